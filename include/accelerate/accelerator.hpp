@@ -1,0 +1,364 @@
+#pragma once
+
+/// The facade: builds the modules from one set of options, wraps your objects and forwards. Names and meaning are the reference's (features table 1.2).
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "accelerate/checkpoint.hpp"
+#include "accelerate/comm.hpp"
+#include "accelerate/data.hpp"
+#include "accelerate/kwargs.hpp"
+#include "accelerate/optim.hpp"
+#include "accelerate/precision.hpp"
+#include "accelerate/prepared.hpp"
+#include "accelerate/random.hpp"
+#include "accelerate/split.hpp"
+#include "accelerate/state.hpp"
+
+namespace accelerate {
+
+using KwargsHandler = std::variant<DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs>;
+
+/// Fields in the order of the reference's constructor. What is left out comes from the environment that `accelerate launch` sets, else from the default.
+struct AcceleratorOptions {
+  /// Move models, optimizers' state and batches to this process's device.
+  bool device_placement = true;
+  /// Short for dataloader_config.split_batches.
+  std::optional<bool> split_batches;
+  /// "no", "fp16" or "bf16".
+  std::optional<std::string> mixed_precision;
+  /// Micro-steps per optimizer step. ACCELERATE_GRADIENT_ACCUMULATION_STEPS wins over it.
+  int64_t gradient_accumulation_steps = 1;
+  /// Stay on the CPU.
+  std::optional<bool> cpu;
+  DataLoaderConfiguration dataloader_config;
+  /// Generators that prepared loaders synchronise over ranks at the start of each pass.
+  std::vector<RNGType> rng_types = {RNGType::generator};
+  /// Where `log` writes: "tensorboard".
+  std::vector<std::string> log_with;
+  /// Short for project_config.project_dir.
+  std::filesystem::path project_dir;
+  ProjectConfiguration project_config;
+  /// Instead of gradient_accumulation_steps.
+  std::optional<GradientAccumulationPlugin> gradient_accumulation_plugin;
+  /// Schedules step only when their optimizers did, num_processes times.
+  bool step_scheduler_with_optimizer = true;
+  /// At most one of each kind.
+  std::vector<KwargsHandler> kwargs_handlers;
+};
+
+struct BackwardOptions {
+  bool retain_graph = false;
+  bool create_graph = false;
+};
+
+/// RAII scopes that the facade hands out. Leaving one never communicates.
+class [[nodiscard]] Scope {
+ public:
+  Scope() = default;
+  explicit Scope(std::function<void()> leave) : leave_(std::move(leave)) {}
+  Scope(Scope&& other) noexcept : leave_(std::exchange(other.leave_, nullptr)) {}
+  Scope& operator=(Scope&& other) noexcept {
+    std::swap(leave_, other.leave_);
+    return *this;
+  }
+  ~Scope() {
+    if (leave_) leave_();
+  }
+
+ private:
+  std::function<void()> leave_;
+};
+
+namespace detail {
+template <class T>
+concept OptimizerObject = std::derived_from<std::remove_cvref_t<T>, torch::optim::Optimizer>;
+template <class T>
+concept OptimizerPointer = requires(T& p) { requires std::derived_from<std::remove_reference_t<decltype(*p)>, torch::optim::Optimizer>; };
+template <class T>
+inline constexpr bool is_loader = false;
+template <class Batch>
+inline constexpr bool is_loader<data::DataLoader<Batch>> = true;
+template <class T>
+concept ScheduleObject = std::same_as<T, optim::Scheduler>;
+}  // namespace detail
+
+/// One per training run; several of a process share state. Constructing the first one is collective (see PartialState).
+/// Not thread-safe, except for the read-only members.
+class ACCELERATE_API Accelerator {
+ public:
+  explicit Accelerator(AcceleratorOptions options = {});
+  Accelerator(const Accelerator&) = delete;
+  Accelerator& operator=(const Accelerator&) = delete;
+  /// Destroyed while an exception unwinds, it tells the other ranks, so that none waits for this one.
+  ~Accelerator();
+
+  // Who am I?
+  const AcceleratorState& state() const;
+  const GradientState& gradient_state() const;
+  const at::Device& device() const { return state().device(); }
+  DistributedType distributed_type() const { return state().distributed_type(); }
+  int64_t num_processes() const { return state().num_processes(); }
+  int64_t process_index() const { return state().process_index(); }
+  int64_t local_process_index() const { return state().local_process_index(); }
+  bool is_main_process() const { return state().is_main_process(); }
+  bool is_local_main_process() const { return state().is_local_main_process(); }
+  bool is_last_process() const { return state().is_last_process(); }
+  bool use_distributed() const { return state().use_distributed(); }
+  std::string mixed_precision() const { return to_string(state().mixed_precision()); }
+  const AcceleratorOptions& options() const;
+  const ProjectConfiguration& project_configuration() const;
+  std::filesystem::path project_dir() const { return project_configuration().project_dir; }
+  std::filesystem::path logging_dir() const;
+  int64_t save_iteration() const { return project_configuration().iteration; }
+  bool split_batches() const { return options().dataloader_config.split_batches; }
+  bool even_batches() const { return options().dataloader_config.even_batches; }
+  std::optional<bool> dispatch_batches() const { return options().dataloader_config.dispatch_batches; }
+  bool use_seedable_sampler() const { return options().dataloader_config.use_seedable_sampler; }
+  bool non_blocking() const { return options().dataloader_config.non_blocking; }
+
+  bool sync_gradients() const { return gradient_state().sync_gradients(); }
+  void set_sync_gradients(bool value) { gradient_state().set_sync_gradients(value); }
+  int64_t gradient_accumulation_steps() const { return gradient_state().num_steps(); }
+  void set_gradient_accumulation_steps(int64_t value) { gradient_state().set_num_steps(value); }
+
+  // Processes.
+  template <class F> void on_main_process(F&& f) const { state().on_main_process(f); }
+  template <class F> void on_local_main_process(F&& f) const { state().on_local_main_process(f); }
+  template <class F> void on_last_process(F&& f) const { state().on_last_process(f); }
+  template <class F> void on_process(F&& f, int64_t process_index) const { state().on_process(f, process_index); }
+  template <class F> void on_local_process(F&& f, int64_t local_process_index) const { state().on_local_process(f, local_process_index); }
+  [[nodiscard]] std::shared_ptr<void> main_process_first() const { return state().main_process_first(); }
+  [[nodiscard]] std::shared_ptr<void> local_main_process_first() const { return state().local_main_process_first(); }
+  void wait_for_everyone() const { state().wait_for_everyone(); }
+  /// Prints the arguments, separated by spaces, on the main process of each machine.
+  template <class... Args>
+  void print(const Args&... args) const {
+    if (!is_local_main_process()) return;
+    std::ostringstream text;
+    size_t n = 0;
+    ((text << (n++ ? " " : "") << args), ...);
+    state().print(text.str());
+  }
+  /// This rank's contiguous part; see split.hpp. Not collective.
+  template <class T>
+  T split_between_processes(const T& inputs, bool apply_padding = false) const {
+    return accelerate::split_between_processes(inputs, num_processes(), process_index(), apply_padding);
+  }
+
+  // Preparation.
+
+  /// Prepares any number of models, optimizers, loaders and schedules, in any order, and returns the prepared ones in that order (a tuple; one argument:
+  /// the object itself). What it does not know, and what is prepared already, comes back as it is. Optimizers and schedules given as lvalues stay yours:
+  /// keep them alive. Collective when models are among them.
+  template <class... Objects>
+  auto prepare(Objects&&... objects) {
+    // Schedules need their prepared optimizers, wherever those stand in the list.
+    auto first = std::make_tuple(prepare_one(std::forward<Objects>(objects))...);
+    auto prepared = std::apply([&](auto&... items) { return std::make_tuple(finish_one(items)...); }, first);
+    if constexpr (sizeof...(Objects) == 1) return std::get<0>(std::move(prepared));
+    else return prepared;
+  }
+
+  /// `evaluation_mode`: no gradient averaging. Collective otherwise.
+  template <ModelLike Model>
+  Prepared<Model> prepare_model(Model model, bool evaluation_mode = false) {
+    return Prepared<Model>(model, prepare_core(model_ref(model), evaluation_mode));
+  }
+  template <class Optimizer>
+  AcceleratedOptimizer prepare_optimizer(Optimizer&& optimizer) {
+    return register_optimizer(AcceleratedOptimizer(std::forward<Optimizer>(optimizer), options().device_placement, scaler()));
+  }
+  template <class Batch>
+  data::PreparedDataLoader<Batch> prepare_data_loader(const data::DataLoader<Batch>& loader) {
+    auto prepared = data::prepare_data_loader(loader, loader_options());
+    register_loader({.state_dict = [prepared] { return prepared.state_dict().to_ivalue(); },
+                     .load_state_dict = [prepared](const c10::IValue& state) mutable { prepared.load_state_dict(data::DataLoaderState::from_ivalue(state)); },
+                     .set_even_batches = [prepared](std::optional<bool> value) mutable { return prepared.override_even_batches(value); }});
+    return prepared;
+  }
+  AcceleratedScheduler prepare_scheduler(const optim::Scheduler& scheduler);
+  template <ModelLike Model>
+  Model unwrap_model(const Prepared<Model>& model) const { return model.unwrap(); }
+  template <ModelLike Model>
+  Model unwrap_model(const Model& model) const { return model; }
+
+  // Training.
+
+  /// Gradients of `loss`, a scalar. Scaled by the loss scaler; divided by gradient_accumulation_steps. On a synchronising step it is collective.
+  /// @param num_items  with GradientAverage::tokens: how many items `loss` is the mean of. Over a whole accumulation group and all ranks every item then weighs
+  ///                   the same. @throws ConfigError when it is given without that setting, or missing with it.
+  void backward(const at::Tensor& loss, const BackwardOptions& options = {});
+  void backward(const at::Tensor& loss, int64_t num_items, const BackwardOptions& options = {});
+
+  /// One micro-step: decides whether gradients are synchronised in it, and keeps the models from communicating otherwise.
+  template <class... Models>
+  Scope accumulate(const Models&... models) {
+    return begin_accumulate({models.core()->ddp...});
+  }
+  /// Within the scope backward only accumulates locally.
+  template <class Model>
+  Scope no_sync(const Prepared<Model>& model) { return suspend_sync({model.core()->ddp}); }
+  /// After several forwards under no_sync: the next backward of `model` synchronises.
+  template <class Model>
+  Scope trigger_sync_in_backward(const Prepared<Model>& model) { return resume_sync(model.core()->ddp); }
+  /// Runs `loop`, in which ranks may have different numbers of batches. Collective.
+  /// @param even_batches  replaces the setting of all prepared loaders (map data sets) for the time of the loop.
+  template <class Model>
+  void join_uneven_inputs(const std::vector<Prepared<Model>>& models, const std::function<void()>& loop, std::optional<bool> even_batches = std::nullopt) {
+    std::vector<std::shared_ptr<parallel::DistributedDataParallel>> ddps;
+    for (const auto& model : models) ddps.push_back(model.core()->ddp);
+    join(ddps, loop, even_batches);
+  }
+  template <class Model>
+  void join_uneven_inputs(const Prepared<Model>& model, const std::function<void()>& loop, std::optional<bool> even_batches = std::nullopt) {
+    join({model.core()->ddp}, loop, even_batches);
+  }
+  /// Autocast in this run's mixed precision, for code outside of prepared models.
+  [[nodiscard]] AutocastGuard autocast() const;
+  /// Divides all prepared optimizers' gradients by the loss scale; nothing without a scaler.
+  void unscale_gradients();
+  /// Scales gradients so that their norm is at most max_norm. Unscales first. @return the norm before, a scalar tensor.
+  at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
+  void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
+  /// Some prepared optimizer's last step was skipped because of an overflow.
+  bool optimizer_step_was_skipped() const;
+  std::shared_ptr<optim::GradScaler> scaler() const;
+  /// Lets all ranks know, at their next check_trigger(), that something happened here (e.g. stop early). Not collective.
+  void set_trigger();
+  /// Whether any rank set the trigger since the last check. Collective.
+  bool check_trigger();
+
+  // Collectives; see comm.hpp.
+  template <class T> T gather(const T& data) const { return accelerate::gather(data); }
+  template <class T> T reduce(const T& data, std::string_view reduction = "sum", double scale = 1.0) const { return accelerate::reduce(data, reduction, scale); }
+  template <class T> T pad_across_processes(const T& data, const PadOptions& options = {}) const { return accelerate::pad_across_processes(data, options); }
+  template <class T> T pad_across_processes(const T& data, int64_t dim, double pad_index = 0, bool pad_first = false) const { return accelerate::pad_across_processes(data, dim, pad_index, pad_first); }
+  /// Gathers and, on the last batch of the loader being iterated, drops the samples that were repeated to fill it. Lists of things that are not tensors go
+  /// as objects; `use_gather_object` sends tensors in lists so, too.
+  template <class T>
+  T gather_for_metrics(const T& data, bool use_gather_object = false) const {
+    const auto& gradients = gradient_state();
+    const int64_t keep = gradients.end_of_dataloader() ? gradients.remainder() : 0;
+    if constexpr (nested::detail::is_instance<T, std::vector>) {
+      if (use_gather_object || !nested::all_tensors<T>) {
+        auto all = gather_object(data);
+        if (keep > 0 && static_cast<int64_t>(all.size()) > keep) all.resize(static_cast<size_t>(keep));
+        return all;
+      }
+    } else {
+      static_assert(nested::all_tensors<T>, "gather_for_metrics takes nested tensors, or a std::vector of anything");
+    }
+    const T all = accelerate::gather(data);
+    return keep > 0 ? slice_tensors(all, 0, keep) : all;
+  }
+
+  // Files.
+
+  /// Writes an IValue (numbers, strings, tensors, lists, dicts) as Python's torch.save does, on the main process.
+  void save(const c10::IValue& object, const std::filesystem::path& file) const;
+  /// Named tensors: with `safe_serialization` as safetensors.
+  void save(const std::map<std::string, at::Tensor>& tensors, const std::filesystem::path& file, bool safe_serialization = false) const;
+  /// The weights in the Hugging Face layout: model.safetensors, or shards of at most `max_shard_size` ("10GB", "500MB", …) with an index.
+  template <class Model>
+  void save_model(const Model& model, const std::filesystem::path& folder, const std::string& max_shard_size = "10GB", bool safe_serialization = true) const {
+    save_model_files(ref_of(model), folder, max_shard_size, safe_serialization);
+  }
+  template <class Model>
+  std::map<std::string, at::Tensor> get_state_dict(const Model& model) const { return checkpoint::state_dict(ref_of(model)); }
+  /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return the folder.
+  std::filesystem::path save_state(const std::filesystem::path& output_dir = {}, bool safe_serialization = true);
+  /// Reads it back into the same objects; no folder: the newest automatic checkpoint. Collective. @throws CheckpointError and leaves all as it was if
+  /// a file is missing or does not fit.
+  void load_state(const std::filesystem::path& input_dir = {});
+  /// Your own objects: anything with `c10::IValue state_dict()` and `load_state_dict(const c10::IValue&)`, or any value that an archive takes (numbers,
+  /// strings, containers, structs with ACCELERATE_FIELDS). Kept by reference.
+  template <class... Objects>
+  void register_for_checkpointing(Objects&... objects) {
+    (register_custom(checkpoint::custom_object(objects)), ...);
+  }
+  /// Called before save_state writes / load_state reads, with the folder. The returned scope removes the hook when it ends; keep it.
+  using StateHook = std::function<void(const std::filesystem::path&)>;
+  Scope register_save_state_pre_hook(StateHook hook);
+  Scope register_load_state_pre_hook(StateHook hook);
+  template <class Loader>
+  auto skip_first_batches(const Loader& loader, int64_t num_batches = 0) const { return data::skip_first_batches(loader, num_batches); }
+
+  /// Forgets all prepared objects and gives cached device memory back. Handles that you still hold keep their objects alive.
+  void free_memory();
+  void clear() { free_memory(); }
+
+  // Tracking.
+
+  /// Opens a run in every tracker of log_with, on the main process.
+  void init_trackers(const std::string& project_name, const std::map<std::string, std::string>& config = {});
+  /// Sends values to all trackers, on the main process.
+  void log(const std::map<std::string, double>& values, std::optional<int64_t> step = std::nullopt);
+  /// Closes all trackers and waits for everyone. Collective.
+  void end_training();
+
+ private:
+  struct Impl;
+
+  static ModelRef model_ref(const torch::jit::Module& model) { return ModelRef(model); }
+  template <detail::ModuleHolderLike M>
+  static ModelRef model_ref(const M& model) { return ModelRef(std::shared_ptr<torch::nn::Module>(model.ptr())); }
+  template <detail::ModulePointer M>
+  static ModelRef model_ref(const M& model) { return ModelRef(std::shared_ptr<torch::nn::Module>(model)); }
+  template <class Model>
+  static ModelRef ref_of(const Prepared<Model>& model) { return model.core()->model; }
+  template <ModelLike Model>
+  static ModelRef ref_of(const Model& model) { return model_ref(model); }
+
+  template <class T>
+  auto prepare_one(T&& object) {
+    using U = std::remove_cvref_t<T>;
+    if constexpr (ModelLike<U>) return prepare_model(object);
+    else if constexpr (detail::is_loader<U>) return prepare_data_loader(object);
+    else if constexpr (detail::OptimizerObject<T>) return prepare_optimizer(std::forward<T>(object));
+    else if constexpr (detail::OptimizerPointer<U>) return prepare_optimizer(std::forward<T>(object));
+    else return U(std::forward<T>(object));
+  }
+  template <class T>
+  auto finish_one(T& object) {
+    if constexpr (detail::ScheduleObject<T>) return prepare_scheduler(object);
+    else return std::move(object);
+  }
+
+  struct LoaderEntry {
+    std::function<c10::IValue()> state_dict;
+    std::function<void(const c10::IValue&)> load_state_dict;
+    std::function<bool(std::optional<bool>)> set_even_batches;  ///< false: not a map data set
+  };
+  std::shared_ptr<detail::PreparedModel> prepare_core(ModelRef model, bool evaluation_mode);
+  AcceleratedOptimizer register_optimizer(AcceleratedOptimizer optimizer);
+  void register_loader(LoaderEntry entry);
+  void register_custom(checkpoint::CustomObject object);
+  data::PrepareDataLoaderOptions loader_options() const;
+  using DdpList = std::vector<std::shared_ptr<parallel::DistributedDataParallel>>;
+  Scope begin_accumulate(const DdpList& models);
+  Scope suspend_sync(const DdpList& models);
+  Scope resume_sync(const std::shared_ptr<parallel::DistributedDataParallel>& model);
+  void join(const DdpList& models, const std::function<void()>& loop, std::optional<bool> even_batches);
+  void run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options);
+  void save_model_files(const ModelRef& model, const std::filesystem::path& folder, const std::string& max_shard_size, bool safe_serialization) const;
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace accelerate

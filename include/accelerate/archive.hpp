@@ -1,0 +1,123 @@
+#pragma once
+
+/// Turns values into bytes for other ranks of the same program. Not a file format: both ends must be the same build.
+
+#include <ATen/core/Tensor.h>
+
+#include <bit>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#include "accelerate/error.hpp"
+#include "accelerate/export.hpp"
+#include "accelerate/nested.hpp"
+
+namespace accelerate {
+
+class ACCELERATE_API ArchiveWriter {
+ public:
+  template <class T>
+  void write(const T& value) {
+    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
+      raw(&value, sizeof(T));
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      write_string(value);
+    } else if constexpr (nested::TensorLike<T>) {
+      write_tensor(value);
+    } else if constexpr (nested::IValueLike<T>) {
+      write_ivalue(value);
+    } else if constexpr (nested::Mapping<T>) {
+      write(static_cast<int64_t>(value.size()));
+      for (const auto& [key, child] : value) write(key), write(child);
+    } else if constexpr (std::is_same_v<T, std::vector<bool>>) {
+      write(static_cast<int64_t>(value.size()));
+      for (bool bit : value) write(bit);
+    } else if constexpr (nested::is_container<T>) {
+      if constexpr (nested::Sequence<T>) write(static_cast<int64_t>(value.size()));
+      if constexpr (nested::OptionalLike<T>) write(value.has_value());
+      nested::for_each_child(value, [&](const auto& child) { write(child); });
+    } else {
+      static_assert(std::is_arithmetic_v<T>, "this type can't be sent to another rank: use numbers, strings, tensors, standard containers, or declare ACCELERATE_FIELDS in your struct");
+    }
+  }
+  std::string take() { return std::move(bytes_); }
+
+ private:
+  void raw(const void* data, size_t size) { bytes_.append(static_cast<const char*>(data), size); }
+  void write_string(const std::string& text);
+  void write_tensor(const at::Tensor& tensor);
+  void write_ivalue(const c10::IValue& value);
+  std::string bytes_;
+};
+
+/// @throws CommError when the bytes end early (ranks that run different programs).
+class ACCELERATE_API ArchiveReader {
+ public:
+  explicit ArchiveReader(const std::string& bytes) : bytes_(bytes) {}
+
+  template <class T>
+  void read(T& value) {
+    if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
+      raw(&value, sizeof(T));
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      read_string(value);
+    } else if constexpr (nested::TensorLike<T>) {
+      read_tensor(value);
+    } else if constexpr (nested::IValueLike<T>) {
+      read_ivalue(value);
+    } else if constexpr (nested::Mapping<T>) {
+      value.clear();
+      for (int64_t n = read_count(); n > 0; --n) {
+        typename T::key_type key{};
+        read(key);
+        read(value[key]);
+      }
+    } else if constexpr (std::is_same_v<T, std::vector<bool>>) {
+      value.resize(static_cast<size_t>(read_count()));
+      for (size_t i = 0; i < value.size(); ++i) {
+        bool bit = false;
+        read(bit);
+        value[i] = bit;
+      }
+    } else if constexpr (nested::is_container<T>) {
+      if constexpr (nested::detail::is_instance<T, std::vector>) value.resize(static_cast<size_t>(read_count()));
+      else if constexpr (nested::Sequence<T>) read_count();
+      if constexpr (nested::OptionalLike<T>) {
+        bool present = false;
+        read(present);
+        if (present) value.emplace();
+        else value.reset();
+      }
+      nested::for_each_child(value, [&](auto& child) { read(child); });
+    } else {
+      static_assert(std::is_arithmetic_v<T>, "this type can't be received from another rank: use numbers, strings, tensors, standard containers, or declare ACCELERATE_FIELDS in your struct");
+    }
+  }
+
+ private:
+  void raw(void* data, size_t size);
+  int64_t read_count();
+  void read_string(std::string& text);
+  void read_tensor(at::Tensor& tensor);
+  void read_ivalue(c10::IValue& value);
+  const std::string& bytes_;
+  size_t at_ = 0;
+};
+
+template <class T>
+std::string to_bytes(const T& value) {
+  ArchiveWriter writer;
+  writer.write(value);
+  return writer.take();
+}
+
+template <class T>
+T from_bytes(const std::string& bytes) {
+  T value{};
+  ArchiveReader reader(bytes);
+  reader.read(value);
+  return value;
+}
+
+}  // namespace accelerate

@@ -1,0 +1,61 @@
+#pragma once
+
+/// Who saves what, when? File names and contents are the reference's (features table, section 6), so that Python reads them: safetensors for weights, ordinary torch
+/// archives for the rest. We never execute a pickle: reading one with unknown globals is an error. Every file appears complete or not at all.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "accelerate/archive.hpp"
+#include "accelerate/export.hpp"
+#include "accelerate/prepared.hpp"
+
+namespace accelerate::checkpoint {
+
+/// The file's bytes are what Python's torch.save(object) writes; torch.load(weights_only=True) reads it. @throws CheckpointError, ResourceError.
+ACCELERATE_API void save_object(const c10::IValue& object, const std::filesystem::path& file);
+/// @throws CheckpointError when the file is missing, damaged, or holds more than plain data.
+ACCELERATE_API c10::IValue load_object(const std::filesystem::path& file);
+
+/// Parameters and buffers by name, on the CPU; tied weights once.
+ACCELERATE_API std::map<std::string, at::Tensor> state_dict(const ModelRef& model);
+/// Copies `tensors` into the model. Names that share memory with a present one may be missing.
+/// @throws CheckpointError listing every missing, unexpected and misshapen tensor; the model is unchanged then.
+ACCELERATE_API void load_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors);
+
+/// "10GB", "500MB", "1KB": decimal units; "GiB", "MiB", "KiB": binary. @throws ConfigError
+ACCELERATE_API int64_t parse_size(const std::string& text);
+/// model.safetensors (pytorch_model.bin without `safe_serialization`), or shards in the state's order, none above `max_shard_bytes` unless one tensor is, with their index.
+/// Files of an earlier save that this one does not replace are removed. Not collective.
+ACCELERATE_API void save_model(const ModelRef& model, const std::filesystem::path& folder, int64_t max_shard_bytes, bool safe_serialization);
+
+/// A user's object in a checkpoint.
+struct CustomObject {
+  std::function<c10::IValue()> state_dict;
+  std::function<void(const c10::IValue&)> load_state_dict;
+};
+
+template <class T>
+CustomObject custom_object(T& object) {
+  if constexpr (requires(c10::IValue state) {
+                  { object.state_dict() } -> std::convertible_to<c10::IValue>;
+                  object.load_state_dict(state);
+                }) {
+    return {[&object] { return c10::IValue(object.state_dict()); }, [&object](const c10::IValue& state) { object.load_state_dict(state); }};
+  } else {
+    return {[&object] { return c10::IValue(to_bytes(object)); }, [&object](const c10::IValue& state) { object = from_bytes<T>(state.toStringRef()); }};
+  }
+}
+
+/// The generators of this process (default CPU generator and, where there is one, the device's), with the number of steps done, as random_states_<rank>.pkl.
+ACCELERATE_API c10::IValue random_states(int64_t step, const at::Device& device);
+/// @return the number of steps. @throws CheckpointError
+ACCELERATE_API int64_t load_random_states(const c10::IValue& states, const at::Device& device);
+
+}  // namespace accelerate::checkpoint

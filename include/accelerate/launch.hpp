@@ -1,0 +1,62 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accelerate/export.hpp"
+
+namespace accelerate {
+
+/// What `accelerate launch` is asked to start. Every field is the flag of the same name.
+struct LaunchOptions {
+  /// The program and its arguments. A path, a file in the current folder, or else a name looked up in PATH. A `.py` file is run by Python
+  /// ($PYTHON, else the active virtual environment's, else python3), anything else directly: it must be executable.
+  std::vector<std::string> command;
+  bool module = false;     ///< command[0] is a Python module: `python -m command...`
+  bool no_python = false;  ///< run command[0] directly even if it is called *.py; not together with `module`
+
+  std::optional<int64_t> num_processes;  ///< ranks over all machines together, a multiple of num_machines; 1 when unset
+  int64_t num_machines = 1;              ///< machines that take part; `accelerate launch` is run once on each
+  std::optional<int64_t> machine_rank;   ///< 0 to num_machines - 1; required when there are several
+  std::string main_process_ip;           ///< address of machine 0; 127.0.0.1 when empty; required when there are several machines
+  /// TCP port on machine 0 at which the ranks meet (rank 0 opens it, the launcher does not). 0 or unset: a free one is chosen. Required,
+  /// and the same everywhere, when there are several machines.
+  std::optional<int64_t> main_process_port;
+
+  bool cpu = false;                                      ///< ranks compute on the CPU even where an accelerator is present
+  std::string mixed_precision = "no";                    ///< no, fp16, bf16 or fp8
+  std::optional<int64_t> gradient_accumulation_steps;    ///< given to the ranks, which `Accelerator` reads as its default
+  std::optional<int64_t> num_cpu_threads_per_process;    ///< OMP_NUM_THREADS of each rank. Unset: as in the environment; else, with `cpu`, the
+                                                         ///< machine's cores divided by its ranks; else 1
+  bool debug = false;                                    ///< ranks compare shapes before each collective (slower, but no hang on a mismatch)
+
+  bool quiet = false;              ///< the launcher itself prints one line at most, and only when a rank failed
+  std::filesystem::path log_dir;   ///< log files go to log_dir/<run id>/attempt_0/<local rank>/{stdout,stderr}.log
+  std::string redirects = "0";     ///< streams written to log files *instead of* the terminal: 0 none, 1 stdout, 2 stderr, 3 both, or "0:1,1:3" by local rank
+  std::string tee = "0";           ///< streams written to log files *and*, each line after "[rank0]:", to the terminal; same syntax
+
+  /// How long, once a rank has failed, the others may end by themselves before they are stopped, so that those that fail for the same reason
+  /// can say so. The end of a rank is seen at once, whatever this is.
+  std::chrono::milliseconds monitor_interval{100};
+  std::chrono::milliseconds grace{10000};  ///< how long ranks that were asked to stop (SIGTERM, Ctrl-C) may take before SIGKILL
+};
+
+/// Starts this machine's ranks, forwards their output, and returns when all of them and whatever they left in their process groups have ended.
+///
+/// Blocking. With one rank on this machine the rank has the terminal to itself (so progress bars and colours work); with several, their lines
+/// are forwarded whole and rank 0 alone keeps standard input (unless that is a terminal). When a rank fails, the others get SIGTERM, then after
+/// `grace` SIGKILL, and a report on stderr names the one that failed first. SIGINT, SIGTERM and SIGHUP go to all ranks, with the same grace;
+/// a second SIGINT kills at once; SIGUSR1 and SIGUSR2 are passed on. Ranks die with the launcher, even if that is killed by SIGKILL.
+///
+/// Call it from a thread of a program that does not wait for "any" child meanwhile and leaves SIGCHLD alone; signal settings are restored.
+/// @return 0 if every rank returned 0; else the exit code of the rank that failed first (128 + signal if a signal ended it); 128 + signal
+///         when a signal to the launcher ended the job.
+/// @throws ConfigError  options that contradict each other, are out of range or name no program; nothing was started.
+/// @throws LaunchError  a busy port, a program that can't be executed; what was started has been killed.
+ACCELERATE_API int launch(const LaunchOptions& options);
+
+}  // namespace accelerate

@@ -1,0 +1,9 @@
+#pragma once
+
+/// What happens at `step()`: optimizers, schedules, loss scaling.
+
+#include "accelerate/optim/accelerated_scheduler.hpp"
+#include "accelerate/optim/grad_scaler.hpp"
+#include "accelerate/optim/optimizer.hpp"
+#include "accelerate/optim/scheduler.hpp"
+#include "accelerate/optim/schedules.hpp"

@@ -1,0 +1,89 @@
+#pragma once
+
+/// Loss scaling for fp16 training.
+
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+
+#include "accelerate/export.hpp"
+#include "accelerate/kwargs.hpp"
+
+namespace c10 {
+struct IValue;
+}
+
+namespace accelerate::optim {
+
+/// Scales the loss up so that small fp16 gradients don't vanish, and skips steps whose gradients overflowed.
+///
+///     scaler.scale(loss).backward();
+///     scaler.unscale_(optimizer);      // only to clip or look at gradients
+///     scaler.step(optimizer);
+///     scaler.update();
+///
+/// Works on any device. All ranks agree: whether a gradient overflowed is reduced (maximum) over all ranks, so `unscale_` (or the first `step` without it) is
+/// *collective* with several processes: every rank calls it for the same optimizers in the same order, also a rank that has no gradients.
+/// Source: torch.amp.GradScaler. Not thread-safe.
+class ACCELERATE_API GradScaler {
+ public:
+  /// @throws ConfigError unless growth_factor > 1, backoff_factor < 1 (both finite and positive), init_scale > 0 and growth_interval > 0.
+  explicit GradScaler(const GradScalerKwargs& kwargs = {});
+
+  /// `loss` times the scale; `loss` itself when disabled. The first call decides on which device the scale lives.
+  at::Tensor scale(const at::Tensor& loss);
+
+  /// Divides the optimizer's gradients by the scale, once per step, and notes whether any is inf or NaN.
+  /// @throws ConfigError when called twice for a step or after `step`, before `scale`, or for fp16 gradients (keep the parameters in fp32).
+  void unscale_(torch::optim::Optimizer& optimizer);
+
+  /// What takes the step in place of optimizer.step(). `grad_scale`: divide the gradients by it first (a fused kernel does it in the same pass).
+  using StepFunction = std::function<void(const std::optional<at::Tensor>& grad_scale)>;
+  /// Steps unless a gradient on any rank is inf or NaN. Unscales first if that has not been done.
+  /// @param fused_step  if given, receives the gradients still scaled, unless unscale_ was called.
+  /// @return whether the optimizer stepped.
+  bool step(torch::optim::Optimizer& optimizer, const StepFunction& fused_step = nullptr);
+
+  /// Shrinks the scale after an overflow, grows it after growth_interval good steps, and begins a new step for all optimizers.
+  void update();
+  /// The same for one optimizer: others that have been unscaled but not stepped keep their place. (The Python class forgets them: with two optimizers,
+  /// clipping and one update per optimizer, the second one's gradients are divided twice.)
+  void update(torch::optim::Optimizer& optimizer);
+  /// Sets the scale and begins a new step for all optimizers.
+  void update(double new_scale);
+  /// Begins a new step for `optimizer` without changing the scale: its gradients were thrown away.
+  void forget(torch::optim::Optimizer& optimizer);
+
+  double get_scale() const;  ///< 1 when disabled. Waits for the device.
+  double get_growth_factor() const { return kwargs_.growth_factor; }
+  double get_backoff_factor() const { return kwargs_.backoff_factor; }
+  int64_t get_growth_interval() const { return kwargs_.growth_interval; }
+  int64_t get_growth_tracker() const;  ///< good steps since the scale last changed
+  bool is_enabled() const { return kwargs_.enabled; }
+
+  /// Dict with scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; empty when disabled.
+  c10::IValue state_dict() const;
+  /// @throws CheckpointError when a key is missing or out of range; nothing is changed then.
+  void load_state_dict(const c10::IValue& state);
+
+ private:
+  enum class Stage { ready, unscaled, stepped };
+  struct PerOptimizer {
+    Stage stage = Stage::ready;
+    at::Tensor found_inf;  ///< 0 or 1, already agreed over the ranks
+  };
+  void require_scale(const char* operation) const;
+  void check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimizer& state, const at::Tensor& inverse_scale, bool allow_fp16);
+  void apply(const at::Tensor& found_inf);
+
+  GradScalerKwargs kwargs_;
+  int64_t initial_growth_tracker_ = 0;
+  at::Tensor scale_;           ///< fp32 scalar; undefined until the first scale()
+  at::Tensor growth_tracker_;  ///< int32 scalar
+  std::map<const torch::optim::Optimizer*, PerOptimizer> optimizers_;
+};
+
+}  // namespace accelerate::optim

@@ -1,0 +1,55 @@
+#pragma once
+
+/// Data parallelism: every rank holds the whole model, gradients are averaged during backward by c10d's Reducer.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "accelerate/export.hpp"
+#include "accelerate/kwargs.hpp"
+
+namespace accelerate::parallel {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// Knows a model only by its tensors. The model's forward runs between before_forward() and after_forward().
+///
+/// All ranks construct it with the same parameters in the same order; the constructor is collective and gives every rank rank 0's values.
+/// @throws ShapeError naming the first parameter whose name, shape or dtype differs between ranks (on every rank), CommError.
+/// Source: PyTorch DDP (arXiv:2006.15704); reference documentation of DistributedDataParallelKwargs.
+class ACCELERATE_API DistributedDataParallel {
+ public:
+  DistributedDataParallel(NamedTensors parameters, NamedTensors buffers, const DistributedDataParallelKwargs& kwargs);
+  ~DistributedDataParallel();
+
+  /// Broadcasts buffers when due and readies the Reducer.
+  void before_forward();
+  /// `outputs`: the tensors of the model's result, through which unused parameters are found.
+  void after_forward(const std::vector<at::Tensor>& outputs);
+
+  /// Whether backward averages gradients. Off: they only accumulate locally.
+  bool require_backward_grad_sync() const;
+  void set_require_backward_grad_sync(bool value);
+  /// After forwards without synchronisation: makes the next backward synchronise all the same.
+  void prepare_backward_sync();
+
+  /// Runs `loop`, in which ranks may take different numbers of training steps. A rank that is done takes part in the others' communication
+  /// with zeros until all are; then all get the parameters of a rank that stopped last. Gradients are divided by the number of all ranks throughout.
+  /// Collective. `models`: all that the loop trains, in the same order on every rank.
+  static void join(const std::vector<std::shared_ptr<DistributedDataParallel>>& models, const std::function<void()>& loop);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Runs `backward` (autograd) so that a transport error in gradient averaging becomes a CommError that names the ranks. Used by Accelerator::backward.
+ACCELERATE_API void guard_backward(const std::function<void()>& backward);
+
+}  // namespace accelerate::parallel

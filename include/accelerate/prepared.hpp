@@ -1,0 +1,139 @@
+#pragma once
+
+/// A model behind `Accelerator::prepare`: the same module, with what training over several processes and in mixed precision needs around its forward.
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <concepts>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "accelerate/export.hpp"
+#include "accelerate/parallel/ddp.hpp"
+#include "accelerate/precision.hpp"
+
+namespace accelerate {
+
+/// A module of any kind, seen by its named tensors.
+class ACCELERATE_API ModelRef {
+ public:
+  explicit ModelRef(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
+  explicit ModelRef(const torch::jit::Module& module) : script_(module) {}
+
+  /// Each tensor once, under its first name: tied weights don't repeat.
+  parallel::NamedTensors parameters() const;
+  parallel::NamedTensors buffers() const;
+  /// Parameters and buffers by name, as the module's own state, without copies.
+  parallel::NamedTensors state() const;
+  void to(const at::Device& device) const;
+  /// Equal for references to the same module.
+  const void* identity() const;
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+  std::optional<torch::jit::Module> script_;
+};
+
+namespace detail {
+
+template <class M>
+concept ModuleHolderLike = requires(const M& m) {
+  typename M::ContainedType;
+  { m.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
+};
+template <class M>
+concept ModulePointer = requires(const M& m) {
+  typename M::element_type;
+  requires std::derived_from<typename M::element_type, torch::nn::Module>;
+  requires std::same_as<M, std::shared_ptr<typename M::element_type>>;
+};
+template <class M>
+concept ScriptModule = std::derived_from<M, torch::jit::Module>;
+
+/// Shared by all handles on one prepared model.
+struct PreparedModel {
+  ModelRef model;
+  std::shared_ptr<parallel::DistributedDataParallel> ddp;  ///< null alone and for evaluation
+  at::DeviceType device_type = at::kCPU;
+  std::optional<at::ScalarType> autocast_dtype;
+  AutocastKwargs autocast;
+};
+
+}  // namespace detail
+
+template <class M>
+concept ModelLike = detail::ModuleHolderLike<M> || detail::ModulePointer<M> || detail::ScriptModule<M>;
+
+/// Cheap-to-copy handle; copies share the model. `m(...)` runs the module's forward: under autocast if mixed precision is on (results come back as fp32),
+/// and so that backward averages gradients over ranks. `m->...` is your own module; calling m->forward directly leaves these out.
+///
+/// With several processes a training forward is collective when the module has buffers (they are broadcast).
+template <ModelLike Model>
+class Prepared {
+ public:
+  using model_type = Model;
+
+  Prepared(Model model, std::shared_ptr<detail::PreparedModel> core) : model_(std::move(model)), core_(std::move(core)) {}
+
+  template <class... Args>
+  auto operator()(Args&&... args) const { return forward(std::forward<Args>(args)...); }
+
+  template <class... Args>
+  auto forward(Args&&... args) const {
+    using Output = std::decay_t<decltype(call(std::forward<Args>(args)...))>;
+    if (core_->ddp) core_->ddp->before_forward();
+    if constexpr (std::is_void_v<Output>) {
+      call_in_precision(std::forward<Args>(args)...);
+      after_forward({});
+    } else {
+      Output output = call_in_precision(std::forward<Args>(args)...);
+      if (core_->autocast_dtype) output = convert_outputs_to_fp32(output);
+      std::vector<at::Tensor> tensors;
+      if (core_->ddp) nested::for_each_tensor(output, [&](const at::Tensor& t) { tensors.push_back(t); });
+      after_forward(tensors);
+      return output;
+    }
+  }
+
+  auto operator->() const { return pointer(); }
+  auto& operator*() const { return *pointer(); }
+  /// The object that was prepared.
+  const Model& unwrap() const { return model_; }
+  const std::shared_ptr<detail::PreparedModel>& core() const { return core_; }
+
+ private:
+  auto* pointer() const {
+    if constexpr (detail::ScriptModule<Model>) return &model_;
+    else if constexpr (detail::ModuleHolderLike<Model>) return model_.ptr().get();
+    else return model_.get();
+  }
+  template <class... Args>
+  decltype(auto) call(Args&&... args) const {
+    if constexpr (detail::ScriptModule<Model>) {
+      if constexpr (sizeof...(Args) == 1 && (std::is_same_v<std::decay_t<Args>, std::vector<c10::IValue>> && ...)) return model_.forward(std::forward<Args>(args)...);
+      else return model_.forward(std::vector<c10::IValue>{c10::IValue(std::forward<Args>(args))...});
+    } else {
+      return pointer()->forward(std::forward<Args>(args)...);
+    }
+  }
+  template <class... Args>
+  decltype(auto) call_in_precision(Args&&... args) const {
+    std::optional<AutocastGuard> region;
+    if (core_->autocast_dtype) region.emplace(core_->device_type, core_->autocast_dtype, core_->autocast);
+    return call(std::forward<Args>(args)...);
+  }
+  void after_forward(const std::vector<at::Tensor>& outputs) const {
+    if (core_->ddp) core_->ddp->after_forward(outputs);
+  }
+
+  mutable Model model_;
+  std::shared_ptr<detail::PreparedModel> core_;
+};
+
+}  // namespace accelerate

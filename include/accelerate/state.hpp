@@ -1,0 +1,155 @@
+#pragma once
+
+/// Who am I? Rank, world, device and the settings that all Accelerators of a process share.
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accelerate/export.hpp"
+#include "accelerate/kwargs.hpp"
+
+namespace accelerate {
+
+namespace comm {
+class Group;
+}
+
+/// Names of the reference; only the kinds that this build can run.
+enum class DistributedType { NO, MULTI_CPU, MULTI_GPU, MULTI_XPU };
+ACCELERATE_API const char* to_string(DistributedType type);
+
+enum class PrecisionType { NO, FP16, BF16 };
+ACCELERATE_API const char* to_string(PrecisionType type);
+/// "no", "fp16" or "bf16". @throws ConfigError naming the valid values.
+ACCELERATE_API PrecisionType precision_from_string(const std::string& text);
+
+struct PartialStateOptions {
+  /// Stay on the CPU; unset: the environment's ACCELERATE_USE_CPU.
+  std::optional<bool> cpu;
+  InitProcessGroupKwargs process_group;
+};
+
+/// What a process knows about itself and its peers. All instances share one state: the first one reads the environment (RANK, LOCAL_RANK, WORLD_SIZE,
+/// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or Open MPI's, MPICH's, MVAPICH's and Slurm's variables) and joins the process group;
+/// alone (WORLD_SIZE unset or 1) there is no group and no store.
+///
+/// Collective on first construction: every rank constructs one. Blocks until all have, at most the group's timeout.
+/// @throws ConfigError on contradictory variables or when constructed again with another `cpu`; CommError when peers do not arrive.
+class ACCELERATE_API PartialState {
+ public:
+  explicit PartialState(const PartialStateOptions& options = {});
+
+  const at::Device& device() const;
+  DistributedType distributed_type() const;
+  int64_t num_processes() const;
+  int64_t process_index() const;
+  int64_t local_process_index() const;
+  int64_t num_local_processes() const;
+  bool is_main_process() const { return process_index() == 0; }
+  bool is_local_main_process() const { return local_process_index() == 0; }
+  bool is_last_process() const { return process_index() == num_processes() - 1; }
+  bool use_distributed() const { return num_processes() > 1; }
+  /// ACCELERATE_DEBUG_MODE: collectives compare shapes over all ranks before they start.
+  bool debug() const;
+  /// "gloo", "nccl", "mpi", or "" alone.
+  const std::string& backend() const;
+
+  /// Collective barrier.
+  void wait_for_everyone() const;
+  /// Prints `text` and a line end on the main process of each machine, as the reference does.
+  void print(const std::string& text) const;
+  /// RAII: the main process runs the scope first, the others after it has left.
+  [[nodiscard]] std::shared_ptr<void> main_process_first() const;
+  [[nodiscard]] std::shared_ptr<void> local_main_process_first() const;
+
+  template <class F>
+  void on_main_process(F&& f) const { if (is_main_process()) f(); }
+  template <class F>
+  void on_local_main_process(F&& f) const { if (is_local_main_process()) f(); }
+  template <class F>
+  void on_last_process(F&& f) const { if (is_last_process()) f(); }
+  template <class F>
+  void on_process(F&& f, int64_t process) const { if (process_index() == process) f(); }
+  template <class F>
+  void on_local_process(F&& f, int64_t local_process) const { if (local_process_index() == local_process) f(); }
+
+  /// Tells all peers that this rank can't go on; whoever waits for it throws a CommError with `reason` within seconds. Not collective, never throws.
+  void abort(const std::string& reason) const noexcept;
+
+  /// True when some PartialState of this process has been constructed.
+  static bool initialized();
+  /// Leaves the process group and forgets everything. For tests and for the end of a program.
+  static void reset();
+
+ private:
+  struct Shared;
+  static std::shared_ptr<Shared>& shared();
+  std::shared_ptr<Shared> shared_;
+};
+
+struct AcceleratorStateOptions {
+  /// "no", "fp16", "bf16"; unset: ACCELERATE_MIXED_PRECISION, else "no".
+  std::optional<std::string> mixed_precision;
+  PartialStateOptions partial;
+};
+
+/// PartialState plus what concerns training; shared by all Accelerators.
+/// @throws ConfigError when constructed again with another mixed_precision.
+class ACCELERATE_API AcceleratorState : public PartialState {
+ public:
+  explicit AcceleratorState(const AcceleratorStateOptions& options = {});
+  PrecisionType mixed_precision() const;
+  static bool initialized();
+  /// Forgets the training settings; with `reset_partial_state`, the process group too.
+  static void reset(bool reset_partial_state = false);
+};
+
+/// What the loader that is being iterated tells the rest of the library. Implemented by prepared loaders.
+class ACCELERATE_API LoaderStatus {
+ public:
+  virtual ~LoaderStatus() = default;
+  /// The batch being held is the last one.
+  virtual bool end_of_dataloader() const = 0;
+  /// Samples in the last global batch that are not repetitions; -1 when unknown or none.
+  virtual int64_t remainder() const = 0;
+};
+
+/// Where gradient accumulation stands; shared by all Accelerators.
+class ACCELERATE_API GradientState {
+ public:
+  GradientState();
+  explicit GradientState(const GradientAccumulationPlugin& plugin);
+
+  bool sync_gradients() const;
+  void set_sync_gradients(bool value) const;
+  int64_t num_steps() const;
+  void set_num_steps(int64_t value) const;
+  bool adjust_scheduler() const;
+  bool sync_with_dataloader() const;
+  bool sync_each_batch() const;
+  GradientAverage average() const;
+
+  /// Innermost loader being iterated, or null.
+  LoaderStatus* active_dataloader() const;
+  bool in_dataloader() const { return active_dataloader() != nullptr; }
+  bool end_of_dataloader() const { return in_dataloader() && active_dataloader()->end_of_dataloader(); }
+  int64_t remainder() const { return in_dataloader() ? active_dataloader()->remainder() : -1; }
+  void add_dataloader(LoaderStatus* loader) const;
+  void remove_dataloader(LoaderStatus* loader) const;
+
+  static void reset();
+
+ private:
+  struct Shared;
+  static std::shared_ptr<Shared>& shared();
+  std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace accelerate

@@ -1,0 +1,135 @@
+#include <exception>
+
+#include "accelerate/error.hpp"
+#include "accelerate/memory.hpp"
+#include "accelerator/accelerator_impl.hpp"
+#include "utils/environment.hpp"
+
+namespace accelerate {
+namespace {
+
+GradientAccumulationPlugin accumulation_of(const AcceleratorOptions& options) {
+  if (options.gradient_accumulation_plugin) {
+    if (options.gradient_accumulation_steps != 1)
+      throw ConfigError("Accelerator: found gradient_accumulation_steps = " + std::to_string(options.gradient_accumulation_steps) +
+                        " beside a gradient_accumulation_plugin, expected one of them; set the plugin's num_steps");
+    return *options.gradient_accumulation_plugin;
+  }
+  return {.num_steps = environment::integer({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS"}).value_or(options.gradient_accumulation_steps)};
+}
+
+}  // namespace
+
+Accelerator::Impl::Impl(AcceleratorOptions given) : options(std::move(given)), exceptions_at_start(std::uncaught_exceptions()) {
+  std::array<bool, std::variant_size_v<KwargsHandler>> seen{};
+  for (const auto& handler : options.kwargs_handlers) {
+    if (std::exchange(seen[handler.index()], true))
+      throw ConfigError("Accelerator: kwargs_handlers holds two handlers of one kind (number " + std::to_string(handler.index()) + " of the variant), expected at most one of each");
+    std::visit([this](const auto& kwargs) {
+      using T = std::decay_t<decltype(kwargs)>;
+      if constexpr (std::is_same_v<T, DistributedDataParallelKwargs>) ddp = kwargs;
+      else if constexpr (std::is_same_v<T, GradScalerKwargs>) scaling = kwargs;
+      else if constexpr (std::is_same_v<T, InitProcessGroupKwargs>) process_group = kwargs;
+      else autocast = kwargs;
+    }, handler);
+  }
+  for (const auto& name : options.log_with)
+    if (!is_tracker(name)) throw ConfigError("Accelerator: log_with holds '" + name + "', expected tensorboard, the tracker that this version has");
+  if (options.split_batches) options.dataloader_config.split_batches = *options.split_batches;
+  auto& project = options.project_config;
+  if (project.project_dir.empty()) project.project_dir = options.project_dir;
+  if (project.logging_dir.empty()) project.logging_dir = project.project_dir;
+  if (!options.log_with.empty() && project.logging_dir.empty())
+    throw ConfigError("Accelerator: log_with is set without a folder to write to, expected project_dir (or project_config.logging_dir)");
+  const auto plugin = accumulation_of(options);
+  state.emplace(AcceleratorStateOptions{.mixed_precision = options.mixed_precision, .partial = {.cpu = options.cpu, .process_group = process_group}});
+  check_precision(state->mixed_precision(), state->device());
+  gradients.emplace(plugin);
+  if (state->mixed_precision() == PrecisionType::FP16) scaler = std::make_shared<optim::GradScaler>(scaling);
+}
+
+Accelerator::Accelerator(AcceleratorOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+
+Accelerator::~Accelerator() {
+  if (std::uncaught_exceptions() > impl_->exceptions_at_start) impl_->state->abort("an exception ended its training");
+}
+
+const AcceleratorState& Accelerator::state() const { return *impl_->state; }
+const GradientState& Accelerator::gradient_state() const { return *impl_->gradients; }
+const AcceleratorOptions& Accelerator::options() const { return impl_->options; }
+const ProjectConfiguration& Accelerator::project_configuration() const { return impl_->options.project_config; }
+std::filesystem::path Accelerator::logging_dir() const { return project_configuration().logging_dir; }
+std::shared_ptr<optim::GradScaler> Accelerator::scaler() const { return impl_->scaler; }
+
+std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model, bool evaluation_mode) {
+  for (const auto& known : impl_->models)  // the same module again: the same preparation, not a second layer
+    if (known->model.identity() == model.identity() && (known->ddp || evaluation_mode || !use_distributed())) return known;
+  if (impl_->options.device_placement) model.to(device());
+  auto core = std::make_shared<detail::PreparedModel>(detail::PreparedModel{.model = model, .device_type = device().type(), .autocast = impl_->autocast});
+  if (impl_->autocast.enabled) core->autocast_dtype = autocast_dtype(state().mixed_precision());
+  if (use_distributed() && !evaluation_mode) core->ddp = std::make_shared<parallel::DistributedDataParallel>(model.parameters(), model.buffers(), impl_->ddp);
+  impl_->models.push_back(core);
+  return core;
+}
+
+AcceleratedOptimizer Accelerator::register_optimizer(AcceleratedOptimizer optimizer) {
+  impl_->optimizers.push_back(optimizer);
+  return optimizer;
+}
+
+AcceleratedScheduler Accelerator::prepare_scheduler(const optim::Scheduler& scheduler) {
+  // A schedule follows the optimizer that it drives; one that drives none of ours follows all, as in the reference.
+  std::vector<AcceleratedOptimizer> followed;
+  for (const auto& optimizer : impl_->optimizers)
+    if (&optimizer.optimizer() == &scheduler.optimizer()) followed.push_back(optimizer);
+  AcceleratedScheduler prepared(scheduler, followed.empty() ? impl_->optimizers : followed, impl_->options.step_scheduler_with_optimizer, split_batches());
+  impl_->schedulers.push_back(prepared);
+  return prepared;
+}
+
+void Accelerator::register_loader(LoaderEntry entry) { impl_->loaders.push_back(std::move(entry)); }
+
+data::PrepareDataLoaderOptions Accelerator::loader_options() const {
+  return {.config = impl_->options.dataloader_config, .put_on_device = impl_->options.device_placement, .rng_types = impl_->options.rng_types};
+}
+
+void Accelerator::set_trigger() { impl_->trigger = true; }
+
+bool Accelerator::check_trigger() {
+  bool set = false;
+  for (const bool one : gather_object(std::vector<bool>{impl_->trigger})) set |= one;
+  impl_->trigger = false;
+  return set;
+}
+
+void Accelerator::free_memory() {
+  impl_->models.clear();
+  impl_->optimizers.clear();
+  impl_->schedulers.clear();
+  impl_->loaders.clear();
+  impl_->step = 0;
+  impl_->num_items = 0;
+  clear_device_cache();
+}
+
+void Accelerator::init_trackers(const std::string& project_name, const std::map<std::string, std::string>& config) {
+  if (impl_->options.log_with.empty()) throw ConfigError("init_trackers: no tracker was asked for, expected names in AcceleratorOptions::log_with, e.g. {\"tensorboard\"}");
+  if (!is_main_process()) return;
+  for (const auto& name : impl_->options.log_with) {
+    auto tracker = make_tracker(name, project_name, logging_dir());
+    if (!config.empty()) tracker->store_init_configuration(config);
+    impl_->trackers.push_back(std::move(tracker));
+  }
+}
+
+void Accelerator::log(const std::map<std::string, double>& values, std::optional<int64_t> step) {
+  for (const auto& tracker : impl_->trackers) tracker->log(values, step);
+}
+
+void Accelerator::end_training() {
+  for (const auto& tracker : impl_->trackers) tracker->finish();
+  impl_->trackers.clear();
+  wait_for_everyone();
+}
+
+}  // namespace accelerate

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <list>
+
+#include "accelerate/accelerator.hpp"
+#include "accelerate/tracker.hpp"
+
+namespace accelerate {
+
+struct Accelerator::Impl {
+  explicit Impl(AcceleratorOptions given);
+
+  AcceleratorOptions options;
+  DistributedDataParallelKwargs ddp;
+  GradScalerKwargs scaling;
+  InitProcessGroupKwargs process_group;
+  AutocastKwargs autocast;
+  std::optional<AcceleratorState> state;
+  std::optional<GradientState> gradients;
+  std::shared_ptr<optim::GradScaler> scaler;
+
+  std::vector<std::shared_ptr<detail::PreparedModel>> models;
+  std::vector<AcceleratedOptimizer> optimizers;
+  std::vector<AcceleratedScheduler> schedulers;
+  std::vector<LoaderEntry> loaders;
+  std::vector<checkpoint::CustomObject> customs;
+  std::list<StateHook> save_hooks, load_hooks;
+  std::vector<std::unique_ptr<GeneralTracker>> trackers;
+
+  int64_t step = 0;        ///< micro-steps since the last forced synchronisation
+  double num_items = 0;    ///< of the accumulation group, with GradientAverage::tokens
+  bool trigger = false;
+  int exceptions_at_start = 0;
+};
+
+}  // namespace accelerate

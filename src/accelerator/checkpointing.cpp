@@ -1,0 +1,180 @@
+#include <algorithm>
+#include <charconv>
+
+#include "accelerate/error.hpp"
+#include "accelerate/safetensors.hpp"
+#include "accelerator/accelerator_impl.hpp"
+
+namespace accelerate {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// model.safetensors, model_1.safetensors, …
+std::string numbered(const std::string& stem, size_t index, const std::string& extension) {
+  return stem + (index == 0 ? "" : "_" + std::to_string(index)) + extension;
+}
+
+std::optional<int64_t> checkpoint_number(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  const std::string prefix = "checkpoint_";
+  if (!name.starts_with(prefix)) return std::nullopt;
+  int64_t number = 0;
+  const char* last = name.data() + name.size();
+  const auto [end, error] = std::from_chars(name.data() + prefix.size(), last, number);
+  return error == std::errc() && end == last ? std::optional(number) : std::nullopt;
+}
+
+/// The automatic checkpoints, oldest first.
+std::vector<std::pair<int64_t, fs::path>> automatic_checkpoints(const fs::path& folder) {
+  std::vector<std::pair<int64_t, fs::path>> found;
+  if (!fs::is_directory(folder)) return found;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (const auto number = checkpoint_number(entry.path()); number && entry.is_directory()) found.emplace_back(*number, entry.path());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+std::map<std::string, at::Tensor> to_map(const c10::IValue& value, const fs::path& file) {
+  if (!value.isGenericDict()) throw CheckpointError("load '" + file.string() + "': found " + value.tagKind() + ", expected a dict of tensors");
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& entry : value.toGenericDict()) {
+    if (!entry.key().isString() || !entry.value().isTensor()) throw CheckpointError("load '" + file.string() + "': expected names with tensors, found an entry of another kind");
+    tensors.emplace(entry.key().toStringRef(), entry.value().toTensor());
+  }
+  return tensors;
+}
+
+c10::IValue to_dict(const std::map<std::string, at::Tensor>& tensors) {
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::TensorType::get());
+  for (const auto& [name, tensor] : tensors) dict.insert(name, tensor);
+  return dict;
+}
+
+}  // namespace
+
+void Accelerator::save(const c10::IValue& object, const fs::path& file) const {
+  if (is_main_process() || (project_configuration().save_on_each_node && is_local_main_process())) checkpoint::save_object(object, file);
+}
+
+void Accelerator::save(const std::map<std::string, at::Tensor>& tensors, const fs::path& file, bool safe_serialization) const {
+  if (!(is_main_process() || (project_configuration().save_on_each_node && is_local_main_process()))) return;
+  if (safe_serialization) save_safetensors(file, tensors, {{"format", "pt"}});
+  else checkpoint::save_object(to_dict(tensors), file);
+}
+
+void Accelerator::save_model_files(const ModelRef& model, const fs::path& folder, const std::string& max_shard_size, bool safe_serialization) const {
+  const int64_t bytes = checkpoint::parse_size(max_shard_size);
+  if (is_main_process() || (project_configuration().save_on_each_node && is_local_main_process())) checkpoint::save_model(model, folder, bytes, safe_serialization);
+}
+
+void Accelerator::register_custom(checkpoint::CustomObject object) { impl_->customs.push_back(std::move(object)); }
+
+namespace {
+
+template <class Hook>
+Scope add_hook(std::list<Hook>& hooks, Hook hook) {
+  const auto position = hooks.insert(hooks.end(), std::move(hook));
+  return Scope([&hooks, position] { hooks.erase(position); });
+}
+
+}  // namespace
+
+Scope Accelerator::register_save_state_pre_hook(StateHook hook) { return add_hook(impl_->save_hooks, std::move(hook)); }
+Scope Accelerator::register_load_state_pre_hook(StateHook hook) { return add_hook(impl_->load_hooks, std::move(hook)); }
+
+fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serialization) {
+  auto& project = impl_->options.project_config;
+  fs::path folder = output_dir;
+  const bool writes = is_main_process() || (project.save_on_each_node && is_local_main_process());
+  if (project.automatic_checkpoint_naming) {
+    const fs::path all = project.project_dir / "checkpoints";
+    folder = all / ("checkpoint_" + std::to_string(project.iteration));
+    if (writes && fs::exists(folder))
+      throw CheckpointError("save_state: '" + folder.string() + "' exists already; set ProjectConfiguration::iteration to the next free number to go on after it");
+    if (writes && project.total_limit) {
+      auto present = automatic_checkpoints(all);
+      for (size_t i = 0; i + static_cast<size_t>(*project.total_limit) < present.size() + 1; ++i) fs::remove_all(present[i].second);
+    }
+  } else if (folder.empty()) {
+    throw ConfigError("save_state: no folder was given, expected one because ProjectConfiguration::automatic_checkpoint_naming is off");
+  }
+  std::error_code failure;
+  fs::create_directories(folder, failure);
+  if (!fs::is_directory(folder)) throw CheckpointError("save_state: the folder '" + folder.string() + "' can't be created: " + failure.message());
+  wait_for_everyone();
+  for (const auto& hook : impl_->save_hooks) hook(folder);
+  if (writes) {
+    for (size_t i = 0; i < impl_->models.size(); ++i) {
+      const auto tensors = checkpoint::state_dict(impl_->models[i]->model);
+      if (safe_serialization) save_safetensors(folder / numbered("model", i, ".safetensors"), tensors, {{"format", "pt"}});
+      else checkpoint::save_object(to_dict(tensors), folder / numbered("pytorch_model", i, ".bin"));
+    }
+    for (size_t i = 0; i < impl_->optimizers.size(); ++i) checkpoint::save_object(impl_->optimizers[i].state_dict(), folder / numbered("optimizer", i, ".bin"));
+    for (size_t i = 0; i < impl_->schedulers.size(); ++i) checkpoint::save_object(impl_->schedulers[i].state_dict(), folder / numbered("scheduler", i, ".bin"));
+    if (impl_->options.dataloader_config.use_stateful_dataloader)
+      for (size_t i = 0; i < impl_->loaders.size(); ++i) checkpoint::save_object(impl_->loaders[i].state_dict(), folder / numbered("dl_state_dict", i, ".bin"));
+    if (impl_->scaler) checkpoint::save_object(impl_->scaler->state_dict(), folder / "scaler.pt");
+    for (size_t i = 0; i < impl_->customs.size(); ++i) checkpoint::save_object(impl_->customs[i].state_dict(), folder / ("custom_checkpoint_" + std::to_string(i) + ".pkl"));
+  }
+  checkpoint::save_object(checkpoint::random_states(impl_->step, device()), folder / ("random_states_" + std::to_string(process_index()) + ".pkl"));
+  ++project.iteration;
+  wait_for_everyone();  // nobody goes on, or reads, before it is complete
+  return folder;
+}
+
+void Accelerator::load_state(const fs::path& input_dir) {
+  auto& project = impl_->options.project_config;
+  fs::path folder = input_dir;
+  if (folder.empty()) {
+    if (!project.automatic_checkpoint_naming) throw ConfigError("load_state: no folder was given, expected one because ProjectConfiguration::automatic_checkpoint_naming is off");
+    const auto present = automatic_checkpoints(project.project_dir / "checkpoints");
+    if (present.empty()) throw CheckpointError("load_state: found no checkpoint_<n> in '" + (project.project_dir / "checkpoints").string() + "', expected at least one; was save_state() called with this project_dir?");
+    folder = present.back().second;
+  }
+  if (!fs::is_directory(folder)) throw CheckpointError("load_state: '" + folder.string() + "' is not a folder; give the one that save_state wrote");
+  for (const auto& hook : impl_->load_hooks) hook(folder);
+
+  // Read everything before anything changes.
+  std::vector<std::map<std::string, at::Tensor>> models;
+  for (size_t i = 0; i < impl_->models.size(); ++i) {
+    const fs::path safe = folder / numbered("model", i, ".safetensors"), plain = folder / numbered("pytorch_model", i, ".bin");
+    if (fs::exists(safe)) models.push_back(load_safetensors(safe));
+    else if (fs::exists(plain)) models.push_back(to_map(checkpoint::load_object(plain), plain));
+    else throw CheckpointError("load_state: found neither '" + safe.filename().string() + "' nor '" + plain.filename().string() + "' in '" + folder.string() + "', expected one for each of the " +
+                               std::to_string(impl_->models.size()) + " prepared models");
+  }
+  const auto read = [&](size_t count, const std::string& stem, const std::string& extension) {
+    std::vector<c10::IValue> objects;
+    for (size_t i = 0; i < count; ++i) objects.push_back(checkpoint::load_object(folder / numbered(stem, i, extension)));
+    return objects;
+  };
+  const auto optimizers = read(impl_->optimizers.size(), "optimizer", ".bin");
+  const auto schedulers = read(impl_->schedulers.size(), "scheduler", ".bin");
+  const auto loaders = read(impl_->options.dataloader_config.use_stateful_dataloader ? impl_->loaders.size() : 0, "dl_state_dict", ".bin");
+  std::vector<c10::IValue> customs;
+  for (size_t i = 0; i < impl_->customs.size(); ++i) customs.push_back(checkpoint::load_object(folder / ("custom_checkpoint_" + std::to_string(i) + ".pkl")));
+  std::optional<c10::IValue> scaler;
+  if (impl_->scaler) scaler = checkpoint::load_object(folder / "scaler.pt");
+  const fs::path random_file = folder / ("random_states_" + std::to_string(process_index()) + ".pkl");
+  std::optional<c10::IValue> random;
+  try {
+    random = checkpoint::load_object(random_file);
+  } catch (const CheckpointError& error) {
+    // Absent when the checkpoint comes from fewer processes; Python's own holds numpy's generator, which we can't read.
+    TORCH_WARN("load_state: the random generators keep their present state: ", error.what());
+  }
+
+  for (size_t i = 0; i < models.size(); ++i) checkpoint::load_state_dict(impl_->models[i]->model, models[i]);
+  for (size_t i = 0; i < optimizers.size(); ++i) impl_->optimizers[i].load_state_dict(optimizers[i]);
+  for (size_t i = 0; i < schedulers.size(); ++i) impl_->schedulers[i].load_state_dict(schedulers[i]);
+  for (size_t i = 0; i < loaders.size(); ++i) impl_->loaders[i].load_state_dict(loaders[i]);
+  if (scaler) impl_->scaler->load_state_dict(*scaler);
+  for (size_t i = 0; i < customs.size(); ++i) impl_->customs[i].load_state_dict(customs[i]);
+  if (random) impl_->step = checkpoint::load_random_states(*random, device());
+  if (project.automatic_checkpoint_naming)
+    if (const auto number = checkpoint_number(folder)) project.iteration = *number + 1;
+  wait_for_everyone();
+}
+
+}  // namespace accelerate

@@ -1,0 +1,110 @@
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+
+#include "accelerate/error.hpp"
+#include "accelerator/accelerator_impl.hpp"
+
+namespace accelerate {
+
+Scope Accelerator::begin_accumulate(const DdpList& models) {
+  const auto& gradients = gradient_state();
+  if (gradients.sync_with_dataloader() && gradients.end_of_dataloader()) {
+    impl_->step = 0;
+    gradients.set_sync_gradients(true);
+  } else {
+    ++impl_->step;
+    gradients.set_sync_gradients(impl_->step % gradients.num_steps() == 0);
+  }
+  if (gradients.sync_gradients() || (use_distributed() && gradients.sync_each_batch())) return Scope();
+  return suspend_sync(models);
+}
+
+namespace {
+
+/// Sets the flag of all models until the scope ends.
+Scope with_sync(const std::vector<std::shared_ptr<parallel::DistributedDataParallel>>& models, bool sync) {
+  std::vector<std::pair<std::shared_ptr<parallel::DistributedDataParallel>, bool>> before;
+  for (const auto& model : models) {
+    if (!model) continue;
+    before.emplace_back(model, model->require_backward_grad_sync());
+    model->set_require_backward_grad_sync(sync);
+  }
+  return Scope([before = std::move(before)] {
+    for (const auto& [model, value] : before) model->set_require_backward_grad_sync(value);
+  });
+}
+
+}  // namespace
+
+Scope Accelerator::suspend_sync(const DdpList& models) { return with_sync(models, false); }
+
+Scope Accelerator::resume_sync(const std::shared_ptr<parallel::DistributedDataParallel>& model) {
+  if (!model) return Scope();
+  Scope scope = with_sync({model}, true);
+  model->prepare_backward_sync();
+  return scope;
+}
+
+void Accelerator::join(const DdpList& models, const std::function<void()>& loop, std::optional<bool> even_batches) {
+  // The setting returns even when the loop throws.
+  Scope restore;
+  if (even_batches) {
+    bool overridden = false;
+    for (const auto& loader : impl_->loaders) overridden |= loader.set_even_batches(even_batches);
+    if (!overridden && use_distributed())
+      throw ConfigError("join_uneven_inputs: even_batches was given, but no prepared loader reads a map-style data set without dispatching, the only kind that it applies to; leave it out");
+    restore = Scope([loaders = impl_->loaders] {
+      for (const auto& loader : loaders) loader.set_even_batches(std::nullopt);
+    });
+  }
+  DdpList averaging;
+  for (const auto& model : models)
+    if (model) averaging.push_back(model);
+  if (averaging.empty()) loop();
+  else parallel::DistributedDataParallel::join(averaging, loop);
+}
+
+void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options) {
+  if (gradient_state().average() == GradientAverage::tokens)
+    throw ConfigError("backward: gradients are averaged over tokens (GradientAverage::tokens), which needs to know how many items the loss is the mean of: call backward(loss, num_items)");
+  run_backward(loss, 1.0 / static_cast<double>(gradient_accumulation_steps()), options);
+}
+
+void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const BackwardOptions& options) {
+  if (gradient_state().average() != GradientAverage::tokens)
+    throw ConfigError("backward: num_items was given, but gradients are averaged over steps; set GradientAccumulationPlugin::average to GradientAverage::tokens, or leave it out");
+  if (num_items < 0) throw ConfigError("backward: num_items is " + std::to_string(num_items) + ", expected 0 or more");
+  impl_->num_items += static_cast<double>(num_items);
+  // The mean times its count is a sum: sums of micro-steps and ranks add up, and are divided once by the count of all.
+  run_backward(num_items == 0 ? loss.nan_to_num() : loss, static_cast<double>(num_items), options);
+  if (!sync_gradients()) return;
+  const double all = comm::all_reduce(at::full({1}, impl_->num_items, at::TensorOptions().dtype(at::kDouble).device(device().is_mps() ? at::Device(at::kCPU) : device())), Reduction::sum, 1.0).item<double>();
+  impl_->num_items = 0;
+  if (all == 0) throw ConfigError("backward: no rank had any item in this accumulation group, so there is no average; skip groups without items");
+  std::vector<at::Tensor> gradients;
+  for (const auto& model : impl_->models)
+    for (const auto& [name, parameter] : model->model.parameters())
+      if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+  at::NoGradGuard no_grad;
+  // Averaging over ranks has divided by their number already.
+  at::_foreach_mul_(gradients, static_cast<double>(num_processes()) / all);
+}
+
+void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {
+  const at::Tensor weighted = weight == 1.0 ? loss : loss * weight;
+  const at::Tensor scaled = impl_->scaler ? impl_->scaler->scale(weighted) : weighted;
+  parallel::guard_backward([&] { scaled.backward({}, options.retain_graph || options.create_graph, options.create_graph); });
+}
+
+AutocastGuard Accelerator::autocast() const {
+  return AutocastGuard(device().type(), impl_->autocast.enabled ? autocast_dtype(state().mixed_precision()) : std::nullopt, impl_->autocast);
+}
+
+bool Accelerator::optimizer_step_was_skipped() const {
+  for (const auto& optimizer : impl_->optimizers)
+    if (optimizer.step_was_skipped()) return true;
+  return false;
+}
+
+}  // namespace accelerate

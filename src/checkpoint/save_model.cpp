@@ -1,0 +1,100 @@
+#include <nlohmann/json.hpp>
+
+#include <charconv>
+#include <regex>
+#include <set>
+
+#include "accelerate/checkpoint.hpp"
+#include "accelerate/error.hpp"
+#include "accelerate/safetensors.hpp"
+#include "utils/atomic_file.hpp"
+
+namespace accelerate::checkpoint {
+namespace {
+
+struct Shard {
+  std::vector<std::string> names;
+  int64_t bytes = 0;
+};
+
+std::vector<Shard> split(const parallel::NamedTensors& state, const std::map<std::string, at::Tensor>& tensors, int64_t max_bytes) {
+  std::vector<Shard> shards(1);
+  for (const auto& [name, ignored] : state) {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) continue;  // tied to one that is there
+    const auto bytes = static_cast<int64_t>(found->second.nbytes());
+    if (!shards.back().names.empty() && bytes > max_bytes - shards.back().bytes) shards.emplace_back();
+    shards.back().names.push_back(name);
+    shards.back().bytes += bytes;
+  }
+  return shards;
+}
+
+std::string shard_name(const std::string& stem, const std::string& extension, size_t index, size_t count) {
+  if (count == 1) return stem + extension;
+  char part[32];
+  std::snprintf(part, sizeof(part), "-%05zu-of-%05zu", index + 1, count);
+  return stem + part + extension;
+}
+
+c10::IValue to_dict(const std::map<std::string, at::Tensor>& tensors) {
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::TensorType::get());
+  for (const auto& [name, tensor] : tensors) dict.insert(name, tensor);
+  return dict;
+}
+
+}  // namespace
+
+int64_t parse_size(const std::string& text) {
+  static const std::pair<const char*, int64_t> kUnits[] = {{"KiB", int64_t{1} << 10}, {"MiB", int64_t{1} << 20}, {"GiB", int64_t{1} << 30}, {"TiB", int64_t{1} << 40},
+                                                           {"KB", 1000}, {"MB", 1000000}, {"GB", 1000000000}, {"TB", 1000000000000}};
+  for (const auto& [unit, factor] : kUnits) {
+    if (!text.ends_with(unit)) continue;
+    double number = 0;
+    const char* last = text.data() + text.size() - std::string(unit).size();
+    while (last > text.data() && last[-1] == ' ') --last;
+    const auto [end, error] = std::from_chars(text.data(), last, number);
+    if (error != std::errc() || end != last || !(number > 0) || number * static_cast<double>(factor) > 9e18) break;
+    return static_cast<int64_t>(number * static_cast<double>(factor));
+  }
+  throw ConfigError("size: found '" + text + "', expected a positive number and a unit: KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), e.g. 10GB");
+}
+
+void save_model(const ModelRef& model, const std::filesystem::path& folder, int64_t max_shard_bytes, bool safe_serialization) {
+  const std::string stem = safe_serialization ? "model" : "pytorch_model", extension = safe_serialization ? ".safetensors" : ".bin";
+  std::error_code failure;
+  std::filesystem::create_directories(folder, failure);
+  if (!std::filesystem::is_directory(folder))
+    throw CheckpointError("save_model: '" + folder.string() + "' can't be created as a folder (" + failure.message() + "); a file of this name may be in the way");
+  const auto tensors = state_dict(model);
+  const auto shards = split(model.state(), tensors, max_shard_bytes);
+  nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
+  std::map<std::string, std::string> sorted;
+  std::set<std::string> written;
+  int64_t total = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const auto name = shard_name(stem, extension, i, shards.size());
+    std::map<std::string, at::Tensor> part;
+    for (const auto& tensor : shards[i].names) part.emplace(tensor, tensors.at(tensor)), sorted[tensor] = name;
+    total += shards[i].bytes;
+    if (safe_serialization) save_safetensors(folder / name, part, {{"format", "pt"}});
+    else save_object(to_dict(part), folder / name);
+    written.insert(name);
+  }
+  if (shards.size() > 1) {
+    for (const auto& [tensor, file] : sorted) weight_map[tensor] = file;
+    const auto name = stem + extension + ".index.json";
+    AtomicFile out("save_model", folder / name);
+    out.write(nlohmann::ordered_json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}.dump(2) + "\n");
+    out.finish();
+    written.insert(name);
+  }
+  // Shards of an earlier save would be taken for part of this one.
+  const std::regex ours("(model|pytorch_model)(-\\d{5}-of-\\d{5})?\\.(safetensors|bin)(\\.index\\.json)?");
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const auto name = entry.path().filename().string();
+    if (entry.is_regular_file() && std::regex_match(name, ours) && !written.contains(name)) std::filesystem::remove(entry.path());
+  }
+}
+
+}  // namespace accelerate::checkpoint

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <string>
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace accelerate::comm {
+
+struct BackendOptions {
+  int64_t rank = 0;
+  int64_t world_size = 1;
+  std::string master_addr;
+  std::chrono::milliseconds timeout{0};
+};
+
+/// What c10d needs to move bytes in one way. A back end that this build lacks is the file no_<name>.cpp, with is_available() false.
+struct BackendFactory {
+  const char* name;
+  bool available;
+  /// Blocks until all ranks have called it.
+  c10::intrusive_ptr<c10d::Backend> (*create)(const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options);
+  /// What to do to get it.
+  const char* how_to_build;
+};
+
+extern const BackendFactory kGloo;
+extern const BackendFactory kNccl;
+extern const BackendFactory kMpi;
+
+/// By name. @throws ConfigError for an unknown name, NotBuiltError for one that this build lacks.
+const BackendFactory& find_backend(const std::string& name);
+
+}  // namespace accelerate::comm

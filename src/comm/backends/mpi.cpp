@@ -1,0 +1,17 @@
+#include <torch/csrc/distributed/c10d/ProcessGroupMPI.hpp>
+
+#include "comm/backends/backend.hpp"
+
+namespace accelerate::comm {
+namespace {
+
+// MPI knows its own ranks; the store is not used and the timeout is MPI's.
+c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>&, const BackendOptions&) {
+  return c10d::ProcessGroupMPI::createProcessGroupMPI();
+}
+
+}  // namespace
+
+const BackendFactory kMpi{"mpi", true, create, ""};
+
+}  // namespace accelerate::comm

@@ -1,0 +1,127 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "accelerate/comm.hpp"
+#include "accelerate/error.hpp"
+#include "comm/group.hpp"
+#include "utils/environment.hpp"
+
+namespace accelerate {
+
+Reduction reduction_from_string(std::string_view text) {
+  if (text == "sum") return Reduction::sum;
+  if (text == "mean") return Reduction::mean;
+  if (text == "max") return Reduction::max;
+  if (text == "none") return Reduction::none;
+  throw ConfigError("reduce: reduction is '" + std::string(text) + "', expected sum, mean, max or none");
+}
+
+namespace comm {
+namespace {
+
+/// Null alone. A program that was launched as one of several but never said so would silently compute wrong results.
+Group* group() {
+  if (const auto& world = world_group()) return world.get();
+  if (environment::integer({"WORLD_SIZE"}).value_or(1) > 1)
+    throw ConfigError("collective: WORLD_SIZE is greater than 1 but this process has not joined its peers; construct an Accelerator or a PartialState first");
+  return nullptr;
+}
+
+}  // namespace
+
+int64_t rank() {
+  const auto& world = world_group();
+  return world ? world->rank() : 0;
+}
+
+int64_t world_size() {
+  const auto& world = world_group();
+  return world ? world->world_size() : 1;
+}
+
+void barrier() {
+  if (Group* world = group()) world->barrier();
+}
+
+at::Tensor all_gather(const at::Tensor& tensor) {
+  if (Group* world = group()) return world->all_gather(tensor);
+  return tensor;
+}
+
+at::Tensor broadcast(const at::Tensor& tensor, int64_t from_process) {
+  if (Group* world = group()) return world->broadcast(tensor, from_process);
+  return tensor;
+}
+
+at::Tensor all_reduce(const at::Tensor& tensor, Reduction reduction, double scale) {
+  at::Tensor result = tensor;
+  if (Group* world = group()) {
+    // Small integer types have no reduction in the back ends; 32 bits hold what they can sum to.
+    const bool widen = tensor.scalar_type() == at::kShort || tensor.scalar_type() == at::kBool;
+    result = widen ? tensor.to(at::kInt) : tensor.detach().clone(at::MemoryFormat::Contiguous);
+    world->all_reduce_(result, reduction);
+    if (reduction == Reduction::mean) result = result / world->world_size();
+    if (widen && !result.is_floating_point()) result = result.to(tensor.scalar_type());
+  }
+  return scale == 1.0 ? result : result * scale;
+}
+
+at::Tensor pad_to_largest(const at::Tensor& tensor, const PadOptions& options) {
+  Group* world = group();
+  if (!world || options.dim >= tensor.dim() || options.dim < -tensor.dim()) return tensor;
+  const int64_t dim = options.dim < 0 ? options.dim + tensor.dim() : options.dim;
+  if (world->debug()) {  // all other dimensions must agree
+    at::Tensor without = tensor.select(dim, 0).new_empty({0});
+    auto sizes = tensor.sizes().vec();
+    sizes[static_cast<size_t>(dim)] = 0;
+    verify_shapes("pad_across_processes", {without.view(sizes)});
+  }
+  const at::Tensor size = at::full({1}, tensor.size(dim), at::TensorOptions().dtype(at::kLong).device(tensor.device()));
+  return ops::pad_to(tensor, world->all_gather(size).max().item<int64_t>(), options);
+}
+
+std::vector<std::string> all_gather_bytes(const std::string& bytes) {
+  Group* world = group();
+  if (!world) return {bytes};
+  const at::Tensor lengths = world->all_gather(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(world->device())).cpu();
+  const int64_t longest = lengths.max().item<int64_t>();
+  at::Tensor mine = at::zeros({longest}, at::kByte);
+  std::copy(bytes.begin(), bytes.end(), mine.data_ptr<uint8_t>());
+  const at::Tensor all = world->all_gather(mine.to(world->device())).cpu();
+  std::vector<std::string> result;
+  for (int64_t rank = 0; rank < world->world_size(); ++rank)
+    result.emplace_back(reinterpret_cast<const char*>(all.data_ptr<uint8_t>()) + rank * longest, lengths[rank].item<int64_t>());
+  return result;
+}
+
+std::string broadcast_bytes(const std::string& bytes, int64_t from_process) {
+  Group* world = group();
+  if (!world) return bytes;
+  const bool mine = world->rank() == from_process;
+  const int64_t length = world->broadcast(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(world->device()), from_process).item<int64_t>();
+  at::Tensor buffer = at::empty({length}, at::kByte);
+  if (mine) std::copy(bytes.begin(), bytes.end(), buffer.data_ptr<uint8_t>());
+  buffer = world->broadcast(buffer.to(world->device()), from_process).cpu();
+  return {reinterpret_cast<const char*>(buffer.data_ptr<uint8_t>()), static_cast<size_t>(length)};
+}
+
+void verify_shapes(const char* operation, const std::vector<at::Tensor>& tensors) {
+  Group* world = group();
+  if (!world || !world->debug()) return;
+  std::string shapes;
+  for (const auto& tensor : tensors) {
+    shapes += (shapes.empty() ? "" : ", ") + std::string("[");
+    for (int64_t dim = 0; dim < tensor.dim(); ++dim) shapes += (dim ? ", " : "") + std::to_string(tensor.size(dim));
+    shapes += "] " + std::string(at::toString(tensor.scalar_type()));
+  }
+  const auto all = all_gather_bytes(shapes);
+  if (std::all_of(all.begin(), all.end(), [&](const auto& other) { return other == all.front(); })) return;
+  std::string message = std::string(operation) + ": the ranks' tensors differ in shape, and this operation needs equal shapes on all of them; pad_across_processes makes them equal.\nOperation: `" +
+                        operation + "`\nInput shapes:";
+  for (size_t rank = 0; rank < all.size(); ++rank) message += "\n  - Process " + std::to_string(rank) + ": " + all[rank];
+  throw DistributedOperationException(message);
+}
+
+}  // namespace comm
+}  // namespace accelerate

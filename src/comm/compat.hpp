@@ -1,0 +1,18 @@
+#pragma once
+
+/// Where LibTorch 2.11 and later differ.
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/version.h>
+
+namespace accelerate::comm::compat {
+
+inline c10::intrusive_ptr<c10d::Work> all_gather_single(c10d::ProcessGroup& group, at::Tensor& output, at::Tensor& input) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 13)
+  return group.all_gather_single(output, input);
+#else
+  return group._allgather_base(output, input);
+#endif
+}
+
+}  // namespace accelerate::comm::compat

@@ -1,0 +1,347 @@
+#include "comm/group.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <condition_variable>
+#include <mutex>
+#include <set>
+
+#include "accelerate/error.hpp"
+#include "comm/backends/backend.hpp"
+#include "comm/compat.hpp"
+#include "comm/store.hpp"
+#include "comm/watchdog.hpp"
+
+namespace accelerate::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string seconds(std::chrono::milliseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f s", static_cast<double>(time.count()) / 1000.0);
+  return text;
+}
+
+/// A future that either the transport or the watchdog completes, whoever is first.
+struct Pending {
+  explicit Pending(std::vector<c10::Device> devices)
+      : future(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), std::move(devices))) {}
+  void fail(const std::exception_ptr& error) {
+    if (!done.exchange(true)) future->setError(error);
+  }
+  void complete(const at::Tensor& tensor) {
+    if (!done.exchange(true)) future->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor}));
+  }
+  std::atomic<bool> done{false};
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+};
+
+/// Shared with callbacks that may outlive the group.
+struct Progress {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int64_t sequence = 0;
+  const char* operation = "none";
+  int64_t inside = 0;
+  Clock::time_point since = Clock::now();
+  std::string peer_failure;  ///< what a peer announced, or why this group is broken
+  std::string async_error;   ///< an asynchronous operation's transport error
+  std::set<std::shared_ptr<Pending>> pending;
+
+  void begin(const char* name) {
+    std::lock_guard lock(mutex);
+    ++sequence, ++inside;
+    operation = name;
+    since = Clock::now();
+  }
+  void end() {
+    {
+      std::lock_guard lock(mutex);
+      --inside;
+      since = Clock::now();
+    }
+    changed.notify_all();
+  }
+};
+
+const BackendFactory* const kBackends[] = {&kGloo, &kNccl, &kMpi};
+
+}  // namespace
+
+const BackendFactory& find_backend(const std::string& name) {
+  for (const auto* factory : kBackends) {
+    if (name != factory->name) continue;
+    if (!factory->available) throw NotBuiltError("process group: back end '" + name + "' was asked for, but this build lacks it; " + factory->how_to_build);
+    return *factory;
+  }
+  throw ConfigError("process group: back end '" + name + "' was asked for, expected gloo, nccl or mpi");
+}
+
+struct Group::Impl {
+  GroupOptions options;
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  std::shared_ptr<Progress> progress = std::make_shared<Progress>();
+  std::unique_ptr<Watchdog> watchdog;
+
+  RankStatus status() const {
+    std::lock_guard lock(progress->mutex);
+    return {.sequence = progress->sequence,
+            .operation = progress->operation,
+            .inside = progress->inside > 0,
+            .age_ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - progress->since).count()};
+  }
+
+  void check_usable(const char* operation) const {
+    std::lock_guard lock(progress->mutex);
+    if (!progress->peer_failure.empty())
+      throw CommError(std::string(operation) + " on rank " + std::to_string(options.rank) + ": the process group is not usable any more: " + progress->peer_failure);
+  }
+
+  [[noreturn]] void fail(const std::string& what) {
+    const RankStatus mine = status();
+    std::string message = mine.operation + " (collective " + std::to_string(mine.sequence) + " of the group of all " + std::to_string(options.world_size) + " ranks, " +
+                          options.backend + ") on rank " + std::to_string(options.rank) + ": ";
+    {
+      std::lock_guard lock(progress->mutex);
+      if (!progress->peer_failure.empty()) throw CommError(message + progress->peer_failure);
+    }
+    bool store_is_gone = false;
+    const auto peers = watchdog->ask_peers(std::chrono::milliseconds(1500), store_is_gone);
+    message += "no result after " + seconds(std::chrono::milliseconds(mine.age_ms)) + " (limit " + seconds(options.timeout) + ")";
+    std::string late, arrived, cause;
+    for (int64_t rank = 0; rank < options.world_size; ++rank) {
+      if (rank == options.rank) continue;
+      const auto& peer = peers[static_cast<size_t>(rank)];
+      std::string line = "\n  rank " + std::to_string(rank);
+      if (!peer) {
+        if (rank == 0 && store_is_gone) late += line + " has gone: its process ended (it served the store)";
+        else if (store_is_gone) continue;  // nobody can be asked any more
+        else late += line + " has gone or is stopped: its process does not answer";
+      } else if (peer->note == "left") {
+        late += line + " has left: it ended normally after collective " + std::to_string(peer->sequence) + " (" + peer->operation + ")";
+      } else if (peer->note.starts_with("failed: ")) {
+        late += line + " " + peer->note;
+        cause = peer->note;
+      } else if (peer->sequence < mine.sequence || (peer->sequence == mine.sequence && !peer->inside && peer->operation != mine.operation)) {
+        late += line + " has not arrived: it " + (peer->inside ? "is in" : "came out of") + " collective " + std::to_string(peer->sequence) + " (" + peer->operation + ") " +
+                seconds(std::chrono::milliseconds(peer->age_ms)) + " ago" + (peer->inside ? "" : " and is outside of collectives");
+      } else if (peer->operation != mine.operation && peer->sequence == mine.sequence) {
+        late += line + " is elsewhere: its collective " + std::to_string(peer->sequence) + " is " + peer->operation;
+      } else {
+        arrived += (arrived.empty() ? " Arrived: rank " : ", ") + std::to_string(rank);
+      }
+    }
+    if (!late.empty()) message += ". Missing:" + late + "\n ";
+    message += arrived.empty() ? "" : arrived + ".";
+    message += " All ranks must call the same collectives in the same order; look first at the output of the ranks named above. (" + what + ")";
+    {
+      std::lock_guard lock(progress->mutex);
+      progress->peer_failure = "an earlier collective failed: " + what;
+    }
+    watchdog->announce_failure(mine.operation + ": " + (cause.empty() ? what : cause));
+    throw CommError(message);
+  }
+};
+
+std::shared_ptr<Group> Group::join(const GroupOptions& options) {
+  const BackendFactory& factory = find_backend(options.backend);
+  auto impl = std::make_unique<Impl>();
+  impl->options = options;
+  const auto store = open_store({.rank = options.rank, .world_size = options.world_size, .master_addr = options.master_addr, .master_port = options.master_port, .timeout = options.timeout});
+  const auto backend = [&] {
+    try {
+      return factory.create(store, {.rank = options.rank, .world_size = options.world_size, .master_addr = options.master_addr, .timeout = options.timeout});
+    } catch (const std::exception& error) {
+      throw CommError("joining the process group: rank " + std::to_string(options.rank) + " could not connect to its peers by " + options.backend +
+                      "; a peer may have failed while joining, or the network interface is wrong (GLOO_SOCKET_IFNAME selects one). (" + error.what() + ")");
+    }
+  }();
+  auto& group = impl->process_group;
+  group = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(options.rank), static_cast<int>(options.world_size));
+  const auto type = options.backend == "nccl"  ? c10d::ProcessGroup::BackendType::NCCL
+                    : options.backend == "mpi" ? c10d::ProcessGroup::BackendType::MPI
+                                               : c10d::ProcessGroup::BackendType::GLOO;
+  group->setBackend(options.device.type(), type, backend);
+  group->setDefaultBackend(type);
+  auto progress = impl->progress;
+  impl->watchdog = std::make_unique<Watchdog>(
+      store, options.rank, options.world_size,
+      Watchdog::Callbacks{.status = [raw = impl.get()] { return raw->status(); },
+                          .on_peer_failure = [progress](std::string reason) {
+                            std::set<std::shared_ptr<Pending>> pending;
+                            {
+                              std::lock_guard lock(progress->mutex);
+                              if (progress->peer_failure.empty()) progress->peer_failure = reason;
+                              pending.swap(progress->pending);
+                            }
+                            progress->changed.notify_all();
+                            for (const auto& work : pending) work->fail(std::make_exception_ptr(CommError("all_reduce of gradients: " + reason)));
+                          }});
+  return std::shared_ptr<Group>(new Group(std::move(impl)));
+}
+
+Group::Group(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Group::~Group() = default;
+
+int64_t Group::rank() const { return impl_->options.rank; }
+int64_t Group::world_size() const { return impl_->options.world_size; }
+const std::string& Group::backend() const { return impl_->options.backend; }
+const at::Device& Group::device() const { return impl_->options.device; }
+bool Group::debug() const { return impl_->options.debug; }
+const c10::intrusive_ptr<c10d::ProcessGroup>& Group::process_group() const { return impl_->process_group; }
+
+void Group::run(const char* operation, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+  impl_->check_usable(operation);
+  auto progress = impl_->progress;
+  progress->begin(operation);
+  struct End {
+    Progress& progress;
+    ~End() { progress.end(); }
+  } end{*progress};
+  try {
+    const auto work = start();
+    if (impl_->options.backend == "gloo") {
+      // Wait for the transport or for news of a failed peer, whichever comes first.
+      auto done = std::make_shared<std::atomic<bool>>(false);
+      work->getFuture()->addCallback([progress, done](c10::ivalue::Future&) {
+        {
+          std::lock_guard lock(progress->mutex);
+          *done = true;
+        }
+        progress->changed.notify_all();
+      });
+      std::unique_lock lock(progress->mutex);
+      progress->changed.wait(lock, [&] { return done->load() || !progress->peer_failure.empty(); });
+      if (!*done) throw CommError(progress->peer_failure);
+    }
+    work->wait();
+  } catch (const std::exception& error) {
+    impl_->fail(error.what());
+  }
+}
+
+namespace {
+
+/// Back ends know few dtypes; copying bytes needs none.
+at::Tensor as_bytes(const at::Tensor& contiguous) { return contiguous.view({-1}).view(at::kByte); }
+
+void check_device(const Group& group, const char* operation, const at::Tensor& tensor) {
+  if (tensor.device().type() != group.device().type())
+    throw ShapeError(std::string(operation) + ": found a tensor on " + tensor.device().str() + ", expected one on " + group.device().str() +
+                     ", which the back end '" + group.backend() + "' serves; move it there first (send_to_device)");
+}
+
+}  // namespace
+
+at::Tensor Group::all_gather(const at::Tensor& tensor) {
+  check_device(*this, "gather", tensor);
+  const at::Tensor input = (tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor).contiguous();
+  auto sizes = input.sizes().vec();
+  sizes[0] *= world_size();
+  at::Tensor output = at::empty(sizes, input.options());
+  if (input.numel() == 0) {  // nothing to send, but ranks must still meet
+    barrier();
+    return output;
+  }
+  at::Tensor in = as_bytes(input), out = as_bytes(output);
+  run("gather", [&] { return compat::all_gather_single(*impl_->process_group, out, in); });
+  return output;
+}
+
+at::Tensor Group::broadcast(const at::Tensor& tensor, int64_t from) {
+  check_device(*this, "broadcast", tensor);
+  if (from < 0 || from >= world_size())
+    throw ConfigError("broadcast: from_process is " + std::to_string(from) + ", expected a rank from 0 to " + std::to_string(world_size() - 1));
+  at::Tensor output = tensor.detach().clone(at::MemoryFormat::Contiguous);
+  if (output.numel() == 0) {
+    barrier();
+    return output;
+  }
+  std::vector<at::Tensor> bytes{as_bytes(output)};
+  c10d::BroadcastOptions options;
+  options.rootRank = from;
+  run("broadcast", [&] { return impl_->process_group->broadcast(bytes, options); });
+  return output;
+}
+
+void Group::all_reduce_(at::Tensor& tensor, Reduction reduction) {
+  check_device(*this, "reduce", tensor);
+  std::vector<at::Tensor> tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduction == Reduction::max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+  if (tensor.numel() == 0) return barrier();
+  run("reduce", [&] { return impl_->process_group->allreduce(tensors, options); });
+}
+
+void Group::barrier() {
+  at::Tensor token = at::zeros({1}, at::TensorOptions().device(device()));
+  std::vector<at::Tensor> tensors{token};
+  run("barrier", [&] { return impl_->process_group->allreduce(tensors); });
+  if (!device().is_cpu()) token.item<float>();  // the host must wait too
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Group::all_reduce_async(at::Tensor tensor) {
+  constexpr const char* kName = "all_reduce of gradients";
+  impl_->check_usable(kName);
+  auto progress = impl_->progress;
+  progress->begin(kName);
+  std::vector<at::Tensor> tensors{tensor};
+  const auto work = impl_->process_group->allreduce(tensors);
+  const auto future = work->getFuture();
+  if (!device().is_cpu()) {  // streams order device work; nothing blocks the host
+    progress->end();
+    return future;
+  }
+  auto pending = std::make_shared<Pending>(std::vector<c10::Device>{});
+  {
+    std::lock_guard lock(progress->mutex);
+    progress->pending.insert(pending);
+  }
+  future->addCallback([progress, pending, tensor](c10::ivalue::Future& transport) {
+    {
+      std::lock_guard lock(progress->mutex);
+      progress->pending.erase(pending);
+      if (transport.hasError() && progress->async_error.empty()) progress->async_error = transport.tryRetrieveErrorMessage();
+    }
+    progress->end();
+    if (transport.hasError()) pending->fail(transport.exception_ptr());
+    else pending->complete(tensor);
+  });
+  return pending->future;
+}
+
+void Group::guard(const char* operation, const std::function<void()>& body) {
+  impl_->check_usable(operation);
+  try {
+    body();
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {
+    bool transport = false;
+    {
+      std::lock_guard lock(impl_->progress->mutex);
+      transport = !impl_->progress->async_error.empty();
+    }
+    const std::string text = error.what();
+    // c10d's own collectives (buckets' order, buffers) report through gloo's exceptions, which have no type of their own here.
+    transport = transport || text.find("gloo") != std::string::npos || text.find("NCCL") != std::string::npos;
+    if (transport) impl_->fail(text);
+    throw;
+  }
+}
+
+void Group::announce_failure(const std::string& reason) noexcept { impl_->watchdog->announce_failure(reason); }
+
+namespace {
+std::shared_ptr<Group>& world() {
+  static std::shared_ptr<Group> group;
+  return group;
+}
+}  // namespace
+
+const std::shared_ptr<Group>& world_group() { return world(); }
+void set_world_group(std::shared_ptr<Group> group) { world() = std::move(group); }
+
+}  // namespace accelerate::comm

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "accelerate/comm.hpp"
+
+namespace c10d {
+class ProcessGroup;
+class Work;
+}  // namespace c10d
+namespace c10::ivalue {
+struct Future;
+}
+
+namespace accelerate::comm {
+
+struct GroupOptions {
+  int64_t rank = 0;
+  int64_t world_size = 1;
+  std::string backend;
+  std::string master_addr;
+  uint16_t master_port = 0;
+  std::chrono::milliseconds timeout{0};
+  at::Device device = at::kCPU;
+  bool debug = false;  ///< compare shapes before each collective
+};
+
+/// The group of all ranks: c10d moves the bytes, this class makes sure that nobody waits in silence. Every wait ends with the data, or with a CommError
+/// that names the operation, its number, and which ranks are late, gone, failed or somewhere else.
+///
+/// Collectives are called from one thread at a time, in the same order on every rank. Tensors live on the group's device (CPU for gloo and mpi).
+class Group {
+ public:
+  /// Collective; blocks until all ranks have joined.
+  static std::shared_ptr<Group> join(const GroupOptions& options);
+  ~Group();
+
+  int64_t rank() const;
+  int64_t world_size() const;
+  const std::string& backend() const;
+  const at::Device& device() const;
+  bool debug() const;
+  /// For c10d components (Reducer, broadcast_coalesced). Waits inside them are bounded by the group's timeout.
+  const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
+
+  at::Tensor all_gather(const at::Tensor& tensor);
+  at::Tensor broadcast(const at::Tensor& tensor, int64_t from);
+  void all_reduce_(at::Tensor& tensor, Reduction reduction);
+  void barrier();
+
+  /// Starts a sum over ranks in place and returns at once. The future's value is the list of that one tensor, as c10d's communication hooks want;
+  /// it fails with a CommError when a peer announces its failure, even while nothing moves.
+  c10::intrusive_ptr<c10::ivalue::Future> all_reduce_async(at::Tensor tensor);
+
+  /// Runs c10d code that waits by itself; its exceptions become CommErrors with the peers' states. Other exceptions pass through.
+  void guard(const char* operation, const std::function<void()>& body);
+
+  /// Tells all peers that this rank failed. Never throws, not collective.
+  void announce_failure(const std::string& reason) noexcept;
+
+ private:
+  struct Impl;
+  explicit Group(std::unique_ptr<Impl> impl);
+  void run(const char* operation, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The group that the free functions of comm.hpp use; null alone. Set by PartialState.
+const std::shared_ptr<Group>& world_group();
+void set_world_group(std::shared_ptr<Group> group);
+
+}  // namespace accelerate::comm

@@ -1,0 +1,87 @@
+#include "comm/store.hpp"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "accelerate/error.hpp"
+#include "utils/environment.hpp"
+
+namespace accelerate::comm {
+namespace {
+
+// The store would listen on every interface; on one machine nobody outside has any business with it.
+int listen_on_loopback(uint16_t port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || ::listen(fd, 2048) != 0) {
+    const std::string why = std::strerror(errno);
+    ::close(fd);
+    throw ConfigError("rendezvous: can't listen on 127.0.0.1:" + std::to_string(port) + " (" + why +
+                      "), where rank 0 must serve the other ranks; another job probably uses this port. Choose another with MASTER_PORT or --main_process_port (0 picks a free one)");
+  }
+  return fd;
+}
+
+std::string list_of(const std::vector<int64_t>& ranks) {
+  std::string text;
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return text;
+}
+
+}  // namespace
+
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+
+c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
+  const std::string where = options.master_addr + ":" + std::to_string(options.master_port);
+  c10d::TCPStoreOptions tcp;
+  tcp.port = options.master_port;
+  tcp.numWorkers = static_cast<size_t>(options.world_size);
+  tcp.waitWorkers = false;  // we wait ourselves, to say who is missing
+  tcp.timeout = options.timeout;
+  // Under torchrun the agent serves the store and rank 0 is a client like the rest.
+  tcp.isServer = options.rank == 0 && environment::text("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
+  if (tcp.isServer && is_loopback(options.master_addr)) tcp.masterListenFd = listen_on_loopback(options.master_port);
+  c10::intrusive_ptr<c10d::Store> store;
+  try {
+    store = c10::make_intrusive<c10d::TCPStore>(is_loopback(options.master_addr) ? "127.0.0.1" : options.master_addr, tcp);
+  } catch (const std::exception& error) {
+    if (tcp.isServer)
+      throw ConfigError("rendezvous: rank 0 can't serve the store on " + where + "; the port is probably busy: choose another with MASTER_PORT or --main_process_port. (" + error.what() + ")");
+    throw CommError("rendezvous: rank " + std::to_string(options.rank) + " can't reach rank 0's store on " + where + " within " +
+                    std::to_string(options.timeout.count() / 1000) + " s; rank 0 may not have started or a firewall may be in the way: check MASTER_ADDR and MASTER_PORT. (" + error.what() + ")");
+  }
+  // A restarted job must not read the keys of the attempt before.
+  store = c10::make_intrusive<c10d::PrefixStore>("accelerate/" + environment::text("TORCHELASTIC_RESTART_COUNT").value_or("0"), store);
+  store->set("joined/" + std::to_string(options.rank), std::vector<uint8_t>{1});
+  std::vector<std::string> keys;
+  for (int64_t rank = 0; rank < options.world_size; ++rank) keys.push_back("joined/" + std::to_string(rank));
+  try {
+    store->wait(keys, options.timeout);
+  } catch (const std::exception& error) {
+    std::vector<int64_t> missing;
+    try {
+      for (int64_t rank = 0; rank < options.world_size; ++rank)
+        if (!store->check({keys[static_cast<size_t>(rank)]})) missing.push_back(rank);
+    } catch (const std::exception&) {
+      throw CommError("rendezvous: rank 0's store on " + where + " went away while waiting for the other ranks; look at rank 0's own error");
+    }
+    throw CommError("rendezvous on " + where + ": rank(s) " + list_of(missing) + " of " + std::to_string(options.world_size) + " did not check in within " +
+                    std::to_string(options.timeout.count() / 1000) + " s; they may have failed before joining: look at their output, or raise InitProcessGroupKwargs::timeout");
+  }
+  return store;
+}
+
+}  // namespace accelerate::comm

@@ -1,0 +1,66 @@
+#include <fstream>
+#include <optional>
+
+#include <nlohmann/json.hpp>
+
+#include "accelerate/error.hpp"
+#include "accelerate/safetensors.hpp"
+
+namespace accelerate {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+/// tensor -> shard, from the index's "weight_map".
+std::map<std::string, std::string> read_weight_map(const fs::path& path) {
+  const auto fail = [&](const std::string& what) -> void { throw CheckpointError("checkpoint index '" + path.string() + "': " + what); };
+  std::ifstream file(path);
+  if (!file) fail("can't open it. Check the path and the rights.");
+  const auto root = nlohmann::json::parse(file, nullptr, false);
+  if (root.is_discarded()) fail("it is not valid JSON. It is probably truncated: copy or download it again.");
+  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object())
+    fail("it has no object \"weight_map\" from tensor names to file names. Is it the index of another format?");
+  std::map<std::string, std::string> shards;
+  for (const auto& [name, shard] : root["weight_map"].items()) {
+    if (!shard.is_string()) fail("tensor '" + name + "' maps to " + shard.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + ", expected a file name.");
+    const fs::path file_name = shard.get<std::string>();
+    if (file_name.empty() || file_name.filename() != file_name || file_name == "." || file_name == "..")
+      fail("tensor '" + name + "' maps to '" + file_name.string() + "', which is not the plain name of a file beside the index.");
+    shards.emplace(name, file_name.string());
+  }
+  return shards;
+}
+
+std::map<std::string, at::Tensor> load_index(const fs::path& path) {
+  std::map<std::string, SafetensorsFile> files;
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, shard] : read_weight_map(path)) {
+    auto file = files.find(shard);
+    if (file == files.end()) {
+      const auto shard_path = path.parent_path() / shard;
+      if (!fs::exists(shard_path))
+        throw CheckpointError("checkpoint index '" + path.string() + "': the shard '" + shard + "' is not there. Copy or download all shards into the folder of the index.");
+      file = files.emplace(shard, SafetensorsFile(shard_path)).first;
+    }
+    if (!file->second.contains(name))
+      throw CheckpointError("checkpoint index '" + path.string() + "': tensor '" + name + "' should be in '" + shard + "', which lacks it. Index and shards are of different checkpoints.");
+    tensors.emplace(name, file->second.tensor(name));
+  }
+  return tensors;
+}
+
+}  // namespace
+
+std::map<std::string, at::Tensor> load_checkpoint_files(const fs::path& path) {
+  if (!fs::is_directory(path)) return path.extension() == ".json" ? load_index(path) : load_safetensors(path);
+  if (fs::exists(path / kWeights)) return load_safetensors(path / kWeights);
+  if (fs::exists(path / kIndex)) return load_index(path / kIndex);
+  const bool pickled = fs::exists(path / "pytorch_model.bin") || fs::exists(path / "pytorch_model.bin.index.json");
+  throw CheckpointError("folder '" + path.string() + "' holds neither " + kWeights + " nor " + kIndex + "." +
+                        (pickled ? " It holds pytorch_model.bin, which is a pickle and may run code; convert it with Python's safetensors." : " Is it the folder of a saved model?"));
+}
+
+}  // namespace accelerate

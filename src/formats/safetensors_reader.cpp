@@ -1,0 +1,112 @@
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <ATen/ops/from_blob.h>
+
+#include "accelerate/error.hpp"
+#include "accelerate/safetensors.hpp"
+#include "formats/safetensors_dtypes.hpp"
+#include "formats/safetensors_header.hpp"
+
+namespace accelerate {
+namespace {
+
+/// A whole file in memory, page by page as it is touched. Private: a write copies the page and the file stays as it is.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path) {
+    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) + ". Check the path and the rights.");
+    struct stat status {};
+    if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
+      ::close(file);
+      throw CheckpointError("can't read '" + path.string() + "': it is not a regular file, expected a safetensors file. Pass the file, not its folder.");
+    }
+    size_ = status.st_size;
+    int error = 0;
+    if (size_ > 0) {
+      // Without a reservation of swap: a file larger than memory can be mapped, though it will hardly be written to.
+      data_ = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file, 0);
+      error = errno;
+    }
+    ::close(file);
+    if (data_ == MAP_FAILED) throw CheckpointError("can't map the " + std::to_string(size_) + " bytes of '" + path.string() + "': " + std::strerror(error) + ".");
+  }
+  ~MappedFile() {
+    if (size_ > 0) ::munmap(data_, static_cast<size_t>(size_));
+  }
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  char* data() const { return static_cast<char*>(data_); }
+  int64_t size() const { return size_; }
+
+ private:
+  void* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+}  // namespace
+
+struct SafetensorsFile::Content {
+  explicit Content(const std::filesystem::path& file)
+      : path(file), map(file), header(formats::parse_safetensors_header({map.data(), static_cast<size_t>(map.size())}, map.size(), file.string())) {}
+
+  std::filesystem::path path;
+  MappedFile map;
+  formats::SafetensorsHeader header;
+};
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : content_(std::make_shared<const Content>(path)) {}
+
+const std::filesystem::path& SafetensorsFile::path() const { return content_->path; }
+const std::vector<std::string>& SafetensorsFile::names() const { return content_->header.names; }
+const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return content_->header.metadata; }
+bool SafetensorsFile::contains(const std::string& name) const { return content_->header.tensors.contains(name); }
+
+const SafetensorsInfo& SafetensorsFile::info(const std::string& name) const {
+  const auto& tensors = content_->header.tensors;
+  if (const auto found = tensors.find(name); found != tensors.end()) return found->second;
+  // A common slip is a missing or extra prefix, so names with the same tail are what to show.
+  const auto tail = name.substr(name.find('.') + 1);
+  std::string near;
+  int shown = 0;
+  for (const auto& other : names())
+    if ((other.ends_with(tail) || name.ends_with(other)) && shown++ < 3) near += (near.empty() ? " Did you mean " : " or ") + ("'" + other + "'");
+  throw CheckpointError("safetensors file '" + path().string() + "' has no tensor '" + name + "'; it has " + std::to_string(names().size()) + " others." +
+                        (near.empty() ? "" : near + "?"));
+}
+
+at::Tensor SafetensorsFile::tensor(const std::string& name) const {
+  const auto& entry = info(name);
+  const auto* dtype = formats::find_dtype(entry.dtype);
+  if (!dtype->torch)
+    throw CheckpointError("safetensors file '" + path().string() + "': tensor '" + name + "' has dtype " + entry.dtype + ", which LibTorch has no type for. Convert the file to another dtype.");
+  auto shape = entry.shape;
+  if (dtype->packed > 1) {
+    if (shape.empty() || shape.back() % dtype->packed != 0)
+      throw CheckpointError("safetensors file '" + path().string() + "': tensor '" + name + "' of " + entry.dtype + " has a last dimension that is no multiple of " +
+                            std::to_string(dtype->packed) + ", so LibTorch can't hold it.");
+    shape.back() /= dtype->packed;
+  }
+  char* bytes = content_->map.data() + content_->header.data_begin + entry.begin;
+  // The tensor's storage owns a share of the mapping.
+  auto tensor = at::from_blob(bytes, shape, [content = content_](void*) {}, at::TensorOptions().dtype(*dtype->torch));
+  const auto alignment = c10::elementSize(*dtype->torch);
+  return reinterpret_cast<uintptr_t>(bytes) % alignment == 0 ? tensor : tensor.clone();
+}
+
+std::map<std::string, at::Tensor> load_safetensors(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& name : file.names()) tensors.emplace(name, file.tensor(name));
+  return tensors;
+}
+
+}  // namespace accelerate

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "accelerate/launch.hpp"
+
+namespace accelerate::launcher {
+
+/// What the launcher needs to know about the machine that it runs on; a value, so that tests can invent one.
+struct Host {
+  int64_t physical_cores = 1;                      ///< hyper-threads counted once, limited to those that this process may use
+  std::map<std::string, std::string> environment;  ///< the caller's
+  static Host current();
+
+  /// The variable as a number; nothing if it is unset or not one.
+  std::optional<int64_t> number(const std::string& name) const;
+};
+
+/// Checked options with every "unset" decided: what runs where.
+struct Job {
+  LaunchOptions options;
+  int64_t world_size = 1;
+  int64_t local_world_size = 1;
+  int64_t machine_rank = 0;
+  std::string main_ip = "127.0.0.1";
+  int64_t main_port = 0;             ///< 0 until launch() has chosen one
+  int64_t omp_threads = 1;           ///< of each rank
+  bool omp_threads_chosen = false;   ///< by us: neither a flag nor the environment said how many
+  std::string run_id;                ///< names the log folder; also TORCHELASTIC_RUN_ID
+
+  bool distributed() const { return world_size > 1; }
+  int64_t rank(int64_t local_rank) const { return machine_rank * local_world_size + local_rank; }
+};
+
+/// @throws ConfigError naming the option at fault.
+Job make_job(const LaunchOptions& options, const Host& host);
+
+}  // namespace accelerate::launcher

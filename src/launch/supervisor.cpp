@@ -1,0 +1,328 @@
+#include "launch/supervisor.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <fstream>
+#include <tuple>
+
+#include "accelerate/error.hpp"
+#include "launch/environment.hpp"
+#include "launch/output.hpp"
+#include "launch/process.hpp"
+#include "launch/program.hpp"
+#include "launch/warden.hpp"
+
+namespace accelerate::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+
+bool same_file(int a, int b) {
+  struct stat first {}, second {};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+}
+
+Fd open_log(const std::filesystem::path& file) {
+  Fd fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!fd) throw LaunchError("the log file " + file.string() + " can't be opened: " + std::strerror(errno));
+  return fd;
+}
+
+/// Of ranks that failed within moments of each other, the least value is the likeliest cause; the others died of it.
+///
+/// The order in which the kernel reports ends is not enough: a dying process drops its connections first, and a peer that dies of that may be
+/// reported before it. The kind of death tells more: nobody else causes a kill or an invalid access, whereas exit code 69 is how a program of
+/// this library ends when a *peer* went away. Among equals the first to have said its last word on stderr is the cause, since it spoke before it
+/// dropped its connections. Words long before the end are about something else.
+std::tuple<int, Clock::time_point, int64_t> blame(const RankRecord& rank) {
+  const End& end = *rank.end;
+  const int kind = end.signal && end.signal != SIGABRT ? 0 : end.exit_code == 69 ? 2 : 1;
+  const bool recent = rank.last_word && *rank.last_word < end.at && end.at - *rank.last_word < std::chrono::seconds(2);
+  return {kind, recent ? *rank.last_word : end.at, rank.place};
+}
+
+class Supervisor {
+ public:
+  Supervisor(const Job& job, const LogFiles& logs)
+      : job_(job),
+        logs_(logs),
+        interactive_(job.local_world_size == 1 && ::isatty(STDIN_FILENO) && logs.folder().empty()),
+        signals_(wanted_signals(interactive_)),
+        out_(STDOUT_FILENO),
+        err_(STDERR_FILENO),
+        errors_(same_file(STDOUT_FILENO, STDERR_FILENO) ? &out_ : &err_),
+        warden_(static_cast<size_t>(job.local_world_size)) {
+    if (interactive_) adopt_orphans();
+    outcome_.ranks.resize(static_cast<size_t>(job.local_world_size));
+  }
+
+  ~Supervisor() {
+    for (const auto& rank : outcome_.ranks) {
+      if (rank.pid <= 0) continue;
+      ::kill(target(rank), SIGKILL);
+      warden_.forget(target(rank));
+      ::waitpid(rank.pid, nullptr, 0);
+    }
+    if (interactive_) kill_orphans();
+  }
+
+  Outcome run(const Host& host, std::string (*say)(const Job&, const LogFiles&, const Outcome&)) {
+    const auto command = command_line(job_, host);
+    for (int64_t i = 0; i < job_.local_world_size; ++i) start(i, command, host);
+    while (running_ > 0) turn();
+    // The ranks are gone: what they left behind in their groups goes too. They are not reaped yet, so their numbers can't have been given to others.
+    send(SIGKILL);
+    drain_until_ = Clock::now() + kDrain;
+    while (!abandoned_ && Clock::now() < *drain_until_ && unfinished()) turn();
+    drain_until_.reset();
+    for (auto& forwarder : forwarders_) forwarder.finish();
+    for (auto& rank : outcome_.ranks) fill_tail(rank);
+    find_first_failure();
+    errors_->write(this, say(job_, logs_, outcome_));
+    while (!abandoned_ && (out_.pending() || err_.pending())) turn();
+    return outcome_;
+  }
+
+ private:
+  static constexpr milliseconds kDrain{1000};  // for output of processes that left a rank's group and still hold its pipe
+
+  static std::vector<int> wanted_signals(bool interactive) {
+    std::vector<int> wanted{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+    if (!interactive) wanted.push_back(SIGTSTP);  // the terminal stops an interactive rank together with us
+    return wanted;
+  }
+
+  /// What kill(2) takes to reach a rank and all that it started. An interactive rank stays in our group, which is the terminal's foreground.
+  pid_t target(const RankRecord& rank) const { return interactive_ ? rank.pid : -rank.pid; }
+
+  void send(int signal) {
+    for (const auto& rank : outcome_.ranks) {
+      if (rank.pid <= 0 || (interactive_ && rank.end)) continue;
+      ::kill(target(rank), signal);
+      if (signal != SIGSTOP && signal != SIGKILL) ::kill(target(rank), SIGCONT);  // a stopped rank would not notice
+    }
+  }
+
+  void start(int64_t local_rank, const std::vector<std::string>& command, const Host& host) {
+    const RankLogs& logs = logs_.of(local_rank);
+    auto environment = build_environment(job_, host, local_rank);
+    if (!logs.error_file.empty()) environment["TORCHELASTIC_ERROR_FILE"] = logs.error_file;
+    SpawnOptions spawning{.command = command, .environment = {}, .own_group = !interactive_};
+    // Standard input goes to one rank at most; a terminal's can't be read from outside its foreground group.
+    Fd nothing, out, err;
+    if (!interactive_ && (local_rank > 0 || ::isatty(STDIN_FILENO))) {
+      nothing = Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+      spawning.in = nothing.get();
+    }
+    auto& record = outcome_.ranks[static_cast<size_t>(local_rank)];
+    const bool direct = job_.local_world_size == 1;
+    const std::string prefix = logs.prefix ? "[rank" + std::to_string(job_.rank(local_rank)) + "]:" : "";
+    out = connect(direct, logs.stdout_on_terminal, logs.stdout_file, prefix, &out_);
+    err = connect(direct, logs.stderr_on_terminal, logs.stderr_file, prefix, errors_);
+    if (err && logs.stderr_on_terminal) stderrs_.emplace_back(local_rank, forwarders_.size() - 1);
+    // A rank sees a pipe where the user sees a terminal: tell it how wide a progress bar may be.
+    winsize size{};
+    if (err && logs.stderr_on_terminal && ::isatty(STDERR_FILENO) && ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0)
+      environment["ACCELERATE_LAUNCH_COLUMNS"] = std::to_string(size.ws_col ? size.ws_col : 80);
+    spawning.out = out.get();
+    spawning.err = err.get();
+    spawning.environment = merged(host, environment);
+    record.rank = job_.rank(local_rank);
+    record.local_rank = local_rank;
+    record.started = Clock::now();
+    record.pid = spawn(spawning, signals_, warden_);
+    ++running_;
+  }
+
+  /// The descriptor that a rank's stream becomes; none when it is the launcher's own.
+  Fd connect(bool direct, bool on_terminal, const std::filesystem::path& file, const std::string& prefix, Sink* sink) {
+    if (!on_terminal) return open_log(file);
+    if (direct && file.empty()) return {};
+    Pipe pipe = make_pipe();
+    forwarders_.emplace_back(std::move(pipe.read),
+                             LineForwarder::Options{.sink = sink, .prefix = prefix, .log = file.empty() ? Fd() : open_log(file)});
+    return std::move(pipe.write);
+  }
+
+  /// Waits for the next thing to happen and deals with it.
+  void turn() {
+    std::vector<pollfd> fds{{signals_.fd(), POLLIN, 0}};
+    std::vector<LineForwarder*> readers;
+    for (auto& forwarder : forwarders_)
+      if (const int fd = forwarder.wants(); fd >= 0) fds.push_back({fd, POLLIN, 0}), readers.push_back(&forwarder);
+    for (Sink* sink : {&out_, &err_})
+      if (sink->pending()) fds.push_back({sink->fd(), POLLOUT, 0});
+    ::poll(fds.data(), fds.size(), timeout());
+    now_ = Clock::now();
+    for (size_t i = 0; i < readers.size(); ++i)
+      if (fds[i + 1].revents) readers[i]->read_some(now_);
+    out_.flush();
+    err_.flush();
+    if (fds[0].revents) take_signals();
+    if (running_ == 0) {
+      if (drain_until_ && (!out_.has_room() || !err_.has_room())) drain_until_ = now_ + kDrain;  // the reader is slow, not the ranks
+    } else if (kill_at_ && now_ >= *kill_at_) {
+      kill_now();
+    } else if (stop_at_ && now_ >= *stop_at_) {
+      stop_at_.reset();
+      ask(SIGTERM);
+    }
+  }
+
+  int timeout() const {
+    const auto next = running_ == 0 ? drain_until_ : stop_at_ ? stop_at_ : kill_at_;
+    if (!next) return -1;
+    const auto left = std::chrono::ceil<milliseconds>(*next - Clock::now()).count();
+    return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
+  }
+
+  bool unfinished() const {
+    return out_.pending() || err_.pending() || std::any_of(forwarders_.begin(), forwarders_.end(), [](const auto& f) { return !f.finished(); });
+  }
+
+  void take_signals() {
+    signalfd_siginfo info;
+    while (::read(signals_.fd(), &info, sizeof(info)) == sizeof(info)) {
+      const int signal = static_cast<int>(info.ssi_signo);
+      switch (signal) {
+        case SIGCHLD: collect(static_cast<pid_t>(info.ssi_pid)); break;
+        case SIGUSR1:
+        case SIGUSR2: send(signal); break;
+        case SIGTSTP:
+          send(SIGSTOP);
+          ::raise(SIGSTOP);  // returns when somebody continues us
+          send(SIGCONT);
+          break;
+        default: stop_for(signal, info.ssi_code == SI_KERNEL); break;
+      }
+    }
+  }
+
+  /// SIGINT, SIGTERM or SIGHUP. `from_terminal`: an interactive rank has received it as well.
+  void stop_for(int signal, bool from_terminal) {
+    if (running_ == 0) {
+      abandoned_ = signal == SIGINT;  // nothing is left but output that nobody takes
+      return;
+    }
+    // Tools that signal a process and its group deliver one Ctrl-C twice; a person is not that fast.
+    if (signal == SIGINT && kill_at_ && now_ - asked_at_ > milliseconds(200)) return kill_now();
+    if (outcome_.stop_signal) return;
+    outcome_.stop_signal = signal;
+    if (kill_at_) return;  // a rank failed: the others have been told already
+    stop_at_.reset();
+    ask(interactive_ && from_terminal ? 0 : signal);
+  }
+
+  void ask(int signal) {
+    if (signal) send(signal);
+    asked_at_ = now_;
+    kill_at_ = asked_at_ + job_.options.grace;
+  }
+
+  void kill_now() {
+    outcome_.killed = true;
+    kill_at_ = Clock::now() + std::chrono::hours(1);  // a process that hangs in the kernel dies when it may
+    send(SIGKILL);
+  }
+
+  /// Looks which ranks have ended, without reaping them: their numbers stay reserved until the end.
+  /// @param first  the process whose end raised the signal; the signals of those that ended since then were merged into it.
+  void collect(pid_t first) {
+    for (auto& rank : outcome_.ranks)
+      if (rank.pid == first) look_at(rank);
+    for (auto& rank : outcome_.ranks) look_at(rank);
+  }
+
+  void look_at(RankRecord& rank) {
+    siginfo_t info{};
+    if (rank.end || ::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
+    End end{.at = now_, .asked = kill_at_.has_value()};
+    (info.si_code == CLD_EXITED ? end.exit_code : end.signal) = info.si_status;
+    rank.end = end;
+    rank.place = job_.local_world_size - running_--;
+    if (!end.good() && !kill_at_ && !stop_at_) stop_at_ = now_ + job_.options.monitor_interval;
+  }
+
+  /// Among the ranks that failed before anybody asked them to stop.
+  void find_first_failure() {
+    auto& first = outcome_.first_failure;
+    for (size_t i = 0; i < outcome_.ranks.size(); ++i) {
+      const auto& rank = outcome_.ranks[i];
+      if (!rank.end->good() && !rank.end->asked && (!first || blame(rank) < blame(outcome_.ranks[*first]))) first = i;
+    }
+  }
+
+  void fill_tail(RankRecord& rank) {
+    constexpr std::streamoff kBytes = 16 << 10;
+    for (const auto& [local_rank, forwarder] : stderrs_)
+      if (local_rank == rank.local_rank) rank.last_word = forwarders_[forwarder].last_word(), rank.stderr_tail = forwarders_[forwarder].tail();
+    const auto& file = logs_.of(rank.local_rank).stderr_file;
+    if (file.empty() || !rank.stderr_tail.empty()) return;
+    std::ifstream log(file, std::ios::binary | std::ios::ate);
+    log.seekg(std::max<std::streamoff>(0, log.tellg() - kBytes));
+    rank.stderr_tail.assign(std::istreambuf_iterator<char>(log), {});
+  }
+
+  /// An interactive rank has no group of its own; instead, what it leaves behind becomes our child.
+  void adopt_orphans() {
+    ::prctl(PR_GET_CHILD_SUBREAPER, &was_subreaper_);
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+    not_ours_ = children_of_this_process();
+  }
+
+  void kill_orphans() {
+    // Killing one may hand us its own children: look again until there are none, and give up on what can't be killed.
+    for (int round = 0; round < 100; ++round) {
+      bool found = false;
+      for (pid_t pid : children_of_this_process())
+        if (std::find(not_ours_.begin(), not_ours_.end(), pid) == not_ours_.end()) {
+          found = true;
+          ::kill(pid, SIGKILL);
+          ::waitpid(pid, nullptr, 0);
+        }
+      if (!found) break;
+    }
+    ::prctl(PR_SET_CHILD_SUBREAPER, was_subreaper_);
+  }
+
+  const Job& job_;
+  const LogFiles& logs_;
+  const bool interactive_;  ///< the one rank of this machine shares the user's terminal
+  Signals signals_;
+  Sink out_, err_;
+  Sink* errors_;            ///< out_ if both streams go to the same place, so that their lines don't mix either
+  Warden warden_;
+  Outcome outcome_;
+  std::deque<LineForwarder> forwarders_;
+  std::vector<std::pair<int64_t, size_t>> stderrs_;  ///< local rank, index of the forwarder of its stderr
+  int64_t running_ = 0;
+  std::optional<Clock::time_point> stop_at_, kill_at_, drain_until_;
+  Clock::time_point now_ = Clock::now(), asked_at_{};
+  bool abandoned_ = false;
+  int was_subreaper_ = 0;
+  std::vector<pid_t> not_ours_;
+};
+
+}  // namespace
+
+int Outcome::exit_code() const {
+  if (first_failure) return ranks[*first_failure].end->status();
+  return stop_signal ? 128 + stop_signal : 0;
+}
+
+Outcome supervise(const Job& job, const Host& host, const LogFiles& logs, std::string (*say)(const Job&, const LogFiles&, const Outcome&)) {
+  return Supervisor(job, logs).run(host, say);
+}
+
+}  // namespace accelerate::launcher

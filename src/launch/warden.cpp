@@ -1,0 +1,63 @@
+#include "launch/warden.hpp"
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "accelerate/error.hpp"
+
+namespace accelerate::launcher {
+namespace {
+
+struct Note { pid_t target, wanted; };  // smaller than PIPE_BUF: arrives whole
+
+[[noreturn]] void stand_guard(int pipe, std::vector<pid_t>& targets) {
+  // A session of its own: neither Ctrl-C nor the end of the terminal reaches it. All signals stay blocked.
+  ::setsid();
+  ::prctl(PR_SET_NAME, "accelerate-ward");
+  sigset_t all;
+  sigfillset(&all);
+  ::sigprocmask(SIG_SETMASK, &all, nullptr);
+  // Holding on to anything but the pipe would keep readers of the launcher's output waiting.
+  ::dup2(pipe, 0);
+  ::close_range(1, ~0U, 0);
+  Note note;
+  while (::read(0, &note, sizeof(note)) == sizeof(note))
+    for (auto& target : targets)
+      if (target == (note.wanted ? 0 : note.target)) {
+        target = note.wanted ? note.target : 0;
+        break;
+      }
+  for (pid_t target : targets)
+    if (target != 0) ::kill(target, SIGKILL);
+  ::_exit(0);
+}
+
+}  // namespace
+
+Warden::Warden(size_t capacity) {
+  std::vector<pid_t> targets(capacity, 0);
+  Pipe pipe = make_pipe();
+  pid_ = ::fork();
+  if (pid_ < 0) throw ResourceError(std::string("no process can be started: ") + std::strerror(errno) + ". See `ulimit -u`");
+  if (pid_ == 0) {
+    pipe.write.reset();
+    stand_guard(pipe.read.get(), targets);
+  }
+  pipe_ = std::move(pipe.write);
+}
+
+Warden::~Warden() {
+  pipe_.reset();
+  ::waitpid(pid_, nullptr, 0);
+}
+
+void Warden::tell(pid_t target, pid_t wanted) const {
+  const Note note{target, wanted};
+  [[maybe_unused]] const ssize_t written = ::write(pipe_.get(), &note, sizeof(note));
+}
+
+}  // namespace accelerate::launcher

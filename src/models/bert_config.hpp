@@ -1,0 +1,26 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "accelerate/models/bert.hpp"
+
+namespace accelerate::models {
+
+using Activation = at::Tensor (*)(const at::Tensor&);
+
+/// By its name in config.json; empty if it is not known.
+std::optional<Activation> find_activation(const std::string& name);
+/// The names, for messages.
+std::string known_activations();
+
+/// Weights as BERT was trained from: normal with the configured deviation, no bias, neutral layer norms, nothing for padding.
+/// @param name  Of the parameter, in Hugging Face's spelling.
+void initialize(const std::string& name, at::Tensor parameter, const BertConfig& config);
+
+/// The text of config.json. @param architecture  The Python class that the weights belong to. @param dtype  Of the weights, e.g. "float32".
+std::string to_json(const BertConfig& config, const std::string& architecture, const std::string& dtype);
+
+}  // namespace accelerate::models

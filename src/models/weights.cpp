@@ -1,0 +1,94 @@
+#include "models/weights.hpp"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+
+#include "accelerate/error.hpp"
+
+namespace accelerate::models {
+namespace {
+
+using Tensors = std::map<std::string, at::Tensor>;
+
+bool starts_with_any(const std::string& name, const std::vector<std::string>& prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(), [&](const std::string& prefix) { return name.starts_with(prefix); });
+}
+
+bool ends_with_any(const std::string& name, const std::vector<std::string>& suffixes) {
+  return std::any_of(suffixes.begin(), suffixes.end(), [&](const std::string& suffix) { return name.ends_with(suffix); });
+}
+
+/// Checkpoints that were converted from TensorFlow long ago call a layer norm's weight gamma and its bias beta.
+std::string old_name(const std::string& name) {
+  const std::pair<std::string_view, const char*> endings[] = {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}};
+  for (const auto& [ending, old] : endings)
+    if (name.ends_with(ending)) return name.substr(0, name.size() - ending.size()) + old;
+  return name;
+}
+
+Tensors::const_iterator find(const Tensors& tensors, const std::string& name, const std::string& base_prefix) {
+  const auto other = name.starts_with(base_prefix) ? name.substr(base_prefix.size()) : base_prefix + name;
+  for (const auto& candidate : {name, other, old_name(name), old_name(other)})
+    if (const auto found = tensors.find(candidate); found != tensors.end()) return found;
+  return tensors.end();
+}
+
+std::string list(const std::vector<std::string>& lines) {
+  constexpr size_t kMost = 20;
+  std::string text;
+  for (size_t i = 0; i < std::min(lines.size(), kMost); ++i) text.append("\n  ").append(lines[i]);
+  if (lines.size() > kMost) text.append("\n  and ").append(std::to_string(lines.size() - kMost)).append(" more");
+  return text;
+}
+
+}  // namespace
+
+Tensors named_weights(const torch::nn::Module& module) {
+  Tensors weights;
+  for (const auto& item : module.named_parameters()) weights.emplace(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) weights.emplace(item.key(), item.value());
+  return weights;
+}
+
+LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const WeightRules& rules, const std::string& source) {
+  LoadReport report;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  std::vector<std::string> differences;
+  std::vector<std::string> lost;
+  std::set<std::string> used;
+  for (const auto& [name, target] : named_weights(module)) {
+    const auto found = find(tensors, name, rules.base_prefix);
+    if (found == tensors.end()) {
+      report.missing_keys.push_back(name);
+      if (!starts_with_any(name, rules.head_prefixes)) lost.push_back(name);
+      continue;
+    }
+    used.insert(found->first);
+    const auto& value = found->second;
+    if (value.sizes() == target.sizes() && value.is_floating_point() == target.is_floating_point()) {
+      copies.emplace_back(target, value);
+    } else {
+      report.mismatched_keys.push_back(name);
+      std::ostringstream line;
+      line << name << ": " << value.sizes() << " " << value.scalar_type() << " in the file, " << target.sizes() << " " << target.scalar_type() << " in the model";
+      differences.push_back(line.str());
+    }
+  }
+  if (!differences.empty() && !rules.ignore_mismatched_sizes)
+    throw CheckpointError("'" + source + "': " + std::to_string(differences.size()) + " tensors do not fit the model:" + list(differences) +
+                          "\nIs config.json of another model? If only the head differs in its number of labels, pass ignore_mismatched_sizes to start with a fresh one.");
+  if (!lost.empty())
+    throw CheckpointError("'" + source + "': " + std::to_string(lost.size()) + " tensors of the model are missing:" + list(lost) + "\nThe checkpoint is incomplete or of another architecture.");
+  for (const auto& [name, tensor] : tensors)
+    if (!used.contains(name) && !ends_with_any(name, rules.ignored_suffixes)) report.unexpected_keys.push_back(name);
+
+  const c10::NoGradGuard no_grad;
+  for (auto& [target, value] : copies) target.copy_(value);
+  return report;
+}
+
+}  // namespace accelerate::models

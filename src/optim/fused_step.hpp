@@ -1,0 +1,28 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <optional>
+
+namespace accelerate::optim {
+
+/// The step of Adam, AdamW or SGD on ATen's fused kernels, reading and writing the same state objects as the optimizer's own step. The lists of tensors
+/// that the kernels take are kept between steps and built anew only when parameters, state or the set of gradients change.
+class FusedStep {
+ public:
+  /// Null when the class has no fused kernel. Exact classes only: a derived class may step otherwise.
+  /// @param allow_half  also fp16 and bf16.
+  static std::unique_ptr<FusedStep> create(torch::optim::Optimizer& optimizer, bool allow_half);
+  virtual ~FusedStep() = default;
+
+  /// Collects the gradients. @return null when `run` can take the step, else why not (nothing has changed then).
+  virtual const char* prepare() = 0;
+  /// Takes the step that was prepared. @param grad_scale fp32 scalar on the parameters' device that gradients are divided by first.
+  virtual void run(const std::optional<at::Tensor>& grad_scale) = 0;
+  /// Lets go of the gradients that were prepared when the step is not taken.
+  virtual void discard() = 0;
+};
+
+}  // namespace accelerate::optim

@@ -1,0 +1,97 @@
+#include "accelerate/optim/optimizer.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+
+#include "accelerate/error.hpp"
+#include "accelerate/optim/grad_scaler.hpp"
+#include "accelerate/state.hpp"
+#include "optim/fused_step.hpp"
+#include "optim/optimizer_state.hpp"
+
+namespace accelerate {
+
+struct AcceleratedOptimizer::Impl {
+  std::shared_ptr<torch::optim::Optimizer> optimizer;  ///< owned or, when the caller passed a reference, only pointed to
+  std::shared_ptr<optim::GradScaler> scaler;
+  AcceleratedOptimizerOptions options;
+  std::unique_ptr<optim::FusedStep> fused;  ///< null: never fused
+  GradientState gradients;
+  bool step_was_skipped = false;
+  bool step_was_fused = false;
+
+  /// Whether the fused kernels take this step.
+  bool prepare_fused() {
+    step_was_fused = false;
+    if (!fused) return false;
+    if (const char* reason = fused->prepare()) {
+      if (options.fused == true)
+        throw ConfigError(std::string("AcceleratedOptimizer::step: fused = true but the fused kernels can't take this step: ") + reason +
+                          ". Leave `fused` unset to use them where they can.");
+      return false;
+    }
+    return step_was_fused = true;
+  }
+};
+
+AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer> optimizer, bool device_placement, std::shared_ptr<optim::GradScaler> scaler,
+                                           const AcceleratedOptimizerOptions& options)
+    : impl_(std::make_shared<Impl>()) {
+  if (!optimizer) throw ConfigError("AcceleratedOptimizer: found a null pointer, expected an optimizer.");
+  if (options.fused.value_or(true)) impl_->fused = optim::FusedStep::create(*optimizer, options.fused == true);
+  if (options.fused == true && !impl_->fused)
+    throw ConfigError("AcceleratedOptimizer: fused = true but only torch::optim::Adam, AdamW and SGD have fused kernels (classes derived from them may step "
+                      "in another way). Leave `fused` unset.");
+  if (device_placement && !optimizer->state().empty()) {
+    const at::Device device = PartialState().device();
+    optim::map_optimizer_state(*optimizer, [&](const at::Tensor& tensor) { return tensor.to(device); });
+  }
+  impl_->optimizer = std::move(optimizer);
+  impl_->scaler = std::move(scaler);
+  impl_->options = options;
+}
+
+AcceleratedOptimizer::AcceleratedOptimizer(torch::optim::Optimizer& optimizer, bool device_placement, std::shared_ptr<optim::GradScaler> scaler,
+                                           const AcceleratedOptimizerOptions& options)
+    : AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer>(std::shared_ptr<void>(), &optimizer), device_placement, std::move(scaler), options) {}
+
+at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
+  Impl& self = *impl_;
+  if (!self.gradients.sync_gradients()) return {};
+  auto& optimizer = *self.optimizer;
+  if (self.scaler && self.scaler->is_enabled()) {
+    if (closure)
+      throw ConfigError("AcceleratedOptimizer::step: found a closure together with loss scaling, expected step() alone: a loss that is computed anew inside the step "
+                        "is not scaled. Train with mixed_precision \"bf16\" or \"no\".");
+    optim::GradScaler::StepFunction fused_step;
+    if (self.prepare_fused()) fused_step = [&](const std::optional<at::Tensor>& grad_scale) { self.fused->run(grad_scale); };
+    self.step_was_skipped = !self.scaler->step(optimizer, fused_step);
+    if (self.fused) self.fused->discard();
+    self.scaler->update(optimizer);
+    return {};
+  }
+  if (!self.fused) return optimizer.step(closure);
+  at::Tensor loss;
+  if (closure) {
+    at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  if (self.prepare_fused()) self.fused->run(std::nullopt);
+  else optimizer.step();
+  return loss;
+}
+
+void AcceleratedOptimizer::zero_grad(bool set_to_none) const {
+  if (!impl_->gradients.sync_gradients()) return;
+  impl_->optimizer->zero_grad(set_to_none);
+  if (impl_->scaler) impl_->scaler->forget(*impl_->optimizer);
+}
+
+bool AcceleratedOptimizer::step_was_skipped() const { return impl_->step_was_skipped; }
+bool AcceleratedOptimizer::step_was_fused() const { return impl_->step_was_fused; }
+torch::optim::Optimizer& AcceleratedOptimizer::optimizer() const { return *impl_->optimizer; }
+const std::shared_ptr<optim::GradScaler>& AcceleratedOptimizer::scaler() const { return impl_->scaler; }
+c10::IValue AcceleratedOptimizer::state_dict() const { return optim::optimizer_state_dict(*impl_->optimizer); }
+void AcceleratedOptimizer::load_state_dict(const c10::IValue& state) const { optim::load_optimizer_state_dict(*impl_->optimizer, state); }
+
+}  // namespace accelerate

@@ -1,0 +1,182 @@
+#include "accelerate/parallel/ddp.hpp"
+
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include <algorithm>
+#include <limits>
+
+#include "accelerate/comm.hpp"
+#include "accelerate/error.hpp"
+#include "comm/group.hpp"
+#include "parallel/gradient_hook.hpp"
+#include "parallel/verify_parameters.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+constexpr int64_t kMiB = 1 << 20;
+constexpr size_t kBroadcastBytes = 250 * kMiB;
+
+c10::intrusive_ptr<c10d::ProcessGroup> process_group() { return comm::world_group()->process_group(); }
+
+std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : named) tensors.push_back(tensor.detach());
+  return tensors;
+}
+
+void broadcast_in_place(const std::vector<at::Tensor>& tensors, int64_t from) {
+  if (tensors.empty()) return;
+  at::NoGradGuard no_grad;
+  c10d::broadcast_coalesced(process_group(), tensors, kBroadcastBytes, static_cast<int>(from));
+}
+
+}  // namespace
+
+struct DistributedDataParallel::Impl {
+  NamedTensors parameters;
+  std::vector<at::Tensor> buffers;
+  DistributedDataParallelKwargs kwargs;
+  std::shared_ptr<c10d::Reducer> reducer;
+  bool grad_sync = true;          ///< the next backward averages
+  bool forward_sync = true;       ///< the last forward was followed by an averaging backward, so buffers may differ from rank 0's
+  bool joining = false;           ///< inside join()
+
+  void make_reducer() {
+    std::vector<at::Tensor> trained;
+    std::unordered_map<size_t, std::string> names;
+    for (const auto& [name, tensor] : parameters) {
+      if (!tensor.requires_grad()) continue;
+      names[trained.size()] = name;
+      trained.push_back(tensor);
+    }
+    if (trained.empty()) return;  // a frozen model has nothing to average
+    const int64_t cap = kwargs.bucket_cap_mb * kMiB;
+    const std::vector<bool> sparse(trained.size(), false);
+    // A static graph or unknown order: the Reducer regroups after the first backward, so the first grouping need not be good.
+    const std::vector<size_t> limits = kwargs.static_graph || !kwargs.find_unused_parameters ? std::vector<size_t>{static_cast<size_t>(std::numeric_limits<int64_t>::max())}
+                                                                                            : std::vector<size_t>{static_cast<size_t>(kMiB), static_cast<size_t>(cap)};
+    auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(trained, limits, sparse));
+    std::reverse(buckets.begin(), buckets.end());  // gradients become ready from the last layer to the first
+    reducer = std::make_shared<c10d::Reducer>(trained, buckets, process_group(), sparse, cap, kwargs.find_unused_parameters, kwargs.gradient_as_bucket_view, names, kMiB,
+                                              /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>{});
+    if (kwargs.static_graph) reducer->set_static_graph();
+    reducer->register_comm_hook(make_gradient_hook(kwargs.comm_hook));
+  }
+
+  void sync_buffers(int64_t from) { broadcast_in_place(buffers, from); }
+
+  /// Sums {ranks that still train, ranks of those that will average} over all ranks; a joined rank adds nothing.
+  std::pair<int64_t, int64_t> count_active(bool active) const {
+    at::Tensor counts = at::full({2}, active ? 1 : 0, at::TensorOptions().dtype(at::kLong).device(comm::world_group()->device()));
+    if (!grad_sync || !at::GradMode::is_enabled()) counts[1].fill_(0);
+    comm::world_group()->all_reduce_(counts, Reduction::sum);
+    counts = counts.cpu();
+    return {counts[0].item<int64_t>(), counts[1].item<int64_t>()};
+  }
+
+  /// The largest rank for which `candidate` holds.
+  static int64_t common_rank(bool candidate) {
+    at::Tensor rank = at::full({1}, candidate ? comm::rank() : -1, at::TensorOptions().dtype(at::kLong).device(comm::world_group()->device()));
+    comm::world_group()->all_reduce_(rank, Reduction::max);
+    return rank.item<int64_t>();
+  }
+
+  /// What a rank without data does while others take a step.
+  void shadow_step(int64_t averaging) {
+    if (reducer) reducer->rebuild_buckets();
+    if (kwargs.broadcast_buffers && forward_sync && !buffers.empty()) sync_buffers(common_rank(false));
+    forward_sync = averaging > 0;
+    if (averaging == 0 || !reducer) return;
+    std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;
+    for (auto& bucket : reducer->get_grad_buckets(/*return_zero_tensors=*/true)) futures.push_back(reducer->run_comm_hook(bucket));
+    for (auto& future : futures) future->wait();
+    if (kwargs.find_unused_parameters) {
+      std::vector<at::Tensor> unused{reducer->get_local_used_map_on_device()};
+      process_group()->allreduce(unused)->wait();
+    }
+    reducer->push_rebuilt_params_for_all_indices();
+  }
+};
+
+DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, NamedTensors buffers, const DistributedDataParallelKwargs& kwargs) : impl_(std::make_unique<Impl>()) {
+  if (kwargs.bucket_cap_mb < 1) throw ConfigError("DistributedDataParallelKwargs: bucket_cap_mb is " + std::to_string(kwargs.bucket_cap_mb) + ", expected at least 1");
+  verify_parameters(parameters);
+  impl_->parameters = std::move(parameters);
+  impl_->buffers = tensors_of(buffers);
+  impl_->kwargs = kwargs;
+  comm::world_group()->guard("prepare", [&] {
+    broadcast_in_place(tensors_of(impl_->parameters), 0);
+    impl_->sync_buffers(0);
+    impl_->make_reducer();
+  });
+}
+
+DistributedDataParallel::~DistributedDataParallel() {
+  if (impl_->reducer) impl_->reducer->remove_autograd_hooks();
+}
+
+void DistributedDataParallel::before_forward() {
+  Impl& ddp = *impl_;
+  comm::world_group()->guard("forward", [&] {
+    const bool training = at::GradMode::is_enabled();
+    if (training && ddp.grad_sync && ddp.reducer) ddp.reducer->prepare_for_forward();
+    if (ddp.joining && training) ddp.count_active(true);
+    if (training && ddp.reducer) ddp.reducer->rebuild_buckets();
+    // As in PyTorch, the first evaluating forward after training takes rank 0's buffers too, so that all ranks evaluate one model.
+    if (ddp.kwargs.broadcast_buffers && ddp.forward_sync && !ddp.buffers.empty() && (training || !ddp.joining)) ddp.sync_buffers(ddp.joining ? Impl::common_rank(true) : 0);
+  });
+}
+
+void DistributedDataParallel::after_forward(const std::vector<at::Tensor>& outputs) {
+  Impl& ddp = *impl_;
+  ddp.forward_sync = at::GradMode::is_enabled() && ddp.grad_sync;
+  if (!ddp.forward_sync || !ddp.reducer) return;
+  ddp.reducer->prepare_for_backward(ddp.kwargs.find_unused_parameters && !ddp.kwargs.static_graph ? outputs : std::vector<at::Tensor>{});
+}
+
+bool DistributedDataParallel::require_backward_grad_sync() const { return impl_->grad_sync; }
+void DistributedDataParallel::set_require_backward_grad_sync(bool value) { impl_->grad_sync = value; }
+
+void DistributedDataParallel::prepare_backward_sync() {
+  impl_->grad_sync = true;
+  impl_->forward_sync = true;
+  if (impl_->reducer) impl_->reducer->prepare_for_backward({});
+}
+
+void DistributedDataParallel::join(const std::vector<std::shared_ptr<DistributedDataParallel>>& models, const std::function<void()>& loop) {
+  struct Joining {
+    const std::vector<std::shared_ptr<DistributedDataParallel>>& models;
+    explicit Joining(const std::vector<std::shared_ptr<DistributedDataParallel>>& list) : models(list) { for (auto& model : models) model->impl_->joining = true; }
+    ~Joining() { for (auto& model : models) model->impl_->joining = false; }
+  } joining(models);
+  loop();
+  comm::world_group()->guard("join_uneven_inputs", [&] {
+    // One round per step that some rank still takes; who finds nobody left in the first round stopped last.
+    bool last = true;
+    for (bool active = true; active;) {
+      active = false;
+      for (auto& model : models) {
+        const auto [training, averaging] = model->impl_->count_active(false);
+        if (training == 0) break;
+        active = true;
+        last = false;
+        model->impl_->shadow_step(averaging);
+      }
+    }
+    const int64_t source = Impl::common_rank(last);
+    for (auto& model : models) {
+      broadcast_in_place(tensors_of(model->impl_->parameters), source);
+      model->impl_->sync_buffers(source);
+    }
+  });
+}
+
+void guard_backward(const std::function<void()>& backward) {
+  if (const auto& group = comm::world_group()) group->guard("backward", backward);
+  else backward();
+}
+
+}  // namespace accelerate::parallel

@@ -1,0 +1,46 @@
+#include "parallel/gradient_hook.hpp"
+
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include "comm/group.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+class GradientHook : public c10d::CommHookInterface {
+ public:
+  GradientHook(std::shared_ptr<comm::Group> group, at::ScalarType wire) : group_(std::move(group)), wire_(wire) {}
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    at::Tensor buffer = bucket.getBufferRef();
+    const bool compress = wire_ != at::ScalarType::Undefined && buffer.scalar_type() != wire_;
+    // Dividing first keeps fp16 sums in range.
+    at::Tensor sent = buffer.div_(group_->world_size());
+    if (compress) sent = sent.to(wire_);
+    auto future = group_->all_reduce_async(sent);
+    if (!compress) return future;
+    return future->then(
+        [buffer](c10::ivalue::Future& done) {
+          buffer.copy_(done.value().toTensorVector().at(0));
+          return c10::IValue(std::vector<at::Tensor>{buffer});
+        },
+        c10::ListType::ofTensors());
+  }
+
+  at::Tensor parseHookResult(const c10::IValue& result) override { return c10d::detail::parseCppCommHookResult(result); }
+
+ private:
+  std::shared_ptr<comm::Group> group_;
+  at::ScalarType wire_;
+};
+
+}  // namespace
+
+std::unique_ptr<c10d::CommHookInterface> make_gradient_hook(DDPCommunicationHookType type) {
+  const auto wire = type == DDPCommunicationHookType::fp16   ? at::kHalf
+                    : type == DDPCommunicationHookType::bf16 ? at::kBFloat16
+                                                             : at::ScalarType::Undefined;
+  return std::make_unique<GradientHook>(comm::world_group(), wire);
+}
+
+}  // namespace accelerate::parallel

@@ -1,0 +1,168 @@
+#include <ATen/DeviceAccelerator.h>
+#include <c10/util/Exception.h>
+
+#include <cstdio>
+
+#include "accelerate/comm.hpp"
+#include "accelerate/error.hpp"
+#include "accelerate/state.hpp"
+#include "comm/backends/backend.hpp"
+#include "comm/group.hpp"
+#include "utils/environment.hpp"
+
+namespace accelerate {
+
+struct PartialState::Shared {
+  at::Device device = at::kCPU;
+  DistributedType type = DistributedType::NO;
+  int64_t num_processes = 1, process_index = 0, local_process_index = 0, num_local_processes = 1;
+  bool cpu = false, debug = false;
+  std::string backend;
+  std::shared_ptr<comm::Group> group;
+};
+
+namespace {
+
+struct Identity {
+  int64_t rank, world_size, local_rank, local_world_size;
+};
+
+/// torchrun's and our launcher's names first, then those of MPI implementations and Slurm.
+Identity read_identity() {
+  Identity id{};
+  id.world_size = environment::integer({"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}).value_or(1);
+  id.rank = environment::integer({"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"}).value_or(0);
+  id.local_rank = environment::integer({"LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}).value_or(id.world_size > 1 ? id.rank : 0);
+  id.local_world_size = environment::integer({"LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"}).value_or(id.world_size);
+  if (id.world_size < 1 || id.rank < 0 || id.rank >= id.world_size || id.local_rank < 0)
+    throw ConfigError("environment: found RANK=" + std::to_string(id.rank) + ", WORLD_SIZE=" + std::to_string(id.world_size) + ", LOCAL_RANK=" + std::to_string(id.local_rank) +
+                      ", expected 0 <= RANK < WORLD_SIZE and LOCAL_RANK >= 0; start the program with `accelerate launch`, or unset these variables to run alone");
+  return id;
+}
+
+at::Device choose_device(bool cpu, int64_t local_rank) {
+  if (const auto wanted = environment::text("ACCELERATE_TORCH_DEVICE")) {
+    try {
+      return at::Device(*wanted);
+    } catch (const c10::Error&) {
+      throw ConfigError("environment: ACCELERATE_TORCH_DEVICE is '" + *wanted + "', expected a device such as cpu, cuda, cuda:1, xpu or mps");
+    }
+  }
+  if (cpu) return at::kCPU;
+  const auto type = at::getAccelerator();
+  if (!type) return at::kCPU;
+  const int64_t count = at::accelerator::deviceCount();
+  if (count < 1) return at::kCPU;
+  if (local_rank >= count)
+    throw ConfigError("PartialState: local rank " + std::to_string(local_rank) + " has no device of its own, found " + std::to_string(count) + " " + c10::DeviceTypeName(*type, true) +
+                      " device(s); launch at most one process per device, or pass --cpu");
+  const at::Device device(*type, static_cast<c10::DeviceIndex>(local_rank));
+  at::accelerator::setDeviceIndex(device.index());
+  return device;
+}
+
+}  // namespace
+
+const char* to_string(DistributedType type) {
+  switch (type) {
+    case DistributedType::NO: return "NO";
+    case DistributedType::MULTI_CPU: return "MULTI_CPU";
+    case DistributedType::MULTI_GPU: return "MULTI_GPU";
+    case DistributedType::MULTI_XPU: return "MULTI_XPU";
+  }
+  return "?";
+}
+
+std::shared_ptr<PartialState::Shared>& PartialState::shared() {
+  static std::shared_ptr<Shared> state;
+  return state;
+}
+
+PartialState::PartialState(const PartialStateOptions& options) {
+  auto& state = shared();
+  if (state) {
+    if (options.cpu && *options.cpu != state->cpu)
+      throw ConfigError(std::string("PartialState: cpu is ") + (*options.cpu ? "true" : "false") + ", but this process has already started with " + (state->cpu ? "true" : "false") +
+                        "; pass it to the first Accelerator or PartialState only, or call PartialState::reset() before");
+    shared_ = state;
+    return;
+  }
+  auto fresh = std::make_shared<Shared>();
+  const Identity id = read_identity();
+  fresh->cpu = options.cpu.value_or(environment::flag("ACCELERATE_USE_CPU").value_or(false));
+  fresh->debug = environment::flag("ACCELERATE_DEBUG_MODE").value_or(false);
+  fresh->device = choose_device(fresh->cpu, id.local_rank);
+  fresh->num_processes = id.world_size;
+  fresh->process_index = id.rank;
+  fresh->local_process_index = id.local_rank;
+  fresh->num_local_processes = id.local_world_size;
+  if (id.world_size > 1) {
+    const bool cuda = fresh->device.is_cuda();
+    fresh->type = fresh->device.is_cpu() ? DistributedType::MULTI_CPU : fresh->device.is_xpu() ? DistributedType::MULTI_XPU : DistributedType::MULTI_GPU;
+    fresh->backend = !options.process_group.backend.empty() ? options.process_group.backend : cuda && comm::kNccl.available ? "nccl" : "gloo";
+    const int64_t port = environment::integer({"MASTER_PORT"}).value_or(29500);
+    if (port < 1 || port > 65535) throw ConfigError("environment: MASTER_PORT is " + std::to_string(port) + ", expected 1 to 65535");
+    fresh->group = comm::Group::join({.rank = id.rank,
+                                      .world_size = id.world_size,
+                                      .backend = fresh->backend,
+                                      .master_addr = environment::text("MASTER_ADDR").value_or("127.0.0.1"),
+                                      .master_port = static_cast<uint16_t>(port),
+                                      .timeout = options.process_group.timeout.value_or(std::chrono::seconds(fresh->backend == "nccl" ? 600 : 1800)),
+                                      .device = fresh->device,
+                                      .debug = fresh->debug});
+    comm::set_world_group(fresh->group);
+  }
+  shared_ = state = fresh;
+}
+
+const at::Device& PartialState::device() const { return shared_->device; }
+DistributedType PartialState::distributed_type() const { return shared_->type; }
+int64_t PartialState::num_processes() const { return shared_->num_processes; }
+int64_t PartialState::process_index() const { return shared_->process_index; }
+int64_t PartialState::local_process_index() const { return shared_->local_process_index; }
+int64_t PartialState::num_local_processes() const { return shared_->num_local_processes; }
+bool PartialState::debug() const { return shared_->debug; }
+const std::string& PartialState::backend() const { return shared_->backend; }
+
+void PartialState::wait_for_everyone() const { comm::barrier(); }
+
+void PartialState::print(const std::string& text) const {
+  if (!is_local_main_process()) return;
+  std::fprintf(stdout, "%s\n", text.c_str());
+  std::fflush(stdout);
+}
+
+namespace {
+
+/// The first runs at once, the others wait until it has left; the second barrier is the first's leaving.
+std::shared_ptr<void> first_then_others(bool first) {
+  if (!first) {
+    comm::barrier();
+    return std::shared_ptr<void>(nullptr, [](void*) {});
+  }
+  return std::shared_ptr<void>(nullptr, [](void*) {
+    try {
+      comm::barrier();
+    } catch (const Error& error) {
+      std::fprintf(stderr, "main_process_first: %s\n", error.what());
+    }
+  });
+}
+
+}  // namespace
+
+std::shared_ptr<void> PartialState::main_process_first() const { return first_then_others(is_main_process()); }
+std::shared_ptr<void> PartialState::local_main_process_first() const { return first_then_others(is_local_main_process()); }
+
+void PartialState::abort(const std::string& reason) const noexcept {
+  if (shared_->group) shared_->group->announce_failure(reason);
+}
+
+bool PartialState::initialized() { return shared() != nullptr; }
+
+void PartialState::reset() {
+  comm::set_world_group(nullptr);
+  shared().reset();
+}
+
+}  // namespace accelerate

@@ -1,0 +1,72 @@
+#include "accelerate/archive.hpp"
+
+#include <ATen/ops/empty.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+namespace accelerate {
+
+void ArchiveWriter::write_string(const std::string& text) {
+  write(static_cast<int64_t>(text.size()));
+  raw(text.data(), text.size());
+}
+
+void ArchiveWriter::write_tensor(const at::Tensor& tensor) {
+  write(tensor.defined());
+  if (!tensor.defined()) return;
+  const at::Tensor plain = tensor.detach().cpu().contiguous();
+  write(static_cast<int8_t>(plain.scalar_type()));
+  write(static_cast<int64_t>(plain.dim()));
+  for (const int64_t size : plain.sizes()) write(size);
+  raw(plain.data_ptr(), plain.nbytes());
+}
+
+void ArchiveWriter::write_ivalue(const c10::IValue& value) {
+  const auto bytes = torch::jit::pickle_save(value);
+  write_string(std::string(bytes.begin(), bytes.end()));
+}
+
+void ArchiveReader::raw(void* data, size_t size) {
+  if (size > bytes_.size() - at_)
+    throw CommError("receiving an object: the message ends after " + std::to_string(bytes_.size()) + " bytes, expected at least " +
+                    std::to_string(at_ + size) + " for this type; the ranks may run different programs or call with different types");
+  std::memcpy(data, bytes_.data() + at_, size);
+  at_ += size;
+}
+
+int64_t ArchiveReader::read_count() {
+  int64_t count = 0;
+  raw(&count, sizeof(count));
+  // Each item takes no less than nothing, but a count beyond the message's own length can't be right unless items are empty; bound the allocation by it.
+  if (count < 0 || static_cast<uint64_t>(count) > bytes_.size())
+    throw CommError("receiving an object: found a list of " + std::to_string(count) + " items in a message of " + std::to_string(bytes_.size()) +
+                    " bytes; the ranks may run different programs or call with different types");
+  return count;
+}
+
+void ArchiveReader::read_string(std::string& text) {
+  text.resize(static_cast<size_t>(read_count()));
+  raw(text.data(), text.size());
+}
+
+void ArchiveReader::read_tensor(at::Tensor& tensor) {
+  bool defined = false;
+  read(defined);
+  if (!defined) {
+    tensor = at::Tensor();
+    return;
+  }
+  int8_t dtype = 0;
+  read(dtype);
+  std::vector<int64_t> sizes(static_cast<size_t>(read_count()));
+  for (int64_t& size : sizes) read(size);
+  tensor = at::empty(sizes, at::TensorOptions().dtype(static_cast<at::ScalarType>(dtype)));
+  raw(tensor.data_ptr(), tensor.nbytes());
+}
+
+void ArchiveReader::read_ivalue(c10::IValue& value) {
+  std::string bytes;
+  read_string(bytes);
+  value = torch::jit::pickle_load(std::vector<char>(bytes.begin(), bytes.end()));
+}
+
+}  // namespace accelerate

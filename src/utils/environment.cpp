@@ -1,0 +1,41 @@
+#include "utils/environment.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+
+#include "accelerate/error.hpp"
+
+namespace accelerate::environment {
+
+std::optional<std::string> text(const char* name) {
+  const char* value = std::getenv(name);
+  if (!value || !*value) return std::nullopt;
+  return value;
+}
+
+std::optional<int64_t> integer(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const auto value = text(name);
+    if (!value) continue;
+    int64_t number = 0;
+    const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
+    if (error != std::errc() || end != value->data() + value->size())
+      throw ConfigError(std::string("environment: ") + name + " is '" + *value + "', expected a whole number; unset it or let `accelerate launch` set it");
+    return number;
+  }
+  return std::nullopt;
+}
+
+std::optional<bool> flag(const char* name) {
+  auto value = text(name);
+  if (!value) return std::nullopt;
+  std::transform(value->begin(), value->end(), value->begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const char* yes : {"y", "yes", "t", "true", "on", "1"})
+    if (*value == yes) return true;
+  for (const char* no : {"n", "no", "f", "false", "off", "0"})
+    if (*value == no) return false;
+  throw ConfigError(std::string("environment: ") + name + " is '" + *value + "', expected true or false");
+}
+
+}  // namespace accelerate::environment

@@ -1,0 +1,11 @@
+# One program runs all JSON cases; every file is a ctest case.
+file(GLOB conformance_sources CONFIGURE_DEPENDS ${TEST_DIR}/*.cpp)
+add_executable(conformance_tests ${conformance_sources})
+target_link_libraries(conformance_tests PRIVATE accelerate_test_main accelerate nlohmann_json::nlohmann_json)
+accelerate_use_pch(conformance_tests)
+file(GLOB conformance_cases CONFIGURE_DEPENDS ${TEST_DIR}/cases/*.json)
+foreach(case ${conformance_cases})
+  cmake_path(GET case STEM name)
+  add_test(NAME conformance.${name} COMMAND conformance_tests --cases ${TEST_DIR}/cases --only ${name})
+  set_tests_properties(conformance.${name} PROPERTIES LABELS conformance TIMEOUT 300)
+endforeach()

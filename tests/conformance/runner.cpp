@@ -1,0 +1,164 @@
+#include "runner.hpp"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <stdexcept>
+
+#include "accelerate/error.hpp"
+#include "ranks.hpp"
+
+namespace conformance {
+
+namespace fs = std::filesystem;
+
+void Report::check(bool passed, const std::function<std::string()>& detail) {
+  if (passed) {
+    ++passed_;
+    return;
+  }
+  ++failed_;
+  constexpr size_t kDetails = 5;
+  if (details_.size() < kDetails) details_.push_back(detail());
+}
+
+int64_t Report::differing() const {
+  int64_t sum = 0;
+  for (const auto& [reason, count] : differing_) sum += count;
+  return sum;
+}
+
+std::map<std::string, Kind>& kinds() {
+  static std::map<std::string, Kind> all;
+  return all;
+}
+
+std::vector<json> in_ranks(const std::string& kind, const json& file, int64_t world_size) {
+  const fs::path dir = fs::path(support::scratch_dir()) / kind / std::to_string(world_size);
+  fs::create_directories(dir);
+  std::ofstream(dir / "cases.json") << file;
+  const auto results = support::run_program({"--rank-of", kind, "--dir", dir.string()}, {.world_size = world_size, .deadline = std::chrono::seconds(240)});
+  std::vector<json> found;
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    if (results[rank].exit_code != 0) {
+      std::string text = "a rank failed:";
+      for (size_t r = 0; r < results.size(); ++r)
+        text += "\n[rank " + std::to_string(r) + "] exit code " + std::to_string(results[r].exit_code) + ", signal " + std::to_string(results[r].signal) + "\n" + results[r].output;
+      throw std::runtime_error(text);
+    }
+    std::ifstream stream(dir / ("rank_" + std::to_string(rank) + ".json"));
+    found.push_back(json::parse(stream));
+  }
+  return found;
+}
+
+bool throws_error(const std::function<void()>& f, std::string* what) {
+  try {
+    f();
+  } catch (const accelerate::Error& e) {
+    if (what) *what = e.what();
+    return true;
+  }
+  return false;
+}
+
+bool close(const json& found, const json& expected, double tolerance) {
+  if (expected.is_number() && found.is_number()) return std::abs(found.get<double>() - expected.get<double>()) <= tolerance;
+  if (expected.is_array() && found.is_array() && expected.size() == found.size()) {
+    for (size_t i = 0; i < expected.size(); ++i)
+      if (!close(found[i], expected[i], tolerance)) return false;
+    return true;
+  }
+  if (expected.is_object() && found.is_object() && expected.size() == found.size()) {
+    for (const auto& [key, value] : expected.items())
+      if (!found.contains(key) || !close(found[key], value, tolerance)) return false;
+    return true;
+  }
+  return found == expected;
+}
+
+namespace {
+
+/// Prints a file's line; true unless a row failed.
+bool run_file(const fs::path& path, const Kind& kind) {
+  Report report;
+  std::string broken;
+  try {
+    std::ifstream stream(path);
+    kind.run(json::parse(stream), report);
+  } catch (const std::exception& e) {
+    broken = e.what();
+  }
+  const bool good = broken.empty() && report.failed() == 0;
+  std::cout << path.stem().string() << ": " << report.passed() << " passed, " << report.failed() << " failed (" << report.differing() << " differ on purpose)\n";
+  if (!broken.empty()) std::cout << "  the file could not be run: " << broken << "\n";
+  for (const auto& detail : report.details()) std::cout << "  FAILED " << detail << "\n";
+  for (const auto& [reason, count] : report.reasons()) std::cout << "  " << count << " differ: " << reason << "\n";
+  return good;
+}
+
+int run_rank(const std::string& kind, const fs::path& dir) {
+  std::ifstream stream(dir / "cases.json");
+  const json found = kinds().at(kind).rank(json::parse(stream));
+  std::ofstream out(dir / ("rank_" + std::to_string(support::rank()) + ".json"));
+  out << found;
+  return out.good() ? 0 : 1;
+}
+
+int usage() {
+  std::cerr << "usage: conformance_tests --cases DIR [--only NAME]\n"
+               "  Runs every DIR/*.json and prints one line per file. NAME is a file name with or without .json.\n";
+  return 64;
+}
+
+int run(const std::vector<std::string>& arguments) {
+  std::map<std::string, std::string> flags;
+  for (size_t i = 0; i < arguments.size(); i += 2) {
+    const std::string& flag = arguments[i];
+    if (i + 1 == arguments.size() || (flag != "--cases" && flag != "--only" && flag != "--rank-of" && flag != "--dir")) return usage();
+    flags[flag] = arguments[i + 1];
+  }
+  if (flags.contains("--rank-of")) return run_rank(flags["--rank-of"], flags["--dir"]);
+  if (!flags.contains("--cases")) return usage();
+  const fs::path folder = flags["--cases"];
+  if (!fs::is_directory(folder)) {
+    std::cerr << "conformance_tests: " << folder << " is no folder, expected one with *.json files\n";
+    return 66;
+  }
+  std::string only = flags["--only"];
+  if (only.ends_with(".json")) only.resize(only.size() - 5);
+  std::map<std::string, fs::path> files;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().extension() == ".json" && (only.empty() || entry.path().stem() == only)) files[entry.path().stem().string()] = entry.path();
+  if (files.empty()) {
+    std::cerr << "conformance_tests: found no " << (only.empty() ? "*" : only) << ".json in " << folder << "\n";
+    return 66;
+  }
+  bool good = true;
+  for (const auto& [name, path] : files) {
+    const auto kind = kinds().find(name);
+    if (kind == kinds().end()) {
+      std::cout << name << ": no runner\n";
+      good = good && only.empty();  // asked for by name, it must be run
+    } else {
+      good = run_file(path, kind->second) && good;
+    }
+    std::cout.flush();
+  }
+  return good ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace conformance
+
+int main(int argc, char** argv) {
+  try {
+    return conformance::run({argv + 1, argv + argc});
+  } catch (const std::exception& e) {
+    std::cerr << "conformance_tests: " << e.what() << "\n";
+    return 1;
+  }
+}

