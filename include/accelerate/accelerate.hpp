@@ -20,6 +20,7 @@
 #include "accelerate/prepared.hpp"
 #include "accelerate/progress.hpp"
 #include "accelerate/random.hpp"
+#include "accelerate/record.hpp"
 #include "accelerate/safetensors.hpp"
 #include "accelerate/split.hpp"
 #include "accelerate/state.hpp"

@@ -15,65 +15,10 @@
 #include "accelerate/safetensors.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/safetensors_header.hpp"
+#include "utils/atomic_file.hpp"
 
 namespace accelerate {
 namespace {
-
-/// A file that appears under its name when it is finished and leaves nothing behind when it is not.
-class AtomicFile {
- public:
-  explicit AtomicFile(const std::filesystem::path& path) : path_(path), temporary_(temporary_name(path)) {
-    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (file_ < 0) fail("can't create it");
-  }
-  ~AtomicFile() {
-    if (file_ >= 0) ::close(file_);
-    if (!finished_) ::unlink(temporary_.c_str());
-  }
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-
-  void write(std::string_view bytes) {
-    while (!bytes.empty()) {
-      const auto written = ::write(file_, bytes.data(), bytes.size());
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail("can't write to it");
-      bytes.remove_prefix(static_cast<size_t>(written));
-    }
-  }
-
-  void finish() {
-    if (::fsync(file_) != 0) fail("can't flush it to the disk");
-    const int closed = ::close(std::exchange(file_, -1));
-    if (closed != 0) fail("can't close it");
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("can't rename the finished file");
-    finished_ = true;
-    // The new name survives a power cut only when the folder is flushed too. Not every file system can, and the file is complete without.
-    const auto folder = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
-    if (const int handle = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); handle >= 0) {
-      ::fsync(handle);
-      ::close(handle);
-    }
-  }
-
- private:
-  static std::filesystem::path temporary_name(const std::filesystem::path& path) {
-    static std::atomic<int> counter{0};
-    return path.parent_path() / ("." + path.filename().string() + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++));
-  }
-
-  [[noreturn]] void fail(const std::string& what) const {
-    const int error = errno;
-    const auto message = "save_safetensors '" + path_.string() + "': " + what + ": " + std::strerror(error) + ".";
-    if (error == ENOSPC || error == EDQUOT || error == EFBIG) throw ResourceError(message + " Free some space or raise the limit; an older file of this name is untouched.");
-    throw CheckpointError(message + " Check that its folder exists and may be written to; an older file of this name is untouched.");
-  }
-
-  std::filesystem::path path_;
-  std::filesystem::path temporary_;
-  int file_ = -1;
-  bool finished_ = false;
-};
 
 struct Entry {
   const std::string* name;
@@ -143,7 +88,7 @@ void save_safetensors(const std::filesystem::path& path, const std::map<std::str
   }
 
   const auto header = formats::format_safetensors_header(infos, metadata, path.string());
-  AtomicFile file(path);
+  AtomicFile file("save_safetensors", path);
   file.write(header);
   for (const auto& entry : entries) {
     const auto bytes = entry.tensor->detach().cpu().resolve_conj().resolve_neg().contiguous();

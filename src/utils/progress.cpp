@@ -30,8 +30,12 @@ std::string rate_text(double rate, const std::string& unit) {
 
 int64_t terminal_width() {
   winsize size{};
-  return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  if (::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return environment::integer({"ACCELERATE_LAUNCH_COLUMNS"}).value_or(80);
 }
+
+/// A terminal of our own, or the launcher's behind its pipe.
+bool on_terminal() { return ::isatty(STDERR_FILENO) != 0 || environment::text("ACCELERATE_LAUNCH_COLUMNS"); }
 
 }  // namespace
 
@@ -72,7 +76,7 @@ struct ProgressBar::Impl {
 
 ProgressBar::ProgressBar(ProgressBarOptions options) : impl_(std::make_unique<Impl>()) {
   impl_->options = std::move(options);
-  impl_->terminal = ::isatty(STDERR_FILENO) != 0;
+  impl_->terminal = on_terminal();
   impl_->enabled = impl_->options.enabled.value_or(environment::integer({"LOCAL_RANK"}).value_or(0) == 0);
   impl_->draw(true);
 }
