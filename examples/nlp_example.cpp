@@ -41,7 +41,7 @@ std::vector<Pair> read_pairs(const std::string& path) {
 void train(accelerate_examples::Arguments args) {
   const auto model_dir = args.get<std::string>("--model", ".deps/data/minilm");
   const auto output_dir = args.get<std::string>("--output_dir", "build/nlp_example_output");
-  const auto train_size = args.get<int64_t>("--train_size", 3200), eval_size = args.get<int64_t>("--eval_size", 800);
+  const auto train_size = args.get<int64_t>("--train_size", 3600), eval_size = args.get<int64_t>("--eval_size", 800);
   const auto epochs = args.get<int64_t>("--epochs", 1), batch_size = args.get<int64_t>("--batch_size", 16);
   const auto learning_rate = args.get<double>("--lr", 1e-4);
   const auto pairs_file = args.get<std::string>("--pairs", ".deps/data/pairs.tsv");

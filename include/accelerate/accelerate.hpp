@@ -12,6 +12,7 @@
 #include "accelerate/error.hpp"
 #include "accelerate/kwargs.hpp"
 #include "accelerate/memory.hpp"
+#include "accelerate/model_ref.hpp"
 #include "accelerate/nested.hpp"
 #include "accelerate/ops.hpp"
 #include "accelerate/optim.hpp"

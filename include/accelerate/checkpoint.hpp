@@ -14,7 +14,7 @@
 
 #include "accelerate/archive.hpp"
 #include "accelerate/export.hpp"
-#include "accelerate/prepared.hpp"
+#include "accelerate/model_ref.hpp"
 
 namespace accelerate::checkpoint {
 
@@ -23,10 +23,14 @@ ACCELERATE_API void save_object(const c10::IValue& object, const std::filesystem
 /// @throws CheckpointError when the file is missing, damaged, or holds more than plain data.
 ACCELERATE_API c10::IValue load_object(const std::filesystem::path& file);
 
+/// A dict of named tensors, for save_object.
+ACCELERATE_API c10::IValue to_dict(const std::map<std::string, at::Tensor>& tensors);
+
 /// Parameters and buffers by name, on the CPU; tied weights once.
 ACCELERATE_API std::map<std::string, at::Tensor> state_dict(const ModelRef& model);
 /// Copies `tensors` into the model. Names that share memory with a present one may be missing.
 /// @throws CheckpointError listing every missing, unexpected and misshapen tensor; the model is unchanged then.
+ACCELERATE_API void check_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors);  ///< the same errors, without copying
 ACCELERATE_API void load_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors);
 
 /// "10GB", "500MB", "1KB": decimal units; "GiB", "MiB", "KiB": binary. @throws ConfigError

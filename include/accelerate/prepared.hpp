@@ -3,8 +3,6 @@
 /// A model behind `Accelerator::prepare`: the same module, with what training over several processes and in mixed precision needs around its forward.
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/jit/api/module.h>
-#include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
 #include <concepts>
@@ -15,30 +13,11 @@
 #include <vector>
 
 #include "accelerate/export.hpp"
+#include "accelerate/model_ref.hpp"
 #include "accelerate/parallel/ddp.hpp"
 #include "accelerate/precision.hpp"
 
 namespace accelerate {
-
-/// A module of any kind, seen by its named tensors.
-class ACCELERATE_API ModelRef {
- public:
-  explicit ModelRef(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
-  explicit ModelRef(const torch::jit::Module& module) : script_(module) {}
-
-  /// Each tensor once, under its first name: tied weights don't repeat.
-  parallel::NamedTensors parameters() const;
-  parallel::NamedTensors buffers() const;
-  /// Parameters and buffers by name, as the module's own state, without copies.
-  parallel::NamedTensors state() const;
-  void to(const at::Device& device) const;
-  /// Equal for references to the same module.
-  const void* identity() const;
-
- private:
-  std::shared_ptr<torch::nn::Module> module_;
-  std::optional<torch::jit::Module> script_;
-};
 
 namespace detail {
 

@@ -45,12 +45,6 @@ std::map<std::string, at::Tensor> to_map(const c10::IValue& value, const fs::pat
   return tensors;
 }
 
-c10::IValue to_dict(const std::map<std::string, at::Tensor>& tensors) {
-  c10::impl::GenericDict dict(c10::StringType::get(), c10::TensorType::get());
-  for (const auto& [name, tensor] : tensors) dict.insert(name, tensor);
-  return dict;
-}
-
 }  // namespace
 
 void Accelerator::save(const c10::IValue& object, const fs::path& file) const {
@@ -60,7 +54,7 @@ void Accelerator::save(const c10::IValue& object, const fs::path& file) const {
 void Accelerator::save(const std::map<std::string, at::Tensor>& tensors, const fs::path& file, bool safe_serialization) const {
   if (!(is_main_process() || (project_configuration().save_on_each_node && is_local_main_process()))) return;
   if (safe_serialization) save_safetensors(file, tensors, {{"format", "pt"}});
-  else checkpoint::save_object(to_dict(tensors), file);
+  else checkpoint::save_object(checkpoint::to_dict(tensors), file);
 }
 
 void Accelerator::save_model_files(const ModelRef& model, const fs::path& folder, const std::string& max_shard_size, bool safe_serialization) const {
@@ -108,7 +102,7 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
     for (size_t i = 0; i < impl_->models.size(); ++i) {
       const auto tensors = checkpoint::state_dict(impl_->models[i]->model);
       if (safe_serialization) save_safetensors(folder / numbered("model", i, ".safetensors"), tensors, {{"format", "pt"}});
-      else checkpoint::save_object(to_dict(tensors), folder / numbered("pytorch_model", i, ".bin"));
+      else checkpoint::save_object(checkpoint::to_dict(tensors), folder / numbered("pytorch_model", i, ".bin"));
     }
     for (size_t i = 0; i < impl_->optimizers.size(); ++i) checkpoint::save_object(impl_->optimizers[i].state_dict(), folder / numbered("optimizer", i, ".bin"));
     for (size_t i = 0; i < impl_->schedulers.size(); ++i) checkpoint::save_object(impl_->schedulers[i].state_dict(), folder / numbered("scheduler", i, ".bin"));
@@ -165,13 +159,25 @@ void Accelerator::load_state(const fs::path& input_dir) {
     TORCH_WARN("load_state: the random generators keep their present state: ", error.what());
   }
 
+  // Whatever refuses its part, those that took theirs get back what they had. Models come last: they have been checked, so that no copy of them is needed.
+  for (size_t i = 0; i < models.size(); ++i) checkpoint::check_state_dict(impl_->models[i]->model, models[i]);
+  std::vector<std::function<void()>> undo;
+  const auto load = [&](auto& object, const c10::IValue& state) {
+    undo.push_back([&object, before = object.state_dict()] { object.load_state_dict(before); });
+    object.load_state_dict(state);
+  };
+  try {
+    for (size_t i = 0; i < optimizers.size(); ++i) load(impl_->optimizers[i], optimizers[i]);
+    for (size_t i = 0; i < schedulers.size(); ++i) load(impl_->schedulers[i], schedulers[i]);
+    for (size_t i = 0; i < loaders.size(); ++i) load(impl_->loaders[i], loaders[i]);
+    if (scaler) load(*impl_->scaler, *scaler);
+    for (size_t i = 0; i < customs.size(); ++i) load(impl_->customs[i], customs[i]);
+    if (random) impl_->step = checkpoint::load_random_states(*random, device());
+  } catch (...) {
+    for (; !undo.empty(); undo.pop_back()) undo.back()();
+    throw;
+  }
   for (size_t i = 0; i < models.size(); ++i) checkpoint::load_state_dict(impl_->models[i]->model, models[i]);
-  for (size_t i = 0; i < optimizers.size(); ++i) impl_->optimizers[i].load_state_dict(optimizers[i]);
-  for (size_t i = 0; i < schedulers.size(); ++i) impl_->schedulers[i].load_state_dict(schedulers[i]);
-  for (size_t i = 0; i < loaders.size(); ++i) impl_->loaders[i].load_state_dict(loaders[i]);
-  if (scaler) impl_->scaler->load_state_dict(*scaler);
-  for (size_t i = 0; i < customs.size(); ++i) impl_->customs[i].load_state_dict(customs[i]);
-  if (random) impl_->step = checkpoint::load_random_states(*random, device());
   if (project.automatic_checkpoint_naming)
     if (const auto number = checkpoint_number(folder)) project.iteration = *number + 1;
   wait_for_everyone();

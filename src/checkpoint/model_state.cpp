@@ -30,7 +30,7 @@ std::map<std::string, at::Tensor> state_dict(const ModelRef& model) {
   return result;
 }
 
-void load_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors) {
+void check_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors) {
   const auto state = model.state();
   std::set<decltype(memory_of(at::Tensor()))> present;
   std::set<std::string> known;
@@ -49,6 +49,11 @@ void load_state_dict(const ModelRef& model, const std::map<std::string, at::Tens
     if (!known.contains(name)) differences += "\n  '" + name + "': not in the model";
   if (!differences.empty())
     throw CheckpointError("loading a model: the weights don't fit it, expected the same names and shapes; nothing was loaded. Build the model with the options that it was saved with. Differences:" + differences);
+}
+
+void load_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors) {
+  check_state_dict(model, tensors);
+  const auto state = model.state();
   at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : state)
     if (const auto found = tensors.find(name); found != tensors.end()) at::Tensor(tensor).detach().copy_(found->second);

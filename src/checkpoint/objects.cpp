@@ -20,6 +20,12 @@ void save_object(const c10::IValue& object, const std::filesystem::path& file) {
   out.finish();
 }
 
+c10::IValue to_dict(const std::map<std::string, at::Tensor>& tensors) {
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::TensorType::get());
+  for (const auto& [name, tensor] : tensors) dict.insert(name, tensor);
+  return dict;
+}
+
 c10::IValue load_object(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary | std::ios::ate);
   if (!in) throw CheckpointError("load '" + file.string() + "': the file can't be opened; check the checkpoint folder, the file may belong to an object that was not saved");

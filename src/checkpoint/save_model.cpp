@@ -17,7 +17,7 @@ struct Shard {
   int64_t bytes = 0;
 };
 
-std::vector<Shard> split(const parallel::NamedTensors& state, const std::map<std::string, at::Tensor>& tensors, int64_t max_bytes) {
+std::vector<Shard> split(const NamedTensors& state, const std::map<std::string, at::Tensor>& tensors, int64_t max_bytes) {
   std::vector<Shard> shards(1);
   for (const auto& [name, ignored] : state) {
     const auto found = tensors.find(name);
@@ -35,12 +35,6 @@ std::string shard_name(const std::string& stem, const std::string& extension, si
   char part[32];
   std::snprintf(part, sizeof(part), "-%05zu-of-%05zu", index + 1, count);
   return stem + part + extension;
-}
-
-c10::IValue to_dict(const std::map<std::string, at::Tensor>& tensors) {
-  c10::impl::GenericDict dict(c10::StringType::get(), c10::TensorType::get());
-  for (const auto& [name, tensor] : tensors) dict.insert(name, tensor);
-  return dict;
 }
 
 }  // namespace

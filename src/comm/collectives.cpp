@@ -72,10 +72,9 @@ at::Tensor pad_to_largest(const at::Tensor& tensor, const PadOptions& options) {
   if (!world || options.dim >= tensor.dim() || options.dim < -tensor.dim()) return tensor;
   const int64_t dim = options.dim < 0 ? options.dim + tensor.dim() : options.dim;
   if (world->debug()) {  // all other dimensions must agree
-    at::Tensor without = tensor.select(dim, 0).new_empty({0});
     auto sizes = tensor.sizes().vec();
     sizes[static_cast<size_t>(dim)] = 0;
-    verify_shapes("pad_across_processes", {without.view(sizes)});
+    verify_shapes("pad_across_processes", {tensor.new_empty(sizes)});
   }
   const at::Tensor size = at::full({1}, tensor.size(dim), at::TensorOptions().dtype(at::kLong).device(tensor.device()));
   return ops::pad_to(tensor, world->all_gather(size).max().item<int64_t>(), options);

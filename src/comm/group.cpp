@@ -1,6 +1,7 @@
 #include "comm/group.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <condition_variable>
@@ -22,6 +23,12 @@ std::string seconds(std::chrono::milliseconds time) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.1f s", static_cast<double>(time.count()) / 1000.0);
   return text;
+}
+
+/// Without the stack trace that c10's errors carry.
+std::string text_of(const std::exception& error) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  return c10_error ? c10_error->what_without_backtrace() : error.what();
 }
 
 /// A future that either the transport or the watchdog completes, whoever is first.
@@ -218,7 +225,7 @@ void Group::run(const char* operation, const std::function<c10::intrusive_ptr<c1
     }
     work->wait();
   } catch (const std::exception& error) {
-    impl_->fail(error.what());
+    impl_->fail(text_of(error));
   }
 }
 
@@ -231,6 +238,16 @@ void check_device(const Group& group, const char* operation, const at::Tensor& t
   if (tensor.device().type() != group.device().type())
     throw ShapeError(std::string(operation) + ": found a tensor on " + tensor.device().str() + ", expected one on " + group.device().str() +
                      ", which the back end '" + group.backend() + "' serves; move it there first (send_to_device)");
+}
+
+/// Found out here, and not by a back end in the middle of a collective, the group stays usable.
+void check_reducible(const at::Tensor& tensor, Reduction reduction) {
+  constexpr auto is_one_of = [](at::ScalarType type, auto... types) { return ((type == types) || ...); };
+  const auto type = tensor.scalar_type();
+  if (is_one_of(type, at::kByte, at::kChar, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble)) return;
+  if (reduction != Reduction::max && is_one_of(type, at::kComplexFloat, at::kComplexDouble)) return;
+  throw ShapeError(std::string("reduce: found a tensor of type ") + at::toString(type) + ", which has no " + (reduction == Reduction::max ? "maximum" : "sum") +
+                   " in the back ends, expected Bool, an integer up to 64 bits, Half, BFloat16, Float, Double or, for sums, a complex type; convert it first");
 }
 
 }  // namespace
@@ -268,6 +285,7 @@ at::Tensor Group::broadcast(const at::Tensor& tensor, int64_t from) {
 
 void Group::all_reduce_(at::Tensor& tensor, Reduction reduction) {
   check_device(*this, "reduce", tensor);
+  check_reducible(tensor, reduction);
   std::vector<at::Tensor> tensors{tensor};
   c10d::AllreduceOptions options;
   options.reduceOp = reduction == Reduction::max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
@@ -324,7 +342,7 @@ void Group::guard(const char* operation, const std::function<void()>& body) {
       std::lock_guard lock(impl_->progress->mutex);
       transport = !impl_->progress->async_error.empty();
     }
-    const std::string text = error.what();
+    const std::string text = text_of(error);
     // c10d's own collectives (buckets' order, buffers) report through gloo's exceptions, which have no type of their own here.
     transport = transport || text.find("gloo") != std::string::npos || text.find("NCCL") != std::string::npos;
     if (transport) impl_->fail(text);

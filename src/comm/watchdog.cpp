@@ -33,14 +33,30 @@ Watchdog::~Watchdog() {
   }
   stop_changed_.notify_all();
   thread_.join();
-  if (failed_) return;
+  if (failed_) {
+    // Rank 0's process serves the store: while it lingers the peers can read why it failed.
+    if (rank_ == 0) std::this_thread::sleep_for(2 * period_);
+    return;
+  }
   try {
     RankStatus status = callbacks_.status();
     status.note = "left";
     status.round = std::numeric_limits<int64_t>::max();  // stays true whatever is asked later
     publish(status);
+    if (rank_ == 0) wait_for_leavers();
   } catch (const std::exception&) {
     // The store may have gone first; then there is nobody to tell.
+  }
+}
+
+void Watchdog::wait_for_leavers() {
+  // The store ends with this process, and c10d complains aloud in every rank that still has a connection to it.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+  for (int64_t rank = 1; rank < world_size_;) {
+    const bool left = store_->check({status_key(rank)}) && !from_bytes<RankStatus>(text_of(store_->get(status_key(rank)))).note.empty();
+    if (left) ++rank;
+    else if (std::chrono::steady_clock::now() > deadline) return;
+    else std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
 }
 

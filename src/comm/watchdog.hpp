@@ -53,6 +53,7 @@ class Watchdog {
  private:
   void run();
   void publish(RankStatus status);
+  void wait_for_leavers();
 
   c10::intrusive_ptr<c10d::Store> store_;
   const int64_t rank_;

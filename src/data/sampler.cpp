@@ -31,11 +31,12 @@ Indices random_order(int64_t n, int64_t count, bool replacement, const at::Gener
   order.reserve(static_cast<size_t>(count));
   const auto options = at::TensorOptions().dtype(at::kLong);
   constexpr int64_t kDrawsAtOnce = 32;  // as many as the reference draws per call: the stream of numbers depends on it
-  while (n > 0 && static_cast<int64_t>(order.size()) < count) {
-    const int64_t left = count - static_cast<int64_t>(order.size());
-    if (replacement) append(order, at::randint(n, {std::min(left, kDrawsAtOnce)}, generator, options), std::min(left, kDrawsAtOnce));
-    else append(order, at::randperm(n, generator, options), std::min(left, n));
+  while (n > 0 && replacement && static_cast<int64_t>(order.size()) < count) {
+    const int64_t draws = std::min(count - static_cast<int64_t>(order.size()), kDrawsAtOnce);
+    append(order, at::randint(n, {draws}, generator, options), draws);
   }
+  // The reference draws a last permutation even when it needs none of it, which decides on the order of the next pass.
+  for (int64_t left = count; n > 0 && !replacement && left >= 0; left -= n) append(order, at::randperm(n, generator, options), std::min(left, n));
   return order;
 }
 

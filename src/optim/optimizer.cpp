@@ -83,7 +83,18 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
 
 void AcceleratedOptimizer::zero_grad(bool set_to_none) const {
   if (!impl_->gradients.sync_gradients()) return;
-  impl_->optimizer->zero_grad(set_to_none);
+  // LibTorch's own zero_grad detaches gradients first, which those that are views of DDP's buckets refuse.
+  for (auto& group : impl_->optimizer->param_groups()) {
+    for (auto& parameter : group.params()) {
+      if (!parameter.grad().defined()) continue;
+      if (set_to_none) {
+        parameter.mutable_grad().reset();
+      } else {
+        if (!parameter.grad().is_view()) parameter.mutable_grad().detach_();
+        parameter.mutable_grad().zero_();
+      }
+    }
+  }
   if (impl_->scaler) impl_->scaler->forget(*impl_->optimizer);
 }
 

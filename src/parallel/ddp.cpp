@@ -2,6 +2,8 @@
 
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <algorithm>
@@ -40,6 +42,8 @@ struct DistributedDataParallel::Impl {
   std::vector<at::Tensor> buffers;
   DistributedDataParallelKwargs kwargs;
   std::shared_ptr<c10d::Reducer> reducer;
+  std::shared_ptr<c10d::Logger> logger;  ///< the Reducer's search for unused parameters writes to it, unasked
+  bool delayed = false;           ///< static_graph: the first backward has been told to average at its end
   bool grad_sync = true;          ///< the next backward averages
   bool forward_sync = true;       ///< the last forward was followed by an averaging backward, so buffers may differ from rank 0's
   bool joining = false;           ///< inside join()
@@ -62,8 +66,24 @@ struct DistributedDataParallel::Impl {
     std::reverse(buckets.begin(), buckets.end());  // gradients become ready from the last layer to the first
     reducer = std::make_shared<c10d::Reducer>(trained, buckets, process_group(), sparse, cap, kwargs.find_unused_parameters, kwargs.gradient_as_bucket_view, names, kMiB,
                                               /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>{});
+    if (kwargs.find_unused_parameters) {
+      logger = std::make_shared<c10d::Logger>(reducer);
+      reducer->set_logger(logger);
+    }
     if (kwargs.static_graph) reducer->set_static_graph();
     reducer->register_comm_hook(make_gradient_hook(kwargs.comm_hook));
+  }
+
+  /// The first backward of a static graph only learns which gradients come when; it averages all of them at its end, which somebody inside of it must ask for.
+  void delay_first_reduction(const std::vector<at::Tensor>& outputs) {
+    if (std::exchange(delayed, true)) return;
+    const auto asked = std::make_shared<bool>(false);
+    for (const auto& output : outputs) {
+      if (!output.requires_grad()) continue;
+      output.register_hook([asked, reducer = reducer](const at::Tensor&) {
+        if (!std::exchange(*asked, true)) torch::autograd::Engine::get_default_engine().queue_callback([reducer] { reducer->delay_all_reduce(); });
+      });
+    }
   }
 
   void sync_buffers(int64_t from) { broadcast_in_place(buffers, from); }
@@ -134,6 +154,7 @@ void DistributedDataParallel::after_forward(const std::vector<at::Tensor>& outpu
   Impl& ddp = *impl_;
   ddp.forward_sync = at::GradMode::is_enabled() && ddp.grad_sync;
   if (!ddp.forward_sync || !ddp.reducer) return;
+  if (ddp.kwargs.static_graph) ddp.delay_first_reduction(outputs);
   ddp.reducer->prepare_for_backward(ddp.kwargs.find_unused_parameters && !ddp.kwargs.static_graph ? outputs : std::vector<at::Tensor>{});
 }
 

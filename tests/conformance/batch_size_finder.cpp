@@ -8,7 +8,7 @@
 namespace conformance {
 namespace {
 
-json find(int64_t start, int64_t fits, json& tried, const std::function<int64_t(int64_t)>& reduce = nullptr) {
+json try_sizes(int64_t start, int64_t fits, json& tried, const std::function<int64_t(int64_t)>& reduce = nullptr) {
   json result;
   std::string what;
   const bool thrown = throws_error(
@@ -28,7 +28,7 @@ json find(int64_t start, int64_t fits, json& tried, const std::function<int64_t(
 void run(const json& file, Report& report) {
   for (const json& row : file.at("find_executable_batch_size")) {
     json tried = json::array();
-    const json result = find(row[0], row[1], tried);
+    const json result = try_sizes(row[0], row[1], tried);
     // Python's text starts with the name of its error type.
     const bool right = row[3].is_object() ? result.is_object() && result["error"].get<std::string>().find("No executable batch size found, reached zero.") != std::string::npos : result == row[3];
     report.check(tried == row[2] && right, [&] { return row.dump() + "\n    found " + tried.dump() + " " + result.dump(); });
@@ -36,7 +36,7 @@ void run(const json& file, Report& report) {
   if (file.contains("custom_halving")) {
     const json& sizes = file["custom_halving"];
     json tried = json::array();
-    find(sizes.front(), sizes.back(), tried, [](int64_t size) { return size / 2; });
+    try_sizes(sizes.front(), sizes.back(), tried, [](int64_t size) { return size / 2; });
     report.check(tried == sizes, [&] { return "custom_halving " + sizes.dump() + "\n    found " + tried.dump(); });
   }
   for (const json& row : file.at("should_reduce_batch_size")) {

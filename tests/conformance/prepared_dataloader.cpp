@@ -1,9 +1,7 @@
 // What each rank of a prepared loader sees. Where the reference is known to be wrong (its own test inventory lists the three defects), we must be right instead.
 #include <torch/torch.h>
 
-#include "accelerate/comm.hpp"
-#include "accelerate/data.hpp"
-#include "accelerate/state.hpp"
+#include "accelerate/accelerator.hpp"
 #include "ranks.hpp"
 #include "runner.hpp"
 
@@ -29,16 +27,9 @@ std::vector<int64_t> integers(const torch::Tensor& t) {
   return {longs.data_ptr<int64_t>(), longs.data_ptr<int64_t>() + longs.numel()};
 }
 
-/// As Accelerator::gather_for_metrics: at the end, repetitions are dropped.
-std::vector<int64_t> gather_for_metrics(const torch::Tensor& batch) {
-  const accelerate::GradientState state;
-  const auto all = accelerate::gather(batch);
-  return integers(state.end_of_dataloader() && state.remainder() > 0 ? all.slice(0, 0, state.remainder()) : all);
-}
-
 template <class Loader>
-json trace(const Loader& loader, bool gather) {
-  const accelerate::GradientState state;
+json trace(const accelerate::Accelerator& accelerator, const Loader& loader, bool gather) {
+  const accelerate::GradientState& state = accelerator.gradient_state();
   json batches = json::array(), ends = json::array(), gathered = json::array(), remainder;
   for (const torch::Tensor& batch : loader) {
     batches.push_back(integers(batch));
@@ -47,7 +38,7 @@ json trace(const Loader& loader, bool gather) {
     if (!gather) continue;
     const auto sizes = accelerate::gather_object(std::vector<int64_t>{batch.size(0)});
     if (std::adjacent_find(sizes.begin(), sizes.end(), std::not_equal_to<>()) != sizes.end()) return {{"error", "batches differ in size between ranks: " + json(sizes).dump()}};
-    for (const int64_t value : gather_for_metrics(batch)) gathered.push_back(value);
+    for (const int64_t value : integers(accelerator.gather_for_metrics(batch))) gathered.push_back(value);
   }
   json length;
   try {
@@ -64,9 +55,12 @@ json rank(const json& file) {
   for (const json& row : file.at("by_world_size").at(std::to_string(state.num_processes()))) {
     const int64_t n = row[0];
     const data::DataLoaderOptions options{.batch_size = row[1], .drop_last = row[6]};
-    const data::PrepareDataLoaderOptions prepare{
-        .config = {.split_batches = row[3], .dispatch_batches = row[4].is_null() ? std::nullopt : std::optional<bool>(row[4].get<bool>()), .even_batches = row[5]}};
-    const auto run = [&](auto dataset) { return trace(data::prepare_data_loader(data::DataLoader(std::move(dataset), options), prepare), row[5]); };
+    accelerate::AcceleratorState::reset(false);
+    accelerate::GradientState::reset();
+    accelerate::Accelerator accelerator(
+        {.cpu = true,
+         .dataloader_config = {.split_batches = row[3], .dispatch_batches = row[4].is_null() ? std::nullopt : std::optional<bool>(row[4].get<bool>()), .even_batches = row[5]}});
+    const auto run = [&](auto dataset) { return trace(accelerator, accelerator.prepare(data::DataLoader(std::move(dataset), options)), row[5]); };
     try {
       if (row[2] == "map") {
         std::vector<torch::Tensor> samples;

@@ -13,10 +13,9 @@
 
 #include "accelerate/export.hpp"
 #include "accelerate/kwargs.hpp"
+#include "accelerate/model_ref.hpp"
 
 namespace accelerate::parallel {
-
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// Knows a model only by its tensors. The model's forward runs between before_forward() and after_forward().
 ///

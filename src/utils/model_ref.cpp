@@ -1,11 +1,9 @@
 #include <set>
 
-#include "accelerate/prepared.hpp"
+#include "accelerate/model_ref.hpp"
 
 namespace accelerate {
 namespace {
-
-using parallel::NamedTensors;
 
 struct StateOf {
   NamedTensors parameters, buffers, all;

@@ -1,0 +1,152 @@
+# Set-up that quickstart.sh and test.sh share; sourced, not run. Every step looks first and does nothing when its result is there, so a
+# second run takes a moment, and one that was interrupted goes on where it stopped.
+#
+# Environment:
+#   ACCELERATE_DEPS_DIR    where the virtual environment and the data go (default: .deps in the repository, which git ignores)
+#   ACCELERATE_JOBS        compilers that run at a time (default: one per core, as far as there are 2 GB of memory for each)
+#   ACCELERATE_TORCH_SPEC  what pip installs as LibTorch (default: torch==2.13.0, the build for CPUs where pip's index has it; with an
+#                          NVIDIA GPU and nvcc the index's own choice). PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and pip.conf choose the index.
+#   Torch_DIR, CMAKE_PREFIX_PATH   a LibTorch of yours, 2.11 or newer; then none is installed for the build
+#   PYTHON                 interpreter that makes the virtual environment (default: python3)
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+deps=${ACCELERATE_DEPS_DIR:-$root/.deps}
+case $deps in /*) ;; *) deps=$root/$deps ;; esac
+venv=$deps/venv
+torch_version=2.13.0
+
+trap 'printf "\ninterrupted; run it again to go on from here\n" >&2; exit 130' INT TERM
+
+fail() { printf '%s: %s\n' "${0##*/}" "$*" >&2; exit 1; }
+
+# step NUMBER/OF TEXT: a line that says where we are.
+step() { printf '\n[%s] %s\n' "$1" "$2"; }
+
+# --- system packages ---------------------------------------------------------------------------------------------------------------
+
+# What the build needs, and what only makes it faster.
+required=(g++ make cmake ninja-build libgloo-dev libcli11-dev nlohmann-json3-dev libicu-dev libgtest-dev libgmock-dev)
+faster=(ccache mold)
+
+is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+# missing PACKAGE...: those that are not installed.
+missing() {
+  local package
+  for package in "$@"; do is_installed "$package" || printf '%s ' "$package"; done
+}
+
+install_system_packages() {
+  if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+    echo "This system has no apt; the build will say what it lacks. It needs what these Debian packages hold: ${required[*]} python3-venv"
+    return
+  fi
+  local wanted=("${required[@]}") as_root=() lacking
+  # An interpreter that can make virtual environments by itself does not need Debian's package.
+  [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -c 'import ensurepip, venv' 2>/dev/null || wanted+=(python3-venv)
+  lacking=$(missing "${wanted[@]}")
+  if [ -z "$lacking" ]; then
+    echo "all there"
+    return
+  fi
+  if [ "$(id -u)" != 0 ]; then
+    sudo -n true 2>/dev/null || fail "these packages are missing and installing them needs root. Run this, then start again:
+  sudo apt-get update && sudo apt-get install -y --no-install-recommends $lacking$(missing "${faster[@]}")"
+    as_root=(sudo -n)
+  fi
+  echo "installing: $lacking"
+  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300)
+  "${apt[@]}" update </dev/null || echo "apt-get update failed; trying with the package lists that are there"
+  # shellcheck disable=SC2086  # one word per package
+  "${apt[@]}" install -y --no-install-recommends $lacking </dev/null >/dev/null || fail "apt-get could not install: $lacking"
+  lacking=$(missing "${faster[@]}")
+  # shellcheck disable=SC2086
+  [ -z "$lacking" ] || "${apt[@]}" install -y --no-install-recommends $lacking </dev/null >/dev/null || echo "going on without $lacking"
+}
+
+# --- Python and LibTorch -----------------------------------------------------------------------------------------------------------
+
+make_venv() {
+  "$venv/bin/python" -c 'import pip' 2>/dev/null && return
+  mkdir -p "$deps"
+  "${PYTHON:-python3}" -m venv --clear "$venv" || fail "${PYTHON:-python3} can't make a virtual environment in $venv; PYTHON chooses another interpreter"
+}
+
+# pip_install SPEC...: installs what has not been installed before; the list beside the packages is written once pip has succeeded.
+pip_install() {
+  local done_list=$venv/installed-by-accelerate.txt spec new=()
+  make_venv
+  for spec in "$@"; do grep -qxF -- "$spec" "$done_list" 2>/dev/null || new+=("$spec"); done
+  [ ${#new[@]} -gt 0 ] || return 0
+  echo "pip: ${new[*]}"
+  "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input "${new[@]}" </dev/null || return 1
+  printf '%s\n' "${new[@]}" >>"$done_list"
+}
+
+wheel_torch_dir() { compgen -G "$venv/lib/python3*/site-packages/torch/share/cmake/Torch" | head -n 1 || true; }
+
+# LibTorch as a Python package. The index's default build for x86-64 may be the one for NVIDIA's GPUs, several gigabytes that CMake accepts only where
+# NVIDIA's compiler is installed; so the build for CPUs is asked for by its full name first.
+install_torch_wheel() {
+  if [ -n "${ACCELERATE_TORCH_SPEC:-}" ]; then
+    pip_install "$ACCELERATE_TORCH_SPEC" || fail "pip could not install '$ACCELERATE_TORCH_SPEC' (ACCELERATE_TORCH_SPEC)"
+    return
+  fi
+  grep -qxE "torch==$torch_version(\+cpu)?" "$venv/installed-by-accelerate.txt" 2>/dev/null && return
+  if [ -e /dev/nvidiactl ] && command -v nvcc >/dev/null; then
+    pip_install "torch==$torch_version" || fail "pip could not install torch $torch_version; it needs a Python package index that has it, and Python 3.10 or newer"
+    return
+  fi
+  pip_install "torch==$torch_version+cpu" 2>/dev/null || pip_install "torch==$torch_version" ||
+    fail "pip could not install torch $torch_version; it needs a Python package index that has it, and Python 3.10 or newer"
+  local dir
+  dir=$(wheel_torch_dir)
+  [ ! -e "$dir/../../../lib/libtorch_cuda.so" ] || fail "pip's index gave the torch build for NVIDIA GPUs, and there is no nvcc here to use it with.
+Set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds (its install page shows the address), remove $venv and start again."
+}
+
+# find_torch: sets torch_dir to the folder of TorchConfig.cmake, installing LibTorch when none was given.
+find_torch() {
+  local folder
+  torch_dir=${Torch_DIR:-}
+  for folder in ${CMAKE_PREFIX_PATH:+${CMAKE_PREFIX_PATH//[:;]/ }}; do
+    [ -n "$torch_dir" ] || [ ! -f "$folder/share/cmake/Torch/TorchConfig.cmake" ] || torch_dir=$folder/share/cmake/Torch
+    [ -n "$torch_dir" ] || [ ! -f "$folder/Torch/TorchConfig.cmake" ] || torch_dir=$folder/Torch
+  done
+  if [ -n "$torch_dir" ]; then
+    [ -f "$torch_dir/TorchConfig.cmake" ] || fail "Torch_DIR is '$torch_dir', which has no TorchConfig.cmake; it is the folder share/cmake/Torch of a LibTorch"
+  else
+    install_torch_wheel
+    torch_dir=$(wheel_torch_dir)
+    [ -n "$torch_dir" ] || fail "the torch package in $venv holds no CMake files; remove $venv and start again"
+  fi
+  echo "LibTorch: $torch_dir"
+}
+
+# fetch_data NAME...: weights and data sets into $deps/data, see fetch_data.sh.
+fetch_data() {
+  make_venv
+  PYTHON=$venv/bin/python "$root/scripts/fetch_data.sh" "$deps/data" "$@"
+}
+
+# --- build -------------------------------------------------------------------------------------------------------------------------
+
+cores() { env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc; }
+
+num_jobs() {
+  local memory_gb
+  memory_gb=$(awk '/^MemTotal:/ { print int($2 / 1048576) }' /proc/meminfo)
+  local n=$(( memory_gb / 2 < $(cores) ? memory_gb / 2 : $(cores) ))
+  echo "${ACCELERATE_JOBS:-$(( n > 1 ? n : 1 ))}"
+}
+
+# build PRESET [TARGET...]: configures when needed and builds the targets, or everything, in build/PRESET.
+build() {
+  local preset=$1 folder=$root/build/$1
+  shift
+  if [ ! -f "$folder/build.ninja" ] || ! grep -qE "^Torch_DIR:[A-Z]+=$torch_dir\$" "$folder/CMakeCache.txt"; then
+    cmake --preset "$preset" -DTorch_DIR="$torch_dir" >"$deps/configure-$preset.log" 2>&1 || { cat "$deps/configure-$preset.log" >&2; fail "CMake could not configure"; }
+  fi
+  NINJA_STATUS='[%f/%t, %es] ' cmake --build --preset "$preset" -j "$(num_jobs)" ${1:+--target "$@"} || fail "the build failed; the compiler's message is above"
+}

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Builds everything and runs every test.
+#
+#   scripts/test.sh [PRESET] [arguments of ctest ...]        PRESET: release (default), dev, asan, tsan
+#
+# Ends with ctest's summary and its exit code. CTEST_PARALLEL_LEVEL says how many tests run at a time (default 2: many of them start
+# several processes). scripts/common.sh lists the other environment variables.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+preset=release
+if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
+  preset=$1
+  shift
+fi
+case $preset in release | dev | asan | tsan) ;; *) fail "unknown preset '$preset'; known: release dev asan tsan" ;; esac
+
+step 1/5 "system packages"
+install_system_packages
+step 2/5 "LibTorch, and the Python packages that the tests compare with"
+find_torch
+# They need torch in Python too, also where the build uses another LibTorch.
+[ -n "$(wheel_torch_dir)" ] || install_torch_wheel
+pip_install numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3 transformers==5.23.0 accelerate==1.15.0 ||
+  fail "pip could not install the packages that the tests compare with"
+step 3/5 "weights and data"
+fetch_data minilm pairs mnist
+step 4/5 "building all of preset '$preset' in build/$preset (about 15 minutes the first time on 2 cores; $(num_jobs) compilers at a time)"
+build "$preset"
+
+step 5/5 "tests"
+export ACCELERATE_TEST_PYTHON=$venv/bin/python
+ACCELERATE_TEST_DATA=$(cd "$deps/data" && pwd)
+export ACCELERATE_TEST_DATA
+# The peers must not look for anything on the network.
+export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+run=(ctest --preset "$preset" -j "${CTEST_PARALLEL_LEVEL:-2}" "$@")
+# ThreadSanitizer can't start where the kernel places programs at very random addresses; without that it can.
+if [ "$preset" = tsan ] && setarch "$(uname -m)" -R true 2>/dev/null; then run=(setarch "$(uname -m)" -R "${run[@]}"); fi
+exec "${run[@]}" </dev/null

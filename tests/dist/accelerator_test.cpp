@@ -1,0 +1,335 @@
+// The facade: what prepare makes of its arguments, mixed precision, clipping, metrics, triggers, state shared by several Accelerators, trackers.
+#include <accelerate/accelerate.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+#include "python.hpp"
+#include "ranks.hpp"
+
+using namespace accelerate;
+using support::rank;
+using support::world_size;
+using testing::HasSubstr;
+
+namespace {
+
+/// Alone, with fresh state.
+struct AcceleratorTest : testing::Test {
+  void SetUp() override {
+    if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
+    AcceleratorState::reset(true);
+    GradientState::reset();
+    torch::manual_seed(0);
+  }
+  void TearDown() override {
+    AcceleratorState::reset(true);
+    GradientState::reset();
+  }
+};
+
+using Samples = std::vector<torch::data::Example<>>;
+Samples samples(int64_t count) {
+  Samples result;
+  for (int64_t i = 0; i < count; ++i) result.emplace_back(torch::full({4}, 0.1 * static_cast<double>(i)), torch::tensor(i));
+  return result;
+}
+
+template <class Exception, class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+}  // namespace
+
+TEST_F(AcceleratorTest, AloneIsMainAndLast) {
+  Accelerator accelerator;
+  EXPECT_EQ(accelerator.num_processes(), 1);
+  EXPECT_TRUE(accelerator.is_main_process() && accelerator.is_local_main_process() && accelerator.is_last_process());
+  EXPECT_FALSE(accelerator.use_distributed());
+  EXPECT_EQ(accelerator.distributed_type(), DistributedType::NO);
+  EXPECT_EQ(accelerator.mixed_precision(), "no");
+  int calls = 0;
+  accelerator.on_main_process([&] { ++calls; });
+  accelerator.on_last_process([&] { ++calls; });
+  accelerator.on_process([&] { ++calls; }, 0);
+  accelerator.on_process([&] { ++calls; }, 1);
+  accelerator.on_local_process([&] { ++calls; }, 0);
+  EXPECT_EQ(calls, 4);
+  accelerator.wait_for_everyone();
+  { auto first = accelerator.main_process_first(); }
+  testing::internal::CaptureStdout();
+  accelerator.print("loss", 0.5, "step", 3);
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "loss 0.5 step 3\n");
+}
+
+TEST_F(AcceleratorTest, PrepareKeepsTheOrderAndWhatItDoesNotKnow) {
+  Accelerator accelerator;
+  torch::nn::Linear net(4, 2);
+  auto optimizer = torch::optim::SGD(net->parameters(), 0.1);
+  auto schedule = optim::lambda_lr(optimizer, [](int64_t step) { return 1.0 / static_cast<double>(step + 1); });
+  // The schedule stands before the optimizer that it follows.
+  auto [sched, loader, number, model, text, opt] = accelerator.prepare(schedule, data::DataLoader(samples(6), {.batch_size = 2}), 7, net, std::string("as it is"), optimizer);
+  static_assert(std::is_same_v<decltype(number), int> && std::is_same_v<decltype(text), std::string>);
+  static_assert(std::is_same_v<decltype(opt), AcceleratedOptimizer> && std::is_same_v<decltype(sched), AcceleratedScheduler>);
+  EXPECT_EQ(number, 7);
+  EXPECT_EQ(text, "as it is");
+  EXPECT_EQ(model->weight.unsafeGetTensorImpl(), net->weight.unsafeGetTensorImpl());
+  EXPECT_EQ(&opt.optimizer(), &optimizer);
+  for (auto& batch : loader) {
+    accelerator.backward(model(batch.data).mean());
+    opt.step();
+    sched.step();
+    opt.zero_grad();
+  }
+  EXPECT_EQ(sched.last_epoch(), 3);
+
+  // Prepared objects come back as they are; one argument comes back bare.
+  auto [again, opt_again] = accelerator.prepare(model, opt);
+  EXPECT_TRUE(again.core() == model.core());
+  EXPECT_TRUE(opt_again == opt);
+  auto same_module = accelerator.prepare(net);
+  EXPECT_TRUE(same_module.core() == model.core()) << "the same module is prepared once";
+  // Shared pointers, unique pointers and temporaries.
+  auto pointer = std::make_shared<torch::nn::LinearImpl>(4, 1);
+  auto [by_pointer, owned] = accelerator.prepare(pointer, std::make_unique<torch::optim::Adam>(pointer->parameters()));
+  accelerator.backward(by_pointer(torch::ones({1, 4})).sum());
+  owned.step();
+  EXPECT_TRUE(accelerator.unwrap_model(by_pointer) == pointer);
+  accelerator.free_memory();
+}
+
+TEST_F(AcceleratorTest, ReferenceAccumulationExampleEndsAt204) {
+  Accelerator accelerator({.gradient_accumulation_steps = 4});
+  Samples points;
+  for (int i = 1; i <= 8; ++i) points.emplace_back(torch::full({1}, 1.0 * i), torch::full({1}, 2.0 * i));
+  torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false)), plain(torch::nn::LinearOptions(1, 1).bias(false));
+  torch::nn::init::zeros_(net->weight);
+  torch::nn::init::zeros_(plain->weight);
+  auto [model, optimizer, loader] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.02), data::DataLoader(points, {.batch_size = 2}));
+  std::vector<bool> synced;
+  for (auto& batch : loader) {
+    auto scope = accelerator.accumulate(model);
+    accelerator.backward(torch::mse_loss(model(batch.data), batch.target));
+    optimizer.step();
+    optimizer.zero_grad();
+    synced.push_back(accelerator.sync_gradients());
+  }
+  EXPECT_EQ(synced, (std::vector<bool>{false, false, false, true}));
+  torch::optim::SGD plain_optimizer(plain->parameters(), 0.02);
+  const auto all = data::collate(points);
+  torch::mse_loss(plain(all.data), all.target).backward();
+  plain_optimizer.step();
+  char with[16], without[16];
+  std::snprintf(with, sizeof(with), "%.5f", net->weight.item<double>());
+  std::snprintf(without, sizeof(without), "%.5f", plain->weight.item<double>());
+  EXPECT_STREQ(with, "2.04000");
+  EXPECT_STREQ(without, "2.04000");
+}
+
+TEST_F(AcceleratorTest, Bf16RunsLinearLayersInBf16AndGivesFp32) {
+  Accelerator accelerator({.mixed_precision = "bf16"});
+  EXPECT_EQ(accelerator.mixed_precision(), "bf16");
+  EXPECT_FALSE(accelerator.scaler());
+  torch::nn::Linear net(64, 64);
+  auto model = accelerator.prepare(net);
+  const auto x = torch::randn({8, 64});
+  const auto output = model(x);
+  EXPECT_EQ(output.scalar_type(), torch::kFloat);
+  EXPECT_FALSE(output.equal(net(x))) << "autocast was off";
+  EXPECT_TRUE(torch::allclose(output, net(x), 2e-2, 2e-2));
+  EXPECT_EQ(net(x).scalar_type(), torch::kFloat) << "autocast is left again";
+  {
+    auto region = accelerator.autocast();
+    EXPECT_EQ(net(x).scalar_type(), torch::kBFloat16);
+  }
+  accelerator.backward(output.sum());
+  EXPECT_EQ(net->weight.grad().scalar_type(), torch::kFloat);
+}
+
+TEST_F(AcceleratorTest, ClippingEqualsLibTorch) {
+  Accelerator accelerator;
+  for (const double norm_type : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
+    for (const double max_norm : {0.05, 1e6}) {
+      torch::nn::Linear a(8, 4), b(8, 4);
+      torch::NoGradGuard no_grad;
+      for (size_t i = 0; i < 2; ++i) {
+        a->parameters()[i].mutable_grad() = torch::randn_like(a->parameters()[i]);
+        b->parameters()[i].mutable_grad() = a->parameters()[i].grad().clone();
+      }
+      const auto total = accelerator.clip_grad_norm_(a->parameters(), max_norm, norm_type);
+      const double expected = torch::nn::utils::clip_grad_norm_(b->parameters(), max_norm, norm_type);
+      EXPECT_NEAR(total.item<double>(), expected, 1e-5 * expected);
+      for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(torch::allclose(a->parameters()[i].grad(), b->parameters()[i].grad(), 1e-5, 1e-8));
+    }
+  }
+  torch::nn::Linear net(2, 1);
+  net->weight.mutable_grad() = torch::tensor({{-3.0f, 0.25f}});
+  accelerator.clip_grad_value_(net->parameters(), 0.5);
+  EXPECT_TRUE(net->weight.grad().equal(torch::tensor({{-0.5f, 0.25f}})));
+  EXPECT_EQ(accelerator.clip_grad_norm_({}, 1.0).item<double>(), 0);
+  EXPECT_THROW(accelerator.clip_grad_norm_(net->parameters(), -1), ConfigError);
+}
+
+TEST_F(AcceleratorTest, OptionsThatContradictAreRefused) {
+  const auto refused = [](AcceleratorOptions options) { return message_of<ConfigError>([&] { Accelerator accelerator(std::move(options)); }); };
+  EXPECT_THAT(refused({.mixed_precision = "fp8"}), HasSubstr("expected no, fp16 or bf16"));
+  AcceleratorState::reset(true);
+  EXPECT_THAT(refused({.gradient_accumulation_steps = 2, .gradient_accumulation_plugin = GradientAccumulationPlugin{}}), HasSubstr("num_steps"));
+  EXPECT_THAT(refused({.gradient_accumulation_steps = 0}), HasSubstr("at least 1"));
+  EXPECT_THAT(refused({.log_with = {"wandb"}}), HasSubstr("tensorboard"));
+  EXPECT_THAT(refused({.log_with = {"tensorboard"}}), HasSubstr("project_dir"));
+  EXPECT_THAT(refused({.kwargs_handlers = {AutocastKwargs{}, AutocastKwargs{}}}), HasSubstr("two handlers"));
+}
+
+TEST_F(AcceleratorTest, SeveralShareOneState) {
+  Accelerator first({.mixed_precision = "bf16", .gradient_accumulation_steps = 3});
+  Accelerator second;
+  EXPECT_EQ(second.mixed_precision(), "bf16");
+  EXPECT_THAT(message_of<ConfigError>([] { Accelerator({.mixed_precision = "no"}); }), HasSubstr("already runs with 'bf16'"));
+  first.set_gradient_accumulation_steps(5);
+  EXPECT_EQ(second.gradient_accumulation_steps(), 5);
+  first.set_sync_gradients(false);
+  EXPECT_FALSE(second.sync_gradients());
+  second.set_sync_gradients(true);
+  ::setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "7", 1);
+  EXPECT_EQ(Accelerator({.gradient_accumulation_steps = 2}).gradient_accumulation_steps(), 7);
+  ::unsetenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS");
+}
+
+TEST_F(AcceleratorTest, TokensNeedTheirCountAndStepsDont) {
+  Accelerator accelerator;
+  const auto loss = torch::ones({}, torch::requires_grad());
+  EXPECT_THAT(message_of<ConfigError>([&] { accelerator.backward(loss, 3); }), HasSubstr("GradientAverage::tokens"));
+  accelerator.backward(loss);
+}
+
+TEST_F(AcceleratorTest, TensorBoardReadsOurEvents) {
+  SKIP_WITHOUT_PYTHON();
+  const std::filesystem::path folder = support::scratch_dir() + "/events";
+  Accelerator accelerator({.log_with = {"tensorboard"}, .project_dir = folder});
+  EXPECT_EQ(accelerator.logging_dir(), folder);
+  accelerator.init_trackers("run", {{"lr", "0.1"}, {"note", "it's"}});
+  for (int64_t step = 0; step < 3; ++step) accelerator.log({{"loss", 1.0 / static_cast<double>(step + 1)}, {"lr/group 0", 0.5}}, step * 1000000007);
+  accelerator.end_training();
+  const auto read = support::run_python("tests/dist/read_events.py", {(folder / "run").string()});
+  if (read.output.find("No module named 'tensorboard'") != std::string::npos) GTEST_SKIP() << "this Python has no tensorboard (pip install tensorboard), so nothing can read the file";
+  EXPECT_EQ(read.exit_code, 0) << read.output;
+  for (const auto& line : {"loss 0 1.0\n", "loss 1000000007 0.5\n", "loss 2000000014 0.3333333", "lr/group 0 2000000014 0.5\n"}) EXPECT_THAT(read.output, HasSubstr(line));
+  std::stringstream parameters;
+  parameters << std::ifstream(folder / "run" / "hparams.yml").rdbuf();
+  EXPECT_EQ(parameters.str(), "lr: '0.1'\nnote: 'it''s'\n");
+  EXPECT_THROW(Accelerator().init_trackers("x"), ConfigError);
+}
+
+RANKS_TEST(AcceleratorRanks, WhoAmIAndWhoGoesFirst, 3) {
+  Accelerator accelerator;
+  EXPECT_EQ(accelerator.distributed_type(), DistributedType::MULTI_CPU);
+  EXPECT_EQ(accelerator.process_index(), rank());
+  EXPECT_EQ(accelerator.is_last_process(), rank() == 2);
+  std::vector<int64_t> ran;
+  accelerator.on_main_process([&] { ran.push_back(0); });
+  accelerator.on_process([&] { ran.push_back(1); }, 1);
+  accelerator.on_last_process([&] { ran.push_back(2); });
+  EXPECT_EQ(gather_object(ran), (std::vector<int64_t>{0, 1, 2}));
+  const auto mark = std::filesystem::path(support::scratch_dir()) / "first";
+  {
+    const auto first = accelerator.main_process_first();
+    if (accelerator.is_main_process()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      std::ofstream(mark) << "done";
+    }
+    EXPECT_TRUE(std::filesystem::exists(mark)) << "a rank went before the main process";
+  }
+  accelerator.wait_for_everyone();
+  accelerator.on_main_process([&] { std::filesystem::remove(mark); });
+
+  EXPECT_FALSE(accelerator.check_trigger());
+  if (rank() == 1) accelerator.set_trigger();
+  EXPECT_TRUE(accelerator.check_trigger());
+  EXPECT_FALSE(accelerator.check_trigger()) << "checking resets it";
+}
+
+RANKS_TEST(AcceleratorRanks, GatherForMetricsDropsTheRepeatedTail, 2, 3) {
+  Accelerator accelerator;
+  const int64_t count = 17;
+  auto loader = accelerator.prepare(data::DataLoader(samples(count), {.batch_size = 4}));
+  std::vector<int64_t> seen, objects;
+  std::vector<std::string> words;
+  for (auto& batch : loader) {
+    const auto [targets, rows] = accelerator.gather_for_metrics(std::make_tuple(batch.target, batch.data));
+    EXPECT_EQ(rows.size(0), targets.size(0));
+    for (int64_t i = 0; i < targets.size(0); ++i) seen.push_back(targets[i].item<int64_t>());
+    std::vector<std::string> mine;
+    for (int64_t i = 0; i < batch.target.size(0); ++i) mine.push_back("sample " + std::to_string(batch.target[i].item<int64_t>()));
+    for (auto& word : accelerator.gather_for_metrics(mine)) words.push_back(word);
+    for (const auto& tensor : accelerator.gather_for_metrics(std::vector<torch::Tensor>{batch.target[0]}, true)) objects.push_back(tensor.item<int64_t>());
+  }
+  ASSERT_EQ(seen.size(), static_cast<size_t>(count));
+  ASSERT_EQ(words.size(), static_cast<size_t>(count));
+  for (int64_t i = 0; i < count; ++i) {
+    EXPECT_EQ(seen[static_cast<size_t>(i)], i);
+    EXPECT_EQ(words[static_cast<size_t>(i)], "sample " + std::to_string(i));
+  }
+  EXPECT_EQ(objects.size(), world_size() == 2 ? 5u : 6u) << "one object per rank; the last batch of two ranks has one sample only";
+  EXPECT_EQ(accelerator.gather_for_metrics(torch::ones({2})).size(0), 2 * world_size()) << "outside of a loop nothing is dropped";
+}
+
+RANKS_TEST(AcceleratorRanks, SplitBetweenProcesses, 3) {
+  Accelerator accelerator;
+  const std::vector<int> seven{0, 1, 2, 3, 4, 5, 6};
+  const std::vector<std::vector<int>> parts{{0, 1, 2}, {3, 4}, {5, 6}}, padded{{0, 1, 2}, {3, 4, 6}, {5, 6, 6}};
+  const auto r = static_cast<size_t>(rank());
+  EXPECT_EQ(accelerator.split_between_processes(seven), parts[r]);
+  EXPECT_EQ(accelerator.split_between_processes(seven, true), padded[r]);
+  EXPECT_TRUE(accelerator.split_between_processes(torch::arange(7)).equal(torch::arange(7).slice(0, parts[r].front(), parts[r].back() + 1)));
+  EXPECT_TRUE(accelerator.gather(accelerator.split_between_processes(torch::arange(7), true)).equal(torch::tensor({0, 1, 2, 3, 4, 6, 5, 6, 6})));
+  const auto map = accelerator.split_between_processes(std::map<std::string, std::vector<int>>{{"a", seven}, {"b", seven}});
+  EXPECT_EQ(map.at("b"), parts[r]);
+  EXPECT_THROW(accelerator.split_between_processes(std::map<std::string, std::vector<int>>{{"a", {1}}, {"b", seven}}), ShapeError);
+  EXPECT_TRUE(accelerator.split_between_processes(std::vector<int>{}).empty());
+  EXPECT_EQ(accelerator.split_between_processes(std::vector<int>{9}, true), (std::vector<int>{9}));
+}
+
+// One rank's gradient overflows: no rank steps, all halve the scale, the schedule waits.
+RANKS_TEST(AcceleratorRanks, Fp16OverflowOnOneRankSkipsTheStepOnAll, 2) {
+  Accelerator accelerator({.mixed_precision = "fp16", .kwargs_handlers = {GradScalerKwargs{.init_scale = 1024, .growth_interval = 3}}});
+  torch::manual_seed(0);
+  torch::nn::Linear net(16, 16);
+  auto optimizer = torch::optim::SGD(net->parameters(), 0.1);
+  auto schedule = optim::lambda_lr(optimizer, [](int64_t step) { return 1.0 / static_cast<double>(step + 1); });
+  auto [model, opt, sched] = accelerator.prepare(net, optimizer, schedule);
+  const auto step = [&](double factor) {
+    const auto before = net->weight.detach().clone();
+    const auto output = model(torch::randn({8, 16}));
+    EXPECT_EQ(output.scalar_type(), torch::kFloat);
+    accelerator.backward(output.pow(2).mean());
+    // After averaging, before the step: as if this rank alone had met an overflow.
+    if (factor != 1) net->weight.mutable_grad().mul_(factor);
+    accelerator.clip_grad_norm_(net->parameters(), 1.0);
+    opt.step();
+    sched.step();
+    opt.zero_grad();
+    return !before.equal(net->weight);
+  };
+  EXPECT_TRUE(step(1));
+  EXPECT_FALSE(accelerator.optimizer_step_was_skipped());
+  EXPECT_FALSE(step(rank() == 1 ? std::numeric_limits<double>::infinity() : 1));
+  EXPECT_TRUE(accelerator.optimizer_step_was_skipped());
+  EXPECT_EQ(accelerator.scaler()->get_scale(), 512);
+  EXPECT_EQ(sched.last_epoch(), 2) << "one step, two processes";
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(step(1));
+  EXPECT_EQ(accelerator.scaler()->get_scale(), 1024) << "three good steps";
+  EXPECT_TRUE(gather(net->weight.detach().unsqueeze(0))[0].equal(gather(net->weight.detach().unsqueeze(0))[1]));
+}

@@ -1,0 +1,366 @@
+// save_state and load_state: a resumed run is the uninterrupted one bit by bit; what does not fit changes nothing; Python reads and writes the same files.
+#include <accelerate/accelerate.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <torch/torch.h>
+
+#include <fstream>
+
+#include "python.hpp"
+#include "ranks.hpp"
+
+using namespace accelerate;
+using support::rank;
+using support::world_size;
+using testing::HasSubstr;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct CheckpointTest : testing::Test {
+  void SetUp() override {
+    if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
+    reset();
+    folder = fs::path(support::scratch_dir()) / testing::UnitTest::GetInstance()->current_test_info()->name();
+  }
+  void TearDown() override { reset(); }
+  static void reset() {
+    AcceleratorState::reset(true);
+    GradientState::reset();
+    torch::manual_seed(0);
+  }
+  fs::path folder;
+};
+
+struct Counter {  // a user's object with Python's protocol
+  int64_t answer = 0;
+  c10::IValue state_dict() const {
+    c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+    dict.insert("answer", answer);
+    return dict;
+  }
+  void load_state_dict(const c10::IValue& state) { answer = state.toGenericDict().at("answer").toInt(); }
+};
+
+struct Notes {  // one with fields only
+  std::vector<std::string> lines;
+  double best = 0;
+  ACCELERATE_FIELDS(lines, best)
+};
+
+std::vector<torch::Tensor> rows(int64_t count) {
+  std::vector<torch::Tensor> result;
+  for (int64_t i = 0; i < count; ++i) result.push_back(torch::full({4}, 0.01 * static_cast<double>(i)));
+  return result;
+}
+
+torch::nn::Sequential make_net() { return torch::nn::Sequential(torch::nn::Linear(4, 8), torch::nn::BatchNorm1d(8), torch::nn::Tanh(), torch::nn::Dropout(0.2), torch::nn::Linear(8, 2)); }
+
+std::vector<torch::Tensor> state_of(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> all;
+  for (const auto& tensor : module.parameters()) all.push_back(tensor.detach().clone());
+  for (const auto& tensor : module.buffers()) all.push_back(tensor.clone());
+  return all;
+}
+
+bool same(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
+  for (size_t i = 0; i < a.size(); ++i)
+    if (!a[i].equal(b[i])) return false;
+  return a.size() == b.size();
+}
+
+struct End {
+  std::vector<torch::Tensor> state;
+  std::vector<double> losses;
+  Counter counter;
+  Notes notes;
+  double scale = 0;
+  double lr = 0;
+};
+
+/// Three epochs with dropout, shuffling, a schedule, accumulation and, as wanted, loss scaling. Saves after micro-step `save_at`, or begins from that checkpoint.
+End run(const fs::path& folder, int64_t save_at, bool resume, const std::string& precision, bool safe = true) {
+  AcceleratorState::reset(false);
+  GradientState::reset();
+  torch::manual_seed(7 + (resume ? 100 : 0) + (support::is_rank() ? rank() : 0));
+  Accelerator accelerator({.mixed_precision = precision,
+                           .gradient_accumulation_steps = 3,
+                           .dataloader_config = {.use_stateful_dataloader = true},
+                           .kwargs_handlers = {GradScalerKwargs{.init_scale = 64, .growth_interval = 2}}});
+  auto net = make_net();
+  auto optimizer = torch::optim::AdamW(net->parameters(), 0.01);
+  auto [model, opt, sched, loader] =
+      accelerator.prepare(net, optimizer, optim::cosine_schedule_with_warmup(optimizer, 2, 60), data::DataLoader(rows(44), {.batch_size = 4, .shuffle = true}));
+  End end;
+  accelerator.register_for_checkpointing(end.counter, end.notes);
+  if (resume) accelerator.load_state(folder);
+  while (loader.iteration() < 3)
+    for (auto& batch : loader) {
+      auto scope = accelerator.accumulate(model);
+      const auto loss = (model(batch) - batch.sum()).pow(2).mean();
+      accelerator.backward(loss);
+      opt.step();
+      sched.step();
+      opt.zero_grad();
+      end.losses.push_back(loss.item<double>());
+      ++end.counter.answer;
+      end.notes.lines.push_back("step " + std::to_string(end.counter.answer));
+      end.notes.best = loss.item<double>();
+      if (!resume && end.counter.answer == save_at) accelerator.save_state(folder, safe);
+    }
+  end.state = state_of(*net);
+  end.lr = sched.get_last_lr()[0];
+  if (accelerator.scaler()) end.scale = accelerator.scaler()->get_scale();
+  return end;
+}
+
+void expect_resumes(const fs::path& folder, int64_t save_at, const std::string& precision, bool safe = true) {
+  SCOPED_TRACE("saved after micro-step " + std::to_string(save_at) + ", " + precision);
+  const End whole = run(folder, save_at, false, precision, safe), resumed = run(folder, save_at, true, precision);
+  ASSERT_GT(whole.losses.size(), static_cast<size_t>(save_at));
+  ASSERT_EQ(resumed.losses.size(), whole.losses.size() - static_cast<size_t>(save_at));
+  EXPECT_TRUE(std::equal(resumed.losses.begin(), resumed.losses.end(), whole.losses.begin() + save_at)) << "the resumed run takes other steps";
+  EXPECT_TRUE(same(resumed.state, whole.state)) << "the resumed run ends elsewhere";
+  EXPECT_EQ(resumed.counter.answer, whole.counter.answer);
+  EXPECT_EQ(resumed.notes.lines, whole.notes.lines);
+  EXPECT_EQ(resumed.notes.best, whole.notes.best);
+  EXPECT_EQ(resumed.lr, whole.lr);
+  EXPECT_EQ(resumed.scale, whole.scale);
+}
+
+template <class Exception, class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+std::set<std::string> files_in(const fs::path& folder) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename().string());
+  return names;
+}
+
+}  // namespace
+
+TEST_F(CheckpointTest, ResumedRunIsTheUninterruptedOneBitByBit) {
+  expect_resumes(folder / "mid-epoch", 17, "no");  // after an optimizer step
+  expect_resumes(folder / "epoch", 11, "no");           // the last batch of an epoch
+  expect_resumes(folder / "fp16", 17, "fp16");
+  expect_resumes(folder / "bin", 17, "bf16", false);
+  EXPECT_EQ(files_in(folder / "fp16"), (std::set<std::string>{"model.safetensors", "optimizer.bin", "scheduler.bin", "scaler.pt", "dl_state_dict.bin", "random_states_0.pkl", "custom_checkpoint_0.pkl", "custom_checkpoint_1.pkl"}));
+  EXPECT_TRUE(files_in(folder / "bin").contains("pytorch_model.bin"));
+}
+
+RANKS_TEST(CheckpointRanks, ResumedRunIsTheUninterruptedOneBitByBit, 2) {
+  const PartialState state;
+  expect_resumes(fs::path(support::scratch_dir()) / "two", 6, "no");
+  expect_resumes(fs::path(support::scratch_dir()) / "two fp16", 9, "fp16");
+  EXPECT_TRUE(files_in(fs::path(support::scratch_dir()) / "two").contains("random_states_1.pkl"));
+}
+
+TEST_F(CheckpointTest, AutomaticNamesLimitAndNewest) {
+  const ProjectConfiguration project{.project_dir = folder, .automatic_checkpoint_naming = true, .total_limit = 2};
+  {
+    Accelerator accelerator({.project_config = project});
+    Counter counter;
+    accelerator.register_for_checkpointing(counter);
+    std::vector<fs::path> hooks;
+    auto hook = accelerator.register_save_state_pre_hook([&](const fs::path& where) { hooks.push_back(where); });
+    for (counter.answer = 0; counter.answer < 12; ++counter.answer) EXPECT_EQ(accelerator.save_state(), folder / "checkpoints" / ("checkpoint_" + std::to_string(counter.answer)));
+    EXPECT_EQ(files_in(folder / "checkpoints"), (std::set<std::string>{"checkpoint_10", "checkpoint_11"})) << "10 is newer than 9";
+    EXPECT_EQ(hooks.size(), 12u);
+    hook = Scope();
+    counter.answer = -1;
+    auto load_hook = accelerator.register_load_state_pre_hook([&](const fs::path& where) { hooks.push_back(where); });
+    accelerator.load_state();
+    EXPECT_EQ(counter.answer, 11);
+    EXPECT_EQ(hooks.back(), folder / "checkpoints" / "checkpoint_11");
+    EXPECT_EQ(hooks.size(), 13u) << "a hook whose scope has ended is not called";
+    EXPECT_EQ(accelerator.save_iteration(), 12);
+  }
+  Accelerator second({.project_config = {.project_dir = folder, .automatic_checkpoint_naming = true, .iteration = 11}});
+  EXPECT_THAT(message_of<CheckpointError>([&] { second.save_state(); }), HasSubstr("exists already"));
+  Accelerator third;
+  EXPECT_THAT(message_of<ConfigError>([&] { third.save_state(); }), HasSubstr("automatic_checkpoint_naming"));
+  EXPECT_THROW(third.load_state(), ConfigError);
+  Accelerator fourth({.project_config = {.project_dir = folder / "none", .automatic_checkpoint_naming = true}});
+  EXPECT_THAT(message_of<CheckpointError>([&] { fourth.load_state(); }), HasSubstr("found no checkpoint_<n>"));
+}
+
+TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
+  const auto prepared = [&](Accelerator& accelerator, const torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, Counter& counter) {
+    accelerator.prepare(net, optimizer, optim::linear_schedule_with_warmup(optimizer, 1, 10));
+    accelerator.register_for_checkpointing(counter);
+    for (int i = 0; i < 2; ++i) {
+      net->forward(torch::randn({4, 4})).sum().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  };
+  Accelerator accelerator;
+  auto net = make_net();
+  torch::optim::AdamW optimizer(net->parameters(), 0.01);
+  Counter counter{.answer = 5};
+  prepared(accelerator, net, optimizer, counter);
+  accelerator.save_state(folder / "good");
+  for (auto& parameter : net->parameters()) parameter.detach().add_(1);
+  counter.answer = 6;
+  const auto before = state_of(*net);
+  const auto moments = [&] {
+    std::vector<torch::Tensor> result;
+    for (auto& parameter : net->parameters()) result.push_back(static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl())).exp_avg().clone());
+    return result;
+  };
+  const auto moments_before = moments();
+  const auto refused = [&](const std::string& what, const std::function<void(const fs::path&)>& damage) {
+    SCOPED_TRACE(what);
+    const auto bad = folder / "bad";
+    fs::remove_all(bad);
+    fs::copy(folder / "good", bad);
+    damage(bad);
+    const auto text = message_of<CheckpointError>([&] { accelerator.load_state(bad); });
+    EXPECT_TRUE(same(state_of(*net), before)) << "the model has changed";
+    EXPECT_TRUE(same(moments(), moments_before)) << "the optimizer has changed";
+    EXPECT_EQ(counter.answer, 6) << "the object has changed";
+    return text;
+  };
+  const auto truncate = [](const char* name) { return [name](const fs::path& bad) { fs::resize_file(bad / name, fs::file_size(bad / name) / 2); }; };
+  for (const auto* name : {"optimizer.bin", "scheduler.bin", "custom_checkpoint_0.pkl"}) {
+    EXPECT_THAT(refused(name, [&](const fs::path& bad) { fs::remove(bad / name); }), HasSubstr(name));
+    EXPECT_THAT(refused(name, truncate(name)), HasSubstr(name));
+    EXPECT_THAT(refused(name, [&](const fs::path& bad) { std::ofstream(bad / name) << "not an archive at all"; }), HasSubstr(name));
+    EXPECT_THAT(refused(name, [&](const fs::path& bad) { std::ofstream(bad / name, std::ios::trunc); }), HasSubstr(name));
+  }
+  EXPECT_THAT(refused("model missing", [&](const fs::path& bad) { fs::remove(bad / "model.safetensors"); }), HasSubstr("model.safetensors"));
+  EXPECT_THAT(refused("model cut", truncate("model.safetensors")), HasSubstr("model.safetensors"));
+  // Files of another model: everything that differs is listed.
+  const auto text = refused("another model", [&](const fs::path& bad) {
+    save_safetensors(bad / "model.safetensors", {{"0.weight", torch::zeros({8, 5})}, {"other", torch::zeros({1})}}, {});
+  });
+  EXPECT_THAT(text, testing::AllOf(HasSubstr("'0.weight': the file has [8, 5], the model [8, 4]"), HasSubstr("'4.bias': missing"), HasSubstr("'other': not in the model")));
+  EXPECT_FALSE(refused("another optimizer", [&](const fs::path& bad) {
+                 torch::nn::Linear small(2, 1);
+                 torch::optim::AdamW other(small->parameters(), 0.5);
+                 small(torch::ones({1, 2})).sum().backward();
+                 other.step();
+                 checkpoint::save_object(AcceleratedOptimizer(other).state_dict(), bad / "optimizer.bin");
+               }).empty());
+  EXPECT_FALSE(refused("a scheduler that is a number", [&](const fs::path& bad) { checkpoint::save_object(3, bad / "scheduler.bin"); }).empty());
+  EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder / "nowhere"); }), HasSubstr("not a folder"));
+  std::ofstream(folder / "file") << "x";
+  EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.save_state(folder / "file" / "below"); }), HasSubstr("can't be created"));
+  // Generators that can't be read are no reason to refuse the rest; the good one still loads.
+  fs::remove(folder / "good" / "random_states_0.pkl");
+  accelerator.load_state(folder / "good");
+  EXPECT_EQ(counter.answer, 5);
+  EXPECT_FALSE(same(state_of(*net), before));
+}
+
+namespace {
+
+/// checkpoint_peer.py's model, optimizer and step.
+struct Peer {
+  torch::nn::Sequential net{torch::nn::Linear(4, 3), torch::nn::Tanh(), torch::nn::Linear(3, 2)};
+  torch::optim::AdamW optimizer{net->parameters(), torch::optim::AdamWOptions(0.05).weight_decay(0.1)};
+  Counter counter{.answer = 42};
+  Accelerator accelerator;
+  AcceleratedOptimizer opt = accelerator.prepare(optimizer);
+  Prepared<torch::nn::Sequential> model = accelerator.prepare(net);
+  AcceleratedScheduler sched = accelerator.prepare(optim::from_torch(optimizer, std::make_shared<torch::optim::StepLR>(optimizer, 100, 0.1)));
+
+  Peer() { accelerator.register_for_checkpointing(counter); }
+  void step(int64_t number) {
+    accelerator.backward(model(torch::arange(8, torch::kFloat).view({2, 4}) / 10 + number).pow(2).mean());
+    opt.step();
+    opt.zero_grad();
+  }
+  /// Compares with the numbers that the script printed.
+  void expect_weights(const std::string& output) {
+    for (const auto& item : net->named_parameters()) {
+      const auto at = output.find(item.key() + " ");
+      ASSERT_NE(at, std::string::npos) << output;
+      std::istringstream numbers(output.substr(at + item.key().size()));
+      const auto flat = item.value().detach().flatten();
+      for (int64_t i = 0; i < flat.numel(); ++i) {
+        double value = 0;
+        ASSERT_TRUE(numbers >> value);
+        EXPECT_NEAR(flat[i].item<double>(), value, 2e-6) << item.key();
+      }
+    }
+  }
+};
+
+}  // namespace
+
+TEST_F(CheckpointTest, PythonReadsEveryFileAndGoesOn) {
+  SKIP_WITHOUT_PYTHON();
+  Peer peer;
+  for (int64_t number : {0, 1}) {
+    peer.step(number);
+    peer.sched.step();
+  }
+  peer.accelerator.save_state(folder);
+  const auto read = support::run_python("tests/dist/checkpoint_peer.py", {"read", folder.string()});
+  ASSERT_EQ(read.exit_code, 0) << read.output;
+  const auto draw = torch::randint(1000000000, {1}, torch::kLong).item<int64_t>();
+  EXPECT_THAT(read.output, HasSubstr("lr 0.05 last_epoch 2 step 0 custom 42 draw " + std::to_string(draw)));
+  for (int64_t number : {2, 3}) peer.step(number);
+  peer.expect_weights(read.output);
+}
+
+TEST_F(CheckpointTest, WhatPythonWroteIsReadHere) {
+  SKIP_WITHOUT_PYTHON();
+  fs::create_directories(folder);
+  const auto written = support::run_python("tests/dist/checkpoint_peer.py", {"write", folder.string()});
+  ASSERT_EQ(written.exit_code, 0) << written.output;
+  Peer peer;
+  checkpoint::save_object(peer.counter.state_dict(), folder / "custom_checkpoint_0.pkl");
+  peer.accelerator.load_state(folder);
+  EXPECT_EQ(peer.sched.last_epoch(), 2);
+  for (int64_t number : {2, 3}) peer.step(number);
+  peer.expect_weights(written.output);
+}
+
+TEST_F(CheckpointTest, SaveModelHasTheReferencesLayout) {
+  Accelerator accelerator;
+  const auto make = [] { return torch::nn::Sequential(torch::nn::Linear(10, 10), torch::nn::Linear(10, 10), torch::nn::Linear(10, 3)); };
+  auto model = accelerator.prepare(make());
+  for (const bool safe : {true, false}) {
+    const std::string stem = safe ? "model" : "pytorch_model", extension = safe ? ".safetensors" : ".bin";
+    accelerator.save_model(model, folder / stem, "10GB", safe);
+    EXPECT_EQ(files_in(folder / stem), (std::set<std::string>{stem + extension}));
+    accelerator.save_model(model, folder / stem, "1KB", safe);
+    const std::string first = stem + "-00001-of-00002" + extension, second = stem + "-00002-of-00002" + extension, index = stem + extension + ".index.json";
+    EXPECT_EQ(files_in(folder / stem), (std::set<std::string>{first, second, index})) << "the single file of before is gone";
+    std::ifstream in(folder / stem / index);
+    EXPECT_EQ(nlohmann::json::parse(in), (nlohmann::json{{"metadata", {{"total_size", 1012}}},
+                                                         {"weight_map", {{"0.bias", first}, {"0.weight", first}, {"1.bias", first}, {"1.weight", first}, {"2.bias", second}, {"2.weight", first}}}}));
+  }
+  EXPECT_THAT(message_of<ConfigError>([&] { accelerator.save_model(model, folder, "200B"); }), HasSubstr("200B"));
+
+  // Tied weights are written once, and come back.
+  struct Tied : torch::nn::Module {
+    torch::nn::Linear a{nullptr};
+    torch::Tensor b;
+    Tied() {
+      a = register_module("a", torch::nn::Linear(3, 3));
+      b = register_parameter("b", a->weight);
+    }
+    torch::Tensor forward(const torch::Tensor& x) { return a(x); }
+  };
+  auto tied = std::make_shared<Tied>();
+  accelerator.save_model(tied, folder / "tied");
+  auto tensors = load_safetensors(folder / "tied" / "model.safetensors");
+  EXPECT_EQ(tensors.size(), 2u);
+  auto other = std::make_shared<Tied>();
+  checkpoint::load_state_dict(ModelRef(other), tensors);
+  EXPECT_TRUE(other->a->weight.equal(tied->a->weight));
+  EXPECT_TRUE(other->b.is_same(other->a->weight));
+}

@@ -1,0 +1,294 @@
+// Collectives over real processes: every operation x dtype x structure, and what ranks are told when they don't agree.
+#include <accelerate/comm.hpp>
+#include <accelerate/error.hpp>
+#include <accelerate/state.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "ranks.hpp"
+
+using namespace accelerate;
+using support::rank;
+using support::world_size;
+using testing::HasSubstr;
+
+namespace {
+
+const at::ScalarType kDtypes[] = {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
+
+/// What rank r holds: small whole numbers, exact in every dtype, different on each rank.
+torch::Tensor sample(int64_t r, at::ScalarType dtype) {
+  const auto numbers = torch::arange(6, torch::kLong).add(r).view({2, 3});
+  return dtype == at::kBool ? numbers.remainder(3).eq(0) : numbers.to(dtype);
+}
+
+bool same(const torch::Tensor& a, const torch::Tensor& b) { return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.equal(b); }
+
+template <class Exception, class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+struct Inner {
+  torch::Tensor mask;
+  std::optional<torch::Tensor> maybe;
+  ACCELERATE_FIELDS(mask, maybe)
+};
+struct Batch {
+  torch::Tensor ids;
+  std::vector<Inner> parts;
+  std::map<std::string, torch::Tensor> extra;
+  std::string text;
+  int64_t number = 0;
+  ACCELERATE_FIELDS(ids, parts, extra, text, number)
+};
+
+Batch batch_of(int64_t r) {
+  return {.ids = torch::full({1, 2}, r), .parts = {{torch::full({1}, r + 10), std::nullopt}, {torch::full({1}, r + 20), torch::full({1}, r + 30)}}, .extra = {{"a", torch::full({1}, r + 40)}}, .text = "t", .number = r};
+}
+
+struct Note {
+  std::string text;
+  std::vector<double> values;
+  torch::Tensor tensor;
+  std::map<int64_t, std::pair<bool, int32_t>> table;
+  ACCELERATE_FIELDS(text, values, tensor, table)
+};
+
+}  // namespace
+
+RANKS_TEST(Comm, EveryOperationOnEveryDtype, 2, 3) {
+  const PartialState state;
+  const int64_t n = world_size();
+  EXPECT_EQ(state.num_processes(), n);
+  EXPECT_EQ(state.process_index(), rank());
+  for (const auto dtype : kDtypes) {
+    SCOPED_TRACE(at::toString(dtype));
+    std::vector<torch::Tensor> all;
+    for (int64_t r = 0; r < n; ++r) all.push_back(sample(r, dtype));
+    const auto mine = sample(rank(), dtype), copy = mine.clone();
+
+    EXPECT_TRUE(same(gather(mine), torch::cat(all)));
+    for (int64_t from = 0; from < n; ++from) EXPECT_TRUE(same(broadcast(mine, from), all[static_cast<size_t>(from)]));
+    const auto sum = torch::stack(all).sum(0);
+    EXPECT_TRUE(same(reduce(mine, Reduction::sum), sum.to(dtype)));
+    EXPECT_TRUE(same(reduce(mine, Reduction::none), sum.to(dtype)));
+    // The mean of whole numbers is a fraction: floating types keep their dtype, whole ones become fp32.
+    const auto mean = reduce(mine, Reduction::mean);
+    EXPECT_TRUE(torch::allclose(mean.to(at::kComplexDouble), sum.to(at::kComplexDouble) / n, 1e-2, 1e-6));
+    EXPECT_EQ(mean.scalar_type(), at::isFloatingType(dtype) || at::isComplexType(dtype) ? dtype : at::kFloat);
+    if (!at::isComplexType(dtype)) {
+      EXPECT_TRUE(same(reduce(mine, Reduction::max), std::get<0>(torch::stack(all).to(at::kDouble).max(0)).to(dtype)));
+    }
+    EXPECT_TRUE(same(mine, copy)) << "a collective changed its input";
+  }
+  EXPECT_TRUE(torch::equal(reduce(torch::ones({2}), "sum", 0.5), torch::full({2}, 0.5 * static_cast<double>(n))));
+  EXPECT_THROW(reduce(torch::ones({2}), "median"), ConfigError);
+}
+
+RANKS_TEST(Comm, ShapesThatAreSpecial, 2, 3) {
+  const PartialState state;
+  const int64_t n = world_size();
+  EXPECT_TRUE(same(gather(torch::tensor(rank())), torch::arange(n)));  // a scalar counts as one row
+  EXPECT_EQ(broadcast(torch::tensor(rank() + 5), n - 1).item<int64_t>(), n + 4);
+  EXPECT_EQ(broadcast(torch::tensor(1.0)).dim(), 0);
+  EXPECT_EQ(reduce(torch::tensor(2.0), Reduction::sum).item<double>(), 2.0 * static_cast<double>(n));
+
+  EXPECT_EQ(gather(torch::empty({0, 3})).sizes(), (std::vector<int64_t>{0, 3}));
+  EXPECT_EQ(gather(torch::empty({2, 0})).sizes(), (std::vector<int64_t>{2 * n, 0}));
+  EXPECT_EQ(broadcast(torch::empty({0})).numel(), 0);
+  EXPECT_EQ(reduce(torch::empty({0}), Reduction::sum).numel(), 0);
+
+  const auto transposed = torch::arange(6).view({2, 3}).t() + 100 * rank();
+  ASSERT_FALSE(transposed.is_contiguous());
+  const auto gathered = gather(transposed);
+  for (int64_t r = 0; r < n; ++r) EXPECT_TRUE(gathered.slice(0, 3 * r, 3 * r + 3).equal(torch::arange(6).view({2, 3}).t() + 100 * r));
+  EXPECT_TRUE(broadcast(transposed, 1).equal(torch::arange(6).view({2, 3}).t() + 100));
+  EXPECT_TRUE(reduce(transposed, Reduction::sum).equal(torch::arange(6).view({2, 3}).t() * n + 50 * n * (n - 1)));
+  EXPECT_TRUE(gather(torch::arange(20).slice(0, 1, 20, 6) + rank()).slice(0, 0, 4).equal(torch::arange(20).slice(0, 1, 20, 6)));
+  EXPECT_FALSE(gather(torch::ones({1}, torch::requires_grad())).requires_grad());
+
+  // Several thousand small ones in a row: order alone pairs them up.
+  for (int64_t i = 0; i < 300; ++i) ASSERT_EQ(reduce(torch::full({1}, i + rank()), Reduction::max).item<int64_t>(), i + n - 1);
+}
+
+RANKS_TEST(Comm, NestedBatches, 2) {
+  const PartialState state;
+  const Batch all = gather(batch_of(rank()));
+  EXPECT_TRUE(all.ids.equal(torch::tensor({{0, 0}, {1, 1}})));
+  EXPECT_TRUE(all.parts[0].mask.equal(torch::tensor({10, 11})));
+  EXPECT_FALSE(all.parts[0].maybe);
+  EXPECT_TRUE(all.parts[1].maybe->equal(torch::tensor({30, 31})));
+  EXPECT_TRUE(all.extra.at("a").equal(torch::tensor({40, 41})));
+  EXPECT_EQ(all.text, "t");
+  EXPECT_EQ(all.number, rank());  // no tensor: as it was
+
+  const auto [first, second] = broadcast(std::make_tuple(torch::tensor({rank()}), std::vector<torch::Tensor>{torch::tensor({rank() + 7})}), 1);
+  EXPECT_EQ(first.item<int64_t>(), 1);
+  EXPECT_EQ(second[0].item<int64_t>(), 8);
+  const std::unordered_map<std::string, torch::Tensor> table{{"x", torch::ones({1})}, {"y", torch::ones({1}) * 2}, {"z", torch::ones({1}) * 3}};
+  const auto sums = reduce(table, Reduction::sum);
+  EXPECT_EQ(sums.at("y").item<float>(), 4);
+  EXPECT_EQ(sums.at("z").item<float>(), 6);
+
+  // What TorchScript models return.
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+  dict.insert("pair", c10::ivalue::Tuple::create(torch::tensor({rank()}), std::string("text")));
+  dict.insert("list", std::vector<torch::Tensor>{torch::tensor({rank() * 2})});
+  const auto gathered = gather(c10::IValue(dict)).toGenericDict();
+  EXPECT_TRUE(gathered.at("pair").toTupleRef().elements()[0].toTensor().equal(torch::tensor({0, 1})));
+  EXPECT_EQ(gathered.at("pair").toTupleRef().elements()[1].toStringRef(), "text");
+  EXPECT_TRUE(gathered.at("list").toListRef()[0].toTensor().equal(torch::tensor({0, 2})));
+}
+
+RANKS_TEST(Comm, Objects, 2, 3) {
+  const PartialState state;
+  const int64_t n = world_size();
+  // Lists of different lengths: rank r gives r items.
+  std::vector<std::string> words;
+  for (int64_t i = 0; i < rank(); ++i) words.push_back(std::string(static_cast<size_t>(1 + 1000 * rank()), static_cast<char>('a' + i)));
+  const auto all = gather_object(words);
+  ASSERT_EQ(all.size(), static_cast<size_t>(n * (n - 1) / 2));
+  size_t at = 0;
+  for (int64_t r = 0; r < n; ++r)
+    for (int64_t i = 0; i < r; ++i) EXPECT_EQ(all[at++], std::string(static_cast<size_t>(1 + 1000 * r), static_cast<char>('a' + i)));
+
+  const Note mine{.text = "rank " + std::to_string(rank()), .values = {0.5, static_cast<double>(rank())}, .tensor = torch::arange(rank() + 1).to(torch::kHalf), .table = {{-1, {true, 7}}, {rank(), {false, 8}}}};
+  const auto notes = gather_object(std::vector<Note>{mine});
+  for (int64_t r = 0; r < n; ++r) {
+    const auto& note = notes.at(static_cast<size_t>(r));
+    EXPECT_EQ(note.text, "rank " + std::to_string(r));
+    EXPECT_EQ(note.values, (std::vector<double>{0.5, static_cast<double>(r)}));
+    EXPECT_TRUE(same(note.tensor, torch::arange(r + 1).to(torch::kHalf)));
+    EXPECT_EQ(note.table.at(-1), std::make_pair(true, 7));
+    EXPECT_EQ(note.table.at(r), std::make_pair(false, 8));
+  }
+
+  std::vector<Note> list{mine, {}};
+  broadcast_object_list(list, n - 1);
+  EXPECT_EQ(list[0].text, "rank " + std::to_string(n - 1));
+  EXPECT_FALSE(list[1].tensor.defined());
+  std::vector<c10::IValue> values{c10::IValue(rank()), c10::IValue("x"), c10::IValue(), c10::IValue(torch::ones({2}) * rank())};
+  broadcast_object_list(values, 1);
+  EXPECT_EQ(values[0].toInt(), 1);
+  EXPECT_EQ(values[1].toStringRef(), "x");
+  EXPECT_TRUE(values[2].isNone());
+  EXPECT_TRUE(values[3].toTensor().equal(torch::ones({2})));
+  EXPECT_EQ(gather_object(std::vector<bool>{rank() == 1}), (n == 2 ? std::vector<bool>{false, true} : std::vector<bool>{false, true, false}));
+  EXPECT_TRUE(gather_object(std::vector<int64_t>{}).empty());
+}
+
+RANKS_TEST(Comm, PadAcrossProcesses, 2, 3) {
+  const PartialState state;
+  const int64_t n = world_size();
+  const auto mine = torch::ones({rank() + 1, 2}) * (rank() + 1);
+  const auto padded = pad_across_processes(mine, 0, -1);
+  EXPECT_EQ(padded.sizes(), (std::vector<int64_t>{n, 2}));
+  EXPECT_TRUE(padded.slice(0, 0, rank() + 1).equal(mine));
+  EXPECT_TRUE(padded.slice(0, rank() + 1).eq(-1).all().item<bool>());
+  const auto first = pad_across_processes(mine, {.dim = 0, .pad_index = 9, .pad_first = true});
+  EXPECT_TRUE(first.slice(0, n - rank() - 1).equal(mine));
+  EXPECT_TRUE(first.slice(0, 0, n - rank() - 1).eq(9).all().item<bool>());
+  EXPECT_EQ(pad_across_processes(mine.t(), -1).sizes(), (std::vector<int64_t>{2, n}));
+  EXPECT_TRUE(pad_across_processes(mine, 5).equal(mine));  // no such dimension
+  EXPECT_TRUE(pad_across_processes(torch::tensor(3), 0).equal(torch::tensor(3)));
+  EXPECT_EQ(pad_across_processes(torch::ones({rank()}, torch::kBool)).scalar_type(), torch::kBool);  // none on rank 0
+  EXPECT_EQ(gather(pad_across_processes(batch_of(rank()))).ids.size(0), n);
+}
+
+TEST(Comm, Alone) {
+  if (support::is_rank()) return;
+  const auto tensor = torch::arange(3);
+  EXPECT_TRUE(gather(tensor).equal(tensor));
+  EXPECT_TRUE(broadcast(tensor).equal(tensor));
+  EXPECT_TRUE(reduce(tensor, Reduction::mean).equal(tensor));
+  EXPECT_TRUE(reduce(tensor, Reduction::sum, 2.0).equal(tensor * 2));
+  EXPECT_TRUE(pad_across_processes(tensor).equal(tensor));
+  EXPECT_EQ(gather_object(std::vector<int>{1, 2}), (std::vector<int>{1, 2}));
+  std::vector<std::string> list{"a"};
+  EXPECT_EQ(broadcast_object_list(list)[0], "a");
+  comm::barrier();
+  // One of several that never joined would compute something else than asked for.
+  ::setenv("WORLD_SIZE", "2", 1);
+  EXPECT_THAT(message_of<ConfigError>([&] { gather(tensor); }), HasSubstr("construct an Accelerator"));
+  ::unsetenv("WORLD_SIZE");
+}
+
+TEST(Comm, DebugModeListsTheShapesOfAllRanks) {
+  if (!support::is_rank()) {
+    support::expect_ranks_pass("Comm.DebugModeListsTheShapesOfAllRanks", {.world_size = 3, .env = {{"ACCELERATE_DEBUG_MODE", "1"}}});
+    return;
+  }
+  const PartialState state;
+  ASSERT_TRUE(state.debug());
+  const std::tuple<torch::Tensor, torch::Tensor> uneven{torch::ones({2, 3}), torch::ones({rank() == 1 ? 4 : 5})};
+  const auto check = [&](const char* operation, const std::function<void()>& call) {
+    const auto text = message_of<DistributedOperationException>(call);
+    for (const auto& part : {"Process 0: [2, 3] Float, [5] Float", "Process 1: [2, 3] Float, [4] Float", "Process 2: [2, 3] Float, [5] Float"}) EXPECT_THAT(text, HasSubstr(part));
+    EXPECT_THAT(text, HasSubstr(std::string("Operation: `") + operation + "`"));
+  };
+  check("gather", [&] { gather(uneven); });
+  check("broadcast", [&] { broadcast(uneven); });
+  check("reduce", [&] { reduce(uneven); });
+  // Nothing is broken afterwards; equal shapes pass, padding checks the other dimensions only.
+  EXPECT_EQ(gather(torch::ones({2})).size(0), 6);
+  EXPECT_EQ(pad_across_processes(torch::ones({rank(), 2})).size(0), 2);
+  EXPECT_THROW(pad_across_processes(torch::ones({2, rank() + 1})), DistributedOperationException);
+  EXPECT_THAT(message_of<DistributedOperationException>([] { gather(torch::ones({2}, rank() == 2 ? torch::kHalf : torch::kFloat)); }), HasSubstr("Process 2: [2] Half"));
+}
+
+RANKS_TEST(Comm, DifferentCollectivesEndInAnErrorThatNamesThem, 2) {
+  const auto begin = std::chrono::steady_clock::now();
+  const PartialState state({.process_group = {.timeout = std::chrono::seconds(3)}});
+  comm::barrier();
+  const auto text = message_of<CommError>([] {
+    if (rank() == 0) gather(torch::ones({4}));
+    else broadcast(torch::ones({4}), 0);
+    gather(torch::ones({4}));  // a broadcast's source need not wait for anybody
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
+  EXPECT_THAT(text, testing::AnyOf(HasSubstr("rank 1"), HasSubstr("rank 0")));
+  EXPECT_THAT(text, testing::AnyOf(HasSubstr("is broadcast"), HasSubstr("is gather"), HasSubstr("(broadcast)"), HasSubstr("(gather)"), HasSubstr("failed: gather"), HasSubstr("failed: broadcast"))) << text;
+  std::fprintf(stderr, "%s\n", text.c_str());
+}
+
+RANKS_TEST(Comm, TimeoutNamesWhoIsLateAndWhatItDidLast, 3) {
+  const PartialState state({.process_group = {.timeout = std::chrono::seconds(2)}});
+  reduce(torch::ones({1}));
+  if (rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(7));
+  const auto begin = std::chrono::steady_clock::now();
+  const auto text = message_of<CommError>([] { gather(torch::ones({1})); });
+  const auto waited = std::chrono::steady_clock::now() - begin;
+  if (rank() == 1) {
+    EXPECT_LT(waited, std::chrono::seconds(2)) << "the group was known to be broken";
+    EXPECT_THAT(text, HasSubstr("not usable any more"));
+  } else {
+    EXPECT_LT(waited, std::chrono::seconds(6));
+    EXPECT_THAT(text, HasSubstr("rank 1 has not arrived: it came out of collective 1 (reduce)")) << text;
+    EXPECT_THAT(text, HasSubstr("gather (collective 2 of the group of all 3 ranks, gloo) on rank " + std::to_string(rank())));
+  }
+}
+
+RANKS_TEST(Comm, WhatCannotBeSentIsRefusedOnTheSpot, 2) {
+  const PartialState state;
+  const auto elsewhere = torch::empty({2}, torch::kMeta);
+  EXPECT_THAT(message_of<ShapeError>([&] { gather(elsewhere); }), HasSubstr("found a tensor on meta"));
+  EXPECT_THROW(broadcast(elsewhere), ShapeError);
+  EXPECT_THROW(reduce(elsewhere), ShapeError);
+  EXPECT_THAT(message_of<ConfigError>([&] { broadcast(torch::ones({2}), 2); }), HasSubstr("0 to 1"));
+  EXPECT_THAT(message_of<ShapeError>([&] { reduce(torch::ones({2}, at::kComplexFloat), Reduction::max); }), HasSubstr("ComplexFloat"));
+  EXPECT_THAT(message_of<ShapeError>([&] { reduce(torch::zeros({2}, at::kFloat8_e4m3fn), Reduction::sum); }), HasSubstr("Float8"));
+  EXPECT_EQ(gather(torch::ones({1})).size(0), 2);  // the group is as good as before
+}

@@ -1,0 +1,248 @@
+// Walking through batches of any type, sending objects, batch-size finding, progress bars, shared state: all that needs one process only.
+#include <accelerate/accelerate.hpp>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <new>
+
+using namespace accelerate;
+using testing::HasSubstr;
+
+namespace {
+
+enum class Kind : int8_t { word = 3, digit = 5 };
+
+struct Leaf {
+  torch::Tensor tensor;
+  std::optional<std::pair<torch::Tensor, int>> maybe;
+  ACCELERATE_FIELDS(tensor, maybe)
+};
+struct Tree {
+  std::vector<Leaf> leaves;
+  std::unordered_map<std::string, torch::Tensor> named;
+  std::map<int, std::array<torch::Tensor, 2>> numbered;
+  torch::data::Example<torch::Tensor, void> bare;
+  torch::data::Example<> example;
+  std::tuple<std::string, double, torch::Tensor> mixed;
+  ACCELERATE_FIELDS(leaves, named, numbered, bare, example, mixed)
+};
+
+torch::Tensor number(int64_t value) { return torch::full({1}, value); }
+
+Tree tree() {
+  return {.leaves = {{number(1), std::nullopt}, {number(2), std::make_pair(number(3), 7)}},
+          .named = {{"z", number(5)}, {"a", number(4)}},
+          .numbered = {{-1, {number(6), number(7)}}},
+          .bare = {number(8)},
+          .example = {number(9), number(10)},
+          .mixed = {"text", 0.5, number(11)}};
+}
+
+template <class T>
+std::vector<int64_t> numbers_in(const T& value) {
+  std::vector<int64_t> result;
+  nested::for_each_tensor(value, [&](const torch::Tensor& t) { result.push_back(t.item<int64_t>()); });
+  return result;
+}
+
+template <class Exception, class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const Exception& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {};
+}
+
+}  // namespace
+
+TEST(Nested, VisitsEveryTensorInAFixedOrder) {
+  EXPECT_EQ(numbers_in(tree()), (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+  const Tree doubled = recursively_apply([](const torch::Tensor& t) { return t * 2; }, tree());
+  EXPECT_EQ(numbers_in(doubled), (std::vector<int64_t>{2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22}));
+  EXPECT_EQ(std::get<0>(doubled.mixed), "text");
+  EXPECT_EQ(doubled.leaves[1].maybe->second, 7);
+  EXPECT_EQ(send_to_device(tree(), at::kMeta).example.target.device(), at::Device(at::kMeta));
+  static_assert(nested::all_tensors<std::tuple<torch::Tensor, std::vector<torch::Tensor>>> && !nested::all_tensors<Tree> && nested::all_tensors<torch::data::Example<>>);
+}
+
+TEST(Nested, JoinsEqualStructuresAndRefusesOthers) {
+  const auto joined = concatenate(std::vector<Tree>{tree(), tree()});
+  EXPECT_TRUE(joined.numbered.at(-1)[1].equal(torch::tensor({7, 7})));
+  EXPECT_TRUE(joined.leaves[1].maybe->first.equal(torch::tensor({3, 3})));
+  const auto slice = slice_tensors(joined, 1, 2);
+  EXPECT_EQ(numbers_in(slice), numbers_in(tree()));
+  auto other = tree();
+  other.leaves.pop_back();
+  EXPECT_THAT(message_of<ShapeError>([&] { concatenate(std::vector<Tree>{tree(), other}); }), HasSubstr("2 and 1 items"));
+  other = tree();
+  other.named.erase("a");
+  EXPECT_THROW(concatenate(std::vector<Tree>{tree(), other}), ShapeError);
+  other = tree();
+  other.leaves[0].maybe.emplace(number(1), 1);
+  EXPECT_THROW(concatenate(std::vector<Tree>{tree(), other}), ShapeError);
+  EXPECT_THROW(concatenate(std::vector<torch::Tensor>{}), ShapeError);
+}
+
+TEST(Archive, GivesBackWhatWasWritten) {
+  const Tree copy = from_bytes<Tree>(to_bytes(tree()));
+  EXPECT_EQ(numbers_in(copy), numbers_in(tree()));
+  EXPECT_EQ(std::get<0>(copy.mixed), "text");
+  using Odd = std::tuple<Kind, std::vector<bool>, std::string, std::optional<double>, torch::Tensor, std::vector<std::map<std::string, int8_t>>>;
+  const Odd odd{Kind::digit, {true, false, true}, std::string("a\0b", 3), std::nullopt, torch::Tensor(), {{{"x", -128}}, {}}};
+  const Odd back = from_bytes<Odd>(to_bytes(odd));
+  EXPECT_EQ(std::get<0>(back), Kind::digit);
+  EXPECT_EQ(std::get<1>(back), std::get<1>(odd));
+  EXPECT_EQ(std::get<2>(back), std::get<2>(odd));
+  EXPECT_FALSE(std::get<3>(back));
+  EXPECT_FALSE(std::get<4>(back).defined());
+  EXPECT_EQ(std::get<5>(back), std::get<5>(odd));
+  for (const auto dtype : {at::kBool, at::kHalf, at::kBFloat16, at::kComplexFloat, at::kLong, at::kFloat8_e4m3fn}) {
+    const auto tensor = torch::arange(6, torch::kFloat).view({2, 3}).to(dtype).t();
+    const auto read = from_bytes<torch::Tensor>(to_bytes(tensor));
+    EXPECT_EQ(read.scalar_type(), dtype);
+    EXPECT_TRUE(read.to(at::kComplexDouble).equal(tensor.to(at::kComplexDouble)));
+  }
+}
+
+TEST(Archive, EveryTruncationIsAnErrorAndNeverReadsBeyondTheEnd) {
+  const auto bytes = to_bytes(tree());
+  for (size_t size = 0; size < bytes.size(); ++size) EXPECT_THROW(from_bytes<Tree>(bytes.substr(0, size)), CommError) << size;
+  // Lengths that no message can have.
+  for (const int64_t count : {int64_t{-1}, int64_t{1} << 62, int64_t{1} << 40}) {
+    EXPECT_THROW(from_bytes<std::string>(to_bytes(count)), CommError);
+    EXPECT_THROW(from_bytes<std::vector<double>>(to_bytes(count)), CommError);
+  }
+}
+
+TEST(Memory, KnowsWhatASmallerBatchCures) {
+  EXPECT_TRUE(should_reduce_batch_size(std::bad_alloc()));
+  EXPECT_TRUE(should_reduce_batch_size(std::runtime_error("CUDA out of memory. Tried to allocate 2.00 GiB")));
+  EXPECT_FALSE(should_reduce_batch_size(std::runtime_error("the disk is full")));
+  EXPECT_FALSE(should_reduce_batch_size(std::logic_error("CUDA out of memory. ")));
+  // A real one: more than any address space.
+  bool caught = false;
+  try {
+    torch::empty({int64_t{1} << 58});
+  } catch (const std::exception& error) {
+    caught = true;
+    EXPECT_TRUE(should_reduce_batch_size(error)) << error.what();
+  }
+  EXPECT_TRUE(caught);
+
+  std::vector<int64_t> tried;
+  const auto fits = find_executable_batch_size(
+      [&](int64_t size) {
+        tried.push_back(size);
+        if (size > 20) throw std::bad_alloc();
+        return size;
+      },
+      {.starting_batch_size = 100, .reduce_batch_size_fn = [](int64_t size) { return size / 2; }});
+  EXPECT_EQ(fits, 12);
+  EXPECT_EQ(tried, (std::vector<int64_t>{100, 50, 25, 12}));
+  EXPECT_THROW(find_executable_batch_size([](int64_t) -> int { throw std::bad_alloc(); }, 4), ResourceError);
+  EXPECT_THROW(find_executable_batch_size([](int64_t) -> int { throw std::domain_error("other"); }, 4), std::domain_error);
+}
+
+TEST(Progress, OneLineAtTheEndWhereThereIsNoTerminal) {
+  testing::internal::CaptureStderr();
+  {
+    ProgressBar bar({.total = 4, .description = "epoch 1", .enabled = true});
+    for (int i = 0; i < 4; ++i) bar.update();
+    bar.set_postfix("loss 0.25");
+    EXPECT_EQ(bar.count(), 4);
+    bar.close();
+  }
+  const auto text = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+  EXPECT_THAT(text, testing::AllOf(HasSubstr("epoch 1"), HasSubstr("4/4"), HasSubstr("loss 0.25"), testing::Not(HasSubstr("\r"))));
+
+  testing::internal::CaptureStderr();
+  { ProgressBar off({.total = 4, .enabled = false}); off.update(4); }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+
+  testing::internal::CaptureStderr();
+  std::vector<int> values{1, 2, 3};
+  int sum = 0;
+  for (auto& value : tqdm(values, {.description = "sum", .enabled = true})) sum += value;
+  EXPECT_EQ(sum, 6);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("3/3"));
+}
+
+TEST(State, GradientStateIsSharedAndChecked) {
+  GradientState::reset();
+  const GradientState one({.num_steps = 4, .adjust_scheduler = false}), two;
+  EXPECT_EQ(two.num_steps(), 4);
+  EXPECT_FALSE(two.adjust_scheduler());
+  two.set_sync_gradients(false);
+  EXPECT_FALSE(one.sync_gradients());
+  EXPECT_THROW(one.set_num_steps(0), ConfigError);
+  EXPECT_THROW(GradientState({.num_steps = -1}), ConfigError);
+  GradientState::reset();
+  EXPECT_TRUE(GradientState().sync_gradients());
+  EXPECT_EQ(one.num_steps(), 4) << "an older handle keeps what it had";
+
+  // Loaders within loaders: the innermost counts.
+  struct Loader : LoaderStatus {
+    bool end_of_dataloader() const override { return end; }
+    int64_t remainder() const override { return 3; }
+    bool end = false;
+  } outer, inner;
+  const GradientState state;
+  EXPECT_FALSE(state.in_dataloader());
+  EXPECT_EQ(state.remainder(), -1);
+  state.add_dataloader(&outer);
+  state.add_dataloader(&inner);
+  inner.end = true;
+  EXPECT_TRUE(state.end_of_dataloader());
+  state.remove_dataloader(&inner);
+  EXPECT_FALSE(state.end_of_dataloader());
+  EXPECT_EQ(state.remainder(), 3);
+  state.remove_dataloader(&outer);
+}
+
+TEST(State, EnvironmentAndPrecisionNames) {
+  PartialState::reset();
+  ::setenv("ACCELERATE_MIXED_PRECISION", "bf16", 1);
+  AcceleratorState::reset(true);
+  EXPECT_EQ(AcceleratorState().mixed_precision(), PrecisionType::BF16);
+  AcceleratorState::reset(true);
+  ::setenv("ACCELERATE_MIXED_PRECISION", "int3", 1);
+  EXPECT_THAT(message_of<ConfigError>([] { AcceleratorState(); }), HasSubstr("'int3', expected no, fp16 or bf16"));
+  ::unsetenv("ACCELERATE_MIXED_PRECISION");
+  PartialState::reset();
+  ::setenv("ACCELERATE_DEBUG_MODE", "perhaps", 1);
+  EXPECT_THAT(message_of<ConfigError>([] { PartialState(); }), HasSubstr("ACCELERATE_DEBUG_MODE is 'perhaps'"));
+  ::setenv("ACCELERATE_DEBUG_MODE", "Yes", 1);
+  EXPECT_TRUE(PartialState().debug());
+  EXPECT_TRUE(PartialState::initialized());
+  ::unsetenv("ACCELERATE_DEBUG_MODE");
+  PartialState::reset();
+  EXPECT_FALSE(PartialState::initialized());
+  ::setenv("ACCELERATE_TORCH_DEVICE", "gpu7", 1);
+  EXPECT_THAT(message_of<ConfigError>([] { PartialState(); }), HasSubstr("'gpu7'"));
+  ::unsetenv("ACCELERATE_TORCH_DEVICE");
+  const PartialState cpu({.cpu = true});
+  EXPECT_TRUE(cpu.device().is_cpu());
+  EXPECT_THROW(PartialState({.cpu = false}), ConfigError);
+  AcceleratorState::reset(true);
+}
+
+TEST(Checkpoint, SizesWithUnits) {
+  EXPECT_EQ(checkpoint::parse_size("10GB"), 10000000000);
+  EXPECT_EQ(checkpoint::parse_size("1.5KB"), 1500);
+  EXPECT_EQ(checkpoint::parse_size("2 MiB"), 2 << 20);
+  for (const auto* text : {"", "GB", "10", "200B", "-1GB", "1e30TB", "x5GB", "0KB", "nanGB"}) EXPECT_THROW(checkpoint::parse_size(text), ConfigError) << text;
+}
+
+TEST(Errors, KindsAndExitCodes) {
+  EXPECT_EQ(ConfigError("x").exit_code(), 64);
+  EXPECT_EQ(CommError("x").kind(), ErrorKind::comm);
+  const DistributedOperationException mismatch("x");
+  EXPECT_TRUE(dynamic_cast<const CommError*>(&mismatch));
+  EXPECT_THROW(throw ShapeError("x"), Error);
+}
