@@ -13,6 +13,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 deps=${ACCELERATE_DEPS_DIR:-$root/.deps}
 case $deps in /*) ;; *) deps=$root/$deps ;; esac
+mkdir -p "$deps"
 venv=$deps/venv
 torch_version=2.13.0
 
@@ -69,7 +70,6 @@ install_system_packages() {
 
 make_venv() {
   "$venv/bin/python" -c 'import pip' 2>/dev/null && return
-  mkdir -p "$deps"
   "${PYTHON:-python3}" -m venv --clear "$venv" || fail "${PYTHON:-python3} can't make a virtual environment in $venv; PYTHON chooses another interpreter"
 }
 
@@ -145,7 +145,7 @@ num_jobs() {
 build() {
   local preset=$1 folder=$root/build/$1
   shift
-  if [ ! -f "$folder/build.ninja" ] || ! grep -qE "^Torch_DIR:[A-Z]+=$torch_dir\$" "$folder/CMakeCache.txt"; then
+  if [ ! -f "$folder/build.ninja" ] || ! grep -qxF -e "Torch_DIR:UNINITIALIZED=$torch_dir" -e "Torch_DIR:PATH=$torch_dir" "$folder/CMakeCache.txt"; then
     cmake --preset "$preset" -DTorch_DIR="$torch_dir" >"$deps/configure-$preset.log" 2>&1 || { cat "$deps/configure-$preset.log" >&2; fail "CMake could not configure"; }
   fi
   NINJA_STATUS='[%f/%t, %es] ' cmake --build --preset "$preset" -j "$(num_jobs)" ${1:+--target "$@"} || fail "the build failed; the compiler's message is above"

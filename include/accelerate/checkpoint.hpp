@@ -30,8 +30,8 @@ ACCELERATE_API c10::IValue to_dict(const std::map<std::string, at::Tensor>& tens
 ACCELERATE_API std::map<std::string, at::Tensor> state_dict(const ModelRef& model);
 /// Copies `tensors` into the model. Names that share memory with a present one may be missing.
 /// @throws CheckpointError listing every missing, unexpected and misshapen tensor; the model is unchanged then.
-ACCELERATE_API void check_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors);  ///< the same errors, without copying
 ACCELERATE_API void load_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors);
+ACCELERATE_API void check_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors);  ///< the same errors, without copying
 
 /// "10GB", "500MB", "1KB": decimal units; "GiB", "MiB", "KiB": binary. @throws ConfigError
 ACCELERATE_API int64_t parse_size(const std::string& text);

@@ -35,6 +35,18 @@ std::vector<std::pair<int64_t, fs::path>> automatic_checkpoints(const fs::path& 
   return found;
 }
 
+/// Removes the oldest checkpoints above the limit.
+void prune(const fs::path& all, int64_t limit) {
+  const auto present = automatic_checkpoints(all);
+  for (size_t i = 0; i + static_cast<size_t>(limit) < present.size(); ++i) fs::remove_all(present[i].second);
+}
+
+void make_folder(const fs::path& folder) {
+  std::error_code failure;
+  fs::create_directories(folder, failure);
+  if (!fs::is_directory(folder)) throw CheckpointError("save_state: the folder '" + folder.string() + "' can't be created: " + failure.message());
+}
+
 std::map<std::string, at::Tensor> to_map(const c10::IValue& value, const fs::path& file) {
   if (!value.isGenericDict()) throw CheckpointError("load '" + file.string() + "': found " + value.tagKind() + ", expected a dict of tensors");
   std::map<std::string, at::Tensor> tensors;
@@ -81,22 +93,23 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
   auto& project = impl_->options.project_config;
   fs::path folder = output_dir;
   const bool writes = is_main_process() || (project.save_on_each_node && is_local_main_process());
-  if (project.automatic_checkpoint_naming) {
-    const fs::path all = project.project_dir / "checkpoints";
-    folder = all / ("checkpoint_" + std::to_string(project.iteration));
-    if (writes && fs::exists(folder))
-      throw CheckpointError("save_state: '" + folder.string() + "' exists already; set ProjectConfiguration::iteration to the next free number to go on after it");
-    if (writes && project.total_limit) {
-      auto present = automatic_checkpoints(all);
-      for (size_t i = 0; i + static_cast<size_t>(*project.total_limit) < present.size() + 1; ++i) fs::remove_all(present[i].second);
+  const fs::path all = project.project_dir / "checkpoints";
+  if (project.automatic_checkpoint_naming) folder = all / ("checkpoint_" + std::to_string(project.iteration));
+  else if (folder.empty()) throw ConfigError("save_state: no folder was given, expected one because ProjectConfiguration::automatic_checkpoint_naming is off");
+  // Who writes makes the folder; the others hear of a failure instead of waiting for what will not come.
+  std::string failed;
+  if (writes) {
+    try {
+      if (project.automatic_checkpoint_naming && fs::exists(folder))
+        throw CheckpointError("save_state: '" + folder.string() + "' exists already; set ProjectConfiguration::iteration to the next free number to go on after it");
+      make_folder(folder);
+    } catch (const std::exception& error) {
+      failed = error.what();
     }
-  } else if (folder.empty()) {
-    throw ConfigError("save_state: no folder was given, expected one because ProjectConfiguration::automatic_checkpoint_naming is off");
   }
-  std::error_code failure;
-  fs::create_directories(folder, failure);
-  if (!fs::is_directory(folder)) throw CheckpointError("save_state: the folder '" + folder.string() + "' can't be created: " + failure.message());
-  wait_for_everyone();
+  for (const std::string& found : comm::all_gather_bytes(failed))
+    if (!found.empty()) throw CheckpointError(found);
+  make_folder(folder);  // on a machine with a disk of its own
   for (const auto& hook : impl_->save_hooks) hook(folder);
   if (writes) {
     for (size_t i = 0; i < impl_->models.size(); ++i) {
@@ -114,6 +127,8 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
   checkpoint::save_object(checkpoint::random_states(impl_->step, device()), folder / ("random_states_" + std::to_string(process_index()) + ".pkl"));
   ++project.iteration;
   wait_for_everyone();  // nobody goes on, or reads, before it is complete
+  // The reference prunes first; a crash while writing then costs an old checkpoint as well as the new one.
+  if (writes && project.automatic_checkpoint_naming && project.total_limit) prune(all, *project.total_limit);
   return folder;
 }
 

@@ -128,7 +128,7 @@ TEST_F(AcceleratorTest, ReferenceAccumulationExampleEndsAt204) {
   }
   EXPECT_EQ(synced, (std::vector<bool>{false, false, false, true}));
   torch::optim::SGD plain_optimizer(plain->parameters(), 0.02);
-  const auto all = data::collate(points);
+  const auto all = data::default_collate(points);
   torch::mse_loss(plain(all.data), all.target).backward();
   plain_optimizer.step();
   char with[16], without[16];

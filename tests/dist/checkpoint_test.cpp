@@ -195,7 +195,7 @@ TEST_F(CheckpointTest, AutomaticNamesLimitAndNewest) {
 }
 
 TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
-  const auto prepared = [&](Accelerator& accelerator, const torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, Counter& counter) {
+  const auto prepared = [&](Accelerator& accelerator, torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, Counter& counter) {
     accelerator.prepare(net, optimizer, optim::linear_schedule_with_warmup(optimizer, 1, 10));
     accelerator.register_for_checkpointing(counter);
     for (int i = 0; i < 2; ++i) {
