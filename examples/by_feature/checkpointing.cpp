@@ -44,7 +44,7 @@ Outcome run(const std::filesystem::path& project_dir, int64_t epochs, int64_t sa
       opt.step();
       sched.step();
       opt.zero_grad();
-      progress.losses.push_back(loss.item<double>());
+      progress.losses.push_back(accelerator.reduce(loss.detach(), "mean").item<double>());  // the main process's copy is saved for all, so let it be everybody's
       if (++progress.steps % save_every == 0 && resume_from.empty()) accelerator.print("saved", accelerator.save_state().string());
     }
   return {network->parameters(), progress};

@@ -8,7 +8,7 @@
 namespace examples = accelerate_examples;
 
 void train(examples::Arguments args) {
-  const auto epochs = args.get<int64_t>("--epochs", 5), held_out = args.get<int64_t>("--held_out", 101), batch_size = args.get<int64_t>("--batch_size", 8);
+  const auto epochs = args.get<int64_t>("--epochs", 10), held_out = args.get<int64_t>("--held_out", 101), batch_size = args.get<int64_t>("--batch_size", 8);
   args.check();
 
   accelerate::Accelerator accelerator;
@@ -43,7 +43,7 @@ void train(examples::Arguments args) {
       if (!note.empty()) mistakes.push_back(note);
   }
   const auto seen = confusion.sum().item<int64_t>(), correct = confusion.diagonal().sum().item<int64_t>();
-  accelerator.print("gather saw", gathered, "samples, gather_for_metrics", seen, "of", held_out);
+  accelerator.print("gather gave", gathered, "samples, gather_for_metrics", seen, "of", held_out);
   accelerator.print("confusion matrix:", confusion[0][0].item<int64_t>(), confusion[0][1].item<int64_t>(), "/", confusion[1][0].item<int64_t>(), confusion[1][1].item<int64_t>());
   accelerator.print("accuracy", static_cast<double>(correct) / static_cast<double>(seen), "with", mistakes.size(), "mistakes");
 }

@@ -202,7 +202,7 @@ class ACCELERATE_API Accelerator {
 
   /// Gradients of `loss`, a scalar. Scaled by the loss scaler; divided by gradient_accumulation_steps. On a synchronising step it is collective.
   /// @param num_items  with GradientAverage::tokens: how many items `loss` is the mean of. Over a whole accumulation group and all ranks every item then weighs
-  ///                   the same. @throws ConfigError when it is given without that setting, or missing with it.
+  ///                   the same. Call it once per micro-step, with the sum of the losses if several models train. @throws ConfigError when it is given without that setting, or missing with it.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
   void backward(const at::Tensor& loss, int64_t num_items, const BackwardOptions& options = {});
 

@@ -39,6 +39,10 @@ ACCELERATE_API int64_t parse_size(const std::string& text);
 /// Files of an earlier save that this one does not replace are removed. Not collective.
 ACCELERATE_API void save_model(const ModelRef& model, const std::filesystem::path& folder, int64_t max_shard_bytes, bool safe_serialization);
 
+/// Bytes as a uint8 tensor, which Python reads too, and back. @throws CheckpointError for anything else.
+ACCELERATE_API c10::IValue bytes_as_object(const std::string& bytes);
+ACCELERATE_API std::string object_as_bytes(const c10::IValue& object);
+
 /// A user's object in a checkpoint.
 struct CustomObject {
   std::function<c10::IValue()> state_dict;
@@ -53,7 +57,7 @@ CustomObject custom_object(T& object) {
                 }) {
     return {[&object] { return c10::IValue(object.state_dict()); }, [&object](const c10::IValue& state) { object.load_state_dict(state); }};
   } else {
-    return {[&object] { return c10::IValue(to_bytes(object)); }, [&object](const c10::IValue& state) { object = from_bytes<T>(state.toStringRef()); }};
+    return {[&object] { return bytes_as_object(to_bytes(object)); }, [&object](const c10::IValue& state) { object = from_bytes<T>(object_as_bytes(state)); }};
   }
 }
 

@@ -1,5 +1,9 @@
+#include <ATen/ops/empty.h>
+#include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/serialization/pickle.h>
+#include <torch/csrc/jit/serialization/pickler.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "accelerate/checkpoint.hpp"
@@ -8,15 +12,63 @@
 
 namespace accelerate::checkpoint {
 
-void save_object(const c10::IValue& object, const std::filesystem::path& file) {
-  // A view would drag its whole storage along, and a device that the reader may lack is no place for a file.
-  const c10::IValue plain = nested::map_tensors(object, [](const at::Tensor& tensor) {
+namespace {
+
+/// Tensors on the CPU without the rest of a storage that they view, lists without element types: those would be written as calls of functions
+/// that only TorchScript's own reader knows.
+c10::IValue plain(const c10::IValue& value) {
+  if (value.isTensor()) {
+    const at::Tensor& tensor = value.toTensor();
+    if (!tensor.defined()) return value;
     const at::Tensor host = tensor.detach().cpu();
     return host.nbytes() == host.storage().nbytes() ? host : host.clone(at::MemoryFormat::Contiguous);
-  });
-  const auto bytes = torch::jit::pickle_save(plain);
+  }
+  if (value.isList()) {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (const c10::IValue& item : value.toListRef()) list.push_back(plain(item));
+    return list;
+  }
+  if (value.isTuple()) {
+    std::vector<c10::IValue> items;
+    for (const c10::IValue& item : value.toTupleRef().elements()) items.push_back(plain(item));
+    return c10::ivalue::Tuple::create(std::move(items));
+  }
+  if (value.isGenericDict()) {
+    const auto source = value.toGenericDict();
+    c10::impl::GenericDict dict(source.keyType(), c10::AnyType::get());
+    for (const auto& entry : source) dict.insert(entry.key(), plain(entry.value()));
+    return dict;
+  }
+  return value;
+}
+
+}  // namespace
+
+void save_object(const c10::IValue& object, const std::filesystem::path& file) {
+  const c10::IValue value = plain(object);
+  std::string pickle;
+  torch::jit::Pickler pickler([&](const char* bytes, size_t size) { pickle.append(bytes, size); }, nullptr, nullptr, nullptr, nullptr, /*tag_aggregates=*/false);
+  pickler.protocol();
+  pickler.pushIValue(value);
+  pickler.stop();
+
   AtomicFile out("save", file);
-  out.write({bytes.data(), bytes.size()});
+  std::exception_ptr failure;  // the archive's destructor must not meet an exception
+  caffe2::serialize::PyTorchStreamWriter archive([&](const void* bytes, size_t size) {
+    try {
+      if (!failure) out.write({static_cast<const char*>(bytes), size});
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    return size;
+  });
+  archive.writeRecord("data.pkl", pickle.data(), pickle.size());
+  for (size_t i = 0; i < pickler.tensorData().size(); ++i) {
+    const auto& storage = pickler.tensorData()[i].storage();
+    archive.writeRecord("data/" + std::to_string(i), storage.data(), storage.nbytes());
+  }
+  archive.writeEndOfFile();
+  if (failure) std::rethrow_exception(failure);
   out.finish();
 }
 
@@ -24,6 +76,19 @@ c10::IValue to_dict(const std::map<std::string, at::Tensor>& tensors) {
   c10::impl::GenericDict dict(c10::StringType::get(), c10::TensorType::get());
   for (const auto& [name, tensor] : tensors) dict.insert(name, tensor);
   return dict;
+}
+
+c10::IValue bytes_as_object(const std::string& bytes) {
+  at::Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::TensorOptions().dtype(at::kByte));
+  std::copy(bytes.begin(), bytes.end(), tensor.data_ptr<uint8_t>());
+  return tensor;
+}
+
+std::string object_as_bytes(const c10::IValue& object) {
+  if (!object.isTensor() || object.toTensor().scalar_type() != at::kByte || object.toTensor().dim() != 1)
+    throw CheckpointError("load: found " + object.tagKind() + ", expected a one-dimensional uint8 tensor that holds an object; the file may belong to another registered object");
+  const at::Tensor tensor = object.toTensor().contiguous();
+  return {reinterpret_cast<const char*>(tensor.data_ptr<uint8_t>()), static_cast<size_t>(tensor.numel())};
 }
 
 c10::IValue load_object(const std::filesystem::path& file) {

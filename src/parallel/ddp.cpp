@@ -1,6 +1,7 @@
 #include "accelerate/parallel/ddp.hpp"
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
@@ -43,6 +44,7 @@ struct DistributedDataParallel::Impl {
   DistributedDataParallelKwargs kwargs;
   std::shared_ptr<c10d::Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;  ///< the Reducer's search for unused parameters writes to it, unasked
+  bool graph_is_static = false;   ///< the Reducer has been told
   bool delayed = false;           ///< static_graph: the first backward has been told to average at its end
   bool grad_sync = true;          ///< the next backward averages
   bool forward_sync = true;       ///< the last forward was followed by an averaging backward, so buffers may differ from rank 0's
@@ -70,7 +72,6 @@ struct DistributedDataParallel::Impl {
       logger = std::make_shared<c10d::Logger>(reducer);
       reducer->set_logger(logger);
     }
-    if (kwargs.static_graph) reducer->set_static_graph();
     reducer->register_comm_hook(make_gradient_hook(kwargs.comm_hook));
   }
 
@@ -114,7 +115,8 @@ struct DistributedDataParallel::Impl {
     for (auto& bucket : reducer->get_grad_buckets(/*return_zero_tensors=*/true)) futures.push_back(reducer->run_comm_hook(bucket));
     for (auto& future : futures) future->wait();
     if (kwargs.find_unused_parameters) {
-      std::vector<at::Tensor> unused{reducer->get_local_used_map_on_device()};
+      // Zeros of its own: in the Reducer's map the last step's result still stands.
+      std::vector<at::Tensor> unused{at::zeros_like(reducer->get_local_used_map_on_device())};
       process_group()->allreduce(unused)->wait();
     }
     reducer->push_rebuilt_params_for_all_indices();
@@ -142,7 +144,11 @@ void DistributedDataParallel::before_forward() {
   Impl& ddp = *impl_;
   comm::world_group()->guard("forward", [&] {
     const bool training = at::GradMode::is_enabled();
-    if (training && ddp.grad_sync && ddp.reducer) ddp.reducer->prepare_for_forward();
+    if (training && ddp.grad_sync && ddp.reducer) {
+      // Not before: the Reducer would count the gradients of earlier backwards without averaging into the graph that it learns in the first one with it.
+      if (ddp.kwargs.static_graph && !std::exchange(ddp.graph_is_static, true)) ddp.reducer->set_static_graph();
+      ddp.reducer->prepare_for_forward();
+    }
     if (ddp.joining && training) ddp.count_active(true);
     if (training && ddp.reducer) ddp.reducer->rebuild_buckets();
     // As in PyTorch, the first evaluating forward after training takes rank 0's buffers too, so that all ranks evaluate one model.

@@ -54,8 +54,10 @@ Trained train(Accelerator& accelerator, const std::function<void(int64_t)>& faul
 /// Runs a case in ranks where `victim` may end in any way; all others must pass.
 std::vector<support::RankResult> others_pass(const std::string& test, int64_t victim, const support::RankOptions& options) {
   auto results = support::run_test_in_ranks(test, options);
-  for (size_t r = 0; r < results.size(); ++r)
-    if (static_cast<int64_t>(r) != victim) EXPECT_EQ(results[r].exit_code, 0) << "rank " << r << "\n" << results[r].output;
+  for (size_t r = 0; r < results.size(); ++r) {
+    if (static_cast<int64_t>(r) == victim) continue;
+    EXPECT_EQ(results[r].exit_code, 0) << "rank " << r << "\n" << results[r].output;
+  }
   return results;
 }
 
