@@ -147,7 +147,8 @@ struct Group::Impl {
       std::lock_guard lock(progress->mutex);
       progress->peer_failure = "an earlier collective failed: " + what;
     }
-    watchdog->announce_failure(mine.operation + ": " + (cause.empty() ? what : cause));
+    // Peers that hear of this before they find out themselves should learn who was missing, not just that this rank gave up.
+    watchdog->announce_failure(mine.operation + ": " + (!cause.empty() ? cause : late.empty() ? what : "missing:" + late));
     throw CommError(message);
   }
 };

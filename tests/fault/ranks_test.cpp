@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "ranks.hpp"
@@ -155,7 +157,12 @@ RANKS_TEST(RankFault, StoppedProcessIsNamed, 3) {
   if (rank() == 1) return;  // continued by rank 0
   EXPECT_THAT(trained.error, HasSubstr("rank 1 has gone or is stopped")) << trained.error;
   EXPECT_LT(trained.seconds, 10);
-  if (rank() == 0) ::kill(static_cast<pid_t>(pids[1]), SIGCONT);
+  // Rank 0 lets it go on, but only when rank 2 has looked for it too.
+  const std::filesystem::path seen = std::filesystem::path(support::scratch_dir()) / "rank_2_has_seen_it";
+  if (rank() == 2) std::ofstream(seen) << "1";
+  if (rank() != 0) return;
+  for (int i = 0; i < 200 && !std::filesystem::exists(seen); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  ::kill(static_cast<pid_t>(pids[1]), SIGCONT);
 }
 
 RANKS_TEST(RankFault, OneSampleOnThreeRanksAndNoneAtAll, 3) {
