@@ -9,6 +9,7 @@
 #include <fstream>
 #include <thread>
 
+#include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
 
@@ -16,6 +17,8 @@ using namespace accelerate;
 using support::rank;
 using support::world_size;
 using testing::HasSubstr;
+
+using support::message_of;
 
 namespace {
 
@@ -38,17 +41,6 @@ Samples samples(int64_t count) {
   Samples result;
   for (int64_t i = 0; i < count; ++i) result.emplace_back(torch::full({4}, 0.1 * static_cast<double>(i)), torch::tensor(i));
   return result;
-}
-
-template <class Exception, class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
 }
 
 }  // namespace

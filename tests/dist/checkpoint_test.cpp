@@ -8,6 +8,7 @@
 
 #include <fstream>
 
+#include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
 
@@ -16,6 +17,8 @@ using support::rank;
 using support::world_size;
 using testing::HasSubstr;
 namespace fs = std::filesystem;
+
+using support::message_of;
 
 namespace {
 
@@ -128,17 +131,6 @@ void expect_resumes(const fs::path& folder, int64_t save_at, const std::string& 
   EXPECT_EQ(resumed.notes.best, whole.notes.best);
   EXPECT_EQ(resumed.lr, whole.lr);
   EXPECT_EQ(resumed.scale, whole.scale);
-}
-
-template <class Exception, class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
 }
 
 std::set<std::string> files_in(const fs::path& folder) {

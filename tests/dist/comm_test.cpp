@@ -11,12 +11,15 @@
 #include <cstdlib>
 #include <thread>
 
+#include "message_of.hpp"
 #include "ranks.hpp"
 
 using namespace accelerate;
 using support::rank;
 using support::world_size;
 using testing::HasSubstr;
+
+using support::message_of;
 
 namespace {
 
@@ -29,17 +32,6 @@ torch::Tensor sample(int64_t r, at::ScalarType dtype) {
 }
 
 bool same(const torch::Tensor& a, const torch::Tensor& b) { return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.equal(b); }
-
-template <class Exception, class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
-}
 
 struct Inner {
   torch::Tensor mask;

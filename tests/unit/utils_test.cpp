@@ -6,9 +6,12 @@
 #include <torch/torch.h>
 
 #include <new>
+#include "message_of.hpp"
 
 using namespace accelerate;
 using testing::HasSubstr;
+
+using support::message_of;
 
 namespace {
 
@@ -45,17 +48,6 @@ std::vector<int64_t> numbers_in(const T& value) {
   std::vector<int64_t> result;
   nested::for_each_tensor(value, [&](const torch::Tensor& t) { result.push_back(t.item<int64_t>()); });
   return result;
-}
-
-template <class Exception, class F>
-std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
 }
 
 }  // namespace
