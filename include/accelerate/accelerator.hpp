@@ -280,7 +280,7 @@ class ACCELERATE_API Accelerator {
     save_model_files(ref_of(model), folder, max_shard_size, safe_serialization);
   }
   template <class Model>
-  std::map<std::string, at::Tensor> get_state_dict(const Model& model) const { return checkpoint::state_dict(ref_of(model)); }
+  std::map<std::string, at::Tensor> get_state_dict(const Model& model) const { return checkpointing::state_dict(ref_of(model)); }
   /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return the folder.
   std::filesystem::path save_state(const std::filesystem::path& output_dir = {}, bool safe_serialization = true);
   /// Reads it back into the same objects; no folder: the newest automatic checkpoint. Collective. @throws CheckpointError and leaves all as it was if
@@ -290,7 +290,7 @@ class ACCELERATE_API Accelerator {
   /// strings, containers, structs with ACCELERATE_FIELDS). Kept by reference.
   template <class... Objects>
   void register_for_checkpointing(Objects&... objects) {
-    (register_custom(checkpoint::custom_object(objects)), ...);
+    (register_custom(checkpointing::custom_object(objects)), ...);
   }
   /// Called before save_state writes / load_state reads, with the folder. The returned scope removes the hook when it ends; keep it.
   using StateHook = std::function<void(const std::filesystem::path&)>;
@@ -348,7 +348,7 @@ class ACCELERATE_API Accelerator {
   std::shared_ptr<detail::PreparedModel> prepare_core(ModelRef model, bool evaluation_mode);
   AcceleratedOptimizer register_optimizer(AcceleratedOptimizer optimizer);
   void register_loader(LoaderEntry entry);
-  void register_custom(checkpoint::CustomObject object);
+  void register_custom(checkpointing::CustomObject object);
   data::PrepareDataLoaderOptions loader_options() const;
   using DdpList = std::vector<std::shared_ptr<parallel::DistributedDataParallel>>;
   Scope begin_accumulate(const DdpList& models);

@@ -16,7 +16,7 @@
 #include "accelerate/export.hpp"
 #include "accelerate/model_ref.hpp"
 
-namespace accelerate::checkpoint {
+namespace accelerate::checkpointing {
 
 /// The file's bytes are what Python's torch.save(object) writes; torch.load(weights_only=True) reads it. @throws CheckpointError, ResourceError.
 ACCELERATE_API void save_object(const c10::IValue& object, const std::filesystem::path& file);
@@ -66,4 +66,4 @@ ACCELERATE_API c10::IValue random_states(int64_t step, const at::Device& device)
 /// @return the number of steps. @throws CheckpointError
 ACCELERATE_API int64_t load_random_states(const c10::IValue& states, const at::Device& device);
 
-}  // namespace accelerate::checkpoint
+}  // namespace accelerate::checkpointing

@@ -23,7 +23,7 @@ struct Accelerator::Impl {
   std::vector<AcceleratedOptimizer> optimizers;
   std::vector<AcceleratedScheduler> schedulers;
   std::vector<LoaderEntry> loaders;
-  std::vector<checkpoint::CustomObject> customs;
+  std::vector<checkpointing::CustomObject> customs;
   std::list<StateHook> save_hooks, load_hooks;
   std::vector<std::unique_ptr<GeneralTracker>> trackers;
 

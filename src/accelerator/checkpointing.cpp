@@ -60,21 +60,21 @@ std::map<std::string, at::Tensor> to_map(const c10::IValue& value, const fs::pat
 }  // namespace
 
 void Accelerator::save(const c10::IValue& object, const fs::path& file) const {
-  if (is_main_process() || (project_configuration().save_on_each_node && is_local_main_process())) checkpoint::save_object(object, file);
+  if (is_main_process() || (project_configuration().save_on_each_node && is_local_main_process())) checkpointing::save_object(object, file);
 }
 
 void Accelerator::save(const std::map<std::string, at::Tensor>& tensors, const fs::path& file, bool safe_serialization) const {
   if (!(is_main_process() || (project_configuration().save_on_each_node && is_local_main_process()))) return;
   if (safe_serialization) save_safetensors(file, tensors, {{"format", "pt"}});
-  else checkpoint::save_object(checkpoint::to_dict(tensors), file);
+  else checkpointing::save_object(checkpointing::to_dict(tensors), file);
 }
 
 void Accelerator::save_model_files(const ModelRef& model, const fs::path& folder, const std::string& max_shard_size, bool safe_serialization) const {
-  const int64_t bytes = checkpoint::parse_size(max_shard_size);
-  if (is_main_process() || (project_configuration().save_on_each_node && is_local_main_process())) checkpoint::save_model(model, folder, bytes, safe_serialization);
+  const int64_t bytes = checkpointing::parse_size(max_shard_size);
+  if (is_main_process() || (project_configuration().save_on_each_node && is_local_main_process())) checkpointing::save_model(model, folder, bytes, safe_serialization);
 }
 
-void Accelerator::register_custom(checkpoint::CustomObject object) { impl_->customs.push_back(std::move(object)); }
+void Accelerator::register_custom(checkpointing::CustomObject object) { impl_->customs.push_back(std::move(object)); }
 
 namespace {
 
@@ -113,18 +113,18 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
   for (const auto& hook : impl_->save_hooks) hook(folder);
   if (writes) {
     for (size_t i = 0; i < impl_->models.size(); ++i) {
-      const auto tensors = checkpoint::state_dict(impl_->models[i]->model);
+      const auto tensors = checkpointing::state_dict(impl_->models[i]->model);
       if (safe_serialization) save_safetensors(folder / numbered("model", i, ".safetensors"), tensors, {{"format", "pt"}});
-      else checkpoint::save_object(checkpoint::to_dict(tensors), folder / numbered("pytorch_model", i, ".bin"));
+      else checkpointing::save_object(checkpointing::to_dict(tensors), folder / numbered("pytorch_model", i, ".bin"));
     }
-    for (size_t i = 0; i < impl_->optimizers.size(); ++i) checkpoint::save_object(impl_->optimizers[i].state_dict(), folder / numbered("optimizer", i, ".bin"));
-    for (size_t i = 0; i < impl_->schedulers.size(); ++i) checkpoint::save_object(impl_->schedulers[i].state_dict(), folder / numbered("scheduler", i, ".bin"));
+    for (size_t i = 0; i < impl_->optimizers.size(); ++i) checkpointing::save_object(impl_->optimizers[i].state_dict(), folder / numbered("optimizer", i, ".bin"));
+    for (size_t i = 0; i < impl_->schedulers.size(); ++i) checkpointing::save_object(impl_->schedulers[i].state_dict(), folder / numbered("scheduler", i, ".bin"));
     if (impl_->options.dataloader_config.use_stateful_dataloader)
-      for (size_t i = 0; i < impl_->loaders.size(); ++i) checkpoint::save_object(impl_->loaders[i].state_dict(), folder / numbered("dl_state_dict", i, ".bin"));
-    if (impl_->scaler) checkpoint::save_object(impl_->scaler->state_dict(), folder / "scaler.pt");
-    for (size_t i = 0; i < impl_->customs.size(); ++i) checkpoint::save_object(impl_->customs[i].state_dict(), folder / ("custom_checkpoint_" + std::to_string(i) + ".pkl"));
+      for (size_t i = 0; i < impl_->loaders.size(); ++i) checkpointing::save_object(impl_->loaders[i].state_dict(), folder / numbered("dl_state_dict", i, ".bin"));
+    if (impl_->scaler) checkpointing::save_object(impl_->scaler->state_dict(), folder / "scaler.pt");
+    for (size_t i = 0; i < impl_->customs.size(); ++i) checkpointing::save_object(impl_->customs[i].state_dict(), folder / ("custom_checkpoint_" + std::to_string(i) + ".pkl"));
   }
-  checkpoint::save_object(checkpoint::random_states(impl_->step, device()), folder / ("random_states_" + std::to_string(process_index()) + ".pkl"));
+  checkpointing::save_object(checkpointing::random_states(impl_->step, device()), folder / ("random_states_" + std::to_string(process_index()) + ".pkl"));
   ++project.iteration;
   wait_for_everyone();  // nobody goes on, or reads, before it is complete
   // The reference prunes first; a crash while writing then costs an old checkpoint as well as the new one.
@@ -149,33 +149,33 @@ void Accelerator::load_state(const fs::path& input_dir) {
   for (size_t i = 0; i < impl_->models.size(); ++i) {
     const fs::path safe = folder / numbered("model", i, ".safetensors"), plain = folder / numbered("pytorch_model", i, ".bin");
     if (fs::exists(safe)) models.push_back(load_safetensors(safe));
-    else if (fs::exists(plain)) models.push_back(to_map(checkpoint::load_object(plain), plain));
+    else if (fs::exists(plain)) models.push_back(to_map(checkpointing::load_object(plain), plain));
     else throw CheckpointError("load_state: found neither '" + safe.filename().string() + "' nor '" + plain.filename().string() + "' in '" + folder.string() + "', expected one for each of the " +
                                std::to_string(impl_->models.size()) + " prepared models");
   }
   const auto read = [&](size_t count, const std::string& stem, const std::string& extension) {
     std::vector<c10::IValue> objects;
-    for (size_t i = 0; i < count; ++i) objects.push_back(checkpoint::load_object(folder / numbered(stem, i, extension)));
+    for (size_t i = 0; i < count; ++i) objects.push_back(checkpointing::load_object(folder / numbered(stem, i, extension)));
     return objects;
   };
   const auto optimizers = read(impl_->optimizers.size(), "optimizer", ".bin");
   const auto schedulers = read(impl_->schedulers.size(), "scheduler", ".bin");
   const auto loaders = read(impl_->options.dataloader_config.use_stateful_dataloader ? impl_->loaders.size() : 0, "dl_state_dict", ".bin");
   std::vector<c10::IValue> customs;
-  for (size_t i = 0; i < impl_->customs.size(); ++i) customs.push_back(checkpoint::load_object(folder / ("custom_checkpoint_" + std::to_string(i) + ".pkl")));
+  for (size_t i = 0; i < impl_->customs.size(); ++i) customs.push_back(checkpointing::load_object(folder / ("custom_checkpoint_" + std::to_string(i) + ".pkl")));
   std::optional<c10::IValue> scaler;
-  if (impl_->scaler) scaler = checkpoint::load_object(folder / "scaler.pt");
+  if (impl_->scaler) scaler = checkpointing::load_object(folder / "scaler.pt");
   const fs::path random_file = folder / ("random_states_" + std::to_string(process_index()) + ".pkl");
   std::optional<c10::IValue> random;
   try {
-    random = checkpoint::load_object(random_file);
+    random = checkpointing::load_object(random_file);
   } catch (const CheckpointError& error) {
     // Absent when the checkpoint comes from fewer processes; Python's own holds numpy's generator, which we can't read.
     TORCH_WARN("load_state: the random generators keep their present state: ", error.what());
   }
 
   // Whatever refuses its part, those that took theirs get back what they had. Models come last: they have been checked, so that no copy of them is needed.
-  for (size_t i = 0; i < models.size(); ++i) checkpoint::check_state_dict(impl_->models[i]->model, models[i]);
+  for (size_t i = 0; i < models.size(); ++i) checkpointing::check_state_dict(impl_->models[i]->model, models[i]);
   std::vector<std::function<void()>> undo;
   const auto load = [&](auto& object, const c10::IValue& state) {
     undo.push_back([&object, before = object.state_dict()] { object.load_state_dict(before); });
@@ -187,12 +187,12 @@ void Accelerator::load_state(const fs::path& input_dir) {
     for (size_t i = 0; i < loaders.size(); ++i) load(impl_->loaders[i], loaders[i]);
     if (scaler) load(*impl_->scaler, *scaler);
     for (size_t i = 0; i < customs.size(); ++i) load(impl_->customs[i], customs[i]);
-    if (random) impl_->step = checkpoint::load_random_states(*random, device());
+    if (random) impl_->step = checkpointing::load_random_states(*random, device());
   } catch (...) {
     for (; !undo.empty(); undo.pop_back()) undo.back()();
     throw;
   }
-  for (size_t i = 0; i < models.size(); ++i) checkpoint::load_state_dict(impl_->models[i]->model, models[i]);
+  for (size_t i = 0; i < models.size(); ++i) checkpointing::load_state_dict(impl_->models[i]->model, models[i]);
   if (project.automatic_checkpoint_naming)
     if (const auto number = checkpoint_number(folder)) project.iteration = *number + 1;
   wait_for_everyone();

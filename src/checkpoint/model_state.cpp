@@ -6,7 +6,7 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/error.hpp"
 
-namespace accelerate::checkpoint {
+namespace accelerate::checkpointing {
 namespace {
 
 /// Equal for tensors that are the same memory seen the same way.
@@ -59,4 +59,4 @@ void load_state_dict(const ModelRef& model, const std::map<std::string, at::Tens
     if (const auto found = tensors.find(name); found != tensors.end()) at::Tensor(tensor).detach().copy_(found->second);
 }
 
-}  // namespace accelerate::checkpoint
+}  // namespace accelerate::checkpointing

@@ -10,7 +10,7 @@
 #include "accelerate/error.hpp"
 #include "utils/atomic_file.hpp"
 
-namespace accelerate::checkpoint {
+namespace accelerate::checkpointing {
 
 namespace {
 
@@ -105,4 +105,4 @@ c10::IValue load_object(const std::filesystem::path& file) {
   }
 }
 
-}  // namespace accelerate::checkpoint
+}  // namespace accelerate::checkpointing

@@ -7,7 +7,7 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/error.hpp"
 
-namespace accelerate::checkpoint {
+namespace accelerate::checkpointing {
 namespace {
 
 constexpr const char* kStep = "step";
@@ -46,4 +46,4 @@ int64_t load_random_states(const c10::IValue& states, const at::Device& device) 
   return dict.at(kStep).toInt();
 }
 
-}  // namespace accelerate::checkpoint
+}  // namespace accelerate::checkpointing

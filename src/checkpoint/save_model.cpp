@@ -9,7 +9,7 @@
 #include "accelerate/safetensors.hpp"
 #include "utils/atomic_file.hpp"
 
-namespace accelerate::checkpoint {
+namespace accelerate::checkpointing {
 namespace {
 
 struct Shard {
@@ -91,4 +91,4 @@ void save_model(const ModelRef& model, const std::filesystem::path& folder, int6
   }
 }
 
-}  // namespace accelerate::checkpoint
+}  // namespace accelerate::checkpointing

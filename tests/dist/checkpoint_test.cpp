@@ -243,9 +243,9 @@ TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
                  torch::optim::AdamW other(small->parameters(), 0.5);
                  small(torch::ones({1, 2})).sum().backward();
                  other.step();
-                 checkpoint::save_object(AcceleratedOptimizer(other).state_dict(), bad / "optimizer.bin");
+                 checkpointing::save_object(AcceleratedOptimizer(other).state_dict(), bad / "optimizer.bin");
                }).empty());
-  EXPECT_FALSE(refused("a scheduler that is a number", [&](const fs::path& bad) { checkpoint::save_object(3, bad / "scheduler.bin"); }).empty());
+  EXPECT_FALSE(refused("a scheduler that is a number", [&](const fs::path& bad) { checkpointing::save_object(3, bad / "scheduler.bin"); }).empty());
   EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder / "nowhere"); }), HasSubstr("not a folder"));
   std::ofstream(folder / "file") << "x";
   EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.save_state(folder / "file" / "below"); }), HasSubstr("can't be created"));
@@ -314,7 +314,7 @@ TEST_F(CheckpointTest, WhatPythonWroteIsReadHere) {
   const auto written = support::run_python("tests/dist/checkpoint_peer.py", {"write", folder.string()});
   ASSERT_EQ(written.exit_code, 0) << written.output;
   Peer peer;
-  checkpoint::save_object(peer.counter.state_dict(), folder / "custom_checkpoint_0.pkl");
+  checkpointing::save_object(peer.counter.state_dict(), folder / "custom_checkpoint_0.pkl");
   peer.accelerator.load_state(folder);
   EXPECT_EQ(peer.sched.last_epoch(), 2);
   for (int64_t number : {2, 3}) peer.step(number);
@@ -353,7 +353,7 @@ TEST_F(CheckpointTest, SaveModelHasTheReferencesLayout) {
   auto tensors = load_safetensors(folder / "tied" / "model.safetensors");
   EXPECT_EQ(tensors.size(), 2u);
   auto other = std::make_shared<Tied>();
-  checkpoint::load_state_dict(ModelRef(other), tensors);
+  checkpointing::load_state_dict(ModelRef(other), tensors);
   EXPECT_TRUE(other->a->weight.equal(tied->a->weight));
   EXPECT_TRUE(other->b.is_same(other->a->weight));
 }

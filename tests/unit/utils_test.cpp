@@ -225,10 +225,10 @@ TEST(State, EnvironmentAndPrecisionNames) {
 }
 
 TEST(Checkpoint, SizesWithUnits) {
-  EXPECT_EQ(checkpoint::parse_size("10GB"), 10000000000);
-  EXPECT_EQ(checkpoint::parse_size("1.5KB"), 1500);
-  EXPECT_EQ(checkpoint::parse_size("2 MiB"), 2 << 20);
-  for (const auto* text : {"", "GB", "10", "200B", "-1GB", "1e30TB", "x5GB", "0KB", "nanGB"}) EXPECT_THROW(checkpoint::parse_size(text), ConfigError) << text;
+  EXPECT_EQ(checkpointing::parse_size("10GB"), 10000000000);
+  EXPECT_EQ(checkpointing::parse_size("1.5KB"), 1500);
+  EXPECT_EQ(checkpointing::parse_size("2 MiB"), 2 << 20);
+  for (const auto* text : {"", "GB", "10", "200B", "-1GB", "1e30TB", "x5GB", "0KB", "nanGB"}) EXPECT_THROW(checkpointing::parse_size(text), ConfigError) << text;
 }
 
 TEST(Errors, KindsAndExitCodes) {
