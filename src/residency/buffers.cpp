@@ -1,0 +1,38 @@
+#include "residency/buffers.hpp"
+
+#include <ATen/ops/empty.h>
+
+#include "accelerate/error.hpp"
+#include "accelerate/memory.hpp"
+
+namespace accelerate::residency {
+
+at::Tensor Buffers::take(int64_t numel, at::ScalarType dtype, const at::Device& device) {
+  const auto found = free_.find({numel, dtype, device.type(), device.index()});
+  if (found != free_.end() && !found->second.empty()) {
+    at::Tensor flat = std::move(found->second.back());
+    found->second.pop_back();
+    return flat;
+  }
+  const auto allocate = [&] { return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device)); };
+  try {
+    return allocate();
+  } catch (const std::exception& error) {
+    if (!should_reduce_batch_size(error)) throw;
+    trim();
+  }
+  try {
+    return allocate();
+  } catch (const std::exception& error) {
+    if (!should_reduce_batch_size(error)) throw;
+    throw ResourceError("residency: no memory for the " + std::to_string(numel * static_cast<int64_t>(c10::elementSize(dtype))) + " bytes of a unit on " + device.str() +
+                        "; wrap smaller modules, prefetch less, or lower the batch size. (" + error.what() + ")");
+  }
+}
+
+void Buffers::give(at::Tensor flat) {
+  auto& same = free_[{flat.numel(), flat.scalar_type(), flat.device().type(), flat.device().index()}];
+  if (same.size() < kKept) same.push_back(std::move(flat));
+}
+
+}  // namespace accelerate::residency

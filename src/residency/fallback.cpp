@@ -1,0 +1,55 @@
+/// The one boxed fallback on the members' key, and the chain of those who have something to say about an operator before it runs.
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "residency/fallback.hpp"
+#include "residency/member.hpp"
+#include "residency/operator_facts.hpp"
+#include "residency/residency.hpp"
+
+namespace accelerate::residency {
+namespace {
+
+/// Makes the units of one argument present for the length of the operator.
+void touch(const c10::IValue& argument, bool writes, Pins& pins) {
+  const auto touch_tensor = [&](const at::Tensor& tensor) {
+    if (Member* member = Member::of(tensor)) pins.add(member->unit(), writes);
+  };
+  if (argument.isTensor()) {
+    touch_tensor(argument.toTensor());
+  } else if (argument.isTensorList()) {
+    for (const auto& item : argument.toListRef()) touch_tensor(item.toTensor());
+  } else if (argument.isOptionalTensorList()) {
+    for (const auto& item : argument.toListRef())
+      if (item.isTensor()) touch_tensor(item.toTensor());
+  }
+}
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const OperatorFacts& facts = facts_of(schema);
+  Pins pins;
+  if (facts.needs_bytes) {
+    const size_t count = schema.arguments().size();
+    const auto arguments = torch::jit::last(*stack, count);
+    for (size_t i = 0; i < count; ++i) touch(arguments[i], i < 64 && (facts.writes >> i & 1), pins);
+  }
+  c10::impl::ExcludeDispatchKeyGuard below(kKey);
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+}
+
+}  // namespace
+
+void install_fallback() {
+  // Not by TORCH_LIBRARY_IMPL: a static library's object file that nobody calls is not linked.
+  static const torch::Library library = [] {
+    torch::Library registration(torch::Library::IMPL, "_", c10::DispatchKey::DeferredInit, __FILE__, __LINE__);
+    registration.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    return registration;
+  }();
+}
+
+}  // namespace accelerate::residency

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+namespace accelerate::residency {
+
+/// Bytes on their way. Destroying one that was not waited for waits too, and drops the error.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  /// Blocks until the bytes are there (on a GPU: until the compute stream will find them there). @throws what the transfer threw.
+  virtual void wait() = 0;
+};
+
+/// Where the bytes of one flat storage are while nobody computes with them. The residency calls it from one thread at a time, in the order of touches.
+/// `flat` is 1-D, contiguous, of the unit's compute dtype and device, and without the residency's dispatch key.
+class Home {
+ public:
+  virtual ~Home() = default;
+
+  /// Starts to fill `flat`; null when it is filled already. `flat` stays alive until the transfer has been waited for.
+  virtual std::unique_ptr<Transfer> fetch(const at::Tensor& flat) = 0;
+
+  /// Takes the values back: somebody wrote into `flat`. Blocks.
+  virtual void store(const at::Tensor& flat) = 0;
+
+  /// A home whose bytes can be computed with where they lie (a mapping, plain memory) gives them here once, and neither fetches nor stores.
+  virtual std::optional<at::Tensor> mapped() { return std::nullopt; }
+
+  /// Whether fetch() is a collective, so that all ranks must touch units in one order.
+  virtual bool collective() const { return false; }
+};
+
+}  // namespace accelerate::residency

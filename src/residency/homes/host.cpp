@@ -1,0 +1,67 @@
+#include "residency/homes/host.hpp"
+
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace accelerate::residency {
+namespace {
+
+/// The compute stream waits for the copy; the host never does.
+class OnStream final : public Transfer {
+ public:
+  OnStream(c10::Event copied, at::Device device) : copied_(std::move(copied)), device_(device) {}
+  void wait() override { copied_.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_)); }
+
+ private:
+  c10::Event copied_;
+  at::Device device_;
+};
+
+class HostHome final : public Home {
+ public:
+  HostHome(at::Tensor master, std::shared_ptr<Worker> worker) : master_(std::move(master)), worker_(std::move(worker)) {}
+
+  std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
+    if (flat.device().is_cpu()) return worker_->run([flat, master = master_]() mutable { flat.copy_(master); });
+    const c10::impl::VirtualGuardImpl device(flat.device().type());
+    if (!stream_) stream_ = device.getStreamFromGlobalPool(flat.device(), /*isHighPriority=*/true);
+    // What the compute stream still does with these bytes (an earlier unit lived in them) comes first.
+    c10::Event free(flat.device().type());
+    free.record(device.getStream(flat.device()));
+    free.block(*stream_);
+    c10::Event copied(flat.device().type());
+    {
+      c10::StreamGuard on(*stream_);
+      at::Tensor(flat).copy_(master_, /*non_blocking=*/true);
+      copied.record(*stream_);
+    }
+    flat.record_stream(*stream_);
+    return std::make_unique<OnStream>(std::move(copied), flat.device());
+  }
+
+  void store(const at::Tensor& flat) override { master_.copy_(flat); }
+
+ private:
+  at::Tensor master_;
+  std::shared_ptr<Worker> worker_;
+  std::optional<c10::Stream> stream_;
+};
+
+class MemoryHome final : public Home {
+ public:
+  explicit MemoryHome(at::Tensor flat) : flat_(std::move(flat)) {}
+  std::unique_ptr<Transfer> fetch(const at::Tensor&) override { return nullptr; }
+  void store(const at::Tensor&) override {}
+  std::optional<at::Tensor> mapped() override { return flat_; }
+
+ private:
+  at::Tensor flat_;
+};
+
+}  // namespace
+
+std::unique_ptr<Home> host_home(at::Tensor master, std::shared_ptr<Worker> worker) { return std::make_unique<HostHome>(std::move(master), std::move(worker)); }
+std::unique_ptr<Home> memory_home(at::Tensor flat) { return std::make_unique<MemoryHome>(std::move(flat)); }
+
+}  // namespace accelerate::residency

@@ -1,0 +1,67 @@
+#include "residency/member.hpp"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+
+#include "accelerate/error.hpp"
+
+namespace accelerate::residency {
+namespace {
+
+/// Marks a storage as a member's; the context is the Member. Frees nothing: the unit owns the bytes.
+void belongs_to_member(void*) {}
+
+at::DataPtr pointer(void* data, Member* member, const at::Device& device) { return {data, member, &belongs_to_member, device}; }
+
+c10::intrusive_ptr<c10::StorageImpl> make_storage(size_t bytes, at::DataPtr data) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(bytes), std::move(data), /*allocator=*/nullptr, /*resizable=*/false);
+}
+
+}  // namespace
+
+Member::Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType dtype, const at::Device& device, int64_t offset, bool faults)
+    : unit_(unit), name_(std::move(name)), tensor_(std::move(tensor)), offset_(offset), numel_(tensor_.numel()), bytes_before_(static_cast<size_t>(offset) * c10::elementSize(dtype)) {
+  const size_t bytes = static_cast<size_t>(numel_) * c10::elementSize(dtype);
+  storage_ = make_storage(bytes, pointer(nullptr, this, device));
+  spare_ = make_storage(bytes, pointer(nullptr, this, device));
+  storage_->release_data_and_set_meta_custom_data_ptr_error_msg_("parameter '" + name_ +
+                                                                 "' is not resident: its data was asked for outside of an operator (data_ptr(), torch::save, accessors) while its bytes are elsewhere; "
+                                                                 "use residency::summon(module) around such code");
+  // The new storage takes the place of the old one inside the same TensorImpl: what else refers to it, autograd included, sees the new one.
+  auto keys = at::empty({0}, at::TensorOptions().device(device).dtype(dtype)).key_set();
+  if (faults) keys = keys.add(kKey);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(storage_), keys, c10::scalarTypeToTypeMeta(dtype));
+  if (tensor_.is_non_overlapping_and_dense()) impl->set_sizes_and_strides(tensor_.sizes(), tensor_.strides());
+  else impl->set_sizes_contiguous(tensor_.sizes());
+  tensor_.unsafeGetTensorImpl()->shallow_copy_from(impl);
+}
+
+Member::~Member() {
+  close();
+  storage_->release_data_and_set_meta_custom_data_ptr_error_msg_("parameter '" + name_ + "' is not resident any more: what Accelerator::prepare made of its model has been destroyed; keep the prepared model while the module is in use");
+  storage_->_mutable_data_ptr_no_checks() = at::DataPtr(nullptr, storage_->device());
+}
+
+Member* Member::of(const at::Tensor& tensor) {
+  if (!has_key(tensor) || !tensor.has_storage()) return nullptr;
+  const at::DataPtr& data = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return data.get_deleter() == &belongs_to_member ? static_cast<Member*>(data.get_context()) : nullptr;
+}
+
+bool Member::intact() const { return tensor_.has_storage() && tensor_.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage_.get(); }
+
+void Member::open(void* base) {
+  if (open_) return;
+  spare_->set_data_ptr_noswap(pointer(static_cast<char*>(base) + bytes_before_, this, spare_->device()));
+  storage_->swap_data_ptr(*spare_);
+  open_ = true;
+}
+
+void Member::close() {
+  if (!open_) return;
+  storage_->swap_data_ptr(*spare_);
+  open_ = false;
+}
+
+}  // namespace accelerate::residency

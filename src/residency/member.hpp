@@ -1,0 +1,57 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstdint>
+#include <string>
+
+namespace accelerate::residency {
+
+class Unit;
+
+/// The key that members carry, so that every operator on them, and on views of them, comes by the fallback first. PyTorch itself does not use it.
+inline constexpr auto kKey = c10::DispatchKey::DeferredInit;
+
+inline bool has_key(const at::Tensor& tensor) { return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kKey); }
+
+/// One tensor of a model whose bytes come and go. It keeps its TensorImpl (sizes, dtype, identity for autograd) and gets a storage of its own, which points
+/// into its unit's flat storage while that is present and throws an error with the tensor's name while it is not. All views share that storage.
+class Member {
+ public:
+  /// Takes the tensor over: its storage is replaced by an absent one. `dtype` is what it has from now on; a leaf must not have been used in a graph yet.
+  Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType dtype, const at::Device& device, int64_t offset, bool faults);
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+  /// What still refers to the storage meets an error that says so.
+  ~Member();
+
+  /// The member that owns the storage of `tensor` (a member, or any view of one); null for other tensors.
+  static Member* of(const at::Tensor& tensor);
+
+  Unit& unit() const { return unit_; }
+  const std::string& name() const { return name_; }
+  const at::Tensor& tensor() const { return tensor_; }
+  int64_t numel() const { return numel_; }
+  /// Elements from the start of the flat storage.
+  int64_t offset() const { return offset_; }
+  /// The module still holds this tensor with this storage (module->to(...) replaces it).
+  bool intact() const;
+
+  /// `base`: the flat storage's first byte.
+  void open(void* base);
+  void close();
+
+ private:
+  Unit& unit_;
+  std::string name_;
+  at::Tensor tensor_;
+  int64_t offset_, numel_;
+  size_t bytes_before_;                            ///< offset in bytes
+  c10::intrusive_ptr<c10::StorageImpl> storage_;
+  c10::intrusive_ptr<c10::StorageImpl> spare_;     ///< the state (open or closed) that storage_ is not in; they are swapped
+  bool open_ = false;
+};
+
+}  // namespace accelerate::residency

@@ -1,0 +1,261 @@
+#include "residency/residency.hpp"
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+
+#include "accelerate/error.hpp"
+#include "residency/counters.hpp"
+#include "residency/fallback.hpp"
+
+namespace accelerate::residency {
+namespace {
+
+/// Homes compute and communicate with plain tensors: no autograd, no faults, whatever the user's code has switched on around them.
+struct PlainTensors {
+  c10::AutoGradMode no_grad{false};
+  c10::InferenceMode no_inference{false};
+  c10::impl::ExcludeDispatchKeyGuard no_faults{c10::DispatchKeySet({kKey, c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA})};
+};
+
+}  // namespace
+
+Residency::Residency(const Policy& policy) : policy_(policy) { install_fallback(); }
+
+Residency::~Residency() {
+  for (auto& unit : units_) {
+    for (auto& part : unit->parts_) {
+      part.transfer.reset();
+      if (part.flat.defined()) counters().add_resident(-part.bytes());
+    }
+  }
+}
+
+Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool keep) {
+  std::lock_guard lock(mutex_);
+  auto unit = std::make_unique<Unit>(*this, static_cast<int32_t>(units_.size()), name, keep);
+  for (auto& spec : parts) {
+    Part part;
+    part.numel = spec.layout.numel;
+    part.dtype = spec.dtype;
+    part.device = spec.device;
+    part.home = std::move(spec.home);
+    if (auto mapped = part.home->mapped()) part.mapped = std::move(*mapped);
+    // Bytes that are always there need no fault, except to show that nothing depends on that.
+    const bool faults = !part.mapped.defined() || paranoid_flag();
+    for (size_t i = 0; i < spec.members.size(); ++i)
+      part.members.push_back(std::make_unique<Member>(*unit, spec.members[i].first, spec.members[i].second, spec.dtype, spec.device, spec.layout.offsets[i], faults));
+    unit->parts_.push_back(std::move(part));
+  }
+  units_.push_back(std::move(unit));
+  Unit& added = *units_.back();
+  bool all_mapped = true;
+  for (const auto& part : added.parts_) all_mapped &= part.mapped.defined();
+  if (all_mapped) {
+    start(added);
+    finish(added);
+  }
+  return added;
+}
+
+void Residency::pin(Unit& unit, bool writes) {
+  std::lock_guard lock(mutex_);
+  counters().touches.fetch_add(1, std::memory_order_relaxed);
+  unit.last_use_ = ++clock_;
+  ++unit.pins_;
+  try {
+    if (&unit != current_) arrive(unit);
+    if (unit.state_ != State::resident) {
+      if (unit.state_ == State::absent) {
+        counters().faults.fetch_add(1, std::memory_order_relaxed);
+        start(unit);
+      } else {
+        counters().prefetch_hits.fetch_add(1, std::memory_order_relaxed);
+      }
+      // The next ones travel while we wait for this one, and while it is computed with.
+      look_ahead();
+      finish(unit);
+    }
+  } catch (...) {
+    --unit.pins_;
+    throw;
+  }
+  unit.dirty_ |= writes;
+}
+
+/// The program goes on from the current unit to another one.
+void Residency::arrive(Unit& unit) {
+  Unit* left = current_;
+  current_ = &unit;
+  trace_.record(unit.index_);
+  if (left && policy_.evict_after_use && !left->keep_ && left->pins_ == 0 && left->state_ == State::resident && trace_.distance(left->index_) > policy_.reuse_distance) drop(*left);
+  if (unit.state_ == State::resident) look_ahead();
+}
+
+void Residency::look_ahead() {
+  const int64_t allowed = policy_.outstanding + (current_ && current_->state_ == State::fetching ? 1 : 0);  // who is being waited for does not count
+  for (int64_t ahead = 1; ahead <= policy_.prefetch && outstanding_ < allowed; ++ahead) {
+    const int32_t index = trace_.next(ahead);
+    if (index < 0) return;
+    Unit& next = *units_[static_cast<size_t>(index)];
+    if (next.state_ != State::absent) continue;
+    // Fetching ahead may push out only what is needed later than it.
+    if (policy_.budget_bytes && present_bytes_ + next.bytes() > *policy_.budget_bytes) {
+      int64_t freed = 0;
+      for (const auto& other : units_)
+        if (other->state_ == State::resident && other->pins_ == 0 && other.get() != current_ && trace_.distance(other->index_) > ahead) freed += other->bytes();
+      if (present_bytes_ - freed + next.bytes() > *policy_.budget_bytes) return;
+    }
+    try {
+      start(next);
+    } catch (const ResourceError&) {
+      // What does not fit ahead of time may fit when it is needed. Ranks that gather must not part ways, though.
+      for (const auto& part : next.parts_)
+        if (part.home->collective()) throw;
+      return;
+    }
+  }
+}
+
+void Residency::prefetch_next() {
+  std::lock_guard lock(mutex_);
+  Policy one = policy_;
+  std::swap(policy_, one);
+  if (policy_.prefetch < 1) policy_.prefetch = 1;
+  look_ahead();
+  std::swap(policy_, one);
+}
+
+/// Throws out what is needed last, until `bytes` more fit.
+void Residency::make_room(int64_t bytes) {
+  while (policy_.budget_bytes && present_bytes_ + bytes > *policy_.budget_bytes) {
+    Unit* victim = nullptr;
+    int64_t farthest = -1;
+    for (const auto& unit : units_) {
+      if (unit->state_ != State::resident || unit->pins_ > 0 || unit.get() == current_) continue;
+      const int64_t distance = trace_.distance(unit->index_);
+      if (!victim || distance > farthest || (distance == farthest && unit->last_use_ < victim->last_use_)) victim = unit.get(), farthest = distance;
+    }
+    if (!victim) return;  // an operator needs more than the budget: it gets it
+    drop(*victim);
+  }
+}
+
+void Residency::start(Unit& unit) {
+  PlainTensors plain;
+  make_room(unit.bytes());
+  try {
+    for (auto& part : unit.parts_) {
+      if (part.mapped.defined()) {
+        part.flat = part.mapped;
+      } else {
+        part.flat = buffers_.take(part.numel, part.dtype, part.device);
+      }
+      counters().add_resident(part.bytes());
+      if (part.mapped.defined()) continue;
+      part.transfer = part.home->fetch(part.flat);
+      counters().bytes_fetched.fetch_add(part.bytes(), std::memory_order_relaxed);
+    }
+  } catch (...) {
+    for (auto& part : unit.parts_) {
+      part.transfer.reset();
+      if (part.flat.defined()) counters().add_resident(-part.bytes());
+      part.flat.reset();
+    }
+    throw;
+  }
+  present_bytes_ += unit.bytes();
+  unit.state_ = State::fetching;
+  ++outstanding_;
+}
+
+void Residency::finish(Unit& unit) {
+  --outstanding_;
+  try {
+    for (auto& part : unit.parts_)
+      if (part.transfer) part.transfer->wait();
+  } catch (...) {
+    unit.state_ = State::resident;
+    unit.dirty_ = false;
+    drop(unit);
+    throw;
+  }
+  for (auto& part : unit.parts_) {
+    part.transfer.reset();
+    for (auto& member : part.members) member->open(part.flat.mutable_data_ptr());
+  }
+  unit.state_ = State::resident;
+}
+
+void Residency::drop(Unit& unit) {
+  PlainTensors plain;
+  if (unit.state_ == State::fetching) finish(unit);
+  if (unit.state_ == State::absent) return;
+  for (auto& part : unit.parts_) {
+    part.transfer.reset();
+    if (unit.dirty_ && !part.mapped.defined()) {
+      part.home->store(part.flat);
+      counters().bytes_stored.fetch_add(part.bytes(), std::memory_order_relaxed);
+    }
+    for (auto& member : part.members) member->close();
+    if (!part.mapped.defined()) buffers_.give(std::move(part.flat));
+    part.flat.reset();
+    counters().add_resident(-part.bytes());
+  }
+  unit.dirty_ = false;
+  unit.state_ = State::absent;
+  present_bytes_ -= unit.bytes();
+  counters().evictions.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Residency::unpin(Unit& unit) {
+  std::lock_guard lock(mutex_);
+  if (--unit.pins_ == 0 && paranoid_flag().load(std::memory_order_relaxed)) drop(unit);
+}
+
+void Residency::settle(Unit& unit, bool writeback) {
+  std::lock_guard lock(mutex_);
+  unit.dirty_ = writeback;
+  if (--unit.pins_ == 0) drop(unit);
+}
+
+void Residency::evict(Unit& unit) {
+  std::lock_guard lock(mutex_);
+  if (unit.pins_ == 0) drop(unit);
+}
+
+void Residency::release() {
+  std::lock_guard lock(mutex_);
+  for (auto& unit : units_) {
+    const bool always_there = !paranoid_flag() && std::all_of(unit->parts_.begin(), unit->parts_.end(), [](const Part& part) { return part.mapped.defined(); });
+    if (unit->pins_ == 0 && !always_there) drop(*unit);
+  }
+  current_ = nullptr;
+}
+
+void Residency::set_policy(const Policy& policy) {
+  std::lock_guard lock(mutex_);
+  policy_ = policy;
+}
+
+void Residency::check_intact() const {
+  for (const auto& unit : units_)
+    for (const auto& part : unit->parts_)
+      for (const auto& member : part.members)
+        if (!member->intact())
+          throw ConfigError("forward: the bytes of parameter '" + member->name() +
+                            "' were replaced after prepare(), probably by module->to(...) or set_data(); its gradients would not be shared with the other ranks. Move and convert the module before prepare()");
+}
+
+Pins::~Pins() {
+  for (Unit* unit : units_) unit->owner().unpin(*unit);
+}
+
+void Pins::add(Unit& unit, bool writes) {
+  unit.owner().pin(unit, writes);
+  units_.push_back(&unit);
+}
+
+}  // namespace accelerate::residency

@@ -1,0 +1,99 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "residency/buffers.hpp"
+#include "residency/trace.hpp"
+#include "residency/unit.hpp"
+
+namespace accelerate::residency {
+
+struct Policy {
+  /// Units fetched ahead of their touch, as the trace predicts them.
+  int64_t prefetch = 1;
+  /// Fetches that nobody has touched yet, at most.
+  int64_t outstanding = 2;
+  /// Bytes of units present or on their way; more only where one operator needs more.
+  std::optional<int64_t> budget_bytes;
+  /// A unit goes as soon as another one is touched, unless it is expected back within `reuse_distance` touches.
+  bool evict_after_use = false;
+  int64_t reuse_distance = 1;
+};
+
+/// The units of one model: who is where, who comes next, who has to go. All decisions follow from the order of touches alone, never from time, so that ranks that
+/// run the same program make the same ones. Thread-safe; with collective homes all threads of a rank together must touch in the order of the other ranks.
+///
+///     absent --touch, prefetch--> fetching --touch--> resident --policy--> absent      (a unit pinned by an operator stays)
+class Residency {
+ public:
+  explicit Residency(const Policy& policy);
+  ~Residency();
+  Residency(const Residency&) = delete;
+  Residency& operator=(const Residency&) = delete;
+
+  /// Takes the tensors over; they are absent from now on, unless their home is mapped. `keep`: see Unit::keep().
+  Unit& add(const std::string& name, std::vector<PartSpec> parts, bool keep = false);
+  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+
+  /// Makes the unit present and keeps it so until unpin(). Blocks. @throws what its home throws; the unit is absent then.
+  void pin(Unit& unit, bool writes);
+  void unpin(Unit& unit);
+  /// Unpins a unit whose bytes were reached without operators, and makes it absent: what was changed is stored, or lost.
+  void settle(Unit& unit, bool writeback);
+
+  /// Fetches what the trace expects next (BACKWARD_POST; otherwise each touch does it).
+  void prefetch_next();
+  /// Makes the unit absent now, unless it is pinned.
+  void evict(Unit& unit);
+  /// Makes all absent that are not pinned, and forgets where the program stood.
+  void release();
+
+  const Policy& policy() const { return policy_; }
+  void set_policy(const Policy& policy);
+  int64_t surprises() const { return trace_.surprises(); }
+
+  /// @throws InternalError naming the first member whose tensor was replaced behind our back (module->to(...)).
+  void check_intact() const;
+
+ private:
+  void start(Unit& unit);
+  void finish(Unit& unit);
+  void drop(Unit& unit);
+  void arrive(Unit& unit);
+  void make_room(int64_t bytes);
+  void look_ahead();
+
+  mutable std::mutex mutex_;
+  Policy policy_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  Buffers buffers_;
+  Trace trace_;
+  Unit* current_ = nullptr;   ///< last touched unit
+  int64_t outstanding_ = 0;   ///< units in state fetching
+  int64_t present_bytes_ = 0;
+  int64_t clock_ = 0;         ///< touches
+};
+
+/// Keeps the units of some tensors pinned for the length of a scope. Movable storage for the few units of one operator.
+class Pins {
+ public:
+  Pins() = default;
+  Pins(const Pins&) = delete;
+  Pins& operator=(const Pins&) = delete;
+  ~Pins();
+  void add(Unit& unit, bool writes);
+
+ private:
+  c10::SmallVector<Unit*, 4> units_;
+};
+
+}  // namespace accelerate::residency

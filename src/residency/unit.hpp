@@ -1,0 +1,80 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "accelerate/model_ref.hpp"
+#include "residency/home.hpp"
+#include "residency/member.hpp"
+
+namespace accelerate::residency {
+
+class Residency;
+
+/// Where each tensor of a part lies in its flat storage.
+struct Layout {
+  std::vector<int64_t> offsets;  ///< elements; every one aligned
+  int64_t numel = 0;             ///< of the flat storage, padded
+};
+
+/// Starts are aligned to 64 bytes of a 4-byte type, as fresh tensors are, because kernels may round differently on other alignments; the end is padded so that
+/// `shards` equal shards are aligned too.
+Layout lay_out(const std::vector<at::Tensor>& tensors, int64_t shards = 1);
+
+/// What a part is made of, before it is one.
+struct PartSpec {
+  NamedTensors members;
+  Layout layout;
+  at::ScalarType dtype = at::kFloat;  ///< compute dtype of the flat storage
+  at::Device device = at::kCPU;
+  std::unique_ptr<Home> home;
+};
+
+/// One flat storage of one dtype, with the members that lie in it.
+struct Part {
+  std::vector<std::unique_ptr<Member>> members;
+  int64_t numel = 0;
+  at::ScalarType dtype = at::kFloat;
+  at::Device device = at::kCPU;
+  std::unique_ptr<Home> home;
+  at::Tensor mapped;  ///< defined: the bytes are always there
+  at::Tensor flat;    ///< defined while fetching and resident
+  std::unique_ptr<Transfer> transfer;
+
+  int64_t bytes() const { return numel * static_cast<int64_t>(c10::elementSize(dtype)); }
+};
+
+enum class State { absent, fetching, resident };
+
+/// What moves as one: a transformer block, say. Its parts differ in dtype or in whether they are trained. Guarded by its Residency.
+class Unit {
+ public:
+  Unit(Residency& owner, int32_t index, std::string name, bool keep) : owner_(owner), index_(index), name_(std::move(name)), keep_(keep) {}
+
+  Residency& owner() const { return owner_; }
+  int32_t index() const { return index_; }
+  const std::string& name() const { return name_; }
+  /// Stays while others come and go, until all are released: the root, whose parameters are used at the start and the end.
+  bool keep() const { return keep_; }
+  const std::vector<Part>& parts() const { return parts_; }
+  State state() const { return state_; }
+  int64_t bytes() const;
+
+ private:
+  friend class Residency;
+  Residency& owner_;
+  int32_t index_;
+  std::string name_;
+  bool keep_;
+  std::vector<Part> parts_;
+  State state_ = State::absent;
+  int64_t pins_ = 0;
+  bool dirty_ = false;
+  int64_t last_use_ = 0;
+};
+
+}  // namespace accelerate::residency
