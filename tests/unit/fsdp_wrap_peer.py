@@ -61,7 +61,9 @@ def wrapped_by_version_2(model, query):
     plugin.set_auto_wrap_policy(model)
     policy = fsdp2_prepare_auto_wrap_policy(plugin, model)
     found = {m for m in get_module_children_bottom_up(model)[:-1] if policy(m)} if policy else set()
-    return {m for m in found if not isinstance(m, (nn.ModuleList, nn.ModuleDict))}  # which fully_shard refuses
+    if query["policy"] == "SIZE_BASED_WRAP":  # takes containers too, which fully_shard then refuses
+        found = {m for m in found if not isinstance(m, (nn.ModuleList, nn.ModuleDict))}
+    return found
 
 
 def plugin_of(query):

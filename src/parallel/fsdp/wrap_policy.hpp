@@ -21,8 +21,8 @@ struct WrapUnit {
 /// Dotted names of the modules, in the order of registration, that the resolved plugin's policy makes units; the root, which always is one, is not listed.
 ///
 /// Version 1 decides as torch.distributed.fsdp.wrap does, version 2 as the reference's own version of it: size_based_wrap takes every module with *more* than
-/// min_num_params elements below it, wrapped or not. Other than there, a version 2 model may have a policy function, and no container without a forward
-/// (ModuleList, ModuleDict) is a unit.
+/// min_num_params elements below it, wrapped or not. Better than there: version 2 also asks a policy function, which the reference forgets, and size_based_wrap passes over
+/// containers without a forward (ModuleList, ModuleDict), which fully_shard refuses.
 /// @throws ConfigError when transformer_based_wrap names no class or one that the model does not have, or ignored_modules is no regular expression.
 std::vector<std::string> wrapped_modules(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin);
 
