@@ -17,6 +17,7 @@
 #include "accelerate/ops.hpp"
 #include "accelerate/optim.hpp"
 #include "accelerate/parallel/ddp.hpp"
+#include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/precision.hpp"
 #include "accelerate/prepared.hpp"
 #include "accelerate/progress.hpp"

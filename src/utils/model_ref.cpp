@@ -1,4 +1,5 @@
 #include <set>
+#include <string_view>
 
 #include "accelerate/model_ref.hpp"
 
@@ -43,7 +44,51 @@ NamedTensors once(const NamedTensors& named) {
   return result;
 }
 
+/// "a::b::LayerImpl<c::D>" and "__torch__.a.___torch_mangle_3.Layer" are "Layer".
+std::string own_name(std::string qualified, const std::string& separator) {
+  if (qualified.ends_with('>')) {
+    size_t at = qualified.size();
+    for (int64_t depth = 0; at > 0;) {
+      --at;
+      depth += (qualified[at] == '>') - (qualified[at] == '<');
+      if (depth == 0) break;
+    }
+    qualified.resize(at);
+  }
+  if (const auto last = qualified.rfind(separator); last != std::string::npos) qualified.erase(0, last + separator.size());
+  constexpr std::string_view kHolderSuffix = "Impl";
+  if (separator == "::" && qualified.size() > kHolderSuffix.size() && qualified.ends_with(kHolderSuffix)) qualified.resize(qualified.size() - kHolderSuffix.size());
+  return qualified;
+}
+
+void walk(torch::nn::Module& module, const std::string& path, int64_t parent, std::vector<Submodule>& all) {
+  const auto index = static_cast<int64_t>(all.size());
+  Submodule item{.path = path, .class_name = own_name(module.name(), "::"), .qualified_class_name = module.name(), .parent = parent, .identity = &module, .module = &module};
+  for (const auto& parameter : module.named_parameters(/*recurse=*/false))
+    if (parameter.value().defined()) item.parameters.emplace_back(parameter.key(), parameter.value());
+  all.push_back(std::move(item));
+  for (const auto& child : module.named_children())
+    if (child.value()) walk(*child.value(), path.empty() ? child.key() : path + "." + child.key(), index, all);
+}
+
+void walk(const torch::jit::Module& module, const std::string& path, int64_t parent, std::vector<Submodule>& all) {
+  const auto index = static_cast<int64_t>(all.size());
+  const std::string name = module.type()->name() ? module.type()->name()->qualifiedName() : "";
+  Submodule item{.path = path, .class_name = own_name(name, "."), .qualified_class_name = name, .parent = parent, .identity = module._ivalue().get()};
+  for (const auto& parameter : module.named_parameters(/*recurse=*/false))
+    if (parameter.value.defined()) item.parameters.emplace_back(parameter.name, parameter.value);
+  all.push_back(std::move(item));
+  for (const auto& child : module.named_children()) walk(child.value, path.empty() ? child.name : path + "." + child.name, index, all);
+}
+
 }  // namespace
+
+std::vector<Submodule> ModelRef::submodules() const {
+  std::vector<Submodule> all;
+  if (module_) walk(*module_, "", -1, all);
+  else walk(*script_, "", -1, all);
+  return all;
+}
 
 NamedTensors ModelRef::parameters() const { return once(state_of(module_, script_).parameters); }
 NamedTensors ModelRef::buffers() const { return once(state_of(module_, script_).buffers); }
