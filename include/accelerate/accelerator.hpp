@@ -24,6 +24,7 @@
 #include "accelerate/data.hpp"
 #include "accelerate/kwargs.hpp"
 #include "accelerate/optim.hpp"
+#include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/precision.hpp"
 #include "accelerate/prepared.hpp"
 #include "accelerate/random.hpp"
@@ -56,6 +57,8 @@ struct AcceleratorOptions {
   ProjectConfiguration project_config;
   /// Instead of gradient_accumulation_steps.
   std::optional<GradientAccumulationPlugin> gradient_accumulation_plugin;
+  /// Shard parameters, gradients and optimizer states. Also on when `accelerate launch --use_fsdp` started this process.
+  std::optional<FullyShardedDataParallelPlugin> fsdp_plugin;
   /// Schedules step only when their optimizers did, num_processes times.
   bool step_scheduler_with_optimizer = true;
   /// At most one of each kind.
@@ -112,7 +115,8 @@ class ACCELERATE_API Accelerator {
   const AcceleratorState& state() const;
   const GradientState& gradient_state() const;
   const at::Device& device() const { return state().device(); }
-  DistributedType distributed_type() const { return state().distributed_type(); }
+  /// FSDP where models are sharded, else what the processes are.
+  DistributedType distributed_type() const;
   int64_t num_processes() const { return state().num_processes(); }
   int64_t process_index() const { return state().process_index(); }
   int64_t local_process_index() const { return state().local_process_index(); }
@@ -170,6 +174,7 @@ class ACCELERATE_API Accelerator {
   auto prepare(Objects&&... objects) {
     // Schedules need their prepared optimizers, wherever those stand in the list.
     auto first = std::make_tuple(prepare_one(std::forward<Objects>(objects))...);
+    adopt_shards();
     auto prepared = std::apply([&](auto&... items) { return std::make_tuple(finish_one(items)...); }, first);
     if constexpr (sizeof...(Objects) == 1) return std::get<0>(std::move(prepared));
     else return prepared;
@@ -178,11 +183,15 @@ class ACCELERATE_API Accelerator {
   /// `evaluation_mode`: no gradient averaging. Collective otherwise.
   template <ModelLike Model>
   Prepared<Model> prepare_model(Model model, bool evaluation_mode = false) {
-    return Prepared<Model>(model, prepare_core(model_ref(model), evaluation_mode));
+    Prepared<Model> prepared(model, prepare_core(model_ref(model), evaluation_mode));
+    adopt_shards();
+    return prepared;
   }
   template <class Optimizer>
   AcceleratedOptimizer prepare_optimizer(Optimizer&& optimizer) {
-    return register_optimizer(AcceleratedOptimizer(std::forward<Optimizer>(optimizer), options().device_placement, scaler()));
+    auto prepared = register_optimizer(AcceleratedOptimizer(std::forward<Optimizer>(optimizer), options().device_placement, scaler()));
+    adopt_shards();
+    return prepared;
   }
   template <class Batch>
   data::PreparedDataLoader<Batch> prepare_data_loader(const data::DataLoader<Batch>& loader) {
@@ -209,31 +218,32 @@ class ACCELERATE_API Accelerator {
   /// One micro-step: decides whether gradients are synchronised in it, and keeps the models from communicating otherwise.
   template <class... Models>
   Scope accumulate(const Models&... models) {
-    return begin_accumulate({models.core()->ddp...});
+    return begin_accumulate({models.core()->parallel...});
   }
   /// Within the scope backward only accumulates locally.
   template <class Model>
-  Scope no_sync(const Prepared<Model>& model) { return suspend_sync({model.core()->ddp}); }
+  Scope no_sync(const Prepared<Model>& model) { return suspend_sync({model.core()->parallel}); }
   /// After several forwards under no_sync: the next backward of `model` synchronises.
   template <class Model>
-  Scope trigger_sync_in_backward(const Prepared<Model>& model) { return resume_sync(model.core()->ddp); }
+  Scope trigger_sync_in_backward(const Prepared<Model>& model) { return resume_sync(model.core()->parallel); }
   /// Runs `loop`, in which ranks may have different numbers of batches. Collective.
   /// @param even_batches  replaces the setting of all prepared loaders (map data sets) for the time of the loop.
   template <class Model>
   void join_uneven_inputs(const std::vector<Prepared<Model>>& models, const std::function<void()>& loop, std::optional<bool> even_batches = std::nullopt) {
-    std::vector<std::shared_ptr<parallel::DistributedDataParallel>> ddps;
-    for (const auto& model : models) ddps.push_back(model.core()->ddp);
-    join(ddps, loop, even_batches);
+    ParallelList prepared;
+    for (const auto& model : models) prepared.push_back(model.core()->parallel);
+    join(prepared, loop, even_batches);
   }
   template <class Model>
   void join_uneven_inputs(const Prepared<Model>& model, const std::function<void()>& loop, std::optional<bool> even_batches = std::nullopt) {
-    join({model.core()->ddp}, loop, even_batches);
+    join({model.core()->parallel}, loop, even_batches);
   }
   /// Autocast in this run's mixed precision, for code outside of prepared models.
   [[nodiscard]] AutocastGuard autocast() const;
   /// Divides all prepared optimizers' gradients by the loss scale; nothing without a scaler.
   void unscale_gradients();
-  /// Scales gradients so that their norm is at most max_norm. Unscales first. @return the norm before, a scalar tensor.
+  /// Scales gradients so that their norm is at most max_norm. Unscales first. @return the norm before, a scalar tensor. Collective with sharded parameters, whose
+  /// gradients count as wholes.
   at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
   void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
   /// Some prepared optimizer's last step was skipped because of an overflow.
@@ -348,13 +358,17 @@ class ACCELERATE_API Accelerator {
   std::shared_ptr<detail::PreparedModel> prepare_core(ModelRef model, bool evaluation_mode);
   AcceleratedOptimizer register_optimizer(AcceleratedOptimizer optimizer);
   void register_loader(LoaderEntry entry);
+  void adopt_shards();
+  std::vector<at::Tensor> model_gradients() const;
+  struct Gradients;
+  Gradients gradients_of(const std::vector<at::Tensor>& parameters) const;
   void register_custom(checkpointing::CustomObject object);
   data::PrepareDataLoaderOptions loader_options() const;
-  using DdpList = std::vector<std::shared_ptr<parallel::DistributedDataParallel>>;
-  Scope begin_accumulate(const DdpList& models);
-  Scope suspend_sync(const DdpList& models);
-  Scope resume_sync(const std::shared_ptr<parallel::DistributedDataParallel>& model);
-  void join(const DdpList& models, const std::function<void()>& loop, std::optional<bool> even_batches);
+  using ParallelList = std::vector<std::shared_ptr<parallel::DataParallel>>;
+  Scope begin_accumulate(const ParallelList& models);
+  Scope suspend_sync(const ParallelList& models);
+  Scope resume_sync(const std::shared_ptr<parallel::DataParallel>& model);
+  void join(const ParallelList& models, const std::function<void()>& loop, std::optional<bool> even_batches);
   void run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options);
   void save_model_files(const ModelRef& model, const std::filesystem::path& folder, const std::string& max_shard_size, bool safe_serialization) const;
 

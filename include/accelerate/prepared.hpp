@@ -14,7 +14,7 @@
 
 #include "accelerate/export.hpp"
 #include "accelerate/model_ref.hpp"
-#include "accelerate/parallel/ddp.hpp"
+#include "accelerate/parallel/fsdp.hpp"
 #include "accelerate/precision.hpp"
 
 namespace accelerate {
@@ -38,7 +38,8 @@ concept ScriptModule = std::derived_from<M, torch::jit::Module>;
 /// Shared by all handles on one prepared model.
 struct PreparedModel {
   ModelRef model;
-  std::shared_ptr<parallel::DistributedDataParallel> ddp;  ///< null alone and for evaluation
+  std::shared_ptr<parallel::DataParallel> parallel;         ///< null alone and for evaluation
+  std::shared_ptr<parallel::FullyShardedDataParallel> fsdp;  ///< the same object, where it is one
   at::DeviceType device_type = at::kCPU;
   std::optional<at::ScalarType> autocast_dtype;
   AutocastKwargs autocast;
@@ -66,7 +67,7 @@ class Prepared {
   template <class... Args>
   auto forward(Args&&... args) const {
     using Output = std::decay_t<decltype(call(std::forward<Args>(args)...))>;
-    if (core_->ddp) core_->ddp->before_forward();
+    if (core_->parallel) core_->parallel->before_forward();
     if constexpr (std::is_void_v<Output>) {
       call_in_precision(std::forward<Args>(args)...);
       after_forward({});
@@ -74,7 +75,7 @@ class Prepared {
       Output output = call_in_precision(std::forward<Args>(args)...);
       if (core_->autocast_dtype) output = convert_outputs_to_fp32(output);
       std::vector<at::Tensor> tensors;
-      if (core_->ddp) nested::for_each_tensor(output, [&](const at::Tensor& t) { tensors.push_back(t); });
+      if (core_->parallel) nested::for_each_tensor(output, [&](const at::Tensor& t) { tensors.push_back(t); });
       after_forward(tensors);
       return output;
     }
@@ -108,7 +109,7 @@ class Prepared {
     return call(std::forward<Args>(args)...);
   }
   void after_forward(const std::vector<at::Tensor>& outputs) const {
-    if (core_->ddp) core_->ddp->after_forward(outputs);
+    if (core_->parallel) core_->parallel->after_forward(outputs);
   }
 
   mutable Model model_;

@@ -22,7 +22,7 @@ class Group;
 }
 
 /// Names of the reference; only the kinds that this build can run.
-enum class DistributedType { NO, MULTI_CPU, MULTI_GPU, MULTI_XPU };
+enum class DistributedType { NO, MULTI_CPU, MULTI_GPU, MULTI_XPU, FSDP };
 ACCELERATE_API const char* to_string(DistributedType type);
 
 enum class PrecisionType { NO, FP16, BF16 };

@@ -2,6 +2,7 @@
 
 #include "accelerate/error.hpp"
 #include "accelerate/memory.hpp"
+#include "accelerate/parallel/ddp.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "utils/environment.hpp"
 
@@ -45,6 +46,10 @@ Accelerator::Impl::Impl(AcceleratorOptions given) : options(std::move(given)), e
   state.emplace(AcceleratorStateOptions{.mixed_precision = options.mixed_precision, .partial = {.cpu = options.cpu, .process_group = process_group}});
   check_precision(state->mixed_precision(), state->device());
   gradients.emplace(plugin);
+  if (options.fsdp_plugin || parallel::fsdp_requested()) {
+    fsdp = parallel::resolve(options.fsdp_plugin.value_or(FullyShardedDataParallelPlugin{}));
+    if (!fsdp->mixed_precision_policy && state->mixed_precision() != PrecisionType::NO) fsdp->mixed_precision_policy = parallel::mixed_precision_policy(to_string(state->mixed_precision()), *fsdp->fsdp_version);
+  }
   if (state->mixed_precision() == PrecisionType::FP16) scaler = std::make_shared<optim::GradScaler>(scaling);
 }
 
@@ -63,14 +68,45 @@ std::shared_ptr<optim::GradScaler> Accelerator::scaler() const { return impl_->s
 
 std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model, bool evaluation_mode) {
   for (const auto& known : impl_->models)  // the same module again: the same preparation, not a second layer
-    if (known->model.identity() == model.identity() && (known->ddp || evaluation_mode || !use_distributed())) return known;
+    if (known->model.identity() == model.identity() && (known->parallel || evaluation_mode || !use_distributed())) return known;
   if (impl_->options.device_placement) model.to(device());
   auto core = std::make_shared<detail::PreparedModel>(detail::PreparedModel{.model = model, .device_type = device().type(), .autocast = impl_->autocast});
   if (impl_->autocast.enabled) core->autocast_dtype = autocast_dtype(state().mixed_precision());
-  if (use_distributed() && !evaluation_mode) core->ddp = std::make_shared<parallel::DistributedDataParallel>(model.parameters(), model.buffers(), impl_->ddp);
+  if (impl_->fsdp && parallel::effective_strategy(*impl_->fsdp) != ShardingStrategy::no_shard) {
+    // Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.
+    core->parallel = core->fsdp = std::make_shared<parallel::FullyShardedDataParallel>(model, device(), *impl_->fsdp);
+    // Casts of parameters are made anew each time: kept ones would keep evicted bytes alive.
+    core->autocast.cache_enabled = false;
+  } else if (use_distributed() && !evaluation_mode) {
+    core->parallel = std::make_shared<parallel::DistributedDataParallel>(model.parameters(), model.buffers(), impl_->ddp);
+  }
   impl_->models.push_back(core);
   return core;
 }
+
+/// Optimizers and models may be prepared in any order.
+void Accelerator::adopt_shards() {
+  for (const auto& model : impl_->models) {
+    if (!model->fsdp) continue;
+    for (const auto& optimizer : impl_->optimizers) {
+      model->fsdp->adopt(optimizer.optimizer());
+      optimizer.set_step_hooks(model->fsdp.get(), {.before = [fsdp = model->fsdp] { fsdp->before_step(); }, .after = [fsdp = model->fsdp] { fsdp->after_step(); }});
+    }
+  }
+}
+
+std::vector<at::Tensor> Accelerator::model_gradients() const {
+  std::vector<at::Tensor> gradients;
+  for (const auto& model : impl_->models) {
+    for (const auto& [name, parameter] : model->model.parameters()) {
+      const at::Tensor shard = model->fsdp ? model->fsdp->local_shard(parameter) : at::Tensor();
+      if (const auto& gradient = shard.defined() ? shard.grad() : parameter.grad(); gradient.defined()) gradients.push_back(gradient);
+    }
+  }
+  return gradients;
+}
+
+DistributedType Accelerator::distributed_type() const { return impl_->fsdp ? DistributedType::FSDP : state().distributed_type(); }
 
 AcceleratedOptimizer Accelerator::register_optimizer(AcceleratedOptimizer optimizer) {
   impl_->optimizers.push_back(optimizer);

@@ -15,6 +15,7 @@ struct Accelerator::Impl {
   GradScalerKwargs scaling;
   InitProcessGroupKwargs process_group;
   AutocastKwargs autocast;
+  std::optional<FullyShardedDataParallelPlugin> fsdp;  ///< resolved
   std::optional<AcceleratorState> state;
   std::optional<GradientState> gradients;
   std::shared_ptr<optim::GradScaler> scaler;

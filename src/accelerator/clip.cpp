@@ -1,37 +1,76 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <cmath>
+
 #include "accelerate/error.hpp"
 #include "accelerator/accelerator_impl.hpp"
 
 namespace accelerate {
-namespace {
 
-std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> gradients;
-  for (const auto& parameter : parameters)
-    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
-  return gradients;
+/// Where the gradients of some parameters are: those of sharded parameters in their shards, one for all tensors that are no parameter of a prepared model.
+struct Accelerator::Gradients {
+  std::vector<at::Tensor> whole, sharded;
+};
+
+Accelerator::Gradients Accelerator::gradients_of(const std::vector<at::Tensor>& parameters) const {
+  Gradients found;
+  for (const auto& parameter : parameters) {
+    at::Tensor shard;
+    for (const auto& model : impl_->models)
+      if (model->fsdp && (shard = model->fsdp->local_shard(parameter)).defined()) break;
+    if (shard.defined()) {
+      if (shard.grad().defined()) found.sharded.push_back(shard.grad());
+    } else if (parameter.grad().defined()) {
+      found.whole.push_back(parameter.grad());
+    }
+  }
+  return found;
 }
-
-}  // namespace
 
 void Accelerator::unscale_gradients() {
   if (!impl_->scaler) return;
   for (const auto& optimizer : impl_->optimizers) impl_->scaler->unscale_(optimizer.optimizer());
 }
 
+namespace {
+
+/// Of all elements together; in fp32 at least. 0 for none. Empty shards have none, also for the infinity norm.
+at::Tensor norm_of(const std::vector<at::Tensor>& tensors, double norm_type, const at::Device& device) {
+  std::vector<at::Tensor> some;
+  for (const auto& tensor : tensors)
+    if (tensor.numel() > 0) some.push_back(tensor);
+  if (some.empty()) return at::zeros({}, at::TensorOptions().device(device));
+  auto norms = at::_foreach_norm(some, norm_type);
+  for (auto& norm : norms) norm = norm.to(some.front().device());  // a model may lie on several devices
+  return at::linalg_vector_norm(at::stack(norms), norm_type);
+}
+
+}  // namespace
+
 at::Tensor Accelerator::clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
   if (!(max_norm >= 0)) throw ConfigError("clip_grad_norm_: max_norm is " + std::to_string(max_norm) + ", expected 0 or more");
   unscale_gradients();
   const auto gradients = gradients_of(parameters);
-  if (gradients.empty()) return at::zeros({});
+  const bool shared = impl_->fsdp && use_distributed();
+  if (gradients.whole.empty() && gradients.sharded.empty() && !shared) return at::zeros({});
   at::NoGradGuard no_grad;
-  auto norms = at::_foreach_norm(gradients, norm_type);
-  for (auto& norm : norms) norm = norm.to(gradients.front().device());  // a model may lie on several devices
-  const at::Tensor total = at::linalg_vector_norm(at::stack(norms), norm_type);
+  const at::Device where = !gradients.whole.empty() ? gradients.whole.front().device() : !gradients.sharded.empty() ? gradients.sharded.front().device() : device();
+  at::Tensor total = norm_of(gradients.sharded, norm_type, where);
+  if (shared) {
+    // The norm of the whole from the norms of its pieces.
+    const bool largest = std::isinf(norm_type);
+    const at::Tensor sum = comm::all_reduce((largest ? total : total.pow(norm_type)).view({1}).to(device()), largest ? Reduction::max : Reduction::sum, 1.0).view({}).to(where);
+    total = largest ? sum : sum.pow(1.0 / norm_type);
+  }
+  if (!gradients.whole.empty()) {
+    const at::Tensor whole = norm_of(gradients.whole, norm_type, where);
+    total = gradients.sharded.empty() && !shared ? whole : at::linalg_vector_norm(at::stack({total, whole}), norm_type);
+  }
   // No branch on the value: the host need not wait for the device. 1e-6 as in PyTorch.
-  at::_foreach_mul_(gradients, (max_norm / (total + 1e-6)).clamp_max(1.0));
+  const at::Tensor factor = (max_norm / (total + 1e-6)).clamp_max(1.0);
+  if (!gradients.whole.empty()) at::_foreach_mul_(gradients.whole, factor);
+  if (!gradients.sharded.empty()) at::_foreach_mul_(gradients.sharded, factor);
   return total;
 }
 
@@ -39,7 +78,9 @@ void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, do
   if (!(clip_value >= 0)) throw ConfigError("clip_grad_value_: clip_value is " + std::to_string(clip_value) + ", expected 0 or more");
   unscale_gradients();
   at::NoGradGuard no_grad;
-  for (at::Tensor gradient : gradients_of(parameters)) gradient.clamp_(-clip_value, clip_value);
+  const auto gradients = gradients_of(parameters);
+  for (at::Tensor gradient : gradients.whole) gradient.clamp_(-clip_value, clip_value);
+  for (at::Tensor gradient : gradients.sharded) gradient.clamp_(-clip_value, clip_value);
 }
 
 }  // namespace accelerate

@@ -3,11 +3,12 @@
 #include <c10/core/GradMode.h>
 
 #include "accelerate/error.hpp"
+#include "accelerate/parallel/ddp.hpp"
 #include "accelerator/accelerator_impl.hpp"
 
 namespace accelerate {
 
-Scope Accelerator::begin_accumulate(const DdpList& models) {
+Scope Accelerator::begin_accumulate(const ParallelList& models) {
   const auto& gradients = gradient_state();
   if (gradients.sync_with_dataloader() && gradients.end_of_dataloader()) {
     impl_->step = 0;
@@ -23,8 +24,8 @@ Scope Accelerator::begin_accumulate(const DdpList& models) {
 namespace {
 
 /// Sets the flag of all models until the scope ends.
-Scope with_sync(const std::vector<std::shared_ptr<parallel::DistributedDataParallel>>& models, bool sync) {
-  std::vector<std::pair<std::shared_ptr<parallel::DistributedDataParallel>, bool>> before;
+Scope with_sync(const std::vector<std::shared_ptr<parallel::DataParallel>>& models, bool sync) {
+  std::vector<std::pair<std::shared_ptr<parallel::DataParallel>, bool>> before;
   for (const auto& model : models) {
     if (!model) continue;
     before.emplace_back(model, model->require_backward_grad_sync());
@@ -37,16 +38,16 @@ Scope with_sync(const std::vector<std::shared_ptr<parallel::DistributedDataParal
 
 }  // namespace
 
-Scope Accelerator::suspend_sync(const DdpList& models) { return with_sync(models, false); }
+Scope Accelerator::suspend_sync(const ParallelList& models) { return with_sync(models, false); }
 
-Scope Accelerator::resume_sync(const std::shared_ptr<parallel::DistributedDataParallel>& model) {
+Scope Accelerator::resume_sync(const std::shared_ptr<parallel::DataParallel>& model) {
   if (!model) return Scope();
   Scope scope = with_sync({model}, true);
   model->prepare_backward_sync();
   return scope;
 }
 
-void Accelerator::join(const DdpList& models, const std::function<void()>& loop, std::optional<bool> even_batches) {
+void Accelerator::join(const ParallelList& models, const std::function<void()>& loop, std::optional<bool> even_batches) {
   // The setting returns even when the loop throws.
   Scope restore;
   if (even_batches) {
@@ -58,9 +59,14 @@ void Accelerator::join(const DdpList& models, const std::function<void()>& loop,
       for (const auto& loader : loaders) loader.set_even_batches(std::nullopt);
     });
   }
-  DdpList averaging;
-  for (const auto& model : models)
-    if (model) averaging.push_back(model);
+  std::vector<std::shared_ptr<parallel::DistributedDataParallel>> averaging;
+  for (const auto& model : models) {
+    if (!model) continue;
+    auto ddp = std::dynamic_pointer_cast<parallel::DistributedDataParallel>(model);
+    if (!ddp) throw ConfigError("join_uneven_inputs: found a model with sharded parameters, expected one trained by DistributedDataParallel: a rank without data would have to take part in every gather; "
+                                "let the loader give all ranks the same number of batches (even_batches)");
+    averaging.push_back(std::move(ddp));
+  }
   if (averaging.empty()) loop();
   else parallel::DistributedDataParallel::join(averaging, loop);
 }
@@ -82,19 +88,17 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
   const double all = comm::all_reduce(at::full({1}, impl_->num_items, at::TensorOptions().dtype(at::kDouble).device(device().is_mps() ? at::Device(at::kCPU) : device())), Reduction::sum, 1.0).item<double>();
   impl_->num_items = 0;
   if (all == 0) throw ConfigError("backward: no rank had any item in this accumulation group, so there is no average; skip groups without items");
-  std::vector<at::Tensor> gradients;
-  for (const auto& model : impl_->models)
-    for (const auto& [name, parameter] : model->model.parameters())
-      if (parameter.grad().defined()) gradients.push_back(parameter.grad());
   at::NoGradGuard no_grad;
   // Averaging over ranks has divided by their number already.
-  at::_foreach_mul_(gradients, static_cast<double>(num_processes()) / all);
+  at::_foreach_mul_(model_gradients(), static_cast<double>(num_processes()) / all);
 }
 
 void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {
   const at::Tensor weighted = weight == 1.0 ? loss : loss * weight;
   const at::Tensor scaled = impl_->scaler ? impl_->scaler->scale(weighted) : weighted;
   parallel::guard_backward([&] { scaled.backward({}, options.retain_graph || options.create_graph, options.create_graph); });
+  for (const auto& model : impl_->models)
+    if (model->parallel) model->parallel->after_backward();
 }
 
 AutocastGuard Accelerator::autocast() const {

@@ -15,4 +15,12 @@ inline c10::intrusive_ptr<c10d::Work> all_gather_single(c10d::ProcessGroup& grou
 #endif
 }
 
+inline c10::intrusive_ptr<c10d::Work> reduce_scatter_single(c10d::ProcessGroup& group, at::Tensor& output, at::Tensor& input) {
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 13)
+  return group.reduce_scatter_single(output, input);
+#else
+  return group._reduce_scatter_base(output, input);
+#endif
+}
+
 }  // namespace accelerate::comm::compat

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <set>
+#include <thread>
 
 #include "accelerate/error.hpp"
 #include "comm/backends/backend.hpp"
@@ -33,16 +34,16 @@ std::string text_of(const std::exception& error) {
 
 /// A future that either the transport or the watchdog completes, whoever is first.
 struct Pending {
-  explicit Pending(std::vector<c10::Device> devices)
-      : future(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), std::move(devices))) {}
+  explicit Pending(const char* name) : operation(name) {}
   void fail(const std::exception_ptr& error) {
     if (!done.exchange(true)) future->setError(error);
   }
   void complete(const at::Tensor& tensor) {
     if (!done.exchange(true)) future->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor}));
   }
+  const char* operation;
   std::atomic<bool> done{false};
-  c10::intrusive_ptr<c10::ivalue::Future> future;
+  c10::intrusive_ptr<c10::ivalue::Future> future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
 };
 
 /// Shared with callbacks that may outlive the group.
@@ -185,7 +186,7 @@ std::shared_ptr<Group> Group::join(const GroupOptions& options) {
                               pending.swap(progress->pending);
                             }
                             progress->changed.notify_all();
-                            for (const auto& work : pending) work->fail(std::make_exception_ptr(CommError("all_reduce of gradients: " + reason)));
+                            for (const auto& work : pending) work->fail(std::make_exception_ptr(CommError(std::string(work->operation) + ": " + reason)));
                           }});
   return std::shared_ptr<Group>(new Group(std::move(impl)));
 }
@@ -301,24 +302,22 @@ void Group::barrier() {
   if (!device().is_cpu()) token.item<float>();  // the host must wait too
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Group::all_reduce_async(at::Tensor tensor) {
-  constexpr const char* kName = "all_reduce of gradients";
-  impl_->check_usable(kName);
+c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, const at::Tensor& result, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+  impl_->check_usable(operation);
   auto progress = impl_->progress;
-  progress->begin(kName);
-  std::vector<at::Tensor> tensors{tensor};
-  const auto work = impl_->process_group->allreduce(tensors);
+  progress->begin(operation);
+  const auto work = start();
   const auto future = work->getFuture();
   if (!device().is_cpu()) {  // streams order device work; nothing blocks the host
     progress->end();
     return future;
   }
-  auto pending = std::make_shared<Pending>(std::vector<c10::Device>{});
+  auto pending = std::make_shared<Pending>(operation);
   {
     std::lock_guard lock(progress->mutex);
     progress->pending.insert(pending);
   }
-  future->addCallback([progress, pending, tensor](c10::ivalue::Future& transport) {
+  future->addCallback([progress, pending, result](c10::ivalue::Future& transport) {
     {
       std::lock_guard lock(progress->mutex);
       progress->pending.erase(pending);
@@ -326,9 +325,55 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::all_reduce_async(at::Tensor tenso
     }
     progress->end();
     if (transport.hasError()) pending->fail(transport.exception_ptr());
-    else pending->complete(tensor);
+    else pending->complete(result);
   });
   return pending->future;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Group::all_reduce_async(at::Tensor tensor) {
+  std::vector<at::Tensor> tensors{tensor};
+  return run_async("all_reduce of gradients", tensor, [&] { return impl_->process_group->allreduce(tensors); });
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor output, at::Tensor input) {
+  return run_async("all_gather of parameters", output, [&] { return compat::all_gather_single(*impl_->process_group, output, input); });
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input) {
+  return run_async("reduce_scatter of gradients", output, [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
+}
+
+void Group::wait(const char* operation, c10::ivalue::Future& future) {
+  guard(operation, [&] { future.waitAndThrow(); });
+}
+
+void Group::wait_until(const char* operation, const std::function<bool()>& done) {
+  constexpr int kSpins = 2000;  // some microseconds: peers on other cores are about as far as we are
+  constexpr auto kYields = std::chrono::milliseconds(1);
+  impl_->check_usable(operation);
+  auto progress = impl_->progress;
+  progress->begin(operation);
+  struct End {
+    Progress& progress;
+    ~End() { progress.end(); }
+  } end{*progress};
+  for (int i = 0; i < kSpins; ++i)
+    if (done()) return;
+  const auto start = Clock::now();
+  while (!done()) {
+    const auto waited = Clock::now() - start;
+    if (waited < kYields) {
+      std::this_thread::yield();
+      continue;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    bool failed = false;
+    {
+      std::lock_guard lock(progress->mutex);
+      failed = !progress->peer_failure.empty();
+    }
+    if (failed || waited > impl_->options.timeout) impl_->fail(failed ? "a peer failed" : "timed out");
+  }
 }
 
 void Group::guard(const char* operation, const std::function<void()>& body) {

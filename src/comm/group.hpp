@@ -58,6 +58,16 @@ class Group {
   /// Starts a sum over ranks in place and returns at once. The future's value is the list of that one tensor, as c10d's communication hooks want;
   /// it fails with a CommError when a peer announces its failure, even while nothing moves.
   c10::intrusive_ptr<c10::ivalue::Future> all_reduce_async(at::Tensor tensor);
+  /// The same for an all-gather: output [P*n], input [n], 1-D and contiguous. Both stay untouched until the future is complete.
+  c10::intrusive_ptr<c10::ivalue::Future> all_gather_async(at::Tensor output, at::Tensor input);
+  /// And for a sum of which each rank gets its part: output [n], input [P*n].
+  c10::intrusive_ptr<c10::ivalue::Future> reduce_scatter_async(at::Tensor output, at::Tensor input);
+  /// Blocks until one of the futures above is complete (on a GPU: until the current stream waits for it). @throws CommError.
+  void wait(const char* operation, c10::ivalue::Future& future);
+
+  /// Waits for something that peers do outside of c10d (shared memory): polls `done`, at first without giving up the processor. @throws CommError when a peer
+  /// fails meanwhile or the group's timeout passes.
+  void wait_until(const char* operation, const std::function<bool()>& done);
 
   /// Runs c10d code that waits by itself; its exceptions become CommErrors with the peers' states. Other exceptions pass through.
   void guard(const char* operation, const std::function<void()>& body);
@@ -69,6 +79,7 @@ class Group {
   struct Impl;
   explicit Group(std::unique_ptr<Impl> impl);
   void run(const char* operation, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
+  c10::intrusive_ptr<c10::ivalue::Future> run_async(const char* operation, const at::Tensor& result, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 
+#include <map>
+
 #include "accelerate/error.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/state.hpp"
@@ -19,6 +21,9 @@ struct AcceleratedOptimizer::Impl {
   GradientState gradients;
   bool step_was_skipped = false;
   bool step_was_fused = false;
+  std::map<const void*, StepHooks> hooks;
+
+  at::Tensor step_now(const LossClosure& closure);
 
   /// Whether the fused kernels take this step.
   bool prepare_fused() {
@@ -58,6 +63,16 @@ AcceleratedOptimizer::AcceleratedOptimizer(torch::optim::Optimizer& optimizer, b
 at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   Impl& self = *impl_;
   if (!self.gradients.sync_gradients()) return {};
+  for (const auto& [owner, hooks] : self.hooks) hooks.before();
+  at::Tensor loss = self.step_now(closure);
+  for (const auto& [owner, hooks] : self.hooks) hooks.after();
+  return loss;
+}
+
+void AcceleratedOptimizer::set_step_hooks(const void* owner, StepHooks hooks) const { impl_->hooks[owner] = std::move(hooks); }
+
+at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
+  Impl& self = *this;
   auto& optimizer = *self.optimizer;
   if (self.scaler && self.scaler->is_enabled()) {
     if (closure)

@@ -69,6 +69,7 @@ const char* to_string(DistributedType type) {
     case DistributedType::MULTI_CPU: return "MULTI_CPU";
     case DistributedType::MULTI_GPU: return "MULTI_GPU";
     case DistributedType::MULTI_XPU: return "MULTI_XPU";
+    case DistributedType::FSDP: return "FSDP";
   }
   return "?";
 }

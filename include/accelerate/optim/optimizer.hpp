@@ -67,6 +67,12 @@ class ACCELERATE_API AcceleratedOptimizer {
   /// The last `step` ran on the fused kernels.
   bool step_was_fused() const;
 
+  /// Called around each step that really happens, for engines whose parameters are shared with other ranks. One pair per `owner`; setting it again replaces it.
+  struct StepHooks {
+    std::function<void()> before, after;
+  };
+  void set_step_hooks(const void* owner, StepHooks hooks) const;
+
   torch::optim::Optimizer& optimizer() const;
   operator torch::optim::Optimizer&() const { return optimizer(); }
   std::vector<torch::optim::OptimizerParamGroup>& param_groups() const { return optimizer().param_groups(); }

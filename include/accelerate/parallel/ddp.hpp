@@ -14,6 +14,7 @@
 #include "accelerate/export.hpp"
 #include "accelerate/kwargs.hpp"
 #include "accelerate/model_ref.hpp"
+#include "accelerate/parallel/data_parallel.hpp"
 
 namespace accelerate::parallel {
 
@@ -22,21 +23,19 @@ namespace accelerate::parallel {
 /// All ranks construct it with the same parameters in the same order; the constructor is collective and gives every rank rank 0's values.
 /// @throws ShapeError naming the first parameter whose name, shape or dtype differs between ranks (on every rank), CommError.
 /// Source: PyTorch DDP (arXiv:2006.15704); reference documentation of DistributedDataParallelKwargs.
-class ACCELERATE_API DistributedDataParallel {
+class ACCELERATE_API DistributedDataParallel final : public DataParallel {
  public:
   DistributedDataParallel(NamedTensors parameters, NamedTensors buffers, const DistributedDataParallelKwargs& kwargs);
-  ~DistributedDataParallel();
+  ~DistributedDataParallel() override;
 
   /// Broadcasts buffers when due and readies the Reducer.
-  void before_forward();
+  void before_forward() override;
   /// `outputs`: the tensors of the model's result, through which unused parameters are found.
-  void after_forward(const std::vector<at::Tensor>& outputs);
+  void after_forward(const std::vector<at::Tensor>& outputs) override;
 
-  /// Whether backward averages gradients. Off: they only accumulate locally.
-  bool require_backward_grad_sync() const;
-  void set_require_backward_grad_sync(bool value);
-  /// After forwards without synchronisation: makes the next backward synchronise all the same.
-  void prepare_backward_sync();
+  bool require_backward_grad_sync() const override;
+  void set_require_backward_grad_sync(bool value) override;
+  void prepare_backward_sync() override;
 
   /// Runs `loop`, in which ranks may take different numbers of training steps. A rank that is done takes part in the others' communication
   /// with zeros until all are; then all get the parameters of a rank that stopped last. Gradients are divided by the number of all ranks throughout.

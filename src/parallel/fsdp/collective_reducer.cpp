@@ -1,0 +1,213 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <ATen/core/ivalue.h>
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "comm/group.hpp"
+#include "parallel/fsdp/gradient_reducer.hpp"
+#include "residency/buffers.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+void add_gradient(at::Tensor& shard, const at::Tensor& gradient) {
+  if (shard.grad().defined()) shard.mutable_grad().add_(gradient);
+  else shard.mutable_grad() = gradient;
+}
+
+class LocalReducer final : public GradientReducer {
+ public:
+  explicit LocalReducer(std::vector<ShardedPart>& parts) : arrived_(parts.size()) {}
+
+  bool take(ShardedPart& part, size_t member, const at::Tensor& gradient) override {
+    at::NoGradGuard no_grad;
+    auto& shard = part.shards[member];
+    // In the order of the parameter's bytes, which need not be the order of its indices.
+    const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1});
+    add_gradient(shard, gradient.scalar_type() == shard.scalar_type() ? flat : flat.to(shard.scalar_type()));
+    return ++arrived_[static_cast<size_t>(part.index)] == static_cast<int64_t>(part.members.size());
+  }
+  void finish() override { std::fill(arrived_.begin(), arrived_.end(), 0); }
+
+ private:
+  std::vector<int64_t> arrived_;
+};
+
+class CollectiveReducer final : public GradientReducer {
+ public:
+  CollectiveReducer(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, const ReducerOptions& options)
+      : parts_(parts), group_(std::move(group)), options_(options), states_(parts.size()) {
+    // Gradients come from the last unit to the first; the real order is learnt in the first backward.
+    for (size_t i = parts.size(); i-- > 0;)
+      if (parts[i].trained) order_.push_back(i);
+  }
+
+  bool take(ShardedPart& part, size_t member, const at::Tensor& gradient) override {
+    at::NoGradGuard no_grad;
+    const auto index = static_cast<size_t>(part.index);
+    State& state = states_[index];
+    if (!state.flat.defined()) {
+      make_room();
+      const auto dtype = options_.reduce_dtype.value_or(gradient.scalar_type());
+      state.flat = buffers_.take(part.numel(), dtype, gradient.device());
+      state.arrived.assign(part.members.size(), 0);
+    }
+    member_view(part, member, state.flat).copy_(gradient);
+    state.arrived[member] = 1;
+    if (++state.count < static_cast<int64_t>(part.members.size())) return false;
+    if (!learnt_) seen_.push_back(static_cast<int64_t>(index));
+    advance();
+    return true;
+  }
+
+  void finish() override {
+    at::NoGradGuard no_grad;
+    // Whose gradients exist anywhere? Where a rank has none it sends zeros; where nobody has any the optimizer must not see zeros.
+    int64_t members = 0;
+    for (size_t i : order_) members += static_cast<int64_t>(parts_[i].members.size());
+    if (members == 0) return;
+    at::Tensor present = at::zeros({members}, at::kInt);
+    auto* flags = present.data_ptr<int32_t>();
+    for (size_t i : order_) {
+      const auto& state = states_[i];
+      for (size_t m = 0; m < parts_[i].members.size(); ++m) *flags++ = state.flat.defined() && state.arrived[m];
+    }
+    at::Tensor common = present.to(group_->device());
+    group_->all_reduce_(common, Reduction::max);
+    common = common.cpu();
+    const auto* common_flags = common.data_ptr<int32_t>();
+    std::vector<std::vector<char>> used(parts_.size());
+    for (size_t i : order_) {
+      for (size_t m = 0; m < parts_[i].members.size(); ++m) used[i].push_back(*common_flags++ != 0);
+      if (std::find(used[i].begin(), used[i].end(), 1) == used[i].end()) states_[i].skipped = true;
+      else if (states_[i].count < static_cast<int64_t>(parts_[i].members.size())) complete(i);
+    }
+    advance();
+    while (!running_.empty()) collect();
+    for (size_t i : order_) {
+      State& state = states_[i];
+      if (state.result.defined()) give(parts_[i], state.result, used[i]);
+      state = {};
+    }
+    next_ = 0;
+    learn_order();
+  }
+
+ private:
+  struct State {
+    at::Tensor flat, result;
+    std::vector<char> arrived;
+    int64_t count = 0;
+    bool skipped = false;
+    c10::intrusive_ptr<c10::ivalue::Future> reduced;
+  };
+
+  static at::Tensor member_view(const ShardedPart& part, size_t member, const at::Tensor& flat) {
+    const auto& tensor = part.members[member].second;
+    return flat.as_strided(tensor.sizes(), tensor.strides(), part.layout.offsets[member]);
+  }
+
+  /// Zeros for the members that have no gradient here.
+  void complete(size_t index) {
+    const auto& part = parts_[index];
+    State& state = states_[index];
+    if (!state.flat.defined()) {
+      state.flat = buffers_.take(part.numel(), options_.reduce_dtype.value_or(part.compute_dtype), part.master.device());
+      state.flat.zero_();
+    } else {
+      for (size_t m = 0; m < part.members.size(); ++m)
+        if (!state.arrived[m]) member_view(part, m, state.flat).zero_();
+    }
+    state.count = static_cast<int64_t>(part.members.size());
+  }
+
+  /// Starts what is complete, in the common order only, so that ranks whose gradients come in different orders still meet.
+  void advance() {
+    for (; next_ < order_.size(); ++next_) {
+      const size_t index = order_[next_];
+      State& state = states_[index];
+      if (state.skipped) continue;
+      if (state.count < static_cast<int64_t>(parts_[index].members.size())) return;
+      auto [before, after] = divisors(state.flat.scalar_type());
+      if (before != 1) state.flat.div_(before);
+      const int64_t length = parts_[index].numel() / group_->world_size();
+      state.result = at::empty({length}, state.flat.options());
+      state.reduced = group_->reduce_scatter_async(state.result, state.flat);
+      running_.push_back(index);
+    }
+  }
+
+  /// Half-precision sums must not overflow, so part of the division comes first (PyTorch's rule); else all of it comes last, on the small result.
+  std::pair<int64_t, int64_t> divisors(at::ScalarType dtype) const {
+    const int64_t world = group_->world_size();
+    if (dtype != at::kHalf && dtype != at::kBFloat16) return {1, world};
+    int64_t factor = 1;
+    while (world % factor == 0 && world / factor > factor) factor *= 2;
+    return {factor, world / factor};
+  }
+
+  /// At most two whole gradients wait for their turn on the wire.
+  void make_room() {
+    while (running_.size() >= 2) collect();
+  }
+
+  void collect() {
+    const size_t index = running_.front();
+    running_.pop_front();
+    State& state = states_[index];
+    group_->wait("backward", *state.reduced);
+    state.reduced.reset();
+    buffers_.give(std::move(state.flat));
+    state.flat = at::Tensor();
+    const auto after = divisors(state.result.scalar_type()).second;
+    if (after != 1) state.result.div_(after);
+  }
+
+  void give(ShardedPart& part, at::Tensor result, const std::vector<char>& used) {
+    if (!options_.keep_low_precision) result = result.to(part.master_dtype);
+    const int64_t first = group_->rank() * result.numel();
+    for (size_t m = 0; m < part.members.size(); ++m) {
+      auto& shard = part.shards[m];
+      if (!used[m]) continue;
+      const int64_t from = shard.numel() == 0 ? 0 : part.layout.offsets[m] + part.begins[m] - first;
+      add_gradient(shard, result.narrow(0, from, shard.numel()));
+    }
+  }
+
+  /// Rank 0's order of the first backward becomes everyone's.
+  void learn_order() {
+    if (std::exchange(learnt_, true)) return;
+    std::vector<int64_t> order = seen_;
+    for (size_t i : order_)
+      if (std::find(order.begin(), order.end(), static_cast<int64_t>(i)) == order.end()) order.push_back(static_cast<int64_t>(i));
+    at::Tensor shared = at::empty({static_cast<int64_t>(order.size())}, at::kLong);
+    std::copy(order.begin(), order.end(), shared.data_ptr<int64_t>());
+    shared = group_->broadcast(shared.to(group_->device()), 0).cpu();
+    for (size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<size_t>(shared.data_ptr<int64_t>()[i]);
+  }
+
+  std::vector<ShardedPart>& parts_;
+  std::shared_ptr<comm::Group> group_;
+  ReducerOptions options_;
+  std::vector<State> states_;
+  std::vector<size_t> order_;   ///< of reductions, the same on all ranks
+  size_t next_ = 0;             ///< in order_
+  std::deque<size_t> running_;  ///< reductions under way
+  std::vector<int64_t> seen_;
+  bool learnt_ = false;
+  residency::Buffers buffers_;
+};
+
+}  // namespace
+
+std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts) { return std::make_unique<LocalReducer>(parts); }
+
+std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, const ReducerOptions& options) {
+  return std::make_unique<CollectiveReducer>(parts, std::move(group), options);
+}
+
+}  // namespace accelerate::parallel

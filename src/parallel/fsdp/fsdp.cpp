@@ -1,0 +1,300 @@
+#include "accelerate/parallel/fsdp.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/optim/optimizer.h>
+
+#include <deque>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "accelerate/comm.hpp"
+#include "accelerate/error.hpp"
+#include "comm/group.hpp"
+#include "parallel/fsdp/gradient_reducer.hpp"
+#include "parallel/fsdp/gradient_taker.hpp"
+#include "parallel/fsdp/shard_store.hpp"
+#include "parallel/fsdp/sharded_part.hpp"
+#include "parallel/fsdp/wrap_policy.hpp"
+#include "parallel/verify_parameters.hpp"
+#include "residency/residency.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+using residency::Policy;
+
+/// How units come and go. Source: fsdp.md, sections 1 and 2.
+struct Phases {
+  Policy forward, backward;
+  bool prefetch_after_unit = false;  ///< BACKWARD_POST
+};
+
+bool keeps_parameters(ShardingStrategy strategy) { return strategy == ShardingStrategy::shard_grad_op || strategy == ShardingStrategy::hybrid_shard_zero2; }
+
+Phases phases_of(const FullyShardedDataParallelPlugin& plugin) {
+  Phases phases;
+  const int64_t outstanding = plugin.limit_all_gathers ? 2 : std::numeric_limits<int64_t>::max();
+  phases.forward = {.prefetch = plugin.forward_prefetch.value_or(false) ? 2 : 1, .outstanding = outstanding, .evict_after_use = !keeps_parameters(effective_strategy(plugin))};
+  phases.backward = phases.forward;
+  // Version 2 always fetches one unit ahead.
+  const auto prefetch = plugin.fsdp_version == 2 ? BackwardPrefetch::backward_pre : plugin.backward_prefetch.value_or(BackwardPrefetch::no_prefetch);
+  phases.backward.prefetch = prefetch == BackwardPrefetch::backward_pre ? 1 : 0;
+  phases.prefetch_after_unit = prefetch == BackwardPrefetch::backward_post;
+  return phases;
+}
+
+bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
+
+/// The unit's tensors in groups of one dtype that are all trained or all frozen.
+std::map<std::pair<at::ScalarType, bool>, NamedTensors> parts_of(const NamedTensors& parameters) {
+  std::map<std::pair<at::ScalarType, bool>, NamedTensors> parts;
+  for (const auto& [name, tensor] : parameters) parts[{tensor.scalar_type(), tensor.requires_grad()}].emplace_back(name, tensor);
+  return parts;
+}
+
+}  // namespace
+
+struct FullyShardedDataParallel::Impl {
+  FullyShardedDataParallelPlugin plugin;
+  std::shared_ptr<comm::Group> group;  ///< null alone
+  Phases phases;
+  std::unique_ptr<residency::Residency> units;
+  std::vector<ShardedPart> parts;
+  std::unique_ptr<ShardStore> store;
+  std::unique_ptr<GradientReducer> reducer;
+  std::unordered_map<const at::TensorImpl*, std::pair<size_t, size_t>> where;  ///< parameter -> part, member
+  bool sync = true;
+  bool backward_is_due = false;
+
+  int64_t rank() const { return group ? group->rank() : 0; }
+  int64_t world() const { return group ? group->world_size() : 1; }
+
+  /// Decides where everything will lie, before anything moves.
+  std::vector<std::pair<WrapUnit, std::vector<size_t>>> plan(const ModelRef& model) {
+    const MixedPrecision precision = plugin.mixed_precision_policy.value_or(MixedPrecision{});
+    std::vector<std::pair<WrapUnit, std::vector<size_t>>> planned;
+    for (auto& unit : wrap_units(model, plugin)) {
+      std::vector<size_t> indices;
+      for (auto& [kind, members] : parts_of(unit.parameters)) {
+        ShardedPart part;
+        part.index = static_cast<int32_t>(parts.size());
+        part.trained = kind.second;
+        part.members = std::move(members);
+        std::vector<at::Tensor> tensors;
+        for (const auto& [name, tensor] : part.members) tensors.push_back(tensor);
+        part.layout = residency::lay_out(tensors, world());
+        const bool converts = precision.param_dtype && at::isFloatingType(kind.first) && !unit.full_precision;
+        part.compute_dtype = converts ? *precision.param_dtype : kind.first;
+        // As the reference: in mixed precision the optimizer works on fp32, whatever the checkpoint was stored in.
+        part.master_dtype = precision.param_dtype && part.trained && is_low_precision(kind.first) ? at::kFloat : kind.first;
+        indices.push_back(parts.size());
+        parts.push_back(std::move(part));
+      }
+      planned.emplace_back(std::move(unit), std::move(indices));
+    }
+    return planned;
+  }
+
+  /// The whole flat storage in the master's dtype, for the time of cutting it.
+  at::Tensor flatten(const ShardedPart& part, const at::Device& device) const {
+    at::Tensor flat = at::zeros({part.numel()}, at::TensorOptions().dtype(part.master_dtype).device(device));
+    for (size_t m = 0; m < part.members.size(); ++m) {
+      const auto& tensor = part.members[m].second;
+      const bool dense = tensor.is_non_overlapping_and_dense();
+      (dense ? flat.as_strided(tensor.sizes(), tensor.strides(), part.layout.offsets[m]) : flat.narrow(0, part.layout.offsets[m], tensor.numel()).view(tensor.sizes())).copy_(tensor.detach());
+    }
+    if (group && plugin.sync_module_states.value_or(false)) flat = group->broadcast(flat, 0);
+    return flat;
+  }
+
+  void take_over(const ModelRef& model, const at::Device& device) {
+    units = std::make_unique<residency::Residency>(phases.forward);
+    const auto planned = plan(model);
+    store = make_shard_store(parts, group, device, plugin);
+    at::NoGradGuard no_grad;
+    for (const auto& [unit, indices] : planned) {
+      std::vector<residency::PartSpec> specs;
+      for (const size_t index : indices) {
+        ShardedPart& part = parts[index];
+        at::Tensor flat = flatten(part, device);
+        store->fill(part, flat);
+        flat.reset();
+        part.cut(rank(), world());
+        residency::PartSpec spec;
+        spec.members = part.members;
+        spec.layout = part.layout;
+        spec.dtype = part.compute_dtype;
+        spec.device = device;
+        spec.home = store->home(part, unit.path.empty() ? "(root)" : unit.path);
+        specs.push_back(std::move(spec));
+      }
+      residency::Unit& added = units->add(unit.path, std::move(specs), /*keep=*/unit.path.empty());
+      for (const size_t index : indices) parts[index].unit = &added;
+    }
+    for (size_t p = 0; p < parts.size(); ++p)
+      for (size_t m = 0; m < parts[p].members.size(); ++m) where[parts[p].members[m].second.unsafeGetTensorImpl()] = {p, m};
+    store->publish();
+    reducer = store->make_reducer();
+  }
+
+  void take_gradient(size_t p, size_t m, const at::Tensor& parameter) {
+    if (!sync) return;
+    ShardedPart& part = parts[p];
+    at::Tensor gradient = parameter.grad();
+    const_cast<at::Tensor&>(parameter).mutable_grad().reset();
+    if (!reducer->take(part, m, gradient)) return;
+    auto& unit = const_cast<residency::Unit&>(*part.unit);
+    if (!unit.keep()) units->evict(unit);
+    if (phases.prefetch_after_unit) units->prefetch_next();
+  }
+};
+
+FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) : impl_(std::make_unique<Impl>()) {
+  Impl& self = *impl_;
+  self.plugin = plugin;
+  self.group = comm::world_group();
+  self.phases = phases_of(plugin);
+  verify_parameters(model.parameters());
+  const auto build = [&] {
+    self.take_over(model, device);
+    at::NoGradGuard no_grad;
+    for (auto& [name, buffer] : model.buffers()) {
+      at::Tensor same = buffer;
+      if (self.group && plugin.sync_module_states.value_or(false)) same.copy_(self.group->broadcast(buffer, 0));
+    }
+  };
+  if (self.group) self.group->guard("prepare", build);
+  else build();
+  for (size_t p = 0; p < self.parts.size(); ++p) {
+    if (!self.parts[p].trained) continue;
+    for (size_t m = 0; m < self.parts[p].members.size(); ++m)
+      GradientTaker::attach(self.parts[p].members[m].second, [impl = impl_.get(), p, m](const at::Tensor& parameter) { impl->take_gradient(p, m, parameter); });
+  }
+}
+
+FullyShardedDataParallel::~FullyShardedDataParallel() {
+  for (const auto& part : impl_->parts)
+    for (const auto& [name, tensor] : part.members) GradientTaker::detach(tensor);
+}
+
+void FullyShardedDataParallel::before_forward() {
+  Impl& self = *impl_;
+  self.units->check_intact();
+  self.units->set_policy(self.phases.forward);
+}
+
+void FullyShardedDataParallel::after_forward(const std::vector<at::Tensor>&) {
+  Impl& self = *impl_;
+  if (c10::GradMode::is_enabled()) {
+    self.backward_is_due = true;
+    self.units->set_policy(self.phases.backward);
+  } else {
+    self.units->release();
+  }
+}
+
+void FullyShardedDataParallel::after_backward() {
+  Impl& self = *impl_;
+  if (!self.backward_is_due || !self.sync) return;
+  self.backward_is_due = false;
+  const auto finish = [&] {
+    // What accumulated without synchronisation and got nothing in this backward.
+    for (size_t p = 0; p < self.parts.size(); ++p)
+      for (size_t m = 0; m < self.parts[p].members.size(); ++m)
+        if (const auto& tensor = self.parts[p].members[m].second; tensor.grad().defined()) self.take_gradient(p, m, tensor);
+    self.reducer->finish();
+  };
+  if (self.group) self.group->guard("backward", finish);
+  else finish();
+  self.units->release();
+}
+
+bool FullyShardedDataParallel::require_backward_grad_sync() const { return impl_->sync; }
+void FullyShardedDataParallel::set_require_backward_grad_sync(bool value) { impl_->sync = value; }
+void FullyShardedDataParallel::prepare_backward_sync() {
+  impl_->sync = true;
+  impl_->backward_is_due = true;
+}
+
+const FullyShardedDataParallelPlugin& FullyShardedDataParallel::plugin() const { return impl_->plugin; }
+
+at::Tensor FullyShardedDataParallel::local_shard(const at::Tensor& parameter) const {
+  const auto found = impl_->where.find(parameter.unsafeGetTensorImpl());
+  return found == impl_->where.end() ? at::Tensor() : impl_->parts[found->second.first].shards[found->second.second];
+}
+
+void FullyShardedDataParallel::adopt(torch::optim::Optimizer& optimizer) const {
+  for (auto& group : optimizer.param_groups()) {
+    for (auto& parameter : group.params()) {
+      const at::Tensor shard = local_shard(parameter);
+      if (!shard.defined()) continue;
+      if (optimizer.state().find(parameter.unsafeGetTensorImpl()) != optimizer.state().end())
+        throw ConfigError("prepare: the optimizer holds states of parameters that are to be sharded, expected one that has not stepped; prepare it first and read its states with load_state()");
+      parameter = shard;
+    }
+  }
+}
+
+void FullyShardedDataParallel::before_step() { impl_->store->before_step(); }
+
+void FullyShardedDataParallel::after_step() {
+  impl_->units->release();
+  impl_->store->publish();
+}
+
+void FullyShardedDataParallel::gather_each(const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& piece_of, const std::function<void(const Whole&)>& take, bool everywhere) const {
+  const Impl& self = *impl_;
+  at::NoGradGuard no_grad;
+  for (const auto& part : self.parts) {
+    at::Tensor stretch;
+    std::vector<bool> defined;
+    const int64_t length = part.numel() / self.world(), first = self.rank() * length;
+    for (size_t m = 0; m < part.members.size(); ++m) {
+      const auto& shard = part.shards[m];
+      const at::Tensor piece = piece_of(part.members[m].second, shard);
+      defined.push_back(piece.defined());
+      if (!piece.defined()) continue;
+      if (!stretch.defined()) stretch = at::zeros({length}, piece.options().requires_grad(false));
+      if (shard.numel() > 0) stretch.narrow(0, part.layout.offsets[m] + part.begins[m] - first, shard.numel()).copy_(piece);
+    }
+    at::Tensor flat = stretch;
+    if (self.group && stretch.defined()) flat = self.group->all_gather(stretch.to(self.group->device()));
+    if (!everywhere && self.rank() != 0) continue;
+    for (size_t m = 0; m < part.members.size(); ++m) {
+      const auto& [name, tensor] = part.members[m];
+      take({.name = name, .parameter = tensor, .value = defined[m] ? flat.as_strided(tensor.sizes(), tensor.strides(), part.layout.offsets[m]) : at::Tensor()});
+    }
+  }
+}
+
+void FullyShardedDataParallel::scatter_each(const std::function<at::Tensor(const std::string&, const at::Tensor&)>& value_of) {
+  Impl& self = *impl_;
+  at::NoGradGuard no_grad;
+  self.units->release();
+  self.store->before_step();
+  for (auto& part : self.parts) {
+    for (size_t m = 0; m < part.members.size(); ++m) {
+      const auto& [name, tensor] = part.members[m];
+      const at::Tensor value = value_of(name, tensor);
+      if (!value.defined()) continue;
+      at::Tensor ordered = at::empty_strided(tensor.sizes(), tensor.strides(), value.options().requires_grad(false));
+      ordered.copy_(value);
+      at::Tensor shard = part.shards[m].detach();
+      shard.copy_(ordered.as_strided({ordered.numel()}, {1}).narrow(0, part.begins[m], shard.numel()));
+    }
+  }
+  self.store->publish();
+}
+
+std::vector<FullyShardedDataParallel::Piece> FullyShardedDataParallel::pieces() const {
+  std::vector<Piece> all;
+  for (const auto& part : impl_->parts)
+    for (size_t m = 0; m < part.members.size(); ++m) all.push_back({.name = part.members[m].first, .parameter = part.members[m].second, .shard = part.shards[m], .begin = part.begins[m]});
+  return all;
+}
+
+}  // namespace accelerate::parallel

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "parallel/fsdp/sharded_part.hpp"
+
+namespace accelerate::comm {
+class Group;
+class SharedMemory;
+}  // namespace accelerate::comm
+
+namespace accelerate::parallel {
+
+/// Averages gradients over ranks, each rank getting its stretch. One backward at a time: take() as gradients come, then finish().
+class GradientReducer {
+ public:
+  virtual ~GradientReducer() = default;
+  /// The whole gradient of one member; when all of a part are there its reduction starts. @return whether the part is complete now.
+  virtual bool take(ShardedPart& part, size_t member, const at::Tensor& gradient) = 0;
+  /// Parts that are not complete are reduced with zeros for what is missing; then the shards' gradients are set or added to. Members without a gradient on any rank
+  /// are left alone. Collective.
+  virtual void finish() = 0;
+};
+
+struct ReducerOptions {
+  std::optional<at::ScalarType> reduce_dtype;  ///< on the wire; unset: the gradients' own
+  bool keep_low_precision = false;             ///< leave the result in it
+};
+
+/// Alone: gradients are the shards' gradients.
+std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts);
+/// By c10d, asynchronously, in one order on all ranks.
+std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, const ReducerOptions& options);
+
+}  // namespace accelerate::parallel

@@ -1,0 +1,73 @@
+#include "parallel/fsdp/shard_store.hpp"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include "comm/group.hpp"
+#include "residency/homes/host.hpp"
+#include "residency/homes/shard.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+ReducerOptions reducer_options(const FullyShardedDataParallelPlugin& plugin) {
+  const MixedPrecision precision = plugin.mixed_precision_policy.value_or(MixedPrecision{});
+  return {.reduce_dtype = precision.reduce_dtype, .keep_low_precision = precision.keep_low_precision_grads};
+}
+
+/// Each rank holds its shards itself.
+class GatheredStore final : public ShardStore {
+ public:
+  GatheredStore(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, const FullyShardedDataParallelPlugin& plugin)
+      : parts_(parts), group_(std::move(group)), offload_(plugin.cpu_offload.value_or(CPUOffload())), options_(reducer_options(plugin)) {}
+
+  void fill(ShardedPart& part, const at::Tensor& flat) override {
+    const int64_t length = part.numel() / group_->world_size();
+    const at::Tensor mine = flat.narrow(0, group_->rank() * length, length);
+    const bool moves = offload_.offload_params && !flat.device().is_cpu();
+    part.master = moves ? mine.to(at::kCPU) : mine.clone();
+    if (moves && offload_.pin_memory) part.master = part.master.pin_memory();
+  }
+  std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) override { return residency::shard_home(part.master, group_, name); }
+  std::unique_ptr<GradientReducer> make_reducer() override { return collective_reducer(parts_, group_, options_); }
+
+ private:
+  std::vector<ShardedPart>& parts_;
+  std::shared_ptr<comm::Group> group_;
+  CPUOffload offload_;
+  ReducerOptions options_;
+};
+
+/// One process: the flat storage is the only shard.
+class LocalStore final : public ShardStore {
+ public:
+  LocalStore(std::vector<ShardedPart>& parts, at::Device device) : parts_(parts), device_(device) {}
+
+  void fill(ShardedPart& part, const at::Tensor& flat) override {
+    part.master = flat;
+    computed_.resize(parts_.size());
+    auto& computed = computed_[static_cast<size_t>(part.index)];
+    computed = part.compute_dtype == part.master_dtype ? part.master : at::empty({part.numel()}, at::TensorOptions().dtype(part.compute_dtype).device(device_));
+  }
+  std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override { return residency::memory_home(computed_[static_cast<size_t>(part.index)]); }
+  std::unique_ptr<GradientReducer> make_reducer() override { return local_reducer(parts_); }
+  void publish() override {
+    at::NoGradGuard no_grad;
+    for (const auto& part : parts_)
+      if (auto& computed = computed_[static_cast<size_t>(part.index)]; !computed.is_same(part.master)) computed.copy_(part.master);
+  }
+
+ private:
+  std::vector<ShardedPart>& parts_;
+  at::Device device_;
+  std::vector<at::Tensor> computed_;  ///< per part: master itself, or its image in the compute dtype
+};
+
+}  // namespace
+
+std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) {
+  if (!group) return std::make_unique<LocalStore>(parts, device);
+  return std::make_unique<GatheredStore>(parts, group, plugin);
+}
+
+}  // namespace accelerate::parallel

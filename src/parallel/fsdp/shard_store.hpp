@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "accelerate/parallel/fsdp_plugin.hpp"
+#include "parallel/fsdp/gradient_reducer.hpp"
+#include "parallel/fsdp/sharded_part.hpp"
+#include "residency/home.hpp"
+
+namespace accelerate::comm {
+class Group;
+}
+
+namespace accelerate::parallel {
+
+/// Where the shards of a model lie, and how they get to the other ranks.
+class ShardStore {
+ public:
+  virtual ~ShardStore() = default;
+  /// Keeps this rank's stretch of `flat` as part.master.
+  virtual void fill(ShardedPart& part, const at::Tensor& flat) = 0;
+  virtual std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) = 0;
+  virtual std::unique_ptr<GradientReducer> make_reducer() = 0;
+  /// Before the shards change: nobody reads them any more. Collective.
+  virtual void before_step() {}
+  /// After they changed: everybody reads the new values. Collective.
+  virtual void publish() {}
+};
+
+/// Ranks of one host share their memory, alone nothing moves, all others gather through c10d. Collective.
+std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const at::Device& device, const FullyShardedDataParallelPlugin& plugin);
+
+}  // namespace accelerate::parallel

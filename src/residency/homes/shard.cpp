@@ -1,0 +1,79 @@
+#include "residency/homes/shard.hpp"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/where.h>
+
+#include <atomic>
+
+#include "accelerate/comm.hpp"
+#include "accelerate/error.hpp"
+#include "comm/group.hpp"
+
+namespace accelerate::residency {
+namespace {
+
+class Gathering final : public Transfer {
+ public:
+  Gathering(std::shared_ptr<comm::Group> group, c10::intrusive_ptr<c10::ivalue::Future> done, at::Tensor sent) : group_(std::move(group)), done_(std::move(done)), sent_(std::move(sent)) {}
+  ~Gathering() override {
+    try {
+      if (done_) done_->wait();
+    } catch (...) {  // whoever did not wait does not want to know
+    }
+  }
+  void wait() override { group_->wait("all_gather of parameters", *std::exchange(done_, nullptr)); }
+
+ private:
+  std::shared_ptr<comm::Group> group_;
+  c10::intrusive_ptr<c10::ivalue::Future> done_;
+  at::Tensor sent_;
+};
+
+class ShardHome final : public Home {
+ public:
+  ShardHome(at::Tensor shard, std::shared_ptr<comm::Group> group, std::string name) : shard_(std::move(shard)), group_(std::move(group)), name_(std::move(name)) {}
+
+  std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
+    if (group_->debug()) agree();
+    at::Tensor sent = shard_.detach().to(flat.options());
+    auto done = group_->all_gather_async(flat.view(at::kByte), sent.view(at::kByte));
+    return std::make_unique<Gathering>(group_, std::move(done), std::move(sent));
+  }
+
+  void store(const at::Tensor& flat) override {
+    const at::Tensor mine = flat.narrow(0, group_->rank() * shard_.numel(), shard_.numel());
+    at::Tensor shard = shard_.detach();
+    if (shard.scalar_type() == flat.scalar_type()) shard.copy_(mine);
+    // What nobody changed keeps the precision that the cast took from it.
+    else shard.copy_(at::where(at::eq(mine, shard.to(mine.options())), shard.to(mine.device()), mine.to(shard.scalar_type())));
+  }
+
+  bool collective() const override { return true; }
+
+ private:
+  /// Debug mode: do all ranks want the same unit, at the same place in their order?
+  void agree() {
+    static std::atomic<int64_t> sequence{0};
+    const std::string mine = name_ + "#" + std::to_string(++sequence);
+    const auto all = comm::all_gather_bytes(mine);
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank] == mine) continue;
+      const auto unit = [](const std::string& text) { return "'" + text.substr(0, text.rfind('#')) + "' (fetch " + text.substr(text.rfind('#') + 1) + ")"; };
+      throw CommError("all_gather of parameters: rank " + std::to_string(group_->rank()) + " needs unit " + unit(mine) + " but rank " + std::to_string(rank) + " needs unit " + unit(all[rank]) +
+                      "; with sharded parameters all ranks must use the parts of the model in the same order: look for control flow that depends on the rank or on its data");
+    }
+  }
+
+  at::Tensor shard_;
+  std::shared_ptr<comm::Group> group_;
+  std::string name_;
+};
+
+}  // namespace
+
+std::unique_ptr<Home> shard_home(at::Tensor shard, std::shared_ptr<comm::Group> group, std::string name) {
+  return std::make_unique<ShardHome>(std::move(shard), std::move(group), std::move(name));
+}
+
+}  // namespace accelerate::residency
