@@ -129,9 +129,11 @@ TEST(DcpWithPython, PythonReadsOurs) {
   const auto state = state_for_python();
   c10::impl::GenericList list(c10::AnyType::get());
   for (const c10::IValue& item : {c10::IValue(1), c10::IValue(2.5), c10::IValue("grüß"), c10::IValue(), c10::IValue(false)}) list.push_back(item);
-  const std::vector<DcpObjectItem> objects{{"step", int64_t{7}}, {"lr", 1e-3}, {"large", int64_t{1} << 40}, {"negative", -3}, {"text", "grüß"}, {"nothing", c10::IValue()}, {"list", list}};
+  const std::vector<DcpObjectItem> objects{{"step", int64_t{7}}, {"lr", 1e-3}, {"large", int64_t{1} << 40}, {"negative", -3}, {"text", "grüß"}, {"nothing", c10::IValue()}, {"list", list},
+                                           {"groups.0.lr", 0.5}, {"groups.1.lr", 0.25}, {"groups.1.params", list}};
   save(scratch / "ours", state, 3, objects);
-  save_wanted(scratch / "want", state, {{"step", 7}, {"lr", 1e-3}, {"large", int64_t{1} << 40}, {"negative", -3}, {"text", "grüß"}, {"nothing", nullptr}, {"list", {1, 2.5, "grüß", nullptr, false}}});
+  save_wanted(scratch / "want", state, {{"step", 7}, {"lr", 1e-3}, {"large", int64_t{1} << 40}, {"negative", -3}, {"text", "grüß"}, {"nothing", nullptr}, {"list", {1, 2.5, "grüß", nullptr, false}},
+                                            {"groups.0.lr", 0.5}, {"groups.1.lr", 0.25}, {"groups.1.params", {1, 2.5, "grüß", nullptr, false}}});
   run_peer({"check", scratch / "ours", scratch / "want"});
   save(scratch / "model", state, 4);
   save_wanted(scratch / "model_want", state, nlohmann::json::object());

@@ -127,7 +127,8 @@ TEST(Dcp, ObjectsComeBack) {
   const auto read = checkpoint.read_object("dict").toGenericDict();
   EXPECT_EQ(read.at("lr").toDouble(), 1e-3);
   EXPECT_EQ(read.at(int64_t{3}).toStringRef(), "x");
-  const auto items = checkpoint.read_object("list").toListRef();
+  const auto sequence = checkpoint.read_object("list");
+  const auto items = sequence.toListRef();
   ASSERT_EQ(items.size(), 5u);
   EXPECT_EQ(items[0].toInt(), 1);
   EXPECT_EQ(items[1].toDouble(), 2.5);

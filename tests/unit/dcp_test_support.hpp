@@ -2,7 +2,9 @@
 
 #include <torch/torch.h>
 
+#include <cctype>
 #include <filesystem>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -46,12 +48,23 @@ inline torch::Tensor cut(torch::Tensor tensor, const DcpBox& box) {
   return tensor;
 }
 
+/// "model.0.weight" is the value "0.weight" of the dict "model", as modules save; in "groups.0.lr" every step counts and 0 is the index of a list, as optimizers save.
+inline DcpPath path_of(const std::string& name) {
+  const auto dot = name.find('.');
+  if (dot == std::string::npos) return {name};
+  DcpPath path{name.substr(0, dot)};
+  if (name.substr(0, dot) != "groups") return path.push_back(name.substr(dot + 1)), path;
+  std::istringstream steps(name.substr(dot + 1));
+  for (std::string step; std::getline(steps, step, '.');) {
+    if (std::isdigit(static_cast<unsigned char>(step[0]))) path.push_back(int64_t{std::stoll(step)});
+    else path.push_back(step);
+  }
+  return path;
+}
+
 inline std::map<std::string, DcpPath> paths_of(const std::vector<DcpRecord>& records) {
   std::map<std::string, DcpPath> paths;
-  for (const auto& record : records) {
-    const auto dot = record.name.find('.');
-    paths[record.name] = dot == std::string::npos ? DcpPath{record.name} : DcpPath{record.name.substr(0, dot), record.name.substr(dot + 1)};
-  }
+  for (const auto& record : records) paths[record.name] = path_of(record.name);
   return paths;
 }
 
