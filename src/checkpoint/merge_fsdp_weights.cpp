@@ -65,7 +65,7 @@ std::vector<Item> select_items(const DcpCheckpoint& checkpoint) {
   std::vector<Item> items;
   for (const auto& entry : checkpoint.entries()) {
     if (!top) {
-      items.push_back({&entry, entry.path.value_or(DcpPath{entry.name})});
+      items.push_back({&entry, entry.path ? *entry.path : DcpPath(1, entry.name)});
     } else if (const auto* key = first_key(entry); key && *key == *top && entry.path->size() > 1) {
       items.push_back({&entry, DcpPath(entry.path->begin() + 1, entry.path->end())});
     }

@@ -50,8 +50,8 @@ class PickleParser {
   }
 
  private:
-  // Values need up to ~90 bytes of memory per byte of pickle, so a limit on one limits the other. Python's largest known metadata (a thousand ranks) is a tenth of it.
-  static constexpr size_t kMaxBytes = size_t{4} << 30;
+  // A part of a tensor takes some 150 bytes of metadata: room for a few thousand tensors on a thousand ranks. A byte can become a value of 80, so the limit also bounds memory.
+  static constexpr size_t kMaxBytes = size_t{1} << 30;
 
   [[noreturn]] void fail(const std::string& what) const { pickle_.fail(at_, what); }
 

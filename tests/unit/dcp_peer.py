@@ -4,7 +4,7 @@ usage: dcp_peer.py save FOLDER           two ranks save FOLDER/<case>/, beside e
        dcp_peer.py check FOLDER WANT     everything in FOLDER must be what WANT.safetensors and WANT.json say, read by PyTorch in one process and in three, and merged by Accelerate
        dcp_peer.py merge FOLDER OUT      Accelerate merges FOLDER
        dcp_peer.py load_bin FOLDER FILE  the merged FILE must be what PyTorch makes of FOLDER
-       dcp_peer.py metadata IN OUT       writes the metadata at IN again with the newest pickle protocol
+       dcp_peer.py metadata IN OUT FORM  writes the metadata at IN again: FORM new, with the newest pickle protocol; old, as early versions of torch did
 """
 import json
 import os
@@ -176,5 +176,13 @@ if __name__ == "__main__":
         found = torch.load(file, weights_only=True)
         assert same(found, wanted), (found, wanted)
     else:
-        source, target = arguments
-        pickle.dump(pickle.load(open(source, "rb")), open(target, "wb"), protocol=5)
+        source, target, form = arguments
+        metadata = pickle.load(open(source, "rb"))
+        if form == "old":
+            from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
+            for value in metadata.state_dict_metadata.values():
+                if hasattr(value, "properties"):
+                    value.properties = TensorProperties(dtype=value.properties.dtype)
+            for field in ("storage_meta", "version"):
+                del metadata.__dict__[field]
+        pickle.dump(metadata, open(target, "wb"), protocol=2 if form == "old" else 5)

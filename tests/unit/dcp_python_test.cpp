@@ -114,13 +114,15 @@ TEST(DcpWithPython, PathsAreRead) {
   EXPECT_EQ(checkpoint.find("names.a.b.c.1.d")->path, (DcpPath{"names", "a.b", "c", int64_t{1}, "d"}));
 }
 
-TEST(DcpWithPython, OtherPickleProtocolsAreRead) {
+TEST(DcpWithPython, OlderAndNewerMetadataIsRead) {
   SKIP_WITHOUT_PYTHON();
   const Scratch scratch;
   const auto source = python_folder() / "everything" / ".metadata";
-  run_peer({"metadata", source, scratch / "again"});
-  const auto a = parse_dcp_metadata(bytes_of(source), "a"), b = parse_dcp_metadata(bytes_of(scratch / "again"), "b");
-  EXPECT_EQ(format_dcp_metadata(a), format_dcp_metadata(b));
+  const auto wanted = format_dcp_metadata(parse_dcp_metadata(bytes_of(source), "python's"));
+  for (const std::string form : {"new", "old"}) {
+    run_peer({"metadata", source, scratch / form, form});
+    EXPECT_EQ(format_dcp_metadata(parse_dcp_metadata(bytes_of(scratch / form), form)), wanted) << form;
+  }
 }
 
 TEST(DcpWithPython, PythonReadsOurs) {
