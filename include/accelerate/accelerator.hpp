@@ -289,8 +289,11 @@ class ACCELERATE_API Accelerator {
   void save_model(const Model& model, const std::filesystem::path& folder, const std::string& max_shard_size = "10GB", bool safe_serialization = true) const {
     save_model_files(ref_of(model), folder, max_shard_size, safe_serialization);
   }
+  /// Parameters and buffers by name, in the parameters' own dtype. Of a sharded model: whole, on the host, on rank 0 only (empty elsewhere), gathered unit by unit; collective then.
   template <class Model>
-  std::map<std::string, at::Tensor> get_state_dict(const Model& model) const { return checkpointing::state_dict(ref_of(model)); }
+  std::map<std::string, at::Tensor> get_state_dict(const Model& model) const {
+    return state_dict_of(ref_of(model));
+  }
   /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return the folder.
   std::filesystem::path save_state(const std::filesystem::path& output_dir = {}, bool safe_serialization = true);
   /// Reads it back into the same objects; no folder: the newest automatic checkpoint. Collective. @throws CheckpointError and leaves all as it was if
@@ -370,6 +373,8 @@ class ACCELERATE_API Accelerator {
   Scope resume_sync(const std::shared_ptr<parallel::DataParallel>& model);
   void join(const ParallelList& models, const std::function<void()>& loop, std::optional<bool> even_batches);
   void run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options);
+  std::shared_ptr<parallel::FullyShardedDataParallel> fsdp_of(const ModelRef& model) const;
+  std::map<std::string, at::Tensor> state_dict_of(const ModelRef& model) const;
   void save_model_files(const ModelRef& model, const std::filesystem::path& folder, const std::string& max_shard_size, bool safe_serialization) const;
 
   std::unique_ptr<Impl> impl_;

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "accelerate/archive.hpp"
@@ -67,3 +68,23 @@ ACCELERATE_API c10::IValue random_states(int64_t step, const at::Device& device)
 ACCELERATE_API int64_t load_random_states(const c10::IValue& states, const at::Device& device);
 
 }  // namespace accelerate::checkpointing
+
+namespace accelerate {
+
+struct MergeFsdpWeightsOptions {
+  bool safe_serialization = true;             ///< model.safetensors; without it pytorch_model.bin, which can also hold the nested state of an optimizer
+  bool remove_checkpoint_dir = false;         ///< when all is written
+  std::optional<std::string> max_shard_size;  ///< "5GB": several files of at most this size with an index. Unset: one file, as the reference writes.
+};
+
+/// Joins the shards of a distributed checkpoint (SHARDED_STATE_DICT; written here or by Python's torch.distributed.checkpoint, by any number of ranks) into weights in the Hugging Face layout.
+///
+/// Of a state with one top-level key, such as {"model": ...}, that key is left off; of one with several, `model` is taken. Tensors are read and written one by one, so that memory holds
+/// about the largest of them, and a progress bar is drawn. In a group every rank calls it: the main process works, the others wait. Alone it needs no group.
+/// @param checkpoint_dir  The folder with the file .metadata, or one that holds exactly one folder pytorch_model_fsdp_<i> with it.
+/// @param output_path     The folder for the weights; created if it is missing. Weights of an earlier save in it are replaced.
+/// @throws CheckpointError if there is no distributed checkpoint or it is damaged; ConfigError if the options contradict the contents. The checkpoint is never removed then.
+/// Source: merge_fsdp_weights of the reference, which has no shards.
+ACCELERATE_API void merge_fsdp_weights(const std::filesystem::path& checkpoint_dir, const std::filesystem::path& output_path, const MergeFsdpWeightsOptions& options = {});
+
+}  // namespace accelerate

@@ -7,6 +7,7 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/error.hpp"
 #include "accelerate/safetensors.hpp"
+#include "checkpoint/weight_files.hpp"
 #include "utils/atomic_file.hpp"
 
 namespace accelerate::checkpointing {
@@ -17,15 +18,12 @@ struct Shard {
   int64_t bytes = 0;
 };
 
-std::vector<Shard> split(const NamedTensors& state, const std::map<std::string, at::Tensor>& tensors, int64_t max_bytes) {
+std::vector<Shard> split(const std::vector<WeightSize>& weights, int64_t max_bytes) {
   std::vector<Shard> shards(1);
-  for (const auto& [name, ignored] : state) {
-    const auto found = tensors.find(name);
-    if (found == tensors.end()) continue;  // tied to one that is there
-    const auto bytes = static_cast<int64_t>(found->second.nbytes());
-    if (!shards.back().names.empty() && bytes > max_bytes - shards.back().bytes) shards.emplace_back();
-    shards.back().names.push_back(name);
-    shards.back().bytes += bytes;
+  for (const auto& weight : weights) {
+    if (!shards.back().names.empty() && weight.bytes > max_bytes - shards.back().bytes) shards.emplace_back();
+    shards.back().names.push_back(weight.name);
+    shards.back().bytes += weight.bytes;
   }
   return shards;
 }
@@ -54,25 +52,22 @@ int64_t parse_size(const std::string& text) {
   throw ConfigError("size: found '" + text + "', expected a positive number and a unit: KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), e.g. 10GB");
 }
 
-void save_model(const ModelRef& model, const std::filesystem::path& folder, int64_t max_shard_bytes, bool safe_serialization) {
+void write_weight_files(const std::filesystem::path& folder, const std::vector<WeightSize>& weights, int64_t max_shard_bytes, bool safe_serialization, const WriteWeights& write) {
   const std::string stem = safe_serialization ? "model" : "pytorch_model", extension = safe_serialization ? ".safetensors" : ".bin";
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
   if (!std::filesystem::is_directory(folder))
     throw CheckpointError("save_model: '" + folder.string() + "' can't be created as a folder (" + failure.message() + "); a file of this name may be in the way");
-  const auto tensors = state_dict(model);
-  const auto shards = split(model.state(), tensors, max_shard_bytes);
+  const auto shards = split(weights, max_shard_bytes);
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
   std::map<std::string, std::string> sorted;
   std::set<std::string> written;
   int64_t total = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
     const auto name = shard_name(stem, extension, i, shards.size());
-    std::map<std::string, at::Tensor> part;
-    for (const auto& tensor : shards[i].names) part.emplace(tensor, tensors.at(tensor)), sorted[tensor] = name;
+    for (const auto& tensor : shards[i].names) sorted[tensor] = name;
     total += shards[i].bytes;
-    if (safe_serialization) save_safetensors(folder / name, part, {{"format", "pt"}});
-    else save_object(to_dict(part), folder / name);
+    write(folder / name, shards[i].names);
     written.insert(name);
   }
   if (shards.size() > 1) {
@@ -89,6 +84,19 @@ void save_model(const ModelRef& model, const std::filesystem::path& folder, int6
     const auto name = entry.path().filename().string();
     if (entry.is_regular_file() && std::regex_match(name, ours) && !written.contains(name)) std::filesystem::remove(entry.path());
   }
+}
+
+void save_model(const ModelRef& model, const std::filesystem::path& folder, int64_t max_shard_bytes, bool safe_serialization) {
+  const auto tensors = state_dict(model);
+  std::vector<WeightSize> weights;
+  for (const auto& [name, ignored] : model.state())
+    if (const auto found = tensors.find(name); found != tensors.end()) weights.push_back({name, static_cast<int64_t>(found->second.nbytes())});  // else tied to one that is there
+  write_weight_files(folder, weights, max_shard_bytes, safe_serialization, [&](const std::filesystem::path& file, const std::vector<std::string>& names) {
+    std::map<std::string, at::Tensor> part;
+    for (const auto& name : names) part.emplace(name, tensors.at(name));
+    if (safe_serialization) save_safetensors(file, part, {{"format", "pt"}});
+    else save_object(to_dict(part), file);
+  });
 }
 
 }  // namespace accelerate::checkpointing

@@ -302,7 +302,8 @@ void Group::barrier() {
   if (!device().is_cpu()) token.item<float>();  // the host must wait too
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, const at::Tensor& result, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, const at::Tensor& result, const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
+                                                              std::function<void()> after) {
   impl_->check_usable(operation);
   auto progress = impl_->progress;
   progress->begin(operation);
@@ -317,7 +318,8 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, 
     std::lock_guard lock(progress->mutex);
     progress->pending.insert(pending);
   }
-  future->addCallback([progress, pending, result](c10::ivalue::Future& transport) {
+  future->addCallback([progress, pending, result, after = std::move(after)](c10::ivalue::Future& transport) {
+    if (!transport.hasError() && after) after();
     {
       std::lock_guard lock(progress->mutex);
       progress->pending.erase(pending);
@@ -340,7 +342,19 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor outpu
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input) {
-  return run_async("reduce_scatter of gradients", output, [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
+  constexpr const char* kName = "reduce_scatter of gradients";
+  if (!device().is_cpu()) return run_async(kName, output, [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
+  // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank gets its pieces instead, and adds them in the
+  // order of the ranks.
+  at::Tensor pieces = at::empty_like(input);
+  std::vector<int64_t> equal;
+  return run_async(kName, output, [&] { return impl_->process_group->alltoall_base(pieces, input, equal, equal); }, [output, pieces, input, world = world_size()]() mutable {
+    at::NoGradGuard no_grad;
+    const auto rows = pieces.view({world, -1});
+    at::Tensor sum = output;
+    sum.copy_(rows[0]);
+    for (int64_t rank = 1; rank < world; ++rank) sum.add_(rows[rank]);
+  });
 }
 
 void Group::wait(const char* operation, c10::ivalue::Future& future) {

@@ -79,7 +79,8 @@ class Group {
   struct Impl;
   explicit Group(std::unique_ptr<Impl> impl);
   void run(const char* operation, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
-  c10::intrusive_ptr<c10::ivalue::Future> run_async(const char* operation, const at::Tensor& result, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
+  c10::intrusive_ptr<c10::ivalue::Future> run_async(const char* operation, const at::Tensor& result, const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
+                                                      std::function<void()> after = nullptr);
   std::unique_ptr<Impl> impl_;
 };
 

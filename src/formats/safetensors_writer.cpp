@@ -15,27 +15,27 @@
 #include "accelerate/safetensors.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/safetensors_header.hpp"
+#include "formats/tensor_source.hpp"
 #include "utils/atomic_file.hpp"
 
 namespace accelerate {
 namespace {
 
-struct Entry {
-  const std::string* name;
-  const at::Tensor* tensor;
-  const formats::SafetensorsDtype* dtype;
-};
+[[noreturn]] void fail(const std::string& file, const std::string& name, const std::string& what) { throw CheckpointError("save_safetensors '" + file + "': tensor '" + name + "' " + what); }
 
-Entry check(const std::string& name, const at::Tensor& tensor, const std::string& file) {
-  const auto fail = [&](const std::string& what) { throw CheckpointError("save_safetensors '" + file + "': tensor '" + name + "' " + what); };
-  if (name == formats::kMetadataKey) fail("has the name that the format reserves for metadata. Rename it.");
-  if (!tensor.defined()) fail("is undefined. Leave it out.");
-  if (tensor.layout() != at::kStrided) fail("is sparse or of another layout without strides, which the format can't hold. Call to_dense() on it.");
-  if (tensor.is_meta()) fail("is on the meta device and has no data. Materialise it first.");
-  const auto* dtype = formats::find_dtype(tensor.scalar_type());
-  if (!dtype) fail("has dtype " + std::string(c10::toString(tensor.scalar_type())) + ", which the format has no name for. Convert it, or view it as two real tensors if it is complex.");
-  if (dtype->packed > 1 && tensor.dim() == 0) fail("is a scalar of a packed dtype, which the format can't describe. Give it one dimension.");
-  return {&name, &tensor, dtype};
+formats::TensorSource source_of(const std::string& name, const at::Tensor& tensor, const std::string& file) {
+  if (!tensor.defined()) fail(file, name, "is undefined. Leave it out.");
+  if (tensor.layout() != at::kStrided) fail(file, name, "is sparse or of another layout without strides, which the format can't hold. Call to_dense() on it.");
+  if (tensor.is_meta()) fail(file, name, "is on the meta device and has no data. Materialise it first.");
+  return {name, tensor.scalar_type(), tensor.sizes().vec(), [&tensor] { return tensor; }};
+}
+
+const formats::SafetensorsDtype* dtype_of(const formats::TensorSource& source, const std::string& file) {
+  if (source.name == formats::kMetadataKey) fail(file, source.name, "has the name that the format reserves for metadata. Rename it.");
+  const auto* dtype = formats::find_dtype(source.dtype);
+  if (!dtype) fail(file, source.name, "has dtype " + std::string(c10::toString(source.dtype)) + ", which the format has no name for. Convert it, or view it as two real tensors if it is complex.");
+  if (dtype->packed > 1 && source.sizes.empty()) fail(file, source.name, "is a scalar of a packed dtype, which the format can't describe. Give it one dimension.");
+  return dtype;
 }
 
 /// Tensors whose bytes overlap would be written twice and come back untied.
@@ -68,33 +68,43 @@ void check_not_shared(const std::map<std::string, at::Tensor>& tensors, const st
 
 }  // namespace
 
-void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors, const std::map<std::string, std::string>& metadata) {
-  std::vector<Entry> entries;
-  entries.reserve(tensors.size());
-  for (const auto& [name, tensor] : tensors) entries.push_back(check(name, tensor, path.string()));
-  check_not_shared(tensors, path.string());
-  // The map is ordered by name already.
-  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.dtype > b.dtype; });
+void formats::write_safetensors(const std::filesystem::path& path, std::vector<TensorSource> tensors, const std::map<std::string, std::string>& metadata) {
+  for (const auto& source : tensors) dtype_of(source, path.string());
+  std::sort(tensors.begin(), tensors.end(), [](const TensorSource& a, const TensorSource& b) {
+    const auto *left = find_dtype(a.dtype), *right = find_dtype(b.dtype);
+    return left != right ? left > right : a.name < b.name;
+  });
 
   std::vector<std::pair<std::string, SafetensorsInfo>> infos;
-  infos.reserve(entries.size());
+  infos.reserve(tensors.size());
   int64_t end = 0;
-  for (const auto& entry : entries) {
-    SafetensorsInfo info{std::string(entry.dtype->name), entry.tensor->sizes().vec(), end, 0};
-    if (entry.dtype->packed > 1) info.shape.back() *= entry.dtype->packed;
-    end += entry.tensor->numel() * entry.tensor->element_size();
+  for (const auto& source : tensors) {
+    const auto* dtype = find_dtype(source.dtype);
+    SafetensorsInfo info{std::string(dtype->name), source.sizes, end, 0};
+    if (dtype->packed > 1) info.shape.back() *= dtype->packed;
+    int64_t bytes = static_cast<int64_t>(c10::elementSize(source.dtype));
+    for (const auto size : source.sizes) bytes *= size;
+    end += bytes;
     info.end = end;
-    infos.emplace_back(*entry.name, std::move(info));
+    infos.emplace_back(source.name, std::move(info));
   }
 
-  const auto header = formats::format_safetensors_header(infos, metadata, path.string());
+  const auto header = format_safetensors_header(infos, metadata, path.string());
   AtomicFile file("save_safetensors", path);
   file.write(header);
-  for (const auto& entry : entries) {
-    const auto bytes = entry.tensor->detach().cpu().resolve_conj().resolve_neg().contiguous();
+  for (auto& source : tensors) {
+    const auto bytes = std::exchange(source.read, nullptr)().detach().cpu().resolve_conj().resolve_neg().contiguous();
     file.write({static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel() * bytes.element_size())});
   }
   file.finish();
+}
+
+void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors, const std::map<std::string, std::string>& metadata) {
+  std::vector<formats::TensorSource> sources;
+  sources.reserve(tensors.size());
+  for (const auto& [name, tensor] : tensors) sources.push_back(source_of(name, tensor, path.string()));
+  check_not_shared(tensors, path.string());
+  formats::write_safetensors(path, std::move(sources), metadata);
 }
 
 }  // namespace accelerate

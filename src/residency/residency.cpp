@@ -36,24 +36,25 @@ Residency::~Residency() {
 Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool keep) {
   std::lock_guard lock(mutex_);
   auto unit = std::make_unique<Unit>(*this, static_cast<int32_t>(units_.size()), name, keep);
+  bool all_mapped = true;
   for (auto& spec : parts) {
-    Part part;
+    unit->parts_.emplace_back();
+    Part& part = unit->parts_.back();
     part.numel = spec.layout.numel;
     part.dtype = spec.dtype;
     part.device = spec.device;
     part.home = std::move(spec.home);
     if (auto mapped = part.home->mapped()) part.mapped = std::move(*mapped);
-    // Bytes that are always there need no fault, except to show that nothing depends on that.
-    const bool faults = !part.mapped.defined() || paranoid_flag();
-    for (size_t i = 0; i < spec.members.size(); ++i)
-      part.members.push_back(std::make_unique<Member>(*unit, spec.members[i].first, spec.members[i].second, spec.dtype, spec.device, spec.layout.offsets[i], faults));
-    unit->parts_.push_back(std::move(part));
+    all_mapped &= part.mapped.defined();
   }
+  // Bytes that are always there need no fault, except to show that nothing depends on that.
+  unit->fixed_ = all_mapped && !paranoid_flag();
+  for (size_t p = 0; p < parts.size(); ++p)
+    for (size_t i = 0; i < parts[p].members.size(); ++i)
+      unit->parts_[p].members.push_back(std::make_unique<Member>(*unit, parts[p].members[i].first, parts[p].members[i].second, parts[p].dtype, parts[p].device, parts[p].layout.offsets[i], !unit->fixed_));
   units_.push_back(std::move(unit));
   Unit& added = *units_.back();
-  bool all_mapped = true;
-  for (const auto& part : added.parts_) all_mapped &= part.mapped.defined();
-  if (all_mapped) {
+  if (added.fixed_) {
     start(added);
     finish(added);
   }
@@ -191,6 +192,7 @@ void Residency::finish(Unit& unit) {
 
 void Residency::drop(Unit& unit) {
   PlainTensors plain;
+  if (unit.fixed_) return;
   if (unit.state_ == State::fetching) finish(unit);
   if (unit.state_ == State::absent) return;
   for (auto& part : unit.parts_) {
@@ -229,8 +231,7 @@ void Residency::evict(Unit& unit) {
 void Residency::release() {
   std::lock_guard lock(mutex_);
   for (auto& unit : units_) {
-    const bool always_there = !paranoid_flag() && std::all_of(unit->parts_.begin(), unit->parts_.end(), [](const Part& part) { return part.mapped.defined(); });
-    if (unit->pins_ == 0 && !always_there) drop(*unit);
+    if (unit->pins_ == 0) drop(*unit);
   }
   current_ = nullptr;
 }

@@ -70,6 +70,7 @@ class Unit {
   int32_t index_;
   std::string name_;
   bool keep_;
+  bool fixed_ = false;  ///< its bytes are always there and its members don't fault
   std::vector<Part> parts_;
   State state_ = State::absent;
   int64_t pins_ = 0;

@@ -1,0 +1,221 @@
+#include <limits>
+#include <regex>
+#include <set>
+#include <unordered_map>
+
+#include "accelerate/checkpoint.hpp"
+#include "accelerate/error.hpp"
+#include "accelerate/progress.hpp"
+#include "accelerate/state.hpp"
+#include "checkpoint/weight_files.hpp"
+#include "formats/dcp.hpp"
+#include "formats/tensor_source.hpp"
+#include "formats/torch_archive.hpp"
+#include "utils/atomic_file.hpp"
+
+namespace accelerate {
+namespace {
+
+namespace fs = std::filesystem;
+using formats::DcpCheckpoint;
+using formats::DcpEntry;
+using formats::DcpPath;
+using formats::DcpTensorInfo;
+
+/// The folder with the metadata: the one given, or the only model's in it.
+fs::path checkpoint_folder(const fs::path& given) {
+  if (fs::exists(given / formats::kDcpMetadataFile)) return given;
+  const std::regex model("pytorch_model_fsdp_\\d+"), optimizer("optimizer_\\d+");
+  std::vector<fs::path> models, optimizers;
+  if (fs::is_directory(given))
+    for (const auto& entry : fs::directory_iterator(given)) {
+      if (!fs::exists(entry.path() / formats::kDcpMetadataFile)) continue;
+      const auto name = entry.path().filename().string();
+      if (std::regex_match(name, model)) models.push_back(entry.path());
+      if (std::regex_match(name, optimizer)) optimizers.push_back(entry.path());
+    }
+  if (models.size() == 1) return models.front();
+  std::string found;
+  for (const auto* list : {&models, &optimizers})
+    for (const auto& path : *list) found += (found.empty() ? "'" : ", '") + path.string() + "'";
+  throw CheckpointError("merge_fsdp_weights: '" + given.string() + "' " + (fs::exists(given) ? "holds no file .metadata" : "does not exist") + ", expected the folder of a distributed checkpoint." +
+                        (found.empty() ? " Only SHARDED_STATE_DICT saves one; the other state dict types need no merging." : " It contains some: pass one of " + found + "."));
+}
+
+/// A value of the checkpoint and where it goes in what is written.
+struct Item {
+  const DcpEntry* entry;
+  DcpPath path;
+};
+
+const std::string* first_key(const DcpEntry& entry) { return entry.path ? std::get_if<std::string>(&entry.path->front()) : nullptr; }
+
+/// What is under the one top-level key, or under "model" where there are several.
+std::vector<Item> select_items(const DcpCheckpoint& checkpoint) {
+  std::set<std::string> tops;
+  bool nested = true;
+  for (const auto& entry : checkpoint.entries()) {
+    const auto* key = first_key(entry);
+    nested = nested && key && entry.path->size() > 1;
+    tops.insert(key ? *key : entry.name);
+  }
+  const std::string* top = nullptr;
+  if (tops.size() == 1 && nested) top = &*tops.begin();
+  if (tops.size() > 1 && tops.contains("model")) top = &*tops.find("model");
+  std::vector<Item> items;
+  for (const auto& entry : checkpoint.entries()) {
+    if (!top) {
+      items.push_back({&entry, entry.path ? *entry.path : DcpPath(1, entry.name)});
+    } else if (const auto* key = first_key(entry); key && *key == *top && entry.path->size() > 1) {
+      items.push_back({&entry, DcpPath(entry.path->begin() + 1, entry.path->end())});
+    }
+  }
+  if (items.empty()) throw CheckpointError("merge_fsdp_weights: '" + checkpoint.folder().string() + "' holds no weights.");
+  return items;
+}
+
+int64_t bytes_of(const DcpTensorInfo& info) { return formats::checked_numel(info.sizes).value_or(0) * static_cast<int64_t>(c10::elementSize(info.dtype)); }
+
+/// Nested dicts and lists with values at their ends, to be written as one pickle.
+class Tree {
+ public:
+  void insert(const Item& item, size_t depth = 0) {
+    if (depth == item.path.size()) {
+      if (entry_ || !children_.empty()) clash(item);
+      entry_ = item.entry;
+      return;
+    }
+    const auto& step = item.path[depth];
+    const bool list = std::holds_alternative<int64_t>(step);
+    if (entry_ || (!children_.empty() && list != list_)) clash(item);
+    list_ = list;
+    const auto [found, fresh] = index_.try_emplace(list ? std::to_string(std::get<int64_t>(step)) : std::get<std::string>(step), children_.size());
+    if (fresh) children_.emplace_back(step, Tree());
+    children_[found->second].second.insert(item, depth + 1);
+  }
+
+  /// `leaf(entry)` writes a value.
+  template <class F>
+  void write(formats::TorchPickle& pickle, F&& leaf) const {
+    if (entry_) return leaf(*entry_);
+    if (!list_) {
+      pickle.empty_dict(), pickle.mark();
+      for (const auto& [key, child] : children_) pickle.text(std::get<std::string>(key)), child.write(pickle, leaf);
+      return pickle.set_items_to_mark();
+    }
+    std::map<int64_t, const Tree*> ordered;
+    for (const auto& [position, child] : children_) ordered.emplace(std::get<int64_t>(position), &child);
+    pickle.empty_list(), pickle.mark();
+    int64_t next = 0;
+    for (const auto& [position, child] : ordered) {
+      for (; next < position; ++next) pickle.none();  // as Python fills gaps
+      child->write(pickle, leaf), ++next;
+    }
+    pickle.append_to_mark();
+  }
+
+ private:
+  [[noreturn]] static void clash(const Item& item) {
+    throw CheckpointError("merge_fsdp_weights: the path of '" + item.entry->name + "' leads through a value that another path gives another meaning. The metadata contradicts itself.");
+  }
+
+  const DcpEntry* entry_ = nullptr;
+  bool list_ = false;
+  std::vector<std::pair<std::variant<std::string, int64_t>, Tree>> children_;
+  std::unordered_map<std::string, size_t> index_;
+};
+
+class Merger {
+ public:
+  Merger(const fs::path& folder, const fs::path& output, const MergeFsdpWeightsOptions& options) : checkpoint_(folder), items_(select_items(checkpoint_)), output_(output), options_(options) {}
+
+  void run() {
+    const auto max_bytes = options_.max_shard_size ? checkpointing::parse_size(*options_.max_shard_size) : std::numeric_limits<int64_t>::max();
+    std::vector<checkpointing::WeightSize> weights;
+    std::string why_not_flat;
+    for (const auto& item : items_) {
+      const auto* info = std::get_if<DcpTensorInfo>(&item.entry->content);
+      const auto* key = std::get_if<std::string>(&item.path.front());
+      if (why_not_flat.empty() && !info) why_not_flat = "'" + item.entry->name + "' is an object, not a tensor";
+      if (why_not_flat.empty() && (item.path.size() > 1 || !key)) why_not_flat = "'" + item.entry->name + "' lies in nested dicts or lists";
+      if (!why_not_flat.empty()) continue;
+      if (!by_name_.emplace(*key, &item).second) throw CheckpointError("merge_fsdp_weights '" + checkpoint_.folder().string() + "': two tensors have the name '" + *key + "'. The metadata contradicts itself.");
+      weights.push_back({*key, bytes_of(*info)});
+    }
+    if (!why_not_flat.empty()) {
+      const auto found = "merge_fsdp_weights '" + checkpoint_.folder().string() + "': " + why_not_flat + ", ";
+      if (options_.safe_serialization) throw ConfigError(found + "and safetensors holds a flat list of tensors only. It may be the state of an optimizer: pass safe_serialization = false to write a pytorch_model.bin.");
+      if (options_.max_shard_size) throw ConfigError(found + "and only a flat list of tensors can be split into shards. Leave max_shard_size unset.");
+      weights = {{"", 0}};  // one file with everything
+    }
+
+    bar_.emplace(ProgressBarOptions{.total = static_cast<int64_t>(items_.size()), .description = "Merging " + checkpoint_.folder().filename().string(), .unit = "tensor", .enabled = {}});
+    checkpointing::write_weight_files(output_, weights, max_bytes, options_.safe_serialization, [&](const fs::path& file, const std::vector<std::string>& names) {
+      std::vector<const Item*> part;
+      if (why_not_flat.empty()) {
+        for (const auto& name : names) part.push_back(by_name_.at(name));
+      } else {
+        for (const auto& item : items_) part.push_back(&item);
+      }
+      if (options_.safe_serialization) write_safetensors(file, part);
+      else write_archive(file, part);
+    });
+  }
+
+ private:
+  std::function<at::Tensor()> reader(const DcpEntry& entry) {
+    return [this, &entry] {
+      bar_->update();
+      return checkpoint_.read_full(entry.name);
+    };
+  }
+
+  void write_safetensors(const fs::path& file, const std::vector<const Item*>& items) {
+    std::vector<formats::TensorSource> sources;
+    for (const auto* item : items) {
+      const auto& info = std::get<DcpTensorInfo>(item->entry->content);
+      sources.push_back({std::get<std::string>(item->path.front()), info.dtype, info.sizes, reader(*item->entry)});
+    }
+    formats::write_safetensors(file, std::move(sources), {{"format", "pt"}});
+  }
+
+  void write_archive(const fs::path& file, const std::vector<const Item*>& items) {
+    Tree tree;
+    for (const auto* item : items) tree.insert(*item);
+    formats::TorchPickle pickle;
+    tree.write(pickle, [&](const DcpEntry& entry) {
+      if (const auto* info = std::get_if<DcpTensorInfo>(&entry.content)) return pickle.tensor(info->dtype, info->sizes, false, reader(entry));
+      bar_->update();
+      pickle.value(checkpoint_.read_object(entry.name));
+    });
+    AtomicFile out("merge_fsdp_weights", file);
+    formats::write_torch_archive(std::move(pickle), [&](std::string_view bytes) { out.write(bytes); });
+    out.finish();
+  }
+
+  DcpCheckpoint checkpoint_;
+  std::vector<Item> items_;
+  fs::path output_;
+  const MergeFsdpWeightsOptions& options_;
+  std::unordered_map<std::string, const Item*> by_name_;
+  std::optional<ProgressBar> bar_;
+};
+
+}  // namespace
+
+void merge_fsdp_weights(const fs::path& checkpoint_dir, const fs::path& output_path, const MergeFsdpWeightsOptions& options) {
+  const PartialState state;
+  if (state.is_main_process()) {
+    const auto folder = checkpoint_folder(checkpoint_dir);
+    if (options.remove_checkpoint_dir) {
+      const auto inside = fs::weakly_canonical(output_path).lexically_relative(fs::weakly_canonical(folder));
+      if (!inside.empty() && *inside.begin() != "..")
+        throw ConfigError("merge_fsdp_weights: the weights would be written into '" + output_path.string() + "', which lies in the checkpoint that remove_checkpoint_dir removes. Choose another folder.");
+    }
+    Merger(folder, output_path, options).run();
+    if (options.remove_checkpoint_dir) fs::remove_all(folder);
+  }
+  state.wait_for_everyone();
+}
+
+}  // namespace accelerate

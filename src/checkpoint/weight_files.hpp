@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace accelerate::checkpointing {
+
+struct WeightSize {
+  std::string name;
+  int64_t bytes = 0;
+};
+
+/// Writes one file with these tensors.
+using WriteWeights = std::function<void(const std::filesystem::path& file, const std::vector<std::string>& names)>;
+
+/// The Hugging Face layout: model.safetensors (pytorch_model.bin without `safe_serialization`), or shards in the order of `weights`, none above `max_shard_bytes` unless one tensor is, with their
+/// index. Files of an earlier save that this one does not replace are removed.
+void write_weight_files(const std::filesystem::path& folder, const std::vector<WeightSize>& weights, int64_t max_shard_bytes, bool safe_serialization, const WriteWeights& write);
+
+}  // namespace accelerate::checkpointing

@@ -1,0 +1,74 @@
+#include <bit>
+#include <limits>
+
+#include "accelerate/error.hpp"
+#include "formats/pickle.hpp"
+
+namespace accelerate::formats {
+
+bool is_utf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[i++]);
+    if (lead < 0x80) continue;
+    const int more = lead >= 0xc2 && lead < 0xe0 ? 1 : lead >= 0xe0 && lead < 0xf0 ? 2 : lead >= 0xf0 && lead < 0xf5 ? 3 : 0;
+    if (more == 0 || text.size() - i < static_cast<size_t>(more)) return false;
+    uint32_t point = lead & (0x3fu >> more);
+    for (int k = 0; k < more; ++k) {
+      const auto next = static_cast<unsigned char>(text[i++]);
+      if ((next & 0xc0) != 0x80) return false;
+      point = (point << 6) | (next & 0x3fu);
+    }
+    // Too long forms, halves of surrogate pairs, beyond the last code point.
+    if ((more == 2 && point < 0x800) || (more == 3 && point < 0x10000) || (point >= 0xd800 && point < 0xe000) || point > 0x10ffff) return false;
+  }
+  return true;
+}
+
+PickleWriter::PickleWriter() { bytes_ = "\x80\x02"; }
+
+template <class T>
+void PickleWriter::raw(T value) {
+  for (size_t i = 0; i < sizeof(T); ++i) bytes_ += static_cast<char>(static_cast<uint64_t>(value) >> (8 * i));
+}
+
+void PickleWriter::integer(int64_t value) {
+  if (value >= 0 && value < 256) op('K'), raw(static_cast<uint8_t>(value));
+  else if (value >= std::numeric_limits<int32_t>::min() && value <= std::numeric_limits<int32_t>::max()) op('J'), raw(static_cast<int32_t>(value));
+  else op('\x8a'), raw(uint8_t{8}), raw(value);
+}
+
+void PickleWriter::real(double value) {
+  op('G');
+  const auto bits = std::bit_cast<uint64_t>(value);
+  for (int shift = 56; shift >= 0; shift -= 8) bytes_ += static_cast<char>(bits >> shift);
+}
+
+template <class F>
+void PickleWriter::once(const std::string& key, F&& write) {
+  const auto [entry, fresh] = memo_.try_emplace(key, static_cast<uint32_t>(memo_.size()));
+  const auto slot = entry->second;
+  if (fresh) write();
+  if (slot < 256) op(fresh ? 'q' : 'h'), raw(static_cast<uint8_t>(slot));
+  else op(fresh ? 'r' : 'j'), raw(slot);
+}
+
+void PickleWriter::text(const std::string& value) {
+  if (!is_utf8(value)) throw CheckpointError("writing a pickle: a string of " + std::to_string(value.size()) + " bytes is not UTF-8, which Python's str must be. Keep bytes in a uint8 tensor.");
+  if (value.size() > std::numeric_limits<uint32_t>::max()) throw CheckpointError("writing a pickle: a string of " + std::to_string(value.size()) + " bytes is longer than the 4 GiB that fit.");
+  once("s" + value, [&] {
+    op('X');
+    raw(static_cast<uint32_t>(value.size()));
+    bytes_ += value;
+  });
+}
+
+void PickleWriter::global(const std::string& module, const std::string& name) {
+  once("c" + module + "\n" + name, [&] { bytes_ += "c" + module + "\n" + name + "\n"; });
+}
+
+std::string PickleWriter::finish() {
+  op('.');
+  return std::move(bytes_);
+}
+
+}  // namespace accelerate::formats

@@ -1,0 +1,329 @@
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/GradMode.h>
+#include <caffe2/serialize/inline_container.h>
+
+#include "accelerate/error.hpp"
+#include "formats/dcp/box.hpp"
+#include "formats/torch_archive.hpp"
+#include "formats/torch_dtypes.hpp"
+
+namespace accelerate::formats {
+namespace {
+
+using Kind = PickleNode::Kind;
+
+constexpr std::string_view kRebuild = "torch._utils._rebuild_tensor_v2";
+constexpr std::string_view kRebuildWithDtype = "torch._utils._rebuild_tensor_v3";
+constexpr std::string_view kRebuildParameter = "torch._utils._rebuild_parameter";
+constexpr std::string_view kSize = "torch.Size";
+constexpr std::string_view kEncode = "_codecs.encode";  // how protocol 2 writes bytes
+
+const std::vector<std::string_view>& allowed_globals() {
+  static const auto globals = [] {
+    std::vector<std::string_view> names{kRebuild, kRebuildWithDtype, kRebuildParameter, kPickleOrderedDict, kSize, kEncode, kUntypedStorage};
+    for (const auto& dtype : kTorchDtypes) {
+      names.push_back(dtype.name);
+      if (!dtype.storage.empty()) names.push_back(dtype.storage);
+    }
+    return names;
+  }();
+  return globals;
+}
+
+/// A range of a file as LibTorch's zip reader wants it.
+class FileRange : public caffe2::serialize::ReadAdapterInterface {
+ public:
+  FileRange(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length) : file_(std::move(file)), offset_(offset), length_(static_cast<uint64_t>(length)) {}
+  size_t size() const override { return length_; }
+  size_t read(uint64_t position, void* buffer, size_t count, const char*) const override {
+    if (position >= length_) return 0;
+    count = std::min<size_t>(count, length_ - position);
+    try {
+      file_->read(offset_ + static_cast<int64_t>(position), buffer, static_cast<int64_t>(count));
+    } catch (const CheckpointError&) {
+      return 0;  // miniz is C; a short read makes it fail
+    }
+    return count;
+  }
+
+ private:
+  std::shared_ptr<const InputFile> file_;
+  int64_t offset_;
+  uint64_t length_;
+};
+
+uint16_t little16(const unsigned char* bytes) { return static_cast<uint16_t>(bytes[0] | (bytes[1] << 8)); }
+
+}  // namespace
+
+struct TorchArchive::Impl {
+  struct Record {
+    int64_t begin = 0;  ///< byte of the file
+    int64_t size = 0;
+  };
+
+  Impl(std::shared_ptr<const InputFile> input, int64_t offset, int64_t length, std::string name)
+      : file(std::move(input)), begin(offset), end(offset + length), source(std::move(name)), zip(open()), pickle_bytes(read(record("data.pkl"))), pickle(pickle_bytes, allowed_globals(), source) {
+    if (zip->hasRecord("byteorder"))
+      if (const auto order = read(record("byteorder")); order != "little") fail("its numbers are in '" + order.substr(0, 20) + "'-endian order, expected little-endian.");
+  }
+
+  [[noreturn]] void fail(const std::string& what) const { throw CheckpointError(source + ": " + what); }
+
+  /// LibTorch's errors carry a stack trace, of which the first line says what is wrong.
+  template <class F>
+  auto guarded(F&& f) const {
+    try {
+      return f();
+    } catch (const CheckpointError&) {
+      throw;
+    } catch (const std::exception& error) {
+      const std::string text = error.what();
+      fail("bytes " + std::to_string(begin) + " to " + std::to_string(end) + " are not an intact archive of torch.save (" + text.substr(0, std::min<size_t>(text.find('\n'), 200)) +
+           "). The file is damaged or of another save: copy it again, or save again.");
+    }
+  }
+
+  std::unique_ptr<caffe2::serialize::PyTorchStreamReader> open() const {
+    return guarded([&] { return std::make_unique<caffe2::serialize::PyTorchStreamReader>(std::make_shared<FileRange>(file, begin, end - begin)); });
+  }
+
+  /// Records are read where they lie, never unpacked: torch.save doesn't compress, and so a few bytes can't become many.
+  Record record(const std::string& name) const {
+    return guarded([&] {
+      if (!zip->hasRecord(name)) fail("its archive has no record '" + name + "'. The file is damaged or of another kind.");
+      const auto header = zip->getRecordHeaderOffset(name), data = zip->getRecordOffset(name), size = zip->getRecordSize(name), length = static_cast<size_t>(end - begin);
+      unsigned char local[30];
+      if (header > length || length - header < sizeof(local) || data > length || size > length - data) fail("the record '" + name + "' reaches beyond its archive. The file is damaged.");
+      file->read(begin + static_cast<int64_t>(header), local, sizeof(local));
+      if (little16(local + 8) != 0) fail("the record '" + name + "' is compressed, which torch.save never does.");
+      return Record{begin + static_cast<int64_t>(data), static_cast<int64_t>(size)};
+    });
+  }
+
+  std::string read(const Record& place) const {
+    std::string bytes(static_cast<size_t>(place.size), '\0');
+    file->read(place.begin, bytes.data(), place.size);
+    return bytes;
+  }
+
+  std::vector<int64_t> numbers(const PickleNode& node, const std::string& what) const {
+    std::vector<int64_t> result;
+    for (const auto item : pickle.expect(node, Kind::tuple, what).items) {
+      result.push_back(pickle.integer(pickle[item], what));
+      if (result.back() < 0) pickle.fail(node.at, what + " has the negative entry " + std::to_string(result.back()) + ".");
+    }
+    return result;
+  }
+
+  /// The node is a call that rebuilds a tensor; `arguments` are its own.
+  SavedTensor tensor(const PickleNode& node, const std::vector<uint32_t>& arguments, bool with_dtype) const {
+    if (arguments.size() < (with_dtype ? 7u : 6u)) pickle.fail(node.at, "a tensor is described by " + std::to_string(arguments.size()) + " values, expected at least " + (with_dtype ? "7." : "6."));
+    const auto& handle = pickle.expect(pickle[arguments[0]], Kind::persistent, "the storage of a tensor");
+    const auto& id = pickle.expect(pickle[handle.items[0]], Kind::tuple, "the description of a storage");
+    if (id.items.size() != 5 || pickle.text(pickle[id.items[0]], "the kind of a storage") != "storage") pickle.fail(id.at, "the description of a storage is not of the form ('storage', type, key, device, size).");
+    const auto& type = pickle.expect(pickle[id.items[1]], Kind::global, "the type of a storage");
+    const auto* row = with_dtype ? find_torch_dtype(pickle.expect(pickle[arguments[6]], Kind::global, "the dtype of a tensor").text) : find_torch_storage(type.text);
+    if (!row) pickle.fail(type.at, "found the storage type " + std::string(type.text) + ", expected that of a plain tensor.");
+
+    SavedTensor saved{row->type, numbers(pickle[arguments[2]], "the size of a tensor"), numbers(pickle[arguments[3]], "the stride of a tensor"), 0};
+    const auto first = pickle.integer(pickle[arguments[1]], "the storage offset of a tensor");
+    const auto bytes = record("data/" + pickle.text(pickle[id.items[2]], "the key of a storage"));
+    const auto numel = checked_numel(saved.sizes);
+    if (saved.sizes.size() != saved.strides.size() || saved.sizes.size() > 64 || !numel || first < 0)
+      pickle.fail(node.at, "a tensor has size " + to_string(saved.sizes) + ", stride " + to_string(saved.strides) + " and storage offset " + std::to_string(first) + ", which don't fit together.");
+    // The last byte that it reaches must be there. Elements that share bytes (stride 0) are never saved: they would let a small file ask for any amount of memory.
+    int64_t last = first;
+    bool overflow = false;
+    for (size_t dim = 0; dim < saved.sizes.size() && *numel > 0; ++dim) {
+      int64_t reach = 0;
+      overflow = __builtin_mul_overflow(saved.sizes[dim] - 1, saved.strides[dim], &reach) || __builtin_add_overflow(last, reach, &last) || overflow;
+    }
+    const auto width = static_cast<int64_t>(c10::elementSize(saved.dtype));
+    if (*numel > 0 && (overflow || last >= bytes.size / width || *numel > bytes.size / width))
+      pickle.fail(node.at, "a tensor of size " + to_string(saved.sizes) + " and stride " + to_string(saved.strides) + " from element " + std::to_string(first) + " does not fit into the " +
+                               std::to_string(bytes.size) + " bytes of its storage.");
+    saved.begin = *numel > 0 ? bytes.begin + first * width : bytes.begin;
+    return saved;
+  }
+
+  std::optional<SavedTensor> tensor_of(const PickleNode& node) const {
+    if (const auto* arguments = pickle.call_of(node, kRebuild)) return tensor(node, *arguments, false);
+    if (const auto* arguments = pickle.call_of(node, kRebuildWithDtype)) return tensor(node, *arguments, true);
+    if (const auto* arguments = pickle.call_of(node, kRebuildParameter); arguments && !arguments->empty()) {
+      const auto& data = pickle[arguments->front()];
+      if (pickle.call_of(data, kRebuildParameter)) pickle.fail(node.at, "a parameter consists of a parameter, expected a tensor.");
+      return tensor_of(data);
+    }
+    return std::nullopt;
+  }
+
+  c10::IValue value(const PickleNode& node, int64_t depth, int64_t& budget) const {
+    // A short pickle can describe a huge or endless value by using one list in many places.
+    if (depth > kMaxDepth) pickle.fail(node.at, "values are nested deeper than " + std::to_string(kMaxDepth) + " levels.");
+    if (--budget < 0) pickle.fail(node.at, "it describes more than " + std::to_string(kMaxValues) + " values.");
+    switch (node.kind) {
+      case Kind::none: return {};
+      case Kind::boolean: return node.integer != 0;
+      case Kind::integer: return node.integer;
+      case Kind::real: return node.real;
+      case Kind::text:
+      case Kind::bytes: return std::string(node.text);
+      case Kind::list: {
+        c10::impl::GenericList list(c10::AnyType::get());
+        for (const auto item : node.items) list.push_back(value(pickle[item], depth + 1, budget));
+        return list;
+      }
+      case Kind::tuple: {
+        std::vector<c10::IValue> items;
+        for (const auto item : node.items) items.push_back(value(pickle[item], depth + 1, budget));
+        return c10::ivalue::Tuple::create(std::move(items));
+      }
+      case Kind::dict: return dict(node, depth, budget);
+      case Kind::call: return call(node, depth, budget);
+      case Kind::object:
+      case Kind::global:
+      case Kind::persistent: break;
+    }
+    pickle.fail(node.at, std::string("found ") + to_string(node.kind) + ", expected plain data.");
+  }
+
+  c10::IValue dict(const PickleNode& node, int64_t depth, int64_t& budget) const {
+    c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
+    for (size_t i = 0; i + 1 < node.items.size(); i += 2) {
+      const auto key = value(pickle[node.items[i]], depth + 1, budget);
+      if (!key.isString() && !key.isInt() && !key.isDouble() && !key.isBool()) pickle.fail(node.at, "a dict has a key that is " + key.tagKind() + ", expected a string or a number.");
+      dict.insert_or_assign(key, value(pickle[node.items[i + 1]], depth + 1, budget));
+    }
+    return dict;
+  }
+
+  c10::IValue call(const PickleNode& node, int64_t depth, int64_t& budget) const {
+    if (const auto saved = tensor_of(node)) {
+      auto result = at::empty_strided(saved->sizes, saved->strides, at::TensorOptions().dtype(saved->dtype));
+      read_part(*file, *saved, std::vector<int64_t>(saved->sizes.size(), 0), result);
+      return result;
+    }
+    if (const auto* arguments = pickle.call_of(node, kSize); arguments && arguments->size() == 1) return value(pickle[arguments->front()], depth + 1, budget);
+    if (const auto* arguments = pickle.call_of(node, kEncode); arguments && arguments->size() == 2) return latin1(pickle.text(pickle[arguments->front()], "encoded bytes"), node);
+    pickle.fail(node.at, "found a call that makes no plain data.");
+  }
+
+  /// Bytes that were written as the text of the same code points.
+  std::string latin1(const std::string& text, const PickleNode& node) const {
+    std::string bytes;
+    for (size_t i = 0; i < text.size(); ++i) {
+      const auto lead = static_cast<unsigned char>(text[i]);
+      if (lead < 0x80) bytes += text[i];
+      else if (lead == 0xc2 || lead == 0xc3) bytes += static_cast<char>(((lead & 3) << 6) | (static_cast<unsigned char>(text[++i]) & 0x3f));
+      else pickle.fail(node.at, "encoded bytes contain a character above 255.");
+    }
+    return bytes;
+  }
+
+  static constexpr int64_t kMaxDepth = 100;
+  static constexpr int64_t kMaxValues = 10'000'000;
+
+  std::shared_ptr<const InputFile> file;
+  int64_t begin, end;
+  std::string source;
+  std::unique_ptr<caffe2::serialize::PyTorchStreamReader> zip;
+  std::string pickle_bytes;
+  Pickle pickle;
+};
+
+TorchArchive::TorchArchive(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source) {
+  if (offset < 0 || length <= 0 || length > file->size() || offset > file->size() - length)
+    throw CheckpointError(source + ": its " + std::to_string(length) + " bytes from byte " + std::to_string(offset) + " reach beyond the file, which has " + std::to_string(file->size()) +
+                          ". The file is truncated or of another save: copy it again, or save again.");
+  impl_ = std::make_unique<Impl>(std::move(file), offset, length, std::move(source));
+}
+
+TorchArchive::~TorchArchive() = default;
+
+SavedTensor TorchArchive::tensor() const {
+  if (auto saved = impl_->tensor_of(impl_->pickle.root())) return *std::move(saved);
+  impl_->fail(std::string("it holds ") + to_string(impl_->pickle.root().kind) + ", expected a tensor.");
+}
+
+c10::IValue TorchArchive::value() const {
+  auto budget = Impl::kMaxValues;
+  return impl_->value(impl_->pickle.root(), 0, budget);
+}
+
+namespace {
+
+/// Bytes from the first to the last element of a part.
+int64_t span_of(at::IntArrayRef sizes, const std::vector<int64_t>& strides, int64_t width) {
+  int64_t last = 0;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) last += (sizes[dim] - 1) * strides[dim];
+  return (last + 1) * width;
+}
+
+bool is_dense(at::IntArrayRef sizes, const std::vector<int64_t>& strides) {
+  int64_t expected = 1;
+  for (size_t dim = sizes.size(); dim-- > 0;) {
+    if (sizes[dim] != 1 && strides[dim] != expected) return false;
+    expected *= sizes[dim];
+  }
+  return true;
+}
+
+// Parts that don't lie in one piece are read with what is between, this much at a time.
+constexpr int64_t kSlabBytes = int64_t{8} << 20;
+
+/// A type of the same size that every copy kernel knows.
+at::ScalarType bits_of(at::ScalarType dtype) {
+  switch (c10::elementSize(dtype)) {
+    case 1: return at::kByte;
+    case 2: return at::kShort;
+    case 4: return at::kInt;
+    case 8: return at::kLong;
+    default: return at::kComplexDouble;
+  }
+}
+
+/// `begin` is the byte of the part's first element; `to` is on the CPU and has elements of the saved size.
+void read_strided(const InputFile& file, int64_t begin, const std::vector<int64_t>& strides, const at::Tensor& to) {
+  const auto width = static_cast<int64_t>(to.element_size());
+  const auto span = span_of(to.sizes(), strides, width);
+  if (to.is_contiguous() && is_dense(to.sizes(), strides)) return file.read(begin, to.mutable_data_ptr(), span);
+  // Along the largest stride a slab is the smallest span.
+  int64_t along = -1;
+  for (int64_t dim = 0; dim < to.dim(); ++dim)
+    if (to.size(dim) > 1 && (along < 0 || strides[static_cast<size_t>(dim)] > strides[static_cast<size_t>(along)])) along = dim;
+  if (span > kSlabBytes && along >= 0) {
+    const auto step = strides[static_cast<size_t>(along)] * width;
+    const auto count = step > 0 ? std::max<int64_t>(1, std::min(kSlabBytes / step, to.size(along) - 1)) : to.size(along) - 1;
+    for (int64_t from = 0; from < to.size(along); from += count)
+      read_strided(file, begin + from * step, strides, to.narrow(along, from, std::min(count, to.size(along) - from)));
+    return;
+  }
+  auto buffer = at::empty({(span + width - 1) / width}, to.options().requires_grad(false));
+  file.read(begin, buffer.mutable_data_ptr(), span);
+  to.copy_(buffer.as_strided(to.sizes(), strides));
+}
+
+}  // namespace
+
+void read_part(const InputFile& file, const SavedTensor& saved, const std::vector<int64_t>& offsets, const at::Tensor& destination) {
+  if (destination.numel() == 0) return;
+  at::NoGradGuard no_grad;
+  auto begin = saved.begin;
+  for (size_t dim = 0; dim < offsets.size(); ++dim) begin += offsets[dim] * saved.strides[dim] * static_cast<int64_t>(c10::elementSize(saved.dtype));
+  const bool direct = destination.is_cpu() && destination.scalar_type() == saved.dtype;
+  const auto to = direct ? destination.detach() : at::empty(destination.sizes(), at::TensorOptions().dtype(saved.dtype));
+  read_strided(file, begin, saved.strides, to.view(bits_of(saved.dtype)));
+  if (!direct) destination.detach().copy_(to);
+}
+
+}  // namespace accelerate::formats

@@ -1,0 +1,100 @@
+#include <algorithm>
+#include <exception>
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <caffe2/serialize/inline_container.h>
+
+#include "accelerate/error.hpp"
+#include "formats/torch_archive.hpp"
+#include "formats/torch_dtypes.hpp"
+
+namespace accelerate::formats {
+
+void TorchPickle::tensor(at::ScalarType dtype, const std::vector<int64_t>& sizes, bool requires_grad, std::function<at::Tensor()> read) {
+  const auto* row = find_torch_dtype(dtype);
+  if (!row) throw CheckpointError("writing a torch archive: found a tensor of dtype " + std::string(c10::toString(dtype)) + ", which Python's files have no plain form for. Convert it.");
+  std::vector<int64_t> strides(sizes.size(), 1);
+  int64_t numel = 1;
+  for (size_t dim = sizes.size(); dim-- > 0; numel *= std::max<int64_t>(sizes[dim], 1)) strides[dim] = numel;
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) numel = 0;
+  const auto numbers = [&](const std::vector<int64_t>& values) {
+    mark();
+    for (const auto value : values) integer(value);
+    tuple_of_mark();
+  };
+
+  const bool typed = !row->storage.empty();
+  global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3"), mark();
+  mark(), text("storage");
+  if (typed) global("torch", std::string(row->storage.substr(row->storage.find('.') + 1)));
+  else global("torch.storage", "UntypedStorage");
+  text(std::to_string(storages_.size())), text("cpu");
+  integer(typed ? numel : numel * static_cast<int64_t>(c10::elementSize(dtype)));
+  tuple_of_mark(), persistent();
+  integer(0), numbers(sizes), numbers(strides), boolean(requires_grad);
+  global("collections", "OrderedDict"), empty_tuple(), reduce();  // backward hooks
+  if (!typed) global("torch", std::string(row->name.substr(row->name.find('.') + 1)));
+  tuple_of_mark(), reduce();
+  storages_.push_back(std::move(read));
+}
+
+void TorchPickle::value(const c10::IValue& item) {
+  if (item.isNone()) return none();
+  if (item.isBool()) return boolean(item.toBool());
+  if (item.isInt()) return integer(item.toInt());
+  if (item.isDouble()) return real(item.toDouble());
+  if (item.isString()) return text(item.toStringRef());
+  if (item.isTensor() && item.toTensor().defined()) {
+    const auto& source = item.toTensor();
+    if (source.layout() != at::kStrided || source.is_meta()) throw CheckpointError("writing a torch archive: found a tensor that is sparse or has no data. Call to_dense() on it, or materialise it.");
+    return tensor(source.scalar_type(), source.sizes().vec(), source.requires_grad(), [source] { return source; });
+  }
+  if (item.isList()) {
+    empty_list(), mark();
+    for (const c10::IValue& child : item.toListRef()) value(child);
+    return append_to_mark();
+  }
+  if (item.isTuple()) {
+    mark();
+    for (const c10::IValue& child : item.toTupleRef().elements()) value(child);
+    return tuple_of_mark();
+  }
+  if (item.isGenericDict()) {
+    empty_dict(), mark();
+    for (const auto& entry : item.toGenericDict()) value(entry.key()), value(entry.value());
+    return set_items_to_mark();
+  }
+  throw CheckpointError("writing a torch archive: found " + item.tagKind() + ", expected numbers, strings, None, tensors, lists, tuples or dicts.");
+}
+
+void write_torch_archive(TorchPickle&& pickle, const std::function<void(std::string_view)>& write) {
+  // Miniz, which is C, and the archive's destructor must not meet an exception.
+  std::exception_ptr failure;
+  caffe2::serialize::PyTorchStreamWriter archive([&](const void* bytes, size_t size) {
+    try {
+      if (!failure) write({static_cast<const char*>(bytes), size});
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    return size;
+  });
+  const auto record = [&](const std::string& name, const void* data, size_t size) {
+    archive.writeRecord(name, data, size);
+    if (failure) std::rethrow_exception(failure);
+  };
+  const auto text = [&](const std::string& name, const std::string& content) { record(name, content.data(), content.size()); };
+  // The order and the small records are those of torch.save.
+  text("data.pkl", pickle.finish());
+  text(".format_version", "1");
+  text(".storage_alignment", "64");
+  text("byteorder", "little");
+  for (size_t i = 0; i < pickle.storages_.size(); ++i) {
+    const auto tensor = std::exchange(pickle.storages_[i], nullptr)().detach().cpu().resolve_conj().resolve_neg().contiguous();
+    record("data/" + std::to_string(i), tensor.const_data_ptr(), static_cast<size_t>(tensor.nbytes()));
+  }
+  archive.writeEndOfFile();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace accelerate::formats
