@@ -292,6 +292,9 @@ TEST_F(ActivationOffloadTest, RoomInTheFileIsUsedAgain) {
   file.write(d, text.data(), 8);
   file.read(d, back.data(), 8);
   EXPECT_EQ(back, text);
+  file.release(20480, 1);
+  file.release(d, 1);  // now everything from there on is free: the file becomes shorter
+  EXPECT_EQ(file.reserve(8192), 16384);
   EXPECT_NE(support::message_of<ResourceError>([&] { file.read(1 << 20, back.data(), 8); }).find("reading in '"), std::string::npos);
 }
 

@@ -57,7 +57,6 @@ int64_t SpillFile::reserve(int64_t bytes) {
   while (hole != holes_.end() && hole->second < bytes) ++hole;
   const bool reuse = hole != holes_.end();
   const auto offset = reuse ? hole->first : end_;
-  // Room given back is punched out of the file, so that it is asked for again also within a hole.
   if (::fallocate(file_, 0, offset, bytes) != 0 && errno != EOPNOTSUPP) fail("reserving room", bytes, errno);
   if (reuse) {
     const auto rest = hole->second - bytes;
@@ -72,7 +71,6 @@ int64_t SpillFile::reserve(int64_t bytes) {
 void SpillFile::release(int64_t offset, int64_t bytes) noexcept {
   bytes = in_pages(bytes);
   const std::lock_guard lock(mutex_);
-  static_cast<void>(::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes));  // where this is impossible the room is reused, but not free for others
   try {
     auto hole = holes_.emplace(offset, bytes).first;
     if (const auto after = std::next(hole); after != holes_.end() && hole->first + hole->second == after->first) {
@@ -83,7 +81,13 @@ void SpillFile::release(int64_t offset, int64_t bytes) noexcept {
       if (const auto before = std::prev(hole); before->first + before->second == hole->first) {
         before->second += hole->second;
         holes_.erase(hole);
+        hole = before;
       }
+    // Backward gives room back from the end, so cutting the file there frees the disk. Punching holes would write the pages that it drops to the disk first.
+    if (hole->first + hole->second == end_ && ::ftruncate(file_, hole->first) == 0) {
+      end_ = hole->first;
+      holes_.erase(hole);
+    }
   } catch (const std::bad_alloc&) {
     // The room is lost until the file closes.
   }
