@@ -21,6 +21,9 @@ namespace {
 namespace nn = torch::nn;
 using at::Tensor;
 
+/// The tensors are tiny: on a busy machine OpenMP's threads cost these tests fifty times what they compute.
+const bool one_thread = (at::set_num_threads(1), true);
+
 /// Equal bit for bit: the second run executes the same kernels on the same values in the same thread.
 void expect_same(const std::vector<Tensor>& found, const std::vector<Tensor>& expected) {
   ASSERT_EQ(found.size(), expected.size());
