@@ -98,8 +98,9 @@ TEST_F(ActivationOffloadTest, MemoryFallsAndIsFetchedAheadInBackward) {
   wait_until_written(memory, before + kBytes);
   EXPECT_LT(memory.live() - before, kBytes) << "all " << kLayers << " tensors have left";
   memory.reset_peak();
-  const auto g = torch::autograd::grad({loss}, {x})[0];
+  const auto g = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0];
   EXPECT_TRUE(torch::equal(g, expected));
+  EXPECT_LT(memory.live() - before, 2 * kBytes) << "a retained graph lets go of what it fetched; the gradient remains";
   // The gradient twice (before and after an operator), cos(h), the tensor in use, one just let go, and two ahead.
   EXPECT_LE(memory.peak() - before, 7 * kBytes);
   const auto stats = offload.stats();

@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/torch.h>
 
@@ -497,6 +498,22 @@ TEST(Checkpoint, OneGraphFromSeveralThreads) {
     });
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(right, 80);
+}
+
+TEST(Checkpoint, ThreadsThatNeedTheSameRunWaitForIt) {
+  // As autograd's device threads do in one backward pass: here by looking at a saved variable outside of any pass, which all threads share.
+  const auto x = torch::randn({64}, torch::requires_grad());
+  const auto y = checkpoint([=] { return x.sin(); });
+  auto* node = dynamic_cast<torch::autograd::generated::SinBackward0*>(y.grad_fn().get());
+  ASSERT_TRUE(node);
+  std::vector<std::thread> threads;
+  std::atomic<int> right = 0;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) right += torch::equal(node->self_.unpack(), x);
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(right, 800);
 }
 
 TEST(Checkpoint, BackwardInAnotherThread) {
