@@ -5,6 +5,7 @@
 
 #include <torch/torch.h>
 
+#include "accelerate/activations.hpp"
 #include "accelerate/accelerator.hpp"
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"

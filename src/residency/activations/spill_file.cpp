@@ -1,0 +1,116 @@
+#include "residency/activations/spill_file.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <iterator>
+#include <string>
+#include <system_error>
+
+#include "accelerate/error.hpp"
+
+namespace accelerate::residency {
+namespace {
+
+/// Extents begin and end on pages, so that room given back can be reused and freed as a whole.
+int64_t in_pages(int64_t bytes) {
+  constexpr int64_t kPage = 4096;
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+int open_without_name(const std::filesystem::path& directory) {
+  const int file = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)) return file;
+  auto name = (directory / "accelerate-spill-XXXXXX").string();  // a file system without O_TMPFILE
+  const int named = ::mkostemp(name.data(), O_CLOEXEC);
+  if (named >= 0) ::unlink(name.c_str());
+  return named;
+}
+
+}  // namespace
+
+SpillFile::SpillFile(std::filesystem::path directory) : directory_(std::move(directory)) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(directory_, ignored))
+    throw ConfigError("activation offload: found no folder '" + directory_.string() + "', expected an existing one on a disk with room for the activations. Create it.");
+  file_ = open_without_name(directory_);
+  if (file_ < 0) fail("making a file", 0, errno);
+}
+
+SpillFile::~SpillFile() { ::close(file_); }
+
+void SpillFile::fail(const char* operation, int64_t bytes, int error) const {
+  const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  throw ResourceError("activation offload: " + std::string(operation) + " in '" + directory_.string() + "' failed for " + std::to_string(bytes) + " bytes beside the " +
+                      std::to_string(end_) + " that the file has: " + std::generic_category().message(error) +
+                      (full ? ". The disk (or the quota, or the limit on file sizes) has no room for the activations of this step. Free some, use another directory, a smaller batch, "
+                              "or a larger min_bytes."
+                            : ". Check the folder's permissions and the disk."));
+}
+
+int64_t SpillFile::reserve(int64_t bytes) {
+  bytes = in_pages(bytes);
+  const std::lock_guard lock(mutex_);
+  auto hole = holes_.begin();
+  while (hole != holes_.end() && hole->second < bytes) ++hole;
+  const bool reuse = hole != holes_.end();
+  const auto offset = reuse ? hole->first : end_;
+  if (::fallocate(file_, 0, offset, bytes) != 0 && errno != EOPNOTSUPP) fail("reserving room", bytes, errno);
+  if (reuse) {
+    const auto rest = hole->second - bytes;
+    holes_.erase(hole);
+    if (rest > 0) holes_.emplace(offset + bytes, rest);
+  } else {
+    end_ += bytes;
+  }
+  return offset;
+}
+
+void SpillFile::release(int64_t offset, int64_t bytes) noexcept {
+  bytes = in_pages(bytes);
+  const std::lock_guard lock(mutex_);
+  try {
+    auto hole = holes_.emplace(offset, bytes).first;
+    if (const auto after = std::next(hole); after != holes_.end() && hole->first + hole->second == after->first) {
+      hole->second += after->second;
+      holes_.erase(after);
+    }
+    if (hole != holes_.begin())
+      if (const auto before = std::prev(hole); before->first + before->second == hole->first) {
+        before->second += hole->second;
+        holes_.erase(hole);
+        hole = before;
+      }
+    // Backward gives room back from the end, so cutting the file there frees the disk. Punching holes would write the pages that it drops to the disk first.
+    if (hole->first + hole->second == end_ && ::ftruncate(file_, hole->first) == 0) {
+      end_ = hole->first;
+      holes_.erase(hole);
+    }
+  } catch (const std::bad_alloc&) {
+    // The room is lost until the file closes.
+  }
+}
+
+void SpillFile::write(int64_t offset, const void* data, int64_t bytes) {
+  const auto* next = static_cast<const char*>(data);
+  for (int64_t left = bytes; left > 0;) {
+    const auto done = ::pwrite(file_, next, static_cast<size_t>(left), offset);
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) fail("writing", bytes, done < 0 ? errno : ENOSPC);
+    next += done, offset += done, left -= done;
+  }
+}
+
+void SpillFile::read(int64_t offset, void* data, int64_t bytes) {
+  auto* next = static_cast<char*>(data);
+  for (int64_t left = bytes; left > 0;) {
+    const auto done = ::pread(file_, next, static_cast<size_t>(left), offset);
+    if (done < 0 && errno == EINTR) continue;
+    if (done <= 0) fail("reading", bytes, done < 0 ? errno : EIO);
+    next += done, offset += done, left -= done;
+  }
+}
+
+}  // namespace accelerate::residency

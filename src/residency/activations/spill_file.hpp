@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <mutex>
+
+namespace accelerate::residency {
+
+/// A file without a name that hands out room in itself; it vanishes with this object, or with the process however that ends. Thread-safe.
+/// The errors are ResourceErrors that name the folder, the operation, the numbers and the system's reason.
+class SpillFile {
+ public:
+  /// @throws ConfigError if `directory` is not a folder, ResourceError if no file can be made in it.
+  explicit SpillFile(std::filesystem::path directory);
+  SpillFile(const SpillFile&) = delete;
+  SpillFile& operator=(const SpillFile&) = delete;
+  ~SpillFile();
+
+  /// Room for `bytes`, on the disk where the file system can promise that: then a full disk shows here and not in write(). Returns its offset.
+  int64_t reserve(int64_t bytes);
+  void release(int64_t offset, int64_t bytes) noexcept;
+  void write(int64_t offset, const void* data, int64_t bytes);
+  void read(int64_t offset, void* data, int64_t bytes);
+
+ private:
+  [[noreturn]] void fail(const char* operation, int64_t bytes, int error) const;
+
+  const std::filesystem::path directory_;
+  int file_ = -1;
+  std::mutex mutex_;
+  int64_t end_ = 0;                   ///< of the file
+  std::map<int64_t, int64_t> holes_;  ///< offset -> bytes, never adjacent
+};
+
+}  // namespace accelerate::residency
