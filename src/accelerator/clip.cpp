@@ -60,7 +60,7 @@ at::Tensor Accelerator::clip_grad_norm_(const std::vector<at::Tensor>& parameter
   if (shared) {
     // The norm of the whole from the norms of its pieces.
     const bool largest = std::isinf(norm_type);
-    const at::Tensor sum = comm::all_reduce((largest ? total : total.pow(norm_type)).view({1}).to(device()), largest ? Reduction::max : Reduction::sum, 1.0).view({}).to(where);
+    const at::Tensor sum = comm::all_reduce((largest ? total : total.pow(norm_type)).view({1}).to(device()), largest ? Reduction::max : Reduction::sum, 1.0).squeeze(0).to(where);
     total = largest ? sum : sum.pow(1.0 / norm_type);
   }
   if (!gradients.whole.empty()) {

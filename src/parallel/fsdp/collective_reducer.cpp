@@ -74,7 +74,7 @@ class CollectiveReducer final : public GradientReducer {
     auto* flags = present.data_ptr<int32_t>();
     for (size_t i : order_) {
       const auto& state = states_[i];
-      for (size_t m = 0; m < parts_[i].members.size(); ++m) *flags++ = state.flat.defined() && state.arrived[m];
+      for (size_t m = 0; m < parts_[i].members.size(); ++m) *flags++ = !state.arrived.empty() && state.arrived[m];
     }
     at::Tensor common = present.to(group_->device());
     group_->all_reduce_(common, Reduction::max);
