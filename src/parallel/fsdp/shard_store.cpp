@@ -67,6 +67,8 @@ class LocalStore final : public ShardStore {
 
 std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) {
   if (!group) return std::make_unique<LocalStore>(parts, device);
+  if (device.is_cpu())
+    if (auto store = shared_memory_store(parts, group, reducer_options(plugin))) return store;
   return std::make_unique<GatheredStore>(parts, group, plugin);
 }
 

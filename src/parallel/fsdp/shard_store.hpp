@@ -34,4 +34,7 @@ class ShardStore {
 /// Ranks of one host share their memory, alone nothing moves, all others gather through c10d. Collective.
 std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const at::Device& device, const FullyShardedDataParallelPlugin& plugin);
 
+/// Null on all ranks when they can't share memory (see comm::SharedMemory). Collective.
+std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const ReducerOptions& options);
+
 }  // namespace accelerate::parallel
