@@ -17,7 +17,7 @@
 /// - **Random numbers** are drawn when they are needed, each from the state that its generator would have had. Nothing is drawn in the scope itself: code that draws
 ///   between the scope and materialize() sees other numbers than after eager construction. Once all recorded numbers have been drawn, at the latest when all is materialised,
 ///   the generator stands where eager construction would have left it; but if something drew meanwhile, it stays where the program has brought it.
-/// - **Memory**: about 3 KB per parameter for the tape, and 5 KB for a generator state with each random initialiser, kept from the first replay on.
+/// - **Memory**: about 5 KB per parameter for the tape, its module included, and 5 KB for a generator state with each random initialiser, kept from the first replay on.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -68,7 +68,7 @@ struct MaterializeOptions {
 };
 
 /// Gives every deferred parameter and buffer its values, the same bits as eager construction. Tensors keep their identity: optimizers, tied weights, hooks and requires_grad
-/// stay. May be called for parts of a model in any order, and again.
+/// stay. May be called for parts of a model in any order, and again, from any thread; but not while other threads draw from the generators that initialisers use.
 /// @throws ConfigError naming a tensor that an initialiser reads and that was changed since; ResourceError or c10::Error when memory runs out: what is real stays real.
 ACCELERATE_API void materialize(const ModelRef& model, const MaterializeOptions& options = {});
 inline void materialize(const std::shared_ptr<torch::nn::Module>& module, const MaterializeOptions& options = {}) { materialize(ModelRef(module), options); }

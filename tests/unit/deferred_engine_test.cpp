@@ -216,6 +216,18 @@ TEST(DeferredUse, WeightsAreLoadedIntoDeferredParameters) {
   EXPECT_TRUE(model->weight.grad().defined());
 }
 
+TEST(DeferredUse, AFailedLoadLosesNothing) {
+  torch::manual_seed(kSeed);
+  const at::Tensor expected = torch::randn({4, 2});
+  torch::manual_seed(kSeed);
+  const Module module = build_deferred(custom([](Custom& m) { m.parameter("w", torch::randn({4, 2})); }));
+  const at::Tensor w = module->parameters()[0];
+  EXPECT_THAT(message_of<c10::Error>([&] { w.copy_(torch::ones({4, 2})); }), HasSubstr("leaf Variable"));
+  EXPECT_THROW(w.data().copy_(torch::ones({3, 2})), c10::Error);
+  materialize(module);
+  EXPECT_TRUE(torch::equal(w, expected));
+}
+
 TEST(DeferredUse, APartlyLoadedTensorKeepsTheRestOfItsInitialisation) {
   torch::manual_seed(kSeed);
   const at::Tensor expected = torch::randn({4, 2});
@@ -357,6 +369,18 @@ TEST(DeferredScope, ThreadsBuildAtOnce) {
     });
   for (auto& thread : threads) thread.join();
   for (size_t i = 0; i < 4; ++i) expect_same(eager[i], built[i]);
+}
+
+TEST(DeferredScope, ThreadsReplayFromTheSameDefaultGenerator) {
+  torch::manual_seed(kSeed);
+  const Module eager = linears(20, 32);
+  torch::manual_seed(kSeed);
+  std::vector<Module> built(4);
+  for (auto& module : built) module = build_deferred([] { return linears(20, 32); });
+  std::vector<std::thread> threads;
+  for (auto& module : built) threads.emplace_back([&module] { materialize(module); });
+  for (auto& thread : threads) thread.join();
+  for (const auto& module : built) expect_same(eager, module);
 }
 
 TEST(DeferredScope, OneThreadBuildsAnotherMaterialises) {

@@ -168,8 +168,8 @@ std::vector<Case> cases() {
                    module.parameter("offset", torch::randn({6, 4}).narrow(0, 2, 3));
                  })});
   all.push_back({"combined", custom([](Custom& module) {
-                   auto& a = module.parameter("a", torch::randn({4, 4}));
-                   auto& b = module.parameter("b", torch::empty({4, 4}));
+                   auto a = module.parameter("a", torch::randn({4, 4}));
+                   auto b = module.parameter("b", torch::empty({4, 4}));
                    torch::NoGradGuard no_grad;
                    b.copy_(a);
                    a.mul_(3);
@@ -187,7 +187,7 @@ std::vector<Case> cases() {
                    module.buffer("nothing", torch::empty({0}));
                  })});
   all.push_back({"values_in_the_constructor", custom([](Custom& module) {
-                   auto& a = module.parameter("a", torch::randn({64}));
+                   auto a = module.parameter("a", torch::randn({64}));
                    module.parameter("b", torch::rand({3}) + a.detach().sum().item<float>());
                    auto mask = a.detach() > 0;
                    module.parameter("positive", a.detach().masked_select(mask));

@@ -43,6 +43,8 @@ Draw Draws::add(const at::Generator& generator, size_t record) {
 }
 
 void Draws::at(const Draw& draw, const std::function<void()>& operation) {
+  static std::mutex one_at_a_time;  // the default generator belongs to all threads
+  const std::lock_guard lock(one_at_a_time);
   const at::Generator generator = chains_[draw.generator].generator;
   const at::Tensor before = state_of(generator);
   struct PutBack {

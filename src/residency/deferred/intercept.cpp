@@ -1,5 +1,7 @@
 #include "residency/deferred/intercept.hpp"
 
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -167,6 +169,8 @@ bool load(const Call& call) {
   if (call.name() != "aten::copy_" || call.deferred.size() != 1 || !call.has_real || !owner_of(call.arguments[0].toTensor())) return false;
   const at::Tensor& target = call.arguments[0].toTensor();
   const Owner owner = *owner_of(target);
+  if (target.requires_grad() && at::GradMode::is_enabled()) return false;  // autograd has something to say about that
+  if (!at::is_expandable_to(call.arguments[1].toTensor().sizes(), target.sizes())) return false;
   if (!target.is_non_overlapping_and_dense() || static_cast<size_t>(target.numel()) * target.element_size() != owner.tape->bytes(owner.node)) return false;
   Plain plain;
   owner.tape->replace(owner.node, owner.tape->allocate(owner.node));
