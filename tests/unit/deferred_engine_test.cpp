@@ -42,6 +42,13 @@ struct CountBytes {
   c10::DebugInfoGuard guard{c10::DebugInfoKind::PROFILER_STATE, bytes};
 };
 
+/// Sanitizers keep freed memory for a while; what the process holds says nothing then.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kResidentIsTelling = false;
+#else
+constexpr bool kResidentIsTelling = true;
+#endif
+
 int64_t resident_bytes() {
   std::ifstream file("/proc/self/statm");
   int64_t total = 0, resident = 0;
@@ -275,6 +282,18 @@ TEST(DeferredUse, ATensorThatAnInitialiserReadsMustNotChange) {
   });
 }
 
+TEST(DeferredUse, WhatIsOverwrittenIsNotWorkedOut) {
+  const at::Tensor large = torch::ones({2048});
+  const Module module = build_deferred(custom([&](Custom& m) {
+    auto w = m.parameter("w", torch::zeros({2048}) + large);
+    torch::NoGradGuard no_grad;
+    w.fill_(3);
+  }));
+  large.fill_(2);  // would be an error if anybody read it
+  materialize(module);
+  EXPECT_EQ(module->parameters()[0].sum().item<float>(), 3 * 2048);
+}
+
 TEST(DeferredUse, ItemInTheScopeTouchesOnlyWhatItNeeds) {
   float value = 0;
   CountBytes count;
@@ -336,6 +355,7 @@ TEST(DeferredScope, ModulesOfDifferentScopesShareTensors) {
     auto scope = init_empty_weights();
     first = nn::Linear(3, 3);
   }
+  torch::manual_seed(7);
   {
     auto scope = init_empty_weights();
     second = nn::Linear(3, 3);
@@ -373,10 +393,10 @@ TEST(DeferredScope, ThreadsBuildAtOnce) {
 
 TEST(DeferredScope, ThreadsReplayFromTheSameDefaultGenerator) {
   torch::manual_seed(kSeed);
-  const Module eager = linears(20, 32);
+  const Module eager = linears(40, 128);
   torch::manual_seed(kSeed);
   std::vector<Module> built(4);
-  for (auto& module : built) module = build_deferred([] { return linears(20, 32); });
+  for (auto& module : built) module = build_deferred([] { return linears(40, 128); });
   std::vector<std::thread> threads;
   for (auto& module : built) threads.emplace_back([&module] { materialize(module); });
   for (auto& thread : threads) thread.join();
@@ -418,10 +438,15 @@ TEST(InitOnDevice, FactoriesGoThere) {
 
 TEST(MaterializeEach, GivesEveryParameterOnceInTapeOrder) {
   torch::manual_seed(kSeed);
-  const Module eager = linears(3, 5);
+  const Build build = [] {
+    const Module kept = linears(3, 5);
+    linears(1, 4);
+    return kept;
+  };
+  const Module eager = build();
   const at::Tensor state = generator_state();
   torch::manual_seed(kSeed);
-  const Module module = build_deferred([] { return linears(3, 5); });
+  const Module module = build_deferred(build);
   std::vector<std::string> names;
   const auto expected = eager->named_parameters();
   accelerate::residency::materialize_each(ModelRef(module), at::kCPU, [&](const std::string& name, const at::Tensor& parameter, at::Tensor value) {
@@ -458,7 +483,9 @@ TEST(MaterializeEach, HoldsOneParameterAndWhatIsKept) {
   RecordProperty("peak_bytes", std::to_string(count.bytes->peak));
   std::printf("peak %.1f MB counted, %.1f MB resident; kept %.1f MB, one parameter %.1f MB\n", count.bytes->peak / 1e6, resident_peak / 1e6, kept / 1e6, kWeight / 1e6);
   EXPECT_LE(count.bytes->peak, kept + kWeight + (1 << 20));  // 1 MiB: generator states (5 KB each) and biases
-  EXPECT_LE(resident_peak, kept + kWeight + (24 << 20)) << "the process holds little else (24 MiB: allocator, thread pool)";
+  if (kResidentIsTelling) {
+    EXPECT_LE(resident_peak, kept + kWeight + (24 << 20)) << "the process holds little else (24 MiB: allocator, thread pool)";
+  }
 }
 
 TEST(MaterializeEach, AnErrorOfTheCallbackEndsIt) {
@@ -495,7 +522,9 @@ TEST(DeferredSize, NothingIsLeftWhenTheModuleGoes) {
   build_deferred([] { return linears(50, 64); });
   const int64_t before = resident_bytes();
   for (int i = 0; i < 200; ++i) build_deferred([] { return linears(50, 64); });
-  EXPECT_LT(resident_bytes() - before, 8'000'000) << "200 tapes of some 200 KB each";
+  if (kResidentIsTelling) {
+    EXPECT_LT(resident_bytes() - before, 8'000'000) << "200 tapes of some 200 KB each";
+  }
 }
 
 }  // namespace

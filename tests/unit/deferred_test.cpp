@@ -99,9 +99,12 @@ std::vector<Case> cases() {
       {"Double",
        [] {
          torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
-         Module module = nn::Linear(3, 4).ptr();
+         nn::ParameterList module;
+         module->append(torch::randn({3}).requires_grad_());
+         module->append(torch::full({2}, 0.1).requires_grad_());
+         module->register_module("linear", nn::Linear(3, 4));
          torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
-         return module;
+         return module.ptr();
        }},
       {"ToHalf",
        [] {
