@@ -17,7 +17,7 @@
 /// - **Random numbers** are drawn when they are needed, each from the state that its generator would have had. Nothing is drawn in the scope itself: code that draws
 ///   between the scope and materialize() sees other numbers than after eager construction. Once all recorded numbers have been drawn, at the latest when all is materialised,
 ///   the generator stands where eager construction would have left it; but if something drew meanwhile, it stays where the program has brought it.
-/// - **Memory**: about 5 KB per parameter for the tape, its module included, and 5 KB for a generator state with each random initialiser, kept from the first replay on.
+/// - **Memory**: about 7 KB per parameter, its module included, and 5 KB for a generator state with each random initialiser, kept from the first replay on.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
