@@ -10,6 +10,7 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
 #include "accelerate/data.hpp"
+#include "accelerate/deferred.hpp"
 #include "accelerate/error.hpp"
 #include "accelerate/kwargs.hpp"
 #include "accelerate/memory.hpp"
