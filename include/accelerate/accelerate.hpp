@@ -25,6 +25,7 @@
 #include "accelerate/progress.hpp"
 #include "accelerate/random.hpp"
 #include "accelerate/record.hpp"
+#include "accelerate/residency.hpp"
 #include "accelerate/safetensors.hpp"
 #include "accelerate/split.hpp"
 #include "accelerate/state.hpp"

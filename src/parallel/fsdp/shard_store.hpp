@@ -21,8 +21,8 @@ namespace accelerate::parallel {
 class ShardStore {
  public:
   virtual ~ShardStore() = default;
-  /// Keeps this rank's stretch of `flat` as part.master.
-  virtual void fill(ShardedPart& part, const at::Tensor& flat) = 0;
+  /// Gives part.master memory, zeros.
+  virtual void allocate(ShardedPart& part) = 0;
   virtual std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) = 0;
   virtual std::unique_ptr<GradientReducer> make_reducer() = 0;
   /// Before the shards change: nobody reads them any more. Collective.

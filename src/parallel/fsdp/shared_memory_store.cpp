@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -255,14 +256,9 @@ class SharedMemoryStore final : public ShardStore {
       computed_[p] = at::from_blob(mapping_->at(mapping_->plan.computed[p]), {parts[p].numel()}, [mapping = mapping_](void*) {}, at::TensorOptions().dtype(parts[p].compute_dtype));
   }
 
-  void fill(ShardedPart& part, const at::Tensor& flat) override {
+  void allocate(ShardedPart& part) override {
     const at::Tensor stretch = own(part);
-    if (part.compute_dtype == part.master_dtype) {
-      stretch.copy_(own(part, flat));
-      part.master = stretch;
-    } else {
-      part.master = own(part, flat).clone();
-    }
+    part.master = part.compute_dtype == part.master_dtype ? stretch : at::zeros(stretch.sizes(), stretch.options().dtype(part.master_dtype));
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
     return std::make_unique<SharedHome>(computed_[static_cast<size_t>(part.index)], group_->world_size());
@@ -278,11 +274,11 @@ class SharedMemoryStore final : public ShardStore {
   }
 
  private:
-  at::Tensor own(const ShardedPart& part, const at::Tensor& flat) const {
+  /// This rank's stretch of the flat storage.
+  at::Tensor own(const ShardedPart& part) const {
     const int64_t length = part.numel() / group_->world_size();
-    return flat.narrow(0, group_->rank() * length, length);
+    return computed_[static_cast<size_t>(part.index)].narrow(0, group_->rank() * length, length);
   }
-  at::Tensor own(const ShardedPart& part) const { return own(part, computed_[static_cast<size_t>(part.index)]); }
 
   std::vector<ShardedPart>& parts_;
   std::shared_ptr<comm::Group> group_;
