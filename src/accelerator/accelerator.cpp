@@ -80,6 +80,8 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model,
   if (shards) {
     // Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.
     core->parallel = core->fsdp = std::make_shared<parallel::FullyShardedDataParallel>(model, device(), *impl_->fsdp);
+    if (const auto& precision = impl_->fsdp->mixed_precision_policy; precision && precision->param_dtype && (impl_->fsdp->fsdp_version == 2 ? precision->cast_forward_inputs.value_or(true) : precision->cast_root_forward_inputs))
+      core->input_dtype = *precision->param_dtype;
     // Casts of parameters are made anew each time: kept ones would keep evicted bytes alive.
     core->autocast.cache_enabled = false;
   } else if (use_distributed() && !evaluation_mode) {

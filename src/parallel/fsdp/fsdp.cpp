@@ -50,6 +50,18 @@ Phases phases_of(const FullyShardedDataParallelPlugin& plugin) {
   return phases;
 }
 
+/// What the plugin may ask for and this engine does not do (yet), before anything is touched.
+void check_supported(const FullyShardedDataParallelPlugin& plugin) {
+  const auto strategy = effective_strategy(plugin);
+  if (strategy == ShardingStrategy::hybrid_shard || strategy == ShardingStrategy::hybrid_shard_zero2)
+    throw NotBuiltError("FSDP: sharding strategy " + to_string(strategy) + " needs groups of ranks within the group of all, which this version does not have; use FULL_SHARD or SHARD_GRAD_OP");
+  if (plugin.reshard_after_forward && std::holds_alternative<int64_t>(*plugin.reshard_after_forward) && std::get<int64_t>(*plugin.reshard_after_forward) > 1)
+    throw NotBuiltError("FSDP: reshard_after_forward = " + std::to_string(std::get<int64_t>(*plugin.reshard_after_forward)) +
+                        " needs groups of ranks within the group of all, which this version does not have; use true or false");
+  if (plugin.activation_checkpointing.value_or(false))
+    throw NotBuiltError("FSDP: activation_checkpointing would have to wrap the forward of the user's modules, and LibTorch's C++ modules have no hooks for that; call accelerate::checkpoint([&] { … }) in the model's forward instead");
+}
+
 bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
 /// The unit's tensors in groups of one dtype that are all trained or all frozen.
@@ -201,6 +213,7 @@ struct FullyShardedDataParallel::Impl {
 
 FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) : impl_(std::make_unique<Impl>()) {
   Impl& self = *impl_;
+  check_supported(plugin);
   self.plugin = plugin;
   self.group = comm::world_group();
   self.phases = phases_of(plugin);
