@@ -173,7 +173,8 @@ class ACCELERATE_API Accelerator {
   template <class... Objects>
   auto prepare(Objects&&... objects) {
     // Schedules need their prepared optimizers, wherever those stand in the list.
-    auto first = std::make_tuple(prepare_one(std::forward<Objects>(objects))...);
+    // Braces, because they evaluate from left to right: the order is that of the files of a checkpoint.
+    auto first = std::tuple<decltype(prepare_one(std::forward<Objects>(objects)))...>{prepare_one(std::forward<Objects>(objects))...};
     adopt_shards();
     auto prepared = std::apply([&](auto&... items) { return std::make_tuple(finish_one(items)...); }, first);
     if constexpr (sizeof...(Objects) == 1) return std::get<0>(std::move(prepared));

@@ -361,7 +361,7 @@ void FullyShardedDataParallel::scatter_each(const std::function<at::Tensor(const
 std::vector<FullyShardedDataParallel::Piece> FullyShardedDataParallel::pieces() const {
   std::vector<Piece> all;
   for (const auto& part : impl_->parts)
-    for (size_t m = 0; m < part.members.size(); ++m) all.push_back({.name = part.members[m].first, .parameter = part.members[m].second, .shard = part.shards[m], .begin = part.begins[m]});
+    for (size_t m = 0; m < part.members.size(); ++m) all.push_back({.name = part.members[m].first, .parameter = part.members[m].second, .shard = part.shards[m], .begin = part.begins[m], .part = part.index});
   return all;
 }
 
