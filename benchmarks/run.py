@@ -29,14 +29,24 @@ def tasks(args):
     def script(task):
         return os.path.join(HERE, task, "accelerate_peer.py")
 
+    def binary(task):
+        return os.path.join(args.bin, "bench_" + task)
+
     launch = [ours, "launch", "-q", "--cpu", "--num_cpu_threads_per_process", "1", "--num_processes"]
-    # name, our command, the peer's, what is timed ("steps": the median of the steps after the first 2; "passes": the best; "wall": the whole process)
-    yield "DDP step, GPT 33.7 M, 2 ranks", launch + ["2", os.path.join(args.bin, "bench_ddp_step"), "gpt", "8"], peer + [script("ddp_step"), "gpt", "8"], "steps"
-    yield "DDP step, MLP 1 M in 64 layers, 2 ranks", launch + ["2", os.path.join(args.bin, "bench_ddp_step"), "mlp", "200"], peer + [script("ddp_step"), "mlp", "200"], "steps"
-    yield "loader, 625 batches of 32, no workers", [os.path.join(args.bin, "bench_dataloader"), "0"], [args.python, script("dataloader"), "0"], "passes"
-    yield "loader, 625 batches of 32, 2 workers", [os.path.join(args.bin, "bench_dataloader"), "2"], [args.python, script("dataloader"), "2"], "passes"
-    yield "launch of a program that does nothing", launch + ["1", "/bin/true"], alone + ["--no_python", "/bin/true"], "wall"
-    yield "launch to the end of the first step, 2 ranks", launch + ["2", os.path.join(args.bin, "bench_startup")], peer + [script("startup")], "wall"
+    # name, command of each contestant, what is timed ("steps": the median of the steps after the first 2; "passes": the best; "wall": the whole process)
+    yield "DDP step, GPT 33.7 M, 2 ranks", {"ours": launch + ["2", binary("ddp_step"), "gpt", "8"], "accelerate": peer + [script("ddp_step"), "gpt", "8"]}, "steps"
+    yield "DDP step, MLP 1 M in 64 layers, 2 ranks", {"ours": launch + ["2", binary("ddp_step"), "mlp", "200"], "accelerate": peer + [script("ddp_step"), "mlp", "200"]}, "steps"
+    yield "loader, 625 batches of 32, no workers", {"ours": [binary("dataloader"), "0"], "accelerate": [args.python, script("dataloader"), "0"]}, "passes"
+    yield "loader, 625 batches of 32, 2 workers", {"ours": [binary("dataloader"), "2"], "accelerate": [args.python, script("dataloader"), "2"]}, "passes"
+    yield "launch of a program that does nothing", {"ours": launch + ["1", "/bin/true"], "accelerate": alone + ["--no_python", "/bin/true"]}, "wall"
+    yield "launch to the end of the first step, 2 ranks", {"ours": launch + ["2", binary("startup")], "accelerate": peer + [script("startup")]}, "wall"
+    for name, model, steps in [("GPT 33.7 M", "gpt", 8), ("BERT-base, 110 M", "bert", 5), ("100 units of 1 k", "narrow", 100)]:
+        contestants = {}
+        for version in ["1", "2"]:
+            contestants["ours, v" + version] = launch + ["2", binary("fsdp_step"), model, str(steps), version]
+        for version in ["1", "2"]:
+            contestants["FSDP" + version] = peer + [os.path.join(HERE, "fsdp_step", "torch_fsdp.py"), model, str(steps), version]
+        yield f"FULL_SHARD step, {name}, 2 ranks", contestants, "steps"
 
 
 def close(a, b):
@@ -51,37 +61,58 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--out", default="")
     args = parser.parse_args()
-    rows = []
-    for name, ours, peer, kind in tasks(args):
+    load = os.getloadavg()[0]
+    tables = {}  # by names of contestants
+    memory = []
+    for name, contestants, kind in tasks(args):
         if args.only not in name:
             continue
-        contestants = {"ours": ours} | ({"accelerate": peer} if args.python else {})
+        if not args.python:
+            contestants = {key: command for key, command in contestants.items() if key.startswith("ours")}
         samples = {key: [] for key in contestants}
-        answers = {}
-        for _ in range(args.rounds):  # in turns: the machine's mood hits both alike
+        answers, sizes = {}, {}
+        for _ in range(args.rounds):  # in turns: the machine's mood hits all alike
             for key, command in contestants.items():
                 result, wall = run(command)
                 answers[key] = result["answer"]
                 samples[key].append(wall if kind == "wall" else statistics.median(result["ms"][2:]) if kind == "steps" else min(result["ms"]))
-        if len(answers) == 2 and not close(*answers.values()):
-            sys.exit(f"{name}: the answers differ, so times mean nothing: " + str({key: values[:5] for key, values in answers.items()}))
+                if "rss_mb" in result:
+                    sizes[key] = {unit: max(result.get(unit, 0), sizes.get(key, {}).get(unit, 0)) for unit in ["rss_mb", "pss_mb", "parameters_mb", "parameters_bound_mb"]}
+        first = next(iter(answers))
+        for key, answer in answers.items():
+            if not close(answers[first], answer):
+                sys.exit(f"{name}: the answers differ, so times mean nothing: {first} {answers[first][:5]}, {key} {answer[:5]}")
         best = {key: min(values) for key, values in samples.items()}
-        ratio = best["accelerate"] / best["ours"] if "accelerate" in best else float("nan")
-        text = {key: f"{min(v):.1f} ({min(v):.1f} to {max(v):.1f})" for key, v in samples.items()}
-        rows.append(f"| {name} | {text['ours']} | {text.get('accelerate', '-')} | {ratio:.2f}x |")
-        print(rows[-1], flush=True)
-    head = [
-        f"# Against torch and Hugging Face Accelerate, {time.strftime('%Y-%m-%d')}",
+        ours, peers = ([ms for key, ms in best.items() if key.startswith("ours") == mine] for mine in (True, False))
+        ratio = f"{min(peers) / min(ours):.2f}x" if peers else "-"
+        cells = [f"{min(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in samples.values()]
+        row = f"| {name} | {' | '.join(cells)} | {ratio} |"
+        print(row, flush=True)
+        tables.setdefault(tuple(contestants), []).append(row)
+        for key, size in sizes.items():
+            held = f"{size['parameters_mb']:.1f} of {size['parameters_bound_mb']:.1f}" if size["parameters_bound_mb"] else "-"
+            memory.append(f"| {name} | {key} | {size['rss_mb']:.0f} | {size['pss_mb']:.0f} | {held} |")
+            print(memory[-1], flush=True)
+    lines = [
+        f"# Side by side, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, one thread per rank, {args.rounds} rounds in turns; milliseconds, best (range over rounds). Answers were equal within 2e-5, relative.",
-        "The last column says how many times faster ours is.",
-        "",
-        "| task | ours | accelerate | ratio |",
-        "|---|---|---|---|",
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, one thread per rank, {args.rounds} rounds in turns; load average {load:.1f} at the start, {os.getloadavg()[0]:.1f} at the end.",
+        "Milliseconds, best (range over rounds). Answers were equal within 2e-5, relative. The last column says how many times faster our fastest is than their fastest.",
     ]
+    for contestants, rows in tables.items():
+        lines += ["", f"| task | {' | '.join(contestants)} | ratio |", "|---" * (len(contestants) + 2) + "|"] + rows
+    if memory:
+        lines += [
+            "",
+            "Memory of the larger rank in MB (RSS: the peak over the steps after the first 2; PSS: after a forward or a backward, shared pages divided by those who share them; parameters: the peak of what",
+            "`residency::stats()` counts plus this rank's shards, of what shard + two largest units + root would be, in 10^6 bytes).",
+            "",
+            "| task | contestant | peak RSS | PSS | parameters |",
+            "|---|---|---|---|---|",
+        ] + memory
     if args.out:
         with open(args.out, "w") as file:
-            file.write("\n".join(head + rows) + "\n")
+            file.write("\n".join(lines) + "\n")
 
 
 main()
