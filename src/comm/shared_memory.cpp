@@ -5,10 +5,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
@@ -96,6 +97,9 @@ std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>&
     if (group->rank() == 0) TORCH_WARN("ranks of this host communicate through sockets instead of shared memory, because rank ", rank, " can't have it: ", failures[rank]);
     return nullptr;
   }
+  std::vector<int64_t> pids;
+  for (const auto& pid : all_gather_bytes(std::to_string(::getpid()))) pids.push_back(std::stoll(pid));
+  group->watch_processes(std::move(pids));
   return std::shared_ptr<SharedMemory>(new SharedMemory(group, static_cast<char*>(base), length));
 }
 
