@@ -358,8 +358,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
   // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank gets its pieces instead, and adds them in the
   // order of the ranks.
   at::Tensor pieces = at::empty_like(input);
-  std::vector<int64_t> equal;
-  return run_async(kName, output, [&] { return impl_->process_group->alltoall_base(pieces, input, equal, equal); }, [output, pieces, input, world = world_size()]() mutable {
+  return run_async(kName, output, [&] { return compat::all_to_all_single(*impl_->process_group, pieces, input); }, [output, pieces, input, world = world_size()]() mutable {
     at::NoGradGuard no_grad;
     const auto rows = pieces.view({world, -1});
     at::Tensor sum = output;

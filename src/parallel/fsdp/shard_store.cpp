@@ -41,31 +41,44 @@ class GatheredStore final : public ShardStore {
 /// One process: the flat storage is the only shard.
 class LocalStore final : public ShardStore {
  public:
-  LocalStore(std::vector<ShardedPart>& parts, at::Device device) : parts_(parts), device_(device) {}
+  LocalStore(std::vector<ShardedPart>& parts, const at::Device& device, const CPUOffload& offload) : parts_(parts), device_(device), offload_(offload) {
+    if (offloads()) worker_ = std::make_shared<residency::Worker>();
+  }
 
   void allocate(ShardedPart& part) override {
-    part.master = at::zeros({part.numel()}, at::TensorOptions().dtype(part.master_dtype).device(device_));
+    part.master = at::zeros({part.numel()}, at::TensorOptions().dtype(part.master_dtype).device(offloads() ? at::Device(at::kCPU) : device_));
+    if (offloads()) {
+      if (offload_.pin_memory) part.master = part.master.pin_memory();
+      return;
+    }
     computed_.resize(parts_.size());
     computed_[static_cast<size_t>(part.index)] = part.compute_dtype == part.master_dtype ? part.master : at::empty({part.numel()}, at::TensorOptions().dtype(part.compute_dtype).device(device_));
   }
-  std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override { return residency::memory_home(computed_[static_cast<size_t>(part.index)]); }
+  std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
+    return offloads() ? residency::host_home(part.master, worker_) : residency::memory_home(computed_[static_cast<size_t>(part.index)]);
+  }
   std::unique_ptr<GradientReducer> make_reducer() override { return local_reducer(parts_); }
   void publish() override {
     at::NoGradGuard no_grad;
+    if (offloads()) return;
     for (const auto& part : parts_)
       if (auto& computed = computed_[static_cast<size_t>(part.index)]; !computed.is_same(part.master)) computed.copy_(part.master);
   }
 
  private:
+  bool offloads() const { return offload_.offload_params && !device_.is_cpu(); }
+
   std::vector<ShardedPart>& parts_;
   at::Device device_;
+  CPUOffload offload_;
+  std::shared_ptr<residency::Worker> worker_;
   std::vector<at::Tensor> computed_;  ///< per part: master itself, or its image in the compute dtype
 };
 
 }  // namespace
 
 std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) {
-  if (!group) return std::make_unique<LocalStore>(parts, device);
+  if (!group) return std::make_unique<LocalStore>(parts, device, plugin.cpu_offload.value_or(CPUOffload()));
   if (device.is_cpu())
     if (auto store = shared_memory_store(parts, group, reducer_options(plugin))) return store;
   return std::make_unique<GatheredStore>(parts, group, device, plugin);
