@@ -93,27 +93,29 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
     for (size_t i = 0; i < impl_->models.size(); ++i) save_sharded_model(*impl_->models[i], in_form(model_files(folder, i), form));
     for (size_t i = 0; i < impl_->optimizers.size(); ++i) save_sharded_optimizer(impl_->optimizers[i], impl_->models, in_form(optimizer_files(folder, i), form));
   }
-  if (writes) {
-    if (!impl_->fsdp) {
-      for (size_t i = 0; i < impl_->models.size(); ++i) {
-        const auto tensors = checkpointing::state_dict(impl_->models[i]->model);
-        const auto file = in_form(model_files(folder, i), form).path;
-        if (safe_serialization) save_safetensors(file, tensors, {{"format", "pt"}});
-        else checkpointing::save_object(checkpointing::to_dict(tensors), file);
+  together([&] {
+    if (writes) {
+      if (!impl_->fsdp) {
+        for (size_t i = 0; i < impl_->models.size(); ++i) {
+          const auto tensors = checkpointing::state_dict(impl_->models[i]->model);
+          const auto file = in_form(model_files(folder, i), form).path;
+          if (safe_serialization) save_safetensors(file, tensors, {{"format", "pt"}});
+          else checkpointing::save_object(checkpointing::to_dict(tensors), file);
+        }
+        for (size_t i = 0; i < impl_->optimizers.size(); ++i) checkpointing::save_object(impl_->optimizers[i].state_dict(), folder / numbered("optimizer", i, ".bin"));
       }
-      for (size_t i = 0; i < impl_->optimizers.size(); ++i) checkpointing::save_object(impl_->optimizers[i].state_dict(), folder / numbered("optimizer", i, ".bin"));
+      for (size_t i = 0; i < impl_->schedulers.size(); ++i) checkpointing::save_object(impl_->schedulers[i].state_dict(), folder / numbered("scheduler", i, ".bin"));
+      if (impl_->options.dataloader_config.use_stateful_dataloader)
+        for (size_t i = 0; i < impl_->loaders.size(); ++i) checkpointing::save_object(impl_->loaders[i].state_dict(), folder / numbered("dl_state_dict", i, ".bin"));
+      if (impl_->scaler) checkpointing::save_object(impl_->scaler->state_dict(), folder / "scaler.pt");
+      for (size_t i = 0; i < impl_->customs.size(); ++i) checkpointing::save_object(impl_->customs[i].state_dict(), folder / ("custom_checkpoint_" + std::to_string(i) + ".pkl"));
     }
-    for (size_t i = 0; i < impl_->schedulers.size(); ++i) checkpointing::save_object(impl_->schedulers[i].state_dict(), folder / numbered("scheduler", i, ".bin"));
-    if (impl_->options.dataloader_config.use_stateful_dataloader)
-      for (size_t i = 0; i < impl_->loaders.size(); ++i) checkpointing::save_object(impl_->loaders[i].state_dict(), folder / numbered("dl_state_dict", i, ".bin"));
-    if (impl_->scaler) checkpointing::save_object(impl_->scaler->state_dict(), folder / "scaler.pt");
-    for (size_t i = 0; i < impl_->customs.size(); ++i) checkpointing::save_object(impl_->customs[i].state_dict(), folder / ("custom_checkpoint_" + std::to_string(i) + ".pkl"));
-  }
-  checkpointing::save_object(checkpointing::random_states(impl_->step, device()), folder / ("random_states_" + std::to_string(process_index()) + ".pkl"));
-  if (writes) {
-    for (size_t i = 0; i < impl_->models.size(); ++i) remove_other_forms(model_files(folder, i), form);
-    for (size_t i = 0; i < impl_->optimizers.size(); ++i) remove_other_forms(optimizer_files(folder, i), form);
-  }
+    checkpointing::save_object(checkpointing::random_states(impl_->step, device()), folder / ("random_states_" + std::to_string(process_index()) + ".pkl"));
+    if (writes) {
+      for (size_t i = 0; i < impl_->models.size(); ++i) remove_other_forms(model_files(folder, i), form);
+      for (size_t i = 0; i < impl_->optimizers.size(); ++i) remove_other_forms(optimizer_files(folder, i), form);
+    }
+  });
   ++project.iteration;
   wait_for_everyone();  // nobody goes on, or reads, before it is complete
   // The reference prunes first; a crash while writing then costs an old checkpoint as well as the new one.

@@ -41,7 +41,7 @@ def model():
 
 
 def adamw(net, matrices):
-    groups = [{"params": [p for n, p in net.named_parameters() if (n in matrices) == want]} | extra for want, extra in ((True, {"weight_decay": 0.1}), (False, {"weight_decay": 0.0, "lr": 1e-2}))]
+    groups = [{"params": [p for n, p in net.named_parameters() if (n.removeprefix("_fsdp_wrapped_module.") in matrices) == want]} | extra for want, extra in ((True, {"weight_decay": 0.1}), (False, {"weight_decay": 0.0, "lr": 1e-2}))]
     return torch.optim.AdamW(groups, lr=3e-3)
 
 
