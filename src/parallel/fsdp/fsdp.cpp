@@ -82,6 +82,7 @@ struct FullyShardedDataParallel::Impl {
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<GradientReducer> reducer;
   std::unordered_map<const at::TensorImpl*, std::pair<size_t, size_t>> where;  ///< parameter -> part, member
+  std::vector<std::string> full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
   bool sync = true;
   bool backward_is_due = false;
 
@@ -109,6 +110,7 @@ struct FullyShardedDataParallel::Impl {
         indices.push_back(parts.size());
         parts.push_back(std::move(part));
       }
+      if (unit.full_precision) full_precision.push_back(unit.path);
       planned.emplace_back(std::move(unit), std::move(indices));
     }
     return planned;
@@ -234,7 +236,8 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
     for (const auto& [name, buffer] : model.buffers()) {
       at::Tensor value = buffer.to(device);
       if (self.group && plugin.sync_module_states.value_or(false)) value = self.group->broadcast(value, 0);
-      if (buffer_dtype && value.is_floating_point()) value = value.to(*buffer_dtype);
+      const bool stays = std::any_of(self.full_precision.begin(), self.full_precision.end(), [&](const std::string& path) { return name.starts_with(path + "."); });
+      if (buffer_dtype && value.is_floating_point() && !stays) value = value.to(*buffer_dtype);
       keep(buffer, value);
     }
   };
