@@ -45,7 +45,8 @@ class ACCELERATE_API FullyShardedDataParallel final : public DataParallel {
 
   /// This rank's piece of a parameter: 1-D, possibly empty, with the averaged gradient after backward. Undefined for tensors that are not sharded here. Not collective.
   at::Tensor local_shard(const at::Tensor& parameter) const;
-  /// Puts the pieces in the place of the parameters in all groups, with their settings; states that exist are cut likewise. Not collective.
+  /// Puts the pieces in the place of the parameters in all groups, with their settings. Not collective.
+  /// @throws ConfigError for an optimizer that holds states of these parameters already.
   void adopt(torch::optim::Optimizer& optimizer) const;
   /// Around each step of an optimizer that adopted pieces. Collective.
   void before_step();
