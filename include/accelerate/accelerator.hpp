@@ -173,7 +173,8 @@ class ACCELERATE_API Accelerator {
   template <class... Objects>
   auto prepare(Objects&&... objects) {
     // Schedules need their prepared optimizers, wherever those stand in the list.
-    auto first = std::make_tuple(prepare_one(std::forward<Objects>(objects))...);
+    // Braces, because they evaluate from left to right: the order is that of the files of a checkpoint.
+    auto first = std::tuple<decltype(prepare_one(std::forward<Objects>(objects)))...>{prepare_one(std::forward<Objects>(objects))...};
     adopt_shards();
     auto prepared = std::apply([&](auto&... items) { return std::make_tuple(finish_one(items)...); }, first);
     if constexpr (sizeof...(Objects) == 1) return std::get<0>(std::move(prepared));
@@ -202,6 +203,7 @@ class ACCELERATE_API Accelerator {
     return prepared;
   }
   AcceleratedScheduler prepare_scheduler(const optim::Scheduler& scheduler);
+  /// Your module. Parameters of a sharded one are present only while operators use them; `residency::summon(module)` holds them for data_ptr() and the like.
   template <ModelLike Model>
   Model unwrap_model(const Prepared<Model>& model) const { return model.unwrap(); }
   template <ModelLike Model>
@@ -285,6 +287,7 @@ class ACCELERATE_API Accelerator {
   /// Named tensors: with `safe_serialization` as safetensors.
   void save(const std::map<std::string, at::Tensor>& tensors, const std::filesystem::path& file, bool safe_serialization = false) const;
   /// The weights in the Hugging Face layout: model.safetensors, or shards of at most `max_shard_size` ("10GB", "500MB", …) with an index.
+  /// Of a sharded model it is collective, and rank 0 holds the tensors of one file at a time. @throws CheckpointError, ResourceError; of a sharded model on all ranks.
   template <class Model>
   void save_model(const Model& model, const std::filesystem::path& folder, const std::string& max_shard_size = "10GB", bool safe_serialization = true) const {
     save_model_files(ref_of(model), folder, max_shard_size, safe_serialization);
@@ -295,9 +298,14 @@ class ACCELERATE_API Accelerator {
     return state_dict_of(ref_of(model));
   }
   /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return the folder.
+  /// Under FSDP models and optimizers go, by the plugin's state_dict_type, into
+  ///   full:    pytorch_model_fsdp.bin (_1, …) and optimizer.bin, whole, keyed by the parameters' names; rank 0 writes, and holds one unit at a time
+  ///   sharded: the folders pytorch_model_fsdp_0 and optimizer_0, …: distributed checkpoints to which each rank writes its own pieces
+  ///   local:   pytorch_model_fsdp_rank<r>.bin and optimizer_0_rank<r>.bin, …: each rank's pieces as they are, for the same run only
+  /// What an earlier save left in the folder in another form is removed.
   std::filesystem::path save_state(const std::filesystem::path& output_dir = {}, bool safe_serialization = true);
-  /// Reads it back into the same objects; no folder: the newest automatic checkpoint. Collective. @throws CheckpointError and leaves all as it was if
-  /// a file is missing or does not fit.
+  /// Reads it back into the same objects; no folder: the newest automatic checkpoint. Collective. All forms but local fit any number of ranks and any plugin or none, also those that Python wrote:
+  /// each rank reads what it needs. @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of them.
   void load_state(const std::filesystem::path& input_dir = {});
   /// Your own objects: anything with `c10::IValue state_dict()` and `load_state_dict(const c10::IValue&)`, or any value that an archive takes (numbers,
   /// strings, containers, structs with ACCELERATE_FIELDS). Kept by reference.

@@ -43,6 +43,7 @@ struct PreparedModel {
   at::DeviceType device_type = at::kCPU;
   std::optional<at::ScalarType> autocast_dtype;
   AutocastKwargs autocast;
+  std::optional<at::ScalarType> input_dtype;  ///< floating-point inputs are converted to it
 };
 
 }  // namespace detail
@@ -106,7 +107,13 @@ class Prepared {
   decltype(auto) call_in_precision(Args&&... args) const {
     std::optional<AutocastGuard> region;
     if (core_->autocast_dtype) region.emplace(core_->device_type, core_->autocast_dtype, core_->autocast);
+    if (core_->input_dtype) return call(cast_input(args)...);
     return call(std::forward<Args>(args)...);
+  }
+  template <class T>
+  T cast_input(const T& input) const {
+    if constexpr (nested::all_tensors<T>) return nested::map_tensors(input, [this](const at::Tensor& t) { return t.defined() && t.is_floating_point() ? t.to(*core_->input_dtype) : t; });
+    else return input;
   }
   void after_forward(const std::vector<at::Tensor>& outputs) const {
     if (core_->parallel) core_->parallel->after_forward(outputs);

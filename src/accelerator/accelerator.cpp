@@ -1,5 +1,6 @@
 #include <exception>
 
+#include "accelerate/deferred.hpp"
 #include "accelerate/error.hpp"
 #include "accelerate/memory.hpp"
 #include "accelerate/parallel/ddp.hpp"
@@ -69,12 +70,18 @@ std::shared_ptr<optim::GradScaler> Accelerator::scaler() const { return impl_->s
 std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model, bool evaluation_mode) {
   for (const auto& known : impl_->models)  // the same module again: the same preparation, not a second layer
     if (known->model.identity() == model.identity() && (known->parallel || evaluation_mode || !use_distributed())) return known;
-  if (impl_->options.device_placement) model.to(device());
+  const bool shards = impl_->fsdp && parallel::effective_strategy(*impl_->fsdp) != ShardingStrategy::no_shard;
+  if (!shards) {  // sharding moves piece by piece, and initialises so what has no memory yet
+    materialize(model, {.device = impl_->options.device_placement ? std::optional(device()) : std::nullopt});
+    if (impl_->options.device_placement) model.to(device());
+  }
   auto core = std::make_shared<detail::PreparedModel>(detail::PreparedModel{.model = model, .device_type = device().type(), .autocast = impl_->autocast});
   if (impl_->autocast.enabled) core->autocast_dtype = autocast_dtype(state().mixed_precision());
-  if (impl_->fsdp && parallel::effective_strategy(*impl_->fsdp) != ShardingStrategy::no_shard) {
+  if (shards) {
     // Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.
     core->parallel = core->fsdp = std::make_shared<parallel::FullyShardedDataParallel>(model, device(), *impl_->fsdp);
+    if (const auto& precision = impl_->fsdp->mixed_precision_policy; precision && precision->param_dtype && (impl_->fsdp->fsdp_version == 2 ? precision->cast_forward_inputs.value_or(true) : precision->cast_root_forward_inputs))
+      core->input_dtype = *precision->param_dtype;
     // Casts of parameters are made anew each time: kept ones would keep evicted bytes alive.
     core->autocast.cache_enabled = false;
   } else if (use_distributed() && !evaluation_mode) {

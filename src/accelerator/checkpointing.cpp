@@ -4,16 +4,13 @@
 #include "accelerate/error.hpp"
 #include "accelerate/safetensors.hpp"
 #include "accelerator/accelerator_impl.hpp"
+#include "accelerator/sharded_checkpoint.hpp"
+#include "accelerator/state_files.hpp"
 
 namespace accelerate {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// model.safetensors, model_1.safetensors, …
-std::string numbered(const std::string& stem, size_t index, const std::string& extension) {
-  return stem + (index == 0 ? "" : "_" + std::to_string(index)) + extension;
-}
 
 std::optional<int64_t> checkpoint_number(const fs::path& folder) {
   const std::string name = folder.filename().string();
@@ -47,16 +44,6 @@ void make_folder(const fs::path& folder) {
   if (!fs::is_directory(folder)) throw CheckpointError("save_state: the folder '" + folder.string() + "' can't be created: " + failure.message());
 }
 
-std::map<std::string, at::Tensor> to_map(const c10::IValue& value, const fs::path& file) {
-  if (!value.isGenericDict()) throw CheckpointError("load '" + file.string() + "': found " + value.tagKind() + ", expected a dict of tensors");
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& entry : value.toGenericDict()) {
-    if (!entry.key().isString() || !entry.value().isTensor()) throw CheckpointError("load '" + file.string() + "': expected names with tensors, found an entry of another kind");
-    tensors.emplace(entry.key().toStringRef(), entry.value().toTensor());
-  }
-  return tensors;
-}
-
 }  // namespace
 
 void Accelerator::save(const c10::IValue& object, const fs::path& file) const {
@@ -67,11 +54,6 @@ void Accelerator::save(const std::map<std::string, at::Tensor>& tensors, const f
   if (!(is_main_process() || (project_configuration().save_on_each_node && is_local_main_process()))) return;
   if (safe_serialization) save_safetensors(file, tensors, {{"format", "pt"}});
   else checkpointing::save_object(checkpointing::to_dict(tensors), file);
-}
-
-void Accelerator::save_model_files(const ModelRef& model, const fs::path& folder, const std::string& max_shard_size, bool safe_serialization) const {
-  const int64_t bytes = checkpointing::parse_size(max_shard_size);
-  if (is_main_process() || (project_configuration().save_on_each_node && is_local_main_process())) checkpointing::save_model(model, folder, bytes, safe_serialization);
 }
 
 void Accelerator::register_custom(checkpointing::CustomObject object) { impl_->customs.push_back(std::move(object)); }
@@ -97,34 +79,43 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
   if (project.automatic_checkpoint_naming) folder = all / ("checkpoint_" + std::to_string(project.iteration));
   else if (folder.empty()) throw ConfigError("save_state: no folder was given, expected one because ProjectConfiguration::automatic_checkpoint_naming is off");
   // Who writes makes the folder; the others hear of a failure instead of waiting for what will not come.
-  std::string failed;
-  if (writes) {
-    try {
-      if (project.automatic_checkpoint_naming && fs::exists(folder))
-        throw CheckpointError("save_state: '" + folder.string() + "' exists already; set ProjectConfiguration::iteration to the next free number to go on after it");
-      make_folder(folder);
-    } catch (const std::exception& error) {
-      failed = error.what();
-    }
-  }
-  for (const std::string& found : comm::all_gather_bytes(failed))
-    if (!found.empty()) throw CheckpointError(found);
+  together([&] {
+    if (!writes) return;
+    if (project.automatic_checkpoint_naming && fs::exists(folder))
+      throw CheckpointError("save_state: '" + folder.string() + "' exists already; set ProjectConfiguration::iteration to the next free number to go on after it");
+    make_folder(folder);
+  });
   make_folder(folder);  // on a machine with a disk of its own
   for (const auto& hook : impl_->save_hooks) hook(folder);
-  if (writes) {
-    for (size_t i = 0; i < impl_->models.size(); ++i) {
-      const auto tensors = checkpointing::state_dict(impl_->models[i]->model);
-      if (safe_serialization) save_safetensors(folder / numbered("model", i, ".safetensors"), tensors, {{"format", "pt"}});
-      else checkpointing::save_object(checkpointing::to_dict(tensors), folder / numbered("pytorch_model", i, ".bin"));
-    }
-    for (size_t i = 0; i < impl_->optimizers.size(); ++i) checkpointing::save_object(impl_->optimizers[i].state_dict(), folder / numbered("optimizer", i, ".bin"));
-    for (size_t i = 0; i < impl_->schedulers.size(); ++i) checkpointing::save_object(impl_->schedulers[i].state_dict(), folder / numbered("scheduler", i, ".bin"));
-    if (impl_->options.dataloader_config.use_stateful_dataloader)
-      for (size_t i = 0; i < impl_->loaders.size(); ++i) checkpointing::save_object(impl_->loaders[i].state_dict(), folder / numbered("dl_state_dict", i, ".bin"));
-    if (impl_->scaler) checkpointing::save_object(impl_->scaler->state_dict(), folder / "scaler.pt");
-    for (size_t i = 0; i < impl_->customs.size(); ++i) checkpointing::save_object(impl_->customs[i].state_dict(), folder / ("custom_checkpoint_" + std::to_string(i) + ".pkl"));
+  // Whether models are sharded or not: under FSDP files have the reference's names for it.
+  const auto form = impl_->fsdp ? form_of(*impl_->fsdp->state_dict_type) : safe_serialization ? StateForm::safetensors : StateForm::archive;
+  if (impl_->fsdp) {
+    for (size_t i = 0; i < impl_->models.size(); ++i) save_sharded_model(*impl_->models[i], in_form(model_files(folder, i), form));
+    for (size_t i = 0; i < impl_->optimizers.size(); ++i) save_sharded_optimizer(impl_->optimizers[i], impl_->models, in_form(optimizer_files(folder, i), form));
   }
-  checkpointing::save_object(checkpointing::random_states(impl_->step, device()), folder / ("random_states_" + std::to_string(process_index()) + ".pkl"));
+  together([&] {
+    if (writes) {
+      if (!impl_->fsdp) {
+        for (size_t i = 0; i < impl_->models.size(); ++i) {
+          const auto tensors = checkpointing::state_dict(impl_->models[i]->model);
+          const auto file = in_form(model_files(folder, i), form).path;
+          if (safe_serialization) save_safetensors(file, tensors, {{"format", "pt"}});
+          else checkpointing::save_object(checkpointing::to_dict(tensors), file);
+        }
+        for (size_t i = 0; i < impl_->optimizers.size(); ++i) checkpointing::save_object(impl_->optimizers[i].state_dict(), folder / numbered("optimizer", i, ".bin"));
+      }
+      for (size_t i = 0; i < impl_->schedulers.size(); ++i) checkpointing::save_object(impl_->schedulers[i].state_dict(), folder / numbered("scheduler", i, ".bin"));
+      if (impl_->options.dataloader_config.use_stateful_dataloader)
+        for (size_t i = 0; i < impl_->loaders.size(); ++i) checkpointing::save_object(impl_->loaders[i].state_dict(), folder / numbered("dl_state_dict", i, ".bin"));
+      if (impl_->scaler) checkpointing::save_object(impl_->scaler->state_dict(), folder / "scaler.pt");
+      for (size_t i = 0; i < impl_->customs.size(); ++i) checkpointing::save_object(impl_->customs[i].state_dict(), folder / ("custom_checkpoint_" + std::to_string(i) + ".pkl"));
+    }
+    checkpointing::save_object(checkpointing::random_states(impl_->step, device()), folder / ("random_states_" + std::to_string(process_index()) + ".pkl"));
+    if (writes) {
+      for (size_t i = 0; i < impl_->models.size(); ++i) remove_other_forms(model_files(folder, i), form);
+      for (size_t i = 0; i < impl_->optimizers.size(); ++i) remove_other_forms(optimizer_files(folder, i), form);
+    }
+  });
   ++project.iteration;
   wait_for_everyone();  // nobody goes on, or reads, before it is complete
   // The reference prunes first; a crash while writing then costs an old checkpoint as well as the new one.
@@ -144,55 +135,50 @@ void Accelerator::load_state(const fs::path& input_dir) {
   if (!fs::is_directory(folder)) throw CheckpointError("load_state: '" + folder.string() + "' is not a folder; give the one that save_state wrote");
   for (const auto& hook : impl_->load_hooks) hook(folder);
 
-  // Read everything before anything changes.
-  std::vector<std::map<std::string, at::Tensor>> models;
-  for (size_t i = 0; i < impl_->models.size(); ++i) {
-    const fs::path safe = folder / numbered("model", i, ".safetensors"), plain = folder / numbered("pytorch_model", i, ".bin");
-    if (fs::exists(safe)) models.push_back(load_safetensors(safe));
-    else if (fs::exists(plain)) models.push_back(to_map(checkpointing::load_object(plain), plain));
-    else throw CheckpointError("load_state: found neither '" + safe.filename().string() + "' nor '" + plain.filename().string() + "' in '" + folder.string() + "', expected one for each of the " +
-                               std::to_string(impl_->models.size()) + " prepared models");
-  }
-  const auto read = [&](size_t count, const std::string& stem, const std::string& extension) {
-    std::vector<c10::IValue> objects;
+  // Read everything before anything changes, on any rank.
+  std::vector<StagedModel> models;
+  std::vector<c10::IValue> optimizers, schedulers, loaders, customs;
+  std::optional<c10::IValue> scaler, random;
+  const auto read = [&](std::vector<c10::IValue>& objects, size_t count, const std::string& stem, const std::string& extension) {
     for (size_t i = 0; i < count; ++i) objects.push_back(checkpointing::load_object(folder / numbered(stem, i, extension)));
-    return objects;
   };
-  const auto optimizers = read(impl_->optimizers.size(), "optimizer", ".bin");
-  const auto schedulers = read(impl_->schedulers.size(), "scheduler", ".bin");
-  const auto loaders = read(impl_->options.dataloader_config.use_stateful_dataloader ? impl_->loaders.size() : 0, "dl_state_dict", ".bin");
-  std::vector<c10::IValue> customs;
-  for (size_t i = 0; i < impl_->customs.size(); ++i) customs.push_back(checkpointing::load_object(folder / ("custom_checkpoint_" + std::to_string(i) + ".pkl")));
-  std::optional<c10::IValue> scaler;
-  if (impl_->scaler) scaler = checkpointing::load_object(folder / "scaler.pt");
-  const fs::path random_file = folder / ("random_states_" + std::to_string(process_index()) + ".pkl");
-  std::optional<c10::IValue> random;
-  try {
-    random = checkpointing::load_object(random_file);
-  } catch (const CheckpointError& error) {
-    // Absent when the checkpoint comes from fewer processes; Python's own holds numpy's generator, which we can't read.
-    TORCH_WARN("load_state: the random generators keep their present state: ", error.what());
-  }
+  const auto preferred = impl_->fsdp ? form_of(*impl_->fsdp->state_dict_type) : StateForm::safetensors;
+  together([&] {
+    for (size_t i = 0; i < impl_->models.size(); ++i) models.emplace_back(*impl_->models[i], find_state(model_files(folder, i), preferred, "prepared model " + std::to_string(i)));
+    for (size_t i = 0; i < impl_->optimizers.size(); ++i)
+      optimizers.push_back(read_optimizer(impl_->optimizers[i], impl_->models, find_state(optimizer_files(folder, i), preferred, "prepared optimizer " + std::to_string(i))));
+    read(schedulers, impl_->schedulers.size(), "scheduler", ".bin");
+    read(loaders, impl_->options.dataloader_config.use_stateful_dataloader ? impl_->loaders.size() : 0, "dl_state_dict", ".bin");
+    for (size_t i = 0; i < impl_->customs.size(); ++i) customs.push_back(checkpointing::load_object(folder / ("custom_checkpoint_" + std::to_string(i) + ".pkl")));
+    if (impl_->scaler) scaler = checkpointing::load_object(folder / "scaler.pt");
+    try {
+      random = checkpointing::load_object(folder / ("random_states_" + std::to_string(process_index()) + ".pkl"));
+    } catch (const CheckpointError& error) {
+      // Absent when the checkpoint comes from fewer processes; Python's own holds numpy's generator, which we can't read.
+      TORCH_WARN("load_state: the random generators keep their present state: ", error.what());
+    }
+  });
 
-  // Whatever refuses its part, those that took theirs get back what they had. Models come last: they have been checked, so that no copy of them is needed.
-  for (size_t i = 0; i < models.size(); ++i) checkpointing::check_state_dict(impl_->models[i]->model, models[i]);
+  // Whatever refuses its part, on any rank: those that took theirs get back what they had. Models come last: they have been checked, so that no copy of them is needed.
   std::vector<std::function<void()>> undo;
   const auto load = [&](auto& object, const c10::IValue& state) {
     undo.push_back([&object, before = object.state_dict()] { object.load_state_dict(before); });
     object.load_state_dict(state);
   };
   try {
-    for (size_t i = 0; i < optimizers.size(); ++i) load(impl_->optimizers[i], optimizers[i]);
-    for (size_t i = 0; i < schedulers.size(); ++i) load(impl_->schedulers[i], schedulers[i]);
-    for (size_t i = 0; i < loaders.size(); ++i) load(impl_->loaders[i], loaders[i]);
-    if (scaler) load(*impl_->scaler, *scaler);
-    for (size_t i = 0; i < customs.size(); ++i) load(impl_->customs[i], customs[i]);
-    if (random) impl_->step = checkpointing::load_random_states(*random, device());
+    together([&] {
+      for (size_t i = 0; i < optimizers.size(); ++i) load(impl_->optimizers[i], optimizers[i]);
+      for (size_t i = 0; i < schedulers.size(); ++i) load(impl_->schedulers[i], schedulers[i]);
+      for (size_t i = 0; i < loaders.size(); ++i) load(impl_->loaders[i], loaders[i]);
+      if (scaler) load(*impl_->scaler, *scaler);
+      for (size_t i = 0; i < customs.size(); ++i) load(impl_->customs[i], customs[i]);
+      if (random) impl_->step = checkpointing::load_random_states(*random, device());
+    });
   } catch (...) {
     for (; !undo.empty(); undo.pop_back()) undo.back()();
     throw;
   }
-  for (size_t i = 0; i < models.size(); ++i) checkpointing::load_state_dict(impl_->models[i]->model, models[i]);
+  for (const auto& model : models) model.apply();
   if (project.automatic_checkpoint_naming)
     if (const auto number = checkpoint_number(folder)) project.iteration = *number + 1;
   wait_for_everyone();

@@ -13,21 +13,6 @@
 namespace accelerate::checkpointing {
 namespace {
 
-struct Shard {
-  std::vector<std::string> names;
-  int64_t bytes = 0;
-};
-
-std::vector<Shard> split(const std::vector<WeightSize>& weights, int64_t max_bytes) {
-  std::vector<Shard> shards(1);
-  for (const auto& weight : weights) {
-    if (!shards.back().names.empty() && weight.bytes > max_bytes - shards.back().bytes) shards.emplace_back();
-    shards.back().names.push_back(weight.name);
-    shards.back().bytes += weight.bytes;
-  }
-  return shards;
-}
-
 std::string shard_name(const std::string& stem, const std::string& extension, size_t index, size_t count) {
   if (count == 1) return stem + extension;
   char part[32];
@@ -52,22 +37,36 @@ int64_t parse_size(const std::string& text) {
   throw ConfigError("size: found '" + text + "', expected a positive number and a unit: KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), e.g. 10GB");
 }
 
+std::vector<std::vector<std::string>> split_weights(const std::vector<WeightSize>& weights, int64_t max_shard_bytes) {
+  std::vector<std::vector<std::string>> shards(1);
+  int64_t bytes = 0;
+  for (const auto& weight : weights) {
+    if (!shards.back().empty() && weight.bytes > max_shard_bytes - bytes) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    shards.back().push_back(weight.name);
+    bytes += weight.bytes;
+  }
+  return shards;
+}
+
 void write_weight_files(const std::filesystem::path& folder, const std::vector<WeightSize>& weights, int64_t max_shard_bytes, bool safe_serialization, const WriteWeights& write) {
   const std::string stem = safe_serialization ? "model" : "pytorch_model", extension = safe_serialization ? ".safetensors" : ".bin";
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
   if (!std::filesystem::is_directory(folder))
     throw CheckpointError("save_model: '" + folder.string() + "' can't be created as a folder (" + failure.message() + "); a file of this name may be in the way");
-  const auto shards = split(weights, max_shard_bytes);
+  const auto shards = split_weights(weights, max_shard_bytes);
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
   std::map<std::string, std::string> sorted;
   std::set<std::string> written;
   int64_t total = 0;
+  for (const auto& weight : weights) total += weight.bytes;
   for (size_t i = 0; i < shards.size(); ++i) {
     const auto name = shard_name(stem, extension, i, shards.size());
-    for (const auto& tensor : shards[i].names) sorted[tensor] = name;
-    total += shards[i].bytes;
-    write(folder / name, shards[i].names);
+    for (const auto& tensor : shards[i]) sorted[tensor] = name;
+    write(folder / name, shards[i]);
     written.insert(name);
   }
   if (shards.size() > 1) {

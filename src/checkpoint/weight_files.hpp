@@ -13,11 +13,13 @@ struct WeightSize {
   int64_t bytes = 0;
 };
 
+/// The names that share a file: in the order of `weights`, no file above `max_shard_bytes` unless one tensor is.
+std::vector<std::vector<std::string>> split_weights(const std::vector<WeightSize>& weights, int64_t max_shard_bytes);
+
 /// Writes one file with these tensors.
 using WriteWeights = std::function<void(const std::filesystem::path& file, const std::vector<std::string>& names)>;
 
-/// The Hugging Face layout: model.safetensors (pytorch_model.bin without `safe_serialization`), or shards in the order of `weights`, none above `max_shard_bytes` unless one tensor is, with their
-/// index. Files of an earlier save that this one does not replace are removed.
+/// The Hugging Face layout: model.safetensors (pytorch_model.bin without `safe_serialization`), or the files of split_weights() with their index, written in that order. Files of an earlier save that this one does not replace are removed.
 void write_weight_files(const std::filesystem::path& folder, const std::vector<WeightSize>& weights, int64_t max_shard_bytes, bool safe_serialization, const WriteWeights& write);
 
 }  // namespace accelerate::checkpointing

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <condition_variable>
+#include <fstream>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -74,6 +75,15 @@ struct Progress {
   }
 };
 
+/// Also when nobody has asked for its exit status yet.
+bool has_ended(int64_t pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  if (!std::getline(in, text)) return true;
+  const size_t name_end = text.rfind(')');  // a name may contain anything
+  return name_end != std::string::npos && name_end + 2 < text.size() && (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
+}
+
 const BackendFactory* const kBackends[] = {&kGloo, &kNccl, &kMpi};
 
 }  // namespace
@@ -92,6 +102,7 @@ struct Group::Impl {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   std::shared_ptr<Progress> progress = std::make_shared<Progress>();
   std::unique_ptr<Watchdog> watchdog;
+  std::vector<int64_t> pids;
 
   RankStatus status() const {
     std::lock_guard lock(progress->mutex);
@@ -347,8 +358,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
   // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank gets its pieces instead, and adds them in the
   // order of the ranks.
   at::Tensor pieces = at::empty_like(input);
-  std::vector<int64_t> equal;
-  return run_async(kName, output, [&] { return impl_->process_group->alltoall_base(pieces, input, equal, equal); }, [output, pieces, input, world = world_size()]() mutable {
+  return run_async(kName, output, [&] { return compat::all_to_all_single(*impl_->process_group, pieces, input); }, [output, pieces, input, world = world_size()]() mutable {
     at::NoGradGuard no_grad;
     const auto rows = pieces.view({world, -1});
     at::Tensor sum = output;
@@ -360,6 +370,8 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
 void Group::wait(const char* operation, c10::ivalue::Future& future) {
   guard(operation, [&] { future.waitAndThrow(); });
 }
+
+void Group::watch_processes(std::vector<int64_t> pids) { impl_->pids = std::move(pids); }
 
 void Group::wait_until(const char* operation, const std::function<bool()>& done) {
   constexpr int kSpins = 2000;  // some microseconds: peers on other cores are about as far as we are
@@ -373,7 +385,9 @@ void Group::wait_until(const char* operation, const std::function<bool()>& done)
   } end{*progress};
   for (int i = 0; i < kSpins; ++i)
     if (done()) return;
+  constexpr auto kLook = std::chrono::milliseconds(200);
   const auto start = Clock::now();
+  Clock::duration next_look = kLook;
   while (!done()) {
     const auto waited = Clock::now() - start;
     if (waited < kYields) {
@@ -387,6 +401,10 @@ void Group::wait_until(const char* operation, const std::function<bool()>& done)
       failed = !progress->peer_failure.empty();
     }
     if (failed || waited > impl_->options.timeout) impl_->fail(failed ? "a peer failed" : "timed out");
+    if (waited < next_look) continue;
+    next_look = waited + kLook;
+    for (size_t rank = 0; rank < impl_->pids.size(); ++rank)
+      if (has_ended(impl_->pids[rank]) && !done()) impl_->fail("the process of rank " + std::to_string(rank) + " has ended");
   }
 }
 

@@ -68,6 +68,8 @@ class Group {
   /// Waits for something that peers do outside of c10d (shared memory): polls `done`, at first without giving up the processor. @throws CommError when a peer
   /// fails meanwhile or the group's timeout passes.
   void wait_until(const char* operation, const std::function<bool()>& done);
+  /// All ranks are processes of this host: a wait_until() ends when one of them has ended. @param pids  by rank.
+  void watch_processes(std::vector<int64_t> pids);
 
   /// Runs c10d code that waits by itself; its exceptions become CommErrors with the peers' states. Other exceptions pass through.
   void guard(const char* operation, const std::function<void()>& body);

@@ -37,6 +37,8 @@ class TorchArchive {
   /// What was saved, tensors read: numbers, strings (bytes become strings too), None, lists, tuples, dicts, tensors.
   /// @throws CheckpointError for objects of other Python classes and for damaged contents.
   c10::IValue value() const;
+  /// The same with `read(saved)` in the place of each tensor, so that the caller decides when, and how much of it, is read.
+  c10::IValue value(const std::function<at::Tensor(const SavedTensor&)>& read) const;
 
  private:
   struct Impl;

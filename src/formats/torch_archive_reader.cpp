@@ -167,7 +167,9 @@ struct TorchArchive::Impl {
     return std::nullopt;
   }
 
-  c10::IValue value(const PickleNode& node, int64_t depth, int64_t& budget) const {
+  using ReadTensor = std::function<at::Tensor(const SavedTensor&)>;
+
+  c10::IValue value(const PickleNode& node, int64_t depth, int64_t& budget, const ReadTensor& read_tensor) const {
     // A short pickle can describe a huge or endless value by using one list in many places.
     if (depth > kMaxDepth) pickle.fail(node.at, "values are nested deeper than " + std::to_string(kMaxDepth) + " levels.");
     if (--budget < 0) pickle.fail(node.at, "it describes more than " + std::to_string(kMaxValues) + " values.");
@@ -180,16 +182,16 @@ struct TorchArchive::Impl {
       case Kind::bytes: return std::string(node.text);
       case Kind::list: {
         c10::impl::GenericList list(c10::AnyType::get());
-        for (const auto item : node.items) list.push_back(value(pickle[item], depth + 1, budget));
+        for (const auto item : node.items) list.push_back(value(pickle[item], depth + 1, budget, read_tensor));
         return list;
       }
       case Kind::tuple: {
         std::vector<c10::IValue> items;
-        for (const auto item : node.items) items.push_back(value(pickle[item], depth + 1, budget));
+        for (const auto item : node.items) items.push_back(value(pickle[item], depth + 1, budget, read_tensor));
         return c10::ivalue::Tuple::create(std::move(items));
       }
-      case Kind::dict: return dict(node, depth, budget);
-      case Kind::call: return call(node, depth, budget);
+      case Kind::dict: return dict(node, depth, budget, read_tensor);
+      case Kind::call: return call(node, depth, budget, read_tensor);
       case Kind::object:
       case Kind::global:
       case Kind::persistent: break;
@@ -197,23 +199,19 @@ struct TorchArchive::Impl {
     pickle.fail(node.at, std::string("found ") + to_string(node.kind) + ", expected plain data.");
   }
 
-  c10::IValue dict(const PickleNode& node, int64_t depth, int64_t& budget) const {
+  c10::IValue dict(const PickleNode& node, int64_t depth, int64_t& budget, const ReadTensor& read_tensor) const {
     c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
     for (size_t i = 0; i + 1 < node.items.size(); i += 2) {
-      const auto key = value(pickle[node.items[i]], depth + 1, budget);
+      const auto key = value(pickle[node.items[i]], depth + 1, budget, read_tensor);
       if (!key.isString() && !key.isInt() && !key.isDouble() && !key.isBool()) pickle.fail(node.at, "a dict has a key that is " + key.tagKind() + ", expected a string or a number.");
-      dict.insert_or_assign(key, value(pickle[node.items[i + 1]], depth + 1, budget));
+      dict.insert_or_assign(key, value(pickle[node.items[i + 1]], depth + 1, budget, read_tensor));
     }
     return dict;
   }
 
-  c10::IValue call(const PickleNode& node, int64_t depth, int64_t& budget) const {
-    if (const auto saved = tensor_of(node)) {
-      auto result = at::empty_strided(saved->sizes, saved->strides, at::TensorOptions().dtype(saved->dtype));
-      read_part(*file, *saved, std::vector<int64_t>(saved->sizes.size(), 0), result);
-      return result;
-    }
-    if (const auto* arguments = pickle.call_of(node, kSize); arguments && arguments->size() == 1) return value(pickle[arguments->front()], depth + 1, budget);
+  c10::IValue call(const PickleNode& node, int64_t depth, int64_t& budget, const ReadTensor& read_tensor) const {
+    if (const auto saved = tensor_of(node)) return read_tensor(*saved);
+    if (const auto* arguments = pickle.call_of(node, kSize); arguments && arguments->size() == 1) return value(pickle[arguments->front()], depth + 1, budget, read_tensor);
     if (const auto* arguments = pickle.call_of(node, kEncode); arguments && arguments->size() == 2) return latin1(pickle.text(pickle[arguments->front()], "encoded bytes"), node);
     pickle.fail(node.at, "found a call that makes no plain data.");
   }
@@ -256,8 +254,16 @@ SavedTensor TorchArchive::tensor() const {
 }
 
 c10::IValue TorchArchive::value() const {
+  return value([this](const SavedTensor& saved) {
+    auto result = at::empty_strided(saved.sizes, saved.strides, at::TensorOptions().dtype(saved.dtype));
+    read_part(*impl_->file, saved, std::vector<int64_t>(saved.sizes.size(), 0), result);
+    return result;
+  });
+}
+
+c10::IValue TorchArchive::value(const std::function<at::Tensor(const SavedTensor&)>& read) const {
   auto budget = Impl::kMaxValues;
-  return impl_->value(impl_->pickle.root(), 0, budget);
+  return impl_->value(impl_->pickle.root(), 0, budget, read);
 }
 
 namespace {

@@ -3,7 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 
-#include <map>
+#include <utility>
+#include <vector>
 
 #include "accelerate/error.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
@@ -21,7 +22,7 @@ struct AcceleratedOptimizer::Impl {
   GradientState gradients;
   bool step_was_skipped = false;
   bool step_was_fused = false;
-  std::map<const void*, StepHooks> hooks;
+  std::vector<std::pair<const void*, StepHooks>> hooks;  ///< in the order of their coming, which is the same on all ranks: they are collective
 
   at::Tensor step_now(const LossClosure& closure);
 
@@ -69,7 +70,11 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   return loss;
 }
 
-void AcceleratedOptimizer::set_step_hooks(const void* owner, StepHooks hooks) const { impl_->hooks[owner] = std::move(hooks); }
+void AcceleratedOptimizer::set_step_hooks(const void* owner, StepHooks hooks) const {
+  for (auto& known : impl_->hooks)
+    if (known.first == owner) return void(known.second = std::move(hooks));
+  impl_->hooks.emplace_back(owner, std::move(hooks));
+}
 
 at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
   Impl& self = *this;

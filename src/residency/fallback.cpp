@@ -5,6 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include "residency/deferred/intercept.hpp"
 #include "residency/fallback.hpp"
 #include "residency/member.hpp"
 #include "residency/operator_facts.hpp"
@@ -29,6 +30,7 @@ void touch(const c10::IValue& argument, bool writes, Pins& pins) {
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (deferred::watching() && deferred::intercept(op, stack)) return;
   const auto& schema = op.schema();
   const OperatorFacts& facts = facts_of(schema);
   Pins pins;

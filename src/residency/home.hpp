@@ -31,6 +31,9 @@ class Home {
   /// A home whose bytes can be computed with where they lie (a mapping, plain memory) gives them here once, and neither fetches nor stores.
   virtual std::optional<at::Tensor> mapped() { return std::nullopt; }
 
+  /// How many processes a mapped home's bytes are shared by: each counts its share.
+  virtual int64_t sharers() const { return 1; }
+
   /// Whether fetch() is a collective, so that all ranks must touch units in one order.
   virtual bool collective() const { return false; }
 };

@@ -44,13 +44,14 @@ class Member {
   void close();
 
  private:
+  std::string absent_text() const;
+
   Unit& unit_;
   std::string name_;
   at::Tensor tensor_;
   int64_t offset_, numel_;
   size_t bytes_before_;                            ///< offset in bytes
   c10::intrusive_ptr<c10::StorageImpl> storage_;
-  c10::intrusive_ptr<c10::StorageImpl> spare_;     ///< the state (open or closed) that storage_ is not in; they are swapped
   bool open_ = false;
 };
 

@@ -28,7 +28,7 @@ Residency::~Residency() {
   for (auto& unit : units_) {
     for (auto& part : unit->parts_) {
       part.transfer.reset();
-      if (part.flat.defined()) counters().add_resident(-part.bytes());
+      if (part.flat.defined()) counters().add_resident(-part.resident_bytes());
     }
   }
 }
@@ -154,7 +154,7 @@ void Residency::start(Unit& unit) {
       } else {
         part.flat = buffers_.take(part.numel, part.dtype, part.device);
       }
-      counters().add_resident(part.bytes());
+      counters().add_resident(part.resident_bytes());
       if (part.mapped.defined()) continue;
       part.transfer = part.home->fetch(part.flat);
       counters().bytes_fetched.fetch_add(part.bytes(), std::memory_order_relaxed);
@@ -162,7 +162,7 @@ void Residency::start(Unit& unit) {
   } catch (...) {
     for (auto& part : unit.parts_) {
       part.transfer.reset();
-      if (part.flat.defined()) counters().add_resident(-part.bytes());
+      if (part.flat.defined()) counters().add_resident(-part.resident_bytes());
       part.flat.reset();
     }
     throw;
@@ -204,7 +204,7 @@ void Residency::drop(Unit& unit) {
     for (auto& member : part.members) member->close();
     if (!part.mapped.defined()) buffers_.give(std::move(part.flat));
     part.flat.reset();
-    counters().add_resident(-part.bytes());
+    counters().add_resident(-part.resident_bytes());
   }
   unit.dirty_ = false;
   unit.state_ = State::absent;

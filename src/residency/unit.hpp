@@ -46,6 +46,8 @@ struct Part {
   std::unique_ptr<Transfer> transfer;
 
   int64_t bytes() const { return numel * static_cast<int64_t>(c10::elementSize(dtype)); }
+  /// What this process has to hold for it while it is present.
+  int64_t resident_bytes() const { return bytes() / home->sharers(); }
 };
 
 enum class State { absent, fetching, resident };

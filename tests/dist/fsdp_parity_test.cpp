@@ -42,7 +42,6 @@ std::vector<Configuration> configurations() {
     for (const std::string strategy : {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"}) all.push_back({.name = strategy + ", " + wrap, .strategy = strategy, .wrap = wrap});
     for (const bool reshard : {true, false}) all.push_back({.name = std::string("version 2, ") + (reshard ? "" : "not ") + "resharded, " + wrap, .version = 2, .reshard = reshard, .wrap = wrap});
   }
-  for (const std::string strategy : {"HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"}) all.push_back({.name = strategy + " 2 x 2", .strategy = strategy, .world_sizes = {4}});
   for (const std::string strategy : {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"}) all.push_back({.name = strategy + ", no_sync", .strategy = strategy, .accumulate = kMicroSteps, .world_sizes = {2, 3}});
   all.push_back({.name = "version 2, no_sync", .version = 2, .accumulate = kMicroSteps, .world_sizes = {2, 3}});
   for (const std::string precision : {"bf16", "bf16_reduce_fp32"}) {

@@ -32,11 +32,15 @@ Result run(const std::shared_ptr<nn::Module>& module, const at::Tensor& input, c
 
 void expect_same(const Result& a, const Result& b, const std::string& what) {
   EXPECT_TRUE(torch::equal(a.output, b.output)) << what;
-  if (a.input_gradient.defined()) EXPECT_TRUE(torch::equal(a.input_gradient, b.input_gradient)) << what;
+  if (a.input_gradient.defined()) {
+    EXPECT_TRUE(torch::equal(a.input_gradient, b.input_gradient)) << what;
+  }
   ASSERT_EQ(a.gradients.size(), b.gradients.size());
   for (size_t i = 0; i < a.gradients.size(); ++i) {
     ASSERT_EQ(a.gradients[i].defined(), b.gradients[i].defined()) << what << " gradient " << i;
-    if (a.gradients[i].defined()) EXPECT_TRUE(torch::equal(a.gradients[i], b.gradients[i])) << what << " gradient " << i;
+    if (a.gradients[i].defined()) {
+      EXPECT_TRUE(torch::equal(a.gradients[i], b.gradients[i])) << what << " gradient " << i;
+    }
   }
 }
 

@@ -68,6 +68,7 @@ void expect_same(const Tensors& found, const Tensors& expected) {
     EXPECT_EQ(got.scalar_type(), want.scalar_type()) << name;
     EXPECT_EQ(got.sizes(), want.sizes()) << name;
     const auto packed = want.contiguous();
+    if (packed.nbytes() == 0) continue;  // no address to compare at
     EXPECT_EQ(std::memcmp(got.const_data_ptr(), packed.const_data_ptr(), packed.nbytes()), 0) << name;
   }
 }

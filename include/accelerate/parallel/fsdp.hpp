@@ -63,12 +63,14 @@ class ACCELERATE_API FullyShardedDataParallel final : public DataParallel {
   /// Sets this rank's pieces from whole values. `value_of(name, parameter)`: undefined leaves the piece as it is. Not collective, but all ranks must do it before the next forward.
   void scatter_each(const std::function<at::Tensor(const std::string& name, const at::Tensor& parameter)>& value_of);
 
-  /// Where this rank's piece of a parameter lies in it, in elements of the flattened parameter.
+  /// Where this rank's piece of a parameter lies in it, in elements of the parameter in the order of its memory.
   struct Piece {
     std::string name;
     at::Tensor parameter, shard;
     int64_t begin = 0;  ///< shard.numel() elements from here
+    int64_t part = 0;   ///< pieces of one part lie side by side, and gather_each makes them whole together
   };
+  /// In the order of gather_each.
   std::vector<Piece> pieces() const;
 
  private:

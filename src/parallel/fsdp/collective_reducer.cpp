@@ -28,7 +28,7 @@ class LocalReducer final : public GradientReducer {
     auto& shard = part.shards[member];
     // In the order of the parameter's bytes, which need not be the order of its indices.
     const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1});
-    add_gradient(shard, gradient.scalar_type() == shard.scalar_type() ? flat : flat.to(shard.scalar_type()));
+    add_gradient(shard, flat.to(shard.device(), shard.scalar_type()));
     return ++arrived_[static_cast<size_t>(part.index)] == static_cast<int64_t>(part.members.size());
   }
   void finish() override { std::fill(arrived_.begin(), arrived_.end(), 0); }
@@ -168,7 +168,7 @@ class CollectiveReducer final : public GradientReducer {
   }
 
   void give(ShardedPart& part, at::Tensor result, const std::vector<char>& used) {
-    if (!options_.keep_low_precision) result = result.to(part.master_dtype);
+    result = result.to(part.master.device(), options_.keep_low_precision ? result.scalar_type() : part.master_dtype);  // offloaded masters take their gradients on the host
     const int64_t first = group_->rank() * result.numel();
     for (size_t m = 0; m < part.members.size(); ++m) {
       auto& shard = part.shards[m];

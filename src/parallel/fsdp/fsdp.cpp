@@ -2,16 +2,18 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 
-#include <deque>
+#include <algorithm>
 #include <map>
 #include <unordered_map>
 #include <utility>
 
 #include "accelerate/comm.hpp"
+#include "accelerate/deferred.hpp"
 #include "accelerate/error.hpp"
 #include "comm/group.hpp"
 #include "parallel/fsdp/gradient_reducer.hpp"
@@ -20,6 +22,7 @@
 #include "parallel/fsdp/sharded_part.hpp"
 #include "parallel/fsdp/wrap_policy.hpp"
 #include "parallel/verify_parameters.hpp"
+#include "residency/deferred/materialize.hpp"
 #include "residency/residency.hpp"
 
 namespace accelerate::parallel {
@@ -47,6 +50,18 @@ Phases phases_of(const FullyShardedDataParallelPlugin& plugin) {
   return phases;
 }
 
+/// What the plugin may ask for and this engine does not do (yet), before anything is touched.
+void check_supported(const FullyShardedDataParallelPlugin& plugin) {
+  const auto strategy = effective_strategy(plugin);
+  if (strategy == ShardingStrategy::hybrid_shard || strategy == ShardingStrategy::hybrid_shard_zero2)
+    throw NotBuiltError("FSDP: sharding strategy " + to_string(strategy) + " needs groups of ranks within the group of all, which this version does not have; use FULL_SHARD or SHARD_GRAD_OP");
+  if (plugin.reshard_after_forward && std::holds_alternative<int64_t>(*plugin.reshard_after_forward) && std::get<int64_t>(*plugin.reshard_after_forward) > 1)
+    throw NotBuiltError("FSDP: reshard_after_forward = " + std::to_string(std::get<int64_t>(*plugin.reshard_after_forward)) +
+                        " needs groups of ranks within the group of all, which this version does not have; use true or false");
+  if (plugin.activation_checkpointing.value_or(false))
+    throw NotBuiltError("FSDP: activation_checkpointing would have to wrap the forward of the user's modules, and LibTorch's C++ modules have no hooks for that; call accelerate::checkpoint([&] { … }) in the model's forward instead");
+}
+
 bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
 /// The unit's tensors in groups of one dtype that are all trained or all frozen.
@@ -67,6 +82,7 @@ struct FullyShardedDataParallel::Impl {
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<GradientReducer> reducer;
   std::unordered_map<const at::TensorImpl*, std::pair<size_t, size_t>> where;  ///< parameter -> part, member
+  std::vector<std::string> full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
   bool sync = true;
   bool backward_is_due = false;
 
@@ -94,21 +110,59 @@ struct FullyShardedDataParallel::Impl {
         indices.push_back(parts.size());
         parts.push_back(std::move(part));
       }
+      if (unit.full_precision) full_precision.push_back(unit.path);
       planned.emplace_back(std::move(unit), std::move(indices));
     }
     return planned;
   }
 
-  /// The whole flat storage in the master's dtype, for the time of cutting it.
-  at::Tensor flatten(const ShardedPart& part, const at::Device& device) const {
-    at::Tensor flat = at::zeros({part.numel()}, at::TensorOptions().dtype(part.master_dtype).device(device));
-    for (size_t m = 0; m < part.members.size(); ++m) {
-      const auto& tensor = part.members[m].second;
-      const bool dense = tensor.is_non_overlapping_and_dense();
-      (dense ? flat.as_strided(tensor.sizes(), tensor.strides(), part.layout.offsets[m]) : flat.narrow(0, part.layout.offsets[m], tensor.numel()).view(tensor.sizes())).copy_(tensor.detach());
+  /// Keeps this rank's piece of a whole value. `value` has the parameter's sizes; its strides, where they are those of the parameter's bytes.
+  void place(size_t p, size_t m, const at::Tensor& value) {
+    const ShardedPart& part = parts[p];
+    const at::Tensor& tensor = part.members[m].second;
+    at::Tensor shard = part.shards[m].detach();
+    if (shard.numel() == 0) return;
+    at::Tensor ordered = value.detach();
+    if (!tensor.is_non_overlapping_and_dense()) {
+      ordered = ordered.contiguous();
+    } else if (ordered.strides() != tensor.strides()) {
+      ordered = at::empty_strided(tensor.sizes(), tensor.strides(), value.options().requires_grad(false));
+      ordered.copy_(value);
     }
-    if (group && plugin.sync_module_states.value_or(false)) flat = group->broadcast(flat, 0);
-    return flat;
+    shard.copy_(ordered.as_strided({ordered.numel()}, {1}).narrow(0, part.begins[m], shard.numel()));
+  }
+
+  /// Values of parameters that are not initialised yet, one at a time.
+  void place_deferred(const ModelRef& model, const at::Device& device, const std::function<void(size_t, size_t, const at::Tensor&)>& take) {
+    residency::materialize_each(model, device, [&](const std::string&, const at::Tensor& parameter, const at::Tensor& value) {
+      if (const auto found = where.find(parameter.unsafeGetTensorImpl()); found != where.end()) take(found->second.first, found->second.second, value);
+    });
+  }
+
+  /// Rank 0's values for everybody; the others need not have any. One parameter at a time is whole on the others.
+  void place_from_rank0(const ModelRef& model, const at::Device& device) {
+    const auto number = [&](size_t p, size_t m) { return at::tensor({static_cast<int64_t>(p), static_cast<int64_t>(m)}, at::TensorOptions().dtype(at::kLong).device(device)); };
+    constexpr int64_t kEnd = -1;
+    if (rank() == 0) {
+      const auto send = [&](size_t p, size_t m, const at::Tensor& value) {
+        group->broadcast(number(p, m), 0);
+        group->broadcast(value.detach().to(device), 0);
+        place(p, m, value);
+      };
+      place_deferred(model, device, send);
+      for (size_t p = 0; p < parts.size(); ++p)
+        for (size_t m = 0; m < parts[p].members.size(); ++m)
+          if (const auto& tensor = parts[p].members[m].second; !is_deferred(tensor)) send(p, m, tensor);
+      group->broadcast(number(0, 0).fill_(kEnd), 0);
+      return;
+    }
+    for (;;) {
+      const at::Tensor which = group->broadcast(number(0, 0), 0).cpu();
+      const int64_t p = which[0].item<int64_t>(), m = which[1].item<int64_t>();
+      if (p == kEnd) return;
+      const auto& tensor = parts[static_cast<size_t>(p)].members[static_cast<size_t>(m)].second;
+      place(static_cast<size_t>(p), static_cast<size_t>(m), group->broadcast(at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(device)), 0));
+    }
   }
 
   void take_over(const ModelRef& model, const at::Device& device) {
@@ -116,14 +170,21 @@ struct FullyShardedDataParallel::Impl {
     const auto planned = plan(model);
     store = make_shard_store(parts, group, device, plugin);
     at::NoGradGuard no_grad;
+    for (auto& part : parts) {
+      store->allocate(part);
+      part.cut(rank(), world());
+      for (size_t m = 0; m < part.members.size(); ++m) where[part.members[m].second.unsafeGetTensorImpl()] = {static_cast<size_t>(part.index), m};
+    }
+    const bool from_rank0 = group && plugin.sync_module_states.value_or(false);
+    if (from_rank0) place_from_rank0(model, device);
+    else place_deferred(model, device, [&](size_t p, size_t m, const at::Tensor& value) { place(p, m, value); });
     for (const auto& [unit, indices] : planned) {
       std::vector<residency::PartSpec> specs;
       for (const size_t index : indices) {
         ShardedPart& part = parts[index];
-        at::Tensor flat = flatten(part, device);
-        store->fill(part, flat);
-        flat.reset();
-        part.cut(rank(), world());
+        if (!from_rank0)
+          for (size_t m = 0; m < part.members.size(); ++m)
+            if (!is_deferred(part.members[m].second)) place(index, m, part.members[m].second);
         residency::PartSpec spec;
         spec.members = part.members;
         spec.layout = part.layout;
@@ -132,11 +193,10 @@ struct FullyShardedDataParallel::Impl {
         spec.home = store->home(part, unit.path.empty() ? "(root)" : unit.path);
         specs.push_back(std::move(spec));
       }
+      // From here on the whole parameters of this unit are gone.
       residency::Unit& added = units->add(unit.path, std::move(specs), /*keep=*/unit.path.empty());
       for (const size_t index : indices) parts[index].unit = &added;
     }
-    for (size_t p = 0; p < parts.size(); ++p)
-      for (size_t m = 0; m < parts[p].members.size(); ++m) where[parts[p].members[m].second.unsafeGetTensorImpl()] = {p, m};
     store->publish();
     reducer = store->make_reducer();
   }
@@ -155,16 +215,30 @@ struct FullyShardedDataParallel::Impl {
 
 FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) : impl_(std::make_unique<Impl>()) {
   Impl& self = *impl_;
+  check_supported(plugin);
   self.plugin = plugin;
   self.group = comm::world_group();
   self.phases = phases_of(plugin);
   verify_parameters(model.parameters());
+  if (plugin.param_init_fn)
+    for (const auto& submodule : model.submodules())
+      if (submodule.module && std::any_of(submodule.parameters.begin(), submodule.parameters.end(), [](const auto& item) { return is_deferred(item.second); })) plugin.param_init_fn(*submodule.module);
   const auto build = [&] {
     self.take_over(model, device);
+    materialize(model, {.device = std::nullopt});  // what is not sharded
     at::NoGradGuard no_grad;
-    for (auto& [name, buffer] : model.buffers()) {
-      at::Tensor same = buffer;
-      if (self.group && plugin.sync_module_states.value_or(false)) same.copy_(self.group->broadcast(buffer, 0));
+    const auto buffer_dtype = plugin.mixed_precision_policy.value_or(MixedPrecision{}).buffer_dtype;
+    const auto keep = [&](at::Tensor tensor, const at::Tensor& value) {
+      if (!value.is_same(tensor)) tensor.set_data(value);
+    };
+    for (const auto& [name, parameter] : model.parameters())
+      if (!self.where.contains(parameter.unsafeGetTensorImpl())) keep(parameter, parameter.to(device));
+    for (const auto& [name, buffer] : model.buffers()) {
+      at::Tensor value = buffer.to(device);
+      if (self.group && plugin.sync_module_states.value_or(false)) value = self.group->broadcast(value, 0);
+      const bool stays = std::any_of(self.full_precision.begin(), self.full_precision.end(), [&](const std::string& path) { return name.starts_with(path + "."); });
+      if (buffer_dtype && value.is_floating_point() && !stays) value = value.to(*buffer_dtype);
+      keep(buffer, value);
     }
   };
   if (self.group) self.group->guard("prepare", build);
@@ -281,10 +355,7 @@ void FullyShardedDataParallel::scatter_each(const std::function<at::Tensor(const
       const auto& [name, tensor] = part.members[m];
       const at::Tensor value = value_of(name, tensor);
       if (!value.defined()) continue;
-      at::Tensor ordered = at::empty_strided(tensor.sizes(), tensor.strides(), value.options().requires_grad(false));
-      ordered.copy_(value);
-      at::Tensor shard = part.shards[m].detach();
-      shard.copy_(ordered.as_strided({ordered.numel()}, {1}).narrow(0, part.begins[m], shard.numel()));
+      self.place(static_cast<size_t>(part.index), m, value);
     }
   }
   self.store->publish();
@@ -293,7 +364,7 @@ void FullyShardedDataParallel::scatter_each(const std::function<at::Tensor(const
 std::vector<FullyShardedDataParallel::Piece> FullyShardedDataParallel::pieces() const {
   std::vector<Piece> all;
   for (const auto& part : impl_->parts)
-    for (size_t m = 0; m < part.members.size(); ++m) all.push_back({.name = part.members[m].first, .parameter = part.members[m].second, .shard = part.shards[m], .begin = part.begins[m]});
+    for (size_t m = 0; m < part.members.size(); ++m) all.push_back({.name = part.members[m].first, .parameter = part.members[m].second, .shard = part.shards[m], .begin = part.begins[m], .part = part.index});
   return all;
 }
 

@@ -1,6 +1,7 @@
 #include "parallel/fsdp/shard_store.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include "comm/group.hpp"
@@ -18,15 +19,13 @@ ReducerOptions reducer_options(const FullyShardedDataParallelPlugin& plugin) {
 /// Each rank holds its shards itself.
 class GatheredStore final : public ShardStore {
  public:
-  GatheredStore(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, const FullyShardedDataParallelPlugin& plugin)
-      : parts_(parts), group_(std::move(group)), offload_(plugin.cpu_offload.value_or(CPUOffload())), options_(reducer_options(plugin)) {}
+  GatheredStore(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, const at::Device& device, const FullyShardedDataParallelPlugin& plugin)
+      : parts_(parts), group_(std::move(group)), device_(device), offload_(plugin.cpu_offload.value_or(CPUOffload())), options_(reducer_options(plugin)) {}
 
-  void fill(ShardedPart& part, const at::Tensor& flat) override {
-    const int64_t length = part.numel() / group_->world_size();
-    const at::Tensor mine = flat.narrow(0, group_->rank() * length, length);
-    const bool moves = offload_.offload_params && !flat.device().is_cpu();
-    part.master = moves ? mine.to(at::kCPU) : mine.clone();
-    if (moves && offload_.pin_memory) part.master = part.master.pin_memory();
+  void allocate(ShardedPart& part) override {
+    const bool on_host = offload_.offload_params || device_.is_cpu();
+    part.master = at::zeros({part.numel() / group_->world_size()}, at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_));
+    if (on_host && !device_.is_cpu() && offload_.pin_memory) part.master = part.master.pin_memory();
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) override { return residency::shard_home(part.master, group_, name); }
   std::unique_ptr<GradientReducer> make_reducer() override { return collective_reducer(parts_, group_, options_); }
@@ -34,6 +33,7 @@ class GatheredStore final : public ShardStore {
  private:
   std::vector<ShardedPart>& parts_;
   std::shared_ptr<comm::Group> group_;
+  at::Device device_;
   CPUOffload offload_;
   ReducerOptions options_;
 };
@@ -41,33 +41,47 @@ class GatheredStore final : public ShardStore {
 /// One process: the flat storage is the only shard.
 class LocalStore final : public ShardStore {
  public:
-  LocalStore(std::vector<ShardedPart>& parts, at::Device device) : parts_(parts), device_(device) {}
-
-  void fill(ShardedPart& part, const at::Tensor& flat) override {
-    part.master = flat;
-    computed_.resize(parts_.size());
-    auto& computed = computed_[static_cast<size_t>(part.index)];
-    computed = part.compute_dtype == part.master_dtype ? part.master : at::empty({part.numel()}, at::TensorOptions().dtype(part.compute_dtype).device(device_));
+  LocalStore(std::vector<ShardedPart>& parts, const at::Device& device, const CPUOffload& offload) : parts_(parts), device_(device), offload_(offload) {
+    if (offloads()) worker_ = std::make_shared<residency::Worker>();
   }
-  std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override { return residency::memory_home(computed_[static_cast<size_t>(part.index)]); }
+
+  void allocate(ShardedPart& part) override {
+    part.master = at::zeros({part.numel()}, at::TensorOptions().dtype(part.master_dtype).device(offloads() ? at::Device(at::kCPU) : device_));
+    if (offloads()) {
+      if (offload_.pin_memory) part.master = part.master.pin_memory();
+      return;
+    }
+    computed_.resize(parts_.size());
+    computed_[static_cast<size_t>(part.index)] = part.compute_dtype == part.master_dtype ? part.master : at::empty({part.numel()}, at::TensorOptions().dtype(part.compute_dtype).device(device_));
+  }
+  std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
+    return offloads() ? residency::host_home(part.master, worker_) : residency::memory_home(computed_[static_cast<size_t>(part.index)]);
+  }
   std::unique_ptr<GradientReducer> make_reducer() override { return local_reducer(parts_); }
   void publish() override {
     at::NoGradGuard no_grad;
+    if (offloads()) return;
     for (const auto& part : parts_)
       if (auto& computed = computed_[static_cast<size_t>(part.index)]; !computed.is_same(part.master)) computed.copy_(part.master);
   }
 
  private:
+  bool offloads() const { return offload_.offload_params && !device_.is_cpu(); }
+
   std::vector<ShardedPart>& parts_;
   at::Device device_;
+  CPUOffload offload_;
+  std::shared_ptr<residency::Worker> worker_;
   std::vector<at::Tensor> computed_;  ///< per part: master itself, or its image in the compute dtype
 };
 
 }  // namespace
 
 std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) {
-  if (!group) return std::make_unique<LocalStore>(parts, device);
-  return std::make_unique<GatheredStore>(parts, group, plugin);
+  if (!group) return std::make_unique<LocalStore>(parts, device, plugin.cpu_offload.value_or(CPUOffload()));
+  if (device.is_cpu())
+    if (auto store = shared_memory_store(parts, group, reducer_options(plugin))) return store;
+  return std::make_unique<GatheredStore>(parts, group, device, plugin);
 }
 
 }  // namespace accelerate::parallel

@@ -21,8 +21,8 @@ namespace accelerate::parallel {
 class ShardStore {
  public:
   virtual ~ShardStore() = default;
-  /// Keeps this rank's stretch of `flat` as part.master.
-  virtual void fill(ShardedPart& part, const at::Tensor& flat) = 0;
+  /// Gives part.master memory, zeros.
+  virtual void allocate(ShardedPart& part) = 0;
   virtual std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) = 0;
   virtual std::unique_ptr<GradientReducer> make_reducer() = 0;
   /// Before the shards change: nobody reads them any more. Collective.
@@ -33,5 +33,8 @@ class ShardStore {
 
 /// Ranks of one host share their memory, alone nothing moves, all others gather through c10d. Collective.
 std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const at::Device& device, const FullyShardedDataParallelPlugin& plugin);
+
+/// Null on all ranks when they can't share memory (see comm::SharedMemory). Collective.
+std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const ReducerOptions& options);
 
 }  // namespace accelerate::parallel

@@ -1,0 +1,96 @@
+// Fully sharded training, and what it holds in memory when: fine-tunes MiniLM on pairs of verses with every encoder layer as a unit.
+//   accelerate launch --num_processes 2 build/release/bin/fsdp_with_peak_mem_tracking --model .deps/data/minilm --pairs .deps/data/pairs.tsv
+#include <accelerate/accelerate.hpp>
+#include <accelerate/models/bert.hpp>
+#include <accelerate/models/wordpiece.hpp>
+
+#include <fstream>
+
+#include "../arguments.hpp"
+
+namespace models = accelerate::models;
+namespace residency = accelerate::residency;
+
+struct Row {
+  int64_t label;
+  std::string first, second;
+};
+struct Batch {
+  torch::Tensor input_ids, attention_mask, token_type_ids, labels;
+  ACCELERATE_FIELDS(input_ids, attention_mask, token_type_ids, labels)
+};
+
+std::vector<Row> read_rows(const std::string& path, int64_t count) {
+  std::ifstream in(path);
+  if (!in) throw accelerate::ConfigError("--pairs '" + path + "' can't be opened; scripts/fetch_data.sh makes it");
+  std::vector<Row> rows;
+  std::string line;
+  std::getline(in, line);
+  while (static_cast<int64_t>(rows.size()) < count && std::getline(in, line)) {
+    const size_t tab = line.find('\t'), second = line.find('\t', tab + 1);
+    rows.push_back({std::stoll(line.substr(0, tab)), line.substr(tab + 1, second - tab - 1), line.substr(second + 1)});
+  }
+  return rows;
+}
+
+// What this process keeps in memory, in MiB: VmRSS now, VmHWM at most so far.
+int64_t memory(const std::string& field) {
+  std::ifstream in("/proc/self/status");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with(field)) return std::stoll(line.substr(field.size() + 1)) / 1024;
+  return 0;
+}
+
+void train(accelerate_examples::Arguments args) {
+  const auto model_dir = args.get<std::string>("--model", ".deps/data/minilm"), pairs = args.get<std::string>("--pairs", ".deps/data/pairs.tsv");
+  const auto train_size = args.get<int64_t>("--train_size", 320), batch_size = args.get<int64_t>("--batch_size", 16);
+  args.check();
+
+  accelerate::Accelerator accelerator({.split_batches = true,
+                                       .fsdp_plugin = accelerate::FullyShardedDataParallelPlugin{.sharding_strategy = accelerate::ShardingStrategy::full_shard,
+                                                                                                 .backward_prefetch = accelerate::BackwardPrefetch::backward_pre,
+                                                                                                 .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
+                                                                                                 .transformer_cls_names_to_wrap = {{"BertLayer"}}}});
+  accelerate::set_seed(42);
+  const auto report = [&](const std::string& phase) {
+    const auto now = residency::stats();
+    accelerator.print(phase + ":", "whole parameters at most", now.peak_resident_bytes >> 20, "MiB in this process; process", memory("VmRSS:"), "MiB, at most", memory("VmHWM:"), "MiB");
+    residency::reset_stats();
+  };
+
+  const auto tokenizer = models::WordPieceTokenizer::from_pretrained(model_dir);
+  auto loader = accelerate::data::DataLoader(read_rows(pairs, train_size), {.batch_size = batch_size, .shuffle = true, .drop_last = true}, [&](const std::vector<Row>& rows) {
+    std::vector<std::string> first, second;
+    std::vector<int64_t> labels;
+    for (const auto& row : rows) first.push_back(row.first), second.push_back(row.second), labels.push_back(row.label);
+    const auto tokens = tokenizer.encode_batch(first, second, {.truncation = true, .max_length = 128, .padding = models::Padding::longest});
+    return Batch{tokens.input_ids, tokens.attention_mask, tokens.token_type_ids, torch::tensor(labels)};
+  });
+  auto model = models::BertForSequenceClassification::from_pretrained(model_dir, {.num_labels = 2});
+  report("loaded");
+  auto optimizer = torch::optim::AdamW(model->parameters(), torch::optim::AdamWOptions(1e-4));
+  auto [m, opt, dl] = accelerator.prepare(model, optimizer, loader);
+  report("sharded");
+
+  m->train();
+  double first_loss = 0, last_loss = 0;
+  int64_t step = 0;
+  for (auto& batch : dl) {
+    auto loss = torch::cross_entropy_loss(m(batch.input_ids, batch.attention_mask, batch.token_type_ids), batch.labels);
+    if (step == 0) report("first forward");
+    accelerator.backward(loss);
+    if (step == 0) report("first backward");
+    accelerator.clip_grad_norm_(m->parameters(), 1.0);
+    opt.step();
+    opt.zero_grad();
+    if (step == 0) report("first step");
+    last_loss = accelerator.reduce(loss.detach(), "mean").item<double>();
+    if (step++ == 0) first_loss = last_loss;
+  }
+  report("training");
+  accelerator.print("loss", first_loss, "->", last_loss, "in", step, "steps on", accelerator.num_processes(), "process(es), sharded:", to_string(accelerator.distributed_type()));
+}
+
+int main(int argc, char** argv) {
+  return accelerate::record([&] { train({argc, argv}); });
+}

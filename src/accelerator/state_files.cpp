@@ -1,0 +1,88 @@
+#include "accelerator/state_files.hpp"
+
+#include <algorithm>
+
+#include "accelerate/comm.hpp"
+#include "accelerate/error.hpp"
+
+namespace accelerate {
+
+namespace fs = std::filesystem;
+
+std::string numbered(const std::string& stem, size_t index, const std::string& extension) { return stem + (index == 0 ? "" : "_" + std::to_string(index)) + extension; }
+
+namespace {
+std::string rank_suffix() { return "_rank" + std::to_string(comm::rank()) + ".bin"; }
+}  // namespace
+
+std::vector<StateFile> model_files(const fs::path& folder, size_t index) {
+  return {{StateForm::safetensors, folder / numbered("model", index, ".safetensors")},
+          {StateForm::archive, folder / numbered("pytorch_model", index, ".bin")},
+          {StateForm::sharded, folder / ("pytorch_model_fsdp_" + std::to_string(index))},
+          {StateForm::full, folder / numbered("pytorch_model_fsdp", index, ".bin")},
+          {StateForm::local, folder / numbered("pytorch_model_fsdp", index, rank_suffix())}};
+}
+
+std::vector<StateFile> optimizer_files(const fs::path& folder, size_t index) {
+  return {{StateForm::archive, folder / numbered("optimizer", index, ".bin")},
+          {StateForm::sharded, folder / ("optimizer_" + std::to_string(index))},
+          {StateForm::local, folder / ("optimizer_" + std::to_string(index) + rank_suffix())}};
+}
+
+StateFile in_form(const std::vector<StateFile>& files, StateForm form) {
+  const auto of = [&](StateForm wanted) { return std::find_if(files.begin(), files.end(), [&](const auto& file) { return file.form == wanted; }); };
+  const auto found = of(form);
+  return found != files.end() ? *found : *of(StateForm::archive);
+}
+
+StateFile find_state(const std::vector<StateFile>& files, StateForm preferred, const std::string& what) {
+  if (const auto file = in_form(files, preferred); fs::exists(file.path)) return file;
+  std::string names;
+  for (const auto& file : files) {
+    if (fs::exists(file.path)) return file;
+    names += (names.empty() ? "'" : ", '") + file.path.filename().string() + "'";
+  }
+  throw CheckpointError("load_state: found none of " + names + " in '" + files.front().path.parent_path().string() + "', expected one for " + what);
+}
+
+void remove_other_forms(const std::vector<StateFile>& files, StateForm kept) {
+  const auto keep = in_form(files, kept);
+  for (const auto& file : files) {
+    if (file.form != StateForm::local) {
+      if (file.path != keep.path) fs::remove_all(file.path);
+      continue;
+    }
+    // Pieces of all ranks, those of more ranks than there are now among them.
+    const std::string name = file.path.filename().string(), stem = name.substr(0, name.size() - rank_suffix().size()) + "_rank", end = ".bin";
+    for (const auto& entry : fs::directory_iterator(file.path.parent_path())) {
+      const auto other = entry.path().filename().string();
+      if (!other.starts_with(stem) || !other.ends_with(end) || other.size() <= stem.size() + end.size()) continue;
+      const auto digits = other.substr(stem.size(), other.size() - stem.size() - end.size());
+      if (digits.size() > 9 || digits.find_first_not_of("0123456789") != std::string::npos) continue;
+      if (keep.form != StateForm::local || std::stoll(digits) >= comm::world_size()) fs::remove(entry.path());
+    }
+  }
+}
+
+StateForm form_of(StateDictType type) {
+  return type == StateDictType::full_state_dict ? StateForm::full : type == StateDictType::sharded_state_dict ? StateForm::sharded : StateForm::local;
+}
+
+void together(const std::function<void()>& f) {
+  std::string failed;
+  std::exception_ptr own;
+  try {
+    f();
+  } catch (const CommError&) {
+    throw;  // the ranks are no longer in step
+  } catch (const std::exception& error) {
+    own = std::current_exception();
+    failed = *error.what() ? error.what() : "unknown error";
+  }
+  const auto all = comm::all_gather_bytes(failed);
+  if (own) std::rethrow_exception(own);
+  for (size_t rank = 0; rank < all.size(); ++rank)
+    if (!all[rank].empty()) throw CheckpointError("on rank " + std::to_string(rank) + ": " + all[rank]);
+}
+
+}  // namespace accelerate

@@ -1,0 +1,233 @@
+#include "checkpoint/saved_state.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <optional>
+#include <unordered_map>
+
+#include "accelerate/error.hpp"
+#include "accelerate/safetensors.hpp"
+#include "formats/dcp.hpp"
+#include "formats/torch_archive.hpp"
+
+namespace accelerate::checkpointing {
+namespace {
+
+using Dict = c10::impl::GenericDict;
+using formats::DcpBox;
+
+/// Rectangles of elements [from, to) of a tensor of these sizes, whose elements lie row by row. `box` has the dimensions before `dim` already.
+void split(const std::vector<int64_t>& sizes, size_t dim, int64_t from, int64_t to, DcpBox box, std::vector<DcpBox>& result) {
+  if (from >= to) return;
+  if (dim == sizes.size()) return result.push_back(std::move(box));
+  const int64_t row = std::accumulate(sizes.begin() + static_cast<int64_t>(dim) + 1, sizes.end(), int64_t{1}, std::multiplies<>());
+  const auto within = [&](int64_t index, int64_t begin, int64_t end) {
+    DcpBox one = box;
+    one.offsets.push_back(index), one.sizes.push_back(1);
+    split(sizes, dim + 1, begin, end, std::move(one), result);
+  };
+  const int64_t first = from / row, last = to / row;
+  if (first == last) return within(first, from % row, to % row);
+  if (from % row) within(first, from % row, row);
+  const int64_t whole = (from + row - 1) / row;
+  if (whole < last) {
+    DcpBox rows = box;
+    rows.offsets.push_back(whole), rows.sizes.push_back(last - whole);
+    for (size_t d = dim + 1; d < sizes.size(); ++d) rows.offsets.push_back(0), rows.sizes.push_back(sizes[d]);
+    result.push_back(std::move(rows));
+  }
+  if (to % row) within(last, 0, to % row);
+}
+
+/// A torch.save archive whose tensors are stand-ins without data until they are read.
+struct Archive {
+  explicit Archive(const std::filesystem::path& path) : file(std::make_shared<formats::InputFile>(path)), name(path.string()) {
+    value = formats::TorchArchive(file, 0, file->size(), "load '" + name + "'").value([this](const formats::SavedTensor& saved) {
+      const at::Tensor stand_in = at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype).device(at::kMeta));
+      places.emplace(stand_in.unsafeGetTensorImpl(), saved);
+      stand_ins.push_back(stand_in);
+      return stand_in;
+    });
+  }
+
+  StoredTensor stored(const at::Tensor& stand_in) const {
+    const auto& saved = places.at(stand_in.unsafeGetTensorImpl());
+    return {.dtype = saved.dtype, .sizes = saved.sizes,
+            .read = [file = file, saved](const DcpBox& box, const at::Tensor& destination) { formats::read_part(*file, saved, box.offsets, destination); },
+            .read_whole = [file = file, saved] {
+              at::Tensor whole = at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype));
+              formats::read_part(*file, saved, std::vector<int64_t>(saved.sizes.size(), 0), whole);
+              return whole;
+            }};
+  }
+  [[noreturn]] void fail(const std::string& what) const { throw CheckpointError("load '" + name + "': " + what); }
+  Dict dict(const c10::IValue& item, const char* what) const {
+    if (!item.isGenericDict()) fail(std::string("found ") + item.tagKind() + ", expected " + what);
+    return item.toGenericDict();
+  }
+
+  std::shared_ptr<formats::InputFile> file;
+  std::string name;
+  c10::IValue value;
+  std::vector<at::Tensor> stand_ins;  ///< alive, so that no two have one address
+  std::unordered_map<const at::TensorImpl*, formats::SavedTensor> places;
+};
+
+StoredTensor stored(const std::shared_ptr<const formats::DcpCheckpoint>& checkpoint, const formats::DcpEntry& entry) {
+  const auto& info = std::get<formats::DcpTensorInfo>(entry.content);
+  return {.dtype = info.dtype, .sizes = info.sizes,
+          .read = [checkpoint, name = entry.name](const DcpBox& box, const at::Tensor& destination) { checkpoint->read_chunk(name, box, destination); },
+          .read_whole = [checkpoint, name = entry.name] { return checkpoint->read_full(name); }};
+}
+
+/// A number beside the sharded tensors, as Python has it in some versions: the count of steps.
+StoredTensor constant(const at::Tensor& value) {
+  return {.dtype = value.scalar_type(), .sizes = value.sizes().vec(), .read = [value](const DcpBox&, const at::Tensor& destination) { destination.copy_(value); }, .read_whole = [value] { return value; }};
+}
+std::optional<StoredTensor> constant(const c10::IValue& value) {
+  if (!value.isInt() && !value.isDouble()) return std::nullopt;
+  return constant(at::empty({}, at::TensorOptions().dtype(at::kDouble)).fill_(value.toScalar()));
+}
+
+std::string key_text(const c10::IValue& key) { return key.isString() ? key.toStringRef() : key.isInt() ? std::to_string(key.toInt()) : std::string(); }
+
+}  // namespace
+
+std::vector<StretchPart> parts_of(const at::Tensor& like, int64_t begin, const at::Tensor& stretch) {
+  // Dimensions from the largest step in memory to the smallest.
+  const auto dims = static_cast<size_t>(like.dim());
+  std::vector<int64_t> order(dims), back(dims), sizes(dims);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return like.stride(a) > like.stride(b); });
+  for (size_t i = 0; i < dims; ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i), sizes[i] = like.size(order[i]);
+  std::vector<DcpBox> boxes;
+  split(sizes, 0, begin, begin + stretch.numel(), {}, boxes);
+  std::vector<StretchPart> parts;
+  int64_t at = 0;
+  for (const auto& in_memory : boxes) {
+    const int64_t count = std::accumulate(in_memory.sizes.begin(), in_memory.sizes.end(), int64_t{1}, std::multiplies<>());
+    StretchPart part{{std::vector<int64_t>(dims), std::vector<int64_t>(dims)}, stretch.narrow(0, at, count).view(in_memory.sizes).permute(back)};
+    for (size_t i = 0; i < dims; ++i) part.box.offsets[static_cast<size_t>(order[i])] = in_memory.offsets[i], part.box.sizes[static_cast<size_t>(order[i])] = in_memory.sizes[i];
+    parts.push_back(std::move(part));
+    at += count;
+  }
+  return parts;
+}
+
+at::Tensor read_stretch(const StoredTensor& stored, const at::Tensor& like, int64_t begin, int64_t numel, const at::TensorOptions& options) {
+  at::NoGradGuard no_grad;
+  const at::Tensor stretch = at::empty({numel}, options.requires_grad(false));
+  for (const auto& part : parts_of(like, begin, stretch)) stored.read(part.box, part.values);
+  return stretch;
+}
+
+StoredTensors open_safetensors(const std::filesystem::path& file) {
+  StoredTensors tensors;
+  for (const auto& [name, tensor] : load_safetensors(file))
+    tensors[name] = {.dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec(),
+                     .read = [tensor = tensor](const DcpBox& box, const at::Tensor& destination) {
+                       at::Tensor part = tensor;
+                       for (int64_t dim = 0; dim < tensor.dim(); ++dim) part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
+                       destination.copy_(part);
+                     },
+                     .read_whole = [tensor = tensor] { return tensor; }};
+  return tensors;
+}
+
+StoredTensors open_archive(const std::filesystem::path& file) {
+  const Archive archive(file);
+  StoredTensors tensors;
+  for (const auto& entry : archive.dict(archive.value, "a dict of tensors")) {
+    if (!entry.key().isString() || !entry.value().isTensor()) archive.fail("expected names with tensors, found an entry of another kind");
+    tensors[entry.key().toStringRef()] = archive.stored(entry.value().toTensor());
+  }
+  return tensors;
+}
+
+StoredTensors open_distributed(const std::filesystem::path& folder) {
+  const auto checkpoint = std::make_shared<const formats::DcpCheckpoint>(folder);
+  StoredTensors tensors;
+  const std::string prefix = "model.";
+  for (const auto& entry : checkpoint->entries())
+    if (entry.name.starts_with(prefix) && std::holds_alternative<formats::DcpTensorInfo>(entry.content)) tensors[entry.name.substr(prefix.size())] = stored(checkpoint, entry);
+  if (tensors.empty()) throw CheckpointError("load '" + folder.string() + "': found no tensors under the key 'model', expected the weights of a model; it may be the folder of an optimizer");
+  return tensors;
+}
+
+StoredOptimizer open_optimizer_archive(const std::filesystem::path& file) {
+  const Archive archive(file);
+  StoredOptimizer result;
+  result.source = "load '" + file.string() + "'";
+  const auto dict = archive.dict(archive.value, "the dict of an optimizer");
+  if (!dict.contains("state") || !dict.contains("param_groups") || !dict.at("param_groups").isList()) archive.fail("found a dict without 'state' and a list 'param_groups', expected the state of an optimizer");
+  for (const c10::IValue& item : dict.at("param_groups").toListRef()) {
+    StoredOptimizer::Group group{.options = Dict(c10::StringType::get(), c10::AnyType::get()), .parameters = {}};
+    for (const auto& entry : archive.dict(item, "a parameter group")) {
+      if (!entry.key().isString()) archive.fail("found a parameter group whose keys are not names");
+      if (entry.key().toStringRef() != "params") {
+        group.options.insert(entry.key(), entry.value());
+        continue;
+      }
+      if (!entry.value().isList()) archive.fail("found " + entry.value().tagKind() + " at 'params', expected a list");
+      for (const c10::IValue& key : entry.value().toListRef()) {
+        result.by_name = result.by_name || key.isString();
+        group.parameters.push_back(key_text(key));
+      }
+    }
+    result.groups.push_back(std::move(group));
+  }
+  for (const auto& entry : archive.dict(dict.at("state"), "a dict at 'state'")) {
+    auto& state = result.state[key_text(entry.key())];
+    for (const auto& field : archive.dict(entry.value(), "the dict of a parameter's state")) {
+      if (!field.key().isString()) archive.fail("found a parameter's state whose keys are not names");
+      if (field.value().isTensor()) state[field.key().toStringRef()] = archive.stored(field.value().toTensor());
+      else if (const auto number = constant(field.value())) state[field.key().toStringRef()] = *number;
+    }
+  }
+  return result;
+}
+
+StoredOptimizer open_distributed_optimizer(const std::filesystem::path& folder) {
+  const auto checkpoint = std::make_shared<const formats::DcpCheckpoint>(folder);
+  StoredOptimizer result;
+  result.source = "load '" + folder.string() + "'";
+  result.by_name = true;
+  for (const auto& entry : checkpoint->entries()) {
+    const auto fail = [&](const std::string& what) { throw CheckpointError(result.source + ": the path of '" + entry.name + "' " + what + ", expected optimizer.state.<parameter>.<tensor> or optimizer.param_groups.<number>.<option>"); };
+    if (!entry.path || entry.path->size() != 4) {
+      // An empty dict, of an optimizer that never stepped.
+      if (entry.path && entry.path->size() <= 3 && std::holds_alternative<formats::DcpLocation>(entry.content)) continue;
+      fail("is missing or of another length");
+    }
+    const auto& path = *entry.path;
+    const auto *top = std::get_if<std::string>(&path[0]), *kind = std::get_if<std::string>(&path[1]), *field = std::get_if<std::string>(&path[3]);
+    if (!top || !kind || !field || *top != "optimizer") fail("leads elsewhere");
+    if (*kind == "state") {
+      const auto* parameter = std::get_if<std::string>(&path[2]);
+      if (!parameter) fail("has a number in the place of a name");
+      auto& state = result.state[*parameter];
+      if (std::holds_alternative<formats::DcpTensorInfo>(entry.content)) state[*field] = stored(checkpoint, entry);
+      else if (const auto number = constant(checkpoint->read_object(entry.name))) state[*field] = *number;
+    } else {
+      const auto* number = std::get_if<int64_t>(&path[2]);
+      if (*kind != "param_groups" || !number || *number < 0 || *number > 100000) fail("leads elsewhere");
+      while (result.groups.size() <= static_cast<size_t>(*number)) result.groups.push_back({.options = Dict(c10::StringType::get(), c10::AnyType::get()), .parameters = {}});
+      auto& group = result.groups[static_cast<size_t>(*number)];
+      // A learning rate may be a tensor in Python.
+      const c10::IValue value = std::holds_alternative<formats::DcpTensorInfo>(entry.content) ? c10::IValue(checkpoint->read_full(entry.name)) : checkpoint->read_object(entry.name);
+      if (*field != "params") group.options.insert(*field, value);
+      else if (value.isList())
+        for (const c10::IValue& key : value.toListRef()) group.parameters.push_back(key_text(key));
+      else fail("is " + value.tagKind());
+    }
+  }
+  if (result.groups.empty()) throw CheckpointError(result.source + ": found no parameter groups under the key 'optimizer', expected the state of an optimizer; it may be the folder of a model");
+  return result;
+}
+
+}  // namespace accelerate::checkpointing

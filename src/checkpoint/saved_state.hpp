@@ -1,0 +1,66 @@
+#pragma once
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "formats/dcp/box.hpp"
+
+/// What a checkpoint holds, whoever wrote it and however it is split, before it is read: names, sizes, and functions that read just the part that a rank needs.
+namespace accelerate::checkpointing {
+
+/// A rectangular part of a tensor and the elements of a stretch that are this part.
+struct StretchPart {
+  formats::DcpBox box;
+  at::Tensor values;  ///< [box.sizes], a view of the stretch
+};
+
+/// A stretch of a tensor's elements, in the order of its memory, as rectangles: the rest of a row, whole rows, the beginning of a row, and so within each dimension.
+/// @param like     dense; its sizes and strides are the tensor's
+/// @param stretch  1-D; its first element is the tensor's element `begin`
+std::vector<StretchPart> parts_of(const at::Tensor& like, int64_t begin, const at::Tensor& stretch);
+
+/// A tensor in a file, or in many.
+struct StoredTensor {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> sizes;
+  /// Fills `destination` ([box.sizes], any dtype, device and strides). @throws CheckpointError when the file is damaged.
+  std::function<void(const formats::DcpBox& box, const at::Tensor& destination)> read;
+  std::function<at::Tensor()> read_whole;  ///< on the CPU; mapped where the format allows it
+};
+using StoredTensors = std::map<std::string, StoredTensor>;
+
+/// Into a new 1-D tensor of `options`: the stretch of the tensor that begins at `begin`, see parts_of().
+at::Tensor read_stretch(const StoredTensor& stored, const at::Tensor& like, int64_t begin, int64_t numel, const at::TensorOptions& options);
+
+/// safetensors. @throws CheckpointError, as the following.
+StoredTensors open_safetensors(const std::filesystem::path& file);
+/// A dict of tensors by torch.save.
+StoredTensors open_archive(const std::filesystem::path& file);
+/// The tensors under the top-level key `model` of a distributed checkpoint.
+StoredTensors open_distributed(const std::filesystem::path& folder);
+
+/// The state of an optimizer by torch's rules.
+struct StoredOptimizer {
+  struct Group {
+    c10::impl::GenericDict options;       ///< without `params`
+    std::vector<std::string> parameters;  ///< keys of `state`
+  };
+  std::string source;     ///< for messages
+  bool by_name = false;   ///< keys are names of parameters; else numbers, counted through all groups
+  std::vector<Group> groups;
+  std::map<std::string, StoredTensors> state;
+};
+
+StoredOptimizer open_optimizer_archive(const std::filesystem::path& file);
+/// What is under the top-level key `optimizer`.
+StoredOptimizer open_distributed_optimizer(const std::filesystem::path& folder);
+
+}  // namespace accelerate::checkpointing

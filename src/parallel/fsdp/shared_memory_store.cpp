@@ -1,0 +1,301 @@
+/// The shards of all ranks of one host side by side in memory that all of them see: the gathered parameters are where they are, once for all ranks, and
+/// gradients are added up by reading the peers' buffers. Nothing is sent.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "comm/average.hpp"
+#include "comm/group.hpp"
+#include "comm/shared_memory.hpp"
+#include "parallel/fsdp/shard_store.hpp"
+#include "residency/homes/host.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+constexpr size_t kLine = 64;
+constexpr int64_t kNothing = -1;
+
+/// What a rank tells the others about its gradients of one part. Two of them are used in turn, because a fast rank may be a whole backward ahead of a slow one.
+struct alignas(kLine) Announcement {
+  std::atomic<uint64_t> generation;  ///< of backward passes; set last
+  int64_t offset;                    ///< of the part's gradients in the rank's ring; kNothing: it has none
+};
+struct alignas(kLine) Consumed {
+  std::atomic<uint64_t> count;  ///< how often any rank has read this rank's gradients of this part
+};
+
+/// Where everything lies in the mapping. The same on all ranks.
+struct Plan {
+  Plan(const std::vector<ShardedPart>& parts, int64_t world, std::optional<at::ScalarType> reduce_dtype) : world(world), parts(parts.size()) {
+    const auto reserve = [this](size_t bytes) {
+      const size_t at = size;
+      size = (size + bytes + kLine - 1) / kLine * kLine;
+      return at;
+    };
+    announcements = reserve(2 * static_cast<size_t>(world) * parts.size() * sizeof(Announcement));
+    consumed = reserve(static_cast<size_t>(world) * parts.size() * sizeof(Consumed));
+    size_t all = 0;
+    for (const auto& part : parts) {
+      computed.push_back(reserve(static_cast<size_t>(part.numel()) * c10::elementSize(part.compute_dtype)));
+      members.push_back(member_count);
+      if (!part.trained) continue;
+      member_count += part.members.size();
+      const size_t bytes = (static_cast<size_t>(part.numel()) * c10::elementSize(reduce_dtype.value_or(part.compute_dtype)) + kLine - 1) / kLine * kLine;
+      ring = std::max(ring, 2 * bytes);
+      all += bytes;
+    }
+    // Room for two of the largest, so that one can be filled while the last one is read; many small ones need not wait for each other.
+    ring = std::min(std::max(ring, size_t{8} << 20), std::max(all, ring / 2));
+    used = reserve(2 * static_cast<size_t>(world) * member_count);
+    rings = reserve(static_cast<size_t>(world) * ring);
+  }
+  int64_t world;
+  size_t parts, size = 0;
+  size_t announcements = 0, consumed = 0, used = 0, rings = 0;  ///< offsets
+  std::vector<size_t> computed, members;                        ///< per part: offset of its parameters; its first member among all
+  size_t member_count = 0, ring = 0;                            ///< trained members; bytes of one rank's ring
+};
+
+struct Mapping {
+  Mapping(std::shared_ptr<comm::SharedMemory> memory, Plan plan) : memory(std::move(memory)), plan(std::move(plan)) {}
+  std::shared_ptr<comm::SharedMemory> memory;
+  Plan plan;
+
+  char* at(size_t offset) const { return memory->data() + offset; }
+  Announcement& announcement(uint64_t generation, int64_t rank, size_t part) const {
+    return reinterpret_cast<Announcement*>(at(plan.announcements))[((generation & 1) * static_cast<size_t>(plan.world) + static_cast<size_t>(rank)) * plan.parts + part];
+  }
+  std::atomic<uint64_t>& consumed(int64_t rank, size_t part) const { return reinterpret_cast<Consumed*>(at(plan.consumed))[static_cast<size_t>(rank) * plan.parts + part].count; }
+  /// One byte per member of the part: the rank has a gradient for it.
+  char* used(uint64_t generation, int64_t rank, size_t part) const {
+    return at(plan.used) + ((generation & 1) * static_cast<size_t>(plan.world) + static_cast<size_t>(rank)) * plan.member_count + plan.members[part];
+  }
+  char* ring(int64_t rank) const { return at(plan.rings) + static_cast<size_t>(rank) * plan.ring; }
+};
+
+class SharedReducer final : public GradientReducer {
+ public:
+  SharedReducer(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, std::shared_ptr<Mapping> mapping, const ReducerOptions& options)
+      : parts_(parts), group_(std::move(group)), mapping_(std::move(mapping)), options_(options), states_(parts.size()) {
+    for (size_t p = 0; p < parts.size(); ++p)
+      if (parts[p].trained) trained_.push_back(p);
+    waiting_ = trained_;
+  }
+
+  bool take(ShardedPart& part, size_t member, const at::Tensor& gradient) override {
+    at::NoGradGuard no_grad;
+    const auto p = static_cast<size_t>(part.index);
+    State& state = states_[p];
+    if (!state.flat.defined()) {
+      state.flat = allocate(p);
+      state.arrived.assign(part.members.size(), 0);
+    }
+    const auto& tensor = part.members[member].second;
+    state.flat.as_strided(tensor.sizes(), tensor.strides(), part.layout.offsets[member]).copy_(gradient);
+    state.arrived[member] = 1;
+    if (++state.count < static_cast<int64_t>(part.members.size())) return false;
+    announce(p);
+    progress();
+    return true;
+  }
+
+  void finish() override {
+    at::NoGradGuard no_grad;
+    for (const size_t p : trained_) {
+      State& state = states_[p];
+      if (state.announced) continue;
+      for (size_t m = 0; state.flat.defined() && m < parts_[p].members.size(); ++m) {
+        const auto& tensor = parts_[p].members[m].second;
+        if (!state.arrived[m]) state.flat.as_strided(tensor.sizes(), tensor.strides(), parts_[p].layout.offsets[m]).zero_();
+      }
+      announce(p);
+    }
+    group_->wait_until("reduction of gradients", [&] { return progress(); });
+    for (auto& state : states_) {
+      State next;
+      next.gradient = std::move(state.gradient);
+      state = std::move(next);
+    }
+    waiting_ = trained_;
+    ++generation_;
+  }
+
+ private:
+  struct State {
+    at::Tensor flat;  ///< in this rank's ring
+    int64_t offset = kNothing;
+    std::vector<char> arrived;
+    int64_t count = 0;
+    bool announced = false;
+    at::Tensor gradient;  ///< this rank's stretch of the average; its memory is used again when nobody else holds it
+  };
+  struct Slot {
+    size_t part, begin, end;
+    uint64_t generation;
+  };
+
+  at::ScalarType wire(const ShardedPart& part) const { return options_.reduce_dtype.value_or(part.compute_dtype); }
+
+  /// The next stretch of this rank's ring, when all have read what was there.
+  at::Tensor allocate(size_t p) {
+    const auto type = wire(parts_[p]);
+    const size_t bytes = (static_cast<size_t>(parts_[p].numel()) * c10::elementSize(type) + kLine - 1) / kLine * kLine;
+    if (head_ + bytes > mapping_->plan.ring) head_ = 0;
+    const size_t begin = head_, end = head_ + bytes;
+    const auto free = [&] {
+      const auto was_read = [&](const Slot& slot) {
+        return mapping_->consumed(group_->rank(), slot.part).load(std::memory_order_acquire) >= slot.generation * static_cast<uint64_t>(group_->world_size());
+      };
+      while (!slots_.empty() && was_read(slots_.front())) slots_.pop_front();
+      return std::none_of(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.begin < end && begin < slot.end; });
+    };
+    if (!free()) {
+      group_->wait_until("room for gradients", [&] {
+        progress();  // the peers may be waiting for us in turn
+        return free();
+      });
+    }
+    slots_.push_back({.part = p, .begin = begin, .end = end, .generation = generation_});
+    head_ = end;
+    states_[p].offset = static_cast<int64_t>(begin);
+    return at::from_blob(mapping_->ring(group_->rank()) + begin, {parts_[p].numel()}, at::TensorOptions().dtype(type));
+  }
+
+  void announce(size_t p) {
+    State& state = states_[p];
+    state.announced = true;
+    char* used = mapping_->used(generation_, group_->rank(), p);
+    for (size_t m = 0; m < parts_[p].members.size(); ++m) used[m] = !state.arrived.empty() && state.arrived[m];
+    auto& announcement = mapping_->announcement(generation_, group_->rank(), p);
+    announcement.offset = state.offset;
+    announcement.generation.store(generation_, std::memory_order_release);
+  }
+
+  /// Adds up this rank's stretch of every part that all ranks have announced. @return whether none is left.
+  bool progress() {
+    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), [&](size_t p) {
+                     for (int64_t rank = 0; rank < group_->world_size(); ++rank)
+                       if (mapping_->announcement(generation_, rank, p).generation.load(std::memory_order_acquire) != generation_) return false;
+                     reduce(p);
+                     return true;
+                   }),
+                   waiting_.end());
+    return waiting_.empty();
+  }
+
+  void reduce(size_t p) {
+    at::NoGradGuard no_grad;
+    ShardedPart& part = parts_[p];
+    const int64_t world = group_->world_size(), length = part.numel() / world, first = group_->rank() * length;
+    const auto type = wire(part);
+    std::vector<const void*> inputs;
+    std::vector<char> used(part.members.size(), 0);
+    for (int64_t rank = 0; rank < world; ++rank) {
+      const int64_t offset = mapping_->announcement(generation_, rank, p).offset;
+      if (offset != kNothing) inputs.push_back(mapping_->ring(rank) + offset + first * static_cast<int64_t>(c10::elementSize(type)));
+      const char* theirs = mapping_->used(generation_, rank, p);
+      for (size_t m = 0; m < used.size(); ++m) used[m] |= theirs[m];
+    }
+    if (!inputs.empty()) {
+      at::Tensor& gradient = states_[p].gradient;
+      if (!gradient.defined() || gradient.scalar_type() != type || gradient.storage().use_count() > 1) gradient = at::empty({length}, at::TensorOptions().dtype(type));
+      comm::average(type, gradient.mutable_data_ptr(), inputs, length, static_cast<double>(world));
+      const at::Tensor result = options_.keep_low_precision ? gradient : gradient.to(part.master_dtype);
+      for (size_t m = 0; m < part.members.size(); ++m) {
+        auto& shard = part.shards[m];
+        if (!used[m]) continue;
+        const int64_t from = shard.numel() == 0 ? 0 : part.layout.offsets[m] + part.begins[m] - first;
+        const at::Tensor mine = result.narrow(0, from, shard.numel());
+        if (shard.grad().defined()) shard.mutable_grad().add_(mine);
+        else shard.mutable_grad() = mine;
+      }
+    }
+    for (int64_t rank = 0; rank < world; ++rank) mapping_->consumed(rank, p).fetch_add(1, std::memory_order_acq_rel);
+  }
+
+  std::vector<ShardedPart>& parts_;
+  std::shared_ptr<comm::Group> group_;
+  std::shared_ptr<Mapping> mapping_;
+  ReducerOptions options_;
+  std::vector<State> states_;
+  std::vector<size_t> trained_, waiting_;  ///< parts; those not reduced in this backward
+  std::deque<Slot> slots_;                 ///< of the ring, oldest first
+  size_t head_ = 0;
+  uint64_t generation_ = 1;
+};
+
+/// Parameters that several ranks see at once: each counts its share of the bytes.
+class SharedHome final : public residency::Home {
+ public:
+  SharedHome(at::Tensor flat, int64_t sharers) : flat_(std::move(flat)), sharers_(sharers) {}
+  std::unique_ptr<residency::Transfer> fetch(const at::Tensor&) override { return nullptr; }
+  void store(const at::Tensor&) override {}
+  std::optional<at::Tensor> mapped() override { return flat_; }
+  int64_t sharers() const override { return sharers_; }
+
+ private:
+  at::Tensor flat_;
+  int64_t sharers_;
+};
+
+class SharedMemoryStore final : public ShardStore {
+ public:
+  SharedMemoryStore(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, std::shared_ptr<Mapping> mapping, const ReducerOptions& options)
+      : parts_(parts), group_(std::move(group)), mapping_(std::move(mapping)), options_(options), computed_(parts.size()) {
+    for (size_t p = 0; p < parts.size(); ++p)  // views keep the mapping alive
+      computed_[p] = at::from_blob(mapping_->at(mapping_->plan.computed[p]), {parts[p].numel()}, [mapping = mapping_](void*) {}, at::TensorOptions().dtype(parts[p].compute_dtype));
+  }
+
+  void allocate(ShardedPart& part) override {
+    const at::Tensor stretch = own(part);
+    part.master = part.compute_dtype == part.master_dtype ? stretch : at::zeros(stretch.sizes(), stretch.options().dtype(part.master_dtype));
+  }
+  std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
+    return std::make_unique<SharedHome>(computed_[static_cast<size_t>(part.index)], group_->world_size());
+  }
+  std::unique_ptr<GradientReducer> make_reducer() override { return std::make_unique<SharedReducer>(parts_, group_, mapping_, options_); }
+  /// All have computed with the old values.
+  void before_step() override { mapping_->memory->barrier("optimizer step"); }
+  void publish() override {
+    at::NoGradGuard no_grad;
+    for (auto& part : parts_)
+      if (part.compute_dtype != part.master_dtype) own(part).copy_(part.master);
+    mapping_->memory->barrier("optimizer step");
+  }
+
+ private:
+  /// This rank's stretch of the flat storage.
+  at::Tensor own(const ShardedPart& part) const {
+    const int64_t length = part.numel() / group_->world_size();
+    return computed_[static_cast<size_t>(part.index)].narrow(0, group_->rank() * length, length);
+  }
+
+  std::vector<ShardedPart>& parts_;
+  std::shared_ptr<comm::Group> group_;
+  std::shared_ptr<Mapping> mapping_;
+  ReducerOptions options_;
+  std::vector<at::Tensor> computed_;  ///< per part: the whole flat storage
+};
+
+}  // namespace
+
+std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const ReducerOptions& options) {
+  for (const auto& part : parts)
+    if (part.trained && !comm::can_average(options.reduce_dtype.value_or(part.compute_dtype))) return nullptr;
+  Plan plan(parts, group->world_size(), options.reduce_dtype);
+  auto memory = comm::SharedMemory::create(group, plan.size);
+  if (!memory) return nullptr;
+  return std::make_unique<SharedMemoryStore>(parts, group, std::make_shared<Mapping>(std::move(memory), std::move(plan)), options);
+}
+
+}  // namespace accelerate::parallel
