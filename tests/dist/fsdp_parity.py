@@ -25,13 +25,23 @@ from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer
 warnings.simplefilter("ignore")
 
 
+class Linear(nn.Linear):
+    """As LibTorch's C++ module computes it: the bias is added to a result that is rounded already, which matters in bf16."""
+
+    def forward(self, x):
+        y = x.matmul(self.weight.t())
+        if self.bias is not None:
+            y += self.bias
+        return y
+
+
 class Block(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
         self.l1, self.l2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.qkv, self.out = Linear(width, 3 * width, bias=False), Linear(width, width)
+        self.up, self.down = Linear(width, 4 * width), Linear(4 * width, width)
 
     def forward(self, x):
         b, t, d = x.shape

@@ -19,8 +19,8 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr int64_t kSteps = 20, kMicroSteps = 2, kGlobalBatch = 12, kTokens = 9, kVocabulary = 61, kWidth = 24, kLayers = 2;
-/// Below it most steps are clipped, some are not.
-constexpr double kMaxNorm = 1.0;
+/// Most steps are clipped, the last ones are not.
+constexpr double kMaxNorm = 0.5;
 /// A block is one unit, and so are two of its matrices within; the tied embedding stays with the root, where PyTorch can share it.
 constexpr int64_t kMinNumParams = 2000;
 
@@ -127,12 +127,12 @@ double largest_difference(const std::vector<double>& ours, const std::vector<dou
   return largest;
 }
 
-/// fp32: sums in another order. bf16: every product is rounded to 8 bits, where both compute the same; but gradients are added in another order, and AdamW's first
-/// steps follow the sign of gradients that are rounding noise.
+/// fp32: sums in another order; one rank is equal bit by bit, in bf16 too (measured: losses 1e-6, norms 2e-7). bf16 on several ranks: a sum of gradients that is divided or
+/// added in another order rounds to a neighbour, 2^-8 away, and AdamW turns the sign of a tiny gradient into a whole step (measured: losses 8e-4, norms 2.3e-3).
 struct Tolerance {
   double loss, norm;
 };
-Tolerance tolerance_of(const Configuration& configuration) { return configuration.precision.empty() ? Tolerance{1e-5, 1e-4} : Tolerance{2e-2, 5e-2}; }
+Tolerance tolerance_of(const Configuration& configuration) { return configuration.precision.empty() ? Tolerance{1e-5, 1e-5} : Tolerance{5e-3, 1e-2}; }
 
 bool runs_with(const Configuration& configuration, int64_t world) { return std::find(configuration.world_sizes.begin(), configuration.world_sizes.end(), world) != configuration.world_sizes.end(); }
 
