@@ -202,6 +202,7 @@ void Residency::drop(Unit& unit) {
       counters().bytes_stored.fetch_add(part.bytes(), std::memory_order_relaxed);
     }
     for (auto& member : part.members) member->close();
+    if (policy_.recede && !part.mapped.defined()) part.home->recede(part.flat);
     if (!part.mapped.defined()) buffers_.give(std::move(part.flat));
     part.flat.reset();
     counters().add_resident(-part.resident_bytes());
@@ -232,6 +233,7 @@ void Residency::release() {
   std::lock_guard lock(mutex_);
   for (auto& unit : units_) {
     if (unit->pins_ == 0) drop(*unit);
+    for (const auto& part : unit->parts_) part.home->forget();
   }
   current_ = nullptr;
 }

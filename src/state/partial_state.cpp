@@ -110,7 +110,8 @@ PartialState::PartialState(const PartialStateOptions& options) {
                                       .master_port = static_cast<uint16_t>(port),
                                       .timeout = options.process_group.timeout.value_or(std::chrono::seconds(fresh->backend == "nccl" ? 600 : 1800)),
                                       .device = fresh->device,
-                                      .debug = fresh->debug});
+                                      .debug = fresh->debug,
+                                      .local_world_size = id.local_world_size});
     comm::set_world_group(fresh->group);
   }
   shared_ = state = fresh;

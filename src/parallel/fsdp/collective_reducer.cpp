@@ -9,6 +9,7 @@
 
 #include "comm/group.hpp"
 #include "parallel/fsdp/gradient_reducer.hpp"
+#include "parallel/fsdp/replicas.hpp"
 #include "residency/buffers.hpp"
 
 namespace accelerate::parallel {
@@ -39,8 +40,8 @@ class LocalReducer final : public GradientReducer {
 
 class CollectiveReducer final : public GradientReducer {
  public:
-  CollectiveReducer(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, const ReducerOptions& options)
-      : parts_(parts), group_(std::move(group)), options_(options), states_(parts.size()) {
+  CollectiveReducer(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options)
+      : parts_(parts), group_(mesh.shard), replicas_(mesh.replicate ? std::make_unique<Replicas>(parts, mesh.replicate) : nullptr), options_(options), states_(parts.size()) {
     // Gradients come from the last unit to the first; the real order is learnt in the first backward.
     for (size_t i = parts.size(); i-- > 0;)
       if (parts[i].trained) order_.push_back(i);
@@ -88,6 +89,14 @@ class CollectiveReducer final : public GradientReducer {
     }
     advance();
     while (!running_.empty()) collect();
+    if (replicas_) {
+      for (size_t i : order_) {
+        if (!states_[i].skipped) continue;
+        states_[i].result = at::zeros({parts_[i].numel() / group_->world_size()}, at::TensorOptions().dtype(options_.reduce_dtype.value_or(parts_[i].compute_dtype)).device(group_->device()));
+        replicas_->add(i, states_[i].result);
+      }
+      replicas_->finish(used);
+    }
     for (size_t i : order_) {
       State& state = states_[i];
       if (state.result.defined()) give(parts_[i], state.result, used[i]);
@@ -165,6 +174,7 @@ class CollectiveReducer final : public GradientReducer {
     state.flat = at::Tensor();
     const auto after = divisors(state.result.scalar_type()).second;
     if (after != 1) state.result.div_(after);
+    if (replicas_) replicas_->add(index, state.result);
   }
 
   void give(ShardedPart& part, at::Tensor result, const std::vector<char>& used) {
@@ -192,6 +202,7 @@ class CollectiveReducer final : public GradientReducer {
 
   std::vector<ShardedPart>& parts_;
   std::shared_ptr<comm::Group> group_;
+  std::unique_ptr<Replicas> replicas_;  ///< null: there is one
   ReducerOptions options_;
   std::vector<State> states_;
   std::vector<size_t> order_;   ///< of reductions, the same on all ranks
@@ -206,8 +217,8 @@ class CollectiveReducer final : public GradientReducer {
 
 std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts) { return std::make_unique<LocalReducer>(parts); }
 
-std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, const ReducerOptions& options) {
-  return std::make_unique<CollectiveReducer>(parts, std::move(group), options);
+std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options) {
+  return std::make_unique<CollectiveReducer>(parts, mesh, options);
 }
 
 }  // namespace accelerate::parallel

@@ -16,6 +16,7 @@
 #include "comm/average.hpp"
 #include "comm/group.hpp"
 #include "comm/shared_memory.hpp"
+#include "parallel/fsdp/replicas.hpp"
 #include "parallel/fsdp/shard_store.hpp"
 #include "residency/homes/host.hpp"
 
@@ -85,8 +86,8 @@ struct Mapping {
 
 class SharedReducer final : public GradientReducer {
  public:
-  SharedReducer(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, std::shared_ptr<Mapping> mapping, const ReducerOptions& options)
-      : parts_(parts), group_(std::move(group)), mapping_(std::move(mapping)), options_(options), states_(parts.size()) {
+  SharedReducer(std::vector<ShardedPart>& parts, const Mesh& mesh, std::shared_ptr<Mapping> mapping, const ReducerOptions& options)
+      : parts_(parts), group_(mesh.shard), replicas_(mesh.replicate ? std::make_unique<Replicas>(parts, mesh.replicate) : nullptr), mapping_(std::move(mapping)), options_(options), used_(parts.size()), states_(parts.size()) {
     for (size_t p = 0; p < parts.size(); ++p)
       if (parts[p].trained) trained_.push_back(p);
     waiting_ = trained_;
@@ -121,6 +122,10 @@ class SharedReducer final : public GradientReducer {
       announce(p);
     }
     group_->wait_until("reduction of gradients", [&] { return progress(); });
+    if (replicas_) {
+      replicas_->finish(used_);
+      for (const size_t p : trained_) give(p);
+    }
     for (auto& state : states_) {
       State next;
       next.gradient = std::move(state.gradient);
@@ -199,34 +204,47 @@ class SharedReducer final : public GradientReducer {
     const int64_t world = group_->world_size(), length = part.numel() / world, first = group_->rank() * length;
     const auto type = wire(part);
     std::vector<const void*> inputs;
-    std::vector<char> used(part.members.size(), 0);
+    auto& used = used_[p];
+    used.assign(part.members.size(), 0);
     for (int64_t rank = 0; rank < world; ++rank) {
       const int64_t offset = mapping_->announcement(generation_, rank, p).offset;
       if (offset != kNothing) inputs.push_back(mapping_->ring(rank) + offset + first * static_cast<int64_t>(c10::elementSize(type)));
       const char* theirs = mapping_->used(generation_, rank, p);
       for (size_t m = 0; m < used.size(); ++m) used[m] |= theirs[m];
     }
-    if (!inputs.empty()) {
+    if (!inputs.empty() || replicas_) {
       at::Tensor& gradient = states_[p].gradient;
       if (!gradient.defined() || gradient.scalar_type() != type || gradient.storage().use_count() > 1) gradient = at::empty({length}, at::TensorOptions().dtype(type));
-      comm::average(type, gradient.mutable_data_ptr(), inputs, length, static_cast<double>(world));
-      const at::Tensor result = options_.keep_low_precision ? gradient : gradient.to(part.master_dtype);
-      for (size_t m = 0; m < part.members.size(); ++m) {
-        auto& shard = part.shards[m];
-        if (!used[m]) continue;
-        const int64_t from = shard.numel() == 0 ? 0 : part.layout.offsets[m] + part.begins[m] - first;
-        const at::Tensor mine = result.narrow(0, from, shard.numel());
-        if (shard.grad().defined()) shard.mutable_grad().add_(mine);
-        else shard.mutable_grad() = mine;
-      }
+      if (inputs.empty()) gradient.zero_();
+      else comm::average(type, gradient.mutable_data_ptr(), inputs, length, static_cast<double>(world));
+      if (replicas_) replicas_->add(p, gradient);
+      else give(p);
     }
     for (int64_t rank = 0; rank < world; ++rank) mapping_->consumed(rank, p).fetch_add(1, std::memory_order_acq_rel);
   }
 
+  /// The shards get their pieces of a part's average.
+  void give(size_t p) {
+    ShardedPart& part = parts_[p];
+    const int64_t first = group_->rank() * (part.numel() / group_->world_size());
+    const at::Tensor& gradient = states_[p].gradient;
+    const at::Tensor result = options_.keep_low_precision ? gradient : gradient.to(part.master_dtype);
+    for (size_t m = 0; m < part.members.size(); ++m) {
+      auto& shard = part.shards[m];
+      if (!used_[p][m]) continue;
+      const int64_t from = shard.numel() == 0 ? 0 : part.layout.offsets[m] + part.begins[m] - first;
+      const at::Tensor mine = result.narrow(0, from, shard.numel());
+      if (shard.grad().defined()) shard.mutable_grad().add_(mine);
+      else shard.mutable_grad() = mine;
+    }
+  }
+
   std::vector<ShardedPart>& parts_;
   std::shared_ptr<comm::Group> group_;
+  std::unique_ptr<Replicas> replicas_;  ///< null: there is one
   std::shared_ptr<Mapping> mapping_;
   ReducerOptions options_;
+  std::vector<std::vector<char>> used_;  ///< per part and member: somebody has a gradient for it
   std::vector<State> states_;
   std::vector<size_t> trained_, waiting_;  ///< parts; those not reduced in this backward
   std::deque<Slot> slots_;                 ///< of the ring, oldest first
@@ -250,8 +268,8 @@ class SharedHome final : public residency::Home {
 
 class SharedMemoryStore final : public ShardStore {
  public:
-  SharedMemoryStore(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, std::shared_ptr<Mapping> mapping, const ReducerOptions& options)
-      : parts_(parts), group_(std::move(group)), mapping_(std::move(mapping)), options_(options), computed_(parts.size()) {
+  SharedMemoryStore(std::vector<ShardedPart>& parts, const Mesh& mesh, std::shared_ptr<Mapping> mapping, const ReducerOptions& options)
+      : parts_(parts), mesh_(mesh), group_(mesh.shard), mapping_(std::move(mapping)), options_(options), computed_(parts.size()) {
     for (size_t p = 0; p < parts.size(); ++p)  // views keep the mapping alive
       computed_[p] = at::from_blob(mapping_->at(mapping_->plan.computed[p]), {parts[p].numel()}, [mapping = mapping_](void*) {}, at::TensorOptions().dtype(parts[p].compute_dtype));
   }
@@ -263,7 +281,7 @@ class SharedMemoryStore final : public ShardStore {
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
     return std::make_unique<SharedHome>(computed_[static_cast<size_t>(part.index)], group_->world_size());
   }
-  std::unique_ptr<GradientReducer> make_reducer() override { return std::make_unique<SharedReducer>(parts_, group_, mapping_, options_); }
+  std::unique_ptr<GradientReducer> make_reducer() override { return std::make_unique<SharedReducer>(parts_, mesh_, mapping_, options_); }
   /// All have computed with the old values.
   void before_step() override { mapping_->memory->barrier("optimizer step"); }
   void publish() override {
@@ -281,7 +299,8 @@ class SharedMemoryStore final : public ShardStore {
   }
 
   std::vector<ShardedPart>& parts_;
-  std::shared_ptr<comm::Group> group_;
+  Mesh mesh_;
+  std::shared_ptr<comm::Group> group_;  ///< mesh_.shard
   std::shared_ptr<Mapping> mapping_;
   ReducerOptions options_;
   std::vector<at::Tensor> computed_;  ///< per part: the whole flat storage
@@ -289,13 +308,13 @@ class SharedMemoryStore final : public ShardStore {
 
 }  // namespace
 
-std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const ReducerOptions& options) {
+std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options) {
   for (const auto& part : parts)
     if (part.trained && !comm::can_average(options.reduce_dtype.value_or(part.compute_dtype))) return nullptr;
-  Plan plan(parts, group->world_size(), options.reduce_dtype);
-  auto memory = comm::SharedMemory::create(group, plan.size);
+  Plan plan(parts, mesh.ranks(), options.reduce_dtype);
+  auto memory = comm::SharedMemory::create(mesh.shard, plan.size);
   if (!memory) return nullptr;
-  return std::make_unique<SharedMemoryStore>(parts, group, std::make_shared<Mapping>(std::move(memory), std::move(plan)), options);
+  return std::make_unique<SharedMemoryStore>(parts, mesh, std::make_shared<Mapping>(std::move(memory), std::move(plan)), options);
 }
 
 }  // namespace accelerate::parallel
