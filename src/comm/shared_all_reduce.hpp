@@ -23,7 +23,7 @@ class SharedAllReduce {
   SharedAllReduce(std::shared_ptr<Group> group, std::shared_ptr<SharedMemory> memory) : group_(std::move(group)), memory_(std::move(memory)) {}
   std::shared_ptr<Group> group_;
   std::shared_ptr<SharedMemory> memory_;
-  bool odd_ = false;  ///< chunks use two sets of areas in turn, so that two barriers a chunk are enough
+  int64_t odd_ = 0;  ///< the set of areas that the next chunk uses: two in turn, so that one barrier a chunk is enough
 };
 
 }  // namespace accelerate::comm

@@ -58,9 +58,9 @@ struct File {
 };
 
 /// @return a text when it failed.
-std::string make_file(File& file, size_t bytes) {
+std::string make_file(File& file, size_t bytes, size_t likely) {
   const size_t available = available_memory();
-  if (available > 0 && bytes > available) return std::to_string(bytes) + " bytes are more than the " + std::to_string(available) + " that are free";
+  if (available > 0 && likely > available) return std::to_string(likely) + " bytes are more than the " + std::to_string(available) + " that are free";
   file.fd = ::memfd_create("accelerate", MFD_CLOEXEC);
   if (file.fd < 0) return error_text("memfd_create");
   if (::ftruncate(file.fd, static_cast<off_t>(bytes)) != 0) return error_text("ftruncate");
@@ -69,7 +69,7 @@ std::string make_file(File& file, size_t bytes) {
 
 }  // namespace
 
-std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>& group, size_t bytes) {
+std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>& group, size_t bytes, std::optional<size_t> likely) {
   if (!group || !group->device().is_cpu() || static_cast<size_t>(group->world_size()) * sizeof(Arrival) > kHeader) return nullptr;
   const bool wanted = environment::flag("ACCELERATE_SHARED_MEMORY").value_or(true);
   const auto hosts = all_gather_bytes(*group, wanted ? host_identity() : std::string());
@@ -80,7 +80,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>&
   File file;
   std::string failed, where;
   if (group->rank() == 0) {
-    failed = make_file(file, length);
+    failed = make_file(file, length, likely.value_or(bytes) + kHeader);
     if (failed.empty()) where = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(file.fd);
   }
   where = broadcast_bytes(*group, where, 0);
