@@ -368,7 +368,9 @@ RANKS_TEST(Comm, WhoWaitsInAGroupHearsWhereTheOthersAre, 4) {
     else std::this_thread::sleep_for(std::chrono::seconds(5)), rows->barrier();
   });
   // Who gives up first tells the others.
-  if (rank() > 1) EXPECT_THAT(text, HasSubstr("not usable any more"));
-  else
+  if (rank() > 1) {
+    EXPECT_THAT(text, HasSubstr("not usable any more"));
+  } else {
     EXPECT_THAT(text, testing::AnyOf(HasSubstr("rank 1 has not arrived: it is in collective 1 (barrier) of the column group of ranks 1, 3"), HasSubstr("rank 3 has not arrived: it came out of collective 0 (none)"))) << text;
+  }
 }

@@ -68,20 +68,20 @@ Gpt make_gpt(int64_t seed = 11) {
   return Gpt();
 }
 
-struct Run {
+struct Training {
   std::vector<double> losses, norms;
   std::map<std::string, at::Tensor> gradients;  ///< of the first step, on every rank
   std::map<std::string, at::Tensor> state;      ///< rank 0
 };
 
 /// No plugin: plain training on the whole batch.
-Run train(const std::optional<Plugin>& plugin, int64_t steps, int64_t micro_steps = 1) {
+Training train(const std::optional<Plugin>& plugin, int64_t steps, int64_t micro_steps = 1) {
   reset();
   std::optional<Accelerator> accelerator;
   if (plugin) accelerator.emplace(AcceleratorOptions{.gradient_accumulation_steps = micro_steps, .cpu = true, .fsdp_plugin = plugin});
   Gpt model = make_gpt();
   auto optimizer = make_adamw(model);
-  Run run;
+  Training run;
   if (!plugin) {
     for (int64_t step = 0; step < steps; ++step) {
       for (int64_t micro = 0; micro < micro_steps; ++micro) {
@@ -115,7 +115,7 @@ Run train(const std::optional<Plugin>& plugin, int64_t steps, int64_t micro_step
 }
 
 /// Gradients within 1e-6: sums in another order. 20 steps of AdamW keep losses within 1e-5 and parameters within 1e-4 (a sign change of a tiny gradient moves a weight by up to lr).
-void expect_close(const Run& expected, const Run& run, const std::string& what) {
+void expect_close(const Training& expected, const Training& run, const std::string& what) {
   ASSERT_EQ(expected.losses.size(), run.losses.size());
   for (size_t i = 0; i < run.losses.size(); ++i) EXPECT_NEAR(expected.losses[i], run.losses[i], 1e-5) << what << " step " << i;
   for (size_t i = 0; i < run.norms.size(); ++i) EXPECT_NEAR(expected.norms[i], run.norms[i], 1e-5) << what << " step " << i;
@@ -130,10 +130,10 @@ TEST(FsdpHybrid, EqualsFullShardAndPlainTraining) {
     for (const int64_t n : {2, 4, 6}) support::expect_ranks_pass("FsdpHybrid.EqualsFullShardAndPlainTraining", {.world_size = n, .env = {{"LOCAL_WORLD_SIZE", std::to_string(n / 2)}}});
     return;
   }
-  const Run plain = train(std::nullopt, 20);
+  const Training plain = train(std::nullopt, 20);
   const int64_t half = support::world_size() / 2;
   on_both_stores([&](const std::string& store) {
-    const Run full = train(full_shard(), 20);
+    const Training full = train(full_shard(), 20);
     expect_close(plain, full, "FULL_SHARD " + store);
     const std::vector<std::pair<std::string, Plugin>> plugins = {
         {"two replicas", hybrid(2)},
@@ -145,7 +145,7 @@ TEST(FsdpHybrid, EqualsFullShardAndPlainTraining) {
         {"version 2, not resharded", by_block({.fsdp_version = 2, .reshard_after_forward = false, .dp_replicate_size = 2})},
     };
     for (const auto& [name, plugin] : plugins) {
-      const Run run = train(plugin, 20);
+      const Training run = train(plugin, 20);
       expect_close(plain, run, name + ", " + store);
       expect_close(full, run, name + " and FULL_SHARD, " + store);
     }
@@ -153,16 +153,16 @@ TEST(FsdpHybrid, EqualsFullShardAndPlainTraining) {
 }
 
 RANKS_TEST(FsdpHybrid, AccumulatesWithoutSynchronisation, 4) {
-  const Run plain = train(std::nullopt, 4, 3);
+  const Training plain = train(std::nullopt, 4, 3);
   on_both_stores([&](const std::string& store) { expect_close(plain, train(hybrid(2), 4, 3), store); });
 }
 
 RANKS_TEST(FsdpHybrid, ParanoidModeIsBitEqual, 4) {
   on_both_stores([](const std::string& store) {
     for (const auto& plugin : {hybrid(2), by_block({.fsdp_version = 2, .reshard_after_forward = 2})}) {
-      const Run normal = train(plugin, 3);
+      const Training normal = train(plugin, 3);
       residency::set_paranoid(true);
-      const Run paranoid = train(plugin, 3);
+      const Training paranoid = train(plugin, 3);
       residency::set_paranoid(false);
       EXPECT_EQ(normal.losses, paranoid.losses) << store;
       for (const auto& [name, value] : normal.state) EXPECT_TRUE(torch::equal(paranoid.state.at(name), value)) << store << " " << name;
@@ -208,7 +208,7 @@ RANKS_TEST(FsdpHybrid, ReplicasMayUseDifferentParameters, 2, 4) {
     const auto state = accelerator.get_state_dict(m);
     // Also: `never` was not decayed, and `right` not in the last step, because a gradient of zeros is not the same as none.
     for (const auto& item : plain->named_parameters())
-      if (support::rank() == 0) EXPECT_LT((state.at(item.key()) - item.value()).abs().max().item<double>(), 2e-5) << store << " " << item.key();
+      if (support::rank() == 0) { EXPECT_LT((state.at(item.key()) - item.value()).abs().max().item<double>(), 2e-5) << store << " " << item.key(); }
   });
 }
 
@@ -240,7 +240,7 @@ RANKS_TEST(FsdpHybrid, ReplicasBeginAlikeAndStayAlike, 4) {
         const Gpt expected = make_gpt(0);
         const auto state = accelerator.get_state_dict(m);
         for (const auto& item : expected->named_parameters())
-          if (support::rank() == 0) EXPECT_TRUE(torch::equal(state.at(item.key()), item.value())) << item.key();
+          if (support::rank() == 0) { EXPECT_TRUE(torch::equal(state.at(item.key()), item.value())) << item.key(); }
       }
       for (int64_t step = 0; step < 3; ++step) {
         accelerator.backward(loss_of(m, mine(batch_of(step))));
@@ -298,7 +298,7 @@ RANKS_TEST(FsdpHybrid, SummonedParametersAreWholeAndWrittenBackInEachReplica, 4)
       comm::barrier();
     }
     const auto state = accelerator.get_state_dict(m);
-    if (support::rank() == 0) EXPECT_TRUE(torch::equal(state.at("h1.up.weight"), before * 2)) << store;
+    if (support::rank() == 0) { EXPECT_TRUE(torch::equal(state.at("h1.up.weight"), before * 2)) << store; }
     const auto again = residency::summon(model);
     EXPECT_TRUE(torch::equal(model->blocks[1]->up->weight.detach(), before * 2)) << store;
   });
@@ -307,12 +307,12 @@ RANKS_TEST(FsdpHybrid, SummonedParametersAreWholeAndWrittenBackInEachReplica, 4)
 // ---- reshard_after_forward as a number ---------------------------------------------------------------------------------------------------------------------------------
 
 RANKS_TEST(FsdpReshard, EqualsFullShardOnPairsOfRanks, 4) {
-  const Run plain = train(std::nullopt, 20);
+  const Training plain = train(std::nullopt, 20);
   on_both_stores([&](const std::string& store) {
     for (const int64_t to : {1, 2, 4}) expect_close(plain, train(by_block({.fsdp_version = 2, .reshard_after_forward = to}), 20), std::to_string(to) + ", " + store);
     expect_close(plain, train(by_block({.fsdp_version = 2, .reshard_after_forward = 2, .dp_replicate_size = 2}), 20), "2, with two replicas, " + store);
   });
-  const Run accumulated = train(std::nullopt, 3, 2);
+  const Training accumulated = train(std::nullopt, 3, 2);
   on_both_stores([&](const std::string& store) { expect_close(accumulated, train(by_block({.fsdp_version = 2, .reshard_after_forward = 2}), 3, 2), "accumulated, " + store); });
 }
 
