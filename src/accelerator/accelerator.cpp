@@ -71,6 +71,8 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model,
   for (const auto& known : impl_->models)  // the same module again: the same preparation, not a second layer
     if (known->model.identity() == model.identity() && (known->parallel || evaluation_mode || !use_distributed())) return known;
   const bool shards = impl_->fsdp && parallel::effective_strategy(*impl_->fsdp) != ShardingStrategy::no_shard;
+  if (!shards && impl_->fsdp && impl_->fsdp->activation_checkpointing.value_or(false))
+    throw ConfigError("prepare: activation_checkpointing recomputes the units of sharded models, but the sharding strategy is NO_SHARD, expected another one; HYBRID_SHARD with dp_shard_size 1 keeps whole models on all ranks and has units");
   if (!shards) {  // sharding moves piece by piece, and initialises so what has no memory yet
     materialize(model, {.device = impl_->options.device_placement ? std::optional(device()) : std::nullopt});
     if (impl_->options.device_placement) model.to(device());

@@ -36,6 +36,7 @@ class ACCELERATE_API FullyShardedDataParallel final : public DataParallel {
 
   void before_forward() override;
   void after_forward(const std::vector<at::Tensor>& outputs) override;
+  void leave_forward() noexcept override;
   void after_backward() override;
   bool require_backward_grad_sync() const override;
   void set_require_backward_grad_sync(bool value) override;

@@ -145,7 +145,9 @@ struct FullyShardedDataParallelPlugin {
   std::optional<bool> sync_module_states;
   /// Of version 1: ask for the next unit in forward as well; the order of units must not change. Setting it in version 2 is an error. FSDP_FORWARD_PREFETCH, else false.
   std::optional<bool> forward_prefetch;
-  /// Recompute each unit's activations in backward. FSDP_ACTIVATION_CHECKPOINTING, else false.
+  /// Recompute each unit's activations in backward, with nothing changed in the model: what operators do from the first touch of a unit's parameters until the touch of another unit's is
+  /// written down, and runs again. The root's unit is left out. Values that the model writes through a pointer can't be seen and must not change; a torch::autograd::Function in a unit is an error;
+  /// batch norms move their running statistics twice, as in PyTorch. FSDP_ACTIVATION_CHECKPOINTING, else false.
   std::optional<bool> activation_checkpointing;
   /// Keep the inputs that recomputing starts from on the host. Version 2, with activation_checkpointing. FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD, else false.
   std::optional<bool> activation_checkpointing_offload;

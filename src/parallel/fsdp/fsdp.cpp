@@ -23,6 +23,7 @@
 #include "parallel/fsdp/sharded_part.hpp"
 #include "parallel/fsdp/wrap_policy.hpp"
 #include "parallel/verify_parameters.hpp"
+#include "residency/activations/unit_checkpoints.hpp"
 #include "residency/deferred/materialize.hpp"
 #include "residency/residency.hpp"
 
@@ -52,12 +53,6 @@ Phases phases_of(const FullyShardedDataParallelPlugin& plugin) {
   return phases;
 }
 
-/// What the plugin may ask for and this engine does not do (yet), before anything is touched.
-void check_supported(const FullyShardedDataParallelPlugin& plugin) {
-  if (plugin.activation_checkpointing.value_or(false))
-    throw NotBuiltError("FSDP: activation_checkpointing would have to wrap the forward of the user's modules, and LibTorch's C++ modules have no hooks for that; call accelerate::checkpoint([&] { … }) in the model's forward instead");
-}
-
 bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
 /// The unit's tensors in groups of one dtype that are all trained or all frozen.
@@ -80,6 +75,7 @@ struct FullyShardedDataParallel::Impl {
   std::unique_ptr<GradientReducer> reducer;
   std::unordered_map<const at::TensorImpl*, std::pair<size_t, size_t>> where;  ///< parameter -> part, member
   std::vector<std::string> full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
+  std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for
   bool sync = true;
   bool backward_is_due = false;
 
@@ -212,7 +208,6 @@ struct FullyShardedDataParallel::Impl {
 
 FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) : impl_(std::make_unique<Impl>()) {
   Impl& self = *impl_;
-  check_supported(plugin);
   self.plugin = plugin;
   self.group = comm::world_group();
   self.mesh = make_mesh(plugin, self.group);
@@ -242,6 +237,12 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
   };
   if (self.group) self.group->guard("prepare", build);
   else build();
+  if (plugin.activation_checkpointing.value_or(false)) {
+    const auto& units = self.units->units();
+    if (std::all_of(units.begin(), units.end(), [](const auto& unit) { return unit->keep(); }))
+      throw ConfigError("FSDP: activation_checkpointing recomputes units in backward, but auto_wrap_policy makes none besides the root's, expected some; choose TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP");
+    self.checkpoints = std::make_unique<residency::UnitCheckpoints>(*self.units, residency::UnitCheckpointOptions{.offload = plugin.activation_checkpointing_offload.value_or(false)});
+  }
   for (size_t p = 0; p < self.parts.size(); ++p) {
     if (!self.parts[p].trained) continue;
     for (size_t m = 0; m < self.parts[p].members.size(); ++m)
@@ -260,16 +261,22 @@ void FullyShardedDataParallel::before_forward() {
   Policy policy = self.phases.forward;
   policy.recede = self.phases.recede && c10::GradMode::is_enabled();
   self.units->set_policy(policy);
+  if (self.checkpoints && c10::GradMode::is_enabled()) self.checkpoints->begin();
 }
 
 void FullyShardedDataParallel::after_forward(const std::vector<at::Tensor>&) {
   Impl& self = *impl_;
+  leave_forward();
   if (c10::GradMode::is_enabled()) {
     self.backward_is_due = true;
     self.units->set_policy(self.phases.backward);
   } else {
     self.units->release();
   }
+}
+
+void FullyShardedDataParallel::leave_forward() noexcept {
+  if (impl_->checkpoints) impl_->checkpoints->end();
 }
 
 void FullyShardedDataParallel::after_backward() {

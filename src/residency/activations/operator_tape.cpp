@@ -5,7 +5,6 @@
 #include <ATen/ops/clone.h>
 
 #include <algorithm>
-#include <string_view>
 
 #include "accelerate/error.hpp"
 #include "residency/deferred/tape.hpp"
@@ -14,10 +13,6 @@
 
 namespace accelerate::residency {
 namespace {
-
-bool makes_tensors(const c10::FunctionSchema& schema) {
-  return std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& result) { return result.type()->str().find("Tensor") != std::string::npos; });
-}
 
 /// Memory that somebody fills by pointer (torch::tensor({...})): kept as it is.
 bool is_unfilled(const std::string& name) { return name == "aten::empty" || name == "aten::empty_strided" || name == "aten::empty_like" || name == "aten::new_empty" || name == "aten::new_empty_strided"; }
@@ -44,8 +39,8 @@ void OperatorTape::keep_before_write(const c10::OperatorHandle& op, const at::Te
   Input* kept = nullptr;
   for (auto& input : inputs_) {
     if (!input.tensor.defined() || !input.tensor.has_storage() || !input.tensor.is_alias_of(tensor)) continue;
-    if (kept || input.given)
-      throw ConfigError("activation checkpointing of '" + name_ + "': " + op.schema().name() + " writes into a tensor from outside of the unit that it also reads in another way (a view, or the unit's input); use the operator that does not write in place");
+    if (kept)
+      throw ConfigError("activation checkpointing of '" + name_ + "': " + op.schema().name() + " writes into a tensor from outside of the unit, of which the unit also uses a view; use the operator that does not write in place");
     kept = &input;
   }
   if (!kept || kept->written) return;
@@ -59,8 +54,9 @@ void OperatorTape::keep_before_write(const c10::OperatorHandle& op, const at::Te
 void OperatorTape::record(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::function<void()>& call) {
   const auto& schema = op.schema();
   const size_t count = schema.arguments().size();
-  const uint64_t writes = facts_of(schema).writes;
-  if ((writes == 0 && !makes_tensors(schema)) || is_unfilled(schema.name())) return call();
+  const OperatorFacts& facts = facts_of(schema);
+  const uint64_t writes = facts.writes;
+  if ((writes == 0 && !facts.makes_tensors) || is_unfilled(schema.name())) return call();
   Record record{.op = op, .arguments = {}, .results = {}, .keys = c10::impl::tls_local_dispatch_key_set(), .grad_mode = at::GradMode::is_enabled(), .last_uses = {}};
   const auto arguments = torch::jit::last(*stack, count);
   for (size_t i = 0; i < count; ++i) {
@@ -152,7 +148,7 @@ void OperatorTape::replay(const std::vector<at::Tensor>& inputs) const {
     }
     size_t result = 0;
     for (const auto& item : stack)
-      deferred::for_each_tensor(item, [&](const at::Tensor& tensor) { values[static_cast<size_t>(record.results[result++])] = tensor; });
+      deferred::for_each_tensor(item, [&](const at::Tensor& tensor) { values[static_cast<size_t>(record.results.at(result++))] = tensor; });
     for (const int32_t slot : record.last_uses) values[static_cast<size_t>(slot)].reset();
   }
 }

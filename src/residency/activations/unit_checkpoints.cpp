@@ -72,7 +72,8 @@ void UnitCheckpoints::open(const Unit& unit, const torch::jit::Stack& arguments)
     std::optional<ActivationOffload> offload;
     if (options_.offload) offload.emplace();
     // What the unit begins with goes by the hooks, as operators' inputs do.
-    const auto inputs = span->tape->take_out(arguments, [](const at::Tensor& tensor) { return Member::of(tensor) != nullptr || !tensor.is_floating_point(); });
+    std::vector<at::Tensor> inputs;
+    if (options_.offload) inputs = span->tape->take_out(arguments, [](const at::Tensor& tensor) { return Member::of(tensor) != nullptr || !tensor.is_floating_point(); });
     span->first_run.emplace([tape = span->tape](std::vector<at::Tensor> given) { tape->replay(given); }, inputs, CheckpointOptions{});
   } catch (...) {
     opening_ = false;
