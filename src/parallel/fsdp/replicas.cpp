@@ -1,16 +1,18 @@
 #include "parallel/fsdp/replicas.hpp"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <utility>
 
 #include "comm/group.hpp"
-#include "comm/shared_all_reduce.hpp"
+#include "comm/shared_memory.hpp"
 
 namespace accelerate::parallel {
 
 Replicas::Replicas(const std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group)
-    : group_(std::move(group)), shared_(comm::SharedAllReduce::create(group_)), gradients_(parts.size()) {
+    : group_(std::move(group)), gradients_(parts.size()), exchange_(parts.size()) {
+  if (comm::SharedMemory::create(group_, 1)) shared_ = std::make_unique<comm::SharedAllReduce>(group_);
   for (size_t p = parts.size(); p-- > 0;)
     if (parts[p].trained) order_.push_back(p);
 }
@@ -25,12 +27,18 @@ void Replicas::advance() {
   for (; next_ < order_.size(); ++next_) {
     at::Tensor& gradient = gradients_[order_[next_]];
     if (!gradient.defined()) return;
-    if (shared_ && comm::SharedAllReduce::supports(gradient)) {
-      shared_->average_(gradient, static_cast<double>(group_->world_size()));
-    } else {
-      gradient.div_(group_->world_size());  // before the sum, which half precision might not hold
-      running_.push_back(group_->all_reduce_async(gradient));
+    if (shared_) {
+      const size_t p = order_[next_];
+      at::Tensor& exchanged = exchange_[p];
+      if (!exchanged.defined()) exchanged = at::empty_like(gradient);
+      exchanged.copy_(gradient);
+      if (shared_->average_(p, exchanged, static_cast<double>(group_->world_size()))) {
+        gradient.copy_(exchanged);
+        continue;
+      }
     }
+    gradient.div_(group_->world_size());  // before the sum, which half precision might not hold
+    running_.push_back(group_->all_reduce_async(gradient));
   }
 }
 

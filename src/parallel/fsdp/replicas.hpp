@@ -7,12 +7,12 @@
 #include <memory>
 #include <vector>
 
+#include "comm/shared_all_reduce.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
 
 namespace accelerate::comm {
 class Group;
-class SharedAllReduce;
-}  // namespace accelerate::comm
+}
 
 namespace accelerate::parallel {
 
@@ -32,10 +32,11 @@ class Replicas {
   void advance();
 
   std::shared_ptr<comm::Group> group_;
-  std::shared_ptr<comm::SharedAllReduce> shared_;  ///< replicas on one host
+  std::unique_ptr<comm::SharedAllReduce> shared_;  ///< null: replicas on several hosts
   std::vector<size_t> order_;                      ///< trained parts; backward reaches the last ones first
   size_t next_ = 0;                                ///< in order_
   std::vector<at::Tensor> gradients_;
+  std::vector<at::Tensor> exchange_;               ///< per part: memory that stays with shared_, which gradients don't
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> running_;
 };
 
