@@ -63,7 +63,9 @@ at::Tensor Accelerator::clip_grad_norm_(const std::vector<at::Tensor>& parameter
   if (gradients.whole.empty() && gradients.sharded.empty() && !shared) return at::zeros({});
   at::NoGradGuard no_grad;
   const at::Device where = !gradients.whole.empty() ? gradients.whole.front().device() : !gradients.sharded.empty() ? gradients.sharded.front().device() : device();
-  at::Tensor total = norm_of(gradients.counted, norm_type, where);
+  // A rank that counts nothing must bring the others' dtype.
+  const auto type = gradients.sharded.empty() ? at::kFloat : at::promote_types(gradients.sharded.front().scalar_type(), at::kFloat);
+  at::Tensor total = norm_of(gradients.counted, norm_type, where).to(type);
   if (shared) {
     // The norm of the whole from the norms of its pieces.
     const bool largest = std::isinf(norm_type);

@@ -156,12 +156,14 @@ struct Square : torch::autograd::Function<Square> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) { return {2 * context->get_saved_variables()[0] * gradients[0]}; }
 };
 
+enum class Odds { none, function, thrown };
+
 struct OddImpl : nn::Module {
   OddImpl() { linear = register_module("linear", nn::Linear(3, 3)); }
-  at::Tensor forward(const at::Tensor& x, const std::string& what) {
+  at::Tensor forward(const at::Tensor& x, Odds what) {
     const auto y = linear(x);
-    if (what == "function") return Square::apply(y);
-    if (what == "throw") throw std::runtime_error("thrown by the model");
+    if (what == Odds::function) return Square::apply(y);
+    if (what == Odds::thrown) throw std::runtime_error("thrown by the model");
     return y.sigmoid();
   }
   nn::Linear linear{nullptr};
@@ -173,17 +175,17 @@ TEST(FsdpCheckpointing, WhatCannotRunAgainIsAnError) {
   Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of(true, "Linear")});
   Odd odd;
   auto m = accelerator.prepare(odd);
-  EXPECT_THAT(message_of<NotBuiltError>([&] { m(torch::ones({2, 3}), "function"); }), HasSubstr("activation checkpointing of 'linear': found a tensor saved for backward by something that is no operator"));
+  EXPECT_THAT(message_of<NotBuiltError>([&] { m(torch::ones({2, 3}), Odds::function); }), HasSubstr("activation checkpointing of 'linear': found a tensor saved for backward by something that is no operator"));
   // After an exception nothing is written down any more.
-  EXPECT_THROW(m(torch::ones({2, 3}), "throw"), std::runtime_error);
+  EXPECT_THROW(m(torch::ones({2, 3}), Odds::thrown), std::runtime_error);
   auto x = torch::ones({2}, torch::requires_grad());
   Square::apply(x).sum().backward();
   EXPECT_TRUE(x.grad().equal(torch::full({2}, 2.0)));
-  accelerator.backward(m(torch::ones({2, 3}), "").sum());
+  accelerator.backward(m(torch::ones({2, 3}), Odds::none).sum());
   EXPECT_TRUE(m.core()->fsdp->local_shard(odd->linear->weight).grad().defined());
   // Written to between forward and backward.
   const auto input = torch::ones({2, 3});
-  auto loss = m(input, "").sum();
+  auto loss = m(input, Odds::none).sum();
   input.add_(1);
   EXPECT_THAT(message_of<ShapeError>([&] { accelerator.backward(loss); }), HasSubstr("activation checkpointing of 'linear'"));
 }
