@@ -7,6 +7,8 @@
 
 #include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
+#include "launch/environment.hpp"
+#include "launch/mpirun.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -24,14 +26,6 @@ bool is_file(const fs::path& path) {
 }
 
 bool can_execute(const fs::path& path) { return is_file(path) && ::access(path.c_str(), X_OK) == 0; }
-
-/// The first executable called `name` in PATH, or an empty path.
-fs::path find_in_path(const std::string& name, const Host& host) {
-  std::istringstream folders(variable(host, "PATH"));
-  for (std::string folder; std::getline(folders, folder, ':');)
-    if (const fs::path path = fs::path(folder.empty() ? "." : folder) / name; can_execute(path)) return path;
-  return {};
-}
 
 std::string find_python(const Host& host) {
   if (const auto python = variable(host, "PYTHON"); !python.empty()) {
@@ -58,13 +52,25 @@ std::string nearest_file(const fs::path& missing) {
 
 }  // namespace
 
+fs::path find_in_path(const std::string& name, const Host& host) {
+  std::istringstream folders(variable(host, "PATH"));
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (const fs::path path = fs::path(folder.empty() ? "." : folder) / name; can_execute(path)) return path;
+  return {};
+}
+
 std::vector<std::string> command_line(const Job& job, const Host& host) {
   const auto& options = job.options;
   const std::string& name = options.command.front();
   std::vector<std::string> result;
+  if (job.by_mpirun) {
+    std::vector<std::string> variables;
+    for (const auto& [variable_name, value] : build_environment(job, host, 0)) variables.push_back(variable_name);
+    result = mpirun_words(Mpirun::find(host), job.settings, variables);
+  }
   const auto run_by_python = [&] {
     result.push_back(find_python(host));
-    if (job.local_world_size > 1) result.push_back("-u");  // its output goes through a pipe, where Python would hold it back
+    if (job.local_world_size > 1 || job.by_mpirun) result.push_back("-u");  // its output goes through a pipe, where Python would hold it back
   };
   if (options.module) {
     run_by_python();
