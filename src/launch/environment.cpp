@@ -107,7 +107,7 @@ std::map<std::string, std::string> protocol(const Settings& settings, const Host
 std::map<std::string, std::string> build_environment(const Job& job, const Host& host, int64_t local_rank) {
   Variables env = protocol(job.settings, host);
   if (!job.distributed()) {
-    if (job.by_mpirun && job.settings.num_processes() > 1) env.insert({{"MASTER_ADDR", job.main_ip}, {"MASTER_PORT", std::to_string(job.main_port)}});
+    if (job.starter == Job::Starter::mpirun && job.settings.num_processes() > 1) env.insert({{"MASTER_ADDR", job.main_ip}, {"MASTER_PORT", std::to_string(job.main_port)}});
     return env;
   }
   const auto rank = std::to_string(job.rank(local_rank));

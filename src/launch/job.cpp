@@ -131,8 +131,9 @@ Job make_job(const LaunchOptions& options, const Host& host) {
           "--machine_rank is " + std::to_string(job.machine_rank) + ", expected 0 to " + std::to_string(job.num_machines - 1) +
               " (--num_machines is " + std::to_string(job.num_machines) + ")");
   job.local_world_size = job.world_size / job.num_machines;
-  job.by_mpirun = s.launcher() == Launcher::simple && !s.text("mpirun_hostfile").empty();
-  if (job.by_mpirun) job.world_size = job.local_world_size = job.num_machines = 1, job.machine_rank = 0;
+  if (s.launcher() == Launcher::simple && !s.text("mpirun_hostfile").empty()) job.starter = Job::Starter::mpirun;
+  if (s.launcher() == Launcher::deepspeed && job.num_machines > 1 && s.text("deepspeed_multinode_launcher") != "standard") job.starter = Job::Starter::deepspeed;
+  if (job.starter != Job::Starter::launcher) job.world_size = job.local_world_size = job.num_machines = 1, job.machine_rank = 0;
   const std::string backend = s.text("rdzv_backend");
   require(backend == "static" || backend == "c10d", "--rdzv_backend is '" + backend + "', expected static or c10d: the others need servers that this launcher has no client for");
   check_rendezvous_settings(s.text("rdzv_conf"));

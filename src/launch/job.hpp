@@ -29,11 +29,13 @@ struct Job {
   int64_t machine_rank = 0;
   std::string main_ip = "127.0.0.1";
   int64_t main_port = 0;             ///< 0 until launch() has chosen one
-  bool by_mpirun = false;            ///< this launcher starts one mpirun, which starts the ranks
+  /// Who starts the ranks: this launcher, or one process of another program that it starts instead of them.
+  enum class Starter { launcher, mpirun, deepspeed } starter = Starter::launcher;
   int64_t attempt = 0;               ///< how often the ranks have been started before
   std::string run_id;                ///< names the log folder; also TORCHELASTIC_RUN_ID
 
   bool distributed() const { return world_size > 1; }
+  bool needs_port() const { return distributed() || starter != Starter::launcher; }
   int64_t rank(int64_t local_rank) const { return machine_rank * local_world_size + local_rank; }
 };
 

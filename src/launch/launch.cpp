@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "accelerate/error.hpp"
+#include "launch/deepspeed.hpp"
 #include "launch/environment.hpp"
 #include "launch/job.hpp"
 #include "launch/log_files.hpp"
@@ -37,7 +38,7 @@ void print_plan(const Job& job, const Host& host) {
   const char* names[] = {"simple", "torchrun", "deepspeed", "tpu", "sagemaker"};
   std::printf("launcher   %s\nprocesses  %lld of %lld on machine %lld of %lld\n", names[static_cast<int>(job.settings.launcher())], static_cast<long long>(job.local_world_size),
               static_cast<long long>(job.world_size), static_cast<long long>(job.machine_rank), static_cast<long long>(job.num_machines));
-  if (job.distributed() || job.by_mpirun) std::printf("meeting at %s:%s\n", job.main_ip.c_str(), job.main_port ? std::to_string(job.main_port).c_str() : "a free port");
+  if (job.needs_port()) std::printf("meeting at %s:%s\n", job.main_ip.c_str(), job.main_port ? std::to_string(job.main_port).c_str() : "a free port");
   std::printf("command   ");
   for (const auto& word : command_line(job, host)) std::printf(" %s", word.c_str());
   std::printf("\nenvironment of local rank 0:\n");
@@ -65,10 +66,13 @@ int launch(const LaunchOptions& options) {
   if (!quiet && job.settings.threads_chosen() && job.settings.launcher() != Launcher::deepspeed)
     say("OMP_NUM_THREADS=" + std::to_string(job.settings.threads_per_process()) + " for each process; --num_cpu_threads_per_process changes it");
   for (;; ++job.attempt) {
-    if (job.distributed() || job.by_mpirun) {
+    if (job.needs_port()) {
       if (any_port) job.main_port = choose_port();
       else if (job.machine_rank == 0) require_free_port(job.main_port);
     }
+    if (job.starter == Job::Starter::deepspeed && job.attempt == 0)
+      for (const auto& name : add_to_deepspeed_env(protocol(job.settings, host), host))
+        if (!quiet) say(name + " can't be passed to other machines by ~/.deepspeed_env");
     const LogFiles logs(job);
     if (!quiet && job.attempt == 0 && !logs.folder().empty()) say("log files are in " + logs.folder().string());
     const Outcome outcome = supervise(job, host, logs, report);

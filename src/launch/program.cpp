@@ -7,6 +7,7 @@
 
 #include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
+#include "launch/deepspeed.hpp"
 #include "launch/environment.hpp"
 #include "launch/mpirun.hpp"
 
@@ -63,14 +64,24 @@ std::vector<std::string> command_line(const Job& job, const Host& host) {
   const auto& options = job.options;
   const std::string& name = options.command.front();
   std::vector<std::string> result;
-  if (job.by_mpirun) {
+  if (job.starter == Job::Starter::mpirun) {
     std::vector<std::string> variables;
     for (const auto& [variable_name, value] : build_environment(job, host, 0)) variables.push_back(variable_name);
     result = mpirun_words(Mpirun::find(host), job.settings, variables);
   }
+  if (job.starter == Job::Starter::deepspeed) {
+    result = deepspeed_words(job.settings, job.main_port);
+    const fs::path starter = find_in_path("deepspeed", host);
+    if (starter.empty())
+      throw ConfigError("DeepSpeed on several machines is started by its program `deepspeed`, which is not in PATH. Install DeepSpeed, or give --deepspeed_multinode_launcher standard and run this command on each machine");
+    result.front() = starter;
+    if (!options.module && !options.no_python && fs::path(name).extension() != ".py") result.push_back("--no_python");
+    result.insert(result.end(), options.command.begin(), options.command.end());
+    return result;
+  }
   const auto run_by_python = [&] {
     result.push_back(find_python(host));
-    if (job.local_world_size > 1 || job.by_mpirun) result.push_back("-u");  // its output goes through a pipe, where Python would hold it back
+    if (job.local_world_size > 1 || job.starter == Job::Starter::mpirun) result.push_back("-u");  // its output goes through a pipe, where Python would hold it back
   };
   if (options.module) {
     run_by_python();

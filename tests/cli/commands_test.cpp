@@ -38,12 +38,14 @@ class Commands : public testing::Test {
     std::ofstream(folder / name) << text;
     return folder / name;
   }
-  /// What Python's Accelerate makes of a config file, as JSON with sorted keys; "" when there is no Python to ask.
-  std::string python_reads(const std::string& file) const {
+  /// What Python's Accelerate makes of config files, a line of JSON with sorted keys for each; "" when there is no Python to ask.
+  std::string python_reads(const std::vector<std::string>& files) const {
     const char* python = std::getenv("ACCELERATE_TEST_PYTHON");
     if (!python) return "";
-    const std::string script = "import json,sys; from accelerate.commands.config.config_args import load_config_from_file as l; print(json.dumps(l(sys.argv[1]).to_dict(), sort_keys=True))";
-    const auto result = Program({python, "-c", script, file}).wait();
+    std::vector<std::string> words{python, "-c", "import json,sys; from accelerate.commands.config.config_args import load_config_from_file as l\n"
+                                                 "for f in sys.argv[1:]: print(json.dumps(l(f).to_dict(), sort_keys=True))"};
+    words.insert(words.end(), files.begin(), files.end());
+    const auto result = Program(words).wait(milliseconds(150000));
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return result.out;
   }
@@ -89,7 +91,7 @@ TEST_F(Commands, ConfigUpdateWritesOldKeysInTheNewForm) {
             "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: MULTI_GPU\ndowncast_bf16: false\ndynamo_config:\n  dynamo_backend: EAGER\nenable_cpu_affinity: false\nmachine_rank: 0\n"
             "main_training_function: main\nmixed_precision: fp16\nnum_machines: 1\nnum_processes: 4\nrdzv_backend: static\nsame_network: false\ntpu_use_cluster: false\ntpu_use_sudo: false\nuse_cpu: false\n");
   if (std::getenv("ACCELERATE_TEST_PYTHON")) {
-    EXPECT_THAT(python_reads(file), HasSubstr("\"dynamo_backend\": \"EAGER\""));
+    EXPECT_THAT(python_reads({file}), HasSubstr("\"dynamo_backend\": \"EAGER\""));
   }
 }
 
@@ -172,7 +174,7 @@ TEST_F(Commands, QuestionsInLines) {
   EXPECT_EQ(content(folder / "asked.yaml"), expected);
   EXPECT_THAT(result.out, HasSubstr(expected));  // it is shown at the end
   if (std::getenv("ACCELERATE_TEST_PYTHON")) {
-    EXPECT_THAT(python_reads(folder / "asked.yaml"), AllOf(HasSubstr("\"fsdp_version\": 2"), HasSubstr("\"distributed_type\": \"FSDP\"")));
+    EXPECT_THAT(python_reads({folder / "asked.yaml"}), AllOf(HasSubstr("\"fsdp_version\": 2"), HasSubstr("\"distributed_type\": \"FSDP\"")));
   }
 }
 
@@ -203,15 +205,17 @@ TEST_F(Commands, QuestionsOfEveryKind) {
       {"SageMaker", "1\n0\ndefault\nus-east-1\nrole\nno\nno\nno\n1\nno\n0\nno\n2\nbf16\n",
        {"compute_environment: AMAZON_SAGEMAKER", "distributed_type: DATA_PARALLEL", "ec2_instance_type: ml.p3.16xlarge", "iam_role_name: role", "num_machines: 2"}},
   };
+  std::vector<std::string> files;
   for (const auto& kind : kinds) {
     SCOPED_TRACE(kind.what);
-    fs::remove(folder / "asked.yaml");
-    const auto result = run({"config", "--config_file", folder / "asked.yaml"}, kind.answers, {"CUDA_VISIBLE_DEVICES="});
+    files.push_back(folder / (std::to_string(files.size()) + ".yaml"));
+    const auto result = run({"config", "--config_file", files.back()}, kind.answers, {"CUDA_VISIBLE_DEVICES="});
     EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-    for (const auto& text : kind.holds) EXPECT_THAT(content(folder / "asked.yaml"), HasSubstr(text + "\n"));
-    if (std::getenv("ACCELERATE_TEST_PYTHON")) {
-      EXPECT_THAT(python_reads(folder / "asked.yaml"), HasSubstr("\"compute_environment\""));
-    }
+    for (const auto& text : kind.holds) EXPECT_THAT(content(files.back()), HasSubstr(text + "\n"));
+  }
+  if (std::getenv("ACCELERATE_TEST_PYTHON")) {
+    const std::string read = python_reads(files);
+    EXPECT_EQ(static_cast<size_t>(std::count(read.begin(), read.end(), '\n')), files.size());
   }
 }
 
@@ -349,6 +353,23 @@ TEST_F(Commands, MpirunGetsTheWordsOfItsKind) {
   EXPECT_THAT(words({"--mpirun_hostfile", several}), HasSubstr("--main_process_ip must be given"));
   fake("mpirun (Open MPI) 4.1.4");
   EXPECT_THAT(words({"--mpirun_hostfile", several, "--main_process_ip", "node1"}), AllOf(HasSubstr("-x MASTER_ADDR -x MASTER_PORT"), HasSubstr("at node1:port")));
+}
+
+TEST_F(Commands, DeepSpeedOnSeveralMachinesIsStartedByItsProgram) {
+  const auto words = [&](std::vector<std::string> options) {
+    options.insert(options.begin(), {"launch", "-q", "--use_deepspeed", "--num_machines", "2", "--machine_rank", "0", "--num_processes", "8", "--main_process_ip", "10.0.0.1", "--main_process_port", "29511"});
+    options.insert(options.end(), {"/bin/echo", "x"});
+    const auto result = run(options, "", {"PATH=" + folder.string() + ":/usr/bin:/bin", "HOME=" + folder.string()});
+    return result.out + result.err;
+  };
+  EXPECT_THAT(words({}), HasSubstr("--deepspeed_hostfile must be given"));
+  EXPECT_THAT(words({"--deepspeed_hostfile", "hosts"}), HasSubstr("`deepspeed`, which is not in PATH"));
+  fs::permissions(write("deepspeed", "#!/bin/sh\necho \"$@\" $ACCELERATE_USE_DEEPSPEED\n"), fs::perms::owner_all);
+  EXPECT_EQ(words({"--deepspeed_hostfile", "hosts", "--deepspeed_inclusion_filter", "a@b:0,2", "--zero_stage", "3"}),
+            "--hostfile hosts --no_local_rank --launcher pdsh --include a@b:0,2 --master_addr 10.0.0.1 --master_port 29511 --no_python /bin/echo x true\n");
+  EXPECT_THAT(content(folder / ".deepspeed_env"), HasSubstr("ACCELERATE_DEEPSPEED_ZERO_STAGE=3\n"));
+  EXPECT_EQ(words({"--deepspeed_hostfile", "hosts", "--deepspeed_multinode_launcher", "nossh"}),
+            "--hostfile hosts --node_rank 0 --no_ssh --num_gpus 4 --master_addr 10.0.0.1 --master_port 29511 --no_python /bin/echo x true\n");
 }
 
 TEST_F(Commands, FailedJobsAreRestarted) {

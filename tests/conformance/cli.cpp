@@ -8,6 +8,7 @@
 #include "accelerate/error.hpp"
 #include "config/config_file.hpp"
 #include "config/yaml.hpp"
+#include "launch/deepspeed.hpp"
 #include "launch/environment.hpp"
 #include "launch/mpirun.hpp"
 #include "ranks.hpp"
@@ -122,7 +123,7 @@ const char* name_of(Launcher launcher) {
 /// The caller's Python and `-m` before the program: we find a Python only when the program is a script.
 json command_of(const Job& job, const Host& host, const json& expected) {
   json words = json::array();
-  if (job.by_mpirun) {
+  if (job.starter == Job::Starter::mpirun) {
     // Which mpirun the reference found is no property of a row: take the one that it used; where it found none, neither do we.
     Mpirun mpirun;
     if (expected.is_array() && !expected.empty()) mpirun = {expected[0], std::find(expected.begin(), expected.end(), "--hostfile") != expected.end()};
@@ -180,7 +181,10 @@ json found_for(const Row& row, const std::string& config_file) {
   const std::string launcher = name_of(job.settings.launcher());
   json result{{"launcher", launcher}, {"cmd", nullptr}, {"torchrun", nullptr}};
   if (launcher == "simple") result["cmd"] = command_of(job, host, row.expect.value("cmd", json()));
-  if (launcher == "torchrun" || launcher == "deepspeed") result["torchrun"] = torchrun_of(job);
+  if (job.starter == Job::Starter::deepspeed) {
+    result["cmd"] = deepspeed_words(job.settings, job.main_port ? job.main_port : 29500);
+    for (const auto& word : job.options.command) result["cmd"].push_back(word);
+  } else if (launcher == "torchrun" || launcher == "deepspeed") result["torchrun"] = torchrun_of(job);
   if (job.main_port == 0) job.main_port = 29500;  // the reference's fixed choice; ours is a free one
   json env = json::object();
   for (const auto& [name, value] : build_environment(job, host, 0)) {
