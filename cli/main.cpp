@@ -1,6 +1,12 @@
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
+#include <filesystem>
+#include <map>
 
 #include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
@@ -10,20 +16,23 @@
 namespace cli {
 namespace {
 
-std::vector<Command>& registry() {
-  static std::vector<Command> all;
+using accelerate::config::command_tables;
+
+std::map<std::string, Run>& registry() {
+  static std::map<std::string, Run> all;
   return all;
 }
 
 void print_help(std::FILE* out) {
   std::fprintf(out, "Train on one process or many, with the same program.\n\nUsage: accelerate COMMAND [options]\n\nCommands:\n");
-  for (const auto& command : commands()) std::fprintf(out, "  %-18s %s\n", command.name.c_str(), command.summary.c_str());
+  for (const auto& table : command_tables()) std::fprintf(out, "  %-18s %s\n", table.name, table.summary);
   std::fprintf(out, "\nOptions:\n  %-18s %s\n  %-18s %s\n\n`accelerate COMMAND --help` says more.\n", "-h, --help", "Show this text", "--version", "Show the version");
 }
 
 int unknown(const std::string& name) {
   std::vector<std::string> names;
-  for (const auto& command : commands()) names.push_back(command.name);
+  for (const auto& table : command_tables())
+    if (!std::strchr(table.name, ' ')) names.emplace_back(table.name);
   const auto nearest = accelerate::nearest_name(name, names);
   std::fprintf(stderr, "accelerate: there is no command '%s'.%s The commands are:", name.c_str(), nearest ? (" Did you mean '" + *nearest + "'?").c_str() : "");
   for (const auto& known : names) std::fprintf(stderr, " %s", known.c_str());
@@ -31,29 +40,20 @@ int unknown(const std::string& name) {
   return 64;
 }
 
-}  // namespace
-
-const std::vector<Command>& commands() {
-  std::sort(registry().begin(), registry().end(), [](const Command& a, const Command& b) { return a.name < b.name; });
-  return registry();
-}
-
-Registered::Registered(Command command) { registry().push_back(std::move(command)); }
-
-}  // namespace cli
-
-int main(int argc, char** argv) {
-  std::vector<std::string> arguments(argv + 1, argv + argc);
-  if (arguments.empty()) return cli::print_help(stderr), 64;
-  const std::string name = arguments.front();
-  if (name == "-h" || name == "--help" || name == "help") return cli::print_help(stdout), 0;
+int run(std::vector<std::string> arguments) {
+  if (arguments.empty()) return print_help(stderr), 64;
+  std::string name = arguments.front();
+  if (name == "-h" || name == "--help" || name == "help") return print_help(stdout), 0;
   if (name == "--version") return std::printf("accelerate %s\n", ACCELERATE_VERSION), 0;
-  const auto& all = cli::commands();
-  const auto command = std::find_if(all.begin(), all.end(), [&](const auto& c) { return c.name == name; });
-  if (command == all.end()) return cli::unknown(name);
   arguments.erase(arguments.begin());
+  if (!arguments.empty() && registry().contains(name + " " + arguments.front())) {
+    name += " " + arguments.front();
+    arguments.erase(arguments.begin());
+  }
+  if (!registry().contains(name)) return unknown(name);
   try {
-    return command->run(std::move(arguments));
+    const auto given = read(table_of(name), arguments);
+    return given ? registry().at(name)(*given) : 0;
   } catch (const accelerate::Error& error) {
     std::fprintf(stderr, "accelerate %s: %s\n", name.c_str(), error.what());
     return error.exit_code();
@@ -61,4 +61,39 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "accelerate %s: unexpected error: %s\n", name.c_str(), error.what());
     return 70;
   }
+}
+
+}  // namespace
+
+Registered::Registered(const std::string& name, Run run) { registry()[name] = run; }
+
+const accelerate::config::CommandTable& table_of(const std::string& name) {
+  for (const auto& table : command_tables())
+    if (name == table.name) return table;
+  throw accelerate::InternalError("the command " + name + " has no table");
+}
+
+std::string program_folder() {
+  std::error_code ignored;
+  return std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
+}
+
+void become(const std::string& program, const std::vector<std::string>& arguments) {
+  const std::string path = program_folder() + "/" + program;
+  std::vector<char*> argv{const_cast<char*>(path.c_str())};
+  for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  std::fflush(nullptr);
+  ::execv(path.c_str(), argv.data());
+  throw accelerate::NotBuiltError("the program " + path + ", which does this, can't be started: " + std::strerror(errno) + ". It is built and installed together with this one; was only this one copied?");
+}
+
+}  // namespace cli
+
+int main(int argc, char** argv) {
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  // accelerate-launch is `accelerate launch`, as the reference's scripts of these names are.
+  const std::string called = std::filesystem::path(argc > 0 ? argv[0] : "").filename();
+  if (called.starts_with("accelerate-")) arguments.insert(arguments.begin(), called.substr(std::strlen("accelerate-")));
+  return cli::run(std::move(arguments));
 }

@@ -2,7 +2,7 @@
 find_package(Threads REQUIRED)
 find_package(Torch 2.11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
-find_package(CLI11 REQUIRED)
+find_package(yaml-cpp REQUIRED)
 find_package(ICU REQUIRED COMPONENTS uc)
 
 # LibTorch holds the compiled code of c10d's back ends but the wheel leaves out Gloo's headers.

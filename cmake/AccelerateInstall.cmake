@@ -2,7 +2,6 @@
 include(CMakePackageConfigHelpers)
 install(TARGETS accelerate accelerate_launch accelerate_models EXPORT accelerateTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(TARGETS accelerate_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(DIRECTORY include/accelerate DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
 install(EXPORT accelerateTargets NAMESPACE accelerate:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/accelerate)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/accelerateConfig.cmake.in ${CMAKE_BINARY_DIR}/accelerateConfig.cmake

@@ -26,9 +26,9 @@ step() { printf '\n[%s] %s\n' "$1" "$2"; }
 
 # --- system packages ---------------------------------------------------------------------------------------------------------------
 
-# What the build needs, and what only makes it faster.
-required=(g++ make cmake ninja-build libgloo-dev libcli11-dev nlohmann-json3-dev libicu-dev libgtest-dev libgmock-dev)
-faster=(ccache mold)
+# What the build needs, and what only makes it faster or lets more tests run.
+required=(g++ make cmake ninja-build libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libicu-dev libgtest-dev libgmock-dev)
+faster=(ccache mold openmpi-bin)
 
 is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 

@@ -5,13 +5,14 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accelerate/export.hpp"
 
 namespace accelerate {
 
-/// What `accelerate launch` is asked to start. Every field is the flag of the same name.
+/// What `accelerate launch` is asked to start. Every field is the flag of the same name; `settings` holds the flags that have no field.
 struct LaunchOptions {
   /// The program and its arguments. A path, a file in the current folder, or else a name looked up in PATH. A `.py` file is run by Python
   /// ($PYTHON, else the active virtual environment's, else python3), anything else directly: it must be executable.
@@ -19,8 +20,8 @@ struct LaunchOptions {
   bool module = false;     ///< command[0] is a Python module: `python -m command...`
   bool no_python = false;  ///< run command[0] directly even if it is called *.py; not together with `module`
 
-  std::optional<int64_t> num_processes;  ///< ranks over all machines together, a multiple of num_machines; 1 when unset
-  int64_t num_machines = 1;              ///< machines that take part; `accelerate launch` is run once on each
+  std::optional<int64_t> num_processes;  ///< ranks over all machines together, a multiple of num_machines; unset: one per GPU of this machine, else 1
+  std::optional<int64_t> num_machines;   ///< machines that take part (1 when unset); `accelerate launch` is run once on each
   std::optional<int64_t> machine_rank;   ///< 0 to num_machines - 1; required when there are several
   std::string main_process_ip;           ///< address of machine 0; 127.0.0.1 when empty; required when there are several machines
   /// TCP port on machine 0 at which the ranks meet (rank 0 opens it, the launcher does not). 0 or unset: a free one is chosen. Required,
@@ -28,21 +29,30 @@ struct LaunchOptions {
   std::optional<int64_t> main_process_port;
 
   bool cpu = false;                                      ///< ranks compute on the CPU even where an accelerator is present
-  std::string mixed_precision = "no";                    ///< no, fp16, bf16 or fp8
+  std::string mixed_precision;                           ///< no (also when empty), fp16, bf16 or fp8
   std::optional<int64_t> gradient_accumulation_steps;    ///< given to the ranks, which `Accelerator` reads as its default
   std::optional<int64_t> num_cpu_threads_per_process;    ///< OMP_NUM_THREADS of each rank. Unset: as in the environment; else, with `cpu`, the
                                                          ///< machine's cores divided by its ranks; else 1
   bool debug = false;                                    ///< ranks compare shapes before each collective (slower, but no hang on a mismatch)
 
   bool quiet = false;              ///< the launcher itself prints one line at most, and only when a rank failed
-  std::filesystem::path log_dir;   ///< log files go to log_dir/<run id>/attempt_0/<local rank>/{stdout,stderr}.log
+  std::filesystem::path log_dir;   ///< log files go to log_dir/<run id>/attempt_<n>/<local rank>/{stdout,stderr}.log
   std::string redirects = "0";     ///< streams written to log files *instead of* the terminal: 0 none, 1 stdout, 2 stderr, 3 both, or "0:1,1:3" by local rank
   std::string tee = "0";           ///< streams written to log files *and*, each line after "[rank0]:", to the terminal; same syntax
 
+  int64_t max_restarts = 0;        ///< after a failure all ranks are stopped and started again, up to this often
+  std::string role = "default";    ///< the ranks' ROLE_NAME
   /// How long, once a rank has failed, the others may end by themselves before they are stopped, so that those that fail for the same reason
   /// can say so. The end of a rank is seen at once, whatever this is.
   std::chrono::milliseconds monitor_interval{100};
   std::chrono::milliseconds grace{10000};  ///< how long ranks that were asked to stop (SIGTERM, Ctrl-C) may take before SIGKILL
+
+  /// Any option of the program by its name, with the text that would follow the flag ("true" for one without a value): {{"use_fsdp", "true"},
+  /// {"fsdp_version", "2"}}. docs/settings.md lists them. They stand above environment variables, those above the config file.
+  std::vector<std::pair<std::string, std::string>> settings;
+  /// YAML (or, by its name, JSON) file of `accelerate config` or of Hugging Face Accelerate; empty: none is read.
+  std::filesystem::path config_file;
+  bool dry_run = false;            ///< print what would be started, and with which variables, and start nothing
 };
 
 /// Starts this machine's ranks, forwards their output, and returns when all of them and whatever they left in their process groups have ended.

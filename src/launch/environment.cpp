@@ -1,42 +1,115 @@
 #include "launch/environment.hpp"
 
+#include <algorithm>
+#include <set>
+
+#include "accelerate/config/option.hpp"
+
 namespace accelerate::launcher {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+std::string changed(std::string text, int (*change)(int)) {
+  std::transform(text.begin(), text.end(), text.begin(), [change](unsigned char c) { return static_cast<char>(change(c)); });
+  return text;
+}
+
+/// The variables of all settings with a value in one section of the table.
+void add_section(Variables& env, const Settings& settings, const std::string& section) {
+  for (const auto& group : config::launch_table().groups)
+    for (const auto& option : group.options) {
+      if (option.form == config::Form::none || !option.section || option.section != section || settings[option.name].is_null()) continue;
+      const std::string text = settings.text(option.name);
+      env[option.variable] = option.form == config::Form::lower ? changed(text, std::tolower) : text;
+    }
+}
+
+void add_fp8(Variables& env, const Settings& settings) {
+  add_section(env, settings, "fp8_config");
+  const auto& overrides = settings["fp8_override_linear_precision"];
+  const char* names[] = {"FPROP", "DGRAD", "WGRAD"};
+  for (size_t i = 0; i < 3; ++i) env[std::string("ACCELERATE_FP8_OVERRIDE_") + names[i]] = config::python_text(overrides.at(i));
+}
+
+void add_parallelism(Variables& env, const Settings& settings) {
+  env["ACCELERATE_USE_PARALLELISM_CONFIG"] = "true";
+  add_section(env, settings, "parallelism_config");
+  if (settings.integer("parallelism_config_cp_size").value_or(1) <= 1) env.erase("PARALLELISM_CONFIG_CP_COMM_STRATEGY");
+  if (settings.integer("parallelism_config_sp_size").value_or(1) > 1)
+    env["PARALLELISM_CONFIG_SP_SEQ_LENGTH"] = config::python_text(settings["parallelism_config_sp_seq_length"]);  // "None" when it has none
+  else
+    for (const char* name : {"SEQ_LENGTH", "SEQ_LENGTH_IS_VARIABLE", "ATTN_IMPLEMENTATION"}) env.erase(std::string("PARALLELISM_CONFIG_SP_") + name);
+}
+
+/// Which keys of DeepSpeed's configuration came from the config file: its plugin complains where DeepSpeed's own file says something else.
+std::string deepspeed_fields(const Settings& settings) {
+  std::string fields;
+  if (settings.file().is_null()) return fields;
+  const auto add = [&](const std::string& name) { fields += (fields.empty() ? "" : ",") + name; };
+  for (const auto& [key, value] : settings.file()["deepspeed_config"].items()) add(key);
+  if (settings.source("mixed_precision") == Source::file) add("mixed_precision");
+  return changed(fields, std::tolower);
+}
+
+void add_deepspeed(Variables& env, const Settings& settings, const Host& host) {
+  env["ACCELERATE_USE_DEEPSPEED"] = "true";
+  env["ACCELERATE_CONFIG_DS_FIELDS"] = deepspeed_fields(settings);
+  add_section(env, settings, "deepspeed_config");
+  const auto path = host.environment.find("PYTHONPATH");
+  env["PYTHONPATH"] = (path == host.environment.end() || path->second.empty() ? "" : path->second + ":") + std::filesystem::current_path().string();
+}
+
+Variables tpu_protocol(const Settings& settings) {
+  Variables env;
+  if (settings.on("debug")) env["ACCELERATE_DEBUG_MODE"] = "true";
+  if (settings.text("mixed_precision") == "bf16") env[settings.on("downcast_bf16") ? "XLA_DOWNCAST_BF16" : "XLA_USE_BF16"] = "1";
+  return env;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> protocol(const Settings& settings, const Host& host) {
+  const Launcher launcher = settings.launcher();
+  if (launcher == Launcher::tpu) return tpu_protocol(settings);
+  const std::string precision = settings.text("mixed_precision");
+  Variables env{{"ACCELERATE_MIXED_PRECISION", precision}};
+  if (precision == "fp8") add_fp8(env, settings);
+  if (settings.on("debug")) env["ACCELERATE_DEBUG_MODE"] = "true";
+  if (settings.on("enable_cpu_affinity")) env["ACCELERATE_CPU_AFFINITY"] = "1";
+  if (const std::string ids = settings.text("gpu_ids"); !ids.empty() && ids != "all") env["CUDA_VISIBLE_DEVICES"] = ids;
+  if (const auto steps = settings.integer("gradient_accumulation_steps")) env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = std::to_string(*steps);
+  if (launcher == Launcher::deepspeed) {
+    add_deepspeed(env, settings, host);
+  } else {
+    env["OMP_NUM_THREADS"] = std::to_string(settings.threads_per_process());
+    // Compilers of graphs are Python's; a Python program started from here looks for them.
+    add_section(env, settings, "dynamo_config");
+    env["ACCELERATE_DYNAMO_BACKEND"] = changed(settings.text("dynamo_backend"), std::toupper);
+  }
+  if (launcher == Launcher::simple) {
+    env["ACCELERATE_USE_CPU"] = settings.computes_on_cpu() ? "True" : "False";
+    if (settings.computes_on_cpu()) env.insert({{"KMP_AFFINITY", "granularity=fine,compact,1,0"}, {"KMP_BLOCKTIME", "1"}});
+    return env;
+  }
+  if (launcher == Launcher::torchrun && settings.on("use_fsdp")) {
+    env["ACCELERATE_USE_FSDP"] = "true";
+    add_section(env, settings, "fsdp_config");
+  }
+  if (launcher == Launcher::torchrun && settings.on("use_megatron_lm")) {
+    env["ACCELERATE_USE_MEGATRON_LM"] = "true";
+    add_section(env, settings, "megatron_lm_config");
+  }
+  if (settings.on("use_parallelism_config")) add_parallelism(env, settings);
+  return env;
+}
 
 std::map<std::string, std::string> build_environment(const Job& job, const Host& host, int64_t local_rank) {
-  const auto& o = job.options;
-  std::map<std::string, std::string> env{
-      {"ACCELERATE_MIXED_PRECISION", o.mixed_precision},
-      {"OMP_NUM_THREADS", std::to_string(job.omp_threads)},
-      // Compilers of graphs are Python's; a Python program started from here expects to find that none was asked for.
-      {"ACCELERATE_DYNAMO_BACKEND", "NO"},
-      {"ACCELERATE_DYNAMO_MODE", "default"},
-      {"ACCELERATE_DYNAMO_USE_DYNAMIC", "False"},
-      {"ACCELERATE_DYNAMO_USE_FULLGRAPH", "False"},
-      {"ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "False"},
-  };
-  // The reference leaves the variable out when it starts several processes that may use accelerators.
-  if (o.cpu || !job.distributed()) env.emplace("ACCELERATE_USE_CPU", o.cpu ? "True" : "False");
-  if (o.cpu) {
-    env.emplace("KMP_AFFINITY", "granularity=fine,compact,1,0");
-    env.emplace("KMP_BLOCKTIME", "1");
+  Variables env = protocol(job.settings, host);
+  if (!job.distributed()) {
+    if (job.starter == Job::Starter::mpirun && job.settings.num_processes() > 1) env.insert({{"MASTER_ADDR", job.main_ip}, {"MASTER_PORT", std::to_string(job.main_port)}});
+    return env;
   }
-  if (o.debug) env.emplace("ACCELERATE_DEBUG_MODE", "true");
-  if (o.gradient_accumulation_steps) env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = std::to_string(*o.gradient_accumulation_steps);
-  if (o.mixed_precision == "fp8")
-    env.insert({{"ACCELERATE_FP8_MARGIN", "0"},
-                {"ACCELERATE_FP8_INTERVAL", "1"},
-                {"ACCELERATE_FP8_FORMAT", "HYBRID"},
-                {"ACCELERATE_FP8_AMAX_HISTORY_LEN", "1024"},
-                {"ACCELERATE_FP8_AMAX_COMPUTE_ALGO", "most_recent"},
-                {"ACCELERATE_FP8_OVERRIDE_FPROP", "False"},
-                {"ACCELERATE_FP8_OVERRIDE_DGRAD", "False"},
-                {"ACCELERATE_FP8_OVERRIDE_WGRAD", "False"},
-                {"ACCELERATE_FP8_USE_AUTOCAST_DURING_EVAL", "False"},
-                {"ACCELERATE_FP8_OPT_LEVEL", "O2"},
-                {"ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "1"},
-                {"ACCELERATE_FP8_PAD_INNER_DIM", "1"}});
-  if (!job.distributed()) return env;
-
   const auto rank = std::to_string(job.rank(local_rank));
   const auto world_size = std::to_string(job.world_size);
   env.insert({{"MASTER_ADDR", job.main_ip},
@@ -46,13 +119,13 @@ std::map<std::string, std::string> build_environment(const Job& job, const Host&
               {"WORLD_SIZE", world_size},
               {"LOCAL_WORLD_SIZE", std::to_string(job.local_world_size)},
               {"GROUP_RANK", std::to_string(job.machine_rank)},
-              {"GROUP_WORLD_SIZE", std::to_string(o.num_machines)},
-              {"ROLE_NAME", "default"},
+              {"GROUP_WORLD_SIZE", std::to_string(job.num_machines)},
+              {"ROLE_NAME", job.options.role},
               {"ROLE_RANK", rank},
               {"ROLE_WORLD_SIZE", world_size},
               {"TORCHELASTIC_RUN_ID", job.run_id},
-              {"TORCHELASTIC_RESTART_COUNT", "0"},
-              {"TORCHELASTIC_MAX_RESTARTS", "0"},
+              {"TORCHELASTIC_RESTART_COUNT", std::to_string(job.attempt)},
+              {"TORCHELASTIC_MAX_RESTARTS", std::to_string(job.options.max_restarts)},
               // The launcher opens no port: rank 0 hosts the store.
               {"TORCHELASTIC_USE_AGENT_STORE", "False"}});
   if (!host.environment.contains("TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");

@@ -8,7 +8,9 @@
 #include <ctime>
 #include <fstream>
 #include <set>
+#include <sstream>
 
+#include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
 #include "launch/log_files.hpp"
 
@@ -44,6 +46,23 @@ void require(bool condition, const std::string& message) {
   if (!condition) throw ConfigError(message);
 }
 
+std::chrono::milliseconds milliseconds(const std::string& option, double seconds) {
+  require(seconds >= 0 && seconds < 1e6, option + " is a number of seconds from 0 to 999999");
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000 + 0.5));
+}
+
+/// The ranks meet by themselves, so that nothing is left of a rendezvous' settings but to know them.
+void check_rendezvous_settings(const std::string& text) {
+  std::istringstream entries(text);
+  for (std::string entry; std::getline(entries, entry, ',');) {
+    const size_t equals = entry.find('=');
+    const std::string key = entry.substr(0, equals);
+    require(equals != std::string::npos && equals > 0, "--rdzv_conf has '" + entry + "', expected key=value");
+    require(key == "timeout" || key == "join_timeout" || key == "read_timeout" || key == "rank",
+            "--rdzv_conf has the key '" + key + "', expected timeout, join_timeout, read_timeout or rank");
+  }
+}
+
 }  // namespace
 
 Host Host::current() {
@@ -53,6 +72,7 @@ Host Host::current() {
     if (const size_t equals = text.find('='); equals != std::string_view::npos)
       host.environment.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
+  host.accelerators = count_accelerators();
   return host;
 }
 
@@ -67,56 +87,61 @@ std::optional<int64_t> Host::number(const std::string& name) const {
 }
 
 Job make_job(const LaunchOptions& options, const Host& host) {
-  Job job{.options = options};
-  const auto& o = job.options;
-  require(!o.command.empty() && !o.command.front().empty(),
+  require(!options.command.empty() && !options.command.front().empty(),
           "no program was given. Name it after the options: accelerate launch [options] program [arguments]");
-  require(!(o.module && o.no_python), "--module and --no_python contradict each other: a module is always run by Python. Leave one out");
-  require(o.num_processes.value_or(1) >= 1,
-          "--num_processes is " + std::to_string(o.num_processes.value_or(1)) + ", but at least 1 process is needed");
-  require(o.num_machines >= 1, "--num_machines is " + std::to_string(o.num_machines) + ", but at least 1 machine is needed");
-  require(std::set<std::string>{"no", "fp16", "bf16", "fp8"}.contains(o.mixed_precision),
-          "--mixed_precision is '" + o.mixed_precision + "', expected no, fp16, bf16 or fp8");
-  require(o.num_cpu_threads_per_process.value_or(1) >= 1, "--num_cpu_threads_per_process must be at least 1");
+  Job job{.options = options, .settings = Settings(options, host)};
+  const Settings& s = job.settings;
+  auto& o = job.options;
+  o.module = s.on("module");
+  o.no_python = s.on("no_python");
+  o.cpu = s.computes_on_cpu();
+  o.debug = s.on("debug");
+  o.quiet = s.on("quiet");
+  o.dry_run = s.on("dry_run");
+  o.mixed_precision = s.text("mixed_precision");
+  o.log_dir = s.text("log_dir");
+  o.redirects = s.text("redirects");
+  o.tee = s.text("tee");
+  o.role = s.text("role");
+  o.max_restarts = s["max_restarts"].get<int64_t>();
+  o.gradient_accumulation_steps = s.integer("gradient_accumulation_steps");
+  o.main_process_ip = s.text("main_process_ip");
+  o.monitor_interval = milliseconds("--monitor_interval", s["monitor_interval"].get<double>());
+  o.grace = milliseconds("--grace_seconds", s["grace_seconds"].get<double>());
+  require(s.integer("num_cpu_threads_per_process").value_or(1) >= 1, "--num_cpu_threads_per_process must be at least 1");
   require(o.gradient_accumulation_steps.value_or(1) >= 1, "--gradient_accumulation_steps must be at least 1");
-  require(o.monitor_interval.count() >= 0 && o.grace.count() >= 0, "--monitor_interval and --grace_seconds can't be negative");
-  const int64_t port = o.main_process_port.value_or(0);
-  require(port >= 0 && port <= 65535, "--main_process_port is " + std::to_string(port) + ", expected 1 to 65535, or 0 for any free one");
+  require(o.max_restarts >= 0, "--max_restarts can't be negative");
 
-  job.world_size = o.num_processes.value_or(1);
-  job.machine_rank = o.machine_rank.value_or(0);
-  if (o.num_machines > 1) {
-    const std::string several = " must be given when --num_machines is more than 1 (it is " + std::to_string(o.num_machines) + ")";
-    require(o.machine_rank.has_value(), "--machine_rank" + several + ": 0 on the main machine, then 1, 2, ... on the others");
+  job.num_machines = s.num_machines();
+  require(job.num_machines >= 1, "--num_machines is " + s.text("num_machines") + ", but at least 1 machine is needed");
+  const int64_t port = s.integer("main_process_port").value_or(0);
+  require(port >= 0 && port <= 65535, "--main_process_port is " + std::to_string(port) + ", expected 1 to 65535, or 0 for any free one");
+  job.world_size = std::max<int64_t>(1, s.num_processes());
+  job.machine_rank = s.integer("machine_rank").value_or(0);
+  if (job.num_machines > 1) {
+    const std::string several = " must be given when --num_machines is more than 1 (it is " + std::to_string(job.num_machines) + ")";
+    require(s.integer("machine_rank").has_value(), "--machine_rank" + several + ": 0 on the main machine, then 1, 2, ... on the others");
     require(!o.main_process_ip.empty(), "--main_process_ip" + several + ": the address of machine 0 as the others reach it");
     require(port != 0, "--main_process_port" + several + ": a port that is free on machine 0, the same on all machines");
-    require(job.world_size % o.num_machines == 0,
+    require(job.world_size % job.num_machines == 0,
             "--num_processes counts the processes of all machines together: " + std::to_string(job.world_size) + " can't be shared equally by " +
-                std::to_string(o.num_machines) + " machines. Use a multiple of " + std::to_string(o.num_machines));
+                std::to_string(job.num_machines) + " machines. Use a multiple of " + std::to_string(job.num_machines));
   }
-  require(job.machine_rank >= 0 && job.machine_rank < o.num_machines,
-          "--machine_rank is " + std::to_string(job.machine_rank) + ", expected 0 to " + std::to_string(o.num_machines - 1) +
-              " (--num_machines is " + std::to_string(o.num_machines) + ")");
-  job.local_world_size = job.world_size / o.num_machines;
+  require(job.machine_rank >= 0 && job.machine_rank < job.num_machines,
+          "--machine_rank is " + std::to_string(job.machine_rank) + ", expected 0 to " + std::to_string(job.num_machines - 1) +
+              " (--num_machines is " + std::to_string(job.num_machines) + ")");
+  job.local_world_size = job.world_size / job.num_machines;
+  if (s.launcher() == Launcher::simple && !s.text("mpirun_hostfile").empty()) job.starter = Job::Starter::mpirun;
+  if (s.launcher() == Launcher::deepspeed && job.num_machines > 1 && s.text("deepspeed_multinode_launcher") != "standard") job.starter = Job::Starter::deepspeed;
+  if (job.starter != Job::Starter::launcher) job.world_size = job.local_world_size = job.num_machines = 1, job.machine_rank = 0;
+  const std::string backend = s.text("rdzv_backend");
+  require(backend == "static" || backend == "c10d", "--rdzv_backend is '" + backend + "', expected static or c10d: the others need servers that this launcher has no client for");
+  check_rendezvous_settings(s.text("rdzv_conf"));
   parse_streams("--tee", o.tee, job.local_world_size);
   parse_streams("--redirects", o.redirects, job.local_world_size);
   if (!o.main_process_ip.empty()) job.main_ip = o.main_process_ip;
   job.main_port = port;
   job.run_id = new_run_id(job.machine_rank);
-
-  // The reference's rule, with its quirk that the cores are shared out only when the number of processes was given as well.
-  const int64_t inherited = host.number("OMP_NUM_THREADS").value_or(0);
-  if (o.num_cpu_threads_per_process) {
-    job.omp_threads = *o.num_cpu_threads_per_process;
-  } else if (inherited > 0) {
-    job.omp_threads = inherited;
-  } else {
-    job.omp_threads_chosen = true;
-    int64_t ranks_here = job.local_world_size;
-    for (const char* name : {"MV2_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"})
-      if (const auto value = host.number(name); value.value_or(0) > 0) ranks_here = *value;
-    if (o.cpu && o.num_processes) job.omp_threads = std::max<int64_t>(1, host.physical_cores / ranks_here);
-  }
   return job;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "accelerate/launch.hpp"
+#include "launch/settings.hpp"
 
 namespace accelerate::launcher {
 
@@ -11,6 +12,7 @@ namespace accelerate::launcher {
 struct Host {
   int64_t physical_cores = 1;                      ///< hyper-threads counted once, limited to those that this process may use
   std::map<std::string, std::string> environment;  ///< the caller's
+  int64_t accelerators = 0;                        ///< GPUs that this process may use
   static Host current();
 
   /// The variable as a number; nothing if it is unset or not one.
@@ -19,17 +21,21 @@ struct Host {
 
 /// Checked options with every "unset" decided: what runs where.
 struct Job {
-  LaunchOptions options;
+  LaunchOptions options;             ///< with the values that won (see Settings)
+  Settings settings;
   int64_t world_size = 1;
   int64_t local_world_size = 1;
+  int64_t num_machines = 1;
   int64_t machine_rank = 0;
   std::string main_ip = "127.0.0.1";
   int64_t main_port = 0;             ///< 0 until launch() has chosen one
-  int64_t omp_threads = 1;           ///< of each rank
-  bool omp_threads_chosen = false;   ///< by us: neither a flag nor the environment said how many
+  /// Who starts the ranks: this launcher, or one process of another program that it starts instead of them.
+  enum class Starter { launcher, mpirun, deepspeed } starter = Starter::launcher;
+  int64_t attempt = 0;               ///< how often the ranks have been started before
   std::string run_id;                ///< names the log folder; also TORCHELASTIC_RUN_ID
 
   bool distributed() const { return world_size > 1; }
+  bool needs_port() const { return distributed() || starter != Starter::launcher; }
   int64_t rank(int64_t local_rank) const { return machine_rank * local_world_size + local_rank; }
 };
 

@@ -5,6 +5,9 @@
 
 #include <cstdio>
 
+#include "accelerate/error.hpp"
+#include "launch/deepspeed.hpp"
+#include "launch/environment.hpp"
 #include "launch/job.hpp"
 #include "launch/log_files.hpp"
 #include "launch/ports.hpp"
@@ -13,9 +16,38 @@
 #include "launch/supervisor.hpp"
 
 namespace accelerate {
+namespace {
+
+using namespace launcher;
+
+/// What can't be started from here. The text says what is missing.
+void require_possible(const Job& job) {
+  switch (job.settings.launcher()) {
+    case Launcher::tpu:
+      throw NotBuiltError("TPUs need PyTorch/XLA, which LibTorch does not have. Start a Python program for TPUs with Python's `accelerate launch`; `--dry_run` shows what would be started");
+    case Launcher::sagemaker:
+      throw NotBuiltError("the config file is for Amazon SageMaker, whose jobs this program can't create. Use Python's `accelerate launch` for them, or a config file for this machine");
+    default: break;
+  }
+}
+
+void say(const std::string& line) { std::fprintf(stderr, "accelerate launch: %s\n", line.c_str()); }
+
+/// For people, and for tests: what would be started where.
+void print_plan(const Job& job, const Host& host) {
+  const char* names[] = {"simple", "torchrun", "deepspeed", "tpu", "sagemaker"};
+  std::printf("launcher   %s\nprocesses  %lld of %lld on machine %lld of %lld\n", names[static_cast<int>(job.settings.launcher())], static_cast<long long>(job.local_world_size),
+              static_cast<long long>(job.world_size), static_cast<long long>(job.machine_rank), static_cast<long long>(job.num_machines));
+  if (job.needs_port()) std::printf("meeting at %s:%s\n", job.main_ip.c_str(), job.main_port ? std::to_string(job.main_port).c_str() : "a free port");
+  std::printf("command   ");
+  for (const auto& word : command_line(job, host)) std::printf(" %s", word.c_str());
+  std::printf("\nenvironment of local rank 0:\n");
+  for (const auto& [name, value] : build_environment(job, host, 0)) std::printf("  %s=%s\n", name.c_str(), value.c_str());
+}
+
+}  // namespace
 
 int launch(const LaunchOptions& options) {
-  using namespace launcher;
   // Descriptors 0, 1 and 2 must exist, or a pipe of ours would become somebody's standard stream.
   for (int fd = ::open("/dev/null", O_RDWR); fd >= 0; fd = ::dup(fd))
     if (fd > STDERR_FILENO) {
@@ -24,18 +56,29 @@ int launch(const LaunchOptions& options) {
     }
   const Host host = Host::current();
   Job job = make_job(options, host);
+  const bool quiet = job.options.quiet;
+  if (!quiet)
+    for (const auto& remark : job.settings.remarks()) say(remark);
+  if (job.options.dry_run) return print_plan(job, host), 0;
+  require_possible(job);
   command_line(job, host);  // complain before anything is created
-  if (job.distributed()) {
-    if (job.main_port == 0) job.main_port = choose_port();
-    else if (job.machine_rank == 0) require_free_port(job.main_port);
+  const bool any_port = job.main_port == 0;
+  if (!quiet && job.settings.threads_chosen() && job.settings.launcher() != Launcher::deepspeed)
+    say("OMP_NUM_THREADS=" + std::to_string(job.settings.threads_per_process()) + " for each process; --num_cpu_threads_per_process changes it");
+  for (;; ++job.attempt) {
+    if (job.needs_port()) {
+      if (any_port) job.main_port = choose_port();
+      else if (job.machine_rank == 0) require_free_port(job.main_port);
+    }
+    if (job.starter == Job::Starter::deepspeed && job.attempt == 0)
+      for (const auto& name : add_to_deepspeed_env(protocol(job.settings, host), host))
+        if (!quiet) say(name + " can't be passed to other machines by ~/.deepspeed_env");
+    const LogFiles logs(job);
+    if (!quiet && job.attempt == 0 && !logs.folder().empty()) say("log files are in " + logs.folder().string());
+    const Outcome outcome = supervise(job, host, logs, report);
+    if (!outcome.first_failure || outcome.stop_signal || job.attempt >= job.options.max_restarts) return outcome.exit_code();
+    if (!quiet) say("starting all processes again (restart " + std::to_string(job.attempt + 1) + " of " + std::to_string(job.options.max_restarts) + ")");
   }
-  const LogFiles logs(job);
-  if (!options.quiet) {
-    if (job.omp_threads_chosen)
-      std::fprintf(stderr, "accelerate launch: OMP_NUM_THREADS=%lld for each process; --num_cpu_threads_per_process changes it\n", static_cast<long long>(job.omp_threads));
-    if (!logs.folder().empty()) std::fprintf(stderr, "accelerate launch: log files are in %s\n", logs.folder().c_str());
-  }
-  return supervise(job, host, logs, report).exit_code();
 }
 
 }  // namespace accelerate

@@ -57,7 +57,7 @@ LogFiles::LogFiles(const Job& job) : ranks_(static_cast<size_t>(job.local_world_
   try {
     if (logs) folder_ = fs::absolute(o.log_dir.empty() ? new_temporary_folder() : o.log_dir) / job.run_id;
     else if (job.distributed()) scratch_ = new_temporary_folder();
-    const fs::path base = logs ? folder_ / "attempt_0" : scratch_;
+    const fs::path base = logs ? folder_ / ("attempt_" + std::to_string(job.attempt)) : scratch_;
     for (size_t i = 0; i < ranks_.size() && !base.empty(); ++i) {
       const fs::path folder = base / std::to_string(i);
       fs::create_directories(folder);

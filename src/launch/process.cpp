@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
@@ -64,6 +65,9 @@ pid_t spawn(const SpawnOptions& options, const Signals& signals, const Warden& w
   for (const auto& variable : options.environment) envp.push_back(const_cast<char*>(variable.c_str()));
   argv.push_back(nullptr);
   envp.push_back(nullptr);
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  for (const int cpu : options.cpus) CPU_SET(cpu, &cpus);
   Pipe failure = make_pipe();  // closed by a successful exec, else carries errno
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
@@ -72,6 +76,7 @@ pid_t spawn(const SpawnOptions& options, const Signals& signals, const Warden& w
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(1);  // the parent died before the line above
     if (options.own_group) ::setpgid(0, 0);
+    if (!options.cpus.empty()) ::sched_setaffinity(0, sizeof(cpus), &cpus);  // what fails here costs time only
     warden.watch(options.own_group ? -::getpid() : ::getpid());
     const int fds[3] = {options.in, options.out, options.err};
     bool good = true;

@@ -51,6 +51,7 @@ struct SpawnOptions {
   std::vector<std::string> command;      ///< element 0: path of the file
   std::vector<std::string> environment;  ///< NAME=value
   int in = -1, out = -1, err = -1;       ///< what becomes descriptors 0, 1, 2; -1: as in the launcher
+  std::vector<int> cpus;                 ///< logical cores that it may use; empty: as the launcher
   bool own_group = true;                 ///< the child leads a process group of its own
 };
 

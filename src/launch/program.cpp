@@ -7,6 +7,9 @@
 
 #include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
+#include "launch/deepspeed.hpp"
+#include "launch/environment.hpp"
+#include "launch/mpirun.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -24,14 +27,6 @@ bool is_file(const fs::path& path) {
 }
 
 bool can_execute(const fs::path& path) { return is_file(path) && ::access(path.c_str(), X_OK) == 0; }
-
-/// The first executable called `name` in PATH, or an empty path.
-fs::path find_in_path(const std::string& name, const Host& host) {
-  std::istringstream folders(variable(host, "PATH"));
-  for (std::string folder; std::getline(folders, folder, ':');)
-    if (const fs::path path = fs::path(folder.empty() ? "." : folder) / name; can_execute(path)) return path;
-  return {};
-}
 
 std::string find_python(const Host& host) {
   if (const auto python = variable(host, "PYTHON"); !python.empty()) {
@@ -58,13 +53,35 @@ std::string nearest_file(const fs::path& missing) {
 
 }  // namespace
 
+fs::path find_in_path(const std::string& name, const Host& host) {
+  std::istringstream folders(variable(host, "PATH"));
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (const fs::path path = fs::path(folder.empty() ? "." : folder) / name; can_execute(path)) return path;
+  return {};
+}
+
 std::vector<std::string> command_line(const Job& job, const Host& host) {
   const auto& options = job.options;
   const std::string& name = options.command.front();
   std::vector<std::string> result;
+  if (job.starter == Job::Starter::mpirun) {
+    std::vector<std::string> variables;
+    for (const auto& [variable_name, value] : build_environment(job, host, 0)) variables.push_back(variable_name);
+    result = mpirun_words(Mpirun::find(host), job.settings, variables);
+  }
+  if (job.starter == Job::Starter::deepspeed) {
+    result = deepspeed_words(job.settings, job.main_port);
+    const fs::path starter = find_in_path("deepspeed", host);
+    if (starter.empty())
+      throw ConfigError("DeepSpeed on several machines is started by its program `deepspeed`, which is not in PATH. Install DeepSpeed, or give --deepspeed_multinode_launcher standard and run this command on each machine");
+    result.front() = starter;
+    if (!options.module && !options.no_python && fs::path(name).extension() != ".py") result.push_back("--no_python");
+    result.insert(result.end(), options.command.begin(), options.command.end());
+    return result;
+  }
   const auto run_by_python = [&] {
     result.push_back(find_python(host));
-    if (job.local_world_size > 1) result.push_back("-u");  // its output goes through a pipe, where Python would hold it back
+    if (job.local_world_size > 1 || job.starter == Job::Starter::mpirun) result.push_back("-u");  // its output goes through a pipe, where Python would hold it back
   };
   if (options.module) {
     run_by_python();

@@ -87,7 +87,7 @@ std::string failure(const Job& job, const LogFiles& logs, const Outcome& outcome
   line("error", error_file_message(logs.of(rank.local_rank).error_file));
   line("process", "pid " + std::to_string(rank.pid) + ", local rank " + std::to_string(rank.local_rank) + " on " + host_name() + ", " + wall_clock());
   line("program", shell_line(job.options.command));
-  if (!logs.folder().empty()) line("logs", (logs.folder() / "attempt_0" / std::to_string(rank.local_rank)).string());
+  if (!logs.folder().empty()) line("logs", (logs.folder() / ("attempt_" + std::to_string(job.attempt)) / std::to_string(rank.local_rank)).string());
   std::string others;
   for (const auto& other : outcome.ranks)
     if (&other != &rank) others += (others.empty() ? "" : ", ") + other_rank(other);

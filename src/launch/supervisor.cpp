@@ -14,9 +14,11 @@
 #include <cstring>
 #include <deque>
 #include <fstream>
+#include <sstream>
 #include <tuple>
 
 #include "accelerate/error.hpp"
+#include "launch/affinity.hpp"
 #include "launch/environment.hpp"
 #include "launch/output.hpp"
 #include "launch/process.hpp"
@@ -138,11 +140,25 @@ class Supervisor {
     spawning.out = out.get();
     spawning.err = err.get();
     spawning.environment = merged(host, environment);
+    if (job_.settings.on("enable_cpu_affinity")) spawning.cpus = cores_of(topology(), visible_gpus(), local_rank, job_.local_world_size);
     record.rank = job_.rank(local_rank);
     record.local_rank = local_rank;
     record.started = Clock::now();
     record.pid = spawn(spawning, signals_, warden_);
     ++running_;
+  }
+
+  const Topology& topology() {
+    if (topology_.nodes.empty()) topology_ = Topology::current();
+    return topology_;
+  }
+
+  /// The GPUs of --gpu_ids; ranks use them in this order.
+  std::vector<int64_t> visible_gpus() const {
+    std::vector<int64_t> ids;
+    std::istringstream text(job_.settings.text("gpu_ids"));
+    for (int64_t id; text >> id; text.ignore()) ids.push_back(id);
+    return ids;
   }
 
   /// The descriptor that a rank's stream becomes; none when it is the launcher's own.
@@ -312,6 +328,7 @@ class Supervisor {
   bool abandoned_ = false;
   int was_subreaper_ = 0;
   std::vector<pid_t> not_ours_;
+  Topology topology_;
 };
 
 }  // namespace

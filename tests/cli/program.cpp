@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <thread>
@@ -35,7 +36,8 @@ std::string accelerate() { return std::string(ACCELERATE_BIN_DIR) + "/accelerate
 Program::Program(const std::vector<std::string>& arguments, const Options& options) {
   std::vector<std::string> env;
   for (char** entry = environ; *entry; ++entry)
-    if (!is_launchers(*entry)) env.push_back(*entry);
+    if (!is_launchers(*entry) && std::none_of(options.env.begin(), options.env.end(), [&](const auto& ours) { return ours.starts_with(std::string(*entry, std::strcspn(*entry, "=") + 1)); }))
+      env.push_back(*entry);
   env.push_back("TMPDIR=" + support::scratch_dir());  // a launcher that is killed can't tidy up
   env.insert(env.end(), options.env.begin(), options.env.end());
   std::vector<char*> argv, envp;

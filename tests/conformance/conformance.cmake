@@ -1,7 +1,7 @@
 # One program runs all JSON cases; every file is a ctest case.
 file(GLOB conformance_sources CONFIGURE_DEPENDS ${TEST_DIR}/*.cpp)
-add_executable(conformance_tests ${conformance_sources})
-target_link_libraries(conformance_tests PRIVATE accelerate_test_main accelerate nlohmann_json::nlohmann_json)
+add_executable(conformance_tests ${conformance_sources} ${PROJECT_SOURCE_DIR}/cli/arguments.cpp)
+target_link_libraries(conformance_tests PRIVATE accelerate_test_main accelerate accelerate_launch nlohmann_json::nlohmann_json)
 accelerate_use_pch(conformance_tests)
 file(GLOB conformance_cases CONFIGURE_DEPENDS ${TEST_DIR}/cases/*.json)
 foreach(case ${conformance_cases})

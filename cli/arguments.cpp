@@ -1,0 +1,172 @@
+#include "arguments.hpp"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "accelerate/config.hpp"
+#include "accelerate/error.hpp"
+
+namespace cli {
+namespace {
+
+using accelerate::ConfigError;
+using accelerate::config::CommandTable;
+using accelerate::config::Kind;
+using accelerate::config::Option;
+
+std::vector<const Option*> options_of(const CommandTable& table, bool positional) {
+  std::vector<const Option*> result;
+  for (const auto& group : table.groups)
+    for (const auto& option : group.options)
+      if (option.positional() == positional) result.push_back(&option);
+  return result;
+}
+
+class Reader {
+ public:
+  Reader(const CommandTable& table, const std::vector<std::string>& words) : table_(table), words_(words) {}
+
+  std::optional<Arguments> read() {
+    const auto positional = options_of(table_, true);
+    const bool takes_program = !positional.empty() && positional.back()->kind == Kind::words;
+    for (; next_ < words_.size(); ++next_) {
+      const std::string& word = words_[next_];
+      if (word == "-h" || word == "--help") return std::fputs(help(table_).c_str(), stdout), std::nullopt;
+      if (word == "--") {
+        result_.positional.insert(result_.positional.end(), words_.begin() + static_cast<std::ptrdiff_t>(next_) + 1, words_.end());
+        break;
+      }
+      if (word.size() > 1 && word.front() == '-') {
+        take_option(word);
+      } else if (takes_program) {
+        result_.positional.assign(words_.begin() + static_cast<std::ptrdiff_t>(next_), words_.end());
+        break;
+      } else {
+        result_.positional.push_back(word);
+      }
+    }
+    if (!takes_program && result_.positional.size() > positional.size())
+      throw ConfigError("there is nothing that '" + result_.positional[positional.size()] + "' could mean. See `accelerate " + table_.name + " --help`");
+    for (size_t i = result_.positional.size(); i < positional.size() && !takes_program; ++i)
+      throw ConfigError(std::string(positional[i]->value) + " is missing. Usage: " + table_.usage);
+    for (const auto* option : options_of(table_, false))
+      if (option->required && result_.text(option->name).empty()) throw ConfigError(option->spellings().front() + " must be given. Usage: " + table_.usage);
+    return std::move(result_);
+  }
+
+ private:
+  const Option* find(const std::string& spelling) const {
+    for (const auto* option : options_of(table_, false)) {
+      const auto spellings = option->spellings();
+      if (std::find(spellings.begin(), spellings.end(), spelling) != spellings.end()) return option;
+    }
+    return nullptr;
+  }
+
+  void take_option(const std::string& word) {
+    const size_t equals = word.find('=');
+    std::string spelling = word.substr(0, equals), value;
+    bool attached = equals != std::string::npos;
+    if (attached) value = word.substr(equals + 1);
+    const Option* option = find(spelling);
+    if (!option && word[1] != '-' && word.size() > 2) {  // -t3
+      spelling = word.substr(0, 2);
+      option = find(spelling);
+      if (option && option->takes_value()) value = word.substr(2), attached = true;
+      else option = nullptr;
+    }
+    if (!option) unknown(word.substr(0, equals));
+    if (!option->takes_value()) {
+      if (attached) throw ConfigError(spelling + " takes no value, and '" + value + "' was given");
+      result_.given.emplace_back(option->name, option->kind == Kind::flag ? "true" : "false");
+      return;
+    }
+    if (option->kind == Kind::words) {
+      while (next_ + 1 < words_.size() && !words_[next_ + 1].starts_with("--")) result_.given.emplace_back(option->name, words_[++next_]);
+      return;
+    }
+    if (!attached) {
+      const bool negative_number = next_ + 1 < words_.size() && words_[next_ + 1].size() > 1 && words_[next_ + 1][0] == '-' && std::isdigit(static_cast<unsigned char>(words_[next_ + 1][1]));
+      if (next_ + 1 == words_.size() || (words_[next_ + 1].starts_with("-") && words_[next_ + 1].size() > 1 && !negative_number))
+        throw ConfigError(spelling + " needs a value: " + (option->value ? option->value : option->choices ? option->choices : "VALUE"));
+      value = words_[++next_];
+    }
+    result_.given.emplace_back(option->name, value);
+  }
+
+  [[noreturn]] void unknown(const std::string& spelling) const {
+    std::vector<std::string> names{"--help"};
+    for (const auto* option : options_of(table_, false))
+      for (const auto& known : option->spellings()) names.push_back(known);
+    const auto nearest = accelerate::nearest_name(spelling, names);
+    throw ConfigError("there is no option '" + spelling + "'" + (nearest ? ". Did you mean '" + *nearest + "'?" : ". See `accelerate " + std::string(table_.name) + " --help`"));
+  }
+
+  const CommandTable& table_;
+  const std::vector<std::string>& words_;
+  size_t next_ = 0;
+  Arguments result_;
+};
+
+/// `text` in lines of at most `width` letters, each after the first indented.
+std::string wrapped(const std::string& text, size_t indent, size_t width) {
+  std::string result;
+  size_t column = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    size_t end = std::min(text.find(' ', begin), text.size());
+    if (column > 0 && column + end - begin + 1 > width) result += "\n" + std::string(indent, ' '), column = 0;
+    else if (column > 0) result += ' ', ++column;
+    result += text.substr(begin, end - begin);
+    column += end - begin;
+    begin = end + 1;
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string Arguments::text(const std::string& name, const std::string& otherwise) const {
+  std::string result = otherwise;
+  for (const auto& [given_name, value] : given)
+    if (given_name == name) result = value;
+  return result;
+}
+
+std::vector<std::string> Arguments::all(const std::string& name) const {
+  std::vector<std::string> result;
+  for (const auto& [given_name, value] : given)
+    if (given_name == name) result.push_back(value);
+  return result;
+}
+
+std::optional<Arguments> read(const CommandTable& table, const std::vector<std::string>& arguments) { return Reader(table, arguments).read(); }
+
+std::string help(const CommandTable& table) {
+  constexpr size_t kColumn = 40, kWidth = 80;
+  std::string text = std::string(table.summary) + ".\n\nUsage: " + table.usage + "\n";
+  const auto row = [&](const std::string& left, const std::string& right) {
+    text += "  " + left + (left.size() + 3 > kColumn ? "\n" + std::string(kColumn, ' ') : std::string(kColumn - left.size() - 2, ' ')) + wrapped(right, kColumn, kWidth) + "\n";
+  };
+  for (const auto& group : table.groups) {
+    std::vector<std::pair<std::string, std::string>> rows;
+    for (const auto& option : group.options) {
+      const auto spellings = option.spellings();
+      if (spellings.empty()) continue;
+      std::string left, right = option.help;
+      for (const auto& spelling : spellings)
+        if (spelling.find('-', 2) == std::string::npos || option.positional()) left += (left.empty() ? "" : ", ") + spelling;
+      if (option.positional()) left = option.value;
+      else if (option.takes_value()) left += " " + std::string(option.value ? option.value : option.choices && std::string_view(option.choices).size() < 30 ? option.choices : "NAME");
+      if (option.choices && std::string_view(option.choices).size() >= 30) right += ": " + std::string(option.choices);
+      if (option.fallback && option.takes_value() && option.kind != Kind::boolean) right += " (default " + std::string(option.fallback) + ")";
+      rows.emplace_back(left, right);
+    }
+    if (rows.empty()) continue;
+    text += "\n" + (*group.title ? std::string(group.title) : "Options") + ":\n";
+    if (!*group.title) row("-h, --help", "Show this text");
+    for (const auto& [left, right] : rows) row(left, right);
+  }
+  return text + "\nOptions may be written with '-' for '_'.\n";
+}
+
+}  // namespace cli

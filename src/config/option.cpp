@@ -1,0 +1,101 @@
+#include "accelerate/config/option.hpp"
+
+#include <algorithm>
+
+namespace accelerate::config {
+namespace {
+
+std::vector<std::string> split(const char* text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char* c = text; *c; ++c) {
+    if (*c == separator) parts.emplace_back();
+    else parts.back() += *c;
+  }
+  return parts;
+}
+
+using enum Kind;
+
+constexpr const char* kDefaultFile = "Config file (default: the one that `accelerate config` writes; see docs/settings.md)";
+
+constexpr Option kConfig[] = {
+    {"config_file", text, nullptr, nullptr, "FILE", "Where to write (default: default_config.yaml in $HF_HOME/accelerate or the cache folder); a name that ends in .json gets JSON"},
+};
+constexpr Option kConfigDefault[] = {
+    {"save_location", text, nullptr, nullptr, "FILE", "Where to write (default: default_config.yaml in $HF_HOME/accelerate or the cache folder)", "--config_file"},
+    {"mixed_precision", text, "\"no\"", "no|fp16|bf16", nullptr, "Number format of the computation"},
+};
+constexpr Option kConfigFile[] = {{"config_file", text, nullptr, nullptr, "FILE", kDefaultFile}};
+constexpr Option kEnvOurs[] = {{"json", flag, "false", nullptr, nullptr, "Print JSON"}};
+constexpr Option kTestOurs[] = {{"num_processes", integer, nullptr, nullptr, "N", "Processes to test with (default: as the config file says, else 2)"},
+                                {"cpu", flag, "false", nullptr, nullptr, "Test on the CPU even where there is an accelerator"}};
+constexpr Option kTpuConfig[] = {
+    {"config_file", text, nullptr, nullptr, "FILE", kDefaultFile},
+    {"tpu_name", text, nullptr, nullptr, "NAME", "Name of the TPU pod (default: the config file's)"},
+    {"tpu_zone", text, nullptr, nullptr, "ZONE", "Its zone (default: the config file's)"},
+};
+constexpr Option kTpuPod[] = {
+    {"use_alpha", flag, "false", nullptr, nullptr, "Call `gcloud alpha` instead of `gcloud`"},
+    {"command_file", text, nullptr, nullptr, "FILE", "File of commands, one a line, for every worker"},
+    {"command", words, nullptr, nullptr, "COMMAND", "A command for every worker; may be given several times"},
+    {"install_accelerate", flag, "false", nullptr, nullptr, "Install Hugging Face Accelerate on the workers first"},
+    {"accelerate_version", text, "\"latest\"", nullptr, "VERSION", "Which one: latest, dev, or a version"},
+    {"debug", flag, "false", nullptr, nullptr, "Print the command instead of running it"},
+};
+constexpr Option kMergeWeights[] = {
+    {"checkpoint_directory", text, nullptr, nullptr, "FOLDER", "Folder with sharded weights", "checkpoint_directory", nullptr, nullptr, Form::none, true},
+    {"output_path", text, nullptr, nullptr, "OUTPUT", "Folder for the merged weights", "output_path", nullptr, nullptr, Form::none, true},
+};
+constexpr Option kMergeOptions[] = {
+    {"unsafe_serialization", flag, "false", nullptr, nullptr, "Write a torch archive (.bin) instead of safetensors"},
+    {"remove_checkpoint_dir", flag, "false", nullptr, nullptr, "Remove the sharded weights after merging"},
+};
+constexpr Option kToFsdp2[] = {
+    {"config_file", text, nullptr, nullptr, "FILE", "Config file to convert", nullptr, nullptr, nullptr, Form::none, true},
+    {"overwrite", flag, "false", nullptr, nullptr, "Existing files may be replaced"},
+    {"output_file", text, nullptr, nullptr, "FILE", "Where to write (default: the same file, with --overwrite)"},
+};
+constexpr Option kCompletion[] = {{"shell", text, nullptr, "bash|zsh|fish", "SHELL", "bash, zsh or fish", "shell", nullptr, nullptr, Form::none, true}};
+constexpr Option kDocs[] = {{"form", text, nullptr, "man|markdown", "FORM", "man: a manual page; markdown: docs/settings.md", "form", nullptr, nullptr, Form::none, true}};
+
+}  // namespace
+
+std::vector<std::string> Option::spellings() const {
+  if (flags && !*flags) return {};
+  std::vector<std::string> all = flags ? split(flags, ',') : std::vector<std::string>{"--" + std::string(name)};
+  if (positional()) return all;
+  for (size_t i = 0, n = all.size(); i < n; ++i) {
+    std::string dashed = all[i];
+    std::replace(dashed.begin(), dashed.end(), '_', '-');
+    if (dashed != all[i]) all.push_back(dashed);
+  }
+  return all;
+}
+
+std::vector<std::string> Option::choice_list() const { return choices ? split(choices, '|') : std::vector<std::string>{}; }
+
+const Option* CommandTable::find(std::string_view wanted) const {
+  for (const auto& group : groups)
+    for (const auto& option : group.options)
+      if (wanted == option.name && option.kind != Kind::unset) return &option;
+  return nullptr;
+}
+
+const std::vector<CommandTable>& command_tables() {
+  static const std::vector<CommandTable> all{
+      {"config", "Ask about this machine and write a config file", "accelerate config [default|update] [options]", {{"", kConfig}}},
+      {"config default", "Write a config file for this machine without asking", "accelerate config default [options]", {{"", kConfigDefault}}},
+      {"config update", "Read a config file and write it as this version does", "accelerate config update [options]", {{"", kConfigFile}}},
+      {"env", "Say what is installed, for bug reports", "accelerate env [options]", {{"", kConfigFile}, {kAdditions, kEnvOurs}}},
+      launch_table(),
+      {"merge-weights", "Merge sharded weights into one file", "accelerate merge-weights [options] FOLDER OUTPUT", {{"Positional", kMergeWeights}, {"", kMergeOptions}}},
+      {"test", "Test this machine under the chosen config", "accelerate test [options]", {{"", kConfigFile}, {kAdditions, kTestOurs}}},
+      {"to-fsdp2", "Convert a config file from FSDP version 1 to 2", "accelerate to-fsdp2 --config_file FILE [options]", {{"", kToFsdp2}}},
+      {"tpu-config", "Run commands on all workers of a TPU pod", "accelerate tpu-config [options]", {{"Config", kTpuConfig}, {"TPU", kTpuPod}}},
+      {"completion", "Print a completion script for a shell", "accelerate completion bash|zsh|fish", {{"Positional", kCompletion}}},
+      {"docs", "Print the reference of all commands and settings", "accelerate docs man|markdown", {{"Positional", kDocs}}},
+  };
+  return all;
+}
+
+}  // namespace accelerate::config
