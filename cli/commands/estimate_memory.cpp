@@ -1,4 +1,4 @@
-#include <cstdio>
+#include <cmath>
 #include <iostream>
 
 #include <nlohmann/json.hpp>
@@ -25,13 +25,17 @@ std::string usage() {
   return text;
 }
 
+/// Whole numbers without a point. int4 and bools leave fractions.
+nlohmann::ordered_json bytes(double number) { return number == std::floor(number) ? nlohmann::ordered_json(static_cast<int64_t>(number)) : nlohmann::ordered_json(number); }
+
 nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const accelerate::MaximumSizes& sizes, const std::vector<accelerate::MemoryEstimate>& estimates) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const auto& row : estimates) {
     nlohmann::ordered_json training = nullptr;
     if (row.training.peak() >= 0)
-      training = {{"model", row.training.model}, {"gradients", row.training.gradients}, {"optimizer", row.training.optimizer}, {"step", row.training.step}, {"peak", row.training.peak()}};
-    rows.push_back({{"dtype", row.dtype}, {"largest_layer", row.largest_layer}, {"total", row.total}, {"training_adam", training}});
+      training = {{"model", bytes(row.training.model)}, {"gradients", bytes(row.training.gradients)}, {"optimizer", bytes(row.training.optimizer)}, {"step", bytes(row.training.step)},
+                  {"peak", bytes(row.training.peak())}};
+    rows.push_back({{"dtype", row.dtype}, {"largest_layer", bytes(row.largest_layer)}, {"total", bytes(row.total)}, {"training_adam", training}});
   }
   return {{"model", model.name}, {"library", model.library.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(model.library)}, {"class", model.tree.class_name},
           {"source", model.source}, {"parameters", model.tree.numel()}, {"largest_layer_names", sizes.largest_layer.names}, {"unit", "bytes"}, {"rows", rows}};

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace accelerate::bigmodel {
 
@@ -14,5 +14,8 @@ struct BuiltInModel {
 
 /// By name or alias, without regard to case; null if there is none.
 const BuiltInModel* find_built_in(std::string_view name);
+
+/// All names and aliases, in full and behind their '/'.
+std::vector<std::string> built_in_names();
 
 }  // namespace accelerate::bigmodel

@@ -57,16 +57,18 @@ std::string memory_table(const std::string& model, const std::vector<MemoryEstim
   const std::string title = "Memory Usage for loading `" + model + "`";
   size_t cells = 0;
   for (const size_t width : widths) cells += width;
-  // A long title widens the last column, by as much as the reference does.
-  if (const size_t line = cells + widths.size() + 1; title.size() > cells) widths.back() += 2 * (title.size() > line ? title.size() - line : line - title.size());
+  // A long title widens the last column: by as much as the reference does, which can be a little short.
+  const size_t line = cells + widths.size() + 1;
+  if (title.size() > cells) widths.back() += 2 * (title.size() > line ? title.size() - line : line - title.size());
+  size_t inner = widths.size() - 1;
+  for (const size_t width : widths) inner += width;
+  if (title.size() > inner) widths.back() += title.size() - inner, inner = title.size();
 
   const auto rule = [&](const std::string& left, const std::string& between, const std::string& right) {
     std::string line = left;
     for (size_t i = 0; i < widths.size(); ++i) line += (i ? between : "") + times(widths[i], "─");
     return line + right + "\n";
   };
-  size_t inner = widths.size() - 1;
-  for (const size_t width : widths) inner += width;
   std::string table = rule("┌", "─", "┐") + "│" + centred(title, inner) + "│\n" + rule("├", "┬", "┤");
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) table += "│" + centred(row[i], widths[i]);

@@ -70,7 +70,8 @@ void add_tensor(ModuleTree& root, const std::string& name, TensorSpec tensor) {
 }
 
 void add_file(ModuleTree& tree, const fs::path& path) {
-  for (const auto& [name, entry] : read_header(path).items()) {
+  const auto header = read_header(path);
+  for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
     const bool valid = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() && entry.contains("shape") && entry["shape"].is_array() &&
                        std::all_of(entry["shape"].begin(), entry["shape"].end(), [](const json& size) { return size.is_number_unsigned(); });
@@ -135,9 +136,7 @@ ModelDescription from_name(const std::string& name) {
     model.source = "built in";
     return model;
   }
-  std::vector<std::string> names = built_in_models();
-  for (const auto& full : built_in_models()) names.push_back(full.substr(full.find('/') + 1));
-  const auto nearest = nearest_name(name, names);
+  const auto nearest = nearest_name(name, bigmodel::built_in_names());
   throw ConfigError("'" + name + "' is neither a file or folder nor the name of a built-in model." + (nearest ? " Did you mean '" + *nearest + "'?" : "") +
                     " Nothing is downloaded: get its config.json (a few KB) and give that. Built-in names: accelerate estimate-memory --help.");
 }

@@ -133,7 +133,8 @@ void save_offload_index(const OffloadIndex& index, const fs::path& folder) {
 OffloadIndex load_offload_index(const fs::path& folder) {
   const auto file = index_of(folder);
   OffloadIndex index;
-  for (const auto& [name, entry] : parse_index(file).items()) index.emplace_back(name, weight_of(name, entry, file));
+  const auto root = parse_index(file);
+  for (const auto& [name, entry] : root.items()) index.emplace_back(name, weight_of(name, entry, file));
   return index;
 }
 

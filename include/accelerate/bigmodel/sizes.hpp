@@ -55,7 +55,8 @@ class ACCELERATE_API ModuleSizes {
   /// 0 for a name that has nothing of its own, like the second name of a tied weight.
   double operator[](const std::string& name) const;
   /// In the order in which the tensors come: all parameters, then all buffers.
-  const std::vector<std::pair<std::string, double>>& entries() const { return entries_; }
+  const std::vector<std::pair<std::string, double>>& entries() const& { return entries_; }
+  std::vector<std::pair<std::string, double>> entries() && { return std::move(entries_); }
 
  private:
   std::vector<std::pair<std::string, double>> entries_;

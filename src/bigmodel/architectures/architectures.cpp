@@ -77,6 +77,7 @@ ModelDescription describe_architecture(const std::string& text, const std::strin
   const std::string family = known->family;
   auto [tree, no_split] = known->build(config, family);
   if (const int64_t unexplained = config.size("_unexplained_buffer_floats", 0); unexplained > 0) tree.buffers.push_back({"_unexplained", {unexplained}, "float32", 0, false});
+  for (const auto& name : config.texts("_may_split")) std::erase(no_split, name);
   if (!class_name.empty() && class_name != tree.class_name) {
     const std::string with = *known->body ? family + known->head_class : "";
     if (class_name != with) throw ConfigError("class '" + class_name + "': for a config of '" + type + "' expected " + tree.class_name + (with.empty() ? "" : " or " + with) + ".");

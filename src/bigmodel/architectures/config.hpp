@@ -71,6 +71,17 @@ class Config {
     }
     return result;
   }
+  std::vector<std::string> texts(const char* key) const {
+    const auto* value = find(key);
+    std::vector<std::string> result;
+    if (!value) return result;
+    if (!value->is_array()) fail(key, *value, "a list of texts");
+    for (const auto& item : *value) {
+      if (!item.is_string()) fail(key, *value, "a list of texts");
+      result.push_back(item.get<std::string>());
+    }
+    return result;
+  }
   /// A config within this one; empty where there is none.
   Config inner(const char* key) const {
     const auto* value = find(key);
