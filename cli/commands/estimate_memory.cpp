@@ -16,7 +16,7 @@ std::string usage() {
       "  accelerate estimate-memory bert-base-cased --dtypes float32 float16\n"
       "  accelerate estimate-memory ./folder_of_a_saved_model\n"
       "  accelerate estimate-memory config.json --json\n\n"
-      "MODEL is a folder, a config.json, a .safetensors file (or the index of several), or the name of a built-in config. Nothing is downloaded, and no weight is read.\n"
+      "MODEL is a folder, a config.json, a .safetensors file (or the index of several), a .gguf file, or the name of a built-in config. Nothing is downloaded, and no weight is read.\n"
       "The largest layer is what has to be in one place at a time; training is with Adam and a batch of one. Activations come on top.\n\n"
       "Built-in:";
   for (const auto& name : accelerate::built_in_models()) text += " " + name;

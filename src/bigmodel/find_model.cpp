@@ -12,6 +12,7 @@
 #include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
 #include "bigmodel/built_in_models.hpp"
+#include "bigmodel/gguf_header.hpp"
 
 namespace accelerate {
 namespace {
@@ -70,6 +71,10 @@ void add_tensor(ModuleTree& root, const std::string& name, TensorSpec tensor) {
 }
 
 void add_file(ModuleTree& tree, const fs::path& path) {
+  if (path.extension() == ".gguf") {
+    for (auto& [name, shape] : bigmodel::read_gguf_header(path)) add_tensor(tree, name, {.name = "", .shape = std::move(shape)});
+    return;
+  }
   const auto header = read_header(path);
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
@@ -114,9 +119,9 @@ ModelDescription from_config(const fs::path& path) {
 
 ModelDescription from_path(const fs::path& path) {
   if (!fs::is_directory(path)) {
-    if (path.extension() == ".safetensors" || path.filename().string().ends_with(".index.json")) return from_weights(path);
+    if (path.extension() == ".safetensors" || path.extension() == ".gguf" || path.filename().string().ends_with(".index.json")) return from_weights(path);
     if (path.extension() == ".json") return from_config(path);
-    throw ConfigError("'" + path.string() + "': expected a folder, a config.json, a .safetensors file or its index.");
+    throw ConfigError("'" + path.string() + "': expected a folder, a config.json, a .safetensors file or its index, or a .gguf file.");
   }
   const auto weights = weights_in(path);
   if (fs::exists(path / "config.json")) {

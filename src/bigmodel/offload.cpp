@@ -138,17 +138,13 @@ OffloadIndex load_offload_index(const fs::path& folder) {
   return index;
 }
 
-void offload_state_dict(const fs::path& folder, const std::vector<std::pair<std::string, at::Tensor>>& state_dict) {
+void offload_state_dict(const fs::path& folder, const NamedTensors& state_dict) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw CheckpointError("offload_state_dict: can't create the folder '" + folder.string() + "': " + error.message() + ".");
   OffloadIndex index;
   for (const auto& [name, tensor] : state_dict) offload_weight(tensor, name, folder, &index);
   save_offload_index(index, folder);
-}
-
-void offload_state_dict(const fs::path& folder, const std::map<std::string, at::Tensor>& state_dict) {
-  offload_state_dict(folder, std::vector<std::pair<std::string, at::Tensor>>(state_dict.begin(), state_dict.end()));
 }
 
 struct OffloadedWeightsLoader::Content {

@@ -78,7 +78,7 @@ void run(const json& file, Report& report) {
   }
   const json& dict = file.at("offload_state_dict");
   const auto folder = fresh_folder("state_dict");
-  accelerate::offload_state_dict(folder, std::vector<std::pair<std::string, at::Tensor>>{{"linear1.weight", torch::zeros({2, 3})}, {"linear1.bias", torch::zeros({2})}, {"bn.n", torch::tensor(0)}});
+  accelerate::offload_state_dict(folder, {{"linear1.weight", torch::zeros({2, 3})}, {"linear1.bias", torch::zeros({2})}, {"bn.n", torch::tensor(0)}});
   expect("files", files_in(folder), dict.at("files"));
   expect("index.json", index_json(accelerate::load_offload_index(folder)), dict.at("index.json"));
   std::ifstream stream(folder / "index.json");

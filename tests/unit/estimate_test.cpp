@@ -119,6 +119,54 @@ TEST(FindModel, ReadsAllFilesOfAnIndexAndMissesNone) {
   EXPECT_THAT(message_of([&] { accelerate::find_model(dir.string()); }), AllOf(HasSubstr("no file 'model-00002-of-00002.safetensors'"), HasSubstr("Copy all files")));
 }
 
+/// A GGUF file's header, built up by hand.
+struct Gguf {
+  std::string bytes;
+  template <class T>
+  Gguf& number(T value) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  Gguf& text(const std::string& value) {
+    number<uint64_t>(value.size()).bytes += value;
+    return *this;
+  }
+  Gguf& tensor(const std::string& name, const std::vector<uint64_t>& sizes) {
+    text(name).number<uint32_t>(static_cast<uint32_t>(sizes.size()));
+    for (const auto size : sizes) number(size);
+    return number<uint32_t>(12).number<uint64_t>(0);  // Q4_K
+  }
+};
+
+Gguf small_gguf() {
+  constexpr uint32_t kFloat = 6, kText = 8, kArray = 9, kLong = 11;
+  Gguf file;
+  file.number<uint32_t>(0x46554747).number<uint32_t>(3).number<uint64_t>(2).number<uint64_t>(4);
+  file.text("general.name").number(kText).text("small");
+  file.text("rope.theta").number(kFloat).number(1.5F);
+  file.text("tokens").number(kArray).number(kText).number<uint64_t>(2).text("a").text("bc");
+  file.text("counts").number(kArray).number(kLong).number<uint64_t>(3).number<int64_t>(1).number<int64_t>(2).number<int64_t>(3);
+  return file.tensor("blk.0.attn_q.weight", {4, 6}).tensor("output_norm.weight", {4});
+}
+
+TEST(FindModel, ReadsTheHeaderOfAGgufFile) {
+  const auto dir = folder("gguf");
+  write(dir / "small.gguf", small_gguf().bytes);
+  const auto model = accelerate::find_model((dir / "small.gguf").string());
+  EXPECT_EQ(model.tree.numel(), 28);
+  EXPECT_EQ(accelerate::compute_module_sizes(model.tree)["blk.0"], 96);
+  EXPECT_THAT(model.tree.children.front().children.front().children.front().parameters.front().shape, ElementsAre(6, 4));
+  const auto whole = small_gguf().bytes;
+  for (size_t length = 0; length < whole.size(); ++length) {
+    write(dir / "cut.gguf", whole.substr(0, length));
+    EXPECT_THAT(message_of([&] { accelerate::find_model((dir / "cut.gguf").string()); }), HasSubstr("GGUF file")) << length;
+  }
+  auto noise = whole;
+  noise[8] = '\xff', noise[15] = '\x7f';
+  write(dir / "noise.gguf", noise);
+  EXPECT_THAT(message_of([&] { accelerate::find_model((dir / "noise.gguf").string()); }), HasSubstr("has room for fewer"));
+}
+
 TEST(FindModel, SaysWhatIsWrongWithAFile) {
   const auto dir = folder("damaged");
   write(dir / "short.safetensors", "abc");

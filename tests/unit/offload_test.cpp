@@ -37,11 +37,11 @@ fs::path folder(const std::string& name) {
 void write(const fs::path& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
 
 /// Those of offload_peer.py.
-std::vector<std::pair<std::string, at::Tensor>> tensors() {
+accelerate::NamedTensors tensors() {
   const std::pair<const char*, at::ScalarType> dtypes[] = {{"float32", at::kFloat}, {"float16", at::kHalf}, {"bfloat16", at::kBFloat16}, {"float64", at::kDouble}, {"int64", at::kLong}, {"int32", at::kInt},
                                                            {"int16", at::kShort},   {"int8", at::kChar},    {"uint8", at::kByte},         {"bool", at::kBool},      {"float8_e4m3fn", at::kFloat8_e4m3fn},
                                                            {"float8_e5m2", at::kFloat8_e5m2}};
-  std::vector<std::pair<std::string, at::Tensor>> result;
+  accelerate::NamedTensors result;
   for (const auto& [name, dtype] : dtypes) result.emplace_back("layer." + std::string(name), torch::arange(6).reshape({2, 3}).to(dtype));
   result.emplace_back("scalar", torch::tensor(2.5F));
   result.emplace_back("empty", torch::zeros({0, 3}));

@@ -30,7 +30,7 @@ ACCELERATE_API std::vector<std::string> known_architectures();
 /// @throws ConfigError for an architecture or class that is not known, naming the nearest; CheckpointError for text that is no JSON or fields of another type.
 ACCELERATE_API ModelDescription describe_architecture(const std::string& config, const std::string& class_name = "");
 
-/// Finds a model by what the user calls it: a folder (config.json, else the weights in it), a config.json, a safetensors file or its index, or the name of a built-in config like "bert-base-cased".
+/// Finds a model by what the user calls it: a folder (config.json, else the weights in it), a config.json, a safetensors file or its index, a GGUF file, or the name of a built-in config like "bert-base-cased".
 /// A structure read from weights has its floating-point tensors in fp32, as one built from a config has.
 /// @param library  "transformers", "timm" or "" for whichever it is
 /// @throws ConfigError for a name that is neither, with the nearest built-in one, and for a model of another library; CheckpointError for damaged files.
@@ -40,7 +40,7 @@ ACCELERATE_API ModelDescription find_model(const std::string& model, const std::
 ACCELERATE_API std::vector<std::string> built_in_models();
 
 /// Bytes to train with Adam and a batch of one; -1 where a dtype can't be trained in.
-struct TrainingUsage {
+struct ACCELERATE_API TrainingUsage {
   double model = -1, gradients = -1, optimizer = -1, step = -1;
   /// The highest of the four, or -1.
   double peak() const;

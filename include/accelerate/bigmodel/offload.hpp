@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "accelerate/export.hpp"
+#include "accelerate/model_ref.hpp"
 
 namespace accelerate {
 
@@ -43,10 +44,8 @@ ACCELERATE_API void save_offload_index(const OffloadIndex& index, const std::fil
 /// @throws CheckpointError naming the entry that is malformed or the missing file.
 ACCELERATE_API OffloadIndex load_offload_index(const std::filesystem::path& folder);
 
-/// Writes all weights and the index; makes the folder.
-ACCELERATE_API void offload_state_dict(const std::filesystem::path& folder, const std::map<std::string, at::Tensor>& state_dict);
-/// The same in the order given, which is the order of the index.
-ACCELERATE_API void offload_state_dict(const std::filesystem::path& folder, const std::vector<std::pair<std::string, at::Tensor>>& state_dict);
+/// Writes all weights and the index, in the order given; makes the folder.
+ACCELERATE_API void offload_state_dict(const std::filesystem::path& folder, const NamedTensors& state_dict);
 
 struct OffloadedWeightsLoaderOptions {
   std::map<std::string, at::Tensor> state_dict;  ///< Weights in memory; they go before files of the same name.

@@ -25,7 +25,7 @@ struct TensorSpec {
 };
 
 /// A module by its structure: what sizes and device maps are worked out from. Made by describe() from a LibTorch module, by describe_architecture() from a config.json, or by hand.
-struct ModuleTree {
+struct ACCELERATE_API ModuleTree {
   std::string name;        ///< within its parent; "" for the root
   std::string class_name;  ///< as `no_split_module_classes` gives it
   std::vector<TensorSpec> parameters, buffers;
