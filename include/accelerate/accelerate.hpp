@@ -7,6 +7,7 @@
 
 #include "accelerate/activations.hpp"
 #include "accelerate/accelerator.hpp"
+#include "accelerate/bigmodel.hpp"
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
 #include "accelerate/data.hpp"
