@@ -96,7 +96,7 @@ std::vector<std::string> all_gather_bytes(const std::string& bytes) {
 
 std::string broadcast_bytes(const std::string& bytes, int64_t from_process) {
   Group* world = group();
-  if (!world) return bytes;
+  if (!world || world->dry()) return bytes;  // peers that don't exist say what we say
   const bool mine = world->rank() == from_process;
   const int64_t length = world->broadcast(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(world->device()), from_process).item<int64_t>();
   at::Tensor buffer = at::empty({length}, at::kByte);

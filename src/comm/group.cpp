@@ -13,6 +13,7 @@
 #include "accelerate/error.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/compat.hpp"
+#include "comm/dry_process_group.hpp"
 #include "comm/store.hpp"
 #include "comm/watchdog.hpp"
 
@@ -166,6 +167,12 @@ struct Group::Impl {
 };
 
 std::shared_ptr<Group> Group::join(const GroupOptions& options) {
+  if (options.dry) {
+    auto alone = std::make_unique<Impl>();
+    alone->options = options;
+    alone->process_group = c10::make_intrusive<DryProcessGroup>(options.rank, options.world_size, options.dry);
+    return std::shared_ptr<Group>(new Group(std::move(alone)));
+  }
   const BackendFactory& factory = find_backend(options.backend);
   auto impl = std::make_unique<Impl>();
   impl->options = options;
@@ -210,6 +217,7 @@ int64_t Group::world_size() const { return impl_->options.world_size; }
 const std::string& Group::backend() const { return impl_->options.backend; }
 const at::Device& Group::device() const { return impl_->options.device; }
 bool Group::debug() const { return impl_->options.debug; }
+bool Group::dry() const { return impl_->options.dry != nullptr; }
 const c10::intrusive_ptr<c10d::ProcessGroup>& Group::process_group() const { return impl_->process_group; }
 
 void Group::run(const char* operation, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
@@ -248,7 +256,7 @@ namespace {
 at::Tensor as_bytes(const at::Tensor& contiguous) { return contiguous.view({-1}).view(at::kByte); }
 
 void check_device(const Group& group, const char* operation, const at::Tensor& tensor) {
-  if (tensor.device().type() != group.device().type())
+  if (tensor.device().type() != group.device().type() && !(group.dry() && tensor.is_meta()))
     throw ShapeError(std::string(operation) + ": found a tensor on " + tensor.device().str() + ", expected one on " + group.device().str() +
                      ", which the back end '" + group.backend() + "' serves; move it there first (send_to_device)");
 }
@@ -354,7 +362,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor outpu
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input) {
   constexpr const char* kName = "reduce_scatter of gradients";
-  if (!device().is_cpu()) return run_async(kName, output, [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
+  if (!device().is_cpu() || dry()) return run_async(kName, output, [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
   // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank gets its pieces instead, and adds them in the
   // order of the ranks.
   at::Tensor pieces = at::empty_like(input);
@@ -428,7 +436,9 @@ void Group::guard(const char* operation, const std::function<void()>& body) {
   }
 }
 
-void Group::announce_failure(const std::string& reason) noexcept { impl_->watchdog->announce_failure(reason); }
+void Group::announce_failure(const std::string& reason) noexcept {
+  if (impl_->watchdog) impl_->watchdog->announce_failure(reason);
+}
 
 namespace {
 std::shared_ptr<Group>& world() {

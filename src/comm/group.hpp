@@ -21,6 +21,8 @@ struct Future;
 
 namespace accelerate::comm {
 
+class TrafficCounter;
+
 struct GroupOptions {
   int64_t rank = 0;
   int64_t world_size = 1;
@@ -30,6 +32,8 @@ struct GroupOptions {
   std::chrono::milliseconds timeout{0};
   at::Device device = at::kCPU;
   bool debug = false;  ///< compare shapes before each collective
+  /// Set: no peers, no store; this process alone pretends, and what it would send is counted here (see DryProcessGroup).
+  std::shared_ptr<TrafficCounter> dry;
 };
 
 /// The group of all ranks: c10d moves the bytes, this class makes sure that nobody waits in silence. Every wait ends with the data, or with a CommError
@@ -47,6 +51,8 @@ class Group {
   const std::string& backend() const;
   const at::Device& device() const;
   bool debug() const;
+  /// Nobody else is there: tensors of the meta device may be sent, and `device()`, where ranks' notes to each other lie, is the CPU.
+  bool dry() const;
   /// For c10d components (Reducer, broadcast_coalesced). Waits inside them are bounded by the group's timeout.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
 

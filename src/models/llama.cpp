@@ -9,6 +9,7 @@
 #include "models/bert_config.hpp"
 #include "models/layers.hpp"
 #include "models/llama_config.hpp"
+#include "models/masks.hpp"
 
 // Registered names are Hugging Face's; they make the parameter names of the files.
 
@@ -121,16 +122,7 @@ LlamaContext make_context(const LlamaConfig& config, const Tensor& hidden, const
   const int64_t tokens = hidden.size(1);
   const auto positions = position_ids.defined() ? position_ids : torch::arange(tokens, torch::TensorOptions().dtype(at::kLong).device(hidden.device())).unsqueeze(0);
   const auto angles = (positions.to(at::kFloat).unsqueeze(-1) * frequencies(config, hidden.device())).repeat({1, 1, 2}).unsqueeze(1);
-  LlamaContext context{.cos = angles.cos().to(hidden.scalar_type()), .sin = angles.sin().to(hidden.scalar_type()), .mask = {}};
-  if (!attention_mask.defined()) return context;
-  const auto padded = attention_mask.eq(0);
-  // Worth a look on a CPU, where attention without a mask is faster; on an accelerator it would wait for the device.
-  if (padded.is_cpu() && !padded.any().item<bool>()) return context;
-  const auto later = torch::ones({tokens, tokens}, padded.options()).triu(1);
-  double lowest = 0;
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, hidden.scalar_type(), "causal_mask", [&] { lowest = static_cast<double>(std::numeric_limits<scalar_t>::lowest()); });
-  context.mask = torch::zeros({padded.size(0), 1, tokens, tokens}, hidden.options().requires_grad(false)).masked_fill_(later.logical_or(padded.unsqueeze(1).unsqueeze(1)), lowest);
-  return context;
+  return {.cos = angles.cos().to(hidden.scalar_type()), .sin = angles.sin().to(hidden.scalar_type()), .mask = causal_mask(attention_mask, hidden)};
 }
 
 void check_inputs(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids) {

@@ -1,9 +1,9 @@
-#include <sstream>
 #include <string_view>
 
 #include "accelerate/error.hpp"
 #include "accelerate/models/llama.hpp"
 #include "models/bert_config.hpp"
+#include "models/check_field.hpp"
 #include "models/json_file.hpp"
 #include "models/llama_config.hpp"
 
@@ -14,13 +14,7 @@ using nlohmann::ordered_json;
 
 constexpr const char* kConfigFile = "config.json";
 
-template <class Value>
-void require(bool holds, const char* field, const Value& found, const std::string& expected) {
-  if (holds) return;
-  std::ostringstream text;
-  text << "LlamaConfig: " << field << " is " << found << ", expected " << expected << ".";
-  throw ConfigError(text.str());
-}
+constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "LlamaConfig", field, found, expected); };
 
 }  // namespace
 

@@ -9,6 +9,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/error.hpp"
 #include "comm/group.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -36,6 +37,7 @@ class ShardHome final : public Home {
 
   std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
     if (group_->debug()) agree();
+    const meta_memory::Purpose on_the_way(MemoryUse::staging);
     at::Tensor sent = shard_.detach().to(flat.options());
     auto done = group_->all_gather_async(flat.view(at::kByte), sent.view(at::kByte));
     return std::make_unique<Gathering>(group_, std::move(done), std::move(sent));
