@@ -12,6 +12,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/data.hpp"
 #include "accelerate/deferred.hpp"
+#include "accelerate/dry_run.hpp"
 #include "accelerate/error.hpp"
 #include "accelerate/kwargs.hpp"
 #include "accelerate/memory.hpp"

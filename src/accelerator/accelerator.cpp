@@ -22,6 +22,8 @@ GradientAccumulationPlugin accumulation_of(const AcceleratorOptions& options) {
 
 }  // namespace
 
+at::DeviceType computing_device(const at::Device& device) { return device.is_meta() ? at::kCPU : device.type(); }
+
 Accelerator::Impl::Impl(AcceleratorOptions given) : options(std::move(given)), exceptions_at_start(std::uncaught_exceptions()) {
   std::array<bool, std::variant_size_v<KwargsHandler>> seen{};
   for (const auto& handler : options.kwargs_handlers) {
@@ -77,7 +79,7 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model,
     materialize(model, {.device = impl_->options.device_placement ? std::optional(device()) : std::nullopt});
     if (impl_->options.device_placement) model.to(device());
   }
-  auto core = std::make_shared<detail::PreparedModel>(detail::PreparedModel{.model = model, .device_type = device().type(), .autocast = impl_->autocast});
+  auto core = std::make_shared<detail::PreparedModel>(detail::PreparedModel{.model = model, .device_type = computing_device(device()), .autocast = impl_->autocast});
   if (impl_->autocast.enabled) core->autocast_dtype = autocast_dtype(state().mixed_precision());
   if (shards) {
     // Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.

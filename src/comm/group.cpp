@@ -16,6 +16,7 @@
 #include "accelerate/error.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/compat.hpp"
+#include "comm/dry_process_group.hpp"
 #include "comm/store.hpp"
 #include "comm/watchdog.hpp"
 
@@ -253,6 +254,15 @@ struct Group::Impl {
 };
 
 std::shared_ptr<Group> Group::join(const GroupOptions& options) {
+  if (options.dry) {
+    auto alone = std::make_unique<Impl>();
+    alone->options = options;
+    for (int64_t rank = 0; rank < options.world_size; ++rank) alone->ranks.push_back(rank);
+    alone->process_group = c10::make_intrusive<DryProcessGroup>(options.rank, options.world_size, options.dry);
+    alone->progress = std::make_shared<Progress>();
+    alone->join_as("dry group of " + std::to_string(options.world_size) + " ranks");
+    return std::shared_ptr<Group>(new Group(std::move(alone)));
+  }
   find_backend(options.backend);
   auto impl = std::make_unique<Impl>();
   impl->options = options;
@@ -277,26 +287,31 @@ std::shared_ptr<Group> Group::join(const GroupOptions& options) {
   return std::shared_ptr<Group>(new Group(std::move(impl)));
 }
 
-std::shared_ptr<Group> Group::split(const std::string& name, int64_t color) {
+std::shared_ptr<Group> Group::split(const std::string& name, const std::function<int64_t(int64_t)>& color_of) {
   const Impl& outer = *impl_;
-  const at::Tensor gathered = all_gather(at::full({1}, color, at::TensorOptions().dtype(at::kLong)).to(device())).cpu();
-  const std::vector<int64_t> colors(gathered.const_data_ptr<int64_t>(), gathered.const_data_ptr<int64_t>() + gathered.numel());
+  std::vector<int64_t> colors;
+  for (int64_t rank = 0; rank < world_size(); ++rank) colors.push_back(color_of(rank));
   auto& known = impl_->splits[{name, colors}];
   if (known) return known;
   auto impl = std::make_unique<Impl>();
   impl->options = outer.options;
+  const int64_t mine = colors[static_cast<size_t>(rank())];
   for (size_t rank = 0; rank < colors.size(); ++rank) {
-    if (colors[rank] != color) continue;
+    if (colors[rank] != mine) continue;
     if (static_cast<int64_t>(rank) == outer.options.rank) impl->options.rank = static_cast<int64_t>(impl->ranks.size());
     impl->ranks.push_back(outer.ranks[rank]);
   }
   if (impl->ranks.size() == colors.size()) return shared_from_this();
   impl->options.world_size = static_cast<int64_t>(impl->ranks.size());
-  impl->key = outer.key + "/" + std::to_string(outer.splits.size()) + ":" + std::to_string(color);
-  impl->store = c10::make_intrusive<c10d::PrefixStore>("group" + impl->key, outer.store);
-  impl->process_group = connect(impl->store, impl->options, impl->ranks);
   impl->progress = outer.progress;
-  impl->watchdog = outer.watchdog;
+  impl->key = outer.key + "/" + std::to_string(outer.splits.size()) + ":" + std::to_string(mine);
+  if (dry()) {
+    impl->process_group = c10::make_intrusive<DryProcessGroup>(impl->options.rank, impl->options.world_size, impl->options.dry);
+  } else {
+    impl->store = c10::make_intrusive<c10d::PrefixStore>("group" + impl->key, outer.store);
+    impl->process_group = connect(impl->store, impl->options, impl->ranks);
+    impl->watchdog = outer.watchdog;
+  }
   impl->join_as(name + " group of ranks " + list_of(impl->ranks));
   known = std::shared_ptr<Group>(new Group(std::move(impl)));
   return known;
@@ -312,6 +327,7 @@ int64_t Group::local_world_size() const { return impl_->options.local_world_size
 const std::string& Group::backend() const { return impl_->options.backend; }
 const at::Device& Group::device() const { return impl_->options.device; }
 bool Group::debug() const { return impl_->options.debug; }
+bool Group::dry() const { return impl_->options.dry != nullptr; }
 const c10::intrusive_ptr<c10d::ProcessGroup>& Group::process_group() const { return impl_->process_group; }
 
 void Group::run(const char* operation, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
@@ -346,7 +362,7 @@ namespace {
 at::Tensor as_bytes(const at::Tensor& contiguous) { return contiguous.view({-1}).view(at::kByte); }
 
 void check_device(const Group& group, const char* operation, const at::Tensor& tensor) {
-  if (tensor.device().type() != group.device().type())
+  if (tensor.device().type() != group.device().type() && !(group.dry() && tensor.is_meta()))
     throw ShapeError(std::string(operation) + ": found a tensor on " + tensor.device().str() + ", expected one on " + group.device().str() +
                      ", which the back end '" + group.backend() + "' serves; move it there first (send_to_device)");
 }
@@ -453,7 +469,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor outpu
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input) {
   constexpr const char* kName = "reduce_scatter of gradients";
-  if (!device().is_cpu()) return run_async(kName, output, [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
+  if (!device().is_cpu() || dry()) return run_async(kName, output, [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
   // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank gets its pieces instead, and adds them in the
   // order of the ranks.
   at::Tensor pieces = at::empty_like(input);
@@ -523,7 +539,9 @@ void Group::guard(const char* operation, const std::function<void()>& body) {
   }
 }
 
-void Group::announce_failure(const std::string& reason) noexcept { impl_->watchdog->announce_failure(reason); }
+void Group::announce_failure(const std::string& reason) noexcept {
+  if (impl_->watchdog) impl_->watchdog->announce_failure(reason);
+}
 
 namespace {
 std::shared_ptr<Group>& world() {

@@ -21,6 +21,8 @@ struct Future;
 
 namespace accelerate::comm {
 
+class TrafficCounter;
+
 struct GroupOptions {
   int64_t rank = 0;
   int64_t world_size = 1;
@@ -31,6 +33,8 @@ struct GroupOptions {
   at::Device device = at::kCPU;
   bool debug = false;            ///< compare shapes before each collective
   int64_t local_world_size = 1;  ///< ranks that the launcher started on this machine
+  /// Set: no peers, no store; this process alone pretends, and what it would send is counted here (see DryProcessGroup).
+  std::shared_ptr<TrafficCounter> dry;
 };
 
 /// The group of all ranks, or some of them: c10d moves the bytes, this class makes sure that nobody waits in silence. Every wait ends with the data, or with a CommError
@@ -43,11 +47,12 @@ class Group : public std::enable_shared_from_this<Group> {
   static std::shared_ptr<Group> join(const GroupOptions& options);
   ~Group();
 
-  /// Groups within this one: ranks that bring the same `color` become one, in their order here. Timeouts, faults and the watchdog are those of all: an error names ranks
+  /// Groups within this one: ranks of the same color become one, in their order here. Timeouts, faults and the watchdog are those of all: an error names ranks
   /// by their numbers in the job, and the failure of any rank of the job ends the waits of every group. The same split again gives the same groups, and one
   /// that takes in everybody is this group. Collective over this group; blocks until the new one has met.
-  /// @param name  the same on all ranks: "shard" is "shard group of ranks 0, 1" in errors.
-  std::shared_ptr<Group> split(const std::string& name, int64_t color);
+  /// @param name      the same on all ranks: "shard" is "shard group of ranks 0, 1" in errors.
+  /// @param color_of  a number for each rank of this group, the same function on all ranks.
+  std::shared_ptr<Group> split(const std::string& name, const std::function<int64_t(int64_t rank)>& color_of);
 
   /// In this group.
   int64_t rank() const;
@@ -58,6 +63,8 @@ class Group : public std::enable_shared_from_this<Group> {
   const std::string& backend() const;
   const at::Device& device() const;
   bool debug() const;
+  /// Nobody else is there: tensors of the meta device may be sent, and `device()`, where ranks' notes to each other lie, is the CPU.
+  bool dry() const;
   /// For c10d components (Reducer, broadcast_coalesced). Waits inside them are bounded by the group's timeout.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
 

@@ -70,7 +70,7 @@ std::string make_file(File& file, size_t bytes, size_t likely) {
 }  // namespace
 
 std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>& group, size_t bytes, std::optional<size_t> likely) {
-  if (!group || !group->device().is_cpu() || static_cast<size_t>(group->world_size()) * sizeof(Arrival) > kHeader) return nullptr;
+  if (!group || group->dry() || !group->device().is_cpu() || static_cast<size_t>(group->world_size()) * sizeof(Arrival) > kHeader) return nullptr;
   const bool wanted = environment::flag("ACCELERATE_SHARED_MEMORY").value_or(true);
   const auto hosts = all_gather_bytes(*group, wanted ? host_identity() : std::string());
   for (const auto& host : hosts)

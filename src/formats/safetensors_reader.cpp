@@ -24,6 +24,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : content_(s
 const std::filesystem::path& SafetensorsFile::path() const { return content_->path; }
 const std::vector<std::string>& SafetensorsFile::names() const { return content_->header.names; }
 const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return content_->header.metadata; }
+int64_t SafetensorsFile::data_begin() const { return content_->header.data_begin; }
 bool SafetensorsFile::contains(const std::string& name) const { return content_->header.tensors.contains(name); }
 
 const SafetensorsInfo& SafetensorsFile::info(const std::string& name) const {

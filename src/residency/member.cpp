@@ -64,7 +64,7 @@ bool Member::intact() const { return tensor_.has_storage() && tensor_.unsafeGetT
 
 void Member::open(void* base) {
   if (open_) return;
-  storage_->set_data_ptr_noswap(pointer(static_cast<char*>(base) + bytes_before_, this, storage_->device()));
+  storage_->set_data_ptr_noswap(pointer(base ? static_cast<char*>(base) + bytes_before_ : nullptr, this, storage_->device()));
   allow_access(*storage_);
   open_ = true;
 }

@@ -9,6 +9,7 @@
 #include "accelerate/error.hpp"
 #include "residency/counters.hpp"
 #include "residency/fallback.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -152,6 +153,7 @@ void Residency::start(Unit& unit) {
       if (part.mapped.defined()) {
         part.flat = part.mapped;
       } else {
+        const meta_memory::Purpose whole(MemoryUse::gathered);
         part.flat = buffers_.take(part.numel, part.dtype, part.device);
       }
       counters().add_resident(part.resident_bytes());
@@ -195,12 +197,13 @@ void Residency::drop(Unit& unit) {
   if (unit.fixed_) return;
   if (unit.state_ == State::fetching) finish(unit);
   if (unit.state_ == State::absent) return;
+  for (auto& part : unit.parts_) {  // first: what can't be stored stays, whole and as it is
+    if (!unit.dirty_ || part.mapped.defined()) continue;
+    part.home->store(part.flat);
+    counters().bytes_stored.fetch_add(part.bytes(), std::memory_order_relaxed);
+  }
   for (auto& part : unit.parts_) {
     part.transfer.reset();
-    if (unit.dirty_ && !part.mapped.defined()) {
-      part.home->store(part.flat);
-      counters().bytes_stored.fetch_add(part.bytes(), std::memory_order_relaxed);
-    }
     for (auto& member : part.members) member->close();
     if (policy_.recede && !part.mapped.defined()) part.home->recede(part.flat);
     if (!part.mapped.defined()) buffers_.give(std::move(part.flat));
@@ -213,15 +216,23 @@ void Residency::drop(Unit& unit) {
   counters().evictions.fetch_add(1, std::memory_order_relaxed);
 }
 
+/// For scopes that end, which can't throw: a unit whose changes can't be stored stays present, and who needs its room hears of it.
+void Residency::try_drop(Unit& unit) {
+  try {
+    drop(unit);
+  } catch (const ResourceError&) {
+  }
+}
+
 void Residency::unpin(Unit& unit) {
   std::lock_guard lock(mutex_);
-  if (--unit.pins_ == 0 && paranoid_flag().load(std::memory_order_relaxed)) drop(unit);
+  if (--unit.pins_ == 0 && paranoid_flag().load(std::memory_order_relaxed)) try_drop(unit);
 }
 
 void Residency::settle(Unit& unit, bool writeback) {
   std::lock_guard lock(mutex_);
   unit.dirty_ = writeback;
-  if (--unit.pins_ == 0) drop(unit);
+  if (--unit.pins_ == 0) try_drop(unit);
 }
 
 void Residency::evict(Unit& unit) {

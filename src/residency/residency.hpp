@@ -70,6 +70,7 @@ class Residency {
   void start(Unit& unit);
   void finish(Unit& unit);
   void drop(Unit& unit);
+  void try_drop(Unit& unit);
   void arrive(Unit& unit);
   void make_room(int64_t bytes);
   void look_ahead();

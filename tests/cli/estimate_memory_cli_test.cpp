@@ -82,10 +82,10 @@ TEST(EstimateMemory, SaysWhatIsWrong) {
     EXPECT_EQ(result.exit_code, 64) << result.out;
     EXPECT_THAT(result.err, HasSubstr(text));
   };
-  expect({}, "no model given");
+  expect({}, "MODEL is missing");
   expect({"bert-base-casd"}, "Did you mean 'bert-base-cased'");
-  expect({"gpt2", "opt-125m"}, "one model at a time");
-  expect({"gpt2", "--dtypes", "float23"}, "float23 not in");
+  expect({"gpt2", "opt-125m"}, "nothing that 'opt-125m' could mean");
+  expect({"gpt2", "--dtypes", "float23"}, "expected one of: float32, float16, int8, int4");
   expect({"gpt2", "--library_name", "timm"}, "a model of transformers, not of timm");
   expect({"gpt2", "--librari_name", "timm"}, "Did you mean '--library_name'");
 }

@@ -294,7 +294,7 @@ RANKS_TEST(Comm, GroupsWithinTheGroup, 4, 6) {
   const PartialState state;
   const auto world = comm::world_group();
   const int64_t width = world_size() / 2, row = rank() / width, column = rank() % width;
-  const auto rows = world->split("row", row), columns = world->split("column", column);
+  const auto rows = world->split("row", [&](int64_t r) { return r / width; }), columns = world->split("column", [&](int64_t r) { return r % width; });
   EXPECT_EQ(rows->rank(), column);
   EXPECT_EQ(rows->world_size(), width);
   EXPECT_EQ(columns->rank(), row);
@@ -308,10 +308,10 @@ RANKS_TEST(Comm, GroupsWithinTheGroup, 4, 6) {
   EXPECT_EQ(sum.item<int64_t>(), world_size() * (world_size() + 1) / 2);
   EXPECT_EQ(comm::all_gather_bytes(*columns, std::to_string(rank())), (std::vector<std::string>{std::to_string(column), std::to_string(column + width)}));
   // The same again, and everybody: nothing new.
-  EXPECT_EQ(world->split("row", row), rows);
-  EXPECT_EQ(world->split("all", 7), world);
+  EXPECT_EQ(world->split("row", [&](int64_t r) { return r / width; }), rows);
+  EXPECT_EQ(world->split("all", [](int64_t) { return 7; }), world);
   // Within a group of the group, by color and not by rank; a group of one.
-  const auto alone = rows->split("single", -rows->rank());
+  const auto alone = rows->split("single", [](int64_t r) { return -r; });
   EXPECT_EQ(alone->global_ranks(), std::vector<int64_t>{rank()});
   EXPECT_TRUE(alone->all_gather(torch::tensor({5})).equal(torch::tensor({5})));
   // Each group finds shared memory of its own.
@@ -339,7 +339,7 @@ void killed_in_a_group(const char* shared, const std::string& name) {
     return;
   }
   const PartialState state({.process_group = {.timeout = std::chrono::seconds(30)}});
-  const auto rows = comm::world_group()->split("row", rank() / 2), columns = comm::world_group()->split("column", rank() % 2);
+  const auto rows = comm::world_group()->split("row", [](int64_t r) { return r / 2; }), columns = comm::world_group()->split("column", [](int64_t r) { return r % 2; });
   const auto memory = comm::SharedMemory::create(columns, 64);
   const auto begin = std::chrono::steady_clock::now();
   const auto text = message_of<CommError>([&] {
@@ -360,7 +360,7 @@ TEST(Comm, ARankKilledInAGroupWithinTheGroupIsNamedInSharedMemory) { killed_in_a
 
 RANKS_TEST(Comm, WhoWaitsInAGroupHearsWhereTheOthersAre, 4) {
   const PartialState state({.process_group = {.timeout = std::chrono::seconds(3)}});
-  const auto rows = comm::world_group()->split("row", rank() / 2), columns = comm::world_group()->split("column", rank() % 2);
+  const auto rows = comm::world_group()->split("row", [](int64_t r) { return r / 2; }), columns = comm::world_group()->split("column", [](int64_t r) { return r % 2; });
   rows->barrier();
   const auto text = message_of<CommError>([&] {
     if (rank() == 1) columns->barrier();  // rank 3 never comes

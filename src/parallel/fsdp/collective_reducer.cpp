@@ -11,6 +11,7 @@
 #include "parallel/fsdp/gradient_reducer.hpp"
 #include "parallel/fsdp/replicas.hpp"
 #include "residency/buffers.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -54,6 +55,7 @@ class CollectiveReducer final : public GradientReducer {
     if (!state.flat.defined()) {
       make_room();
       const auto dtype = options_.reduce_dtype.value_or(gradient.scalar_type());
+      const meta_memory::Purpose whole(MemoryUse::staging);
       state.flat = buffers_.take(part.numel(), dtype, gradient.device());
       state.arrived.assign(part.members.size(), 0);
     }
@@ -125,6 +127,7 @@ class CollectiveReducer final : public GradientReducer {
     const auto& part = parts_[index];
     State& state = states_[index];
     if (!state.flat.defined()) {
+      const meta_memory::Purpose whole(MemoryUse::staging);
       state.flat = buffers_.take(part.numel(), options_.reduce_dtype.value_or(part.compute_dtype), part.master.device());
       state.flat.zero_();
     } else {
@@ -144,6 +147,7 @@ class CollectiveReducer final : public GradientReducer {
       auto [before, after] = divisors(state.flat.scalar_type());
       if (before != 1) state.flat.div_(before);
       const int64_t length = parts_[index].numel() / group_->world_size();
+      const meta_memory::Purpose shard(MemoryUse::gradients);
       state.result = at::empty({length}, state.flat.options());
       state.reduced = group_->reduce_scatter_async(state.result, state.flat);
       running_.push_back(index);
@@ -178,6 +182,7 @@ class CollectiveReducer final : public GradientReducer {
   }
 
   void give(ShardedPart& part, at::Tensor result, const std::vector<char>& used) {
+    const meta_memory::Purpose shards(MemoryUse::gradients);
     result = result.to(part.master.device(), options_.keep_low_precision ? result.scalar_type() : part.master_dtype);  // offloaded masters take their gradients on the host
     const int64_t first = group_->rank() * result.numel();
     for (size_t m = 0; m < part.members.size(); ++m) {

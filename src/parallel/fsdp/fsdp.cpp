@@ -219,7 +219,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
       if (submodule.module && std::any_of(submodule.parameters.begin(), submodule.parameters.end(), [](const auto& item) { return is_deferred(item.second); })) plugin.param_init_fn(*submodule.module);
   const auto build = [&] {
     self.take_over(model, device);
-    materialize(model, {.device = std::nullopt});  // what is not sharded
+    materialize(model, {.device = device.is_meta() ? std::optional(device) : std::nullopt});  // what is not sharded
     at::NoGradGuard no_grad;
     const auto buffer_dtype = plugin.mixed_precision_policy.value_or(MixedPrecision{}).buffer_dtype;
     const auto keep = [&](at::Tensor tensor, const at::Tensor& value) {

@@ -47,14 +47,14 @@ Mesh make_mesh(const FullyShardedDataParallelPlugin& plugin, const std::shared_p
   const int64_t size = shard_size(plugin, *world);
   mesh.shard = world;
   if (size < world->world_size()) {
-    mesh.shard = world->split("shard", world->rank() / size);
-    mesh.replicate = world->split("replicate", world->rank() % size);
+    mesh.shard = world->split("shard", [size](int64_t rank) { return rank / size; });
+    mesh.replicate = world->split("replicate", [size](int64_t rank) { return rank % size; });
   }
   const auto* near = plugin.reshard_after_forward ? std::get_if<int64_t>(&*plugin.reshard_after_forward) : nullptr;
   if (near && *near > 1) {
     if (size % *near != 0)
       throw ConfigError("FSDP: reshard_after_forward is " + std::to_string(*near) + ", expected true, false or a divisor of the " + std::to_string(size) + " ranks that the model is split over");
-    if (*near < size) mesh.near = mesh.shard->split("reshard_after_forward", mesh.shard->rank() / *near);
+    if (*near < size) mesh.near = mesh.shard->split("reshard_after_forward", [near](int64_t rank) { return rank / *near; });
   }
   return mesh;
 }

@@ -7,6 +7,7 @@
 #include "comm/group.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/shard.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -23,7 +24,8 @@ class GatheredStore final : public ShardStore {
       : parts_(parts), mesh_(mesh), device_(device), offload_(plugin.cpu_offload.value_or(CPUOffload())), options_(reducer_options(plugin)) {}
 
   void allocate(ShardedPart& part) override {
-    const bool on_host = offload_.offload_params || device_.is_cpu();
+    const meta_memory::Purpose shards(MemoryUse::parameters);
+    const bool on_host = !device_.is_meta() && (offload_.offload_params || device_.is_cpu());
     part.master = at::zeros({part.numel() / mesh_.ranks()}, at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_));
     if (on_host && !device_.is_cpu() && offload_.pin_memory) part.master = part.master.pin_memory();
   }
@@ -46,6 +48,7 @@ class LocalStore final : public ShardStore {
   }
 
   void allocate(ShardedPart& part) override {
+    const meta_memory::Purpose shards(MemoryUse::parameters);
     part.master = at::zeros({part.numel()}, at::TensorOptions().dtype(part.master_dtype).device(offloads() ? at::Device(at::kCPU) : device_));
     if (offloads()) {
       if (offload_.pin_memory) part.master = part.master.pin_memory();
@@ -66,7 +69,7 @@ class LocalStore final : public ShardStore {
   }
 
  private:
-  bool offloads() const { return offload_.offload_params && !device_.is_cpu(); }
+  bool offloads() const { return offload_.offload_params && !device_.is_cpu() && !device_.is_meta(); }
 
   std::vector<ShardedPart>& parts_;
   at::Device device_;

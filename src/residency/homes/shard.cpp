@@ -10,6 +10,7 @@
 #include "accelerate/error.hpp"
 #include "comm/group.hpp"
 #include "residency/counters.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -39,6 +40,7 @@ class ShardHome final : public Home {
 
   std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
     if (group_->debug()) agree();
+    const meta_memory::Purpose on_the_way(MemoryUse::staging);
     const auto& group = left_.defined() ? near_ : group_;
     at::Tensor sent = left_.defined() ? left_ : shard_.detach().to(flat.options());
     forget();
