@@ -57,6 +57,7 @@ Outcome run(const Settings& settings, int64_t num_processes) {
       opt.step();
       mark("step");
       opt.zero_grad();
+      mark("zero_grad");
     }
   });
   outcome.formula = accelerate::zero_estimate(*plugin.sharding_strategy, outcome.shape);

@@ -107,7 +107,7 @@ void Residency::look_ahead() {
     if (policy_.budget_bytes && present_bytes_ + next.bytes() > *policy_.budget_bytes) {
       int64_t freed = 0;
       for (const auto& other : units_)
-        if (other->state_ == State::resident && other->pins_ == 0 && other.get() != current_ && trace_.distance(other->index_) > ahead) freed += other->bytes();
+        if (!other->fixed_ && other->state_ == State::resident && other->pins_ == 0 && other.get() != current_ && trace_.distance(other->index_) > ahead) freed += other->bytes();
       if (present_bytes_ - freed + next.bytes() > *policy_.budget_bytes) return;
     }
     try {
@@ -136,7 +136,7 @@ void Residency::make_room(int64_t bytes) {
     Unit* victim = nullptr;
     int64_t farthest = -1;
     for (const auto& unit : units_) {
-      if (unit->state_ != State::resident || unit->pins_ > 0 || unit.get() == current_) continue;
+      if (unit->fixed_ || unit->state_ != State::resident || unit->pins_ > 0 || unit.get() == current_) continue;
       const int64_t distance = trace_.distance(unit->index_);
       if (!victim || distance > farthest || (distance == farthest && unit->last_use_ < victim->last_use_)) victim = unit.get(), farthest = distance;
     }
@@ -147,7 +147,7 @@ void Residency::make_room(int64_t bytes) {
 
 void Residency::start(Unit& unit) {
   PlainTensors plain;
-  make_room(unit.bytes());
+  if (!unit.fixed_) make_room(unit.bytes());
   try {
     for (auto& part : unit.parts_) {
       if (part.mapped.defined()) {
@@ -169,7 +169,7 @@ void Residency::start(Unit& unit) {
     }
     throw;
   }
-  present_bytes_ += unit.bytes();
+  if (!unit.fixed_) present_bytes_ += unit.bytes();  // what never goes is in no budget
   unit.state_ = State::fetching;
   ++outstanding_;
 }
