@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -68,5 +70,45 @@ struct LaunchOptions {
 /// @throws ConfigError  options that contradict each other, are out of range or name no program; nothing was started.
 /// @throws LaunchError  a busy port, a program that can't be executed; what was started has been killed.
 ACCELERATE_API int launch(const LaunchOptions& options);
+
+/// Processes for a function of this program; the reference's notebook_launcher.
+struct FunctionLaunchOptions {
+  int64_t num_processes = 2;            ///< on this machine
+  std::string mixed_precision = "no";   ///< no, fp16, bf16 or fp8
+  bool cpu = false;                     ///< compute on the CPU even where an accelerator is present
+  int64_t num_nodes = 1;                ///< machines; each calls this with its own node_rank and otherwise the same options
+  int64_t node_rank = 0;
+  std::string master_addr = "127.0.0.1";
+  std::optional<int64_t> use_port;      ///< where the processes meet on machine 0; unset on a single machine: a free one
+  int64_t max_restarts = 0;             ///< after a failure all processes are started again, up to this often
+};
+
+/// Calls `function` in several processes, which are copies of this one: they see everything that it captured, and their changes are their own.
+///
+/// Blocking; standard streams are shared. Call it before LibTorch has computed anything and before there are other threads, which a copied
+/// process would not have. When a process fails, by an exception or otherwise, the others are killed.
+/// @throws ConfigError  options that can't be, or other threads are running already.
+/// @throws LaunchError  naming the rank that failed first, with the text of its exception, once there are no restarts left.
+ACCELERATE_API void launch_function(const std::function<void()>& function, const FunctionLaunchOptions& options = {});
+
+/// The reference's names: processes for a cell of a notebook, and CPU processes for a test.
+inline void notebook_launcher(const std::function<void()>& function, const FunctionLaunchOptions& options = {}) { launch_function(function, options); }
+inline void debug_launcher(const std::function<void()>& function, int64_t num_processes = 2) { launch_function(function, {.num_processes = num_processes, .cpu = true}); }
+
+/// Sets environment variables for as long as it lives, and puts back what was there. Not while other threads read the environment.
+class ACCELERATE_API PatchedEnvironment {
+ public:
+  explicit PatchedEnvironment(const std::map<std::string, std::string>& variables);
+  ~PatchedEnvironment();
+  PatchedEnvironment(const PatchedEnvironment&) = delete;
+  PatchedEnvironment& operator=(const PatchedEnvironment&) = delete;
+
+ private:
+  std::vector<std::pair<std::string, std::optional<std::string>>> before_;
+};
+[[nodiscard]] inline PatchedEnvironment patch_environment(const std::map<std::string, std::string>& variables) { return PatchedEnvironment(variables); }
+
+/// Binds this process, and the threads that it starts from now on, to a rank's share of the cores: those of its GPU's node where there are GPUs.
+ACCELERATE_API void set_numa_affinity(int64_t local_rank, int64_t local_world_size);
 
 }  // namespace accelerate

@@ -123,7 +123,7 @@ Value complete_config(Value given, const std::string& file) {
   if (!given.is_object()) throw ConfigError("the config file " + file + " has no keys and values" + (given.is_null() ? ": it is empty" : "") + ". `accelerate config` writes one");
   if (given.value("compute_environment", Value()).is_null()) given["compute_environment"] = "LOCAL_MACHINE";
   const bool cluster = given["compute_environment"] == "LOCAL_MACHINE";
-  if (!given.contains("distributed_type"))
+  if (given.value("distributed_type", Value()).is_null())
     throw ConfigError("the config file " + file + " has no 'distributed_type', which says what kind of training it is for ('NO' for one process)");
   if (given["distributed_type"] == false) given["distributed_type"] = "NO";  // written without quotes, NO is YAML's false
   if (cluster && given["distributed_type"] == "NO" && !given.contains("num_processes")) given["num_processes"] = 1;

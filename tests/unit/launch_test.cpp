@@ -5,9 +5,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdlib>
 #include <fstream>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 
 #include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
@@ -77,6 +81,82 @@ TEST(LaunchOptions, ContradictionsAreNamed) {
   EXPECT_THAT(error({.command = {"x"}, .mixed_precision = "bf17"}), HasSubstr("Did you mean 'bf16'?"));
   EXPECT_THAT(error({.command = {"x"}, .main_process_port = 70000}), HasSubstr("70000"));
   EXPECT_THAT(error({.command = {"x"}, .tee = "4"}), HasSubstr("--tee"));
+}
+
+// ---------------------------------------------------------------- functions in several processes
+
+TEST(LaunchFunction, RunsCopiesWithTheirRanks) {
+  const std::string folder = support::scratch_dir();
+  const auto name = [&](int64_t rank) { return folder + "/function_" + std::to_string(rank); };
+  int changed = 0;
+  notebook_launcher([&] {
+    changed = 1;  // in the copy
+    std::ofstream(folder + "/function_" + std::getenv("RANK")) << std::getenv("LOCAL_RANK") << " of " << std::getenv("WORLD_SIZE") << " " << std::getenv("ACCELERATE_MIXED_PRECISION");
+  }, {.num_processes = 3, .mixed_precision = "bf16"});
+  EXPECT_EQ(changed, 0);
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    std::string text;
+    std::ifstream in(name(rank));
+    std::getline(in, text);
+    EXPECT_EQ(text, std::to_string(rank) + " of 3 bf16");
+  }
+  debug_launcher([&] { std::ofstream(folder + "/debug") << std::getenv("ACCELERATE_USE_CPU"); }, 1);
+  std::string cpu;
+  std::ifstream(folder + "/debug") >> cpu;
+  EXPECT_EQ(cpu, "True");
+}
+
+TEST(LaunchFunction, FirstFailureIsNamedAndTheOthersAreKilled) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto message = message_of([] {
+    launch_function([] {
+      if (std::string(std::getenv("RANK")) == "1") throw ConfigError("boom");
+      ::sleep(60);
+    }, {.num_processes = 3});
+  });
+  EXPECT_THAT(message, HasSubstr("rank 1 of 3 failed: boom"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  EXPECT_THAT(message_of([] { launch_function([] { ::raise(SIGKILL); }, {.num_processes = 1}); }), HasSubstr("was killed by SIGKILL"));
+}
+
+TEST(LaunchFunction, Restarts) {
+  const std::string file = support::scratch_dir() + "/restarts";
+  const auto count = [&] {
+    std::ifstream in(file);
+    return std::string(std::istreambuf_iterator<char>(in), {}).size();
+  };
+  launch_function([&] {
+    std::ofstream(file, std::ios::app) << 'x';
+    if (count() < 3) ::_exit(9);
+  }, {.num_processes = 1, .max_restarts = 5});
+  EXPECT_EQ(count(), 3u);
+  EXPECT_THAT(message_of([] { launch_function([] { ::_exit(9); }, {.num_processes = 1, .max_restarts = 1}); }), HasSubstr("exit code 9 (after 1 restarts)"));
+}
+
+TEST(LaunchFunction, ImpossibleOptions) {
+  const auto error = [](const FunctionLaunchOptions& options) { return message_of([&] { launch_function([] {}, options); }); };
+  EXPECT_THAT(error({.num_processes = 0}), HasSubstr("at least 1"));
+  EXPECT_THAT(error({.num_nodes = 2}), HasSubstr("need master_addr and use_port"));
+  EXPECT_THAT(error({.num_nodes = 2, .node_rank = 2}), HasSubstr("expected 0 to num_nodes - 1"));
+  EXPECT_THAT(error({.mixed_precision = "bf61"}), HasSubstr("Did you mean 'bf16'?"));
+  std::mutex mutex;
+  mutex.lock();
+  std::thread thread([&] { std::lock_guard guard(mutex); });
+  EXPECT_THAT(error({}), HasSubstr("2 threads already"));
+  mutex.unlock();
+  thread.join();
+}
+
+TEST(PatchedEnvironment, PutsBackWhatWasThere) {
+  ::setenv("ACCELERATE_TEST_A", "1", 1);
+  ::unsetenv("ACCELERATE_TEST_B");
+  {
+    const auto patched = patch_environment({{"ACCELERATE_TEST_A", "2"}, {"ACCELERATE_TEST_B", "3"}});
+    EXPECT_STREQ(std::getenv("ACCELERATE_TEST_A"), "2");
+    EXPECT_STREQ(std::getenv("ACCELERATE_TEST_B"), "3");
+  }
+  EXPECT_STREQ(std::getenv("ACCELERATE_TEST_A"), "1");
+  EXPECT_EQ(std::getenv("ACCELERATE_TEST_B"), nullptr);
 }
 
 // ---------------------------------------------------------------- small parts
