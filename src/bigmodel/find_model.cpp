@@ -58,6 +58,8 @@ std::string counted_as(const std::string& dtype, const fs::path& path) {
 
 /// Adds a tensor to the tree of modules that its name spells.
 void add_tensor(ModuleTree& root, const std::string& name, TensorSpec tensor) {
+  constexpr auto kDeepest = 100;
+  if (std::count(name.begin(), name.end(), '.') > kDeepest) throw CheckpointError("a tensor has a name of more than " + std::to_string(kDeepest) + " parts: '" + name.substr(0, 60) + "...'. The file is damaged.");
   ModuleTree* module = &root;
   size_t begin = 0;
   for (size_t dot; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1) {
@@ -79,7 +81,7 @@ void add_file(ModuleTree& tree, const fs::path& path) {
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
     const bool valid = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() && entry.contains("shape") && entry["shape"].is_array() &&
-                       std::all_of(entry["shape"].begin(), entry["shape"].end(), [](const json& size) { return size.is_number_unsigned(); });
+                       std::all_of(entry["shape"].begin(), entry["shape"].end(), [](const json& size) { return size.is_number_unsigned() && size.get<int64_t>() >= 0; });
     if (!valid) throw CheckpointError("safetensors file '" + path.string() + "': '" + name + "' has no dtype and shape. Its header is damaged.");
     add_tensor(tree, name, {.name = "", .shape = entry["shape"].get<std::vector<int64_t>>(), .dtype = counted_as(entry["dtype"], path)});
   }

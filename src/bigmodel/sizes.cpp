@@ -52,7 +52,8 @@ int64_t ModuleTree::numel() const {
   double count = 0;
   FirstMeeting first;
   for_each_tensor(*this, &ModuleTree::parameters, [&](const std::string&, const TensorSpec& tensor) { count += first(tensor) ? elements(tensor.shape) : 0; });
-  return static_cast<int64_t>(count);
+  constexpr double kMost = 9e18;  // a damaged header can say anything
+  return static_cast<int64_t>(std::min(count, kMost));
 }
 
 void tie(ModuleTree& tree, const std::string& name, const std::string& other) {

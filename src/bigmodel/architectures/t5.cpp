@@ -30,6 +30,7 @@ Architecture t5(const Config& config, const std::string& family) {
     return module(name, family + "Stack", {embedding("embed_tokens", words, dim), list_of("block", count, block), norm("final_layer_norm")});
   };
   auto tree = module("", family + "Model", {embedding("shared", words, dim), stack("encoder", layers, false), stack("decoder", config.count("num_decoder_layers", layers), true)});
+  for (const char* name : {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}) tie(tree, name, "shared.weight");
   return {std::move(tree), {family + "Block"}};
 }
 
