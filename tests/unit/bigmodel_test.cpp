@@ -85,8 +85,8 @@ TEST(Describe, TiedWeightsAreOneTensorAndStayTogether) {
   Tied model;
   EXPECT_THAT(accelerate::find_tied_parameters(model), ElementsAre(ElementsAre("head.weight", "words.weight")));
   EXPECT_EQ(accelerate::compute_module_sizes(model)[""], 160 + 80);
-  const auto map = accelerate::infer_auto_device_map(model, {.max_memory = MaxMemory{{0, 330}, {"cpu", 1000}}});  // 160 for the pair, 160 in reserve
-  EXPECT_EQ(map, (DeviceMap{{"words", 0}, {"head", 0}, {"body", "cpu"}}));
+  const auto map = accelerate::infer_auto_device_map(model, {.max_memory = MaxMemory{{0, 200}, {1, 200}, {"cpu", 1000}}});  // on GPU 0 are 80 in reserve
+  EXPECT_EQ(map, (DeviceMap{{"words", 1}, {"head", 1}, {"body", "cpu"}}));
 }
 
 TEST(DeviceMaps, EachDecisionIsExplainedOnRequest) {
@@ -96,7 +96,7 @@ TEST(DeviceMaps, EachDecisionIsExplainedOnRequest) {
   EXPECT_THAT(text.str(), AllOf(HasSubstr("No room for linear1 on 0: it needs 64 bytes, 0 are left"), HasSubstr("Putting linear1 (64 bytes of 900) on cpu")));
   EXPECT_EQ(report.minimum_memory.at(0), 164);  // itself, and room for the largest
   EXPECT_EQ(report.offloaded_buffer_bytes, 40);
-  EXPECT_TRUE(report.offloaded_buffers_fit);
+  EXPECT_FALSE(report.offloaded_buffers_fit);  // all of GPU 0 is in reserve
 }
 
 TEST(DeviceMaps, StrategiesByName) {
@@ -104,8 +104,7 @@ TEST(DeviceMaps, StrategiesByName) {
   const accelerate::DeviceMapOptions options{.max_memory = MaxMemory{{0, 400}, {1, 400}}};
   EXPECT_EQ(accelerate::make_device_map(model, "sequential", options), (DeviceMap{{"", 0}}));
   EXPECT_EQ(accelerate::make_device_map(model, "auto", options), accelerate::make_device_map(model, "balanced", options));
-  EXPECT_EQ(accelerate::make_device_map(model, "balanced", options).begin()->second, Place(0));
-  EXPECT_GT(accelerate::make_device_map(model, "balanced", options).size(), 1U);
+  EXPECT_EQ(accelerate::make_device_map(model, "balanced", options), (DeviceMap{{"linear1", 0}, {"batchnorm", 1}, {"linear2", 1}}));
   EXPECT_EQ(accelerate::make_device_map(model, "balanced_low_0", options), (DeviceMap{{"", 1}}));
   EXPECT_THAT(message_of([&] { accelerate::make_device_map(model, "balance", options); }), AllOf(HasSubstr("'balance'"), HasSubstr("Did you mean 'balanced'")));
 }

@@ -162,7 +162,6 @@ TEST(LoadCheckpoint, AllDifferencesAreListedBeforeAnythingIsLoaded) {
   state.erase("body.bias");
   state.erase("norm.bias");
   state["extra"] = state["norm.weights"] = torch::zeros(1);
-  accelerate::save_safetensors(saved.path / "model.safetensors", {{"a", torch::zeros(1)}});
   for (auto& [name, tensor] : state) tensor = tensor.clone();
   accelerate::save_safetensors(saved.path / "model.safetensors", state);
   auto net = empty_net();
@@ -204,7 +203,7 @@ TEST(LoadCheckpoint, BadMapsAndFoldersAreErrors) {
 TEST(LoadCheckpoint, AMapFromInferenceCanBeUsedAsItIs) {
   Saved saved("inferred");
   auto net = empty_net();
-  const auto map = accelerate::infer_auto_device_map(net, {.max_memory = accelerate::MaxMemory{{"cpu", 420}}});
+  const auto map = accelerate::infer_auto_device_map(net, {.max_memory = accelerate::MaxMemory{{"cpu", 300}}});
   EXPECT_GT(map.size(), 1U);
   load_checkpoint_in_model(net, saved.path, {.device_map = map});
   EXPECT_TRUE(torch::equal(output(net, saved.input), saved.expected));
