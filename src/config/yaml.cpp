@@ -176,6 +176,6 @@ std::string write_yaml(const Value& value) {
   return out;
 }
 
-std::string write_json(const Value& value) { return nlohmann::json::parse(value.dump(-1, ' ', false, Value::error_handler_t::replace)).dump(2) + "\n"; }
+std::string write_json(const Value& value) { return nlohmann::json::parse(value.dump(-1, ' ', false, Value::error_handler_t::replace)).dump(2, ' ', /*ensure_ascii=*/true) + "\n"; }
 
 }  // namespace accelerate::config
