@@ -49,12 +49,25 @@ class Reader {
       throw ConfigError("there is nothing that '" + result_.positional[positional.size()] + "' could mean. See `accelerate " + table_.name + " --help`");
     for (size_t i = result_.positional.size(); i < positional.size() && !takes_program; ++i)
       throw ConfigError(std::string(positional[i]->value) + " is missing. Usage: " + table_.usage);
+    for (size_t i = 0; i < std::min(positional.size(), result_.positional.size()); ++i) check_choice(*positional[i], result_.positional[i], positional[i]->value);
+    for (const auto* option : options_of(table_, false))
+      for (const auto& [name, text] : result_.given)
+        if (name == option->name) check_choice(*option, text, option->spellings().front());
     for (const auto* option : options_of(table_, false))
       if (option->required && result_.text(option->name).empty()) throw ConfigError(option->spellings().front() + " must be given. Usage: " + table_.usage);
     return std::move(result_);
   }
 
  private:
+  static void check_choice(const Option& option, const std::string& text, const std::string& name) {
+    const auto choices = option.choice_list();
+    if (choices.empty() || std::find(choices.begin(), choices.end(), text) != choices.end()) return;
+    std::string list;
+    for (const auto& choice : choices) list += (list.empty() ? "" : ", ") + choice;
+    const auto nearest = accelerate::nearest_name(text, choices);
+    throw ConfigError(name + " is '" + text + "', expected one of: " + list + (nearest ? ". Did you mean '" + *nearest + "'?" : ""));
+  }
+
   const Option* find(const std::string& spelling) const {
     for (const auto* option : options_of(table_, false)) {
       const auto spellings = option->spellings();

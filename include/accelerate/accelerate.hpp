@@ -7,10 +7,12 @@
 
 #include "accelerate/activations.hpp"
 #include "accelerate/accelerator.hpp"
+#include "accelerate/bigmodel.hpp"
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
 #include "accelerate/data.hpp"
 #include "accelerate/deferred.hpp"
+#include "accelerate/dry_run.hpp"
 #include "accelerate/error.hpp"
 #include "accelerate/kwargs.hpp"
 #include "accelerate/memory.hpp"

@@ -63,7 +63,7 @@ ACCELERATE_API bool is_deferred(const at::Tensor& tensor);
 
 struct MaterializeOptions {
   /// Where the module goes, the tensors that were never deferred included. Default: where eager construction would have put each tensor. Values are computed there
-  /// in any case and then moved, so that they don't depend on this choice.
+  /// in any case and then moved, so that they don't depend on this choice. The meta device: sizes without values, all initialisers forgotten, generators as they are.
   std::optional<at::Device> device;
 };
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -9,6 +10,27 @@
 #include "accelerate/export.hpp"
 
 namespace accelerate {
+
+/// What memory is for, where a dry run counts it (dry_run.hpp).
+enum class MemoryUse {
+  parameters,  ///< this rank's: its shards, or all of them where nothing is sharded
+  gradients,   ///< averaged ones, in this rank's shards; without sharding the buckets in which they travel
+  optimizer,   ///< its states, and what a step needs meanwhile
+  gathered,    ///< whole parameters of units that are present, and buffers kept for the next ones
+  staging,     ///< whole gradients of units until they are reduced, and casts that are sent
+  other,       ///< activations, gradients on their way through autograd, inputs, temporaries
+};
+ACCELERATE_API const char* to_string(MemoryUse use);
+
+/// Bytes by use.
+struct MemoryByUse {
+  std::array<int64_t, 6> bytes{};
+  int64_t& operator[](MemoryUse use) { return bytes[static_cast<size_t>(use)]; }
+  int64_t operator[](MemoryUse use) const { return bytes[static_cast<size_t>(use)]; }
+  int64_t total() const;
+  /// Parameters, gradients and optimizer states: what the ZeRO paper calls model states.
+  int64_t model_states() const { return (*this)[MemoryUse::parameters] + (*this)[MemoryUse::gradients] + (*this)[MemoryUse::optimizer]; }
+};
 
 /// Whether an exception means "out of memory" (host, CUDA, HIP, XPU, MPS) or one of the failures that a smaller batch also cures.
 ACCELERATE_API bool should_reduce_batch_size(const std::exception& error);

@@ -46,6 +46,22 @@ struct PreparedModel {
   std::optional<at::ScalarType> input_dtype;  ///< floating-point inputs are converted to it
 };
 
+/// The forward of a prepared model, also when it throws.
+class ForwardScope {
+ public:
+  explicit ForwardScope(parallel::DataParallel* parallel) : parallel_(parallel) {
+    if (parallel_) parallel_->before_forward();
+  }
+  ~ForwardScope() {
+    if (parallel_) parallel_->leave_forward();
+  }
+  ForwardScope(const ForwardScope&) = delete;
+  ForwardScope& operator=(const ForwardScope&) = delete;
+
+ private:
+  parallel::DataParallel* parallel_;
+};
+
 }  // namespace detail
 
 template <class M>
@@ -68,7 +84,7 @@ class Prepared {
   template <class... Args>
   auto forward(Args&&... args) const {
     using Output = std::decay_t<decltype(call(std::forward<Args>(args)...))>;
-    if (core_->parallel) core_->parallel->before_forward();
+    const detail::ForwardScope scope(core_->parallel.get());
     if constexpr (std::is_void_v<Output>) {
       call_in_precision(std::forward<Args>(args)...);
       after_forward({});

@@ -43,6 +43,8 @@ class ACCELERATE_API SafetensorsFile {
   bool contains(const std::string& name) const;
   /// @throws CheckpointError if the file has no tensor of that name; the message shows the nearest names.
   const SafetensorsInfo& info(const std::string& name) const;
+  /// Byte of the file at which the data section starts.
+  int64_t data_begin() const;
   /// The tensor on the CPU, without a copy: it points into the mapping and keeps it alive, also after this object is gone.
   /// Writing to it changes private pages and never the file. (A tensor whose bytes are not aligned for its dtype, which other writers
   /// may produce, is copied.)
@@ -74,5 +76,7 @@ ACCELERATE_API void save_safetensors(const std::filesystem::path& path, const st
 ///   or one of these files itself.
 /// @throws CheckpointError if there is neither, if the index is malformed, points out of its folder, or names a tensor that its shard lacks.
 ACCELERATE_API std::map<std::string, at::Tensor> load_checkpoint_files(const std::filesystem::path& path);
+/// The same, but which file holds each tensor instead of the tensors.
+ACCELERATE_API std::map<std::string, SafetensorsFile> open_checkpoint_files(const std::filesystem::path& path);
 
 }  // namespace accelerate

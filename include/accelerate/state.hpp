@@ -19,7 +19,8 @@ namespace accelerate {
 
 namespace comm {
 class Group;
-}
+class TrafficCounter;
+}  // namespace comm
 
 /// Names of the reference; only the kinds that this build can run.
 enum class DistributedType { NO, MULTI_CPU, MULTI_GPU, MULTI_XPU, FSDP };
@@ -34,6 +35,12 @@ struct PartialStateOptions {
   /// Stay on the CPU; unset: the environment's ACCELERATE_USE_CPU.
   std::optional<bool> cpu;
   InitProcessGroupKwargs process_group;
+  /// Pretend to be one rank of many, on the meta device and without peers; see dry_run(). Set by that.
+  struct Pretence {
+    int64_t process_index, num_processes;
+    std::shared_ptr<comm::TrafficCounter> traffic;
+  };
+  std::optional<Pretence> pretence;
 };
 
 /// What a process knows about itself and its peers. All instances share one state: the first one reads the environment (RANK, LOCAL_RANK, WORLD_SIZE,

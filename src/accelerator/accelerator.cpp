@@ -22,6 +22,8 @@ GradientAccumulationPlugin accumulation_of(const AcceleratorOptions& options) {
 
 }  // namespace
 
+at::DeviceType computing_device(const at::Device& device) { return device.is_meta() ? at::kCPU : device.type(); }
+
 Accelerator::Impl::Impl(AcceleratorOptions given) : options(std::move(given)), exceptions_at_start(std::uncaught_exceptions()) {
   std::array<bool, std::variant_size_v<KwargsHandler>> seen{};
   for (const auto& handler : options.kwargs_handlers) {
@@ -71,11 +73,13 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model,
   for (const auto& known : impl_->models)  // the same module again: the same preparation, not a second layer
     if (known->model.identity() == model.identity() && (known->parallel || evaluation_mode || !use_distributed())) return known;
   const bool shards = impl_->fsdp && parallel::effective_strategy(*impl_->fsdp) != ShardingStrategy::no_shard;
+  if (!shards && impl_->fsdp && impl_->fsdp->activation_checkpointing.value_or(false))
+    throw ConfigError("prepare: activation_checkpointing recomputes the units of sharded models, but the sharding strategy is NO_SHARD, expected another one; HYBRID_SHARD with dp_shard_size 1 keeps whole models on all ranks and has units");
   if (!shards) {  // sharding moves piece by piece, and initialises so what has no memory yet
     materialize(model, {.device = impl_->options.device_placement ? std::optional(device()) : std::nullopt});
     if (impl_->options.device_placement) model.to(device());
   }
-  auto core = std::make_shared<detail::PreparedModel>(detail::PreparedModel{.model = model, .device_type = device().type(), .autocast = impl_->autocast});
+  auto core = std::make_shared<detail::PreparedModel>(detail::PreparedModel{.model = model, .device_type = computing_device(device()), .autocast = impl_->autocast});
   if (impl_->autocast.enabled) core->autocast_dtype = autocast_dtype(state().mixed_precision());
   if (shards) {
     // Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.

@@ -7,6 +7,9 @@
 
 namespace accelerate {
 
+/// Where autocast is switched: of the meta device there is none, and tensors there are left as they are.
+at::DeviceType computing_device(const at::Device& device);
+
 struct Accelerator::Impl {
   explicit Impl(AcceleratorOptions given);
 

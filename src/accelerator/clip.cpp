@@ -11,16 +11,23 @@ namespace accelerate {
 /// Where the gradients of some parameters are: those of sharded parameters in their shards, one for all tensors that are no parameter of a prepared model.
 struct Accelerator::Gradients {
   std::vector<at::Tensor> whole, sharded;
+  std::vector<at::Tensor> counted;  ///< of `sharded`: those that no other rank has too
 };
 
 Accelerator::Gradients Accelerator::gradients_of(const std::vector<at::Tensor>& parameters) const {
   Gradients found;
   for (const auto& parameter : parameters) {
     at::Tensor shard;
+    bool first = true;
     for (const auto& model : impl_->models)
-      if (model->fsdp && (shard = model->fsdp->local_shard(parameter)).defined()) break;
+      if (model->fsdp && (shard = model->fsdp->local_shard(parameter)).defined()) {
+        first = model->fsdp->replica() == 0;
+        break;
+      }
     if (shard.defined()) {
-      if (shard.grad().defined()) found.sharded.push_back(shard.grad());
+      if (!shard.grad().defined()) continue;
+      found.sharded.push_back(shard.grad());
+      if (first) found.counted.push_back(shard.grad());
     } else if (parameter.grad().defined()) {
       found.whole.push_back(parameter.grad());
     }
@@ -56,7 +63,9 @@ at::Tensor Accelerator::clip_grad_norm_(const std::vector<at::Tensor>& parameter
   if (gradients.whole.empty() && gradients.sharded.empty() && !shared) return at::zeros({});
   at::NoGradGuard no_grad;
   const at::Device where = !gradients.whole.empty() ? gradients.whole.front().device() : !gradients.sharded.empty() ? gradients.sharded.front().device() : device();
-  at::Tensor total = norm_of(gradients.sharded, norm_type, where);
+  // A rank that counts nothing must bring the others' dtype.
+  const auto type = gradients.sharded.empty() ? at::kFloat : at::promote_types(gradients.sharded.front().scalar_type(), at::kFloat);
+  at::Tensor total = norm_of(gradients.counted, norm_type, where).to(type);
   if (shared) {
     // The norm of the whole from the norms of its pieces.
     const bool largest = std::isinf(norm_type);

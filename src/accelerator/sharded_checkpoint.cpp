@@ -153,6 +153,7 @@ struct Items {
   void piece(const DcpPath& path, const Holding& holding, const at::Tensor& values) {
     if (holding.tensor.numel() == 0) return whole(path, at::empty(holding.tensor.sizes(), values.options().requires_grad(false)));
     const auto text = name(path);
+    if (holding.fsdp->replica() != 0) return;  // the first replica writes
     for (auto& part : checkpointing::parts_of(holding.tensor, holding.begin, values.detach())) tensors.push_back({text, holding.tensor.sizes().vec(), part.box, part.values});
   }
 };

@@ -102,7 +102,7 @@ void Accelerator::run_backward(const at::Tensor& loss, double weight, const Back
 }
 
 AutocastGuard Accelerator::autocast() const {
-  return AutocastGuard(device().type(), impl_->autocast.enabled ? autocast_dtype(state().mixed_precision()) : std::nullopt, impl_->autocast);
+  return AutocastGuard(computing_device(device()), impl_->autocast.enabled ? autocast_dtype(state().mixed_precision()) : std::nullopt, impl_->autocast);
 }
 
 bool Accelerator::optimizer_step_was_skipped() const {

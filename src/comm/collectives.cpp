@@ -80,29 +80,36 @@ at::Tensor pad_to_largest(const at::Tensor& tensor, const PadOptions& options) {
   return ops::pad_to(tensor, world->all_gather(size).max().item<int64_t>(), options);
 }
 
-std::vector<std::string> all_gather_bytes(const std::string& bytes) {
-  Group* world = group();
-  if (!world) return {bytes};
-  const at::Tensor lengths = world->all_gather(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(world->device())).cpu();
+std::vector<std::string> all_gather_bytes(Group& group, const std::string& bytes) {
+  const at::Tensor lengths = group.all_gather(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(group.device())).cpu();
   const int64_t longest = lengths.max().item<int64_t>();
   at::Tensor mine = at::zeros({longest}, at::kByte);
   std::copy(bytes.begin(), bytes.end(), mine.data_ptr<uint8_t>());
-  const at::Tensor all = world->all_gather(mine.to(world->device())).cpu();
+  const at::Tensor all = group.all_gather(mine.to(group.device())).cpu();
   std::vector<std::string> result;
-  for (int64_t rank = 0; rank < world->world_size(); ++rank)
+  for (int64_t rank = 0; rank < group.world_size(); ++rank)
     result.emplace_back(reinterpret_cast<const char*>(all.data_ptr<uint8_t>()) + rank * longest, lengths[rank].item<int64_t>());
   return result;
 }
 
-std::string broadcast_bytes(const std::string& bytes, int64_t from_process) {
-  Group* world = group();
-  if (!world) return bytes;
-  const bool mine = world->rank() == from_process;
-  const int64_t length = world->broadcast(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(world->device()), from_process).item<int64_t>();
+std::string broadcast_bytes(Group& group, const std::string& bytes, int64_t from) {
+  if (group.dry()) return bytes;  // peers that don't exist say what we say
+  const bool mine = group.rank() == from;
+  const int64_t length = group.broadcast(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(group.device()), from).item<int64_t>();
   at::Tensor buffer = at::empty({length}, at::kByte);
   if (mine) std::copy(bytes.begin(), bytes.end(), buffer.data_ptr<uint8_t>());
-  buffer = world->broadcast(buffer.to(world->device()), from_process).cpu();
+  buffer = group.broadcast(buffer.to(group.device()), from).cpu();
   return {reinterpret_cast<const char*>(buffer.data_ptr<uint8_t>()), static_cast<size_t>(length)};
+}
+
+std::vector<std::string> all_gather_bytes(const std::string& bytes) {
+  if (Group* world = group()) return all_gather_bytes(*world, bytes);
+  return {bytes};
+}
+
+std::string broadcast_bytes(const std::string& bytes, int64_t from_process) {
+  if (Group* world = group()) return broadcast_bytes(*world, bytes, from_process);
+  return bytes;
 }
 
 void verify_shapes(const char* operation, const std::vector<at::Tensor>& tensors) {

@@ -2,10 +2,13 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
 #include <condition_variable>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -13,6 +16,7 @@
 #include "accelerate/error.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/compat.hpp"
+#include "comm/dry_process_group.hpp"
 #include "comm/store.hpp"
 #include "comm/watchdog.hpp"
 
@@ -47,33 +51,78 @@ struct Pending {
   c10::intrusive_ptr<c10::ivalue::Future> future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
 };
 
-/// Shared with callbacks that may outlive the group.
-struct Progress {
-  std::mutex mutex;
-  std::condition_variable changed;
+/// What this rank does in one group.
+struct Activity {
+  std::string group;  ///< for messages: "group of all 4 ranks"
   int64_t sequence = 0;
   const char* operation = "none";
   int64_t inside = 0;
   Clock::time_point since = Clock::now();
-  std::string peer_failure;  ///< what a peer announced, or why this group is broken
+};
+
+/// Shared by all groups of the process, and with callbacks that may outlive them.
+struct Progress {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::string, Activity> activities;  ///< by the groups' keys; none is ever removed
+  std::string peer_failure;  ///< what a peer announced, or why the groups are broken
   std::string async_error;   ///< an asynchronous operation's transport error
   std::set<std::shared_ptr<Pending>> pending;
 
-  void begin(const char* name) {
+  void begin(Activity& activity, const char* name) {
     std::lock_guard lock(mutex);
-    ++sequence, ++inside;
-    operation = name;
-    since = Clock::now();
+    ++activity.sequence, ++activity.inside;
+    activity.operation = name;
+    activity.since = Clock::now();
   }
-  void end() {
+  void end(Activity& activity) {
     {
       std::lock_guard lock(mutex);
-      --inside;
-      since = Clock::now();
+      --activity.inside;
+      activity.since = Clock::now();
     }
     changed.notify_all();
   }
+  RankStatus status() {
+    const std::lock_guard lock(mutex);
+    RankStatus status;
+    for (const auto& [key, activity] : activities)
+      status.groups[key] = {.name = activity.group,
+                            .sequence = activity.sequence,
+                            .operation = activity.operation,
+                            .inside = activity.inside > 0,
+                            .age_ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - activity.since).count()};
+    return status;
+  }
 };
+
+/// For the length of a scope.
+class InCollective {
+ public:
+  InCollective(Progress& progress, Activity& activity, const char* operation) : progress_(progress), activity_(activity) { progress_.begin(activity_, operation); }
+  ~InCollective() { progress_.end(activity_); }
+  InCollective(const InCollective&) = delete;
+  InCollective& operator=(const InCollective&) = delete;
+
+ private:
+  Progress& progress_;
+  Activity& activity_;
+};
+
+std::string list_of(const std::vector<int64_t>& ranks) {
+  std::string text;
+  for (const int64_t rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
+  return text;
+}
+
+/// Where a peer is that did not come to collective `mine` of group `key`.
+std::string whereabouts(const RankStatus& peer, const std::string& key, const GroupStatus& here) {
+  for (const auto& [other, status] : peer.groups)
+    if (other != key && status.inside)
+      return "is in collective " + std::to_string(status.sequence) + " (" + status.operation + ") of the " + status.name + " since " + seconds(std::chrono::milliseconds(status.age_ms));
+  return std::string(here.inside ? "is in" : "came out of") + " collective " + std::to_string(here.sequence) + " (" + here.operation + ") " + seconds(std::chrono::milliseconds(here.age_ms)) + " ago" +
+         (here.inside ? "" : " and is outside of collectives");
+}
 
 /// Also when nobody has asked for its exit status yet.
 bool has_ended(int64_t pid) {
@@ -97,31 +146,63 @@ const BackendFactory& find_backend(const std::string& name) {
   throw ConfigError("process group: back end '" + name + "' was asked for, expected gloo, nccl or mpi");
 }
 
+namespace {
+
+/// Blocks until all ranks have called it.
+c10::intrusive_ptr<c10d::ProcessGroup> connect(const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options, const std::vector<int64_t>& ranks) {
+  const BackendFactory& factory = find_backend(options.backend);
+  const auto backend = [&] {
+    try {
+      return factory.create(store, {.rank = options.rank,
+                                    .world_size = options.world_size,
+                                    .master_addr = options.master_addr,
+                                    .timeout = options.timeout,
+                                    .ranks = std::vector<int>(ranks.begin(), ranks.end())});
+    } catch (const std::exception& error) {
+      throw CommError("joining the process group: rank " + std::to_string(ranks[static_cast<size_t>(options.rank)]) + " could not connect to its peers by " + options.backend +
+                      "; a peer may have failed while joining, or the network interface is wrong (GLOO_SOCKET_IFNAME selects one). (" + error.what() + ")");
+    }
+  }();
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(options.rank), static_cast<int>(options.world_size));
+  const auto type = options.backend == "nccl"  ? c10d::ProcessGroup::BackendType::NCCL
+                    : options.backend == "mpi" ? c10d::ProcessGroup::BackendType::MPI
+                                               : c10d::ProcessGroup::BackendType::GLOO;
+  group->setBackend(options.device.type(), type, backend);
+  group->setDefaultBackend(type);
+  return group;
+}
+
+}  // namespace
+
 struct Group::Impl {
-  GroupOptions options;
+  GroupOptions options;        ///< rank and world_size are those of this group
+  std::vector<int64_t> ranks;  ///< the job's, by rank
+  std::string key;             ///< the same on all members; "" is the group of all
+  c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
-  std::shared_ptr<Progress> progress = std::make_shared<Progress>();
-  std::unique_ptr<Watchdog> watchdog;
+  std::map<std::pair<std::string, std::vector<int64_t>>, std::shared_ptr<Group>> splits;  ///< by name and all ranks' colors
+  std::shared_ptr<Progress> progress;
+  std::shared_ptr<Watchdog> watchdog;
+  Activity* activity = nullptr;  ///< in progress
   std::vector<int64_t> pids;
 
-  RankStatus status() const {
-    std::lock_guard lock(progress->mutex);
-    return {.sequence = progress->sequence,
-            .operation = progress->operation,
-            .inside = progress->inside > 0,
-            .age_ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - progress->since).count()};
+  int64_t own() const { return ranks[static_cast<size_t>(options.rank)]; }
+
+  void join_as(const std::string& name) {
+    const std::lock_guard lock(progress->mutex);
+    activity = &progress->activities[key];
+    activity->group = name;
   }
 
   void check_usable(const char* operation) const {
     std::lock_guard lock(progress->mutex);
     if (!progress->peer_failure.empty())
-      throw CommError(std::string(operation) + " on rank " + std::to_string(options.rank) + ": the process group is not usable any more: " + progress->peer_failure);
+      throw CommError(std::string(operation) + " on rank " + std::to_string(own()) + ": the process group is not usable any more: " + progress->peer_failure);
   }
 
   [[noreturn]] void fail(const std::string& what) {
-    const RankStatus mine = status();
-    std::string message = mine.operation + " (collective " + std::to_string(mine.sequence) + " of the group of all " + std::to_string(options.world_size) + " ranks, " +
-                          options.backend + ") on rank " + std::to_string(options.rank) + ": ";
+    const GroupStatus mine = progress->status().groups.at(key);
+    std::string message = mine.operation + " (collective " + std::to_string(mine.sequence) + " of the " + mine.name + ", " + options.backend + ") on rank " + std::to_string(own()) + ": ";
     {
       std::lock_guard lock(progress->mutex);
       if (!progress->peer_failure.empty()) throw CommError(message + progress->peer_failure);
@@ -130,24 +211,31 @@ struct Group::Impl {
     const auto peers = watchdog->ask_peers(std::chrono::milliseconds(1500), store_is_gone);
     message += "no result after " + seconds(std::chrono::milliseconds(mine.age_ms)) + " (limit " + seconds(options.timeout) + ")";
     std::string late, arrived, cause;
-    for (int64_t rank = 0; rank < options.world_size; ++rank) {
-      if (rank == options.rank) continue;
+    for (int64_t rank = 0; rank < static_cast<int64_t>(peers.size()); ++rank) {
+      if (rank == own()) continue;
       const auto& peer = peers[static_cast<size_t>(rank)];
-      std::string line = "\n  rank " + std::to_string(rank);
+      const bool member = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+      std::string line = "\n  rank " + std::to_string(rank) + (member ? "" : " (of another group)");
       if (!peer) {
         if (rank == 0 && store_is_gone) late += line + " has gone: its process ended (it served the store)";
         else if (store_is_gone) continue;  // nobody can be asked any more
         else late += line + " has gone or is stopped: its process does not answer";
-      } else if (peer->note == "left") {
-        late += line + " has left: it ended normally after collective " + std::to_string(peer->sequence) + " (" + peer->operation + ")";
-      } else if (peer->note.starts_with("failed: ")) {
+        continue;
+      }
+      if (peer->note.starts_with("failed: ")) {
         late += line + " " + peer->note;
         cause = peer->note;
-      } else if (peer->sequence < mine.sequence || (peer->sequence == mine.sequence && !peer->inside && peer->operation != mine.operation)) {
-        late += line + " has not arrived: it " + (peer->inside ? "is in" : "came out of") + " collective " + std::to_string(peer->sequence) + " (" + peer->operation + ") " +
-                seconds(std::chrono::milliseconds(peer->age_ms)) + " ago" + (peer->inside ? "" : " and is outside of collectives");
-      } else if (peer->operation != mine.operation && peer->sequence == mine.sequence) {
-        late += line + " is elsewhere: its collective " + std::to_string(peer->sequence) + " is " + peer->operation;
+        continue;
+      }
+      if (!member) continue;
+      const auto found = peer->groups.find(key);
+      const GroupStatus here = found == peer->groups.end() ? GroupStatus{} : found->second;
+      if (peer->note == "left") {
+        late += line + " has left: it ended normally after collective " + std::to_string(here.sequence) + " (" + here.operation + ")";
+      } else if (here.sequence < mine.sequence || (here.sequence == mine.sequence && !here.inside && here.operation != mine.operation)) {
+        late += line + " has not arrived: it " + whereabouts(*peer, key, here);
+      } else if (here.operation != mine.operation && here.sequence == mine.sequence) {
+        late += line + " is elsewhere: its collective " + std::to_string(here.sequence) + " is " + here.operation;
       } else {
         arrived += (arrived.empty() ? " Arrived: rank " : ", ") + std::to_string(rank);
       }
@@ -166,29 +254,26 @@ struct Group::Impl {
 };
 
 std::shared_ptr<Group> Group::join(const GroupOptions& options) {
-  const BackendFactory& factory = find_backend(options.backend);
+  if (options.dry) {
+    auto alone = std::make_unique<Impl>();
+    alone->options = options;
+    for (int64_t rank = 0; rank < options.world_size; ++rank) alone->ranks.push_back(rank);
+    alone->process_group = c10::make_intrusive<DryProcessGroup>(options.rank, options.world_size, options.dry);
+    alone->progress = std::make_shared<Progress>();
+    alone->join_as("dry group of " + std::to_string(options.world_size) + " ranks");
+    return std::shared_ptr<Group>(new Group(std::move(alone)));
+  }
+  find_backend(options.backend);
   auto impl = std::make_unique<Impl>();
   impl->options = options;
-  const auto store = open_store({.rank = options.rank, .world_size = options.world_size, .master_addr = options.master_addr, .master_port = options.master_port, .timeout = options.timeout});
-  const auto backend = [&] {
-    try {
-      return factory.create(store, {.rank = options.rank, .world_size = options.world_size, .master_addr = options.master_addr, .timeout = options.timeout});
-    } catch (const std::exception& error) {
-      throw CommError("joining the process group: rank " + std::to_string(options.rank) + " could not connect to its peers by " + options.backend +
-                      "; a peer may have failed while joining, or the network interface is wrong (GLOO_SOCKET_IFNAME selects one). (" + error.what() + ")");
-    }
-  }();
-  auto& group = impl->process_group;
-  group = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(options.rank), static_cast<int>(options.world_size));
-  const auto type = options.backend == "nccl"  ? c10d::ProcessGroup::BackendType::NCCL
-                    : options.backend == "mpi" ? c10d::ProcessGroup::BackendType::MPI
-                                               : c10d::ProcessGroup::BackendType::GLOO;
-  group->setBackend(options.device.type(), type, backend);
-  group->setDefaultBackend(type);
-  auto progress = impl->progress;
-  impl->watchdog = std::make_unique<Watchdog>(
-      store, options.rank, options.world_size,
-      Watchdog::Callbacks{.status = [raw = impl.get()] { return raw->status(); },
+  for (int64_t rank = 0; rank < options.world_size; ++rank) impl->ranks.push_back(rank);
+  impl->store = open_store({.rank = options.rank, .world_size = options.world_size, .master_addr = options.master_addr, .master_port = options.master_port, .timeout = options.timeout});
+  impl->process_group = connect(impl->store, options, impl->ranks);
+  auto progress = impl->progress = std::make_shared<Progress>();
+  impl->join_as("group of all " + std::to_string(options.world_size) + " ranks");
+  impl->watchdog = std::make_shared<Watchdog>(
+      impl->store, options.rank, options.world_size,
+      Watchdog::Callbacks{.status = [progress] { return progress->status(); },
                           .on_peer_failure = [progress](std::string reason) {
                             std::set<std::shared_ptr<Pending>> pending;
                             {
@@ -202,24 +287,53 @@ std::shared_ptr<Group> Group::join(const GroupOptions& options) {
   return std::shared_ptr<Group>(new Group(std::move(impl)));
 }
 
+std::shared_ptr<Group> Group::split(const std::string& name, const std::function<int64_t(int64_t)>& color_of) {
+  const Impl& outer = *impl_;
+  std::vector<int64_t> colors;
+  for (int64_t rank = 0; rank < world_size(); ++rank) colors.push_back(color_of(rank));
+  auto& known = impl_->splits[{name, colors}];
+  if (known) return known;
+  auto impl = std::make_unique<Impl>();
+  impl->options = outer.options;
+  const int64_t mine = colors[static_cast<size_t>(rank())];
+  for (size_t rank = 0; rank < colors.size(); ++rank) {
+    if (colors[rank] != mine) continue;
+    if (static_cast<int64_t>(rank) == outer.options.rank) impl->options.rank = static_cast<int64_t>(impl->ranks.size());
+    impl->ranks.push_back(outer.ranks[rank]);
+  }
+  if (impl->ranks.size() == colors.size()) return shared_from_this();
+  impl->options.world_size = static_cast<int64_t>(impl->ranks.size());
+  impl->progress = outer.progress;
+  impl->key = outer.key + "/" + std::to_string(outer.splits.size()) + ":" + std::to_string(mine);
+  if (dry()) {
+    impl->process_group = c10::make_intrusive<DryProcessGroup>(impl->options.rank, impl->options.world_size, impl->options.dry);
+  } else {
+    impl->store = c10::make_intrusive<c10d::PrefixStore>("group" + impl->key, outer.store);
+    impl->process_group = connect(impl->store, impl->options, impl->ranks);
+    impl->watchdog = outer.watchdog;
+  }
+  impl->join_as(name + " group of ranks " + list_of(impl->ranks));
+  known = std::shared_ptr<Group>(new Group(std::move(impl)));
+  return known;
+}
+
 Group::Group(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Group::~Group() = default;
 
 int64_t Group::rank() const { return impl_->options.rank; }
 int64_t Group::world_size() const { return impl_->options.world_size; }
+const std::vector<int64_t>& Group::global_ranks() const { return impl_->ranks; }
+int64_t Group::local_world_size() const { return impl_->options.local_world_size; }
 const std::string& Group::backend() const { return impl_->options.backend; }
 const at::Device& Group::device() const { return impl_->options.device; }
 bool Group::debug() const { return impl_->options.debug; }
+bool Group::dry() const { return impl_->options.dry != nullptr; }
 const c10::intrusive_ptr<c10d::ProcessGroup>& Group::process_group() const { return impl_->process_group; }
 
 void Group::run(const char* operation, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
   impl_->check_usable(operation);
   auto progress = impl_->progress;
-  progress->begin(operation);
-  struct End {
-    Progress& progress;
-    ~End() { progress.end(); }
-  } end{*progress};
+  const InCollective inside(*progress, *impl_->activity, operation);
   try {
     const auto work = start();
     if (impl_->options.backend == "gloo") {
@@ -248,7 +362,7 @@ namespace {
 at::Tensor as_bytes(const at::Tensor& contiguous) { return contiguous.view({-1}).view(at::kByte); }
 
 void check_device(const Group& group, const char* operation, const at::Tensor& tensor) {
-  if (tensor.device().type() != group.device().type())
+  if (tensor.device().type() != group.device().type() && !(group.dry() && tensor.is_meta()))
     throw ShapeError(std::string(operation) + ": found a tensor on " + tensor.device().str() + ", expected one on " + group.device().str() +
                      ", which the back end '" + group.backend() + "' serves; move it there first (send_to_device)");
 }
@@ -317,11 +431,12 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, 
                                                               std::function<void()> after) {
   impl_->check_usable(operation);
   auto progress = impl_->progress;
-  progress->begin(operation);
+  Activity* activity = impl_->activity;
+  progress->begin(*activity, operation);
   const auto work = start();
   const auto future = work->getFuture();
   if (!device().is_cpu()) {  // streams order device work; nothing blocks the host
-    progress->end();
+    progress->end(*activity);
     return future;
   }
   auto pending = std::make_shared<Pending>(operation);
@@ -329,14 +444,14 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, 
     std::lock_guard lock(progress->mutex);
     progress->pending.insert(pending);
   }
-  future->addCallback([progress, pending, result, after = std::move(after)](c10::ivalue::Future& transport) {
+  future->addCallback([progress, activity, pending, result, after = std::move(after)](c10::ivalue::Future& transport) {
     if (!transport.hasError() && after) after();
     {
       std::lock_guard lock(progress->mutex);
       progress->pending.erase(pending);
       if (transport.hasError() && progress->async_error.empty()) progress->async_error = transport.tryRetrieveErrorMessage();
     }
-    progress->end();
+    progress->end(*activity);
     if (transport.hasError()) pending->fail(transport.exception_ptr());
     else pending->complete(result);
   });
@@ -354,7 +469,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor outpu
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input) {
   constexpr const char* kName = "reduce_scatter of gradients";
-  if (!device().is_cpu()) return run_async(kName, output, [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
+  if (!device().is_cpu() || dry()) return run_async(kName, output, [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
   // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank gets its pieces instead, and adds them in the
   // order of the ranks.
   at::Tensor pieces = at::empty_like(input);
@@ -378,11 +493,7 @@ void Group::wait_until(const char* operation, const std::function<bool()>& done)
   constexpr auto kYields = std::chrono::milliseconds(1);
   impl_->check_usable(operation);
   auto progress = impl_->progress;
-  progress->begin(operation);
-  struct End {
-    Progress& progress;
-    ~End() { progress.end(); }
-  } end{*progress};
+  const InCollective inside(*progress, *impl_->activity, operation);
   for (int i = 0; i < kSpins; ++i)
     if (done()) return;
   constexpr auto kLook = std::chrono::milliseconds(200);
@@ -404,7 +515,7 @@ void Group::wait_until(const char* operation, const std::function<bool()>& done)
     if (waited < next_look) continue;
     next_look = waited + kLook;
     for (size_t rank = 0; rank < impl_->pids.size(); ++rank)
-      if (has_ended(impl_->pids[rank]) && !done()) impl_->fail("the process of rank " + std::to_string(rank) + " has ended");
+      if (has_ended(impl_->pids[rank]) && !done()) impl_->fail("the process of rank " + std::to_string(impl_->ranks[rank]) + " has ended");
   }
 }
 
@@ -428,7 +539,9 @@ void Group::guard(const char* operation, const std::function<void()>& body) {
   }
 }
 
-void Group::announce_failure(const std::string& reason) noexcept { impl_->watchdog->announce_failure(reason); }
+void Group::announce_failure(const std::string& reason) noexcept {
+  if (impl_->watchdog) impl_->watchdog->announce_failure(reason);
+}
 
 namespace {
 std::shared_ptr<Group>& world() {

@@ -21,6 +21,8 @@ struct Future;
 
 namespace accelerate::comm {
 
+class TrafficCounter;
+
 struct GroupOptions {
   int64_t rank = 0;
   int64_t world_size = 1;
@@ -29,24 +31,40 @@ struct GroupOptions {
   uint16_t master_port = 0;
   std::chrono::milliseconds timeout{0};
   at::Device device = at::kCPU;
-  bool debug = false;  ///< compare shapes before each collective
+  bool debug = false;            ///< compare shapes before each collective
+  int64_t local_world_size = 1;  ///< ranks that the launcher started on this machine
+  /// Set: no peers, no store; this process alone pretends, and what it would send is counted here (see DryProcessGroup).
+  std::shared_ptr<TrafficCounter> dry;
 };
 
-/// The group of all ranks: c10d moves the bytes, this class makes sure that nobody waits in silence. Every wait ends with the data, or with a CommError
+/// The group of all ranks, or some of them: c10d moves the bytes, this class makes sure that nobody waits in silence. Every wait ends with the data, or with a CommError
 /// that names the operation, its number, and which ranks are late, gone, failed or somewhere else.
 ///
-/// Collectives are called from one thread at a time, in the same order on every rank. Tensors live on the group's device (CPU for gloo and mpi).
-class Group {
+/// Collectives of one group are called from one thread at a time, in the same order on every rank of it. Tensors live on the group's device (CPU for gloo and mpi).
+class Group : public std::enable_shared_from_this<Group> {
  public:
   /// Collective; blocks until all ranks have joined.
   static std::shared_ptr<Group> join(const GroupOptions& options);
   ~Group();
 
+  /// Groups within this one: ranks of the same color become one, in their order here. Timeouts, faults and the watchdog are those of all: an error names ranks
+  /// by their numbers in the job, and the failure of any rank of the job ends the waits of every group. The same split again gives the same groups, and one
+  /// that takes in everybody is this group. Collective over this group; blocks until the new one has met.
+  /// @param name      the same on all ranks: "shard" is "shard group of ranks 0, 1" in errors.
+  /// @param color_of  a number for each rank of this group, the same function on all ranks.
+  std::shared_ptr<Group> split(const std::string& name, const std::function<int64_t(int64_t rank)>& color_of);
+
+  /// In this group.
   int64_t rank() const;
   int64_t world_size() const;
+  /// The ranks' numbers in the job, by their rank in this group.
+  const std::vector<int64_t>& global_ranks() const;
+  int64_t local_world_size() const;
   const std::string& backend() const;
   const at::Device& device() const;
   bool debug() const;
+  /// Nobody else is there: tensors of the meta device may be sent, and `device()`, where ranks' notes to each other lie, is the CPU.
+  bool dry() const;
   /// For c10d components (Reducer, broadcast_coalesced). Waits inside them are bounded by the group's timeout.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
 
@@ -68,7 +86,7 @@ class Group {
   /// Waits for something that peers do outside of c10d (shared memory): polls `done`, at first without giving up the processor. @throws CommError when a peer
   /// fails meanwhile or the group's timeout passes.
   void wait_until(const char* operation, const std::function<bool()>& done);
-  /// All ranks are processes of this host: a wait_until() ends when one of them has ended. @param pids  by rank.
+  /// All ranks of the group are processes of this host: a wait_until() ends when one of them has ended. @param pids  by rank.
   void watch_processes(std::vector<int64_t> pids);
 
   /// Runs c10d code that waits by itself; its exceptions become CommErrors with the peers' states. Other exceptions pass through.
@@ -85,6 +103,10 @@ class Group {
                                                       std::function<void()> after = nullptr);
   std::unique_ptr<Impl> impl_;
 };
+
+/// Byte strings in one group, see comm.hpp.
+std::vector<std::string> all_gather_bytes(Group& group, const std::string& bytes);
+std::string broadcast_bytes(Group& group, const std::string& bytes, int64_t from);
 
 /// The group that the free functions of comm.hpp use; null alone. Set by PartialState.
 const std::shared_ptr<Group>& world_group();

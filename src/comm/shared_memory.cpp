@@ -58,9 +58,9 @@ struct File {
 };
 
 /// @return a text when it failed.
-std::string make_file(File& file, size_t bytes) {
+std::string make_file(File& file, size_t bytes, size_t likely) {
   const size_t available = available_memory();
-  if (available > 0 && bytes > available) return std::to_string(bytes) + " bytes are more than the " + std::to_string(available) + " that are free";
+  if (available > 0 && likely > available) return std::to_string(likely) + " bytes are more than the " + std::to_string(available) + " that are free";
   file.fd = ::memfd_create("accelerate", MFD_CLOEXEC);
   if (file.fd < 0) return error_text("memfd_create");
   if (::ftruncate(file.fd, static_cast<off_t>(bytes)) != 0) return error_text("ftruncate");
@@ -69,10 +69,10 @@ std::string make_file(File& file, size_t bytes) {
 
 }  // namespace
 
-std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>& group, size_t bytes) {
-  if (!group || !group->device().is_cpu() || static_cast<size_t>(group->world_size()) * sizeof(Arrival) > kHeader) return nullptr;
+std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>& group, size_t bytes, std::optional<size_t> likely) {
+  if (!group || group->dry() || !group->device().is_cpu() || static_cast<size_t>(group->world_size()) * sizeof(Arrival) > kHeader) return nullptr;
   const bool wanted = environment::flag("ACCELERATE_SHARED_MEMORY").value_or(true);
-  const auto hosts = all_gather_bytes(wanted ? host_identity() : std::string());
+  const auto hosts = all_gather_bytes(*group, wanted ? host_identity() : std::string());
   for (const auto& host : hosts)
     if (host.empty() || host != hosts.front()) return nullptr;
 
@@ -80,17 +80,17 @@ std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>&
   File file;
   std::string failed, where;
   if (group->rank() == 0) {
-    failed = make_file(file, length);
+    failed = make_file(file, length, likely.value_or(bytes) + kHeader);
     if (failed.empty()) where = "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(file.fd);
   }
-  where = broadcast_bytes(where, 0);
+  where = broadcast_bytes(*group, where, 0);
   void* base = MAP_FAILED;
   if (!where.empty()) {
     if (group->rank() != 0 && (file.fd = ::open(where.c_str(), O_RDWR | O_CLOEXEC)) < 0) failed = error_text("open of rank 0's memory");
     if (failed.empty() && (base = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0)) == MAP_FAILED) failed = error_text("mmap");
   }
   // Rank 0's file must stay open until all have mapped it, and either all use it or none.
-  const auto failures = all_gather_bytes(failed);
+  const auto failures = all_gather_bytes(*group, failed);
   for (size_t rank = 0; rank < failures.size(); ++rank) {
     if (failures[rank].empty()) continue;
     if (base != MAP_FAILED) ::munmap(base, length);
@@ -98,7 +98,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>&
     return nullptr;
   }
   std::vector<int64_t> pids;
-  for (const auto& pid : all_gather_bytes(std::to_string(::getpid()))) pids.push_back(std::stoll(pid));
+  for (const auto& pid : all_gather_bytes(*group, std::to_string(::getpid()))) pids.push_back(std::stoll(pid));
   group->watch_processes(std::move(pids));
   return std::shared_ptr<SharedMemory>(new SharedMemory(group, static_cast<char*>(base), length));
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 namespace accelerate::comm {
 
@@ -14,8 +15,9 @@ class Group;
 class SharedMemory {
  public:
   /// Collective. Null on all ranks when they are not on one host, when ACCELERATE_SHARED_MEMORY=0 says so on any rank, or when the memory can't be had (rank 0 warns and says why).
-  /// @param bytes  the same on all ranks.
-  static std::shared_ptr<SharedMemory> create(const std::shared_ptr<Group>& group, size_t bytes);
+  /// @param bytes   the same on all ranks. Memory is taken page by page, when a page is first written to.
+  /// @param likely  how many of them will be written to; so many must be free now. All, if it is not given.
+  static std::shared_ptr<SharedMemory> create(const std::shared_ptr<Group>& group, size_t bytes, std::optional<size_t> likely = std::nullopt);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;

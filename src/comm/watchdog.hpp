@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <functional>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -21,15 +22,22 @@ class Store;
 
 namespace accelerate::comm {
 
-/// What a rank is doing in its group, as it tells others when they ask.
+/// What a rank is doing in one group.
+struct GroupStatus {
+  std::string name;                ///< "group of all 4 ranks"
+  int64_t sequence = 0;            ///< number of collectives begun
+  std::string operation = "none";  ///< the last one begun
+  bool inside = false;             ///< has not come back from it
+  int64_t age_ms = 0;              ///< since it began (inside) or ended
+  ACCELERATE_FIELDS(name, sequence, operation, inside, age_ms)
+};
+
+/// What a rank is doing, as it tells others when they ask.
 struct RankStatus {
-  int64_t sequence = 0;   ///< number of collectives begun
-  std::string operation;  ///< the last one begun
-  bool inside = false;    ///< has not come back from it
-  int64_t age_ms = 0;     ///< since it began (inside) or ended
-  std::string note;       ///< "left" after a normal end, "failed: …" after an error, else empty
-  int64_t round = 0;      ///< the question that this answers
-  ACCELERATE_FIELDS(sequence, operation, inside, age_ms, note, round)
+  std::map<std::string, GroupStatus> groups;  ///< by a key that all members of a group know it by
+  std::string note;                           ///< "left" after a normal end, "failed: …" after an error, else empty
+  int64_t round = 0;                          ///< the question that this answers
+  ACCELERATE_FIELDS(groups, note, round)
 };
 
 /// One thread per process that answers peers' questions and hears of failures while the main thread computes or is blocked.

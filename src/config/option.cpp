@@ -26,7 +26,14 @@ constexpr Option kConfigDefault[] = {
     {"mixed_precision", text, "\"no\"", "no|fp16|bf16", nullptr, "Number format of the computation"},
 };
 constexpr Option kConfigFile[] = {{"config_file", text, nullptr, nullptr, "FILE", kDefaultFile}};
+constexpr Option kEstimateOurs[] = {{"json", flag, "false", nullptr, nullptr, "Print numbers of bytes as JSON instead of a table"}};
 constexpr Option kEnvOurs[] = {{"json", flag, "false", nullptr, nullptr, "Print JSON"}};
+constexpr Option kEstimateMemory[] = {{"model_name", text, nullptr, nullptr, "MODEL", "A folder, a config.json, a .safetensors file (or the index of several), a .gguf file, or the name of a built-in config", "model_name", nullptr, nullptr, Form::none, true}};
+constexpr Option kEstimateOptions[] = {
+    {"library_name", text, nullptr, "timm|transformers", "LIBRARY", "Refuse a model of another library"},
+    {"dtypes", words, "[\"float32\", \"float16\", \"int8\", \"int4\"]", "float32|float16|int8|int4", "DTYPE", "What the weights are loaded in"},
+    {"trust_remote_code", flag, "false", nullptr, nullptr, "As elsewhere; here code of a model is never run, and sizes come from its files"},
+};
 constexpr Option kTestOurs[] = {{"num_processes", integer, nullptr, nullptr, "N", "Processes to test with (default: as the config file says, else 2)"},
                                 {"cpu", flag, "false", nullptr, nullptr, "Test on the CPU even where there is an accelerator"}};
 constexpr Option kTpuConfig[] = {
@@ -86,6 +93,7 @@ const std::vector<CommandTable>& command_tables() {
       {"config", "Ask about this machine and write a config file", "accelerate config [default|update] [options]", {{"", kConfig}}},
       {"config default", "Write a config file for this machine without asking", "accelerate config default [options]", {{"", kConfigDefault}}},
       {"config update", "Read a config file and write it as this version does", "accelerate config update [options]", {{"", kConfigFile}}},
+      {"estimate-memory", "Say how much memory a model needs", "accelerate estimate-memory MODEL [options]", {{"Positional", kEstimateMemory}, {"", kEstimateOptions}, {kAdditions, kEstimateOurs}}},
       {"env", "Say what is installed, for bug reports", "accelerate env [options]", {{"", kConfigFile}, {kAdditions, kEnvOurs}}},
       launch_table(),
       {"merge-weights", "Merge sharded weights into one file", "accelerate merge-weights [options] FOLDER OUTPUT", {{"Positional", kMergeWeights}, {"", kMergeOptions}}},

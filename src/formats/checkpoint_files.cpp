@@ -34,9 +34,9 @@ std::map<std::string, std::string> read_weight_map(const fs::path& path) {
   return shards;
 }
 
-std::map<std::string, at::Tensor> load_index(const fs::path& path) {
+std::map<std::string, SafetensorsFile> open_index(const fs::path& path) {
   std::map<std::string, SafetensorsFile> files;
-  std::map<std::string, at::Tensor> tensors;
+  std::map<std::string, SafetensorsFile> tensors;
   for (const auto& [name, shard] : read_weight_map(path)) {
     auto file = files.find(shard);
     if (file == files.end()) {
@@ -47,20 +47,33 @@ std::map<std::string, at::Tensor> load_index(const fs::path& path) {
     }
     if (!file->second.contains(name))
       throw CheckpointError("checkpoint index '" + path.string() + "': tensor '" + name + "' should be in '" + shard + "', which lacks it. Index and shards are of different checkpoints.");
-    tensors.emplace(name, file->second.tensor(name));
+    tensors.emplace(name, file->second);
   }
+  return tensors;
+}
+
+std::map<std::string, SafetensorsFile> open_file(const fs::path& path) {
+  const SafetensorsFile file(path);
+  std::map<std::string, SafetensorsFile> tensors;
+  for (const auto& name : file.names()) tensors.emplace(name, file);
   return tensors;
 }
 
 }  // namespace
 
-std::map<std::string, at::Tensor> load_checkpoint_files(const fs::path& path) {
-  if (!fs::is_directory(path)) return path.extension() == ".json" ? load_index(path) : load_safetensors(path);
-  if (fs::exists(path / kWeights)) return load_safetensors(path / kWeights);
-  if (fs::exists(path / kIndex)) return load_index(path / kIndex);
+std::map<std::string, SafetensorsFile> open_checkpoint_files(const fs::path& path) {
+  if (!fs::is_directory(path)) return path.extension() == ".json" ? open_index(path) : open_file(path);
+  if (fs::exists(path / kWeights)) return open_file(path / kWeights);
+  if (fs::exists(path / kIndex)) return open_index(path / kIndex);
   const bool pickled = fs::exists(path / "pytorch_model.bin") || fs::exists(path / "pytorch_model.bin.index.json");
   throw CheckpointError("folder '" + path.string() + "' holds neither " + kWeights + " nor " + kIndex + "." +
                         (pickled ? " It holds pytorch_model.bin, which is a pickle and may run code; convert it with Python's safetensors." : " Is it the folder of a saved model?"));
+}
+
+std::map<std::string, at::Tensor> load_checkpoint_files(const fs::path& path) {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, file] : open_checkpoint_files(path)) tensors.emplace(name, file.tensor(name));
+  return tensors;
 }
 
 }  // namespace accelerate

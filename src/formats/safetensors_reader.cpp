@@ -1,65 +1,21 @@
-#include <cerrno>
-#include <cstring>
 #include <utility>
-
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <ATen/ops/from_blob.h>
 
 #include "accelerate/error.hpp"
 #include "accelerate/safetensors.hpp"
+#include "formats/mapped_file.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/safetensors_header.hpp"
 
 namespace accelerate {
-namespace {
-
-/// A whole file in memory, page by page as it is touched. Private: a write copies the page and the file stays as it is.
-class MappedFile {
- public:
-  explicit MappedFile(const std::filesystem::path& path) {
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    if (file < 0) throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) + ". Check the path and the rights.");
-    struct stat status {};
-    if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
-      ::close(file);
-      throw CheckpointError("can't read '" + path.string() + "': it is not a regular file, expected a safetensors file. Pass the file, not its folder.");
-    }
-    size_ = status.st_size;
-    int error = 0;
-    if (size_ > 0) {
-      // Without a reservation of swap: a file larger than memory can be mapped, though it will hardly be written to.
-      data_ = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file, 0);
-      error = errno;
-    }
-    ::close(file);
-    if (data_ == MAP_FAILED) throw CheckpointError("can't map the " + std::to_string(size_) + " bytes of '" + path.string() + "': " + std::strerror(error) + ".");
-  }
-  ~MappedFile() {
-    if (size_ > 0) ::munmap(data_, static_cast<size_t>(size_));
-  }
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
-
-  char* data() const { return static_cast<char*>(data_); }
-  int64_t size() const { return size_; }
-
- private:
-  void* data_ = nullptr;
-  int64_t size_ = 0;
-};
-
-}  // namespace
 
 struct SafetensorsFile::Content {
   explicit Content(const std::filesystem::path& file)
       : path(file), map(file), header(formats::parse_safetensors_header({map.data(), static_cast<size_t>(map.size())}, map.size(), file.string())) {}
 
   std::filesystem::path path;
-  MappedFile map;
+  formats::MappedFile map;
   formats::SafetensorsHeader header;
 };
 
@@ -68,6 +24,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : content_(s
 const std::filesystem::path& SafetensorsFile::path() const { return content_->path; }
 const std::vector<std::string>& SafetensorsFile::names() const { return content_->header.names; }
 const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return content_->header.metadata; }
+int64_t SafetensorsFile::data_begin() const { return content_->header.data_begin; }
 bool SafetensorsFile::contains(const std::string& name) const { return content_->header.tensors.contains(name); }
 
 const SafetensorsInfo& SafetensorsFile::info(const std::string& name) const {

@@ -7,6 +7,7 @@
 
 #include "accelerate/error.hpp"
 #include "models/bert_config.hpp"
+#include "models/layers.hpp"
 
 // Registered names are Hugging Face's; they make the parameter names of the files.
 
@@ -14,33 +15,6 @@ namespace accelerate::models {
 namespace detail {
 
 using torch::Tensor;
-
-// Modules start uninitialised: weights come from a file, or from initialize() below.
-
-/// A linear layer. torch::nn::Linear would spend time on weights that are replaced at once, and in three dimensions it adds the bias in a
-/// pass of its own, which at::linear fuses into the product.
-class Dense : public torch::nn::Cloneable<Dense> {
- public:
-  Dense(int64_t inputs, int64_t outputs) : inputs_(inputs), outputs_(outputs) { reset(); }
-
-  void reset() override {
-    weight_ = register_parameter("weight", torch::empty({outputs_, inputs_}));
-    bias_ = register_parameter("bias", torch::empty({outputs_}));
-  }
-  Tensor forward(const Tensor& x) { return at::linear(x, weight_, bias_); }
-
- private:
-  int64_t inputs_, outputs_;
-  Tensor weight_, bias_;
-};
-
-torch::nn::Embedding make_embedding(int64_t count, int64_t size, std::optional<int64_t> padding_idx = std::nullopt) {
-  auto options = torch::nn::EmbeddingOptions(count, size)._weight(torch::empty({count, size}));
-  options.padding_idx(padding_idx);
-  torch::nn::Embedding embedding(options);
-  embedding->options._weight(Tensor());  // else clones would share it
-  return embedding;
-}
 
 torch::nn::LayerNorm make_layer_norm(const BertConfig& config) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.hidden_size}).eps(config.layer_norm_eps));

@@ -5,6 +5,7 @@
 #include "accelerate/error.hpp"
 #include "accelerate/models/bert.hpp"
 #include "models/bert_config.hpp"
+#include "models/check_field.hpp"
 #include "models/json_file.hpp"
 
 namespace accelerate::models {
@@ -14,13 +15,7 @@ using nlohmann::ordered_json;
 
 constexpr const char* kConfigFile = "config.json";
 
-template <class Value>
-void require(bool holds, const char* field, const Value& found, const std::string& expected) {
-  if (holds) return;
-  std::ostringstream text;
-  text << "BertConfig: " << field << " is " << found << ", expected " << expected << ".";
-  throw ConfigError(text.str());
-}
+constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "BertConfig", field, found, expected); };
 
 /// "id2label" is an object from a number, as text, to a name; the numbers must be 0, 1, 2, ...
 std::vector<std::string> read_labels(const JsonFile& file, const ordered_json& id2label) {

@@ -3,7 +3,6 @@
 #include "accelerate/models/bert.hpp"
 #include "accelerate/safetensors.hpp"
 #include "models/bert_config.hpp"
-#include "models/json_file.hpp"
 #include "models/weights.hpp"
 
 namespace accelerate::models {
@@ -24,15 +23,6 @@ void load_folder(torch::nn::Module& model, const BertConfig& config, const fs::p
   if (report) *report = std::move(found);
 }
 
-void save_folder(const torch::nn::Module& model, const BertConfig& config, const std::string& architecture, const fs::path& folder) {
-  const auto weights = named_weights(model);
-  const auto dtype = weights.begin()->second.scalar_type();
-  create_folder(folder);
-  // transformers refuses weights that do not say for which framework they are.
-  save_safetensors(folder / "model.safetensors", weights, {{"format", "pt"}});
-  write_text_file(folder / "config.json", to_json(config, architecture, dtype == at::kFloat ? "float32" : dtype == at::kBFloat16 ? "bfloat16" : dtype == at::kHalf ? "float16" : "float64"));
-}
-
 }  // namespace
 
 BertModel BertModel::from_pretrained(const fs::path& folder, const BertLoadOptions& options, LoadReport* report) {
@@ -50,7 +40,7 @@ BertForSequenceClassification BertForSequenceClassification::from_pretrained(con
   return model;
 }
 
-void BertModelImpl::save_pretrained(const fs::path& folder) const { save_folder(*this, config_, "BertModel", folder); }
-void BertForSequenceClassificationImpl::save_pretrained(const fs::path& folder) const { save_folder(*this, config_, "BertForSequenceClassification", folder); }
+void BertModelImpl::save_pretrained(const fs::path& folder) const { save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, "BertModel", dtype); }); }
+void BertForSequenceClassificationImpl::save_pretrained(const fs::path& folder) const { save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, "BertForSequenceClassification", dtype); }); }
 
 }  // namespace accelerate::models

@@ -44,6 +44,13 @@ class JsonFile {
 
   const nlohmann::ordered_json& root() const { return root_; }
 
+  /// The object below a key, which must be there.
+  JsonFile at(const char* key) const {
+    const auto found = root_.find(key);
+    if (found == root_.end() || !found->is_object()) fail(key, found == root_.end() ? nlohmann::ordered_json() : *found, "an object");
+    return JsonFile(path_, *found);
+  }
+
   /// Leaves `value` as it is where the key is missing or null.
   template <class T>
   void read(const char* key, T& value) const {
@@ -80,6 +87,8 @@ class JsonFile {
   }
 
  private:
+  JsonFile(std::filesystem::path path, nlohmann::ordered_json root) : path_(std::move(path)), root_(std::move(root)) {}
+
   std::filesystem::path path_;
   nlohmann::ordered_json root_;
 };

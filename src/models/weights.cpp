@@ -8,6 +8,8 @@
 #include <c10/core/GradMode.h>
 
 #include "accelerate/error.hpp"
+#include "accelerate/safetensors.hpp"
+#include "models/json_file.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -89,6 +91,15 @@ LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const
   const c10::NoGradGuard no_grad;
   for (auto& [target, value] : copies) target.copy_(value);
   return report;
+}
+
+void save_folder(const torch::nn::Module& module, const std::filesystem::path& folder, const std::function<std::string(const std::string&)>& config) {
+  const auto weights = named_weights(module);
+  const auto dtype = weights.begin()->second.scalar_type();
+  create_folder(folder);
+  // transformers refuses weights that do not say for which framework they are.
+  save_safetensors(folder / "model.safetensors", weights, {{"format", "pt"}});
+  write_text_file(folder / "config.json", config(dtype == at::kFloat ? "float32" : dtype == at::kBFloat16 ? "bfloat16" : dtype == at::kHalf ? "float16" : "float64"));
 }
 
 }  // namespace accelerate::models

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -24,5 +26,9 @@ LoadReport load_weights(torch::nn::Module& module, const std::map<std::string, a
 
 /// Parameters and buffers by name, without a copy.
 std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module);
+
+/// Writes model.safetensors and config.json into a folder that is created where it is missing. @param config  The latter's text, for the weights' dtype (e.g. "float32").
+/// @throws CheckpointError, ResourceError
+void save_folder(const torch::nn::Module& module, const std::filesystem::path& folder, const std::function<std::string(const std::string& dtype)>& config);
 
 }  // namespace accelerate::models

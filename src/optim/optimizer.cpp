@@ -11,6 +11,7 @@
 #include "accelerate/state.hpp"
 #include "optim/fused_step.hpp"
 #include "optim/optimizer_state.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate {
 
@@ -77,6 +78,7 @@ void AcceleratedOptimizer::set_step_hooks(const void* owner, StepHooks hooks) co
 }
 
 at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
+  const meta_memory::Purpose states(MemoryUse::optimizer);
   Impl& self = *this;
   auto& optimizer = *self.optimizer;
   if (self.scaler && self.scaler->is_enabled()) {

@@ -15,6 +15,7 @@
 #include "comm/group.hpp"
 #include "parallel/gradient_hook.hpp"
 #include "parallel/verify_parameters.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -59,6 +60,9 @@ struct DistributedDataParallel::Impl {
       trained.push_back(tensor);
     }
     if (trained.empty()) return;  // a frozen model has nothing to average
+    // Regrouping sends tensors from the device to the host, which those of a dry run can't do; its first grouping is the one that a real run regroups to.
+    if (trained.front().is_meta()) kwargs.find_unused_parameters = true;
+    const meta_memory::Purpose buckets_of(MemoryUse::gradients);
     const int64_t cap = kwargs.bucket_cap_mb * kMiB;
     const std::vector<bool> sparse(trained.size(), false);
     // A static graph or unknown order: the Reducer regroups after the first backward, so the first grouping need not be good.

@@ -10,18 +10,19 @@ namespace {
 
 class GradientHook : public c10d::CommHookInterface {
  public:
-  GradientHook(std::shared_ptr<comm::Group> group, at::ScalarType wire) : group_(std::move(group)), shared_(comm::SharedAllReduce::create(group_)), wire_(wire) {}
+  GradientHook(std::shared_ptr<comm::Group> group, at::ScalarType wire) : group_(std::move(group)), shared_(group_), wire_(wire) {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
     at::Tensor buffer = bucket.getBufferRef();
     const bool compress = wire_ != at::ScalarType::Undefined && buffer.scalar_type() != wire_;
-    if (shared_ && comm::SharedAllReduce::supports(buffer)) {
-      at::Tensor sent = compress ? buffer.to(wire_) : buffer;
-      shared_->average_(sent, static_cast<double>(group_->world_size()));
-      if (compress) buffer.copy_(sent);
-      auto done = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
-      done->markCompleted(c10::IValue(std::vector<at::Tensor>{buffer}));
-      return done;
+    if (buffer.is_cpu()) {
+      at::Tensor averaged = compress ? buffer.to(wire_) : buffer;
+      if (shared_.average_(bucket.getIndex(), averaged, static_cast<double>(group_->world_size()))) {
+        if (compress) buffer.copy_(averaged);
+        auto done = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+        done->markCompleted(c10::IValue(std::vector<at::Tensor>{buffer}));
+        return done;
+      }
     }
     // Dividing first keeps fp16 sums in range.
     at::Tensor sent = buffer.div_(group_->world_size());
@@ -40,7 +41,7 @@ class GradientHook : public c10d::CommHookInterface {
 
  private:
   std::shared_ptr<comm::Group> group_;
-  std::shared_ptr<comm::SharedAllReduce> shared_;  ///< null: through c10d
+  comm::SharedAllReduce shared_;
   at::ScalarType wire_;
 };
 

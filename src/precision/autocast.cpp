@@ -24,7 +24,7 @@ std::optional<at::ScalarType> autocast_dtype(PrecisionType precision) {
 }
 
 void check_precision(PrecisionType precision, const at::Device& device) {
-  if (precision != PrecisionType::NO) require_autocast("check_precision", device.type());
+  if (precision != PrecisionType::NO && !device.is_meta()) require_autocast("check_precision", device.type());
 }
 
 AutocastGuard::AutocastGuard(at::DeviceType device_type, std::optional<at::ScalarType> dtype, const AutocastKwargs& kwargs) : device_type_(device_type) {

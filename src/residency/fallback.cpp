@@ -5,6 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include "residency/activations/unit_checkpoints.hpp"
 #include "residency/deferred/intercept.hpp"
 #include "residency/fallback.hpp"
 #include "residency/member.hpp"
@@ -31,16 +32,20 @@ void touch(const c10::IValue& argument, bool writes, Pins& pins) {
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (deferred::watching() && deferred::intercept(op, stack)) return;
-  const auto& schema = op.schema();
-  const OperatorFacts& facts = facts_of(schema);
-  Pins pins;
-  if (facts.needs_bytes) {
-    const size_t count = schema.arguments().size();
-    const auto arguments = torch::jit::last(*stack, count);
-    for (size_t i = 0; i < count; ++i) touch(arguments[i], i < 64 && (facts.writes >> i & 1), pins);
-  }
-  c10::impl::ExcludeDispatchKeyGuard below(kKey);
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  const auto carry_out = [&] {
+    const auto& schema = op.schema();
+    const OperatorFacts& facts = facts_of(schema);
+    Pins pins;
+    if (facts.needs_bytes) {
+      const size_t count = schema.arguments().size();
+      const auto arguments = torch::jit::last(*stack, count);
+      for (size_t i = 0; i < count; ++i) touch(arguments[i], i < 64 && (facts.writes >> i & 1), pins);
+    }
+    c10::impl::ExcludeDispatchKeyGuard below(kKey);
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  };
+  if (auto* checkpoints = UnitCheckpoints::current()) checkpoints->run(op, stack, carry_out);
+  else carry_out();
 }
 
 }  // namespace

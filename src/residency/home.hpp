@@ -28,6 +28,10 @@ class Home {
   /// Takes the values back: somebody wrote into `flat`. Blocks.
   virtual void store(const at::Tensor& flat) = 0;
 
+  /// `flat` is about to go, and will be wanted again before its values change: a home may keep what makes the next fetch() cheaper, until then or until forget().
+  virtual void recede(const at::Tensor& flat) { static_cast<void>(flat); }
+  virtual void forget() {}
+
   /// A home whose bytes can be computed with where they lie (a mapping, plain memory) gives them here once, and neither fetches nor stores.
   virtual std::optional<at::Tensor> mapped() { return std::nullopt; }
 

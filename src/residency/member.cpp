@@ -55,7 +55,7 @@ Member::~Member() {
 }
 
 Member* Member::of(const at::Tensor& tensor) {
-  if (!has_key(tensor) || !tensor.has_storage()) return nullptr;
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;  // not by the key: members whose bytes are always there have none
   const at::DataPtr& data = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   return data.get_deleter() == &belongs_to_member ? static_cast<Member*>(data.get_context()) : nullptr;
 }
@@ -64,7 +64,7 @@ bool Member::intact() const { return tensor_.has_storage() && tensor_.unsafeGetT
 
 void Member::open(void* base) {
   if (open_) return;
-  storage_->set_data_ptr_noswap(pointer(static_cast<char*>(base) + bytes_before_, this, storage_->device()));
+  storage_->set_data_ptr_noswap(pointer(base ? static_cast<char*>(base) + bytes_before_ : nullptr, this, storage_->device()));
   allow_access(*storage_);
   open_ = true;
 }

@@ -39,7 +39,7 @@ class Member {
   /// The module still holds this tensor with this storage (module->to(...) replaces it).
   bool intact() const;
 
-  /// `base`: the flat storage's first byte.
+  /// `base`: the flat storage's first byte; null on the meta device.
   void open(void* base);
   void close();
 

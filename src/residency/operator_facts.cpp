@@ -19,6 +19,7 @@ const std::unordered_set<std::string_view> kNeedNoBytes = {
 OperatorFacts work_out(const c10::FunctionSchema& schema) {
   OperatorFacts facts;
   facts.needs_bytes = !kNeedNoBytes.contains(schema.name());
+  for (const auto& result : schema.returns()) facts.makes_tensors |= result.type()->str().find("Tensor") != std::string::npos;
   const auto& arguments = schema.arguments();
   for (size_t i = 0; i < arguments.size() && i < 64; ++i)
     if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite()) facts.writes |= uint64_t{1} << i;

@@ -9,6 +9,7 @@
 #include "accelerate/error.hpp"
 #include "residency/counters.hpp"
 #include "residency/fallback.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -106,7 +107,7 @@ void Residency::look_ahead() {
     if (policy_.budget_bytes && present_bytes_ + next.bytes() > *policy_.budget_bytes) {
       int64_t freed = 0;
       for (const auto& other : units_)
-        if (other->state_ == State::resident && other->pins_ == 0 && other.get() != current_ && trace_.distance(other->index_) > ahead) freed += other->bytes();
+        if (!other->fixed_ && other->state_ == State::resident && other->pins_ == 0 && other.get() != current_ && trace_.distance(other->index_) > ahead) freed += other->bytes();
       if (present_bytes_ - freed + next.bytes() > *policy_.budget_bytes) return;
     }
     try {
@@ -135,7 +136,7 @@ void Residency::make_room(int64_t bytes) {
     Unit* victim = nullptr;
     int64_t farthest = -1;
     for (const auto& unit : units_) {
-      if (unit->state_ != State::resident || unit->pins_ > 0 || unit.get() == current_) continue;
+      if (unit->fixed_ || unit->state_ != State::resident || unit->pins_ > 0 || unit.get() == current_) continue;
       const int64_t distance = trace_.distance(unit->index_);
       if (!victim || distance > farthest || (distance == farthest && unit->last_use_ < victim->last_use_)) victim = unit.get(), farthest = distance;
     }
@@ -146,12 +147,13 @@ void Residency::make_room(int64_t bytes) {
 
 void Residency::start(Unit& unit) {
   PlainTensors plain;
-  make_room(unit.bytes());
+  if (!unit.fixed_) make_room(unit.bytes());
   try {
     for (auto& part : unit.parts_) {
       if (part.mapped.defined()) {
         part.flat = part.mapped;
       } else {
+        const meta_memory::Purpose whole(MemoryUse::gathered);
         part.flat = buffers_.take(part.numel, part.dtype, part.device);
       }
       counters().add_resident(part.resident_bytes());
@@ -167,7 +169,7 @@ void Residency::start(Unit& unit) {
     }
     throw;
   }
-  present_bytes_ += unit.bytes();
+  if (!unit.fixed_) present_bytes_ += unit.bytes();  // what never goes is in no budget
   unit.state_ = State::fetching;
   ++outstanding_;
 }
@@ -195,13 +197,15 @@ void Residency::drop(Unit& unit) {
   if (unit.fixed_) return;
   if (unit.state_ == State::fetching) finish(unit);
   if (unit.state_ == State::absent) return;
+  for (auto& part : unit.parts_) {  // first: what can't be stored stays, whole and as it is
+    if (!unit.dirty_ || part.mapped.defined()) continue;
+    part.home->store(part.flat);
+    counters().bytes_stored.fetch_add(part.bytes(), std::memory_order_relaxed);
+  }
   for (auto& part : unit.parts_) {
     part.transfer.reset();
-    if (unit.dirty_ && !part.mapped.defined()) {
-      part.home->store(part.flat);
-      counters().bytes_stored.fetch_add(part.bytes(), std::memory_order_relaxed);
-    }
     for (auto& member : part.members) member->close();
+    if (policy_.recede && !part.mapped.defined()) part.home->recede(part.flat);
     if (!part.mapped.defined()) buffers_.give(std::move(part.flat));
     part.flat.reset();
     counters().add_resident(-part.resident_bytes());
@@ -212,15 +216,23 @@ void Residency::drop(Unit& unit) {
   counters().evictions.fetch_add(1, std::memory_order_relaxed);
 }
 
+/// For scopes that end, which can't throw: a unit whose changes can't be stored stays present, and who needs its room hears of it.
+void Residency::try_drop(Unit& unit) {
+  try {
+    drop(unit);
+  } catch (const ResourceError&) {
+  }
+}
+
 void Residency::unpin(Unit& unit) {
   std::lock_guard lock(mutex_);
-  if (--unit.pins_ == 0 && paranoid_flag().load(std::memory_order_relaxed)) drop(unit);
+  if (--unit.pins_ == 0 && paranoid_flag().load(std::memory_order_relaxed)) try_drop(unit);
 }
 
 void Residency::settle(Unit& unit, bool writeback) {
   std::lock_guard lock(mutex_);
   unit.dirty_ = writeback;
-  if (--unit.pins_ == 0) drop(unit);
+  if (--unit.pins_ == 0) try_drop(unit);
 }
 
 void Residency::evict(Unit& unit) {
@@ -232,6 +244,7 @@ void Residency::release() {
   std::lock_guard lock(mutex_);
   for (auto& unit : units_) {
     if (unit->pins_ == 0) drop(*unit);
+    for (const auto& part : unit->parts_) part.home->forget();
   }
   current_ = nullptr;
 }

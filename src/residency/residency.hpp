@@ -27,6 +27,8 @@ struct Policy {
   /// A unit goes as soon as another one is touched, unless it is expected back within `reuse_distance` touches.
   bool evict_after_use = false;
   int64_t reuse_distance = 1;
+  /// What goes is wanted again before it changes, see Home::recede(): from forward to backward.
+  bool recede = false;
 };
 
 /// The units of one model: who is where, who comes next, who has to go. All decisions follow from the order of touches alone, never from time, so that ranks that
@@ -54,7 +56,7 @@ class Residency {
   void prefetch_next();
   /// Makes the unit absent now, unless it is pinned.
   void evict(Unit& unit);
-  /// Makes all absent that are not pinned, and forgets where the program stood.
+  /// Makes all absent that are not pinned, and forgets where the program stood and what homes kept: values may change now.
   void release();
 
   const Policy& policy() const { return policy_; }
@@ -68,6 +70,7 @@ class Residency {
   void start(Unit& unit);
   void finish(Unit& unit);
   void drop(Unit& unit);
+  void try_drop(Unit& unit);
   void arrive(Unit& unit);
   void make_room(int64_t bytes);
   void look_ahead();

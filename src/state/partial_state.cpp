@@ -89,15 +89,21 @@ PartialState::PartialState(const PartialStateOptions& options) {
     return;
   }
   auto fresh = std::make_shared<Shared>();
-  const Identity id = read_identity();
+  const auto& pretence = options.pretence;
+  const Identity id = pretence ? Identity{.rank = pretence->process_index, .world_size = pretence->num_processes, .local_rank = 0, .local_world_size = 1} : read_identity();
   fresh->cpu = options.cpu.value_or(environment::flag("ACCELERATE_USE_CPU").value_or(false));
   fresh->debug = environment::flag("ACCELERATE_DEBUG_MODE").value_or(false);
-  fresh->device = choose_device(fresh->cpu, id.local_rank);
+  fresh->device = pretence ? at::Device(at::kMeta) : choose_device(fresh->cpu, id.local_rank);
   fresh->num_processes = id.world_size;
   fresh->process_index = id.rank;
   fresh->local_process_index = id.local_rank;
   fresh->num_local_processes = id.local_world_size;
-  if (id.world_size > 1) {
+  if (pretence && id.world_size > 1) {
+    fresh->type = DistributedType::MULTI_CPU;
+    fresh->backend = "dry";
+    fresh->group = comm::Group::join({.rank = id.rank, .world_size = id.world_size, .backend = fresh->backend, .master_addr = {}, .dry = pretence->traffic});
+    comm::set_world_group(fresh->group);
+  } else if (id.world_size > 1) {
     const bool cuda = fresh->device.is_cuda();
     fresh->type = fresh->device.is_cpu() ? DistributedType::MULTI_CPU : fresh->device.is_xpu() ? DistributedType::MULTI_XPU : DistributedType::MULTI_GPU;
     fresh->backend = !options.process_group.backend.empty() ? options.process_group.backend : cuda && comm::kNccl.available ? "nccl" : "gloo";
@@ -110,7 +116,8 @@ PartialState::PartialState(const PartialStateOptions& options) {
                                       .master_port = static_cast<uint16_t>(port),
                                       .timeout = options.process_group.timeout.value_or(std::chrono::seconds(fresh->backend == "nccl" ? 600 : 1800)),
                                       .device = fresh->device,
-                                      .debug = fresh->debug});
+                                      .debug = fresh->debug,
+                                      .local_world_size = id.local_world_size});
     comm::set_world_group(fresh->group);
   }
   shared_ = state = fresh;

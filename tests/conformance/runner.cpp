@@ -82,6 +82,20 @@ bool close(const json& found, const json& expected, double tolerance) {
 
 namespace {
 
+fs::path folder_of_cases;
+
+}  // namespace
+
+json companion(const std::string& name) {
+  for (const fs::path& folder : {folder_of_cases, fs::path(CONFORMANCE_CASES)}) {
+    std::ifstream stream(folder / (name + ".json"));
+    if (stream) return json::parse(stream);
+  }
+  throw std::runtime_error("there is no " + name + ".json beside the cases");
+}
+
+namespace {
+
 /// Prints a file's line; true unless a row failed.
 bool run_file(const fs::path& path, const Kind& kind) {
   Report report;
@@ -128,6 +142,7 @@ int run(const std::vector<std::string>& arguments) {
     std::cerr << "conformance_tests: " << folder << " is no folder, expected one with *.json files\n";
     return 66;
   }
+  folder_of_cases = folder;
   std::string only = flags["--only"];
   if (only.ends_with(".json")) only.resize(only.size() - 5);
   std::map<std::string, fs::path> files;

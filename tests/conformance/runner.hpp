@@ -50,6 +50,9 @@ struct Registration {
 /// What the ranks of a kind found, in rank order. @throws std::runtime_error with the ranks' output when one of them fails.
 std::vector<json> in_ranks(const std::string& kind, const json& file, int64_t world_size);
 
+/// Another file of the folder that is being run, or, where that folder lacks it, of the cases in this repository.
+json companion(const std::string& name);
+
 /// True when f throws an exception of our library; its text goes to `what`.
 bool throws_error(const std::function<void()>& f, std::string* what = nullptr);
 

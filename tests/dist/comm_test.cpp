@@ -7,10 +7,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <thread>
 
+#include "comm/group.hpp"
+#include "comm/shared_memory.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -283,4 +288,89 @@ RANKS_TEST(Comm, WhatCannotBeSentIsRefusedOnTheSpot, 2) {
   EXPECT_THAT(message_of<ShapeError>([&] { reduce(torch::ones({2}, at::kComplexFloat), Reduction::max); }), HasSubstr("ComplexFloat"));
   EXPECT_THAT(message_of<ShapeError>([&] { reduce(torch::zeros({2}, at::kFloat8_e4m3fn), Reduction::sum); }), HasSubstr("Float8"));
   EXPECT_EQ(gather(torch::ones({1})).size(0), 2);  // the group is as good as before
+}
+
+RANKS_TEST(Comm, GroupsWithinTheGroup, 4, 6) {
+  const PartialState state;
+  const auto world = comm::world_group();
+  const int64_t width = world_size() / 2, row = rank() / width, column = rank() % width;
+  const auto rows = world->split("row", [&](int64_t r) { return r / width; }), columns = world->split("column", [&](int64_t r) { return r % width; });
+  EXPECT_EQ(rows->rank(), column);
+  EXPECT_EQ(rows->world_size(), width);
+  EXPECT_EQ(columns->rank(), row);
+  EXPECT_EQ(columns->global_ranks(), (std::vector<int64_t>{column, column + width}));
+  EXPECT_EQ(rows->all_gather(torch::tensor({rank()})).sum().item<int64_t>(), width * row * width + width * (width - 1) / 2);
+  EXPECT_EQ(columns->broadcast(torch::tensor({rank()}), 1).item<int64_t>(), column + width);
+  // Sum over rows, then over columns: the sum of all.
+  at::Tensor sum = torch::tensor({rank() + 1});
+  rows->all_reduce_(sum, Reduction::sum);
+  columns->all_reduce_(sum, Reduction::sum);
+  EXPECT_EQ(sum.item<int64_t>(), world_size() * (world_size() + 1) / 2);
+  EXPECT_EQ(comm::all_gather_bytes(*columns, std::to_string(rank())), (std::vector<std::string>{std::to_string(column), std::to_string(column + width)}));
+  // The same again, and everybody: nothing new.
+  EXPECT_EQ(world->split("row", [&](int64_t r) { return r / width; }), rows);
+  EXPECT_EQ(world->split("all", [](int64_t) { return 7; }), world);
+  // Within a group of the group, by color and not by rank; a group of one.
+  const auto alone = rows->split("single", [](int64_t r) { return -r; });
+  EXPECT_EQ(alone->global_ranks(), std::vector<int64_t>{rank()});
+  EXPECT_TRUE(alone->all_gather(torch::tensor({5})).equal(torch::tensor({5})));
+  // Each group finds shared memory of its own.
+  const auto memory = comm::SharedMemory::create(columns, 64);
+  ASSERT_TRUE(memory);
+  memory->barrier("test");
+  memory->data()[row] = static_cast<char>(1 + rank());
+  memory->barrier("test");
+  EXPECT_EQ(memory->data()[1 - row], 1 + column + (1 - row) * width);
+  // Asynchronous operations of two groups at once.
+  const at::Tensor a = torch::full({1000}, static_cast<float>(rank())), b = torch::full({1000}, 1.0F);
+  const auto in_row = rows->all_reduce_async(a), in_column = columns->all_reduce_async(b);
+  columns->wait("test", *in_column);
+  rows->wait("test", *in_row);
+  EXPECT_EQ(b[0].item<float>(), 2);
+  EXPECT_EQ(a[0].item<float>(), static_cast<float>(width * row * width + width * (width - 1) / 2));
+}
+
+/// Rank 3 of 2 x 2 ranks is killed in a collective of its row; rank 2 waits for it there, 0 and 1 in their columns, by c10d or in shared memory.
+void killed_in_a_group(const char* shared, const std::string& name) {
+  if (!support::is_rank()) {
+    const auto results = support::run_test_in_ranks(name, {.world_size = 4, .env = {{"ACCELERATE_SHARED_MEMORY", shared}}});
+    EXPECT_EQ(results[3].signal, SIGKILL);
+    for (const size_t r : {size_t{0}, size_t{1}, size_t{2}}) EXPECT_EQ(results[r].exit_code, 0) << results[r].output;
+    return;
+  }
+  const PartialState state({.process_group = {.timeout = std::chrono::seconds(30)}});
+  const auto rows = comm::world_group()->split("row", [](int64_t r) { return r / 2; }), columns = comm::world_group()->split("column", [](int64_t r) { return r % 2; });
+  const auto memory = comm::SharedMemory::create(columns, 64);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto text = message_of<CommError>([&] {
+    for (int i = 0;; ++i) {
+      if (rank() == 3 && i == 20) ::kill(::getpid(), SIGKILL);
+      rows->all_gather(torch::ones({4}));
+      if (memory) memory->barrier("column");
+      else columns->barrier();
+    }
+  });
+  EXPECT_THAT(text, HasSubstr("rank 3"));
+  EXPECT_THAT(text, testing::AnyOf(HasSubstr("of the row group of ranks"), HasSubstr("of the column group of ranks"), HasSubstr("not usable any more")));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST(Comm, ARankKilledInAGroupWithinTheGroupIsNamed) { killed_in_a_group("0", "Comm.ARankKilledInAGroupWithinTheGroupIsNamed"); }
+TEST(Comm, ARankKilledInAGroupWithinTheGroupIsNamedInSharedMemory) { killed_in_a_group("1", "Comm.ARankKilledInAGroupWithinTheGroupIsNamedInSharedMemory"); }
+
+RANKS_TEST(Comm, WhoWaitsInAGroupHearsWhereTheOthersAre, 4) {
+  const PartialState state({.process_group = {.timeout = std::chrono::seconds(3)}});
+  const auto rows = comm::world_group()->split("row", [](int64_t r) { return r / 2; }), columns = comm::world_group()->split("column", [](int64_t r) { return r % 2; });
+  rows->barrier();
+  const auto text = message_of<CommError>([&] {
+    if (rank() == 1) columns->barrier();  // rank 3 never comes
+    else if (rank() == 0) rows->barrier();
+    else std::this_thread::sleep_for(std::chrono::seconds(5)), rows->barrier();
+  });
+  // Who gives up first tells the others.
+  if (rank() > 1) {
+    EXPECT_THAT(text, HasSubstr("not usable any more"));
+  } else {
+    EXPECT_THAT(text, testing::AnyOf(HasSubstr("rank 1 has not arrived: it is in collective 1 (barrier) of the column group of ranks 1, 3"), HasSubstr("rank 3 has not arrived: it came out of collective 0 (none)"))) << text;
+  }
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <thread>
 
 #include "accelerate/accelerate.hpp"
 #include "message_of.hpp"
@@ -257,11 +258,6 @@ RANKS_TEST(FsdpFeatures, MistakesAreNamed, 2) {
     auto m = another.prepare(moved);
     moved->to(torch::kDouble);
     EXPECT_THAT(support::message_of<ConfigError>([&] { m(rows(0)); }), HasSubstr("were replaced after prepare()"));
-    AcceleratorState::reset();
-    auto hybrid = every_linear();
-    hybrid.sharding_strategy = ShardingStrategy::hybrid_shard;
-    Accelerator third({.cpu = true, .fsdp_plugin = hybrid});
-    EXPECT_THAT(support::message_of<NotBuiltError>([&] { third.prepare(Net()); }), HasSubstr("HYBRID_SHARD"));
   });
 }
 
@@ -280,6 +276,23 @@ TEST(FsdpFault, RanksThatPartWaysAreNamedInDebugMode) {
   EXPECT_THAT(text, HasSubstr("'left'"));
   EXPECT_THAT(text, HasSubstr("'right'"));
 }
+
+/// Without debug mode nobody compares units, but a rank that needs what another never offers hears so when the time is up, on either store.
+void parted_without_debug_mode(const char* shared, const std::string& name) {
+  if (!support::is_rank()) return support::expect_ranks_pass(name, {.world_size = 2, .deadline = std::chrono::seconds(60), .env = {{"ACCELERATE_SHARED_MEMORY", shared}}});
+  constexpr std::chrono::seconds kTimeout(3);
+  Accelerator accelerator({.cpu = true, .fsdp_plugin = every_linear(), .kwargs_handlers = {InitProcessGroupKwargs{.timeout = kTimeout}}});
+  Net net;
+  auto m = accelerator.prepare(net);
+  if (support::rank() == 1) return std::this_thread::sleep_for(3 * kTimeout);  // trains nothing, and lives
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string text = support::message_of<CommError>([&] { accelerator.backward(loss_of(m(mine(rows(0))))); });
+  EXPECT_THAT(text, HasSubstr("rank 1"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 3 * kTimeout);
+}
+
+TEST(FsdpFault, RanksThatPartWaysEndByTheTimeout) { parted_without_debug_mode("0", "FsdpFault.RanksThatPartWaysEndByTheTimeout"); }
+TEST(FsdpFault, RanksThatPartWaysEndByTheTimeoutOnSharedMemory) { parted_without_debug_mode("1", "FsdpFault.RanksThatPartWaysEndByTheTimeoutOnSharedMemory"); }
 
 void killed_in_backward(const char* shared, const std::string& name) {
   if (!support::is_rank()) {

@@ -75,7 +75,7 @@ def shard_1(model, config, mesh):
     }[config["wrap"]]
     precision = {"": None, "bf16": MixedPrecision(torch.bfloat16, torch.bfloat16, torch.bfloat16), "bf16_reduce_fp32": MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16)}[config["precision"]]
     strategy = ShardingStrategy[config["strategy"]]
-    hybrid = {"device_mesh": mesh} if "HYBRID" in strategy.name else {}
+    hybrid = {"device_mesh": mesh} if mesh else {}
     return FullyShardedDataParallel(
         model, sharding_strategy=strategy, auto_wrap_policy=policy, mixed_precision=precision, backward_prefetch=BackwardPrefetch.BACKWARD_PRE, use_orig_params=True, device_id=torch.device("cpu"), **hybrid
     )
@@ -89,7 +89,7 @@ def shard_2(model, config, mesh):
         "none": lambda module: False,
     }[config["wrap"]]
     precision = {"": {}, "bf16": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.bfloat16}, "bf16_reduce_fp32": {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}}[config["precision"]]
-    options = {"reshard_after_forward": config["reshard"], "mp_policy": MixedPrecisionPolicy(**precision)}
+    options = {"reshard_after_forward": config["reshard"], "mp_policy": MixedPrecisionPolicy(**precision), "mesh": mesh}
     for module in reversed(list(model.modules())[1:]):
         if wrapped(module):
             fully_shard(module, **options)
@@ -113,7 +113,8 @@ def train(config, plan, start, rank, world):
         for name, parameter in model.named_parameters():
             parameter.copy_(start[name])
     matrices = {name for name, parameter in model.named_parameters() if parameter.dim() > 1}
-    mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard")) if "HYBRID" in config["strategy"] else None
+    replicas = config["replicas"]
+    mesh = init_device_mesh("cpu", (replicas, world // replicas), mesh_dim_names=("replicate", "shard")) if replicas > 1 else None
     version = config["version"]
     model = (shard_1 if version == 1 else shard_2)(model, config, mesh)
     decay, rest = [], []

@@ -29,9 +29,11 @@ struct Configuration {
   int64_t version = 1;
   std::string strategy = "";  ///< version 1
   bool reshard = true;        ///< version 2
+  int64_t reshard_to = 0;     ///< version 2: to so many ranks
   std::string wrap = "transformer";
   std::string precision = "";
   int64_t accumulate = 1;
+  int64_t replicas = 1;
   std::vector<int64_t> world_sizes = {1, 2, 3, 4};
 };
 
@@ -42,6 +44,11 @@ std::vector<Configuration> configurations() {
     for (const std::string strategy : {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"}) all.push_back({.name = strategy + ", " + wrap, .strategy = strategy, .wrap = wrap});
     for (const bool reshard : {true, false}) all.push_back({.name = std::string("version 2, ") + (reshard ? "" : "not ") + "resharded, " + wrap, .version = 2, .reshard = reshard, .wrap = wrap});
   }
+  for (const std::string strategy : {"HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"}) all.push_back({.name = strategy + ", 2 x 2", .strategy = strategy, .replicas = 2, .world_sizes = {4}});
+  all.push_back({.name = "HYBRID_SHARD, 2 x 2, no_sync", .strategy = "HYBRID_SHARD", .accumulate = kMicroSteps, .replicas = 2, .world_sizes = {4}});
+  all.push_back({.name = "HYBRID_SHARD, 2 x 2, bf16", .strategy = "HYBRID_SHARD", .precision = "bf16", .replicas = 2, .world_sizes = {4}});
+  for (const bool reshard : {true, false}) all.push_back({.name = std::string("version 2, 2 x 2, ") + (reshard ? "" : "not ") + "resharded", .version = 2, .reshard = reshard, .replicas = 2, .world_sizes = {4}});
+  all.push_back({.name = "version 2, resharded to 2 of 4", .version = 2, .reshard_to = 2, .world_sizes = {4}});
   for (const std::string strategy : {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"}) all.push_back({.name = strategy + ", no_sync", .strategy = strategy, .accumulate = kMicroSteps, .world_sizes = {2, 3}});
   all.push_back({.name = "version 2, no_sync", .version = 2, .accumulate = kMicroSteps, .world_sizes = {2, 3}});
   for (const std::string precision : {"bf16", "bf16_reduce_fp32"}) {
@@ -59,7 +66,9 @@ FullyShardedDataParallelPlugin plugin_of(const Configuration& configuration) {
     plugin.backward_prefetch = BackwardPrefetch::backward_pre;
   } else {
     plugin.reshard_after_forward = configuration.reshard;
+    if (configuration.reshard_to) plugin.reshard_after_forward = configuration.reshard_to;
   }
+  if (configuration.replicas > 1) plugin.dp_replicate_size = configuration.replicas;
   if (configuration.wrap == "transformer") {
     plugin.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap;
     plugin.transformer_cls_names_to_wrap = {"Block"};
@@ -113,7 +122,7 @@ void write_start(const fs::path& folder) {
   save_safetensors(folder / "start.safetensors", start);
   json plan{{"steps", kSteps}, {"max_norm", kMaxNorm}, {"vocabulary", kVocabulary}, {"width", kWidth}, {"layers", kLayers}, {"world_sizes", {1, 2, 3, 4}}};
   for (const auto& c : configurations())
-    plan["configurations"].push_back({{"name", c.name}, {"version", c.version}, {"strategy", c.strategy}, {"reshard", c.reshard}, {"wrap", c.wrap}, {"min_num_params", kMinNumParams},
+    plan["configurations"].push_back({{"name", c.name}, {"version", c.version}, {"strategy", c.strategy}, {"reshard", c.reshard_to ? json(c.reshard_to) : json(c.reshard)}, {"replicas", c.replicas}, {"wrap", c.wrap}, {"min_num_params", kMinNumParams},
                                       {"precision", c.precision}, {"accumulate", c.accumulate}, {"world_sizes", c.world_sizes}});
   std::ofstream(folder / "plan.json") << plan;
 }

@@ -49,8 +49,11 @@ TORCH_MODULE(Net);
 
 constexpr int64_t kBatch = 12;
 
-FullyShardedDataParallelPlugin plugin_of(StateDictType type) {
-  return {.sharding_strategy = ShardingStrategy::full_shard, .auto_wrap_policy = AutoWrapPolicy::size_based_wrap, .state_dict_type = type, .min_num_params = 40};
+/// `hybrid`: two replicas, each on half of the ranks.
+FullyShardedDataParallelPlugin plugin_of(StateDictType type, bool hybrid = false) {
+  FullyShardedDataParallelPlugin plugin{.sharding_strategy = ShardingStrategy::full_shard, .auto_wrap_policy = AutoWrapPolicy::size_based_wrap, .state_dict_type = type, .min_num_params = 40};
+  if (hybrid) plugin.sharding_strategy = ShardingStrategy::hybrid_shard, plugin.dp_replicate_size = 2;
+  return plugin;
 }
 
 /// What a test may keep of a run.
@@ -76,6 +79,7 @@ struct RunOptions {
   fs::path load, save;
   int64_t from = 0, save_at = 3, to = 6;
   std::optional<std::string> precision;
+  bool hybrid = false;
 };
 
 End run(const RunOptions& options) {
@@ -83,7 +87,7 @@ End run(const RunOptions& options) {
   GradientState::reset();
   torch::manual_seed(options.load.empty() ? 5 : 99);
   std::optional<FullyShardedDataParallelPlugin> plugin;
-  if (options.type) plugin = plugin_of(*options.type);
+  if (options.type) plugin = plugin_of(*options.type, options.hybrid);
   Accelerator accelerator({.mixed_precision = options.precision, .cpu = true, .fsdp_plugin = plugin, .kwargs_handlers = {GradScalerKwargs{.init_scale = 64, .growth_interval = 2}}});
   Net net;
   nn::Linear other(4, 3);
@@ -159,6 +163,20 @@ RANKS_TEST(FsdpState, ResumesBitByBit, 1, 2, 3, 4) {
   }
 }
 
+/// Only the first replica writes, all read.
+RANKS_TEST(FsdpState, ReplicasResumeBitByBit, 2, 4) {
+  for (const auto& [what, type] : kTypes)
+    for (const auto& precision : {std::optional<std::string>(), std::optional<std::string>("fp16")}) {
+      const fs::path folder = fs::path(support::scratch_dir()) / (what + precision.value_or(""));
+      const End whole = run({.type = type, .save = folder, .precision = precision, .hybrid = true});
+      const End resumed = run({.type = type, .load = folder, .from = 3, .precision = precision, .hybrid = true});
+      expect_equal(whole, resumed, 3, 0, what);
+      if (type != StateDictType::sharded_state_dict || support::rank() > 0) continue;
+      for (int64_t r = 0; r < support::world_size(); ++r)
+        EXPECT_EQ(fs::exists(folder / "pytorch_model_fsdp_0" / ("__" + std::to_string(r) + "_0.distcp")), r < support::world_size() / 2) << r;
+    }
+}
+
 RANKS_TEST(FsdpState, ResumesWithMastersAndLossScaling, 2) {
   for (const auto& [what, type] : kTypes) {
     const fs::path folder = fs::path(support::scratch_dir()) / what;
@@ -204,22 +222,24 @@ std::map<std::string, at::Tensor> moments_of(const fs::path& folder) {
 
 std::optional<StateDictType> type_of(const std::string& form) {
   if (form == "plain") return std::nullopt;
-  return form == "full" ? StateDictType::full_state_dict : StateDictType::sharded_state_dict;
+  return form.ends_with("full") ? StateDictType::full_state_dict : StateDictType::sharded_state_dict;
 }
+
+bool is_hybrid(const std::string& form) { return form.starts_with("hybrid"); }
 
 TEST(FsdpStateJob, Run) {  // one job of the tests below, in its ranks
   if (!support::is_rank()) GTEST_SKIP() << "a part of FsdpState.FitsAnyNumberOfRanks";
   const auto variable = [](const char* name) { return std::string(std::getenv(name)); };
   const fs::path from = variable("JOB_FROM"), to = variable("JOB_TO");
   if (from.empty()) {
-    run({.type = type_of(variable("JOB_FORM")), .save = to, .save_at = 3, .to = 3});
+    run({.type = type_of(variable("JOB_FORM")), .save = to, .save_at = 3, .to = 3, .hybrid = is_hybrid(variable("JOB_FORM"))});
     return;
   }
   // Loaded, and saved again without a step.
   AcceleratorState::reset();
   GradientState::reset();
   std::optional<FullyShardedDataParallelPlugin> plugin;
-  if (const auto type = type_of(variable("JOB_FORM"))) plugin = plugin_of(*type);
+  if (const auto type = type_of(variable("JOB_FORM"))) plugin = plugin_of(*type, is_hybrid(variable("JOB_FORM")));
   Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin});
   Net net;
   nn::Linear other(4, 3);
@@ -259,7 +279,7 @@ void expect_same(const std::map<std::string, at::Tensor>& a, const std::map<std:
 TEST(FsdpState, FitsAnyNumberOfRanks) {
   if (support::is_rank()) return;
   const fs::path base = fs::path(support::scratch_dir()) / "reshard";
-  const std::vector<std::pair<int64_t, std::string>> chain = {{4, "sharded"}, {1, "full"}, {2, "plain"}, {3, "sharded"}, {1, "plain"}, {4, "full"}, {3, "full"}, {2, "sharded"}, {1, "sharded"}, {4, "sharded"}};
+  const std::vector<std::pair<int64_t, std::string>> chain = {{4, "sharded"}, {1, "full"}, {2, "plain"}, {3, "sharded"}, {1, "plain"}, {4, "full"}, {3, "full"}, {2, "sharded"}, {4, "hybrid sharded"}, {1, "sharded"}, {4, "hybrid full"}, {4, "sharded"}};
   fs::path previous;
   std::map<std::string, at::Tensor> weights, moments;
   for (size_t i = 0; i < chain.size(); ++i) {

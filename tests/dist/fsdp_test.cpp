@@ -124,4 +124,58 @@ RANKS_TEST(Fsdp, ParanoidModeIsBitEqual, 1, 2, 3) {
   }
 }
 
+/// Branches of some megabytes each, more than the memory in which ranks exchange gradients keeps free at a time, and a weight that is used first and last.
+struct BranchesImpl : nn::Module {
+  static constexpr int64_t kWidth = 1024, kBranches = 8;
+  BranchesImpl() {
+    tied = register_parameter("tied", torch::randn({kWidth, 2 * kWidth}) / 64);
+    for (int64_t i = 0; i < kBranches; ++i) branches.push_back(register_module("branch" + std::to_string(i), nn::Linear(kWidth, kWidth)));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto inner = x.matmul(tied.t());
+    auto sum = torch::zeros_like(inner);
+    for (int64_t i = 0; i < kBranches; ++i) sum = sum + branches[static_cast<size_t>(backwards ? kBranches - 1 - i : i)](inner).tanh();
+    return sum.matmul(tied);
+  }
+  at::Tensor tied;
+  std::vector<nn::Linear> branches;
+  bool backwards = false;
+};
+TORCH_MODULE(Branches);
+
+Branches make_branches() {
+  torch::manual_seed(5);
+  return Branches();
+}
+constexpr int64_t kRows = 12;
+at::Tensor rows_of(int64_t step) { return torch::randn({kRows, 2 * BranchesImpl::kWidth}, at::detail::createCPUGenerator(static_cast<uint64_t>(step))); }
+
+/// Parts that stay open for the whole backward, and ranks that complete parts in opposite orders, must not wait for each other's memory.
+RANKS_TEST(Fsdp, GradientsOfManyMegabytesInAnyOrderNeverBlock, 2, 3) {
+  setenv("ACCELERATE_SHARED_MEMORY", "1", 1);  // gathers would need one order
+  constexpr double kRate = 0.05;
+  Branches plain = make_branches();
+  torch::optim::SGD plain_optimizer(plain->parameters(), kRate);
+  Accelerator accelerator({.cpu = true, .fsdp_plugin = FullyShardedDataParallelPlugin{.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .transformer_cls_names_to_wrap = {{"Linear"}}}});
+  Branches model = make_branches();
+  torch::optim::SGD optimizer(model->parameters(), kRate);
+  auto [m, opt] = accelerator.prepare(model, optimizer);
+  for (int64_t step = 0; step < 4; ++step) {
+    const auto rows = rows_of(step);
+    plain_optimizer.zero_grad();
+    plain(rows).square().mean().backward();
+    plain_optimizer.step();
+
+    m->backwards = (accelerator.process_index() + step) % 2 == 1;
+    const int64_t share = kRows / accelerator.num_processes();
+    opt.zero_grad();
+    accelerator.backward(m(rows.narrow(0, accelerator.process_index() * share, share)).square().mean());
+    opt.step();
+  }
+  const auto state = accelerator.get_state_dict(m);
+  if (!accelerator.is_main_process()) return;
+  for (const auto& item : plain->named_parameters())  // sums of fp32 in another order
+    EXPECT_LT((state.at(item.key()) - item.value()).abs().max().item<double>(), 1e-6) << item.key();
+}
+
 }  // namespace

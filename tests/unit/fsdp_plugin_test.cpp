@@ -86,9 +86,22 @@ TEST(FsdpPlugin, TheStrategyThatResults) {
   EXPECT_EQ(effective({.fsdp_version = 2, .reshard_after_forward = false}), ShardingStrategy::shard_grad_op);
   EXPECT_EQ(effective({.fsdp_version = 2, .reshard_after_forward = 1}), ShardingStrategy::shard_grad_op);
   EXPECT_EQ(effective({.fsdp_version = 2, .reshard_after_forward = 4}), ShardingStrategy::full_shard);
+  EXPECT_EQ(effective({.fsdp_version = 2, .dp_replicate_size = 2}), ShardingStrategy::hybrid_shard);
+  EXPECT_EQ(effective({.fsdp_version = 2, .reshard_after_forward = false, .dp_shard_size = 4}), ShardingStrategy::hybrid_shard_zero2);
+  EXPECT_EQ(effective({.sharding_strategy = ShardingStrategy::hybrid_shard, .dp_replicate_size = 2}), ShardingStrategy::hybrid_shard);
   // The reference fills sharding_strategy with the default first and then forgets what was asked for.
   const Variable environment("FSDP_SHARDING_STRATEGY", "FULL_SHARD");
   EXPECT_EQ(effective({.fsdp_version = 1, .reshard_after_forward = ShardingStrategy::shard_grad_op}), ShardingStrategy::shard_grad_op);
+}
+
+TEST(FsdpPlugin, NumbersOfReplicasComeFromTheParallelismConfig) {
+  const Variable replicas("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2"), shards("PARALLELISM_CONFIG_DP_SHARD_SIZE", "1");
+  EXPECT_FALSE(resolve({.fsdp_version = 2}).dp_replicate_size);
+  const Variable used("ACCELERATE_USE_PARALLELISM_CONFIG", "true");
+  const Plugin plugin = resolve({.fsdp_version = 2});
+  EXPECT_EQ(plugin.dp_replicate_size, 2);
+  EXPECT_FALSE(plugin.dp_shard_size) << "1 is the launcher's default";
+  EXPECT_FALSE(resolve({.fsdp_version = 2, .dp_shard_size = 4}).dp_replicate_size);
 }
 
 TEST(FsdpPlugin, CombinationsThatAVersionDoesNotHaveAreRefused) {
@@ -97,6 +110,8 @@ TEST(FsdpPlugin, CombinationsThatAVersionDoesNotHaveAreRefused) {
   EXPECT_THAT(refusal({.fsdp_version = 2, .reshard_after_forward = 0}), HasSubstr("reshard_after_forward is 0"));
   EXPECT_THAT(refusal({.fsdp_version = 1, .reshard_after_forward = 2}), HasSubstr("only fsdp_version 2"));
   EXPECT_THAT(refusal({.fsdp_version = 1, .sharding_strategy = ShardingStrategy::no_shard, .reshard_after_forward = ShardingStrategy::full_shard}), HasSubstr("give one of them"));
+  EXPECT_THAT(refusal({.dp_replicate_size = 2}), AllOf(HasSubstr("FULL_SHARD has no replicas"), HasSubstr("HYBRID_SHARD")));
+  EXPECT_THAT(refusal({.fsdp_version = 2, .dp_shard_size = 0}), HasSubstr("dp_shard_size is 0"));
   EXPECT_THAT(refusal({.fsdp_version = 2, .forward_prefetch = false}), HasSubstr("forward_prefetch"));
   EXPECT_THAT(refusal({.fsdp_version = 2, .activation_checkpointing_offload = true}), HasSubstr("set both"));
   EXPECT_THAT(refusal({.fsdp_version = 2, .state_dict_config = StateDictConfig{.rank0_only = true}}), HasSubstr("rank0_only"));

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "residency_support.hpp"
+#include "small_gpt.hpp"
 
 namespace {
 
@@ -71,29 +72,8 @@ void check(Module module, const at::Tensor& input, const Forward& forward, bool 
   EXPECT_GT(residency::stats().faults, before);
 }
 
-struct BlockImpl : nn::Module {
-  explicit BlockImpl(int64_t width, int64_t heads) : heads(heads) {
-    l1 = register_module("l1", nn::LayerNorm(nn::LayerNormOptions({width})));
-    l2 = register_module("l2", nn::LayerNorm(nn::LayerNormOptions({width})));
-    qkv = register_module("qkv", nn::Linear(width, 3 * width));
-    out = register_module("out", nn::Linear(width, width));
-    up = register_module("up", nn::Linear(width, 4 * width));
-    down = register_module("down", nn::Linear(4 * width, width));
-  }
-  at::Tensor forward(at::Tensor x) {
-    const auto b = x.size(0), t = x.size(1), d = x.size(2);
-    auto q = qkv(l1(x)).view({b, t, 3, heads, d / heads}).permute({2, 0, 3, 1, 4});
-    x = x + out(at::scaled_dot_product_attention(q[0], q[1], q[2], {}, 0.0, true).transpose(1, 2).reshape({b, t, d}));
-    return x + down(torch::gelu(up(l2(x))));
-  }
-  nn::LayerNorm l1{nullptr}, l2{nullptr};
-  nn::Linear qkv{nullptr}, out{nullptr}, up{nullptr}, down{nullptr};
-  int64_t heads;
-};
-TORCH_MODULE(Block);
-
 TEST(ResidencyModels, Transformer) {
-  nn::Sequential model(Block(32, 4), Block(32, 4), Block(32, 4));
+  nn::Sequential model(support::Block(32, 4), support::Block(32, 4), support::Block(32, 4));
   check(model, torch::randn({2, 8, 32}), [&](const at::Tensor& x) { return model->forward(x); });
 }
 
@@ -183,7 +163,7 @@ TEST(ResidencyModels, AutocastKeepsNoEvictedWeightsAlive) {
 }
 
 TEST(ResidencyModels, InferenceMode) {
-  nn::Sequential model(Block(32, 4), Block(32, 4));
+  nn::Sequential model(support::Block(32, 4), support::Block(32, 4));
   const auto x = torch::randn({2, 8, 32});
   at::Tensor plain;
   {

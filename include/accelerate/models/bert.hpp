@@ -60,12 +60,6 @@ struct BertOutput {
   torch::Tensor pooler_output;      ///< [B, D]; undefined without a pooler.
 };
 
-/// What a new model's parameters hold.
-enum class Weights {
-  fresh,          ///< Random numbers to train from, as BertConfig::initializer_range says.
-  uninitialized,  ///< Anything: the caller fills every parameter, and the time for random numbers is saved.
-};
-
 struct BertModelOptions {
   bool add_pooling_layer = true;
 };

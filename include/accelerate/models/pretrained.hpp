@@ -5,6 +5,12 @@
 
 namespace accelerate::models {
 
+/// What a new model's parameters hold.
+enum class Weights {
+  fresh,          ///< Random numbers to train from, as the configuration's initializer_range says.
+  uninitialized,  ///< Anything: the caller fills every parameter, and the time for random numbers is saved.
+};
+
 /// What from_pretrained did not find or did not use. Lists are sorted.
 struct LoadReport {
   std::vector<std::string> missing_keys;     ///< Parameters of the model that the files lack; they are freshly initialised.

@@ -16,6 +16,8 @@ class ACCELERATE_API DataParallel {
   virtual void before_forward() = 0;
   /// `outputs`: the tensors of the model's result.
   virtual void after_forward(const std::vector<at::Tensor>& outputs) = 0;
+  /// The forward is over, also when it threw; after_forward() may have come before. Not collective.
+  virtual void leave_forward() noexcept {}
   /// Right after a backward that may have gone through the model.
   virtual void after_backward() {}
 

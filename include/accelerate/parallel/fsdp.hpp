@@ -36,12 +36,15 @@ class ACCELERATE_API FullyShardedDataParallel final : public DataParallel {
 
   void before_forward() override;
   void after_forward(const std::vector<at::Tensor>& outputs) override;
+  void leave_forward() noexcept override;
   void after_backward() override;
   bool require_backward_grad_sync() const override;
   void set_require_backward_grad_sync(bool value) override;
   void prepare_backward_sync() override;
 
   const FullyShardedDataParallelPlugin& plugin() const;
+  /// With the hybrid strategies: which replica of the model this rank's pieces belong to. What is written or counted once per model is done by replica 0. Not collective.
+  int64_t replica() const;
 
   /// This rank's piece of a parameter: 1-D, possibly empty, with the averaged gradient after backward. Undefined for tensors that are not sharded here. Not collective.
   at::Tensor local_shard(const at::Tensor& parameter) const;

@@ -22,8 +22,8 @@ enum class ShardingStrategy {
   full_shard = 1,     ///< parameters, gradients and optimizer states; parameters are given back after each forward
   shard_grad_op,      ///< as full_shard, but gathered parameters stay from forward to backward
   no_shard,           ///< nothing: every rank holds all, gradients are all-reduced
-  hybrid_shard,       ///< full_shard among the ranks of one group, replicated between groups
-  hybrid_shard_zero2  ///< shard_grad_op among the ranks of one group, replicated between groups
+  hybrid_shard,       ///< full_shard among the ranks of one machine, or as dp_shard_size says; other machines hold replicas
+  hybrid_shard_zero2  ///< the same with shard_grad_op
 };
 
 /// When backward asks for the parameters of the unit that comes next.
@@ -112,9 +112,14 @@ struct FullyShardedDataParallelPlugin {
   std::optional<int64_t> fsdp_version;
   /// Of version 1. FSDP_SHARDING_STRATEGY, else full_shard.
   std::optional<ShardingStrategy> sharding_strategy;
-  /// Version 2: give gathered parameters back after forward; a number n > 1 keeps them split over n ranks, 1 is false (our extension, as torch's fully_shard has it).
+  /// Version 2: give gathered parameters back after forward; a number n > 1 keeps them split over n neighbouring ranks until backward, which then gathers among these (a rank holds an n-th of
+  /// the model meanwhile). It must divide the ranks that the model is split over; 1 is false. With shared memory nothing is given back, and it changes nothing. (Numbers: our extension, as torch's fully_shard.)
   /// Version 1: another way to write sharding_strategy. FSDP_RESHARD_AFTER_FORWARD, else true; in version 1 the environment's is not read.
   std::optional<std::variant<bool, int64_t, ShardingStrategy>> reshard_after_forward;
+  /// For replicas of a sharded model: dp_replicate_size times dp_shard_size ranks; either follows from the other. Neighbouring ranks hold one replica. Version 1: for the hybrid strategies, whose default is one
+  /// replica per machine (LOCAL_WORLD_SIZE). Version 2: makes reshard_after_forward hybrid. When ACCELERATE_USE_PARALLELISM_CONFIG is true: PARALLELISM_CONFIG_DP_REPLICATE_SIZE and
+  /// _DP_SHARD_SIZE, where 1 says nothing.
+  std::optional<int64_t> dp_replicate_size, dp_shard_size;
   /// Of version 1. FSDP_BACKWARD_PREFETCH, else no_prefetch.
   std::optional<BackwardPrefetch> backward_prefetch;
   /// Unset: what the Accelerator's mixed_precision says.
@@ -140,7 +145,9 @@ struct FullyShardedDataParallelPlugin {
   std::optional<bool> sync_module_states;
   /// Of version 1: ask for the next unit in forward as well; the order of units must not change. Setting it in version 2 is an error. FSDP_FORWARD_PREFETCH, else false.
   std::optional<bool> forward_prefetch;
-  /// Recompute each unit's activations in backward. FSDP_ACTIVATION_CHECKPOINTING, else false.
+  /// Recompute each unit's activations in backward, with nothing changed in the model: what operators do from the first touch of a unit's parameters until the touch of another unit's is
+  /// written down, and runs again. The root's unit is left out. Values that the model writes through a pointer can't be seen and must not change; a torch::autograd::Function in a unit is an error;
+  /// batch norms move their running statistics twice, as in PyTorch. FSDP_ACTIVATION_CHECKPOINTING, else false.
   std::optional<bool> activation_checkpointing;
   /// Keep the inputs that recomputing starts from on the host. Version 2, with activation_checkpointing. FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD, else false.
   std::optional<bool> activation_checkpointing_offload;
@@ -166,7 +173,7 @@ ACCELERATE_API FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPl
 /// The policy that a mixed precision by name means; "fp8" computes in bf16. @throws ConfigError for other names than fp8, fp16, bf16, fp32.
 ACCELERATE_API MixedPrecision mixed_precision_policy(std::string_view name, int64_t fsdp_version);
 
-/// The strategy that a resolved plugin asks for, in version 1's terms. Version 2: full_shard or shard_grad_op, hybrid only through the mesh.
+/// The strategy that a resolved plugin asks for, in version 1's terms. Version 2: full_shard or shard_grad_op, or where dp_replicate_size or dp_shard_size is set the hybrid ones.
 ACCELERATE_API ShardingStrategy effective_strategy(const FullyShardedDataParallelPlugin& resolved);
 
 }  // namespace parallel

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 namespace c10d {
 class Backend;
@@ -17,6 +18,7 @@ struct BackendOptions {
   int64_t world_size = 1;
   std::string master_addr;
   std::chrono::milliseconds timeout{0};
+  std::vector<int> ranks;  ///< of a group within the job: their numbers in the job. Empty: all
 };
 
 /// What c10d needs to move bytes in one way. A back end that this build lacks is the file no_<name>.cpp, with is_available() false.

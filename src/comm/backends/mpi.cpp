@@ -6,8 +6,8 @@ namespace accelerate::comm {
 namespace {
 
 // MPI knows its own ranks; the store is not used and the timeout is MPI's.
-c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>&, const BackendOptions&) {
-  return c10d::ProcessGroupMPI::createProcessGroupMPI();
+c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>&, const BackendOptions& options) {
+  return c10d::ProcessGroupMPI::createProcessGroupMPI(options.ranks);
 }
 
 }  // namespace

@@ -9,7 +9,9 @@
 
 #include "comm/group.hpp"
 #include "parallel/fsdp/gradient_reducer.hpp"
+#include "parallel/fsdp/replicas.hpp"
 #include "residency/buffers.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -39,8 +41,8 @@ class LocalReducer final : public GradientReducer {
 
 class CollectiveReducer final : public GradientReducer {
  public:
-  CollectiveReducer(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, const ReducerOptions& options)
-      : parts_(parts), group_(std::move(group)), options_(options), states_(parts.size()) {
+  CollectiveReducer(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options)
+      : parts_(parts), group_(mesh.shard), replicas_(mesh.replicate ? std::make_unique<Replicas>(parts, mesh.replicate) : nullptr), options_(options), states_(parts.size()) {
     // Gradients come from the last unit to the first; the real order is learnt in the first backward.
     for (size_t i = parts.size(); i-- > 0;)
       if (parts[i].trained) order_.push_back(i);
@@ -53,6 +55,7 @@ class CollectiveReducer final : public GradientReducer {
     if (!state.flat.defined()) {
       make_room();
       const auto dtype = options_.reduce_dtype.value_or(gradient.scalar_type());
+      const meta_memory::Purpose whole(MemoryUse::staging);
       state.flat = buffers_.take(part.numel(), dtype, gradient.device());
       state.arrived.assign(part.members.size(), 0);
     }
@@ -88,6 +91,14 @@ class CollectiveReducer final : public GradientReducer {
     }
     advance();
     while (!running_.empty()) collect();
+    if (replicas_) {
+      for (size_t i : order_) {
+        if (!states_[i].skipped) continue;
+        states_[i].result = at::zeros({parts_[i].numel() / group_->world_size()}, at::TensorOptions().dtype(options_.reduce_dtype.value_or(parts_[i].compute_dtype)).device(group_->device()));
+        replicas_->add(i, states_[i].result);
+      }
+      replicas_->finish(used);
+    }
     for (size_t i : order_) {
       State& state = states_[i];
       if (state.result.defined()) give(parts_[i], state.result, used[i]);
@@ -116,6 +127,7 @@ class CollectiveReducer final : public GradientReducer {
     const auto& part = parts_[index];
     State& state = states_[index];
     if (!state.flat.defined()) {
+      const meta_memory::Purpose whole(MemoryUse::staging);
       state.flat = buffers_.take(part.numel(), options_.reduce_dtype.value_or(part.compute_dtype), part.master.device());
       state.flat.zero_();
     } else {
@@ -135,6 +147,7 @@ class CollectiveReducer final : public GradientReducer {
       auto [before, after] = divisors(state.flat.scalar_type());
       if (before != 1) state.flat.div_(before);
       const int64_t length = parts_[index].numel() / group_->world_size();
+      const meta_memory::Purpose shard(MemoryUse::gradients);
       state.result = at::empty({length}, state.flat.options());
       state.reduced = group_->reduce_scatter_async(state.result, state.flat);
       running_.push_back(index);
@@ -165,9 +178,11 @@ class CollectiveReducer final : public GradientReducer {
     state.flat = at::Tensor();
     const auto after = divisors(state.result.scalar_type()).second;
     if (after != 1) state.result.div_(after);
+    if (replicas_) replicas_->add(index, state.result);
   }
 
   void give(ShardedPart& part, at::Tensor result, const std::vector<char>& used) {
+    const meta_memory::Purpose shards(MemoryUse::gradients);
     result = result.to(part.master.device(), options_.keep_low_precision ? result.scalar_type() : part.master_dtype);  // offloaded masters take their gradients on the host
     const int64_t first = group_->rank() * result.numel();
     for (size_t m = 0; m < part.members.size(); ++m) {
@@ -192,6 +207,7 @@ class CollectiveReducer final : public GradientReducer {
 
   std::vector<ShardedPart>& parts_;
   std::shared_ptr<comm::Group> group_;
+  std::unique_ptr<Replicas> replicas_;  ///< null: there is one
   ReducerOptions options_;
   std::vector<State> states_;
   std::vector<size_t> order_;   ///< of reductions, the same on all ranks
@@ -206,8 +222,8 @@ class CollectiveReducer final : public GradientReducer {
 
 std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts) { return std::make_unique<LocalReducer>(parts); }
 
-std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, const ReducerOptions& options) {
-  return std::make_unique<CollectiveReducer>(parts, std::move(group), options);
+std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options) {
+  return std::make_unique<CollectiveReducer>(parts, mesh, options);
 }
 
 }  // namespace accelerate::parallel

@@ -18,10 +18,12 @@
 #include "comm/group.hpp"
 #include "parallel/fsdp/gradient_reducer.hpp"
 #include "parallel/fsdp/gradient_taker.hpp"
+#include "parallel/fsdp/mesh.hpp"
 #include "parallel/fsdp/shard_store.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
 #include "parallel/fsdp/wrap_policy.hpp"
 #include "parallel/verify_parameters.hpp"
+#include "residency/activations/unit_checkpoints.hpp"
 #include "residency/deferred/materialize.hpp"
 #include "residency/residency.hpp"
 
@@ -33,6 +35,7 @@ using residency::Policy;
 /// How units come and go. Source: fsdp.md, sections 1 and 2.
 struct Phases {
   Policy forward, backward;
+  bool recede = false;  ///< reshard_after_forward is a number
   bool prefetch_after_unit = false;  ///< BACKWARD_POST
 };
 
@@ -50,18 +53,6 @@ Phases phases_of(const FullyShardedDataParallelPlugin& plugin) {
   return phases;
 }
 
-/// What the plugin may ask for and this engine does not do (yet), before anything is touched.
-void check_supported(const FullyShardedDataParallelPlugin& plugin) {
-  const auto strategy = effective_strategy(plugin);
-  if (strategy == ShardingStrategy::hybrid_shard || strategy == ShardingStrategy::hybrid_shard_zero2)
-    throw NotBuiltError("FSDP: sharding strategy " + to_string(strategy) + " needs groups of ranks within the group of all, which this version does not have; use FULL_SHARD or SHARD_GRAD_OP");
-  if (plugin.reshard_after_forward && std::holds_alternative<int64_t>(*plugin.reshard_after_forward) && std::get<int64_t>(*plugin.reshard_after_forward) > 1)
-    throw NotBuiltError("FSDP: reshard_after_forward = " + std::to_string(std::get<int64_t>(*plugin.reshard_after_forward)) +
-                        " needs groups of ranks within the group of all, which this version does not have; use true or false");
-  if (plugin.activation_checkpointing.value_or(false))
-    throw NotBuiltError("FSDP: activation_checkpointing would have to wrap the forward of the user's modules, and LibTorch's C++ modules have no hooks for that; call accelerate::checkpoint([&] { … }) in the model's forward instead");
-}
-
 bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
 /// The unit's tensors in groups of one dtype that are all trained or all frozen.
@@ -75,7 +66,8 @@ std::map<std::pair<at::ScalarType, bool>, NamedTensors> parts_of(const NamedTens
 
 struct FullyShardedDataParallel::Impl {
   FullyShardedDataParallelPlugin plugin;
-  std::shared_ptr<comm::Group> group;  ///< null alone
+  std::shared_ptr<comm::Group> group;  ///< of all ranks; null alone
+  Mesh mesh;
   Phases phases;
   std::unique_ptr<residency::Residency> units;
   std::vector<ShardedPart> parts;
@@ -83,11 +75,9 @@ struct FullyShardedDataParallel::Impl {
   std::unique_ptr<GradientReducer> reducer;
   std::unordered_map<const at::TensorImpl*, std::pair<size_t, size_t>> where;  ///< parameter -> part, member
   std::vector<std::string> full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
+  std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for
   bool sync = true;
   bool backward_is_due = false;
-
-  int64_t rank() const { return group ? group->rank() : 0; }
-  int64_t world() const { return group ? group->world_size() : 1; }
 
   /// Decides where everything will lie, before anything moves.
   std::vector<std::pair<WrapUnit, std::vector<size_t>>> plan(const ModelRef& model) {
@@ -102,7 +92,7 @@ struct FullyShardedDataParallel::Impl {
         part.members = std::move(members);
         std::vector<at::Tensor> tensors;
         for (const auto& [name, tensor] : part.members) tensors.push_back(tensor);
-        part.layout = residency::lay_out(tensors, world());
+        part.layout = residency::lay_out(tensors, mesh.ranks());
         const bool converts = precision.param_dtype && at::isFloatingType(kind.first) && !unit.full_precision;
         part.compute_dtype = converts ? *precision.param_dtype : kind.first;
         // As the reference: in mixed precision the optimizer works on fp32, whatever the checkpoint was stored in.
@@ -143,7 +133,7 @@ struct FullyShardedDataParallel::Impl {
   void place_from_rank0(const ModelRef& model, const at::Device& device) {
     const auto number = [&](size_t p, size_t m) { return at::tensor({static_cast<int64_t>(p), static_cast<int64_t>(m)}, at::TensorOptions().dtype(at::kLong).device(device)); };
     constexpr int64_t kEnd = -1;
-    if (rank() == 0) {
+    if (group->rank() == 0) {
       const auto send = [&](size_t p, size_t m, const at::Tensor& value) {
         group->broadcast(number(p, m), 0);
         group->broadcast(value.detach().to(device), 0);
@@ -168,11 +158,11 @@ struct FullyShardedDataParallel::Impl {
   void take_over(const ModelRef& model, const at::Device& device) {
     units = std::make_unique<residency::Residency>(phases.forward);
     const auto planned = plan(model);
-    store = make_shard_store(parts, group, device, plugin);
+    store = make_shard_store(parts, mesh, device, plugin);
     at::NoGradGuard no_grad;
     for (auto& part : parts) {
       store->allocate(part);
-      part.cut(rank(), world());
+      part.cut(mesh.rank(), mesh.ranks());
       for (size_t m = 0; m < part.members.size(); ++m) where[part.members[m].second.unsafeGetTensorImpl()] = {static_cast<size_t>(part.index), m};
     }
     const bool from_rank0 = group && plugin.sync_module_states.value_or(false);
@@ -197,6 +187,9 @@ struct FullyShardedDataParallel::Impl {
       residency::Unit& added = units->add(unit.path, std::move(specs), /*keep=*/unit.path.empty());
       for (const size_t index : indices) parts[index].unit = &added;
     }
+    // Ranks of one replica may bring different values and make one model of them; replicas must be equal.
+    if (mesh.replicate && !from_rank0)
+      for (auto& part : parts) part.master.copy_(mesh.replicate->broadcast(part.master.to(device), 0));
     store->publish();
     reducer = store->make_reducer();
   }
@@ -215,17 +208,18 @@ struct FullyShardedDataParallel::Impl {
 
 FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) : impl_(std::make_unique<Impl>()) {
   Impl& self = *impl_;
-  check_supported(plugin);
   self.plugin = plugin;
   self.group = comm::world_group();
+  self.mesh = make_mesh(plugin, self.group);
   self.phases = phases_of(plugin);
+  self.phases.recede = self.mesh.near != nullptr;
   verify_parameters(model.parameters());
   if (plugin.param_init_fn)
     for (const auto& submodule : model.submodules())
       if (submodule.module && std::any_of(submodule.parameters.begin(), submodule.parameters.end(), [](const auto& item) { return is_deferred(item.second); })) plugin.param_init_fn(*submodule.module);
   const auto build = [&] {
     self.take_over(model, device);
-    materialize(model, {.device = std::nullopt});  // what is not sharded
+    materialize(model, {.device = device.is_meta() ? std::optional(device) : std::nullopt});  // what is not sharded
     at::NoGradGuard no_grad;
     const auto buffer_dtype = plugin.mixed_precision_policy.value_or(MixedPrecision{}).buffer_dtype;
     const auto keep = [&](at::Tensor tensor, const at::Tensor& value) {
@@ -243,6 +237,12 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
   };
   if (self.group) self.group->guard("prepare", build);
   else build();
+  if (plugin.activation_checkpointing.value_or(false)) {
+    const auto& units = self.units->units();
+    if (std::all_of(units.begin(), units.end(), [](const auto& unit) { return unit->keep(); }))
+      throw ConfigError("FSDP: activation_checkpointing recomputes units in backward, but auto_wrap_policy makes none besides the root's, expected some; choose TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP");
+    self.checkpoints = std::make_unique<residency::UnitCheckpoints>(*self.units, residency::UnitCheckpointOptions{.offload = plugin.activation_checkpointing_offload.value_or(false)});
+  }
   for (size_t p = 0; p < self.parts.size(); ++p) {
     if (!self.parts[p].trained) continue;
     for (size_t m = 0; m < self.parts[p].members.size(); ++m)
@@ -258,17 +258,25 @@ FullyShardedDataParallel::~FullyShardedDataParallel() {
 void FullyShardedDataParallel::before_forward() {
   Impl& self = *impl_;
   self.units->check_intact();
-  self.units->set_policy(self.phases.forward);
+  Policy policy = self.phases.forward;
+  policy.recede = self.phases.recede && c10::GradMode::is_enabled();
+  self.units->set_policy(policy);
+  if (self.checkpoints && c10::GradMode::is_enabled()) self.checkpoints->begin();
 }
 
 void FullyShardedDataParallel::after_forward(const std::vector<at::Tensor>&) {
   Impl& self = *impl_;
+  leave_forward();
   if (c10::GradMode::is_enabled()) {
     self.backward_is_due = true;
     self.units->set_policy(self.phases.backward);
   } else {
     self.units->release();
   }
+}
+
+void FullyShardedDataParallel::leave_forward() noexcept {
+  if (impl_->checkpoints) impl_->checkpoints->end();
 }
 
 void FullyShardedDataParallel::after_backward() {
@@ -295,6 +303,7 @@ void FullyShardedDataParallel::prepare_backward_sync() {
 }
 
 const FullyShardedDataParallelPlugin& FullyShardedDataParallel::plugin() const { return impl_->plugin; }
+int64_t FullyShardedDataParallel::replica() const { return impl_->mesh.replica(); }
 
 at::Tensor FullyShardedDataParallel::local_shard(const at::Tensor& parameter) const {
   const auto found = impl_->where.find(parameter.unsafeGetTensorImpl());
@@ -322,11 +331,12 @@ void FullyShardedDataParallel::after_step() {
 
 void FullyShardedDataParallel::gather_each(const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& piece_of, const std::function<void(const Whole&)>& take, bool everywhere) const {
   const Impl& self = *impl_;
+  if (!everywhere && replica() != 0) return;
   at::NoGradGuard no_grad;
   for (const auto& part : self.parts) {
     at::Tensor stretch;
     std::vector<bool> defined;
-    const int64_t length = part.numel() / self.world(), first = self.rank() * length;
+    const int64_t length = part.numel() / self.mesh.ranks(), first = self.mesh.rank() * length;
     for (size_t m = 0; m < part.members.size(); ++m) {
       const auto& shard = part.shards[m];
       const at::Tensor piece = piece_of(part.members[m].second, shard);
@@ -336,8 +346,8 @@ void FullyShardedDataParallel::gather_each(const std::function<at::Tensor(const 
       if (shard.numel() > 0) stretch.narrow(0, part.layout.offsets[m] + part.begins[m] - first, shard.numel()).copy_(piece);
     }
     at::Tensor flat = stretch;
-    if (self.group && stretch.defined()) flat = self.group->all_gather(stretch.to(self.group->device()));
-    if (!everywhere && self.rank() != 0) continue;
+    if (self.mesh.shard && stretch.defined()) flat = self.mesh.shard->all_gather(stretch.to(self.mesh.shard->device()));
+    if (!everywhere && self.mesh.rank() != 0) continue;
     for (size_t m = 0; m < part.members.size(); ++m) {
       const auto& [name, tensor] = part.members[m];
       take({.name = name, .parameter = tensor, .value = defined[m] ? flat.as_strided(tensor.sizes(), tensor.strides(), part.layout.offsets[m]) : at::Tensor()});

@@ -7,12 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "parallel/fsdp/mesh.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
-
-namespace accelerate::comm {
-class Group;
-class SharedMemory;
-}  // namespace accelerate::comm
 
 namespace accelerate::parallel {
 
@@ -34,7 +30,7 @@ struct ReducerOptions {
 
 /// Alone: gradients are the shards' gradients.
 std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts);
-/// By c10d, asynchronously, in one order on all ranks.
-std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, const ReducerOptions& options);
+/// By c10d, asynchronously, in one order on all ranks. Collective.
+std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options);
 
 }  // namespace accelerate::parallel

@@ -116,6 +116,24 @@ MixedPrecision resolve(MixedPrecision policy, int64_t version) {
   return policy;
 }
 
+bool is_hybrid(ShardingStrategy strategy) { return strategy == ShardingStrategy::hybrid_shard || strategy == ShardingStrategy::hybrid_shard_zero2; }
+
+/// After the strategy.
+void resolve_replicas(FullyShardedDataParallelPlugin& plugin, int64_t version) {
+  if (flag_or_false("ACCELERATE_USE_PARALLELISM_CONFIG") && !plugin.dp_replicate_size && !plugin.dp_shard_size) {
+    const auto given = [](const char* name) {
+      const auto ranks = environment::integer({name});
+      return ranks && *ranks != 1 ? ranks : std::nullopt;
+    };
+    plugin.dp_replicate_size = given("PARALLELISM_CONFIG_DP_REPLICATE_SIZE");
+    plugin.dp_shard_size = given("PARALLELISM_CONFIG_DP_SHARD_SIZE");
+  }
+  for (const auto& [name, ranks] : {std::pair("dp_replicate_size", plugin.dp_replicate_size), std::pair("dp_shard_size", plugin.dp_shard_size)})
+    if (ranks && *ranks < 1) refuse(std::string(name) + " is " + std::to_string(*ranks) + ", expected a number of ranks, 1 at least");
+  if (version == 1 && plugin.dp_replicate_size.value_or(1) > 1 && !is_hybrid(effective_strategy(plugin)))
+    refuse("dp_replicate_size is " + std::to_string(*plugin.dp_replicate_size) + ", but the sharding strategy " + to_string(effective_strategy(plugin)) + " has no replicas; use HYBRID_SHARD or HYBRID_SHARD_ZERO2, or leave it out");
+}
+
 void resolve_sharding(FullyShardedDataParallelPlugin& plugin, int64_t version) {
   auto& reshard = plugin.reshard_after_forward;
   if (version == 1) {
@@ -129,7 +147,7 @@ void resolve_sharding(FullyShardedDataParallelPlugin& plugin, int64_t version) {
   // As in the reference, a sharding_strategy keeps the environment's value out: whoever writes version 1's setting has to say what it means in version 2.
   if (!reshard && !plugin.sharding_strategy) reshard = environment::flag("FSDP_RESHARD_AFTER_FORWARD").value_or(true);
   if (!reshard || std::holds_alternative<ShardingStrategy>(*reshard))
-    refuse("fsdp_version 2 has no sharding strategies (" + to_string(reshard ? std::get<ShardingStrategy>(*reshard) : *plugin.sharding_strategy) + " was given), expected reshard_after_forward as a bool or a number: true is FULL_SHARD, false is SHARD_GRAD_OP; the hybrid ones are a mesh with a replicate axis");
+    refuse("fsdp_version 2 has no sharding strategies (" + to_string(reshard ? std::get<ShardingStrategy>(*reshard) : *plugin.sharding_strategy) + " was given), expected reshard_after_forward as a bool or a number: true is FULL_SHARD, false is SHARD_GRAD_OP; the hybrid ones are these with dp_replicate_size");
   if (const auto* ranks = std::get_if<int64_t>(&*reshard)) {
     if (*ranks < 1) refuse("reshard_after_forward is " + std::to_string(*ranks) + ", expected true, false or a number of ranks, which must divide those that the model is sharded over");
     if (*ranks == 1) reshard = false;  // split over one rank is not split
@@ -185,6 +203,7 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
   if (version != 1 && version != 2) refuse("fsdp_version (FSDP_VERSION) is " + std::to_string(version) + ", expected 1 or 2");
 
   resolve_sharding(plugin, version);
+  resolve_replicas(plugin, version);
   if (version == 2 && plugin.sharding_strategy) warn("sharding_strategy has no effect with fsdp_version 2, reshard_after_forward decides; leave it out.");
 
   if (!plugin.cpu_offload) plugin.cpu_offload = CPUOffload(flag_or_false("FSDP_OFFLOAD_PARAMS"));
@@ -237,7 +256,9 @@ ShardingStrategy effective_strategy(const FullyShardedDataParallelPlugin& resolv
   // Version 1: resolve() saw to it that a strategy given here is the only one that the program gave; the other came from the environment or is the default.
   if (const auto* strategy = std::get_if<ShardingStrategy>(&*reshard)) return *strategy;
   const auto* whether = std::get_if<bool>(&*reshard);
-  return whether && !*whether ? ShardingStrategy::shard_grad_op : ShardingStrategy::full_shard;
+  const bool keeps = whether && !*whether;
+  if (resolved.dp_replicate_size.value_or(1) > 1 || resolved.dp_shard_size) return keeps ? ShardingStrategy::hybrid_shard_zero2 : ShardingStrategy::hybrid_shard;
+  return keeps ? ShardingStrategy::shard_grad_op : ShardingStrategy::full_shard;
 }
 
 }  // namespace parallel

@@ -7,6 +7,7 @@
 #include "comm/group.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/shard.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -19,20 +20,21 @@ ReducerOptions reducer_options(const FullyShardedDataParallelPlugin& plugin) {
 /// Each rank holds its shards itself.
 class GatheredStore final : public ShardStore {
  public:
-  GatheredStore(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, const at::Device& device, const FullyShardedDataParallelPlugin& plugin)
-      : parts_(parts), group_(std::move(group)), device_(device), offload_(plugin.cpu_offload.value_or(CPUOffload())), options_(reducer_options(plugin)) {}
+  GatheredStore(std::vector<ShardedPart>& parts, const Mesh& mesh, const at::Device& device, const FullyShardedDataParallelPlugin& plugin)
+      : parts_(parts), mesh_(mesh), device_(device), offload_(plugin.cpu_offload.value_or(CPUOffload())), options_(reducer_options(plugin)) {}
 
   void allocate(ShardedPart& part) override {
-    const bool on_host = offload_.offload_params || device_.is_cpu();
-    part.master = at::zeros({part.numel() / group_->world_size()}, at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_));
+    const meta_memory::Purpose shards(MemoryUse::parameters);
+    const bool on_host = !device_.is_meta() && (offload_.offload_params || device_.is_cpu());
+    part.master = at::zeros({part.numel() / mesh_.ranks()}, at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_));
     if (on_host && !device_.is_cpu() && offload_.pin_memory) part.master = part.master.pin_memory();
   }
-  std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) override { return residency::shard_home(part.master, group_, name); }
-  std::unique_ptr<GradientReducer> make_reducer() override { return collective_reducer(parts_, group_, options_); }
+  std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) override { return residency::shard_home(part.master, mesh_.shard, mesh_.near, name); }
+  std::unique_ptr<GradientReducer> make_reducer() override { return collective_reducer(parts_, mesh_, options_); }
 
  private:
   std::vector<ShardedPart>& parts_;
-  std::shared_ptr<comm::Group> group_;
+  Mesh mesh_;
   at::Device device_;
   CPUOffload offload_;
   ReducerOptions options_;
@@ -46,6 +48,7 @@ class LocalStore final : public ShardStore {
   }
 
   void allocate(ShardedPart& part) override {
+    const meta_memory::Purpose shards(MemoryUse::parameters);
     part.master = at::zeros({part.numel()}, at::TensorOptions().dtype(part.master_dtype).device(offloads() ? at::Device(at::kCPU) : device_));
     if (offloads()) {
       if (offload_.pin_memory) part.master = part.master.pin_memory();
@@ -66,7 +69,7 @@ class LocalStore final : public ShardStore {
   }
 
  private:
-  bool offloads() const { return offload_.offload_params && !device_.is_cpu(); }
+  bool offloads() const { return offload_.offload_params && !device_.is_cpu() && !device_.is_meta(); }
 
   std::vector<ShardedPart>& parts_;
   at::Device device_;
@@ -77,11 +80,11 @@ class LocalStore final : public ShardStore {
 
 }  // namespace
 
-std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) {
-  if (!group) return std::make_unique<LocalStore>(parts, device, plugin.cpu_offload.value_or(CPUOffload()));
+std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const Mesh& mesh, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) {
+  if (!mesh.shard) return std::make_unique<LocalStore>(parts, device, plugin.cpu_offload.value_or(CPUOffload()));
   if (device.is_cpu())
-    if (auto store = shared_memory_store(parts, group, reducer_options(plugin))) return store;
-  return std::make_unique<GatheredStore>(parts, group, device, plugin);
+    if (auto store = shared_memory_store(parts, mesh, reducer_options(plugin))) return store;
+  return std::make_unique<GatheredStore>(parts, mesh, device, plugin);
 }
 
 }  // namespace accelerate::parallel

@@ -8,16 +8,13 @@
 
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "parallel/fsdp/gradient_reducer.hpp"
+#include "parallel/fsdp/mesh.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
 #include "residency/home.hpp"
 
-namespace accelerate::comm {
-class Group;
-}
-
 namespace accelerate::parallel {
 
-/// Where the shards of a model lie, and how they get to the other ranks.
+/// Where the shards of a model lie, and how they get to the other ranks of the mesh's shard group, which is what "collective" is about here.
 class ShardStore {
  public:
   virtual ~ShardStore() = default;
@@ -32,9 +29,9 @@ class ShardStore {
 };
 
 /// Ranks of one host share their memory, alone nothing moves, all others gather through c10d. Collective.
-std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const at::Device& device, const FullyShardedDataParallelPlugin& plugin);
+std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const Mesh& mesh, const at::Device& device, const FullyShardedDataParallelPlugin& plugin);
 
 /// Null on all ranks when they can't share memory (see comm::SharedMemory). Collective.
-std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const ReducerOptions& options);
+std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options);
 
 }  // namespace accelerate::parallel

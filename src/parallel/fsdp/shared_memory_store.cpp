@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <deque>
 #include <limits>
 #include <new>
 #include <utility>
@@ -16,6 +15,7 @@
 #include "comm/average.hpp"
 #include "comm/group.hpp"
 #include "comm/shared_memory.hpp"
+#include "parallel/fsdp/replicas.hpp"
 #include "parallel/fsdp/shard_store.hpp"
 #include "residency/homes/host.hpp"
 
@@ -28,10 +28,13 @@ constexpr int64_t kNothing = -1;
 /// What a rank tells the others about its gradients of one part. Two of them are used in turn, because a fast rank may be a whole backward ahead of a slow one.
 struct alignas(kLine) Announcement {
   std::atomic<uint64_t> generation;  ///< of backward passes; set last
-  int64_t offset;                    ///< of the part's gradients in the rank's ring; kNothing: it has none
+  int64_t offset;                    ///< of the part's gradients in the rank's room; kNothing: it has none
 };
 struct alignas(kLine) Consumed {
   std::atomic<uint64_t> count;  ///< how often any rank has read this rank's gradients of this part
+};
+struct alignas(kLine) Waiting {
+  std::atomic<bool> for_room;  ///< the rank can't go on before others have read its gradients
 };
 
 /// Where everything lies in the mapping. The same on all ranks.
@@ -39,31 +42,43 @@ struct Plan {
   Plan(const std::vector<ShardedPart>& parts, int64_t world, std::optional<at::ScalarType> reduce_dtype) : world(world), parts(parts.size()) {
     const auto reserve = [this](size_t bytes) {
       const size_t at = size;
-      size = (size + bytes + kLine - 1) / kLine * kLine;
+      size = whole_lines(size + bytes);
       return at;
     };
     announcements = reserve(2 * static_cast<size_t>(world) * parts.size() * sizeof(Announcement));
     consumed = reserve(static_cast<size_t>(world) * parts.size() * sizeof(Consumed));
-    size_t all = 0;
+    size_t largest = 0, all = 0;
     for (const auto& part : parts) {
       computed.push_back(reserve(static_cast<size_t>(part.numel()) * c10::elementSize(part.compute_dtype)));
       members.push_back(member_count);
+      dedicated.push_back(all);
       if (!part.trained) continue;
       member_count += part.members.size();
-      const size_t bytes = (static_cast<size_t>(part.numel()) * c10::elementSize(reduce_dtype.value_or(part.compute_dtype)) + kLine - 1) / kLine * kLine;
-      ring = std::max(ring, 2 * bytes);
+      const size_t bytes = whole_lines(static_cast<size_t>(part.numel()) * c10::elementSize(reduce_dtype.value_or(part.compute_dtype)));
+      largest = std::max(largest, bytes);
       all += bytes;
     }
-    // Room for two of the largest, so that one can be filled while the last one is read; many small ones need not wait for each other.
-    ring = std::min(std::max(ring, size_t{8} << 20), std::max(all, ring / 2));
+    // One can be filled while the last one is read; many small ones need not wait for each other.
+    recycled = std::min(std::max(2 * largest, size_t{8} << 20), all);
+    for (auto& place : dedicated) place += recycled;
     used = reserve(2 * static_cast<size_t>(world) * member_count);
-    rings = reserve(static_cast<size_t>(world) * ring);
+    waiting = reserve(static_cast<size_t>(world) * sizeof(Waiting));
+    likely = size + static_cast<size_t>(world) * recycled;
+    room = recycled + all;
+    rooms = reserve(static_cast<size_t>(world) * room);
   }
+  static size_t whole_lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
   int64_t world;
   size_t parts, size = 0;
-  size_t announcements = 0, consumed = 0, used = 0, rings = 0;  ///< offsets
-  std::vector<size_t> computed, members;                        ///< per part: offset of its parameters; its first member among all
-  size_t member_count = 0, ring = 0;                            ///< trained members; bytes of one rank's ring
+  size_t announcements = 0, consumed = 0, used = 0, waiting = 0, rooms = 0;  ///< offsets
+  std::vector<size_t> computed, members;                                     ///< per part: offset of its parameters; its first member among all
+  size_t member_count = 0;                                                   ///< of trained parts
+  /// Each rank has a room for its gradients. The first bytes are used again and again; behind them each part has a place of its own, of which memory is
+  /// taken only when a part must go there.
+  size_t room = 0, recycled = 0;
+  std::vector<size_t> dedicated;  ///< per part: that place in the room
+  size_t likely = 0;              ///< bytes that are used if no part must go to a place of its own
 };
 
 struct Mapping {
@@ -80,13 +95,14 @@ struct Mapping {
   char* used(uint64_t generation, int64_t rank, size_t part) const {
     return at(plan.used) + ((generation & 1) * static_cast<size_t>(plan.world) + static_cast<size_t>(rank)) * plan.member_count + plan.members[part];
   }
-  char* ring(int64_t rank) const { return at(plan.rings) + static_cast<size_t>(rank) * plan.ring; }
+  std::atomic<bool>& waits_for_room(int64_t rank) const { return reinterpret_cast<Waiting*>(at(plan.waiting))[rank].for_room; }
+  char* room(int64_t rank) const { return at(plan.rooms) + static_cast<size_t>(rank) * plan.room; }
 };
 
 class SharedReducer final : public GradientReducer {
  public:
-  SharedReducer(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, std::shared_ptr<Mapping> mapping, const ReducerOptions& options)
-      : parts_(parts), group_(std::move(group)), mapping_(std::move(mapping)), options_(options), states_(parts.size()) {
+  SharedReducer(std::vector<ShardedPart>& parts, const Mesh& mesh, std::shared_ptr<Mapping> mapping, const ReducerOptions& options)
+      : parts_(parts), group_(mesh.shard), replicas_(mesh.replicate ? std::make_unique<Replicas>(parts, mesh.replicate) : nullptr), mapping_(std::move(mapping)), options_(options), used_(parts.size()), states_(parts.size()) {
     for (size_t p = 0; p < parts.size(); ++p)
       if (parts[p].trained) trained_.push_back(p);
     waiting_ = trained_;
@@ -121,6 +137,10 @@ class SharedReducer final : public GradientReducer {
       announce(p);
     }
     group_->wait_until("reduction of gradients", [&] { return progress(); });
+    if (replicas_) {
+      replicas_->finish(used_);
+      for (const size_t p : trained_) give(p);
+    }
     for (auto& state : states_) {
       State next;
       next.gradient = std::move(state.gradient);
@@ -132,7 +152,7 @@ class SharedReducer final : public GradientReducer {
 
  private:
   struct State {
-    at::Tensor flat;  ///< in this rank's ring
+    at::Tensor flat;  ///< in this rank's room
     int64_t offset = kNothing;
     std::vector<char> arrived;
     int64_t count = 0;
@@ -140,35 +160,74 @@ class SharedReducer final : public GradientReducer {
     at::Tensor gradient;  ///< this rank's stretch of the average; its memory is used again when nobody else holds it
   };
   struct Slot {
-    size_t part, begin, end;
+    size_t part, begin, end;  ///< of the room
     uint64_t generation;
   };
+  enum class Counted { all, open };
 
   at::ScalarType wire(const ShardedPart& part) const { return options_.reduce_dtype.value_or(part.compute_dtype); }
 
-  /// The next stretch of this rank's ring, when all have read what was there.
+  /// A stretch of this rank's room.
   at::Tensor allocate(size_t p) {
     const auto type = wire(parts_[p]);
-    const size_t bytes = (static_cast<size_t>(parts_[p].numel()) * c10::elementSize(type) + kLine - 1) / kLine * kLine;
-    if (head_ + bytes > mapping_->plan.ring) head_ = 0;
-    const size_t begin = head_, end = head_ + bytes;
-    const auto free = [&] {
-      const auto was_read = [&](const Slot& slot) {
-        return mapping_->consumed(group_->rank(), slot.part).load(std::memory_order_acquire) >= slot.generation * static_cast<uint64_t>(group_->world_size());
-      };
-      while (!slots_.empty() && was_read(slots_.front())) slots_.pop_front();
-      return std::none_of(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.begin < end && begin < slot.end; });
-    };
-    if (!free()) {
+    const size_t bytes = Plan::whole_lines(static_cast<size_t>(parts_[p].numel()) * c10::elementSize(type));
+    const size_t begin = find_room(p, bytes);
+    const auto later = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.begin > begin; });
+    slots_.insert(later, {.part = p, .begin = begin, .end = begin + bytes, .generation = generation_});
+    states_[p].offset = static_cast<int64_t>(begin);
+    return at::from_blob(mapping_->room(group_->rank()) + begin, {parts_[p].numel()}, at::TensorOptions().dtype(type));
+  }
+
+  /// The lowest free stretch of what is used again. If there is none, waits until the peers have read something, but only as long as that can help: parts that still lack
+  /// gradients (tied embeddings are open from the first gradient to the last) free nothing, and ranks that complete parts in different orders would wait for each other.
+  /// Then it is the part's own place.
+  size_t find_room(size_t p, size_t bytes) {
+    constexpr int kPolls = 100;  // so long two ranks may both wait and yet have something to read
+    auto begin = gap(bytes, Counted::all);
+    if (!begin && gap(bytes, Counted::open)) {
+      auto& waits = mapping_->waits_for_room(group_->rank());
+      waits.store(true, std::memory_order_release);
+      int polls = 0;
       group_->wait_until("room for gradients", [&] {
         progress();  // the peers may be waiting for us in turn
-        return free();
+        return (begin = gap(bytes, Counted::all)) || (peer_waits_for_room() && ++polls > kPolls);
       });
+      waits.store(false, std::memory_order_release);
     }
-    slots_.push_back({.part = p, .begin = begin, .end = end, .generation = generation_});
-    head_ = end;
-    states_[p].offset = static_cast<int64_t>(begin);
-    return at::from_blob(mapping_->ring(group_->rank()) + begin, {parts_[p].numel()}, at::TensorOptions().dtype(type));
+    if (begin) return *begin;
+    // What lies in that place is of the last backward, of which every rank has announced everything: nobody needs us to read it.
+    const auto taken = [&](const Slot& slot) { return slot.begin == mapping_->plan.dedicated[p]; };
+    group_->wait_until("room for gradients", [&] {
+      forget_what_was_read();
+      return std::none_of(slots_.begin(), slots_.end(), taken);
+    });
+    return mapping_->plan.dedicated[p];
+  }
+
+  /// The lowest stretch of @p bytes between slots, or, with Counted::open, between those that are still being filled.
+  std::optional<size_t> gap(size_t bytes, Counted counted) {
+    forget_what_was_read();
+    size_t at = 0;
+    for (const Slot& slot : slots_) {
+      if (counted == Counted::open && (slot.generation != generation_ || states_[slot.part].announced)) continue;
+      if (slot.begin >= at + bytes) break;
+      at = slot.end;
+    }
+    return at + bytes <= mapping_->plan.recycled ? std::optional(at) : std::nullopt;
+  }
+
+  void forget_what_was_read() {
+    slots_.erase(std::remove_if(slots_.begin(), slots_.end(),
+                                [&](const Slot& slot) {
+                                  return mapping_->consumed(group_->rank(), slot.part).load(std::memory_order_acquire) >= slot.generation * static_cast<uint64_t>(group_->world_size());
+                                }),
+                 slots_.end());
+  }
+
+  bool peer_waits_for_room() const {
+    for (int64_t rank = 0; rank < group_->world_size(); ++rank)
+      if (rank != group_->rank() && mapping_->waits_for_room(rank).load(std::memory_order_acquire)) return true;
+    return false;
   }
 
   void announce(size_t p) {
@@ -199,38 +258,50 @@ class SharedReducer final : public GradientReducer {
     const int64_t world = group_->world_size(), length = part.numel() / world, first = group_->rank() * length;
     const auto type = wire(part);
     std::vector<const void*> inputs;
-    std::vector<char> used(part.members.size(), 0);
+    auto& used = used_[p];
+    used.assign(part.members.size(), 0);
     for (int64_t rank = 0; rank < world; ++rank) {
       const int64_t offset = mapping_->announcement(generation_, rank, p).offset;
-      if (offset != kNothing) inputs.push_back(mapping_->ring(rank) + offset + first * static_cast<int64_t>(c10::elementSize(type)));
+      if (offset != kNothing) inputs.push_back(mapping_->room(rank) + offset + first * static_cast<int64_t>(c10::elementSize(type)));
       const char* theirs = mapping_->used(generation_, rank, p);
       for (size_t m = 0; m < used.size(); ++m) used[m] |= theirs[m];
     }
-    if (!inputs.empty()) {
+    if (!inputs.empty() || replicas_) {
       at::Tensor& gradient = states_[p].gradient;
       if (!gradient.defined() || gradient.scalar_type() != type || gradient.storage().use_count() > 1) gradient = at::empty({length}, at::TensorOptions().dtype(type));
-      comm::average(type, gradient.mutable_data_ptr(), inputs, length, static_cast<double>(world));
-      const at::Tensor result = options_.keep_low_precision ? gradient : gradient.to(part.master_dtype);
-      for (size_t m = 0; m < part.members.size(); ++m) {
-        auto& shard = part.shards[m];
-        if (!used[m]) continue;
-        const int64_t from = shard.numel() == 0 ? 0 : part.layout.offsets[m] + part.begins[m] - first;
-        const at::Tensor mine = result.narrow(0, from, shard.numel());
-        if (shard.grad().defined()) shard.mutable_grad().add_(mine);
-        else shard.mutable_grad() = mine;
-      }
+      if (inputs.empty()) gradient.zero_();
+      else comm::average(type, gradient.mutable_data_ptr(), inputs, length, static_cast<double>(world));
+      if (replicas_) replicas_->add(p, gradient);
+      else give(p);
     }
     for (int64_t rank = 0; rank < world; ++rank) mapping_->consumed(rank, p).fetch_add(1, std::memory_order_acq_rel);
   }
 
+  /// The shards get their pieces of a part's average.
+  void give(size_t p) {
+    ShardedPart& part = parts_[p];
+    const int64_t first = group_->rank() * (part.numel() / group_->world_size());
+    const at::Tensor& gradient = states_[p].gradient;
+    const at::Tensor result = options_.keep_low_precision ? gradient : gradient.to(part.master_dtype);
+    for (size_t m = 0; m < part.members.size(); ++m) {
+      auto& shard = part.shards[m];
+      if (!used_[p][m]) continue;
+      const int64_t from = shard.numel() == 0 ? 0 : part.layout.offsets[m] + part.begins[m] - first;
+      const at::Tensor mine = result.narrow(0, from, shard.numel());
+      if (shard.grad().defined()) shard.mutable_grad().add_(mine);
+      else shard.mutable_grad() = mine;
+    }
+  }
+
   std::vector<ShardedPart>& parts_;
   std::shared_ptr<comm::Group> group_;
+  std::unique_ptr<Replicas> replicas_;  ///< null: there is one
   std::shared_ptr<Mapping> mapping_;
   ReducerOptions options_;
+  std::vector<std::vector<char>> used_;  ///< per part and member: somebody has a gradient for it
   std::vector<State> states_;
   std::vector<size_t> trained_, waiting_;  ///< parts; those not reduced in this backward
-  std::deque<Slot> slots_;                 ///< of the ring, oldest first
-  size_t head_ = 0;
+  std::vector<Slot> slots_;                ///< of the room that somebody has yet to fill or to read, by their begin
   uint64_t generation_ = 1;
 };
 
@@ -250,8 +321,8 @@ class SharedHome final : public residency::Home {
 
 class SharedMemoryStore final : public ShardStore {
  public:
-  SharedMemoryStore(std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group, std::shared_ptr<Mapping> mapping, const ReducerOptions& options)
-      : parts_(parts), group_(std::move(group)), mapping_(std::move(mapping)), options_(options), computed_(parts.size()) {
+  SharedMemoryStore(std::vector<ShardedPart>& parts, const Mesh& mesh, std::shared_ptr<Mapping> mapping, const ReducerOptions& options)
+      : parts_(parts), mesh_(mesh), group_(mesh.shard), mapping_(std::move(mapping)), options_(options), computed_(parts.size()) {
     for (size_t p = 0; p < parts.size(); ++p)  // views keep the mapping alive
       computed_[p] = at::from_blob(mapping_->at(mapping_->plan.computed[p]), {parts[p].numel()}, [mapping = mapping_](void*) {}, at::TensorOptions().dtype(parts[p].compute_dtype));
   }
@@ -263,7 +334,7 @@ class SharedMemoryStore final : public ShardStore {
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
     return std::make_unique<SharedHome>(computed_[static_cast<size_t>(part.index)], group_->world_size());
   }
-  std::unique_ptr<GradientReducer> make_reducer() override { return std::make_unique<SharedReducer>(parts_, group_, mapping_, options_); }
+  std::unique_ptr<GradientReducer> make_reducer() override { return std::make_unique<SharedReducer>(parts_, mesh_, mapping_, options_); }
   /// All have computed with the old values.
   void before_step() override { mapping_->memory->barrier("optimizer step"); }
   void publish() override {
@@ -281,7 +352,8 @@ class SharedMemoryStore final : public ShardStore {
   }
 
   std::vector<ShardedPart>& parts_;
-  std::shared_ptr<comm::Group> group_;
+  Mesh mesh_;
+  std::shared_ptr<comm::Group> group_;  ///< mesh_.shard
   std::shared_ptr<Mapping> mapping_;
   ReducerOptions options_;
   std::vector<at::Tensor> computed_;  ///< per part: the whole flat storage
@@ -289,13 +361,13 @@ class SharedMemoryStore final : public ShardStore {
 
 }  // namespace
 
-std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const std::shared_ptr<comm::Group>& group, const ReducerOptions& options) {
+std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options) {
   for (const auto& part : parts)
     if (part.trained && !comm::can_average(options.reduce_dtype.value_or(part.compute_dtype))) return nullptr;
-  Plan plan(parts, group->world_size(), options.reduce_dtype);
-  auto memory = comm::SharedMemory::create(group, plan.size);
+  Plan plan(parts, mesh.ranks(), options.reduce_dtype);
+  auto memory = comm::SharedMemory::create(mesh.shard, plan.size, plan.likely);
   if (!memory) return nullptr;
-  return std::make_unique<SharedMemoryStore>(parts, group, std::make_shared<Mapping>(std::move(memory), std::move(plan)), options);
+  return std::make_unique<SharedMemoryStore>(parts, mesh, std::make_shared<Mapping>(std::move(memory), std::move(plan)), options);
 }
 
 }  // namespace accelerate::parallel

@@ -16,6 +16,7 @@
 #include "accelerate/error.hpp"
 #include "residency/activations/replay_state.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
+#include "residency/activations/unit_checkpoints.hpp"
 
 // How it works. In its first run a checkpointed closure has a Frame on the stack of hooks. The Frame gives each tensor that an operator saves a numbered slot and keeps of it only what
 // the determinism check needs. In backward, the first saved variable that is unpacked makes the Frame run its Recipe again with a Rerun on the stack, which counts along and
@@ -294,7 +295,8 @@ void Frame::run_again(int pass, size_t asked) {
 namespace detail {
 
 struct CheckpointedCall::State {
-  State(std::shared_ptr<residency::Frame> frame) : frame(frame), scope(std::move(frame)) {}
+  State(std::shared_ptr<residency::Frame> frame, std::unique_ptr<residency::UnitCheckpoints::Pause> pause) : pause(std::move(pause)), frame(frame), scope(std::move(frame)) {}
+  std::unique_ptr<residency::UnitCheckpoints::Pause> pause;
   std::shared_ptr<residency::Frame> frame;
   residency::SavedTensorHooksScope scope;
 };
@@ -303,6 +305,7 @@ CheckpointedCall::CheckpointedCall(std::function<void(std::vector<at::Tensor>)> 
   using namespace residency;
   if (options.determinism_check != "default" && options.determinism_check != "none")
     throw ConfigError("checkpoint: found determinism_check \"" + options.determinism_check + "\", expected \"default\" or \"none\".");
+  auto pause = std::make_unique<UnitCheckpoints::Pause>();
   auto recipe = std::make_shared<Recipe>(Recipe{std::move(run_again), {}, ReplayState(options.preserve_rng_state)});
   for (const auto& input : inputs) recipe->inputs.emplace_back(input, /*is_output=*/false);
   std::optional<Frame::Claim> outer;
@@ -312,7 +315,7 @@ CheckpointedCall::CheckpointedCall(std::function<void(std::vector<at::Tensor>)> 
   } else if (auto* rerun = dynamic_cast<Rerun*>(around.get())) {
     rerun->offer(recipe);
   }
-  state_ = std::make_unique<State>(std::make_shared<Frame>(options, std::move(recipe), std::move(outer)));
+  state_ = std::make_unique<State>(std::make_shared<Frame>(options, std::move(recipe), std::move(outer)), std::move(pause));
 }
 
 CheckpointedCall::~CheckpointedCall() { state_->frame->end_of_first_run(); }

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "residency/activations/activation_home.hpp"
-#include "residency/activations/spill_file.hpp"
+#include "residency/spill_file.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -145,7 +145,9 @@ class DiskBytes final : public AwayBytes {
 
 class DiskHome final : public ActivationHome {
  public:
-  DiskHome(const std::filesystem::path& directory, int64_t max_pending_bytes) : max_pending_bytes_(max_pending_bytes), file_(std::make_shared<SpillFile>(directory)) {}
+  DiskHome(const std::filesystem::path& directory, int64_t max_pending_bytes) : max_pending_bytes_(max_pending_bytes), file_(std::make_shared<SpillFile>(directory, SpillFile::Wording{.user = "activation offload",
+                                                                        .contents = "the activations of this step",
+                                                                        .advice = "use another directory, a smaller batch, or a larger min_bytes"})) {}
 
   std::unique_ptr<AwayBytes> store(at::Tensor bytes) override {
     const auto size = bytes.numel();

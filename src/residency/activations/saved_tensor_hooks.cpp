@@ -17,9 +17,14 @@ namespace {
 using torch::autograd::Engine;
 using NodePtr = decltype(torch::autograd::Edge::function);  // a shared_ptr up to LibTorch 2.12, then an intrusive_ptr
 
-std::vector<std::shared_ptr<SavedTensorHooks>>& stack() {
-  thread_local std::vector<std::shared_ptr<SavedTensorHooks>> hooks;
-  return hooks;
+struct Entry {
+  const SavedTensorHooksScope* owner;
+  std::shared_ptr<SavedTensorHooks> hooks;
+};
+
+std::vector<Entry>& stack() {
+  thread_local std::vector<Entry> entries;
+  return entries;
 }
 
 /// One saved variable's link from autograd to our hooks.
@@ -50,9 +55,9 @@ class HooksEngine final : public Engine {
   }
   std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override { return next_.make_anomaly_metadata(); }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
-    const auto& hooks = stack();
-    if (hooks.empty()) return next_.get_default_saved_variable_hooks();
-    return hooks.back() ? std::make_unique<Adapter>(hooks.back()) : nullptr;
+    const auto& entries = stack();
+    if (entries.empty()) return next_.get_default_saved_variable_hooks();
+    return entries.back().hooks ? std::make_unique<Adapter>(entries.back().hooks) : nullptr;
   }
 
  private:
@@ -89,14 +94,17 @@ class KeptTensor final : public PackedTensor {
 
 SavedTensorHooksScope::SavedTensorHooksScope(std::shared_ptr<SavedTensorHooks> hooks) {
   install();
-  stack().push_back(std::move(hooks));
+  stack().push_back({this, std::move(hooks)});
 }
 
-SavedTensorHooksScope::~SavedTensorHooksScope() { stack().pop_back(); }
+SavedTensorHooksScope::~SavedTensorHooksScope() {
+  // The last one nearly always; but a unit's checkpoint may begin in a scope of the program and end behind it.
+  std::erase_if(stack(), [this](const Entry& entry) { return entry.owner == this; });
+}
 
 const std::shared_ptr<SavedTensorHooks>& current_saved_tensor_hooks() {
   static const std::shared_ptr<SavedTensorHooks> none;
-  return stack().empty() ? none : stack().back();
+  return stack().empty() ? none : stack().back().hooks;
 }
 
 int64_t saved_tensor_hooks_depth() { return static_cast<int64_t>(stack().size()); }

@@ -15,6 +15,7 @@
 #include "residency/deferred/storage.hpp"
 #include "residency/deferred/plain.hpp"
 #include "residency/operator_facts.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate::residency::deferred {
 namespace {
@@ -105,6 +106,7 @@ void on_values(const Call& call, Tape& tape, torch::jit::Stack* stack) {
 
 at::Tensor on_meta(const at::Tensor& real) {
   Plain plain;
+  const meta_memory::Uncounted sizes_only;
   at::Tensor meta = at::empty_strided(real.sizes(), real.strides(), real.options().device(at::kMeta).pinned_memory(std::nullopt));
   if (real.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
   return meta;
@@ -132,6 +134,7 @@ void on_tape(const Call& call, const std::shared_ptr<Tape>& tape, Scope* scope, 
   }
   try {
     const OpenForMeta open(call.deferred);
+    const meta_memory::Uncounted sizes_only;
     const c10::impl::ExcludeDispatchKeyGuard below(kKey);
     call.op.callBoxed(meta);
   } catch (const c10::NotImplementedError&) {

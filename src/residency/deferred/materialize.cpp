@@ -1,5 +1,7 @@
 #include "residency/deferred/materialize.hpp"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <exception>
 #include <set>
@@ -10,6 +12,7 @@
 #include "residency/deferred/intercept.hpp"
 #include "residency/deferred/plain.hpp"
 #include "residency/fallback.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate {
 namespace deferred = residency::deferred;
@@ -57,6 +60,20 @@ std::vector<at::Tensor> buffers_of(const deferred::Scope& scope) {
   return alive;
 }
 
+/// Of the tensor's storage, on the meta device.
+at::Storage sizes_of(const at::Tensor& tensor) {
+  deferred::Plain plain;
+  return at::empty({static_cast<int64_t>(tensor.storage().nbytes())}, at::TensorOptions().dtype(at::kByte).device(at::kMeta)).storage();
+}
+
+/// Every tensor of the model becomes a plain one of the meta device; initialisers are not run and generators stay as they are.
+void materialize_sizes(const ModelRef& model) {
+  const meta_memory::Purpose all(MemoryUse::parameters);
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& [name, tensor] : model.state())
+    if ((is_deferred(tensor) || !tensor.is_meta()) && seen.insert(tensor.unsafeGetTensorImpl()).second) deferred::adopt(tensor, sizes_of(tensor));
+}
+
 }  // namespace
 
 struct InitScope::Impl {
@@ -101,6 +118,7 @@ InitScope init_on_device(const at::Device& device) {
 bool is_deferred(const at::Tensor& tensor) { return deferred::owner_of(tensor) != nullptr; }
 
 void materialize(const ModelRef& model, const MaterializeOptions& options) {
+  if (options.device && options.device->is_meta()) return materialize_sizes(model);
   const auto targets = targets_of(model);
   for (const auto& [name, tensor, owner] : targets) deferred::adopt(tensor, owner.tape->materialize(owner.node, options.device));
   settle(targets);
@@ -110,6 +128,10 @@ void materialize(const ModelRef& model, const MaterializeOptions& options) {
 void residency::materialize_each(const ModelRef& model, const at::Device& device,
                                  const std::function<void(const std::string& name, const at::Tensor& parameter, at::Tensor value)>& take) {
   const auto targets = targets_of(model);
+  if (device.is_meta()) {
+    for (const auto& [name, tensor, owner] : targets) take(name, tensor, deferred::with_storage(tensor, sizes_of(tensor)));
+    return;
+  }
   for (const auto& [name, tensor, owner] : targets) {
     {
       const auto kept = owner.tape->kept(owner.node);

@@ -9,6 +9,8 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/error.hpp"
 #include "comm/group.hpp"
+#include "residency/counters.hpp"
+#include "utils/meta_memory.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -32,16 +34,34 @@ class Gathering final : public Transfer {
 
 class ShardHome final : public Home {
  public:
-  ShardHome(at::Tensor shard, std::shared_ptr<comm::Group> group, std::string name) : shard_(std::move(shard)), group_(std::move(group)), name_(std::move(name)) {}
+  ShardHome(at::Tensor shard, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near, std::string name)
+      : shard_(std::move(shard)), group_(std::move(group)), near_(std::move(near)), name_(std::move(name)) {}
+  ~ShardHome() override { forget(); }
 
   std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
     if (group_->debug()) agree();
-    at::Tensor sent = shard_.detach().to(flat.options());
-    auto done = group_->all_gather_async(flat.view(at::kByte), sent.view(at::kByte));
-    return std::make_unique<Gathering>(group_, std::move(done), std::move(sent));
+    const meta_memory::Purpose on_the_way(MemoryUse::staging);
+    const auto& group = left_.defined() ? near_ : group_;
+    at::Tensor sent = left_.defined() ? left_ : shard_.detach().to(flat.options());
+    forget();
+    auto done = group->all_gather_async(flat.view(at::kByte), sent.view(at::kByte));
+    return std::make_unique<Gathering>(group, std::move(done), std::move(sent));
+  }
+
+  void recede(const at::Tensor& flat) override {
+    if (!near_) return;
+    forget();
+    const int64_t length = flat.numel() / near_->world_size();
+    left_ = flat.narrow(0, near_->rank() * length, length).clone();
+    counters().add_resident(static_cast<int64_t>(left_.nbytes()));
+  }
+  void forget() override {
+    if (left_.defined()) counters().add_resident(-static_cast<int64_t>(left_.nbytes()));
+    left_.reset();
   }
 
   void store(const at::Tensor& flat) override {
+    forget();
     const at::Tensor mine = flat.narrow(0, group_->rank() * shard_.numel(), shard_.numel());
     at::Tensor shard = shard_.detach();
     if (shard.scalar_type() == flat.scalar_type()) shard.copy_(mine);
@@ -56,24 +76,26 @@ class ShardHome final : public Home {
   void agree() {
     static std::atomic<int64_t> sequence{0};
     const std::string mine = name_ + "#" + std::to_string(++sequence);
-    const auto all = comm::all_gather_bytes(mine);
+    const auto all = comm::all_gather_bytes(*group_, mine);
+    const auto& ranks = group_->global_ranks();
     for (size_t rank = 0; rank < all.size(); ++rank) {
       if (all[rank] == mine) continue;
       const auto unit = [](const std::string& text) { return "'" + text.substr(0, text.rfind('#')) + "' (fetch " + text.substr(text.rfind('#') + 1) + ")"; };
-      throw CommError("all_gather of parameters: rank " + std::to_string(group_->rank()) + " needs unit " + unit(mine) + " but rank " + std::to_string(rank) + " needs unit " + unit(all[rank]) +
+      throw CommError("all_gather of parameters: rank " + std::to_string(ranks[static_cast<size_t>(group_->rank())]) + " needs unit " + unit(mine) + " but rank " + std::to_string(ranks[rank]) + " needs unit " + unit(all[rank]) +
                       "; with sharded parameters all ranks must use the parts of the model in the same order: look for control flow that depends on the rank or on its data");
     }
   }
 
   at::Tensor shard_;
-  std::shared_ptr<comm::Group> group_;
+  std::shared_ptr<comm::Group> group_, near_;
+  at::Tensor left_;  ///< by recede(): this rank's stretch among near_
   std::string name_;
 };
 
 }  // namespace
 
-std::unique_ptr<Home> shard_home(at::Tensor shard, std::shared_ptr<comm::Group> group, std::string name) {
-  return std::make_unique<ShardHome>(std::move(shard), std::move(group), std::move(name));
+std::unique_ptr<Home> shard_home(at::Tensor shard, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near, std::string name) {
+  return std::make_unique<ShardHome>(std::move(shard), std::move(group), std::move(near), std::move(name));
 }
 
 }  // namespace accelerate::residency

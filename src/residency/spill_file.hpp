@@ -11,8 +11,14 @@ namespace accelerate::residency {
 /// The errors are ResourceErrors that name the folder, the operation, the numbers and the system's reason.
 class SpillFile {
  public:
+  /// For errors.
+  struct Wording {
+    const char* user;      ///< "activation offload"
+    const char* contents;  ///< "the activations of this step"
+    const char* advice;    ///< what to do when the disk is full, besides freeing some
+  };
   /// @throws ConfigError if `directory` is not a folder, ResourceError if no file can be made in it.
-  explicit SpillFile(std::filesystem::path directory);
+  SpillFile(std::filesystem::path directory, const Wording& wording);
   SpillFile(const SpillFile&) = delete;
   SpillFile& operator=(const SpillFile&) = delete;
   ~SpillFile();
@@ -27,6 +33,7 @@ class SpillFile {
   [[noreturn]] void fail(const char* operation, int64_t bytes, int error) const;
 
   const std::filesystem::path directory_;
+  const Wording wording_;
   int file_ = -1;
   std::mutex mutex_;
   int64_t end_ = 0;                   ///< of the file

@@ -1,4 +1,4 @@
-#include "residency/activations/spill_file.hpp"
+#include "residency/spill_file.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -31,10 +31,10 @@ int open_without_name(const std::filesystem::path& directory) {
 
 }  // namespace
 
-SpillFile::SpillFile(std::filesystem::path directory) : directory_(std::move(directory)) {
+SpillFile::SpillFile(std::filesystem::path directory, const Wording& wording) : directory_(std::move(directory)), wording_(wording) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(directory_, ignored))
-    throw ConfigError("activation offload: found no folder '" + directory_.string() + "', expected an existing one on a disk with room for the activations. Create it.");
+    throw ConfigError(std::string(wording_.user) + ": found no folder '" + directory_.string() + "', expected an existing one on a disk with room for " + wording_.contents + ". Create it.");
   file_ = open_without_name(directory_);
   if (file_ < 0) fail("making a file", 0, errno);
 }
@@ -43,10 +43,9 @@ SpillFile::~SpillFile() { ::close(file_); }
 
 void SpillFile::fail(const char* operation, int64_t bytes, int error) const {
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-  throw ResourceError("activation offload: " + std::string(operation) + " in '" + directory_.string() + "' failed for " + std::to_string(bytes) + " bytes beside the " +
+  throw ResourceError(std::string(wording_.user) + ": " + operation + " in '" + directory_.string() + "' failed for " + std::to_string(bytes) + " bytes beside the " +
                       std::to_string(end_) + " that the file has: " + std::generic_category().message(error) +
-                      (full ? ". The disk (or the quota, or the limit on file sizes) has no room for the activations of this step. Free some, use another directory, a smaller batch, "
-                              "or a larger min_bytes."
+                      (full ? std::string(". The disk (or the quota, or the limit on file sizes) has no room for ") + wording_.contents + ". Free some; " + wording_.advice + "."
                             : ". Check the folder's permissions and the disk."));
 }
 

@@ -1,0 +1,42 @@
+#include <cmath>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+
+#include "../command.hpp"
+#include "accelerate/bigmodel/estimate.hpp"
+
+namespace {
+
+/// Whole numbers without a point. int4 and bools leave fractions.
+nlohmann::ordered_json bytes(double number) { return number == std::floor(number) ? nlohmann::ordered_json(static_cast<int64_t>(number)) : nlohmann::ordered_json(number); }
+
+nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const accelerate::MaximumSizes& sizes, const std::vector<accelerate::MemoryEstimate>& estimates) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const auto& row : estimates) {
+    nlohmann::ordered_json training = nullptr;
+    if (row.training.peak() >= 0)
+      training = {{"model", bytes(row.training.model)}, {"gradients", bytes(row.training.gradients)}, {"optimizer", bytes(row.training.optimizer)}, {"step", bytes(row.training.step)},
+                  {"peak", bytes(row.training.peak())}};
+    rows.push_back({{"dtype", row.dtype}, {"largest_layer", bytes(row.largest_layer)}, {"total", bytes(row.total)}, {"training_adam", training}});
+  }
+  return {{"model", model.name}, {"library", model.library.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(model.library)}, {"class", model.tree.class_name},
+          {"source", model.source}, {"parameters", model.tree.numel()}, {"largest_layer_names", sizes.largest_layer.names}, {"unit", "bytes"}, {"rows", rows}};
+}
+
+int run(const cli::Arguments& arguments) {
+  std::vector<std::string> dtypes = arguments.all("dtypes");
+  if (dtypes.empty()) dtypes = {"float32", "float16", "int8", "int4"};
+  const std::string& name = arguments.positional.front();
+  const auto model = accelerate::find_model(name, arguments.text("library_name"));
+  const auto sizes = accelerate::calculate_maximum_sizes(model.tree, model.no_split_module_classes);
+  const auto estimates = accelerate::estimate_memory(sizes, dtypes);
+  if (arguments.on("trust_remote_code")) std::cerr << "accelerate estimate-memory: no code of the model is run; the sizes are those of " << model.source << "\n";
+  if (arguments.on("json")) std::cout << json_of(model, sizes, estimates).dump(2) << "\n";
+  else std::cout << accelerate::memory_table(name, estimates) << "\n";
+  return 0;
+}
+
+const cli::Registered kRegistered("estimate-memory", run);
+
+}  // namespace

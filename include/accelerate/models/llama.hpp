@@ -1,0 +1,137 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/pimpl.h>
+
+#include "accelerate/export.hpp"
+#include "accelerate/models/pretrained.hpp"
+
+/// The LLaMA family (1 to 3.x, and what was trained in its form) with Hugging Face's parameter names, so that its folders load and the folders saved here load in
+/// Python's transformers. Shapes: B batch, T tokens, D hidden_size, V vocab_size.
+/// Source: arXiv:2302.13971, arXiv:2407.21783; grouped queries arXiv:2305.13245; rotary positions arXiv:2104.09864; the architecture as transformers has it.
+namespace accelerate::models {
+
+namespace detail {
+class Dense;
+class RmsNorm;
+}  // namespace detail
+
+/// How rotary frequencies are stretched for contexts longer than those of the first training.
+struct LlamaRopeScaling {
+  std::string type = "default";  ///< "default": not at all; "linear": all by `factor`; "llama3": low frequencies by `factor`, high ones not at all, smoothly between.
+  double factor = 1;
+  double low_freq_factor = 1, high_freq_factor = 4;       ///< llama3: waves longer than original / low are low frequencies, shorter than original / high are high ones.
+  int64_t original_max_position_embeddings = 8192;        ///< llama3: context of the first training, in tokens.
+};
+
+/// The fields of config.json; defaults are transformers', those of Llama-2-7b.
+struct ACCELERATE_API LlamaConfig {
+  int64_t vocab_size = 32000;
+  int64_t hidden_size = 4096;
+  int64_t intermediate_size = 11008;
+  int64_t num_hidden_layers = 32;
+  int64_t num_attention_heads = 32;
+  std::optional<int64_t> num_key_value_heads;  ///< Fewer than num_attention_heads: grouped queries. As many where it is not given.
+  std::optional<int64_t> head_dim;             ///< hidden_size / num_attention_heads where it is not given.
+  std::string hidden_act = "silu";             ///< As BertConfig::hidden_act.
+  int64_t max_position_embeddings = 2048;      ///< For information: rotary positions have no end.
+  double initializer_range = 0.02;             ///< Standard deviation of fresh weights.
+  double rms_norm_eps = 1e-6;
+  std::optional<int64_t> pad_token_id;         ///< Its embedding gets no gradient.
+  bool tie_word_embeddings = false;            ///< The head multiplies by the embeddings.
+  double rope_theta = 10000;
+  LlamaRopeScaling rope_scaling;
+  bool attention_bias = false;                 ///< Of the four projections.
+  bool mlp_bias = false;
+  double attention_dropout = 0;
+  std::string other_fields = "{}";             ///< The JSON that was read, so that saving keeps the fields that are not listed here.
+
+  int64_t key_value_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
+  int64_t head_size() const { return head_dim.value_or(hidden_size / num_attention_heads); }
+
+  /// @throws ConfigError naming the first field that is out of range or not supported, with its value.
+  void validate() const;
+  /// Reads `config.json` of a folder. @throws CheckpointError if it is missing, malformed, of another model type or not valid.
+  static LlamaConfig from_pretrained(const std::filesystem::path& folder);
+};
+
+struct LlamaLoadOptions {
+  /// Of the parameters; the files' are converted. Unset: LibTorch's default, fp32.
+  std::optional<at::ScalarType> dtype;
+};
+
+/// Its layers are of class LlamaDecoderLayer: the unit of sharding (transformer_cls_names_to_wrap).
+class ACCELERATE_API LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl> {
+ public:
+  /// @throws ConfigError as LlamaConfig::validate.
+  explicit LlamaModelImpl(const LlamaConfig& config, Weights weights = Weights::fresh);
+  void reset() override;
+
+  /// @param input_ids       [B, T] int64
+  /// @param attention_mask  [B, T], 0 for padding, of any dtype; no padding where it is undefined
+  /// @param position_ids    [B, T] or [1, T] int64; 0, 1, 2, … where it is undefined
+  /// @return the last hidden states [B, T, D]
+  /// @throws ShapeError if shapes differ.
+  torch::Tensor forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {}, const torch::Tensor& position_ids = {});
+
+  const LlamaConfig& config() const { return config_; }
+  const torch::nn::Embedding& embed_tokens() const { return embed_tokens_; }
+  /// Writes config.json and model.safetensors; creates the folder. @throws CheckpointError, ResourceError
+  void save_pretrained(const std::filesystem::path& folder) const;
+
+ private:
+  LlamaConfig config_;
+  torch::nn::Embedding embed_tokens_ = nullptr;
+  torch::nn::ModuleList layers_ = nullptr;
+  std::shared_ptr<detail::RmsNorm> norm_;
+};
+
+/// Handle of a LlamaModelImpl, as torch::nn's modules have.
+class ACCELERATE_API LlamaModel : public torch::nn::ModuleHolder<LlamaModelImpl> {
+ public:
+  using Impl = LlamaModelImpl;
+  using torch::nn::ModuleHolder<LlamaModelImpl>::ModuleHolder;
+  /// Loads a Hugging Face folder (config.json and safetensors, one file or shards), saved with or without a head.
+  /// @param report  Receives what was missing and what was left over.
+  /// @throws CheckpointError if a file is missing or damaged, a shape differs (all of them are listed), or a parameter is missing.
+  static LlamaModel from_pretrained(const std::filesystem::path& folder, const LlamaLoadOptions& options = {}, LoadReport* report = nullptr);
+};
+
+class ACCELERATE_API LlamaForCausalLMImpl : public torch::nn::Cloneable<LlamaForCausalLMImpl> {
+ public:
+  /// @throws ConfigError as LlamaConfig::validate.
+  explicit LlamaForCausalLMImpl(const LlamaConfig& config, Weights weights = Weights::fresh);
+  void reset() override;
+
+  /// @return logits [B, T, V]; parameters as LlamaModelImpl::forward.
+  torch::Tensor forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {}, const torch::Tensor& position_ids = {});
+
+  const LlamaConfig& config() const { return config_; }
+  /// As LlamaModelImpl::save_pretrained.
+  void save_pretrained(const std::filesystem::path& folder) const;
+
+ private:
+  LlamaConfig config_;
+  LlamaModel model_ = nullptr;
+  std::shared_ptr<detail::Dense> lm_head_;  ///< Null where the embeddings are the head.
+};
+
+/// Handle of a LlamaForCausalLMImpl.
+class ACCELERATE_API LlamaForCausalLM : public torch::nn::ModuleHolder<LlamaForCausalLMImpl> {
+ public:
+  using Impl = LlamaForCausalLMImpl;
+  using torch::nn::ModuleHolder<LlamaForCausalLMImpl>::ModuleHolder;
+  /// As LlamaModel::from_pretrained; a missing head is initialised freshly and reported.
+  static LlamaForCausalLM from_pretrained(const std::filesystem::path& folder, const LlamaLoadOptions& options = {}, LoadReport* report = nullptr);
+};
+
+}  // namespace accelerate::models

@@ -1,0 +1,89 @@
+#include "bigmodel/architectures/architectures.hpp"
+
+#include <algorithm>
+
+#include "accelerate/bigmodel/estimate.hpp"
+#include "accelerate/config.hpp"
+#include "bigmodel/architectures/layers.hpp"
+
+namespace accelerate {
+namespace {
+
+using bigmodel::Architecture;
+using bigmodel::Config;
+
+struct Known {
+  const char* model_type;  ///< as config.json names it
+  const char* library;
+  const char* family;  ///< what the class names begin with
+  Architecture (*build)(const Config& config, const std::string& family);
+  const char* body = "";  ///< the name of the model without its head in the class with one, or "": no such class here
+  const char* head_class = "";
+};
+
+constexpr Known kKnown[] = {
+    {"bert", "transformers", "Bert", bigmodel::bert},
+    {"distilbert", "transformers", "DistilBert", bigmodel::distilbert},
+    {"gpt2", "transformers", "GPT2", bigmodel::gpt2, "transformer", "LMHeadModel"},
+    {"gpt_neox", "transformers", "GPTNeoX", bigmodel::gpt_neox},
+    {"gptj", "transformers", "GPTJ", bigmodel::gptj},
+    {"idefics", "transformers", "Idefics", bigmodel::idefics},
+    {"llama", "transformers", "Llama", bigmodel::llama, "model", "ForCausalLM"},
+    {"mistral", "transformers", "Mistral", bigmodel::llama, "model", "ForCausalLM"},
+    {"mixtral", "transformers", "Mixtral", bigmodel::llama, "model", "ForCausalLM"},
+    {"opt", "transformers", "OPT", bigmodel::opt},
+    {"qwen2", "transformers", "Qwen2", bigmodel::llama, "model", "ForCausalLM"},
+    {"qwen3", "transformers", "Qwen3", bigmodel::llama, "model", "ForCausalLM"},
+    {"resnet", "transformers", "ResNet", bigmodel::resnet},
+    {"roberta", "transformers", "Roberta", bigmodel::bert},
+    {"t5", "transformers", "T5", bigmodel::t5},
+    {"vit", "transformers", "ViT", bigmodel::vit},
+    {"resnet18", "timm", "resnet18", bigmodel::timm_resnet},
+    {"resnet34", "timm", "resnet34", bigmodel::timm_resnet},
+    {"resnet50", "timm", "resnet50", bigmodel::timm_resnet},
+    {"resnet101", "timm", "resnet101", bigmodel::timm_resnet},
+    {"resnet152", "timm", "resnet152", bigmodel::timm_resnet},
+};
+
+/// The model inside of one with a language model's head, which has a row for each word as the embedding has.
+ModuleTree with_head(ModuleTree body, const Known& known, const std::string& class_name) {
+  auto words = body.children.front().parameters.front();
+  body.name = known.body;
+  auto head = bigmodel::linear("lm_head", words.shape.at(1), words.shape.at(0), false);
+  return bigmodel::module("", class_name, {std::move(body), std::move(head)});
+}
+
+}  // namespace
+
+std::vector<std::string> known_architectures() {
+  std::vector<std::string> names;
+  for (const auto& known : kKnown) names.emplace_back(known.model_type);
+  return names;
+}
+
+ModelDescription describe_architecture(const std::string& text, const std::string& class_name) {
+  const Config config(nlohmann::json::parse(text, nullptr, false));
+  const bool timm = !config.find("model_type") && config.find("architecture");
+  const std::string type = config.text(timm ? "architecture" : "model_type", "");
+  const auto known = std::find_if(std::begin(kKnown), std::end(kKnown), [&](const Known& k) { return type == k.model_type && (std::string_view(k.library) == "timm") == timm; });
+  if (known == std::end(kKnown)) {
+    std::string list;
+    for (const auto& k : kKnown)
+      if ((std::string_view(k.library) == "timm") == timm) list += (list.empty() ? "" : ", ") + std::string(k.model_type);
+    const auto nearest = nearest_name(type, known_architectures());
+    throw ConfigError((type.empty() ? std::string("the config has no \"model_type\"") : "the architecture '" + type + "' is not known") + (nearest ? " (did you mean '" + *nearest + "'?)" : "") +
+                      ". Known are: " + list + ". For another one give the file or folder with its weights: then sizes are read from their header.");
+  }
+  const std::string family = known->family;
+  auto [tree, no_split] = known->build(config, family);
+  if (const int64_t unexplained = config.size("_unexplained_buffer_floats", 0); unexplained > 0) tree.buffers.push_back({"_unexplained", {unexplained}, "float32", 0, false});
+  for (const auto& name : config.texts("_may_split")) std::erase(no_split, name);
+  if (!class_name.empty() && class_name != tree.class_name) {
+    const std::string with = *known->body ? family + known->head_class : "";
+    if (class_name != with) throw ConfigError("class '" + class_name + "': for a config of '" + type + "' expected " + tree.class_name + (with.empty() ? "" : " or " + with) + ".");
+    tree = with_head(std::move(tree), *known, class_name);
+  }
+  return {.library = known->library, .tree = std::move(tree), .no_split_module_classes = std::move(no_split)};
+}
+
+}  // namespace accelerate

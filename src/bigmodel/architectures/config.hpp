@@ -1,0 +1,104 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "accelerate/error.hpp"
+
+namespace accelerate::bigmodel {
+
+/// The fields of a config.json, with the defaults of the library that wrote it and their types checked.
+class Config {
+ public:
+  explicit Config(nlohmann::json root) : root_(std::move(root)) {
+    if (!root_.is_object()) throw CheckpointError("config.json: it is not a JSON object. It is probably truncated: copy or download it again.");
+  }
+
+  /// Sizes and counts: 0 or more, and small enough that a product of some is no overflow.
+  int64_t size(const char* key, int64_t otherwise) const {
+    const auto* value = find(key);
+    if (!value) return otherwise;
+    constexpr int64_t kLargest = int64_t{1} << 40;
+    if (!value->is_number_integer() || value->get<int64_t>() < 0 || value->get<int64_t>() > kLargest) fail(key, *value, "a size from 0 to 2^40");
+    return value->get<int64_t>();
+  }
+  /// How many times something is built. A number that would fill the memory is a mistake.
+  int64_t count(const char* key, int64_t otherwise) const {
+    const int64_t number = size(key, otherwise);
+    constexpr int64_t kMost = 10'000;
+    if (number > kMost) fail(key, *find(key), "a count of at most 10000");
+    return number;
+  }
+  /// What is divided by: 1 or more.
+  int64_t divisor(const char* key, int64_t otherwise) const {
+    const int64_t number = size(key, otherwise);
+    if (number == 0) fail(key, number, "1 or more");
+    return number;
+  }
+  double number(const char* key, double otherwise) const {
+    const auto* value = find(key);
+    if (!value) return otherwise;
+    if (!value->is_number()) fail(key, *value, "a number");
+    return value->get<double>();
+  }
+  bool flag(const char* key, bool otherwise) const {
+    const auto* value = find(key);
+    if (!value) return otherwise;
+    if (!value->is_boolean()) fail(key, *value, "true or false");
+    return value->get<bool>();
+  }
+  std::string text(const char* key, const std::string& otherwise) const {
+    const auto* value = find(key);
+    if (!value) return otherwise;
+    if (!value->is_string()) fail(key, *value, "a text");
+    return value->get<std::string>();
+  }
+  std::vector<int64_t> counts(const char* key, std::vector<int64_t> otherwise) const {
+    const auto* value = find(key);
+    if (!value) return otherwise;
+    if (!value->is_array()) fail(key, *value, "a list of sizes");
+    std::vector<int64_t> result;
+    for (const auto& item : *value) {
+      constexpr int64_t kMost = 10'000;
+      if (!item.is_number_integer() || item.get<int64_t>() < 1 || item.get<int64_t>() > kMost) fail(key, *value, "a list of sizes from 1 to 10000");
+      result.push_back(item.get<int64_t>());
+    }
+    return result;
+  }
+  std::vector<std::string> texts(const char* key) const {
+    const auto* value = find(key);
+    std::vector<std::string> result;
+    if (!value) return result;
+    if (!value->is_array()) fail(key, *value, "a list of texts");
+    for (const auto& item : *value) {
+      if (!item.is_string()) fail(key, *value, "a list of texts");
+      result.push_back(item.get<std::string>());
+    }
+    return result;
+  }
+  /// A config within this one; empty where there is none.
+  Config inner(const char* key) const {
+    const auto* value = find(key);
+    return Config(value ? *value : nlohmann::json::object());
+  }
+
+  const nlohmann::json* find(const char* key) const {
+    const auto found = root_.find(key);
+    return found == root_.end() || found->is_null() ? nullptr : &*found;
+  }
+
+ private:
+  [[noreturn]] void fail(const char* key, const nlohmann::json& found, const char* expected) const {
+    throw CheckpointError(std::string("config.json: ") + key + " is " + found.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + ", expected " + expected + ".");
+  }
+
+  nlohmann::json root_;
+};
+
+}  // namespace accelerate::bigmodel

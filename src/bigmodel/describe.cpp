@@ -1,0 +1,45 @@
+#include <cstdint>
+#include <unordered_map>
+
+#include "accelerate/bigmodel.hpp"
+#include "accelerate/error.hpp"
+#include "formats/torch_dtypes.hpp"
+
+namespace accelerate {
+namespace {
+
+TensorSpec spec_of(const std::string& name, const at::Tensor& tensor) {
+  const auto* dtype = formats::find_torch_dtype(tensor.scalar_type());
+  if (!dtype) throw ConfigError("describe: '" + name + "' has the dtype " + std::string(c10::toString(tensor.scalar_type())) + ", which has no size in a saved model.");
+  constexpr std::string_view kPrefix = "torch.";
+  return {.name = name, .shape = tensor.sizes().vec(), .dtype = std::string(dtype->name.substr(kPrefix.size())), .identity = reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl())};
+}
+
+}  // namespace
+
+ModuleTree describe(const ModelRef& model) {
+  const auto modules = model.submodules();
+  std::unordered_map<std::string, size_t> index;
+  std::vector<std::vector<size_t>> children(modules.size());
+  std::vector<std::vector<TensorSpec>> buffers(modules.size());
+  for (size_t i = 0; i < modules.size(); ++i) {
+    index.emplace(modules[i].path, i);
+    if (modules[i].parent >= 0) children[static_cast<size_t>(modules[i].parent)].push_back(i);
+  }
+  for (const auto& [name, tensor] : model.buffers()) {
+    const auto dot = name.rfind('.');
+    const auto owner = index.find(dot == std::string::npos ? "" : name.substr(0, dot));
+    if (owner == index.end()) throw InternalError("describe: the buffer '" + name + "' is in no module.");
+    buffers[owner->second].push_back(spec_of(dot == std::string::npos ? name : name.substr(dot + 1), tensor));
+  }
+  const auto build = [&](const auto& self, size_t at) -> ModuleTree {
+    const auto& path = modules[at].path;
+    ModuleTree tree{.name = path.substr(path.rfind('.') == std::string::npos ? 0 : path.rfind('.') + 1), .class_name = modules[at].class_name, .buffers = std::move(buffers[at])};
+    for (const auto& [name, tensor] : modules[at].parameters) tree.parameters.push_back(spec_of(name, tensor));
+    for (const size_t child : children[at]) tree.children.push_back(self(self, child));
+    return tree;
+  };
+  return build(build, 0);
+}
+
+}  // namespace accelerate

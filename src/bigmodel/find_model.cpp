@@ -1,0 +1,163 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "accelerate/bigmodel/estimate.hpp"
+#include "accelerate/config.hpp"
+#include "accelerate/error.hpp"
+#include "bigmodel/built_in_models.hpp"
+#include "bigmodel/gguf_header.hpp"
+
+namespace accelerate {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::string read_text(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file || fs::is_directory(path)) throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) + ".");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// What the header of a safetensors file says about its tensors. Names and numbers are all that is wanted here; the reader in the library checks every rule of the format.
+json read_header(const fs::path& path) {
+  const auto fail = [&](const std::string& what) -> void { throw CheckpointError("safetensors file '" + path.string() + "': " + what); };
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail(std::string("can't open it: ") + std::strerror(errno) + ".");
+  std::error_code error;
+  const auto size = fs::file_size(path, error);
+  unsigned char length_bytes[8];
+  if (error || !file.read(reinterpret_cast<char*>(length_bytes), sizeof length_bytes)) fail("it has no room for the length of a header. It is truncated or no safetensors file.");
+  uint64_t length = 0;
+  for (int i = 7; i >= 0; --i) length = length << 8 | length_bytes[i];
+  constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's limit
+  if (length > kMaxHeaderBytes || length + sizeof length_bytes > size) fail("its header has " + std::to_string(length) + " bytes, the file " + std::to_string(size) + ". It is truncated or no safetensors file.");
+  std::string text(length, '\0');
+  if (!file.read(text.data(), static_cast<std::streamsize>(length))) fail("its header can't be read.");
+  auto header = json::parse(text, nullptr, false);
+  if (!header.is_object()) fail("its header is not a JSON object. It is damaged.");
+  return header;
+}
+
+/// PyTorch's name; floating-point numbers become float32, which models are counted in.
+std::string counted_as(const std::string& dtype, const fs::path& path) {
+  static const std::map<std::string, std::string> kIntegers = {{"BOOL", "bool"}, {"U8", "uint8"},   {"I8", "int8"},   {"I16", "int16"}, {"U16", "uint16"},
+                                                               {"I32", "int32"}, {"U32", "uint32"}, {"I64", "int64"}, {"U64", "uint64"}};
+  if (const auto found = kIntegers.find(dtype); found != kIntegers.end()) return found->second;
+  if (dtype.starts_with("F") || dtype == "BF16") return "float32";
+  if (dtype == "C64") return "complex64";
+  throw CheckpointError("safetensors file '" + path.string() + "': there is no dtype '" + dtype + "'. It is damaged or of a newer format.");
+}
+
+/// Adds a tensor to the tree of modules that its name spells.
+void add_tensor(ModuleTree& root, const std::string& name, TensorSpec tensor) {
+  constexpr auto kDeepest = 100;
+  if (std::count(name.begin(), name.end(), '.') > kDeepest) throw CheckpointError("a tensor has a name of more than " + std::to_string(kDeepest) + " parts: '" + name.substr(0, 60) + "...'. The file is damaged.");
+  ModuleTree* module = &root;
+  size_t begin = 0;
+  for (size_t dot; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1) {
+    const auto part = name.substr(begin, dot - begin);
+    auto child = std::find_if(module->children.begin(), module->children.end(), [&](const auto& c) { return c.name == part; });
+    if (child == module->children.end()) child = module->children.insert(child, ModuleTree{.name = part, .class_name = "Module"});
+    module = &*child;
+  }
+  tensor.name = name.substr(begin);
+  module->parameters.push_back(std::move(tensor));
+}
+
+void add_file(ModuleTree& tree, const fs::path& path) {
+  if (path.extension() == ".gguf") {
+    for (auto& [name, shape] : bigmodel::read_gguf_header(path)) add_tensor(tree, name, {.name = "", .shape = std::move(shape)});
+    return;
+  }
+  const auto header = read_header(path);
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    const bool valid = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() && entry.contains("shape") && entry["shape"].is_array() &&
+                       std::all_of(entry["shape"].begin(), entry["shape"].end(), [](const json& size) { return size.is_number_unsigned() && size.get<int64_t>() >= 0; });
+    if (!valid) throw CheckpointError("safetensors file '" + path.string() + "': '" + name + "' has no dtype and shape. Its header is damaged.");
+    add_tensor(tree, name, {.name = "", .shape = entry["shape"].get<std::vector<int64_t>>(), .dtype = counted_as(entry["dtype"], path)});
+  }
+}
+
+ModelDescription from_weights(const fs::path& path) {
+  ModelDescription model{.source = path.string()};
+  if (path.extension() != ".json") {
+    add_file(model.tree, path);
+    return model;
+  }
+  const auto index = json::parse(read_text(path), nullptr, false);
+  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+    throw CheckpointError("'" + path.string() + "': it has no object \"weight_map\" from tensor names to file names, so it is no index of a model in several files.");
+  std::set<std::string> shards;
+  for (const auto& [name, shard] : index["weight_map"].items())
+    if (shard.is_string()) shards.insert(shard.get<std::string>());
+  for (const auto& shard : shards) {
+    if (fs::path(shard).filename() != shard || !fs::exists(path.parent_path() / shard))
+      throw CheckpointError("index '" + path.string() + "': there is no file '" + shard + "' beside it. Copy all files of the model into one folder.");
+    add_file(model.tree, path.parent_path() / shard);
+  }
+  return model;
+}
+
+std::optional<fs::path> weights_in(const fs::path& folder) {
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json"})
+    if (fs::exists(folder / name)) return folder / name;
+  return std::nullopt;
+}
+
+ModelDescription from_config(const fs::path& path) {
+  auto model = describe_architecture(read_text(path));
+  model.source = path.string();
+  return model;
+}
+
+ModelDescription from_path(const fs::path& path) {
+  if (!fs::is_directory(path)) {
+    if (path.extension() == ".safetensors" || path.extension() == ".gguf" || path.filename().string().ends_with(".index.json")) return from_weights(path);
+    if (path.extension() == ".json") return from_config(path);
+    throw ConfigError("'" + path.string() + "': expected a folder, a config.json, a .safetensors file or its index, or a .gguf file.");
+  }
+  const auto weights = weights_in(path);
+  if (fs::exists(path / "config.json")) {
+    try {
+      return from_config(path / "config.json");
+    } catch (const ConfigError&) {
+      if (!weights) throw;  // else an architecture that is not known, of which the weights say enough
+    }
+  }
+  if (!weights) throw CheckpointError("folder '" + path.string() + "': it has neither config.json nor model.safetensors (nor an index of several files). Is it the folder of a saved model?");
+  return from_weights(*weights);
+}
+
+ModelDescription from_name(const std::string& name) {
+  if (const auto* built_in = bigmodel::find_built_in(name)) {
+    auto model = describe_architecture(std::string(built_in->config));
+    model.source = "built in";
+    return model;
+  }
+  const auto nearest = nearest_name(name, bigmodel::built_in_names());
+  std::string known;
+  for (const auto& built_in : bigmodel::built_in_names()) known += " " + built_in;
+  throw ConfigError("'" + name + "' is neither a file or folder nor the name of a built-in model." + (nearest ? " Did you mean '" + *nearest + "'?" : "") +
+                    " Nothing is downloaded: get its config.json (a few KB) and give that. Built-in:" + known + ".");
+}
+
+}  // namespace
+
+ModelDescription find_model(const std::string& name, const std::string& library) {
+  auto model = fs::exists(name) ? from_path(name) : from_name(name);
+  model.name = name;
+  if (!library.empty() && !model.library.empty() && model.library != library)
+    throw ConfigError("'" + name + "' is a model of " + model.library + ", not of " + library + ". Leave out --library_name, or give the other.");
+  return model;
+}
+
+}  // namespace accelerate

@@ -1,0 +1,242 @@
+#include "accelerate/bigmodel/loading.hpp"
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include <nlohmann/json.hpp>
+
+#include "accelerate/bigmodel.hpp"
+#include "accelerate/config.hpp"
+#include "accelerate/error.hpp"
+#include "checkpoint/saved_state.hpp"
+#include "formats/torch_dtypes.hpp"
+
+namespace accelerate {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpointing::StoredTensor;
+using checkpointing::StoredTensors;
+
+bool is_safetensors(const fs::path& file) { return file.extension() == ".safetensors"; }
+
+StoredTensors open_file(const fs::path& file) { return is_safetensors(file) ? checkpointing::open_safetensors(file) : checkpointing::open_archive(file); }
+
+/// What a checkpoint has, before it is read.
+struct Checkpoint {
+  StoredTensors tensors;
+  bool mapped = false;  ///< Reading a tensor gives a view of its file.
+};
+
+Checkpoint open_index(const fs::path& index) {
+  const auto fail = [&](const std::string& what) -> void { throw CheckpointError("checkpoint index '" + index.string() + "': " + what); };
+  std::ifstream stream(index);
+  if (!stream) fail("can't open it. Check the path and the rights.");
+  const auto root = nlohmann::json::parse(stream, nullptr, false);
+  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) fail("it has no object \"weight_map\" from names of tensors to names of files. Is it truncated, or of another format?");
+  std::map<std::string, std::vector<std::string>> names_in;
+  for (const auto& [name, file] : root["weight_map"].items()) {
+    if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>()) fail("'" + name + "' should be in " + file.dump() + ", which is not the name of a file beside it.");
+    names_in[file.get<std::string>()].push_back(name);
+  }
+  Checkpoint checkpoint{.mapped = true};
+  std::string missing;
+  for (const auto& [file, names] : names_in)
+    if (!fs::exists(index.parent_path() / file)) missing += (missing.empty() ? "" : ", ") + file;
+  if (!missing.empty()) fail("files that it names are not there: " + missing + ". Copy or download all files into the folder of the index.");
+  for (const auto& [file, names] : names_in) {
+    auto tensors = open_file(index.parent_path() / file);
+    checkpoint.mapped = checkpoint.mapped && is_safetensors(file);
+    for (const auto& name : names) {
+      const auto found = tensors.find(name);
+      if (found == tensors.end()) missing += (missing.empty() ? "" : ", ") + name + " (in " + file + ")";
+      else checkpoint.tensors.insert(*found);
+    }
+  }
+  if (!missing.empty()) fail("tensors are not in the files where it says: " + missing + ". Index and files are of different checkpoints.");
+  return checkpoint;
+}
+
+Checkpoint open(const fs::path& path) {
+  if (path.extension() == ".json") return open_index(path);
+  if (!fs::is_directory(path)) return {open_file(path), is_safetensors(path)};
+  for (const char* name : {"model.safetensors", "pytorch_model.bin"})
+    if (fs::exists(path / name)) return open(path / name);
+  std::vector<fs::path> indexes;
+  for (const auto& entry : fs::directory_iterator(path))
+    if (entry.path().filename().string().ends_with(".index.json")) indexes.push_back(entry.path());
+  if (indexes.size() == 1) return open_index(indexes.front());
+  throw CheckpointError("checkpoint folder '" + path.string() + "': it has neither model.safetensors nor pytorch_model.bin, and " + std::to_string(indexes.size()) +
+                        " files *.index.json. Expected one of these; give the file itself if it has another name.");
+}
+
+/// One tensor of the model under all of its names.
+struct Target {
+  std::vector<std::string> names;
+  at::Tensor tensor;
+  bool is_buffer = false;
+};
+
+std::vector<Target> targets_of(const ModelRef& model) {
+  std::vector<Target> targets;
+  std::unordered_map<const at::TensorImpl*, size_t> index;
+  std::set<const at::TensorImpl*> buffers;
+  for (const auto& [name, tensor] : model.buffers()) buffers.insert(tensor.unsafeGetTensorImpl());
+  for (const auto& [name, tensor] : model.state()) {
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    const auto [found, is_new] = index.try_emplace(impl, targets.size());
+    if (is_new) targets.push_back({{}, tensor, buffers.contains(impl)});
+    targets[found->second].names.push_back(name);
+  }
+  return targets;
+}
+
+/// The name under which the checkpoint has it.
+const StoredTensors::value_type* find(const StoredTensors& tensors, const Target& target) {
+  for (const auto& name : target.names)
+    if (const auto found = tensors.find(name); found != tensors.end()) return &*found;
+  return nullptr;
+}
+
+std::string show(at::IntArrayRef sizes, at::ScalarType dtype) {
+  std::string text = "[";
+  for (const int64_t size : sizes) text.append(text.size() > 1 ? ", " : "").append(std::to_string(size));
+  const auto* known = formats::find_torch_dtype(dtype);
+  return text + "] " + (known ? std::string(known->name.substr(known->name.find('.') + 1)) : c10::toString(dtype));
+}
+
+StateDictCheck compare(const std::vector<Target>& targets, const StoredTensors& tensors) {
+  StateDictCheck check;
+  std::set<std::string> known;
+  for (const auto& target : targets) {
+    known.insert(target.names.begin(), target.names.end());
+    const auto* stored = find(tensors, target);
+    if (!stored) {
+      check.missing.push_back(target.names.front());
+      continue;
+    }
+    const auto& [name, saved] = *stored;
+    const auto line = name + ": " + show(saved.sizes, saved.dtype) + " in the checkpoint, " + show(target.tensor.sizes(), target.tensor.scalar_type()) + " in the model";
+    if (at::IntArrayRef(saved.sizes) != target.tensor.sizes() || c10::isFloatingType(saved.dtype) != target.tensor.is_floating_point()) check.mismatched.push_back(line);
+    else if (saved.dtype != target.tensor.scalar_type()) check.converted.push_back(line);
+  }
+  for (const auto& [name, saved] : tensors)
+    if (!known.contains(name)) check.unexpected.push_back(name);
+  return check;
+}
+
+/// Where each tensor goes; empty: where it is.
+std::vector<std::optional<Place>> places_of(const ModelRef& model, const std::vector<Target>& targets, const std::optional<DeviceMap>& device_map) {
+  std::vector<std::optional<Place>> places(targets.size());
+  if (!device_map) return places;
+  std::set<std::string> known{""};
+  for (const auto& module : model.submodules()) known.insert(module.path);
+  for (const auto& target : targets) known.insert(target.names.begin(), target.names.end());
+  std::string unknown;
+  for (const auto& [key, place] : *device_map) {
+    if (known.contains(key)) continue;
+    const auto nearest = nearest_name(key, {known.begin(), known.end()});
+    unknown += "\n  " + key + (nearest ? " (did you mean '" + *nearest + "'?)" : "");
+  }
+  if (!unknown.empty()) throw ConfigError("load_checkpoint_in_model: the device map has keys that name no module or tensor of the model:" + unknown);
+  // Buffers of modules that infer_auto_device_map() has split are where the model computes.
+  Place computes("cpu");
+  for (const auto& [key, place] : *device_map)
+    if (place.is_gpu() || place.is_mps()) computes = std::min(computes, place);
+  std::string missing;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    for (const auto& name : targets[i].names)
+      if (!places[i]) places[i] = place_of(*device_map, name);
+    if (!places[i] && targets[i].is_buffer) places[i] = computes;
+    if (!places[i]) missing += "\n  " + targets[i].names.front();
+  }
+  if (!missing.empty()) throw ConfigError("load_checkpoint_in_model: the device map has no place for" + missing + "\nName them or the modules that they are in, or \"\" for all that is not named.");
+  return places;
+}
+
+at::Device device_of(const Place& place) {
+  if (place.is_mps()) return at::kMPS;
+  if (!place.is_gpu()) return at::kCPU;
+  return {at::getAccelerator().value_or(at::kCUDA), static_cast<c10::DeviceIndex>(place.gpu())};
+}
+
+at::ScalarType dtype_of(const Target& target, const LoadCheckpointOptions& options) {
+  if (!options.dtype || !target.tensor.is_floating_point()) return target.tensor.scalar_type();
+  if (*options.dtype != at::kHalf) return *options.dtype;
+  for (const auto& name : target.names)
+    for (const auto& module : options.keep_in_fp32_modules)
+      if (("." + name + ".").find("." + module + ".") != std::string::npos) return at::kFloat;
+  return at::kHalf;
+}
+
+bool stays_on_disk(const Target& target, const std::optional<Place>& place, const LoadCheckpointOptions& options) { return place && place->is_disk() && (!target.is_buffer || options.offload_buffers); }
+
+std::string listed(const char* heading, const std::vector<std::string>& lines) {
+  std::string text;
+  for (const auto& line : lines) text += (text.empty() ? std::string("\n") + heading + ":\n  " : "\n  ") + line;
+  return text;
+}
+
+}  // namespace
+
+std::string StateDictCheck::text() const {
+  std::string text = listed("missing in the checkpoint", missing) + listed("not in the model", unexpected) + listed("of another shape or kind", mismatched) + listed("converted", converted);
+  return text.empty() ? text : text.substr(1);
+}
+
+StateDictCheck check_state_dict(const ModelRef& model, const fs::path& checkpoint) { return compare(targets_of(model), open(checkpoint).tensors); }
+
+void load_checkpoint_in_model(const ModelRef& model, const fs::path& path, const LoadCheckpointOptions& options) {
+  const auto targets = targets_of(model);
+  const auto places = places_of(model, targets, options.device_map);
+  const auto checkpoint = open(path);
+  auto check = compare(targets, checkpoint.tensors);
+  if (!options.strict) check.missing.clear(), check.unexpected.clear();
+  if (!check.fits()) {
+    check.converted.clear();
+    throw CheckpointError("load_checkpoint_in_model: '" + path.string() + "' does not fit the model. Nothing was loaded.\n" + check.text() +
+                          (check.mismatched.empty() ? "\nTo load what is in both, set strict = false." : "\nIs it the checkpoint of another model or configuration?"));
+  }
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const auto* stored = find(checkpoint.tensors, targets[i]);
+    if (stored && stays_on_disk(targets[i], places[i], options) && options.offload_folder.empty() && (!checkpoint.mapped || stored->second.dtype != dtype_of(targets[i], options)))
+      throw CheckpointError("load_checkpoint_in_model: '" + stored->first + "' is to be on disk, and can't be used where it lies in '" + path.string() + "', because " +
+                            (checkpoint.mapped ? "it is converted to another dtype" : "only safetensors files are mapped") + ". Give offload_folder, a folder with room for such weights.");
+  }
+
+  const c10::NoGradGuard no_grad;
+  OffloadIndex offloaded;
+  if (!options.offload_folder.empty()) {
+    std::error_code error;
+    fs::create_directories(options.offload_folder, error);
+    if (error) throw CheckpointError("load_checkpoint_in_model: can't create the folder '" + options.offload_folder.string() + "': " + error.message() + ".");
+  }
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const auto* stored = find(checkpoint.tensors, targets[i]);
+    if (!stored) continue;
+    at::Tensor target = targets[i].tensor;
+    const auto dtype = dtype_of(targets[i], options);
+    auto value = stored->second.read_whole();
+    if (stays_on_disk(targets[i], places[i], options)) {
+      if (!checkpoint.mapped || value.scalar_type() != dtype) {
+        const auto& name = targets[i].names.front();
+        offload_weight(value.to(dtype), name, options.offload_folder, &offloaded);
+        value = load_offloaded_weight(options.offload_folder / (name + ".dat"), offloaded.back().second);
+      }
+    } else {
+      const auto device = places[i] ? device_of(*places[i]) : target.is_meta() ? at::Device(at::kCPU) : target.device();
+      value = value.to(at::TensorOptions().dtype(dtype).device(device), /*non_blocking=*/false, /*copy=*/checkpoint.mapped);
+    }
+    target.set_data(value);
+  }
+  save_offload_index(offloaded, options.offload_folder);
+}
+
+}  // namespace accelerate

@@ -1,0 +1,200 @@
+#include "accelerate/bigmodel/offload.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "accelerate/config.hpp"
+#include "accelerate/error.hpp"
+#include "accelerate/safetensors.hpp"
+#include "formats/mapped_file.hpp"
+#include "formats/torch_dtypes.hpp"
+#include "utils/atomic_file.hpp"
+
+namespace accelerate {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr const char* kIndexName = "index.json";
+
+fs::path index_of(const fs::path& folder) { return folder / kIndexName; }
+
+/// The file of a weight. Its name comes from others' indexes too, so it must not lead anywhere else.
+fs::path file_of(const fs::path& folder, const std::string& name) {
+  if (name.empty() || name.find('/') != std::string::npos || name.find('\0') != std::string::npos)
+    throw CheckpointError("offload folder '" + folder.string() + "': '" + name + "' can't be the name of a weight, because its file would not be in the folder. Names of weights have no '/'.");
+  return folder / (name + ".dat");
+}
+
+/// bool and numbers that NumPy has, bfloat16 and the 8-bit floats: what the reference can write.
+bool has_name_in_index(at::ScalarType type) { return formats::find_torch_dtype(type) && type != at::kComplexHalf && type != at::kFloat4_e2m1fn_x2; }
+
+std::string name_of(at::ScalarType type) {
+  constexpr std::string_view kPrefix = "torch.";
+  return std::string(formats::find_torch_dtype(type)->name.substr(kPrefix.size()));
+}
+
+at::ScalarType type_of(const std::string& name, const std::string& where) {
+  const auto* dtype = formats::find_torch_dtype("torch." + name);
+  if (!dtype || !has_name_in_index(dtype->type)) throw CheckpointError(where + ": the dtype '" + name + "' is not one that offload folders have, like float32, bfloat16 or int64.");
+  return dtype->type;
+}
+
+ordered_json json_of(const OffloadedWeight& weight) {
+  ordered_json entry = ordered_json::object();
+  if (!weight.safetensors_file.empty()) {
+    entry["safetensors_file"] = weight.safetensors_file.string();
+    if (!weight.weight_name.empty()) entry["weight_name"] = weight.weight_name;
+    if (!weight.dtype.empty()) entry["dtype"] = weight.dtype;
+  } else {
+    entry["dtype"] = weight.dtype;
+    entry["shape"] = weight.shape;
+  }
+  return entry;
+}
+
+ordered_json parse_index(const fs::path& file) {
+  std::ifstream stream(file);
+  if (!stream) throw CheckpointError("offload index '" + file.string() + "': can't open it. Is its folder one that offload_state_dict wrote?");
+  auto root = ordered_json::parse(stream, nullptr, false);
+  if (!root.is_object()) throw CheckpointError("offload index '" + file.string() + "': it is not a JSON object. It is probably truncated: offload the weights again.");
+  return root;
+}
+
+OffloadedWeight weight_of(const std::string& name, const ordered_json& entry, const fs::path& file) {
+  const auto fail = [&](const std::string& what) -> void {
+    throw CheckpointError("offload index '" + file.string() + "': '" + name + "' is " + entry.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + ", " + what);
+  };
+  const auto text = [&](const char* key) -> std::string {
+    if (!entry.contains(key) || entry[key].is_null()) return "";
+    if (!entry[key].is_string()) fail(std::string("expected a text under \"") + key + "\".");
+    return entry[key].get<std::string>();
+  };
+  if (!entry.is_object()) fail("expected an object.");
+  OffloadedWeight weight{.dtype = text("dtype"), .safetensors_file = text("safetensors_file"), .weight_name = text("weight_name")};
+  if (!weight.safetensors_file.empty()) return weight;
+  if (weight.dtype.empty() || !entry.contains("shape") || !entry["shape"].is_array()) fail("expected \"dtype\" and \"shape\", or \"safetensors_file\".");
+  for (const auto& size : entry["shape"]) {
+    if (!size.is_number_integer() || size.get<int64_t>() < 0) fail("expected sizes of 0 or more in its shape.");
+    weight.shape.push_back(size.get<int64_t>());
+  }
+  return weight;
+}
+
+}  // namespace
+
+void offload_weight(const at::Tensor& weight, const std::string& name, const fs::path& folder, OffloadIndex* index) {
+  const auto file = file_of(folder, name);
+  if (!weight.defined() || weight.is_meta()) throw CheckpointError("offload_weight: '" + name + "' has no data (it is on the meta device). Give it values first, with materialize() or from a checkpoint.");
+  if (!has_name_in_index(weight.scalar_type()) || weight.layout() != at::kStrided)
+    throw CheckpointError("offload_weight: '" + name + "' is " + (weight.layout() == at::kStrided ? std::string("of dtype ") + c10::toString(weight.scalar_type()) : "sparse") + ", which an offload folder can't hold. Convert it first.");
+  const auto values = weight.detach().to(at::kCPU).contiguous();
+  AtomicFile out("offload_weight", file);
+  // NumPy can't map an empty file, so the reference leaves one byte for a tensor without elements.
+  out.write(values.numel() == 0 ? std::string_view("\0", 1) : std::string_view(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
+  out.finish();
+  if (!index) return;
+  std::erase_if(*index, [&](const auto& entry) { return entry.first == name; });
+  index->emplace_back(name, OffloadedWeight{.dtype = name_of(weight.scalar_type()), .shape = weight.sizes().vec()});
+}
+
+at::Tensor load_offloaded_weight(const fs::path& file, const OffloadedWeight& weight) {
+  const auto type = type_of(weight.dtype, "offloaded weight '" + file.string() + "'");
+  const auto map = std::make_shared<formats::MappedFile>(file);
+  int64_t bytes = static_cast<int64_t>(c10::elementSize(type));
+  for (const int64_t size : weight.shape)
+    if (__builtin_mul_overflow(bytes, size, &bytes)) bytes = std::numeric_limits<int64_t>::max();
+  if (map->size() < bytes)
+    throw CheckpointError("offloaded weight '" + file.string() + "': the file has " + std::to_string(map->size()) + " bytes, its shape and dtype " + weight.dtype + " need " + std::to_string(bytes) +
+                          ". It is truncated or of another model: offload the weights again.");
+  if (bytes == 0) return at::empty(weight.shape, at::TensorOptions().dtype(type));
+  return at::from_blob(map->data(), weight.shape, [map](void*) {}, at::TensorOptions().dtype(type));
+}
+
+void save_offload_index(const OffloadIndex& index, const fs::path& folder) {
+  if (index.empty()) return;
+  const auto file = index_of(folder);
+  auto root = fs::exists(file) ? parse_index(file) : ordered_json::object();
+  for (const auto& [name, weight] : index) root[name] = json_of(weight);
+  AtomicFile out("save_offload_index", file);
+  out.write(root.dump(2, ' ', /*ensure_ascii=*/true));
+  out.finish();
+}
+
+OffloadIndex load_offload_index(const fs::path& folder) {
+  const auto file = index_of(folder);
+  OffloadIndex index;
+  const auto root = parse_index(file);
+  for (const auto& [name, entry] : root.items()) index.emplace_back(name, weight_of(name, entry, file));
+  return index;
+}
+
+void offload_state_dict(const fs::path& folder, const NamedTensors& state_dict) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw CheckpointError("offload_state_dict: can't create the folder '" + folder.string() + "': " + error.message() + ".");
+  OffloadIndex index;
+  for (const auto& [name, tensor] : state_dict) offload_weight(tensor, name, folder, &index);
+  save_offload_index(index, folder);
+}
+
+struct OffloadedWeightsLoader::Content {
+  std::map<std::string, at::Tensor> in_memory;
+  fs::path folder;
+  std::map<std::string, OffloadedWeight> index;
+  std::vector<std::string> names;
+  mutable std::mutex mutex;  ///< guards what follows
+  mutable std::map<fs::path, SafetensorsFile> open;
+
+  SafetensorsFile opened(const fs::path& path) const {
+    const std::lock_guard lock(mutex);
+    const auto found = open.find(path);
+    return found != open.end() ? found->second : open.emplace(path, SafetensorsFile(path)).first->second;
+  }
+};
+
+OffloadedWeightsLoader::OffloadedWeightsLoader(OffloadedWeightsLoaderOptions options) {
+  if (options.state_dict.empty() && options.save_folder.empty() && !options.index)
+    throw ConfigError("OffloadedWeightsLoader: there is nothing to load from. Give a state_dict, the save_folder of an earlier offload_state_dict, or an index.");
+  auto content = std::make_shared<Content>();
+  for (const auto& [name, tensor] : options.state_dict) content->names.push_back(name);
+  if (!options.index && !options.save_folder.empty()) options.index = load_offload_index(options.save_folder);
+  if (options.index)
+    for (auto& [name, weight] : *options.index) {
+      if (!options.state_dict.contains(name) && !content->index.contains(name)) content->names.push_back(name);
+      content->index.insert_or_assign(name, std::move(weight));
+    }
+  content->in_memory = std::move(options.state_dict);
+  content->folder = std::move(options.save_folder);
+  content_ = std::move(content);
+}
+
+at::Tensor OffloadedWeightsLoader::operator[](const std::string& name) const {
+  if (const auto found = content_->in_memory.find(name); found != content_->in_memory.end()) return found->second;
+  const auto found = content_->index.find(name);
+  if (found == content_->index.end()) {
+    const auto nearest = nearest_name(name, names());
+    throw CheckpointError("there is no offloaded weight '" + name + "' among " + std::to_string(size()) + "." + (nearest ? " Did you mean '" + *nearest + "'?" : ""));
+  }
+  const auto& weight = found->second;
+  if (weight.safetensors_file.empty()) {
+    if (content_->folder.empty()) throw ConfigError("OffloadedWeightsLoader: '" + name + "' is in a file of its own, and no save_folder was given to look for it.");
+    return load_offloaded_weight(file_of(content_->folder, name), weight);
+  }
+  const auto tensor = content_->opened(weight.safetensors_file).tensor(weight.weight_name.empty() ? name : weight.weight_name);
+  return weight.dtype.empty() ? tensor : tensor.to(type_of(weight.dtype, "offloaded weight '" + name + "'"));
+}
+
+bool OffloadedWeightsLoader::contains(const std::string& name) const { return content_->in_memory.contains(name) || content_->index.contains(name); }
+const std::vector<std::string>& OffloadedWeightsLoader::names() const { return content_->names; }
+
+}  // namespace accelerate

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <string>
+
+#include "accelerate/error.hpp"
+
+namespace accelerate::formats {
+
+/// A whole file in memory, page by page as it is touched. Private: a write copies the page and the file stays as it is.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path) {
+    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) + ". Check the path and the rights.");
+    struct stat status {};
+    if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
+      ::close(file);
+      throw CheckpointError("can't read '" + path.string() + "': it is not a regular file. Pass the file, not its folder.");
+    }
+    size_ = status.st_size;
+    int error = 0;
+    if (size_ > 0) {
+      // Without a reservation of swap: a file larger than memory can be mapped, though it will hardly be written to.
+      data_ = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file, 0);
+      error = errno;
+    }
+    ::close(file);
+    if (data_ == MAP_FAILED) throw CheckpointError("can't map the " + std::to_string(size_) + " bytes of '" + path.string() + "': " + std::strerror(error) + ".");
+  }
+  ~MappedFile() {
+    if (size_ > 0) ::munmap(data_, static_cast<size_t>(size_));
+  }
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  char* data() const { return static_cast<char*>(data_); }
+  int64_t size() const { return size_; }
+
+ private:
+  void* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+}  // namespace accelerate::formats

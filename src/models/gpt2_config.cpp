@@ -1,0 +1,86 @@
+#include "accelerate/error.hpp"
+#include "models/bert_config.hpp"
+#include "models/check_field.hpp"
+#include "models/gpt2_config.hpp"
+#include "models/json_file.hpp"
+
+namespace accelerate::models {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kConfigFile = "config.json";
+
+constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "GPT2Config", field, found, expected); };
+
+}  // namespace
+
+void GPT2Config::validate() const {
+  const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", vocab_size}, {"n_positions", n_positions}, {"n_embd", n_embd}, {"n_layer", n_layer}, {"n_head", n_head}, {"n_inner", inner_size()}};
+  for (const auto& [field, size] : sizes) require(size >= 1, field, size, "at least 1");
+  require(n_embd % n_head == 0, "n_embd", n_embd, "a multiple of n_head, which is " + std::to_string(n_head));
+  require(find_activation(activation_function).has_value(), "activation_function", "'" + activation_function + "'", "one of " + known_activations());
+  const std::pair<const char*, double> probabilities[] = {{"resid_pdrop", resid_pdrop}, {"embd_pdrop", embd_pdrop}, {"attn_pdrop", attn_pdrop}};
+  for (const auto& [field, probability] : probabilities) require(probability >= 0 && probability < 1, field, probability, "a probability from 0 to below 1");
+  require(initializer_range >= 0, "initializer_range", initializer_range, "0 or more");
+  require(layer_norm_epsilon > 0, "layer_norm_epsilon", layer_norm_epsilon, "more than 0");
+}
+
+GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
+  const JsonFile file(folder / kConfigFile);
+  std::string model_type = "gpt2";
+  file.read("model_type", model_type);
+  if (model_type != "gpt2") file.fail("model_type", model_type, "'gpt2'; load it with the class of its architecture");
+  bool cross_attention = false;
+  file.read("add_cross_attention", cross_attention);
+  if (cross_attention) file.fail("add_cross_attention", true, "false; only the decoder alone is supported");
+  GPT2Config config;
+  file.read("vocab_size", config.vocab_size);
+  file.read("n_positions", config.n_positions);
+  file.read("n_embd", config.n_embd);
+  file.read("n_layer", config.n_layer);
+  file.read("n_head", config.n_head);
+  file.read("n_inner", config.n_inner);
+  file.read("activation_function", config.activation_function);
+  file.read("resid_pdrop", config.resid_pdrop);
+  file.read("embd_pdrop", config.embd_pdrop);
+  file.read("attn_pdrop", config.attn_pdrop);
+  file.read("layer_norm_epsilon", config.layer_norm_epsilon);
+  file.read("initializer_range", config.initializer_range);
+  file.read("scale_attn_weights", config.scale_attn_weights);
+  file.read("scale_attn_by_inverse_layer_idx", config.scale_attn_by_inverse_layer_idx);
+  file.read("tie_word_embeddings", config.tie_word_embeddings);
+  config.other_fields = file.root().dump();
+  try {
+    config.validate();
+  } catch (const ConfigError& error) {
+    throw CheckpointError("'" + (folder / kConfigFile).string() + "': " + error.what());
+  }
+  return config;
+}
+
+std::string to_json(const GPT2Config& config, const std::string& architecture, const std::string& dtype) {
+  auto json = ordered_json::parse(config.other_fields);
+  json["architectures"] = {architecture};
+  json["model_type"] = "gpt2";
+  json["vocab_size"] = config.vocab_size;
+  json["n_positions"] = config.n_positions;
+  json["n_embd"] = config.n_embd;
+  json["n_layer"] = config.n_layer;
+  json["n_head"] = config.n_head;
+  json["n_inner"] = config.n_inner ? ordered_json(*config.n_inner) : ordered_json();
+  json["activation_function"] = config.activation_function;
+  json["resid_pdrop"] = config.resid_pdrop;
+  json["embd_pdrop"] = config.embd_pdrop;
+  json["attn_pdrop"] = config.attn_pdrop;
+  json["layer_norm_epsilon"] = config.layer_norm_epsilon;
+  json["initializer_range"] = config.initializer_range;
+  json["scale_attn_weights"] = config.scale_attn_weights;
+  json["scale_attn_by_inverse_layer_idx"] = config.scale_attn_by_inverse_layer_idx;
+  json["tie_word_embeddings"] = config.tie_word_embeddings;
+  json.erase("torch_dtype");  // the old name of the next
+  json["dtype"] = dtype;
+  return json.dump(2) + "\n";
+}
+
+}  // namespace accelerate::models

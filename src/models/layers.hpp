@@ -1,0 +1,55 @@
+#pragma once
+
+#include <optional>
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/rms_norm.h>
+
+/// Layers that several architectures share. They start uninitialised: weights come from a file, or from the model's own initialiser.
+namespace accelerate::models::detail {
+
+/// A linear layer. torch::nn::Linear would spend time on weights that are replaced at once, and in three dimensions it adds the bias in a
+/// pass of its own, which at::linear fuses into the product.
+class Dense : public torch::nn::Cloneable<Dense> {
+ public:
+  Dense(int64_t inputs, int64_t outputs, bool with_bias = true) : inputs_(inputs), outputs_(outputs), with_bias_(with_bias) { reset(); }
+
+  void reset() override {
+    weight_ = register_parameter("weight", torch::empty({outputs_, inputs_}));
+    if (with_bias_) bias_ = register_parameter("bias", torch::empty({outputs_}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return with_bias_ ? at::linear(x, weight_, bias_) : at::linear(x, weight_); }
+
+ private:
+  int64_t inputs_, outputs_;
+  bool with_bias_;
+  torch::Tensor weight_, bias_;
+};
+
+/// Scales each row to a mean square of 1. Source: arXiv:1910.07467.
+class RmsNorm : public torch::nn::Cloneable<RmsNorm> {
+ public:
+  RmsNorm(int64_t size, double eps) : size_(size), eps_(eps) { reset(); }
+
+  void reset() override { weight_ = register_parameter("weight", torch::empty({size_})); }
+  torch::Tensor forward(const torch::Tensor& x) { return at::rms_norm(x, {size_}, weight_, eps_); }
+
+ private:
+  int64_t size_;
+  double eps_;
+  torch::Tensor weight_;
+};
+
+inline torch::nn::Embedding make_embedding(int64_t count, int64_t size, std::optional<int64_t> padding_idx = std::nullopt) {
+  auto options = torch::nn::EmbeddingOptions(count, size)._weight(torch::empty({count, size}));
+  options.padding_idx(padding_idx);
+  torch::nn::Embedding embedding(options);
+  embedding->options._weight(torch::Tensor());  // else clones would share it
+  return embedding;
+}
+
+}  // namespace accelerate::models::detail

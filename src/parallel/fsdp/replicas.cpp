@@ -1,0 +1,64 @@
+#include "parallel/fsdp/replicas.hpp"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <utility>
+
+#include "comm/group.hpp"
+#include "comm/shared_memory.hpp"
+
+namespace accelerate::parallel {
+
+Replicas::Replicas(const std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group)
+    : group_(std::move(group)), gradients_(parts.size()), exchange_(parts.size()) {
+  if (comm::SharedMemory::create(group_, 1)) shared_ = std::make_unique<comm::SharedAllReduce>(group_);
+  for (size_t p = parts.size(); p-- > 0;)
+    if (parts[p].trained) order_.push_back(p);
+}
+
+void Replicas::add(size_t part, at::Tensor gradient) {
+  gradients_[part] = std::move(gradient);
+  // Adding up in shared memory blocks: not while other ranks of the shard group may wait for this one.
+  if (!shared_) advance();
+}
+
+void Replicas::advance() {
+  for (; next_ < order_.size(); ++next_) {
+    at::Tensor& gradient = gradients_[order_[next_]];
+    if (!gradient.defined()) return;
+    if (shared_) {
+      const size_t p = order_[next_];
+      at::Tensor& exchanged = exchange_[p];
+      if (!exchanged.defined()) exchanged = at::empty_like(gradient);
+      exchanged.copy_(gradient);
+      if (shared_->average_(p, exchanged, static_cast<double>(group_->world_size()))) {
+        gradient.copy_(exchanged);
+        continue;
+      }
+    }
+    gradient.div_(group_->world_size());  // before the sum, which half precision might not hold
+    running_.push_back(group_->all_reduce_async(gradient));
+  }
+}
+
+void Replicas::finish(std::vector<std::vector<char>>& used) {
+  advance();
+  for (const auto& future : std::exchange(running_, {})) group_->wait("backward", *future);
+  int64_t members = 0;
+  for (const size_t p : order_) members += static_cast<int64_t>(used[p].size());
+  at::Tensor flags = at::zeros({members}, at::kInt);
+  int32_t* flag = flags.mutable_data_ptr<int32_t>();
+  for (const size_t p : order_)
+    for (const char one : used[p]) *flag++ = one;
+  flags = flags.to(group_->device());
+  group_->all_reduce_(flags, Reduction::max);
+  flags = flags.cpu();
+  const int32_t* common = flags.const_data_ptr<int32_t>();
+  for (const size_t p : order_)
+    for (char& one : used[p]) one = *common++ != 0;
+  for (auto& gradient : gradients_) gradient.reset();
+  next_ = 0;
+}
+
+}  // namespace accelerate::parallel

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "residency/activations/saved_tensor_hooks.hpp"
+
+namespace accelerate::residency {
+
+/// A stretch of a forward as a list of operators that can run again. Tensors that it makes are numbers in it and not kept; tensors that come from outside are.
+/// What operators don't show can't be run again: values that are written through a pointer, and custom autograd functions.
+class OperatorTape {
+ public:
+  /// @param name  for errors
+  explicit OperatorTape(std::string name) : name_(std::move(name)) {}
+
+  /// Runs the operator by `call` and writes it down.
+  void record(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::function<void()>& call);
+  /// Nothing more comes.
+  void close();
+  /// Runs everything again, with the given tensors in place of those that take_out() took. @throws ShapeError when a tensor from outside was written to since.
+  void replay(const std::vector<at::Tensor>& inputs) const;
+
+  /// Hands over what came from outside so far, but for what `stays` says: replay() gets it back.
+  std::vector<at::Tensor> take_out(const torch::jit::Stack& arguments, const std::function<bool(const at::Tensor&)>& stays);
+
+ private:
+  static constexpr int32_t kUndefined = -1;
+  struct Argument {
+    enum class Kind { plain, tensor, list, optionals } kind = Kind::plain;
+    c10::IValue plain;
+    c10::SmallVector<int32_t, 2> slots;
+  };
+  struct Record {
+    c10::OperatorHandle op;
+    c10::SmallVector<Argument, 4> arguments;
+    c10::SmallVector<int32_t, 2> results;  ///< slots, tensor by tensor
+    c10::impl::LocalDispatchKeySet keys;   ///< of the thread: autocast, no-grad kernels
+    bool grad_mode;
+    c10::SmallVector<int32_t, 2> last_uses;  ///< slots that nobody asks for afterwards
+  };
+  /// A tensor from outside.
+  struct Input {
+    int32_t slot;
+    at::Tensor tensor;
+    std::optional<VersionStamp> stamp;
+    bool written = false;          ///< by the tape: `tensor` is what it was before
+    std::optional<size_t> given;   ///< replay() gets it
+  };
+  struct Known {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> alive;  ///< keeps the address from being used again
+    int32_t slot;
+  };
+
+  int32_t slot_of(const at::Tensor& tensor);
+  int32_t remember(const at::Tensor& tensor);
+  void keep_before_write(const c10::OperatorHandle& op, const at::Tensor& tensor);
+
+  std::string name_;
+  std::vector<Record> records_;
+  std::vector<Input> inputs_;
+  std::unordered_map<const c10::TensorImpl*, Known> known_;
+  int32_t slots_ = 0;
+  size_t given_ = 0;
+};
+
+}  // namespace accelerate::residency

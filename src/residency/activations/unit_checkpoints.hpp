@@ -1,0 +1,61 @@
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <functional>
+#include <memory>
+
+namespace accelerate::residency {
+
+class Residency;
+class Unit;
+
+struct UnitCheckpointOptions {
+  bool offload = false;  ///< what a unit begins with goes to host memory until backward
+};
+
+/// Activation checkpointing of units, without a word in the model. LibTorch's modules have no hooks, but every operator of a forward comes by the fallback: from the first operator that
+/// touches a unit until one that touches another unit, operators are written down, what they save is not kept, and in backward they run again. What happens outside of units
+/// (the root's parameters) is not checkpointed; where the program itself calls checkpoint(), that is what counts.
+class UnitCheckpoints {
+ public:
+  UnitCheckpoints(const Residency& units, const UnitCheckpointOptions& options) : units_(units), options_(options) {}
+  ~UnitCheckpoints() { end(); }
+  UnitCheckpoints(const UnitCheckpoints&) = delete;
+  UnitCheckpoints& operator=(const UnitCheckpoints&) = delete;
+
+  /// Around a forward on this thread; forwards of other models may lie within. end() may come twice.
+  void begin();
+  void end();
+
+  /// For the fallback. @return true when the operator was carried out by `call`.
+  void run(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::function<void()>& call);
+  /// Who checkpoints the operators of this thread; null: nobody.
+  static UnitCheckpoints* current();
+
+  /// While it lives, the program's own checkpoint() is at work on this thread.
+  class Pause {
+   public:
+    Pause();
+    ~Pause();
+    Pause(const Pause&) = delete;
+    Pause& operator=(const Pause&) = delete;
+
+   private:
+    UnitCheckpoints* paused_;
+  };
+
+ private:
+  struct Span;
+  void open(const Unit& unit, const torch::jit::Stack& arguments);
+  void close();
+
+  const Residency& units_;
+  const UnitCheckpointOptions options_;
+  bool active_ = false, opening_ = false;
+  UnitCheckpoints* outer_ = nullptr;
+  std::shared_ptr<Span> span_;
+};
+
+}  // namespace accelerate::residency

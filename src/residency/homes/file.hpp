@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accelerate/safetensors.hpp"
+#include "residency/home.hpp"
+#include "residency/unit.hpp"
+#include "residency/worker.hpp"
+
+namespace accelerate::residency {
+
+struct FileOptions {
+  /// Read past the system's cache of files, where the file system can: bytes that are read once for each use would only push out what is needed.
+  bool direct = true;
+  /// Folder for the values of units that were changed; the checkpoint itself is never written. Empty: the system's for temporary files. Nothing stays behind.
+  std::filesystem::path scratch;
+};
+
+/// A checkpoint of safetensors files as the home of a model's units, in one of two ways:
+/// - **mapped**: members point straight into the files; no copy is made, the system reads pages as they are touched and drops them when memory is short. What is written goes to
+///   private pages. Fastest where the model fits into memory. While it is mapped nobody may shorten a file: the system answers with SIGBUS.
+/// - **read**: a unit's bytes are read into a recycled buffer when it is touched or prefetched, by the worker; a changed unit goes to a scratch file when it leaves. For models
+///   larger than memory, for devices, and for other dtypes than the files' (converted on the way). A file that is shortened meanwhile is a CheckpointError at the touch; the unit is absent
+///   then, and the touch may be repeated. A full disk is a ResourceError where the unit should leave; it stays, changed as it is.
+///   Deleting or replacing the files changes nothing: they are open.
+/// Copies share the open files. Source: ZeRO-Infinity, arXiv:2104.07857 (parameters on NVMe).
+class FileTensors {
+ public:
+  /// @param path    as load_checkpoint_files takes it
+  /// @param worker  reads; null: read parts can't be made
+  /// @throws CheckpointError as load_checkpoint_files.
+  FileTensors(const std::filesystem::path& path, std::shared_ptr<Worker> worker, const FileOptions& options = {});
+
+  bool contains(const std::string& name) const;
+  /// Of the named tensors in the files.
+  int64_t bytes(const NamedTensors& members) const;
+
+  /// What units are made of. Members are named as in the files, of the same shape, and their values are not looked at. @throws CheckpointError naming a tensor that
+  /// is missing or has another shape; ConfigError for members that can't be mapped (see mappable()).
+  std::vector<PartSpec> mapped(const NamedTensors& members) const;
+  std::vector<PartSpec> read(const NamedTensors& members, const at::Device& device = at::kCPU) const;
+
+  /// On the CPU, contiguous, and of the files' dtypes.
+  bool mappable(const NamedTensors& members, const at::Device& device) const;
+  /// Whether `bytes` of mapped parameters fit into what memory is free now, or into the budget where one is given.
+  static bool fits(int64_t bytes, std::optional<int64_t> budget_bytes);
+
+ private:
+  struct Files;
+  const SafetensorsFile& file_of(const std::string& name, const at::Tensor& member) const;
+  std::shared_ptr<Files> files_;
+};
+
+}  // namespace accelerate::residency

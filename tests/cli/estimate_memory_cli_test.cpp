@@ -1,0 +1,104 @@
+// The program's tables: those that Hugging Face has published, and how it fails.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "program.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+using namespace cli_test;
+using testing::AllOf;
+using testing::HasSubstr;
+
+Result estimate(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {accelerate(), "estimate-memory"});
+  return Program(arguments).wait();
+}
+
+/// A row of the table with its spaces taken out.
+std::string row(const Result& result, const std::string& dtype) {
+  std::istringstream lines(result.out);
+  for (std::string line; std::getline(lines, line);) {
+    std::erase(line, ' ');
+    if (line.find("│" + dtype + "│") == 0) return line;
+  }
+  return "no row of " + dtype + " in:\n" + result.out + result.err;
+}
+
+TEST(EstimateMemory, PrintsThePublishedTables) {
+  const auto bert = estimate({"bert-base-cased"});
+  EXPECT_EQ(bert.exit_code, 0) << bert.err;
+  EXPECT_THAT(bert.out, HasSubstr("Memory Usage for loading `bert-base-cased`"));
+  EXPECT_EQ(row(bert, "float32"), "│float32│84.95MB│413.18MB│1.61GB│");
+  EXPECT_EQ(row(bert, "float16"), "│float16│42.47MB│206.59MB│826.36MB│");
+  EXPECT_EQ(row(bert, "int8"), "│int8│21.24MB│103.29MB│N/A│");
+  EXPECT_EQ(row(bert, "int4"), "│int4│10.62MB│51.65MB│N/A│");
+  EXPECT_THAT(row(estimate({"llama-3-8B"}), "float32"), HasSubstr("│28.21GB│112.84GB│"));
+  const auto idefics = estimate({"HuggingFaceM4/idefics-80b-instruct", "--library_name", "transformers"});
+  EXPECT_EQ(row(idefics, "float32"), "│float32│3.02GB│297.12GB│1.16TB│");
+  EXPECT_EQ(row(idefics, "float16"), "│float16│1.51GB│148.56GB│594.24GB│");
+  EXPECT_EQ(row(idefics, "int8"), "│int8│772.52MB│74.28GB│N/A│");
+  EXPECT_EQ(row(idefics, "int4"), "│int4│386.26MB│37.14GB│N/A│");
+  const auto resnet = estimate({"timm/resnet50.a1_in1k", "--library-name", "timm"});
+  EXPECT_EQ(row(resnet, "float32"), "│float32│9.0MB│97.7MB│390.78MB│");
+  EXPECT_EQ(row(resnet, "float16"), "│float16│4.5MB│48.85MB│195.39MB│");
+  EXPECT_EQ(row(resnet, "int8"), "│int8│2.25MB│24.42MB│N/A│");
+  EXPECT_EQ(row(resnet, "int4"), "│int4│1.12MB│12.21MB│N/A│");
+}
+
+TEST(EstimateMemory, PrintsOnlyTheDtypesAskedFor) {
+  const auto result = estimate({"bert-base-cased", "--dtypes", "float16", "int8"});
+  EXPECT_EQ(row(result, "float16"), "│float16│42.47MB│206.59MB│826.36MB│");
+  EXPECT_THAT(row(result, "float32"), HasSubstr("no row"));
+  EXPECT_THAT(row(result, "int4"), HasSubstr("no row"));
+}
+
+TEST(EstimateMemory, PrintsJson) {
+  const auto result = estimate({"--json", "bert-base-cased", "--dtypes", "float32", "--trust_remote_code"});
+  EXPECT_THAT(result.err, HasSubstr("no code of the model is run"));
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json["parameters"], 108310272);
+  EXPECT_EQ(json["rows"], nlohmann::json::parse(R"([{"dtype": "float32", "largest_layer": 89075712, "total": 433249280,
+      "training_adam": {"model": 433249280, "gradients": 433249280, "optimizer": 866498560, "step": 1732997120, "peak": 1732997120}}])"));
+}
+
+TEST(EstimateMemory, ReadsAConfigOfTheUser) {
+  const auto path = std::filesystem::path(support::scratch_dir()) / "config.json";
+  std::ofstream(path) << R"({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "vocab_size": 1000, "n_positions": 100})";
+  const auto json = nlohmann::json::parse(estimate({path.string(), "--json"}).out);
+  EXPECT_EQ(json["parameters"], 1000 * 64 + 100 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64);
+  EXPECT_EQ(json["class"], "GPT2Model");
+}
+
+TEST(EstimateMemory, SaysWhatIsWrong) {
+  const auto expect = [](const std::vector<std::string>& arguments, const std::string& text) {
+    const auto result = estimate(arguments);
+    EXPECT_EQ(result.exit_code, 64) << result.out;
+    EXPECT_THAT(result.err, HasSubstr(text));
+  };
+  expect({}, "MODEL is missing");
+  expect({"bert-base-casd"}, "Did you mean 'bert-base-cased'");
+  expect({"gpt2", "opt-125m"}, "nothing that 'opt-125m' could mean");
+  expect({"gpt2", "--dtypes", "float23"}, "expected one of: float32, float16, int8, int4");
+  expect({"gpt2", "--library_name", "timm"}, "a model of transformers, not of timm");
+  expect({"gpt2", "--librari_name", "timm"}, "Did you mean '--library_name'");
+}
+
+/// The reference needs seconds. Wide enough for a busy machine: alone it is 12 ms.
+TEST(EstimateMemory, TakesMilliseconds) {
+  auto best = std::chrono::nanoseconds::max();
+  for (int i = 0; i < 5; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    estimate({"HuggingFaceM4/idefics-80b-instruct"});
+    best = std::min<std::chrono::nanoseconds>(best, std::chrono::steady_clock::now() - start);
+  }
+  EXPECT_LT(best, std::chrono::milliseconds(50));
+}
+
+}  // namespace

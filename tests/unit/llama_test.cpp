@@ -1,0 +1,211 @@
+/// LLaMA against transformers, and alone.
+
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "accelerate/deferred.hpp"
+#include "accelerate/error.hpp"
+#include "accelerate/models/llama.hpp"
+#include "accelerate/safetensors.hpp"
+#include "python.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace accelerate::models;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+fs::path scratch(const std::string& name) { return fs::path(support::scratch_dir()) / name; }
+
+LlamaConfig tiny() {
+  LlamaConfig config;
+  config.vocab_size = 20;
+  config.hidden_size = 16;
+  config.intermediate_size = 24;
+  config.num_hidden_layers = 2;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = 2;
+  config.initializer_range = 0.3;
+  return config;
+}
+
+template <class Error>
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no such error";
+}
+
+double largest_difference(const torch::Tensor& a, const torch::Tensor& b) { return (a - b).abs().max().item<double>(); }
+
+TEST(Llama, ParameterNamesAreHuggingFaces) {
+  std::vector<std::string> names;
+  for (const auto& item : LlamaForCausalLM(tiny())->named_parameters()) names.push_back(item.key());
+  EXPECT_EQ(names.size(), 2 * 9 + 3U);
+  for (const char* name : {"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.layers.1.self_attn.o_proj.weight", "model.layers.1.mlp.gate_proj.weight",
+                           "model.layers.0.input_layernorm.weight", "model.layers.0.post_attention_layernorm.weight", "model.norm.weight", "lm_head.weight"})
+    EXPECT_THAT(names, Contains(name));
+  auto tied = tiny();
+  tied.tie_word_embeddings = true;
+  EXPECT_EQ(LlamaForCausalLM(tied)->parameters().size(), 2 * 9 + 2U);
+}
+
+TEST(Llama, TokensSeeOnlyWhatIsBeforeThem) {
+  torch::manual_seed(0);
+  LlamaForCausalLM model(tiny());
+  model->eval();
+  auto input = torch::randint(0, 20, {1, 6});
+  const auto before = model(input);
+  input[0][4] = (input[0][4] + 1) % 20;
+  const auto after = model(input);
+  EXPECT_EQ(largest_difference(before.slice(1, 0, 4), after.slice(1, 0, 4)), 0);
+  EXPECT_GT(largest_difference(before.slice(1, 4), after.slice(1, 4)), 1e-3);
+}
+
+TEST(Llama, LeftPaddingAndShiftedPositionsChangeNothing) {
+  torch::manual_seed(0);
+  LlamaForCausalLM model(tiny());
+  model->eval();
+  const auto input = torch::randint(1, 20, {1, 5});
+  const auto plain = model(input);
+  // Rotary positions are relative, and a masked token is not seen.
+  EXPECT_LT(largest_difference(plain, model(input, torch::Tensor(), torch::arange(100, 105).unsqueeze(0))), 1e-4);
+  const auto padded = torch::cat({torch::zeros({1, 2}, at::kLong), input}, 1);
+  const auto mask = torch::cat({torch::zeros({1, 2}), torch::ones({1, 5})}, 1);
+  EXPECT_LT(largest_difference(plain, model(padded, mask).slice(1, 2)), 1e-4);
+  EXPECT_GT(largest_difference(plain, model(padded).slice(1, 2)), 1e-3) << "without a mask they must count";
+}
+
+TEST(Llama, WrongInputsAndFieldsAreNamed) {
+  LlamaForCausalLM model(tiny());
+  const auto shape = [&](const torch::Tensor& ids, const torch::Tensor& mask = {}, const torch::Tensor& positions = {}) {
+    return error_of<accelerate::ShapeError>([&] { model(ids, mask, positions); });
+  };
+  EXPECT_THAT(shape(torch::zeros({3}, at::kLong)), HasSubstr("[3]"));
+  EXPECT_THAT(shape(torch::zeros({1, 3}, at::kLong), torch::ones({1, 4})), HasSubstr("attention_mask has shape [1, 4], but input_ids [1, 3]"));
+  EXPECT_THAT(shape(torch::zeros({2, 3}, at::kLong), {}, torch::zeros({3, 3}, at::kLong)), HasSubstr("position_ids has shape [3, 3]"));
+  const auto field = [](auto&& change) {
+    auto config = tiny();
+    change(config);
+    return error_of<accelerate::ConfigError>([&] { LlamaModel model(config); });
+  };
+  EXPECT_THAT(field([](auto& c) { c.num_key_value_heads = 3; }), HasSubstr("num_key_value_heads is 3, expected a divisor of num_attention_heads, which is 4"));
+  EXPECT_THAT(field([](auto& c) { c.hidden_size = 18; }), HasSubstr("hidden_size is 18"));
+  EXPECT_THAT(field([](auto& c) { c.head_dim = 5; }), HasSubstr("head_dim is 5"));
+  EXPECT_THAT(field([](auto& c) { c.rope_scaling.type = "yarn"; }), HasSubstr("rope_type is 'yarn', expected default, linear or llama3"));
+  EXPECT_THAT(field([](auto& c) { c.rope_scaling = {.type = "llama3", .factor = 8, .low_freq_factor = 4, .high_freq_factor = 4}; }), HasSubstr("high_freq_factor is 4, expected more than low_freq_factor"));
+  EXPECT_THAT(field([](auto& c) { c.hidden_act = "geglu"; }), HasSubstr("hidden_act is 'geglu'"));
+}
+
+TEST(Llama, BuiltWithoutMemoryItIsTheSameModel) {
+  torch::manual_seed(3);
+  LlamaForCausalLM eager(tiny());
+  torch::manual_seed(3);
+  LlamaForCausalLM deferred = nullptr;
+  {
+    auto empty = accelerate::init_empty_weights();
+    deferred = LlamaForCausalLM(tiny());
+  }
+  EXPECT_TRUE(deferred->parameters().front().is_meta());
+  accelerate::materialize(deferred);
+  for (const auto& item : eager->named_parameters()) EXPECT_TRUE(item.value().equal(deferred->named_parameters()[item.key()])) << item.key();
+}
+
+TEST(LlamaLoading, OtherArchitecturesHolesAndHalfPrecision) {
+  const auto folder = scratch("llama");
+  LlamaForCausalLM model(tiny());
+  model->save_pretrained(folder);
+  const auto half = LlamaForCausalLM::from_pretrained(folder, {.dtype = at::kBFloat16});
+  for (const auto& item : half->named_parameters()) EXPECT_TRUE(item.value().equal(model->named_parameters()[item.key()].to(at::kBFloat16))) << item.key();
+  LoadReport report;
+  LlamaModel::from_pretrained(folder, {}, &report);
+  EXPECT_THAT(report.unexpected_keys, UnorderedElementsAre("lm_head.weight"));
+  auto tensors = accelerate::load_safetensors(folder / "model.safetensors");
+  tensors.erase("model.layers.1.mlp.up_proj.weight");
+  accelerate::save_safetensors(folder / "model.safetensors", tensors);
+  EXPECT_THAT(error_of<accelerate::CheckpointError>([&] { LlamaForCausalLM::from_pretrained(folder); }), HasSubstr("1 tensors of the model are missing:\n  model.layers.1.mlp.up_proj.weight"));
+  std::ofstream(folder / "config.json") << R"({"model_type": "mistral"})";
+  EXPECT_THAT(error_of<accelerate::CheckpointError>([&] { LlamaForCausalLM::from_pretrained(folder); }), HasSubstr("model_type is \"mistral\", expected 'llama'"));
+}
+
+/// Both ways of writing rotary parameters, and the configurations that the examples ship.
+TEST(LlamaLoading, ConfigurationsAreUnderstood) {
+  const auto folder = scratch("config");
+  fs::create_directories(folder);
+  std::ofstream(folder / "config.json") << R"({"model_type": "llama", "rope_parameters": {"rope_type": "llama3", "rope_theta": 7.0, "factor": 8.0, "low_freq_factor": 1.0,
+                                              "high_freq_factor": 4.0, "original_max_position_embeddings": 64}, "pad_token_id": -1})";
+  const auto config = LlamaConfig::from_pretrained(folder);
+  EXPECT_EQ(config.rope_theta, 7);
+  EXPECT_EQ(config.rope_scaling.type, "llama3");
+  EXPECT_EQ(config.rope_scaling.original_max_position_embeddings, 64);
+  EXPECT_FALSE(config.pad_token_id);
+  const std::pair<const char*, int64_t> sizes[] = {{"llama-3-8b", 8030261248}, {"llama-3-70b", 70553706496}};
+  for (const auto& [name, count] : sizes) {
+    const auto path = fs::path(ACCELERATE_SOURCE_DIR) / "examples/configs" / name;
+    auto empty = accelerate::init_empty_weights();
+    const LlamaForCausalLM model(LlamaConfig::from_pretrained(path));
+    int64_t sum = 0;
+    for (const auto& parameter : model->parameters()) sum += parameter.numel();
+    EXPECT_EQ(sum, count) << "as the published models";
+    if (!support::python()) continue;
+    const auto result = support::run_python("tests/unit/llama_peer.py", {"count", path.string()});
+    EXPECT_THAT(result.output, HasSubstr(std::to_string(count))) << result.output;
+  }
+}
+
+/// Tolerance: the same fp32 operations in another order of summation; measured are at most 2e-6 for logits of a size of about 5.
+TEST(LlamaReference, LogitsAndGradientsEqualTransformers) {
+  SKIP_WITHOUT_PYTHON();
+  for (const std::string kind : {"plain", "grouped", "tied", "biased", "linear", "llama3"}) {
+    SCOPED_TRACE(kind);
+    const auto folder = scratch("tiny-" + kind);
+    const auto out = scratch("tiny.safetensors");
+    const auto result = support::run_python("tests/unit/llama_peer.py", {"tiny", folder.string(), out.string()});
+    ASSERT_EQ(result.exit_code, 0) << result.output;
+    const auto expected = accelerate::load_safetensors(out);
+    LoadReport report;
+    auto model = LlamaForCausalLM::from_pretrained(folder, {}, &report);
+    EXPECT_THAT(report.missing_keys, IsEmpty());
+    EXPECT_THAT(report.unexpected_keys, IsEmpty());
+    model->eval();
+    const auto& ids = expected.at("input_ids");
+    const auto logits = model(ids, torch::Tensor(), expected.at("position_ids"));
+    EXPECT_LT(largest_difference(logits, expected.at("logits")), 1e-5);
+    torch::cross_entropy_loss(logits.slice(1, 0, -1).flatten(0, 1), ids.slice(1, 1).flatten()).backward();
+    for (const auto& item : model->named_parameters()) EXPECT_LT(largest_difference(item.value().grad(), expected.at("grad." + item.key())), 1e-5) << item.key();
+    const auto seen = expected.at("attention_mask").unsqueeze(-1);
+    EXPECT_LT(largest_difference(model(ids, expected.at("attention_mask")) * seen, expected.at("masked_logits") * seen), 1e-5);
+    EXPECT_LT(largest_difference(LlamaModel::from_pretrained(folder)(ids, torch::Tensor(), expected.at("position_ids")), expected.at("hidden")), 1e-5);
+  }
+}
+
+TEST(LlamaReference, TransformersLoadsWhatWeSave) {
+  SKIP_WITHOUT_PYTHON();
+  torch::manual_seed(1);
+  auto config = tiny();
+  config.tie_word_embeddings = true;
+  config.rope_theta = 50;
+  config.rope_scaling = {.type = "llama3", .factor = 8, .low_freq_factor = 1, .high_freq_factor = 4, .original_max_position_embeddings = 64};
+  LlamaForCausalLM model(config);
+  model->eval();
+  const auto folder = scratch("for_transformers");
+  model->save_pretrained(folder);
+  const std::map<std::string, at::Tensor> inputs = {{"input_ids", torch::randint(0, 20, {2, 7})}, {"position_ids", torch::arange(30, 37).repeat({2, 1})}};
+  accelerate::save_safetensors(scratch("inputs.safetensors"), inputs);
+  const auto out = scratch("logits.safetensors");
+  const auto result = support::run_python("tests/unit/llama_peer.py", {"logits", folder.string(), scratch("inputs.safetensors").string(), out.string()});
+  ASSERT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_LT(largest_difference(model(inputs.at("input_ids"), torch::Tensor(), inputs.at("position_ids")), accelerate::load_safetensors(out).at("logits")), 1e-5);
+}
+
+}  // namespace
