@@ -280,7 +280,7 @@ TEST_F(Commands, CompletionsAreScriptsOfTheirShells) {
   EXPECT_EQ(Program({"/bin/bash", script}).wait().out, "--fsdp_version\nbf16\nto-fsdp2\n");
   EXPECT_THAT(run({"completion", "zsh"}).out, AllOf(StartsWith("#compdef accelerate\n"), HasSubstr("'--fsdp_version[")));
   EXPECT_THAT(run({"completion", "fish"}).out, HasSubstr("-l fsdp_version"));
-  EXPECT_THAT(run({"completion", "tcsh"}).err, HasSubstr("only for bash, zsh and fish"));
+  EXPECT_THAT(run({"completion", "tcsh"}).err, HasSubstr("expected one of: bash, zsh, fish"));
 }
 
 TEST_F(Commands, ManualPage) { EXPECT_THAT(run({"docs", "man"}).out, AllOf(StartsWith(".TH ACCELERATE 1"), HasSubstr(".B \\-\\-fsdp_version"))); }
