@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <map>
 #include <regex>
+#include <sstream>
 
 #include "accelerate/error.hpp"
 
@@ -154,16 +155,27 @@ void write(std::string& out, const Value& value, const std::string& indent) {
   }
 }
 
+/// By its lines: yaml-cpp's LoadAll never comes to an end for a file that holds a comma.
+bool has_several_documents(const std::string& text) {
+  std::istringstream lines(text);
+  bool content = false;
+  for (std::string line; std::getline(lines, line);) {
+    const bool mark = line.starts_with("---") && (line.size() == 3 || std::isspace(static_cast<unsigned char>(line[3])));
+    if (mark && content) return true;
+    const size_t first = line.find_first_not_of(" \t\r");
+    content = content || mark || (first != std::string::npos && line[first] != '#' && line[first] != '%');
+  }
+  return false;
+}
+
 }  // namespace
 
 Value read_yaml(const std::string& text, const std::string& file) {
   Reader reader(file);
   if (text.size() > kMostBytes) throw ConfigError("the config file " + file + " is " + std::to_string(text.size() >> 20) + " MB long. Is it a config file? One has some hundred bytes");
   try {
-    const auto documents = YAML::LoadAll(text);
-    if (documents.empty()) return nullptr;
-    if (documents.size() > 1) throw ConfigError("the config file " + file + " holds " + std::to_string(documents.size()) + " documents (parted by ---), expected one");
-    return reader.read(documents.front());
+    if (has_several_documents(text)) throw ConfigError("the config file " + file + " holds several documents (parted by ---), expected one");
+    return reader.read(YAML::Load(text));
   } catch (const YAML::Exception& error) {
     reader.fail(error.mark, "it is not YAML: " + error.msg);
   }
@@ -176,6 +188,6 @@ std::string write_yaml(const Value& value) {
   return out;
 }
 
-std::string write_json(const Value& value) { return nlohmann::json::parse(value.dump(-1, ' ', false, Value::error_handler_t::replace)).dump(2) + "\n"; }
+std::string write_json(const Value& value) { return nlohmann::json::parse(value.dump(-1, ' ', false, Value::error_handler_t::replace)).dump(2, ' ', /*ensure_ascii=*/true) + "\n"; }
 
 }  // namespace accelerate::config

@@ -114,7 +114,9 @@ Job make_job(const LaunchOptions& options, const Host& host) {
 
   job.num_machines = s.num_machines();
   require(job.num_machines >= 1, "--num_machines is " + s.text("num_machines") + ", but at least 1 machine is needed");
-  const int64_t port = s.integer("main_process_port").value_or(0);
+  // As the reference: where it starts several machines through torchrun's protocol, the port has a default.
+  const int64_t usual = job.num_machines > 1 && s.launcher() != Launcher::simple ? 29500 : 0;
+  const int64_t port = s.integer("main_process_port").value_or(usual);
   require(port >= 0 && port <= 65535, "--main_process_port is " + std::to_string(port) + ", expected 1 to 65535, or 0 for any free one");
   job.world_size = std::max<int64_t>(1, s.num_processes());
   job.machine_rank = s.integer("machine_rank").value_or(0);

@@ -14,6 +14,9 @@ $<TARGET_FILE:accelerate_cli> launch --cpu --num_processes 2 --mpirun_hostfile m
 # The self-test prints FAILED for what is wrong, and ends with another code than 0.
 add_test(NAME self_test.ours COMMAND sh -c "$<TARGET_FILE:accelerate_cli> test --cpu --num_processes 2")
 add_test(NAME self_test.torchrun COMMAND sh -c "${python} $python -m torch.distributed.run --nproc_per_node 2 --no_python $<TARGET_FILE:accelerate_self_test> && echo All is well")
+add_test(NAME self_test.python_launch COMMAND sh -c "${python} $python -m accelerate.commands.launch --cpu --num_processes 1 --no_python $<TARGET_FILE:accelerate_self_test> && echo All is well with one")
+set_tests_properties(self_test.python_launch PROPERTIES LABELS cli TIMEOUT 240 PASS_REGULAR_EXPRESSION "1 processes.*training: with gradient accumulation.*All is well with one"
+                     FAIL_REGULAR_EXPRESSION "FAILED" SKIP_REGULAR_EXPRESSION "skipped: ")
 add_test(NAME self_test.mpirun COMMAND sh -c "command -v mpirun > /dev/null || { echo 'skipped: there is no mpirun (Debian: openmpi-bin)'; exit; }; \
 MASTER_ADDR=127.0.0.1 MASTER_PORT=29591 ACCELERATE_USE_CPU=true mpirun --allow-run-as-root --oversubscribe -n 2 $<TARGET_FILE:accelerate_self_test> && echo All is well")
 set_tests_properties(self_test.launch_mpirun self_test.ours self_test.torchrun self_test.mpirun PROPERTIES LABELS cli TIMEOUT 240

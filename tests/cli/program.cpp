@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 /// Variables of a launch around the tests, and what would change the launcher's choices.
 bool is_launchers(const std::string& entry) {
-  for (const char* prefix : {"RANK=", "LOCAL_", "WORLD_SIZE=", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "ACCELERATE_", "OMP_NUM_THREADS=", "TMPDIR="})
+  for (const char* prefix : {"RANK=", "LOCAL_", "WORLD_SIZE=", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "ACCELERATE_", "OMP_NUM_THREADS=", "TMPDIR=", "HF_HOME="})
     if (entry.starts_with(prefix)) return true;
   return false;
 }
@@ -39,6 +39,8 @@ Program::Program(const std::vector<std::string>& arguments, const Options& optio
     if (!is_launchers(*entry) && std::none_of(options.env.begin(), options.env.end(), [&](const auto& ours) { return ours.starts_with(std::string(*entry, std::strcspn(*entry, "=") + 1)); }))
       env.push_back(*entry);
   env.push_back("TMPDIR=" + support::scratch_dir());  // a launcher that is killed can't tidy up
+  if (std::none_of(options.env.begin(), options.env.end(), [](const auto& ours) { return ours.starts_with("HF_HOME="); }))
+    env.push_back("HF_HOME=" + support::scratch_dir() + "/no_config_file");  // the user's own config file must not decide
   env.insert(env.end(), options.env.begin(), options.env.end());
   std::vector<char*> argv, envp;
   for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
