@@ -15,7 +15,7 @@
 #include "counting_allocator.hpp"
 #include "message_of.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
-#include "residency/activations/spill_file.hpp"
+#include "residency/spill_file.hpp"
 
 namespace accelerate {
 namespace {
