@@ -281,6 +281,8 @@ void Settings::remark() {
     for (const char* name : {"aws_access_key_id", "aws_secret_access_key"})
       if (source(name) == Source::flag) remarks_.push_back("--" + std::string(name) + " has no effect: the config file is not one for Amazon SageMaker");
   if (launcher_ != Launcher::simple && source("mpirun_hostfile") == Source::flag) remarks_.push_back("--mpirun_hostfile has no effect here: mpirun starts processes that compute on the CPU, with --cpu");
+  if (source("rdzv_conf") == Source::flag)
+    remarks_.push_back("--rdzv_conf has no effect: ranks meet at --main_process_ip and --main_process_port themselves, without agents that would wait for each other; how long they wait is InitProcessGroupKwargs.timeout in the program");
   if (on("use_parallelism_config") && (!on("use_fsdp") || text("fsdp_version") != "2")) remarks_.push_back("the parallelism config is for FSDP version 2");
 }
 

@@ -303,7 +303,7 @@ TEST_F(Commands, MistypedCommands) {
 TEST_F(Commands, FlagsWithoutEffectAreNamed) {
   const auto result = run({"launch", "--fsdp_offload_params", "true", "--zero_stage", "3", "/bin/true"});
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("--fsdp_offload_params has no effect without --use_fsdp"), HasSubstr("--zero_stage has no effect without --use_deepspeed")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("--fsdp_offload_params has no effect without --use_fsdp"), HasSubstr("--zero_stage has no effect without --use_deepspeed"), HasSubstr("--rdzv_conf has no effect")));
 }
 
 TEST_F(Commands, WhatCantWorkHereIsAnError) {

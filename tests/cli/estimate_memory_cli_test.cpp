@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
+
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -90,14 +92,21 @@ TEST(EstimateMemory, SaysWhatIsWrong) {
   expect({"gpt2", "--librari_name", "timm"}, "Did you mean '--library_name'");
 }
 
-/// The reference needs seconds. Wide enough for a busy machine: alone it is 12 ms.
+/// The reference needs seconds. Processor time, because other tests run beside this one; alone the wall time is the same 12 ms.
 TEST(EstimateMemory, TakesMilliseconds) {
-  auto best = std::chrono::nanoseconds::max();
+  const auto used = [] {
+    rusage usage{};
+    getrusage(RUSAGE_CHILDREN, &usage);
+    const auto time = [](const timeval& t) { return std::chrono::seconds(t.tv_sec) + std::chrono::microseconds(t.tv_usec); };
+    return time(usage.ru_utime) + time(usage.ru_stime);
+  };
+  auto best = std::chrono::microseconds::max();
   for (int i = 0; i < 5; ++i) {
-    const auto start = std::chrono::steady_clock::now();
+    const auto before = used();
     estimate({"HuggingFaceM4/idefics-80b-instruct"});
-    best = std::min<std::chrono::nanoseconds>(best, std::chrono::steady_clock::now() - start);
+    best = std::min<std::chrono::microseconds>(best, used() - before);
   }
+  EXPECT_GT(best.count(), 0);
   EXPECT_LT(best, std::chrono::milliseconds(50));
 }
 
