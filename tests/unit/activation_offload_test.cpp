@@ -280,7 +280,7 @@ TEST_F(ActivationOffloadTest, ThreadsUseTheirOwnScopesAndBackwardRunsAnywhere) {
 }
 
 TEST_F(ActivationOffloadTest, RoomInTheFileIsUsedAgain) {
-  residency::SpillFile file(directory);
+  residency::SpillFile file(directory, {.user = "test", .contents = "nothing of value", .advice = "nothing"});
   const auto a = file.reserve(5000), b = file.reserve(4096), c = file.reserve(1), d = file.reserve(1);
   EXPECT_EQ((std::vector{a, b, c, d}), (std::vector<int64_t>{0, 8192, 12288, 16384}));
   file.release(a, 5000);
