@@ -24,6 +24,7 @@ std::optional<at::ScalarType> autocast_dtype(PrecisionType precision) {
 }
 
 void check_precision(PrecisionType precision, const at::Device& device) {
+  // In dry runs, on the meta device, sharding brings the precision; nothing is computed that autocast could change.
   if (precision != PrecisionType::NO && !device.is_meta()) require_autocast("check_precision", device.type());
 }
 
