@@ -35,6 +35,12 @@ std::string hex_of(const fs::path& path) {
   return text;
 }
 
+at::Tensor doubles_of(const std::string& hex) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  return torch::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size() / sizeof(double))}, at::kDouble).clone();
+}
+
 fs::path fresh_folder(const std::string& name) {
   const fs::path folder = fs::path(support::scratch_dir()) / "offload_format" / name;
   fs::remove_all(folder);
@@ -67,7 +73,11 @@ void run(const json& file, Report& report) {
     const std::string name = row[0];
     std::vector<double> values;
     flatten(row[3], values);
-    const auto tensor = torch::tensor(values, at::kDouble).reshape(row[2].get<std::vector<int64_t>>()).to(type_of(row[1]));
+    const auto given = torch::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble).reshape(row[2].get<std::vector<int64_t>>());
+    at::Tensor tensor = given.to(type_of(row[1]), /*non_blocking=*/false, /*copy=*/true);
+    // The rows' values went through fp32. Those of an fp64 tensor are in full only in the bytes that its file must have.
+    if (tensor.scalar_type() == at::kDouble) tensor = doubles_of(row[4].at("hex")).reshape(tensor.sizes());
+    expect(name + " as fp32", tensor.to(at::kFloat).equal(given.to(at::kFloat)), true);
     const auto folder = fresh_folder(name);
     accelerate::OffloadIndex index;
     accelerate::offload_weight(tensor, name, folder, &index);

@@ -8,6 +8,8 @@
 #include <iostream>
 #include <stdexcept>
 
+#include <c10/util/Exception.h>
+
 #include "accelerate/error.hpp"
 #include "ranks.hpp"
 
@@ -169,7 +171,14 @@ int run(const std::vector<std::string>& arguments) {
 }  // namespace
 }  // namespace conformance
 
+/// Thousands of rows ask for what the library warns of.
+struct NoWarnings final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
 int main(int argc, char** argv) {
+  NoWarnings none;
+  c10::WarningUtils::set_warning_handler(&none);
   try {
     return conformance::run({argv + 1, argv + argc});
   } catch (const std::exception& e) {
