@@ -126,7 +126,8 @@ void run(std::shared_ptr<Model> model, const std::string& unit, int64_t steps, i
   const auto stats = accelerate::residency::stats();
   // What a rank holds of the parameters: its shards always, whole units for a while.
   const double shard = static_cast<double>(parameters * 4 / accelerator.num_processes()) / 1e6, bound = shard + static_cast<double>((2 * largest + root) * 4) / 1e6;
-  const double parameters_mb = shard + static_cast<double>(stats.peak_resident_bytes) / 1e6;
+  // Without a fault everything is where the shards are, in memory that the ranks share; then they are among what is resident.
+  const double parameters_mb = (stats.faults == 0 ? 0 : shard) + static_cast<double>(stats.peak_resident_bytes) / 1e6;
   const auto ranks = accelerator.gather(torch::tensor({memory("status", "VmHWM"), pss, parameters_mb}, torch::kDouble).view({1, 3}));
   if (!accelerator.is_main_process()) return;
   const auto worst = std::get<0>(ranks.max(0));
