@@ -5,6 +5,7 @@
 #include "accelerate/memory.hpp"
 #include "accelerate/parallel/ddp.hpp"
 #include "accelerator/accelerator_impl.hpp"
+#include "optim/optimizer_state.hpp"
 #include "utils/environment.hpp"
 
 namespace accelerate {
@@ -100,6 +101,11 @@ void Accelerator::adopt_shards() {
   for (const auto& model : impl_->models) {
     if (!model->fsdp) continue;
     for (const auto& optimizer : impl_->optimizers) {
+      // Adagrad has states from its start, others when they have stepped before they are prepared.
+      for (const auto& group : optimizer.optimizer().param_groups())
+        for (const auto& parameter : group.params())
+          if (const at::Tensor shard = model->fsdp->local_shard(parameter); shard.defined())
+            optim::move_optimizer_state(optimizer.optimizer(), parameter, shard, [&](const at::Tensor& whole) { return model->fsdp->piece_of(parameter, whole); });
       model->fsdp->adopt(optimizer.optimizer());
       optimizer.set_step_hooks(model->fsdp.get(), {.before = [fsdp = model->fsdp] { fsdp->before_step(); }, .after = [fsdp = model->fsdp] { fsdp->after_step(); }});
     }

@@ -3,7 +3,7 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tanh.h>
 
-#include "models/bert_config.hpp"
+#include "models/activations.hpp"
 
 namespace accelerate::models {
 namespace {

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "accelerate/error.hpp"
+#include "models/activations.hpp"
 #include "models/bert_config.hpp"
 #include "models/layers.hpp"
 

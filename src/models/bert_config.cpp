@@ -4,6 +4,7 @@
 
 #include "accelerate/error.hpp"
 #include "accelerate/models/bert.hpp"
+#include "models/activations.hpp"
 #include "models/bert_config.hpp"
 #include "models/check_field.hpp"
 #include "models/json_file.hpp"
@@ -98,12 +99,7 @@ BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
   else
     config.set_num_labels(num_labels);
   config.other_fields = file.root().dump();
-  try {
-    config.validate();
-  } catch (const ConfigError& error) {
-    throw CheckpointError("'" + (folder / kConfigFile).string() + "': " + error.what());
-  }
-  return config;
+  return validated(config, folder / kConfigFile);
 }
 
 std::string to_json(const BertConfig& config, const std::string& architecture, const std::string& dtype) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <sstream>
 #include <string>
 
@@ -14,6 +15,17 @@ void check_field(bool holds, const char* config, const char* field, const Value&
   std::ostringstream text;
   text << config << ": " << field << " is " << found << ", expected " << expected << ".";
   throw ConfigError(text.str());
+}
+
+/// The configuration that was read from `file`, if its fields fit together. @throws CheckpointError naming the file.
+template <class Config>
+Config validated(Config config, const std::filesystem::path& file) {
+  try {
+    config.validate();
+  } catch (const ConfigError& error) {
+    throw CheckpointError("'" + file.string() + "': " + error.what());
+  }
+  return config;
 }
 
 }  // namespace accelerate::models

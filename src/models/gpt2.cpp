@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "accelerate/error.hpp"
-#include "models/bert_config.hpp"
+#include "models/activations.hpp"
 #include "models/gpt2_config.hpp"
 #include "models/layers.hpp"
 #include "models/masks.hpp"

@@ -1,5 +1,5 @@
 #include "accelerate/error.hpp"
-#include "models/bert_config.hpp"
+#include "models/activations.hpp"
 #include "models/check_field.hpp"
 #include "models/gpt2_config.hpp"
 #include "models/json_file.hpp"
@@ -51,12 +51,7 @@ GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
   file.read("scale_attn_by_inverse_layer_idx", config.scale_attn_by_inverse_layer_idx);
   file.read("tie_word_embeddings", config.tie_word_embeddings);
   config.other_fields = file.root().dump();
-  try {
-    config.validate();
-  } catch (const ConfigError& error) {
-    throw CheckpointError("'" + (folder / kConfigFile).string() + "': " + error.what());
-  }
-  return config;
+  return validated(config, folder / kConfigFile);
 }
 
 std::string to_json(const GPT2Config& config, const std::string& architecture, const std::string& dtype) {

@@ -2,7 +2,7 @@
 
 #include "accelerate/error.hpp"
 #include "accelerate/models/llama.hpp"
-#include "models/bert_config.hpp"
+#include "models/activations.hpp"
 #include "models/check_field.hpp"
 #include "models/json_file.hpp"
 #include "models/llama_config.hpp"
@@ -81,12 +81,7 @@ LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
     inner.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
   }
   config.other_fields = file.root().dump();
-  try {
-    config.validate();
-  } catch (const ConfigError& error) {
-    throw CheckpointError("'" + (folder / kConfigFile).string() + "': " + error.what());
-  }
-  return config;
+  return validated(config, folder / kConfigFile);
 }
 
 std::string to_json(const LlamaConfig& config, const std::string& architecture, const std::string& dtype) {

@@ -225,7 +225,10 @@ class FusedStepOf : public FusedStep {
       if (!entry.state && Kernel::needs_state(options)) {
         auto state = Kernel::make_state(*entry.param, options);
         entry.state = state.get();
-        optimizer_.state()[entry.param->unsafeGetTensorImpl()] = std::move(state);
+        auto& place = optimizer_.state()[entry.param->unsafeGetTensorImpl()];
+        // Parameters of a group that was added later may repeat: LibTorch only compares groups.
+        if (place) entry.state = static_cast<State*>(place.get());
+        else place = std::move(state);
       }
       size_t b = 0;
       while (b < buckets_.size() && !(buckets_[b].group == entry.group && buckets_[b].device == entry.param->device() &&

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
 
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -41,10 +42,21 @@ struct AcceleratedOptimizer::Impl {
   }
 };
 
+namespace {
+
+/// LibTorch's parameters() lists a tied weight under each of its names, and an optimizer would step it as often. Python's lists it once.
+void keep_each_parameter_once(torch::optim::Optimizer& optimizer) {
+  std::unordered_set<const at::TensorImpl*> seen;
+  for (auto& group : optimizer.param_groups()) std::erase_if(group.params(), [&](const at::Tensor& parameter) { return !seen.insert(parameter.unsafeGetTensorImpl()).second; });
+}
+
+}  // namespace
+
 AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer> optimizer, bool device_placement, std::shared_ptr<optim::GradScaler> scaler,
                                            const AcceleratedOptimizerOptions& options)
     : impl_(std::make_shared<Impl>()) {
   if (!optimizer) throw ConfigError("AcceleratedOptimizer: found a null pointer, expected an optimizer.");
+  keep_each_parameter_once(*optimizer);
   if (options.fused.value_or(true)) impl_->fused = optim::FusedStep::create(*optimizer, options.fused == true);
   if (options.fused == true && !impl_->fused)
     throw ConfigError("AcceleratedOptimizer: fused = true but only torch::optim::Adam, AdamW and SGD have fused kernels (classes derived from them may step "

@@ -269,17 +269,36 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
   });
 }
 
+namespace {
+
+/// Visits a state.
+struct MapTensors {
+  const std::function<at::Tensor(const at::Tensor&)>& f;
+  void operator()(const char*, int64_t&) const {}
+  void operator()(const char*, at::Tensor& tensor, bool) const {
+    if (tensor.defined()) tensor = f(tensor);
+  }
+};
+
+}  // namespace
+
+void move_optimizer_state(Optimizer& optimizer, const at::Tensor& from, const at::Tensor& to, const std::function<at::Tensor(const at::Tensor&)>& f) {
+  auto& states = optimizer.state();
+  const auto found = states.find(from.unsafeGetTensorImpl());
+  if (found == states.end()) return;
+  const bool known = with_description(optimizer, [&]<class D>() {
+    D::state(static_cast<typename D::State&>(*found->second), static_cast<typename D::Options&>(optimizer.defaults()), MapTensors{f});
+  });
+  if (!known) return;
+  auto state = std::move(found->second);
+  states.erase(found);
+  states[to.unsafeGetTensorImpl()] = std::move(state);
+}
+
 void map_optimizer_state(Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor&)>& f) {
-  struct Map {
-    const std::function<at::Tensor(const at::Tensor&)>& f;
-    void operator()(const char*, int64_t&) const {}
-    void operator()(const char*, at::Tensor& tensor, bool) const {
-      if (tensor.defined()) tensor = f(tensor);
-    }
-  };
   with_description(optimizer, [&]<class D>() {
     for (auto& [key, state] : optimizer.state())
-      D::state(static_cast<typename D::State&>(*state), static_cast<typename D::Options&>(optimizer.defaults()), Map{f});
+      D::state(static_cast<typename D::State&>(*state), static_cast<typename D::Options&>(optimizer.defaults()), MapTensors{f});
   });
 }
 

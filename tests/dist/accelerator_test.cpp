@@ -216,7 +216,6 @@ TEST_F(AcceleratorTest, TensorBoardReadsOurEvents) {
   for (int64_t step = 0; step < 3; ++step) accelerator.log({{"loss", 1.0 / static_cast<double>(step + 1)}, {"lr/group 0", 0.5}}, step * 1000000007);
   accelerator.end_training();
   const auto read = support::run_python("tests/dist/read_events.py", {(folder / "run").string()});
-  if (read.output.find("No module named 'tensorboard'") != std::string::npos) GTEST_SKIP() << "this Python has no tensorboard (pip install tensorboard), so nothing can read the file";
   EXPECT_EQ(read.exit_code, 0) << read.output;
   for (const auto& line : {"loss 0 1.0\n", "loss 1000000007 0.5\n", "loss 2000000014 0.3333333", "lr/group 0 2000000014 0.5\n"}) EXPECT_THAT(read.output, HasSubstr(line));
   std::stringstream parameters;

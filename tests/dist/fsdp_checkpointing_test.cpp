@@ -5,6 +5,7 @@
 
 #include "accelerate/accelerate.hpp"
 #include "counting_allocator.hpp"
+#include "both_stores.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"
@@ -13,21 +14,10 @@ namespace {
 
 using namespace accelerate;
 using support::message_of;
+using support::on_both_stores;
+using support::reset_states;
 using testing::HasSubstr;
 namespace nn = torch::nn;
-
-void reset() {
-  AcceleratorState::reset();
-  GradientState::reset();
-}
-void on_both_stores(const std::function<void(const std::string&)>& body) {
-  for (const char* shared : {"1", "0"}) {
-    ::setenv("ACCELERATE_SHARED_MEMORY", shared, 1);
-    reset();
-    body(std::string("shared memory ") + shared);
-  }
-  ::unsetenv("ACCELERATE_SHARED_MEMORY");
-}
 
 FullyShardedDataParallelPlugin plugin_of(bool checkpointing, const char* unit = "Block") {
   return {.sharding_strategy = ShardingStrategy::full_shard, .backward_prefetch = BackwardPrefetch::backward_pre, .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .activation_checkpointing = checkpointing,
@@ -91,7 +81,7 @@ struct Training {
 };
 
 Training train(const FullyShardedDataParallelPlugin& plugin, const std::optional<std::string>& precision = {}, bool checkpoint_myself = false) {
-  reset();
+  reset_states();
   Accelerator accelerator({.mixed_precision = precision, .cpu = true, .fsdp_plugin = plugin});
   Net net;
   torch::optim::AdamW optimizer(net->parameters(), 1e-2);
@@ -133,7 +123,7 @@ TEST(FsdpCheckpointing, KeepsLess) {
   auto& memory = support::CountingAllocator::install();
   int64_t kept[2];
   for (const bool checkpointing : {false, true}) {
-    reset();
+    reset_states();
     Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of(checkpointing)});
     support::Gpt model(61, 64, 8);
     auto m = accelerator.prepare(model);
@@ -171,7 +161,7 @@ struct OddImpl : nn::Module {
 TORCH_MODULE(Odd);
 
 TEST(FsdpCheckpointing, WhatCannotRunAgainIsAnError) {
-  reset();
+  reset_states();
   Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of(true, "Linear")});
   Odd odd;
   auto m = accelerator.prepare(odd);
@@ -191,12 +181,12 @@ TEST(FsdpCheckpointing, WhatCannotRunAgainIsAnError) {
 }
 
 TEST(FsdpCheckpointing, NeedsUnits) {
-  reset();
+  reset_states();
   auto one_unit = plugin_of(true);
   one_unit.auto_wrap_policy = AutoWrapPolicy::no_wrap;
   Accelerator accelerator({.cpu = true, .fsdp_plugin = one_unit});
   EXPECT_THAT(message_of<ConfigError>([&] { accelerator.prepare(Odd()); }), HasSubstr("auto_wrap_policy makes none"));
-  reset();
+  reset_states();
   auto unsharded = plugin_of(true, "Linear");
   unsharded.sharding_strategy = ShardingStrategy::no_shard;
   Accelerator another({.cpu = true, .fsdp_plugin = unsharded});

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "accelerate/accelerate.hpp"
+#include "both_stores.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -16,6 +17,7 @@ namespace {
 
 using namespace accelerate;
 namespace nn = torch::nn;
+using support::on_both_stores;
 using testing::HasSubstr;
 
 constexpr int64_t kWidth = 10, kRows = 12;
@@ -41,16 +43,6 @@ TORCH_MODULE(Net);
 
 FullyShardedDataParallelPlugin every_linear() {
   return {.sharding_strategy = ShardingStrategy::full_shard, .backward_prefetch = BackwardPrefetch::backward_pre, .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .transformer_cls_names_to_wrap = {{"Linear"}}};
-}
-
-void on_both_stores(const std::function<void(const std::string&)>& body) {
-  for (const char* shared : {"1", "0"}) {
-    ::setenv("ACCELERATE_SHARED_MEMORY", shared, 1);
-    AcceleratorState::reset();
-    GradientState::reset();
-    body(std::string("shared memory ") + shared);
-  }
-  ::unsetenv("ACCELERATE_SHARED_MEMORY");
 }
 
 at::Tensor rows(int64_t step) {
@@ -243,13 +235,48 @@ RANKS_TEST(FsdpFeatures, WholeParametersAreFewAndShortLived, 2, 3) {
   EXPECT_EQ(residency::stats().resident_bytes, 0);
 }
 
+/// Trains two steps alone, then three prepared; `make` builds the optimizer.
+template <class Make>
+void goes_on_where_it_stood(const std::string& what, const Make& make) {
+  support::reset_states();
+  Accelerator accelerator({.cpu = true, .fsdp_plugin = every_linear()});
+  Net plain, net;
+  auto reference = make(plain->parameters()), optimizer = make(net->parameters());
+  const auto step = [](auto& model, auto& optimizer, int64_t number) {
+    loss_of(model->forward(rows(number))).backward();
+    optimizer.step(), optimizer.zero_grad();
+  };
+  for (int64_t number = 0; number < 2; ++number) step(plain, reference, number), step(net, optimizer, number);
+  auto [m, opt] = accelerator.prepare(net, optimizer);
+  for (int64_t number = 2; number < 5; ++number) {
+    step(plain, reference, number);
+    accelerator.backward(loss_of(m(mine(rows(number)))));
+    opt.step(), opt.zero_grad();
+  }
+  EXPECT_LT(distance(accelerator, m, plain), 2e-5) << what;
+}
+
+RANKS_TEST(FsdpFeatures, OptimizersKeepTheStatesThatTheyHadBefore, 1, 2, 3) {
+  on_both_stores([](const std::string& what) {
+    using Parameters = std::vector<at::Tensor>;
+    // Adagrad has a state from its start.
+    goes_on_where_it_stood(what + ", Adagrad", [](const Parameters& p) { return torch::optim::Adagrad(p, torch::optim::AdagradOptions(0.05).initial_accumulator_value(0.1)); });
+    goes_on_where_it_stood(what + ", AdamW", [](const Parameters& p) { return torch::optim::AdamW(p, 1e-2); });
+    goes_on_where_it_stood(what + ", SGD", [](const Parameters& p) { return torch::optim::SGD(p, torch::optim::SGDOptions(0.1).momentum(0.9)); });
+  });
+}
+
 RANKS_TEST(FsdpFeatures, MistakesAreNamed, 2) {
   on_both_stores([](const std::string&) {
     Accelerator accelerator({.cpu = true, .fsdp_plugin = every_linear()});
     Net net;
-    torch::optim::AdamW stepped(net->parameters(), 0.1);
-    loss_of(net->forward(rows(0))).backward();
-    stepped.step();
+    torch::optim::LBFGS stepped(net->parameters(), 0.1);  // its history can't be cut into pieces
+    stepped.step([&] {
+      stepped.zero_grad();
+      auto loss = loss_of(net->forward(rows(0)));
+      loss.backward();
+      return loss;
+    });
     stepped.zero_grad();
     EXPECT_THAT(support::message_of<ConfigError>([&] { accelerator.prepare(net, stepped); }), HasSubstr("expected one that has not stepped"));
     AcceleratorState::reset();

@@ -10,6 +10,7 @@
 
 #include "accelerate/accelerate.hpp"
 #include "comm/group.hpp"
+#include "both_stores.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"
@@ -20,6 +21,8 @@ using namespace accelerate;
 using support::Gpt;
 using support::make_adamw;
 using support::message_of;
+using support::on_both_stores;
+using support::reset_states;
 using testing::HasSubstr;
 namespace nn = torch::nn;
 
@@ -33,19 +36,6 @@ Plugin by_block(Plugin plugin) {
 Plugin full_shard() { return by_block({.sharding_strategy = ShardingStrategy::full_shard, .backward_prefetch = BackwardPrefetch::backward_pre}); }
 Plugin hybrid(int64_t replicas) {
   return by_block({.sharding_strategy = ShardingStrategy::hybrid_shard, .dp_replicate_size = replicas, .backward_prefetch = BackwardPrefetch::backward_pre});
-}
-
-void reset() {
-  AcceleratorState::reset();
-  GradientState::reset();
-}
-void on_both_stores(const std::function<void(const std::string&)>& body) {
-  for (const char* shared : {"1", "0"}) {
-    ::setenv("ACCELERATE_SHARED_MEMORY", shared, 1);
-    reset();
-    body(std::string("shared memory ") + shared);
-  }
-  ::unsetenv("ACCELERATE_SHARED_MEMORY");
 }
 
 constexpr int64_t kGlobalBatch = 12, kTokens = 9, kVocabulary = 61;
@@ -76,7 +66,7 @@ struct Training {
 
 /// No plugin: plain training on the whole batch.
 Training train(const std::optional<Plugin>& plugin, int64_t steps, int64_t micro_steps = 1) {
-  reset();
+  reset_states();
   std::optional<Accelerator> accelerator;
   if (plugin) accelerator.emplace(AcceleratorOptions{.gradient_accumulation_steps = micro_steps, .cpu = true, .fsdp_plugin = plugin});
   Gpt model = make_gpt();
@@ -215,7 +205,7 @@ RANKS_TEST(FsdpHybrid, ReplicasMayUseDifferentParameters, 2, 4) {
 RANKS_TEST(FsdpHybrid, ReplicasBeginAlikeAndStayAlike, 4) {
   on_both_stores([](const std::string& store) {
     for (const bool from_rank0 : {false, true}) {
-      reset();
+      reset_states();
       auto plugin = hybrid(2);
       plugin.cpu_ram_efficient_loading = plugin.sync_module_states = from_rank0;
       Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin});
@@ -255,7 +245,7 @@ RANKS_TEST(FsdpHybrid, ReplicasBeginAlikeAndStayAlike, 4) {
 RANKS_TEST(FsdpHybrid, NormsCountEachElementOnce, 2, 4) {
   on_both_stores([](const std::string& store) {
     for (const double p : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
-      reset();
+      reset_states();
       Accelerator accelerator({.cpu = true, .fsdp_plugin = hybrid(2)});
       Gpt plain = make_gpt(), model = make_gpt();
       auto m = accelerator.prepare(model);
@@ -322,7 +312,7 @@ RANKS_TEST(FsdpReshard, AnNthOfTheModelStaysUntilBackward, 4) {
   constexpr int64_t kLayers = 10, kWidth = 64;
   const int64_t unit = (kWidth * kWidth + kWidth + 16 * 4) * 4;  // at most this with padding
   for (const int64_t to : {0, 2}) {
-    reset();
+    reset_states();
     Plugin plugin{.fsdp_version = 2, .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .transformer_cls_names_to_wrap = {{"Linear"}}};
     if (to > 0) plugin.reshard_after_forward = to;
     Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin});
@@ -353,7 +343,7 @@ RANKS_TEST(FsdpReshard, AnNthOfTheModelStaysUntilBackward, 4) {
 RANKS_TEST(FsdpHybrid, NumbersThatDoNotFitAreRefused, 4) {
   const auto refusal = [](Plugin plugin) {
     return message_of<ConfigError>([&] {
-      reset();
+      reset_states();
       Accelerator accelerator({.cpu = true, .fsdp_plugin = std::move(plugin)});
       accelerator.prepare(make_gpt());
     });

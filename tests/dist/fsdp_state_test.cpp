@@ -207,14 +207,15 @@ std::map<std::string, at::Tensor> moments_of(const fs::path& folder) {
   std::map<std::string, at::Tensor> result;
   const auto file = folder / "optimizer.bin";
   const auto stored = fs::exists(folder / "optimizer_0") ? checkpointing::open_distributed_optimizer(folder / "optimizer_0") : checkpointing::open_optimizer_archive(file);
-  // Numbers become names by the order in the groups, which is that of make_adamw.
+  // Numbers become names by the order in the groups, which is that of make_adamw with each parameter once.
   Net net;
   auto adamw = make_adamw(net);
   std::map<const at::TensorImpl*, std::string> names;
   for (const auto& item : net->named_parameters()) names.try_emplace(item.value().unsafeGetTensorImpl(), item.key());
   std::vector<std::string> ordered;
   for (const auto& group : adamw.param_groups())
-    for (const auto& p : group.params()) ordered.push_back(names.at(p.unsafeGetTensorImpl()));
+    for (const auto& p : group.params())
+      if (const auto& name = names.at(p.unsafeGetTensorImpl()); std::find(ordered.begin(), ordered.end(), name) == ordered.end()) ordered.push_back(name);
   for (const auto& [key, fields] : stored.state)
     for (const auto& [kind, tensor] : fields) result[(stored.by_name ? key : ordered.at(static_cast<size_t>(std::stoll(key)))) + "." + kind] = tensor.read_whole();
   return result;
@@ -451,7 +452,8 @@ RANKS_TEST(FsdpState, SaveModelAndMerge, 1, 2, 3) {
       EXPECT_LE(size, 200) << entry.path();
     }
   std::ifstream bin_index(base / "bin" / "pytorch_model.bin.index.json");
-  for (const auto& [name, file] : nlohmann::json::parse(bin_index)["weight_map"].items()) {
+  const auto bin_files = nlohmann::json::parse(bin_index);
+  for (const auto& [name, file] : bin_files["weight_map"].items()) {
     const auto dict = checkpointing::load_object(base / "bin" / file.get<std::string>()).toGenericDict();
     EXPECT_TRUE(torch::equal(dict.at(name).toTensor(), expected.at(name))) << name;
   }

@@ -10,6 +10,7 @@
 #include "accelerate/error.hpp"
 #include "accelerate/models/llama.hpp"
 #include "accelerate/safetensors.hpp"
+#include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
 
@@ -17,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace accelerate::models;
+using support::message_of;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -34,16 +36,6 @@ LlamaConfig tiny() {
   config.num_key_value_heads = 2;
   config.initializer_range = 0.3;
   return config;
-}
-
-template <class Error>
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no such error";
 }
 
 double largest_difference(const torch::Tensor& a, const torch::Tensor& b) { return (a - b).abs().max().item<double>(); }
@@ -89,7 +81,7 @@ TEST(Llama, LeftPaddingAndShiftedPositionsChangeNothing) {
 TEST(Llama, WrongInputsAndFieldsAreNamed) {
   LlamaForCausalLM model(tiny());
   const auto shape = [&](const torch::Tensor& ids, const torch::Tensor& mask = {}, const torch::Tensor& positions = {}) {
-    return error_of<accelerate::ShapeError>([&] { model(ids, mask, positions); });
+    return message_of<accelerate::ShapeError>([&] { model(ids, mask, positions); });
   };
   EXPECT_THAT(shape(torch::zeros({3}, at::kLong)), HasSubstr("[3]"));
   EXPECT_THAT(shape(torch::zeros({1, 3}, at::kLong), torch::ones({1, 4})), HasSubstr("attention_mask has shape [1, 4], but input_ids [1, 3]"));
@@ -97,7 +89,7 @@ TEST(Llama, WrongInputsAndFieldsAreNamed) {
   const auto field = [](auto&& change) {
     auto config = tiny();
     change(config);
-    return error_of<accelerate::ConfigError>([&] { LlamaModel model(config); });
+    return message_of<accelerate::ConfigError>([&] { LlamaModel model(config); });
   };
   EXPECT_THAT(field([](auto& c) { c.num_key_value_heads = 3; }), HasSubstr("num_key_value_heads is 3, expected a divisor of num_attention_heads, which is 4"));
   EXPECT_THAT(field([](auto& c) { c.hidden_size = 18; }), HasSubstr("hidden_size is 18"));
@@ -133,9 +125,9 @@ TEST(LlamaLoading, OtherArchitecturesHolesAndHalfPrecision) {
   auto tensors = accelerate::load_safetensors(folder / "model.safetensors");
   tensors.erase("model.layers.1.mlp.up_proj.weight");
   accelerate::save_safetensors(folder / "model.safetensors", tensors);
-  EXPECT_THAT(error_of<accelerate::CheckpointError>([&] { LlamaForCausalLM::from_pretrained(folder); }), HasSubstr("1 tensors of the model are missing:\n  model.layers.1.mlp.up_proj.weight"));
+  EXPECT_THAT(message_of<accelerate::CheckpointError>([&] { LlamaForCausalLM::from_pretrained(folder); }), HasSubstr("1 tensors of the model are missing:\n  model.layers.1.mlp.up_proj.weight"));
   std::ofstream(folder / "config.json") << R"({"model_type": "mistral"})";
-  EXPECT_THAT(error_of<accelerate::CheckpointError>([&] { LlamaForCausalLM::from_pretrained(folder); }), HasSubstr("model_type is \"mistral\", expected 'llama'"));
+  EXPECT_THAT(message_of<accelerate::CheckpointError>([&] { LlamaForCausalLM::from_pretrained(folder); }), HasSubstr("model_type is \"mistral\", expected 'llama'"));
 }
 
 /// Both ways of writing rotary parameters, and the configurations that the examples ship.

@@ -32,7 +32,7 @@ struct AcceleratedOptimizerOptions {
 };
 
 /// Cheap-to-copy handle on a torch::optim::Optimizer; copies share it. Does nothing in `step` and `zero_grad` while gradients accumulate
-/// (GradientState::sync_gradients() is false). Source: features table 1.5. Not thread-safe.
+/// (GradientState::sync_gradients() is false). A parameter that a group lists several times (LibTorch's parameters() does so with tied weights) is kept once, as in Python. Source: features table 1.5. Not thread-safe.
 class ACCELERATE_API AcceleratedOptimizer {
  public:
   /// By reference: the caller keeps the optimizer alive.

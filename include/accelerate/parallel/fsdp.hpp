@@ -48,8 +48,10 @@ class ACCELERATE_API FullyShardedDataParallel final : public DataParallel {
 
   /// This rank's piece of a parameter: 1-D, possibly empty, with the averaged gradient after backward. Undefined for tensors that are not sharded here. Not collective.
   at::Tensor local_shard(const at::Tensor& parameter) const;
+  /// A copy of those elements of `whole` that belong to local_shard(parameter): 1-D. @param whole  of the parameter's sizes. Not collective.
+  at::Tensor piece_of(const at::Tensor& parameter, const at::Tensor& whole) const;
   /// Puts the pieces in the place of the parameters in all groups, with their settings. Not collective.
-  /// @throws ConfigError for an optimizer that holds states of these parameters already.
+  /// @throws ConfigError for an optimizer that holds states of these parameters still (prepare() has moved those of the classes whose states it knows).
   void adopt(torch::optim::Optimizer& optimizer) const;
   /// Around each step of an optimizer that adopted pieces. Collective.
   void before_step();

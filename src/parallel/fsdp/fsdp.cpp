@@ -107,11 +107,10 @@ struct FullyShardedDataParallel::Impl {
   }
 
   /// Keeps this rank's piece of a whole value. `value` has the parameter's sizes; its strides, where they are those of the parameter's bytes.
-  void place(size_t p, size_t m, const at::Tensor& value) {
+  /// This rank's elements of `value`, which has one for each of the member's; a view of it where it lies as the member does.
+  at::Tensor piece_of(size_t p, size_t m, const at::Tensor& value) const {
     const ShardedPart& part = parts[p];
     const at::Tensor& tensor = part.members[m].second;
-    at::Tensor shard = part.shards[m].detach();
-    if (shard.numel() == 0) return;
     at::Tensor ordered = value.detach();
     if (!tensor.is_non_overlapping_and_dense()) {
       ordered = ordered.contiguous();
@@ -119,7 +118,11 @@ struct FullyShardedDataParallel::Impl {
       ordered = at::empty_strided(tensor.sizes(), tensor.strides(), value.options().requires_grad(false));
       ordered.copy_(value);
     }
-    shard.copy_(ordered.as_strided({ordered.numel()}, {1}).narrow(0, part.begins[m], shard.numel()));
+    return ordered.as_strided({ordered.numel()}, {1}).narrow(0, part.begins[m], part.shards[m].numel());
+  }
+
+  void place(size_t p, size_t m, const at::Tensor& value) {
+    if (at::Tensor shard = parts[p].shards[m].detach(); shard.numel() > 0) shard.copy_(piece_of(p, m, value));
   }
 
   /// Values of parameters that are not initialised yet, one at a time.
@@ -308,6 +311,12 @@ int64_t FullyShardedDataParallel::replica() const { return impl_->mesh.replica()
 at::Tensor FullyShardedDataParallel::local_shard(const at::Tensor& parameter) const {
   const auto found = impl_->where.find(parameter.unsafeGetTensorImpl());
   return found == impl_->where.end() ? at::Tensor() : impl_->parts[found->second.first].shards[found->second.second];
+}
+
+at::Tensor FullyShardedDataParallel::piece_of(const at::Tensor& parameter, const at::Tensor& whole) const {
+  const auto [part, member] = impl_->where.at(parameter.unsafeGetTensorImpl());
+  if (impl_->parts[part].shards[member].numel() == 0) return whole.new_empty({0});
+  return impl_->piece_of(part, member, whole).clone();
 }
 
 void FullyShardedDataParallel::adopt(torch::optim::Optimizer& optimizer) const {
