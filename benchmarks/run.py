@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the contestants of each task in turns on this machine, compares their answers first, then prints and saves their times.
 
-usage: run.py --bin build/release/bin [--python PYTHON] [--rounds 3] [--only TASK] [--out FILE.md]
-PYTHON needs torch and accelerate; without it only our own times are shown.
+usage: run.py --bin build/release/bin [--python PYTHON] [--data FOLDER] [--rounds 3] [--only TASK] [--out FILE.md]
+PYTHON needs torch, accelerate, transformers and gguf; without it only our own times are shown. FOLDER is what scripts/fetch_data.sh filled; without it the tasks on real weights are left out.
 """
 import argparse, json, os, platform, statistics, subprocess, sys, time
 
@@ -47,6 +47,11 @@ def tasks(args):
         for version in ["1", "2"]:
             contestants["FSDP" + version] = peer + [os.path.join(HERE, "fsdp_step", "torch_fsdp.py"), model, str(steps), version]
         yield f"FULL_SHARD step, {name}, 2 ranks", contestants, "steps"
+    if args.data:
+        weights = os.path.join(args.data, "smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+        for name, task, kind in [("model and tokenizer from GGUF", "load", "passes"), ("a token, fp32", "decode", "steps")]:
+            command = [task, weights, "64"]
+            yield f"SmolLM2 135 M, {name}", {"ours": [binary("generate")] + command, "transformers": [args.python, os.path.join(HERE, "generate", "transformers_peer.py")] + command}, kind
 
 
 def close(a, b):
@@ -57,6 +62,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--bin", default="build/release/bin")
     parser.add_argument("--python", default=os.environ.get("ACCELERATE_TEST_PYTHON", ""))
+    parser.add_argument("--data", default=os.environ.get("ACCELERATE_TEST_DATA", ""))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="")
     parser.add_argument("--out", default="")

@@ -9,8 +9,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* kConfigFile = "config.json";
-
 constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "GPT2Config", field, found, expected); };
 
 }  // namespace
@@ -27,7 +25,7 @@ void GPT2Config::validate() const {
 }
 
 GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
-  const JsonFile file(folder / kConfigFile);
+  const JsonFile file(config_path(folder));
   std::string model_type = "gpt2";
   file.read("model_type", model_type);
   if (model_type != "gpt2") file.fail("model_type", model_type, "'gpt2'; load it with the class of its architecture");
@@ -51,7 +49,7 @@ GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
   file.read("scale_attn_by_inverse_layer_idx", config.scale_attn_by_inverse_layer_idx);
   file.read("tie_word_embeddings", config.tie_word_embeddings);
   config.other_fields = file.root().dump();
-  return validated(config, folder / kConfigFile);
+  return validated(config, config_path(folder));
 }
 
 std::string to_json(const GPT2Config& config, const std::string& architecture, const std::string& dtype) {

@@ -1,0 +1,95 @@
+#include "accelerate/models/generate.hpp"
+
+#include <sstream>
+
+#include <torch/torch.h>
+
+#include "accelerate/error.hpp"
+#include "models/generation/logits.hpp"
+
+namespace accelerate::models {
+namespace {
+
+using at::Tensor;
+
+void check(const Tensor& input_ids, const Tensor& attention_mask) {
+  std::ostringstream text;
+  if (input_ids.dim() != 2 || input_ids.scalar_type() != at::kLong || input_ids.numel() == 0) {
+    text << "generate: input_ids has shape " << input_ids.sizes() << " and dtype " << input_ids.scalar_type() << ", expected [B, T] of int64 with at least one token.";
+  } else if (attention_mask.defined() && attention_mask.sizes() != input_ids.sizes()) {
+    text << "generate: attention_mask has shape " << attention_mask.sizes() << ", but input_ids " << input_ids.sizes() << ". Both are [B, T].";
+  } else if (attention_mask.defined() && !attention_mask.select(1, -1).to(at::kBool).all().item<bool>()) {
+    text << "generate: the last token of a row is padding, expected padding on the left only. Tokenizer::encode_batch pads so.";
+  } else {
+    return;
+  }
+  throw ShapeError(text.str());
+}
+
+Tensor is_any_of(const Tensor& tokens, const std::vector<int64_t>& ids) {
+  auto result = torch::zeros_like(tokens, at::kBool);
+  for (const auto id : ids) result |= tokens == id;
+  return result;
+}
+
+}  // namespace
+
+Decoder::Decoder(const CausalForward& forward, const Tensor& attention_mask, int64_t max_length) : forward_(forward) {
+  if (!attention_mask.defined()) return;
+  mask_ = torch::ones({attention_mask.size(0), max_length}, attention_mask.options().dtype(at::kLong));
+  mask_.narrow(1, 0, attention_mask.size(1)).copy_(attention_mask.to(at::kBool));
+}
+
+Tensor Decoder::step(const Tensor& tokens) {
+  length_ += tokens.size(1);
+  Tensor mask, positions;
+  if (mask_.defined()) {
+    mask = mask_.narrow(1, 0, length_);
+    positions = positions_.defined() ? positions_ + 1 : (mask.cumsum(1) - 1).clamp_min(0);  // padding has positions, too, which nobody sees
+    positions_ = positions.slice(1, -1);
+  }
+  return forward_(tokens, mask, positions, &cache_, 1).select(1, -1).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+}
+
+void Decoder::reorder(const Tensor& rows) {
+  cache_.reorder(rows);
+  if (!mask_.defined()) return;
+  mask_ = mask_.index_select(0, rows);
+  positions_ = positions_.index_select(0, rows);
+}
+
+Tensor generate(const CausalForward& forward, const Tensor& input_ids, const GenerationConfig& config, const GenerateOptions& options) {
+  config.validate();
+  check(input_ids, options.attention_mask);
+  const int64_t rows = input_ids.size(0), prompt = input_ids.size(1);
+  if (!config.max_new_tokens && !config.max_length) throw ConfigError("generate: neither max_new_tokens nor max_length is given. Say how long the result may get.");
+  const int64_t max_length = config.max_new_tokens ? prompt + *config.max_new_tokens : *config.max_length;
+  if (max_length <= prompt) throw ConfigError("generate: the prompts have " + std::to_string(prompt) + " tokens and max_length is " + std::to_string(max_length) + ", which leaves no room for new ones. Raise it, or set max_new_tokens.");
+  const torch::NoGradGuard no_grad;
+  Decoder decoder(forward, options.attention_mask, max_length);
+  if (config.num_beams > 1) {
+    if (options.on_tokens) throw ConfigError("generate: on_tokens is set, but with num_beams = " + std::to_string(config.num_beams) + " tokens are not final before the end. Set num_beams = 1.");
+    return beam_search(decoder, input_ids, max_length, config, options.generator);
+  }
+  const int64_t padding = config.pad_token_id.value_or(config.eos_token_id.empty() ? 0 : config.eos_token_id.front());
+  auto tokens = torch::empty({rows, max_length}, input_ids.options());
+  tokens.narrow(1, 0, prompt).copy_(input_ids);
+  auto ended = torch::zeros({rows}, input_ids.options().dtype(at::kBool));
+  auto next = input_ids;
+  int64_t length = prompt;
+  while (length < max_length) {
+    const auto scores = process_scores(decoder.step(next), tokens.narrow(1, 0, length), length - prompt, config);
+    auto chosen = config.do_sample ? at::multinomial(scores.softmax(-1), 1, /*replacement=*/false, options.generator).squeeze(1) : scores.argmax(-1);
+    if (!config.eos_token_id.empty()) {
+      chosen = chosen.masked_fill(ended, padding);
+      ended |= is_any_of(chosen, config.eos_token_id);
+    }
+    tokens.select(1, length++).copy_(chosen);
+    if (options.on_tokens && !options.on_tokens(chosen)) break;
+    if (!config.eos_token_id.empty() && ended.all().item<bool>()) break;
+    next = chosen.unsqueeze(1);
+  }
+  return tokens.narrow(1, 0, length).clone();
+}
+
+}  // namespace accelerate::models

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "accelerate/export.hpp"
+#include "accelerate/models/generate.hpp"
+
+namespace accelerate::models {
+
+/// What the configuration does to the scores of the next token. @param scores  [B, V] fp32, changed in place where possible @param tokens  [B, S] int64, all so far
+ACCELERATE_API at::Tensor process_scores(at::Tensor scores, const at::Tensor& tokens, int64_t new_tokens, const GenerationConfig& config);
+
+// Its parts, in this order; the last three are for sampling.
+ACCELERATE_API at::Tensor penalize_repetition(const at::Tensor& scores, const at::Tensor& tokens, double penalty);
+ACCELERATE_API at::Tensor keep_top_k(const at::Tensor& scores, int64_t k);
+ACCELERATE_API at::Tensor keep_top_p(const at::Tensor& scores, double p);
+
+/// Beam search over B rows; `step` gives the scores of the next token. Used by generate().
+class Decoder;
+at::Tensor beam_search(Decoder& decoder, const at::Tensor& input_ids, int64_t max_length, const GenerationConfig& config, const std::optional<at::Generator>& generator);
+
+/// The model, its cache and the mask of a growing batch.
+class Decoder {
+ public:
+  Decoder(const CausalForward& forward, const at::Tensor& attention_mask, int64_t max_length);
+  /// @param tokens  [B, T]: the prompts at first, then one token a row @return logits of the last one, [B, V] fp32, the caller's own
+  at::Tensor step(const at::Tensor& tokens);
+  /// Row i goes on from what row `rows[i]` was.
+  void reorder(const at::Tensor& rows);
+
+ private:
+  const CausalForward& forward_;
+  KeyValueCache cache_;
+  at::Tensor mask_;       ///< [B, most tokens], or undefined
+  at::Tensor positions_;  ///< [B, 1], of the last token; undefined without a mask
+  int64_t length_ = 0;
+};
+
+}  // namespace accelerate::models

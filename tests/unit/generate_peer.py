@@ -1,0 +1,87 @@
+"""Peer of the generation tests: what transformers makes of the same models and prompts.
+
+usage: generate_peer.py small FOLDER        random models in FOLDER/llama and FOLDER/gpt2, and FOLDER/cases.json with settings, prompts and results
+       generate_peer.py warpers OUT         scores before and after transformers' logits processors
+       generate_peer.py gguf FILE PROMPTS OUT TOKENS   greedy continuations of the lists of ids in PROMPTS (JSON), and the logits of the first one
+"""
+import json
+import os
+import sys
+import warnings
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, logging
+from transformers.generation import logits_process
+
+logging.set_verbosity_error()
+warnings.simplefilter("ignore")
+
+SETTINGS = [
+    {},
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.8},
+    {"eos_token_id": [7, 11, 3], "pad_token_id": 1},
+    {"eos_token_id": [7, 11, 3], "pad_token_id": 1, "min_new_tokens": 6},
+    {"num_beams": 2},
+    {"num_beams": 4, "repetition_penalty": 1.3},
+    {"num_beams": 3, "eos_token_id": [7, 11, 3, 20, 21], "pad_token_id": 1},
+    {"num_beams": 3, "eos_token_id": [7, 11, 3, 20, 21], "pad_token_id": 1, "min_new_tokens": 4},
+]
+for penalty in [-1.0, 0.0, 0.5, 2.0]:
+    for early in [False, True, "never"]:
+        SETTINGS.append({"num_beams": 4, "eos_token_id": [7, 11, 3, 20, 21, 30, 31, 32], "pad_token_id": 1, "length_penalty": penalty, "early_stopping": early})
+
+
+def small(folder):
+    torch.manual_seed(2)
+    models = {
+        "llama": LlamaForCausalLM(LlamaConfig(vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.25)),
+        "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.25)),
+    }
+    cases = []
+    for name, model in models.items():
+        model.eval()
+        model.generation_config = type(model.generation_config)()
+        model.config.eos_token_id = model.config.bos_token_id = model.config.pad_token_id = None
+        model.save_pretrained(f"{folder}/{name}")
+        ids = torch.randint(2, 40, (3, 6))
+        mask = torch.ones_like(ids)
+        mask[0, :3] = 0
+        mask[2, :1] = 0
+        for settings in SETTINGS:
+            for attention_mask in (None, mask):
+                with torch.no_grad():
+                    result = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids) if attention_mask is None else attention_mask, max_new_tokens=12, do_sample=False, **settings)
+                cases.append({"model": name, "settings": settings, "input_ids": ids.tolist(), "attention_mask": None if attention_mask is None else mask.tolist(), "result": result.tolist()})
+    json.dump(cases, open(f"{folder}/cases.json", "w"))
+
+
+def warpers(out):
+    torch.manual_seed(3)
+    scores, ids = torch.randn(5, 50) * 3, torch.randint(0, 50, (5, 8))
+    tensors = {"scores": scores, "ids": ids, "repetition": logits_process.RepetitionPenaltyLogitsProcessor(1.4)(ids, scores)}
+    for k in (1, 5, 100):
+        tensors[f"top_k.{k}"] = logits_process.TopKLogitsWarper(k)(ids, scores)
+    for p in (0.01, 0.5, 0.95):
+        tensors[f"top_p.{p}"] = logits_process.TopPLogitsWarper(p)(ids, scores)
+    all_of_them = logits_process.RepetitionPenaltyLogitsProcessor(1.2)(ids, scores)
+    for warper in (logits_process.TemperatureLogitsWarper(0.7), logits_process.TopKLogitsWarper(20), logits_process.TopPLogitsWarper(0.8)):
+        all_of_them = warper(ids, all_of_them)
+    tensors["all"] = all_of_them
+    save_file({k: v.contiguous().clone() for k, v in tensors.items()}, out)
+
+
+def gguf(path, prompts, out, tokens):
+    model = AutoModelForCausalLM.from_pretrained(os.path.dirname(path), gguf_file=os.path.basename(path), dtype=torch.float32).eval()
+    tensors = {}
+    with torch.no_grad():
+        for i, prompt in enumerate(json.load(open(prompts))):
+            ids = torch.tensor([prompt])
+            if i == 0:
+                tensors["logits"] = model(input_ids=ids).logits
+            tensors[f"ids.{i}"] = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=int(tokens), do_sample=False, eos_token_id=2, pad_token_id=2)
+    save_file({k: v.contiguous() for k, v in tensors.items()}, out)
+
+
+{"small": small, "warpers": warpers, "gguf": gguf}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,226 @@
+/// Generation against transformers, and alone.
+
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <torch/torch.h>
+
+#include "accelerate/error.hpp"
+#include "accelerate/models/generate.hpp"
+#include "accelerate/models/gpt2.hpp"
+#include "accelerate/models/llama.hpp"
+#include "accelerate/models/tokenizer.hpp"
+#include "accelerate/safetensors.hpp"
+#include "message_of.hpp"
+#include "models/generation/logits.hpp"
+#include "python.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace accelerate::models;
+using accelerate::ConfigError;
+using nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+fs::path scratch(const std::string& name) { return fs::path(support::scratch_dir()) / name; }
+
+/// Says (a + 1) % V after a, whatever came before.
+struct Counter {
+  int64_t vocabulary = 10;
+  int64_t calls = 0;
+  torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& mask, const torch::Tensor& positions, KeyValueCache* cache, int64_t logits_to_keep) {
+    ++calls;
+    const auto kv = torch::zeros({ids.size(0), 1, ids.size(1), 2});
+    cache->update(0, kv, kv);
+    return 5 * torch::one_hot((ids + 1) % vocabulary, vocabulary).to(at::kFloat).slice(1, ids.size(1) - logits_to_keep);
+  }
+};
+
+std::vector<int64_t> row(const torch::Tensor& ids, int64_t i) {
+  const auto flat = ids[i].contiguous();
+  return {flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()};
+}
+
+TEST(Generate, GreedyStopsAtEndTokensAndPads) {
+  Counter model;
+  const auto ids = torch::tensor({{1, 2}, {4, 5}}, at::kLong);
+  auto result = generate(model, ids, {.max_new_tokens = 5, .eos_token_id = {4, 9}, .pad_token_id = 0});
+  EXPECT_THAT(row(result, 0), ElementsAre(1, 2, 3, 4, 0, 0));
+  EXPECT_THAT(row(result, 1), ElementsAre(4, 5, 6, 7, 8, 9));
+  EXPECT_EQ(model.calls, 4) << "once for the prompts, then once a token";
+  result = generate(model, ids, {.max_length = 4});
+  EXPECT_THAT(row(result, 1), ElementsAre(4, 5, 6, 7));
+  result = generate(model, ids.slice(0, 0, 1), {.max_new_tokens = 4, .min_new_tokens = 2, .eos_token_id = {3}});
+  EXPECT_EQ(result.size(1), 6) << "the end token was not allowed when it was the likeliest";
+}
+
+TEST(Generate, CallbackSeesTokensAndCanStop) {
+  Counter model;
+  std::vector<int64_t> seen;
+  const auto result = generate(model, torch::tensor({{1}}, at::kLong), {.max_new_tokens = 8}, {.on_tokens = [&](const torch::Tensor& tokens) {
+                                 seen.push_back(tokens.item<int64_t>());
+                                 return seen.size() < 3;
+                               }});
+  EXPECT_THAT(seen, ElementsAre(2, 3, 4));
+  EXPECT_THAT(row(result, 0), ElementsAre(1, 2, 3, 4));
+}
+
+TEST(Generate, ASeedGivesTheSameTokens) {
+  Counter model;
+  const auto ids = torch::tensor({{1}, {2}}, at::kLong);
+  const auto draw = [&](uint64_t seed) {
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+    return generate(model, ids, {.max_new_tokens = 20, .do_sample = true, .temperature = 5, .top_k = 0}, {.generator = generator});
+  };
+  EXPECT_TRUE(draw(1).equal(draw(1)));
+  EXPECT_FALSE(draw(1).equal(draw(2)));
+  EXPECT_TRUE(generate(model, ids, {.max_new_tokens = 6, .do_sample = true, .top_k = 1}).equal(generate(model, ids, {.max_new_tokens = 6})));
+}
+
+TEST(Generate, DrawsFromTheDistribution) {
+  Counter model;  // logits 5 for one token and 0 for nine
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(4);
+  const auto ids = torch::full({20000, 1}, 3, at::kLong);
+  const auto result = generate(model, ids, {.max_new_tokens = 1, .do_sample = true, .temperature = 2.5, .top_k = 0}, {.generator = generator});
+  const double expected = std::exp(2.0) / (std::exp(2.0) + 9), found = (result.select(1, 1) == 4).to(at::kFloat).mean().item<double>();
+  EXPECT_NEAR(found, expected, 4 * std::sqrt(expected * (1 - expected) / 20000)) << "four standard deviations";
+}
+
+TEST(Generate, WrongSettingsAreNamed) {
+  Counter model;
+  const auto ids = torch::tensor({{1, 2}}, at::kLong);
+  const auto error = [&](const GenerationConfig& config, const GenerateOptions& options = {}) {
+    return support::message_of<accelerate::Error>([&] { generate(model, ids, config, options); });
+  };
+  EXPECT_THAT(error({}), HasSubstr("neither max_new_tokens nor max_length"));
+  EXPECT_THAT(error({.max_length = 2}), HasSubstr("leaves no room"));
+  EXPECT_THAT(error({.max_new_tokens = 1, .temperature = 0}), HasSubstr("temperature is 0"));
+  EXPECT_THAT(error({.max_new_tokens = 1, .top_p = 1.5}), HasSubstr("top_p is 1.5"));
+  EXPECT_THAT(error({.max_new_tokens = 1}, {.attention_mask = torch::ones({1, 3})}), HasSubstr("attention_mask has shape [1, 3]"));
+  EXPECT_THAT(error({.max_new_tokens = 1}, {.attention_mask = torch::tensor({{1, 0}})}), HasSubstr("padding on the left only"));
+  EXPECT_THAT(error({.max_new_tokens = 1, .num_beams = 2}, {.on_tokens = [](const torch::Tensor&) { return true; }}), HasSubstr("on_tokens"));
+  EXPECT_THROW(generate(model, torch::zeros({1, 0}, at::kLong), {.max_new_tokens = 1}), accelerate::ShapeError);
+}
+
+TEST(GenerationConfigFile, ReadsWhatItKnowsAndRefusesTheRest) {
+  const auto folder = scratch("generation");
+  fs::create_directories(folder);
+  const auto read = [&](const json& fields) {
+    std::ofstream(folder / "generation_config.json") << fields.dump();
+    return GenerationConfig::from_pretrained(folder);
+  };
+  const auto config = read({{"do_sample", true}, {"temperature", 0.6}, {"top_p", 0.9}, {"eos_token_id", {128001, 128008}}, {"bos_token_id", 1}, {"transformers_version", "5"}, {"num_return_sequences", 1}, {"early_stopping", "never"}});
+  EXPECT_TRUE(config.do_sample);
+  EXPECT_EQ(config.temperature, 0.6);
+  EXPECT_THAT(config.eos_token_id, ElementsAre(128001, 128008));
+  EXPECT_EQ(config.early_stopping, EarlyStopping::never);
+  EXPECT_THAT(read({{"eos_token_id", 5}}).eos_token_id, ElementsAre(5));
+  const auto error = [&](const json& fields) { return support::message_of<accelerate::CheckpointError>([&] { read(fields); }); };
+  EXPECT_THAT(error({{"no_repeat_ngram_size", 3}}), HasSubstr("no_repeat_ngram_size is 3, expected nothing"));
+  EXPECT_THAT(error({{"top_p", 2.0}}), HasSubstr("top_p is 2"));
+  fs::remove(folder / "generation_config.json");
+  std::ofstream(folder / "config.json") << R"({"eos_token_id": 7})";
+  EXPECT_THAT(GenerationConfig::from_pretrained(folder).eos_token_id, ElementsAre(7));
+}
+
+// --- against the reference -----------------------------------------------------------------------------------------------------------
+
+GenerationConfig config_of(const json& settings) {
+  GenerationConfig config{.max_new_tokens = 12};
+  config.num_beams = settings.value("num_beams", int64_t{1});
+  config.min_new_tokens = settings.value("min_new_tokens", int64_t{0});
+  config.repetition_penalty = settings.value("repetition_penalty", 1.0);
+  config.length_penalty = settings.value("length_penalty", 1.0);
+  config.eos_token_id = settings.value("eos_token_id", std::vector<int64_t>());
+  if (settings.contains("pad_token_id")) config.pad_token_id = settings["pad_token_id"].get<int64_t>();
+  if (const auto early = settings.value("early_stopping", json(false)); early == "never") {
+    config.early_stopping = EarlyStopping::never;
+  } else if (early == true) {
+    config.early_stopping = EarlyStopping::yes;
+  }
+  return config;
+}
+
+torch::Tensor tensor_of(const json& rows) {
+  std::vector<int64_t> flat;
+  for (const auto& row : rows) flat.insert(flat.end(), row.begin(), row.end());
+  return torch::tensor(flat, at::kLong).view({static_cast<int64_t>(rows.size()), -1});
+}
+
+TEST(GenerateParity, GreedyAndBeamsOfLlamaAndGpt2) {
+  SKIP_WITHOUT_PYTHON();
+  const auto folder = scratch("small");
+  fs::create_directories(folder);
+  const auto peer = support::run_python("tests/unit/generate_peer.py", {"small", folder.string()});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  auto llama = LlamaForCausalLM::from_pretrained(folder / "llama");
+  auto gpt2 = GPT2LMHeadModel::from_pretrained(folder / "gpt2");
+  llama->eval(), gpt2->eval();
+  const auto cases = json::parse(std::ifstream(folder / "cases.json"));
+  EXPECT_EQ(cases.size(), 2 * 2 * 21U);
+  for (const auto& entry : cases) {
+    GenerateOptions options;
+    if (!entry["attention_mask"].is_null()) options.attention_mask = tensor_of(entry["attention_mask"]);
+    const auto ids = tensor_of(entry["input_ids"]), expected = tensor_of(entry["result"]);
+    const auto config = config_of(entry["settings"]);
+    const auto result = entry["model"] == "llama" ? generate(llama, ids, config, options) : generate(gpt2, ids, config, options);
+    EXPECT_TRUE(result.sizes() == expected.sizes() && result.equal(expected)) << entry["model"] << entry["settings"] << (options.attention_mask.defined() ? " padded" : "") << "\n" << expected << "\n" << result;
+  }
+}
+
+TEST(GenerateParity, ScoresAreProcessedAlike) {
+  SKIP_WITHOUT_PYTHON();
+  const auto path = scratch("warpers.safetensors");
+  const auto peer = support::run_python("tests/unit/generate_peer.py", {"warpers", path.string()});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  const auto expected = accelerate::load_safetensors(path);
+  const auto scores = expected.at("scores"), ids = expected.at("ids");
+  // The same operators in the same order; rounding of a softmax may differ between builds of LibTorch.
+  const auto same = [&](const torch::Tensor& found, const std::string& name) { return torch::allclose(found, expected.at(name), 1e-6, 0); };
+  EXPECT_TRUE(same(penalize_repetition(scores, ids, 1.4), "repetition"));
+  for (const int64_t k : {1, 5, 100}) EXPECT_TRUE(same(keep_top_k(scores, k), "top_k." + std::to_string(k))) << k;
+  for (const auto& [p, name] : {std::pair{0.01, "top_p.0.01"}, {0.5, "top_p.0.5"}, {0.95, "top_p.0.95"}}) EXPECT_TRUE(same(keep_top_p(scores, p), name)) << p;
+  GenerationConfig config{.do_sample = true, .temperature = 0.7, .top_k = 20, .top_p = 0.8, .repetition_penalty = 1.2};
+  EXPECT_TRUE(same(process_scores(scores.clone(), ids, 0, config), "all"));
+}
+
+/// The model's real weights, decoded from 4 bits to fp32 on both sides.
+TEST(GenerateParity, SmolLm2ContinuesTwentyPromptsAsTransformersDoes) {
+  SKIP_WITHOUT_PYTHON();
+  SKIP_WITHOUT_DATA();
+  const auto path = *support::data_dir() / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf";
+  const auto tokenizer = Tokenizer::from_pretrained(path);
+  std::vector<std::string> texts = {"The capital of France is", "Once upon a time", "def fibonacci(n):", "Water boils at", "The first ten prime numbers are", "In 1969,", "Dear Sir or Madam,", "A recipe for pancakes:\n1.",
+                                    "Q: What is gravity?\nA:", "import numpy as np\n", "Die Hauptstadt von Deutschland ist", "\u4f60\u597d", "E = mc", "To be or not to be,"};
+  for (const char* question : {"What is the capital of Italy?", "Write a haiku about rain.", "Translate 'cat' to French.", "2 + 2 = ?", "Who wrote Hamlet?", "List three colours."}) texts.push_back(tokenizer.apply_chat_template({{"user", question}}));
+  ASSERT_EQ(texts.size(), 20U);
+  json prompts = json::array();
+  for (const auto& text : texts) prompts.push_back(tokenizer.encode(text));
+  std::ofstream(scratch("prompts.json")) << prompts.dump();
+  const auto out = scratch("smollm2.safetensors");
+  const auto peer = support::run_python("tests/unit/generate_peer.py", {"gguf", path.string(), scratch("prompts.json").string(), out.string(), "24"});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  const auto expected = accelerate::load_safetensors(out);
+
+  LoadReport report;
+  auto model = LlamaForCausalLM::from_pretrained(path, {}, &report);
+  EXPECT_TRUE(report.missing_keys.empty() && report.unexpected_keys.empty());
+  model->eval();
+  auto config = GenerationConfig::from_pretrained(path);
+  EXPECT_THAT(config.eos_token_id, ElementsAre(2));
+  config.max_new_tokens = 24;
+  const torch::NoGradGuard no_grad;
+  // Logits are of the order of 10, so 1e-4 is a relative 1e-5: sums over 576 to 1536 products in 30 layers in another order.
+  EXPECT_LT((model(torch::tensor(prompts[0].get<std::vector<int64_t>>()).unsqueeze(0)) - expected.at("logits")).abs().max().item<double>(), 1e-4);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const auto result = generate(model, torch::tensor(prompts[i].get<std::vector<int64_t>>()).unsqueeze(0), config);
+    EXPECT_EQ(row(result, 0), row(expected.at("ids." + std::to_string(i)), 0)) << texts[i] << "\n" << tokenizer.decode(row(result, 0));
+  }
+}
+
+}  // namespace
