@@ -11,6 +11,7 @@
 
 #include "accelerate/bigmodel/device_map.hpp"
 #include "accelerate/bigmodel/dispatch.hpp"
+#include "accelerate/bigmodel/hooks.hpp"
 #include "accelerate/bigmodel/loading.hpp"
 #include "accelerate/bigmodel/offload.hpp"
 #include "accelerate/bigmodel/sizes.hpp"
