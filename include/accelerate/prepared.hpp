@@ -14,7 +14,7 @@
 
 #include "accelerate/export.hpp"
 #include "accelerate/bigmodel/hooks.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/model_like.hpp"
 #include "accelerate/parallel/fsdp.hpp"
 #include "accelerate/precision.hpp"
 

@@ -27,7 +27,7 @@ struct SafetensorsInfo {
 
 /// A safetensors file opened for reading.
 ///
-/// Opening reads and checks the header only; the data is mapped when the first tensor is asked for, so that a file larger than memory can be opened and the pages of
+/// Opening reads and checks the header only; the data is mapped, so that a file larger than memory can be opened and the pages of
 /// a tensor come from the disk when they are first touched. Copies of this object share one mapping. Safe to use from several threads.
 /// While it is mapped the file must not be shortened by others: the system answers an access behind the new end with SIGBUS.
 class ACCELERATE_API SafetensorsFile {

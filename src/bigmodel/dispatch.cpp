@@ -239,7 +239,8 @@ class Dispatcher {
     std::map<std::string, std::pair<at::Device, int64_t>> resident;
     for (const auto& piece : pieces_) {
       auto& [device, bytes] = resident.try_emplace(piece.computes.str(), piece.computes, 0).first->second;
-      if (!piece.offloaded && !piece.in_memory_whole) bytes += piece.bytes();
+      // Buffers of parts on disk come on top, as in infer_auto_device_map(): what the map has put there counts.
+      if (!piece.offloaded && !piece.in_memory_whole && !(piece.target.place && piece.target.place->is_disk())) bytes += piece.bytes();
     }
     for (const auto& [name, of] : resident) budgets_[name] = budget(of.first, of.second);
     int64_t unit_bytes = kUnitBytes;

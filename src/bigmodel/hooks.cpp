@@ -21,32 +21,41 @@ class Registry {
   std::shared_ptr<ModelHook> get(const ModelRef& module) {
     const std::lock_guard lock(mutex_);
     const auto found = entries_.find(module.identity());
-    return found == entries_.end() || !found->second.alive() ? nullptr : found->second.hook;  // another module may have got the address of one that is gone
+    return found == entries_.end() || !found->second.module() ? nullptr : found->second.hook;  // another module may have got the address of one that is gone
   }
-  std::shared_ptr<ModelHook> set(const ModelRef& module, std::shared_ptr<ModelHook> hook) {
+  void set(const ModelRef& module, std::shared_ptr<ModelHook> hook) {
     const std::lock_guard lock(mutex_);
-    std::erase_if(entries_, [](const auto& entry) { return !entry.second.alive(); });
-    auto& entry = entries_[module.identity()];
-    auto before = std::exchange(entry.hook, std::move(hook));
-    entry.alive = module.liveness();
+    std::erase_if(entries_, [](const auto& entry) { return !entry.second.module(); });
+    Entry entry{.weak = {}, .script = std::nullopt, .hook = std::move(hook)};
+    if (auto* plain = module.submodules().front().module) entry.weak = plain->weak_from_this();
+    else entry.script = module;
+    entries_.insert_or_assign(module.identity(), std::move(entry));
     count_ = entries_.size();
-    return before;
   }
-  std::shared_ptr<ModelHook> take(const void* identity) {
+  /// Forgets the hook of a module. @return the two; nothing where there was none.
+  std::optional<std::pair<ModelRef, std::shared_ptr<ModelHook>>> take(const void* identity) {
     const std::lock_guard lock(mutex_);
     const auto found = entries_.find(identity);
-    if (found == entries_.end()) return nullptr;
-    auto hook = found->second.alive() ? found->second.hook : nullptr;
+    if (found == entries_.end()) return std::nullopt;
+    const Entry entry = std::move(found->second);
     entries_.erase(found);
     count_ = entries_.size();
-    return hook;
+    const auto module = entry.module();
+    return module ? std::optional(std::pair(*module, entry.hook)) : std::nullopt;
   }
   bool any() const { return count_.load(std::memory_order_relaxed) > 0; }
 
  private:
   struct Entry {
-    std::function<bool()> alive;
+    std::weak_ptr<torch::nn::Module> weak;
+    std::optional<ModelRef> script;  ///< script modules have no weak references that could be asked cheaply
     std::shared_ptr<ModelHook> hook;
+
+    std::optional<ModelRef> module() const {
+      if (script) return script;
+      auto alive = weak.lock();
+      return alive ? std::optional(ModelRef(std::move(alive))) : std::nullopt;
+    }
   };
   std::mutex mutex_;
   std::unordered_map<const void*, Entry> entries_;
@@ -103,12 +112,12 @@ void add_hook_to_module(const ModelRef& module, std::shared_ptr<ModelHook> hook,
 }
 
 void remove_hook_from_module(const ModelRef& module, bool recurse) {
-  if (const auto hook = registry().take(module.identity())) hook->detach_hook(module);
+  const auto remove = [](const void* identity) {
+    if (const auto taken = registry().take(identity)) taken->second->detach_hook(taken->first);
+  };
+  remove(module.identity());
   if (!recurse) return;
-  for (const auto& below : module.submodules()) {
-    if (below.identity == module.identity()) continue;
-    if (const auto hook = registry().take(below.identity)) hook->detach_hook(below.reference());
-  }
+  for (const auto& below : module.submodules()) remove(below.identity);
 }
 
 std::shared_ptr<ModelHook> hook_of(const ModelRef& module) { return registry().get(module); }
@@ -116,7 +125,7 @@ std::shared_ptr<ModelHook> hook_of(const ModelRef& module) { return registry().g
 /// Keeps the host's copies while the weights are on the device: inference changes none, so going back is free.
 class UserCpuOffloadHook::Hook final : public ModelHook, public std::enable_shared_from_this<Hook> {
  public:
-  Hook(const ModelRef& model, at::Device device, UserCpuOffloadHook previous) : alive_(model.liveness()), identity_(model.identity()), state_(model.state()), device_(device), previous_(std::move(previous)) {}
+  Hook(const ModelRef& model, at::Device device, UserCpuOffloadHook previous) : identity_(model.identity()), state_(model.state()), device_(device), previous_(std::move(previous)) {}
 
   void init_hook(const ModelRef&) override {
     const at::NoGradGuard no_grad;
@@ -146,7 +155,7 @@ class UserCpuOffloadHook::Hook final : public ModelHook, public std::enable_shar
     host_.clear();
   }
   void remove() {
-    if (alive_()) registry().take(identity_);
+    static_cast<void>(registry().take(identity_));
     host_.clear();
   }
 
@@ -155,7 +164,6 @@ class UserCpuOffloadHook::Hook final : public ModelHook, public std::enable_shar
     at::Tensor value;
     int64_t version;
   };
-  std::function<bool()> alive_;
   const void* identity_;
   NamedTensors state_;
   at::Device device_;

@@ -63,7 +63,7 @@ std::string own_name(std::string qualified, const std::string& separator) {
 
 void walk(torch::nn::Module& module, const std::string& path, int64_t parent, std::vector<Submodule>& all) {
   const auto index = static_cast<int64_t>(all.size());
-  Submodule item{.path = path, .class_name = own_name(module.name(), "::"), .qualified_class_name = module.name(), .parent = parent, .identity = &module, .module = &module, .script = std::nullopt};
+  Submodule item{.path = path, .class_name = own_name(module.name(), "::"), .qualified_class_name = module.name(), .parent = parent, .identity = &module, .module = &module};
   for (const auto& parameter : module.named_parameters(/*recurse=*/false))
     if (parameter.value().defined()) item.parameters.emplace_back(parameter.key(), parameter.value());
   all.push_back(std::move(item));
@@ -74,7 +74,7 @@ void walk(torch::nn::Module& module, const std::string& path, int64_t parent, st
 void walk(const torch::jit::Module& module, const std::string& path, int64_t parent, std::vector<Submodule>& all) {
   const auto index = static_cast<int64_t>(all.size());
   const std::string name = module.type()->name() ? module.type()->name()->qualifiedName() : "";
-  Submodule item{.path = path, .class_name = own_name(name, "."), .qualified_class_name = name, .parent = parent, .identity = module._ivalue().get(), .module = nullptr, .script = module};
+  Submodule item{.path = path, .class_name = own_name(name, "."), .qualified_class_name = name, .parent = parent, .identity = module._ivalue().get()};
   for (const auto& parameter : module.named_parameters(/*recurse=*/false))
     if (parameter.value.defined()) item.parameters.emplace_back(parameter.name, parameter.value);
   all.push_back(std::move(item));
@@ -82,8 +82,6 @@ void walk(const torch::jit::Module& module, const std::string& path, int64_t par
 }
 
 }  // namespace
-
-ModelRef Submodule::reference() const { return module ? ModelRef(module->shared_from_this()) : ModelRef(*script); }
 
 std::vector<Submodule> ModelRef::submodules() const {
   std::vector<Submodule> all;
@@ -105,11 +103,6 @@ NamedTensors ModelRef::state() const {
 void ModelRef::to(const at::Device& device) const {
   if (module_) module_->to(device);
   else torch::jit::Module(*script_).to(device);
-}
-
-std::function<bool()> ModelRef::liveness() const {
-  if (module_) return [weak = std::weak_ptr<torch::nn::Module>(module_)] { return !weak.expired(); };
-  return [weak = c10::weak_intrusive_ptr<c10::ivalue::Object>(script_->_ivalue())] { return !weak.expired(); };
 }
 
 const void* ModelRef::identity() const { return module_ ? static_cast<const void*>(module_.get()) : script_->_ivalue().get(); }

@@ -34,7 +34,7 @@
 #include "accelerate/bigmodel/loading.hpp"
 #include "accelerate/bigmodel/offload.hpp"
 #include "accelerate/export.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/model_like.hpp"
 #include "accelerate/nested.hpp"
 #include "accelerate/ops.hpp"
 

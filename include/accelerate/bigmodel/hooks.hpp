@@ -20,7 +20,7 @@
 
 #include "accelerate/error.hpp"
 #include "accelerate/export.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/model_like.hpp"
 #include "accelerate/nested.hpp"
 
 namespace accelerate {
@@ -54,7 +54,7 @@ class ACCELERATE_API SequentialHook : public ModelHook {
   std::vector<std::shared_ptr<ModelHook>> hooks_;
 };
 
-/// Gives the module a hook. A module has one: a second takes its place (the first is detached), or with `append` runs after it. Lives as long as the module, from any thread.
+/// Gives the module a hook. A module has one: a second takes its place (the first is detached), or with `append` runs after it. Lives as long as the module (a script module lives as long as its hook). Any thread.
 /// @throws ConfigError for null.
 ACCELERATE_API void add_hook_to_module(const ModelRef& module, std::shared_ptr<ModelHook> hook, bool append = false);
 /// Detaches and forgets the module's hook, with `recurse` also those of all modules below it. Does nothing where there is none.
