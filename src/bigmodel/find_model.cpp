@@ -12,7 +12,8 @@
 #include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
 #include "bigmodel/built_in_models.hpp"
-#include "bigmodel/gguf_header.hpp"
+#include "formats/gguf_header.hpp"
+#include "formats/mapped_file.hpp"
 
 namespace accelerate {
 namespace {
@@ -74,7 +75,8 @@ void add_tensor(ModuleTree& root, const std::string& name, TensorSpec tensor) {
 
 void add_file(ModuleTree& tree, const fs::path& path) {
   if (path.extension() == ".gguf") {
-    for (auto& [name, shape] : bigmodel::read_gguf_header(path)) add_tensor(tree, name, {.name = "", .shape = std::move(shape)});
+    const formats::MappedFile file(path);
+    for (auto& tensor : formats::parse_gguf_header({file.data(), static_cast<size_t>(file.size())}, path.string()).tensors) add_tensor(tree, tensor.name, {.name = "", .shape = std::move(tensor.shape)});
     return;
   }
   const auto header = read_header(path);

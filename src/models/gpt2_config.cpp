@@ -9,8 +9,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* kConfigFile = "config.json";
-
 constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "GPT2Config", field, found, expected); };
 
 }  // namespace
@@ -27,7 +25,7 @@ void GPT2Config::validate() const {
 }
 
 GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
-  const JsonFile file(folder / kConfigFile);
+  const JsonFile file(config_path(folder));
   std::string model_type = "gpt2";
   file.read("model_type", model_type);
   if (model_type != "gpt2") file.fail("model_type", model_type, "'gpt2'; load it with the class of its architecture");
@@ -54,7 +52,7 @@ GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
   try {
     config.validate();
   } catch (const ConfigError& error) {
-    throw CheckpointError("'" + (folder / kConfigFile).string() + "': " + error.what());
+    throw CheckpointError("'" + config_path(folder).string() + "': " + error.what());
   }
   return config;
 }

@@ -1,7 +1,6 @@
 #include <torch/torch.h>
 
 #include "accelerate/models/gpt2.hpp"
-#include "accelerate/safetensors.hpp"
 #include "models/gpt2_config.hpp"
 #include "models/weights.hpp"
 
@@ -16,7 +15,7 @@ void load_folder(torch::nn::Module& model, const GPT2Config& config, const fs::p
                           .head_prefixes = {"lm_head."},
                           .ignored_suffixes = {".attn.bias", ".attn.masked_bias"},  // the causal mask, which old files have
                           .ignore_mismatched_sizes = false};
-  auto found = load_weights(model, load_checkpoint_files(folder), rules, folder.string());
+  auto found = load_pretrained(model, folder, rules);
   auto parameters = model.named_parameters();
   for (const auto& name : found.missing_keys) initialize(name, parameters[name], config);
   if (config.tie_word_embeddings) std::erase(found.unexpected_keys, "lm_head.weight");  // a copy of the embeddings

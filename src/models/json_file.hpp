@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "accelerate/error.hpp"
+#include "accelerate/gguf.hpp"
 
 namespace accelerate::models {
 
@@ -35,10 +36,14 @@ inline void create_folder(const std::filesystem::path& folder) {
   if (error) throw CheckpointError("can't create the folder '" + folder.string() + "': " + error.message() + ".");
 }
 
-/// A JSON object in a file, whose fields are read with their types checked.
+/// The file that holds a model's config.json: the model itself if it is a .gguf file.
+inline std::filesystem::path config_path(const std::filesystem::path& model) { return model.extension() == ".gguf" ? model : model / "config.json"; }
+
+/// A JSON object in a file, whose fields are read with their types checked. Of a .gguf file it is the config.json that its metadata amounts to.
 class JsonFile {
  public:
-  explicit JsonFile(std::filesystem::path path) : path_(std::move(path)), root_(nlohmann::ordered_json::parse(read_text_file(path_), nullptr, false)) {
+  explicit JsonFile(std::filesystem::path path)
+      : path_(std::move(path)), root_(nlohmann::ordered_json::parse(path_.extension() == ".gguf" ? GgufFile(path_).config_json() : read_text_file(path_), nullptr, false)) {
     if (!root_.is_object()) throw CheckpointError("'" + path_.string() + "': it is not a JSON object. It is probably truncated: copy or download it again.");
   }
 

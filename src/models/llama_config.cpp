@@ -12,8 +12,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* kConfigFile = "config.json";
-
 constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "LlamaConfig", field, found, expected); };
 
 }  // namespace
@@ -41,7 +39,7 @@ void LlamaConfig::validate() const {
 }
 
 LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
-  const JsonFile file(folder / kConfigFile);
+  const JsonFile file(config_path(folder));
   std::string model_type = "llama";
   file.read("model_type", model_type);
   if (model_type != "llama") file.fail("model_type", model_type, "'llama'; load it with the class of its architecture");
@@ -84,7 +82,7 @@ LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
   try {
     config.validate();
   } catch (const ConfigError& error) {
-    throw CheckpointError("'" + (folder / kConfigFile).string() + "': " + error.what());
+    throw CheckpointError("'" + config_path(folder).string() + "': " + error.what());
   }
   return config;
 }

@@ -1,7 +1,6 @@
 #include <torch/torch.h>
 
 #include "accelerate/models/llama.hpp"
-#include "accelerate/safetensors.hpp"
 #include "models/llama_config.hpp"
 #include "models/weights.hpp"
 
@@ -17,7 +16,7 @@ void load_folder(torch::nn::Module& model, const LlamaConfig& config, const fs::
                           .head_prefixes = {"lm_head."},
                           .ignored_suffixes = {"rotary_emb.inv_freq"},  // worked out from the configuration; old files have it
                           .ignore_mismatched_sizes = false};
-  auto found = load_weights(model, load_checkpoint_files(folder), rules, folder.string());
+  auto found = load_pretrained(model, folder, rules);
   auto parameters = model.named_parameters();
   for (const auto& name : found.missing_keys) initialize(name, parameters[name], config);
   if (config.tie_word_embeddings) std::erase(found.unexpected_keys, "lm_head.weight");  // a copy of the embeddings

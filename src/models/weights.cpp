@@ -5,9 +5,11 @@
 #include <sstream>
 #include <utility>
 
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include "accelerate/error.hpp"
+#include "accelerate/gguf.hpp"
 #include "accelerate/safetensors.hpp"
 #include "models/json_file.hpp"
 
@@ -56,9 +58,9 @@ Tensors named_weights(const torch::nn::Module& module) {
   return weights;
 }
 
-LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const WeightRules& rules, const std::string& source) {
+LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const WeightRules& rules, const std::string& source, const ReadWeight& read) {
   LoadReport report;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  std::vector<std::pair<at::Tensor, Tensors::const_iterator>> copies;
   std::vector<std::string> differences;
   std::vector<std::string> lost;
   std::set<std::string> used;
@@ -72,7 +74,7 @@ LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const
     used.insert(found->first);
     const auto& value = found->second;
     if (value.sizes() == target.sizes() && value.is_floating_point() == target.is_floating_point()) {
-      copies.emplace_back(target, value);
+      copies.emplace_back(target, found);
     } else {
       report.mismatched_keys.push_back(name);
       std::ostringstream line;
@@ -89,8 +91,22 @@ LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const
     if (!used.contains(name) && !ends_with_any(name, rules.ignored_suffixes)) report.unexpected_keys.push_back(name);
 
   const c10::NoGradGuard no_grad;
-  for (auto& [target, value] : copies) target.copy_(value);
+  for (auto& [target, found] : copies) read ? read(found->first, target) : void(target.copy_(found->second));
   return report;
+}
+
+LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& source, const WeightRules& rules) {
+  if (source.extension() != ".gguf") return load_weights(module, load_checkpoint_files(source), rules, source.string());
+  const GgufFile file(source);
+  Tensors tensors;  // names and shapes only: numbers are decoded where they belong
+  for (const auto& name : file.names())
+    if (name != "rope_freqs.weight") tensors.emplace(name, at::empty(file.info(name).shape, at::TensorOptions().dtype(at::kFloat).device(at::kMeta)));
+  return load_weights(module, tensors, rules, source.string(), [&](const std::string& name, at::Tensor target) {
+    const bool in_place = target.device().is_cpu() && target.is_contiguous();
+    const auto decoded = in_place ? target : at::empty(target.sizes(), target.options().device(at::kCPU).memory_format(at::MemoryFormat::Contiguous));
+    file.read(name, decoded);
+    if (!in_place) target.copy_(decoded);
+  });
 }
 
 void save_folder(const torch::nn::Module& module, const std::filesystem::path& folder, const std::function<std::string(const std::string&)>& config) {

@@ -19,10 +19,16 @@ struct WeightRules {
   bool ignore_mismatched_sizes = false;
 };
 
+using ReadWeight = std::function<void(const std::string& name, at::Tensor target)>;
+
 /// Copies tensors (as load_checkpoint_files maps them) into the module's parameters and buffers. Everything is checked before the first byte is copied.
 /// @param source  Name of the files, for messages.
+/// @param read    Fills a parameter from the tensor of that name, where `tensors` have only shapes.
 /// @throws CheckpointError listing every shape that differs, and every missing parameter that is not of a head.
-LoadReport load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& tensors, const WeightRules& rules, const std::string& source);
+LoadReport load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& tensors, const WeightRules& rules, const std::string& source, const ReadWeight& read = nullptr);
+
+/// The same from a folder of safetensors, or from a .gguf file, which is decoded into the parameters' own memory. @throws CheckpointError
+LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& source, const WeightRules& rules);
 
 /// Parameters and buffers by name, without a copy.
 std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module);

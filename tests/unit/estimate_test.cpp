@@ -134,7 +134,7 @@ struct Gguf {
   Gguf& tensor(const std::string& name, const std::vector<uint64_t>& sizes) {
     text(name).number<uint32_t>(static_cast<uint32_t>(sizes.size()));
     for (const auto size : sizes) number(size);
-    return number<uint32_t>(12).number<uint64_t>(0);  // Q4_K
+    return number<uint32_t>(0).number<uint64_t>(0);  // F32
   }
 };
 

@@ -41,7 +41,7 @@ struct ACCELERATE_API GPT2Config {
   int64_t inner_size() const { return n_inner.value_or(4 * n_embd); }
   /// @throws ConfigError naming the first field that is out of range or not supported, with its value.
   void validate() const;
-  /// Reads `config.json` of a folder. @throws CheckpointError if it is missing, malformed, of another model type or not valid.
+  /// Reads `config.json` of a folder, or the metadata of a .gguf file. @throws CheckpointError if it is missing, malformed, of another model type or not valid.
   static GPT2Config from_pretrained(const std::filesystem::path& folder);
 };
 
@@ -80,7 +80,7 @@ class ACCELERATE_API GPT2Model : public torch::nn::ModuleHolder<GPT2ModelImpl> {
  public:
   using Impl = GPT2ModelImpl;
   using torch::nn::ModuleHolder<GPT2ModelImpl>::ModuleHolder;
-  /// Loads a Hugging Face folder (config.json and safetensors, one file or shards), saved with or without a head.
+  /// Loads a Hugging Face folder (config.json and safetensors, one file or shards), saved with or without a head; or a .gguf file, decoded.
   /// @param report  Receives what was missing and what was left over.
   /// @throws CheckpointError if a file is missing or damaged, a shape differs (all of them are listed), or a parameter is missing.
   static GPT2Model from_pretrained(const std::filesystem::path& folder, LoadReport* report = nullptr);

@@ -60,7 +60,7 @@ struct ACCELERATE_API LlamaConfig {
 
   /// @throws ConfigError naming the first field that is out of range or not supported, with its value.
   void validate() const;
-  /// Reads `config.json` of a folder. @throws CheckpointError if it is missing, malformed, of another model type or not valid.
+  /// Reads `config.json` of a folder, or the metadata of a .gguf file. @throws CheckpointError if it is missing, malformed, of another model type or not valid.
   static LlamaConfig from_pretrained(const std::filesystem::path& folder);
 };
 
@@ -100,7 +100,7 @@ class ACCELERATE_API LlamaModel : public torch::nn::ModuleHolder<LlamaModelImpl>
  public:
   using Impl = LlamaModelImpl;
   using torch::nn::ModuleHolder<LlamaModelImpl>::ModuleHolder;
-  /// Loads a Hugging Face folder (config.json and safetensors, one file or shards), saved with or without a head.
+  /// Loads a Hugging Face folder (config.json and safetensors, one file or shards), saved with or without a head; or a .gguf file, decoded.
   /// @param report  Receives what was missing and what was left over.
   /// @throws CheckpointError if a file is missing or damaged, a shape differs (all of them are listed), or a parameter is missing.
   static LlamaModel from_pretrained(const std::filesystem::path& folder, const LlamaLoadOptions& options = {}, LoadReport* report = nullptr);

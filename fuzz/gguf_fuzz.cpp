@@ -1,0 +1,29 @@
+#include <cstdlib>
+#include <string_view>
+#include <vector>
+
+#include "accelerate/error.hpp"
+#include "formats/gguf_names.hpp"
+
+// Any bytes are a file whose tensors lie within it and can be decoded, or a CheckpointError.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace accelerate;
+  using namespace accelerate::formats;
+  try {
+    const auto header = parse_gguf_header({reinterpret_cast<const char*>(data), size}, "fuzz");
+    check_gguf_data(header, static_cast<int64_t>(size), "fuzz");
+    for (const auto& tensor : header.tensors) {
+      if (tensor.begin < 0 || tensor.bytes < 0 || static_cast<uint64_t>(tensor.begin + tensor.bytes) > size) std::abort();
+      const auto& encoding = *tensor.encoding;
+      const int64_t blocks = tensor.bytes / encoding.block_bytes;
+      if (!encoding.decode || blocks * encoding.block > 1 << 20) continue;
+      std::vector<float> numbers(static_cast<size_t>(blocks * encoding.block));
+      encoding.decode(data + tensor.begin, blocks, numbers.data());
+    }
+    for (const auto& [name, source] : hugging_face_tensors(header, "fuzz"))
+      if (source.tensor >= header.tensors.size() || source.first_row < 0) std::abort();
+    gguf_config_json(header, "fuzz", nullptr);
+  } catch (const CheckpointError&) {
+  }
+  return 0;
+}

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "accelerate/export.hpp"
+
+namespace accelerate::models {
+
+/// A turn of a conversation.
+struct ChatMessage {
+  std::string role;  ///< "system", "user" or "assistant"
+  std::string content;
+};
+
+/// Encoded texts, padded to T tokens: int64 CPU tensors [B, T]. As a model takes them.
+struct TokenBatch {
+  at::Tensor input_ids;
+  at::Tensor attention_mask;  ///< 0 for padding
+};
+
+/// Byte-level BPE, the tokenizer of GPT-2, LLaMA 3, Qwen2, SmolLM and their kin: text is cut by patterns, and the bytes of each piece are merged in the order of a list.
+///
+/// Gives the ids of the Python package `tokenizers`. Text is UTF-8; ill-formed bytes count as U+FFFD. Immutable after construction: one object may be used by many threads; copies share it.
+/// Letters and digits are those of Unicode as PCRE2 knows it, so characters that the newest Unicode versions added may be cut differently.
+class ACCELERATE_API Tokenizer {
+ public:
+  /// Reads tokenizer.json, or vocab.json and merges.txt, and what tokenizer_config.json says beside them; or the vocabulary of a .gguf file.
+  ///
+  /// Of tokenizer.json these parts are known: model BPE; normalizers NFC, NFD, NFKC, NFKD; pre-tokenizers Split (a pattern or a text, isolated or removed), Digits, ByteLevel; post-processors
+  /// TemplateProcessing and ByteLevel; decoder ByteLevel; Sequence of them.
+  /// @param path  A folder, one of these files, or a .gguf file.
+  /// @throws CheckpointError if files are missing or damaged, or ask for something else: it is named.
+  static Tokenizer from_pretrained(const std::filesystem::path& path);
+
+  /// @param add_special_tokens  Those that the post-processor puts around a text, such as LLaMA 3's <|begin_of_text|>. Ones spelt out in the text are always taken as such.
+  std::vector<int64_t> encode(std::string_view text, bool add_special_tokens = true) const;
+  /// Pads on the left, so that generation goes on at the end of each row. The padding is pad_token_id(), else eos_token_id(), else 0.
+  /// @throws ShapeError if there are no texts.
+  TokenBatch encode_batch(const std::vector<std::string>& texts, bool add_special_tokens = true) const;
+
+  /// Bytes that are no UTF-8 become U+FFFD. @throws ShapeError if an id is not in the vocabulary.
+  std::string decode(const std::vector<int64_t>& ids, bool skip_special_tokens = true) const;
+  /// The bytes of one token, which may be a part of a character.
+  const std::string& token_bytes(int64_t id) const;
+
+  /// The text that a model was trained to take a conversation in, from the template that came with the tokenizer.
+  /// @param add_generation_prompt  Ends with the beginning of an answer.
+  /// @throws CheckpointError if there is no template or it is not of a known form (ChatML, with or without a system message by default): build the text yourself then.
+  std::string apply_chat_template(const std::vector<ChatMessage>& messages, bool add_generation_prompt = true) const;
+
+  int64_t vocab_size() const;  ///< added tokens included
+  std::optional<int64_t> token_to_id(std::string_view token) const;  ///< as tokenizer.json spells it
+  bool is_special(int64_t id) const;
+  std::optional<int64_t> bos_token_id() const;
+  std::optional<int64_t> eos_token_id() const;
+  std::optional<int64_t> pad_token_id() const;
+
+  struct Content;  ///< private
+
+ private:
+  explicit Tokenizer(std::shared_ptr<const Content> content) : content_(std::move(content)) {}
+  std::shared_ptr<const Content> content_;
+};
+
+/// Text of tokens that come one by one: characters appear when their last byte is there.
+class ACCELERATE_API StreamDecoder {
+ public:
+  explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true) : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens) {}
+  /// @return the characters that are complete with this token, perhaps none
+  std::string push(int64_t id);
+  /// What is left of an unfinished character, as U+FFFD.
+  std::string finish();
+
+ private:
+  Tokenizer tokenizer_;
+  bool skip_special_tokens_;
+  std::string pending_;
+};
+
+}  // namespace accelerate::models

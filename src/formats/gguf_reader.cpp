@@ -1,0 +1,110 @@
+#include <algorithm>
+#include <sstream>
+#include <unordered_map>
+#include <utility>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include "accelerate/error.hpp"
+#include "accelerate/gguf.hpp"
+#include "formats/gguf_header.hpp"
+#include "formats/gguf_names.hpp"
+#include "formats/mapped_file.hpp"
+
+namespace accelerate {
+
+struct GgufFile::Content {
+  explicit Content(const std::filesystem::path& file) : path(file), map(file), header(formats::parse_gguf_header({map.data(), static_cast<size_t>(map.size())}, file.string())) {
+    check_gguf_data(header, map.size(), file.string());
+    for (auto& [name, source] : hugging_face_tensors(header, file.string())) {
+      const auto& stored = header.tensors[source.tensor];
+      names.push_back(name);
+      GgufTensorInfo info{.encoding = stored.encoding->name, .shape = source.shape, .stored_bytes = numel(source.shape) / stored.encoding->block * stored.encoding->block_bytes};
+      tensors.emplace(std::move(name), std::pair(std::move(info), std::move(source)));
+    }
+  }
+
+  static int64_t numel(const std::vector<int64_t>& shape) {
+    int64_t product = 1;
+    for (const auto size : shape) product *= size;
+    return product;
+  }
+
+  [[noreturn]] void fail(const std::string& what) const { throw CheckpointError("GGUF file '" + path.string() + "': " + what); }
+
+  const std::pair<GgufTensorInfo, formats::GgufSource>& find(const std::string& name) const {
+    if (const auto found = tensors.find(name); found != tensors.end()) return found->second;
+    fail("it has no tensor '" + name + "'; it has " + std::to_string(names.size()) + " others" + (names.empty() ? "." : ", such as '" + names.front() + "'."));
+  }
+
+  std::filesystem::path path;
+  formats::MappedFile map;
+  formats::GgufHeader header;
+  std::vector<std::string> names;
+  std::unordered_map<std::string, std::pair<GgufTensorInfo, formats::GgufSource>> tensors;
+};
+
+GgufFile::GgufFile(const std::filesystem::path& path) : content_(std::make_shared<const Content>(path)) {}
+
+const std::filesystem::path& GgufFile::path() const { return content_->path; }
+const GgufMetadata& GgufFile::metadata() const { return content_->header.metadata; }
+const std::vector<std::string>& GgufFile::names() const { return content_->names; }
+bool GgufFile::contains(const std::string& name) const { return content_->tensors.contains(name); }
+const GgufTensorInfo& GgufFile::info(const std::string& name) const { return content_->find(name).first; }
+
+std::string GgufFile::config_json() const {
+  constexpr const char* kFactors = "rope_freqs.weight";
+  at::Tensor factors;
+  if (contains(kFactors)) read(kFactors, factors = at::empty(info(kFactors).shape, at::kFloat));
+  return gguf_config_json(content_->header, path().string(), factors.defined() ? factors.const_data_ptr<float>() : nullptr);
+}
+
+void GgufFile::read(const std::string& name, const at::Tensor& rows, int64_t first_row) const {
+  const auto& [info, source] = content_->find(name);
+  const auto& stored = content_->header.tensors[source.tensor];
+  const auto& encoding = *stored.encoding;
+  if (!encoding.decode)
+    content_->fail("tensor '" + name + "' is stored as " + encoding.name + ", which is not supported. Convert the file with llama-quantize, to Q8_0 for instance.");
+  const int64_t row = info.shape.empty() ? 1 : info.shape.back(), all = row == 0 ? 0 : Content::numel(info.shape) / row, count = row == 0 ? 0 : rows.numel() / row;
+  if (!rows.device().is_cpu() || !rows.is_contiguous() || !rows.is_floating_point() || rows.element_size() == 1 || (row == 0 ? rows.numel() != 0 : rows.numel() % row != 0) || first_row < 0 || first_row > all - count) {
+    std::ostringstream text;
+    text << "GgufFile::read: rows of shape " << rows.sizes() << ", " << rows.scalar_type() << " on " << rows.device() << " from row " << first_row << " don't fit tensor '" << name << "' with " << all
+         << " rows of " << row << ". Expected contiguous fp32, fp16, bf16 or fp64 on the CPU.";
+    throw ShapeError(text.str());
+  }
+  if (rows.numel() == 0) return;
+  if (source.transposed) {  // whole, then turned: only small files of old models are
+    const auto whole = at::empty(stored.shape, at::kFloat);
+    encoding.decode(reinterpret_cast<const unsigned char*>(content_->map.data() + stored.begin), stored.bytes / encoding.block_bytes, whole.mutable_data_ptr<float>());
+    rows.view({count, row}).copy_(whole.t().narrow(0, first_row, count));
+    return;
+  }
+  // A bias that belongs to rotary rows is one row of many elements here, and many rows of one element there.
+  const int64_t stored_row = source.rotary_heads > 0 && stored.shape.size() == 1 ? 1 : stored.row(), stored_rows = rows.numel() / stored_row, first = source.first_row + first_row * (row / stored_row);
+  if (stored_row == 1 && encoding.block > 1) content_->fail("tensor '" + name + "' is a bias in blocks (" + encoding.name + "), whose elements can't be put in order.");
+  const int64_t blocks = stored_row / encoding.block, row_bytes = blocks * encoding.block_bytes;
+  const int64_t half = source.rotary_heads > 0 ? Content::numel(stored.shape) / stored_row / source.rotary_heads / 2 : 0;
+  // Row (head, part, i) of Hugging Face's is row (head, i, part) of the file's.
+  const auto place = [&](int64_t r) { return half == 0 ? r : r / (2 * half) * (2 * half) + r % half * 2 + r / half % 2; };
+  const auto* bytes = reinterpret_cast<const unsigned char*>(content_->map.data() + stored.begin);
+  const auto flat = rows.view({-1});
+  constexpr int64_t kGrain = 1 << 15;  // elements that are worth a thread
+  at::parallel_for(0, stored_rows, std::max<int64_t>(kGrain / stored_row, 1), [&](int64_t begin, int64_t end) {
+    const auto decode = [&](int64_t from, int64_t to, float* out) {
+      if (half == 0) return encoding.decode(bytes + (first + from) * row_bytes, (to - from) * blocks, out);
+      for (int64_t r = from; r < to; ++r, out += stored_row) encoding.decode(bytes + place(first + r) * row_bytes, blocks, out);
+    };
+    if (rows.scalar_type() == at::kFloat) return decode(begin, end, rows.mutable_data_ptr<float>() + begin * stored_row);
+    const int64_t step = std::max<int64_t>(kGrain / stored_row, 1);
+    const auto part = at::empty({std::min(step, end - begin) * stored_row}, at::kFloat);
+    for (int64_t r = begin; r < end; r += step) {
+      const int64_t until = std::min(end, r + step), elements = (until - r) * stored_row;
+      decode(r, until, part.mutable_data_ptr<float>());
+      flat.narrow(0, r * stored_row, elements).copy_(part.narrow(0, 0, elements));
+    }
+  });
+}
+
+}  // namespace accelerate

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "accelerate/models/tokenizer.hpp"
+#include "models/tokenizer/bpe.hpp"
+#include "models/tokenizer/pattern.hpp"
+
+namespace accelerate::models {
+
+enum class Normalization { nfc, nfd, nfkc, nfkd };
+
+/// One step of cutting text into pieces.
+struct SplitStep {
+  Pattern pattern;
+  bool keep_matches = true;
+};
+/// Pieces get a space before them unless they begin with one.
+struct PrefixSpace {};
+using PreTokenizerStep = std::variant<SplitStep, PrefixSpace>;
+
+/// A token that is found in text before anything is cut.
+struct AddedToken {
+  std::string content;
+  int64_t id = 0;
+  bool special = false;
+  bool strip_left = false, strip_right = false;  ///< takes white space beside it along
+  bool normalized = false;                       ///< looked for in the normalised text
+};
+
+/// What the readers of files fill in.
+struct TokenizerParts {
+  std::vector<std::string> tokens;  ///< by id, as files spell them; empty where an id is not used
+  std::vector<std::pair<std::string, std::string>> merges;
+  bool whole_words = false;
+  std::vector<AddedToken> added;
+  std::vector<Normalization> normalizers;
+  std::vector<PreTokenizerStep> pre_tokenizers;
+  std::vector<int64_t> prefix, suffix;  ///< special tokens around a text
+  std::string chat_template;
+  std::optional<int64_t> bos, eos, pad;
+};
+
+/// GPT-2's way to cut text, which ByteLevel stands for.
+inline constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+/// @throws CheckpointError as Tokenizer::from_pretrained
+TokenizerParts read_tokenizer(const std::filesystem::path& path);
+
+/// @throws CheckpointError as Tokenizer::apply_chat_template
+std::string render_chat(const std::string& chat_template, const std::vector<ChatMessage>& messages, bool add_generation_prompt);
+
+struct Tokenizer::Content {
+  Content(TokenizerParts given, const std::string& file);
+
+  void encode(std::string_view text, std::vector<int64_t>& out) const;
+
+  TokenizerParts parts;
+  std::vector<std::string> bytes;  ///< by id
+  std::vector<bool> special;       ///< by id
+  std::unordered_map<std::string_view, int64_t> ids;
+  std::optional<Bpe> bpe;
+  /// Added tokens that start with a byte, the longest first; those of the raw and those of the normalised text.
+  std::array<std::vector<const AddedToken*>, 256> raw_added, normalized_added;
+
+ private:
+  void encode_plain(std::string_view text, std::vector<int64_t>& out) const;
+  void encode_pieces(std::string_view text, std::vector<int64_t>& out) const;
+};
+
+}  // namespace accelerate::models

@@ -1,0 +1,262 @@
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include "accelerate/error.hpp"
+#include "accelerate/gguf.hpp"
+#include "models/json_file.hpp"
+#include "models/tokenizer/content.hpp"
+
+namespace accelerate::models {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kLlama3Pattern = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kQwen2Pattern = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+
+SplitStep digits(bool individual) { return {Pattern(individual ? R"(\p{N})" : R"(\p{N}+)")}; }
+
+[[noreturn]] void fail(const fs::path& path, const std::string& what) { throw CheckpointError("tokenizer '" + path.string() + "': " + what); }
+
+json read_json(const fs::path& path) {
+  auto value = json::parse(read_text_file(path), nullptr, false);
+  if (!value.is_object()) fail(path, "it is not a JSON object. It is probably truncated: copy or download it again.");
+  return value;
+}
+
+/// tokenizer.json, a piece at a time. The json library's own exceptions say what has a wrong type.
+class TokenizerJson {
+ public:
+  explicit TokenizerJson(const fs::path& path) : path_(path), root_(read_json(path)) {}
+
+  TokenizerParts read() {
+    try {
+      read_model();
+      for (const auto& token : root_.value("added_tokens", json::array())) read_added(token);
+      if (root_.contains("normalizer")) read_normalizer(root_["normalizer"]);
+      if (root_.contains("pre_tokenizer")) read_pre_tokenizer(root_["pre_tokenizer"]);
+      if (root_.contains("post_processor")) read_post_processor(root_["post_processor"]);
+      if (root_.contains("decoder")) check_decoder(root_["decoder"]);
+    } catch (const json::exception& error) {
+      fail(path_, std::string("a field is not of the form that the format has: ") + error.what());
+    }
+    return std::move(parts_);
+  }
+
+ private:
+  [[noreturn]] void unsupported(const std::string& what, const json& found) const {
+    fail(path_, what + " " + found.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 200) + " is not supported; this is a byte-level BPE tokenizer.");
+  }
+  static std::string type_of(const json& part) { return part.at("type").get<std::string>(); }
+
+  void read_model() {
+    const auto& model = root_.at("model");
+    if (model.value("type", "BPE") != "BPE") unsupported("the model", model.at("type"));
+    for (const char* field : {"unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout"})
+      if (model.contains(field) && !model[field].is_null() && model[field] != "") unsupported(std::string("the model's ") + field, model[field]);
+    if (model.value("byte_fallback", false)) unsupported("the model's byte_fallback", true);
+    parts_.whole_words = model.value("ignore_merges", false);
+    for (const auto& [token, id] : model.at("vocab").items()) {
+      const auto place = id.get<size_t>();
+      if (place > 100'000'000) fail(path_, "the token '" + token + "' has the id " + id.dump() + ". It is damaged.");
+      if (place >= parts_.tokens.size()) parts_.tokens.resize(place + 1);
+      parts_.tokens[place] = token;
+    }
+    for (const auto& merge : model.at("merges")) {
+      if (merge.is_array()) {
+        parts_.merges.emplace_back(merge.at(0).get<std::string>(), merge.at(1).get<std::string>());
+        continue;
+      }
+      const auto& line = merge.get_ref<const std::string&>();
+      const auto space = line.find(' ');
+      if (space == std::string::npos) fail(path_, "the merge '" + line + "' has no space between its parts. It is damaged.");
+      parts_.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
+    }
+  }
+  void read_added(const json& token) {
+    if (token.value("single_word", false)) unsupported("the added token", token);
+    parts_.added.push_back({token.at("content").get<std::string>(), token.at("id").get<int64_t>(), token.value("special", false), token.value("lstrip", false), token.value("rstrip", false), token.value("normalized", false)});
+  }
+  void read_normalizer(const json& part) {
+    if (part.is_null()) return;
+    const std::map<std::string, Normalization> forms = {{"NFC", Normalization::nfc}, {"NFD", Normalization::nfd}, {"NFKC", Normalization::nfkc}, {"NFKD", Normalization::nfkd}};
+    if (type_of(part) == "Sequence") {
+      for (const auto& inner : part.at("normalizers")) read_normalizer(inner);
+    } else if (const auto form = forms.find(type_of(part)); form != forms.end()) {
+      parts_.normalizers.push_back(form->second);
+    } else {
+      unsupported("the normalizer", part);
+    }
+  }
+  void read_pre_tokenizer(const json& part) {
+    if (part.is_null()) return;
+    const auto type = type_of(part);
+    if (type == "Sequence") {
+      for (const auto& inner : part.at("pretokenizers")) read_pre_tokenizer(inner);
+    } else if (type == "ByteLevel") {
+      if (part.value("add_prefix_space", true)) parts_.pre_tokenizers.emplace_back(PrefixSpace{});
+      if (part.value("use_regex", true)) parts_.pre_tokenizers.emplace_back(SplitStep{Pattern(kGpt2Pattern)});
+    } else if (type == "Digits") {
+      parts_.pre_tokenizers.emplace_back(digits(part.value("individual_digits", false)));
+    } else if (type == "Split") {
+      const auto& pattern = part.at("pattern");
+      const auto behavior = part.at("behavior").get<std::string>();
+      if (part.value("invert", false) || (behavior != "Isolated" && behavior != "Removed")) unsupported("the pre-tokenizer", part);
+      parts_.pre_tokenizers.emplace_back(
+          SplitStep{pattern.contains("Regex") ? Pattern(pattern["Regex"].get<std::string>()) : Pattern::literal(pattern.at("String").get<std::string>()), behavior == "Isolated"});
+    } else {
+      unsupported("the pre-tokenizer", part);
+    }
+  }
+  void read_post_processor(const json& part) {
+    if (part.is_null() || type_of(part) == "ByteLevel") return;
+    if (type_of(part) == "Sequence") {
+      for (const auto& inner : part.at("processors")) read_post_processor(inner);
+      return;
+    }
+    if (type_of(part) != "TemplateProcessing") unsupported("the post-processor", part);
+    auto* side = &parts_.prefix;
+    for (const auto& item : part.at("single")) {
+      if (item.contains("Sequence")) {
+        side = &parts_.suffix;
+      } else {
+        for (const auto& id : part.at("special_tokens").at(item.at("SpecialToken").at("id").get<std::string>()).at("ids")) side->push_back(id.get<int64_t>());
+      }
+    }
+  }
+  void check_decoder(const json& part) const {
+    if (part.is_null() || type_of(part) == "ByteLevel") return;
+    if (type_of(part) != "Sequence") unsupported("the decoder", part);
+    for (const auto& inner : part.at("decoders")) check_decoder(inner);
+  }
+
+  fs::path path_;
+  json root_;
+  TokenizerParts parts_;
+};
+
+/// GPT-2's two files.
+TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges) {
+  TokenizerParts parts;
+  for (const auto& [token, id] : read_json(vocab).items()) {
+    if (!id.is_number_unsigned() || id.get<size_t>() > 100'000'000) fail(vocab, "the token '" + token + "' has no valid id. It is damaged.");
+    if (id.get<size_t>() >= parts.tokens.size()) parts.tokens.resize(id.get<size_t>() + 1);
+    parts.tokens[id.get<size_t>()] = token;
+  }
+  const auto text = read_text_file(merges);
+  for (size_t begin = 0; begin < text.size();) {
+    const auto end = std::min(text.find('\n', begin), text.size());
+    auto line = text.substr(begin, end - begin);
+    if (line.ends_with('\r')) line.pop_back();
+    const bool comment = begin == 0 && line.starts_with("#version");
+    begin = end + 1;
+    const auto space = line.find(' ');
+    if (line.empty() || comment) continue;
+    if (space == std::string::npos) fail(merges, "the line '" + line + "' has no space between its parts. It is damaged.");
+    parts.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
+  }
+  parts.pre_tokenizers.emplace_back(SplitStep{Pattern(kGpt2Pattern)});
+  // These files don't say which tokens are special; GPT-2 and its kin have one.
+  for (size_t id = 0; id < parts.tokens.size(); ++id)
+    if (parts.tokens[id] == "<|endoftext|>") {
+      parts.added.push_back({parts.tokens[id], static_cast<int64_t>(id), true});
+      parts.bos = parts.eos = static_cast<int64_t>(id);
+    }
+  return parts;
+}
+
+/// Special tokens and the chat template, beside the vocabulary.
+void read_settings(const fs::path& folder, TokenizerParts& parts) {
+  if (fs::exists(folder / "chat_template.jinja")) parts.chat_template = read_text_file(folder / "chat_template.jinja");
+  const auto path = folder / "tokenizer_config.json";
+  if (!fs::exists(path)) return;
+  const JsonFile config(path);
+  const auto id_of = [&](const char* key) -> std::optional<int64_t> {
+    std::string token;
+    config.read_token(key, token);
+    if (token.empty()) return std::nullopt;
+    for (const auto& added : parts.added)
+      if (added.content == token) return added.id;
+    const auto found = std::find(parts.tokens.begin(), parts.tokens.end(), token);
+    return found == parts.tokens.end() ? std::nullopt : std::optional<int64_t>(found - parts.tokens.begin());
+  };
+  if (const auto id = id_of("bos_token")) parts.bos = id;
+  if (const auto id = id_of("eos_token")) parts.eos = id;
+  if (const auto id = id_of("pad_token")) parts.pad = id;
+  if (const auto found = config.root().find("chat_template"); parts.chat_template.empty() && found != config.root().end() && found->is_string()) parts.chat_template = found->get<std::string>();
+}
+
+/// How the models cut text whose names llama.cpp's converter writes.
+std::vector<PreTokenizerStep> pre_tokenizer_of(const std::string& name, const fs::path& path) {
+  if (name == "smollm" || name == "starcoder" || name == "refact" || name == "command-r") return {digits(true), SplitStep{Pattern(kGpt2Pattern)}};
+  if (name == "gpt-2") return {SplitStep{Pattern(kGpt2Pattern)}};
+  if (name == "llama-bpe") return {SplitStep{Pattern(kLlama3Pattern)}};
+  if (name == "qwen2") return {SplitStep{Pattern(kQwen2Pattern)}};
+  fail(path, "its text is cut the way of '" + name + "' (tokenizer.ggml.pre), expected one of smollm, gpt-2, llama-bpe, qwen2, starcoder, refact, command-r. Use the model's tokenizer.json.");
+}
+
+TokenizerParts read_gguf(const fs::path& path) {
+  const GgufFile file(path);
+  const auto& metadata = file.metadata();
+  const auto text = [&](const char* key) {
+    const auto* value = metadata.find_as<std::string>(key);
+    return value ? *value : std::string();
+  };
+  const auto* tokens = metadata.find_as<std::vector<std::string>>("tokenizer.ggml.tokens");
+  const auto* merges = metadata.find_as<std::vector<std::string>>("tokenizer.ggml.merges");
+  if (!tokens) fail(path, "it has no vocabulary (tokenizer.ggml.tokens).");
+  if (text("tokenizer.ggml.model") != "gpt2" || !merges)
+    fail(path, "its vocabulary is of the kind '" + text("tokenizer.ggml.model") + "', expected 'gpt2', byte-level BPE with merges. Use another tokenizer, such as the sentencepiece library.");
+  TokenizerParts parts;
+  parts.tokens = *tokens;
+  for (const auto& merge : *merges) {
+    const auto space = merge.find(' ', 1);
+    if (space == std::string::npos) fail(path, "the merge '" + merge + "' has no space between its parts. It is damaged.");
+    parts.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
+  }
+  if (const auto* kinds = metadata.find_as<std::vector<int64_t>>("tokenizer.ggml.token_type"); kinds && kinds->size() == tokens->size()) {
+    constexpr int64_t kControl = 3, kUserDefined = 4;
+    for (size_t id = 0; id < kinds->size(); ++id)
+      if ((*kinds)[id] == kControl || (*kinds)[id] == kUserDefined) parts.added.push_back({(*tokens)[id], static_cast<int64_t>(id), (*kinds)[id] == kControl});
+  }
+  parts.pre_tokenizers = pre_tokenizer_of(text("tokenizer.ggml.pre"), path);
+  const auto* prefix_space = metadata.find_as<bool>("tokenizer.ggml.add_space_prefix");
+  if (prefix_space && *prefix_space) parts.pre_tokenizers.insert(parts.pre_tokenizers.begin(), PrefixSpace{});
+  parts.whole_words = text("tokenizer.ggml.pre") == "llama-bpe";
+  if (text("tokenizer.ggml.pre") == "qwen2") parts.normalizers = {Normalization::nfc};
+  parts.bos = metadata.integer("tokenizer.ggml.bos_token_id");
+  parts.eos = metadata.integer("tokenizer.ggml.eos_token_id");
+  parts.pad = metadata.integer("tokenizer.ggml.padding_token_id");
+  const auto asks_for = [&](const char* key) {
+    const auto* value = metadata.find_as<bool>(key);
+    return value && *value;
+  };
+  if (parts.bos && asks_for("tokenizer.ggml.add_bos_token")) parts.prefix = {*parts.bos};
+  if (parts.eos && asks_for("tokenizer.ggml.add_eos_token")) parts.suffix = {*parts.eos};
+  parts.chat_template = text("tokenizer.chat_template");
+  return parts;
+}
+
+}  // namespace
+
+TokenizerParts read_tokenizer(const fs::path& path) {
+  if (path.extension() == ".gguf") return read_gguf(path);
+  const auto folder = fs::is_directory(path) ? path : path.parent_path();
+  TokenizerParts parts;
+  if (path.filename() != "vocab.json" && path.filename() != "merges.txt" && (!fs::is_directory(path) || fs::exists(folder / "tokenizer.json"))) {
+    parts = TokenizerJson(fs::is_directory(path) ? folder / "tokenizer.json" : path).read();
+  } else if (fs::exists(folder / "vocab.json") && fs::exists(folder / "merges.txt")) {
+    parts = read_vocabulary(folder / "vocab.json", folder / "merges.txt");
+  } else {
+    fail(path, "the folder has neither tokenizer.json nor vocab.json with merges.txt. Copy the tokenizer's files beside the model.");
+  }
+  read_settings(folder, parts);
+  return parts;
+}
+
+}  // namespace accelerate::models

@@ -1,0 +1,205 @@
+#include "accelerate/models/tokenizer.hpp"
+
+#include <algorithm>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <unicode/normalizer2.h>
+#include <unicode/unistr.h>
+
+#include "accelerate/error.hpp"
+#include "models/tokenizer/byte_level.hpp"
+#include "models/tokenizer/content.hpp"
+#include "models/tokenizer/utf8.hpp"
+
+namespace accelerate::models {
+namespace {
+
+std::string normalize(const std::string& text, Normalization form) {
+  UErrorCode error = U_ZERO_ERROR;
+  const auto* normalizer = form == Normalization::nfc    ? icu::Normalizer2::getNFCInstance(error)
+                           : form == Normalization::nfd  ? icu::Normalizer2::getNFDInstance(error)
+                           : form == Normalization::nfkc ? icu::Normalizer2::getNFKCInstance(error)
+                                                         : icu::Normalizer2::getNFKDInstance(error);
+  if (U_FAILURE(error)) throw InternalError(std::string("ICU's normalizer: ") + u_errorName(error));
+  const bool ascii = std::all_of(text.begin(), text.end(), [](char c) { return static_cast<signed char>(c) >= 0; });
+  if (ascii) return text;
+  const auto normal = normalizer->normalize(icu::UnicodeString::fromUTF8(text), error);
+  if (U_FAILURE(error)) throw InternalError(std::string("ICU's normalizer: ") + u_errorName(error));
+  std::string result;
+  normal.toUTF8String(result);
+  return result;
+}
+
+bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+
+/// Calls plain(text) for what lies between added tokens and token(it) for these; the leftmost wins, of those the longest.
+template <class Plain, class Token>
+void split_added(std::string_view text, const std::array<std::vector<const AddedToken*>, 256>& starts, const Plain& plain, const Token& token) {
+  size_t done = 0;
+  for (size_t i = 0; i < text.size();) {
+    const auto& candidates = starts[static_cast<unsigned char>(text[i])];
+    const auto found = std::find_if(candidates.begin(), candidates.end(), [&](const AddedToken* added) { return text.substr(i).starts_with(added->content); });
+    if (found == candidates.end()) {
+      ++i;
+      continue;
+    }
+    size_t begin = i, end = i + (*found)->content.size();
+    while ((*found)->strip_left && begin > done && is_space(text[begin - 1])) --begin;
+    while ((*found)->strip_right && end < text.size() && is_space(text[end])) ++end;
+    if (begin > done) plain(text.substr(done, begin - done));
+    token(**found);
+    done = i = end;
+  }
+  if (done < text.size()) plain(text.substr(done));
+}
+
+}  // namespace
+
+Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : parts(std::move(given)) {
+  const auto fail = [&](const std::string& what) { throw CheckpointError("tokenizer '" + file + "': " + what); };
+  std::unordered_map<std::string, int32_t> id_of_bytes;
+  for (const auto& token : parts.added) {
+    if (token.id < 0 || token.id > 100'000'000) fail("the added token '" + token.content + "' has the id " + std::to_string(token.id) + ". The file is damaged.");
+    if (static_cast<size_t>(token.id) >= parts.tokens.size()) parts.tokens.resize(static_cast<size_t>(token.id) + 1);
+    parts.tokens[static_cast<size_t>(token.id)] = token.content;
+  }
+  const auto size = parts.tokens.size();
+  if (size == 0) fail("it has no tokens. The file is damaged.");
+  bytes.resize(size);
+  special.assign(size, false);
+  ids.reserve(size);
+  std::vector<std::string> mergeable(size);
+  std::vector<bool> is_added(size, false);
+  for (const auto& token : parts.added) is_added[static_cast<size_t>(token.id)] = true;
+  for (size_t id = 0; id < size; ++id) {
+    const auto& token = parts.tokens[id];
+    if (token.empty()) continue;
+    ids.emplace(token, static_cast<int64_t>(id));
+    auto meant = is_added[id] ? std::nullopt : bytes_of_token(token);
+    if (meant) mergeable[id] = *meant;
+    bytes[id] = meant ? std::move(*meant) : token;
+  }
+  std::vector<Bpe::Merge> merges;
+  merges.reserve(parts.merges.size());
+  for (const auto& [left, right] : parts.merges) {
+    const auto a = ids.find(left), b = ids.find(right), both = ids.find(left + right);
+    if (a == ids.end() || b == ids.end() || both == ids.end()) fail("the merge of '" + left + "' and '" + right + "' is of tokens that the vocabulary lacks. The files are of different tokenizers, or damaged.");
+    merges.push_back({static_cast<int32_t>(a->second), static_cast<int32_t>(b->second), static_cast<int32_t>(both->second)});
+  }
+  parts.merges = {};
+  bpe.emplace(mergeable, merges, parts.whole_words);
+  for (const auto& token : parts.added) {
+    if (token.content.empty()) continue;
+    special[static_cast<size_t>(token.id)] = token.special;
+    auto& starts = (token.normalized && !parts.normalizers.empty() ? normalized_added : raw_added)[static_cast<unsigned char>(token.content[0])];
+    starts.push_back(&token);
+  }
+  for (auto* table : {&raw_added, &normalized_added})
+    for (auto& starts : *table) std::stable_sort(starts.begin(), starts.end(), [](const AddedToken* a, const AddedToken* b) { return a->content.size() > b->content.size(); });
+  for (const auto& id : {parts.bos, parts.eos, parts.pad})
+    if (id && (*id < 0 || static_cast<size_t>(*id) >= size)) fail("a special token has the id " + std::to_string(*id) + ", and there are " + std::to_string(size) + " tokens. The file is damaged.");
+}
+
+void Tokenizer::Content::encode(std::string_view text, std::vector<int64_t>& out) const {
+  split_added(text, raw_added, [&](std::string_view plain) { encode_plain(plain, out); }, [&](const AddedToken& token) { out.push_back(token.id); });
+}
+
+void Tokenizer::Content::encode_plain(std::string_view text, std::vector<int64_t>& out) const {
+  if (parts.normalizers.empty()) return encode_pieces(text, out);
+  std::string normal(text);
+  for (const auto form : parts.normalizers) normal = normalize(normal, form);
+  split_added(normal, normalized_added, [&](std::string_view plain) { encode_pieces(plain, out); }, [&](const AddedToken& token) { out.push_back(token.id); });
+}
+
+void Tokenizer::Content::encode_pieces(std::string_view text, std::vector<int64_t>& out) const {
+  std::vector<std::string_view> pieces = {text}, next;
+  std::deque<std::string> changed;  // owns pieces that are not parts of the text
+  for (const auto& step : parts.pre_tokenizers) {
+    next.clear();
+    for (const auto piece : pieces) {
+      if (const auto* split = std::get_if<SplitStep>(&step)) {
+        split->pattern.split(piece, split->keep_matches, next);
+      } else {
+        next.push_back(piece.starts_with(' ') ? piece : changed.emplace_back(" " + std::string(piece)));
+      }
+    }
+    pieces.swap(next);
+  }
+  Bpe::Cache cache;
+  for (const auto piece : pieces) bpe->append(piece, cache, out);
+}
+
+Tokenizer Tokenizer::from_pretrained(const std::filesystem::path& path) { return Tokenizer(std::make_shared<const Content>(read_tokenizer(path), path.string())); }
+
+std::vector<int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+  std::string copy;
+  for (std::string_view rest = text; !rest.empty();) {
+    const auto step = next_utf8(rest);
+    if (!step.valid) {
+      copy = text;
+      text = copy = take_utf8(copy, false);
+      break;
+    }
+    rest.remove_prefix(step.bytes);
+  }
+  std::vector<int64_t> out;
+  out.reserve(text.size() / 4 + 4);
+  if (add_special_tokens) out = content_->parts.prefix;
+  content_->encode(text, out);
+  if (add_special_tokens) out.insert(out.end(), content_->parts.suffix.begin(), content_->parts.suffix.end());
+  return out;
+}
+
+TokenBatch Tokenizer::encode_batch(const std::vector<std::string>& texts, bool add_special_tokens) const {
+  if (texts.empty()) throw ShapeError("Tokenizer::encode_batch: there are no texts, expected at least one.");
+  std::vector<std::vector<int64_t>> rows;
+  size_t longest = 0;
+  for (const auto& text : texts) longest = std::max(longest, rows.emplace_back(encode(text, add_special_tokens)).size());
+  const std::vector<int64_t> shape = {static_cast<int64_t>(rows.size()), static_cast<int64_t>(longest)};
+  TokenBatch batch{at::full(shape, pad_token_id().value_or(eos_token_id().value_or(0)), at::kLong), at::zeros(shape, at::kLong)};
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto begin = (i + 1) * longest - rows[i].size();
+    std::copy(rows[i].begin(), rows[i].end(), batch.input_ids.mutable_data_ptr<int64_t>() + begin);
+    std::fill_n(batch.attention_mask.mutable_data_ptr<int64_t>() + begin, rows[i].size(), 1);
+  }
+  return batch;
+}
+
+std::string Tokenizer::decode(const std::vector<int64_t>& ids, bool skip_special_tokens) const {
+  std::string bytes;
+  for (const auto id : ids) {
+    const auto& token = token_bytes(id);
+    if (!skip_special_tokens || !is_special(id)) bytes += token;
+  }
+  return take_utf8(bytes, false);
+}
+
+const std::string& Tokenizer::token_bytes(int64_t id) const {
+  if (id < 0 || id >= vocab_size()) throw ShapeError("Tokenizer: there is no token " + std::to_string(id) + "; ids are 0 to " + std::to_string(vocab_size() - 1) + ". Are the ids of another model?");
+  return content_->bytes[static_cast<size_t>(id)];
+}
+
+std::string Tokenizer::apply_chat_template(const std::vector<ChatMessage>& messages, bool add_generation_prompt) const {
+  return render_chat(content_->parts.chat_template, messages, add_generation_prompt);
+}
+
+int64_t Tokenizer::vocab_size() const { return static_cast<int64_t>(content_->bytes.size()); }
+std::optional<int64_t> Tokenizer::token_to_id(std::string_view token) const {
+  const auto found = content_->ids.find(token);
+  return found == content_->ids.end() ? std::nullopt : std::optional(found->second);
+}
+bool Tokenizer::is_special(int64_t id) const { return id >= 0 && id < vocab_size() && content_->special[static_cast<size_t>(id)]; }
+std::optional<int64_t> Tokenizer::bos_token_id() const { return content_->parts.bos; }
+std::optional<int64_t> Tokenizer::eos_token_id() const { return content_->parts.eos; }
+std::optional<int64_t> Tokenizer::pad_token_id() const { return content_->parts.pad; }
+
+std::string StreamDecoder::push(int64_t id) {
+  const auto& token = tokenizer_.token_bytes(id);
+  if (!skip_special_tokens_ || !tokenizer_.is_special(id)) pending_ += token;
+  return take_utf8(pending_, true);
+}
+
+std::string StreamDecoder::finish() { return take_utf8(pending_, false); }
+
+}  // namespace accelerate::models

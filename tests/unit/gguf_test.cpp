@@ -1,0 +1,201 @@
+/// GGUF files: encodings against the Python package, damage, and models as llama.cpp's converter writes them.
+
+#include <fstream>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <torch/torch.h>
+
+#include "accelerate/error.hpp"
+#include "accelerate/gguf.hpp"
+#include "accelerate/models/gpt2.hpp"
+#include "accelerate/models/llama.hpp"
+#include "accelerate/safetensors.hpp"
+#include "message_of.hpp"
+#include "python.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using accelerate::CheckpointError;
+using accelerate::GgufFile;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+fs::path scratch(const std::string& name) { return fs::path(support::scratch_dir()) / name; }
+
+/// A file built up by hand.
+struct Writer {
+  std::string bytes;
+  template <class T>
+  Writer& number(T value) {
+    bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  Writer& text(const std::string& value) {
+    number<uint64_t>(value.size()).bytes += value;
+    return *this;
+  }
+  Writer& head(uint64_t tensors, uint64_t values, uint32_t version = 3) { return number<uint32_t>(0x46554747).number(version).number(tensors).number(values); }
+  Writer& tensor(const std::string& name, const std::vector<uint64_t>& sizes, uint32_t encoding, uint64_t offset) {
+    text(name).number<uint32_t>(static_cast<uint32_t>(sizes.size()));
+    for (const auto size : sizes) number(size);
+    return number(encoding).number(offset);
+  }
+  Writer& data(size_t count) {
+    bytes.resize((bytes.size() + 31) / 32 * 32 + count, '\1');
+    return *this;
+  }
+};
+
+constexpr uint32_t kF32 = 0, kQ8 = 8, kU32 = 4, kText = 8, kArray = 9;
+
+Writer small() {
+  Writer file;
+  file.head(2, 2).text("general.name").number(kText).text("small").text("list").number(kArray).number(kText).number<uint64_t>(2).text("a").text("bc");
+  return file.tensor("v", {3}, kF32, 0).tensor("m", {64, 2}, kQ8, 32).data(32 + 4 * 34);
+}
+
+fs::path save(const std::string& name, const std::string& bytes) {
+  std::ofstream(scratch(name), std::ios::binary) << bytes;
+  return scratch(name);
+}
+
+std::string error_of(const Writer& file) {
+  return support::message_of<CheckpointError>([&] { GgufFile(save("bad.gguf", file.bytes)); });
+}
+
+torch::Tensor decoded(const GgufFile& file, const std::string& name, at::ScalarType dtype = at::kFloat) {
+  const auto tensor = torch::full(file.info(name).shape, 7, dtype);
+  file.read(name, tensor);
+  return tensor;
+}
+
+/// NaN equals NaN.
+bool same_bits(const torch::Tensor& a, const torch::Tensor& b) { return a.sizes() == b.sizes() && torch::allclose(a, b, 0, 0, true) && a.signbit().equal(b.signbit()); }
+
+TEST(Gguf, ReadsNamesShapesAndParts) {
+  const GgufFile file(save("small.gguf", small().bytes));
+  EXPECT_THAT(file.names(), ElementsAre("v", "m"));
+  EXPECT_EQ(*file.metadata().find_as<std::string>("general.name"), "small");
+  EXPECT_THAT(*file.metadata().find_as<std::vector<std::string>>("list"), ElementsAre("a", "bc"));
+  EXPECT_THAT(file.info("m").shape, ElementsAre(2, 64));
+  EXPECT_EQ(file.info("m").encoding, "Q8_0");
+  EXPECT_EQ(file.info("m").stored_bytes, 136);
+  const auto whole = decoded(file, "m");
+  auto row = torch::empty({64});
+  file.read("m", row, 1);
+  EXPECT_TRUE(row.equal(whole[1]));
+  for (const auto dtype : {at::kHalf, at::kBFloat16, at::kDouble}) EXPECT_TRUE(decoded(file, "m", dtype).equal(whole.to(dtype))) << dtype;
+  for (const auto& bad : {torch::empty({63}), torch::empty({64}, at::kLong), torch::empty({3, 64}), torch::empty({64, 2}).t()}) EXPECT_THROW(file.read("m", bad), accelerate::ShapeError) << bad.sizes();
+  EXPECT_THROW(file.read("m", row, 2), accelerate::ShapeError);
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { file.info("w"); }), HasSubstr("no tensor 'w'; it has 2 others"));
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { file.config_json(); }), HasSubstr("names no architecture"));
+}
+
+TEST(Gguf, SaysWhatIsWrongWithAFile) {
+  const auto whole = small().bytes;
+  for (size_t length = 0; length < whole.size(); ++length) {
+    const auto path = save("cut.gguf", whole.substr(0, length));
+    EXPECT_THROW(GgufFile{path}, CheckpointError) << length;
+  }
+  EXPECT_THAT(error_of(Writer().head(0, 0, 1)), HasSubstr("version 1, expected 2 or 3"));
+  EXPECT_THAT(error_of(Writer().number<uint32_t>(0x47475546).data(64)), HasSubstr("big-endian"));
+  EXPECT_THAT(error_of(Writer().number<uint32_t>(1).data(64)), HasSubstr("does not begin with GGUF"));
+  EXPECT_THAT(error_of(Writer().head(1ULL << 60, 0)), HasSubstr("has room for fewer"));
+  EXPECT_THAT(error_of(Writer().head(0, 1).text("k").number<uint32_t>(99).data(64)), HasSubstr("value of type 99"));
+  EXPECT_THAT(error_of(Writer().head(0, 2).text("k").number(kU32).number<uint32_t>(1).text("k").number(kU32).number<uint32_t>(1)), HasSubstr("'k' occurs twice"));
+  EXPECT_THAT(error_of(Writer().head(0, 1).text("k").number(kArray).number(kText).number<uint64_t>(1ULL << 61).data(64)), HasSubstr("values in an array"));
+  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {4}, 77, 0).data(64)), AllOf(HasSubstr("'t'"), HasSubstr("encoding number 77")));
+  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {33}, kQ8, 0).data(640)), HasSubstr("rows of 33 elements, but Q8_0 stores blocks of 32"));
+  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {1ULL << 40, 1ULL << 40}, kF32, 0).data(64)), HasSubstr("more elements than there are numbers"));
+  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {1ULL << 62}, kF32, 0).data(64)), HasSubstr("more bytes than there are numbers"));
+  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {4}, kF32, 8).data(64)), HasSubstr("multiple of the alignment 32"));
+  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {17}, kF32, 0).data(64)), AllOf(HasSubstr("takes 68 bytes"), HasSubstr("truncated")));
+  EXPECT_THAT(error_of(Writer().head(2, 0).tensor("t", {4}, kF32, 0).tensor("t", {4}, kF32, 0).data(64)), HasSubstr("two tensors of the name 't'"));
+  EXPECT_THAT(error_of(Writer().head(0, 1).text("general.alignment").number(kU32).number<uint32_t>(0)), HasSubstr("expected a power of two"));
+}
+
+TEST(Gguf, NoiseIsAnErrorOrAFileButNothingElse) {
+  const auto whole = small().bytes;
+  std::mt19937 draw(3);
+  int refused = 0;
+  for (int i = 0; i < 3000; ++i) {
+    auto bytes = whole;
+    for (int k = 0; k < 1 + i % 3; ++k) bytes[draw() % (bytes.size() - 136)] = static_cast<char>(draw());
+    try {
+      const GgufFile file(save("noise.gguf", bytes));
+      for (const auto& name : file.names())
+        if (const auto& encoding = file.info(name).encoding; encoding != "IQ4_NL") decoded(file, name);
+    } catch (const CheckpointError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 500);
+}
+
+TEST(Gguf, DecodesWhatThePythonPackageDecodes) {
+  SKIP_WITHOUT_PYTHON();
+  const auto path = scratch("encodings.gguf"), expected = scratch("encodings.safetensors");
+  const auto peer = support::run_python("tests/unit/gguf_peer.py", {"encodings", path.string(), expected.string()});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  const GgufFile file(path);
+  const auto values = accelerate::load_safetensors(expected);
+  EXPECT_EQ(values.size(), 18U);
+  for (const auto& [name, value] : values) {
+    EXPECT_TRUE(same_bits(decoded(file, name), value)) << name;
+    const auto row = torch::empty({value.size(-1)});
+    file.read(name, row, 2);
+    EXPECT_TRUE(same_bits(row, value.view({-1, value.size(-1)})[2])) << name;
+  }
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { decoded(file, "IQ4_NL"); }), AllOf(HasSubstr("stored as IQ4_NL"), HasSubstr("llama-quantize")));
+
+  const auto& metadata = file.metadata();
+  const std::map<std::string, int64_t> integers = {{"u8", 200}, {"i8", -100}, {"u16", 60000}, {"i16", -30000}, {"u32", 4000000000}, {"i32", -2000000000}, {"u64", 1LL << 60}, {"i64", -(1LL << 60)}};
+  for (const auto& [key, value] : integers) EXPECT_EQ(metadata.integer("kind." + key), value) << key;
+  EXPECT_EQ(metadata.number("kind.f32"), 0.5);
+  EXPECT_EQ(metadata.number("kind.f64"), 0.1);
+  EXPECT_EQ(*metadata.find_as<bool>("kind.bool"), true);
+  EXPECT_EQ(*metadata.find_as<std::string>("kind.text"), "gr\u00fc\u00df");
+  EXPECT_THAT(*metadata.find_as<std::vector<std::string>>("kind.texts"), ElementsAre("a", "", "c\u0300"));
+  EXPECT_THAT(*metadata.find_as<std::vector<int64_t>>("kind.numbers"), ElementsAre(1, -2, 3));
+  EXPECT_THAT(*metadata.find_as<std::vector<double>>("kind.reals"), ElementsAre(0.25, -4.0));
+}
+
+/// Against the model that the file was made of, so names and the order of rows are checked by themselves.
+template <class Model>
+void expect_logits(const std::string& kind) {
+  const auto path = scratch(kind + ".gguf"), expected = scratch(kind + ".safetensors");
+  const auto peer = support::run_python("tests/unit/gguf_peer.py", {"model", kind, path.string(), expected.string()});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  accelerate::models::LoadReport report;
+  Model model = nullptr;
+  if constexpr (requires { Model::from_pretrained(path, &report); }) {
+    model = Model::from_pretrained(path, &report);
+  } else {
+    model = Model::from_pretrained(path, {}, &report);
+  }
+  model->eval();
+  EXPECT_TRUE(report.missing_keys.empty() && report.unexpected_keys.empty());
+  const auto values = accelerate::load_safetensors(expected);
+  const torch::NoGradGuard no_grad;
+  // fp32 sums in another order; logits are of the order of 1.
+  EXPECT_LT((model->forward(values.at("input_ids")) - values.at("logits")).abs().max().template item<double>(), 1e-5) << kind;
+}
+
+TEST(GgufModels, LlamaIsWhatWasConverted) {
+  SKIP_WITHOUT_PYTHON();
+  expect_logits<accelerate::models::LlamaForCausalLM>("llama");
+  expect_logits<accelerate::models::LlamaForCausalLM>("llama3");
+}
+
+TEST(GgufModels, Gpt2IsWhatWasConverted) {
+  SKIP_WITHOUT_PYTHON();
+  expect_logits<accelerate::models::GPT2LMHeadModel>("gpt2");
+}
+
+}  // namespace

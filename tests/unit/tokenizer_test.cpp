@@ -1,0 +1,228 @@
+/// Byte-level BPE against the `tokenizers` package, and alone.
+
+#include <chrono>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <torch/torch.h>
+
+#include "accelerate/error.hpp"
+#include "accelerate/models/tokenizer.hpp"
+#include "message_of.hpp"
+#include "python.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using accelerate::CheckpointError;
+using accelerate::models::StreamDecoder;
+using accelerate::models::Tokenizer;
+using nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+fs::path folder(const std::string& name) {
+  const auto path = fs::path(support::scratch_dir()) / name;
+  fs::create_directories(path);
+  return path;
+}
+
+/// Every byte that GPT-2 spells as itself, "ab", "abc", " a" and one special token.
+json small_json() {
+  json vocab;
+  for (char c = '!'; c <= '~'; ++c) vocab[std::string(1, c)] = c;
+  vocab["\u0120"] = 0, vocab["\u00c3"] = 1, vocab["\u00a9"] = 2, vocab["\u010a"] = 3;
+  vocab["ab"] = 200, vocab["abc"] = 201, vocab["\u0120a"] = 202;
+  return {{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"\u0120 a", "a b", json::array({"ab", "c"})}}}},
+          {"added_tokens", {{{"id", 203}, {"content", "<s>"}, {"special", true}, {"normalized", false}}}},
+          {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
+          {"decoder", {{"type", "ByteLevel"}}}};
+}
+
+Tokenizer load(const json& tokenizer, const json& config = nullptr) {
+  const auto path = folder("small");
+  std::ofstream(path / "tokenizer.json") << tokenizer.dump();
+  fs::remove(path / "tokenizer_config.json");
+  if (!config.is_null()) std::ofstream(path / "tokenizer_config.json") << config.dump();
+  return Tokenizer::from_pretrained(path);
+}
+
+std::string error_of(const json& tokenizer) {
+  return support::message_of<CheckpointError>([&] { load(tokenizer); });
+}
+
+TEST(Tokenizer, MergesInTheOrderOfTheList) {
+  const auto tokenizer = load(small_json(), {{"eos_token", "<s>"}, {"pad_token", {{"content", "!"}}}});
+  EXPECT_THAT(tokenizer.encode("abc"), ElementsAre(201));
+  EXPECT_THAT(tokenizer.encode("bab abab"), ElementsAre('b', 200, 202, 'b', 200)) << "' a' is merged before 'ab'";
+  EXPECT_THAT(tokenizer.encode("ab<s>ab<s"), ElementsAre(200, 203, 200, '<', 's'));
+  EXPECT_THAT(tokenizer.encode("\u00e9"), ElementsAre(1, 2));
+  EXPECT_THAT(tokenizer.encode("\u00e8"), ElementsAre(1)) << "a byte without a token is left out";
+  EXPECT_THAT(tokenizer.encode(""), IsEmpty());
+  EXPECT_EQ(tokenizer.decode({201, 203, 1, 2}), "abc\u00e9");
+  EXPECT_EQ(tokenizer.decode({201, 203, 1}, false), "abc<s>\ufffd");
+  EXPECT_EQ(tokenizer.eos_token_id(), 203);
+  EXPECT_EQ(tokenizer.pad_token_id(), '!');
+  EXPECT_EQ(tokenizer.bos_token_id(), std::nullopt);
+  EXPECT_EQ(tokenizer.token_to_id("\u0120a"), 202);
+  EXPECT_THROW(tokenizer.decode({204}), accelerate::ShapeError);
+  EXPECT_THROW(tokenizer.decode({-1}), accelerate::ShapeError);
+}
+
+TEST(Tokenizer, LongPiecesAreMergedAsShortOnes) {
+  const auto tokenizer = load(small_json());
+  std::string text;
+  std::vector<int64_t> expected;
+  for (int i = 0; i < 50'000; ++i) text += "abc", expected.push_back(201);
+  EXPECT_EQ(tokenizer.encode(text), expected);
+}
+
+TEST(Tokenizer, BatchesArePaddedOnTheLeft) {
+  const auto tokenizer = load(small_json(), {{"pad_token", "!"}});
+  const auto batch = tokenizer.encode_batch({"abc", "ab d"});
+  EXPECT_TRUE(batch.input_ids.equal(torch::tensor({{int64_t{'!'}, int64_t{'!'}, int64_t{201}}, {int64_t{200}, int64_t{0}, int64_t{'d'}}})));
+  EXPECT_TRUE(batch.attention_mask.equal(torch::tensor({{0, 0, 1}, {1, 1, 1}}, at::kLong)));
+  EXPECT_THROW(tokenizer.encode_batch({}), accelerate::ShapeError);
+}
+
+TEST(Tokenizer, StreamsWholeCharacters) {
+  StreamDecoder stream(load(small_json()));
+  EXPECT_EQ(stream.push(201), "abc");
+  EXPECT_EQ(stream.push(1), "");
+  EXPECT_EQ(stream.push(2), "\u00e9");
+  EXPECT_EQ(stream.push(203), "") << "special";
+  EXPECT_EQ(stream.push(2), "\ufffd") << "no character begins so";
+  EXPECT_EQ(stream.push(1), "");
+  EXPECT_EQ(stream.finish(), "\ufffd");
+  EXPECT_EQ(stream.finish(), "");
+}
+
+TEST(Tokenizer, NamesWhatItCantDo) {
+  const auto with = [](const std::string& key, const json& value) {
+    auto changed = small_json();
+    changed[key] = value;
+    return error_of(changed);
+  };
+  EXPECT_THAT(with("normalizer", {{"type", "Lowercase"}}), HasSubstr("the normalizer {\"type\":\"Lowercase\"} is not supported"));
+  EXPECT_THAT(with("pre_tokenizer", {{"type", "Metaspace"}}), HasSubstr("the pre-tokenizer"));
+  EXPECT_THAT(with("post_processor", {{"type", "RobertaProcessing"}}), HasSubstr("the post-processor"));
+  EXPECT_THAT(with("decoder", {{"type", "WordPiece"}}), HasSubstr("the decoder"));
+  EXPECT_THAT(with("model", {{"type", "Unigram"}}), HasSubstr("the model \"Unigram\""));
+  EXPECT_THAT(with("model", {{"type", "BPE"}}), HasSubstr("a field is not of the form"));
+  EXPECT_THAT(with("pre_tokenizer", {{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}}), HasSubstr("tokenizer pattern '(a'"));
+  auto merges = small_json();
+  merges["model"]["merges"].push_back("x y");
+  EXPECT_THAT(error_of(merges), HasSubstr("the merge of 'x' and 'y' is of tokens that the vocabulary lacks"));
+  auto byte_fallback = small_json();
+  byte_fallback["model"]["byte_fallback"] = true;
+  EXPECT_THAT(error_of(byte_fallback), HasSubstr("byte_fallback"));
+  EXPECT_THAT(support::message_of<CheckpointError>([] { Tokenizer::from_pretrained(folder("empty")); }), HasSubstr("neither tokenizer.json nor vocab.json"));
+}
+
+TEST(Tokenizer, ChatMlIsRecognisedAndNothingElse) {
+  const std::vector<accelerate::models::ChatMessage> question = {{"user", "Hi {{ x }}"}};
+  const auto render = [&](const std::string& text, bool prompt = true) { return load(small_json(), {{"chat_template", text}}).apply_chat_template(question, prompt); };
+  const std::string plain = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+  EXPECT_EQ(render(plain), "<|im_start|>user\nHi {{ x }}<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(render(plain, false), "<|im_start|>user\nHi {{ x }}<|im_end|>\n");
+  EXPECT_EQ(render("{%- for message in messages %}\n  {{- \"<|im_start|>\" + message.role + \"\\n\" + message.content + \"<|im_end|>\\n\" }}\n{%- endfor %}\n{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n' }}\n{%- endif %}\n"),
+            render(plain));
+  for (const std::string& other : {plain + "x", "{{ bos_token }}" + plain, std::string("{% for m in messages %}{% endfor %}"), std::string("{{ 'a' }}")})
+    EXPECT_THAT(support::message_of<CheckpointError>([&] { render(other); }), HasSubstr("not of a known form")) << other;
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { load(small_json()).apply_chat_template(question); }), HasSubstr("without a chat template"));
+}
+
+// --- against the reference -----------------------------------------------------------------------------------------------------------
+
+fs::path smollm() { return *support::data_dir() / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"; }
+
+void expect_same(const Tokenizer& tokenizer, const fs::path& cases, const std::string& kind) {
+  std::ifstream file(cases);
+  int count = 0, wrong = 0;
+  for (std::string line; std::getline(file, line); ++count) {
+    const auto entry = json::parse(line);
+    const auto text = entry["text"].get<std::string>();
+    const auto expected = entry["ids"].get<std::vector<int64_t>>();
+    const auto ids = tokenizer.encode(text);
+    const bool same = ids == expected && tokenizer.decode(expected) == entry["decoded"] && tokenizer.decode(expected, false) == entry["all"];
+    std::string streamed;
+    StreamDecoder stream(tokenizer);
+    for (const auto id : expected) streamed += stream.push(id);
+    if (same && streamed + stream.finish() == entry["decoded"]) continue;
+    if (++wrong <= 5) ADD_FAILURE() << kind << ": " << text << "\nexpected " << entry["ids"].dump() << "\n     got " << json(ids).dump() << "\ndecoded  " << entry["decoded"] << "\n     got " << json(tokenizer.decode(expected)).dump();
+  }
+  EXPECT_GT(count, 5000) << kind;
+  EXPECT_EQ(wrong, 0) << kind << " of " << count;
+}
+
+void run_peer(const std::string& kind) {
+  const auto peer = support::run_python("tests/unit/tokenizer_peer.py", {"cases", kind, smollm().string(), folder(kind).string()});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+}
+
+TEST(TokenizerParity, SmolLm2FromItsModelAndFromTokenizerJson) {
+  SKIP_WITHOUT_PYTHON();
+  SKIP_WITHOUT_DATA();
+  run_peer("smollm");
+  const auto tokenizer = Tokenizer::from_pretrained(smollm());
+  expect_same(tokenizer, folder("smollm") / "cases.jsonl", "gguf");
+  expect_same(Tokenizer::from_pretrained(folder("smollm")), folder("smollm") / "cases.jsonl", "tokenizer.json");
+  EXPECT_EQ(tokenizer.apply_chat_template({{"user", "Hi"}}),
+            "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(tokenizer.apply_chat_template({{"system", "S"}, {"user", "Hi"}}, false), "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n");
+  EXPECT_THAT(tokenizer.encode("<|im_end|>"), ElementsAre(2));
+  EXPECT_EQ(tokenizer.eos_token_id(), 2);
+  EXPECT_THAT(tokenizer.encode("The capital of France is"), ElementsAre(504, 3575, 282, 4649, 314));
+}
+
+TEST(TokenizerParity, Gpt2FromVocabularyAndMerges) {
+  SKIP_WITHOUT_PYTHON();
+  SKIP_WITHOUT_DATA();
+  run_peer("gpt2");
+  expect_same(Tokenizer::from_pretrained(folder("gpt2")), folder("gpt2") / "cases.jsonl", "gpt2");
+}
+
+TEST(TokenizerParity, Llama3PatternAndTemplate) {
+  SKIP_WITHOUT_PYTHON();
+  SKIP_WITHOUT_DATA();
+  run_peer("llama3");
+  expect_same(Tokenizer::from_pretrained(folder("llama3")), folder("llama3") / "cases.jsonl", "llama3");
+}
+
+TEST(TokenizerParity, NormalizersPrefixSpaceAndStrippingTokens) {
+  SKIP_WITHOUT_PYTHON();
+  SKIP_WITHOUT_DATA();
+  run_peer("nfc");
+  expect_same(Tokenizer::from_pretrained(folder("nfc")), folder("nfc") / "cases.jsonl", "nfc");
+}
+
+/// 1.6 MB of English. Ids are equal; the time is printed, next to the reference's.
+TEST(TokenizerParity, ProseAndItsTime) {
+  SKIP_WITHOUT_PYTHON();
+  SKIP_WITHOUT_DATA();
+  std::ifstream pairs(*support::data_dir() / "pairs.tsv");
+  std::string text{std::istreambuf_iterator<char>(pairs), {}};
+  const auto path = folder("prose") / "text";
+  std::ofstream(path, std::ios::binary) << text;
+  const auto made = support::run_python("tests/unit/tokenizer_peer.py", {"cases", "smollm", smollm().string(), folder("prose").string()});
+  ASSERT_EQ(made.exit_code, 0) << made.output;
+  const auto peer = support::run_python("tests/unit/tokenizer_peer.py", {"speed", folder("prose").string(), path.string()});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  const auto theirs = json::parse(peer.output);
+  const auto tokenizer = Tokenizer::from_pretrained(smollm());
+  double best = 1e9;
+  std::vector<int64_t> ids;
+  for (int i = 0; i < 3; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    ids = tokenizer.encode(text);
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  EXPECT_EQ(ids, theirs["ids"].get<std::vector<int64_t>>());
+  std::printf("%.2f MB: %.3f s, the tokenizers package %.3f s\n", static_cast<double>(text.size()) / 1e6, best, theirs["seconds"].get<double>());
+}
+
+}  // namespace
