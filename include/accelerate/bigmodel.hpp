@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "accelerate/bigmodel/device_map.hpp"
+#include "accelerate/bigmodel/dispatch.hpp"
+#include "accelerate/bigmodel/hooks.hpp"
 #include "accelerate/bigmodel/loading.hpp"
 #include "accelerate/bigmodel/offload.hpp"
 #include "accelerate/bigmodel/sizes.hpp"

@@ -13,27 +13,14 @@
 #include <vector>
 
 #include "accelerate/export.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/bigmodel/hooks.hpp"
+#include "accelerate/model_like.hpp"
 #include "accelerate/parallel/fsdp.hpp"
 #include "accelerate/precision.hpp"
 
 namespace accelerate {
 
 namespace detail {
-
-template <class M>
-concept ModuleHolderLike = requires(const M& m) {
-  typename M::ContainedType;
-  { m.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
-};
-template <class M>
-concept ModulePointer = requires(const M& m) {
-  typename M::element_type;
-  requires std::derived_from<typename M::element_type, torch::nn::Module>;
-  requires std::same_as<M, std::shared_ptr<typename M::element_type>>;
-};
-template <class M>
-concept ScriptModule = std::derived_from<M, torch::jit::Module>;
 
 /// Shared by all handles on one prepared model.
 struct PreparedModel {
@@ -64,11 +51,8 @@ class ForwardScope {
 
 }  // namespace detail
 
-template <class M>
-concept ModelLike = detail::ModuleHolderLike<M> || detail::ModulePointer<M> || detail::ScriptModule<M>;
-
 /// Cheap-to-copy handle; copies share the model. `m(...)` runs the module's forward: under autocast if mixed precision is on (results come back as fp32),
-/// and so that backward averages gradients over ranks. `m->...` is your own module; calling m->forward directly leaves these out.
+/// and so that backward averages gradients over ranks; hooks of the model (bigmodel/hooks.hpp) run around it. `m->...` is your own module; calling m->forward directly leaves these out.
 ///
 /// With several processes a training forward is collective when the module has buffers (they are broadcast).
 template <ModelLike Model>
@@ -112,12 +96,8 @@ class Prepared {
   }
   template <class... Args>
   decltype(auto) call(Args&&... args) const {
-    if constexpr (detail::ScriptModule<Model>) {
-      if constexpr (sizeof...(Args) == 1 && (std::is_same_v<std::decay_t<Args>, std::vector<c10::IValue>> && ...)) return model_.forward(std::forward<Args>(args)...);
-      else return model_.forward(std::vector<c10::IValue>{c10::IValue(std::forward<Args>(args))...});
-    } else {
-      return pointer()->forward(std::forward<Args>(args)...);
-    }
+    // Hooks of the model (add_hook_to_module) run here.
+    return call_with_hooks([this] { return core_->model; }, [this](auto&&... inputs) -> decltype(auto) { return call_forward(model_, std::forward<decltype(inputs)>(inputs)...); }, std::forward<Args>(args)...);
   }
   template <class... Args>
   decltype(auto) call_in_precision(Args&&... args) const {

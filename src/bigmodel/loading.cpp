@@ -15,25 +15,20 @@
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
-#include "checkpoint/saved_state.hpp"
+#include "bigmodel/loading_plan.hpp"
 #include "formats/torch_dtypes.hpp"
 
 namespace accelerate {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpointing::StoredTensor;
+using bigmodel::Checkpoint;
+using bigmodel::LoadTarget;
 using checkpointing::StoredTensors;
 
 bool is_safetensors(const fs::path& file) { return file.extension() == ".safetensors"; }
 
 StoredTensors open_file(const fs::path& file) { return is_safetensors(file) ? checkpointing::open_safetensors(file) : checkpointing::open_archive(file); }
-
-/// What a checkpoint has, before it is read.
-struct Checkpoint {
-  StoredTensors tensors;
-  bool mapped = false;  ///< Reading a tensor gives a view of its file.
-};
 
 Checkpoint open_index(const fs::path& index) {
   const auto fail = [&](const std::string& what) -> void { throw CheckpointError("checkpoint index '" + index.string() + "': " + what); };
@@ -77,34 +72,6 @@ Checkpoint open(const fs::path& path) {
                         " files *.index.json. Expected one of these; give the file itself if it has another name.");
 }
 
-/// One tensor of the model under all of its names.
-struct Target {
-  std::vector<std::string> names;
-  at::Tensor tensor;
-  bool is_buffer = false;
-};
-
-std::vector<Target> targets_of(const ModelRef& model) {
-  std::vector<Target> targets;
-  std::unordered_map<const at::TensorImpl*, size_t> index;
-  std::set<const at::TensorImpl*> buffers;
-  for (const auto& [name, tensor] : model.buffers()) buffers.insert(tensor.unsafeGetTensorImpl());
-  for (const auto& [name, tensor] : model.state()) {
-    const auto* impl = tensor.unsafeGetTensorImpl();
-    const auto [found, is_new] = index.try_emplace(impl, targets.size());
-    if (is_new) targets.push_back({{}, tensor, buffers.contains(impl)});
-    targets[found->second].names.push_back(name);
-  }
-  return targets;
-}
-
-/// The name under which the checkpoint has it.
-const StoredTensors::value_type* find(const StoredTensors& tensors, const Target& target) {
-  for (const auto& name : target.names)
-    if (const auto found = tensors.find(name); found != tensors.end()) return &*found;
-  return nullptr;
-}
-
 std::string show(at::IntArrayRef sizes, at::ScalarType dtype) {
   std::string text = "[";
   for (const int64_t size : sizes) text.append(text.size() > 1 ? ", " : "").append(std::to_string(size));
@@ -112,17 +79,18 @@ std::string show(at::IntArrayRef sizes, at::ScalarType dtype) {
   return text + "] " + (known ? std::string(known->name.substr(known->name.find('.') + 1)) : c10::toString(dtype));
 }
 
-StateDictCheck compare(const std::vector<Target>& targets, const StoredTensors& tensors) {
+StateDictCheck compare(std::vector<LoadTarget>& targets, const StoredTensors& tensors) {
   StateDictCheck check;
   std::set<std::string> known;
-  for (const auto& target : targets) {
+  for (auto& target : targets) {
     known.insert(target.names.begin(), target.names.end());
-    const auto* stored = find(tensors, target);
-    if (!stored) {
+    for (const auto& name : target.names)
+      if (const auto found = tensors.find(name); !target.stored && found != tensors.end()) target.stored = &*found;
+    if (!target.stored) {
       check.missing.push_back(target.names.front());
       continue;
     }
-    const auto& [name, saved] = *stored;
+    const auto& [name, saved] = *target.stored;
     const auto line = name + ": " + show(saved.sizes, saved.dtype) + " in the checkpoint, " + show(target.tensor.sizes(), target.tensor.scalar_type()) + " in the model";
     if (at::IntArrayRef(saved.sizes) != target.tensor.sizes() || c10::isFloatingType(saved.dtype) != target.tensor.is_floating_point()) check.mismatched.push_back(line);
     else if (saved.dtype != target.tensor.scalar_type()) check.converted.push_back(line);
@@ -132,42 +100,7 @@ StateDictCheck compare(const std::vector<Target>& targets, const StoredTensors& 
   return check;
 }
 
-/// Where each tensor goes; empty: where it is.
-std::vector<std::optional<Place>> places_of(const ModelRef& model, const std::vector<Target>& targets, const std::optional<DeviceMap>& device_map) {
-  std::vector<std::optional<Place>> places(targets.size());
-  if (!device_map) return places;
-  std::set<std::string> known{""};
-  for (const auto& module : model.submodules()) known.insert(module.path);
-  for (const auto& target : targets) known.insert(target.names.begin(), target.names.end());
-  std::string unknown;
-  for (const auto& [key, place] : *device_map) {
-    if (known.contains(key)) continue;
-    const auto nearest = nearest_name(key, {known.begin(), known.end()});
-    unknown += "\n  " + key + (nearest ? " (did you mean '" + *nearest + "'?)" : "");
-  }
-  if (!unknown.empty()) throw ConfigError("load_checkpoint_in_model: the device map has keys that name no module or tensor of the model:" + unknown);
-  // Buffers of modules that infer_auto_device_map() has split are where the model computes.
-  Place computes("cpu");
-  for (const auto& [key, place] : *device_map)
-    if (place.is_gpu() || place.is_mps()) computes = std::min(computes, place);
-  std::string missing;
-  for (size_t i = 0; i < targets.size(); ++i) {
-    for (const auto& name : targets[i].names)
-      if (!places[i]) places[i] = place_of(*device_map, name);
-    if (!places[i] && targets[i].is_buffer) places[i] = computes;
-    if (!places[i]) missing += "\n  " + targets[i].names.front();
-  }
-  if (!missing.empty()) throw ConfigError("load_checkpoint_in_model: the device map has no place for" + missing + "\nName them or the modules that they are in, or \"\" for all that is not named.");
-  return places;
-}
-
-at::Device device_of(const Place& place) {
-  if (place.is_mps()) return at::kMPS;
-  if (!place.is_gpu()) return at::kCPU;
-  return {at::getAccelerator().value_or(at::kCUDA), static_cast<c10::DeviceIndex>(place.gpu())};
-}
-
-at::ScalarType dtype_of(const Target& target, const LoadCheckpointOptions& options) {
+at::ScalarType dtype_of(const LoadTarget& target, const LoadCheckpointOptions& options) {
   if (!options.dtype || !target.tensor.is_floating_point()) return target.tensor.scalar_type();
   if (*options.dtype != at::kHalf) return *options.dtype;
   for (const auto& name : target.names)
@@ -175,8 +108,6 @@ at::ScalarType dtype_of(const Target& target, const LoadCheckpointOptions& optio
       if (("." + name + ".").find("." + module + ".") != std::string::npos) return at::kFloat;
   return at::kHalf;
 }
-
-bool stays_on_disk(const Target& target, const std::optional<Place>& place, const LoadCheckpointOptions& options) { return place && place->is_disk() && (!target.is_buffer || options.offload_buffers); }
 
 std::string listed(const char* heading, const std::vector<std::string>& lines) {
   std::string text;
@@ -191,52 +122,113 @@ std::string StateDictCheck::text() const {
   return text.empty() ? text : text.substr(1);
 }
 
-StateDictCheck check_state_dict(const ModelRef& model, const fs::path& checkpoint) { return compare(targets_of(model), open(checkpoint).tensors); }
+StateDictCheck check_state_dict(const ModelRef& model, const fs::path& checkpoint) {
+  auto targets = bigmodel::targets_of(model);
+  return compare(targets, open(checkpoint).tensors);
+}
 
-void load_checkpoint_in_model(const ModelRef& model, const fs::path& path, const LoadCheckpointOptions& options) {
-  const auto targets = targets_of(model);
-  const auto places = places_of(model, targets, options.device_map);
-  const auto checkpoint = open(path);
-  auto check = compare(targets, checkpoint.tensors);
+namespace bigmodel {
+
+std::vector<LoadTarget> targets_of(const ModelRef& model) {
+  std::vector<LoadTarget> targets;
+  std::unordered_map<const at::TensorImpl*, size_t> index;
+  std::set<const at::TensorImpl*> buffers;
+  for (const auto& [name, tensor] : model.buffers()) buffers.insert(tensor.unsafeGetTensorImpl());
+  for (const auto& [name, tensor] : model.state()) {
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    const auto [found, is_new] = index.try_emplace(impl, targets.size());
+    if (is_new) targets.push_back({.names = {}, .tensor = tensor, .is_buffer = buffers.contains(impl), .dtype = tensor.scalar_type()});
+    targets[found->second].names.push_back(name);
+  }
+  return targets;
+}
+
+void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& targets, const DeviceMap& device_map) {
+  std::set<std::string> known{""};
+  for (const auto& module : model.submodules()) known.insert(module.path);
+  for (const auto& target : targets) known.insert(target.names.begin(), target.names.end());
+  std::string unknown;
+  for (const auto& [key, where] : device_map) {
+    if (known.contains(key)) continue;
+    const auto nearest = nearest_name(key, {known.begin(), known.end()});
+    unknown += "\n  " + key + (nearest ? " (did you mean '" + *nearest + "'?)" : "");
+  }
+  if (!unknown.empty()) throw ConfigError(std::string(caller) + ": the device map has keys that name no module or tensor of the model:" + unknown);
+  // Buffers of modules that infer_auto_device_map() has split are where the model computes.
+  Place computes("cpu");
+  for (const auto& [key, where] : device_map)
+    if (where.is_gpu() || where.is_mps()) computes = std::min(computes, where);
+  std::string missing;
+  for (auto& target : targets) {
+    for (const auto& name : target.names)
+      if (!target.place) target.place = place_of(device_map, name);
+    if (!target.place && target.is_buffer) target.place = computes;
+    if (!target.place) missing += "\n  " + target.names.front();
+  }
+  if (!missing.empty()) throw ConfigError(std::string(caller) + ": the device map has no place for" + missing + "\nName them or the modules that they are in, or \"\" for all that is not named.");
+}
+
+at::Device device_of(const Place& place) {
+  if (place.is_mps()) return at::kMPS;
+  if (!place.is_gpu()) return at::kCPU;
+  return {at::getAccelerator().value_or(at::kCUDA), static_cast<c10::DeviceIndex>(place.gpu())};
+}
+
+bool LoadPlan::on_disk(const LoadTarget& target) const { return target.place && target.place->is_disk() && (!target.is_buffer || options.offload_buffers); }
+
+LoadPlan plan_loading(const char* caller, const ModelRef& model, const fs::path& path, const LoadCheckpointOptions& options) {
+  LoadPlan plan{.path = path, .options = options, .checkpoint = {}, .targets = targets_of(model)};
+  if (options.device_map) place(caller, model, plan.targets, *options.device_map);
+  plan.checkpoint = open(path);
+  auto check = compare(plan.targets, plan.checkpoint.tensors);
   if (!options.strict) check.missing.clear(), check.unexpected.clear();
   if (!check.fits()) {
     check.converted.clear();
-    throw CheckpointError("load_checkpoint_in_model: '" + path.string() + "' does not fit the model. Nothing was loaded.\n" + check.text() +
+    throw CheckpointError(std::string(caller) + ": '" + path.string() + "' does not fit the model. Nothing was loaded.\n" + check.text() +
                           (check.mismatched.empty() ? "\nTo load what is in both, set strict = false." : "\nIs it the checkpoint of another model or configuration?"));
   }
-  for (size_t i = 0; i < targets.size(); ++i) {
-    const auto* stored = find(checkpoint.tensors, targets[i]);
-    if (stored && stays_on_disk(targets[i], places[i], options) && options.offload_folder.empty() && (!checkpoint.mapped || stored->second.dtype != dtype_of(targets[i], options)))
-      throw CheckpointError("load_checkpoint_in_model: '" + stored->first + "' is to be on disk, and can't be used where it lies in '" + path.string() + "', because " +
-                            (checkpoint.mapped ? "it is converted to another dtype" : "only safetensors files are mapped") + ". Give offload_folder, a folder with room for such weights.");
-  }
+  for (auto& target : plan.targets) target.dtype = dtype_of(target, options);
+  return plan;
+}
 
+void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& leave_alone) {
   const c10::NoGradGuard no_grad;
+  const auto& folder = plan.options.offload_folder;
   OffloadIndex offloaded;
-  if (!options.offload_folder.empty()) {
+  if (!folder.empty()) {
     std::error_code error;
-    fs::create_directories(options.offload_folder, error);
-    if (error) throw CheckpointError("load_checkpoint_in_model: can't create the folder '" + options.offload_folder.string() + "': " + error.message() + ".");
+    fs::create_directories(folder, error);
+    if (error) throw CheckpointError("load_checkpoint_in_model: can't create the folder '" + folder.string() + "': " + error.message() + ".");
   }
-  for (size_t i = 0; i < targets.size(); ++i) {
-    const auto* stored = find(checkpoint.tensors, targets[i]);
-    if (!stored) continue;
-    at::Tensor target = targets[i].tensor;
-    const auto dtype = dtype_of(targets[i], options);
-    auto value = stored->second.read_whole();
-    if (stays_on_disk(targets[i], places[i], options)) {
-      if (!checkpoint.mapped || value.scalar_type() != dtype) {
-        const auto& name = targets[i].names.front();
-        offload_weight(value.to(dtype), name, options.offload_folder, &offloaded);
-        value = load_offloaded_weight(options.offload_folder / (name + ".dat"), offloaded.back().second);
+  for (const auto& planned : plan.targets) {
+    if (!planned.stored || leave_alone(planned)) continue;
+    at::Tensor target = planned.tensor;
+    auto value = planned.stored->second.read_whole();
+    if (plan.on_disk(planned)) {
+      if (!plan.checkpoint.mapped || value.scalar_type() != planned.dtype) {
+        const auto& name = planned.names.front();
+        offload_weight(value.to(planned.dtype), name, folder, &offloaded);
+        value = load_offloaded_weight(folder / (name + ".dat"), offloaded.back().second);
       }
     } else {
-      const auto device = places[i] ? device_of(*places[i]) : target.is_meta() ? at::Device(at::kCPU) : target.device();
-      value = value.to(at::TensorOptions().dtype(dtype).device(device), /*non_blocking=*/false, /*copy=*/checkpoint.mapped);
+      const auto device = planned.place ? device_of(*planned.place) : target.is_meta() ? at::Device(at::kCPU) : target.device();
+      value = value.to(at::TensorOptions().dtype(planned.dtype).device(device), /*non_blocking=*/false, /*copy=*/plan.checkpoint.mapped);
     }
     target.set_data(value);
   }
-  save_offload_index(offloaded, options.offload_folder);
+  save_offload_index(offloaded, folder);
+}
+
+}  // namespace bigmodel
+
+void load_checkpoint_in_model(const ModelRef& model, const fs::path& path, const LoadCheckpointOptions& options) {
+  const auto plan = bigmodel::plan_loading("load_checkpoint_in_model", model, path, options);
+  for (const auto& target : plan.targets)
+    if (target.stored && plan.on_disk(target) && options.offload_folder.empty() && (!plan.checkpoint.mapped || target.stored->second.dtype != target.dtype))
+      throw CheckpointError("load_checkpoint_in_model: '" + target.stored->first + "' is to be on disk, and can't be used where it lies in '" + path.string() + "', because " +
+                            (plan.checkpoint.mapped ? "it is converted to another dtype" : "only safetensors files are mapped") +
+                            ". Give offload_folder, a folder with room for such weights; load_checkpoint_and_dispatch converts at each use instead.");
+  bigmodel::load(plan, [](const LoadTarget&) { return false; });
 }
 
 }  // namespace accelerate

@@ -14,7 +14,9 @@
 #include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
 #include "accelerate/safetensors.hpp"
+#include "bigmodel/offload_places.hpp"
 #include "formats/mapped_file.hpp"
+#include "formats/safetensors_dtypes.hpp"
 #include "formats/torch_dtypes.hpp"
 #include "utils/atomic_file.hpp"
 
@@ -146,6 +148,29 @@ void offload_state_dict(const fs::path& folder, const NamedTensors& state_dict) 
   for (const auto& [name, tensor] : state_dict) offload_weight(tensor, name, folder, &index);
   save_offload_index(index, folder);
 }
+
+namespace bigmodel {
+
+residency::TensorInFile tensor_in_folder(const fs::path& folder, const std::string& name, const OffloadedWeight& weight) {
+  const std::string where = "offloaded weight '" + name + "'";
+  if (!weight.safetensors_file.empty()) {
+    const SafetensorsFile file(weight.safetensors_file);
+    const std::string inside = weight.weight_name.empty() ? name : weight.weight_name;
+    const auto& info = file.info(inside);
+    const auto* dtype = formats::find_dtype(info.dtype);
+    if (!dtype->torch || dtype->packed > 1) throw CheckpointError(where + ": '" + weight.safetensors_file.string() + "' has it as " + info.dtype + ", which has no LibTorch type with an element per number. Convert the file.");
+    return {.file = weight.safetensors_file, .begin = file.data_begin() + info.begin, .bytes = info.end - info.begin, .dtype = *dtype->torch, .shape = info.shape, .map = [file, inside] { return file.tensor(inside); }, .decode = nullptr};
+  }
+  if (folder.empty()) throw ConfigError(where + " is in a file of its own, and no folder was given to look for it. Give offload_dir.");
+  residency::TensorInFile result{.file = file_of(folder, name), .begin = 0, .bytes = 0, .dtype = type_of(weight.dtype, where), .shape = weight.shape, .map = nullptr, .decode = nullptr};
+  result.bytes = load_offloaded_weight(result.file, weight).nbytes();  // also checks that the file is there, and long enough
+  result.map = [file = result.file, weight] { return load_offloaded_weight(file, weight); };
+  return result;
+}
+
+OffloadedWeight offloaded_weight_of(const at::Tensor& tensor) { return {.dtype = name_of(tensor.scalar_type()), .shape = tensor.sizes().vec(), .safetensors_file = {}, .weight_name = {}}; }
+
+}  // namespace bigmodel
 
 struct OffloadedWeightsLoader::Content {
   std::map<std::string, at::Tensor> in_memory;

@@ -13,6 +13,7 @@
 #include "accelerate/error.hpp"
 #include "accelerate/safetensors.hpp"
 #include "formats/dcp.hpp"
+#include "formats/safetensors_dtypes.hpp"
 #include "formats/torch_archive.hpp"
 
 namespace accelerate::checkpointing {
@@ -57,7 +58,12 @@ struct Archive {
 
   StoredTensor stored(const at::Tensor& stand_in) const {
     const auto& saved = places.at(stand_in.unsafeGetTensorImpl());
-    return {.dtype = saved.dtype, .sizes = saved.sizes,
+    int64_t next = 1;
+    bool gaps = false;
+    for (size_t dim = saved.sizes.size(); dim-- > 0; next *= saved.sizes[dim]) gaps = gaps || (saved.sizes[dim] != 1 && saved.strides[dim] != next);
+    std::optional<StoredBytes> bytes;
+    if (!gaps) bytes = StoredBytes{.file = file->path(), .begin = saved.begin, .bytes = next * static_cast<int64_t>(c10::elementSize(saved.dtype)), .decode = {}};
+    return {.dtype = saved.dtype, .sizes = saved.sizes, .bytes = std::move(bytes),
             .read = [file = file, saved](const DcpBox& box, const at::Tensor& destination) { formats::read_part(*file, saved, box.offsets, destination); },
             .read_whole = [file = file, saved] {
               at::Tensor whole = at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype));
@@ -80,14 +86,14 @@ struct Archive {
 
 StoredTensor stored(const std::shared_ptr<const formats::DcpCheckpoint>& checkpoint, const formats::DcpEntry& entry) {
   const auto& info = std::get<formats::DcpTensorInfo>(entry.content);
-  return {.dtype = info.dtype, .sizes = info.sizes,
+  return {.dtype = info.dtype, .sizes = info.sizes, .bytes = std::nullopt,
           .read = [checkpoint, name = entry.name](const DcpBox& box, const at::Tensor& destination) { checkpoint->read_chunk(name, box, destination); },
           .read_whole = [checkpoint, name = entry.name] { return checkpoint->read_full(name); }};
 }
 
 /// A number beside the sharded tensors, as Python has it in some versions: the count of steps.
 StoredTensor constant(const at::Tensor& value) {
-  return {.dtype = value.scalar_type(), .sizes = value.sizes().vec(), .read = [value](const DcpBox&, const at::Tensor& destination) { destination.copy_(value); }, .read_whole = [value] { return value; }};
+  return {.dtype = value.scalar_type(), .sizes = value.sizes().vec(), .bytes = std::nullopt, .read = [value](const DcpBox&, const at::Tensor& destination) { destination.copy_(value); }, .read_whole = [value] { return value; }};
 }
 std::optional<StoredTensor> constant(const c10::IValue& value) {
   if (!value.isInt() && !value.isDouble()) return std::nullopt;
@@ -126,16 +132,25 @@ at::Tensor read_stretch(const StoredTensor& stored, const at::Tensor& like, int6
   return stretch;
 }
 
-StoredTensors open_safetensors(const std::filesystem::path& file) {
+StoredTensors open_safetensors(const std::filesystem::path& path) {
   StoredTensors tensors;
-  for (const auto& [name, tensor] : load_safetensors(file))
-    tensors[name] = {.dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec(),
-                     .read = [tensor = tensor](const DcpBox& box, const at::Tensor& destination) {
-                       at::Tensor part = tensor;
-                       for (int64_t dim = 0; dim < tensor.dim(); ++dim) part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
-                       destination.copy_(part);
-                     },
-                     .read_whole = [tensor = tensor] { return tensor; }};
+  const SafetensorsFile file(path);
+  for (const auto& name : file.names()) {
+    const auto& info = file.info(name);
+    const auto* dtype = formats::find_dtype(info.dtype);
+    if (!dtype->torch || dtype->packed > 1) {  // no elements to count: the reader knows, or says why not
+      const at::Tensor tensor = file.tensor(name);
+      tensors[name] = {.dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec(), .bytes = std::nullopt, .read = {}, .read_whole = {}};
+    } else {
+      tensors[name] = {.dtype = *dtype->torch, .sizes = info.shape, .bytes = StoredBytes{.file = path, .begin = file.data_begin() + info.begin, .bytes = info.end - info.begin, .decode = {}}, .read = {}, .read_whole = {}};
+    }
+    tensors[name].read = [file, name](const DcpBox& box, const at::Tensor& destination) {
+      at::Tensor part = file.tensor(name);
+      for (int64_t dim = 0; dim < part.dim(); ++dim) part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
+      destination.copy_(part);
+    };
+    tensors[name].read_whole = [file, name] { return file.tensor(name); };
+  }
   return tensors;
 }
 

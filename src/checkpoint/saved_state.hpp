@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,10 +28,19 @@ struct StretchPart {
 /// @param stretch  1-D; its first element is the tensor's element `begin`
 std::vector<StretchPart> parts_of(const at::Tensor& like, int64_t begin, const at::Tensor& stretch);
 
+/// Where a tensor's elements lie in one file, row major and without gaps: for those who read them by themselves.
+struct StoredBytes {
+  std::filesystem::path file;
+  int64_t begin = 0, bytes = 0;
+  /// Null: elements of the tensor's dtype. Else they are codes, and this reads and decodes them: `to` is 1-D, contiguous, on the CPU, of any floating-point dtype.
+  std::function<void(const at::Tensor& to)> decode;
+};
+
 /// A tensor in a file, or in many.
 struct StoredTensor {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
+  std::optional<StoredBytes> bytes;  ///< empty for what lies in several pieces
   /// Fills `destination` ([box.sizes], any dtype, device and strides). @throws CheckpointError when the file is damaged.
   std::function<void(const formats::DcpBox& box, const at::Tensor& destination)> read;
   std::function<at::Tensor()> read_whole;  ///< on the CPU; mapped where the format allows it

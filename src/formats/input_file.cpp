@@ -23,6 +23,8 @@ InputFile::InputFile(const std::filesystem::path& path) : path_(path), file_(::o
 
 InputFile::~InputFile() { ::close(file_); }
 
+int InputFile::duplicate() const { return ::fcntl(file_, F_DUPFD_CLOEXEC, 0); }
+
 void InputFile::read(int64_t offset, void* data, int64_t count) const {
   auto* to = static_cast<char*>(data);
   while (count > 0) {

@@ -18,6 +18,8 @@ class InputFile {
 
   const std::filesystem::path& path() const { return path_; }
   int64_t size() const { return size_; }
+  /// Another descriptor of the same file, for the caller to close; -1 with errno.
+  int duplicate() const;
   /// Fills `count` bytes from `offset`. @throws CheckpointError when the file ends before.
   void read(int64_t offset, void* data, int64_t count) const;
 

@@ -18,8 +18,9 @@ namespace accelerate::formats {
 /// A whole file in memory, page by page as it is touched. Private: a write copies the page and the file stays as it is.
 class MappedFile {
  public:
-  explicit MappedFile(const std::filesystem::path& path) {
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  explicit MappedFile(const std::filesystem::path& path) : MappedFile(::open(path.c_str(), O_RDONLY | O_CLOEXEC), path) {}
+  /// Of a descriptor, which is closed. @param path  for errors
+  MappedFile(int file, const std::filesystem::path& path) {
     if (file < 0) throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) + ". Check the path and the rights.");
     struct stat status {};
     if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {

@@ -1,27 +1,57 @@
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <optional>
 #include <utility>
 
 #include <ATen/ops/from_blob.h>
 
 #include "accelerate/error.hpp"
 #include "accelerate/safetensors.hpp"
+#include "formats/input_file.hpp"
 #include "formats/mapped_file.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/safetensors_header.hpp"
 
 namespace accelerate {
 
-struct SafetensorsFile::Content {
-  explicit Content(const std::filesystem::path& file)
-      : path(file), map(file), header(formats::parse_safetensors_header({map.data(), static_cast<size_t>(map.size())}, map.size(), file.string())) {}
+namespace {
 
-  std::filesystem::path path;
-  formats::MappedFile map;
+/// The start of the file, as far as its header says that it goes.
+formats::SafetensorsHeader read_header(const formats::InputFile& file) {
+  std::string start(static_cast<size_t>(std::min(file.size(), formats::kLengthBytes)), '\0');
+  file.read(0, start.data(), static_cast<int64_t>(start.size()));
+  if (static_cast<int64_t>(start.size()) == formats::kLengthBytes) {
+    uint64_t length = 0;
+    std::memcpy(&length, start.data(), sizeof length);
+    const auto wanted = static_cast<int64_t>(std::min<uint64_t>(length, formats::kMaxHeaderBytes + 1));
+    const int64_t more = std::min(wanted, file.size() - formats::kLengthBytes);
+    start.resize(static_cast<size_t>(formats::kLengthBytes + more));
+    file.read(formats::kLengthBytes, start.data() + formats::kLengthBytes, more);
+  }
+  return formats::parse_safetensors_header(start, file.size(), file.path().string());
+}
+
+}  // namespace
+
+struct SafetensorsFile::Content {
+  explicit Content(const std::filesystem::path& path) : file(path), header(read_header(file)) {}
+
+  /// Mapped when the first tensor is asked for: a mapping counts against RLIMIT_DATA, and who only reads parts needs none.
+  const formats::MappedFile& map() const {
+    std::call_once(once, [&] { mapping.emplace(file.duplicate(), file.path()); });
+    return *mapping;
+  }
+
+  formats::InputFile file;
   formats::SafetensorsHeader header;
+  mutable std::once_flag once;
+  mutable std::optional<formats::MappedFile> mapping;
 };
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : content_(std::make_shared<const Content>(path)) {}
 
-const std::filesystem::path& SafetensorsFile::path() const { return content_->path; }
+const std::filesystem::path& SafetensorsFile::path() const { return content_->file.path(); }
 const std::vector<std::string>& SafetensorsFile::names() const { return content_->header.names; }
 const std::map<std::string, std::string>& SafetensorsFile::metadata() const { return content_->header.metadata; }
 int64_t SafetensorsFile::data_begin() const { return content_->header.data_begin; }
@@ -52,7 +82,10 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
                             std::to_string(dtype->packed) + ", so LibTorch can't hold it.");
     shape.back() /= dtype->packed;
   }
-  char* bytes = content_->map.data() + content_->header.data_begin + entry.begin;
+  const auto& map = content_->map();
+  if (map.size() < content_->file.size())
+    throw CheckpointError("safetensors file '" + path().string() + "' has been shortened from " + std::to_string(content_->file.size()) + " to " + std::to_string(map.size()) + " bytes since it was opened. Put the checkpoint back.");
+  char* bytes = map.data() + content_->header.data_begin + entry.begin;
   // The tensor's storage owns a share of the mapping.
   auto tensor = at::from_blob(bytes, shape, [content = content_](void*) {}, at::TensorOptions().dtype(*dtype->torch));
   const auto alignment = c10::elementSize(*dtype->torch);

@@ -10,15 +10,19 @@
 #include "residency/fallback.hpp"
 #include "residency/member.hpp"
 #include "residency/operator_facts.hpp"
+#include "residency/placement.hpp"
 #include "residency/residency.hpp"
 
 namespace accelerate::residency {
 namespace {
 
-/// Makes the units of one argument present for the length of the operator.
-void touch(const c10::IValue& argument, bool writes, Pins& pins) {
+/// Makes the units of one argument present for the length of the operator. `device`: where they are, of models across devices.
+void touch(const c10::IValue& argument, bool writes, Pins& pins, std::optional<at::Device>& device) {
   const auto touch_tensor = [&](const at::Tensor& tensor) {
-    if (Member* member = Member::of(tensor)) pins.add(member->unit(), writes);
+    Member* member = Member::of(tensor);
+    if (!member) return;
+    pins.add(member->unit(), writes);
+    if (!device && member->unit().owner().policy().across_devices) device = tensor.device();
   };
   if (argument.isTensor()) {
     touch_tensor(argument.toTensor());
@@ -36,13 +40,16 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     const auto& schema = op.schema();
     const OperatorFacts& facts = facts_of(schema);
     Pins pins;
+    std::optional<at::Device> device;
     if (facts.needs_bytes) {
       const size_t count = schema.arguments().size();
       const auto arguments = torch::jit::last(*stack, count);
-      for (size_t i = 0; i < count; ++i) touch(arguments[i], i < 64 && (facts.writes >> i & 1), pins);
+      for (size_t i = 0; i < count; ++i) touch(arguments[i], i < 64 && (facts.writes >> i & 1), pins, device);
     }
+    const bool moved = placement::active() && placement::bring_together(op, stack, device);
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
-    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+    if (moved) op.callBoxed(stack);  // other devices, other keys
+    else op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
   };
   if (auto* checkpoints = UnitCheckpoints::current()) checkpoints->run(op, stack, carry_out);
   else carry_out();

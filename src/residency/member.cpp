@@ -50,7 +50,7 @@ Member::Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType d
 
 Member::~Member() {
   close();
-  refuse_access(*storage_, "parameter '" + name_ + "' is not resident any more: what Accelerator::prepare made of its model has been destroyed; keep the prepared model while the module is in use");
+  refuse_access(*storage_, "parameter '" + name_ + "' is not resident any more: what Accelerator::prepare or dispatch made of its model has been destroyed; keep that while the module is in use");
   storage_->_mutable_data_ptr_no_checks() = at::DataPtr(nullptr, storage_->device());
 }
 

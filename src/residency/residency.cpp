@@ -9,6 +9,7 @@
 #include "accelerate/error.hpp"
 #include "residency/counters.hpp"
 #include "residency/fallback.hpp"
+#include "residency/placement.hpp"
 #include "utils/meta_memory.hpp"
 
 namespace accelerate::residency {
@@ -23,9 +24,13 @@ struct PlainTensors {
 
 }  // namespace
 
-Residency::Residency(const Policy& policy) : policy_(policy) { install_fallback(); }
+Residency::Residency(const Policy& policy) : policy_(policy) {
+  install_fallback();
+  if (policy.across_devices) placement::begin();
+}
 
 Residency::~Residency() {
+  if (policy_.across_devices) placement::end();
   for (auto& unit : units_) {
     for (auto& part : unit->parts_) {
       part.transfer.reset();
@@ -52,7 +57,7 @@ Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool 
   unit->fixed_ = all_mapped && !paranoid_flag();
   for (size_t p = 0; p < parts.size(); ++p)
     for (size_t i = 0; i < parts[p].members.size(); ++i)
-      unit->parts_[p].members.push_back(std::make_unique<Member>(*unit, parts[p].members[i].first, parts[p].members[i].second, parts[p].dtype, parts[p].device, parts[p].layout.offsets[i], !unit->fixed_));
+      unit->parts_[p].members.push_back(std::make_unique<Member>(*unit, parts[p].members[i].first, parts[p].members[i].second, parts[p].dtype, parts[p].device, parts[p].layout.offsets[i], !unit->fixed_ || policy_.across_devices));
   units_.push_back(std::move(unit));
   Unit& added = *units_.back();
   if (added.fixed_) {
@@ -155,6 +160,7 @@ void Residency::start(Unit& unit) {
       } else {
         const meta_memory::Purpose whole(MemoryUse::gathered);
         part.flat = buffers_.take(part.numel, part.dtype, part.device);
+        if (policy_.budget_bytes) buffers_.keep_at_most(*policy_.budget_bytes - present_bytes_ - unit.bytes());
       }
       counters().add_resident(part.resident_bytes());
       if (part.mapped.defined()) continue;
@@ -213,6 +219,7 @@ void Residency::drop(Unit& unit) {
   unit.dirty_ = false;
   unit.state_ = State::absent;
   present_bytes_ -= unit.bytes();
+  if (policy_.budget_bytes) buffers_.keep_at_most(*policy_.budget_bytes - present_bytes_);  // memory is memory, in use or not
   counters().evictions.fetch_add(1, std::memory_order_relaxed);
 }
 
@@ -254,13 +261,17 @@ void Residency::set_policy(const Policy& policy) {
   policy_ = policy;
 }
 
-void Residency::check_intact() const {
+void Residency::expect_order_of_addition() {
+  std::lock_guard lock(mutex_);
+  for (const auto& unit : units_) trace_.record(unit->index_);
+}
+
+const Member* Residency::replaced_member() const {
   for (const auto& unit : units_)
     for (const auto& part : unit->parts_)
       for (const auto& member : part.members)
-        if (!member->intact())
-          throw ConfigError("forward: the bytes of parameter '" + member->name() +
-                            "' were replaced after prepare(), probably by module->to(...) or set_data(); its gradients would not be shared with the other ranks. Move and convert the module before prepare()");
+        if (!member->intact()) return member.get();
+  return nullptr;
 }
 
 Pins::~Pins() {

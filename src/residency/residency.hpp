@@ -29,6 +29,8 @@ struct Policy {
   int64_t reuse_distance = 1;
   /// What goes is wanted again before it changes, see Home::recede(): from forward to backward.
   bool recede = false;
+  /// The model lies on several devices: an operator's operands come to its unit's device (see placement.hpp), of units that never move too.
+  bool across_devices = false;
 };
 
 /// The units of one model: who is where, who comes next, who has to go. All decisions follow from the order of touches alone, never from time, so that ranks that
@@ -63,8 +65,11 @@ class Residency {
   void set_policy(const Policy& policy);
   int64_t surprises() const { return trace_.surprises(); }
 
-  /// @throws InternalError naming the first member whose tensor was replaced behind our back (module->to(...)).
-  void check_intact() const;
+  /// Until units have been touched in some order: they will be in the order in which they were added.
+  void expect_order_of_addition();
+
+  /// The first member whose tensor was replaced behind our back (module->to(...)); null when there is none.
+  const Member* replaced_member() const;
 
  private:
   void start(Unit& unit);

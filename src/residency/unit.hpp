@@ -62,6 +62,8 @@ class Unit {
   const std::string& name() const { return name_; }
   /// Stays while others come and go, until all are released: the root, whose parameters are used at the start and the end.
   bool keep() const { return keep_; }
+  /// Its bytes never go.
+  bool fixed() const { return fixed_; }
   const std::vector<Part>& parts() const { return parts_; }
   State state() const { return state_; }
   int64_t bytes() const;

@@ -190,10 +190,6 @@ TEST_F(FileHome, WhatIsMissingOrOfAnotherShapeIsNamed) {
   EXPECT_THAT(error({{"b", torch::zeros({700, 3})}}), HasSubstr("is of shape [3, 700], expected [700, 3]"));
   EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { FileTensors(folder / "absent", worker); }), HasSubstr("absent"));
   EXPECT_EQ(files().bytes({{"a", torch::zeros({1001})}, {"c", torch::zeros({7})}}), 4 * 1008);
-  EXPECT_TRUE(FileTensors::fits(4096, 4096));
-  EXPECT_FALSE(FileTensors::fits(4096, 4095));
-  EXPECT_TRUE(FileTensors::fits(4096, std::nullopt));
-  EXPECT_FALSE(FileTensors::fits(int64_t{1} << 50, std::nullopt));
 }
 
 TEST_F(FileHome, AShortenedFileIsAnErrorOfTheTouchAndTheUnitStaysAbsent) {

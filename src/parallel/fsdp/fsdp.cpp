@@ -260,7 +260,9 @@ FullyShardedDataParallel::~FullyShardedDataParallel() {
 
 void FullyShardedDataParallel::before_forward() {
   Impl& self = *impl_;
-  self.units->check_intact();
+  if (const auto* member = self.units->replaced_member())
+    throw ConfigError("forward: the bytes of parameter '" + member->name() +
+                      "' were replaced after prepare(), probably by module->to(...) or set_data(); its gradients would not be shared with the other ranks. Move and convert the module before prepare()");
   Policy policy = self.phases.forward;
   policy.recede = self.phases.recede && c10::GradMode::is_enabled();
   self.units->set_policy(policy);

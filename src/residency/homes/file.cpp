@@ -3,6 +3,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -11,12 +14,12 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <system_error>
 #include <utility>
 
 #include "accelerate/error.hpp"
+#include "accelerate/safetensors.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/spill_file.hpp"
@@ -33,7 +36,7 @@ at::ScalarType dtype_of(const SafetensorsInfo& info) {
 }
 
 constexpr int64_t kBlock = 4096;         ///< direct reads begin and end on multiples of it, in the file and in memory
-constexpr int64_t kWindow = 1 << 20;     ///< bytes of one direct read: large for a disk, small for a cache
+constexpr int64_t kWindow = 1 << 22;     ///< bytes of one direct read: large for a disk, small beside a unit
 
 /// Aligned memory of the reading thread.
 char* window() {
@@ -103,27 +106,67 @@ class OpenFile {
   mutable std::atomic<bool> direct_works_{true};
 };
 
-/// Where one member's bytes are.
+/// Where one member's bytes are, or a piece of them.
 struct Extent {
   std::shared_ptr<OpenFile> file;
   std::string name;
   int64_t begin, bytes;   ///< in the file
   at::ScalarType dtype;   ///< there
   int64_t offset, numel;  ///< in the flat storage, elements
+  std::function<void(const at::Tensor&)> decode;
+};
+using Extents = std::vector<Extent>;
+
+/// Shares of about equal size, in order, for several readers. What is copied as it is may be cut anywhere.
+std::vector<Extents> shared_out(const Extents& extents, at::ScalarType to, int64_t readers) {
+  int64_t bytes = 0;
+  for (const Extent& extent : extents) bytes += extent.bytes;
+  const int64_t share = std::max(kWindow, (bytes / readers + kBlock) / kBlock * kBlock);
+  std::vector<Extents> shares(1);
+  int64_t room = share;
+  for (Extent rest : extents) {
+    const bool whole = rest.decode || rest.dtype != to;
+    while (rest.bytes > 0) {
+      if (room <= 0) shares.emplace_back(), room = share;
+      Extent piece = rest;
+      if (!whole && rest.bytes > room) {
+        const auto size = static_cast<int64_t>(c10::elementSize(rest.dtype));
+        piece.numel = (room + size - 1) / size;
+        piece.bytes = piece.numel * size;
+      }
+      rest.begin += piece.bytes, rest.bytes -= piece.bytes, rest.offset += piece.numel, rest.numel -= piece.numel;
+      room -= piece.bytes;
+      shares.back().push_back(std::move(piece));
+    }
+  }
+  return shares;
+}
+
+class AllOf final : public Transfer {
+ public:
+  explicit AllOf(std::vector<std::unique_ptr<Transfer>> transfers) : transfers_(std::move(transfers)) {}
+  void wait() override {
+    for (auto& transfer : transfers_) transfer->wait();
+  }
+
+ private:
+  std::vector<std::unique_ptr<Transfer>> transfers_;
 };
 
-/// The disk has the bytes; `wait` brings them to the device.
-class ToDevice final : public Transfer {
+/// Bytes that readers send on to a device as they get them. The compute stream waits for the copies; the host waits for the disk alone.
+class OnDevice final : public Transfer {
  public:
-  ToDevice(std::unique_ptr<Transfer> reading, at::Tensor host, at::Tensor flat) : reading_(std::move(reading)), host_(std::move(host)), flat_(std::move(flat)) {}
+  OnDevice(std::unique_ptr<Transfer> reading, std::vector<std::shared_ptr<c10::Event>> copied, at::Device device) : reading_(std::move(reading)), copied_(std::move(copied)), device_(device) {}
   void wait() override {
     reading_->wait();
-    flat_.copy_(host_);
+    const auto stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+    for (auto& event : copied_) event->block(stream);
   }
 
  private:
   std::unique_ptr<Transfer> reading_;
-  at::Tensor host_, flat_;
+  std::vector<std::shared_ptr<c10::Event>> copied_;
+  at::Device device_;
 };
 
 /// Room in the scratch file, given back in the end.
@@ -139,9 +182,9 @@ struct Changed {
 }  // namespace
 
 struct FileTensors::Files {
-  std::map<std::string, SafetensorsFile> by_tensor;
+  std::map<std::string, TensorInFile> by_tensor;
   std::map<fs::path, std::shared_ptr<OpenFile>> open;
-  std::shared_ptr<Worker> worker;
+  std::vector<std::shared_ptr<Worker>> workers;
   FileOptions options;
   std::shared_ptr<SpillFile> scratch;  ///< made when something is stored for the first time
 
@@ -162,17 +205,32 @@ namespace {
 
 class ReadHome final : public Home {
  public:
-  ReadHome(std::vector<Extent> extents, std::shared_ptr<Worker> worker, std::function<std::shared_ptr<SpillFile>()> spill)
-      : extents_(std::make_shared<const std::vector<Extent>>(std::move(extents))), worker_(std::move(worker)), spill_(std::move(spill)) {}
+  ReadHome(const Extents& extents, at::ScalarType dtype, std::vector<std::shared_ptr<Worker>> workers, std::function<std::shared_ptr<SpillFile>()> spill)
+      : workers_(std::move(workers)), spill_(std::move(spill)) {
+    for (auto& share : shared_out(extents, dtype, static_cast<int64_t>(workers_.size()))) shares_.push_back(std::make_shared<const Extents>(std::move(share)));
+  }
 
   std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
-    const at::Tensor host = flat.is_cpu() ? flat : at::empty(flat.sizes(), flat.options().device(at::kCPU));
-    auto reading = worker_->run([host, extents = extents_, changed = changed_] {
-      if (changed) changed->file->read(changed->offset, host.mutable_data_ptr(), changed->bytes);
-      else for (const Extent& extent : *extents) read(extent, host.narrow(0, extent.offset, extent.numel));
+    if (flat.is_meta()) return nullptr;  // a dry run
+    if (flat.is_cpu()) return read_into(flat, [](const Extents&) {});
+    const c10::impl::VirtualGuardImpl device(flat.device().type());
+    if (!stream_) stream_ = device.getStreamFromGlobalPool(flat.device(), /*isHighPriority=*/true);
+    // What the compute stream still does with these bytes (an earlier unit lived in them) comes first.
+    c10::Event free(flat.device().type());
+    free.record(device.getStream(flat.device()));
+    free.block(*stream_);
+    const at::Tensor host = at::empty(flat.sizes(), flat.options().device(at::kCPU).pinned_memory(true));
+    std::vector<std::shared_ptr<c10::Event>> copied;
+    for (size_t i = 0; i < std::max<size_t>(shares_.size(), 1); ++i) copied.push_back(std::make_shared<c10::Event>(flat.device().type()));
+    auto reading = read_into(host, [host, flat, copied, stream = *stream_, next = std::make_shared<std::atomic<size_t>>(0)](const Extents& share) {
+      const c10::StreamGuard on(stream);
+      if (share.empty()) at::Tensor(flat).copy_(host, /*non_blocking=*/true);
+      for (const Extent& extent : share) flat.narrow(0, extent.offset, extent.numel).copy_(host.narrow(0, extent.offset, extent.numel), /*non_blocking=*/true);
+      copied[next->fetch_add(1)]->record(stream);
     });
-    if (flat.is_cpu()) return reading;
-    return std::make_unique<ToDevice>(std::move(reading), host, flat);
+    flat.record_stream(*stream_);
+    if (changed_) copied.resize(1);
+    return std::make_unique<OnDevice>(std::move(reading), std::move(copied), flat.device());
   }
 
   void store(const at::Tensor& flat) override {
@@ -185,66 +243,95 @@ class ReadHome final : public Home {
   }
 
  private:
+  /// The readers fill `host`, and call `then` for each share (an empty one stands for everything).
+  std::unique_ptr<Transfer> read_into(const at::Tensor& host, const std::function<void(const Extents&)>& then) const {
+    std::vector<std::unique_ptr<Transfer>> readings;
+    if (changed_) {
+      readings.push_back(workers_.front()->run([host, then, changed = changed_] {
+        changed->file->read(changed->offset, host.mutable_data_ptr(), changed->bytes);
+        then({});
+      }));
+    } else {
+      for (size_t i = 0; i < shares_.size(); ++i)
+        readings.push_back(workers_[i % workers_.size()]->run([host, then, share = shares_[i]] {
+          for (const Extent& extent : *share) read(extent, host.narrow(0, extent.offset, extent.numel));
+          then(*share);
+        }));
+    }
+    if (readings.size() == 1) return std::move(readings.front());
+    return std::make_unique<AllOf>(std::move(readings));
+  }
+
   static void read(const Extent& extent, at::Tensor to) {
+    if (extent.decode) return extent.decode(to);
     if (extent.dtype == to.scalar_type()) return extent.file->read(extent.begin, static_cast<char*>(to.mutable_data_ptr()), extent.bytes, extent.name);
     const at::Tensor raw = at::empty({extent.numel}, to.options().dtype(extent.dtype));
     extent.file->read(extent.begin, static_cast<char*>(raw.mutable_data_ptr()), extent.bytes, extent.name);
     to.copy_(raw);
   }
 
-  std::shared_ptr<const std::vector<Extent>> extents_;
-  std::shared_ptr<Worker> worker_;
+  std::vector<std::shared_ptr<const Extents>> shares_;
+  std::vector<std::shared_ptr<Worker>> workers_;
   std::function<std::shared_ptr<SpillFile>()> spill_;
+  std::optional<c10::Stream> stream_;       ///< of copies to a device
   std::shared_ptr<const Changed> changed_;  ///< null: as in the checkpoint
 };
 
 }  // namespace
 
-FileTensors::FileTensors(const fs::path& path, std::shared_ptr<Worker> worker, const FileOptions& options) : files_(std::make_shared<Files>()) {
-  files_->by_tensor = open_checkpoint_files(path);
-  files_->worker = std::move(worker);
+FileTensors::FileTensors(std::map<std::string, TensorInFile> tensors, std::shared_ptr<Worker> worker, const FileOptions& options) : files_(std::make_shared<Files>()) {
+  files_->by_tensor = std::move(tensors);
+  if (worker) {
+    files_->workers.push_back(std::move(worker));
+    while (static_cast<int64_t>(files_->workers.size()) < options.readers) files_->workers.push_back(std::make_shared<Worker>());
+  }
   files_->options = options;
 }
 
+namespace {
+
+std::map<std::string, TensorInFile> in_checkpoint(const fs::path& path) {
+  std::map<std::string, TensorInFile> tensors;
+  for (const auto& [name, file] : open_checkpoint_files(path)) {
+    const auto& info = file.info(name);
+    tensors[name] = {.file = file.path(), .begin = file.data_begin() + info.begin, .bytes = info.end - info.begin, .dtype = dtype_of(info), .shape = info.shape, .map = [file = file, name = name] { return file.tensor(name); }, .decode = {}};
+  }
+  return tensors;
+}
+
+}  // namespace
+
+FileTensors::FileTensors(const fs::path& path, std::shared_ptr<Worker> worker, const FileOptions& options) : FileTensors(in_checkpoint(path), std::move(worker), options) {}
+
 bool FileTensors::contains(const std::string& name) const { return files_->by_tensor.contains(name); }
 
-const SafetensorsFile& FileTensors::file_of(const std::string& name, const at::Tensor& member) const {
+const TensorInFile& FileTensors::find(const std::string& name, const at::Tensor& member) const {
   const auto found = files_->by_tensor.find(name);
   if (found == files_->by_tensor.end()) throw CheckpointError("file home: the checkpoint has no tensor '" + name + "', which the model needs; it has " + std::to_string(files_->by_tensor.size()) + " others. Is it of another architecture?");
-  const auto& shape = found->second.info(name).shape;
+  const auto& shape = found->second.shape;
   if (!member.sizes().equals(shape))
-    throw CheckpointError("file home: '" + name + "' in '" + found->second.path().string() + "' is of shape " + c10::str(c10::IntArrayRef(shape)) + ", expected " + c10::str(member.sizes()) + " as in the model. Is config.json of another model?");
+    throw CheckpointError("file home: '" + name + "' in '" + found->second.file.string() + "' is of shape " + c10::str(c10::IntArrayRef(shape)) + ", expected " + c10::str(member.sizes()) + " as in the model. Is config.json of another model?");
   return found->second;
 }
 
 int64_t FileTensors::bytes(const NamedTensors& members) const {
   int64_t sum = 0;
-  for (const auto& [name, member] : members) {
-    const auto& info = file_of(name, member).info(name);
-    sum += info.end - info.begin;
-  }
+  for (const auto& [name, member] : members) sum += find(name, member).bytes;
   return sum;
 }
 
 bool FileTensors::mappable(const NamedTensors& members, const at::Device& device) const {
   return device.is_cpu() && std::all_of(members.begin(), members.end(), [&](const auto& item) {
-           return item.second.is_contiguous() && dtype_of(file_of(item.first, item.second).info(item.first)) == item.second.scalar_type();
+           const auto& stored = find(item.first, item.second);
+           return item.second.is_contiguous() && stored.map && stored.dtype == item.second.scalar_type();
          });
-}
-
-bool FileTensors::fits(int64_t bytes, std::optional<int64_t> budget_bytes) {
-  if (budget_bytes) return bytes <= *budget_bytes;
-  std::ifstream in("/proc/meminfo");
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with("MemAvailable:")) return bytes / 1024 <= std::stoll(line.substr(line.find(':') + 1));
-  return false;
 }
 
 std::vector<PartSpec> FileTensors::mapped(const NamedTensors& members) const {
   if (!mappable(members, at::kCPU)) throw ConfigError("file home: found members that are not contiguous or of another dtype than in the checkpoint, expected the files' own to point into them; use read()");
   std::vector<PartSpec> parts;
   for (const auto& [name, member] : members) {
-    const at::Tensor value = file_of(name, member).tensor(name);
+    const at::Tensor value = find(name, member).map();
     PartSpec part;
     part.members = {{name, member}};
     part.layout = {.offsets = {0}, .numel = value.numel()};
@@ -256,7 +343,7 @@ std::vector<PartSpec> FileTensors::mapped(const NamedTensors& members) const {
 }
 
 std::vector<PartSpec> FileTensors::read(const NamedTensors& members, const at::Device& device) const {
-  if (!files_->worker) throw ConfigError("file home: read parts need a worker, found none");
+  if (files_->workers.empty()) throw ConfigError("file home: read parts need a worker, found none");
   std::map<std::pair<at::ScalarType, bool>, NamedTensors> kinds;
   for (const auto& [name, member] : members) {
     if (!member.is_contiguous()) throw ConfigError("file home: found '" + name + "' with strides " + c10::str(member.strides()) + ", expected a contiguous parameter, as files hold them; call contiguous() on it first");
@@ -271,24 +358,24 @@ std::vector<PartSpec> FileTensors::read(const NamedTensors& members, const at::D
     std::vector<Extent> extents;
     for (size_t i = 0; i < some.size(); ++i) {
       const auto& [name, member] = some[i];
-      const auto& file = file_of(name, member);
-      const auto& info = file.info(name);
-      if (dtype_of(info) == at::ScalarType::Undefined)
-        throw CheckpointError("file home: '" + name + "' in '" + file.path().string() + "' has dtype " + info.dtype + ", expected one of LibTorch's with an element per number; convert the file");
-      extents.push_back({.file = files_->opened(file.path()),
+      const auto& stored = find(name, member);
+      if (stored.dtype == at::ScalarType::Undefined)
+        throw CheckpointError("file home: '" + name + "' in '" + stored.file.string() + "' has a dtype that has no LibTorch type with an element per number; convert the file");
+      extents.push_back({.file = stored.decode ? nullptr : files_->opened(stored.file),
                          .name = name,
-                         .begin = file.data_begin() + info.begin,
-                         .bytes = info.end - info.begin,
-                         .dtype = dtype_of(info),
+                         .begin = stored.begin,
+                         .bytes = stored.bytes,
+                         .dtype = stored.dtype,
                          .offset = part.layout.offsets[i],
-                         .numel = member.numel()});
+                         .numel = member.numel(),
+                         .decode = stored.decode});
     }
     // In the order of the disk.
     std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return std::pair(a.file.get(), a.begin) < std::pair(b.file.get(), b.begin); });
     part.members = std::move(some);
     part.dtype = kind.first;
     part.device = device;
-    part.home = std::make_unique<ReadHome>(std::move(extents), files_->worker, [files = files_] { return files->spill(); });
+    part.home = std::make_unique<ReadHome>(extents, kind.first, files_->workers, [files = files_] { return files->spill(); });
     parts.push_back(std::move(part));
   }
   return parts;

@@ -4,13 +4,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "accelerate/safetensors.hpp"
 #include "residency/home.hpp"
 #include "residency/unit.hpp"
 #include "residency/worker.hpp"
@@ -22,9 +22,23 @@ struct FileOptions {
   bool direct = true;
   /// Folder for the values of units that were changed; the checkpoint itself is never written. Empty: the system's for temporary files. Nothing stays behind.
   std::filesystem::path scratch;
+  /// Threads that read at the same time, the worker included: a disk does better with several requests to choose from.
+  int64_t readers = 1;
 };
 
-/// A checkpoint of safetensors files as the home of a model's units, in one of two ways:
+/// A tensor's bytes in some file: row major, without gaps.
+struct TensorInFile {
+  std::filesystem::path file;
+  int64_t begin = 0, bytes = 0;
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> shape;
+  /// The tensor where it lies; null where that can't be.
+  std::function<at::Tensor()> map;
+  /// Null: the bytes are elements of `dtype`. Else they are codes: this reads and decodes them, into a 1-D contiguous CPU tensor of any floating-point dtype. Called by any thread.
+  std::function<void(const at::Tensor& to)> decode;
+};
+
+/// Files, those of a checkpoint for example, as the home of a model's units, in one of two ways:
 /// - **mapped**: members point straight into the files; no copy is made, the system reads pages as they are touched and drops them when memory is short. What is written goes to
 ///   private pages. Fastest where the model fits into memory. While it is mapped nobody may shorten a file: the system answers with SIGBUS.
 /// - **read**: a unit's bytes are read into a recycled buffer when it is touched or prefetched, by the worker; a changed unit goes to a scratch file when it leaves. For models
@@ -38,6 +52,8 @@ class FileTensors {
   /// @param worker  reads; null: read parts can't be made
   /// @throws CheckpointError as load_checkpoint_files.
   FileTensors(const std::filesystem::path& path, std::shared_ptr<Worker> worker, const FileOptions& options = {});
+  /// Any other files, by the tensors' names.
+  FileTensors(std::map<std::string, TensorInFile> tensors, std::shared_ptr<Worker> worker, const FileOptions& options = {});
 
   bool contains(const std::string& name) const;
   /// Of the named tensors in the files.
@@ -50,12 +66,9 @@ class FileTensors {
 
   /// On the CPU, contiguous, and of the files' dtypes.
   bool mappable(const NamedTensors& members, const at::Device& device) const;
-  /// Whether `bytes` of mapped parameters fit into what memory is free now, or into the budget where one is given.
-  static bool fits(int64_t bytes, std::optional<int64_t> budget_bytes);
-
  private:
   struct Files;
-  const SafetensorsFile& file_of(const std::string& name, const at::Tensor& member) const;
+  const TensorInFile& find(const std::string& name, const at::Tensor& member) const;
   std::shared_ptr<Files> files_;
 };
 

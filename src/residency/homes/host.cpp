@@ -23,6 +23,7 @@ class HostHome final : public Home {
   HostHome(at::Tensor master, std::shared_ptr<Worker> worker) : master_(std::move(master)), worker_(std::move(worker)) {}
 
   std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
+    if (flat.device().is_meta()) return nullptr;  // a dry run
     if (flat.device().is_cpu()) return worker_->run([flat, master = master_]() mutable { flat.copy_(master); });
     const c10::impl::VirtualGuardImpl device(flat.device().type());
     if (!stream_) stream_ = device.getStreamFromGlobalPool(flat.device(), /*isHighPriority=*/true);
@@ -40,7 +41,9 @@ class HostHome final : public Home {
     return std::make_unique<OnStream>(std::move(copied), flat.device());
   }
 
-  void store(const at::Tensor& flat) override { master_.copy_(flat); }
+  void store(const at::Tensor& flat) override {
+    if (!flat.is_meta()) master_.copy_(flat);
+  }
 
  private:
   at::Tensor master_;
