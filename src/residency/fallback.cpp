@@ -10,6 +10,7 @@
 #include "residency/fallback.hpp"
 #include "residency/member.hpp"
 #include "residency/operator_facts.hpp"
+#include "residency/placement.hpp"
 #include "residency/residency.hpp"
 
 namespace accelerate::residency {
@@ -31,16 +32,26 @@ void touch(const c10::IValue& argument, bool writes, Pins& pins) {
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (deferred::watching() && deferred::intercept(op, stack)) return;
-  const auto carry_out = [&] {
+  const auto pin_arguments = [&](Pins& pins) {
     const auto& schema = op.schema();
     const OperatorFacts& facts = facts_of(schema);
+    if (!facts.needs_bytes) return;
+    const size_t count = schema.arguments().size();
+    const auto arguments = torch::jit::last(*stack, count);
+    for (size_t i = 0; i < count; ++i) touch(arguments[i], i < 64 && (facts.writes >> i & 1), pins);
+  };
+  if (Placement* placement = Placement::current()) {
+    c10::impl::ExcludeDispatchKeyGuard below(kKey);  // what the placement itself does is nobody's operator
+    return placement->run(op, stack, [&] {
+      Pins pins;
+      pin_arguments(pins);
+      op.callBoxed(stack);  // the placement may have exchanged arguments for those of another device
+    });
+  }
+  if (deferred::watching() && deferred::intercept(op, stack)) return;
+  const auto carry_out = [&] {
     Pins pins;
-    if (facts.needs_bytes) {
-      const size_t count = schema.arguments().size();
-      const auto arguments = torch::jit::last(*stack, count);
-      for (size_t i = 0; i < count; ++i) touch(arguments[i], i < 64 && (facts.writes >> i & 1), pins);
-    }
+    pin_arguments(pins);
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
   };
