@@ -27,7 +27,7 @@ TORCH_FREE = ("cli", "launch", "config")
 MODULE_OF_HEADER = {
     "archive": "utils", "error": "utils", "export": "utils", "kwargs": "utils", "memory": "utils", "model_like": "utils", "model_ref": "utils", "nested": "utils",
     "ops": "utils", "progress": "utils", "split": "utils", "version": "utils",
-    "activations": "residency", "gguf": "formats", "deferred": "residency", "dry_run": "accelerator", "prepared": "accelerator", "record": "accelerator", "random": "data", "safetensors": "formats", "tracker": "trackers",
+    "activations": "residency", "gguf": "formats", "deferred": "residency", "dry_run": "accelerator", "inference": "accelerator", "prepared": "accelerator", "record": "accelerator", "random": "data", "safetensors": "formats", "tracker": "trackers",
 }
 UMBRELLA = PUBLIC / "accelerate" / "accelerate.hpp"
 

@@ -14,6 +14,7 @@
 #include "accelerate/deferred.hpp"
 #include "accelerate/dry_run.hpp"
 #include "accelerate/error.hpp"
+#include "accelerate/inference.hpp"
 #include "accelerate/kwargs.hpp"
 #include "accelerate/memory.hpp"
 #include "accelerate/model_ref.hpp"

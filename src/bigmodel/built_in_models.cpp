@@ -99,4 +99,9 @@ std::vector<std::string> built_in_models() {
   return names;
 }
 
+std::string built_in_config(const std::string& name) {
+  const auto* model = bigmodel::find_built_in(name);
+  return model ? std::string(model->config) : "";
+}
+
 }  // namespace accelerate

@@ -68,6 +68,7 @@ struct Progress {
   std::string peer_failure;  ///< what a peer announced, or why the groups are broken
   std::string async_error;   ///< an asynchronous operation's transport error
   std::set<std::shared_ptr<Pending>> pending;
+  std::set<c10d::Work*> transfers;  ///< that somebody blocks on; a failure elsewhere ends the wait
 
   void begin(Activity& activity, const char* name) {
     std::lock_guard lock(mutex);
@@ -188,6 +189,8 @@ struct Group::Impl {
 
   int64_t own() const { return ranks[static_cast<size_t>(options.rank)]; }
 
+  std::shared_ptr<Transfer> begin_transfer(const at::Tensor& tensor, int64_t other);
+
   void join_as(const std::string& name) {
     const std::lock_guard lock(progress->mutex);
     activity = &progress->activities[key];
@@ -200,7 +203,10 @@ struct Group::Impl {
       throw CommError(std::string(operation) + " on rank " + std::to_string(own()) + ": the process group is not usable any more: " + progress->peer_failure);
   }
 
-  [[noreturn]] void fail(const std::string& what) {
+  [[noreturn]] void fail(const std::string& what) { fail(what, key, ranks); }
+
+  /// @param key, ranks  what was going on among whom: the group's own, or two ranks of it
+  [[noreturn]] void fail(const std::string& what, const std::string& key, const std::vector<int64_t>& ranks) {
     const GroupStatus mine = progress->status().groups.at(key);
     std::string message = mine.operation + " (collective " + std::to_string(mine.sequence) + " of the " + mine.name + ", " + options.backend + ") on rank " + std::to_string(own()) + ": ";
     {
@@ -280,6 +286,7 @@ std::shared_ptr<Group> Group::join(const GroupOptions& options) {
                               std::lock_guard lock(progress->mutex);
                               if (progress->peer_failure.empty()) progress->peer_failure = reason;
                               pending.swap(progress->pending);
+                              for (c10d::Work* transfer : progress->transfers) transfer->abort();
                             }
                             progress->changed.notify_all();
                             for (const auto& work : pending) work->fail(std::make_exception_ptr(CommError(std::string(work->operation) + ": " + reason)));
@@ -484,6 +491,81 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
 
 void Group::wait(const char* operation, c10::ivalue::Future& future) {
   guard(operation, [&] { future.waitAndThrow(); });
+}
+
+class Group::Transfer {
+ public:
+  Transfer(at::Tensor tensor, std::string key, std::vector<int64_t> ranks, std::shared_ptr<Progress> progress, Activity& activity)
+      : tensor(std::move(tensor)), key(std::move(key)), ranks(std::move(ranks)), inside_(std::in_place, *progress, activity, "transfer"), progress_(std::move(progress)) {}
+  void end() { inside_.reset(); }
+
+  const at::Tensor tensor;  ///< lives as long as the transport reads it
+  const std::string key;    ///< of the two ranks' activity
+  const std::vector<int64_t> ranks;
+  c10::intrusive_ptr<c10d::Work> work;
+
+ private:
+  std::optional<InCollective> inside_;
+  std::shared_ptr<Progress> progress_;
+};
+
+std::shared_ptr<Group::Transfer> Group::Impl::begin_transfer(const at::Tensor& tensor, int64_t other) {
+  check_usable("transfer");
+  std::vector<int64_t> pair{ranks[static_cast<size_t>(std::min(options.rank, other))], ranks[static_cast<size_t>(std::max(options.rank, other))]};
+  std::string pair_key = key + "/pair:" + list_of(pair);
+  Activity* activity_of_pair = nullptr;
+  {
+    const std::lock_guard lock(progress->mutex);
+    activity_of_pair = &progress->activities[pair_key];
+    activity_of_pair->group = "ranks " + list_of(pair);
+  }
+  return std::make_shared<Transfer>(tensor, std::move(pair_key), std::move(pair), progress, *activity_of_pair);
+}
+
+std::shared_ptr<Group::Transfer> Group::send(const at::Tensor& contiguous, int64_t to) {
+  check_device(*this, "transfer", contiguous);
+  auto transfer = impl_->begin_transfer(contiguous, to);
+  std::vector<at::Tensor> bytes{as_bytes(contiguous)};
+  try {
+    transfer->work = impl_->process_group->send(bytes, static_cast<int>(to), /*tag=*/0);
+  } catch (const std::exception& error) {
+    impl_->fail(text_of(error), transfer->key, transfer->ranks);
+  }
+  return transfer;
+}
+
+void Group::receive_(at::Tensor& contiguous, int64_t from) {
+  check_device(*this, "transfer", contiguous);
+  const auto transfer = impl_->begin_transfer(contiguous, from);
+  std::vector<at::Tensor> bytes{as_bytes(contiguous)};
+  try {
+    transfer->work = impl_->process_group->recv(bytes, static_cast<int>(from), /*tag=*/0);
+  } catch (const std::exception& error) {
+    impl_->fail(text_of(error), transfer->key, transfer->ranks);
+  }
+  wait(*transfer);
+}
+
+void Group::wait(Transfer& transfer) {
+  auto& progress = *impl_->progress;
+  bool broken = false;
+  {
+    const std::lock_guard lock(progress.mutex);
+    broken = !progress.peer_failure.empty();
+    if (!broken) progress.transfers.insert(transfer.work.get());
+  }
+  std::string error = broken ? "a peer failed" : "";
+  if (!broken) {
+    try {
+      if (!transfer.work->wait()) error = "interrupted by a failure elsewhere";
+    } catch (const std::exception& thrown) {
+      error = text_of(thrown);
+    }
+    const std::lock_guard lock(progress.mutex);
+    progress.transfers.erase(transfer.work.get());
+  }
+  if (!error.empty()) impl_->fail(error, transfer.key, transfer.ranks);
+  transfer.end();
 }
 
 void Group::watch_processes(std::vector<int64_t> pids) { impl_->pids = std::move(pids); }

@@ -83,6 +83,15 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Blocks until one of the futures above is complete (on a GPU: until the current stream waits for it). @throws CommError.
   void wait(const char* operation, c10::ivalue::Future& future);
 
+  /// One tensor to or from one rank of this group; dense, and of any dtype. Two ranks call what fits together in the same order, the others don't take part.
+  /// Returns at once. The tensor stays untouched until wait() has returned.
+  class Transfer;
+  std::shared_ptr<Transfer> send(const at::Tensor& contiguous, int64_t to);
+  /// Blocks until the tensor has come.
+  void receive_(at::Tensor& contiguous, int64_t from);
+  /// Blocks until the tensor has left. @throws CommError as collectives do, here and in receive_().
+  void wait(Transfer& transfer);
+
   /// Waits for something that peers do outside of c10d (shared memory): polls `done`, at first without giving up the processor. @throws CommError when a peer
   /// fails meanwhile or the group's timeout passes.
   void wait_until(const char* operation, const std::function<bool()>& done);

@@ -26,7 +26,14 @@ constexpr Option kConfigDefault[] = {
     {"mixed_precision", text, "\"no\"", "no|fp16|bf16", nullptr, "Number format of the computation"},
 };
 constexpr Option kConfigFile[] = {{"config_file", text, nullptr, nullptr, "FILE", kDefaultFile}};
-constexpr Option kEstimateOurs[] = {{"json", flag, "false", nullptr, nullptr, "Print numbers of bytes as JSON instead of a table"}};
+constexpr Option kEstimateOurs[] = {
+    {"json", flag, "false", nullptr, nullptr, "Print numbers of bytes as JSON instead of a table"},
+    {"strategy", text, nullptr, "ddp|fsdp|zero1|zero2|zero3", nullptr, "Run the training loop dry (without memory) and print what a step of it needs on each process; for bert, gpt2 and llama"},
+    {"num_processes", integer, nullptr, nullptr, "N", "With --strategy: processes of the job (default: 1)"},
+    {"batch", integer, nullptr, nullptr, "N", "With --strategy: rows of a process's batch (default: 1)"},
+    {"seq", integer, nullptr, nullptr, "N", "With --strategy: tokens of a row (default: 128)"},
+    {"mixed_precision", text, nullptr, "no|bf16", nullptr, "With --strategy: number format of the computation (default: no)"},
+};
 constexpr Option kEnvOurs[] = {{"json", flag, "false", nullptr, nullptr, "Print JSON"}};
 constexpr Option kEstimateMemory[] = {{"model_name", text, nullptr, nullptr, "MODEL", "A folder, a config.json, a .safetensors file (or the index of several), a .gguf file, or the name of a built-in config", "model_name", nullptr, nullptr, Form::none, true}};
 constexpr Option kEstimateOptions[] = {

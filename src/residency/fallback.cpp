@@ -7,6 +7,7 @@
 
 #include "residency/activations/unit_checkpoints.hpp"
 #include "residency/deferred/intercept.hpp"
+#include "residency/devices.hpp"
 #include "residency/fallback.hpp"
 #include "residency/member.hpp"
 #include "residency/operator_facts.hpp"
@@ -35,18 +36,30 @@ void touch(const c10::IValue& argument, bool writes, Pins& pins, std::optional<a
 }
 
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (deferred::watching() && deferred::intercept(op, stack)) return;
-  const auto carry_out = [&] {
+  // Pins what the arguments need; gives the device of their units, of models across devices.
+  const auto pin_arguments = [&](Pins& pins) {
+    std::optional<at::Device> device;
     const auto& schema = op.schema();
     const OperatorFacts& facts = facts_of(schema);
+    if (!facts.needs_bytes) return device;
+    const size_t count = schema.arguments().size();
+    const auto arguments = torch::jit::last(*stack, count);
+    for (size_t i = 0; i < count; ++i) touch(arguments[i], i < 64 && (facts.writes >> i & 1), pins, device);
+    return device;
+  };
+  if (Placement* placement = Placement::current()) {
+    c10::impl::ExcludeDispatchKeyGuard below(kKey);  // what the placement itself does is nobody's operator
+    return placement->run(op, stack, [&] {
+      Pins pins;
+      pin_arguments(pins);
+      op.callBoxed(stack);  // the placement may have exchanged arguments for those of another device
+    });
+  }
+  if (deferred::watching() && deferred::intercept(op, stack)) return;
+  const auto carry_out = [&] {
     Pins pins;
-    std::optional<at::Device> device;
-    if (facts.needs_bytes) {
-      const size_t count = schema.arguments().size();
-      const auto arguments = torch::jit::last(*stack, count);
-      for (size_t i = 0; i < count; ++i) touch(arguments[i], i < 64 && (facts.writes >> i & 1), pins, device);
-    }
-    const bool moved = placement::active() && placement::bring_together(op, stack, device);
+    const auto device = pin_arguments(pins);
+    const bool moved = devices::active() && devices::bring_together(op, stack, device);
     c10::impl::ExcludeDispatchKeyGuard below(kKey);
     if (moved) op.callBoxed(stack);  // other devices, other keys
     else op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);

@@ -2,27 +2,31 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/util/FunctionRef.h>
 
-#include <optional>
+namespace accelerate::residency {
 
-/// Models that lie on several devices of one process: an operator runs where its parameters are, and its other operands are brought there. No module has to know.
-///
-/// - An operator on members runs on their device; one that writes into an operand, on that operand's device (who holds the operand expects it to change).
-/// - An operator without members (a residual connection, a mask that is added) whose operands lie on several devices runs where this thread last computed with members, if an operand is
-///   there, else at its first operand.
-/// - What is meant to cross devices (to(), copy_()) is left alone, and so are numbers in host memory (0-dimensional), which every device takes.
-/// The copies are ordinary operators: autograd brings gradients back.
-///
-/// Operators without members come by only on threads that have computed with members of such a model; from then on, until no such model is left, all of theirs do (a microsecond each).
-namespace accelerate::residency::placement {
+/// Decides where an operator runs, before anyone else looks at it: the stages of a pipeline. While a scope is open, all operators of this thread come by.
+class Placement {
+ public:
+  virtual ~Placement() = default;
+  /// Consumes the operator's arguments and leaves its results. @param carry_out  runs the operator on what is on the stack by then; may be left out.
+  virtual void run(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::function_ref<void()> carry_out) = 0;
 
-/// A model across devices lives from begin() to end().
-void begin();
-void end();
-/// Whether there is one.
-bool active();
+  /// Of the innermost scope of this thread; null outside.
+  static Placement* current();
 
-/// Moves arguments where that is needed. @param unit_device  of the members among the arguments, if there are any. @return true: the arguments have other devices now, dispatch anew.
-bool bring_together(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::optional<at::Device> unit_device);
+  class Scope {
+   public:
+    explicit Scope(Placement& placement);
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope();
 
-}  // namespace accelerate::residency::placement
+   private:
+    Placement* outer_;
+    bool included_;
+  };
+};
+
+}  // namespace accelerate::residency

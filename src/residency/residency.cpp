@@ -9,7 +9,7 @@
 #include "accelerate/error.hpp"
 #include "residency/counters.hpp"
 #include "residency/fallback.hpp"
-#include "residency/placement.hpp"
+#include "residency/devices.hpp"
 #include "utils/meta_memory.hpp"
 
 namespace accelerate::residency {
@@ -26,11 +26,11 @@ struct PlainTensors {
 
 Residency::Residency(const Policy& policy) : policy_(policy) {
   install_fallback();
-  if (policy.across_devices) placement::begin();
+  if (policy.across_devices) devices::begin();
 }
 
 Residency::~Residency() {
-  if (policy_.across_devices) placement::end();
+  if (policy_.across_devices) devices::end();
   for (auto& unit : units_) {
     for (auto& part : unit->parts_) {
       part.transfer.reset();

@@ -29,7 +29,7 @@ struct Policy {
   int64_t reuse_distance = 1;
   /// What goes is wanted again before it changes, see Home::recede(): from forward to backward.
   bool recede = false;
-  /// The model lies on several devices: an operator's operands come to its unit's device (see placement.hpp), of units that never move too.
+  /// The model lies on several devices: an operator's operands come to its unit's device (see devices.hpp), of units that never move too.
   bool across_devices = false;
 };
 

@@ -92,6 +92,74 @@ TEST(EstimateMemory, SaysWhatIsWrong) {
   expect({"gpt2", "--librari_name", "timm"}, "Did you mean '--library_name'");
 }
 
+/// A GPT-2 small enough to be quick, and large enough that padding of shards to equal sizes is below the tolerance of 3 %.
+std::filesystem::path small_gpt2() {
+  const auto path = std::filesystem::path(support::scratch_dir()) / "config.json";
+  std::ofstream(path) << R"({"model_type": "gpt2", "n_embd": 128, "n_head": 4, "n_layer": 3, "vocab_size": 1000, "n_positions": 100})";
+  return path;
+}
+constexpr double kSmallGpt2 = 1000 * 128 + 100 * 128 + 3 * (12 * 128 * 128 + 13 * 128) + 2 * 128;
+
+nlohmann::json train(const std::string& strategy, std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {small_gpt2().string(), "--strategy", strategy, "--num_processes", "4", "--seq", "16", "--json"});
+  const auto result = estimate(more);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return nlohmann::json::parse(result.out, nullptr, false);
+}
+
+auto about(double bytes) { return testing::DoubleNear(bytes, 0.03 * bytes); }
+
+/// Model states after Rajbhandari et al., arXiv:1910.02054, figure 1, in fp32: 4 bytes of value, 4 of gradient, 8 of moments; and the messages of a step, section 7.
+TEST(EstimateTraining, EachStrategyHoldsWhatThePaperSays) {
+  struct Expected {
+    std::string strategy;
+    double parameters, gradients, moments, volume;  ///< bytes per parameter
+  };
+  for (const auto& [strategy, parameters, gradients, moments, volume] :
+       {Expected{"ddp", 4, 4, 8, 8}, Expected{"zero1", 4, 4, 2, 8}, Expected{"zero2", 4, 1, 2, 8}, Expected{"zero3", 1, 1, 2, 12}, Expected{"fsdp", 1, 1, 2, 12}}) {
+    SCOPED_TRACE(strategy);
+    const auto json = train(strategy);
+    EXPECT_EQ(json["parameters"], kSmallGpt2);
+    const auto& backward = json["phases"]["backward"];
+    EXPECT_THAT(backward["parameters"].get<double>(), about(parameters * kSmallGpt2));
+    EXPECT_THAT(backward["optimizer"].get<double>(), about(moments * kSmallGpt2));
+    EXPECT_THAT(json["phases"]["step"]["gradients"].get<double>(), about(gradients * kSmallGpt2));
+    // ZeRO-3 gathers the last layer and the embeddings once instead of twice (docs/dry_run.md).
+    const double saved = volume > 8 ? 4 * (1000 * 128 + 100 * 128 + 2 * 128 + 12 * 128 * 128 + 13 * 128) : 0;
+    EXPECT_THAT(json["communication"]["volume"].get<double>(), about(volume * kSmallGpt2 - saved));
+    EXPECT_GE(json["peak"], backward["total"]);
+    EXPECT_EQ(json["from"].get<std::string>().starts_with("ZeRO-"), strategy.starts_with("zero")) << "what is derived says so";
+  }
+}
+
+TEST(EstimateTraining, ActivationsGrowWithTheBatch) {
+  const auto other = [](const nlohmann::json& json) { return json["phases"]["backward"]["other"].get<double>(); };
+  const auto one = train("ddp"), four = train("ddp", {"--batch", "4"});
+  EXPECT_GT(other(four), 3 * other(one));
+  EXPECT_EQ(one["communication"], four["communication"]);
+  EXPECT_LT(train("fsdp", {"--mixed_precision", "bf16"})["communication"]["volume"], train("fsdp")["communication"]["volume"]);
+}
+
+TEST(EstimateTraining, PrintsATableForBuiltInModels) {
+  const auto result = estimate({"bert-base-cased", "--strategy", "zero2", "--num_processes", "8", "--batch", "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("Training `bert-base-cased` with zero2 on 8 processes"), HasSubstr("activations and other"), HasSubstr("Communication of a step"), HasSubstr("a dry run of SHARD_GRAD_OP")));
+}
+
+TEST(EstimateTraining, SaysWhatIsWrong) {
+  const auto expect = [](const std::vector<std::string>& arguments, const std::string& text) {
+    const auto result = estimate(arguments);
+    EXPECT_EQ(result.exit_code, 64) << result.out;
+    EXPECT_THAT(result.err, HasSubstr(text));
+  };
+  expect({"gpt2", "--strategy", "zero4"}, "expected one of: ddp, fsdp, zero1, zero2, zero3");
+  expect({"gpt2", "--batch", "2"}, "--batch was given without --strategy");
+  expect({"gpt2", "--strategy", "ddp", "--batch", "0"}, "--batch is '0', expected a whole number from 1 on");
+  expect({"gpt2", "--strategy", "ddp", "--dtypes", "float16"}, "--dtypes is for the table of weights");
+  expect({"opt-125m", "--strategy", "ddp"}, "expected bert, gpt2 or llama");
+  expect({"gpt-2x", "--strategy", "ddp"}, "nor the name of a built-in model");
+}
+
 /// The reference needs seconds. Processor time, because other tests run beside this one; alone the wall time is the same 12 ms.
 TEST(EstimateMemory, TakesMilliseconds) {
   const auto used = [] {

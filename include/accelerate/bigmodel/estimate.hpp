@@ -38,6 +38,8 @@ ACCELERATE_API ModelDescription find_model(const std::string& model, const std::
 
 /// The names of the built-in configs.
 ACCELERATE_API std::vector<std::string> built_in_models();
+/// What the config.json of a built-in model says about sizes, or "" for another name.
+ACCELERATE_API std::string built_in_config(const std::string& name);
 
 /// Bytes to train with Adam and a batch of one; -1 where a dtype can't be trained in.
 struct ACCELERATE_API TrainingUsage {

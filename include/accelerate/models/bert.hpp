@@ -12,6 +12,7 @@
 
 #include "accelerate/export.hpp"
 #include "accelerate/models/pretrained.hpp"
+#include "accelerate/nested.hpp"
 
 /// BERT with Hugging Face's parameter names, so that its folders load and the folders saved here load in Python's transformers.
 /// Shapes: B batch, T tokens, D hidden_size, V vocab_size, L number of labels.
@@ -58,6 +59,7 @@ struct ACCELERATE_API BertConfig {
 struct BertOutput {
   torch::Tensor last_hidden_state;  ///< [B, T, D]
   torch::Tensor pooler_output;      ///< [B, D]; undefined without a pooler.
+  ACCELERATE_FIELDS(last_hidden_state, pooler_output)
 };
 
 struct BertModelOptions {

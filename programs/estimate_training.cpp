@@ -1,0 +1,265 @@
+// `accelerate estimate-memory MODEL --strategy …`, which starts this with its options: a training loop of the model, run dry as one process of the job.
+#include <accelerate/accelerate.hpp>
+#include <accelerate/bigmodel/estimate.hpp>
+#include <accelerate/bigmodel/sizes.hpp>
+#include <accelerate/models/bert.hpp>
+#include <accelerate/models/gpt2.hpp>
+#include <accelerate/models/llama.hpp>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+namespace {
+
+namespace fs = std::filesystem;
+namespace models = accelerate::models;
+using accelerate::ConfigError;
+using accelerate::MemoryUse;
+
+struct Settings {
+  std::string model, strategy, precision = "no";
+  int64_t num_processes = 1, batch = 1, tokens = 128;
+  bool json = false;
+
+  bool sharded() const { return strategy == "fsdp" || strategy == "zero2" || strategy == "zero3"; }
+};
+
+/// A folder with the model's config.json; for a built-in config one that is removed at the end.
+class ConfigFolder {
+ public:
+  explicit ConfigFolder(const std::string& name) {
+    const bool exists = fs::exists(name);
+    if (exists && fs::is_directory(name)) {
+      path = name;
+    } else if (exists && fs::path(name).filename() == "config.json") {
+      path = fs::absolute(name).parent_path();
+    } else {
+      std::string text = accelerate::built_in_config(name);
+      if (exists && fs::path(name).extension() == ".json") text.assign(std::istreambuf_iterator<char>(std::ifstream(name).rdbuf()), {});
+      else if (exists) throw ConfigError("'" + name + "' holds weights, expected a folder with a config.json, the file itself, or the name of a built-in model: a dry run builds the model");
+      if (text.empty()) accelerate::find_model(name);  // throws, naming what is nearest
+      std::string folder = (fs::temp_directory_path() / "accelerate-estimate-XXXXXX").string();
+      if (!::mkdtemp(folder.data())) throw accelerate::ResourceError("estimate-memory: can't make a folder in " + fs::temp_directory_path().string());
+      path = temporary_ = folder;
+      std::ofstream(path / "config.json") << text;
+    }
+  }
+  ConfigFolder(const ConfigFolder&) = delete;
+  ConfigFolder& operator=(const ConfigFolder&) = delete;
+  ~ConfigFolder() {
+    std::error_code ignored;
+    if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+  }
+
+  std::string model_type() const {
+    const auto config = nlohmann::json::parse(std::ifstream(path / "config.json"), nullptr, false);
+    if (!config.is_object()) throw accelerate::CheckpointError("'" + (path / "config.json").string() + "' is missing or no JSON object, expected the model's config");
+    return config.value("model_type", "");
+  }
+
+  fs::path path;
+
+ private:
+  fs::path temporary_;
+};
+
+struct Outcome {
+  accelerate::DryRunReport report;
+  accelerate::ZeroShape shape;
+};
+
+/// @param layer  class of the modules that are sharded one by one
+/// @param loss_of  of the prepared model, for ids [batch, tokens]
+template <class Make, class Loss>
+Outcome train(const Settings& settings, const std::string& layer, Make&& make, Loss&& loss_of) {
+  accelerate::FullyShardedDataParallelPlugin plugin{.fsdp_version = 1,
+                                                    .sharding_strategy = settings.strategy == "zero2" ? accelerate::ShardingStrategy::shard_grad_op : accelerate::ShardingStrategy::full_shard,
+                                                    .backward_prefetch = accelerate::BackwardPrefetch::backward_pre,
+                                                    .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
+                                                    .transformer_cls_names_to_wrap = {{layer}}};
+  Outcome outcome;
+  outcome.report = accelerate::dry_run({.num_processes = settings.num_processes}, [&](const accelerate::DryRunMark& mark) {
+    accelerate::AcceleratorOptions options{.mixed_precision = settings.precision, .kwargs_handlers = {accelerate::DistributedDataParallelKwargs{.gradient_as_bucket_view = true}}};
+    if (settings.sharded()) options.fsdp_plugin = plugin;
+    accelerate::Accelerator accelerator(options);
+    auto model = [&] {
+      auto empty = accelerate::init_empty_weights();
+      return make();
+    }();
+    auto with_precision = plugin;
+    if (settings.precision != "no") with_precision.mixed_precision_policy = accelerate::MixedPrecision{.preset = settings.precision};
+    outcome.shape = accelerate::zero_shape(accelerate::ModelRef(model.ptr()), with_precision, settings.num_processes);
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-4));
+    auto [m, opt] = accelerator.prepare(model, optimizer);
+    mark("prepare");
+    const auto ids = torch::zeros({settings.batch, settings.tokens}, torch::TensorOptions().dtype(torch::kLong).device(accelerator.device()));
+    for (int step = 0; step < 3; ++step) {  // the first doesn't know yet in which order layers are used
+      {
+        auto loss = loss_of(m, ids);
+        mark("forward");
+        accelerator.backward(loss);
+      }
+      mark("backward");
+      opt.step();
+      mark("step");
+      opt.zero_grad();
+      mark("zero_grad");
+    }
+  });
+  return outcome;
+}
+
+Outcome run(const Settings& settings) {
+  const ConfigFolder folder(settings.model);
+  const std::string type = folder.model_type();
+  const auto next_token = [](auto& m, const torch::Tensor& ids) { return torch::cross_entropy_loss(m(ids).flatten(0, 1).to(torch::kFloat), ids.flatten()); };
+  if (type == "bert") {
+    const auto config = models::BertConfig::from_pretrained(folder.path);
+    return train(settings, "BertLayer", [&] { return models::BertForSequenceClassification(config); },
+                 [](auto& m, const torch::Tensor& ids) { return torch::cross_entropy_loss(m(ids).to(torch::kFloat), ids.select(1, 0)); });
+  }
+  if (type == "gpt2") {
+    const auto config = models::GPT2Config::from_pretrained(folder.path);
+    return train(settings, "GPT2Block", [&] { return models::GPT2LMHeadModel(config); }, next_token);
+  }
+  if (type == "llama") {
+    const auto config = models::LlamaConfig::from_pretrained(folder.path);
+    return train(settings, "LlamaDecoderLayer", [&] { return models::LlamaForCausalLM(config); }, next_token);
+  }
+  throw ConfigError("estimate-memory: '" + settings.model + "' is of model type '" + type + "', expected bert, gpt2 or llama, which can be built here and run dry; without --strategy the table of its weights is printed");
+}
+
+/// The dry run's numbers as the strategy has them, where the dry run was one of the nearest that the engine has.
+accelerate::MemoryByUse as_strategy(const Settings& settings, const accelerate::ZeroShape& shape, accelerate::MemoryByUse memory) {
+  const int64_t n = settings.num_processes;
+  if (settings.strategy == "zero1") memory[MemoryUse::optimizer] = (memory[MemoryUse::optimizer] + n - 1) / n;
+  if (settings.strategy == "zero2") {
+    // Between steps a rank keeps all parameters in the compute dtype, where SHARD_GRAD_OP keeps its shard; in mixed precision the shard of 32-bit values besides.
+    const int64_t whole = shape.parameters * shape.compute_bytes;
+    memory[MemoryUse::parameters] = shape.compute_bytes == shape.master_bytes ? whole : whole + memory[MemoryUse::parameters];
+    memory[MemoryUse::gathered] = 0;
+  }
+  return memory;
+}
+
+const char* note_of(const Settings& settings) {
+  if (settings.strategy == "zero1") return "ZeRO-1: a dry run of data parallelism, the optimizer's part divided by the number of processes (arXiv:1910.02054, section 5.1)";
+  if (settings.strategy == "zero2") return "ZeRO-2: a dry run of SHARD_GRAD_OP, with the parameters whole at all times (arXiv:1910.02054, section 5.2)";
+  if (settings.strategy == "zero3") return "ZeRO-3: a dry run of FULL_SHARD, which is its counterpart";
+  return settings.strategy == "fsdp" ? "a dry run of FULL_SHARD" : "a dry run of data parallelism";
+}
+
+constexpr const char* kPhases[] = {"forward", "backward", "step"};
+constexpr const char* kUses[] = {"parameters", "gradients", "optimizer", "whole parameters in use", "gradients under way", "activations and other"};
+
+struct Step {
+  std::array<accelerate::MemoryByUse, 3> at_peak;
+  accelerate::comm::Traffic traffic;
+  int64_t peak = 0;
+};
+
+Step step_of(const Settings& settings, const Outcome& outcome) {
+  Step step;
+  for (size_t i = 0; i < 3; ++i) {
+    const auto& phase = outcome.report.phase(kPhases[i]);
+    step.at_peak[i] = as_strategy(settings, outcome.shape, phase.at_peak);
+    step.peak = std::max(step.peak, step.at_peak[i].total());
+    step.traffic.all_gather += phase.traffic.all_gather, step.traffic.reduce_scatter += phase.traffic.reduce_scatter, step.traffic.all_reduce += phase.traffic.all_reduce;
+    step.traffic.broadcast += phase.traffic.broadcast, step.traffic.sent += phase.traffic.sent, step.traffic.messages += phase.traffic.messages;
+  }
+  return step;
+}
+
+void print_table(const Settings& settings, const Outcome& outcome, const Step& step) {
+  const auto text = [](int64_t bytes) { return accelerate::convert_bytes(static_cast<double>(bytes)); };
+  std::printf("Training `%s` with %s on %lld process%s: memory of each, at the highest moment of each phase\n", settings.model.c_str(), settings.strategy.c_str(), static_cast<long long>(settings.num_processes),
+              settings.num_processes == 1 ? "" : "es");
+  std::printf("%lld parameters, AdamW, batch %lld x %lld tokens a process, mixed precision %s\n\n", static_cast<long long>(outcome.shape.parameters), static_cast<long long>(settings.batch), static_cast<long long>(settings.tokens),
+              settings.precision.c_str());
+  std::printf("%-26s%14s%14s%14s\n", "", kPhases[0], kPhases[1], kPhases[2]);
+  for (size_t use = 0; use < 6; ++use) {
+    std::printf("%-26s", kUses[use]);
+    for (const auto& memory : step.at_peak) std::printf("%14s", text(memory.bytes[use]).c_str());
+    std::printf("\n");
+  }
+  std::printf("%-26s", "together");
+  for (const auto& memory : step.at_peak) std::printf("%14s", text(memory.total()).c_str());
+  std::printf("\n\nPeak: %s\n", text(step.peak).c_str());
+  std::printf("Communication of a step: %s in %lld messages, of which %s leave each process\n", text(step.traffic.volume()).c_str(), static_cast<long long>(step.traffic.messages), text(step.traffic.sent).c_str());
+  std::printf("From %s. docs/dry_run.md says what is counted.\n", note_of(settings));
+}
+
+void print_json(const Settings& settings, const Outcome& outcome, const Step& step) {
+  nlohmann::ordered_json phases;
+  for (size_t i = 0; i < 3; ++i) {
+    auto& phase = phases[kPhases[i]];
+    for (int use = 0; use < 6; ++use) phase[accelerate::to_string(static_cast<MemoryUse>(use))] = step.at_peak[i].bytes[static_cast<size_t>(use)];
+    phase["total"] = step.at_peak[i].total();
+  }
+  std::cout << nlohmann::ordered_json{{"model", settings.model}, {"strategy", settings.strategy}, {"num_processes", settings.num_processes}, {"batch", settings.batch}, {"seq", settings.tokens},
+                                      {"mixed_precision", settings.precision}, {"parameters", outcome.shape.parameters}, {"unit", "bytes"}, {"phases", phases}, {"peak", step.peak},
+                                      {"communication", {{"volume", step.traffic.volume()}, {"sent", step.traffic.sent}, {"messages", step.traffic.messages}}}, {"from", note_of(settings)}}
+                   .dump(2)
+            << "\n";
+}
+
+Settings settings_of(const std::vector<std::string>& words) {
+  Settings settings;
+  const auto number = [](const std::string& option, const std::string& text) {
+    size_t used = 0;
+    int64_t value = 0;
+    try {
+      value = std::stoll(text, &used);
+    } catch (const std::exception&) {
+    }
+    if (used != text.size() || value < 1) throw ConfigError("estimate-memory: " + option + " is '" + text + "', expected a whole number from 1 on");
+    return value;
+  };
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (word == "--json") {
+      settings.json = true;
+    } else if (!word.starts_with("--")) {
+      settings.model = word;
+    } else if (i + 1 == words.size()) {
+      throw ConfigError("estimate-memory: " + word + " has no value");
+    } else {
+      const std::string& value = words[++i];
+      if (word == "--strategy") settings.strategy = value;
+      else if (word == "--mixed_precision") settings.precision = value;
+      else if (word == "--num_processes") settings.num_processes = number(word, value);
+      else if (word == "--batch") settings.batch = number(word, value);
+      else if (word == "--seq") settings.tokens = number(word, value);
+      else throw ConfigError("estimate-memory: there is no option '" + word + "'. See `accelerate estimate-memory --help`");
+    }
+  }
+  if (settings.model.empty()) throw ConfigError("estimate-memory: found no MODEL, expected a folder, a config.json or the name of a built-in model");
+  const std::vector<std::string> strategies{"ddp", "fsdp", "zero1", "zero2", "zero3"};
+  if (std::find(strategies.begin(), strategies.end(), settings.strategy) == strategies.end())
+    throw ConfigError("estimate-memory: --strategy is '" + settings.strategy + "', expected ddp, fsdp, zero1, zero2 or zero3");
+  return settings;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const auto settings = settings_of({argv + 1, argv + argc});
+    const auto outcome = run(settings);
+    const auto step = step_of(settings, outcome);
+    if (settings.json) print_json(settings, outcome, step);
+    else print_table(settings, outcome, step);
+    return 0;
+  } catch (const accelerate::Error& error) {
+    std::fprintf(stderr, "accelerate estimate-memory: %s\n", error.what());
+    return error.exit_code();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "accelerate estimate-memory: unexpected error: %s\n", error.what());
+    return 70;
+  }
+}
