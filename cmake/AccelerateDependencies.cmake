@@ -6,6 +6,7 @@ find_package(yaml-cpp REQUIRED)
 find_package(ICU REQUIRED COMPONENTS uc)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+find_package(OpenSSL 3 REQUIRED)  # the token of jobs on several machines
 
 # LibTorch holds the compiled code of c10d's back ends but the wheel leaves out Gloo's headers.
 find_path(GLOO_INCLUDE_DIR gloo/config.h)

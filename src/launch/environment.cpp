@@ -126,8 +126,16 @@ std::map<std::string, std::string> build_environment(const Job& job, const Host&
               {"TORCHELASTIC_RUN_ID", job.run_id},
               {"TORCHELASTIC_RESTART_COUNT", std::to_string(job.attempt)},
               {"TORCHELASTIC_MAX_RESTARTS", std::to_string(job.options.max_restarts)},
-              // The launcher opens no port: rank 0 hosts the store.
+              // On one machine the launcher opens no port: rank 0 hosts the store.
               {"TORCHELASTIC_USE_AGENT_STORE", "False"}});
+  if (const auto& round = job.round) {
+    const std::pair<const char*, std::string> places[] = {{"MASTER_ADDR", round->master_addr}, {"MASTER_PORT", std::to_string(round->master_port)}, {"WORLD_SIZE", std::to_string(round->world_size)},
+                                                          {"GROUP_RANK", std::to_string(round->group_rank)}, {"GROUP_WORLD_SIZE", std::to_string(round->group_world_size)},
+                                                          {"ROLE_RANK", std::to_string(round->first_role_rank + local_rank)}, {"ROLE_WORLD_SIZE", std::to_string(round->role_world_size)},
+                                                          {"TORCHELASTIC_RUN_ID", round->run_id}, {"TORCHELASTIC_RESTART_COUNT", std::to_string(round->restarts)},
+                                                          {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+    for (const auto& [name, value] : places) env[name] = value;
+  }
   if (!host.environment.contains("TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   return env;
 }

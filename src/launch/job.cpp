@@ -51,18 +51,6 @@ std::chrono::milliseconds milliseconds(const std::string& option, double seconds
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000 + 0.5));
 }
 
-/// The ranks meet by themselves, so that nothing is left of a rendezvous' settings but to know them.
-void check_rendezvous_settings(const std::string& text) {
-  std::istringstream entries(text);
-  for (std::string entry; std::getline(entries, entry, ',');) {
-    const size_t equals = entry.find('=');
-    const std::string key = entry.substr(0, equals);
-    require(equals != std::string::npos && equals > 0, "--rdzv_conf has '" + entry + "', expected key=value");
-    require(key == "timeout" || key == "join_timeout" || key == "read_timeout" || key == "rank",
-            "--rdzv_conf has the key '" + key + "', expected timeout, join_timeout, read_timeout or rank");
-  }
-}
-
 }  // namespace
 
 Host Host::current() {
@@ -113,18 +101,24 @@ Job make_job(const LaunchOptions& options, const Host& host) {
   require(o.max_restarts >= 0, "--max_restarts can't be negative");
 
   job.num_machines = s.num_machines();
+  job.min_machines = s.min_machines();
   require(job.num_machines >= 1, "--num_machines is " + s.text("num_machines") + ", but at least 1 machine is needed");
+  const std::string backend = s.text("rdzv_backend");
+  require(backend == "static" || backend == "c10d", "--rdzv_backend is '" + backend + "', expected static or c10d: the others need servers that this launcher has no client for");
+  const bool c10d = backend == "c10d";
+  job.rendezvous = parse_rendezvous_conf(s.text("rdzv_conf"), !c10d);
   // As the reference: where it starts several machines through torchrun's protocol, the port has a default.
   const int64_t usual = job.num_machines > 1 && s.launcher() != Launcher::simple ? 29500 : 0;
   const int64_t port = s.integer("main_process_port").value_or(usual);
   require(port >= 0 && port <= 65535, "--main_process_port is " + std::to_string(port) + ", expected 1 to 65535, or 0 for any free one");
   job.world_size = std::max<int64_t>(1, s.num_processes());
-  job.machine_rank = s.integer("machine_rank").value_or(0);
+  job.machine_rank = job.rendezvous.rank.value_or(s.integer("machine_rank").value_or(0));
   if (job.num_machines > 1) {
     const std::string several = " must be given when --num_machines is more than 1 (it is " + std::to_string(job.num_machines) + ")";
-    require(s.integer("machine_rank").has_value(), "--machine_rank" + several + ": 0 on the main machine, then 1, 2, ... on the others");
+    require(s.integer("machine_rank").has_value() || c10d, "--machine_rank" + several + ": 0 on the main machine, then 1, 2, ... on the others");
     require(!o.main_process_ip.empty(), "--main_process_ip" + several + ": the address of machine 0 as the others reach it");
     require(port != 0, "--main_process_port" + several + ": a port that is free on machine 0, the same on all machines");
+    require(job.min_machines == job.num_machines || c10d, "--num_machines is " + std::to_string(job.min_machines) + ":" + std::to_string(job.num_machines) + ", and a job whose machines come and go needs --rdzv_backend c10d");
     require(job.world_size % job.num_machines == 0,
             "--num_processes counts the processes of all machines together: " + std::to_string(job.world_size) + " can't be shared equally by " +
                 std::to_string(job.num_machines) + " machines. Use a multiple of " + std::to_string(job.num_machines));
@@ -135,10 +129,7 @@ Job make_job(const LaunchOptions& options, const Host& host) {
   job.local_world_size = job.world_size / job.num_machines;
   if (s.launcher() == Launcher::simple && !s.text("mpirun_hostfile").empty()) job.starter = Job::Starter::mpirun;
   if (s.launcher() == Launcher::deepspeed && job.num_machines > 1 && s.text("deepspeed_multinode_launcher") != "standard") job.starter = Job::Starter::deepspeed;
-  if (job.starter != Job::Starter::launcher) job.world_size = job.local_world_size = job.num_machines = 1, job.machine_rank = 0;
-  const std::string backend = s.text("rdzv_backend");
-  require(backend == "static" || backend == "c10d", "--rdzv_backend is '" + backend + "', expected static or c10d: the others need servers that this launcher has no client for");
-  check_rendezvous_settings(s.text("rdzv_conf"));
+  if (job.starter != Job::Starter::launcher) job.world_size = job.local_world_size = job.num_machines = job.min_machines = 1, job.machine_rank = 0;
   parse_streams("--tee", o.tee, job.local_world_size);
   parse_streams("--redirects", o.redirects, job.local_world_size);
   if (!o.main_process_ip.empty()) job.main_ip = o.main_process_ip;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "accelerate/launch.hpp"
+#include "launch/rendezvous.hpp"
 #include "launch/settings.hpp"
 
 namespace accelerate::launcher {
@@ -26,17 +27,22 @@ struct Job {
   int64_t world_size = 1;
   int64_t local_world_size = 1;
   int64_t num_machines = 1;
+  int64_t min_machines = 1;          ///< less than num_machines: the job goes on with so few
   int64_t machine_rank = 0;
   std::string main_ip = "127.0.0.1";
   int64_t main_port = 0;             ///< 0 until launch() has chosen one
+  RendezvousConf rendezvous;         ///< how several machines meet
+  std::optional<Round> round;        ///< with several machines: this one's place, once they have met
   /// Who starts the ranks: this launcher, or one process of another program that it starts instead of them.
   enum class Starter { launcher, mpirun, deepspeed } starter = Starter::launcher;
   int64_t attempt = 0;               ///< how often the ranks have been started before
   std::string run_id;                ///< names the log folder; also TORCHELASTIC_RUN_ID
 
-  bool distributed() const { return world_size > 1; }
+  bool distributed() const { return world_size > 1 || round; }
+  /// Machines that must meet before their ranks start.
+  bool needs_agent() const { return num_machines > 1 && starter == Starter::launcher; }
   bool needs_port() const { return distributed() || starter != Starter::launcher; }
-  int64_t rank(int64_t local_rank) const { return machine_rank * local_world_size + local_rank; }
+  int64_t rank(int64_t local_rank) const { return (round ? round->first_rank : machine_rank * local_world_size) + local_rank; }
 };
 
 /// @throws ConfigError naming the option at fault.

@@ -10,6 +10,7 @@
 #include "launch/environment.hpp"
 #include "launch/job.hpp"
 #include "launch/log_files.hpp"
+#include "launch/machines.hpp"
 #include "launch/ports.hpp"
 #include "launch/program.hpp"
 #include "launch/report.hpp"
@@ -65,6 +66,7 @@ int launch(const LaunchOptions& options) {
   const bool any_port = job.main_port == 0;
   if (!quiet && job.settings.threads_chosen() && job.settings.launcher() != Launcher::deepspeed)
     say("OMP_NUM_THREADS=" + std::to_string(job.settings.threads_per_process()) + " for each process; --num_cpu_threads_per_process changes it");
+  if (job.needs_agent()) return launch_on_machines(job, host);
   for (;; ++job.attempt) {
     if (job.needs_port()) {
       if (any_port) job.main_port = choose_port();

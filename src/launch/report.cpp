@@ -36,11 +36,6 @@ std::string host_name() {
   return name;
 }
 
-std::string what(const End& end) {
-  if (end.signal) return "was killed by signal " + std::to_string(end.signal) + " (" + signal_name(end.signal) + ")";
-  return "ended with exit code " + std::to_string(end.exit_code);
-}
-
 const char* hint(const End& end) {
   switch (end.signal) {
     case SIGKILL: return "the kernel was out of memory (see `dmesg`), or somebody used kill -9";
@@ -70,14 +65,14 @@ std::string other_rank(const RankRecord& rank) {
   if (end.good()) return text + "ended well";
   if (end.asked && end.signal == SIGTERM) return text + "was stopped by the launcher";
   if (end.asked && end.signal == SIGKILL) return text + "did not stop and was killed by the launcher";
-  return text + what(end) + (end.asked ? " when asked to stop" : "");
+  return text + describe(end) + (end.asked ? " when asked to stop" : "");
 }
 
 std::string failure(const Job& job, const LogFiles& logs, const Outcome& outcome) {
   const RankRecord& rank = outcome.ranks[*outcome.first_failure];
   const End& end = *rank.end;
   std::string text = kName;
-  text += "rank " + std::to_string(rank.rank) + " of " + std::to_string(job.world_size) + (job.distributed() ? " failed first: it " : " failed: it ") + what(end) +
+  text += "rank " + std::to_string(rank.rank) + " of " + std::to_string(job.world_size) + (job.distributed() ? " failed first: it " : " failed: it ") + describe(end) +
           " after " + seconds(end.at - rank.started) + ".\n";
   if (job.options.quiet) return text;
   const auto line = [&](const std::string& key, const std::string& value) {
@@ -100,6 +95,11 @@ std::string failure(const Job& job, const LogFiles& logs, const Outcome& outcome
 }
 
 }  // namespace
+
+std::string describe(const End& end) {
+  if (end.signal) return "was killed by signal " + std::to_string(end.signal) + " (" + signal_name(end.signal) + ")";
+  return "ended with exit code " + std::to_string(end.exit_code);
+}
 
 std::string report(const Job& job, const LogFiles& logs, const Outcome& outcome) {
   if (outcome.first_failure) return failure(job, logs, outcome);

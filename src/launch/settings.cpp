@@ -125,6 +125,18 @@ void Settings::set(const std::string& name, Value value, Source source) {
   if (source >= entry.source) entry = {std::move(value), source};
 }
 
+std::string Settings::without_minimum(const std::string& name, const std::string& text, Source source, const std::string& where) {
+  if (name != "num_machines" || source < this->source(name)) return text;
+  min_machines_.reset();
+  const size_t colon = text.find(':');
+  if (colon == std::string::npos) return text;
+  const Option& option = option_called(name);
+  const int64_t least = config::parse_value(option, text.substr(0, colon), where).get<int64_t>(), most = config::parse_value(option, text.substr(colon + 1), where).get<int64_t>();
+  require(least >= 1 && least <= most, where + " is '" + text + "', expected MIN:MAX with at least 1 machine and MIN not above MAX");
+  min_machines_ = least;
+  return text.substr(colon + 1);
+}
+
 void Settings::take_options(const LaunchOptions& o) {
   const auto give = [&](const char* name, bool given, Value value) {
     if (given) set(name, std::move(value), Source::flag);
@@ -154,7 +166,7 @@ void Settings::take_options(const LaunchOptions& o) {
   give("grace_seconds", o.grace != usual.grace, static_cast<double>(o.grace.count()) / 1000);
   for (const auto& [name, text] : o.settings) {
     const Option& option = option_called(name);
-    Value value = config::parse_value(option, text, flag_of(option));
+    Value value = config::parse_value(option, without_minimum(name, text, Source::flag, flag_of(option)), flag_of(option));
     if (option.kind == Kind::truth && !text.empty() && (text == "False" || text == "false" || text == "0" || text == "no"))
       remarks_.push_back(flag_of(option) + " " + text + " means True, as any text does in Hugging Face Accelerate; leave the option out, or write false in a config file");
     if (option.kind == Kind::append && entries_[name].source == Source::flag) entries_[name].value.push_back(value);
@@ -194,7 +206,7 @@ void Settings::take_file(const std::filesystem::path& path) {
         const std::string name = config::setting_name(key, inner);
         set(name, from_file(option_called(name), setting, file_name_), Source::file);
       }
-    } else if (Value converted = from_file(option_called(key), value, file_name_); !converted.is_null()) {
+    } else if (Value converted = from_file(option_called(key), value.is_string() ? Value(without_minimum(key, value, Source::file, "the config file " + file_name_ + ": '" + key + "'")) : value, file_name_); !converted.is_null()) {
       set(key, std::move(converted), Source::file);
     }
   }
@@ -281,8 +293,8 @@ void Settings::remark() {
     for (const char* name : {"aws_access_key_id", "aws_secret_access_key"})
       if (source(name) == Source::flag) remarks_.push_back("--" + std::string(name) + " has no effect: the config file is not one for Amazon SageMaker");
   if (launcher_ != Launcher::simple && source("mpirun_hostfile") == Source::flag) remarks_.push_back("--mpirun_hostfile has no effect here: mpirun starts processes that compute on the CPU, with --cpu");
-  if (source("rdzv_conf") == Source::flag)
-    remarks_.push_back("--rdzv_conf has no effect: ranks meet at --main_process_ip and --main_process_port themselves, without agents that would wait for each other; how long they wait is InitProcessGroupKwargs.timeout in the program");
+  if (source("rdzv_conf") == Source::flag && num_machines() == 1)
+    remarks_.push_back("--rdzv_conf has no effect on one machine, where nobody needs to be waited for; how long the ranks wait for each other is InitProcessGroupKwargs.timeout in the program");
   if (on("use_parallelism_config") && (!on("use_fsdp") || text("fsdp_version") != "2")) remarks_.push_back("the parallelism config is for FSDP version 2");
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -39,6 +40,7 @@ class Settings {
 
   int64_t num_processes() const;       ///< 0: nobody said, and there is no accelerator
   int64_t num_machines() const { return integer("num_machines").value_or(1); }
+  int64_t min_machines() const { return std::min(min_machines_.value_or(num_machines()), num_machines()); }  ///< of --num_machines MIN:MAX
   bool computes_on_cpu() const { return on("cpu") || on("use_cpu"); }
   int64_t threads_per_process() const { return threads_; }
   bool threads_chosen() const { return threads_chosen_; }  ///< by us: neither a flag nor the environment said how many
@@ -49,6 +51,8 @@ class Settings {
     Source source = Source::fallback;
   };
   void set(const std::string& name, config::Value value, Source source);
+  /// Writes MAX of "MIN:MAX" for num_machines in place of it, and remembers MIN.
+  std::string without_minimum(const std::string& name, const std::string& text, Source source, const std::string& where);
   void take_options(const LaunchOptions& options);
   void take_environment(const Host& host);
   void take_file(const std::filesystem::path& path);
@@ -62,6 +66,7 @@ class Settings {
   std::string file_name_;
   Launcher launcher_ = Launcher::simple;
   std::vector<std::string> remarks_;
+  std::optional<int64_t> min_machines_;
   int64_t threads_ = 1;
   bool threads_chosen_ = false;
 };

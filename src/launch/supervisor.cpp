@@ -23,6 +23,7 @@
 #include "launch/output.hpp"
 #include "launch/process.hpp"
 #include "launch/program.hpp"
+#include "launch/rendezvous.hpp"
 #include "launch/warden.hpp"
 
 namespace accelerate::launcher {
@@ -49,16 +50,16 @@ Fd open_log(const std::filesystem::path& file) {
 /// dropped its connections. Words long before the end are about something else.
 std::tuple<int, Clock::time_point, int64_t> blame(const RankRecord& rank) {
   const End& end = *rank.end;
-  const int kind = end.signal && end.signal != SIGABRT ? 0 : end.exit_code == 69 ? 2 : 1;
   const bool recent = rank.last_word && *rank.last_word < end.at && end.at - *rank.last_word < std::chrono::seconds(2);
-  return {kind, recent ? *rank.last_word : end.at, rank.place};
+  return {blame_kind(end), recent ? *rank.last_word : end.at, rank.place};
 }
 
 class Supervisor {
  public:
-  Supervisor(const Job& job, const LogFiles& logs)
+  Supervisor(const Job& job, const LogFiles& logs, Agent* agent)
       : job_(job),
         logs_(logs),
+        agent_(agent),
         interactive_(job.local_world_size == 1 && ::isatty(STDIN_FILENO) && logs.folder().empty()),
         signals_(wanted_signals(interactive_)),
         out_(STDOUT_FILENO),
@@ -179,6 +180,7 @@ class Supervisor {
       if (const int fd = forwarder.wants(); fd >= 0) fds.push_back({fd, POLLIN, 0}), readers.push_back(&forwarder);
     for (Sink* sink : {&out_, &err_})
       if (sink->pending()) fds.push_back({sink->fd(), POLLOUT, 0});
+    if (agent_ && outcome_.recalled.empty()) fds.push_back({agent_->fd(), POLLIN, 0});
     ::poll(fds.data(), fds.size(), timeout());
     now_ = Clock::now();
     for (size_t i = 0; i < readers.size(); ++i)
@@ -186,14 +188,25 @@ class Supervisor {
     out_.flush();
     err_.flush();
     if (fds[0].revents) take_signals();
+    if (agent_ && outcome_.recalled.empty() && fds.back().revents) recall();
     if (running_ == 0) {
       if (drain_until_ && (!out_.has_room() || !err_.has_room())) drain_until_ = now_ + kDrain;  // the reader is slow, not the ranks
     } else if (kill_at_ && now_ >= *kill_at_) {
       kill_now();
     } else if (stop_at_ && now_ >= *stop_at_) {
       stop_at_.reset();
+      if (agent_) agent_->failing();
       ask(SIGTERM);
     }
+  }
+
+  void recall() {
+    const auto why = agent_->recalled();
+    if (!why) return;
+    outcome_.recalled = *why;
+    if (running_ == 0 || kill_at_) return;
+    // Ranks that were failing anyway may do so by themselves first.
+    if (!stop_at_) ask(SIGTERM);
   }
 
   int timeout() const {
@@ -314,6 +327,7 @@ class Supervisor {
 
   const Job& job_;
   const LogFiles& logs_;
+  Agent* const agent_;
   const bool interactive_;  ///< the one rank of this machine shares the user's terminal
   Signals signals_;
   Sink out_, err_;
@@ -333,13 +347,16 @@ class Supervisor {
 
 }  // namespace
 
+// Nobody else causes a kill or an invalid access, whereas 69 is how a program of this library ends when a peer went away.
+int blame_kind(const End& end) { return end.signal && end.signal != SIGABRT ? 0 : end.exit_code == 69 ? 2 : 1; }
+
 int Outcome::exit_code() const {
   if (first_failure) return ranks[*first_failure].end->status();
   return stop_signal ? 128 + stop_signal : 0;
 }
 
-Outcome supervise(const Job& job, const Host& host, const LogFiles& logs, std::string (*say)(const Job&, const LogFiles&, const Outcome&)) {
-  return Supervisor(job, logs).run(host, say);
+Outcome supervise(const Job& job, const Host& host, const LogFiles& logs, std::string (*say)(const Job&, const LogFiles&, const Outcome&), Agent* agent) {
+  return Supervisor(job, logs, agent).run(host, say);
 }
 
 }  // namespace accelerate::launcher

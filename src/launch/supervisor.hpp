@@ -10,6 +10,7 @@
 
 namespace accelerate::launcher {
 
+class Agent;
 using Clock = std::chrono::steady_clock;
 
 /// How a rank ended.
@@ -40,10 +41,15 @@ struct Outcome {
   std::optional<size_t> first_failure;  ///< index into ranks
   int stop_signal = 0;                  ///< SIGINT, SIGTERM or SIGHUP that the launcher received while ranks were running
   bool killed = false;                  ///< some rank had to be killed by SIGKILL
+  std::string recalled;                 ///< why the other machines had the ranks stopped, or ""
   int exit_code() const;
 };
 
 /// Starts and watches the ranks; returns when everything has ended. `say` receives the report that is to follow their output.
-Outcome supervise(const Job& job, const Host& host, const LogFiles& logs, std::string (*say)(const Job&, const LogFiles&, const Outcome&));
+/// @param agent  hears of a failure at once, and may have the ranks stopped; null on one machine
+Outcome supervise(const Job& job, const Host& host, const LogFiles& logs, std::string (*say)(const Job&, const LogFiles&, const Outcome&), Agent* agent = nullptr);
+
+/// How likely a failure is the cause of those of other ranks, 0 being the likeliest.
+int blame_kind(const End& end);
 
 }  // namespace accelerate::launcher

@@ -167,16 +167,6 @@ TEST_F(Launch, ThreadsChosenAreMentionedUnlessQuiet) {
   EXPECT_EQ(launch({"/bin/true"}, {.env = {"OMP_NUM_THREADS=3"}}).err, "");
 }
 
-TEST_F(Launch, TwoMachines) {
-  const auto port = std::to_string(support::free_port());
-  for (int machine : {0, 1}) {
-    const auto result = launch(shells(4, "echo $RANK $LOCAL_RANK $GROUP_RANK $MASTER_PORT",
-                                      {"-q", "--num_machines", "2", "--machine_rank", std::to_string(machine), "--main_process_ip", "127.0.0.1", "--main_process_port", port}));
-    const auto m = std::to_string(machine);
-    EXPECT_EQ(sorted_lines(result.out), (std::vector<std::string>{std::to_string(machine * 2) + " 0 " + m + " " + port, std::to_string(machine * 2 + 1) + " 1 " + m + " " + port}));
-  }
-}
-
 TEST_F(Launch, PythonFilesModulesAndNoPython) {
   if (::access("/usr/bin/python3", X_OK) != 0) GTEST_SKIP() << "there is no /usr/bin/python3 on this machine";
   const Program::Options here{.env = {"PYTHON=/usr/bin/python3"}, .input = "", .terminal = false, .read_output = true, .folder = folder};

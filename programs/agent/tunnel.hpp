@@ -1,0 +1,46 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "launch/process.hpp"
+
+/// c10d's TCPStore believes whoever connects. With a token the store listens on loopback only, and a gate stands before it: TLS 1.3 with the token as the
+/// pre-shared key (OpenSSL), which proves to either end that the other knows the token, and encrypts what follows. Nothing that a stranger sends reaches the store.
+namespace accelerate::agent {
+
+/// The host's end: passes connections that know the token on to a port of 127.0.0.1. Blocking calls run on threads of its own until the process ends.
+class Gate {
+ public:
+  /// @param listening  a listening socket, which it takes over
+  Gate(int listening, int64_t inner_port, const std::string& token);
+  ~Gate();
+  Gate(const Gate&) = delete;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// A client's end: a port of 127.0.0.1 that leads to the gate. Only processes of this user get in.
+class Door {
+ public:
+  /// Tries until `timeout` has passed whether the gate is there and accepts the token.
+  /// @throws LaunchError when it is not there, ConfigError when it refuses.
+  Door(const std::string& host, int64_t port, const std::string& token, std::chrono::milliseconds timeout);
+  ~Door();
+  Door(const Door&) = delete;
+  int64_t port() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Whether the process at the other end of a loopback connection belongs to this user.
+bool is_own_peer(int socket);
+
+}  // namespace accelerate::agent

@@ -1,0 +1,366 @@
+// Jobs on several machines, which are several launchers on this one, and what becomes of them when parts of them die.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "program.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace cli_test;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using Clock = std::chrono::steady_clock;
+
+constexpr milliseconds kLong{90000};  // nothing here takes long, but the tests of other modules run beside these
+
+std::vector<std::string> sorted_lines(const std::string& text) {
+  std::vector<std::string> result;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) result.push_back(line);
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+std::string content(const fs::path& file) {
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::vector<pid_t> children_of(pid_t pid, const std::string& name = "") {
+  std::vector<pid_t> result;
+  std::ifstream children("/proc/" + std::to_string(pid) + "/task/" + std::to_string(pid) + "/children");
+  for (pid_t child; children >> child;)
+    if (name.empty() || content("/proc/" + std::to_string(child) + "/comm") == name + "\n") result.push_back(child);
+  return result;
+}
+
+class Machines : public testing::Test {
+ protected:
+  Machines() : folder(support::scratch_dir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name()), port(std::to_string(support::free_port())) {
+    fs::remove_all(folder);
+    fs::create_directories(folder);
+  }
+
+  /// A launcher that takes part as machine `rank` (or, with c10d, as 127.0.0.<rank + 1>). Short times, so that losses are seen soon.
+  std::unique_ptr<Program> machine(int rank, const std::string& script, std::vector<std::string> more = {}, const std::string& conf = "") const {
+    const bool c10d = std::find(more.begin(), more.end(), "c10d") != more.end();
+    std::vector<std::string> words{accelerate(), "launch", "--main_process_ip", "127.0.0.1", "--main_process_port", port, "--rdzv_conf",
+                                   "local_addr=127.0.0." + std::to_string(rank + 1) + ",keep_alive_interval=0.5,keep_alive_max_attempt=8,join_timeout=60,close_timeout=8" + (c10d ? ",last_call_timeout=1" : "") + conf};
+    if (!c10d) words.insert(words.end(), {"--machine_rank", std::to_string(rank)});
+    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), {"/bin/sh", "-c", script});
+    return std::make_unique<Program>(words);
+  }
+  std::string file(const std::string& name) const { return folder / name; }
+  /// Writes the process numbers of the rank and of a child of it that is hard to get rid of.
+  std::string with_grandchild() const { return "(trap '' INT TERM HUP; exec sleep 120) & echo $! >> " + file("pids") + "; echo $$ >> " + file("pids") + "; wait; wait; wait"; }
+  /// Waits until `count` lines are in the file.
+  bool lines_in(const std::string& name, size_t count) const {
+    for (const auto end = Clock::now() + kLong; Clock::now() < end; std::this_thread::sleep_for(milliseconds(20)))
+      if (sorted_lines(content(file(name))).size() >= count) return true;
+    return false;
+  }
+
+  const fs::path folder;
+  const std::string port;
+};
+
+const std::vector<std::string> kTwo{"--num_machines", "2", "--num_processes", "4"};
+const std::vector<std::string> kElastic{"--num_machines", "1:2", "--num_processes", "4", "--rdzv_backend", "c10d"};
+
+std::vector<std::string> operator+(std::vector<std::string> a, const std::vector<std::string>& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+// ---------------------------------------------------------------- rounds
+
+TEST_F(Machines, StaticRanksFindTorchrunsVariables) {
+  const std::string script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_NAME $ROLE_RANK $ROLE_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT "
+                             "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_USE_AGENT_STORE; echo $TORCHELASTIC_RUN_ID >> " + file("ids");
+  auto b = machine(1, script, kTwo + std::vector<std::string>{"-q", "--role", "guest"});
+  auto a = machine(0, script, kTwo + std::vector<std::string>{"-q", "--role", "host", "--max_restarts", "3"});
+  const auto first = a->wait(kLong), second = b->wait(kLong);
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(sorted_lines(first.out), ElementsAre("0 0 4 2 0 2 host 0 2 127.0.0.1:" + port + " 0 3 True", "1 1 4 2 0 2 host 1 2 127.0.0.1:" + port + " 0 3 True"));
+  EXPECT_THAT(sorted_lines(second.out), ElementsAre("2 0 4 2 1 2 guest 0 2 127.0.0.1:" + port + " 0 0 True", "3 1 4 2 1 2 guest 1 2 127.0.0.1:" + port + " 0 0 True"));
+  const auto ids = sorted_lines(content(file("ids")));
+  EXPECT_EQ(ids.size(), 4u);
+  EXPECT_EQ(ids.front(), ids.back());
+}
+
+TEST_F(Machines, ElasticJobGrowsWithALateMachine) {
+  const std::string script = "echo $RANK/$WORLD_SIZE $GROUP_RANK $TORCHELASTIC_RESTART_COUNT; echo x >> " + file("started") + "; [ $WORLD_SIZE = 4 ] || sleep 100";
+  auto a = machine(0, script, kElastic);
+  ASSERT_TRUE(lines_in("started", 2));  // alone after the last call
+  auto b = machine(1, script, kElastic);
+  const auto first = a->wait(kLong), second = b->wait(kLong);
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(sorted_lines(first.out), ElementsAre("0/2 0 0", "0/4 0 0", "1/2 0 0", "1/4 0 0"));  // growing is no failure: no restart is counted
+  EXPECT_THAT(sorted_lines(second.out), ElementsAre("2/4 1 0", "3/4 1 0"));
+  EXPECT_THAT(first.err, HasSubstr("(127.0.0.2) has joined"));
+}
+
+TEST_F(Machines, LogFoldersHaveAnAttemptForEachStart) {
+  const std::string script = "echo out $RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || { [ $RANK = 3 ] && exit 1; sleep 100; }";
+  const auto options = kTwo + std::vector<std::string>{"-q", "--max_restarts", "1", "--tee", "1"};
+  auto a = machine(0, script, options + std::vector<std::string>{"--log_dir", file("a")}), b = machine(1, script, options + std::vector<std::string>{"--log_dir", file("b")});
+  EXPECT_EQ(a->wait(kLong).exit_code, 0);
+  EXPECT_EQ(b->wait(kLong).exit_code, 0);
+  const fs::path run = fs::directory_iterator(file("b"))->path();
+  EXPECT_EQ(content(run / "attempt_0/1/stdout.log"), "out 3\n");
+  EXPECT_EQ(content(run / "attempt_1/0/stdout.log"), "out 2\n");
+}
+
+// ---------------------------------------------------------------- ranks that die
+
+TEST_F(Machines, KilledRankStartsAllMachinesAgainWithinASecond) {
+  const std::string script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && { date +%s%N >> " + file("again") + "; exit 0; }; echo x >> " + file("started") +
+                             "; if [ $RANK = 3 ]; then while [ $(cat " + file("started") + " | wc -l) -lt 4 ]; do sleep 0.05; done; date +%s%N > " + file("killed") + "; kill -9 $$; fi; sleep 100";
+  const auto options = kTwo + std::vector<std::string>{"--max_restarts", "1"};
+  auto a = machine(0, script, options), b = machine(1, script, options);
+  const auto first = a->wait(kLong), second = b->wait(kLong);
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(first.err, HasSubstr("ranks were stopped: a rank failed on machine 1"));
+  EXPECT_THAT(second.err, HasSubstr("rank 3 of 4 failed first: it was killed by signal 9"));
+  const auto again = sorted_lines(content(file("again")));
+  ASSERT_EQ(again.size(), 4u);
+  const double seconds = static_cast<double>(std::stoll(again.back()) - std::stoll(content(file("killed")))) / 1e9;
+  std::cout << "from kill -9 of a rank until all four ranks on two machines run again: " << seconds << " s\n";
+  EXPECT_LT(seconds, 10);  // 0.4 s on an idle machine; this limit is for busy ones
+}
+
+TEST_F(Machines, WithoutRestartsAllLaunchersReturnTheFailedRanksCode) {
+  const std::string script = "[ $RANK = 2 ] && exit 9; exec sleep 100";
+  auto a = machine(0, script, kTwo), b = machine(1, script, kTwo);
+  const auto first = a->wait(kLong), second = b->wait(kLong);
+  EXPECT_EQ(first.exit_code, 9);
+  EXPECT_EQ(second.exit_code, 9);
+  EXPECT_THAT(first.err, HasSubstr("the job has ended: machine 1"));
+  EXPECT_THAT(first.err, HasSubstr("rank 2 of 4 ended with exit code 9"));
+}
+
+TEST_F(Machines, ConsequenceOnAnotherMachineIsNotTheCause) {
+  // Rank 0 fails first, but with the code for a lost peer; the cause is rank 2.
+  const std::string script = "[ $RANK = 0 ] && exit 69; [ $RANK = 2 ] && { sleep 0.3; exit 7; }; exec sleep 100";
+  const auto options = kTwo + std::vector<std::string>{"--monitor_interval", "3"};
+  auto a = machine(0, script, options), b = machine(1, script, options);
+  EXPECT_EQ(a->wait(kLong).exit_code, 7);
+  EXPECT_EQ(b->wait(kLong).exit_code, 7);
+}
+
+TEST_F(Machines, RankThatIgnoresTermIsKilledAndTheRoundGoesOn) {
+  const std::string script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; if [ $RANK = 0 ]; then trap '' TERM; echo $$ > " + file("stubborn") + "; while :; do sleep 0.2; done; fi; while [ ! -s " +
+                             file("stubborn") + " ]; do sleep 0.05; done; [ $RANK = 3 ] && exit 1; exec sleep 100";
+  const auto options = kTwo + std::vector<std::string>{"--max_restarts", "1", "--grace_seconds", "1"};
+  auto a = machine(0, script, options), b = machine(1, script, options);
+  EXPECT_EQ(a->wait(kLong).exit_code, 0);
+  EXPECT_EQ(b->wait(kLong).exit_code, 0);
+  EXPECT_TRUE(gone(pids_in(file("stubborn"), 1).front()));
+}
+
+// ---------------------------------------------------------------- machines that are lost
+
+TEST_F(Machines, LostMachineLeavesTheOthersGoingOnAndMayComeBack) {
+  const std::string wait_for_all = "echo $RANK/$WORLD_SIZE restart $TORCHELASTIC_RESTART_COUNT >> " + file("started") + "; [ $TORCHELASTIC_RESTART_COUNT = 1 -a $WORLD_SIZE = 4 ] && exit 0; " + with_grandchild();
+  const auto options = kElastic + std::vector<std::string>{"--max_restarts", "1"};
+  auto a = machine(0, wait_for_all, options, ",is_host=1"), b = machine(1, wait_for_all, options, ",is_host=0");  // the host's loss would end the job
+  ASSERT_TRUE(lines_in("started", 4));
+  const auto all = pids_in(file("pids"), 8);
+  const auto agents = children_of(b->pid(), "accelerate-agen");
+  ASSERT_EQ(agents.size(), 1u);
+  b->signal(SIGKILL);  // the launcher of one machine; the kernel and the warden take care of its ranks, and the agent says goodbye
+  b->wait(kLong);
+  ASSERT_TRUE(lines_in("started", 6));  // the other goes on alone
+  auto c = machine(2, wait_for_all, options, ",is_host=0");
+  const auto first = a->wait(kLong), third = c->wait(kLong);
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(third.exit_code, 0) << third.err;
+  EXPECT_THAT(sorted_lines(content(file("started"))), ElementsAre("0/2 restart 1", "0/4 restart 0", "0/4 restart 1", "1/2 restart 1", "1/4 restart 0", "1/4 restart 1", "2/4 restart 0", "2/4 restart 1",
+                                                                    "3/4 restart 0", "3/4 restart 1"));
+  for (const pid_t pid : pids_in(file("pids"), 8)) EXPECT_TRUE(gone(pid)) << pid;
+  EXPECT_TRUE(gone(agents.front()));
+}
+
+TEST_F(Machines, KilledAgentTakesItsRanksAlongAndIsMissedByTheOthers) {
+  const std::string script = with_grandchild();
+  auto a = machine(0, script, kTwo), b = machine(1, script, kTwo);
+  const auto all = pids_in(file("pids"), 8);
+  const auto agents = children_of(b->pid(), "accelerate-agen");
+  ASSERT_EQ(agents.size(), 1u);
+  const auto start = Clock::now();
+  ::kill(agents.front(), SIGKILL);
+  const auto second = b->wait(kLong), first = a->wait(kLong);
+  EXPECT_EQ(second.exit_code, 71) << second.err;
+  EXPECT_THAT(second.err, HasSubstr("accelerate-agent, which keeps the connection to the other machines, has died"));
+  EXPECT_EQ(first.exit_code, 69) << first.err;
+  EXPECT_THAT(first.err, HasSubstr("was lost"));
+  EXPECT_LT(Clock::now() - start, kLong);
+  for (const pid_t pid : all) EXPECT_TRUE(gone(pid)) << pid;
+}
+
+TEST_F(Machines, HostThatDiesEndsTheJobEverywhere) {
+  const std::string script = with_grandchild();
+  auto a = machine(0, script, kTwo), b = machine(1, script, kTwo);
+  const auto all = pids_in(file("pids"), 8);
+  const auto agents = children_of(a->pid(), "accelerate-agen");
+  ASSERT_EQ(agents.size(), 1u);
+  ::kill(agents.front(), SIGKILL);
+  a->signal(SIGKILL);
+  a->wait(kLong);
+  const auto second = b->wait(kLong);
+  EXPECT_EQ(second.exit_code, 69) << second.err;
+  EXPECT_THAT(second.err, HasSubstr("can't be reached any more"));
+  for (const pid_t pid : all) EXPECT_TRUE(gone(pid)) << pid;
+}
+
+TEST_F(Machines, CtrlCOnOneMachineIsSaidOnTheOthers) {
+  for (const int stopped : {0, 1}) {
+    fs::remove(file("pids"));
+    std::vector<std::unique_ptr<Program>> both;
+    for (int rank : {0, 1}) both.push_back(machine(rank, with_grandchild(), kTwo));
+    const auto all = pids_in(file("pids"), 8);
+    both[static_cast<size_t>(stopped)]->signal(SIGINT);
+    EXPECT_EQ(both[static_cast<size_t>(stopped)]->wait(kLong).exit_code, 130);
+    const auto other = both[static_cast<size_t>(1 - stopped)]->wait(kLong);
+    EXPECT_EQ(other.exit_code, 69);
+    EXPECT_THAT(other.err, HasSubstr("stopped by SIGINT"));
+    for (const pid_t pid : all) EXPECT_TRUE(gone(pid)) << pid;
+  }
+}
+
+TEST_F(Machines, TooFewMachines) {
+  auto a = machine(0, "true", kTwo, ",join_timeout=1");
+  auto b = machine(0, "true", kElastic + std::vector<std::string>{"--num_machines", "2:3", "--num_processes", "3"}, ",join_timeout=1,is_host=0");
+  const auto first = a->wait(kLong);
+  EXPECT_EQ(first.exit_code, 71);
+  EXPECT_THAT(first.err, HasSubstr("only 1 of 2 machines came within 1 s; missing: machine rank 1"));
+  EXPECT_NE(b->wait(kLong).exit_code, 0);  // another kind of job at the same address
+}
+
+// ---------------------------------------------------------------- ports and strangers
+
+class Listener {
+ public:
+  explicit Listener(const std::string& port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(std::stoi(port)));
+    const int on = 1;
+    ::setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (::bind(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || ::listen(fd_, 8) != 0) ADD_FAILURE() << "can't listen at " << port;
+  }
+  ~Listener() { ::close(fd_); }
+
+ private:
+  int fd_;
+};
+
+TEST_F(Machines, PortOfAnotherProgram) {
+  const Listener listener(port);
+  auto a = machine(0, "echo started", kTwo), b = machine(1, "echo started", kTwo, ",join_timeout=2");
+  const auto first = a->wait(kLong), second = b->wait(kLong);
+  EXPECT_EQ(first.exit_code, 71);
+  EXPECT_THAT(first.err, HasSubstr("is already in use on this machine"));
+  EXPECT_EQ(second.exit_code, 71);
+  EXPECT_THAT(second.err, HasSubstr("127.0.0.1:" + port));
+  EXPECT_EQ(first.out + second.out, "");
+}
+
+TEST_F(Machines, OnOneMachineTheStoreListensOnLoopbackOnly) {
+  auto a = machine(0, "echo $$ >> " + file("pids") + "; exec sleep 100", kTwo), b = machine(1, "echo $$ >> " + file("pids") + "; exec sleep 100", kTwo);
+  pids_in(file("pids"), 4);
+  std::set<std::string> sockets;
+  for (const auto* program : {a.get(), b.get()})
+    for (const pid_t agent : children_of(program->pid(), "accelerate-agen"))
+      for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(agent) + "/fd")) {
+        std::error_code ignored;
+        const std::string target = fs::read_symlink(entry.path(), ignored);
+        if (target.starts_with("socket:[")) sockets.insert(target.substr(8, target.size() - 9));
+      }
+  size_t listening = 0;
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream in(table);
+    std::string line;
+    std::getline(in, line);
+    while (std::getline(in, line)) {
+      std::istringstream words(line);
+      std::vector<std::string> word{std::istream_iterator<std::string>(words), {}};
+      if (word.size() < 10 || word[3] != "0A" || !sockets.contains(word[9])) continue;
+      ++listening;
+      EXPECT_TRUE(word[1].starts_with("0100007F:")) << word[1];
+    }
+  }
+  EXPECT_EQ(listening, 1u);
+}
+
+TEST_F(Machines, WrongTokenIsRefusedAndDisturbsNobody) {
+  std::ofstream(file("secret")) << "the right words\n";
+  fs::permissions(file("secret"), fs::perms::owner_read | fs::perms::owner_write);
+  const std::string script = "echo $RANK $MASTER_ADDR";
+  const auto options = kTwo + std::vector<std::string>{"-q"};
+  auto host = machine(0, script, options, ",token_file=" + file("secret"));
+  const auto wrong = machine(1, script, options, ",token=guessed")->wait(kLong);
+  EXPECT_EQ(wrong.exit_code, 64) << wrong.err;
+  EXPECT_THAT(wrong.err, HasSubstr("the token"));
+  EXPECT_THAT(wrong.err, Not(HasSubstr("guessed")));
+  EXPECT_EQ(wrong.out, "");
+  const auto none = machine(1, script, options, ",join_timeout=2")->wait(kLong);
+  EXPECT_EQ(none.exit_code, 71) << none.err;
+  EXPECT_THAT(none.err, HasSubstr("does it expect a token?"));
+  auto right = machine(1, script, options, ",token=the right words");
+  const auto second = right->wait(kLong), first = host->wait(kLong);
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_THAT(sorted_lines(first.out + second.out), ElementsAre("0 127.0.0.1", "1 127.0.0.1", "2 127.0.0.1", "3 127.0.0.1"));
+}
+
+TEST_F(Machines, HostWithoutTokenIsNotTrustedByAClientWithOne) {
+  auto host = machine(0, "echo started", kTwo, ",join_timeout=15");
+  const auto client = machine(1, "echo started", kTwo, ",token=secret,join_timeout=10")->wait(kLong);
+  EXPECT_NE(client.exit_code, 0);
+  EXPECT_THAT(client.err, HasSubstr("token"));
+  EXPECT_EQ(client.out, "");
+  EXPECT_EQ(host->wait(kLong).exit_code, 71);
+}
+
+TEST_F(Machines, MistakesInRendezvousSettings) {
+  const auto error = [&](const std::vector<std::string>& options, const std::string& conf) {
+    std::vector<std::string> words = options + std::vector<std::string>{"--main_process_ip", "127.0.0.1", "--main_process_port", port, "--rdzv_conf", conf, "/bin/true"};
+    const auto result = launch(words);
+    EXPECT_EQ(result.exit_code, 64) << result.err;
+    return result.err;
+  };
+  const auto is_static = kTwo + std::vector<std::string>{"--machine_rank", "0"};
+  EXPECT_THAT(error(kElastic, "last_cal_timeout=3"), HasSubstr("did you mean 'last_call_timeout'?"));
+  EXPECT_THAT(error(is_static, "last_call_timeout=3"), HasSubstr("With --rdzv_backend static the keys are"));
+  EXPECT_THAT(error(kElastic, "join_timeout=soon"), HasSubstr("expected a number"));
+  EXPECT_THAT(error(kElastic, "join_timeout"), HasSubstr("expected key=value"));
+  EXPECT_THAT(error(kElastic, "store_type=file"), HasSubstr("expected tcp"));
+  EXPECT_THAT(error(kElastic, "token_file=/no/such/file"), HasSubstr("can't be read"));
+  EXPECT_THAT(error({"--num_machines", "2:1", "--num_processes", "2"}, "timeout=1"), HasSubstr("expected MIN:MAX"));
+  EXPECT_THAT(error({"--num_machines", "1:2", "--num_processes", "2", "--machine_rank", "0"}, "timeout=1"), HasSubstr("needs --rdzv_backend c10d"));
+  std::ofstream(file("open")) << "secret\n";
+  EXPECT_THAT(error(kElastic, "token_file=" + file("open")), HasSubstr("chmod 600"));
+}
+
+}  // namespace
