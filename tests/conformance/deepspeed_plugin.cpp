@@ -86,9 +86,18 @@ void run(const json& file, Report& report) {
                  plugin.deepspeed_config_process(values, /*must_match=*/false);
                  return config_of(plugin);
                }));
+  if (!file.contains("must_match")) return;
+  for (const json& row : file["must_match"])
+    row_passes(row, row[2], outcome([&] {
+                 auto plugin = accelerate::parallel::resolve(plugin_of({{"hf_ds_config", row[0]}}));
+                 accelerate::DeepSpeedValues values;
+                 for (const auto& [key, value] : row[1].items()) values[key] = value_of(value);
+                 plugin.deepspeed_config_process(values);
+                 return config_of(plugin);
+               }));
 }
 
-const Registration registration("deepspeed_plugin", {run});
+const Registration registration("deepspeed_plugin", {run}), more("deepspeed_plugin_more", {run});  // made by generators/plugins.py
 
 }  // namespace
 }  // namespace conformance

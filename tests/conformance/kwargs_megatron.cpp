@@ -61,7 +61,7 @@ void run(const json& file, Report& report) {
   }
 }
 
-const Registration registration("kwargs_megatron", {run});
+const Registration registration("kwargs_megatron", {run}), more("kwargs_megatron_more", {run});  // made by generators/plugins.py
 
 }  // namespace
 }  // namespace conformance

@@ -89,7 +89,7 @@ void run(const json& file, Report& report) {
                }));
 }
 
-const Registration registration("parallelism_config", {run});
+const Registration registration("parallelism_config", {run}), more("parallelism_config_more", {run});  // made by generators/plugins.py
 
 }  // namespace
 }  // namespace conformance
