@@ -23,8 +23,12 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/data.hpp"
 #include "accelerate/kwargs.hpp"
+#include "accelerate/kwargs_dict.hpp"
 #include "accelerate/optim.hpp"
+#include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
+#include "accelerate/parallel/megatron_lm_plugin.hpp"
+#include "accelerate/parallel/parallelism_config.hpp"
 #include "accelerate/precision.hpp"
 #include "accelerate/prepared.hpp"
 #include "accelerate/random.hpp"
@@ -33,7 +37,7 @@
 
 namespace accelerate {
 
-using KwargsHandler = std::variant<DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs>;
+using KwargsHandler = std::variant<DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs, ProfileKwargs>;
 
 /// Fields in the order of the reference's constructor. What is left out comes from the environment that `accelerate launch` sets, else from the default.
 struct AcceleratorOptions {
@@ -59,10 +63,17 @@ struct AcceleratorOptions {
   std::optional<GradientAccumulationPlugin> gradient_accumulation_plugin;
   /// Shard parameters, gradients and optimizer states. Also on when `accelerate launch --use_fsdp` started this process.
   std::optional<FullyShardedDataParallelPlugin> fsdp_plugin;
+  /// Refused, as ACCELERATE_USE_DEEPSPEED is: there is no ZeRO engine of DeepSpeed's here. The error names the fsdp_plugin that comes nearest.
+  std::optional<DeepSpeedPlugin> deepspeed_plugin;
+  /// Refused, as ACCELERATE_USE_MEGATRON_LM is: Megatron-LM is a Python program.
+  std::optional<MegatronLMPlugin> megatron_lm_plugin;
   /// Schedules step only when their optimizers did, num_processes times.
   bool step_scheduler_with_optimizer = true;
   /// At most one of each kind.
   std::vector<KwargsHandler> kwargs_handlers;
+  /// How ranks are laid out. dp_replicate_size alone: data parallelism. With dp_shard_size: sharding within groups of so many ranks, with fsdp_plugin's other settings (fsdp_version 2, also when nothing
+  /// else asks for it). Other axes are refused. Also read when `accelerate launch --use_parallelism_config` started this process.
+  std::optional<ParallelismConfig> parallelism_config;
 };
 
 struct BackwardOptions {
@@ -126,6 +137,12 @@ class ACCELERATE_API Accelerator {
   bool use_distributed() const { return state().use_distributed(); }
   std::string mixed_precision() const { return to_string(state().mixed_precision()); }
   const AcceleratorOptions& options() const;
+  /// As it applies to this job; nothing when nobody gave one.
+  const std::optional<ParallelismConfig>& parallelism_config() const;
+  /// This rank's place on an axis of parallelism_config, 0 on one that is not used. @throws ConfigError without a parallelism_config.
+  int64_t data_parallel_rank() const { return coordinate("dp_replicate"); }
+  int64_t data_parallel_shard_rank() const { return coordinate("dp_shard"); }
+  int64_t tensor_parallel_rank() const { return coordinate("tp"); }
   const ProjectConfiguration& project_configuration() const;
   std::filesystem::path project_dir() const { return project_configuration().project_dir; }
   std::filesystem::path logging_dir() const;
@@ -366,6 +383,7 @@ class ACCELERATE_API Accelerator {
     std::function<void(const c10::IValue&)> load_state_dict;
     std::function<bool(std::optional<bool>)> set_even_batches;  ///< false: not a map data set
   };
+  int64_t coordinate(const char* dim_name) const;
   std::shared_ptr<detail::PreparedModel> prepare_core(ModelRef model, bool evaluation_mode);
   AcceleratedOptimizer register_optimizer(AcceleratedOptimizer optimizer);
   void register_loader(LoaderEntry entry);

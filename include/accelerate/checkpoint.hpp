@@ -36,7 +36,7 @@ ACCELERATE_API void check_state_dict(const ModelRef& model, const std::map<std::
 
 /// "10GB", "500MB", "1KB": decimal units; "GiB", "MiB", "KiB": binary. @throws ConfigError
 ACCELERATE_API int64_t parse_size(const std::string& text);
-/// model.safetensors (pytorch_model.bin without `safe_serialization`), or shards in the state's order, none above `max_shard_bytes` unless one tensor is, with their index.
+/// model.safetensors (pytorch_model.bin without `safe_serialization`), or shards as huggingface_hub makes them, none above `max_shard_bytes` unless one tensor is, with their index.
 /// Files of an earlier save that this one does not replace are removed. Not collective.
 ACCELERATE_API void save_model(const ModelRef& model, const std::filesystem::path& folder, int64_t max_shard_bytes, bool safe_serialization);
 

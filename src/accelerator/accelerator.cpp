@@ -5,6 +5,7 @@
 #include "accelerate/memory.hpp"
 #include "accelerate/parallel/ddp.hpp"
 #include "accelerator/accelerator_impl.hpp"
+#include "accelerator/parallelism.hpp"
 #include "optim/optimizer_state.hpp"
 #include "utils/environment.hpp"
 
@@ -35,7 +36,8 @@ Accelerator::Impl::Impl(AcceleratorOptions given) : options(std::move(given)), e
       if constexpr (std::is_same_v<T, DistributedDataParallelKwargs>) ddp = kwargs;
       else if constexpr (std::is_same_v<T, GradScalerKwargs>) scaling = kwargs;
       else if constexpr (std::is_same_v<T, InitProcessGroupKwargs>) process_group = kwargs;
-      else autocast = kwargs;
+      else if constexpr (std::is_same_v<T, AutocastKwargs>) autocast = kwargs;
+      else throw ConfigError("Accelerator: kwargs_handlers holds ProfileKwargs, but this version has no profiler of its own; leave it out, and trace with LibTorch's torch::autograd::profiler");
     }, handler);
   }
   for (const auto& name : options.log_with)
@@ -46,12 +48,17 @@ Accelerator::Impl::Impl(AcceleratorOptions given) : options(std::move(given)), e
   if (project.logging_dir.empty()) project.logging_dir = project.project_dir;
   if (!options.log_with.empty() && project.logging_dir.empty())
     throw ConfigError("Accelerator: log_with is set without a folder to write to, expected project_dir (or project_config.logging_dir)");
+  // Before this process joins a group, which the others would wait in.
+  refuse_missing_engines(options);
+  parallelism = requested_parallelism(options);
   const auto plugin = accumulation_of(options);
   state.emplace(AcceleratorStateOptions{.mixed_precision = options.mixed_precision, .partial = {.cpu = options.cpu, .process_group = process_group}});
   check_precision(state->mixed_precision(), state->device());
   gradients.emplace(plugin);
-  if (options.fsdp_plugin || parallel::fsdp_requested()) {
-    fsdp = parallel::resolve(options.fsdp_plugin.value_or(FullyShardedDataParallelPlugin{}));
+  fsdp = requested_sharding(options, parallelism);
+  if (parallelism)
+    parallelism = parallel::validate(*parallelism, {.num_processes = state->num_processes(), .is_fsdp2 = fsdp && fsdp->fsdp_version == 2, .multi_device = state->use_distributed() && !fsdp});
+  if (fsdp) {
     if (!fsdp->mixed_precision_policy && state->mixed_precision() != PrecisionType::NO) fsdp->mixed_precision_policy = parallel::mixed_precision_policy(to_string(state->mixed_precision()), *fsdp->fsdp_version);
   }
   if (state->mixed_precision() == PrecisionType::FP16) scaler = std::make_shared<optim::GradScaler>(scaling);
@@ -65,6 +72,11 @@ Accelerator::~Accelerator() {
 
 const AcceleratorState& Accelerator::state() const { return *impl_->state; }
 const GradientState& Accelerator::gradient_state() const { return *impl_->gradients; }
+const std::optional<ParallelismConfig>& Accelerator::parallelism_config() const { return impl_->parallelism; }
+int64_t Accelerator::coordinate(const char* dim_name) const {
+  if (!impl_->parallelism) throw ConfigError(std::string("Accelerator: asked for this rank's place on the axis ") + dim_name + ", but there are no axes, expected AcceleratorOptions::parallelism_config");
+  return impl_->parallelism->mesh().coordinate(process_index(), dim_name);
+}
 const AcceleratorOptions& Accelerator::options() const { return impl_->options; }
 const ProjectConfiguration& Accelerator::project_configuration() const { return impl_->options.project_config; }
 std::filesystem::path Accelerator::logging_dir() const { return project_configuration().logging_dir; }

@@ -18,6 +18,7 @@ struct Accelerator::Impl {
   GradScalerKwargs scaling;
   InitProcessGroupKwargs process_group;
   AutocastKwargs autocast;
+  std::optional<ParallelismConfig> parallelism;        ///< as it applies to this job
   std::optional<FullyShardedDataParallelPlugin> fsdp;  ///< resolved
   std::optional<AcceleratorState> state;
   std::optional<GradientState> gradients;

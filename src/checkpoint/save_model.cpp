@@ -3,6 +3,7 @@
 #include <charconv>
 #include <regex>
 #include <set>
+#include <utility>
 
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/error.hpp"
@@ -38,16 +39,22 @@ int64_t parse_size(const std::string& text) {
 }
 
 std::vector<std::vector<std::string>> split_weights(const std::vector<WeightSize>& weights, int64_t max_shard_bytes) {
-  std::vector<std::vector<std::string>> shards(1);
+  std::vector<std::vector<std::string>> shards;
+  std::vector<std::string> current;
   int64_t bytes = 0;
   for (const auto& weight : weights) {
-    if (!shards.back().empty() && weight.bytes > max_shard_bytes - bytes) {
-      shards.emplace_back();
+    if (weight.bytes > max_shard_bytes) {
+      shards.push_back({weight.name});
+      continue;
+    }
+    if (weight.bytes > max_shard_bytes - bytes) {
+      shards.push_back(std::exchange(current, {}));
       bytes = 0;
     }
-    shards.back().push_back(weight.name);
+    current.push_back(weight.name);
     bytes += weight.bytes;
   }
+  if (!current.empty() || shards.empty()) shards.push_back(std::move(current));
   return shards;
 }
 

@@ -13,7 +13,8 @@ struct WeightSize {
   int64_t bytes = 0;
 };
 
-/// The names that share a file: in the order of `weights`, no file above `max_shard_bytes` unless one tensor is.
+/// The names that share a file, as huggingface_hub splits: filled in the order of `weights` up to `max_shard_bytes`. A tensor above that gets a file of its own, before the one that is being filled,
+/// which goes on after it. Without weights: one file without names. Conformance: shard_split.json.
 std::vector<std::vector<std::string>> split_weights(const std::vector<WeightSize>& weights, int64_t max_shard_bytes);
 
 /// Writes one file with these tensors.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 
 #include "accelerate/error.hpp"
@@ -25,6 +26,16 @@ std::optional<int64_t> integer(std::initializer_list<const char*> names) {
     return number;
   }
   return std::nullopt;
+}
+
+std::optional<double> number(const char* name) {
+  const auto value = text(name);
+  if (!value) return std::nullopt;
+  double result = 0;
+  const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), result);
+  if (error != std::errc() || end != value->data() + value->size() || !std::isfinite(result))
+    throw ConfigError(std::string("environment: ") + name + " is '" + *value + "', expected a number such as 0.5; unset it or let `accelerate launch` set it");
+  return result;
 }
 
 std::optional<bool> flag(const char* name) {

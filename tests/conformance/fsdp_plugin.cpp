@@ -1,8 +1,6 @@
 // FullyShardedDataParallelPlugin: what the environment and the program's settings become, and mixed precision by name.
-#include <cstdlib>
-
 #include "accelerate/parallel/fsdp_plugin.hpp"
-#include "runner.hpp"
+#include "environment.hpp"
 
 namespace conformance {
 namespace {
@@ -10,27 +8,6 @@ namespace {
 using accelerate::AutoWrapPolicy;
 using accelerate::FullyShardedDataParallelPlugin;
 using accelerate::ShardingStrategy;
-
-/// Sets variables for a scope. The runner's own environment has none of them.
-class Environment {
- public:
-  explicit Environment(const json& variables) : variables_(variables) {
-    for (const auto& [name, value] : variables_.items()) setenv(name.c_str(), value.get<std::string>().c_str(), 1);
-  }
-  ~Environment() {
-    for (const auto& [name, value] : variables_.items()) unsetenv(name.c_str());
-  }
-  Environment(const Environment&) = delete;
-  Environment& operator=(const Environment&) = delete;
-
- private:
-  const json& variables_;
-};
-
-template <class T>
-json or_null(const std::optional<T>& value) {
-  return value ? json(*value) : json();
-}
 
 /// Python's rendering of enum members: the reference's torch spells one of them with an underscore.
 json rendered(const std::optional<ShardingStrategy>& value) {
@@ -108,12 +85,7 @@ json policy_of(const accelerate::MixedPrecision& policy, int64_t version) {
   return result;
 }
 
-/// Fields, or null for one of our errors. The texts of errors are Python's: informative.
-json outcome(const std::function<json()>& f) {
-  json found;
-  return throws_error([&] { found = f(); }) ? json() : found;
-}
-
+/// The texts of errors are Python's: informative.
 void run(const json& file, Report& report) {
   for (const json& row : file.at("cases")) {
     const json& kwargs = row[1];

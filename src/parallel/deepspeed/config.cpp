@@ -1,0 +1,248 @@
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <limits>
+
+#include "accelerate/error.hpp"
+#include "parallel/deepspeed/document.hpp"
+
+namespace accelerate {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+constexpr int64_t kMaxDepth = 64;                     // DeepSpeed's own has 4; what walks through it is recursive
+const std::string kMark("\0number ", 8);              // begins strings that stand for numbers without a JSON form
+constexpr std::string_view kWritten = "\"\\u0000number ";  // the same in JSON
+
+[[noreturn]] void refuse(const std::string& text) { throw ConfigError("DeepSpeed configuration: " + text); }
+
+const std::map<std::string, double>& words() {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  static const std::map<std::string, double> words{{"Infinity", kInfinity}, {"-Infinity", -kInfinity}, {"NaN", std::numeric_limits<double>::quiet_NaN()}};
+  return words;
+}
+
+/// Python's JSON has three words for numbers that the standard lacks: they become marked strings. Also counts levels, before anything recurses.
+std::string strict_json(std::string_view text) {
+  std::string result;
+  int64_t depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      result += c;
+      if (c == '\\' && i + 1 < text.size()) result += text[++i];
+      else if (c == '"') in_string = false;
+      continue;
+    }
+    if (c == '[' || c == '{') {
+      if (++depth > kMaxDepth) refuse("found more than " + std::to_string(kMaxDepth) + " levels of sections and lists; DeepSpeed's configuration has 4");
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+    in_string = c == '"';
+    const std::string* word = nullptr;
+    for (const auto& [name, number] : words())
+      if (text.substr(i, name.size()) == name) word = &name;
+    if (!word) {
+      result += c;
+      continue;
+    }
+    i += word->size() - 1;
+    result += std::string(kWritten) + *word + '"';
+  }
+  return result;
+}
+
+/// Marked strings to numbers. Nothing else may look like a mark.
+void numbers_from_words(json& node) {
+  if (node.is_structured()) {
+    for (auto& [key, child] : node.items()) {
+      if (key.find('\0') != std::string::npos) refuse("the name of a setting is a number without a JSON form, or has a zero byte");
+      numbers_from_words(child);
+    }
+  } else if (node.is_string()) {
+    const auto& text = node.get_ref<const std::string&>();
+    if (text.find('\0') == std::string::npos) return;
+    const auto word = text.starts_with(kMark) ? words().find(text.substr(kMark.size())) : words().end();
+    if (word == words().end()) refuse("a text has a zero byte");
+    node = word->second;
+  }
+}
+
+void words_from_numbers(json& node) {
+  if (node.is_structured()) {
+    for (auto& child : node) words_from_numbers(child);
+  } else if (node.is_number_float() && !std::isfinite(node.get<double>())) {
+    const double number = node.get<double>();
+    node = kMark + (std::isnan(number) ? "NaN" : number > 0 ? "Infinity" : "-Infinity");
+  }
+}
+
+/// Nothing when it is no JSON; `why` then says so.
+std::optional<json> parsed(std::string_view text, std::string& why) {
+  try {
+    auto result = json::parse(strict_json(text));
+    numbers_from_words(result);
+    return result;
+  } catch (const json::exception& error) {
+    why = error.what();
+    return std::nullopt;
+  }
+}
+
+/// Nothing when a character is none of base64.
+std::optional<std::string> base64_decoded(std::string_view text) {
+  std::string result;
+  uint32_t bits = 0;
+  int count = 0;
+  bool ended = false;
+  for (const char c : text) {
+    if (c == '\n' || c == '\r' || c == ' ') continue;
+    if (c == '=') {
+      ended = true;
+      continue;
+    }
+    const int value = c >= 'A' && c <= 'Z' ? c - 'A' : c >= 'a' && c <= 'z' ? c - 'a' + 26 : c >= '0' && c <= '9' ? c - '0' + 52 : c == '+' || c == '-' ? 62 : c == '/' || c == '_' ? 63 : -1;
+    if (value < 0 || ended) return std::nullopt;
+    bits = bits << 6 | static_cast<uint32_t>(value);
+    if ((count += 6) >= 8) result += static_cast<char>(bits >> (count -= 8) & 0xFF);
+  }
+  return result;
+}
+
+std::string shortened(const std::string& text) { return text.size() <= 80 ? text : text.substr(0, 77) + "..."; }
+
+json read(const std::string& source) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;  // JSON is no path, and may be too long for one
+  std::string why;
+  std::optional<json> result;
+  if (source.find('\0') == std::string::npos && fs::exists(source, ignored)) {
+    if (!fs::is_regular_file(source, ignored)) refuse("'" + source + "' is no file, expected the path of a JSON file");
+    std::ifstream stream(source, std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(stream), {}};
+    if (!stream) refuse("'" + source + "' can't be read; check its permissions");
+    result = parsed(text, why);
+    if (!result) refuse("'" + source + "' is no JSON: " + why);
+  } else {
+    result = parsed(source, why);
+    if (!result)
+      if (const auto decoded = base64_decoded(source)) result = parsed(*decoded, why);
+    if (!result) refuse("found '" + shortened(source) + "', expected the path of an existing file, JSON, or JSON in base64; if it is a path, compare it with the folder that the program runs in. As JSON: " + why);
+  }
+  if (!result->is_object()) refuse("found " + shortened(result->dump(-1, ' ', false, json::error_handler_t::replace)) + ", expected a JSON object with sections such as zero_optimization");
+  return *std::move(result);
+}
+
+/// The node at a dotted key; null when there is none, or when one on the way is null.
+const json* find(const json& root, std::string_view key) {
+  const json* node = &root;
+  for (size_t begin = 0;;) {
+    if (node->is_null()) return nullptr;
+    if (!node->is_object()) refuse("'" + std::string(key.substr(0, begin ? begin - 1 : 0)) + "' is " + shortened(node->dump(-1, ' ', false, json::error_handler_t::replace)) + ", expected a section, which has '" + std::string(key.substr(begin)) + "'");
+    const size_t end = std::min(key.find('.', begin), key.size());
+    const auto child = node->find(std::string(key.substr(begin, end - begin)));
+    if (child == node->end()) return nullptr;
+    node = &*child;
+    if (end == key.size()) return node;
+    begin = end + 1;
+  }
+}
+
+bool truth(const json& value) { return value.is_boolean() ? value.get<bool>() : value.is_number() ? value.get<double>() != 0 : value.is_string() ? !value.get_ref<const std::string&>().empty() : !value.empty(); }
+
+}  // namespace
+
+DeepSpeedConfig::DeepSpeedConfig(const std::string& source) : document_(std::make_unique<Document>(Document{read(source)})) {}
+DeepSpeedConfig::DeepSpeedConfig(const DeepSpeedConfig& other) : document_(std::make_unique<Document>(*other.document_)) {}
+DeepSpeedConfig::DeepSpeedConfig(DeepSpeedConfig&&) noexcept = default;
+DeepSpeedConfig& DeepSpeedConfig::operator=(DeepSpeedConfig other) noexcept {
+  document_.swap(other.document_);
+  return *this;
+}
+DeepSpeedConfig::~DeepSpeedConfig() = default;
+
+std::optional<DeepSpeedValue> DeepSpeedConfig::get_value(std::string_view key) const {
+  const json* node = find(document_->json, key);
+  if (!node || node->is_null()) return std::nullopt;
+  if (node->is_boolean()) return node->get<bool>();
+  if (node->is_number_unsigned() && node->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return node->get<double>();
+  if (node->is_number_integer()) return node->get<int64_t>();
+  if (node->is_number()) return node->get<double>();
+  if (node->is_string()) return node->get<std::string>();
+  refuse("'" + std::string(key) + "' is a " + (node->is_array() ? "list" : "section") + ", expected a single value; read it with to_json()");
+}
+
+bool DeepSpeedConfig::contains(std::string_view key) const { return find(document_->json, key) != nullptr; }
+
+void DeepSpeedConfig::set_value(std::string_view key, const DeepSpeedValue& value) {
+  const auto* text = std::get_if<std::string>(&value);
+  if (key.find('\0') != std::string_view::npos || (text && text->find('\0') != std::string::npos)) refuse("a name or a text has a zero byte");
+  json* node = &document_->json;
+  for (size_t begin = 0; begin <= key.size();) {
+    const size_t end = std::min(key.find('.', begin), key.size());
+    if (node->is_null()) *node = json::object();
+    if (!node->is_object()) refuse("'" + std::string(key.substr(0, begin ? begin - 1 : 0)) + "' is no section, so that '" + std::string(key) + "' can't be set");
+    node = &(*node)[std::string(key.substr(begin, end - begin))];
+    begin = end + 1;
+  }
+  std::visit([node](const auto& content) { *node = content; }, value);
+}
+
+bool DeepSpeedConfig::del_config_sub_tree(std::string_view key) {
+  if (!contains(key)) return false;
+  const size_t dot = key.rfind('.');
+  json& parent = dot == std::string_view::npos ? document_->json : const_cast<json&>(*find(document_->json, key.substr(0, dot)));
+  parent.erase(std::string(key.substr(dot == std::string_view::npos ? 0 : dot + 1)));
+  return true;
+}
+
+bool DeepSpeedConfig::is_auto(std::string_view key) const {
+  const json* node = find(document_->json, key);
+  return node && node->is_string() && node->get_ref<const std::string&>() == "auto";
+}
+bool DeepSpeedConfig::is_true(std::string_view key) const {
+  const json* node = find(document_->json, key);
+  return node && !node->is_null() && truth(*node);
+}
+bool DeepSpeedConfig::is_false(std::string_view key) const {
+  const json* node = find(document_->json, key);
+  return node && !node->is_null() && !truth(*node);
+}
+
+bool DeepSpeedConfig::is_zero2() const {
+  const json* stage = find(document_->json, "zero_optimization.stage");
+  return stage && stage->is_number() && *stage == 2;
+}
+bool DeepSpeedConfig::is_zero3() const {
+  const json* stage = find(document_->json, "zero_optimization.stage");
+  return stage && stage->is_number() && *stage == 3;
+}
+bool DeepSpeedConfig::is_offload() const {
+  if (!is_zero2() && !is_zero3()) return false;
+  for (const char* key : {"zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device"})
+    if (const json* device = find(document_->json, key); device && (*device == "cpu" || *device == "nvme")) return true;
+  return false;
+}
+
+std::string DeepSpeedConfig::to_json(std::string_view key, int indent) const {
+  const json* node = key.empty() ? &document_->json : find(document_->json, key);
+  if (!node) refuse("there is no '" + std::string(key) + "'");
+  json copy = *node;
+  words_from_numbers(copy);
+  const std::string text = copy.dump(indent, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);
+  std::string result;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text.compare(i, kWritten.size(), kWritten) != 0) {
+      result += text[i];
+      continue;
+    }
+    i += kWritten.size();
+    while (text[i] != '"') result += text[i++];
+  }
+  return result;
+}
+
+}  // namespace accelerate
