@@ -17,11 +17,12 @@ struct WeightRules {
   std::vector<std::string> head_prefixes;    ///< Parameters that may be missing from the files.
   std::vector<std::string> ignored_suffixes; ///< Tensors of the files that are no parameters and not worth a report.
   bool ignore_mismatched_sizes = false;
+  std::function<std::string(const std::string& name)> other_name;  ///< What other files call a parameter of this name; may be empty.
 };
 
 /// Copies tensors (as load_checkpoint_files maps them) into the module's parameters and buffers. Everything is checked before the first byte is copied.
 /// @param source  Name of the files, for messages.
-/// @throws CheckpointError listing every shape that differs, and every missing parameter that is not of a head.
+/// @throws CheckpointError listing every shape that differs and every missing parameter that is not of a head.
 LoadReport load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& tensors, const WeightRules& rules, const std::string& source);
 
 /// Parameters and buffers by name, without a copy.
