@@ -4,6 +4,7 @@
 
 #include "accelerate/error.hpp"
 #include "accelerate/models/bert.hpp"
+#include "models/activations.hpp"
 #include "models/bert_config.hpp"
 #include "models/check_field.hpp"
 #include "models/json_file.hpp"
@@ -12,8 +13,6 @@ namespace accelerate::models {
 namespace {
 
 using nlohmann::ordered_json;
-
-constexpr const char* kConfigFile = "config.json";
 
 constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "BertConfig", field, found, expected); };
 
@@ -56,9 +55,10 @@ void BertConfig::validate() const {
 }
 
 BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
-  const JsonFile file(folder / kConfigFile);
+  const auto path = config_file(folder);
+  const JsonFile file(path);
   const auto refuse = [&](const char* key, const std::string& found, const std::string& expected) {
-    throw CheckpointError("'" + (folder / kConfigFile).string() + "': " + key + " is " + found + ", expected " + expected + ".");
+    throw CheckpointError("'" + path.string() + "': " + key + " is " + found + ", expected " + expected + ".");
   };
   std::string model_type = "bert";
   file.read("model_type", model_type);
@@ -101,7 +101,7 @@ BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
   try {
     config.validate();
   } catch (const ConfigError& error) {
-    throw CheckpointError("'" + (folder / kConfigFile).string() + "': " + error.what());
+    throw CheckpointError("'" + path.string() + "': " + error.what());
   }
   return config;
 }

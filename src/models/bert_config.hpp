@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -8,13 +7,6 @@
 #include "accelerate/models/bert.hpp"
 
 namespace accelerate::models {
-
-using Activation = at::Tensor (*)(const at::Tensor&);
-
-/// By its name in config.json; empty if it is not known.
-std::optional<Activation> find_activation(const std::string& name);
-/// The names, for messages.
-std::string known_activations();
 
 /// Weights as BERT was trained from: normal with the configured deviation, no bias, neutral layer norms, nothing for padding.
 /// @param name  Of the parameter, in Hugging Face's spelling.

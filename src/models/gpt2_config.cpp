@@ -1,5 +1,5 @@
 #include "accelerate/error.hpp"
-#include "models/bert_config.hpp"
+#include "models/activations.hpp"
 #include "models/check_field.hpp"
 #include "models/gpt2_config.hpp"
 #include "models/json_file.hpp"
@@ -25,7 +25,8 @@ void GPT2Config::validate() const {
 }
 
 GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
-  const JsonFile file(config_path(folder));
+  const auto path = config_file(folder);
+  const JsonFile file(path);
   std::string model_type = "gpt2";
   file.read("model_type", model_type);
   if (model_type != "gpt2") file.fail("model_type", model_type, "'gpt2'; load it with the class of its architecture");
@@ -52,7 +53,7 @@ GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
   try {
     config.validate();
   } catch (const ConfigError& error) {
-    throw CheckpointError("'" + config_path(folder).string() + "': " + error.what());
+    throw CheckpointError("'" + path.string() + "': " + error.what());
   }
   return config;
 }
