@@ -73,10 +73,10 @@ ACCELERATE_API void save_safetensors(const std::filesystem::path& path, const st
 /// All tensors of a model that was saved in the Hugging Face layout, mapped.
 ///
 /// @param path  A folder with `model.safetensors`, or else with `model.safetensors.index.json` and the shards that it names;
-///   or one of these files itself.
+///   or one of these files itself. Or a folder with `pytorch_model.bin` or its shards with an index, which are read into memory: as data, nothing in a pickle is executed.
 /// @throws CheckpointError if there is neither, if the index is malformed, points out of its folder, or names a tensor that its shard lacks.
 ACCELERATE_API std::map<std::string, at::Tensor> load_checkpoint_files(const std::filesystem::path& path);
-/// The same, but which file holds each tensor instead of the tensors.
+/// The same without pickles, but which file holds each tensor instead of the tensors.
 ACCELERATE_API std::map<std::string, SafetensorsFile> open_checkpoint_files(const std::filesystem::path& path);
 
 }  // namespace accelerate

@@ -5,6 +5,8 @@
 
 #include "accelerate/error.hpp"
 #include "accelerate/safetensors.hpp"
+#include "formats/input_file.hpp"
+#include "formats/torch_archive.hpp"
 
 namespace accelerate {
 namespace {
@@ -13,6 +15,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kPickledWeights = "pytorch_model.bin";
+constexpr const char* kPickledIndex = "pytorch_model.bin.index.json";
 
 /// tensor -> shard, from the index's "weight_map".
 std::map<std::string, std::string> read_weight_map(const fs::path& path) {
@@ -59,18 +63,50 @@ std::map<std::string, SafetensorsFile> open_file(const fs::path& path) {
   return tensors;
 }
 
+/// A dict of tensors by torch.save. Read as data: nothing in it is executed.
+std::map<std::string, at::Tensor> load_archive(const fs::path& path) {
+  const auto file = std::make_shared<formats::InputFile>(path);
+  const auto value = formats::TorchArchive(file, 0, file->size(), "load '" + path.string() + "'").value();
+  const auto fail = [&](const std::string& what) -> void { throw CheckpointError("load '" + path.string() + "': " + what + ", expected tensors by their names. Save the model's state_dict()."); };
+  if (!value.isGenericDict()) fail("found " + value.tagKind());
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& item : value.toGenericDict()) {
+    if (!item.key().isString() || !item.value().isTensor()) fail("found " + item.value().tagKind() + (item.key().isString() ? " under '" + item.key().toStringRef() + "'" : ""));
+    tensors.emplace(item.key().toStringRef(), item.value().toTensor());
+  }
+  return tensors;
+}
+
+std::map<std::string, at::Tensor> load_archives(const fs::path& index) {
+  std::map<std::string, std::map<std::string, at::Tensor>> files;
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, shard] : read_weight_map(index)) {
+    auto file = files.find(shard);
+    if (file == files.end()) file = files.emplace(shard, load_archive(index.parent_path() / shard)).first;
+    const auto found = file->second.find(name);
+    if (found == file->second.end())
+      throw CheckpointError("checkpoint index '" + index.string() + "': tensor '" + name + "' should be in '" + shard + "', which lacks it. Index and shards are of different checkpoints.");
+    tensors.emplace(name, found->second);
+  }
+  return tensors;
+}
+
 }  // namespace
 
 std::map<std::string, SafetensorsFile> open_checkpoint_files(const fs::path& path) {
   if (!fs::is_directory(path)) return path.extension() == ".json" ? open_index(path) : open_file(path);
   if (fs::exists(path / kWeights)) return open_file(path / kWeights);
   if (fs::exists(path / kIndex)) return open_index(path / kIndex);
-  const bool pickled = fs::exists(path / "pytorch_model.bin") || fs::exists(path / "pytorch_model.bin.index.json");
+  const bool pickled = fs::exists(path / kPickledWeights) || fs::exists(path / kPickledIndex);
   throw CheckpointError("folder '" + path.string() + "' holds neither " + kWeights + " nor " + kIndex + "." +
-                        (pickled ? " It holds pytorch_model.bin, which is a pickle and may run code; convert it with Python's safetensors." : " Is it the folder of a saved model?"));
+                        (pickled ? " It holds pytorch_model.bin, which can't be mapped; load_checkpoint_files() reads it into memory." : " Is it the folder of a saved model?"));
 }
 
 std::map<std::string, at::Tensor> load_checkpoint_files(const fs::path& path) {
+  if (fs::is_directory(path) && !fs::exists(path / kWeights) && !fs::exists(path / kIndex)) {
+    if (fs::exists(path / kPickledWeights)) return load_archive(path / kPickledWeights);
+    if (fs::exists(path / kPickledIndex)) return load_archives(path / kPickledIndex);
+  }
   std::map<std::string, at::Tensor> tensors;
   for (const auto& [name, file] : open_checkpoint_files(path)) tensors.emplace(name, file.tensor(name));
   return tensors;

@@ -237,6 +237,8 @@ class PickleParser {
       }
       case 'b': {
         const auto state = pop();
+        // state_dict() hangs its versions on the OrderedDict as an attribute, which nobody needs.
+        if (stack_.size() > bottom() && pickle_.nodes_[stack_.back()].kind == Kind::dict) return;
         auto& object = top(Kind::object);
         object.items.resize(1);
         object.items.push_back(state);

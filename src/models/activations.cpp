@@ -1,3 +1,4 @@
+#include <ATen/ops/clamp.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
@@ -11,6 +12,7 @@ namespace {
 at::Tensor exact_gelu(const at::Tensor& x) { return at::gelu(x); }
 at::Tensor tanh_gelu(const at::Tensor& x) { return at::gelu(x, "tanh"); }
 at::Tensor relu(const at::Tensor& x) { return at::relu(x); }
+at::Tensor relu6(const at::Tensor& x) { return at::clamp(x, 0, 6); }
 at::Tensor silu(const at::Tensor& x) { return at::silu(x); }
 at::Tensor tanh(const at::Tensor& x) { return at::tanh(x); }
 
@@ -21,6 +23,7 @@ constexpr std::pair<const char*, Activation> kActivations[] = {
     {"gelu_fast", tanh_gelu},
     {"gelu_pytorch_tanh", tanh_gelu},
     {"relu", relu},
+    {"relu6", relu6},
     {"silu", silu},
     {"swish", silu},
     {"tanh", tanh},
@@ -38,6 +41,13 @@ std::string known_activations() {
   std::string names;
   for (const auto& row : kActivations) names.append(names.empty() ? "" : ", ").append(row.first);
   return names;
+}
+
+Activation read_activation(const JsonFile& config, const char* key, std::string name) {
+  config.read(key, name);
+  const auto found = find_activation(name);
+  if (!found) config.fail(key, name, "one of " + known_activations());
+  return *found;
 }
 
 }  // namespace accelerate::models

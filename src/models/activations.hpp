@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "models/json_file.hpp"
+
 namespace accelerate::models {
 
 using Activation = at::Tensor (*)(const at::Tensor&);
@@ -13,5 +15,7 @@ using Activation = at::Tensor (*)(const at::Tensor&);
 std::optional<Activation> find_activation(const std::string& name);
 /// The names, for messages.
 std::string known_activations();
+/// The one that a field of config.json names. @throws CheckpointError if it is not known.
+Activation read_activation(const JsonFile& config, const char* key, std::string name);
 
 }  // namespace accelerate::models

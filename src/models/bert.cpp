@@ -1,12 +1,12 @@
 #include "accelerate/models/bert.hpp"
 
-#include <limits>
 #include <sstream>
 
 #include <torch/torch.h>
 
 #include "accelerate/error.hpp"
 #include "models/activations.hpp"
+#include "models/attention.hpp"
 #include "models/bert_config.hpp"
 #include "models/layers.hpp"
 
@@ -17,10 +17,6 @@ namespace detail {
 
 using torch::Tensor;
 
-torch::nn::LayerNorm make_layer_norm(const BertConfig& config) {
-  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.hidden_size}).eps(config.layer_norm_eps));
-}
-
 /// Sum of word, segment and position embeddings. [B, T] -> [B, T, D]
 class BertEmbeddings : public torch::nn::Cloneable<BertEmbeddings> {
  public:
@@ -30,7 +26,7 @@ class BertEmbeddings : public torch::nn::Cloneable<BertEmbeddings> {
     word_embeddings_ = register_module("word_embeddings", make_embedding(config_.vocab_size, config_.hidden_size, config_.pad_token_id));
     position_embeddings_ = register_module("position_embeddings", make_embedding(config_.max_position_embeddings, config_.hidden_size));
     token_type_embeddings_ = register_module("token_type_embeddings", make_embedding(config_.type_vocab_size, config_.hidden_size));
-    layer_norm_ = register_module("LayerNorm", make_layer_norm(config_));
+    layer_norm_ = register_module("LayerNorm", make_layer_norm(config_.hidden_size, config_.layer_norm_eps));
   }
 
   Tensor forward(const Tensor& input_ids, const Tensor& token_type_ids) {
@@ -56,12 +52,9 @@ class BertSelfAttention : public torch::nn::Cloneable<BertSelfAttention> {
     value_ = register_module("value", std::make_shared<Dense>(config_.hidden_size, config_.hidden_size));
   }
 
-  /// @param mask  Added to the scores, [B, 1, 1, T], or undefined.
-  Tensor forward(const Tensor& hidden, const Tensor& mask) {
-    const auto heads = [&](const Tensor& x) { return x.unflatten(-1, {config_.num_attention_heads, -1}).transpose(1, 2); };  // [B, H, T, D/H]
-    const auto attended = at::scaled_dot_product_attention(heads(query_->forward(hidden)), heads(key_->forward(hidden)), heads(value_->forward(hidden)),
-                                                           mask.defined() ? std::optional(mask) : std::nullopt, is_training() ? config_.attention_probs_dropout_prob : 0.0);
-    return attended.transpose(1, 2).flatten(2);
+  Tensor forward(const Tensor& hidden, const AttentionMask& mask) {
+    const auto heads = [&](const Tensor& x) { return split_heads(x, config_.hidden_size / config_.num_attention_heads); };
+    return attend(heads(query_->forward(hidden)), heads(key_->forward(hidden)), heads(value_->forward(hidden)), mask, {.dropout = is_training() ? config_.attention_probs_dropout_prob : 0.0});
   }
 
  private:
@@ -76,7 +69,7 @@ class BertResidual : public torch::nn::Cloneable<BertResidual> {
 
   void reset() override {
     dense_ = register_module("dense", std::make_shared<Dense>(input_size_, config_.hidden_size));
-    layer_norm_ = register_module("LayerNorm", make_layer_norm(config_));
+    layer_norm_ = register_module("LayerNorm", make_layer_norm(config_.hidden_size, config_.layer_norm_eps));
   }
 
   Tensor forward(const Tensor& x, const Tensor& residual) {
@@ -99,7 +92,7 @@ class BertAttention : public torch::nn::Cloneable<BertAttention> {
     output_ = register_module("output", std::make_shared<BertResidual>(config_, config_.hidden_size));
   }
 
-  Tensor forward(const Tensor& hidden, const Tensor& mask) { return output_->forward(self_->forward(hidden, mask), hidden); }
+  Tensor forward(const Tensor& hidden, const AttentionMask& mask) { return output_->forward(self_->forward(hidden, mask), hidden); }
 
  private:
   BertConfig config_;
@@ -130,7 +123,7 @@ class BertLayer : public torch::nn::Cloneable<BertLayer> {
     output_ = register_module("output", std::make_shared<BertResidual>(config_, config_.intermediate_size));
   }
 
-  Tensor forward(const Tensor& hidden, const Tensor& mask) {
+  Tensor forward(const Tensor& hidden, const AttentionMask& mask) {
     const auto attended = attention_->forward(hidden, mask);
     return output_->forward(intermediate_->forward(attended), attended);
   }
@@ -151,7 +144,7 @@ class BertEncoder : public torch::nn::Cloneable<BertEncoder> {
     for (int64_t i = 0; i < config_.num_hidden_layers; ++i) layer_->push_back(std::make_shared<BertLayer>(config_));
   }
 
-  Tensor forward(Tensor hidden, const Tensor& mask) {
+  Tensor forward(Tensor hidden, const AttentionMask& mask) {
     for (const auto& layer : *layer_) hidden = layer->as<BertLayer>()->forward(hidden, mask);
     return hidden;
   }
@@ -185,17 +178,6 @@ void require_same_shape(const Tensor& input_ids, const Tensor& other, const char
   std::ostringstream text;
   text << "BertModel::forward: " << name << " has shape " << other.sizes() << ", but input_ids " << input_ids.sizes() << ". All inputs are [B, T].";
   throw ShapeError(text.str());
-}
-
-/// What is added to attention scores, [B, 1, 1, T]: 0 for tokens, the lowest number for padding. Undefined if nothing is padded.
-Tensor additive_mask(const Tensor& attention_mask, at::ScalarType dtype) {
-  if (!attention_mask.defined()) return {};
-  const auto padded = attention_mask.eq(0);
-  // Worth a look on a CPU, where attention without a mask is faster; on an accelerator it would wait for the device.
-  if (padded.is_cpu() && !padded.any().item<bool>()) return {};
-  double lowest = 0;
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "additive_mask", [&] { lowest = static_cast<double>(std::numeric_limits<scalar_t>::lowest()); });
-  return torch::zeros(padded.sizes(), padded.options().dtype(dtype)).masked_fill_(padded, lowest).unsqueeze(1).unsqueeze(1);
 }
 
 const BertConfig& valid(const BertConfig& config) {
@@ -244,7 +226,7 @@ BertOutput BertModelImpl::forward(const Tensor& input_ids, const Tensor& attenti
   require_same_shape(input_ids, attention_mask, "attention_mask");
   require_same_shape(input_ids, token_type_ids, "token_type_ids");
   auto hidden = embeddings_->forward(input_ids, token_type_ids);
-  hidden = encoder_->forward(hidden, additive_mask(attention_mask, hidden.scalar_type()));
+  hidden = encoder_->forward(hidden, padding_mask(attention_mask, hidden));
   return {hidden, pooler_ ? pooler_->forward(hidden) : Tensor()};
 }
 

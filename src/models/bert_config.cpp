@@ -14,8 +14,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* kConfigFile = "config.json";
-
 constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "BertConfig", field, found, expected); };
 
 /// "id2label" is an object from a number, as text, to a name; the numbers must be 0, 1, 2, ...
@@ -57,9 +55,10 @@ void BertConfig::validate() const {
 }
 
 BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
-  const JsonFile file(folder / kConfigFile);
+  const auto path = config_file(folder);
+  const JsonFile file(path);
   const auto refuse = [&](const char* key, const std::string& found, const std::string& expected) {
-    throw CheckpointError("'" + (folder / kConfigFile).string() + "': " + key + " is " + found + ", expected " + expected + ".");
+    throw CheckpointError("'" + path.string() + "': " + key + " is " + found + ", expected " + expected + ".");
   };
   std::string model_type = "bert";
   file.read("model_type", model_type);
@@ -99,7 +98,7 @@ BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
   else
     config.set_num_labels(num_labels);
   config.other_fields = file.root().dump();
-  return validated(config, folder / kConfigFile);
+  return validated(config, path);
 }
 
 std::string to_json(const BertConfig& config, const std::string& architecture, const std::string& dtype) {

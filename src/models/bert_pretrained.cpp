@@ -2,6 +2,7 @@
 
 #include "accelerate/models/bert.hpp"
 #include "accelerate/safetensors.hpp"
+#include "models/architecture.hpp"
 #include "models/bert_config.hpp"
 #include "models/weights.hpp"
 
@@ -10,13 +11,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+WeightRules rules(bool ignore_mismatched_sizes = false) {
+  return {.base_prefix = "bert.",
+          .head_prefixes = {"classifier.", "bert.pooler.", "pooler."},
+          .ignored_suffixes = {"embeddings.position_ids"},  // 0, 1, 2, ... in old files
+          .ignore_mismatched_sizes = ignore_mismatched_sizes};
+}
+
 /// Fills an uninitialised model; what the files lack is initialised freshly.
 void load_folder(torch::nn::Module& model, const BertConfig& config, const fs::path& folder, const BertLoadOptions& options, LoadReport* report) {
-  const WeightRules rules{.base_prefix = "bert.",
-                          .head_prefixes = {"classifier.", "bert.pooler.", "pooler."},
-                          .ignored_suffixes = {"embeddings.position_ids"},  // 0, 1, 2, ... in old files
-                          .ignore_mismatched_sizes = options.ignore_mismatched_sizes};
-  auto found = load_weights(model, load_checkpoint_files(folder), rules, folder.string());
+  auto found = load_weights(model, load_checkpoint_files(folder), rules(options.ignore_mismatched_sizes), folder.string());
   auto parameters = model.named_parameters();
   for (const auto* names : {&found.missing_keys, &found.mismatched_keys})
     for (const auto& name : *names) initialize(name, parameters[name], config);
@@ -42,5 +46,28 @@ BertForSequenceClassification BertForSequenceClassification::from_pretrained(con
 
 void BertModelImpl::save_pretrained(const fs::path& folder) const { save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, "BertModel", dtype); }); }
 void BertForSequenceClassificationImpl::save_pretrained(const fs::path& folder) const { save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, "BertForSequenceClassification", dtype); }); }
+
+Architecture build_bert(const fs::path& path, const std::string& class_name) {
+  const auto config = BertConfig::from_pretrained(path);
+  Architecture result{.module = nullptr, .rules = rules(), .initialize = [config](const std::string& name, at::Tensor parameter) { initialize(name, std::move(parameter), config); }};
+  const auto take = [](const AutoModel::Tensors& inputs) { return take_inputs(inputs, {"input_ids", "attention_mask", "token_type_ids"}, 1); };
+  if (class_name == "BertForSequenceClassification") {
+    const auto model = BertForSequenceClassification(config, Weights::uninitialized).ptr();
+    result.module = model;
+    result.forward = [model, take](const AutoModel::Tensors& inputs) {
+      const auto given = take(inputs);
+      return AutoModel::Tensors{{"logits", model->forward(given[0], given[1], given[2])}};
+    };
+  } else {
+    const auto model = BertModel(config, BertModelOptions{}, Weights::uninitialized).ptr();
+    result.module = model;
+    result.forward = [model, take](const AutoModel::Tensors& inputs) {
+      const auto given = take(inputs);
+      const auto output = model->forward(given[0], given[1], given[2]);
+      return AutoModel::Tensors{{"last_hidden_state", output.last_hidden_state}, {"pooler_output", output.pooler_output}};
+    };
+  }
+  return result;
+}
 
 }  // namespace accelerate::models

@@ -25,7 +25,8 @@ void GPT2Config::validate() const {
 }
 
 GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
-  const JsonFile file(config_path(folder));
+  const auto path = config_file(folder);
+  const JsonFile file(path);
   std::string model_type = "gpt2";
   file.read("model_type", model_type);
   if (model_type != "gpt2") file.fail("model_type", model_type, "'gpt2'; load it with the class of its architecture");
@@ -49,7 +50,7 @@ GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
   file.read("scale_attn_by_inverse_layer_idx", config.scale_attn_by_inverse_layer_idx);
   file.read("tie_word_embeddings", config.tie_word_embeddings);
   config.other_fields = file.root().dump();
-  return validated(config, config_path(folder));
+  return validated(config, path);
 }
 
 std::string to_json(const GPT2Config& config, const std::string& architecture, const std::string& dtype) {

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include "accelerate/models/gpt2.hpp"
+#include "models/architecture.hpp"
 #include "models/gpt2_config.hpp"
 #include "models/weights.hpp"
 
@@ -9,16 +10,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
+WeightRules rules(const GPT2Config& config) {
+  WeightRules rules{.base_prefix = "transformer.", .head_prefixes = {"lm_head."}, .ignored_suffixes = {".attn.bias", ".attn.masked_bias"}};  // the causal mask, which old files have
+  if (config.tie_word_embeddings) rules.ignored_suffixes.push_back("lm_head.weight");                                                      // a copy of the embeddings
+  return rules;
+}
+
 /// Fills an uninitialised model; what the files lack is initialised freshly.
 void load_folder(torch::nn::Module& model, const GPT2Config& config, const fs::path& folder, LoadReport* report) {
-  const WeightRules rules{.base_prefix = "transformer.",
-                          .head_prefixes = {"lm_head."},
-                          .ignored_suffixes = {".attn.bias", ".attn.masked_bias"},  // the causal mask, which old files have
-                          .ignore_mismatched_sizes = false};
-  auto found = load_pretrained(model, folder, rules);
+  auto found = load_pretrained(model, folder, rules(config));
   auto parameters = model.named_parameters();
   for (const auto& name : found.missing_keys) initialize(name, parameters[name], config);
-  if (config.tie_word_embeddings) std::erase(found.unexpected_keys, "lm_head.weight");  // a copy of the embeddings
   if (report) *report = std::move(found);
 }
 
@@ -43,6 +45,12 @@ void GPT2ModelImpl::save_pretrained(const fs::path& folder) const {
 }
 void GPT2LMHeadModelImpl::save_pretrained(const fs::path& folder) const {
   save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, "GPT2LMHeadModel", dtype); });
+}
+
+Architecture build_gpt2(const fs::path& path, const std::string&) {
+  const auto config = GPT2Config::from_pretrained(path);
+  const auto model = GPT2LMHeadModel(config, Weights::uninitialized).ptr();
+  return {.module = model, .rules = rules(config), .initialize = [config](const std::string& name, at::Tensor parameter) { initialize(name, std::move(parameter), config); }, .causal = causal_forward(model)};
 }
 
 }  // namespace accelerate::models

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -8,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -36,8 +38,8 @@ inline void create_folder(const std::filesystem::path& folder) {
   if (error) throw CheckpointError("can't create the folder '" + folder.string() + "': " + error.message() + ".");
 }
 
-/// The file that holds a model's config.json: the model itself if it is a .gguf file.
-inline std::filesystem::path config_path(const std::filesystem::path& model) { return model.extension() == ".gguf" ? model : model / "config.json"; }
+/// config.json of a folder, or the path itself where that is no folder.
+inline std::filesystem::path config_file(const std::filesystem::path& path) { return std::filesystem::is_directory(path) ? path / "config.json" : path; }
 
 /// A JSON object in a file, whose fields are read with their types checked. Of a .gguf file it is the config.json that its metadata amounts to.
 class JsonFile {
@@ -76,6 +78,40 @@ class JsonFile {
     if (found == root_.end() || found->is_null()) return;
     read(key, inner);
     value = inner;
+  }
+
+  /// The field, or `fallback` where it is missing or null.
+  template <class T>
+  T get(const char* key, T fallback) const {
+    read(key, fallback);
+    return fallback;
+  }
+  std::string get(const char* key, const char* fallback) const { return get(key, std::string(fallback)); }
+  /// A number of things, 1 or more.
+  int64_t size(const char* key, int64_t fallback) const {
+    const int64_t found = get(key, fallback);
+    if (found < 1) fail(key, found, "at least 1");
+    return found;
+  }
+  /// size(), of which `whole`, the value of the field `of`, is a multiple.
+  int64_t divisor(const char* key, int64_t fallback, const char* of, int64_t whole) const {
+    const int64_t found = size(key, fallback);
+    if (whole % found != 0) fail(key, found, std::string("a divisor of ") + of + ", which is " + std::to_string(whole));
+    return found;
+  }
+  /// Sizes of which there may be any number but none.
+  std::vector<int64_t> sizes(const char* key, const std::vector<int64_t>& fallback) const {
+    const auto found = root_.find(key);
+    if (found == root_.end() || found->is_null()) return fallback;
+    std::vector<int64_t> result;
+    for (const auto& item : found->is_array() ? *found : nlohmann::ordered_json::array()) result.push_back(item.is_number_integer() ? item.get<int64_t>() : 0);
+    if (result.empty() || *std::min_element(result.begin(), result.end()) < 1) fail(key, *found, "a list of integers of at least 1");
+    return result;
+  }
+  double probability(const char* key, double fallback) const {
+    const double found = get(key, fallback);
+    if (!(found >= 0 && found < 1)) fail(key, found, "a probability from 0 to below 1");
+    return found;
   }
 
   /// A token is given as text or as an object with "content".

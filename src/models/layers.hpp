@@ -4,6 +4,7 @@
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -43,6 +44,10 @@ class RmsNorm : public torch::nn::Cloneable<RmsNorm> {
   double eps_;
   torch::Tensor weight_;
 };
+
+inline torch::nn::LayerNorm make_layer_norm(int64_t size, double eps, bool with_weights = true) {
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({size}).eps(eps).elementwise_affine(with_weights));
+}
 
 inline torch::nn::Embedding make_embedding(int64_t count, int64_t size, std::optional<int64_t> padding_idx = std::nullopt) {
   auto options = torch::nn::EmbeddingOptions(count, size)._weight(torch::empty({count, size}));

@@ -1,15 +1,16 @@
 #include "accelerate/models/llama.hpp"
 
 #include <numbers>
-#include <sstream>
 
 #include <torch/torch.h>
 
-#include "accelerate/error.hpp"
 #include "models/activations.hpp"
+#include "models/attention.hpp"
 #include "models/layers.hpp"
 #include "models/llama_config.hpp"
-#include "models/masks.hpp"
+#include "models/mixtral.hpp"
+#include "models/rotary.hpp"
+#include "models/token_inputs.hpp"
 
 // Registered names are Hugging Face's; they make the parameter names of the files.
 
@@ -20,46 +21,43 @@ using torch::Tensor;
 
 /// What all layers of one forward share.
 struct LlamaContext {
-  Tensor cos, sin;  ///< [B or 1, 1, T, head_size]
-  Tensor mask;      ///< added to the scores, [B, 1, T, T]; undefined: each token sees itself and those before it
+  Rotary rotary;
+  AttentionMask mask, window_mask;  ///< For layers that see all tokens before, and for those that see the last few.
+  KeyValueCache* cache;
 };
-
-/// The second half of each head is the imaginary part of the first.
-Tensor rotate(const Tensor& x, const LlamaContext& context) {
-  const auto halves = x.chunk(2, -1);
-  return x * context.cos + torch::cat({-halves[1], halves[0]}, -1) * context.sin;
-}
 
 class LlamaAttention : public torch::nn::Cloneable<LlamaAttention> {
  public:
-  explicit LlamaAttention(const LlamaConfig& config) : config_(config) { reset(); }
+  LlamaAttention(const LlamaConfig& config, int64_t layer) : Cloneable(config.family() + "Attention"), config_(config), layer_(layer) { reset(); }
 
   void reset() override {
     const int64_t size = config_.head_size(), all = config_.num_attention_heads * size, shared = config_.key_value_heads() * size;
-    q_proj_ = register_module("q_proj", std::make_shared<Dense>(config_.hidden_size, all, config_.attention_bias));
-    k_proj_ = register_module("k_proj", std::make_shared<Dense>(config_.hidden_size, shared, config_.attention_bias));
-    v_proj_ = register_module("v_proj", std::make_shared<Dense>(config_.hidden_size, shared, config_.attention_bias));
+    const bool bias = config_.attention_bias || config_.qkv_bias;
+    q_proj_ = register_module("q_proj", std::make_shared<Dense>(config_.hidden_size, all, bias));
+    k_proj_ = register_module("k_proj", std::make_shared<Dense>(config_.hidden_size, shared, bias));
+    v_proj_ = register_module("v_proj", std::make_shared<Dense>(config_.hidden_size, shared, bias));
     o_proj_ = register_module("o_proj", std::make_shared<Dense>(all, config_.hidden_size, config_.attention_bias));
   }
 
   Tensor forward(const Tensor& hidden, const LlamaContext& context) {
-    const auto heads = [&](const Tensor& x) { return x.unflatten(-1, {-1, config_.head_size()}).transpose(1, 2); };  // [B, H, T, head_size]
-    const auto query = rotate(heads(q_proj_->forward(hidden)), context), key = rotate(heads(k_proj_->forward(hidden)), context), value = heads(v_proj_->forward(hidden));
-    const auto attended = at::scaled_dot_product_attention(query, key, value, context.mask.defined() ? std::optional(context.mask) : std::nullopt,
-                                                           is_training() ? config_.attention_dropout : 0.0, /*is_causal=*/!context.mask.defined(), /*scale=*/std::nullopt,
-                                                           /*enable_gqa=*/config_.key_value_heads() != config_.num_attention_heads);
-    return o_proj_->forward(attended.transpose(1, 2).flatten(2));
+    const int64_t size = config_.head_size(), queries = config_.num_attention_heads;
+    // One turn for queries and keys: while decoding, time goes by the number of operators.
+    const auto turned = context.rotary.turn(split_heads(at::cat({q_proj_->forward(hidden), k_proj_->forward(hidden)}, -1), size));
+    const auto [key, value] = remember(context.cache, layer_, turned.narrow(1, queries, config_.key_value_heads()), split_heads(v_proj_->forward(hidden), size));
+    const auto& mask = config_.slides(layer_) ? context.window_mask : context.mask;
+    return o_proj_->forward(attend(turned.narrow(1, 0, queries), key, value, mask, {.dropout = is_training() ? config_.attention_dropout : 0.0}));
   }
 
  private:
   LlamaConfig config_;
+  int64_t layer_;
   std::shared_ptr<Dense> q_proj_, k_proj_, v_proj_, o_proj_;
 };
 
 /// SwiGLU. Source: arXiv:2002.05202.
 class LlamaMLP : public torch::nn::Cloneable<LlamaMLP> {
  public:
-  explicit LlamaMLP(const LlamaConfig& config) : config_(config), activation_(find_activation(config.hidden_act).value()) { reset(); }
+  explicit LlamaMLP(const LlamaConfig& config) : Cloneable(config.family() + "MLP"), config_(config), activation_(find_activation(config.hidden_act).value()) { reset(); }
 
   void reset() override {
     gate_proj_ = register_module("gate_proj", std::make_shared<Dense>(config_.hidden_size, config_.intermediate_size, config_.mlp_bias));
@@ -77,24 +75,31 @@ class LlamaMLP : public torch::nn::Cloneable<LlamaMLP> {
 
 class LlamaDecoderLayer : public torch::nn::Cloneable<LlamaDecoderLayer> {
  public:
-  explicit LlamaDecoderLayer(const LlamaConfig& config) : config_(config) { reset(); }
+  LlamaDecoderLayer(const LlamaConfig& config, int64_t layer) : Cloneable(config.family() + "DecoderLayer"), config_(config), layer_(layer) { reset(); }
 
   void reset() override {
-    self_attn_ = register_module("self_attn", std::make_shared<LlamaAttention>(config_));
-    mlp_ = register_module("mlp", std::make_shared<LlamaMLP>(config_));
+    self_attn_ = register_module("self_attn", std::make_shared<LlamaAttention>(config_, layer_));
+    if (config_.num_local_experts) {
+      experts_ = register_module("block_sparse_moe", std::make_shared<MixtralSparseMoeBlock>(config_));
+    } else {
+      mlp_ = register_module("mlp", std::make_shared<LlamaMLP>(config_));
+    }
     input_layernorm_ = register_module("input_layernorm", std::make_shared<RmsNorm>(config_.hidden_size, config_.rms_norm_eps));
     post_attention_layernorm_ = register_module("post_attention_layernorm", std::make_shared<RmsNorm>(config_.hidden_size, config_.rms_norm_eps));
   }
 
   Tensor forward(const Tensor& hidden, const LlamaContext& context) {
     const auto attended = hidden + self_attn_->forward(input_layernorm_->forward(hidden), context);
-    return attended + mlp_->forward(post_attention_layernorm_->forward(attended));
+    const auto normal = post_attention_layernorm_->forward(attended);
+    return attended + (experts_ ? experts_->forward(normal) : mlp_->forward(normal));
   }
 
  private:
   LlamaConfig config_;
+  int64_t layer_;
   std::shared_ptr<LlamaAttention> self_attn_;
-  std::shared_ptr<LlamaMLP> mlp_;
+  std::shared_ptr<LlamaMLP> mlp_;                   ///< One of these two.
+  std::shared_ptr<MixtralSparseMoeBlock> experts_;
   std::shared_ptr<RmsNorm> input_layernorm_, post_attention_layernorm_;
 };
 
@@ -105,10 +110,9 @@ namespace {
 using detail::LlamaContext;
 using torch::Tensor;
 
-/// Angle per position of each pair of a head's dimensions, [head_size / 2] in fp32.
+/// Radians per position of each pair of a head's dimensions, [head_size / 2] in fp32.
 Tensor frequencies(const LlamaConfig& config, const at::Device& device) {
-  const auto exponents = torch::arange(0, config.head_size(), 2, torch::TensorOptions().dtype(at::kFloat).device(device)) / static_cast<double>(config.head_size());
-  const Tensor plain = 1.0 / torch::pow(config.rope_theta, exponents);
+  const Tensor plain = detail::rotary_frequencies(config.head_size(), config.rope_theta, device);
   const auto& scaling = config.rope_scaling;
   if (scaling.type == "default") return plain;
   const Tensor slow = plain / scaling.factor;
@@ -116,27 +120,6 @@ Tensor frequencies(const LlamaConfig& config, const at::Device& device) {
   const Tensor waves = static_cast<double>(scaling.original_max_position_embeddings) * plain / (2 * std::numbers::pi);  // periods within the original context
   const Tensor share = ((waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1);
   return (1 - share) * slow + share * plain;
-}
-
-LlamaContext make_context(const LlamaConfig& config, const Tensor& hidden, const Tensor& attention_mask, const Tensor& position_ids) {
-  const int64_t tokens = hidden.size(1);
-  const auto positions = position_ids.defined() ? position_ids : torch::arange(tokens, torch::TensorOptions().dtype(at::kLong).device(hidden.device())).unsqueeze(0);
-  const auto angles = (positions.to(at::kFloat).unsqueeze(-1) * frequencies(config, hidden.device())).repeat({1, 1, 2}).unsqueeze(1);
-  return {.cos = angles.cos().to(hidden.scalar_type()), .sin = angles.sin().to(hidden.scalar_type()), .mask = causal_mask(attention_mask, hidden)};
-}
-
-void check_inputs(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids) {
-  std::ostringstream text;
-  if (input_ids.dim() != 2 || (input_ids.scalar_type() != at::kLong && input_ids.scalar_type() != at::kInt)) {
-    text << "LlamaModel::forward: input_ids has shape " << input_ids.sizes() << " and dtype " << input_ids.scalar_type() << ", expected [B, T] of int64.";
-  } else if (attention_mask.defined() && attention_mask.sizes() != input_ids.sizes()) {
-    text << "LlamaModel::forward: attention_mask has shape " << attention_mask.sizes() << ", but input_ids " << input_ids.sizes() << ". Both are [B, T].";
-  } else if (position_ids.defined() && (position_ids.dim() != 2 || position_ids.size(1) != input_ids.size(1) || (position_ids.size(0) != 1 && position_ids.size(0) != input_ids.size(0)))) {
-    text << "LlamaModel::forward: position_ids has shape " << position_ids.sizes() << ", but input_ids " << input_ids.sizes() << ", expected [B, T] or [1, T].";
-  } else {
-    return;
-  }
-  throw ShapeError(text.str());
 }
 
 const LlamaConfig& valid(const LlamaConfig& config) {
@@ -162,7 +145,7 @@ void initialize(const std::string& name, Tensor parameter, const LlamaConfig& co
   }
 }
 
-LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, Weights weights) : config_(valid(config)) {
+LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, Weights weights) : Cloneable(config.family() + "Model"), config_(valid(config)) {
   reset();
   if (weights == Weights::fresh) initialize_all(*this, config_);
 }
@@ -170,19 +153,25 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, Weights weights) : con
 void LlamaModelImpl::reset() {
   embed_tokens_ = register_module("embed_tokens", detail::make_embedding(config_.vocab_size, config_.hidden_size, config_.pad_token_id));
   layers_ = register_module("layers", torch::nn::ModuleList());
-  for (int64_t i = 0; i < config_.num_hidden_layers; ++i) layers_->push_back(std::make_shared<detail::LlamaDecoderLayer>(config_));
+  for (int64_t i = 0; i < config_.num_hidden_layers; ++i) layers_->push_back(std::make_shared<detail::LlamaDecoderLayer>(config_, i));
   norm_ = register_module("norm", std::make_shared<detail::RmsNorm>(config_.hidden_size, config_.rms_norm_eps));
 }
 
-Tensor LlamaModelImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids) {
-  check_inputs(input_ids, attention_mask, position_ids);
+Tensor LlamaModelImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache) {
+  const int64_t past = detail::past_tokens(cache);
+  check_inputs({config_.family() + "Model", input_ids, attention_mask, position_ids, past, std::nullopt});
   Tensor hidden = embed_tokens_(input_ids);
-  const auto context = make_context(config_, hidden, attention_mask, position_ids);
+  const auto positions = position_ids.defined() ? position_ids : detail::positions_from(past, input_ids.size(1), input_ids.device());
+  const auto window_mask = config_.sliding_window ? causal_mask(attention_mask, hidden, past, config_.sliding_window) : AttentionMask();
+  const detail::LlamaContext context{.rotary = {positions, frequencies(config_, hidden.device()), hidden.scalar_type()},
+                                     .mask = causal_mask(attention_mask, hidden, past),
+                                     .window_mask = window_mask,
+                                     .cache = cache};
   for (const auto& layer : *layers_) hidden = layer->as<detail::LlamaDecoderLayer>()->forward(hidden, context);
   return norm_->forward(hidden);
 }
 
-LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config, Weights weights) : config_(valid(config)) {
+LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config, Weights weights) : Cloneable(config.family() + "ForCausalLM"), config_(valid(config)) {
   reset();
   if (weights == Weights::fresh) initialize_all(*this, config_);
 }
@@ -192,8 +181,8 @@ void LlamaForCausalLMImpl::reset() {
   if (!config_.tie_word_embeddings) lm_head_ = register_module("lm_head", std::make_shared<detail::Dense>(config_.hidden_size, config_.vocab_size, /*with_bias=*/false));
 }
 
-Tensor LlamaForCausalLMImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids) {
-  const auto hidden = model_->forward(input_ids, attention_mask, position_ids);
+Tensor LlamaForCausalLMImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep) {
+  const auto hidden = detail::last_tokens(model_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
   return lm_head_ ? lm_head_->forward(hidden) : at::linear(hidden, model_->embed_tokens()->weight);
 }
 

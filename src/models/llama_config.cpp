@@ -1,4 +1,5 @@
-#include <string_view>
+#include <algorithm>
+#include <iterator>
 
 #include "accelerate/error.hpp"
 #include "accelerate/models/llama.hpp"
@@ -12,11 +13,64 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr std::pair<const char*, const char*> kFamilies[] = {{"llama", "Llama"}, {"mistral", "Mistral"}, {"qwen2", "Qwen2"}, {"mixtral", "Mixtral"}};
+constexpr const char* kKnownTypes = "llama, mistral, qwen2 or mixtral";
+
 constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "LlamaConfig", field, found, expected); };
+
+/// What transformers takes where config.json has no such field.
+LlamaConfig defaults(const std::string& model_type) {
+  LlamaConfig config;
+  config.model_type = model_type;
+  if (model_type == "mistral" || model_type == "mixtral") {
+    config.intermediate_size = 14336;
+    config.num_key_value_heads = 8;
+    config.max_position_embeddings = 131072;
+  }
+  if (model_type == "mistral") config.sliding_window = 4096;
+  if (model_type == "mixtral") config.rms_norm_eps = 1e-5, config.rope_theta = 1e6, config.num_local_experts = 8;
+  if (model_type == "qwen2") {
+    config.vocab_size = 151936;
+    config.intermediate_size = 22016;
+    config.max_position_embeddings = 32768;
+    config.num_key_value_heads = 32;
+    config.qkv_bias = true;
+    config.sliding_window = 4096;
+  }
+  return config;
+}
+
+/// Which layers slide. Qwen2 has a switch and the number of the first one besides the list.
+void read_windows(const JsonFile& file, LlamaConfig& config) {
+  if (const auto found = file.root().find("sliding_window"); found != file.root().end() && found->is_null()) config.sliding_window.reset();
+  file.read("sliding_window", config.sliding_window);
+  if (config.model_type == "qwen2") {
+    bool use = false;
+    int64_t first = 28;
+    file.read("use_sliding_window", use);
+    file.read("max_window_layers", first);
+    if (!use) config.sliding_window.reset();
+    for (int64_t i = 0; i < config.num_hidden_layers && config.sliding_window; ++i) config.layer_types.emplace_back(i < first ? "full_attention" : "sliding_attention");
+  }
+  const auto listed = file.root().find("layer_types");
+  if (listed == file.root().end() || listed->is_null()) return;
+  config.layer_types.clear();
+  for (const auto& item : *listed) {
+    if (!item.is_string()) file.fail("layer_types", *listed, "a list of names");
+    config.layer_types.push_back(item.get<std::string>());
+  }
+}
 
 }  // namespace
 
+std::string LlamaConfig::family() const {
+  for (const auto& [type, name] : kFamilies)
+    if (model_type == type) return name;
+  throw ConfigError("LlamaConfig: model_type is '" + model_type + "', expected " + kKnownTypes + ".");
+}
+
 void LlamaConfig::validate() const {
+  family();
   const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", vocab_size}, {"hidden_size", hidden_size}, {"intermediate_size", intermediate_size}, {"num_hidden_layers", num_hidden_layers},
                                                    {"num_attention_heads", num_attention_heads}, {"num_key_value_heads", key_value_heads()}, {"max_position_embeddings", max_position_embeddings}};
   for (const auto& [field, size] : sizes) require(size >= 1, field, size, "at least 1");
@@ -29,6 +83,13 @@ void LlamaConfig::validate() const {
   require(rope_theta > 0, "rope_theta", rope_theta, "more than 0");
   require(attention_dropout >= 0 && attention_dropout < 1, "attention_dropout", attention_dropout, "a probability from 0 to below 1");
   if (pad_token_id) require(*pad_token_id >= 0 && *pad_token_id < vocab_size, "pad_token_id", *pad_token_id, "an id below vocab_size, which is " + std::to_string(vocab_size));
+  if (sliding_window) require(*sliding_window >= 1, "sliding_window", *sliding_window, "at least 1");
+  require(layer_types.empty() || static_cast<int64_t>(layer_types.size()) == num_hidden_layers, "layer_types", "a list of " + std::to_string(layer_types.size()),
+          "one for each of the layers, num_hidden_layers, which is " + std::to_string(num_hidden_layers));
+  for (const auto& type : layer_types) require(type == "full_attention" || type == "sliding_attention", "layer_types", "'" + type + "'", "full_attention or sliding_attention");
+  require(num_local_experts >= 0, "num_local_experts", num_local_experts, "0 or more");
+  if (num_local_experts)
+    require(num_experts_per_tok >= 1 && num_experts_per_tok <= num_local_experts, "num_experts_per_tok", num_experts_per_tok, "1 to num_local_experts, which is " + std::to_string(num_local_experts));
   const auto& scaling = rope_scaling;
   require(scaling.type == "default" || scaling.type == "linear" || scaling.type == "llama3", "rope_type", "'" + scaling.type + "'", "default, linear or llama3, those that are supported");
   require(scaling.factor >= 1, "rope_scaling.factor", scaling.factor, "1 or more");
@@ -39,12 +100,14 @@ void LlamaConfig::validate() const {
 }
 
 LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
-  const JsonFile file(config_path(folder));
+  const auto path = config_file(folder);
+  const JsonFile file(path);
   std::string model_type = "llama";
   file.read("model_type", model_type);
-  if (model_type != "llama") file.fail("model_type", model_type, "'llama'; load it with the class of its architecture");
+  if (std::none_of(std::begin(kFamilies), std::end(kFamilies), [&](const auto& row) { return model_type == row.first; }))
+    file.fail("model_type", model_type, std::string(kKnownTypes) + "; load it with AutoModelForCausalLM or the class of its architecture");
 
-  LlamaConfig config;
+  LlamaConfig config = defaults(model_type);
   file.read("vocab_size", config.vocab_size);
   file.read("hidden_size", config.hidden_size);
   file.read("intermediate_size", config.intermediate_size);
@@ -63,6 +126,9 @@ LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
   file.read("attention_bias", config.attention_bias);
   file.read("mlp_bias", config.mlp_bias);
   file.read("attention_dropout", config.attention_dropout);
+  if (model_type == "mixtral") file.read("num_local_experts", config.num_local_experts);
+  file.read("num_experts_per_tok", config.num_experts_per_tok);
+  read_windows(file, config);
   auto& scaling = config.rope_scaling;
   scaling.original_max_position_embeddings = config.max_position_embeddings;
   // transformers 5 writes rope_parameters with rope_theta inside, earlier versions rope_scaling beside it, with "type" before "rope_type".
@@ -79,13 +145,13 @@ LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
     inner.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
   }
   config.other_fields = file.root().dump();
-  return validated(config, config_path(folder));
+  return validated(config, path);
 }
 
 std::string to_json(const LlamaConfig& config, const std::string& architecture, const std::string& dtype) {
   auto json = ordered_json::parse(config.other_fields);
   json["architectures"] = {architecture};
-  json["model_type"] = "llama";
+  json["model_type"] = config.model_type;
   json["vocab_size"] = config.vocab_size;
   json["hidden_size"] = config.hidden_size;
   json["intermediate_size"] = config.intermediate_size;
@@ -99,8 +165,24 @@ std::string to_json(const LlamaConfig& config, const std::string& architecture, 
   json["rms_norm_eps"] = config.rms_norm_eps;
   json["pad_token_id"] = config.pad_token_id ? ordered_json(*config.pad_token_id) : ordered_json();
   json["tie_word_embeddings"] = config.tie_word_embeddings;
-  json["attention_bias"] = config.attention_bias;
-  json["mlp_bias"] = config.mlp_bias;
+  if (config.model_type == "llama") {
+    json["attention_bias"] = config.attention_bias;
+    json["mlp_bias"] = config.mlp_bias;
+  } else {
+    json["sliding_window"] = config.sliding_window ? ordered_json(*config.sliding_window) : ordered_json();
+  }
+  if (config.model_type == "qwen2") {
+    json["use_sliding_window"] = config.sliding_window.has_value();
+    if (config.layer_types.empty()) {
+      json["max_window_layers"] = config.sliding_window ? 0 : config.num_hidden_layers;
+    } else {
+      json["layer_types"] = config.layer_types;
+    }
+  }
+  if (config.num_local_experts) {
+    json["num_local_experts"] = config.num_local_experts;
+    json["num_experts_per_tok"] = config.num_experts_per_tok;
+  }
   json["attention_dropout"] = config.attention_dropout;
   // The older form, which all versions read.
   const auto& scaling = config.rope_scaling;

@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 
 #include "accelerate/models/llama.hpp"
+#include "models/architecture.hpp"
 #include "models/llama_config.hpp"
 #include "models/weights.hpp"
 
@@ -9,17 +10,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
+WeightRules rules(const LlamaConfig& config) {
+  WeightRules rules{.base_prefix = "model.", .head_prefixes = {"lm_head."}, .ignored_suffixes = {"rotary_emb.inv_freq"}};  // worked out from the configuration; old files have it
+  if (config.tie_word_embeddings) rules.ignored_suffixes.push_back("lm_head.weight");                                     // a copy of the embeddings
+  return rules;
+}
+
 /// Fills an uninitialised model; what the files lack is initialised freshly.
 void load_folder(torch::nn::Module& model, const LlamaConfig& config, const fs::path& folder, const LlamaLoadOptions& options, LoadReport* report) {
   if (options.dtype) model.to(*options.dtype);
-  const WeightRules rules{.base_prefix = "model.",
-                          .head_prefixes = {"lm_head."},
-                          .ignored_suffixes = {"rotary_emb.inv_freq"},  // worked out from the configuration; old files have it
-                          .ignore_mismatched_sizes = false};
-  auto found = load_pretrained(model, folder, rules);
+  auto found = load_pretrained(model, folder, rules(config));
   auto parameters = model.named_parameters();
   for (const auto& name : found.missing_keys) initialize(name, parameters[name], config);
-  if (config.tie_word_embeddings) std::erase(found.unexpected_keys, "lm_head.weight");  // a copy of the embeddings
   if (report) *report = std::move(found);
 }
 
@@ -40,10 +42,16 @@ LlamaForCausalLM LlamaForCausalLM::from_pretrained(const fs::path& folder, const
 }
 
 void LlamaModelImpl::save_pretrained(const fs::path& folder) const {
-  save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, "LlamaModel", dtype); });
+  save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, config_.family() + "Model", dtype); });
 }
 void LlamaForCausalLMImpl::save_pretrained(const fs::path& folder) const {
-  save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, "LlamaForCausalLM", dtype); });
+  save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, config_.family() + "ForCausalLM", dtype); });
+}
+
+Architecture build_llama(const fs::path& path, const std::string&) {
+  const auto config = LlamaConfig::from_pretrained(path);
+  const auto model = LlamaForCausalLM(config, Weights::uninitialized).ptr();
+  return {.module = model, .rules = rules(config), .initialize = [config](const std::string& name, at::Tensor parameter) { initialize(name, std::move(parameter), config); }, .causal = causal_forward(model)};
 }
 
 }  // namespace accelerate::models

@@ -1,13 +1,28 @@
 #pragma once
 
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 
+/// Which keys a query may see. Shapes: B batch, T tokens with queries, S tokens before them (in a cache).
 namespace accelerate::models {
 
-/// What decoders add to attention scores, [B, 1, T, T]: 0 for a token itself and those before it that are no padding, the lowest number for the rest. Undefined where
-/// nothing is padded: then is_causal says the same faster.
-/// @param attention_mask  [B, T], 0 for padding, of any dtype; may be undefined
-/// @param like            of the scores' dtype and device
-at::Tensor causal_mask(const at::Tensor& attention_mask, const at::Tensor& like);
+struct AttentionMask {
+  at::Tensor added;        ///< To the scores, broadcast to [B, H, T, S + T]: 0 where a key is seen, the lowest number where not. Undefined: nothing to add.
+  bool is_causal = false;  ///< Each token sees itself and those before it; said so, attention is faster than with a tensor.
+};
+
+/// For decoders: a token sees itself and those before it that are no padding.
+/// @param attention_mask  [B, S + T], 0 for padding, of any dtype; may be undefined
+/// @param hidden          [B, T, D], for T and the scores' dtype and device
+/// @param past            S
+/// @param window          How many tokens are seen at most, the token itself included.
+AttentionMask causal_mask(const at::Tensor& attention_mask, const at::Tensor& hidden, int64_t past = 0, std::optional<int64_t> window = std::nullopt);
+
+/// A mask that adds `bias` to the scores as well. @param bias  [1, H, T, S + T]
+AttentionMask with_bias(const AttentionMask& mask, const at::Tensor& bias);
+
+/// For encoders: all see all that is no padding. Parameters as causal_mask().
+AttentionMask padding_mask(const at::Tensor& attention_mask, const at::Tensor& hidden);
 
 }  // namespace accelerate::models

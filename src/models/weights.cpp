@@ -34,9 +34,9 @@ std::string old_name(const std::string& name) {
   return name;
 }
 
-Tensors::const_iterator find(const Tensors& tensors, const std::string& name, const std::string& base_prefix) {
-  const auto other = name.starts_with(base_prefix) ? name.substr(base_prefix.size()) : base_prefix + name;
-  for (const auto& candidate : {name, other, old_name(name), old_name(other)})
+Tensors::const_iterator find(const Tensors& tensors, const std::string& name, const WeightRules& rules) {
+  const auto other = name.starts_with(rules.base_prefix) ? name.substr(rules.base_prefix.size()) : rules.base_prefix + name;
+  for (const auto& candidate : {name, other, old_name(name), old_name(other), rules.other_name ? rules.other_name(name) : name})
     if (const auto found = tensors.find(candidate); found != tensors.end()) return found;
   return tensors.end();
 }
@@ -65,7 +65,7 @@ LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const
   std::vector<std::string> lost;
   std::set<std::string> used;
   for (const auto& [name, target] : named_weights(module)) {
-    const auto found = find(tensors, name, rules.base_prefix);
+    const auto found = find(tensors, name, rules);
     if (found == tensors.end()) {
       report.missing_keys.push_back(name);
       if (!starts_with_any(name, rules.head_prefixes)) lost.push_back(name);
@@ -82,11 +82,15 @@ LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const
       differences.push_back(line.str());
     }
   }
+  std::string errors;
   if (!differences.empty() && !rules.ignore_mismatched_sizes)
-    throw CheckpointError("'" + source + "': " + std::to_string(differences.size()) + " tensors do not fit the model:" + list(differences) +
-                          "\nIs config.json of another model? If only the head differs in its number of labels, pass ignore_mismatched_sizes to start with a fresh one.");
-  if (!lost.empty())
-    throw CheckpointError("'" + source + "': " + std::to_string(lost.size()) + " tensors of the model are missing:" + list(lost) + "\nThe checkpoint is incomplete or of another architecture.");
+    errors += std::to_string(differences.size()) + " tensors do not fit the model:" + list(differences) +
+              "\nIs config.json of another model? If only the head differs in its number of labels, pass ignore_mismatched_sizes to start with a fresh one.";
+  if (!lost.empty()) {
+    if (!errors.empty()) errors += "\nAnd ";
+    errors += std::to_string(lost.size()) + " tensors of the model are missing:" + list(lost) + "\nThe checkpoint is incomplete or of another architecture.";
+  }
+  if (!errors.empty()) throw CheckpointError("'" + source + "': " + errors);
   for (const auto& [name, tensor] : tensors)
     if (!used.contains(name) && !ends_with_any(name, rules.ignored_suffixes)) report.unexpected_keys.push_back(name);
 

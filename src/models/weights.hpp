@@ -17,6 +17,7 @@ struct WeightRules {
   std::vector<std::string> head_prefixes;    ///< Parameters that may be missing from the files.
   std::vector<std::string> ignored_suffixes; ///< Tensors of the files that are no parameters and not worth a report.
   bool ignore_mismatched_sizes = false;
+  std::function<std::string(const std::string& name)> other_name;  ///< What other files call a parameter of this name; may be empty.
 };
 
 using ReadWeight = std::function<void(const std::string& name, at::Tensor target)>;

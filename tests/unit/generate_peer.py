@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, logging
 from transformers.generation import logits_process
 
+torch.set_num_threads(1)  # small models
 logging.set_verbosity_error()
 warnings.simplefilter("ignore")
 
@@ -73,6 +74,7 @@ def warpers(out):
 
 
 def gguf(path, prompts, out, tokens):
+    torch.set_num_threads(os.cpu_count())
     model = AutoModelForCausalLM.from_pretrained(os.path.dirname(path), gguf_file=os.path.basename(path), dtype=torch.float32).eval()
     tensors = {}
     with torch.no_grad():

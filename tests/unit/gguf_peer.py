@@ -8,6 +8,8 @@ import sys
 import gguf
 import numpy as np
 import torch
+
+torch.set_num_threads(1)  # small models
 from safetensors.numpy import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM
 

@@ -9,7 +9,7 @@
 #include "accelerate/safetensors.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
-#include "ranks.hpp"
+#include "scratch.hpp"
 
 namespace {
 
@@ -18,8 +18,8 @@ using namespace accelerate::models;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-fs::path scratch(const std::string& name) { return fs::path(support::scratch_dir()) / name; }
+using support::largest_difference;
+using support::scratch;
 
 GPT2Config tiny() {
   GPT2Config config;
@@ -31,8 +31,6 @@ GPT2Config tiny() {
   config.initializer_range = 0.3;
   return config;
 }
-
-double largest_difference(const torch::Tensor& a, const torch::Tensor& b) { return (a - b).abs().max().item<double>(); }
 
 TEST(Gpt2, ParameterNamesAndFreshWeights) {
   torch::manual_seed(0);
@@ -59,6 +57,23 @@ TEST(Gpt2, TokensSeeOnlyWhatIsBeforeThem) {
   EXPECT_GT(largest_difference(before.slice(1, 4), after.slice(1, 4)), 1e-3);
   model->train();
   EXPECT_GT(largest_difference(model(input), model(input)), 0) << "dropout";
+}
+
+/// Tolerance: other shapes sum in another order; a few units in the last place of logits of a size of about 5.
+TEST(Gpt2, ACacheChangesNothing) {
+  torch::manual_seed(0);
+  GPT2LMHeadModel model(tiny());
+  model->eval();
+  const torch::NoGradGuard no_grad;
+  const auto ids = torch::randint(0, 20, {2, 9});
+  const auto whole = model(ids);
+  KeyValueCache cache;
+  const auto forward = [&](int64_t from, int64_t to, int64_t keep = 0) { return model(ids.slice(1, from, to), torch::Tensor(), torch::Tensor(), &cache, keep); };
+  std::vector<torch::Tensor> parts = {forward(0, 4), forward(4, 7), forward(7, 8), forward(8, 9)};
+  EXPECT_LT(largest_difference(torch::cat(parts, 1), whole), 1e-5);
+  EXPECT_THAT(support::message_of<accelerate::ShapeError>([&] { forward(0, 2); }), HasSubstr("has 2 tokens a row after 9 in the cache, but the model has positions for 10"));
+  cache.truncate(5);
+  EXPECT_LT(largest_difference(forward(5, 9, 2), whole.slice(1, 7)), 1e-5);
 }
 
 TEST(Gpt2, WrongInputsAndFieldsAreNamed) {

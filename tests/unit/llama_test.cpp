@@ -12,19 +12,18 @@
 #include "accelerate/safetensors.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
-#include "ranks.hpp"
+#include "scratch.hpp"
 
 namespace {
 
 namespace fs = std::filesystem;
 using namespace accelerate::models;
-using support::message_of;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
-
-fs::path scratch(const std::string& name) { return fs::path(support::scratch_dir()) / name; }
+using support::largest_difference;
+using support::scratch;
 
 LlamaConfig tiny() {
   LlamaConfig config;
@@ -37,8 +36,6 @@ LlamaConfig tiny() {
   config.initializer_range = 0.3;
   return config;
 }
-
-double largest_difference(const torch::Tensor& a, const torch::Tensor& b) { return (a - b).abs().max().item<double>(); }
 
 TEST(Llama, ParameterNamesAreHuggingFaces) {
   std::vector<std::string> names;
@@ -78,10 +75,73 @@ TEST(Llama, LeftPaddingAndShiftedPositionsChangeNothing) {
   EXPECT_GT(largest_difference(plain, model(padded).slice(1, 2)), 1e-3) << "without a mask they must count";
 }
 
+/// The same model with half of each sequence in the cache, then token by token, with and without left padding.
+TEST(Llama, ACacheChangesNothing) {
+  torch::manual_seed(0);
+  for (const auto window : {std::optional<int64_t>(), std::optional<int64_t>(3)}) {
+    auto config = tiny();
+    config.sliding_window = window;
+    config.layer_types = {"sliding_attention", "full_attention"};
+    LlamaForCausalLM model(config);
+    model->eval();
+    const torch::NoGradGuard no_grad;
+    const auto ids = torch::randint(0, 20, {2, 9});
+    auto padded = torch::ones({2, 9});
+    padded[1].slice(0, 0, 2).zero_();
+    for (const auto& mask : {torch::Tensor(), padded}) {
+      const auto whole = model(ids, mask);
+      KeyValueCache cache;
+      const auto forward = [&](int64_t from, int64_t to, int64_t keep = 0) {
+        return model(ids.slice(1, from, to), mask.defined() ? mask.slice(1, 0, to) : mask, torch::Tensor(), &cache, keep);
+      };
+      std::vector<torch::Tensor> parts = {forward(0, 4), forward(4, 7), forward(7, 8), forward(8, 9)};
+      EXPECT_EQ(cache.length(), 9);
+      // Other shapes sum in another order: a few units in the last place of logits of a size of about 5. Row 1 begins with padding, whose logits nobody reads.
+      EXPECT_LT(largest_difference(torch::cat(parts, 1).slice(1, 2), whole.slice(1, 2)), 1e-5);
+      cache.truncate(5);
+      EXPECT_LT(largest_difference(forward(5, 9, 2), whole.slice(1, 7)), 1e-5) << "and only the last two tokens' logits";
+      EXPECT_GT(largest_difference(model(ids.slice(1, 8)), whole.slice(1, 8)), 1e-3) << "what was before must count";
+    }
+  }
+}
+
+TEST(Llama, BeamsReorderTheCache) {
+  torch::manual_seed(0);
+  LlamaForCausalLM model(tiny());
+  model->eval();
+  const torch::NoGradGuard no_grad;
+  const auto ids = torch::randint(0, 20, {2, 5}), next = torch::randint(0, 20, {3, 1});
+  KeyValueCache cache;
+  model(ids, torch::Tensor(), torch::Tensor(), &cache);
+  const auto rows = torch::tensor({1, 1, 0}, at::kLong);
+  cache.reorder(rows);
+  const auto whole = model(torch::cat({ids.index_select(0, rows), next}, 1));
+  EXPECT_LT(largest_difference(model(next, torch::Tensor(), torch::Tensor(), &cache), whole.slice(1, 5)), 1e-5);
+  EXPECT_THAT(support::message_of<accelerate::ShapeError>([&] { model(ids, torch::Tensor(), torch::Tensor(), &cache); }), HasSubstr("layer 0 got keys of shape [2, 2, 5, 4]"));
+  cache.clear();
+  EXPECT_EQ(cache.length(), 0);
+}
+
+TEST(KeyValueCache, GrowsWithoutTouchingWhatItGave) {
+  KeyValueCache cache;
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> given, copies;
+  for (int64_t i = 0; i < 200; ++i) {
+    given.push_back(cache.update(0, torch::full({1, 2, 1, 4}, i), torch::full({1, 2, 1, 4}, -i)));
+    copies.emplace_back(given.back().first.clone(), given.back().second.clone());
+  }
+  EXPECT_EQ(cache.length(), 200);
+  for (int64_t i = 0; i < 200; ++i) {
+    EXPECT_EQ(given[i].first.size(2), i + 1);
+    EXPECT_TRUE(given[i].first.equal(copies[i].first) && given[i].second.equal(copies[i].second));
+    EXPECT_EQ(given[199].first[0][1][i][0].item<double>(), static_cast<double>(i));
+  }
+  EXPECT_THAT(support::message_of<accelerate::ShapeError>([&] { cache.truncate(201); }), HasSubstr("201 tokens, expected 0 to 200"));
+}
+
 TEST(Llama, WrongInputsAndFieldsAreNamed) {
   LlamaForCausalLM model(tiny());
   const auto shape = [&](const torch::Tensor& ids, const torch::Tensor& mask = {}, const torch::Tensor& positions = {}) {
-    return message_of<accelerate::ShapeError>([&] { model(ids, mask, positions); });
+    return support::message_of<accelerate::ShapeError>([&] { model(ids, mask, positions); });
   };
   EXPECT_THAT(shape(torch::zeros({3}, at::kLong)), HasSubstr("[3]"));
   EXPECT_THAT(shape(torch::zeros({1, 3}, at::kLong), torch::ones({1, 4})), HasSubstr("attention_mask has shape [1, 4], but input_ids [1, 3]"));
@@ -89,7 +149,7 @@ TEST(Llama, WrongInputsAndFieldsAreNamed) {
   const auto field = [](auto&& change) {
     auto config = tiny();
     change(config);
-    return message_of<accelerate::ConfigError>([&] { LlamaModel model(config); });
+    return support::message_of<accelerate::ConfigError>([&] { LlamaModel model(config); });
   };
   EXPECT_THAT(field([](auto& c) { c.num_key_value_heads = 3; }), HasSubstr("num_key_value_heads is 3, expected a divisor of num_attention_heads, which is 4"));
   EXPECT_THAT(field([](auto& c) { c.hidden_size = 18; }), HasSubstr("hidden_size is 18"));
@@ -125,9 +185,9 @@ TEST(LlamaLoading, OtherArchitecturesHolesAndHalfPrecision) {
   auto tensors = accelerate::load_safetensors(folder / "model.safetensors");
   tensors.erase("model.layers.1.mlp.up_proj.weight");
   accelerate::save_safetensors(folder / "model.safetensors", tensors);
-  EXPECT_THAT(message_of<accelerate::CheckpointError>([&] { LlamaForCausalLM::from_pretrained(folder); }), HasSubstr("1 tensors of the model are missing:\n  model.layers.1.mlp.up_proj.weight"));
+  EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { LlamaForCausalLM::from_pretrained(folder); }), HasSubstr("1 tensors of the model are missing:\n  model.layers.1.mlp.up_proj.weight"));
   std::ofstream(folder / "config.json") << R"({"model_type": "mistral"})";
-  EXPECT_THAT(message_of<accelerate::CheckpointError>([&] { LlamaForCausalLM::from_pretrained(folder); }), HasSubstr("model_type is \"mistral\", expected 'llama'"));
+  EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { LlamaForCausalLM::from_pretrained(folder); }), HasSubstr("model_type is \"mistral\", expected llama, mistral, qwen2 or mixtral"));
 }
 
 /// Both ways of writing rotary parameters, and the configurations that the examples ship.

@@ -12,7 +12,7 @@
 #include "accelerate/error.hpp"
 #include "accelerate/safetensors.hpp"
 #include "python.hpp"
-#include "ranks.hpp"
+#include "scratch.hpp"
 
 namespace {
 
@@ -21,8 +21,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Tensors = std::map<std::string, at::Tensor>;
-
-fs::path scratch(const std::string& name) { return fs::path(support::scratch_dir()) / name; }
+using support::scratch;
 
 std::string read(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -267,7 +266,8 @@ TEST(CheckpointFiles, EachDamageOfAnIndexHasItsMessage) {
   EXPECT_THAT(load(R"({"weight_map":{"b":"shard.safetensors"}})"), HasSubstr("should be in 'shard.safetensors', which lacks it"));
   fs::remove(folder / "model.safetensors.index.json");
   write(folder / "pytorch_model.bin", "x");
-  EXPECT_THAT(error_of([&] { accelerate::load_checkpoint_files(folder); }), HasSubstr("pickle"));
+  EXPECT_THAT(error_of([&] { accelerate::open_checkpoint_files(folder); }), HasSubstr("pytorch_model.bin, which can't be mapped"));
+  EXPECT_THAT(error_of([&] { accelerate::load_checkpoint_files(folder); }), HasSubstr("not an intact archive of torch.save"));
 }
 
 }  // namespace

@@ -52,7 +52,7 @@ struct ACCELERATE_API BertConfig {
 
   /// @throws ConfigError naming the first field that is out of range or not supported, with its value.
   void validate() const;
-  /// Reads `config.json` of a folder. @throws CheckpointError if it is missing, malformed, of another model type or not valid.
+  /// Reads `config.json` of a folder, or such a file. @throws CheckpointError if it is missing, malformed, of another model type or not valid.
   static BertConfig from_pretrained(const std::filesystem::path& folder);
 };
 

@@ -13,10 +13,11 @@
 #include <torch/nn/pimpl.h>
 
 #include "accelerate/export.hpp"
+#include "accelerate/models/key_value_cache.hpp"
 #include "accelerate/models/pretrained.hpp"
 
 /// GPT-2 with Hugging Face's parameter names, so that its folders load and the folders saved here load in Python's transformers.
-/// Shapes: B batch, T tokens, D n_embd, V vocab_size. Source: Radford et al., "Language Models are Unsupervised Multitask Learners"; the architecture as transformers has it.
+/// Shapes: B batch, T new tokens, S tokens in a cache, D n_embd, V vocab_size. Source: Radford et al., "Language Models are Unsupervised Multitask Learners"; the architecture as transformers has it.
 namespace accelerate::models {
 
 /// The fields of config.json; defaults are transformers', those of the smallest GPT-2.
@@ -41,7 +42,7 @@ struct ACCELERATE_API GPT2Config {
   int64_t inner_size() const { return n_inner.value_or(4 * n_embd); }
   /// @throws ConfigError naming the first field that is out of range or not supported, with its value.
   void validate() const;
-  /// Reads `config.json` of a folder, or the metadata of a .gguf file. @throws CheckpointError if it is missing, malformed, of another model type or not valid.
+  /// Reads `config.json` of a folder, or such a file, or the metadata of a .gguf file. @throws CheckpointError if it is missing, malformed, of another model type or not valid.
   static GPT2Config from_pretrained(const std::filesystem::path& folder);
 };
 
@@ -57,11 +58,12 @@ class ACCELERATE_API GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl> 
   void reset() override;
 
   /// @param input_ids       [B, T] int64
-  /// @param attention_mask  [B, T], 0 for padding, of any dtype; no padding where it is undefined
-  /// @param position_ids    [B, T] or [1, T] int64; 0, 1, 2, … where it is undefined
+  /// @param attention_mask  [B, S + T], 0 for padding, of any dtype; no padding where it is undefined
+  /// @param position_ids    [B, T] or [1, T] int64; S, S + 1, … where it is undefined
+  /// @param cache           Holds the S tokens before these, and these too afterwards; S is 0 where it is null.
   /// @return the last hidden states [B, T, D]
-  /// @throws ShapeError if shapes differ or T exceeds n_positions.
-  torch::Tensor forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {}, const torch::Tensor& position_ids = {});
+  /// @throws ShapeError if shapes differ or S + T exceeds n_positions.
+  torch::Tensor forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {}, const torch::Tensor& position_ids = {}, KeyValueCache* cache = nullptr);
 
   const GPT2Config& config() const { return config_; }
   const torch::nn::Embedding& wte() const { return wte_; }
@@ -92,8 +94,10 @@ class ACCELERATE_API GPT2LMHeadModelImpl : public torch::nn::Cloneable<GPT2LMHea
   explicit GPT2LMHeadModelImpl(const GPT2Config& config, Weights weights = Weights::fresh);
   void reset() override;
 
-  /// @return logits [B, T, V]; parameters as GPT2ModelImpl::forward.
-  torch::Tensor forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {}, const torch::Tensor& position_ids = {});
+  /// @param logits_to_keep  Logits of so many tokens, the last ones; 0: of all.
+  /// @return logits [B, T or logits_to_keep, V]; the other parameters as GPT2ModelImpl::forward.
+  torch::Tensor forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {}, const torch::Tensor& position_ids = {}, KeyValueCache* cache = nullptr,
+                        int64_t logits_to_keep = 0);
 
   const GPT2Config& config() const { return config_; }
   /// As GPT2ModelImpl::save_pretrained.

@@ -13,11 +13,13 @@
 #include <torch/nn/pimpl.h>
 
 #include "accelerate/export.hpp"
+#include "accelerate/models/key_value_cache.hpp"
 #include "accelerate/models/pretrained.hpp"
 
-/// The LLaMA family (1 to 3.x, and what was trained in its form) with Hugging Face's parameter names, so that its folders load and the folders saved here load in
-/// Python's transformers. Shapes: B batch, T tokens, D hidden_size, V vocab_size.
-/// Source: arXiv:2302.13971, arXiv:2407.21783; grouped queries arXiv:2305.13245; rotary positions arXiv:2104.09864; the architecture as transformers has it.
+/// The LLaMA family: LLaMA 1 to 3.x and what was trained in its form (SmolLM, …), Mistral, Qwen2 and Mixtral, with the parameter names of Hugging Face's folders, so that these load
+/// and the folders saved here load in Python's transformers. Shapes: B batch, T new tokens, S tokens in a cache, D hidden_size, V vocab_size.
+/// Source: arXiv:2302.13971, arXiv:2407.21783; grouped queries arXiv:2305.13245; rotary positions arXiv:2104.09864; Mistral arXiv:2310.06825; Qwen2 arXiv:2407.10671;
+/// Mixtral arXiv:2401.04088; the architectures as transformers has them.
 namespace accelerate::models {
 
 namespace detail {
@@ -35,6 +37,9 @@ struct LlamaRopeScaling {
 
 /// The fields of config.json; defaults are transformers', those of Llama-2-7b.
 struct ACCELERATE_API LlamaConfig {
+  /// llama, mistral, qwen2 or mixtral: begins the names of the modules' classes (LlamaDecoderLayer, MistralDecoderLayer, …), by which units are chosen. What these architectures
+  /// differ in are the fields below.
+  std::string model_type = "llama";
   int64_t vocab_size = 32000;
   int64_t hidden_size = 4096;
   int64_t intermediate_size = 11008;
@@ -51,16 +56,25 @@ struct ACCELERATE_API LlamaConfig {
   double rope_theta = 10000;
   LlamaRopeScaling rope_scaling;
   bool attention_bias = false;                 ///< Of the four projections.
+  bool qkv_bias = false;                       ///< Of the projections but the last (Qwen2).
+  std::optional<int64_t> sliding_window;       ///< How many tokens each sees at most, itself included (Mistral).
+  std::vector<std::string> layer_types;        ///< "full_attention" or "sliding_attention" for each layer; empty: where there is a window it is everywhere.
+  int64_t num_local_experts = 0;               ///< MLPs of each layer, of which a router chooses for each token (Mixtral); 0: one, no router.
+  int64_t num_experts_per_tok = 2;
   bool mlp_bias = false;
   double attention_dropout = 0;
   std::string other_fields = "{}";             ///< The JSON that was read, so that saving keeps the fields that are not listed here.
 
   int64_t key_value_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
   int64_t head_size() const { return head_dim.value_or(hidden_size / num_attention_heads); }
+  /// Begins class names, e.g. "Llama".
+  std::string family() const;
+  /// Whether this layer sees no more than sliding_window tokens.
+  bool slides(int64_t layer) const { return sliding_window && (layer_types.empty() || layer_types[layer] == "sliding_attention"); }
 
   /// @throws ConfigError naming the first field that is out of range or not supported, with its value.
   void validate() const;
-  /// Reads `config.json` of a folder, or the metadata of a .gguf file. @throws CheckpointError if it is missing, malformed, of another model type or not valid.
+  /// Reads `config.json` of a folder, or such a file, or the metadata of a .gguf file. @throws CheckpointError if it is missing, malformed, of another model type or not valid.
   static LlamaConfig from_pretrained(const std::filesystem::path& folder);
 };
 
@@ -69,7 +83,7 @@ struct LlamaLoadOptions {
   std::optional<at::ScalarType> dtype;
 };
 
-/// Its layers are of class LlamaDecoderLayer: the unit of sharding (transformer_cls_names_to_wrap).
+/// Its layers are of class LlamaDecoderLayer, or the family's: the unit of sharding (transformer_cls_names_to_wrap).
 class ACCELERATE_API LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl> {
  public:
   /// @throws ConfigError as LlamaConfig::validate.
@@ -77,11 +91,12 @@ class ACCELERATE_API LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl
   void reset() override;
 
   /// @param input_ids       [B, T] int64
-  /// @param attention_mask  [B, T], 0 for padding, of any dtype; no padding where it is undefined
-  /// @param position_ids    [B, T] or [1, T] int64; 0, 1, 2, … where it is undefined
+  /// @param attention_mask  [B, S + T], 0 for padding, of any dtype; no padding where it is undefined
+  /// @param position_ids    [B, T] or [1, T] int64; S, S + 1, … where it is undefined
+  /// @param cache           Holds the S tokens before these, and these too afterwards; S is 0 where it is null.
   /// @return the last hidden states [B, T, D]
   /// @throws ShapeError if shapes differ.
-  torch::Tensor forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {}, const torch::Tensor& position_ids = {});
+  torch::Tensor forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {}, const torch::Tensor& position_ids = {}, KeyValueCache* cache = nullptr);
 
   const LlamaConfig& config() const { return config_; }
   const torch::nn::Embedding& embed_tokens() const { return embed_tokens_; }
@@ -112,8 +127,10 @@ class ACCELERATE_API LlamaForCausalLMImpl : public torch::nn::Cloneable<LlamaFor
   explicit LlamaForCausalLMImpl(const LlamaConfig& config, Weights weights = Weights::fresh);
   void reset() override;
 
-  /// @return logits [B, T, V]; parameters as LlamaModelImpl::forward.
-  torch::Tensor forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {}, const torch::Tensor& position_ids = {});
+  /// @param logits_to_keep  Logits of so many tokens, the last ones; 0: of all.
+  /// @return logits [B, T or logits_to_keep, V]; the other parameters as LlamaModelImpl::forward.
+  torch::Tensor forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {}, const torch::Tensor& position_ids = {}, KeyValueCache* cache = nullptr,
+                        int64_t logits_to_keep = 0);
 
   const LlamaConfig& config() const { return config_; }
   /// As LlamaModelImpl::save_pretrained.

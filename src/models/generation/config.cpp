@@ -49,7 +49,7 @@ void GenerationConfig::validate() const {
 GenerationConfig GenerationConfig::from_pretrained(const fs::path& folder) {
   GenerationConfig config;
   const bool own_file = folder.extension() != ".gguf" && fs::exists(folder / "generation_config.json");
-  const JsonFile file(own_file ? folder / "generation_config.json" : config_path(folder));
+  const JsonFile file(own_file ? folder / "generation_config.json" : config_file(folder));
   read_end_tokens(file, config.eos_token_id);
   file.read("pad_token_id", config.pad_token_id);
   if (config.pad_token_id && *config.pad_token_id < 0) config.pad_token_id.reset();

@@ -143,7 +143,8 @@ class TokenizerJson {
 /// GPT-2's two files.
 TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges) {
   TokenizerParts parts;
-  for (const auto& [token, id] : read_json(vocab).items()) {
+  const auto ids = read_json(vocab);
+  for (const auto& [token, id] : ids.items()) {
     if (!id.is_number_unsigned() || id.get<size_t>() > 100'000'000) fail(vocab, "the token '" + token + "' has no valid id. It is damaged.");
     if (id.get<size_t>() >= parts.tokens.size()) parts.tokens.resize(id.get<size_t>() + 1);
     parts.tokens[id.get<size_t>()] = token;

@@ -1,0 +1,158 @@
+#include "accelerate/models/auto_model.hpp"
+
+#include <algorithm>
+#include <sstream>
+
+#include <torch/nn/module.h>
+
+#include "accelerate/error.hpp"
+#include "models/architecture.hpp"
+#include "models/json_file.hpp"
+
+namespace accelerate::models {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The first row of a model type is what a config.json without `architectures` means.
+struct Row {
+  const char* model_type;
+  const char* class_name;
+  BuildArchitecture build;
+};
+constexpr Row kArchitectures[] = {
+    {"bert", "BertModel", build_bert},
+    {"bert", "BertForSequenceClassification", build_bert},
+    {"bert", "BertForMaskedLM", build_bert},      // BertModel; the head of its training is left over
+    {"bert", "BertForPreTraining", build_bert},
+    {"efficientnet_lite", "efficientnet_lite0", build_efficientnet_lite},
+    {"gpt2", "GPT2LMHeadModel", build_gpt2},
+    {"gptj", "GPTJForCausalLM", build_gptj},
+    {"gpt_neox", "GPTNeoXForCausalLM", build_gpt_neox},
+    {"llama", "LlamaForCausalLM", build_llama},
+    {"mistral", "MistralForCausalLM", build_llama},
+    {"mixtral", "MixtralForCausalLM", build_llama},
+    {"opt", "OPTForCausalLM", build_opt},
+    {"qwen2", "Qwen2ForCausalLM", build_llama},
+    {"resnet", "ResNetForImageClassification", build_resnet},
+    {"t5", "T5ForConditionalGeneration", build_t5},
+    {"vit", "ViTForImageClassification", build_vit},
+};
+
+/// Class and builder for a config.json.
+const Row& find_row(const JsonFile& file) {
+  auto model_type = file.get("model_type", "");
+  // timm's files have no model type, but a name for each variant.
+  const auto variant = file.get("architecture", "");
+  if (model_type.empty() && variant.find("efficientnet_lite") != std::string::npos) model_type = "efficientnet_lite";
+  std::string class_name;
+  if (const auto classes = file.root().find("architectures"); classes != file.root().end() && classes->is_array() && !classes->empty() && classes->front().is_string())
+    class_name = classes->front().get<std::string>();
+  const Row* first = nullptr;
+  std::string types, known;
+  for (const auto& row : kArchitectures) {
+    if (types.find(row.model_type) == std::string::npos) types.append(types.empty() ? "" : ", ").append(row.model_type);
+    if (model_type != row.model_type) continue;
+    if (class_name == row.class_name) return row;
+    if (!first) first = &row;
+    known.append(known.empty() ? "" : ", ").append(row.class_name);
+  }
+  if (!first) file.fail("model_type", model_type, "one of " + types);
+  // What is saved as a body alone (LlamaModel) can be loaded with a head, which is then a fresh one.
+  if (!class_name.empty() && !class_name.ends_with("Model")) file.fail("architectures", class_name, known);
+  return *first;
+}
+
+/// Builds; nothing is in the weights yet.
+Architecture build(const fs::path& path) {
+  const auto file = config_file(path);
+  const auto& row = find_row(JsonFile(file));
+  return row.build(file, row.class_name);
+}
+
+Architecture built(const fs::path& path, Weights weights) {
+  auto result = build(path);
+  if (weights == Weights::fresh)
+    for (const auto& item : result.module->named_parameters()) result.initialize(item.key(), item.value());
+  return result;
+}
+
+Architecture loaded(const fs::path& folder, const AutoLoadOptions& options, LoadReport* report) {
+  auto result = build(folder);
+  if (options.dtype) result.module->to(*options.dtype);
+  auto found = load_pretrained(*result.module, folder, result.rules);
+  const auto parameters = result.module->named_parameters();
+  for (const auto& name : found.missing_keys)
+    if (const auto* parameter = parameters.find(name)) result.initialize(name, *parameter);
+  result.module->eval();
+  if (report) *report = std::move(found);
+  return result;
+}
+
+AutoModelForCausalLM as_causal(Architecture model, const fs::path& path) {
+  if (!model.causal) throw CheckpointError("'" + config_file(path).string() + "': " + model.module->name() + " is no causal language model; use AutoModel" + (model.encode ? "ForSeq2SeqLM." : "."));
+  return {std::move(model.module), std::move(model.causal)};
+}
+
+AutoModelForSeq2SeqLM as_seq2seq(Architecture model, const fs::path& path) {
+  if (!model.encode) throw CheckpointError("'" + config_file(path).string() + "': " + model.module->name() + " has no encoder with a decoder; use AutoModel" + (model.causal ? "ForCausalLM." : "."));
+  return {std::move(model.module), std::move(model.encode)};
+}
+
+AutoModel as_any(Architecture model) {
+  if (model.causal)
+    model.forward = [forward = std::move(model.causal)](const AutoModel::Tensors& inputs) {
+      const auto given = take_inputs(inputs, {"input_ids", "attention_mask", "position_ids"}, 1);
+      return AutoModel::Tensors{{"logits", forward(given[0], given[1], given[2], nullptr, 0)}};
+    };
+  if (model.encode)
+    model.forward = [encode = std::move(model.encode)](const AutoModel::Tensors& inputs) {
+      const auto given = take_inputs(inputs, {"input_ids", "decoder_input_ids", "attention_mask", "decoder_attention_mask"}, 2);
+      return AutoModel::Tensors{{"logits", encode(given[0], given[2])(given[1], given[3], {}, nullptr, 0)}};
+    };
+  return {std::move(model.module), std::move(model.forward)};
+}
+
+}  // namespace
+
+std::vector<at::Tensor> take_inputs(const AutoModel::Tensors& inputs, const std::vector<std::string>& names, size_t required) {
+  std::vector<at::Tensor> taken(names.size());
+  const auto list = [&] {
+    std::string text;
+    for (const auto& name : names) text.append(text.empty() ? "" : ", ").append(name);
+    return text;
+  };
+  for (const auto& [name, tensor] : inputs) {
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found == names.end()) throw ConfigError("AutoModel::forward: found an input '" + name + "', expected some of " + list() + ".");
+    taken[found - names.begin()] = tensor;
+  }
+  for (size_t i = 0; i < required; ++i)
+    if (!taken[i].defined()) throw ConfigError("AutoModel::forward: the input '" + names[i] + "' is missing; this model takes " + list() + ".");
+  return taken;
+}
+
+std::function<void(const std::string&, at::Tensor)> initialize_normal(double deviation) {
+  return [deviation](const std::string& name, at::Tensor parameter) {
+    const c10::NoGradGuard no_grad;
+    // The last part but one names the module: input_layernorm, ln_1, self_attn_layer_norm.
+    const auto end = name.rfind('.'), begin = end == std::string::npos ? end : name.rfind('.', end - 1);
+    const auto module = end == std::string::npos ? std::string() : name.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin + 1));
+    if (name.ends_with("bias")) {
+      parameter.zero_();
+    } else if (module.starts_with("ln_") || module.find("norm") != std::string::npos) {
+      parameter.fill_(1);
+    } else {
+      parameter.normal_(0, deviation);
+    }
+  };
+}
+
+AutoModelForCausalLM AutoModelForCausalLM::from_pretrained(const fs::path& folder, const AutoLoadOptions& options, LoadReport* report) { return as_causal(loaded(folder, options, report), folder); }
+AutoModelForCausalLM AutoModelForCausalLM::from_config(const fs::path& config, Weights weights) { return as_causal(built(config, weights), config); }
+AutoModelForSeq2SeqLM AutoModelForSeq2SeqLM::from_pretrained(const fs::path& folder, const AutoLoadOptions& options, LoadReport* report) { return as_seq2seq(loaded(folder, options, report), folder); }
+AutoModelForSeq2SeqLM AutoModelForSeq2SeqLM::from_config(const fs::path& config, Weights weights) { return as_seq2seq(built(config, weights), config); }
+AutoModel AutoModel::from_pretrained(const fs::path& folder, const AutoLoadOptions& options, LoadReport* report) { return as_any(loaded(folder, options, report)); }
+AutoModel AutoModel::from_config(const fs::path& config, Weights weights) { return as_any(built(config, weights)); }
+
+}  // namespace accelerate::models

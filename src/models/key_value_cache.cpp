@@ -1,0 +1,71 @@
+#include "accelerate/models/key_value_cache.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "accelerate/error.hpp"
+
+namespace accelerate::models {
+namespace {
+
+constexpr int64_t kFirstCapacity = 64;  // tokens
+
+/// A buffer of the same kind with room for `capacity` tokens that begins with the first `length` tokens of `old`.
+at::Tensor grown(const at::Tensor& old, const at::Tensor& like, int64_t length, int64_t capacity) {
+  at::Tensor buffer = at::empty({like.size(0), like.size(1), capacity, like.size(3)}, like.options());
+  if (length) buffer.narrow(2, 0, length).copy_(old.narrow(2, 0, length));
+  return buffer;
+}
+
+}  // namespace
+
+std::pair<at::Tensor, at::Tensor> KeyValueCache::update(int64_t layer, const at::Tensor& key, const at::Tensor& value) {
+  const c10::NoGradGuard no_grad;
+  if (layer >= static_cast<int64_t>(layers_.size())) layers_.resize(layer + 1);
+  auto& own = layers_[layer];
+  const int64_t end = own.length + key.size(2);
+  if (own.length && (key.size(0) != own.keys.size(0) || key.size(1) != own.keys.size(1) || key.size(3) != own.keys.size(3))) {
+    std::ostringstream text;
+    text << "KeyValueCache::update: layer " << layer << " got keys of shape " << key.sizes() << " [B, H, T, d], but holds " << own.keys.narrow(2, 0, own.length).sizes()
+         << ". Is the cache of another batch or model? clear() it first.";
+    throw ShapeError(text.str());
+  }
+  if (!own.keys.defined() || end > own.keys.size(2) || !own.length) {
+    const int64_t capacity = std::max({end, 2 * own.length, kFirstCapacity});
+    own.keys = grown(own.keys, key, own.length, capacity);
+    own.values = grown(own.values, value, own.length, capacity);
+  }
+  own.keys.narrow(2, own.length, key.size(2)).copy_(key);
+  own.values.narrow(2, own.length, key.size(2)).copy_(value);
+  own.length = end;
+  return {own.keys.narrow(2, 0, end), own.values.narrow(2, 0, end)};
+}
+
+int64_t KeyValueCache::length() const {
+  if (layers_.empty()) return 0;
+  return std::min_element(layers_.begin(), layers_.end(), [](const Layer& a, const Layer& b) { return a.length < b.length; })->length;
+}
+
+void KeyValueCache::reorder(const at::Tensor& rows) {
+  const c10::NoGradGuard no_grad;
+  for (auto& layer : layers_) {
+    if (!layer.length) continue;
+    // Only what is filled is copied, into a buffer of the same capacity.
+    for (auto* buffer : {&layer.keys, &layer.values}) {
+      const auto chosen = at::index_select(buffer->narrow(2, 0, layer.length), 0, rows.to(buffer->device()));
+      *buffer = grown(chosen, chosen, layer.length, buffer->size(2));
+    }
+  }
+}
+
+void KeyValueCache::truncate(int64_t tokens) {
+  if (tokens < 0 || tokens > length())
+    throw ShapeError("KeyValueCache::truncate: " + std::to_string(tokens) + " tokens, expected 0 to " + std::to_string(length()) + ", which the cache holds.");
+  for (auto& layer : layers_) layer.length = tokens;
+}
+
+}  // namespace accelerate::models

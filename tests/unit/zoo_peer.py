@@ -1,0 +1,172 @@
+"""Peer of the model zoo's tests: saves small random models, and what transformers makes of them.
+
+usage: zoo_peer.py causal|seq2seq|images OUT
+
+For each KIND there is a folder OUT/KIND as save_pretrained writes it, and OUT/KIND.safetensors with inputs and logits.
+"""
+import json
+import math
+import pathlib
+import sys
+
+import torch
+import torch.nn.functional as F
+import transformers as tf
+from safetensors.torch import save_file
+
+# A large range makes differences of formulas visible.
+LLAMA = dict(vocab_size=50, hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
+             bos_token_id=1, eos_token_id=2, pad_token_id=0)
+NEOX = dict(vocab_size=50, hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128, initializer_range=0.3, bos_token_id=1, eos_token_id=2)
+GPTJ = dict(vocab_size=50, n_positions=64, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3, bos_token_id=1, eos_token_id=2)
+OPT = dict(vocab_size=50, hidden_size=32, ffn_dim=56, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64, init_std=0.3)
+
+CAUSAL = {
+    "smollm2": (tf.LlamaForCausalLM, tf.LlamaConfig, dict(LLAMA, tie_word_embeddings=True, rope_theta=100000.0)),
+    "mistral": (tf.MistralForCausalLM, tf.MistralConfig, dict(LLAMA, sliding_window=4)),
+    "mistral-sharded": (tf.MistralForCausalLM, tf.MistralConfig, dict(LLAMA, sliding_window=None, head_dim=12)),
+    "qwen2": (tf.Qwen2ForCausalLM, tf.Qwen2Config, dict(LLAMA, tie_word_embeddings=True)),
+    "qwen2-windows": (tf.Qwen2ForCausalLM, tf.Qwen2Config, dict(LLAMA, use_sliding_window=True, sliding_window=3, max_window_layers=1)),
+    "mixtral": (tf.MixtralForCausalLM, tf.MixtralConfig, dict(LLAMA, num_local_experts=4, num_experts_per_tok=2, initializer_range=0.2)),
+    "mixtral-window": (tf.MixtralForCausalLM, tf.MixtralConfig, dict(LLAMA, num_local_experts=3, num_experts_per_tok=1, sliding_window=4)),
+    "gpt2": (tf.GPT2LMHeadModel, tf.GPT2Config, dict(vocab_size=50, n_positions=32, n_embd=24, n_layer=2, n_head=3, initializer_range=0.3, bos_token_id=1, eos_token_id=2)),
+    "gptj": (tf.GPTJForCausalLM, tf.GPTJConfig, dict(GPTJ, rotary_dim=4)),
+    "gptj-whole": (tf.GPTJForCausalLM, tf.GPTJConfig, dict(GPTJ, rotary_dim=8, n_inner=40, activation_function="relu")),
+    "gpt_neox": (tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig, NEOX),
+    "gpt_neox-serial": (tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig,
+                        dict(NEOX, use_parallel_residual=False, tie_word_embeddings=True, attention_bias=False,
+                             rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0})),
+    "opt": (tf.OPTForCausalLM, tf.OPTConfig, OPT),
+    "opt-bin": (tf.OPTForCausalLM, tf.OPTConfig, dict(OPT, enable_bias=False, tie_word_embeddings=False)),
+    "opt-350m": (tf.OPTForCausalLM, tf.OPTConfig, dict(OPT, do_layer_norm_before=False, word_embed_proj_dim=20, init_std=0.2)),
+}
+T5 = dict(vocab_size=50, d_model=32, d_kv=8, d_ff=56, num_layers=2, num_decoder_layers=3, num_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=12,
+          decoder_start_token_id=0, pad_token_id=0)
+# Unscaled logits of the embeddings' size would be 30.
+SEQ2SEQ = {"t5": T5, "t5-v1_1": dict(T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False, initializer_factor=0.4)}
+
+
+def shake(model):
+    """Norms and biases start neutral: then a forgotten one would not be seen."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.add_(torch.randn_like(buffer) * 0.1)
+        if name.endswith("running_var"):
+            buffer.mul_(torch.rand_like(buffer) + 0.5)
+
+
+def save(out, kind, model, tensors):
+    folder = out / kind
+    model.save_pretrained(folder, **({"max_shard_size": "20KB"} if kind.endswith("-sharded") else {}))
+    if kind.endswith("-sharded"):
+        assert (folder / "model.safetensors.index.json").exists()
+    if kind.endswith("-bin"):
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    save_file({k: v.contiguous() for k, v in tensors.items()}, out / f"{kind}.safetensors")
+
+
+def causal(out):
+    for kind, (model_class, config_class, fields) in CAUSAL.items():
+        torch.manual_seed(0)
+        model = model_class(config_class(**fields)).eval()
+        shake(model)
+        ids = torch.randint(3, 50, (3, 9))
+        mask = torch.ones_like(ids)
+        mask[0, 6:] = 0
+        mask[1, :2] = 0
+        save(out, kind, model, {"input_ids": ids, "attention_mask": mask, "logits": model(input_ids=ids).logits, "masked_logits": model(input_ids=ids, attention_mask=mask).logits})
+
+
+def seq2seq(out):
+    for kind, fields in SEQ2SEQ.items():
+        torch.manual_seed(0)
+        model = tf.T5ForConditionalGeneration(tf.T5Config(**fields)).eval()
+        shake(model)
+        # Longer than relative_attention_max_distance.
+        ids, decoder_ids = torch.randint(1, 50, (3, 17)), torch.randint(1, 50, (3, 15))
+        mask = torch.ones_like(ids)
+        mask[0, 6:] = 0
+        inputs = {"input_ids": ids, "decoder_input_ids": decoder_ids}
+        save(out, kind, model, {**inputs, "attention_mask": mask, "logits": model(**inputs).logits, "masked_logits": model(**inputs, attention_mask=mask).logits})
+
+
+def efficientnet_lite0(weights, x):
+    """TensorFlow's padding, stage by stage from the table of the network; weights by the names of EfficientNet-PyTorch."""
+    def convolve(name, x, stride=1, groups=1):
+        weight = weights[name + ".weight"]
+        kernel = weight.shape[-1]
+        pad = [max(0, (math.ceil(size / stride) - 1) * stride + kernel - size) for size in (x.shape[3], x.shape[2])]
+        return F.conv2d(F.pad(x, [pad[0] // 2, pad[0] - pad[0] // 2, pad[1] // 2, pad[1] - pad[1] // 2]), weight, stride=stride, groups=groups)
+
+    def normalize(name, x):
+        return F.batch_norm(x, *(weights[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")), eps=1e-3)
+
+    x = F.relu6(normalize("_bn0", convolve("_conv_stem", x, 2)))
+    strides = [1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1]
+    for i, stride in enumerate(strides):
+        block = f"_blocks.{i}."
+        y = x
+        if i > 0:
+            y = F.relu6(normalize(block + "_bn0", convolve(block + "_expand_conv", y)))
+        y = F.relu6(normalize(block + "_bn1", convolve(block + "_depthwise_conv", y, stride, y.shape[1])))
+        y = normalize(block + "_bn2", convolve(block + "_project_conv", y))
+        x = x + y if stride == 1 and x.shape[1] == y.shape[1] else y
+    x = F.relu6(normalize("_bn1", convolve("_conv_head", x))).mean((2, 3))
+    return F.linear(x, weights["_fc.weight"], weights["_fc.bias"])
+
+
+def random_efficientnet_lite0():
+    weights = {}
+
+    def convolution(name, inputs, outputs, kernel, norm, groups=1):
+        weights[name + ".weight"] = torch.randn(outputs, inputs // groups, kernel, kernel) * (inputs // groups * kernel * kernel) ** -0.5
+        weights.update({f"{norm}.weight": torch.rand(outputs) + 0.5, f"{norm}.bias": torch.randn(outputs) * 0.1, f"{norm}.running_mean": torch.randn(outputs) * 0.1,
+                        f"{norm}.running_var": torch.rand(outputs) + 0.5, f"{norm}.num_batches_tracked": torch.tensor(7)})
+
+    convolution("_conv_stem", 3, 32, 3, "_bn0")
+    inputs, i = 32, 0
+    for repeats, kernel, outputs in [(1, 3, 16), (2, 3, 24), (2, 5, 40), (3, 3, 80), (3, 5, 112), (4, 5, 192), (1, 3, 320)]:
+        for _ in range(repeats):
+            block, inner = f"_blocks.{i}.", inputs * (6 if i else 1)
+            if i:
+                convolution(block + "_expand_conv", inputs, inner, 1, block + "_bn0")
+            convolution(block + "_depthwise_conv", inner, inner, kernel, block + "_bn1", groups=inner)
+            convolution(block + "_project_conv", inner, outputs, 1, block + "_bn2")
+            inputs, i = outputs, i + 1
+    convolution("_conv_head", 320, 1280, 1, "_bn1")
+    weights.update({"_fc.weight": torch.randn(10, 1280) * 0.03, "_fc.bias": torch.randn(10) * 0.1})
+    return weights
+
+
+def images(out):
+    labels = {"id2label": {i: str(i) for i in range(7)}}
+    resnet = dict(embedding_size=8, hidden_sizes=[16, 24], depths=[2, 1], **labels)
+    kinds = {
+        "vit": (tf.ViTForImageClassification, tf.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=56, image_size=24, patch_size=8, initializer_range=0.3, **labels)),
+        "vit-wide": (tf.ViTForImageClassification, tf.ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=56, image_size=[24, 24], patch_size=[4, 8], qkv_bias=False, **labels)),
+        "resnet": (tf.ResNetForImageClassification, tf.ResNetConfig(**resnet)),
+        "resnet-basic": (tf.ResNetForImageClassification, tf.ResNetConfig(layer_type="basic", downsample_in_first_stage=True, **resnet)),
+        "resnet-early": (tf.ResNetForImageClassification, tf.ResNetConfig(downsample_in_bottleneck=True, hidden_act="silu", **resnet)),
+    }
+    for kind, (model_class, config) in kinds.items():
+        torch.manual_seed(0)
+        model = model_class(config).eval()
+        shake(model)
+        pixels = torch.randn(2, 3, 24, 24)
+        save(out, kind, model, {"pixel_values": pixels, "logits": model(pixel_values=pixels).logits})
+    torch.manual_seed(0)
+    weights, pixels = random_efficientnet_lite0(), torch.randn(2, 3, 33, 40)
+    (out / "efficientnet_lite0").mkdir()
+    save_file(weights, out / "efficientnet_lite0" / "model.safetensors", {"format": "pt"})
+    (out / "efficientnet_lite0" / "config.json").write_text(json.dumps({"architecture": "tf_efficientnet_lite0", "num_classes": 10}))
+    save_file({"pixel_values": pixels, "logits": efficientnet_lite0(weights, pixels).contiguous()}, out / "efficientnet_lite0.safetensors")
+
+
+out = pathlib.Path(sys.argv[2])
+out.mkdir()
+with torch.no_grad():
+    {"causal": causal, "seq2seq": seq2seq, "images": images}[sys.argv[1]](out)

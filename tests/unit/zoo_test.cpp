@@ -1,0 +1,303 @@
+/// The Auto classes and all architectures: against transformers, and alone.
+
+#include <fstream>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "accelerate/deferred.hpp"
+#include "accelerate/error.hpp"
+#include "accelerate/models/auto_model.hpp"
+#include "accelerate/safetensors.hpp"
+#include "message_of.hpp"
+#include "python.hpp"
+#include "scratch.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace accelerate::models;
+using support::largest_difference;
+using support::scratch;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Tolerance of all comparisons: the same fp32 operations in another order of summation, for logits of a size of 1 to 10. Measured are at most 5e-6.
+constexpr double kTolerance = 1e-5;
+
+/// Writes a config.json. @return its folder
+fs::path config(const std::string& json) {
+  static int count = 0;
+  const auto folder = scratch("config-" + std::to_string(count++));
+  fs::create_directories(folder);
+  std::ofstream(folder / "config.json") << json;
+  return folder;
+}
+
+struct Kind {
+  const char* json;
+  const char* layer;  ///< class of the unit that does not split
+};
+
+const Kind kCausal[] = {
+    {R"({"model_type":"llama","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"initializer_range":0.3})", "LlamaDecoderLayer"},
+    {R"({"architectures":["MistralForCausalLM"],"model_type":"mistral","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"sliding_window":4,"initializer_range":0.3})", "MistralDecoderLayer"},
+    {R"({"model_type":"qwen2","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"initializer_range":0.3})", "Qwen2DecoderLayer"},
+    {R"({"model_type":"mixtral","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"num_local_experts":3,"initializer_range":0.3})", "MixtralDecoderLayer"},
+    {R"({"model_type":"gpt2","vocab_size":20,"n_positions":16,"n_embd":16,"n_layer":2,"n_head":4,"initializer_range":0.3})", "GPT2Block"},
+    {R"({"model_type":"gptj","vocab_size":20,"n_positions":16,"n_embd":16,"n_layer":2,"n_head":4,"rotary_dim":2,"initializer_range":0.3})", "GPTJBlock"},
+    {R"({"model_type":"gpt_neox","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":2,"initializer_range":0.3})", "GPTNeoXLayer"},
+    {R"({"model_type":"opt","vocab_size":20,"hidden_size":16,"ffn_dim":24,"num_hidden_layers":2,"num_attention_heads":4,"max_position_embeddings":16,"init_std":0.3})", "OPTDecoderLayer"},
+};
+const Kind kT5 = {R"({"model_type":"t5","vocab_size":20,"d_model":16,"d_kv":4,"d_ff":24,"num_layers":2,"num_heads":4,"relative_attention_num_buckets":8,"relative_attention_max_distance":12})", "T5Block"};
+const Kind kImages[] = {
+    {R"({"model_type":"vit","hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":24,"image_size":16,"patch_size":8,"num_labels":5})", "ViTLayer"},
+    {R"({"model_type":"resnet","embedding_size":8,"hidden_sizes":[16,24],"depths":[2,1],"num_labels":5})", "ResNetConvLayer"},
+    {R"({"architecture":"efficientnet_lite0","num_classes":5})", "InvertedResidual"},
+};
+const Kind kBert = {R"({"architectures":["BertForMaskedLM"],"model_type":"bert","vocab_size":20,"hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":24,"max_position_embeddings":16})", "BertLayer"};
+
+std::vector<Kind> all_kinds() {
+  std::vector<Kind> kinds(std::begin(kCausal), std::end(kCausal));
+  kinds.insert(kinds.end(), std::begin(kImages), std::end(kImages));
+  kinds.push_back(kT5);
+  kinds.push_back(kBert);
+  return kinds;
+}
+
+AutoModel::Tensors inputs_of(const Kind& kind) {
+  torch::manual_seed(1);
+  for (const auto& image : kImages)
+    if (image.json == kind.json) return {{"pixel_values", torch::randn({2, 3, 16, 16})}};
+  AutoModel::Tensors inputs = {{"input_ids", torch::randint(1, 20, {2, 6})}};
+  if (kind.json == kT5.json) inputs["decoder_input_ids"] = torch::randint(1, 20, {2, 3});
+  return inputs;
+}
+
+/// Logits of a model of whatever kind; of BERT the hidden states.
+torch::Tensor output_of(const AutoModel& model, const AutoModel::Tensors& inputs) { return model.forward(inputs).begin()->second; }
+
+TEST(Zoo, LayersHaveHuggingFacesClasses) {
+  for (const auto& kind : all_kinds()) {
+    std::set<std::string> classes;
+    for (const auto& module : AutoModel::from_config(config(kind.json)).module()->modules()) {
+      const auto name = module->name();
+      classes.insert(name.substr(name.rfind(':') == std::string::npos ? 0 : name.rfind(':') + 1));
+    }
+    EXPECT_THAT(classes, Contains(kind.layer));
+  }
+}
+
+TEST(Zoo, BuiltWithoutMemoryTheyAreTheSameModels) {
+  for (const auto& kind : all_kinds()) {
+    SCOPED_TRACE(kind.layer);
+    const auto folder = config(kind.json);
+    torch::manual_seed(3);
+    const auto eager = AutoModel::from_config(folder);
+    torch::manual_seed(3);
+    auto deferred = [&] {
+      auto empty = accelerate::init_empty_weights();
+      return AutoModel::from_config(folder);
+    }();
+    for (const auto& parameter : deferred.module()->parameters()) EXPECT_TRUE(parameter.is_meta());
+    accelerate::materialize(deferred.module());
+    const auto parameters = deferred.module()->named_parameters();
+    for (const auto& item : eager.module()->named_parameters()) EXPECT_TRUE(item.value().equal(parameters[item.key()])) << item.key();
+    eager.module()->eval();
+    deferred.module()->eval();
+    EXPECT_TRUE(output_of(eager, inputs_of(kind)).equal(output_of(deferred, inputs_of(kind))));
+  }
+}
+
+TEST(Zoo, OnTheMetaDeviceTheyGiveShapes) {
+  for (const auto& kind : all_kinds()) {
+    SCOPED_TRACE(kind.layer);
+    const auto folder = config(kind.json);
+    auto inputs = inputs_of(kind);
+    const auto real = output_of(AutoModel::from_config(folder), inputs);
+    const auto model = [&] {
+      auto on_meta = accelerate::init_on_device(at::kMeta);
+      return AutoModel::from_config(folder, Weights::uninitialized);
+    }();
+    for (auto& [name, tensor] : inputs) tensor = tensor.to(at::kMeta);
+    const auto shape = output_of(model, inputs);
+    EXPECT_TRUE(shape.is_meta());
+    EXPECT_EQ(shape.sizes(), real.sizes());
+  }
+}
+
+TEST(Zoo, ClonesAreIndependent) {
+  for (const auto& kind : all_kinds()) {
+    SCOPED_TRACE(kind.layer);
+    const auto model = AutoModel::from_config(config(kind.json));
+    const auto copy = model.module()->clone();
+    const auto parameters = copy->named_parameters();
+    for (const auto& item : model.module()->named_parameters()) {
+      EXPECT_TRUE(item.value().equal(parameters[item.key()])) << item.key();
+      EXPECT_NE(item.value().data_ptr(), parameters[item.key()].data_ptr()) << item.key();
+    }
+  }
+}
+
+/// Token by token, with half of the rows padded on the left, and with only the last logits.
+TEST(Zoo, ACacheChangesNothing) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& kind : kCausal) {
+    SCOPED_TRACE(kind.layer);
+    torch::manual_seed(0);
+    const auto model = AutoModelForCausalLM::from_config(config(kind.json));
+    model.module()->eval();
+    const auto ids = torch::randint(0, 20, {2, 9});
+    auto padded = torch::ones({2, 9}, at::kLong);
+    padded[1].slice(0, 0, 2).zero_();
+    for (const auto& mask : {torch::Tensor(), padded}) {
+      const auto whole = model(ids, mask);
+      KeyValueCache cache;
+      std::vector<torch::Tensor> parts;
+      for (const auto& [from, to] : {std::pair<int64_t, int64_t>{0, 3}, {3, 6}, {6, 7}, {7, 8}, {8, 9}})
+        parts.push_back(model(ids.slice(1, from, to), mask.defined() ? mask.slice(1, 0, to) : mask, {}, &cache));
+      EXPECT_EQ(cache.length(), 9);
+      EXPECT_LT(largest_difference(torch::cat(parts, 1).slice(1, 2), whole.slice(1, 2)), kTolerance);
+      EXPECT_LT(largest_difference(model(ids, mask, {}, nullptr, 2), whole.slice(1, 7)), kTolerance);
+      EXPECT_EQ(model(ids, mask, {}, nullptr, 2).size(1), 2);
+    }
+    EXPECT_THAT(support::message_of<accelerate::ShapeError>([&] { model(ids, torch::ones({2, 4})); }), HasSubstr("attention_mask has shape [2, 4], but input_ids [2, 9]"));
+  }
+}
+
+TEST(Zoo, ADecoderRepeatsItsInputForBeams) {
+  const torch::NoGradGuard no_grad;
+  torch::manual_seed(0);
+  const auto model = AutoModelForSeq2SeqLM::from_config(config(kT5.json));
+  model.module()->eval();
+  const auto ids = torch::randint(1, 20, {2, 5}), answer = torch::randint(1, 20, {6, 4});
+  auto mask = torch::ones({2, 5});
+  mask[1].slice(0, 3).zero_();
+  const auto beams = model.encode(ids, mask)(answer);
+  for (int64_t row = 0; row < 6; ++row) {
+    const auto alone = model.encode(ids.slice(0, row / 3, row / 3 + 1), mask.slice(0, row / 3, row / 3 + 1))(answer.slice(0, row, row + 1));
+    EXPECT_LT(largest_difference(beams.slice(0, row, row + 1), alone), kTolerance);
+  }
+}
+
+TEST(Zoo, ErrorsNameWhatIsWrong) {
+  const auto error = [](const std::string& json) { return support::message_of<accelerate::CheckpointError>([&] { AutoModelForCausalLM::from_config(config(json)); }); };
+  EXPECT_THAT(error(R"({"model_type":"mamba"})"), HasSubstr("model_type is \"mamba\", expected one of bert, "));
+  EXPECT_THAT(error(R"({"model_type":"opt","architectures":["OPTForSequenceClassification"]})"), HasSubstr("architectures is \"OPTForSequenceClassification\", expected OPTForCausalLM"));
+  EXPECT_THAT(error(kT5.json), HasSubstr("T5ForConditionalGeneration is no causal language model; use AutoModelForSeq2SeqLM."));
+  EXPECT_THAT(error(kBert.json), HasSubstr("use AutoModel."));
+  EXPECT_THAT(error(R"({"model_type":"gptj","n_embd":10,"n_head":4})"), HasSubstr("n_head is 4, expected a divisor of n_embd, which is 10"));
+  EXPECT_THAT(error(R"({"model_type":"gpt_neox","hidden_size":0})"), HasSubstr("hidden_size is 0, expected at least 1"));
+  EXPECT_THAT(error(R"({"model_type":"opt","activation_function":"softplus"})"), HasSubstr("activation_function is \"softplus\", expected one of gelu, "));
+  EXPECT_THAT(error(R"({"model_type":"mixtral","num_experts_per_tok":9})"), HasSubstr("num_experts_per_tok is 9, expected 1 to num_local_experts, which is 8"));
+  const auto model = AutoModel::from_config(config(kImages[1].json));
+  EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { model.forward({{"pixels", torch::zeros({1})}}); }), HasSubstr("found an input 'pixels', expected some of pixel_values"));
+  EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { model.forward({}); }), HasSubstr("the input 'pixel_values' is missing"));
+  EXPECT_THAT(support::message_of<accelerate::ShapeError>([&] { model.forward({{"pixel_values", torch::zeros({1, 4, 8, 8})}}); }), HasSubstr("pixel_values has shape [1, 4, 8, 8], expected [B, 3, height, width]"));
+}
+
+TEST(ZooLoading, AllDifferencesAreListed) {
+  const auto folder = config(kCausal[7].json);
+  const auto model = AutoModelForCausalLM::from_config(folder);
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& item : model.module()->named_parameters()) tensors.emplace(item.key(), item.value().detach());
+  accelerate::save_safetensors(folder / "model.safetensors", tensors);
+  LoadReport report;
+  const auto same = AutoModelForCausalLM::from_pretrained(folder, {.dtype = at::kBFloat16}, &report);
+  EXPECT_THAT(report.missing_keys, IsEmpty());
+  EXPECT_EQ(same.module()->parameters().front().scalar_type(), at::kBFloat16);
+  EXPECT_FALSE(same.module()->is_training());
+
+  tensors.erase("model.decoder.layers.0.fc1.bias");
+  tensors.at("model.decoder.layers.1.fc2.bias") = torch::zeros({17});
+  tensors["model.decoder.extra"] = torch::zeros({1});
+  accelerate::save_safetensors(folder / "model.safetensors", tensors);
+  EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { AutoModelForCausalLM::from_pretrained(folder); }),
+              AllOf(HasSubstr("1 tensors do not fit the model:\n  model.decoder.layers.1.fc2.bias: [17] Float in the file, [16] Float in the model"),
+                    HasSubstr("1 tensors of the model are missing:\n  model.decoder.layers.0.fc1.bias")));
+}
+
+/// The folders that the peer made, one for each kind.
+std::vector<std::string> kinds_of(const std::string& group, const fs::path& folder) {
+  const auto result = support::run_python("tests/unit/zoo_peer.py", {group, folder.string()});
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  std::vector<std::string> kinds;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.is_directory()) kinds.push_back(entry.path().filename());
+  return kinds;
+}
+
+template <class Model>
+Model load_all(const fs::path& folder) {
+  LoadReport report;
+  auto model = Model::from_pretrained(folder, {}, &report);
+  EXPECT_THAT(report.missing_keys, IsEmpty());
+  EXPECT_THAT(report.unexpected_keys, IsEmpty());
+  return model;
+}
+
+TEST(ZooReference, CausalModelsEqualTransformers) {
+  SKIP_WITHOUT_PYTHON();
+  const torch::NoGradGuard no_grad;
+  const auto folder = scratch("causal");
+  const auto kinds = kinds_of("causal", folder);
+  EXPECT_EQ(kinds.size(), 15U);
+  for (const auto& kind : kinds) {
+    SCOPED_TRACE(kind);
+    const auto expected = accelerate::load_safetensors(folder / (kind + ".safetensors"));
+    const auto model = load_all<AutoModelForCausalLM>(folder / kind);
+    const auto &ids = expected.at("input_ids"), &mask = expected.at("attention_mask");
+    EXPECT_LT(largest_difference(model(ids), expected.at("logits")), kTolerance);
+    const auto seen = mask.unsqueeze(-1);
+    EXPECT_LT(largest_difference(model(ids, mask) * seen, expected.at("masked_logits") * seen), kTolerance);
+    KeyValueCache cache;
+    std::vector<torch::Tensor> tokens;
+    for (int64_t t = 0; t < ids.size(1); ++t) tokens.push_back(model(ids.slice(1, t, t + 1), mask.slice(1, 0, t + 1), {}, &cache));
+    EXPECT_LT(largest_difference(torch::cat(tokens, 1) * seen, expected.at("masked_logits") * seen), kTolerance);
+  }
+}
+
+TEST(ZooReference, EncoderAndDecoderEqualTransformers) {
+  SKIP_WITHOUT_PYTHON();
+  const torch::NoGradGuard no_grad;
+  const auto folder = scratch("seq2seq");
+  const auto kinds = kinds_of("seq2seq", folder);
+  EXPECT_EQ(kinds.size(), 2U);
+  for (const auto& kind : kinds) {
+    SCOPED_TRACE(kind);
+    const auto expected = accelerate::load_safetensors(folder / (kind + ".safetensors"));
+    LoadReport report;
+    const auto model = AutoModelForSeq2SeqLM::from_pretrained(folder / kind, {}, &report);
+    // transformers ties the head of both versions when it saves.
+    EXPECT_THAT(report.missing_keys, kind == "t5" ? ::testing::Matcher<std::vector<std::string>>(IsEmpty()) : ::testing::ElementsAre("lm_head.weight"));
+    EXPECT_THAT(report.unexpected_keys, IsEmpty());
+    const auto &ids = expected.at("input_ids"), &mask = expected.at("attention_mask"), &answer = expected.at("decoder_input_ids");
+    EXPECT_LT(largest_difference(model.encode(ids)(answer), expected.at("logits")), kTolerance);
+    const auto decoder = model.encode(ids, mask);
+    EXPECT_LT(largest_difference(decoder(answer), expected.at("masked_logits")), kTolerance);
+    KeyValueCache cache;
+    std::vector<torch::Tensor> tokens;
+    for (int64_t t = 0; t < answer.size(1); ++t) tokens.push_back(decoder(answer.slice(1, t, t + 1), {}, {}, &cache));
+    EXPECT_LT(largest_difference(torch::cat(tokens, 1), expected.at("masked_logits")), kTolerance);
+  }
+}
+
+TEST(ZooReference, ImageClassifiersEqualTransformers) {
+  SKIP_WITHOUT_PYTHON();
+  const torch::NoGradGuard no_grad;
+  const auto folder = scratch("images");
+  const auto kinds = kinds_of("images", folder);
+  EXPECT_EQ(kinds.size(), 6U);
+  for (const auto& kind : kinds) {
+    SCOPED_TRACE(kind);
+    const auto expected = accelerate::load_safetensors(folder / (kind + ".safetensors"));
+    const auto model = load_all<AutoModel>(folder / kind);
+    EXPECT_LT(largest_difference(model.forward({{"pixel_values", expected.at("pixel_values")}}).at("logits"), expected.at("logits")), kTolerance);
+  }
+}
+
+}  // namespace
