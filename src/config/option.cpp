@@ -41,6 +41,31 @@ constexpr Option kEstimateOptions[] = {
     {"dtypes", words, "[\"float32\", \"float16\", \"int8\", \"int4\"]", "float32|float16|int8|int4", "DTYPE", "What the weights are loaded in"},
     {"trust_remote_code", flag, "false", nullptr, nullptr, "As elsewhere; here code of a model is never run, and sizes come from its files"},
 };
+constexpr Option kGenerate[] = {{"model", text, nullptr, nullptr, "MODEL", "A Hugging Face folder (config.json, weights, tokenizer) or a .gguf file", "model", nullptr, nullptr, Form::none, true}};
+constexpr Option kGenerateText[] = {
+    {"prompt", text, nullptr, nullptr, "TEXT", "What to answer (default: standard input; on a terminal, a conversation)", "--prompt,-p"},
+    {"system", text, nullptr, nullptr, "TEXT", "The system message of the conversation (default: the template's)"},
+    {"raw", flag, "false", nullptr, nullptr, "Continue the text as it is, without the model's chat template"},
+    {"max_new_tokens", integer, nullptr, nullptr, "N", "Tokens of an answer at most (default: 256)"},
+    {"stop", words, nullptr, nullptr, "TEXT", "Ends the answer where this appears; may be given several times"},
+    {"json", flag, "false", nullptr, nullptr, "Print the answer and what was measured as JSON, at the end"},
+    {"stats", flag, "false", nullptr, nullptr, "Say on standard error what was measured: times, tokens a second, memory of weights"},
+};
+constexpr Option kGenerateDrawing[] = {
+    {"temperature", number, nullptr, nullptr, "T", "Draw tokens, with logits divided by this; 0: take the likeliest (default: 0, or generation_config.json's)"},
+    {"top_k", integer, nullptr, nullptr, "N", "Draw from so many of the likeliest; 0: from all"},
+    {"top_p", number, nullptr, nullptr, "P", "Draw from the likeliest that have this probability together"},
+    {"repetition_penalty", number, nullptr, nullptr, "X", "Above 1: tokens that were there get less likely"},
+    {"num_beams", integer, nullptr, nullptr, "N", "More than 1: beam search (then the answer appears at its end)"},
+    {"length_penalty", number, nullptr, nullptr, "X", "With beams: above 0 favours long answers"},
+    {"seed", integer, nullptr, nullptr, "N", "Of the drawing (default: another one each time)"},
+};
+constexpr Option kGenerateMemory[] = {
+    {"max_memory", words, nullptr, nullptr, "PLACE=SIZE", "What weights may take, for example cpu=150MB, or 0=20GiB cpu=60GiB; the rest stays on disk and is read when it is needed"},
+    {"device_map", text, nullptr, nullptr, "MAP", "auto, balanced, balanced_low_0, sequential, or JSON such as '{\"\": \"disk\"}' (default: all in memory; auto with --max_memory)"},
+    {"dtype", text, nullptr, "float32|float16|bfloat16", nullptr, "Number format of the weights in memory (default: float32)"},
+    {"num_threads", integer, nullptr, nullptr, "N", "Threads that compute (default: one for each core)"},
+};
 constexpr Option kTestOurs[] = {{"num_processes", integer, nullptr, nullptr, "N", "Processes to test with (default: as the config file says, else 2)"},
                                 {"cpu", flag, "false", nullptr, nullptr, "Test on the CPU even where there is an accelerator"}};
 constexpr Option kTpuConfig[] = {
@@ -102,6 +127,7 @@ const std::vector<CommandTable>& command_tables() {
       {"config update", "Read a config file and write it as this version does", "accelerate config update [options]", {{"", kConfigFile}}},
       {"estimate-memory", "Say how much memory a model needs", "accelerate estimate-memory MODEL [options]", {{"Positional", kEstimateMemory}, {"", kEstimateOptions}, {kAdditions, kEstimateOurs}}},
       {"env", "Say what is installed, for bug reports", "accelerate env [options]", {{"", kConfigFile}, {kAdditions, kEnvOurs}}},
+      {"generate", "Let a language model answer", "accelerate generate MODEL [options]", {{"Positional", kGenerate}, {"Text", kGenerateText}, {"Choice of tokens", kGenerateDrawing}, {"Memory", kGenerateMemory}}},
       launch_table(),
       {"merge-weights", "Merge sharded weights into one file", "accelerate merge-weights [options] FOLDER OUTPUT", {{"Positional", kMergeWeights}, {"", kMergeOptions}}},
       {"test", "Test this machine under the chosen config", "accelerate test [options]", {{"", kConfigFile}, {kAdditions, kTestOurs}}},

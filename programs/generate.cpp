@@ -1,0 +1,308 @@
+// `accelerate generate`, which starts this with MODEL and pairs of an option and its text, checked against the table of options.
+#include <accelerate/accelerate.hpp>
+#include <accelerate/bigmodel.hpp>
+#include <accelerate/models/auto_model.hpp>
+#include <accelerate/models/generate.hpp>
+#include <accelerate/models/tokenizer.hpp>
+#include <accelerate/residency.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <iterator>
+#include <random>
+#include <set>
+
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+namespace {
+
+namespace fs = std::filesystem;
+namespace models = accelerate::models;
+using accelerate::ConfigError;
+using models::ChatMessage;
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+/// The options that were given.
+class Given {
+ public:
+  explicit Given(std::vector<std::string> words) {
+    for (size_t i = 0; i + 1 < words.size(); i += 2) texts_.emplace_back(words[i].substr(2), words[i + 1]);
+  }
+  std::vector<std::string> all(const std::string& name) const {
+    std::vector<std::string> result;
+    for (const auto& [key, text] : texts_)
+      if (key == name) result.push_back(text);
+    return result;
+  }
+  std::optional<std::string> text(const std::string& name) const {
+    const auto found = all(name);
+    return found.empty() ? std::nullopt : std::optional(found.back());
+  }
+  bool on(const std::string& name) const { return text(name) == "true"; }
+  /// Sets what was given; the launcher has checked that it is a number.
+  void read(const std::string& name, int64_t& value) const {
+    if (const auto given = text(name)) value = std::stoll(*given);
+  }
+  void read(const std::string& name, double& value) const {
+    if (const auto given = text(name)) value = std::stod(*given);
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> texts_;
+};
+
+// ---- the model ---------------------------------------------------------------------------------------------------------------------------------------------------------
+
+accelerate::MaxMemory max_memory_of(const std::vector<std::string>& words) {
+  accelerate::MaxMemory limits;
+  for (const auto& word : words) {
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos || equals == 0) throw ConfigError("--max_memory: found '" + word + "', expected PLACE=SIZE, for example cpu=150MB or 0=20GiB");
+    const std::string place = word.substr(0, equals), size = word.substr(equals + 1);
+    const bool number = place.find_first_not_of("0123456789") == std::string::npos;
+    limits.emplace(number ? accelerate::Place(std::stoi(place)) : accelerate::Place(place), accelerate::MemorySize(size));
+  }
+  return limits;
+}
+
+std::variant<std::string, accelerate::DeviceMap> device_map_of(const std::string& text) {
+  if (!text.starts_with("{")) return text;  // a strategy; another word is refused with the known ones
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) throw ConfigError("--device_map: found '" + text + "', which is no JSON object, expected for example '{\"model.embed_tokens\": \"cpu\", \"\": \"disk\"}'");
+  accelerate::DeviceMap map;
+  for (const auto& [name, place] : json.items()) {
+    if (place.is_number_integer()) map.emplace(name, accelerate::Place(place.get<int>()));
+    else if (place.is_string()) map.emplace(name, accelerate::Place(place.get<std::string>()));
+    else throw ConfigError("--device_map: found " + place.dump() + " for '" + name + "', expected the number of a GPU, \"cpu\" or \"disk\"");
+  }
+  return map;
+}
+
+/// Repeated modules, the blocks of a language model, are read and placed as a whole.
+std::vector<std::string> block_classes(const torch::nn::Module& model) {
+  std::set<std::string> classes;
+  for (const auto& module : model.modules())
+    if (module->as<torch::nn::ModuleListImpl>())
+      for (const auto& block : module->children()) {
+        const std::string name = block->name();
+        classes.insert(name.substr(name.rfind(':') == std::string::npos ? 0 : name.rfind(':') + 1));
+      }
+  return {classes.begin(), classes.end()};
+}
+
+/// A folder that holds nothing but a .gguf file means that file.
+fs::path checkpoint_of(const fs::path& given) {
+  if (!fs::exists(given)) throw accelerate::CheckpointError("'" + given.string() + "' does not exist, expected a folder with a model or a .gguf file. Nothing is downloaded: fetch the model first.");
+  if (!fs::is_directory(given) || fs::exists(given / "config.json")) return given;
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(given))
+    if (entry.path().extension() == ".gguf") files.push_back(entry.path());
+  if (files.size() == 1) return files.front();
+  throw accelerate::CheckpointError("'" + given.string() + "' has no config.json and " + std::to_string(files.size()) + " .gguf files, expected a folder with a model; name the file if there are several");
+}
+
+struct Model {
+  models::AutoModelForCausalLM language_model;
+  accelerate::Dispatched<std::shared_ptr<torch::nn::Module>> weights;
+};
+
+at::ScalarType dtype_of(const std::string& name) { return name == "float16" ? at::kHalf : name == "bfloat16" ? at::kBFloat16 : at::kFloat; }
+
+accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& module, const fs::path& checkpoint, const Given& given) {
+  accelerate::LoadAndDispatchOptions options;
+  if (const auto words = given.all("max_memory"); !words.empty()) options.max_memory = max_memory_of(words);
+  if (const auto map = given.text("device_map")) options.device_map = device_map_of(*map);
+  else if (options.max_memory) options.device_map = "auto";
+  else options.device_map = accelerate::DeviceMap{{"", at::hasCUDA() ? accelerate::Place(0) : accelerate::Place("cpu")}};
+  options.no_split_module_classes = block_classes(*module);
+  options.dtype = dtype_of(given.text("dtype").value_or("float32"));
+  return accelerate::load_checkpoint_and_dispatch(accelerate::ModelRef(module), checkpoint, options);
+}
+
+// ---- the conversation --------------------------------------------------------------------------------------------------------------------------------------------------
+
+std::atomic<bool> interrupted{false};
+
+/// The first Ctrl-C ends the answer, the second one the program.
+void on_interrupt(int) {
+  if (interrupted.exchange(true)) ::_exit(130);
+}
+
+struct Measured {
+  int64_t prompt_tokens = 0, new_tokens = 0;
+  double first_token = 0, seconds = 0;  ///< of the answer, from its beginning
+
+  double tokens_per_second() const { return new_tokens > 1 ? static_cast<double>(new_tokens - 1) / (seconds - first_token) : 0; }
+};
+
+class Speaker {
+ public:
+  Speaker(models::AutoModelForCausalLM model, models::Tokenizer tokenizer, models::GenerationConfig config, std::vector<std::string> stops, at::Device device, bool streams)
+      : model_(std::move(model)), tokenizer_(std::move(tokenizer)), config_(std::move(config)), stops_(std::move(stops)), device_(device), streams_(streams) {}
+
+  std::string answer(const std::string& text, bool special_tokens, Measured& measured) {
+    const auto ids = tokenizer_.encode(text, special_tokens);
+    if (ids.empty()) throw ConfigError("the prompt is empty, expected a text");
+    const auto begin = Clock::now();
+    measured = {.prompt_tokens = static_cast<int64_t>(ids.size())};
+    models::StreamDecoder decoder(tokenizer_);
+    std::string said;
+    size_t printed = 0;
+    bool stopped = false;
+    const auto take = [&](const std::string& piece) {
+      said += piece;
+      for (const auto& stop : stops_)
+        if (const size_t at = said.find(stop); at != std::string::npos) said.resize(at), stopped = true;
+      print(said, printed, stopped);
+    };
+    models::GenerateOptions options;
+    if (config_.num_beams == 1)
+      options.on_tokens = [&](const at::Tensor& tokens) {
+        if (measured.new_tokens++ == 0) measured.first_token = seconds_since(begin);
+        take(decoder.push(tokens.item<int64_t>()));
+        return !stopped && !interrupted;
+      };
+    const at::Tensor all = models::generate(model_, torch::tensor(ids, at::kLong).unsqueeze(0).to(device_), config_, options);
+    if (config_.num_beams > 1) {
+      for (const int64_t id : std::vector<int64_t>(all.data_ptr<int64_t>() + ids.size(), all.data_ptr<int64_t>() + all.numel())) ++measured.new_tokens, take(decoder.push(id));
+      measured.first_token = seconds_since(begin) / static_cast<double>(std::max<int64_t>(measured.new_tokens, 1));
+    }
+    if (!stopped) take(decoder.finish());
+    print(said, printed, true);
+    if (streams_) std::printf("\n"), std::fflush(stdout);
+    measured.seconds = seconds_since(begin);
+    return said;
+  }
+
+ private:
+  /// What could still be the beginning of a stop text waits.
+  void print(const std::string& said, size_t& printed, bool all) const {
+    if (!streams_) return;
+    size_t until = said.size();
+    if (!all)
+      for (const auto& stop : stops_)
+        for (size_t length = std::min(stop.size(), said.size()); length > 0; --length)
+          if (said.ends_with(stop.substr(0, length))) {
+            until = std::min(until, said.size() - length);
+            break;
+          }
+    if (until <= printed) return;
+    std::fwrite(said.data() + printed, 1, until - printed, stdout);
+    std::fflush(stdout);
+    printed = until;
+  }
+
+  models::AutoModelForCausalLM model_;
+  models::Tokenizer tokenizer_;
+  models::GenerationConfig config_;
+  std::vector<std::string> stops_;
+  at::Device device_;
+  bool streams_;
+};
+
+models::GenerationConfig generation_of(const fs::path& checkpoint, const models::Tokenizer& tokenizer, const Given& given) {
+  auto config = models::GenerationConfig::from_pretrained(checkpoint);
+  config.max_new_tokens = 256;
+  if (const auto text = given.text("max_new_tokens")) config.max_new_tokens = std::stoll(*text);
+  given.read("temperature", config.temperature);
+  given.read("top_k", config.top_k);
+  given.read("top_p", config.top_p);
+  given.read("repetition_penalty", config.repetition_penalty);
+  given.read("num_beams", config.num_beams);
+  given.read("length_penalty", config.length_penalty);
+  if (given.text("temperature")) config.do_sample = config.temperature != 0;
+  else if (given.text("top_k") || given.text("top_p")) config.do_sample = true;
+  if (!config.do_sample) config.temperature = 1;
+  if (config.eos_token_id.empty() && tokenizer.eos_token_id()) config.eos_token_id = {*tokenizer.eos_token_id()};
+  config.validate();
+  return config;
+}
+
+nlohmann::ordered_json report_of(const Measured& measured, double load_seconds, const accelerate::DispatchedModel& weights) {
+  const auto stats = accelerate::residency::stats();
+  return {{"prompt_tokens", measured.prompt_tokens}, {"new_tokens", measured.new_tokens},          {"load_seconds", load_seconds},
+          {"first_token_seconds", measured.first_token}, {"tokens_per_second", measured.tokens_per_second()}, {"streamed_weight_bytes", weights.streamed_bytes()},
+          {"peak_resident_weight_bytes", stats.peak_resident_bytes}, {"weight_bytes_fetched", stats.bytes_fetched}};
+}
+
+int talk(const fs::path& model, const Given& given) {
+  int64_t threads = 0;
+  given.read("num_threads", threads);
+  if (threads > 0) at::set_num_threads(static_cast<int>(threads));
+  if (const auto seed = given.text("seed")) torch::manual_seed(static_cast<uint64_t>(std::stoll(*seed)));
+  else torch::manual_seed(std::random_device()());
+
+  const auto begin = Clock::now();
+  const torch::NoGradGuard no_grad;
+  const fs::path checkpoint = checkpoint_of(model);
+  const auto tokenizer = models::Tokenizer::from_pretrained(checkpoint);
+  const auto config = generation_of(checkpoint, tokenizer, given);
+  auto language_model = [&] {
+    const auto empty = accelerate::init_empty_weights();
+    return models::AutoModelForCausalLM::from_config(checkpoint, models::Weights::uninitialized);
+  }();
+  language_model.module()->eval();
+  const auto weights = dispatch(language_model.module(), checkpoint, given);
+  const double load_seconds = seconds_since(begin);
+
+  std::vector<ChatMessage> messages;
+  if (const auto system = given.text("system")) messages.push_back({"system", *system});
+  const bool json = given.on("json"), raw = given.on("raw");
+  Speaker speaker(language_model, tokenizer, config, given.all("stop"), weights.main_device(), !json);
+  std::signal(SIGINT, on_interrupt);
+  const auto one = [&](const std::string& prompt) {
+    Measured measured;
+    messages.push_back({"user", prompt});
+    const std::string said = raw ? speaker.answer(prompt, true, measured) : speaker.answer(tokenizer.apply_chat_template(messages), false, measured);
+    messages.push_back({"assistant", said});
+    auto report = report_of(measured, load_seconds, weights);
+    if (json) {
+      nlohmann::ordered_json result{{"text", said}};
+      result.update(report);
+      std::cout << result.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
+    } else if (given.on("stats")) {
+      std::cerr << "accelerate generate: loaded in " << load_seconds << " s; " << measured.prompt_tokens << " tokens read, the first one written after " << measured.first_token << " s; " << measured.new_tokens << " tokens written, "
+                << measured.tokens_per_second() << " a second; weights: " << static_cast<double>(weights.streamed_bytes()) / 1e6 << " MB come and go, at most " << report["peak_resident_weight_bytes"].get<double>() / 1e6 << " MB of them present\n";
+    }
+  };
+
+  if (const auto prompt = given.text("prompt")) {
+    one(*prompt);
+  } else if (::isatty(STDIN_FILENO)) {
+    std::fprintf(stderr, "A conversation with %s. Ctrl-C ends an answer, Ctrl-D the conversation.\n", model.filename().c_str());
+    for (std::string line; std::fprintf(stderr, "> "), std::getline(std::cin, line);) {
+      interrupted = false;
+      if (!line.empty()) one(line);
+    }
+    std::fprintf(stderr, "\n");
+    return 0;
+  } else {
+    one({std::istreambuf_iterator<char>(std::cin), {}});
+  }
+  return interrupted ? 130 : 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.empty() || words.size() % 2 == 0) return std::fprintf(stderr, "accelerate-generate is a part of `accelerate generate`; see `accelerate generate --help`\n"), 64;
+  const fs::path model = words.front();
+  words.erase(words.begin());
+  try {
+    return talk(model, Given(std::move(words)));
+  } catch (const accelerate::Error& error) {
+    std::fprintf(stderr, "accelerate generate: %s\n", error.what());
+    return error.exit_code();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "accelerate generate: unexpected error: %s\n", error.what());
+    return 70;
+  }
+}
