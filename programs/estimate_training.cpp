@@ -44,7 +44,7 @@ class ConfigFolder {
       else if (exists) throw ConfigError("'" + name + "' holds weights, expected a folder with a config.json, the file itself, or the name of a built-in model: a dry run builds the model");
       if (text.empty()) accelerate::find_model(name);  // throws, naming what is nearest
       std::string folder = (fs::temp_directory_path() / "accelerate-estimate-XXXXXX").string();
-      if (!::mkdtemp(folder.data())) throw accelerate::ResourceError("estimate-memory: can't make a folder in " + fs::temp_directory_path().string());
+      if (!::mkdtemp(folder.data())) throw accelerate::ResourceError("can't make a folder in " + fs::temp_directory_path().string());
       path = temporary_ = folder;
       std::ofstream(path / "config.json") << text;
     }
@@ -131,7 +131,7 @@ Outcome run(const Settings& settings) {
     const auto config = models::LlamaConfig::from_pretrained(folder.path);
     return train(settings, "LlamaDecoderLayer", [&] { return models::LlamaForCausalLM(config); }, next_token);
   }
-  throw ConfigError("estimate-memory: '" + settings.model + "' is of model type '" + type + "', expected bert, gpt2 or llama, which can be built here and run dry; without --strategy the table of its weights is printed");
+  throw ConfigError("'" + settings.model + "' is of model type '" + type + "', expected bert, gpt2 or llama, which can be built here and run dry; without --strategy the table of its weights is printed");
 }
 
 /// The dry run's numbers as the strategy has them, where the dry run was one of the nearest that the engine has.
@@ -217,7 +217,7 @@ Settings settings_of(const std::vector<std::string>& words) {
       value = std::stoll(text, &used);
     } catch (const std::exception&) {
     }
-    if (used != text.size() || value < 1) throw ConfigError("estimate-memory: " + option + " is '" + text + "', expected a whole number from 1 on");
+    if (used != text.size() || value < 1) throw ConfigError("" + option + " is '" + text + "', expected a whole number from 1 on");
     return value;
   };
   for (size_t i = 0; i < words.size(); ++i) {
@@ -227,7 +227,7 @@ Settings settings_of(const std::vector<std::string>& words) {
     } else if (!word.starts_with("--")) {
       settings.model = word;
     } else if (i + 1 == words.size()) {
-      throw ConfigError("estimate-memory: " + word + " has no value");
+      throw ConfigError("" + word + " has no value");
     } else {
       const std::string& value = words[++i];
       if (word == "--strategy") settings.strategy = value;
@@ -235,13 +235,13 @@ Settings settings_of(const std::vector<std::string>& words) {
       else if (word == "--num_processes") settings.num_processes = number(word, value);
       else if (word == "--batch") settings.batch = number(word, value);
       else if (word == "--seq") settings.tokens = number(word, value);
-      else throw ConfigError("estimate-memory: there is no option '" + word + "'. See `accelerate estimate-memory --help`");
+      else throw ConfigError("there is no option '" + word + "'. See `accelerate estimate-memory --help`");
     }
   }
-  if (settings.model.empty()) throw ConfigError("estimate-memory: found no MODEL, expected a folder, a config.json or the name of a built-in model");
+  if (settings.model.empty()) throw ConfigError("found no MODEL, expected a folder, a config.json or the name of a built-in model");
   const std::vector<std::string> strategies{"ddp", "fsdp", "zero1", "zero2", "zero3"};
   if (std::find(strategies.begin(), strategies.end(), settings.strategy) == strategies.end())
-    throw ConfigError("estimate-memory: --strategy is '" + settings.strategy + "', expected ddp, fsdp, zero1, zero2 or zero3");
+    throw ConfigError("--strategy is '" + settings.strategy + "', expected ddp, fsdp, zero1, zero2 or zero3");
   return settings;
 }
 

@@ -28,7 +28,7 @@ nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const 
 /// Needs LibTorch, and is a program of its own.
 [[noreturn]] void run_dry(const cli::Arguments& arguments) {
   for (const char* option : {"dtypes", "library_name"})
-    if (!arguments.all(option).empty()) throw accelerate::ConfigError("estimate-memory: --" + std::string(option) + " is for the table of weights and says nothing about training; leave it or --strategy out");
+    if (!arguments.all(option).empty()) throw accelerate::ConfigError("--" + std::string(option) + " is for the table of weights and says nothing about training; leave it or --strategy out");
   std::vector<std::string> words{arguments.positional.front()};
   for (const char* option : {"strategy", "num_processes", "batch", "seq", "mixed_precision"})
     if (const auto text = arguments.text(option); !text.empty()) words.insert(words.end(), {"--" + std::string(option), text});
@@ -39,7 +39,7 @@ nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const 
 int run(const cli::Arguments& arguments) {
   if (!arguments.text("strategy").empty()) run_dry(arguments);
   for (const char* option : {"num_processes", "batch", "seq", "mixed_precision"})
-    if (!arguments.text(option).empty()) throw accelerate::ConfigError("estimate-memory: --" + std::string(option) + " was given without --strategy, expected both; say how the job is split (ddp, fsdp, zero1, zero2 or zero3)");
+    if (!arguments.text(option).empty()) throw accelerate::ConfigError("--" + std::string(option) + " was given without --strategy, expected both; say how the job is split (ddp, fsdp, zero1, zero2 or zero3)");
   std::vector<std::string> dtypes = arguments.all("dtypes");
   if (dtypes.empty()) dtypes = {"float32", "float16", "int8", "int4"};
   const std::string& name = arguments.positional.front();

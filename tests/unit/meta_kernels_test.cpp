@@ -76,13 +76,13 @@ TEST(MetaKernels, WhatTheCpuGivesWithoutGradients) {
   const auto ids = torch::randint(0, 5, {3, 4});
   const auto mask = kRows > 0;
   const std::vector<Case> cases{
-      {"convolution 2d", two([](auto& x, auto& w) { return torch::conv2d(x, w, {}, 2, 1, 1, 2); }), {kImage, weight}},
-      {"convolution 2d, channels last", two([](auto& x, auto& w) { return torch::conv2d(x, w, {}, 1, 2, 2, 2); }), {last, weight}},
-      {"convolution 2d, without a batch", two([](auto& x, auto& w) { return torch::conv2d(x, w, {}, 1, 0, 1, 2); }), {kImage[0], weight}},
-      {"convolution 1d", two([](auto& x, auto& w) { return torch::conv1d(x, w, {}, 3, 2); }), {torch::randn({2, 4, 20}), torch::randn({6, 4, 5})}},
+      {"convolution 2d", two([](auto& x, auto& w) { return torch::conv2d(x, w, Tensor(), 2, 1, 1, 2); }), {kImage, weight}},
+      {"convolution 2d, channels last", two([](auto& x, auto& w) { return torch::conv2d(x, w, Tensor(), 1, 2, 2, 2); }), {last, weight}},
+      {"convolution 2d, without a batch", two([](auto& x, auto& w) { return torch::conv2d(x, w, Tensor(), at::IntArrayRef{1}, at::IntArrayRef{0}, at::IntArrayRef{1}, 2); }), {kImage[0], weight}},
+      {"convolution 1d", two([](auto& x, auto& w) { return torch::conv1d(x, w, Tensor(), 3, 2); }), {torch::randn({2, 4, 20}), torch::randn({6, 4, 5})}},
       {"convolution 3d", two([](auto& x, auto& w) { return torch::conv3d(x, w); }), {torch::randn({1, 2, 5, 6, 7}), torch::randn({3, 2, 2, 3, 4})}},
-      {"convolution, same padding", two([](auto& x, auto& w) { return torch::conv2d(x, w, {}, 1, "same", 1, 2); }), {kImage, weight}},
-      {"transposed convolution", two([](auto& x, auto& w) { return torch::conv_transpose2d(x, w, {}, 2, 1, 1, 2); }), {kImage, torch::randn({4, 3, 3, 3})}},
+      {"convolution, same padding", two([](auto& x, auto& w) { return torch::conv2d(x, w, Tensor(), at::IntArrayRef{1}, "same", at::IntArrayRef{1}, 2); }), {kImage, weight}},
+      {"transposed convolution", two([](auto& x, auto& w) { return torch::conv_transpose2d(x, w, Tensor(), 2, 1, 1, 2); }), {kImage, torch::randn({4, 3, 3, 3})}},
       {"batch norm", [](const Tensors& t) { return list(torch::native_batch_norm(t[0], t[1], t[1], t[1], t[1], false, 0.1, 1e-5)); }, {kImage, four}},
       {"batch norm in training", [](const Tensors& t) { return list(torch::native_batch_norm(t[0], t[1], t[1], {}, {}, true, 0.1, 1e-5)); }, {last, four}},
       {"batch norm, whole", [](const Tensors& t) { return Tensors{torch::batch_norm(t[0], t[1], t[1], t[1], t[1], false, 0.1, 1e-5, true)}; }, {kImage, four}},
@@ -193,7 +193,7 @@ TEST(MetaKernels, GradientsHaveTheSizesOfTheCpus) {
   const auto target = torch::rand({3, 5, 8});
   const std::vector<Case> cases{
       {"convolution", [](const Tensors& t) { return Tensors{torch::conv2d(t[0], t[1], t[2], 2, 1)}; }, {kImage, weight, torch::randn({6})}},
-      {"transposed convolution", [](const Tensors& t) { return Tensors{torch::conv_transpose2d(t[0], t[1], {}, 2)}; }, {kImage, torch::randn({4, 3, 3, 3})}},
+      {"transposed convolution", [](const Tensors& t) { return Tensors{torch::conv_transpose2d(t[0], t[1], Tensor(), 2)}; }, {kImage, torch::randn({4, 3, 3, 3})}},
       {"batch norm", [](const Tensors& t) { return Tensors{torch::batch_norm(t[0], t[1], t[2], {}, {}, true, 0.1, 1e-5, true)}; }, {kImage, four, four}},
       {"group norm", [](const Tensors& t) { return Tensors{torch::group_norm(t[0], 2, t[1], t[2])}; }, {kImage, four, four}},
       {"layer norm", [](const Tensors& t) { return Tensors{torch::layer_norm(t[0], {8}, t[1], t[2])}; }, {kRows, torch::randn({8}), torch::randn({8})}},
@@ -215,7 +215,7 @@ TEST(MetaKernels, AConvolutionalNetTrainsWithoutMemory) {
   accelerate::meta_memory::install_kernels();
   const auto meta = at::TensorOptions(at::kMeta);
   const auto x = torch::empty({512, 3, 224, 224}, meta), w = torch::empty({64, 3, 7, 7}, meta).requires_grad_(), gain = torch::empty({64}, meta).requires_grad_();
-  auto y = torch::conv2d(x, w, {}, 2, 3);
+  auto y = torch::conv2d(x, w, Tensor(), 2, 3);
   y = torch::max_pool2d(torch::relu(torch::batch_norm(y, gain, gain, torch::empty({64}, meta), torch::empty({64}, meta), true, 0.1, 1e-5, true)), 3, 2, 1);
   EXPECT_EQ(y.sizes(), (std::vector<int64_t>{512, 64, 56, 56}));
   torch::adaptive_avg_pool2d(y, {1, 1}).sum().backward();

@@ -63,6 +63,13 @@ GroupCarrier::Announcement GroupCarrier::expect(int64_t from) {
   return announcement;
 }
 
+void GroupCarrier::differ(const Announcement& mine, const Announcement& theirs, int64_t from) {
+  const std::string text = "pipeline: rank " + std::to_string(group_->rank()) + " expected from rank " + std::to_string(from) + " " + mine.text() + "; found " + theirs.text() +
+                           ". The ranks don't run the same program: their models, inputs that aren't tensors, or a branch on a tensor's device, strides or values differ";
+  group_->announce_failure(text);
+  throw CommError(text);
+}
+
 void GroupCarrier::send(const at::Tensor& tensor, int64_t to, const std::string& label) {
   const at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
   announce(Announcement::of(call_, number_++, dense, label), to);
@@ -75,9 +82,7 @@ void GroupCarrier::send(const at::Tensor& tensor, int64_t to, const std::string&
 at::Tensor GroupCarrier::receive(const at::Tensor& like, int64_t from, const std::string& label) {
   const Announcement mine = Announcement::of(call_, number_++, like, label);
   const Announcement theirs = expect(from);
-  if (!mine.agrees_with(theirs))
-    throw CommError("pipeline: rank " + std::to_string(group_->rank()) + " expected from rank " + std::to_string(from) + " " + mine.text() + "; found " + theirs.text() +
-                    ". The ranks don't run the same program: their models, inputs that aren't tensors, or a branch on a tensor's device, strides or values differ");
+  if (!mine.agrees_with(theirs)) differ(mine, theirs, from);
   const auto dims = static_cast<size_t>(theirs.dims);
   at::Tensor tensor = at::empty_strided({theirs.sizes.data(), dims}, {theirs.strides.data(), dims}, like.options().device(group_->device()));
   ++received;
@@ -98,10 +103,6 @@ void GroupCarrier::before_write(const c10::StorageImpl& storage) {
 }
 
 void GroupCarrier::begin_call() {
-  while (!under_way_.empty()) {  // of a call that ended with an error
-    wait_for(under_way_.front());
-    under_way_.pop_front();
-  }
   ++call_;
   number_ = part_ = sent = received = bytes_sent = bytes_received = 0;
 }
@@ -119,10 +120,12 @@ void GroupCarrier::end_call() {
   for (int64_t to = group_->rank() + 1; to < group_->world_size(); ++to) announce(mine, to);
   for (int64_t from = 0; from < group_->rank(); ++from) {
     const Announcement theirs = expect(from);
-    if (!mine.agrees_with(theirs))
-      throw CommError("pipeline: rank " + std::to_string(group_->rank()) + " expected from rank " + std::to_string(from) + " " + mine.text() + "; found " + theirs.text() +
-                      ". The ranks don't run the same program: their models, inputs that aren't tensors, or a branch on a tensor's device, strides or values differ");
+    if (!mine.agrees_with(theirs)) differ(mine, theirs, from);
   }
+  wait();
+}
+
+void GroupCarrier::wait() {
   while (!under_way_.empty()) {
     wait_for(under_way_.front());
     under_way_.pop_front();

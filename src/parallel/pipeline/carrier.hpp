@@ -27,6 +27,8 @@ class GroupCarrier final : public Carrier {
   void end_part();
   /// Waits for all that was sent, and compares with lower ranks how much has been sent altogether: tensors go to higher ranks only.
   void end_call();
+  /// Waits for all that was sent. Without it, what the receiver hasn't asked for yet would be lost.
+  void wait();
 
   int64_t sent = 0, received = 0, bytes_sent = 0, bytes_received = 0;  ///< of this call
 
@@ -39,6 +41,7 @@ class GroupCarrier final : public Carrier {
   struct Announcement;
   void announce(const Announcement& announcement, int64_t to);
   Announcement expect(int64_t from);
+  [[noreturn]] void differ(const Announcement& mine, const Announcement& theirs, int64_t from);
   void wait_for(Sent& sent);
 
   std::shared_ptr<comm::Group> group_;

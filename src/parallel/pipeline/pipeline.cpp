@@ -140,7 +140,9 @@ struct Pipeline::Impl {
   PipelineReport report;
   std::vector<std::string> split_points;
 
-  /// When it throws on one rank it throws on all, and the group stays usable.
+  bool agreed = false;  ///< what is thrown now is thrown on all ranks: nobody has to be told, and the group stays usable
+
+  /// When it throws on one rank it throws on all.
   Decision decided_by_all(const std::function<Decision()>& decide_here) {
     Decision decision;
     std::exception_ptr error;
@@ -160,9 +162,12 @@ struct Pipeline::Impl {
 
   void prepare(const std::function<void()>& example) {
     const NamedTensors named = model.parameters();
+    agreed = named.empty();
     if (named.empty()) throw ConfigError("prepare_pippy: the model has no parameters, expected some, which make the stages");
+    agreed = true;
     verify_parameters(named);
     Decision decision = decided_by_all([&] { return decide(model, options, named, stages, example, /*may_measure=*/own == 0); });
+    agreed = false;
     decision = from_bytes<Decision>(comm::broadcast_bytes(*group, to_bytes(decision), 0));
     for (size_t i = 0; i < named.size(); ++i) {
       const auto& holders = decision.holders[i];
@@ -203,7 +208,7 @@ Pipeline::Pipeline(const ModelRef& model, const PippyOptions& options, const std
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {
-    impl_->group->announce_failure(std::string("prepare_pippy: ") + error.what());
+    if (!impl_->agreed) impl_->group->announce_failure(std::string("prepare_pippy: ") + error.what());
     throw;
   }
 }
@@ -296,9 +301,11 @@ void PipelineCall::run(const std::function<void()>& forward) {
     const residency::Placement::Scope scope(*impl_->pipeline.placement);
     forward();
   } catch (const CommError&) {
+    impl_->finished = true;  // who throws it has told the others
     throw;
   } catch (const pipeline::AgreedError&) {
     impl_->finished = true;
+    impl_->pipeline.carrier->wait();  // the others come to this operator too, and want what was sent before it
     throw;
   } catch (const std::exception& error) {
     impl_->finished = true;
