@@ -4,6 +4,7 @@
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <memory>
 #include <set>
+#include <thread>
 
 #include "accelerate/error.hpp"
 
@@ -79,6 +81,27 @@ std::string address_towards(const std::string& host, int64_t port) {
   if (fd >= 0) ::close(fd);
   if (!good) throw LaunchError("there is no way from this machine to " + host + ": " + std::strerror(errno) + ". Check --main_process_ip and the network");
   return text_of(reinterpret_cast<const sockaddr*>(&own), length);
+}
+
+launcher::Fd connect_to(const std::string& host, int64_t port) {
+  const Info info = resolve(host, port);
+  for (const addrinfo* address = info.get(); address; address = address->ai_next) {
+    launcher::Fd fd(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd) continue;
+    if (::connect(fd.get(), address->ai_addr, address->ai_addrlen) == 0) return fd;
+    pollfd ready{fd.get(), POLLOUT, 0};
+    int error = 0;
+    socklen_t length = sizeof(error);
+    if (errno == EINPROGRESS && ::poll(&ready, 1, 5000) > 0 && ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0) return fd;
+  }
+  return launcher::Fd();
+}
+
+launcher::Fd wait_for_port(const std::string& host, int64_t port, std::chrono::milliseconds timeout) {
+  for (const auto end = std::chrono::steady_clock::now() + timeout; std::chrono::steady_clock::now() < end; std::this_thread::sleep_for(std::chrono::milliseconds(50)))
+    if (launcher::Fd fd = connect_to(host, port)) return fd;
+  throw LaunchError("the machine that hosts the rendezvous can't be reached at " + host + ":" + std::to_string(port) + " within " + std::to_string(timeout.count() / 1000) +
+                    " s. Was the command started there too, is the address right, does a firewall let the port through?");
 }
 
 std::string host_name() {

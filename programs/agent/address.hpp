@@ -1,7 +1,10 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
+
+#include "launch/process.hpp"
 
 namespace accelerate::agent {
 
@@ -14,5 +17,10 @@ int listen_at(const std::string& host, int64_t& port);
 /// The address from which this machine sends to `host`: how others of its network reach this machine.
 std::string address_towards(const std::string& host, int64_t port);
 std::string host_name();
+/// A connection, or none.
+launcher::Fd connect_to(const std::string& host, int64_t port);
+/// Tries until somebody listens there. c10d's client would do so too, but with pauses that grow to minutes.
+/// @throws LaunchError when nobody does in time.
+launcher::Fd wait_for_port(const std::string& host, int64_t port, std::chrono::milliseconds timeout);
 
 }  // namespace accelerate::agent

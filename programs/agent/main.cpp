@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -27,8 +28,10 @@ using launcher::Node;
 using nlohmann::json;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
+std::atomic<bool> entered = false;  // the others know of this machine
 using Store = c10::intrusive_ptr<c10d::TCPStore>;
 
+const std::string kOurs = "accelerate.agent/";  // keys of other names are the ranks'
 constexpr milliseconds kBusyTick{20}, kIdleTick{100};
 
 struct Options {
@@ -108,8 +111,9 @@ class Agent {
     me_.local_world_size = o_.local_world_size;
     me_.role = o_.role;
     me_.machine_rank = o_.machine_rank;
-    me_.id = store_->add("machines", 1);
+    me_.id = store_->add(kOurs + "machines", 1);
     write();
+    entered = true;
     while (turn()) {
     }
     if (coordinator_) say_goodbye();
@@ -126,13 +130,13 @@ class Agent {
     if (!host || !host_store(inferred)) reach_store();
     store_->setTimeout(o_.read_timeout);
     if (is_host()) {
-      store_->set("contract", bytes(contract(o_).dump()));
+      store_->set(kOurs + "contract", bytes(contract(o_).dump()));
       publish();
       return;
     }
     std::string theirs;
     try {
-      theirs = text(store_->get("contract"));
+      theirs = text(store_->get(kOurs + "contract"));
     } catch (const std::exception&) {
       throw LaunchError("the TCPStore at " + o_.where() + " is not one where machines meet: another job's ranks probably use this port. Choose another --main_process_port");
     }
@@ -165,23 +169,18 @@ class Agent {
   }
 
   void reach_store() {
-    const Deadline deadline(o_.join_timeout + std::chrono::seconds(5), [this] {
-      tell({{"event", "closed"}, {"code", 71}, {"why", "something answers at " + o_.where() + ", but it is no TCPStore. Is --main_process_port another program's?"}});
+    if (o_.token.empty()) wait_for_port(o_.host, o_.port, o_.join_timeout);
+    else door_ = std::make_unique<Door>(o_.host, o_.port, o_.token, o_.join_timeout);
+    const auto patience = std::min(o_.read_timeout, o_.join_timeout);
+    const Deadline deadline(patience + std::chrono::seconds(2), [this] {
+      tell({{"event", "closed"}, {"code", 71}, {"why", "something answers at " + o_.where() + ", but it does not speak as the host of a rendezvous. Does it expect a token, or is --main_process_port another program's?"}});
       ::_exit(71);
     });
     try {
-      if (o_.token.empty()) {
-        store_ = connect(o_.host, o_.port, o_.join_timeout);
-      } else {
-        door_ = std::make_unique<Door>(o_.host, o_.port, o_.token, o_.join_timeout);
-        store_ = connect("127.0.0.1", door_->port(), o_.join_timeout);
-      }
-    } catch (const Error&) {
-      throw;
+      store_ = door_ ? connect("127.0.0.1", door_->port(), patience) : connect(o_.host, o_.port, patience);
     } catch (const std::exception& error) {
       const std::string first = std::string(error.what()).substr(0, std::string(error.what()).find('\n'));
-      throw LaunchError("the machine that hosts the rendezvous can't be reached at " + o_.where() + " within " + std::to_string(o_.join_timeout.count() / 1000) +
-                        " s. Was the command started there too, is the address right, does a firewall let the port through, does it expect a token? (" + first + ")");
+      throw LaunchError("what answers at " + o_.where() + " does not speak as the host of a rendezvous. Does it expect a token, or is --main_process_port another program's? (" + first + ")");
     }
   }
 
@@ -197,7 +196,7 @@ class Agent {
     if (me_.state == "left") return true;  // the launcher ends in a moment
     if (Clock::now() >= next_beat_) write();
     if (is_host()) coordinate();
-    else decision_ = json::parse(text(store_->get("decision"))).get<Decision>();
+    else decision_ = json::parse(text(store_->get(kOurs + "decision"))).get<Decision>();
     follow();
     return true;
   }
@@ -241,7 +240,7 @@ class Agent {
     ++me_.beat;
     next_beat_ = Clock::now() + o_.keep_alive_interval;
     store_->setTimeout(me_.state == "running" ? o_.heartbeat_timeout : o_.read_timeout);
-    store_->set("machine/" + std::to_string(me_.id), bytes(json(me_).dump()));
+    store_->set(kOurs + "machine/" + std::to_string(me_.id), bytes(json(me_).dump()));
   }
 
   /// What the decision means for this machine.
@@ -274,17 +273,25 @@ class Agent {
       write();
       return tell({{"event", "round"}, {"number", decision_.round}, {"restarts", decision_.restarts}, {"group_rank", i}, {"group_world_size", decision_.members.size()},
                    {"first_rank", member.first_rank}, {"world_size", decision_.world_size}, {"first_role_rank", member.first_role_rank}, {"role_world_size", member.role_world_size},
-                   {"master_addr", address}, {"master_port", port}, {"run_id", text(store_->get("run_id"))}});
+                   {"master_addr", address}, {"master_port", port}, {"run_id", text(store_->get(kOurs + "run_id"))}});
     }
     if (o_.is_static() && joining_since_ && Clock::now() - *joining_since_ > o_.join_timeout)
       throw ConfigError("machine rank " + std::to_string(o_.machine_rank) + " is taken: another machine was started with the same --machine_rank");
   }
 
+  bool shares_store() const { return o_.is_static() && o_.token.empty(); }
+
+  /// Ranks of a new round must not read what those of the round before, which have all ended, left in the store.
+  void forget_ranks() {
+    for (const auto& key : store_->listKeys())
+      if (key.find(kOurs) == std::string::npos) store_->deleteKey(key.starts_with("/") ? key.substr(1) : key);
+  }
+
   /// Where the ranks of this round meet: a store that the agent of group rank 0 serves. With static and no token it is the one where the agents meet, so that
   /// --main_process_port is the only port that must be open.
   std::pair<std::string, int64_t> ranks_store(bool first) {
-    if (o_.is_static() && o_.token.empty()) return {o_.host, o_.port};
-    const std::string key = "store/" + std::to_string(decision_.round);
+    if (shares_store()) return {o_.host, o_.port};
+    const std::string key = kOurs + "store/" + std::to_string(decision_.round);
     if (first) {
       int64_t port = 0;
       const int fd = listen_at(me_.address, port);
@@ -300,15 +307,18 @@ class Agent {
   // ---- the host's part
 
   void coordinate() {
-    if (coordinator_->step(read_machines(), Clock::now())) publish();
+    if (coordinator_->step(read_machines(), Clock::now())) {
+      if (coordinator_->decision().phase == "running" && shares_store()) forget_ranks();
+      publish();
+    }
     decision_ = coordinator_->decision();
   }
 
   std::vector<Node> read_machines() {
-    const int64_t count = store_->add("machines", 0);
+    const int64_t count = store_->add(kOurs + "machines", 0);
     std::vector<std::string> keys;
     for (int64_t id = 1; id <= count; ++id) {
-      const std::string key = "machine/" + std::to_string(id);
+      const std::string key = kOurs + "machine/" + std::to_string(id);
       if (static_cast<size_t>(id) > seen_.size()) seen_.push_back(false);
       // A machine takes its number a moment before it says who it is.
       if (!seen_[static_cast<size_t>(id - 1)]) seen_[static_cast<size_t>(id - 1)] = store_->check({key});
@@ -321,8 +331,8 @@ class Agent {
   }
 
   void publish() {
-    if (coordinator_->decision().round == 0) store_->set("run_id", bytes(o_.run_id));
-    store_->set("decision", bytes(json(coordinator_->decision()).dump()));
+    if (coordinator_->decision().round == 0) store_->set(kOurs + "run_id", bytes(o_.run_id));
+    store_->set(kOurs + "decision", bytes(json(coordinator_->decision()).dump()));
   }
 
   /// The store ends with this process: the others must have heard the end of the job before.
@@ -356,7 +366,16 @@ int main_program() {
   if (line.empty()) return std::fprintf(stderr, "accelerate-agent is started by `accelerate launch` when several machines take part (--num_machines)\n"), 64;
   const auto closed = [](int code, const std::string& why) { return tell({{"event", "closed"}, {"code", code}, {"why", why}}), code; };
   try {
-    Agent(options_of(json::parse(line))).run();
+    const Options options = options_of(json::parse(line));
+    // Whatever the main thread waits for when the launcher goes, it does not outlive it by more than a goodbye.
+    std::thread([patience = options.close_timeout + std::chrono::seconds(2), joined = &entered] {
+      pollfd gone{STDIN_FILENO, POLLRDHUP, 0};
+      while (::poll(&gone, 1, -1) < 0) {
+      }
+      if (*joined) std::this_thread::sleep_for(patience);
+      ::_exit(0);
+    }).detach();
+    Agent(options).run();
     return 0;
   } catch (const Error& error) {
     return closed(error.exit_code(), error.what());

@@ -1,7 +1,6 @@
 #include "agent/tunnel.hpp"
 
 #include <fcntl.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
@@ -136,19 +135,6 @@ void pump(SSL* ssl, int plain) {
   }
 }
 
-Fd connect_to(const std::string& host, int64_t port) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return Fd();
-  Fd fd;
-  for (const addrinfo* address = found; address && !fd; address = address->ai_next) {
-    fd = Fd(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (fd && ::connect(fd.get(), address->ai_addr, address->ai_addrlen) != 0) fd.reset();
-  }
-  ::freeaddrinfo(found);
-  return fd;
-}
-
 /// Accepts connections for as long as the process lives, each on a thread of its own.
 void serve(int listening, const std::function<void(Fd)>& connection) {
   for (;;) {
@@ -193,15 +179,8 @@ struct Door::State {
 
 Door::Door(const std::string& host, int64_t port, const std::string& token, milliseconds timeout) : state_(std::make_unique<State>()) {
   state_->context = std::make_shared<Context>(false, token);
-  const auto deadline = Clock::now() + timeout;
-  for (;; std::this_thread::sleep_for(milliseconds(100))) {
-    const Fd fd = connect_to(host, port);
-    if (fd && shake_hands(*state_->context, false, fd.get())) break;
-    if (fd) throw ConfigError("the host of the rendezvous at " + host + ":" + std::to_string(port) + " refuses this machine: the token (--rdzv_conf token or token_file) is not the one that it was started with, or it was started without");
-    if (Clock::now() > deadline)
-      throw LaunchError("the machine that hosts the rendezvous can't be reached at " + host + ":" + std::to_string(port) + " within " + std::to_string(timeout.count() / 1000) +
-                        " s. Was the command started there too, is the address right, does a firewall let the port through?");
-  }
+  const Fd fd = wait_for_port(host, port, timeout);
+  if (!shake_hands(*state_->context, false, fd.get())) throw ConfigError("the host of the rendezvous at " + host + ":" + std::to_string(port) + " refuses this machine: the token (--rdzv_conf token or token_file) is not the one that it was started with, or it was started without");
   state_->listening = Fd(listen_at("127.0.0.1", state_->port));
   if (!state_->listening) throw LaunchError("no port can be opened on 127.0.0.1");
   state_->thread = std::thread([fd = state_->listening.get(), context = state_->context, host, port] {

@@ -326,7 +326,7 @@ TEST_F(Machines, WrongTokenIsRefusedAndDisturbsNobody) {
   EXPECT_EQ(wrong.out, "");
   const auto none = machine(1, script, options, ",join_timeout=2")->wait(kLong);
   EXPECT_EQ(none.exit_code, 71) << none.err;
-  EXPECT_THAT(none.err, HasSubstr("does it expect a token?"));
+  EXPECT_THAT(none.err, HasSubstr("Does it expect a token"));
   auto right = machine(1, script, options, ",token=the right words");
   const auto second = right->wait(kLong), first = host->wait(kLong);
   EXPECT_EQ(first.exit_code, 0) << first.err;
@@ -341,6 +341,18 @@ TEST_F(Machines, HostWithoutTokenIsNotTrustedByAClientWithOne) {
   EXPECT_THAT(client.err, HasSubstr("token"));
   EXPECT_EQ(client.out, "");
   EXPECT_EQ(host->wait(kLong).exit_code, 71);
+}
+
+TEST_F(Machines, LauncherThatIsKilledWhileItWaitsLeavesNoAgent) {
+  for (const int rank : {0, 1}) {  // one waits for others, one for the host
+    auto program = machine(rank, "echo started", kTwo);
+    std::vector<pid_t> agents;
+    for (int i = 0; i < 1000 && agents.empty(); ++i, std::this_thread::sleep_for(milliseconds(10))) agents = children_of(program->pid(), "accelerate-agen");
+    ASSERT_EQ(agents.size(), 1u);
+    program->signal(SIGKILL);
+    program->wait(kLong);
+    EXPECT_TRUE(gone(agents.front(), milliseconds(20000))) << rank;
+  }
 }
 
 TEST_F(Machines, MistakesInRendezvousSettings) {
