@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Value = DeepSpeedValue;
 
-std::string refusal(const std::string& source) {
+std::string unreadable(const std::string& source) {
   return message_of<ConfigError>([&] { DeepSpeedConfig config(source); });
 }
 std::string refusal(DeepSpeedPlugin plugin) {
@@ -46,19 +46,19 @@ TEST(DeepSpeedConfig, IsReadFromAFileTextOrBase64) {
 }
 
 TEST(DeepSpeedConfig, WhatIsNoConfigurationIsNamed) {
-  EXPECT_THAT(refusal("no_such_file.json"), AllOf(HasSubstr("'no_such_file.json'"), HasSubstr("path of an existing file, JSON, or JSON in base64")));
-  EXPECT_THAT(refusal(std::filesystem::temp_directory_path().string()), HasSubstr("is no file"));
+  EXPECT_THAT(unreadable("no_such_file.json"), AllOf(HasSubstr("'no_such_file.json'"), HasSubstr("path of an existing file, JSON, or JSON in base64")));
+  EXPECT_THAT(unreadable(std::filesystem::temp_directory_path().string()), HasSubstr("is no file"));
   const auto file = std::filesystem::path(support::scratch_dir()) / "cut.json";
   std::ofstream(file) << R"({"zero_optimization": {"stage")";
-  EXPECT_THAT(refusal(file.string()), AllOf(HasSubstr("cut.json' is no JSON"), HasSubstr("line 1")));
-  EXPECT_THAT(refusal("[1]"), HasSubstr("expected a JSON object"));
-  EXPECT_THAT(refusal("7"), HasSubstr("expected a JSON object"));
-  EXPECT_THAT(refusal(""), HasSubstr("expected the path"));
-  EXPECT_THAT(refusal(std::string(100'000, '[')), HasSubstr("more than 64 levels"));
-  EXPECT_THAT(refusal(R"({"a\u0000b": 1})"), HasSubstr("zero byte"));
-  EXPECT_THAT(refusal(R"({"a": "\u0000number 1"})"), HasSubstr("zero byte"));
-  EXPECT_THAT(refusal("{NaN: 1}"), HasSubstr("name of a setting"));
-  EXPECT_LT(refusal(std::string(10'000, 'x')).size(), 1000U);
+  EXPECT_THAT(unreadable(file.string()), AllOf(HasSubstr("cut.json' is no JSON"), HasSubstr("line 1")));
+  EXPECT_THAT(unreadable("[1]"), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(unreadable("7"), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(unreadable(""), HasSubstr("expected the path"));
+  EXPECT_THAT(unreadable(std::string(100'000, '[')), HasSubstr("more than 64 levels"));
+  EXPECT_THAT(unreadable(R"({"a\u0000b": 1})"), HasSubstr("zero byte"));
+  EXPECT_THAT(unreadable(R"({"a": "\u0000number 1"})"), HasSubstr("zero byte"));
+  EXPECT_THAT(unreadable("{NaN: 1}"), HasSubstr("name of a setting"));
+  EXPECT_LT(unreadable(std::string(10'000, 'x')).size(), 1000U);
 }
 
 TEST(DeepSpeedConfig, KeepsWhatItDoesNotKnowInOrderAndNumbersAsPythonWritesThem) {
@@ -133,7 +133,7 @@ TEST(DeepSpeedPlugin, ComesFromTheEnvironment) {
   EXPECT_EQ(plugin.get_value("train_batch_size"), Value(int64_t{16}));
   EXPECT_EQ(plugin.transformer_moe_cls_names, (std::vector<std::string>{"A", "B"}));
   const Variable none("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none");
-  const auto made = parallel::resolve({.gradient_clipping = 0.0});
+  const auto made = parallel::resolve(DeepSpeedPlugin{.gradient_clipping = 0.0});
   EXPECT_TRUE(made.is_auto("train_batch_size"));
   EXPECT_FALSE(made.deepspeed_config().contains("gradient_clipping")) << "0 clips nothing";
 }
