@@ -1,0 +1,108 @@
+// `accelerate generate` with SmolLM2-135M, whose weights take 538 MB in fp32.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <signal.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "program.hpp"
+#include "python.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace cli_test;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr milliseconds kDeadline(120000);
+
+std::string model() { return (*support::data_dir() / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf").string(); }
+
+Result generate(std::vector<std::string> arguments, const Program::Options& options = {}) {
+  arguments.insert(arguments.begin(), {accelerate(), "generate"});
+  return Program(arguments, options).wait(kDeadline);
+}
+
+nlohmann::json answer(std::vector<std::string> arguments) {
+  arguments.push_back("--json");
+  const auto result = generate(std::move(arguments));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return nlohmann::json::parse(result.out, nullptr, /*allow_exceptions=*/false);
+}
+
+const std::vector<std::string> kQuestion = {"--prompt", "What is the capital of France?", "--max_new_tokens", "16"};
+
+std::vector<std::string> with(std::vector<std::string> first, const std::vector<std::string>& more) {
+  first.insert(first.end(), more.begin(), more.end());
+  return first;
+}
+
+TEST(Generate, AnswersWithin150MegabytesAsItDoesInMemory) {
+  SKIP_WITHOUT_DATA();
+  const auto whole = answer(with({model()}, kQuestion));
+  EXPECT_THAT(whole.at("text").get<std::string>(), HasSubstr("Paris"));
+  EXPECT_EQ(whole.at("streamed_weight_bytes"), 0);
+  // The embedding, which is the head as well, takes 113 MB of it.
+  const auto limited = answer(with({model(), "--max_memory", "cpu=150MB"}, kQuestion));
+  EXPECT_EQ(limited.at("text"), whole.at("text"));
+  EXPECT_LE(limited.at("peak_resident_weight_bytes").get<int64_t>(), 150'000'000);
+  EXPECT_GT(limited.at("weight_bytes_fetched").get<int64_t>(), 538'000'000) << "a part of it came again and again";
+}
+
+TEST(Generate, StreamsWhatItSays) {
+  SKIP_WITHOUT_DATA();
+  Program program(with({accelerate(), "generate", model(), "--stats"}, {"--prompt", "Tell me a long story about a river.", "--max_new_tokens", "120"}));
+  EXPECT_TRUE(program.wait_for("river", kDeadline)) << "before the end";
+  EXPECT_FALSE(gone(program.pid(), milliseconds(1)));
+  const auto result = program.wait(kDeadline);
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("tokens written"));
+}
+
+TEST(Generate, InterruptingEndsTheAnswer) {
+  SKIP_WITHOUT_DATA();
+  Program program(with({accelerate(), "generate", model()}, {"--prompt", "Count from one to one thousand.", "--max_new_tokens", "4000"}));
+  ASSERT_TRUE(program.wait_for("\n", kDeadline) || program.wait_for(" ", kDeadline));
+  program.signal(SIGINT);
+  const auto result = program.wait(milliseconds(20000));
+  EXPECT_EQ(result.exit_code, 130);
+  EXPECT_TRUE(result.out.ends_with("\n")) << "the line is ended";
+}
+
+TEST(Generate, TextsFromStandardInputStopTextsAndRawPrompts) {
+  SKIP_WITHOUT_DATA();
+  const auto piped = generate({model(), "--max_new_tokens", "16"}, {.input = "What is the capital of France?"});
+  EXPECT_EQ(piped.exit_code, 0) << piped.err;
+  EXPECT_THAT(piped.out, HasSubstr("Paris"));
+  const auto stopped = generate(with({model(), "--stop", "Paris"}, kQuestion));
+  EXPECT_EQ(stopped.exit_code, 0) << stopped.err;
+  EXPECT_EQ(stopped.out.find("Paris"), std::string::npos) << stopped.out;
+  const auto raw = answer({model(), "--raw", "--prompt", "The capital of France is", "--max_new_tokens", "3"});
+  EXPECT_THAT(raw.at("text").get<std::string>(), HasSubstr("Paris"));
+  EXPECT_EQ(raw.at("prompt_tokens"), 5) << "no template around it";
+}
+
+TEST(Generate, TheSeedDecidesWhatIsDrawn) {
+  SKIP_WITHOUT_DATA();
+  const auto drawn = [](const char* seed) { return answer({model(), "--prompt", "Invent a name for a ship.", "--max_new_tokens", "12", "--temperature", "1.5", "--seed", seed}).at("text"); };
+  const auto first = drawn("1");
+  EXPECT_EQ(first, drawn("1"));
+  EXPECT_NE(first, drawn("2"));
+}
+
+TEST(Generate, MistakesAreNamed) {
+  EXPECT_THAT(generate({"no_such_model", "--prompt", "x"}).err, AllOf(HasSubstr("no_such_model"), HasSubstr("does not exist")));
+  SKIP_WITHOUT_DATA();
+  const auto small = generate(with({model(), "--max_memory", "cpu=20MB"}, kQuestion));
+  EXPECT_NE(small.exit_code, 0);
+  EXPECT_THAT(small.err, HasSubstr("at least"));
+  EXPECT_THAT(generate(with({model(), "--max_memory", "150MB"}, kQuestion)).err, HasSubstr("expected PLACE=SIZE"));
+  EXPECT_THAT(generate(with({model(), "--device_map", "{\"no.such.module\": \"cpu\"}"}, kQuestion)).err, HasSubstr("no.such.module"));
+  EXPECT_THAT(generate(with({model(), "--top_p", "2"}, kQuestion)).err, HasSubstr("top_p"));
+}
+
+}  // namespace
