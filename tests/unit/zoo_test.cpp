@@ -14,6 +14,7 @@
 #include "message_of.hpp"
 #include "python.hpp"
 #include "scratch.hpp"
+#include "utils/meta_kernels.hpp"
 
 namespace {
 
@@ -113,9 +114,12 @@ TEST(Zoo, BuiltWithoutMemoryTheyAreTheSameModels) {
   }
 }
 
+/// Language models: LibTorch has no convolution of meta tensors in C++.
 TEST(Zoo, OnTheMetaDeviceTheyGiveShapes) {
+  accelerate::meta_memory::install_kernels();
   for (const auto& kind : all_kinds()) {
     SCOPED_TRACE(kind.layer);
+    if (std::any_of(std::begin(kImages), std::end(kImages), [&](const Kind& image) { return image.json == kind.json; })) continue;
     const auto folder = config(kind.json);
     auto inputs = inputs_of(kind);
     const auto real = output_of(AutoModel::from_config(folder), inputs);
