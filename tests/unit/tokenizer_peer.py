@@ -49,7 +49,7 @@ def make(kind, path, folder):
     return tokenizer
 
 
-def texts():
+def texts(kind):
     draw = random.Random(4)
     yield ""
     for text in TROUBLE:
@@ -57,6 +57,8 @@ def texts():
     # Every character that Unicode 14 has assigned, in runs with letters and spaces between: PCRE2 10.42 knows no newer ones.
     import unicodedata
     known = [chr(c) for c in range(1, 0x30000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
+    if kind == "nfc":  # the package's normalizer orders marks by Unicode 9; those that came later are in another order, or in none
+        known = [c for c in known if not unicodedata.combining(c) or unicodedata.ucd_3_2_0.category(c) != "Cn"]
     for i in range(0, len(known), 64):
         yield " ".join(known[i:i + 64]) + "".join(known[i:i + 64])
     for _ in range(3000):
@@ -67,7 +69,7 @@ def texts():
 def cases(kind, path, folder):
     tokenizer = make(kind, path, folder)
     with open(f"{folder}/cases.jsonl", "w", encoding="utf-8") as file:
-        for text in texts():
+        for text in texts(kind):
             ids = tokenizer.encode(text).ids
             file.write(json.dumps({"text": text, "ids": ids, "decoded": tokenizer.decode(ids), "all": tokenizer.decode(ids, skip_special_tokens=False)}) + "\n")
 

@@ -29,7 +29,8 @@ struct TokenBatch {
 /// Byte-level BPE, the tokenizer of GPT-2, LLaMA 3, Qwen2, SmolLM and their kin: text is cut by patterns, and the bytes of each piece are merged in the order of a list.
 ///
 /// Gives the ids of the Python package `tokenizers`. Text is UTF-8; ill-formed bytes count as U+FFFD. Immutable after construction: one object may be used by many threads; copies share it.
-/// Letters and digits are those of Unicode as PCRE2 knows it, so characters that the newest Unicode versions added may be cut differently.
+/// Letters and digits are those of Unicode as PCRE2 knows it, so characters that the newest Unicode versions added may be cut differently;
+/// normal forms are ICU's, where the package's are those of Unicode 9, which knows fewer combining marks.
 class ACCELERATE_API Tokenizer {
  public:
   /// Reads tokenizer.json, or vocab.json and merges.txt, and what tokenizer_config.json says beside them; or the vocabulary of a .gguf file.
