@@ -3,10 +3,10 @@
 // Once, weights to try it with (random, in half precision, a LLaMA of the given size):
 //     big_model_inference --model big --write_random 12GB
 // Then, within 2 GB that the kernel enforces (RLIMIT_DATA; in a control group: systemd-run --scope -p MemoryMax=2G big_model_inference ...):
-//     big_model_inference --model big --max_memory 1.2GB --limit 2GB
+//     big_model_inference --model big --dtype float16 --max_memory 1.2GB --limit 2GB
 // The same numbers, if there is memory for it, come from the mapped files:
-//     big_model_inference --model big
-// --model is any folder of a LLaMA-like model (config.json and safetensors).
+//     big_model_inference --model big --dtype float16
+// --model is any folder of a LLaMA-like model (config.json and safetensors), or a .gguf file; a GGUF file's codes become fp32 when they are fetched.
 #include <accelerate/accelerate.hpp>
 #include <accelerate/bigmodel.hpp>
 #include <accelerate/models/llama.hpp>
@@ -112,9 +112,10 @@ int main(int argc, char** argv) {
     const auto max_memory = args.get("--max_memory", "");
     const auto limit = args.get("--limit", "");
     const auto prompt = args.get("--prompt_ids", "1,2,3");
+    const auto dtype = args.get("--dtype", "float32");
     const auto tokens = args.get("--tokens", int64_t{4});
     args.check();
-    if (folder.empty()) throw accelerate::ConfigError("big_model_inference: --model is missing, a folder with config.json and safetensors");
+    if (folder.empty()) throw accelerate::ConfigError("big_model_inference: --model is missing, a folder with config.json and safetensors, or a .gguf file");
     if (!random.empty()) return write_random(folder, bytes_of(random));
     if (!limit.empty()) {
       const auto bytes = static_cast<rlim_t>(bytes_of(limit));
@@ -124,7 +125,10 @@ int main(int argc, char** argv) {
     const auto begin = std::chrono::steady_clock::now();
     const auto config = LlamaConfig::from_pretrained(folder);
     auto net = without_memory(config);
-    accelerate::LoadAndDispatchOptions options{.no_split_module_classes = {}, .dtype = torch::kHalf};
+    accelerate::LoadAndDispatchOptions options;
+    if (dtype == "float16") options.dtype = torch::kHalf;
+    else if (dtype == "bfloat16") options.dtype = torch::kBFloat16;
+    else if (dtype != "float32") throw accelerate::ConfigError("big_model_inference: found --dtype " + dtype + ", expected float32, float16 or bfloat16");
     // By strategy the host's entry limits all weights there; without one a model that does not fit is read within half of what is free.
     if (device_map == "auto" || device_map == "sequential" || device_map == "balanced" || device_map == "balanced_low_0") options.device_map = device_map;
     else options.device_map = accelerate::DeviceMap{{"", accelerate::Place(device_map)}};

@@ -14,6 +14,7 @@
 #include "accelerate/error.hpp"
 #include "bigmodel/loading_plan.hpp"
 #include "bigmodel/offload_places.hpp"
+#include "bigmodel/replace.hpp"
 #include "residency/homes/file.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/read_ahead.hpp"
@@ -187,25 +188,19 @@ class Dispatcher {
     self.moves_inputs = spread_ || !settings_.main.is_cpu();
     map_files();
     for (auto& piece : pieces_)
-      if (!piece.offloaded && piece.target.tensor.device() != piece.computes && !piece.target.tensor.is_meta()) piece.target.tensor.set_data(piece.target.tensor.to(piece.computes));
+      if (!piece.offloaded && piece.target.tensor.device() != piece.computes && !piece.target.tensor.is_meta()) bigmodel::replace_values(piece.target.tensor, piece.target.tensor.to(piece.computes));
     const auto worker = std::make_shared<residency::Worker>();
     std::map<std::string, TensorInFile> in_files;
     for (auto& piece : pieces_)
       if (piece.offloaded && piece.file) in_files.emplace(piece.name(), *piece.file);
     const residency::FileTensors files(std::move(in_files), worker, {.direct = true, .scratch = settings_.offload.scratch, .readers = std::max<int64_t>(settings_.offload.readers, 1)});
     for (auto& unit : units_) {
-      NamedTensors on_disk, in_memory;
-      for (auto* piece : unit.pieces) {
-        auto& tensor = piece->target.tensor;
-        if (piece->file) {
-          // Sizes and dtype are all that is looked at from here on.
-          tensor.set_data(at::empty(tensor.sizes(), at::TensorOptions().dtype(piece->target.dtype).device(at::kMeta)));
-          on_disk.emplace_back(piece->name(), tensor);
-        } else {
-          in_memory.emplace_back(piece->name(), tensor);
-        }
-      }
-      auto parts = files.read(on_disk, unit.device);
+      std::map<at::ScalarType, NamedTensors> on_disk;
+      NamedTensors in_memory;
+      for (auto* piece : unit.pieces) (piece->file ? on_disk[piece->target.dtype] : in_memory).emplace_back(piece->name(), piece->target.tensor);
+      std::vector<residency::PartSpec> parts;
+      for (const auto& [dtype, members] : on_disk)
+        for (auto& part : files.read(members, unit.device, dtype)) parts.push_back(std::move(part));
       for (auto& part : in_host_memory(in_memory, unit.device, worker)) parts.push_back(std::move(part));
       engine(unit.device).add(unit.name, std::move(parts));
       self.streamed += unit.bytes;
@@ -299,7 +294,7 @@ class Dispatcher {
     for (auto& piece : pieces_) {
       if (!piece.in_memory_whole) continue;
       const at::Tensor value = piece.file->map();
-      piece.target.tensor.set_data(value);
+      bigmodel::replace_values(piece.target.tensor, value);
       bytes.push_back({value.const_data_ptr(), static_cast<int64_t>(value.nbytes())});
       mappings->push_back(value);
     }
@@ -377,7 +372,7 @@ void take_over(const std::string& caller, std::vector<Piece>& pieces, const std:
   for (auto& piece : pieces)
     for (const auto& name : piece.target.names)
       if (const auto given = state_dict.find(name); given != state_dict.end() && piece.target.place && (piece.target.place->is_cpu() || piece.target.place->is_disk())) {
-        piece.target.tensor.set_data(given->second.detach().to(piece.target.dtype));
+        bigmodel::replace_values(piece.target.tensor, given->second.detach().to(piece.target.dtype));
         break;
       }
 }

@@ -9,6 +9,7 @@
 
 #include "accelerate/ops.hpp"
 #include "accelerate/residency.hpp"
+#include "bigmodel/replace.hpp"
 #include "residency/member.hpp"
 #include "residency/residency.hpp"
 
@@ -130,7 +131,7 @@ class UserCpuOffloadHook::Hook final : public ModelHook, public std::enable_shar
   void init_hook(const ModelRef&) override {
     const at::NoGradGuard no_grad;
     for (auto& [name, tensor] : state_)
-      if (!tensor.is_cpu()) tensor.set_data(tensor.cpu());
+      if (!tensor.is_cpu()) bigmodel::replace_values(tensor, tensor.cpu());
   }
   void pre_forward(const ModelRef&, std::vector<at::Tensor>& inputs) override {
     if (previous_) previous_.offload();
@@ -138,7 +139,7 @@ class UserCpuOffloadHook::Hook final : public ModelHook, public std::enable_shar
     for (auto& [name, tensor] : state_) {
       if (tensor.device() == device_) continue;
       if (tensor.is_cpu() && !host_.contains(tensor.unsafeGetTensorImpl())) host_.emplace(tensor.unsafeGetTensorImpl(), Kept{tensor.variable_data(), 0});
-      tensor.set_data(tensor.to(device_, /*non_blocking=*/tensor.is_pinned()));
+      bigmodel::replace_values(tensor, tensor.to(device_, /*non_blocking=*/tensor.is_pinned()));
       if (const auto kept = host_.find(tensor.unsafeGetTensorImpl()); kept != host_.end()) kept->second.version = tensor._version();
     }
     for (auto& input : inputs)
@@ -150,7 +151,7 @@ class UserCpuOffloadHook::Hook final : public ModelHook, public std::enable_shar
       if (tensor.is_cpu()) continue;
       const auto kept = host_.find(tensor.unsafeGetTensorImpl());
       const bool unchanged = kept != host_.end() && kept->second.version == tensor._version();
-      tensor.set_data(unchanged ? kept->second.value : tensor.cpu());
+      bigmodel::replace_values(tensor, unchanged ? kept->second.value : tensor.cpu());
     }
     host_.clear();
   }
@@ -210,7 +211,7 @@ AlignedModule::AlignedModule(const ModelRef& module, std::optional<at::Device> e
       impl_->offloaded.add(member->unit(), /*writes=*/!member->unit().fixed());  // raw pointers leave no trace
     } else if (execution_device && tensor.device() != *execution_device) {
       impl_->moved.emplace_back(tensor, tensor.variable_data());
-      tensor.set_data(tensor.to(*execution_device));
+      bigmodel::replace_values(tensor, tensor.to(*execution_device));
     }
   }
 }
@@ -220,7 +221,7 @@ AlignedModule::~AlignedModule() {
   const at::NoGradGuard no_grad;
   for (auto& [tensor, before] : impl_->moved) {
     if (!tensor.is_meta() && !before.is_meta()) before.copy_(tensor);
-    tensor.set_data(before);
+    bigmodel::replace_values(tensor, before);
   }
 }
 

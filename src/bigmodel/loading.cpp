@@ -15,7 +15,9 @@
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
+#include "accelerate/gguf.hpp"
 #include "bigmodel/loading_plan.hpp"
+#include "bigmodel/replace.hpp"
 #include "formats/torch_dtypes.hpp"
 
 namespace accelerate {
@@ -28,7 +30,34 @@ using checkpointing::StoredTensors;
 
 bool is_safetensors(const fs::path& file) { return file.extension() == ".safetensors"; }
 
-StoredTensors open_file(const fs::path& file) { return is_safetensors(file) ? checkpointing::open_safetensors(file) : checkpointing::open_archive(file); }
+/// Weights are decoded when they are read, into any floating-point dtype; names and layouts are Hugging Face's.
+StoredTensors open_gguf(const fs::path& path) {
+  StoredTensors tensors;
+  const GgufFile file(path);
+  for (const auto& name : file.names()) {
+    if (name == "rope_freqs.weight") continue;  // no weight: part of the configuration
+    const auto& info = file.info(name);
+    const auto whole = [file, name = name, shape = info.shape] {
+      at::Tensor values = at::empty(shape, at::TensorOptions().dtype(at::kFloat));
+      file.read(name, values);
+      return values;
+    };
+    tensors[name] = {.dtype = at::kFloat, .sizes = info.shape,
+                     .bytes = checkpointing::StoredBytes{.file = path, .begin = 0, .bytes = info.stored_bytes, .decode = [file, name = name](const at::Tensor& to) { file.read(name, to); }},
+                     .read = [whole](const formats::DcpBox& box, const at::Tensor& destination) {
+                       at::Tensor part = whole();
+                       for (int64_t dim = 0; dim < part.dim(); ++dim) part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
+                       destination.copy_(part);
+                     },
+                     .read_whole = whole};
+  }
+  return tensors;
+}
+
+StoredTensors open_file(const fs::path& file) {
+  if (file.extension() == ".gguf") return open_gguf(file);
+  return is_safetensors(file) ? checkpointing::open_safetensors(file) : checkpointing::open_archive(file);
+}
 
 Checkpoint open_index(const fs::path& index) {
   const auto fail = [&](const std::string& what) -> void { throw CheckpointError("checkpoint index '" + index.string() + "': " + what); };
@@ -214,7 +243,7 @@ void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& le
       const auto device = planned.place ? device_of(*planned.place) : target.is_meta() ? at::Device(at::kCPU) : target.device();
       value = value.to(at::TensorOptions().dtype(planned.dtype).device(device), /*non_blocking=*/false, /*copy=*/plan.checkpoint.mapped);
     }
-    target.set_data(value);
+    replace_values(target, value);
   }
   save_offload_index(offloaded, folder);
 }

@@ -342,12 +342,12 @@ std::vector<PartSpec> FileTensors::mapped(const NamedTensors& members) const {
   return parts;
 }
 
-std::vector<PartSpec> FileTensors::read(const NamedTensors& members, const at::Device& device) const {
+std::vector<PartSpec> FileTensors::read(const NamedTensors& members, const at::Device& device, std::optional<at::ScalarType> dtype) const {
   if (files_->workers.empty()) throw ConfigError("file home: read parts need a worker, found none");
   std::map<std::pair<at::ScalarType, bool>, NamedTensors> kinds;
   for (const auto& [name, member] : members) {
     if (!member.is_contiguous()) throw ConfigError("file home: found '" + name + "' with strides " + c10::str(member.strides()) + ", expected a contiguous parameter, as files hold them; call contiguous() on it first");
-    kinds[{member.scalar_type(), member.requires_grad()}].emplace_back(name, member);
+    kinds[{dtype.value_or(member.scalar_type()), member.requires_grad()}].emplace_back(name, member);
   }
   std::vector<PartSpec> parts;
   for (auto& [kind, some] : kinds) {

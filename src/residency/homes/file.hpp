@@ -62,7 +62,8 @@ class FileTensors {
   /// What units are made of. Members are named as in the files, of the same shape, and their values are not looked at. @throws CheckpointError naming a tensor that
   /// is missing or has another shape; ConfigError for members that can't be mapped (see mappable()).
   std::vector<PartSpec> mapped(const NamedTensors& members) const;
-  std::vector<PartSpec> read(const NamedTensors& members, const at::Device& device = at::kCPU) const;
+  /// @param dtype  that members get; default: their own
+  std::vector<PartSpec> read(const NamedTensors& members, const at::Device& device = at::kCPU, std::optional<at::ScalarType> dtype = std::nullopt) const;
 
   /// On the CPU, contiguous, and of the files' dtypes.
   bool mappable(const NamedTensors& members, const at::Device& device) const;

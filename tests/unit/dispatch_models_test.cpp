@@ -1,0 +1,45 @@
+// A real model in little memory: SmolLM2-135M from its 4-bit file.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "accelerate/bigmodel.hpp"
+#include "accelerate/models/llama.hpp"
+#include "accelerate/residency.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using accelerate::models::LlamaConfig;
+using accelerate::models::LlamaForCausalLM;
+
+TEST(DispatchModels, SmolLM2In150MegabytesOfWeights) {
+  const char* data = std::getenv("ACCELERATE_TEST_DATA");
+  const fs::path file = data ? fs::path(data) / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf" : fs::path();
+  if (!data || !fs::exists(file)) GTEST_SKIP() << "needs smollm2 in ACCELERATE_TEST_DATA (scripts/fetch_data.sh)";
+  LlamaForCausalLM net = nullptr;
+  {
+    const auto empty = accelerate::init_empty_weights();
+    net = LlamaForCausalLM(LlamaConfig::from_pretrained(file), accelerate::models::Weights::uninitialized);
+  }
+  net->eval();
+  constexpr int64_t kBudget = 150'000'000;  // of 538 MB in fp32; the embeddings, which are the head too, take 113 MB
+  const auto before = accelerate::residency::stats().resident_bytes;
+  accelerate::residency::reset_stats();
+  const auto model = accelerate::load_checkpoint_and_dispatch(net, file, {.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = kBudget}});
+  const torch::InferenceMode inference;
+  const auto ids = torch::tensor({{1, 4093, 198, 2683, 359, 253, 5356}});
+  auto whole = LlamaForCausalLM::from_pretrained(file);
+  whole->eval();
+  const auto expected = whole(ids);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(torch::equal(model(ids), expected)) << "pass " << i;
+  const auto stats = accelerate::residency::stats();
+  EXPECT_LE(stats.peak_resident_bytes - before, kBudget);
+  // The embeddings are fetched once: what is needed at both ends of every pass stays.
+  EXPECT_LT(stats.bytes_fetched, 2 * 538'000'000 - 113'000'000 + 10'000'000);
+  EXPECT_GT(stats.prefetch_hits, stats.faults);
+}
+
+}  // namespace
