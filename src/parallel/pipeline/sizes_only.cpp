@@ -1,6 +1,7 @@
 #include "parallel/pipeline/sizes_only.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/TensorImpl.h>
 
@@ -28,6 +29,10 @@ at::Tensor sizes_of(const at::Tensor& tensor) {
 
 std::optional<at::Tensor> sizes_only_result(std::string_view name, const std::vector<c10::IValue>& arguments) {
   if (name == "aten::scaled_dot_product_attention") return attention(arguments);
+  if (name == "aten::group_norm") {  // keeps the order of memory on a CPU, and not on the meta device
+    const at::Tensor input = arguments[0].toTensor();
+    return at::empty_like(input, input.suggest_memory_format());
+  }
   return {};
 }
 

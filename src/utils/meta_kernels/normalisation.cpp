@@ -17,21 +17,21 @@ using Tensors = std::tuple<Tensor, Tensor, Tensor>;
 
 Tensor like(bool want, const OptionalTensor& tensor) { return want && tensor && tensor->defined() ? at::empty_like(*tensor) : Tensor(); }
 
-Tensors native_layer_norm(const Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor&, const OptionalTensor&, double) {
+/// A 16-bit input with 32-bit weights has 32-bit statistics.
+at::TensorOptions statistics_of(const Tensor& input, const OptionalTensor& weight) {
+  const bool mixed = weight && weight->defined() && weight->scalar_type() != input.scalar_type();
+  return input.options().dtype(mixed ? at::toOpMathType(input.scalar_type()) : input.scalar_type());
+}
+
+Tensors native_layer_norm(const Tensor& input, c10::SymIntArrayRef shape, const OptionalTensor& weight, const OptionalTensor&, double) {
   auto rows = input.sizes().vec();
   for (size_t i = rows.size() - shape.size(); i < rows.size(); ++i) rows[i] = 1;
-  const auto statistics = input.options().dtype(at::toOpMathType(input.scalar_type()));
+  const auto statistics = statistics_of(input, weight);
   return {at::empty_like(input, at::MemoryFormat::Contiguous), at::empty(rows, statistics), at::empty(rows, statistics)};
 }
 
 Tensors native_layer_norm_backward(const Tensor&, const Tensor& input, c10::SymIntArrayRef, const Tensor&, const Tensor&, const OptionalTensor& weight, const OptionalTensor& bias, std::array<bool, 3> wanted) {
   return {wanted[0] ? at::empty_like(input, at::MemoryFormat::Contiguous) : Tensor(), like(wanted[1], weight), like(wanted[2], bias)};
-}
-
-/// A 16-bit input with 32-bit weights has 32-bit statistics.
-at::TensorOptions statistics_of(const Tensor& input, const OptionalTensor& weight) {
-  const bool mixed = weight && weight->defined() && weight->scalar_type() != input.scalar_type();
-  return input.options().dtype(mixed ? at::toOpMathType(input.scalar_type()) : input.scalar_type());
 }
 
 /// Sizes of what backward needs: a batch's mean and deviation, or nothing.

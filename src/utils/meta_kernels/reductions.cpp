@@ -40,6 +40,9 @@ Tensor nansum(const Tensor& input, at::OptionalIntArrayRef dims, bool keepdim, s
 Tensor trace_of(const Tensor& input) { return at::empty({}, input.options().dtype(sum_type(input))); }
 Tensor dot(const Tensor& input, const Tensor&) { return at::empty({}, input.options()); }
 Tensor median_of_all(const Tensor& input) { return at::empty({}, input.options()); }
+Tensor extreme(const Tensor& input) { return at::empty({}, input.options()); }
+Tensor prod(const Tensor& input, std::optional<at::ScalarType> dtype) { return at::empty({}, input.options().dtype(dtype.value_or(sum_type(input)))); }
+Tensor addbmm(const Tensor& input, const Tensor& a, const Tensor& b, const at::Scalar&, const at::Scalar&) { return at::empty({a.size(1), b.size(2)}, input.options()); }
 
 std::tuple<Tensor, Tensor> value_and_index(const Tensor& input, int64_t dim, bool keepdim) {
   const auto sizes = reduced(input, at::IntArrayRef(dim), keepdim);
@@ -72,6 +75,10 @@ void add_reductions(torch::Library& library) {
   library.impl("trace", TORCH_FN(trace_of));
   library.impl("dot", TORCH_FN(dot));
   library.impl("vdot", TORCH_FN(dot));
+  library.impl("max", TORCH_FN(extreme));
+  library.impl("min", TORCH_FN(extreme));
+  library.impl("prod", TORCH_FN(prod));
+  library.impl("addbmm", TORCH_FN(addbmm));
   library.impl("median", TORCH_FN(median_of_all));
   library.impl("nanmedian", TORCH_FN(median_of_all));
   library.impl("median.dim_values", TORCH_FN(median_out));

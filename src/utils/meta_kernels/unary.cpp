@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/result_type.h>
 #include <c10/core/ScalarType.h>
 
 #include <tuple>
@@ -14,6 +15,7 @@ namespace {
 using at::Tensor;
 
 Tensor relu(const Tensor& input) { return at::empty_like(input); }
+Tensor hardtanh(const Tensor& input, const at::Scalar&, const at::Scalar&) { return at::empty_like(input); }
 Tensor isnan(const Tensor& input) { return at::empty_like(input, input.options().dtype(at::kBool)); }
 Tensor prelu(const Tensor& input, const Tensor&) { return at::empty_like(input); }
 Tensor angle(const Tensor& input) {
@@ -28,6 +30,8 @@ Tensor hardtanh_backward(const Tensor& grad, const Tensor&, const at::Scalar&, c
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double, std::optional<bool>) { return {at::empty_like(input), at::empty_like(input, input.options().dtype(at::kBool))}; }
 Tensor native_dropout_backward(const Tensor& grad, const Tensor&, double) { return at::empty_like(grad); }
 
+Tensor floor_divide(const Tensor& self, const Tensor& other) { return at::empty(at::infer_size(self.sizes(), other.sizes()), self.options().dtype(at::result_type(self, other))); }
+
 // The functional forms make the result's dtype and call these.
 Tensor& abs_out(const Tensor& input, Tensor& out) { return out.resize_(input.sizes()), out; }
 Tensor& logical_not_out(const Tensor& input, Tensor& out) { return out.resize_(input.sizes()), out; }
@@ -38,6 +42,8 @@ Tensor& binary_out(const Tensor& self, const Tensor& other, Tensor& out) { retur
 
 void add_unary(torch::Library& library) {
   library.impl("relu", TORCH_FN(relu));
+  library.impl("hardswish", TORCH_FN(relu));
+  library.impl("hardtanh", TORCH_FN(hardtanh));
   library.impl("isnan", TORCH_FN(isnan));
   library.impl("angle", TORCH_FN(angle));
   library.impl("_prelu_kernel", TORCH_FN(prelu));
@@ -48,6 +54,7 @@ void add_unary(torch::Library& library) {
   library.impl("hardtanh_backward", TORCH_FN(hardtanh_backward));
   library.impl("native_dropout", TORCH_FN(native_dropout));
   library.impl("native_dropout_backward", TORCH_FN(native_dropout_backward));
+  library.impl("floor_divide", TORCH_FN(floor_divide));
   library.impl("abs.out", TORCH_FN(abs_out));
   library.impl("logical_not.out", TORCH_FN(logical_not_out));
   library.impl("nan_to_num.out", TORCH_FN(nan_to_num_out));
