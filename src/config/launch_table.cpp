@@ -28,7 +28,7 @@ constexpr const char* kDynamoBackends =
 constexpr Option kResources[] = {
     {"mixed_precision", text, nullptr, "no|fp16|bf16|fp8", nullptr, "Number format of the computation (default no)", nullptr, "", "ACCELERATE_MIXED_PRECISION"},
     {"num_processes", integer, nullptr, nullptr, "N", "Processes over all machines together (default: one per GPU of this machine, else 1)", nullptr, ""},
-    {"num_machines", integer, nullptr, nullptr, "N", "Machines; run the same command on each (default 1)", nullptr, ""},
+    {"num_machines", integer, nullptr, nullptr, "N|MIN:MAX", "Machines; run the same command on each (default 1). MIN:MAX with --rdzv_backend c10d: the job goes on when machines come or go", nullptr, ""},
     {"num_cpu_threads_per_process", integer, nullptr, nullptr, "N", "Threads of each process (default: as in the environment; else, on the CPU with --num_processes, cores / processes; else 1)", nullptr, nullptr, "OMP_NUM_THREADS"},
     {"enable_cpu_affinity", flag, "false", nullptr, nullptr, "Bind each process to its share of the cores, near its GPU where there are GPUs", nullptr, "", "ACCELERATE_CPU_AFFINITY"},
     {"dynamo_backend", text, nullptr, kDynamoBackends, nullptr, "Graph compiler for Python programs (torch.compile); C++ programs don't look at it", nullptr, "dynamo_config", "ACCELERATE_DYNAMO_BACKEND"},
@@ -54,8 +54,8 @@ constexpr Option kDistributed[] = {
     {"tee", text, "\"0\"", nullptr, "STREAMS", "Streams written to log files and, after [rankN]:, to the terminal: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank: 0:1,1:3", "-t,--tee"},
     {"log_dir", text, nullptr, nullptr, "FOLDER", "Keep log files in FOLDER/<run>/attempt_<n>/<local rank>/{stdout,stderr}.log"},
     {"role", text, "\"default\"", nullptr, "NAME", "Name that the processes find in ROLE_NAME"},
-    {"rdzv_backend", text, "\"static\"", nullptr, nullptr, "How machines find each other: static or c10d; here both mean --main_process_ip and --main_process_port", nullptr, ""},
-    {"rdzv_conf", text, "\"\"", nullptr, "KEY=VALUE,...", "Settings of the rendezvous: timeout, join_timeout, read_timeout (seconds)"},
+    {"rdzv_backend", text, "\"static\"", nullptr, nullptr, "How several machines meet at --main_process_ip and --main_process_port: static (a fixed number, each with its --machine_rank) or c10d (ranks as they come)", nullptr, ""},
+    {"rdzv_conf", text, "\"\"", nullptr, "KEY=VALUE,...", "Settings of that: token or token_file, local_addr, bind, join_timeout, last_call_timeout, close_timeout, keep_alive_interval, ... (docs/multi_node.md)"},
     {"max_restarts", integer, "0", nullptr, "N", "Start all processes again, up to N times, after one failed"},
     {"monitor_interval", number, "0.1", nullptr, "SECONDS", "After a failure, time for the other processes to fail by themselves before they are stopped"},
 };
@@ -180,6 +180,11 @@ constexpr Option kProgram[] = {
 
 constexpr Option kOurs[] = {
     {"redirects", text, "\"0\"", nullptr, "STREAMS", "Streams written to log files only; as --tee"},
+    {"hostfile", text, nullptr, nullptr, "FILE", "Start the job on all machines of this file, a line each: NAME slots=N (processes)"},
+    {"include", text, nullptr, nullptr, "FILTER", "Machines and slots of the hostfile to use, and no others: NAME@NAME:0,2"},
+    {"exclude", text, nullptr, nullptr, "FILTER", "Machines and slots of the hostfile to leave out"},
+    {"remote_shell", text, "\"ssh\"", nullptr, "PROGRAM", "Who starts the launchers of --hostfile: ssh, or what takes a name and a command as ssh does"},
+    {"processes_per_machine", integer, nullptr, nullptr, "N", "Processes on this machine, where machines differ (default: an equal share of --num_processes)"},
     {"grace_seconds", number, "10.0", nullptr, "SECONDS", "Time from SIGTERM or Ctrl-C to SIGKILL; a second Ctrl-C kills at once"},
     {"dry_run", flag, "false", nullptr, nullptr, "Print what would be started, and with which variables, and start nothing"},
 };

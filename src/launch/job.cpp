@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <ctime>
 #include <fstream>
 #include <set>
@@ -12,6 +14,7 @@
 
 #include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
+#include "launch/hostfile.hpp"
 #include "launch/log_files.hpp"
 
 extern char** environ;
@@ -113,23 +116,37 @@ Job make_job(const LaunchOptions& options, const Host& host) {
   require(port >= 0 && port <= 65535, "--main_process_port is " + std::to_string(port) + ", expected 1 to 65535, or 0 for any free one");
   job.world_size = std::max<int64_t>(1, s.num_processes());
   job.machine_rank = job.rendezvous.rank.value_or(s.integer("machine_rank").value_or(0));
+  if (const std::string hostfile = s.text("hostfile"); !hostfile.empty()) {
+    std::ifstream in(hostfile);
+    require(static_cast<bool>(in), "--hostfile " + hostfile + " can't be read: " + std::strerror(errno));
+    job.remote = filter_hosts(parse_hostfile({std::istreambuf_iterator<char>(in), {}}, hostfile), s.text("include"), s.text("exclude"));
+    require(s.source("num_machines") != Source::flag && s.source("num_processes") != Source::flag && s.source("machine_rank") != Source::flag && s.source("processes_per_machine") != Source::flag,
+            "--hostfile says how many machines and processes there are: leave out --num_machines, --num_processes, --processes_per_machine and --machine_rank, or choose with --include or --exclude");
+    require(!c10d, "--hostfile starts a fixed set of machines: leave out --rdzv_backend c10d");
+    job.starter = Job::Starter::hostfile;
+    job.num_machines = job.min_machines = 1;
+    job.machine_rank = 0;
+    job.world_size = static_cast<int64_t>(job.remote.size());
+  }
+  const auto here = s.integer("processes_per_machine");
+  require(here.value_or(1) >= 1, "--processes_per_machine must be at least 1");
   if (job.num_machines > 1) {
     const std::string several = " must be given when --num_machines is more than 1 (it is " + std::to_string(job.num_machines) + ")";
     require(s.integer("machine_rank").has_value() || c10d, "--machine_rank" + several + ": 0 on the main machine, then 1, 2, ... on the others");
     require(!o.main_process_ip.empty(), "--main_process_ip" + several + ": the address of machine 0 as the others reach it");
     require(port != 0, "--main_process_port" + several + ": a port that is free on machine 0, the same on all machines");
     require(job.min_machines == job.num_machines || c10d, "--num_machines is " + std::to_string(job.min_machines) + ":" + std::to_string(job.num_machines) + ", and a job whose machines come and go needs --rdzv_backend c10d");
-    require(job.world_size % job.num_machines == 0,
+    require(here || job.world_size % job.num_machines == 0,
             "--num_processes counts the processes of all machines together: " + std::to_string(job.world_size) + " can't be shared equally by " +
                 std::to_string(job.num_machines) + " machines. Use a multiple of " + std::to_string(job.num_machines));
   }
   require(job.machine_rank >= 0 && job.machine_rank < job.num_machines,
           "--machine_rank is " + std::to_string(job.machine_rank) + ", expected 0 to " + std::to_string(job.num_machines - 1) +
               " (--num_machines is " + std::to_string(job.num_machines) + ")");
-  job.local_world_size = job.world_size / job.num_machines;
-  if (s.launcher() == Launcher::simple && !s.text("mpirun_hostfile").empty()) job.starter = Job::Starter::mpirun;
-  if (s.launcher() == Launcher::deepspeed && job.num_machines > 1 && s.text("deepspeed_multinode_launcher") != "standard") job.starter = Job::Starter::deepspeed;
-  if (job.starter != Job::Starter::launcher) job.world_size = job.local_world_size = job.num_machines = job.min_machines = 1, job.machine_rank = 0;
+  job.local_world_size = here && job.starter != Job::Starter::hostfile ? *here : job.world_size / job.num_machines;
+  if (job.starter == Job::Starter::launcher && s.launcher() == Launcher::simple && !s.text("mpirun_hostfile").empty()) job.starter = Job::Starter::mpirun;
+  if (job.starter == Job::Starter::launcher && s.launcher() == Launcher::deepspeed && job.num_machines > 1 && s.text("deepspeed_multinode_launcher") != "standard") job.starter = Job::Starter::deepspeed;
+  if (job.starter == Job::Starter::mpirun || job.starter == Job::Starter::deepspeed) job.world_size = job.local_world_size = job.num_machines = job.min_machines = 1, job.machine_rank = 0;
   parse_streams("--tee", o.tee, job.local_world_size);
   parse_streams("--redirects", o.redirects, job.local_world_size);
   if (!o.main_process_ip.empty()) job.main_ip = o.main_process_ip;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "accelerate/launch.hpp"
+#include "launch/hostfile.hpp"
 #include "launch/rendezvous.hpp"
 #include "launch/settings.hpp"
 
@@ -34,7 +35,9 @@ struct Job {
   RendezvousConf rendezvous;         ///< how several machines meet
   std::optional<Round> round;        ///< with several machines: this one's place, once they have met
   /// Who starts the ranks: this launcher, or one process of another program that it starts instead of them.
-  enum class Starter { launcher, mpirun, deepspeed } starter = Starter::launcher;
+  enum class Starter { launcher, mpirun, deepspeed, hostfile } starter = Starter::launcher;
+  std::vector<RemoteHost> remote;    ///< with Starter::hostfile: the machines, on each of which a launcher takes the place of a rank
+  std::string remote_input;          ///< what each of them reads first
   int64_t attempt = 0;               ///< how often the ranks have been started before
   std::string run_id;                ///< names the log folder; also TORCHELASTIC_RUN_ID
 

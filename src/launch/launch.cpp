@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 
 #include "accelerate/error.hpp"
 #include "launch/deepspeed.hpp"
@@ -13,6 +14,7 @@
 #include "launch/machines.hpp"
 #include "launch/ports.hpp"
 #include "launch/program.hpp"
+#include "launch/remote.hpp"
 #include "launch/report.hpp"
 #include "launch/supervisor.hpp"
 
@@ -40,6 +42,14 @@ void print_plan(const Job& job, const Host& host) {
   std::printf("launcher   %s\nprocesses  %lld of %lld on machine %lld of %lld\n", names[static_cast<int>(job.settings.launcher())], static_cast<long long>(job.local_world_size),
               static_cast<long long>(job.world_size), static_cast<long long>(job.machine_rank), static_cast<long long>(job.num_machines));
   if (job.needs_port()) std::printf("meeting at %s:%s\n", job.main_ip.c_str(), job.main_port ? std::to_string(job.main_port).c_str() : "a free port");
+  if (job.starter == Job::Starter::hostfile) {
+    for (size_t i = 0; i < job.remote.size(); ++i) {
+      std::printf("machine %zu ", i);
+      for (const auto& word : remote_command(job, host, i)) std::printf(" %s", word.c_str());
+      std::printf("\n");
+    }
+    return;
+  }
   std::printf("command   ");
   for (const auto& word : command_line(job, host)) std::printf(" %s", word.c_str());
   std::printf("\nenvironment of local rank 0:\n");
@@ -55,13 +65,17 @@ int launch(const LaunchOptions& options) {
       ::close(fd);
       break;
     }
+  const bool tethered = std::getenv("ACCELERATE_LAUNCH_TETHER") != nullptr;
+  const std::string token = tethered ? take_tether() : "";
   const Host host = Host::current();
   Job job = make_job(options, host);
+  if (tethered) job.rendezvous.token = token;
   const bool quiet = job.options.quiet;
   if (!quiet)
     for (const auto& remark : job.settings.remarks()) say(remark);
   if (job.options.dry_run) return print_plan(job, host), 0;
   require_possible(job);
+  if (job.starter == Job::Starter::hostfile) return launch_by_hostfile(job, host);
   command_line(job, host);  // complain before anything is created
   const bool any_port = job.main_port == 0;
   if (!quiet && job.settings.threads_chosen() && job.settings.launcher() != Launcher::deepspeed)

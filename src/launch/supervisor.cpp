@@ -23,6 +23,7 @@
 #include "launch/output.hpp"
 #include "launch/process.hpp"
 #include "launch/program.hpp"
+#include "launch/remote.hpp"
 #include "launch/rendezvous.hpp"
 #include "launch/warden.hpp"
 
@@ -60,7 +61,7 @@ class Supervisor {
       : job_(job),
         logs_(logs),
         agent_(agent),
-        interactive_(job.local_world_size == 1 && ::isatty(STDIN_FILENO) && logs.folder().empty()),
+        interactive_(job.local_world_size == 1 && job.remote.empty() && ::isatty(STDIN_FILENO) && logs.folder().empty()),
         signals_(wanted_signals(interactive_)),
         out_(STDOUT_FILENO),
         err_(STDERR_FILENO),
@@ -81,8 +82,8 @@ class Supervisor {
   }
 
   Outcome run(const Host& host, std::string (*say)(const Job&, const LogFiles&, const Outcome&)) {
-    const auto command = command_line(job_, host);
-    for (int64_t i = 0; i < job_.local_world_size; ++i) start(i, command, host);
+    const auto command = job_.remote.empty() ? command_line(job_, host) : std::vector<std::string>();
+    for (int64_t i = 0; i < job_.local_world_size; ++i) start(i, job_.remote.empty() ? command : remote_command(job_, host, static_cast<size_t>(i)), host);
     while (running_ > 0) turn();
     // The ranks are gone: what they left behind in their groups goes too. They are not reaped yet, so their numbers can't have been given to others.
     send(SIGKILL);
@@ -110,6 +111,8 @@ class Supervisor {
   pid_t target(const RankRecord& rank) const { return interactive_ ? rank.pid : -rank.pid; }
 
   void send(int signal) {
+    // A remote launcher stops when its input ends, and its shell returns when it has stopped.
+    if (!job_.remote.empty() && signal != SIGKILL) return tethers_.clear();
     for (const auto& rank : outcome_.ranks) {
       if (rank.pid <= 0 || (interactive_ && rank.end)) continue;
       ::kill(target(rank), signal);
@@ -119,7 +122,7 @@ class Supervisor {
 
   void start(int64_t local_rank, const std::vector<std::string>& command, const Host& host) {
     const RankLogs& logs = logs_.of(local_rank);
-    auto environment = build_environment(job_, host, local_rank);
+    auto environment = job_.remote.empty() ? build_environment(job_, host, local_rank) : std::map<std::string, std::string>();
     if (!logs.error_file.empty()) environment["TORCHELASTIC_ERROR_FILE"] = logs.error_file;
     SpawnOptions spawning{.command = command, .environment = {}, .own_group = !interactive_};
     // Standard input goes to one rank at most; a terminal's can't be read from outside its foreground group.
@@ -128,8 +131,15 @@ class Supervisor {
       nothing = Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
       spawning.in = nothing.get();
     }
+    Pipe tether;
+    if (!job_.remote.empty()) {
+      tether = make_pipe();
+      spawning.in = tether.read.get();
+      [[maybe_unused]] const ssize_t written = ::write(tether.write.get(), job_.remote_input.data(), job_.remote_input.size());
+      tethers_.push_back(std::move(tether.write));
+    }
     auto& record = outcome_.ranks[static_cast<size_t>(local_rank)];
-    const bool direct = job_.local_world_size == 1;
+    const bool direct = job_.local_world_size == 1 && job_.remote.empty();
     const std::string prefix = logs.prefix ? "[rank" + std::to_string(job_.rank(local_rank)) + "]:" : "";
     out = connect(direct, logs.stdout_on_terminal, logs.stdout_file, prefix, &out_);
     err = connect(direct, logs.stderr_on_terminal, logs.stderr_file, prefix, errors_);
@@ -335,6 +345,7 @@ class Supervisor {
   Warden warden_;
   Outcome outcome_;
   std::deque<LineForwarder> forwarders_;
+  std::vector<Fd> tethers_;  ///< of remote launchers
   std::vector<std::pair<int64_t, size_t>> stderrs_;  ///< local rank, index of the forwarder of its stderr
   int64_t running_ = 0;
   std::optional<Clock::time_point> stop_at_, kill_at_, drain_until_;

@@ -375,4 +375,88 @@ TEST_F(Machines, MistakesInRendezvousSettings) {
   EXPECT_THAT(error(kElastic, "token_file=" + file("open")), HasSubstr("chmod 600"));
 }
 
+// ---------------------------------------------------------------- hostfiles
+
+/// A shell that starts its command here and, like ssh, stands between it and us.
+class Hostfile : public Machines {
+ protected:
+  Hostfile() {
+    write("hosts", "# two machines\n127.0.0.1 slots=2\n\n127.0.0.2 slots=3  # the larger one\n");
+    write("ssh", "#!/bin/sh\necho \"$2\" > '" + file("command.") + "'$1\n/bin/sh -c \"$2\"\n");
+    fs::permissions(file("ssh"), fs::perms::owner_all);
+  }
+  void write(const std::string& name, const std::string& text) const { std::ofstream(file(name)) << text; }
+  std::unique_ptr<Program> start(const std::string& script, const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words{accelerate(), "launch", "--hostfile", file("hosts"), "--main_process_port", port};
+    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), {"/bin/sh", "-c", script});
+    const char* path = std::getenv("PATH");
+    return std::make_unique<Program>(words, Program::Options{.env = {"PATH=" + folder.string() + ":" + (path ? path : ""), "NCCL_DEBUG=WARN"}, .input = "", .terminal = false, .read_output = true, .folder = folder});
+  }
+};
+
+TEST_F(Hostfile, StartsALauncherOnEachMachineWithItsSlots) {
+  const auto result = start("echo $RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $WORLD_SIZE $GROUP_RANK $NCCL_DEBUG \"$0\" $(pwd) $ACCELERATE_LAUNCH_TETHER", {"-q", "--mixed_precision", "bf16"})->wait(kLong);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::string rest = " WARN /bin/sh " + folder.string();
+  EXPECT_THAT(sorted_lines(result.out), ElementsAre("0 0/2 5 0" + rest, "1 1/2 5 0" + rest, "2 0/3 5 1" + rest, "3 1/3 5 1" + rest, "4 2/3 5 1" + rest));
+  EXPECT_THAT(content(file("command.127.0.0.2")), HasSubstr("--mixed_precision 'bf16'"));
+}
+
+TEST_F(Hostfile, FiltersChooseMachinesAndSlots) {
+  EXPECT_THAT(sorted_lines(start("echo $RANK/$WORLD_SIZE $CUDA_VISIBLE_DEVICES", {"-q", "--include", "127.0.0.2:0,2"})->wait(kLong).out), ElementsAre("0/2 0,2", "1/2 0,2"));
+  EXPECT_FALSE(fs::exists(file("command.127.0.0.1")));
+  EXPECT_THAT(sorted_lines(start("echo $RANK/$WORLD_SIZE $GROUP_RANK", {"-q", "--exclude", "127.0.0.1:1@127.0.0.2:0"})->wait(kLong).out), ElementsAre("0/3 0", "1/3 1", "2/3 1"));
+}
+
+TEST_F(Hostfile, TokenIsOnNoCommandLine) {
+  auto program = start("echo $$ >> " + file("pids") + "; exec sleep 100", {"--rdzv_conf", "token=sesame,join_timeout=60"});
+  pids_in(file("pids"), 5);
+  EXPECT_THAT(content(file("command.127.0.0.1")) + content(file("command.127.0.0.2")), Not(HasSubstr("sesame")));
+  EXPECT_THAT(content(file("command.127.0.0.1")), HasSubstr("--rdzv_conf 'join_timeout=60'"));
+  // The gate that the host's agent keeps refuses who does not know it.
+  const auto stranger = machine(1, "true", {"--num_machines", "2", "--num_processes", "5"}, ",token=guessed")->wait(kLong);
+  EXPECT_EQ(stranger.exit_code, 64);
+  program->signal(SIGTERM);
+  EXPECT_EQ(program->wait(kLong).exit_code, 143);
+}
+
+TEST_F(Hostfile, EverythingEndsWithTheStarter) {
+  for (const int number : {SIGINT, SIGKILL}) {
+    fs::remove(file("pids"));
+    auto program = start(with_grandchild());
+    const auto all = pids_in(file("pids"), 10);
+    program->signal(number);
+    const auto result = program->wait(kLong);
+    if (number == SIGINT) EXPECT_EQ(result.exit_code, 130) << result.err;
+    for (const pid_t pid : all) EXPECT_TRUE(gone(pid, milliseconds(30000))) << pid << " after " << number;
+  }
+}
+
+TEST_F(Hostfile, FailuresCarryTheirExitCode) {
+  const auto result = start("[ $RANK = 4 ] && exit 9; exec sleep 100")->wait(kLong);
+  EXPECT_EQ(result.exit_code, 9) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("rank 4 of 5 failed first"));
+  write("ssh", "#!/bin/sh\necho 'ssh: connect to host: No route' >&2; exit 255\n");
+  const auto unreachable = start("true")->wait(kLong);
+  EXPECT_EQ(unreachable.exit_code, 255);
+  EXPECT_THAT(unreachable.err, HasSubstr("can you log in there without a password?"));
+}
+
+TEST_F(Hostfile, Mistakes) {
+  const auto error = [&](const std::vector<std::string>& more) {
+    const auto result = start("true", more)->wait(kLong);
+    EXPECT_EQ(result.exit_code, 64) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(error({"--include", "127.0.0.3"}), HasSubstr("Did you mean '127.0.0."));
+  EXPECT_THAT(error({"--include", "127.0.0.1:2"}), HasSubstr("has slots 0 to 1"));
+  EXPECT_THAT(error({"--include", "127.0.0.1", "--exclude", "127.0.0.2"}), HasSubstr("exclude each other"));
+  EXPECT_THAT(error({"--exclude", "127.0.0.1@127.0.0.2"}), HasSubstr("leaves no machine"));
+  EXPECT_THAT(error({"--num_processes", "4"}), HasSubstr("leave out --num_machines, --num_processes"));
+  EXPECT_THAT(error({"--remote_shell", "no-such-shell"}), HasSubstr("not in PATH"));
+  write("hosts", "a slots=2\nb\n");
+  EXPECT_THAT(error({}), HasSubstr("line 2 is 'b', expected NAME slots=N"));
+}
+
 }  // namespace

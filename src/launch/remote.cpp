@@ -1,0 +1,150 @@
+#include "launch/remote.hpp"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "accelerate/config.hpp"
+#include "accelerate/error.hpp"
+#include "launch/log_files.hpp"
+#include "launch/program.hpp"
+#include "launch/report.hpp"
+#include "launch/supervisor.hpp"
+
+namespace accelerate::launcher {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string quoted(const std::string& word) {
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
+std::string random_token() {
+  unsigned char bytes[32];
+  if (::getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) throw LaunchError(std::string("no random numbers: ") + std::strerror(errno));
+  std::string text;
+  for (const unsigned char byte : bytes) {
+    char digits[3];
+    std::snprintf(digits, sizeof(digits), "%02x", byte);
+    text += digits;
+  }
+  return text;
+}
+
+/// --rdzv_conf without the token, which others of the machine could read on a command line.
+std::string without_token(const std::string& conf) {
+  std::string text;
+  std::istringstream entries(conf);
+  for (std::string entry; std::getline(entries, entry, ',');)
+    if (!entry.starts_with("token=") && !entry.starts_with("token_file=")) text += (text.empty() ? "" : ",") + entry;
+  return text;
+}
+
+/// The variables that other machines get too: those by which people steer libraries. More can be set by the program's own environment there.
+bool is_passed_on(const std::string& name) {
+  for (const char* prefix : {"NCCL_", "GLOO_", "UCX_", "MV2_", "TORCH_", "PYTHON", "OMP_", "MKL_", "HF_", "CUDA_HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "ACCELERATE_"})
+    if (name.starts_with(prefix)) return name != "ACCELERATE_LAUNCH_TETHER";
+  return false;
+}
+
+/// What ended, in the words of machines.
+std::string say(const Job& job, const LogFiles&, const Outcome& outcome) {
+  if (job.options.quiet && !outcome.first_failure) return "";
+  if (outcome.stop_signal) return "accelerate launch: stopped by " + signal_name(outcome.stop_signal) + "; all machines have been told.\n";
+  if (!outcome.first_failure) return "";
+  const RankRecord& record = outcome.ranks[*outcome.first_failure];
+  return "accelerate launch: on " + job.remote[static_cast<size_t>(record.rank)].name + " the launcher " + describe(*record.end) +
+         (record.end->exit_code == 255 ? ". 255 is what ssh itself returns: can you log in there without a password?" : "") + "\n";
+}
+
+}  // namespace
+
+std::vector<std::string> remote_command(const Job& job, const Host& host, size_t rank) {
+  const Settings& s = job.settings;
+  const RemoteHost& machine = job.remote[rank];
+  int64_t total = 0;
+  for (const auto& other : job.remote) total += static_cast<int64_t>(other.slots.size());
+  std::error_code ignored;
+  const fs::path folder = fs::current_path(ignored), program = fs::read_symlink("/proc/self/exe", ignored);
+  std::string line = "cd " + quoted(folder) + " && exec env ACCELERATE_LAUNCH_TETHER=1";
+  for (const auto& [name, value] : host.environment)
+    if (is_passed_on(name)) line += " " + quoted(name + "=" + value);
+  line += " " + quoted(program) + " launch";
+  const auto add = [&](const std::string& flag, const std::string& value) { line += " " + flag + " " + quoted(value); };
+  for (const auto& group : config::launch_table().groups)
+    for (const auto& option : group.options) {
+      const std::string name = option.name;
+      if (option.positional() || option.kind == config::Kind::unset || s.source(name) != Source::flag) continue;
+      if (name == "hostfile" || name == "include" || name == "exclude" || name == "remote_shell" || name == "num_machines" || name == "num_processes" || name == "machine_rank" || name == "main_process_ip" ||
+          name == "main_process_port" || name == "processes_per_machine" || name == "rdzv_conf" || name == "config_file" || (name == "gpu_ids" && machine.chosen_slots))
+        continue;
+      if (option.kind == config::Kind::flag) line += s.on(name) ? " --" + name : "";
+      else if (option.kind == config::Kind::append)
+        for (const auto& value : s[name]) add("--" + name, config::python_text(value));
+      else add("--" + name, s.text(name));
+    }
+  if (!job.options.config_file.empty()) add("--config_file", fs::absolute(job.options.config_file));
+  if (const auto conf = without_token(s.text("rdzv_conf")); !conf.empty()) add("--rdzv_conf", conf);
+  add("--num_machines", std::to_string(job.remote.size()));
+  add("--machine_rank", std::to_string(rank));
+  add("--num_processes", std::to_string(total));
+  add("--processes_per_machine", std::to_string(machine.slots.size()));
+  if (job.remote.size() > 1) add("--main_process_ip", job.options.main_process_ip.empty() ? job.remote.front().name : job.options.main_process_ip);
+  if (job.remote.size() > 1 || job.main_port) add("--main_process_port", std::to_string(job.main_port ? job.main_port : 29500));
+  if (machine.chosen_slots) {
+    std::string ids;
+    for (const int64_t slot : machine.slots) ids += (ids.empty() ? "" : ",") + std::to_string(slot);
+    add("--gpu_ids", ids);
+  }
+  for (const auto& word : job.options.command) line += " " + quoted(word);
+  return {find_in_path(s.text("remote_shell"), host), machine.name, line};
+}
+
+int launch_by_hostfile(Job job, const Host& host) {
+  if (find_in_path(job.settings.text("remote_shell"), host).empty())
+    throw ConfigError("machines of --hostfile are reached by '" + job.settings.text("remote_shell") + "' (--remote_shell), which is not in PATH. Install it (Debian: openssh-client), or start this command on each machine with --machine_rank");
+  job.remote_input = (job.rendezvous.token.empty() ? random_token() : job.rendezvous.token) + "\n";
+  // Launchers whose machines fail together say so themselves.
+  job.options.monitor_interval = std::max<std::chrono::milliseconds>(job.options.monitor_interval, std::chrono::seconds(3));
+  job.options.grace += std::chrono::seconds(2);
+  const LogFiles logs(job);
+  return supervise(job, host, logs, say).exit_code();
+}
+
+std::string take_tether() {
+  std::string line;
+  char c = 0;
+  while (::read(STDIN_FILENO, &c, 1) == 1 && c != '\n') line += c;
+  if (c != '\n') throw LaunchError("ACCELERATE_LAUNCH_TETHER is set, which is how a launcher starts another by --hostfile, but nothing came through the standard input");
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) throw ResourceError(std::string("no process can be started: ") + std::strerror(errno));
+  if (pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    ::prctl(PR_SET_NAME, "accelerate-teth");
+    if (::getppid() != parent) ::_exit(0);
+    ::setpgid(0, 0);
+    ::close_range(1, ~0U, 0);  // or the shell's connection would stay open for it
+    char bytes[256];
+    while (::read(STDIN_FILENO, bytes, sizeof(bytes)) > 0) {
+    }
+    ::kill(parent, SIGTERM);
+    ::_exit(0);
+  }
+  if (const int nothing = ::open("/dev/null", O_RDONLY); nothing >= 0) ::dup2(nothing, STDIN_FILENO), ::close(nothing);
+  ::unsetenv("ACCELERATE_LAUNCH_TETHER");
+  return line;
+}
+
+}  // namespace accelerate::launcher
