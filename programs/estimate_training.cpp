@@ -11,8 +11,8 @@
 #include <fstream>
 #include <iostream>
 
-#include <nlohmann/json.hpp>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 namespace {
 
@@ -120,16 +120,19 @@ Outcome run(const Settings& settings) {
   const auto next_token = [](auto& m, const torch::Tensor& ids) { return torch::cross_entropy_loss(m(ids).flatten(0, 1).to(torch::kFloat), ids.flatten()); };
   if (type == "bert") {
     const auto config = models::BertConfig::from_pretrained(folder.path);
-    return train(settings, "BertLayer", [&] { return models::BertForSequenceClassification(config); },
-                 [](auto& m, const torch::Tensor& ids) { return torch::cross_entropy_loss(m(ids).to(torch::kFloat), ids.select(1, 0)); });
+    return train(
+        settings, "BertLayer", [&] { return models::BertForSequenceClassification(config); },
+        [](auto& m, const torch::Tensor& ids) { return torch::cross_entropy_loss(m(ids).to(torch::kFloat), ids.select(1, 0)); });
   }
   if (type == "gpt2") {
     const auto config = models::GPT2Config::from_pretrained(folder.path);
-    return train(settings, "GPT2Block", [&] { return models::GPT2LMHeadModel(config); }, next_token);
+    return train(
+        settings, "GPT2Block", [&] { return models::GPT2LMHeadModel(config); }, next_token);
   }
   if (type == "llama") {
     const auto config = models::LlamaConfig::from_pretrained(folder.path);
-    return train(settings, "LlamaDecoderLayer", [&] { return models::LlamaForCausalLM(config); }, next_token);
+    return train(
+        settings, "LlamaDecoderLayer", [&] { return models::LlamaForCausalLM(config); }, next_token);
   }
   throw ConfigError("'" + settings.model + "' is of model type '" + type + "', expected bert, gpt2 or llama, which can be built here and run dry; without --strategy the table of its weights is printed");
 }
@@ -201,9 +204,7 @@ void print_json(const Settings& settings, const Outcome& outcome, const Step& st
     for (int use = 0; use < 6; ++use) phase[accelerate::to_string(static_cast<MemoryUse>(use))] = step.at_peak[i].bytes[static_cast<size_t>(use)];
     phase["total"] = step.at_peak[i].total();
   }
-  std::cout << nlohmann::ordered_json{{"model", settings.model}, {"strategy", settings.strategy}, {"num_processes", settings.num_processes}, {"batch", settings.batch}, {"seq", settings.tokens},
-                                      {"mixed_precision", settings.precision}, {"parameters", outcome.shape.parameters}, {"unit", "bytes"}, {"phases", phases}, {"peak", step.peak},
-                                      {"communication", {{"volume", step.traffic.volume()}, {"sent", step.traffic.sent}, {"messages", step.traffic.messages}}}, {"from", note_of(settings)}}
+  std::cout << nlohmann::ordered_json{{"model", settings.model}, {"strategy", settings.strategy}, {"num_processes", settings.num_processes}, {"batch", settings.batch}, {"seq", settings.tokens}, {"mixed_precision", settings.precision}, {"parameters", outcome.shape.parameters}, {"unit", "bytes"}, {"phases", phases}, {"peak", step.peak}, {"communication", {{"volume", step.traffic.volume()}, {"sent", step.traffic.sent}, {"messages", step.traffic.messages}}}, {"from", note_of(settings)}}
                    .dump(2)
             << "\n";
 }
@@ -245,9 +246,16 @@ Settings settings_of(const std::vector<std::string>& words) {
   return settings;
 }
 
+/// c10d warns that its Reducer looks for unused parameters, which a dry run makes it do.
+class Quiet final : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  Quiet quiet;
+  const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   try {
     const auto settings = settings_of({argv + 1, argv + argc});
     const auto outcome = run(settings);

@@ -35,8 +35,8 @@ struct Transparent<std::tuple<Args...>> : std::bool_constant<(Transparent<std::r
 template <class A, class B>
 struct Transparent<std::pair<A, B>> : std::bool_constant<Transparent<A>::value && Transparent<B>::value> {};
 template <class T>
-  requires(nested::Sequence<T> || nested::OptionalLike<T>)
-struct Transparent<T> : Transparent<typename T::value_type> {};
+requires(nested::Sequence<T> || nested::OptionalLike<T>) struct Transparent<T> : Transparent<typename T::value_type> {
+};
 template <nested::Mapping T>
 struct Transparent<T> : Transparent<typename T::mapped_type> {};
 template <nested::HasFields T>

@@ -1,10 +1,10 @@
 /// prepare_pippy: several processes give what one gives, to the bit, and end when they can't.
 
+#include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <torch/torch.h>
-#include <ATen/autocast_mode.h>
 
 #include <chrono>
 #include <numeric>
@@ -383,6 +383,24 @@ RANKS_TEST(Pipeline, ForwardsThatCannotBeSplitNameTheOperator, 2) {
   expect_result(prepare_pippy(same_everywhere([] { return AnyNet(through); }))(x), alone(x, 2, [net = same_everywhere([] { return AnyNet(through); })](const at::Tensor& part) mutable { return net->forward(part); }), false);
 }
 
+/// What has been sent is written to and asked for again: by then the first copy must have left, and the second one must not be taken for it.
+RANKS_TEST(Pipeline, AWriteAfterASendIsSentAgain, 2) {
+  const PartialState state;
+  const auto forward = [](AnyNetImpl& net, const at::Tensor& x) {
+    auto a = net.layers[0](x);
+    const auto b = net.layers[2](a);
+    a.mul_(2);
+    const auto c = net.layers[3](a);
+    a.add_(net.layers[1](x));
+    return torch::cat({b, c, net.layers[3](a)}, 1);
+  };
+  const auto x = torch::arange(32).to(at::kFloat).view({4, 8}).sin();
+  auto pipeline = prepare_pippy(same_everywhere([&] { return AnyNet(forward); }), {.gather_output = true}, x);
+  auto reference = same_everywhere([&] { return AnyNet(forward); });
+  expect_result(pipeline(x), alone(x, 2, [&](const at::Tensor& part) { return reference->forward(part); }), true);
+  EXPECT_EQ(pipeline.report().tensors_sent, rank() == 0 ? 2 * 3 : 0) << "three versions for each of two parts";
+}
+
 RANKS_TEST(Pipeline, MasksOfInputsMayBeIndices, 2) {
   const PartialState state;
   const auto forward = [](AnyNetImpl& net, const at::Tensor& x) {
@@ -494,7 +512,8 @@ void others_hear_of(const std::string& test, int64_t victim) {
   for (int64_t r = 0; r < 3; ++r) {
     const auto& result = results[static_cast<size_t>(r)];
     if (r == victim) EXPECT_EQ(result.signal, SIGKILL);
-    else EXPECT_EQ(result.exit_code, 0) << "rank " << r << "\n" << result.output;
+    else EXPECT_EQ(result.exit_code, 0) << "rank " << r << "\n"
+                                        << result.output;
   }
 }
 

@@ -36,17 +36,17 @@ struct PippyOptions {
 struct PipelineStage {
   std::vector<std::string> modules;  ///< in the order of the forward
   int64_t parameter_bytes = 0;
-  double milliseconds = 0;           ///< of the measured forward; 0 when balanced by bytes
+  double milliseconds = 0;  ///< of the measured forward; 0 when balanced by bytes
 };
 
 struct PipelineReport {
   std::vector<PipelineStage> stages;  ///< by rank
-  int64_t held_bytes = 0;   ///< parameters and buffers that this rank has in memory, tied ones of other stages included
-  int64_t model_bytes = 0;  ///< of the whole model
+  int64_t held_bytes = 0;             ///< parameters and buffers that this rank has in memory, tied ones of other stages included
+  int64_t model_bytes = 0;            ///< of the whole model
   // Of the last call, on this rank:
-  int64_t operators = 0;    ///< that ran here for this stage
-  int64_t skipped = 0;      ///< that belong to other stages and gave sizes only
-  int64_t everywhere = 0;   ///< on inputs and constants, which all ranks have
+  int64_t operators = 0;   ///< that ran here for this stage
+  int64_t skipped = 0;     ///< that belong to other stages and gave sizes only
+  int64_t everywhere = 0;  ///< on inputs and constants, which all ranks have
   int64_t tensors_sent = 0, tensors_received = 0, bytes_sent = 0, bytes_received = 0;
 };
 

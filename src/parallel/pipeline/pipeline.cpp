@@ -68,8 +68,8 @@ void measure(std::vector<Layer>& layers, const NamedTensors& parameters, const s
 
 /// What rank 0 decides.
 struct Decision {
-  std::vector<int64_t> stage_of;              ///< by parameter
-  std::vector<std::vector<int64_t>> holders;  ///< by parameter
+  std::vector<int64_t> stage_of;                  ///< by parameter
+  std::vector<std::vector<int64_t>> holders;      ///< by parameter
   std::vector<std::vector<std::string>> modules;  ///< by stage
   std::vector<double> milliseconds;
   std::vector<std::string> split_points;
@@ -87,8 +87,7 @@ Decision decide(const ModelRef& model, const PippyOptions& options, const NamedT
     else balance = PipelineBalance::bytes;  // to find errors; rank 0's plan counts
   }
   const auto begins = automatic ? pipeline::balanced(layers, balance, stages) : pipeline::begins_at(layers, options.split_points, stages);
-  Decision decision{.stage_of = std::vector<int64_t>(parameters.size()), .holders = std::vector<std::vector<int64_t>>(parameters.size()), .modules = std::vector<std::vector<std::string>>(static_cast<size_t>(stages)),
-                    .milliseconds = std::vector<double>(static_cast<size_t>(stages)), .split_points = {}};
+  Decision decision{.stage_of = std::vector<int64_t>(parameters.size()), .holders = std::vector<std::vector<int64_t>>(parameters.size()), .modules = std::vector<std::vector<std::string>>(static_cast<size_t>(stages)), .milliseconds = std::vector<double>(static_cast<size_t>(stages)), .split_points = {}};
   for (const size_t at : begins) decision.split_points.push_back(layers[at].path);
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto stage = static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), i) - begins.begin());
@@ -234,9 +233,9 @@ struct PipelineCall::Impl {
   int64_t rows = 0, chunks = 1;
   int64_t begin = 0, length = 0;  ///< rows of the current part
   int64_t chunk = 0;
-  size_t next = 0;                ///< input
+  size_t next = 0;  ///< input
   int64_t operators_before = 0, skipped_before = 0, everywhere_before = 0;
-  std::vector<at::Tensor> staged;                           ///< keeps the addresses below from being used again
+  std::vector<at::Tensor> staged;                            ///< keeps the addresses below from being used again
   std::unordered_set<const at::TensorImpl*> staged_results;  ///< parts and joined results that the last rank has
   int exceptions = std::uncaught_exceptions();
   bool finished = false;
@@ -264,7 +263,7 @@ PipelineCall::PipelineCall(Pipeline& pipeline, std::vector<at::Tensor> inputs) :
   impl_->inputs = from_bytes<std::vector<at::Tensor>>(comm::broadcast_bytes(*p.group, p.own == 0 ? to_bytes(inputs) : std::string(), 0));
   if (impl_->inputs.size() != inputs.size())
     throw_alone("pipeline: rank " + std::to_string(p.own) + " passed " + std::to_string(inputs.size()) + " tensors to the forward, expected as many as rank 0, " + std::to_string(impl_->inputs.size()) +
-                      "; tensors that this rank doesn't have may be undefined, but must be there");
+                "; tensors that this rank doesn't have may be undefined, but must be there");
   for (at::Tensor& input : impl_->inputs)
     if (input.defined()) input = input.to(p.device);
   const auto first = std::find_if(impl_->inputs.begin(), impl_->inputs.end(), [](const at::Tensor& input) { return input.defined() && input.dim() > 0; });
@@ -320,7 +319,8 @@ at::Tensor PipelineCall::take(const at::Tensor& result) {
   if (!result.defined() || p.placement->stage_of(result) < 0) return result;
   const at::Tensor values = p.placement->bring(result, impl_->last(), "the result");
   // A real tensor of an earlier stage is of no use here: nobody shall take a part of the result for the whole.
-  const at::Tensor mine = values.defined() ? values : result.is_meta() ? result : at::empty_strided(result.sizes(), result.strides(), result.options().device(at::kMeta));
+  const at::Tensor mine = values.defined() ? values : result.is_meta() ? result
+                                                                       : at::empty_strided(result.sizes(), result.strides(), result.options().device(at::kMeta));
   impl_->mark(mine);
   return mine;
 }

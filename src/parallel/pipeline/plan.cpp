@@ -11,7 +11,9 @@
 namespace accelerate::parallel::pipeline {
 namespace {
 
-bool is_number(const std::string& text) { return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }); }
+bool is_number(const std::string& text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
 
 std::string last_of(const std::string& path) { return path.substr(path.rfind('.') + 1); }
 

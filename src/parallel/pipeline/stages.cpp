@@ -58,7 +58,7 @@ struct Stages::Piece {
   std::optional<size_t> parameter;
   int64_t version = 0;  ///< how often it was written to
   std::vector<Copy> copies;
-  at::Storage moved;    ///< the bytes here, where the program's tensors have none
+  at::Storage moved;  ///< the bytes here, where the program's tensors have none
 };
 
 /// One operator call, as the schema and the pieces describe it.
@@ -229,7 +229,8 @@ void Stages::run(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::f
     c10::List<std::optional<at::Tensor>> indices;
     for (const auto& item : call.arguments[1].toListRef()) {
       if (!item.isTensor() || !is_mask(item.toTensor())) indices.push_back(item.isTensor() ? std::optional(item.toTensor()) : std::nullopt);
-      else for (const at::Tensor& along : item.toTensor().nonzero().unbind(1)) indices.push_back(along);
+      else
+        for (const at::Tensor& along : item.toTensor().nonzero().unbind(1)) indices.push_back(along);
     }
     call.arguments[1] = indices;
   }
@@ -291,8 +292,8 @@ void Stages::run_on_sizes(Call& call, torch::jit::Stack* stack, c10::function_re
     if (i == call.device && !call.arguments[i].isNone()) call.arguments[i] = at::Device(at::kMeta);
     else if (call.schema.arguments()[i].name() == "pin_memory") call.arguments[i] = c10::IValue();
     else call.arguments[i] = map_tensors(call.arguments[i], [](const at::Tensor& tensor) {
-      return !tensor.defined() || (tensor.is_meta() && !residency::deferred::owner_of(tensor)) ? tensor : sizes_of(tensor);
-    });
+           return !tensor.defined() || (tensor.is_meta() && !residency::deferred::owner_of(tensor)) ? tensor : sizes_of(tensor);
+         });
   }
   if (auto known = sizes_only_result(call.name(), call.arguments)) {
     torch::jit::drop(*stack, call.arguments.size());

@@ -49,7 +49,7 @@ struct StagedParameter {
 class Stages final : public residency::Placement {
  public:
   struct Options {
-    int64_t own = -1;          ///< -1: no operator runs, to see what would happen
+    int64_t own = -1;            ///< -1: no operator runs, to see what would happen
     Carrier* carrier = nullptr;  ///< null: nothing moves
     at::Device device = at::kCPU;
     std::function<void(size_t parameter)> on_touch;             ///< an operator reads the parameter

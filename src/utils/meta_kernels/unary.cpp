@@ -20,7 +20,8 @@ Tensor isnan(const Tensor& input) { return at::empty_like(input, input.options()
 Tensor prelu(const Tensor& input, const Tensor&) { return at::empty_like(input); }
 Tensor angle(const Tensor& input) {
   const auto type = input.scalar_type();
-  return at::empty_like(input, input.options().dtype(c10::isComplexType(type) ? c10::toRealValueType(type) : c10::isIntegralType(type, true) ? c10::get_default_dtype_as_scalartype() : type));
+  return at::empty_like(input, input.options().dtype(c10::isComplexType(type) ? c10::toRealValueType(type) : c10::isIntegralType(type, true) ? c10::get_default_dtype_as_scalartype()
+                                                                                                                                             : type));
 }
 std::tuple<Tensor, Tensor> log_sigmoid_forward(const Tensor& input) { return {at::empty_like(input), at::empty_like(input)}; }
 Tensor log_sigmoid_backward(const Tensor&, const Tensor& input, const Tensor&) { return at::empty_like(input); }
