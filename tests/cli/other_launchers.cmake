@@ -21,3 +21,12 @@ add_test(NAME self_test.mpirun COMMAND sh -c "command -v mpirun > /dev/null || {
 MASTER_ADDR=127.0.0.1 MASTER_PORT=29591 ACCELERATE_USE_CPU=true mpirun --allow-run-as-root --oversubscribe -n 2 $<TARGET_FILE:accelerate_self_test> && echo All is well")
 set_tests_properties(self_test.launch_mpirun self_test.ours self_test.torchrun self_test.mpirun PROPERTIES LABELS cli TIMEOUT 240
                      PASS_REGULAR_EXPRESSION "2 processes.*training: with gradient accumulation.*All is well" FAIL_REGULAR_EXPRESSION "FAILED" SKIP_REGULAR_EXPRESSION "skipped: ")
+
+# Two machines, which are two launchers here: our self-test, and a Python program that meets again after a rank was killed.
+set(two_machines "a='$<TARGET_FILE:accelerate_cli> launch -q --num_machines 2 --num_processes 2 --main_process_ip 127.0.0.1'")
+add_test(NAME self_test.two_machines COMMAND sh -c "${two_machines}; $a --cpu --main_process_port 29593 --machine_rank 1 $<TARGET_FILE:accelerate_self_test> & \
+$a --cpu --main_process_port 29593 --machine_rank 0 $<TARGET_FILE:accelerate_self_test> && wait $! && echo All is well")
+set_tests_properties(self_test.two_machines PROPERTIES LABELS cli TIMEOUT 240 PASS_REGULAR_EXPRESSION "2 processes.*training: with gradient accumulation.*All is well" FAIL_REGULAR_EXPRESSION "FAILED")
+add_test(NAME python_client.restart_on_two_machines COMMAND sh -c "${python} export PYTHON=$python; ${two_machines}; b=\"$a --main_process_port 29594 --max_restarts 1\"; \
+$b --machine_rank 1 ${CMAKE_CURRENT_LIST_DIR}/restart_client.py & $b --machine_rank 0 ${CMAKE_CURRENT_LIST_DIR}/restart_client.py && wait $! && echo ended well")
+set_tests_properties(python_client.restart_on_two_machines PROPERTIES LABELS cli TIMEOUT 240 PASS_REGULAR_EXPRESSION "sum 3.0 after restart 1.*ended well" SKIP_REGULAR_EXPRESSION "skipped: ")

@@ -428,7 +428,7 @@ TEST_F(Hostfile, EverythingEndsWithTheStarter) {
     const auto all = pids_in(file("pids"), 10);
     program->signal(number);
     const auto result = program->wait(kLong);
-    if (number == SIGINT) EXPECT_EQ(result.exit_code, 130) << result.err;
+    EXPECT_EQ(number == SIGINT ? result.exit_code : 128 + result.signal, 128 + number) << result.err;
     for (const pid_t pid : all) EXPECT_TRUE(gone(pid, milliseconds(30000))) << pid << " after " << number;
   }
 }
@@ -441,6 +441,27 @@ TEST_F(Hostfile, FailuresCarryTheirExitCode) {
   const auto unreachable = start("true")->wait(kLong);
   EXPECT_EQ(unreachable.exit_code, 255);
   EXPECT_THAT(unreachable.err, HasSubstr("can you log in there without a password?"));
+}
+
+TEST_F(Hostfile, ThroughARealSshd) {
+  if (::access("/usr/sbin/sshd", X_OK) != 0) GTEST_SKIP() << "there is no sshd here (Debian: openssh-server)";
+  const auto run = [](const std::vector<std::string>& words) { return Program(words).wait(kLong).exit_code; };
+  if (::getuid() == 0) fs::create_directories("/run/sshd");
+  const std::string ssh_port = std::to_string(support::free_port());
+  for (const char* key : {"hostkey", "key"}) ASSERT_EQ(run({"/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file(key)}), 0);
+  write("sshd_config", "Port " + ssh_port + "\nListenAddress 127.0.0.1\nListenAddress 127.0.0.2\nHostKey " + file("hostkey") + "\nAuthorizedKeysFile " + file("key.pub") +
+                           "\nStrictModes no\nUsePAM no\nPermitRootLogin yes\nPidFile none\n");
+  const Program sshd({"/usr/sbin/sshd", "-D", "-f", file("sshd_config"), "-E", file("sshd.log")});
+  write("ssh", "#!/bin/sh\nexec /usr/bin/ssh -p " + ssh_port + " -i " + file("key") + " -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR \"$@\"\n");
+  for (int i = 0; i < 100 && run({file("ssh"), "127.0.0.2", "true"}) != 0; ++i) std::this_thread::sleep_for(milliseconds(100));
+  const auto result = start("echo $RANK/$WORLD_SIZE ${SSH_CONNECTION:+by ssh}", {"-q"})->wait(kLong);
+  EXPECT_EQ(result.exit_code, 0) << result.err << content(file("sshd.log"));
+  EXPECT_THAT(sorted_lines(result.out), ElementsAre("0/5 by ssh", "1/5 by ssh", "2/5 by ssh", "3/5 by ssh", "4/5 by ssh"));
+  auto program = start(with_grandchild());
+  const auto all = pids_in(file("pids"), 10);
+  program->signal(SIGKILL);
+  program->wait(kLong);
+  for (const pid_t pid : all) EXPECT_TRUE(gone(pid, milliseconds(30000))) << pid;
 }
 
 TEST_F(Hostfile, Mistakes) {

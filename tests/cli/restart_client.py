@@ -1,0 +1,16 @@
+# A Python program whose rank 1 is killed once: all ranks must find each other again in the next round.
+import os
+import signal
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+total = torch.ones(1) + dist.get_rank()
+dist.all_reduce(total)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+print("sum", total.item(), "after restart", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+dist.destroy_process_group()
