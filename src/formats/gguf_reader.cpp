@@ -78,7 +78,7 @@ void GgufFile::read(const std::string& name, const at::Tensor& rows, int64_t fir
   if (source.transposed) {  // whole, then turned: only small files of old models are
     const auto whole = at::empty(stored.shape, at::kFloat);
     encoding.decode(reinterpret_cast<const unsigned char*>(content_->map.data() + stored.begin), stored.bytes / encoding.block_bytes, whole.mutable_data_ptr<float>());
-    rows.view({count, row}).copy_(whole.t().narrow(0, first_row, count));
+    rows.detach().view({count, row}).copy_(whole.t().narrow(0, first_row, count));
     return;
   }
   // A bias that belongs to rotary rows is one row of many elements here, and many rows of one element there.
@@ -89,7 +89,7 @@ void GgufFile::read(const std::string& name, const at::Tensor& rows, int64_t fir
   // Row (head, part, i) of Hugging Face's is row (head, i, part) of the file's.
   const auto place = [&](int64_t r) { return half == 0 ? r : r / (2 * half) * (2 * half) + r % half * 2 + r / half % 2; };
   const auto* bytes = reinterpret_cast<const unsigned char*>(content_->map.data() + stored.begin);
-  const auto flat = rows.view({-1});
+  const auto flat = rows.detach().view({-1});  // a parameter is filled, which autograd need not know
   constexpr int64_t kGrain = 1 << 15;  // elements that are worth a thread
   at::parallel_for(0, stored_rows, std::max<int64_t>(kGrain / stored_row, 1), [&](int64_t begin, int64_t end) {
     const auto decode = [&](int64_t from, int64_t to, float* out) {

@@ -28,7 +28,8 @@ Tensor keep_top_p(const Tensor& scores, double p) {
 Tensor process_scores(Tensor scores, const Tensor& tokens, int64_t new_tokens, const GenerationConfig& config) {
   if (config.repetition_penalty != 1) scores = penalize_repetition(scores, tokens, config.repetition_penalty);
   if (new_tokens < config.min_new_tokens)
-    for (const auto id : config.eos_token_id) scores.select(1, id).fill_(-std::numeric_limits<float>::infinity());
+    for (const auto id : config.eos_token_id)
+      if (id < scores.size(1)) scores.select(1, id).fill_(-std::numeric_limits<float>::infinity());
   if (!config.do_sample) return scores;
   if (config.temperature != 1) scores = scores / config.temperature;
   if (config.top_k > 0) scores = keep_top_k(scores, config.top_k);
