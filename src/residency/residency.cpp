@@ -135,18 +135,26 @@ void Residency::prefetch_next() {
   std::swap(policy_, one);
 }
 
-/// Throws out what is needed last, until `bytes` more fit.
+/// Throws out what is needed last, until `bytes` more fit. Of units that are needed about as late, and each of which makes room enough, the smallest goes: fetching it again costs least.
 void Residency::make_room(int64_t bytes) {
   while (policy_.budget_bytes && present_bytes_ + bytes > *policy_.budget_bytes) {
-    Unit* victim = nullptr;
-    int64_t farthest = -1;
-    for (const auto& unit : units_) {
-      if (unit->fixed_ || unit->state_ != State::resident || unit->pins_ > 0 || unit.get() == current_) continue;
-      const int64_t distance = trace_.distance(unit->index_);
-      if (!victim || distance > farthest || (distance == farthest && unit->last_use_ < victim->last_use_)) victim = unit.get(), farthest = distance;
-    }
-    if (!victim) return;  // an operator needs more than the budget: it gets it
-    drop(*victim);
+    const int64_t lacking = present_bytes_ + bytes - *policy_.budget_bytes;
+    struct Candidate {
+      Unit* unit;
+      int64_t distance, bytes;
+    };
+    c10::SmallVector<Candidate, 64> candidates;
+    const Candidate* last = nullptr;
+    for (const auto& unit : units_)
+      if (!unit->fixed_ && unit->state_ == State::resident && unit->pins_ == 0 && unit.get() != current_) candidates.push_back({unit.get(), trace_.distance(unit->index_), unit->bytes()});
+    const auto later = [](const Candidate& a, const Candidate& b) { return a.distance > b.distance || (a.distance == b.distance && a.unit->last_use_ < b.unit->last_use_); };
+    for (const auto& candidate : candidates)
+      if (!last || later(candidate, *last)) last = &candidate;
+    if (!last) return;  // an operator needs more than the budget: it gets it
+    const Candidate* victim = last;
+    for (const auto& candidate : candidates)
+      if (candidate.bytes >= lacking && candidate.distance >= last->distance / 2 && (candidate.bytes < victim->bytes || (candidate.bytes == victim->bytes && later(candidate, *victim)))) victim = &candidate;
+    drop(*victim->unit);
   }
 }
 

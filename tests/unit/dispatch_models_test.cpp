@@ -34,12 +34,14 @@ TEST(DispatchModels, SmolLM2In150MegabytesOfWeights) {
   auto whole = LlamaForCausalLM::from_pretrained(file);
   whole->eval();
   const auto expected = whole(ids);
-  for (int i = 0; i < 2; ++i) EXPECT_TRUE(torch::equal(model(ids), expected)) << "pass " << i;
+  EXPECT_TRUE(torch::equal(model(ids), expected));
+  EXPECT_LE(accelerate::residency::stats().peak_resident_bytes - before, kBudget);
+  accelerate::residency::reset_stats();
+  EXPECT_TRUE(torch::equal(model(ids), expected)) << "once more, now that the order of use is known";
   const auto stats = accelerate::residency::stats();
   EXPECT_LE(stats.peak_resident_bytes - before, kBudget);
-  // The embeddings are fetched once: what is needed at both ends of every pass stays.
-  EXPECT_LT(stats.bytes_fetched, 2 * 538'000'000 - 113'000'000 + 10'000'000);
-  EXPECT_GT(stats.prefetch_hits, stats.faults);
+  EXPECT_LE(stats.bytes_fetched, 538'000'000 - 113'000'000) << "the embeddings, needed at both ends of every pass, stay: only layers are read";
+  EXPECT_GT(stats.prefetch_hits, 5 * stats.faults);
 }
 
 }  // namespace
