@@ -23,10 +23,12 @@ struct LaunchOptions {
   bool no_python = false;  ///< run command[0] directly even if it is called *.py; not together with `module`
 
   std::optional<int64_t> num_processes;  ///< ranks over all machines together, a multiple of num_machines; unset: one per GPU of this machine, else 1
-  std::optional<int64_t> num_machines;   ///< machines that take part (1 when unset); `accelerate launch` is run once on each
-  std::optional<int64_t> machine_rank;   ///< 0 to num_machines - 1; required when there are several
+  /// Machines that take part (1 when unset); `accelerate launch` is run once on each, and they meet through accelerate-agent (docs/multi_node.md). Fewer may do with
+  /// {"num_machines", "MIN:MAX"} in `settings`.
+  std::optional<int64_t> num_machines;
+  std::optional<int64_t> machine_rank;   ///< 0 to num_machines - 1; required when there are several, unless {"rdzv_backend", "c10d"} is in `settings`
   std::string main_process_ip;           ///< address of machine 0; 127.0.0.1 when empty; required when there are several machines
-  /// TCP port on machine 0 at which the ranks meet (rank 0 opens it, the launcher does not). 0 or unset: a free one is chosen. Required,
+  /// TCP port on machine 0 at which the ranks meet (rank 0 opens it, the launcher does not) or, with several machines, the agents. 0 or unset: a free one is chosen. Required,
   /// and the same everywhere, when there are several machines.
   std::optional<int64_t> main_process_port;
 
@@ -66,7 +68,7 @@ struct LaunchOptions {
 ///
 /// Call it from a thread of a program that does not wait for "any" child meanwhile and leaves SIGCHLD alone; signal settings are restored.
 /// @return 0 if every rank returned 0; else the exit code of the rank that failed first (128 + signal if a signal ended it); 128 + signal
-///         when a signal to the launcher ended the job.
+///         when a signal to the launcher ended the job. With several machines the failure may be on another one; 69: a machine was lost; 71: they did not meet.
 /// @throws ConfigError  options that contradict each other, are out of range or name no program; nothing was started.
 /// @throws LaunchError  a busy port, a program that can't be executed; what was started has been killed.
 ACCELERATE_API int launch(const LaunchOptions& options);
