@@ -97,7 +97,7 @@ class Prepared {
   template <class... Args>
   decltype(auto) call(Args&&... args) const {
     // Hooks of the model (add_hook_to_module) run here.
-    return call_with_hooks([this] { return core_->model; }, [this](auto&&... inputs) -> decltype(auto) { return call_forward(model_, std::forward<decltype(inputs)>(inputs)...); }, std::forward<Args>(args)...);
+    return detail::call_with_hooks([this] { return core_->model; }, [this](auto&&... inputs) -> decltype(auto) { return call_forward(model_, std::forward<decltype(inputs)>(inputs)...); }, std::forward<Args>(args)...);
   }
   template <class... Args>
   decltype(auto) call_in_precision(Args&&... args) const {
