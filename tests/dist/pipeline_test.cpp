@@ -395,7 +395,7 @@ RANKS_TEST(Pipeline, AWriteAfterASendIsSentAgain, 2) {
     return torch::cat({b, c, net.layers[3](a)}, 1);
   };
   const auto x = torch::arange(32).to(at::kFloat).view({4, 8}).sin();
-  auto pipeline = prepare_pippy(same_everywhere([&] { return AnyNet(forward); }), {.gather_output = true}, x);
+  auto pipeline = prepare_pippy(same_everywhere([&] { return AnyNet(forward); }), {.gather_output = true});  // in the order of registration: layers 0 and 1, layers 2 and 3
   auto reference = same_everywhere([&] { return AnyNet(forward); });
   expect_result(pipeline(x), alone(x, 2, [&](const at::Tensor& part) { return reference->forward(part); }), true);
   EXPECT_EQ(pipeline.report().tensors_sent, rank() == 0 ? 2 * 3 : 0) << "three versions for each of two parts";
