@@ -162,7 +162,7 @@ void GPT2LMHeadModelImpl::reset() {
 
 Tensor GPT2LMHeadModelImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep) {
   const auto hidden = detail::last_tokens(transformer_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
-  return lm_head_ ? lm_head_->forward(hidden) : at::linear(hidden, transformer_->wte()->weight);
+  return lm_head_ ? lm_head_->forward(hidden) : detail::project(hidden, transformer_->wte()->weight);
 }
 
 }  // namespace accelerate::models

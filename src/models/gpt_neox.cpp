@@ -167,7 +167,7 @@ class GPTNeoXForCausalLM : public torch::nn::Cloneable<GPTNeoXForCausalLM> {
 
   Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep) {
     const auto hidden = last_tokens(gpt_neox_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
-    return embed_out_ ? embed_out_->forward(hidden) : at::linear(hidden, gpt_neox_->words());
+    return embed_out_ ? embed_out_->forward(hidden) : project(hidden, gpt_neox_->words());
   }
 
  private:

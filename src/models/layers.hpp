@@ -7,14 +7,15 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/rms_norm.h>
+
+#include "models/row_product.hpp"
 
 /// Layers that several architectures share. They start uninitialised: weights come from a file, or from the model's own initialiser.
 namespace accelerate::models::detail {
 
 /// A linear layer. torch::nn::Linear would spend time on weights that are replaced at once, and in three dimensions it adds the bias in a
-/// pass of its own, which at::linear fuses into the product.
+/// pass of its own, which project() fuses into the product.
 class Dense : public torch::nn::Cloneable<Dense> {
  public:
   Dense(int64_t inputs, int64_t outputs, bool with_bias = true) : inputs_(inputs), outputs_(outputs), with_bias_(with_bias) { reset(); }
@@ -23,7 +24,7 @@ class Dense : public torch::nn::Cloneable<Dense> {
     weight_ = register_parameter("weight", torch::empty({outputs_, inputs_}));
     if (with_bias_) bias_ = register_parameter("bias", torch::empty({outputs_}));
   }
-  torch::Tensor forward(const torch::Tensor& x) { return with_bias_ ? at::linear(x, weight_, bias_) : at::linear(x, weight_); }
+  torch::Tensor forward(const torch::Tensor& x) { return project(x, weight_, bias_); }
 
  private:
   int64_t inputs_, outputs_;

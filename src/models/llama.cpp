@@ -183,7 +183,7 @@ void LlamaForCausalLMImpl::reset() {
 
 Tensor LlamaForCausalLMImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep) {
   const auto hidden = detail::last_tokens(model_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
-  return lm_head_ ? lm_head_->forward(hidden) : at::linear(hidden, model_->embed_tokens()->weight);
+  return lm_head_ ? lm_head_->forward(hidden) : detail::project(hidden, model_->embed_tokens()->weight);
 }
 
 }  // namespace accelerate::models

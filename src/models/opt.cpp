@@ -170,7 +170,7 @@ class OPTForCausalLM : public torch::nn::Cloneable<OPTForCausalLM> {
 
   Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep) {
     const auto hidden = last_tokens(model_->decoder().forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
-    return lm_head_ ? lm_head_->forward(hidden) : at::linear(hidden, model_->decoder().words());
+    return lm_head_ ? lm_head_->forward(hidden) : project(hidden, model_->decoder().words());
   }
 
  private:

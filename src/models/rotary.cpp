@@ -25,7 +25,13 @@ Rotary::Rotary(const at::Tensor& positions, const at::Tensor& frequencies, at::S
 at::Tensor Rotary::turn(const at::Tensor& x) const {
   const int64_t n = cos_.size(-1);
   if (n < x.size(-1)) return at::cat({turn(x.narrow(-1, 0, n)), x.narrow(-1, n, x.size(-1) - n)}, -1);
-  const auto partners = pairs_ == Pairs::halves ? at::cat({x.narrow(-1, n / 2, n / 2), x.narrow(-1, 0, n / 2)}, -1) : x.unflatten(-1, {-1, 2}).flip(-1).flatten(-2);
+  at::Tensor partners;
+  if (pairs_ == Pairs::halves) {
+    partners = at::cat({x.narrow(-1, n / 2, n / 2), x.narrow(-1, 0, n / 2)}, -1);
+  } else {
+    const auto pairs = x.unflatten(-1, {-1, 2});
+    partners = at::stack({pairs.select(-1, 1), pairs.select(-1, 0)}, -1).flatten(-2);
+  }
   return at::addcmul(x * cos_, partners, sin_);
 }
 

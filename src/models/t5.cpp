@@ -269,7 +269,7 @@ class T5ForConditionalGeneration : public torch::nn::Cloneable<T5ForConditionalG
     check_inputs({"T5ForConditionalGeneration (decoder)", input_ids, attention_mask, Tensor(), past_tokens(cache), std::nullopt});
     auto hidden = last_tokens(decoder_->forward(shared_(input_ids), attention_mask, cache, &encoded), logits_to_keep);
     if (config_.scales_output) hidden = hidden * std::pow(static_cast<double>(config_.d_model), -0.5);
-    return lm_head_ ? lm_head_->forward(hidden) : at::linear(hidden, shared_->weight);
+    return lm_head_ ? lm_head_->forward(hidden) : project(hidden, shared_->weight);
   }
 
   /// Fresh weights as T5 was trained from. @param name  Of the parameter.
