@@ -13,6 +13,7 @@
 #include "accelerate/safetensors.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
+#include "residency_support.hpp"
 #include "scratch.hpp"
 #include "utils/meta_kernels.hpp"
 
@@ -170,6 +171,26 @@ TEST(Zoo, ACacheChangesNothing) {
       EXPECT_EQ(model(ids, mask, {}, nullptr, 2).size(1), 2);
     }
     EXPECT_THAT(support::message_of<accelerate::ShapeError>([&] { model(ids, torch::ones({2, 4})); }), HasSubstr("attention_mask has shape [2, 4], but input_ids [2, 9]"));
+  }
+}
+
+/// The same bits, whether a weight lies in memory or is fetched for each operator: our own product of one row too.
+TEST(Zoo, TheyDecodeWhileWeightsComeAndGo) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& kind : kCausal) {
+    SCOPED_TRACE(kind.layer);
+    torch::manual_seed(0);
+    const auto model = AutoModelForCausalLM::from_config(config(kind.json));
+    model.module()->eval();
+    const auto decode = [&] {
+      KeyValueCache cache;
+      std::vector<torch::Tensor> parts;
+      for (int64_t t = 0; t < 4; ++t) parts.push_back(model(torch::full({1, 1}, t, at::kLong), {}, {}, &cache));
+      return torch::cat(parts, 1);
+    };
+    const auto plain = decode();
+    const auto engine = residency_test::shard_children(model.module(), {.prefetch = 1, .evict_after_use = true});
+    EXPECT_TRUE(decode().equal(plain));
   }
 }
 
