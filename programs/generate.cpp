@@ -225,11 +225,15 @@ models::GenerationConfig generation_of(const fs::path& checkpoint, const models:
   return config;
 }
 
-nlohmann::ordered_json report_of(const Measured& measured, double load_seconds, const accelerate::DispatchedModel& weights) {
+nlohmann::ordered_json report_of(const Measured& measured, double load_seconds, const torch::nn::Module& module, const accelerate::DispatchedModel& weights) {
   const auto stats = accelerate::residency::stats();
+  int64_t all_bytes = 0;
+  std::set<const at::TensorImpl*> seen;  // tied weights are one
+  for (const auto& tensor : module.parameters())
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) all_bytes += static_cast<int64_t>(tensor.nbytes());
   return {{"prompt_tokens", measured.prompt_tokens}, {"new_tokens", measured.new_tokens},          {"load_seconds", load_seconds},
           {"first_token_seconds", measured.first_token}, {"tokens_per_second", measured.tokens_per_second()}, {"streamed_weight_bytes", weights.streamed_bytes()},
-          {"peak_resident_weight_bytes", stats.peak_resident_bytes}, {"weight_bytes_fetched", stats.bytes_fetched}};
+          {"peak_resident_weight_bytes", all_bytes - weights.streamed_bytes() + stats.peak_resident_bytes}, {"weight_bytes_fetched", stats.bytes_fetched}};
 }
 
 int talk(const fs::path& model, const Given& given) {
@@ -262,7 +266,7 @@ int talk(const fs::path& model, const Given& given) {
     messages.push_back({"user", prompt});
     const std::string said = raw ? speaker.answer(prompt, true, measured) : speaker.answer(tokenizer.apply_chat_template(messages), false, measured);
     messages.push_back({"assistant", said});
-    auto report = report_of(measured, load_seconds, weights);
+    auto report = report_of(measured, load_seconds, *language_model.module(), weights);
     if (json) {
       nlohmann::ordered_json result{{"text", said}};
       result.update(report);
