@@ -130,12 +130,12 @@ TEST(RowProduct, EqualsLinear) {
   for (const int64_t inputs : {1, 15, 16, 576, 601}) {
     const auto x = torch::randn({1, 1, inputs}), weight = torch::randn({70, inputs}), bias = torch::randn({70});
     const torch::NoGradGuard no_grad;
-    EXPECT_LT(largest_difference(detail::project(x, weight), at::linear(x, weight)), 1e-4) << inputs;
-    EXPECT_LT(largest_difference(detail::project(x, weight, bias), at::linear(x, weight, bias)), 1e-4) << inputs;
-    EXPECT_EQ(detail::project(x, weight).sizes(), (std::vector<int64_t>{1, 1, 70}));
-    EXPECT_EQ(detail::project(x.to(at::kBFloat16), weight.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+    EXPECT_LT(largest_difference(accelerate::models::detail::project(x, weight), at::linear(x, weight)), 1e-4) << inputs;
+    EXPECT_LT(largest_difference(accelerate::models::detail::project(x, weight, bias), at::linear(x, weight, bias)), 1e-4) << inputs;
+    EXPECT_EQ(accelerate::models::detail::project(x, weight).sizes(), (std::vector<int64_t>{1, 1, 70}));
+    EXPECT_EQ(accelerate::models::detail::project(x.to(at::kBFloat16), weight.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
   }
-  EXPECT_TRUE(detail::project(torch::randn({1, 4}), torch::randn({3, 4}).requires_grad_()).requires_grad());
+  EXPECT_TRUE(accelerate::models::detail::project(torch::randn({1, 4}), torch::randn({3, 4}).requires_grad_()).requires_grad());
 }
 
 TEST(KeyValueCache, GrowsWithoutTouchingWhatItGave) {
