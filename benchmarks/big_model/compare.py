@@ -69,7 +69,7 @@ def main():
             f"# Weights elsewhere, side by side, {time.strftime('%Y-%m-%d')}",
             "",
             f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {args.rounds} rounds in turns, best of them; load average {load_before:.1f} at the start, {os.getloadavg()[0]:.1f} at the end.",
-            "A LLaMA of 492 M fp32 parameters, a forward of one token; milliseconds, ours / Hugging Face Accelerate (how many times faster). Answers were equal within 1e-4, relative.",
+            "A LLaMA of 493 M fp32 parameters, a forward of one token; milliseconds, ours / Hugging Face Accelerate (how many times faster). Answers were equal within 1e-4, relative.",
             f"Sequential reading of the same file past the cache (dd, 8 MB): {disk:.2f} GB/s.",
             "",
             "| task | load | process start to first token | first token | later tokens, median |",
