@@ -39,7 +39,7 @@ Candidates best(const Tensor& scores, int64_t count, const GenerationConfig& con
 
 }  // namespace
 
-Tensor beam_search(Decoder& decoder, const Tensor& input_ids, int64_t max_length, const GenerationConfig& config, const std::optional<at::Generator>& generator) {
+Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& attention_mask, int64_t max_length, const GenerationConfig& config, const std::optional<at::Generator>& generator) {
   constexpr float kImpossible = -1e9F;
   const int64_t rows = input_ids.size(0), prompt = input_ids.size(1), beams = config.num_beams;
   // So many that enough go on, even if the best of every beam end.
@@ -57,7 +57,7 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, int64_t max_length
 
   auto logits = decoder.step(input_ids).repeat_interleave(beams, 0);
   decoder.reorder(torch::arange(rows, input_ids.options()).repeat_interleave(beams));
-  auto tokens = input_ids.repeat_interleave(beams, 0);  // [B * beams, length]
+  auto tokens = without_padding(input_ids, attention_mask).repeat_interleave(beams, 0);  // [B * beams, length]
   for (int64_t length = prompt;;) {
     const auto scores = process_scores(logits.log_softmax(-1), tokens, length - prompt, config);
     const int64_t vocabulary = scores.size(1);

@@ -34,6 +34,10 @@ Tensor is_any_of(const Tensor& tokens, const std::vector<int64_t>& ids) {
 
 }  // namespace
 
+Tensor without_padding(const Tensor& input_ids, const Tensor& attention_mask) {
+  return attention_mask.defined() ? input_ids.masked_fill(attention_mask.to(at::kBool).logical_not(), -1) : input_ids;
+}
+
 Decoder::Decoder(const CausalForward& forward, const Tensor& attention_mask, int64_t max_length) : forward_(forward) {
   if (!attention_mask.defined()) return;
   mask_ = torch::ones({attention_mask.size(0), max_length}, attention_mask.options().dtype(at::kLong));
@@ -69,11 +73,11 @@ Tensor generate(const CausalForward& forward, const Tensor& input_ids, const Gen
   Decoder decoder(forward, options.attention_mask, max_length);
   if (config.num_beams > 1) {
     if (options.on_tokens) throw ConfigError("generate: on_tokens is set, but with num_beams = " + std::to_string(config.num_beams) + " tokens are not final before the end. Set num_beams = 1.");
-    return beam_search(decoder, input_ids, max_length, config, options.generator);
+    return beam_search(decoder, input_ids, options.attention_mask, max_length, config, options.generator);
   }
   const int64_t padding = config.pad_token_id.value_or(config.eos_token_id.empty() ? 0 : config.eos_token_id.front());
   auto tokens = torch::empty({rows, max_length}, input_ids.options());
-  tokens.narrow(1, 0, prompt).copy_(input_ids);
+  tokens.narrow(1, 0, prompt).copy_(without_padding(input_ids, options.attention_mask));
   auto ended = torch::zeros({rows}, input_ids.options().dtype(at::kBool));
   auto next = input_ids;
   int64_t length = prompt;
@@ -89,6 +93,7 @@ Tensor generate(const CausalForward& forward, const Tensor& input_ids, const Gen
     if (!config.eos_token_id.empty() && ended.all().item<bool>()) break;
     next = chosen.unsqueeze(1);
   }
+  tokens.narrow(1, 0, prompt).copy_(input_ids);
   return tokens.narrow(1, 0, length).clone();
 }
 

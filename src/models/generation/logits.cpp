@@ -9,8 +9,10 @@ namespace accelerate::models {
 using at::Tensor;
 
 Tensor penalize_repetition(const Tensor& scores, const Tensor& tokens, double penalty) {
-  const auto seen = scores.gather(1, tokens);
-  return scores.scatter(1, tokens, torch::where(seen < 0, seen * penalty, seen / penalty));
+  const int64_t vocabulary = scores.size(1);
+  const auto wider = at::constant_pad_nd(scores, {0, 1});  // padding is counted in a column of its own
+  const auto columns = tokens.masked_fill(tokens < 0, vocabulary), seen = wider.gather(1, columns);
+  return wider.scatter(1, columns, torch::where(seen < 0, seen * penalty, seen / penalty)).narrow(1, 0, vocabulary);
 }
 
 Tensor keep_top_k(const Tensor& scores, int64_t k) {

@@ -7,7 +7,7 @@
 
 namespace accelerate::models {
 
-/// What the configuration does to the scores of the next token. @param scores  [B, V] fp32, changed in place where possible @param tokens  [B, S] int64, all so far
+/// What the configuration does to the scores of the next token. @param scores  [B, V] fp32, changed in place where possible @param tokens  [B, S] int64, all so far; negative: padding
 ACCELERATE_API at::Tensor process_scores(at::Tensor scores, const at::Tensor& tokens, int64_t new_tokens, const GenerationConfig& config);
 
 // Its parts, in this order; the last three are for sampling.
@@ -15,9 +15,12 @@ ACCELERATE_API at::Tensor penalize_repetition(const at::Tensor& scores, const at
 ACCELERATE_API at::Tensor keep_top_k(const at::Tensor& scores, int64_t k);
 ACCELERATE_API at::Tensor keep_top_p(const at::Tensor& scores, double p);
 
+/// The prompts with -1 where the mask hides them: what is not seen is not repeated either.
+at::Tensor without_padding(const at::Tensor& input_ids, const at::Tensor& attention_mask);
+
 /// Beam search over B rows; `step` gives the scores of the next token. Used by generate().
 class Decoder;
-at::Tensor beam_search(Decoder& decoder, const at::Tensor& input_ids, int64_t max_length, const GenerationConfig& config, const std::optional<at::Generator>& generator);
+at::Tensor beam_search(Decoder& decoder, const at::Tensor& input_ids, const at::Tensor& attention_mask, int64_t max_length, const GenerationConfig& config, const std::optional<at::Generator>& generator);
 
 /// The model, its cache and the mask of a growing batch.
 class Decoder {
