@@ -10,6 +10,7 @@
 
 #include "accelerate/deferred.hpp"
 #include "accelerate/error.hpp"
+#include "accelerate/safetensors.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "residency/homes/file.hpp"
