@@ -16,7 +16,7 @@ void infer(examples::Arguments args) {
   args.check();
 
   accelerate::Accelerator accelerator;
-  const std::vector<std::string> questions = {"What is the capital of France?", "What is the capital of Italy?", "Name a colour.", "What is 2 + 2?", "Who wrote Hamlet?"};
+  const std::vector<std::string> questions = {"What is the capital of France?", "What is the capital of Japan?", "Name a colour.", "What is 2 + 2?", "Who wrote Hamlet?"};
 
   // A folder or a .gguf file. Every process has the whole model: prompts are what is split.
   auto model = models::LlamaForCausalLM::from_pretrained(path);

@@ -99,7 +99,7 @@ TEST(Generate, MistakesAreNamed) {
   SKIP_WITHOUT_DATA();
   const auto small = generate(with({model(), "--max_memory", "cpu=20MB"}, kQuestion));
   EXPECT_NE(small.exit_code, 0);
-  EXPECT_THAT(small.err, HasSubstr("at least"));
+  EXPECT_THAT(small.err, HasSubstr("At least 113246208 bytes"));
   EXPECT_THAT(generate(with({model(), "--max_memory", "150MB"}, kQuestion)).err, HasSubstr("expected PLACE=SIZE"));
   EXPECT_THAT(generate(with({model(), "--device_map", "{\"no.such.module\": \"cpu\"}"}, kQuestion)).err, HasSubstr("no.such.module"));
   EXPECT_THAT(generate(with({model(), "--top_p", "2"}, kQuestion)).err, HasSubstr("top_p"));

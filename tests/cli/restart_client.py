@@ -12,5 +12,6 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.barrier()
-print("sum", total.item(), "after restart", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+# One write, so that the other rank's line does not come in between.
+os.write(1, f"sum {total.item()} after restart {os.environ['TORCHELASTIC_RESTART_COUNT']}\n".encode())
 dist.destroy_process_group()
