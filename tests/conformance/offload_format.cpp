@@ -7,7 +7,7 @@
 
 #include "accelerate/bigmodel/offload.hpp"
 #include "accelerate/safetensors.hpp"
-#include "ranks.hpp"
+#include "folders.hpp"
 #include "runner.hpp"
 
 namespace conformance {
@@ -41,20 +41,6 @@ at::Tensor doubles_of(const std::string& hex) {
   return torch::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size() / sizeof(double))}, at::kDouble).clone();
 }
 
-fs::path fresh_folder(const std::string& name) {
-  const fs::path folder = fs::path(support::scratch_dir()) / "offload_format" / name;
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  return folder;
-}
-
-json files_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 json index_json(const accelerate::OffloadIndex& index) {
   json result = json::object();
   for (const auto& [name, weight] : index) result[name] = {{"dtype", weight.dtype}, {"shape", weight.shape}};
@@ -78,7 +64,7 @@ void run(const json& file, Report& report) {
     // The rows' values went through fp32. Those of an fp64 tensor are in full only in the bytes that its file must have.
     if (tensor.scalar_type() == at::kDouble) tensor = doubles_of(row[4].at("hex")).reshape(tensor.sizes());
     expect(name + " as fp32", tensor.to(at::kFloat).equal(given.to(at::kFloat)), true);
-    const auto folder = fresh_folder(name);
+    const auto folder = fresh_folder("offload_format", name);
     accelerate::OffloadIndex index;
     accelerate::offload_weight(tensor, name, folder, &index);
     const auto back = accelerate::load_offloaded_weight(folder / (name + ".dat"), index.at(0).second);
@@ -87,7 +73,7 @@ void run(const json& file, Report& report) {
     expect(name, found, row[4]);
   }
   const json& dict = file.at("offload_state_dict");
-  const auto folder = fresh_folder("state_dict");
+  const auto folder = fresh_folder("offload_format", "state_dict");
   accelerate::offload_state_dict(folder, {{"linear1.weight", torch::zeros({2, 3})}, {"linear1.bias", torch::zeros({2})}, {"bn.n", torch::tensor(0)}});
   expect("files", files_in(folder), dict.at("files"));
   expect("index.json", index_json(accelerate::load_offload_index(folder)), dict.at("index.json"));

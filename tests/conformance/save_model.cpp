@@ -12,27 +12,13 @@
 #include "accelerate/safetensors.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "environment.hpp"
-#include "ranks.hpp"
+#include "folders.hpp"
 
 namespace conformance {
 namespace {
 
 namespace fs = std::filesystem;
 namespace nn = torch::nn;
-
-fs::path fresh_folder(const std::string& name) {
-  const fs::path folder = fs::path(support::scratch_dir()) / "save_model" / name;
-  fs::remove_all(folder);
-  fs::create_directories(folder);
-  return folder;
-}
-
-json files_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
-  return names;
-}
 
 /// The index of a folder with several files of weights, else null.
 json index_in(const fs::path& folder) {
@@ -91,7 +77,7 @@ struct TiedImpl : nn::Module {
 TORCH_MODULE(Tied);
 
 json saved(const accelerate::Accelerator& accelerator, const json& what) {
-  const auto folder = fresh_folder("weights");
+  const auto folder = fresh_folder("save_model", "weights");
   if (what.is_string()) {
     accelerator.save_model(Tied(), folder);
     const accelerate::SafetensorsFile file(folder / "model.safetensors");

@@ -1,20 +1,21 @@
 // What conformance's fsdp_plugin.json has no rows for: our own errors' texts, warnings, mixed precision as a struct, which strategy results.
-#include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "accelerate/error.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "message_of.hpp"
+#include "plugin_support.hpp"
 
 namespace {
 
 using namespace accelerate;
 using parallel::resolve;
+using support::Variable;
+using support::Warnings;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -23,28 +24,6 @@ using Plugin = FullyShardedDataParallelPlugin;
 std::string refusal(Plugin plugin) {
   return support::message_of<ConfigError>([&] { resolve(std::move(plugin)); });
 }
-
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
-  ~Variable() { unsetenv(name_); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* name_;
-};
-
-/// LibTorch's warnings of a scope.
-class Warnings : public c10::WarningHandler {
- public:
-  Warnings() : guard_(this) {}
-  void process(const c10::Warning& warning) override { text += warning.msg(); }
-  std::string text;
-
- private:
-  c10::WarningUtils::WarningHandlerGuard guard_;
-};
 
 TEST(FsdpPlugin, AMistypedNameIsAnsweredWithTheValidOnesAndTheNearest) {
   EXPECT_THAT(support::message_of<ConfigError>([] { parse_sharding_strategy("FUL_SHARD"); }),
