@@ -76,7 +76,7 @@ class ACCELERATE_API GgufFile {
   /// Decodes a part of a tensor into memory of the caller.
   ///
   /// Rows are what the tensor has along its last dimension, seen as a matrix [numel / last, last]; a vector is one row.
-  /// Encodings: F64, F32, F16, BF16, I8, I16, I32, I64, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, to the bit as the Python package `gguf` decodes them. Runs on LibTorch's threads.
+  /// Encodings: F64, F32, F16, BF16, I8, I16, I32, I64, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, to the bit as the Python package `gguf` decodes them.
   /// @param rows  contiguous, on the CPU, fp32, fp16, bf16 or fp64, of any shape with a whole number of rows; it is filled from row `first_row` on.
   /// @throws CheckpointError if there is no such tensor or its encoding is another one; ShapeError if `rows` does not fit.
   void read(const std::string& name, const at::Tensor& rows, int64_t first_row = 0) const;

@@ -241,7 +241,8 @@ void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& le
       }
     } else {
       const auto device = planned.place ? device_of(*planned.place) : target.is_meta() ? at::Device(at::kCPU) : target.device();
-      value = value.to(at::TensorOptions().dtype(planned.dtype).device(device), /*non_blocking=*/false, /*copy=*/plan.checkpoint.mapped);
+      // A weight without memory of its own needs no copy: what is written to a mapped one later stays in this process.
+      value = value.to(at::TensorOptions().dtype(planned.dtype).device(device), /*non_blocking=*/false, /*copy=*/plan.checkpoint.mapped && !target.is_meta());
     }
     replace_values(target, value);
   }

@@ -19,6 +19,7 @@
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/torch_dtypes.hpp"
 #include "utils/atomic_file.hpp"
+#include "utils/parallel.hpp"
 
 namespace accelerate {
 namespace {
@@ -94,7 +95,9 @@ OffloadedWeight weight_of(const std::string& name, const ordered_json& entry, co
 
 }  // namespace
 
-void offload_weight(const at::Tensor& weight, const std::string& name, const fs::path& folder, OffloadIndex* index) {
+namespace {
+
+void write_weight(const at::Tensor& weight, const std::string& name, const fs::path& folder) {
   const auto file = file_of(folder, name);
   if (!weight.defined() || weight.is_meta()) throw CheckpointError("offload_weight: '" + name + "' has no data (it is on the meta device). Give it values first, with materialize() or from a checkpoint.");
   if (!has_name_in_index(weight.scalar_type()) || weight.layout() != at::kStrided)
@@ -103,10 +106,16 @@ void offload_weight(const at::Tensor& weight, const std::string& name, const fs:
   AtomicFile out("offload_weight", file);
   // NumPy can't map an empty file, so the reference leaves one byte for a tensor without elements.
   out.write(values.numel() == 0 ? std::string_view("\0", 1) : std::string_view(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
-  out.finish();
+  out.finish(/*flush=*/false);  // room to work in, which is made again after a power cut
+}
+
+}  // namespace
+
+void offload_weight(const at::Tensor& weight, const std::string& name, const fs::path& folder, OffloadIndex* index) {
+  write_weight(weight, name, folder);
   if (!index) return;
   std::erase_if(*index, [&](const auto& entry) { return entry.first == name; });
-  index->emplace_back(name, OffloadedWeight{.dtype = name_of(weight.scalar_type()), .shape = weight.sizes().vec()});
+  index->emplace_back(name, bigmodel::offloaded_weight_of(weight));
 }
 
 at::Tensor load_offloaded_weight(const fs::path& file, const OffloadedWeight& weight) {
@@ -144,8 +153,12 @@ void offload_state_dict(const fs::path& folder, const NamedTensors& state_dict) 
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw CheckpointError("offload_state_dict: can't create the folder '" + folder.string() + "': " + error.message() + ".");
+  // Filling the system's cache is work of the processors: all take part.
+  parallel_ranges(static_cast<int64_t>(state_dict.size()), 1, [&](int64_t begin, int64_t end) {
+    for (auto item = state_dict.begin() + begin; item != state_dict.begin() + end; ++item) write_weight(item->second, item->first, folder);
+  });
   OffloadIndex index;
-  for (const auto& [name, tensor] : state_dict) offload_weight(tensor, name, folder, &index);
+  for (const auto& [name, tensor] : state_dict) index.emplace_back(name, bigmodel::offloaded_weight_of(tensor));
   save_offload_index(index, folder);
 }
 

@@ -3,7 +3,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
@@ -89,22 +88,20 @@ void GgufFile::read(const std::string& name, const at::Tensor& rows, int64_t fir
   // Row (head, part, i) of Hugging Face's is row (head, i, part) of the file's.
   const auto place = [&](int64_t r) { return half == 0 ? r : r / (2 * half) * (2 * half) + r % half * 2 + r / half % 2; };
   const auto* bytes = reinterpret_cast<const unsigned char*>(content_->map.data() + stored.begin);
+  constexpr int64_t kPart = 1 << 15;  // elements that are converted at a time
+  const auto decode = [&](int64_t from, int64_t to, float* out) {
+    if (half == 0) return encoding.decode(bytes + (first + from) * row_bytes, (to - from) * blocks, out);
+    for (int64_t r = from; r < to; ++r, out += stored_row) encoding.decode(bytes + place(first + r) * row_bytes, blocks, out);
+  };
+  if (rows.scalar_type() == at::kFloat) return decode(0, stored_rows, rows.mutable_data_ptr<float>());
   const auto flat = rows.detach().view({-1});  // a parameter is filled, which autograd need not know
-  constexpr int64_t kGrain = 1 << 15;  // elements that are worth a thread
-  at::parallel_for(0, stored_rows, std::max<int64_t>(kGrain / stored_row, 1), [&](int64_t begin, int64_t end) {
-    const auto decode = [&](int64_t from, int64_t to, float* out) {
-      if (half == 0) return encoding.decode(bytes + (first + from) * row_bytes, (to - from) * blocks, out);
-      for (int64_t r = from; r < to; ++r, out += stored_row) encoding.decode(bytes + place(first + r) * row_bytes, blocks, out);
-    };
-    if (rows.scalar_type() == at::kFloat) return decode(begin, end, rows.mutable_data_ptr<float>() + begin * stored_row);
-    const int64_t step = std::max<int64_t>(kGrain / stored_row, 1);
-    const auto part = at::empty({std::min(step, end - begin) * stored_row}, at::kFloat);
-    for (int64_t r = begin; r < end; r += step) {
-      const int64_t until = std::min(end, r + step), elements = (until - r) * stored_row;
-      decode(r, until, part.mutable_data_ptr<float>());
-      flat.narrow(0, r * stored_row, elements).copy_(part.narrow(0, 0, elements));
-    }
-  });
+  const int64_t step = std::max<int64_t>(kPart / stored_row, 1);
+  const auto part = at::empty({std::min(step, stored_rows) * stored_row}, at::kFloat);
+  for (int64_t r = 0; r < stored_rows; r += step) {
+    const int64_t until = std::min(stored_rows, r + step), elements = (until - r) * stored_row;
+    decode(r, until, part.mutable_data_ptr<float>());
+    flat.narrow(0, r * stored_row, elements).copy_(part.narrow(0, 0, elements));
+  }
 }
 
 }  // namespace accelerate

@@ -1,6 +1,5 @@
 #include "models/row_product.hpp"
 
-#include <ATen/TensorIterator.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -10,6 +9,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
+
+#include "utils/parallel.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -23,14 +24,14 @@ namespace {
 bool is_supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 
 __attribute__((target("avx2,fma"))) float dot(const float* a, const float* b, int64_t count) {
-  auto even = _mm256_setzero_ps(), odd = _mm256_setzero_ps();
+  // Four chains, because each step waits for the one before it in its chain.
+  constexpr int64_t kLanes = 8, kChains = 4;
+  __m256 sums[kChains] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
   int64_t i = 0;
-  for (; i + 16 <= count; i += 16) {
-    even = _mm256_fmadd_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i), even);
-    odd = _mm256_fmadd_ps(_mm256_loadu_ps(a + i + 8), _mm256_loadu_ps(b + i + 8), odd);
-  }
-  float parts[8];
-  _mm256_storeu_ps(parts, _mm256_add_ps(even, odd));
+  for (; i + kChains * kLanes <= count; i += kChains * kLanes)
+    for (int64_t chain = 0; chain < kChains; ++chain) sums[chain] = _mm256_fmadd_ps(_mm256_loadu_ps(a + i + chain * kLanes), _mm256_loadu_ps(b + i + chain * kLanes), sums[chain]);
+  float parts[kLanes];
+  _mm256_storeu_ps(parts, _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3])));
   float sum = ((parts[0] + parts[4]) + (parts[1] + parts[5])) + ((parts[2] + parts[6]) + (parts[3] + parts[7]));
   for (; i < count; ++i) sum += a[i] * b[i];
   return sum;
@@ -52,16 +53,11 @@ at::Tensor row_product(const at::Tensor& x, const at::Tensor& weight, const std:
   const auto* const in = x.const_data_ptr<float>();
   const auto* const rows = weight.const_data_ptr<float>();
   const auto* const added = bias && bias->defined() ? bias->const_data_ptr<float>() : nullptr;
-  const auto* const begin = result.const_data_ptr<float>();
-  // TensorIterator's loop runs on LibTorch's own threads; at::parallel_for in a file of ours would need its OpenMP.
-  at::TensorIterator::nullary_op(result).for_each(
-      [&](char** data, const int64_t* strides, int64_t count, int64_t times) {
-        for (int64_t i = 0; i < times; ++i) {
-          auto* out = reinterpret_cast<float*>(data[0] + i * strides[1]);
-          for (int64_t row = out - begin, end = row + count; row < end; ++row, ++out) *out = dot(rows + row * inputs, in, inputs) + (added ? added[row] : 0);
-        }
-      },
-      std::max<int64_t>(1, at::internal::GRAIN_SIZE / inputs));
+  constexpr int64_t kGrain = 1 << 15;  // elements that are worth a thread
+  auto* const out = result.mutable_data_ptr<float>();
+  parallel_ranges(weight.size(0), std::max<int64_t>(1, kGrain / inputs), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) out[row] = dot(rows + row * inputs, in, inputs) + (added ? added[row] : 0);
+  });
   return result;
 }
 

@@ -6,12 +6,15 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
 #include "accelerate/error.hpp"
 #include "accelerate/gguf.hpp"
 #include "accelerate/safetensors.hpp"
 #include "models/json_file.hpp"
+#include "utils/huge_pages.hpp"
+#include "utils/parallel.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -47,6 +50,27 @@ std::string list(const std::vector<std::string>& lines) {
   for (size_t i = 0; i < std::min(lines.size(), kMost); ++i) text.append("\n  ").append(lines[i]);
   if (lines.size() > kMost) text.append("\n  and ").append(std::to_string(lines.size() - kMost)).append(" more");
   return text;
+}
+
+/// Puts weights that have no values yet into one block of huge pages. Each keeps a storage of its own, whose pages go when it goes.
+void gather(const Tensors& weights) {
+  constexpr int64_t kAlignment = 64;  // LibTorch's own
+  std::map<const at::TensorImpl*, int64_t> offsets;
+  std::vector<at::Tensor> gathered;
+  int64_t bytes = 0;
+  for (const auto& [name, weight] : weights) {
+    if (!weight.is_cpu() || !weight.is_non_overlapping_and_dense() || !offsets.emplace(weight.unsafeGetTensorImpl(), bytes).second) continue;
+    bytes += (static_cast<int64_t>(weight.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
+    gathered.push_back(weight);
+  }
+  if (bytes == 0) return;
+  const at::Tensor block = at::empty({bytes}, at::TensorOptions().dtype(at::kByte));
+  prefer_huge_pages(block);
+  for (auto& weight : gathered) {
+    auto* const begin = block.mutable_data_ptr<uint8_t>() + offsets.at(weight.unsafeGetTensorImpl());
+    const auto size = static_cast<int64_t>(weight.nbytes());
+    weight.set_data(at::from_blob(begin, weight.sizes(), weight.strides(), [block, begin, size](void*) { give_pages_back(begin, size); }, weight.options().requires_grad(false)));
+  }
 }
 
 }  // namespace
@@ -100,17 +124,33 @@ LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const
 }
 
 LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& source, const WeightRules& rules) {
+  gather(named_weights(module));
   if (source.extension() != ".gguf") return load_weights(module, load_checkpoint_files(source), rules, source.string());
   const GgufFile file(source);
   Tensors tensors;  // names and shapes only: numbers are decoded where they belong
   for (const auto& name : file.names())
     if (name != "rope_freqs.weight") tensors.emplace(name, at::empty(file.info(name).shape, at::TensorOptions().dtype(at::kFloat).device(at::kMeta)));
-  return load_weights(module, tensors, rules, source.string(), [&](const std::string& name, at::Tensor target) {
-    const bool in_place = target.device().is_cpu() && target.is_contiguous();
-    const auto decoded = in_place ? target : at::empty(target.sizes(), target.options().device(at::kCPU).memory_format(at::MemoryFormat::Contiguous));
-    file.read(name, decoded);
-    if (!in_place) target.copy_(decoded);
+  struct Part {
+    std::string name;
+    at::Tensor rows;
+    int64_t first;
+  };
+  std::vector<Part> parts;
+  auto report = load_weights(module, tensors, rules, source.string(), [&](const std::string& name, at::Tensor target) {
+    if (!target.is_cpu() || !target.is_contiguous()) {
+      const auto decoded = at::empty(target.sizes(), target.options().device(at::kCPU).memory_format(at::MemoryFormat::Contiguous));
+      file.read(name, decoded);
+      target.copy_(decoded);
+      return;
+    }
+    constexpr int64_t kElements = 1 << 20;  // long enough that few take long, short enough that all threads have some
+    const at::Tensor rows = target.detach().view({-1, target.dim() > 0 ? target.size(-1) : 1});
+    for (int64_t row = 0, most = std::max<int64_t>(kElements / std::max<int64_t>(rows.size(1), 1), 1); row < rows.size(0); row += most) parts.push_back({name, rows.narrow(0, row, std::min(most, rows.size(0) - row)), row});
   });
+  parallel_ranges(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) file.read(parts[static_cast<size_t>(i)].name, parts[static_cast<size_t>(i)].rows, parts[static_cast<size_t>(i)].first);
+  });
+  return report;
 }
 
 void save_folder(const torch::nn::Module& module, const std::filesystem::path& folder, const std::function<std::string(const std::string&)>& config) {

@@ -4,6 +4,7 @@
 
 #include "accelerate/error.hpp"
 #include "accelerate/memory.hpp"
+#include "utils/huge_pages.hpp"
 
 namespace accelerate::residency {
 
@@ -15,7 +16,11 @@ at::Tensor Buffers::take(int64_t numel, at::ScalarType dtype, const at::Device& 
     kept_bytes_ -= static_cast<int64_t>(flat.nbytes());
     return flat;
   }
-  const auto allocate = [&] { return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device)); };
+  const auto allocate = [&] {
+    at::Tensor flat = at::empty({numel}, at::TensorOptions().dtype(dtype).device(device));
+    prefer_huge_pages(flat);
+    return flat;
+  };
   try {
     return allocate();
   } catch (const std::exception& error) {

@@ -39,11 +39,12 @@ void AtomicFile::write(std::string_view bytes) {
   }
 }
 
-void AtomicFile::finish() {
-  if (::fsync(file_) != 0) fail("can't flush it to the disk");
+void AtomicFile::finish(bool flush) {
+  if (flush && ::fsync(file_) != 0) fail("can't flush it to the disk");
   if (::close(std::exchange(file_, -1)) != 0) fail("can't close it");
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("can't rename the finished file");
   finished_ = true;
+  if (!flush) return;
   // The new name survives a power cut only when the folder is flushed too. Not every file system can, and the file is complete without.
   const auto folder = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
   if (const int handle = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); handle >= 0) {

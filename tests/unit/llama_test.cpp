@@ -1,6 +1,7 @@
 /// LLaMA against transformers, and alone.
 
 #include <fstream>
+#include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -207,6 +208,24 @@ TEST(LlamaLoading, OtherArchitecturesHolesAndHalfPrecision) {
 }
 
 /// Both ways of writing rotary parameters, and the configurations that the examples ship.
+TEST(LlamaLoading, WeightsOfOneBlockLiveAndDieByThemselves) {
+  const auto folder = scratch("llama_block");
+  LlamaForCausalLM saved(tiny());
+  saved->save_pretrained(folder);
+  auto loaded = LlamaForCausalLM::from_pretrained(folder);
+  const auto kept = loaded->named_parameters()["model.norm.weight"];
+  std::set<const void*> storages;
+  for (const auto& parameter : loaded->parameters()) {
+    storages.insert(parameter.storage().unsafeGetStorageImpl());
+    EXPECT_EQ(parameter.storage().nbytes(), parameter.nbytes());  // nobody saves or moves its neighbours with it
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(parameter.data_ptr()) % 64, 0);
+    EXPECT_TRUE(parameter.requires_grad());
+  }
+  EXPECT_EQ(storages.size(), loaded->parameters().size());
+  loaded = nullptr;
+  EXPECT_TRUE(torch::equal(kept, saved->named_parameters()["model.norm.weight"]));
+}
+
 TEST(LlamaLoading, ConfigurationsAreUnderstood) {
   const auto folder = scratch("config");
   fs::create_directories(folder);

@@ -5,8 +5,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <new>
+#include <vector>
 #include "message_of.hpp"
+#include "utils/huge_pages.hpp"
+#include "utils/parallel.hpp"
 
 using namespace accelerate;
 using testing::HasSubstr;
@@ -222,6 +226,37 @@ TEST(State, EnvironmentAndPrecisionNames) {
   EXPECT_TRUE(cpu.device().is_cpu());
   EXPECT_THROW(PartialState({.cpu = false}), ConfigError);
   AcceleratorState::reset(true);
+}
+
+TEST(Parallel, RangesMakeUpTheWholeAndErrorsComeBack) {
+  for (const int64_t count : {0, 1, 7, 1000}) {
+    std::vector<std::atomic<int>> seen(static_cast<size_t>(count));
+    accelerate::parallel_ranges(count, 3, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) ++seen[static_cast<size_t>(i)];
+    });
+    for (const auto& times : seen) EXPECT_EQ(times, 1) << "of " << count;
+  }
+  EXPECT_EQ(support::message_of<accelerate::ConfigError>([] {
+              accelerate::parallel_ranges(100, 1, [](int64_t begin, int64_t end) {
+                if (begin <= 99 && 99 < end) throw accelerate::ConfigError("the last one");
+              });
+            }),
+            "the last one");
+}
+
+TEST(HugePages, ATensorsPagesGoAndItsNeighboursStay) {
+  constexpr int64_t kBytes = 8 << 20, kPage = 4096;
+  auto block = torch::empty({kBytes}, torch::kByte);
+  accelerate::prefer_huge_pages(block);
+  block.fill_(7);
+  accelerate::prefer_huge_pages(torch::empty({3}));  // nothing to do
+  accelerate::prefer_huge_pages(torch::empty({3}, torch::kMeta));
+  auto* const begin = block.data_ptr<uint8_t>() + 100;
+  accelerate::give_pages_back(begin, kBytes / 2);
+  const auto zeros = (block == 0).nonzero();
+  ASSERT_GT(zeros.numel(), kBytes / 2 - 2 * kPage);
+  EXPECT_GE(zeros[0].item<int64_t>(), 100);
+  EXPECT_LT(zeros[-1].item<int64_t>(), 100 + kBytes / 2);
 }
 
 TEST(Checkpoint, SizesWithUnits) {

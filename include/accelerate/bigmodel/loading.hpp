@@ -51,8 +51,9 @@ struct LoadCheckpointOptions {
 /// Loads the tensors of a checkpoint into a model, which may have been built under init_empty_weights(). Everything is checked first; nothing is loaded when something is wrong. Tensors keep
 /// their identity: tied weights stay tied, and optimizers stay valid.
 ///
-/// Weights on "cpu" are copied into memory. Weights on "disk" are mapped: they lie in the safetensors file (or the offload folder), the system reads pages when they are touched and drops them when
-/// memory is short, and writing to them changes private pages. Not collective.
+/// Weights on "disk" are mapped: they lie in the safetensors file (or the offload folder), the system reads pages when they are touched and drops them when memory is short, and writing to them
+/// changes private pages. So are those on "cpu" of a model without memory, where the file has their dtype; into memory that is there they are copied. While a weight is mapped, the file may be
+/// replaced and removed, but not changed in place. Not collective.
 /// @param checkpoint  as check_state_dict()
 /// @throws CheckpointError with all differences, as check_state_dict(), and when offload_folder is needed and not given; ConfigError for a device map with keys that name nothing or
 ///   parameters without a place.

@@ -29,7 +29,8 @@ struct OffloadedWeight {
 /// Weights by name, in the order in which they were written.
 using OffloadIndex = std::vector<std::pair<std::string, OffloadedWeight>>;
 
-/// Writes the values of one tensor to `folder/<name>.dat` (which appears complete or not at all) and adds it to `index` if that is given.
+/// Writes the values of one tensor to `folder/<name>.dat` (which appears complete or not at all) and adds it to `index` if that is given. The system is left to bring it to the disk when it
+/// likes: a program may crash, but after a power cut remove the folder.
 /// @param weight  any device, dense or strided; copied to the CPU
 /// @throws CheckpointError for a tensor without data, a dtype that PyTorch's arrays don't know, a name that would leave the folder, a folder that can't be written; ResourceError for a full disk.
 ACCELERATE_API void offload_weight(const at::Tensor& weight, const std::string& name, const std::filesystem::path& folder, OffloadIndex* index = nullptr);

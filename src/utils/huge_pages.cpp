@@ -1,0 +1,30 @@
+#include "utils/huge_pages.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace accelerate {
+namespace {
+
+/// Advice for the part of a range that whole pages of `page` bytes make up.
+void advise(const void* begin, int64_t bytes, int64_t page, int advice) {
+  const auto first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page, end = (reinterpret_cast<uintptr_t>(begin) + bytes) / page * page;
+  if (first < end) ::madvise(reinterpret_cast<void*>(first), end - first, advice);  // only ever a loss of speed when it fails
+}
+
+}  // namespace
+
+void prefer_huge_pages(const at::Tensor& tensor) {
+#ifdef MADV_HUGEPAGE
+  constexpr int64_t kHugePage = 2 << 20;
+  if (tensor.is_cpu() && tensor.has_storage()) advise(tensor.storage().data(), static_cast<int64_t>(tensor.storage().nbytes()), kHugePage, MADV_HUGEPAGE);
+#else
+  static_cast<void>(tensor);
+#endif
+}
+
+void give_pages_back(void* begin, int64_t bytes) { advise(begin, bytes, ::sysconf(_SC_PAGESIZE), MADV_DONTNEED); }
+
+}  // namespace accelerate

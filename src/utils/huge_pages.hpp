@@ -1,0 +1,15 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace accelerate {
+
+/// Asks the system to hold a large tensor's memory in huge pages (on Linux, where they may be had for the asking: 2 MB each). For values that are read whole, again and again: with pages
+/// of 4 KB, finding them costs a virtual machine more than half of its memory's bandwidth. To be called before the memory is written for the first time. Does nothing elsewhere, for
+/// small tensors, and when there are no such pages.
+void prefer_huge_pages(const at::Tensor& tensor);
+
+/// Gives the whole pages of a range back to the system, which keeps the addresses; what is read there later is 0.
+void give_pages_back(void* begin, int64_t bytes);
+
+}  // namespace accelerate
