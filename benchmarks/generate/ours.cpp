@@ -1,5 +1,5 @@
-// Loading a language model from a GGUF file, and greedy decoding. usage: bench_generate load|decode FILE.gguf [TOKENS]
-// load: milliseconds until weights and tokenizer are in memory, as fp32; decode: milliseconds of each new token after the first.
+// Loading a language model from a GGUF file, and greedy decoding. usage: bench_generate load|decode|read FILE.gguf [TOKENS]
+// load: milliseconds until weights and tokenizer are in memory, as fp32; decode: milliseconds of each new token after the first; read: of sums over all weights, which no token can be faster than.
 #include <accelerate/models/generate.hpp>
 #include <accelerate/models/llama.hpp>
 #include <accelerate/models/tokenizer.hpp>
@@ -9,7 +9,7 @@
 #include <iostream>
 
 int main(int argc, char** argv) {
-  if (argc < 3) return std::cerr << "usage: bench_generate load|decode FILE.gguf [TOKENS]\n", 64;
+  if (argc < 3) return std::cerr << "usage: bench_generate load|decode|read FILE.gguf [TOKENS]\n", 64;
   using Clock = std::chrono::steady_clock;
   using namespace accelerate::models;
   const auto milliseconds = [](Clock::time_point since) { return std::chrono::duration<double, std::milli>(Clock::now() - since).count(); };
@@ -18,6 +18,17 @@ int main(int argc, char** argv) {
   const auto tokenizer = Tokenizer::from_pretrained(argv[2]);
   std::vector<double> times = {milliseconds(begin)};
   model->eval();
+  if (std::strcmp(argv[1], "read") == 0) {
+    const torch::InferenceMode inference;
+    std::cout << "{\"answer\":[],\"ms\":[";
+    for (int pass = 0; pass < 20; ++pass) {
+      begin = Clock::now();
+      for (const auto& weight : model->parameters()) weight.sum();
+      std::cout << (pass ? "," : "") << milliseconds(begin);
+    }
+    std::cout << "]}" << std::endl;
+    return 0;
+  }
   const bool decode = std::strcmp(argv[1], "decode") == 0;
   auto config = GenerationConfig::from_pretrained(argv[2]);
   config.max_new_tokens = decode ? (argc > 3 ? std::atoi(argv[3]) : 64) : 2;
