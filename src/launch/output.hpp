@@ -19,6 +19,8 @@ class Sink {
   explicit Sink(int fd);
   /// Queues `text`. If another owner left its line unfinished (a progress bar), that line is ended first.
   void write(const void* owner, std::string_view text);
+  /// Queues a sequence that controls the terminal and leaves the cursor where the output goes on.
+  void control(std::string_view sequence) { if (!closed_) queue_ += sequence; }
   /// Writes what fits now.
   void flush();
   bool pending() const { return head_ < queue_.size(); }
