@@ -21,11 +21,10 @@ class StepCounter {
   /// @param now_ns  CLOCK_MONOTONIC
   std::optional<double> per_second(uint64_t now_ns) const;
 
+  /// What look() does with what it reads.
   void add(const StepRecord& record);
 
  private:
-  friend struct StepCounterTest;
-  StepCounter() = default;
   std::filesystem::path file_;
   std::deque<StepRecord> seen_;  ///< different ones, the oldest first
 };

@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kConnections = 32;             // a browser opens up to six
 constexpr size_t kRequestBytes = 16 << 10;      // cookies of other programs on this address come along
-constexpr std::chrono::seconds kPatience{10};   // from the connection to the end of the answer
+constexpr std::chrono::seconds kPatience{5};    // from the connection to the end of the answer
 
 std::string lower(std::string_view text) {
   std::string result(text);
