@@ -74,11 +74,11 @@ std::string states(const std::vector<const RankView*>& ranks) {
 std::string summary(const Snapshot& s) {
   std::vector<const RankView*> all;
   for (const auto& rank : s.ranks) all.push_back(&rank);
-  std::string text = plain_text(s.program) + ", " + clock(s.seconds) + ": " + (s.waiting ? "waiting for the other machines" : states(all));
+  std::string text = clock(s.seconds) + ": " + (s.waiting ? "waiting for the other machines" : states(all));
   if (s.num_machines > 1) text += "; machine " + std::to_string(s.machine_rank) + " of " + std::to_string(s.num_machines);
   if (s.world_size > static_cast<int64_t>(s.ranks.size())) text += "; " + std::to_string(s.world_size) + " ranks on all machines";
   if (s.max_restarts > 0) text += "; restart " + std::to_string(s.attempt) + " of " + std::to_string(s.max_restarts);
-  return text + (s.url.empty() ? "" : "; " + s.url);
+  return text;
 }
 
 const char* colour_of(const std::string& state) {
@@ -105,7 +105,7 @@ nlohmann::ordered_json to_json(const Snapshot& s) {
 
 std::vector<std::string> to_lines(const Snapshot& s, size_t width, size_t max_lines, bool colours) {
   const auto styled = [&](const char* style, const std::string& text) { return colours ? style + text + "\033[0m" : text; };
-  std::vector<std::string> lines{styled("\033[1m", fitted(summary(s), width))};
+  std::vector<std::string> lines{styled("\033[1m", fitted(plain_text(s.program) + ", " + summary(s) + (s.url.empty() ? "" : "; " + s.url), width))};
   // Columns in which nobody has anything are left out, but for those that a program could fill.
   std::vector<Column> columns;
   size_t names = 4;
