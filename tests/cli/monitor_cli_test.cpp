@@ -160,12 +160,12 @@ TEST(MonitorPage, RefusesWhatItShould) {
 
 TEST(MonitorPage, KnowsFailuresAndRestarts) {
   // Rank 1 fails at first; the second attempt goes on.
-  Program program(launching({"--num_processes", "2", "--max_restarts", "1", "--monitor_port", "0", "--monitor_seconds", "0.1"}, rank_program(100, 10, "step")), {.env = {"FAIL=1"}});
+  Program program(launching({"--num_processes", "2", "--max_restarts", "1", "--monitor_port", "0", "--monitor_seconds", "0.1"}, rank_program(40, 10, "step")), {.env = {"FAIL=1"}});
   const auto url = url_of(program);
   EXPECT_THAT(state_when(url, all_step)["summary"].get<std::string>(), HasSubstr("restart 0 of 1"));
   const auto second = state_when(url, [](const json& state) { return state["attempt"] == 1 && all_step(state); });
   EXPECT_THAT(second["summary"].get<std::string>(), testing::EndsWith("2 running; restart 1 of 1"));
-  EXPECT_LT(second["ranks"][1]["steps"], 100);  // counted from the start of this attempt
+  EXPECT_LT(second["ranks"][1]["steps"], 40);  // counted from the start of this attempt
   program.signal(SIGTERM);
   program.wait();
 }
