@@ -24,6 +24,9 @@ class Sink {
   /// Writes what fits now.
   void flush();
   bool pending() const { return head_ < queue_.size(); }
+  /// Bytes that have been written since the beginning, and what that will be once all is written that is queued now.
+  uint64_t written() const { return written_; }
+  uint64_t queued() const { return written_ + queue_.size() - head_; }
   bool has_room() const { return queue_.size() - head_ < kQueueBytes; }
   /// The reader has gone.
   bool closed() const { return closed_; }
@@ -37,6 +40,7 @@ class Sink {
   const void* open_line_ = nullptr;
   std::string queue_;
   size_t head_ = 0;
+  uint64_t written_ = 0;
 };
 
 /// Reads one stream of one rank and passes it on line by line, so that lines of several ranks never mix.

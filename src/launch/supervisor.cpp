@@ -214,7 +214,7 @@ class Supervisor {
     if (fds[0].revents) take_signals();
     if (agents < monitors && fds[agents].revents) recall();
     if (monitor_) monitor_->serve(std::span(fds).subspan(monitors));
-    if (monitor_ && now_ >= monitor_->next()) monitor_->look(now_, statuses());
+    if (monitor_ && monitor_->sees() && now_ >= monitor_->next()) monitor_->look(now_, statuses());
     if (running_ == 0) {
       if (drain_until_ && (!out_.has_room() || !err_.has_room())) drain_until_ = now_ + kDrain;  // the reader is slow, not the ranks
     } else if (kill_at_ && now_ >= *kill_at_) {

@@ -111,7 +111,7 @@ bool all_step(const json& state) {
 TEST(MonitorPage, SaysWhatRanksDo) {
   Program program(launching({"--num_processes", "2", "--monitor_port", "0", "--monitor_seconds", "0.2"}, rank_program(400, 20, "\033[32mloss\033[0m \xff is")));
   const auto url = url_of(program);
-  const auto state = state_when(url, all_step);
+  const auto state = state_when(url, [](const json& s) { return all_step(s) && s["ranks"][0]["steps"] > 60 && s["ranks"][1]["steps"] > 60; });
   EXPECT_EQ(state["program"], "monitor_rank");
   EXPECT_EQ(state["world_size"], 2);
   ASSERT_EQ(state["ranks"].size(), 2u);
@@ -302,6 +302,15 @@ TEST(MonitorLines, RedirectedOutputIsReadFromItsFile) {
   EXPECT_THAT(result.err, HasSubstr("hidden "));
 }
 
+TEST(MonitorLines, EndWithTheRanksThoughOutputIsStillWaiting) {
+  // More than a pipe holds and nobody reads: the rank has ended long before the launcher can.
+  Program program(launching({"--monitor", "--monitor_seconds", "0.05"}, {"/bin/sh", "-c", "head -c 200000 /dev/zero | tr '\\0' x >&2; echo >&2"}));
+  std::this_thread::sleep_for(milliseconds(1500));
+  const auto result = program.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.signal;
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), 'x'), 200000);
+}
+
 TEST(MonitorLines, HaveNoEscapesOnATerminalThatUnderstandsNone) {
   Program program(launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "0.2"}, rank_program(10, 10, "loss")), {.env = {"TERM=dumb"}, .terminal = true});
   const auto result = program.wait();
@@ -381,8 +390,8 @@ TEST_F(MonitorTerminal, ProgressBarsAreUndisturbed) {
   EXPECT_FALSE(screen.divided());
 }
 
-TEST_F(MonitorTerminal, FollowsTheSizeOfTheTerminal) {
-  Program program(two(2000, 20), terminal());
+TEST_F(MonitorTerminal, FollowsTheSizeOfTheTerminalAtOnce) {
+  Program program(launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "60"}, rank_program(2000, 20, "漢字 loss")), terminal());
   ASSERT_TRUE(wait_until_shown(program, "漢字 loss 20"));
   for (const auto& [rows, columns] : {std::pair<size_t, size_t>{30, 60}, {12, 120}, {24, 80}}) {
     update(program);
@@ -403,6 +412,24 @@ TEST_F(MonitorTerminal, FollowsTheSizeOfTheTerminal) {
   EXPECT_FALSE(screen.shows("rank  state"));
   program.signal(SIGTERM);
   program.wait();
+}
+
+TEST_F(MonitorTerminal, ASlowReaderDelaysTheTableAndLosesNothing) {
+  // Much more output than the terminal takes, and for a while nobody reads at all.
+  Program program(launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "0.05"}, {"/bin/sh", "-c", "for i in $(seq 1 2000); do echo \"line $i of the rank\"; done; sleep 1"}), terminal());
+  std::this_thread::sleep_for(milliseconds(3000));
+  const auto result = program.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  size_t tables = 0;
+  for (size_t at = 0; (at = result.out.find("rank  state", at)) != std::string::npos; ++at) ++tables;
+  EXPECT_THAT(tables, AllOf(Gt(0u), Lt(40u)));  // 60 looks while nobody read must not have piled up; the second that follows has 20
+  screen.feed(result.out);
+  std::map<std::string, int> counts;
+  for (const auto& line : screen.lines()) counts[line] += line.starts_with("line ");
+  int64_t whole = 0;
+  for (int i = 1; i <= 2000; ++i) whole += counts["line " + std::to_string(i) + " of the rank"];
+  EXPECT_EQ(whole, 4000);
+  EXPECT_FALSE(screen.divided());
 }
 
 TEST_F(MonitorTerminal, IsGivenBackAtCtrlC) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -162,13 +163,24 @@ TEST(Steps, SlowStepsHaveARateToo) {
 
 TEST(Processes, AWholeTreeIsMeasured) {
   constexpr size_t kBytes = 64 << 20;
-  // A leader of a group that sleeps; its child computes and holds memory.
+  const auto filled = [] {
+    void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return std::memset(memory, 1, kBytes);
+  };
+  // A leader of a group that sleeps. A child of it in a group of its own holds memory; another process, whose parent has ended, does so and computes.
   const pid_t root = ::fork();
   if (root == 0) {
     ::setpgid(0, 0);
+    const pid_t middle = ::fork();
+    if (middle == 0) {
+      if (::fork() != 0) ::_exit(0);
+      for (void* memory = filled();;) std::memset(memory, 2, kBytes);
+    }
+    ::waitpid(middle, nullptr, 0);
     if (::fork() == 0) {
-      void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-      for (int i = 0;; ++i) std::memset(memory, i, kBytes);
+      ::setpgid(0, 0);
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      filled();
     }
     for (;;) ::pause();
   }
@@ -182,7 +194,7 @@ TEST(Processes, AWholeTreeIsMeasured) {
     ASSERT_TRUE(use);
     if (use->cpu_percent) most = std::max(most, *use->cpu_percent);
   }
-  EXPECT_GT(use->resident_bytes, static_cast<int64_t>(kBytes));
+  EXPECT_GT(use->resident_bytes, static_cast<int64_t>(2 * kBytes));
   EXPECT_GT(most, 20);   // one process that computes, on a machine that may be busy
   EXPECT_LT(most, 150);  // hundredths of a second in a tenth of one: a reading may be a tenth too high
   EXPECT_FALSE(trees.look({root, -1})[1]);

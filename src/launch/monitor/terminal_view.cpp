@@ -56,7 +56,7 @@ void TerminalView::divide(size_t lines) {
 }
 
 void TerminalView::draw(const std::vector<std::string>& lines) {
-  if (sink_.pending() || sink_.closed()) return;
+  if (sink_.written() < drawn_ || sink_.closed()) return;
   if (room().lines == 0) return leave();
   divide(std::min(lines.size(), room().lines));
   const auto [rows, columns] = divided_;
@@ -68,6 +68,7 @@ void TerminalView::draw(const std::vector<std::string>& lines) {
   line(rows - lines_, rule);
   for (size_t i = 0; i < lines_; ++i) line(rows - lines_ + 1 + i, lines[i]);
   sink_.control(text + kBack);
+  drawn_ = sink_.queued();
 }
 
 void TerminalView::leave() {

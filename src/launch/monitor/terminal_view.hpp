@@ -23,7 +23,7 @@ class TerminalView {
   /// How many lines and columns a view may have now; no lines when the terminal is too low.
   struct Room { size_t lines, columns; };
   Room room() const;
-  /// Draws, after making room for so many lines, also after the terminal's size has changed. Not while earlier output has not been taken.
+  /// Draws, after making room for so many lines, also after the terminal's size has changed. Nothing while the drawing before still waits for a slow terminal.
   void draw(const std::vector<std::string>& lines);
   /// Gives the terminal back, the cursor below the last output. Draw again to come back.
   void leave();
@@ -40,6 +40,7 @@ class TerminalView {
   const Warden& warden_;
   Size divided_;       ///< the terminal's size when it was divided; no rows: it is not
   size_t lines_ = 0;   ///< of the view
+  uint64_t drawn_ = 0; ///< where in the sink's bytes the last drawing ends
 };
 
 }  // namespace accelerate::launcher

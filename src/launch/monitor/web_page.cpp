@@ -129,7 +129,7 @@ WebPage::WebPage(const std::string& host, int64_t port) : host_(host) {
 }
 
 void WebPage::add_to(std::vector<pollfd>& fds) const {
-  fds.push_back({connections_.size() < kConnections ? listener_.get() : -1, POLLIN, 0});
+  fds.push_back({connections_.size() < kConnections && Clock::now() >= pause_until_ ? listener_.get() : -1, POLLIN, 0});
   for (const auto& connection : connections_) fds.push_back({connection.fd.get(), static_cast<short>(connection.sent < connection.response.size() ? POLLOUT : POLLIN), 0});
 }
 
@@ -143,7 +143,10 @@ void WebPage::serve(std::span<const pollfd> polled, const std::function<std::str
   if (!polled[0].revents) return;
   while (connections_.size() < kConnections) {
     Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!fd) break;
+    if (!fd) {
+      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) pause_until_ = now + std::chrono::seconds(1);
+      break;
+    }
     connections_.push_back({.fd = std::move(fd), .until = now + kPatience, .request = {}, .response = {}});
   }
 }

@@ -45,6 +45,7 @@ class WebPage {
   std::string host_, url_;
   bool open_to_others_ = false;
   Fd listener_;
+  std::chrono::steady_clock::time_point pause_until_{};  ///< no connection is taken until then: there are no descriptors left
   std::list<Connection> connections_;
 };
 
