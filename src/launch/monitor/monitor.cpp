@@ -68,6 +68,7 @@ void Monitor::begin(const Job& job, Sink& sink, const Warden& warden) {
     gpu_names_ = gpu_names(!ids.empty() && ids != "all" ? ids : visible ? visible : "", job.local_world_size);
   }
   processes_ = {};
+  printed_ = 0;
   sink_ = &sink;
   if (divides(sink.fd())) view_.emplace(sink, warden);
   next_ = Clock::now() + std::chrono::milliseconds(100);  // the first look soon after the start
@@ -117,12 +118,14 @@ void Monitor::redraw() {
 }
 
 void Monitor::print() {
+  if (sink_->written() < printed_) return;  // the reader is slow
   std::string text;
   for (auto& line : to_lines(snapshot_, 160, kMostLines, false)) {
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
   }
   sink_->write(this, text);
+  printed_ = sink_->queued();
 }
 
 void Monitor::end(const std::vector<Status>& ranks) {

@@ -89,6 +89,7 @@ class Monitor {
   Sink* sink_ = nullptr;
   std::optional<TerminalView> view_;
   Clock::time_point next_{}, next_print_{};
+  uint64_t printed_ = 0;           ///< where in the sink's bytes the last printed table ends
 };
 
 }  // namespace accelerate::launcher
