@@ -25,7 +25,7 @@ TORCH_FREE = ("cli", "launch", "config")
 
 # Public headers that lie directly in include/accelerate/ and are not named after their module.
 MODULE_OF_HEADER = {
-    "archive": "utils", "error": "utils", "export": "utils", "kwargs": "utils", "kwargs_dict": "utils", "memory": "utils", "model_like": "utils", "model_ref": "utils", "nested": "utils",
+    "archive": "utils", "error": "utils", "export": "utils", "kwargs": "utils", "kwargs_dict": "utils", "memory": "utils", "model_like": "utils", "model_ref": "utils", "monitor": "utils", "nested": "utils",
     "ops": "utils", "progress": "utils", "split": "utils", "version": "utils",
     "activations": "residency", "gguf": "formats", "deferred": "residency", "dry_run": "accelerator", "inference": "accelerator", "prepared": "accelerator", "record": "accelerator", "random": "data", "safetensors": "formats", "tracker": "trackers",
 }

@@ -29,6 +29,8 @@ step() { printf '\n[%s] %s\n' "$1" "$2"; }
 # What the build needs, and what only makes it faster or lets more tests run.
 required=(g++ make cmake pkg-config ninja-build libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libicu-dev libpcre2-dev libssl-dev libgtest-dev libgmock-dev)
 faster=(ccache mold openmpi-bin)
+# What only tests need: a browser for the page of `accelerate launch --monitor_port`. Without it those tests fail and say why.
+testing=(chromium)
 
 is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
@@ -38,7 +40,9 @@ missing() {
   for package in "$@"; do is_installed "$package" || printf '%s ' "$package"; done
 }
 
+# install_system_packages [PACKAGE...]: what the build needs, and those packages as far as they can be had.
 install_system_packages() {
+  local optional=("$@")
   if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
     echo "This system has no apt; the build will say what it lacks. It needs what these Debian packages hold: ${required[*]} python3-venv"
     return
@@ -47,21 +51,25 @@ install_system_packages() {
   # An interpreter that can make virtual environments by itself does not need Debian's package.
   [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -c 'import ensurepip, venv' 2>/dev/null || wanted+=(python3-venv)
   lacking=$(missing "${wanted[@]}")
-  if [ -z "$lacking" ]; then
+  if [ -z "$lacking$(missing "${optional[@]}")" ]; then
     echo "all there"
+    return
+  fi
+  if [ -z "$lacking" ] && [ "$(id -u)" != 0 ] && ! sudo -n true 2>/dev/null; then
+    echo "going on without $(missing "${optional[@]}"), which only root can install; tests that need it fail"
     return
   fi
   if [ "$(id -u)" != 0 ]; then
     sudo -n true 2>/dev/null || fail "these packages are missing and installing them needs root. Run this, then start again:
-  sudo apt-get update && sudo apt-get install -y --no-install-recommends $lacking$(missing "${faster[@]}")"
+  sudo apt-get update && sudo apt-get install -y --no-install-recommends $lacking$(missing "${faster[@]}" "${optional[@]}")"
     as_root=(sudo -n)
   fi
-  echo "installing: $lacking"
+  echo "installing: $lacking$(missing "${optional[@]}")"
   local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300)
   "${apt[@]}" update </dev/null || echo "apt-get update failed; trying with the package lists that are there"
   # shellcheck disable=SC2086  # one word per package
-  "${apt[@]}" install -y --no-install-recommends $lacking </dev/null >/dev/null || fail "apt-get could not install: $lacking"
-  lacking=$(missing "${faster[@]}")
+  [ -z "$lacking" ] || "${apt[@]}" install -y --no-install-recommends $lacking </dev/null >/dev/null || fail "apt-get could not install: $lacking"
+  lacking=$(missing "${faster[@]}" "${optional[@]}")
   # shellcheck disable=SC2086
   [ -z "$lacking" ] || "${apt[@]}" install -y --no-install-recommends $lacking </dev/null >/dev/null || echo "going on without $lacking"
 }

@@ -16,7 +16,7 @@ fi
 case $preset in release | dev | asan | tsan) ;; *) fail "unknown preset '$preset'; known: release dev asan tsan" ;; esac
 
 step 1/5 "system packages"
-install_system_packages
+install_system_packages "${testing[@]}"
 step 2/5 "LibTorch, and the Python packages that the tests compare with"
 find_torch
 # They need torch in Python too, also where the build uses another LibTorch.

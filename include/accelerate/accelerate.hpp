@@ -19,6 +19,7 @@
 #include "accelerate/kwargs_dict.hpp"
 #include "accelerate/memory.hpp"
 #include "accelerate/model_ref.hpp"
+#include "accelerate/monitor.hpp"
 #include "accelerate/nested.hpp"
 #include "accelerate/ops.hpp"
 #include "accelerate/optim.hpp"

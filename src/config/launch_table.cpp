@@ -187,6 +187,10 @@ constexpr Option kOurs[] = {
     {"processes_per_machine", integer, nullptr, nullptr, "N", "Processes on this machine, where machines differ (default: an equal share of --num_processes)"},
     {"grace_seconds", number, "10.0", nullptr, "SECONDS", "Time from SIGTERM or Ctrl-C to SIGKILL; a second Ctrl-C kills at once"},
     {"dry_run", flag, "false", nullptr, nullptr, "Print what would be started, and with which variables, and start nothing"},
+    {"monitor", flag, "false", nullptr, nullptr, "Show live what each process does: a table below the output on a terminal, elsewhere now and then on stderr (docs/monitor.md)"},
+    {"monitor_port", integer, nullptr, nullptr, "PORT", "The same as a web page on this machine at http://127.0.0.1:PORT/; 0: at a free port, which is printed"},
+    {"monitor_host", text, "\"127.0.0.1\"", nullptr, "ADDRESS", "Address at which the page is served; whoever reaches it can read the last lines of the output"},
+    {"monitor_seconds", number, nullptr, nullptr, "SECONDS", "How often the monitor looks (default 1; without a terminal it prints every 10)"},
 };
 
 /// In config files only.

@@ -101,6 +101,9 @@ Job make_job(const LaunchOptions& options, const Host& host) {
   o.grace = milliseconds("--grace_seconds", s["grace_seconds"].get<double>());
   require(s.integer("num_cpu_threads_per_process").value_or(1) >= 1, "--num_cpu_threads_per_process must be at least 1");
   require(o.gradient_accumulation_steps.value_or(1) >= 1, "--gradient_accumulation_steps must be at least 1");
+  if (const auto port = s.integer("monitor_port")) require(*port >= 0 && *port <= 65535, "--monitor_port is " + std::to_string(*port) + ", expected 1 to 65535, or 0 for any free one");
+  if (const auto& seconds = s["monitor_seconds"]; !seconds.is_null())
+    require(seconds.get<double>() >= 0.05 && seconds.get<double>() <= 86400, "--monitor_seconds is " + s.text("monitor_seconds") + ", expected a number of seconds from 0.05 to 86400");
   require(o.max_restarts >= 0, "--max_restarts can't be negative");
 
   job.num_machines = s.num_machines();

@@ -12,6 +12,7 @@
 #include "launch/job.hpp"
 #include "launch/log_files.hpp"
 #include "launch/machines.hpp"
+#include "launch/monitor/monitor.hpp"
 #include "launch/ports.hpp"
 #include "launch/program.hpp"
 #include "launch/remote.hpp"
@@ -75,12 +76,15 @@ int launch(const LaunchOptions& options) {
     for (const auto& remark : job.settings.remarks()) say(remark);
   if (job.options.dry_run) return print_plan(job, host), 0;
   require_possible(job);
-  if (job.starter == Job::Starter::hostfile) return launch_by_hostfile(job, host);
-  command_line(job, host);  // complain before anything is created
+  if (job.starter != Job::Starter::hostfile) command_line(job, host);  // complain before anything is created
+  const auto monitor = Monitor::create(job);
+  if (monitor && !quiet && !monitor->url().empty())
+    say("the monitor's page is " + monitor->url() + (monitor->open_to_others() ? ", which other machines can reach: it asks for no password" : ""));
+  if (job.starter == Job::Starter::hostfile) return launch_by_hostfile(job, host, monitor.get());
   const bool any_port = job.main_port == 0;
   if (!quiet && job.settings.threads_chosen() && job.settings.launcher() != Launcher::deepspeed)
     say("OMP_NUM_THREADS=" + std::to_string(job.settings.threads_per_process()) + " for each process; --num_cpu_threads_per_process changes it");
-  if (job.needs_agent()) return launch_on_machines(job, host);
+  if (job.needs_agent()) return launch_on_machines(job, host, monitor.get());
   for (;; ++job.attempt) {
     if (job.needs_port()) {
       if (any_port) job.main_port = choose_port();
@@ -91,7 +95,7 @@ int launch(const LaunchOptions& options) {
         if (!quiet) say(name + " can't be passed to other machines by ~/.deepspeed_env");
     const LogFiles logs(job);
     if (!quiet && job.attempt == 0 && !logs.folder().empty()) say("log files are in " + logs.folder().string());
-    const Outcome outcome = supervise(job, host, logs, report);
+    const Outcome outcome = supervise(job, host, logs, report, nullptr, monitor.get());
     if (!outcome.first_failure || outcome.stop_signal || job.attempt >= job.options.max_restarts) return outcome.exit_code();
     if (!quiet) say("starting all processes again (restart " + std::to_string(job.attempt + 1) + " of " + std::to_string(job.options.max_restarts) + ")");
   }

@@ -12,13 +12,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
+}  // namespace
+
 fs::path new_temporary_folder() {
   std::string path = (fs::temp_directory_path() / "accelerate_launch_XXXXXX").string();
   if (!::mkdtemp(path.data())) throw LaunchError("no temporary folder can be created in " + fs::temp_directory_path().string() + ". Is it writable and not full?");
   return path;
 }
-
-}  // namespace
 
 std::vector<int> parse_streams(const std::string& flag, const std::string& text, int64_t local_world_size) {
   const auto fail = [&] {

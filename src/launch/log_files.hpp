@@ -24,6 +24,9 @@ struct RankLogs {
   std::filesystem::path error_file;   ///< where the rank may leave JSON on why it failed (TORCHELASTIC_ERROR_FILE)
 };
 
+/// An empty folder of a new name below the temporary one. @throws LaunchError when there can't be one.
+std::filesystem::path new_temporary_folder();
+
 /// The folders of one run. Creates them; removes again what only the launcher needed.
 class LogFiles {
  public:

@@ -16,11 +16,11 @@ std::string what_failed(const Outcome& outcome, int64_t world_size) {
 
 }  // namespace
 
-int launch_on_machines(Job job, const Host& host) {
+int launch_on_machines(Job job, const Host& host, Monitor* monitor) {
   const auto say = [&](const std::string& line) {
     if (!job.options.quiet) std::fprintf(stderr, "accelerate launch: %s\n", line.c_str());
   };
-  Agent agent(job);
+  Agent agent(job, monitor);
   const int64_t most = job.num_machines;
   for (;; ++job.attempt) {
     const auto round = agent.join();
@@ -34,7 +34,7 @@ int launch_on_machines(Job job, const Host& host) {
           " of " + std::to_string(job.world_size) + " (restart " + std::to_string(round->restarts) + " of " + std::to_string(job.options.max_restarts) + ")");
     const LogFiles logs(job);
     if (job.attempt == 0 && !logs.folder().empty()) say("log files are in " + logs.folder().string());
-    const Outcome outcome = supervise(job, host, logs, report, &agent);
+    const Outcome outcome = supervise(job, host, logs, report, &agent, monitor);
     if (outcome.stop_signal) {
       agent.leave("its launcher was stopped by " + signal_name(outcome.stop_signal));
       return outcome.exit_code();

@@ -36,7 +36,7 @@ void Sink::flush() {
     pollfd ready{fd_, POLLOUT, 0};
     if (::poll(&ready, 1, 0) <= 0) break;
     const ssize_t written = ::write(fd_, queue_.data() + head_, std::min(chunk_, queue_.size() - head_));
-    if (written >= 0) head_ += static_cast<size_t>(written);
+    if (written >= 0) head_ += static_cast<size_t>(written), written_ += static_cast<uint64_t>(written);
     else if (errno == EAGAIN) break;
     else if (errno != EINTR) closed_ = true;
   }

@@ -19,9 +19,14 @@ class Sink {
   explicit Sink(int fd);
   /// Queues `text`. If another owner left its line unfinished (a progress bar), that line is ended first.
   void write(const void* owner, std::string_view text);
+  /// Queues a sequence that controls the terminal and leaves the cursor where the output goes on.
+  void control(std::string_view sequence) { if (!closed_) queue_ += sequence; }
   /// Writes what fits now.
   void flush();
   bool pending() const { return head_ < queue_.size(); }
+  /// Bytes that have been written since the beginning, and what that will be once all is written that is queued now.
+  uint64_t written() const { return written_; }
+  uint64_t queued() const { return written_ + queue_.size() - head_; }
   bool has_room() const { return queue_.size() - head_ < kQueueBytes; }
   /// The reader has gone.
   bool closed() const { return closed_; }
@@ -35,6 +40,7 @@ class Sink {
   const void* open_line_ = nullptr;
   std::string queue_;
   size_t head_ = 0;
+  uint64_t written_ = 0;
 };
 
 /// Reads one stream of one rank and passes it on line by line, so that lines of several ranks never mix.

@@ -87,7 +87,7 @@ std::vector<std::string> remote_command(const Job& job, const Host& host, size_t
       const std::string name = option.name;
       if (option.positional() || option.kind == config::Kind::unset || s.source(name) != Source::flag) continue;
       if (name == "hostfile" || name == "include" || name == "exclude" || name == "remote_shell" || name == "num_machines" || name == "num_processes" || name == "machine_rank" || name == "main_process_ip" ||
-          name == "main_process_port" || name == "processes_per_machine" || name == "rdzv_conf" || name == "config_file" || (name == "gpu_ids" && machine.chosen_slots))
+          name == "main_process_port" || name == "processes_per_machine" || name == "rdzv_conf" || name == "config_file" || name == "monitor" || name == "monitor_port" || name == "monitor_host" || name == "monitor_seconds" || (name == "gpu_ids" && machine.chosen_slots))
         continue;
       if (option.kind == config::Kind::flag) line += s.on(name) ? " --" + name : "";
       else if (option.kind == config::Kind::append)
@@ -111,7 +111,7 @@ std::vector<std::string> remote_command(const Job& job, const Host& host, size_t
   return {find_in_path(s.text("remote_shell"), host), machine.name, line};
 }
 
-int launch_by_hostfile(Job job, const Host& host) {
+int launch_by_hostfile(Job job, const Host& host, Monitor* monitor) {
   if (find_in_path(job.settings.text("remote_shell"), host).empty())
     throw ConfigError("machines of --hostfile are reached by '" + job.settings.text("remote_shell") + "' (--remote_shell), which is not in PATH. Install it (Debian: openssh-client), or start this command on each machine with --machine_rank");
   job.remote_input = (job.rendezvous.token.empty() ? random_token() : job.rendezvous.token) + "\n";
@@ -119,7 +119,7 @@ int launch_by_hostfile(Job job, const Host& host) {
   job.options.monitor_interval = std::max<std::chrono::milliseconds>(job.options.monitor_interval, std::chrono::seconds(3));
   job.options.grace += std::chrono::seconds(2);
   const LogFiles logs(job);
-  return supervise(job, host, logs, say).exit_code();
+  return supervise(job, host, logs, say, nullptr, monitor).exit_code();
 }
 
 std::string take_tether() {

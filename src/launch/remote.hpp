@@ -4,12 +4,14 @@
 
 namespace accelerate::launcher {
 
+class Monitor;
+
 /// Starts this command's job on the machines of --hostfile: on each a launcher by ssh (or --remote_shell), with this one's options and folder. Blocking.
 ///
 /// A remote launcher's standard input is its tether: its first line is the rendezvous' token, chosen here unless --rdzv_conf has one, and its end stops the
 /// launcher, however this one ends.
 /// @return what the machine that failed first returned, 255 where the shell itself failed; 128 + signal when a signal to this launcher ended the job
-int launch_by_hostfile(Job job, const Host& host);
+int launch_by_hostfile(Job job, const Host& host, Monitor* monitor);
 
 /// In a remote launcher: takes the first line of the input, and has this process sent SIGTERM when the input ends.
 std::string take_tether();

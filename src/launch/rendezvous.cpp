@@ -18,6 +18,7 @@
 #include "accelerate/error.hpp"
 #include "config/value.hpp"
 #include "launch/job.hpp"
+#include "launch/monitor/monitor.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -90,7 +91,7 @@ RendezvousConf parse_rendezvous_conf(const std::string& text, bool is_static) {
   return conf;
 }
 
-Agent::Agent(const Job& job) {
+Agent::Agent(const Job& job, Monitor* monitor) : monitor_(monitor) {
   std::error_code ignored;
   const std::string path = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() / "accelerate-agent";
   if (::access(path.c_str(), X_OK) != 0)
@@ -157,6 +158,7 @@ std::optional<json> Agent::next() {
 json Agent::wait() {
   for (;;) {
     if (auto event = next()) return *event;
+    if (monitor_) monitor_->serve_until(socket_.get());
     if (!read_some()) return {{"event", "closed"}, {"code", 71}, {"why", "the program accelerate-agent, which keeps the connection to the other machines, has died"}};
   }
 }

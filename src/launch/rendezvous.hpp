@@ -13,6 +13,7 @@
 namespace accelerate::launcher {
 
 struct Job;
+class Monitor;
 
 /// --rdzv_conf, read. Times are seconds there, whole or not.
 struct RendezvousConf {
@@ -53,7 +54,8 @@ struct Round {
 class Agent {
  public:
   /// Starts it. @throws NotBuiltError when it does not lie beside this program.
-  explicit Agent(const Job& job);
+  /// @param monitor  goes on serving its page while the launcher waits here; may be null
+  explicit Agent(const Job& job, Monitor* monitor = nullptr);
   ~Agent();  ///< waits until it has said goodbye to the others
   Agent(const Agent&) = delete;
 
@@ -82,6 +84,7 @@ class Agent {
   nlohmann::json wait();                   ///< for a line; the agent's death is an event as well
   bool over(const nlohmann::json& event);  ///< the job has ended; remembers how
 
+  Monitor* const monitor_;
   pid_t pid_ = -1;
   Fd socket_;
   std::string buffer_;

@@ -293,6 +293,8 @@ void Settings::remark() {
     for (const char* name : {"aws_access_key_id", "aws_secret_access_key"})
       if (source(name) == Source::flag) remarks_.push_back("--" + std::string(name) + " has no effect: the config file is not one for Amazon SageMaker");
   if (launcher_ != Launcher::simple && source("mpirun_hostfile") == Source::flag) remarks_.push_back("--mpirun_hostfile has no effect here: mpirun starts processes that compute on the CPU, with --cpu");
+  if (source("monitor_host") == Source::flag && !integer("monitor_port")) remarks_.push_back("--monitor_host has no effect without --monitor_port");
+  if (source("monitor_seconds") == Source::flag && !integer("monitor_port") && !on("monitor")) remarks_.push_back("--monitor_seconds has no effect without --monitor or --monitor_port");
   if (source("rdzv_conf") == Source::flag && num_machines() == 1)
     remarks_.push_back("--rdzv_conf has no effect on one machine, where nobody needs to be waited for; how long the ranks wait for each other is InitProcessGroupKwargs.timeout in the program");
   if (on("use_parallelism_config") && (!on("use_fsdp") || text("fsdp_version") != "2")) remarks_.push_back("the parallelism config is for FSDP version 2");

@@ -14,18 +14,21 @@
 #include <cstring>
 #include <deque>
 #include <fstream>
+#include <span>
 #include <sstream>
 #include <tuple>
 
 #include "accelerate/error.hpp"
 #include "launch/affinity.hpp"
 #include "launch/environment.hpp"
+#include "launch/monitor/monitor.hpp"
 #include "launch/output.hpp"
 #include "launch/process.hpp"
 #include "launch/program.hpp"
 #include "launch/remote.hpp"
 #include "launch/rendezvous.hpp"
 #include "launch/warden.hpp"
+#include "utils/step_file.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -57,21 +60,24 @@ std::tuple<int, Clock::time_point, int64_t> blame(const RankRecord& rank) {
 
 class Supervisor {
  public:
-  Supervisor(const Job& job, const LogFiles& logs, Agent* agent)
+  Supervisor(const Job& job, const LogFiles& logs, Agent* agent, Monitor* monitor)
       : job_(job),
         logs_(logs),
         agent_(agent),
-        interactive_(job.local_world_size == 1 && job.remote.empty() && ::isatty(STDIN_FILENO) && logs.folder().empty()),
-        signals_(wanted_signals(interactive_)),
+        monitor_(monitor),
+        // The monitor needs the last lines of a rank, and the lower part of the terminal.
+        interactive_(!monitor && job.local_world_size == 1 && job.remote.empty() && ::isatty(STDIN_FILENO) && logs.folder().empty()),
+        signals_(wanted_signals(interactive_, monitor)),
         out_(STDOUT_FILENO),
         err_(STDERR_FILENO),
         errors_(same_file(STDOUT_FILENO, STDERR_FILENO) ? &out_ : &err_),
-        warden_(static_cast<size_t>(job.local_world_size)) {
+        warden_(static_cast<size_t>(job.local_world_size), monitor && monitor->divides(errors_->fd()) ? errors_->fd() : -1, TerminalView::restore()) {
     if (interactive_) adopt_orphans();
     outcome_.ranks.resize(static_cast<size_t>(job.local_world_size));
   }
 
   ~Supervisor() {
+    if (monitor_) monitor_->drop();
     for (const auto& rank : outcome_.ranks) {
       if (rank.pid <= 0) continue;
       ::kill(target(rank), SIGKILL);
@@ -82,6 +88,7 @@ class Supervisor {
   }
 
   Outcome run(const Host& host, std::string (*say)(const Job&, const LogFiles&, const Outcome&)) {
+    if (monitor_) monitor_->begin(job_, *errors_, warden_);
     const auto command = job_.remote.empty() ? command_line(job_, host) : std::vector<std::string>();
     for (int64_t i = 0; i < job_.local_world_size; ++i) start(i, job_.remote.empty() ? command : remote_command(job_, host, static_cast<size_t>(i)), host);
     while (running_ > 0) turn();
@@ -93,6 +100,7 @@ class Supervisor {
     for (auto& forwarder : forwarders_) forwarder.finish();
     for (auto& rank : outcome_.ranks) fill_tail(rank);
     find_first_failure();
+    if (monitor_) monitor_->end(statuses());
     errors_->write(this, say(job_, logs_, outcome_));
     while (!abandoned_ && (out_.pending() || err_.pending())) turn();
     return outcome_;
@@ -101,9 +109,10 @@ class Supervisor {
  private:
   static constexpr milliseconds kDrain{1000};  // for output of processes that left a rank's group and still hold its pipe
 
-  static std::vector<int> wanted_signals(bool interactive) {
+  static std::vector<int> wanted_signals(bool interactive, const Monitor* monitor) {
     std::vector<int> wanted{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
     if (!interactive) wanted.push_back(SIGTSTP);  // the terminal stops an interactive rank together with us
+    if (monitor) wanted.push_back(SIGWINCH);
     return wanted;
   }
 
@@ -124,6 +133,7 @@ class Supervisor {
     const RankLogs& logs = logs_.of(local_rank);
     auto environment = job_.remote.empty() ? build_environment(job_, host, local_rank) : std::map<std::string, std::string>();
     if (!logs.error_file.empty()) environment["TORCHELASTIC_ERROR_FILE"] = logs.error_file;
+    if (monitor_ && job_.remote.empty()) environment[kStepFileVariable] = monitor_->step_file(local_rank);
     SpawnOptions spawning{.command = command, .environment = {}, .own_group = !interactive_};
     // Standard input goes to one rank at most; a terminal's can't be read from outside its foreground group.
     Fd nothing, out, err;
@@ -139,11 +149,12 @@ class Supervisor {
       tethers_.push_back(std::move(tether.write));
     }
     auto& record = outcome_.ranks[static_cast<size_t>(local_rank)];
-    const bool direct = job_.local_world_size == 1 && job_.remote.empty();
+    const bool direct = !monitor_ && job_.local_world_size == 1 && job_.remote.empty();
     const std::string prefix = logs.prefix ? "[rank" + std::to_string(job_.rank(local_rank)) + "]:" : "";
     out = connect(direct, logs.stdout_on_terminal, logs.stdout_file, prefix, &out_);
+    if (out && logs.stdout_on_terminal) streams_.push_back({local_rank, kStdout, forwarders_.size() - 1});
     err = connect(direct, logs.stderr_on_terminal, logs.stderr_file, prefix, errors_);
-    if (err && logs.stderr_on_terminal) stderrs_.emplace_back(local_rank, forwarders_.size() - 1);
+    if (err && logs.stderr_on_terminal) streams_.push_back({local_rank, kStderr, forwarders_.size() - 1});
     // A rank sees a pipe where the user sees a terminal: tell it how wide a progress bar may be.
     winsize size{};
     if (err && logs.stderr_on_terminal && ::isatty(STDERR_FILENO) && ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0)
@@ -190,7 +201,10 @@ class Supervisor {
       if (const int fd = forwarder.wants(); fd >= 0) fds.push_back({fd, POLLIN, 0}), readers.push_back(&forwarder);
     for (Sink* sink : {&out_, &err_})
       if (sink->pending()) fds.push_back({sink->fd(), POLLOUT, 0});
+    const size_t agents = fds.size();
     if (agent_ && outcome_.recalled.empty()) fds.push_back({agent_->fd(), POLLIN, 0});
+    const size_t monitors = fds.size();
+    if (monitor_) monitor_->add_to(fds);
     ::poll(fds.data(), fds.size(), timeout());
     now_ = Clock::now();
     for (size_t i = 0; i < readers.size(); ++i)
@@ -198,7 +212,9 @@ class Supervisor {
     out_.flush();
     err_.flush();
     if (fds[0].revents) take_signals();
-    if (agent_ && outcome_.recalled.empty() && fds.back().revents) recall();
+    if (agents < monitors && fds[agents].revents) recall();
+    if (monitor_) monitor_->serve(std::span(fds).subspan(monitors));
+    if (monitor_ && monitor_->sees() && now_ >= monitor_->next()) monitor_->look(now_, statuses());
     if (running_ == 0) {
       if (drain_until_ && (!out_.has_room() || !err_.has_room())) drain_until_ = now_ + kDrain;  // the reader is slow, not the ranks
     } else if (kill_at_ && now_ >= *kill_at_) {
@@ -220,7 +236,8 @@ class Supervisor {
   }
 
   int timeout() const {
-    const auto next = running_ == 0 ? drain_until_ : stop_at_ ? stop_at_ : kill_at_;
+    auto next = running_ == 0 ? drain_until_ : stop_at_ ? stop_at_ : kill_at_;
+    if (monitor_ && monitor_->sees()) next = std::min(next.value_or(monitor_->next()), monitor_->next());
     if (!next) return -1;
     const auto left = std::chrono::ceil<milliseconds>(*next - Clock::now()).count();
     return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
@@ -238,13 +255,25 @@ class Supervisor {
         case SIGCHLD: collect(static_cast<pid_t>(info.ssi_pid)); break;
         case SIGUSR1:
         case SIGUSR2: send(signal); break;
+        case SIGWINCH: monitor_->redraw(); break;
         case SIGTSTP:
           send(SIGSTOP);
+          if (monitor_) give_terminal_back();
           ::raise(SIGSTOP);  // returns when somebody continues us
           send(SIGCONT);
+          if (monitor_) monitor_->redraw();
           break;
         default: stop_for(signal, info.ssi_code == SI_KERNEL); break;
       }
+    }
+  }
+
+  void give_terminal_back() {
+    monitor_->leave();
+    for (const auto until = Clock::now() + milliseconds(200); errors_->pending() && Clock::now() < until;) {
+      pollfd ready{errors_->fd(), POLLOUT, 0};
+      ::poll(&ready, 1, 10);
+      errors_->flush();
     }
   }
 
@@ -304,13 +333,38 @@ class Supervisor {
 
   void fill_tail(RankRecord& rank) {
     constexpr std::streamoff kBytes = 16 << 10;
-    for (const auto& [local_rank, forwarder] : stderrs_)
-      if (local_rank == rank.local_rank) rank.last_word = forwarders_[forwarder].last_word(), rank.stderr_tail = forwarders_[forwarder].tail();
+    for (const auto& [local_rank, stream, forwarder] : streams_)
+      if (local_rank == rank.local_rank && stream == kStderr) rank.last_word = forwarders_[forwarder].last_word(), rank.stderr_tail = forwarders_[forwarder].tail();
     const auto& file = logs_.of(rank.local_rank).stderr_file;
-    if (file.empty() || !rank.stderr_tail.empty()) return;
+    if (!file.empty() && rank.stderr_tail.empty()) rank.stderr_tail = end_of(file, kBytes);
+  }
+
+  static std::string end_of(const std::filesystem::path& file, std::streamoff bytes) {
     std::ifstream log(file, std::ios::binary | std::ios::ate);
-    log.seekg(std::max<std::streamoff>(0, log.tellg() - kBytes));
-    rank.stderr_tail.assign(std::istreambuf_iterator<char>(log), {});
+    log.seekg(std::max<std::streamoff>(0, log.tellg() - bytes));
+    return {std::istreambuf_iterator<char>(log), {}};
+  }
+
+  /// What a rank wrote last, on either stream: as it came through here, else the end of its log file.
+  std::string last_line(const RankRecord& rank) const {
+    std::optional<Clock::time_point> when;
+    std::vector<std::string> last;
+    for (const auto& [local_rank, stream, index] : streams_) {
+      const auto& forwarder = forwarders_[index];
+      if (local_rank != rank.local_rank || forwarder.tail().empty() || (when && forwarder.last_word() <= when)) continue;
+      when = forwarder.last_word();
+      last = last_lines(forwarder.tail(), 1);
+    }
+    const RankLogs& logs = logs_.of(rank.local_rank);
+    for (const auto* file : {&logs.stderr_file, &logs.stdout_file})
+      if (last.empty() && !file->empty()) last = last_lines(end_of(*file, 4 << 10), 1);
+    return last.empty() ? "" : last.front();
+  }
+
+  std::vector<Monitor::Status> statuses() const {
+    std::vector<Monitor::Status> all;
+    for (const auto& rank : outcome_.ranks) all.push_back({&rank, kill_at_.has_value(), last_line(rank)});
+    return all;
   }
 
   /// An interactive rank has no group of its own; instead, what it leaves behind becomes our child.
@@ -338,6 +392,7 @@ class Supervisor {
   const Job& job_;
   const LogFiles& logs_;
   Agent* const agent_;
+  Monitor* const monitor_;
   const bool interactive_;  ///< the one rank of this machine shares the user's terminal
   Signals signals_;
   Sink out_, err_;
@@ -346,7 +401,8 @@ class Supervisor {
   Outcome outcome_;
   std::deque<LineForwarder> forwarders_;
   std::vector<Fd> tethers_;  ///< of remote launchers
-  std::vector<std::pair<int64_t, size_t>> stderrs_;  ///< local rank, index of the forwarder of its stderr
+  struct Stream { int64_t local_rank; Streams kind; size_t forwarder; };
+  std::vector<Stream> streams_;  ///< those that pass through here
   int64_t running_ = 0;
   std::optional<Clock::time_point> stop_at_, kill_at_, drain_until_;
   Clock::time_point now_ = Clock::now(), asked_at_{};
@@ -366,8 +422,8 @@ int Outcome::exit_code() const {
   return stop_signal ? 128 + stop_signal : 0;
 }
 
-Outcome supervise(const Job& job, const Host& host, const LogFiles& logs, std::string (*say)(const Job&, const LogFiles&, const Outcome&), Agent* agent) {
-  return Supervisor(job, logs, agent).run(host, say);
+Outcome supervise(const Job& job, const Host& host, const LogFiles& logs, std::string (*say)(const Job&, const LogFiles&, const Outcome&), Agent* agent, Monitor* monitor) {
+  return Supervisor(job, logs, agent, monitor).run(host, say);
 }
 
 }  // namespace accelerate::launcher

@@ -11,6 +11,7 @@
 namespace accelerate::launcher {
 
 class Agent;
+class Monitor;
 using Clock = std::chrono::steady_clock;
 
 /// How a rank ended.
@@ -46,8 +47,10 @@ struct Outcome {
 };
 
 /// Starts and watches the ranks; returns when everything has ended. `say` receives the report that is to follow their output.
-/// @param agent  hears of a failure at once, and may have the ranks stopped; null on one machine
-Outcome supervise(const Job& job, const Host& host, const LogFiles& logs, std::string (*say)(const Job&, const LogFiles&, const Outcome&), Agent* agent = nullptr);
+/// @param agent    hears of a failure at once, and may have the ranks stopped; null on one machine
+/// @param monitor  shows the ranks while they run; null: nobody wants to see them
+Outcome supervise(const Job& job, const Host& host, const LogFiles& logs, std::string (*say)(const Job&, const LogFiles&, const Outcome&), Agent* agent = nullptr,
+                  Monitor* monitor = nullptr);
 
 /// How likely a failure is the cause of those of other ranks, 0 being the likeliest.
 int blame_kind(const End& end);

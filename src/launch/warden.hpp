@@ -14,7 +14,8 @@ namespace accelerate::launcher {
 class Warden {
  public:
   /// @param capacity the most targets registered at one time.
-  explicit Warden(size_t capacity);
+  /// @param terminal a descriptor on which `restore` is written if the launcher dies while terminal_divided(); -1: none.
+  explicit Warden(size_t capacity, int terminal = -1, const char* restore = "");
   /// Kills what is still registered.
   ~Warden();
   Warden(const Warden&) = delete;
@@ -24,6 +25,7 @@ class Warden {
   /// there leaves no moment in which it has started something and is not known here.
   void watch(pid_t target) const { tell(target, 1); }
   void forget(pid_t target) const { tell(target, 0); }
+  void terminal_divided(bool divided) const { tell(0, divided); }
 
  private:
   void tell(pid_t target, pid_t wanted) const;

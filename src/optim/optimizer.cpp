@@ -13,6 +13,7 @@
 #include "optim/fused_step.hpp"
 #include "optim/optimizer_state.hpp"
 #include "utils/meta_memory.hpp"
+#include "utils/step_report.hpp"
 
 namespace accelerate {
 
@@ -24,6 +25,7 @@ struct AcceleratedOptimizer::Impl {
   GradientState gradients;
   bool step_was_skipped = false;
   bool step_was_fused = false;
+  int64_t steps = 0;  ///< that changed the parameters
   std::vector<std::pair<const void*, StepHooks>> hooks;  ///< in the order of their coming, which is the same on all ranks: they are collective
 
   at::Tensor step_now(const LossClosure& closure);
@@ -80,6 +82,7 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   for (const auto& [owner, hooks] : self.hooks) hooks.before();
   at::Tensor loss = self.step_now(closure);
   for (const auto& [owner, hooks] : self.hooks) hooks.after();
+  if (!self.step_was_skipped) report_optimizer_step(++self.steps);
   return loss;
 }
 

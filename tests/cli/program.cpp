@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <pty.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,7 +50,8 @@ Program::Program(const std::vector<std::string>& arguments, const Options& optio
   envp.push_back(nullptr);
   int in[2] = {-1, -1}, out[2] = {-1, -1}, err[2] = {-1, -1};
   if (options.terminal) {
-    pid_ = ::forkpty(&terminal_, nullptr, nullptr, nullptr);
+    const winsize size{static_cast<unsigned short>(options.rows), static_cast<unsigned short>(options.columns), 0, 0};
+    pid_ = ::forkpty(&terminal_, nullptr, nullptr, &size);
     ::fcntl(terminal_, F_SETFD, FD_CLOEXEC);
   } else {
     if (::pipe2(in, O_CLOEXEC) || ::pipe2(out, O_CLOEXEC) || ::pipe2(err, O_CLOEXEC)) std::abort();
@@ -91,6 +93,16 @@ Program::~Program() {
 void Program::signal(int number) const { ::kill(pid_, number); }
 
 void Program::type(const std::string& text) const { ASSERT_EQ(::write(terminal_, text.data(), text.size()), static_cast<ssize_t>(text.size())); }
+
+void Program::resize(int rows, int columns) const {
+  const winsize size{static_cast<unsigned short>(rows), static_cast<unsigned short>(columns), 0, 0};
+  ASSERT_EQ(::ioctl(terminal_, TIOCSWINSZ, &size), 0);
+}
+
+void Program::read_for(milliseconds time) {
+  for (const auto end = Clock::now() + time; Clock::now() < end && read_once(milliseconds(20));) {
+  }
+}
 
 void Program::close_output() {
   ::close(out_);

@@ -1,0 +1,52 @@
+#include "launch/monitor/step_counter.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "accelerate/error.hpp"
+#include "launch/process.hpp"
+
+namespace accelerate::launcher {
+
+StepCounter::StepCounter(std::filesystem::path file) : file_(std::move(file)) {
+  ::unlink(file_.c_str());  // a rank of an earlier attempt may still have the old one mapped
+  Fd fd(::open(file_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  const StepRecord nothing{};
+  // Written, not only made longer: a store into a mapped hole could fail later, when the disk is full, and would kill the rank.
+  if (!fd || ::write(fd.get(), &nothing, sizeof(nothing)) != sizeof(nothing)) throw LaunchError("--monitor: the file " + file_.string() + " can't be written: " + std::strerror(errno));
+}
+
+void StepCounter::look() {
+  Fd fd(::open(file_.c_str(), O_RDONLY | O_CLOEXEC));
+  StepRecord record{};
+  if (fd && ::pread(fd.get(), &record, sizeof(record), 0) == sizeof(record)) add(record);
+}
+
+void StepCounter::add(const StepRecord& record) {
+  if (record.steps == 0) return;
+  if (!seen_.empty() && record.steps < seen_.back().steps) seen_.clear();  // it began to count anew
+  if (!seen_.empty() && record.steps == seen_.back().steps) return;
+  seen_.push_back(record);
+  constexpr uint64_t kWindow = 10'000'000'000;
+  while (seen_.size() > 2 && seen_[1].at_ns + kWindow < record.at_ns) seen_.pop_front();
+}
+
+std::optional<int64_t> StepCounter::steps() const {
+  if (seen_.empty()) return std::nullopt;
+  return static_cast<int64_t>(seen_.back().steps);
+}
+
+std::optional<double> StepCounter::per_second(uint64_t now_ns) const {
+  if (seen_.size() < 2 || seen_.back().at_ns <= seen_.front().at_ns) return std::nullopt;
+  const auto& first = seen_.front();
+  const auto& last = seen_.back();
+  const double rate = static_cast<double>(last.steps - first.steps) * 1e9 / static_cast<double>(last.at_ns - first.at_ns);
+  const double idle = now_ns > last.at_ns ? static_cast<double>(now_ns - last.at_ns) / 1e9 : 0;
+  return idle * rate > 2 ? 1 / idle : rate;  // twice as long as a step takes: it can't be faster than one step in that time
+}
+
+}  // namespace accelerate::launcher

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <functional>
+#include <list>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "launch/process.hpp"
+
+namespace accelerate::launcher {
+
+/// Serves two addresses by HTTP, from the launcher's own loop: "/", a page without anything from elsewhere, and "/state.json", which it shows.
+///
+/// Only GET and HEAD, one request for each connection, and only with a Host header that names this machine as such (an address, localhost, its name): a page of
+/// another site whose name has been made to point here would send that site's name (DNS rebinding).
+class WebPage {
+ public:
+  /// Listens. @param port  0: any free one
+  /// @throws LaunchError when it can't, ConfigError for an address that is none.
+  WebPage(const std::string& host, int64_t port);
+  /// http://127.0.0.1:8000/
+  const std::string& url() const { return url_; }
+  /// Others than this machine can reach it.
+  bool open_to_others() const { return open_to_others_; }
+
+  void add_to(std::vector<pollfd>& fds) const;
+  /// @param polled  what add_to() added, after poll()
+  void serve(std::span<const pollfd> polled, const std::function<std::string()>& state);
+
+ private:
+  struct Connection {
+    Fd fd;
+    std::chrono::steady_clock::time_point until;
+    std::string request, response;
+    size_t sent = 0;
+    bool over = false;
+  };
+  void go_on(Connection& connection, const std::function<std::string()>& state) const;
+
+  std::string host_, url_;
+  bool open_to_others_ = false;
+  Fd listener_;
+  std::chrono::steady_clock::time_point pause_until_{};  ///< no connection is taken until then: there are no descriptors left
+  std::list<Connection> connections_;
+};
+
+/// The answer to a whole request (up to the empty line).
+/// @param own_name  a name under which this machine is also reached
+std::string respond(std::string_view request, const std::string& own_name, const std::function<std::string()>& state);
+
+/// The page, with a place for the nonce that its policy demands of the script and the style.
+std::string page_with(const std::string& nonce);
+
+}  // namespace accelerate::launcher

@@ -1,0 +1,262 @@
+// The parts of `accelerate launch --monitor`: text, table, rates, processes, HTTP. The whole is in tests/cli/monitor_cli_test.cpp.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "launch/monitor/gpus.hpp"
+#include "launch/monitor/plain_text.hpp"
+#include "launch/monitor/process_trees.hpp"
+#include "launch/monitor/snapshot.hpp"
+#include "launch/monitor/step_counter.hpp"
+#include "launch/monitor/web_page.hpp"
+#include "ranks.hpp"
+
+namespace accelerate::launcher {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+// ---------------------------------------------------------------- text
+
+TEST(PlainText, LeavesWhatAPersonReads) {
+  EXPECT_EQ(plain_text("loss 0.5 é 漢字 🙂"), "loss 0.5 é 漢字 🙂");
+  EXPECT_EQ(plain_text("a\tb"), "a b");
+  EXPECT_EQ(plain_text("\033[1;31mred\033[0m and \033[38;5;12mblue\033[m"), "red and blue");
+  EXPECT_EQ(plain_text("\033]0;a title\a after"), " after");
+  EXPECT_EQ(plain_text("\033]8;;http://x\033\\link\033]8;;\033\\."), "link.");
+  EXPECT_EQ(plain_text("\033Pdevice string\033\\x\033(Bx\0337x\033cx"), "xxxx");
+  EXPECT_EQ(plain_text(std::string_view("a\0b\b\x7f\r\nc", 8)), "abc");
+  EXPECT_EQ(plain_text("\xc2\x9b" "31mC1\xc2\x85"), "31mC1");  // CSI as a character of its own is taken away; what follows is text then
+  EXPECT_EQ(plain_text("x\u202Egnp.exe\u2066\u200F"), "xgnp.exe");
+}
+
+TEST(PlainText, BytesThatAreNoUtf8) {
+  EXPECT_EQ(plain_text("a\xff\xfe"), "a��");
+  EXPECT_EQ(plain_text("\xc3"), "�");
+  EXPECT_EQ(plain_text("\xe6\xbc"), "��");
+  EXPECT_EQ(plain_text("\xc0\xaf\xed\xa0\x80"), "�����");  // too long a form of '/', half of a surrogate pair
+  EXPECT_EQ(plain_text("\033["), "");
+  EXPECT_EQ(plain_text("\033]never ended"), "");
+  EXPECT_EQ(plain_text("\033"), "");
+}
+
+TEST(PlainText, OfAnyBytesIsCleanAndStaysAsItIs) {
+  std::mt19937 random(7);
+  const std::string_view pieces[] = {"\033[", "\033]", "31m", "é", "\xe6", "\x80", "a", "\033", "\a", "\u202e", "漢", "\xf0\x9f", "\0"};
+  for (int round = 0; round < 2000; ++round) {
+    std::string text;
+    for (int i = 0; i < 12; ++i)
+      if (random() % 2) text += pieces[random() % std::size(pieces)];
+      else text += static_cast<char>(random() % 256);
+    const std::string plain = plain_text(text);
+    EXPECT_EQ(plain_text(plain), plain);
+    for (const char c : plain) EXPECT_TRUE(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f);
+    EXPECT_NO_THROW(nlohmann::json(plain).dump());  // which refuses what is not UTF-8
+  }
+}
+
+TEST(Fitted, IsExactlySoWide) {
+  EXPECT_EQ(fitted("abc", 5), "abc  ");
+  EXPECT_EQ(fitted("abc", 5, true), "  abc");
+  EXPECT_EQ(fitted("abcdef", 5), "abcd…");
+  EXPECT_EQ(fitted("漢字漢字", 6), "漢字… ");  // five columns would halve the third
+  EXPECT_EQ(fitted("漢字漢字", 8), "漢字漢字");
+  EXPECT_EQ(fitted("e\u0301e\u0301", 2), "e\u0301e\u0301");  // a combining accent takes no column
+  EXPECT_EQ(fitted("abc", 0), "");
+  EXPECT_EQ(cells("🙂漢é"), 5u);
+}
+
+// ---------------------------------------------------------------- table
+
+Snapshot job_of(size_t ranks) {
+  Snapshot s{.program = "train", .url = {}, .world_size = static_cast<int64_t>(ranks), .ranks = {}};
+  for (size_t i = 0; i < ranks; ++i)
+    s.ranks.push_back({.name = std::to_string(i), .local_rank = static_cast<int64_t>(i), .pid = 1000 + static_cast<pid_t>(i), .state = "running", .end = {}, .seconds = 3700, .steps = 12, .steps_per_second = 3.25,
+                       .cpu_percent = 99.6, .resident_bytes = 3 << 29, .gpu = {}, .last_line = "loss 漢字 of a line that is long enough to be cut somewhere"});
+  return s;
+}
+
+std::string without_colours(const std::string& line) { return plain_text(line); }
+
+TEST(Table, ShowsWhatIsKnownAndLeavesOutWhatNobodyHas) {
+  auto s = job_of(2);
+  s.ranks[1].steps.reset(), s.ranks[1].steps_per_second.reset();
+  s.ranks[1].state = "failed", s.ranks[1].end = "SIGKILL";
+  const auto lines = to_lines(s, 120, 10, false);
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_THAT(lines[0], StartsWith("train, 0:00: 1 running, 1 failed"));
+  EXPECT_THAT(lines[1], Not(HasSubstr("GPU")));
+  EXPECT_THAT(lines[2], testing::ContainsRegex("^0 +running +1000 +1:01:40 +12 +3\\.2 +100 +1\\.5 GiB  loss 漢字"));
+  EXPECT_THAT(lines[3], testing::ContainsRegex("^1 +failed SIGKILL +1001 +1:01:40 +- +- "));
+  s.ranks[0].gpu = GpuUse{.index = 3, .busy_percent = 57, .used_bytes = int64_t{12} << 30, .total_bytes = int64_t{80} << 30};
+  EXPECT_THAT(to_lines(s, 160, 10, false)[2], HasSubstr("3: 57 %, 12 GiB of 80 GiB"));
+}
+
+TEST(Table, LinesAreExactlyAsWideAsAsked) {
+  for (const bool colours : {false, true})
+    for (size_t width = 1; width < 180; ++width)
+      for (const auto& line : to_lines(job_of(3), width, 5, colours)) EXPECT_EQ(cells(without_colours(line)), width) << line;
+}
+
+TEST(Table, RanksThatDoNotFitAreSummedUpButFailuresAreShown) {
+  auto s = job_of(100);
+  s.ranks[77].state = "failed";
+  for (size_t i = 90; i < 100; ++i) s.ranks[i].state = "done";
+  for (size_t most = 0; most < 103; ++most) EXPECT_LE(to_lines(s, 100, most, false).size(), std::max<size_t>(most, 1)) << most;
+  const auto lines = to_lines(s, 100, 6, false);
+  ASSERT_EQ(lines.size(), 6u);
+  EXPECT_THAT(lines[2], StartsWith("0 "));
+  EXPECT_THAT(lines[3], StartsWith("1 "));
+  EXPECT_THAT(lines[4], StartsWith("77 "));
+  EXPECT_THAT(lines[5], StartsWith("and 97 more: 87 running, 10 done"));
+  EXPECT_EQ(to_lines(s, 100, 102, false).size(), 102u);
+}
+
+// ---------------------------------------------------------------- steps
+
+constexpr uint64_t kSecond = 1'000'000'000;
+
+TEST(Steps, RateComesFromTheTimesOfTheSteps) {
+  StepCounter counter(support::scratch_dir() + "/steps");
+  EXPECT_FALSE(counter.steps());
+  counter.look();
+  EXPECT_FALSE(counter.steps());  // zeros: no step yet
+  counter.add({1, 100 * kSecond});
+  EXPECT_EQ(counter.steps(), 1);
+  EXPECT_FALSE(counter.per_second(101 * kSecond));  // one point has no rate
+  counter.add({5, 102 * kSecond});
+  EXPECT_DOUBLE_EQ(*counter.per_second(102 * kSecond), 2);
+  counter.add({5, 102 * kSecond});  // nothing new
+  EXPECT_DOUBLE_EQ(*counter.per_second(102 * kSecond), 2);
+  // Only the last ten seconds count.
+  for (uint64_t t = 103; t <= 130; ++t) counter.add({5 + 10 * (t - 102), t * kSecond});
+  EXPECT_DOUBLE_EQ(*counter.per_second(130 * kSecond), 10);
+  // A rank that stands still gets slower and slower.
+  EXPECT_DOUBLE_EQ(*counter.per_second(135 * kSecond), 0.2);
+  // It counts anew.
+  counter.add({2, 140 * kSecond});
+  EXPECT_EQ(counter.steps(), 2);
+  EXPECT_FALSE(counter.per_second(140 * kSecond));
+}
+
+TEST(Steps, SlowStepsHaveARateToo) {
+  StepCounter counter(support::scratch_dir() + "/slow_steps");
+  counter.add({1, 100 * kSecond});
+  counter.add({2, 160 * kSecond});
+  counter.add({3, 220 * kSecond});
+  EXPECT_DOUBLE_EQ(*counter.per_second(220 * kSecond), 1.0 / 60);
+}
+
+// ---------------------------------------------------------------- processes
+
+TEST(Processes, AWholeTreeIsMeasured) {
+  constexpr size_t kBytes = 64 << 20;
+  const auto filled = [] {
+    void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return std::memset(memory, 1, kBytes);
+  };
+  // A leader of a group that sleeps. A child of it in a group of its own holds memory; another process, whose parent has ended, does so and computes.
+  const pid_t root = ::fork();
+  if (root == 0) {
+    ::setpgid(0, 0);
+    const pid_t middle = ::fork();
+    if (middle == 0) {
+      if (::fork() != 0) ::_exit(0);
+      for (void* memory = filled();;) std::memset(memory, 2, kBytes);
+    }
+    ::waitpid(middle, nullptr, 0);
+    if (::fork() == 0) {
+      ::setpgid(0, 0);
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      filled();
+    }
+    for (;;) ::pause();
+  }
+  ::setpgid(root, root);
+  ProcessTrees trees;
+  std::optional<ProcessUse> use;
+  double most = 0;
+  for (int i = 0; i < 40; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    use = trees.look({root, -1})[0];
+    ASSERT_TRUE(use);
+    if (use->cpu_percent) most = std::max(most, *use->cpu_percent);
+  }
+  EXPECT_GT(use->resident_bytes, static_cast<int64_t>(2 * kBytes));
+  EXPECT_GT(most, 20);   // one process that computes, on a machine that may be busy
+  EXPECT_LT(most, 150);  // hundredths of a second in a tenth of one: a reading may be a tenth too high
+  EXPECT_FALSE(trees.look({root, -1})[1]);
+  ::kill(-root, SIGKILL);
+  ::waitpid(root, nullptr, 0);
+  EXPECT_FALSE(trees.look({root, -1})[0]);
+}
+
+TEST(Gpus, FollowTheVisibleDevices) {
+  EXPECT_THAT(gpu_names("", 2), ElementsAre("0", "1"));
+  EXPECT_THAT(gpu_names("3,GPU-abc", 3), ElementsAre("3", "GPU-abc", ""));
+}
+
+// ---------------------------------------------------------------- HTTP
+
+std::string answer(const std::string& request, const std::string& own_name = "127.0.0.1") {
+  return respond(request, own_name, [] { return std::string("{\"a\": 1}"); });
+}
+std::string get(const std::string& target, const std::string& host = "127.0.0.1:80") { return "GET " + target + " HTTP/1.1\r\nHost: " + host + "\r\n"; }
+
+TEST(Http, AnswersTwoAddresses) {
+  const auto page = answer(get("/"));
+  EXPECT_THAT(page, StartsWith("HTTP/1.1 200 OK\r\n"));
+  EXPECT_THAT(page, HasSubstr("Content-Security-Policy: default-src 'none'; script-src 'nonce-"));
+  EXPECT_THAT(page, Not(HasSubstr("NONCE")));
+  EXPECT_THAT(page, Not(HasSubstr("unsafe")));
+  EXPECT_NE(page.substr(page.find("nonce-"), 38), answer(get("/")).substr(page.find("nonce-"), 38));  // another one each time
+  const auto state = answer(get("/state.json?x=1"));
+  EXPECT_THAT(state, HasSubstr("Content-Type: application/json"));
+  EXPECT_THAT(state, HasSubstr("Content-Length: 8\r\n"));
+  EXPECT_THAT(state, testing::EndsWith("\r\n\r\n{\"a\": 1}"));
+  EXPECT_THAT(answer("HEAD /state.json HTTP/1.1\r\nHost: localhost\r\n"), testing::EndsWith("\r\n\r\n"));
+  EXPECT_THAT(answer(get("/etc/passwd")), StartsWith("HTTP/1.1 404 "));
+  EXPECT_THAT(answer("POST / HTTP/1.1\r\nHost: localhost\r\n"), testing::AllOf(StartsWith("HTTP/1.1 405 "), HasSubstr("Allow: GET, HEAD")));
+}
+
+TEST(Http, OnlyUnderThisMachinesNames) {
+  char machine[256] = "";
+  ::gethostname(machine, sizeof(machine) - 1);
+  for (const auto& host : std::vector<std::string>{"127.0.0.1", "127.0.0.1:8000", "localhost:8000", "LOCALHOST", "[::1]:8000", "10.1.2.3:80", "node7:80", machine})
+    EXPECT_THAT(answer(get("/state.json", host), "node7"), StartsWith("HTTP/1.1 200 ")) << host;
+  for (const std::string host : {"evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", ":80", "[::1", "[evil.example]", "127.0.0.1@evil.example"})
+    EXPECT_THAT(answer(get("/state.json", host), "node7"), StartsWith("HTTP/1.1 403 ")) << host;
+  EXPECT_THAT(answer("GET / HTTP/1.1\r\n"), StartsWith("HTTP/1.1 400 "));
+  EXPECT_THAT(answer("GET / HTTP/1.1\r\nHost: localhost\r\nhost: evil.example\r\n"), StartsWith("HTTP/1.1 400 "));
+}
+
+TEST(Http, WhatIsNoRequest) {
+  for (const std::string text : {"", "\r\n", "GET\r\n", "GET /\r\n", "GET / SPDY/3\r\n", "\x16\x03\x01\r\n", "GET  HTTP\r\n"}) EXPECT_THAT(answer(text), StartsWith("HTTP/1.1 400 ")) << text;
+}
+
+TEST(Http, AnyBytesAreAnswered) {
+  std::mt19937 random(11);
+  const std::string_view pieces[] = {"GET ", "/", " HTTP/1.1", "\r\n", "Host:", "localhost", " ", ":", "[", "]", "?"};
+  for (int round = 0; round < 5000; ++round) {
+    std::string text;
+    for (int i = 0; i < 14; ++i)
+      if (random() % 4) text += pieces[random() % std::size(pieces)];
+      else text += static_cast<char>(random() % 256);
+    EXPECT_THAT(answer(text), StartsWith("HTTP/1.1 "));
+  }
+}
+
+}  // namespace
+}  // namespace accelerate::launcher
