@@ -1,5 +1,7 @@
 #include "sagemaker/aws.hpp"
 
+#include <openssl/evp.h>
+
 #include <algorithm>
 #include <cctype>
 #include <charconv>
@@ -28,6 +30,19 @@ std::string url_encoded(const std::string& text) {
     }
   }
   return result;
+}
+
+std::string sha256(const std::string& bytes) {
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned length = 0;
+  if (!EVP_Digest(bytes.data(), bytes.size(), digest, &length, EVP_sha256(), nullptr)) throw accelerate::InternalError("OpenSSL has no SHA-256");
+  std::string text;
+  for (unsigned i = 0; i < length; ++i) {
+    char digits[3];
+    std::snprintf(digits, sizeof(digits), "%02x", digest[i]);
+    text += digits;
+  }
+  return text;
 }
 
 /// What a service says went wrong: {code, message}. JSON services answer JSON, the others XML, proxies whatever they like.
@@ -151,6 +166,7 @@ HttpResponse Aws::s3(const std::string& method, const std::string& bucket, const
   const std::string own = "https://s3." + region_ + "." + domain_of(region_);
   if (url == own && bucket.find('.') == std::string::npos) url = "https://" + bucket + url.substr(8) + "/" + key;
   else url += "/" + bucket + (key.empty() ? "" : "/" + key);
+  headers.emplace_back("x-amz-content-sha256", sha256(body));  // S3 wants to have it said, and older libcurls only sign it
   HttpRequest request{.method = method, .url = std::move(url), .headers = std::move(headers), .body = std::move(body)};
   return send(method == "HEAD" ? "HeadBucket" : key.empty() ? "CreateBucket" : "PutObject", "s3", std::move(request), true);
 }

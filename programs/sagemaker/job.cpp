@@ -225,8 +225,10 @@ TrainingJob::TrainingJob(const Plan& plan, int64_t now) : region_(plan.text("reg
   require(base.front() != '-', "base_job_name is '" + base + "'; names of jobs begin with a letter or a digit");
   const std::string time = timestamp(now);
   name_ = base.substr(0, 63 - time.size() - 1) + "-" + time;
-  distribution();  // complain before anything is sent
   take_source(plan);
+  // Complain before anything is sent.
+  if (is_local()) distribution();
+  else request(Account{});
 }
 
 std::string TrainingJob::text(const std::string& key) const { return words_.contains(key) && words_[key].is_string() ? words_[key].get<std::string>() : ""; }
@@ -285,6 +287,10 @@ std::string TrainingJob::output_path(const Account& account) const { return text
 std::string TrainingJob::code_bucket(const Account& account) const {
   if (!text("code_location").empty()) return s3_parts(text("code_location"), "additional_args.code_location").first;
   return s3_parts(output_path(account), "additional_args.output_path").first;
+}
+
+std::string TrainingJob::code_kms_key(const Account& account) const {
+  return code_bucket(account) == s3_parts(output_path(account), "additional_args.output_path").first ? text("output_kms_key") : "";
 }
 
 std::string TrainingJob::code_key() const {
@@ -351,6 +357,12 @@ bool TrainingJob::profiles() const {
   return true;
 }
 
+Json TrainingJob::environment() const {
+  Json result = Json::object();
+  for (const auto& [key, value] : words_["environment"].items()) result[key] = as_text(value);
+  return result;
+}
+
 Json TrainingJob::request(const Account& account) const {
   const auto has = [&](const char* key) { return words_.contains(key) && !words_[key].is_null(); };
   const auto or_else = [&](const char* key, Json otherwise) { return has(key) ? words_[key] : otherwise; };
@@ -373,17 +385,22 @@ Json TrainingJob::request(const Account& account) const {
   if (has("training_plan")) resources["TrainingPlanArn"] = words_["training_plan"];
 
   Json request{{"AlgorithmSpecification", algorithm}, {"OutputDataConfig", output}, {"TrainingJobName", name_}, {"StoppingCondition", stop}, {"ResourceConfig", resources}, {"RoleArn", account.role_arn}};
-  for (const auto& input : inputs_)
-    request["InputDataConfig"].push_back({{"DataSource", {{"S3DataSource", {{"S3DataType", "S3Prefix"}, {"S3Uri", input[1]}, {"S3DataDistributionType", "FullyReplicated"}}}}}, {"ChannelName", input[0]}});
-  request["HyperParameters"] = hyperparameters(uploaded_ ? text("source_dir") : "s3://" + code_bucket(account) + "/" + code_key());
-  request["Environment"] = Json::object();
-  for (const auto& [key, value] : words_["environment"].items()) request["Environment"][key] = as_text(value);
+  const auto add_channel = [&](const Json& channel, const Json& location) {
+    request["InputDataConfig"].push_back({{"DataSource", {{"S3DataSource", {{"S3DataType", "S3Prefix"}, {"S3Uri", location}, {"S3DataDistributionType", "FullyReplicated"}}}}}, {"ChannelName", channel}});
+  };
+  for (const auto& input : inputs_) add_channel(input[0], input[1]);
+  const std::string code = uploaded_ ? text("source_dir") : "s3://" + code_bucket(account) + "/" + code_key();
+  // A container without network can't fetch its source: that comes as an input channel.
+  const bool isolated = or_else("enable_network_isolation", false) == true;
+  if (isolated) add_channel("code", code);
+  request["HyperParameters"] = hyperparameters(isolated ? "/opt/ml/input/data/code/sourcedir.tar.gz" : code);
+  request["Environment"] = environment();
   if (has("tags")) request["Tags"] = words_["tags"];
   if (has("subnets") || has("security_group_ids")) {
     require(has("subnets") && has("security_group_ids"), "additional_args has one of subnets and security_group_ids; a job in a private network needs both");
     request["VpcConfig"] = {{"Subnets", words_["subnets"]}, {"SecurityGroupIds", words_["security_group_ids"]}};
   }
-  if (or_else("enable_network_isolation", false) == true) request["EnableNetworkIsolation"] = true;
+  if (isolated) request["EnableNetworkIsolation"] = true;
   if (or_else("encrypt_inter_container_traffic", false) == true) request["EnableInterContainerTrafficEncryption"] = true;
   if (or_else("use_spot_instances", false) == true) request["EnableManagedSpotTraining"] = true;
   if (has("checkpoint_s3_uri")) {

@@ -38,6 +38,9 @@ class TrainingJob {
   const std::string& name() const { return name_; }
   const std::string& region() const { return region_; }
   bool is_local() const { return instance_type_ == "local" || instance_type_ == "local_gpu"; }
+  const std::string& image() const { return image_; }
+  /// Variables and their texts.
+  Json environment() const;
   std::string text(const std::string& key) const;
   const Json& words() const { return words_; }
 
@@ -53,6 +56,7 @@ class TrainingJob {
   std::string default_bucket(const Account& account) const;
   std::string code_bucket(const Account& account) const;
   std::string code_key() const;
+  std::string code_kms_key(const Account& account) const;  ///< "" for the account's usual one
   std::string output_path(const Account& account) const;
 
   /// The body of CreateTrainingJob.

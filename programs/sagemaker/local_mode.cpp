@@ -120,12 +120,11 @@ std::vector<std::string> docker_command(const TrainingJob& job, const fs::path& 
   mount(root / "model", "/opt/ml/model");
   mount(job.source_folder().empty() ? root / "code" : fs::path(job.source_folder()), "/opt/ml/code");
   for (const auto& input : job.inputs()) mount(input[1].get<std::string>().substr(std::strlen("file://")), "/opt/ml/input/data/" + input[0].get<std::string>());
-  const Json request = job.request(Account{});
-  for (const auto& [name, value] : request["Environment"].items()) words.insert(words.end(), {"-e", name + "=" + value.get<std::string>()});
+  const Json environment = job.environment();
+  for (const auto& [name, value] : environment.items()) words.insert(words.end(), {"-e", name + "=" + value.get<std::string>()});
   words.insert(words.end(), {"-e", "AWS_REGION=" + job.region(), "-e", "TRAINING_JOB_NAME=" + job.name()});
   for (const auto& name : passed) words.insert(words.end(), {"-e", name});
-  words.push_back(request["AlgorithmSpecification"]["TrainingImage"]);
-  words.push_back("train");
+  words.insert(words.end(), {job.image(), "train"});
   return words;
 }
 
@@ -185,7 +184,7 @@ int run_locally(const TrainingJob& job, const Plan& plan, const Environment& env
   } catch (const ConfigError& error) {
     if (!plan.quiet) std::fprintf(stderr, "accelerate launch: the container gets no AWS credentials: %s\n", error.what());
   }
-  pull(job, job.request(Account{})["AlgorithmSpecification"]["TrainingImage"], query, found, environment, profiles);
+  pull(job, job.image(), query, found, environment, profiles);
   std::vector<std::string> passed;
   if (found)
     for (const auto& [name, value] : {std::pair{"AWS_ACCESS_KEY_ID", found->credentials.key_id}, {"AWS_SECRET_ACCESS_KEY", found->credentials.secret}, {"AWS_SESSION_TOKEN", found->credentials.token}})

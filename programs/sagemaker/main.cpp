@@ -62,7 +62,7 @@ void upload(const TrainingJob& job, Aws& aws, const Account& account, bool quiet
   if (!quiet) std::fprintf(stderr, "accelerate launch: %zu source files, %.1f MB packed, to s3://%s/%s\n", job.source().size(), static_cast<double>(archive.size()) / 1e6, bucket.c_str(), job.code_key().c_str());
   std::vector<std::pair<std::string, std::string>> headers{{"Content-Type", "application/gzip"}, {"x-amz-server-side-encryption", "aws:kms"}};
   if (bucket == job.default_bucket(account)) headers.emplace_back("x-amz-expected-bucket-owner", account.id);
-  if (!job.text("output_kms_key").empty() && job.code_bucket(account) == job.output_path(account).substr(5, bucket.size())) headers.emplace_back("x-amz-server-side-encryption-aws-kms-key-id", job.text("output_kms_key"));
+  if (const std::string key = job.code_kms_key(account); !key.empty()) headers.emplace_back("x-amz-server-side-encryption-aws-kms-key-id", key);
   aws.s3("PUT", bucket, job.code_key(), std::move(headers), archive);
 }
 
