@@ -47,7 +47,7 @@ failures = {kind: {entry.split(":")[0]: [*map(int, entry.split(":")[1:3]), (entr
 lock = threading.Lock()
 moto = DomainDispatcherApplication(create_backend_app)
 for role in options.role:
-    iam_backends[ACCOUNT]["global"].create_role(role, "{}", "/", None, None, None, 3600)
+    iam_backends[ACCOUNT]["aws"].create_role(role, "{}", "/", None, "", [], "3600")
 
 
 def operation(method, path, headers, body):

@@ -515,7 +515,7 @@ TEST_F(SageMaker, LocalModeNeedsDockerAndFoldersHere) {
     EXPECT_EQ(result.exit_code, code) << result.err;
     return result.err;
   };
-  EXPECT_THAT(fails({}, 78), HasSubstr("there is no docker in PATH"));
+  EXPECT_THAT(fails(json::object(), 78), HasSubstr("there is no docker in PATH"));
   EXPECT_THAT(fails({{"num_machines", 2}}, 64), HasSubstr("local mode is one container"));
   EXPECT_THAT(fails({{"sagemaker_inputs_file", "inputs.tsv"}}, 64), HasSubstr("aws s3 sync s3://bkt/train FOLDER"));
   EXPECT_THAT(fails({{"additional_args", {{"use_spot_instances", true}}}}, 64), HasSubstr("no meaning in local mode"));
