@@ -23,7 +23,7 @@ using testing::Not;
 class Tpu : public testing::Test {
  protected:
   Tpu() : folder_(fs::path(support::scratch_dir()) / testing::UnitTest::GetInstance()->current_test_info()->name()) {
-    write("train.py", "import os, sys\n\ndef main():\n    print('main', sys.argv[1:], os.environ['FORK_LAUNCHED'], os.environ.get('XLA_USE_BF16'), os.environ.get('XLA_DOWNCAST_BF16'), flush=True)\n    if 'fail' in sys.argv: sys.exit(5)\n\ndef other():\n    print('other', flush=True)\n");
+    write("train.py", "import os, sys\n\ndef main():\n    os.write(1, f\"main {sys.argv[1:]} {os.environ['FORK_LAUNCHED']} {os.environ.get('XLA_USE_BF16')} {os.environ.get('XLA_DOWNCAST_BF16')}\\n\".encode())\n    if 'fail' in sys.argv: sys.exit(5)\n\ndef other():\n    os.write(1, b'other\\n')\n");
     // As PyTorch/XLA does it: processes that import the caller's file again.
     write("xla/torch_xla/__init__.py", "");
     write("xla/torch_xla/distributed/__init__.py", "");
