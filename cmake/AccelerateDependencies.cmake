@@ -7,6 +7,8 @@ find_package(ICU REQUIRED COMPONENTS uc)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
 find_package(OpenSSL 3 REQUIRED)  # the token of jobs on several machines
+find_package(CURL 7.85 REQUIRED)  # accelerate-sagemaker; older ones leave headers out of AWS signatures
+find_package(ZLIB REQUIRED)
 
 # LibTorch holds the compiled code of c10d's back ends but the wheel leaves out Gloo's headers.
 find_path(GLOO_INCLUDE_DIR gloo/config.h)

@@ -61,7 +61,7 @@ void markdown() {
       markdown_rows(group.options);
     }
   }
-  std::printf("## Config files for Amazon SageMaker\n\nThey are read and written, for Python's `accelerate launch` to use.\n\n");
+  std::printf("## Config files for Amazon SageMaker\n\n[sagemaker.md](sagemaker.md) says what is made of them.\n\n");
   markdown_rows(accelerate::config::sagemaker_keys());
 }
 

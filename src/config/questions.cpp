@@ -350,7 +350,8 @@ Value ask_sagemaker(Questions& q) {
     config["profile"] = q.something("Which profile?", "default");
   else q.say("Give them as --aws_access_key_id and --aws_secret_access_key; they are not written to the file.");
   config["region"] = q.something("In which AWS region?", "us-east-1");
-  config["iam_role_name"] = q.something("Under which role does the job run? It must exist:");
+  if (q.choose("Under which IAM role does the job run?", {"Under one that exists", "Under a new one, which the first launch makes"}) == 0) config["iam_role_name"] = q.something("What is its name?");
+  else config["iam_role_name"] = "accelerate_sagemaker_execution_role";  // the name that the launch knows
   if (q.yes("Is there a container image of your own?", false)) config["image_uri"] = q.something("Which image?");
   if (q.yes("Are there input channels?", false)) config["sagemaker_inputs_file"] = q.something("Which file lists them (columns channel_name, data_location)?");
   if (q.yes("Should metrics be found in the logs?", false)) config["sagemaker_metrics_file"] = q.something("Which file lists them (columns metric_name, metric_regex)?");

@@ -67,10 +67,22 @@ Variables tpu_protocol(const Settings& settings) {
   return env;
 }
 
+/// What a job on SageMaker finds. The reference asks for `debug` and forgets it.
+Variables sagemaker_protocol(const Settings& settings) {
+  Variables env{{"ACCELERATE_USE_SAGEMAKER", "true"}, {"ACCELERATE_MIXED_PRECISION", settings.text("mixed_precision")}, {"ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE", settings.text("distributed_type")}};
+  add_section(env, settings, "dynamo_config");
+  env["ACCELERATE_DYNAMO_BACKEND"] = changed(settings.text("dynamo_backend"), std::toupper);
+  if (settings.text("mixed_precision") == "fp8") add_fp8(env, settings);
+  if (settings.on("debug")) env["ACCELERATE_DEBUG_MODE"] = "true";
+  if (const auto steps = settings.integer("gradient_accumulation_steps")) env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = std::to_string(*steps);
+  return env;
+}
+
 }  // namespace
 
 std::map<std::string, std::string> protocol(const Settings& settings, const Host& host) {
   const Launcher launcher = settings.launcher();
+  if (launcher == Launcher::sagemaker) return sagemaker_protocol(settings);
   if (launcher == Launcher::tpu) return tpu_protocol(settings);
   const std::string precision = settings.text("mixed_precision");
   Variables env{{"ACCELERATE_MIXED_PRECISION", precision}};

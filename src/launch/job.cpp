@@ -16,6 +16,7 @@
 #include "accelerate/error.hpp"
 #include "launch/hostfile.hpp"
 #include "launch/log_files.hpp"
+#include "launch/tpu.hpp"
 
 extern char** environ;
 
@@ -106,9 +107,26 @@ Job make_job(const LaunchOptions& options, const Host& host) {
     require(seconds.get<double>() >= 0.05 && seconds.get<double>() <= 86400, "--monitor_seconds is " + s.text("monitor_seconds") + ", expected a number of seconds from 0.05 to 86400");
   require(o.max_restarts >= 0, "--max_restarts can't be negative");
 
+  if (s.launcher() == Launcher::sagemaker) {  // whose machines are its own business
+    require(!s.on("monitor") && !s.integer("monitor_port"), "--monitor shows processes that this launcher starts, and those of a SageMaker job are started elsewhere: leave it out; the job's status is followed anyway");
+    job.run_id = new_run_id(0);
+    return job;
+  }
   job.num_machines = s.num_machines();
   job.min_machines = s.min_machines();
   require(job.num_machines >= 1, "--num_machines is " + s.text("num_machines") + ", but at least 1 machine is needed");
+  if (s.launcher() == Launcher::tpu) {
+    // PyTorch/XLA starts the processes and knows where the others are.
+    require(job.num_machines == 1, "--num_machines is " + s.text("num_machines") + ", but the machines of a TPU pod are counted by Google: leave it out, and give --tpu_cluster to start on all of them");
+    require(s.text("hostfile").empty(), "--hostfile can't be used with --tpu: --tpu_cluster starts the program on all machines of a pod");
+    job.starter = s.on("tpu_use_cluster") ? Job::Starter::pod : Job::Starter::xla;
+    if (job.starter == Job::Starter::pod) job.world_size = job.local_world_size = static_cast<int64_t>(num_pod_commands(s));
+    job.xla_starter = XlaStarter::kName;
+    parse_streams("--tee", o.tee, job.local_world_size);
+    parse_streams("--redirects", o.redirects, job.local_world_size);
+    job.run_id = new_run_id(0);
+    return job;
+  }
   const std::string backend = s.text("rdzv_backend");
   require(backend == "static" || backend == "c10d", "--rdzv_backend is '" + backend + "', expected static or c10d: the others need servers that this launcher has no client for");
   const bool c10d = backend == "c10d";

@@ -35,16 +35,18 @@ struct Job {
   RendezvousConf rendezvous;         ///< how several machines meet
   std::optional<Round> round;        ///< with several machines: this one's place, once they have met
   /// Who starts the ranks: this launcher, or one process of another program that it starts instead of them.
-  enum class Starter { launcher, mpirun, deepspeed, hostfile } starter = Starter::launcher;
+  enum class Starter { launcher, mpirun, deepspeed, hostfile, xla, pod } starter = Starter::launcher;
   std::vector<RemoteHost> remote;    ///< with Starter::hostfile: the machines, on each of which a launcher takes the place of a rank
   std::string remote_input;          ///< what each of them reads first
+  std::vector<std::vector<std::string>> commands;  ///< with Starter::pod: what is run in the places of ranks
+  std::filesystem::path xla_starter;  ///< with Starter::xla: the file that Python runs (see tpu.hpp)
   int64_t attempt = 0;               ///< how often the ranks have been started before
   std::string run_id;                ///< names the log folder; also TORCHELASTIC_RUN_ID
 
   bool distributed() const { return world_size > 1 || round; }
   /// Machines that must meet before their ranks start.
   bool needs_agent() const { return num_machines > 1 && starter == Starter::launcher; }
-  bool needs_port() const { return distributed() || starter != Starter::launcher; }
+  bool needs_port() const { return starter != Starter::xla && starter != Starter::pod && (distributed() || starter != Starter::launcher); }
   int64_t rank(int64_t local_rank) const { return (round ? round->first_rank : machine_rank * local_world_size) + local_rank; }
 };
 

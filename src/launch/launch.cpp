@@ -17,29 +17,28 @@
 #include "launch/program.hpp"
 #include "launch/remote.hpp"
 #include "launch/report.hpp"
+#include "launch/sagemaker.hpp"
 #include "launch/supervisor.hpp"
+#include "launch/tpu.hpp"
 
 namespace accelerate {
 namespace {
 
 using namespace launcher;
 
-/// What can't be started from here. The text says what is missing.
-void require_possible(const Job& job) {
-  switch (job.settings.launcher()) {
-    case Launcher::tpu:
-      throw NotBuiltError("TPUs need PyTorch/XLA, which LibTorch does not have. Start a Python program for TPUs with Python's `accelerate launch`; `--dry_run` shows what would be started");
-    case Launcher::sagemaker:
-      throw NotBuiltError("the config file is for Amazon SageMaker, whose jobs this program can't create. Use Python's `accelerate launch` for them, or a config file for this machine");
-    default: break;
-  }
-}
-
 void say(const std::string& line) { std::fprintf(stderr, "accelerate launch: %s\n", line.c_str()); }
 
 /// For people, and for tests: what would be started where.
 void print_plan(const Job& job, const Host& host) {
-  const char* names[] = {"simple", "torchrun", "deepspeed", "tpu", "sagemaker"};
+  const char* names[] = {"simple", "torchrun", "deepspeed"};
+  if (job.starter == Job::Starter::pod || job.starter == Job::Starter::xla) {
+    std::printf("launcher   tpu%s\n", job.starter == Job::Starter::pod ? ", on a pod" : "; PyTorch/XLA starts a process for each chip");
+    for (const auto& words : job.starter == Job::Starter::pod ? pod_commands(job) : std::vector<std::vector<std::string>>{command_line(job, host)}) std::printf("command    %s\n", shell_text(words).c_str());
+    if (job.starter == Job::Starter::pod) return;
+    std::printf("environment:\n  FORK_LAUNCHED=1\n");
+    for (const auto& [name, value] : build_environment(job, host, 0)) std::printf("  %s=%s\n", name.c_str(), value.c_str());
+    return;
+  }
   std::printf("launcher   %s\nprocesses  %lld of %lld on machine %lld of %lld\n", names[static_cast<int>(job.settings.launcher())], static_cast<long long>(job.local_world_size),
               static_cast<long long>(job.world_size), static_cast<long long>(job.machine_rank), static_cast<long long>(job.num_machines));
   if (job.needs_port()) std::printf("meeting at %s:%s\n", job.main_ip.c_str(), job.main_port ? std::to_string(job.main_port).c_str() : "a free port");
@@ -74,15 +73,18 @@ int launch(const LaunchOptions& options) {
   const bool quiet = job.options.quiet;
   if (!quiet)
     for (const auto& remark : job.settings.remarks()) say(remark);
+  if (job.settings.launcher() == Launcher::sagemaker) return launch_on_sagemaker(job, host);
   if (job.options.dry_run) return print_plan(job, host), 0;
-  require_possible(job);
-  if (job.starter != Job::Starter::hostfile) command_line(job, host);  // complain before anything is created
+  if (job.starter != Job::Starter::hostfile && job.starter != Job::Starter::pod) command_line(job, host);  // complain before anything is created
   const auto monitor = Monitor::create(job);
   if (monitor && !quiet && !monitor->url().empty())
     say("the monitor's page is " + monitor->url() + (monitor->open_to_others() ? ", which other machines can reach: it asks for no password" : ""));
+  if (job.starter == Job::Starter::pod) return launch_on_pod(job, host, monitor.get());
   if (job.starter == Job::Starter::hostfile) return launch_by_hostfile(job, host, monitor.get());
+  std::optional<XlaStarter> starter;
+  if (job.starter == Job::Starter::xla) job.xla_starter = starter.emplace().file();
   const bool any_port = job.main_port == 0;
-  if (!quiet && job.settings.threads_chosen() && job.settings.launcher() != Launcher::deepspeed)
+  if (!quiet && job.settings.threads_chosen() && job.settings.launcher() != Launcher::deepspeed && job.settings.launcher() != Launcher::tpu)
     say("OMP_NUM_THREADS=" + std::to_string(job.settings.threads_per_process()) + " for each process; --num_cpu_threads_per_process changes it");
   if (job.needs_agent()) return launch_on_machines(job, host, monitor.get());
   for (;; ++job.attempt) {

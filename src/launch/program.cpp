@@ -10,6 +10,7 @@
 #include "launch/deepspeed.hpp"
 #include "launch/environment.hpp"
 #include "launch/mpirun.hpp"
+#include "launch/tpu.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -64,6 +65,12 @@ std::vector<std::string> command_line(const Job& job, const Host& host) {
   const auto& options = job.options;
   const std::string& name = options.command.front();
   std::vector<std::string> result;
+  if (job.starter == Job::Starter::xla) {
+    const auto words = xla_arguments(job);
+    result = {find_python(host), job.xla_starter};
+    result.insert(result.end(), words.begin(), words.end());
+    return result;
+  }
   if (job.starter == Job::Starter::mpirun) {
     std::vector<std::string> variables;
     for (const auto& [variable_name, value] : build_environment(job, host, 0)) variables.push_back(variable_name);

@@ -198,6 +198,11 @@ void Settings::take_file(const std::filesystem::path& path) {
   if (config::is_sagemaker(file_)) {
     for (const char* name : {"mixed_precision", "debug", "num_machines", "gpu_ids", "distributed_type"})
       if (!file_[name].is_null()) set(name, file_[name], Source::file);
+    if (file_["dynamo_config"].is_object())
+      for (const auto& [key, value] : file_["dynamo_config"].items()) {
+        const std::string name = config::setting_name("dynamo_config", key);
+        set(name, from_file(option_called(name), value, file_name_), Source::file);
+      }
     return;
   }
   for (const auto& [key, value] : file_.items()) {
@@ -289,7 +294,15 @@ void Settings::remark() {
   if (launcher_ != Launcher::tpu)
     for (const char* name : {"vm", "env", "main_training_function", "downcast_bf16", "tpu_use_sudo", "tpu_use_cluster"})
       if (source(name) == Source::flag) remarks_.push_back(flag_of(option_called(name)) + " has no effect without --tpu");
-  if (launcher_ != Launcher::sagemaker)
+  if (launcher_ == Launcher::sagemaker)
+    for_each_option([&](const Option& option) {
+      const std::string name = option.name;
+      if (source(name) != Source::flag || name.starts_with("dynamo_") || name.starts_with("fp8_") || option.kind == Kind::unset) return;
+      for (const char* known : {"config_file", "quiet", "dry_run", "module", "no_python", "debug", "mixed_precision", "num_machines", "gradient_accumulation_steps", "aws_access_key_id", "aws_secret_access_key"})
+        if (name == known) return;
+      remarks_.push_back(flag_of(option) + " has no effect on Amazon SageMaker");
+    });
+  else
     for (const char* name : {"aws_access_key_id", "aws_secret_access_key"})
       if (source(name) == Source::flag) remarks_.push_back("--" + std::string(name) + " has no effect: the config file is not one for Amazon SageMaker");
   if (launcher_ != Launcher::simple && source("mpirun_hostfile") == Source::flag) remarks_.push_back("--mpirun_hostfile has no effect here: mpirun starts processes that compute on the CPU, with --cpu");
