@@ -111,8 +111,8 @@ class Supervisor {
   pid_t target(const RankRecord& rank) const { return interactive_ ? rank.pid : -rank.pid; }
 
   void send(int signal) {
-    // A remote launcher stops when its input ends, and its shell returns when it has stopped.
-    if (!job_.remote.empty() && signal != SIGKILL) return tethers_.clear();
+    // A remote launcher stops when its input ends, and its shell returns when it has stopped. A shell without input is stopped itself, which the launcher notices.
+    if (!job_.remote_input.empty() && signal != SIGKILL) return tethers_.clear();
     for (const auto& rank : outcome_.ranks) {
       if (rank.pid <= 0 || (interactive_ && rank.end)) continue;
       ::kill(target(rank), signal);
@@ -132,7 +132,7 @@ class Supervisor {
       spawning.in = nothing.get();
     }
     Pipe tether;
-    if (!job_.remote.empty()) {
+    if (!job_.remote_input.empty()) {
       tether = make_pipe();
       spawning.in = tether.read.get();
       [[maybe_unused]] const ssize_t written = ::write(tether.write.get(), job_.remote_input.data(), job_.remote_input.size());
