@@ -28,7 +28,7 @@ step() { printf '\n[%s] %s\n' "$1" "$2"; }
 
 # What the build needs, and what only makes it faster or lets more tests run.
 required=(g++ make cmake pkg-config ninja-build libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libicu-dev libpcre2-dev libssl-dev libgtest-dev libgmock-dev)
-faster=(ccache mold openmpi-bin)
+faster=(ccache mold openmpi-bin openssh-server openssh-client pdsh slurmctld slurmd slurm-client munge zsh fish)
 
 is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 

@@ -151,7 +151,7 @@ class Supervisor {
     spawning.out = out.get();
     spawning.err = err.get();
     spawning.environment = merged(host, environment);
-    if (job_.settings.on("enable_cpu_affinity")) spawning.cpus = cores_of(topology(), visible_gpus(), local_rank, job_.local_world_size);
+    if (job_.settings.on("enable_cpu_affinity")) spawning.cpus = cores_of(topology(), visible_gpus(host), local_rank, job_.local_world_size);
     record.rank = job_.rank(local_rank);
     record.local_rank = local_rank;
     record.started = Clock::now();
@@ -164,10 +164,12 @@ class Supervisor {
     return topology_;
   }
 
-  /// The GPUs of --gpu_ids; ranks use them in this order.
-  std::vector<int64_t> visible_gpus() const {
+  /// The GPUs of --gpu_ids, else those of the caller's CUDA_VISIBLE_DEVICES; ranks use them in this order.
+  std::vector<int64_t> visible_gpus(const Host& host) const {
+    std::string list = job_.settings.text("gpu_ids");
+    if (const auto found = host.environment.find("CUDA_VISIBLE_DEVICES"); (list.empty() || list == "all") && found != host.environment.end()) list = found->second;
     std::vector<int64_t> ids;
-    std::istringstream text(job_.settings.text("gpu_ids"));
+    std::istringstream text(list);
     for (int64_t id; text >> id; text.ignore()) ids.push_back(id);
     return ids;
   }

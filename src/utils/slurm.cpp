@@ -35,10 +35,10 @@ std::string first_machine(const std::string& list) {
 }
 
 std::optional<Task> this_task(const Variable& variable) {
-  const auto world_size = number(variable, "SLURM_STEP_NUM_TASKS"), rank = number(variable, "SLURM_PROCID");
-  if (!world_size || !rank) return std::nullopt;
+  const auto world_size = number(variable, "SLURM_STEP_NUM_TASKS");
+  if (!world_size) return std::nullopt;
   const int64_t job = number(variable, "SLURM_JOB_ID").value_or(0), step = number(variable, "SLURM_STEP_ID").value_or(0);
-  Task task{.rank = *rank, .world_size = *world_size, .local_rank = number(variable, "SLURM_LOCALID").value_or(*rank), .local_world_size = *world_size, .address = "127.0.0.1",
+  Task task{.rank = number(variable, "SLURM_PROCID").value_or(0), .world_size = *world_size, .local_rank = number(variable, "SLURM_LOCALID").value_or(0), .local_world_size = *world_size, .address = "127.0.0.1",
             .port = 15000 + (job % 1000 * 15 + step % 15), .step = std::to_string(job) + "." + std::to_string(step)};
   if (const auto here = variable("SLURM_GTIDS")) task.local_world_size = 1 + std::count(here->begin(), here->end(), ',');
   const auto machines = variable("SLURM_STEP_NODELIST");

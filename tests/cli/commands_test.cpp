@@ -285,6 +285,29 @@ TEST_F(Commands, CompletionsAreScriptsOfTheirShells) {
   EXPECT_THAT(run({"completion", "tcsh"}).err, HasSubstr("expected one of: bash, zsh, fish"));
 }
 
+TEST_F(Commands, CompletionsInZsh) {
+  if (::access("/usr/bin/zsh", X_OK) != 0) GTEST_SKIP() << "there is no zsh here (Debian: zsh)";
+  // zsh completes on a terminal only: one of its own, whose answers are what it offers.
+  write("_accelerate", run({"completion", "zsh"}).out);
+  const auto script = write("complete.zsh", "zmodload zsh/zpty\nzpty z /usr/bin/zsh -f -i\nask() { zpty -w z \"$1\"; }\nask \"PS1=; fpath=(" + folder.string() + " \\$fpath); autoload -Uz compinit; compinit -u -D; bindkey '^I' complete-word; zstyle ':completion:*' list-prompt ''\"\n"
+                                            "sleep 1\nfor words in 'accelerate to-' 'accelerate launch --fsdp_vers' 'accelerate launch --mixed_precision bf'; do\n  zpty -w -n z \"$words\"$'\\t'; sleep 0.7; zpty -w -n z $'\\x15'; zpty -w z ''; done\n"
+                                            "sleep 0.5\nwhile zpty -r -t z line; do print -r -- \"$line\"; done\nzpty -d z\n");
+  const std::string out = Program(std::vector<std::string>{"/usr/bin/zsh", "-f", script}).wait().out;
+  EXPECT_THAT(out, AllOf(HasSubstr("to-fsdp2"), HasSubstr("--fsdp_version"), HasSubstr("bf16")));
+}
+
+TEST_F(Commands, CompletionsInFish) {
+  if (::access("/usr/bin/fish", X_OK) != 0) GTEST_SKIP() << "there is no fish here (Debian: fish)";
+  const std::string here = folder;
+  const auto script = write("accelerate.fish", run({"completion", "fish"}).out);
+  const auto offered = [&](const std::string& line) {
+    return Program(std::vector<std::string>{"/usr/bin/fish", "--no-config", "-c", "source " + script + "; complete -C '" + line + "'"}, Program::Options{.env = {"HOME=" + here, "XDG_CONFIG_HOME=" + here, "XDG_DATA_HOME=" + here}, .input = "", .folder = here}).wait().out;
+  };
+  EXPECT_THAT(offered("accelerate to-"), StartsWith("to-fsdp2"));
+  EXPECT_THAT(offered("accelerate launch --fsdp_vers"), StartsWith("--fsdp_version"));
+  EXPECT_THAT(offered("accelerate launch --mixed_precision bf"), StartsWith("bf16"));
+}
+
 TEST_F(Commands, ManualPage) { EXPECT_THAT(run({"docs", "man"}).out, AllOf(StartsWith(".TH ACCELERATE 1"), HasSubstr(".B \\-\\-fsdp_version"))); }
 
 TEST_F(Commands, NamesWithADash) {
