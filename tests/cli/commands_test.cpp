@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
 
 #include "program.hpp"
 #include "ranks.hpp"
@@ -109,13 +110,22 @@ TEST_F(Commands, MistakesInConfigFilesAreNamed) {
   EXPECT_THAT(error("distributed_type: 'NO'\n  x: [\n"), AllOf(HasSubstr("not YAML"), HasSubstr("line ")));
   EXPECT_THAT(error(""), HasSubstr("it is empty"));
   EXPECT_THAT(error("distributed_type: MULTI_GPU\n"), HasSubstr("give --num_processes"));
-  EXPECT_THAT(error(std::string(10 << 20, 'x')), HasSubstr("MB long"));
+  EXPECT_THAT(error(std::string(10 << 20, 'x')), HasSubstr("is longer than 1 MB"));
+  std::string noise(10 << 20, '\0');
+  std::mt19937 generator(1);
+  for (auto& byte : noise) byte = static_cast<char>(generator());
+  EXPECT_THAT(error(noise), HasSubstr("is longer than 1 MB"));
+  EXPECT_THAT(error(noise.substr(0, 100000)), HasSubstr("bad.yaml"));
   EXPECT_THAT(error(","), HasSubstr("bad.yaml"));  // yaml-cpp's way of reading all documents never ended here
   EXPECT_THAT(error("---\ndistributed_type: 'NO'\n---\ndistributed_type: 'NO'\n"), HasSubstr("several documents"));
   EXPECT_THAT(error("a: &a [x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b]\nd: &d [*c, *c, *c, *c, *c, *c, *c, *c]\n"
                     "e: &e [*d, *d, *d, *d, *d, *d, *d, *d]\n"), HasSubstr("more levels or entries"));
   const auto missing = run({"launch", "--config_file", "nowhere.yaml", "/bin/true"});
+  EXPECT_EQ(missing.exit_code, 64);
   EXPECT_THAT(missing.err, HasSubstr("does not exist"));
+  const auto unreadable = run({"launch", "--config_file", folder, "/bin/true"});
+  EXPECT_EQ(unreadable.exit_code, 64);
+  EXPECT_THAT(unreadable.err, HasSubstr("is a folder"));
 }
 
 TEST_F(Commands, ToFsdp2) {
@@ -308,7 +318,7 @@ TEST_F(Commands, CompletionsInFish) {
   EXPECT_THAT(offered("accelerate launch --mixed_precision bf"), StartsWith("bf16"));
 }
 
-TEST_F(Commands, ManualPage) { EXPECT_THAT(run({"docs", "man"}).out, AllOf(StartsWith(".TH ACCELERATE 1"), HasSubstr(".B \\-\\-fsdp_version"))); }
+TEST_F(Commands, ManualPage) { EXPECT_THAT(run({"docs", "man"}).out, AllOf(StartsWith(".TH ACCELERATE 1"), HasSubstr(".B \\-\\-fsdp_version"), HasSubstr("\n69\n"))); }
 
 TEST_F(Commands, NamesWithADash) {
   const auto alias = accelerate() + "-launch";
