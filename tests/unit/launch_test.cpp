@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -179,6 +180,34 @@ TEST(LaunchFunction, Restarts) {
   }, {.num_processes = 1, .max_restarts = 5});
   EXPECT_EQ(count(), 3u);
   EXPECT_THAT(message_of([] { launch_function([] { ::_exit(9); }, {.num_processes = 1, .max_restarts = 1}); }), HasSubstr("exit code 9 (after 1 restarts)"));
+}
+
+TEST(LaunchFunction, TwoMachinesWithRestarts) {
+  const std::string folder = support::scratch_dir() + "/machines_";
+  std::vector<pid_t> machines;
+  for (int64_t machine = 0; machine < 2; ++machine) {
+    machines.push_back(::fork());
+    if (machines.back() != 0) continue;
+    launch_function([&] {
+      std::ofstream(folder + std::getenv("RANK"), std::ios::app) << std::getenv("LOCAL_RANK") << '/' << std::getenv("WORLD_SIZE") << ' ' << std::getenv("NODE_RANK") << ' ' << std::getenv("MASTER_ADDR") << ':' << std::getenv("MASTER_PORT")
+                                                                 << ' ' << std::getenv("TORCHELASTIC_RESTART_COUNT") << std::endl;
+      if (std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0") {
+        ::usleep(200000);  // until all have written
+        ::_exit(1);
+      }
+    }, {.num_processes = 2, .num_nodes = 2, .node_rank = machine, .master_addr = "localhost", .use_port = 29555, .max_restarts = 1});
+    ::_exit(0);
+  }
+  for (const pid_t pid : machines) {
+    int status = -1;
+    ::waitpid(pid, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    std::ifstream in(folder + std::to_string(rank));
+    const std::string line = std::to_string(rank % 2) + "/4 " + std::to_string(rank / 2) + " localhost:29555 ";
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), line + "0\n" + line + "1\n") << rank;
+  }
 }
 
 TEST(LaunchFunction, ImpossibleOptions) {
