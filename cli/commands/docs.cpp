@@ -45,6 +45,20 @@ void markdown_rows(std::span<const Option> options) {
   std::printf("\n");
 }
 
+/// What the program returns, sysexits.h's numbers for its own troubles.
+constexpr std::pair<const char*, const char*> kExitCodes[] = {
+    {"0", "all processes returned 0"},
+    {"1 to 255", "what the process returned that failed first, on whichever machine; 128 + its number where a signal ended it (137: SIGKILL). A process that fails because its peer did is not taken for the cause"},
+    {"64", "a mistake on the command line, in a config file or in a variable; machines that were started with different settings, or with another token"},
+    {"65", "damaged files"},
+    {"69", "a machine was lost, or the one that hosts the rendezvous has gone"},
+    {"70", "a defect of this program"},
+    {"71", "something can't be started or reached: a program, a busy port, machines that did not come in time, an agent that died"},
+    {"73", "no memory, disk or processes, or a file is in the way"},
+    {"78", "this build or this machine lacks what was asked for"},
+    {"129, 130, 143", "the launcher was stopped by SIGHUP, Ctrl-C, SIGTERM; its processes have been stopped too"},
+};
+
 void markdown() {
   std::printf(
       "# Settings\n\n"
@@ -61,7 +75,9 @@ void markdown() {
       markdown_rows(group.options);
     }
   }
-  std::printf("## Config files for Amazon SageMaker\n\n[sagemaker.md](sagemaker.md) says what is made of them.\n\n");
+  std::printf("## Exit codes\n\nThose of `accelerate launch`; other commands use the same numbers for the same troubles.\n\n| code | |\n|---|---|\n");
+  for (const auto& [exit_code, meaning] : kExitCodes) std::printf("| %s | %s |\n", exit_code, cell(meaning).c_str());
+  std::printf("\n## Config files for Amazon SageMaker\n\n[sagemaker.md](sagemaker.md) says what is made of them.\n\n");
   markdown_rows(accelerate::config::sagemaker_keys());
 }
 
@@ -87,8 +103,8 @@ void man() {
     }
   }
   std::printf(".SH FILES\n.I $HF_HOME/accelerate/default_config.yaml\n.br\n.I ~/.cache/huggingface/accelerate/default_config.yaml\n"
-              ".SH EXIT STATUS\n0, or the exit status of the process that failed first (128 + signal number if a signal ended it). Of the program itself: 64 a mistake on the command line or in a config "
-              "file, 65 damaged files, 71 something can't be started, 73 no memory or disk, or a file is in the way, 78 this build or machine lacks something, 70 a defect.\n");
+              ".SH EXIT STATUS\n");
+  for (const auto& [exit_code, meaning] : kExitCodes) std::printf(".TP\n%s\n%s.\n", exit_code, roff(meaning).c_str());
 }
 
 int run(const cli::Arguments& arguments) {

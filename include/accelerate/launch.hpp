@@ -82,7 +82,9 @@ struct FunctionLaunchOptions {
   int64_t node_rank = 0;
   std::string master_addr = "127.0.0.1";
   std::optional<int64_t> use_port;      ///< where the processes meet on machine 0; unset on a single machine: a free one
-  int64_t max_restarts = 0;             ///< after a failure all processes are started again, up to this often
+  /// After a failure all processes of this machine are started again, up to this often; TORCHELASTIC_RESTART_COUNT counts. With several machines the failure is one for the other
+  /// machines' processes too, as soon as they need a peer that is gone: give all the same number.
+  int64_t max_restarts = 0;
 };
 
 /// Calls `function` in several processes, which are copies of this one: they see everything that it captured, and their changes are their own.

@@ -15,6 +15,7 @@
 
 #include "accelerate/error.hpp"
 #include "agent/address.hpp"
+#include "agent/no_operators.hpp"
 #include "agent/tunnel.hpp"
 #include "launch/coordinator.hpp"
 
@@ -114,6 +115,7 @@ class Agent {
     me_.id = store_->add(kOurs + "machines", 1);
     write();
     entered = true;
+    drop_pages_of_loading();
     while (turn()) {
     }
     if (coordinator_) say_goodbye();

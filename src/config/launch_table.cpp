@@ -183,7 +183,7 @@ constexpr Option kOurs[] = {
     {"hostfile", text, nullptr, nullptr, "FILE", "Start the job on all machines of this file, a line each: NAME slots=N (processes)"},
     {"include", text, nullptr, nullptr, "FILTER", "Machines and slots of the hostfile to use, and no others: NAME@NAME:0,2"},
     {"exclude", text, nullptr, nullptr, "FILTER", "Machines and slots of the hostfile to leave out"},
-    {"remote_shell", text, "\"ssh\"", nullptr, "PROGRAM", "Who starts the launchers of --hostfile: ssh, or what takes a name and a command as ssh does"},
+    {"remote_shell", text, "\"ssh\"", nullptr, "PROGRAM", "Who starts the launchers of --hostfile: ssh, pdsh, or what takes a name and a command as ssh does"},
     {"processes_per_machine", integer, nullptr, nullptr, "N", "Processes on this machine, where machines differ (default: an equal share of --num_processes)"},
     {"grace_seconds", number, "10.0", nullptr, "SECONDS", "Time from SIGTERM or Ctrl-C to SIGKILL; a second Ctrl-C kills at once"},
     {"dry_run", flag, "false", nullptr, nullptr, "Print what would be started, and with which variables, and start nothing"},

@@ -172,7 +172,7 @@ bool has_several_documents(const std::string& text) {
 
 Value read_yaml(const std::string& text, const std::string& file) {
   Reader reader(file);
-  if (text.size() > kMostBytes) throw ConfigError("the config file " + file + " is " + std::to_string(text.size() >> 20) + " MB long. Is it a config file? One has some hundred bytes");
+  if (text.size() > kMostBytes) throw ConfigError("the config file " + file + " is longer than " + std::to_string(kMostBytes >> 20) + " MB. Is it a config file? One has some hundred bytes");
   try {
     if (has_several_documents(text)) throw ConfigError("the config file " + file + " holds several documents (parted by ---), expected one");
     return reader.read(YAML::Load(text));

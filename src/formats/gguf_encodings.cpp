@@ -45,7 +45,9 @@ void decode_numbers(const Byte* __restrict from, int64_t count, float* __restric
     to[i] = static_cast<float>(value);
   }
 }
-void decode_f32(const Byte* __restrict from, int64_t count, float* __restrict to) { std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float)); }
+void decode_f32(const Byte* __restrict from, int64_t count, float* __restrict to) {
+  if (count > 0) std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));  // a tensor without elements has no memory to copy to
+}
 void decode_f16(const Byte* __restrict from, int64_t count, float* __restrict to) {
   for (int64_t i = 0; i < count; ++i) to[i] = scale_at(from + 2 * i);
 }

@@ -8,7 +8,6 @@
 #include <map>
 #include <sstream>
 #include <string>
-#include <tuple>
 
 namespace accelerate::launcher {
 namespace {
@@ -37,11 +36,21 @@ T read_from(const fs::path& file, T otherwise) {
 }
 
 /// Cut into equal pieces, this is the one with number `index`.
-std::vector<int> share(const std::vector<int>& cpus, int64_t index, int64_t pieces) {
-  const auto n = static_cast<int64_t>(cpus.size());
+template <class T>
+std::vector<T> piece(const std::vector<T>& all, int64_t index, int64_t pieces) {
+  const auto n = static_cast<int64_t>(all.size());
   if (n == 0 || pieces <= 0) return {};
-  if (pieces >= n) return {cpus[static_cast<size_t>(index % n)]};
-  return {cpus.begin() + index * n / pieces, cpus.begin() + (index + 1) * n / pieces};
+  if (pieces >= n) return {all[static_cast<size_t>(index % n)]};
+  return {all.begin() + index * n / pieces, all.begin() + (index + 1) * n / pieces};
+}
+
+std::vector<int> share(const std::vector<std::vector<int>>& cores, int64_t index, int64_t pieces) {
+  const auto flat = [](const std::vector<std::vector<int>>& some) {
+    std::vector<int> cpus;
+    for (const auto& core : some) cpus.insert(cpus.end(), core.begin(), core.end());
+    return cpus;
+  };
+  return pieces <= static_cast<int64_t>(cores.size()) ? flat(piece(cores, index, pieces)) : piece(flat(cores), index, pieces);
 }
 
 }  // namespace
@@ -62,13 +71,14 @@ Topology Topology::current() {
   if (nodes.empty())
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
       if (CPU_ISSET(cpu, &allowed)) nodes[0].push_back(cpu);
-  for (auto& [id, cpus] : nodes) {
-    const auto place = [](int cpu) {
+  for (const auto& [id, cpus] : nodes) {
+    std::map<std::pair<int, int>, std::vector<int>> cores;  // by package and number within it
+    for (const int cpu : cpus) {
       const fs::path folder = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology";
-      return std::tuple(read_from(folder / "physical_package_id", 0), read_from(folder / "core_id", cpu), cpu);
-    };
-    std::sort(cpus.begin(), cpus.end(), [&](int a, int b) { return place(a) < place(b); });
-    topology.nodes.push_back({id, cpus});
+      cores[{read_from(folder / "physical_package_id", 0), read_from(folder / "core_id", cpu)}].push_back(cpu);
+    }
+    auto& node = topology.nodes.emplace_back(Topology::Node{id, {}});
+    for (auto& [place, threads] : cores) node.cores.push_back(std::move(threads));
   }
   std::vector<std::string> gpus;
   for (fs::directory_iterator entry("/proc/driver/nvidia/gpus", ignored), end; !ignored && entry != end; entry.increment(ignored)) gpus.push_back(entry->path().filename());
@@ -89,10 +99,10 @@ std::vector<int> cores_of(const Topology& topology, const std::vector<int64_t>& 
         int64_t neighbours = 0, before = 0;
         for (int64_t rank = 0; rank < local_world_size; ++rank)
           if (node_of_rank(rank) == node) ++neighbours, before += rank < local_rank;
-        return share(candidate.cpus, before, neighbours);
+        return share(candidate.cores, before, neighbours);
       }
-  std::vector<int> all;
-  for (const auto& node : topology.nodes) all.insert(all.end(), node.cpus.begin(), node.cpus.end());
+  std::vector<std::vector<int>> all;
+  for (const auto& node : topology.nodes) all.insert(all.end(), node.cores.begin(), node.cores.end());
   return share(all, local_rank, local_world_size);
 }
 

@@ -119,6 +119,8 @@ std::map<std::string, std::string> protocol(const Settings& settings, const Host
 std::map<std::string, std::string> build_environment(const Job& job, const Host& host, int64_t local_rank) {
   Variables env = protocol(job.settings, host);
   if (!job.distributed()) {
+    // Alone, though srun has started other launchers: the program must not take their tasks for its peers.
+    if (job.starter == Job::Starter::launcher && host.number("SLURM_STEP_NUM_TASKS").value_or(1) > 1) env.insert({{"WORLD_SIZE", "1"}, {"RANK", "0"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
     if (job.starter == Job::Starter::mpirun && job.settings.num_processes() > 1) env.insert({{"MASTER_ADDR", job.main_ip}, {"MASTER_PORT", std::to_string(job.main_port)}});
     return env;
   }

@@ -45,7 +45,7 @@ void check(const FunctionLaunchOptions& o) {
   require(threads <= 1, "this process has " + std::to_string(threads) + " threads already, which copies of it would lack. Call it before LibTorch computes anything, or start the program with `accelerate launch`");
 }
 
-std::map<std::string, std::string> environment(const FunctionLaunchOptions& o, int64_t local_rank, int64_t port) {
+std::map<std::string, std::string> environment(const FunctionLaunchOptions& o, int64_t local_rank, int64_t port, int64_t attempt) {
   const int64_t rank = o.node_rank * o.num_processes + local_rank;
   return {{"RANK", std::to_string(rank)},
           {"LOCAL_RANK", std::to_string(local_rank)},
@@ -55,6 +55,9 @@ std::map<std::string, std::string> environment(const FunctionLaunchOptions& o, i
           {"MASTER_PORT", std::to_string(port)},
           {"NPROC", std::to_string(o.num_processes)},
           {"NODE_RANK", std::to_string(o.node_rank)},
+          {"GROUP_RANK", std::to_string(o.node_rank)},
+          {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt)},
+          {"TORCHELASTIC_MAX_RESTARTS", std::to_string(o.max_restarts)},
           {"FORK_LAUNCHED", "1"},
           {"ACCELERATE_MIXED_PRECISION", o.mixed_precision},
           {"ACCELERATE_USE_CPU", o.cpu ? "True" : "False"}};
@@ -83,7 +86,7 @@ std::map<std::string, std::string> environment(const FunctionLaunchOptions& o, i
 }
 
 /// Starts all ranks and waits for them. @return the one that failed first.
-std::optional<Failure> run_all(const std::function<void()>& function, const FunctionLaunchOptions& o, int64_t port) {
+std::optional<Failure> run_all(const std::function<void()>& function, const FunctionLaunchOptions& o, int64_t port, int64_t attempt) {
   std::vector<pid_t> pids;
   std::vector<Fd> failures;
   const pid_t parent = ::getpid();
@@ -98,7 +101,7 @@ std::optional<Failure> run_all(const std::function<void()>& function, const Func
     if (pid == 0) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != parent) ::_exit(1);
-      run_rank(function, environment(o, i, port), pipe.write);
+      run_rank(function, environment(o, i, port, attempt), pipe.write);
     }
     if (pid < 0) {
       const std::string why = std::strerror(errno);
@@ -136,7 +139,7 @@ std::optional<Failure> run_all(const std::function<void()>& function, const Func
 void launch_function(const std::function<void()>& function, const FunctionLaunchOptions& options) {
   check(options);
   for (int64_t attempt = 0;; ++attempt) {
-    const auto failure = run_all(function, options, options.use_port.value_or(0) > 0 ? *options.use_port : choose_port());
+    const auto failure = run_all(function, options, options.use_port.value_or(0) > 0 ? *options.use_port : choose_port(), attempt);
     if (!failure) return;
     if (attempt >= options.max_restarts)
       throw LaunchError("launch_function: rank " + std::to_string(failure->rank) + " of " + std::to_string(options.num_processes * options.num_nodes) + " " + failure->what +

@@ -37,7 +37,7 @@ struct Job {
   /// Who starts the ranks: this launcher, or one process of another program that it starts instead of them.
   enum class Starter { launcher, mpirun, deepspeed, hostfile, xla, pod } starter = Starter::launcher;
   std::vector<RemoteHost> remote;    ///< with Starter::hostfile: the machines, on each of which a launcher takes the place of a rank
-  std::string remote_input;          ///< what each of them reads first
+  std::string remote_input;          ///< what each of them reads first; empty where the shell passes no input on
   std::vector<std::vector<std::string>> commands;  ///< with Starter::pod: what is run in the places of ranks
   std::filesystem::path xla_starter;  ///< with Starter::xla: the file that Python runs (see tpu.hpp)
   int64_t attempt = 0;               ///< how often the ranks have been started before

@@ -65,11 +65,11 @@ int launch(const LaunchOptions& options) {
       ::close(fd);
       break;
     }
-  const bool tethered = std::getenv("ACCELERATE_LAUNCH_TETHER") != nullptr;
-  const std::string token = tethered ? take_tether() : "";
+  const char* tether = std::getenv("ACCELERATE_LAUNCH_TETHER");
+  const std::string token = tether ? take_tether(std::string_view(tether) == "token") : "";
   const Host host = Host::current();
   Job job = make_job(options, host);
-  if (tethered) job.rendezvous.token = token;
+  if (!token.empty()) job.rendezvous.token = token;
   const bool quiet = job.options.quiet;
   if (!quiet)
     for (const auto& remark : job.settings.remarks()) say(remark);

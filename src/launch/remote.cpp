@@ -42,12 +42,15 @@ std::string random_token() {
   return text;
 }
 
-/// --rdzv_conf without the token, which others of the machine could read on a command line.
-std::string without_token(const std::string& conf) {
+/// pdsh passes no standard input on, by which others send the token; it only keeps a stream open, which ends with it.
+bool is_pdsh(const Settings& settings) { return fs::path(settings.text("remote_shell")).filename() == "pdsh"; }
+
+/// --rdzv_conf without the token, which others of the machine could read on a command line. A file's name may be read by them.
+std::string without_token(const std::string& conf, bool keep_file) {
   std::string text;
   std::istringstream entries(conf);
   for (std::string entry; std::getline(entries, entry, ',');)
-    if (!entry.starts_with("token=") && !entry.starts_with("token_file=")) text += (text.empty() ? "" : ",") + entry;
+    if (!entry.starts_with("token=") && (keep_file || !entry.starts_with("token_file="))) text += (text.empty() ? "" : ",") + entry;
   return text;
 }
 
@@ -77,7 +80,8 @@ std::vector<std::string> remote_command(const Job& job, const Host& host, size_t
   for (const auto& other : job.remote) total += static_cast<int64_t>(other.slots.size());
   std::error_code ignored;
   const fs::path folder = fs::current_path(ignored), program = fs::read_symlink("/proc/self/exe", ignored);
-  std::string line = "cd " + quoted(folder) + " && exec env ACCELERATE_LAUNCH_TETHER=1";
+  const bool pdsh = is_pdsh(s);
+  std::string line = "cd " + quoted(folder) + " && exec env ACCELERATE_LAUNCH_TETHER=" + (pdsh ? "end" : "token");
   for (const auto& [name, value] : host.environment)
     if (is_passed_on(name)) line += " " + quoted(name + "=" + value);
   line += " " + quoted(program) + " launch";
@@ -95,7 +99,7 @@ std::vector<std::string> remote_command(const Job& job, const Host& host, size_t
       else add("--" + name, s.text(name));
     }
   if (!job.options.config_file.empty()) add("--config_file", fs::absolute(job.options.config_file));
-  if (const auto conf = without_token(s.text("rdzv_conf")); !conf.empty()) add("--rdzv_conf", conf);
+  if (const auto conf = without_token(s.text("rdzv_conf"), pdsh); !conf.empty()) add("--rdzv_conf", conf);
   add("--num_machines", std::to_string(job.remote.size()));
   add("--machine_rank", std::to_string(rank));
   add("--num_processes", std::to_string(total));
@@ -108,13 +112,28 @@ std::vector<std::string> remote_command(const Job& job, const Host& host, size_t
     add("--gpu_ids", ids);
   }
   for (const auto& word : job.options.command) line += " " + quoted(word);
-  return {find_in_path(s.text("remote_shell"), host), machine.name, line};
+  const std::string shell = find_in_path(s.text("remote_shell"), host);
+  if (!pdsh) return {shell, machine.name, line};
+  for (size_t i = 0; (i = line.find('%', i)) != std::string::npos; i += 2) line.insert(i, "%");  // it would replace %h
+  // One pdsh for each machine: -S makes it return what the launcher there returns, -N leaves lines as they are, -b lets the first signal end it.
+  std::vector<std::string> words{shell, "-S", "-N", "-b", "-w", machine.name, line};
+  if (!host.environment.contains("PDSH_RCMD_TYPE")) words.insert(words.begin() + 1, {"-R", "ssh"});
+  return words;
 }
 
 int launch_by_hostfile(Job job, const Host& host, Monitor* monitor) {
   if (find_in_path(job.settings.text("remote_shell"), host).empty())
     throw ConfigError("machines of --hostfile are reached by '" + job.settings.text("remote_shell") + "' (--remote_shell), which is not in PATH. Install it (Debian: openssh-client), or start this command on each machine with --machine_rank");
-  job.remote_input = (job.rendezvous.token.empty() ? random_token() : job.rendezvous.token) + "\n";
+  if (is_pdsh(job.settings)) {
+    const std::string conf = "," + job.settings.text("rdzv_conf");
+    if (conf.find(",token=") != std::string::npos)
+      throw ConfigError("pdsh passes no standard input on, so it can't carry the token of --rdzv_conf, and a command line could be read by others. Write it to a file on each machine and name that with token_file=, or leave out --remote_shell pdsh");
+    if (conf.find(",token_file=") == std::string::npos && job.remote.size() > 1 && !job.options.quiet)
+      std::fprintf(stderr, "accelerate launch: the machines meet without a token, which pdsh can't carry: whoever reaches port %lld of %s could take part. --rdzv_conf token_file=FILE names a secret that lies on each machine\n",
+                   static_cast<long long>(job.main_port ? job.main_port : 29500), job.remote.front().name.c_str());
+  } else {
+    job.remote_input = (job.rendezvous.token.empty() ? random_token() : job.rendezvous.token) + "\n";
+  }
   // Launchers whose machines fail together say so themselves.
   job.options.monitor_interval = std::max<std::chrono::milliseconds>(job.options.monitor_interval, std::chrono::seconds(3));
   job.options.grace += std::chrono::seconds(2);
@@ -122,11 +141,13 @@ int launch_by_hostfile(Job job, const Host& host, Monitor* monitor) {
   return supervise(job, host, logs, say, nullptr, monitor).exit_code();
 }
 
-std::string take_tether() {
+std::string take_tether(bool with_token) {
   std::string line;
-  char c = 0;
-  while (::read(STDIN_FILENO, &c, 1) == 1 && c != '\n') line += c;
-  if (c != '\n') throw LaunchError("ACCELERATE_LAUNCH_TETHER is set, which is how a launcher starts another by --hostfile, but nothing came through the standard input");
+  if (with_token) {
+    char c = 0;
+    while (::read(STDIN_FILENO, &c, 1) == 1 && c != '\n') line += c;
+    if (c != '\n') throw LaunchError("ACCELERATE_LAUNCH_TETHER is set, which is how a launcher starts another by --hostfile, but nothing came through the standard input");
+  }
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) throw ResourceError(std::string("no process can be started: ") + std::strerror(errno));

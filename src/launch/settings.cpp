@@ -6,6 +6,7 @@
 #include "accelerate/error.hpp"
 #include "config/config_file.hpp"
 #include "launch/job.hpp"
+#include "utils/slurm.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -93,6 +94,7 @@ Settings::Settings(const LaunchOptions& options, const Host& host) {
   take_options(options);
   check_flags();
   take_environment(host);
+  take_slurm(host);
   if (!options.config_file.empty()) take_file(options.config_file);
   fill_in(host);
   choose_threads(host);
@@ -192,6 +194,24 @@ void Settings::take_environment(const Host& host) {
   });
 }
 
+/// Launchers that srun has started, one on each machine, are the machines of one job.
+void Settings::take_slurm(const Host& host) {
+  if (host.environment.contains("WORLD_SIZE")) return;  // a rank of another launcher, whatever started that
+  const auto task = slurm::this_task([&](const char* name) -> std::optional<std::string> {
+    const auto found = host.environment.find(name);
+    return found == host.environment.end() || found->second.empty() ? std::nullopt : std::optional(found->second);
+  });
+  if (!task || task->world_size < 2 || !text("hostfile").empty()) return;
+  if (source("num_machines") > Source::file && num_machines() != task->world_size) return;  // somebody has another plan, such as jobs of one machine each
+  require(task->local_world_size == 1, "srun has started " + std::to_string(task->local_world_size) + " launchers on this machine (Slurm's step " + task->step + " has " + std::to_string(task->world_size) +
+                                           " tasks). A launcher starts the processes of its machine itself: give srun --ntasks-per-node=1. Or let srun start the program without a launcher, or say that these are jobs of their own with --num_machines 1");
+  set("num_machines", task->world_size, Source::environment);
+  set("machine_rank", task->rank, Source::environment);
+  set("main_process_ip", task->address, Source::environment);
+  set("main_process_port", task->port, Source::environment);
+  slurm_step_ = task->step;
+}
+
 void Settings::take_file(const std::filesystem::path& path) {
   file_name_ = path.string();
   file_ = config::load_config(path);
@@ -232,7 +252,7 @@ void Settings::fill_in(const Host& host) {
     require(num_processes() != -1, "the config file " + file_name_ + " leaves the number of processes open: give --num_processes");
     if ((*this)["gpu_ids"].is_null()) set("gpu_ids", "all", Source::file);
   } else {
-    if ((*this)["num_processes"].is_null()) set("num_processes", host.accelerators, Source::fallback);
+    if ((*this)["num_processes"].is_null()) set("num_processes", slurm_step_.empty() ? host.accelerators : std::max<int64_t>(1, host.accelerators) * num_machines(), Source::fallback);
     if (num_processes() > 1 && host.accelerators > 1) set("multi_gpu", true, Source::fallback);
     set("use_cpu", (*this)["cpu"], Source::fallback);
   }
@@ -310,6 +330,8 @@ void Settings::remark() {
   if (source("monitor_seconds") == Source::flag && !integer("monitor_port") && !on("monitor")) remarks_.push_back("--monitor_seconds has no effect without --monitor or --monitor_port");
   if (source("rdzv_conf") == Source::flag && num_machines() == 1)
     remarks_.push_back("--rdzv_conf has no effect on one machine, where nobody needs to be waited for; how long the ranks wait for each other is InitProcessGroupKwargs.timeout in the program");
+  if (!slurm_step_.empty())
+    remarks_.push_back("Slurm's step " + slurm_step_ + ": machine " + text("machine_rank") + " of " + text("num_machines") + ", meeting at " + text("main_process_ip") + ":" + text("main_process_port"));
   if (on("use_parallelism_config") && (!on("use_fsdp") || text("fsdp_version") != "2")) remarks_.push_back("the parallelism config is for FSDP version 2");
 }
 

@@ -55,6 +55,7 @@ class Settings {
   std::string without_minimum(const std::string& name, const std::string& text, Source source, const std::string& where);
   void take_options(const LaunchOptions& options);
   void take_environment(const Host& host);
+  void take_slurm(const Host& host);
   void take_file(const std::filesystem::path& path);
   void check_flags() const;
   void fill_in(const Host& host);
@@ -67,6 +68,7 @@ class Settings {
   Launcher launcher_ = Launcher::simple;
   std::vector<std::string> remarks_;
   std::optional<int64_t> min_machines_;
+  std::string slurm_step_;             // the step whose tasks are this job's launchers
   int64_t threads_ = 1;
   bool threads_chosen_ = false;
 };

@@ -121,8 +121,8 @@ class Supervisor {
   pid_t target(const RankRecord& rank) const { return interactive_ ? rank.pid : -rank.pid; }
 
   void send(int signal) {
-    // A remote launcher stops when its input ends, and its shell returns when it has stopped.
-    if (!job_.remote.empty() && signal != SIGKILL) return tethers_.clear();
+    // A remote launcher stops when its input ends, and its shell returns when it has stopped. A shell without input is stopped itself, which the launcher notices.
+    if (!job_.remote_input.empty() && signal != SIGKILL) return tethers_.clear();
     for (const auto& rank : outcome_.ranks) {
       if (rank.pid <= 0 || (interactive_ && rank.end)) continue;
       ::kill(target(rank), signal);
@@ -143,7 +143,7 @@ class Supervisor {
       spawning.in = nothing.get();
     }
     Pipe tether;
-    if (!job_.remote.empty()) {
+    if (!job_.remote_input.empty()) {
       tether = make_pipe();
       spawning.in = tether.read.get();
       [[maybe_unused]] const ssize_t written = ::write(tether.write.get(), job_.remote_input.data(), job_.remote_input.size());
@@ -163,7 +163,7 @@ class Supervisor {
     spawning.out = out.get();
     spawning.err = err.get();
     spawning.environment = merged(host, environment);
-    if (job_.settings.on("enable_cpu_affinity")) spawning.cpus = cores_of(topology(), visible_gpus(), local_rank, job_.local_world_size);
+    if (job_.settings.on("enable_cpu_affinity")) spawning.cpus = cores_of(topology(), visible_gpus(host), local_rank, job_.local_world_size);
     record.rank = job_.rank(local_rank);
     record.local_rank = local_rank;
     record.started = Clock::now();
@@ -176,10 +176,12 @@ class Supervisor {
     return topology_;
   }
 
-  /// The GPUs of --gpu_ids; ranks use them in this order.
-  std::vector<int64_t> visible_gpus() const {
+  /// The GPUs of --gpu_ids, else those of the caller's CUDA_VISIBLE_DEVICES; ranks use them in this order.
+  std::vector<int64_t> visible_gpus(const Host& host) const {
+    std::string list = job_.settings.text("gpu_ids");
+    if (const auto found = host.environment.find("CUDA_VISIBLE_DEVICES"); (list.empty() || list == "all") && found != host.environment.end()) list = found->second;
     std::vector<int64_t> ids;
-    std::istringstream text(job_.settings.text("gpu_ids"));
+    std::istringstream text(list);
     for (int64_t id; text >> id; text.ignore()) ids.push_back(id);
     return ids;
   }

@@ -9,6 +9,7 @@
 #include "comm/backends/backend.hpp"
 #include "comm/group.hpp"
 #include "utils/environment.hpp"
+#include "utils/slurm.hpp"
 
 namespace accelerate {
 
@@ -25,15 +26,23 @@ namespace {
 
 struct Identity {
   int64_t rank, world_size, local_rank, local_world_size;
+  std::string master_addr = "127.0.0.1";
+  int64_t master_port = 29500;
 };
 
-/// torchrun's and our launcher's names first, then those of MPI implementations and Slurm.
+/// torchrun's and our launcher's names first, then those of MPI implementations; what these leave open is as Slurm says, if it started all of them.
 Identity read_identity() {
   Identity id{};
-  id.world_size = environment::integer({"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"}).value_or(1);
-  id.rank = environment::integer({"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"}).value_or(0);
-  id.local_rank = environment::integer({"LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}).value_or(id.world_size > 1 ? id.rank : 0);
-  id.local_world_size = environment::integer({"LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"}).value_or(id.world_size);
+  const auto world_size = environment::integer({"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"});
+  auto task = slurm::this_task(environment::text);
+  if (task && world_size.value_or(task->world_size) != task->world_size) task.reset();
+  id.world_size = world_size.value_or(task ? task->world_size : 1);
+  id.rank = environment::integer({"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"}).value_or(task ? task->rank : 0);
+  id.local_rank = environment::integer({"LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"}).value_or(task ? task->local_rank : id.world_size > 1 ? id.rank : 0);
+  id.local_world_size = environment::integer({"LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"}).value_or(task ? task->local_world_size : id.world_size);
+  if (task) id.master_addr = task->address, id.master_port = task->port;
+  if (const auto address = environment::text("MASTER_ADDR")) id.master_addr = *address;
+  id.master_port = environment::integer({"MASTER_PORT"}).value_or(id.master_port);
   if (id.world_size < 1 || id.rank < 0 || id.rank >= id.world_size || id.local_rank < 0)
     throw ConfigError("environment: found RANK=" + std::to_string(id.rank) + ", WORLD_SIZE=" + std::to_string(id.world_size) + ", LOCAL_RANK=" + std::to_string(id.local_rank) +
                       ", expected 0 <= RANK < WORLD_SIZE and LOCAL_RANK >= 0; start the program with `accelerate launch`, or unset these variables to run alone");
@@ -53,6 +62,7 @@ at::Device choose_device(bool cpu, int64_t local_rank) {
   if (!type) return at::kCPU;
   const int64_t count = at::accelerator::deviceCount();
   if (count < 1) return at::kCPU;
+  if (environment::text("SLURM_GPUS_PER_TASK") && count < local_rank + 1) local_rank %= count;  // each task sees its own devices only, counted from 0
   if (local_rank >= count)
     throw ConfigError("PartialState: local rank " + std::to_string(local_rank) + " has no device of its own, found " + std::to_string(count) + " " + c10::DeviceTypeName(*type, true) +
                       " device(s); launch at most one process per device, or pass --cpu");
@@ -107,13 +117,12 @@ PartialState::PartialState(const PartialStateOptions& options) {
     const bool cuda = fresh->device.is_cuda();
     fresh->type = fresh->device.is_cpu() ? DistributedType::MULTI_CPU : fresh->device.is_xpu() ? DistributedType::MULTI_XPU : DistributedType::MULTI_GPU;
     fresh->backend = !options.process_group.backend.empty() ? options.process_group.backend : cuda && comm::kNccl.available ? "nccl" : "gloo";
-    const int64_t port = environment::integer({"MASTER_PORT"}).value_or(29500);
-    if (port < 1 || port > 65535) throw ConfigError("environment: MASTER_PORT is " + std::to_string(port) + ", expected 1 to 65535");
+    if (id.master_port < 1 || id.master_port > 65535) throw ConfigError("environment: MASTER_PORT is " + std::to_string(id.master_port) + ", expected 1 to 65535");
     fresh->group = comm::Group::join({.rank = id.rank,
                                       .world_size = id.world_size,
                                       .backend = fresh->backend,
-                                      .master_addr = environment::text("MASTER_ADDR").value_or("127.0.0.1"),
-                                      .master_port = static_cast<uint16_t>(port),
+                                      .master_addr = id.master_addr,
+                                      .master_port = static_cast<uint16_t>(id.master_port),
                                       .timeout = options.process_group.timeout.value_or(std::chrono::seconds(fresh->backend == "nccl" ? 600 : 1800)),
                                       .device = fresh->device,
                                       .debug = fresh->debug,

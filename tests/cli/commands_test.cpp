@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
 
 #include "program.hpp"
 #include "ranks.hpp"
@@ -109,13 +110,22 @@ TEST_F(Commands, MistakesInConfigFilesAreNamed) {
   EXPECT_THAT(error("distributed_type: 'NO'\n  x: [\n"), AllOf(HasSubstr("not YAML"), HasSubstr("line ")));
   EXPECT_THAT(error(""), HasSubstr("it is empty"));
   EXPECT_THAT(error("distributed_type: MULTI_GPU\n"), HasSubstr("give --num_processes"));
-  EXPECT_THAT(error(std::string(10 << 20, 'x')), HasSubstr("MB long"));
+  EXPECT_THAT(error(std::string(10 << 20, 'x')), HasSubstr("is longer than 1 MB"));
+  std::string noise(10 << 20, '\0');
+  std::mt19937 generator(1);
+  for (auto& byte : noise) byte = static_cast<char>(generator());
+  EXPECT_THAT(error(noise), HasSubstr("is longer than 1 MB"));
+  EXPECT_THAT(error(noise.substr(0, 100000)), HasSubstr("bad.yaml"));
   EXPECT_THAT(error(","), HasSubstr("bad.yaml"));  // yaml-cpp's way of reading all documents never ended here
   EXPECT_THAT(error("---\ndistributed_type: 'NO'\n---\ndistributed_type: 'NO'\n"), HasSubstr("several documents"));
   EXPECT_THAT(error("a: &a [x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b]\nd: &d [*c, *c, *c, *c, *c, *c, *c, *c]\n"
                     "e: &e [*d, *d, *d, *d, *d, *d, *d, *d]\n"), HasSubstr("more levels or entries"));
   const auto missing = run({"launch", "--config_file", "nowhere.yaml", "/bin/true"});
+  EXPECT_EQ(missing.exit_code, 64);
   EXPECT_THAT(missing.err, HasSubstr("does not exist"));
+  const auto unreadable = run({"launch", "--config_file", folder, "/bin/true"});
+  EXPECT_EQ(unreadable.exit_code, 64);
+  EXPECT_THAT(unreadable.err, HasSubstr("is a folder"));
 }
 
 TEST_F(Commands, ToFsdp2) {
@@ -285,7 +295,30 @@ TEST_F(Commands, CompletionsAreScriptsOfTheirShells) {
   EXPECT_THAT(run({"completion", "tcsh"}).err, HasSubstr("expected one of: bash, zsh, fish"));
 }
 
-TEST_F(Commands, ManualPage) { EXPECT_THAT(run({"docs", "man"}).out, AllOf(StartsWith(".TH ACCELERATE 1"), HasSubstr(".B \\-\\-fsdp_version"))); }
+TEST_F(Commands, CompletionsInZsh) {
+  if (::access("/usr/bin/zsh", X_OK) != 0) GTEST_SKIP() << "there is no zsh here (Debian: zsh)";
+  // zsh completes on a terminal only: one of its own, whose answers are what it offers.
+  write("_accelerate", run({"completion", "zsh"}).out);
+  const auto script = write("complete.zsh", "zmodload zsh/zpty\nzpty z /usr/bin/zsh -f -i\nask() { zpty -w z \"$1\"; }\nask \"PS1=; fpath=(" + folder.string() + " \\$fpath); autoload -Uz compinit; compinit -u -D; bindkey '^I' complete-word; zstyle ':completion:*' list-prompt ''\"\n"
+                                            "sleep 1\nfor words in 'accelerate to-' 'accelerate launch --fsdp_vers' 'accelerate launch --mixed_precision bf'; do\n  zpty -w -n z \"$words\"$'\\t'; sleep 0.7; zpty -w -n z $'\\x15'; zpty -w z ''; done\n"
+                                            "sleep 0.5\nwhile zpty -r -t z line; do print -r -- \"$line\"; done\nzpty -d z\n");
+  const std::string out = Program(std::vector<std::string>{"/usr/bin/zsh", "-f", script}).wait().out;
+  EXPECT_THAT(out, AllOf(HasSubstr("to-fsdp2"), HasSubstr("--fsdp_version"), HasSubstr("bf16")));
+}
+
+TEST_F(Commands, CompletionsInFish) {
+  if (::access("/usr/bin/fish", X_OK) != 0) GTEST_SKIP() << "there is no fish here (Debian: fish)";
+  const std::string here = folder;
+  const auto script = write("accelerate.fish", run({"completion", "fish"}).out);
+  const auto offered = [&](const std::string& line) {
+    return Program(std::vector<std::string>{"/usr/bin/fish", "--no-config", "-c", "source " + script + "; complete -C '" + line + "'"}, Program::Options{.env = {"HOME=" + here, "XDG_CONFIG_HOME=" + here, "XDG_DATA_HOME=" + here}, .input = "", .folder = here}).wait().out;
+  };
+  EXPECT_THAT(offered("accelerate to-"), StartsWith("to-fsdp2"));
+  EXPECT_THAT(offered("accelerate launch --fsdp_vers"), StartsWith("--fsdp_version"));
+  EXPECT_THAT(offered("accelerate launch --mixed_precision bf"), StartsWith("bf16"));
+}
+
+TEST_F(Commands, ManualPage) { EXPECT_THAT(run({"docs", "man"}).out, AllOf(StartsWith(".TH ACCELERATE 1"), HasSubstr(".B \\-\\-fsdp_version"), HasSubstr("\n69\n"))); }
 
 TEST_F(Commands, NamesWithADash) {
   const auto alias = accelerate() + "-launch";

@@ -22,6 +22,25 @@ MASTER_ADDR=127.0.0.1 MASTER_PORT=29591 ACCELERATE_USE_CPU=true mpirun --allow-r
 set_tests_properties(self_test.launch_mpirun self_test.ours self_test.torchrun self_test.mpirun PROPERTIES LABELS cli TIMEOUT 240
                      PASS_REGULAR_EXPRESSION "2 processes.*training: with gradient accumulation.*All is well" FAIL_REGULAR_EXPRESSION "FAILED" SKIP_REGULAR_EXPRESSION "skipped: ")
 
+# Our examples by others: the small loop, and nlp_example on a few pairs where there are weights.
+if(ACCELERATE_EXAMPLES)
+  set(mpirun "mpirun --allow-run-as-root --oversubscribe -x ACCELERATE_USE_CPU -x OMP_NUM_THREADS -x MASTER_ADDR -x MASTER_PORT -n 2")
+  set(data "data=$ACCELERATE_TEST_DATA && { test -n \"$data\" || { echo 'skipped: ACCELERATE_TEST_DATA is not set (scripts/test.sh sets it)'; exit; }; } && ")
+  # started_by(name needs prefix): `prefix` goes before the program; `needs` skips the test.
+  function(started_by launcher needs prefix)
+    set(environment "export ACCELERATE_USE_CPU=true OMP_NUM_THREADS=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 9000)) && ")
+    add_test(NAME example.training_loop.${launcher} COMMAND sh -c "${needs}${environment}${prefix} $<TARGET_FILE:training_loop> && echo ended well")
+    add_test(NAME example.nlp_example.${launcher} COMMAND sh -c "${data}${needs}${environment}scratch=$(mktemp -d) && trap 'rm -rf \"$scratch\"' EXIT && ${prefix} $<TARGET_FILE:nlp_example> --model $data/minilm --pairs $data/pairs.tsv --train_size 32 --eval_size 18 --output_dir $scratch && echo ended well")
+    set_tests_properties(example.training_loop.${launcher} PROPERTIES PASS_REGULAR_EXPRESSION "accuracy (1|0\\.9[0-9]*) on 512 samples.*ended well")
+    set_tests_properties(example.nlp_example.${launcher} PROPERTIES PASS_REGULAR_EXPRESSION "f1 [01].* on 18 held-out pairs.*ended well")
+    set_tests_properties(example.training_loop.${launcher} example.nlp_example.${launcher} PROPERTIES LABELS "cli;examples" TIMEOUT 240 SKIP_REGULAR_EXPRESSION "skipped: ")
+  endfunction()
+  started_by(torchrun "${python}" "$python -m torch.distributed.run --nproc_per_node 2 --master_port $MASTER_PORT --no_python")
+  # Python's launcher starts several processes on CPUs only through torchrun's options of several GPUs, or through mpirun.
+  started_by(python_launch "${python}" "$python -m accelerate.commands.launch --cpu --num_machines 1 --num_processes 1 --no_python")
+  started_by(mpirun "command -v mpirun > /dev/null || { echo 'skipped: there is no mpirun (Debian: openmpi-bin)'; exit; }; " "${mpirun}")
+endif()
+
 # Two machines, which are two launchers here: our self-test, and a Python program that meets again after a rank was killed.
 set(two_machines "a='$<TARGET_FILE:accelerate_cli> launch -q --num_machines 2 --num_processes 2 --main_process_ip 127.0.0.1'")
 add_test(NAME self_test.two_machines COMMAND sh -c "${two_machines}; $a --cpu --main_process_port 29593 --machine_rank 1 $<TARGET_FILE:accelerate_self_test> & \
@@ -30,3 +49,16 @@ set_tests_properties(self_test.two_machines PROPERTIES LABELS cli TIMEOUT 240 PA
 add_test(NAME python_client.restart_on_two_machines COMMAND sh -c "${python} export PYTHON=$python; ${two_machines}; b=\"$a --main_process_port 29594 --max_restarts 1\"; \
 $b --machine_rank 1 ${CMAKE_CURRENT_LIST_DIR}/restart_client.py & $b --machine_rank 0 ${CMAKE_CURRENT_LIST_DIR}/restart_client.py && wait $! && echo ended well")
 set_tests_properties(python_client.restart_on_two_machines PROPERTIES LABELS cli TIMEOUT 240 PASS_REGULAR_EXPRESSION "sum 3.0 after restart 1.*ended well" SKIP_REGULAR_EXPRESSION "skipped: ")
+
+# By Slurm's own daemons, for two machines on this one: programs that srun starts, launchers that it starts on each machine, and what becomes of them.
+set(slurm ${CMAKE_CURRENT_LIST_DIR}/with_slurm.sh)
+function(slurm_test name outcome command)
+  add_test(NAME slurm.${name} COMMAND sh -c "${slurm} sh -c '${command}' && echo ended well")
+  set_tests_properties(slurm.${name} PROPERTIES LABELS cli TIMEOUT 120 PASS_REGULAR_EXPRESSION "${outcome}.*ended well" FAIL_REGULAR_EXPRESSION "FAILED" SKIP_REGULAR_EXPRESSION "skipped: ")
+endfunction()
+slurm_test(program "3 processes.*training: with gradient accumulation" "srun -N 2 -n 3 $<TARGET_FILE:accelerate_self_test>")
+slurm_test(program_by_pmi2 "2 processes.*training: with gradient accumulation" "srun --mpi=pmi2 -N 2 -n 2 $<TARGET_FILE:accelerate_self_test>")
+slurm_test(launchers "4 processes.*training: with gradient accumulation" "srun -N 2 -n 2 $<TARGET_FILE:accelerate_cli> launch -q --cpu --num_processes 4 $<TARGET_FILE:accelerate_self_test>")
+slurm_test(launchers_of_their_own "of its own: 0 of 1.*of its own: 0 of 1" "srun -N 1 -n 2 $<TARGET_FILE:accelerate_cli> launch -q --num_machines 1 sh -c \"echo of its own: \\$RANK of \\$WORLD_SIZE\"")
+slurm_test(several_launchers_on_a_machine "srun has started 2 launchers on this machine.*exit code 64" "srun -N 1 -n 2 $<TARGET_FILE:accelerate_cli> launch true 2>&1 || echo exit code $?")
+slurm_test(killed_rank "exit code 137.*nobody left" "srun -N 2 -n 2 $<TARGET_FILE:accelerate_cli> launch -q sh -c \"[ \\$RANK = 0 ] || kill -9 \\$\\$; exec sleep 98765\" || echo exit code $?; sleep 1; pgrep -a -x sleep | grep 98765 || echo nobody left")

@@ -313,6 +313,24 @@ TEST_F(Machines, OnOneMachineTheStoreListensOnLoopbackOnly) {
   EXPECT_EQ(listening, 1u);
 }
 
+TEST_F(Machines, AgentsAreSmall) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "an instrumented program takes more";
+#endif
+  auto a = machine(0, "echo $$ >> " + file("pids") + "; exec sleep 100", kTwo), b = machine(1, "echo $$ >> " + file("pids") + "; exec sleep 100", kTwo);
+  pids_in(file("pids"), 4);
+  for (const auto* program : {a.get(), b.get()})
+    for (const pid_t agent : children_of(program->pid(), "accelerate-agen")) {
+      std::ifstream status("/proc/" + std::to_string(agent) + "/status");
+      int64_t resident = 0;
+      for (std::string line; std::getline(status, line);)
+        if (line.starts_with("VmRSS:")) resident = std::stoll(line.substr(6));
+      std::cout << "an agent's resident memory: " << resident << " kB\n";
+      EXPECT_GT(resident, 1000);
+      EXPECT_LT(resident, 20000);  // 13,000 to 15,000 with LibTorch 2.13; 110,000 when all of its operators are registered
+    }
+}
+
 TEST_F(Machines, WrongTokenIsRefusedAndDisturbsNobody) {
   std::ofstream(file("secret")) << "the right words\n";
   fs::permissions(file("secret"), fs::perms::owner_read | fs::perms::owner_write);
@@ -443,25 +461,70 @@ TEST_F(Hostfile, FailuresCarryTheirExitCode) {
   EXPECT_THAT(unreachable.err, HasSubstr("can you log in there without a password?"));
 }
 
-TEST_F(Hostfile, ThroughARealSshd) {
-  if (::access("/usr/sbin/sshd", X_OK) != 0) GTEST_SKIP() << "there is no sshd here (Debian: openssh-server)";
-  const auto run = [](const std::vector<std::string>& words) { return Program(words).wait(kLong).exit_code; };
-  if (::getuid() == 0) fs::create_directories("/run/sshd");
-  const std::string ssh_port = std::to_string(support::free_port());
-  for (const char* key : {"hostkey", "key"}) ASSERT_EQ(run({"/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file(key)}), 0);
-  write("sshd_config", "Port " + ssh_port + "\nListenAddress 127.0.0.1\nListenAddress 127.0.0.2\nHostKey " + file("hostkey") + "\nAuthorizedKeysFile " + file("key.pub") +
-                           "\nStrictModes no\nUsePAM no\nPermitRootLogin yes\nPidFile none\n");
-  const Program sshd({"/usr/sbin/sshd", "-D", "-f", file("sshd_config"), "-E", file("sshd.log")});
-  write("ssh", "#!/bin/sh\nexec /usr/bin/ssh -p " + ssh_port + " -i " + file("key") + " -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR \"$@\"\n");
-  for (int i = 0; i < 100 && run({file("ssh"), "127.0.0.2", "true"}) != 0; ++i) std::this_thread::sleep_for(milliseconds(100));
+/// The same, by a server of ssh that the test starts.
+class Sshd : public Hostfile {
+ protected:
+  void SetUp() override {
+    if (::access("/usr/sbin/sshd", X_OK) != 0) GTEST_SKIP() << "there is no sshd here (Debian: openssh-server)";
+    if (::getuid() == 0) fs::create_directories("/run/sshd");
+    const std::string ssh_port = std::to_string(support::free_port());
+    for (const char* key : {"hostkey", "key"}) ASSERT_EQ(run({"/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file(key)}), 0);
+    write("sshd_config", "Port " + ssh_port + "\nListenAddress 127.0.0.1\nListenAddress 127.0.0.2\nHostKey " + file("hostkey") + "\nAuthorizedKeysFile " + file("key.pub") +
+                             "\nStrictModes no\nUsePAM no\nPermitRootLogin yes\nPidFile none\n");
+    sshd_ = std::make_unique<Program>(std::vector<std::string>{"/usr/sbin/sshd", "-D", "-f", file("sshd_config"), "-E", file("sshd.log")});
+    write("ssh", "#!/bin/sh\nexec /usr/bin/ssh -p " + ssh_port + " -i " + file("key") + " -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR \"$@\"\n");
+    for (int i = 0; i < 100 && run({file("ssh"), "127.0.0.2", "true"}) != 0; ++i) std::this_thread::sleep_for(milliseconds(100));
+  }
+  static int run(const std::vector<std::string>& words) { return Program(words).wait(kLong).exit_code; }
+
+  void everything_ends_with_the_starter(const std::vector<std::string>& options, int number) const {
+    fs::remove(file("pids"));
+    auto program = start(with_grandchild(), options);
+    const auto all = pids_in(file("pids"), 10);
+    program->signal(number);
+    const auto result = program->wait(kLong);
+    EXPECT_EQ(number == SIGKILL ? 128 + result.signal : result.exit_code, 128 + number) << result.err;
+    for (const pid_t pid : all) EXPECT_TRUE(gone(pid, milliseconds(30000))) << pid << " after " << number;
+  }
+
+ private:
+  std::unique_ptr<Program> sshd_;
+};
+
+TEST_F(Sshd, StartsAndEndsTheJob) {
   const auto result = start("echo $RANK/$WORLD_SIZE ${SSH_CONNECTION:+by ssh}", {"-q"})->wait(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.err << content(file("sshd.log"));
   EXPECT_THAT(sorted_lines(result.out), ElementsAre("0/5 by ssh", "1/5 by ssh", "2/5 by ssh", "3/5 by ssh", "4/5 by ssh"));
-  auto program = start(with_grandchild());
-  const auto all = pids_in(file("pids"), 10);
-  program->signal(SIGKILL);
-  program->wait(kLong);
-  for (const pid_t pid : all) EXPECT_TRUE(gone(pid, milliseconds(30000))) << pid;
+  everything_ends_with_the_starter({}, SIGKILL);
+}
+
+TEST_F(Sshd, ByPdsh) {
+  if (::access("/usr/bin/pdsh", X_OK) != 0) GTEST_SKIP() << "there is no pdsh here (Debian: pdsh)";
+  const std::vector<std::string> pdsh{"--remote_shell", "pdsh"};
+  const auto result = start("echo $RANK/$WORLD_SIZE ${SSH_CONNECTION:+by ssh} $NCCL_DEBUG 50%h \"it's\"", pdsh)->wait(kLong);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::string rest = "/5 by ssh WARN 50%h it's";
+  EXPECT_THAT(sorted_lines(result.out), ElementsAre("0" + rest, "1" + rest, "2" + rest, "3" + rest, "4" + rest));
+  EXPECT_THAT(result.err, HasSubstr("meet without a token"));
+  const auto failed = start("[ $RANK = 4 ] && exit 9; exec sleep 100", pdsh)->wait(kLong);
+  EXPECT_EQ(failed.exit_code, 9) << failed.err;
+  EXPECT_THAT(failed.err, HasSubstr("rank 4 of 5 failed first"));
+  for (const int number : {SIGTERM, SIGINT, SIGKILL}) everything_ends_with_the_starter(pdsh, number);
+}
+
+TEST_F(Sshd, PdshTakesTheTokenFromAFileOnEachMachine) {
+  if (::access("/usr/bin/pdsh", X_OK) != 0) GTEST_SKIP() << "there is no pdsh here (Debian: pdsh)";
+  const auto said = start("true", {"--remote_shell", "pdsh", "--rdzv_conf", "join_timeout=60,token=sesame"})->wait(kLong);
+  EXPECT_EQ(said.exit_code, 64);
+  EXPECT_THAT(said.err, HasSubstr("name that with token_file="));
+  write("secret", "sesame\n");
+  fs::permissions(file("secret"), fs::perms::owner_read | fs::perms::owner_write);
+  auto program = start("echo $$ >> " + file("pids") + "; exec sleep 100", {"--remote_shell", "pdsh", "--rdzv_conf", "token_file=" + file("secret") + ",join_timeout=60"});
+  pids_in(file("pids"), 5);
+  const auto stranger = machine(1, "true", {"--num_machines", "2", "--num_processes", "5"}, ",token=guessed")->wait(kLong);
+  EXPECT_EQ(stranger.exit_code, 64) << stranger.err;
+  program->signal(SIGTERM);
+  EXPECT_EQ(program->wait(kLong).exit_code, 143);
 }
 
 TEST_F(Hostfile, Mistakes) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -24,6 +25,7 @@
 #include "launch/ports.hpp"
 #include "launch/report.hpp"
 #include "ranks.hpp"
+#include "utils/slurm.hpp"
 
 namespace {
 
@@ -53,6 +55,53 @@ TEST(LaunchEnvironment, RanksOfTwoMachines) {
                                                     {"GROUP_RANK", "1"},  {"ROLE_RANK", "5"},   {"GROUP_WORLD_SIZE", "2"}, {"MASTER_ADDR", "10.0.0.1"},
                                                     {"MASTER_PORT", "1234"}, {"TORCHELASTIC_USE_AGENT_STORE", "False"}};
   for (const auto& [name, value] : expected) EXPECT_EQ(env.at(name), value) << name;
+}
+
+/// What srun set on two machines of Slurm 22.05: `srun -N 2 -n 4`, the second machine's only task.
+std::map<std::string, std::string> slurm_task() {
+  return {{"SLURM_GTIDS", "3"},         {"SLURM_JOB_ID", "2"},           {"SLURM_LOCALID", "0"},          {"SLURM_NNODES", "2"},           {"SLURM_NODEID", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "3"},
+          {"SLURM_STEP_ID", "0"},       {"SLURM_STEP_NODELIST", "n[1-2]"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_STEP_TASKS_PER_NODE", "3,1"}};
+}
+
+TEST(Slurm, TasksOfAStep) {
+  auto variables = slurm_task();
+  const auto look = [&](const char* name) { return variables.contains(name) ? std::optional(variables[name]) : std::nullopt; };
+  auto task = slurm::this_task(look);
+  ASSERT_TRUE(task);
+  EXPECT_EQ(std::tuple(task->rank, task->world_size, task->local_rank, task->local_world_size), std::tuple(3, 4, 0, 1));
+  EXPECT_EQ(task->address, "n1");
+  EXPECT_EQ(task->port, 15030);
+  variables["SLURM_GTIDS"] = "0,1,2";
+  EXPECT_EQ(slurm::this_task(look)->local_world_size, 3);
+  variables["SLURM_STEP_NUM_NODES"] = "1";
+  EXPECT_EQ(slurm::this_task(look)->address, "127.0.0.1");
+  variables["SLURM_PROCID"] = "x";
+  EXPECT_THAT(message_of([&] { slurm::this_task(look); }), HasSubstr("SLURM_PROCID is 'x'"));
+  variables.erase("SLURM_STEP_NUM_TASKS");  // as in a batch script, whose SLURM_NTASKS are for srun to start
+  EXPECT_FALSE(slurm::this_task(look));
+}
+
+TEST(Slurm, FirstMachineOfAList) {
+  const std::pair<const char*, const char*> lists[] = {{"n1", "n1"}, {"n[1-2]", "n1"}, {"a-[001-003,7],b", "a-001"}, {"rack[3,5]n[07-09]-ib", "rack3n07-ib"}, {"b,a[1-2]", "b"}, {"n[12]", "n12"}, {"", ""}, {"n[", "n"}};
+  for (const auto& [list, first] : lists) EXPECT_EQ(slurm::first_machine(list), first) << list;
+}
+
+TEST(Slurm, LaunchersOfAStepAreItsMachines) {
+  Host host{.physical_cores = 8, .environment = slurm_task()};
+  const LaunchOptions options{.command = {"x"}, .num_processes = 8};
+  const Job job = make_job(options, host);
+  EXPECT_EQ(std::tuple(job.num_machines, job.machine_rank, job.local_world_size, job.main_ip, job.main_port), std::tuple(4, 3, 2, "n1", 15030));
+  EXPECT_THAT(job.settings.remarks(), ElementsAre("Slurm's step 2.0: machine 3 of 4, meeting at n1:15030"));
+  EXPECT_EQ(make_job({.command = {"x"}}, host).world_size, 4);
+  // Flags win, also over the choice to be one job.
+  EXPECT_EQ(make_job({.command = {"x"}, .num_processes = 8, .main_process_ip = "10.0.0.1", .main_process_port = 77}, host).main_ip, "10.0.0.1");
+  const Job alone = make_job({.command = {"x"}, .num_machines = 1}, host);
+  EXPECT_EQ(alone.num_machines, 1);
+  EXPECT_EQ(build_environment(alone, host, 0).at("WORLD_SIZE"), "1");  // or the program would wait for the other tasks
+  host.environment["SLURM_GTIDS"] = "2,3";
+  EXPECT_THAT(message_of([&] { make_job(options, host); }), HasSubstr("--ntasks-per-node=1"));
+  host.environment["WORLD_SIZE"] = "4";  // a rank of somebody's job that launches something itself
+  EXPECT_EQ(make_job(options, host).num_machines, 1);
 }
 
 TEST(LaunchEnvironment, AccumulationStepsArePassedOn) {
@@ -133,6 +182,34 @@ TEST(LaunchFunction, Restarts) {
   EXPECT_THAT(message_of([] { launch_function([] { ::_exit(9); }, {.num_processes = 1, .max_restarts = 1}); }), HasSubstr("exit code 9 (after 1 restarts)"));
 }
 
+TEST(LaunchFunction, TwoMachinesWithRestarts) {
+  const std::string folder = support::scratch_dir() + "/machines_";
+  std::vector<pid_t> machines;
+  for (int64_t machine = 0; machine < 2; ++machine) {
+    machines.push_back(::fork());
+    if (machines.back() != 0) continue;
+    launch_function([&] {
+      std::ofstream(folder + std::getenv("RANK"), std::ios::app) << std::getenv("LOCAL_RANK") << '/' << std::getenv("WORLD_SIZE") << ' ' << std::getenv("NODE_RANK") << ' ' << std::getenv("MASTER_ADDR") << ':' << std::getenv("MASTER_PORT")
+                                                                 << ' ' << std::getenv("TORCHELASTIC_RESTART_COUNT") << std::endl;
+      if (std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0") {
+        ::usleep(200000);  // until all have written
+        ::_exit(1);
+      }
+    }, {.num_processes = 2, .num_nodes = 2, .node_rank = machine, .master_addr = "localhost", .use_port = 29555, .max_restarts = 1});
+    ::_exit(0);
+  }
+  for (const pid_t pid : machines) {
+    int status = -1;
+    ::waitpid(pid, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    std::ifstream in(folder + std::to_string(rank));
+    const std::string line = std::to_string(rank % 2) + "/4 " + std::to_string(rank / 2) + " localhost:29555 ";
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), line + "0\n" + line + "1\n") << rank;
+  }
+}
+
 TEST(LaunchFunction, ImpossibleOptions) {
   const auto error = [](const FunctionLaunchOptions& options) { return message_of([&] { launch_function([] {}, options); }); };
   EXPECT_THAT(error({.num_processes = 0}), HasSubstr("at least 1"));
@@ -170,10 +247,11 @@ TEST(NearestName, FindsTyposAndNothingFarAway) {
 }
 
 TEST(Affinity, EqualSharesOfTheGpusNodeOrOfAllCores) {
-  const Topology cpus{.nodes = {{0, {0, 4, 1, 5}}, {1, {2, 6, 3, 7}}}, .gpu_nodes = {}};
+  const Topology cpus{.nodes = {{0, {{0, 4}, {1, 5}}}, {1, {{2, 6}, {3, 7}}}}, .gpu_nodes = {}};
   EXPECT_THAT(cores_of(cpus, {}, 0, 2), ElementsAre(0, 4, 1, 5));
   EXPECT_THAT(cores_of(cpus, {}, 1, 2), ElementsAre(2, 6, 3, 7));
-  EXPECT_THAT(cores_of(cpus, {}, 2, 3), ElementsAre(6, 3, 7));
+  EXPECT_THAT(cores_of(cpus, {}, 2, 3), ElementsAre(2, 6, 3, 7));  // 4 cores for 3 ranks: 1, 1 and 2, and none is shared
+  EXPECT_THAT(cores_of(cpus, {}, 1, 6), ElementsAre(4));  // more ranks than cores: threads are shared out
   EXPECT_THAT(cores_of(cpus, {}, 9, 10), ElementsAre(4));  // more ranks than cores take turns
   // Three GPUs on node 1, one on node 0; the fourth rank's GPU is unknown to the system.
   const Topology gpus{.nodes = cpus.nodes, .gpu_nodes = {1, 1, 0, -1}};
@@ -183,7 +261,7 @@ TEST(Affinity, EqualSharesOfTheGpusNodeOrOfAllCores) {
   EXPECT_THAT(cores_of(gpus, {2, 0}, 0, 2), ElementsAre(0, 4, 1, 5));
   EXPECT_THAT(cores_of(gpus, {3}, 0, 1), ElementsAre(0, 4, 1, 5, 2, 6, 3, 7));
   size_t here = 0;
-  for (const auto& node : Topology::current().nodes) here += node.cpus.size();
+  for (const auto& node : Topology::current().nodes) here += node.cores.size();
   EXPECT_GE(here, 1u);
 }
 
