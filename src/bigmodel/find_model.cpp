@@ -139,7 +139,7 @@ bool is_torch_file(const fs::path& path) {
 }
 
 void add_file(ModuleTree& tree, const fs::path& path, int64_t& identities) {
-  if (is_torch_file(path)) return TorchFile(path, identities).add_to(tree);
+  if (path.extension() != ".safetensors" && is_torch_file(path)) return TorchFile(path, identities).add_to(tree);
   if (path.extension() == ".gguf") {
     const formats::MappedFile file(path);
     for (auto& tensor : formats::parse_gguf_header({file.data(), static_cast<size_t>(file.size())}, path.string()).tensors) add_tensor(tree, tensor.name, {.name = "", .shape = std::move(tensor.shape)});

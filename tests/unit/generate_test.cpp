@@ -57,6 +57,7 @@ TEST(Generate, GreedyStopsAtEndTokensAndPads) {
   EXPECT_THAT(row(result, 1), ElementsAre(4, 5, 6, 7));
   result = generate(model, ids.slice(0, 0, 1), {.max_new_tokens = 4, .min_new_tokens = 2, .eos_token_id = {3}});
   EXPECT_EQ(result.size(1), 6) << "the end token was not allowed when it was the likeliest";
+  for (const int64_t at_least : {2, 3}) EXPECT_EQ(generate(model, ids.slice(0, 0, 1), {.max_new_tokens = 4, .min_new_tokens = at_least, .eos_token_id = {5}}).size(1), at_least == 2 ? 5 : 6) << "5 is the third";
 }
 
 TEST(Generate, CallbackSeesTokensAndCanStop) {
