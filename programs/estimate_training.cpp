@@ -2,9 +2,7 @@
 #include <accelerate/accelerate.hpp>
 #include <accelerate/bigmodel/estimate.hpp>
 #include <accelerate/bigmodel/sizes.hpp>
-#include <accelerate/models/bert.hpp>
-#include <accelerate/models/gpt2.hpp>
-#include <accelerate/models/llama.hpp>
+#include <accelerate/models/auto_model.hpp>
 
 #include <cstdio>
 #include <filesystem>
@@ -13,6 +11,8 @@
 
 #include <unistd.h>
 #include <nlohmann/json.hpp>
+
+#include "blocks.hpp"
 
 namespace {
 
@@ -23,84 +23,120 @@ using accelerate::MemoryUse;
 
 struct Settings {
   std::string model, strategy, precision = "no";
-  int64_t num_processes = 1, batch = 1, tokens = 128;
+  int64_t num_processes = 1, batch = 1;
+  std::optional<int64_t> tokens;  ///< of a row, where rows are texts
   bool json = false;
 
   bool sharded() const { return strategy == "fsdp" || strategy == "zero2" || strategy == "zero3"; }
 };
 
-/// A folder with the model's config.json; for a built-in config one that is removed at the end.
-class ConfigFolder {
+/// A model for training, from the config.json of a folder, that file itself, or a built-in config.
+class TrainedModel {
  public:
-  explicit ConfigFolder(const std::string& name) {
-    const bool exists = fs::exists(name);
-    if (exists && fs::is_directory(name)) {
-      path = name;
-    } else if (exists && fs::path(name).filename() == "config.json") {
-      path = fs::absolute(name).parent_path();
-    } else {
-      std::string text = accelerate::built_in_config(name);
-      if (exists && fs::path(name).extension() == ".json") text.assign(std::istreambuf_iterator<char>(std::ifstream(name).rdbuf()), {});
-      else if (exists) throw ConfigError("'" + name + "' holds weights, expected a folder with a config.json, the file itself, or the name of a built-in model: a dry run builds the model");
-      if (text.empty()) accelerate::find_model(name);  // throws, naming what is nearest
-      std::string folder = (fs::temp_directory_path() / "accelerate-estimate-XXXXXX").string();
-      if (!::mkdtemp(folder.data())) throw accelerate::ResourceError("can't make a folder in " + fs::temp_directory_path().string());
-      path = temporary_ = folder;
-      std::ofstream(path / "config.json") << text;
+  explicit TrainedModel(const Settings& settings) : settings_(settings) {
+    const auto& name = settings.model;
+    std::string text = accelerate::built_in_config(name);
+    if (fs::exists(name)) {
+      const fs::path file = fs::is_directory(name) ? fs::path(name) / "config.json" : fs::path(name);
+      if (file.extension() != ".json") throw ConfigError("'" + name + "' holds weights, expected a folder with a config.json, the file itself, or the name of a built-in model: a dry run builds the model");
+      std::ifstream stream(file);
+      text.assign(std::istreambuf_iterator<char>(stream), {});
+    } else if (text.empty()) {
+      accelerate::find_model(name);  // throws, naming what is nearest
+    }
+    config_ = nlohmann::ordered_json::parse(text, nullptr, false);
+    if (!config_.is_object()) throw accelerate::CheckpointError("'" + name + "' has no config.json, or it is no JSON object, expected the model's config");
+    if (type() == "bert") config_["architectures"] = {"BertForSequenceClassification"};  // the body alone has no loss
+    std::string folder = (fs::temp_directory_path() / "accelerate-estimate-XXXXXX").string();
+    if (!::mkdtemp(folder.data())) throw accelerate::ResourceError("can't make a folder in " + fs::temp_directory_path().string());
+    folder_ = folder;
+    std::ofstream(folder_ / "config.json") << config_.dump();
+    if (takes_images() && settings.tokens) throw ConfigError("--seq was given, but '" + name + "' takes images, expected --batch alone");
+  }
+  TrainedModel(const TrainedModel&) = delete;
+  TrainedModel& operator=(const TrainedModel&) = delete;
+  ~TrainedModel() {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+
+  models::AutoModel build() const {
+    try {
+      return models::AutoModel::from_config(folder_);
+    } catch (const accelerate::CheckpointError& error) {
+      std::string text = error.what();
+      const std::string file = (folder_ / "config.json").string();
+      if (const size_t at = text.find(file); at != std::string::npos) text.replace(at, file.size(), settings_.model);
+      throw ConfigError(text + " Other models can't be built here and run dry; without --strategy the table of their weights is printed");
     }
   }
-  ConfigFolder(const ConfigFolder&) = delete;
-  ConfigFolder& operator=(const ConfigFolder&) = delete;
-  ~ConfigFolder() {
-    std::error_code ignored;
-    if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
+
+  models::AutoModel::Tensors inputs(const at::Device& device) const {
+    const auto size_of = [](const nlohmann::ordered_json& size, int64_t i) { return size.is_array() ? size.at(static_cast<size_t>(i)).get<int64_t>() : size.get<int64_t>(); };
+    if (takes_images()) {
+      const auto size = config_.value("image_size", nlohmann::ordered_json(224));
+      return {{"pixel_values", torch::zeros({settings_.batch, config_.value("num_channels", int64_t{3}), size_of(size, 0), size_of(size, 1)}, device)}};
+    }
+    const auto ids = torch::zeros({settings_.batch, tokens()}, torch::TensorOptions().dtype(torch::kLong).device(device));
+    models::AutoModel::Tensors inputs{{"input_ids", ids}};
+    if (type() == "t5") inputs["decoder_input_ids"] = ids;
+    return inputs;
   }
 
-  std::string model_type() const {
-    const auto config = nlohmann::json::parse(std::ifstream(path / "config.json"), nullptr, false);
-    if (!config.is_object()) throw accelerate::CheckpointError("'" + (path / "config.json").string() + "' is missing or no JSON object, expected the model's config");
-    return config.value("model_type", "");
-  }
-
-  fs::path path;
+  bool takes_images() const { return type() == "vit" || type() == "resnet" || config_.contains("architecture"); }  // timm's configs name an architecture
+  int64_t tokens() const { return settings_.tokens.value_or(128); }
 
  private:
-  fs::path temporary_;
+  std::string type() const { return config_.contains("model_type") && config_["model_type"].is_string() ? config_["model_type"].get<std::string>() : ""; }
+
+  const Settings& settings_;
+  nlohmann::ordered_json config_;
+  fs::path folder_;
+};
+
+/// The model with a loss for labels that nobody looks at.
+struct WithLoss : torch::nn::Module {
+  explicit WithLoss(models::AutoModel auto_model) : model(std::move(auto_model)) { register_module("model", model.module()); }
+  torch::Tensor forward(const models::AutoModel::Tensors& inputs) {
+    const auto logits = model(inputs).at("logits").to(torch::kFloat);
+    const auto rows = logits.reshape({-1, logits.size(-1)});
+    return torch::cross_entropy_loss(rows, torch::zeros({rows.size(0)}, rows.options().dtype(torch::kLong).requires_grad(false)));
+  }
+  models::AutoModel model;
 };
 
 struct Outcome {
   accelerate::DryRunReport report;
   accelerate::ZeroShape shape;
+  std::optional<int64_t> tokens;  ///< of a row; none for images
 };
 
-/// @param layer  class of the modules that are sharded one by one
-/// @param loss_of  of the prepared model, for ids [batch, tokens]
-template <class Make, class Loss>
-Outcome train(const Settings& settings, const std::string& layer, Make&& make, Loss&& loss_of) {
-  accelerate::FullyShardedDataParallelPlugin plugin{.fsdp_version = 1,
-                                                    .sharding_strategy = settings.strategy == "zero2" ? accelerate::ShardingStrategy::shard_grad_op : accelerate::ShardingStrategy::full_shard,
-                                                    .backward_prefetch = accelerate::BackwardPrefetch::backward_pre,
-                                                    .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
-                                                    .transformer_cls_names_to_wrap = {{layer}}};
+Outcome run(const Settings& settings) {
+  const TrainedModel trained(settings);
   Outcome outcome;
+  if (!trained.takes_images()) outcome.tokens = trained.tokens();
   outcome.report = accelerate::dry_run({.num_processes = settings.num_processes}, [&](const accelerate::DryRunMark& mark) {
+    const auto model = [&] {
+      auto empty = accelerate::init_empty_weights();
+      return std::make_shared<WithLoss>(trained.build());
+    }();
+    accelerate::FullyShardedDataParallelPlugin plugin{.fsdp_version = 1,
+                                                      .sharding_strategy = settings.strategy == "zero2" ? accelerate::ShardingStrategy::shard_grad_op : accelerate::ShardingStrategy::full_shard,
+                                                      .backward_prefetch = accelerate::BackwardPrefetch::backward_pre,
+                                                      .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
+                                                      .transformer_cls_names_to_wrap = block_classes(*model)};
     accelerate::AcceleratorOptions options{.mixed_precision = settings.precision, .kwargs_handlers = {accelerate::DistributedDataParallelKwargs{.gradient_as_bucket_view = true}}};
     if (settings.sharded()) options.fsdp_plugin = plugin;
     accelerate::Accelerator accelerator(options);
-    auto model = [&] {
-      auto empty = accelerate::init_empty_weights();
-      return make();
-    }();
-    auto with_precision = plugin;
-    if (settings.precision != "no") with_precision.mixed_precision_policy = accelerate::MixedPrecision{.preset = settings.precision};
-    outcome.shape = accelerate::zero_shape(accelerate::ModelRef(model.ptr()), with_precision, settings.num_processes);
+    if (settings.precision != "no") plugin.mixed_precision_policy = accelerate::MixedPrecision{.preset = settings.precision};
+    outcome.shape = accelerate::zero_shape(accelerate::ModelRef(model), plugin, settings.num_processes);
     torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-4));
     auto [m, opt] = accelerator.prepare(model, optimizer);
     mark("prepare");
-    const auto ids = torch::zeros({settings.batch, settings.tokens}, torch::TensorOptions().dtype(torch::kLong).device(accelerator.device()));
+    const auto inputs = trained.inputs(accelerator.device());
     for (int step = 0; step < 3; ++step) {  // the first doesn't know yet in which order layers are used
       {
-        auto loss = loss_of(m, ids);
+        auto loss = m(inputs);
         mark("forward");
         accelerator.backward(loss);
       }
@@ -112,29 +148,6 @@ Outcome train(const Settings& settings, const std::string& layer, Make&& make, L
     }
   });
   return outcome;
-}
-
-Outcome run(const Settings& settings) {
-  const ConfigFolder folder(settings.model);
-  const std::string type = folder.model_type();
-  const auto next_token = [](auto& m, const torch::Tensor& ids) { return torch::cross_entropy_loss(m(ids).flatten(0, 1).to(torch::kFloat), ids.flatten()); };
-  if (type == "bert") {
-    const auto config = models::BertConfig::from_pretrained(folder.path);
-    return train(
-        settings, "BertLayer", [&] { return models::BertForSequenceClassification(config); },
-        [](auto& m, const torch::Tensor& ids) { return torch::cross_entropy_loss(m(ids).to(torch::kFloat), ids.select(1, 0)); });
-  }
-  if (type == "gpt2") {
-    const auto config = models::GPT2Config::from_pretrained(folder.path);
-    return train(
-        settings, "GPT2Block", [&] { return models::GPT2LMHeadModel(config); }, next_token);
-  }
-  if (type == "llama") {
-    const auto config = models::LlamaConfig::from_pretrained(folder.path);
-    return train(
-        settings, "LlamaDecoderLayer", [&] { return models::LlamaForCausalLM(config); }, next_token);
-  }
-  throw ConfigError("'" + settings.model + "' is of model type '" + type + "', expected bert, gpt2 or llama, which can be built here and run dry; without --strategy the table of its weights is printed");
 }
 
 /// The dry run's numbers as the strategy has them, where the dry run was one of the nearest that the engine has.
@@ -182,8 +195,8 @@ void print_table(const Settings& settings, const Outcome& outcome, const Step& s
   const auto text = [](int64_t bytes) { return accelerate::convert_bytes(static_cast<double>(bytes)); };
   std::printf("Training `%s` with %s on %lld process%s: memory of each, at the highest moment of each phase\n", settings.model.c_str(), settings.strategy.c_str(), static_cast<long long>(settings.num_processes),
               settings.num_processes == 1 ? "" : "es");
-  std::printf("%lld parameters, AdamW, batch %lld x %lld tokens a process, mixed precision %s\n\n", static_cast<long long>(outcome.shape.parameters), static_cast<long long>(settings.batch), static_cast<long long>(settings.tokens),
-              settings.precision.c_str());
+  const auto rows = std::to_string(settings.batch) + (outcome.tokens ? " x " + std::to_string(*outcome.tokens) + " tokens" : settings.batch == 1 ? " image" : " images");
+  std::printf("%lld parameters, AdamW, batch %s a process, mixed precision %s\n\n", static_cast<long long>(outcome.shape.parameters), rows.c_str(), settings.precision.c_str());
   std::printf("%-26s%14s%14s%14s\n", "", kPhases[0], kPhases[1], kPhases[2]);
   for (size_t use = 0; use < 6; ++use) {
     std::printf("%-26s", kUses[use]);
@@ -204,7 +217,7 @@ void print_json(const Settings& settings, const Outcome& outcome, const Step& st
     for (int use = 0; use < 6; ++use) phase[accelerate::to_string(static_cast<MemoryUse>(use))] = step.at_peak[i].bytes[static_cast<size_t>(use)];
     phase["total"] = step.at_peak[i].total();
   }
-  std::cout << nlohmann::ordered_json{{"model", settings.model}, {"strategy", settings.strategy}, {"num_processes", settings.num_processes}, {"batch", settings.batch}, {"seq", settings.tokens}, {"mixed_precision", settings.precision}, {"parameters", outcome.shape.parameters}, {"unit", "bytes"}, {"phases", phases}, {"peak", step.peak}, {"communication", {{"volume", step.traffic.volume()}, {"sent", step.traffic.sent}, {"messages", step.traffic.messages}}}, {"from", note_of(settings)}}
+  std::cout << nlohmann::ordered_json{{"model", settings.model}, {"strategy", settings.strategy}, {"num_processes", settings.num_processes}, {"batch", settings.batch}, {"seq", outcome.tokens ? nlohmann::ordered_json(*outcome.tokens) : nlohmann::ordered_json()}, {"mixed_precision", settings.precision}, {"parameters", outcome.shape.parameters}, {"unit", "bytes"}, {"phases", phases}, {"peak", step.peak}, {"communication", {{"volume", step.traffic.volume()}, {"sent", step.traffic.sent}, {"messages", step.traffic.messages}}}, {"from", note_of(settings)}}
                    .dump(2)
             << "\n";
 }

@@ -19,6 +19,8 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
+#include "blocks.hpp"
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -65,14 +67,15 @@ accelerate::MaxMemory max_memory_of(const std::vector<std::string>& words) {
   for (const auto& word : words) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos || equals == 0) throw ConfigError("--max_memory: found '" + word + "', expected PLACE=SIZE, for example cpu=150MB or 0=20GiB");
-    const std::string place = word.substr(0, equals), size = word.substr(equals + 1);
-    const bool number = place.find_first_not_of("0123456789") == std::string::npos;
-    limits.emplace(number ? accelerate::Place(std::stoi(place)) : accelerate::Place(place), accelerate::MemorySize(size));
+    const std::string size = word.substr(equals + 1);
+    const bool plain = size.find_first_not_of("0123456789") == std::string::npos && !size.empty() && size.size() < 19;  // a number of bytes
+    limits.insert_or_assign(accelerate::Place(word.substr(0, equals)), plain ? accelerate::MemorySize(static_cast<int64_t>(std::stoll(size))) : accelerate::MemorySize(size));
   }
   return limits;
 }
 
 std::variant<std::string, accelerate::DeviceMap> device_map_of(const std::string& text) {
+  if (text == "cpu" || text == "disk" || text == "mps" || text.find_first_not_of("0123456789") == std::string::npos) return accelerate::DeviceMap{{"", accelerate::Place(text)}};
   if (!text.starts_with("{")) return text;  // a strategy; another word is refused with the known ones
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) throw ConfigError("--device_map: found '" + text + "', which is no JSON object, expected for example '{\"model.embed_tokens\": \"cpu\", \"\": \"disk\"}'");
@@ -83,18 +86,6 @@ std::variant<std::string, accelerate::DeviceMap> device_map_of(const std::string
     else throw ConfigError("--device_map: found " + place.dump() + " for '" + name + "', expected the number of a GPU, \"cpu\" or \"disk\"");
   }
   return map;
-}
-
-/// Repeated modules, the blocks of a language model, are read and placed as a whole.
-std::vector<std::string> block_classes(const torch::nn::Module& model) {
-  std::set<std::string> classes;
-  for (const auto& module : model.modules())
-    if (module->as<torch::nn::ModuleListImpl>())
-      for (const auto& block : module->children()) {
-        const std::string name = block->name();
-        classes.insert(name.substr(name.rfind(':') == std::string::npos ? 0 : name.rfind(':') + 1));
-      }
-  return {classes.begin(), classes.end()};
 }
 
 /// A folder that holds nothing but a .gguf file means that file.

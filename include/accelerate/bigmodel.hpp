@@ -5,7 +5,6 @@
 ///     auto model = [] { auto empty = accelerate::init_empty_weights(); return BigModel(options); }();
 ///     auto map = accelerate::infer_auto_device_map(model, {.max_memory = {{{0, "10GiB"}, {"cpu", "30GiB"}}}, .no_split_module_classes = {"Block"}});
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,18 +16,15 @@
 #include "accelerate/bigmodel/sizes.hpp"
 #include "accelerate/deferred.hpp"
 #include "accelerate/export.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/model_like.hpp"
 
 namespace accelerate {
 
 /// The structure of a LibTorch or script module: what the functions on descriptions take. The tensors may be of any kind, also without memory. Class names are those of Submodule.
 ACCELERATE_API ModuleTree describe(const ModelRef& model);
-inline ModuleTree describe(const std::shared_ptr<torch::nn::Module>& model) { return describe(ModelRef(model)); }
-/// Any torch::nn::ModuleHolder.
-template <class Holder>
-  requires requires(const Holder& holder) { typename Holder::ContainedType; }
-ModuleTree describe(const Holder& holder) {
-  return describe(ModelRef(holder.ptr()));
+template <ModelLike Model>
+ModuleTree describe(const Model& model) {
+  return describe(model_ref(model));
 }
 
 template <class Model>

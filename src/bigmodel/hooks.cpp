@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <string_view>
 #include <unordered_map>
 
 #include "accelerate/ops.hpp"
@@ -197,8 +198,16 @@ bool has_offloaded_params(const ModelRef& module) {
   });
 }
 
+namespace {
+
+/// Raw pointers leave no trace of what is written through them, so the bytes before and after are compared.
+size_t fingerprint(const at::Tensor& tensor) { return std::hash<std::string_view>{}({static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()}); }
+
+}  // namespace
+
 struct AlignedModule::Impl {
   residency::Pins offloaded;
+  std::vector<std::pair<at::Tensor, size_t>> watched;     ///< tensor of an offloaded unit, its fingerprint
   std::vector<std::pair<at::Tensor, at::Tensor>> moved;  ///< tensor, what it had
 };
 
@@ -208,7 +217,9 @@ AlignedModule::AlignedModule(const ModelRef& module, std::optional<at::Device> e
     if (auto* member = residency::Member::of(tensor)) {
       if (execution_device && *execution_device != tensor.device())
         throw ConfigError("align_module_device: '" + name + "' is offloaded and computes on " + tensor.device().str() + ", asked for on " + execution_device->str() + ". Copy it: operators fetch what they need, so weight.to(device) works anywhere.");
-      impl_->offloaded.add(member->unit(), /*writes=*/!member->unit().fixed());  // raw pointers leave no trace
+      const bool watch = tensor.is_cpu() && !member->unit().fixed();  // reading a device's memory back would cost more than storing it
+      impl_->offloaded.add(member->unit(), /*writes=*/!watch && !member->unit().fixed());
+      if (watch) impl_->watched.emplace_back(tensor, fingerprint(tensor));
     } else if (execution_device && tensor.device() != *execution_device) {
       impl_->moved.emplace_back(tensor, tensor.variable_data());
       bigmodel::replace_values(tensor, tensor.to(*execution_device));
@@ -219,6 +230,9 @@ AlignedModule::AlignedModule(AlignedModule&&) noexcept = default;
 AlignedModule::~AlignedModule() {
   if (!impl_) return;
   const at::NoGradGuard no_grad;
+  residency::Pins changed;
+  for (const auto& [tensor, before] : impl_->watched)
+    if (fingerprint(tensor) != before) changed.add(residency::Member::of(tensor)->unit(), /*writes=*/true);
   for (auto& [tensor, before] : impl_->moved) {
     if (!tensor.is_meta() && !before.is_meta()) before.copy_(tensor);
     bigmodel::replace_values(tensor, before);

@@ -28,14 +28,14 @@ constexpr Option kConfigDefault[] = {
 constexpr Option kConfigFile[] = {{"config_file", text, nullptr, nullptr, "FILE", kDefaultFile}};
 constexpr Option kEstimateOurs[] = {
     {"json", flag, "false", nullptr, nullptr, "Print numbers of bytes as JSON instead of a table"},
-    {"strategy", text, nullptr, "ddp|fsdp|zero1|zero2|zero3", nullptr, "Run the training loop dry (without memory) and print what a step of it needs on each process; for bert, gpt2 and llama"},
+    {"strategy", text, nullptr, "ddp|fsdp|zero1|zero2|zero3", nullptr, "Run the training loop dry (without memory) and print what a step of it needs on each process; for architectures of the zoo, from a config.json or built-in config"},
     {"num_processes", integer, nullptr, nullptr, "N", "With --strategy: processes of the job (default: 1)"},
     {"batch", integer, nullptr, nullptr, "N", "With --strategy: rows of a process's batch (default: 1)"},
-    {"seq", integer, nullptr, nullptr, "N", "With --strategy: tokens of a row (default: 128)"},
+    {"seq", integer, nullptr, nullptr, "N", "With --strategy: tokens of a row (default: 128); not for models of images"},
     {"mixed_precision", text, nullptr, "no|bf16", nullptr, "With --strategy: number format of the computation (default: no)"},
 };
 constexpr Option kEnvOurs[] = {{"json", flag, "false", nullptr, nullptr, "Print JSON"}};
-constexpr Option kEstimateMemory[] = {{"model_name", text, nullptr, nullptr, "MODEL", "A folder, a config.json, a .safetensors file (or the index of several), a .gguf file, or the name of a built-in config", "model_name", nullptr, nullptr, Form::none, true}};
+constexpr Option kEstimateMemory[] = {{"model_name", text, nullptr, nullptr, "MODEL", "A folder, a config.json, a .safetensors file (or the index of several), a .gguf file, a file of torch.save or TorchScript, or the name of a built-in config", "model_name", nullptr, nullptr, Form::none, true}};
 constexpr Option kEstimateOptions[] = {
     {"library_name", text, nullptr, "timm|transformers", "LIBRARY", "Refuse a model of another library"},
     {"dtypes", words, "[\"float32\", \"float16\", \"int8\", \"int4\"]", "float32|float16|int8|int4", "DTYPE", "What the weights are loaded in"},
@@ -61,8 +61,8 @@ constexpr Option kGenerateDrawing[] = {
     {"seed", integer, nullptr, nullptr, "N", "Of the drawing (default: another one each time)"},
 };
 constexpr Option kGenerateMemory[] = {
-    {"max_memory", words, nullptr, nullptr, "PLACE=SIZE", "What weights may take, for example cpu=150MB, or 0=20GiB cpu=60GiB; the rest stays on disk and is read when it is needed"},
-    {"device_map", text, nullptr, nullptr, "MAP", "auto, balanced, balanced_low_0, sequential, or JSON such as '{\"\": \"disk\"}' (default: all in memory; auto with --max_memory)"},
+    {"max_memory", words, nullptr, nullptr, "PLACE=SIZE", "What weights may take, in bytes or with a unit, for example cpu=150MB, or 0=20GiB cpu=60GiB; the rest stays on disk and is read when it is needed"},
+    {"device_map", text, nullptr, nullptr, "MAP", "auto, balanced, balanced_low_0, sequential; cpu, disk or a GPU's number for all of it; or JSON such as '{\"\": \"disk\"}' (default: all in memory; auto with --max_memory)"},
     {"dtype", text, nullptr, "float32|float16|bfloat16", nullptr, "Number format of the weights in memory (default: float32)"},
     {"num_threads", integer, nullptr, nullptr, "N", "Threads that compute (default: one for each core)"},
 };

@@ -1,5 +1,5 @@
 #include <fstream>
-#include <optional>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -38,22 +38,31 @@ std::map<std::string, std::string> read_weight_map(const fs::path& path) {
   return shards;
 }
 
-std::map<std::string, SafetensorsFile> open_index(const fs::path& path) {
-  std::map<std::string, SafetensorsFile> files;
-  std::map<std::string, SafetensorsFile> tensors;
-  for (const auto& [name, shard] : read_weight_map(path)) {
-    auto file = files.find(shard);
-    if (file == files.end()) {
-      const auto shard_path = path.parent_path() / shard;
-      if (!fs::exists(shard_path))
-        throw CheckpointError("checkpoint index '" + path.string() + "': the shard '" + shard + "' is not there. Copy or download all shards into the folder of the index.");
-      file = files.emplace(shard, SafetensorsFile(shard_path)).first;
-    }
-    if (!file->second.contains(name))
-      throw CheckpointError("checkpoint index '" + path.string() + "': tensor '" + name + "' should be in '" + shard + "', which lacks it. Index and shards are of different checkpoints.");
-    tensors.emplace(name, file->second);
+/// The tensors of an index, from shards that `open` opens, each once. All that is missing is named.
+template <class Tensor, class Open, class Find>
+std::map<std::string, Tensor> tensors_of(const fs::path& index, Open&& open, Find&& find) {
+  const auto weight_map = read_weight_map(index);
+  std::map<std::string, decltype(open(index))> files;
+  std::string missing;
+  const auto miss = [&](const std::string& what) { missing += (missing.empty() ? "" : ", ") + what; };
+  std::set<std::string> shards;
+  for (const auto& [name, shard] : weight_map) shards.insert(shard);
+  for (const auto& shard : shards)
+    if (!fs::exists(index.parent_path() / shard)) miss("the shard '" + shard + "' is not there");
+  if (!missing.empty()) throw CheckpointError("checkpoint index '" + index.string() + "': " + missing + ". Copy or download all shards into the folder of the index.");
+  for (const auto& shard : shards) files.emplace(shard, open(index.parent_path() / shard));
+  std::map<std::string, Tensor> tensors;
+  for (const auto& [name, shard] : weight_map) {
+    if (const auto* found = find(files.at(shard), name)) tensors.emplace(name, *found);
+    else miss("tensor '" + name + "' should be in '" + shard + "', which lacks it");
   }
+  if (!missing.empty()) throw CheckpointError("checkpoint index '" + index.string() + "': " + missing + ". Index and shards are of different checkpoints.");
   return tensors;
+}
+
+std::map<std::string, SafetensorsFile> open_index(const fs::path& path) {
+  return tensors_of<SafetensorsFile>(
+      path, [](const fs::path& shard) { return SafetensorsFile(shard); }, [](const SafetensorsFile& file, const std::string& name) { return file.contains(name) ? &file : nullptr; });
 }
 
 std::map<std::string, SafetensorsFile> open_file(const fs::path& path) {
@@ -78,17 +87,10 @@ std::map<std::string, at::Tensor> load_archive(const fs::path& path) {
 }
 
 std::map<std::string, at::Tensor> load_archives(const fs::path& index) {
-  std::map<std::string, std::map<std::string, at::Tensor>> files;
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& [name, shard] : read_weight_map(index)) {
-    auto file = files.find(shard);
-    if (file == files.end()) file = files.emplace(shard, load_archive(index.parent_path() / shard)).first;
-    const auto found = file->second.find(name);
-    if (found == file->second.end())
-      throw CheckpointError("checkpoint index '" + index.string() + "': tensor '" + name + "' should be in '" + shard + "', which lacks it. Index and shards are of different checkpoints.");
-    tensors.emplace(name, found->second);
-  }
-  return tensors;
+  return tensors_of<at::Tensor>(index, load_archive, [](const std::map<std::string, at::Tensor>& file, const std::string& name) {
+    const auto found = file.find(name);
+    return found == file.end() ? nullptr : &found->second;
+  });
 }
 
 }  // namespace

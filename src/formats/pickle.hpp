@@ -21,7 +21,7 @@ struct PickleNode {
   int64_t at = 0;               ///< Byte of the stream at which it was made, for messages.
   int64_t integer = 0;          ///< integer, boolean
   double real = 0;
-  std::string_view text;        ///< text and bytes: points into the pickle; global: "module.name", points into the list of allowed ones
+  std::string_view text;        ///< text and bytes: points into the pickle; global: "module.name", points into the list of allowed ones; one that only "*" allows: its name without the module, points into the pickle
   std::vector<uint32_t> items;  ///< list, tuple: the items; dict: key, value, key, value; call: function, tuple of arguments; object: class, state (or none); persistent: the id
 };
 
@@ -33,7 +33,7 @@ class Pickle {
   using Kind = PickleNode::Kind;
 
   /// @param bytes    Must outlive this object, as must `globals`.
-  /// @param globals  The names that may occur, as "module.name".
+  /// @param globals  The names that may occur, as "module.name". "*" at the end allows all others, for readers that look at a part of what is there.
   /// @param source   Begins the messages, e.g. "DCP metadata '/run/.metadata'".
   /// @throws CheckpointError with the byte at which it stands for whatever is not a pickle of this kind: unknown opcode or name, truncation, a stack that is too short,
   ///   a memo slot that was never filled, lengths that exceed the stream.
@@ -41,6 +41,9 @@ class Pickle {
 
   const PickleNode& root() const { return nodes_[root_]; }
   const PickleNode& operator[](uint32_t index) const { return nodes_[index]; }
+  uint32_t count() const { return static_cast<uint32_t>(nodes_.size()); }
+  /// Bytes that it takes; others may follow.
+  size_t size() const { return size_; }
   [[noreturn]] void fail(int64_t at, const std::string& what) const;
 
   /// The checked forms of a value; `what` names it in the message.
@@ -63,6 +66,7 @@ class Pickle {
   std::string source_;
   std::vector<PickleNode> nodes_;
   uint32_t root_ = 0;
+  size_t size_ = 0;
 };
 
 const char* to_string(PickleNode::Kind kind);

@@ -11,6 +11,24 @@ namespace accelerate::formats {
 
 using Kind = PickleNode::Kind;
 
+bool is_utf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[i++]);
+    if (lead < 0x80) continue;
+    const int more = lead >= 0xc2 && lead < 0xe0 ? 1 : lead >= 0xe0 && lead < 0xf0 ? 2 : lead >= 0xf0 && lead < 0xf5 ? 3 : 0;
+    if (more == 0 || text.size() - i < static_cast<size_t>(more)) return false;
+    uint32_t point = lead & (0x3fu >> more);
+    for (int k = 0; k < more; ++k) {
+      const auto next = static_cast<unsigned char>(text[i++]);
+      if ((next & 0xc0) != 0x80) return false;
+      point = (point << 6) | (next & 0x3fu);
+    }
+    // Too long forms, halves of surrogate pairs, beyond the last code point.
+    if ((more == 2 && point < 0x800) || (more == 3 && point < 0x10000) || (point >= 0xd800 && point < 0xe000) || point > 0x10ffff) return false;
+  }
+  return true;
+}
+
 const char* to_string(Kind kind) {
   switch (kind) {
     case Kind::none: return "None";
@@ -46,6 +64,7 @@ class PickleParser {
       step(code);
     }
     pickle_.root_ = pop();
+    pickle_.size_ = position_;
     if (!stack_.empty() || !marks_.empty()) fail("the pickle ends with " + std::to_string(stack_.size() + 1) + " values on its stack, expected one.");
   }
 
@@ -139,6 +158,10 @@ class PickleParser {
         add(Kind::global).text = allowed;
         return;
       }
+    }
+    if (!globals_.empty() && globals_.back() == "*") {
+      add(Kind::global).text = name;
+      return;
     }
     fail("names '" + std::string(module.substr(0, 200)) + "." + std::string(name.substr(0, 200)) +
          "', which is none of the classes and functions that belong into such a file. Python code in files is never executed here; save numbers, text, tensors, lists and dicts only.");

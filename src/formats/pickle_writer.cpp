@@ -6,24 +6,6 @@
 
 namespace accelerate::formats {
 
-bool is_utf8(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<unsigned char>(text[i++]);
-    if (lead < 0x80) continue;
-    const int more = lead >= 0xc2 && lead < 0xe0 ? 1 : lead >= 0xe0 && lead < 0xf0 ? 2 : lead >= 0xf0 && lead < 0xf5 ? 3 : 0;
-    if (more == 0 || text.size() - i < static_cast<size_t>(more)) return false;
-    uint32_t point = lead & (0x3fu >> more);
-    for (int k = 0; k < more; ++k) {
-      const auto next = static_cast<unsigned char>(text[i++]);
-      if ((next & 0xc0) != 0x80) return false;
-      point = (point << 6) | (next & 0x3fu);
-    }
-    // Too long forms, halves of surrogate pairs, beyond the last code point.
-    if ((more == 2 && point < 0x800) || (more == 3 && point < 0x10000) || (point >= 0xd800 && point < 0xe000) || point > 0x10ffff) return false;
-  }
-  return true;
-}
-
 PickleWriter::PickleWriter() { bytes_ = "\x80\x02"; }
 
 template <class T>

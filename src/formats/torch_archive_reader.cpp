@@ -9,7 +9,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
-#include <caffe2/serialize/inline_container.h>
 
 #include "accelerate/error.hpp"
 #include "formats/dcp/box.hpp"
@@ -21,123 +20,30 @@ namespace {
 
 using Kind = PickleNode::Kind;
 
-constexpr std::string_view kRebuild = "torch._utils._rebuild_tensor_v2";
-constexpr std::string_view kRebuildWithDtype = "torch._utils._rebuild_tensor_v3";
-constexpr std::string_view kRebuildParameter = "torch._utils._rebuild_parameter";
 constexpr std::string_view kSize = "torch.Size";
 constexpr std::string_view kEncode = "_codecs.encode";  // how protocol 2 writes bytes
 
-const std::vector<std::string_view>& allowed_globals() {
-  static const auto globals = [] {
-    std::vector<std::string_view> names{kRebuild, kRebuildWithDtype, kRebuildParameter, kPickleOrderedDict, kSize, kEncode, kUntypedStorage};
-    for (const auto& dtype : kTorchDtypes) {
-      names.push_back(dtype.name);
-      if (!dtype.storage.empty()) names.push_back(dtype.storage);
-    }
-    return names;
-  }();
-  return globals;
+/// Beside those of tensors.
+std::vector<std::string_view> allowed_globals() {
+  std::vector<std::string_view> names{kSize, kEncode};
+  for (const auto& dtype : kTorchDtypes) names.push_back(dtype.name);
+  return names;
 }
-
-/// A range of a file as LibTorch's zip reader wants it.
-class FileRange : public caffe2::serialize::ReadAdapterInterface {
- public:
-  FileRange(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length) : file_(std::move(file)), offset_(offset), length_(static_cast<uint64_t>(length)) {}
-  size_t size() const override { return length_; }
-  size_t read(uint64_t position, void* buffer, size_t count, const char*) const override {
-    if (position >= length_) return 0;
-    count = std::min<size_t>(count, length_ - position);
-    try {
-      file_->read(offset_ + static_cast<int64_t>(position), buffer, static_cast<int64_t>(count));
-    } catch (const CheckpointError&) {
-      return 0;  // miniz is C; a short read makes it fail
-    }
-    return count;
-  }
-
- private:
-  std::shared_ptr<const InputFile> file_;
-  int64_t offset_;
-  uint64_t length_;
-};
-
-uint16_t little16(const unsigned char* bytes) { return static_cast<uint16_t>(bytes[0] | (bytes[1] << 8)); }
 
 }  // namespace
 
 struct TorchArchive::Impl {
-  struct Record {
-    int64_t begin = 0;  ///< byte of the file
-    int64_t size = 0;
-  };
+  Impl(std::shared_ptr<const InputFile> input, int64_t offset, int64_t length, std::string source)
+      : file(std::move(input)), container(file, offset, length, std::move(source), allowed_globals()), pickle(container.pickle()) {}
 
-  Impl(std::shared_ptr<const InputFile> input, int64_t offset, int64_t length, std::string name)
-      : file(std::move(input)), begin(offset), end(offset + length), source(std::move(name)), zip(open()), pickle_bytes(read(record("data.pkl"))), pickle(pickle_bytes, allowed_globals(), source) {
-    if (zip->hasRecord("byteorder"))
-      if (const auto order = read(record("byteorder")); order != "little") fail("its numbers are in '" + order.substr(0, 20) + "'-endian order, expected little-endian.");
-  }
-
-  [[noreturn]] void fail(const std::string& what) const { throw CheckpointError(source + ": " + what); }
-
-  /// LibTorch's errors carry a stack trace, of which the first line says what is wrong.
-  template <class F>
-  auto guarded(F&& f) const {
-    try {
-      return f();
-    } catch (const CheckpointError&) {
-      throw;
-    } catch (const std::exception& error) {
-      const std::string text = error.what();
-      fail("bytes " + std::to_string(begin) + " to " + std::to_string(end) + " are not an intact archive of torch.save (" + text.substr(0, std::min<size_t>(text.find('\n'), 200)) +
-           "). The file is damaged or of another save: copy it again, or save again.");
-    }
-  }
-
-  std::unique_ptr<caffe2::serialize::PyTorchStreamReader> open() const {
-    return guarded([&] { return std::make_unique<caffe2::serialize::PyTorchStreamReader>(std::make_shared<FileRange>(file, begin, end - begin)); });
-  }
-
-  /// Records are read where they lie, never unpacked: torch.save doesn't compress, and so a few bytes can't become many.
-  Record record(const std::string& name) const {
-    return guarded([&] {
-      if (!zip->hasRecord(name)) fail("its archive has no record '" + name + "'. The file is damaged or of another kind.");
-      const auto header = zip->getRecordHeaderOffset(name), data = zip->getRecordOffset(name), size = zip->getRecordSize(name), length = static_cast<size_t>(end - begin);
-      unsigned char local[30];
-      if (header > length || length - header < sizeof(local) || data > length || size > length - data) fail("the record '" + name + "' reaches beyond its archive. The file is damaged.");
-      file->read(begin + static_cast<int64_t>(header), local, sizeof(local));
-      if (little16(local + 8) != 0) fail("the record '" + name + "' is compressed, which torch.save never does.");
-      return Record{begin + static_cast<int64_t>(data), static_cast<int64_t>(size)};
-    });
-  }
-
-  std::string read(const Record& place) const {
-    std::string bytes(static_cast<size_t>(place.size), '\0');
-    file->read(place.begin, bytes.data(), place.size);
-    return bytes;
-  }
-
-  std::vector<int64_t> numbers(const PickleNode& node, const std::string& what) const {
-    std::vector<int64_t> result;
-    for (const auto item : pickle.expect(node, Kind::tuple, what).items) {
-      result.push_back(pickle.integer(pickle[item], what));
-      if (result.back() < 0) pickle.fail(node.at, what + " has the negative entry " + std::to_string(result.back()) + ".");
-    }
-    return result;
-  }
-
-  /// The node is a call that rebuilds a tensor; `arguments` are its own.
-  SavedTensor tensor(const PickleNode& node, const std::vector<uint32_t>& arguments, bool with_dtype) const {
-    if (arguments.size() < (with_dtype ? 7u : 6u)) pickle.fail(node.at, "a tensor is described by " + std::to_string(arguments.size()) + " values, expected at least " + (with_dtype ? "7." : "6."));
-    const auto& handle = pickle.expect(pickle[arguments[0]], Kind::persistent, "the storage of a tensor");
-    const auto& id = pickle.expect(pickle[handle.items[0]], Kind::tuple, "the description of a storage");
-    if (id.items.size() != 5 || pickle.text(pickle[id.items[0]], "the kind of a storage") != "storage") pickle.fail(id.at, "the description of a storage is not of the form ('storage', type, key, device, size).");
-    const auto& type = pickle.expect(pickle[id.items[1]], Kind::global, "the type of a storage");
-    const auto* row = with_dtype ? find_torch_dtype(pickle.expect(pickle[arguments[6]], Kind::global, "the dtype of a tensor").text) : find_torch_storage(type.text);
-    if (!row) pickle.fail(type.at, "found the storage type " + std::string(type.text) + ", expected that of a plain tensor.");
-
-    SavedTensor saved{row->type, numbers(pickle[arguments[2]], "the size of a tensor"), numbers(pickle[arguments[3]], "the stride of a tensor"), 0};
-    const auto first = pickle.integer(pickle[arguments[1]], "the storage offset of a tensor");
-    const auto bytes = record("data/" + pickle.text(pickle[id.items[2]], "the key of a storage"));
+  std::optional<SavedTensor> tensor_of(const PickleNode& node) const {
+    const auto pickled = container.tensor_of(node);
+    if (!pickled) return std::nullopt;
+    const auto* row = find_torch_dtype("torch." + pickled->dtype);
+    if (!row) pickle.fail(node.at, "found the dtype " + pickled->dtype + ", expected that of a plain tensor.");
+    SavedTensor saved{row->type, pickled->sizes, pickled->strides, 0};
+    const auto first = pickled->first;
+    const auto bytes = container.storage(pickled->storage);
     const auto numel = checked_numel(saved.sizes);
     if (saved.sizes.size() != saved.strides.size() || saved.sizes.size() > 64 || !numel || first < 0)
       pickle.fail(node.at, "a tensor has size " + to_string(saved.sizes) + ", stride " + to_string(saved.strides) + " and storage offset " + std::to_string(first) + ", which don't fit together.");
@@ -154,17 +60,6 @@ struct TorchArchive::Impl {
                                std::to_string(bytes.size) + " bytes of its storage.");
     saved.begin = *numel > 0 ? bytes.begin + first * width : bytes.begin;
     return saved;
-  }
-
-  std::optional<SavedTensor> tensor_of(const PickleNode& node) const {
-    if (const auto* arguments = pickle.call_of(node, kRebuild)) return tensor(node, *arguments, false);
-    if (const auto* arguments = pickle.call_of(node, kRebuildWithDtype)) return tensor(node, *arguments, true);
-    if (const auto* arguments = pickle.call_of(node, kRebuildParameter); arguments && !arguments->empty()) {
-      const auto& data = pickle[arguments->front()];
-      if (pickle.call_of(data, kRebuildParameter)) pickle.fail(node.at, "a parameter consists of a parameter, expected a tensor.");
-      return tensor_of(data);
-    }
-    return std::nullopt;
   }
 
   using ReadTensor = std::function<at::Tensor(const SavedTensor&)>;
@@ -232,15 +127,13 @@ struct TorchArchive::Impl {
   static constexpr int64_t kMaxValues = 10'000'000;
 
   std::shared_ptr<const InputFile> file;
-  int64_t begin, end;
-  std::string source;
-  std::unique_ptr<caffe2::serialize::PyTorchStreamReader> zip;
-  std::string pickle_bytes;
-  Pickle pickle;
+  TorchContainer container;
+  const Pickle& pickle;
 };
 
 TorchArchive::TorchArchive(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source) {
-  if (offset < 0 || length <= 0 || length > file->size() || offset > file->size() - length)
+  if (length == 0) throw CheckpointError(source + ": it is empty, expected an archive of torch.save. Copy it again, or save again.");
+  if (offset < 0 || length < 0 || length > file->size() || offset > file->size() - length)
     throw CheckpointError(source + ": its " + std::to_string(length) + " bytes from byte " + std::to_string(offset) + " reach beyond the file, which has " + std::to_string(file->size()) +
                           ". The file is truncated or of another save: copy it again, or save again.");
   impl_ = std::make_unique<Impl>(std::move(file), offset, length, std::move(source));
@@ -250,7 +143,7 @@ TorchArchive::~TorchArchive() = default;
 
 SavedTensor TorchArchive::tensor() const {
   if (auto saved = impl_->tensor_of(impl_->pickle.root())) return *std::move(saved);
-  impl_->fail(std::string("it holds ") + to_string(impl_->pickle.root().kind) + ", expected a tensor.");
+  impl_->container.fail(std::string("it holds ") + to_string(impl_->pickle.root().kind) + ", expected a tensor.");
 }
 
 c10::IValue TorchArchive::value() const {

@@ -24,10 +24,10 @@ void TorchPickle::tensor(at::ScalarType dtype, const std::vector<int64_t>& sizes
     tuple_of_mark();
   };
 
-  const bool typed = !row->storage.empty();
+  const auto* typed = storage_of(*row);
   global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3"), mark();
   mark(), text("storage");
-  if (typed) global("torch", std::string(row->storage.substr(row->storage.find('.') + 1)));
+  if (typed) global("torch", std::string(typed->global.substr(typed->global.find('.') + 1)));
   else global("torch.storage", "UntypedStorage");
   text(std::to_string(storages_.size())), text("cpu");
   integer(typed ? numel : numel * static_cast<int64_t>(c10::elementSize(dtype)));

@@ -3,7 +3,9 @@
 #include "models/activations.hpp"
 #include "models/architecture.hpp"
 #include "models/attention.hpp"
+#include "models/check_field.hpp"
 #include "models/layers.hpp"
+#include "models/llama_config.hpp"
 #include "models/rotary.hpp"
 #include "models/token_inputs.hpp"
 
@@ -32,16 +34,8 @@ struct GPTNeoXConfig {
         deviation(file.get("initializer_range", 0.02)),
         rotary_base(file.get("rotary_emb_base", 10000.0)) {
     double share = file.get("rotary_pct", 0.25);
-    // transformers 5 writes rope_parameters, earlier versions the two fields above and perhaps rope_scaling.
-    for (const char* key : {"rope_scaling", "rope_parameters"}) {
-      const auto found = file.root().find(key);
-      if (found == file.root().end() || found->is_null()) continue;
-      const JsonFile inner = file.at(key);
-      inner.read("rope_theta", rotary_base);
-      inner.read("partial_rotary_factor", share);
-      const auto type = inner.get("rope_type", inner.get("type", "default"));
-      if (type != "default") inner.fail("rope_type", type, "default, the one that is supported for GPT-NeoX");
-    }
+    rope_scaling.original_max_position_embeddings = file.size("max_position_embeddings", 2048);
+    read_rope(file, rope_scaling, rotary_base, &share);
     rotary_dim = static_cast<int64_t>(static_cast<double>(head_size()) * share);
     if (rotary_dim < 2 || rotary_dim > head_size() || rotary_dim % 2 != 0) file.fail("rotary_pct", share, "a share of the head's " + std::to_string(head_size()) + " dimensions that is an even number");
   }
@@ -50,6 +44,7 @@ struct GPTNeoXConfig {
   bool parallel, attention_bias, tied;
   Activation activation;
   double attention_dropout, hidden_dropout, norm_epsilon, deviation, rotary_base;
+  LlamaRopeScaling rope_scaling;
 
   int64_t head_size() const { return hidden_size / heads; }
   torch::nn::LayerNorm norm() const { return make_layer_norm(hidden_size, norm_epsilon); }
@@ -140,7 +135,7 @@ class GPTNeoXModel : public torch::nn::Cloneable<GPTNeoXModel> {
     check_inputs({"GPTNeoXModel", input_ids, attention_mask, position_ids, past, std::nullopt});
     Tensor hidden = torch::dropout(embed_in_(input_ids), config_.hidden_dropout, is_training());
     const auto positions = position_ids.defined() ? position_ids : positions_from(past, input_ids.size(1), input_ids.device());
-    const GPTNeoXContext context{.rotary = {positions, rotary_frequencies(config_.rotary_dim, config_.rotary_base, hidden.device()), hidden.scalar_type()},
+    const GPTNeoXContext context{.rotary = {positions, rotary_frequencies(config_.rotary_dim, config_.rotary_base, config_.rope_scaling, hidden.device()), hidden.scalar_type()},
                           .mask = causal_mask(attention_mask, hidden, past),
                           .cache = cache};
     for (const auto& layer : *layers_) hidden = layer->as<GPTNeoXLayer>()->forward(hidden, context);
@@ -180,6 +175,7 @@ class GPTNeoXForCausalLM : public torch::nn::Cloneable<GPTNeoXForCausalLM> {
 
 Architecture build_gpt_neox(const std::filesystem::path& path, const std::string&) {
   const GPTNeoXConfig config{JsonFile(path)};
+  validated(config.rope_scaling, path);
   const auto model = std::make_shared<GPTNeoXForCausalLM>(config);
   WeightRules rules{.base_prefix = "gpt_neox.",
                     .head_prefixes = {"embed_out."},

@@ -24,17 +24,18 @@ struct GPTJConfig {
         heads(file.divisor("n_head", 16, "n_embd", hidden_size)),
         rotary_dim(file.size("rotary_dim", 64)),
         inner_size(file.size("n_inner", 4 * hidden_size)),
+        tied(file.get("tie_word_embeddings", false)),
         activation(read_activation(file, "activation_function", "gelu_new")),
         residual_dropout(file.probability("resid_pdrop", 0)),
         embedding_dropout(file.probability("embd_pdrop", 0)),
         attention_dropout(file.probability("attn_pdrop", 0)),
         norm_epsilon(file.get("layer_norm_epsilon", 1e-5)),
         deviation(file.get("initializer_range", 0.02)) {
-    if (file.get("tie_word_embeddings", false)) file.fail("tie_word_embeddings", true, "false: the head of GPT-J has weights of its own");
     if (rotary_dim % 2 != 0 || rotary_dim > head_size()) file.fail("rotary_dim", rotary_dim, "an even number up to n_embd / n_head, which is " + std::to_string(head_size()));
   }
 
   int64_t vocab_size, positions, hidden_size, layers, heads, rotary_dim, inner_size;
+  bool tied;
   Activation activation;
   double residual_dropout, embedding_dropout, attention_dropout, norm_epsilon, deviation;
 
@@ -136,11 +137,24 @@ class GPTJModel : public torch::nn::Cloneable<GPTJModel> {
     return ln_f_(hidden);
   }
 
+  const Tensor& words() const { return wte_->weight; }
+
  private:
   GPTJConfig config_;
   torch::nn::Embedding wte_ = nullptr;
   torch::nn::ModuleList h_ = nullptr;
   torch::nn::LayerNorm ln_f_ = nullptr;
+};
+
+/// What a head has of its own whose weights are the embeddings.
+class GPTJHeadBias : public torch::nn::Cloneable<GPTJHeadBias> {
+ public:
+  explicit GPTJHeadBias(int64_t size) : size_(size) { reset(); }
+  void reset() override { bias = register_parameter("bias", torch::empty({size_})); }
+  Tensor bias;
+
+ private:
+  int64_t size_;
 };
 
 class GPTJForCausalLM : public torch::nn::Cloneable<GPTJForCausalLM> {
@@ -149,17 +163,20 @@ class GPTJForCausalLM : public torch::nn::Cloneable<GPTJForCausalLM> {
 
   void reset() override {
     transformer_ = register_module("transformer", std::make_shared<GPTJModel>(config_));
-    lm_head_ = register_module("lm_head", std::make_shared<Dense>(config_.hidden_size, config_.vocab_size));
+    if (!config_.tied) lm_head_ = register_module("lm_head", std::make_shared<Dense>(config_.hidden_size, config_.vocab_size));
+    else tied_head_ = register_module("lm_head", std::make_shared<GPTJHeadBias>(config_.vocab_size));
   }
 
   Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep) {
-    return lm_head_->forward(last_tokens(transformer_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep));
+    const auto hidden = last_tokens(transformer_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
+    return lm_head_ ? lm_head_->forward(hidden) : project(hidden, transformer_->words(), tied_head_->bias);
   }
 
  private:
   GPTJConfig config_;
   std::shared_ptr<GPTJModel> transformer_;
-  std::shared_ptr<Dense> lm_head_;
+  std::shared_ptr<Dense> lm_head_;  ///< One of these two.
+  std::shared_ptr<GPTJHeadBias> tied_head_;
 };
 
 }  // namespace
@@ -167,8 +184,10 @@ class GPTJForCausalLM : public torch::nn::Cloneable<GPTJForCausalLM> {
 Architecture build_gptj(const std::filesystem::path& path, const std::string&) {
   const GPTJConfig config{JsonFile(path)};
   const auto model = std::make_shared<GPTJForCausalLM>(config);
+  WeightRules rules{.base_prefix = "transformer.", .head_prefixes = {"lm_head."}, .ignored_suffixes = {".attn.bias", ".attn.masked_bias", ".attn.embed_positions"}};
+  if (config.tied) rules.ignored_suffixes.push_back("lm_head.weight");
   return {.module = model,
-          .rules = {.base_prefix = "transformer.", .head_prefixes = {"lm_head."}, .ignored_suffixes = {".attn.bias", ".attn.masked_bias", ".attn.embed_positions"}},
+          .rules = rules,
           .initialize = initialize_normal(config.deviation),
           .causal = causal_forward(model)};
 }

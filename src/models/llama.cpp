@@ -1,7 +1,5 @@
 #include "accelerate/models/llama.hpp"
 
-#include <numbers>
-
 #include <torch/torch.h>
 
 #include "models/activations.hpp"
@@ -110,18 +108,6 @@ namespace {
 using detail::LlamaContext;
 using torch::Tensor;
 
-/// Radians per position of each pair of a head's dimensions, [head_size / 2] in fp32.
-Tensor frequencies(const LlamaConfig& config, const at::Device& device) {
-  const Tensor plain = detail::rotary_frequencies(config.head_size(), config.rope_theta, device);
-  const auto& scaling = config.rope_scaling;
-  if (scaling.type == "default") return plain;
-  const Tensor slow = plain / scaling.factor;
-  if (scaling.type == "linear") return slow;
-  const Tensor waves = static_cast<double>(scaling.original_max_position_embeddings) * plain / (2 * std::numbers::pi);  // periods within the original context
-  const Tensor share = ((waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1);
-  return (1 - share) * slow + share * plain;
-}
-
 const LlamaConfig& valid(const LlamaConfig& config) {
   config.validate();
   return config;
@@ -163,7 +149,7 @@ Tensor LlamaModelImpl::forward(const Tensor& input_ids, const Tensor& attention_
   Tensor hidden = embed_tokens_(input_ids);
   const auto positions = position_ids.defined() ? position_ids : detail::positions_from(past, input_ids.size(1), input_ids.device());
   const auto window_mask = config_.sliding_window ? causal_mask(attention_mask, hidden, past, config_.sliding_window) : AttentionMask();
-  const detail::LlamaContext context{.rotary = {positions, frequencies(config_, hidden.device()), hidden.scalar_type()},
+  const detail::LlamaContext context{.rotary = {positions, detail::rotary_frequencies(config_.head_size(), config_.rope_theta, config_.rope_scaling, hidden.device()), hidden.scalar_type()},
                                      .mask = causal_mask(attention_mask, hidden, past),
                                      .window_mask = window_mask,
                                      .cache = cache};

@@ -90,13 +90,32 @@ void LlamaConfig::validate() const {
   require(num_local_experts >= 0, "num_local_experts", num_local_experts, "0 or more");
   if (num_local_experts)
     require(num_experts_per_tok >= 1 && num_experts_per_tok <= num_local_experts, "num_experts_per_tok", num_experts_per_tok, "1 to num_local_experts, which is " + std::to_string(num_local_experts));
-  const auto& scaling = rope_scaling;
-  require(scaling.type == "default" || scaling.type == "linear" || scaling.type == "llama3", "rope_type", "'" + scaling.type + "'", "default, linear or llama3, those that are supported");
-  require(scaling.factor >= 1, "rope_scaling.factor", scaling.factor, "1 or more");
-  if (scaling.type != "llama3") return;
-  require(scaling.low_freq_factor > 0, "rope_scaling.low_freq_factor", scaling.low_freq_factor, "more than 0");
-  require(scaling.high_freq_factor > scaling.low_freq_factor, "rope_scaling.high_freq_factor", scaling.high_freq_factor, "more than low_freq_factor, which is " + std::to_string(scaling.low_freq_factor));
-  require(scaling.original_max_position_embeddings >= 1, "rope_scaling.original_max_position_embeddings", scaling.original_max_position_embeddings, "at least 1");
+  rope_scaling.validate();
+}
+
+void LlamaRopeScaling::validate() const {
+  require(type == "default" || type == "linear" || type == "llama3", "rope_type", "'" + type + "'", "default, linear or llama3, those that are supported");
+  require(factor >= 1, "rope_scaling.factor", factor, "1 or more");
+  if (type != "llama3") return;
+  require(low_freq_factor > 0, "rope_scaling.low_freq_factor", low_freq_factor, "more than 0");
+  require(high_freq_factor > low_freq_factor, "rope_scaling.high_freq_factor", high_freq_factor, "more than low_freq_factor, which is " + std::to_string(low_freq_factor));
+  require(original_max_position_embeddings >= 1, "rope_scaling.original_max_position_embeddings", original_max_position_embeddings, "at least 1");
+}
+
+void read_rope(const JsonFile& file, LlamaRopeScaling& scaling, double& theta, double* share) {
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const auto found = file.root().find(key);
+    if (found == file.root().end() || found->is_null()) continue;
+    const JsonFile inner = file.at(key);
+    inner.read("type", scaling.type);
+    inner.read("rope_type", scaling.type);
+    inner.read("rope_theta", theta);
+    inner.read("factor", scaling.factor);
+    inner.read("low_freq_factor", scaling.low_freq_factor);
+    inner.read("high_freq_factor", scaling.high_freq_factor);
+    inner.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
+    if (share) inner.read("partial_rotary_factor", *share);
+  }
 }
 
 LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
@@ -129,21 +148,8 @@ LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
   if (model_type == "mixtral") file.read("num_local_experts", config.num_local_experts);
   file.read("num_experts_per_tok", config.num_experts_per_tok);
   read_windows(file, config);
-  auto& scaling = config.rope_scaling;
-  scaling.original_max_position_embeddings = config.max_position_embeddings;
-  // transformers 5 writes rope_parameters with rope_theta inside, earlier versions rope_scaling beside it, with "type" before "rope_type".
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    const auto found = file.root().find(key);
-    if (found == file.root().end() || found->is_null()) continue;
-    const JsonFile inner = file.at(key);
-    inner.read("type", scaling.type);
-    inner.read("rope_type", scaling.type);
-    inner.read("rope_theta", config.rope_theta);
-    inner.read("factor", scaling.factor);
-    inner.read("low_freq_factor", scaling.low_freq_factor);
-    inner.read("high_freq_factor", scaling.high_freq_factor);
-    inner.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
-  }
+  config.rope_scaling.original_max_position_embeddings = config.max_position_embeddings;
+  read_rope(file, config.rope_scaling, config.rope_theta);
   config.other_fields = file.root().dump();
   return validated(config, path);
 }

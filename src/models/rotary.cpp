@@ -8,6 +8,10 @@
 #include <ATen/ops/sin.h>
 #include <ATen/ops/stack.h>
 
+#include <numbers>
+
+#include "accelerate/models/llama.hpp"
+
 namespace accelerate::models::detail {
 
 Rotary::Rotary(const at::Tensor& positions, const at::Tensor& frequencies, at::ScalarType dtype, Pairs pairs) : pairs_(pairs) {
@@ -38,6 +42,16 @@ at::Tensor Rotary::turn(const at::Tensor& x) const {
 at::Tensor rotary_frequencies(int64_t n, double base, const at::Device& device) {
   const auto exponents = at::arange(0, n, 2, at::TensorOptions().dtype(at::kFloat).device(device)) / static_cast<double>(n);
   return 1.0 / at::pow(base, exponents);
+}
+
+at::Tensor rotary_frequencies(int64_t n, double base, const LlamaRopeScaling& scaling, const at::Device& device) {
+  const auto plain = rotary_frequencies(n, base, device);
+  if (scaling.type == "default") return plain;
+  const auto slow = plain / scaling.factor;
+  if (scaling.type == "linear") return slow;
+  const auto waves = static_cast<double>(scaling.original_max_position_embeddings) * plain / (2 * std::numbers::pi);  // periods within the original context
+  const auto share = ((waves - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)).clamp(0, 1);
+  return (1 - share) * slow + share * plain;
 }
 
 at::Tensor positions_from(int64_t past, int64_t tokens, const at::Device& device) {

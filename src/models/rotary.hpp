@@ -2,6 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
+namespace accelerate::models {
+struct LlamaRopeScaling;
+}
+
 namespace accelerate::models::detail {
 
 /// Rotary positions: pairs of a head's dimensions are turned by angles that grow with the position. Source: arXiv:2104.09864.
@@ -28,6 +32,8 @@ class Rotary {
 
 /// base ^ (-2 i / n) for i = 0 … n / 2 - 1: the frequencies of the source.
 at::Tensor rotary_frequencies(int64_t n, double base, const at::Device& device);
+/// The same for longer contexts.
+at::Tensor rotary_frequencies(int64_t n, double base, const LlamaRopeScaling& scaling, const at::Device& device);
 
 /// S, S + 1, … for T tokens: [1, T] int64.
 at::Tensor positions_from(int64_t past, int64_t tokens, const at::Device& device);

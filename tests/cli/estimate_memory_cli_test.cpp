@@ -132,6 +132,40 @@ TEST(EstimateTraining, EachStrategyHoldsWhatThePaperSays) {
   }
 }
 
+/// Every architecture of the zoo, from its config.json: parameters are what the table counts (with heads, which the table's bodies lack), and a shard is half of them.
+TEST(EstimateTraining, TheWholeZooCanBeRunDry) {
+  const std::string layers = R"("hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128)";
+  const std::pair<std::string, int64_t> configs[] = {
+      {R"({"model_type": "bert", "vocab_size": 500, )" + layers + "}", -1},
+      {R"({"model_type": "llama", "vocab_size": 500, )" + layers + "}", 500 * 64 * 2 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64},
+      {R"({"model_type": "mistral", "vocab_size": 500, "num_key_value_heads": 4, )" + layers + "}", 500 * 64 * 2 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64},
+      {R"({"model_type": "qwen2", "vocab_size": 500, "num_key_value_heads": 4, )" + layers + "}", 500 * 64 * 2 + 2 * (4 * 64 * 64 + 3 * 64 + 3 * 64 * 128 + 2 * 64) + 64},
+      {R"({"model_type": "mixtral", "vocab_size": 500, "num_key_value_heads": 4, "num_local_experts": 2, )" + layers + "}", 500 * 64 * 2 + 2 * (4 * 64 * 64 + 2 * 64 + 2 * 3 * 64 * 128 + 2 * 64) + 64},
+      {R"({"model_type": "gpt_neox", "vocab_size": 500, )" + layers + "}", 500 * 64 * 2 + 2 * (4 * 64 * 64 + 4 * 64 + 2 * 64 * 128 + 3 * 64 + 4 * 64) + 2 * 64},
+      {R"({"model_type": "gptj", "vocab_size": 500, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8})", 500 * 64 * 2 + 500 + 2 * (12 * 64 * 64 + 5 * 64 + 2 * 64) + 2 * 64},
+      {R"({"model_type": "opt", "vocab_size": 500, "ffn_dim": 128, "max_position_embeddings": 200, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4})", -1},
+      {R"({"model_type": "t5", "vocab_size": 500, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4})", -1},
+      {R"({"model_type": "vit", "image_size": 32, "patch_size": 8, )" + layers + "}", -1},
+      {R"({"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1]})", -1},
+      {R"({"architecture": "tf_efficientnet_lite0"})", 4652008},
+  };
+  const auto folder = std::filesystem::path(support::scratch_dir()) / "zoo";
+  std::filesystem::create_directories(folder);
+  for (const auto& [config, parameters] : configs) {
+    SCOPED_TRACE(config);
+    std::ofstream(folder / "config.json") << config;
+    const auto result = estimate({folder.string(), "--strategy", "fsdp", "--num_processes", "2", "--json"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const auto json = nlohmann::json::parse(result.out);
+    if (parameters >= 0) EXPECT_EQ(json["parameters"], parameters);
+    const double bytes = 4 * json["parameters"].get<double>();
+    // Two processes hold half each: values, and moments after the first step. Batch norms' running means and padding to equal pieces come on top.
+    EXPECT_NEAR(json["phases"]["backward"]["optimizer"].get<double>(), bytes, 0.03 * bytes);
+    EXPECT_GT(json["communication"]["volume"].get<double>(), bytes);
+    EXPECT_EQ(json["seq"].is_null(), config.find("vocab_size") == std::string::npos);
+  }
+}
+
 TEST(EstimateTraining, ActivationsGrowWithTheBatch) {
   const auto other = [](const nlohmann::json& json) { return json["phases"]["forward"]["other"].get<double>(); };
   const auto one = train("ddp"), four = train("ddp", {"--batch", "4"});
@@ -156,7 +190,8 @@ TEST(EstimateTraining, SaysWhatIsWrong) {
   expect({"gpt2", "--batch", "2"}, "--batch was given without --strategy");
   expect({"gpt2", "--strategy", "ddp", "--batch", "0"}, "--batch is '0', expected a whole number from 1 on");
   expect({"gpt2", "--strategy", "ddp", "--dtypes", "float16"}, "--dtypes is for the table of weights");
-  expect({"opt-125m", "--strategy", "ddp"}, "expected bert, gpt2 or llama");
+  expect({"distilbert-base-uncased", "--strategy", "ddp"}, "'distilbert-base-uncased': model_type is \"distilbert\", expected one of bert, efficientnet_lite, gpt2, ");
+  expect({"google/vit-base-patch16-224", "--strategy", "ddp", "--seq", "5"}, "takes images, expected --batch alone");
   expect({"gpt-2x", "--strategy", "ddp"}, "nor the name of a built-in model");
 }
 

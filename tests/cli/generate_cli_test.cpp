@@ -49,6 +49,9 @@ TEST(Generate, AnswersWithin150MegabytesAsItDoesInMemory) {
   // The embedding, which is the head as well, takes 113 MB of it.
   const auto limited = answer(with({model(), "--max_memory", "cpu=150MB"}, kQuestion));
   EXPECT_EQ(limited.at("text"), whole.at("text"));
+  EXPECT_EQ(answer(with({model(), "--max_memory", "cpu=150000000"}, kQuestion)).at("streamed_weight_bytes"), limited.at("streamed_weight_bytes")) << "a number of bytes";
+  EXPECT_EQ(answer(with({model(), "--device_map", "disk"}, kQuestion)).at("text"), whole.at("text"));
+  EXPECT_EQ(answer(with({model(), "--device_map", R"({"model.embed_tokens": "cpu", "": "disk"})"}, kQuestion)).at("text"), whole.at("text"));
   EXPECT_LE(limited.at("peak_resident_weight_bytes").get<int64_t>(), 150'000'000);
   EXPECT_GT(limited.at("weight_bytes_fetched").get<int64_t>(), 538'000'000) << "a part of it came again and again";
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "accelerate/accelerate.hpp"
+#include "environment.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"
@@ -12,6 +13,7 @@ namespace {
 
 using namespace accelerate;
 using support::Gpt;
+using support::Variable;
 using support::message_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -169,17 +171,6 @@ std::string refusal(AcceleratorOptions options) {
   options.cpu = true;
   return message_of<ConfigError>([&] { Accelerator accelerator(options); });
 }
-
-class Variable {
- public:
-  Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
-  ~Variable() { ::unsetenv(name_); }
-  Variable(const Variable&) = delete;
-  Variable& operator=(const Variable&) = delete;
-
- private:
-  const char* name_;
-};
 
 TEST(MissingEngines, DeepSpeedIsAnsweredWithTheNearestSharding) {
   EXPECT_THAT(refusal({.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 3}}), AllOf(HasSubstr("deepspeed_plugin is set with zero_stage 3"), HasSubstr("reshard_after_forward true"), HasSubstr("--use_fsdp")));

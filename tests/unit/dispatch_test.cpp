@@ -334,6 +334,25 @@ TEST_F(Dispatch, RawAccessGoesThroughAlign) {
   EXPECT_TRUE(expected.is_cpu());
 }
 
+TEST_F(Dispatch, OnlyWhatWasChangedThroughAlignIsStored) {
+  auto net = empty();
+  const auto model = accelerate::load_checkpoint_and_dispatch(net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = 2 * kLayerBytes}});
+  auto& linear = net->blocks[5]->linear;
+  const auto stored_by = [&](auto&& look) {
+    residency::reset_stats();
+    {
+      const auto here = accelerate::align_module_device(linear);
+      look(linear->bias.template data_ptr<float>());
+    }
+    const torch::NoGradGuard no_grad;
+    model(input);  // the others push it out
+    return residency::stats().bytes_stored;
+  };
+  EXPECT_EQ(stored_by([](const float* values) { EXPECT_NE(values[0], 3); }), 0);
+  EXPECT_GE(stored_by([](float* values) { values[0] = 3; }), kBiasBytes);
+  EXPECT_EQ(linear->bias[0].item<float>(), 3);
+}
+
 TEST_F(Dispatch, MapsAndBudgetsAreCheckedBeforeAnythingIsLoaded) {
   auto net = empty();
   const auto dispatching = [&](accelerate::LoadAndDispatchOptions options) { return error([&] { (void)accelerate::load_checkpoint_and_dispatch(net, folder, options); }); };

@@ -1,6 +1,6 @@
 """Peer of the generation tests: what transformers makes of the same models and prompts.
 
-usage: generate_peer.py small FOLDER        random models in FOLDER/llama and FOLDER/gpt2, and FOLDER/cases.json with settings, prompts and results
+usage: generate_peer.py small FOLDER        random models in FOLDER/llama, FOLDER/gpt2 and FOLDER/t5, and FOLDER/cases.json with settings, prompts and results
        generate_peer.py warpers OUT         scores before and after transformers' logits processors
        generate_peer.py gguf FILE PROMPTS OUT TOKENS   greedy continuations of the lists of ids in PROMPTS (JSON), and the logits of the first one
 """
@@ -11,7 +11,7 @@ import warnings
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, logging
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration, logging
 from transformers.generation import logits_process
 
 torch.set_num_threads(1)  # small models
@@ -55,6 +55,17 @@ def small(folder):
                 with torch.no_grad():
                     result = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids) if attention_mask is None else attention_mask, max_new_tokens=12, do_sample=False, **settings)
                 cases.append({"model": name, "settings": settings, "input_ids": ids.tolist(), "attention_mask": None if attention_mask is None else mask.tolist(), "result": result.tolist()})
+    model = T5ForConditionalGeneration(T5Config(vocab_size=40, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=12)).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(2)  # else all tokens are about equally likely
+    model.generation_config = type(model.generation_config)()
+    model.config.eos_token_id = model.config.pad_token_id = None
+    model.save_pretrained(f"{folder}/t5")
+    for settings in [{}, {"repetition_penalty": 1.7}, {"num_beams": 4, "eos_token_id": [7, 11, 3, 20], "pad_token_id": 1}, {"num_beams": 3, "length_penalty": 2.0, "eos_token_id": [7, 11, 3, 20], "pad_token_id": 1}]:
+        for attention_mask in (None, mask):
+            with torch.no_grad():
+                result = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids) if attention_mask is None else attention_mask, decoder_start_token_id=0, max_new_tokens=12, do_sample=False, **settings)
+            cases.append({"model": "t5", "settings": settings, "input_ids": ids.tolist(), "attention_mask": None if attention_mask is None else mask.tolist(), "result": result.tolist()})
     json.dump(cases, open(f"{folder}/cases.json", "w"))
 
 

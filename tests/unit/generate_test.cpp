@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "accelerate/error.hpp"
+#include "accelerate/models/auto_model.hpp"
 #include "accelerate/models/generate.hpp"
 #include "accelerate/models/gpt2.hpp"
 #include "accelerate/models/llama.hpp"
@@ -16,7 +17,7 @@
 #include "message_of.hpp"
 #include "models/generation/logits.hpp"
 #include "python.hpp"
-#include "ranks.hpp"
+#include "scratch.hpp"
 
 namespace {
 
@@ -24,10 +25,9 @@ namespace fs = std::filesystem;
 using namespace accelerate::models;
 using accelerate::ConfigError;
 using nlohmann::json;
+using support::scratch;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-fs::path scratch(const std::string& name) { return fs::path(support::scratch_dir()) / name; }
 
 /// Says (a + 1) % V after a, whatever came before.
 struct Counter {
@@ -57,6 +57,7 @@ TEST(Generate, GreedyStopsAtEndTokensAndPads) {
   EXPECT_THAT(row(result, 1), ElementsAre(4, 5, 6, 7));
   result = generate(model, ids.slice(0, 0, 1), {.max_new_tokens = 4, .min_new_tokens = 2, .eos_token_id = {3}});
   EXPECT_EQ(result.size(1), 6) << "the end token was not allowed when it was the likeliest";
+  for (const int64_t at_least : {2, 3}) EXPECT_EQ(generate(model, ids.slice(0, 0, 1), {.max_new_tokens = 4, .min_new_tokens = at_least, .eos_token_id = {5}}).size(1), at_least == 2 ? 5 : 6) << "5 is the third";
 }
 
 TEST(Generate, CallbackSeesTokensAndCanStop) {
@@ -152,7 +153,7 @@ torch::Tensor tensor_of(const json& rows) {
   return torch::tensor(flat, at::kLong).view({static_cast<int64_t>(rows.size()), -1});
 }
 
-TEST(GenerateParity, GreedyAndBeamsOfLlamaAndGpt2) {
+TEST(GenerateParity, GreedyAndBeamsOfLlamaGpt2AndT5) {
   SKIP_WITHOUT_PYTHON();
   const auto folder = scratch("small");
   fs::create_directories(folder);
@@ -160,15 +161,18 @@ TEST(GenerateParity, GreedyAndBeamsOfLlamaAndGpt2) {
   ASSERT_EQ(peer.exit_code, 0) << peer.output;
   auto llama = LlamaForCausalLM::from_pretrained(folder / "llama");
   auto gpt2 = GPT2LMHeadModel::from_pretrained(folder / "gpt2");
+  const auto t5 = AutoModelForSeq2SeqLM::from_pretrained(folder / "t5");
   llama->eval(), gpt2->eval();
   const auto cases = json::parse(std::ifstream(folder / "cases.json"));
-  EXPECT_EQ(cases.size(), 2 * 2 * 21U);
+  EXPECT_EQ(cases.size(), 2 * 2 * 21U + 2 * 4U);
   for (const auto& entry : cases) {
     GenerateOptions options;
     if (!entry["attention_mask"].is_null()) options.attention_mask = tensor_of(entry["attention_mask"]);
     const auto ids = tensor_of(entry["input_ids"]), expected = tensor_of(entry["result"]);
     const auto config = config_of(entry["settings"]);
-    const auto result = entry["model"] == "llama" ? generate(llama, ids, config, options) : generate(gpt2, ids, config, options);
+    const auto result = entry["model"] == "llama"  ? generate(llama, ids, config, options)
+                        : entry["model"] == "gpt2" ? generate(gpt2, ids, config, options)
+                                                   : generate(t5.encode(ids, options.attention_mask), torch::zeros({ids.size(0), 1}, at::kLong), config);
     EXPECT_TRUE(result.sizes() == expected.sizes() && result.equal(expected)) << entry["model"] << entry["settings"] << (options.attention_mask.defined() ? " padded" : "") << "\n" << expected << "\n" << result;
   }
 }

@@ -30,8 +30,9 @@ ACCELERATE_API std::vector<std::string> known_architectures();
 /// @throws ConfigError for an architecture or class that is not known, naming the nearest; CheckpointError for text that is no JSON or fields of another type.
 ACCELERATE_API ModelDescription describe_architecture(const std::string& config, const std::string& class_name = "");
 
-/// Finds a model by what the user calls it: a folder (config.json, else the weights in it), a config.json, a safetensors file or its index, a GGUF file, or the name of a built-in config like "bert-base-cased".
-/// A structure read from weights has its floating-point tensors in fp32, as one built from a config has.
+/// Finds a model by what the user calls it: a folder (config.json, else the weights in it), a config.json, a file of weights (safetensors, GGUF, torch.save's) or its index, a
+/// TorchScript file, or the name of a built-in config like "bert-base-cased". Of files only headers are read. A structure read from weights has its floating-point tensors in fp32, as one built from a config has; all its tensors
+/// are parameters, buffers too; and only TorchScript says of which classes its modules are.
 /// @param library  "transformers", "timm" or "" for whichever it is
 /// @throws ConfigError for a name that is neither, with the nearest built-in one, and for a model of another library; CheckpointError for damaged files.
 ACCELERATE_API ModelDescription find_model(const std::string& model, const std::string& library = "");

@@ -70,6 +70,11 @@ template <ModelLike Model>
 void remove_hook_from_module(const Model& module, bool recurse = false) {
   remove_hook_from_module(model_ref(module), recurse);
 }
+/// The module's hook and those below it.
+template <ModelLike Model>
+void remove_hook_from_submodules(const Model& module) {
+  remove_hook_from_module(model_ref(module), /*recurse=*/true);
+}
 
 namespace detail {
 

@@ -11,7 +11,7 @@
 
 #include "accelerate/bigmodel/device_map.hpp"
 #include "accelerate/export.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/model_like.hpp"
 
 namespace accelerate {
 
@@ -59,20 +59,13 @@ struct LoadCheckpointOptions {
 ///   parameters without a place.
 ACCELERATE_API void load_checkpoint_in_model(const ModelRef& model, const std::filesystem::path& checkpoint, const LoadCheckpointOptions& options = {});
 
-inline StateDictCheck check_state_dict(const std::shared_ptr<torch::nn::Module>& model, const std::filesystem::path& checkpoint) { return check_state_dict(ModelRef(model), checkpoint); }
-inline void load_checkpoint_in_model(const std::shared_ptr<torch::nn::Module>& model, const std::filesystem::path& checkpoint, const LoadCheckpointOptions& options = {}) {
-  load_checkpoint_in_model(ModelRef(model), checkpoint, options);
+template <ModelLike Model>
+StateDictCheck check_state_dict(const Model& model, const std::filesystem::path& checkpoint) {
+  return check_state_dict(model_ref(model), checkpoint);
 }
-/// Any torch::nn::ModuleHolder.
-template <class Holder>
-  requires requires(const Holder& holder) { typename Holder::ContainedType; }
-StateDictCheck check_state_dict(const Holder& holder, const std::filesystem::path& checkpoint) {
-  return check_state_dict(ModelRef(holder.ptr()), checkpoint);
-}
-template <class Holder>
-  requires requires(const Holder& holder) { typename Holder::ContainedType; }
-void load_checkpoint_in_model(const Holder& holder, const std::filesystem::path& checkpoint, const LoadCheckpointOptions& options = {}) {
-  load_checkpoint_in_model(ModelRef(holder.ptr()), checkpoint, options);
+template <ModelLike Model>
+void load_checkpoint_in_model(const Model& model, const std::filesystem::path& checkpoint, const LoadCheckpointOptions& options = {}) {
+  load_checkpoint_in_model(model_ref(model), checkpoint, options);
 }
 
 }  // namespace accelerate

@@ -28,11 +28,14 @@ class RmsNorm;
 }  // namespace detail
 
 /// How rotary frequencies are stretched for contexts longer than those of the first training.
-struct LlamaRopeScaling {
+struct ACCELERATE_API LlamaRopeScaling {
   std::string type = "default";  ///< "default": not at all; "linear": all by `factor`; "llama3": low frequencies by `factor`, high ones not at all, smoothly between.
   double factor = 1;
   double low_freq_factor = 1, high_freq_factor = 4;       ///< llama3: waves longer than original / low are low frequencies, shorter than original / high are high ones.
   int64_t original_max_position_embeddings = 8192;        ///< llama3: context of the first training, in tokens.
+
+  /// @throws ConfigError naming the first field that is out of range.
+  void validate() const;
 };
 
 /// The fields of config.json; defaults are transformers', those of Llama-2-7b.

@@ -13,7 +13,7 @@
 #include "parallel/pipeline/sizes_only.hpp"
 #include "residency/deferred/storage.hpp"
 #include "residency/deferred/tape.hpp"
-#include "residency/operator_facts.hpp"
+#include "residency/operator_call.hpp"
 
 namespace accelerate::parallel::pipeline {
 namespace {
@@ -62,25 +62,13 @@ struct Stages::Piece {
 };
 
 /// One operator call, as the schema and the pieces describe it.
-struct Stages::Call {
-  const c10::OperatorHandle& op;
-  const c10::FunctionSchema& schema;
-  const residency::OperatorFacts& facts;
-  std::vector<c10::IValue> arguments;
-  std::optional<size_t> device;  ///< which argument names the device
+struct Stages::Call : residency::OperatorCall {
   int64_t stage = -1;
   std::vector<int64_t> holders;  ///< where all arguments are
 
-  Call(const c10::OperatorHandle& handle, const torch::jit::Stack& stack) : op(handle), schema(handle.schema()), facts(residency::facts_of(schema)) {
-    const auto last = torch::jit::last(stack, schema.arguments().size());
-    arguments.assign(last.begin(), last.end());
-    for (size_t i = 0; i < arguments.size(); ++i)
-      if (schema.arguments()[i].name() == "device") device = i;
-  }
+  using OperatorCall::OperatorCall;
 
-  std::string_view name() const { return schema.name(); }
   std::string full_name() const { return schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name(); }
-  bool writes(size_t i) const { return i < 64 && (facts.writes >> i & 1); }
 
   /// Sizes and strides of the first argument are all that it looks at, and of which it makes another view.
   bool is_view() const {
@@ -88,14 +76,6 @@ struct Stages::Call {
     for (const auto& result : schema.returns())
       if (facts.makes_tensors && !result.alias_info()) return false;
     return true;
-  }
-  /// Which argument a result is, if it is one (in-place operators, out=).
-  std::optional<size_t> argument_of(size_t result) const {
-    const auto* info = schema.returns()[result].alias_info();
-    if (!info || !info->isWrite()) return {};
-    for (size_t i = 0; i < arguments.size(); ++i)
-      if (const auto* other = schema.arguments()[i].alias_info(); other && other->isWrite() && other->beforeSets() == info->beforeSets()) return i;
-    return {};
   }
   /// What the program does next, or the size of the result, depends on values that only one rank has.
   bool depends_on_values(const std::function<bool(const at::Tensor&)>& is_staged) const {
@@ -304,9 +284,7 @@ void Stages::run_on_sizes(Call& call, torch::jit::Stack* stack, c10::function_re
   try {
     carry_out();
   } catch (const c10::NotImplementedError&) {
-    bool only_arguments = !call.schema.returns().empty();
-    for (size_t i = 0; i < call.schema.returns().size(); ++i) only_arguments &= call.argument_of(i).has_value();
-    if (!only_arguments)
+    if (call.schema.returns().empty() || !call.only_returns_arguments())
       throw ConfigError("pipeline: operator " + call.full_name() + " has no kernel that works out sizes without values (the Meta key), which ranks of other stages than " + std::to_string(call.stage) +
                         " need, expected one; LibTorch has some of them only in Python. Register one with TORCH_LIBRARY_IMPL(aten, Meta, m), or write the forward without the operator");
     torch::jit::drop(*stack, call.arguments.size());  // what gives back its argument has no sizes to work out

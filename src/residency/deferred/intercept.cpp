@@ -14,7 +14,7 @@
 #include "accelerate/error.hpp"
 #include "residency/deferred/storage.hpp"
 #include "residency/deferred/plain.hpp"
-#include "residency/operator_facts.hpp"
+#include "residency/operator_call.hpp"
 #include "utils/meta_memory.hpp"
 
 namespace accelerate::residency::deferred {
@@ -28,35 +28,24 @@ const std::unordered_set<std::string_view> kCarryOver = {"aten::clone", "aten::t
 bool is_meta_device(const c10::IValue& value) { return value.isDevice() && value.toDevice().is_meta(); }
 
 /// What is known of an operator call, from its schema and its arguments.
-struct Call {
-  const c10::OperatorHandle& op;
-  const c10::FunctionSchema& schema;
-  const OperatorFacts& facts;
-  std::vector<c10::IValue> arguments;
+struct Call : OperatorCall {
   c10::SmallVector<at::Tensor, 4> deferred;
-  bool has_real = false, writes = false, writes_real = false, takes_tensors = false;
-  std::optional<size_t> device;  ///< which argument names the device
+  bool has_real = false, writes_deferred = false, writes_real = false, takes_tensors = false;
 
-  Call(const c10::OperatorHandle& handle, const torch::jit::Stack& stack) : op(handle), schema(handle.schema()), facts(facts_of(schema)) {
-    const auto last = torch::jit::last(stack, schema.arguments().size());
-    arguments.assign(last.begin(), last.end());
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      const bool written = i < 64 && (facts.writes >> i & 1);
+  Call(const c10::OperatorHandle& handle, const torch::jit::Stack& stack) : OperatorCall(handle, stack) {
+    for (size_t i = 0; i < arguments.size(); ++i)
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
         takes_tensors = true;
         if (owner_of(tensor)) {
           deferred.push_back(tensor);
-          writes |= written;
+          writes_deferred |= writes(i);
         } else {
           has_real = true;
-          writes_real |= written;
+          writes_real |= writes(i);
         }
       });
-      if (schema.arguments()[i].name() == "device") device = i;
-    }
   }
 
-  std::string_view name() const { return schema.name(); }
   /// Makes a tensor from nothing, or from another one's sizes.
   bool is_factory() const { return device && (!takes_tensors || name().starts_with("aten::new_") || name().ends_with("_like")); }
   /// torch::tensor({...}) and its kin make such a tensor and write into it by pointer.
@@ -67,20 +56,6 @@ struct Call {
     return std::any_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& result) { return result.type()->str().find("Tensor") != std::string::npos; });
   }
   bool is_random() const { return op.hasTag(at::Tag::nondeterministic_seeded); }
-
-  /// Which argument a result is, if it is one (in-place operators, out=).
-  std::optional<size_t> argument_of(size_t result) const {
-    const auto* info = schema.returns()[result].alias_info();
-    if (!info || !info->isWrite()) return {};
-    for (size_t i = 0; i < arguments.size(); ++i)
-      if (const auto* other = schema.arguments()[i].alias_info(); other && other->isWrite() && other->beforeSets() == info->beforeSets()) return i;
-    return {};
-  }
-  bool only_returns_arguments() const {
-    for (size_t i = 0; i < schema.returns().size(); ++i)
-      if (!argument_of(i)) return false;
-    return true;
-  }
 };
 
 [[noreturn]] void throw_not_initialised(const Call& call) {
@@ -139,7 +114,7 @@ void on_tape(const Call& call, const std::shared_ptr<Tape>& tape, Scope* scope, 
     call.op.callBoxed(meta);
   } catch (const c10::NotImplementedError&) {
     // No kernel for sizes. One that returns its argument has none to find out.
-    if (!call.writes || !call.only_returns_arguments()) {
+    if (!call.writes_deferred || !call.only_returns_arguments()) {
       if (!scope) throw_not_initialised(call);
       return on_values(call, *tape, stack);
     }
@@ -147,7 +122,7 @@ void on_tape(const Call& call, const std::shared_ptr<Tape>& tape, Scope* scope, 
     for (size_t i = 0; i < call.schema.returns().size(); ++i) meta.push_back(call.arguments[*call.argument_of(i)]);
   } catch (const c10::Error&) {
     // Most often it needs values: item(), a mask. If not, it says again there what is wrong.
-    if (call.writes) throw;
+    if (call.writes_deferred) throw;
     if (!scope) throw_not_initialised(call);
     return on_values(call, *tape, stack);
   }
@@ -163,7 +138,7 @@ void on_tape(const Call& call, const std::shared_ptr<Tape>& tape, Scope* scope, 
       if (scope) scope->remember(tensor);
     });
   }
-  if (made_some || call.writes) tape->record(call.op, call.arguments, meta);
+  if (made_some || call.writes_deferred) tape->record(call.op, call.arguments, meta);
   replace_stack(stack, call.arguments.size(), std::move(meta));
 }
 
@@ -253,7 +228,7 @@ bool intercept(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     on_values(call, *tape, stack);
     return true;
   }
-  if (!scope && !call.writes) {
+  if (!scope && !call.writes_deferred) {
     const bool elsewhere = call.device && call.arguments[*call.device].isDevice() && !is_meta_device(call.arguments[*call.device]);
     const bool carries = !call.has_real && !elsewhere && (!call.facts.needs_bytes || kCarryOver.contains(call.name()) || !call.returns_tensors());
     if (!carries) throw_not_initialised(call);

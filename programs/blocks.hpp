@@ -1,0 +1,26 @@
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+/// Classes of a model's blocks: the members of lists of modules, the outermost ones, that have modules of their own. They are what is placed and sharded as a whole.
+inline std::vector<std::string> block_classes(const torch::nn::Module& model) {
+  std::set<std::string> classes;
+  const auto walk = [&](const auto& self, const torch::nn::Module& module) -> void {
+    const bool is_list = module.as<torch::nn::ModuleListImpl>();
+    for (const auto& child : module.children()) {
+      if (is_list && !child->as<torch::nn::ModuleListImpl>() && !child->children().empty()) {
+        const std::string name = child->name();
+        classes.insert(name.substr(name.rfind(':') == std::string::npos ? 0 : name.rfind(':') + 1));
+      } else {
+        self(self, *child);
+      }
+    }
+  };
+  walk(walk, model);
+  return {classes.begin(), classes.end()};
+}

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/input_file.hpp"
+#include "formats/pickle.hpp"
+
+/// What Python's torch.save and TorchScript write, down to the pickle and to where the bytes of each tensor are. Nothing in it is executed. Needs no LibTorch.
+namespace accelerate::formats {
+
+/// A typed storage as pickles name it.
+struct TorchStorage {
+  std::string_view global, dtype;  ///< "torch.FloatStorage", "float32"
+  int64_t bytes;                   ///< of an element
+};
+inline constexpr TorchStorage kTorchStorages[] = {
+    {"torch.FloatStorage", "float32", 4}, {"torch.DoubleStorage", "float64", 8}, {"torch.HalfStorage", "float16", 2}, {"torch.BFloat16Storage", "bfloat16", 2}, {"torch.LongStorage", "int64", 8},
+    {"torch.IntStorage", "int32", 4},     {"torch.ShortStorage", "int16", 2},    {"torch.CharStorage", "int8", 1},    {"torch.ByteStorage", "uint8", 1},        {"torch.BoolStorage", "bool", 1},
+    {"torch.ComplexFloatStorage", "complex64", 8}, {"torch.ComplexDoubleStorage", "complex128", 16},
+};
+/// Holds bytes; the tensor says what they are.
+inline constexpr std::string_view kUntypedStorage = "torch.storage.UntypedStorage";
+
+/// A tensor as its pickle describes it; not compared with the storage.
+struct PickledTensor {
+  std::string dtype;                    ///< PyTorch's name without "torch."
+  std::vector<int64_t> sizes, strides;  ///< not negative
+  int64_t first = 0;                    ///< element of the storage
+  std::string storage;                  ///< its key
+};
+
+/// A zip with a pickle and uncompressed records, as torch.save and TorchScript write it, or the one stream of pickles and bytes that torch.save wrote before PyTorch 1.6.
+class TorchContainer {
+ public:
+  struct Bytes {
+    int64_t begin = 0, size = 0;  ///< of the file
+  };
+
+  /// @param source   begins the messages
+  /// @param globals  names that may occur in the pickle besides those of tensors; "*" allows all, see Pickle
+  /// @throws CheckpointError if these bytes of the file are neither.
+  TorchContainer(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source, std::vector<std::string_view> globals);
+  TorchContainer(const TorchContainer&) = delete;
+  TorchContainer& operator=(const TorchContainer&) = delete;
+
+  const Pickle& pickle() const { return *pickle_; }
+  /// Whether it has code: TorchScript.
+  bool is_script() const;
+  /// Nothing for a value that is no tensor. @throws CheckpointError for a malformed one.
+  std::optional<PickledTensor> tensor_of(const PickleNode& node) const;
+  /// @throws CheckpointError when it is not there or compressed
+  Bytes storage(const std::string& key) const;
+  [[noreturn]] void fail(const std::string& what) const;
+
+ private:
+  /// A record of the zip.
+  struct Entry {
+    uint64_t header = 0, size = 0;  ///< of the archive
+    bool stored = true;             ///< not compressed
+  };
+
+  [[noreturn]] void fail_archive(const std::string& what) const;
+  std::string read(uint64_t begin, uint64_t size) const;
+  void read_directory();
+  void read_stream();
+  Bytes record(const std::string& name) const;
+  std::vector<int64_t> numbers(const PickleNode& node, const std::string& what) const;
+
+  std::shared_ptr<const InputFile> file_;
+  int64_t begin_;
+  uint64_t length_;
+  std::string source_;
+  std::vector<std::string_view> globals_;
+  std::map<std::string, Entry> entries_;   ///< by name, without the folder that all are in
+  std::map<std::string, Bytes> storages_;  ///< of a stream
+  std::string bytes_;                      ///< of the pickle
+  std::optional<Pickle> pickle_;
+};
+
+}  // namespace accelerate::formats

@@ -1,0 +1,145 @@
+// Files that Python's torch.save and TorchScript wrote: what is in them, their weights, and what is said of damaged ones.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/jit/serialization/import.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "accelerate/bigmodel.hpp"
+#include "accelerate/bigmodel/estimate.hpp"
+#include "accelerate/error.hpp"
+#include "accelerate/safetensors.hpp"
+#include "formats/torch_archive.hpp"
+#include "message_of.hpp"
+#include "python.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+/// The peer's model.
+struct NetImpl : torch::nn::Module {
+  NetImpl() : words(10, 4), norm(4), head(std::make_shared<torch::nn::Module>("HeadImpl")) {
+    register_module("words", words);
+    for (int i = 0; i < 2; ++i) body->push_back(torch::nn::Linear(4, 4));
+    register_module("body", body);
+    register_module("norm", norm);
+    register_module("head", head);
+    head->register_parameter("weight", words->weight);
+  }
+  torch::nn::Embedding words;
+  torch::nn::ModuleList body;
+  torch::nn::BatchNorm1d norm;
+  std::shared_ptr<torch::nn::Module> head;
+};
+TORCH_MODULE(Net);
+
+class TorchFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    SKIP_WITHOUT_PYTHON();
+    folder = fs::path(support::scratch_dir()) / testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(folder);
+    const auto peer = support::run_python("tests/unit/torch_files_peer.py", {folder.string()});
+    ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  }
+  fs::path folder;
+};
+
+TEST_F(TorchFiles, OfBothFormsLoadAndAreUsedWhereTheyLie) {
+  const auto expected = accelerate::load_safetensors(folder / "model.safetensors");
+  for (const char* name : {"zip.bin", "stream.bin", "half.bin"})
+    for (const bool on_disk : {false, true}) {
+      SCOPED_TRACE(std::string(name) + (on_disk ? " on disk" : ""));
+      auto net = [] {
+        const auto empty = accelerate::init_empty_weights();
+        return Net();
+      }();
+      std::optional<accelerate::Dispatched<Net>> dispatched;
+      if (on_disk) dispatched = accelerate::load_checkpoint_and_dispatch(net, folder / name, {.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload = {.always_read = true}});
+      else accelerate::load_checkpoint_in_model(net, folder / name);
+      for (const auto& [key, tensor] : accelerate::ModelRef(net.ptr()).state()) {
+        const at::Tensor& saved = expected.at(key == "head.weight" ? "words.weight" : key);
+        EXPECT_TRUE(torch::equal(std::string(name) == "half.bin" && tensor.is_floating_point() ? saved.to(at::kHalf).to(at::kFloat) : saved, tensor.clone())) << key;
+      }
+    }
+  const auto views = std::make_shared<accelerate::formats::InputFile>(folder / "views.bin");
+  const auto value = accelerate::formats::TorchArchive(views, 0, views->size(), "views").value().toGenericDict();
+  EXPECT_TRUE(torch::equal(value.at("part").toTensor(), torch::arange(12.0).reshape({3, 4}).slice(1, 1, 3)));
+  EXPECT_EQ(value.at("whole").toTensor().numel(), 0);
+}
+
+/// Without LibTorch, from the pickle alone: what loading the module and describing it gives.
+TEST_F(TorchFiles, AreDescribedWithoutLoadingThem) {
+  for (const char* name : {"script.pt", "trace.pt"}) {
+    SCOPED_TRACE(name);
+    const auto found = accelerate::find_model((folder / name).string());
+    const auto module = torch::jit::load((folder / name).string());
+    const auto tree = accelerate::describe(module);
+    EXPECT_EQ(found.tree.class_name, tree.class_name);
+    std::map<std::string, double> ours, theirs;
+    for (const auto& [key, bytes] : accelerate::compute_module_sizes(found.tree).entries()) ours[key] = bytes;
+    for (const auto& [key, bytes] : accelerate::compute_module_sizes(module).entries()) theirs[key] = bytes;
+    EXPECT_EQ(ours, theirs);
+    EXPECT_THAT(accelerate::find_tied_parameters(found.tree), ElementsAre(ElementsAre("head.weight", "words.weight")));
+    EXPECT_EQ(accelerate::calculate_maximum_sizes(found.tree).largest_layer.names, accelerate::calculate_maximum_sizes(module).largest_layer.names);
+  }
+
+  // Tensors by name.
+  const auto expected = accelerate::compute_module_sizes(accelerate::find_model((folder / "model.safetensors").string()).tree)[""];
+  for (const char* name : {"zip.bin", "stream.bin"}) EXPECT_EQ(accelerate::compute_module_sizes(accelerate::find_model((folder / name).string()).tree)[""], expected) << name;
+  EXPECT_EQ(accelerate::compute_module_sizes(accelerate::find_model((folder / "half.bin").string()).tree)[""], expected + 10 * 4 * 4) << "in fp32, and converting has untied the head";
+  // Shards, in each of which storages are counted from 0.
+  for (const char* shard : {"a.bin", "b.bin"}) fs::copy_file(folder / "zip.bin", folder / shard);
+  std::ofstream(folder / "pytorch_model.bin.index.json") << R"({"weight_map": {"words.weight": "a.bin", "norm.weight": "b.bin"}})";
+  EXPECT_EQ(accelerate::compute_module_sizes(accelerate::find_model((folder / "pytorch_model.bin.index.json").string()).tree)[""], 2 * expected);
+  const auto error = [&](const char* name) { return support::message_of<accelerate::CheckpointError>([&] { accelerate::find_model((folder / name).string()); }); };
+  EXPECT_THAT(error("nested.bin"), HasSubstr("under 'model' is a dict, expected a tensor"));
+  EXPECT_THAT(error("module.bin"), HasSubstr("it holds an object, expected tensors by their names or a TorchScript module"));
+  Net net;
+  const auto loading = [&](const char* name) { return support::message_of<accelerate::CheckpointError>([&] { accelerate::load_checkpoint_in_model(net, folder / name); }); };
+  EXPECT_THAT(loading("script.pt"), HasSubstr("it is a TorchScript module, expected tensors. Load it with torch::jit::load()"));
+  EXPECT_THAT(loading("module.bin"), HasSubstr("Python code in files is never executed here"));
+}
+
+/// Each file cut at many places, and with single bytes changed: an error that names it, or other numbers; nothing is loaded then, and nothing crashes.
+TEST_F(TorchFiles, DamageIsFound) {
+  for (const char* name : {"zip.bin", "stream.bin", "model.safetensors"}) {
+    std::ifstream stream(folder / name, std::ios::binary);
+    const std::string bytes{std::istreambuf_iterator<char>(stream), {}};
+    const auto damaged = folder / (std::string("damaged-") + name);
+    const auto try_it = [&](const std::string& content) -> std::string {
+      std::ofstream(damaged, std::ios::binary) << content;
+      auto net = [] {
+        const auto empty = accelerate::init_empty_weights();
+        return Net();
+      }();
+      try {
+        accelerate::load_checkpoint_in_model(net, damaged);
+      } catch (const accelerate::CheckpointError& error) {
+        EXPECT_TRUE(accelerate::is_deferred(net->words->weight)) << error.what();
+        return error.what();
+      }
+      return "";
+    };
+    ASSERT_EQ(try_it(bytes), "") << name;
+    for (size_t i = 0; i < 60; ++i) {
+      const size_t size = bytes.size() * i / 60;
+      EXPECT_THAT(try_it(bytes.substr(0, size)), HasSubstr("damaged-")) << name << " cut to " << size << " of " << bytes.size() << " bytes";
+    }
+    EXPECT_THAT(try_it(bytes.substr(0, bytes.size() - 1)), AllOf(HasSubstr("damaged-"), testing::AnyOf(HasSubstr("truncated"), HasSubstr("damaged or of another save"))));
+    for (size_t i = 0; i < bytes.size(); i += 13) {
+      std::string changed = bytes;
+      changed[i] = static_cast<char>(changed[i] ^ (i % 2 ? 0x80 : 0xff));
+      try_it(changed);
+    }
+  }
+}
+
+}  // namespace
