@@ -21,7 +21,12 @@ Sink::Sink(int fd) : fd_(fd), chunk_(PIPE_BUF) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) closed_ = true;
   if (S_ISREG(status.st_mode)) chunk_ = kQueueBytes;
-  if (::isatty(fd)) chunk_ = 256;  // a terminal promises room for no more than this
+  if (!::isatty(fd)) return;
+  // A write to a stopped terminal blocks although poll() has said that there is room, even if it is for few bytes.
+  struct stat ours {};
+  own_ = Fd(::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (own_ && ::fstat(own_.get(), &ours) == 0 && ours.st_rdev == status.st_rdev) fd_ = own_.get();
+  else chunk_ = 256;  // somebody else's terminal (su); it promises room for about so much
 }
 
 void Sink::write(const void* owner, std::string_view text) {

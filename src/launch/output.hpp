@@ -13,7 +13,8 @@ namespace accelerate::launcher {
 /// One of the launcher's own output streams, written without ever waiting for its reader.
 ///
 /// What can't be written yet is queued up to a limit, beyond which the ranks' pipes are not read, so that a slow reader slows the ranks down.
-/// The descriptor stays in blocking mode (it is shared with other processes, e.g. the shell).
+/// The descriptor stays in blocking mode (it is shared with other processes, e.g. the shell); a terminal is opened anew for a mode of our own, since it may take less than it
+/// promises.
 class Sink {
  public:
   explicit Sink(int fd);
@@ -30,10 +31,12 @@ class Sink {
   bool has_room() const { return queue_.size() - head_ < kQueueBytes; }
   /// The reader has gone.
   bool closed() const { return closed_; }
+  /// To poll.
   int fd() const { return fd_; }
 
  private:
   static constexpr size_t kQueueBytes = 256 << 10;
+  Fd own_;
   int fd_;
   size_t chunk_;  ///< bytes that one write() may take without blocking once poll() says "writable"
   bool closed_ = false;
