@@ -77,6 +77,14 @@ class Lines : public accelerate::Dialog {
   void say(const std::string& line) override { std::printf("%s\n", line.c_str()); }
 
  protected:
+  static std::optional<size_t> index_of(const std::string& answer, const std::vector<std::string>& choices) {
+    for (size_t i = 0; i < choices.size(); ++i)
+      if (::strcasecmp(answer.c_str(), choices[i].c_str()) == 0 || (choices[i] == "yes" && ::strcasecmp(answer.c_str(), "y") == 0) || (choices[i] == "no" && ::strcasecmp(answer.c_str(), "n") == 0)) return i;
+    if (answer.size() > 4 || answer.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
+    const size_t index = std::stoul(answer);
+    return index < choices.size() ? std::optional(index) : std::nullopt;
+  }
+
   virtual std::string line() {
     std::fflush(stdout);
     std::string text;
@@ -91,14 +99,6 @@ class Lines : public accelerate::Dialog {
     if (c == EOF) throw accelerate::ConfigError("the input ended before the last question. Nothing was written");
     return static_cast<char>(c);
   }
-
-  static std::optional<size_t> index_of(const std::string& answer, const std::vector<std::string>& choices) {
-    for (size_t i = 0; i < choices.size(); ++i)
-      if (::strcasecmp(answer.c_str(), choices[i].c_str()) == 0 || (choices[i] == "yes" && ::strcasecmp(answer.c_str(), "y") == 0) || (choices[i] == "no" && ::strcasecmp(answer.c_str(), "n") == 0)) return i;
-    if (answer.size() > 4 || answer.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
-    const size_t index = std::stoul(answer);
-    return index < choices.size() ? std::optional(index) : std::nullopt;
-  }
 };
 
 /// Choices by arrow keys.
@@ -108,6 +108,7 @@ class Menus : public Lines {
     const RawTerminal raw;
     std::printf("%s\n", question.c_str());
     size_t at = usual;
+    std::string typed;  // since the last key that was none of a number or a word
     for (bool first = true;; first = false) {
       if (!first) std::printf("\x1b[%zuA", choices.size());
       for (size_t i = 0; i < choices.size(); ++i) std::printf("\r\x1b[K%s %s\x1b[0m\n", i == at ? "\x1b[36m  >" : "   ", choices[i].c_str());
@@ -122,19 +123,33 @@ class Menus : public Lines {
         if (arrow == 'A') at = (at + choices.size() - 1) % choices.size();
         if (arrow == 'B') at = (at + 1) % choices.size();
         if (arrow == 'D') throw Back();
-      } else if (key == 'k') {
+        typed.clear();
+      } else if (key == 'k' && typed.empty()) {
         at = (at + choices.size() - 1) % choices.size();
-      } else if (key == 'j') {
+      } else if (key == 'j' && typed.empty()) {
         at = (at + 1) % choices.size();
       } else if (key == '<') {
         throw Back();
-      } else if (key >= '0' && key <= '9' && static_cast<size_t>(key - '0') < choices.size()) {
-        at = static_cast<size_t>(key - '0');
+      } else {
+        // A number, or the beginning of a choice; what continues none begins a new one.
+        typed += key;
+        auto found = beginning_with(typed, choices);
+        if (!found) found = beginning_with(typed = key, choices);
+        if (!found) typed.clear();
+        at = found.value_or(at);
       }
     }
     // What was chosen stays in place of the menu.
     std::printf("\x1b[%zuA\x1b[J  %s\n", choices.size(), choices[at].c_str());
     return at;
+  }
+
+ private:
+  static std::optional<size_t> beginning_with(const std::string& typed, const std::vector<std::string>& choices) {
+    if (const auto index = index_of(typed, choices)) return index;
+    for (size_t i = 0; i < choices.size(); ++i)
+      if (::strncasecmp(choices[i].c_str(), typed.c_str(), typed.size()) == 0) return i;
+    return std::nullopt;
   }
 };
 

@@ -527,6 +527,37 @@ TEST_F(Launch, StartsInMilliseconds) {
 #endif
 }
 
+TEST_F(Launch, ManyRanksAndLittleMemory) {
+  const auto start = Clock::now();
+  const auto result = Program(with_launch({"-q", "--num_processes", "256", "/bin/sh", "-c", "echo $RANK"})).wait();
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 256);
+  std::cout << "256 ranks: " << seconds << " s, the launcher's largest memory: " << result.usage.ru_maxrss << " kB\n";
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+  EXPECT_LT(seconds, 10);  // 1 s on two idle cores
+  EXPECT_LT(result.usage.ru_maxrss, 20000);  // 6,000
+#endif
+}
+
+TEST_F(Launch, RestartTakesLessThanASecond) {
+  const std::string killed = folder / "killed", again = folder / "again";
+  const auto result = launch({"-q", "--num_processes", "2", "--max_restarts", "1", "/bin/sh", "-c",
+                              "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && { date +%s%N > '" + again + "'$RANK; exit; }; [ $RANK = 1 ] && { date +%s%N > '" + killed + "'; kill -9 $$; }; exec sleep 60"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const auto moment = [](const std::string& file) {
+    int64_t nanoseconds = 0;
+    std::ifstream(file) >> nanoseconds;
+    return nanoseconds;
+  };
+  const double seconds = static_cast<double>(std::max(moment(again + "0"), moment(again + "1")) - moment(killed)) / 1e9;
+  std::cout << "from kill -9 of a rank until both run again: " << seconds << " s\n";
+  EXPECT_GT(seconds, 0);
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+  EXPECT_LT(seconds, 1);  // 0.12 s, of which 0.1 s are --monitor_interval
+#endif
+}
+
 TEST_F(Launch, WaitingCostsNoProcessorTime) {
   const auto usage = launch(shells(2, "exec sleep 2", {"-q"})).usage;
   const auto milliseconds_used = (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000 + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000;

@@ -26,7 +26,7 @@ set_tests_properties(self_test.launch_mpirun self_test.ours self_test.torchrun s
 if(ACCELERATE_EXAMPLES)
   set(mpirun "mpirun --allow-run-as-root --oversubscribe -x ACCELERATE_USE_CPU -x OMP_NUM_THREADS -x MASTER_ADDR -x MASTER_PORT -n 2")
   set(data "data=$ACCELERATE_TEST_DATA && { test -n \"$data\" || { echo 'skipped: ACCELERATE_TEST_DATA is not set (scripts/test.sh sets it)'; exit; }; } && ")
-  # started_by(name needs prefix): `prefix` goes before the program; `needs` skips the test.
+  # started_by(name needs prefix): `prefix` goes before the program; `needs` skips the test where something is missing.
   function(started_by launcher needs prefix)
     set(environment "export ACCELERATE_USE_CPU=true OMP_NUM_THREADS=1 MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 9000)) && ")
     add_test(NAME example.training_loop.${launcher} COMMAND sh -c "${needs}${environment}${prefix} $<TARGET_FILE:training_loop> && echo ended well")
@@ -36,8 +36,8 @@ if(ACCELERATE_EXAMPLES)
     set_tests_properties(example.training_loop.${launcher} example.nlp_example.${launcher} PROPERTIES LABELS "cli;examples" TIMEOUT 240 SKIP_REGULAR_EXPRESSION "skipped: ")
   endfunction()
   started_by(torchrun "${python}" "$python -m torch.distributed.run --nproc_per_node 2 --master_port $MASTER_PORT --no_python")
-  # Python's launcher starts several processes on CPUs only through torchrun's options of several GPUs, or through mpirun.
-  started_by(python_launch "${python}" "$python -m accelerate.commands.launch --cpu --num_machines 1 --num_processes 1 --no_python")
+  # Python's launcher starts several processes only for several GPUs; our variable keeps the program on the CPU.
+  started_by(python_launch "${python}" "$python -m accelerate.commands.launch --multi_gpu --num_machines 1 --num_processes 2 --main_process_port $MASTER_PORT --no_python")
   started_by(mpirun "command -v mpirun > /dev/null || { echo 'skipped: there is no mpirun (Debian: openmpi-bin)'; exit; }; " "${mpirun}")
 endif()
 

@@ -56,8 +56,8 @@ inline DcpPath path_of(const std::string& name) {
   if (name.substr(0, dot) != "groups") return path.push_back(name.substr(dot + 1)), path;
   std::istringstream steps(name.substr(dot + 1));
   for (std::string step; std::getline(steps, step, '.');) {
-    if (std::isdigit(static_cast<unsigned char>(step[0]))) path.push_back(int64_t{std::stoll(step)});
-    else path.push_back(step);
+    if (std::isdigit(static_cast<unsigned char>(step[0]))) path.emplace_back(int64_t{std::stoll(step)});
+    else path.emplace_back(step);
   }
   return path;
 }

@@ -98,7 +98,9 @@ TEST_P(AgainstZero, FullShard) {
   EXPECT_THAT(number(report.phase("step").at_end.model_states()), about(number(zero.model_states)));
   EXPECT_EQ(zero.volume, 3 * 4 * shape.parameters);
   EXPECT_THAT(number(volume_of_step(report)), about(number(zero.volume - zero.volume_saved)));
-  if (GetParam().model == "llama-3-70b") EXPECT_THAT(number(volume_of_step(report)), about(number(zero.volume))) << "where the root is small, what is saved is within the tolerance";
+  if (GetParam().model == "llama-3-70b") {
+    EXPECT_THAT(number(volume_of_step(report)), about(number(zero.volume))) << "where the root is small, what is saved is within the tolerance";
+  }
   EXPECT_THAT(number(sent_in_step(report)), about(number(zero.volume - zero.volume_saved) * (1 - 1.0 / number(GetParam().ranks))));
   // Whole parameters: two units and the root, and no more than that.
   for (const char* phase : {"forward", "backward"}) EXPECT_THAT(number(report.phase(phase).peaks[MemoryUse::gathered]), about(number(zero.gathered))) << phase;
