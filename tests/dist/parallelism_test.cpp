@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "accelerate/accelerate.hpp"
-#include "environment.hpp"
+#include "variable.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"

@@ -12,7 +12,7 @@
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "accelerate/parallel/megatron_lm_plugin.hpp"
 #include "message_of.hpp"
-#include "environment.hpp"
+#include "variable.hpp"
 #include "ranks.hpp"
 
 namespace {

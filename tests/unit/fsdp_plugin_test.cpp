@@ -8,7 +8,7 @@
 #include "accelerate/error.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "message_of.hpp"
-#include "environment.hpp"
+#include "variable.hpp"
 
 namespace {
 

@@ -60,6 +60,18 @@ TEST(Generate, GreedyStopsAtEndTokensAndPads) {
   for (const int64_t at_least : {2, 3}) EXPECT_EQ(generate(model, ids.slice(0, 0, 1), {.max_new_tokens = 4, .min_new_tokens = at_least, .eos_token_id = {5}}).size(1), at_least == 2 ? 5 : 6) << "5 is the third";
 }
 
+TEST(Generate, PaddingIsNoRepetition) {
+  const CausalForward three_before_four = [](const torch::Tensor& ids, const torch::Tensor&, const torch::Tensor&, KeyValueCache* cache, int64_t) {
+    const auto kv = torch::zeros({ids.size(0), 1, ids.size(1), 2});
+    cache->update(0, kv, kv);
+    return torch::tensor({0.F, 0.F, 0.F, 5.F, 4.F}).expand({ids.size(0), 1, 5});
+  };
+  const auto ids = torch::tensor({{3, 2}}, at::kLong);
+  const GenerationConfig config{.max_new_tokens = 1, .repetition_penalty = 1.5};
+  EXPECT_THAT(row(generate(three_before_four, ids, config), 0), ElementsAre(3, 2, 4));
+  EXPECT_THAT(row(generate(three_before_four, ids, config, {.attention_mask = torch::tensor({{0, 1}}, at::kLong)}), 0), ElementsAre(3, 2, 3));
+}
+
 TEST(Generate, CallbackSeesTokensAndCanStop) {
   Counter model;
   std::vector<int64_t> seen;

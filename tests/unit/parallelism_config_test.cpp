@@ -5,7 +5,7 @@
 #include "accelerate/error.hpp"
 #include "accelerate/parallel/parallelism_config.hpp"
 #include "message_of.hpp"
-#include "environment.hpp"
+#include "variable.hpp"
 
 namespace {
 
