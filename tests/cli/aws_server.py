@@ -45,6 +45,7 @@ keys = {"AKIDGOOD": ("secret", None), "AKIDMACHINE": ("machine secret", "machine
 statuses = options.status.split(",")
 failures = {kind: {entry.split(":")[0]: [*map(int, entry.split(":")[1:3]), (entry.split(":") + [""])[3]] for entry in entries} for kind, entries in (("fail", options.fail), ("after", options.after))}
 lock = threading.Lock()
+jobs = set()
 moto = DomainDispatcherApplication(create_backend_app)
 for role in options.role:
     iam_backends[ACCOUNT]["aws"].create_role(role, "{}", "/", None, "", [], "3600")
@@ -136,6 +137,12 @@ def application(environ, start):
     refused = wrong or refuse("fail", name)
     if refused:
         return error(start, headers, *refused)
+    if name == "CreateTrainingJob":  # moto takes a name twice
+        with lock:
+            taken = entry["body"]["TrainingJobName"] in jobs
+            jobs.add(entry["body"]["TrainingJobName"])
+        if taken:
+            return error(start, headers, 400, "ResourceInUse")
     answer = {}
     chunks = b"".join(moto(environ, lambda status, fields, *_: answer.update(status=status, fields=fields)))
     if name == "CreateTrainingJob" and answer["status"].startswith("200"):

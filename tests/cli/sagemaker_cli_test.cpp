@@ -470,7 +470,8 @@ TEST_F(SageMaker, LocalModeRunsTheContainerHere) {
   const auto planned = dry_run({"proj/train.py", "--lr", "0.1"});
   EXPECT_EQ(planned["files"]["input/config/hyperparameters.json"]["lr"], "0.1");
   EXPECT_EQ(planned["files"]["input/config/hyperparameters.json"]["sagemaker_submit_directory"], "\"/opt/ml/code\"");
-  const auto result = run({"proj/train.py", "--lr", "0.1"}, {"PATH=" + (folder_ / "bin").string() + ":/usr/bin:/bin"});
+  write("home/.aws/credentials", "[default]\naws_access_key_id = AKIDGOOD\naws_secret_access_key = secret\n");
+  const auto result = run({"proj/train.py", "--lr", "0.1"}, {"PATH=" + (folder_ / "bin").string() + ":/usr/bin:/bin", "AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY="});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   std::ifstream log(folder_ / "home/docker.log");
   const std::string commands{std::istreambuf_iterator<char>(log), {}};
