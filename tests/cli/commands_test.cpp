@@ -319,13 +319,13 @@ TEST_F(Commands, CompletionsAreScriptsOfTheirShells) {
 
 TEST_F(Commands, CompletionsInZsh) {
   if (::access("/usr/bin/zsh", X_OK) != 0) GTEST_SKIP() << "there is no zsh here (Debian: zsh)";
-  // zsh completes on a terminal only: one of its own, whose answers are what it offers.
+  // zsh completes on a terminal only: one of its own, from which is read until it shows what is expected.
   write("_accelerate", run({"completion", "zsh"}).out);
-  const auto script = write("complete.zsh", "zmodload zsh/zpty\nzpty z /usr/bin/zsh -f -i\nask() { zpty -w z \"$1\"; }\nask \"PS1=; fpath=(" + folder.string() + " \\$fpath); autoload -Uz compinit; compinit -u -D; bindkey '^I' complete-word; zstyle ':completion:*' list-prompt ''\"\n"
-                                            "sleep 1\nfor words in 'accelerate to-' 'accelerate launch --fsdp_vers' 'accelerate launch --mixed_precision bf'; do\n  zpty -w -n z \"$words\"$'\\t'; sleep 0.7; zpty -w -n z $'\\x15'; zpty -w z ''; done\n"
-                                            "sleep 0.5\nwhile zpty -r -t z line; do print -r -- \"$line\"; done\nzpty -d z\n");
-  const std::string out = Program(std::vector<std::string>{"/usr/bin/zsh", "-f", script}).wait().out;
-  EXPECT_THAT(out, AllOf(HasSubstr("to-fsdp2"), HasSubstr("--fsdp_version"), HasSubstr("bf16")));
+  const auto script = write("complete.zsh", "zmodload zsh/zpty\nzpty z /usr/bin/zsh -f -i\n"
+                                            "zpty -w z \"PS1=; fpath=(" + folder.string() + " \\$fpath); autoload -Uz compinit; compinit -u -D; bindkey '^I' complete-word; print re''ady\"\nzpty -r z out '*ready*'\n"
+                                            "expect() { zpty -w -n z \"$1\"$'\\t'; zpty -r z out \"*$2*\"; print -r -- \"$2\"; zpty -w -n z $'\\x15' }\n"
+                                            "expect 'accelerate to-' to-fsdp2\nexpect 'accelerate launch --fsdp_vers' --fsdp_version\nexpect 'accelerate launch --mixed_precision bf' bf16\nzpty -d z\n");
+  EXPECT_EQ(Program(std::vector<std::string>{"/usr/bin/zsh", "-f", script}).wait().out, "to-fsdp2\n--fsdp_version\nbf16\n");
 }
 
 TEST_F(Commands, CompletionsInFish) {
