@@ -271,7 +271,7 @@ TEST_F(Commands, MenusTakeNumbersAndWords) {
   // The same answers as without a terminal: numbers of two digits, beginnings and whole words.
   for (const std::string answers : {
            "0\n10\nno\n8\ntrain\nyes\npod\nzone\nno\nyes\nno\nls\nyes\npwd\nno\nvm1,vm2\nA=1\n",
-           "1\n0\ndefault\nus-east-1\nrole\nno\nno\nno\n1\nno\n0\nno\n2\nbf16\n",
+           "1\n0\ndefault\nus-east-1\n0\nrole\nno\nno\nno\n1\nno\n0\nno\n2\nbf16\n",
            "0\n4\n1\nno\nno\nno\nyes\n0\nFULL_SHARD\nno\n1\n1000\n0\n0\nno\nyes\nno\ny\nno\n2\nno\n"}) {
     fs::remove(folder / "lines.yaml");
     fs::remove(folder / "menus.yaml");

@@ -50,11 +50,12 @@ add_test(NAME python_client.restart_on_two_machines COMMAND sh -c "${python} exp
 $b --machine_rank 1 ${CMAKE_CURRENT_LIST_DIR}/restart_client.py & $b --machine_rank 0 ${CMAKE_CURRENT_LIST_DIR}/restart_client.py && wait $! && echo ended well")
 set_tests_properties(python_client.restart_on_two_machines PROPERTIES LABELS cli TIMEOUT 240 PASS_REGULAR_EXPRESSION "sum 3.0 after restart 1.*ended well" SKIP_REGULAR_EXPRESSION "skipped: ")
 
-# By Slurm's own daemons, for two machines on this one: programs that srun starts, launchers that it starts on each machine, and what becomes of them.
+# By Slurm's own daemons, for two machines on this one: programs that srun starts, launchers that it starts on each machine, and what becomes of them. One after the
+# other: each has daemons of its own, whose first jobs have the same number, from which the port to meet at follows.
 set(slurm ${CMAKE_CURRENT_LIST_DIR}/with_slurm.sh)
 function(slurm_test name outcome command)
   add_test(NAME slurm.${name} COMMAND sh -c "${slurm} sh -c '${command}' && echo ended well")
-  set_tests_properties(slurm.${name} PROPERTIES LABELS cli TIMEOUT 120 PASS_REGULAR_EXPRESSION "${outcome}.*ended well" FAIL_REGULAR_EXPRESSION "FAILED" SKIP_REGULAR_EXPRESSION "skipped: ")
+  set_tests_properties(slurm.${name} PROPERTIES LABELS cli TIMEOUT 120 RESOURCE_LOCK slurm PASS_REGULAR_EXPRESSION "${outcome}.*ended well" FAIL_REGULAR_EXPRESSION "FAILED" SKIP_REGULAR_EXPRESSION "skipped: ")
 endfunction()
 slurm_test(program "3 processes.*training: with gradient accumulation" "srun -N 2 -n 3 $<TARGET_FILE:accelerate_self_test>")
 slurm_test(program_by_pmi2 "2 processes.*training: with gradient accumulation" "srun --mpi=pmi2 -N 2 -n 2 $<TARGET_FILE:accelerate_self_test>")

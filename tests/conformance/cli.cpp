@@ -210,6 +210,8 @@ std::string reason(const Row& row, json found, const std::function<json(const js
     if (error.find(" in 'fsdp_config'") != std::string::npos || error.find("unknown keys in '") != std::string::npos) return "unknown keys of sections are errors";
     return "";
   }
+  if (expected.contains("error") && found["launcher"] == "sagemaker")
+    if (const auto error = expected["error"].get<std::string>(); error.starts_with("AttributeError") || error.starts_with("TypeError")) return "the reference stumbles over SageMaker's config files where it looks for what only others have";
   if (expected.contains("error"))
     return found["env"].value("ACCELERATE_USE_CPU", "") == "True" && expected["error"].get<std::string>().find("Less than two GPU ids") != std::string::npos ? "how many GPUs a file names does not matter on the CPU" : "";
   if (json c = without_forgotten_keys(row.config); c != row.config && again(c) == expected) return "the reference forgets some keys of the config file";

@@ -53,7 +53,7 @@ inline DcpPath path_of(const std::string& name) {
   const auto dot = name.find('.');
   if (dot == std::string::npos) return {name};
   DcpPath path{name.substr(0, dot)};
-  if (name.substr(0, dot) != "groups") return path.push_back(name.substr(dot + 1)), path;
+  if (name.substr(0, dot) != "groups") return path.emplace_back(name.substr(dot + 1)), path;
   std::istringstream steps(name.substr(dot + 1));
   for (std::string step; std::getline(steps, step, '.');) {
     if (std::isdigit(static_cast<unsigned char>(step[0]))) path.emplace_back(int64_t{std::stoll(step)});
