@@ -1,11 +1,13 @@
 #pragma once
 
+#include <cmath>
 #include <optional>
 
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "accelerate/models/key_value_cache.hpp"
 #include "models/masks.hpp"
+#include "models/row_operators.hpp"
 
 namespace accelerate::models::detail {
 
@@ -22,6 +24,8 @@ struct AttentionOptions {
 /// @return [B, T, H * d]
 inline at::Tensor attend(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const AttentionMask& mask, const AttentionOptions& options = {}) {
   const int64_t heads = query.size(1), groups = key.size(1), tokens = query.size(2);
+  if (tokens == 1 && !mask.added.defined() && (!mask.is_causal || key.size(2) == 1) && options.dropout == 0)
+    if (at::Tensor attended = attend_with_one_token(query, key, value, options.scale.value_or(1.0 / std::sqrt(static_cast<double>(query.size(3))))); attended.defined()) return attended;
   const auto added = mask.added.defined() ? std::optional(mask.added) : std::nullopt;
   if (tokens == 1 && groups != heads && (!added || added->size(1) == 1)) {
     // All heads of a group see the same keys, so for one token they are as good as tokens: no copies of keys for each head.

@@ -7,9 +7,8 @@
 #include <torch/nn/modules/normalization.h>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/rms_norm.h>
 
-#include "models/row_product.hpp"
+#include "models/row_operators.hpp"
 
 /// Layers that several architectures share. They start uninitialised: weights come from a file, or from the model's own initialiser.
 namespace accelerate::models::detail {
@@ -38,7 +37,7 @@ class RmsNorm : public torch::nn::Cloneable<RmsNorm> {
   RmsNorm(int64_t size, double eps) : size_(size), eps_(eps) { reset(); }
 
   void reset() override { weight_ = register_parameter("weight", torch::empty({size_})); }
-  torch::Tensor forward(const torch::Tensor& x) { return at::rms_norm(x, {size_}, weight_, eps_); }
+  torch::Tensor forward(const torch::Tensor& x) { return rms_norm(x, weight_, eps_); }
 
  private:
   int64_t size_;

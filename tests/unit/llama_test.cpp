@@ -1,5 +1,6 @@
 /// LLaMA against transformers, and alone.
 
+#include <array>
 #include <fstream>
 #include <set>
 
@@ -12,7 +13,7 @@
 #include "accelerate/models/llama.hpp"
 #include "accelerate/safetensors.hpp"
 #include "message_of.hpp"
-#include "models/row_product.hpp"
+#include "models/row_operators.hpp"
 #include "python.hpp"
 #include "scratch.hpp"
 
@@ -137,6 +138,32 @@ TEST(RowProduct, EqualsLinear) {
     EXPECT_EQ(accelerate::models::detail::project(x.to(at::kBFloat16), weight.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
   }
   EXPECT_TRUE(accelerate::models::detail::project(torch::randn({1, 4}), torch::randn({3, 4}).requires_grad_()).requires_grad());
+}
+
+TEST(RowOperators, NormEqualsLibTorchs) {
+  torch::manual_seed(0);
+  for (const int64_t size : {1, 7, 576}) {
+    const auto x = torch::randn({1, 1, size}), weight = torch::randn({size});
+    EXPECT_LT(largest_difference(accelerate::models::detail::rms_norm(x, weight, 1e-5), at::rms_norm(x, {size}, weight, 1e-5)), 1e-5) << size;
+  }
+  const auto several = torch::randn({2, 3, 8}), weight = torch::randn({8});
+  EXPECT_TRUE(torch::equal(accelerate::models::detail::rms_norm(several, weight, 1e-5), at::rms_norm(several, {8}, weight, 1e-5)));
+  EXPECT_TRUE(accelerate::models::detail::rms_norm(torch::randn({1, 4}), torch::randn({4}).requires_grad_(), 1e-5).requires_grad());
+}
+
+/// Keys and values as a cache gives them: the beginning of larger buffers.
+TEST(RowOperators, AttentionOfOneTokenEqualsLibTorchs) {
+  torch::manual_seed(0);
+  for (const auto& [batch, heads, groups, keys, size] : std::vector<std::array<int64_t, 5>>{{1, 9, 3, 50, 64}, {3, 4, 4, 1, 5}, {2, 4, 1, 700, 16}}) {
+    SCOPED_TRACE(::testing::Message() << batch << " " << heads << " " << groups << " " << keys << " " << size);
+    const auto query = torch::randn({batch, 1, heads, size}).transpose(1, 2), key = torch::randn({batch, groups, keys + 14, size}).narrow(2, 0, keys), value = torch::randn({batch, groups, keys + 3, size}).narrow(2, 0, keys);
+    const auto expected = at::scaled_dot_product_attention(query, key, value, {}, 0, false, 0.3, /*enable_gqa=*/true).transpose(1, 2).flatten(2);
+    const auto found = accelerate::models::detail::attend_with_one_token(query, key, value, 0.3);
+    ASSERT_TRUE(found.defined());
+    EXPECT_LT(largest_difference(found, expected), 1e-5);
+    EXPECT_FALSE(accelerate::models::detail::attend_with_one_token(query.to(at::kHalf), key, value, 0.3).defined());
+    EXPECT_FALSE(accelerate::models::detail::attend_with_one_token(query.detach().requires_grad_(), key, value, 0.3).defined());
+  }
 }
 
 TEST(KeyValueCache, GrowsWithoutTouchingWhatItGave) {
