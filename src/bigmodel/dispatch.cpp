@@ -189,7 +189,7 @@ class Dispatcher {
     map_files();
     for (auto& piece : pieces_)
       if (!piece.offloaded && piece.target.tensor.device() != piece.computes && !piece.target.tensor.is_meta()) bigmodel::replace_values(piece.target.tensor, piece.target.tensor.to(piece.computes));
-    const auto worker = std::make_shared<residency::Worker>();
+    const auto worker = units_.empty() ? nullptr : std::make_shared<residency::Worker>();
     std::map<std::string, TensorInFile> in_files;
     for (auto& piece : pieces_)
       if (piece.offloaded && piece.file) in_files.emplace(piece.name(), *piece.file);

@@ -4,6 +4,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/thread_name.h>
 
+#include <latch>
+
 namespace accelerate::residency {
 namespace {
 
@@ -21,7 +23,19 @@ class Running final : public Transfer {
 
 }  // namespace
 
-Worker::Worker() : thread_([this] { loop(); }) {}
+Worker::Worker() {
+  // The computation has the cores, so the worker does with one. LibTorch takes that also for the count of every thread that has not computed yet, which may be the one that
+  // computes the model: hence the old count is put back, by another thread than the worker.
+  const int threads = at::get_num_threads();
+  std::latch alone(1);
+  thread_ = std::thread([this, &alone] {
+    at::set_num_threads(1);
+    alone.count_down();
+    loop();
+  });
+  alone.wait();
+  at::set_num_threads(threads);
+}
 
 Worker::~Worker() {
   {
@@ -46,7 +60,6 @@ std::unique_ptr<Transfer> Worker::run(std::function<void()> work) {
 void Worker::loop() {
   c10::setThreadName("acc_fetch");
   c10::AutoGradMode no_grad(false);
-  at::set_num_threads(1);  // the computation has the cores
   for (;;) {
     std::packaged_task<void()> task;
     {
