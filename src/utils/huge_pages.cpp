@@ -16,13 +16,16 @@ void advise(const void* begin, int64_t bytes, int64_t page, int advice) {
 
 }  // namespace
 
-void prefer_huge_pages(const at::Tensor& tensor) {
+void prefer_huge_pages(const void* begin, int64_t bytes) {
 #ifdef MADV_HUGEPAGE
-  constexpr int64_t kHugePage = 2 << 20;
-  if (tensor.is_cpu() && tensor.has_storage()) advise(tensor.storage().data(), static_cast<int64_t>(tensor.storage().nbytes()), kHugePage, MADV_HUGEPAGE);
+  advise(begin, bytes, kHugePage, MADV_HUGEPAGE);
 #else
-  static_cast<void>(tensor);
+  static_cast<void>(begin), static_cast<void>(bytes);
 #endif
+}
+
+void prefer_huge_pages(const at::Tensor& tensor) {
+  if (tensor.is_cpu() && tensor.has_storage()) prefer_huge_pages(tensor.storage().data(), static_cast<int64_t>(tensor.storage().nbytes()));
 }
 
 void give_pages_back(void* begin, int64_t bytes) { advise(begin, bytes, ::sysconf(_SC_PAGESIZE), MADV_DONTNEED); }

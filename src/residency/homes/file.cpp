@@ -23,6 +23,7 @@
 #include "formats/safetensors_dtypes.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/spill_file.hpp"
+#include "utils/huge_pages.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -38,13 +39,17 @@ at::ScalarType dtype_of(const SafetensorsInfo& info) {
 constexpr int64_t kBlock = 4096;         ///< direct reads begin and end on multiples of it, in the file and in memory
 constexpr int64_t kWindow = 1 << 22;     ///< bytes of one direct read: large for a disk, small beside a unit
 
-/// Aligned memory of the reading thread.
+/// Aligned memory of the reading thread. In huge pages, because a virtual disk answers a request into few pieces of memory half as fast again as one into a thousand.
 char* window() {
   struct Free {
     void operator()(void* data) const { std::free(data); }
   };
-  thread_local const std::unique_ptr<void, Free> memory(std::aligned_alloc(kBlock, kWindow));
-  if (!memory) throw std::bad_alloc();
+  thread_local const std::unique_ptr<void, Free> memory([] {
+    void* const fresh = std::aligned_alloc(kHugePage, kWindow);
+    if (!fresh) throw std::bad_alloc();
+    prefer_huge_pages(fresh, kWindow);
+    return fresh;
+  }());
   return static_cast<char*>(memory.get());
 }
 
