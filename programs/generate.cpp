@@ -135,65 +135,44 @@ struct Measured {
 
 class Speaker {
  public:
-  Speaker(models::AutoModelForCausalLM model, models::Tokenizer tokenizer, models::GenerationConfig config, std::vector<std::string> stops, at::Device device, bool streams)
-      : model_(std::move(model)), tokenizer_(std::move(tokenizer)), config_(std::move(config)), stops_(std::move(stops)), device_(device), streams_(streams) {}
+  Speaker(models::AutoModelForCausalLM model, models::Tokenizer tokenizer, models::GenerationConfig config, at::Device device, bool streams)
+      : model_(std::move(model)), tokenizer_(std::move(tokenizer)), config_(std::move(config)), device_(device), streams_(streams) {}
 
   std::string answer(const std::string& text, bool special_tokens, Measured& measured) {
     const auto ids = tokenizer_.encode(text, special_tokens);
     if (ids.empty()) throw ConfigError("the prompt is empty, expected a text");
     const auto begin = Clock::now();
     measured = {.prompt_tokens = static_cast<int64_t>(ids.size())};
-    models::StreamDecoder decoder(tokenizer_);
+    models::StreamDecoder decoder(tokenizer_, /*skip_special_tokens=*/true, config_.stop_strings);
     std::string said;
-    size_t printed = 0;
-    bool stopped = false;
-    const auto take = [&](const std::string& piece) {
+    const auto say = [&](const std::string& piece) {
       said += piece;
-      for (const auto& stop : stops_)
-        if (const size_t at = said.find(stop); at != std::string::npos) said.resize(at), stopped = true;
-      print(said, printed, stopped);
+      if (!streams_ || piece.empty()) return;
+      std::fwrite(piece.data(), 1, piece.size(), stdout);
+      std::fflush(stdout);
     };
-    models::GenerateOptions options;
+    models::GenerateOptions options{.tokenizer = tokenizer_};
     if (config_.num_beams == 1)
       options.on_tokens = [&](const at::Tensor& tokens) {
         if (measured.new_tokens++ == 0) measured.first_token = seconds_since(begin);
-        take(decoder.push(tokens.item<int64_t>()));
-        return !stopped && !interrupted;
+        say(decoder.push(tokens.item<int64_t>()));
+        return !interrupted && !decoder.stopped();
       };
     const at::Tensor all = models::generate(model_, torch::tensor(ids, at::kLong).unsqueeze(0).to(device_), config_, options);
     if (config_.num_beams > 1) {
-      for (const int64_t id : std::vector<int64_t>(all.data_ptr<int64_t>() + ids.size(), all.data_ptr<int64_t>() + all.numel())) ++measured.new_tokens, take(decoder.push(id));
+      for (const int64_t id : std::vector<int64_t>(all.data_ptr<int64_t>() + ids.size(), all.data_ptr<int64_t>() + all.numel())) ++measured.new_tokens, say(decoder.push(id));
       measured.first_token = seconds_since(begin) / static_cast<double>(std::max<int64_t>(measured.new_tokens, 1));
     }
-    if (!stopped) take(decoder.finish());
-    print(said, printed, true);
+    say(decoder.finish());
     if (streams_) std::printf("\n"), std::fflush(stdout);
     measured.seconds = seconds_since(begin);
     return said;
   }
 
  private:
-  /// What could still be the beginning of a stop text waits.
-  void print(const std::string& said, size_t& printed, bool all) const {
-    if (!streams_) return;
-    size_t until = said.size();
-    if (!all)
-      for (const auto& stop : stops_)
-        for (size_t length = std::min(stop.size(), said.size()); length > 0; --length)
-          if (said.ends_with(stop.substr(0, length))) {
-            until = std::min(until, said.size() - length);
-            break;
-          }
-    if (until <= printed) return;
-    std::fwrite(said.data() + printed, 1, until - printed, stdout);
-    std::fflush(stdout);
-    printed = until;
-  }
-
   models::AutoModelForCausalLM model_;
   models::Tokenizer tokenizer_;
   models::GenerationConfig config_;
-  std::vector<std::string> stops_;
   at::Device device_;
   bool streams_;
 };
@@ -202,6 +181,7 @@ models::GenerationConfig generation_of(const fs::path& checkpoint, const models:
   auto config = models::GenerationConfig::from_pretrained(checkpoint);
   config.max_new_tokens = 256;
   if (const auto text = given.text("max_new_tokens")) config.max_new_tokens = std::stoll(*text);
+  if (auto stops = given.all("stop"); !stops.empty()) config.stop_strings = std::move(stops);
   given.read("temperature", config.temperature);
   given.read("top_k", config.top_k);
   given.read("top_p", config.top_p);
@@ -250,7 +230,7 @@ int talk(const fs::path& model, const Given& given) {
   std::vector<ChatMessage> messages;
   if (const auto system = given.text("system")) messages.push_back({"system", *system});
   const bool json = given.on("json"), raw = given.on("raw");
-  Speaker speaker(language_model, tokenizer, config, given.all("stop"), weights.main_device(), !json);
+  Speaker speaker(language_model, tokenizer, config, weights.main_device(), !json);
   std::signal(SIGINT, on_interrupt);
   const auto one = [&](const std::string& prompt) {
     Measured measured;

@@ -32,6 +32,21 @@ faster=(ccache mold openmpi-bin)
 # What only tests need: a browser for the page of `accelerate launch --monitor_port` (without it those tests fail and say why), other ways to start processes, other shells.
 testing=(chromium openssh-server openssh-client pdsh slurmctld slurmd slurm-client munge zsh fish)
 
+# cost_without PACKAGE: what is lost without one that the build can do without.
+cost_without() {
+  case $1 in
+    ccache) echo "what has been compiled once is compiled again" ;;
+    mold) echo "programs are linked more slowly" ;;
+    openmpi-bin) echo "programs can't be started by mpirun, and the tests that do so fail" ;;
+    chromium) echo "the tests of the monitor's page fail" ;;
+    openssh-*) echo "the tests that start machines by ssh fail" ;;
+    pdsh) echo "the tests that start machines by pdsh fail" ;;
+    slurm* | munge) echo "the tests with Slurm fail" ;;
+    zsh | fish) echo "the test of completions in $1 fails" ;;
+    *) echo "tests that need it fail" ;;
+  esac
+}
+
 is_installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
 # missing PACKAGE...: those that are not installed.
@@ -70,8 +85,14 @@ install_system_packages() {
   # shellcheck disable=SC2086  # one word per package
   [ -z "$lacking" ] || "${apt[@]}" install -y --no-install-recommends $lacking </dev/null >/dev/null || fail "apt-get could not install: $lacking"
   lacking=$(missing "${faster[@]}" "${optional[@]}")
+  [ -n "$lacking" ] || return 0
   # shellcheck disable=SC2086
-  [ -z "$lacking" ] || "${apt[@]}" install -y --no-install-recommends $lacking </dev/null >/dev/null || echo "going on without $lacking"
+  "${apt[@]}" install -y --no-install-recommends $lacking </dev/null >/dev/null && return
+  # apt installs nothing when one of several can't be had: what can be had is installed one by one.
+  local package
+  for package in $lacking; do
+    "${apt[@]}" install -y --no-install-recommends "$package" </dev/null >/dev/null || echo "going on without $package: $(cost_without "$package")"
+  done
 }
 
 # --- Python and LibTorch -----------------------------------------------------------------------------------------------------------

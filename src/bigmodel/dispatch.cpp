@@ -68,7 +68,7 @@ void check_devices(const std::string& caller, const DeviceMap& map, const std::o
       throw ConfigError(caller + ": found " + what + ", but this machine has " + std::to_string(count) + " GPU(s) that LibTorch sees. Use \"cpu\" and \"disk\", or a map that infer_auto_device_map() works out here.");
   };
   for (const auto& [name, place] : map)
-    if (place.is_gpu() || place.is_mps()) check("'" + name + "' on " + (place.is_mps() ? "mps" : "GPU " + place.str()), place.is_gpu() ? place.gpu() : 0);
+    if (place.is_gpu() || place.is_mps()) check((name.empty() ? "the whole model" : "'" + name + "'") + " on " + (place.is_mps() ? "mps" : "GPU " + place.str()), place.is_gpu() ? place.gpu() : 0);
   if (main && !main->is_cpu() && !main->is_meta()) check("the device " + main->str() + " to compute on", std::max<int64_t>(main->index(), 0));
 }
 

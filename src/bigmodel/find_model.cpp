@@ -5,7 +5,6 @@
 #include <iterator>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include <nlohmann/json.hpp>
 
@@ -13,9 +12,9 @@
 #include "accelerate/config.hpp"
 #include "accelerate/error.hpp"
 #include "bigmodel/built_in_models.hpp"
+#include "bigmodel/torch_file.hpp"
 #include "formats/gguf_header.hpp"
 #include "formats/mapped_file.hpp"
-#include "formats/torch_container.hpp"
 
 namespace accelerate {
 namespace {
@@ -59,78 +58,6 @@ std::string counted_as(const std::string& dtype, const fs::path& path) {
   throw CheckpointError("safetensors file '" + path.string() + "': there is no dtype '" + dtype + "'. It is damaged or of a newer format.");
 }
 
-/// Adds a tensor to the tree of modules that its name spells.
-void add_tensor(ModuleTree& root, const std::string& name, TensorSpec tensor) {
-  constexpr auto kDeepest = 100;
-  if (std::count(name.begin(), name.end(), '.') > kDeepest) throw CheckpointError("a tensor has a name of more than " + std::to_string(kDeepest) + " parts: '" + name.substr(0, 60) + "...'. The file is damaged.");
-  ModuleTree* module = &root;
-  size_t begin = 0;
-  for (size_t dot; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1) {
-    const auto part = name.substr(begin, dot - begin);
-    auto child = std::find_if(module->children.begin(), module->children.end(), [&](const auto& c) { return c.name == part; });
-    if (child == module->children.end()) child = module->children.insert(child, ModuleTree{.name = part, .class_name = "Module"});
-    module = &*child;
-  }
-  tensor.name = name.substr(begin);
-  module->parameters.push_back(std::move(tensor));
-}
-
-/// Of a file that torch.save or TorchScript wrote: what it says about its tensors, none of which is read.
-class TorchFile {
- public:
-  /// @param identities  counts up over all files of a model
-  TorchFile(const fs::path& path, int64_t& identities)
-      : identities_(identities), file_(std::make_shared<formats::InputFile>(path)), container_(file_, 0, file_->size(), "'" + path.string() + "'", {"*"}), pickle_(container_.pickle()) {}
-
-  void add_to(ModuleTree& tree) {
-    const auto& root = pickle_.root();
-    if (container_.is_script()) return add_module(tree, root, 0);
-    if (root.kind != formats::PickleNode::Kind::dict) container_.fail(std::string("it holds ") + formats::to_string(root.kind) + ", expected tensors by their names or a TorchScript module. Save the model's state_dict().");
-    for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
-      const auto name = pickle_.text(pickle_[root.items[i]], "the name of a tensor");
-      auto tensor = spec_of(pickle_[root.items[i + 1]]);
-      if (!tensor) container_.fail("under '" + name + "' is " + formats::to_string(pickle_[root.items[i + 1]].kind) + ", expected a tensor. Save the model's state_dict() alone.");
-      add_tensor(tree, name, *std::move(tensor));
-    }
-  }
-
- private:
-  /// An object of a class of the program: what of its attributes are tensors and objects.
-  void add_module(ModuleTree& module, const formats::PickleNode& node, int depth) {
-    constexpr auto kDeepest = 100;
-    if (depth > kDeepest) pickle_.fail(node.at, "modules are nested deeper than " + std::to_string(kDeepest) + " levels. The file is damaged.");
-    if (node.kind != formats::PickleNode::Kind::object || node.items.size() < 2) pickle_.fail(node.at, std::string("found ") + formats::to_string(node.kind) + ", expected a TorchScript module.");
-    module.class_name = pickle_[node.items[0]].text;
-    const auto& state = pickle_.expect(pickle_[node.items[1]], formats::PickleNode::Kind::dict, "what a module consists of");
-    for (size_t i = 0; i + 1 < state.items.size(); i += 2) {
-      const auto name = pickle_.text(pickle_[state.items[i]], "the name of an attribute");
-      const auto& value = pickle_[state.items[i + 1]];
-      if (auto tensor = spec_of(value)) {
-        tensor->name = name;
-        module.parameters.push_back(*std::move(tensor));
-      } else if (value.kind == formats::PickleNode::Kind::object) {
-        add_module(module.children.emplace_back(ModuleTree{.name = name}), value, depth + 1);
-      }
-    }
-  }
-
-  std::optional<TensorSpec> spec_of(const formats::PickleNode& node) {
-    auto tensor = container_.tensor_of(node);
-    if (!tensor) return std::nullopt;
-    if (tensor->dtype.starts_with("float") || tensor->dtype.starts_with("bfloat")) tensor->dtype = "float32";
-    // Those that share a storage from the same element on are one, under several names.
-    const auto [seen, is_new] = seen_.try_emplace({tensor->storage, tensor->first, tensor->sizes}, identities_ + 1);
-    if (is_new) ++identities_;
-    return TensorSpec{.name = "", .shape = tensor->sizes, .dtype = tensor->dtype, .identity = seen->second};
-  }
-
-  int64_t& identities_;
-  std::shared_ptr<const formats::InputFile> file_;
-  formats::TorchContainer container_;
-  const formats::Pickle& pickle_;
-  std::map<std::tuple<std::string, int64_t, std::vector<int64_t>>, int64_t> seen_;
-};
-
 /// By its first bytes, whatever its name: a zip, or a pickle of protocol 2.
 bool is_torch_file(const fs::path& path) {
   char begin[4] = {};
@@ -138,11 +65,11 @@ bool is_torch_file(const fs::path& path) {
   return std::string_view(begin, 4) == "PK\3\4" || std::string_view(begin, 2) == "\x80\x02";
 }
 
-void add_file(ModuleTree& tree, const fs::path& path, int64_t& identities) {
-  if (path.extension() != ".safetensors" && is_torch_file(path)) return TorchFile(path, identities).add_to(tree);
+void add_file(bigmodel::FileTree& tree, const fs::path& path) {
+  if (path.extension() != ".safetensors" && is_torch_file(path)) return bigmodel::add_torch_file(tree, path);
   if (path.extension() == ".gguf") {
     const formats::MappedFile file(path);
-    for (auto& tensor : formats::parse_gguf_header({file.data(), static_cast<size_t>(file.size())}, path.string()).tensors) add_tensor(tree, tensor.name, {.name = "", .shape = std::move(tensor.shape)});
+    for (auto& tensor : formats::parse_gguf_header({file.data(), static_cast<size_t>(file.size())}, path.string()).tensors) tree.add(tensor.name, {.name = "", .shape = std::move(tensor.shape)});
     return;
   }
   const auto header = read_header(path);
@@ -151,16 +78,16 @@ void add_file(ModuleTree& tree, const fs::path& path, int64_t& identities) {
     const bool valid = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() && entry.contains("shape") && entry["shape"].is_array() &&
                        std::all_of(entry["shape"].begin(), entry["shape"].end(), [](const json& size) { return size.is_number_unsigned() && size.get<int64_t>() >= 0; });
     if (!valid) throw CheckpointError("safetensors file '" + path.string() + "': '" + name + "' has no dtype and shape. Its header is damaged.");
-    add_tensor(tree, name, {.name = "", .shape = entry["shape"].get<std::vector<int64_t>>(), .dtype = counted_as(entry["dtype"], path)});
+    tree.add(name, {.name = "", .shape = entry["shape"].get<std::vector<int64_t>>(), .dtype = counted_as(entry["dtype"], path)});
   }
 }
 
 ModelDescription from_weights(const fs::path& path) {
-  ModelDescription model{.source = path.string()};
-  int64_t identities = 0;
+  bigmodel::FileTree tree("'" + path.string() + "'");
+  const auto described = [&] { return ModelDescription{.source = path.string(), .tree = std::move(tree.root())}; };
   if (path.extension() != ".json") {
-    add_file(model.tree, path, identities);
-    return model;
+    add_file(tree, path);
+    return described();
   }
   const auto index = json::parse(read_text(path), nullptr, false);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
@@ -171,9 +98,9 @@ ModelDescription from_weights(const fs::path& path) {
   for (const auto& shard : shards) {
     if (fs::path(shard).filename() != shard || !fs::exists(path.parent_path() / shard))
       throw CheckpointError("index '" + path.string() + "': there is no file '" + shard + "' beside it. Copy all files of the model into one folder.");
-    add_file(model.tree, path.parent_path() / shard, identities);
+    add_file(tree, path.parent_path() / shard);
   }
-  return model;
+  return described();
 }
 
 std::optional<fs::path> weights_in(const fs::path& folder) {

@@ -93,10 +93,6 @@ OffloadedWeight weight_of(const std::string& name, const ordered_json& entry, co
   return weight;
 }
 
-}  // namespace
-
-namespace {
-
 void write_weight(const at::Tensor& weight, const std::string& name, const fs::path& folder) {
   const auto file = file_of(folder, name);
   if (!weight.defined() || weight.is_meta()) throw CheckpointError("offload_weight: '" + name + "' has no data (it is on the meta device). Give it values first, with materialize() or from a checkpoint.");

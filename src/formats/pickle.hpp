@@ -31,6 +31,8 @@ struct PickleNode {
 class Pickle {
  public:
   using Kind = PickleNode::Kind;
+  /// A part of a tensor takes some 150 bytes of metadata: room for a few thousand tensors on a thousand ranks. A byte can become a value of 80, so the limit also bounds memory.
+  static constexpr size_t kMaxBytes = size_t{1} << 30;
 
   /// @param bytes    Must outlive this object, as must `globals`.
   /// @param globals  The names that may occur, as "module.name". "*" at the end allows all others, for readers that look at a part of what is there.

@@ -54,7 +54,7 @@ class PickleParser {
   PickleParser(std::string_view bytes, const std::vector<std::string_view>& globals, Pickle& pickle) : bytes_(bytes), globals_(globals), pickle_(pickle) {}
 
   void run() {
-    if (bytes_.size() > kMaxBytes) fail("it is " + std::to_string(bytes_.size()) + " bytes long, expected at most " + std::to_string(kMaxBytes) + ".");
+    if (bytes_.size() > Pickle::kMaxBytes) fail("it is " + std::to_string(bytes_.size()) + " bytes long, expected at most " + std::to_string(Pickle::kMaxBytes) + ".");
     if (take(1) != "\x80") fail("it does not start with the opcode 0x80 of a pickle (protocol 2 or later). It is another kind of file, or was overwritten.");
     if (const auto protocol = number<uint8_t>(); protocol < 2 || protocol > 5) fail("its protocol is " + std::to_string(protocol) + ", expected 2 to 5.");
     for (;;) {
@@ -69,9 +69,6 @@ class PickleParser {
   }
 
  private:
-  // A part of a tensor takes some 150 bytes of metadata: room for a few thousand tensors on a thousand ranks. A byte can become a value of 80, so the limit also bounds memory.
-  static constexpr size_t kMaxBytes = size_t{1} << 30;
-
   [[noreturn]] void fail(const std::string& what) const { pickle_.fail(at_, what); }
 
   std::string_view take(uint64_t count) {

@@ -42,23 +42,13 @@ struct TorchArchive::Impl {
     const auto* row = find_torch_dtype("torch." + pickled->dtype);
     if (!row) pickle.fail(node.at, "found the dtype " + pickled->dtype + ", expected that of a plain tensor.");
     SavedTensor saved{row->type, pickled->sizes, pickled->strides, 0};
-    const auto first = pickled->first;
     const auto bytes = container.storage(pickled->storage);
-    const auto numel = checked_numel(saved.sizes);
-    if (saved.sizes.size() != saved.strides.size() || saved.sizes.size() > 64 || !numel || first < 0)
-      pickle.fail(node.at, "a tensor has size " + to_string(saved.sizes) + ", stride " + to_string(saved.strides) + " and storage offset " + std::to_string(first) + ", which don't fit together.");
     // The last byte that it reaches must be there. Elements that share bytes (stride 0) are never saved: they would let a small file ask for any amount of memory.
-    int64_t last = first;
-    bool overflow = false;
-    for (size_t dim = 0; dim < saved.sizes.size() && *numel > 0; ++dim) {
-      int64_t reach = 0;
-      overflow = __builtin_mul_overflow(saved.sizes[dim] - 1, saved.strides[dim], &reach) || __builtin_add_overflow(last, reach, &last) || overflow;
-    }
     const auto width = static_cast<int64_t>(c10::elementSize(saved.dtype));
-    if (*numel > 0 && (overflow || last >= bytes.size / width || *numel > bytes.size / width))
-      pickle.fail(node.at, "a tensor of size " + to_string(saved.sizes) + " and stride " + to_string(saved.strides) + " from element " + std::to_string(first) + " does not fit into the " +
+    if (pickled->last >= bytes.size / width || pickled->numel > bytes.size / width)
+      pickle.fail(node.at, "a tensor of size " + to_string(saved.sizes) + " and stride " + to_string(saved.strides) + " from element " + std::to_string(pickled->first) + " does not fit into the " +
                                std::to_string(bytes.size) + " bytes of its storage.");
-    saved.begin = *numel > 0 ? bytes.begin + first * width : bytes.begin;
+    saved.begin = pickled->numel > 0 ? bytes.begin + pickled->first * width : bytes.begin;
     return saved;
   }
 
@@ -67,7 +57,7 @@ struct TorchArchive::Impl {
   c10::IValue value(const PickleNode& node, int64_t depth, int64_t& budget, const ReadTensor& read_tensor) const {
     // A short pickle can describe a huge or endless value by using one list in many places.
     if (depth > kMaxDepth) pickle.fail(node.at, "values are nested deeper than " + std::to_string(kMaxDepth) + " levels.");
-    if (--budget < 0) pickle.fail(node.at, "it describes more than " + std::to_string(kMaxValues) + " values.");
+    if ((budget -= 1 + static_cast<int64_t>(node.text.size()) / kTextBytesPerValue) < 0) pickle.fail(node.at, "it describes more than " + std::to_string(kMaxValues) + " values.");
     switch (node.kind) {
       case Kind::none: return {};
       case Kind::boolean: return node.integer != 0;
@@ -125,6 +115,7 @@ struct TorchArchive::Impl {
 
   static constexpr int64_t kMaxDepth = 100;
   static constexpr int64_t kMaxValues = 10'000'000;
+  static constexpr int64_t kTextBytesPerValue = 128;  ///< this much of a text counts as a value: all that a pickle can hold once, but not again and again
 
   std::shared_ptr<const InputFile> file;
   TorchContainer container;

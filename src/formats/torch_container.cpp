@@ -27,6 +27,12 @@ const TorchStorage* find_storage(std::string_view global) {
   return found == std::end(kTorchStorages) ? nullptr : found;
 }
 
+std::string listed(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (const auto number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return "[" + text + "]";
+}
+
 // Zip, as PKWARE's APPNOTE describes it: sizes of its parts and their first bytes.
 constexpr std::string_view kEnd = "PK\5\6", kEnd64 = "PK\6\6", kEnd64Locator = "PK\6\7", kDirectoryEntry = "PK\1\2", kLocalHeader = "PK\3\4";
 constexpr uint64_t kEndBytes = 22, kEnd64Bytes = 56, kEnd64LocatorBytes = 20, kEntryBytes = 46, kLocalBytes = 30, kLongestComment = 65535;
@@ -64,6 +70,7 @@ void TorchContainer::fail_archive(const std::string& what) const {
 }
 
 std::string TorchContainer::read(uint64_t begin, uint64_t size) const {
+  if (size > Pickle::kMaxBytes) fail_archive("its pickle or its directory has " + std::to_string(size) + " bytes, expected at most " + std::to_string(Pickle::kMaxBytes));
   if (begin > length_ || size > length_ - begin) fail_archive("byte " + std::to_string(begin) + " to " + std::to_string(begin + size) + " of " + std::to_string(length_) + " were expected");
   std::string bytes(size, '\0');
   file_->read(begin_ + static_cast<int64_t>(begin), bytes.data(), static_cast<int64_t>(size));
@@ -174,8 +181,11 @@ TorchContainer::Bytes TorchContainer::storage(const std::string& key) const {
 }
 
 std::vector<int64_t> TorchContainer::numbers(const PickleNode& node, const std::string& what) const {
+  constexpr size_t kMostDimensions = 64;  // PyTorch's limit
+  const auto& items = pickle_->expect(node, Kind::tuple, what).items;
+  if (items.size() > kMostDimensions) pickle_->fail(node.at, what + " has " + std::to_string(items.size()) + " entries, expected at most " + std::to_string(kMostDimensions) + ".");
   std::vector<int64_t> result;
-  for (const auto item : pickle_->expect(node, Kind::tuple, what).items) {
+  for (const auto item : items) {
     result.push_back(pickle_->integer((*pickle_)[item], what));
     if (result.back() < 0) pickle_->fail(node.at, what + " has the negative entry " + std::to_string(result.back()) + ".");
   }
@@ -202,11 +212,24 @@ std::optional<PickledTensor> TorchContainer::tensor_of(const PickleNode& node) c
   const auto& type = pickle.expect(pickle[id.items[1]], Kind::global, "the type of a storage");
   const auto* row = find_storage(type.text);
   if (!row && !with_dtype) pickle.fail(type.at, "found the storage type " + std::string(type.text) + ", expected that of a plain tensor.");
-  return PickledTensor{.dtype = std::string(with_dtype ? without_torch(pickle.expect(argument(6), Kind::global, "the dtype of a tensor").text) : row->dtype),
+  PickledTensor tensor{.dtype = std::string(with_dtype ? without_torch(pickle.expect(argument(6), Kind::global, "the dtype of a tensor").text) : row->dtype),
                        .sizes = numbers(argument(2), "the size of a tensor"),
                        .strides = numbers(argument(3), "the stride of a tensor"),
+                       .numel = 1,
                        .first = pickle.integer(argument(1), "the storage offset of a tensor"),
                        .storage = pickle.text(pickle[id.items[2]], "the key of a storage")};
+  bool fits = tensor.sizes.size() == tensor.strides.size() && tensor.first >= 0, empty = false;
+  int64_t last = tensor.first;
+  for (size_t dim = 0; fits && dim < tensor.sizes.size(); ++dim) {
+    int64_t reach = 0;
+    empty = empty || tensor.sizes[dim] == 0;
+    if (!empty) fits = !__builtin_mul_overflow(tensor.numel, tensor.sizes[dim], &tensor.numel) && !__builtin_mul_overflow(tensor.sizes[dim] - 1, tensor.strides[dim], &reach) && !__builtin_add_overflow(last, reach, &last);
+  }
+  if (!fits)
+    pickle.fail(node.at, "a tensor has size " + listed(tensor.sizes) + ", stride " + listed(tensor.strides) + " and storage offset " + std::to_string(tensor.first) + ", which don't fit together. The file is damaged.");
+  if (empty) tensor.numel = 0;
+  else tensor.last = last;
+  return tensor;
 }
 
 }  // namespace accelerate::formats

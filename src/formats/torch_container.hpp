@@ -27,11 +27,13 @@ inline constexpr TorchStorage kTorchStorages[] = {
 /// Holds bytes; the tensor says what they are.
 inline constexpr std::string_view kUntypedStorage = "torch.storage.UntypedStorage";
 
-/// A tensor as its pickle describes it; not compared with the storage.
+/// A tensor as its pickle describes it: possible by itself, but not compared with the storage, which need not be in the file (TorchScript leaves it out on the meta device).
 struct PickledTensor {
   std::string dtype;                    ///< PyTorch's name without "torch."
-  std::vector<int64_t> sizes, strides;  ///< not negative
+  std::vector<int64_t> sizes, strides;  ///< as many strides as sizes, none negative
+  int64_t numel = 0;
   int64_t first = 0;                    ///< element of the storage
+  int64_t last = -1;                    ///< the last one that it reaches; -1 without elements
   std::string storage;                  ///< its key
 };
 

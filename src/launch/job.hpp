@@ -47,6 +47,8 @@ struct Job {
   /// Machines that must meet before their ranks start.
   bool needs_agent() const { return num_machines > 1 && starter == Starter::launcher; }
   bool needs_port() const { return starter != Starter::xla && starter != Starter::pod && (distributed() || starter != Starter::launcher); }
+  /// Whether what this launcher starts are the ranks, or another program that will start them here; else they are launchers on other machines.
+  bool starts_ranks() const { return starter != Starter::hostfile && starter != Starter::pod; }
   int64_t rank(int64_t local_rank) const { return (round ? round->first_rank : machine_rank * local_world_size) + local_rank; }
 };
 

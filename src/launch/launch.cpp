@@ -75,7 +75,7 @@ int launch(const LaunchOptions& options) {
     for (const auto& remark : job.settings.remarks()) say(remark);
   if (job.settings.launcher() == Launcher::sagemaker) return launch_on_sagemaker(job, host);
   if (job.options.dry_run) return print_plan(job, host), 0;
-  if (job.starter != Job::Starter::hostfile && job.starter != Job::Starter::pod) command_line(job, host);  // complain before anything is created
+  if (job.starts_ranks()) command_line(job, host);  // complain before anything is created
   const auto monitor = Monitor::create(job);
   if (monitor && !quiet && !monitor->url().empty())
     say("the monitor's page is " + monitor->url() + (monitor->open_to_others() ? ", which other machines can reach: it asks for no password" : ""));

@@ -89,9 +89,8 @@ class Supervisor {
 
   Outcome run(const Host& host, std::string (*say)(const Job&, const LogFiles&, const Outcome&)) {
     if (monitor_) monitor_->begin(job_, *errors_, warden_);
-    const bool same = job_.remote.empty() && job_.commands.empty();
-    const auto command = same ? command_line(job_, host) : std::vector<std::string>();
-    for (int64_t i = 0; i < job_.local_world_size; ++i) start(i, same ? command : job_.remote.empty() ? job_.commands[static_cast<size_t>(i)] : remote_command(job_, host, static_cast<size_t>(i)), host);
+    const auto command = job_.starts_ranks() ? command_line(job_, host) : std::vector<std::string>();
+    for (int64_t i = 0; i < job_.local_world_size; ++i) start(i, job_.starts_ranks() ? command : job_.remote.empty() ? job_.commands[static_cast<size_t>(i)] : remote_command(job_, host, static_cast<size_t>(i)), host);
     while (running_ > 0) turn();
     // The ranks are gone: what they left behind in their groups goes too. They are not reaped yet, so their numbers can't have been given to others.
     send(SIGKILL);
@@ -132,9 +131,9 @@ class Supervisor {
 
   void start(int64_t local_rank, const std::vector<std::string>& command, const Host& host) {
     const RankLogs& logs = logs_.of(local_rank);
-    auto environment = job_.remote.empty() && job_.commands.empty() ? build_environment(job_, host, local_rank) : std::map<std::string, std::string>();
+    auto environment = job_.starts_ranks() ? build_environment(job_, host, local_rank) : std::map<std::string, std::string>();
     if (!logs.error_file.empty()) environment["TORCHELASTIC_ERROR_FILE"] = logs.error_file;
-    if (monitor_ && job_.remote.empty() && job_.commands.empty()) environment[kStepFileVariable] = monitor_->step_file(local_rank);
+    if (monitor_ && job_.starts_ranks()) environment[kStepFileVariable] = monitor_->step_file(local_rank);
     SpawnOptions spawning{.command = command, .environment = {}, .own_group = !interactive_};
     // Standard input goes to one rank at most; a terminal's can't be read from outside its foreground group.
     Fd nothing, out, err;

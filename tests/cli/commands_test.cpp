@@ -318,7 +318,7 @@ TEST_F(Commands, CompletionsAreScriptsOfTheirShells) {
 }
 
 TEST_F(Commands, CompletionsInZsh) {
-  if (::access("/usr/bin/zsh", X_OK) != 0) GTEST_SKIP() << "there is no zsh here (Debian: zsh)";
+  ASSERT_EQ(::access("/usr/bin/zsh", X_OK), 0) << "there is no zsh here (Debian: zsh), which scripts/test.sh installs";
   // zsh completes on a terminal only: one of its own, from which is read until it shows what is expected.
   write("_accelerate", run({"completion", "zsh"}).out);
   const auto script = write("complete.zsh", "zmodload zsh/zpty\nzpty z /usr/bin/zsh -f -i\n"
@@ -329,7 +329,7 @@ TEST_F(Commands, CompletionsInZsh) {
 }
 
 TEST_F(Commands, CompletionsInFish) {
-  if (::access("/usr/bin/fish", X_OK) != 0) GTEST_SKIP() << "there is no fish here (Debian: fish)";
+  ASSERT_EQ(::access("/usr/bin/fish", X_OK), 0) << "there is no fish here (Debian: fish), which scripts/test.sh installs";
   const std::string here = folder;
   const auto script = write("accelerate.fish", run({"completion", "fish"}).out);
   const auto offered = [&](const std::string& line) {

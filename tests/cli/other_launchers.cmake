@@ -7,7 +7,7 @@ foreach(script test_ops test_sync test_script)
 endforeach()
 
 # By mpirun through our launcher: Open MPI refuses to work for root unless it is told that this is meant.
-add_test(NAME self_test.launch_mpirun COMMAND sh -c "command -v mpirun > /dev/null || { echo 'skipped: there is no mpirun (Debian: openmpi-bin)'; exit; }; \
+add_test(NAME self_test.launch_mpirun COMMAND sh -c "command -v mpirun > /dev/null || { echo 'FAILED: there is no mpirun (Debian: openmpi-bin), which scripts/test.sh installs'; exit 1; }; \
 echo localhost slots=2 > mpi_hosts && OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
 $<TARGET_FILE:accelerate_cli> launch --cpu --num_processes 2 --mpirun_hostfile mpi_hosts $<TARGET_FILE:accelerate_self_test> && echo All is well")
 
@@ -17,7 +17,7 @@ add_test(NAME self_test.torchrun COMMAND sh -c "${python} $python -m torch.distr
 add_test(NAME self_test.python_launch COMMAND sh -c "${python} $python -m accelerate.commands.launch --cpu --num_processes 1 --no_python $<TARGET_FILE:accelerate_self_test> && echo All is well with one")
 set_tests_properties(self_test.python_launch PROPERTIES LABELS cli TIMEOUT 240 PASS_REGULAR_EXPRESSION "1 processes.*training: with gradient accumulation.*All is well with one"
                      FAIL_REGULAR_EXPRESSION "FAILED" SKIP_REGULAR_EXPRESSION "skipped: ")
-add_test(NAME self_test.mpirun COMMAND sh -c "command -v mpirun > /dev/null || { echo 'skipped: there is no mpirun (Debian: openmpi-bin)'; exit; }; \
+add_test(NAME self_test.mpirun COMMAND sh -c "command -v mpirun > /dev/null || { echo 'FAILED: there is no mpirun (Debian: openmpi-bin), which scripts/test.sh installs'; exit 1; }; \
 MASTER_ADDR=127.0.0.1 MASTER_PORT=29591 ACCELERATE_USE_CPU=true mpirun --allow-run-as-root --oversubscribe -n 2 $<TARGET_FILE:accelerate_self_test> && echo All is well")
 set_tests_properties(self_test.launch_mpirun self_test.ours self_test.torchrun self_test.mpirun PROPERTIES LABELS cli TIMEOUT 240
                      PASS_REGULAR_EXPRESSION "2 processes.*training: with gradient accumulation.*All is well" FAIL_REGULAR_EXPRESSION "FAILED" SKIP_REGULAR_EXPRESSION "skipped: ")
@@ -38,7 +38,7 @@ if(ACCELERATE_EXAMPLES)
   started_by(torchrun "${python}" "$python -m torch.distributed.run --nproc_per_node 2 --master_port $MASTER_PORT --no_python")
   # Python's launcher starts several processes only for several GPUs; our variable keeps the program on the CPU.
   started_by(python_launch "${python}" "$python -m accelerate.commands.launch --multi_gpu --num_machines 1 --num_processes 2 --main_process_port $MASTER_PORT --no_python")
-  started_by(mpirun "command -v mpirun > /dev/null || { echo 'skipped: there is no mpirun (Debian: openmpi-bin)'; exit; }; " "${mpirun}")
+  started_by(mpirun "command -v mpirun > /dev/null || { echo 'FAILED: there is no mpirun (Debian: openmpi-bin), which scripts/test.sh installs'; exit 1; }; " "${mpirun}")
 endif()
 
 # Two machines, which are two launchers here: our self-test, and a Python program that meets again after a rank was killed.
@@ -55,7 +55,7 @@ set_tests_properties(python_client.restart_on_two_machines PROPERTIES LABELS cli
 set(slurm ${CMAKE_CURRENT_LIST_DIR}/with_slurm.sh)
 function(slurm_test name outcome command)
   add_test(NAME slurm.${name} COMMAND sh -c "${slurm} sh -c '${command}' && echo ended well")
-  set_tests_properties(slurm.${name} PROPERTIES LABELS cli TIMEOUT 120 RESOURCE_LOCK slurm PASS_REGULAR_EXPRESSION "${outcome}.*ended well" FAIL_REGULAR_EXPRESSION "FAILED" SKIP_REGULAR_EXPRESSION "skipped: ")
+  set_tests_properties(slurm.${name} PROPERTIES LABELS cli TIMEOUT 120 RESOURCE_LOCK slurm PASS_REGULAR_EXPRESSION "${outcome}.*ended well" FAIL_REGULAR_EXPRESSION "FAILED")
 endfunction()
 slurm_test(program "3 processes.*training: with gradient accumulation" "srun -N 2 -n 3 $<TARGET_FILE:accelerate_self_test>")
 slurm_test(program_by_pmi2 "2 processes.*training: with gradient accumulation" "srun --mpi=pmi2 -N 2 -n 2 $<TARGET_FILE:accelerate_self_test>")

@@ -125,9 +125,10 @@ class SageMaker : public testing::Test {
   std::unique_ptr<Program> server_;
 };
 
-#define SKIP_WITHOUT_MOTO()                                                                                                                             \
-  SKIP_WITHOUT_PYTHON();                                                                                                                                \
-  if (Program({*support::python(), "-c", "import moto.server, flask"}).wait(kDeadline).exit_code != 0) GTEST_SKIP() << "this Python has no moto[server], which scripts/test.sh installs"
+/// AWS is moto, which is there where Python is: scripts/test.sh installs it.
+#define NEEDS_MOTO()     \
+  SKIP_WITHOUT_PYTHON(); \
+  ASSERT_EQ(Program({*support::python(), "-c", "import moto.server, flask"}).wait(kDeadline).exit_code, 0) << "the Python of ACCELERATE_TEST_PYTHON has no moto[server], which scripts/test.sh installs"
 
 // ---------------------------------------------------------------- what would be sent
 
@@ -213,7 +214,7 @@ TEST_F(SageMaker, WhatItCannotRunIsAnErrorBeforeAnythingIsSent) {
 // ---------------------------------------------------------------- a job from its beginning to its end
 
 TEST_F(SageMaker, AJobIsMadeAndFollowedToItsEnd) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   start_aws({"--line", "step 1", "--line", "step 2", "--status", "InProgress,InProgress,Completed"});
   write("sm.json", config({{"distributed_type", "DATA_PARALLEL"}, {"ec2_instance_type", "ml.p3.16xlarge"}, {"num_machines", 2}}).dump());
   const auto planned = normal(dry_run({"proj/train.py", "--lr", "0.1"}));
@@ -240,7 +241,7 @@ TEST_F(SageMaker, AJobIsMadeAndFollowedToItsEnd) {
 }
 
 TEST_F(SageMaker, ASecondJobFindsTheBucket) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   start_aws();
   write("sm.json", config({{"region", "eu-west-1"}}).dump());
   ASSERT_EQ(run({"proj/train.py"}).exit_code, 0);
@@ -255,7 +256,7 @@ TEST_F(SageMaker, ASecondJobFindsTheBucket) {
 }
 
 TEST_F(SageMaker, ARoleOfItsOwnIsMadeOnce) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   start_aws();
   write("sm.json", config({{"iam_role_name", "accelerate_sagemaker_execution_role"}}).dump());
   ASSERT_EQ(run({"proj/train.py"}).exit_code, 0);
@@ -270,7 +271,7 @@ TEST_F(SageMaker, ARoleOfItsOwnIsMadeOnce) {
 }
 
 TEST_F(SageMaker, AnExecutableComesWithAStartScript) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   start_aws();
   const auto program = write("bin/trainer", "#!/bin/sh\necho \"rank $RANK of $WORLD_SIZE at $MASTER_ADDR: $*\"\n[ \"$RANK\" != 3 ] || exit 7\n");
   ::chmod(program.c_str(), 0755);
@@ -301,7 +302,7 @@ TEST_F(SageMaker, AnExecutableComesWithAStartScript) {
 // ---------------------------------------------------------------- how it ends otherwise
 
 TEST_F(SageMaker, AFailedJobIsAFailure) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   start_aws({"--status", "InProgress,Failed"});
   const auto result = run({"proj/train.py"});
   EXPECT_EQ(result.exit_code, 1);
@@ -310,7 +311,7 @@ TEST_F(SageMaker, AFailedJobIsAFailure) {
 }
 
 TEST_F(SageMaker, AStoppedJobIsNoSuccess) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   start_aws({"--status", "Stopped"});
   const auto result = run({"proj/train.py"});
   EXPECT_EQ(result.exit_code, 1);
@@ -318,7 +319,7 @@ TEST_F(SageMaker, AStoppedJobIsNoSuccess) {
 }
 
 TEST_F(SageMaker, CtrlCEndsTheFollowingAndNotTheJob) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   start_aws({"--status", "InProgress"});
   Program program({accelerate(), "launch", "--config_file", "sm.json", "proj/train.py"}, options());
   ASSERT_TRUE(program.wait_for("Training - Training image download completed"));
@@ -330,7 +331,7 @@ TEST_F(SageMaker, CtrlCEndsTheFollowingAndNotTheJob) {
 }
 
 TEST_F(SageMaker, AKilledLauncherTakesTheFollowerAlong) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   start_aws({"--status", "InProgress"});
   Program program({accelerate(), "launch", "--config_file", "sm.json", "proj/train.py"}, options());
   ASSERT_TRUE(program.wait_for("Training - "));
@@ -343,7 +344,7 @@ TEST_F(SageMaker, AKilledLauncherTakesTheFollowerAlong) {
 }
 
 TEST_F(SageMaker, BusyServicesAreAskedAgain) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   // The third kind: the job was made, and the answer lost. The second try finds the name taken, by itself.
   start_aws({"--fail", "GetCallerIdentity:503:1", "--fail", "PutObject:500:2:InternalError", "--fail", "GetRole:400:1:Throttling", "--after", "CreateTrainingJob:503:1", "--fail", "DescribeTrainingJob:0:1", "--fail", "GetLogEvents:400:9:AccessDeniedException"});
   const auto result = run({"proj/train.py"});
@@ -355,7 +356,7 @@ TEST_F(SageMaker, BusyServicesAreAskedAgain) {
 }
 
 TEST_F(SageMaker, ServicesThatStayBrokenAreAnError) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   start_aws({"--fail", "CreateTrainingJob:503:99"});
   const auto result = run({"proj/train.py"});
   EXPECT_EQ(result.exit_code, 71);
@@ -373,7 +374,7 @@ TEST_F(SageMaker, NobodyThereIsAnError) {
 }
 
 TEST_F(SageMaker, RefusalsSayWhy) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   start_aws({"--fail", "CreateTrainingJob:400:1:AccessDeniedException", "--fail", "HeadBucket:403:1"});
   const auto wrong_secret = run({"proj/train.py"}, {"AWS_ACCESS_KEY_ID=AKIDGOOD", "AWS_SECRET_ACCESS_KEY=a wrong secret"});
   EXPECT_EQ(wrong_secret.exit_code, 71);
@@ -391,7 +392,7 @@ TEST_F(SageMaker, RefusalsSayWhy) {
 // ---------------------------------------------------------------- credentials
 
 TEST_F(SageMaker, CredentialsComeFromWhereAwsToolsLookForThem) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   start_aws();
   const std::vector<std::string> none{"AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY="};
   const auto with = [&](std::vector<std::string> more) {
@@ -490,7 +491,7 @@ TEST_F(SageMaker, LocalModeRunsTheContainerHere) {
 }
 
 TEST_F(SageMaker, LocalModePullsAmazonsImages) {
-  SKIP_WITHOUT_MOTO();
+  NEEDS_MOTO();
   start_aws();
   const auto docker = write("bin/docker", kDocker);
   ::chmod(docker.c_str(), 0755);

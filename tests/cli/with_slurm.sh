@@ -2,7 +2,7 @@
 # with_slurm.sh COMMAND [ARGUMENTS]: runs the command where srun works: Slurm's own daemons, for two machines that are 127.0.0.1 and 127.0.0.2, for as long as the command runs.
 PATH=$PATH:/usr/sbin:/sbin
 for program in srun slurmctld slurmd munged; do
-  command -v $program > /dev/null || { echo "skipped: there is no $program (Debian: slurmctld slurmd slurm-client munge)"; exit; }
+  command -v $program > /dev/null || { echo "FAILED: there is no $program (Debian: slurmctld slurmd slurm-client munge), which scripts/test.sh installs"; exit 1; }
 done
 folder=$(mktemp -d) || exit
 stop() {

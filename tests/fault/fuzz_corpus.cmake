@@ -1,7 +1,7 @@
 # What the fuzzers have found interesting, again with each compiler and sanitizer: fuzz/corpus holds the shortest inputs that reach what they have reached.
-foreach(name config_file deepspeed_config gguf)
+foreach(name config_file deepspeed_config gguf torch_container)
   add_executable(${name}_replay ${PROJECT_SOURCE_DIR}/fuzz/${name}_fuzz.cpp ${PROJECT_SOURCE_DIR}/fuzz/replay.cpp)
-  target_include_directories(${name}_replay PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_include_directories(${name}_replay PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests/support)
   target_link_libraries(${name}_replay PRIVATE accelerate_launch nlohmann_json::nlohmann_json)
   if(NOT name STREQUAL "config_file")
     target_link_libraries(${name}_replay PRIVATE accelerate)

@@ -2,12 +2,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/models/llama.hpp"
 #include "accelerate/residency.hpp"
+#include "python.hpp"
 
 namespace {
 
@@ -16,9 +16,8 @@ using accelerate::models::LlamaConfig;
 using accelerate::models::LlamaForCausalLM;
 
 TEST(DispatchModels, SmolLM2In150MegabytesOfWeights) {
-  const char* data = std::getenv("ACCELERATE_TEST_DATA");
-  const fs::path file = data ? fs::path(data) / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf" : fs::path();
-  if (!data || !fs::exists(file)) GTEST_SKIP() << "needs smollm2 in ACCELERATE_TEST_DATA (scripts/fetch_data.sh)";
+  SKIP_WITHOUT_DATA();
+  const fs::path file = *support::data_dir() / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf";
   LlamaForCausalLM net = nullptr;
   {
     const auto empty = accelerate::init_empty_weights();

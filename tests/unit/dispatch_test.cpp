@@ -361,7 +361,8 @@ TEST_F(Dispatch, MapsAndBudgetsAreCheckedBeforeAnythingIsLoaded) {
   const auto dispatching = [&](accelerate::LoadAndDispatchOptions options) { return error([&] { (void)accelerate::load_checkpoint_and_dispatch(net, folder, options); }); };
   EXPECT_THAT(dispatching({.device_map = DeviceMap{{"blok3", "disk"}, {"", "cpu"}}}), AllOf(HasSubstr("name no module"), HasSubstr("block3")));
   EXPECT_THAT(dispatching({.device_map = DeviceMap{{"block3", "disk"}}}), HasSubstr("has no place for"));
-  EXPECT_THAT(dispatching({.device_map = DeviceMap{{"", 7}}}), HasSubstr("on GPU 7, but this machine has"));
+  EXPECT_THAT(dispatching({.device_map = DeviceMap{{"", 7}}}), HasSubstr("found the whole model on GPU 7, but this machine has"));
+  EXPECT_THAT(dispatching({.device_map = DeviceMap{{"block3", 7}, {"", "cpu"}}}), HasSubstr("found 'block3' on GPU 7, but this machine has"));
   EXPECT_THAT(dispatching({.device_map = "evenly"}), HasSubstr("evenly"));
   EXPECT_THAT(dispatching({.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = kLayerBytes - 1}}), AllOf(HasSubstr("less than 'block0.linear' needs"), HasSubstr("At least " + std::to_string(kLayerBytes) + " bytes")));
   EXPECT_THAT(dispatching({.device_map = "auto", .max_memory = MaxMemory{{"cpu", kWeightBytes / 2}}}), HasSubstr("At least " + std::to_string(kLayerBytes) + " bytes"));

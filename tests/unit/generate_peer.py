@@ -1,6 +1,7 @@
 """Peer of the generation tests: what transformers makes of the same models and prompts.
 
 usage: generate_peer.py small FOLDER        random models in FOLDER/llama, FOLDER/gpt2 and FOLDER/t5, and FOLDER/cases.json with settings, prompts and results
+       generate_peer.py stops FOLDER        a random model with a tokenizer in FOLDER/stops, and FOLDER/stops.json with stop strings and results
        generate_peer.py warpers OUT         scores before and after transformers' logits processors
        generate_peer.py gguf FILE PROMPTS OUT TOKENS   greedy continuations of the lists of ids in PROMPTS (JSON), and the logits of the first one
 """
@@ -9,9 +10,10 @@ import os
 import sys
 import warnings
 
+import tokenizers
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration, logging
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration, logging
 from transformers.generation import logits_process
 
 torch.set_num_threads(1)  # small models
@@ -69,6 +71,47 @@ def small(folder):
     json.dump(cases, open(f"{folder}/cases.json", "w"))
 
 
+def stops(folder):
+    """Stop strings are cut from what comes without them: within a token, over several, over the end of the prompt, half a character."""
+    pieces = ["\u0120", "\u00c3", "\u00a9"] + [chr(c) for c in range(ord("a"), ord("m"))]
+    merges = [("\u0120", "a"), ("a", "b"), ("c", "d"), ("ab", "c"), ("e", "f"), ("ef", "g"), ("\u0120", "h"), ("cd", "e"), ("g", "h"), ("i", "j"), ("ij", "k"), ("k", "l"), ("\u00c3", "\u00a9"), ("b", "a"),
+              ("d", "a"), ("f", "a"), ("l", "a"), ("h", "i"), ("j", "a"), ("e", "a"), ("a", "a"), ("b", "b"), ("c", "c"), ("d", "d")]
+    pieces += [a + b for a, b in merges]
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    backend.pre_tokenizer, backend.decoder = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    torch.manual_seed(4)
+    config = LlamaConfig(vocab_size=len(pieces), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, initializer_range=0.25)
+    model = LlamaForCausalLM(config).eval()
+    model.generation_config = type(model.generation_config)()
+    model.config.eos_token_id = model.config.bos_token_id = model.config.pad_token_id = None
+    model.save_pretrained(f"{folder}/stops")
+    tokenizer.save_pretrained(f"{folder}/stops")
+    ids = torch.randint(2, len(pieces), (3, 6))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+
+    def generated(attention_mask, **settings):
+        with torch.no_grad():
+            return model.generate(input_ids=ids, attention_mask=attention_mask, max_new_tokens=16, do_sample=False, pad_token_id=1, tokenizer=tokenizer, **settings).tolist()
+
+    def bytes_of(row):
+        return "".join(pieces[i] for i in row).replace("\u0120", " ").replace("\u00c3\u00a9", "\u00e9").replace("\u00c3", "").replace("\u00a9", "")
+
+    cases = []
+    for attention_mask in (torch.ones_like(ids), mask):
+        for beams in (1, 3):
+            plain = generated(attention_mask, num_beams=beams, repetition_penalty=1.3)
+            for row in plain:
+                new = bytes_of(row[6:])
+                sought = [[new[at:at + length]] for at in (0, 3, 7) for length in (1, 2, 4) if new[at:at + length]]
+                sought += [[bytes_of(row[5:7])[-2:]], [new[2:5], new[5:6]], ["\u00e9"], ["nowhere"], [new[4:7], "nowhere"]]
+                for stop_strings in sought:
+                    settings = {"num_beams": beams, "repetition_penalty": 1.3, "stop_strings": stop_strings, "eos_token_id": [3]}
+                    cases.append({"settings": settings | {"pad_token_id": 1}, "attention_mask": attention_mask.tolist(), "result": generated(attention_mask, **settings)})
+    json.dump({"input_ids": ids.tolist(), "cases": cases}, open(f"{folder}/stops.json", "w"))
+
+
 def warpers(out):
     torch.manual_seed(3)
     scores, ids = torch.randn(5, 50) * 3, torch.randint(0, 50, (5, 8))
@@ -97,4 +140,4 @@ def gguf(path, prompts, out, tokens):
     save_file({k: v.contiguous() for k, v in tensors.items()}, out)
 
 
-{"small": small, "warpers": warpers, "gguf": gguf}[sys.argv[1]](*sys.argv[2:])
+{"small": small, "stops": stops, "warpers": warpers, "gguf": gguf}[sys.argv[1]](*sys.argv[2:])

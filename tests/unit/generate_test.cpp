@@ -120,6 +120,36 @@ TEST(Generate, WrongSettingsAreNamed) {
   EXPECT_THROW(generate(model, torch::zeros({1, 0}, at::kLong), {.max_new_tokens = 1}), accelerate::ShapeError);
 }
 
+/// A vocabulary of bytes '0' to '9' with the ids 0 to 9, and "67" as 10.
+Tokenizer digits() {
+  const auto path = scratch("digits");
+  fs::create_directories(path);
+  json vocab;
+  for (int i = 0; i < 10; ++i) vocab[std::to_string(i)] = i;
+  vocab["67"] = 10;
+  const json level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+  std::ofstream(path / "tokenizer.json") << json{{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"6 7"}}}}, {"added_tokens", json::array()}, {"pre_tokenizer", level}, {"decoder", {{"type", "ByteLevel"}}}}.dump();
+  return Tokenizer::from_pretrained(path);
+}
+
+TEST(Generate, StopStringsEndRowsWithTheirToken) {
+  Counter model;
+  const auto ids = torch::tensor({{1, 2}, {4, 5}}, at::kLong);
+  const auto stopped = [&](std::vector<std::string> stops, int64_t beams = 1) {
+    return generate(model, ids, {.max_new_tokens = 5, .num_beams = beams, .pad_token_id = 9, .stop_strings = std::move(stops)}, {.tokenizer = digits()});
+  };
+  for (const int64_t beams : {1, 2}) {
+    EXPECT_THAT(row(stopped({"34"}, beams), 0), ElementsAre(1, 2, 3, 4, 9, 9, 9));
+    EXPECT_THAT(row(stopped({"34"}, beams), 1), ElementsAre(4, 5, 6, 7, 8, 9, 0)) << "the other row goes on";
+    EXPECT_THAT(row(stopped({"8", "5"}, beams), 1), ElementsAre(4, 5, 6, 7, 8)) << "5 is in the prompt";
+    EXPECT_THAT(row(stopped({"56", "23"}, beams), 1), ElementsAre(4, 5, 6)) << "begins in the prompt";
+  }
+  EXPECT_EQ(generate(model, ids, {.max_new_tokens = 3, .stop_strings = {"no such text"}}, {.tokenizer = digits()}).size(1), 5);
+  const auto error = [&](const GenerationConfig& config, const GenerateOptions& options) { return support::message_of<ConfigError>([&] { generate(model, ids, config, options); }); };
+  EXPECT_THAT(error({.max_new_tokens = 3, .stop_strings = {"a", "b"}}, {}), HasSubstr("there is no tokenizer to find them with"));
+  EXPECT_THAT(error({.max_new_tokens = 3, .stop_strings = {"a", ""}}, {.tokenizer = digits()}), HasSubstr("stop_strings is an empty one"));
+}
+
 TEST(GenerationConfigFile, ReadsWhatItKnowsAndRefusesTheRest) {
   const auto folder = scratch("generation");
   fs::create_directories(folder);
@@ -133,9 +163,12 @@ TEST(GenerationConfigFile, ReadsWhatItKnowsAndRefusesTheRest) {
   EXPECT_THAT(config.eos_token_id, ElementsAre(128001, 128008));
   EXPECT_EQ(config.early_stopping, EarlyStopping::never);
   EXPECT_THAT(read({{"eos_token_id", 5}}).eos_token_id, ElementsAre(5));
+  EXPECT_THAT(read({{"stop_strings", {"\n\n", "User:"}}}).stop_strings, ElementsAre("\n\n", "User:"));
+  EXPECT_THAT(read({{"stop_strings", "END"}}).stop_strings, ElementsAre("END"));
   const auto error = [&](const json& fields) { return support::message_of<accelerate::CheckpointError>([&] { read(fields); }); };
   EXPECT_THAT(error({{"no_repeat_ngram_size", 3}}), HasSubstr("no_repeat_ngram_size is 3, expected nothing"));
   EXPECT_THAT(error({{"top_p", 2.0}}), HasSubstr("top_p is 2"));
+  EXPECT_THAT(error({{"stop_strings", {1, 2}}}), HasSubstr("a text or a list of texts"));
   fs::remove(folder / "generation_config.json");
   std::ofstream(folder / "config.json") << R"({"eos_token_id": 7})";
   EXPECT_THAT(GenerationConfig::from_pretrained(folder).eos_token_id, ElementsAre(7));
@@ -187,6 +220,31 @@ TEST(GenerateParity, GreedyAndBeamsOfLlamaGpt2AndT5) {
                                                    : generate(t5.encode(ids, options.attention_mask), torch::zeros({ids.size(0), 1}, at::kLong), config);
     EXPECT_TRUE(result.sizes() == expected.sizes() && result.equal(expected)) << entry["model"] << entry["settings"] << (options.attention_mask.defined() ? " padded" : "") << "\n" << expected << "\n" << result;
   }
+}
+
+/// Where a text ends, by greedy search and by beams, in batches with padding.
+TEST(GenerateParity, StopStrings) {
+  SKIP_WITHOUT_PYTHON();
+  const auto folder = scratch("with_stops");
+  fs::create_directories(folder);
+  const auto peer = support::run_python("tests/unit/generate_peer.py", {"stops", folder.string()});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  auto llama = LlamaForCausalLM::from_pretrained(folder / "stops");
+  llama->eval();
+  const auto tokenizer = Tokenizer::from_pretrained(folder / "stops");
+  const auto all = json::parse(std::ifstream(folder / "stops.json"));
+  const auto ids = tensor_of(all["input_ids"]);
+  int64_t shorter = 0;
+  for (const auto& entry : all["cases"]) {
+    auto config = config_of(entry["settings"]);
+    config.max_new_tokens = 16;
+    config.stop_strings = entry["settings"]["stop_strings"].get<std::vector<std::string>>();
+    const auto expected = tensor_of(entry["result"]);
+    const auto result = generate(llama, ids, config, {.attention_mask = tensor_of(entry["attention_mask"]), .tokenizer = tokenizer});
+    EXPECT_TRUE(result.sizes() == expected.sizes() && result.equal(expected)) << entry["settings"] << "\n" << expected << "\n" << result;
+    shorter += (expected.slice(1, 6) == 1).any().item<bool>() || expected.size(1) < 22;
+  }
+  EXPECT_GT(shorter, static_cast<int64_t>(all["cases"].size()) / 2) << "most of them stop something";
 }
 
 TEST(GenerateParity, ScoresAreProcessedAlike) {

@@ -101,6 +101,22 @@ TEST(Tokenizer, StreamsWholeCharacters) {
   EXPECT_EQ(stream.finish(), "");
 }
 
+TEST(Tokenizer, StreamsEndBeforeAStopString) {
+  const auto said = [](std::vector<std::string> stops, const std::vector<int64_t>& ids) {
+    StreamDecoder stream(load(small_json()), true, std::move(stops));
+    std::string text;
+    for (const auto id : ids) text += stream.push(id) + "|";
+    text += stream.finish();
+    return text + (stream.stopped() ? " stopped" : "");
+  };
+  EXPECT_EQ(said({"cx"}, {201, 'x', 'y'}), "ab||| stopped");
+  EXPECT_EQ(said({"cx"}, {201, 'y', 'x'}), "ab|cy|x|") << "what may have become one comes later";
+  EXPECT_EQ(said({"cx"}, {'a', 201}), "a|ab|c") << "and at the end";
+  EXPECT_EQ(said({"bc", "b"}, {201, 'x'}), "a|| stopped") << "within a token";
+  EXPECT_EQ(said({"xxy"}, {'x', 'x', 'x', 'y'}), "||x|| stopped");
+  EXPECT_EQ(said({"\u00e9"}, {201, 1, 2}), "abc||| stopped");
+}
+
 TEST(Tokenizer, NamesWhatItCantDo) {
   const auto with = [](const std::string& key, const json& value) {
     auto changed = small_json();

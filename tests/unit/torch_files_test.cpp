@@ -15,6 +15,7 @@
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
+#include "stored_zip.hpp"
 
 namespace {
 
@@ -140,6 +141,26 @@ TEST_F(TorchFiles, DamageIsFound) {
       try_it(changed);
     }
   }
+}
+
+/// A few bytes whose values use each other again and again: an error, whether they are many or long.
+TEST(TorchArchives, DoNotGrowWithoutLimit) {
+  const auto error = [](const std::string& pickle) {
+    const auto path = fs::path(support::scratch_dir()) / "values.pt";
+    std::ofstream(path, std::ios::binary) << support::stored_zip({{"m/data.pkl", "\x80\x02" + pickle + "."}});
+    const auto file = std::make_shared<accelerate::formats::InputFile>(path);
+    return support::message_of<accelerate::CheckpointError>([&] { accelerate::formats::TorchArchive(file, 0, file->size(), "values").value(); });
+  };
+  std::string doubling = "]q\1";
+  doubling[2] = 0;
+  for (char i = 1; i < 60; ++i) doubling += std::string("0]") + "h" + std::string(1, i - 1) + "a" + "h" + std::string(1, i - 1) + "a" + "q" + i;
+  EXPECT_THAT(error(doubling), HasSubstr("describes more than 10000000 values"));
+  std::string long_texts = "](X" + std::string("\0\0\x40\0", 4) + std::string(4 << 20, 't') + std::string("q\0", 2);
+  for (int i = 0; i < 100'000; ++i) long_texts += std::string("h\0", 2);
+  EXPECT_THAT(error(long_texts + "e"), HasSubstr("describes more than 10000000 values"));
+  std::string deep, closing;
+  for (int i = 0; i < 1'000'000; ++i) deep += "]", closing += "a";
+  EXPECT_THAT(error(deep + "N" + closing), HasSubstr("nested deeper than 100 levels"));
 }
 
 }  // namespace

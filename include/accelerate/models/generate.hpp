@@ -14,6 +14,7 @@
 
 #include "accelerate/export.hpp"
 #include "accelerate/models/key_value_cache.hpp"
+#include "accelerate/models/tokenizer.hpp"
 
 /// Text generation with any causal language model. Shapes: B batch, T tokens of the prompts, N new tokens, V vocabulary.
 /// Source: transformers' generate, whose ids these are.
@@ -40,7 +41,9 @@ struct ACCELERATE_API GenerationConfig {
   double length_penalty = 1;                 ///< beams: scores are divided by length to this power; above 0 favours long ones
   EarlyStopping early_stopping = EarlyStopping::no;
   std::vector<int64_t> eos_token_id;         ///< any of them ends a row
-  std::optional<int64_t> pad_token_id;       ///< behind the end of rows; the first end token where it is not given
+  std::optional<int64_t> pad_token_id;       ///< behind the end of rows; the first end token where it is not given, else 0
+  /// The token that completes one of them ends a row (or a beam), also where it begins in the prompt or the token goes on behind it. It stays in the result: StreamDecoder cuts the text. Needs GenerateOptions::tokenizer.
+  std::vector<std::string> stop_strings;
 
   /// @throws ConfigError naming the first field that is out of range.
   void validate() const;
@@ -54,6 +57,7 @@ struct GenerateOptions {
   std::optional<at::Generator> generator;  ///< for sampling; LibTorch's default one where it is not given. The same seed gives the same tokens.
   /// Called with each step's new tokens, int64 [B] (padding for rows that have ended). Returning false ends generation. Not with beams.
   std::function<bool(const at::Tensor& tokens)> on_tokens;
+  std::optional<Tokenizer> tokenizer;  ///< the model's, for stop_strings
 };
 
 /// The model's forward: see AutoModelForCausalLM::forward.
@@ -62,7 +66,7 @@ using CausalForward = std::function<at::Tensor(const at::Tensor& input_ids, cons
 /// Continues prompts. Without gradients; the model should be in evaluation mode.
 /// @param input_ids  [B, T] int64, T at least 1
 /// @return [B, T + N] int64: prompts, new tokens with the end token, padding
-/// @throws ConfigError for fields out of range or no limit on tokens; ShapeError if shapes differ.
+/// @throws ConfigError for fields out of range, no limit on tokens, or stop strings without a tokenizer; ShapeError if shapes differ.
 ACCELERATE_API at::Tensor generate(const CausalForward& forward, const at::Tensor& input_ids, const GenerationConfig& config, const GenerateOptions& options = {});
 
 /// The same for a model: any class with such a forward, a module holder or a pointer to one.

@@ -71,19 +71,28 @@ class ACCELERATE_API Tokenizer {
   std::shared_ptr<const Content> content_;
 };
 
-/// Text of tokens that come one by one: characters appear when their last byte is there.
+/// Text of tokens that come one by one: characters appear when their last byte is there, and what may become a stop string when it is known that it does not.
 class ACCELERATE_API StreamDecoder {
  public:
-  explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true) : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens) {}
+  /// @param stop_strings  The text ends before the first of them, although the tokens that generate() gives go on to the end of the token in which it ends.
+  explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true, std::vector<std::string> stop_strings = {})
+      : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens), stop_strings_(std::move(stop_strings)) {}
   /// @return the characters that are complete with this token, perhaps none
   std::string push(int64_t id);
-  /// What is left of an unfinished character, as U+FFFD.
+  /// The rest of the text. What is left of an unfinished character is U+FFFD.
   std::string finish();
+  /// Whether a stop string has come; no text follows then.
+  bool stopped() const { return stopped_; }
 
  private:
+  std::string take(const std::string& text, bool is_last);
+
   Tokenizer tokenizer_;
   bool skip_special_tokens_;
-  std::string pending_;
+  std::vector<std::string> stop_strings_;
+  std::string pending_;  ///< bytes of an unfinished character
+  std::string held_;     ///< text that may be the beginning of a stop string
+  bool stopped_ = false;
 };
 
 }  // namespace accelerate::models

@@ -54,7 +54,7 @@ void Monitor::begin(const Job& job, Sink& sink, const Warden& warden) {
   snapshot_.num_machines = job.num_machines;
   snapshot_.world_size = job.world_size;
   snapshot_.ranks.clear();
-  ranks_are_ours_ = job.starter != Job::Starter::hostfile && job.starter != Job::Starter::pod;
+  ranks_are_ours_ = job.starts_ranks();
   names_.clear(), gpu_names_.clear(), steps_.clear();
   for (int64_t i = 0; i < job.local_world_size; ++i) {
     names_.push_back(job.starter == Job::Starter::hostfile  ? job.remote[static_cast<size_t>(i)].name

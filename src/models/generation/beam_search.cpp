@@ -5,6 +5,7 @@
 
 #include "accelerate/error.hpp"
 #include "models/generation/logits.hpp"
+#include "models/generation/stop_strings.hpp"
 
 // The rules of transformers, in which a row always has num_beams running beams and collects finished ones beside them. Scores of tokens are tensors; the few beams of a row are plain data.
 
@@ -39,7 +40,8 @@ Candidates best(const Tensor& scores, int64_t count, const GenerationConfig& con
 
 }  // namespace
 
-Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& attention_mask, int64_t max_length, const GenerationConfig& config, const std::optional<at::Generator>& generator) {
+Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& attention_mask, int64_t max_length, const GenerationConfig& config, const StopStrings& stops,
+                   const std::optional<at::Generator>& generator) {
   constexpr float kImpossible = -1e9F;
   const int64_t rows = input_ids.size(0), prompt = input_ids.size(1), beams = config.num_beams;
   // So many that enough go on, even if the best of every beam end.
@@ -72,15 +74,17 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& atte
       auto& row = state[static_cast<size_t>(r)];
       std::vector<Beam> running;
       std::vector<int64_t> from;
+      std::vector<std::pair<Beam, int64_t>> spare;  // ended, with their parents
       const bool closed = !row.improvable || (config.early_stopping == EarlyStopping::yes && full(row));
       for (int64_t k = 0; k < count; ++k) {
         const float score = candidates.scores.const_data_ptr<float>()[r * count + k];
         const int64_t index = candidates.indices.const_data_ptr<int64_t>()[r * count + k], parent = index / vocabulary, token = index % vocabulary;
-        const bool ends = is_end(token) || length + 1 == max_length;
-        all_end = all_end && ends;
-        if (ends ? k >= beams || closed : static_cast<int64_t>(running.size()) == beams) continue;
         Beam beam{score, row.running[static_cast<size_t>(parent)].tokens};
         beam.tokens.push_back(token);
+        const bool at_limit = length + 1 == max_length, ends = at_limit || is_end(token) || (!stops.empty() && stops.end(beam.tokens));
+        all_end = all_end && ends;
+        if (ends && !at_limit && !stops.empty()) spare.emplace_back(Beam{score + kImpossible, beam.tokens}, r * beams + parent);
+        if (ends ? k >= beams || closed : static_cast<int64_t>(running.size()) == beams) continue;
         if (ends) {
           beam.score /= length_factor(length + 1 - prompt);
           row.finished.push_back(std::move(beam));
@@ -88,6 +92,12 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& atte
           running.push_back(std::move(beam));
           from.push_back(r * beams + parent);
         }
+      }
+      // Any token can complete a stop string, so perhaps too few candidates go on: those that have ended fill the places, with scores that never win.
+      for (auto& [beam, parent] : spare) {
+        if (static_cast<int64_t>(running.size()) == beams) break;
+        running.push_back(std::move(beam));
+        from.push_back(parent);
       }
       std::stable_sort(row.finished.begin(), row.finished.end(), [](const Beam& a, const Beam& b) { return a.score > b.score; });
       if (static_cast<int64_t>(row.finished.size()) > beams) row.finished.resize(static_cast<size_t>(beams));

@@ -44,6 +44,7 @@ void GenerationConfig::validate() const {
   require(repetition_penalty > 0, "repetition_penalty", repetition_penalty, "more than 0");
   for (const auto id : eos_token_id) require(id >= 0, "eos_token_id", id, "ids of tokens");
   if (pad_token_id) require(*pad_token_id >= 0, "pad_token_id", *pad_token_id, "the id of a token");
+  for (const auto& stop : stop_strings) require(!stop.empty(), "stop_strings", "an empty one", "texts that can appear");
 }
 
 GenerationConfig GenerationConfig::from_pretrained(const fs::path& folder) {
@@ -68,8 +69,14 @@ GenerationConfig GenerationConfig::from_pretrained(const fs::path& folder) {
     if (!found->is_boolean() && *found != "never") file.fail("early_stopping", *found, "true, false or \"never\"");
     config.early_stopping = !found->is_boolean() ? EarlyStopping::never : found->get<bool>() ? EarlyStopping::yes : EarlyStopping::no;
   }
+  if (const auto found = file.root().find("stop_strings"); found != file.root().end() && !found->is_null()) {
+    for (const auto& stop : found->is_array() ? *found : ordered_json::array({*found})) {
+      if (!stop.is_string()) file.fail("stop_strings", *found, "a text or a list of texts");
+      config.stop_strings.push_back(stop.get<std::string>());
+    }
+  }
   static const std::set<std::string> known = {"eos_token_id", "pad_token_id", "max_new_tokens", "max_length", "min_new_tokens", "do_sample", "num_beams", "temperature",
-                                              "top_k", "top_p", "repetition_penalty", "length_penalty", "early_stopping"};
+                                              "top_k", "top_p", "repetition_penalty", "length_penalty", "early_stopping", "stop_strings"};
   for (const auto& [name, value] : file.root().items()) {
     if (known.contains(name) || fields_without_effect().contains(name)) continue;
     const bool off = value.is_null() || value == false || value == 0 || value == 1 || value.empty();

@@ -6,6 +6,7 @@
 
 #include "accelerate/error.hpp"
 #include "models/generation/logits.hpp"
+#include "models/generation/stop_strings.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -70,27 +71,28 @@ Tensor generate(const CausalForward& forward, const Tensor& input_ids, const Gen
   const int64_t max_length = config.max_new_tokens ? prompt + *config.max_new_tokens : *config.max_length;
   if (max_length <= prompt) throw ConfigError("generate: the prompts have " + std::to_string(prompt) + " tokens and max_length is " + std::to_string(max_length) + ", which leaves no room for new ones. Raise it, or set max_new_tokens.");
   const torch::NoGradGuard no_grad;
+  const StopStrings stops(config, options.tokenizer);
   Decoder decoder(forward, options.attention_mask, max_length);
   if (config.num_beams > 1) {
     if (options.on_tokens) throw ConfigError("generate: on_tokens is set, but with num_beams = " + std::to_string(config.num_beams) + " tokens are not final before the end. Set num_beams = 1.");
-    return beam_search(decoder, input_ids, options.attention_mask, max_length, config, options.generator);
+    return beam_search(decoder, input_ids, options.attention_mask, max_length, config, stops, options.generator);
   }
   const int64_t padding = config.pad_token_id.value_or(config.eos_token_id.empty() ? 0 : config.eos_token_id.front());
   auto tokens = torch::empty({rows, max_length}, input_ids.options());
   tokens.narrow(1, 0, prompt).copy_(without_padding(input_ids, options.attention_mask));
   auto ended = torch::zeros({rows}, input_ids.options().dtype(at::kBool));
+  const bool can_end = !config.eos_token_id.empty() || !stops.empty();
   auto next = input_ids;
   int64_t length = prompt;
   while (length < max_length) {
     const auto scores = process_scores(decoder.step(next), tokens.narrow(1, 0, length), length - prompt, config);
     auto chosen = config.do_sample ? at::multinomial(scores.softmax(-1), 1, /*replacement=*/false, options.generator).squeeze(1) : scores.argmax(-1);
-    if (!config.eos_token_id.empty()) {
-      chosen = chosen.masked_fill(ended, padding);
-      ended |= is_any_of(chosen, config.eos_token_id);
-    }
+    if (can_end) chosen = chosen.masked_fill(ended, padding);
+    if (!config.eos_token_id.empty()) ended |= is_any_of(chosen, config.eos_token_id);
     tokens.select(1, length++).copy_(chosen);
+    if (!stops.empty()) ended |= stops.end(tokens.narrow(1, 0, length));
     if (options.on_tokens && !options.on_tokens(chosen)) break;
-    if (!config.eos_token_id.empty() && ended.all().item<bool>()) break;
+    if (can_end && ended.all().item<bool>()) break;
     next = chosen.unsqueeze(1);
   }
   tokens.narrow(1, 0, prompt).copy_(input_ids);

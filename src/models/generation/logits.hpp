@@ -20,7 +20,9 @@ at::Tensor without_padding(const at::Tensor& input_ids, const at::Tensor& attent
 
 /// Beam search over B rows; `step` gives the scores of the next token. Used by generate().
 class Decoder;
-at::Tensor beam_search(Decoder& decoder, const at::Tensor& input_ids, const at::Tensor& attention_mask, int64_t max_length, const GenerationConfig& config, const std::optional<at::Generator>& generator);
+class StopStrings;
+at::Tensor beam_search(Decoder& decoder, const at::Tensor& input_ids, const at::Tensor& attention_mask, int64_t max_length, const GenerationConfig& config, const StopStrings& stops,
+                       const std::optional<at::Generator>& generator);
 
 /// The model, its cache and the mask of a growing batch.
 class Decoder {

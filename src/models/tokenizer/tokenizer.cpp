@@ -197,9 +197,26 @@ std::optional<int64_t> Tokenizer::pad_token_id() const { return content_->parts.
 std::string StreamDecoder::push(int64_t id) {
   const auto& token = tokenizer_.token_bytes(id);
   if (!skip_special_tokens_ || !tokenizer_.is_special(id)) pending_ += token;
-  return take_utf8(pending_, true);
+  return take(take_utf8(pending_, true), false);
 }
 
-std::string StreamDecoder::finish() { return take_utf8(pending_, false); }
+std::string StreamDecoder::finish() { return take(take_utf8(pending_, false), true); }
+
+std::string StreamDecoder::take(const std::string& text, bool is_last) {
+  if (stopped_) return {};
+  held_ += text;
+  size_t end = std::string::npos, waits = 0;
+  for (const auto& stop : stop_strings_) {
+    end = std::min(end, held_.find(stop));
+    size_t overlap = std::min(stop.size() - 1, held_.size());
+    while (overlap > 0 && !held_.ends_with(std::string_view(stop).substr(0, overlap))) --overlap;
+    waits = std::max(waits, overlap);
+  }
+  stopped_ = end != std::string::npos;
+  if (!stopped_) end = is_last ? held_.size() : held_.size() - waits;
+  auto result = held_.substr(0, end);
+  held_.erase(0, end);
+  return result;
+}
 
 }  // namespace accelerate::models

@@ -1,0 +1,75 @@
+#include "bigmodel/torch_file.hpp"
+
+#include <map>
+#include <tuple>
+
+#include "formats/torch_container.hpp"
+
+namespace accelerate::bigmodel {
+namespace {
+
+using Kind = formats::PickleNode::Kind;
+
+class TorchFile {
+ public:
+  TorchFile(FileTree& tree, const std::filesystem::path& path)
+      : tree_(tree), file_(std::make_shared<formats::InputFile>(path)), container_(file_, 0, file_->size(), "'" + path.string() + "'", {"*"}), pickle_(container_.pickle()) {}
+
+  void add() {
+    const auto& root = pickle_.root();
+    if (container_.is_script()) return add_module(tree_.root(), root, 0, 0);
+    if (root.kind != Kind::dict) container_.fail(std::string("it holds ") + formats::to_string(root.kind) + ", expected tensors by their names or a TorchScript module. Save the model's state_dict().");
+    for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
+      const auto name = pickle_.text(pickle_[root.items[i]], "the name of a tensor");
+      auto tensor = spec_of(pickle_[root.items[i + 1]]);
+      if (!tensor) container_.fail("under '" + name + "' is " + formats::to_string(pickle_[root.items[i + 1]].kind) + ", expected a tensor. Save the model's state_dict() alone.");
+      tree_.add(name, *std::move(tensor));
+    }
+  }
+
+ private:
+  /// An object of a class of the program: what of its attributes are tensors and objects. All attributes count, since one object can be in many places.
+  /// @param path_bytes  of the dotted name
+  void add_module(ModuleTree& module, const formats::PickleNode& node, int depth, size_t path_bytes) {
+    if (depth > FileTree::kDeepest) pickle_.fail(node.at, "modules are nested deeper than " + std::to_string(FileTree::kDeepest) + " levels. The file is damaged.");
+    if (node.kind != Kind::object || node.items.size() < 2) pickle_.fail(node.at, std::string("found ") + formats::to_string(node.kind) + ", expected a TorchScript module.");
+    const auto class_name = pickle_[node.items[0]].text;
+    tree_.count(path_bytes + class_name.size());
+    module.class_name = class_name;
+    const auto& state = pickle_.expect(pickle_[node.items[1]], Kind::dict, "what a module consists of");
+    for (size_t i = 0; i + 1 < state.items.size(); i += 2) {
+      const auto name = pickle_.expect(pickle_[state.items[i]], Kind::text, "the name of an attribute").text;
+      const auto name_bytes = path_bytes + (path_bytes > 0 ? 1 : 0) + name.size();
+      tree_.count(name_bytes);
+      const auto& value = pickle_[state.items[i + 1]];
+      if (auto tensor = spec_of(value)) {
+        tensor->name = name;
+        module.parameters.push_back(*std::move(tensor));
+      } else if (value.kind == Kind::object) {
+        add_module(module.children.emplace_back(ModuleTree{.name = std::string(name)}), value, depth + 1, name_bytes);
+      }
+    }
+  }
+
+  std::optional<TensorSpec> spec_of(const formats::PickleNode& node) {
+    auto tensor = container_.tensor_of(node);
+    if (!tensor) return std::nullopt;
+    if (tensor->dtype.starts_with("float") || tensor->dtype.starts_with("bfloat")) tensor->dtype = "float32";
+    // Those that share a storage from the same element on are one, under several names.
+    const auto [seen, is_new] = seen_.try_emplace({tensor->storage, tensor->first, tensor->sizes});
+    if (is_new) seen->second = tree_.new_identity();
+    return TensorSpec{.name = "", .shape = tensor->sizes, .dtype = tensor->dtype, .identity = seen->second};
+  }
+
+  FileTree& tree_;
+  std::shared_ptr<const formats::InputFile> file_;
+  formats::TorchContainer container_;
+  const formats::Pickle& pickle_;
+  std::map<std::tuple<std::string, int64_t, std::vector<int64_t>>, int64_t> seen_;
+};
+
+}  // namespace
+
+void add_torch_file(FileTree& tree, const std::filesystem::path& path) { TorchFile(tree, path).add(); }
+
+}  // namespace accelerate::bigmodel
