@@ -101,6 +101,9 @@ class Config {
     return Config(value ? *value : nlohmann::json::object());
   }
 
+  /// A field that is there without a value, where that means something else than the default.
+  bool is_null(const char* key) const { return root_.contains(key) && root_[key].is_null(); }
+
   const nlohmann::json* find(const char* key) const {
     const auto found = root_.find(key);
     return found == root_.end() || found->is_null() ? nullptr : &*found;

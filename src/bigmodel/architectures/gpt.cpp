@@ -43,7 +43,7 @@ Architecture gptj(const Config& config, const std::string& family) {
 Architecture gpt_neox(const Config& config, const std::string& family) {
   const int64_t dim = config.size("hidden_size", 6144), inner = config.size("intermediate_size", 24576);
   const bool bias = config.flag("attention_bias", true);
-  const double share = std::clamp(config.number("rotary_pct", config.inner("rope_parameters").number("partial_rotary_factor", 0.25)), 0.0, 1.0);
+  const double share = std::clamp(config.inner("rope_parameters").number("partial_rotary_factor", config.number("rotary_pct", 0.25)), 0.0, 1.0);
   const auto rotary = static_cast<int64_t>(static_cast<double>(dim / config.divisor("num_attention_heads", 64)) * share);
   const auto layer = [&](int64_t) {
     return module("", family + "Layer",

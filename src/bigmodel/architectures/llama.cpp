@@ -31,9 +31,11 @@ Architecture llama(const Config& config, const std::string& family) {
   const bool qwen = qwen2 || qwen3, grouped = mixtral || family == "Mistral";
   const int64_t dim = config.size("hidden_size", 4096), heads = config.divisor("num_attention_heads", 32);
   const int64_t inner = config.size("intermediate_size", grouped ? 14336 : qwen ? 22016 : 11008), words = config.size("vocab_size", qwen ? 151936 : 32000);
-  const int64_t key_heads = config.size("num_key_value_heads", grouped ? 8 : qwen ? 32 : heads), head_dim = config.size("head_dim", qwen3 ? 128 : dim / heads);
+  const int64_t key_heads = config.size("num_key_value_heads", config.is_null("num_key_value_heads") ? heads : grouped ? 8 : qwen ? 32 : heads);
+  const int64_t head_dim = config.size("head_dim", qwen3 ? 128 : dim / heads);
   // The other families have no such fields, and leave them unread.
-  const bool bias = config.flag("attention_bias", false) && (qwen3 || family == "Llama"), query_bias = bias || qwen2, mlp_bias = config.flag("mlp_bias", false) && family == "Llama";
+  const bool plain = family == "Llama", bias = config.flag("attention_bias", false) && (qwen3 || plain), query_bias = bias || qwen2;
+  const bool mlp_bias = config.flag("mlp_bias", false) && plain;
   const bool in_layers = config.flag("_cached_rotary_tables", false);
   const auto norm = [&](const char* name, int64_t size) { return rms_norm(name, family + "RMSNorm", size); };
   const auto rotary = rotary_embedding(config, family + "RotaryEmbedding", rotated(config, head_dim));
