@@ -94,7 +94,7 @@ class Reader {
       result_.given.emplace_back(option->name, option->kind == Kind::flag ? "true" : "false");
       return;
     }
-    if (option->kind == Kind::words) {
+    if (option->kind == Kind::words && !attached && next_ + 1 < words_.size() && !words_[next_ + 1].starts_with("--")) {
       while (next_ + 1 < words_.size() && !words_[next_ + 1].starts_with("--")) result_.given.emplace_back(option->name, words_[++next_]);
       return;
     }

@@ -80,7 +80,7 @@ class Allocation {
         for (const auto& parameter : group) {
           if (is_taken(parameter)) continue;
           const Part* holder = holder_of(parameter, waiting);
-          if (!holder && also) holder = holder_of(parameter, *also);
+          if (!holder && also && reading_ == Reading::exact) holder = holder_of(parameter, *also);
           if (!holder && reading_ == Reading::reference) throw NotThere();
           if (!holder || std::any_of(partners.begin(), partners.end(), [&](const Part& p) { return p.name == holder->name; })) continue;
           partners.push_back(*holder);
@@ -171,6 +171,7 @@ class Allocation {
   /// Looks for the first waiting part, or part of one, that fits, and makes it the next. False if there is none.
   bool bring_forward(const Part& part, double free) {
     if (reading_ == Reading::reference && free != std::floor(free)) throw NotThere();
+    if (free < 0) return false;  // nothing is that small, and the reference doesn't look
     std::deque<Part> search = queue_, rejected{part};
     while (!search.empty()) {
       const Part candidate = search.front();

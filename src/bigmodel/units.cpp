@@ -30,6 +30,18 @@ struct Unit {
 };
 constexpr Unit kUnits[] = {{"GIB", 1073741824.0}, {"MIB", 1048576.0}, {"KIB", 1024.0}, {"GB", 1e9}, {"MB", 1e6}, {"KB", 1e3}};
 
+/// Without what Python's float() also takes: spaces around it, a leading plus, underscores between digits ("1_000").
+std::string plain_number(std::string_view text) {
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front()))) text.remove_prefix(1);
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.remove_suffix(1);
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
+  const auto digit_at = [&](size_t i) { return i < text.size() && std::isdigit(static_cast<unsigned char>(text[i])); };
+  std::string number;
+  for (size_t i = 0; i < text.size(); ++i)
+    if (!(text[i] == '_' && i > 0 && digit_at(i - 1) && digit_at(i + 1))) number += text[i];
+  return number;
+}
+
 }  // namespace
 
 double dtype_byte_size(std::string_view dtype) {
@@ -51,9 +63,7 @@ int64_t convert_file_size_to_int(std::string_view size) {
   for (const char c : size) upper += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   for (const auto& unit : kUnits) {
     if (!upper.ends_with(unit.name)) continue;
-    std::string_view digits = size.substr(0, size.size() - unit.name.size());
-    while (!digits.empty() && std::isspace(static_cast<unsigned char>(digits.front()))) digits.remove_prefix(1);
-    while (!digits.empty() && std::isspace(static_cast<unsigned char>(digits.back()))) digits.remove_suffix(1);
+    const std::string digits = plain_number(size.substr(0, size.size() - unit.name.size()));
     double number = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
     if (error != std::errc() || end != digits.data() + digits.size()) return fail();

@@ -59,6 +59,9 @@ TEST(EstimateMemory, PrintsOnlyTheDtypesAskedFor) {
   EXPECT_EQ(row(result, "float16"), "│float16│42.47MB│206.59MB│826.36MB│");
   EXPECT_THAT(row(result, "float32"), HasSubstr("no row"));
   EXPECT_THAT(row(result, "int4"), HasSubstr("no row"));
+  const auto attached = estimate({"--dtypes=int4", "bert-base-cased"});
+  EXPECT_EQ(row(attached, "int4"), "│int4│10.62MB│51.65MB│N/A│");
+  EXPECT_THAT(row(attached, "float32"), HasSubstr("no row"));
 }
 
 TEST(EstimateMemory, PrintsJson) {
@@ -87,6 +90,7 @@ TEST(EstimateMemory, SaysWhatIsWrong) {
   expect({}, "MODEL is missing");
   expect({"bert-base-casd"}, "Did you mean 'bert-base-cased'");
   expect({"gpt2", "opt-125m"}, "nothing that 'opt-125m' could mean");
+  expect({"gpt2", "--dtypes"}, "--dtypes needs a value: DTYPE");
   expect({"gpt2", "--dtypes", "float23"}, "expected one of: float32, float16, int8, int4");
   expect({"gpt2", "--library_name", "timm"}, "a model of transformers, not of timm");
   expect({"gpt2", "--librari_name", "timm"}, "Did you mean '--library_name'");

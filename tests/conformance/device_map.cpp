@@ -50,18 +50,22 @@ accelerate::DeviceMapOptions options_of(const json& memory, const json& no_split
     else if (name == "offload_buffers") options.offload_buffers = value;
     else if (name == "fallback_allocation") options.fallback_allocation = value;
     else if (name == "no_split_module_classes") options.no_split_module_classes = value;
+    else if (name == "special_dtypes") options.special_dtypes = value.get<std::map<std::string, std::string>>();
     else throw std::runtime_error("no such argument in the runner: " + name);
   }
   return options;
 }
 
-void infer(const json& file, Report& report) {
-  for (const json& row : file.at("cases")) {
-    const auto found = accelerate::infer_auto_device_map(models().at(row[0].get<std::string>()), options_of(row[1], row[2], row[3], row[4]));
+using Models = std::map<std::string, ModuleTree>;
+
+void check_maps(const json& rows, const Models& trees, Report& report) {
+  for (const json& row : rows) {
+    const auto found = accelerate::infer_auto_device_map(trees.at(row[0].get<std::string>()), options_of(row[1], row[2], row[3], row[4]));
     report.check(found == map_of(row[5]), [&] { return row.dump() + "\n    found " + json_of(found).dump(); });
   }
 }
 
+void infer(const json& file, Report& report) { check_maps(file.at("cases"), models(), report); }
 
 /// What is wrong with a device map; empty when nothing is. Every parameter has a place, tied ones the same, and no place holds more than it may.
 std::string fault_of(const ModuleTree& tree, const accelerate::DeviceMapOptions& options, const DeviceMap& map) {
@@ -118,13 +122,24 @@ void upstream(const json& file, Report& report) {
   }
 }
 
-void balanced(const json& file, Report& report) {
-  for (const json& row : file.at("cases")) {
+void check_balanced(const json& rows, const Models& trees, Report& report) {
+  for (const json& row : rows) {
     accelerate::BalancedMemoryOptions options{.max_memory = memory_of(row[1]), .no_split_module_classes = row[2], .low_zero = row[4]};
     if (!row[3].is_null()) options.dtype = row[3].get<std::string>();
-    const json found = json_of(accelerate::get_balanced_memory(models().at(row[0].get<std::string>()), options));
+    if (row.size() > 6 && !row[6].is_null()) options.special_dtypes = row[6].get<std::map<std::string, std::string>>();
+    const json found = json_of(accelerate::get_balanced_memory(trees.at(row[0].get<std::string>()), options));
     report.check(found == row[5], [&] { return row.dump() + "\n    found " + found.dump(); });
   }
+}
+
+void balanced(const json& file, Report& report) { check_balanced(file.at("cases"), models(), report); }
+
+/// Both, on models that the file brings along.
+void more(const json& file, Report& report) {
+  Models trees;
+  for (const auto& [name, model] : file.at("models").items()) trees.emplace(name, tree_of_model(model));
+  check_maps(file.at("infer_auto_device_map"), trees, report);
+  check_balanced(file.at("get_balanced_memory"), trees, report);
 }
 
 /// The names that an error of the reference lists behind its colon.
@@ -171,6 +186,7 @@ const Registration infer_cases("infer_auto_device_map", {infer});
 const Registration error_cases("infer_auto_device_map_upstream_errors", {infer_where_the_reference_fails});
 const Registration upstream_cases("upstream_device_map_tests", {upstream});
 const Registration balanced_cases("balanced_memory", {balanced});
+const Registration more_cases("device_map_more", {more});
 const Registration misc_cases("device_map_misc", {misc});
 
 }  // namespace

@@ -136,7 +136,8 @@ TEST(Places, AreReadAndOrderedAsTheyAreFilled) {
 
 TEST(Sizes, UnitsAreReadStrictly) {
   EXPECT_EQ(accelerate::convert_file_size_to_int(" 2 KiB"), 2048);
-  for (const char* text : {"1e400GB", "nanGB", "GB", "1 2GB", "1GBB", "99999999999GB"}) EXPECT_THAT(message_of([&] { accelerate::convert_file_size_to_int(text); }), HasSubstr("is no size")) << text;
+  EXPECT_EQ(accelerate::convert_file_size_to_int("+1_000KB"), 1'000'000) << "a number as Python's float() reads it";
+  for (const char* text : {"1e400GB", "nanGB", "GB", "1 2GB", "1__0GB", "_1GB", "1_GB", "+-1GB", "1GBB", "99999999999GB"}) EXPECT_THAT(message_of([&] { accelerate::convert_file_size_to_int(text); }), HasSubstr("is no size")) << text;
   EXPECT_THAT(message_of([] { accelerate::dtype_byte_size("float23"); }), HasSubstr("Did you mean 'float32'"));
 }
 

@@ -73,6 +73,18 @@ TEST(OffloadFolder, WeReadPythonsAndItsEntriesForSafetensorsFiles) {
   EXPECT_TRUE(torch::equal(OffloadedWeightsLoader({.save_folder = path})["moved"], torch::arange(4, at::kFloat)));
 }
 
+TEST(OffloadFolder, IsWrittenFromAnyKindOfStateDict) {
+  const auto path = folder("kinds");
+  torch::nn::Linear linear(3, 2);
+  accelerate::offload_state_dict(path / "named", linear->named_parameters());
+  accelerate::offload_state_dict(path / "map", std::map<std::string, at::Tensor>{{"weight", linear->weight}, {"bias", linear->bias}});
+  for (const char* kind : {"named", "map"}) {
+    const OffloadedWeightsLoader loader({.save_folder = path / kind});
+    EXPECT_EQ(loader.size(), 2) << kind;
+    EXPECT_TRUE(same(loader["weight"], linear->weight.detach())) << kind;
+  }
+}
+
 TEST(OffloadFolder, WhatIsInMemoryGoesFirst) {
   const auto path = folder("priority");
   accelerate::offload_state_dict(path, {{"a", torch::zeros(2)}, {"b", torch::ones(2)}});

@@ -102,6 +102,7 @@ struct BalancedMemoryOptions {
 };
 
 /// `max_memory` lowered so that infer_auto_device_map() loads all GPUs evenly. The last GPU keeps its limit, in case the estimate is short.
+/// With low_zero any numbers of GPUs do; the reference takes those with memory for 0, 1, ... without a gap, and leaves more than needed on GPU 0, or fails, where there is one.
 ACCELERATE_API MaxMemory get_balanced_memory(const ModuleTree& tree, const BalancedMemoryOptions& options = {});
 
 /// A device map by the reference's strategies: "auto" and "balanced" (even), "balanced_low_0" (GPU 0 spared), "sequential" (one GPU after the other).

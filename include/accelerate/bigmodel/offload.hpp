@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,17 @@ ACCELERATE_API OffloadIndex load_offload_index(const std::filesystem::path& fold
 
 /// Writes all weights and the index, in the order given; makes the folder.
 ACCELERATE_API void offload_state_dict(const std::filesystem::path& folder, const NamedTensors& state_dict);
+/// The same for a std::map and for what torch's named_parameters() gives.
+template <class StateDict>
+  requires(!std::is_convertible_v<const StateDict&, NamedTensors>)
+void offload_state_dict(const std::filesystem::path& folder, const StateDict& state_dict) {
+  NamedTensors tensors;
+  for (const auto& item : state_dict) {
+    if constexpr (requires { item.key(); }) tensors.emplace_back(item.key(), item.value());
+    else tensors.emplace_back(item.first, item.second);
+  }
+  offload_state_dict(folder, tensors);
+}
 
 struct OffloadedWeightsLoaderOptions {
   std::map<std::string, at::Tensor> state_dict;  ///< Weights in memory; they go before files of the same name.

@@ -19,24 +19,25 @@ struct Known {
   Architecture (*build)(const Config& config, const std::string& family);
   const char* body = "";  ///< the name of the model without its head in the class with one, or "": no such class here
   const char* head_class = "";
+  std::vector<std::pair<const char*, const char*>> aliases = {};  ///< other names of fields, and their own
 };
 
-constexpr Known kKnown[] = {
+const Known kKnown[] = {
     {"bert", "transformers", "Bert", bigmodel::bert},
-    {"distilbert", "transformers", "DistilBert", bigmodel::distilbert},
-    {"gpt2", "transformers", "GPT2", bigmodel::gpt2, "transformer", "LMHeadModel"},
+    {"distilbert", "transformers", "DistilBert", bigmodel::distilbert, "", "", {{"hidden_size", "dim"}, {"num_hidden_layers", "n_layers"}}},
+    {"gpt2", "transformers", "GPT2", bigmodel::gpt2, "transformer", "LMHeadModel", {{"hidden_size", "n_embd"}, {"max_position_embeddings", "n_positions"}, {"num_hidden_layers", "n_layer"}}},
     {"gpt_neox", "transformers", "GPTNeoX", bigmodel::gpt_neox},
-    {"gptj", "transformers", "GPTJ", bigmodel::gptj},
+    {"gptj", "transformers", "GPTJ", bigmodel::gptj, "", "", {{"hidden_size", "n_embd"}, {"max_position_embeddings", "n_positions"}, {"num_hidden_layers", "n_layer"}}},
     {"idefics", "transformers", "Idefics", bigmodel::idefics},
     {"llama", "transformers", "Llama", bigmodel::llama, "model", "ForCausalLM"},
     {"mistral", "transformers", "Mistral", bigmodel::llama, "model", "ForCausalLM"},
-    {"mixtral", "transformers", "Mixtral", bigmodel::llama, "model", "ForCausalLM"},
+    {"mixtral", "transformers", "Mixtral", bigmodel::llama, "model", "ForCausalLM", {{"num_experts", "num_local_experts"}}},
     {"opt", "transformers", "OPT", bigmodel::opt},
     {"qwen2", "transformers", "Qwen2", bigmodel::llama, "model", "ForCausalLM"},
     {"qwen3", "transformers", "Qwen3", bigmodel::llama, "model", "ForCausalLM"},
     {"resnet", "transformers", "ResNet", bigmodel::resnet},
     {"roberta", "transformers", "Roberta", bigmodel::bert},
-    {"t5", "transformers", "T5", bigmodel::t5},
+    {"t5", "transformers", "T5", bigmodel::t5, "", "", {{"hidden_size", "d_model"}, {"num_attention_heads", "num_heads"}, {"num_hidden_layers", "num_layers"}, {"head_dim", "d_kv"}}},
     {"vit", "transformers", "ViT", bigmodel::vit},
     {"resnet18", "timm", "resnet18", bigmodel::timm_resnet},
     {"resnet34", "timm", "resnet34", bigmodel::timm_resnet},
@@ -62,7 +63,7 @@ std::vector<std::string> known_architectures() {
 }
 
 ModelDescription describe_architecture(const std::string& text, const std::string& class_name) {
-  const Config config(nlohmann::json::parse(text, nullptr, false));
+  Config config(nlohmann::json::parse(text, nullptr, false));
   const bool timm = !config.find("model_type") && config.find("architecture");
   const std::string type = config.text(timm ? "architecture" : "model_type", "");
   const auto known = std::find_if(std::begin(kKnown), std::end(kKnown), [&](const Known& k) { return type == k.model_type && (std::string_view(k.library) == "timm") == timm; });
@@ -74,6 +75,7 @@ ModelDescription describe_architecture(const std::string& text, const std::strin
     throw ConfigError((type.empty() ? std::string("the config has no \"model_type\"") : "the architecture '" + type + "' is not known") + (nearest ? " (did you mean '" + *nearest + "'?)" : "") +
                       ". Known are: " + list + ". For another one give the file or folder with its weights: then sizes are read from their header.");
   }
+  for (const auto& [alias, key] : known->aliases) config.rename(alias, key);
   const std::string family = known->family;
   auto [tree, no_split] = known->build(config, family);
   if (const int64_t unexplained = config.size("_unexplained_buffer_floats", 0); unexplained > 0) tree.buffers.push_back({"_unexplained", {unexplained}, "float32", 0, false});

@@ -11,12 +11,16 @@ Architecture bert(const Config& config, const std::string& family) {
                                                embedding("position_embeddings", positions, hidden), embedding("token_type_embeddings", config.size("type_vocab_size", 2), hidden),
                                                layer_norm("LayerNorm", hidden)}),
                                        {{"position_ids", {1, positions}, "int64"}, {"token_type_ids", {1, positions}, "int64"}});
+  const auto attention = [&](const char* name, const char* kind) {
+    const auto self = module("self", family + kind, {linear("query", hidden, hidden), linear("key", hidden, hidden), linear("value", hidden, hidden)});
+    return module(name, family + "Attention", {self, module("output", family + "SelfOutput", {linear("dense", hidden, hidden), layer_norm("LayerNorm", hidden)})});
+  };
   const auto layer = [&](int64_t) {
-    const auto self = module("self", family + "SelfAttention", {linear("query", hidden, hidden), linear("key", hidden, hidden), linear("value", hidden, hidden)});
-    return module("", family + "Layer",
-                  {module("attention", family + "Attention", {self, module("output", family + "SelfOutput", {linear("dense", hidden, hidden), layer_norm("LayerNorm", hidden)})}),
-                   module("intermediate", family + "Intermediate", {linear("dense", hidden, inner)}),
-                   module("output", family + "Output", {linear("dense", inner, hidden), layer_norm("LayerNorm", hidden)})});
+    auto tree = module("", family + "Layer", {attention("attention", "SelfAttention")});
+    if (config.flag("add_cross_attention", false)) tree.children.push_back(attention("crossattention", "CrossAttention"));
+    tree.children.push_back(module("intermediate", family + "Intermediate", {linear("dense", hidden, inner)}));
+    tree.children.push_back(module("output", family + "Output", {linear("dense", inner, hidden), layer_norm("LayerNorm", hidden)}));
+    return tree;
   };
   return {module("", family + "Model",
                  {embeddings, module("encoder", family + "Encoder", {list_of("layer", config.count("num_hidden_layers", 12), layer)}),

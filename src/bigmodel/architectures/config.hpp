@@ -20,6 +20,11 @@ class Config {
     if (!root_.is_object()) throw CheckpointError("config.json: it is not a JSON object. It is probably truncated: copy or download it again.");
   }
 
+  /// Reads `alias` as `key`: transformers takes both names of a field, and of two the alias.
+  void rename(const char* alias, const char* key) {
+    if (const auto found = root_.find(alias); found != root_.end()) root_[key] = *found;
+  }
+
   /// Sizes and counts: 0 or more, and small enough that a product of some is no overflow.
   int64_t size(const char* key, int64_t otherwise) const {
     const auto* value = find(key);
@@ -40,6 +45,14 @@ class Config {
     const int64_t number = size(key, otherwise);
     if (number == 0) fail(key, number, "1 or more");
     return number;
+  }
+  /// Height and width, which may be given as one number.
+  std::pair<int64_t, int64_t> sides(const char* key, int64_t otherwise) const {
+    const auto* value = find(key);
+    if (!value || !value->is_array()) return {divisor(key, otherwise), divisor(key, otherwise)};
+    const auto both = counts(key, {});
+    if (both.size() != 2) fail(key, *value, "one number, or height and width");
+    return {both[0], both[1]};
   }
   double number(const char* key, double otherwise) const {
     const auto* value = find(key);
@@ -87,6 +100,9 @@ class Config {
     const auto* value = find(key);
     return Config(value ? *value : nlohmann::json::object());
   }
+
+  /// A field that is there without a value, where that means something else than the default.
+  bool is_null(const char* key) const { return root_.contains(key) && root_[key].is_null(); }
 
   const nlohmann::json* find(const char* key) const {
     const auto found = root_.find(key);

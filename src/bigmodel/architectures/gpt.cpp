@@ -14,9 +14,14 @@ ModuleTree conv1d(std::string name, int64_t in, int64_t out) { return with_param
 Architecture gpt2(const Config& config, const std::string& family) {
   const int64_t dim = config.size("n_embd", 768), inner = config.size("n_inner", 4 * dim);
   const auto block = [&](int64_t) {
-    return module("", family + "Block",
-                  {layer_norm("ln_1", dim), module("attn", family + "Attention", {conv1d("c_attn", dim, 3 * dim), conv1d("c_proj", dim, dim)}), layer_norm("ln_2", dim),
-                   module("mlp", family + "MLP", {conv1d("c_fc", dim, inner), conv1d("c_proj", inner, dim)})});
+    auto tree = module("", family + "Block",
+                       {layer_norm("ln_1", dim), module("attn", family + "Attention", {conv1d("c_attn", dim, 3 * dim), conv1d("c_proj", dim, dim)}), layer_norm("ln_2", dim)});
+    if (config.flag("add_cross_attention", false)) {
+      tree.children.push_back(module("crossattention", family + "Attention", {conv1d("c_attn", dim, 2 * dim), conv1d("q_attn", dim, dim), conv1d("c_proj", dim, dim)}));
+      tree.children.push_back(layer_norm("ln_cross_attn", dim));
+    }
+    tree.children.push_back(module("mlp", family + "MLP", {conv1d("c_fc", dim, inner), conv1d("c_proj", inner, dim)}));
+    return tree;
   };
   return {module("", family + "Model",
                  {embedding("wte", config.size("vocab_size", 50257), dim), embedding("wpe", config.size("n_positions", 1024), dim), list_of("h", config.count("n_layer", 12), block),
@@ -38,7 +43,7 @@ Architecture gptj(const Config& config, const std::string& family) {
 Architecture gpt_neox(const Config& config, const std::string& family) {
   const int64_t dim = config.size("hidden_size", 6144), inner = config.size("intermediate_size", 24576);
   const bool bias = config.flag("attention_bias", true);
-  const double share = std::clamp(config.number("rotary_pct", config.inner("rope_parameters").number("partial_rotary_factor", 0.25)), 0.0, 1.0);
+  const double share = std::clamp(config.inner("rope_parameters").number("partial_rotary_factor", config.number("rotary_pct", 0.25)), 0.0, 1.0);
   const auto rotary = static_cast<int64_t>(static_cast<double>(dim / config.divisor("num_attention_heads", 64)) * share);
   const auto layer = [&](int64_t) {
     return module("", family + "Layer",

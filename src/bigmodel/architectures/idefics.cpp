@@ -63,7 +63,7 @@ Architecture idefics(const Config& config, const std::string& family) {
   words.class_name = family + "DecoupledEmbedding";
   if (const int64_t more = config.size("additional_vocab_size", 0); more > 0) words.children.push_back(embedding("additional_embedding", more, dim));
   std::vector<ModuleTree> parts = {std::move(words), vision_transformer(vision)};
-  if (const auto resampler = config.inner("perceiver_config"); config.flag("use_resampler", resampler.flag("use_resampler", false))) parts.push_back(perceiver(resampler, image_dim));
+  if (config.flag("use_resampler", false)) parts.push_back(perceiver(config.inner("perceiver_config"), image_dim));
   parts.push_back(list_of("layers", layers, [&](int64_t) { return rest(module("", family + "DecoderLayer", {attention("self_attn", dim, false)})); }));
   parts.push_back(list_of("gated_cross_attn_layers", layers / interval, cross));
   parts.push_back(norm("norm", dim));

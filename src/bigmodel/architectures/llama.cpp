@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "bigmodel/architectures/architectures.hpp"
 #include "bigmodel/architectures/layers.hpp"
 
@@ -12,16 +14,31 @@ ModuleTree rotary_embedding(const Config& config, const std::string& class_name,
   return with_buffers(module("rotary_emb", class_name), {{"inv_freq", {frequencies}}, {"original_inv_freq", {frequencies}}});
 }
 
+namespace {
+
+/// How much of a head is rotated. The scaled kinds of rotary embeddings know a share; the plain one takes all of it.
+int64_t rotated(const Config& config, int64_t head_dim) {
+  const auto rope = config.inner(config.find("rope_scaling") ? "rope_scaling" : "rope_parameters");
+  if (rope.text("rope_type", rope.text("type", "default")) == "default") return head_dim;
+  const double share = std::clamp(rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1)), 0.0, 1.0);
+  return static_cast<int64_t>(static_cast<double>(head_dim) * share);
+}
+
+}  // namespace
+
 Architecture llama(const Config& config, const std::string& family) {
   const bool mixtral = family == "Mixtral", qwen2 = family == "Qwen2", qwen3 = family == "Qwen3";
   const bool qwen = qwen2 || qwen3, grouped = mixtral || family == "Mistral";
   const int64_t dim = config.size("hidden_size", 4096), heads = config.divisor("num_attention_heads", 32);
   const int64_t inner = config.size("intermediate_size", grouped ? 14336 : qwen ? 22016 : 11008), words = config.size("vocab_size", qwen ? 151936 : 32000);
-  const int64_t key_heads = config.size("num_key_value_heads", grouped ? 8 : qwen ? 32 : heads), head_dim = config.size("head_dim", qwen3 ? 128 : dim / heads);
-  const bool bias = config.flag("attention_bias", false) && !qwen2, query_bias = bias || qwen2, mlp_bias = config.flag("mlp_bias", false);
+  const int64_t key_heads = config.size("num_key_value_heads", config.is_null("num_key_value_heads") ? heads : grouped ? 8 : qwen ? 32 : heads);
+  const int64_t head_dim = config.size("head_dim", qwen3 ? 128 : dim / heads);
+  // The other families have no such fields, and leave them unread.
+  const bool plain = family == "Llama", bias = config.flag("attention_bias", false) && (qwen3 || plain), query_bias = bias || qwen2;
+  const bool mlp_bias = config.flag("mlp_bias", false) && plain;
   const bool in_layers = config.flag("_cached_rotary_tables", false);
   const auto norm = [&](const char* name, int64_t size) { return rms_norm(name, family + "RMSNorm", size); };
-  const auto rotary = rotary_embedding(config, family + "RotaryEmbedding", head_dim);
+  const auto rotary = rotary_embedding(config, family + "RotaryEmbedding", rotated(config, head_dim));
 
   const auto layer = [&](int64_t) {
     auto attention = module("self_attn", family + "Attention",

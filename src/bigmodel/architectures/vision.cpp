@@ -11,11 +11,14 @@ constexpr int64_t kReduction = 4;  // how much narrower the middle of a bottlene
 }  // namespace
 
 Architecture vit(const Config& config, const std::string& family) {
-  const int64_t dim = config.size("hidden_size", 768), inner = config.size("intermediate_size", 3072), patch = config.divisor("patch_size", 16), channels = config.size("num_channels", 3);
-  const int64_t side = config.size("image_size", 224) / patch;
+  const int64_t dim = config.size("hidden_size", 768), inner = config.size("intermediate_size", 3072), channels = config.size("num_channels", 3);
+  const auto [patch_height, patch_width] = config.sides("patch_size", 16);
+  const auto [height, width] = config.sides("image_size", 224);
+  const int64_t patches = (height / patch_height) * (width / patch_width);
+  const auto projection = with_parameters(module("projection", "Conv2d"), {{"weight", {dim, channels, patch_height, patch_width}}, {"bias", {dim}}});
   const bool bias = config.flag("qkv_bias", true);
-  const auto embeddings = with_parameters(module("embeddings", family + "Embeddings", {module("patch_embeddings", family + "PatchEmbeddings", {conv2d("projection", channels, dim, patch, true)})}),
-                                          {{"cls_token", {1, 1, dim}}, {"position_embeddings", {1, side * side + 1, dim}}});
+  const auto embeddings = with_parameters(module("embeddings", family + "Embeddings", {module("patch_embeddings", family + "PatchEmbeddings", {projection})}),
+                                          {{"cls_token", {1, 1, dim}}, {"position_embeddings", {1, patches + 1, dim}}});
   const auto layer = [&](int64_t) {
     return module("", family + "Layer",
                   {module("attention", family + "Attention", {linear("q_proj", dim, dim, bias), linear("k_proj", dim, dim, bias), linear("v_proj", dim, dim, bias), linear("o_proj", dim, dim)}),
