@@ -167,7 +167,11 @@ ordered_json llama_config(const GgufHeader& header, const Fields& fields, const 
   if (rope_factors) {
     config["rope_scaling"] = llama3_scaling(fields, *fields.tensor("rope_freqs.weight"), rope_factors, theta, head_size);
   } else if (scaling && *scaling != "none") {
+    if (*scaling != "linear" && *scaling != "yarn") fields.fail("rope.scaling.type is '" + *scaling + "', expected none, linear or yarn: no other form is supported.");
+    for (const char* key : {"attn_factor", "yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"})
+      if (fields.number(std::string("rope.scaling.") + key)) fields.fail(std::string("it has the field rope.scaling.") + key + ", which is not supported.");
     config["rope_scaling"] = {{"rope_type", *scaling}, {"factor", fields.need_number("rope.scaling.factor")}};
+    if (const auto original = fields.integer("rope.scaling.original_context_length")) config["rope_scaling"]["original_max_position_embeddings"] = *original;
   }
   if (mixtral) {
     config["num_local_experts"] = experts;

@@ -95,8 +95,7 @@ BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
   file.read("num_labels", num_labels);
   if (const auto id2label = file.root().find("id2label"); id2label != file.root().end() && !id2label->is_null())
     config.labels = read_labels(file, *id2label);
-  else
-    config.set_num_labels(num_labels);
+  if (file.root().contains("num_labels") || config.labels.empty()) config.set_num_labels(num_labels);  // wins over names, as in transformers
   config.other_fields = file.root().dump();
   return validated(config, path);
 }

@@ -3,6 +3,7 @@
 #include "models/check_field.hpp"
 #include "models/gpt2_config.hpp"
 #include "models/json_file.hpp"
+#include "models/refused_fields.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -26,10 +27,12 @@ void GPT2Config::validate() const {
 
 GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
   const auto path = config_file(folder);
-  const JsonFile file(path);
+  JsonFile file(path);
+  file.rename({{"hidden_size", "n_embd"}, {"num_hidden_layers", "n_layer"}, {"num_attention_heads", "n_head"}, {"max_position_embeddings", "n_positions"}});
   std::string model_type = "gpt2";
   file.read("model_type", model_type);
   if (model_type != "gpt2") file.fail("model_type", model_type, "'gpt2'; load it with the class of its architecture");
+  refuse_foreign_fields(file);
   bool cross_attention = false;
   file.read("add_cross_attention", cross_attention);
   if (cross_attention) file.fail("add_cross_attention", true, "false; only the decoder alone is supported");

@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 WeightRules rules(const GPT2Config& config) {
   WeightRules rules{.base_prefix = "transformer.", .head_prefixes = {"lm_head."}, .ignored_suffixes = {".attn.bias", ".attn.masked_bias"}};  // the causal mask, which old files have
-  if (config.tie_word_embeddings) rules.ignored_suffixes.push_back("lm_head.weight");                                                      // a copy of the embeddings
+  if (config.tie_word_embeddings) rules.ignored_suffixes.push_back("lm_head.weight"), rules.tied_to = "transformer.wte.weight";            // a copy of the embeddings
   return rules;
 }
 

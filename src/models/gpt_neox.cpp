@@ -5,7 +5,8 @@
 #include "models/attention.hpp"
 #include "models/check_field.hpp"
 #include "models/layers.hpp"
-#include "models/llama_config.hpp"
+#include "models/refused_fields.hpp"
+#include "models/rope_config.hpp"
 #include "models/rotary.hpp"
 #include "models/token_inputs.hpp"
 
@@ -32,20 +33,26 @@ struct GPTNeoXConfig {
         hidden_dropout(file.probability("hidden_dropout", 0)),
         norm_epsilon(file.get("layer_norm_eps", 1e-5)),
         deviation(file.get("initializer_range", 0.02)),
+        positions(file.size("max_position_embeddings", 2048)),
         rotary_base(file.get("rotary_emb_base", 10000.0)) {
     double share = file.get("rotary_pct", 0.25);
-    rope_scaling.original_max_position_embeddings = file.size("max_position_embeddings", 2048);
-    read_rope(file, rope_scaling, rotary_base, &share);
-    rotary_dim = static_cast<int64_t>(static_cast<double>(head_size()) * share);
-    if (rotary_dim < 2 || rotary_dim > head_size() || rotary_dim % 2 != 0) file.fail("rotary_pct", share, "a share of the head's " + std::to_string(head_size()) + " dimensions that is an even number");
+    read_rope(file, positions, rope_scaling, rotary_base, share);
+    rope_scaling.partial_rotary_factor = share;
+    const int64_t size = file.size("head_dim", head_size());  // transformers believes the field here, and nowhere else in this architecture
+    // "proportional" turns all dimensions, most of them by nothing.
+    rotary_dim = rope_scaling.type == "proportional" ? size : static_cast<int64_t>(static_cast<double>(size) * share);
+    if (share < 0 || rotary_dim + rotary_dim % 2 > head_size()) file.fail("rotary_pct", share, "a share of the head's " + std::to_string(head_size()) + " dimensions that pairs fit in");
   }
 
   int64_t vocab_size, hidden_size, layers, heads, intermediate_size, rotary_dim = 0;
   bool parallel, attention_bias, tied;
   Activation activation;
-  double attention_dropout, hidden_dropout, norm_epsilon, deviation, rotary_base;
+  double attention_dropout, hidden_dropout, norm_epsilon, deviation;
+  int64_t positions;
+  double rotary_base;
   LlamaRopeScaling rope_scaling;
 
+  void validate() const { rope_scaling.validate(rotary_dim); }
   int64_t head_size() const { return hidden_size / heads; }
   torch::nn::LayerNorm norm() const { return make_layer_norm(hidden_size, norm_epsilon); }
 };
@@ -134,8 +141,7 @@ class GPTNeoXModel : public torch::nn::Cloneable<GPTNeoXModel> {
     const int64_t past = past_tokens(cache);
     check_inputs({"GPTNeoXModel", input_ids, attention_mask, position_ids, past, std::nullopt});
     Tensor hidden = torch::dropout(embed_in_(input_ids), config_.hidden_dropout, is_training());
-    const auto positions = position_ids.defined() ? position_ids : positions_from(past, input_ids.size(1), input_ids.device());
-    const GPTNeoXContext context{.rotary = {positions, rotary_frequencies(config_.rotary_dim, config_.rotary_base, config_.rope_scaling, hidden.device()), hidden.scalar_type()},
+    const GPTNeoXContext context{.rotary = stretched_rotary({config_.rotary_dim, config_.rotary_base, config_.positions}, config_.rope_scaling, position_ids, past, hidden),
                           .mask = causal_mask(attention_mask, hidden, past),
                           .cache = cache};
     for (const auto& layer : *layers_) hidden = layer->as<GPTNeoXLayer>()->forward(hidden, context);
@@ -174,14 +180,15 @@ class GPTNeoXForCausalLM : public torch::nn::Cloneable<GPTNeoXForCausalLM> {
 }  // namespace
 
 Architecture build_gpt_neox(const std::filesystem::path& path, const std::string&) {
-  const GPTNeoXConfig config{JsonFile(path)};
-  validated(config.rope_scaling, path);
+  const JsonFile file(path);
+  refuse_foreign_fields(file);
+  const auto config = validated(GPTNeoXConfig{file}, path);
   const auto model = std::make_shared<GPTNeoXForCausalLM>(config);
   WeightRules rules{.base_prefix = "gpt_neox.",
                     .head_prefixes = {"embed_out."},
                     .ignored_suffixes = {".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"},  // worked out anew; old files have them
                     .other_name = [](const std::string& name) { return name == "embed_out.weight" ? std::string("lm_head.weight") : name; }};  // transformers 5 can write either
-  if (config.tied) rules.ignored_suffixes.insert(rules.ignored_suffixes.end(), {"embed_out.weight", "lm_head.weight"});
+  if (config.tied) rules.tied_to = "gpt_neox.embed_in.weight", rules.ignored_suffixes.insert(rules.ignored_suffixes.end(), {"embed_out.weight", "lm_head.weight"});
   return {.module = model, .rules = rules, .initialize = initialize_normal(config.deviation), .causal = causal_forward(model)};
 }
 

@@ -4,6 +4,7 @@
 #include "models/architecture.hpp"
 #include "models/attention.hpp"
 #include "models/layers.hpp"
+#include "models/refused_fields.hpp"
 #include "models/rotary.hpp"
 #include "models/token_inputs.hpp"
 
@@ -22,7 +23,7 @@ struct GPTJConfig {
         hidden_size(file.size("n_embd", 4096)),
         layers(file.size("n_layer", 28)),
         heads(file.divisor("n_head", 16, "n_embd", hidden_size)),
-        rotary_dim(file.size("rotary_dim", 64)),
+        rotary_dim(file.is_null("rotary_dim") ? hidden_size : file.size("rotary_dim", 64)),
         inner_size(file.size("n_inner", 4 * hidden_size)),
         tied(file.get("tie_word_embeddings", false)),
         activation(read_activation(file, "activation_function", "gelu_new")),
@@ -130,7 +131,7 @@ class GPTJModel : public torch::nn::Cloneable<GPTJModel> {
     check_inputs({"GPTJModel", input_ids, attention_mask, position_ids, past, config_.positions});
     Tensor hidden = torch::dropout(wte_(input_ids), config_.embedding_dropout, is_training());
     const auto positions = position_ids.defined() ? position_ids : positions_from(past, input_ids.size(1), input_ids.device());
-    const GPTJContext context{.rotary = {positions, rotary_frequencies(config_.rotary_dim, 10000, hidden.device()), hidden.scalar_type(), Rotary::Pairs::neighbours},
+    const GPTJContext context{.rotary = {positions, {rotary_frequencies(config_.rotary_dim, 10000, hidden.device())}, hidden.scalar_type(), Rotary::Pairs::neighbours},
                           .mask = causal_mask(attention_mask, hidden, past),
                           .cache = cache};
     for (const auto& block : *h_) hidden = block->as<GPTJBlock>()->forward(hidden, context);
@@ -182,10 +183,13 @@ class GPTJForCausalLM : public torch::nn::Cloneable<GPTJForCausalLM> {
 }  // namespace
 
 Architecture build_gptj(const std::filesystem::path& path, const std::string&) {
-  const GPTJConfig config{JsonFile(path)};
+  JsonFile file(path);
+  file.rename({{"hidden_size", "n_embd"}, {"num_hidden_layers", "n_layer"}, {"num_attention_heads", "n_head"}, {"max_position_embeddings", "n_positions"}});
+  refuse_foreign_fields(file);
+  const GPTJConfig config{file};
   const auto model = std::make_shared<GPTJForCausalLM>(config);
   WeightRules rules{.base_prefix = "transformer.", .head_prefixes = {"lm_head."}, .ignored_suffixes = {".attn.bias", ".attn.masked_bias", ".attn.embed_positions"}};
-  if (config.tied) rules.ignored_suffixes.push_back("lm_head.weight");
+  if (config.tied) rules.ignored_suffixes.push_back("lm_head.weight"), rules.tied_to = "transformer.wte.weight";
   return {.module = model,
           .rules = rules,
           .initialize = initialize_normal(config.deviation),

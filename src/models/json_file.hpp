@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -56,6 +57,22 @@ class JsonFile {
     const auto found = root_.find(key);
     if (found == root_.end() || !found->is_object()) fail(key, found == root_.end() ? nlohmann::ordered_json() : *found, "an object");
     return JsonFile(path_, *found);
+  }
+
+  /// Whether the key is there and says "none", where a missing one means a default.
+  bool is_null(const char* key) const {
+    const auto found = root_.find(key);
+    return found != root_.end() && found->is_null();
+  }
+
+  /// Other names of fields, each before the architecture's own. transformers takes either, and the other one where both are there.
+  void rename(const std::vector<std::pair<const char*, const char*>>& names) {
+    for (const auto& [other, own] : names) {
+      const auto found = root_.find(other);
+      if (found == root_.end()) continue;
+      root_[own] = nlohmann::ordered_json(*found);
+      root_.erase(other);
+    }
   }
 
   /// Leaves `value` as it is where the key is missing or null.
@@ -107,6 +124,13 @@ class JsonFile {
     for (const auto& item : found->is_array() ? *found : nlohmann::ordered_json::array()) result.push_back(item.is_number_integer() ? item.get<int64_t>() : 0);
     if (result.empty() || *std::min_element(result.begin(), result.end()) < 1) fail(key, *found, "a list of integers of at least 1");
     return result;
+  }
+  /// A list of numbers; empty where the key is missing or null.
+  std::vector<double> numbers(const char* key) const {
+    const auto found = root_.find(key);
+    if (found == root_.end() || found->is_null()) return {};
+    if (!found->is_array() || !std::all_of(found->begin(), found->end(), [](const auto& item) { return item.is_number(); })) fail(key, *found, "a list of numbers");
+    return found->template get<std::vector<double>>();
   }
   double probability(const char* key, double fallback) const {
     const double found = get(key, fallback);

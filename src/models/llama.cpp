@@ -147,9 +147,8 @@ Tensor LlamaModelImpl::forward(const Tensor& input_ids, const Tensor& attention_
   const int64_t past = detail::past_tokens(cache);
   check_inputs({config_.family() + "Model", input_ids, attention_mask, position_ids, past, std::nullopt});
   Tensor hidden = embed_tokens_(input_ids);
-  const auto positions = position_ids.defined() ? position_ids : detail::positions_from(past, input_ids.size(1), input_ids.device());
   const auto window_mask = config_.sliding_window ? causal_mask(attention_mask, hidden, past, config_.sliding_window) : AttentionMask();
-  const detail::LlamaContext context{.rotary = {positions, detail::rotary_frequencies(config_.head_size(), config_.rope_theta, config_.rope_scaling, hidden.device()), hidden.scalar_type()},
+  const detail::LlamaContext context{.rotary = detail::stretched_rotary({config_.head_size(), config_.rope_theta, config_.max_position_embeddings}, config_.rope_scaling, position_ids, past, hidden),
                                      .mask = causal_mask(attention_mask, hidden, past),
                                      .window_mask = window_mask,
                                      .cache = cache};

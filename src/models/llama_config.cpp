@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <iterator>
 
 #include "accelerate/error.hpp"
@@ -7,6 +8,8 @@
 #include "models/check_field.hpp"
 #include "models/json_file.hpp"
 #include "models/llama_config.hpp"
+#include "models/refused_fields.hpp"
+#include "models/rope_config.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -40,24 +43,47 @@ LlamaConfig defaults(const std::string& model_type) {
   return config;
 }
 
-/// Which layers slide. Qwen2 has a switch and the number of the first one besides the list.
+/// Which layers slide. In transformers all of Mistral's and Mixtral's do or none, and Qwen2 has a switch, a list, and for files without the list the number of the first layer that does.
 void read_windows(const JsonFile& file, LlamaConfig& config) {
-  if (const auto found = file.root().find("sliding_window"); found != file.root().end() && found->is_null()) config.sliding_window.reset();
+  if (file.is_null("sliding_window")) config.sliding_window.reset();
   file.read("sliding_window", config.sliding_window);
-  if (config.model_type == "qwen2") {
-    bool use = false;
-    int64_t first = 28;
-    file.read("use_sliding_window", use);
-    file.read("max_window_layers", first);
-    if (!use) config.sliding_window.reset();
-    for (int64_t i = 0; i < config.num_hidden_layers && config.sliding_window; ++i) config.layer_types.emplace_back(i < first ? "full_attention" : "sliding_attention");
-  }
+  const bool slides = config.sliding_window && *config.sliding_window < config.max_position_embeddings;
   const auto listed = file.root().find("layer_types");
-  if (listed == file.root().end() || listed->is_null()) return;
-  config.layer_types.clear();
-  for (const auto& item : *listed) {
-    if (!item.is_string()) file.fail("layer_types", *listed, "a list of names");
-    config.layer_types.push_back(item.get<std::string>());
+  if (listed != file.root().end() && !listed->is_null()) {
+    for (const auto& item : *listed) {
+      if (!item.is_string()) file.fail("layer_types", *listed, "a list of names");
+      const auto name = item.get<std::string>();
+      config.layer_types.push_back(name == "attention" ? "full_attention" : name);
+    }
+    const bool differ = std::adjacent_find(config.layer_types.begin(), config.layer_types.end(), std::not_equal_to<>()) != config.layer_types.end();
+    if (differ && slides && config.model_type != "qwen2") file.fail("layer_types", *listed, "the same for all layers, but for model_type qwen2");
+  }
+  if (config.model_type == "llama") {
+    // Here transformers has no window in its masks, but one in its cache: a sequence would depend on how it is cut.
+    if (slides && (config.layer_types.empty() || config.layer_types.front() != "full_attention"))
+      file.fail("sliding_window", *config.sliding_window, "null, or at least max_position_embeddings, which is " + std::to_string(config.max_position_embeddings) + ": LLaMA has no windows; model_type mistral has");
+    config.sliding_window.reset();
+  }
+  if (config.model_type != "qwen2") {
+    config.layer_types.clear();
+    return;
+  }
+  if (!file.get("use_sliding_window", false)) config.sliding_window.reset();
+  if (!config.layer_types.empty()) return;
+  const int64_t first = file.get("max_window_layers", int64_t{28});
+  for (int64_t i = 0; i < config.num_hidden_layers && config.sliding_window; ++i) config.layer_types.emplace_back(i < first ? "full_attention" : "sliding_attention");
+}
+
+/// Sets what a file says about rotary positions.
+void read_positions(const JsonFile& file, LlamaConfig& config) {
+  double share = file.get("partial_rotary_factor", 1.0);
+  read_rope(file, config.max_position_embeddings, config.rope_scaling, config.rope_theta, share);
+  auto& scaling = config.rope_scaling;
+  if (scaling.type == "proportional") {
+    scaling.partial_rotary_factor = share;
+  } else if (scaling.type != "default" && static_cast<int64_t>(static_cast<double>(config.head_size()) * share) != config.head_size()) {
+    // Without scaling transformers ignores the field in these architectures; with it, it fails.
+    file.fail("partial_rotary_factor", share, "1: these architectures turn all dimensions of a head");
   }
 }
 
@@ -87,51 +113,31 @@ void LlamaConfig::validate() const {
   require(layer_types.empty() || static_cast<int64_t>(layer_types.size()) == num_hidden_layers, "layer_types", "a list of " + std::to_string(layer_types.size()),
           "one for each of the layers, num_hidden_layers, which is " + std::to_string(num_hidden_layers));
   for (const auto& type : layer_types) require(type == "full_attention" || type == "sliding_attention", "layer_types", "'" + type + "'", "full_attention or sliding_attention");
+  if (!sliding_window)
+    for (const auto& type : layer_types) require(type != "sliding_attention", "layer_types", "'sliding_attention'", "full_attention where there is no sliding_window");
   require(num_local_experts >= 0, "num_local_experts", num_local_experts, "0 or more");
   if (num_local_experts)
     require(num_experts_per_tok >= 1 && num_experts_per_tok <= num_local_experts, "num_experts_per_tok", num_experts_per_tok, "1 to num_local_experts, which is " + std::to_string(num_local_experts));
-  rope_scaling.validate();
-}
-
-void LlamaRopeScaling::validate() const {
-  require(type == "default" || type == "linear" || type == "llama3", "rope_type", "'" + type + "'", "default, linear or llama3, those that are supported");
-  require(factor >= 1, "rope_scaling.factor", factor, "1 or more");
-  if (type != "llama3") return;
-  require(low_freq_factor > 0, "rope_scaling.low_freq_factor", low_freq_factor, "more than 0");
-  require(high_freq_factor > low_freq_factor, "rope_scaling.high_freq_factor", high_freq_factor, "more than low_freq_factor, which is " + std::to_string(low_freq_factor));
-  require(original_max_position_embeddings >= 1, "rope_scaling.original_max_position_embeddings", original_max_position_embeddings, "at least 1");
-}
-
-void read_rope(const JsonFile& file, LlamaRopeScaling& scaling, double& theta, double* share) {
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    const auto found = file.root().find(key);
-    if (found == file.root().end() || found->is_null()) continue;
-    const JsonFile inner = file.at(key);
-    inner.read("type", scaling.type);
-    inner.read("rope_type", scaling.type);
-    inner.read("rope_theta", theta);
-    inner.read("factor", scaling.factor);
-    inner.read("low_freq_factor", scaling.low_freq_factor);
-    inner.read("high_freq_factor", scaling.high_freq_factor);
-    inner.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
-    if (share) inner.read("partial_rotary_factor", *share);
-  }
+  rope_scaling.validate(head_size());
 }
 
 LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
   const auto path = config_file(folder);
-  const JsonFile file(path);
+  JsonFile file(path);
+  refuse_foreign_fields(file);
   std::string model_type = "llama";
   file.read("model_type", model_type);
   if (std::none_of(std::begin(kFamilies), std::end(kFamilies), [&](const auto& row) { return model_type == row.first; }))
     file.fail("model_type", model_type, std::string(kKnownTypes) + "; load it with AutoModelForCausalLM or the class of its architecture");
 
+  if (model_type == "mixtral") file.rename({{"num_experts", "num_local_experts"}});
   LlamaConfig config = defaults(model_type);
   file.read("vocab_size", config.vocab_size);
   file.read("hidden_size", config.hidden_size);
   file.read("intermediate_size", config.intermediate_size);
   file.read("num_hidden_layers", config.num_hidden_layers);
   file.read("num_attention_heads", config.num_attention_heads);
+  if (file.is_null("num_key_value_heads")) config.num_key_value_heads.reset();  // a missing key means the default
   file.read("num_key_value_heads", config.num_key_value_heads);
   file.read("head_dim", config.head_dim);
   file.read("hidden_act", config.hidden_act);
@@ -142,14 +148,15 @@ LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
   if (config.pad_token_id == -1) config.pad_token_id.reset();  // how some folders write "none"
   file.read("tie_word_embeddings", config.tie_word_embeddings);
   file.read("rope_theta", config.rope_theta);
-  file.read("attention_bias", config.attention_bias);
-  file.read("mlp_bias", config.mlp_bias);
+  if (model_type == "llama") {  // the others have them as they have them
+    file.read("attention_bias", config.attention_bias);
+    file.read("mlp_bias", config.mlp_bias);
+  }
   file.read("attention_dropout", config.attention_dropout);
   if (model_type == "mixtral") file.read("num_local_experts", config.num_local_experts);
   file.read("num_experts_per_tok", config.num_experts_per_tok);
   read_windows(file, config);
-  config.rope_scaling.original_max_position_embeddings = config.max_position_embeddings;
-  read_rope(file, config.rope_scaling, config.rope_theta);
+  read_positions(file, config);
   config.other_fields = file.root().dump();
   return validated(config, path);
 }
@@ -191,16 +198,9 @@ std::string to_json(const LlamaConfig& config, const std::string& architecture, 
   }
   json["attention_dropout"] = config.attention_dropout;
   // The older form, which all versions read.
-  const auto& scaling = config.rope_scaling;
-  json.erase("rope_parameters");
+  for (const char* key : {"rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"}) json.erase(key);
   json["rope_theta"] = config.rope_theta;
-  json["rope_scaling"] = ordered_json();
-  if (scaling.type != "default") json["rope_scaling"] = {{"rope_type", scaling.type}, {"factor", scaling.factor}};
-  if (scaling.type == "llama3") {
-    json["rope_scaling"]["low_freq_factor"] = scaling.low_freq_factor;
-    json["rope_scaling"]["high_freq_factor"] = scaling.high_freq_factor;
-    json["rope_scaling"]["original_max_position_embeddings"] = scaling.original_max_position_embeddings;
-  }
+  json["rope_scaling"] = to_json(config.rope_scaling);
   json.erase("torch_dtype");  // the old name of the next
   json["dtype"] = dtype;
   return json.dump(2) + "\n";

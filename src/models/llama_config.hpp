@@ -5,13 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "accelerate/models/llama.hpp"
-#include "models/json_file.hpp"
 
 namespace accelerate::models {
-
-/// What a config.json says about rotary positions, in the form of transformers 5 (rope_parameters, with rope_theta inside) or in that of earlier versions (rope_scaling beside it, with "type" before "rope_type").
-/// @param share  Of a head's dimensions that are turned; null where all are.
-void read_rope(const JsonFile& file, LlamaRopeScaling& scaling, double& theta, double* share = nullptr);
 
 /// Weights as LLaMA is trained from: normal with the configured deviation, no bias, neutral norms, nothing for padding.
 /// @param name  Of the parameter, in Hugging Face's spelling.

@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 WeightRules rules(const LlamaConfig& config) {
   WeightRules rules{.base_prefix = "model.", .head_prefixes = {"lm_head."}, .ignored_suffixes = {"rotary_emb.inv_freq"}};  // worked out from the configuration; old files have it
-  if (config.tie_word_embeddings) rules.ignored_suffixes.push_back("lm_head.weight");                                     // a copy of the embeddings
+  if (config.tie_word_embeddings) rules.ignored_suffixes.push_back("lm_head.weight"), rules.tied_to = "model.embed_tokens.weight";  // a copy of the embeddings
   return rules;
 }
 

@@ -4,6 +4,7 @@
 #include "models/architecture.hpp"
 #include "models/attention.hpp"
 #include "models/layers.hpp"
+#include "models/refused_fields.hpp"
 #include "models/rotary.hpp"
 #include "models/token_inputs.hpp"
 
@@ -182,10 +183,12 @@ class OPTForCausalLM : public torch::nn::Cloneable<OPTForCausalLM> {
 }  // namespace
 
 Architecture build_opt(const std::filesystem::path& path, const std::string&) {
-  const OPTConfig config{JsonFile(path)};
+  const JsonFile file(path);
+  refuse_foreign_fields(file);
+  const OPTConfig config{file};
   const auto model = std::make_shared<OPTForCausalLM>(config);
   WeightRules rules{.base_prefix = "model.", .head_prefixes = {"lm_head."}};
-  if (config.tied) rules.ignored_suffixes = {"lm_head.weight"};  // a copy of the embeddings
+  if (config.tied) rules.ignored_suffixes = {"lm_head.weight"}, rules.tied_to = "model.decoder.embed_tokens.weight";  // a copy of the embeddings
   return {.module = model, .rules = rules, .initialize = initialize_normal(config.deviation), .causal = causal_forward(model)};
 }
 

@@ -6,6 +6,7 @@
 #include "models/architecture.hpp"
 #include "models/attention.hpp"
 #include "models/layers.hpp"
+#include "models/refused_fields.hpp"
 #include "models/token_inputs.hpp"
 
 // T5, 1.0 and 1.1. Source: arXiv:1910.10683; the architecture as transformers has it. Registered names are Hugging Face's; they make the parameter names of the files.
@@ -23,8 +24,8 @@ struct T5Config {
         d_model(file.size("d_model", 512)),
         d_kv(file.size("d_kv", 64)),
         d_ff(file.size("d_ff", 2048)),
-        layers(file.size("num_layers", 6)),
-        decoder_layers(file.size("num_decoder_layers", layers)),
+        layers(file.size("num_hidden_layers", file.size("num_layers", 6))),  // two names of one field, but the decoder follows the second, as in transformers
+        decoder_layers(file.size("num_decoder_layers", file.size("num_layers", 6))),
         heads(file.size("num_heads", 8)),
         buckets(file.size("relative_attention_num_buckets", 32)),
         max_distance(file.size("relative_attention_max_distance", 128)),
@@ -32,20 +33,25 @@ struct T5Config {
         norm_epsilon(file.get("layer_norm_epsilon", 1e-6)),
         factor(file.get("initializer_factor", 1.0)),
         // Version 1.0 scales the decoder's output and uses the embeddings as its head, 1.1 does neither. transformers 5 writes the first field, earlier versions only the second.
-        scales_output(file.get("scale_decoder_outputs", file.get("tie_word_embeddings", true))) {
+        scales_output(file.get("scale_decoder_outputs", file.get("tie_word_embeddings", true))),
+        tied(scales_output && file.get("tie_word_embeddings", true)) {
     if (buckets < 4 || max_distance <= buckets / 2) file.fail("relative_attention_num_buckets", buckets, "4 or more, and less than twice relative_attention_max_distance");
     auto name = file.get("feed_forward_proj", "relu");
     gated = name.starts_with("gated-");
     if (gated) name.erase(0, std::string_view("gated-").size());
     if (gated && name == "gelu") name = "gelu_new";  // as in transformers
+    // What transformers works out of that field it writes too, and believes it when it reads it.
+    file.read("is_gated_act", gated);
+    const char* const key = file.root().contains("dense_act_fn") ? "dense_act_fn" : "feed_forward_proj";
+    file.read("dense_act_fn", name);
     const auto found = find_activation(name);
-    if (!found) file.fail("feed_forward_proj", name, "one of " + known_activations() + ", or the same with gated- before it");
+    if (!found) file.fail(key, name, "one of " + known_activations() + ", or in feed_forward_proj the same with gated- before it");
     activation = *found;
   }
 
   int64_t vocab_size, d_model, d_kv, d_ff, layers, decoder_layers, heads, buckets, max_distance;
   double dropout, norm_epsilon, factor;
-  bool scales_output, gated = false;
+  bool scales_output, tied, gated = false;
   Activation activation = nullptr;
 
   std::shared_ptr<RmsNorm> norm() const { return std::make_shared<RmsNorm>(d_model, norm_epsilon); }
@@ -254,7 +260,7 @@ class T5ForConditionalGeneration : public torch::nn::Cloneable<T5ForConditionalG
     shared_ = register_module("shared", make_embedding(config_.vocab_size, config_.d_model));
     encoder_ = register_module("encoder", std::make_shared<T5Stack>(config_, Side::encoder));
     decoder_ = register_module("decoder", std::make_shared<T5Stack>(config_, Side::decoder));
-    if (!config_.scales_output) lm_head_ = register_module("lm_head", std::make_shared<Dense>(config_.d_model, config_.vocab_size, /*with_bias=*/false));
+    if (!config_.tied) lm_head_ = register_module("lm_head", std::make_shared<Dense>(config_.d_model, config_.vocab_size, /*with_bias=*/false));
   }
 
   Encoded encode(const Tensor& input_ids, const Tensor& attention_mask) {
@@ -313,7 +319,11 @@ Encoded repeated(const Encoded& encoded, int64_t rows) {
 }  // namespace
 
 Architecture build_t5(const std::filesystem::path& path, const std::string&) {
-  const auto model = std::make_shared<T5ForConditionalGeneration>(T5Config{JsonFile(path)});
+  JsonFile file(path);
+  file.rename({{"hidden_size", "d_model"}, {"num_attention_heads", "num_heads"}, {"head_dim", "d_kv"}});
+  refuse_foreign_fields(file);
+  const T5Config config{file};
+  const auto model = std::make_shared<T5ForConditionalGeneration>(config);
   const auto encode = [model](const Tensor& input_ids, const Tensor& attention_mask) -> AutoModelForCausalLM::Forward {
     // Repeated once for the first batch of beams, then kept.
     const auto encoded = std::make_shared<Encoded>(model->encode(input_ids, attention_mask));
@@ -323,7 +333,9 @@ Architecture build_t5(const std::filesystem::path& path, const std::string&) {
     };
   };
   return {.module = model,
-          .rules = {.head_prefixes = {"lm_head."}, .ignored_suffixes = {"embed_tokens.weight", "EncDecAttention.relative_attention_bias.weight", "lm_head.weight"}},
+          .rules = {.head_prefixes = {"lm_head."},
+                    .ignored_suffixes = {"embed_tokens.weight", "EncDecAttention.relative_attention_bias.weight", "lm_head.weight"},
+                    .tied_to = config.tied ? "shared.weight" : ""},
           .initialize = [model](const std::string& name, Tensor parameter) { model->initialize(name, std::move(parameter)); },
           .encode = encode};
 }

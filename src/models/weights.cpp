@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
@@ -13,6 +14,7 @@
 #include "accelerate/gguf.hpp"
 #include "accelerate/safetensors.hpp"
 #include "models/json_file.hpp"
+#include "models/refused_fields.hpp"
 #include "utils/huge_pages.hpp"
 #include "utils/parallel.hpp"
 
@@ -42,6 +44,19 @@ Tensors::const_iterator find(const Tensors& tensors, const std::string& name, co
   for (const auto& candidate : {name, other, old_name(name), old_name(other), rules.other_name ? rules.other_name(name) : name})
     if (const auto found = tensors.find(candidate); found != tensors.end()) return found;
   return tensors.end();
+}
+
+/// transformers believes the files where they have a head that is not the embeddings, whatever config.json says.
+void check_tied(const Tensors& tensors, const WeightRules& rules, const std::string& source) {
+  if (rules.tied_to.empty()) return;
+  const auto words = find(tensors, rules.tied_to, rules);
+  for (const char* name : {"lm_head.weight", "embed_out.weight"}) {
+    const auto head = tensors.find(name);
+    if (head == tensors.end() || words == tensors.end() || head->second.is_meta() || words->second.is_meta()) continue;
+    if (head->second.sizes() != words->second.sizes() || !at::equal(head->second, words->second.to(head->second.scalar_type())))
+      throw CheckpointError("'" + source + "': " + name + " differs from " + words->first +
+                            ", but tie_word_embeddings is true in config.json, or its default. Which is right can't be known: set it to false to use the head (for T5 with \"scale_decoder_outputs\": true besides), or remove the head from the files.");
+  }
 }
 
 std::string list(const std::vector<std::string>& lines) {
@@ -88,6 +103,7 @@ LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const
   std::vector<std::string> differences;
   std::vector<std::string> lost;
   std::set<std::string> used;
+  check_tied(tensors, rules, source);
   for (const auto& [name, target] : named_weights(module)) {
     const auto found = find(tensors, name, rules);
     if (found == tensors.end()) {
@@ -124,6 +140,7 @@ LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const
 }
 
 LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& source, const WeightRules& rules) {
+  if (const auto config = config_file(source); source.extension() != ".gguf" && std::filesystem::exists(config)) refuse_quantized(JsonFile(config));
   gather(named_weights(module));
   if (source.extension() != ".gguf") return load_weights(module, load_checkpoint_files(source), rules, source.string());
   const GgufFile file(source);

@@ -198,7 +198,9 @@ TEST(Llama, WrongInputsAndFieldsAreNamed) {
   EXPECT_THAT(field([](auto& c) { c.num_key_value_heads = 3; }), HasSubstr("num_key_value_heads is 3, expected a divisor of num_attention_heads, which is 4"));
   EXPECT_THAT(field([](auto& c) { c.hidden_size = 18; }), HasSubstr("hidden_size is 18"));
   EXPECT_THAT(field([](auto& c) { c.head_dim = 5; }), HasSubstr("head_dim is 5"));
-  EXPECT_THAT(field([](auto& c) { c.rope_scaling.type = "yarn"; }), HasSubstr("rope_type is 'yarn', expected default, linear or llama3"));
+  EXPECT_THAT(field([](auto& c) { c.rope_scaling.type = "su"; }), HasSubstr("rope_type is 'su', expected one of default, dynamic, linear, llama3, longrope, proportional, yarn"));
+  EXPECT_THAT(field([](auto& c) { c.rope_scaling = {.type = "longrope", .short_factor = {1, 1}, .long_factor = {2}}; }), HasSubstr("long_factor is a list of 1, expected one number for each of the 2 frequencies"));
+  EXPECT_THAT(field([](auto& c) { c.rope_scaling = {.type = "yarn", .factor = 0}; }), HasSubstr("rope_scaling.factor is 0, expected more than 0"));
   EXPECT_THAT(field([](auto& c) { c.rope_scaling = {.type = "llama3", .factor = 8, .low_freq_factor = 4, .high_freq_factor = 4}; }), HasSubstr("high_freq_factor is 4, expected more than low_freq_factor"));
   EXPECT_THAT(field([](auto& c) { c.hidden_act = "geglu"; }), HasSubstr("hidden_act is 'geglu'"));
 }
@@ -305,21 +307,34 @@ TEST(LlamaReference, LogitsAndGradientsEqualTransformers) {
 
 TEST(LlamaReference, TransformersLoadsWhatWeSave) {
   SKIP_WITHOUT_PYTHON();
-  torch::manual_seed(1);
-  auto config = tiny();
-  config.tie_word_embeddings = true;
-  config.rope_theta = 50;
-  config.rope_scaling = {.type = "llama3", .factor = 8, .low_freq_factor = 1, .high_freq_factor = 4, .original_max_position_embeddings = 64};
-  LlamaForCausalLM model(config);
-  model->eval();
-  const auto folder = scratch("for_transformers");
-  model->save_pretrained(folder);
-  const std::map<std::string, at::Tensor> inputs = {{"input_ids", torch::randint(0, 20, {2, 7})}, {"position_ids", torch::arange(30, 37).repeat({2, 1})}};
-  accelerate::save_safetensors(scratch("inputs.safetensors"), inputs);
-  const auto out = scratch("logits.safetensors");
-  const auto result = support::run_python("tests/unit/llama_peer.py", {"logits", folder.string(), scratch("inputs.safetensors").string(), out.string()});
-  ASSERT_EQ(result.exit_code, 0) << result.output;
-  EXPECT_LT(largest_difference(model(inputs.at("input_ids"), torch::Tensor(), inputs.at("position_ids")), accelerate::load_safetensors(out).at("logits")), 1e-5);
+  const LlamaRopeScaling scalings[] = {
+      {.type = "llama3", .factor = 8, .low_freq_factor = 1, .high_freq_factor = 4, .original_max_position_embeddings = 64},
+      {.type = "dynamic", .factor = 3},
+      {.type = "yarn", .factor = 4, .original_max_position_embeddings = 16, .mscale = 1.3, .mscale_all_dim = 0.6, .beta_fast = 4, .beta_slow = 0.5, .truncate = false},
+      {.type = "longrope", .factor = 2, .original_max_position_embeddings = 32, .attention_factor = 1.3, .short_factor = {1, 1.5}, .long_factor = {2, 6}},
+      {.type = "proportional", .factor = 2, .partial_rotary_factor = 0.5},
+  };
+  for (const auto& scaling : scalings) {
+    SCOPED_TRACE(scaling.type);
+    torch::manual_seed(1);
+    auto config = tiny();
+    config.tie_word_embeddings = true;
+    config.rope_theta = 50;
+    config.max_position_embeddings = 34;
+    config.rope_scaling = scaling;
+    LlamaForCausalLM model(config);
+    model->eval();
+    const auto folder = scratch("for_transformers");
+    model->save_pretrained(folder);
+    const std::map<std::string, at::Tensor> inputs = {{"input_ids", torch::randint(0, 20, {2, 7})}, {"position_ids", torch::arange(30, 37).repeat({2, 1})}};
+    accelerate::save_safetensors(scratch("inputs.safetensors"), inputs);
+    const auto out = scratch("logits.safetensors");
+    const auto result = support::run_python("tests/unit/llama_peer.py", {"logits", folder.string(), scratch("inputs.safetensors").string(), out.string()});
+    ASSERT_EQ(result.exit_code, 0) << result.output;
+    const auto logits = model(inputs.at("input_ids"), torch::Tensor(), inputs.at("position_ids"));
+    EXPECT_LT(largest_difference(logits, accelerate::load_safetensors(out).at("logits")), 1e-5);
+    EXPECT_LT(largest_difference(logits, LlamaForCausalLM::from_pretrained(folder)(inputs.at("input_ids"), torch::Tensor(), inputs.at("position_ids"))), 1e-7);
+  }
 }
 
 }  // namespace

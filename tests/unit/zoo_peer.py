@@ -1,8 +1,8 @@
 """Peer of the model zoo's tests: saves small random models, and what transformers makes of them.
 
-usage: zoo_peer.py causal|seq2seq|images OUT
+usage: zoo_peer.py causal|written|seq2seq|images|activations OUT
 
-For each KIND there is a folder OUT/KIND as save_pretrained writes it, and OUT/KIND.safetensors with inputs and logits.
+For each KIND there is a folder OUT/KIND as save_pretrained writes it, and OUT/KIND.safetensors with inputs and logits. The config.json of the kinds of `written` are as people write them.
 """
 import json
 import math
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 import transformers as tf
 from safetensors.torch import save_file
+from transformers.activations import ACT2FN
 
 # A large range makes differences of formulas visible.
 LLAMA = dict(vocab_size=50, hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3,
@@ -45,10 +46,36 @@ CAUSAL = {
     "opt-bin": (tf.OPTForCausalLM, tf.OPTConfig, dict(OPT, enable_bias=False, tie_word_embeddings=False)),
     "opt-350m": (tf.OPTForCausalLM, tf.OPTConfig, dict(OPT, do_layer_norm_before=False, word_embed_proj_dim=20, init_std=0.2)),
 }
+# config.json as it is in folders that older versions or people wrote: other spellings, and fields that mean nothing. Sequences of 9 tokens and 8 generated ones are longer than the contexts.
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 6}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.5, 2, 3.5, 6], "original_max_position_embeddings": 6}
+WRITTEN = {
+    "llama-dynamic": (tf.LlamaForCausalLM, dict(LLAMA, max_position_embeddings=6, rope_theta=500.0, rope_scaling={"type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 3})),
+    "llama-yarn": (tf.LlamaForCausalLM, dict(LLAMA, rope_theta=300, rope_scaling=YARN)),
+    "llama-yarn-weights": (tf.LlamaForCausalLM, dict(LLAMA, original_max_position_embeddings=40, rope_scaling=dict(YARN, mscale=1.3, mscale_all_dim=0.6, beta_fast=4, beta_slow=0.5, truncate=False))),
+    "llama-yarn-factor": (tf.LlamaForCausalLM, dict(LLAMA, max_position_embeddings=60, rope_scaling=dict(YARN, factor=None, attention_factor=1.7, original_max_position_embeddings=40))),
+    "llama-longrope": (tf.LlamaForCausalLM, dict(LLAMA, max_position_embeddings=24, rope_scaling=LONGROPE)),
+    "llama-longrope-factor": (tf.LlamaForCausalLM, dict(LLAMA, rope_scaling={}, rope_parameters=dict(LONGROPE, attention_factor=1.4, rope_theta=50.0))),
+    "llama-proportional": (tf.LlamaForCausalLM, dict(LLAMA, partial_rotary_factor=0.5, rope_scaling={"rope_type": "proportional", "factor": 2.0})),
+    "llama-windows": (tf.LlamaForCausalLM, dict(LLAMA, sliding_window=3, layer_types=["full_attention"] * 2, partial_rotary_factor=0.5, rope_scaling={"type": "linear", "rope_type": "default", "factor": 2.0})),
+    "mistral-dynamic": (tf.MistralForCausalLM, dict(LLAMA, sliding_window=4, attention_bias=True, mlp_bias=True, layer_types=["full_attention"] * 2, max_position_embeddings=6,
+                                                    rope_scaling={"type": "dynamic", "factor": 2.0})),
+    "qwen2-yarn": (tf.Qwen2ForCausalLM, dict(LLAMA, rope_scaling=YARN)),
+    "mixtral-longrope": (tf.MixtralForCausalLM, dict(LLAMA, head_dim=8, num_experts=3, num_experts_per_tok=2, initializer_range=0.2, rope_scaling=dict(LONGROPE, factor=3.0))),
+    "gpt_neox-dynamic": (tf.GPTNeoXForCausalLM, dict(NEOX, rotary_pct=0.75, rotary_emb_base=500, max_position_embeddings=6, rope_scaling={"type": "dynamic", "factor": 4.0})),
+    "gpt_neox-yarn": (tf.GPTNeoXForCausalLM, dict(NEOX, rotary_pct=0.5, rope_scaling=dict(YARN, beta_fast=2))),
+    "gpt_neox-longrope": (tf.GPTNeoXForCausalLM, dict(NEOX, rotary_pct=1.0, rope_theta=3.0, rope_scaling=LONGROPE)),
+    "gpt_neox-odd": (tf.GPTNeoXForCausalLM, dict(NEOX, hidden_size=48)),  # turns 3 of 12 dimensions, which makes 2 pairs
+    "gpt2-names": (tf.GPT2LMHeadModel, dict(vocab_size=50, max_position_embeddings=32, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, initializer_range=0.3)),
+    "gptj-names": (tf.GPTJForCausalLM, dict(vocab_size=50, n_embd=16, hidden_size=32, num_hidden_layers=1, num_attention_heads=1, rotary_dim=32, initializer_range=0.3, rope_scaling={"type": "linear", "factor": 2.0})),
+}
 T5 = dict(vocab_size=50, d_model=32, d_kv=8, d_ff=56, num_layers=2, num_decoder_layers=3, num_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=12,
           decoder_start_token_id=0, pad_token_id=0)
 # Unscaled logits of the embeddings' size would be 30.
-SEQ2SEQ = {"t5": T5, "t5-v1_1": dict(T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False, initializer_factor=0.4)}
+SEQ2SEQ = {"t5": T5, "t5-fields": dict(vocab_size=50, hidden_size=32, head_dim=8, d_ff=56, num_hidden_layers=2, num_attention_heads=4, feed_forward_proj="gated-gelu", dense_act_fn="quick_gelu", initializer_factor=0.4,
+                                       decoder_start_token_id=0, pad_token_id=0),
+           "t5-short": dict(vocab_size=50, d_model=32, d_kv=8, d_ff=56, num_layers=2, num_hidden_layers=1, num_heads=4, is_gated_act=True, decoder_start_token_id=0, pad_token_id=0),
+           "t5-v1_1": dict(T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False, initializer_factor=0.4)}
 
 
 def shake(model):
@@ -74,16 +101,58 @@ def save(out, kind, model, tensors):
     save_file({k: v.contiguous() for k, v in tensors.items()}, out / f"{kind}.safetensors")
 
 
+def token_by_token(model, ids, mask):
+    cache, parts = None, []
+    for t in range(ids.shape[1]):
+        output = model(input_ids=ids[:, t:t + 1], attention_mask=mask[:, :t + 1], past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        parts.append(output.logits)
+    return torch.cat(parts, 1)
+
+
+def save_causal(out, kind, make):
+    """make(): the same model each time. Where rotary frequencies follow the length of the sequence, transformers keeps those of the longest one so far."""
+    torch.manual_seed(0)
+    ids = torch.randint(3, 50, (3, 9))
+    mask = torch.ones_like(ids)
+    mask[0, 6:] = 0
+    mask[1, :2] = 0
+    model = make()
+    model.generation_config.eos_token_id = None
+    save(out, kind, make(), {
+        "input_ids": ids, "attention_mask": mask, "logits": make()(input_ids=ids).logits, "masked_logits": make()(input_ids=ids, attention_mask=mask).logits,
+        "cached_logits": token_by_token(make(), ids, mask),
+        "generated": model.generate(ids[1:], attention_mask=mask[1:], max_new_tokens=8, do_sample=False, pad_token_id=0)})
+
+
+def made(model_class, config):
+    torch.manual_seed(0)
+    model = model_class(config).eval()
+    shake(model)
+    return model
+
+
 def causal(out):
     for kind, (model_class, config_class, fields) in CAUSAL.items():
-        torch.manual_seed(0)
-        model = model_class(config_class(**fields)).eval()
-        shake(model)
-        ids = torch.randint(3, 50, (3, 9))
-        mask = torch.ones_like(ids)
-        mask[0, 6:] = 0
-        mask[1, :2] = 0
-        save(out, kind, model, {"input_ids": ids, "attention_mask": mask, "logits": model(input_ids=ids).logits, "masked_logits": model(input_ids=ids, attention_mask=mask).logits})
+        save_causal(out, kind, lambda: made(model_class, config_class(**fields)))
+
+
+def written(out):
+    for kind, (model_class, fields) in WRITTEN.items():
+        config = out / kind / "config.json"
+        config.parent.mkdir()
+        text = json.dumps(dict(fields, model_type=model_class.config_class.model_type, architectures=[model_class.__name__]))
+        config.write_text(text)
+        read = model_class.config_class.from_pretrained(config.parent)
+        save_causal(out, kind, lambda: made(model_class, read))
+        config.write_text(text)
+
+
+def activations(out):
+    """Whatever has no weights of its own."""
+    x = torch.linspace(-12, 12, 1001)
+    names = [name for name in ACT2FN if name not in ("prelu", "xielu")]
+    save_file({name: ACT2FN[name](x).clone() for name in names} | {"x": x}, out / "activations.safetensors")
 
 
 def seq2seq(out):
@@ -174,4 +243,4 @@ def images(out):
 out = pathlib.Path(sys.argv[2])
 out.mkdir()
 with torch.no_grad():
-    {"causal": causal, "seq2seq": seq2seq, "images": images}[sys.argv[1]](out)
+    {"causal": causal, "written": written, "seq2seq": seq2seq, "images": images, "activations": activations}[sys.argv[1]](out)

@@ -22,6 +22,7 @@ class Module;
 ///   encoder and decoder      T5
 ///   encoders                 BERT (BertModel, BertForSequenceClassification)
 ///   images                   ViT, ResNet, EfficientNet-lite (by timm's names: "architecture": "tf_efficientnet_lite0", …)
+/// Which fields of config.json are understood, and which are refused: docs/models.md.
 /// Within init_empty_weights() all of them are built without memory. The classes of their layers are Hugging Face's too: LlamaDecoderLayer, GPTJBlock, …, for wrap policies and device maps.
 /// Shapes: B batch, T new tokens, S tokens in a cache, V vocabulary.
 namespace accelerate::models {

@@ -27,15 +27,28 @@ class Dense;
 class RmsNorm;
 }  // namespace detail
 
-/// How rotary frequencies are stretched for contexts longer than those of the first training.
+/// How rotary frequencies are stretched for contexts longer than those of the first training; the types and their fields are transformers'.
 struct ACCELERATE_API LlamaRopeScaling {
-  std::string type = "default";  ///< "default": not at all; "linear": all by `factor`; "llama3": low frequencies by `factor`, high ones not at all, smoothly between.
+  /// "default": not at all. "linear": all by `factor`. "dynamic": the base grows with the sequence once that is longer than max_position_embeddings. "yarn": low frequencies by `factor`, high ones
+  /// not at all, and a ramp between them. "longrope": each by its own number, of one list for short sequences and another for long ones. "llama3": as yarn, with another ramp.
+  /// "proportional": all by `factor`, and only the first partial_rotary_factor of them turn.
+  /// Source: arXiv:2309.00071 (yarn, which describes dynamic too), arXiv:2402.13753 (longrope), arXiv:2407.21783 (llama3).
+  std::string type = "default";
   double factor = 1;
   double low_freq_factor = 1, high_freq_factor = 4;       ///< llama3: waves longer than original / low are low frequencies, shorter than original / high are high ones.
-  int64_t original_max_position_embeddings = 8192;        ///< llama3: context of the first training, in tokens.
+  int64_t original_max_position_embeddings = 8192;        ///< llama3, yarn, longrope: context of the first training, in tokens; longrope: sequences up to it are short.
+  std::optional<double> attention_factor;                 ///< yarn, longrope: what cosines and sines are multiplied by; the sources' recommendation for `factor` where it is not given.
+  double mscale = 0, mscale_all_dim = 0;                  ///< yarn: where neither is 0, they weigh `factor` in the recommended attention_factor.
+  double beta_fast = 32, beta_slow = 1;                   ///< yarn: how often a frequency turns in the original context where the ramp begins and where it ends.
+  bool truncate = true;                                   ///< yarn: the ramp begins and ends at whole numbers of frequencies.
+  std::vector<double> short_factor, long_factor;          ///< longrope: one number for each frequency.
+  double partial_rotary_factor = 1;                       ///< proportional
 
+  /// Whether frequencies change with the length of the sequence. Keys in a cache keep those that they were turned by.
+  bool follows_length() const { return type == "dynamic" || type == "longrope"; }
+  /// @param dimensions  Of a head that are turned: where it is given, lists are checked to be as long.
   /// @throws ConfigError naming the first field that is out of range.
-  void validate() const;
+  void validate(std::optional<int64_t> dimensions = std::nullopt) const;
 };
 
 /// The fields of config.json; defaults are transformers', those of Llama-2-7b.
@@ -51,7 +64,7 @@ struct ACCELERATE_API LlamaConfig {
   std::optional<int64_t> num_key_value_heads;  ///< Fewer than num_attention_heads: grouped queries. As many where it is not given.
   std::optional<int64_t> head_dim;             ///< hidden_size / num_attention_heads where it is not given.
   std::string hidden_act = "silu";             ///< As BertConfig::hidden_act.
-  int64_t max_position_embeddings = 2048;      ///< For information: rotary positions have no end.
+  int64_t max_position_embeddings = 2048;      ///< Rotary positions have no end: only rope_scaling of type dynamic asks for it.
   double initializer_range = 0.02;             ///< Standard deviation of fresh weights.
   double rms_norm_eps = 1e-6;
   std::optional<int64_t> pad_token_id;         ///< Its embedding gets no gradient.
