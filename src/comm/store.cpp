@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "accelerate/error.hpp"
+#include "comm/rank_list.hpp"
 #include "utils/environment.hpp"
 
 namespace accelerate::comm {
@@ -32,12 +33,6 @@ int listen_on_loopback(uint16_t port) {
                       "), where rank 0 must serve the other ranks; another job probably uses this port. Choose another with MASTER_PORT or --main_process_port (0 picks a free one)");
   }
   return fd;
-}
-
-std::string list_of(const std::vector<int64_t>& ranks) {
-  std::string text;
-  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
-  return text;
 }
 
 }  // namespace

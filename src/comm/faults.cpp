@@ -1,0 +1,92 @@
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "accelerate/error.hpp"
+#include "comm/group_impl.hpp"
+
+namespace accelerate::comm {
+namespace {
+
+std::string seconds(std::chrono::milliseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f s", static_cast<double>(time.count()) / 1000.0);
+  return text;
+}
+
+/// Where a peer is that did not come to our collective of group `key`. @param here  what it says of this group
+std::string whereabouts(const RankStatus& peer, const std::string& key, const GroupStatus& here) {
+  for (const auto& [other, status] : peer.groups)
+    if (other != key && status.inside)
+      return "is in collective " + std::to_string(status.sequence) + " (" + status.operation + ") of the " + status.name + " since " + seconds(std::chrono::milliseconds(status.age_ms));
+  return std::string(here.inside ? "is in" : "came out of") + " collective " + std::to_string(here.sequence) + " (" + here.operation + ") " + seconds(std::chrono::milliseconds(here.age_ms)) + " ago" +
+         (here.inside ? "" : " and is outside of collectives");
+}
+
+}  // namespace
+
+std::string text_of(const std::exception& error) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  return c10_error ? c10_error->what_without_backtrace() : error.what();
+}
+
+void Group::Impl::check_usable(const char* operation) const {
+  if (const std::string failure = progress->failure(); !failure.empty())
+    throw CommError(std::string(operation) + " on rank " + std::to_string(own()) + ": the process group is not usable any more: " + failure);
+}
+
+void Group::Impl::fail(const std::string& what, const std::string& key, const std::vector<int64_t>& ranks) {
+  const GroupStatus mine = progress->status().groups.at(key);
+  std::string message = mine.operation + " (collective " + std::to_string(mine.sequence) + " of the " + mine.name + ", " + options.backend + ") on rank " + std::to_string(own()) + ": ";
+  if (const std::string failure = progress->failure(); !failure.empty()) throw CommError(message + failure);
+  bool store_is_gone = false;
+  const auto peers = watchdog->ask_peers(std::chrono::milliseconds(1500), store_is_gone);
+  message += "no result after " + seconds(std::chrono::milliseconds(mine.age_ms)) + " (limit " + seconds(options.timeout) + ")";
+  std::string late, arrived, cause;
+  for (int64_t rank = 0; rank < static_cast<int64_t>(peers.size()); ++rank) {
+    if (rank == own()) continue;
+    const auto& peer = peers[static_cast<size_t>(rank)];
+    const bool member = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+    std::string line = "\n  rank " + std::to_string(rank) + (member ? "" : " (of another group)");
+    if (!peer) {
+      if (rank == 0 && store_is_gone) late += line + " has gone: its process ended (it served the store)";
+      else if (store_is_gone) continue;  // nobody can be asked any more
+      else late += line + " has gone or is stopped: its process does not answer";
+      continue;
+    }
+    if (peer->note.starts_with("failed: ")) {
+      late += line + " " + peer->note;
+      cause = peer->note;
+      continue;
+    }
+    if (!member) continue;
+    const auto found = peer->groups.find(key);
+    const GroupStatus here = found == peer->groups.end() ? GroupStatus{} : found->second;
+    if (peer->note == "left") {
+      late += line + " has left: it ended normally after collective " + std::to_string(here.sequence) + " (" + here.operation + ")";
+    } else if (here.sequence < mine.sequence || (here.sequence == mine.sequence && !here.inside && here.operation != mine.operation)) {
+      late += line + " has not arrived: it " + whereabouts(*peer, key, here);
+    } else if (here.operation != mine.operation && here.sequence == mine.sequence) {
+      late += line + " is elsewhere: its collective " + std::to_string(here.sequence) + " is " + here.operation;
+    } else {
+      arrived += (arrived.empty() ? " Arrived: rank " : ", ") + std::to_string(rank);
+    }
+  }
+  if (!late.empty()) message += ". Missing:" + late + "\n ";
+  message += arrived.empty() ? "" : arrived + ".";
+  message += " All ranks must call the same collectives in the same order; look first at the output of the ranks named above. (" + what + ")";
+  {
+    std::lock_guard lock(progress->mutex);
+    progress->peer_failure = "an earlier collective failed: " + what;
+  }
+  // Peers that hear of this before they find out themselves should learn who was missing, not just that this rank gave up.
+  watchdog->announce_failure(mine.operation + ": " + (!cause.empty() ? cause : late.empty() ? what : "missing:" + late));
+  throw CommError(message);
+}
+
+void Group::announce_failure(const std::string& reason) noexcept {
+  if (impl_->watchdog) impl_->watchdog->announce_failure(reason);
+}
+
+}  // namespace accelerate::comm

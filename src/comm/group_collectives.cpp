@@ -1,0 +1,100 @@
+#include <ATen/ATen.h>
+
+#include "accelerate/error.hpp"
+#include "comm/compat.hpp"
+#include "comm/group_impl.hpp"
+
+namespace accelerate::comm {
+namespace {
+
+/// Found out here, and not by a back end in the middle of a collective, the group stays usable.
+void check_reducible(const at::Tensor& tensor, Reduction reduction) {
+  constexpr auto is_one_of = [](at::ScalarType type, auto... types) { return ((type == types) || ...); };
+  const auto type = tensor.scalar_type();
+  if (is_one_of(type, at::kByte, at::kChar, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble)) return;
+  if (reduction != Reduction::max && is_one_of(type, at::kComplexFloat, at::kComplexDouble)) return;
+  throw ShapeError(std::string("reduce: found a tensor of type ") + at::toString(type) + ", which has no " + (reduction == Reduction::max ? "maximum" : "sum") +
+                   " in the back ends, expected Bool, an integer up to 64 bits, Half, BFloat16, Float, Double or, for sums, a complex type; convert it first");
+}
+
+}  // namespace
+
+void Group::Impl::check_device(const char* operation, const at::Tensor& tensor) const {
+  if (tensor.device().type() != options.device.type() && !(options.dry && tensor.is_meta()))
+    throw ShapeError(std::string(operation) + ": found a tensor on " + tensor.device().str() + ", expected one on " + options.device.str() +
+                     ", which the back end '" + options.backend + "' serves; move it there first (send_to_device)");
+}
+
+at::Tensor Group::all_gather(const at::Tensor& tensor) {
+  impl_->check_device("gather", tensor);
+  const at::Tensor input = (tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor).contiguous();
+  auto sizes = input.sizes().vec();
+  sizes[0] *= world_size();
+  at::Tensor output = at::empty(sizes, input.options());
+  if (input.numel() == 0) {  // nothing to send, but ranks must still meet
+    barrier();
+    return output;
+  }
+  at::Tensor in = as_bytes(input), out = as_bytes(output);
+  run("gather", [&] { return compat::all_gather_single(*impl_->process_group, out, in); });
+  return output;
+}
+
+at::Tensor Group::broadcast(const at::Tensor& tensor, int64_t from) {
+  impl_->check_device("broadcast", tensor);
+  if (from < 0 || from >= world_size())
+    throw ConfigError("broadcast: from_process is " + std::to_string(from) + ", expected a rank from 0 to " + std::to_string(world_size() - 1));
+  at::Tensor output = tensor.detach().clone(at::MemoryFormat::Contiguous);
+  if (output.numel() == 0) {
+    barrier();
+    return output;
+  }
+  std::vector<at::Tensor> bytes{as_bytes(output)};
+  c10d::BroadcastOptions options;
+  options.rootRank = from;
+  run("broadcast", [&] { return impl_->process_group->broadcast(bytes, options); });
+  return output;
+}
+
+void Group::all_reduce_(at::Tensor& tensor, Reduction reduction) {
+  impl_->check_device("reduce", tensor);
+  check_reducible(tensor, reduction);
+  std::vector<at::Tensor> tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.reduceOp = reduction == Reduction::max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+  if (tensor.numel() == 0) return barrier();
+  run("reduce", [&] { return impl_->process_group->allreduce(tensors, options); });
+}
+
+void Group::barrier() {
+  at::Tensor token = at::zeros({1}, at::TensorOptions().device(device()));
+  std::vector<at::Tensor> tensors{token};
+  run("barrier", [&] { return impl_->process_group->allreduce(tensors); });
+  if (!device().is_cpu()) token.item<float>();  // the host must wait too
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Group::all_reduce_async(at::Tensor tensor) {
+  std::vector<at::Tensor> tensors{tensor};
+  return run_async("all_reduce of gradients", tensor, [&] { return impl_->process_group->allreduce(tensors); });
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor output, at::Tensor input) {
+  return run_async("all_gather of parameters", output, [&] { return compat::all_gather_single(*impl_->process_group, output, input); });
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input) {
+  constexpr const char* kName = "reduce_scatter of gradients";
+  if (!device().is_cpu() || dry()) return run_async(kName, output, [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
+  // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank gets its pieces instead, and adds them in the
+  // order of the ranks.
+  at::Tensor pieces = at::empty_like(input);
+  return run_async(kName, output, [&] { return compat::all_to_all_single(*impl_->process_group, pieces, input); }, [output, pieces, input, world = world_size()]() mutable {
+    at::NoGradGuard no_grad;
+    const auto rows = pieces.view({world, -1});
+    at::Tensor sum = output;
+    sum.copy_(rows[0]);
+    for (int64_t rank = 1; rank < world; ++rank) sum.add_(rows[rank]);
+  });
+}
+
+}  // namespace accelerate::comm

@@ -1,0 +1,69 @@
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <optional>
+
+#include "comm/group_impl.hpp"
+#include "comm/rank_list.hpp"
+
+namespace accelerate::comm {
+
+/// One tensor on its way between two ranks, which have an activity of their own: the others of the group take no part in it.
+class Group::Transfer {
+ public:
+  /// @param start  c10d's send or recv
+  Transfer(Impl& group, const at::Tensor& contiguous, int64_t other, c10::intrusive_ptr<c10d::Work> (c10d::ProcessGroup::*start)(std::vector<at::Tensor>&, int, int))
+      : tensor_(contiguous), progress_(group.progress) {
+    group.check_device("transfer", contiguous);
+    group.check_usable("transfer");
+    const auto [first, second] = std::minmax(group.options.rank, other);
+    ranks_ = {group.ranks[static_cast<size_t>(first)], group.ranks[static_cast<size_t>(second)]};
+    key_ = group.key + "/pair:" + list_of(ranks_);
+    inside_.emplace(*progress_, progress_->activity(key_, "ranks " + list_of(ranks_)), "transfer");
+    std::vector<at::Tensor> bytes{as_bytes(contiguous)};
+    try {
+      work_ = (group.process_group.get()->*start)(bytes, static_cast<int>(other), /*tag=*/0);
+    } catch (const std::exception& error) {
+      group.fail(text_of(error), key_, ranks_);
+    }
+  }
+
+  void wait(Impl& group) {
+    bool broken = false;
+    {
+      const std::lock_guard lock(progress_->mutex);
+      broken = !progress_->peer_failure.empty();
+      if (!broken) progress_->transfers.insert(work_.get());
+    }
+    std::string error = broken ? "a peer failed" : "";
+    if (!broken) {
+      try {
+        if (!work_->wait()) error = "interrupted by a failure elsewhere";
+      } catch (const std::exception& thrown) {
+        error = text_of(thrown);
+      }
+      const std::lock_guard lock(progress_->mutex);
+      progress_->transfers.erase(work_.get());
+    }
+    if (!error.empty()) group.fail(error, key_, ranks_);
+    inside_.reset();
+  }
+
+ private:
+  const at::Tensor tensor_;  ///< lives as long as the transport reads it
+  const std::shared_ptr<Progress> progress_;
+  std::string key_;  ///< of the two ranks' activity
+  std::vector<int64_t> ranks_;
+  std::optional<InCollective> inside_;
+  c10::intrusive_ptr<c10d::Work> work_;
+};
+
+std::shared_ptr<Group::Transfer> Group::send(const at::Tensor& contiguous, int64_t to) {
+  return std::make_shared<Transfer>(*impl_, contiguous, to, &c10d::ProcessGroup::send);
+}
+
+void Group::receive_(at::Tensor& contiguous, int64_t from) { Transfer(*impl_, contiguous, from, &c10d::ProcessGroup::recv).wait(*impl_); }
+
+void Group::wait(Transfer& transfer) { transfer.wait(*impl_); }
+
+}  // namespace accelerate::comm

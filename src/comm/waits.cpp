@@ -1,0 +1,136 @@
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <fstream>
+#include <thread>
+
+#include "accelerate/error.hpp"
+#include "comm/group_impl.hpp"
+
+namespace accelerate::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Also when nobody has asked for its exit status yet.
+bool has_ended(int64_t pid) {
+  std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  if (!std::getline(in, text)) return true;
+  const size_t name_end = text.rfind(')');  // a name may contain anything
+  return name_end != std::string::npos && name_end + 2 < text.size() && (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
+}
+
+}  // namespace
+
+void Group::run(const char* operation, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+  impl_->check_usable(operation);
+  auto progress = impl_->progress;
+  const InCollective inside(*progress, *impl_->activity, operation);
+  try {
+    const auto work = start();
+    if (impl_->options.backend == "gloo") {
+      // Wait for the transport or for news of a failed peer, whichever comes first.
+      auto done = std::make_shared<std::atomic<bool>>(false);
+      work->getFuture()->addCallback([progress, done](c10::ivalue::Future&) {
+        {
+          std::lock_guard lock(progress->mutex);
+          *done = true;
+        }
+        progress->changed.notify_all();
+      });
+      std::unique_lock lock(progress->mutex);
+      progress->changed.wait(lock, [&] { return done->load() || !progress->peer_failure.empty(); });
+      if (!*done) throw CommError(progress->peer_failure);
+    }
+    work->wait();
+  } catch (const std::exception& error) {
+    impl_->fail(text_of(error));
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, const at::Tensor& result, const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
+                                                              std::function<void()> after) {
+  impl_->check_usable(operation);
+  auto progress = impl_->progress;
+  Activity* activity = impl_->activity;
+  progress->begin(*activity, operation);
+  const auto work = start();
+  const auto future = work->getFuture();
+  if (!device().is_cpu()) {  // streams order device work; nothing blocks the host
+    progress->end(*activity);
+    return future;
+  }
+  auto pending = std::make_shared<Pending>(operation);
+  {
+    std::lock_guard lock(progress->mutex);
+    progress->pending.insert(pending);
+  }
+  future->addCallback([progress, activity, pending, result, after = std::move(after)](c10::ivalue::Future& transport) {
+    if (!transport.hasError() && after) after();
+    {
+      std::lock_guard lock(progress->mutex);
+      progress->pending.erase(pending);
+      if (transport.hasError() && progress->async_error.empty()) progress->async_error = transport.tryRetrieveErrorMessage();
+    }
+    progress->end(*activity);
+    if (transport.hasError()) pending->fail(transport.exception_ptr());
+    else pending->complete(result);
+  });
+  return pending->future;
+}
+
+void Group::wait(const char* operation, c10::ivalue::Future& future) {
+  guard(operation, [&] { future.waitAndThrow(); });
+}
+
+void Group::watch_processes(std::vector<int64_t> pids) { impl_->pids = std::move(pids); }
+
+void Group::wait_until(const char* operation, const std::function<bool()>& done) {
+  constexpr int kSpins = 2000;  // some microseconds: peers on other cores are about as far as we are
+  constexpr auto kYields = std::chrono::milliseconds(1);
+  impl_->check_usable(operation);
+  auto progress = impl_->progress;
+  const InCollective inside(*progress, *impl_->activity, operation);
+  for (int i = 0; i < kSpins; ++i)
+    if (done()) return;
+  constexpr auto kLook = std::chrono::milliseconds(200);
+  const auto start = Clock::now();
+  Clock::duration next_look = kLook;
+  while (!done()) {
+    const auto waited = Clock::now() - start;
+    if (waited < kYields) {
+      std::this_thread::yield();
+      continue;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    const bool failed = !progress->failure().empty();
+    if (failed || waited > impl_->options.timeout) impl_->fail(failed ? "a peer failed" : "timed out");
+    if (waited < next_look) continue;
+    next_look = waited + kLook;
+    for (size_t rank = 0; rank < impl_->pids.size(); ++rank)
+      if (has_ended(impl_->pids[rank]) && !done()) impl_->fail("the process of rank " + std::to_string(impl_->ranks[rank]) + " has ended");
+  }
+}
+
+void Group::guard(const char* operation, const std::function<void()>& body) {
+  impl_->check_usable(operation);
+  try {
+    body();
+  } catch (const CommError&) {
+    throw;
+  } catch (const std::exception& error) {
+    bool transport = false;
+    {
+      std::lock_guard lock(impl_->progress->mutex);
+      transport = !impl_->progress->async_error.empty();
+    }
+    const std::string text = text_of(error);
+    // c10d's own collectives (buckets' order, buffers) report through gloo's exceptions, which have no type of their own here.
+    transport = transport || text.find("gloo") != std::string::npos || text.find("NCCL") != std::string::npos;
+    if (transport) impl_->fail(text);
+    throw;
+  }
+}
+
+}  // namespace accelerate::comm
