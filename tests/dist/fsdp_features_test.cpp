@@ -198,9 +198,9 @@ RANKS_TEST(FsdpFeatures, RankZerosValuesForEveryoneAlsoWhereNobodyElseHasAny, 2,
   on_both_stores([](const std::string& what) {
     for (const bool deferred : {false, true}) {
       AcceleratorState::reset();
-      auto plugin = every_linear();
-      plugin.sync_module_states = true;
-      Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin});
+      AcceleratorOptions options{.cpu = true, .fsdp_plugin = every_linear()};
+      options.fsdp_plugin->sync_module_states = true;
+      Accelerator accelerator(std::move(options));
       Net expected(100), net{nullptr};
       if (deferred && support::rank() > 0) {
         const auto empty = init_empty_weights();

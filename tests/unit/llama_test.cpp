@@ -14,6 +14,7 @@
 #include "accelerate/safetensors.hpp"
 #include "message_of.hpp"
 #include "models/row_operators.hpp"
+#include "models/weights.hpp"
 #include "python.hpp"
 #include "scratch.hpp"
 
@@ -251,6 +252,15 @@ TEST(LlamaLoading, WeightsOfOneBlockLiveAndDieByThemselves) {
     EXPECT_TRUE(parameter.requires_grad());
   }
   EXPECT_EQ(storages.size(), loaded->parameters().size());
+  // One behind the other, in the order of names: what is read together lies together, and no page is lost between them.
+  const char* end = nullptr;
+  for (const auto& [name, weight] : named_weights(*loaded)) {
+    const auto* begin = static_cast<const char*>(weight.const_data_ptr());
+    if (end) {
+      EXPECT_EQ(begin - end, 0) << name;
+    }
+    end = begin + (weight.nbytes() + 63) / 64 * 64;
+  }
   loaded = nullptr;
   EXPECT_TRUE(torch::equal(kept, saved->named_parameters()["model.norm.weight"]));
 }
