@@ -47,11 +47,11 @@ struct Activity {
 
 /// What this rank does in all groups of the process, and what a failure must end. Shared by the groups, and with callbacks that may outlive them.
 struct Progress {
-  std::mutex mutex;                 ///< of all that follows
-  std::condition_variable changed;  ///< something ended, or a peer failed
+  std::mutex mutex;                            ///< of all that follows
+  std::condition_variable changed;             ///< something ended, or a peer failed
   std::map<std::string, Activity> activities;  ///< by the groups' keys; none is ever removed
-  std::string peer_failure;  ///< what a peer announced, or why the groups are broken
-  std::string async_error;   ///< an asynchronous operation's transport error
+  std::string peer_failure;                    ///< what a peer announced, or why the groups are broken
+  std::string async_error;                     ///< an asynchronous operation's transport error
   std::set<std::shared_ptr<Pending>> pending;
   std::set<c10d::Work*> transfers;  ///< that somebody blocks on; a failure elsewhere ends the wait
 

@@ -50,7 +50,7 @@ void Group::run(const char* operation, const std::function<c10::intrusive_ptr<c1
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, const at::Tensor& result, const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
-                                                              std::function<void()> after) {
+                                                         std::function<void()> after) {
   impl_->check_usable(operation);
   auto progress = impl_->progress;
   Activity* activity = impl_->activity;
