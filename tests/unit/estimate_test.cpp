@@ -65,7 +65,7 @@ TEST(Architectures, AreWhatTransformersBuilds) {
     EXPECT_EQ(json(largest.names), expected["names"]) << config;
     EXPECT_EQ(model.tree.class_name, expected["class"]) << config;
   }
-  EXPECT_EQ(count, 35);
+  EXPECT_EQ(count, 36);
 }
 
 TEST(Architectures, UnknownOnesAndDamagedConfigsAreErrors) {

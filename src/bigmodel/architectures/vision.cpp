@@ -17,11 +17,12 @@ Architecture vit(const Config& config, const std::string& family) {
   const int64_t patches = (height / patch_height) * (width / patch_width);
   const auto projection = with_parameters(module("projection", "Conv2d"), {{"weight", {dim, channels, patch_height, patch_width}}, {"bias", {dim}}});
   const bool bias = config.flag("qkv_bias", true);
+  const int64_t heads = config.divisor("num_attention_heads", 12), attended = dim / heads * heads;
   const auto embeddings = with_parameters(module("embeddings", family + "Embeddings", {module("patch_embeddings", family + "PatchEmbeddings", {projection})}),
                                           {{"cls_token", {1, 1, dim}}, {"position_embeddings", {1, patches + 1, dim}}});
   const auto layer = [&](int64_t) {
     return module("", family + "Layer",
-                  {module("attention", family + "Attention", {linear("q_proj", dim, dim, bias), linear("k_proj", dim, dim, bias), linear("v_proj", dim, dim, bias), linear("o_proj", dim, dim)}),
+                  {module("attention", family + "Attention", {linear("q_proj", dim, attended, bias), linear("k_proj", dim, attended, bias), linear("v_proj", dim, attended, bias), linear("o_proj", attended, dim)}),
                    layer_norm("layernorm_before", dim), layer_norm("layernorm_after", dim), module("mlp", family + "MLP", {linear("fc1", dim, inner), linear("fc2", inner, dim)})});
   };
   return {module("", family + "Model",
