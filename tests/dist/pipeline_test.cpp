@@ -416,7 +416,7 @@ RANKS_TEST(Pipeline, MasksOfInputsMayBeIndices, 2) {
 RANKS_TEST(Pipeline, WrongSplitPointsAreNamed, 3) {
   const PartialState state;
   const auto error = [](const PippyOptions& options) { return support::message_of<ConfigError>([&] { prepare_pippy(AnyNet(through), options); }); };
-  EXPECT_THAT(error({.split_points = {"layer1"}}), HasSubstr("found 1 split points, expected 2 for 3 processes"));
+  EXPECT_THAT(error({.split_points = "layer1"}), HasSubstr("found 1 split points, expected 2 for 3 processes"));
   EXPECT_THAT(error({.split_points = {"layer1", "layer9"}}), HasSubstr("'layer9' names no module with parameters, expected one of (or a module that contains some of) layer0, layer1, layer2, layer3"));
   EXPECT_THAT(error({.split_points = {"layer2", "layer1"}}), HasSubstr("'layer1' leaves the stage before it empty"));
   EXPECT_THAT(error({.split_points = {"layer0", "layer1"}}), HasSubstr("'layer0' leaves the stage before it empty"));

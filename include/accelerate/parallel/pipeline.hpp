@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accelerate/export.hpp"
@@ -21,9 +22,15 @@ enum class PipelineBalance {
   time,   ///< of a forward with the example inputs, measured on rank 0, which needs all weights for that
 };
 
+/// "auto", or names of modules, each of which begins a stage: one name less than there are processes, in the order in which the forward comes to them.
+struct SplitPoints : std::vector<std::string> {
+  using vector::vector;
+  SplitPoints(const char* name) : vector{name} {}                                 // NOLINT(google-explicit-constructor): `.split_points = "auto"`, as in the reference
+  SplitPoints(std::vector<std::string> names) : vector(std::move(names)) {}  // NOLINT(google-explicit-constructor)
+};
+
 struct PippyOptions {
-  /// {"auto"}, or names of modules, each of which begins a stage: one name less than there are processes, in the order in which the forward comes to them.
-  std::vector<std::string> split_points = {"auto"};
+  SplitPoints split_points = "auto";
   /// Classes of modules that "auto" leaves in one piece, by their own name ("BertLayer"). Empty: the members of module lists that have modules of their own.
   std::vector<std::string> no_split_module_classes = {};
   PipelineBalance balance = PipelineBalance::bytes;
