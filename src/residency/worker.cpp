@@ -30,6 +30,7 @@ Worker::Worker() {
   std::latch alone(1);
   thread_ = std::thread([this, &alone] {
     at::set_num_threads(1);
+    static_cast<void>(at::get_num_threads());  // a thread's first question settles its count
     alone.count_down();
     loop();
   });

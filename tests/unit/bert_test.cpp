@@ -129,7 +129,7 @@ TEST(BertConfig, InvalidFieldsAreNamed) {
   };
   EXPECT_THAT(error([](BertConfig& c) { c.num_attention_heads = 3; }), HasSubstr("hidden_size is 8, expected a multiple of num_attention_heads, which is 3"));
   EXPECT_THAT(error([](BertConfig& c) { c.num_hidden_layers = 0; }), HasSubstr("num_hidden_layers is 0, expected at least 1"));
-  EXPECT_THAT(error([](BertConfig& c) { c.hidden_act = "gleu"; }), HasSubstr("hidden_act is 'gleu', expected one of gelu, gelu_new"));
+  EXPECT_THAT(error([](BertConfig& c) { c.hidden_act = "gleu"; }), HasSubstr("hidden_act is 'gleu', expected one of gelu, gelu_python, gelu_new"));
   EXPECT_THAT(error([](BertConfig& c) { c.hidden_dropout_prob = 1; }), HasSubstr("hidden_dropout_prob is 1, expected a probability"));
   EXPECT_THAT(error([](BertConfig& c) { c.pad_token_id = 20; }), HasSubstr("pad_token_id is 20, expected an id below vocab_size, which is 20"));
   EXPECT_THAT(error([](BertConfig& c) { c.labels.clear(); }), HasSubstr("num_labels is 0"));

@@ -85,7 +85,7 @@ TEST(Llama, ACacheChangesNothing) {
   for (const auto window : {std::optional<int64_t>(), std::optional<int64_t>(3)}) {
     auto config = tiny();
     config.sliding_window = window;
-    config.layer_types = {"sliding_attention", "full_attention"};
+    if (window) config.layer_types = {"sliding_attention", "full_attention"};
     LlamaForCausalLM model(config);
     model->eval();
     const torch::NoGradGuard no_grad;
