@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace cli {
 namespace {

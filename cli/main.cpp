@@ -9,8 +9,8 @@
 #include <map>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/version.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/utils/version.hpp"
 #include "command.hpp"
 
 namespace cli {

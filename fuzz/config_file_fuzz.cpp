@@ -1,7 +1,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "config/config_file.hpp"
 #include "config/yaml.hpp"
 

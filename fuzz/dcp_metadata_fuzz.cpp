@@ -1,6 +1,6 @@
 #include <cstdlib>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/dcp/metadata.hpp"
 
 // Any bytes are metadata of which the properties below hold, or a CheckpointError.

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <string>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 
 // Any bytes are a configuration that reads the same after it was written, or a ConfigError; and a plugin with that configuration is filled, or a ConfigError.

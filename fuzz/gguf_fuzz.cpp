@@ -2,7 +2,7 @@
 #include <string_view>
 #include <vector>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/gguf_names.hpp"
 
 // Any bytes are a file whose tensors lie within it and can be decoded, or a CheckpointError.

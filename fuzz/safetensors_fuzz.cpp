@@ -1,7 +1,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/safetensors_header.hpp"
 
 // Any bytes are a header that passes, of which the properties below hold, or a CheckpointError.

@@ -8,7 +8,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "bigmodel/torch_file.hpp"
 #include "formats/torch_archive.hpp"
 #include "stored_zip.hpp"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);

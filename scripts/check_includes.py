@@ -23,13 +23,11 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.M)
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 TORCH_FREE = ("cli", "launch", "config")
 
-# Public headers that lie directly in include/accelerate/ and are not named after their module.
-MODULE_OF_HEADER = {
-    "archive": "utils", "error": "utils", "export": "utils", "kwargs": "utils", "kwargs_dict": "utils", "memory": "utils", "model_like": "utils", "model_ref": "utils", "monitor": "utils", "nested": "utils",
-    "ops": "utils", "progress": "utils", "split": "utils", "version": "utils",
-    "activations": "residency", "gguf": "formats", "deferred": "residency", "dry_run": "accelerator", "inference": "accelerator", "prepared": "accelerator", "record": "accelerator", "random": "data", "safetensors": "formats", "tracker": "trackers",
-}
-UMBRELLA = PUBLIC / "accelerate" / "accelerate.hpp"
+
+
+def is_door(path):
+    """Whether this is a header for programs that only includes others: one directly in include/accelerate/ that is not named after a module."""
+    return path.parent == PUBLIC / "accelerate" and not (PRIVATE / path.stem).is_dir()
 
 
 def drawn_arrows():
@@ -53,15 +51,14 @@ def drawn_arrows():
 
 
 def module_of(path):
-    """The module that a file belongs to; None for the umbrella header, examples, tests, and headers that nobody has assigned."""
+    """The module that a file belongs to; None for doors (accelerate.hpp and its kin), examples and tests."""
     if path.is_relative_to(ROOT / "cli"):
         return "cli"
     if path.is_relative_to(PRIVATE):
         return path.relative_to(PRIVATE).parts[0]
-    if path.is_relative_to(PUBLIC) and path != UMBRELLA:
+    if path.is_relative_to(PUBLIC) and not is_door(path):
         below = path.relative_to(PUBLIC / "accelerate")
-        name = below.parts[0] if len(below.parts) > 1 else below.stem
-        return MODULE_OF_HEADER.get(name, name)
+        return below.parts[0] if len(below.parts) > 1 else below.stem
     return None
 
 
@@ -79,6 +76,12 @@ def includes(path):
     """[(name as written, file or None)]"""
     names = (quoted or angled for quoted, angled in INCLUDE.findall(path.read_text()))
     return [(name, resolve(name, path)) for name in names]
+
+
+def declarations(path):
+    """The first line of a header that is neither comment nor preprocessor, or None."""
+    lines = (line.strip() for line in path.read_text().splitlines())
+    return next((line for line in lines if line and not line.startswith(("#", "//"))), None)
 
 
 def path_to_libtorch(path, seen):
@@ -125,18 +128,21 @@ def check():
 
     for path in sources("include", "src", "cli"):
         shown, module = path.relative_to(ROOT), module_of(path)
-        if module not in known and path != UMBRELLA:
-            problems.append(f"{shown}: public header of no module; name it after one, or enter it in MODULE_OF_HEADER of scripts/check_includes.py")
+        if is_door(path):
+            if declared := declarations(path):
+                problems.append(f"{shown}: headers directly in include/accelerate/ that are not named after a module only include others; this one has '{declared}'")
+        elif module not in known:
+            problems.append(f"{shown}: public header of no module: there is no folder src/{module}")
             continue
         for name, target in includes(path):
             if target is None:
                 continue
             if target.is_relative_to(PRIVATE) and not path.is_relative_to(PRIVATE):
                 problems.append(f"{shown}: includes the private header '{name}', which is not installed")
-            if path == UMBRELLA:
+            if is_door(path):
                 continue
-            if target == UMBRELLA:
-                problems.append(f"{shown}: includes the umbrella header, which is for programs; include what is needed")
+            if is_door(target):
+                problems.append(f"{shown}: includes '{name}', which is for programs; include what is needed")
                 continue
             other = module_of(target)
             if other == module:

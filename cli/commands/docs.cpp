@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "../command.hpp"
-#include "accelerate/version.hpp"
+#include "accelerate/utils/version.hpp"
 
 namespace {
 

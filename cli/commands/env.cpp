@@ -9,7 +9,7 @@
 
 #include "../command.hpp"
 #include "accelerate/config.hpp"
-#include "accelerate/version.hpp"
+#include "accelerate/utils/version.hpp"
 
 namespace {
 

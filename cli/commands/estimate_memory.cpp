@@ -5,7 +5,7 @@
 
 #include "../command.hpp"
 #include "accelerate/bigmodel/estimate.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace {
 

@@ -7,7 +7,7 @@
 
 #include "../command.hpp"
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace {
 

@@ -14,9 +14,9 @@
 #include "accelerate/bigmodel/loading.hpp"
 #include "accelerate/bigmodel/offload.hpp"
 #include "accelerate/bigmodel/sizes.hpp"
-#include "accelerate/deferred.hpp"
-#include "accelerate/export.hpp"
-#include "accelerate/model_like.hpp"
+#include "accelerate/residency/deferred.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/model/model_like.hpp"
 
 namespace accelerate {
 

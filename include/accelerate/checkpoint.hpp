@@ -13,9 +13,9 @@
 #include <optional>
 #include <string>
 
-#include "accelerate/archive.hpp"
-#include "accelerate/export.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/utils/archive.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/model/model_ref.hpp"
 
 namespace accelerate::checkpointing {
 

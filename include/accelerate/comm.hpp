@@ -12,10 +12,10 @@
 #include <string_view>
 #include <vector>
 
-#include "accelerate/archive.hpp"
-#include "accelerate/export.hpp"
-#include "accelerate/nested.hpp"
-#include "accelerate/ops.hpp"
+#include "accelerate/utils/archive.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/nested.hpp"
+#include "accelerate/utils/ops.hpp"
 
 namespace accelerate {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 

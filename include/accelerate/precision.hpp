@@ -8,9 +8,9 @@
 
 #include <optional>
 
-#include "accelerate/export.hpp"
-#include "accelerate/kwargs.hpp"
-#include "accelerate/ops.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/kwargs.hpp"
+#include "accelerate/utils/ops.hpp"
 #include "accelerate/state.hpp"
 
 namespace accelerate {

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "accelerate/export.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/model/model_ref.hpp"
 
 namespace accelerate::residency {
 

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "accelerate/export.hpp"
-#include "accelerate/kwargs.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/kwargs.hpp"
 
 namespace accelerate {
 

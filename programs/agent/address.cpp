@@ -14,7 +14,7 @@
 #include <set>
 #include <thread>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::agent {
 namespace {

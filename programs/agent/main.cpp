@@ -13,7 +13,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "agent/address.hpp"
 #include "agent/no_operators.hpp"
 #include "agent/tunnel.hpp"

@@ -16,7 +16,7 @@
 #include <sstream>
 #include <vector>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "agent/address.hpp"
 
 namespace accelerate::agent {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "sagemaker/http.hpp"
 #include "sagemaker/profiles.hpp"
 

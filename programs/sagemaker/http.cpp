@@ -6,7 +6,7 @@
 #include <cctype>
 #include <memory>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace sagemaker {
 namespace {

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <vector>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "sagemaker/aws.hpp"
 
 namespace sagemaker {

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <fstream>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace sagemaker {
 namespace {

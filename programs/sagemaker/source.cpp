@@ -9,7 +9,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace sagemaker {
 namespace {

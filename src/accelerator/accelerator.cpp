@@ -1,8 +1,8 @@
 #include <exception>
 
-#include "accelerate/deferred.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/memory.hpp"
+#include "accelerate/residency/deferred.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/utils/memory.hpp"
 #include "accelerate/parallel/ddp.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "accelerator/parallelism.hpp"

@@ -3,7 +3,7 @@
 #include <list>
 
 #include "accelerate/accelerator.hpp"
-#include "accelerate/tracker.hpp"
+#include "accelerate/trackers/tracker.hpp"
 
 namespace accelerate {
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <charconv>
 
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "accelerator/sharded_checkpoint.hpp"
 #include "accelerator/state_files.hpp"

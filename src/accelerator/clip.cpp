@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerator/accelerator_impl.hpp"
 
 namespace accelerate {

@@ -1,11 +1,11 @@
-#include "accelerate/dry_run.hpp"
+#include "accelerate/accelerator/dry_run.hpp"
 
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/state.hpp"
 #include "comm/dry_process_group.hpp"

@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
 
 namespace accelerate {

@@ -1,4 +1,4 @@
-#include "accelerate/record.hpp"
+#include "accelerate/accelerator/record.hpp"
 
 #include <nlohmann/json.hpp>
 
@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/state.hpp"
 #include "utils/environment.hpp"
 

@@ -12,7 +12,7 @@
 
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/dcp.hpp"
 #include "formats/torch_archive.hpp"
 #include "utils/atomic_file.hpp"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "accelerate/optim/optimizer.hpp"
-#include "accelerate/prepared.hpp"
+#include "accelerate/accelerator/prepared.hpp"
 #include "accelerator/state_files.hpp"
 #include "checkpoint/saved_state.hpp"
 

@@ -2,8 +2,8 @@
 
 #include <set>
 
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "accelerator/state_files.hpp"
 #include "checkpoint/weight_files.hpp"

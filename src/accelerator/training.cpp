@@ -2,7 +2,7 @@
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/parallel/ddp.hpp"
 #include "accelerator/accelerator_impl.hpp"
 

@@ -2,7 +2,7 @@
 #include <unordered_map>
 
 #include "accelerate/bigmodel.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/torch_dtypes.hpp"
 
 namespace accelerate {

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "bigmodel/walk.hpp"
 
 namespace accelerate {

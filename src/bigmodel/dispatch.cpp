@@ -11,7 +11,7 @@
 #include <unordered_map>
 
 #include "accelerate/bigmodel.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "bigmodel/loading_plan.hpp"
 #include "bigmodel/offload_places.hpp"
 #include "bigmodel/replace.hpp"

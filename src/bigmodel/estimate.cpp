@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate {
 

@@ -10,7 +10,7 @@
 
 #include "accelerate/bigmodel/estimate.hpp"
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "bigmodel/built_in_models.hpp"
 #include "bigmodel/torch_file.hpp"
 #include "formats/gguf_header.hpp"

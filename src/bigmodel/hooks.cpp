@@ -8,7 +8,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "accelerate/ops.hpp"
+#include "accelerate/utils/ops.hpp"
 #include "accelerate/residency.hpp"
 #include "bigmodel/replace.hpp"
 #include "residency/member.hpp"

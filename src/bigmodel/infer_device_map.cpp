@@ -6,7 +6,7 @@
 #include <ostream>
 
 #include "accelerate/bigmodel/device_map.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "bigmodel/walk.hpp"
 
 namespace accelerate {

@@ -14,8 +14,8 @@
 
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/gguf.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/gguf.hpp"
 #include "bigmodel/loading_plan.hpp"
 #include "bigmodel/replace.hpp"
 #include "formats/torch_dtypes.hpp"

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "accelerate/bigmodel/device_map.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate {
 namespace {

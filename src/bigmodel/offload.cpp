@@ -12,8 +12,8 @@
 #include <nlohmann/json.hpp>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "bigmodel/offload_places.hpp"
 #include "formats/mapped_file.hpp"
 #include "formats/safetensors_dtypes.hpp"

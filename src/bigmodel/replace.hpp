@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
-#include "accelerate/deferred.hpp"
+#include "accelerate/residency/deferred.hpp"
 
 namespace accelerate::bigmodel {
 

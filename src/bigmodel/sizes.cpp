@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "bigmodel/walk.hpp"
 
 namespace accelerate {

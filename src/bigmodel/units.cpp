@@ -7,7 +7,7 @@
 
 #include "accelerate/bigmodel/sizes.hpp"
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate {
 namespace {

@@ -4,8 +4,8 @@
 #include <unordered_map>
 
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/progress.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/utils/progress.hpp"
 #include "accelerate/state.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "formats/dcp.hpp"

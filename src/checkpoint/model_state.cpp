@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::checkpointing {
 namespace {

@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "utils/atomic_file.hpp"
 
 namespace accelerate::checkpointing {

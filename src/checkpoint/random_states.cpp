@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::checkpointing {
 namespace {

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "utils/atomic_file.hpp"
 

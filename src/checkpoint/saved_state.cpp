@@ -10,8 +10,8 @@
 #include <optional>
 #include <unordered_map>
 
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "formats/dcp.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/torch_archive.hpp"

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::comm {
 namespace {

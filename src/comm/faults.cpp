@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/group_impl.hpp"
 
 namespace accelerate::comm {

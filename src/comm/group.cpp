@@ -5,7 +5,7 @@
 
 #include <numeric>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/dry_process_group.hpp"
 #include "comm/group_impl.hpp"

@@ -1,6 +1,6 @@
 #include <ATen/ATen.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/compat.hpp"
 #include "comm/group_impl.hpp"
 

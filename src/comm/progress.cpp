@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::comm {
 namespace {

@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/rank_list.hpp"
 #include "utils/environment.hpp"
 

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <thread>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/group_impl.hpp"
 
 namespace accelerate::comm {

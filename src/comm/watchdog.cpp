@@ -2,7 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "accelerate/archive.hpp"
+#include "accelerate/utils/archive.hpp"
 
 namespace accelerate::comm {
 namespace {

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "accelerate/nested.hpp"
+#include "accelerate/utils/nested.hpp"
 
 namespace c10d {
 class Store;

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "config/config_file.hpp"
 #include "config/yaml.hpp"
 

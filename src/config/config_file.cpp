@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/config/option.hpp"
 #include "config/yaml.hpp"
 

@@ -2,7 +2,7 @@
 #include <set>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "config/config_file.hpp"
 #include "config/yaml.hpp"
 

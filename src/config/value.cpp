@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::config {
 namespace {

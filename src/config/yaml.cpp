@@ -9,7 +9,7 @@
 #include <regex>
 #include <sstream>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::config {
 namespace {

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "accelerate/data/sampler.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::data {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "draws.hpp"
 
 namespace accelerate::data::detail {

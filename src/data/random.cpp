@@ -1,4 +1,4 @@
-#include "accelerate/random.hpp"
+#include "accelerate/data/random.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -9,7 +9,7 @@
 #include <string>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate {
 namespace {

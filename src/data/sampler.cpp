@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "draws.hpp"
 
 namespace accelerate::data {

@@ -3,8 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "formats/input_file.hpp"
 #include "formats/torch_archive.hpp"
 

@@ -7,7 +7,7 @@
 #include <set>
 #include <type_traits>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::formats {
 namespace {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "accelerate/gguf.hpp"
+#include "accelerate/formats/gguf.hpp"
 #include "formats/gguf_encodings.hpp"
 
 namespace accelerate::formats {

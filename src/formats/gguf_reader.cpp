@@ -6,8 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include "accelerate/error.hpp"
-#include "accelerate/gguf.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/gguf.hpp"
 #include "formats/gguf_header.hpp"
 #include "formats/gguf_names.hpp"
 #include "formats/mapped_file.hpp"

@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <string>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::formats {
 

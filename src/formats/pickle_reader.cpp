@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/pickle.hpp"
 
 namespace accelerate::formats {

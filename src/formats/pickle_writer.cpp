@@ -1,7 +1,7 @@
 #include <bit>
 #include <limits>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/pickle.hpp"
 
 namespace accelerate::formats {

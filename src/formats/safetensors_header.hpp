@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "accelerate/safetensors.hpp"
+#include "accelerate/formats/safetensors.hpp"
 
 namespace accelerate::formats {
 

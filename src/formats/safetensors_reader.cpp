@@ -6,8 +6,8 @@
 
 #include <ATen/ops/from_blob.h>
 
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "formats/input_file.hpp"
 #include "formats/mapped_file.hpp"
 #include "formats/safetensors_dtypes.hpp"

@@ -11,8 +11,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/safetensors_header.hpp"
 #include "formats/tensor_source.hpp"

@@ -10,7 +10,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/dcp/box.hpp"
 #include "formats/torch_archive.hpp"
 #include "formats/torch_dtypes.hpp"

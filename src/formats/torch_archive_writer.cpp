@@ -5,7 +5,7 @@
 #include <ATen/core/List.h>
 #include <caffe2/serialize/inline_container.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/torch_archive.hpp"
 #include "formats/torch_dtypes.hpp"
 

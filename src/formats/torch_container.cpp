@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::formats {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::launcher {
 

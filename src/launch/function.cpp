@@ -13,7 +13,7 @@
 #include <filesystem>
 
 #include "accelerate/config/option.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/launch.hpp"
 #include "config/value.hpp"
 #include "launch/affinity.hpp"

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::launcher {
 namespace {

@@ -13,7 +13,7 @@
 #include <sstream>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "launch/hostfile.hpp"
 #include "launch/log_files.hpp"
 #include "launch/tpu.hpp"

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "launch/deepspeed.hpp"
 #include "launch/environment.hpp"
 #include "launch/job.hpp"

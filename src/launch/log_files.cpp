@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::launcher {
 namespace {

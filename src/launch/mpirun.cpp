@@ -6,7 +6,7 @@
 #include <set>
 #include <sstream>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "launch/program.hpp"
 
 namespace accelerate::launcher {

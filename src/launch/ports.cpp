@@ -10,7 +10,7 @@
 #include <random>
 #include <string>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::launcher {
 namespace {

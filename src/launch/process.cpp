@@ -13,7 +13,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "launch/warden.hpp"
 
 namespace accelerate::launcher {

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "launch/deepspeed.hpp"
 #include "launch/environment.hpp"
 #include "launch/mpirun.hpp"

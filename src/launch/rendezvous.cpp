@@ -15,7 +15,7 @@
 #include <sstream>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "config/value.hpp"
 #include "launch/job.hpp"
 #include "launch/monitor/monitor.hpp"

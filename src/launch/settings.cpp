@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "config/config_file.hpp"
 #include "launch/job.hpp"
 #include "utils/slurm.hpp"

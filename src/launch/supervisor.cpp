@@ -18,7 +18,7 @@
 #include <sstream>
 #include <tuple>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "launch/affinity.hpp"
 #include "launch/environment.hpp"
 #include "launch/monitor/monitor.hpp"

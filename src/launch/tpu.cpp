@@ -5,7 +5,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "launch/environment.hpp"
 #include "launch/log_files.hpp"
 #include "launch/program.hpp"

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::launcher {
 namespace {

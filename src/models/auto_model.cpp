@@ -5,7 +5,7 @@
 
 #include <torch/nn/module.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/architecture.hpp"
 #include "models/json_file.hpp"
 

@@ -8,7 +8,7 @@
 #include <unicode/unistr.h>
 #include <unicode/utf8.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::models {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/activations.hpp"
 #include "models/attention.hpp"
 #include "models/bert_config.hpp"

@@ -2,7 +2,7 @@
 #include <map>
 #include <string_view>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/models/bert.hpp"
 #include "models/activations.hpp"
 #include "models/bert_config.hpp"

@@ -1,7 +1,7 @@
 #include <torch/torch.h>
 
 #include "accelerate/models/bert.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "models/architecture.hpp"
 #include "models/bert_config.hpp"
 #include "models/weights.hpp"

@@ -4,7 +4,7 @@
 #include <sstream>
 #include <string>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::models {
 

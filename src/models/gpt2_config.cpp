@@ -1,4 +1,4 @@
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/activations.hpp"
 #include "models/check_field.hpp"
 #include "models/gpt2_config.hpp"

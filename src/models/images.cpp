@@ -5,7 +5,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::models {
 

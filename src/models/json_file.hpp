@@ -14,8 +14,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "accelerate/error.hpp"
-#include "accelerate/gguf.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/gguf.hpp"
 
 namespace accelerate::models {
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::models {
 namespace {

@@ -2,7 +2,7 @@
 #include <functional>
 #include <iterator>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/models/llama.hpp"
 #include "models/activations.hpp"
 #include "models/check_field.hpp"

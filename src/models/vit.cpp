@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/activations.hpp"
 #include "models/architecture.hpp"
 #include "models/attention.hpp"

@@ -10,9 +10,9 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
-#include "accelerate/error.hpp"
-#include "accelerate/gguf.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/gguf.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "models/json_file.hpp"
 #include "models/refused_fields.hpp"
 #include "utils/huge_pages.hpp"

@@ -6,7 +6,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/basic_tokenizer.hpp"
 #include "models/json_file.hpp"
 #include "models/piece_table.hpp"

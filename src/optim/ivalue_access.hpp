@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::optim {
 

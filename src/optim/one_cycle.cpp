@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/optim/schedules.hpp"
 #include "optim/ivalue_access.hpp"
 

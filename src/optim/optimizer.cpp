@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/state.hpp"
 #include "optim/fused_step.hpp"

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/optim/schedules.hpp"
 #include "optim/ivalue_access.hpp"
 

@@ -1,7 +1,7 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/optim/schedules.hpp"
 #include "optim/ivalue_access.hpp"
 

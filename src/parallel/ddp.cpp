@@ -11,7 +11,7 @@
 #include <limits>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
 #include "parallel/gradient_hook.hpp"
 #include "parallel/verify_parameters.hpp"

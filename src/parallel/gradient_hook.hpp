@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "accelerate/kwargs.hpp"
+#include "accelerate/utils/kwargs.hpp"
 
 namespace c10d {
 class CommHookInterface;

@@ -1,6 +1,6 @@
 #include "accelerate/parallel/megatron_lm_plugin.hpp"
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
 
 namespace accelerate {

@@ -6,7 +6,7 @@
 #include <array>
 #include <cctype>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
 
 namespace accelerate {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::parallel {
 namespace {

@@ -1,6 +1,6 @@
 #include <ATen/autocast_mode.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/precision.hpp"
 
 namespace accelerate {

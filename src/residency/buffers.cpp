@@ -2,8 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
-#include "accelerate/error.hpp"
-#include "accelerate/memory.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/utils/memory.hpp"
 #include "utils/huge_pages.hpp"
 
 namespace accelerate::residency {

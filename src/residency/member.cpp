@@ -5,7 +5,7 @@
 #include <c10/core/TensorImpl.h>
 #include <torch/version.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::residency {
 namespace {

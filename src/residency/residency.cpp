@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "residency/counters.hpp"
 #include "residency/fallback.hpp"
 #include "residency/devices.hpp"

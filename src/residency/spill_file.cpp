@@ -9,7 +9,7 @@
 #include <string>
 #include <system_error>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::residency {
 namespace {

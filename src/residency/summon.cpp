@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/residency.hpp"
 #include "residency/member.hpp"
 #include "residency/residency.hpp"

@@ -2,7 +2,7 @@
 
 #include <c10/util/safe_numerics.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::residency {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "accelerate/model_ref.hpp"
+#include "accelerate/model/model_ref.hpp"
 #include "residency/home.hpp"
 #include "residency/member.hpp"
 

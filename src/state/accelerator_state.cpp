@@ -1,4 +1,4 @@
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/state.hpp"
 #include "utils/environment.hpp"
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/state.hpp"
 
 namespace accelerate {

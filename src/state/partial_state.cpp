@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/state.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/group.hpp"

@@ -6,7 +6,7 @@
 #include <bit>
 #include <chrono>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate {
 namespace {

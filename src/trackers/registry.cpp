@@ -1,5 +1,5 @@
-#include "accelerate/error.hpp"
-#include "accelerate/tracker.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/trackers/tracker.hpp"
 
 namespace accelerate {
 

@@ -1,7 +1,7 @@
 #include <fstream>
 
-#include "accelerate/error.hpp"
-#include "accelerate/tracker.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/trackers/tracker.hpp"
 #include "trackers/event_file.hpp"
 
 namespace accelerate {

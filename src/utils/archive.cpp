@@ -1,4 +1,4 @@
-#include "accelerate/archive.hpp"
+#include "accelerate/utils/archive.hpp"
 
 #include <ATen/ops/empty.h>
 #include <torch/csrc/jit/serialization/pickle.h>

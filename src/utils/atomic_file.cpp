@@ -8,7 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate {
 namespace {

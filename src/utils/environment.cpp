@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::environment {
 

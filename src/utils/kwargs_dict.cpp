@@ -1,10 +1,10 @@
-#include "accelerate/kwargs_dict.hpp"
+#include "accelerate/utils/kwargs_dict.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cctype>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
 
 namespace accelerate {

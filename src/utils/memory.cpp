@@ -1,4 +1,4 @@
-#include "accelerate/memory.hpp"
+#include "accelerate/utils/memory.hpp"
 
 #include <ATen/DeviceAccelerator.h>
 #include <c10/util/Exception.h>

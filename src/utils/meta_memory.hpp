@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "accelerate/memory.hpp"
+#include "accelerate/utils/memory.hpp"
 
 namespace accelerate::meta_memory {
 

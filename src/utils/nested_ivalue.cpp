@@ -1,6 +1,6 @@
 #include <ATen/core/ivalue.h>
 
-#include "accelerate/nested.hpp"
+#include "accelerate/utils/nested.hpp"
 
 namespace accelerate::nested {
 

@@ -1,4 +1,4 @@
-#include "accelerate/ops.hpp"
+#include "accelerate/utils/ops.hpp"
 
 #include <ATen/ATen.h>
 

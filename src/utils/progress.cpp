@@ -1,4 +1,4 @@
-#include "accelerate/progress.hpp"
+#include "accelerate/utils/progress.hpp"
 
 #include <sys/ioctl.h>
 #include <unistd.h>

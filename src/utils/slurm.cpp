@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::slurm {
 namespace {

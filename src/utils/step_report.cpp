@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <ctime>
 
-#include "accelerate/monitor.hpp"
+#include "accelerate/utils/monitor.hpp"
 #include "utils/step_file.hpp"
 
 namespace accelerate {

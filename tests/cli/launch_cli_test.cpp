@@ -14,7 +14,7 @@
 #include <sstream>
 #include <thread>
 
-#include "accelerate/version.hpp"
+#include "accelerate/utils/version.hpp"
 #include "program.hpp"
 #include "ranks.hpp"
 

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "accelerate/accelerator.hpp"
-#include "accelerate/monitor.hpp"
+#include "accelerate/utils/monitor.hpp"
 
 int main(int count, char**) {
   accelerate::Accelerator accelerator;

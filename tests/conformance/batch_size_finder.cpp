@@ -1,8 +1,8 @@
 // find_executable_batch_size with a function that fits up to a size, and which errors count as "out of memory".
 #include <stdexcept>
 
-#include "accelerate/error.hpp"
-#include "accelerate/memory.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/utils/memory.hpp"
 #include "runner.hpp"
 
 namespace conformance {

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "../../cli/arguments.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "config/config_file.hpp"
 #include "config/yaml.hpp"
 #include "launch/deepspeed.hpp"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "module_tree_json.hpp"
 
 namespace conformance {

@@ -1,5 +1,5 @@
 // Keyword handlers as dictionaries, the compiler's settings, Megatron-LM's arguments.
-#include "accelerate/kwargs_dict.hpp"
+#include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerate/parallel/megatron_lm_plugin.hpp"
 #include "environment.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <cctype>
 
-#include "accelerate/ops.hpp"
+#include "accelerate/utils/ops.hpp"
 #include "runner.hpp"
 
 namespace conformance {

@@ -6,7 +6,7 @@
 #include <iterator>
 
 #include "accelerate/bigmodel/offload.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "folders.hpp"
 #include "runner.hpp"
 

@@ -10,7 +10,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "ranks.hpp"
 
 namespace conformance {

@@ -9,7 +9,7 @@
 
 #include "accelerate/accelerator.hpp"
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "environment.hpp"
 #include "folders.hpp"

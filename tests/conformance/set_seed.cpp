@@ -1,7 +1,7 @@
 // The numbers that LibTorch draws after set_seed. The fields for numpy's and Python's generators have no counterpart here.
 #include <torch/torch.h>
 
-#include "accelerate/random.hpp"
+#include "accelerate/data/random.hpp"
 #include "runner.hpp"
 
 namespace conformance {

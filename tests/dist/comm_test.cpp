@@ -1,6 +1,6 @@
 // Collectives over real processes: every operation x dtype x structure, and what ranks are told when they don't agree.
 #include <accelerate/comm.hpp>
-#include <accelerate/error.hpp>
+#include <accelerate/utils/error.hpp>
 #include <accelerate/state.hpp>
 
 #include <gmock/gmock.h>

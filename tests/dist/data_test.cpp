@@ -4,7 +4,7 @@
 
 #include "accelerate/comm.hpp"
 #include "accelerate/data.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/state.hpp"
 #include "data_datasets.hpp"
 #include "ranks.hpp"

@@ -9,9 +9,9 @@
 #include <chrono>
 #include <numeric>
 
-#include "accelerate/deferred.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/inference.hpp"
+#include "accelerate/residency/deferred.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/accelerator/inference.hpp"
 #include "accelerate/models/bert.hpp"
 #include "accelerate/models/gpt2.hpp"
 #include "accelerate/models/llama.hpp"

@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "ranks.hpp"
 
 namespace {

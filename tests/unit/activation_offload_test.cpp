@@ -10,8 +10,8 @@
 #include <functional>
 #include <thread>
 
-#include "accelerate/activations.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/residency/recompute.hpp"
+#include "accelerate/utils/error.hpp"
 #include "counting_allocator.hpp"
 #include "message_of.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"

@@ -1,4 +1,4 @@
-#include "accelerate/activations.hpp"
+#include "accelerate/residency/recompute.hpp"
 
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <functional>
 #include <thread>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "counting_allocator.hpp"
 #include "message_of.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "accelerate/bigmodel.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 
 namespace {

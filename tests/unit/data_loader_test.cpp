@@ -2,7 +2,7 @@
 #include <torch/torch.h>
 
 #include "accelerate/data/loader.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "data_datasets.hpp"
 
 namespace {

@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 
 #include "accelerate/data.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "data_datasets.hpp"
 
 namespace {

@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "accelerate/data/sampler.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/random.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/data/random.hpp"
 #include "data_datasets.hpp"
 
 namespace {

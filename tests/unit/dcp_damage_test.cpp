@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "dcp_test_support.hpp"
 #include "formats/torch_archive.hpp"
 #include "message_of.hpp"

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "dcp_test_support.hpp"
 #include "message_of.hpp"
 #include "python.hpp"

@@ -5,8 +5,8 @@
 #include <fstream>
 #include <thread>
 
-#include "accelerate/archive.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/archive.hpp"
+#include "accelerate/utils/error.hpp"
 #include "dcp_test_support.hpp"
 #include "formats/torch_archive.hpp"
 #include "message_of.hpp"

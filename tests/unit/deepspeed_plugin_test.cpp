@@ -7,8 +7,8 @@
 #include <fstream>
 #include <limits>
 
-#include "accelerate/error.hpp"
-#include "accelerate/kwargs_dict.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "accelerate/parallel/megatron_lm_plugin.hpp"
 #include "message_of.hpp"

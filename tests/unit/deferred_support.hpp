@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "accelerate/deferred.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/residency/deferred.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 
 namespace deferred_test {

@@ -8,8 +8,8 @@
 #include <fstream>
 
 #include "accelerate/bigmodel.hpp"
-#include "accelerate/memory.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/memory.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "ranks.hpp"
 
 namespace {

@@ -9,9 +9,9 @@
 
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/residency.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 

@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "accelerate/bigmodel/estimate.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"

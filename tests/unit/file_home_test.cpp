@@ -8,9 +8,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "accelerate/deferred.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/residency/deferred.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "residency/homes/file.hpp"

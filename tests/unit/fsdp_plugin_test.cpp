@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "message_of.hpp"
 #include "variable.hpp"

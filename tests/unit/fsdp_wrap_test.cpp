@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/models/bert.hpp"
 #include "message_of.hpp"
 #include "parallel/fsdp/wrap_policy.hpp"

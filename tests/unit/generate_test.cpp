@@ -7,13 +7,13 @@
 #include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/models/auto_model.hpp"
 #include "accelerate/models/generate.hpp"
 #include "accelerate/models/gpt2.hpp"
 #include "accelerate/models/llama.hpp"
 #include "accelerate/models/tokenizer.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "message_of.hpp"
 #include "models/generation/logits.hpp"
 #include "python.hpp"

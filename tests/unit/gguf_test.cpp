@@ -8,10 +8,10 @@
 #include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
-#include "accelerate/error.hpp"
-#include "accelerate/gguf.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/gguf.hpp"
 #include "accelerate/models/auto_model.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"

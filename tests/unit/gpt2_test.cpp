@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/models/gpt2.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "scratch.hpp"

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "accelerate/bigmodel/estimate.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "stored_zip.hpp"

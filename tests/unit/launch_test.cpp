@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/launch.hpp"
 #include "launch/affinity.hpp"
 #include "launch/environment.hpp"

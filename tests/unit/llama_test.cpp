@@ -8,10 +8,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "accelerate/deferred.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/residency/deferred.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/models/llama.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "message_of.hpp"
 #include "models/row_operators.hpp"
 #include "models/weights.hpp"

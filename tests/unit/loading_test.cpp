@@ -8,8 +8,8 @@
 
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 

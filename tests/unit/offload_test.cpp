@@ -8,8 +8,8 @@
 #include <iterator>
 
 #include "accelerate/bigmodel/offload.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"

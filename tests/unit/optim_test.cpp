@@ -4,7 +4,7 @@
 #include <fstream>
 #include <tuple>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/optim.hpp"
 #include "accelerate/state.hpp"
 #include "optim/ivalue_access.hpp"

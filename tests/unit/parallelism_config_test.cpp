@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/parallel/parallelism_config.hpp"
 #include "message_of.hpp"
 #include "variable.hpp"

@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/precision.hpp"
 
 namespace accelerate {

@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "residency/member.hpp"
 #include "residency_support.hpp"
 #include "message_of.hpp"

@@ -5,7 +5,7 @@
 #include <tuple>
 #include <nlohmann/json.hpp>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/optim.hpp"
 #include "accelerate/state.hpp"
 #include "optim/ivalue_access.hpp"

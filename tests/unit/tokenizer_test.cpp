@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/models/tokenizer.hpp"
 #include "message_of.hpp"
 #include "python.hpp"

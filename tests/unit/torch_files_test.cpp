@@ -9,8 +9,8 @@
 
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/bigmodel/estimate.hpp"
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "formats/torch_archive.hpp"
 #include "message_of.hpp"
 #include "python.hpp"

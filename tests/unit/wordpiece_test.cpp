@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/models/wordpiece.hpp"
 #include "python.hpp"
 #include "ranks.hpp"

@@ -7,11 +7,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "accelerate/deferred.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/residency/deferred.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/models/auto_model.hpp"
 #include "accelerate/models/generate.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "message_of.hpp"
 #include "models/activations.hpp"
 #include "python.hpp"

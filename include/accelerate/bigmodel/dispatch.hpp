@@ -33,10 +33,10 @@
 #include "accelerate/bigmodel/hooks.hpp"
 #include "accelerate/bigmodel/loading.hpp"
 #include "accelerate/bigmodel/offload.hpp"
-#include "accelerate/export.hpp"
-#include "accelerate/model_like.hpp"
-#include "accelerate/nested.hpp"
-#include "accelerate/ops.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/model/model_like.hpp"
+#include "accelerate/utils/nested.hpp"
+#include "accelerate/utils/ops.hpp"
 
 namespace accelerate {
 

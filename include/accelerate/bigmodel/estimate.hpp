@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "accelerate/bigmodel/sizes.hpp"
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 

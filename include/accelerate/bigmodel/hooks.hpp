@@ -18,10 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/error.hpp"
-#include "accelerate/export.hpp"
-#include "accelerate/model_like.hpp"
-#include "accelerate/nested.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/model/model_like.hpp"
+#include "accelerate/utils/nested.hpp"
 
 namespace accelerate {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "accelerate/bigmodel/device_map.hpp"
-#include "accelerate/export.hpp"
-#include "accelerate/model_like.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/model/model_like.hpp"
 
 namespace accelerate {
 

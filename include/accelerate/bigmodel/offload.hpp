@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/export.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/model/model_ref.hpp"
 
 namespace accelerate {
 

@@ -22,9 +22,9 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/error.hpp"
-#include "accelerate/export.hpp"
-#include "accelerate/nested.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/nested.hpp"
 
 namespace accelerate::data {
 namespace detail {

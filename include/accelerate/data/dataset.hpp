@@ -29,7 +29,7 @@
 #include "accelerate/data/pass.hpp"
 #include "accelerate/data/rows.hpp"
 #include "accelerate/data/sampler.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::data {
 namespace detail {

@@ -15,7 +15,7 @@
 #include "accelerate/data/dataset.hpp"
 #include "accelerate/data/pass.hpp"
 #include "accelerate/data/sampler.hpp"
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate::data {
 

@@ -11,7 +11,7 @@
 #include <optional>
 #include <utility>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate::data::detail {
 

@@ -15,14 +15,14 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/archive.hpp"
+#include "accelerate/utils/archive.hpp"
 #include "accelerate/comm.hpp"
 #include "accelerate/data/loader.hpp"
-#include "accelerate/export.hpp"
-#include "accelerate/kwargs.hpp"
-#include "accelerate/nested.hpp"
-#include "accelerate/ops.hpp"
-#include "accelerate/random.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/kwargs.hpp"
+#include "accelerate/utils/nested.hpp"
+#include "accelerate/utils/ops.hpp"
+#include "accelerate/data/random.hpp"
 #include "accelerate/state.hpp"
 
 namespace accelerate::data {

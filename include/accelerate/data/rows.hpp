@@ -6,9 +6,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "accelerate/error.hpp"
-#include "accelerate/nested.hpp"
-#include "accelerate/ops.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/utils/nested.hpp"
+#include "accelerate/utils/ops.hpp"
 
 namespace accelerate::data::detail {
 

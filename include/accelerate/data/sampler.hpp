@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate::data {
 

@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 #include "accelerate/models/key_value_cache.hpp"
 #include "accelerate/models/pretrained.hpp"
 

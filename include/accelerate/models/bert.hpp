@@ -10,9 +10,9 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 #include "accelerate/models/pretrained.hpp"
-#include "accelerate/nested.hpp"
+#include "accelerate/utils/nested.hpp"
 
 /// BERT with Hugging Face's parameter names, so that its folders load and the folders saved here load in Python's transformers.
 /// Shapes: B batch, T tokens, D hidden_size, V vocab_size, L number of labels.

@@ -12,7 +12,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/pimpl.h>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 #include "accelerate/models/key_value_cache.hpp"
 #include "accelerate/models/pretrained.hpp"
 

@@ -10,7 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate::models {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 #include "accelerate/optim/optimizer.hpp"
 #include "accelerate/optim/scheduler.hpp"
 

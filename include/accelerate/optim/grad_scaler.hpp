@@ -9,8 +9,8 @@
 #include <map>
 #include <optional>
 
-#include "accelerate/export.hpp"
-#include "accelerate/kwargs.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/kwargs.hpp"
 
 namespace c10 {
 struct IValue;

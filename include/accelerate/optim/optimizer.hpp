@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace c10 {
 struct IValue;

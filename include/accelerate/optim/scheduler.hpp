@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace c10 {
 struct IValue;

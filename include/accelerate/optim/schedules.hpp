@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 #include "accelerate/optim/scheduler.hpp"
 
 namespace torch::optim {

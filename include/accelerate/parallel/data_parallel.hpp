@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate::parallel {
 

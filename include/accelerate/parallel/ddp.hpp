@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/export.hpp"
-#include "accelerate/kwargs.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/kwargs.hpp"
+#include "accelerate/model/model_ref.hpp"
 #include "accelerate/parallel/data_parallel.hpp"
 
 namespace accelerate::parallel {

@@ -12,7 +12,7 @@
 #include <variant>
 #include <vector>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/export.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/model/model_ref.hpp"
 #include "accelerate/parallel/data_parallel.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 

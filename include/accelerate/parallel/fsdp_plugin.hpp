@@ -12,8 +12,8 @@
 #include <variant>
 #include <vector>
 
-#include "accelerate/export.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/model/model_ref.hpp"
 
 namespace accelerate {
 

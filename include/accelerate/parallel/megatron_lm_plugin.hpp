@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "accelerate/export.hpp"
-#include "accelerate/kwargs_dict.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/kwargs_dict.hpp"
 
 namespace accelerate {
 

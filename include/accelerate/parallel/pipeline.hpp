@@ -1,6 +1,6 @@
 #pragma once
 
-/// What `prepare_pippy` (accelerate/inference.hpp) is made of: stages of a model on the ranks, and one call of its forward over them.
+/// What `prepare_pippy` (accelerate/accelerator/inference.hpp) is made of: stages of a model on the ranks, and one call of its forward over them.
 
 #include <ATen/core/Tensor.h>
 
@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/export.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/model/model_ref.hpp"
 
 namespace accelerate {
 

@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::bigmodel {
 

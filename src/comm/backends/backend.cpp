@@ -1,6 +1,6 @@
 #include "comm/backends/backend.hpp"
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::comm {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "accelerate/nested.hpp"
+#include "accelerate/utils/nested.hpp"
 
 namespace accelerate::formats {
 

@@ -3,7 +3,7 @@
 #include <map>
 #include <unordered_map>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/dcp/metadata.hpp"
 #include "formats/pickle.hpp"
 #include "formats/torch_dtypes.hpp"

@@ -1,4 +1,4 @@
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/dcp/metadata.hpp"
 #include "formats/pickle.hpp"
 #include "formats/torch_dtypes.hpp"

@@ -1,6 +1,6 @@
 #include <ATen/ops/empty.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/dcp.hpp"
 #include "formats/torch_archive.hpp"
 

@@ -4,7 +4,7 @@
 
 #include <c10/core/GradMode.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/dcp.hpp"
 #include "formats/torch_archive.hpp"
 #include "utils/atomic_file.hpp"

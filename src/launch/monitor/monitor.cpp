@@ -4,7 +4,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "launch/log_files.hpp"
 #include "launch/monitor/plain_text.hpp"
 #include "launch/supervisor.hpp"

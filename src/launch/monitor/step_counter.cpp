@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "launch/process.hpp"
 
 namespace accelerate::launcher {

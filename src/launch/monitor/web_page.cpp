@@ -12,7 +12,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::launcher {
 namespace {

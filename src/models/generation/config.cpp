@@ -1,6 +1,6 @@
 #include <set>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerate/models/generate.hpp"
 #include "models/check_field.hpp"
 #include "models/json_file.hpp"

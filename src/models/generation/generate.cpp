@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/generation/logits.hpp"
 #include "models/generation/stop_strings.hpp"
 

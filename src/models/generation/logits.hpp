@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 #include "accelerate/models/generate.hpp"
 
 namespace accelerate::models {

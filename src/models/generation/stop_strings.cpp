@@ -4,7 +4,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::models {
 

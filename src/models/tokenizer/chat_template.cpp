@@ -1,6 +1,6 @@
 #include <regex>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/tokenizer/content.hpp"
 
 namespace accelerate::models {

@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "accelerate/error.hpp"
-#include "accelerate/gguf.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/gguf.hpp"
 #include "models/json_file.hpp"
 #include "models/tokenizer/content.hpp"
 

@@ -4,7 +4,7 @@
 
 #include <pcre2.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::models {
 namespace {

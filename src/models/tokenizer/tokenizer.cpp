@@ -7,7 +7,7 @@
 #include <unicode/normalizer2.h>
 #include <unicode/unistr.h>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/tokenizer/byte_level.hpp"
 #include "models/tokenizer/content.hpp"
 #include "models/tokenizer/utf8.hpp"

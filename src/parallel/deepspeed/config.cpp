@@ -3,7 +3,7 @@
 #include <iterator>
 #include <limits>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "parallel/deepspeed/document.hpp"
 
 namespace accelerate {

@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/deferred.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/residency/deferred.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
 #include "parallel/fsdp/gradient_reducer.hpp"
 #include "parallel/fsdp/gradient_taker.hpp"

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
 
 namespace accelerate::parallel {

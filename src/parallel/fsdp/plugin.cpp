@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
 
 namespace accelerate {

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "accelerate/config.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::parallel {
 namespace {

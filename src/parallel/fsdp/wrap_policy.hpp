@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "accelerate/model_ref.hpp"
+#include "accelerate/model/model_ref.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 
 namespace accelerate::parallel {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::parallel::pipeline {
 namespace {

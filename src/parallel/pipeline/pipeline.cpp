@@ -12,8 +12,8 @@
 #include <set>
 #include <unordered_set>
 
-#include "accelerate/archive.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/archive.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
 #include "parallel/pipeline/carrier.hpp"
 #include "parallel/pipeline/plan.hpp"

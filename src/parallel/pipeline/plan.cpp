@@ -6,7 +6,7 @@
 #include <optional>
 #include <set>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::parallel::pipeline {
 namespace {

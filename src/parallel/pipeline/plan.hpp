@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "accelerate/model_ref.hpp"
+#include "accelerate/model/model_ref.hpp"
 #include "accelerate/parallel/pipeline.hpp"
 
 namespace accelerate::parallel::pipeline {

@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "residency/placement.hpp"
 
 namespace accelerate::parallel::pipeline {

@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "accelerate/model_ref.hpp"
+#include "accelerate/model/model_ref.hpp"
 #include "residency/operator_facts.hpp"
 #include "residency/placement.hpp"
 

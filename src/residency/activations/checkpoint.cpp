@@ -12,8 +12,8 @@
 #include <thread>
 #include <variant>
 
-#include "accelerate/activations.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/residency/recompute.hpp"
+#include "accelerate/utils/error.hpp"
 #include "residency/activations/replay_state.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
 #include "residency/activations/unit_checkpoints.hpp"

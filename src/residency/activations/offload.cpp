@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/activations.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/residency/recompute.hpp"
+#include "accelerate/utils/error.hpp"
 #include "residency/activations/activation_home.hpp"
 #include "residency/activations/replay_state.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"

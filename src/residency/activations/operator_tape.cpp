@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "residency/deferred/tape.hpp"
 #include "residency/member.hpp"
 #include "residency/operator_facts.hpp"

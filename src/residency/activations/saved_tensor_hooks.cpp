@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::residency {
 namespace {

@@ -6,8 +6,8 @@
 #include <optional>
 #include <utility>
 
-#include "accelerate/activations.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/residency/recompute.hpp"
+#include "accelerate/utils/error.hpp"
 #include "residency/activations/operator_tape.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
 #include "residency/deferred/tape.hpp"

@@ -7,7 +7,7 @@
 #include <set>
 #include <tuple>
 
-#include "accelerate/deferred.hpp"
+#include "accelerate/residency/deferred.hpp"
 #include "residency/deferred/storage.hpp"
 #include "residency/deferred/intercept.hpp"
 #include "residency/deferred/plain.hpp"

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "accelerate/model_ref.hpp"
+#include "accelerate/model/model_ref.hpp"
 
 namespace accelerate::residency {
 

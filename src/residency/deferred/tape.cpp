@@ -11,7 +11,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "residency/deferred/storage.hpp"
 #include "residency/deferred/plain.hpp"
 #include "residency/operator_facts.hpp"

@@ -18,8 +18,8 @@
 #include <system_error>
 #include <utility>
 
-#include "accelerate/error.hpp"
-#include "accelerate/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/spill_file.hpp"

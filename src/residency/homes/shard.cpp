@@ -7,7 +7,7 @@
 #include <atomic>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/error.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
 #include "residency/counters.hpp"
 #include "utils/meta_memory.hpp"

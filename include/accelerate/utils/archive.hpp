@@ -9,9 +9,9 @@
 #include <string>
 #include <type_traits>
 
-#include "accelerate/error.hpp"
-#include "accelerate/export.hpp"
-#include "accelerate/nested.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/nested.hpp"
 
 namespace accelerate {
 

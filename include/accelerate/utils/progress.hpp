@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 #include "accelerate/bigmodel/hooks.hpp"
-#include "accelerate/model_like.hpp"
+#include "accelerate/model/model_like.hpp"
 #include "accelerate/parallel/fsdp.hpp"
 #include "accelerate/precision.hpp"
 

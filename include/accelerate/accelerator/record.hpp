@@ -2,7 +2,7 @@
 
 #include <functional>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 

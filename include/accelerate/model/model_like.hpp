@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/model_ref.hpp"
+#include "accelerate/model/model_ref.hpp"
 
 namespace accelerate {
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 

@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace at {
 class Tensor;

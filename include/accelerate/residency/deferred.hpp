@@ -25,8 +25,8 @@
 #include <memory>
 #include <optional>
 
-#include "accelerate/export.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/model/model_ref.hpp"
 
 namespace accelerate {
 

@@ -9,8 +9,8 @@
 #include <variant>
 #include <vector>
 
-#include "accelerate/export.hpp"
-#include "accelerate/kwargs.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/kwargs.hpp"
 
 namespace accelerate {
 

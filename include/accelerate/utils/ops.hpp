@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "accelerate/export.hpp"
-#include "accelerate/nested.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/nested.hpp"
 
 namespace accelerate {
 

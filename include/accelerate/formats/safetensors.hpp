@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 /// Reading and writing of safetensors files. The format is described in docs/formats/safetensors.md.
 ///

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "accelerate/export.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 

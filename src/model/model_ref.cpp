@@ -1,7 +1,7 @@
 #include <set>
 #include <string_view>
 
-#include "accelerate/model_ref.hpp"
+#include "accelerate/model/model_ref.hpp"
 
 namespace accelerate {
 namespace {

@@ -6,8 +6,8 @@
 #include <functional>
 #include <utility>
 
-#include "accelerate/error.hpp"
-#include "accelerate/export.hpp"
+#include "accelerate/utils/error.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 

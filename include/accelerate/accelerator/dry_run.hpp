@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/export.hpp"
-#include "accelerate/memory.hpp"
-#include "accelerate/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/memory.hpp"
+#include "accelerate/model/model_ref.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 
 namespace accelerate {

@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/export.hpp"
-#include "accelerate/nested.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/nested.hpp"
 
 namespace accelerate {
 
