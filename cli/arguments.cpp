@@ -33,7 +33,8 @@ class Reader {
       const std::string& word = words_[next_];
       if (word == "-h" || word == "--help") return std::fputs(help(table_).c_str(), stdout), std::nullopt;
       if (word == "--") {
-        result_.positional.insert(result_.positional.end(), words_.begin() + static_cast<std::ptrdiff_t>(next_) + 1, words_.end());
+        result_.positional.insert(result_.positional.end(), words_.begin() + static_cast<std::ptrdiff_t>(next_) + 1,
+                                  words_.end());
         break;
       }
       if (word.size() > 1 && word.front() == '-') {
@@ -46,15 +47,18 @@ class Reader {
       }
     }
     if (!takes_program && result_.positional.size() > positional.size())
-      throw ConfigError("there is nothing that '" + result_.positional[positional.size()] + "' could mean. See `accelerate " + table_.name + " --help`");
+      throw ConfigError("there is nothing that '" + result_.positional[positional.size()] +
+                        "' could mean. See `accelerate " + table_.name + " --help`");
     for (size_t i = result_.positional.size(); i < positional.size() && !takes_program; ++i)
       throw ConfigError(std::string(positional[i]->value) + " is missing. Usage: " + table_.usage);
-    for (size_t i = 0; i < std::min(positional.size(), result_.positional.size()); ++i) check_choice(*positional[i], result_.positional[i], positional[i]->value);
+    for (size_t i = 0; i < std::min(positional.size(), result_.positional.size()); ++i)
+      check_choice(*positional[i], result_.positional[i], positional[i]->value);
     for (const auto* option : options_of(table_, false))
       for (const auto& [name, text] : result_.given)
         if (name == option->name) check_choice(*option, text, option->spellings().front());
     for (const auto* option : options_of(table_, false))
-      if (option->required && result_.text(option->name).empty()) throw ConfigError(option->spellings().front() + " must be given. Usage: " + table_.usage);
+      if (option->required && result_.text(option->name).empty())
+        throw ConfigError(option->spellings().front() + " must be given. Usage: " + table_.usage);
     return std::move(result_);
   }
 
@@ -65,7 +69,8 @@ class Reader {
     std::string list;
     for (const auto& choice : choices) list += (list.empty() ? "" : ", ") + choice;
     const auto nearest = accelerate::nearest_name(text, choices);
-    throw ConfigError(name + " is '" + text + "', expected one of: " + list + (nearest ? ". Did you mean '" + *nearest + "'?" : ""));
+    throw ConfigError(name + " is '" + text + "', expected one of: " + list +
+                      (nearest ? ". Did you mean '" + *nearest + "'?" : ""));
   }
 
   const Option* find(const std::string& spelling) const {
@@ -95,13 +100,20 @@ class Reader {
       return;
     }
     if (option->kind == Kind::words && !attached && next_ + 1 < words_.size() && !words_[next_ + 1].starts_with("--")) {
-      while (next_ + 1 < words_.size() && !words_[next_ + 1].starts_with("--")) result_.given.emplace_back(option->name, words_[++next_]);
+      while (next_ + 1 < words_.size() && !words_[next_ + 1].starts_with("--"))
+        result_.given.emplace_back(option->name, words_[++next_]);
       return;
     }
     if (!attached) {
-      const bool negative_number = next_ + 1 < words_.size() && words_[next_ + 1].size() > 1 && words_[next_ + 1][0] == '-' && std::isdigit(static_cast<unsigned char>(words_[next_ + 1][1]));
-      if (next_ + 1 == words_.size() || (words_[next_ + 1].starts_with("-") && words_[next_ + 1].size() > 1 && !negative_number))
-        throw ConfigError(spelling + " needs a value: " + (option->value ? option->value : option->choices ? option->choices : "VALUE"));
+      const bool negative_number = next_ + 1 < words_.size() && words_[next_ + 1].size() > 1 &&
+                                   words_[next_ + 1][0] == '-' &&
+                                   std::isdigit(static_cast<unsigned char>(words_[next_ + 1][1]));
+      if (next_ + 1 == words_.size() ||
+          (words_[next_ + 1].starts_with("-") && words_[next_ + 1].size() > 1 && !negative_number))
+        throw ConfigError(spelling + " needs a value: " +
+                          (option->value     ? option->value
+                           : option->choices ? option->choices
+                                             : "VALUE"));
       value = words_[++next_];
     }
     result_.given.emplace_back(option->name, value);
@@ -112,7 +124,9 @@ class Reader {
     for (const auto* option : options_of(table_, false))
       for (const auto& known : option->spellings()) names.push_back(known);
     const auto nearest = accelerate::nearest_name(spelling, names);
-    throw ConfigError("there is no option '" + spelling + "'" + (nearest ? ". Did you mean '" + *nearest + "'?" : ". See `accelerate " + std::string(table_.name) + " --help`"));
+    throw ConfigError("there is no option '" + spelling + "'" +
+                      (nearest ? ". Did you mean '" + *nearest + "'?"
+                               : ". See `accelerate " + std::string(table_.name) + " --help`"));
   }
 
   const CommandTable& table_;
@@ -152,13 +166,18 @@ std::vector<std::string> Arguments::all(const std::string& name) const {
   return result;
 }
 
-std::optional<Arguments> read(const CommandTable& table, const std::vector<std::string>& arguments) { return Reader(table, arguments).read(); }
+std::optional<Arguments> read(const CommandTable& table, const std::vector<std::string>& arguments) {
+  return Reader(table, arguments).read();
+}
 
 std::string help(const CommandTable& table) {
   constexpr size_t kColumn = 40, kWidth = 80;
   std::string text = std::string(table.summary) + ".\n\nUsage: " + table.usage + "\n";
   const auto row = [&](const std::string& left, const std::string& right) {
-    text += "  " + left + (left.size() + 3 > kColumn ? "\n" + std::string(kColumn, ' ') : std::string(kColumn - left.size() - 2, ' ')) + wrapped(right, kColumn, kWidth) + "\n";
+    text +=
+        "  " + left +
+        (left.size() + 3 > kColumn ? "\n" + std::string(kColumn, ' ') : std::string(kColumn - left.size() - 2, ' ')) +
+        wrapped(right, kColumn, kWidth) + "\n";
   };
   for (const auto& group : table.groups) {
     std::vector<std::pair<std::string, std::string>> rows;
@@ -167,11 +186,16 @@ std::string help(const CommandTable& table) {
       if (spellings.empty()) continue;
       std::string left, right = option.help;
       for (const auto& spelling : spellings)
-        if (spelling.find('-', 2) == std::string::npos || option.positional()) left += (left.empty() ? "" : ", ") + spelling;
+        if (spelling.find('-', 2) == std::string::npos || option.positional())
+          left += (left.empty() ? "" : ", ") + spelling;
       if (option.positional()) left = option.value;
-      else if (option.takes_value()) left += " " + std::string(option.value ? option.value : option.choices && std::string_view(option.choices).size() < 30 ? option.choices : "NAME");
+      else if (option.takes_value())
+        left += " " + std::string(option.value                                                     ? option.value
+                                  : option.choices && std::string_view(option.choices).size() < 30 ? option.choices
+                                                                                                   : "NAME");
       if (option.choices && std::string_view(option.choices).size() >= 30) right += ": " + std::string(option.choices);
-      if (option.fallback && option.takes_value() && option.kind != Kind::boolean) right += " (default " + std::string(option.fallback) + ")";
+      if (option.fallback && option.takes_value() && option.kind != Kind::boolean)
+        right += " (default " + std::string(option.fallback) + ")";
       rows.emplace_back(left, right);
     }
     if (rows.empty()) continue;

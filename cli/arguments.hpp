@@ -22,7 +22,8 @@ struct Arguments {
   std::vector<std::string> all(const std::string& name) const;
 };
 
-/// Reads the arguments of a command. One that takes a program and its arguments stops at the first that is no option (and drops "--" before it).
+/// Reads the arguments of a command. One that takes a program and its arguments stops at the first that is no option
+/// (and drops "--" before it).
 /// @return nothing when help was asked for, which has been printed then.
 /// @throws ConfigError for what can't be understood, with the nearest option if there is one.
 std::optional<Arguments> read(const accelerate::config::CommandTable& table, const std::vector<std::string>& arguments);

@@ -5,8 +5,8 @@
 
 #include "arguments.hpp"
 
-/// The program's commands. Adding one is adding its table to accelerate/config/option.hpp's tables and a file to cli/commands/ that defines its
-/// function and a `const Registered`:
+/// The program's commands. Adding one is adding its table to accelerate/config/option.hpp's tables and a file to
+/// cli/commands/ that defines its function and a `const Registered`:
 ///
 ///     const Registered kRegistered("launch", run);
 namespace cli {
@@ -24,7 +24,8 @@ const accelerate::config::CommandTable& table_of(const std::string& name);
 /// The folder of this program, where the programs that it calls lie too.
 std::string program_folder();
 
-/// Replaces this process by a program that lies beside it (commands that need LibTorch are programs of their own). Returns only by throwing.
+/// Replaces this process by a program that lies beside it (commands that need LibTorch are programs of their own).
+/// Returns only by throwing.
 [[noreturn]] void become(const std::string& program, const std::vector<std::string>& arguments);
 
 }  // namespace cli

@@ -24,9 +24,12 @@ std::map<std::string, Run>& registry() {
 }
 
 void print_help(std::FILE* out) {
-  std::fprintf(out, "Train on one process or many, with the same program.\n\nUsage: accelerate COMMAND [options]\n\nCommands:\n");
+  std::fprintf(
+      out,
+      "Train on one process or many, with the same program.\n\nUsage: accelerate COMMAND [options]\n\nCommands:\n");
   for (const auto& table : command_tables()) std::fprintf(out, "  %-18s %s\n", table.name, table.summary);
-  std::fprintf(out, "\nOptions:\n  %-18s %s\n  %-18s %s\n\n`accelerate COMMAND --help` says more.\n", "-h, --help", "Show this text", "--version", "Show the version");
+  std::fprintf(out, "\nOptions:\n  %-18s %s\n  %-18s %s\n\n`accelerate COMMAND --help` says more.\n", "-h, --help",
+               "Show this text", "--version", "Show the version");
 }
 
 int unknown(const std::string& name) {
@@ -34,7 +37,8 @@ int unknown(const std::string& name) {
   for (const auto& table : command_tables())
     if (!std::strchr(table.name, ' ')) names.emplace_back(table.name);
   const auto nearest = accelerate::nearest_name(name, names);
-  std::fprintf(stderr, "accelerate: there is no command '%s'.%s The commands are:", name.c_str(), nearest ? (" Did you mean '" + *nearest + "'?").c_str() : "");
+  std::fprintf(stderr, "accelerate: there is no command '%s'.%s The commands are:", name.c_str(),
+               nearest ? (" Did you mean '" + *nearest + "'?").c_str() : "");
   for (const auto& known : names) std::fprintf(stderr, " %s", known.c_str());
   std::fprintf(stderr, "\n");
   return 64;
@@ -85,7 +89,9 @@ void become(const std::string& program, const std::vector<std::string>& argument
   argv.push_back(nullptr);
   std::fflush(nullptr);
   ::execv(path.c_str(), argv.data());
-  throw accelerate::NotBuiltError("the program " + path + ", which does this, can't be started: " + std::strerror(errno) + ". It is built and installed together with this one; was only this one copied?");
+  throw accelerate::NotBuiltError("the program " + path +
+                                  ", which does this, can't be started: " + std::strerror(errno) +
+                                  ". It is built and installed together with this one; was only this one copied?");
 }
 
 }  // namespace cli

@@ -1,7 +1,7 @@
 #pragma once
 
-/// Command-line flags for the examples: `Arguments args(argc, argv); auto epochs = args.get("--epochs", 3);` then `args.check();`
-/// Values are `--name value` or `--name=value`; a flag without a value is on by being there.
+/// Command-line flags for the examples: `Arguments args(argc, argv); auto epochs = args.get("--epochs", 3);` then
+/// `args.check();` Values are `--name value` or `--name=value`; a flag without a value is on by being there.
 
 #include <cstdint>
 #include <cstdlib>
@@ -18,8 +18,7 @@ class Arguments {
   Arguments(int argc, char** argv) : program_(argv[0]), given_(argv + 1, argv + argc), used_(given_.size(), false) {}
 
   /// The value of `name` as a T (a number or text; a string literal as default means text), else `fallback`.
-  template <class T>
-  auto get(const std::string& name, const T& fallback) {
+  template <class T> auto get(const std::string& name, const T& fallback) {
     if constexpr (std::is_convertible_v<const T&, std::string>) return find(name, std::string(fallback));
     else return find(name, fallback);
   }
@@ -32,7 +31,8 @@ class Arguments {
     return found;
   }
 
-  /// After the last get(): --help prints the flags with their defaults; anything unknown ends the program with a list of what there is.
+  /// After the last get(): --help prints the flags with their defaults; anything unknown ends the program with a list
+  /// of what there is.
   void check() {
     for (size_t i = 0; i < given_.size(); ++i) {
       if (used_[i]) continue;
@@ -45,8 +45,7 @@ class Arguments {
   }
 
  private:
-  template <class T>
-  T find(const std::string& name, T value) {
+  template <class T> T find(const std::string& name, T value) {
     std::ostringstream text;
     text << "\n  " << name << " (" << value << ")";
     known_ += text.str();
@@ -65,14 +64,14 @@ class Arguments {
     return value;
   }
 
-  template <class T>
-  T parse(const std::string& name, const std::string& text) const {
+  template <class T> T parse(const std::string& name, const std::string& text) const {
     if constexpr (std::is_same_v<T, std::string>) {
       return text;
     } else {
       T value{};
       std::istringstream in(text);
-      if (!(in >> value) || in.peek() != std::char_traits<char>::eof()) fail("got '" + text + "' for " + name + ", expected a number");
+      if (!(in >> value) || in.peek() != std::char_traits<char>::eof())
+        fail("got '" + text + "' for " + name + ", expected a number");
       return value;
     }
   }

@@ -1,5 +1,7 @@
-// The main job: fine-tunes MiniLM, a small BERT, to tell whether two English verses say the same. King James against Weymouth translation.
-//   accelerate launch --num_processes 2 build/release/bin/nlp_example --model .deps/data/minilm --pairs .deps/data/pairs.tsv
+// The main job: fine-tunes MiniLM, a small BERT, to tell whether two English verses say the same. King James against
+// Weymouth translation.
+//   accelerate launch --num_processes 2 build/release/bin/nlp_example --model .deps/data/minilm --pairs
+//   .deps/data/pairs.tsv
 #include <accelerate/accelerate.hpp>
 #include <accelerate/models/bert.hpp>
 #include <accelerate/models/wordpiece.hpp>
@@ -25,13 +27,17 @@ struct Batch {
 // Rows of "label <tab> sentence <tab> sentence" behind a header, in a random order that is the same on every rank.
 std::vector<Pair> read_pairs(const std::string& path) {
   std::ifstream in(path);
-  if (!in) throw accelerate::ConfigError("nlp_example: --pairs '" + path + "' can't be opened; scripts/fetch_data.sh makes it");
+  if (!in)
+    throw accelerate::ConfigError("nlp_example: --pairs '" + path +
+                                  "' can't be opened; scripts/fetch_data.sh makes it");
   std::vector<Pair> pairs;
   std::string line;
   std::getline(in, line);
   while (std::getline(in, line)) {
     const size_t tab = line.find('\t'), second = line.find('\t', tab + 1);
-    if (second == std::string::npos) throw accelerate::ConfigError("nlp_example: '" + path + "' line " + std::to_string(pairs.size() + 2) + " has fewer than 3 tab-separated fields");
+    if (second == std::string::npos)
+      throw accelerate::ConfigError("nlp_example: '" + path + "' line " + std::to_string(pairs.size() + 2) +
+                                    " has fewer than 3 tab-separated fields");
     pairs.push_back({std::stoll(line.substr(0, tab)), line.substr(tab + 1, second - tab - 1), line.substr(second + 1)});
   }
   std::shuffle(pairs.begin(), pairs.end(), std::mt19937(42));
@@ -52,18 +58,23 @@ void train(accelerate_examples::Arguments args) {
   accelerate::set_seed(42);
 
   const auto pairs = read_pairs(pairs_file);
-  if (train_size + eval_size > static_cast<int64_t>(pairs.size())) throw accelerate::ConfigError("nlp_example: --train_size + --eval_size exceed the " + std::to_string(pairs.size()) + " pairs");
-  const std::vector<Pair> train_pairs(pairs.begin(), pairs.begin() + train_size), eval_pairs(pairs.begin() + train_size, pairs.begin() + train_size + eval_size);
+  if (train_size + eval_size > static_cast<int64_t>(pairs.size()))
+    throw accelerate::ConfigError("nlp_example: --train_size + --eval_size exceed the " + std::to_string(pairs.size()) +
+                                  " pairs");
+  const std::vector<Pair> train_pairs(pairs.begin(), pairs.begin() + train_size),
+      eval_pairs(pairs.begin() + train_size, pairs.begin() + train_size + eval_size);
 
   const auto tokenizer = models::WordPieceTokenizer::from_pretrained(model_dir);
   const auto collate = [&](const std::vector<Pair>& rows) {
     std::vector<std::string> first, second;
     std::vector<int64_t> labels;
     for (const auto& row : rows) first.push_back(row.first), second.push_back(row.second), labels.push_back(row.label);
-    const auto tokens = tokenizer.encode_batch(first, second, {.truncation = true, .max_length = 128, .padding = models::Padding::longest});
+    const auto tokens = tokenizer.encode_batch(
+        first, second, {.truncation = true, .max_length = 128, .padding = models::Padding::longest});
     return Batch{tokens.input_ids, tokens.attention_mask, tokens.token_type_ids, torch::tensor(labels)};
   };
-  auto train_loader = accelerate::data::DataLoader(train_pairs, {.batch_size = batch_size, .shuffle = true, .drop_last = true}, collate);
+  auto train_loader = accelerate::data::DataLoader(
+      train_pairs, {.batch_size = batch_size, .shuffle = true, .drop_last = true}, collate);
   auto eval_loader = accelerate::data::DataLoader(eval_pairs, {.batch_size = 4 * batch_size}, collate);
 
   auto model = models::BertForSequenceClassification::from_pretrained(model_dir, {.num_labels = 2});
@@ -72,13 +83,15 @@ void train(accelerate_examples::Arguments args) {
   auto scheduler = accelerate::optim::linear_schedule_with_warmup(optimizer, steps / 10, steps);
   auto [m, opt, train_dl, eval_dl, sched] = accelerator.prepare(model, optimizer, train_loader, eval_loader, scheduler);
 
-  accelerator.print("Fine-tuning on", train_size, "pairs for", epochs, "epoch(s) with", accelerator.num_processes(), "process(es); then", eval_size, "held-out pairs.");
+  accelerator.print("Fine-tuning on", train_size, "pairs for", epochs, "epoch(s) with", accelerator.num_processes(),
+                    "process(es); then", eval_size, "held-out pairs.");
   for (int64_t epoch = 0; epoch < epochs; ++epoch) {
     m->train();
     accelerate::ProgressBar bar(train_dl.size(), "epoch " + std::to_string(epoch + 1));
     for (auto& batch : train_dl) {
       auto step = accelerator.accumulate(m);
-      auto loss = torch::cross_entropy_loss(m(batch.input_ids, batch.attention_mask, batch.token_type_ids), batch.labels);
+      auto loss =
+          torch::cross_entropy_loss(m(batch.input_ids, batch.attention_mask, batch.token_type_ids), batch.labels);
       accelerator.backward(loss);
       if (accelerator.sync_gradients()) accelerator.clip_grad_norm_(m->parameters(), 1.0);
       opt.step();
@@ -102,7 +115,8 @@ void train(accelerate_examples::Arguments args) {
       predicted_positive += predicted.sum().item<int64_t>();
     }
     const double accuracy = static_cast<double>(correct) / static_cast<double>(seen);
-    const double f1 = 2.0 * static_cast<double>(true_positive) / static_cast<double>(std::max<int64_t>(positive + predicted_positive, 1));
+    const double f1 = 2.0 * static_cast<double>(true_positive) /
+                      static_cast<double>(std::max<int64_t>(positive + predicted_positive, 1));
     accelerator.print("epoch", epoch + 1, "accuracy", accuracy, "f1", f1, "on", seen, "held-out pairs");
   }
 

@@ -17,7 +17,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto twice = config::read_yaml(config::write_yaml(once), "fuzz");
     if (config::write_yaml(once) != config::write_yaml(twice)) std::abort();
     // A key that says nothing is left out when the file is written; from then on nothing changes.
-    const auto again = [](const config::Value& complete) { return config::complete_config(config::without_empty(complete), "fuzz"); };
+    const auto again = [](const config::Value& complete) {
+      return config::complete_config(config::without_empty(complete), "fuzz");
+    };
     const auto complete = again(config::complete_config(value, "fuzz"));
     if (again(complete) != complete) std::abort();
     config::write_json(complete);

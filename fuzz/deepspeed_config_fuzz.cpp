@@ -3,10 +3,11 @@
 #include <filesystem>
 #include <string>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
+#include "accelerate/utils/error.hpp"
 
-// Any bytes are a configuration that reads the same after it was written, or a ConfigError; and a plugin with that configuration is filled, or a ConfigError.
+// Any bytes are a configuration that reads the same after it was written, or a ConfigError; and a plugin with that
+// configuration is filled, or a ConfigError.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace accelerate;
   const std::string text(reinterpret_cast<const char*>(data), size);
@@ -20,7 +21,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     try {
       auto plugin = parallel::resolve({.hf_ds_config = config});
       for (const char* precision : {"no", "bf16"}) plugin.set_mixed_precision(precision);
-      plugin.deepspeed_config_process({{"train_batch_size", int64_t{8}}, {"optimizer.params.lr", 0.1}}, /*must_match=*/true);
+      plugin.deepspeed_config_process({{"train_batch_size", int64_t{8}}, {"optimizer.params.lr", 0.1}},
+                                      /*must_match=*/true);
     } catch (const ConfigError&) {
     }
   } catch (const ConfigError&) {

@@ -13,7 +13,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto header = parse_gguf_header({reinterpret_cast<const char*>(data), size}, "fuzz");
     check_gguf_data(header, static_cast<int64_t>(size), "fuzz");
     for (const auto& tensor : header.tensors) {
-      if (tensor.begin < 0 || tensor.bytes < 0 || static_cast<uint64_t>(tensor.begin + tensor.bytes) > size) std::abort();
+      if (tensor.begin < 0 || tensor.bytes < 0 || static_cast<uint64_t>(tensor.begin + tensor.bytes) > size)
+        std::abort();
       const auto& encoding = *tensor.encoding;
       const int64_t blocks = tensor.bytes / encoding.block_bytes;
       if (!encoding.decode || blocks * encoding.block > 1 << 20) continue;

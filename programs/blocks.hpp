@@ -7,7 +7,8 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 
-/// Classes of a model's blocks: the members of lists of modules, the outermost ones, that have modules of their own. They are what is placed and sharded as a whole.
+/// Classes of a model's blocks: the members of lists of modules, the outermost ones, that have modules of their own.
+/// They are what is placed and sharded as a whole.
 inline std::vector<std::string> block_classes(const torch::nn::Module& model) {
   std::set<std::string> classes;
   const auto walk = [&](const auto& self, const torch::nn::Module& module) -> void {

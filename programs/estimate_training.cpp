@@ -1,4 +1,5 @@
-// `accelerate estimate-memory MODEL --strategy …`, which starts this with its options: a training loop of the model, run dry as one process of the job.
+// `accelerate estimate-memory MODEL --strategy …`, which starts this with its options: a training loop of the model,
+// run dry as one process of the job.
 #include <accelerate/accelerate.hpp>
 #include <accelerate/bigmodel/estimate.hpp>
 #include <accelerate/bigmodel/sizes.hpp>
@@ -38,20 +39,27 @@ class TrainedModel {
     std::string text = accelerate::built_in_config(name);
     if (fs::exists(name)) {
       const fs::path file = fs::is_directory(name) ? fs::path(name) / "config.json" : fs::path(name);
-      if (file.extension() != ".json") throw ConfigError("'" + name + "' holds weights, expected a folder with a config.json, the file itself, or the name of a built-in model: a dry run builds the model");
+      if (file.extension() != ".json")
+        throw ConfigError("'" + name +
+                          "' holds weights, expected a folder with a config.json, the file itself, or the name of a "
+                          "built-in model: a dry run builds the model");
       std::ifstream stream(file);
       text.assign(std::istreambuf_iterator<char>(stream), {});
     } else if (text.empty()) {
       accelerate::find_model(name);  // throws, naming what is nearest
     }
     config_ = nlohmann::ordered_json::parse(text, nullptr, false);
-    if (!config_.is_object()) throw accelerate::CheckpointError("'" + name + "' has no config.json, or it is no JSON object, expected the model's config");
+    if (!config_.is_object())
+      throw accelerate::CheckpointError("'" + name +
+                                        "' has no config.json, or it is no JSON object, expected the model's config");
     if (type() == "bert") config_["architectures"] = {"BertForSequenceClassification"};  // the body alone has no loss
     std::string folder = (fs::temp_directory_path() / "accelerate-estimate-XXXXXX").string();
-    if (!::mkdtemp(folder.data())) throw accelerate::ResourceError("can't make a folder in " + fs::temp_directory_path().string());
+    if (!::mkdtemp(folder.data()))
+      throw accelerate::ResourceError("can't make a folder in " + fs::temp_directory_path().string());
     folder_ = folder;
     std::ofstream(folder_ / "config.json") << config_.dump();
-    if (takes_images() && settings.tokens) throw ConfigError("--seq was given, but '" + name + "' takes images, expected --batch alone");
+    if (takes_images() && settings.tokens)
+      throw ConfigError("--seq was given, but '" + name + "' takes images, expected --batch alone");
   }
   TrainedModel(const TrainedModel&) = delete;
   TrainedModel& operator=(const TrainedModel&) = delete;
@@ -67,27 +75,40 @@ class TrainedModel {
       std::string text = error.what();
       const std::string file = (folder_ / "config.json").string();
       if (const size_t at = text.find(file); at != std::string::npos) text.replace(at, file.size(), settings_.model);
-      throw ConfigError(text + " Other models can't be built here and run dry; without --strategy the table of their weights is printed");
+      throw ConfigError(
+          text +
+          " Other models can't be built here and run dry; without --strategy the table of their weights is printed");
     }
   }
 
   models::AutoModel::Tensors inputs(const at::Device& device) const {
-    const auto size_of = [](const nlohmann::ordered_json& size, int64_t i) { return size.is_array() ? size.at(static_cast<size_t>(i)).get<int64_t>() : size.get<int64_t>(); };
+    const auto size_of = [](const nlohmann::ordered_json& size, int64_t i) {
+      return size.is_array() ? size.at(static_cast<size_t>(i)).get<int64_t>() : size.get<int64_t>();
+    };
     if (takes_images()) {
       const auto size = config_.value("image_size", nlohmann::ordered_json(224));
-      return {{"pixel_values", torch::zeros({settings_.batch, config_.value("num_channels", int64_t{3}), size_of(size, 0), size_of(size, 1)}, device)}};
+      return {{"pixel_values", torch::zeros({settings_.batch, config_.value("num_channels", int64_t{3}),
+                                             size_of(size, 0), size_of(size, 1)},
+                                            device)}};
     }
-    const auto ids = torch::zeros({settings_.batch, tokens()}, torch::TensorOptions().dtype(torch::kLong).device(device));
+    const auto ids =
+        torch::zeros({settings_.batch, tokens()}, torch::TensorOptions().dtype(torch::kLong).device(device));
     models::AutoModel::Tensors inputs{{"input_ids", ids}};
     if (type() == "t5") inputs["decoder_input_ids"] = ids;
     return inputs;
   }
 
-  bool takes_images() const { return type() == "vit" || type() == "resnet" || config_.contains("architecture"); }  // timm's configs name an architecture
+  bool takes_images() const {
+    return type() == "vit" || type() == "resnet" || config_.contains("architecture");
+  }  // timm's configs name an architecture
   int64_t tokens() const { return settings_.tokens.value_or(128); }
 
  private:
-  std::string type() const { return config_.contains("model_type") && config_["model_type"].is_string() ? config_["model_type"].get<std::string>() : ""; }
+  std::string type() const {
+    return config_.contains("model_type") && config_["model_type"].is_string()
+               ? config_["model_type"].get<std::string>()
+               : "";
+  }
 
   const Settings& settings_;
   nlohmann::ordered_json config_;
@@ -96,11 +117,14 @@ class TrainedModel {
 
 /// The model with a loss for labels that nobody looks at.
 struct WithLoss : torch::nn::Module {
-  explicit WithLoss(models::AutoModel auto_model) : model(std::move(auto_model)) { register_module("model", model.module()); }
+  explicit WithLoss(models::AutoModel auto_model) : model(std::move(auto_model)) {
+    register_module("model", model.module());
+  }
   torch::Tensor forward(const models::AutoModel::Tensors& inputs) {
     const auto logits = model(inputs).at("logits").to(torch::kFloat);
     const auto rows = logits.reshape({-1, logits.size(-1)});
-    return torch::cross_entropy_loss(rows, torch::zeros({rows.size(0)}, rows.options().dtype(torch::kLong).requires_grad(false)));
+    return torch::cross_entropy_loss(
+        rows, torch::zeros({rows.size(0)}, rows.options().dtype(torch::kLong).requires_grad(false)));
   }
   models::AutoModel model;
 };
@@ -115,63 +139,76 @@ Outcome run(const Settings& settings) {
   const TrainedModel trained(settings);
   Outcome outcome;
   if (!trained.takes_images()) outcome.tokens = trained.tokens();
-  outcome.report = accelerate::dry_run({.num_processes = settings.num_processes}, [&](const accelerate::DryRunMark& mark) {
-    const auto model = [&] {
-      auto empty = accelerate::init_empty_weights();
-      return std::make_shared<WithLoss>(trained.build());
-    }();
-    accelerate::FullyShardedDataParallelPlugin plugin{.fsdp_version = 1,
-                                                      .sharding_strategy = settings.strategy == "zero2" ? accelerate::ShardingStrategy::shard_grad_op : accelerate::ShardingStrategy::full_shard,
-                                                      .backward_prefetch = accelerate::BackwardPrefetch::backward_pre,
-                                                      .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
-                                                      .transformer_cls_names_to_wrap = block_classes(*model)};
-    accelerate::AcceleratorOptions options{.mixed_precision = settings.precision, .kwargs_handlers = {accelerate::DistributedDataParallelKwargs{.gradient_as_bucket_view = true}}};
-    if (settings.sharded()) options.fsdp_plugin = plugin;
-    accelerate::Accelerator accelerator(options);
-    if (settings.precision != "no") plugin.mixed_precision_policy = accelerate::MixedPrecision{.preset = settings.precision};
-    outcome.shape = accelerate::zero_shape(accelerate::ModelRef(model), plugin, settings.num_processes);
-    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-4));
-    auto [m, opt] = accelerator.prepare(model, optimizer);
-    mark("prepare");
-    const auto inputs = trained.inputs(accelerator.device());
-    for (int step = 0; step < 3; ++step) {  // the first doesn't know yet in which order layers are used
-      {
-        auto loss = m(inputs);
-        mark("forward");
-        accelerator.backward(loss);
-      }
-      mark("backward");
-      opt.step();
-      mark("step");
-      opt.zero_grad();
-      mark("zero_grad");
-    }
-  });
+  outcome.report =
+      accelerate::dry_run({.num_processes = settings.num_processes}, [&](const accelerate::DryRunMark& mark) {
+        const auto model = [&] {
+          auto empty = accelerate::init_empty_weights();
+          return std::make_shared<WithLoss>(trained.build());
+        }();
+        accelerate::FullyShardedDataParallelPlugin plugin{
+            .fsdp_version = 1,
+            .sharding_strategy = settings.strategy == "zero2" ? accelerate::ShardingStrategy::shard_grad_op
+                                                              : accelerate::ShardingStrategy::full_shard,
+            .backward_prefetch = accelerate::BackwardPrefetch::backward_pre,
+            .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
+            .transformer_cls_names_to_wrap = block_classes(*model)};
+        accelerate::AcceleratorOptions options{
+            .mixed_precision = settings.precision,
+            .kwargs_handlers = {accelerate::DistributedDataParallelKwargs{.gradient_as_bucket_view = true}}};
+        if (settings.sharded()) options.fsdp_plugin = plugin;
+        accelerate::Accelerator accelerator(options);
+        if (settings.precision != "no")
+          plugin.mixed_precision_policy = accelerate::MixedPrecision{.preset = settings.precision};
+        outcome.shape = accelerate::zero_shape(accelerate::ModelRef(model), plugin, settings.num_processes);
+        torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-4));
+        auto [m, opt] = accelerator.prepare(model, optimizer);
+        mark("prepare");
+        const auto inputs = trained.inputs(accelerator.device());
+        for (int step = 0; step < 3; ++step) {  // the first doesn't know yet in which order layers are used
+          {
+            auto loss = m(inputs);
+            mark("forward");
+            accelerator.backward(loss);
+          }
+          mark("backward");
+          opt.step();
+          mark("step");
+          opt.zero_grad();
+          mark("zero_grad");
+        }
+      });
   return outcome;
 }
 
 /// The dry run's numbers as the strategy has them, where the dry run was one of the nearest that the engine has.
-accelerate::MemoryByUse as_strategy(const Settings& settings, const accelerate::ZeroShape& shape, accelerate::MemoryByUse memory) {
+accelerate::MemoryByUse as_strategy(const Settings& settings, const accelerate::ZeroShape& shape,
+                                    accelerate::MemoryByUse memory) {
   const int64_t n = settings.num_processes;
   if (settings.strategy == "zero1") memory[MemoryUse::optimizer] = (memory[MemoryUse::optimizer] + n - 1) / n;
   if (settings.strategy == "zero2") {
-    // Between steps a rank keeps all parameters in the compute dtype, where SHARD_GRAD_OP keeps its shard; in mixed precision the shard of 32-bit values besides.
+    // Between steps a rank keeps all parameters in the compute dtype, where SHARD_GRAD_OP keeps its shard; in mixed
+    // precision the shard of 32-bit values besides.
     const int64_t whole = shape.parameters * shape.compute_bytes;
-    memory[MemoryUse::parameters] = shape.compute_bytes == shape.master_bytes ? whole : whole + memory[MemoryUse::parameters];
+    memory[MemoryUse::parameters] =
+        shape.compute_bytes == shape.master_bytes ? whole : whole + memory[MemoryUse::parameters];
     memory[MemoryUse::gathered] = 0;
   }
   return memory;
 }
 
 const char* note_of(const Settings& settings) {
-  if (settings.strategy == "zero1") return "ZeRO-1: a dry run of data parallelism, the optimizer's part divided by the number of processes (arXiv:1910.02054, section 5.1)";
-  if (settings.strategy == "zero2") return "ZeRO-2: a dry run of SHARD_GRAD_OP, with the parameters whole at all times (arXiv:1910.02054, section 5.2)";
+  if (settings.strategy == "zero1")
+    return "ZeRO-1: a dry run of data parallelism, the optimizer's part divided by the number of processes "
+           "(arXiv:1910.02054, section 5.1)";
+  if (settings.strategy == "zero2")
+    return "ZeRO-2: a dry run of SHARD_GRAD_OP, with the parameters whole at all times (arXiv:1910.02054, section 5.2)";
   if (settings.strategy == "zero3") return "ZeRO-3: a dry run of FULL_SHARD, which is its counterpart";
   return settings.strategy == "fsdp" ? "a dry run of FULL_SHARD" : "a dry run of data parallelism";
 }
 
 constexpr const char* kPhases[] = {"forward", "backward", "step"};
-constexpr const char* kUses[] = {"parameters", "gradients", "optimizer", "whole parameters in use", "gradients under way", "activations and other"};
+constexpr const char* kUses[] = {
+    "parameters", "gradients", "optimizer", "whole parameters in use", "gradients under way", "activations and other"};
 
 struct Step {
   std::array<accelerate::MemoryByUse, 3> at_peak;
@@ -185,18 +222,25 @@ Step step_of(const Settings& settings, const Outcome& outcome) {
     const auto& phase = outcome.report.phase(kPhases[i]);
     step.at_peak[i] = as_strategy(settings, outcome.shape, phase.at_peak);
     step.peak = std::max(step.peak, step.at_peak[i].total());
-    step.traffic.all_gather += phase.traffic.all_gather, step.traffic.reduce_scatter += phase.traffic.reduce_scatter, step.traffic.all_reduce += phase.traffic.all_reduce;
-    step.traffic.broadcast += phase.traffic.broadcast, step.traffic.sent += phase.traffic.sent, step.traffic.messages += phase.traffic.messages;
+    step.traffic.all_gather += phase.traffic.all_gather, step.traffic.reduce_scatter += phase.traffic.reduce_scatter,
+        step.traffic.all_reduce += phase.traffic.all_reduce;
+    step.traffic.broadcast += phase.traffic.broadcast, step.traffic.sent += phase.traffic.sent,
+        step.traffic.messages += phase.traffic.messages;
   }
   return step;
 }
 
 void print_table(const Settings& settings, const Outcome& outcome, const Step& step) {
   const auto text = [](int64_t bytes) { return accelerate::convert_bytes(static_cast<double>(bytes)); };
-  std::printf("Training `%s` with %s on %lld process%s: memory of each, at the highest moment of each phase\n", settings.model.c_str(), settings.strategy.c_str(), static_cast<long long>(settings.num_processes),
+  std::printf("Training `%s` with %s on %lld process%s: memory of each, at the highest moment of each phase\n",
+              settings.model.c_str(), settings.strategy.c_str(), static_cast<long long>(settings.num_processes),
               settings.num_processes == 1 ? "" : "es");
-  const auto rows = std::to_string(settings.batch) + (outcome.tokens ? " x " + std::to_string(*outcome.tokens) + " tokens" : settings.batch == 1 ? " image" : " images");
-  std::printf("%lld parameters, AdamW, batch %s a process, mixed precision %s\n\n", static_cast<long long>(outcome.shape.parameters), rows.c_str(), settings.precision.c_str());
+  const auto rows =
+      std::to_string(settings.batch) + (outcome.tokens        ? " x " + std::to_string(*outcome.tokens) + " tokens"
+                                        : settings.batch == 1 ? " image"
+                                                              : " images");
+  std::printf("%lld parameters, AdamW, batch %s a process, mixed precision %s\n\n",
+              static_cast<long long>(outcome.shape.parameters), rows.c_str(), settings.precision.c_str());
   std::printf("%-26s%14s%14s%14s\n", "", kPhases[0], kPhases[1], kPhases[2]);
   for (size_t use = 0; use < 6; ++use) {
     std::printf("%-26s", kUses[use]);
@@ -206,7 +250,9 @@ void print_table(const Settings& settings, const Outcome& outcome, const Step& s
   std::printf("%-26s", "together");
   for (const auto& memory : step.at_peak) std::printf("%14s", text(memory.total()).c_str());
   std::printf("\n\nPeak: %s\n", text(step.peak).c_str());
-  std::printf("Communication of a step: %s in %lld messages, of which %s leave each process\n", text(step.traffic.volume()).c_str(), static_cast<long long>(step.traffic.messages), text(step.traffic.sent).c_str());
+  std::printf("Communication of a step: %s in %lld messages, of which %s leave each process\n",
+              text(step.traffic.volume()).c_str(), static_cast<long long>(step.traffic.messages),
+              text(step.traffic.sent).c_str());
   std::printf("From %s. docs/dry_run.md says what is counted.\n", note_of(settings));
 }
 
@@ -214,10 +260,26 @@ void print_json(const Settings& settings, const Outcome& outcome, const Step& st
   nlohmann::ordered_json phases;
   for (size_t i = 0; i < 3; ++i) {
     auto& phase = phases[kPhases[i]];
-    for (int use = 0; use < 6; ++use) phase[accelerate::to_string(static_cast<MemoryUse>(use))] = step.at_peak[i].bytes[static_cast<size_t>(use)];
+    for (int use = 0; use < 6; ++use)
+      phase[accelerate::to_string(static_cast<MemoryUse>(use))] = step.at_peak[i].bytes[static_cast<size_t>(use)];
     phase["total"] = step.at_peak[i].total();
   }
-  std::cout << nlohmann::ordered_json{{"model", settings.model}, {"strategy", settings.strategy}, {"num_processes", settings.num_processes}, {"batch", settings.batch}, {"seq", outcome.tokens ? nlohmann::ordered_json(*outcome.tokens) : nlohmann::ordered_json()}, {"mixed_precision", settings.precision}, {"parameters", outcome.shape.parameters}, {"unit", "bytes"}, {"phases", phases}, {"peak", step.peak}, {"communication", {{"volume", step.traffic.volume()}, {"sent", step.traffic.sent}, {"messages", step.traffic.messages}}}, {"from", note_of(settings)}}
+  std::cout << nlohmann::ordered_json{{"model", settings.model},
+                                      {"strategy", settings.strategy},
+                                      {"num_processes", settings.num_processes},
+                                      {"batch", settings.batch},
+                                      {"seq", outcome.tokens ? nlohmann::ordered_json(*outcome.tokens)
+                                                             : nlohmann::ordered_json()},
+                                      {"mixed_precision", settings.precision},
+                                      {"parameters", outcome.shape.parameters},
+                                      {"unit", "bytes"},
+                                      {"phases", phases},
+                                      {"peak", step.peak},
+                                      {"communication",
+                                       {{"volume", step.traffic.volume()},
+                                        {"sent", step.traffic.sent},
+                                        {"messages", step.traffic.messages}}},
+                                      {"from", note_of(settings)}}
                    .dump(2)
             << "\n";
 }
@@ -231,7 +293,8 @@ Settings settings_of(const std::vector<std::string>& words) {
       value = std::stoll(text, &used);
     } catch (const std::exception&) {
     }
-    if (used != text.size() || value < 1) throw ConfigError("" + option + " is '" + text + "', expected a whole number from 1 on");
+    if (used != text.size() || value < 1)
+      throw ConfigError("" + option + " is '" + text + "', expected a whole number from 1 on");
     return value;
   };
   for (size_t i = 0; i < words.size(); ++i) {
@@ -252,7 +315,8 @@ Settings settings_of(const std::vector<std::string>& words) {
       else throw ConfigError("there is no option '" + word + "'. See `accelerate estimate-memory --help`");
     }
   }
-  if (settings.model.empty()) throw ConfigError("found no MODEL, expected a folder, a config.json or the name of a built-in model");
+  if (settings.model.empty())
+    throw ConfigError("found no MODEL, expected a folder, a config.json or the name of a built-in model");
   const std::vector<std::string> strategies{"ddp", "fsdp", "zero1", "zero2", "zero3"};
   if (std::find(strategies.begin(), strategies.end(), settings.strategy) == strategies.end())
     throw ConfigError("--strategy is '" + settings.strategy + "', expected ddp, fsdp, zero1, zero2 or zero3");

@@ -1,4 +1,5 @@
-// `accelerate generate`, which starts this with MODEL and pairs of an option and its text, checked against the table of options.
+// `accelerate generate`, which starts this with MODEL and pairs of an option and its text, checked against the table of
+// options.
 #include <accelerate/accelerate.hpp>
 #include <accelerate/bigmodel.hpp>
 #include <accelerate/models/auto_model.hpp>
@@ -16,8 +17,8 @@
 #include <random>
 #include <set>
 
-#include <nlohmann/json.hpp>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include "blocks.hpp"
 
@@ -60,43 +61,58 @@ class Given {
   std::vector<std::pair<std::string, std::string>> texts_;
 };
 
-// ---- the model ---------------------------------------------------------------------------------------------------------------------------------------------------------
+// ---- the model
+// ---------------------------------------------------------------------------------------------------------------------------------------------------------
 
 accelerate::MaxMemory max_memory_of(const std::vector<std::string>& words) {
   accelerate::MaxMemory limits;
   for (const auto& word : words) {
     const size_t equals = word.find('=');
-    if (equals == std::string::npos || equals == 0) throw ConfigError("--max_memory: found '" + word + "', expected PLACE=SIZE, for example cpu=150MB or 0=20GiB");
+    if (equals == std::string::npos || equals == 0)
+      throw ConfigError("--max_memory: found '" + word + "', expected PLACE=SIZE, for example cpu=150MB or 0=20GiB");
     const std::string size = word.substr(equals + 1);
-    const bool plain = size.find_first_not_of("0123456789") == std::string::npos && !size.empty() && size.size() < 19;  // a number of bytes
-    limits.insert_or_assign(accelerate::Place(word.substr(0, equals)), plain ? accelerate::MemorySize(static_cast<int64_t>(std::stoll(size))) : accelerate::MemorySize(size));
+    const bool plain = size.find_first_not_of("0123456789") == std::string::npos && !size.empty() &&
+                       size.size() < 19;  // a number of bytes
+    limits.insert_or_assign(
+        accelerate::Place(word.substr(0, equals)),
+        plain ? accelerate::MemorySize(static_cast<int64_t>(std::stoll(size))) : accelerate::MemorySize(size));
   }
   return limits;
 }
 
 std::variant<std::string, accelerate::DeviceMap> device_map_of(const std::string& text) {
-  if (text == "cpu" || text == "disk" || text == "mps" || text.find_first_not_of("0123456789") == std::string::npos) return accelerate::DeviceMap{{"", accelerate::Place(text)}};
+  if (text == "cpu" || text == "disk" || text == "mps" || text.find_first_not_of("0123456789") == std::string::npos)
+    return accelerate::DeviceMap{{"", accelerate::Place(text)}};
   if (!text.starts_with("{")) return text;  // a strategy; another word is refused with the known ones
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw ConfigError("--device_map: found '" + text + "', which is no JSON object, expected for example '{\"model.embed_tokens\": \"cpu\", \"\": \"disk\"}'");
+  if (!json.is_object())
+    throw ConfigError(
+        "--device_map: found '" + text +
+        "', which is no JSON object, expected for example '{\"model.embed_tokens\": \"cpu\", \"\": \"disk\"}'");
   accelerate::DeviceMap map;
   for (const auto& [name, place] : json.items()) {
     if (place.is_number_integer()) map.emplace(name, accelerate::Place(place.get<int>()));
     else if (place.is_string()) map.emplace(name, accelerate::Place(place.get<std::string>()));
-    else throw ConfigError("--device_map: found " + place.dump() + " for '" + name + "', expected the number of a GPU, \"cpu\" or \"disk\"");
+    else
+      throw ConfigError("--device_map: found " + place.dump() + " for '" + name +
+                        "', expected the number of a GPU, \"cpu\" or \"disk\"");
   }
   return map;
 }
 
 /// A folder that holds nothing but a .gguf file means that file.
 fs::path checkpoint_of(const fs::path& given) {
-  if (!fs::exists(given)) throw accelerate::CheckpointError("'" + given.string() + "' does not exist, expected a folder with a model or a .gguf file. Nothing is downloaded: fetch the model first.");
+  if (!fs::exists(given))
+    throw accelerate::CheckpointError("'" + given.string() +
+                                      "' does not exist, expected a folder with a model or a .gguf file. Nothing is "
+                                      "downloaded: fetch the model first.");
   if (!fs::is_directory(given) || fs::exists(given / "config.json")) return given;
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(given))
     if (entry.path().extension() == ".gguf") files.push_back(entry.path());
   if (files.size() == 1) return files.front();
-  throw accelerate::CheckpointError("'" + given.string() + "' has no config.json and " + std::to_string(files.size()) + " .gguf files, expected a folder with a model; name the file if there are several");
+  throw accelerate::CheckpointError("'" + given.string() + "' has no config.json and " + std::to_string(files.size()) +
+                                    " .gguf files, expected a folder with a model; name the file if there are several");
 }
 
 struct Model {
@@ -104,20 +120,25 @@ struct Model {
   accelerate::Dispatched<std::shared_ptr<torch::nn::Module>> weights;
 };
 
-at::ScalarType dtype_of(const std::string& name) { return name == "float16" ? at::kHalf : name == "bfloat16" ? at::kBFloat16 : at::kFloat; }
+at::ScalarType dtype_of(const std::string& name) {
+  return name == "float16" ? at::kHalf : name == "bfloat16" ? at::kBFloat16 : at::kFloat;
+}
 
-accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& module, const fs::path& checkpoint, const Given& given) {
+accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& module, const fs::path& checkpoint,
+                                     const Given& given) {
   accelerate::LoadAndDispatchOptions options;
   if (const auto words = given.all("max_memory"); !words.empty()) options.max_memory = max_memory_of(words);
   if (const auto map = given.text("device_map")) options.device_map = device_map_of(*map);
   else if (options.max_memory) options.device_map = "auto";
-  else options.device_map = accelerate::DeviceMap{{"", at::hasCUDA() ? accelerate::Place(0) : accelerate::Place("cpu")}};
+  else
+    options.device_map = accelerate::DeviceMap{{"", at::hasCUDA() ? accelerate::Place(0) : accelerate::Place("cpu")}};
   options.no_split_module_classes = block_classes(*module);
   options.dtype = dtype_of(given.text("dtype").value_or("float32"));
   return accelerate::load_checkpoint_and_dispatch(accelerate::ModelRef(module), checkpoint, options);
 }
 
-// ---- the conversation --------------------------------------------------------------------------------------------------------------------------------------------------
+// ---- the conversation
+// --------------------------------------------------------------------------------------------------------------------------------------------------
 
 std::atomic<bool> interrupted{false};
 
@@ -130,13 +151,20 @@ struct Measured {
   int64_t prompt_tokens = 0, new_tokens = 0;
   double first_token = 0, seconds = 0;  ///< of the answer, from its beginning
 
-  double tokens_per_second() const { return new_tokens > 1 ? static_cast<double>(new_tokens - 1) / (seconds - first_token) : 0; }
+  double tokens_per_second() const {
+    return new_tokens > 1 ? static_cast<double>(new_tokens - 1) / (seconds - first_token) : 0;
+  }
 };
 
 class Speaker {
  public:
-  Speaker(models::AutoModelForCausalLM model, models::Tokenizer tokenizer, models::GenerationConfig config, at::Device device, bool streams)
-      : model_(std::move(model)), tokenizer_(std::move(tokenizer)), config_(std::move(config)), device_(device), streams_(streams) {}
+  Speaker(models::AutoModelForCausalLM model, models::Tokenizer tokenizer, models::GenerationConfig config,
+          at::Device device, bool streams)
+      : model_(std::move(model)),
+        tokenizer_(std::move(tokenizer)),
+        config_(std::move(config)),
+        device_(device),
+        streams_(streams) {}
 
   std::string answer(const std::string& text, bool special_tokens, Measured& measured) {
     const auto ids = tokenizer_.encode(text, special_tokens);
@@ -158,9 +186,12 @@ class Speaker {
         say(decoder.push(tokens.item<int64_t>()));
         return !interrupted && !decoder.stopped();
       };
-    const at::Tensor all = models::generate(model_, torch::tensor(ids, at::kLong).unsqueeze(0).to(device_), config_, options);
+    const at::Tensor all =
+        models::generate(model_, torch::tensor(ids, at::kLong).unsqueeze(0).to(device_), config_, options);
     if (config_.num_beams > 1) {
-      for (const int64_t id : std::vector<int64_t>(all.data_ptr<int64_t>() + ids.size(), all.data_ptr<int64_t>() + all.numel())) ++measured.new_tokens, say(decoder.push(id));
+      for (const int64_t id :
+           std::vector<int64_t>(all.data_ptr<int64_t>() + ids.size(), all.data_ptr<int64_t>() + all.numel()))
+        ++measured.new_tokens, say(decoder.push(id));
       measured.first_token = seconds_since(begin) / static_cast<double>(std::max<int64_t>(measured.new_tokens, 1));
     }
     say(decoder.finish());
@@ -177,7 +208,8 @@ class Speaker {
   bool streams_;
 };
 
-models::GenerationConfig generation_of(const fs::path& checkpoint, const models::Tokenizer& tokenizer, const Given& given) {
+models::GenerationConfig generation_of(const fs::path& checkpoint, const models::Tokenizer& tokenizer,
+                                       const Given& given) {
   auto config = models::GenerationConfig::from_pretrained(checkpoint);
   config.max_new_tokens = 256;
   if (const auto text = given.text("max_new_tokens")) config.max_new_tokens = std::stoll(*text);
@@ -196,15 +228,21 @@ models::GenerationConfig generation_of(const fs::path& checkpoint, const models:
   return config;
 }
 
-nlohmann::ordered_json report_of(const Measured& measured, double load_seconds, const torch::nn::Module& module, const accelerate::DispatchedModel& weights) {
+nlohmann::ordered_json report_of(const Measured& measured, double load_seconds, const torch::nn::Module& module,
+                                 const accelerate::DispatchedModel& weights) {
   const auto stats = accelerate::residency::stats();
   int64_t all_bytes = 0;
   std::set<const at::TensorImpl*> seen;  // tied weights are one
   for (const auto& tensor : module.parameters())
     if (seen.insert(tensor.unsafeGetTensorImpl()).second) all_bytes += static_cast<int64_t>(tensor.nbytes());
-  return {{"prompt_tokens", measured.prompt_tokens}, {"new_tokens", measured.new_tokens},          {"load_seconds", load_seconds},
-          {"first_token_seconds", measured.first_token}, {"tokens_per_second", measured.tokens_per_second()}, {"streamed_weight_bytes", weights.streamed_bytes()},
-          {"peak_resident_weight_bytes", all_bytes - weights.streamed_bytes() + stats.peak_resident_bytes}, {"weight_bytes_fetched", stats.bytes_fetched}};
+  return {{"prompt_tokens", measured.prompt_tokens},
+          {"new_tokens", measured.new_tokens},
+          {"load_seconds", load_seconds},
+          {"first_token_seconds", measured.first_token},
+          {"tokens_per_second", measured.tokens_per_second()},
+          {"streamed_weight_bytes", weights.streamed_bytes()},
+          {"peak_resident_weight_bytes", all_bytes - weights.streamed_bytes() + stats.peak_resident_bytes},
+          {"weight_bytes_fetched", stats.bytes_fetched}};
 }
 
 int talk(const fs::path& model, const Given& given) {
@@ -235,7 +273,8 @@ int talk(const fs::path& model, const Given& given) {
   const auto one = [&](const std::string& prompt) {
     Measured measured;
     messages.push_back({"user", prompt});
-    const std::string said = raw ? speaker.answer(prompt, true, measured) : speaker.answer(tokenizer.apply_chat_template(messages), false, measured);
+    const std::string said = raw ? speaker.answer(prompt, true, measured)
+                                 : speaker.answer(tokenizer.apply_chat_template(messages), false, measured);
     messages.push_back({"assistant", said});
     auto report = report_of(measured, load_seconds, *language_model.module(), weights);
     if (json) {
@@ -243,15 +282,20 @@ int talk(const fs::path& model, const Given& given) {
       result.update(report);
       std::cout << result.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
     } else if (given.on("stats")) {
-      std::cerr << "accelerate generate: loaded in " << load_seconds << " s; " << measured.prompt_tokens << " tokens read, the first one written after " << measured.first_token << " s; " << measured.new_tokens << " tokens written, "
-                << measured.tokens_per_second() << " a second; weights: " << static_cast<double>(weights.streamed_bytes()) / 1e6 << " MB come and go, at most " << report["peak_resident_weight_bytes"].get<double>() / 1e6 << " MB of them present\n";
+      std::cerr << "accelerate generate: loaded in " << load_seconds << " s; " << measured.prompt_tokens
+                << " tokens read, the first one written after " << measured.first_token << " s; " << measured.new_tokens
+                << " tokens written, " << measured.tokens_per_second()
+                << " a second; weights: " << static_cast<double>(weights.streamed_bytes()) / 1e6
+                << " MB come and go, at most " << report["peak_resident_weight_bytes"].get<double>() / 1e6
+                << " MB of them present\n";
     }
   };
 
   if (const auto prompt = given.text("prompt")) {
     one(*prompt);
   } else if (::isatty(STDIN_FILENO)) {
-    std::fprintf(stderr, "A conversation with %s. Ctrl-C ends an answer, Ctrl-D the conversation.\n", model.filename().c_str());
+    std::fprintf(stderr, "A conversation with %s. Ctrl-C ends an answer, Ctrl-D the conversation.\n",
+                 model.filename().c_str());
     for (std::string line; std::fprintf(stderr, "> "), std::getline(std::cin, line);) {
       interrupted = false;
       if (!line.empty()) one(line);
@@ -268,7 +312,10 @@ int talk(const fs::path& model, const Given& given) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
-  if (words.empty() || words.size() % 2 == 0) return std::fprintf(stderr, "accelerate-generate is a part of `accelerate generate`; see `accelerate generate --help`\n"), 64;
+  if (words.empty() || words.size() % 2 == 0)
+    return std::fprintf(stderr,
+                        "accelerate-generate is a part of `accelerate generate`; see `accelerate generate --help`\n"),
+           64;
   const fs::path model = words.front();
   words.erase(words.begin());
   try {

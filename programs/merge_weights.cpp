@@ -13,11 +13,20 @@ int main(int argc, char** argv) {
   std::vector<std::string> folders;
   for (const auto& word : words) {
     if (word == "--unsafe_serialization" || word == "--unsafe-serialization") options.safe_serialization = false;
-    else if (word == "--remove_checkpoint_dir" || word == "--remove-checkpoint-dir") options.remove_checkpoint_dir = true;
-    else if (word.starts_with("--")) return std::fprintf(stderr, "accelerate-merge-weights: there is no option '%s'. See `accelerate merge-weights --help`\n", word.c_str()), 64;
+    else if (word == "--remove_checkpoint_dir" || word == "--remove-checkpoint-dir")
+      options.remove_checkpoint_dir = true;
+    else if (word.starts_with("--"))
+      return std::fprintf(stderr,
+                          "accelerate-merge-weights: there is no option '%s'. See `accelerate merge-weights --help`\n",
+                          word.c_str()),
+             64;
     else folders.push_back(word);
   }
-  if (folders.size() != 2) return std::fprintf(stderr, "usage: accelerate merge-weights [--unsafe_serialization] [--remove_checkpoint_dir] FOLDER OUTPUT\n"), 64;
+  if (folders.size() != 2)
+    return std::fprintf(
+               stderr,
+               "usage: accelerate merge-weights [--unsafe_serialization] [--remove_checkpoint_dir] FOLDER OUTPUT\n"),
+           64;
   try {
     accelerate::merge_fsdp_weights(folders[0], folders[1], options);
     std::printf("The weights are in %s\n", folders[1].c_str());

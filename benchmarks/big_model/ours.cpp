@@ -1,10 +1,11 @@
 // Tokens of a model of 492 M parameters whose weights are elsewhere. usage: ours WAY FOLDER TOKENS [cold]
-// WAY: memory, cpu_offload, disk_offload, load (load_checkpoint_and_dispatch with everything on disk), read (the same, but never mapped).
+// WAY: memory, cpu_offload, disk_offload, load (load_checkpoint_and_dispatch with everything on disk), read (the same,
+// but never mapped).
+#include <fcntl.h>
+#include <unistd.h>
 #include <accelerate/accelerate.hpp>
 #include <accelerate/bigmodel.hpp>
 #include <accelerate/models/llama.hpp>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
@@ -14,7 +15,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-double now_ms() { return std::chrono::duration<double, std::milli>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+double now_ms() {
+  return std::chrono::duration<double, std::milli>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 /// The system forgets the files' pages that nobody has mapped.
 void forget(const fs::path& folder) {
@@ -45,12 +48,17 @@ int main(int argc, char** argv) {
     accelerate::models::LlamaForCausalLM net = nullptr;
     {
       const auto empty = accelerate::init_empty_weights();
-      net = accelerate::models::LlamaForCausalLM(accelerate::models::LlamaConfig::from_pretrained(folder), accelerate::models::Weights::uninitialized);
+      net = accelerate::models::LlamaForCausalLM(accelerate::models::LlamaConfig::from_pretrained(folder),
+                                                 accelerate::models::Weights::uninitialized);
     }
     net->eval();
     std::optional<accelerate::DispatchedModel> model;
     if (way == "load" || way == "read") {
-      model = accelerate::load_checkpoint_and_dispatch(net, folder, {.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = way == "read" ? std::optional<int64_t>(600'000'000) : std::nullopt, .always_read = way == "read"}});
+      model = accelerate::load_checkpoint_and_dispatch(
+          net, folder,
+          {.device_map = accelerate::DeviceMap{{"", "disk"}},
+           .offload = {.budget_bytes = way == "read" ? std::optional<int64_t>(600'000'000) : std::nullopt,
+                       .always_read = way == "read"}});
     } else {
       accelerate::load_checkpoint_in_model(net, folder);
       if (way == "cpu_offload") model = accelerate::cpu_offload(net);

@@ -1,4 +1,5 @@
-// The loader alone: 20,000 samples of 64 floats and a label, shuffled, batches of 32, through `prepare`. argv[1]: number of workers.
+// The loader alone: 20,000 samples of 64 floats and a label, shuffled, batches of 32, through `prepare`. argv[1]:
+// number of workers.
 #include <accelerate/accelerate.hpp>
 
 #include <chrono>
@@ -12,7 +13,8 @@ struct Samples : torch::data::Dataset<Samples> {
 
 int main(int argc, char** argv) {
   accelerate::Accelerator accelerator;
-  auto loader = accelerator.prepare(accelerate::data::DataLoader(Samples(), {.batch_size = 32, .shuffle = true, .num_workers = argc > 1 ? std::stoll(argv[1]) : 0}));
+  auto loader = accelerator.prepare(accelerate::data::DataLoader(
+      Samples(), {.batch_size = 32, .shuffle = true, .num_workers = argc > 1 ? std::stoll(argv[1]) : 0}));
   std::string times;
   double sum = 0;
   int64_t labels = 0;
@@ -23,7 +25,10 @@ int main(int argc, char** argv) {
       sum += batch.data[0][0].item<double>() >= 0 ? 1 : 0;  // the batch is really looked at
       labels += batch.target.sum().item<int64_t>();
     }
-    times += (pass ? "," : "") + std::to_string(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
+    times +=
+        (pass ? "," : "") +
+        std::to_string(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
   }
-  std::cout << "{\"contestant\":\"ours\",\"answer\":[" << sum << "," << labels << "],\"ms\":[" << times << "]}" << std::endl;
+  std::cout << "{\"contestant\":\"ours\",\"answer\":[" << sum << "," << labels << "],\"ms\":[" << times << "]}"
+            << std::endl;
 }

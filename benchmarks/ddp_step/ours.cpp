@@ -1,4 +1,5 @@
-// A DDP training step: `gpt` (33.7 M parameters, compute-bound) or `mlp` (1 M parameters in 64 layers, overhead-bound). Same model, seeds and data as accelerate_peer.py.
+// A DDP training step: `gpt` (33.7 M parameters, compute-bound) or `mlp` (1 M parameters in 64 layers, overhead-bound).
+// Same model, seeds and data as accelerate_peer.py.
 #include <accelerate/accelerate.hpp>
 
 #include <chrono>
@@ -11,8 +12,16 @@ struct Block : nn::Module {
   int64_t heads;
   nn::LayerNorm l1, l2;
   nn::Linear qkv, proj, f1, f2;
-  Block(int64_t d, int64_t h) : heads(h), l1(nn::LayerNormOptions({d})), l2(nn::LayerNormOptions({d})), qkv(d, 3 * d), proj(d, d), f1(d, 4 * d), f2(4 * d, d) {
-    register_module("l1", l1), register_module("l2", l2), register_module("qkv", qkv), register_module("proj", proj), register_module("f1", f1), register_module("f2", f2);
+  Block(int64_t d, int64_t h)
+      : heads(h),
+        l1(nn::LayerNormOptions({d})),
+        l2(nn::LayerNormOptions({d})),
+        qkv(d, 3 * d),
+        proj(d, d),
+        f1(d, 4 * d),
+        f2(4 * d, d) {
+    register_module("l1", l1), register_module("l2", l2), register_module("qkv", qkv), register_module("proj", proj),
+        register_module("f1", f1), register_module("f2", f2);
   }
   Tensor forward(Tensor x) {
     const int64_t B = x.size(0), T = x.size(1), D = x.size(2);
@@ -28,9 +37,11 @@ struct GPT : nn::Module {
   std::vector<std::shared_ptr<Block>> blocks;
   nn::LayerNorm ln;
   nn::Linear head;
-  GPT(int64_t V, int64_t d, int64_t L, int64_t h, int64_t T) : wte(V, d), wpe(T, d), ln(nn::LayerNormOptions({d})), head(nn::LinearOptions(d, V).bias(false)) {
+  GPT(int64_t V, int64_t d, int64_t L, int64_t h, int64_t T)
+      : wte(V, d), wpe(T, d), ln(nn::LayerNormOptions({d})), head(nn::LinearOptions(d, V).bias(false)) {
     register_module("wte", wte), register_module("wpe", wpe);
-    for (int64_t i = 0; i < L; ++i) blocks.push_back(register_module("h" + std::to_string(i), std::make_shared<Block>(d, h)));
+    for (int64_t i = 0; i < L; ++i)
+      blocks.push_back(register_module("h" + std::to_string(i), std::make_shared<Block>(d, h)));
     register_module("ln", ln), register_module("head", head);
   }
   Tensor forward(const Tensor& ids) {
@@ -51,8 +62,7 @@ struct MLP : nn::Module {
   }
 };
 
-template <class Model, class Step>
-void run(std::shared_ptr<Model> model, int64_t steps, Step step) {
+template <class Model, class Step> void run(std::shared_ptr<Model> model, int64_t steps, Step step) {
   accelerate::Accelerator accelerator;
   torch::manual_seed(0);
   {
@@ -76,7 +86,8 @@ void run(std::shared_ptr<Model> model, int64_t steps, Step step) {
     losses += (i ? "," : "") + std::string(text);
     times += (i ? "," : "") + std::to_string(ms);
   }
-  if (accelerator.is_main_process()) std::cout << "{\"contestant\":\"ours\",\"answer\":[" << losses << "],\"ms\":[" << times << "]}" << std::endl;
+  if (accelerator.is_main_process())
+    std::cout << "{\"contestant\":\"ours\",\"answer\":[" << losses << "],\"ms\":[" << times << "]}" << std::endl;
 }
 
 int main(int argc, char** argv) {

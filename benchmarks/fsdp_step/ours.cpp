@@ -1,5 +1,6 @@
-// An FSDP training step of `gpt` (33.7 M parameters), `bert` (BERT-base's shape, 110 M) or `narrow` (100 units of 1 k parameters, where the cost per unit rules).
-// Same models, seeds and data as torch_fsdp.py. usage: bench_fsdp_step gpt|bert|narrow STEPS 1|2     (fsdp_version: 1 prefetches in backward, 2 always)
+// An FSDP training step of `gpt` (33.7 M parameters), `bert` (BERT-base's shape, 110 M) or `narrow` (100 units of 1 k
+// parameters, where the cost per unit rules). Same models, seeds and data as torch_fsdp.py. usage: bench_fsdp_step
+// gpt|bert|narrow STEPS 1|2     (fsdp_version: 1 prefetches in backward, 2 always)
 #include <accelerate/accelerate.hpp>
 #include <accelerate/residency.hpp>
 
@@ -15,8 +16,17 @@ struct Block : nn::Module {
   bool causal;
   nn::LayerNorm l1, l2;
   nn::Linear qkv, proj, f1, f2;
-  Block(int64_t d, int64_t h, bool causal) : heads(h), causal(causal), l1(nn::LayerNormOptions({d})), l2(nn::LayerNormOptions({d})), qkv(d, 3 * d), proj(d, d), f1(d, 4 * d), f2(4 * d, d) {
-    register_module("l1", l1), register_module("l2", l2), register_module("qkv", qkv), register_module("proj", proj), register_module("f1", f1), register_module("f2", f2);
+  Block(int64_t d, int64_t h, bool causal)
+      : heads(h),
+        causal(causal),
+        l1(nn::LayerNormOptions({d})),
+        l2(nn::LayerNormOptions({d})),
+        qkv(d, 3 * d),
+        proj(d, d),
+        f1(d, 4 * d),
+        f2(4 * d, d) {
+    register_module("l1", l1), register_module("l2", l2), register_module("qkv", qkv), register_module("proj", proj),
+        register_module("f1", f1), register_module("f2", f2);
   }
   Tensor forward(Tensor x) {
     const int64_t B = x.size(0), T = x.size(1), D = x.size(2);
@@ -34,9 +44,11 @@ struct Transformer : nn::Module {
   std::vector<std::shared_ptr<Block>> blocks;
   nn::LayerNorm ln;
   nn::Linear pooler{nullptr}, head{nullptr};
-  Transformer(int64_t V, int64_t d, int64_t L, int64_t h, int64_t T, bool causal) : causal(causal), wte(V, d), wpe(T, d), ln(nn::LayerNormOptions({d})) {
+  Transformer(int64_t V, int64_t d, int64_t L, int64_t h, int64_t T, bool causal)
+      : causal(causal), wte(V, d), wpe(T, d), ln(nn::LayerNormOptions({d})) {
     register_module("wte", wte), register_module("wpe", wpe);
-    for (int64_t i = 0; i < L; ++i) blocks.push_back(register_module("h" + std::to_string(i), std::make_shared<Block>(d, h, causal)));
+    for (int64_t i = 0; i < L; ++i)
+      blocks.push_back(register_module("h" + std::to_string(i), std::make_shared<Block>(d, h, causal)));
     register_module("ln", ln);
     if (!causal) pooler = register_module("pooler", nn::Linear(d, d));
     head = register_module("head", nn::Linear(nn::LinearOptions(d, causal ? V : 2).bias(false)));
@@ -80,7 +92,10 @@ constexpr int64_t kWarmUp = 2;  // both contestants learn the order of units and
 
 template <class Model, class Loss>
 void run(std::shared_ptr<Model> model, const std::string& unit, int64_t steps, int64_t version, Loss loss_of) {
-  accelerate::FullyShardedDataParallelPlugin plugin{.fsdp_version = version, .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap, .transformer_cls_names_to_wrap = {{unit}}};
+  accelerate::FullyShardedDataParallelPlugin plugin{
+      .fsdp_version = version,
+      .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
+      .transformer_cls_names_to_wrap = {{unit}}};
   if (version == 1) plugin.backward_prefetch = accelerate::BackwardPrefetch::backward_pre;
   accelerate::Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin});
   torch::manual_seed(0);
@@ -125,14 +140,19 @@ void run(std::shared_ptr<Model> model, const std::string& unit, int64_t steps, i
   }
   const auto stats = accelerate::residency::stats();
   // What a rank holds of the parameters: its shards always, whole units for a while.
-  const double shard = static_cast<double>(parameters * 4 / accelerator.num_processes()) / 1e6, bound = shard + static_cast<double>((2 * largest + root) * 4) / 1e6;
-  // Without a fault everything is where the shards are, in memory that the ranks share; then they are among what is resident.
+  const double shard = static_cast<double>(parameters * 4 / accelerator.num_processes()) / 1e6,
+               bound = shard + static_cast<double>((2 * largest + root) * 4) / 1e6;
+  // Without a fault everything is where the shards are, in memory that the ranks share; then they are among what is
+  // resident.
   const double parameters_mb = (stats.faults == 0 ? 0 : shard) + static_cast<double>(stats.peak_resident_bytes) / 1e6;
-  const auto ranks = accelerator.gather(torch::tensor({memory("status", "VmHWM"), pss, parameters_mb}, torch::kDouble).view({1, 3}));
+  const auto ranks =
+      accelerator.gather(torch::tensor({memory("status", "VmHWM"), pss, parameters_mb}, torch::kDouble).view({1, 3}));
   if (!accelerator.is_main_process()) return;
   const auto worst = std::get<0>(ranks.max(0));
-  std::cout << "{\"contestant\":\"ours\",\"answer\":[" << losses << "],\"ms\":[" << times << "],\"rss_mb\":" << worst[0].template item<double>() << ",\"pss_mb\":" << worst[1].template item<double>()
-            << ",\"parameters_mb\":" << worst[2].template item<double>() << ",\"parameters_bound_mb\":" << bound << ",\"faults\":" << stats.faults << ",\"prefetch_hits\":" << stats.prefetch_hits << "}" << std::endl;
+  std::cout << "{\"contestant\":\"ours\",\"answer\":[" << losses << "],\"ms\":[" << times
+            << "],\"rss_mb\":" << worst[0].template item<double>() << ",\"pss_mb\":" << worst[1].template item<double>()
+            << ",\"parameters_mb\":" << worst[2].template item<double>() << ",\"parameters_bound_mb\":" << bound
+            << ",\"faults\":" << stats.faults << ",\"prefetch_hits\":" << stats.prefetch_hits << "}" << std::endl;
 }
 
 int main(int argc, char** argv) {
@@ -150,6 +170,8 @@ int main(int argc, char** argv) {
         return torch::cross_entropy_loss(m(ids), torch::randint(0, 2, {4}));
       });
     else
-      run(std::make_shared<Narrow>(), "Unit", steps, version, [](auto& m) { return m(torch::randn({16, 32})).square().mean(); });
+      run(std::make_shared<Narrow>(), "Unit", steps, version, [](auto& m) {
+        return m(torch::randn({16, 32})).square().mean();
+      });
   });
 }

@@ -1,5 +1,6 @@
-// Loading a language model from a GGUF file, and greedy decoding. usage: bench_generate load|decode|read FILE.gguf [TOKENS]
-// load: milliseconds until weights and tokenizer are in memory, as fp32; decode: milliseconds of each new token after the first; read: of sums over all weights, which no token can be faster than.
+// Loading a language model from a GGUF file, and greedy decoding. usage: bench_generate load|decode|read FILE.gguf
+// [TOKENS] load: milliseconds until weights and tokenizer are in memory, as fp32; decode: milliseconds of each new
+// token after the first; read: of sums over all weights, which no token can be faster than.
 #include <accelerate/models/generate.hpp>
 #include <accelerate/models/llama.hpp>
 #include <accelerate/models/tokenizer.hpp>
@@ -12,7 +13,9 @@ int main(int argc, char** argv) {
   if (argc < 3) return std::cerr << "usage: bench_generate load|decode|read FILE.gguf [TOKENS]\n", 64;
   using Clock = std::chrono::steady_clock;
   using namespace accelerate::models;
-  const auto milliseconds = [](Clock::time_point since) { return std::chrono::duration<double, std::milli>(Clock::now() - since).count(); };
+  const auto milliseconds = [](Clock::time_point since) {
+    return std::chrono::duration<double, std::milli>(Clock::now() - since).count();
+  };
   auto begin = Clock::now();
   auto model = LlamaForCausalLM::from_pretrained(argv[2]);
   const auto tokenizer = Tokenizer::from_pretrained(argv[2]);
@@ -35,7 +38,8 @@ int main(int argc, char** argv) {
   config.eos_token_id.clear();  // the same work for every contestant
   if (decode) times.clear();
   begin = Clock::now();
-  const auto ids = generate(model, torch::tensor(tokenizer.encode("Once upon a time")).unsqueeze(0), config, {.on_tokens = [&](const torch::Tensor&) {
+  const auto ids = generate(model, torch::tensor(tokenizer.encode("Once upon a time")).unsqueeze(0), config,
+                            {.on_tokens = [&](const torch::Tensor&) {
                               if (decode) times.push_back(milliseconds(begin));
                               begin = Clock::now();
                               return true;
@@ -46,5 +50,7 @@ int main(int argc, char** argv) {
     for (const auto value : values) text += (text.empty() ? "" : ",") + std::to_string(value);
     return "[" + text + "]";
   };
-  std::cout << "{\"contestant\":\"ours\",\"answer\":" << list(std::vector<int64_t>(ids.const_data_ptr<int64_t>(), ids.const_data_ptr<int64_t>() + ids.numel())) << ",\"ms\":" << list(times) << "}" << std::endl;
+  std::cout << "{\"contestant\":\"ours\",\"answer\":"
+            << list(std::vector<int64_t>(ids.const_data_ptr<int64_t>(), ids.const_data_ptr<int64_t>() + ids.numel()))
+            << ",\"ms\":" << list(times) << "}" << std::endl;
 }

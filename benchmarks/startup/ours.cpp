@@ -14,6 +14,7 @@ int main() {
     auto loss = m(torch::ones({2, 4})).mean();
     accelerator.backward(loss);
     opt.step();
-    if (accelerator.is_main_process()) std::cout << "{\"contestant\":\"ours\",\"answer\":[" << loss.item<double>() << "],\"ms\":[]}" << std::endl;
+    if (accelerator.is_main_process())
+      std::cout << "{\"contestant\":\"ours\",\"answer\":[" << loss.item<double>() << "],\"ms\":[]}" << std::endl;
   });
 }

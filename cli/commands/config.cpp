@@ -64,7 +64,9 @@ class Lines : public accelerate::Dialog {
       if (const auto index = index_of(answer, choices)) return *index;
       const auto nearest = accelerate::nearest_name(answer, choices);
       if (yes_no) say("'" + answer + "' is neither yes nor no.");
-      else say("'" + answer + "' is not a number from 0 to " + std::to_string(choices.size() - 1) + (nearest ? ". Did you mean '" + *nearest + "'?" : "."));
+      else
+        say("'" + answer + "' is not a number from 0 to " + std::to_string(choices.size() - 1) +
+            (nearest ? ". Did you mean '" + *nearest + "'?" : "."));
     }
   }
 
@@ -79,7 +81,10 @@ class Lines : public accelerate::Dialog {
  protected:
   static std::optional<size_t> index_of(const std::string& answer, const std::vector<std::string>& choices) {
     for (size_t i = 0; i < choices.size(); ++i)
-      if (::strcasecmp(answer.c_str(), choices[i].c_str()) == 0 || (choices[i] == "yes" && ::strcasecmp(answer.c_str(), "y") == 0) || (choices[i] == "no" && ::strcasecmp(answer.c_str(), "n") == 0)) return i;
+      if (::strcasecmp(answer.c_str(), choices[i].c_str()) == 0 ||
+          (choices[i] == "yes" && ::strcasecmp(answer.c_str(), "y") == 0) ||
+          (choices[i] == "no" && ::strcasecmp(answer.c_str(), "n") == 0))
+        return i;
     if (answer.size() > 4 || answer.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
     const size_t index = std::stoul(answer);
     return index < choices.size() ? std::optional(index) : std::nullopt;
@@ -111,7 +116,8 @@ class Menus : public Lines {
     std::string typed;  // since the last key that was none of a number or a word
     for (bool first = true;; first = false) {
       if (!first) std::printf("\x1b[%zuA", choices.size());
-      for (size_t i = 0; i < choices.size(); ++i) std::printf("\r\x1b[K%s %s\x1b[0m\n", i == at ? "\x1b[36m  >" : "   ", choices[i].c_str());
+      for (size_t i = 0; i < choices.size(); ++i)
+        std::printf("\r\x1b[K%s %s\x1b[0m\n", i == at ? "\x1b[36m  >" : "   ", choices[i].c_str());
       std::fflush(stdout);
       const char key = byte();
       if (key == 3) throw Interrupted();  // Ctrl-C
@@ -158,7 +164,8 @@ int run(const cli::Arguments& arguments) {
   std::filesystem::path file = arguments.text("config_file");
   if (file.empty()) file = accelerate::default_config_file();
   const bool terminal = ::isatty(STDIN_FILENO) && ::isatty(STDOUT_FILENO);
-  std::printf(terminal ? "Arrow keys or numbers choose, Enter confirms, the left arrow (or <) goes back.\n" : "An empty answer takes what stands in brackets; < goes back.\n");
+  std::printf(terminal ? "Arrow keys or numbers choose, Enter confirms, the left arrow (or <) goes back.\n"
+                       : "An empty answer takes what stands in brackets; < goes back.\n");
   std::setvbuf(stdin, nullptr, _IONBF, 0);  // menus read the same stream by themselves
   Lines lines;
   Menus menus;

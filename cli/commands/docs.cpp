@@ -6,15 +6,16 @@
 
 namespace {
 
-using accelerate::config::CommandTable;
 using accelerate::config::command_tables;
+using accelerate::config::CommandTable;
 using accelerate::config::kAdditions;
 using accelerate::config::Option;
 
 std::string names_of(const Option& option) {
   std::string names;
   for (const auto& spelling : option.spellings())
-    if (option.positional() || spelling.find('-', 2) == std::string::npos) names += (names.empty() ? "" : ", ") + spelling;
+    if (option.positional() || spelling.find('-', 2) == std::string::npos)
+      names += (names.empty() ? "" : ", ") + spelling;
   if (option.positional()) return option.value;
   if (names.empty()) return "";
   return names + (option.takes_value() && option.value ? " " + std::string(option.value) : "");
@@ -39,7 +40,8 @@ void markdown_rows(std::span<const Option> options) {
   for (const auto& option : options) {
     std::string help = option.help;
     if (option.choices) help += ": " + std::string(option.choices);
-    std::printf("| %s | %s | %s | %s | %s |\n", code(names_of(option)).c_str(), code(key_of(option)).c_str(), code(option.variable ? option.variable : "").c_str(),
+    std::printf("| %s | %s | %s | %s | %s |\n", code(names_of(option)).c_str(), code(key_of(option)).c_str(),
+                code(option.variable ? option.variable : "").c_str(),
                 code(option.fallback && option.takes_value() ? option.fallback : "").c_str(), cell(help).c_str());
   }
   std::printf("\n");
@@ -48,12 +50,18 @@ void markdown_rows(std::span<const Option> options) {
 /// What the program returns, sysexits.h's numbers for its own troubles.
 constexpr std::pair<const char*, const char*> kExitCodes[] = {
     {"0", "all processes returned 0"},
-    {"1 to 255", "what the process returned that failed first, on whichever machine; 128 + its number where a signal ended it (137: SIGKILL). A process that fails because its peer did is not taken for the cause"},
-    {"64", "a mistake on the command line, in a config file or in a variable; machines that were started with different settings, or with another token"},
+    {"1 to 255",
+     "what the process returned that failed first, on whichever machine; 128 + its number where a signal ended it "
+     "(137: SIGKILL). A process that fails because its peer did is not taken for the cause"},
+    {"64",
+     "a mistake on the command line, in a config file or in a variable; machines that were started with different "
+     "settings, or with another token"},
     {"65", "damaged files"},
     {"69", "a machine was lost, or the one that hosts the rendezvous has gone"},
     {"70", "a defect of this program"},
-    {"71", "something can't be started or reached: a program, a busy port, machines that did not come in time, an agent that died"},
+    {"71",
+     "something can't be started or reached: a program, a busy port, machines that did not come in time, an agent that "
+     "died"},
     {"73", "no memory, disk or processes, or a file is in the way"},
     {"78", "this build or this machine lacks what was asked for"},
     {"129, 130, 143", "the launcher was stopped by SIGHUP, Ctrl-C, SIGTERM; its processes have been stopped too"},
@@ -62,11 +70,15 @@ constexpr std::pair<const char*, const char*> kExitCodes[] = {
 void markdown() {
   std::printf(
       "# Settings\n\n"
-      "Written by `accelerate docs markdown`; a test compares them. Every setting stands in one table of the program, which also makes the flags, `--help`, the completions, the manual page and the\n"
+      "Written by `accelerate docs markdown`; a test compares them. Every setting stands in one table of the program, "
+      "which also makes the flags, `--help`, the completions, the manual page and the\n"
       "reading of config files.\n\n"
-      "A flag wins over an environment variable, that over the config file, that over the default. Flags may be written with `-` for `_`. Config files are read from `--config_file`, else from\n"
-      "`$HF_HOME/accelerate/default_config.yaml`, else from `$XDG_CACHE_HOME/huggingface/accelerate/` or `~/.cache/huggingface/accelerate/`; with `--cpu` only from `--config_file`. They are those of\n"
-      "Hugging Face Accelerate, in both directions. A flag that has no effect together with the others is named on stderr; an unknown key or flag is an error that names the nearest one.\n\n"
+      "A flag wins over an environment variable, that over the config file, that over the default. Flags may be "
+      "written with `-` for `_`. Config files are read from `--config_file`, else from\n"
+      "`$HF_HOME/accelerate/default_config.yaml`, else from `$XDG_CACHE_HOME/huggingface/accelerate/` or "
+      "`~/.cache/huggingface/accelerate/`; with `--cpu` only from `--config_file`. They are those of\n"
+      "Hugging Face Accelerate, in both directions. A flag that has no effect together with the others is named on "
+      "stderr; an unknown key or flag is an error that names the nearest one.\n\n"
       "Variables are what started processes find, and what the launcher reads where the flag is not given.\n\n");
   for (const auto& table : command_tables()) {
     std::printf("## accelerate %s\n\n%s: `%s`\n\n", table.name, table.summary, cell(table.usage).c_str());
@@ -75,7 +87,9 @@ void markdown() {
       markdown_rows(group.options);
     }
   }
-  std::printf("## Exit codes\n\nThose of `accelerate launch`; other commands use the same numbers for the same troubles.\n\n| code | |\n|---|---|\n");
+  std::printf(
+      "## Exit codes\n\nThose of `accelerate launch`; other commands use the same numbers for the same troubles.\n\n| "
+      "code | |\n|---|---|\n");
   for (const auto& [exit_code, meaning] : kExitCodes) std::printf("| %s | %s |\n", exit_code, cell(meaning).c_str());
   std::printf("\n## Config files for Amazon SageMaker\n\n[sagemaker.md](sagemaker.md) says what is made of them.\n\n");
   markdown_rows(accelerate::config::sagemaker_keys());
@@ -88,22 +102,30 @@ std::string roff(const std::string& text) {
 }
 
 void man() {
-  std::printf(".TH ACCELERATE 1 \"\" \"accelerate %s\" \"User Commands\"\n.SH NAME\naccelerate \\- train on one process or many, with the same program\n"
-              ".SH SYNOPSIS\n.B accelerate\n.I COMMAND\n[options]\n.SH DESCRIPTION\nOptions may be written with \\- for _. A flag wins over an environment variable, that over the config file, that over the default.\n", ACCELERATE_VERSION);
+  std::printf(
+      ".TH ACCELERATE 1 \"\" \"accelerate %s\" \"User Commands\"\n.SH NAME\naccelerate \\- train on one process or "
+      "many, with the same program\n"
+      ".SH SYNOPSIS\n.B accelerate\n.I COMMAND\n[options]\n.SH DESCRIPTION\nOptions may be written with \\- for _. A "
+      "flag wins over an environment variable, that over the config file, that over the default.\n",
+      ACCELERATE_VERSION);
   for (const auto& table : command_tables()) {
-    std::printf(".SH %s\n%s.\n.PP\n.B %s\n", roff("accelerate " + std::string(table.name)).c_str(), roff(table.summary).c_str(), roff(table.usage).c_str());
+    std::printf(".SH %s\n%s.\n.PP\n.B %s\n", roff("accelerate " + std::string(table.name)).c_str(),
+                roff(table.summary).c_str(), roff(table.usage).c_str());
     for (const auto& group : table.groups) {
       bool first = true;
       for (const auto& option : group.options) {
         if (names_of(option).empty()) continue;
         if (first && *group.title) std::printf(".SS %s\n", roff(group.title).c_str());
         first = false;
-        std::printf(".TP\n.B %s\n%s%s.\n", roff(names_of(option)).c_str(), roff(option.help).c_str(), option.choices ? roff(": " + std::string(option.choices)).c_str() : "");
+        std::printf(".TP\n.B %s\n%s%s.\n", roff(names_of(option)).c_str(), roff(option.help).c_str(),
+                    option.choices ? roff(": " + std::string(option.choices)).c_str() : "");
       }
     }
   }
-  std::printf(".SH FILES\n.I $HF_HOME/accelerate/default_config.yaml\n.br\n.I ~/.cache/huggingface/accelerate/default_config.yaml\n"
-              ".SH EXIT STATUS\n");
+  std::printf(
+      ".SH FILES\n.I $HF_HOME/accelerate/default_config.yaml\n.br\n.I "
+      "~/.cache/huggingface/accelerate/default_config.yaml\n"
+      ".SH EXIT STATUS\n");
   for (const auto& [exit_code, meaning] : kExitCodes) std::printf(".TP\n%s\n%s.\n", exit_code, roff(meaning).c_str());
 }
 

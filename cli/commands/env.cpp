@@ -21,7 +21,8 @@ std::string line_of(const fs::path& file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);)
     if (line.starts_with(key))
-      if (const size_t colon = line.find(':'); colon != std::string::npos) return line.substr(std::min(line.find_first_not_of(" \t", colon + 1), line.size()));
+      if (const size_t colon = line.find(':'); colon != std::string::npos)
+        return line.substr(std::min(line.find_first_not_of(" \t", colon + 1), line.size()));
   return "";
 }
 
@@ -39,7 +40,8 @@ std::string first_line_of(const char* command) {
 std::string gpus() {
   std::string names;
   std::error_code ignored;
-  for (fs::directory_iterator entry("/proc/driver/nvidia/gpus", ignored), end; !ignored && entry != end; entry.increment(ignored))
+  for (fs::directory_iterator entry("/proc/driver/nvidia/gpus", ignored), end; !ignored && entry != end;
+       entry.increment(ignored))
     names += (names.empty() ? "" : ", ") + line_of(entry->path() / "information", "Model");
   return names.empty() ? "none" : names;
 }
@@ -53,7 +55,8 @@ Facts facts() {
   std::snprintf(ram, sizeof(ram), "%.2f GB", static_cast<double>(memory.totalram) * memory.mem_unit / (1 << 30));
   const std::string python = first_line_of("python3 -c 'import sys; print(sys.version.split()[0])' 2>/dev/null");
   // The metadata alone: importing the package takes seconds.
-  const std::string peer = first_line_of("python3 -c 'import importlib.metadata as m; print(m.version(\"accelerate\"))' 2>/dev/null");
+  const std::string peer =
+      first_line_of("python3 -c 'import importlib.metadata as m; print(m.version(\"accelerate\"))' 2>/dev/null");
   std::error_code ignored;
   return {{"`accelerate` version", ACCELERATE_VERSION},
           {"Platform", std::string(system.sysname) + "-" + system.release + "-" + system.machine},
@@ -61,7 +64,8 @@ Facts facts() {
           {"LibTorch version", ACCELERATE_TORCH_VERSION},
           {"Compiler", ACCELERATE_COMPILER},
           {"Back ends", ACCELERATE_BACKENDS},
-          {"CPU", line_of("/proc/cpuinfo", "model name") + ", " + std::to_string(::sysconf(_SC_NPROCESSORS_ONLN)) + " logical cores"},
+          {"CPU", line_of("/proc/cpuinfo", "model name") + ", " + std::to_string(::sysconf(_SC_NPROCESSORS_ONLN)) +
+                      " logical cores"},
           {"System RAM", ram},
           {"GPU", gpus()},
           {"Python version", python.empty() ? "none" : python},
@@ -77,7 +81,8 @@ int run(const cli::Arguments& arguments) {
     nlohmann::ordered_json result;
     for (const auto& [name, value] : facts()) result[name] = value;
     result["config file"] = there ? nlohmann::ordered_json(file.string()) : nlohmann::ordered_json();
-    result["`accelerate` configs"] = there ? nlohmann::ordered_json::parse(accelerate::config_as_json(file)) : nlohmann::ordered_json("Not found");
+    result["`accelerate` configs"] =
+        there ? nlohmann::ordered_json::parse(accelerate::config_as_json(file)) : nlohmann::ordered_json("Not found");
     std::printf("%s\n", result.dump(2).c_str());
     return 0;
   }

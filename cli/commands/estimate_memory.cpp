@@ -10,28 +10,48 @@
 namespace {
 
 /// Whole numbers without a point. int4 and bools leave fractions.
-nlohmann::ordered_json bytes(double number) { return number == std::floor(number) ? nlohmann::ordered_json(static_cast<int64_t>(number)) : nlohmann::ordered_json(number); }
+nlohmann::ordered_json bytes(double number) {
+  return number == std::floor(number) ? nlohmann::ordered_json(static_cast<int64_t>(number))
+                                      : nlohmann::ordered_json(number);
+}
 
-nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const accelerate::MaximumSizes& sizes, const std::vector<accelerate::MemoryEstimate>& estimates) {
+nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const accelerate::MaximumSizes& sizes,
+                               const std::vector<accelerate::MemoryEstimate>& estimates) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   for (const auto& row : estimates) {
     nlohmann::ordered_json training = nullptr;
     if (row.training.peak() >= 0)
-      training = {{"model", bytes(row.training.model)}, {"gradients", bytes(row.training.gradients)}, {"optimizer", bytes(row.training.optimizer)}, {"step", bytes(row.training.step)},
+      training = {{"model", bytes(row.training.model)},
+                  {"gradients", bytes(row.training.gradients)},
+                  {"optimizer", bytes(row.training.optimizer)},
+                  {"step", bytes(row.training.step)},
                   {"peak", bytes(row.training.peak())}};
-    rows.push_back({{"dtype", row.dtype}, {"largest_layer", bytes(row.largest_layer)}, {"total", bytes(row.total)}, {"training_adam", training}});
+    rows.push_back({{"dtype", row.dtype},
+                    {"largest_layer", bytes(row.largest_layer)},
+                    {"total", bytes(row.total)},
+                    {"training_adam", training}});
   }
-  return {{"model", model.name}, {"library", model.library.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(model.library)}, {"class", model.tree.class_name},
-          {"source", model.source}, {"parameters", model.tree.numel()}, {"largest_layer_names", sizes.largest_layer.names}, {"unit", "bytes"}, {"rows", rows}};
+  return {{"model", model.name},
+          {"library", model.library.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(model.library)},
+          {"class", model.tree.class_name},
+          {"source", model.source},
+          {"parameters", model.tree.numel()},
+          {"largest_layer_names", sizes.largest_layer.names},
+          {"unit", "bytes"},
+          {"rows", rows}};
 }
 
 /// Needs LibTorch, and is a program of its own.
 [[noreturn]] void run_dry(const cli::Arguments& arguments) {
   for (const char* option : {"dtypes", "library_name"})
-    if (!arguments.all(option).empty()) throw accelerate::ConfigError("--" + std::string(option) + " is for the table of weights and says nothing about training; leave it or --strategy out");
+    if (!arguments.all(option).empty())
+      throw accelerate::ConfigError(
+          "--" + std::string(option) +
+          " is for the table of weights and says nothing about training; leave it or --strategy out");
   std::vector<std::string> words{arguments.positional.front()};
   for (const char* option : {"strategy", "num_processes", "batch", "seq", "mixed_precision"})
-    if (const auto text = arguments.text(option); !text.empty()) words.insert(words.end(), {"--" + std::string(option), text});
+    if (const auto text = arguments.text(option); !text.empty())
+      words.insert(words.end(), {"--" + std::string(option), text});
   if (arguments.on("json")) words.push_back("--json");
   cli::become("accelerate-estimate-training", words);
 }
@@ -39,14 +59,19 @@ nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const 
 int run(const cli::Arguments& arguments) {
   if (!arguments.text("strategy").empty()) run_dry(arguments);
   for (const char* option : {"num_processes", "batch", "seq", "mixed_precision"})
-    if (!arguments.text(option).empty()) throw accelerate::ConfigError("--" + std::string(option) + " was given without --strategy, expected both; say how the job is split (ddp, fsdp, zero1, zero2 or zero3)");
+    if (!arguments.text(option).empty())
+      throw accelerate::ConfigError(
+          "--" + std::string(option) +
+          " was given without --strategy, expected both; say how the job is split (ddp, fsdp, zero1, zero2 or zero3)");
   std::vector<std::string> dtypes = arguments.all("dtypes");
   if (dtypes.empty()) dtypes = {"float32", "float16", "int8", "int4"};
   const std::string& name = arguments.positional.front();
   const auto model = accelerate::find_model(name, arguments.text("library_name"));
   const auto sizes = accelerate::calculate_maximum_sizes(model.tree, model.no_split_module_classes);
   const auto estimates = accelerate::estimate_memory(sizes, dtypes);
-  if (arguments.on("trust_remote_code")) std::cerr << "accelerate estimate-memory: no code of the model is run; the sizes are those of " << model.source << "\n";
+  if (arguments.on("trust_remote_code"))
+    std::cerr << "accelerate estimate-memory: no code of the model is run; the sizes are those of " << model.source
+              << "\n";
   if (arguments.on("json")) std::cout << json_of(model, sizes, estimates).dump(2) << "\n";
   else std::cout << accelerate::memory_table(name, estimates) << "\n";
   return 0;

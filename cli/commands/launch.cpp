@@ -11,7 +11,9 @@ int run(const cli::Arguments& arguments) {
   options.command = arguments.positional;
   options.config_file = arguments.text("config_file");
   std::error_code ignored;
-  if (const auto file = accelerate::default_config_file(); options.config_file.empty() && !arguments.on("cpu") && std::filesystem::is_regular_file(file, ignored)) options.config_file = file;
+  if (const auto file = accelerate::default_config_file();
+      options.config_file.empty() && !arguments.on("cpu") && std::filesystem::is_regular_file(file, ignored))
+    options.config_file = file;
   return accelerate::launch(options);
 }
 

@@ -28,24 +28,30 @@ std::string what_to_install(const std::string& version) {
 int run(const cli::Arguments& arguments) {
   accelerate::TpuConfig config;
   std::error_code ignored;
-  if (const std::string file = arguments.text("config_file", accelerate::default_config_file()); !arguments.text("config_file").empty() || std::filesystem::is_regular_file(file, ignored))
+  if (const std::string file = arguments.text("config_file", accelerate::default_config_file());
+      !arguments.text("config_file").empty() || std::filesystem::is_regular_file(file, ignored))
     config = accelerate::tpu_config(file);
   const std::string name = arguments.text("tpu_name", config.name), zone = arguments.text("tpu_zone", config.zone);
   auto commands = arguments.all("command");
-  // What the command line says replaces the config file's commands altogether; of two on a side, the file of commands wins.
+  // What the command line says replaces the config file's commands altogether; of two on a side, the file of commands
+  // wins.
   const std::string command_file = arguments.text("command_file", commands.empty() ? config.command_file : "");
   if (!command_file.empty()) commands = lines_of(command_file);
   else if (commands.empty()) commands = config.commands;
   if (commands.empty()) throw accelerate::ConfigError("nothing to run was given: name a --command or a --command_file");
-  if (name.empty() || zone.empty()) throw accelerate::ConfigError(std::string("the TPU pod's ") + (name.empty() ? "name" : "zone") + " is not known: give --tpu_name and --tpu_zone, or a config file with them");
+  if (name.empty() || zone.empty())
+    throw accelerate::ConfigError(std::string("the TPU pod's ") + (name.empty() ? "name" : "zone") +
+                                  " is not known: give --tpu_name and --tpu_zone, or a config file with them");
 
   std::string script = "cd /usr/share";
-  if (arguments.on("install_accelerate")) script += "; pip install " + what_to_install(arguments.text("accelerate_version", "latest"));
+  if (arguments.on("install_accelerate"))
+    script += "; pip install " + what_to_install(arguments.text("accelerate_version", "latest"));
   for (const auto& command : commands) script += "; " + command;
   std::vector<std::string> words{"gcloud"};
   if (arguments.on("use_alpha")) words.push_back("alpha");
-  for (const std::string& word : {std::string("compute"), std::string("tpus"), std::string("tpu-vm"), std::string("ssh"), name, std::string("--zone"), zone, std::string("--command"), script,
-                                  std::string("--worker"), std::string("all")})
+  for (const std::string& word :
+       {std::string("compute"), std::string("tpus"), std::string("tpu-vm"), std::string("ssh"), name,
+        std::string("--zone"), zone, std::string("--command"), script, std::string("--worker"), std::string("all")})
     words.push_back(word);
   if (arguments.on("debug")) {
     std::printf("Running");
@@ -57,7 +63,8 @@ int run(const cli::Arguments& arguments) {
   for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   ::execvp(argv[0], argv.data());
-  throw accelerate::LaunchError(std::string("gcloud can't be started: ") + std::strerror(errno) + ". Install Google Cloud's command line tools, which reach the pod's workers");
+  throw accelerate::LaunchError(std::string("gcloud can't be started: ") + std::strerror(errno) +
+                                ". Install Google Cloud's command line tools, which reach the pod's workers");
 }
 
 const cli::Registered kRegistered("tpu-config", run);

@@ -10,7 +10,8 @@
 namespace examples = accelerate_examples;
 
 void train(examples::Arguments args) {
-  const auto epochs = args.get<int64_t>("--epochs", 10), starting_batch_size = args.get<int64_t>("--starting_batch_size", 128);
+  const auto epochs = args.get<int64_t>("--epochs", 10),
+             starting_batch_size = args.get<int64_t>("--starting_batch_size", 128);
   // Stands for the limits of a real device, so that this example behaves the same everywhere.
   const auto memory = args.get<int64_t>("--samples_that_fit", 40);
   args.check();
@@ -22,8 +23,9 @@ void train(examples::Arguments args) {
     accelerate::set_seed(0);
     accelerator.print("trying batch size", batch_size);
     auto network = examples::make_network();
-    auto [model, optimizer, loader] = accelerator.prepare(network, torch::optim::AdamW(network->parameters(), 0.02),
-                                                          accelerate::data::DataLoader(examples::moons(512), {.batch_size = batch_size, .shuffle = true}));
+    auto [model, optimizer, loader] = accelerator.prepare(
+        network, torch::optim::AdamW(network->parameters(), 0.02),
+        accelerate::data::DataLoader(examples::moons(512), {.batch_size = batch_size, .shuffle = true}));
     int64_t correct = 0, seen = 0;
     for (int64_t epoch = 0; epoch < epochs; ++epoch)
       for (auto& batch : loader) {
@@ -39,7 +41,9 @@ void train(examples::Arguments args) {
       }
     return std::make_pair(batch_size, static_cast<double>(correct) / static_cast<double>(seen));
   };
-  const auto [batch_size, accuracy] = accelerate::find_executable_batch_size(train_with, {.starting_batch_size = starting_batch_size, .reduce_batch_size_fn = [](int64_t size) { return size / 2; }});
+  const auto [batch_size, accuracy] = accelerate::find_executable_batch_size(
+      train_with,
+      {.starting_batch_size = starting_batch_size, .reduce_batch_size_fn = [](int64_t size) { return size / 2; }});
   accelerator.print("batch size", batch_size, "fits; accuracy in the last epoch", accuracy);
 }
 

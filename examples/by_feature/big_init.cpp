@@ -1,6 +1,7 @@
 // Models that are larger than memory: built without any, and then only this process's shard gets values.
-//   build/release/bin/big_init --config examples/configs/llama-3-8b                              # 8 billion parameters, on paper
-//   accelerate launch --num_processes 2 build/release/bin/big_init --steps 5                    # and a small one for real
+//   build/release/bin/big_init --config examples/configs/llama-3-8b                              # 8 billion
+//   parameters, on paper accelerate launch --num_processes 2 build/release/bin/big_init --steps 5                    #
+//   and a small one for real
 #include <accelerate/accelerate.hpp>
 #include <accelerate/models/llama.hpp>
 
@@ -29,18 +30,22 @@ void run(accelerate_examples::Arguments args) {
   const auto steps = args.get<int64_t>("--steps", 8);
   args.check();
 
-  // 1. A model of any size is built at once: its parameters have shapes, and a note of how to initialise them, but no bytes.
-  accelerate::Accelerator accelerator({.fsdp_plugin = accelerate::FullyShardedDataParallelPlugin{.sharding_strategy = accelerate::ShardingStrategy::full_shard,
-                                                                                                 .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
-                                                                                                 .transformer_cls_names_to_wrap = {{"LlamaDecoderLayer"}}}});
+  // 1. A model of any size is built at once: its parameters have shapes, and a note of how to initialise them, but no
+  // bytes.
+  accelerate::Accelerator accelerator({.fsdp_plugin = accelerate::FullyShardedDataParallelPlugin{
+                                           .sharding_strategy = accelerate::ShardingStrategy::full_shard,
+                                           .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
+                                           .transformer_cls_names_to_wrap = {{"LlamaDecoderLayer"}}}});
   {
     const auto before = peak_memory();
     auto empty = accelerate::init_empty_weights();
     const models::LlamaForCausalLM big(models::LlamaConfig::from_pretrained(config_dir));
-    accelerator.print("built", count(big), "parameters, eagerly", count(big) * 4 / (1 << 20), "MiB, in", peak_memory() - before, "MiB of memory");
+    accelerator.print("built", count(big), "parameters, eagerly", count(big) * 4 / (1 << 20), "MiB, in",
+                      peak_memory() - before, "MiB of memory");
   }
 
-  // 2. The same with a model that this machine can train. prepare() draws the numbers of one parameter at a time, the same as eager construction would have drawn,
+  // 2. The same with a model that this machine can train. prepare() draws the numbers of one parameter at a time, the
+  // same as eager construction would have drawn,
   //    and keeps this process's piece.
   models::LlamaConfig config;
   config.vocab_size = 64;
@@ -59,7 +64,8 @@ void run(accelerate_examples::Arguments args) {
   int64_t kept = 0;
   for (const auto& group : opt.param_groups())
     for (const auto& piece : group.params()) kept += piece.numel();
-  accelerator.print("this process keeps", kept, "of", count(model), "parameters, and as many gradients and twice as many moments");
+  accelerator.print("this process keeps", kept, "of", count(model),
+                    "parameters, and as many gradients and twice as many moments");
 
   // 3. Training as always. The task: say again what was said eight tokens ago.
   m->train();

@@ -29,7 +29,8 @@ void train(examples::Arguments args) {
   accelerate::set_seed(0);
   auto network = examples::make_network();
   auto [model, optimizer, loader] =
-      accelerator.prepare(network, torch::optim::AdamW(network->parameters(), 0.02), accelerate::data::DataLoader(examples::moons(512), {.batch_size = 32, .shuffle = true}));
+      accelerator.prepare(network, torch::optim::AdamW(network->parameters(), 0.02),
+                          accelerate::data::DataLoader(examples::moons(512), {.batch_size = 32, .shuffle = true}));
   EarlyStopping stopping{.goal = goal};
   int64_t steps = 0;
   for (bool stop = false; !stop && steps < max_steps;)
@@ -45,7 +46,8 @@ void train(examples::Arguments args) {
       if (stop || steps == max_steps) break;
     }
   const auto all_steps = accelerator.gather(torch::tensor({steps}));
-  accelerator.print(all_steps.eq(steps).all().item<bool>() ? "all" : "NOT all", "processes stopped after step", steps, steps < max_steps ? "(early)" : "(at the limit)");
+  accelerator.print(all_steps.eq(steps).all().item<bool>() ? "all" : "NOT all", "processes stopped after step", steps,
+                    steps < max_steps ? "(early)" : "(at the limit)");
 }
 
 int main(int argc, char** argv) {

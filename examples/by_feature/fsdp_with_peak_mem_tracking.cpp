@@ -1,6 +1,8 @@
-// Fully sharded training, and what it holds in memory when, with every layer as a unit. Fine-tunes MiniLM (a BERT) on pairs of verses; with --gpt trains a GPT-2 on the same text instead.
-//   accelerate launch --num_processes 2 build/release/bin/fsdp_with_peak_mem_tracking --model .deps/data/minilm --pairs .deps/data/pairs.tsv
-//   accelerate launch --num_processes 2 build/release/bin/fsdp_with_peak_mem_tracking --gpt --pairs .deps/data/pairs.tsv
+// Fully sharded training, and what it holds in memory when, with every layer as a unit. Fine-tunes MiniLM (a BERT) on
+// pairs of verses; with --gpt trains a GPT-2 on the same text instead.
+//   accelerate launch --num_processes 2 build/release/bin/fsdp_with_peak_mem_tracking --model .deps/data/minilm --pairs
+//   .deps/data/pairs.tsv accelerate launch --num_processes 2 build/release/bin/fsdp_with_peak_mem_tracking --gpt
+//   --pairs .deps/data/pairs.tsv
 #include <accelerate/accelerate.hpp>
 #include <accelerate/models/bert.hpp>
 #include <accelerate/models/gpt2.hpp>
@@ -47,7 +49,8 @@ class MemoryReport {
  public:
   explicit MemoryReport(const accelerate::Accelerator& accelerator) : accelerator_(accelerator) {}
   void operator()(const std::string& phase) const {
-    accelerator_.print(phase + ":", "whole parameters at most", residency::stats().peak_resident_bytes >> 20, "MiB in this process; process", memory("VmRSS:"), "MiB, at most", memory("VmHWM:"), "MiB");
+    accelerator_.print(phase + ":", "whole parameters at most", residency::stats().peak_resident_bytes >> 20,
+                       "MiB in this process; process", memory("VmRSS:"), "MiB, at most", memory("VmHWM:"), "MiB");
     residency::reset_stats();
   }
 
@@ -79,20 +82,23 @@ void train(accelerate::Accelerator& accelerator, Model model, Loader loader, con
     if (step++ == 0) first_loss = last_loss;
   }
   report("training");
-  accelerator.print("loss", first_loss, "->", last_loss, "in", step, "steps on", accelerator.num_processes(), "process(es), sharded:", to_string(accelerator.distributed_type()));
+  accelerator.print("loss", first_loss, "->", last_loss, "in", step, "steps on", accelerator.num_processes(),
+                    "process(es), sharded:", to_string(accelerator.distributed_type()));
 }
 
 void run(accelerate_examples::Arguments args) {
   const bool gpt = args.flag("--gpt");
-  const auto model_dir = args.get<std::string>("--model", ".deps/data/minilm"), pairs = args.get<std::string>("--pairs", ".deps/data/pairs.tsv");
+  const auto model_dir = args.get<std::string>("--model", ".deps/data/minilm"),
+             pairs = args.get<std::string>("--pairs", ".deps/data/pairs.tsv");
   const auto train_size = args.get<int64_t>("--train_size", 320), batch_size = args.get<int64_t>("--batch_size", 16);
   args.check();
 
   accelerate::Accelerator accelerator({.split_batches = true,
-                                       .fsdp_plugin = accelerate::FullyShardedDataParallelPlugin{.sharding_strategy = accelerate::ShardingStrategy::full_shard,
-                                                                                                 .backward_prefetch = accelerate::BackwardPrefetch::backward_pre,
-                                                                                                 .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
-                                                                                                 .transformer_cls_names_to_wrap = {{gpt ? "GPT2Block" : "BertLayer"}}}});
+                                       .fsdp_plugin = accelerate::FullyShardedDataParallelPlugin{
+                                           .sharding_strategy = accelerate::ShardingStrategy::full_shard,
+                                           .backward_prefetch = accelerate::BackwardPrefetch::backward_pre,
+                                           .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
+                                           .transformer_cls_names_to_wrap = {{gpt ? "GPT2Block" : "BertLayer"}}}});
   accelerate::set_seed(42);
   const accelerate::data::DataLoaderOptions options{.batch_size = batch_size, .shuffle = true, .drop_last = true};
   if (gpt) {
@@ -101,7 +107,9 @@ void run(accelerate_examples::Arguments args) {
     auto loader = accelerate::data::DataLoader(read_rows(pairs, train_size), options, [](const std::vector<Row>& rows) {
       auto ids = torch::full({static_cast<int64_t>(rows.size()), kLength}, static_cast<int64_t>(' '), torch::kLong);
       for (size_t r = 0; r < rows.size(); ++r)
-        for (size_t i = 0; i < std::min<size_t>(rows[r].first.size(), kLength); ++i) ids[static_cast<int64_t>(r)][static_cast<int64_t>(i)] = static_cast<int64_t>(static_cast<unsigned char>(rows[r].first[i]));
+        for (size_t i = 0; i < std::min<size_t>(rows[r].first.size(), kLength); ++i)
+          ids[static_cast<int64_t>(r)][static_cast<int64_t>(i)] =
+              static_cast<int64_t>(static_cast<unsigned char>(rows[r].first[i]));
       return ids;
     });
     models::GPT2Config config;
@@ -120,12 +128,15 @@ void run(accelerate_examples::Arguments args) {
     std::vector<std::string> first, second;
     std::vector<int64_t> labels;
     for (const auto& row : rows) first.push_back(row.first), second.push_back(row.second), labels.push_back(row.label);
-    const auto tokens = tokenizer.encode_batch(first, second, {.truncation = true, .max_length = 128, .padding = models::Padding::longest});
+    const auto tokens = tokenizer.encode_batch(
+        first, second, {.truncation = true, .max_length = 128, .padding = models::Padding::longest});
     return Batch{tokens.input_ids, tokens.attention_mask, tokens.token_type_ids, torch::tensor(labels)};
   });
-  train(accelerator, models::BertForSequenceClassification::from_pretrained(model_dir, {.num_labels = 2}), loader, [](const auto& model, const Batch& batch) {
-    return torch::cross_entropy_loss(model(batch.input_ids, batch.attention_mask, batch.token_type_ids), batch.labels);
-  });
+  train(accelerator, models::BertForSequenceClassification::from_pretrained(model_dir, {.num_labels = 2}), loader,
+        [](const auto& model, const Batch& batch) {
+          return torch::cross_entropy_loss(model(batch.input_ids, batch.attention_mask, batch.token_type_ids),
+                                           batch.labels);
+        });
 }
 
 int main(int argc, char** argv) {

@@ -21,7 +21,8 @@ void train(accelerate_examples::Arguments args) {
   const accelerate::PartialState state;
   const int64_t num_steps = micro_batches / state.num_processes();
   if (num_steps < 1 || 8 % micro_batches || micro_batches % state.num_processes())
-    throw accelerate::ConfigError("gradient_accumulation: --micro_batches must divide 8 and be a multiple of the number of processes");
+    throw accelerate::ConfigError(
+        "gradient_accumulation: --micro_batches must divide 8 and be a multiple of the number of processes");
   accelerate::Accelerator accelerator({.gradient_accumulation_steps = num_steps});
 
   // Learn y = 2 x from eight points, starting at a weight of 0.
@@ -35,9 +36,11 @@ void train(accelerate_examples::Arguments args) {
 
   auto model = make_model();
   auto [m, optimizer, loader] =
-      accelerator.prepare(model, torch::optim::SGD(model->parameters(), learning_rate), accelerate::data::DataLoader(points, {.batch_size = 8 / micro_batches}));
+      accelerator.prepare(model, torch::optim::SGD(model->parameters(), learning_rate),
+                          accelerate::data::DataLoader(points, {.batch_size = 8 / micro_batches}));
   for (auto& batch : loader) {
-    // In this scope nothing is communicated and step() does nothing until the last micro-batch of a group; backward() divides the loss.
+    // In this scope nothing is communicated and step() does nothing until the last micro-batch of a group; backward()
+    // divides the loss.
     auto scope = accelerator.accumulate(m);
     accelerator.backward(torch::mse_loss(m(batch.data), batch.target));
     optimizer.step();
@@ -51,7 +54,8 @@ void train(accelerate_examples::Arguments args) {
   torch::mse_loss(plain(all.data), all.target).backward();
   plain_optimizer.step();
 
-  accelerator.print("with accumulation over", num_steps, "micro-batches on", accelerator.num_processes(), "process(es) the weight is", five_digits(model->weight));
+  accelerator.print("with accumulation over", num_steps, "micro-batches on", accelerator.num_processes(),
+                    "process(es) the weight is", five_digits(model->weight));
   accelerator.print("without accumulation the weight is", five_digits(plain->weight));
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-/// Made-up data for the examples of this folder: points on two half circles that reach into each other, and a network that can tell them apart.
+/// Made-up data for the examples of this folder: points on two half circles that reach into each other, and a network
+/// that can tell them apart.
 
 #include <torch/torch.h>
 
@@ -18,7 +19,8 @@ inline std::vector<Point> moons(int64_t count, uint64_t seed = 0) {
   std::vector<Point> points;
   for (int64_t i = 0; i < count; ++i) {
     const double angle = M_PI * static_cast<double>(i / 2) / static_cast<double>(count / 2);
-    const auto at = i % 2 ? torch::tensor({1 - std::cos(angle), 0.5 - std::sin(angle)}, torch::kFloat) : torch::tensor({std::cos(angle), std::sin(angle)}, torch::kFloat);
+    const auto at = i % 2 ? torch::tensor({1 - std::cos(angle), 0.5 - std::sin(angle)}, torch::kFloat)
+                          : torch::tensor({std::cos(angle), std::sin(angle)}, torch::kFloat);
     points.emplace_back(at + noise[i], torch::tensor(i % 2));
   }
   return points;

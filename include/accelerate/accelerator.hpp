@@ -1,6 +1,7 @@
 #pragma once
 
-/// The facade: builds the modules from one set of options, wraps your objects and forwards. Names and meaning are the reference's (features table 1.2).
+/// The facade: builds the modules from one set of options, wraps your objects and forwards. Names and meaning are the
+/// reference's (features table 1.2).
 
 #include <ATen/core/Tensor.h>
 
@@ -19,27 +20,29 @@
 #include <variant>
 #include <vector>
 
+#include "accelerate/accelerator/prepared.hpp"
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
 #include "accelerate/data.hpp"
-#include "accelerate/utils/kwargs.hpp"
-#include "accelerate/utils/kwargs_dict.hpp"
+#include "accelerate/data/random.hpp"
 #include "accelerate/optim.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/parallel/megatron_lm_plugin.hpp"
 #include "accelerate/parallel/parallelism_config.hpp"
 #include "accelerate/precision.hpp"
-#include "accelerate/accelerator/prepared.hpp"
-#include "accelerate/data/random.hpp"
-#include "accelerate/utils/split.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/kwargs.hpp"
+#include "accelerate/utils/kwargs_dict.hpp"
+#include "accelerate/utils/split.hpp"
 
 namespace accelerate {
 
-using KwargsHandler = std::variant<DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs, ProfileKwargs>;
+using KwargsHandler = std::variant<DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs,
+                                   AutocastKwargs, ProfileKwargs>;
 
-/// Fields in the order of the reference's constructor. What is left out comes from the environment that `accelerate launch` sets, else from the default.
+/// Fields in the order of the reference's constructor. What is left out comes from the environment that `accelerate
+/// launch` sets, else from the default.
 struct AcceleratorOptions {
   /// Move models, optimizers' state and batches to this process's device.
   bool device_placement = true;
@@ -61,9 +64,11 @@ struct AcceleratorOptions {
   ProjectConfiguration project_config;
   /// Instead of gradient_accumulation_steps.
   std::optional<GradientAccumulationPlugin> gradient_accumulation_plugin;
-  /// Shard parameters, gradients and optimizer states. Also on when `accelerate launch --use_fsdp` started this process.
+  /// Shard parameters, gradients and optimizer states. Also on when `accelerate launch --use_fsdp` started this
+  /// process.
   std::optional<FullyShardedDataParallelPlugin> fsdp_plugin;
-  /// Refused, as ACCELERATE_USE_DEEPSPEED is: there is no ZeRO engine of DeepSpeed's here. The error names the fsdp_plugin that comes nearest.
+  /// Refused, as ACCELERATE_USE_DEEPSPEED is: there is no ZeRO engine of DeepSpeed's here. The error names the
+  /// fsdp_plugin that comes nearest.
   std::optional<DeepSpeedPlugin> deepspeed_plugin;
   /// Refused, as ACCELERATE_USE_MEGATRON_LM is: Megatron-LM is a Python program.
   std::optional<MegatronLMPlugin> megatron_lm_plugin;
@@ -71,8 +76,9 @@ struct AcceleratorOptions {
   bool step_scheduler_with_optimizer = true;
   /// At most one of each kind.
   std::vector<KwargsHandler> kwargs_handlers;
-  /// How ranks are laid out. dp_replicate_size alone: data parallelism. With dp_shard_size: sharding within groups of so many ranks, with fsdp_plugin's other settings (fsdp_version 2, also when nothing
-  /// else asks for it). Other axes are refused. Also read when `accelerate launch --use_parallelism_config` started this process.
+  /// How ranks are laid out. dp_replicate_size alone: data parallelism. With dp_shard_size: sharding within groups of
+  /// so many ranks, with fsdp_plugin's other settings (fsdp_version 2, also when nothing else asks for it). Other axes
+  /// are refused. Also read when `accelerate launch --use_parallelism_config` started this process.
   std::optional<ParallelismConfig> parallelism_config;
 };
 
@@ -103,11 +109,11 @@ namespace detail {
 template <class T>
 concept OptimizerObject = std::derived_from<std::remove_cvref_t<T>, torch::optim::Optimizer>;
 template <class T>
-concept OptimizerPointer = requires(T& p) { requires std::derived_from<std::remove_reference_t<decltype(*p)>, torch::optim::Optimizer>; };
-template <class T>
-inline constexpr bool is_loader = false;
-template <class Batch>
-inline constexpr bool is_loader<data::DataLoader<Batch>> = true;
+concept OptimizerPointer = requires(T& p) {
+  requires std::derived_from<std::remove_reference_t<decltype(*p)>, torch::optim::Optimizer>;
+};
+template <class T> inline constexpr bool is_loader = false;
+template <class Batch> inline constexpr bool is_loader<data::DataLoader<Batch>> = true;
 template <class T>
 concept ScheduleObject = std::same_as<T, optim::Scheduler>;
 }  // namespace detail
@@ -139,7 +145,8 @@ class ACCELERATE_API Accelerator {
   const AcceleratorOptions& options() const;
   /// As it applies to this job; nothing when nobody gave one.
   const std::optional<ParallelismConfig>& parallelism_config() const;
-  /// This rank's place on an axis of parallelism_config, 0 on one that is not used. @throws ConfigError without a parallelism_config.
+  /// This rank's place on an axis of parallelism_config, 0 on one that is not used. @throws ConfigError without a
+  /// parallelism_config.
   int64_t data_parallel_rank() const { return coordinate("dp_replicate"); }
   int64_t data_parallel_shard_rank() const { return coordinate("dp_shard"); }
   int64_t tensor_parallel_rank() const { return coordinate("tp"); }
@@ -163,13 +170,14 @@ class ACCELERATE_API Accelerator {
   template <class F> void on_local_main_process(F&& f) const { state().on_local_main_process(f); }
   template <class F> void on_last_process(F&& f) const { state().on_last_process(f); }
   template <class F> void on_process(F&& f, int64_t process_index) const { state().on_process(f, process_index); }
-  template <class F> void on_local_process(F&& f, int64_t local_process_index) const { state().on_local_process(f, local_process_index); }
+  template <class F> void on_local_process(F&& f, int64_t local_process_index) const {
+    state().on_local_process(f, local_process_index);
+  }
   [[nodiscard]] std::shared_ptr<void> main_process_first() const { return state().main_process_first(); }
   [[nodiscard]] std::shared_ptr<void> local_main_process_first() const { return state().local_main_process_first(); }
   void wait_for_everyone() const { state().wait_for_everyone(); }
   /// Prints the arguments, separated by spaces, on the main process of each machine.
-  template <class... Args>
-  void print(const Args&... args) const {
+  template <class... Args> void print(const Args&... args) const {
     if (!is_local_main_process()) return;
     std::ostringstream text;
     size_t n = 0;
@@ -177,21 +185,21 @@ class ACCELERATE_API Accelerator {
     state().print(text.str());
   }
   /// This rank's contiguous part; see split.hpp. Not collective.
-  template <class T>
-  T split_between_processes(const T& inputs, bool apply_padding = false) const {
+  template <class T> T split_between_processes(const T& inputs, bool apply_padding = false) const {
     return accelerate::split_between_processes(inputs, num_processes(), process_index(), apply_padding);
   }
 
   // Preparation.
 
-  /// Prepares any number of models, optimizers, loaders and schedules, in any order, and returns the prepared ones in that order (a tuple; one argument:
-  /// the object itself). What it does not know, and what is prepared already, comes back as it is. Optimizers and schedules given as lvalues stay yours:
-  /// keep them alive. Collective when models are among them.
-  template <class... Objects>
-  auto prepare(Objects&&... objects) {
+  /// Prepares any number of models, optimizers, loaders and schedules, in any order, and returns the prepared ones in
+  /// that order (a tuple; one argument: the object itself). What it does not know, and what is prepared already, comes
+  /// back as it is. Optimizers and schedules given as lvalues stay yours: keep them alive. Collective when models are
+  /// among them.
+  template <class... Objects> auto prepare(Objects&&... objects) {
     // Schedules need their prepared optimizers, wherever those stand in the list.
     // Braces, because they evaluate from left to right: the order is that of the files of a checkpoint.
-    auto first = std::tuple<decltype(prepare_one(std::forward<Objects>(objects)))...>{prepare_one(std::forward<Objects>(objects))...};
+    auto first = std::tuple<decltype(prepare_one(std::forward<Objects>(objects)))...>{
+        prepare_one(std::forward<Objects>(objects))...};
     adopt_shards();
     auto prepared = std::apply([&](auto&... items) { return std::make_tuple(finish_one(items)...); }, first);
     if constexpr (sizeof...(Objects) == 1) return std::get<0>(std::move(prepared));
@@ -199,89 +207,103 @@ class ACCELERATE_API Accelerator {
   }
 
   /// `evaluation_mode`: no gradient averaging. Collective otherwise.
-  template <ModelLike Model>
-  Prepared<Model> prepare_model(Model model, bool evaluation_mode = false) {
+  template <ModelLike Model> Prepared<Model> prepare_model(Model model, bool evaluation_mode = false) {
     Prepared<Model> prepared(model, prepare_core(model_ref(model), evaluation_mode));
     adopt_shards();
     return prepared;
   }
-  template <class Optimizer>
-  AcceleratedOptimizer prepare_optimizer(Optimizer&& optimizer) {
-    auto prepared = register_optimizer(AcceleratedOptimizer(std::forward<Optimizer>(optimizer), options().device_placement, scaler()));
+  template <class Optimizer> AcceleratedOptimizer prepare_optimizer(Optimizer&& optimizer) {
+    auto prepared = register_optimizer(
+        AcceleratedOptimizer(std::forward<Optimizer>(optimizer), options().device_placement, scaler()));
     adopt_shards();
     return prepared;
   }
-  template <class Batch>
-  data::PreparedDataLoader<Batch> prepare_data_loader(const data::DataLoader<Batch>& loader) {
+  template <class Batch> data::PreparedDataLoader<Batch> prepare_data_loader(const data::DataLoader<Batch>& loader) {
     auto prepared = data::prepare_data_loader(loader, loader_options());
-    register_loader({.state_dict = [prepared] { return prepared.state_dict().to_ivalue(); },
-                     .load_state_dict = [prepared](const c10::IValue& state) mutable { prepared.load_state_dict(data::DataLoaderState::from_ivalue(state)); },
-                     .set_even_batches = [prepared](std::optional<bool> value) mutable { return prepared.override_even_batches(value); }});
+    register_loader(
+        {.state_dict = [prepared] { return prepared.state_dict().to_ivalue(); },
+         .load_state_dict =
+             [prepared](const c10::IValue& state) mutable {
+               prepared.load_state_dict(data::DataLoaderState::from_ivalue(state));
+             },
+         .set_even_batches =
+             [prepared](std::optional<bool> value) mutable { return prepared.override_even_batches(value); }});
     return prepared;
   }
   AcceleratedScheduler prepare_scheduler(const optim::Scheduler& scheduler);
-  /// Your module. Parameters of a sharded one are present only while operators use them; `residency::summon(module)` holds them for data_ptr() and the like.
-  template <ModelLike Model>
-  Model unwrap_model(const Prepared<Model>& model) const { return model.unwrap(); }
-  template <ModelLike Model>
-  Model unwrap_model(const Model& model) const { return model; }
+  /// Your module. Parameters of a sharded one are present only while operators use them; `residency::summon(module)`
+  /// holds them for data_ptr() and the like.
+  template <ModelLike Model> Model unwrap_model(const Prepared<Model>& model) const { return model.unwrap(); }
+  template <ModelLike Model> Model unwrap_model(const Model& model) const { return model; }
 
   // Training.
 
-  /// Gradients of `loss`, a scalar. Scaled by the loss scaler; divided by gradient_accumulation_steps. On a synchronising step it is collective.
-  /// @param num_items  with GradientAverage::tokens: how many items `loss` is the mean of. Over a whole accumulation group and all ranks every item then weighs
-  ///                   the same. Call it once per micro-step, with the sum of the losses if several models train. @throws ConfigError when it is given without that setting, or missing with it.
+  /// Gradients of `loss`, a scalar. Scaled by the loss scaler; divided by gradient_accumulation_steps. On a
+  /// synchronising step it is collective.
+  /// @param num_items  with GradientAverage::tokens: how many items `loss` is the mean of. Over a whole accumulation
+  /// group and all ranks every item then weighs
+  ///                   the same. Call it once per micro-step, with the sum of the losses if several models train.
+  ///                   @throws ConfigError when it is given without that setting, or missing with it.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
   void backward(const at::Tensor& loss, int64_t num_items, const BackwardOptions& options = {});
 
-  /// One micro-step: decides whether gradients are synchronised in it, and keeps the models from communicating otherwise.
-  template <class... Models>
-  Scope accumulate(const Models&... models) {
+  /// One micro-step: decides whether gradients are synchronised in it, and keeps the models from communicating
+  /// otherwise.
+  template <class... Models> Scope accumulate(const Models&... models) {
     return begin_accumulate({models.core()->parallel...});
   }
   /// Within the scope backward only accumulates locally.
-  template <class Model>
-  Scope no_sync(const Prepared<Model>& model) { return suspend_sync({model.core()->parallel}); }
+  template <class Model> Scope no_sync(const Prepared<Model>& model) { return suspend_sync({model.core()->parallel}); }
   /// After several forwards under no_sync: the next backward of `model` synchronises.
-  template <class Model>
-  Scope trigger_sync_in_backward(const Prepared<Model>& model) { return resume_sync(model.core()->parallel); }
+  template <class Model> Scope trigger_sync_in_backward(const Prepared<Model>& model) {
+    return resume_sync(model.core()->parallel);
+  }
   /// Runs `loop`, in which ranks may have different numbers of batches. Collective.
   /// @param even_batches  replaces the setting of all prepared loaders (map data sets) for the time of the loop.
   template <class Model>
-  void join_uneven_inputs(const std::vector<Prepared<Model>>& models, const std::function<void()>& loop, std::optional<bool> even_batches = std::nullopt) {
+  void join_uneven_inputs(const std::vector<Prepared<Model>>& models, const std::function<void()>& loop,
+                          std::optional<bool> even_batches = std::nullopt) {
     ParallelList prepared;
     for (const auto& model : models) prepared.push_back(model.core()->parallel);
     join(prepared, loop, even_batches);
   }
   template <class Model>
-  void join_uneven_inputs(const Prepared<Model>& model, const std::function<void()>& loop, std::optional<bool> even_batches = std::nullopt) {
+  void join_uneven_inputs(const Prepared<Model>& model, const std::function<void()>& loop,
+                          std::optional<bool> even_batches = std::nullopt) {
     join({model.core()->parallel}, loop, even_batches);
   }
   /// Autocast in this run's mixed precision, for code outside of prepared models.
   [[nodiscard]] AutocastGuard autocast() const;
   /// Divides all prepared optimizers' gradients by the loss scale; nothing without a scaler.
   void unscale_gradients();
-  /// Scales gradients so that their norm is at most max_norm. Unscales first. @return the norm before, a scalar tensor. Collective with sharded parameters, whose
-  /// gradients count as wholes.
+  /// Scales gradients so that their norm is at most max_norm. Unscales first. @return the norm before, a scalar tensor.
+  /// Collective with sharded parameters, whose gradients count as wholes.
   at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
   void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
   /// Some prepared optimizer's last step was skipped because of an overflow.
   bool optimizer_step_was_skipped() const;
   std::shared_ptr<optim::GradScaler> scaler() const;
-  /// Lets all ranks know, at their next check_trigger(), that something happened here (e.g. stop early). Not collective.
+  /// Lets all ranks know, at their next check_trigger(), that something happened here (e.g. stop early). Not
+  /// collective.
   void set_trigger();
   /// Whether any rank set the trigger since the last check. Collective.
   bool check_trigger();
 
   // Collectives; see comm.hpp.
   template <class T> T gather(const T& data) const { return accelerate::gather(data); }
-  template <class T> T reduce(const T& data, std::string_view reduction = "sum", double scale = 1.0) const { return accelerate::reduce(data, reduction, scale); }
-  template <class T> T pad_across_processes(const T& data, const PadOptions& options = {}) const { return accelerate::pad_across_processes(data, options); }
-  template <class T> T pad_across_processes(const T& data, int64_t dim, double pad_index = 0, bool pad_first = false) const { return accelerate::pad_across_processes(data, dim, pad_index, pad_first); }
-  /// Gathers and, on the last batch of the loader being iterated, drops the samples that were repeated to fill it. Lists of things that are not tensors go
-  /// as objects; `use_gather_object` sends tensors in lists so, too.
+  template <class T> T reduce(const T& data, std::string_view reduction = "sum", double scale = 1.0) const {
+    return accelerate::reduce(data, reduction, scale);
+  }
+  template <class T> T pad_across_processes(const T& data, const PadOptions& options = {}) const {
+    return accelerate::pad_across_processes(data, options);
+  }
   template <class T>
-  T gather_for_metrics(const T& data, bool use_gather_object = false) const {
+  T pad_across_processes(const T& data, int64_t dim, double pad_index = 0, bool pad_first = false) const {
+    return accelerate::pad_across_processes(data, dim, pad_index, pad_first);
+  }
+  /// Gathers and, on the last batch of the loader being iterated, drops the samples that were repeated to fill it.
+  /// Lists of things that are not tensors go as objects; `use_gather_object` sends tensors in lists so, too.
+  template <class T> T gather_for_metrics(const T& data, bool use_gather_object = false) const {
     const auto& gradients = gradient_state();
     const int64_t keep = gradients.end_of_dataloader() ? gradients.remainder() : 0;
     if constexpr (nested::detail::is_instance<T, std::vector>) {
@@ -302,42 +324,50 @@ class ACCELERATE_API Accelerator {
   /// Writes an IValue (numbers, strings, tensors, lists, dicts) as Python's torch.save does, on the main process.
   void save(const c10::IValue& object, const std::filesystem::path& file) const;
   /// Named tensors: with `safe_serialization` as safetensors.
-  void save(const std::map<std::string, at::Tensor>& tensors, const std::filesystem::path& file, bool safe_serialization = false) const;
-  /// The weights in the Hugging Face layout: model.safetensors, or shards of at most `max_shard_size` ("10GB", "500MB", …) with an index.
-  /// Of a sharded model it is collective, and rank 0 holds the tensors of one file at a time. @throws CheckpointError, ResourceError; of a sharded model on all ranks.
+  void save(const std::map<std::string, at::Tensor>& tensors, const std::filesystem::path& file,
+            bool safe_serialization = false) const;
+  /// The weights in the Hugging Face layout: model.safetensors, or shards of at most `max_shard_size` ("10GB", "500MB",
+  /// …) with an index. Of a sharded model it is collective, and rank 0 holds the tensors of one file at a time. @throws
+  /// CheckpointError, ResourceError; of a sharded model on all ranks.
   template <class Model>
-  void save_model(const Model& model, const std::filesystem::path& folder, const std::string& max_shard_size = "10GB", bool safe_serialization = true) const {
+  void save_model(const Model& model, const std::filesystem::path& folder, const std::string& max_shard_size = "10GB",
+                  bool safe_serialization = true) const {
     save_model_files(ref_of(model), folder, max_shard_size, safe_serialization);
   }
-  /// Parameters and buffers by name, in the parameters' own dtype. Of a sharded model: whole, on the host, on rank 0 only (empty elsewhere), gathered unit by unit; collective then.
-  template <class Model>
-  std::map<std::string, at::Tensor> get_state_dict(const Model& model) const {
+  /// Parameters and buffers by name, in the parameters' own dtype. Of a sharded model: whole, on the host, on rank 0
+  /// only (empty elsewhere), gathered unit by unit; collective then.
+  template <class Model> std::map<std::string, at::Tensor> get_state_dict(const Model& model) const {
     return state_dict_of(ref_of(model));
   }
-  /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return the folder.
-  /// Under FSDP models and optimizers go, by the plugin's state_dict_type, into
-  ///   full:    pytorch_model_fsdp.bin (_1, …) and optimizer.bin, whole, keyed by the parameters' names; rank 0 writes, and holds one unit at a time
-  ///   sharded: the folders pytorch_model_fsdp_0 and optimizer_0, …: distributed checkpoints to which each rank writes its own pieces
-  ///   local:   pytorch_model_fsdp_rank<r>.bin and optimizer_0_rank<r>.bin, …: each rank's pieces as they are, for the same run only
+  /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return
+  /// the folder. Under FSDP models and optimizers go, by the plugin's state_dict_type, into
+  ///   full:    pytorch_model_fsdp.bin (_1, …) and optimizer.bin, whole, keyed by the parameters' names; rank 0 writes,
+  ///   and holds one unit at a time sharded: the folders pytorch_model_fsdp_0 and optimizer_0, …: distributed
+  ///   checkpoints to which each rank writes its own pieces local:   pytorch_model_fsdp_rank<r>.bin and
+  ///   optimizer_0_rank<r>.bin, …: each rank's pieces as they are, for the same run only
   /// What an earlier save left in the folder in another form is removed.
   std::filesystem::path save_state(const std::filesystem::path& output_dir = {}, bool safe_serialization = true);
-  /// Reads it back into the same objects; no folder: the newest automatic checkpoint. Collective. All forms but local fit any number of ranks and any plugin or none, also those that Python wrote:
-  /// each rank reads what it needs. @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of them.
+  /// Reads it back into the same objects; no folder: the newest automatic checkpoint. Collective. All forms but local
+  /// fit any number of ranks and any plugin or none, also those that Python wrote: each rank reads what it needs.
+  /// @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of
+  /// them.
   void load_state(const std::filesystem::path& input_dir = {});
-  /// Your own objects: anything with `c10::IValue state_dict()` and `load_state_dict(const c10::IValue&)`, or any value that an archive takes (numbers,
-  /// strings, containers, structs with ACCELERATE_FIELDS). Kept by reference.
-  template <class... Objects>
-  void register_for_checkpointing(Objects&... objects) {
+  /// Your own objects: anything with `c10::IValue state_dict()` and `load_state_dict(const c10::IValue&)`, or any value
+  /// that an archive takes (numbers, strings, containers, structs with ACCELERATE_FIELDS). Kept by reference.
+  template <class... Objects> void register_for_checkpointing(Objects&... objects) {
     (register_custom(checkpointing::custom_object(objects)), ...);
   }
-  /// Called before save_state writes / load_state reads, with the folder. The returned scope removes the hook when it ends; keep it.
+  /// Called before save_state writes / load_state reads, with the folder. The returned scope removes the hook when it
+  /// ends; keep it.
   using StateHook = std::function<void(const std::filesystem::path&)>;
   Scope register_save_state_pre_hook(StateHook hook);
   Scope register_load_state_pre_hook(StateHook hook);
-  template <class Loader>
-  auto skip_first_batches(const Loader& loader, int64_t num_batches = 0) const { return data::skip_first_batches(loader, num_batches); }
+  template <class Loader> auto skip_first_batches(const Loader& loader, int64_t num_batches = 0) const {
+    return data::skip_first_batches(loader, num_batches);
+  }
 
-  /// Forgets all prepared objects and gives cached device memory back. Handles that you still hold keep their objects alive.
+  /// Forgets all prepared objects and gives cached device memory back. Handles that you still hold keep their objects
+  /// alive.
   void free_memory();
   void clear() { free_memory(); }
 
@@ -354,17 +384,16 @@ class ACCELERATE_API Accelerator {
   struct Impl;
 
   static ModelRef model_ref(const torch::jit::Module& model) { return ModelRef(model); }
-  template <detail::ModuleHolderLike M>
-  static ModelRef model_ref(const M& model) { return ModelRef(std::shared_ptr<torch::nn::Module>(model.ptr())); }
-  template <detail::ModulePointer M>
-  static ModelRef model_ref(const M& model) { return ModelRef(std::shared_ptr<torch::nn::Module>(model)); }
-  template <class Model>
-  static ModelRef ref_of(const Prepared<Model>& model) { return model.core()->model; }
-  template <ModelLike Model>
-  static ModelRef ref_of(const Model& model) { return model_ref(model); }
+  template <detail::ModuleHolderLike M> static ModelRef model_ref(const M& model) {
+    return ModelRef(std::shared_ptr<torch::nn::Module>(model.ptr()));
+  }
+  template <detail::ModulePointer M> static ModelRef model_ref(const M& model) {
+    return ModelRef(std::shared_ptr<torch::nn::Module>(model));
+  }
+  template <class Model> static ModelRef ref_of(const Prepared<Model>& model) { return model.core()->model; }
+  template <ModelLike Model> static ModelRef ref_of(const Model& model) { return model_ref(model); }
 
-  template <class T>
-  auto prepare_one(T&& object) {
+  template <class T> auto prepare_one(T&& object) {
     using U = std::remove_cvref_t<T>;
     if constexpr (ModelLike<U>) return prepare_model(object);
     else if constexpr (detail::is_loader<U>) return prepare_data_loader(object);
@@ -372,8 +401,7 @@ class ACCELERATE_API Accelerator {
     else if constexpr (detail::OptimizerPointer<U>) return prepare_optimizer(std::forward<T>(object));
     else return U(std::forward<T>(object));
   }
-  template <class T>
-  auto finish_one(T& object) {
+  template <class T> auto finish_one(T& object) {
     if constexpr (detail::ScheduleObject<T>) return prepare_scheduler(object);
     else return std::move(object);
   }
@@ -401,7 +429,8 @@ class ACCELERATE_API Accelerator {
   void run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options);
   std::shared_ptr<parallel::FullyShardedDataParallel> fsdp_of(const ModelRef& model) const;
   std::map<std::string, at::Tensor> state_dict_of(const ModelRef& model) const;
-  void save_model_files(const ModelRef& model, const std::filesystem::path& folder, const std::string& max_shard_size, bool safe_serialization) const;
+  void save_model_files(const ModelRef& model, const std::filesystem::path& folder, const std::string& max_shard_size,
+                        bool safe_serialization) const;
 
   std::unique_ptr<Impl> impl_;
 };

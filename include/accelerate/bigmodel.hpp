@@ -3,7 +3,8 @@
 /// Big models: how large they are, which part goes where, and how parts are kept on disk.
 ///
 ///     auto model = [] { auto empty = accelerate::init_empty_weights(); return BigModel(options); }();
-///     auto map = accelerate::infer_auto_device_map(model, {.max_memory = {{{0, "10GiB"}, {"cpu", "30GiB"}}}, .no_split_module_classes = {"Block"}});
+///     auto map = accelerate::infer_auto_device_map(model, {.max_memory = {{{0, "10GiB"}, {"cpu", "30GiB"}}},
+///     .no_split_module_classes = {"Block"}});
 
 #include <string>
 #include <vector>
@@ -14,38 +15,35 @@
 #include "accelerate/bigmodel/loading.hpp"
 #include "accelerate/bigmodel/offload.hpp"
 #include "accelerate/bigmodel/sizes.hpp"
+#include "accelerate/model/model_like.hpp"
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/utils/export.hpp"
-#include "accelerate/model/model_like.hpp"
 
 namespace accelerate {
 
-/// The structure of a LibTorch or script module: what the functions on descriptions take. The tensors may be of any kind, also without memory. Class names are those of Submodule.
+/// The structure of a LibTorch or script module: what the functions on descriptions take. The tensors may be of any
+/// kind, also without memory. Class names are those of Submodule.
 ACCELERATE_API ModuleTree describe(const ModelRef& model);
-template <ModelLike Model>
-ModuleTree describe(const Model& model) {
-  return describe(model_ref(model));
-}
+template <ModelLike Model> ModuleTree describe(const Model& model) { return describe(model_ref(model)); }
 
 template <class Model>
-concept Describable = requires(const Model& model) { describe(model); };
+concept Describable = requires(const Model& model) {
+  describe(model);
+};
 
 // The same functions for models themselves.
 
-template <Describable Model>
-ModuleSizes compute_module_sizes(const Model& model, const SizeOptions& options = {}) {
+template <Describable Model> ModuleSizes compute_module_sizes(const Model& model, const SizeOptions& options = {}) {
   return compute_module_sizes(describe(model), options);
 }
-template <Describable Model>
-std::vector<std::vector<std::string>> find_tied_parameters(const Model& model) {
+template <Describable Model> std::vector<std::vector<std::string>> find_tied_parameters(const Model& model) {
   return find_tied_parameters(describe(model));
 }
 template <Describable Model>
 MaximumSizes calculate_maximum_sizes(const Model& model, const std::vector<std::string>& no_split_module_classes = {}) {
   return calculate_maximum_sizes(describe(model), no_split_module_classes);
 }
-template <Describable Model>
-DeviceMap infer_auto_device_map(const Model& model, const DeviceMapOptions& options = {}) {
+template <Describable Model> DeviceMap infer_auto_device_map(const Model& model, const DeviceMapOptions& options = {}) {
   return infer_auto_device_map(describe(model), options);
 }
 template <Describable Model>

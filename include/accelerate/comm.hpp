@@ -1,7 +1,8 @@
 #pragma once
 
-/// How bytes move between ranks. Every function here is collective unless it says otherwise: all ranks of the group call it, in the same order.
-/// With one process they do nothing. Source: reference features table 1.7 and collective cases of the conformance suite.
+/// How bytes move between ranks. Every function here is collective unless it says otherwise: all ranks of the group
+/// call it, in the same order. With one process they do nothing. Source: reference features table 1.7 and collective
+/// cases of the conformance suite.
 
 #include <ATen/core/Tensor.h>
 
@@ -26,35 +27,39 @@ ACCELERATE_API Reduction reduction_from_string(std::string_view text);
 
 namespace comm {
 
-/// Bytes that one rank's collectives move. A message is a gathered tensor, or one to be reduced, as a whole: the unit in which the ZeRO paper counts.
+/// Bytes that one rank's collectives move. A message is a gathered tensor, or one to be reduced, as a whole: the unit
+/// in which the ZeRO paper counts.
 struct Traffic {
   enum class Kind { all_gather, reduce_scatter, all_reduce, broadcast };
   int64_t all_gather = 0;      ///< bytes of messages, once each
   int64_t reduce_scatter = 0;  ///< once each
   int64_t all_reduce = 0;      ///< twice each: an all-reduce is a reduce-scatter and an all-gather
   int64_t broadcast = 0;       ///< once each
-  int64_t sent = 0;            ///< of all these, what leaves one rank of n if the messages go around a ring: (n - 1) / n of them (a broadcast: all)
-  int64_t control = 0;         ///< bytes in which ranks tell each other a few numbers about themselves; in none of the above
-  int64_t messages = 0;        ///< how many, without control
+  int64_t sent = 0;  ///< of all these, what leaves one rank of n if the messages go around a ring: (n - 1) / n of them
+                     ///< (a broadcast: all)
+  int64_t control = 0;   ///< bytes in which ranks tell each other a few numbers about themselves; in none of the above
+  int64_t messages = 0;  ///< how many, without control
   int64_t volume() const { return all_gather + reduce_scatter + all_reduce + broadcast; }
 };
 
-/// Collectives on single tensors and byte strings in the group of all ranks. @throws CommError when a peer is late, gone or out of step (the message
-/// says who), ShapeError for tensors that the back end can't send.
-ACCELERATE_API at::Tensor all_gather(const at::Tensor& tensor);                       ///< [n, ...] -> [P*n, ...]; a scalar counts as [1]
-ACCELERATE_API at::Tensor broadcast(const at::Tensor& tensor, int64_t from_process);  ///< a tensor with from_process's values
+/// Collectives on single tensors and byte strings in the group of all ranks. @throws CommError when a peer is late,
+/// gone or out of step (the message says who), ShapeError for tensors that the back end can't send.
+ACCELERATE_API at::Tensor all_gather(const at::Tensor& tensor);  ///< [n, ...] -> [P*n, ...]; a scalar counts as [1]
+ACCELERATE_API at::Tensor broadcast(const at::Tensor& tensor,
+                                    int64_t from_process);  ///< a tensor with from_process's values
 ACCELERATE_API at::Tensor all_reduce(const at::Tensor& tensor, Reduction reduction, double scale);
 ACCELERATE_API at::Tensor pad_to_largest(const at::Tensor& tensor, const PadOptions& options);
-ACCELERATE_API std::vector<std::string> all_gather_bytes(const std::string& bytes);   ///< one string per rank, lengths may differ
+ACCELERATE_API std::vector<std::string> all_gather_bytes(
+    const std::string& bytes);  ///< one string per rank, lengths may differ
 ACCELERATE_API std::string broadcast_bytes(const std::string& bytes, int64_t from_process);
-/// Debug mode only (else returns at once): compares the tensors' shapes over all ranks. @throws DistributedOperationException listing each rank's shapes.
+/// Debug mode only (else returns at once): compares the tensors' shapes over all ranks. @throws
+/// DistributedOperationException listing each rank's shapes.
 ACCELERATE_API void verify_shapes(const char* operation, const std::vector<at::Tensor>& tensors);
 ACCELERATE_API int64_t rank();
 ACCELERATE_API int64_t world_size();
 ACCELERATE_API void barrier();
 
-template <class T>
-void verify(const char* operation, const T& data) {
+template <class T> void verify(const char* operation, const T& data) {
   std::vector<at::Tensor> tensors;
   nested::for_each_tensor(data, [&](const at::Tensor& t) { tensors.push_back(t); });
   verify_shapes(operation, tensors);
@@ -62,16 +67,16 @@ void verify(const char* operation, const T& data) {
 
 }  // namespace comm
 
-/// Concatenates every tensor over all ranks along dimension 0, in rank order. Shapes must be equal on all ranks (see pad_across_processes).
-template <class T>
-T gather(const T& data) {
+/// Concatenates every tensor over all ranks along dimension 0, in rank order. Shapes must be equal on all ranks (see
+/// pad_across_processes).
+template <class T> T gather(const T& data) {
   comm::verify("gather", data);
   return nested::map_tensors(data, [](const at::Tensor& t) { return comm::all_gather(t); });
 }
 
-/// The lists of all ranks, one after the other. T: anything that an Archive takes (numbers, strings, tensors, containers, structs with ACCELERATE_FIELDS, IValue).
-template <class T>
-std::vector<T> gather_object(const std::vector<T>& objects) {
+/// The lists of all ranks, one after the other. T: anything that an Archive takes (numbers, strings, tensors,
+/// containers, structs with ACCELERATE_FIELDS, IValue).
+template <class T> std::vector<T> gather_object(const std::vector<T>& objects) {
   if (comm::world_size() == 1) return objects;
   std::vector<T> all;
   for (const std::string& bytes : comm::all_gather_bytes(to_bytes(objects))) {
@@ -82,37 +87,32 @@ std::vector<T> gather_object(const std::vector<T>& objects) {
 }
 
 /// Every tensor with the values that `from_process` has.
-template <class T>
-T broadcast(const T& data, int64_t from_process = 0) {
+template <class T> T broadcast(const T& data, int64_t from_process = 0) {
   comm::verify("broadcast", data);
   return nested::map_tensors(data, [&](const at::Tensor& t) { return comm::broadcast(t, from_process); });
 }
 
 /// Replaces each object by `from_process`'s. The lists must be equally long.
-template <class T>
-std::vector<T>& broadcast_object_list(std::vector<T>& objects, int64_t from_process = 0) {
-  if (comm::world_size() > 1) objects = from_bytes<std::vector<T>>(comm::broadcast_bytes(to_bytes(objects), from_process));
+template <class T> std::vector<T>& broadcast_object_list(std::vector<T>& objects, int64_t from_process = 0) {
+  if (comm::world_size() > 1)
+    objects = from_bytes<std::vector<T>>(comm::broadcast_bytes(to_bytes(objects), from_process));
   return objects;
 }
 
 /// Reduces every tensor over all ranks; `scale` multiplies the result.
-template <class T>
-T reduce(const T& data, Reduction reduction = Reduction::mean, double scale = 1.0) {
+template <class T> T reduce(const T& data, Reduction reduction = Reduction::mean, double scale = 1.0) {
   comm::verify("reduce", data);
   return nested::map_tensors(data, [&](const at::Tensor& t) { return comm::all_reduce(t, reduction, scale); });
 }
-template <class T>
-T reduce(const T& data, std::string_view reduction, double scale = 1.0) {
+template <class T> T reduce(const T& data, std::string_view reduction, double scale = 1.0) {
   return reduce(data, reduction_from_string(reduction), scale);
 }
 
 /// Pads every tensor along one dimension to the largest size over all ranks; tensors without that dimension stay.
-template <class T>
-T pad_across_processes(const T& data, const PadOptions& options = {}) {
+template <class T> T pad_across_processes(const T& data, const PadOptions& options = {}) {
   return nested::map_tensors(data, [&](const at::Tensor& t) { return comm::pad_to_largest(t, options); });
 }
-template <class T>
-T pad_across_processes(const T& data, int64_t dim, double pad_index = 0, bool pad_first = false) {
+template <class T> T pad_across_processes(const T& data, int64_t dim, double pad_index = 0, bool pad_first = false) {
   return pad_across_processes(data, PadOptions{.dim = dim, .pad_index = pad_index, .pad_first = pad_first});
 }
 

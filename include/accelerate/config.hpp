@@ -14,15 +14,18 @@ namespace accelerate {
 
 /// The name in `valid` that a mistyped `given` most likely meant, for messages of the kind "did you mean …?".
 ///
-/// Compares without regard to case and to '-' against '_', by the least number of inserted, removed, changed or swapped letters.
+/// Compares without regard to case and to '-' against '_', by the least number of inserted, removed, changed or swapped
+/// letters.
 /// @return nothing when no name is near enough (more than a third of the letters differ).
 ACCELERATE_API std::optional<std::string> nearest_name(std::string_view given, const std::vector<std::string>& valid);
 
-/// Where config files are looked for when none is named: $HF_HOME/accelerate/default_config.yaml, else below $XDG_CACHE_HOME/huggingface or
+/// Where config files are looked for when none is named: $HF_HOME/accelerate/default_config.yaml, else below
+/// $XDG_CACHE_HOME/huggingface or
 /// ~/.cache/huggingface. It need not exist.
 ACCELERATE_API std::filesystem::path default_config_file();
 
-/// Writes a config file for this machine: one process per GPU, or one on the CPU. JSON if the name ends in .json, else YAML; folders are created.
+/// Writes a config file for this machine: one process per GPU, or one on the CPU. JSON if the name ends in .json, else
+/// YAML; folders are created.
 /// @param mixed_precision  no, fp16, bf16 or fp8, in any case
 /// @param file             empty: default_config_file()
 /// @return false, and nothing written, when the file exists.
@@ -36,9 +39,11 @@ ACCELERATE_API void update_config(const std::filesystem::path& file);
 /// Reads settings for FSDP version 1 and writes them for version 2; other settings stay as they are.
 /// @return what could not be carried over, a line each.
 /// @throws ConfigError as update_config.
-ACCELERATE_API std::vector<std::string> convert_config_to_fsdp2(const std::filesystem::path& file, const std::filesystem::path& output);
+ACCELERATE_API std::vector<std::string> convert_config_to_fsdp2(const std::filesystem::path& file,
+                                                                const std::filesystem::path& output);
 
-/// The settings of a config file that have a value, in the file's order: names and values as text. A nested key is "section.key".
+/// The settings of a config file that have a value, in the file's order: names and values as text. A nested key is
+/// "section.key".
 /// @throws ConfigError as update_config.
 ACCELERATE_API std::vector<std::pair<std::string, std::string>> config_values(const std::filesystem::path& file);
 
@@ -66,7 +71,8 @@ class ACCELERATE_API Dialog {
   virtual void say(const std::string& line) = 0;
 };
 
-/// Asks what a config file should say and writes it. Every answer is checked when it is given, and asked again with the reason why not.
+/// Asks what a config file should say and writes it. Every answer is checked when it is given, and asked again with the
+/// reason why not.
 /// @return the text of the file.
 /// @throws ConfigError when the file can't be written, and whatever the dialog throws.
 ACCELERATE_API std::string ask_config(Dialog& dialog, const std::filesystem::path& file);

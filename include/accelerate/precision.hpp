@@ -8,10 +8,10 @@
 
 #include <optional>
 
+#include "accelerate/state.hpp"
 #include "accelerate/utils/export.hpp"
 #include "accelerate/utils/kwargs.hpp"
 #include "accelerate/utils/ops.hpp"
-#include "accelerate/state.hpp"
 
 namespace accelerate {
 
@@ -21,8 +21,8 @@ ACCELERATE_API std::optional<at::ScalarType> autocast_dtype(PrecisionType precis
 /// @throws ConfigError when `device` can't run autocast in `precision`, naming what it can.
 ACCELERATE_API void check_precision(PrecisionType precision, const at::Device& device);
 
-/// Autocast for the calling thread from construction to destruction; regions nest, and the state found is restored also when an exception passes.
-/// Leaving the outermost region drops the cache of cast weights.
+/// Autocast for the calling thread from construction to destruction; regions nest, and the state found is restored also
+/// when an exception passes. Leaving the outermost region drops the cache of cast weights.
 ///
 /// @param dtype  Half or BFloat16. Unset: autocast is off within the region (as for kwargs.enabled = false).
 /// @throws ConfigError for a device type without autocast or another dtype.
@@ -41,14 +41,12 @@ class ACCELERATE_API AutocastGuard {
 };
 
 /// `auto region = autocast(at::kCPU, at::kBFloat16);`
-[[nodiscard]] inline AutocastGuard autocast(at::DeviceType device_type, std::optional<at::ScalarType> dtype, const AutocastKwargs& kwargs = {}) {
+[[nodiscard]] inline AutocastGuard autocast(at::DeviceType device_type, std::optional<at::ScalarType> dtype,
+                                            const AutocastKwargs& kwargs = {}) {
   return AutocastGuard(device_type, dtype, kwargs);
 }
 
 /// What a model returned under autocast, with fp16 and bf16 tensors as fp32 at any depth; all else stays.
-template <class T>
-T convert_outputs_to_fp32(const T& outputs) {
-  return convert_to_fp32(outputs);
-}
+template <class T> T convert_outputs_to_fp32(const T& outputs) { return convert_to_fp32(outputs); }
 
 }  // namespace accelerate

@@ -1,22 +1,23 @@
 #pragma once
 
-/// Parameters whose bytes may be elsewhere: sharded over ranks, in host memory, in a file. Operators fetch them by themselves; this header is for code that
-/// goes around operators, and for those who want to know what moves.
+/// Parameters whose bytes may be elsewhere: sharded over ranks, in host memory, in a file. Operators fetch them by
+/// themselves; this header is for code that goes around operators, and for those who want to know what moves.
 
 #include <torch/nn/module.h>
 
 #include <cstdint>
 #include <memory>
 
-#include "accelerate/utils/export.hpp"
 #include "accelerate/model/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate::residency {
 
-/// Of all models of this process, since its start or the last reset_stats(). A unit is what moves as one, a transformer block for example.
+/// Of all models of this process, since its start or the last reset_stats(). A unit is what moves as one, a transformer
+/// block for example.
 struct Stats {
-  int64_t faults = 0;               ///< touches of a unit that nobody had begun to fetch
-  int64_t prefetch_hits = 0;        ///< touches of a unit that was on its way
+  int64_t faults = 0;         ///< touches of a unit that nobody had begun to fetch
+  int64_t prefetch_hits = 0;  ///< touches of a unit that was on its way
   int64_t evictions = 0;
   int64_t bytes_fetched = 0;        ///< into flat storages, however they came
   int64_t bytes_stored = 0;         ///< written back because an operator changed them
@@ -27,8 +28,8 @@ ACCELERATE_API Stats stats();
 /// Sets all to zero but resident_bytes; the peak starts there.
 ACCELERATE_API void reset_stats();
 
-/// Evict each unit as soon as the operator that touched it ends: slow, and every result must stay the same bit for bit. For tests. Models that are prepared
-/// later obey it; also set by ACCELERATE_RESIDENCY_PARANOID=1.
+/// Evict each unit as soon as the operator that touched it ends: slow, and every result must stay the same bit for bit.
+/// For tests. Models that are prepared later obey it; also set by ACCELERATE_RESIDENCY_PARANOID=1.
 ACCELERATE_API void set_paranoid(bool paranoid);
 
 struct SummonOptions {
@@ -38,8 +39,8 @@ struct SummonOptions {
   bool rank0_only = false;
 };
 
-/// While it lives, all parameters of the module are present: data_ptr(), torch::save and the like work. With sharded parameters making one is collective;
-/// destroying one never communicates.
+/// While it lives, all parameters of the module are present: data_ptr(), torch::save and the like work. With sharded
+/// parameters making one is collective; destroying one never communicates.
 class ACCELERATE_API Summon {
  public:
   Summon(const ModelRef& model, const SummonOptions& options);
@@ -53,11 +54,16 @@ class ACCELERATE_API Summon {
 };
 
 [[nodiscard]] ACCELERATE_API Summon summon(const ModelRef& model, const SummonOptions& options = {});
-[[nodiscard]] inline Summon summon(const std::shared_ptr<torch::nn::Module>& module, const SummonOptions& options = {}) { return summon(ModelRef(module), options); }
-[[nodiscard]] inline Summon summon(const torch::jit::Module& module, const SummonOptions& options = {}) { return summon(ModelRef(module), options); }
+[[nodiscard]] inline Summon summon(const std::shared_ptr<torch::nn::Module>& module,
+                                   const SummonOptions& options = {}) {
+  return summon(ModelRef(module), options);
+}
+[[nodiscard]] inline Summon summon(const torch::jit::Module& module, const SummonOptions& options = {}) {
+  return summon(ModelRef(module), options);
+}
 /// Any torch::nn::ModuleHolder.
 template <class Holder>
-  requires requires(const Holder& holder) { typename Holder::ContainedType; }
+requires requires(const Holder& holder) { typename Holder::ContainedType; }
 [[nodiscard]] Summon summon(const Holder& holder, const SummonOptions& options = {}) {
   return summon(ModelRef(holder.ptr()), options);
 }

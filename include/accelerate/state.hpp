@@ -43,12 +43,13 @@ struct PartialStateOptions {
   std::optional<Pretence> pretence;
 };
 
-/// What a process knows about itself and its peers. All instances share one state: the first one reads the environment (RANK, LOCAL_RANK, WORLD_SIZE,
-/// LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or Open MPI's, MPICH's, MVAPICH's and Slurm's variables) and joins the process group;
-/// alone (WORLD_SIZE unset or 1) there is no group and no store.
+/// What a process knows about itself and its peers. All instances share one state: the first one reads the environment
+/// (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or Open MPI's, MPICH's, MVAPICH's and
+/// Slurm's variables) and joins the process group; alone (WORLD_SIZE unset or 1) there is no group and no store.
 ///
 /// Collective on first construction: every rank constructs one. Blocks until all have, at most the group's timeout.
-/// @throws ConfigError on contradictory variables or when constructed again with another `cpu`; CommError when peers do not arrive.
+/// @throws ConfigError on contradictory variables or when constructed again with another `cpu`; CommError when peers do
+/// not arrive.
 class ACCELERATE_API PartialState {
  public:
   explicit PartialState(const PartialStateOptions& options = {});
@@ -76,18 +77,24 @@ class ACCELERATE_API PartialState {
   [[nodiscard]] std::shared_ptr<void> main_process_first() const;
   [[nodiscard]] std::shared_ptr<void> local_main_process_first() const;
 
-  template <class F>
-  void on_main_process(F&& f) const { if (is_main_process()) f(); }
-  template <class F>
-  void on_local_main_process(F&& f) const { if (is_local_main_process()) f(); }
-  template <class F>
-  void on_last_process(F&& f) const { if (is_last_process()) f(); }
-  template <class F>
-  void on_process(F&& f, int64_t process) const { if (process_index() == process) f(); }
-  template <class F>
-  void on_local_process(F&& f, int64_t local_process) const { if (local_process_index() == local_process) f(); }
+  template <class F> void on_main_process(F&& f) const {
+    if (is_main_process()) f();
+  }
+  template <class F> void on_local_main_process(F&& f) const {
+    if (is_local_main_process()) f();
+  }
+  template <class F> void on_last_process(F&& f) const {
+    if (is_last_process()) f();
+  }
+  template <class F> void on_process(F&& f, int64_t process) const {
+    if (process_index() == process) f();
+  }
+  template <class F> void on_local_process(F&& f, int64_t local_process) const {
+    if (local_process_index() == local_process) f();
+  }
 
-  /// Tells all peers that this rank can't go on; whoever waits for it throws a CommError with `reason` within seconds. Not collective, never throws.
+  /// Tells all peers that this rank can't go on; whoever waits for it throws a CommError with `reason` within seconds.
+  /// Not collective, never throws.
   void abort(const std::string& reason) const noexcept;
 
   /// True when some PartialState of this process has been constructed.

@@ -19,7 +19,9 @@
 namespace accelerate::agent {
 namespace {
 
-struct FreeInfo { void operator()(addrinfo* info) const { ::freeaddrinfo(info); } };
+struct FreeInfo {
+  void operator()(addrinfo* info) const { ::freeaddrinfo(info); }
+};
 using Info = std::unique_ptr<addrinfo, FreeInfo>;
 
 Info resolve(const std::string& host, int64_t port) {
@@ -27,7 +29,8 @@ Info resolve(const std::string& host, int64_t port) {
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found))
-    throw LaunchError("the address '" + host + "' means nothing on this machine: " + ::gai_strerror(error) + ". Correct --main_process_ip (or local_addr, bind in --rdzv_conf)");
+    throw LaunchError("the address '" + host + "' means nothing on this machine: " + ::gai_strerror(error) +
+                      ". Correct --main_process_ip (or local_addr, bind in --rdzv_conf)");
   return Info(found);
 }
 
@@ -45,7 +48,8 @@ bool is_own_address(const std::string& host) {
   if (::getifaddrs(&all) != 0) return false;
   for (const ifaddrs* entry = all; entry; entry = entry->ifa_next)
     if (entry->ifa_addr && (entry->ifa_addr->sa_family == AF_INET || entry->ifa_addr->sa_family == AF_INET6))
-      own.insert(text_of(entry->ifa_addr, entry->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6)));
+      own.insert(
+          text_of(entry->ifa_addr, entry->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6)));
   ::freeifaddrs(all);
   const Info info = resolve(host, 0);
   for (const addrinfo* address = info.get(); address; address = address->ai_next) {
@@ -63,12 +67,14 @@ int listen_at(const std::string& host, int64_t& port) {
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   sockaddr_storage bound{};
   socklen_t length = sizeof(bound);
-  if (::bind(fd, info->ai_addr, info->ai_addrlen) != 0 || ::listen(fd, 1024) != 0 || ::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
+  if (::bind(fd, info->ai_addr, info->ai_addrlen) != 0 || ::listen(fd, 1024) != 0 ||
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
     const int error = errno;
     ::close(fd);
     return -error;
   }
-  port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
+  port = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(bound).sin6_port
+                                           : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
   return fd;
 }
 
@@ -77,9 +83,12 @@ std::string address_towards(const std::string& host, int64_t port) {
   const int fd = ::socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);  // connecting it sends nothing
   sockaddr_storage own{};
   socklen_t length = sizeof(own);
-  const bool good = fd >= 0 && ::connect(fd, info->ai_addr, info->ai_addrlen) == 0 && ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0;
+  const bool good = fd >= 0 && ::connect(fd, info->ai_addr, info->ai_addrlen) == 0 &&
+                    ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0;
   if (fd >= 0) ::close(fd);
-  if (!good) throw LaunchError("there is no way from this machine to " + host + ": " + std::strerror(errno) + ". Check --main_process_ip and the network");
+  if (!good)
+    throw LaunchError("there is no way from this machine to " + host + ": " + std::strerror(errno) +
+                      ". Check --main_process_ip and the network");
   return text_of(reinterpret_cast<const sockaddr*>(&own), length);
 }
 
@@ -92,16 +101,21 @@ launcher::Fd connect_to(const std::string& host, int64_t port) {
     pollfd ready{fd.get(), POLLOUT, 0};
     int error = 0;
     socklen_t length = sizeof(error);
-    if (errno == EINPROGRESS && ::poll(&ready, 1, 5000) > 0 && ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0) return fd;
+    if (errno == EINPROGRESS && ::poll(&ready, 1, 5000) > 0 &&
+        ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0)
+      return fd;
   }
   return launcher::Fd();
 }
 
 launcher::Fd wait_for_port(const std::string& host, int64_t port, std::chrono::milliseconds timeout) {
-  for (const auto end = std::chrono::steady_clock::now() + timeout; std::chrono::steady_clock::now() < end; std::this_thread::sleep_for(std::chrono::milliseconds(50)))
+  for (const auto end = std::chrono::steady_clock::now() + timeout; std::chrono::steady_clock::now() < end;
+       std::this_thread::sleep_for(std::chrono::milliseconds(50)))
     if (launcher::Fd fd = connect_to(host, port)) return fd;
-  throw LaunchError("the machine that hosts the rendezvous can't be reached at " + host + ":" + std::to_string(port) + " within " + std::to_string(timeout.count() / 1000) +
-                    " s. Was the command started there too, is the address right, does a firewall let the port through?");
+  throw LaunchError(
+      "the machine that hosts the rendezvous can't be reached at " + host + ":" + std::to_string(port) + " within " +
+      std::to_string(timeout.count() / 1000) +
+      " s. Was the command started there too, is the address right, does a firewall let the port through?");
 }
 
 std::string host_name() {

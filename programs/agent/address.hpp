@@ -10,7 +10,8 @@ namespace accelerate::agent {
 
 /// Names of this machine's own addresses include all of 127.0.0.0/8.
 bool is_own_address(const std::string& host);
-/// An open port on one address, for a server that takes the descriptor over. `port` 0 becomes the one that the system chose.
+/// An open port on one address, for a server that takes the descriptor over. `port` 0 becomes the one that the system
+/// chose.
 /// @return the descriptor, or minus an error number: -EADDRINUSE, -EADDRNOTAVAIL (not an address of this machine), ...
 /// @throws LaunchError when `host` has no address.
 int listen_at(const std::string& host, int64_t& port);

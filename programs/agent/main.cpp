@@ -1,5 +1,6 @@
-// accelerate-agent: what `accelerate launch` starts beside itself when several machines take part. It speaks with the other machines' agents through
-// c10d's TCPStore, and with its launcher by lines of JSON (see src/launch/rendezvous.hpp). One of the agents hosts the store and decides (see coordinator.hpp).
+// accelerate-agent: what `accelerate launch` starts beside itself when several machines take part. It speaks with the
+// other machines' agents through c10d's TCPStore, and with its launcher by lines of JSON (see
+// src/launch/rendezvous.hpp). One of the agents hosts the store and decides (see coordinator.hpp).
 #include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
@@ -37,8 +38,10 @@ constexpr milliseconds kBusyTick{20}, kIdleTick{100};
 
 struct Options {
   std::string backend, host, role, run_id, token, local_addr, bind;
-  int64_t port = 0, machine_rank = 0, min_machines = 1, max_machines = 1, max_restarts = 0, local_world_size = 1, keep_alive_max_attempt = 3;
-  milliseconds join_timeout{}, last_call_timeout{}, close_timeout{}, heartbeat_timeout{}, keep_alive_interval{}, read_timeout{};
+  int64_t port = 0, machine_rank = 0, min_machines = 1, max_machines = 1, max_restarts = 0, local_world_size = 1,
+          keep_alive_max_attempt = 3;
+  milliseconds join_timeout{}, last_call_timeout{}, close_timeout{}, heartbeat_timeout{}, keep_alive_interval{},
+      read_timeout{};
   std::optional<bool> is_host;
   bool is_static() const { return backend == "static"; }
   std::string where() const { return host + ":" + std::to_string(port); }
@@ -46,9 +49,27 @@ struct Options {
 
 Options options_of(const json& j) {
   const auto time = [&](const char* key) { return milliseconds(j.at(key).get<int64_t>()); };
-  Options o{j.at("backend"), j.at("host"), j.at("role"), j.at("run_id"), j.at("token"), j.at("local_addr"), j.at("bind"), j.at("port"), j.at("machine_rank"), j.at("min_machines"), j.at("max_machines"),
-            j.at("max_restarts"), j.at("local_world_size"), j.at("keep_alive_max_attempt"), time("join_timeout"), time("last_call_timeout"), time("close_timeout"), time("heartbeat_timeout"),
-            time("keep_alive_interval"), time("read_timeout"), std::nullopt};
+  Options o{j.at("backend"),
+            j.at("host"),
+            j.at("role"),
+            j.at("run_id"),
+            j.at("token"),
+            j.at("local_addr"),
+            j.at("bind"),
+            j.at("port"),
+            j.at("machine_rank"),
+            j.at("min_machines"),
+            j.at("max_machines"),
+            j.at("max_restarts"),
+            j.at("local_world_size"),
+            j.at("keep_alive_max_attempt"),
+            time("join_timeout"),
+            time("last_call_timeout"),
+            time("close_timeout"),
+            time("heartbeat_timeout"),
+            time("keep_alive_interval"),
+            time("read_timeout"),
+            std::nullopt};
   if (!j.at("is_host").is_null()) o.is_host = j.at("is_host").get<bool>();
   return o;
 }
@@ -57,7 +78,10 @@ std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text
 std::string text(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
 /// What all machines must have said alike.
-json contract(const Options& o) { return {{"accelerate", 1}, {"backend", o.backend}, {"min_machines", o.min_machines}, {"max_machines", o.max_machines}}; }
+json contract(const Options& o) {
+  return {
+      {"accelerate", 1}, {"backend", o.backend}, {"min_machines", o.min_machines}, {"max_machines", o.max_machines}};
+}
 
 Store serve(int fd, const std::string& host, int64_t port, milliseconds timeout) {
   c10d::TCPStoreOptions tcp;
@@ -80,10 +104,11 @@ Store connect(const std::string& host, int64_t port, milliseconds timeout) {
 /// Something that answers on the port but speaks another protocol could keep c10d's client waiting for ever.
 class Deadline {
  public:
-  Deadline(milliseconds time, std::function<void()> late) : thread_([this, time, late = std::move(late)](const std::stop_token& stop) {
-    std::unique_lock lock(mutex_);
-    if (!wake_.wait_for(lock, stop, time, [] { return false; }) && !stop.stop_requested()) late();
-  }) {}
+  Deadline(milliseconds time, std::function<void()> late)
+      : thread_([this, time, late = std::move(late)](const std::stop_token& stop) {
+          std::unique_lock lock(mutex_);
+          if (!wake_.wait_for(lock, stop, time, [] { return false; }) && !stop.stop_requested()) late();
+        }) {}
 
  private:
   std::mutex mutex_;
@@ -140,9 +165,13 @@ class Agent {
     try {
       theirs = text(store_->get(kOurs + "contract"));
     } catch (const std::exception&) {
-      throw LaunchError("the TCPStore at " + o_.where() + " is not one where machines meet: another job's ranks probably use this port. Choose another --main_process_port");
+      throw LaunchError("the TCPStore at " + o_.where() +
+                        " is not one where machines meet: another job's ranks probably use this port. Choose another "
+                        "--main_process_port");
     }
-    if (theirs != contract(o_).dump()) throw ConfigError("the machines were started with different options: " + theirs + " where the host is, " + contract(o_).dump() + " here. --num_machines and --rdzv_backend must be the same everywhere");
+    if (theirs != contract(o_).dump())
+      throw ConfigError("the machines were started with different options: " + theirs + " where the host is, " +
+                        contract(o_).dump() + " here. --num_machines and --rdzv_backend must be the same everywhere");
   }
 
   /// @return false if another process of this machine has the port already, and nobody said that it must be this one.
@@ -153,20 +182,31 @@ class Agent {
     if (fd == -EADDRINUSE && inferred) return false;
     if (fd < 0) {
       const std::string why = std::strerror(-fd);
-      if (fd == -EADDRINUSE) throw LaunchError("the port " + o_.where() + ", where the machines are to meet, is already in use on this machine, probably by another training run. Choose another --main_process_port, the same on all machines");
-      throw LaunchError("this machine is to host the rendezvous and can't listen at " + listen + ":" + std::to_string(o_.port) + ": " + why +
-                        (fd == -EADDRNOTAVAIL ? ". It is not an address of this machine: correct --main_process_ip, or name the address to listen on with --rdzv_conf bind=ADDRESS (0.0.0.0 is all)" : ""));
+      if (fd == -EADDRINUSE)
+        throw LaunchError("the port " + o_.where() +
+                          ", where the machines are to meet, is already in use on this machine, probably by another "
+                          "training run. Choose another --main_process_port, the same on all machines");
+      throw LaunchError("this machine is to host the rendezvous and can't listen at " + listen + ":" +
+                        std::to_string(o_.port) + ": " + why +
+                        (fd == -EADDRNOTAVAIL
+                             ? ". It is not an address of this machine: correct --main_process_ip, or name the address "
+                               "to listen on with --rdzv_conf bind=ADDRESS (0.0.0.0 is all)"
+                             : ""));
     }
     if (o_.token.empty()) {
       store_ = serve(fd, listen == "0.0.0.0" || listen == "::" ? "localhost" : listen, port, o_.read_timeout);
     } else {
       int64_t inner = 0;
       const int inner_fd = listen_at("127.0.0.1", inner);
-      if (inner_fd < 0) throw LaunchError(std::string("no port can be opened on 127.0.0.1: ") + std::strerror(-inner_fd));
+      if (inner_fd < 0)
+        throw LaunchError(std::string("no port can be opened on 127.0.0.1: ") + std::strerror(-inner_fd));
       store_ = serve(inner_fd, "127.0.0.1", inner, o_.read_timeout);
       gate_ = std::make_unique<Gate>(fd, inner, o_.token);
     }
-    coordinator_.emplace(Coordinator::Settings{o_.min_machines, o_.max_machines, o_.max_restarts, o_.is_static(), o_.join_timeout, o_.last_call_timeout, o_.keep_alive_interval * o_.keep_alive_max_attempt}, Clock::now());
+    coordinator_.emplace(
+        Coordinator::Settings{o_.min_machines, o_.max_machines, o_.max_restarts, o_.is_static(), o_.join_timeout,
+                              o_.last_call_timeout, o_.keep_alive_interval * o_.keep_alive_max_attempt},
+        Clock::now());
     return true;
   }
 
@@ -175,21 +215,29 @@ class Agent {
     else door_ = std::make_unique<Door>(o_.host, o_.port, o_.token, o_.join_timeout);
     const auto patience = std::min(o_.read_timeout, o_.join_timeout);
     const Deadline deadline(patience + std::chrono::seconds(2), [this] {
-      tell({{"event", "closed"}, {"code", 71}, {"why", "something answers at " + o_.where() + ", but it does not speak as the host of a rendezvous. Does it expect a token, or is --main_process_port another program's?"}});
+      tell({{"event", "closed"},
+            {"code", 71},
+            {"why", "something answers at " + o_.where() +
+                        ", but it does not speak as the host of a rendezvous. Does it expect a token, or is "
+                        "--main_process_port another program's?"}});
       ::_exit(71);
     });
     try {
       store_ = door_ ? connect("127.0.0.1", door_->port(), patience) : connect(o_.host, o_.port, patience);
     } catch (const std::exception& error) {
       const std::string first = std::string(error.what()).substr(0, std::string(error.what()).find('\n'));
-      throw LaunchError("what answers at " + o_.where() + " does not speak as the host of a rendezvous. Does it expect a token, or is --main_process_port another program's? (" + first + ")");
+      throw LaunchError("what answers at " + o_.where() +
+                        " does not speak as the host of a rendezvous. Does it expect a token, or is "
+                        "--main_process_port another program's? (" +
+                        first + ")");
     }
   }
 
   // ---- turns
 
   bool turn() {
-    const bool busy = is_host() ? decision_.phase != "running" || (me_.state != "running" && me_.state != "done") : me_.state != "running" && me_.state != "done";
+    const bool busy = is_host() ? decision_.phase != "running" || (me_.state != "running" && me_.state != "done")
+                                : me_.state != "running" && me_.state != "done";
     pollfd in{STDIN_FILENO, POLLIN, 0};
     if (::poll(&in, 1, static_cast<int>((busy ? kBusyTick : kIdleTick).count())) > 0 && !listen()) {
       if (me_.state != "left") leave("");
@@ -210,7 +258,8 @@ class Agent {
     if (got < 0 && errno == EINTR) return true;
     if (got <= 0) return false;
     input_.append(more, static_cast<size_t>(got));
-    for (size_t end; (end = input_.find('\n')) != std::string::npos; input_.erase(0, end + 1)) hear(json::parse(input_.substr(0, end)));
+    for (size_t end; (end = input_.find('\n')) != std::string::npos; input_.erase(0, end + 1))
+      hear(json::parse(input_.substr(0, end)));
     return true;
   }
 
@@ -248,20 +297,25 @@ class Agent {
   /// What the decision means for this machine.
   void follow() {
     if (decision_.phase == "closed") {
-      if (!std::exchange(told_closed_, true)) tell({{"event", "closed"}, {"code", decision_.code}, {"why", decision_.why}});
+      if (!std::exchange(told_closed_, true))
+        tell({{"event", "closed"}, {"code", decision_.code}, {"why", decision_.why}});
       return;
     }
     const bool ended = me_.state == "failed" || me_.state == "stopped" || me_.state == "done";
     const bool present = me_.state == "running" || me_.state == "failing";
     if (me_.state == "joining" && decision_.phase == "running" && decision_.round > me_.round) return enter();
     if (present && (decision_.phase != "running" || decision_.round != me_.round)) {
-      if (told_recall_ != me_.round) tell({{"event", "recall"}, {"why", decision_.round == me_.round ? decision_.why : "the others took this machine for lost"}});
+      if (told_recall_ != me_.round)
+        tell({{"event", "recall"},
+              {"why", decision_.round == me_.round ? decision_.why : "the others took this machine for lost"}});
       told_recall_ = me_.round;
     } else if (ended && (decision_.phase == "forming" || decision_.round > me_.round)) {
       if (told_again_ != me_.round) tell({{"event", "again"}});
       told_again_ = me_.round;
-    } else if (me_.state == "joining" && joining_since_ && decision_.phase == "forming" && Clock::now() - *joining_since_ > o_.join_timeout + std::chrono::seconds(1)) {
-      throw LaunchError("not enough machines came within " + std::to_string(o_.join_timeout.count() / 1000) + " s (join_timeout in --rdzv_conf)");
+    } else if (me_.state == "joining" && joining_since_ && decision_.phase == "forming" &&
+               Clock::now() - *joining_since_ > o_.join_timeout + std::chrono::seconds(1)) {
+      throw LaunchError("not enough machines came within " + std::to_string(o_.join_timeout.count() / 1000) +
+                        " s (join_timeout in --rdzv_conf)");
     }
   }
 
@@ -273,12 +327,22 @@ class Agent {
       me_.round = decision_.round;
       me_.state = "running";
       write();
-      return tell({{"event", "round"}, {"number", decision_.round}, {"restarts", decision_.restarts}, {"group_rank", i}, {"group_world_size", decision_.members.size()},
-                   {"first_rank", member.first_rank}, {"world_size", decision_.world_size}, {"first_role_rank", member.first_role_rank}, {"role_world_size", member.role_world_size},
-                   {"master_addr", address}, {"master_port", port}, {"run_id", text(store_->get(kOurs + "run_id"))}});
+      return tell({{"event", "round"},
+                   {"number", decision_.round},
+                   {"restarts", decision_.restarts},
+                   {"group_rank", i},
+                   {"group_world_size", decision_.members.size()},
+                   {"first_rank", member.first_rank},
+                   {"world_size", decision_.world_size},
+                   {"first_role_rank", member.first_role_rank},
+                   {"role_world_size", member.role_world_size},
+                   {"master_addr", address},
+                   {"master_port", port},
+                   {"run_id", text(store_->get(kOurs + "run_id"))}});
     }
     if (o_.is_static() && joining_since_ && Clock::now() - *joining_since_ > o_.join_timeout)
-      throw ConfigError("machine rank " + std::to_string(o_.machine_rank) + " is taken: another machine was started with the same --machine_rank");
+      throw ConfigError("machine rank " + std::to_string(o_.machine_rank) +
+                        " is taken: another machine was started with the same --machine_rank");
   }
 
   bool shares_store() const { return o_.is_static() && o_.token.empty(); }
@@ -289,7 +353,8 @@ class Agent {
       if (key.find(kOurs) == std::string::npos) store_->deleteKey(key.starts_with("/") ? key.substr(1) : key);
   }
 
-  /// Where the ranks of this round meet: a store that the agent of group rank 0 serves. With static and no token it is the one where the agents meet, so that
+  /// Where the ranks of this round meet: a store that the agent of group rank 0 serves. With static and no token it is
+  /// the one where the agents meet, so that
   /// --main_process_port is the only port that must be open.
   std::pair<std::string, int64_t> ranks_store(bool first) {
     if (shares_store()) return {o_.host, o_.port};
@@ -297,7 +362,9 @@ class Agent {
     if (first) {
       int64_t port = 0;
       const int fd = listen_at(me_.address, port);
-      if (fd < 0) throw LaunchError("no port can be opened on " + me_.address + ", where the others would reach this machine: " + std::strerror(-fd) + ". Name an address of this machine with --rdzv_conf local_addr=ADDRESS");
+      if (fd < 0)
+        throw LaunchError("no port can be opened on " + me_.address + ", where the others would reach this machine: " +
+                          std::strerror(-fd) + ". Name an address of this machine with --rdzv_conf local_addr=ADDRESS");
       ranks_store_ = serve(fd, me_.address, port, o_.read_timeout);
       store_->set(key, bytes(json{{"address", me_.address}, {"port", port}}.dump()));
     }
@@ -339,9 +406,12 @@ class Agent {
 
   /// The store ends with this process: the others must have heard the end of the job before.
   void say_goodbye() {
-    coordinator_->close(69, "the machine that hosts the rendezvous (" + me_.host + ", " + me_.address + ") has left" + (me_.text.empty() ? "" : ": " + me_.text));
+    coordinator_->close(69, "the machine that hosts the rendezvous (" + me_.host + ", " + me_.address + ") has left" +
+                                (me_.text.empty() ? "" : ": " + me_.text));
     publish();
-    for (const auto end = Clock::now() + o_.close_timeout; Clock::now() < end && coordinator_->waiting(read_machines(), Clock::now()) > 0;) std::this_thread::sleep_for(kBusyTick);
+    for (const auto end = Clock::now() + o_.close_timeout;
+         Clock::now() < end && coordinator_->waiting(read_machines(), Clock::now()) > 0;)
+      std::this_thread::sleep_for(kBusyTick);
   }
 
   const Options o_;
@@ -360,13 +430,20 @@ class Agent {
 };
 
 int main_program() {
-  // What others of this process write to stdout must not get between the lines for the launcher; and nothing kills it but the end of its input.
+  // What others of this process write to stdout must not get between the lines for the launcher; and nothing kills it
+  // but the end of its input.
   ::signal(SIGPIPE, SIG_IGN);
   ::setenv("TORCH_CPP_LOG_LEVEL", "ERROR", 0);
   std::string line;
   for (char c; ::read(STDIN_FILENO, &c, 1) == 1 && c != '\n';) line += c;
-  if (line.empty()) return std::fprintf(stderr, "accelerate-agent is started by `accelerate launch` when several machines take part (--num_machines)\n"), 64;
-  const auto closed = [](int code, const std::string& why) { return tell({{"event", "closed"}, {"code", code}, {"why", why}}), code; };
+  if (line.empty())
+    return std::fprintf(
+               stderr,
+               "accelerate-agent is started by `accelerate launch` when several machines take part (--num_machines)\n"),
+           64;
+  const auto closed = [](int code, const std::string& why) {
+    return tell({{"event", "closed"}, {"code", code}, {"why", why}}), code;
+  };
   try {
     const Options options = options_of(json::parse(line));
     // Whatever the main thread waits for when the launcher goes, it does not outlive it by more than a goodbye.
@@ -383,7 +460,8 @@ int main_program() {
     return closed(error.exit_code(), error.what());
   } catch (const std::exception& error) {
     // c10d's exceptions have no kinds: by now the store was there, so it has gone.
-    return closed(69, std::string("the machine that hosts the rendezvous can't be reached any more: ") + std::string(error.what()).substr(0, std::string(error.what()).find('\n')));
+    return closed(69, std::string("the machine that hosts the rendezvous can't be reached any more: ") +
+                          std::string(error.what()).substr(0, std::string(error.what()).find('\n')));
   }
 }
 

@@ -29,32 +29,45 @@ using Clock = std::chrono::steady_clock;
 constexpr const char* kIdentity = "accelerate";
 constexpr milliseconds kHandshake{10000};  // a stranger that says nothing holds a connection no longer
 
-struct FreeContext { void operator()(SSL_CTX* context) const { ::SSL_CTX_free(context); } };
-struct FreeSsl { void operator()(SSL* ssl) const { ::SSL_free(ssl); } };
+struct FreeContext {
+  void operator()(SSL_CTX* context) const { ::SSL_CTX_free(context); }
+};
+struct FreeSsl {
+  void operator()(SSL* ssl) const { ::SSL_free(ssl); }
+};
 using Ssl = std::unique_ptr<SSL, FreeSsl>;
 
-/// TLS 1.3 with a key instead of certificates, for as long as the process lives: OpenSSL's callbacks find the key in it.
+/// TLS 1.3 with a key instead of certificates, for as long as the process lives: OpenSSL's callbacks find the key in
+/// it.
 class Context {
  public:
-  Context(bool server, const std::string& token) : context_(::SSL_CTX_new(server ? ::TLS_server_method() : ::TLS_client_method())) {
+  Context(bool server, const std::string& token)
+      : context_(::SSL_CTX_new(server ? ::TLS_server_method() : ::TLS_client_method())) {
     unsigned length = 0;
     key_.resize(EVP_MAX_MD_SIZE);
-    if (!context_ || ::EVP_Digest(token.data(), token.size(), key_.data(), &length, ::EVP_sha256(), nullptr) != 1) throw InternalError("OpenSSL can't be set up");
+    if (!context_ || ::EVP_Digest(token.data(), token.size(), key_.data(), &length, ::EVP_sha256(), nullptr) != 1)
+      throw InternalError("OpenSSL can't be set up");
     key_.resize(length);
     SSL_CTX_set_min_proto_version(context_.get(), TLS1_3_VERSION);
     ::SSL_CTX_set_ciphersuites(context_.get(), "TLS_AES_128_GCM_SHA256");  // keys given as callbacks go with SHA-256
     ::SSL_CTX_set_num_tickets(context_.get(), 0);
-    // The server has no certificate, so that a client without the key finds nothing to agree on. A client accepts none, so that a server without the key fails too.
+    // The server has no certificate, so that a client without the key finds nothing to agree on. A client accepts none,
+    // so that a server without the key fails too.
     ::SSL_CTX_set_verify(context_.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
     if (server) ::SSL_CTX_set_verify(context_.get(), SSL_VERIFY_NONE, nullptr);
     SSL_CTX_set_app_data(context_.get(), &key_);
-    if (server) ::SSL_CTX_set_psk_server_callback(context_.get(), [](SSL* ssl, const char* identity, unsigned char* key, unsigned most) { return std::strcmp(identity, kIdentity) == 0 ? give(ssl, key, most) : 0; });
+    if (server)
+      ::SSL_CTX_set_psk_server_callback(context_.get(),
+                                        [](SSL* ssl, const char* identity, unsigned char* key, unsigned most) {
+                                          return std::strcmp(identity, kIdentity) == 0 ? give(ssl, key, most) : 0;
+                                        });
     else
-      ::SSL_CTX_set_psk_client_callback(context_.get(), [](SSL* ssl, const char*, char* identity, unsigned room, unsigned char* key, unsigned most) {
-        if (room < sizeof("accelerate")) return 0u;
-        std::strcpy(identity, kIdentity);
-        return give(ssl, key, most);
-      });
+      ::SSL_CTX_set_psk_client_callback(
+          context_.get(), [](SSL* ssl, const char*, char* identity, unsigned room, unsigned char* key, unsigned most) {
+            if (room < sizeof("accelerate")) return 0u;
+            std::strcpy(identity, kIdentity);
+            return give(ssl, key, most);
+          });
   }
   SSL_CTX* get() const { return context_.get(); }
 
@@ -93,7 +106,8 @@ Ssl shake_hands(const Context& context, bool server, int fd) {
     if (!wait_for(ssl.get(), result, deadline)) return nullptr;
   }
   if (!::SSL_session_reused(ssl.get())) return nullptr;  // agreed on something else than the key
-  // A client learns from the first byte that the server has accepted it; until then the handshake is over for the client only.
+  // A client learns from the first byte that the server has accepted it; until then the handshake is over for the
+  // client only.
   char byte = '!';
   for (;;) {
     const int result = server ? ::SSL_write(ssl.get(), &byte, 1) : ::SSL_read(ssl.get(), &byte, 1);
@@ -112,7 +126,9 @@ void pump(SSL* ssl, int plain) {
     if (to_plain.empty()) {
       const int got = ::SSL_read(ssl, bytes, sizeof(bytes));
       if (got > 0) to_plain.assign(bytes, static_cast<size_t>(got)), moved = true;
-      else if (const int error = ::SSL_get_error(ssl, got); error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE) return;
+      else if (const int error = ::SSL_get_error(ssl, got);
+               error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE)
+        return;
     }
     if (!to_plain.empty()) {
       const ssize_t written = ::send(plain, to_plain.data(), to_plain.size(), MSG_NOSIGNAL);
@@ -127,10 +143,13 @@ void pump(SSL* ssl, int plain) {
     if (!to_ssl.empty()) {
       const int written = ::SSL_write(ssl, to_ssl.data(), static_cast<int>(to_ssl.size()));
       if (written > 0) to_ssl.erase(0, static_cast<size_t>(written)), moved = true;
-      else if (const int error = ::SSL_get_error(ssl, written); error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE) return;
+      else if (const int error = ::SSL_get_error(ssl, written);
+               error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE)
+        return;
     }
     if (moved) continue;
-    pollfd ready[2] = {{::SSL_get_fd(ssl), static_cast<short>(POLLIN | (to_ssl.empty() ? 0 : POLLOUT)), 0}, {plain, static_cast<short>(to_plain.empty() ? POLLIN : POLLOUT), 0}};
+    pollfd ready[2] = {{::SSL_get_fd(ssl), static_cast<short>(POLLIN | (to_ssl.empty() ? 0 : POLLOUT)), 0},
+                       {plain, static_cast<short>(to_plain.empty() ? POLLIN : POLLOUT), 0}};
     ::poll(ready, 2, -1);
   }
 }
@@ -139,7 +158,10 @@ void pump(SSL* ssl, int plain) {
 void serve(int listening, const std::function<void(Fd)>& connection) {
   for (;;) {
     Fd fd(::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC));
-    if (fd) std::thread([connection, moved = std::make_shared<Fd>(std::move(fd))] { connection(std::move(*moved)); }).detach();
+    if (fd)
+      std::thread([connection, moved = std::make_shared<Fd>(std::move(fd))] {
+        connection(std::move(*moved));
+      }).detach();
     else if (errno == EINVAL || errno == EBADF) return;  // shut down
     else std::this_thread::sleep_for(milliseconds(10));  // no descriptors left, or the peer has gone again
   }
@@ -154,7 +176,8 @@ struct Gate::State {
   std::thread thread;
 };
 
-Gate::Gate(int listening, int64_t inner_port, const std::string& token) : state_(std::make_unique<State>(listening, token)) {
+Gate::Gate(int listening, int64_t inner_port, const std::string& token)
+    : state_(std::make_unique<State>(listening, token)) {
   state_->thread = std::thread([fd = listening, context = state_->context, inner_port] {
     serve(fd, [context, inner_port](Fd outside) {
       const Ssl ssl = shake_hands(*context, true, outside.get());
@@ -177,10 +200,14 @@ struct Door::State {
   std::thread thread;
 };
 
-Door::Door(const std::string& host, int64_t port, const std::string& token, milliseconds timeout) : state_(std::make_unique<State>()) {
+Door::Door(const std::string& host, int64_t port, const std::string& token, milliseconds timeout)
+    : state_(std::make_unique<State>()) {
   state_->context = std::make_shared<Context>(false, token);
   const Fd fd = wait_for_port(host, port, timeout);
-  if (!shake_hands(*state_->context, false, fd.get())) throw ConfigError("the host of the rendezvous at " + host + ":" + std::to_string(port) + " refuses this machine: the token (--rdzv_conf token or token_file) is not the one that it was started with, or it was started without");
+  if (!shake_hands(*state_->context, false, fd.get()))
+    throw ConfigError("the host of the rendezvous at " + host + ":" + std::to_string(port) +
+                      " refuses this machine: the token (--rdzv_conf token or token_file) is not the one that it was "
+                      "started with, or it was started without");
   state_->listening = Fd(listen_at("127.0.0.1", state_->port));
   if (!state_->listening) throw LaunchError("no port can be opened on 127.0.0.1");
   state_->thread = std::thread([fd = state_->listening.get(), context = state_->context, host, port] {
@@ -204,10 +231,12 @@ int64_t Door::port() const { return state_->port; }
 bool is_own_peer(int socket) {
   sockaddr_in peer{};
   socklen_t length = sizeof(peer);
-  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &length) != 0 || peer.sin_family != AF_INET) return false;
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &length) != 0 || peer.sin_family != AF_INET)
+    return false;
   char wanted[32];
   std::snprintf(wanted, sizeof(wanted), "%08X:%04X", peer.sin_addr.s_addr, ntohs(peer.sin_port));
-  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {  // a v6 socket may speak v4: its address ends like the v4 one
+  for (const char* table :
+       {"/proc/net/tcp", "/proc/net/tcp6"}) {  // a v6 socket may speak v4: its address ends like the v4 one
     std::ifstream in(table);
     std::string line;
     std::getline(in, line);

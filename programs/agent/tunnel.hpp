@@ -8,11 +8,13 @@
 
 #include "launch/process.hpp"
 
-/// c10d's TCPStore believes whoever connects. With a token the store listens on loopback only, and a gate stands before it: TLS 1.3 with the token as the
-/// pre-shared key (OpenSSL), which proves to either end that the other knows the token, and encrypts what follows. Nothing that a stranger sends reaches the store.
+/// c10d's TCPStore believes whoever connects. With a token the store listens on loopback only, and a gate stands before
+/// it: TLS 1.3 with the token as the pre-shared key (OpenSSL), which proves to either end that the other knows the
+/// token, and encrypts what follows. Nothing that a stranger sends reaches the store.
 namespace accelerate::agent {
 
-/// The host's end: passes connections that know the token on to a port of 127.0.0.1. Blocking calls run on threads of its own until the process ends.
+/// The host's end: passes connections that know the token on to a port of 127.0.0.1. Blocking calls run on threads of
+/// its own until the process ends.
 class Gate {
  public:
   /// @param listening  a listening socket, which it takes over

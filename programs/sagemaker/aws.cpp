@@ -35,7 +35,8 @@ std::string url_encoded(const std::string& text) {
 std::string sha256(const std::string& bytes) {
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned length = 0;
-  if (!EVP_Digest(bytes.data(), bytes.size(), digest, &length, EVP_sha256(), nullptr)) throw accelerate::InternalError("OpenSSL has no SHA-256");
+  if (!EVP_Digest(bytes.data(), bytes.size(), digest, &length, EVP_sha256(), nullptr))
+    throw accelerate::InternalError("OpenSSL has no SHA-256");
   std::string text;
   for (unsigned i = 0; i < length; ++i) {
     char digits[3];
@@ -45,7 +46,8 @@ std::string sha256(const std::string& bytes) {
   return text;
 }
 
-/// What a service says went wrong: {code, message}. JSON services answer JSON, the others XML, proxies whatever they like.
+/// What a service says went wrong: {code, message}. JSON services answer JSON, the others XML, proxies whatever they
+/// like.
 std::pair<std::string, std::string> complaint(const HttpResponse& response) {
   std::string code, message;
   if (const Json body = Json::parse(response.body, nullptr, false); body.is_object()) {
@@ -58,27 +60,37 @@ std::pair<std::string, std::string> complaint(const HttpResponse& response) {
     message = xml_text(response.body, "Message");
   }
   if (code.empty())
-    if (const auto header = response.headers.find("x-amzn-errortype"); header != response.headers.end()) code = header->second;
+    if (const auto header = response.headers.find("x-amzn-errortype"); header != response.headers.end())
+      code = header->second;
   code = code.substr(code.rfind('#') + 1);
   return {code.substr(0, code.find(':')), message};
 }
 
 bool is_busy(const std::string& code) {
-  for (const char* name : {"Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException", "TooManyRequestsException", "RequestLimitExceeded", "SlowDown",
-                           "PriorRequestNotComplete", "TransactionInProgressException", "RequestTimeout", "RequestTimeoutException"})
+  for (const char* name :
+       {"Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException",
+        "TooManyRequestsException", "RequestLimitExceeded", "SlowDown", "PriorRequestNotComplete",
+        "TransactionInProgressException", "RequestTimeout", "RequestTimeoutException"})
     if (code == name) return true;
   return false;
 }
 
 std::string advice(const std::string& code, const std::string& source) {
-  const auto is = [&](std::initializer_list<const char*> names) { return std::any_of(names.begin(), names.end(), [&](const char* name) { return code == name; }); };
-  if (is({"InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId", "AuthFailure", "InvalidToken", "MissingAuthenticationToken", "MissingAuthenticationTokenException"}))
-    return "AWS doesn't know the access key. It comes from " + source + ": is it complete, still active, and of this partition?";
-  if (is({"SignatureDoesNotMatch", "InvalidSignatureException"})) return "The secret doesn't fit the access key; both come from " + source + ". Or is this machine's clock wrong?";
-  if (is({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})) return "The credentials from " + source + " have expired: get new ones";
+  const auto is = [&](std::initializer_list<const char*> names) {
+    return std::any_of(names.begin(), names.end(), [&](const char* name) { return code == name; });
+  };
+  if (is({"InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId", "AuthFailure", "InvalidToken",
+          "MissingAuthenticationToken", "MissingAuthenticationTokenException"}))
+    return "AWS doesn't know the access key. It comes from " + source +
+           ": is it complete, still active, and of this partition?";
+  if (is({"SignatureDoesNotMatch", "InvalidSignatureException"}))
+    return "The secret doesn't fit the access key; both come from " + source + ". Or is this machine's clock wrong?";
+  if (is({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}))
+    return "The credentials from " + source + " have expired: get new ones";
   if (is({"RequestTimeTooSkewed"})) return "This machine's clock is wrong by minutes: set it";
   if (is({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "OptInRequired", "403"}))
-    return "The credentials from " + source + " are valid but may not do this: ask who administers the account for the permission";
+    return "The credentials from " + source +
+           " are valid but may not do this: ask who administers the account for the permission";
   return "";
 }
 
@@ -105,12 +117,15 @@ std::string xml_text(const std::string& xml, const std::string& name) {
   const size_t begin = from + name.size() + 2, end = xml.find("</" + name + ">", begin);
   if (end == std::string::npos) return "";
   std::string text = xml.substr(begin, end - begin);
-  for (const auto& [entity, character] : {std::pair{"&lt;", "<"}, {"&gt;", ">"}, {"&quot;", "\""}, {"&apos;", "'"}, {"&#39;", "'"}, {"&amp;", "&"}})
-    for (size_t at = 0; (at = text.find(entity, at)) != std::string::npos; ++at) text.replace(at, std::char_traits<char>::length(entity), character);
+  for (const auto& [entity, character] :
+       {std::pair{"&lt;", "<"}, {"&gt;", ">"}, {"&quot;", "\""}, {"&apos;", "'"}, {"&#39;", "'"}, {"&amp;", "&"}})
+    for (size_t at = 0; (at = text.find(entity, at)) != std::string::npos; ++at)
+      text.replace(at, std::char_traits<char>::length(entity), character);
   return text;
 }
 
-Aws::Aws(std::string region, const Environment& environment, const Profile& profile) : region_(std::move(region)), environment_(environment), profile_(profile) {}
+Aws::Aws(std::string region, const Environment& environment, const Profile& profile)
+    : region_(std::move(region)), environment_(environment), profile_(profile) {}
 
 void Aws::use(Credentials credentials, std::string source) {
   credentials_ = std::move(credentials);
@@ -121,9 +136,13 @@ std::string Aws::endpoint(const std::string& service) const {
   std::string name = service == "logs" ? "cloudwatch_logs" : service;
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::toupper(c); });
   if (get(environment_, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") != "true")
-    for (std::string url : {get(environment_, "AWS_ENDPOINT_URL_" + name), get(environment_, "AWS_ENDPOINT_URL"), profile_.get("endpoint_url")})
+    for (std::string url : {get(environment_, "AWS_ENDPOINT_URL_" + name), get(environment_, "AWS_ENDPOINT_URL"),
+                            profile_.get("endpoint_url")})
       if (!url.empty()) {
-        if (!starts(url, "http://") && !starts(url, "https://")) throw accelerate::ConfigError("the endpoint '" + url + "' (AWS_ENDPOINT_URL and its kin) is not an address: it begins neither with http:// nor with https://");
+        if (!starts(url, "http://") && !starts(url, "https://"))
+          throw accelerate::ConfigError(
+              "the endpoint '" + url +
+              "' (AWS_ENDPOINT_URL and its kin) is not an address: it begins neither with http:// nor with https://");
         while (url.back() == '/') url.pop_back();
         return url;
       }
@@ -149,37 +168,51 @@ Json Aws::call(const std::string& service, const std::string& target, const Json
   const auto response = send(name, service, std::move(request), true);
   if (response.body.empty()) return Json::object();
   Json answer = Json::parse(response.body, nullptr, false);
-  if (!answer.is_object()) throw AwsError(name + ": " + endpoint(service) + " answered what is no JSON object. Is it the right address?", "", response.status);
+  if (!answer.is_object())
+    throw AwsError(name + ": " + endpoint(service) + " answered what is no JSON object. Is it the right address?", "",
+                   response.status);
   return answer;
 }
 
-std::string Aws::query(const std::string& service, const std::vector<std::pair<std::string, std::string>>& form, bool sign) {
+std::string Aws::query(const std::string& service, const std::vector<std::pair<std::string, std::string>>& form,
+                       bool sign) {
   HttpRequest request{.method = "POST", .url = endpoint(service) + "/"};
   request.headers = {{"Content-Type", "application/x-www-form-urlencoded; charset=utf-8"}};
-  for (const auto& [name, value] : form) request.body += (request.body.empty() ? "" : "&") + url_encoded(name) + "=" + url_encoded(value);
+  for (const auto& [name, value] : form)
+    request.body += (request.body.empty() ? "" : "&") + url_encoded(name) + "=" + url_encoded(value);
   return send(form.front().second, service, std::move(request), sign).body;
 }
 
-HttpResponse Aws::s3(const std::string& method, const std::string& bucket, const std::string& key, std::vector<std::pair<std::string, std::string>> headers, std::string body) {
+HttpResponse Aws::s3(const std::string& method, const std::string& bucket, const std::string& key,
+                     std::vector<std::pair<std::string, std::string>> headers, std::string body) {
   std::string url = endpoint("s3");
   // AWS has a host for each bucket; other servers seldom do. Names with dots would not fit AWS's certificate.
   const std::string own = "https://s3." + region_ + "." + domain_of(region_);
   if (url == own && bucket.find('.') == std::string::npos) url = "https://" + bucket + url.substr(8) + "/" + key;
   else url += "/" + bucket + (key.empty() ? "" : "/" + key);
-  headers.emplace_back("x-amz-content-sha256", sha256(body));  // S3 wants to have it said, and older libcurls only sign it
+  headers.emplace_back("x-amz-content-sha256",
+                       sha256(body));  // S3 wants to have it said, and older libcurls only sign it
   HttpRequest request{.method = method, .url = std::move(url), .headers = std::move(headers), .body = std::move(body)};
-  return send(method == "HEAD" ? "HeadBucket" : key.empty() ? "CreateBucket" : "PutObject", "s3", std::move(request), true);
+  return send(method == "HEAD" ? "HeadBucket"
+              : key.empty()    ? "CreateBucket"
+                               : "PutObject",
+              "s3", std::move(request), true);
 }
 
 HttpResponse Aws::send(const std::string& what, const std::string& service, HttpRequest request, bool sign) {
   const std::string given = get(environment_, "AWS_MAX_ATTEMPTS");
   int attempts = 5;
   if (!given.empty())
-    if (const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), attempts); error != std::errc() || end != given.data() + given.size() || attempts < 1)
-      throw accelerate::ConfigError("AWS_MAX_ATTEMPTS is '" + given + "', expected how often a request is sent at most: 1 or more");
+    if (const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), attempts);
+        error != std::errc() || end != given.data() + given.size() || attempts < 1)
+      throw accelerate::ConfigError("AWS_MAX_ATTEMPTS is '" + given +
+                                    "', expected how often a request is sent at most: 1 or more");
   // One region signs for IAM, whose endpoint is one for all.
   const std::string partition = partition_of(region_);
-  const std::string iam_region = partition == "aws" ? "us-east-1" : partition == "aws-cn" ? "cn-north-1" : partition == "aws-us-gov" ? "us-gov-west-1" : region_;
+  const std::string iam_region = partition == "aws"          ? "us-east-1"
+                                 : partition == "aws-cn"     ? "cn-north-1"
+                                 : partition == "aws-us-gov" ? "us-gov-west-1"
+                                                             : region_;
   if (sign) request.signature = Signature{credentials_, service == "iam" ? iam_region : region_, service};
   const std::string where = what + " at " + endpoint(service);
   std::mt19937 random(std::random_device{}());
@@ -197,13 +230,18 @@ HttpResponse Aws::send(const std::string& what, const std::string& service, Http
       why = code + (message.empty() ? "" : ": " + message) + " (HTTP " + std::to_string(status) + ")";
       if (!again || attempt >= attempts) {
         const std::string hint = advice(code, source_.empty() ? "nobody" : source_);
-        throw AwsError(where + " was refused" + (attempt > 1 ? " at last, after " + std::to_string(attempt) + " attempts" : "") + ": " + why + (hint.empty() ? "" : ". " + hint), code, status);
+        throw AwsError(where + " was refused" +
+                           (attempt > 1 ? " at last, after " + std::to_string(attempt) + " attempts" : "") + ": " +
+                           why + (hint.empty() ? "" : ". " + hint),
+                       code, status);
       }
       repeated_ = repeated_ || status >= 500;
     } catch (const NoAnswer& error) {
       why = error.what();
       if (attempt >= attempts)
-        throw AwsError(where + " got no answer, " + (attempts > 1 ? std::to_string(attempts) + " times: " : "") + why + ". Is the region '" + region_ + "' right, and the network there (proxies by HTTPS_PROXY)?", "", 0);
+        throw AwsError(where + " got no answer, " + (attempts > 1 ? std::to_string(attempts) + " times: " : "") + why +
+                           ". Is the region '" + region_ + "' right, and the network there (proxies by HTTPS_PROXY)?",
+                       "", 0);
       repeated_ = true;
     }
     const int longest = 500 << std::min(attempt - 1, 5);

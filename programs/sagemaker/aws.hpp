@@ -16,7 +16,8 @@ using Json = nlohmann::ordered_json;
 
 /// A service answered that it won't, or never answered.
 struct AwsError : accelerate::LaunchError {
-  AwsError(const std::string& message, std::string code, long status) : LaunchError(message), code(std::move(code)), status(status) {}
+  AwsError(const std::string& message, std::string code, long status)
+      : LaunchError(message), code(std::move(code)), status(status) {}
   std::string code;  ///< "AccessDenied", ...; "" when nothing answered
   long status;       ///< of HTTP; 0 when nothing answered
 };
@@ -25,10 +26,12 @@ struct AwsError : accelerate::LaunchError {
 std::string partition_of(const std::string& region);
 std::string domain_of(const std::string& region);
 
-/// Signs, sends, tries again and explains. Endpoints are AWS's own unless AWS_ENDPOINT_URL_<SERVICE>, AWS_ENDPOINT_URL or the profile's endpoint_url says otherwise.
+/// Signs, sends, tries again and explains. Endpoints are AWS's own unless AWS_ENDPOINT_URL_<SERVICE>, AWS_ENDPOINT_URL
+/// or the profile's endpoint_url says otherwise.
 class Aws {
  public:
-  /// @param environment  the process's; AWS_MAX_ATTEMPTS (5 unless set) says how often a request is sent that finds the service busy, broken or not there
+  /// @param environment  the process's; AWS_MAX_ATTEMPTS (5 unless set) says how often a request is sent that finds the
+  /// service busy, broken or not there
   Aws(std::string region, const Environment& environment, const Profile& profile);
 
   const std::string& region() const { return region_; }
@@ -42,9 +45,12 @@ class Aws {
   /// Services that speak JSON: sagemaker, logs, ecr. @param target  "SageMaker.CreateTrainingJob"
   Json call(const std::string& service, const std::string& target, const Json& body);
   /// Services that take a form and answer XML: sts, iam. @param sign  false for what needs no credentials
-  std::string query(const std::string& service, const std::vector<std::pair<std::string, std::string>>& form, bool sign = true);
-  /// S3; `key` is empty for the bucket itself. Keys are made of letters, digits and "/-._". @throws AwsError for any status but 2xx.
-  HttpResponse s3(const std::string& method, const std::string& bucket, const std::string& key, std::vector<std::pair<std::string, std::string>> headers = {}, std::string body = {});
+  std::string query(const std::string& service, const std::vector<std::pair<std::string, std::string>>& form,
+                    bool sign = true);
+  /// S3; `key` is empty for the bucket itself. Keys are made of letters, digits and "/-._". @throws AwsError for any
+  /// status but 2xx.
+  HttpResponse s3(const std::string& method, const std::string& bucket, const std::string& key,
+                  std::vector<std::pair<std::string, std::string>> headers = {}, std::string body = {});
 
   Http& http() { return http_; }
   /// True when the last request reached a service only after a try whose outcome nobody knows.

@@ -22,22 +22,28 @@ std::string get(const Environment& environment, const std::string& name) {
 std::string first_line(const std::string& file, const std::string& what) {
   std::ifstream in(file);
   std::string line;
-  if (!in || !std::getline(in, line) || line.empty()) throw ConfigError(what + " names " + file + ", which can't be read or is empty");
+  if (!in || !std::getline(in, line) || line.empty())
+    throw ConfigError(what + " names " + file + ", which can't be read or is empty");
   return line;
 }
 
 /// What the metadata services and credential processes answer: JSON with a few names.
 Credentials from_json(const std::string& text, const std::string& token_key, const std::string& what) {
   const Json answer = Json::parse(text, nullptr, false);
-  const auto field = [&](const std::string& name) { return answer.is_object() && answer.contains(name) && answer[name].is_string() ? answer[name].get<std::string>() : ""; };
+  const auto field = [&](const std::string& name) {
+    return answer.is_object() && answer.contains(name) && answer[name].is_string() ? answer[name].get<std::string>()
+                                                                                   : "";
+  };
   Credentials found{field("AccessKeyId"), field("SecretAccessKey"), field(token_key)};
-  if (found.key_id.empty() || found.secret.empty()) throw ConfigError(what + " gave no AccessKeyId and SecretAccessKey");  // what it gave may hold secrets
+  if (found.key_id.empty() || found.secret.empty())
+    throw ConfigError(what + " gave no AccessKeyId and SecretAccessKey");  // what it gave may hold secrets
   return found;
 }
 
 Credentials from_sts(const std::string& xml, const std::string& what) {
   Credentials found{xml_text(xml, "AccessKeyId"), xml_text(xml, "SecretAccessKey"), xml_text(xml, "SessionToken")};
-  if (found.key_id.empty() || found.secret.empty() || found.token.empty()) throw ConfigError(what + ": STS answered without credentials");
+  if (found.key_id.empty() || found.secret.empty() || found.token.empty())
+    throw ConfigError(what + ": STS answered without credentials");
   return found;
 }
 
@@ -46,7 +52,9 @@ std::optional<Credentials> of_environment(const Environment& e) {
   if (found.token.empty()) found.token = get(e, "AWS_SECURITY_TOKEN");
   if (found.key_id.empty() && found.secret.empty()) return std::nullopt;
   if (found.key_id.empty() || found.secret.empty())
-    throw ConfigError(std::string(found.key_id.empty() ? "AWS_SECRET_ACCESS_KEY is set and AWS_ACCESS_KEY_ID" : "AWS_ACCESS_KEY_ID is set and AWS_SECRET_ACCESS_KEY") + " is not: set both, or neither");
+    throw ConfigError(std::string(found.key_id.empty() ? "AWS_SECRET_ACCESS_KEY is set and AWS_ACCESS_KEY_ID"
+                                                       : "AWS_ACCESS_KEY_ID is set and AWS_SECRET_ACCESS_KEY") +
+                      " is not: set both, or neither");
   return found;
 }
 
@@ -54,44 +62,60 @@ std::string session_name() { return "accelerate-" + std::to_string(std::time(nul
 
 class Chain {
  public:
-  Chain(const CredentialsQuery& query, const Environment& environment, const Profiles& profiles) : query_(query), environment_(environment), profiles_(profiles) {}
+  Chain(const CredentialsQuery& query, const Environment& environment, const Profiles& profiles)
+      : query_(query), environment_(environment), profiles_(profiles) {}
 
   Found find() {
     if (query_.given) return {*query_.given, "--aws_access_key_id and --aws_secret_access_key"};
-    if (const auto found = of_environment(environment_)) return {*found, "the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"};
+    if (const auto found = of_environment(environment_))
+      return {*found, "the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"};
     const std::string name = profile_name(query_, environment_);
     const Profile* profile = profiles_.find(name);
     if (!profile && name != "default") throw_missing(name, query_.profile.empty() ? "AWS_PROFILE" : "the config file");
     if (profile && !profile->get("role_arn").empty()) return of_role(*profile);
     if (const std::string file = get(environment_, "AWS_WEB_IDENTITY_TOKEN_FILE"); !file.empty())
-      return of_web_identity(file, get(environment_, "AWS_ROLE_ARN"), get(environment_, "AWS_ROLE_SESSION_NAME"), "AWS_WEB_IDENTITY_TOKEN_FILE");
+      return of_web_identity(file, get(environment_, "AWS_ROLE_ARN"), get(environment_, "AWS_ROLE_SESSION_NAME"),
+                             "AWS_WEB_IDENTITY_TOKEN_FILE");
     if (profile)
       if (auto found = of_profile(*profile)) return *found;
     if (auto found = of_container()) return *found;
     if (auto found = of_machine()) return *found;
-    throw ConfigError("no AWS credentials were found. Looked at: --aws_access_key_id and --aws_secret_access_key, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the profile '" + name + "' in " +
-                      profiles_.credentials_file().string() + " and " + profiles_.config_file().string() + ", and the metadata services of containers and machines. Give a 'profile' in the config file, or log in as your other AWS tools need it");
+    throw ConfigError(
+        "no AWS credentials were found. Looked at: --aws_access_key_id and --aws_secret_access_key, AWS_ACCESS_KEY_ID "
+        "and AWS_SECRET_ACCESS_KEY, the profile '" +
+        name + "' in " + profiles_.credentials_file().string() + " and " + profiles_.config_file().string() +
+        ", and the metadata services of containers and machines. Give a 'profile' in the config file, or log in as "
+        "your other AWS tools need it");
   }
 
  private:
   [[noreturn]] void throw_missing(const std::string& name, const std::string& who) const {
     std::string known;
     for (const auto& other : profiles_.names()) known += (known.empty() ? "" : ", ") + other;
-    throw ConfigError("there is no AWS profile '" + name + "', which " + who + " names. " + (known.empty() ? "There are none" : "There are: " + known) + ", in " + profiles_.credentials_file().string() + " and " +
-                      profiles_.config_file().string());
+    throw ConfigError("there is no AWS profile '" + name + "', which " + who + " names. " +
+                      (known.empty() ? "There are none" : "There are: " + known) + ", in " +
+                      profiles_.credentials_file().string() + " and " + profiles_.config_file().string());
   }
 
   static std::string called(const Profile& profile) { return "the profile '" + profile.name + "'"; }
 
   /// What a profile has by itself: keys, or a program that prints some.
   std::optional<Found> of_profile(const Profile& profile) {
-    Credentials keys{profile.get("aws_access_key_id"), profile.get("aws_secret_access_key"), profile.get("aws_session_token")};
+    Credentials keys{profile.get("aws_access_key_id"), profile.get("aws_secret_access_key"),
+                     profile.get("aws_session_token")};
     if (!keys.key_id.empty() && !keys.secret.empty()) return Found{std::move(keys), called(profile)};
     if (!keys.key_id.empty() || !keys.secret.empty())
-      throw ConfigError(called(profile) + " has " + (keys.secret.empty() ? "aws_access_key_id without aws_secret_access_key" : "aws_secret_access_key without aws_access_key_id") + ": complete it");
-    if (const std::string command = profile.get("credential_process"); !command.empty()) return Found{of_process(command, profile), called(profile) + " (credential_process)"};
+      throw ConfigError(called(profile) + " has " +
+                        (keys.secret.empty() ? "aws_access_key_id without aws_secret_access_key"
+                                             : "aws_secret_access_key without aws_access_key_id") +
+                        ": complete it");
+    if (const std::string command = profile.get("credential_process"); !command.empty())
+      return Found{of_process(command, profile), called(profile) + " (credential_process)"};
     if (!profile.get("sso_session").empty() || !profile.get("sso_start_url").empty())
-      throw ConfigError(called(profile) + " logs in through IAM Identity Center (SSO), which this program can't. Let the AWS command line do it: eval \"$(aws configure export-credentials --profile " + profile.name + " --format env)\"");
+      throw ConfigError(called(profile) +
+                        " logs in through IAM Identity Center (SSO), which this program can't. Let the AWS command "
+                        "line do it: eval \"$(aws configure export-credentials --profile " +
+                        profile.name + " --format env)\"");
     return std::nullopt;
   }
 
@@ -101,16 +125,25 @@ class Chain {
     if (!pipe) throw accelerate::ResourceError("the credential_process of " + called(profile) + " can't be started");
     char bytes[1024];
     while (const size_t count = std::fread(bytes, 1, sizeof(bytes), pipe)) output.append(bytes, count);
-    if (::pclose(pipe) != 0) throw ConfigError("the credential_process of " + called(profile) + " failed; its own message is above");
+    if (::pclose(pipe) != 0)
+      throw ConfigError("the credential_process of " + called(profile) + " failed; its own message is above");
     return from_json(output, "SessionToken", "the credential_process of " + called(profile));
   }
 
   Found of_role(const Profile& profile) {
-    const std::string role = profile.get("role_arn"), source = profile.get("source_profile"), other = profile.get("credential_source");
-    if (const std::string file = profile.get("web_identity_token_file"); !file.empty()) return of_web_identity(file, role, profile.get("role_session_name"), called(profile));
+    const std::string role = profile.get("role_arn"), source = profile.get("source_profile"),
+                      other = profile.get("credential_source");
+    if (const std::string file = profile.get("web_identity_token_file"); !file.empty())
+      return of_web_identity(file, role, profile.get("role_session_name"), called(profile));
     if (!profile.get("mfa_serial").empty())
-      throw ConfigError(called(profile) + " needs a code of an MFA device for its role, which this program doesn't ask for. Let the AWS command line do it: eval \"$(aws configure export-credentials --profile " + profile.name + " --format env)\"");
-    if (source.empty() == other.empty()) throw ConfigError(called(profile) + " has role_arn, which needs one of source_profile and credential_source to say whose credentials take the role");
+      throw ConfigError(called(profile) +
+                        " needs a code of an MFA device for its role, which this program doesn't ask for. Let the AWS "
+                        "command line do it: eval \"$(aws configure export-credentials --profile " +
+                        profile.name + " --format env)\"");
+    if (source.empty() == other.empty())
+      throw ConfigError(called(profile) +
+                        " has role_arn, which needs one of source_profile and credential_source to say whose "
+                        "credentials take the role");
     if (!seen_.insert(profile.name).second) throw ConfigError(called(profile) + " is a source_profile of itself");
     Found base;
     if (!source.empty()) {
@@ -121,7 +154,8 @@ class Chain {
         base = of_role(*next);
       } else {
         auto found = of_profile(*next);
-        if (!found) throw ConfigError(called(*next) + ", the source_profile of " + called(profile) + ", has no credentials");
+        if (!found)
+          throw ConfigError(called(*next) + ", the source_profile of " + called(profile) + ", has no credentials");
         base = *found;
       }
     } else {
@@ -130,44 +164,66 @@ class Chain {
         if (auto keys = of_environment(environment_)) found = Found{*keys, "the environment"};
       } else if (other == "EcsContainer") found = of_container();
       else if (other == "Ec2InstanceMetadata") found = of_machine();
-      else throw ConfigError(called(profile) + " has credential_source = " + other + ", expected Environment, EcsContainer or Ec2InstanceMetadata");
-      if (!found) throw ConfigError(called(profile) + " takes its credentials from " + other + ", where there are none");
+      else
+        throw ConfigError(called(profile) + " has credential_source = " + other +
+                          ", expected Environment, EcsContainer or Ec2InstanceMetadata");
+      if (!found)
+        throw ConfigError(called(profile) + " takes its credentials from " + other + ", where there are none");
       base = *found;
     }
     Aws sts(query_.region, environment_, profile);
     sts.use(base.credentials, base.source);
-    std::vector<std::pair<std::string, std::string>> form{{"Action", "AssumeRole"}, {"Version", "2011-06-15"}, {"RoleArn", role},
-                                                          {"RoleSessionName", profile.get("role_session_name").empty() ? session_name() : profile.get("role_session_name")}};
+    std::vector<std::pair<std::string, std::string>> form{
+        {"Action", "AssumeRole"},
+        {"Version", "2011-06-15"},
+        {"RoleArn", role},
+        {"RoleSessionName",
+         profile.get("role_session_name").empty() ? session_name() : profile.get("role_session_name")}};
     if (const auto id = profile.get("external_id"); !id.empty()) form.emplace_back("ExternalId", id);
-    if (const auto seconds = profile.get("duration_seconds"); !seconds.empty()) form.emplace_back("DurationSeconds", seconds);
+    if (const auto seconds = profile.get("duration_seconds"); !seconds.empty())
+      form.emplace_back("DurationSeconds", seconds);
     return {from_sts(sts.query("sts", form), "the role " + role), called(profile) + " (role " + role + ")"};
   }
 
-  Found of_web_identity(const std::string& file, const std::string& role, const std::string& session, const std::string& who) {
+  Found of_web_identity(const std::string& file, const std::string& role, const std::string& session,
+                        const std::string& who) {
     if (role.empty()) throw ConfigError(who + " is given without a role: set AWS_ROLE_ARN");
     Aws sts(query_.region, environment_, Profile{});
-    const auto xml = sts.query("sts", {{"Action", "AssumeRoleWithWebIdentity"}, {"Version", "2011-06-15"}, {"RoleArn", role}, {"RoleSessionName", session.empty() ? session_name() : session}, {"WebIdentityToken", first_line(file, who)}}, false);
+    const auto xml = sts.query("sts",
+                               {{"Action", "AssumeRoleWithWebIdentity"},
+                                {"Version", "2011-06-15"},
+                                {"RoleArn", role},
+                                {"RoleSessionName", session.empty() ? session_name() : session},
+                                {"WebIdentityToken", first_line(file, who)}},
+                               false);
     return {from_sts(xml, "the role " + role), "a web identity (role " + role + ")"};
   }
 
   std::optional<Found> of_container() {
-    const std::string relative = get(environment_, "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"), full = get(environment_, "AWS_CONTAINER_CREDENTIALS_FULL_URI");
+    const std::string relative = get(environment_, "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+                      full = get(environment_, "AWS_CONTAINER_CREDENTIALS_FULL_URI");
     if (relative.empty() && full.empty()) return std::nullopt;
     HttpRequest request{.url = relative.empty() ? full : "http://169.254.170.2" + relative};
     if (relative.empty() && full.rfind("https://", 0) != 0) {
       // As AWS's tools: the token must not go to just anybody.
       const std::string host = full.rfind("http://", 0) == 0 ? full.substr(7, full.find_first_of("/?", 7) - 7) : "";
-      const std::string name = host.rfind('[', 0) == 0 ? host.substr(0, host.find(']') + 1) : host.substr(0, host.find(':'));
-      if (name != "169.254.170.2" && name != "169.254.170.23" && name != "[fd00:ec2::23]" && name != "localhost" && name != "[::1]" && name.rfind("127.", 0) != 0)
-        throw ConfigError("AWS_CONTAINER_CREDENTIALS_FULL_URI is '" + full + "', expected https, or an address of this machine or of the container's host");
+      const std::string name =
+          host.rfind('[', 0) == 0 ? host.substr(0, host.find(']') + 1) : host.substr(0, host.find(':'));
+      if (name != "169.254.170.2" && name != "169.254.170.23" && name != "[fd00:ec2::23]" && name != "localhost" &&
+          name != "[::1]" && name.rfind("127.", 0) != 0)
+        throw ConfigError("AWS_CONTAINER_CREDENTIALS_FULL_URI is '" + full +
+                          "', expected https, or an address of this machine or of the container's host");
     }
     std::string token = get(environment_, "AWS_CONTAINER_AUTHORIZATION_TOKEN");
-    if (const std::string file = get(environment_, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"); !file.empty()) token = first_line(file, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
-    if (token.find_first_of("\r\n") != std::string::npos) throw ConfigError("the authorization token for the container's credentials has more than one line");
+    if (const std::string file = get(environment_, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"); !file.empty())
+      token = first_line(file, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
+    if (token.find_first_of("\r\n") != std::string::npos)
+      throw ConfigError("the authorization token for the container's credentials has more than one line");
     if (!token.empty()) request.headers.emplace_back("Authorization", token);
     const auto response = ask(std::move(request));
     if (!response || response->status != 200)
-      throw ConfigError("the container's credentials at " + (relative.empty() ? full : relative) + " can't be had: " + (response ? "HTTP " + std::to_string(response->status) : "no answer"));
+      throw ConfigError("the container's credentials at " + (relative.empty() ? full : relative) +
+                        " can't be had: " + (response ? "HTTP " + std::to_string(response->status) : "no answer"));
     return Found{from_json(response->body, "Token", "the container's endpoint"), "the container's role"};
   }
 
@@ -179,7 +235,9 @@ class Chain {
     if (root.empty()) root = "http://169.254.169.254";
     while (!root.empty() && root.back() == '/') root.pop_back();
     // Version 2 of the service only: a token that only the machine itself can get.
-    const auto token = ask({.method = "PUT", .url = root + "/latest/api/token", .headers = {{"X-aws-ec2-metadata-token-ttl-seconds", "300"}}});
+    const auto token = ask({.method = "PUT",
+                            .url = root + "/latest/api/token",
+                            .headers = {{"X-aws-ec2-metadata-token-ttl-seconds", "300"}}});
     if (!token || token->status != 200 || token->body.empty()) return std::nullopt;
     const std::string path = root + "/latest/meta-data/iam/security-credentials/";
     const std::vector<std::pair<std::string, std::string>> headers{{"X-aws-ec2-metadata-token", token->body}};
@@ -187,7 +245,9 @@ class Chain {
     if (!role || role->status != 200 || role->body.empty()) return std::nullopt;
     const std::string name = role->body.substr(0, role->body.find_first_of("\r\n"));
     const auto keys = ask({.url = path + name, .headers = headers});
-    if (!keys || keys->status != 200) throw ConfigError("this machine has the role '" + name + "', but its metadata service gives no credentials for it");
+    if (!keys || keys->status != 200)
+      throw ConfigError("this machine has the role '" + name +
+                        "', but its metadata service gives no credentials for it");
     return Found{from_json(keys->body, "Token", "the machine's metadata service"), "the machine's role '" + name + "'"};
   }
 
@@ -218,6 +278,8 @@ std::string profile_name(const CredentialsQuery& query, const Environment& envir
   return "default";
 }
 
-Found find_credentials(const CredentialsQuery& query, const Environment& environment, const Profiles& profiles) { return Chain(query, environment, profiles).find(); }
+Found find_credentials(const CredentialsQuery& query, const Environment& environment, const Profiles& profiles) {
+  return Chain(query, environment, profiles).find();
+}
 
 }  // namespace sagemaker

@@ -28,8 +28,10 @@ double poll_seconds(const Environment& environment) {
   if (found == environment.end() || found->second.empty()) return 10;
   double seconds = 0;
   const std::string& text = found->second;
-  if (const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds); error != std::errc() || end != text.data() + text.size() || !(seconds > 0 && seconds < 1e6))
-    throw accelerate::ConfigError("ACCELERATE_SAGEMAKER_POLL_SECONDS is '" + text + "', expected a number of seconds above 0");
+  if (const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+      error != std::errc() || end != text.data() + text.size() || !(seconds > 0 && seconds < 1e6))
+    throw accelerate::ConfigError("ACCELERATE_SAGEMAKER_POLL_SECONDS is '" + text +
+                                  "', expected a number of seconds above 0");
   return seconds;
 }
 
@@ -50,7 +52,8 @@ class Logs {
       Json query{{"logGroupName", kLogGroup}, {"logStreamNamePrefix", job_ + "/"}, {"orderBy", "LogStreamName"}};
       while (true) {
         const Json page = aws_.call("logs", "Logs_20140328.DescribeLogStreams", query);
-        for (const auto& stream : page.value("logStreams", Json::array())) next_.try_emplace(stream.value("logStreamName", ""));
+        for (const auto& stream : page.value("logStreams", Json::array()))
+          next_.try_emplace(stream.value("logStreamName", ""));
         if (!page.contains("nextToken") || !page["nextToken"].is_string()) break;
         query["nextToken"] = page["nextToken"];
       }
@@ -126,7 +129,11 @@ Json follow(Aws& aws, const std::string& job, const Environment& environment) {
     for (size_t i = 0; i < steps.size(); ++i) {
       const std::string line = steps[i].value("Status", "") + " - " + steps[i].value("StatusMessage", "");
       if (i < shown && !(i + 1 == shown && line != last)) continue;
-      std::printf("%s%s\n", time_text(i + 1 < steps.size() ? steps[i].value("StartTime", Json()) : description.value("LastModifiedTime", Json())).c_str(), line.c_str());
+      std::printf("%s%s\n",
+                  time_text(i + 1 < steps.size() ? steps[i].value("StartTime", Json())
+                                                 : description.value("LastModifiedTime", Json()))
+                      .c_str(),
+                  line.c_str());
       last = line;
     }
     shown = steps.size();

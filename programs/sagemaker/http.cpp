@@ -23,7 +23,8 @@ size_t take_header(char* data, size_t, size_t count, void* into) {
   std::string name = line.substr(0, colon);
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
   const size_t from = line.find_first_not_of(" \t", colon + 1), to = line.find_last_not_of(" \t\r\n");
-  (*static_cast<std::map<std::string, std::string>*>(into))[name] = from == std::string::npos || from > to ? "" : line.substr(from, to - from + 1);
+  (*static_cast<std::map<std::string, std::string>*>(into))[name] =
+      from == std::string::npos || from > to ? "" : line.substr(from, to - from + 1);
   return count;
 }
 

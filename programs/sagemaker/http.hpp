@@ -25,7 +25,8 @@ struct Signature {
 
 struct HttpRequest {
   std::string method = "GET", url;
-  std::vector<std::pair<std::string, std::string>> headers = {};  ///< values must not be empty: libcurl would leave those out, and sign them
+  std::vector<std::pair<std::string, std::string>> headers =
+      {};  ///< values must not be empty: libcurl would leave those out, and sign them
   std::string body = {};
   std::optional<Signature> signature = {};
   std::chrono::milliseconds connect_timeout{10000};
@@ -51,7 +52,8 @@ class Http {
   ~Http();
   Http(const Http&) = delete;
   Http& operator=(const Http&) = delete;
-  /// Blocking. Any status is an answer; redirections are not followed, since their target would get a signature for another host. @throws NoAnswer
+  /// Blocking. Any status is an answer; redirections are not followed, since their target would get a signature for
+  /// another host. @throws NoAnswer
   HttpResponse send(const HttpRequest& request);
 
  private:

@@ -13,7 +13,8 @@ struct ImageQuery {
 /// The container's address in Amazon's registry. They exist for GPUs only. @throws ConfigError with what there is.
 std::string training_image(const ImageQuery& query);
 
-/// "p3" of ml.p3.2xlarge; "local" and "local_gpu" are families of their own. @throws ConfigError for what is no instance type.
+/// "p3" of ml.p3.2xlarge; "local" and "local_gpu" are families of their own. @throws ConfigError for what is no
+/// instance type.
 std::string instance_family(const std::string& instance_type);
 
 /// The account of an image in Amazon's registry (ACCOUNT.dkr.ecr.REGION....), "" for one that is elsewhere.

@@ -13,14 +13,16 @@ namespace sagemaker {
 
 /// What `accelerate launch` says, as JSON on the standard input (see launch/sagemaker.cpp).
 struct Plan {
-  Json config;                         ///< the config file's keys, null where it has no value
-  std::vector<std::string> command;    ///< program and arguments
-  Json environment;                    ///< variables of the job
+  Json config;                       ///< the config file's keys, null where it has no value
+  std::vector<std::string> command;  ///< program and arguments
+  Json environment;                  ///< variables of the job
   int64_t num_machines = 1;
-  std::optional<Credentials> given;    ///< on the command line
+  std::optional<Credentials> given;  ///< on the command line
   bool dry_run = false, quiet = false;
   static Plan read(const Json& text);
-  std::string text(const std::string& key) const { return config.contains(key) && config[key].is_string() ? config[key].get<std::string>() : ""; }
+  std::string text(const std::string& key) const {
+    return config.contains(key) && config[key].is_string() ? config[key].get<std::string>() : "";
+  }
 };
 
 /// What only the account can say. Unknown in a dry run, where words in capitals stand for it.
@@ -28,10 +30,12 @@ struct Account {
   std::string id = "ACCOUNT", role_arn;
 };
 
-/// The reference hands these words to the SageMaker SDK's estimator for Hugging Face's containers; the request is the one that the SDK then makes.
+/// The reference hands these words to the SageMaker SDK's estimator for Hugging Face's containers; the request is the
+/// one that the SDK then makes.
 class TrainingJob {
  public:
-  /// Reads the tables of inputs and metrics, and looks at the source files. `now`: milliseconds since 1970, which end the job's name.
+  /// Reads the tables of inputs and metrics, and looks at the source files. `now`: milliseconds since 1970, which end
+  /// the job's name.
   /// @throws ConfigError for what the service or its containers could not run
   TrainingJob(const Plan& plan, int64_t now);
 
@@ -82,7 +86,8 @@ class TrainingJob {
 /// The ARN of a role, as far as it can be known without asking.
 std::string guessed_role_arn(const std::string& role, const std::string& region);
 
-/// A Python program's arguments as hyperparameters: --name value or --name=value each, numbers and True and False as such. @throws ConfigError
+/// A Python program's arguments as hyperparameters: --name value or --name=value each, numbers and True and False as
+/// such. @throws ConfigError
 Json arguments_as_hyperparameters(const std::vector<std::string>& arguments);
 
 }  // namespace sagemaker

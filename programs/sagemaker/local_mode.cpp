@@ -22,7 +22,8 @@ using accelerate::ConfigError;
 /// Runs a program to its end; its exit code, 128 + signal, or 127 when it can't be started.
 int run(const std::vector<std::string>& words, const std::string* input = nullptr, std::string* output = nullptr) {
   int in[2] = {-1, -1}, out[2] = {-1, -1};
-  if ((input && ::pipe(in) != 0) || (output && ::pipe(out) != 0)) throw accelerate::ResourceError(std::string("no pipe can be opened: ") + std::strerror(errno));
+  if ((input && ::pipe(in) != 0) || (output && ::pipe(out) != 0))
+    throw accelerate::ResourceError(std::string("no pipe can be opened: ") + std::strerror(errno));
   std::vector<char*> argv;
   for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
@@ -43,7 +44,8 @@ int run(const std::vector<std::string>& words, const std::string* input = nullpt
   if (output) {
     ::close(out[1]);
     char bytes[4096];
-    for (ssize_t count; (count = ::read(out[0], bytes, sizeof(bytes))) > 0;) output->append(bytes, static_cast<size_t>(count));
+    for (ssize_t count; (count = ::read(out[0], bytes, sizeof(bytes))) > 0;)
+      output->append(bytes, static_cast<size_t>(count));
     ::close(out[0]);
   }
   int status = 0;
@@ -68,7 +70,8 @@ std::string base64_decoded(const std::string& text) {
 }
 
 /// Logs in to Amazon's registry and gets the image. Other registries are docker's own business.
-void pull(const TrainingJob& job, const std::string& image, const CredentialsQuery& query, const std::optional<Found>& found, const Environment& environment, const Profiles& profiles) {
+void pull(const TrainingJob& job, const std::string& image, const CredentialsQuery& query,
+          const std::optional<Found>& found, const Environment& environment, const Profiles& profiles) {
   const std::string account = registry_account(image);
   std::string here;
   if (account.empty() || (run({"docker", "images", "-q", image}, nullptr, &here) == 0 && !here.empty())) return;
@@ -76,16 +79,20 @@ void pull(const TrainingJob& job, const std::string& image, const CredentialsQue
   const Profile* profile = profiles.find(profile_name(query, environment));
   Aws aws(job.region(), environment, profile ? *profile : Profile{});
   aws.use(found->credentials, found->source);
-  const Json answer = aws.call("ecr", "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken", {{"registryIds", {account}}});
+  const Json answer =
+      aws.call("ecr", "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken", {{"registryIds", {account}}});
   const Json data = answer.value("authorizationData", Json::array());
   const std::string pair = data.empty() ? "" : base64_decoded(data[0].value("authorizationToken", ""));
   const size_t colon = pair.find(':');
   if (colon == std::string::npos) throw accelerate::LaunchError("Amazon's registry gave no token for docker");
   const std::string password = pair.substr(colon + 1);
   std::string said;  // "Login Succeeded"
-  if (run({"docker", "login", data[0].value("proxyEndpoint", image.substr(0, image.find('/'))), "-u", pair.substr(0, colon), "--password-stdin"}, &password, &said) != 0)
+  if (run({"docker", "login", data[0].value("proxyEndpoint", image.substr(0, image.find('/'))), "-u",
+           pair.substr(0, colon), "--password-stdin"},
+          &password, &said) != 0)
     throw accelerate::LaunchError("docker could not log in to Amazon's registry; its message is above");
-  if (run({"docker", "pull", image}) != 0) throw accelerate::LaunchError("docker could not get the image " + image + "; its message is above");
+  if (run({"docker", "pull", image}) != 0)
+    throw accelerate::LaunchError("docker could not get the image " + image + "; its message is above");
 }
 
 std::string random_letters(size_t count) {
@@ -101,27 +108,36 @@ fs::path new_root(const TrainingJob& job) {
   std::error_code error;
   if (given.rfind("file://", 0) == 0) {
     const fs::path root = fs::absolute(given.substr(7)) / job.name();
-    if (fs::create_directories(root, error), error) throw ConfigError("additional_args.output_path: the folder " + root.string() + " can't be made: " + error.message());
+    if (fs::create_directories(root, error), error)
+      throw ConfigError("additional_args.output_path: the folder " + root.string() +
+                        " can't be made: " + error.message());
     return root;
   }
   std::string name = (fs::temp_directory_path() / "accelerate-sagemaker-XXXXXX").string();
-  if (!::mkdtemp(name.data())) throw accelerate::ResourceError("no temporary folder " + name + " can be made: " + std::strerror(errno));
+  if (!::mkdtemp(name.data()))
+    throw accelerate::ResourceError("no temporary folder " + name + " can be made: " + std::strerror(errno));
   return name;
 }
 
 }  // namespace
 
-std::vector<std::string> docker_command(const TrainingJob& job, const fs::path& root, const std::string& host, const std::vector<std::string>& passed) {
+std::vector<std::string> docker_command(const TrainingJob& job, const fs::path& root, const std::string& host,
+                                        const std::vector<std::string>& passed) {
   std::vector<std::string> words{"docker", "run", "--rm", "--name", job.name(), "--hostname", host};
   if (job.text("instance_type") == "local_gpu") words.insert(words.end(), {"--gpus", "all"});
-  const auto mount = [&](const fs::path& from, const std::string& to) { words.insert(words.end(), {"-v", fs::absolute(from).lexically_normal().string() + ":" + to}); };
+  const auto mount = [&](const fs::path& from, const std::string& to) {
+    words.insert(words.end(), {"-v", fs::absolute(from).lexically_normal().string() + ":" + to});
+  };
   mount(root / "input", "/opt/ml/input");
   mount(root / "output", "/opt/ml/output");
   mount(root / "model", "/opt/ml/model");
   mount(job.source_folder().empty() ? root / "code" : fs::path(job.source_folder()), "/opt/ml/code");
-  for (const auto& input : job.inputs()) mount(input[1].get<std::string>().substr(std::strlen("file://")), "/opt/ml/input/data/" + input[0].get<std::string>());
+  for (const auto& input : job.inputs())
+    mount(input[1].get<std::string>().substr(std::strlen("file://")),
+          "/opt/ml/input/data/" + input[0].get<std::string>());
   const Json environment = job.environment();
-  for (const auto& [name, value] : environment.items()) words.insert(words.end(), {"-e", name + "=" + value.get<std::string>()});
+  for (const auto& [name, value] : environment.items())
+    words.insert(words.end(), {"-e", name + "=" + value.get<std::string>()});
   words.insert(words.end(), {"-e", "AWS_REGION=" + job.region(), "-e", "TRAINING_JOB_NAME=" + job.name()});
   for (const auto& name : passed) words.insert(words.end(), {"-e", name});
   words.insert(words.end(), {job.image(), "train"});
@@ -129,19 +145,29 @@ std::vector<std::string> docker_command(const TrainingJob& job, const fs::path& 
 }
 
 std::vector<std::pair<std::string, std::string>> container_files(const TrainingJob& job, const std::string& host) {
-  const Json resources{{"current_host", host}, {"hosts", {host}}, {"network_interface_name", "eth0"}, {"current_instance_type", job.text("instance_type")}};
+  const Json resources{{"current_host", host},
+                       {"hosts", {host}},
+                       {"network_interface_name", "eth0"},
+                       {"current_instance_type", job.text("instance_type")}};
   Json channels = Json::object();
   for (const auto& input : job.inputs()) channels[input[0].get<std::string>()] = {{"TrainingInputMode", "File"}};
-  return {{"input/config/hyperparameters.json", job.hyperparameters("/opt/ml/code").dump()}, {"input/config/resourceconfig.json", resources.dump()}, {"input/config/inputdataconfig.json", channels.dump()}};
+  return {{"input/config/hyperparameters.json", job.hyperparameters("/opt/ml/code").dump()},
+          {"input/config/resourceconfig.json", resources.dump()},
+          {"input/config/inputdataconfig.json", channels.dump()}};
 }
 
 int run_locally(const TrainingJob& job, const Plan& plan, const Environment& environment) {
-  if (job.words()["instance_count"] != 1) throw ConfigError("num_machines is " + job.words()["instance_count"].dump() + ", and local mode is one container: leave it at 1");
+  if (job.words()["instance_count"] != 1)
+    throw ConfigError("num_machines is " + job.words()["instance_count"].dump() +
+                      ", and local mode is one container: leave it at 1");
   for (const auto& input : job.inputs())
     if (input[1].get<std::string>().rfind("file://", 0) != 0)
-      throw ConfigError("the input channel '" + input[0].get<std::string>() + "' is in S3, and local mode reads folders of this machine. Fetch it (aws s3 sync " + input[1].get<std::string>() + " FOLDER) and name file://FOLDER");
+      throw ConfigError("the input channel '" + input[0].get<std::string>() +
+                        "' is in S3, and local mode reads folders of this machine. Fetch it (aws s3 sync " +
+                        input[1].get<std::string>() + " FOLDER) and name file://FOLDER");
   for (const char* key : {"checkpoint_s3_uri", "use_spot_instances"})
-    if (job.words().contains(key) && job.words()[key] != false) throw ConfigError(std::string("additional_args.") + key + " has no meaning in local mode: leave it out");
+    if (job.words().contains(key) && job.words()[key] != false)
+      throw ConfigError(std::string("additional_args.") + key + " has no meaning in local mode: leave it out");
   const std::string host = "algo-1-" + random_letters(5);
 
   if (plan.dry_run) {
@@ -150,19 +176,30 @@ int run_locally(const TrainingJob& job, const Plan& plan, const Environment& env
     for (const auto& [name, content] : container_files(job, host)) files[name] = Json::parse(content);
     Json source = Json::array();
     for (const auto& file : job.source()) source.push_back({{"name", file.name}, {"bytes", file.bytes}});
-    const Json shown{{"launcher", "sagemaker local mode"}, {"command", docker_command(job, root, host, {})}, {"folder", root.string()}, {"files", files},
-                     {"source", {{"folder", job.source_folder().empty() ? (root / "code").string() : fs::absolute(job.source_folder()).lexically_normal().string()}, {"files", source}}}};
+    const Json shown{
+        {"launcher", "sagemaker local mode"},
+        {"command", docker_command(job, root, host, {})},
+        {"folder", root.string()},
+        {"files", files},
+        {"source",
+         {{"folder", job.source_folder().empty() ? (root / "code").string()
+                                                 : fs::absolute(job.source_folder()).lexically_normal().string()},
+          {"files", source}}}};
     std::printf("%s\n", shown.dump(2).c_str());
     return 0;
   }
   std::string version;
   if (run({"docker", "--version"}, nullptr, &version) != 0)
-    throw accelerate::NotBuiltError("ec2_instance_type is '" + job.text("instance_type") + "', which runs the container on this machine by docker, and there is no docker in PATH. Install it, or choose an instance type of SageMaker (ml....)");
+    throw accelerate::NotBuiltError("ec2_instance_type is '" + job.text("instance_type") +
+                                    "', which runs the container on this machine by docker, and there is no docker in "
+                                    "PATH. Install it, or choose an instance type of SageMaker (ml....)");
 
   const fs::path root = new_root(job);
-  for (const char* folder : {"input/config", "input/data", "output/data", "model"}) fs::create_directories(root / folder);
+  for (const char* folder : {"input/config", "input/data", "output/data", "model"})
+    fs::create_directories(root / folder);
   const auto write = [&](const fs::path& file, const std::string& content) {
-    if (!(std::ofstream(file, std::ios::binary) << content).flush()) throw accelerate::ResourceError("the file " + file.string() + " can't be written");
+    if (!(std::ofstream(file, std::ios::binary) << content).flush())
+      throw accelerate::ResourceError("the file " + file.string() + " can't be written");
   };
   for (const auto& [name, content] : container_files(job, host)) write(root / name, content);
   if (job.source_folder().empty()) {
@@ -182,12 +219,15 @@ int run_locally(const TrainingJob& job, const Plan& plan, const Environment& env
   try {
     found = find_credentials(query, environment, profiles);
   } catch (const ConfigError& error) {
-    if (!plan.quiet) std::fprintf(stderr, "accelerate launch: the container gets no AWS credentials: %s\n", error.what());
+    if (!plan.quiet)
+      std::fprintf(stderr, "accelerate launch: the container gets no AWS credentials: %s\n", error.what());
   }
   pull(job, job.image(), query, found, environment, profiles);
   std::vector<std::string> passed;
   if (found)
-    for (const auto& [name, value] : {std::pair{"AWS_ACCESS_KEY_ID", found->credentials.key_id}, {"AWS_SECRET_ACCESS_KEY", found->credentials.secret}, {"AWS_SESSION_TOKEN", found->credentials.token}})
+    for (const auto& [name, value] : {std::pair{"AWS_ACCESS_KEY_ID", found->credentials.key_id},
+                                      {"AWS_SECRET_ACCESS_KEY", found->credentials.secret},
+                                      {"AWS_SESSION_TOKEN", found->credentials.token}})
       if (!value.empty()) {
         ::setenv(name, value.c_str(), 1);
         passed.emplace_back(name);
@@ -200,7 +240,8 @@ int run_locally(const TrainingJob& job, const Plan& plan, const Environment& env
   }
   const int code = run(command);
   if (code == 0) std::printf("You can find your model data in: %s\n", (root / "model").c_str());
-  else std::fprintf(stderr, "accelerate launch: the container ended with %d; what it left is in %s\n", code, root.c_str());
+  else
+    std::fprintf(stderr, "accelerate launch: the container ended with %d; what it left is in %s\n", code, root.c_str());
   return code;
 }
 

@@ -26,7 +26,8 @@ fs::path place(const Environment& environment, const char* variable, const char*
 }  // namespace
 
 Profiles::Profiles(const Environment& environment)
-    : config_(place(environment, "AWS_CONFIG_FILE", "config")), credentials_(place(environment, "AWS_SHARED_CREDENTIALS_FILE", "credentials")) {
+    : config_(place(environment, "AWS_CONFIG_FILE", "config")),
+      credentials_(place(environment, "AWS_SHARED_CREDENTIALS_FILE", "credentials")) {
   read(config_, true);
   read(credentials_, false);
 }
@@ -45,24 +46,30 @@ void Profiles::read(const fs::path& file, bool is_config) {
       std::string name = trimmed(text.substr(1, text.find(']') - 1));
       profile = nullptr;
       if (is_config && name != "default") {
-        if (name.rfind("profile", 0) != 0 || name.size() < 8 || !std::isspace(static_cast<unsigned char>(name[7]))) continue;  // [sso-session x], [services x], [plugins]
+        if (name.rfind("profile", 0) != 0 || name.size() < 8 || !std::isspace(static_cast<unsigned char>(name[7])))
+          continue;  // [sso-session x], [services x], [plugins]
         name = trimmed(name.substr(7));
-        if (name.size() > 1 && (name.front() == '"' || name.front() == '\'') && name.back() == name.front()) name = name.substr(1, name.size() - 2);
+        if (name.size() > 1 && (name.front() == '"' || name.front() == '\'') && name.back() == name.front())
+          name = name.substr(1, name.size() - 2);
       }
       profile = &profiles_[name];
       profile->name = name;
       continue;
     }
-    if (std::isspace(static_cast<unsigned char>(line.front()))) continue;  // settings of a setting: s3 =\n  addressing_style = ...
+    if (std::isspace(static_cast<unsigned char>(line.front())))
+      continue;  // settings of a setting: s3 =\n  addressing_style = ...
     const size_t equals = text.find('=');
     // The line itself is not quoted: it may be a secret.
     if (equals == std::string::npos || !started)
-      throw accelerate::ConfigError("AWS's file " + file.string() + ", line " + std::to_string(number) + ": neither [a section] nor a setting of one, name = value. Correct it, or name another file by " +
-                                    (is_config ? "AWS_CONFIG_FILE" : "AWS_SHARED_CREDENTIALS_FILE"));
+      throw accelerate::ConfigError(
+          "AWS's file " + file.string() + ", line " + std::to_string(number) +
+          ": neither [a section] nor a setting of one, name = value. Correct it, or name another file by " +
+          (is_config ? "AWS_CONFIG_FILE" : "AWS_SHARED_CREDENTIALS_FILE"));
     if (!profile) continue;
     std::string key = trimmed(text.substr(0, equals)), value = trimmed(text.substr(equals + 1));
     std::transform(key.begin(), key.end(), key.begin(), [](unsigned char c) { return std::tolower(c); });
-    if (const size_t comment = value.find(" #"); comment != std::string::npos) value = trimmed(value.substr(0, comment));
+    if (const size_t comment = value.find(" #"); comment != std::string::npos)
+      value = trimmed(value.substr(0, comment));
     profile->settings[key] = value;
   }
 }

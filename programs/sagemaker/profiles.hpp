@@ -22,7 +22,8 @@ struct Profile {
 
 class Profiles {
  public:
-  /// Reads AWS_CONFIG_FILE and AWS_SHARED_CREDENTIALS_FILE, else the files in ~/.aws; none need exist. @throws ConfigError for lines that are neither section nor setting.
+  /// Reads AWS_CONFIG_FILE and AWS_SHARED_CREDENTIALS_FILE, else the files in ~/.aws; none need exist. @throws
+  /// ConfigError for lines that are neither section nor setting.
   explicit Profiles(const Environment& environment);
   /// nullptr when neither file has it.
   const Profile* find(const std::string& name) const;

@@ -19,13 +19,19 @@ using accelerate::ConfigError;
 
 struct stat status_of(const fs::path& path) {
   struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) throw ConfigError("the source file " + path.string() + " can't be read: " + std::strerror(errno));
+  if (::stat(path.c_str(), &status) != 0)
+    throw ConfigError("the source file " + path.string() + " can't be read: " + std::strerror(errno));
   return status;
 }
 
-void collect(const fs::path& path, const std::string& name, std::vector<std::pair<dev_t, ino_t>>& above, std::vector<SourceFile>& files) {
+void collect(const fs::path& path, const std::string& name, std::vector<std::pair<dev_t, ino_t>>& above,
+             std::vector<SourceFile>& files) {
   const struct stat status = status_of(path);
-  SourceFile file{.name = name, .path = path, .mode = static_cast<mode_t>(status.st_mode & 07777), .bytes = 0, .modified = status.st_mtime};
+  SourceFile file{.name = name,
+                  .path = path,
+                  .mode = static_cast<mode_t>(status.st_mode & 07777),
+                  .bytes = 0,
+                  .modified = status.st_mtime};
   if (S_ISREG(status.st_mode)) {
     file.bytes = status.st_size;
     files.push_back(std::move(file));
@@ -33,13 +39,16 @@ void collect(const fs::path& path, const std::string& name, std::vector<std::pai
   }
   if (!S_ISDIR(status.st_mode)) return;
   const std::pair identity{status.st_dev, status.st_ino};
-  if (std::find(above.begin(), above.end(), identity) != above.end()) throw ConfigError("the source folder " + path.string() + " is a link to a folder above it, so that the archive would never end. Remove the link");
+  if (std::find(above.begin(), above.end(), identity) != above.end())
+    throw ConfigError("the source folder " + path.string() +
+                      " is a link to a folder above it, so that the archive would never end. Remove the link");
   file.name += "/";
   files.push_back(std::move(file));
   above.push_back(identity);
   std::vector<fs::path> entries;
   std::error_code error;
-  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) entries.push_back(entry->path());
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
+    entries.push_back(entry->path());
   if (error) throw ConfigError("the source folder " + path.string() + " can't be read: " + error.message());
   std::sort(entries.begin(), entries.end());
   for (const auto& entry : entries) collect(entry, name + "/" + entry.filename().string(), above, files);
@@ -50,7 +59,8 @@ void collect(const fs::path& path, const std::string& name, std::vector<std::pai
 class Gzip {
  public:
   Gzip() {
-    if (deflateInit2(&stream_, Z_DEFAULT_COMPRESSION, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) != Z_OK) throw accelerate::ResourceError("no memory is left to compress the source archive");
+    if (deflateInit2(&stream_, Z_DEFAULT_COMPRESSION, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) != Z_OK)
+      throw accelerate::ResourceError("no memory is left to compress the source archive");
   }
   ~Gzip() { deflateEnd(&stream_); }
   Gzip(const Gzip&) = delete;
@@ -78,7 +88,8 @@ class Gzip {
 
 /// POSIX.1-1988's header ("ustar"), which every tar reads.
 struct Header {
-  char name[100], mode[8], uid[8], gid[8], size[12], mtime[12], checksum[8], type, link[100], magic[6], version[2], user[32], group[32], major[8], minor[8], prefix[155], padding[12];
+  char name[100], mode[8], uid[8], gid[8], size[12], mtime[12], checksum[8], type, link[100], magic[6], version[2],
+      user[32], group[32], major[8], minor[8], prefix[155], padding[12];
 };
 static_assert(sizeof(Header) == 512);
 
@@ -90,7 +101,8 @@ void add_entry(Gzip& out, const std::string& name, char type, mode_t mode, int64
   std::snprintf(header.gid, sizeof(header.gid), "%07o", 0U);
   const unsigned long long most = (1ULL << 33) - 1;  // in eleven octal digits
   std::snprintf(header.size, sizeof(header.size), "%011llo", static_cast<unsigned long long>(bytes) & most);
-  std::snprintf(header.mtime, sizeof(header.mtime), "%011llo", static_cast<unsigned long long>(std::max<int64_t>(0, modified)) & most);
+  std::snprintf(header.mtime, sizeof(header.mtime), "%011llo",
+                static_cast<unsigned long long>(std::max<int64_t>(0, modified)) & most);
   header.type = type;
   std::memcpy(header.magic, "ustar", 6);
   std::memcpy(header.version, "00", 2);
@@ -106,7 +118,8 @@ void pad(Gzip& out, int64_t bytes) {
   if (bytes % 512) out.add(nothing, static_cast<size_t>(512 - bytes % 512));
 }
 
-/// A name that doesn't fit, as an extended header of POSIX.1-2001 before the file's own: "LENGTH path=NAME\n", the length counting itself.
+/// A name that doesn't fit, as an extended header of POSIX.1-2001 before the file's own: "LENGTH path=NAME\n", the
+/// length counting itself.
 void add_long_name(Gzip& out, const std::string& name) {
   const std::string rest = " path=" + name + "\n";
   size_t length = rest.size() + 1;
@@ -123,7 +136,9 @@ std::vector<SourceFile> files_of(const fs::path& path) {
   std::vector<SourceFile> files;
   std::vector<std::pair<dev_t, ino_t>> above;
   std::error_code ignored;
-  const fs::path name = path.filename().empty() || path.filename() == "." || path.filename() == ".." ? fs::canonical(path, ignored).filename() : path.filename();
+  const fs::path name = path.filename().empty() || path.filename() == "." || path.filename() == ".."
+                            ? fs::canonical(path, ignored).filename()
+                            : path.filename();
   collect(path, name.string(), above, files);
   return files;
 }
@@ -141,7 +156,9 @@ std::string tar_gz(const std::vector<SourceFile>& files) {
   Gzip out;
   for (const auto& file : files) {
     if (file.name.size() > sizeof(Header::name)) add_long_name(out, file.name);
-    if (file.bytes >= int64_t(1) << 33) throw ConfigError("the source file " + file.path.string() + " has 8 GB or more. Data belongs into input channels (sagemaker_inputs_file)");
+    if (file.bytes >= int64_t(1) << 33)
+      throw ConfigError("the source file " + file.path.string() +
+                        " has 8 GB or more. Data belongs into input channels (sagemaker_inputs_file)");
     add_entry(out, file.name, file.name.back() == '/' ? '5' : '0', file.mode, file.bytes, file.modified);
     if (file.name.back() == '/') continue;
     if (file.path.empty()) {
@@ -151,11 +168,14 @@ std::string tar_gz(const std::vector<SourceFile>& files) {
       if (!in) throw ConfigError("the source file " + file.path.string() + " can't be read: " + std::strerror(errno));
       char bytes[65536];
       int64_t left = file.bytes;
-      while (left > 0 && in.read(bytes, static_cast<std::streamsize>(std::min<int64_t>(left, sizeof(bytes)))).gcount() > 0) {
+      while (left > 0 &&
+             in.read(bytes, static_cast<std::streamsize>(std::min<int64_t>(left, sizeof(bytes)))).gcount() > 0) {
         out.add(bytes, static_cast<size_t>(in.gcount()));
         left -= in.gcount();
       }
-      if (left > 0 || in.peek() != std::ifstream::traits_type::eof()) throw ConfigError("the source file " + file.path.string() + " changed its size while it was read. Does something still write to it?");
+      if (left > 0 || in.peek() != std::ifstream::traits_type::eof())
+        throw ConfigError("the source file " + file.path.string() +
+                          " changed its size while it was read. Does something still write to it?");
     }
     pad(out, file.bytes);
   }

@@ -62,7 +62,8 @@ sys.exit(code)
 std::string start_script(const std::string& program, const std::vector<std::string>& arguments) {
   // JSON's texts are Python's, when everything beyond ASCII is escaped.
   const auto quoted = [](const nlohmann::json& value) { return value.dump(-1, ' ', /*ensure_ascii=*/true); };
-  return "# Written by `accelerate launch` for this job.\nPROGRAM = " + quoted(program) + "\nARGUMENTS = " + quoted(arguments) + "\n" + kText;
+  return "# Written by `accelerate launch` for this job.\nPROGRAM = " + quoted(program) +
+         "\nARGUMENTS = " + quoted(arguments) + "\n" + kText;
 }
 
 }  // namespace sagemaker

@@ -32,8 +32,8 @@ struct Accelerator::Impl {
   std::list<StateHook> save_hooks, load_hooks;
   std::vector<std::unique_ptr<GeneralTracker>> trackers;
 
-  int64_t step = 0;        ///< micro-steps since the last forced synchronisation
-  double num_items = 0;    ///< of the accumulation group, with GradientAverage::tokens
+  int64_t step = 0;      ///< micro-steps since the last forced synchronisation
+  double num_items = 0;  ///< of the accumulation group, with GradientAverage::tokens
   bool trigger = false;
   int exceptions_at_start = 0;
 };

@@ -8,7 +8,8 @@
 
 namespace accelerate {
 
-/// Where the gradients of some parameters are: those of sharded parameters in their shards, one for all tensors that are no parameter of a prepared model.
+/// Where the gradients of some parameters are: those of sharded parameters in their shards, one for all tensors that
+/// are no parameter of a prepared model.
 struct Accelerator::Gradients {
   std::vector<at::Tensor> whole, sharded;
   std::vector<at::Tensor> counted;  ///< of `sharded`: those that no other rank has too
@@ -56,20 +57,27 @@ at::Tensor norm_of(const std::vector<at::Tensor>& tensors, double norm_type, con
 }  // namespace
 
 at::Tensor Accelerator::clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
-  if (!(max_norm >= 0)) throw ConfigError("clip_grad_norm_: max_norm is " + std::to_string(max_norm) + ", expected 0 or more");
+  if (!(max_norm >= 0))
+    throw ConfigError("clip_grad_norm_: max_norm is " + std::to_string(max_norm) + ", expected 0 or more");
   unscale_gradients();
   const auto gradients = gradients_of(parameters);
   const bool shared = impl_->fsdp && use_distributed();
   if (gradients.whole.empty() && gradients.sharded.empty() && !shared) return at::zeros({});
   at::NoGradGuard no_grad;
-  const at::Device where = !gradients.whole.empty() ? gradients.whole.front().device() : !gradients.sharded.empty() ? gradients.sharded.front().device() : device();
+  const at::Device where = !gradients.whole.empty()     ? gradients.whole.front().device()
+                           : !gradients.sharded.empty() ? gradients.sharded.front().device()
+                                                        : device();
   // A rank that counts nothing must bring the others' dtype.
-  const auto type = gradients.sharded.empty() ? at::kFloat : at::promote_types(gradients.sharded.front().scalar_type(), at::kFloat);
+  const auto type =
+      gradients.sharded.empty() ? at::kFloat : at::promote_types(gradients.sharded.front().scalar_type(), at::kFloat);
   at::Tensor total = norm_of(gradients.counted, norm_type, where).to(type);
   if (shared) {
     // The norm of the whole from the norms of its pieces.
     const bool largest = std::isinf(norm_type);
-    const at::Tensor sum = comm::all_reduce((largest ? total : total.pow(norm_type)).view({1}).to(device()), largest ? Reduction::max : Reduction::sum, 1.0).squeeze(0).to(where);
+    const at::Tensor sum = comm::all_reduce((largest ? total : total.pow(norm_type)).view({1}).to(device()),
+                                            largest ? Reduction::max : Reduction::sum, 1.0)
+                               .squeeze(0)
+                               .to(where);
     total = largest ? sum : sum.pow(1.0 / norm_type);
   }
   if (!gradients.whole.empty()) {
@@ -84,7 +92,8 @@ at::Tensor Accelerator::clip_grad_norm_(const std::vector<at::Tensor>& parameter
 }
 
 void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) {
-  if (!(clip_value >= 0)) throw ConfigError("clip_grad_value_: clip_value is " + std::to_string(clip_value) + ", expected 0 or more");
+  if (!(clip_value >= 0))
+    throw ConfigError("clip_grad_value_: clip_value is " + std::to_string(clip_value) + ", expected 0 or more");
   unscale_gradients();
   at::NoGradGuard no_grad;
   const auto gradients = gradients_of(parameters);

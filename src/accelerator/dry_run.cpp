@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/dry_process_group.hpp"
 #include "parallel/fsdp/wrap_policy.hpp"
 #include "utils/meta_kernels.hpp"
@@ -35,11 +35,13 @@ int64_t numel_of(const NamedTensors& tensors) {
 }  // namespace
 
 const DryRunPhase& DryRunReport::phase(std::string_view name) const {
-  const auto found = std::find_if(phases.rbegin(), phases.rend(), [&](const DryRunPhase& phase) { return phase.name == name; });
+  const auto found =
+      std::find_if(phases.rbegin(), phases.rend(), [&](const DryRunPhase& phase) { return phase.name == name; });
   if (found != phases.rend()) return *found;
   std::string names;
   for (const auto& phase : phases) names += (names.empty() ? "" : ", ") + phase.name;
-  throw ConfigError("DryRunReport::phase: found no phase '" + std::string(name) + "', expected one of those that the program marked: " + names);
+  throw ConfigError("DryRunReport::phase: found no phase '" + std::string(name) +
+                    "', expected one of those that the program marked: " + names);
 }
 
 int64_t DryRunReport::peak_bytes() const {
@@ -50,9 +52,13 @@ int64_t DryRunReport::peak_bytes() const {
 
 DryRunReport dry_run(const DryRunOptions& options, const std::function<void(const DryRunMark& mark)>& program) {
   if (options.num_processes < 1 || options.process_index < 0 || options.process_index >= options.num_processes)
-    throw ConfigError("dry_run: found process_index " + std::to_string(options.process_index) + " of " + std::to_string(options.num_processes) + " processes, expected 0 <= process_index < num_processes");
+    throw ConfigError("dry_run: found process_index " + std::to_string(options.process_index) + " of " +
+                      std::to_string(options.num_processes) +
+                      " processes, expected 0 <= process_index < num_processes");
   if (PartialState::initialized())
-    throw ConfigError("dry_run: this process knows already who it is, because an Accelerator or a PartialState has been constructed; run dry first, or in a process of its own, or call AcceleratorState::reset(true) before");
+    throw ConfigError(
+        "dry_run: this process knows already who it is, because an Accelerator or a PartialState has been constructed; "
+        "run dry first, or in a process of its own, or call AcceleratorState::reset(true) before");
   struct Forget {
     ~Forget() {
       GradientState::reset();
@@ -62,13 +68,21 @@ DryRunReport dry_run(const DryRunOptions& options, const std::function<void(cons
   meta_memory::install_kernels();
   meta_memory::Meter meter;
   const auto traffic = std::make_shared<comm::TrafficCounter>();
-  const PartialState pretended({.cpu = {}, .process_group = {}, .pretence = PartialStateOptions::Pretence{.process_index = options.process_index, .num_processes = options.num_processes, .traffic = traffic}});
+  const PartialState pretended(
+      {.cpu = {},
+       .process_group = {},
+       .pretence = PartialStateOptions::Pretence{
+           .process_index = options.process_index, .num_processes = options.num_processes, .traffic = traffic}});
   DryRunReport report{.process_index = options.process_index, .num_processes = options.num_processes, .phases = {}};
   comm::Traffic seen;
   program([&](const std::string& name) {
     const auto reading = meter.read();
     const comm::Traffic now = traffic->total();
-    report.phases.push_back({.name = name, .at_end = reading.now, .at_peak = reading.at_peak, .peaks = reading.peaks, .traffic = since(seen, now)});
+    report.phases.push_back({.name = name,
+                             .at_end = reading.now,
+                             .at_peak = reading.at_peak,
+                             .peaks = reading.peaks,
+                             .traffic = since(seen, now)});
     seen = now;
   });
   return report;
@@ -91,7 +105,8 @@ ZeroShape zero_shape(const ModelRef& model, FullyShardedDataParallelPlugin plugi
     const auto compute = precision.param_dtype.value_or(own);
     shape.compute_bytes = static_cast<int64_t>(c10::elementSize(compute));
     shape.reduce_bytes = static_cast<int64_t>(c10::elementSize(precision.reduce_dtype.value_or(compute)));
-    shape.master_bytes = static_cast<int64_t>(precision.param_dtype ? std::max(c10::elementSize(own), c10::elementSize(c10::kFloat)) : c10::elementSize(own));
+    shape.master_bytes = static_cast<int64_t>(
+        precision.param_dtype ? std::max(c10::elementSize(own), c10::elementSize(c10::kFloat)) : c10::elementSize(own));
   }
   return shape;
 }
@@ -101,17 +116,22 @@ ZeroEstimate zero_estimate(ShardingStrategy strategy, const ZeroShape& shape) {
   const int64_t sharded = (all_states + shape.num_processes - 1) / shape.num_processes;
   const int64_t gather = shape.parameters * shape.compute_bytes, reduce = shape.parameters * shape.reduce_bytes;
   switch (strategy) {
-    case ShardingStrategy::no_shard: return {.model_states = all_states, .gathered = 0, .volume = 2 * reduce, .volume_saved = 0};
-    case ShardingStrategy::shard_grad_op: return {.model_states = sharded, .gathered = gather, .volume = gather + reduce, .volume_saved = 0};
+    case ShardingStrategy::no_shard:
+      return {.model_states = all_states, .gathered = 0, .volume = 2 * reduce, .volume_saved = 0};
+    case ShardingStrategy::shard_grad_op:
+      return {.model_states = sharded, .gathered = gather, .volume = gather + reduce, .volume_saved = 0};
     case ShardingStrategy::full_shard:
       return {.model_states = sharded,
               .gathered = (2 * shape.largest_unit + shape.root) * shape.compute_bytes,
               .volume = 2 * gather + reduce,
               .volume_saved = (shape.root + shape.last_unit) * shape.compute_bytes};
     case ShardingStrategy::hybrid_shard:
-    case ShardingStrategy::hybrid_shard_zero2: break;
+    case ShardingStrategy::hybrid_shard_zero2:
+      break;
   }
-  throw ConfigError("zero_estimate: found strategy " + to_string(strategy) + ", expected FULL_SHARD, SHARD_GRAD_OP or NO_SHARD: the paper has no formula for groups within groups");
+  throw ConfigError(
+      "zero_estimate: found strategy " + to_string(strategy) +
+      ", expected FULL_SHARD, SHARD_GRAD_OP or NO_SHARD: the paper has no formula for groups within groups");
 }
 
 }  // namespace accelerate

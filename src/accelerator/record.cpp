@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <fstream>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
 
 namespace accelerate {
@@ -18,8 +18,11 @@ int fail(const std::string& what, int exit_code) {
   std::fprintf(stderr, "error: %s\n", what.c_str());
   std::fflush(stderr);
   if (const auto file = environment::text("TORCHELASTIC_ERROR_FILE")) {
-    const auto now = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-    std::ofstream(*file) << nlohmann::json{{"message", {{"message", what}, {"extraInfo", {{"timestamp", std::to_string(now)}}}}}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    const auto now =
+        std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+    std::ofstream(*file)
+        << nlohmann::json{{"message", {{"message", what}, {"extraInfo", {{"timestamp", std::to_string(now)}}}}}}.dump(
+               -1, ' ', false, nlohmann::json::error_handler_t::replace);
   }
   return exit_code;
 }

@@ -32,8 +32,7 @@ using List = c10::impl::GenericList;
 using parallel::FullyShardedDataParallel;
 
 Dict make_dict() { return Dict(c10::StringType::get(), c10::AnyType::get()); }
-template <class Range>
-List make_list(const Range& values) {
+template <class Range> List make_list(const Range& values) {
   List list(c10::AnyType::get());
   for (const auto& value : values) list.push_back(value);
   return list;
@@ -42,9 +41,11 @@ bool is_main() { return comm::rank() == 0; }
 
 std::string size_text(at::IntArrayRef sizes) { return formats::to_string(sizes.vec()); }
 
-// ---- gathering in the order of writing -----------------------------------------------------------------------------------------------------------------------------
+// ---- gathering in the order of writing
+// -----------------------------------------------------------------------------------------------------------------------------
 
-/// Makes tensors whole, part by part, as the writer on rank 0 asks for them; the other ranks follow. Memory: the tensors of one part.
+/// Makes tensors whole, part by part, as the writer on rank 0 asks for them; the other ranks follow. Memory: the
+/// tensors of one part.
 class WholeStream {
  public:
   struct Wanted {
@@ -57,7 +58,8 @@ class WholeStream {
 
   explicit WholeStream(std::vector<Wanted> wanted) {
     for (auto& item : wanted) {
-      if (stages_.empty() || stages_.back().fsdp != item.fsdp || stages_.back().part != item.part) stages_.push_back({item.fsdp, item.part, {}});
+      if (stages_.empty() || stages_.back().fsdp != item.fsdp || stages_.back().part != item.part)
+        stages_.push_back({item.fsdp, item.part, {}});
       stages_.back().kinds[item.kind][item.parameter.unsafeGetTensorImpl()] = item.piece;
     }
   }
@@ -127,7 +129,8 @@ void write_archive(const fs::path& file, WholeStream& stream, const std::functio
   });
 }
 
-// ---- distributed checkpoints --------------------------------------------------------------------------------------------------------------------------------------
+// ---- distributed checkpoints
+// --------------------------------------------------------------------------------------------------------------------------------------
 
 /// What one rank writes into a distributed checkpoint; names and paths on all ranks alike.
 struct Items {
@@ -151,16 +154,19 @@ struct Items {
     if (is_main()) tensors.push_back({text, sizes, formats::whole(sizes), tensor.detach()});
   }
   void piece(const DcpPath& path, const Holding& holding, const at::Tensor& values) {
-    if (holding.tensor.numel() == 0) return whole(path, at::empty(holding.tensor.sizes(), values.options().requires_grad(false)));
+    if (holding.tensor.numel() == 0)
+      return whole(path, at::empty(holding.tensor.sizes(), values.options().requires_grad(false)));
     const auto text = name(path);
     if (holding.fsdp->replica() != 0) return;  // the first replica writes
-    for (auto& part : checkpointing::parts_of(holding.tensor, holding.begin, values.detach())) tensors.push_back({text, holding.tensor.sizes().vec(), part.box, part.values});
+    for (auto& part : checkpointing::parts_of(holding.tensor, holding.begin, values.detach()))
+      tensors.push_back({text, holding.tensor.sizes().vec(), part.box, part.values});
   }
 };
 
 /// The folder appears when it is complete; one that was there is replaced then.
 void write_distributed(const fs::path& folder, const Items& items) {
-  const fs::path unfinished = folder.parent_path() / ("." + folder.filename().string() + ".unfinished"), replaced = folder.parent_path() / ("." + folder.filename().string() + ".replaced");
+  const fs::path unfinished = folder.parent_path() / ("." + folder.filename().string() + ".unfinished"),
+                 replaced = folder.parent_path() / ("." + folder.filename().string() + ".replaced");
   std::vector<formats::DcpRecord> records;
   together([&] {
     if (is_main()) formats::prepare_dcp_folder(unfinished);
@@ -177,7 +183,8 @@ void write_distributed(const fs::path& folder, const Items& items) {
   });
 }
 
-// ---- each rank's own ----------------------------------------------------------------------------------------------------------------------------------------------
+// ---- each rank's own
+// ----------------------------------------------------------------------------------------------------------------------------------------------
 
 /// Pieces as they are make sense only to the same rank of as many, of a model that is cut in the same way.
 c10::IValue own_pieces(const std::vector<Holding>& holdings, const c10::IValue& state) {
@@ -193,24 +200,30 @@ c10::IValue own_pieces(const std::vector<Holding>& holdings, const c10::IValue& 
 
 c10::IValue load_own_pieces(const std::vector<Holding>& holdings, const fs::path& file) {
   const auto fail = [&](const std::string& what) {
-    throw CheckpointError("load '" + file.string() + "': " + what + ". LOCAL_STATE_DICT is the pieces of one run as they are; save FULL_STATE_DICT or SHARDED_STATE_DICT to load in another way.");
+    throw CheckpointError("load '" + file.string() + "': " + what +
+                          ". LOCAL_STATE_DICT is the pieces of one run as they are; save FULL_STATE_DICT or "
+                          "SHARDED_STATE_DICT to load in another way.");
   };
   const auto object = checkpointing::load_object(file);
   if (!object.isGenericDict()) fail("found " + object.tagKind() + ", expected the pieces of a rank");
   const auto dict = object.toGenericDict();
   for (const char* key : {"world_size", "rank", "begins", "state"})
-    if (!dict.contains(key)) fail(std::string("found a dict without '") + key + "', expected the pieces of a rank as they are written here");
+    if (!dict.contains(key))
+      fail(std::string("found a dict without '") + key + "', expected the pieces of a rank as they are written here");
   const auto world = dict.at("world_size"), begins = dict.at("begins");
   if (!world.isInt() || world.toInt() != comm::world_size() || !begins.isList())
-    fail("found the pieces of " + (world.isInt() ? std::to_string(world.toInt()) : world.tagKind()) + " ranks, expected those of " + std::to_string(comm::world_size()));
+    fail("found the pieces of " + (world.isInt() ? std::to_string(world.toInt()) : world.tagKind()) +
+         " ranks, expected those of " + std::to_string(comm::world_size()));
   const auto saved = begins.toListRef();
   bool same = saved.size() == holdings.size();
   for (size_t i = 0; same && i < holdings.size(); ++i) same = saved[i].isInt() && saved[i].toInt() == holdings[i].begin;
-  if (!same) fail("found pieces that begin elsewhere than this model's; the model or the plugin's wrap policy has changed");
+  if (!same)
+    fail("found pieces that begin elsewhere than this model's; the model or the plugin's wrap policy has changed");
   return dict.at("state");
 }
 
-// ---- optimizers ---------------------------------------------------------------------------------------------------------------------------------------------------
+// ---- optimizers
+// ---------------------------------------------------------------------------------------------------------------------------------------------------
 
 constexpr const char* kSteps = "step";  ///< the one state that is no tensor like its parameter
 
@@ -258,7 +271,8 @@ struct OptimizerView {
   std::vector<std::map<std::string, at::Tensor>> state;  ///< per parameter; this rank's pieces
   std::vector<Dict> groups;                              ///< with the names as `params`
 
-  OptimizerView(const AcceleratedOptimizer& optimizer, const PreparedModels& models) : parameters(parameters_of(optimizer, models)), state(parameters.size()) {
+  OptimizerView(const AcceleratedOptimizer& optimizer, const PreparedModels& models)
+      : parameters(parameters_of(optimizer, models)), state(parameters.size()) {
     const auto dict = optimizer.state_dict().toGenericDict();
     std::vector<Field> fields;
     for (const auto& entry : dict.at("state").toGenericDict())
@@ -274,7 +288,8 @@ struct OptimizerView {
       if (mine.contains(field.kind)) continue;
       const auto& holding = parameters[static_cast<size_t>(field.parameter)];
       const auto& held = holding.sharded() ? holding.piece : holding.tensor;
-      mine[field.kind] = field.kind == kSteps ? at::scalar_tensor(field.steps, at::kFloat) : at::zeros(held.sizes(), held.options().requires_grad(false));
+      mine[field.kind] = field.kind == kSteps ? at::scalar_tensor(field.steps, at::kFloat)
+                                              : at::zeros(held.sizes(), held.options().requires_grad(false));
     }
     size_t next = 0;
     for (const c10::IValue& item : dict.at("param_groups").toListRef()) {
@@ -301,7 +316,8 @@ void save_full_optimizer(const OptimizerView& view, const fs::path& file) {
   for (const size_t i : order) first.try_emplace(view.parameters[i].fsdp, i);
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     const auto &x = view.parameters[a], &y = view.parameters[b];
-    return std::pair(first[x.fsdp], x.part) < std::pair(first[y.fsdp], y.part);  // by first appearance: pointers differ from rank to rank
+    return std::pair(first[x.fsdp], x.part) <
+           std::pair(first[y.fsdp], y.part);  // by first appearance: pointers differ from rank to rank
   });
   std::vector<WholeStream::Wanted> wanted;
   for (const size_t i : order)
@@ -319,7 +335,9 @@ void save_full_optimizer(const OptimizerView& view, const fs::path& file) {
       for (const auto& [kind, value] : view.state[i]) {
         pickle.text(kind);
         if (kind == kSteps || !holding.sharded()) pickle.value(value);
-        else pickle.tensor(value.scalar_type(), holding.tensor.sizes().vec(), false, [&stream, &holding, kind = kind] { return stream.get(holding.tensor, kind); });
+        else
+          pickle.tensor(value.scalar_type(), holding.tensor.sizes().vec(), false,
+                        [&stream, &holding, kind = kind] { return stream.get(holding.tensor, kind); });
       }
       pickle.set_items_to_mark();
     }
@@ -345,14 +363,23 @@ void save_distributed_optimizer(const OptimizerView& view, const fs::path& folde
   }
   if (empty) items.object({std::string("optimizer"), std::string("state")}, make_dict());
   for (size_t g = 0; g < view.groups.size(); ++g)
-    for (const auto& option : view.groups[g]) items.object({std::string("optimizer"), std::string("param_groups"), static_cast<int64_t>(g), option.key().toStringRef()}, option.value());
+    for (const auto& option : view.groups[g])
+      items.object(
+          {std::string("optimizer"), std::string("param_groups"), static_cast<int64_t>(g), option.key().toStringRef()},
+          option.value());
   write_distributed(folder, items);
 }
 
 /// Our parameter for each key of the file's state.
-std::map<std::string, size_t> match(const StoredOptimizer& stored, const std::vector<Holding>& parameters, const std::vector<torch::optim::OptimizerParamGroup>& groups) {
-  const auto fail = [&](const std::string& what) { throw CheckpointError(stored.source + ": " + what + "; build the optimizer with the groups that it had when the state was saved"); };
-  if (stored.groups.size() != groups.size()) fail("found " + std::to_string(stored.groups.size()) + " parameter groups, expected " + std::to_string(groups.size()));
+std::map<std::string, size_t> match(const StoredOptimizer& stored, const std::vector<Holding>& parameters,
+                                    const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  const auto fail = [&](const std::string& what) {
+    throw CheckpointError(stored.source + ": " + what +
+                          "; build the optimizer with the groups that it had when the state was saved");
+  };
+  if (stored.groups.size() != groups.size())
+    fail("found " + std::to_string(stored.groups.size()) + " parameter groups, expected " +
+         std::to_string(groups.size()));
   std::map<std::string, size_t> result;
   size_t base = 0;
   for (size_t g = 0; g < groups.size(); base += groups[g].params().size(), ++g) {
@@ -360,17 +387,22 @@ std::map<std::string, size_t> match(const StoredOptimizer& stored, const std::ve
     const auto where = " in parameter group " + std::to_string(g);
     std::map<std::string, size_t> ours;
     for (size_t i = base; i < base + groups[g].params().size(); ++i)
-      for (const auto& name : parameters[i].names) ours.try_emplace(name, i);  // a group may list a tied parameter twice
+      for (const auto& name : parameters[i].names)
+        ours.try_emplace(name, i);  // a group may list a tied parameter twice
     std::set<size_t> seen;
     for (size_t i = 0; i < keys.size(); ++i) {
-      if (stored.by_name && !ours.contains(keys[i])) fail("found '" + keys[i] + "'" + where + ", which the optimizer's group does not have");
+      if (stored.by_name && !ours.contains(keys[i]))
+        fail("found '" + keys[i] + "'" + where + ", which the optimizer's group does not have");
       const size_t index = stored.by_name ? ours.at(keys[i]) : base + i;
       result[keys[i]] = index;
       seen.insert(index);
     }
     for (const auto& [name, i] : ours)
-      if (stored.by_name && !seen.contains(i)) fail("found no '" + parameters[i].names.front() + "'" + where + ", which the optimizer's group has");
-    if (!stored.by_name && keys.size() != groups[g].params().size()) fail("found " + std::to_string(keys.size()) + " parameters" + where + ", expected " + std::to_string(groups[g].params().size()));
+      if (stored.by_name && !seen.contains(i))
+        fail("found no '" + parameters[i].names.front() + "'" + where + ", which the optimizer's group has");
+    if (!stored.by_name && keys.size() != groups[g].params().size())
+      fail("found " + std::to_string(keys.size()) + " parameters" + where + ", expected " +
+           std::to_string(groups[g].params().size()));
   }
   return result;
 }
@@ -383,12 +415,18 @@ std::vector<Holding> holdings_of(const detail::PreparedModel& model) {
   if (model.fsdp)
     for (auto& piece : model.fsdp->pieces()) {
       known[piece.parameter.unsafeGetTensorImpl()] = result.size();
-      result.push_back({.names = {piece.name}, .tensor = piece.parameter, .fsdp = model.fsdp.get(), .piece = piece.shard, .begin = piece.begin, .part = piece.part});
+      result.push_back({.names = {piece.name},
+                        .tensor = piece.parameter,
+                        .fsdp = model.fsdp.get(),
+                        .piece = piece.shard,
+                        .begin = piece.begin,
+                        .part = piece.part});
     }
   for (const auto& [name, tensor] : model.model.state()) {
     const auto [found, fresh] = known.try_emplace(tensor.unsafeGetTensorImpl(), result.size());
     if (fresh) result.push_back({.names = {name}, .tensor = tensor, .piece = {}});
-    else if (auto& names = result[found->second].names; std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    else if (auto& names = result[found->second].names; std::find(names.begin(), names.end(), name) == names.end())
+      names.push_back(name);
   }
   return result;
 }
@@ -407,7 +445,8 @@ void save_sharded_model(const detail::PreparedModel& model, const StateFile& fil
   }
   if (file.form == StateForm::local) {
     std::map<std::string, at::Tensor> own;
-    for (const auto& holding : holdings) own[holding.names.front()] = (holding.sharded() ? holding.piece : holding.tensor).detach();
+    for (const auto& holding : holdings)
+      own[holding.names.front()] = (holding.sharded() ? holding.piece : holding.tensor).detach();
     return together([&] { checkpointing::save_object(own_pieces(holdings, checkpointing::to_dict(own)), file.path); });
   }
   std::vector<WholeStream::Wanted> wanted;
@@ -420,14 +459,20 @@ void save_sharded_model(const detail::PreparedModel& model, const StateFile& fil
       for (const auto& name : holding.names) {
         pickle.text(name);
         if (!holding.sharded()) pickle.value(holding.tensor.detach());
-        else pickle.tensor(holding.piece.scalar_type(), holding.tensor.sizes().vec(), false, [&stream, &holding] { return stream.get(holding.tensor, ""); });
+        else
+          pickle.tensor(holding.piece.scalar_type(), holding.tensor.sizes().vec(), false,
+                        [&stream, &holding] { return stream.get(holding.tensor, ""); });
       }
     pickle.set_items_to_mark();
   });
 }
 
-void save_sharded_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file) {
-  if (file.form == StateForm::local) return together([&] { checkpointing::save_object(own_pieces(parameters_of(optimizer, models), optimizer.state_dict()), file.path); });
+void save_sharded_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
+                            const StateFile& file) {
+  if (file.form == StateForm::local)
+    return together([&] {
+      checkpointing::save_object(own_pieces(parameters_of(optimizer, models), optimizer.state_dict()), file.path);
+    });
   const OptimizerView view(optimizer, models);
   if (file.form == StateForm::sharded) save_distributed_optimizer(view, file.path);
   else save_full_optimizer(view, file.path);
@@ -437,7 +482,10 @@ StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& fi
   const auto holdings = holdings_of(model);
   if (file.form == StateForm::local) {
     const auto state = load_own_pieces(holdings, file.path);
-    const auto fail = [&](const std::string& what) { throw CheckpointError("load '" + file.path.string() + "': " + what + "; the model has changed since it was saved"); };
+    const auto fail = [&](const std::string& what) {
+      throw CheckpointError("load '" + file.path.string() + "': " + what +
+                            "; the model has changed since it was saved");
+    };
     if (!state.isGenericDict()) fail("found " + state.tagKind() + " at 'state', expected a dict of tensors");
     const auto pieces = state.toGenericDict();
     for (const auto& holding : holdings) {
@@ -446,23 +494,29 @@ StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& fi
       const auto found = pieces.find(name);
       if (found == pieces.end() || !found->value().isTensor()) fail("found no tensor '" + name + "'");
       const auto value = found->value().toTensor();
-      if (value.sizes() != target.sizes()) fail("found '" + name + "' of size " + size_text(value.sizes()) + ", expected " + size_text(target.sizes()));
+      if (value.sizes() != target.sizes())
+        fail("found '" + name + "' of size " + size_text(value.sizes()) + ", expected " + size_text(target.sizes()));
       copies_.emplace_back(target, value);
     }
-    if (pieces.size() != holdings.size()) fail("found " + std::to_string(pieces.size()) + " tensors, expected " + std::to_string(holdings.size()));
+    if (pieces.size() != holdings.size())
+      fail("found " + std::to_string(pieces.size()) + " tensors, expected " + std::to_string(holdings.size()));
     return;
   }
-  const StoredTensors stored = file.form == StateForm::safetensors ? checkpointing::open_safetensors(file.path) :
-                               file.form == StateForm::sharded     ? checkpointing::open_distributed(file.path) :
-                                                                     checkpointing::open_archive(file.path);
+  const StoredTensors stored = file.form == StateForm::safetensors ? checkpointing::open_safetensors(file.path)
+                               : file.form == StateForm::sharded   ? checkpointing::open_distributed(file.path)
+                                                                   : checkpointing::open_archive(file.path);
   std::map<std::string, at::Tensor> sizes;
-  for (const auto& [name, tensor] : stored) sizes[name] = at::empty(tensor.sizes, at::TensorOptions().dtype(tensor.dtype).device(at::kMeta));
+  for (const auto& [name, tensor] : stored)
+    sizes[name] = at::empty(tensor.sizes, at::TensorOptions().dtype(tensor.dtype).device(at::kMeta));
   checkpointing::check_state_dict(model.model, sizes);
   for (const auto& holding : holdings) {
     for (const auto& name : holding.names) {
       const auto found = stored.find(name);
       if (found == stored.end()) continue;
-      if (holding.sharded()) copies_.emplace_back(holding.piece.detach(), checkpointing::read_stretch(found->second, holding.tensor, holding.begin, holding.piece.numel(), holding.piece.options()));
+      if (holding.sharded())
+        copies_.emplace_back(holding.piece.detach(),
+                             checkpointing::read_stretch(found->second, holding.tensor, holding.begin,
+                                                         holding.piece.numel(), holding.piece.options()));
       else copies_.emplace_back(holding.tensor.detach(), found->second.read_whole());
       break;
     }
@@ -479,20 +533,27 @@ void StagedModel::apply() const {
 c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file) {
   const auto parameters = parameters_of(optimizer, models);
   if (file.form == StateForm::local) return load_own_pieces(parameters, file.path);
-  const auto stored = file.form == StateForm::sharded ? checkpointing::open_distributed_optimizer(file.path) : checkpointing::open_optimizer_archive(file.path);
+  const auto stored = file.form == StateForm::sharded ? checkpointing::open_distributed_optimizer(file.path)
+                                                      : checkpointing::open_optimizer_archive(file.path);
   const auto& groups = optimizer.param_groups();
   const auto index_of = match(stored, parameters, groups);
   Dict states(c10::IntType::get(), c10::AnyType::get());
   for (const auto& [key, fields] : stored.state) {
     const auto found = index_of.find(key);
-    if (found == index_of.end()) throw CheckpointError(stored.source + ": found state of '" + key + "', which no parameter group lists; the file is damaged or was edited");
+    if (found == index_of.end())
+      throw CheckpointError(stored.source + ": found state of '" + key +
+                            "', which no parameter group lists; the file is damaged or was edited");
     const auto& holding = parameters[found->second];
     Dict state = make_dict();
     for (const auto& [kind, field] : fields) {
       if (kind != kSteps && field.sizes != holding.tensor.sizes().vec())
-        throw CheckpointError(stored.source + ": found '" + kind + "' of '" + key + "' of size " + formats::to_string(field.sizes) + ", expected " + size_text(holding.tensor.sizes()) +
-                              " like its parameter; the state may belong to another model or to parameters in another order");
-      if (kind != kSteps && holding.sharded()) state.insert(kind, checkpointing::read_stretch(field, holding.tensor, holding.begin, holding.piece.numel(), holding.piece.options()));
+        throw CheckpointError(
+            stored.source + ": found '" + kind + "' of '" + key + "' of size " + formats::to_string(field.sizes) +
+            ", expected " + size_text(holding.tensor.sizes()) +
+            " like its parameter; the state may belong to another model or to parameters in another order");
+      if (kind != kSteps && holding.sharded())
+        state.insert(kind, checkpointing::read_stretch(field, holding.tensor, holding.begin, holding.piece.numel(),
+                                                       holding.piece.options()));
       else state.insert(kind, field.read_whole());
     }
     states.insert(static_cast<int64_t>(found->second), state);

@@ -2,8 +2,8 @@
 
 #include <set>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "accelerator/state_files.hpp"
 #include "checkpoint/weight_files.hpp"
@@ -22,7 +22,11 @@ std::map<std::string, at::Tensor> Accelerator::state_dict_of(const ModelRef& mod
   // Names as the module's own, tied weights under each of theirs.
   std::map<const at::TensorImpl*, at::Tensor> whole;
   fsdp->gather_each([](const at::Tensor&, const at::Tensor& shard) { return shard.detach(); },
-                    [&](const parallel::FullyShardedDataParallel::Whole& tensor) { whole[tensor.parameter.unsafeGetTensorImpl()] = tensor.value.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true); }, /*everywhere=*/false);
+                    [&](const parallel::FullyShardedDataParallel::Whole& tensor) {
+                      whole[tensor.parameter.unsafeGetTensorImpl()] =
+                          tensor.value.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+                    },
+                    /*everywhere=*/false);
   std::map<std::string, at::Tensor> state;
   if (!is_main_process()) return state;
   for (const auto& [name, tensor] : model.state()) {
@@ -32,11 +36,13 @@ std::map<std::string, at::Tensor> Accelerator::state_dict_of(const ModelRef& mod
   return state;
 }
 
-void Accelerator::save_model_files(const ModelRef& model, const std::filesystem::path& folder, const std::string& max_shard_size, bool safe_serialization) const {
+void Accelerator::save_model_files(const ModelRef& model, const std::filesystem::path& folder,
+                                   const std::string& max_shard_size, bool safe_serialization) const {
   const int64_t bytes = checkpointing::parse_size(max_shard_size);
   const auto fsdp = fsdp_of(model);
   if (!fsdp) {
-    if (is_main_process() || (project_configuration().save_on_each_node && is_local_main_process())) checkpointing::save_model(model, folder, bytes, safe_serialization);
+    if (is_main_process() || (project_configuration().save_on_each_node && is_local_main_process()))
+      checkpointing::save_model(model, folder, bytes, safe_serialization);
     return;
   }
   // Every tensor once, under its first name, in the order of the module's state.
@@ -60,22 +66,28 @@ void Accelerator::save_model_files(const ModelRef& model, const std::filesystem:
       if (fsdp->local_shard(tensor).defined()) wanted.emplace(tensor.unsafeGetTensorImpl(), name);
       else whole.emplace(name, tensor.detach());
     }
-    fsdp->gather_each([&](const at::Tensor& parameter, const at::Tensor& shard) { return wanted.contains(parameter.unsafeGetTensorImpl()) ? shard.detach() : at::Tensor(); },
-                      [&](const parallel::FullyShardedDataParallel::Whole& tensor) {
-                        if (tensor.value.defined()) whole.emplace(wanted.at(tensor.parameter.unsafeGetTensorImpl()), tensor.value.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
-                      },
-                      /*everywhere=*/false);
+    fsdp->gather_each(
+        [&](const at::Tensor& parameter, const at::Tensor& shard) {
+          return wanted.contains(parameter.unsafeGetTensorImpl()) ? shard.detach() : at::Tensor();
+        },
+        [&](const parallel::FullyShardedDataParallel::Whole& tensor) {
+          if (tensor.value.defined())
+            whole.emplace(wanted.at(tensor.parameter.unsafeGetTensorImpl()),
+                          tensor.value.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
+        },
+        /*everywhere=*/false);
     return whole;
   };
   together([&] {
     std::exception_ptr failure;
     try {
       if (is_main_process())
-        checkpointing::write_weight_files(folder, weights, bytes, safe_serialization, [&](const std::filesystem::path& file, const std::vector<std::string>&) {
-          const auto part = gather_next();
-          if (safe_serialization) save_safetensors(file, part, {{"format", "pt"}});
-          else checkpointing::save_object(checkpointing::to_dict(part), file);
-        });
+        checkpointing::write_weight_files(folder, weights, bytes, safe_serialization,
+                                          [&](const std::filesystem::path& file, const std::vector<std::string>&) {
+                                            const auto part = gather_next();
+                                            if (safe_serialization) save_safetensors(file, part, {{"format", "pt"}});
+                                            else checkpointing::save_object(checkpointing::to_dict(part), file);
+                                          });
     } catch (const CommError&) {
       throw;
     } catch (...) {

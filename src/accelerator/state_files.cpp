@@ -9,7 +9,9 @@ namespace accelerate {
 
 namespace fs = std::filesystem;
 
-std::string numbered(const std::string& stem, size_t index, const std::string& extension) { return stem + (index == 0 ? "" : "_" + std::to_string(index)) + extension; }
+std::string numbered(const std::string& stem, size_t index, const std::string& extension) {
+  return stem + (index == 0 ? "" : "_" + std::to_string(index)) + extension;
+}
 
 namespace {
 std::string rank_suffix() { return "_rank" + std::to_string(comm::rank()) + ".bin"; }
@@ -30,7 +32,9 @@ std::vector<StateFile> optimizer_files(const fs::path& folder, size_t index) {
 }
 
 StateFile in_form(const std::vector<StateFile>& files, StateForm form) {
-  const auto of = [&](StateForm wanted) { return std::find_if(files.begin(), files.end(), [&](const auto& file) { return file.form == wanted; }); };
+  const auto of = [&](StateForm wanted) {
+    return std::find_if(files.begin(), files.end(), [&](const auto& file) { return file.form == wanted; });
+  };
   const auto found = of(form);
   return found != files.end() ? *found : *of(StateForm::archive);
 }
@@ -42,7 +46,8 @@ StateFile find_state(const std::vector<StateFile>& files, StateForm preferred, c
     if (fs::exists(file.path)) return file;
     names += (names.empty() ? "'" : ", '") + file.path.filename().string() + "'";
   }
-  throw CheckpointError("load_state: found none of " + names + " in '" + files.front().path.parent_path().string() + "', expected one for " + what);
+  throw CheckpointError("load_state: found none of " + names + " in '" + files.front().path.parent_path().string() +
+                        "', expected one for " + what);
 }
 
 void remove_other_forms(const std::vector<StateFile>& files, StateForm kept) {
@@ -53,7 +58,8 @@ void remove_other_forms(const std::vector<StateFile>& files, StateForm kept) {
       continue;
     }
     // Pieces of all ranks, those of more ranks than there are now among them.
-    const std::string name = file.path.filename().string(), stem = name.substr(0, name.size() - rank_suffix().size()) + "_rank", end = ".bin";
+    const std::string name = file.path.filename().string(),
+                      stem = name.substr(0, name.size() - rank_suffix().size()) + "_rank", end = ".bin";
     for (const auto& entry : fs::directory_iterator(file.path.parent_path())) {
       const auto other = entry.path().filename().string();
       if (!other.starts_with(stem) || !other.ends_with(end) || other.size() <= stem.size() + end.size()) continue;
@@ -65,7 +71,9 @@ void remove_other_forms(const std::vector<StateFile>& files, StateForm kept) {
 }
 
 StateForm form_of(StateDictType type) {
-  return type == StateDictType::full_state_dict ? StateForm::full : type == StateDictType::sharded_state_dict ? StateForm::sharded : StateForm::local;
+  return type == StateDictType::full_state_dict      ? StateForm::full
+         : type == StateDictType::sharded_state_dict ? StateForm::sharded
+                                                     : StateForm::local;
 }
 
 void together(const std::function<void()>& f) {

@@ -26,16 +26,19 @@ struct StateFile {
 std::vector<StateFile> model_files(const std::filesystem::path& folder, size_t index);
 /// Whole ones have one name, whether keyed by name (FSDP) or by number.
 std::vector<StateFile> optimizer_files(const std::filesystem::path& folder, size_t index);
-/// The one that is there; of several the one in the form that is written now. @throws CheckpointError listing the names.
+/// The one that is there; of several the one in the form that is written now. @throws CheckpointError listing the
+/// names.
 StateFile find_state(const std::vector<StateFile>& files, StateForm preferred, const std::string& what);
 /// The one of this form; an optimizer's other than sharded and local is the archive.
 StateFile in_form(const std::vector<StateFile>& files, StateForm form);
-/// Removes, on the rank that calls it, what an earlier save left in other forms: it would be taken for part of this one.
+/// Removes, on the rank that calls it, what an earlier save left in other forms: it would be taken for part of this
+/// one.
 void remove_other_forms(const std::vector<StateFile>& files, StateForm kept);
 
 StateForm form_of(StateDictType type);
 
-/// Runs `f` on every rank; if it throws on one, all throw. Collective: the ranks that succeed wait for the verdict. `f` may be collective only if no rank can fail alone in the middle.
+/// Runs `f` on every rank; if it throws on one, all throw. Collective: the ranks that succeed wait for the verdict. `f`
+/// may be collective only if no rank can fail alone in the middle.
 void together(const std::function<void()>& f);
 
 }  // namespace accelerate

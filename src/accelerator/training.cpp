@@ -2,8 +2,8 @@
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/parallel/ddp.hpp"
+#include "accelerate/utils/error.hpp"
 #include "accelerator/accelerator_impl.hpp"
 
 namespace accelerate {
@@ -47,14 +47,17 @@ Scope Accelerator::resume_sync(const std::shared_ptr<parallel::DataParallel>& mo
   return scope;
 }
 
-void Accelerator::join(const ParallelList& models, const std::function<void()>& loop, std::optional<bool> even_batches) {
+void Accelerator::join(const ParallelList& models, const std::function<void()>& loop,
+                       std::optional<bool> even_batches) {
   // The setting returns even when the loop throws.
   Scope restore;
   if (even_batches) {
     bool overridden = false;
     for (const auto& loader : impl_->loaders) overridden |= loader.set_even_batches(even_batches);
     if (!overridden && use_distributed())
-      throw ConfigError("join_uneven_inputs: even_batches was given, but no prepared loader reads a map-style data set without dispatching, the only kind that it applies to; leave it out");
+      throw ConfigError(
+          "join_uneven_inputs: even_batches was given, but no prepared loader reads a map-style data set without "
+          "dispatching, the only kind that it applies to; leave it out");
     restore = Scope([loaders = impl_->loaders] {
       for (const auto& loader : loaders) loader.set_even_batches(std::nullopt);
     });
@@ -63,8 +66,11 @@ void Accelerator::join(const ParallelList& models, const std::function<void()>& 
   for (const auto& model : models) {
     if (!model) continue;
     auto ddp = std::dynamic_pointer_cast<parallel::DistributedDataParallel>(model);
-    if (!ddp) throw ConfigError("join_uneven_inputs: found a model with sharded parameters, expected one trained by DistributedDataParallel: a rank without data would have to take part in every gather; "
-                                "let the loader give all ranks the same number of batches (even_batches)");
+    if (!ddp)
+      throw ConfigError(
+          "join_uneven_inputs: found a model with sharded parameters, expected one trained by DistributedDataParallel: "
+          "a rank without data would have to take part in every gather; "
+          "let the loader give all ranks the same number of batches (even_batches)");
     averaging.push_back(std::move(ddp));
   }
   if (averaging.empty()) loop();
@@ -73,21 +79,32 @@ void Accelerator::join(const ParallelList& models, const std::function<void()>& 
 
 void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options) {
   if (gradient_state().average() == GradientAverage::tokens)
-    throw ConfigError("backward: gradients are averaged over tokens (GradientAverage::tokens), which needs to know how many items the loss is the mean of: call backward(loss, num_items)");
+    throw ConfigError(
+        "backward: gradients are averaged over tokens (GradientAverage::tokens), which needs to know how many items "
+        "the loss is the mean of: call backward(loss, num_items)");
   run_backward(loss, 1.0 / static_cast<double>(gradient_accumulation_steps()), options);
 }
 
 void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const BackwardOptions& options) {
   if (gradient_state().average() != GradientAverage::tokens)
-    throw ConfigError("backward: num_items was given, but gradients are averaged over steps; set GradientAccumulationPlugin::average to GradientAverage::tokens, or leave it out");
+    throw ConfigError(
+        "backward: num_items was given, but gradients are averaged over steps; set GradientAccumulationPlugin::average "
+        "to GradientAverage::tokens, or leave it out");
   if (num_items < 0) throw ConfigError("backward: num_items is " + std::to_string(num_items) + ", expected 0 or more");
   impl_->num_items += static_cast<double>(num_items);
   // The mean times its count is a sum: sums of micro-steps and ranks add up, and are divided once by the count of all.
   run_backward(num_items == 0 ? loss.nan_to_num() : loss, static_cast<double>(num_items), options);
   if (!sync_gradients()) return;
-  const double all = comm::all_reduce(at::full({1}, impl_->num_items, at::TensorOptions().dtype(at::kDouble).device(device().is_mps() ? at::Device(at::kCPU) : device())), Reduction::sum, 1.0).item<double>();
+  const double all =
+      comm::all_reduce(
+          at::full({1}, impl_->num_items,
+                   at::TensorOptions().dtype(at::kDouble).device(device().is_mps() ? at::Device(at::kCPU) : device())),
+          Reduction::sum, 1.0)
+          .item<double>();
   impl_->num_items = 0;
-  if (all == 0) throw ConfigError("backward: no rank had any item in this accumulation group, so there is no average; skip groups without items");
+  if (all == 0)
+    throw ConfigError(
+        "backward: no rank had any item in this accumulation group, so there is no average; skip groups without items");
   at::NoGradGuard no_grad;
   // Averaging over ranks has divided by their number already.
   at::_foreach_mul_(model_gradients(), static_cast<double>(num_processes()) / all);
@@ -96,13 +113,16 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
 void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {
   const at::Tensor weighted = weight == 1.0 ? loss : loss * weight;
   const at::Tensor scaled = impl_->scaler ? impl_->scaler->scale(weighted) : weighted;
-  parallel::guard_backward([&] { scaled.backward({}, options.retain_graph || options.create_graph, options.create_graph); });
+  parallel::guard_backward(
+      [&] { scaled.backward({}, options.retain_graph || options.create_graph, options.create_graph); });
   for (const auto& model : impl_->models)
     if (model->parallel) model->parallel->after_backward();
 }
 
 AutocastGuard Accelerator::autocast() const {
-  return AutocastGuard(computing_device(device()), impl_->autocast.enabled ? autocast_dtype(state().mixed_precision()) : std::nullopt, impl_->autocast);
+  return AutocastGuard(computing_device(device()),
+                       impl_->autocast.enabled ? autocast_dtype(state().mixed_precision()) : std::nullopt,
+                       impl_->autocast);
 }
 
 bool Accelerator::optimizer_step_was_skipped() const {

@@ -10,17 +10,24 @@ namespace accelerate {
 namespace bigmodel {
 namespace {
 
-/// Fields that have the library's default are left out. Three models have fields of ours, so that they give the figures that Hugging Face has published for them, with an older transformers:
+/// Fields that have the library's default are left out. Three models have fields of ours, so that they give the figures
+/// that Hugging Face has published for them, with an older transformers:
 /// - `_may_split`: classes that were not yet kept whole, which makes the largest layer smaller.
-/// - `_cached_rotary_tables`: cosines and sines of all positions in every attention (until transformers 4.37). With them idefics-80b gives its published sizes to the byte.
-/// - `_unexplained_buffer_floats`: for llama-3-8B they give 28.208 GB, and 112.83 GB to train it; published are 28.21 and 112.84, four times the rounded number. 2 MB make up the difference.
+/// - `_cached_rotary_tables`: cosines and sines of all positions in every attention (until transformers 4.37). With
+/// them idefics-80b gives its published sizes to the byte.
+/// - `_unexplained_buffer_floats`: for llama-3-8B they give 28.208 GB, and 112.83 GB to train it; published are 28.21
+/// and 112.84, four times the rounded number. 2 MB make up the difference.
 constexpr BuiltInModel kModels[] = {
-    {"google-bert/bert-base-cased", "", R"({"model_type": "bert", "vocab_size": 28996, "_may_split": ["BertEmbeddings"]})"},
+    {"google-bert/bert-base-cased", "",
+     R"({"model_type": "bert", "vocab_size": 28996, "_may_split": ["BertEmbeddings"]})"},
     {"google-bert/bert-base-uncased", "", R"({"model_type": "bert"})"},
-    {"google-bert/bert-large-uncased", "", R"({"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096})"},
-    {"sentence-transformers/all-MiniLM-L6-v2", "", R"({"model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536})"},
+    {"google-bert/bert-large-uncased", "",
+     R"({"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096})"},
+    {"sentence-transformers/all-MiniLM-L6-v2", "",
+     R"({"model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536})"},
     {"distilbert/distilbert-base-uncased", "", R"({"model_type": "distilbert"})"},
-    {"FacebookAI/roberta-base", "", R"({"model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1})"},
+    {"FacebookAI/roberta-base", "",
+     R"({"model_type": "roberta", "max_position_embeddings": 514, "type_vocab_size": 1})"},
     {"openai-community/gpt2", "", R"({"model_type": "gpt2"})"},
     {"openai-community/gpt2-medium", "", R"({"model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16})"},
     {"openai-community/gpt2-large", "", R"({"model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20})"},
@@ -28,11 +35,15 @@ constexpr BuiltInModel kModels[] = {
     {"EleutherAI/gpt-j-6b", "gpt-j", R"({"model_type": "gptj"})"},
     {"EleutherAI/gpt-neox-20b", "gpt-neox", R"({"model_type": "gpt_neox"})"},
     {"facebook/opt-125m", "", R"({"model_type": "opt"})"},
-    {"facebook/opt-1.3b", "", R"({"model_type": "opt", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "ffn_dim": 8192})"},
-    {"facebook/opt-6.7b", "", R"({"model_type": "opt", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "ffn_dim": 16384})"},
-    {"facebook/opt-30b", "", R"({"model_type": "opt", "hidden_size": 7168, "num_hidden_layers": 48, "num_attention_heads": 56, "ffn_dim": 28672})"},
+    {"facebook/opt-1.3b", "",
+     R"({"model_type": "opt", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "ffn_dim": 8192})"},
+    {"facebook/opt-6.7b", "",
+     R"({"model_type": "opt", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "ffn_dim": 16384})"},
+    {"facebook/opt-30b", "",
+     R"({"model_type": "opt", "hidden_size": 7168, "num_hidden_layers": 48, "num_attention_heads": 56, "ffn_dim": 28672})"},
     {"meta-llama/Llama-2-7b-hf", "llama-2-7b", R"({"model_type": "llama"})"},
-    {"meta-llama/Llama-2-13b-hf", "llama-2-13b", R"({"model_type": "llama", "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40, "intermediate_size": 13824})"},
+    {"meta-llama/Llama-2-13b-hf", "llama-2-13b",
+     R"({"model_type": "llama", "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40, "intermediate_size": 13824})"},
     {"meta-llama/Llama-2-70b-hf", "llama-2-70b",
      R"({"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672})"},
     {"meta-llama/Meta-Llama-3-8B", "llama-3-8b",
@@ -49,8 +60,10 @@ constexpr BuiltInModel kModels[] = {
     {"HuggingFaceTB/SmolLM2-1.7B", "",
      R"({"model_type": "llama", "vocab_size": 49152, "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 8192})"},
     {"google-t5/t5-small", "", R"({"model_type": "t5"})"},
-    {"google-t5/t5-base", "", R"({"model_type": "t5", "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12})"},
-    {"bigscience/T0pp", "", R"({"model_type": "t5", "d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "feed_forward_proj": "gated-gelu"})"},
+    {"google-t5/t5-base", "",
+     R"({"model_type": "t5", "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12})"},
+    {"bigscience/T0pp", "",
+     R"({"model_type": "t5", "d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "feed_forward_proj": "gated-gelu"})"},
     {"google/vit-base-patch16-224", "", R"({"model_type": "vit"})"},
     {"microsoft/resnet-50", "", R"({"model_type": "resnet"})"},
     {"timm/resnet18.a1_in1k", "", R"({"architecture": "resnet18"})"},
@@ -75,7 +88,9 @@ const BuiltInModel* find_built_in(std::string_view name) {
   const std::string wanted = lower(name);
   for (const auto& model : kModels) {
     const std::string full = lower(model.name), aliases = " " + lower(model.aliases) + " ";
-    if (wanted == full || wanted == full.substr(full.find('/') + 1) || (!wanted.empty() && aliases.find(" " + wanted + " ") != std::string::npos)) return &model;
+    if (wanted == full || wanted == full.substr(full.find('/') + 1) ||
+        (!wanted.empty() && aliases.find(" " + wanted + " ") != std::string::npos))
+      return &model;
   }
   return nullptr;
 }

@@ -10,9 +10,14 @@ namespace {
 
 TensorSpec spec_of(const std::string& name, const at::Tensor& tensor) {
   const auto* dtype = formats::find_torch_dtype(tensor.scalar_type());
-  if (!dtype) throw ConfigError("describe: '" + name + "' has the dtype " + std::string(c10::toString(tensor.scalar_type())) + ", which has no size in a saved model.");
+  if (!dtype)
+    throw ConfigError("describe: '" + name + "' has the dtype " + std::string(c10::toString(tensor.scalar_type())) +
+                      ", which has no size in a saved model.");
   constexpr std::string_view kPrefix = "torch.";
-  return {.name = name, .shape = tensor.sizes().vec(), .dtype = std::string(dtype->name.substr(kPrefix.size())), .identity = reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl())};
+  return {.name = name,
+          .shape = tensor.sizes().vec(),
+          .dtype = std::string(dtype->name.substr(kPrefix.size())),
+          .identity = reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl())};
 }
 
 }  // namespace
@@ -34,7 +39,9 @@ ModuleTree describe(const ModelRef& model) {
   }
   const auto build = [&](const auto& self, size_t at) -> ModuleTree {
     const auto& path = modules[at].path;
-    ModuleTree tree{.name = path.substr(path.rfind('.') == std::string::npos ? 0 : path.rfind('.') + 1), .class_name = modules[at].class_name, .buffers = std::move(buffers[at])};
+    ModuleTree tree{.name = path.substr(path.rfind('.') == std::string::npos ? 0 : path.rfind('.') + 1),
+                    .class_name = modules[at].class_name,
+                    .buffers = std::move(buffers[at])};
     for (const auto& [name, tensor] : modules[at].parameters) tree.parameters.push_back(spec_of(name, tensor));
     for (const size_t child : children[at]) tree.children.push_back(self(self, child));
     return tree;

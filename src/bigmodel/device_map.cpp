@@ -20,7 +20,8 @@ std::pair<DeviceMap::iterator, DeviceMap::iterator> below(DeviceMap& map, const 
 
 void clean(DeviceMap& map, const std::string& module) {
   const auto [begin, end] = below(map, module);
-  if (begin != end && std::next(begin) != end && std::all_of(begin, end, [first = begin->second](const auto& entry) { return entry.second == first; })) {
+  if (begin != end && std::next(begin) != end &&
+      std::all_of(begin, end, [first = begin->second](const auto& entry) { return entry.second == first; })) {
     const Place place = begin->second;
     map.erase(begin, end);
     map.insert_or_assign(module, place);
@@ -29,7 +30,8 @@ void clean(DeviceMap& map, const std::string& module) {
   std::set<std::string> children;
   const size_t skip = module.empty() ? 0 : module.size() + 1;
   for (auto entry = begin; entry != end; ++entry)
-    if (const auto dot = entry->first.find('.', skip); dot != std::string::npos) children.insert(entry->first.substr(0, dot));
+    if (const auto dot = entry->first.find('.', skip); dot != std::string::npos)
+      children.insert(entry->first.substr(0, dot));
   for (const auto& child : children) clean(map, child);
 }
 
@@ -39,7 +41,8 @@ std::vector<std::string> leaves_of(const std::vector<std::string>& names) {
   for (const auto& name : names)
     if (const auto dot = name.rfind('.'); dot != std::string::npos) parents.insert(name.substr(0, dot));
   std::vector<std::string> leaves;
-  std::copy_if(names.begin(), names.end(), std::back_inserter(leaves), [&](const std::string& name) { return !name.empty() && !parents.contains(name); });
+  std::copy_if(names.begin(), names.end(), std::back_inserter(leaves),
+               [&](const std::string& name) { return !name.empty() && !parents.contains(name); });
   return leaves;
 }
 
@@ -54,7 +57,9 @@ double largest_unsplittable(const ModuleTree& tree, const ModuleSizes& sizes, co
   std::set<std::string> missing(classes.begin(), classes.end());
   double largest = 0;
   for (const auto& [name, bytes] : sizes.entries())
-    if (const auto found = class_of.find(name); !name.empty() && found != class_of.end() && missing.erase(found->second) > 0) largest = std::max(largest, bytes);
+    if (const auto found = class_of.find(name);
+        !name.empty() && found != class_of.end() && missing.erase(found->second) > 0)
+      largest = std::max(largest, bytes);
   return largest;
 }
 
@@ -71,16 +76,23 @@ Place::Place(std::string_view name) {
   if (name == "mps") kind_ = Kind::mps;
   else if (name == "cpu") kind_ = Kind::cpu;
   else if (name == "disk") kind_ = Kind::disk;
-  else if (name == "cuda" || (error == std::errc() && end == number.data() + number.size() && gpu_ >= 0)) kind_ = Kind::gpu;
-  else throw ConfigError("there is no device '" + std::string(name) + "'. Devices are numbers of GPUs (0, 1, ...), 'cpu', 'disk' and 'mps'.");
+  else if (name == "cuda" || (error == std::errc() && end == number.data() + number.size() && gpu_ >= 0))
+    kind_ = Kind::gpu;
+  else
+    throw ConfigError("there is no device '" + std::string(name) +
+                      "'. Devices are numbers of GPUs (0, 1, ...), 'cpu', 'disk' and 'mps'.");
 }
 
 std::string Place::str() const {
   switch (kind_) {
-    case Kind::gpu: return std::to_string(gpu_);
-    case Kind::mps: return "mps";
-    case Kind::cpu: return "cpu";
-    case Kind::disk: return "disk";
+    case Kind::gpu:
+      return std::to_string(gpu_);
+    case Kind::mps:
+      return "mps";
+    case Kind::cpu:
+      return "cpu";
+    case Kind::disk:
+      return "disk";
   }
   return "";
 }
@@ -91,23 +103,28 @@ MaxMemory get_balanced_memory(const ModuleTree& tree, const BalancedMemoryOption
   for (const auto& [place, limit] : memory)
     if (place.is_gpu() && limit.bytes > 0) gpus.push_back(place);
   if (gpus.empty()) return memory;
-  // One GPU can't be spared. What the model computes with needs room as well: unless the user has said how much, a tenth.
+  // One GPU can't be spared. What the model computes with needs room as well: unless the user has said how much, a
+  // tenth.
   const bool low_zero = options.low_zero && gpus.size() > 1;
   constexpr double kShareForWeights = 0.9;
-  if (gpus.size() == 1 && !options.max_memory) memory.at(gpus.front()).bytes = std::floor(memory.at(gpus.front()).bytes * kShareForWeights);
+  if (gpus.size() == 1 && !options.max_memory)
+    memory.at(gpus.front()).bytes = std::floor(memory.at(gpus.front()).bytes * kShareForWeights);
 
   const auto sizes = compute_module_sizes(tree, {.dtype = options.dtype, .special_dtypes = options.special_dtypes});
-  // Equal shares would be too small, because layers don't divide evenly: a quarter more than the largest block, or than the mean layer, comes on top.
+  // Equal shares would be too small, because layers don't divide evenly: a quarter more than the largest block, or than
+  // the mean layer, comes on top.
   std::vector<std::string> names, modules;
   for (const auto& [name, bytes] : sizes.entries()) names.push_back(name);
   const auto tensors = leaves_of(names);
   const std::set<std::string> is_tensor(tensors.begin(), tensors.end());
-  std::copy_if(names.begin(), names.end(), std::back_inserter(modules), [&](const auto& name) { return !is_tensor.contains(name); });
+  std::copy_if(names.begin(), names.end(), std::back_inserter(modules),
+               [&](const auto& name) { return !is_tensor.contains(name); });
   const auto layers = leaves_of(modules);
   double mean = 0;
   for (const auto& layer : layers) mean += sizes[layer];
   mean = std::floor(mean / static_cast<double>(std::max<size_t>(layers.size(), 1)));
-  const double margin = std::floor(1.25 * std::max(largest_unsplittable(tree, sizes, options.no_split_module_classes), mean));
+  const double margin =
+      std::floor(1.25 * std::max(largest_unsplittable(tree, sizes, options.no_split_module_classes), mean));
   const double share = std::floor(sizes[""] / static_cast<double>(gpus.size() - (low_zero ? 1 : 0))) + margin;
 
   const Place zero(0);
@@ -126,11 +143,16 @@ DeviceMap make_device_map(const ModuleTree& tree, const std::string& strategy, D
   const std::vector<std::string> strategies = {"auto", "balanced", "balanced_low_0", "sequential"};
   if (std::find(strategies.begin(), strategies.end(), strategy) == strategies.end()) {
     const auto nearest = nearest_name(strategy, strategies);
-    throw ConfigError("device_map '" + strategy + "': expected auto, balanced, balanced_low_0 or sequential, or a map from names to devices." + (nearest ? " Did you mean '" + *nearest + "'?" : ""));
+    throw ConfigError("device_map '" + strategy +
+                      "': expected auto, balanced, balanced_low_0 or sequential, or a map from names to devices." +
+                      (nearest ? " Did you mean '" + *nearest + "'?" : ""));
   }
   if (strategy != "sequential")
-    options.max_memory = get_balanced_memory(tree, {.max_memory = options.max_memory, .no_split_module_classes = options.no_split_module_classes, .dtype = options.dtype,
-                                                    .special_dtypes = options.special_dtypes, .low_zero = strategy == "balanced_low_0"});
+    options.max_memory = get_balanced_memory(tree, {.max_memory = options.max_memory,
+                                                    .no_split_module_classes = options.no_split_module_classes,
+                                                    .dtype = options.dtype,
+                                                    .special_dtypes = options.special_dtypes,
+                                                    .low_zero = strategy == "balanced_low_0"});
   return infer_auto_device_map(tree, options);
 }
 
@@ -160,7 +182,8 @@ std::vector<std::string> check_device_map(const ModuleTree& tree, const DeviceMa
   };
   check(check, tree, "");
   if (!missing.empty())
-    throw ConfigError("The device_map provided does not give any device for the following parameters: " + missing + ". Name them or the modules that they are in, or \"\" for all that is not named.");
+    throw ConfigError("The device_map provided does not give any device for the following parameters: " + missing +
+                      ". Name them or the modules that they are in, or \"\" for all that is not named.");
   std::vector<std::string> unknown;
   for (const auto& [name, place] : device_map)
     if (!known.contains(name)) unknown.push_back(name);

@@ -65,11 +65,17 @@ void check_devices(const std::string& caller, const DeviceMap& map, const std::o
   const int64_t count = accelerator ? at::accelerator::deviceCount() : 0;
   const auto check = [&](const std::string& what, int64_t index) {
     if (index >= count)
-      throw ConfigError(caller + ": found " + what + ", but this machine has " + std::to_string(count) + " GPU(s) that LibTorch sees. Use \"cpu\" and \"disk\", or a map that infer_auto_device_map() works out here.");
+      throw ConfigError(caller + ": found " + what + ", but this machine has " + std::to_string(count) +
+                        " GPU(s) that LibTorch sees. Use \"cpu\" and \"disk\", or a map that infer_auto_device_map() "
+                        "works out here.");
   };
   for (const auto& [name, place] : map)
-    if (place.is_gpu() || place.is_mps()) check((name.empty() ? "the whole model" : "'" + name + "'") + " on " + (place.is_mps() ? "mps" : "GPU " + place.str()), place.is_gpu() ? place.gpu() : 0);
-  if (main && !main->is_cpu() && !main->is_meta()) check("the device " + main->str() + " to compute on", std::max<int64_t>(main->index(), 0));
+    if (place.is_gpu() || place.is_mps())
+      check((name.empty() ? "the whole model" : "'" + name + "'") + " on " +
+                (place.is_mps() ? "mps" : "GPU " + place.str()),
+            place.is_gpu() ? place.gpu() : 0);
+  if (main && !main->is_cpu() && !main->is_meta())
+    check("the device " + main->str() + " to compute on", std::max<int64_t>(main->index(), 0));
 }
 
 at::Device main_of(const DeviceMap& map, const std::optional<at::Device>& given) {
@@ -82,13 +88,16 @@ at::Device main_of(const DeviceMap& map, const std::optional<at::Device>& given)
 
 at::Device accelerator_or_host() {
   const auto accelerator = at::getAccelerator();
-  return accelerator && at::accelerator::deviceCount() > 0 ? at::Device(*accelerator, at::accelerator::getDeviceIndex()) : at::Device(at::kCPU);
+  return accelerator && at::accelerator::deviceCount() > 0 ? at::Device(*accelerator, at::accelerator::getDeviceIndex())
+                                                           : at::Device(at::kCPU);
 }
 
-constexpr int64_t kUnitBytes = 64 << 20;  ///< large for a disk or a bus, small beside a model: the smaller the units, the more of the budget is left for those that stay
+constexpr int64_t kUnitBytes = 64 << 20;  ///< large for a disk or a bus, small beside a model: the smaller the units,
+                                          ///< the more of the budget is left for those that stay
 
 /// Whole modules while they are small or of a class that is kept together; else each module's own tensors.
-std::vector<UnitPlan> plan_units(const ModelRef& model, std::vector<Piece>& pieces, int64_t unit_bytes, const std::vector<std::string>& whole_classes) {
+std::vector<UnitPlan> plan_units(const ModelRef& model, std::vector<Piece>& pieces, int64_t unit_bytes,
+                                 const std::vector<std::string>& whole_classes) {
   std::unordered_map<const at::TensorImpl*, Piece*> moving;
   for (auto& piece : pieces)
     if (piece.offloaded) moving.emplace(piece.target.tensor.unsafeGetTensorImpl(), &piece);
@@ -118,11 +127,15 @@ std::vector<UnitPlan> plan_units(const ModelRef& model, std::vector<Piece>& piec
       inside[i] = true, unit_of[i] = unit_of[parent];
     } else {
       unit_of[i] = modules[i].path;
-      inside[i] = bytes[i] <= unit_bytes || std::find(whole_classes.begin(), whole_classes.end(), modules[i].class_name) != whole_classes.end();
+      inside[i] = bytes[i] <= unit_bytes ||
+                  std::find(whole_classes.begin(), whole_classes.end(), modules[i].class_name) != whole_classes.end();
     }
     for (auto* piece : own[i]) {
-      auto unit = std::find_if(units.rbegin(), units.rend(), [&](const UnitPlan& other) { return other.name == unit_of[i] && other.device == piece->computes; });
-      if (unit == units.rend()) unit = (units.push_back({.name = unit_of[i], .device = piece->computes, .pieces = {}}), units.rbegin());
+      auto unit = std::find_if(units.rbegin(), units.rend(), [&](const UnitPlan& other) {
+        return other.name == unit_of[i] && other.device == piece->computes;
+      });
+      if (unit == units.rend())
+        unit = (units.push_back({.name = unit_of[i], .device = piece->computes, .pieces = {}}), units.rbegin());
       unit->pieces.push_back(piece);
       unit->bytes += piece->bytes();
     }
@@ -132,14 +145,18 @@ std::vector<UnitPlan> plan_units(const ModelRef& model, std::vector<Piece>& piec
 
 /// What of `device` may be used.
 std::optional<int64_t> memory_of(const MaxMemory& memory, const at::Device& device) {
-  const auto found = memory.find(device.is_cpu() ? Place("cpu") : device.type() == at::kMPS ? Place("mps") : Place(static_cast<int64_t>(device.index())));
-  return found == memory.end() ? std::nullopt : std::optional(static_cast<int64_t>(std::min(found->second.bytes, 0x1p62)));
+  const auto found = memory.find(device.is_cpu()             ? Place("cpu")
+                                 : device.type() == at::kMPS ? Place("mps")
+                                                             : Place(static_cast<int64_t>(device.index())));
+  return found == memory.end() ? std::nullopt
+                               : std::optional(static_cast<int64_t>(std::min(found->second.bytes, 0x1p62)));
 }
 
 std::string megabytes(int64_t bytes) {
   const auto hundredths = static_cast<int64_t>(std::ceil(static_cast<double>(bytes) / 1e4));
   const auto fraction = std::to_string(hundredths % 100);
-  return std::to_string(bytes) + " bytes (" + std::to_string(hundredths / 100) + "." + (fraction.size() < 2 ? "0" : "") + fraction + " MB)";
+  return std::to_string(bytes) + " bytes (" + std::to_string(hundredths / 100) + "." +
+         (fraction.size() < 2 ? "0" : "") + fraction + " MB)";
 }
 
 }  // namespace
@@ -150,7 +167,8 @@ struct DispatchedModel::Impl {
   bool moves_inputs = false;
   std::set<std::string> skip_keys;
   int64_t streamed = 0, units = 0;
-  std::map<std::string, std::unique_ptr<residency::Residency>> engines;  ///< by device; "resident": what never moves of a model across devices
+  std::map<std::string, std::unique_ptr<residency::Residency>>
+      engines;  ///< by device; "resident": what never moves of a model across devices
   std::optional<residency::ReadAhead> ahead;
 };
 
@@ -164,7 +182,9 @@ bool DispatchedModel::skips(const std::string& key) const { return impl_->skip_k
 void DispatchedModel::check_intact() const {
   for (const auto& [device, engine] : impl_->engines)
     if (const auto* member = engine->replaced_member())
-      throw ConfigError("dispatched model: parameter '" + member->name() + "' was moved or replaced after the model was dispatched, probably by module->to(...) or set_data(). A model with offloaded parts can't be moved; "
+      throw ConfigError("dispatched model: parameter '" + member->name() +
+                        "' was moved or replaced after the model was dispatched, probably by module->to(...) or "
+                        "set_data(). A model with offloaded parts can't be moved; "
                         "dispatch it again with another device map, or load it without one.");
 }
 
@@ -173,7 +193,11 @@ namespace {
 /// From plan to engines. Nothing has been loaded or moved before check(), which throws what can be known.
 class Dispatcher {
  public:
-  Dispatcher(const ModelRef& model, Settings settings, std::vector<Piece> pieces) : model_(model), settings_(std::move(settings)), pieces_(std::move(pieces)), impl_(std::make_shared<DispatchedModel::Impl>()) {
+  Dispatcher(const ModelRef& model, Settings settings, std::vector<Piece> pieces)
+      : model_(model),
+        settings_(std::move(settings)),
+        pieces_(std::move(pieces)),
+        impl_(std::make_shared<DispatchedModel::Impl>()) {
     decide();
   }
   std::vector<Piece>& pieces() { return pieces_; }
@@ -188,16 +212,21 @@ class Dispatcher {
     self.moves_inputs = spread_ || !settings_.main.is_cpu();
     map_files();
     for (auto& piece : pieces_)
-      if (!piece.offloaded && piece.target.tensor.device() != piece.computes && !piece.target.tensor.is_meta()) bigmodel::replace_values(piece.target.tensor, piece.target.tensor.to(piece.computes));
+      if (!piece.offloaded && piece.target.tensor.device() != piece.computes && !piece.target.tensor.is_meta())
+        bigmodel::replace_values(piece.target.tensor, piece.target.tensor.to(piece.computes));
     const auto worker = units_.empty() ? nullptr : std::make_shared<residency::Worker>();
     std::map<std::string, TensorInFile> in_files;
     for (auto& piece : pieces_)
       if (piece.offloaded && piece.file) in_files.emplace(piece.name(), *piece.file);
-    const residency::FileTensors files(std::move(in_files), worker, {.direct = true, .scratch = settings_.offload.scratch, .readers = std::max<int64_t>(settings_.offload.readers, 1)});
+    const residency::FileTensors files(std::move(in_files), worker,
+                                       {.direct = true,
+                                        .scratch = settings_.offload.scratch,
+                                        .readers = std::max<int64_t>(settings_.offload.readers, 1)});
     for (auto& unit : units_) {
       std::map<at::ScalarType, NamedTensors> on_disk;
       NamedTensors in_memory;
-      for (auto* piece : unit.pieces) (piece->file ? on_disk[piece->target.dtype] : in_memory).emplace_back(piece->name(), piece->target.tensor);
+      for (auto* piece : unit.pieces)
+        (piece->file ? on_disk[piece->target.dtype] : in_memory).emplace_back(piece->name(), piece->target.tensor);
       std::vector<residency::PartSpec> parts;
       for (const auto& [dtype, members] : on_disk)
         for (auto& part : files.read(members, unit.device, dtype)) parts.push_back(std::move(part));
@@ -214,28 +243,36 @@ class Dispatcher {
  private:
   void decide() {
     // Files on the host are mapped when all of them fit into memory, and into the budget.
-    std::set<at::Device, bool (*)(const at::Device&, const at::Device&)> devices([](const at::Device& a, const at::Device& b) { return a.str() < b.str(); });
+    std::set<at::Device, bool (*)(const at::Device&, const at::Device&)> devices(
+        [](const at::Device& a, const at::Device& b) { return a.str() < b.str(); });
     int64_t on_disk = 0;
     for (auto& piece : pieces_) {
       const auto& place = piece.target.place;
       if (place) piece.computes = place->is_gpu() || place->is_mps() ? bigmodel::device_of(*place) : settings_.main;
-      else piece.computes = piece.target.tensor.is_meta() ? settings_.main : piece.target.tensor.device();  // where it is
+      else
+        piece.computes = piece.target.tensor.is_meta() ? settings_.main : piece.target.tensor.device();  // where it is
       devices.insert(piece.computes);
       if (piece.file && piece.computes.is_cpu()) on_disk += piece.bytes();
     }
     spread_ = devices.size() > 1 || settings_.force_hooks;
-    const auto stays_out = [&](const Piece& piece) { return piece.target.place && (piece.target.place->is_cpu() || piece.target.place->is_disk()) && (!piece.target.is_buffer || settings_.offload_buffers); };
+    const auto stays_out = [&](const Piece& piece) {
+      return piece.target.place && (piece.target.place->is_cpu() || piece.target.place->is_disk()) &&
+             (!piece.target.is_buffer || settings_.offload_buffers);
+    };
     const bool mapped = !settings_.offload.always_read && on_disk <= host_memory_for_mapping();
     for (auto& piece : pieces_) {
-      const bool mappable = piece.file && piece.file->map && piece.file->dtype == piece.target.dtype && piece.computes.is_cpu();
+      const bool mappable =
+          piece.file && piece.file->map && piece.file->dtype == piece.target.dtype && piece.computes.is_cpu();
       piece.in_memory_whole = mappable && mapped;
-      piece.offloaded = !piece.in_memory_whole && stays_out(piece) && (piece.file || !piece.computes.is_cpu()) && piece.target.tensor.numel() > 0;
+      piece.offloaded = !piece.in_memory_whole && stays_out(piece) && (piece.file || !piece.computes.is_cpu()) &&
+                        piece.target.tensor.numel() > 0;
     }
     std::map<std::string, std::pair<at::Device, int64_t>> resident;
     for (const auto& piece : pieces_) {
       auto& [device, bytes] = resident.try_emplace(piece.computes.str(), piece.computes, 0).first->second;
       // Buffers of parts on disk come on top, as in infer_auto_device_map(): what the map has put there counts.
-      if (!piece.offloaded && !piece.in_memory_whole && !(piece.target.place && piece.target.place->is_disk())) bytes += piece.bytes();
+      if (!piece.offloaded && !piece.in_memory_whole && !(piece.target.place && piece.target.place->is_disk()))
+        bytes += piece.bytes();
     }
     for (const auto& [name, of] : resident) budgets_[name] = budget(of.first, of.second);
     int64_t unit_bytes = kUnitBytes;
@@ -247,9 +284,13 @@ class Dispatcher {
         int64_t largest = 0;
         for (const auto& other : units_)
           if (other.device == unit.device) largest = std::max(largest, other.bytes);
-        throw ConfigError(settings_.caller + ": there are " + megabytes(std::max<int64_t>(budgets_.at(unit.device.str()), 0)) + " on " + unit.device.str() + " for weights that come and go, which is less than '" + unit.name + "' needs to compute, " +
-                          megabytes(unit.bytes) + ". Nothing was loaded. At least " + megabytes(largest) + " are needed for them" + (held > 0 ? ", besides " + megabytes(held) + " for what stays there" : "") +
-                          "; give more (budget_bytes, max_memory), or take '" + unit.name + "' out of the classes that are kept whole.");
+        throw ConfigError(
+            settings_.caller + ": there are " + megabytes(std::max<int64_t>(budgets_.at(unit.device.str()), 0)) +
+            " on " + unit.device.str() + " for weights that come and go, which is less than '" + unit.name +
+            "' needs to compute, " + megabytes(unit.bytes) + ". Nothing was loaded. At least " + megabytes(largest) +
+            " are needed for them" + (held > 0 ? ", besides " + megabytes(held) + " for what stays there" : "") +
+            "; give more (budget_bytes, max_memory), or take '" + unit.name +
+            "' out of the classes that are kept whole.");
       }
     }
   }
@@ -283,7 +324,10 @@ class Dispatcher {
       for (const auto& unit : units_)
         if (unit.device == device) largest = std::max(largest, unit.bytes);
       const int64_t ahead = settings_.offload.prefetch.value_or(std::clamp<int64_t>(bytes / 4 / largest, 1, 8));
-      engine = std::make_unique<residency::Residency>(residency::Policy{.prefetch = ahead, .outstanding = std::max<int64_t>(ahead, 1), .budget_bytes = bytes, .across_devices = spread_});
+      engine = std::make_unique<residency::Residency>(residency::Policy{.prefetch = ahead,
+                                                                        .outstanding = std::max<int64_t>(ahead, 1),
+                                                                        .budget_bytes = bytes,
+                                                                        .across_devices = spread_});
     }
     return *engine;
   }
@@ -302,9 +346,11 @@ class Dispatcher {
   }
 
   /// Flat copies, pinned where a GPU reads them.
-  std::vector<residency::PartSpec> in_host_memory(const NamedTensors& members, const at::Device& device, const std::shared_ptr<residency::Worker>& worker) const {
+  std::vector<residency::PartSpec> in_host_memory(const NamedTensors& members, const at::Device& device,
+                                                  const std::shared_ptr<residency::Worker>& worker) const {
     std::map<std::pair<at::ScalarType, bool>, NamedTensors> kinds;
-    for (const auto& [name, tensor] : members) kinds[{tensor.scalar_type(), tensor.requires_grad()}].emplace_back(name, tensor);
+    for (const auto& [name, tensor] : members)
+      kinds[{tensor.scalar_type(), tensor.requires_grad()}].emplace_back(name, tensor);
     std::vector<residency::PartSpec> parts;
     for (auto& [kind, some] : kinds) {
       std::vector<at::Tensor> tensors;
@@ -314,9 +360,15 @@ class Dispatcher {
       part.dtype = kind.first;
       part.device = device;
       const bool pin = at::isAccelerator(device.type());
-      const at::Tensor master = at::empty({part.layout.numel}, at::TensorOptions().dtype(kind.first).pinned_memory(pin));
+      const at::Tensor master =
+          at::empty({part.layout.numel}, at::TensorOptions().dtype(kind.first).pinned_memory(pin));
       for (size_t i = 0; i < tensors.size(); ++i)  // in the members' own order of elements: strides are kept
-        master.as_strided(tensors[i].sizes(), tensors[i].is_non_overlapping_and_dense() ? tensors[i].strides() : tensors[i].contiguous().strides(), part.layout.offsets[i]).copy_(tensors[i]);
+        master
+            .as_strided(
+                tensors[i].sizes(),
+                tensors[i].is_non_overlapping_and_dense() ? tensors[i].strides() : tensors[i].contiguous().strides(),
+                part.layout.offsets[i])
+            .copy_(tensors[i]);
       part.members = std::move(some);
       part.home = residency::host_home(master, worker);
       parts.push_back(std::move(part));
@@ -330,7 +382,8 @@ class Dispatcher {
     engine = std::make_unique<residency::Residency>(residency::Policy{.prefetch = 0, .across_devices = true});
     for (auto& piece : pieces_) {
       const at::Tensor& tensor = piece.target.tensor;
-      if (piece.offloaded || tensor.is_meta() || tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) continue;
+      if (piece.offloaded || tensor.is_meta() || tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense())
+        continue;
       residency::PartSpec part;
       part.members = {{piece.name(), tensor}};
       part.layout = {.offsets = {0}, .numel = tensor.numel()};
@@ -358,33 +411,41 @@ std::vector<Piece> pieces_of(std::vector<LoadTarget> targets) {
   return pieces;
 }
 
-bool goes_to_disk(const LoadTarget& target, bool offload_buffers) { return target.place && target.place->is_disk() && (!target.is_buffer || offload_buffers); }
+bool goes_to_disk(const LoadTarget& target, bool offload_buffers) {
+  return target.place && target.place->is_disk() && (!target.is_buffer || offload_buffers);
+}
 
 /// Values that were given instead of the model's.
-void take_over(const std::string& caller, std::vector<Piece>& pieces, const std::map<std::string, at::Tensor>& state_dict) {
+void take_over(const std::string& caller, std::vector<Piece>& pieces,
+               const std::map<std::string, at::Tensor>& state_dict) {
   const c10::NoGradGuard no_grad;
   std::string wrong;
   for (auto& piece : pieces)
     for (const auto& name : piece.target.names)
-      if (const auto given = state_dict.find(name); given != state_dict.end() && !given->second.sizes().equals(piece.target.tensor.sizes()))
-        wrong += "\n  " + name + ": " + c10::str(given->second.sizes()) + " given, " + c10::str(piece.target.tensor.sizes()) + " in the model";
+      if (const auto given = state_dict.find(name);
+          given != state_dict.end() && !given->second.sizes().equals(piece.target.tensor.sizes()))
+        wrong += "\n  " + name + ": " + c10::str(given->second.sizes()) + " given, " +
+                 c10::str(piece.target.tensor.sizes()) + " in the model";
   if (!wrong.empty()) throw ShapeError(caller + ": state_dict has tensors of other shapes than the model:" + wrong);
   for (auto& piece : pieces)
     for (const auto& name : piece.target.names)
-      if (const auto given = state_dict.find(name); given != state_dict.end() && piece.target.place && (piece.target.place->is_cpu() || piece.target.place->is_disk())) {
+      if (const auto given = state_dict.find(name); given != state_dict.end() && piece.target.place &&
+                                                    (piece.target.place->is_cpu() || piece.target.place->is_disk())) {
         bigmodel::replace_values(piece.target.tensor, given->second.detach().to(piece.target.dtype));
         break;
       }
 }
 
-DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const DeviceMap& map, const DispatchOptions& options) {
+DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const DeviceMap& map,
+                         const DispatchOptions& options) {
   check_devices(caller, map, options.main_device);
   auto targets = bigmodel::targets_of(model);
   bigmodel::place(caller.c_str(), model, targets, map);
   auto pieces = pieces_of(std::move(targets));
   take_over(caller, pieces, options.state_dict);
   std::optional<OffloadIndex> index = options.offload_index;
-  if (!index && !options.offload_dir.empty() && fs::exists(options.offload_dir / "index.json")) index = load_offload_index(options.offload_dir);
+  if (!index && !options.offload_dir.empty() && fs::exists(options.offload_dir / "index.json"))
+    index = load_offload_index(options.offload_dir);
   std::map<std::string, OffloadedWeight> saved;
   if (index) saved.insert(index->begin(), index->end());
   NamedTensors to_write;
@@ -394,12 +455,17 @@ DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const
     if (target.tensor.is_meta() && !goes_to_disk(target, options.offload_buffers)) missing += "\n  " + piece.name();
     if (!goes_to_disk(target, options.offload_buffers)) continue;
     if (options.offload_dir.empty() && !index)
-      throw ConfigError(caller + ": the device map has parts on disk ('" + piece.name() + "' is the first), and offload_dir is empty. Give a folder for them, or one that has them already.");
-    const auto found = std::find_if(target.names.begin(), target.names.end(), [&](const std::string& name) { return saved.contains(name); });
+      throw ConfigError(
+          caller + ": the device map has parts on disk ('" + piece.name() +
+          "' is the first), and offload_dir is empty. Give a folder for them, or one that has them already.");
+    const auto found = std::find_if(target.names.begin(), target.names.end(),
+                                    [&](const std::string& name) { return saved.contains(name); });
     if (found != target.names.end()) {
       piece.file = bigmodel::tensor_in_folder(options.offload_dir, *found, saved.at(*found));
       if (!at::IntArrayRef(piece.file->shape).equals(target.tensor.sizes()))
-        throw CheckpointError(caller + ": '" + *found + "' is of shape " + c10::str(at::IntArrayRef(piece.file->shape)) + " in the offload folder '" + options.offload_dir.string() + "', " + c10::str(target.tensor.sizes()) +
+        throw CheckpointError(caller + ": '" + *found + "' is of shape " +
+                              c10::str(at::IntArrayRef(piece.file->shape)) + " in the offload folder '" +
+                              options.offload_dir.string() + "', " + c10::str(target.tensor.sizes()) +
                               " in the model. The folder is of another model: use another, or remove it.");
     } else if (target.tensor.is_meta()) {
       missing += "\n  " + piece.name();
@@ -407,17 +473,34 @@ DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const
       to_write.emplace_back(piece.name(), target.tensor);
     }
   }
-  if (!missing.empty()) throw ConfigError(caller + ": these weights have no values (they are on the meta device), neither in the model nor in state_dict nor in the offload folder:" + missing + "\nLoad a checkpoint with load_checkpoint_and_dispatch, or materialize() the model.");
+  if (!missing.empty())
+    throw ConfigError(caller +
+                      ": these weights have no values (they are on the meta device), neither in the model nor in "
+                      "state_dict nor in the offload folder:" +
+                      missing + "\nLoad a checkpoint with load_checkpoint_and_dispatch, or materialize() the model.");
   // Where they will be, so that everything can be checked before anything is written.
   for (auto& piece : pieces) {
     if (piece.file || !goes_to_disk(piece.target, options.offload_buffers)) continue;
     const auto& tensor = piece.target.tensor;
     const auto file = options.offload_dir / (piece.name() + ".dat");
-    piece.file = TensorInFile{.file = file, .begin = 0, .bytes = static_cast<int64_t>(tensor.nbytes()), .dtype = tensor.scalar_type(), .shape = tensor.sizes().vec(),
-                              .map = [file, weight = bigmodel::offloaded_weight_of(tensor)] { return load_offloaded_weight(file, weight); }, .decode = nullptr};
+    piece.file = TensorInFile{
+        .file = file,
+        .begin = 0,
+        .bytes = static_cast<int64_t>(tensor.nbytes()),
+        .dtype = tensor.scalar_type(),
+        .shape = tensor.sizes().vec(),
+        .map = [file, weight = bigmodel::offloaded_weight_of(tensor)] { return load_offloaded_weight(file, weight); },
+        .decode = nullptr};
   }
-  Settings settings{.caller = caller, .map = map, .main = main_of(map, options.main_device), .offload_buffers = options.offload_buffers, .skip_keys = options.skip_keys,
-                    .whole_classes = options.preload_module_classes, .force_hooks = options.force_hooks, .max_memory = std::nullopt, .offload = options.offload};
+  Settings settings{.caller = caller,
+                    .map = map,
+                    .main = main_of(map, options.main_device),
+                    .offload_buffers = options.offload_buffers,
+                    .skip_keys = options.skip_keys,
+                    .whole_classes = options.preload_module_classes,
+                    .force_hooks = options.force_hooks,
+                    .max_memory = std::nullopt,
+                    .offload = options.offload};
   Dispatcher dispatcher(model, std::move(settings), std::move(pieces));
   if (!to_write.empty()) offload_state_dict(options.offload_dir, to_write);
   return dispatcher.finish();
@@ -425,41 +508,85 @@ DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const
 
 }  // namespace
 
-DispatchedModel dispatch_model(const ModelRef& model, const DeviceMap& device_map, const DispatchOptions& options) { return dispatch("dispatch_model", model, device_map, options); }
+DispatchedModel dispatch_model(const ModelRef& model, const DeviceMap& device_map, const DispatchOptions& options) {
+  return dispatch("dispatch_model", model, device_map, options);
+}
 
 DispatchedModel cpu_offload(const ModelRef& model, const CpuOffloadOptions& options) {
   return dispatch("cpu_offload", model, {{"", "cpu"}},
-                  {.main_device = options.execution_device.value_or(accelerator_or_host()), .state_dict = options.state_dict, .offload_dir = {}, .offload_index = std::nullopt, .offload_buffers = options.offload_buffers,
-                   .skip_keys = {}, .preload_module_classes = options.preload_module_classes, .force_hooks = false, .offload = options.offload});
+                  {.main_device = options.execution_device.value_or(accelerator_or_host()),
+                   .state_dict = options.state_dict,
+                   .offload_dir = {},
+                   .offload_index = std::nullopt,
+                   .offload_buffers = options.offload_buffers,
+                   .skip_keys = {},
+                   .preload_module_classes = options.preload_module_classes,
+                   .force_hooks = false,
+                   .offload = options.offload});
 }
 
 DispatchedModel disk_offload(const ModelRef& model, const fs::path& offload_dir, const DiskOffloadOptions& options) {
   return dispatch("disk_offload", model, {{"", "disk"}},
-                  {.main_device = options.execution_device.value_or(accelerator_or_host()), .state_dict = {}, .offload_dir = offload_dir, .offload_index = std::nullopt, .offload_buffers = options.offload_buffers,
-                   .skip_keys = {}, .preload_module_classes = options.preload_module_classes, .force_hooks = false, .offload = options.offload});
+                  {.main_device = options.execution_device.value_or(accelerator_or_host()),
+                   .state_dict = {},
+                   .offload_dir = offload_dir,
+                   .offload_index = std::nullopt,
+                   .offload_buffers = options.offload_buffers,
+                   .skip_keys = {},
+                   .preload_module_classes = options.preload_module_classes,
+                   .force_hooks = false,
+                   .offload = options.offload});
 }
 
-DispatchedModel load_checkpoint_and_dispatch(const ModelRef& model, const fs::path& checkpoint, const LoadAndDispatchOptions& options) {
+DispatchedModel load_checkpoint_and_dispatch(const ModelRef& model, const fs::path& checkpoint,
+                                             const LoadAndDispatchOptions& options) {
   const char* const caller = "load_checkpoint_and_dispatch";
-  if (!options.full_state_dict) throw ConfigError("load_checkpoint_and_dispatch: found full_state_dict = false, expected a checkpoint of whole tensors; sharded ones are read by Accelerator::load_state()");
-  if (options.broadcast_from_rank0) throw ConfigError("load_checkpoint_and_dispatch: found broadcast_from_rank0 = true, which is not needed: every process reads the checkpoint by itself, and those of one machine share its pages. Put the files where all can read them.");
-  LoadCheckpointOptions loading{.device_map = std::nullopt, .dtype = options.dtype, .keep_in_fp32_modules = options.keep_in_fp32_modules, .offload_folder = options.offload_folder, .offload_buffers = options.offload_buffers, .strict = options.strict};
+  if (!options.full_state_dict)
+    throw ConfigError(
+        "load_checkpoint_and_dispatch: found full_state_dict = false, expected a checkpoint of whole tensors; sharded "
+        "ones are read by Accelerator::load_state()");
+  if (options.broadcast_from_rank0)
+    throw ConfigError(
+        "load_checkpoint_and_dispatch: found broadcast_from_rank0 = true, which is not needed: every process reads the "
+        "checkpoint by itself, and those of one machine share its pages. Put the files where all can read them.");
+  LoadCheckpointOptions loading{.device_map = std::nullopt,
+                                .dtype = options.dtype,
+                                .keep_in_fp32_modules = options.keep_in_fp32_modules,
+                                .offload_folder = options.offload_folder,
+                                .offload_buffers = options.offload_buffers,
+                                .strict = options.strict};
   DeviceMap map;
   if (!options.device_map) {
-    if (options.max_memory) throw ConfigError("load_checkpoint_and_dispatch: found max_memory without a device_map, expected a strategy that uses it, \"auto\" for example");
+    if (options.max_memory)
+      throw ConfigError(
+          "load_checkpoint_and_dispatch: found max_memory without a device_map, expected a strategy that uses it, "
+          "\"auto\" for example");
   } else if (const auto* given = std::get_if<DeviceMap>(&*options.device_map)) {
     map = *given;
   } else {
-    DeviceMapOptions map_options{.max_memory = options.max_memory, .no_split_module_classes = options.no_split_module_classes, .offload_buffers = options.offload_buffers};
-    if (options.dtype) map_options.dtype = std::string(c10::elementSize(*options.dtype) == 2 ? "float16" : c10::elementSize(*options.dtype) == 1 ? "int8" : "float32");
+    DeviceMapOptions map_options{.max_memory = options.max_memory,
+                                 .no_split_module_classes = options.no_split_module_classes,
+                                 .offload_buffers = options.offload_buffers};
+    if (options.dtype)
+      map_options.dtype = std::string(c10::elementSize(*options.dtype) == 2   ? "float16"
+                                      : c10::elementSize(*options.dtype) == 1 ? "int8"
+                                                                              : "float32");
     map = make_device_map(describe(model), std::get<std::string>(*options.device_map), std::move(map_options));
   }
   check_devices(caller, map, std::nullopt);
   if (options.device_map) loading.device_map = map;
   auto plan = bigmodel::plan_loading(caller, model, checkpoint, loading);
-  Settings settings{.caller = caller, .map = map, .main = main_of(map, std::nullopt), .offload_buffers = options.offload_buffers, .skip_keys = options.skip_keys, .whole_classes = options.preload_module_classes,
-                    .force_hooks = options.force_hooks, .max_memory = options.max_memory, .offload = options.offload};
-  settings.whole_classes.insert(settings.whole_classes.end(), options.no_split_module_classes.begin(), options.no_split_module_classes.end());
+  Settings settings{.caller = caller,
+                    .map = map,
+                    .main = main_of(map, std::nullopt),
+                    .offload_buffers = options.offload_buffers,
+                    .skip_keys = options.skip_keys,
+                    .whole_classes = options.preload_module_classes,
+                    .force_hooks = options.force_hooks,
+                    .max_memory = options.max_memory,
+                    .offload = options.offload};
+  settings.whole_classes.insert(settings.whole_classes.end(), options.no_split_module_classes.begin(),
+                                options.no_split_module_classes.end());
   auto pieces = pieces_of(plan.targets);
   std::set<const at::TensorImpl*> where_they_lie;
   for (auto& piece : pieces) {
@@ -469,18 +596,35 @@ DispatchedModel load_checkpoint_and_dispatch(const ModelRef& model, const fs::pa
     const bool converted = tensor.dtype != piece.target.dtype || (tensor.bytes && tensor.bytes->decode);
     if (!tensor.bytes || (converted && !options.offload_folder.empty())) {
       if (options.offload_folder.empty())
-        throw CheckpointError("load_checkpoint_and_dispatch: '" + name + "' is to be on disk, and can't be used where it lies in '" + checkpoint.string() + "', because its elements are not in one piece. Give offload_folder, a folder with room for such weights.");
-      const auto weight = bigmodel::offloaded_weight_of(at::empty(tensor.sizes, at::TensorOptions().dtype(piece.target.dtype).device(at::kMeta)));
+        throw CheckpointError(
+            "load_checkpoint_and_dispatch: '" + name + "' is to be on disk, and can't be used where it lies in '" +
+            checkpoint.string() +
+            "', because its elements are not in one piece. Give offload_folder, a folder with room for such weights.");
+      const auto weight = bigmodel::offloaded_weight_of(
+          at::empty(tensor.sizes, at::TensorOptions().dtype(piece.target.dtype).device(at::kMeta)));
       const auto file = options.offload_folder / (piece.name() + ".dat");
-      piece.file = TensorInFile{.file = file, .begin = 0, .bytes = piece.bytes(), .dtype = piece.target.dtype, .shape = tensor.sizes, .map = [file, weight] { return load_offloaded_weight(file, weight); }, .decode = nullptr};
+      piece.file = TensorInFile{.file = file,
+                                .begin = 0,
+                                .bytes = piece.bytes(),
+                                .dtype = piece.target.dtype,
+                                .shape = tensor.sizes,
+                                .map = [file, weight] { return load_offloaded_weight(file, weight); },
+                                .decode = nullptr};
       continue;
     }
-    piece.file = TensorInFile{.file = tensor.bytes->file, .begin = tensor.bytes->begin, .bytes = tensor.bytes->bytes, .dtype = tensor.dtype, .shape = tensor.sizes, .map = nullptr, .decode = tensor.bytes->decode};
+    piece.file = TensorInFile{.file = tensor.bytes->file,
+                              .begin = tensor.bytes->begin,
+                              .bytes = tensor.bytes->bytes,
+                              .dtype = tensor.dtype,
+                              .shape = tensor.sizes,
+                              .map = nullptr,
+                              .decode = tensor.bytes->decode};
     if (plan.checkpoint.mapped && !converted) piece.file->map = tensor.read_whole;
     where_they_lie.insert(piece.target.tensor.unsafeGetTensorImpl());
   }
   Dispatcher dispatcher(model, std::move(settings), std::move(pieces));
-  bigmodel::load(plan, [&](const LoadTarget& target) { return where_they_lie.contains(target.tensor.unsafeGetTensorImpl()); });
+  bigmodel::load(
+      plan, [&](const LoadTarget& target) { return where_they_lie.contains(target.tensor.unsafeGetTensorImpl()); });
   return dispatcher.finish();
 }
 

@@ -11,19 +11,26 @@ double TrainingUsage::peak() const { return std::max({model, gradients, optimize
 
 TrainingUsage estimate_training_usage(double bytes, const std::string& mixed_precision) {
   constexpr double kAdamStates = 2;  // mean and variance, in fp32
-  if (mixed_precision == "float32") return {.model = bytes, .gradients = bytes, .optimizer = kAdamStates * bytes, .step = (2 + kAdamStates) * bytes};
-  // Weights stay in fp32; beside the gradients there is a copy of the weights in half the bytes, which the step no longer needs.
+  if (mixed_precision == "float32")
+    return {.model = bytes, .gradients = bytes, .optimizer = kAdamStates * bytes, .step = (2 + kAdamStates) * bytes};
+  // Weights stay in fp32; beside the gradients there is a copy of the weights in half the bytes, which the step no
+  // longer needs.
   if (mixed_precision == "float16" || mixed_precision == "bfloat16" || mixed_precision == "fp8")
-    return {.model = bytes, .gradients = bytes + std::floor(bytes / 2), .optimizer = kAdamStates * bytes, .step = kAdamStates * bytes};
+    return {.model = bytes,
+            .gradients = bytes + std::floor(bytes / 2),
+            .optimizer = kAdamStates * bytes,
+            .step = kAdamStates * bytes};
   return {};
 }
 
 std::vector<MemoryEstimate> estimate_memory(const MaximumSizes& sizes, const std::vector<std::string>& dtypes) {
   std::vector<MemoryEstimate> estimates;
   for (const auto& dtype : dtypes) {
-    if (dtype != "float32" && dtype != "float16" && dtype != "int8" && dtype != "int4") throw ConfigError("dtype '" + dtype + "': expected float32, float16, int8 or int4.");
+    if (dtype != "float32" && dtype != "float16" && dtype != "int8" && dtype != "int4")
+      throw ConfigError("dtype '" + dtype + "': expected float32, float16, int8 or int4.");
     const double share = dtype_byte_size(dtype) / dtype_byte_size("float32");
-    estimates.push_back({dtype, sizes.largest_layer.bytes * share, sizes.total * share, estimate_training_usage(sizes.total, dtype)});
+    estimates.push_back(
+        {dtype, sizes.largest_layer.bytes * share, sizes.total * share, estimate_training_usage(sizes.total, dtype)});
   }
   return estimates;
 }
@@ -49,7 +56,8 @@ std::string memory_table(const std::string& model, const std::vector<MemoryEstim
   std::vector<std::vector<std::string>> rows = {{"dtype", "Largest Layer", "Total Size", "Training using Adam"}};
   for (const auto& estimate : estimates) {
     const double peak = estimate.training.peak();
-    rows.push_back({estimate.dtype, convert_bytes(estimate.largest_layer), convert_bytes(estimate.total), peak < 0 ? "N/A" : convert_bytes(peak)});
+    rows.push_back({estimate.dtype, convert_bytes(estimate.largest_layer), convert_bytes(estimate.total),
+                    peak < 0 ? "N/A" : convert_bytes(peak)});
   }
   std::vector<size_t> widths(rows.front().size(), 0);
   for (const auto& row : rows)

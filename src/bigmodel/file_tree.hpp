@@ -8,12 +8,14 @@
 
 namespace accelerate::bigmodel {
 
-/// A model as its files describe it. They may be damaged, or made so that few bytes describe endlessly much; hence the limits.
+/// A model as its files describe it. They may be damaged, or made so that few bytes describe endlessly much; hence the
+/// limits.
 class FileTree {
  public:
-  static constexpr int kDeepest = 100;                        ///< modules within modules; whoever walks through the tree does so recursively
-  static constexpr int64_t kMostEntries = 1'000'000;          ///< the largest models have some hundred thousand
-  static constexpr size_t kMostNameBytes = size_t{64} << 20;  ///< of all dotted names together: names within names are what makes much of little
+  static constexpr int kDeepest = 100;  ///< modules within modules; whoever walks through the tree does so recursively
+  static constexpr int64_t kMostEntries = 1'000'000;  ///< the largest models have some hundred thousand
+  static constexpr size_t kMostNameBytes =
+      size_t{64} << 20;  ///< of all dotted names together: names within names are what makes much of little
 
   /// @param source  begins the messages
   explicit FileTree(std::string source) : source_(std::move(source)) {}
@@ -23,7 +25,8 @@ class FileTree {
   int64_t new_identity() { return ++identities_; }
   /// Adds a tensor where its dotted name says. @throws CheckpointError if that is nested too deep, or as count().
   void add(const std::string& name, TensorSpec tensor);
-  /// To be called before anything is added or looked at, with the length of its dotted name. @throws CheckpointError for too many.
+  /// To be called before anything is added or looked at, with the length of its dotted name. @throws CheckpointError
+  /// for too many.
   void count(size_t name_bytes);
 
  private:

@@ -24,23 +24,30 @@ using nlohmann::json;
 
 std::string read_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file || fs::is_directory(path)) throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) + ".");
+  if (!file || fs::is_directory(path))
+    throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) + ".");
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// What the header of a safetensors file says about its tensors. Names and numbers are all that is wanted here; the reader in the library checks every rule of the format.
+/// What the header of a safetensors file says about its tensors. Names and numbers are all that is wanted here; the
+/// reader in the library checks every rule of the format.
 json read_header(const fs::path& path) {
-  const auto fail = [&](const std::string& what) -> void { throw CheckpointError("safetensors file '" + path.string() + "': " + what); };
+  const auto fail = [&](const std::string& what) -> void {
+    throw CheckpointError("safetensors file '" + path.string() + "': " + what);
+  };
   std::ifstream file(path, std::ios::binary);
   if (!file) fail(std::string("can't open it: ") + std::strerror(errno) + ".");
   std::error_code error;
   const auto size = fs::file_size(path, error);
   unsigned char length_bytes[8];
-  if (error || !file.read(reinterpret_cast<char*>(length_bytes), sizeof length_bytes)) fail("it has no room for the length of a header. It is truncated or no safetensors file.");
+  if (error || !file.read(reinterpret_cast<char*>(length_bytes), sizeof length_bytes))
+    fail("it has no room for the length of a header. It is truncated or no safetensors file.");
   uint64_t length = 0;
   for (int i = 7; i >= 0; --i) length = length << 8 | length_bytes[i];
   constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's limit
-  if (length > kMaxHeaderBytes || length + sizeof length_bytes > size) fail("its header has " + std::to_string(length) + " bytes, the file " + std::to_string(size) + ". It is truncated or no safetensors file.");
+  if (length > kMaxHeaderBytes || length + sizeof length_bytes > size)
+    fail("its header has " + std::to_string(length) + " bytes, the file " + std::to_string(size) +
+         ". It is truncated or no safetensors file.");
   std::string text(length, '\0');
   if (!file.read(text.data(), static_cast<std::streamsize>(length))) fail("its header can't be read.");
   auto header = json::parse(text, nullptr, false);
@@ -50,12 +57,14 @@ json read_header(const fs::path& path) {
 
 /// PyTorch's name; floating-point numbers become float32, which models are counted in.
 std::string counted_as(const std::string& dtype, const fs::path& path) {
-  static const std::map<std::string, std::string> kIntegers = {{"BOOL", "bool"}, {"U8", "uint8"},   {"I8", "int8"},   {"I16", "int16"}, {"U16", "uint16"},
-                                                               {"I32", "int32"}, {"U32", "uint32"}, {"I64", "int64"}, {"U64", "uint64"}};
+  static const std::map<std::string, std::string> kIntegers = {{"BOOL", "bool"},  {"U8", "uint8"},   {"I8", "int8"},
+                                                               {"I16", "int16"},  {"U16", "uint16"}, {"I32", "int32"},
+                                                               {"U32", "uint32"}, {"I64", "int64"},  {"U64", "uint64"}};
   if (const auto found = kIntegers.find(dtype); found != kIntegers.end()) return found->second;
   if (dtype.starts_with("F") || dtype == "BF16") return "float32";
   if (dtype == "C64") return "complex64";
-  throw CheckpointError("safetensors file '" + path.string() + "': there is no dtype '" + dtype + "'. It is damaged or of a newer format.");
+  throw CheckpointError("safetensors file '" + path.string() + "': there is no dtype '" + dtype +
+                        "'. It is damaged or of a newer format.");
 }
 
 /// By its first bytes, whatever its name: a zip, or a pickle of protocol 2.
@@ -69,16 +78,25 @@ void add_file(bigmodel::FileTree& tree, const fs::path& path) {
   if (path.extension() != ".safetensors" && is_torch_file(path)) return bigmodel::add_torch_file(tree, path);
   if (path.extension() == ".gguf") {
     const formats::MappedFile file(path);
-    for (auto& tensor : formats::parse_gguf_header({file.data(), static_cast<size_t>(file.size())}, path.string()).tensors) tree.add(tensor.name, {.name = "", .shape = std::move(tensor.shape)});
+    for (auto& tensor :
+         formats::parse_gguf_header({file.data(), static_cast<size_t>(file.size())}, path.string()).tensors)
+      tree.add(tensor.name, {.name = "", .shape = std::move(tensor.shape)});
     return;
   }
   const auto header = read_header(path);
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
-    const bool valid = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() && entry.contains("shape") && entry["shape"].is_array() &&
-                       std::all_of(entry["shape"].begin(), entry["shape"].end(), [](const json& size) { return size.is_number_unsigned() && size.get<int64_t>() >= 0; });
-    if (!valid) throw CheckpointError("safetensors file '" + path.string() + "': '" + name + "' has no dtype and shape. Its header is damaged.");
-    tree.add(name, {.name = "", .shape = entry["shape"].get<std::vector<int64_t>>(), .dtype = counted_as(entry["dtype"], path)});
+    const bool valid = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() &&
+                       entry.contains("shape") && entry["shape"].is_array() &&
+                       std::all_of(entry["shape"].begin(), entry["shape"].end(), [](const json& size) {
+                         return size.is_number_unsigned() && size.get<int64_t>() >= 0;
+                       });
+    if (!valid)
+      throw CheckpointError("safetensors file '" + path.string() + "': '" + name +
+                            "' has no dtype and shape. Its header is damaged.");
+    tree.add(
+        name,
+        {.name = "", .shape = entry["shape"].get<std::vector<int64_t>>(), .dtype = counted_as(entry["dtype"], path)});
   }
 }
 
@@ -91,20 +109,24 @@ ModelDescription from_weights(const fs::path& path) {
   }
   const auto index = json::parse(read_text(path), nullptr, false);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-    throw CheckpointError("'" + path.string() + "': it has no object \"weight_map\" from tensor names to file names, so it is no index of a model in several files.");
+    throw CheckpointError("'" + path.string() +
+                          "': it has no object \"weight_map\" from tensor names to file names, so it is no index of a "
+                          "model in several files.");
   std::set<std::string> shards;
   for (const auto& [name, shard] : index["weight_map"].items())
     if (shard.is_string()) shards.insert(shard.get<std::string>());
   for (const auto& shard : shards) {
     if (fs::path(shard).filename() != shard || !fs::exists(path.parent_path() / shard))
-      throw CheckpointError("index '" + path.string() + "': there is no file '" + shard + "' beside it. Copy all files of the model into one folder.");
+      throw CheckpointError("index '" + path.string() + "': there is no file '" + shard +
+                            "' beside it. Copy all files of the model into one folder.");
     add_file(tree, path.parent_path() / shard);
   }
   return described();
 }
 
 std::optional<fs::path> weights_in(const fs::path& folder) {
-  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"})
+  for (const char* name :
+       {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"})
     if (fs::exists(folder / name)) return folder / name;
   return std::nullopt;
 }
@@ -117,9 +139,13 @@ ModelDescription from_config(const fs::path& path) {
 
 ModelDescription from_path(const fs::path& path) {
   if (!fs::is_directory(path)) {
-    if (path.extension() == ".safetensors" || path.extension() == ".gguf" || path.filename().string().ends_with(".index.json") || is_torch_file(path)) return from_weights(path);
+    if (path.extension() == ".safetensors" || path.extension() == ".gguf" ||
+        path.filename().string().ends_with(".index.json") || is_torch_file(path))
+      return from_weights(path);
     if (path.extension() == ".json") return from_config(path);
-    throw ConfigError("'" + path.string() + "': expected a folder, a config.json, a .safetensors or .gguf file, one that torch.save or TorchScript wrote, or an index.");
+    throw ConfigError("'" + path.string() +
+                      "': expected a folder, a config.json, a .safetensors or .gguf file, one that torch.save or "
+                      "TorchScript wrote, or an index.");
   }
   const auto weights = weights_in(path);
   if (fs::exists(path / "config.json")) {
@@ -129,7 +155,10 @@ ModelDescription from_path(const fs::path& path) {
       if (!weights) throw;  // else an architecture that is not known, of which the weights say enough
     }
   }
-  if (!weights) throw CheckpointError("folder '" + path.string() + "': it has neither config.json nor model.safetensors nor pytorch_model.bin (nor an index of several files). Is it the folder of a saved model?");
+  if (!weights)
+    throw CheckpointError("folder '" + path.string() +
+                          "': it has neither config.json nor model.safetensors nor pytorch_model.bin (nor an index of "
+                          "several files). Is it the folder of a saved model?");
   return from_weights(*weights);
 }
 
@@ -142,7 +171,8 @@ ModelDescription from_name(const std::string& name) {
   const auto nearest = nearest_name(name, bigmodel::built_in_names());
   std::string known;
   for (const auto& built_in : bigmodel::built_in_names()) known += " " + built_in;
-  throw ConfigError("'" + name + "' is neither a file or folder nor the name of a built-in model." + (nearest ? " Did you mean '" + *nearest + "'?" : "") +
+  throw ConfigError("'" + name + "' is neither a file or folder nor the name of a built-in model." +
+                    (nearest ? " Did you mean '" + *nearest + "'?" : "") +
                     " Nothing is downloaded: get its config.json (a few KB) and give that. Built-in:" + known + ".");
 }
 
@@ -152,7 +182,8 @@ ModelDescription find_model(const std::string& name, const std::string& library)
   auto model = fs::exists(name) ? from_path(name) : from_name(name);
   model.name = name;
   if (!library.empty() && !model.library.empty() && model.library != library)
-    throw ConfigError("'" + name + "' is a model of " + model.library + ", not of " + library + ". Leave out --library_name, or give the other.");
+    throw ConfigError("'" + name + "' is a model of " + model.library + ", not of " + library +
+                      ". Leave out --library_name, or give the other.");
   return model;
 }
 

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "accelerate/utils/ops.hpp"
 #include "accelerate/residency.hpp"
+#include "accelerate/utils/ops.hpp"
 #include "bigmodel/replace.hpp"
 #include "residency/member.hpp"
 #include "residency/residency.hpp"
@@ -17,13 +17,16 @@
 namespace accelerate {
 namespace {
 
-/// Hooks by module. LibTorch's modules have no room for anything; what is kept for one that is gone is thrown out when another is added.
+/// Hooks by module. LibTorch's modules have no room for anything; what is kept for one that is gone is thrown out when
+/// another is added.
 class Registry {
  public:
   std::shared_ptr<ModelHook> get(const ModelRef& module) {
     const std::lock_guard lock(mutex_);
     const auto found = entries_.find(module.identity());
-    return found == entries_.end() || !found->second.module() ? nullptr : found->second.hook;  // another module may have got the address of one that is gone
+    return found == entries_.end() || !found->second.module()
+               ? nullptr
+               : found->second.hook;  // another module may have got the address of one that is gone
   }
   void set(const ModelRef& module, std::shared_ptr<ModelHook> hook) {
     const std::lock_guard lock(mutex_);
@@ -84,7 +87,8 @@ bool any_hooks() { return registry().any(); }
 }  // namespace detail
 
 SequentialHook::SequentialHook(std::vector<std::shared_ptr<ModelHook>> hooks) : hooks_(std::move(hooks)) {
-  if (std::find(hooks_.begin(), hooks_.end(), nullptr) != hooks_.end()) throw ConfigError("SequentialHook: found a null hook, expected hooks");
+  if (std::find(hooks_.begin(), hooks_.end(), nullptr) != hooks_.end())
+    throw ConfigError("SequentialHook: found a null hook, expected hooks");
 }
 bool SequentialHook::no_grad() const {
   return std::any_of(hooks_.begin(), hooks_.end(), [](const auto& hook) { return hook->no_grad(); });
@@ -103,14 +107,16 @@ void SequentialHook::detach_hook(const ModelRef& module) {
 }
 
 void add_hook_to_module(const ModelRef& module, std::shared_ptr<ModelHook> hook, bool append) {
-  if (!hook) throw ConfigError("add_hook_to_module: found a null hook, expected one; remove_hook_from_module removes hooks");
+  if (!hook)
+    throw ConfigError("add_hook_to_module: found a null hook, expected one; remove_hook_from_module removes hooks");
   const auto before = registry().get(module);
   if (before && !append) {
     registry().take(module.identity());
     before->detach_hook(module);
   }
   hook->init_hook(module);
-  registry().set(module, before && append ? std::make_shared<SequentialHook>(std::vector{before, std::move(hook)}) : std::move(hook));
+  registry().set(module, before && append ? std::make_shared<SequentialHook>(std::vector{before, std::move(hook)})
+                                          : std::move(hook));
 }
 
 void remove_hook_from_module(const ModelRef& module, bool recurse) {
@@ -127,7 +133,8 @@ std::shared_ptr<ModelHook> hook_of(const ModelRef& module) { return registry().g
 /// Keeps the host's copies while the weights are on the device: inference changes none, so going back is free.
 class UserCpuOffloadHook::Hook final : public ModelHook, public std::enable_shared_from_this<Hook> {
  public:
-  Hook(const ModelRef& model, at::Device device, UserCpuOffloadHook previous) : identity_(model.identity()), state_(model.state()), device_(device), previous_(std::move(previous)) {}
+  Hook(const ModelRef& model, at::Device device, UserCpuOffloadHook previous)
+      : identity_(model.identity()), state_(model.state()), device_(device), previous_(std::move(previous)) {}
 
   void init_hook(const ModelRef&) override {
     const at::NoGradGuard no_grad;
@@ -139,9 +146,11 @@ class UserCpuOffloadHook::Hook final : public ModelHook, public std::enable_shar
     const at::NoGradGuard no_grad;
     for (auto& [name, tensor] : state_) {
       if (tensor.device() == device_) continue;
-      if (tensor.is_cpu() && !host_.contains(tensor.unsafeGetTensorImpl())) host_.emplace(tensor.unsafeGetTensorImpl(), Kept{tensor.variable_data(), 0});
+      if (tensor.is_cpu() && !host_.contains(tensor.unsafeGetTensorImpl()))
+        host_.emplace(tensor.unsafeGetTensorImpl(), Kept{tensor.variable_data(), 0});
       bigmodel::replace_values(tensor, tensor.to(device_, /*non_blocking=*/tensor.is_pinned()));
-      if (const auto kept = host_.find(tensor.unsafeGetTensorImpl()); kept != host_.end()) kept->second.version = tensor._version();
+      if (const auto kept = host_.find(tensor.unsafeGetTensorImpl()); kept != host_.end())
+        kept->second.version = tensor._version();
     }
     for (auto& input : inputs)
       if (input.defined()) input = ops::to_device(input, device_, false);
@@ -180,10 +189,13 @@ void UserCpuOffloadHook::remove() const {
   if (hook_) hook_->remove();
 }
 
-UserCpuOffloadHook cpu_offload_with_hook(const ModelRef& model, std::optional<at::Device> execution_device, const UserCpuOffloadHook& prev_module_hook) {
+UserCpuOffloadHook cpu_offload_with_hook(const ModelRef& model, std::optional<at::Device> execution_device,
+                                         const UserCpuOffloadHook& prev_module_hook) {
   if (!execution_device) {
     const auto accelerator = at::getAccelerator();
-    execution_device = accelerator && at::accelerator::deviceCount() > 0 ? at::Device(*accelerator, at::accelerator::getDeviceIndex()) : at::Device(at::kCPU);
+    execution_device = accelerator && at::accelerator::deviceCount() > 0
+                           ? at::Device(*accelerator, at::accelerator::getDeviceIndex())
+                           : at::Device(at::kCPU);
   }
   auto hook = std::make_shared<UserCpuOffloadHook::Hook>(model, *execution_device, prev_module_hook);
   add_hook_to_module(model, hook, /*append=*/true);
@@ -201,23 +213,29 @@ bool has_offloaded_params(const ModelRef& module) {
 namespace {
 
 /// Raw pointers leave no trace of what is written through them, so the bytes before and after are compared.
-size_t fingerprint(const at::Tensor& tensor) { return std::hash<std::string_view>{}({static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()}); }
+size_t fingerprint(const at::Tensor& tensor) {
+  return std::hash<std::string_view>{}({static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()});
+}
 
 }  // namespace
 
 struct AlignedModule::Impl {
   residency::Pins offloaded;
-  std::vector<std::pair<at::Tensor, size_t>> watched;     ///< tensor of an offloaded unit, its fingerprint
+  std::vector<std::pair<at::Tensor, size_t>> watched;    ///< tensor of an offloaded unit, its fingerprint
   std::vector<std::pair<at::Tensor, at::Tensor>> moved;  ///< tensor, what it had
 };
 
-AlignedModule::AlignedModule(const ModelRef& module, std::optional<at::Device> execution_device) : impl_(std::make_unique<Impl>()) {
+AlignedModule::AlignedModule(const ModelRef& module, std::optional<at::Device> execution_device)
+    : impl_(std::make_unique<Impl>()) {
   const at::NoGradGuard no_grad;
   for (auto& [name, tensor] : own_tensors(module)) {
     if (auto* member = residency::Member::of(tensor)) {
       if (execution_device && *execution_device != tensor.device())
-        throw ConfigError("align_module_device: '" + name + "' is offloaded and computes on " + tensor.device().str() + ", asked for on " + execution_device->str() + ". Copy it: operators fetch what they need, so weight.to(device) works anywhere.");
-      const bool watch = tensor.is_cpu() && !member->unit().fixed();  // reading a device's memory back would cost more than storing it
+        throw ConfigError("align_module_device: '" + name + "' is offloaded and computes on " + tensor.device().str() +
+                          ", asked for on " + execution_device->str() +
+                          ". Copy it: operators fetch what they need, so weight.to(device) works anywhere.");
+      const bool watch =
+          tensor.is_cpu() && !member->unit().fixed();  // reading a device's memory back would cost more than storing it
       impl_->offloaded.add(member->unit(), /*writes=*/!watch && !member->unit().fixed());
       if (watch) impl_->watched.emplace_back(tensor, fingerprint(tensor));
     } else if (execution_device && tensor.device() != *execution_device) {
@@ -239,6 +257,8 @@ AlignedModule::~AlignedModule() {
   }
 }
 
-AlignedModule align_module_device(const ModelRef& module, std::optional<at::Device> execution_device) { return AlignedModule(module, execution_device); }
+AlignedModule align_module_device(const ModelRef& module, std::optional<at::Device> execution_device) {
+  return AlignedModule(module, execution_device);
+}
 
 }  // namespace accelerate

@@ -15,8 +15,9 @@ namespace {
 using bigmodel::can_split;
 using bigmodel::Part;
 
-/// How the names of tied parameters are read. The reference takes a parameter for part of module "m" wherever "m." occurs in its name, also in the middle, and looks for the other
-/// names in what is still to be placed, where they may not be any more. Where that works its maps are contract; where it fails, the exact reading decides.
+/// How the names of tied parameters are read. The reference takes a parameter for part of module "m" wherever "m."
+/// occurs in its name, also in the middle, and looks for the other names in what is still to be placed, where they may
+/// not be any more. Where that works its maps are contract; where it fails, the exact reading decides.
 enum class Reading { reference, exact };
 
 /// Thrown in the reference's reading where the reference fails.
@@ -32,9 +33,14 @@ std::string text_of(double bytes) {
 class Allocation {
  public:
   Allocation(const ModuleTree& tree, const DeviceMapOptions& options, MaxMemory max_memory, Reading reading)
-      : options_(options), no_split_(options.no_split_module_classes), max_memory_(std::move(max_memory)), reading_(reading),
+      : options_(options),
+        no_split_(options.no_split_module_classes),
+        max_memory_(std::move(max_memory)),
+        reading_(reading),
         sizes_(compute_module_sizes(tree, {.dtype = options.dtype, .special_dtypes = options.special_dtypes})),
-        buffer_sizes_(compute_module_sizes(tree, {.dtype = options.dtype, .special_dtypes = options.special_dtypes, .buffers_only = true})), tied_(find_tied_parameters(tree)) {
+        buffer_sizes_(compute_module_sizes(
+            tree, {.dtype = options.dtype, .special_dtypes = options.special_dtypes, .buffers_only = true})),
+        tied_(find_tied_parameters(tree)) {
     for (const auto& [place, size] : max_memory_) places_.push_back(place);
     if (places_.empty() || !places_.back().is_disk()) places_.emplace_back("disk");
     const auto parts = bigmodel::parts_of_root(tree);
@@ -55,7 +61,8 @@ class Allocation {
  private:
   const Place& place() const { return places_[current_]; }
 
-  /// Places that bring offloaded layers in to compute: the first GPU (or mps) and the host, on which layers from disk arrive.
+  /// Places that bring offloaded layers in to compute: the first GPU (or mps) and the host, on which layers from disk
+  /// arrive.
   bool is_main(const Place& place) const {
     const Place& first = places_.front();
     if (std::any_of(places_.begin(), places_.end(), [](const Place& p) { return p.is_mps(); })) return place.is_mps();
@@ -64,14 +71,18 @@ class Allocation {
 
   bool inside(const std::string& module, const std::string& parameter) const {
     const std::string dotted = parameter + ".";
-    return reading_ == Reading::exact ? dotted.starts_with(module + ".") : dotted.find(module + ".") != std::string::npos;
+    return reading_ == Reading::exact ? dotted.starts_with(module + ".")
+                                      : dotted.find(module + ".") != std::string::npos;
   }
 
   /// What has to go wherever `part` goes, because it holds other names of the part's parameters.
-  std::vector<Part> tied_to(const Part& part, const std::deque<Part>& waiting, const std::deque<Part>* also = nullptr) const {
+  std::vector<Part> tied_to(const Part& part, const std::deque<Part>& waiting,
+                            const std::deque<Part>* also = nullptr) const {
     std::vector<Part> partners;
     const auto is_taken = [&](const std::string& parameter) {
-      return inside(part.name, parameter) || (reading_ == Reading::exact && std::any_of(partners.begin(), partners.end(), [&](const Part& p) { return inside(p.name, parameter); }));
+      return inside(part.name, parameter) ||
+             (reading_ == Reading::exact &&
+              std::any_of(partners.begin(), partners.end(), [&](const Part& p) { return inside(p.name, parameter); }));
     };
     for (bool grew = true; grew;) {  // partners have ties of their own
       grew = false;
@@ -82,7 +93,9 @@ class Allocation {
           const Part* holder = holder_of(parameter, waiting);
           if (!holder && also && reading_ == Reading::exact) holder = holder_of(parameter, *also);
           if (!holder && reading_ == Reading::reference) throw NotThere();
-          if (!holder || std::any_of(partners.begin(), partners.end(), [&](const Part& p) { return p.name == holder->name; })) continue;
+          if (!holder ||
+              std::any_of(partners.begin(), partners.end(), [&](const Part& p) { return p.name == holder->name; }))
+            continue;
           partners.push_back(*holder);
           grew = reading_ == Reading::exact;
         }
@@ -105,7 +118,8 @@ class Allocation {
     return bytes;
   }
 
-  /// What a module is split into. The reference forgets its buffers, so that they have no place or, after cleaning, one in which they were not counted.
+  /// What a module is split into. The reference forgets its buffers, so that they have no place or, after cleaning, one
+  /// in which they were not counted.
   std::vector<Part> pieces_of(const Part& part) const {
     auto pieces = bigmodel::parts_of(*part.module, part.name);
     if (reading_ == Reading::exact)
@@ -114,7 +128,8 @@ class Allocation {
   }
 
   void place_or_postpone(const Part& part) {
-    std::erase_if(largest_.names, [&](const std::string& name) { return name == part.name || name.starts_with(part.name + "."); });
+    std::erase_if(largest_.names,
+                  [&](const std::string& name) { return name == part.name || name.starts_with(part.name + "."); });
     if (largest_.names.empty()) find_largest();
     const auto partners = tied_to(part, queue_);
     const double alone = sizes_[part.name], needed = together(part, partners);
@@ -123,20 +138,25 @@ class Allocation {
 
     if (place().is_disk() || needed <= free) return put(part, partners, needed, free);
     if (!partners.empty() && alone <= free) {
-      const auto large = std::find_if(partners.begin(), partners.end(), [&](const Part& p) { return can_split(p.module, no_split_); });
+      const auto large =
+          std::find_if(partners.begin(), partners.end(), [&](const Part& p) { return can_split(p.module, no_split_); });
       if (large != partners.end()) return split_partner(part, *large);
       explain("  nothing tied to " + part.name + " can be split");
     }
     if (alone >= free && can_split(part.module, no_split_)) {
-      explain("Splitting " + part.name + ": it needs " + text_of(alone) + " bytes, " + place().str() + " has " + text_of(free));
+      explain("Splitting " + part.name + ": it needs " + text_of(alone) + " bytes, " + place().str() + " has " +
+              text_of(free));
       const auto pieces = pieces_of(part);
       queue_.insert(queue_.begin(), pieces.begin(), pieces.end());
       find_largest();
       return;
     }
-    if (used_[place()] == 0 && options_.fallback_allocation && part.name != brought_forward_ && bring_forward(part, max_memory_.at(place()).bytes - std::max(largest_.bytes, needed))) return;
+    if (used_[place()] == 0 && options_.fallback_allocation && part.name != brought_forward_ &&
+        bring_forward(part, max_memory_.at(place()).bytes - std::max(largest_.bytes, needed)))
+      return;
     if (used_[place()] == 0) minimum_[place()] = needed + reserve;
-    explain("No room for " + part.name + " on " + place().str() + ": it needs " + text_of(needed) + " bytes, " + text_of(free) + " are left");
+    explain("No room for " + part.name + " on " + place().str() + ": it needs " + text_of(needed) + " bytes, " +
+            text_of(free) + " are left");
     used_[place()] += reserve;
     ++current_;
     queue_.push_front(part);
@@ -155,13 +175,15 @@ class Allocation {
       std::erase_if(queue_, [&](const Part& waiting) { return waiting.name == partner.name; });
       settle(partner);
     }
-    explain(line + " (" + text_of(bytes) + " bytes" + (place().is_disk() ? "" : " of " + text_of(free)) + ") on " + place().str());
+    explain(line + " (" + text_of(bytes) + " bytes" + (place().is_disk() ? "" : " of " + text_of(free)) + ") on " +
+            place().str());
   }
 
   /// `part` alone would fit: a smaller part beside it may as well.
   void split_partner(const Part& part, const Part& partner) {
     explain("Splitting " + partner.name + ", which is tied to " + part.name);
-    const auto at = std::find_if(queue_.begin(), queue_.end(), [&](const Part& waiting) { return waiting.name == partner.name; });
+    const auto at =
+        std::find_if(queue_.begin(), queue_.end(), [&](const Part& waiting) { return waiting.name == partner.name; });
     const auto pieces = pieces_of(partner);
     queue_.insert(queue_.erase(at), pieces.begin(), pieces.end());
     queue_.push_front(part);
@@ -213,7 +235,8 @@ class Allocation {
   /// Among modules: tensors beside modules are never brought elsewhere.
   void find_largest() {
     std::vector<Part> modules;
-    std::copy_if(queue_.begin(), queue_.end(), std::back_inserter(modules), [](const Part& part) { return part.module != nullptr; });
+    std::copy_if(queue_.begin(), queue_.end(), std::back_inserter(modules),
+                 [](const Part& part) { return part.module != nullptr; });
     largest_ = bigmodel::largest_layer_of(modules, sizes_, no_split_);
   }
 
@@ -230,9 +253,11 @@ class Allocation {
     if (options_.offload_buffers || !has_gpu) offloaded = 0;
     fit = fit || offloaded == 0;
     if (!fit)
-      TORCH_WARN("infer_auto_device_map: the parts on cpu and disk have ", text_of(offloaded), " bytes of buffers, which stay on a GPU, and no GPU has room for them. If memory runs out, "
+      TORCH_WARN("infer_auto_device_map: the parts on cpu and disk have ", text_of(offloaded),
+                 " bytes of buffers, which stay on a GPU, and no GPU has room for them. If memory runs out, "
                  "set offload_buffers.");
-    for (const auto& [place, bytes] : minimum_) explain("Nothing fitted " + place.str() + ": the first part tried there needs " + text_of(bytes) + " bytes");
+    for (const auto& [place, bytes] : minimum_)
+      explain("Nothing fitted " + place.str() + ": the first part tried there needs " + text_of(bytes) + " bytes");
     if (options_.report) *options_.report = {minimum_, offloaded, fit};
   }
 
@@ -247,10 +272,10 @@ class Allocation {
   const ModuleSizes sizes_, buffer_sizes_;
   const std::vector<std::vector<std::string>> tied_;
   std::vector<Place> places_;
-  size_t current_ = 0;       ///< of places_; the last is the disk, on which everything fits
+  size_t current_ = 0;           ///< of places_; the last is the disk, on which everything fits
   std::string brought_forward_;  ///< if that doesn't fit either, nothing is brought again
-  std::deque<Part> queue_;   ///< what is still to be placed
-  LargestLayer largest_;     ///< of the queue, as far as known: names are dropped as they are placed
+  std::deque<Part> queue_;       ///< what is still to be placed
+  LargestLayer largest_;         ///< of the queue, as far as known: names are dropped as they are placed
   std::map<Place, double> used_, buffers_, minimum_;
   DeviceMap map_;
 };

@@ -14,8 +14,8 @@
 
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/gguf.hpp"
+#include "accelerate/utils/error.hpp"
 #include "bigmodel/loading_plan.hpp"
 #include "bigmodel/replace.hpp"
 #include "formats/torch_dtypes.hpp"
@@ -42,14 +42,22 @@ StoredTensors open_gguf(const fs::path& path) {
       file.read(name, values);
       return values;
     };
-    tensors[name] = {.dtype = at::kFloat, .sizes = info.shape,
-                     .bytes = checkpointing::StoredBytes{.file = path, .begin = 0, .bytes = info.stored_bytes, .decode = [file, name = name](const at::Tensor& to) { file.read(name, to); }},
-                     .read = [whole](const formats::DcpBox& box, const at::Tensor& destination) {
-                       at::Tensor part = whole();
-                       for (int64_t dim = 0; dim < part.dim(); ++dim) part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
-                       destination.copy_(part);
-                     },
-                     .read_whole = whole};
+    tensors[name] = {
+        .dtype = at::kFloat,
+        .sizes = info.shape,
+        .bytes =
+            checkpointing::StoredBytes{.file = path,
+                                       .begin = 0,
+                                       .bytes = info.stored_bytes,
+                                       .decode = [file, name = name](const at::Tensor& to) { file.read(name, to); }},
+        .read =
+            [whole](const formats::DcpBox& box, const at::Tensor& destination) {
+              at::Tensor part = whole();
+              for (int64_t dim = 0; dim < part.dim(); ++dim)
+                part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
+              destination.copy_(part);
+            },
+        .read_whole = whole};
   }
   return tensors;
 }
@@ -60,21 +68,29 @@ StoredTensors open_file(const fs::path& file) {
 }
 
 Checkpoint open_index(const fs::path& index) {
-  const auto fail = [&](const std::string& what) -> void { throw CheckpointError("checkpoint index '" + index.string() + "': " + what); };
+  const auto fail = [&](const std::string& what) -> void {
+    throw CheckpointError("checkpoint index '" + index.string() + "': " + what);
+  };
   std::ifstream stream(index);
   if (!stream) fail("can't open it. Check the path and the rights.");
   const auto root = nlohmann::json::parse(stream, nullptr, false);
-  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object()) fail("it has no object \"weight_map\" from names of tensors to names of files. Is it truncated, or of another format?");
+  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object())
+    fail(
+        "it has no object \"weight_map\" from names of tensors to names of files. Is it truncated, or of another "
+        "format?");
   std::map<std::string, std::vector<std::string>> names_in;
   for (const auto& [name, file] : root["weight_map"].items()) {
-    if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>()) fail("'" + name + "' should be in " + file.dump() + ", which is not the name of a file beside it.");
+    if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>())
+      fail("'" + name + "' should be in " + file.dump() + ", which is not the name of a file beside it.");
     names_in[file.get<std::string>()].push_back(name);
   }
   Checkpoint checkpoint{.mapped = true};
   std::string missing;
   for (const auto& [file, names] : names_in)
     if (!fs::exists(index.parent_path() / file)) missing += (missing.empty() ? "" : ", ") + file;
-  if (!missing.empty()) fail("files that it names are not there: " + missing + ". Copy or download all files into the folder of the index.");
+  if (!missing.empty())
+    fail("files that it names are not there: " + missing +
+         ". Copy or download all files into the folder of the index.");
   for (const auto& [file, names] : names_in) {
     auto tensors = open_file(index.parent_path() / file);
     checkpoint.mapped = checkpoint.mapped && is_safetensors(file);
@@ -84,7 +100,8 @@ Checkpoint open_index(const fs::path& index) {
       else checkpoint.tensors.insert(*found);
     }
   }
-  if (!missing.empty()) fail("tensors are not in the files where it says: " + missing + ". Index and files are of different checkpoints.");
+  if (!missing.empty())
+    fail("tensors are not in the files where it says: " + missing + ". Index and files are of different checkpoints.");
   return checkpoint;
 }
 
@@ -97,7 +114,9 @@ Checkpoint open(const fs::path& path) {
   for (const auto& entry : fs::directory_iterator(path))
     if (entry.path().filename().string().ends_with(".index.json")) indexes.push_back(entry.path());
   if (indexes.size() == 1) return open_index(indexes.front());
-  throw CheckpointError("checkpoint folder '" + path.string() + "': it has neither model.safetensors nor pytorch_model.bin, and " + std::to_string(indexes.size()) +
+  throw CheckpointError("checkpoint folder '" + path.string() +
+                        "': it has neither model.safetensors nor pytorch_model.bin, and " +
+                        std::to_string(indexes.size()) +
                         " files *.index.json. Expected one of these; give the file itself if it has another name.");
 }
 
@@ -120,8 +139,11 @@ StateDictCheck compare(std::vector<LoadTarget>& targets, const StoredTensors& te
       continue;
     }
     const auto& [name, saved] = *target.stored;
-    const auto line = name + ": " + show(saved.sizes, saved.dtype) + " in the checkpoint, " + show(target.tensor.sizes(), target.tensor.scalar_type()) + " in the model";
-    if (at::IntArrayRef(saved.sizes) != target.tensor.sizes() || c10::isFloatingType(saved.dtype) != target.tensor.is_floating_point()) check.mismatched.push_back(line);
+    const auto line = name + ": " + show(saved.sizes, saved.dtype) + " in the checkpoint, " +
+                      show(target.tensor.sizes(), target.tensor.scalar_type()) + " in the model";
+    if (at::IntArrayRef(saved.sizes) != target.tensor.sizes() ||
+        c10::isFloatingType(saved.dtype) != target.tensor.is_floating_point())
+      check.mismatched.push_back(line);
     else if (saved.dtype != target.tensor.scalar_type()) check.converted.push_back(line);
   }
   for (const auto& [name, saved] : tensors)
@@ -147,7 +169,8 @@ std::string listed(const char* heading, const std::vector<std::string>& lines) {
 }  // namespace
 
 std::string StateDictCheck::text() const {
-  std::string text = listed("missing in the checkpoint", missing) + listed("not in the model", unexpected) + listed("of another shape or kind", mismatched) + listed("converted", converted);
+  std::string text = listed("missing in the checkpoint", missing) + listed("not in the model", unexpected) +
+                     listed("of another shape or kind", mismatched) + listed("converted", converted);
   return text.empty() ? text : text.substr(1);
 }
 
@@ -166,7 +189,9 @@ std::vector<LoadTarget> targets_of(const ModelRef& model) {
   for (const auto& [name, tensor] : model.state()) {
     const auto* impl = tensor.unsafeGetTensorImpl();
     const auto [found, is_new] = index.try_emplace(impl, targets.size());
-    if (is_new) targets.push_back({.names = {}, .tensor = tensor, .is_buffer = buffers.contains(impl), .dtype = tensor.scalar_type()});
+    if (is_new)
+      targets.push_back(
+          {.names = {}, .tensor = tensor, .is_buffer = buffers.contains(impl), .dtype = tensor.scalar_type()});
     targets[found->second].names.push_back(name);
   }
   return targets;
@@ -182,7 +207,9 @@ void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& t
     const auto nearest = nearest_name(key, {known.begin(), known.end()});
     unknown += "\n  " + key + (nearest ? " (did you mean '" + *nearest + "'?)" : "");
   }
-  if (!unknown.empty()) throw ConfigError(std::string(caller) + ": the device map has keys that name no module or tensor of the model:" + unknown);
+  if (!unknown.empty())
+    throw ConfigError(std::string(caller) +
+                      ": the device map has keys that name no module or tensor of the model:" + unknown);
   // Buffers of modules that infer_auto_device_map() has split are where the model computes.
   Place computes("cpu");
   for (const auto& [key, where] : device_map)
@@ -194,7 +221,9 @@ void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& t
     if (!target.place && target.is_buffer) target.place = computes;
     if (!target.place) missing += "\n  " + target.names.front();
   }
-  if (!missing.empty()) throw ConfigError(std::string(caller) + ": the device map has no place for" + missing + "\nName them or the modules that they are in, or \"\" for all that is not named.");
+  if (!missing.empty())
+    throw ConfigError(std::string(caller) + ": the device map has no place for" + missing +
+                      "\nName them or the modules that they are in, or \"\" for all that is not named.");
 }
 
 at::Device device_of(const Place& place) {
@@ -203,9 +232,12 @@ at::Device device_of(const Place& place) {
   return {at::getAccelerator().value_or(at::kCUDA), static_cast<c10::DeviceIndex>(place.gpu())};
 }
 
-bool LoadPlan::on_disk(const LoadTarget& target) const { return target.place && target.place->is_disk() && (!target.is_buffer || options.offload_buffers); }
+bool LoadPlan::on_disk(const LoadTarget& target) const {
+  return target.place && target.place->is_disk() && (!target.is_buffer || options.offload_buffers);
+}
 
-LoadPlan plan_loading(const char* caller, const ModelRef& model, const fs::path& path, const LoadCheckpointOptions& options) {
+LoadPlan plan_loading(const char* caller, const ModelRef& model, const fs::path& path,
+                      const LoadCheckpointOptions& options) {
   LoadPlan plan{.path = path, .options = options, .checkpoint = {}, .targets = targets_of(model)};
   if (options.device_map) place(caller, model, plan.targets, *options.device_map);
   plan.checkpoint = open(path);
@@ -213,8 +245,10 @@ LoadPlan plan_loading(const char* caller, const ModelRef& model, const fs::path&
   if (!options.strict) check.missing.clear(), check.unexpected.clear();
   if (!check.fits()) {
     check.converted.clear();
-    throw CheckpointError(std::string(caller) + ": '" + path.string() + "' does not fit the model. Nothing was loaded.\n" + check.text() +
-                          (check.mismatched.empty() ? "\nTo load what is in both, set strict = false." : "\nIs it the checkpoint of another model or configuration?"));
+    throw CheckpointError(std::string(caller) + ": '" + path.string() +
+                          "' does not fit the model. Nothing was loaded.\n" + check.text() +
+                          (check.mismatched.empty() ? "\nTo load what is in both, set strict = false."
+                                                    : "\nIs it the checkpoint of another model or configuration?"));
   }
   for (auto& target : plan.targets) target.dtype = dtype_of(target, options);
   return plan;
@@ -227,7 +261,9 @@ void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& le
   if (!folder.empty()) {
     std::error_code error;
     fs::create_directories(folder, error);
-    if (error) throw CheckpointError("load_checkpoint_in_model: can't create the folder '" + folder.string() + "': " + error.message() + ".");
+    if (error)
+      throw CheckpointError("load_checkpoint_in_model: can't create the folder '" + folder.string() +
+                            "': " + error.message() + ".");
   }
   for (const auto& planned : plan.targets) {
     if (!planned.stored || leave_alone(planned)) continue;
@@ -240,9 +276,12 @@ void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& le
         value = load_offloaded_weight(folder / (name + ".dat"), offloaded.back().second);
       }
     } else {
-      const auto device = planned.place ? device_of(*planned.place) : target.is_meta() ? at::Device(at::kCPU) : target.device();
+      const auto device = planned.place      ? device_of(*planned.place)
+                          : target.is_meta() ? at::Device(at::kCPU)
+                                             : target.device();
       // A weight without memory of its own needs no copy: what is written to a mapped one later stays in this process.
-      value = value.to(at::TensorOptions().dtype(planned.dtype).device(device), /*non_blocking=*/false, /*copy=*/plan.checkpoint.mapped && !target.is_meta());
+      value = value.to(at::TensorOptions().dtype(planned.dtype).device(device), /*non_blocking=*/false,
+                       /*copy=*/plan.checkpoint.mapped && !target.is_meta());
     }
     replace_values(target, value);
   }
@@ -254,10 +293,14 @@ void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& le
 void load_checkpoint_in_model(const ModelRef& model, const fs::path& path, const LoadCheckpointOptions& options) {
   const auto plan = bigmodel::plan_loading("load_checkpoint_in_model", model, path, options);
   for (const auto& target : plan.targets)
-    if (target.stored && plan.on_disk(target) && options.offload_folder.empty() && (!plan.checkpoint.mapped || target.stored->second.dtype != target.dtype))
-      throw CheckpointError("load_checkpoint_in_model: '" + target.stored->first + "' is to be on disk, and can't be used where it lies in '" + path.string() + "', because " +
-                            (plan.checkpoint.mapped ? "it is converted to another dtype" : "only safetensors files are mapped") +
-                            ". Give offload_folder, a folder with room for such weights; load_checkpoint_and_dispatch converts at each use instead.");
+    if (target.stored && plan.on_disk(target) && options.offload_folder.empty() &&
+        (!plan.checkpoint.mapped || target.stored->second.dtype != target.dtype))
+      throw CheckpointError(
+          "load_checkpoint_in_model: '" + target.stored->first +
+          "' is to be on disk, and can't be used where it lies in '" + path.string() + "', because " +
+          (plan.checkpoint.mapped ? "it is converted to another dtype" : "only safetensors files are mapped") +
+          ". Give offload_folder, a folder with room for such weights; load_checkpoint_and_dispatch converts at each "
+          "use instead.");
   bigmodel::load(plan, [](const LoadTarget&) { return false; });
 }
 

@@ -25,13 +25,15 @@ struct LoadTarget {
   std::vector<std::string> names;
   at::Tensor tensor;
   bool is_buffer = false;
-  std::optional<Place> place;            ///< empty: where it is
-  at::ScalarType dtype = at::kFloat;     ///< that it gets
-  const checkpointing::StoredTensors::value_type* stored = nullptr;  ///< under the name that the checkpoint has; null: not there
+  std::optional<Place> place;         ///< empty: where it is
+  at::ScalarType dtype = at::kFloat;  ///< that it gets
+  const checkpointing::StoredTensors::value_type* stored =
+      nullptr;  ///< under the name that the checkpoint has; null: not there
 };
 
 std::vector<LoadTarget> targets_of(const ModelRef& model);
-/// Fills in the places. @param caller  begins the messages. @throws ConfigError for keys that name nothing and tensors without a place.
+/// Fills in the places. @param caller  begins the messages. @throws ConfigError for keys that name nothing and tensors
+/// without a place.
 void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& targets, const DeviceMap& device_map);
 /// "cpu" and "disk" are host memory.
 at::Device device_of(const Place& place);
@@ -39,14 +41,15 @@ at::Device device_of(const Place& place);
 struct LoadPlan {
   std::filesystem::path path;
   LoadCheckpointOptions options;
-  Checkpoint checkpoint;            ///< `stored` points into it
+  Checkpoint checkpoint;  ///< `stored` points into it
   std::vector<LoadTarget> targets;
 
   bool on_disk(const LoadTarget& target) const;
 };
 
 /// Reads headers and checks everything. @throws as load_checkpoint_in_model()
-LoadPlan plan_loading(const char* caller, const ModelRef& model, const std::filesystem::path& path, const LoadCheckpointOptions& options);
+LoadPlan plan_loading(const char* caller, const ModelRef& model, const std::filesystem::path& path,
+                      const LoadCheckpointOptions& options);
 /// Loads all but what `leave_alone` says.
 void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& leave_alone);
 

@@ -12,8 +12,8 @@
 #include <nlohmann/json.hpp>
 
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "bigmodel/offload_places.hpp"
 #include "formats/mapped_file.hpp"
 #include "formats/safetensors_dtypes.hpp"
@@ -34,12 +34,16 @@ fs::path index_of(const fs::path& folder) { return folder / kIndexName; }
 /// The file of a weight. Its name comes from others' indexes too, so it must not lead anywhere else.
 fs::path file_of(const fs::path& folder, const std::string& name) {
   if (name.empty() || name.find('/') != std::string::npos || name.find('\0') != std::string::npos)
-    throw CheckpointError("offload folder '" + folder.string() + "': '" + name + "' can't be the name of a weight, because its file would not be in the folder. Names of weights have no '/'.");
+    throw CheckpointError(
+        "offload folder '" + folder.string() + "': '" + name +
+        "' can't be the name of a weight, because its file would not be in the folder. Names of weights have no '/'.");
   return folder / (name + ".dat");
 }
 
 /// bool and numbers that NumPy has, bfloat16 and the 8-bit floats: what the reference can write.
-bool has_name_in_index(at::ScalarType type) { return formats::find_torch_dtype(type) && type != at::kComplexHalf && type != at::kFloat4_e2m1fn_x2; }
+bool has_name_in_index(at::ScalarType type) {
+  return formats::find_torch_dtype(type) && type != at::kComplexHalf && type != at::kFloat4_e2m1fn_x2;
+}
 
 std::string name_of(at::ScalarType type) {
   constexpr std::string_view kPrefix = "torch.";
@@ -48,7 +52,9 @@ std::string name_of(at::ScalarType type) {
 
 at::ScalarType type_of(const std::string& name, const std::string& where) {
   const auto* dtype = formats::find_torch_dtype("torch." + name);
-  if (!dtype || !has_name_in_index(dtype->type)) throw CheckpointError(where + ": the dtype '" + name + "' is not one that offload folders have, like float32, bfloat16 or int64.");
+  if (!dtype || !has_name_in_index(dtype->type))
+    throw CheckpointError(where + ": the dtype '" + name +
+                          "' is not one that offload folders have, like float32, bfloat16 or int64.");
   return dtype->type;
 }
 
@@ -67,15 +73,20 @@ ordered_json json_of(const OffloadedWeight& weight) {
 
 ordered_json parse_index(const fs::path& file) {
   std::ifstream stream(file);
-  if (!stream) throw CheckpointError("offload index '" + file.string() + "': can't open it. Is its folder one that offload_state_dict wrote?");
+  if (!stream)
+    throw CheckpointError("offload index '" + file.string() +
+                          "': can't open it. Is its folder one that offload_state_dict wrote?");
   auto root = ordered_json::parse(stream, nullptr, false);
-  if (!root.is_object()) throw CheckpointError("offload index '" + file.string() + "': it is not a JSON object. It is probably truncated: offload the weights again.");
+  if (!root.is_object())
+    throw CheckpointError("offload index '" + file.string() +
+                          "': it is not a JSON object. It is probably truncated: offload the weights again.");
   return root;
 }
 
 OffloadedWeight weight_of(const std::string& name, const ordered_json& entry, const fs::path& file) {
   const auto fail = [&](const std::string& what) -> void {
-    throw CheckpointError("offload index '" + file.string() + "': '" + name + "' is " + entry.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + ", " + what);
+    throw CheckpointError("offload index '" + file.string() + "': '" + name + "' is " +
+                          entry.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + ", " + what);
   };
   const auto text = [&](const char* key) -> std::string {
     if (!entry.contains(key) || entry[key].is_null()) return "";
@@ -83,9 +94,11 @@ OffloadedWeight weight_of(const std::string& name, const ordered_json& entry, co
     return entry[key].get<std::string>();
   };
   if (!entry.is_object()) fail("expected an object.");
-  OffloadedWeight weight{.dtype = text("dtype"), .safetensors_file = text("safetensors_file"), .weight_name = text("weight_name")};
+  OffloadedWeight weight{
+      .dtype = text("dtype"), .safetensors_file = text("safetensors_file"), .weight_name = text("weight_name")};
   if (!weight.safetensors_file.empty()) return weight;
-  if (weight.dtype.empty() || !entry.contains("shape") || !entry["shape"].is_array()) fail("expected \"dtype\" and \"shape\", or \"safetensors_file\".");
+  if (weight.dtype.empty() || !entry.contains("shape") || !entry["shape"].is_array())
+    fail("expected \"dtype\" and \"shape\", or \"safetensors_file\".");
   for (const auto& size : entry["shape"]) {
     if (!size.is_number_integer() || size.get<int64_t>() < 0) fail("expected sizes of 0 or more in its shape.");
     weight.shape.push_back(size.get<int64_t>());
@@ -95,13 +108,20 @@ OffloadedWeight weight_of(const std::string& name, const ordered_json& entry, co
 
 void write_weight(const at::Tensor& weight, const std::string& name, const fs::path& folder) {
   const auto file = file_of(folder, name);
-  if (!weight.defined() || weight.is_meta()) throw CheckpointError("offload_weight: '" + name + "' has no data (it is on the meta device). Give it values first, with materialize() or from a checkpoint.");
+  if (!weight.defined() || weight.is_meta())
+    throw CheckpointError(
+        "offload_weight: '" + name +
+        "' has no data (it is on the meta device). Give it values first, with materialize() or from a checkpoint.");
   if (!has_name_in_index(weight.scalar_type()) || weight.layout() != at::kStrided)
-    throw CheckpointError("offload_weight: '" + name + "' is " + (weight.layout() == at::kStrided ? std::string("of dtype ") + c10::toString(weight.scalar_type()) : "sparse") + ", which an offload folder can't hold. Convert it first.");
+    throw CheckpointError(
+        "offload_weight: '" + name + "' is " +
+        (weight.layout() == at::kStrided ? std::string("of dtype ") + c10::toString(weight.scalar_type()) : "sparse") +
+        ", which an offload folder can't hold. Convert it first.");
   const auto values = weight.detach().to(at::kCPU).contiguous();
   AtomicFile out("offload_weight", file);
   // NumPy can't map an empty file, so the reference leaves one byte for a tensor without elements.
-  out.write(values.numel() == 0 ? std::string_view("\0", 1) : std::string_view(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
+  out.write(values.numel() == 0 ? std::string_view("\0", 1)
+                                : std::string_view(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
   out.finish(/*flush=*/false);  // room to work in, which is made again after a power cut
 }
 
@@ -121,10 +141,12 @@ at::Tensor load_offloaded_weight(const fs::path& file, const OffloadedWeight& we
   for (const int64_t size : weight.shape)
     if (__builtin_mul_overflow(bytes, size, &bytes)) bytes = std::numeric_limits<int64_t>::max();
   if (map->size() < bytes)
-    throw CheckpointError("offloaded weight '" + file.string() + "': the file has " + std::to_string(map->size()) + " bytes, its shape and dtype " + weight.dtype + " need " + std::to_string(bytes) +
+    throw CheckpointError("offloaded weight '" + file.string() + "': the file has " + std::to_string(map->size()) +
+                          " bytes, its shape and dtype " + weight.dtype + " need " + std::to_string(bytes) +
                           ". It is truncated or of another model: offload the weights again.");
   if (bytes == 0) return at::empty(weight.shape, at::TensorOptions().dtype(type));
-  return at::from_blob(map->data(), weight.shape, [map](void*) {}, at::TensorOptions().dtype(type));
+  return at::from_blob(
+      map->data(), weight.shape, [map](void*) {}, at::TensorOptions().dtype(type));
 }
 
 void save_offload_index(const OffloadIndex& index, const fs::path& folder) {
@@ -148,10 +170,13 @@ OffloadIndex load_offload_index(const fs::path& folder) {
 void offload_state_dict(const fs::path& folder, const NamedTensors& state_dict) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) throw CheckpointError("offload_state_dict: can't create the folder '" + folder.string() + "': " + error.message() + ".");
+  if (error)
+    throw CheckpointError("offload_state_dict: can't create the folder '" + folder.string() + "': " + error.message() +
+                          ".");
   // Filling the system's cache is work of the processors: all take part.
   parallel_ranges(static_cast<int64_t>(state_dict.size()), 1, [&](int64_t begin, int64_t end) {
-    for (auto item = state_dict.begin() + begin; item != state_dict.begin() + end; ++item) write_weight(item->second, item->first, folder);
+    for (auto item = state_dict.begin() + begin; item != state_dict.begin() + end; ++item)
+      write_weight(item->second, item->first, folder);
   });
   OffloadIndex index;
   for (const auto& [name, tensor] : state_dict) index.emplace_back(name, bigmodel::offloaded_weight_of(tensor));
@@ -160,24 +185,44 @@ void offload_state_dict(const fs::path& folder, const NamedTensors& state_dict) 
 
 namespace bigmodel {
 
-residency::TensorInFile tensor_in_folder(const fs::path& folder, const std::string& name, const OffloadedWeight& weight) {
+residency::TensorInFile tensor_in_folder(const fs::path& folder, const std::string& name,
+                                         const OffloadedWeight& weight) {
   const std::string where = "offloaded weight '" + name + "'";
   if (!weight.safetensors_file.empty()) {
     const SafetensorsFile file(weight.safetensors_file);
     const std::string inside = weight.weight_name.empty() ? name : weight.weight_name;
     const auto& info = file.info(inside);
     const auto* dtype = formats::find_dtype(info.dtype);
-    if (!dtype->torch || dtype->packed > 1) throw CheckpointError(where + ": '" + weight.safetensors_file.string() + "' has it as " + info.dtype + ", which has no LibTorch type with an element per number. Convert the file.");
-    return {.file = weight.safetensors_file, .begin = file.data_begin() + info.begin, .bytes = info.end - info.begin, .dtype = *dtype->torch, .shape = info.shape, .map = [file, inside] { return file.tensor(inside); }, .decode = nullptr};
+    if (!dtype->torch || dtype->packed > 1)
+      throw CheckpointError(where + ": '" + weight.safetensors_file.string() + "' has it as " + info.dtype +
+                            ", which has no LibTorch type with an element per number. Convert the file.");
+    return {.file = weight.safetensors_file,
+            .begin = file.data_begin() + info.begin,
+            .bytes = info.end - info.begin,
+            .dtype = *dtype->torch,
+            .shape = info.shape,
+            .map = [file, inside] { return file.tensor(inside); },
+            .decode = nullptr};
   }
-  if (folder.empty()) throw ConfigError(where + " is in a file of its own, and no folder was given to look for it. Give offload_dir.");
-  residency::TensorInFile result{.file = file_of(folder, name), .begin = 0, .bytes = 0, .dtype = type_of(weight.dtype, where), .shape = weight.shape, .map = nullptr, .decode = nullptr};
-  result.bytes = load_offloaded_weight(result.file, weight).nbytes();  // also checks that the file is there, and long enough
+  if (folder.empty())
+    throw ConfigError(where + " is in a file of its own, and no folder was given to look for it. Give offload_dir.");
+  residency::TensorInFile result{.file = file_of(folder, name),
+                                 .begin = 0,
+                                 .bytes = 0,
+                                 .dtype = type_of(weight.dtype, where),
+                                 .shape = weight.shape,
+                                 .map = nullptr,
+                                 .decode = nullptr};
+  result.bytes =
+      load_offloaded_weight(result.file, weight).nbytes();  // also checks that the file is there, and long enough
   result.map = [file = result.file, weight] { return load_offloaded_weight(file, weight); };
   return result;
 }
 
-OffloadedWeight offloaded_weight_of(const at::Tensor& tensor) { return {.dtype = name_of(tensor.scalar_type()), .shape = tensor.sizes().vec(), .safetensors_file = {}, .weight_name = {}}; }
+OffloadedWeight offloaded_weight_of(const at::Tensor& tensor) {
+  return {
+      .dtype = name_of(tensor.scalar_type()), .shape = tensor.sizes().vec(), .safetensors_file = {}, .weight_name = {}};
+}
 
 }  // namespace bigmodel
 
@@ -198,7 +243,9 @@ struct OffloadedWeightsLoader::Content {
 
 OffloadedWeightsLoader::OffloadedWeightsLoader(OffloadedWeightsLoaderOptions options) {
   if (options.state_dict.empty() && options.save_folder.empty() && !options.index)
-    throw ConfigError("OffloadedWeightsLoader: there is nothing to load from. Give a state_dict, the save_folder of an earlier offload_state_dict, or an index.");
+    throw ConfigError(
+        "OffloadedWeightsLoader: there is nothing to load from. Give a state_dict, the save_folder of an earlier "
+        "offload_state_dict, or an index.");
   auto content = std::make_shared<Content>();
   for (const auto& [name, tensor] : options.state_dict) content->names.push_back(name);
   if (!options.index && !options.save_folder.empty()) options.index = load_offload_index(options.save_folder);
@@ -217,18 +264,24 @@ at::Tensor OffloadedWeightsLoader::operator[](const std::string& name) const {
   const auto found = content_->index.find(name);
   if (found == content_->index.end()) {
     const auto nearest = nearest_name(name, names());
-    throw CheckpointError("there is no offloaded weight '" + name + "' among " + std::to_string(size()) + "." + (nearest ? " Did you mean '" + *nearest + "'?" : ""));
+    throw CheckpointError("there is no offloaded weight '" + name + "' among " + std::to_string(size()) + "." +
+                          (nearest ? " Did you mean '" + *nearest + "'?" : ""));
   }
   const auto& weight = found->second;
   if (weight.safetensors_file.empty()) {
-    if (content_->folder.empty()) throw ConfigError("OffloadedWeightsLoader: '" + name + "' is in a file of its own, and no save_folder was given to look for it.");
+    if (content_->folder.empty())
+      throw ConfigError("OffloadedWeightsLoader: '" + name +
+                        "' is in a file of its own, and no save_folder was given to look for it.");
     return load_offloaded_weight(file_of(content_->folder, name), weight);
   }
-  const auto tensor = content_->opened(weight.safetensors_file).tensor(weight.weight_name.empty() ? name : weight.weight_name);
+  const auto tensor =
+      content_->opened(weight.safetensors_file).tensor(weight.weight_name.empty() ? name : weight.weight_name);
   return weight.dtype.empty() ? tensor : tensor.to(type_of(weight.dtype, "offloaded weight '" + name + "'"));
 }
 
-bool OffloadedWeightsLoader::contains(const std::string& name) const { return content_->in_memory.contains(name) || content_->index.contains(name); }
+bool OffloadedWeightsLoader::contains(const std::string& name) const {
+  return content_->in_memory.contains(name) || content_->index.contains(name);
+}
 const std::vector<std::string>& OffloadedWeightsLoader::names() const { return content_->names; }
 
 }  // namespace accelerate

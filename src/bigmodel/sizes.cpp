@@ -30,13 +30,16 @@ class FirstMeeting {
 };
 
 /// The loader converts floating-point numbers only.
-bool keeps_its_dtype(const std::string& dtype) { return dtype.starts_with("uint") || dtype.starts_with("int") || dtype.starts_with("bool"); }
+bool keeps_its_dtype(const std::string& dtype) {
+  return dtype.starts_with("uint") || dtype.starts_with("int") || dtype.starts_with("bool");
+}
 
 TensorSpec* find_tensor(ModuleTree& tree, const std::string& name) {
   ModuleTree* module = &tree;
   size_t begin = 0;
   for (size_t dot; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1) {
-    const auto child = std::find_if(module->children.begin(), module->children.end(), [&](const auto& c) { return c.name == name.substr(begin, dot - begin); });
+    const auto child = std::find_if(module->children.begin(), module->children.end(),
+                                    [&](const auto& c) { return c.name == name.substr(begin, dot - begin); });
     if (child == module->children.end()) return nullptr;
     module = &*child;
   }
@@ -51,7 +54,9 @@ TensorSpec* find_tensor(ModuleTree& tree, const std::string& name) {
 int64_t ModuleTree::numel() const {
   double count = 0;
   FirstMeeting first;
-  for_each_tensor(*this, &ModuleTree::parameters, [&](const std::string&, const TensorSpec& tensor) { count += first(tensor) ? elements(tensor.shape) : 0; });
+  for_each_tensor(*this, &ModuleTree::parameters, [&](const std::string&, const TensorSpec& tensor) {
+    count += first(tensor) ? elements(tensor.shape) : 0;
+  });
   constexpr double kMost = 9e18;  // a damaged header can say anything
   return static_cast<int64_t>(std::min(count, kMost));
 }
@@ -60,11 +65,14 @@ void tie(ModuleTree& tree, const std::string& name, const std::string& other) {
   TensorSpec* const a = find_tensor(tree, name);
   TensorSpec* const b = find_tensor(tree, other);
   for (const auto& [tensor, missing] : {std::pair(a, name), std::pair(b, other)})
-    if (!tensor) throw ConfigError("tie: the model has no tensor '" + missing + "'. Give two dotted names of its parameters.");
+    if (!tensor)
+      throw ConfigError("tie: the model has no tensor '" + missing + "'. Give two dotted names of its parameters.");
   int64_t identity = b->identity;
   if (identity == 0) {
     for (const auto kind : {&ModuleTree::parameters, &ModuleTree::buffers})
-      for_each_tensor(tree, kind, [&](const std::string&, const TensorSpec& tensor) { identity = std::max(identity, tensor.identity); });
+      for_each_tensor(tree, kind, [&](const std::string&, const TensorSpec& tensor) {
+        identity = std::max(identity, tensor.identity);
+      });
     ++identity;
   }
   b->identity = a->identity = identity;
@@ -88,11 +96,13 @@ ModuleSizes compute_module_sizes(const ModuleTree& tree, const SizeOptions& opti
   const std::optional<double> limit = options.dtype ? std::optional(dtype_byte_size(*options.dtype)) : std::nullopt;
   const auto add = [&](const std::string& name, const TensorSpec& tensor) {
     double bytes = dtype_byte_size(tensor.dtype);
-    if (const auto special = options.special_dtypes.find(name); special != options.special_dtypes.end()) bytes = dtype_byte_size(special->second);
+    if (const auto special = options.special_dtypes.find(name); special != options.special_dtypes.end())
+      bytes = dtype_byte_size(special->second);
     else if (limit && !keeps_its_dtype(tensor.dtype)) bytes = std::min(bytes, *limit);
     bytes *= elements(tensor.shape);
     sizes.add("", bytes);
-    for (size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) sizes.add(name.substr(0, dot), bytes);
+    for (size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1))
+      sizes.add(name.substr(0, dot), bytes);
     sizes.add(name, bytes);
   };
   for (const auto kind : {&ModuleTree::parameters, &ModuleTree::buffers}) {
@@ -119,7 +129,8 @@ std::vector<std::vector<std::string>> find_tied_parameters(const ModuleTree& tre
   return groups;
 }
 
-LargestLayer get_max_layer_size(const ModuleTree& tree, const ModuleSizes& sizes, const std::vector<std::string>& no_split_module_classes) {
+LargestLayer get_max_layer_size(const ModuleTree& tree, const ModuleSizes& sizes,
+                                const std::vector<std::string>& no_split_module_classes) {
   return bigmodel::largest_layer_of(bigmodel::parts_of_root(tree), sizes, no_split_module_classes);
 }
 
@@ -144,10 +155,13 @@ std::vector<Part> parts_of_root(const ModuleTree& tree) {
 }
 
 bool can_split(const ModuleTree* module, const std::vector<std::string>& no_split_module_classes) {
-  return module && !module->children.empty() && std::find(no_split_module_classes.begin(), no_split_module_classes.end(), module->class_name) == no_split_module_classes.end();
+  return module && !module->children.empty() &&
+         std::find(no_split_module_classes.begin(), no_split_module_classes.end(), module->class_name) ==
+             no_split_module_classes.end();
 }
 
-LargestLayer largest_layer_of(const std::vector<Part>& parts, const ModuleSizes& sizes, const std::vector<std::string>& no_split_module_classes) {
+LargestLayer largest_layer_of(const std::vector<Part>& parts, const ModuleSizes& sizes,
+                              const std::vector<std::string>& no_split_module_classes) {
   LargestLayer largest;
   const auto look = [&](const auto& self, const ModuleTree* module, const std::string& name) -> void {
     if (can_split(module, no_split_module_classes)) {

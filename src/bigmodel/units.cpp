@@ -17,18 +17,42 @@ struct DtypeBits {
   int64_t bits;
 };
 
-/// bool is one bit, although LibTorch stores a byte: the reference counts it so. The last three are no tensor types; quantised weights are sized with them.
+/// bool is one bit, although LibTorch stores a byte: the reference counts it so. The last three are no tensor types;
+/// quantised weights are sized with them.
 constexpr DtypeBits kDtypes[] = {
-    {"float32", 32}, {"float16", 16}, {"bfloat16", 16}, {"float64", 64}, {"int64", 64}, {"int32", 32}, {"int16", 16}, {"int8", 8}, {"uint8", 8}, {"bool", 1},
-    {"uint16", 16}, {"uint32", 32}, {"uint64", 64}, {"float8_e4m3fn", 8}, {"float8_e5m2", 8}, {"float8_e4m3fnuz", 8}, {"float8_e5m2fnuz", 8}, {"float8_e8m0fnu", 8},
-    {"complex32", 32}, {"complex64", 64}, {"complex128", 128}, {"float4_e2m1fn_x2", 8}, {"fp8", 8}, {"int4", 4}, {"int2", 2},
+    {"float32", 32},
+    {"float16", 16},
+    {"bfloat16", 16},
+    {"float64", 64},
+    {"int64", 64},
+    {"int32", 32},
+    {"int16", 16},
+    {"int8", 8},
+    {"uint8", 8},
+    {"bool", 1},
+    {"uint16", 16},
+    {"uint32", 32},
+    {"uint64", 64},
+    {"float8_e4m3fn", 8},
+    {"float8_e5m2", 8},
+    {"float8_e4m3fnuz", 8},
+    {"float8_e5m2fnuz", 8},
+    {"float8_e8m0fnu", 8},
+    {"complex32", 32},
+    {"complex64", 64},
+    {"complex128", 128},
+    {"float4_e2m1fn_x2", 8},
+    {"fp8", 8},
+    {"int4", 4},
+    {"int2", 2},
 };
 
 struct Unit {
   std::string_view name;  ///< in capitals
   double bytes;
 };
-constexpr Unit kUnits[] = {{"GIB", 1073741824.0}, {"MIB", 1048576.0}, {"KIB", 1024.0}, {"GB", 1e9}, {"MB", 1e6}, {"KB", 1e3}};
+constexpr Unit kUnits[] = {{"GIB", 1073741824.0}, {"MIB", 1048576.0}, {"KIB", 1024.0},
+                           {"GB", 1e9},           {"MB", 1e6},        {"KB", 1e3}};
 
 /// Without what Python's float() also takes: spaces around it, a leading plus, underscores between digits ("1_000").
 std::string plain_number(std::string_view text) {
@@ -52,12 +76,16 @@ double dtype_byte_size(std::string_view dtype) {
   std::vector<std::string> names;
   for (const auto& row : kDtypes) names.emplace_back(row.name);
   const auto nearest = nearest_name(dtype, names);
-  throw ConfigError("there is no dtype '" + std::string(dtype) + "'" + (nearest ? ". Did you mean '" + *nearest + "'?" : "; use PyTorch's name, like float32 or bfloat16."));
+  throw ConfigError(
+      "there is no dtype '" + std::string(dtype) + "'" +
+      (nearest ? ". Did you mean '" + *nearest + "'?" : "; use PyTorch's name, like float32 or bfloat16."));
 }
 
 int64_t convert_file_size_to_int(std::string_view size) {
   const auto fail = [&]() -> int64_t {
-    throw ConfigError("'" + std::string(size) + "' is no size. Use a number of bytes, or a number of 0 or more with one of the units GB, MB, KB, GiB, MiB, KiB, like '5.0GB'.");
+    throw ConfigError("'" + std::string(size) +
+                      "' is no size. Use a number of bytes, or a number of 0 or more with one of the units GB, MB, KB, "
+                      "GiB, MiB, KiB, like '5.0GB'.");
   };
   std::string upper;
   for (const char c : size) upper += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
@@ -85,7 +113,8 @@ std::string convert_bytes(double bytes) {
     }
     std::snprintf(text.data(), text.size(), "%.2f", value);
     std::string result(text.data());
-    if (result.ends_with("0")) result.pop_back();  // two decimals at most and one at least, as Python prints a rounded float
+    if (result.ends_with("0"))
+      result.pop_back();  // two decimals at most and one at least, as Python prints a rounded float
     return result;
   };
   constexpr const char* kNames[] = {"bytes", "KB", "MB", "GB", "TB"};

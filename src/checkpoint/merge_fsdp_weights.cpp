@@ -4,9 +4,9 @@
 #include <unordered_map>
 
 #include "accelerate/checkpoint.hpp"
+#include "accelerate/state.hpp"
 #include "accelerate/utils/error.hpp"
 #include "accelerate/utils/progress.hpp"
-#include "accelerate/state.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "formats/dcp.hpp"
 #include "formats/tensor_source.hpp"
@@ -38,8 +38,12 @@ fs::path checkpoint_folder(const fs::path& given) {
   std::string found;
   for (const auto* list : {&models, &optimizers})
     for (const auto& path : *list) found += (found.empty() ? "'" : ", '") + path.string() + "'";
-  throw CheckpointError("merge_fsdp_weights: '" + given.string() + "' " + (fs::exists(given) ? "holds no file .metadata" : "does not exist") + ", expected the folder of a distributed checkpoint." +
-                        (found.empty() ? " Only SHARDED_STATE_DICT saves one; the other state dict types need no merging." : " It contains some: pass one of " + found + "."));
+  throw CheckpointError("merge_fsdp_weights: '" + given.string() + "' " +
+                        (fs::exists(given) ? "holds no file .metadata" : "does not exist") +
+                        ", expected the folder of a distributed checkpoint." +
+                        (found.empty()
+                             ? " Only SHARDED_STATE_DICT saves one; the other state dict types need no merging."
+                             : " It contains some: pass one of " + found + "."));
 }
 
 /// A value of the checkpoint and where it goes in what is written.
@@ -48,7 +52,9 @@ struct Item {
   DcpPath path;
 };
 
-const std::string* first_key(const DcpEntry& entry) { return entry.path ? std::get_if<std::string>(&entry.path->front()) : nullptr; }
+const std::string* first_key(const DcpEntry& entry) {
+  return entry.path ? std::get_if<std::string>(&entry.path->front()) : nullptr;
+}
 
 /// What is under the one top-level key, or under "model" where there are several.
 std::vector<Item> select_items(const DcpCheckpoint& checkpoint) {
@@ -70,11 +76,14 @@ std::vector<Item> select_items(const DcpCheckpoint& checkpoint) {
       items.push_back({&entry, DcpPath(entry.path->begin() + 1, entry.path->end())});
     }
   }
-  if (items.empty()) throw CheckpointError("merge_fsdp_weights: '" + checkpoint.folder().string() + "' holds no weights.");
+  if (items.empty())
+    throw CheckpointError("merge_fsdp_weights: '" + checkpoint.folder().string() + "' holds no weights.");
   return items;
 }
 
-int64_t bytes_of(const DcpTensorInfo& info) { return formats::checked_numel(info.sizes).value_or(0) * static_cast<int64_t>(c10::elementSize(info.dtype)); }
+int64_t bytes_of(const DcpTensorInfo& info) {
+  return formats::checked_numel(info.sizes).value_or(0) * static_cast<int64_t>(c10::elementSize(info.dtype));
+}
 
 /// Nested dicts and lists with values at their ends, to be written as one pickle.
 class Tree {
@@ -89,14 +98,14 @@ class Tree {
     const bool list = std::holds_alternative<int64_t>(step);
     if (entry_ || (!children_.empty() && list != list_)) clash(item);
     list_ = list;
-    const auto [found, fresh] = index_.try_emplace(list ? std::to_string(std::get<int64_t>(step)) : std::get<std::string>(step), children_.size());
+    const auto [found, fresh] = index_.try_emplace(
+        list ? std::to_string(std::get<int64_t>(step)) : std::get<std::string>(step), children_.size());
     if (fresh) children_.emplace_back(step, Tree());
     children_[found->second].second.insert(item, depth + 1);
   }
 
   /// `leaf(entry)` writes a value.
-  template <class F>
-  void write(formats::TorchPickle& pickle, F&& leaf) const {
+  template <class F> void write(formats::TorchPickle& pickle, F&& leaf) const {
     if (entry_) return leaf(*entry_);
     if (!list_) {
       pickle.empty_dict(), pickle.mark();
@@ -116,7 +125,9 @@ class Tree {
 
  private:
   [[noreturn]] static void clash(const Item& item) {
-    throw CheckpointError("merge_fsdp_weights: the path of '" + item.entry->name + "' leads through a value that another path gives another meaning. The metadata contradicts itself.");
+    throw CheckpointError(
+        "merge_fsdp_weights: the path of '" + item.entry->name +
+        "' leads through a value that another path gives another meaning. The metadata contradicts itself.");
   }
 
   const DcpEntry* entry_ = nullptr;
@@ -127,39 +138,53 @@ class Tree {
 
 class Merger {
  public:
-  Merger(const fs::path& folder, const fs::path& output, const MergeFsdpWeightsOptions& options) : checkpoint_(folder), items_(select_items(checkpoint_)), output_(output), options_(options) {}
+  Merger(const fs::path& folder, const fs::path& output, const MergeFsdpWeightsOptions& options)
+      : checkpoint_(folder), items_(select_items(checkpoint_)), output_(output), options_(options) {}
 
   void run() {
-    const auto max_bytes = options_.max_shard_size ? checkpointing::parse_size(*options_.max_shard_size) : std::numeric_limits<int64_t>::max();
+    const auto max_bytes = options_.max_shard_size ? checkpointing::parse_size(*options_.max_shard_size)
+                                                   : std::numeric_limits<int64_t>::max();
     std::vector<checkpointing::WeightSize> weights;
     std::string why_not_flat;
     for (const auto& item : items_) {
       const auto* info = std::get_if<DcpTensorInfo>(&item.entry->content);
       const auto* key = std::get_if<std::string>(&item.path.front());
       if (why_not_flat.empty() && !info) why_not_flat = "'" + item.entry->name + "' is an object, not a tensor";
-      if (why_not_flat.empty() && (item.path.size() > 1 || !key)) why_not_flat = "'" + item.entry->name + "' lies in nested dicts or lists";
+      if (why_not_flat.empty() && (item.path.size() > 1 || !key))
+        why_not_flat = "'" + item.entry->name + "' lies in nested dicts or lists";
       if (!why_not_flat.empty()) continue;
-      if (!by_name_.emplace(*key, &item).second) throw CheckpointError("merge_fsdp_weights '" + checkpoint_.folder().string() + "': two tensors have the name '" + *key + "'. The metadata contradicts itself.");
+      if (!by_name_.emplace(*key, &item).second)
+        throw CheckpointError("merge_fsdp_weights '" + checkpoint_.folder().string() +
+                              "': two tensors have the name '" + *key + "'. The metadata contradicts itself.");
       weights.push_back({*key, bytes_of(*info)});
     }
     if (!why_not_flat.empty()) {
       const auto found = "merge_fsdp_weights '" + checkpoint_.folder().string() + "': " + why_not_flat + ", ";
-      if (options_.safe_serialization) throw ConfigError(found + "and safetensors holds a flat list of tensors only. It may be the state of an optimizer: pass safe_serialization = false to write a pytorch_model.bin.");
-      if (options_.max_shard_size) throw ConfigError(found + "and only a flat list of tensors can be split into shards. Leave max_shard_size unset.");
+      if (options_.safe_serialization)
+        throw ConfigError(found +
+                          "and safetensors holds a flat list of tensors only. It may be the state of an optimizer: "
+                          "pass safe_serialization = false to write a pytorch_model.bin.");
+      if (options_.max_shard_size)
+        throw ConfigError(found +
+                          "and only a flat list of tensors can be split into shards. Leave max_shard_size unset.");
       weights = {{"", 0}};  // one file with everything
     }
 
-    bar_.emplace(ProgressBarOptions{.total = static_cast<int64_t>(items_.size()), .description = "Merging " + checkpoint_.folder().filename().string(), .unit = "tensor", .enabled = {}});
-    checkpointing::write_weight_files(output_, weights, max_bytes, options_.safe_serialization, [&](const fs::path& file, const std::vector<std::string>& names) {
-      std::vector<const Item*> part;
-      if (why_not_flat.empty()) {
-        for (const auto& name : names) part.push_back(by_name_.at(name));
-      } else {
-        for (const auto& item : items_) part.push_back(&item);
-      }
-      if (options_.safe_serialization) write_safetensors(file, part);
-      else write_archive(file, part);
-    });
+    bar_.emplace(ProgressBarOptions{.total = static_cast<int64_t>(items_.size()),
+                                    .description = "Merging " + checkpoint_.folder().filename().string(),
+                                    .unit = "tensor",
+                                    .enabled = {}});
+    checkpointing::write_weight_files(output_, weights, max_bytes, options_.safe_serialization,
+                                      [&](const fs::path& file, const std::vector<std::string>& names) {
+                                        std::vector<const Item*> part;
+                                        if (why_not_flat.empty()) {
+                                          for (const auto& name : names) part.push_back(by_name_.at(name));
+                                        } else {
+                                          for (const auto& item : items_) part.push_back(&item);
+                                        }
+                                        if (options_.safe_serialization) write_safetensors(file, part);
+                                        else write_archive(file, part);
+                                      });
   }
 
  private:
@@ -184,7 +209,8 @@ class Merger {
     for (const auto* item : items) tree.insert(*item);
     formats::TorchPickle pickle;
     tree.write(pickle, [&](const DcpEntry& entry) {
-      if (const auto* info = std::get_if<DcpTensorInfo>(&entry.content)) return pickle.tensor(info->dtype, info->sizes, false, reader(entry));
+      if (const auto* info = std::get_if<DcpTensorInfo>(&entry.content))
+        return pickle.tensor(info->dtype, info->sizes, false, reader(entry));
       bar_->update();
       pickle.value(checkpoint_.read_object(entry.name));
     });
@@ -203,14 +229,16 @@ class Merger {
 
 }  // namespace
 
-void merge_fsdp_weights(const fs::path& checkpoint_dir, const fs::path& output_path, const MergeFsdpWeightsOptions& options) {
+void merge_fsdp_weights(const fs::path& checkpoint_dir, const fs::path& output_path,
+                        const MergeFsdpWeightsOptions& options) {
   const PartialState state;
   if (state.is_main_process()) {
     const auto folder = checkpoint_folder(checkpoint_dir);
     if (options.remove_checkpoint_dir) {
       const auto inside = fs::weakly_canonical(output_path).lexically_relative(fs::weakly_canonical(folder));
       if (!inside.empty() && *inside.begin() != "..")
-        throw ConfigError("merge_fsdp_weights: the weights would be written into '" + output_path.string() + "', which lies in the checkpoint that remove_checkpoint_dir removes. Choose another folder.");
+        throw ConfigError("merge_fsdp_weights: the weights would be written into '" + output_path.string() +
+                          "', which lies in the checkpoint that remove_checkpoint_dir removes. Choose another folder.");
     }
     Merger(folder, output_path, options).run();
     if (options.remove_checkpoint_dir) fs::remove_all(folder);

@@ -11,7 +11,8 @@ namespace {
 
 /// Equal for tensors that are the same memory seen the same way.
 auto memory_of(const at::Tensor& tensor) {
-  return std::make_tuple(tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset(), tensor.sizes().vec(), tensor.strides().vec());
+  return std::make_tuple(tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset(), tensor.sizes().vec(),
+                         tensor.strides().vec());
 }
 
 std::string shape_of(const at::Tensor& tensor) {
@@ -44,11 +45,15 @@ void check_state_dict(const ModelRef& model, const std::map<std::string, at::Ten
       differences += "\n  '" + name + "': the file has " + shape_of(found->second) + ", the model " + shape_of(tensor);
   }
   for (const auto& [name, tensor] : state)
-    if (!tensors.contains(name) && !present.contains(memory_of(tensor))) differences += "\n  '" + name + "': missing in the file";
+    if (!tensors.contains(name) && !present.contains(memory_of(tensor)))
+      differences += "\n  '" + name + "': missing in the file";
   for (const auto& [name, tensor] : tensors)
     if (!known.contains(name)) differences += "\n  '" + name + "': not in the model";
   if (!differences.empty())
-    throw CheckpointError("loading a model: the weights don't fit it, expected the same names and shapes; nothing was loaded. Build the model with the options that it was saved with. Differences:" + differences);
+    throw CheckpointError(
+        "loading a model: the weights don't fit it, expected the same names and shapes; nothing was loaded. Build the "
+        "model with the options that it was saved with. Differences:" +
+        differences);
 }
 
 void load_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors) {

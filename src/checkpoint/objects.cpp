@@ -14,8 +14,8 @@ namespace accelerate::checkpointing {
 
 namespace {
 
-/// Tensors on the CPU without the rest of a storage that they view, lists without element types: those would be written as calls of functions
-/// that only TorchScript's own reader knows.
+/// Tensors on the CPU without the rest of a storage that they view, lists without element types: those would be written
+/// as calls of functions that only TorchScript's own reader knows.
 c10::IValue plain(const c10::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
@@ -47,7 +47,8 @@ c10::IValue plain(const c10::IValue& value) {
 void save_object(const c10::IValue& object, const std::filesystem::path& file) {
   const c10::IValue value = plain(object);
   std::string pickle;
-  torch::jit::Pickler pickler([&](const char* bytes, size_t size) { pickle.append(bytes, size); }, nullptr, nullptr, nullptr, nullptr, /*tag_aggregates=*/false);
+  torch::jit::Pickler pickler([&](const char* bytes, size_t size) { pickle.append(bytes, size); }, nullptr, nullptr,
+                              nullptr, nullptr, /*tag_aggregates=*/false);
   pickler.protocol();
   pickler.pushIValue(value);
   pickler.stop();
@@ -86,22 +87,31 @@ c10::IValue bytes_as_object(const std::string& bytes) {
 
 std::string object_as_bytes(const c10::IValue& object) {
   if (!object.isTensor() || object.toTensor().scalar_type() != at::kByte || object.toTensor().dim() != 1)
-    throw CheckpointError("load: found " + object.tagKind() + ", expected a one-dimensional uint8 tensor that holds an object; the file may belong to another registered object");
+    throw CheckpointError("load: found " + object.tagKind() +
+                          ", expected a one-dimensional uint8 tensor that holds an object; the file may belong to "
+                          "another registered object");
   const at::Tensor tensor = object.toTensor().contiguous();
   return {reinterpret_cast<const char*>(tensor.data_ptr<uint8_t>()), static_cast<size_t>(tensor.numel())};
 }
 
 c10::IValue load_object(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary | std::ios::ate);
-  if (!in) throw CheckpointError("load '" + file.string() + "': the file can't be opened; check the checkpoint folder, the file may belong to an object that was not saved");
+  if (!in)
+    throw CheckpointError("load '" + file.string() +
+                          "': the file can't be opened; check the checkpoint folder, the file may belong to an object "
+                          "that was not saved");
   std::vector<char> bytes(static_cast<size_t>(in.tellg()));
   in.seekg(0);
-  if (!in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()))) throw CheckpointError("load '" + file.string() + "': reading it failed half-way");
+  if (!in.read(bytes.data(), static_cast<std::streamsize>(bytes.size())))
+    throw CheckpointError("load '" + file.string() + "': reading it failed half-way");
   try {
     return torch::jit::pickle_load(bytes);
   } catch (const std::exception& error) {
-    throw CheckpointError("load '" + file.string() + "': expected a torch archive of plain data (numbers, text, tensors, lists, dicts); it may be damaged, or hold objects of Python classes, which are "
-                          "never executed here. (" + std::string(error.what()).substr(0, 300) + ")");
+    throw CheckpointError("load '" + file.string() +
+                          "': expected a torch archive of plain data (numbers, text, tensors, lists, dicts); it may be "
+                          "damaged, or hold objects of Python classes, which are "
+                          "never executed here. (" +
+                          std::string(error.what()).substr(0, 300) + ")");
   }
 }
 

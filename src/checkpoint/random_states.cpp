@@ -14,7 +14,9 @@ constexpr const char* kStep = "step";
 constexpr const char* kCpu = "torch_manual_seed";
 
 /// The reference's key for the generators of a device kind, e.g. torch_cuda_manual_seed.
-std::string device_key(const at::Device& device) { return "torch_" + c10::DeviceTypeName(device.type(), true) + "_manual_seed"; }
+std::string device_key(const at::Device& device) {
+  return "torch_" + c10::DeviceTypeName(device.type(), true) + "_manual_seed";
+}
 
 at::Tensor state_of(at::Generator generator) {
   std::lock_guard lock(generator.mutex());
@@ -39,7 +41,8 @@ c10::IValue random_states(int64_t step, const at::Device& device) {
 int64_t load_random_states(const c10::IValue& states, const at::Device& device) {
   if (!states.isGenericDict()) throw CheckpointError("random states: found " + states.tagKind() + ", expected a dict");
   const auto dict = states.toGenericDict();
-  if (!dict.contains(kStep) || !dict.contains(kCpu) || !dict.at(kCpu).isTensor()) throw CheckpointError("random states: found a dict without 'step' or 'torch_manual_seed', expected both");
+  if (!dict.contains(kStep) || !dict.contains(kCpu) || !dict.at(kCpu).isTensor())
+    throw CheckpointError("random states: found a dict without 'step' or 'torch_manual_seed', expected both");
   set_state(at::detail::getDefaultCPUGenerator(), dict.at(kCpu).toTensor());
   if (!device.is_cpu() && dict.contains(device_key(device)) && dict.at(device_key(device)).isTensor())
     set_state(at::globalContext().defaultGenerator(device), dict.at(device_key(device)).toTensor());

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "utils/atomic_file.hpp"
 
@@ -24,8 +24,14 @@ std::string shard_name(const std::string& stem, const std::string& extension, si
 }  // namespace
 
 int64_t parse_size(const std::string& text) {
-  static const std::pair<const char*, int64_t> kUnits[] = {{"KiB", int64_t{1} << 10}, {"MiB", int64_t{1} << 20}, {"GiB", int64_t{1} << 30}, {"TiB", int64_t{1} << 40},
-                                                           {"KB", 1000}, {"MB", 1000000}, {"GB", 1000000000}, {"TB", 1000000000000}};
+  static const std::pair<const char*, int64_t> kUnits[] = {{"KiB", int64_t{1} << 10},
+                                                           {"MiB", int64_t{1} << 20},
+                                                           {"GiB", int64_t{1} << 30},
+                                                           {"TiB", int64_t{1} << 40},
+                                                           {"KB", 1000},
+                                                           {"MB", 1000000},
+                                                           {"GB", 1000000000},
+                                                           {"TB", 1000000000000}};
   for (const auto& [unit, factor] : kUnits) {
     if (!text.ends_with(unit)) continue;
     double number = 0;
@@ -35,7 +41,9 @@ int64_t parse_size(const std::string& text) {
     if (error != std::errc() || end != last || !(number > 0) || number * static_cast<double>(factor) > 9e18) break;
     return static_cast<int64_t>(number * static_cast<double>(factor));
   }
-  throw ConfigError("size: found '" + text + "', expected a positive number and a unit: KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), e.g. 10GB");
+  throw ConfigError("size: found '" + text +
+                    "', expected a positive number and a unit: KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB "
+                    "(powers of 1024), e.g. 10GB");
 }
 
 std::vector<std::vector<std::string>> split_weights(const std::vector<WeightSize>& weights, int64_t max_shard_bytes) {
@@ -58,12 +66,15 @@ std::vector<std::vector<std::string>> split_weights(const std::vector<WeightSize
   return shards;
 }
 
-void write_weight_files(const std::filesystem::path& folder, const std::vector<WeightSize>& weights, int64_t max_shard_bytes, bool safe_serialization, const WriteWeights& write) {
-  const std::string stem = safe_serialization ? "model" : "pytorch_model", extension = safe_serialization ? ".safetensors" : ".bin";
+void write_weight_files(const std::filesystem::path& folder, const std::vector<WeightSize>& weights,
+                        int64_t max_shard_bytes, bool safe_serialization, const WriteWeights& write) {
+  const std::string stem = safe_serialization ? "model" : "pytorch_model",
+                    extension = safe_serialization ? ".safetensors" : ".bin";
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
   if (!std::filesystem::is_directory(folder))
-    throw CheckpointError("save_model: '" + folder.string() + "' can't be created as a folder (" + failure.message() + "); a file of this name may be in the way");
+    throw CheckpointError("save_model: '" + folder.string() + "' can't be created as a folder (" + failure.message() +
+                          "); a file of this name may be in the way");
   const auto shards = split_weights(weights, max_shard_bytes);
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
   std::map<std::string, std::string> sorted;
@@ -88,21 +99,25 @@ void write_weight_files(const std::filesystem::path& folder, const std::vector<W
   const std::regex ours("(model|pytorch_model)(-\\d{5}-of-\\d{5})?\\.(safetensors|bin)(\\.index\\.json)?");
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
-    if (entry.is_regular_file() && std::regex_match(name, ours) && !written.contains(name)) std::filesystem::remove(entry.path());
+    if (entry.is_regular_file() && std::regex_match(name, ours) && !written.contains(name))
+      std::filesystem::remove(entry.path());
   }
 }
 
-void save_model(const ModelRef& model, const std::filesystem::path& folder, int64_t max_shard_bytes, bool safe_serialization) {
+void save_model(const ModelRef& model, const std::filesystem::path& folder, int64_t max_shard_bytes,
+                bool safe_serialization) {
   const auto tensors = state_dict(model);
   std::vector<WeightSize> weights;
   for (const auto& [name, ignored] : model.state())
-    if (const auto found = tensors.find(name); found != tensors.end()) weights.push_back({name, static_cast<int64_t>(found->second.nbytes())});  // else tied to one that is there
-  write_weight_files(folder, weights, max_shard_bytes, safe_serialization, [&](const std::filesystem::path& file, const std::vector<std::string>& names) {
-    std::map<std::string, at::Tensor> part;
-    for (const auto& name : names) part.emplace(name, tensors.at(name));
-    if (safe_serialization) save_safetensors(file, part, {{"format", "pt"}});
-    else save_object(to_dict(part), file);
-  });
+    if (const auto found = tensors.find(name); found != tensors.end())
+      weights.push_back({name, static_cast<int64_t>(found->second.nbytes())});  // else tied to one that is there
+  write_weight_files(folder, weights, max_shard_bytes, safe_serialization,
+                     [&](const std::filesystem::path& file, const std::vector<std::string>& names) {
+                       std::map<std::string, at::Tensor> part;
+                       for (const auto& name : names) part.emplace(name, tensors.at(name));
+                       if (safe_serialization) save_safetensors(file, part, {{"format", "pt"}});
+                       else save_object(to_dict(part), file);
+                     });
 }
 
 }  // namespace accelerate::checkpointing

@@ -10,8 +10,8 @@
 #include <optional>
 #include <unordered_map>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/dcp.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/torch_archive.hpp"
@@ -22,11 +22,14 @@ namespace {
 using Dict = c10::impl::GenericDict;
 using formats::DcpBox;
 
-/// Rectangles of elements [from, to) of a tensor of these sizes, whose elements lie row by row. `box` has the dimensions before `dim` already.
-void split(const std::vector<int64_t>& sizes, size_t dim, int64_t from, int64_t to, DcpBox box, std::vector<DcpBox>& result) {
+/// Rectangles of elements [from, to) of a tensor of these sizes, whose elements lie row by row. `box` has the
+/// dimensions before `dim` already.
+void split(const std::vector<int64_t>& sizes, size_t dim, int64_t from, int64_t to, DcpBox box,
+           std::vector<DcpBox>& result) {
   if (from >= to) return;
   if (dim == sizes.size()) return result.push_back(std::move(box));
-  const int64_t row = std::accumulate(sizes.begin() + static_cast<int64_t>(dim) + 1, sizes.end(), int64_t{1}, std::multiplies<>());
+  const int64_t row =
+      std::accumulate(sizes.begin() + static_cast<int64_t>(dim) + 1, sizes.end(), int64_t{1}, std::multiplies<>());
   const auto within = [&](int64_t index, int64_t begin, int64_t end) {
     DcpBox one = box;
     one.offsets.push_back(index), one.sizes.push_back(1);
@@ -47,29 +50,42 @@ void split(const std::vector<int64_t>& sizes, size_t dim, int64_t from, int64_t 
 
 /// A torch.save archive whose tensors are stand-ins without data until they are read.
 struct Archive {
-  explicit Archive(const std::filesystem::path& path) : file(std::make_shared<formats::InputFile>(path)), name(path.string()) {
-    value = formats::TorchArchive(file, 0, file->size(), "load '" + name + "'").value([this](const formats::SavedTensor& saved) {
-      const at::Tensor stand_in = at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype).device(at::kMeta));
-      places.emplace(stand_in.unsafeGetTensorImpl(), saved);
-      stand_ins.push_back(stand_in);
-      return stand_in;
-    });
+  explicit Archive(const std::filesystem::path& path)
+      : file(std::make_shared<formats::InputFile>(path)), name(path.string()) {
+    value = formats::TorchArchive(file, 0, file->size(), "load '" + name + "'")
+                .value([this](const formats::SavedTensor& saved) {
+                  const at::Tensor stand_in =
+                      at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype).device(at::kMeta));
+                  places.emplace(stand_in.unsafeGetTensorImpl(), saved);
+                  stand_ins.push_back(stand_in);
+                  return stand_in;
+                });
   }
 
   StoredTensor stored(const at::Tensor& stand_in) const {
     const auto& saved = places.at(stand_in.unsafeGetTensorImpl());
     int64_t next = 1;
     bool gaps = false;
-    for (size_t dim = saved.sizes.size(); dim-- > 0; next *= saved.sizes[dim]) gaps = gaps || (saved.sizes[dim] != 1 && saved.strides[dim] != next);
+    for (size_t dim = saved.sizes.size(); dim-- > 0; next *= saved.sizes[dim])
+      gaps = gaps || (saved.sizes[dim] != 1 && saved.strides[dim] != next);
     std::optional<StoredBytes> bytes;
-    if (!gaps) bytes = StoredBytes{.file = file->path(), .begin = saved.begin, .bytes = next * static_cast<int64_t>(c10::elementSize(saved.dtype)), .decode = {}};
-    return {.dtype = saved.dtype, .sizes = saved.sizes, .bytes = std::move(bytes),
-            .read = [file = file, saved](const DcpBox& box, const at::Tensor& destination) { formats::read_part(*file, saved, box.offsets, destination); },
-            .read_whole = [file = file, saved] {
-              at::Tensor whole = at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype));
-              formats::read_part(*file, saved, std::vector<int64_t>(saved.sizes.size(), 0), whole);
-              return whole;
-            }};
+    if (!gaps)
+      bytes = StoredBytes{.file = file->path(),
+                          .begin = saved.begin,
+                          .bytes = next * static_cast<int64_t>(c10::elementSize(saved.dtype)),
+                          .decode = {}};
+    return {.dtype = saved.dtype,
+            .sizes = saved.sizes,
+            .bytes = std::move(bytes),
+            .read = [file = file, saved](
+                        const DcpBox& box,
+                        const at::Tensor& destination) { formats::read_part(*file, saved, box.offsets, destination); },
+            .read_whole =
+                [file = file, saved] {
+                  at::Tensor whole = at::empty(saved.sizes, at::TensorOptions().dtype(saved.dtype));
+                  formats::read_part(*file, saved, std::vector<int64_t>(saved.sizes.size(), 0), whole);
+                  return whole;
+                }};
   }
   [[noreturn]] void fail(const std::string& what) const { throw CheckpointError("load '" + name + "': " + what); }
   Dict dict(const c10::IValue& item, const char* what) const {
@@ -86,21 +102,31 @@ struct Archive {
 
 StoredTensor stored(const std::shared_ptr<const formats::DcpCheckpoint>& checkpoint, const formats::DcpEntry& entry) {
   const auto& info = std::get<formats::DcpTensorInfo>(entry.content);
-  return {.dtype = info.dtype, .sizes = info.sizes, .bytes = std::nullopt,
-          .read = [checkpoint, name = entry.name](const DcpBox& box, const at::Tensor& destination) { checkpoint->read_chunk(name, box, destination); },
-          .read_whole = [checkpoint, name = entry.name] { return checkpoint->read_full(name); }};
+  return {
+      .dtype = info.dtype,
+      .sizes = info.sizes,
+      .bytes = std::nullopt,
+      .read = [checkpoint, name = entry.name](
+                  const DcpBox& box, const at::Tensor& destination) { checkpoint->read_chunk(name, box, destination); },
+      .read_whole = [checkpoint, name = entry.name] { return checkpoint->read_full(name); }};
 }
 
 /// A number beside the sharded tensors, as Python has it in some versions: the count of steps.
 StoredTensor constant(const at::Tensor& value) {
-  return {.dtype = value.scalar_type(), .sizes = value.sizes().vec(), .bytes = std::nullopt, .read = [value](const DcpBox&, const at::Tensor& destination) { destination.copy_(value); }, .read_whole = [value] { return value; }};
+  return {.dtype = value.scalar_type(),
+          .sizes = value.sizes().vec(),
+          .bytes = std::nullopt,
+          .read = [value](const DcpBox&, const at::Tensor& destination) { destination.copy_(value); },
+          .read_whole = [value] { return value; }};
 }
 std::optional<StoredTensor> constant(const c10::IValue& value) {
   if (!value.isInt() && !value.isDouble()) return std::nullopt;
   return constant(at::empty({}, at::TensorOptions().dtype(at::kDouble)).fill_(value.toScalar()));
 }
 
-std::string key_text(const c10::IValue& key) { return key.isString() ? key.toStringRef() : key.isInt() ? std::to_string(key.toInt()) : std::string(); }
+std::string key_text(const c10::IValue& key) {
+  return key.isString() ? key.toStringRef() : key.isInt() ? std::to_string(key.toInt()) : std::string();
+}
 
 }  // namespace
 
@@ -110,22 +136,28 @@ std::vector<StretchPart> parts_of(const at::Tensor& like, int64_t begin, const a
   std::vector<int64_t> order(dims), back(dims), sizes(dims);
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return like.stride(a) > like.stride(b); });
-  for (size_t i = 0; i < dims; ++i) back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i), sizes[i] = like.size(order[i]);
+  for (size_t i = 0; i < dims; ++i)
+    back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i), sizes[i] = like.size(order[i]);
   std::vector<DcpBox> boxes;
   split(sizes, 0, begin, begin + stretch.numel(), {}, boxes);
   std::vector<StretchPart> parts;
   int64_t at = 0;
   for (const auto& in_memory : boxes) {
-    const int64_t count = std::accumulate(in_memory.sizes.begin(), in_memory.sizes.end(), int64_t{1}, std::multiplies<>());
-    StretchPart part{{std::vector<int64_t>(dims), std::vector<int64_t>(dims)}, stretch.narrow(0, at, count).view(in_memory.sizes).permute(back)};
-    for (size_t i = 0; i < dims; ++i) part.box.offsets[static_cast<size_t>(order[i])] = in_memory.offsets[i], part.box.sizes[static_cast<size_t>(order[i])] = in_memory.sizes[i];
+    const int64_t count =
+        std::accumulate(in_memory.sizes.begin(), in_memory.sizes.end(), int64_t{1}, std::multiplies<>());
+    StretchPart part{{std::vector<int64_t>(dims), std::vector<int64_t>(dims)},
+                     stretch.narrow(0, at, count).view(in_memory.sizes).permute(back)};
+    for (size_t i = 0; i < dims; ++i)
+      part.box.offsets[static_cast<size_t>(order[i])] = in_memory.offsets[i],
+      part.box.sizes[static_cast<size_t>(order[i])] = in_memory.sizes[i];
     parts.push_back(std::move(part));
     at += count;
   }
   return parts;
 }
 
-at::Tensor read_stretch(const StoredTensor& stored, const at::Tensor& like, int64_t begin, int64_t numel, const at::TensorOptions& options) {
+at::Tensor read_stretch(const StoredTensor& stored, const at::Tensor& like, int64_t begin, int64_t numel,
+                        const at::TensorOptions& options) {
   at::NoGradGuard no_grad;
   const at::Tensor stretch = at::empty({numel}, options.requires_grad(false));
   for (const auto& part : parts_of(like, begin, stretch)) stored.read(part.box, part.values);
@@ -140,13 +172,25 @@ StoredTensors open_safetensors(const std::filesystem::path& path) {
     const auto* dtype = formats::find_dtype(info.dtype);
     if (!dtype->torch || dtype->packed > 1) {  // no elements to count: the reader knows, or says why not
       const at::Tensor tensor = file.tensor(name);
-      tensors[name] = {.dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec(), .bytes = std::nullopt, .read = {}, .read_whole = {}};
+      tensors[name] = {.dtype = tensor.scalar_type(),
+                       .sizes = tensor.sizes().vec(),
+                       .bytes = std::nullopt,
+                       .read = {},
+                       .read_whole = {}};
     } else {
-      tensors[name] = {.dtype = *dtype->torch, .sizes = info.shape, .bytes = StoredBytes{.file = path, .begin = file.data_begin() + info.begin, .bytes = info.end - info.begin, .decode = {}}, .read = {}, .read_whole = {}};
+      tensors[name] = {
+          .dtype = *dtype->torch,
+          .sizes = info.shape,
+          .bytes =
+              StoredBytes{
+                  .file = path, .begin = file.data_begin() + info.begin, .bytes = info.end - info.begin, .decode = {}},
+          .read = {},
+          .read_whole = {}};
     }
     tensors[name].read = [file, name](const DcpBox& box, const at::Tensor& destination) {
       at::Tensor part = file.tensor(name);
-      for (int64_t dim = 0; dim < part.dim(); ++dim) part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
+      for (int64_t dim = 0; dim < part.dim(); ++dim)
+        part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
       destination.copy_(part);
     };
     tensors[name].read_whole = [file, name] { return file.tensor(name); };
@@ -158,7 +202,8 @@ StoredTensors open_archive(const std::filesystem::path& file) {
   const Archive archive(file);
   StoredTensors tensors;
   for (const auto& entry : archive.dict(archive.value, "a dict of tensors")) {
-    if (!entry.key().isString() || !entry.value().isTensor()) archive.fail("expected names with tensors, found an entry of another kind");
+    if (!entry.key().isString() || !entry.value().isTensor())
+      archive.fail("expected names with tensors, found an entry of another kind");
     tensors[entry.key().toStringRef()] = archive.stored(entry.value().toTensor());
   }
   return tensors;
@@ -169,8 +214,12 @@ StoredTensors open_distributed(const std::filesystem::path& folder) {
   StoredTensors tensors;
   const std::string prefix = "model.";
   for (const auto& entry : checkpoint->entries())
-    if (entry.name.starts_with(prefix) && std::holds_alternative<formats::DcpTensorInfo>(entry.content)) tensors[entry.name.substr(prefix.size())] = stored(checkpoint, entry);
-  if (tensors.empty()) throw CheckpointError("load '" + folder.string() + "': found no tensors under the key 'model', expected the weights of a model; it may be the folder of an optimizer");
+    if (entry.name.starts_with(prefix) && std::holds_alternative<formats::DcpTensorInfo>(entry.content))
+      tensors[entry.name.substr(prefix.size())] = stored(checkpoint, entry);
+  if (tensors.empty())
+    throw CheckpointError("load '" + folder.string() +
+                          "': found no tensors under the key 'model', expected the weights of a model; it may be the "
+                          "folder of an optimizer");
   return tensors;
 }
 
@@ -179,7 +228,8 @@ StoredOptimizer open_optimizer_archive(const std::filesystem::path& file) {
   StoredOptimizer result;
   result.source = "load '" + file.string() + "'";
   const auto dict = archive.dict(archive.value, "the dict of an optimizer");
-  if (!dict.contains("state") || !dict.contains("param_groups") || !dict.at("param_groups").isList()) archive.fail("found a dict without 'state' and a list 'param_groups', expected the state of an optimizer");
+  if (!dict.contains("state") || !dict.contains("param_groups") || !dict.at("param_groups").isList())
+    archive.fail("found a dict without 'state' and a list 'param_groups', expected the state of an optimizer");
   for (const c10::IValue& item : dict.at("param_groups").toListRef()) {
     StoredOptimizer::Group group{.options = Dict(c10::StringType::get(), c10::AnyType::get()), .parameters = {}};
     for (const auto& entry : archive.dict(item, "a parameter group")) {
@@ -213,14 +263,20 @@ StoredOptimizer open_distributed_optimizer(const std::filesystem::path& folder) 
   result.source = "load '" + folder.string() + "'";
   result.by_name = true;
   for (const auto& entry : checkpoint->entries()) {
-    const auto fail = [&](const std::string& what) { throw CheckpointError(result.source + ": the path of '" + entry.name + "' " + what + ", expected optimizer.state.<parameter>.<tensor> or optimizer.param_groups.<number>.<option>"); };
+    const auto fail = [&](const std::string& what) {
+      throw CheckpointError(
+          result.source + ": the path of '" + entry.name + "' " + what +
+          ", expected optimizer.state.<parameter>.<tensor> or optimizer.param_groups.<number>.<option>");
+    };
     if (!entry.path || entry.path->size() != 4) {
       // An empty dict, of an optimizer that never stepped.
-      if (entry.path && entry.path->size() <= 3 && std::holds_alternative<formats::DcpLocation>(entry.content)) continue;
+      if (entry.path && entry.path->size() <= 3 && std::holds_alternative<formats::DcpLocation>(entry.content))
+        continue;
       fail("is missing or of another length");
     }
     const auto& path = *entry.path;
-    const auto *top = std::get_if<std::string>(&path[0]), *kind = std::get_if<std::string>(&path[1]), *field = std::get_if<std::string>(&path[3]);
+    const auto *top = std::get_if<std::string>(&path[0]), *kind = std::get_if<std::string>(&path[1]),
+               *field = std::get_if<std::string>(&path[3]);
     if (!top || !kind || !field || *top != "optimizer") fail("leads elsewhere");
     if (*kind == "state") {
       const auto* parameter = std::get_if<std::string>(&path[2]);
@@ -231,17 +287,23 @@ StoredOptimizer open_distributed_optimizer(const std::filesystem::path& folder) 
     } else {
       const auto* number = std::get_if<int64_t>(&path[2]);
       if (*kind != "param_groups" || !number || *number < 0 || *number > 100000) fail("leads elsewhere");
-      while (result.groups.size() <= static_cast<size_t>(*number)) result.groups.push_back({.options = Dict(c10::StringType::get(), c10::AnyType::get()), .parameters = {}});
+      while (result.groups.size() <= static_cast<size_t>(*number))
+        result.groups.push_back({.options = Dict(c10::StringType::get(), c10::AnyType::get()), .parameters = {}});
       auto& group = result.groups[static_cast<size_t>(*number)];
       // A learning rate may be a tensor in Python.
-      const c10::IValue value = std::holds_alternative<formats::DcpTensorInfo>(entry.content) ? c10::IValue(checkpoint->read_full(entry.name)) : checkpoint->read_object(entry.name);
+      const c10::IValue value = std::holds_alternative<formats::DcpTensorInfo>(entry.content)
+                                    ? c10::IValue(checkpoint->read_full(entry.name))
+                                    : checkpoint->read_object(entry.name);
       if (*field != "params") group.options.insert(*field, value);
       else if (value.isList())
         for (const c10::IValue& key : value.toListRef()) group.parameters.push_back(key_text(key));
       else fail("is " + value.tagKind());
     }
   }
-  if (result.groups.empty()) throw CheckpointError(result.source + ": found no parameter groups under the key 'optimizer', expected the state of an optimizer; it may be the folder of a model");
+  if (result.groups.empty())
+    throw CheckpointError(result.source +
+                          ": found no parameter groups under the key 'optimizer', expected the state of an optimizer; "
+                          "it may be the folder of a model");
   return result;
 }
 

@@ -14,7 +14,8 @@
 
 #include "formats/dcp/box.hpp"
 
-/// What a checkpoint holds, whoever wrote it and however it is split, before it is read: names, sizes, and functions that read just the part that a rank needs.
+/// What a checkpoint holds, whoever wrote it and however it is split, before it is read: names, sizes, and functions
+/// that read just the part that a rank needs.
 namespace accelerate::checkpointing {
 
 /// A rectangular part of a tensor and the elements of a stretch that are this part.
@@ -23,7 +24,8 @@ struct StretchPart {
   at::Tensor values;  ///< [box.sizes], a view of the stretch
 };
 
-/// A stretch of a tensor's elements, in the order of its memory, as rectangles: the rest of a row, whole rows, the beginning of a row, and so within each dimension.
+/// A stretch of a tensor's elements, in the order of its memory, as rectangles: the rest of a row, whole rows, the
+/// beginning of a row, and so within each dimension.
 /// @param like     dense; its sizes and strides are the tensor's
 /// @param stretch  1-D; its first element is the tensor's element `begin`
 std::vector<StretchPart> parts_of(const at::Tensor& like, int64_t begin, const at::Tensor& stretch);
@@ -32,7 +34,8 @@ std::vector<StretchPart> parts_of(const at::Tensor& like, int64_t begin, const a
 struct StoredBytes {
   std::filesystem::path file;
   int64_t begin = 0, bytes = 0;
-  /// Null: elements of the tensor's dtype. Else they are codes, and this reads and decodes them: `to` is 1-D, contiguous, on the CPU, of any floating-point dtype.
+  /// Null: elements of the tensor's dtype. Else they are codes, and this reads and decodes them: `to` is 1-D,
+  /// contiguous, on the CPU, of any floating-point dtype.
   std::function<void(const at::Tensor& to)> decode;
 };
 
@@ -41,14 +44,16 @@ struct StoredTensor {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
   std::optional<StoredBytes> bytes;  ///< empty for what lies in several pieces
-  /// Fills `destination` ([box.sizes], any dtype, device and strides). @throws CheckpointError when the file is damaged.
+  /// Fills `destination` ([box.sizes], any dtype, device and strides). @throws CheckpointError when the file is
+  /// damaged.
   std::function<void(const formats::DcpBox& box, const at::Tensor& destination)> read;
   std::function<at::Tensor()> read_whole;  ///< on the CPU; mapped where the format allows it
 };
 using StoredTensors = std::map<std::string, StoredTensor>;
 
 /// Into a new 1-D tensor of `options`: the stretch of the tensor that begins at `begin`, see parts_of().
-at::Tensor read_stretch(const StoredTensor& stored, const at::Tensor& like, int64_t begin, int64_t numel, const at::TensorOptions& options);
+at::Tensor read_stretch(const StoredTensor& stored, const at::Tensor& like, int64_t begin, int64_t numel,
+                        const at::TensorOptions& options);
 
 /// safetensors. @throws CheckpointError, as the following.
 StoredTensors open_safetensors(const std::filesystem::path& file);
@@ -63,8 +68,8 @@ struct StoredOptimizer {
     c10::impl::GenericDict options;       ///< without `params`
     std::vector<std::string> parameters;  ///< keys of `state`
   };
-  std::string source;     ///< for messages
-  bool by_name = false;   ///< keys are names of parameters; else numbers, counted through all groups
+  std::string source;    ///< for messages
+  bool by_name = false;  ///< keys are names of parameters; else numbers, counted through all groups
   std::vector<Group> groups;
   std::map<std::string, StoredTensors> state;
 };

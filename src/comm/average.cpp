@@ -29,15 +29,23 @@ void average_as(T* output, const std::vector<const void*>& inputs, int64_t count
 
 }  // namespace
 
-bool can_average(c10::ScalarType type) { return type == c10::kFloat || type == c10::kDouble || type == c10::kBFloat16 || type == c10::kHalf; }
+bool can_average(c10::ScalarType type) {
+  return type == c10::kFloat || type == c10::kDouble || type == c10::kBFloat16 || type == c10::kHalf;
+}
 
-void average(c10::ScalarType type, void* output, const std::vector<const void*>& inputs, int64_t count, double divisor) {
+void average(c10::ScalarType type, void* output, const std::vector<const void*>& inputs, int64_t count,
+             double divisor) {
   switch (type) {
-    case c10::kFloat: return average_as(static_cast<float*>(output), inputs, count, static_cast<float>(divisor));
-    case c10::kDouble: return average_as(static_cast<double*>(output), inputs, count, divisor);
-    case c10::kBFloat16: return average_as(static_cast<c10::BFloat16*>(output), inputs, count, static_cast<float>(divisor));
-    case c10::kHalf: return average_as(static_cast<c10::Half*>(output), inputs, count, static_cast<float>(divisor));
-    default: throw InternalError("average: no kernel for the type");
+    case c10::kFloat:
+      return average_as(static_cast<float*>(output), inputs, count, static_cast<float>(divisor));
+    case c10::kDouble:
+      return average_as(static_cast<double*>(output), inputs, count, divisor);
+    case c10::kBFloat16:
+      return average_as(static_cast<c10::BFloat16*>(output), inputs, count, static_cast<float>(divisor));
+    case c10::kHalf:
+      return average_as(static_cast<c10::Half*>(output), inputs, count, static_cast<float>(divisor));
+    default:
+      throw InternalError("average: no kernel for the type");
   }
 }
 

@@ -24,7 +24,9 @@ namespace {
 Group* group() {
   if (const auto& world = world_group()) return world.get();
   if (environment::integer({"WORLD_SIZE"}).value_or(1) > 1)
-    throw ConfigError("collective: WORLD_SIZE is greater than 1 but this process has not joined its peers; construct an Accelerator or a PartialState first");
+    throw ConfigError(
+        "collective: WORLD_SIZE is greater than 1 but this process has not joined its peers; construct an Accelerator "
+        "or a PartialState first");
   return nullptr;
 }
 
@@ -81,21 +83,25 @@ at::Tensor pad_to_largest(const at::Tensor& tensor, const PadOptions& options) {
 }
 
 std::vector<std::string> all_gather_bytes(Group& group, const std::string& bytes) {
-  const at::Tensor lengths = group.all_gather(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(group.device())).cpu();
+  const at::Tensor lengths =
+      group.all_gather(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(group.device())).cpu();
   const int64_t longest = lengths.max().item<int64_t>();
   at::Tensor mine = at::zeros({longest}, at::kByte);
   std::copy(bytes.begin(), bytes.end(), mine.data_ptr<uint8_t>());
   const at::Tensor all = group.all_gather(mine.to(group.device())).cpu();
   std::vector<std::string> result;
   for (int64_t rank = 0; rank < group.world_size(); ++rank)
-    result.emplace_back(reinterpret_cast<const char*>(all.data_ptr<uint8_t>()) + rank * longest, lengths[rank].item<int64_t>());
+    result.emplace_back(reinterpret_cast<const char*>(all.data_ptr<uint8_t>()) + rank * longest,
+                        lengths[rank].item<int64_t>());
   return result;
 }
 
 std::string broadcast_bytes(Group& group, const std::string& bytes, int64_t from) {
   if (group.dry()) return bytes;  // peers that don't exist say what we say
   const bool mine = group.rank() == from;
-  const int64_t length = group.broadcast(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(group.device()), from).item<int64_t>();
+  const int64_t length =
+      group.broadcast(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(group.device()), from)
+          .item<int64_t>();
   at::Tensor buffer = at::empty({length}, at::kByte);
   if (mine) std::copy(bytes.begin(), bytes.end(), buffer.data_ptr<uint8_t>());
   buffer = group.broadcast(buffer.to(group.device()), from).cpu();
@@ -123,9 +129,12 @@ void verify_shapes(const char* operation, const std::vector<at::Tensor>& tensors
   }
   const auto all = all_gather_bytes(shapes);
   if (std::all_of(all.begin(), all.end(), [&](const auto& other) { return other == all.front(); })) return;
-  std::string message = std::string(operation) + ": the ranks' tensors differ in shape, and this operation needs equal shapes on all of them; pad_across_processes makes them equal.\nOperation: `" +
+  std::string message = std::string(operation) +
+                        ": the ranks' tensors differ in shape, and this operation needs equal shapes on all of them; "
+                        "pad_across_processes makes them equal.\nOperation: `" +
                         operation + "`\nInput shapes:";
-  for (size_t rank = 0; rank < all.size(); ++rank) message += "\n  - Process " + std::to_string(rank) + ": " + all[rank];
+  for (size_t rank = 0; rank < all.size(); ++rank)
+    message += "\n  - Process " + std::to_string(rank) + ": " + all[rank];
   throw DistributedOperationException(message);
 }
 

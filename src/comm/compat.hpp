@@ -2,14 +2,15 @@
 
 /// Where LibTorch 2.11 and later differ.
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/version.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <vector>
 
 namespace accelerate::comm::compat {
 
-inline c10::intrusive_ptr<c10d::Work> all_gather_single(c10d::ProcessGroup& group, at::Tensor& output, at::Tensor& input) {
+inline c10::intrusive_ptr<c10d::Work> all_gather_single(c10d::ProcessGroup& group, at::Tensor& output,
+                                                        at::Tensor& input) {
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 13)
   return group.all_gather_single(output, input);
 #else
@@ -17,7 +18,8 @@ inline c10::intrusive_ptr<c10d::Work> all_gather_single(c10d::ProcessGroup& grou
 #endif
 }
 
-inline c10::intrusive_ptr<c10d::Work> reduce_scatter_single(c10d::ProcessGroup& group, at::Tensor& output, at::Tensor& input) {
+inline c10::intrusive_ptr<c10d::Work> reduce_scatter_single(c10d::ProcessGroup& group, at::Tensor& output,
+                                                            at::Tensor& input) {
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 13)
   return group.reduce_scatter_single(output, input);
 #else
@@ -26,7 +28,8 @@ inline c10::intrusive_ptr<c10d::Work> reduce_scatter_single(c10d::ProcessGroup& 
 }
 
 /// Equal pieces to and from everyone.
-inline c10::intrusive_ptr<c10d::Work> all_to_all_single(c10d::ProcessGroup& group, at::Tensor& output, at::Tensor& input) {
+inline c10::intrusive_ptr<c10d::Work> all_to_all_single(c10d::ProcessGroup& group, at::Tensor& output,
+                                                        at::Tensor& input) {
   std::vector<int64_t> output_splits, input_splits;
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 13)
   return group.all_to_all_single(output, input, output_splits, input_splits);

@@ -8,7 +8,10 @@ namespace {
 /// Complete from the start.
 class Done final : public c10d::Work {
  public:
-  explicit Done(std::vector<at::Tensor> results) : future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) { future_->markCompleted(c10::IValue(std::move(results))); }
+  explicit Done(std::vector<at::Tensor> results)
+      : future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {
+    future_->markCompleted(c10::IValue(std::move(results)));
+  }
   bool isCompleted() override { return true; }
   bool isSuccess() const override { return true; }
   bool wait(std::chrono::milliseconds) override { return true; }
@@ -18,7 +21,9 @@ class Done final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> results) { return c10::make_intrusive<Done>(std::move(results)); }
+c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> results) {
+  return c10::make_intrusive<Done>(std::move(results));
+}
 
 }  // namespace
 
@@ -31,10 +36,18 @@ void TrafficCounter::add(Traffic::Kind kind, int64_t volume, int64_t sent, bool 
   ++total_.messages;
   total_.sent += sent;
   switch (kind) {
-    case Traffic::Kind::all_gather: total_.all_gather += volume; break;
-    case Traffic::Kind::reduce_scatter: total_.reduce_scatter += volume; break;
-    case Traffic::Kind::all_reduce: total_.all_reduce += volume; break;
-    case Traffic::Kind::broadcast: total_.broadcast += volume; break;
+    case Traffic::Kind::all_gather:
+      total_.all_gather += volume;
+      break;
+    case Traffic::Kind::reduce_scatter:
+      total_.reduce_scatter += volume;
+      break;
+    case Traffic::Kind::all_reduce:
+      total_.all_reduce += volume;
+      break;
+    case Traffic::Kind::broadcast:
+      total_.broadcast += volume;
+      break;
   }
 }
 
@@ -48,16 +61,19 @@ DryProcessGroup::DryProcessGroup(int64_t rank, int64_t world_size, std::shared_p
 
 void DryProcessGroup::count(Traffic::Kind kind, const at::Tensor& message, int64_t passes) {
   const int64_t volume = passes * static_cast<int64_t>(message.nbytes()), others = size_ - 1;
-  const int64_t sent = kind == Traffic::Kind::broadcast ? volume : volume / size_ * others + volume % size_ * others / size_;
+  const int64_t sent =
+      kind == Traffic::Kind::broadcast ? volume : volume / size_ * others + volume % size_ * others / size_;
   traffic_->add(kind, volume, sent, message.is_meta());
 }
 
-c10::intrusive_ptr<c10d::Work> DryProcessGroup::broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions&) {
+c10::intrusive_ptr<c10d::Work> DryProcessGroup::broadcast(std::vector<at::Tensor>& tensors,
+                                                          const c10d::BroadcastOptions&) {
   for (const auto& tensor : tensors) count(Traffic::Kind::broadcast, tensor, 1);
   return done(tensors);
 }
 
-c10::intrusive_ptr<c10d::Work> DryProcessGroup::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) {
+c10::intrusive_ptr<c10d::Work> DryProcessGroup::allreduce(std::vector<at::Tensor>& tensors,
+                                                          const c10d::AllreduceOptions& options) {
   for (auto& tensor : tensors) {
     count(Traffic::Kind::all_reduce, tensor, 2);
     if (!tensor.is_meta() && options.reduceOp == c10d::ReduceOp::SUM) tensor.mul_(size_);

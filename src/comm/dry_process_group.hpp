@@ -1,7 +1,7 @@
 #pragma once
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/version.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
 #include <mutex>
@@ -21,22 +21,37 @@ class TrafficCounter {
   Traffic total_;
 };
 
-/// A process group of one process that claims to be rank r of n. Its collectives are complete at once. Tensors on the meta device are counted and left alone; those on the host, in
-/// which ranks tell each other a few numbers about themselves, get the values that they would get if all peers were in this rank's state.
+/// A process group of one process that claims to be rank r of n. Its collectives are complete at once. Tensors on the
+/// meta device are counted and left alone; those on the host, in which ranks tell each other a few numbers about
+/// themselves, get the values that they would get if all peers were in this rank's state.
 class DryProcessGroup final : public c10d::ProcessGroup {
  public:
   DryProcessGroup(int64_t rank, int64_t world_size, std::shared_ptr<TrafficCounter> traffic);
 
   const std::string getBackendName() const override { return "dry"; }
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override;
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override;
   // LibTorch 2.13 renamed these.
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 13)
-  c10::intrusive_ptr<c10d::Work> all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) override { return all_gather(output, input); }
-  c10::intrusive_ptr<c10d::Work> reduce_scatter_single(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions&) override { return reduce_scatter_of(output, input); }
+  c10::intrusive_ptr<c10d::Work> all_gather_single(at::Tensor& output, at::Tensor& input,
+                                                   const c10d::AllgatherOptions&) override {
+    return all_gather(output, input);
+  }
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                                       const c10d::ReduceScatterOptions&) override {
+    return reduce_scatter_of(output, input);
+  }
 #else
-  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) override { return all_gather(output, input); }
-  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions&) override { return reduce_scatter_of(output, input); }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions&) override {
+    return all_gather(output, input);
+  }
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::ReduceScatterOptions&) override {
+    return reduce_scatter_of(output, input);
+  }
 #endif
 
  private:

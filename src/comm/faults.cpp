@@ -19,8 +19,10 @@ std::string seconds(std::chrono::milliseconds time) {
 std::string whereabouts(const RankStatus& peer, const std::string& key, const GroupStatus& here) {
   for (const auto& [other, status] : peer.groups)
     if (other != key && status.inside)
-      return "is in collective " + std::to_string(status.sequence) + " (" + status.operation + ") of the " + status.name + " since " + seconds(std::chrono::milliseconds(status.age_ms));
-  return std::string(here.inside ? "is in" : "came out of") + " collective " + std::to_string(here.sequence) + " (" + here.operation + ") " + seconds(std::chrono::milliseconds(here.age_ms)) + " ago" +
+      return "is in collective " + std::to_string(status.sequence) + " (" + status.operation + ") of the " +
+             status.name + " since " + seconds(std::chrono::milliseconds(status.age_ms));
+  return std::string(here.inside ? "is in" : "came out of") + " collective " + std::to_string(here.sequence) + " (" +
+         here.operation + ") " + seconds(std::chrono::milliseconds(here.age_ms)) + " ago" +
          (here.inside ? "" : " and is outside of collectives");
 }
 
@@ -33,16 +35,19 @@ std::string text_of(const std::exception& error) {
 
 void Group::Impl::check_usable(const char* operation) const {
   if (const std::string failure = progress->failure(); !failure.empty())
-    throw CommError(std::string(operation) + " on rank " + std::to_string(own()) + ": the process group is not usable any more: " + failure);
+    throw CommError(std::string(operation) + " on rank " + std::to_string(own()) +
+                    ": the process group is not usable any more: " + failure);
 }
 
 void Group::Impl::fail(const std::string& what, const std::string& key, const std::vector<int64_t>& ranks) {
   const GroupStatus mine = progress->status().groups.at(key);
-  std::string message = mine.operation + " (collective " + std::to_string(mine.sequence) + " of the " + mine.name + ", " + options.backend + ") on rank " + std::to_string(own()) + ": ";
+  std::string message = mine.operation + " (collective " + std::to_string(mine.sequence) + " of the " + mine.name +
+                        ", " + options.backend + ") on rank " + std::to_string(own()) + ": ";
   if (const std::string failure = progress->failure(); !failure.empty()) throw CommError(message + failure);
   bool store_is_gone = false;
   const auto peers = watchdog->ask_peers(std::chrono::milliseconds(1500), store_is_gone);
-  message += "no result after " + seconds(std::chrono::milliseconds(mine.age_ms)) + " (limit " + seconds(options.timeout) + ")";
+  message += "no result after " + seconds(std::chrono::milliseconds(mine.age_ms)) + " (limit " +
+             seconds(options.timeout) + ")";
   std::string late, arrived, cause;
   for (int64_t rank = 0; rank < static_cast<int64_t>(peers.size()); ++rank) {
     if (rank == own()) continue;
@@ -64,8 +69,10 @@ void Group::Impl::fail(const std::string& what, const std::string& key, const st
     const auto found = peer->groups.find(key);
     const GroupStatus here = found == peer->groups.end() ? GroupStatus{} : found->second;
     if (peer->note == "left") {
-      late += line + " has left: it ended normally after collective " + std::to_string(here.sequence) + " (" + here.operation + ")";
-    } else if (here.sequence < mine.sequence || (here.sequence == mine.sequence && !here.inside && here.operation != mine.operation)) {
+      late += line + " has left: it ended normally after collective " + std::to_string(here.sequence) + " (" +
+              here.operation + ")";
+    } else if (here.sequence < mine.sequence ||
+               (here.sequence == mine.sequence && !here.inside && here.operation != mine.operation)) {
       late += line + " has not arrived: it " + whereabouts(*peer, key, here);
     } else if (here.operation != mine.operation && here.sequence == mine.sequence) {
       late += line + " is elsewhere: its collective " + std::to_string(here.sequence) + " is " + here.operation;
@@ -75,13 +82,20 @@ void Group::Impl::fail(const std::string& what, const std::string& key, const st
   }
   if (!late.empty()) message += ". Missing:" + late + "\n ";
   message += arrived.empty() ? "" : arrived + ".";
-  message += " All ranks must call the same collectives in the same order; look first at the output of the ranks named above. (" + what + ")";
+  message +=
+      " All ranks must call the same collectives in the same order; look first at the output of the ranks named above. "
+      "(" +
+      what + ")";
   {
     std::lock_guard lock(progress->mutex);
     progress->peer_failure = "an earlier collective failed: " + what;
   }
-  // Peers that hear of this before they find out themselves should learn who was missing, not just that this rank gave up.
-  watchdog->announce_failure(mine.operation + ": " + (!cause.empty() ? cause : late.empty() ? what : "missing:" + late));
+  // Peers that hear of this before they find out themselves should learn who was missing, not just that this rank gave
+  // up.
+  watchdog->announce_failure(mine.operation + ": " +
+                             (!cause.empty() ? cause
+                              : late.empty() ? what
+                                             : "missing:" + late));
   throw CommError(message);
 }
 

@@ -16,7 +16,9 @@ namespace accelerate::comm {
 namespace {
 
 /// Blocks until all ranks have called it.
-c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const c10::intrusive_ptr<c10d::Store>& store, const GroupOptions& options, const std::vector<int64_t>& ranks) {
+c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const c10::intrusive_ptr<c10d::Store>& store,
+                                                          const GroupOptions& options,
+                                                          const std::vector<int64_t>& ranks) {
   if (options.dry) return c10::make_intrusive<DryProcessGroup>(options.rank, options.world_size, options.dry);
   const BackendFactory& factory = find_backend(options.backend);
   const auto backend = [&] {
@@ -27,11 +29,15 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const c10::intrusive_p
                                     .timeout = options.timeout,
                                     .ranks = std::vector<int>(ranks.begin(), ranks.end())});
     } catch (const std::exception& error) {
-      throw CommError("joining the process group: rank " + std::to_string(ranks[static_cast<size_t>(options.rank)]) + " could not connect to its peers by " + options.backend +
-                      "; a peer may have failed while joining, or the network interface is wrong (GLOO_SOCKET_IFNAME selects one). (" + error.what() + ")");
+      throw CommError("joining the process group: rank " + std::to_string(ranks[static_cast<size_t>(options.rank)]) +
+                      " could not connect to its peers by " + options.backend +
+                      "; a peer may have failed while joining, or the network interface is wrong (GLOO_SOCKET_IFNAME "
+                      "selects one). (" +
+                      error.what() + ")");
     }
   }();
-  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(options.rank), static_cast<int>(options.world_size));
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(options.rank),
+                                                       static_cast<int>(options.world_size));
   const auto type = options.backend == "nccl"  ? c10d::ProcessGroup::BackendType::NCCL
                     : options.backend == "mpi" ? c10d::ProcessGroup::BackendType::MPI
                                                : c10d::ProcessGroup::BackendType::GLOO;
@@ -63,11 +69,17 @@ std::shared_ptr<Group> Group::join(const GroupOptions& options) {
     impl->connect("dry group of " + ranks);
   } else {
     find_backend(options.backend);  // a wrong name is an error before anybody waits
-    impl->store = open_store({.rank = options.rank, .world_size = options.world_size, .master_addr = options.master_addr, .master_port = options.master_port, .timeout = options.timeout});
+    impl->store = open_store({.rank = options.rank,
+                              .world_size = options.world_size,
+                              .master_addr = options.master_addr,
+                              .master_port = options.master_port,
+                              .timeout = options.timeout});
     impl->connect("group of all " + ranks);
     impl->watchdog = std::make_shared<Watchdog>(
         impl->store, options.rank, options.world_size,
-        Watchdog::Callbacks{.status = [progress] { return progress->status(); }, .on_peer_failure = [progress](const std::string& reason) { progress->peer_failed(reason); }});
+        Watchdog::Callbacks{
+            .status = [progress] { return progress->status(); },
+            .on_peer_failure = [progress](const std::string& reason) { progress->peer_failed(reason); }});
   }
   return std::shared_ptr<Group>(new Group(std::move(impl)));
 }

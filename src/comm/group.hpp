@@ -33,23 +33,27 @@ struct GroupOptions {
   at::Device device = at::kCPU;
   bool debug = false;            ///< compare shapes before each collective
   int64_t local_world_size = 1;  ///< ranks that the launcher started on this machine
-  /// Set: no peers, no store; this process alone pretends, and what it would send is counted here (see DryProcessGroup).
+  /// Set: no peers, no store; this process alone pretends, and what it would send is counted here (see
+  /// DryProcessGroup).
   std::shared_ptr<TrafficCounter> dry;
 };
 
-/// The group of all ranks, or some of them: c10d moves the bytes, this class makes sure that nobody waits in silence. Every wait ends with the data, or with a CommError
-/// that names the operation, its number, and which ranks are late, gone, failed or somewhere else.
+/// The group of all ranks, or some of them: c10d moves the bytes, this class makes sure that nobody waits in silence.
+/// Every wait ends with the data, or with a CommError that names the operation, its number, and which ranks are late,
+/// gone, failed or somewhere else.
 ///
-/// Collectives of one group are called from one thread at a time, in the same order on every rank of it. Tensors live on the group's device (CPU for gloo and mpi).
+/// Collectives of one group are called from one thread at a time, in the same order on every rank of it. Tensors live
+/// on the group's device (CPU for gloo and mpi).
 class Group : public std::enable_shared_from_this<Group> {
  public:
   /// Collective; blocks until all ranks have joined.
   static std::shared_ptr<Group> join(const GroupOptions& options);
   ~Group();
 
-  /// Groups within this one: ranks of the same color become one, in their order here. Timeouts, faults and the watchdog are those of all: an error names ranks
-  /// by their numbers in the job, and the failure of any rank of the job ends the waits of every group. The same split again gives the same groups, and one
-  /// that takes in everybody is this group. Collective over this group; blocks until the new one has met.
+  /// Groups within this one: ranks of the same color become one, in their order here. Timeouts, faults and the watchdog
+  /// are those of all: an error names ranks by their numbers in the job, and the failure of any rank of the job ends
+  /// the waits of every group. The same split again gives the same groups, and one that takes in everybody is this
+  /// group. Collective over this group; blocks until the new one has met.
   /// @param name      the same on all ranks: "shard" is "shard group of ranks 0, 1" in errors.
   /// @param color_of  a number for each rank of this group, the same function on all ranks.
   std::shared_ptr<Group> split(const std::string& name, const std::function<int64_t(int64_t rank)>& color_of);
@@ -63,7 +67,8 @@ class Group : public std::enable_shared_from_this<Group> {
   const std::string& backend() const;
   const at::Device& device() const;
   bool debug() const;
-  /// Nobody else is there: tensors of the meta device may be sent, and `device()`, where ranks' notes to each other lie, is the CPU.
+  /// Nobody else is there: tensors of the meta device may be sent, and `device()`, where ranks' notes to each other
+  /// lie, is the CPU.
   bool dry() const;
   /// For c10d components (Reducer, broadcast_coalesced). Waits inside them are bounded by the group's timeout.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
@@ -73,18 +78,20 @@ class Group : public std::enable_shared_from_this<Group> {
   void all_reduce_(at::Tensor& tensor, Reduction reduction);
   void barrier();
 
-  /// Starts a sum over ranks in place and returns at once. The future's value is the list of that one tensor, as c10d's communication hooks want;
-  /// it fails with a CommError when a peer announces its failure, even while nothing moves.
+  /// Starts a sum over ranks in place and returns at once. The future's value is the list of that one tensor, as c10d's
+  /// communication hooks want; it fails with a CommError when a peer announces its failure, even while nothing moves.
   c10::intrusive_ptr<c10::ivalue::Future> all_reduce_async(at::Tensor tensor);
-  /// The same for an all-gather: output [P*n], input [n], 1-D and contiguous. Both stay untouched until the future is complete.
+  /// The same for an all-gather: output [P*n], input [n], 1-D and contiguous. Both stay untouched until the future is
+  /// complete.
   c10::intrusive_ptr<c10::ivalue::Future> all_gather_async(at::Tensor output, at::Tensor input);
   /// And for a sum of which each rank gets its part: output [n], input [P*n].
   c10::intrusive_ptr<c10::ivalue::Future> reduce_scatter_async(at::Tensor output, at::Tensor input);
-  /// Blocks until one of the futures above is complete (on a GPU: until the current stream waits for it). @throws CommError.
+  /// Blocks until one of the futures above is complete (on a GPU: until the current stream waits for it). @throws
+  /// CommError.
   void wait(const char* operation, c10::ivalue::Future& future);
 
-  /// One tensor to or from one rank of this group; dense, and of any dtype. Two ranks call what fits together in the same order, the others don't take part.
-  /// Returns at once. The tensor stays untouched until wait() has returned.
+  /// One tensor to or from one rank of this group; dense, and of any dtype. Two ranks call what fits together in the
+  /// same order, the others don't take part. Returns at once. The tensor stays untouched until wait() has returned.
   class Transfer;
   std::shared_ptr<Transfer> send(const at::Tensor& contiguous, int64_t to);
   /// Blocks until the tensor has come.
@@ -92,13 +99,15 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Blocks until the tensor has left. @throws CommError as collectives do, here and in receive_().
   void wait(Transfer& transfer);
 
-  /// Waits for something that peers do outside of c10d (shared memory): polls `done`, at first without giving up the processor. @throws CommError when a peer
-  /// fails meanwhile or the group's timeout passes.
+  /// Waits for something that peers do outside of c10d (shared memory): polls `done`, at first without giving up the
+  /// processor. @throws CommError when a peer fails meanwhile or the group's timeout passes.
   void wait_until(const char* operation, const std::function<bool()>& done);
-  /// All ranks of the group are processes of this host: a wait_until() ends when one of them has ended. @param pids  by rank.
+  /// All ranks of the group are processes of this host: a wait_until() ends when one of them has ended. @param pids  by
+  /// rank.
   void watch_processes(std::vector<int64_t> pids);
 
-  /// Runs c10d code that waits by itself; its exceptions become CommErrors with the peers' states. Other exceptions pass through.
+  /// Runs c10d code that waits by itself; its exceptions become CommErrors with the peers' states. Other exceptions
+  /// pass through.
   void guard(const char* operation, const std::function<void()>& body);
 
   /// Tells all peers that this rank failed. Never throws, not collective.
@@ -108,8 +117,9 @@ class Group : public std::enable_shared_from_this<Group> {
   struct Impl;
   explicit Group(std::unique_ptr<Impl> impl);
   void run(const char* operation, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
-  c10::intrusive_ptr<c10::ivalue::Future> run_async(const char* operation, const at::Tensor& result, const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
-                                                      std::function<void()> after = nullptr);
+  c10::intrusive_ptr<c10::ivalue::Future> run_async(const char* operation, const at::Tensor& result,
+                                                    const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
+                                                    std::function<void()> after = nullptr);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -11,18 +11,22 @@ namespace {
 void check_reducible(const at::Tensor& tensor, Reduction reduction) {
   constexpr auto is_one_of = [](at::ScalarType type, auto... types) { return ((type == types) || ...); };
   const auto type = tensor.scalar_type();
-  if (is_one_of(type, at::kByte, at::kChar, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble)) return;
+  if (is_one_of(type, at::kByte, at::kChar, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble))
+    return;
   if (reduction != Reduction::max && is_one_of(type, at::kComplexFloat, at::kComplexDouble)) return;
-  throw ShapeError(std::string("reduce: found a tensor of type ") + at::toString(type) + ", which has no " + (reduction == Reduction::max ? "maximum" : "sum") +
-                   " in the back ends, expected Bool, an integer up to 64 bits, Half, BFloat16, Float, Double or, for sums, a complex type; convert it first");
+  throw ShapeError(std::string("reduce: found a tensor of type ") + at::toString(type) + ", which has no " +
+                   (reduction == Reduction::max ? "maximum" : "sum") +
+                   " in the back ends, expected Bool, an integer up to 64 bits, Half, BFloat16, Float, Double or, for "
+                   "sums, a complex type; convert it first");
 }
 
 }  // namespace
 
 void Group::Impl::check_device(const char* operation, const at::Tensor& tensor) const {
   if (tensor.device().type() != options.device.type() && !(options.dry && tensor.is_meta()))
-    throw ShapeError(std::string(operation) + ": found a tensor on " + tensor.device().str() + ", expected one on " + options.device.str() +
-                     ", which the back end '" + options.backend + "' serves; move it there first (send_to_device)");
+    throw ShapeError(std::string(operation) + ": found a tensor on " + tensor.device().str() + ", expected one on " +
+                     options.device.str() + ", which the back end '" + options.backend +
+                     "' serves; move it there first (send_to_device)");
 }
 
 at::Tensor Group::all_gather(const at::Tensor& tensor) {
@@ -43,7 +47,8 @@ at::Tensor Group::all_gather(const at::Tensor& tensor) {
 at::Tensor Group::broadcast(const at::Tensor& tensor, int64_t from) {
   impl_->check_device("broadcast", tensor);
   if (from < 0 || from >= world_size())
-    throw ConfigError("broadcast: from_process is " + std::to_string(from) + ", expected a rank from 0 to " + std::to_string(world_size() - 1));
+    throw ConfigError("broadcast: from_process is " + std::to_string(from) + ", expected a rank from 0 to " +
+                      std::to_string(world_size() - 1));
   at::Tensor output = tensor.detach().clone(at::MemoryFormat::Contiguous);
   if (output.numel() == 0) {
     barrier();
@@ -79,22 +84,27 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::all_reduce_async(at::Tensor tenso
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor output, at::Tensor input) {
-  return run_async("all_gather of parameters", output, [&] { return compat::all_gather_single(*impl_->process_group, output, input); });
+  return run_async("all_gather of parameters", output,
+                   [&] { return compat::all_gather_single(*impl_->process_group, output, input); });
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input) {
   constexpr const char* kName = "reduce_scatter of gradients";
-  if (!device().is_cpu() || dry()) return run_async(kName, output, [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
-  // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank gets its pieces instead, and adds them in the
-  // order of the ranks.
+  if (!device().is_cpu() || dry())
+    return run_async(kName, output,
+                     [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
+  // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank
+  // gets its pieces instead, and adds them in the order of the ranks.
   at::Tensor pieces = at::empty_like(input);
-  return run_async(kName, output, [&] { return compat::all_to_all_single(*impl_->process_group, pieces, input); }, [output, pieces, input, world = world_size()]() mutable {
-    at::NoGradGuard no_grad;
-    const auto rows = pieces.view({world, -1});
-    at::Tensor sum = output;
-    sum.copy_(rows[0]);
-    for (int64_t rank = 1; rank < world; ++rank) sum.add_(rows[rank]);
-  });
+  return run_async(
+      kName, output, [&] { return compat::all_to_all_single(*impl_->process_group, pieces, input); },
+      [output, pieces, input, world = world_size()]() mutable {
+        at::NoGradGuard no_grad;
+        const auto rows = pieces.view({world, -1});
+        at::Tensor sum = output;
+        sum.copy_(rows[0]);
+        for (int64_t rank = 1; rank < world; ++rank) sum.add_(rows[rank]);
+      });
 }
 
 }  // namespace accelerate::comm

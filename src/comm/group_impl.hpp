@@ -20,7 +20,8 @@ struct Group::Impl {
   std::string key;             ///< the same on all members; "" is the group of all
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
-  std::map<std::pair<std::string, std::vector<int64_t>>, std::shared_ptr<Group>> splits;  ///< by name and all ranks' colors
+  std::map<std::pair<std::string, std::vector<int64_t>>, std::shared_ptr<Group>>
+      splits;  ///< by name and all ranks' colors
   std::shared_ptr<Progress> progress;
   std::shared_ptr<Watchdog> watchdog;
   Activity* activity = nullptr;  ///< in progress

@@ -14,7 +14,8 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-Pending::Pending(const char* operation) : operation(operation), future(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {}
+Pending::Pending(const char* operation)
+    : operation(operation), future(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {}
 
 void Pending::fail(const std::exception_ptr& error) {
   if (!done.exchange(true)) future->setError(error);
@@ -51,11 +52,12 @@ RankStatus Progress::status() {
   const std::lock_guard lock(mutex);
   RankStatus status;
   for (const auto& [key, activity] : activities)
-    status.groups[key] = {.name = activity.group,
-                          .sequence = activity.sequence,
-                          .operation = activity.operation,
-                          .inside = activity.inside > 0,
-                          .age_ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - activity.since).count()};
+    status.groups[key] = {
+        .name = activity.group,
+        .sequence = activity.sequence,
+        .operation = activity.operation,
+        .inside = activity.inside > 0,
+        .age_ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - activity.since).count()};
   return status;
 }
 
@@ -73,7 +75,8 @@ void Progress::peer_failed(const std::string& reason) {
     for (c10d::Work* transfer : transfers) transfer->abort();
   }
   changed.notify_all();
-  for (const auto& work : failed) work->fail(std::make_exception_ptr(CommError(std::string(work->operation) + ": " + reason)));
+  for (const auto& work : failed)
+    work->fail(std::make_exception_ptr(CommError(std::string(work->operation) + ": " + reason)));
 }
 
 }  // namespace accelerate::comm

@@ -45,7 +45,8 @@ struct Activity {
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 };
 
-/// What this rank does in all groups of the process, and what a failure must end. Shared by the groups, and with callbacks that may outlive them.
+/// What this rank does in all groups of the process, and what a failure must end. Shared by the groups, and with
+/// callbacks that may outlive them.
 struct Progress {
   std::mutex mutex;                            ///< of all that follows
   std::condition_variable changed;             ///< something ended, or a peer failed
@@ -69,7 +70,10 @@ struct Progress {
 /// For the length of a scope.
 class InCollective {
  public:
-  InCollective(Progress& progress, Activity& activity, const char* operation) : progress_(progress), activity_(activity) { progress_.begin(activity_, operation); }
+  InCollective(Progress& progress, Activity& activity, const char* operation)
+      : progress_(progress), activity_(activity) {
+    progress_.begin(activity_, operation);
+  }
   ~InCollective() { progress_.end(activity_); }
   InCollective(const InCollective&) = delete;
   InCollective& operator=(const InCollective&) = delete;

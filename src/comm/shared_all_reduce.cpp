@@ -16,7 +16,9 @@ constexpr const char* kName = "all_reduce of gradients";
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-bool supports(const at::Tensor& tensor) { return tensor.device().is_cpu() && tensor.is_contiguous() && tensor.numel() > 0 && can_average(tensor.scalar_type()); }
+bool supports(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.is_contiguous() && tensor.numel() > 0 && can_average(tensor.scalar_type());
+}
 
 /// The tensor's storage lies at `place` from now on, of which `memory` is the owner.
 void move_storage(at::Tensor& tensor, char* place, const std::shared_ptr<SharedMemory>& memory) {
@@ -24,7 +26,8 @@ void move_storage(at::Tensor& tensor, char* place, const std::shared_ptr<SharedM
   if (storage.nbytes() > whole_pages(tensor.nbytes()) || tensor.storage_offset() != 0) return;
   std::memcpy(place, storage.data(), storage.nbytes());
   using Owner = std::shared_ptr<SharedMemory>;
-  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(place, new Owner(memory), [](void* owner) { delete static_cast<Owner*>(owner); }, at::kCPU));
+  storage.unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(
+      place, new Owner(memory), [](void* owner) { delete static_cast<Owner*>(owner); }, at::kCPU));
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ std::string first_line(const char* file) {
   return line;
 }
 
-/// Equal for processes that can open each other's files by /proc: one kernel since its start, one name space of process numbers, one user.
+/// Equal for processes that can open each other's files by /proc: one kernel since its start, one name space of process
+/// numbers, one user.
 std::string host_identity() {
   char space[64] = {};
   if (::readlink("/proc/self/ns/pid", space, sizeof(space) - 1) < 0) return {};
@@ -60,7 +61,8 @@ struct File {
 /// @return a text when it failed.
 std::string make_file(File& file, size_t bytes, size_t likely) {
   const size_t available = available_memory();
-  if (available > 0 && likely > available) return std::to_string(likely) + " bytes are more than the " + std::to_string(available) + " that are free";
+  if (available > 0 && likely > available)
+    return std::to_string(likely) + " bytes are more than the " + std::to_string(available) + " that are free";
   file.fd = ::memfd_create("accelerate", MFD_CLOEXEC);
   if (file.fd < 0) return error_text("memfd_create");
   if (::ftruncate(file.fd, static_cast<off_t>(bytes)) != 0) return error_text("ftruncate");
@@ -69,8 +71,11 @@ std::string make_file(File& file, size_t bytes, size_t likely) {
 
 }  // namespace
 
-std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>& group, size_t bytes, std::optional<size_t> likely) {
-  if (!group || group->dry() || !group->device().is_cpu() || static_cast<size_t>(group->world_size()) * sizeof(Arrival) > kHeader) return nullptr;
+std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>& group, size_t bytes,
+                                                   std::optional<size_t> likely) {
+  if (!group || group->dry() || !group->device().is_cpu() ||
+      static_cast<size_t>(group->world_size()) * sizeof(Arrival) > kHeader)
+    return nullptr;
   const bool wanted = environment::flag("ACCELERATE_SHARED_MEMORY").value_or(true);
   const auto hosts = all_gather_bytes(*group, wanted ? host_identity() : std::string());
   for (const auto& host : hosts)
@@ -86,15 +91,20 @@ std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>&
   where = broadcast_bytes(*group, where, 0);
   void* base = MAP_FAILED;
   if (!where.empty()) {
-    if (group->rank() != 0 && (file.fd = ::open(where.c_str(), O_RDWR | O_CLOEXEC)) < 0) failed = error_text("open of rank 0's memory");
-    if (failed.empty() && (base = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0)) == MAP_FAILED) failed = error_text("mmap");
+    if (group->rank() != 0 && (file.fd = ::open(where.c_str(), O_RDWR | O_CLOEXEC)) < 0)
+      failed = error_text("open of rank 0's memory");
+    if (failed.empty() &&
+        (base = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0)) == MAP_FAILED)
+      failed = error_text("mmap");
   }
   // Rank 0's file must stay open until all have mapped it, and either all use it or none.
   const auto failures = all_gather_bytes(*group, failed);
   for (size_t rank = 0; rank < failures.size(); ++rank) {
     if (failures[rank].empty()) continue;
     if (base != MAP_FAILED) ::munmap(base, length);
-    if (group->rank() == 0) TORCH_WARN("ranks of this host communicate through sockets instead of shared memory, because rank ", rank, " can't have it: ", failures[rank]);
+    if (group->rank() == 0)
+      TORCH_WARN("ranks of this host communicate through sockets instead of shared memory, because rank ", rank,
+                 " can't have it: ", failures[rank]);
     return nullptr;
   }
   std::vector<int64_t> pids;

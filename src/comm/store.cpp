@@ -3,9 +3,9 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -30,7 +30,8 @@ int listen_on_loopback(uint16_t port) {
     const std::string why = std::strerror(errno);
     ::close(fd);
     throw ConfigError("rendezvous: can't listen on 127.0.0.1:" + std::to_string(port) + " (" + why +
-                      "), where rank 0 must serve the other ranks; another job probably uses this port. Choose another with MASTER_PORT or --main_process_port (0 picks a free one)");
+                      "), where rank 0 must serve the other ranks; another job probably uses this port. Choose another "
+                      "with MASTER_PORT or --main_process_port (0 picks a free one)");
   }
   return fd;
 }
@@ -51,15 +52,22 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
   if (tcp.isServer && is_loopback(options.master_addr)) tcp.masterListenFd = listen_on_loopback(options.master_port);
   c10::intrusive_ptr<c10d::Store> store;
   try {
-    store = c10::make_intrusive<c10d::TCPStore>(is_loopback(options.master_addr) ? "127.0.0.1" : options.master_addr, tcp);
+    store =
+        c10::make_intrusive<c10d::TCPStore>(is_loopback(options.master_addr) ? "127.0.0.1" : options.master_addr, tcp);
   } catch (const std::exception& error) {
     if (tcp.isServer)
-      throw ConfigError("rendezvous: rank 0 can't serve the store on " + where + "; the port is probably busy: choose another with MASTER_PORT or --main_process_port. (" + error.what() + ")");
-    throw CommError("rendezvous: rank " + std::to_string(options.rank) + " can't reach rank 0's store on " + where + " within " +
-                    std::to_string(options.timeout.count() / 1000) + " s; rank 0 may not have started or a firewall may be in the way: check MASTER_ADDR and MASTER_PORT. (" + error.what() + ")");
+      throw ConfigError("rendezvous: rank 0 can't serve the store on " + where +
+                        "; the port is probably busy: choose another with MASTER_PORT or --main_process_port. (" +
+                        error.what() + ")");
+    throw CommError(
+        "rendezvous: rank " + std::to_string(options.rank) + " can't reach rank 0's store on " + where + " within " +
+        std::to_string(options.timeout.count() / 1000) +
+        " s; rank 0 may not have started or a firewall may be in the way: check MASTER_ADDR and MASTER_PORT. (" +
+        error.what() + ")");
   }
   // A restarted job must not read the keys of the attempt before.
-  store = c10::make_intrusive<c10d::PrefixStore>("accelerate/" + environment::text("TORCHELASTIC_RESTART_COUNT").value_or("0"), store);
+  store = c10::make_intrusive<c10d::PrefixStore>(
+      "accelerate/" + environment::text("TORCHELASTIC_RESTART_COUNT").value_or("0"), store);
   store->set("joined/" + std::to_string(options.rank), std::vector<uint8_t>{1});
   std::vector<std::string> keys;
   for (int64_t rank = 0; rank < options.world_size; ++rank) keys.push_back("joined/" + std::to_string(rank));
@@ -71,10 +79,13 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
       for (int64_t rank = 0; rank < options.world_size; ++rank)
         if (!store->check({keys[static_cast<size_t>(rank)]})) missing.push_back(rank);
     } catch (const std::exception&) {
-      throw CommError("rendezvous: rank 0's store on " + where + " went away while waiting for the other ranks; look at rank 0's own error");
+      throw CommError("rendezvous: rank 0's store on " + where +
+                      " went away while waiting for the other ranks; look at rank 0's own error");
     }
-    throw CommError("rendezvous on " + where + ": rank(s) " + list_of(missing) + " of " + std::to_string(options.world_size) + " did not check in within " +
-                    std::to_string(options.timeout.count() / 1000) + " s; they may have failed before joining: look at their output, or raise InitProcessGroupKwargs::timeout");
+    throw CommError(
+        "rendezvous on " + where + ": rank(s) " + list_of(missing) + " of " + std::to_string(options.world_size) +
+        " did not check in within " + std::to_string(options.timeout.count() / 1000) +
+        " s; they may have failed before joining: look at their output, or raise InitProcessGroupKwargs::timeout");
   }
   return store;
 }

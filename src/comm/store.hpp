@@ -21,8 +21,9 @@ struct StoreOptions {
   std::chrono::milliseconds timeout{0};
 };
 
-/// Opens c10d's key-value store (rank 0 serves it; on loopback it listens on loopback only) and waits until every rank has checked in.
-/// Blocks. @throws ConfigError when the port is busy, CommError naming the ranks that did not check in in time.
+/// Opens c10d's key-value store (rank 0 serves it; on loopback it listens on loopback only) and waits until every rank
+/// has checked in. Blocks. @throws ConfigError when the port is busy, CommError naming the ranks that did not check in
+/// in time.
 c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options);
 
 }  // namespace accelerate::comm

@@ -8,11 +8,13 @@
 
 namespace accelerate::comm {
 
-/// One tensor on its way between two ranks, which have an activity of their own: the others of the group take no part in it.
+/// One tensor on its way between two ranks, which have an activity of their own: the others of the group take no part
+/// in it.
 class Group::Transfer {
  public:
   /// @param start  c10d's send or recv
-  Transfer(Impl& group, const at::Tensor& contiguous, int64_t other, c10::intrusive_ptr<c10d::Work> (c10d::ProcessGroup::*start)(std::vector<at::Tensor>&, int, int))
+  Transfer(Impl& group, const at::Tensor& contiguous, int64_t other,
+           c10::intrusive_ptr<c10d::Work> (c10d::ProcessGroup::*start)(std::vector<at::Tensor>&, int, int))
       : tensor_(contiguous), progress_(group.progress) {
     group.check_device("transfer", contiguous);
     group.check_usable("transfer");
@@ -62,7 +64,9 @@ std::shared_ptr<Group::Transfer> Group::send(const at::Tensor& contiguous, int64
   return std::make_shared<Transfer>(*impl_, contiguous, to, &c10d::ProcessGroup::send);
 }
 
-void Group::receive_(at::Tensor& contiguous, int64_t from) { Transfer(*impl_, contiguous, from, &c10d::ProcessGroup::recv).wait(*impl_); }
+void Group::receive_(at::Tensor& contiguous, int64_t from) {
+  Transfer(*impl_, contiguous, from, &c10d::ProcessGroup::recv).wait(*impl_);
+}
 
 void Group::wait(Transfer& transfer) { transfer.wait(*impl_); }
 

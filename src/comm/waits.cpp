@@ -18,7 +18,8 @@ bool has_ended(int64_t pid) {
   std::string text;
   if (!std::getline(in, text)) return true;
   const size_t name_end = text.rfind(')');  // a name may contain anything
-  return name_end != std::string::npos && name_end + 2 < text.size() && (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
+  return name_end != std::string::npos && name_end + 2 < text.size() &&
+         (text[name_end + 2] == 'Z' || text[name_end + 2] == 'X');
 }
 
 }  // namespace
@@ -49,7 +50,8 @@ void Group::run(const char* operation, const std::function<c10::intrusive_ptr<c1
   }
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, const at::Tensor& result, const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
+c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, const at::Tensor& result,
+                                                         const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
                                                          std::function<void()> after) {
   impl_->check_usable(operation);
   auto progress = impl_->progress;
@@ -71,7 +73,8 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, 
     {
       std::lock_guard lock(progress->mutex);
       progress->pending.erase(pending);
-      if (transport.hasError() && progress->async_error.empty()) progress->async_error = transport.tryRetrieveErrorMessage();
+      if (transport.hasError() && progress->async_error.empty())
+        progress->async_error = transport.tryRetrieveErrorMessage();
     }
     progress->end(*activity);
     if (transport.hasError()) pending->fail(transport.exception_ptr());
@@ -109,7 +112,8 @@ void Group::wait_until(const char* operation, const std::function<bool()>& done)
     if (waited < next_look) continue;
     next_look = waited + kLook;
     for (size_t rank = 0; rank < impl_->pids.size(); ++rank)
-      if (has_ended(impl_->pids[rank]) && !done()) impl_->fail("the process of rank " + std::to_string(impl_->ranks[rank]) + " has ended");
+      if (has_ended(impl_->pids[rank]) && !done())
+        impl_->fail("the process of rank " + std::to_string(impl_->ranks[rank]) + " has ended");
   }
 }
 
@@ -126,7 +130,8 @@ void Group::guard(const char* operation, const std::function<void()>& body) {
       transport = !impl_->progress->async_error.empty();
     }
     const std::string text = text_of(error);
-    // c10d's own collectives (buckets' order, buffers) report through gloo's exceptions, which have no type of their own here.
+    // c10d's own collectives (buckets' order, buffers) report through gloo's exceptions, which have no type of their
+    // own here.
     transport = transport || text.find("gloo") != std::string::npos || text.find("NCCL") != std::string::npos;
     if (transport) impl_->fail(text);
     throw;

@@ -53,7 +53,8 @@ void Watchdog::wait_for_leavers() {
   // The store ends with this process, and c10d complains aloud in every rank that still has a connection to it.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   for (int64_t rank = 1; rank < world_size_;) {
-    const bool left = store_->check({status_key(rank)}) && !from_bytes<RankStatus>(text_of(store_->get(status_key(rank)))).note.empty();
+    const bool left = store_->check({status_key(rank)}) &&
+                      !from_bytes<RankStatus>(text_of(store_->get(status_key(rank)))).note.empty();
     if (left) ++rank;
     else if (std::chrono::steady_clock::now() > deadline) return;
     else std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -72,7 +73,8 @@ void Watchdog::run() {
       if (events != seen) {
         if (store_->check({kFailure})) {
           const auto failure = from_bytes<std::pair<int64_t, std::string>>(text_of(store_->get(kFailure)));
-          if (failure.first != rank_) callbacks_.on_peer_failure("rank " + std::to_string(failure.first) + " failed: " + failure.second);
+          if (failure.first != rank_)
+            callbacks_.on_peer_failure("rank " + std::to_string(failure.first) + " failed: " + failure.second);
         }
         RankStatus status = callbacks_.status();
         status.round = events;
@@ -80,7 +82,8 @@ void Watchdog::run() {
         seen = events;
       }
     } catch (const std::exception&) {
-      // Rank 0 ended. That is no failure by itself: this rank may need nobody any more. A collective that does will say so.
+      // Rank 0 ended. That is no failure by itself: this rank may need nobody any more. A collective that does will say
+      // so.
       return;
     }
     lock.lock();

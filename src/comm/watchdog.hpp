@@ -40,12 +40,13 @@ struct RankStatus {
   ACCELERATE_FIELDS(groups, note, round)
 };
 
-/// One thread per process that answers peers' questions and hears of failures while the main thread computes or is blocked.
-/// It talks through its own connection to the store; an idle group costs one small request per rank and period.
+/// One thread per process that answers peers' questions and hears of failures while the main thread computes or is
+/// blocked. It talks through its own connection to the store; an idle group costs one small request per rank and
+/// period.
 class Watchdog {
  public:
   struct Callbacks {
-    std::function<RankStatus()> status;               ///< called on the watchdog's thread
+    std::function<RankStatus()> status;                ///< called on the watchdog's thread
     std::function<void(std::string)> on_peer_failure;  ///< a peer called `announce_failure`, or the store is gone
   };
 
@@ -55,7 +56,8 @@ class Watchdog {
 
   /// Tells all peers that this rank failed.
   void announce_failure(const std::string& reason) noexcept;
-  /// Asks every peer what it is doing; nothing for one that did not answer in `patience`. `store_is_gone` is set when rank 0's store can't be reached.
+  /// Asks every peer what it is doing; nothing for one that did not answer in `patience`. `store_is_gone` is set when
+  /// rank 0's store can't be reached.
   std::vector<std::optional<RankStatus>> ask_peers(std::chrono::milliseconds patience, bool& store_is_gone);
 
  private:

@@ -19,7 +19,8 @@ config::Environment own_environment() {
   config::Environment result;
   for (char** entry = environ; *entry; ++entry) {
     const std::string_view text(*entry);
-    if (const size_t equals = text.find('='); equals != std::string_view::npos) result.emplace(text.substr(0, equals), text.substr(equals + 1));
+    if (const size_t equals = text.find('='); equals != std::string_view::npos)
+      result.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return result;
 }
@@ -59,7 +60,9 @@ std::vector<std::pair<std::string, std::string>> config_values(const fs::path& f
   return result;
 }
 
-std::string config_as_json(const fs::path& file) { return config::write_json(config::without_empty(config::load_config(file))); }
+std::string config_as_json(const fs::path& file) {
+  return config::write_json(config::without_empty(config::load_config(file)));
+}
 
 TpuConfig tpu_config(const fs::path& file) {
   const auto config = config::load_config(file);
@@ -78,7 +81,8 @@ int64_t count_accelerators() {
   std::error_code ignored;
   for (fs::directory_iterator entry("/dev", ignored), end; !ignored && entry != end; entry.increment(ignored)) {
     const std::string name = entry->path().filename();
-    count += name.starts_with("nvidia") && name.size() > 6 && name.find_first_not_of("0123456789", 6) == std::string::npos;
+    count +=
+        name.starts_with("nvidia") && name.size() > 6 && name.find_first_not_of("0123456789", 6) == std::string::npos;
   }
   if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"); count > 0 && visible) {
     const std::string_view list(visible);

@@ -10,8 +10,8 @@
 #include <sstream>
 
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/config/option.hpp"
+#include "accelerate/utils/error.hpp"
 #include "config/yaml.hpp"
 
 namespace accelerate::config {
@@ -28,7 +28,8 @@ std::string expand_home(const std::string& path, const Environment& environment)
   return path == "~" || path.starts_with("~/") ? variable(environment, "HOME") + path.substr(1) : path;
 }
 
-constexpr const char* kSections[] = {"fp8_config", "deepspeed_config", "fsdp_config", "parallelism_config", "megatron_lm_config", "mpirun_config", "dynamo_config"};
+constexpr const char* kSections[] = {"fp8_config",         "deepspeed_config", "fsdp_config",  "parallelism_config",
+                                     "megatron_lm_config", "mpirun_config",    "dynamo_config"};
 
 /// What the reference gives to keys that a file leaves out; the others have none.
 Value cluster_defaults() {
@@ -37,7 +38,12 @@ Value cluster_defaults() {
     for (const auto& option : group.options)
       if (option.section && !*option.section) config[option.name] = option.kind == Kind::flag ? Value(false) : Value();
   for (const char* section : kSections) config[section] = Value::object();
-  config.update({{"compute_environment", "LOCAL_MACHINE"}, {"num_processes", -1}, {"machine_rank", 0}, {"num_machines", 1}, {"rdzv_backend", "static"}, {"main_training_function", "main"}});
+  config.update({{"compute_environment", "LOCAL_MACHINE"},
+                 {"num_processes", -1},
+                 {"machine_rank", 0},
+                 {"num_machines", 1},
+                 {"rdzv_backend", "static"},
+                 {"main_training_function", "main"}});
   return config;
 }
 
@@ -53,17 +59,20 @@ std::string list(const std::vector<std::string>& words) {
   return text;
 }
 
-[[noreturn]] void unknown_keys(const std::string& file, const std::string& where, const std::vector<std::string>& unknown, const std::vector<std::string>& known) {
+[[noreturn]] void unknown_keys(const std::string& file, const std::string& where,
+                               const std::vector<std::string>& unknown, const std::vector<std::string>& known) {
   std::string hints;
   for (const auto& key : unknown)
     if (const auto nearest = nearest_name(key, known)) hints += " Did you mean '" + *nearest + "' for '" + key + "'?";
-  throw ConfigError("the config file " + file + " has unknown keys" + where + ": " + list(unknown) + "." + hints + " Correct or remove them, or update this program if a newer one wrote the file");
+  throw ConfigError("the config file " + file + " has unknown keys" + where + ": " + list(unknown) + "." + hints +
+                    " Correct or remove them, or update this program if a newer one wrote the file");
 }
 
 /// Gives the keys of a section their full names ("backend" in fp8_config is fp8_backend).
 Value complete_section(const std::string& section, const Value& given, const std::string& file) {
   if (given.is_null()) return Value::object();
-  if (!given.is_object()) throw ConfigError("the config file " + file + ": '" + section + "' is not a group of keys and values");
+  if (!given.is_object())
+    throw ConfigError("the config file " + file + ": '" + section + "' is not a group of keys and values");
   std::set<std::string> known;
   for (const auto& group : launch_table().groups)
     for (const auto& option : group.options)
@@ -80,7 +89,8 @@ Value complete_section(const std::string& section, const Value& given, const std
 
 void check_choice(const Value& config, const char* key, std::span<const Option> options, const std::string& file) {
   for (const auto& option : options)
-    if (option.name == std::string(key) && !config.at(key).is_null()) parse_value(option, python_text(config.at(key)), "the config file " + file + ": " + key);
+    if (option.name == std::string(key) && !config.at(key).is_null())
+      parse_value(option, python_text(config.at(key)), "the config file " + file + ": " + key);
 }
 
 }  // namespace
@@ -88,15 +98,21 @@ void check_choice(const Value& config, const char* key, std::span<const Option> 
 std::string setting_name(const std::string& section, const std::string& key) {
   for (const auto& alias : aliases())
     if (section == alias.section && key == alias.key) return alias.name;
-  const std::string prefix = section == "fsdp_config" ? "fsdp_" : section == "fp8_config" ? "fp8_" : section == "dynamo_config" ? "dynamo_" : "";
+  const std::string prefix = section == "fsdp_config"     ? "fsdp_"
+                             : section == "fp8_config"    ? "fp8_"
+                             : section == "dynamo_config" ? "dynamo_"
+                                                          : "";
   return key.starts_with(prefix) ? key : prefix + key;
 }
 
 fs::path default_config_file(const Environment& environment) {
   const std::string cache = variable(environment, "XDG_CACHE_HOME", "~/.cache");
-  const fs::path folder = fs::path(expand_home(variable(environment, "HF_HOME", cache + "/huggingface"), environment)) / "accelerate";
+  const fs::path folder =
+      fs::path(expand_home(variable(environment, "HF_HOME", cache + "/huggingface"), environment)) / "accelerate";
   std::error_code ignored;
-  if (!fs::is_regular_file(folder / "default_config.yaml", ignored) && fs::is_regular_file(folder / "default_config.json", ignored)) return folder / "default_config.json";
+  if (!fs::is_regular_file(folder / "default_config.yaml", ignored) &&
+      fs::is_regular_file(folder / "default_config.json", ignored))
+    return folder / "default_config.json";
   return folder / "default_config.yaml";
 }
 
@@ -106,28 +122,36 @@ Value read_config(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   if (!in) {
     const bool missing = !fs::exists(file, ignored);
-    throw ConfigError("the config file " + file.string() + (missing ? " does not exist. Write one with `accelerate config`, or leave --config_file out" : std::string(" can't be read: ") + std::strerror(errno)));
+    throw ConfigError("the config file " + file.string() +
+                      (missing ? " does not exist. Write one with `accelerate config`, or leave --config_file out"
+                               : std::string(" can't be read: ") + std::strerror(errno)));
   }
   std::string text(2 << 20, '\0');  // more than the reader takes
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(in.gcount()));
   if (file.extension() != ".json") return read_yaml(text, file.string());
   const auto json = Value::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded()) throw ConfigError("the config file " + file.string() + " is not JSON, which its name says that it is");
+  if (json.is_discarded())
+    throw ConfigError("the config file " + file.string() + " is not JSON, which its name says that it is");
   return json;
 }
 
 bool is_sagemaker(const Value& config) { return config.at("compute_environment") == "AMAZON_SAGEMAKER"; }
 
 Value complete_config(Value given, const std::string& file) {
-  if (!given.is_object()) throw ConfigError("the config file " + file + " has no keys and values" + (given.is_null() ? ": it is empty" : "") + ". `accelerate config` writes one");
+  if (!given.is_object())
+    throw ConfigError("the config file " + file + " has no keys and values" + (given.is_null() ? ": it is empty" : "") +
+                      ". `accelerate config` writes one");
   if (given.value("compute_environment", Value()).is_null()) given["compute_environment"] = "LOCAL_MACHINE";
   const bool cluster = given["compute_environment"] == "LOCAL_MACHINE";
   if (given.value("distributed_type", Value()).is_null())
-    throw ConfigError("the config file " + file + " has no 'distributed_type', which says what kind of training it is for ('NO' for one process)");
-  if (given["distributed_type"] == false) given["distributed_type"] = "NO";  // written without quotes, NO is YAML's false
+    throw ConfigError("the config file " + file +
+                      " has no 'distributed_type', which says what kind of training it is for ('NO' for one process)");
+  if (given["distributed_type"] == false)
+    given["distributed_type"] = "NO";  // written without quotes, NO is YAML's false
   if (cluster && given["distributed_type"] == "NO" && !given.contains("num_processes")) given["num_processes"] = 1;
-  if (!given.contains("mixed_precision")) given["mixed_precision"] = truthy(given.value("fp16", Value())) ? Value("fp16") : Value();
+  if (!given.contains("mixed_precision"))
+    given["mixed_precision"] = truthy(given.value("fp16", Value())) ? Value("fp16") : Value();
   if (given["mixed_precision"] == false) given["mixed_precision"] = "no";
   given.erase("fp16");
   if (given.contains("dynamo_backend")) {
@@ -149,11 +173,14 @@ Value complete_config(Value given, const std::string& file) {
   if (cluster) {
     for (const char* section : kSections) config[section] = complete_section(section, config[section], file);
     for (const auto& group : launch_table().groups)
-      for (const char* key : {"compute_environment", "distributed_type"}) check_choice(config, key, group.options, file);
+      for (const char* key : {"compute_environment", "distributed_type"})
+        check_choice(config, key, group.options, file);
   } else {
-    for (const char* key : {"compute_environment", "distributed_type"}) check_choice(config, key, sagemaker_keys(), file);
+    for (const char* key : {"compute_environment", "distributed_type"})
+      check_choice(config, key, sagemaker_keys(), file);
     for (const auto& option : sagemaker_keys())
-      if (option.required && config[option.name].is_null()) throw ConfigError("the config file " + file + " has no '" + option.name + "', which Amazon SageMaker needs");
+      if (option.required && config[option.name].is_null())
+        throw ConfigError("the config file " + file + " has no '" + option.name + "', which Amazon SageMaker needs");
   }
   return config;
 }
@@ -198,11 +225,13 @@ Value to_fsdp2(Value config, std::vector<std::string>& notes) {
   const Value old = config.is_object() ? config.value("fsdp_config", Value::object()) : Value::object();
   if (!truthy(old)) return notes.push_back("there is no fsdp_config: nothing to convert"), config;
   if (!old.is_object()) throw ConfigError("'fsdp_config' is not a group of keys and values");
-  if (old.contains("fsdp_version") && (old["fsdp_version"] == 2 || old["fsdp_version"] == "2")) return notes.push_back("the file is for FSDP version 2 already: nothing to convert"), config;
+  if (old.contains("fsdp_version") && (old["fsdp_version"] == 2 || old["fsdp_version"] == "2"))
+    return notes.push_back("the file is for FSDP version 2 already: nothing to convert"), config;
   Value converted = Value::object();
   for (const auto& [key, value] : old.items()) {
     const bool strategy = key == "fsdp_sharding_strategy" || key == "fsdp_reshard_after_forward";
-    if (key == "fsdp_backward_prefetch" || key == "fsdp_sync_module_states" || key == "fsdp_use_orig_params" || key == "fsdp_forward_prefetch") {
+    if (key == "fsdp_backward_prefetch" || key == "fsdp_sync_module_states" || key == "fsdp_use_orig_params" ||
+        key == "fsdp_forward_prefetch") {
       notes.push_back(key + " is left out: version 2 has no such setting");
     } else if (strategy) {
       Value reshard = value;

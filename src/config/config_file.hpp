@@ -12,11 +12,14 @@ namespace accelerate::config {
 
 using Environment = std::map<std::string, std::string>;
 
-/// $HF_HOME/accelerate/default_config.yaml, else below $XDG_CACHE_HOME/huggingface or ~/.cache/huggingface; .json if only that is there.
+/// $HF_HOME/accelerate/default_config.yaml, else below $XDG_CACHE_HOME/huggingface or ~/.cache/huggingface; .json if
+/// only that is there.
 std::filesystem::path default_config_file(const Environment& environment);
 
-/// A file's settings: every key that such a file can have, with the default or null for what it leaves out. Old spellings are understood.
-/// @throws ConfigError when it can't be read, is not YAML (or JSON, by its name), lacks distributed_type, or has keys that don't exist.
+/// A file's settings: every key that such a file can have, with the default or null for what it leaves out. Old
+/// spellings are understood.
+/// @throws ConfigError when it can't be read, is not YAML (or JSON, by its name), lacks distributed_type, or has keys
+/// that don't exist.
 Value load_config(const std::filesystem::path& file);
 
 /// As load_config, for text that has been parsed already.

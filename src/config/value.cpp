@@ -10,8 +10,7 @@
 namespace accelerate::config {
 namespace {
 
-template <class Number>
-std::optional<Number> number(std::string text) {
+template <class Number> std::optional<Number> number(std::string text) {
   if (!text.empty() && text.front() == '+') text.erase(0, 1);
   Number value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -25,15 +24,20 @@ std::string python_float(double value) {
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
   char text[40];
   const double size = std::fabs(value);
-  const auto format = size != 0 && (size < 1e-4 || size >= 1e16) ? std::chars_format::scientific : std::chars_format::fixed;
+  const auto format =
+      size != 0 && (size < 1e-4 || size >= 1e16) ? std::chars_format::scientific : std::chars_format::fixed;
   std::string result(text, std::to_chars(text, text + sizeof(text), value, format).ptr);
   if (format == std::chars_format::fixed && result.find('.') == std::string::npos) result += ".0";
   return result;
 }
 
-std::string quoted(const std::string& text) { return text.find('\'') == std::string::npos ? "'" + text + "'" : "\"" + text + "\""; }
+std::string quoted(const std::string& text) {
+  return text.find('\'') == std::string::npos ? "'" + text + "'" : "\"" + text + "\"";
+}
 
-std::string element(const Value& value) { return value.is_string() ? quoted(value.get<std::string>()) : python_text(value); }
+std::string element(const Value& value) {
+  return value.is_string() ? quoted(value.get<std::string>()) : python_text(value);
+}
 
 }  // namespace
 
@@ -54,7 +58,8 @@ Value parse_value(const Option& option, const std::string& text, const std::stri
       std::string list;
       for (const auto& choice : choices) list += (list.empty() ? "" : ", ") + choice;
       const auto nearest = nearest_name(text, choices);
-      throw ConfigError(name + " is '" + text + "', expected one of: " + list + (nearest ? ". Did you mean '" + *nearest + "'?" : ""));
+      throw ConfigError(name + " is '" + text + "', expected one of: " + list +
+                        (nearest ? ". Did you mean '" + *nearest + "'?" : ""));
     }
   }
   switch (option.kind) {
@@ -64,21 +69,28 @@ Value parse_value(const Option& option, const std::string& text, const std::stri
     case Kind::number:
       if (const auto value = number<double>(text)) return *value;
       throw ConfigError(name + " is '" + text + "', expected a number");
-    case Kind::flag: return str_to_bool(text, name);
-    case Kind::unset: return !str_to_bool(text, name);
-    case Kind::boolean: return str_to_bool(text, name) ? 1 : 0;
-    case Kind::truth: return !text.empty();
+    case Kind::flag:
+      return str_to_bool(text, name);
+    case Kind::unset:
+      return !str_to_bool(text, name);
+    case Kind::boolean:
+      return str_to_bool(text, name) ? 1 : 0;
+    case Kind::truth:
+      return !text.empty();
     case Kind::booleans: {
       Value list = Value::array();
       size_t begin = 0;
-      for (size_t comma; (comma = text.find(',', begin)) != std::string::npos; begin = comma + 1) list.push_back(str_to_bool(text.substr(begin, comma - begin), name) ? 1 : 0);
+      for (size_t comma; (comma = text.find(',', begin)) != std::string::npos; begin = comma + 1)
+        list.push_back(str_to_bool(text.substr(begin, comma - begin), name) ? 1 : 0);
       list.push_back(str_to_bool(text.substr(begin), name) ? 1 : 0);
-      if (list.size() != 3) throw ConfigError(name + " is '" + text + "', expected three values with commas, as in true,false,false");
+      if (list.size() != 3)
+        throw ConfigError(name + " is '" + text + "', expected three values with commas, as in true,false,false");
       return list;
     }
     case Kind::append:
     case Kind::words:
-    case Kind::text: break;
+    case Kind::text:
+      break;
   }
   return text;
 }
@@ -87,10 +99,14 @@ Value default_value(const Option& option) { return option.fallback ? Value::pars
 
 std::string python_text(const Value& value) {
   switch (value.type()) {
-    case Value::value_t::null: return "None";
-    case Value::value_t::boolean: return value.get<bool>() ? "True" : "False";
-    case Value::value_t::string: return value.get<std::string>();
-    case Value::value_t::number_float: return python_float(value.get<double>());
+    case Value::value_t::null:
+      return "None";
+    case Value::value_t::boolean:
+      return value.get<bool>() ? "True" : "False";
+    case Value::value_t::string:
+      return value.get<std::string>();
+    case Value::value_t::number_float:
+      return python_float(value.get<double>());
     case Value::value_t::array: {
       std::string text;
       for (const auto& item : value) text += (text.empty() ? "" : ", ") + element(item);
@@ -98,21 +114,28 @@ std::string python_text(const Value& value) {
     }
     case Value::value_t::object: {
       std::string text;
-      for (const auto& [key, item] : value.items()) text += (text.empty() ? "" : ", ") + quoted(key) + ": " + element(item);
+      for (const auto& [key, item] : value.items())
+        text += (text.empty() ? "" : ", ") + quoted(key) + ": " + element(item);
       return "{" + text + "}";
     }
-    default: return value.dump();
+    default:
+      return value.dump();
   }
 }
 
 bool truthy(const Value& value) {
   switch (value.type()) {
-    case Value::value_t::null: return false;
-    case Value::value_t::boolean: return value.get<bool>();
-    case Value::value_t::string: return !value.get_ref<const std::string&>().empty();
+    case Value::value_t::null:
+      return false;
+    case Value::value_t::boolean:
+      return value.get<bool>();
+    case Value::value_t::string:
+      return !value.get_ref<const std::string&>().empty();
     case Value::value_t::array:
-    case Value::value_t::object: return !value.empty();
-    default: return value.get<double>() != 0;
+    case Value::value_t::object:
+      return !value.empty();
+    default:
+      return value.get<double>() != 0;
   }
 }
 

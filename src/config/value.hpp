@@ -10,7 +10,8 @@ namespace accelerate::config {
 
 using Value = nlohmann::ordered_json;
 
-/// "yes", "true", "t", "y", "on", "1" and their opposites, in any case. @throws ConfigError naming `what` for anything else.
+/// "yes", "true", "t", "y", "on", "1" and their opposites, in any case. @throws ConfigError naming `what` for anything
+/// else.
 bool str_to_bool(const std::string& text, const std::string& what = "the value");
 
 /// The text of a flag or variable as the option's kind says. `name` is how the user wrote it. @throws ConfigError

@@ -17,21 +17,27 @@ namespace {
 constexpr size_t kMostBytes = 1 << 20;
 constexpr int kMostNodes = 20000, kMostLevels = 32;
 
-bool one_of(std::string_view text, std::initializer_list<std::string_view> words) { return std::find(words.begin(), words.end(), text) != words.end(); }
-
-bool is_digits(std::string_view text, std::string_view allowed) {
-  return !text.empty() && text.find_first_not_of(allowed) == std::string_view::npos && text.find_first_not_of('_') != std::string_view::npos;
+bool one_of(std::string_view text, std::initializer_list<std::string_view> words) {
+  return std::find(words.begin(), words.end(), text) != words.end();
 }
 
-/// Whole numbers of YAML 1.1: decimal, 0x, 0b, octal with a leading 0, with underscores. (Sexagesimals, as in 1:30, stay text: nobody means them.)
+bool is_digits(std::string_view text, std::string_view allowed) {
+  return !text.empty() && text.find_first_not_of(allowed) == std::string_view::npos &&
+         text.find_first_not_of('_') != std::string_view::npos;
+}
+
+/// Whole numbers of YAML 1.1: decimal, 0x, 0b, octal with a leading 0, with underscores. (Sexagesimals, as in 1:30,
+/// stay text: nobody means them.)
 std::optional<int64_t> whole_number(std::string_view text) {
   std::string sign;
-  if (!text.empty() && (text.front() == '-' || text.front() == '+')) sign = text.front() == '-' ? "-" : "", text.remove_prefix(1);
+  if (!text.empty() && (text.front() == '-' || text.front() == '+'))
+    sign = text.front() == '-' ? "-" : "", text.remove_prefix(1);
   int base = 10;
   if (text.starts_with("0x") && is_digits(text.substr(2), "0123456789abcdefABCDEF_")) base = 16, text.remove_prefix(2);
   else if (text.starts_with("0b") && is_digits(text.substr(2), "01_")) base = 2, text.remove_prefix(2);
   else if (text.size() > 1 && text.front() == '0' && is_digits(text, "01234567_")) base = 8;
-  else if (!is_digits(text, "0123456789_") || text.front() == '_' || (text.size() > 1 && text.front() == '0')) return std::nullopt;
+  else if (!is_digits(text, "0123456789_") || text.front() == '_' || (text.size() > 1 && text.front() == '0'))
+    return std::nullopt;
   std::string digits = sign;
   for (char c : text)
     if (c != '_') digits += c;
@@ -68,11 +74,16 @@ class Reader {
   explicit Reader(const std::string& file) : file_(file) {}
 
   Value read(const YAML::Node& node, int level = 0) {
-    if (level > kMostLevels || ++nodes_ > kMostNodes) fail(node.Mark(), "more levels or entries than a config file has");
+    if (level > kMostLevels || ++nodes_ > kMostNodes)
+      fail(node.Mark(), "more levels or entries than a config file has");
     const std::string& tag = node.Tag();
-    if (!tag.empty() && !one_of(tag, {"?", "!"}) && !tag.starts_with("tag:yaml.org,2002:")) fail(node.Mark(), "the tag '" + tag + "', which config files don't use");
+    if (!tag.empty() && !one_of(tag, {"?", "!"}) && !tag.starts_with("tag:yaml.org,2002:"))
+      fail(node.Mark(), "the tag '" + tag + "', which config files don't use");
     switch (node.Type()) {
-      case YAML::NodeType::Scalar: return tag == "?" ? resolve(node.Scalar()) : tag == "!" || tag == "tag:yaml.org,2002:str" ? Value(node.Scalar()) : resolve(node.Scalar());
+      case YAML::NodeType::Scalar:
+        return tag == "?"                                     ? resolve(node.Scalar())
+               : tag == "!" || tag == "tag:yaml.org,2002:str" ? Value(node.Scalar())
+                                                              : resolve(node.Scalar());
       case YAML::NodeType::Sequence: {
         Value list = Value::array();
         for (const auto& item : node) list.push_back(read(item, level + 1));
@@ -86,12 +97,16 @@ class Reader {
         }
         return map;
       }
-      default: return nullptr;
+      default:
+        return nullptr;
     }
   }
 
   [[noreturn]] void fail(const YAML::Mark& mark, const std::string& found) const {
-    throw ConfigError("the config file " + file_ + ": " + found + (mark.line >= 0 ? " (line " + std::to_string(mark.line + 1) + ", column " + std::to_string(mark.column + 1) + ")" : ""));
+    throw ConfigError("the config file " + file_ + ": " + found +
+                      (mark.line >= 0 ? " (line " + std::to_string(mark.line + 1) + ", column " +
+                                            std::to_string(mark.column + 1) + ")"
+                                      : ""));
   }
 
  private:
@@ -102,18 +117,25 @@ class Reader {
 /// A word that means itself can stand without quotes.
 bool needs_quotes(const std::string& text) {
   if (!resolve(text).is_string()) return true;
-  if (text.front() == ' ' || text.back() == ' ' || text.find(": ") != std::string::npos || text.find(" #") != std::string::npos || text.back() == ':') return true;
+  if (text.front() == ' ' || text.back() == ' ' || text.find(": ") != std::string::npos ||
+      text.find(" #") != std::string::npos || text.back() == ':')
+    return true;
   if (std::string_view("!&*|>'\"%@`,[]{}#").find(text.front()) != std::string_view::npos) return true;
   if (one_of(text, {"=", "<<", "---", "..."}) || text.starts_with("--- ") || text.starts_with("... ")) return true;
-  if (std::string_view("-?:").find(text.front()) != std::string_view::npos && (text.size() == 1 || text[1] == ' ')) return true;
-  static const std::regex special(R"([0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)");  // dates and sexagesimals of YAML 1.1
-  return std::isdigit(static_cast<unsigned char>(text[text[0] == '-' || text[0] == '+'])) && text.size() < 64 && std::regex_match(text, special);
+  if (std::string_view("-?:").find(text.front()) != std::string_view::npos && (text.size() == 1 || text[1] == ' '))
+    return true;
+  static const std::regex special(
+      R"([0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)");  // dates and sexagesimals of
+                                                                                            // YAML 1.1
+  return std::isdigit(static_cast<unsigned char>(text[text[0] == '-' || text[0] == '+'])) && text.size() < 64 &&
+         std::regex_match(text, special);
 }
 
 std::string scalar(const Value& value) {
   if (value.is_string()) {
     const auto& text = value.get_ref<const std::string&>();
-    if (std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; })) return Value(text).dump(-1, ' ', false, Value::error_handler_t::replace);  // JSON's escapes are YAML's
+    if (std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }))
+      return Value(text).dump(-1, ' ', false, Value::error_handler_t::replace);  // JSON's escapes are YAML's
     if (!needs_quotes(text)) return text;
     std::string doubled;
     for (char c : text) doubled += c == '\'' ? "''" : std::string(1, c);
@@ -123,7 +145,8 @@ std::string scalar(const Value& value) {
   if (value.is_number_float() && std::isnan(value.get<double>())) return ".nan";
   if (value.is_number_float()) {
     std::string text = python_text(value);  // PyYAML writes 1e-05 as 1.0e-05, which is what makes it a number
-    if (const size_t e = text.find('e'); e != std::string::npos && text.find('.') == std::string::npos) text.insert(e, ".0");
+    if (const size_t e = text.find('e'); e != std::string::npos && text.find('.') == std::string::npos)
+      text.insert(e, ".0");
     return text;
   }
   return value.is_structured() ? value.is_array() ? "[]" : "{}" : value.dump();
@@ -160,7 +183,8 @@ bool has_several_documents(const std::string& text) {
   std::istringstream lines(text);
   bool content = false;
   for (std::string line; std::getline(lines, line);) {
-    const bool mark = line.starts_with("---") && (line.size() == 3 || std::isspace(static_cast<unsigned char>(line[3])));
+    const bool mark =
+        line.starts_with("---") && (line.size() == 3 || std::isspace(static_cast<unsigned char>(line[3])));
     if (mark && content) return true;
     const size_t first = line.find_first_not_of(" \t\r");
     content = content || mark || (first != std::string::npos && line[first] != '#' && line[first] != '%');
@@ -172,9 +196,12 @@ bool has_several_documents(const std::string& text) {
 
 Value read_yaml(const std::string& text, const std::string& file) {
   Reader reader(file);
-  if (text.size() > kMostBytes) throw ConfigError("the config file " + file + " is longer than " + std::to_string(kMostBytes >> 20) + " MB. Is it a config file? One has some hundred bytes");
+  if (text.size() > kMostBytes)
+    throw ConfigError("the config file " + file + " is longer than " + std::to_string(kMostBytes >> 20) +
+                      " MB. Is it a config file? One has some hundred bytes");
   try {
-    if (has_several_documents(text)) throw ConfigError("the config file " + file + " holds several documents (parted by ---), expected one");
+    if (has_several_documents(text))
+      throw ConfigError("the config file " + file + " holds several documents (parted by ---), expected one");
     return reader.read(YAML::Load(text));
   } catch (const YAML::Exception& error) {
     reader.fail(error.mark, "it is not YAML: " + error.msg);
@@ -188,6 +215,10 @@ std::string write_yaml(const Value& value) {
   return out;
 }
 
-std::string write_json(const Value& value) { return nlohmann::json::parse(value.dump(-1, ' ', false, Value::error_handler_t::replace)).dump(2, ' ', /*ensure_ascii=*/true) + "\n"; }
+std::string write_json(const Value& value) {
+  return nlohmann::json::parse(value.dump(-1, ' ', false, Value::error_handler_t::replace))
+             .dump(2, ' ', /*ensure_ascii=*/true) +
+         "\n";
+}
 
 }  // namespace accelerate::config

@@ -11,8 +11,8 @@ namespace {
 
 /// Rows can be copied byte by byte, without the dispatcher.
 bool plain(const at::Tensor& tensor) {
-  return tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.requires_grad() && !tensor.is_conj() && !tensor.is_neg() &&
-         tensor.storage().data() != nullptr;
+  return tensor.device().is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() &&
+         !tensor.requires_grad() && !tensor.is_conj() && !tensor.is_neg() && tensor.storage().data() != nullptr;
 }
 
 }  // namespace
@@ -24,7 +24,8 @@ at::Tensor stack_samples(const std::vector<at::Tensor>& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (tensors[i].sizes() != first.sizes()) {
       std::ostringstream text;
-      text << "DataLoader: sample " << i << " of the batch has shape " << tensors[i].sizes() << ", expected " << first.sizes()
+      text << "DataLoader: sample " << i << " of the batch has shape " << tensors[i].sizes() << ", expected "
+           << first.sizes()
            << " as sample 0 has, because the samples are stacked; pass a collate function that pads or truncates them";
       throw ShapeError(text.str());
     }
@@ -47,12 +48,15 @@ at::Tensor tensor_of(const void* data, const std::vector<int64_t>& sizes, at::Sc
 }
 
 void throw_lengths_differ(size_t sample, size_t found, size_t expected) {
-  throw ShapeError("DataLoader: sample " + std::to_string(sample) + " of the batch has a list of " + std::to_string(found) + " items, expected " + std::to_string(expected) +
+  throw ShapeError("DataLoader: sample " + std::to_string(sample) + " of the batch has a list of " +
+                   std::to_string(found) + " items, expected " + std::to_string(expected) +
                    " as sample 0 has; pass a collate function that pads or truncates the lists");
 }
 
 void throw_keys_differ(size_t sample) {
-  throw ShapeError("DataLoader: sample " + std::to_string(sample) + " of the batch has other keys than sample 0, expected the same keys in all samples; pass a collate function that handles them");
+  throw ShapeError("DataLoader: sample " + std::to_string(sample) +
+                   " of the batch has other keys than sample 0, expected the same keys in all samples; pass a collate "
+                   "function that handles them");
 }
 
 }  // namespace accelerate::data::detail

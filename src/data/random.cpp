@@ -45,7 +45,9 @@ void set_seed(int64_t seed, const SetSeedOptions& options) {
 
 void synchronize_rng_state(RNGType type, const std::optional<at::Generator>& generator) {
   if (type == RNGType::generator && !generator)
-    throw ConfigError("synchronize_rng_state: found no generator, expected one because the type is RNGType::generator; pass the sampler's generator or another type");
+    throw ConfigError(
+        "synchronize_rng_state: found no generator, expected one because the type is RNGType::generator; pass the "
+        "sampler's generator or another type");
   if (comm::world_size() == 1) return;
   if (type == RNGType::generator) {
     broadcast_state(*generator);

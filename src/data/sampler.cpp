@@ -36,7 +36,8 @@ Indices random_order(int64_t n, int64_t count, bool replacement, const at::Gener
     append(order, at::randint(n, {draws}, generator, options), draws);
   }
   // The reference draws a last permutation even when it needs none of it, which decides on the order of the next pass.
-  for (int64_t left = count; n > 0 && !replacement && left >= 0; left -= n) append(order, at::randperm(n, generator, options), std::min(left, n));
+  for (int64_t left = count; n > 0 && !replacement && left >= 0; left -= n)
+    append(order, at::randperm(n, generator, options), std::min(left, n));
   return order;
 }
 
@@ -49,23 +50,28 @@ Cursor<int64_t> SequentialSampler::start() {
   };
 }
 
-RandomSampler::RandomSampler(int64_t data_size, RandomSamplerOptions options) : data_size_(data_size), options_(std::move(options)) {
+RandomSampler::RandomSampler(int64_t data_size, RandomSamplerOptions options)
+    : data_size_(data_size), options_(std::move(options)) {
   generator_ = options_.generator;
   if (options_.num_samples && *options_.num_samples < 0)
-    throw ConfigError("RandomSampler: num_samples is " + std::to_string(*options_.num_samples) + ", expected 0 or more; leave it unset to draw as many as the data set has");
+    throw ConfigError("RandomSampler: num_samples is " + std::to_string(*options_.num_samples) +
+                      ", expected 0 or more; leave it unset to draw as many as the data set has");
 }
 
 Cursor<int64_t> RandomSampler::start() {
   const at::Generator generator = generator_ ? *generator_ : seeded_generator(draw_seed(std::nullopt));
-  return [order = random_order(data_size_, *size(), options_.replacement, generator), next = size_t{0}]() mutable -> std::optional<int64_t> {
+  return [order = random_order(data_size_, *size(), options_.replacement, generator),
+          next = size_t{0}]() mutable -> std::optional<int64_t> {
     if (next >= order.size()) return std::nullopt;
     return order[next++];
   };
 }
 
-SeedableRandomSampler::SeedableRandomSampler(int64_t data_size, std::optional<int64_t> data_seed, RandomSamplerOptions options)
+SeedableRandomSampler::SeedableRandomSampler(int64_t data_size, std::optional<int64_t> data_seed,
+                                             RandomSamplerOptions options)
     : RandomSampler(data_size, std::move(options)),
-      initial_seed_(data_seed ? *data_seed : static_cast<int64_t>(at::detail::getDefaultCPUGenerator().current_seed())) {}
+      initial_seed_(data_seed ? *data_seed
+                              : static_cast<int64_t>(at::detail::getDefaultCPUGenerator().current_seed())) {}
 
 Cursor<int64_t> SeedableRandomSampler::start() {
   if (!generator_) generator_ = seeded_generator(initial_seed_);
@@ -76,7 +82,8 @@ Cursor<int64_t> SeedableRandomSampler::start() {
 
 BatchSampler::BatchSampler(std::shared_ptr<AnySampler> sampler, int64_t batch_size, bool drop_last)
     : sampler_(std::move(sampler)), batch_size_(batch_size), drop_last_(drop_last) {
-  if (batch_size_ < 1) throw ConfigError("DataLoader: batch_size is " + std::to_string(batch_size_) + ", expected at least 1");
+  if (batch_size_ < 1)
+    throw ConfigError("DataLoader: batch_size is " + std::to_string(batch_size_) + ", expected at least 1");
 }
 
 Cursor<Indices> BatchSampler::start() {

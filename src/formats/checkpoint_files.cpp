@@ -3,8 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/input_file.hpp"
 #include "formats/torch_archive.hpp"
 
@@ -20,7 +20,9 @@ constexpr const char* kPickledIndex = "pytorch_model.bin.index.json";
 
 /// tensor -> shard, from the index's "weight_map".
 std::map<std::string, std::string> read_weight_map(const fs::path& path) {
-  const auto fail = [&](const std::string& what) -> void { throw CheckpointError("checkpoint index '" + path.string() + "': " + what); };
+  const auto fail = [&](const std::string& what) -> void {
+    throw CheckpointError("checkpoint index '" + path.string() + "': " + what);
+  };
   std::ifstream file(path);
   if (!file) fail("can't open it. Check the path and the rights.");
   const auto root = nlohmann::json::parse(file, nullptr, false);
@@ -29,10 +31,13 @@ std::map<std::string, std::string> read_weight_map(const fs::path& path) {
     fail("it has no object \"weight_map\" from tensor names to file names. Is it the index of another format?");
   std::map<std::string, std::string> shards;
   for (const auto& [name, shard] : root["weight_map"].items()) {
-    if (!shard.is_string()) fail("tensor '" + name + "' maps to " + shard.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + ", expected a file name.");
+    if (!shard.is_string())
+      fail("tensor '" + name + "' maps to " + shard.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+           ", expected a file name.");
     const fs::path file_name = shard.get<std::string>();
     if (file_name.empty() || file_name.filename() != file_name || file_name == "." || file_name == "..")
-      fail("tensor '" + name + "' maps to '" + file_name.string() + "', which is not the plain name of a file beside the index.");
+      fail("tensor '" + name + "' maps to '" + file_name.string() +
+           "', which is not the plain name of a file beside the index.");
     shards.emplace(name, file_name.string());
   }
   return shards;
@@ -49,20 +54,25 @@ std::map<std::string, Tensor> tensors_of(const fs::path& index, Open&& open, Fin
   for (const auto& [name, shard] : weight_map) shards.insert(shard);
   for (const auto& shard : shards)
     if (!fs::exists(index.parent_path() / shard)) miss("the shard '" + shard + "' is not there");
-  if (!missing.empty()) throw CheckpointError("checkpoint index '" + index.string() + "': " + missing + ". Copy or download all shards into the folder of the index.");
+  if (!missing.empty())
+    throw CheckpointError("checkpoint index '" + index.string() + "': " + missing +
+                          ". Copy or download all shards into the folder of the index.");
   for (const auto& shard : shards) files.emplace(shard, open(index.parent_path() / shard));
   std::map<std::string, Tensor> tensors;
   for (const auto& [name, shard] : weight_map) {
     if (const auto* found = find(files.at(shard), name)) tensors.emplace(name, *found);
     else miss("tensor '" + name + "' should be in '" + shard + "', which lacks it");
   }
-  if (!missing.empty()) throw CheckpointError("checkpoint index '" + index.string() + "': " + missing + ". Index and shards are of different checkpoints.");
+  if (!missing.empty())
+    throw CheckpointError("checkpoint index '" + index.string() + "': " + missing +
+                          ". Index and shards are of different checkpoints.");
   return tensors;
 }
 
 std::map<std::string, SafetensorsFile> open_index(const fs::path& path) {
   return tensors_of<SafetensorsFile>(
-      path, [](const fs::path& shard) { return SafetensorsFile(shard); }, [](const SafetensorsFile& file, const std::string& name) { return file.contains(name) ? &file : nullptr; });
+      path, [](const fs::path& shard) { return SafetensorsFile(shard); },
+      [](const SafetensorsFile& file, const std::string& name) { return file.contains(name) ? &file : nullptr; });
 }
 
 std::map<std::string, SafetensorsFile> open_file(const fs::path& path) {
@@ -76,21 +86,27 @@ std::map<std::string, SafetensorsFile> open_file(const fs::path& path) {
 std::map<std::string, at::Tensor> load_archive(const fs::path& path) {
   const auto file = std::make_shared<formats::InputFile>(path);
   const auto value = formats::TorchArchive(file, 0, file->size(), "load '" + path.string() + "'").value();
-  const auto fail = [&](const std::string& what) -> void { throw CheckpointError("load '" + path.string() + "': " + what + ", expected tensors by their names. Save the model's state_dict()."); };
+  const auto fail = [&](const std::string& what) -> void {
+    throw CheckpointError("load '" + path.string() + "': " + what +
+                          ", expected tensors by their names. Save the model's state_dict().");
+  };
   if (!value.isGenericDict()) fail("found " + value.tagKind());
   std::map<std::string, at::Tensor> tensors;
   for (const auto& item : value.toGenericDict()) {
-    if (!item.key().isString() || !item.value().isTensor()) fail("found " + item.value().tagKind() + (item.key().isString() ? " under '" + item.key().toStringRef() + "'" : ""));
+    if (!item.key().isString() || !item.value().isTensor())
+      fail("found " + item.value().tagKind() +
+           (item.key().isString() ? " under '" + item.key().toStringRef() + "'" : ""));
     tensors.emplace(item.key().toStringRef(), item.value().toTensor());
   }
   return tensors;
 }
 
 std::map<std::string, at::Tensor> load_archives(const fs::path& index) {
-  return tensors_of<at::Tensor>(index, load_archive, [](const std::map<std::string, at::Tensor>& file, const std::string& name) {
-    const auto found = file.find(name);
-    return found == file.end() ? nullptr : &found->second;
-  });
+  return tensors_of<at::Tensor>(index, load_archive,
+                                [](const std::map<std::string, at::Tensor>& file, const std::string& name) {
+                                  const auto found = file.find(name);
+                                  return found == file.end() ? nullptr : &found->second;
+                                });
 }
 
 }  // namespace
@@ -100,8 +116,10 @@ std::map<std::string, SafetensorsFile> open_checkpoint_files(const fs::path& pat
   if (fs::exists(path / kWeights)) return open_file(path / kWeights);
   if (fs::exists(path / kIndex)) return open_index(path / kIndex);
   const bool pickled = fs::exists(path / kPickledWeights) || fs::exists(path / kPickledIndex);
-  throw CheckpointError("folder '" + path.string() + "' holds neither " + kWeights + " nor " + kIndex + "." +
-                        (pickled ? " It holds pytorch_model.bin, which can't be mapped; load_checkpoint_files() reads it into memory." : " Is it the folder of a saved model?"));
+  throw CheckpointError(
+      "folder '" + path.string() + "' holds neither " + kWeights + " nor " + kIndex + "." +
+      (pickled ? " It holds pytorch_model.bin, which can't be mapped; load_checkpoint_files() reads it into memory."
+               : " Is it the folder of a saved model?"));
 }
 
 std::map<std::string, at::Tensor> load_checkpoint_files(const fs::path& path) {

@@ -13,11 +13,14 @@
 #include "formats/dcp/metadata.hpp"
 #include "formats/input_file.hpp"
 
-/// Folders as torch.distributed.checkpoint (DCP) reads and writes them: each rank's items in a file of its own, and `.metadata`, which says what lies where. docs/formats/dcp.md is the
-/// specification. No communication and no policy here: who saves what is decided by the caller, who also carries the records of all ranks to the one that writes the metadata.
+/// Folders as torch.distributed.checkpoint (DCP) reads and writes them: each rank's items in a file of its own, and
+/// `.metadata`, which says what lies where. docs/formats/dcp.md is the specification. No communication and no policy
+/// here: who saves what is decided by the caller, who also carries the records of all ranks to the one that writes the
+/// metadata.
 namespace accelerate::formats {
 
-// ---- writing -----------------------------------------------------------------------------------------------------------------------------------------------------
+// ---- writing
+// -----------------------------------------------------------------------------------------------------------------------------------------------------
 
 /// This rank's part of a tensor.
 struct DcpTensorItem {
@@ -45,29 +48,39 @@ struct DcpRecord {
   ACCELERATE_FIELDS(name, is_tensor, dtype, requires_grad, sizes, box, location)
 };
 
-/// Makes `folder` ready for a new checkpoint: creates it, and removes what an earlier one left, its `.metadata` first, so that old metadata never stands beside new data.
-/// One rank calls it before any rank writes.
+/// Makes `folder` ready for a new checkpoint: creates it, and removes what an earlier one left, its `.metadata` first,
+/// so that old metadata never stands beside new data. One rank calls it before any rank writes.
 void prepare_dcp_folder(const std::filesystem::path& folder);
 
-/// Writes `__{rank}_0.distcp` in `folder`, which exists: objects first, then tensors, in the order given. Parts without elements are left out unless the whole tensor has none.
-/// The file appears when it is complete and flushed to the disk. Without items nothing is written.
-/// @return one record per item that was written. Every element of a tensor must be written by exactly one rank, an object by one.
-/// @throws ShapeError if a tensor doesn't have the sizes of its box or the box doesn't lie within the tensor; CheckpointError, ResourceError.
-std::vector<DcpRecord> write_dcp_items(const std::filesystem::path& folder, int64_t rank, const std::vector<DcpObjectItem>& objects, const std::vector<DcpTensorItem>& tensors);
+/// Writes `__{rank}_0.distcp` in `folder`, which exists: objects first, then tensors, in the order given. Parts without
+/// elements are left out unless the whole tensor has none. The file appears when it is complete and flushed to the
+/// disk. Without items nothing is written.
+/// @return one record per item that was written. Every element of a tensor must be written by exactly one rank, an
+/// object by one.
+/// @throws ShapeError if a tensor doesn't have the sizes of its box or the box doesn't lie within the tensor;
+/// CheckpointError, ResourceError.
+std::vector<DcpRecord> write_dcp_items(const std::filesystem::path& folder, int64_t rank,
+                                       const std::vector<DcpObjectItem>& objects,
+                                       const std::vector<DcpTensorItem>& tensors);
 
 /// Writes `.metadata`, after which the checkpoint is there. One rank calls it when all files are complete.
-/// @param records  Of all ranks, in the order of ranks. Names appear in the metadata in the order in which they come first.
-/// @param paths    For each name the keys and indices that lead to the value in the saved object, from which Python rebuilds the nested dicts and lists.
-/// @throws CheckpointError if the parts of a tensor overlap or leave a gap, if records contradict each other, or if a name has no path.
-void write_dcp_metadata(const std::filesystem::path& folder, const std::vector<DcpRecord>& records, const std::map<std::string, DcpPath>& paths);
+/// @param records  Of all ranks, in the order of ranks. Names appear in the metadata in the order in which they come
+/// first.
+/// @param paths    For each name the keys and indices that lead to the value in the saved object, from which Python
+/// rebuilds the nested dicts and lists.
+/// @throws CheckpointError if the parts of a tensor overlap or leave a gap, if records contradict each other, or if a
+/// name has no path.
+void write_dcp_metadata(const std::filesystem::path& folder, const std::vector<DcpRecord>& records,
+                        const std::map<std::string, DcpPath>& paths);
 
 /// The flat name of a value: its path's steps joined by dots.
 std::string dcp_name(const DcpPath& path);
 
-// ---- reading -----------------------------------------------------------------------------------------------------------------------------------------------------
+// ---- reading
+// -----------------------------------------------------------------------------------------------------------------------------------------------------
 
-/// A checkpoint folder opened for reading. Opening reads the metadata only; every read takes just the items, and of them the bytes, that it needs, whatever the number of ranks
-/// that saved. Safe to use from several threads.
+/// A checkpoint folder opened for reading. Opening reads the metadata only; every read takes just the items, and of
+/// them the bytes, that it needs, whatever the number of ranks that saved. Safe to use from several threads.
 class DcpCheckpoint {
  public:
   /// @throws CheckpointError if there is no metadata or it is damaged.
@@ -81,9 +94,10 @@ class DcpCheckpoint {
   /// @throws CheckpointError if there is no tensor of that name; the message shows near ones.
   const DcpTensorInfo& tensor(const std::string& name) const;
 
-  /// Reads a part of a tensor, assembled from whatever parts were saved, into `destination`: [box.sizes], any device, dtype (converted) and strides.
-  /// Nothing is written to it if a part of the box was never saved.
-  /// @throws ShapeError if the sizes differ or the box doesn't lie within the tensor; CheckpointError if a file is missing or damaged or the box is not covered.
+  /// Reads a part of a tensor, assembled from whatever parts were saved, into `destination`: [box.sizes], any device,
+  /// dtype (converted) and strides. Nothing is written to it if a part of the box was never saved.
+  /// @throws ShapeError if the sizes differ or the box doesn't lie within the tensor; CheckpointError if a file is
+  /// missing or damaged or the box is not covered.
   void read_chunk(const std::string& name, const DcpBox& box, const at::Tensor& destination) const;
   /// As above into a new tensor on the CPU, of the saved dtype, contiguous.
   at::Tensor read_chunk(const std::string& name, const DcpBox& box) const;

@@ -6,19 +6,22 @@
 #include <cstring>
 #include <iterator>
 
-// Every number is worked out with the operations, in the order, and with the roundings that ggml uses, so that results agree to the bit. Loops are over the elements of one block, without
-// branches, so that compilers vectorise them; without __restrict bytes might alias the result, and they could not.
+// Every number is worked out with the operations, in the order, and with the roundings that ggml uses, so that results
+// agree to the bit. Loops are over the elements of one block, without branches, so that compilers vectorise them;
+// without __restrict bytes might alias the result, and they could not.
 
 namespace accelerate::formats {
 namespace {
 
 using Byte = unsigned char;
 
-/// Of any fp16 number, subnormal ones, infinities and NaN included. Without comparisons, which GCC would make branches of.
+/// Of any fp16 number, subnormal ones, infinities and NaN included. Without comparisons, which GCC would make branches
+/// of.
 float half_to_float(uint16_t half) {
   const uint32_t bits = half, sign = (bits & 0x8000U) << 16, exponent = bits & 0x7C00U, fraction = bits & 0x3FFU;
   constexpr uint32_t kRebias = 112U << 23;  // the exponents' zeros lie at 15 and 127
-  const uint32_t endless = (exponent + 0x400U) >> 15, tiny = 0U - ((exponent - 1U) >> 31);  // 1 for the largest exponent; all bits for the least
+  const uint32_t endless = (exponent + 0x400U) >> 15,
+                 tiny = 0U - ((exponent - 1U) >> 31);  // 1 for the largest exponent; all bits for the least
   const uint32_t normal = ((bits & 0x7FFFU) << 13) + kRebias + endless * kRebias;
   const uint32_t subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(fraction)) * 0x1p-24F);
   return std::bit_cast<float>((subnormal & tiny) | (normal & ~tiny) | sign);
@@ -31,14 +34,12 @@ float scale_at(const Byte* bytes) {
 }
 
 /// decode of an encoding whose blocks are independent: Block::kBytes, Block::kSize and Block::decode(from, to).
-template <class Block>
-void decode_blocks(const Byte* from, int64_t blocks, float* to) {
+template <class Block> void decode_blocks(const Byte* from, int64_t blocks, float* to) {
   for (int64_t i = 0; i < blocks; ++i, from += Block::kBytes, to += Block::kSize) Block::decode(from, to);
 }
 
 /// Plain numbers.
-template <class T>
-void decode_numbers(const Byte* __restrict from, int64_t count, float* __restrict to) {
+template <class T> void decode_numbers(const Byte* __restrict from, int64_t count, float* __restrict to) {
   for (int64_t i = 0; i < count; ++i) {
     T value;
     std::memcpy(&value, from + i * static_cast<int64_t>(sizeof value), sizeof value);
@@ -46,7 +47,9 @@ void decode_numbers(const Byte* __restrict from, int64_t count, float* __restric
   }
 }
 void decode_f32(const Byte* __restrict from, int64_t count, float* __restrict to) {
-  if (count > 0) std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));  // a tensor without elements has no memory to copy to
+  if (count > 0)
+    std::memcpy(to, from,
+                static_cast<size_t>(count) * sizeof(float));  // a tensor without elements has no memory to copy to
 }
 void decode_f16(const Byte* __restrict from, int64_t count, float* __restrict to) {
   for (int64_t i = 0; i < count; ++i) to[i] = scale_at(from + 2 * i);
@@ -59,7 +62,8 @@ void decode_bf16(const Byte* __restrict from, int64_t count, float* __restrict t
   }
 }
 
-// --- blocks of 32: a scale, perhaps a least value, and codes. The low halves of the bytes are the first 16 codes, the high halves the others. -------------------------------------------
+// --- blocks of 32: a scale, perhaps a least value, and codes. The low halves of the bytes are the first 16 codes, the
+// high halves the others. -------------------------------------------
 
 struct Q4_0 {
   static constexpr int kSize = 32, kBytes = 18;
@@ -87,7 +91,8 @@ struct Q4_1 {
 std::array<Byte, 32> fifth_bits(const Byte* b) {
   std::array<Byte, 32> repeated, fifth;  // shifts by another distance each are what small vector units lack
   for (size_t j = 0; j < 4; ++j) std::memset(repeated.data() + 8 * j, b[j], 8);
-  constexpr Byte kMasks[] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
+  constexpr Byte kMasks[] = {1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128,
+                             1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128};
   for (size_t j = 0; j < 32; ++j) fifth[j] = (repeated[j] & kMasks[j]) == kMasks[j] ? 16 : 0;
   return fifth;
 }
@@ -124,7 +129,8 @@ struct Q8_0 {
   }
 };
 
-// --- blocks of 256, the K family: groups of 16 or 32 codes with scales that are codes themselves -----------------------------------------------------------------------------------------
+// --- blocks of 256, the K family: groups of 16 or 32 codes with scales that are codes themselves
+// -----------------------------------------------------------------------------------------
 
 struct Q2_K {
   static constexpr int kSize = 256, kBytes = 84;
@@ -137,7 +143,8 @@ struct Q2_K {
       for (int half = 0; half < 2; ++half) {
         const Byte code = scales[part * 2 + half];
         const float scale = d * static_cast<float>(code & 15), least = d_least * static_cast<float>(code >> 4);
-        for (int j = 0; j < 16; ++j) to[part * 32 + half * 16 + j] = scale * static_cast<float>(q[half * 16 + j] >> shift & 3) - least;
+        for (int j = 0; j < 16; ++j)
+          to[part * 32 + half * 16 + j] = scale * static_cast<float>(q[half * 16 + j] >> shift & 3) - least;
       }
     }
   }
@@ -153,7 +160,8 @@ struct Q3_K {
       const int shift = part % 4 * 2;
       for (int half = 0; half < 2; ++half) {
         const int i = part * 2 + half;
-        const int low = i < 8 ? packed[i] & 15 : packed[i - 8] >> 4, high = packed[8 + i % 4] >> (i / 4 * 2) & 3;  // 6 bits in two places
+        const int low = i < 8 ? packed[i] & 15 : packed[i - 8] >> 4,
+                  high = packed[8 + i % 4] >> (i / 4 * 2) & 3;  // 6 bits in two places
         const float scale = d * static_cast<float>((low | high << 4) - 32);
         for (int j = 0; j < 16; ++j) {
           const int at = half * 16 + j;
@@ -184,7 +192,8 @@ struct Q4_K {
     for (int part = 0; part < 8; ++part) {
       const Byte* q = b + 16 + part / 2 * 32;
       const int shift = part % 2 * 4;
-      const float scale = d * static_cast<float>(pairs.scale[part]), least = d_least * static_cast<float>(pairs.least[part]);
+      const float scale = d * static_cast<float>(pairs.scale[part]),
+                  least = d_least * static_cast<float>(pairs.least[part]);
       for (int j = 0; j < 32; ++j) to[part * 32 + j] = scale * static_cast<float>(q[j] >> shift & 15) - least;
     }
   }
@@ -199,8 +208,10 @@ struct Q5_K {
     for (int part = 0; part < 8; ++part) {
       const Byte* q = b + 48 + part / 2 * 32;
       const int shift = part % 2 * 4;
-      const float scale = d * static_cast<float>(pairs.scale[part]), least = d_least * static_cast<float>(pairs.least[part]);
-      for (int j = 0; j < 32; ++j) to[part * 32 + j] = scale * static_cast<float>((q[j] >> shift & 15) | (fifth[j] >> part & 1) << 4) - least;
+      const float scale = d * static_cast<float>(pairs.scale[part]),
+                  least = d_least * static_cast<float>(pairs.least[part]);
+      for (int j = 0; j < 32; ++j)
+        to[part * 32 + j] = scale * static_cast<float>((q[j] >> shift & 15) | (fifth[j] >> part & 1) << 4) - least;
     }
   }
 };
@@ -216,15 +227,15 @@ struct Q6_K {
         const float scale = d * static_cast<float>(static_cast<signed char>(b[192 + part * 2 + half]));
         for (int j = 0; j < 16; ++j) {
           const int at = half * 16 + j;
-          to[part * 32 + at] = scale * static_cast<float>(((low[at] >> low_shift & 15) | (high[at] >> high_shift & 3) << 4) - 32);
+          to[part * 32 + at] =
+              scale * static_cast<float>(((low[at] >> low_shift & 15) | (high[at] >> high_shift & 3) << 4) - 32);
         }
       }
     }
   }
 };
 
-template <class Block>
-constexpr GgufEncoding blocks(uint32_t id, const char* name) {
+template <class Block> constexpr GgufEncoding blocks(uint32_t id, const char* name) {
   return {id, name, Block::kSize, Block::kBytes, decode_blocks<Block>};
 }
 
@@ -267,7 +278,8 @@ constexpr GgufEncoding kEncodings[] = {
 }  // namespace
 
 const GgufEncoding* find_gguf_encoding(uint32_t id) {
-  const auto* found = std::find_if(std::begin(kEncodings), std::end(kEncodings), [&](const GgufEncoding& encoding) { return encoding.id == id; });
+  const auto* found = std::find_if(std::begin(kEncodings), std::end(kEncodings),
+                                   [&](const GgufEncoding& encoding) { return encoding.id == id; });
   return found == std::end(kEncodings) ? nullptr : found;
 }
 

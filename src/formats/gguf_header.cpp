@@ -17,7 +17,8 @@ static_assert(std::endian::native == std::endian::little, "numbers are read as t
 constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
 enum : uint32_t { kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kText, kArray, kU64, kI64, kF64 };
 
-/// Bytes that values of one kind take at least, so that a count which the file has no room for is known as noise before memory is asked for.
+/// Bytes that values of one kind take at least, so that a count which the file has no room for is known as noise before
+/// memory is asked for.
 constexpr uint64_t kLeastBytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 12, 8, 8, 8};
 
 class Reader {
@@ -27,43 +28,60 @@ class Reader {
   [[noreturn]] void fail(const std::string& what) const { throw CheckpointError("GGUF file '" + file_ + "': " + what); }
   uint64_t position() const { return at_; }
 
-  template <class T>
-  T number() {
+  template <class T> T number() {
     T value{};
     std::memcpy(&value, take(sizeof value), sizeof value);
     return value;
   }
   std::string text(uint64_t most = kMost) {
     const auto length = number<uint64_t>();
-    if (length > most) fail("it has a name of " + std::to_string(length) + " bytes, at most " + std::to_string(most) + " are meaningful. It is damaged.");
+    if (length > most)
+      fail("it has a name of " + std::to_string(length) + " bytes, at most " + std::to_string(most) +
+           " are meaningful. It is damaged.");
     const char* begin = take(length);
     return {begin, length};
   }
   void expect_room(uint64_t count, uint64_t bytes, const char* what) const {
-    if (count > (bytes_.size() - at_) / bytes) fail("it should have " + std::to_string(count) + " " + what + ", and has room for fewer. It is truncated or damaged.");
+    if (count > (bytes_.size() - at_) / bytes)
+      fail("it should have " + std::to_string(count) + " " + what +
+           ", and has room for fewer. It is truncated or damaged.");
   }
   GgufValue value(uint32_t type, int depth = 0) {
     switch (type) {
-      case kU8: return {int64_t{number<uint8_t>()}};
-      case kI8: return {int64_t{number<int8_t>()}};
-      case kU16: return {int64_t{number<uint16_t>()}};
-      case kI16: return {int64_t{number<int16_t>()}};
-      case kU32: return {int64_t{number<uint32_t>()}};
-      case kI32: return {int64_t{number<int32_t>()}};
-      case kF32: return {double{number<float>()}};
-      case kBool: return {number<uint8_t>() != 0};
-      case kText: return {text()};
-      case kArray: return array(depth);
+      case kU8:
+        return {int64_t{number<uint8_t>()}};
+      case kI8:
+        return {int64_t{number<int8_t>()}};
+      case kU16:
+        return {int64_t{number<uint16_t>()}};
+      case kI16:
+        return {int64_t{number<int16_t>()}};
+      case kU32:
+        return {int64_t{number<uint32_t>()}};
+      case kI32:
+        return {int64_t{number<int32_t>()}};
+      case kF32:
+        return {double{number<float>()}};
+      case kBool:
+        return {number<uint8_t>() != 0};
+      case kText:
+        return {text()};
+      case kArray:
+        return array(depth);
       case kU64:
-      case kI64: return {number<int64_t>()};
-      case kF64: return {number<double>()};
-      default: fail_type(type);
+      case kI64:
+        return {number<int64_t>()};
+      case kF64:
+        return {number<double>()};
+      default:
+        fail_type(type);
     }
   }
 
  private:
   [[noreturn]] void fail_type(uint32_t type) const {
-    fail("it has a value of type " + std::to_string(type) + ", which the format doesn't have. It is damaged or of a newer version.");
+    fail("it has a value of type " + std::to_string(type) +
+         ", which the format doesn't have. It is damaged or of a newer version.");
   }
   const char* take(uint64_t count) {
     if (count > bytes_.size() - at_) fail("it ends within its header. It is truncated: copy or download it again.");
@@ -71,8 +89,7 @@ class Reader {
     at_ += count;
     return begin;
   }
-  template <class T, class Read>
-  GgufValue list(uint64_t count, Read read) {
+  template <class T, class Read> GgufValue list(uint64_t count, Read read) {
     std::vector<T> values;
     values.reserve(count);
     for (uint64_t i = 0; i < count; ++i) values.push_back(read());
@@ -107,23 +124,30 @@ GgufTensor read_tensor(Reader& reader, uint64_t longest_name, uint64_t& offset) 
   tensor.name = reader.text(longest_name);
   const auto fail = [&](const std::string& what) { reader.fail("tensor '" + tensor.name + "' " + what); };
   const auto dims = reader.number<uint32_t>();
-  if (dims > kMostDims) fail("has " + std::to_string(dims) + " dimensions, at most " + std::to_string(kMostDims) + " are meaningful. The file is damaged.");
+  if (dims > kMostDims)
+    fail("has " + std::to_string(dims) + " dimensions, at most " + std::to_string(kMostDims) +
+         " are meaningful. The file is damaged.");
   tensor.shape.resize(dims);
   int64_t numel = 1;
   for (auto& size : tensor.shape) {
     const auto stored = reader.number<uint64_t>();
     size = static_cast<int64_t>(stored);
-    if (stored > kMost || !multiply(numel, std::max<int64_t>(size, 1), numel)) fail("has more elements than there are numbers. The file is damaged.");
+    if (stored > kMost || !multiply(numel, std::max<int64_t>(size, 1), numel))
+      fail("has more elements than there are numbers. The file is damaged.");
   }
   if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end()) numel = 0;
   std::reverse(tensor.shape.begin(), tensor.shape.end());  // the fastest dimension comes first in the file
   const auto type = reader.number<uint32_t>();
   tensor.encoding = find_gguf_encoding(type);
-  if (!tensor.encoding) fail("is stored in encoding number " + std::to_string(type) + ", which is not known. The file is damaged or of a newer llama.cpp.");
+  if (!tensor.encoding)
+    fail("is stored in encoding number " + std::to_string(type) +
+         ", which is not known. The file is damaged or of a newer llama.cpp.");
   const auto& encoding = *tensor.encoding;
   if (tensor.row() % encoding.block != 0)
-    fail("has rows of " + std::to_string(tensor.row()) + " elements, but " + encoding.name + " stores blocks of " + std::to_string(encoding.block) + ". The file is damaged.");
-  if (!multiply(numel / encoding.block, encoding.block_bytes, tensor.bytes)) fail("has more bytes than there are numbers. The file is damaged.");
+    fail("has rows of " + std::to_string(tensor.row()) + " elements, but " + encoding.name + " stores blocks of " +
+         std::to_string(encoding.block) + ". The file is damaged.");
+  if (!multiply(numel / encoding.block, encoding.block_bytes, tensor.bytes))
+    fail("has more bytes than there are numbers. The file is damaged.");
   offset = reader.number<uint64_t>();
   return tensor;
 }
@@ -135,21 +159,25 @@ GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file) {
   constexpr uint64_t kLongestKey = 65535, kLeastTensorBytes = 24, kLeastValueBytes = 13;
   Reader reader(bytes, file);
   const auto magic = reader.number<uint32_t>();
-  if (magic == kMagicTurned) reader.fail("it is of the big-endian variant, which is not supported. Convert it to little-endian.");
+  if (magic == kMagicTurned)
+    reader.fail("it is of the big-endian variant, which is not supported. Convert it to little-endian.");
   if (magic != kMagic) reader.fail("it does not begin with GGUF.");
   GgufHeader header;
   header.version = reader.number<uint32_t>();
-  if (header.version < kOldest || header.version > kNewest) reader.fail("it has version " + std::to_string(header.version) + ", expected 2 or 3.");
+  if (header.version < kOldest || header.version > kNewest)
+    reader.fail("it has version " + std::to_string(header.version) + ", expected 2 or 3.");
   const auto tensors = reader.number<uint64_t>(), values = reader.number<uint64_t>();
   reader.expect_room(tensors, kLeastTensorBytes, "tensors");
   reader.expect_room(values, kLeastValueBytes, "values of metadata");
   for (uint64_t i = 0; i < values; ++i) {
     auto key = reader.text(kLongestKey);
     auto value = reader.value(reader.number<uint32_t>());
-    if (const auto [place, fresh] = header.metadata.emplace(std::move(key), std::move(value)); !fresh) reader.fail("the key '" + place->first + "' occurs twice in its metadata. It is damaged.");
+    if (const auto [place, fresh] = header.metadata.emplace(std::move(key), std::move(value)); !fresh)
+      reader.fail("the key '" + place->first + "' occurs twice in its metadata. It is damaged.");
   }
   const auto alignment = static_cast<uint64_t>(header.metadata.integer("general.alignment").value_or(32));
-  if (!std::has_single_bit(alignment) || alignment > 1U << 30) reader.fail("general.alignment is " + std::to_string(alignment) + ", expected a power of two. It is damaged.");
+  if (!std::has_single_bit(alignment) || alignment > 1U << 30)
+    reader.fail("general.alignment is " + std::to_string(alignment) + ", expected a power of two. It is damaged.");
 
   std::vector<uint64_t> offsets(tensors);
   header.tensors.reserve(tensors);
@@ -158,9 +186,12 @@ GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file) {
   const uint64_t data_begin = (reader.position() + alignment - 1) / alignment * alignment;
   for (size_t i = 0; i < offsets.size(); ++i) {
     auto& tensor = header.tensors[i];
-    if (!names.insert(tensor.name).second) reader.fail("it has two tensors of the name '" + tensor.name + "'. It is damaged.");
+    if (!names.insert(tensor.name).second)
+      reader.fail("it has two tensors of the name '" + tensor.name + "'. It is damaged.");
     if (offsets[i] % alignment != 0 || offsets[i] > kMost - data_begin)
-      reader.fail("tensor '" + tensor.name + "' begins at byte " + std::to_string(offsets[i]) + " of the data, expected a multiple of the alignment " + std::to_string(alignment) + ". It is damaged.");
+      reader.fail("tensor '" + tensor.name + "' begins at byte " + std::to_string(offsets[i]) +
+                  " of the data, expected a multiple of the alignment " + std::to_string(alignment) +
+                  ". It is damaged.");
     tensor.begin = static_cast<int64_t>(data_begin + offsets[i]);
   }
   return header;
@@ -169,8 +200,10 @@ GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file) {
 void check_gguf_data(const GgufHeader& header, int64_t file_bytes, const std::string& file) {
   for (const auto& tensor : header.tensors)
     if (tensor.begin > file_bytes || tensor.bytes > file_bytes - tensor.begin)
-      throw CheckpointError("GGUF file '" + file + "': tensor '" + tensor.name + "' takes " + std::to_string(tensor.bytes) + " bytes from byte " + std::to_string(tensor.begin) + ", but the file has " +
-                            std::to_string(file_bytes) + ". It is probably truncated: copy or download it again.");
+      throw CheckpointError("GGUF file '" + file + "': tensor '" + tensor.name + "' takes " +
+                            std::to_string(tensor.bytes) + " bytes from byte " + std::to_string(tensor.begin) +
+                            ", but the file has " + std::to_string(file_bytes) +
+                            ". It is probably truncated: copy or download it again.");
 }
 
 }  // namespace accelerate::formats

@@ -15,7 +15,7 @@ struct GgufTensor {
   std::string name;
   std::vector<int64_t> shape;  ///< PyTorch's order of dimensions, the reverse of the file's.
   const GgufEncoding* encoding = nullptr;
-  int64_t begin = 0;           ///< Byte of the file.
+  int64_t begin = 0;  ///< Byte of the file.
   int64_t bytes = 0;
 
   int64_t row() const { return shape.empty() ? 1 : shape.back(); }  ///< elements

@@ -82,28 +82,40 @@ void replace(std::string& text, char mark, const std::string& by) {
 /// Fields of the metadata below the architecture's prefix.
 class Fields {
  public:
-  Fields(const GgufHeader& header, const std::string& file) : header_(header), file_(file), architecture_(architecture_of(header)) {}
+  Fields(const GgufHeader& header, const std::string& file)
+      : header_(header), file_(file), architecture_(architecture_of(header)) {}
 
   [[noreturn]] void fail(const std::string& what) const { throw CheckpointError("GGUF file '" + file_ + "': " + what); }
   const std::string& architecture() const { return architecture_; }
-  std::optional<int64_t> integer(const std::string& key) const { return header_.metadata.integer(architecture_ + "." + key); }
-  std::optional<double> number(const std::string& key) const { return header_.metadata.number(architecture_ + "." + key); }
-  const std::string* text(const std::string& key) const { return header_.metadata.find_as<std::string>(architecture_ + "." + key); }
+  std::optional<int64_t> integer(const std::string& key) const {
+    return header_.metadata.integer(architecture_ + "." + key);
+  }
+  std::optional<double> number(const std::string& key) const {
+    return header_.metadata.number(architecture_ + "." + key);
+  }
+  const std::string* text(const std::string& key) const {
+    return header_.metadata.find_as<std::string>(architecture_ + "." + key);
+  }
   int64_t need_integer(const std::string& key) const {
     const auto value = integer(key);
-    if (!value) fail("its metadata lacks the number '" + architecture_ + "." + key + "', which the model needs. It holds no model, or is damaged.");
+    if (!value)
+      fail("its metadata lacks the number '" + architecture_ + "." + key +
+           "', which the model needs. It holds no model, or is damaged.");
     return *value;
   }
   double need_number(const std::string& key) const {
     const auto value = number(key);
-    if (!value) fail("its metadata lacks the number '" + architecture_ + "." + key + "', which the model needs. It holds no model, or is damaged.");
+    if (!value)
+      fail("its metadata lacks the number '" + architecture_ + "." + key +
+           "', which the model needs. It holds no model, or is damaged.");
     return *value;
   }
   int64_t heads() const { return need_integer("attention.head_count"); }
   int64_t key_value_heads() const { return integer("attention.head_count_kv").value_or(heads()); }
 
   const GgufTensor* tensor(const std::string& name) const {
-    const auto found = std::find_if(header_.tensors.begin(), header_.tensors.end(), [&](const GgufTensor& t) { return t.name == name; });
+    const auto found = std::find_if(header_.tensors.begin(), header_.tensors.end(),
+                                    [&](const GgufTensor& t) { return t.name == name; });
     return found == header_.tensors.end() ? nullptr : &*found;
   }
 
@@ -113,35 +125,49 @@ class Fields {
   std::string architecture_;
 };
 
-// --- config.json -------------------------------------------------------------------------------------------------------------------
+// --- config.json
+// -------------------------------------------------------------------------------------------------------------------
 
 int64_t vocabulary_size(const GgufHeader& header, const Fields& fields) {
-  if (const auto* embeddings = fields.tensor("token_embd.weight"); embeddings && embeddings->shape.size() == 2) return embeddings->shape[0];
+  if (const auto* embeddings = fields.tensor("token_embd.weight"); embeddings && embeddings->shape.size() == 2)
+    return embeddings->shape[0];
   const auto* tokens = header.metadata.find_as<std::vector<std::string>>("tokenizer.ggml.tokens");
   return tokens ? static_cast<int64_t>(tokens->size()) : fields.need_integer("vocab_size");
 }
 
 void add_special_tokens(ordered_json& config, const GgufHeader& header) {
-  for (const auto& [field, key] : {std::pair{"bos_token_id", "bos"}, {"eos_token_id", "eos"}, {"pad_token_id", "padding"}})
-    if (const auto id = header.metadata.integer("tokenizer.ggml." + std::string(key) + "_token_id")) config[field] = *id;
+  for (const auto& [field, key] :
+       {std::pair{"bos_token_id", "bos"}, {"eos_token_id", "eos"}, {"pad_token_id", "padding"}})
+    if (const auto id = header.metadata.integer("tokenizer.ggml." + std::string(key) + "_token_id"))
+      config[field] = *id;
 }
 
-/// LLaMA 3's stretching of slow frequencies lies in the file as one factor per frequency. The four numbers of config.json follow from it: the largest factor is its own, the others are the same in
-/// all models of that form, which is checked.
-ordered_json llama3_scaling(const Fields& fields, const GgufTensor& factors, const float* values, double theta, int64_t head_size) {
+/// LLaMA 3's stretching of slow frequencies lies in the file as one factor per frequency. The four numbers of
+/// config.json follow from it: the largest factor is its own, the others are the same in all models of that form, which
+/// is checked.
+ordered_json llama3_scaling(const Fields& fields, const GgufTensor& factors, const float* values, double theta,
+                            int64_t head_size) {
   constexpr double kLow = 1, kHigh = 4, kContext = 8192, kTolerance = 1e-3;
   const auto count = factors.row();
-  if (factors.shape.size() != 1 || count != head_size / 2) fields.fail("'rope_freqs.weight' has " + std::to_string(count) + " factors, expected one for each of the " + std::to_string(head_size / 2) + " frequencies.");
+  if (factors.shape.size() != 1 || count != head_size / 2)
+    fields.fail("'rope_freqs.weight' has " + std::to_string(count) + " factors, expected one for each of the " +
+                std::to_string(head_size / 2) + " frequencies.");
   const double factor = *std::max_element(values, values + count);
   for (int64_t i = 0; i < count; ++i) {
-    const double waves = kContext * std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_size)) / (2 * std::numbers::pi);
+    const double waves = kContext * std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_size)) /
+                         (2 * std::numbers::pi);
     const double share = std::clamp((waves - kLow) / (kHigh - kLow), 0.0, 1.0);
     const double expected = 1 / ((1 - share) / factor + share);
     if (!(std::abs(values[i] - expected) <= kTolerance * expected))
-      fields.fail("'rope_freqs.weight' holds factors of rotary frequencies that are not LLaMA 3's (" + std::to_string(values[i]) + " at " + std::to_string(i) + ", expected " + std::to_string(expected) +
+      fields.fail("'rope_freqs.weight' holds factors of rotary frequencies that are not LLaMA 3's (" +
+                  std::to_string(values[i]) + " at " + std::to_string(i) + ", expected " + std::to_string(expected) +
                   "), and no other form is supported.");
   }
-  return {{"rope_type", "llama3"}, {"factor", factor}, {"low_freq_factor", kLow}, {"high_freq_factor", kHigh}, {"original_max_position_embeddings", static_cast<int64_t>(kContext)}};
+  return {{"rope_type", "llama3"},
+          {"factor", factor},
+          {"low_freq_factor", kLow},
+          {"high_freq_factor", kHigh},
+          {"original_max_position_embeddings", static_cast<int64_t>(kContext)}};
 }
 
 ordered_json llama_config(const GgufHeader& header, const Fields& fields, const float* rope_factors) {
@@ -156,7 +182,10 @@ ordered_json llama_config(const GgufHeader& header, const Fields& fields, const 
   config["num_hidden_layers"] = fields.need_integer("block_count");
   config["num_attention_heads"] = fields.heads();
   config["num_key_value_heads"] = fields.key_value_heads();
-  const auto head_size = fields.integer("attention.key_length").value_or(fields.integer("rope.dimension_count").value_or(fields.need_integer("embedding_length") / std::max<int64_t>(fields.heads(), 1)));
+  const auto head_size =
+      fields.integer("attention.key_length")
+          .value_or(fields.integer("rope.dimension_count")
+                        .value_or(fields.need_integer("embedding_length") / std::max<int64_t>(fields.heads(), 1)));
   config["head_dim"] = head_size;
   config["hidden_act"] = "silu";
   config["max_position_embeddings"] = fields.need_integer("context_length");
@@ -165,13 +194,19 @@ ordered_json llama_config(const GgufHeader& header, const Fields& fields, const 
   config["rope_theta"] = theta;
   const auto* scaling = fields.text("rope.scaling.type");
   if (rope_factors) {
-    config["rope_scaling"] = llama3_scaling(fields, *fields.tensor("rope_freqs.weight"), rope_factors, theta, head_size);
+    config["rope_scaling"] =
+        llama3_scaling(fields, *fields.tensor("rope_freqs.weight"), rope_factors, theta, head_size);
   } else if (scaling && *scaling != "none") {
-    if (*scaling != "linear" && *scaling != "yarn") fields.fail("rope.scaling.type is '" + *scaling + "', expected none, linear or yarn: no other form is supported.");
-    for (const char* key : {"attn_factor", "yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"})
-      if (fields.number(std::string("rope.scaling.") + key)) fields.fail(std::string("it has the field rope.scaling.") + key + ", which is not supported.");
+    if (*scaling != "linear" && *scaling != "yarn")
+      fields.fail("rope.scaling.type is '" + *scaling +
+                  "', expected none, linear or yarn: no other form is supported.");
+    for (const char* key : {"attn_factor", "yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor",
+                            "yarn_beta_fast", "yarn_beta_slow"})
+      if (fields.number(std::string("rope.scaling.") + key))
+        fields.fail(std::string("it has the field rope.scaling.") + key + ", which is not supported.");
     config["rope_scaling"] = {{"rope_type", *scaling}, {"factor", fields.need_number("rope.scaling.factor")}};
-    if (const auto original = fields.integer("rope.scaling.original_context_length")) config["rope_scaling"]["original_max_position_embeddings"] = *original;
+    if (const auto original = fields.integer("rope.scaling.original_context_length"))
+      config["rope_scaling"]["original_max_position_embeddings"] = *original;
   }
   if (mixtral) {
     config["num_local_experts"] = experts;
@@ -203,7 +238,8 @@ ordered_json gpt2_config(const GgufHeader& header, const Fields& fields) {
 
 }  // namespace
 
-std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufHeader& header, const std::string& file) {
+std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufHeader& header,
+                                                                     const std::string& file) {
   const Fields fields(header, file);
   const auto rules = rules_of(fields.architecture());
   std::vector<std::pair<std::string, GgufSource>> result;
@@ -216,7 +252,10 @@ std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufH
     const std::string ending = dot == std::string::npos ? "" : stored.name.substr(dot);
     if (stem.starts_with("blk.")) {
       const auto begin = std::string_view("blk.").size(), end = stem.find('.', begin);
-      if (end != std::string::npos && end > begin && std::all_of(stem.begin() + static_cast<std::ptrdiff_t>(begin), stem.begin() + static_cast<std::ptrdiff_t>(end), [](unsigned char c) { return std::isdigit(c); })) {
+      if (end != std::string::npos && end > begin &&
+          std::all_of(stem.begin() + static_cast<std::ptrdiff_t>(begin),
+                      stem.begin() + static_cast<std::ptrdiff_t>(end),
+                      [](unsigned char c) { return std::isdigit(c); })) {
         layer = stem.substr(begin, end - begin);
         stem.replace(begin, end - begin, "#");
       }
@@ -229,11 +268,14 @@ std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufH
     std::string name = rule->second.hugging_face + ending;
     replace(name, '#', layer);
     const auto fail = [&](const std::string& expected) {
-      fields.fail("tensor '" + stored.name + "' has " + std::to_string(stored.shape.size()) + " dimensions, the first of " + std::to_string(stored.shape.empty() ? 1 : stored.shape[0]) + ", expected " + expected + ".");
+      fields.fail("tensor '" + stored.name + "' has " + std::to_string(stored.shape.size()) +
+                  " dimensions, the first of " + std::to_string(stored.shape.empty() ? 1 : stored.shape[0]) +
+                  ", expected " + expected + ".");
     };
     const bool matrix = stored.shape.size() == 2;
     switch (rule->second.change) {
-      case Change::none: break;
+      case Change::none:
+        break;
       case Change::transposed:
         if (matrix) {
           std::swap(source.shape[0], source.shape[1]);
@@ -243,13 +285,15 @@ std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufH
       case Change::query:
       case Change::key: {
         source.rotary_heads = rule->second.change == Change::query ? fields.heads() : fields.key_value_heads();
-        if (source.rotary_heads < 1 || stored.shape.empty() || stored.shape.size() > 2 || stored.shape[0] % (2 * source.rotary_heads) != 0)
+        if (source.rotary_heads < 1 || stored.shape.empty() || stored.shape.size() > 2 ||
+            stored.shape[0] % (2 * source.rotary_heads) != 0)
           fail("an even number of rows for each of the " + std::to_string(source.rotary_heads) + " heads");
         break;
       }
       case Change::experts: {
         const auto experts = fields.need_integer("expert_count");
-        if (stored.shape.size() != 3 || stored.shape[0] != experts) fail("three, the first of the " + std::to_string(experts) + " experts");
+        if (stored.shape.size() != 3 || stored.shape[0] != experts)
+          fail("three, the first of the " + std::to_string(experts) + " experts");
         source.shape.erase(source.shape.begin());
         for (int64_t expert = 0; expert < experts; ++expert) {
           auto of_expert = name;
@@ -274,8 +318,10 @@ std::string gguf_config_json(const GgufHeader& header, const std::string& file, 
   } else if (architecture == "gpt2") {
     config = gpt2_config(header, fields);
   } else {
-    fields.fail(architecture.empty() ? std::string("its metadata names no architecture (general.architecture). It holds no model.")
-                                     : "it is of the architecture '" + architecture + "', expected one of llama, qwen2, gpt2, those that are supported.");
+    fields.fail(architecture.empty()
+                    ? std::string("its metadata names no architecture (general.architecture). It holds no model.")
+                    : "it is of the architecture '" + architecture +
+                          "', expected one of llama, qwen2, gpt2, those that are supported.");
   }
   return config.dump(2) + "\n";
 }

@@ -6,8 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/gguf.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/gguf_header.hpp"
 #include "formats/gguf_names.hpp"
 #include "formats/mapped_file.hpp"
@@ -15,12 +15,17 @@
 namespace accelerate {
 
 struct GgufFile::Content {
-  explicit Content(const std::filesystem::path& file) : path(file), map(file), header(formats::parse_gguf_header({map.data(), static_cast<size_t>(map.size())}, file.string())) {
+  explicit Content(const std::filesystem::path& file)
+      : path(file),
+        map(file),
+        header(formats::parse_gguf_header({map.data(), static_cast<size_t>(map.size())}, file.string())) {
     check_gguf_data(header, map.size(), file.string());
     for (auto& [name, source] : hugging_face_tensors(header, file.string())) {
       const auto& stored = header.tensors[source.tensor];
       names.push_back(name);
-      GgufTensorInfo info{.encoding = stored.encoding->name, .shape = source.shape, .stored_bytes = numel(source.shape) / stored.encoding->block * stored.encoding->block_bytes};
+      GgufTensorInfo info{.encoding = stored.encoding->name,
+                          .shape = source.shape,
+                          .stored_bytes = numel(source.shape) / stored.encoding->block * stored.encoding->block_bytes};
       tensors.emplace(std::move(name), std::pair(std::move(info), std::move(source)));
     }
   }
@@ -31,11 +36,14 @@ struct GgufFile::Content {
     return product;
   }
 
-  [[noreturn]] void fail(const std::string& what) const { throw CheckpointError("GGUF file '" + path.string() + "': " + what); }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw CheckpointError("GGUF file '" + path.string() + "': " + what);
+  }
 
   const std::pair<GgufTensorInfo, formats::GgufSource>& find(const std::string& name) const {
     if (const auto found = tensors.find(name); found != tensors.end()) return found->second;
-    fail("it has no tensor '" + name + "'; it has " + std::to_string(names.size()) + " others" + (names.empty() ? "." : ", such as '" + names.front() + "'."));
+    fail("it has no tensor '" + name + "'; it has " + std::to_string(names.size()) + " others" +
+         (names.empty() ? "." : ", such as '" + names.front() + "'."));
   }
 
   std::filesystem::path path;
@@ -57,7 +65,8 @@ std::string GgufFile::config_json() const {
   constexpr const char* kFactors = "rope_freqs.weight";
   at::Tensor factors;
   if (contains(kFactors)) read(kFactors, factors = at::empty(info(kFactors).shape, at::kFloat));
-  return gguf_config_json(content_->header, path().string(), factors.defined() ? factors.const_data_ptr<float>() : nullptr);
+  return gguf_config_json(content_->header, path().string(),
+                          factors.defined() ? factors.const_data_ptr<float>() : nullptr);
 }
 
 void GgufFile::read(const std::string& name, const at::Tensor& rows, int64_t first_row) const {
@@ -65,33 +74,45 @@ void GgufFile::read(const std::string& name, const at::Tensor& rows, int64_t fir
   const auto& stored = content_->header.tensors[source.tensor];
   const auto& encoding = *stored.encoding;
   if (!encoding.decode)
-    content_->fail("tensor '" + name + "' is stored as " + encoding.name + ", which is not supported. Convert the file with llama-quantize, to Q8_0 for instance.");
-  const int64_t row = info.shape.empty() ? 1 : info.shape.back(), all = row == 0 ? 0 : Content::numel(info.shape) / row, count = row == 0 ? 0 : rows.numel() / row;
-  if (!rows.device().is_cpu() || !rows.is_contiguous() || !rows.is_floating_point() || rows.element_size() == 1 || (row == 0 ? rows.numel() != 0 : rows.numel() % row != 0) || first_row < 0 || first_row > all - count) {
+    content_->fail("tensor '" + name + "' is stored as " + encoding.name +
+                   ", which is not supported. Convert the file with llama-quantize, to Q8_0 for instance.");
+  const int64_t row = info.shape.empty() ? 1 : info.shape.back(), all = row == 0 ? 0 : Content::numel(info.shape) / row,
+                count = row == 0 ? 0 : rows.numel() / row;
+  if (!rows.device().is_cpu() || !rows.is_contiguous() || !rows.is_floating_point() || rows.element_size() == 1 ||
+      (row == 0 ? rows.numel() != 0 : rows.numel() % row != 0) || first_row < 0 || first_row > all - count) {
     std::ostringstream text;
-    text << "GgufFile::read: rows of shape " << rows.sizes() << ", " << rows.scalar_type() << " on " << rows.device() << " from row " << first_row << " don't fit tensor '" << name << "' with " << all
-         << " rows of " << row << ". Expected contiguous fp32, fp16, bf16 or fp64 on the CPU.";
+    text << "GgufFile::read: rows of shape " << rows.sizes() << ", " << rows.scalar_type() << " on " << rows.device()
+         << " from row " << first_row << " don't fit tensor '" << name << "' with " << all << " rows of " << row
+         << ". Expected contiguous fp32, fp16, bf16 or fp64 on the CPU.";
     throw ShapeError(text.str());
   }
   if (rows.numel() == 0) return;
   if (source.transposed) {  // whole, then turned: only small files of old models are
     const auto whole = at::empty(stored.shape, at::kFloat);
-    encoding.decode(reinterpret_cast<const unsigned char*>(content_->map.data() + stored.begin), stored.bytes / encoding.block_bytes, whole.mutable_data_ptr<float>());
+    encoding.decode(reinterpret_cast<const unsigned char*>(content_->map.data() + stored.begin),
+                    stored.bytes / encoding.block_bytes, whole.mutable_data_ptr<float>());
     rows.detach().view({count, row}).copy_(whole.t().narrow(0, first_row, count));
     return;
   }
   // A bias that belongs to rotary rows is one row of many elements here, and many rows of one element there.
-  const int64_t stored_row = source.rotary_heads > 0 && stored.shape.size() == 1 ? 1 : stored.row(), stored_rows = rows.numel() / stored_row, first = source.first_row + first_row * (row / stored_row);
-  if (stored_row == 1 && encoding.block > 1) content_->fail("tensor '" + name + "' is a bias in blocks (" + encoding.name + "), whose elements can't be put in order.");
+  const int64_t stored_row = source.rotary_heads > 0 && stored.shape.size() == 1 ? 1 : stored.row(),
+                stored_rows = rows.numel() / stored_row, first = source.first_row + first_row * (row / stored_row);
+  if (stored_row == 1 && encoding.block > 1)
+    content_->fail("tensor '" + name + "' is a bias in blocks (" + encoding.name +
+                   "), whose elements can't be put in order.");
   const int64_t blocks = stored_row / encoding.block, row_bytes = blocks * encoding.block_bytes;
-  const int64_t half = source.rotary_heads > 0 ? Content::numel(stored.shape) / stored_row / source.rotary_heads / 2 : 0;
+  const int64_t half =
+      source.rotary_heads > 0 ? Content::numel(stored.shape) / stored_row / source.rotary_heads / 2 : 0;
   // Row (head, part, i) of Hugging Face's is row (head, i, part) of the file's.
-  const auto place = [&](int64_t r) { return half == 0 ? r : r / (2 * half) * (2 * half) + r % half * 2 + r / half % 2; };
+  const auto place = [&](int64_t r) {
+    return half == 0 ? r : r / (2 * half) * (2 * half) + r % half * 2 + r / half % 2;
+  };
   const auto* bytes = reinterpret_cast<const unsigned char*>(content_->map.data() + stored.begin);
   constexpr int64_t kPart = 1 << 15;  // elements that are converted at a time
   const auto decode = [&](int64_t from, int64_t to, float* out) {
     if (half == 0) return encoding.decode(bytes + (first + from) * row_bytes, (to - from) * blocks, out);
-    for (int64_t r = from; r < to; ++r, out += stored_row) encoding.decode(bytes + place(first + r) * row_bytes, blocks, out);
+    for (int64_t r = from; r < to; ++r, out += stored_row)
+      encoding.decode(bytes + place(first + r) * row_bytes, blocks, out);
   };
   if (rows.scalar_type() == at::kFloat) return decode(0, stored_rows, rows.mutable_data_ptr<float>());
   const auto flat = rows.detach().view({-1});  // a parameter is filled, which autograd need not know

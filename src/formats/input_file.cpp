@@ -11,8 +11,11 @@
 
 namespace accelerate::formats {
 
-InputFile::InputFile(const std::filesystem::path& path) : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-  if (file_ < 0) throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) + ". Check the path and the rights; a checkpoint must be copied with all of its files.");
+InputFile::InputFile(const std::filesystem::path& path)
+    : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  if (file_ < 0)
+    throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) +
+                          ". Check the path and the rights; a checkpoint must be copied with all of its files.");
   struct stat status {};
   if (::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
     ::close(file_);
@@ -30,9 +33,13 @@ void InputFile::read(int64_t offset, void* data, int64_t count) const {
   while (count > 0) {
     const auto got = ::pread(file_, to, static_cast<size_t>(count), offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw CheckpointError("reading '" + path_.string() + "' at byte " + std::to_string(offset) + ": " + std::strerror(errno) + ".");
+    if (got < 0)
+      throw CheckpointError("reading '" + path_.string() + "' at byte " + std::to_string(offset) + ": " +
+                            std::strerror(errno) + ".");
     if (got == 0)
-      throw CheckpointError("reading '" + path_.string() + "': it ends at byte " + std::to_string(offset) + ", where " + std::to_string(count) + " more were expected. It is truncated: copy it again, or save again.");
+      throw CheckpointError("reading '" + path_.string() + "': it ends at byte " + std::to_string(offset) + ", where " +
+                            std::to_string(count) +
+                            " more were expected. It is truncated: copy it again, or save again.");
     to += got, offset += got, count -= got;
   }
 }

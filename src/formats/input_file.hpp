@@ -6,8 +6,9 @@
 
 namespace accelerate::formats {
 
-/// A regular file from which any range of bytes can be read, by several threads at once. Reading, rather than mapping: a range goes straight to where it is wanted and the
-/// process holds no pages of the file; and a file that someone shortens meanwhile is an error, not a SIGBUS.
+/// A regular file from which any range of bytes can be read, by several threads at once. Reading, rather than mapping:
+/// a range goes straight to where it is wanted and the process holds no pages of the file; and a file that someone
+/// shortens meanwhile is an error, not a SIGBUS.
 class InputFile {
  public:
   /// @throws CheckpointError if it can't be opened or is no regular file.

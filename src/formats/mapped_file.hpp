@@ -18,14 +18,18 @@ namespace accelerate::formats {
 /// A whole file in memory, page by page as it is touched. Private: a write copies the page and the file stays as it is.
 class MappedFile {
  public:
-  explicit MappedFile(const std::filesystem::path& path) : MappedFile(::open(path.c_str(), O_RDONLY | O_CLOEXEC), path) {}
+  explicit MappedFile(const std::filesystem::path& path)
+      : MappedFile(::open(path.c_str(), O_RDONLY | O_CLOEXEC), path) {}
   /// Of a descriptor, which is closed. @param path  for errors
   MappedFile(int file, const std::filesystem::path& path) {
-    if (file < 0) throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) + ". Check the path and the rights.");
+    if (file < 0)
+      throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) +
+                            ". Check the path and the rights.");
     struct stat status {};
     if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
       ::close(file);
-      throw CheckpointError("can't read '" + path.string() + "': it is not a regular file. Pass the file, not its folder.");
+      throw CheckpointError("can't read '" + path.string() +
+                            "': it is not a regular file. Pass the file, not its folder.");
     }
     size_ = status.st_size;
     int error = 0;
@@ -35,7 +39,9 @@ class MappedFile {
       error = errno;
     }
     ::close(file);
-    if (data_ == MAP_FAILED) throw CheckpointError("can't map the " + std::to_string(size_) + " bytes of '" + path.string() + "': " + std::strerror(error) + ".");
+    if (data_ == MAP_FAILED)
+      throw CheckpointError("can't map the " + std::to_string(size_) + " bytes of '" + path.string() +
+                            "': " + std::strerror(error) + ".");
   }
   ~MappedFile() {
     if (size_ > 0) ::munmap(data_, static_cast<size_t>(size_));

@@ -6,8 +6,9 @@
 #include <string_view>
 #include <vector>
 
-/// Pickles as data. Nothing is ever executed: a pickle becomes a tree in which a call of a function or the making of an object is a node like any other, and
-/// the reader of the tree decides what it means. Names that its reader doesn't expect are refused while parsing.
+/// Pickles as data. Nothing is ever executed: a pickle becomes a tree in which a call of a function or the making of an
+/// object is a node like any other, and the reader of the tree decides what it means. Names that its reader doesn't
+/// expect are refused while parsing.
 namespace accelerate::formats {
 
 /// The one function whose call is understood while parsing: it makes a dict, which later opcodes fill.
@@ -15,14 +16,31 @@ inline constexpr std::string_view kPickleOrderedDict = "collections.OrderedDict"
 
 /// One value of a pickle.
 struct PickleNode {
-  enum class Kind : uint8_t { none, boolean, integer, real, text, bytes, list, tuple, dict, global, call, object, persistent };
+  enum class Kind : uint8_t {
+    none,
+    boolean,
+    integer,
+    real,
+    text,
+    bytes,
+    list,
+    tuple,
+    dict,
+    global,
+    call,
+    object,
+    persistent
+  };
 
   Kind kind = Kind::none;
-  int64_t at = 0;               ///< Byte of the stream at which it was made, for messages.
-  int64_t integer = 0;          ///< integer, boolean
+  int64_t at = 0;       ///< Byte of the stream at which it was made, for messages.
+  int64_t integer = 0;  ///< integer, boolean
   double real = 0;
-  std::string_view text;        ///< text and bytes: points into the pickle; global: "module.name", points into the list of allowed ones; one that only "*" allows: its name without the module, points into the pickle
-  std::vector<uint32_t> items;  ///< list, tuple: the items; dict: key, value, key, value; call: function, tuple of arguments; object: class, state (or none); persistent: the id
+  std::string_view
+      text;  ///< text and bytes: points into the pickle; global: "module.name", points into the list of allowed ones;
+             ///< one that only "*" allows: its name without the module, points into the pickle
+  std::vector<uint32_t> items;  ///< list, tuple: the items; dict: key, value, key, value; call: function, tuple of
+                                ///< arguments; object: class, state (or none); persistent: the id
 };
 
 /// A parsed pickle (protocols 2 to 5, and of the opcodes those that plain data, named functions and objects need).
@@ -31,13 +49,16 @@ struct PickleNode {
 class Pickle {
  public:
   using Kind = PickleNode::Kind;
-  /// A part of a tensor takes some 150 bytes of metadata: room for a few thousand tensors on a thousand ranks. A byte can become a value of 80, so the limit also bounds memory.
+  /// A part of a tensor takes some 150 bytes of metadata: room for a few thousand tensors on a thousand ranks. A byte
+  /// can become a value of 80, so the limit also bounds memory.
   static constexpr size_t kMaxBytes = size_t{1} << 30;
 
   /// @param bytes    Must outlive this object, as must `globals`.
-  /// @param globals  The names that may occur, as "module.name". "*" at the end allows all others, for readers that look at a part of what is there.
+  /// @param globals  The names that may occur, as "module.name". "*" at the end allows all others, for readers that
+  /// look at a part of what is there.
   /// @param source   Begins the messages, e.g. "DCP metadata '/run/.metadata'".
-  /// @throws CheckpointError with the byte at which it stands for whatever is not a pickle of this kind: unknown opcode or name, truncation, a stack that is too short,
+  /// @throws CheckpointError with the byte at which it stands for whatever is not a pickle of this kind: unknown opcode
+  /// or name, truncation, a stack that is too short,
   ///   a memo slot that was never filled, lengths that exceed the stream.
   Pickle(std::string_view bytes, const std::vector<std::string_view>& globals, std::string source);
 
@@ -54,14 +75,17 @@ class Pickle {
   int64_t integer(const PickleNode& node, const std::string& what) const;
   bool boolean(const PickleNode& node, const std::string& what) const;
   /// True when the node is `name`; false for other nodes.
-  static bool is_global(const PickleNode& node, std::string_view name) { return node.kind == Kind::global && node.text == name; }
+  static bool is_global(const PickleNode& node, std::string_view name) {
+    return node.kind == Kind::global && node.text == name;
+  }
   /// The arguments when `node` is a call of this function, else null.
   const std::vector<uint32_t>* call_of(const PickleNode& node, std::string_view function) const;
   /// The state of an object of this class. @throws CheckpointError for anything else.
   const PickleNode& state_of(const PickleNode& node, std::string_view type) const;
   /// An entry of a dict by its key, or null. The last one counts, as in Python.
   const PickleNode* find(const PickleNode& dict, std::string_view key) const;
-  const PickleNode& get(const PickleNode& dict, std::string_view key) const;  ///< @throws CheckpointError when it is not there
+  const PickleNode& get(const PickleNode& dict,
+                        std::string_view key) const;  ///< @throws CheckpointError when it is not there
 
  private:
   friend class PickleParser;
@@ -76,7 +100,8 @@ const char* to_string(PickleNode::Kind kind);
 /// True if the bytes are UTF-8, the only text that a pickle can hold.
 bool is_utf8(std::string_view text);
 
-/// Writes protocol 2, which every version of Python and torch.load(weights_only=True) read. Strings and names that come again are written once.
+/// Writes protocol 2, which every version of Python and torch.load(weights_only=True) read. Strings and names that come
+/// again are written once.
 class PickleWriter {
  public:
   PickleWriter();
@@ -89,16 +114,16 @@ class PickleWriter {
   void global(const std::string& module, const std::string& name);
 
   void mark() { op('('); }
-  void tuple_of_mark() { op('t'); }                ///< everything behind the last mark
+  void tuple_of_mark() { op('t'); }  ///< everything behind the last mark
   void empty_tuple() { op(')'); }
   void empty_list() { op(']'); }
-  void append_to_mark() { op('e'); }               ///< everything behind the last mark to the list before it
+  void append_to_mark() { op('e'); }  ///< everything behind the last mark to the list before it
   void empty_dict() { op('}'); }
-  void set_items_to_mark() { op('u'); }            ///< pairs behind the last mark to the dict before it
-  void reduce() { op('R'); }                       ///< function, tuple of arguments: the call
-  void new_object() { op('\x81'); }                ///< class, empty tuple: the object
-  void build() { op('b'); }                        ///< object, state: the object
-  void persistent() { op('Q'); }                   ///< id: what it stands for
+  void set_items_to_mark() { op('u'); }  ///< pairs behind the last mark to the dict before it
+  void reduce() { op('R'); }             ///< function, tuple of arguments: the call
+  void new_object() { op('\x81'); }      ///< class, empty tuple: the object
+  void build() { op('b'); }              ///< object, state: the object
+  void persistent() { op('Q'); }         ///< id: what it stands for
 
   /// Ends the pickle.
   std::string finish();
@@ -107,11 +132,9 @@ class PickleWriter {
   void op(char code) { bytes_ += code; }
 
  private:
-  template <class T>
-  void raw(T value);
+  template <class T> void raw(T value);
   /// Puts a value of this kind and text from the memo if it is there, else runs `write` and memoises.
-  template <class F>
-  void once(const std::string& key, F&& write);
+  template <class F> void once(const std::string& key, F&& write);
 
   std::string bytes_;
   std::map<std::string, uint32_t> memo_;

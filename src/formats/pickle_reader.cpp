@@ -15,7 +15,10 @@ bool is_utf8(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
     const auto lead = static_cast<unsigned char>(text[i++]);
     if (lead < 0x80) continue;
-    const int more = lead >= 0xc2 && lead < 0xe0 ? 1 : lead >= 0xe0 && lead < 0xf0 ? 2 : lead >= 0xf0 && lead < 0xf5 ? 3 : 0;
+    const int more = lead >= 0xc2 && lead < 0xe0   ? 1
+                     : lead >= 0xe0 && lead < 0xf0 ? 2
+                     : lead >= 0xf0 && lead < 0xf5 ? 3
+                                                   : 0;
     if (more == 0 || text.size() - i < static_cast<size_t>(more)) return false;
     uint32_t point = lead & (0x3fu >> more);
     for (int k = 0; k < more; ++k) {
@@ -24,39 +27,62 @@ bool is_utf8(std::string_view text) {
       point = (point << 6) | (next & 0x3fu);
     }
     // Too long forms, halves of surrogate pairs, beyond the last code point.
-    if ((more == 2 && point < 0x800) || (more == 3 && point < 0x10000) || (point >= 0xd800 && point < 0xe000) || point > 0x10ffff) return false;
+    if ((more == 2 && point < 0x800) || (more == 3 && point < 0x10000) || (point >= 0xd800 && point < 0xe000) ||
+        point > 0x10ffff)
+      return false;
   }
   return true;
 }
 
 const char* to_string(Kind kind) {
   switch (kind) {
-    case Kind::none: return "None";
-    case Kind::boolean: return "a bool";
-    case Kind::integer: return "an integer";
-    case Kind::real: return "a float";
-    case Kind::text: return "a string";
-    case Kind::bytes: return "bytes";
-    case Kind::list: return "a list";
-    case Kind::tuple: return "a tuple";
-    case Kind::dict: return "a dict";
-    case Kind::global: return "a class or function";
-    case Kind::call: return "a call";
-    case Kind::object: return "an object";
-    case Kind::persistent: return "a persistent id";
+    case Kind::none:
+      return "None";
+    case Kind::boolean:
+      return "a bool";
+    case Kind::integer:
+      return "an integer";
+    case Kind::real:
+      return "a float";
+    case Kind::text:
+      return "a string";
+    case Kind::bytes:
+      return "bytes";
+    case Kind::list:
+      return "a list";
+    case Kind::tuple:
+      return "a tuple";
+    case Kind::dict:
+      return "a dict";
+    case Kind::global:
+      return "a class or function";
+    case Kind::call:
+      return "a call";
+    case Kind::object:
+      return "an object";
+    case Kind::persistent:
+      return "a persistent id";
   }
   return "?";
 }
 
-/// The stack machine of pickle. Its values are indices of nodes, so that nothing is copied when a value is memoised or used twice.
+/// The stack machine of pickle. Its values are indices of nodes, so that nothing is copied when a value is memoised or
+/// used twice.
 class PickleParser {
  public:
-  PickleParser(std::string_view bytes, const std::vector<std::string_view>& globals, Pickle& pickle) : bytes_(bytes), globals_(globals), pickle_(pickle) {}
+  PickleParser(std::string_view bytes, const std::vector<std::string_view>& globals, Pickle& pickle)
+      : bytes_(bytes), globals_(globals), pickle_(pickle) {}
 
   void run() {
-    if (bytes_.size() > Pickle::kMaxBytes) fail("it is " + std::to_string(bytes_.size()) + " bytes long, expected at most " + std::to_string(Pickle::kMaxBytes) + ".");
-    if (take(1) != "\x80") fail("it does not start with the opcode 0x80 of a pickle (protocol 2 or later). It is another kind of file, or was overwritten.");
-    if (const auto protocol = number<uint8_t>(); protocol < 2 || protocol > 5) fail("its protocol is " + std::to_string(protocol) + ", expected 2 to 5.");
+    if (bytes_.size() > Pickle::kMaxBytes)
+      fail("it is " + std::to_string(bytes_.size()) + " bytes long, expected at most " +
+           std::to_string(Pickle::kMaxBytes) + ".");
+    if (take(1) != "\x80")
+      fail(
+          "it does not start with the opcode 0x80 of a pickle (protocol 2 or later). It is another kind of file, or "
+          "was overwritten.");
+    if (const auto protocol = number<uint8_t>(); protocol < 2 || protocol > 5)
+      fail("its protocol is " + std::to_string(protocol) + ", expected 2 to 5.");
     for (;;) {
       at_ = position_;
       const auto code = number<uint8_t>();
@@ -65,7 +91,8 @@ class PickleParser {
     }
     pickle_.root_ = pop();
     pickle_.size_ = position_;
-    if (!stack_.empty() || !marks_.empty()) fail("the pickle ends with " + std::to_string(stack_.size() + 1) + " values on its stack, expected one.");
+    if (!stack_.empty() || !marks_.empty())
+      fail("the pickle ends with " + std::to_string(stack_.size() + 1) + " values on its stack, expected one.");
   }
 
  private:
@@ -73,18 +100,19 @@ class PickleParser {
 
   std::string_view take(uint64_t count) {
     if (count > bytes_.size() - position_)
-      fail("needs " + std::to_string(count) + " more bytes where " + std::to_string(bytes_.size() - position_) + " are left. The file is truncated or damaged: copy it again, or save again.");
+      fail("needs " + std::to_string(count) + " more bytes where " + std::to_string(bytes_.size() - position_) +
+           " are left. The file is truncated or damaged: copy it again, or save again.");
     const auto result = bytes_.substr(position_, static_cast<size_t>(count));
     position_ += static_cast<size_t>(count);
     return result;
   }
 
   /// Little-endian.
-  template <class T>
-  T number() {
+  template <class T> T number() {
     const auto raw = take(sizeof(T));
     uint64_t value = 0;
-    for (size_t i = 0; i < sizeof(T); ++i) value |= static_cast<uint64_t>(static_cast<unsigned char>(raw[i])) << (8 * i);
+    for (size_t i = 0; i < sizeof(T); ++i)
+      value |= static_cast<uint64_t>(static_cast<unsigned char>(raw[i])) << (8 * i);
     return static_cast<T>(value);
   }
 
@@ -117,7 +145,8 @@ class PickleParser {
   PickleNode& top(Kind kind) {
     if (stack_.size() <= bottom()) fail("takes a value from an empty stack. The file is damaged.");
     auto& node = pickle_.nodes_[stack_.back()];
-    if (node.kind != kind) fail("found " + std::string(to_string(node.kind)) + " on the stack, expected " + to_string(kind) + ".");
+    if (node.kind != kind)
+      fail("found " + std::string(to_string(node.kind)) + " on the stack, expected " + to_string(kind) + ".");
     return node;
   }
 
@@ -139,19 +168,24 @@ class PickleParser {
   void put(uint64_t slot) {
     if (stack_.size() <= bottom()) fail("memoises a value of an empty stack. The file is damaged.");
     // Every pickler counts its slots up, so a larger number is damage or an attempt to make this table large.
-    if (slot > memo_.size()) fail("memoises in slot " + std::to_string(slot) + ", expected at most " + std::to_string(memo_.size()) + ". The file is damaged.");
+    if (slot > memo_.size())
+      fail("memoises in slot " + std::to_string(slot) + ", expected at most " + std::to_string(memo_.size()) +
+           ". The file is damaged.");
     if (slot == memo_.size()) memo_.push_back(stack_.back());
     else memo_[slot] = stack_.back();
   }
 
   void get(uint64_t slot) {
-    if (slot >= memo_.size()) fail("reads memo slot " + std::to_string(slot) + ", but only " + std::to_string(memo_.size()) + " were filled. The file is damaged.");
+    if (slot >= memo_.size())
+      fail("reads memo slot " + std::to_string(slot) + ", but only " + std::to_string(memo_.size()) +
+           " were filled. The file is damaged.");
     stack_.push_back(memo_[slot]);
   }
 
   void global(std::string_view module, std::string_view name) {
     for (const auto& allowed : globals_) {
-      if (allowed.size() == module.size() + 1 + name.size() && allowed.starts_with(module) && allowed[module.size()] == '.' && allowed.ends_with(name)) {
+      if (allowed.size() == module.size() + 1 + name.size() && allowed.starts_with(module) &&
+          allowed[module.size()] == '.' && allowed.ends_with(name)) {
         add(Kind::global).text = allowed;
         return;
       }
@@ -161,12 +195,14 @@ class PickleParser {
       return;
     }
     fail("names '" + std::string(module.substr(0, 200)) + "." + std::string(name.substr(0, 200)) +
-         "', which is none of the classes and functions that belong into such a file. Python code in files is never executed here; save numbers, text, tensors, lists and dicts only.");
+         "', which is none of the classes and functions that belong into such a file. Python code in files is never "
+         "executed here; save numbers, text, tensors, lists and dicts only.");
   }
 
   std::string_view pop_text() {
     const auto& node = pickle_.nodes_[pop()];
-    if (node.kind != Kind::text) fail("found " + std::string(to_string(node.kind)) + " on the stack, expected a string.");
+    if (node.kind != Kind::text)
+      fail("found " + std::string(to_string(node.kind)) + " on the stack, expected a string.");
     return node.text;
   }
 
@@ -189,41 +225,112 @@ class PickleParser {
       case 0x95: {  // FRAME: only a hint for buffered reading
         const auto size = number<uint64_t>();
         if (size > bytes_.size() - position_)
-          fail("announces a frame of " + std::to_string(size) + " bytes where " + std::to_string(bytes_.size() - position_) + " are left. The file is truncated: copy it again, or save again.");
+          fail("announces a frame of " + std::to_string(size) + " bytes where " +
+               std::to_string(bytes_.size() - position_) +
+               " are left. The file is truncated: copy it again, or save again.");
         return;
       }
-      case '(': marks_.push_back(stack_.size()); return;
-      case '0': pop(); return;
-      case '1': pop_mark(); return;
-      case 'N': add(Kind::none); return;
-      case 0x88: add(Kind::boolean).integer = 1; return;
-      case 0x89: add(Kind::boolean).integer = 0; return;
-      case 'K': { const auto value = number<uint8_t>(); add(Kind::integer).integer = value; return; }
-      case 'M': { const auto value = number<uint16_t>(); add(Kind::integer).integer = value; return; }
-      case 'J': { const auto value = number<int32_t>(); add(Kind::integer).integer = value; return; }
-      case 0x8a: long_integer(number<uint8_t>()); return;
+      case '(':
+        marks_.push_back(stack_.size());
+        return;
+      case '0':
+        pop();
+        return;
+      case '1':
+        pop_mark();
+        return;
+      case 'N':
+        add(Kind::none);
+        return;
+      case 0x88:
+        add(Kind::boolean).integer = 1;
+        return;
+      case 0x89:
+        add(Kind::boolean).integer = 0;
+        return;
+      case 'K': {
+        const auto value = number<uint8_t>();
+        add(Kind::integer).integer = value;
+        return;
+      }
+      case 'M': {
+        const auto value = number<uint16_t>();
+        add(Kind::integer).integer = value;
+        return;
+      }
+      case 'J': {
+        const auto value = number<int32_t>();
+        add(Kind::integer).integer = value;
+        return;
+      }
+      case 0x8a:
+        long_integer(number<uint8_t>());
+        return;
       case 'G': {
         uint64_t bits = 0;
         for (const unsigned char byte : take(8)) bits = (bits << 8) | byte;
         add(Kind::real).real = std::bit_cast<double>(bits);
         return;
       }
-      case 0x8c: text(Kind::text, number<uint8_t>()); return;
-      case 'X': text(Kind::text, number<uint32_t>()); return;
-      case 0x8d: text(Kind::text, number<uint64_t>()); return;
-      case 'C': text(Kind::bytes, number<uint8_t>()); return;
-      case 'B': text(Kind::bytes, number<uint32_t>()); return;
-      case 0x8e: text(Kind::bytes, number<uint64_t>()); return;
-      case ')': add(Kind::tuple); return;
-      case 0x85: tuple(1); return;
-      case 0x86: tuple(2); return;
-      case 0x87: tuple(3); return;
-      case 't': { auto items = pop_mark(); add(Kind::tuple).items = std::move(items); return; }
-      case ']': add(Kind::list); return;
-      case 'a': { const auto value = pop(); top(Kind::list).items.push_back(value); return; }
-      case 'e': { const auto items = pop_mark(); auto& list = top(Kind::list).items; list.insert(list.end(), items.begin(), items.end()); return; }
-      case '}': add(Kind::dict); return;
-      case 's': { const auto value = pop(), key = pop(); auto& dict = top(Kind::dict).items; dict.push_back(key); dict.push_back(value); return; }
+      case 0x8c:
+        text(Kind::text, number<uint8_t>());
+        return;
+      case 'X':
+        text(Kind::text, number<uint32_t>());
+        return;
+      case 0x8d:
+        text(Kind::text, number<uint64_t>());
+        return;
+      case 'C':
+        text(Kind::bytes, number<uint8_t>());
+        return;
+      case 'B':
+        text(Kind::bytes, number<uint32_t>());
+        return;
+      case 0x8e:
+        text(Kind::bytes, number<uint64_t>());
+        return;
+      case ')':
+        add(Kind::tuple);
+        return;
+      case 0x85:
+        tuple(1);
+        return;
+      case 0x86:
+        tuple(2);
+        return;
+      case 0x87:
+        tuple(3);
+        return;
+      case 't': {
+        auto items = pop_mark();
+        add(Kind::tuple).items = std::move(items);
+        return;
+      }
+      case ']':
+        add(Kind::list);
+        return;
+      case 'a': {
+        const auto value = pop();
+        top(Kind::list).items.push_back(value);
+        return;
+      }
+      case 'e': {
+        const auto items = pop_mark();
+        auto& list = top(Kind::list).items;
+        list.insert(list.end(), items.begin(), items.end());
+        return;
+      }
+      case '}':
+        add(Kind::dict);
+        return;
+      case 's': {
+        const auto value = pop(), key = pop();
+        auto& dict = top(Kind::dict).items;
+        dict.push_back(key);
+        dict.push_back(value);
+        return;
+      }
       case 'u': {
         const auto items = pop_mark();
         if (items.size() % 2 != 0) fail("a dict gets a key without a value. The file is damaged.");
@@ -231,19 +338,38 @@ class PickleParser {
         dict.insert(dict.end(), items.begin(), items.end());
         return;
       }
-      case 'q': put(number<uint8_t>()); return;
-      case 'r': put(number<uint32_t>()); return;
-      case 0x94: put(memo_.size()); return;
-      case 'h': get(number<uint8_t>()); return;
-      case 'j': get(number<uint32_t>()); return;
-      case 'c': { const auto module = line(), name = line(); global(module, name); return; }
-      case 0x93: { const auto name = pop_text(), module = pop_text(); global(module, name); return; }
+      case 'q':
+        put(number<uint8_t>());
+        return;
+      case 'r':
+        put(number<uint32_t>());
+        return;
+      case 0x94:
+        put(memo_.size());
+        return;
+      case 'h':
+        get(number<uint8_t>());
+        return;
+      case 'j':
+        get(number<uint32_t>());
+        return;
+      case 'c': {
+        const auto module = line(), name = line();
+        global(module, name);
+        return;
+      }
+      case 0x93: {
+        const auto name = pop_text(), module = pop_text();
+        global(module, name);
+        return;
+      }
       case 'R': {
         top(Kind::tuple);
         const auto arguments = pop();
         top(Kind::global);
         const auto function = pop();
-        if (pickle_.nodes_[function].text == kPickleOrderedDict && pickle_.nodes_[arguments].items.empty()) add(Kind::dict);
+        if (pickle_.nodes_[function].text == kPickleOrderedDict && pickle_.nodes_[arguments].items.empty())
+          add(Kind::dict);
         else add(Kind::call).items = {function, arguments};
         return;
       }
@@ -264,10 +390,15 @@ class PickleParser {
         object.items.push_back(state);
         return;
       }
-      case 'Q': { const auto id = pop(); add(Kind::persistent).items = {id}; return; }
+      case 'Q': {
+        const auto id = pop();
+        add(Kind::persistent).items = {id};
+        return;
+      }
       default: {
         static constexpr char kDigits[] = "0123456789abcdef";
-        fail(std::string("has the opcode 0x") + kDigits[code >> 4] + kDigits[code & 15] + ", which such a file never needs. The file is damaged or of another kind.");
+        fail(std::string("has the opcode 0x") + kDigits[code >> 4] + kDigits[code & 15] +
+             ", which such a file never needs. The file is damaged or of another kind.");
       }
     }
   }
@@ -282,18 +413,29 @@ class PickleParser {
   std::vector<uint32_t> memo_;
 };
 
-Pickle::Pickle(std::string_view bytes, const std::vector<std::string_view>& globals, std::string source) : source_(std::move(source)) { PickleParser(bytes, globals, *this).run(); }
+Pickle::Pickle(std::string_view bytes, const std::vector<std::string_view>& globals, std::string source)
+    : source_(std::move(source)) {
+  PickleParser(bytes, globals, *this).run();
+}
 
-void Pickle::fail(int64_t at, const std::string& what) const { throw CheckpointError(source_ + ", byte " + std::to_string(at) + ": " + what); }
+void Pickle::fail(int64_t at, const std::string& what) const {
+  throw CheckpointError(source_ + ", byte " + std::to_string(at) + ": " + what);
+}
 
 const PickleNode& Pickle::expect(const PickleNode& node, Kind kind, const std::string& what) const {
   if (node.kind != kind) fail(node.at, what + " is " + to_string(node.kind) + ", expected " + to_string(kind) + ".");
   return node;
 }
 
-std::string Pickle::text(const PickleNode& node, const std::string& what) const { return std::string(expect(node, Kind::text, what).text); }
-int64_t Pickle::integer(const PickleNode& node, const std::string& what) const { return expect(node, Kind::integer, what).integer; }
-bool Pickle::boolean(const PickleNode& node, const std::string& what) const { return expect(node, Kind::boolean, what).integer != 0; }
+std::string Pickle::text(const PickleNode& node, const std::string& what) const {
+  return std::string(expect(node, Kind::text, what).text);
+}
+int64_t Pickle::integer(const PickleNode& node, const std::string& what) const {
+  return expect(node, Kind::integer, what).integer;
+}
+bool Pickle::boolean(const PickleNode& node, const std::string& what) const {
+  return expect(node, Kind::boolean, what).integer != 0;
+}
 
 const std::vector<uint32_t>* Pickle::call_of(const PickleNode& node, std::string_view function) const {
   return node.kind == Kind::call && nodes_[node.items[0]].text == function ? &nodes_[node.items[1]].items : nullptr;
@@ -301,7 +443,10 @@ const std::vector<uint32_t>* Pickle::call_of(const PickleNode& node, std::string
 
 const PickleNode& Pickle::state_of(const PickleNode& node, std::string_view type) const {
   if (node.kind != Kind::object || nodes_[node.items[0]].text != type)
-    fail(node.at, "found " + std::string(node.kind == Kind::object ? nodes_[node.items[0]].text : std::string_view(to_string(node.kind))) + ", expected an object of " + std::string(type) + ".");
+    fail(node.at, "found " +
+                      std::string(node.kind == Kind::object ? nodes_[node.items[0]].text
+                                                            : std::string_view(to_string(node.kind))) +
+                      ", expected an object of " + std::string(type) + ".");
   if (node.items.size() < 2) fail(node.at, "an object of " + std::string(type) + " has no state.");
   return nodes_[node.items[1]];
 }
@@ -309,12 +454,14 @@ const PickleNode& Pickle::state_of(const PickleNode& node, std::string_view type
 const PickleNode* Pickle::find(const PickleNode& dict, std::string_view key) const {
   const PickleNode* found = nullptr;
   for (size_t i = 0; i + 1 < dict.items.size(); i += 2)
-    if (const auto& name = nodes_[dict.items[i]]; name.kind == Kind::text && name.text == key) found = &nodes_[dict.items[i + 1]];
+    if (const auto& name = nodes_[dict.items[i]]; name.kind == Kind::text && name.text == key)
+      found = &nodes_[dict.items[i + 1]];
   return found;
 }
 
 const PickleNode& Pickle::get(const PickleNode& dict, std::string_view key) const {
-  if (const auto* found = find(expect(dict, Kind::dict, "the state with the field '" + std::string(key) + "'"), key)) return *found;
+  if (const auto* found = find(expect(dict, Kind::dict, "the state with the field '" + std::string(key) + "'"), key))
+    return *found;
   fail(dict.at, "the field '" + std::string(key) + "' is missing.");
 }
 

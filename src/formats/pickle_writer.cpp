@@ -8,14 +8,14 @@ namespace accelerate::formats {
 
 PickleWriter::PickleWriter() { bytes_ = "\x80\x02"; }
 
-template <class T>
-void PickleWriter::raw(T value) {
+template <class T> void PickleWriter::raw(T value) {
   for (size_t i = 0; i < sizeof(T); ++i) bytes_ += static_cast<char>(static_cast<uint64_t>(value) >> (8 * i));
 }
 
 void PickleWriter::integer(int64_t value) {
   if (value >= 0 && value < 256) op('K'), raw(static_cast<uint8_t>(value));
-  else if (value >= std::numeric_limits<int32_t>::min() && value <= std::numeric_limits<int32_t>::max()) op('J'), raw(static_cast<int32_t>(value));
+  else if (value >= std::numeric_limits<int32_t>::min() && value <= std::numeric_limits<int32_t>::max())
+    op('J'), raw(static_cast<int32_t>(value));
   else op('\x8a'), raw(uint8_t{8}), raw(value);
 }
 
@@ -25,8 +25,7 @@ void PickleWriter::real(double value) {
   for (int shift = 56; shift >= 0; shift -= 8) bytes_ += static_cast<char>(bits >> shift);
 }
 
-template <class F>
-void PickleWriter::once(const std::string& key, F&& write) {
+template <class F> void PickleWriter::once(const std::string& key, F&& write) {
   const auto [entry, fresh] = memo_.try_emplace(key, static_cast<uint32_t>(memo_.size()));
   const auto slot = entry->second;
   if (fresh) write();
@@ -35,8 +34,12 @@ void PickleWriter::once(const std::string& key, F&& write) {
 }
 
 void PickleWriter::text(const std::string& value) {
-  if (!is_utf8(value)) throw CheckpointError("writing a pickle: a string of " + std::to_string(value.size()) + " bytes is not UTF-8, which Python's str must be. Keep bytes in a uint8 tensor.");
-  if (value.size() > std::numeric_limits<uint32_t>::max()) throw CheckpointError("writing a pickle: a string of " + std::to_string(value.size()) + " bytes is longer than the 4 GiB that fit.");
+  if (!is_utf8(value))
+    throw CheckpointError("writing a pickle: a string of " + std::to_string(value.size()) +
+                          " bytes is not UTF-8, which Python's str must be. Keep bytes in a uint8 tensor.");
+  if (value.size() > std::numeric_limits<uint32_t>::max())
+    throw CheckpointError("writing a pickle: a string of " + std::to_string(value.size()) +
+                          " bytes is longer than the 4 GiB that fit.");
   once("s" + value, [&] {
     op('X');
     raw(static_cast<uint32_t>(value.size()));

@@ -11,13 +11,14 @@ namespace accelerate::formats {
 /// One element type of the format.
 struct SafetensorsDtype {
   std::string_view name;
-  int64_t bits;                                 ///< Size of one element of the header's shape.
-  std::optional<at::ScalarType> torch;          ///< Empty where LibTorch has no such type.
-  int64_t packed = 1;                           ///< Elements of the shape in one element of the LibTorch type, along the last dimension.
+  int64_t bits;                         ///< Size of one element of the header's shape.
+  std::optional<at::ScalarType> torch;  ///< Empty where LibTorch has no such type.
+  int64_t packed = 1;  ///< Elements of the shape in one element of the LibTorch type, along the last dimension.
 };
 
-/// The one table of element types, used by reader and writer. The order is the format's: the writer lays out later rows first, which
-/// puts tensors of large elements before small ones, so that each lies on a multiple of its element size without padding.
+/// The one table of element types, used by reader and writer. The order is the format's: the writer lays out later rows
+/// first, which puts tensors of large elements before small ones, so that each lies on a multiple of its element size
+/// without padding.
 inline constexpr SafetensorsDtype kSafetensorsDtypes[] = {
     {"BOOL", 8, at::kBool},
     {"F4", 4, at::kFloat4_e2m1fn_x2, 2},

@@ -6,8 +6,8 @@
 
 #include <ATen/ops/from_blob.h>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/input_file.hpp"
 #include "formats/mapped_file.hpp"
 #include "formats/safetensors_dtypes.hpp"
@@ -37,7 +37,8 @@ formats::SafetensorsHeader read_header(const formats::InputFile& file) {
 struct SafetensorsFile::Content {
   explicit Content(const std::filesystem::path& path) : file(path), header(read_header(file)) {}
 
-  /// Mapped when the first tensor is asked for: a mapping counts against RLIMIT_DATA, and who only reads parts needs none.
+  /// Mapped when the first tensor is asked for: a mapping counts against RLIMIT_DATA, and who only reads parts needs
+  /// none.
   const formats::MappedFile& map() const {
     std::call_once(once, [&] { mapping.emplace(file.duplicate(), file.path()); });
     return *mapping;
@@ -65,29 +66,35 @@ const SafetensorsInfo& SafetensorsFile::info(const std::string& name) const {
   std::string near;
   int shown = 0;
   for (const auto& other : names())
-    if ((other.ends_with(tail) || name.ends_with(other)) && shown++ < 3) near += (near.empty() ? " Did you mean " : " or ") + ("'" + other + "'");
-  throw CheckpointError("safetensors file '" + path().string() + "' has no tensor '" + name + "'; it has " + std::to_string(names().size()) + " others." +
-                        (near.empty() ? "" : near + "?"));
+    if ((other.ends_with(tail) || name.ends_with(other)) && shown++ < 3)
+      near += (near.empty() ? " Did you mean " : " or ") + ("'" + other + "'");
+  throw CheckpointError("safetensors file '" + path().string() + "' has no tensor '" + name + "'; it has " +
+                        std::to_string(names().size()) + " others." + (near.empty() ? "" : near + "?"));
 }
 
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   const auto& entry = info(name);
   const auto* dtype = formats::find_dtype(entry.dtype);
   if (!dtype->torch)
-    throw CheckpointError("safetensors file '" + path().string() + "': tensor '" + name + "' has dtype " + entry.dtype + ", which LibTorch has no type for. Convert the file to another dtype.");
+    throw CheckpointError("safetensors file '" + path().string() + "': tensor '" + name + "' has dtype " + entry.dtype +
+                          ", which LibTorch has no type for. Convert the file to another dtype.");
   auto shape = entry.shape;
   if (dtype->packed > 1) {
     if (shape.empty() || shape.back() % dtype->packed != 0)
-      throw CheckpointError("safetensors file '" + path().string() + "': tensor '" + name + "' of " + entry.dtype + " has a last dimension that is no multiple of " +
-                            std::to_string(dtype->packed) + ", so LibTorch can't hold it.");
+      throw CheckpointError("safetensors file '" + path().string() + "': tensor '" + name + "' of " + entry.dtype +
+                            " has a last dimension that is no multiple of " + std::to_string(dtype->packed) +
+                            ", so LibTorch can't hold it.");
     shape.back() /= dtype->packed;
   }
   const auto& map = content_->map();
   if (map.size() < content_->file.size())
-    throw CheckpointError("safetensors file '" + path().string() + "' has been shortened from " + std::to_string(content_->file.size()) + " to " + std::to_string(map.size()) + " bytes since it was opened. Put the checkpoint back.");
+    throw CheckpointError("safetensors file '" + path().string() + "' has been shortened from " +
+                          std::to_string(content_->file.size()) + " to " + std::to_string(map.size()) +
+                          " bytes since it was opened. Put the checkpoint back.");
   char* bytes = map.data() + content_->header.data_begin + entry.begin;
   // The tensor's storage owns a share of the mapping.
-  auto tensor = at::from_blob(bytes, shape, [content = content_](void*) {}, at::TensorOptions().dtype(*dtype->torch));
+  auto tensor = at::from_blob(
+      bytes, shape, [content = content_](void*) {}, at::TensorOptions().dtype(*dtype->torch));
   const auto alignment = c10::elementSize(*dtype->torch);
   return reinterpret_cast<uintptr_t>(bytes) % alignment == 0 ? tensor : tensor.clone();
 }

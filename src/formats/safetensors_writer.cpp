@@ -11,8 +11,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/safetensors_header.hpp"
 #include "formats/tensor_source.hpp"
@@ -21,20 +21,29 @@
 namespace accelerate {
 namespace {
 
-[[noreturn]] void fail(const std::string& file, const std::string& name, const std::string& what) { throw CheckpointError("save_safetensors '" + file + "': tensor '" + name + "' " + what); }
+[[noreturn]] void fail(const std::string& file, const std::string& name, const std::string& what) {
+  throw CheckpointError("save_safetensors '" + file + "': tensor '" + name + "' " + what);
+}
 
 formats::TensorSource source_of(const std::string& name, const at::Tensor& tensor, const std::string& file) {
   if (!tensor.defined()) fail(file, name, "is undefined. Leave it out.");
-  if (tensor.layout() != at::kStrided) fail(file, name, "is sparse or of another layout without strides, which the format can't hold. Call to_dense() on it.");
+  if (tensor.layout() != at::kStrided)
+    fail(file, name,
+         "is sparse or of another layout without strides, which the format can't hold. Call to_dense() on it.");
   if (tensor.is_meta()) fail(file, name, "is on the meta device and has no data. Materialise it first.");
   return {name, tensor.scalar_type(), tensor.sizes().vec(), [&tensor] { return tensor; }};
 }
 
 const formats::SafetensorsDtype* dtype_of(const formats::TensorSource& source, const std::string& file) {
-  if (source.name == formats::kMetadataKey) fail(file, source.name, "has the name that the format reserves for metadata. Rename it.");
+  if (source.name == formats::kMetadataKey)
+    fail(file, source.name, "has the name that the format reserves for metadata. Rename it.");
   const auto* dtype = formats::find_dtype(source.dtype);
-  if (!dtype) fail(file, source.name, "has dtype " + std::string(c10::toString(source.dtype)) + ", which the format has no name for. Convert it, or view it as two real tensors if it is complex.");
-  if (dtype->packed > 1 && source.sizes.empty()) fail(file, source.name, "is a scalar of a packed dtype, which the format can't describe. Give it one dimension.");
+  if (!dtype)
+    fail(file, source.name,
+         "has dtype " + std::string(c10::toString(source.dtype)) +
+             ", which the format has no name for. Convert it, or view it as two real tensors if it is complex.");
+  if (dtype->packed > 1 && source.sizes.empty())
+    fail(file, source.name, "is a scalar of a packed dtype, which the format can't describe. Give it one dimension.");
   return dtype;
 }
 
@@ -51,9 +60,12 @@ void check_not_shared(const std::map<std::string, at::Tensor>& tensors, const st
     int64_t span = 1;
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) span += (tensor.size(dim) - 1) * tensor.stride(dim);
     const auto begin = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
-    areas.push_back({tensor.storage().data(), begin, begin + static_cast<uintptr_t>(span * tensor.element_size()), &name});
+    areas.push_back(
+        {tensor.storage().data(), begin, begin + static_cast<uintptr_t>(span * tensor.element_size()), &name});
   }
-  std::stable_sort(areas.begin(), areas.end(), [](const Area& a, const Area& b) { return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin); });
+  std::stable_sort(areas.begin(), areas.end(), [](const Area& a, const Area& b) {
+    return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
+  });
   std::string shared;
   const Area* widest = nullptr;
   for (const auto& area : areas) {
@@ -63,12 +75,14 @@ void check_not_shared(const std::map<std::string, at::Tensor>& tensors, const st
   }
   if (!shared.empty())
     throw CheckpointError("save_safetensors '" + file + "': some tensors share memory: " + shared +
-                          ". They would be written twice and be separate after loading. Save one name of each and tie them again after loading, or clone() one.");
+                          ". They would be written twice and be separate after loading. Save one name of each and tie "
+                          "them again after loading, or clone() one.");
 }
 
 }  // namespace
 
-void formats::write_safetensors(const std::filesystem::path& path, std::vector<TensorSource> tensors, const std::map<std::string, std::string>& metadata) {
+void formats::write_safetensors(const std::filesystem::path& path, std::vector<TensorSource> tensors,
+                                const std::map<std::string, std::string>& metadata) {
   for (const auto& source : tensors) dtype_of(source, path.string());
   std::sort(tensors.begin(), tensors.end(), [](const TensorSource& a, const TensorSource& b) {
     const auto *left = find_dtype(a.dtype), *right = find_dtype(b.dtype);
@@ -94,12 +108,14 @@ void formats::write_safetensors(const std::filesystem::path& path, std::vector<T
   file.write(header);
   for (auto& source : tensors) {
     const auto bytes = std::exchange(source.read, nullptr)().detach().cpu().resolve_conj().resolve_neg().contiguous();
-    file.write({static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel() * bytes.element_size())});
+    file.write(
+        {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel() * bytes.element_size())});
   }
   file.finish();
 }
 
-void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors, const std::map<std::string, std::string>& metadata) {
+void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
+                      const std::map<std::string, std::string>& metadata) {
   std::vector<formats::TensorSource> sources;
   sources.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) sources.push_back(source_of(name, tensor, path.string()));

@@ -21,6 +21,7 @@ struct TensorSource {
 
 /// As save_safetensors, tensor by tensor. The order of the tensors in the file does not depend on that of `tensors`.
 /// @throws CheckpointError, ResourceError as save_safetensors, and whatever `read` throws; no file appears then.
-void write_safetensors(const std::filesystem::path& path, std::vector<TensorSource> tensors, const std::map<std::string, std::string>& metadata);
+void write_safetensors(const std::filesystem::path& path, std::vector<TensorSource> tensors,
+                       const std::map<std::string, std::string>& metadata);
 
 }  // namespace accelerate::formats

@@ -13,7 +13,8 @@
 #include "formats/input_file.hpp"
 #include "formats/pickle.hpp"
 
-/// Archives as Python's torch.save writes them, piece by piece: a zip with a pickle and, uncompressed, the bytes of each tensor.
+/// Archives as Python's torch.save writes them, piece by piece: a zip with a pickle and, uncompressed, the bytes of
+/// each tensor.
 namespace accelerate::formats {
 
 /// Where a tensor's elements lie in a file.
@@ -21,7 +22,8 @@ struct SavedTensor {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> sizes;
   std::vector<int64_t> strides;  ///< in elements
-  int64_t begin = 0;             ///< byte of the file at which element [0, 0, ...] lies; all of them were checked to lie within the archive
+  int64_t begin =
+      0;  ///< byte of the file at which element [0, 0, ...] lies; all of them were checked to lie within the archive
 };
 
 /// An archive within a file, opened for reading. Nothing in it is executed.
@@ -37,7 +39,8 @@ class TorchArchive {
   /// What was saved, tensors read: numbers, strings (bytes become strings too), None, lists, tuples, dicts, tensors.
   /// @throws CheckpointError for objects of other Python classes and for damaged contents.
   c10::IValue value() const;
-  /// The same with `read(saved)` in the place of each tensor, so that the caller decides when, and how much of it, is read.
+  /// The same with `read(saved)` in the place of each tensor, so that the caller decides when, and how much of it, is
+  /// read.
   c10::IValue value(const std::function<at::Tensor(const SavedTensor&)>& read) const;
 
  private:
@@ -45,14 +48,18 @@ class TorchArchive {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Copies the part of a saved tensor that begins at `offsets` into `destination` (any device, dtype and strides), whose sizes are the part's.
-void read_part(const InputFile& file, const SavedTensor& saved, const std::vector<int64_t>& offsets, const at::Tensor& destination);
+/// Copies the part of a saved tensor that begins at `offsets` into `destination` (any device, dtype and strides), whose
+/// sizes are the part's.
+void read_part(const InputFile& file, const SavedTensor& saved, const std::vector<int64_t>& offsets,
+               const at::Tensor& destination);
 
-/// The pickle of an archive under construction. Tensors are announced while it is written and read when their turn comes.
+/// The pickle of an archive under construction. Tensors are announced while it is written and read when their turn
+/// comes.
 class TorchPickle : public PickleWriter {
  public:
   /// A contiguous tensor. `read` is called once, while the archive is written, and may return it on any device.
-  void tensor(at::ScalarType dtype, const std::vector<int64_t>& sizes, bool requires_grad, std::function<at::Tensor()> read);
+  void tensor(at::ScalarType dtype, const std::vector<int64_t>& sizes, bool requires_grad,
+              std::function<at::Tensor()> read);
   /// Numbers, strings, None, lists, tuples, dicts, tensors. @throws CheckpointError for anything else.
   void value(const c10::IValue& value);
 
@@ -61,7 +68,8 @@ class TorchPickle : public PickleWriter {
   std::vector<std::function<at::Tensor()>> storages_;
 };
 
-/// Writes the archive, one tensor after the other; torch.load(weights_only=True) reads it. Errors that `write` throws come out.
+/// Writes the archive, one tensor after the other; torch.load(weights_only=True) reads it. Errors that `write` throws
+/// come out.
 void write_torch_archive(TorchPickle&& pickle, const std::function<void(std::string_view)>& write);
 
 }  // namespace accelerate::formats

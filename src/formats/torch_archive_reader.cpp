@@ -34,7 +34,9 @@ std::vector<std::string_view> allowed_globals() {
 
 struct TorchArchive::Impl {
   Impl(std::shared_ptr<const InputFile> input, int64_t offset, int64_t length, std::string source)
-      : file(std::move(input)), container(file, offset, length, std::move(source), allowed_globals()), pickle(container.pickle()) {}
+      : file(std::move(input)),
+        container(file, offset, length, std::move(source), allowed_globals()),
+        pickle(container.pickle()) {}
 
   std::optional<SavedTensor> tensor_of(const PickleNode& node) const {
     const auto pickled = container.tensor_of(node);
@@ -43,10 +45,12 @@ struct TorchArchive::Impl {
     if (!row) pickle.fail(node.at, "found the dtype " + pickled->dtype + ", expected that of a plain tensor.");
     SavedTensor saved{row->type, pickled->sizes, pickled->strides, 0};
     const auto bytes = container.storage(pickled->storage);
-    // The last byte that it reaches must be there. Elements that share bytes (stride 0) are never saved: they would let a small file ask for any amount of memory.
+    // The last byte that it reaches must be there. Elements that share bytes (stride 0) are never saved: they would let
+    // a small file ask for any amount of memory.
     const auto width = static_cast<int64_t>(c10::elementSize(saved.dtype));
     if (pickled->last >= bytes.size / width || pickled->numel > bytes.size / width)
-      pickle.fail(node.at, "a tensor of size " + to_string(saved.sizes) + " and stride " + to_string(saved.strides) + " from element " + std::to_string(pickled->first) + " does not fit into the " +
+      pickle.fail(node.at, "a tensor of size " + to_string(saved.sizes) + " and stride " + to_string(saved.strides) +
+                               " from element " + std::to_string(pickled->first) + " does not fit into the " +
                                std::to_string(bytes.size) + " bytes of its storage.");
     saved.begin = pickled->numel > 0 ? bytes.begin + pickled->first * width : bytes.begin;
     return saved;
@@ -56,15 +60,22 @@ struct TorchArchive::Impl {
 
   c10::IValue value(const PickleNode& node, int64_t depth, int64_t& budget, const ReadTensor& read_tensor) const {
     // A short pickle can describe a huge or endless value by using one list in many places.
-    if (depth > kMaxDepth) pickle.fail(node.at, "values are nested deeper than " + std::to_string(kMaxDepth) + " levels.");
-    if ((budget -= 1 + static_cast<int64_t>(node.text.size()) / kTextBytesPerValue) < 0) pickle.fail(node.at, "it describes more than " + std::to_string(kMaxValues) + " values.");
+    if (depth > kMaxDepth)
+      pickle.fail(node.at, "values are nested deeper than " + std::to_string(kMaxDepth) + " levels.");
+    if ((budget -= 1 + static_cast<int64_t>(node.text.size()) / kTextBytesPerValue) < 0)
+      pickle.fail(node.at, "it describes more than " + std::to_string(kMaxValues) + " values.");
     switch (node.kind) {
-      case Kind::none: return {};
-      case Kind::boolean: return node.integer != 0;
-      case Kind::integer: return node.integer;
-      case Kind::real: return node.real;
+      case Kind::none:
+        return {};
+      case Kind::boolean:
+        return node.integer != 0;
+      case Kind::integer:
+        return node.integer;
+      case Kind::real:
+        return node.real;
       case Kind::text:
-      case Kind::bytes: return std::string(node.text);
+      case Kind::bytes:
+        return std::string(node.text);
       case Kind::list: {
         c10::impl::GenericList list(c10::AnyType::get());
         for (const auto item : node.items) list.push_back(value(pickle[item], depth + 1, budget, read_tensor));
@@ -75,11 +86,14 @@ struct TorchArchive::Impl {
         for (const auto item : node.items) items.push_back(value(pickle[item], depth + 1, budget, read_tensor));
         return c10::ivalue::Tuple::create(std::move(items));
       }
-      case Kind::dict: return dict(node, depth, budget, read_tensor);
-      case Kind::call: return call(node, depth, budget, read_tensor);
+      case Kind::dict:
+        return dict(node, depth, budget, read_tensor);
+      case Kind::call:
+        return call(node, depth, budget, read_tensor);
       case Kind::object:
       case Kind::global:
-      case Kind::persistent: break;
+      case Kind::persistent:
+        break;
     }
     pickle.fail(node.at, std::string("found ") + to_string(node.kind) + ", expected plain data.");
   }
@@ -88,7 +102,8 @@ struct TorchArchive::Impl {
     c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
     for (size_t i = 0; i + 1 < node.items.size(); i += 2) {
       const auto key = value(pickle[node.items[i]], depth + 1, budget, read_tensor);
-      if (!key.isString() && !key.isInt() && !key.isDouble() && !key.isBool()) pickle.fail(node.at, "a dict has a key that is " + key.tagKind() + ", expected a string or a number.");
+      if (!key.isString() && !key.isInt() && !key.isDouble() && !key.isBool())
+        pickle.fail(node.at, "a dict has a key that is " + key.tagKind() + ", expected a string or a number.");
       dict.insert_or_assign(key, value(pickle[node.items[i + 1]], depth + 1, budget, read_tensor));
     }
     return dict;
@@ -96,8 +111,10 @@ struct TorchArchive::Impl {
 
   c10::IValue call(const PickleNode& node, int64_t depth, int64_t& budget, const ReadTensor& read_tensor) const {
     if (const auto saved = tensor_of(node)) return read_tensor(*saved);
-    if (const auto* arguments = pickle.call_of(node, kSize); arguments && arguments->size() == 1) return value(pickle[arguments->front()], depth + 1, budget, read_tensor);
-    if (const auto* arguments = pickle.call_of(node, kEncode); arguments && arguments->size() == 2) return latin1(pickle.text(pickle[arguments->front()], "encoded bytes"), node);
+    if (const auto* arguments = pickle.call_of(node, kSize); arguments && arguments->size() == 1)
+      return value(pickle[arguments->front()], depth + 1, budget, read_tensor);
+    if (const auto* arguments = pickle.call_of(node, kEncode); arguments && arguments->size() == 2)
+      return latin1(pickle.text(pickle[arguments->front()], "encoded bytes"), node);
     pickle.fail(node.at, "found a call that makes no plain data.");
   }
 
@@ -107,7 +124,8 @@ struct TorchArchive::Impl {
     for (size_t i = 0; i < text.size(); ++i) {
       const auto lead = static_cast<unsigned char>(text[i]);
       if (lead < 0x80) bytes += text[i];
-      else if (lead == 0xc2 || lead == 0xc3) bytes += static_cast<char>(((lead & 3) << 6) | (static_cast<unsigned char>(text[++i]) & 0x3f));
+      else if (lead == 0xc2 || lead == 0xc3)
+        bytes += static_cast<char>(((lead & 3) << 6) | (static_cast<unsigned char>(text[++i]) & 0x3f));
       else pickle.fail(node.at, "encoded bytes contain a character above 255.");
     }
     return bytes;
@@ -115,7 +133,8 @@ struct TorchArchive::Impl {
 
   static constexpr int64_t kMaxDepth = 100;
   static constexpr int64_t kMaxValues = 10'000'000;
-  static constexpr int64_t kTextBytesPerValue = 128;  ///< this much of a text counts as a value: all that a pickle can hold once, but not again and again
+  static constexpr int64_t kTextBytesPerValue =
+      128;  ///< this much of a text counts as a value: all that a pickle can hold once, but not again and again
 
   std::shared_ptr<const InputFile> file;
   TorchContainer container;
@@ -123,9 +142,11 @@ struct TorchArchive::Impl {
 };
 
 TorchArchive::TorchArchive(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source) {
-  if (length == 0) throw CheckpointError(source + ": it is empty, expected an archive of torch.save. Copy it again, or save again.");
+  if (length == 0)
+    throw CheckpointError(source + ": it is empty, expected an archive of torch.save. Copy it again, or save again.");
   if (offset < 0 || length < 0 || length > file->size() || offset > file->size() - length)
-    throw CheckpointError(source + ": its " + std::to_string(length) + " bytes from byte " + std::to_string(offset) + " reach beyond the file, which has " + std::to_string(file->size()) +
+    throw CheckpointError(source + ": its " + std::to_string(length) + " bytes from byte " + std::to_string(offset) +
+                          " reach beyond the file, which has " + std::to_string(file->size()) +
                           ". The file is truncated or of another save: copy it again, or save again.");
   impl_ = std::make_unique<Impl>(std::move(file), offset, length, std::move(source));
 }
@@ -174,11 +195,16 @@ constexpr int64_t kSlabBytes = int64_t{8} << 20;
 /// A type of the same size that every copy kernel knows.
 at::ScalarType bits_of(at::ScalarType dtype) {
   switch (c10::elementSize(dtype)) {
-    case 1: return at::kByte;
-    case 2: return at::kShort;
-    case 4: return at::kInt;
-    case 8: return at::kLong;
-    default: return at::kComplexDouble;
+    case 1:
+      return at::kByte;
+    case 2:
+      return at::kShort;
+    case 4:
+      return at::kInt;
+    case 8:
+      return at::kLong;
+    default:
+      return at::kComplexDouble;
   }
 }
 
@@ -190,10 +216,12 @@ void read_strided(const InputFile& file, int64_t begin, const std::vector<int64_
   // Along the largest stride a slab is the smallest span.
   int64_t along = -1;
   for (int64_t dim = 0; dim < to.dim(); ++dim)
-    if (to.size(dim) > 1 && (along < 0 || strides[static_cast<size_t>(dim)] > strides[static_cast<size_t>(along)])) along = dim;
+    if (to.size(dim) > 1 && (along < 0 || strides[static_cast<size_t>(dim)] > strides[static_cast<size_t>(along)]))
+      along = dim;
   if (span > kSlabBytes && along >= 0) {
     const auto step = strides[static_cast<size_t>(along)] * width;
-    const auto count = step > 0 ? std::max<int64_t>(1, std::min(kSlabBytes / step, to.size(along) - 1)) : to.size(along) - 1;
+    const auto count =
+        step > 0 ? std::max<int64_t>(1, std::min(kSlabBytes / step, to.size(along) - 1)) : to.size(along) - 1;
     for (int64_t from = 0; from < to.size(along); from += count)
       read_strided(file, begin + from * step, strides, to.narrow(along, from, std::min(count, to.size(along) - from)));
     return;
@@ -205,13 +233,16 @@ void read_strided(const InputFile& file, int64_t begin, const std::vector<int64_
 
 }  // namespace
 
-void read_part(const InputFile& file, const SavedTensor& saved, const std::vector<int64_t>& offsets, const at::Tensor& destination) {
+void read_part(const InputFile& file, const SavedTensor& saved, const std::vector<int64_t>& offsets,
+               const at::Tensor& destination) {
   if (destination.numel() == 0) return;
   at::NoGradGuard no_grad;
   auto begin = saved.begin;
-  for (size_t dim = 0; dim < offsets.size(); ++dim) begin += offsets[dim] * saved.strides[dim] * static_cast<int64_t>(c10::elementSize(saved.dtype));
+  for (size_t dim = 0; dim < offsets.size(); ++dim)
+    begin += offsets[dim] * saved.strides[dim] * static_cast<int64_t>(c10::elementSize(saved.dtype));
   const bool direct = destination.is_cpu() && destination.scalar_type() == saved.dtype;
-  const auto to = direct ? destination.detach() : at::empty(destination.sizes(), at::TensorOptions().dtype(saved.dtype));
+  const auto to =
+      direct ? destination.detach() : at::empty(destination.sizes(), at::TensorOptions().dtype(saved.dtype));
   read_strided(file, begin, saved.strides, to.view(bits_of(saved.dtype)));
   if (!direct) destination.detach().copy_(to);
 }

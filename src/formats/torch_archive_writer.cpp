@@ -11,9 +11,12 @@
 
 namespace accelerate::formats {
 
-void TorchPickle::tensor(at::ScalarType dtype, const std::vector<int64_t>& sizes, bool requires_grad, std::function<at::Tensor()> read) {
+void TorchPickle::tensor(at::ScalarType dtype, const std::vector<int64_t>& sizes, bool requires_grad,
+                         std::function<at::Tensor()> read) {
   const auto* row = find_torch_dtype(dtype);
-  if (!row) throw CheckpointError("writing a torch archive: found a tensor of dtype " + std::string(c10::toString(dtype)) + ", which Python's files have no plain form for. Convert it.");
+  if (!row)
+    throw CheckpointError("writing a torch archive: found a tensor of dtype " + std::string(c10::toString(dtype)) +
+                          ", which Python's files have no plain form for. Convert it.");
   std::vector<int64_t> strides(sizes.size(), 1);
   int64_t numel = 1;
   for (size_t dim = sizes.size(); dim-- > 0; numel *= std::max<int64_t>(sizes[dim], 1)) strides[dim] = numel;
@@ -47,7 +50,10 @@ void TorchPickle::value(const c10::IValue& item) {
   if (item.isString()) return text(item.toStringRef());
   if (item.isTensor() && item.toTensor().defined()) {
     const auto& source = item.toTensor();
-    if (source.layout() != at::kStrided || source.is_meta()) throw CheckpointError("writing a torch archive: found a tensor that is sparse or has no data. Call to_dense() on it, or materialise it.");
+    if (source.layout() != at::kStrided || source.is_meta())
+      throw CheckpointError(
+          "writing a torch archive: found a tensor that is sparse or has no data. Call to_dense() on it, or "
+          "materialise it.");
     return tensor(source.scalar_type(), source.sizes().vec(), source.requires_grad(), [source] { return source; });
   }
   if (item.isList()) {
@@ -65,7 +71,8 @@ void TorchPickle::value(const c10::IValue& item) {
     for (const auto& entry : item.toGenericDict()) value(entry.key()), value(entry.value());
     return set_items_to_mark();
   }
-  throw CheckpointError("writing a torch archive: found " + item.tagKind() + ", expected numbers, strings, None, tensors, lists, tuples or dicts.");
+  throw CheckpointError("writing a torch archive: found " + item.tagKind() +
+                        ", expected numbers, strings, None, tensors, lists, tuples or dicts.");
 }
 
 void write_torch_archive(TorchPickle&& pickle, const std::function<void(std::string_view)>& write) {
@@ -83,14 +90,17 @@ void write_torch_archive(TorchPickle&& pickle, const std::function<void(std::str
     archive.writeRecord(name, data, size);
     if (failure) std::rethrow_exception(failure);
   };
-  const auto text = [&](const std::string& name, const std::string& content) { record(name, content.data(), content.size()); };
+  const auto text = [&](const std::string& name, const std::string& content) {
+    record(name, content.data(), content.size());
+  };
   // The order and the small records are those of torch.save.
   text("data.pkl", pickle.finish());
   text(".format_version", "1");
   text(".storage_alignment", "64");
   text("byteorder", "little");
   for (size_t i = 0; i < pickle.storages_.size(); ++i) {
-    const auto tensor = std::exchange(pickle.storages_[i], nullptr)().detach().cpu().resolve_conj().resolve_neg().contiguous();
+    const auto tensor =
+        std::exchange(pickle.storages_[i], nullptr)().detach().cpu().resolve_conj().resolve_neg().contiguous();
     record("data/" + std::to_string(i), tensor.const_data_ptr(), static_cast<size_t>(tensor.nbytes()));
   }
   archive.writeEndOfFile();

@@ -13,17 +13,18 @@ constexpr std::string_view kRebuild = "torch._utils._rebuild_tensor_v2";
 constexpr std::string_view kRebuildWithDtype = "torch._utils._rebuild_tensor_v3";
 constexpr std::string_view kRebuildParameter = "torch._utils._rebuild_parameter";
 
-template <class T>
-T little(std::string_view bytes, size_t at) {
+template <class T> T little(std::string_view bytes, size_t at) {
   uint64_t value = 0;
-  for (size_t i = 0; i < sizeof(T); ++i) value |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[at + i])) << (8 * i);
+  for (size_t i = 0; i < sizeof(T); ++i)
+    value |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[at + i])) << (8 * i);
   return static_cast<T>(value);
 }
 
 std::string_view without_torch(std::string_view name) { return name.starts_with("torch.") ? name.substr(6) : name; }
 
 const TorchStorage* find_storage(std::string_view global) {
-  const auto* found = std::find_if(std::begin(kTorchStorages), std::end(kTorchStorages), [&](const TorchStorage& row) { return row.global == global; });
+  const auto* found = std::find_if(std::begin(kTorchStorages), std::end(kTorchStorages),
+                                   [&](const TorchStorage& row) { return row.global == global; });
   return found == std::end(kTorchStorages) ? nullptr : found;
 }
 
@@ -34,16 +35,25 @@ std::string listed(const std::vector<int64_t>& numbers) {
 }
 
 // Zip, as PKWARE's APPNOTE describes it: sizes of its parts and their first bytes.
-constexpr std::string_view kEnd = "PK\5\6", kEnd64 = "PK\6\6", kEnd64Locator = "PK\6\7", kDirectoryEntry = "PK\1\2", kLocalHeader = "PK\3\4";
-constexpr uint64_t kEndBytes = 22, kEnd64Bytes = 56, kEnd64LocatorBytes = 20, kEntryBytes = 46, kLocalBytes = 30, kLongestComment = 65535;
+constexpr std::string_view kEnd = "PK\5\6", kEnd64 = "PK\6\6", kEnd64Locator = "PK\6\7", kDirectoryEntry = "PK\1\2",
+                           kLocalHeader = "PK\3\4";
+constexpr uint64_t kEndBytes = 22, kEnd64Bytes = 56, kEnd64LocatorBytes = 20, kEntryBytes = 46, kLocalBytes = 30,
+                   kLongestComment = 65535;
 
-// The stream of old: a pickled magic number, a pickled version, the machine's sizes, the object, the keys of its storages, and each of these.
-constexpr std::string_view kStreamBegin("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.", 21);
+// The stream of old: a pickled magic number, a pickled version, the machine's sizes, the object, the keys of its
+// storages, and each of these.
+constexpr std::string_view kStreamBegin("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.",
+                                        21);
 
 }  // namespace
 
-TorchContainer::TorchContainer(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source, std::vector<std::string_view> globals)
-    : file_(std::move(file)), begin_(offset), length_(static_cast<uint64_t>(length)), source_(std::move(source)), globals_{kRebuild, kRebuildWithDtype, kRebuildParameter, kPickleOrderedDict, kUntypedStorage} {
+TorchContainer::TorchContainer(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length,
+                               std::string source, std::vector<std::string_view> globals)
+    : file_(std::move(file)),
+      begin_(offset),
+      length_(static_cast<uint64_t>(length)),
+      source_(std::move(source)),
+      globals_{kRebuild, kRebuildWithDtype, kRebuildParameter, kPickleOrderedDict, kUntypedStorage} {
   for (const auto& row : kTorchStorages) globals_.push_back(row.global);
   globals_.insert(globals_.end(), globals.begin(), globals.end());
   if (length_ >= kStreamBegin.size() && read(0, kStreamBegin.size()) == kStreamBegin) {
@@ -53,10 +63,15 @@ TorchContainer::TorchContainer(std::shared_ptr<const InputFile> file, int64_t of
   read_directory();
   if (entries_.contains("byteorder")) {
     const auto place = record("byteorder");
-    if (const auto order = read(static_cast<uint64_t>(place.begin - begin_), std::min<uint64_t>(static_cast<uint64_t>(place.size), 20)); order != "little")
+    if (const auto order = read(static_cast<uint64_t>(place.begin - begin_),
+                                std::min<uint64_t>(static_cast<uint64_t>(place.size), 20));
+        order != "little")
       fail("its numbers are in '" + order + "'-endian order, expected little-endian.");
   }
-  if (is_script() && (globals.empty() || globals.back() != "*")) fail("it is a TorchScript module, expected tensors. Load it with torch::jit::load(), or save the state_dict() of the model in Python.");
+  if (is_script() && (globals.empty() || globals.back() != "*"))
+    fail(
+        "it is a TorchScript module, expected tensors. Load it with torch::jit::load(), or save the state_dict() of "
+        "the model in Python.");
   const auto place = record("data.pkl");
   bytes_ = read(static_cast<uint64_t>(place.begin - begin_), static_cast<uint64_t>(place.size));
   pickle_.emplace(bytes_, globals_, source_);
@@ -65,13 +80,18 @@ TorchContainer::TorchContainer(std::shared_ptr<const InputFile> file, int64_t of
 void TorchContainer::fail(const std::string& what) const { throw CheckpointError(source_ + ": " + what); }
 
 void TorchContainer::fail_archive(const std::string& what) const {
-  fail("bytes " + std::to_string(begin_) + " to " + std::to_string(static_cast<uint64_t>(begin_) + length_) + " are not an intact archive of torch.save (" + what +
+  fail("bytes " + std::to_string(begin_) + " to " + std::to_string(static_cast<uint64_t>(begin_) + length_) +
+       " are not an intact archive of torch.save (" + what +
        "). The file is damaged or of another save: copy it again, or save again.");
 }
 
 std::string TorchContainer::read(uint64_t begin, uint64_t size) const {
-  if (size > Pickle::kMaxBytes) fail_archive("its pickle or its directory has " + std::to_string(size) + " bytes, expected at most " + std::to_string(Pickle::kMaxBytes));
-  if (begin > length_ || size > length_ - begin) fail_archive("byte " + std::to_string(begin) + " to " + std::to_string(begin + size) + " of " + std::to_string(length_) + " were expected");
+  if (size > Pickle::kMaxBytes)
+    fail_archive("its pickle or its directory has " + std::to_string(size) + " bytes, expected at most " +
+                 std::to_string(Pickle::kMaxBytes));
+  if (begin > length_ || size > length_ - begin)
+    fail_archive("byte " + std::to_string(begin) + " to " + std::to_string(begin + size) + " of " +
+                 std::to_string(length_) + " were expected");
   std::string bytes(size, '\0');
   file_->read(begin_ + static_cast<int64_t>(begin), bytes.data(), static_cast<int64_t>(size));
   return bytes;
@@ -81,8 +101,10 @@ void TorchContainer::read_directory() {
   const uint64_t tail_bytes = std::min(length_, kEndBytes + kLongestComment), tail_begin = length_ - tail_bytes;
   const auto tail = read(tail_begin, tail_bytes);
   const auto end = tail.rfind(kEnd);
-  if (end == std::string::npos || tail.size() - end < kEndBytes) fail_archive("it has no directory of a zip at its end");
-  uint64_t count = little<uint16_t>(tail, end + 10), size = little<uint32_t>(tail, end + 12), begin = little<uint32_t>(tail, end + 16);
+  if (end == std::string::npos || tail.size() - end < kEndBytes)
+    fail_archive("it has no directory of a zip at its end");
+  uint64_t count = little<uint16_t>(tail, end + 10), size = little<uint32_t>(tail, end + 12),
+           begin = little<uint32_t>(tail, end + 16);
   if (end >= kEnd64LocatorBytes && std::string_view(tail).substr(end - kEnd64LocatorBytes).starts_with(kEnd64Locator)) {
     const auto large = read(little<uint64_t>(tail, end - kEnd64LocatorBytes + 8), kEnd64Bytes);
     if (!large.starts_with(kEnd64)) fail_archive("the end of its directory is not where it says");
@@ -91,10 +113,14 @@ void TorchContainer::read_directory() {
   const auto directory = read(begin, size);
   for (uint64_t at = 0; count > 0; --count) {
     const auto rest = std::string_view(directory).substr(at);
-    if (rest.size() < kEntryBytes || !rest.starts_with(kDirectoryEntry)) fail_archive("its directory ends before its last entry");
-    const uint64_t name_bytes = little<uint16_t>(rest, 28), extra_bytes = little<uint16_t>(rest, 30), all = kEntryBytes + name_bytes + extra_bytes + little<uint16_t>(rest, 32);
+    if (rest.size() < kEntryBytes || !rest.starts_with(kDirectoryEntry))
+      fail_archive("its directory ends before its last entry");
+    const uint64_t name_bytes = little<uint16_t>(rest, 28), extra_bytes = little<uint16_t>(rest, 30),
+                   all = kEntryBytes + name_bytes + extra_bytes + little<uint16_t>(rest, 32);
     if (rest.size() < all) fail_archive("its directory ends before its last entry");
-    Entry entry{.header = little<uint32_t>(rest, 42), .size = little<uint32_t>(rest, 24), .stored = little<uint16_t>(rest, 10) == 0};
+    Entry entry{.header = little<uint32_t>(rest, 42),
+                .size = little<uint32_t>(rest, 24),
+                .stored = little<uint16_t>(rest, 10) == 0};
     // Numbers that don't fit are in an extra field, in this order.
     auto extra = rest.substr(kEntryBytes + name_bytes, extra_bytes);
     while (extra.size() >= 4) {
@@ -123,13 +149,16 @@ TorchContainer::Bytes TorchContainer::record(const std::string& name) const {
   if (!found->second.stored) fail("the record '" + name + "' is compressed, which torch.save never does.");
   const auto header = read(found->second.header, kLocalBytes);
   if (!header.starts_with(kLocalHeader)) fail_archive("the record '" + name + "' is not where its directory says");
-  const uint64_t data = found->second.header + kLocalBytes + little<uint16_t>(header, 26) + little<uint16_t>(header, 28);
-  if (data > length_ || found->second.size > length_ - data) fail("the record '" + name + "' reaches beyond its archive. The file is damaged.");
+  const uint64_t data =
+      found->second.header + kLocalBytes + little<uint16_t>(header, 26) + little<uint16_t>(header, 28);
+  if (data > length_ || found->second.size > length_ - data)
+    fail("the record '" + name + "' reaches beyond its archive. The file is damaged.");
   return {begin_ + static_cast<int64_t>(data), static_cast<int64_t>(found->second.size)};
 }
 
 void TorchContainer::read_stream() {
-  constexpr uint64_t kFirst = 1 << 20, kMost = 64 << 20;  // of pickles before the numbers: room for some hundred thousand tensors
+  constexpr uint64_t kFirst = 1 << 20,
+                     kMost = 64 << 20;  // of pickles before the numbers: room for some hundred thousand tensors
   const std::vector<std::string_view> none;
   for (uint64_t size = std::min(length_, kFirst);; size = std::min({length_, 4 * size, kMost})) {
     bytes_ = read(0, size);
@@ -137,7 +166,9 @@ void TorchContainer::read_stream() {
     try {
       const Pickle machine(rest, none, source_);
       rest.remove_prefix(machine.size());
-      if (const auto* order = machine.find(machine.root(), "little_endian"); machine.root().kind != Kind::dict || !order || !order->integer) fail("its numbers are not in little-endian order.");
+      if (const auto* order = machine.find(machine.root(), "little_endian");
+          machine.root().kind != Kind::dict || !order || !order->integer)
+        fail("its numbers are not in little-endian order.");
       pickle_.emplace(rest, globals_, source_);
       rest.remove_prefix(pickle_->size());
       const Pickle keys(rest, none, source_);
@@ -154,10 +185,14 @@ void TorchContainer::read_stream() {
       auto at = static_cast<uint64_t>(bytes_.size() - rest.size());
       for (const auto key : keys.expect(keys.root(), Kind::list, "the list of storages").items) {
         const auto name = keys.text(keys[key], "the key of a storage");
-        const auto numel = little<uint64_t>(read(at, 8), 0), width = static_cast<uint64_t>(element_bytes.contains(name) ? element_bytes.at(name) : 0);
+        const auto numel = little<uint64_t>(read(at, 8), 0),
+                   width = static_cast<uint64_t>(element_bytes.contains(name) ? element_bytes.at(name) : 0);
         if (width == 0) fail("its numbers have a storage '" + name + "' that no tensor uses. The file is damaged.");
         at += 8;
-        if (numel > (length_ - at) / width) fail("the storage '" + name + "' has " + std::to_string(numel) + " elements of " + std::to_string(width) + " bytes where " + std::to_string(length_ - at) + " bytes are left. The file is truncated: copy it again, or save again.");
+        if (numel > (length_ - at) / width)
+          fail("the storage '" + name + "' has " + std::to_string(numel) + " elements of " + std::to_string(width) +
+               " bytes where " + std::to_string(length_ - at) +
+               " bytes are left. The file is truncated: copy it again, or save again.");
         storages_[name] = {begin_ + static_cast<int64_t>(at), static_cast<int64_t>(numel * width)};
         at += numel * width;
       }
@@ -183,11 +218,14 @@ TorchContainer::Bytes TorchContainer::storage(const std::string& key) const {
 std::vector<int64_t> TorchContainer::numbers(const PickleNode& node, const std::string& what) const {
   constexpr size_t kMostDimensions = 64;  // PyTorch's limit
   const auto& items = pickle_->expect(node, Kind::tuple, what).items;
-  if (items.size() > kMostDimensions) pickle_->fail(node.at, what + " has " + std::to_string(items.size()) + " entries, expected at most " + std::to_string(kMostDimensions) + ".");
+  if (items.size() > kMostDimensions)
+    pickle_->fail(node.at, what + " has " + std::to_string(items.size()) + " entries, expected at most " +
+                               std::to_string(kMostDimensions) + ".");
   std::vector<int64_t> result;
   for (const auto item : items) {
     result.push_back(pickle_->integer((*pickle_)[item], what));
-    if (result.back() < 0) pickle_->fail(node.at, what + " has the negative entry " + std::to_string(result.back()) + ".");
+    if (result.back() < 0)
+      pickle_->fail(node.at, what + " has the negative entry " + std::to_string(result.back()) + ".");
   }
   return result;
 }
@@ -196,37 +234,50 @@ std::optional<PickledTensor> TorchContainer::tensor_of(const PickleNode& node) c
   const Pickle& pickle = *pickle_;
   if (const auto* parts = pickle.call_of(node, kRebuildParameter); parts && !parts->empty()) {
     const auto& data = pickle[parts->front()];
-    if (pickle.call_of(data, kRebuildParameter)) pickle.fail(node.at, "a parameter consists of a parameter, expected a tensor.");
+    if (pickle.call_of(data, kRebuildParameter))
+      pickle.fail(node.at, "a parameter consists of a parameter, expected a tensor.");
     return tensor_of(data);
   }
   const auto* with_dtype = pickle.call_of(node, kRebuildWithDtype);
   const auto* arguments = with_dtype ? with_dtype : pickle.call_of(node, kRebuild);
   if (!arguments) return std::nullopt;
-  if (arguments->size() < (with_dtype ? 7u : 6u)) pickle.fail(node.at, "a tensor is described by " + std::to_string(arguments->size()) + " values, expected at least " + (with_dtype ? "7." : "6."));
+  if (arguments->size() < (with_dtype ? 7u : 6u))
+    pickle.fail(node.at, "a tensor is described by " + std::to_string(arguments->size()) +
+                             " values, expected at least " + (with_dtype ? "7." : "6."));
   const auto argument = [&](size_t i) -> const PickleNode& { return pickle[(*arguments)[i]]; };
   const auto& handle = pickle.expect(argument(0), Kind::persistent, "the storage of a tensor");
   const auto& id = pickle.expect(pickle[handle.items[0]], Kind::tuple, "the description of a storage");
   // A sixth item is of the stream of old: a part of another storage, which nobody has had since PyTorch 0.4.
   const bool whole = id.items.size() == 5 || (id.items.size() == 6 && pickle[id.items[5]].kind == Kind::none);
-  if (!whole || pickle.text(pickle[id.items[0]], "the kind of a storage") != "storage") pickle.fail(id.at, "the description of a storage is not of the form ('storage', type, key, device, size).");
+  if (!whole || pickle.text(pickle[id.items[0]], "the kind of a storage") != "storage")
+    pickle.fail(id.at, "the description of a storage is not of the form ('storage', type, key, device, size).");
   const auto& type = pickle.expect(pickle[id.items[1]], Kind::global, "the type of a storage");
   const auto* row = find_storage(type.text);
-  if (!row && !with_dtype) pickle.fail(type.at, "found the storage type " + std::string(type.text) + ", expected that of a plain tensor.");
-  PickledTensor tensor{.dtype = std::string(with_dtype ? without_torch(pickle.expect(argument(6), Kind::global, "the dtype of a tensor").text) : row->dtype),
-                       .sizes = numbers(argument(2), "the size of a tensor"),
-                       .strides = numbers(argument(3), "the stride of a tensor"),
-                       .numel = 1,
-                       .first = pickle.integer(argument(1), "the storage offset of a tensor"),
-                       .storage = pickle.text(pickle[id.items[2]], "the key of a storage")};
+  if (!row && !with_dtype)
+    pickle.fail(type.at, "found the storage type " + std::string(type.text) + ", expected that of a plain tensor.");
+  PickledTensor tensor{
+      .dtype =
+          std::string(with_dtype ? without_torch(pickle.expect(argument(6), Kind::global, "the dtype of a tensor").text)
+                                 : row->dtype),
+      .sizes = numbers(argument(2), "the size of a tensor"),
+      .strides = numbers(argument(3), "the stride of a tensor"),
+      .numel = 1,
+      .first = pickle.integer(argument(1), "the storage offset of a tensor"),
+      .storage = pickle.text(pickle[id.items[2]], "the key of a storage")};
   bool fits = tensor.sizes.size() == tensor.strides.size() && tensor.first >= 0, empty = false;
   int64_t last = tensor.first;
   for (size_t dim = 0; fits && dim < tensor.sizes.size(); ++dim) {
     int64_t reach = 0;
     empty = empty || tensor.sizes[dim] == 0;
-    if (!empty) fits = !__builtin_mul_overflow(tensor.numel, tensor.sizes[dim], &tensor.numel) && !__builtin_mul_overflow(tensor.sizes[dim] - 1, tensor.strides[dim], &reach) && !__builtin_add_overflow(last, reach, &last);
+    if (!empty)
+      fits = !__builtin_mul_overflow(tensor.numel, tensor.sizes[dim], &tensor.numel) &&
+             !__builtin_mul_overflow(tensor.sizes[dim] - 1, tensor.strides[dim], &reach) &&
+             !__builtin_add_overflow(last, reach, &last);
   }
   if (!fits)
-    pickle.fail(node.at, "a tensor has size " + listed(tensor.sizes) + ", stride " + listed(tensor.strides) + " and storage offset " + std::to_string(tensor.first) + ", which don't fit together. The file is damaged.");
+    pickle.fail(node.at, "a tensor has size " + listed(tensor.sizes) + ", stride " + listed(tensor.strides) +
+                             " and storage offset " + std::to_string(tensor.first) +
+                             ", which don't fit together. The file is damaged.");
   if (empty) tensor.numel = 0;
   else tensor.last = last;
   return tensor;

@@ -11,7 +11,8 @@
 #include "formats/input_file.hpp"
 #include "formats/pickle.hpp"
 
-/// What Python's torch.save and TorchScript write, down to the pickle and to where the bytes of each tensor are. Nothing in it is executed. Needs no LibTorch.
+/// What Python's torch.save and TorchScript write, down to the pickle and to where the bytes of each tensor are.
+/// Nothing in it is executed. Needs no LibTorch.
 namespace accelerate::formats {
 
 /// A typed storage as pickles name it.
@@ -20,24 +21,35 @@ struct TorchStorage {
   int64_t bytes;                   ///< of an element
 };
 inline constexpr TorchStorage kTorchStorages[] = {
-    {"torch.FloatStorage", "float32", 4}, {"torch.DoubleStorage", "float64", 8}, {"torch.HalfStorage", "float16", 2}, {"torch.BFloat16Storage", "bfloat16", 2}, {"torch.LongStorage", "int64", 8},
-    {"torch.IntStorage", "int32", 4},     {"torch.ShortStorage", "int16", 2},    {"torch.CharStorage", "int8", 1},    {"torch.ByteStorage", "uint8", 1},        {"torch.BoolStorage", "bool", 1},
-    {"torch.ComplexFloatStorage", "complex64", 8}, {"torch.ComplexDoubleStorage", "complex128", 16},
+    {"torch.FloatStorage", "float32", 4},
+    {"torch.DoubleStorage", "float64", 8},
+    {"torch.HalfStorage", "float16", 2},
+    {"torch.BFloat16Storage", "bfloat16", 2},
+    {"torch.LongStorage", "int64", 8},
+    {"torch.IntStorage", "int32", 4},
+    {"torch.ShortStorage", "int16", 2},
+    {"torch.CharStorage", "int8", 1},
+    {"torch.ByteStorage", "uint8", 1},
+    {"torch.BoolStorage", "bool", 1},
+    {"torch.ComplexFloatStorage", "complex64", 8},
+    {"torch.ComplexDoubleStorage", "complex128", 16},
 };
 /// Holds bytes; the tensor says what they are.
 inline constexpr std::string_view kUntypedStorage = "torch.storage.UntypedStorage";
 
-/// A tensor as its pickle describes it: possible by itself, but not compared with the storage, which need not be in the file (TorchScript leaves it out on the meta device).
+/// A tensor as its pickle describes it: possible by itself, but not compared with the storage, which need not be in the
+/// file (TorchScript leaves it out on the meta device).
 struct PickledTensor {
   std::string dtype;                    ///< PyTorch's name without "torch."
   std::vector<int64_t> sizes, strides;  ///< as many strides as sizes, none negative
   int64_t numel = 0;
-  int64_t first = 0;                    ///< element of the storage
-  int64_t last = -1;                    ///< the last one that it reaches; -1 without elements
-  std::string storage;                  ///< its key
+  int64_t first = 0;    ///< element of the storage
+  int64_t last = -1;    ///< the last one that it reaches; -1 without elements
+  std::string storage;  ///< its key
 };
 
-/// A zip with a pickle and uncompressed records, as torch.save and TorchScript write it, or the one stream of pickles and bytes that torch.save wrote before PyTorch 1.6.
+/// A zip with a pickle and uncompressed records, as torch.save and TorchScript write it, or the one stream of pickles
+/// and bytes that torch.save wrote before PyTorch 1.6.
 class TorchContainer {
  public:
   struct Bytes {
@@ -47,7 +59,8 @@ class TorchContainer {
   /// @param source   begins the messages
   /// @param globals  names that may occur in the pickle besides those of tensors; "*" allows all, see Pickle
   /// @throws CheckpointError if these bytes of the file are neither.
-  TorchContainer(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source, std::vector<std::string_view> globals);
+  TorchContainer(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source,
+                 std::vector<std::string_view> globals);
   TorchContainer(const TorchContainer&) = delete;
   TorchContainer& operator=(const TorchContainer&) = delete;
 

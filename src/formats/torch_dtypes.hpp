@@ -9,7 +9,8 @@
 
 namespace accelerate::formats {
 
-/// How Python's torch.save names one element type. Those that kTorchStorages lacks are saved as bytes together with their dtype.
+/// How Python's torch.save names one element type. Those that kTorchStorages lacks are saved as bytes together with
+/// their dtype.
 struct TorchDtype {
   std::string_view name;  ///< The dtype's global.
   at::ScalarType type;

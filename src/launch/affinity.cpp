@@ -29,15 +29,13 @@ std::vector<int> parse_list(const std::string& text) {
   return result;
 }
 
-template <class T>
-T read_from(const fs::path& file, T otherwise) {
+template <class T> T read_from(const fs::path& file, T otherwise) {
   std::ifstream(file) >> otherwise;
   return otherwise;
 }
 
 /// Cut into equal pieces, this is the one with number `index`.
-template <class T>
-std::vector<T> piece(const std::vector<T>& all, int64_t index, int64_t pieces) {
+template <class T> std::vector<T> piece(const std::vector<T>& all, int64_t index, int64_t pieces) {
   const auto n = static_cast<int64_t>(all.size());
   if (n == 0 || pieces <= 0) return {};
   if (pieces >= n) return {all[static_cast<size_t>(index % n)]};
@@ -50,7 +48,8 @@ std::vector<int> share(const std::vector<std::vector<int>>& cores, int64_t index
     for (const auto& core : some) cpus.insert(cpus.end(), core.begin(), core.end());
     return cpus;
   };
-  return pieces <= static_cast<int64_t>(cores.size()) ? flat(piece(cores, index, pieces)) : piece(flat(cores), index, pieces);
+  return pieces <= static_cast<int64_t>(cores.size()) ? flat(piece(cores, index, pieces))
+                                                      : piece(flat(cores), index, pieces);
 }
 
 }  // namespace
@@ -62,9 +61,11 @@ Topology Topology::current() {
   if (::sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return topology;
   std::map<int64_t, std::vector<int>> nodes;
   std::error_code ignored;
-  for (fs::directory_iterator entry("/sys/devices/system/node", ignored), end; !ignored && entry != end; entry.increment(ignored)) {
+  for (fs::directory_iterator entry("/sys/devices/system/node", ignored), end; !ignored && entry != end;
+       entry.increment(ignored)) {
     const std::string name = entry->path().filename();
-    if (!name.starts_with("node") || name.find_first_not_of("0123456789", 4) != std::string::npos || name.size() == 4) continue;
+    if (!name.starts_with("node") || name.find_first_not_of("0123456789", 4) != std::string::npos || name.size() == 4)
+      continue;
     for (const int cpu : parse_list(read_from<std::string>(entry->path() / "cpulist", "")))
       if (cpu < CPU_SETSIZE && CPU_ISSET(cpu, &allowed)) nodes[std::stoll(name.substr(4))].push_back(cpu);
   }
@@ -81,13 +82,17 @@ Topology Topology::current() {
     for (auto& [place, threads] : cores) node.cores.push_back(std::move(threads));
   }
   std::vector<std::string> gpus;
-  for (fs::directory_iterator entry("/proc/driver/nvidia/gpus", ignored), end; !ignored && entry != end; entry.increment(ignored)) gpus.push_back(entry->path().filename());
+  for (fs::directory_iterator entry("/proc/driver/nvidia/gpus", ignored), end; !ignored && entry != end;
+       entry.increment(ignored))
+    gpus.push_back(entry->path().filename());
   std::sort(gpus.begin(), gpus.end());
-  for (const auto& gpu : gpus) topology.gpu_nodes.push_back(read_from<int64_t>("/sys/bus/pci/devices/" + gpu + "/numa_node", -1));
+  for (const auto& gpu : gpus)
+    topology.gpu_nodes.push_back(read_from<int64_t>("/sys/bus/pci/devices/" + gpu + "/numa_node", -1));
   return topology;
 }
 
-std::vector<int> cores_of(const Topology& topology, const std::vector<int64_t>& gpu_ids, int64_t local_rank, int64_t local_world_size) {
+std::vector<int> cores_of(const Topology& topology, const std::vector<int64_t>& gpu_ids, int64_t local_rank,
+                          int64_t local_world_size) {
   const auto node_of_rank = [&](int64_t rank) -> int64_t {
     const auto gpus = static_cast<int64_t>(topology.gpu_nodes.size());
     const int64_t gpu = gpu_ids.empty() ? rank : gpu_ids[static_cast<size_t>(rank) % gpu_ids.size()];

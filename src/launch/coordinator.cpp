@@ -14,7 +14,9 @@ const Node* find(const std::vector<Node>& nodes, int64_t id) {
 
 bool ended(const Node& node) { return node.state == "failed" || node.state == "stopped" || node.state == "done"; }
 
-std::string name_of(const Node& node, int64_t group_rank) { return "machine " + std::to_string(group_rank) + " (" + node.host + ", " + node.address + ")"; }
+std::string name_of(const Node& node, int64_t group_rank) {
+  return "machine " + std::to_string(group_rank) + " (" + node.host + ", " + node.address + ")";
+}
 
 std::string seconds(std::chrono::milliseconds time) {
   const std::string whole = std::to_string(time.count() / 1000);
@@ -55,21 +57,28 @@ void Coordinator::form(const std::vector<Node>& nodes, Clock::time_point now) {
   for (const auto& node : nodes) {
     if (!lives(node, now)) continue;
     if (node.state != "joining") all = false;
-    else if (!settings_.fixed_ranks || std::none_of(candidates.begin(), candidates.end(), [&](const Node* other) { return other->machine_rank == node.machine_rank; })) candidates.push_back(&node);
+    else if (!settings_.fixed_ranks || std::none_of(candidates.begin(), candidates.end(), [&](const Node* other) {
+               return other->machine_rank == node.machine_rank;
+             }))
+      candidates.push_back(&node);
   }
   const auto count = static_cast<int64_t>(candidates.size());
   if (count < settings_.min_machines) {
     enough_ = false;
     if (now - forming_since_ > settings_.join_timeout)
-      close(71, "only " + std::to_string(count) + " of " + std::to_string(settings_.min_machines) + " machines came within " + seconds(settings_.join_timeout) + " s" + missing(candidates) +
+      close(71, "only " + std::to_string(count) + " of " + std::to_string(settings_.min_machines) +
+                    " machines came within " + seconds(settings_.join_timeout) + " s" + missing(candidates) +
                     ". Was the command started on all of them, and do their firewalls let them through?");
     return;
   }
   if (!enough_) enough_ = true, enough_since_ = now;
   // Later on a late machine makes a new round whenever it comes, so that nobody needs to wait for it.
-  if (count < settings_.max_machines && !(decision_.round > 0 && all) && now - enough_since_ < settings_.last_call) return;
+  if (count < settings_.max_machines && !(decision_.round > 0 && all) && now - enough_since_ < settings_.last_call)
+    return;
   candidates.resize(static_cast<size_t>(std::min(count, settings_.max_machines)));
-  if (settings_.fixed_ranks) std::sort(candidates.begin(), candidates.end(), [](const Node* a, const Node* b) { return a->machine_rank < b->machine_rank; });
+  if (settings_.fixed_ranks)
+    std::sort(candidates.begin(), candidates.end(),
+              [](const Node* a, const Node* b) { return a->machine_rank < b->machine_rank; });
   start(candidates);
 }
 
@@ -77,7 +86,9 @@ std::string Coordinator::missing(const std::vector<const Node*>& candidates) con
   if (!settings_.fixed_ranks) return "";
   std::string text;
   for (int64_t rank = 0; rank < settings_.max_machines; ++rank)
-    if (std::none_of(candidates.begin(), candidates.end(), [&](const Node* node) { return node->machine_rank == rank; })) text += (text.empty() ? "; missing: machine rank " : ", ") + std::to_string(rank);
+    if (std::none_of(candidates.begin(), candidates.end(),
+                     [&](const Node* node) { return node->machine_rank == rank; }))
+      text += (text.empty() ? "; missing: machine rank " : ", ") + std::to_string(rank);
   return text;
 }
 
@@ -102,7 +113,11 @@ void Coordinator::watch(const std::vector<Node>& nodes, Clock::time_point now) {
   size_t done = 0;
   for (size_t i = 0; i < decision_.members.size(); ++i) {
     const Node& node = *find(nodes, decision_.members[i].id);
-    if (!lives(node, now)) return end_because(name_of(node, static_cast<int64_t>(i)) + (node.state == "left" ? " has left" : " is lost: nothing was heard of it for " + seconds(settings_.lost_after) + " s"));
+    if (!lives(node, now))
+      return end_because(name_of(node, static_cast<int64_t>(i)) +
+                         (node.state == "left"
+                              ? " has left"
+                              : " is lost: nothing was heard of it for " + seconds(settings_.lost_after) + " s"));
     if (node.round != decision_.round) continue;  // has not seen yet that the round runs
     if (node.state == "failing" || node.state == "failed" || node.state == "stopped") {
       first_failing_ = node.id;
@@ -111,9 +126,12 @@ void Coordinator::watch(const std::vector<Node>& nodes, Clock::time_point now) {
     done += node.state == "done";
   }
   if (done == decision_.members.size()) return close(0, "");
-  if (settings_.fixed_ranks || done > 0 || static_cast<int64_t>(decision_.members.size()) >= settings_.max_machines) return;
+  if (settings_.fixed_ranks || done > 0 || static_cast<int64_t>(decision_.members.size()) >= settings_.max_machines)
+    return;
   for (const auto& node : nodes)
-    if (lives(node, now) && node.state == "joining" && std::none_of(decision_.members.begin(), decision_.members.end(), [&](const Member& member) { return member.id == node.id; }))
+    if (lives(node, now) && node.state == "joining" &&
+        std::none_of(decision_.members.begin(), decision_.members.end(),
+                     [&](const Member& member) { return member.id == node.id; }))
       return end_because(node.host + " (" + node.address + ") has joined");
 }
 
@@ -123,12 +141,19 @@ void Coordinator::end(const std::vector<Node>& nodes, Clock::time_point now) {
   for (size_t i = 0; i < decision_.members.size(); ++i) {
     const Node& node = *find(nodes, decision_.members[i].id);
     const auto name = name_of(node, static_cast<int64_t>(i));
-    if (!lives(node, now)) failures.push_back({-1, 69, name + (node.state == "left" ? " left the job" + (node.text.empty() ? "" : ": " + node.text) : " was lost")});
-    else if (node.round != decision_.round ? node.state != "joining" : !ended(node)) return;  // is still stopping its ranks
-    else if (node.round == decision_.round && node.state == "failed") failures.push_back({2 * node.kind + (node.id != first_failing_), node.code, name + ": " + node.text});
+    if (!lives(node, now))
+      failures.push_back({-1, 69,
+                          name + (node.state == "left" ? " left the job" + (node.text.empty() ? "" : ": " + node.text)
+                                                       : " was lost")});
+    else if (node.round != decision_.round ? node.state != "joining" : !ended(node))
+      return;  // is still stopping its ranks
+    else if (node.round == decision_.round && node.state == "failed")
+      failures.push_back({2 * node.kind + (node.id != first_failing_), node.code, name + ": " + node.text});
   }
   if (!failures.empty()) {
-    const auto& [kind, code, text] = *std::min_element(failures.begin(), failures.end(), [](const Blame& a, const Blame& b) { return std::get<0>(a) < std::get<0>(b); });
+    const auto& [kind, code, text] =
+        *std::min_element(failures.begin(), failures.end(),
+                          [](const Blame& a, const Blame& b) { return std::get<0>(a) < std::get<0>(b); });
     if (decision_.restarts >= settings_.max_restarts) return close(code, text);
     ++decision_.restarts;
     decision_.why = text;

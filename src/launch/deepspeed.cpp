@@ -12,7 +12,9 @@ std::vector<std::string> deepspeed_words(const Settings& settings, int64_t port)
   const std::string launcher = settings.text("deepspeed_multinode_launcher");
   const std::string hostfile = settings.text("deepspeed_hostfile");
   if (hostfile.empty())
-    throw ConfigError("with DeepSpeed on several machines --deepspeed_hostfile must be given, a line for each: NAME slots=N. Or give --deepspeed_multinode_launcher standard and run this command on each");
+    throw ConfigError(
+        "with DeepSpeed on several machines --deepspeed_hostfile must be given, a line for each: NAME slots=N. Or give "
+        "--deepspeed_multinode_launcher standard and run this command on each");
   std::vector<std::string> words{"deepspeed", "--hostfile", hostfile};
   const auto add = [&](std::initializer_list<std::string> more) { words.insert(words.end(), more); };
   if (launcher == "nossh") add({"--node_rank", settings.text("machine_rank"), "--no_ssh"});
@@ -38,7 +40,9 @@ std::vector<std::string> add_to_deepspeed_env(const std::map<std::string, std::s
     else out << name << '=' << value << '\n';
   }
   out.close();
-  if (!out) throw LaunchError(file + ", from which DeepSpeed takes the variables for other machines, can't be written: " + std::strerror(errno));
+  if (!out)
+    throw LaunchError(file + ", from which DeepSpeed takes the variables for other machines, can't be written: " +
+                      std::strerror(errno));
   return left_out;
 }
 

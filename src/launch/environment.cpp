@@ -11,7 +11,8 @@ namespace {
 using Variables = std::map<std::string, std::string>;
 
 std::string changed(std::string text, int (*change)(int)) {
-  std::transform(text.begin(), text.end(), text.begin(), [change](unsigned char c) { return static_cast<char>(change(c)); });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [change](unsigned char c) { return static_cast<char>(change(c)); });
   return text;
 }
 
@@ -19,7 +20,9 @@ std::string changed(std::string text, int (*change)(int)) {
 void add_section(Variables& env, const Settings& settings, const std::string& section) {
   for (const auto& group : config::launch_table().groups)
     for (const auto& option : group.options) {
-      if (option.form == config::Form::none || !option.section || option.section != section || settings[option.name].is_null()) continue;
+      if (option.form == config::Form::none || !option.section || option.section != section ||
+          settings[option.name].is_null())
+        continue;
       const std::string text = settings.text(option.name);
       env[option.variable] = option.form == config::Form::lower ? changed(text, std::tolower) : text;
     }
@@ -29,7 +32,8 @@ void add_fp8(Variables& env, const Settings& settings) {
   add_section(env, settings, "fp8_config");
   const auto& overrides = settings["fp8_override_linear_precision"];
   const char* names[] = {"FPROP", "DGRAD", "WGRAD"};
-  for (size_t i = 0; i < 3; ++i) env[std::string("ACCELERATE_FP8_OVERRIDE_") + names[i]] = config::python_text(overrides.at(i));
+  for (size_t i = 0; i < 3; ++i)
+    env[std::string("ACCELERATE_FP8_OVERRIDE_") + names[i]] = config::python_text(overrides.at(i));
 }
 
 void add_parallelism(Variables& env, const Settings& settings) {
@@ -37,12 +41,15 @@ void add_parallelism(Variables& env, const Settings& settings) {
   add_section(env, settings, "parallelism_config");
   if (settings.integer("parallelism_config_cp_size").value_or(1) <= 1) env.erase("PARALLELISM_CONFIG_CP_COMM_STRATEGY");
   if (settings.integer("parallelism_config_sp_size").value_or(1) > 1)
-    env["PARALLELISM_CONFIG_SP_SEQ_LENGTH"] = config::python_text(settings["parallelism_config_sp_seq_length"]);  // "None" when it has none
+    env["PARALLELISM_CONFIG_SP_SEQ_LENGTH"] =
+        config::python_text(settings["parallelism_config_sp_seq_length"]);  // "None" when it has none
   else
-    for (const char* name : {"SEQ_LENGTH", "SEQ_LENGTH_IS_VARIABLE", "ATTN_IMPLEMENTATION"}) env.erase(std::string("PARALLELISM_CONFIG_SP_") + name);
+    for (const char* name : {"SEQ_LENGTH", "SEQ_LENGTH_IS_VARIABLE", "ATTN_IMPLEMENTATION"})
+      env.erase(std::string("PARALLELISM_CONFIG_SP_") + name);
 }
 
-/// Which keys of DeepSpeed's configuration came from the config file: its plugin complains where DeepSpeed's own file says something else.
+/// Which keys of DeepSpeed's configuration came from the config file: its plugin complains where DeepSpeed's own file
+/// says something else.
 std::string deepspeed_fields(const Settings& settings) {
   std::string fields;
   if (settings.file().is_null()) return fields;
@@ -57,24 +64,29 @@ void add_deepspeed(Variables& env, const Settings& settings, const Host& host) {
   env["ACCELERATE_CONFIG_DS_FIELDS"] = deepspeed_fields(settings);
   add_section(env, settings, "deepspeed_config");
   const auto path = host.environment.find("PYTHONPATH");
-  env["PYTHONPATH"] = (path == host.environment.end() || path->second.empty() ? "" : path->second + ":") + std::filesystem::current_path().string();
+  env["PYTHONPATH"] = (path == host.environment.end() || path->second.empty() ? "" : path->second + ":") +
+                      std::filesystem::current_path().string();
 }
 
 Variables tpu_protocol(const Settings& settings) {
   Variables env;
   if (settings.on("debug")) env["ACCELERATE_DEBUG_MODE"] = "true";
-  if (settings.text("mixed_precision") == "bf16") env[settings.on("downcast_bf16") ? "XLA_DOWNCAST_BF16" : "XLA_USE_BF16"] = "1";
+  if (settings.text("mixed_precision") == "bf16")
+    env[settings.on("downcast_bf16") ? "XLA_DOWNCAST_BF16" : "XLA_USE_BF16"] = "1";
   return env;
 }
 
 /// What a job on SageMaker finds. The reference asks for `debug` and forgets it.
 Variables sagemaker_protocol(const Settings& settings) {
-  Variables env{{"ACCELERATE_USE_SAGEMAKER", "true"}, {"ACCELERATE_MIXED_PRECISION", settings.text("mixed_precision")}, {"ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE", settings.text("distributed_type")}};
+  Variables env{{"ACCELERATE_USE_SAGEMAKER", "true"},
+                {"ACCELERATE_MIXED_PRECISION", settings.text("mixed_precision")},
+                {"ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE", settings.text("distributed_type")}};
   add_section(env, settings, "dynamo_config");
   env["ACCELERATE_DYNAMO_BACKEND"] = changed(settings.text("dynamo_backend"), std::toupper);
   if (settings.text("mixed_precision") == "fp8") add_fp8(env, settings);
   if (settings.on("debug")) env["ACCELERATE_DEBUG_MODE"] = "true";
-  if (const auto steps = settings.integer("gradient_accumulation_steps")) env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = std::to_string(*steps);
+  if (const auto steps = settings.integer("gradient_accumulation_steps"))
+    env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = std::to_string(*steps);
   return env;
 }
 
@@ -90,7 +102,8 @@ std::map<std::string, std::string> protocol(const Settings& settings, const Host
   if (settings.on("debug")) env["ACCELERATE_DEBUG_MODE"] = "true";
   if (settings.on("enable_cpu_affinity")) env["ACCELERATE_CPU_AFFINITY"] = "1";
   if (const std::string ids = settings.text("gpu_ids"); !ids.empty() && ids != "all") env["CUDA_VISIBLE_DEVICES"] = ids;
-  if (const auto steps = settings.integer("gradient_accumulation_steps")) env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = std::to_string(*steps);
+  if (const auto steps = settings.integer("gradient_accumulation_steps"))
+    env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = std::to_string(*steps);
   if (launcher == Launcher::deepspeed) {
     add_deepspeed(env, settings, host);
   } else {
@@ -101,7 +114,8 @@ std::map<std::string, std::string> protocol(const Settings& settings, const Host
   }
   if (launcher == Launcher::simple) {
     env["ACCELERATE_USE_CPU"] = settings.computes_on_cpu() ? "True" : "False";
-    if (settings.computes_on_cpu()) env.insert({{"KMP_AFFINITY", "granularity=fine,compact,1,0"}, {"KMP_BLOCKTIME", "1"}});
+    if (settings.computes_on_cpu())
+      env.insert({{"KMP_AFFINITY", "granularity=fine,compact,1,0"}, {"KMP_BLOCKTIME", "1"}});
     return env;
   }
   if (launcher == Launcher::torchrun && settings.on("use_fsdp")) {
@@ -120,8 +134,10 @@ std::map<std::string, std::string> build_environment(const Job& job, const Host&
   Variables env = protocol(job.settings, host);
   if (!job.distributed()) {
     // Alone, though srun has started other launchers: the program must not take their tasks for its peers.
-    if (job.starter == Job::Starter::launcher && host.number("SLURM_STEP_NUM_TASKS").value_or(1) > 1) env.insert({{"WORLD_SIZE", "1"}, {"RANK", "0"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
-    if (job.starter == Job::Starter::mpirun && job.settings.num_processes() > 1) env.insert({{"MASTER_ADDR", job.main_ip}, {"MASTER_PORT", std::to_string(job.main_port)}});
+    if (job.starter == Job::Starter::launcher && host.number("SLURM_STEP_NUM_TASKS").value_or(1) > 1)
+      env.insert({{"WORLD_SIZE", "1"}, {"RANK", "0"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
+    if (job.starter == Job::Starter::mpirun && job.settings.num_processes() > 1)
+      env.insert({{"MASTER_ADDR", job.main_ip}, {"MASTER_PORT", std::to_string(job.main_port)}});
     return env;
   }
   const auto rank = std::to_string(job.rank(local_rank));
@@ -143,14 +159,21 @@ std::map<std::string, std::string> build_environment(const Job& job, const Host&
               // On one machine the launcher opens no port: rank 0 hosts the store.
               {"TORCHELASTIC_USE_AGENT_STORE", "False"}});
   if (const auto& round = job.round) {
-    const std::pair<const char*, std::string> places[] = {{"MASTER_ADDR", round->master_addr}, {"MASTER_PORT", std::to_string(round->master_port)}, {"WORLD_SIZE", std::to_string(round->world_size)},
-                                                          {"GROUP_RANK", std::to_string(round->group_rank)}, {"GROUP_WORLD_SIZE", std::to_string(round->group_world_size)},
-                                                          {"ROLE_RANK", std::to_string(round->first_role_rank + local_rank)}, {"ROLE_WORLD_SIZE", std::to_string(round->role_world_size)},
-                                                          {"TORCHELASTIC_RUN_ID", round->run_id}, {"TORCHELASTIC_RESTART_COUNT", std::to_string(round->restarts)},
-                                                          {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+    const std::pair<const char*, std::string> places[] = {
+        {"MASTER_ADDR", round->master_addr},
+        {"MASTER_PORT", std::to_string(round->master_port)},
+        {"WORLD_SIZE", std::to_string(round->world_size)},
+        {"GROUP_RANK", std::to_string(round->group_rank)},
+        {"GROUP_WORLD_SIZE", std::to_string(round->group_world_size)},
+        {"ROLE_RANK", std::to_string(round->first_role_rank + local_rank)},
+        {"ROLE_WORLD_SIZE", std::to_string(round->role_world_size)},
+        {"TORCHELASTIC_RUN_ID", round->run_id},
+        {"TORCHELASTIC_RESTART_COUNT", std::to_string(round->restarts)},
+        {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
     for (const auto& [name, value] : places) env[name] = value;
   }
-  if (!host.environment.contains("TORCH_NCCL_ASYNC_ERROR_HANDLING")) env.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+  if (!host.environment.contains("TORCH_NCCL_ASYNC_ERROR_HANDLING"))
+    env.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   return env;
 }
 

@@ -29,11 +29,13 @@ const RemoteHost& find(const std::vector<RemoteHost>& hosts, const std::string& 
     names.push_back(host.name);
   }
   const auto nearest = nearest_name(name, names);
-  throw ConfigError(flag + " names '" + name + "', which is not in the hostfile" + (nearest ? ". Did you mean '" + *nearest + "'?" : ""));
+  throw ConfigError(flag + " names '" + name + "', which is not in the hostfile" +
+                    (nearest ? ". Did you mean '" + *nearest + "'?" : ""));
 }
 
 /// What a filter names: whole machines have no slots.
-std::vector<RemoteHost> parse_filter(const std::vector<RemoteHost>& hosts, const std::string& text, const std::string& flag) {
+std::vector<RemoteHost> parse_filter(const std::vector<RemoteHost>& hosts, const std::string& text,
+                                     const std::string& flag) {
   std::vector<RemoteHost> named;
   for (const auto& part : split(text, '@')) {
     const size_t colon = part.find(':');
@@ -43,10 +45,12 @@ std::vector<RemoteHost> parse_filter(const std::vector<RemoteHost>& hosts, const
       for (const auto& number : split(part.substr(colon + 1), ',')) {
         int64_t slot = 0;
         if (!read_number(number, slot) || std::find(host.slots.begin(), host.slots.end(), slot) == host.slots.end())
-          throw ConfigError(flag + " names slot '" + number + "' of " + host.name + ", which has slots 0 to " + std::to_string(host.slots.size() - 1));
+          throw ConfigError(flag + " names slot '" + number + "' of " + host.name + ", which has slots 0 to " +
+                            std::to_string(host.slots.size() - 1));
         entry.slots.push_back(slot);
       }
-    if (std::any_of(named.begin(), named.end(), [&](const auto& other) { return other.name == entry.name; })) throw ConfigError(flag + " names '" + entry.name + "' twice");
+    if (std::any_of(named.begin(), named.end(), [&](const auto& other) { return other.name == entry.name; }))
+      throw ConfigError(flag + " names '" + entry.name + "' twice");
     named.push_back(entry);
   }
   return named;
@@ -65,9 +69,12 @@ std::vector<RemoteHost> parse_hostfile(const std::string& text, const std::strin
     if (!(words >> name)) continue;
     int64_t count = 0;
     words >> slots;
-    if (!slots.starts_with("slots=") || !read_number(std::string_view(slots).substr(6), count) || count < 1 || count > 4096 || (words >> more) || name.starts_with("-"))
-      throw ConfigError("the hostfile " + file + ", line " + std::to_string(number) + " is '" + line + "', expected NAME slots=N");
-    if (std::any_of(hosts.begin(), hosts.end(), [&](const auto& host) { return host.name == name; })) throw ConfigError("the hostfile " + file + ", line " + std::to_string(number) + " names " + name + " again");
+    if (!slots.starts_with("slots=") || !read_number(std::string_view(slots).substr(6), count) || count < 1 ||
+        count > 4096 || (words >> more) || name.starts_with("-"))
+      throw ConfigError("the hostfile " + file + ", line " + std::to_string(number) + " is '" + line +
+                        "', expected NAME slots=N");
+    if (std::any_of(hosts.begin(), hosts.end(), [&](const auto& host) { return host.name == name; }))
+      throw ConfigError("the hostfile " + file + ", line " + std::to_string(number) + " names " + name + " again");
     RemoteHost host{name, {}, false};
     for (int64_t slot = 0; slot < count; ++slot) host.slots.push_back(slot);
     hosts.push_back(host);
@@ -76,8 +83,10 @@ std::vector<RemoteHost> parse_hostfile(const std::string& text, const std::strin
   return hosts;
 }
 
-std::vector<RemoteHost> filter_hosts(const std::vector<RemoteHost>& hosts, const std::string& include, const std::string& exclude) {
-  if (!include.empty() && !exclude.empty()) throw ConfigError("--include and --exclude exclude each other: give one of them");
+std::vector<RemoteHost> filter_hosts(const std::vector<RemoteHost>& hosts, const std::string& include,
+                                     const std::string& exclude) {
+  if (!include.empty() && !exclude.empty())
+    throw ConfigError("--include and --exclude exclude each other: give one of them");
   if (!include.empty()) {
     auto chosen = parse_filter(hosts, include, "--include");
     for (auto& host : chosen)
@@ -89,7 +98,9 @@ std::vector<RemoteHost> filter_hosts(const std::vector<RemoteHost>& hosts, const
     for (auto& host : left) {
       if (host.name != entry.name) continue;
       if (!entry.chosen_slots) host.slots.clear();
-      std::erase_if(host.slots, [&](int64_t slot) { return std::find(entry.slots.begin(), entry.slots.end(), slot) != entry.slots.end(); });
+      std::erase_if(host.slots, [&](int64_t slot) {
+        return std::find(entry.slots.begin(), entry.slots.end(), slot) != entry.slots.end();
+      });
       host.chosen_slots = true;
     }
   std::erase_if(left, [](const auto& host) { return host.slots.empty(); });

@@ -17,8 +17,10 @@ struct RemoteHost {
 /// @throws ConfigError naming the line.
 std::vector<RemoteHost> parse_hostfile(const std::string& text, const std::string& file);
 
-/// Applies a filter in DeepSpeed's syntax, "NAME@NAME:0,2": machines, or some of their slots, to use and no others, or to leave out. One of the two may be given.
+/// Applies a filter in DeepSpeed's syntax, "NAME@NAME:0,2": machines, or some of their slots, to use and no others, or
+/// to leave out. One of the two may be given.
 /// @throws ConfigError for names and slots that the hostfile lacks, or when nothing is left.
-std::vector<RemoteHost> filter_hosts(const std::vector<RemoteHost>& hosts, const std::string& include, const std::string& exclude);
+std::vector<RemoteHost> filter_hosts(const std::vector<RemoteHost>& hosts, const std::string& include,
+                                     const std::string& exclude);
 
 }  // namespace accelerate::launcher

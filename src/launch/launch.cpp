@@ -32,16 +32,25 @@ void say(const std::string& line) { std::fprintf(stderr, "accelerate launch: %s\
 void print_plan(const Job& job, const Host& host) {
   const char* names[] = {"simple", "torchrun", "deepspeed"};
   if (job.starter == Job::Starter::pod || job.starter == Job::Starter::xla) {
-    std::printf("launcher   tpu%s\n", job.starter == Job::Starter::pod ? ", on a pod" : "; PyTorch/XLA starts a process for each chip");
-    for (const auto& words : job.starter == Job::Starter::pod ? pod_commands(job) : std::vector<std::vector<std::string>>{command_line(job, host)}) std::printf("command    %s\n", shell_text(words).c_str());
+    std::printf("launcher   tpu%s\n",
+                job.starter == Job::Starter::pod ? ", on a pod" : "; PyTorch/XLA starts a process for each chip");
+    for (const auto& words : job.starter == Job::Starter::pod
+                                 ? pod_commands(job)
+                                 : std::vector<std::vector<std::string>>{command_line(job, host)})
+      std::printf("command    %s\n", shell_text(words).c_str());
     if (job.starter == Job::Starter::pod) return;
     std::printf("environment:\n  FORK_LAUNCHED=1\n");
-    for (const auto& [name, value] : build_environment(job, host, 0)) std::printf("  %s=%s\n", name.c_str(), value.c_str());
+    for (const auto& [name, value] : build_environment(job, host, 0))
+      std::printf("  %s=%s\n", name.c_str(), value.c_str());
     return;
   }
-  std::printf("launcher   %s\nprocesses  %lld of %lld on machine %lld of %lld\n", names[static_cast<int>(job.settings.launcher())], static_cast<long long>(job.local_world_size),
-              static_cast<long long>(job.world_size), static_cast<long long>(job.machine_rank), static_cast<long long>(job.num_machines));
-  if (job.needs_port()) std::printf("meeting at %s:%s\n", job.main_ip.c_str(), job.main_port ? std::to_string(job.main_port).c_str() : "a free port");
+  std::printf("launcher   %s\nprocesses  %lld of %lld on machine %lld of %lld\n",
+              names[static_cast<int>(job.settings.launcher())], static_cast<long long>(job.local_world_size),
+              static_cast<long long>(job.world_size), static_cast<long long>(job.machine_rank),
+              static_cast<long long>(job.num_machines));
+  if (job.needs_port())
+    std::printf("meeting at %s:%s\n", job.main_ip.c_str(),
+                job.main_port ? std::to_string(job.main_port).c_str() : "a free port");
   if (job.starter == Job::Starter::hostfile) {
     for (size_t i = 0; i < job.remote.size(); ++i) {
       std::printf("machine %zu ", i);
@@ -53,7 +62,8 @@ void print_plan(const Job& job, const Host& host) {
   std::printf("command   ");
   for (const auto& word : command_line(job, host)) std::printf(" %s", word.c_str());
   std::printf("\nenvironment of local rank 0:\n");
-  for (const auto& [name, value] : build_environment(job, host, 0)) std::printf("  %s=%s\n", name.c_str(), value.c_str());
+  for (const auto& [name, value] : build_environment(job, host, 0))
+    std::printf("  %s=%s\n", name.c_str(), value.c_str());
 }
 
 }  // namespace
@@ -78,14 +88,17 @@ int launch(const LaunchOptions& options) {
   if (job.starts_ranks()) command_line(job, host);  // complain before anything is created
   const auto monitor = Monitor::create(job);
   if (monitor && !quiet && !monitor->url().empty())
-    say("the monitor's page is " + monitor->url() + (monitor->open_to_others() ? ", which other machines can reach: it asks for no password" : ""));
+    say("the monitor's page is " + monitor->url() +
+        (monitor->open_to_others() ? ", which other machines can reach: it asks for no password" : ""));
   if (job.starter == Job::Starter::pod) return launch_on_pod(job, host, monitor.get());
   if (job.starter == Job::Starter::hostfile) return launch_by_hostfile(job, host, monitor.get());
   std::optional<XlaStarter> starter;
   if (job.starter == Job::Starter::xla) job.xla_starter = starter.emplace().file();
   const bool any_port = job.main_port == 0;
-  if (!quiet && job.settings.threads_chosen() && job.settings.launcher() != Launcher::deepspeed && job.settings.launcher() != Launcher::tpu)
-    say("OMP_NUM_THREADS=" + std::to_string(job.settings.threads_per_process()) + " for each process; --num_cpu_threads_per_process changes it");
+  if (!quiet && job.settings.threads_chosen() && job.settings.launcher() != Launcher::deepspeed &&
+      job.settings.launcher() != Launcher::tpu)
+    say("OMP_NUM_THREADS=" + std::to_string(job.settings.threads_per_process()) +
+        " for each process; --num_cpu_threads_per_process changes it");
   if (job.needs_agent()) return launch_on_machines(job, host, monitor.get());
   for (;; ++job.attempt) {
     if (job.needs_port()) {
@@ -98,8 +111,11 @@ int launch(const LaunchOptions& options) {
     const LogFiles logs(job);
     if (!quiet && job.attempt == 0 && !logs.folder().empty()) say("log files are in " + logs.folder().string());
     const Outcome outcome = supervise(job, host, logs, report, nullptr, monitor.get());
-    if (!outcome.first_failure || outcome.stop_signal || job.attempt >= job.options.max_restarts) return outcome.exit_code();
-    if (!quiet) say("starting all processes again (restart " + std::to_string(job.attempt + 1) + " of " + std::to_string(job.options.max_restarts) + ")");
+    if (!outcome.first_failure || outcome.stop_signal || job.attempt >= job.options.max_restarts)
+      return outcome.exit_code();
+    if (!quiet)
+      say("starting all processes again (restart " + std::to_string(job.attempt + 1) + " of " +
+          std::to_string(job.options.max_restarts) + ")");
   }
 }
 

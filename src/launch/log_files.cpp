@@ -16,13 +16,17 @@ namespace fs = std::filesystem;
 
 fs::path new_temporary_folder() {
   std::string path = (fs::temp_directory_path() / "accelerate_launch_XXXXXX").string();
-  if (!::mkdtemp(path.data())) throw LaunchError("no temporary folder can be created in " + fs::temp_directory_path().string() + ". Is it writable and not full?");
+  if (!::mkdtemp(path.data()))
+    throw LaunchError("no temporary folder can be created in " + fs::temp_directory_path().string() +
+                      ". Is it writable and not full?");
   return path;
 }
 
 std::vector<int> parse_streams(const std::string& flag, const std::string& text, int64_t local_world_size) {
   const auto fail = [&] {
-    return ConfigError(flag + " is '" + text + "', expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such a number for each local rank as in 0:1,1:3");
+    return ConfigError(
+        flag + " is '" + text +
+        "', expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such a number for each local rank as in 0:1,1:3");
   };
   const auto number = [&](std::string_view digits, int64_t highest) {
     int64_t value = -1;
@@ -30,7 +34,8 @@ std::vector<int> parse_streams(const std::string& flag, const std::string& text,
     if (error != std::errc() || end != digits.data() + digits.size() || value < 0 || value > highest) throw fail();
     return value;
   };
-  if (text.find(':') == std::string::npos) return std::vector<int>(static_cast<size_t>(local_world_size), static_cast<int>(number(text, 3)));
+  if (text.find(':') == std::string::npos)
+    return std::vector<int>(static_cast<size_t>(local_world_size), static_cast<int>(number(text, 3)));
   std::vector<int> result(static_cast<size_t>(local_world_size), kNoStream);
   std::istringstream entries(text);
   for (std::string entry; std::getline(entries, entry, ',');) {
@@ -39,7 +44,8 @@ std::vector<int> parse_streams(const std::string& flag, const std::string& text,
     const int64_t local_rank = number(std::string_view(entry).substr(0, colon), INT32_MAX);
     const auto streams = static_cast<int>(number(std::string_view(entry).substr(colon + 1), 3));
     if (local_rank >= local_world_size)
-      throw ConfigError(flag + " names local rank " + std::to_string(local_rank) + ", but this machine has local ranks 0 to " + std::to_string(local_world_size - 1));
+      throw ConfigError(flag + " names local rank " + std::to_string(local_rank) +
+                        ", but this machine has local ranks 0 to " + std::to_string(local_world_size - 1));
     result[static_cast<size_t>(local_rank)] = streams;
   }
   return result;
@@ -49,7 +55,9 @@ LogFiles::LogFiles(const Job& job) : ranks_(static_cast<size_t>(job.local_world_
   const auto& o = job.options;
   auto tee = parse_streams("--tee", o.tee, job.local_world_size);
   const auto redirects = parse_streams("--redirects", o.redirects, job.local_world_size);
-  const auto any = [](const std::vector<int>& streams) { return std::any_of(streams.begin(), streams.end(), [](int s) { return s != kNoStream; }); };
+  const auto any = [](const std::vector<int>& streams) {
+    return std::any_of(streams.begin(), streams.end(), [](int s) { return s != kNoStream; });
+  };
   const bool prefix = any(tee);
   const bool logs = prefix || any(redirects) || !o.log_dir.empty();
   // A folder for logs without a word on which streams: a copy of everything.
@@ -72,7 +80,8 @@ LogFiles::LogFiles(const Job& job) : ranks_(static_cast<size_t>(job.local_world_
       rank.stderr_on_terminal = !(hidden & kStderr);
     }
   } catch (const fs::filesystem_error& error) {
-    throw LaunchError(std::string("the folders for log files can't be created: ") + error.what() + ". Choose another --log_dir");
+    throw LaunchError(std::string("the folders for log files can't be created: ") + error.what() +
+                      ". Choose another --log_dir");
   }
 }
 

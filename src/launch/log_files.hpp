@@ -20,8 +20,8 @@ std::vector<int> parse_streams(const std::string& flag, const std::string& text,
 struct RankLogs {
   std::filesystem::path stdout_file, stderr_file;
   bool stdout_on_terminal = true, stderr_on_terminal = true;
-  bool prefix = false;                ///< lines on the terminal start with "[rank0]:"
-  std::filesystem::path error_file;   ///< where the rank may leave JSON on why it failed (TORCHELASTIC_ERROR_FILE)
+  bool prefix = false;               ///< lines on the terminal start with "[rank0]:"
+  std::filesystem::path error_file;  ///< where the rank may leave JSON on why it failed (TORCHELASTIC_ERROR_FILE)
 };
 
 /// An empty folder of a new name below the temporary one. @throws LaunchError when there can't be one.

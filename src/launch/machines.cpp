@@ -30,8 +30,10 @@ int launch_on_machines(Job job, const Host& host, Monitor* monitor) {
     job.num_machines = round->group_world_size;
     job.world_size = round->world_size;
     if (job.attempt > 0 || job.num_machines < most)
-      say("round " + std::to_string(round->number) + ": machine " + std::to_string(round->group_rank) + " of " + std::to_string(job.num_machines) + ", ranks from " + std::to_string(round->first_rank) +
-          " of " + std::to_string(job.world_size) + " (restart " + std::to_string(round->restarts) + " of " + std::to_string(job.options.max_restarts) + ")");
+      say("round " + std::to_string(round->number) + ": machine " + std::to_string(round->group_rank) + " of " +
+          std::to_string(job.num_machines) + ", ranks from " + std::to_string(round->first_rank) + " of " +
+          std::to_string(job.world_size) + " (restart " + std::to_string(round->restarts) + " of " +
+          std::to_string(job.options.max_restarts) + ")");
     const LogFiles logs(job);
     if (job.attempt == 0 && !logs.folder().empty()) say("log files are in " + logs.folder().string());
     const Outcome outcome = supervise(job, host, logs, report, &agent, monitor);
@@ -41,12 +43,15 @@ int launch_on_machines(Job job, const Host& host, Monitor* monitor) {
     }
     if (!outcome.recalled.empty() && !outcome.first_failure) say("ranks were stopped: " + outcome.recalled);
     bool again = false;
-    if (outcome.first_failure) again = agent.ended("failed", blame_kind(*outcome.ranks[*outcome.first_failure].end), outcome.exit_code(), what_failed(outcome, job.world_size));
+    if (outcome.first_failure)
+      again = agent.ended("failed", blame_kind(*outcome.ranks[*outcome.first_failure].end), outcome.exit_code(),
+                          what_failed(outcome, job.world_size));
     else again = agent.ended(outcome.recalled.empty() ? "done" : "stopped", 0, 0, "");
     if (!again) break;
   }
   // What failed here has been reported; what did not happen here is said in one line.
-  if (agent.closed().code != 0) std::fprintf(stderr, "accelerate launch: the job has ended: %s\n", agent.closed().why.c_str());
+  if (agent.closed().code != 0)
+    std::fprintf(stderr, "accelerate launch: the job has ended: %s\n", agent.closed().why.c_str());
   return static_cast<int>(agent.closed().code);
 }
 

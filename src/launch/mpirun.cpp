@@ -40,18 +40,26 @@ Mpirun Mpirun::find(const Host& host) {
     }
     return {path, version.find("Open MPI") != std::string::npos || version.find("OpenRTE") != std::string::npos};
   }
-  throw ConfigError("--mpirun_hostfile needs mpirun or mpiexec, and neither is in PATH. Install Open MPI (Debian: openmpi-bin), MPICH or Intel MPI");
+  throw ConfigError(
+      "--mpirun_hostfile needs mpirun or mpiexec, and neither is in PATH. Install Open MPI (Debian: openmpi-bin), "
+      "MPICH or Intel MPI");
 }
 
-std::vector<std::string> mpirun_words(const Mpirun& mpirun, const Settings& settings, const std::vector<std::string>& variables) {
+std::vector<std::string> mpirun_words(const Mpirun& mpirun, const Settings& settings,
+                                      const std::vector<std::string>& variables) {
   const std::string file = settings.text("mpirun_hostfile");
   const int64_t processes = settings.num_processes(), machines = std::max<int64_t>(1, settings.num_machines());
   const std::string each = std::to_string(processes > 0 ? processes / machines : 1);
-  std::vector<std::string> words = mpirun.open_mpi ? std::vector<std::string>{mpirun.program, "--hostfile", file, "--npernode", each} : std::vector<std::string>{mpirun.program, "-f", file, "-ppn", each};
+  std::vector<std::string> words =
+      mpirun.open_mpi ? std::vector<std::string>{mpirun.program, "--hostfile", file, "--npernode", each}
+                      : std::vector<std::string>{mpirun.program, "-f", file, "-ppn", each};
   if (processes > 0) words.insert(words.end(), {"-n", std::to_string(processes)});
   if (mpirun.open_mpi) words.insert(words.end(), {"--bind-to", "socket"});
   if (!variables.empty() && machines_in(file).size() > 1) {
-    if (settings.text("main_process_ip").empty()) throw ConfigError("--mpirun_hostfile names several machines, so that --main_process_ip must be given: the address of the first, where the processes meet");
+    if (settings.text("main_process_ip").empty())
+      throw ConfigError(
+          "--mpirun_hostfile names several machines, so that --main_process_ip must be given: the address of the "
+          "first, where the processes meet");
     if (mpirun.open_mpi)
       for (const auto& name : variables) words.insert(words.end(), {"-x", name});
   }

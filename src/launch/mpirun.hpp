@@ -16,8 +16,10 @@ struct Mpirun {
 };
 
 /// The words before the program that let mpirun start it on the machines of --mpirun_hostfile.
-/// @param variables  that processes on other machines must get (Open MPI passes its own environment to none; the others pass all of it)
+/// @param variables  that processes on other machines must get (Open MPI passes its own environment to none; the others
+/// pass all of it)
 /// @throws ConfigError when the file can't be read, or names several machines and nobody said where the processes meet.
-std::vector<std::string> mpirun_words(const Mpirun& mpirun, const Settings& settings, const std::vector<std::string>& variables);
+std::vector<std::string> mpirun_words(const Mpirun& mpirun, const Settings& settings,
+                                      const std::vector<std::string>& variables);
 
 }  // namespace accelerate::launcher

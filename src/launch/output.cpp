@@ -71,7 +71,8 @@ void LineForwarder::read_some(std::chrono::steady_clock::time_point now) {
   tail_ += bytes.substr(bytes.size() - std::min(bytes.size(), kTailBytes));
   if (tail_.size() > 4 * kTailBytes) tail_.erase(0, tail_.size() - kTailBytes);
   if (!options_.sink) return;
-  if (options_.sink->closed() && !options_.log) return pipe_.reset();  // so that the rank gets SIGPIPE, as if it wrote there itself
+  if (options_.sink->closed() && !options_.log)
+    return pipe_.reset();  // so that the rank gets SIGPIPE, as if it wrote there itself
 
   partial_ += bytes;
   size_t whole = partial_.rfind('\n') + 1;  // 0 when there is none

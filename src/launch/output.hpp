@@ -12,16 +12,18 @@ namespace accelerate::launcher {
 
 /// One of the launcher's own output streams, written without ever waiting for its reader.
 ///
-/// What can't be written yet is queued up to a limit, beyond which the ranks' pipes are not read, so that a slow reader slows the ranks down.
-/// The descriptor stays in blocking mode (it is shared with other processes, e.g. the shell); a terminal is opened anew for a mode of our own, since it may take less than it
-/// promises.
+/// What can't be written yet is queued up to a limit, beyond which the ranks' pipes are not read, so that a slow reader
+/// slows the ranks down. The descriptor stays in blocking mode (it is shared with other processes, e.g. the shell); a
+/// terminal is opened anew for a mode of our own, since it may take less than it promises.
 class Sink {
  public:
   explicit Sink(int fd);
   /// Queues `text`. If another owner left its line unfinished (a progress bar), that line is ended first.
   void write(const void* owner, std::string_view text);
   /// Queues a sequence that controls the terminal and leaves the cursor where the output goes on.
-  void control(std::string_view sequence) { if (!closed_) queue_ += sequence; }
+  void control(std::string_view sequence) {
+    if (!closed_) queue_ += sequence;
+  }
   /// Writes what fits now.
   void flush();
   bool pending() const { return head_ < queue_.size(); }
@@ -48,7 +50,8 @@ class Sink {
 
 /// Reads one stream of one rank and passes it on line by line, so that lines of several ranks never mix.
 ///
-/// Text after a carriage return is a progress bar and passed on at once, unfinished. Lines over 1 MiB are passed on in pieces.
+/// Text after a carriage return is a progress bar and passed on at once, unfinished. Lines over 1 MiB are passed on in
+/// pieces.
 class LineForwarder {
  public:
   struct Options {

@@ -15,9 +15,11 @@
 namespace accelerate::launcher {
 namespace {
 
-/// Tries to bind `port` on all addresses and gives it back at once. Returns 0 or the error number; `port` 0 is replaced by what the kernel chose.
+/// Tries to bind `port` on all addresses and gives it back at once. Returns 0 or the error number; `port` 0 is replaced
+/// by what the kernel chose.
 int try_port(int64_t& port) {
-  // LibTorch's store listens on IPv6 and IPv4 in one socket and allows reuse after a recent close; so do we, to get the same answer.
+  // LibTorch's store listens on IPv6 and IPv4 in one socket and allows reuse after a recent close; so do we, to get the
+  // same answer.
   bool v6 = true;
   int fd = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) v6 = false, fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -52,7 +54,8 @@ int64_t choose_port() {
     if (try_port(port) == 0) return port;
   }
   int64_t port = 0;  // no room below: take what the kernel has
-  if (const int error = try_port(port)) throw LaunchError(std::string("no free TCP port was found: ") + std::strerror(error));
+  if (const int error = try_port(port))
+    throw LaunchError(std::string("no free TCP port was found: ") + std::strerror(error));
   return port;
 }
 
@@ -61,9 +64,12 @@ void require_free_port(int64_t port) {
   if (error == 0) return;
   const std::string which = "--main_process_port " + std::to_string(port);
   if (error == EADDRINUSE)
-    throw LaunchError(which + ": the port is already in use on this machine, probably by another training run. Choose another port, or leave the "
-                              "option out (or give 0) to have a free one chosen on a single machine");
-  throw LaunchError(which + ": the port can't be opened: " + std::strerror(error) + (error == EACCES ? " (ports below 1024 need privileges)" : ""));
+    throw LaunchError(which +
+                      ": the port is already in use on this machine, probably by another training run. Choose another "
+                      "port, or leave the "
+                      "option out (or give 0) to have a free one chosen on a single machine");
+  throw LaunchError(which + ": the port can't be opened: " + std::strerror(error) +
+                    (error == EACCES ? " (ports below 1024 need privileges)" : ""));
 }
 
 }  // namespace accelerate::launcher

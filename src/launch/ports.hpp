@@ -4,8 +4,9 @@
 
 namespace accelerate::launcher {
 
-/// A TCP port at which nobody listens, below the range from which the kernel serves outgoing connections: a rank that tries to connect before
-/// rank 0 listens could otherwise be given that very port as its own end and keep rank 0 from opening it.
+/// A TCP port at which nobody listens, below the range from which the kernel serves outgoing connections: a rank that
+/// tries to connect before rank 0 listens could otherwise be given that very port as its own end and keep rank 0 from
+/// opening it.
 int64_t choose_port();
 
 /// @throws LaunchError if somebody listens at `port` on this machine, or if we may not.

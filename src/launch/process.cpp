@@ -25,7 +25,8 @@ void Fd::reset(int fd) {
 
 Pipe make_pipe() {
   int fds[2];
-  if (::pipe2(fds, O_CLOEXEC) != 0) throw ResourceError(std::string("no pipe can be opened: ") + std::strerror(errno) + ". See `ulimit -n`");
+  if (::pipe2(fds, O_CLOEXEC) != 0)
+    throw ResourceError(std::string("no pipe can be opened: ") + std::strerror(errno) + ". See `ulimit -n`");
   return {Fd(fds[0]), Fd(fds[1])};
 }
 
@@ -71,7 +72,8 @@ pid_t spawn(const SpawnOptions& options, const Signals& signals, const Warden& w
   Pipe failure = make_pipe();  // closed by a successful exec, else carries errno
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
-  if (pid < 0) throw ResourceError(std::string("no process can be started: ") + std::strerror(errno) + ". See `ulimit -u`");
+  if (pid < 0)
+    throw ResourceError(std::string("no process can be started: ") + std::strerror(errno) + ". See `ulimit -u`");
   if (pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(1);  // the parent died before the line above
@@ -99,8 +101,11 @@ pid_t spawn(const SpawnOptions& options, const Signals& signals, const Warden& w
   warden.forget(options.own_group ? -pid : pid);
   ::waitpid(pid, nullptr, 0);
   std::string message = "'" + options.command[0] + "' can't be executed: " + std::strerror(error);
-  if (error == ENOEXEC) message += ". It is neither a program for this kind of machine nor a script whose first line is #!interpreter";
-  if (error == ENOENT) message += ". The file is there, so the interpreter that it names (first line #!..., or its dynamic loader) is missing";
+  if (error == ENOEXEC)
+    message += ". It is neither a program for this kind of machine nor a script whose first line is #!interpreter";
+  if (error == ENOENT)
+    message +=
+        ". The file is there, so the interpreter that it names (first line #!..., or its dynamic loader) is missing";
   throw LaunchError(message);
 }
 

@@ -14,23 +14,32 @@ class Fd {
   Fd() = default;
   explicit Fd(int fd) : fd_(fd) {}
   Fd(Fd&& other) noexcept : fd_(other.release()) {}
-  Fd& operator=(Fd&& other) noexcept { reset(other.release()); return *this; }
+  Fd& operator=(Fd&& other) noexcept {
+    reset(other.release());
+    return *this;
+  }
   ~Fd() { reset(); }
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
-  int release() { const int fd = fd_; fd_ = -1; return fd; }
+  int release() {
+    const int fd = fd_;
+    fd_ = -1;
+    return fd;
+  }
   void reset(int fd = -1);
 
  private:
   int fd_ = -1;
 };
 
-struct Pipe { Fd read, write; };
+struct Pipe {
+  Fd read, write;
+};
 /// @throws ResourceError when there are no descriptors left.
 Pipe make_pipe();
 
-/// Takes the signals that the launcher handles out of their usual ways for as long as it lives, and puts everything back.
-/// They are read from fd(). Signals that the caller ignores (nohup, background jobs of scripts) stay ignored.
+/// Takes the signals that the launcher handles out of their usual ways for as long as it lives, and puts everything
+/// back. They are read from fd(). Signals that the caller ignores (nohup, background jobs of scripts) stay ignored.
 class Signals {
  public:
   explicit Signals(const std::vector<int>& wanted);
@@ -43,7 +52,8 @@ class Signals {
 
  private:
   sigset_t mask_{};
-  struct sigaction sigpipe_{}, sigchld_{};
+  struct sigaction sigpipe_ {
+  }, sigchld_{};
   Fd fd_;
 };
 
@@ -57,8 +67,8 @@ struct SpawnOptions {
 
 class Warden;
 
-/// Starts a process that dies with the launcher: the kernel sees to the process itself, `warden`, where it is registered, to what it starts.
-/// Returns when its program runs.
+/// Starts a process that dies with the launcher: the kernel sees to the process itself, `warden`, where it is
+/// registered, to what it starts. Returns when its program runs.
 /// @throws LaunchError with the reason when the program can't be executed.
 pid_t spawn(const SpawnOptions& options, const Signals& signals, const Warden& warden);
 

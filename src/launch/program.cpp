@@ -32,7 +32,8 @@ bool can_execute(const fs::path& path) { return is_file(path) && ::access(path.c
 std::string find_python(const Host& host) {
   if (const auto python = variable(host, "PYTHON"); !python.empty()) {
     const fs::path path = python.find('/') == std::string::npos ? find_in_path(python, host) : fs::path(python);
-    if (!can_execute(path)) throw ConfigError("PYTHON is '" + python + "', which is not an executable file. Correct or unset the variable");
+    if (!can_execute(path))
+      throw ConfigError("PYTHON is '" + python + "', which is not an executable file. Correct or unset the variable");
     return path;
   }
   if (const auto environment = variable(host, "VIRTUAL_ENV"); !environment.empty())
@@ -80,7 +81,9 @@ std::vector<std::string> command_line(const Job& job, const Host& host) {
     result = deepspeed_words(job.settings, job.main_port);
     const fs::path starter = find_in_path("deepspeed", host);
     if (starter.empty())
-      throw ConfigError("DeepSpeed on several machines is started by its program `deepspeed`, which is not in PATH. Install DeepSpeed, or give --deepspeed_multinode_launcher standard and run this command on each machine");
+      throw ConfigError(
+          "DeepSpeed on several machines is started by its program `deepspeed`, which is not in PATH. Install "
+          "DeepSpeed, or give --deepspeed_multinode_launcher standard and run this command on each machine");
     result.front() = starter;
     if (!options.module && !options.no_python && fs::path(name).extension() != ".py") result.push_back("--no_python");
     result.insert(result.end(), options.command.begin(), options.command.end());
@@ -88,7 +91,8 @@ std::vector<std::string> command_line(const Job& job, const Host& host) {
   }
   const auto run_by_python = [&] {
     result.push_back(find_python(host));
-    if (job.local_world_size > 1 || job.starter == Job::Starter::mpirun) result.push_back("-u");  // its output goes through a pipe, where Python would hold it back
+    if (job.local_world_size > 1 || job.starter == Job::Starter::mpirun)
+      result.push_back("-u");  // its output goes through a pipe, where Python would hold it back
   };
   if (options.module) {
     run_by_python();
@@ -103,14 +107,20 @@ std::vector<std::string> command_line(const Job& job, const Host& host) {
     program = name.find('/') == std::string::npos ? find_in_path(name, host) : fs::path();
     if (program.empty())
       throw ConfigError("there is no program '" + name + "' " +
-                        (name.find('/') == std::string::npos ? "in the current folder or in PATH" : "(seen from " + fs::current_path(ignored).string() + ")") +
-                        (options.command.size() == 1 && name.find(' ') != std::string::npos ? ". It contains blanks: were the arguments quoted together with it?" : nearest_file(name)));
+                        (name.find('/') == std::string::npos
+                             ? "in the current folder or in PATH"
+                             : "(seen from " + fs::current_path(ignored).string() + ")") +
+                        (options.command.size() == 1 && name.find(' ') != std::string::npos
+                             ? ". It contains blanks: were the arguments quoted together with it?"
+                             : nearest_file(name)));
   }
   if (program.extension() == ".py" && !options.no_python) {
     run_by_python();
     result.push_back(program);
   } else {
-    if (!can_execute(program)) throw ConfigError("'" + program.string() + "' is not executable. If it is a program or a script: chmod +x " + program.string());
+    if (!can_execute(program))
+      throw ConfigError("'" + program.string() + "' is not executable. If it is a program or a script: chmod +x " +
+                        program.string());
     // execve takes a bare name as a path already, but a program may look at argv[0] to find its own folder.
     result.push_back(program.has_parent_path() ? program.string() : "./" + program.string());
   }

@@ -32,7 +32,8 @@ std::string quoted(const std::string& word) {
 
 std::string random_token() {
   unsigned char bytes[32];
-  if (::getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) throw LaunchError(std::string("no random numbers: ") + std::strerror(errno));
+  if (::getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes))
+    throw LaunchError(std::string("no random numbers: ") + std::strerror(errno));
   std::string text;
   for (const unsigned char byte : bytes) {
     char digits[3];
@@ -45,18 +46,22 @@ std::string random_token() {
 /// pdsh passes no standard input on, by which others send the token; it only keeps a stream open, which ends with it.
 bool is_pdsh(const Settings& settings) { return fs::path(settings.text("remote_shell")).filename() == "pdsh"; }
 
-/// --rdzv_conf without the token, which others of the machine could read on a command line. A file's name may be read by them.
+/// --rdzv_conf without the token, which others of the machine could read on a command line. A file's name may be read
+/// by them.
 std::string without_token(const std::string& conf, bool keep_file) {
   std::string text;
   std::istringstream entries(conf);
   for (std::string entry; std::getline(entries, entry, ',');)
-    if (!entry.starts_with("token=") && (keep_file || !entry.starts_with("token_file="))) text += (text.empty() ? "" : ",") + entry;
+    if (!entry.starts_with("token=") && (keep_file || !entry.starts_with("token_file=")))
+      text += (text.empty() ? "" : ",") + entry;
   return text;
 }
 
-/// The variables that other machines get too: those by which people steer libraries. More can be set by the program's own environment there.
+/// The variables that other machines get too: those by which people steer libraries. More can be set by the program's
+/// own environment there.
 bool is_passed_on(const std::string& name) {
-  for (const char* prefix : {"NCCL_", "GLOO_", "UCX_", "MV2_", "TORCH_", "PYTHON", "OMP_", "MKL_", "HF_", "CUDA_HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "ACCELERATE_"})
+  for (const char* prefix : {"NCCL_", "GLOO_", "UCX_", "MV2_", "TORCH_", "PYTHON", "OMP_", "MKL_", "HF_", "CUDA_HOME",
+                             "LD_LIBRARY_PATH", "VIRTUAL_ENV", "ACCELERATE_"})
     if (name.starts_with(prefix)) return name != "ACCELERATE_LAUNCH_TETHER";
   return false;
 }
@@ -64,11 +69,15 @@ bool is_passed_on(const std::string& name) {
 /// What ended, in the words of machines.
 std::string say(const Job& job, const LogFiles&, const Outcome& outcome) {
   if (job.options.quiet && !outcome.first_failure) return "";
-  if (outcome.stop_signal) return "accelerate launch: stopped by " + signal_name(outcome.stop_signal) + "; all machines have been told.\n";
+  if (outcome.stop_signal)
+    return "accelerate launch: stopped by " + signal_name(outcome.stop_signal) + "; all machines have been told.\n";
   if (!outcome.first_failure) return "";
   const RankRecord& record = outcome.ranks[*outcome.first_failure];
-  return "accelerate launch: on " + job.remote[static_cast<size_t>(record.rank)].name + " the launcher " + describe(*record.end) +
-         (record.end->exit_code == 255 ? ". 255 is what ssh itself returns: can you log in there without a password?" : "") + "\n";
+  return "accelerate launch: on " + job.remote[static_cast<size_t>(record.rank)].name + " the launcher " +
+         describe(*record.end) +
+         (record.end->exit_code == 255 ? ". 255 is what ssh itself returns: can you log in there without a password?"
+                                       : "") +
+         "\n";
 }
 
 }  // namespace
@@ -90,8 +99,11 @@ std::vector<std::string> remote_command(const Job& job, const Host& host, size_t
     for (const auto& option : group.options) {
       const std::string name = option.name;
       if (option.positional() || option.kind == config::Kind::unset || s.source(name) != Source::flag) continue;
-      if (name == "hostfile" || name == "include" || name == "exclude" || name == "remote_shell" || name == "num_machines" || name == "num_processes" || name == "machine_rank" || name == "main_process_ip" ||
-          name == "main_process_port" || name == "processes_per_machine" || name == "rdzv_conf" || name == "config_file" || name == "monitor" || name == "monitor_port" || name == "monitor_host" || name == "monitor_seconds" || (name == "gpu_ids" && machine.chosen_slots))
+      if (name == "hostfile" || name == "include" || name == "exclude" || name == "remote_shell" ||
+          name == "num_machines" || name == "num_processes" || name == "machine_rank" || name == "main_process_ip" ||
+          name == "main_process_port" || name == "processes_per_machine" || name == "rdzv_conf" ||
+          name == "config_file" || name == "monitor" || name == "monitor_port" || name == "monitor_host" ||
+          name == "monitor_seconds" || (name == "gpu_ids" && machine.chosen_slots))
         continue;
       if (option.kind == config::Kind::flag) line += s.on(name) ? " --" + name : "";
       else if (option.kind == config::Kind::append)
@@ -104,8 +116,11 @@ std::vector<std::string> remote_command(const Job& job, const Host& host, size_t
   add("--machine_rank", std::to_string(rank));
   add("--num_processes", std::to_string(total));
   add("--processes_per_machine", std::to_string(machine.slots.size()));
-  if (job.remote.size() > 1) add("--main_process_ip", job.options.main_process_ip.empty() ? job.remote.front().name : job.options.main_process_ip);
-  if (job.remote.size() > 1 || job.main_port) add("--main_process_port", std::to_string(job.main_port ? job.main_port : 29500));
+  if (job.remote.size() > 1)
+    add("--main_process_ip",
+        job.options.main_process_ip.empty() ? job.remote.front().name : job.options.main_process_ip);
+  if (job.remote.size() > 1 || job.main_port)
+    add("--main_process_port", std::to_string(job.main_port ? job.main_port : 29500));
   if (machine.chosen_slots) {
     std::string ids;
     for (const int64_t slot : machine.slots) ids += (ids.empty() ? "" : ",") + std::to_string(slot);
@@ -115,7 +130,8 @@ std::vector<std::string> remote_command(const Job& job, const Host& host, size_t
   const std::string shell = find_in_path(s.text("remote_shell"), host);
   if (!pdsh) return {shell, machine.name, line};
   for (size_t i = 0; (i = line.find('%', i)) != std::string::npos; i += 2) line.insert(i, "%");  // it would replace %h
-  // One pdsh for each machine: -S makes it return what the launcher there returns, -N leaves lines as they are, -b lets the first signal end it.
+  // One pdsh for each machine: -S makes it return what the launcher there returns, -N leaves lines as they are, -b lets
+  // the first signal end it.
   std::vector<std::string> words{shell, "-S", "-N", "-b", "-w", machine.name, line};
   if (!host.environment.contains("PDSH_RCMD_TYPE")) words.insert(words.begin() + 1, {"-R", "ssh"});
   return words;
@@ -123,19 +139,27 @@ std::vector<std::string> remote_command(const Job& job, const Host& host, size_t
 
 int launch_by_hostfile(Job job, const Host& host, Monitor* monitor) {
   if (find_in_path(job.settings.text("remote_shell"), host).empty())
-    throw ConfigError("machines of --hostfile are reached by '" + job.settings.text("remote_shell") + "' (--remote_shell), which is not in PATH. Install it (Debian: openssh-client), or start this command on each machine with --machine_rank");
+    throw ConfigError("machines of --hostfile are reached by '" + job.settings.text("remote_shell") +
+                      "' (--remote_shell), which is not in PATH. Install it (Debian: openssh-client), or start this "
+                      "command on each machine with --machine_rank");
   if (is_pdsh(job.settings)) {
     const std::string conf = "," + job.settings.text("rdzv_conf");
     if (conf.find(",token=") != std::string::npos)
-      throw ConfigError("pdsh passes no standard input on, so it can't carry the token of --rdzv_conf, and a command line could be read by others. Write it to a file on each machine and name that with token_file=, or leave out --remote_shell pdsh");
+      throw ConfigError(
+          "pdsh passes no standard input on, so it can't carry the token of --rdzv_conf, and a command line could be "
+          "read by others. Write it to a file on each machine and name that with token_file=, or leave out "
+          "--remote_shell pdsh");
     if (conf.find(",token_file=") == std::string::npos && job.remote.size() > 1 && !job.options.quiet)
-      std::fprintf(stderr, "accelerate launch: the machines meet without a token, which pdsh can't carry: whoever reaches port %lld of %s could take part. --rdzv_conf token_file=FILE names a secret that lies on each machine\n",
+      std::fprintf(stderr,
+                   "accelerate launch: the machines meet without a token, which pdsh can't carry: whoever reaches port "
+                   "%lld of %s could take part. --rdzv_conf token_file=FILE names a secret that lies on each machine\n",
                    static_cast<long long>(job.main_port ? job.main_port : 29500), job.remote.front().name.c_str());
   } else {
     job.remote_input = (job.rendezvous.token.empty() ? random_token() : job.rendezvous.token) + "\n";
   }
   // Launchers whose machines fail together say so themselves.
-  job.options.monitor_interval = std::max<std::chrono::milliseconds>(job.options.monitor_interval, std::chrono::seconds(3));
+  job.options.monitor_interval =
+      std::max<std::chrono::milliseconds>(job.options.monitor_interval, std::chrono::seconds(3));
   job.options.grace += std::chrono::seconds(2);
   const LogFiles logs(job);
   return supervise(job, host, logs, say, nullptr, monitor).exit_code();
@@ -146,7 +170,10 @@ std::string take_tether(bool with_token) {
   if (with_token) {
     char c = 0;
     while (::read(STDIN_FILENO, &c, 1) == 1 && c != '\n') line += c;
-    if (c != '\n') throw LaunchError("ACCELERATE_LAUNCH_TETHER is set, which is how a launcher starts another by --hostfile, but nothing came through the standard input");
+    if (c != '\n')
+      throw LaunchError(
+          "ACCELERATE_LAUNCH_TETHER is set, which is how a launcher starts another by --hostfile, but nothing came "
+          "through the standard input");
   }
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();

@@ -43,15 +43,30 @@ milliseconds time(const std::string& key, const std::string& text) {
 std::string read_token(const std::string& file) {
   std::ifstream in(file);
   std::string token;
-  if (!in || !std::getline(in, token)) throw ConfigError("--rdzv_conf token_file=" + file + " can't be read, or is empty. Write the shared secret in its first line, for example by `openssl rand -hex 32`");
+  if (!in || !std::getline(in, token))
+    throw ConfigError("--rdzv_conf token_file=" + file +
+                      " can't be read, or is empty. Write the shared secret in its first line, for example by `openssl "
+                      "rand -hex 32`");
   const auto mode = std::filesystem::status(file).permissions();
-  if ((mode & (std::filesystem::perms::group_read | std::filesystem::perms::others_read)) != std::filesystem::perms::none)
-    throw ConfigError("--rdzv_conf token_file=" + file + " can be read by other users of this machine: chmod 600 " + file);
+  if ((mode & (std::filesystem::perms::group_read | std::filesystem::perms::others_read)) !=
+      std::filesystem::perms::none)
+    throw ConfigError("--rdzv_conf token_file=" + file + " can be read by other users of this machine: chmod 600 " +
+                      file);
   return token;
 }
 
 void set(RendezvousConf& conf, const std::string& key, const std::string& value, bool is_static) {
-  const std::vector<std::string> both{"token", "token_file", "local_addr", "bind", "join_timeout", "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout", "timeout"};
+  const std::vector<std::string> both{"token",
+                                      "token_file",
+                                      "local_addr",
+                                      "bind",
+                                      "join_timeout",
+                                      "close_timeout",
+                                      "heartbeat_timeout",
+                                      "keep_alive_interval",
+                                      "keep_alive_max_attempt",
+                                      "read_timeout",
+                                      "timeout"};
   auto known = both;
   if (is_static) known.insert(known.end(), {"rank"});
   else known.insert(known.end(), {"last_call_timeout", "is_host", "store_type"});
@@ -59,14 +74,16 @@ void set(RendezvousConf& conf, const std::string& key, const std::string& value,
     const auto nearest = nearest_name(key, known);
     std::string list;
     for (const auto& name : known) list += (list.empty() ? "" : ", ") + name;
-    throw ConfigError("--rdzv_conf has the key '" + key + "'" + (nearest ? ", did you mean '" + *nearest + "'?" : "") + " With --rdzv_backend " + (is_static ? "static" : "c10d") + " the keys are " + list);
+    throw ConfigError("--rdzv_conf has the key '" + key + "'" + (nearest ? ", did you mean '" + *nearest + "'?" : "") +
+                      " With --rdzv_backend " + (is_static ? "static" : "c10d") + " the keys are " + list);
   }
   if (key == "join_timeout" || key == "timeout") conf.join_timeout = time(key, value);
   else if (key == "last_call_timeout") conf.last_call_timeout = milliseconds(std::llround(number(key, value) * 1000));
   else if (key == "close_timeout") conf.close_timeout = time(key, value);
   else if (key == "heartbeat_timeout") conf.heartbeat_timeout = time(key, value);
   else if (key == "keep_alive_interval") conf.keep_alive_interval = time(key, value);
-  else if (key == "keep_alive_max_attempt") conf.keep_alive_max_attempt = std::max<int64_t>(1, std::llround(number(key, value)));
+  else if (key == "keep_alive_max_attempt")
+    conf.keep_alive_max_attempt = std::max<int64_t>(1, std::llround(number(key, value)));
   else if (key == "read_timeout") conf.read_timeout = time(key, value);
   else if (key == "is_host") conf.is_host = config::str_to_bool(value, "--rdzv_conf is_host");
   else if (key == "rank") conf.rank = std::llround(number(key, value));
@@ -74,7 +91,9 @@ void set(RendezvousConf& conf, const std::string& key, const std::string& value,
   else if (key == "token_file") conf.token = read_token(value);
   else if (key == "local_addr") conf.local_addr = value;
   else if (key == "bind") conf.bind = value;
-  else if (value != "tcp") throw ConfigError("--rdzv_conf has store_type=" + value + ", expected tcp: machines meet through a TCPStore here, not through a file");
+  else if (value != "tcp")
+    throw ConfigError("--rdzv_conf has store_type=" + value +
+                      ", expected tcp: machines meet through a TCPStore here, not through a file");
 }
 
 }  // namespace
@@ -85,7 +104,8 @@ RendezvousConf parse_rendezvous_conf(const std::string& text, bool is_static) {
   std::istringstream entries(text);
   for (std::string entry; std::getline(entries, entry, ',');) {
     const size_t equals = entry.find('=');
-    if (equals == std::string::npos || equals == 0 || equals + 1 == entry.size()) throw ConfigError("--rdzv_conf has '" + entry + "', expected key=value");
+    if (equals == std::string::npos || equals == 0 || equals + 1 == entry.size())
+      throw ConfigError("--rdzv_conf has '" + entry + "', expected key=value");
     set(conf, entry.substr(0, equals), entry.substr(equals + 1), is_static);
   }
   return conf;
@@ -95,13 +115,17 @@ Agent::Agent(const Job& job, Monitor* monitor) : monitor_(monitor) {
   std::error_code ignored;
   const std::string path = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() / "accelerate-agent";
   if (::access(path.c_str(), X_OK) != 0)
-    throw NotBuiltError("several machines meet through the program " + path + ", which is not there. It is built and installed together with this one; was only this one copied?");
+    throw NotBuiltError(
+        "several machines meet through the program " + path +
+        ", which is not there. It is built and installed together with this one; was only this one copied?");
   int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw ResourceError(std::string("no socket can be opened: ") + std::strerror(errno) + ". See `ulimit -n`");
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    throw ResourceError(std::string("no socket can be opened: ") + std::strerror(errno) + ". See `ulimit -n`");
   Fd ours(ends[0]), its(ends[1]);
   char* const argv[] = {const_cast<char*>(path.c_str()), nullptr};
   pid_ = ::fork();
-  if (pid_ < 0) throw ResourceError(std::string("no process can be started: ") + std::strerror(errno) + ". See `ulimit -u`");
+  if (pid_ < 0)
+    throw ResourceError(std::string("no process can be started: ") + std::strerror(errno) + ". See `ulimit -u`");
   if (pid_ == 0) {
     // Ctrl-C and the like are for the launcher; the agent goes when its input ends.
     ::setpgid(0, 0);
@@ -112,12 +136,27 @@ Agent::Agent(const Job& job, Monitor* monitor) : monitor_(monitor) {
   }
   socket_ = std::move(ours);
   const RendezvousConf& c = job.rendezvous;
-  tell({{"backend", job.settings.text("rdzv_backend")}, {"host", job.main_ip}, {"port", job.main_port}, {"machine_rank", job.machine_rank},
-        {"min_machines", job.min_machines}, {"max_machines", job.num_machines}, {"max_restarts", job.options.max_restarts},
-        {"local_world_size", job.local_world_size}, {"role", job.options.role}, {"run_id", job.run_id},
-        {"join_timeout", c.join_timeout.count()}, {"last_call_timeout", c.last_call_timeout.count()}, {"close_timeout", c.close_timeout.count()},
-        {"heartbeat_timeout", c.heartbeat_timeout.count()}, {"keep_alive_interval", c.keep_alive_interval.count()}, {"keep_alive_max_attempt", c.keep_alive_max_attempt},
-        {"read_timeout", c.read_timeout.count()}, {"is_host", c.is_host ? json(*c.is_host) : json()}, {"token", c.token}, {"local_addr", c.local_addr}, {"bind", c.bind}});
+  tell({{"backend", job.settings.text("rdzv_backend")},
+        {"host", job.main_ip},
+        {"port", job.main_port},
+        {"machine_rank", job.machine_rank},
+        {"min_machines", job.min_machines},
+        {"max_machines", job.num_machines},
+        {"max_restarts", job.options.max_restarts},
+        {"local_world_size", job.local_world_size},
+        {"role", job.options.role},
+        {"run_id", job.run_id},
+        {"join_timeout", c.join_timeout.count()},
+        {"last_call_timeout", c.last_call_timeout.count()},
+        {"close_timeout", c.close_timeout.count()},
+        {"heartbeat_timeout", c.heartbeat_timeout.count()},
+        {"keep_alive_interval", c.keep_alive_interval.count()},
+        {"keep_alive_max_attempt", c.keep_alive_max_attempt},
+        {"read_timeout", c.read_timeout.count()},
+        {"is_host", c.is_host ? json(*c.is_host) : json()},
+        {"token", c.token},
+        {"local_addr", c.local_addr},
+        {"bind", c.bind}});
 }
 
 Agent::~Agent() {
@@ -159,7 +198,10 @@ json Agent::wait() {
   for (;;) {
     if (auto event = next()) return *event;
     if (monitor_) monitor_->serve_until(socket_.get());
-    if (!read_some()) return {{"event", "closed"}, {"code", 71}, {"why", "the program accelerate-agent, which keeps the connection to the other machines, has died"}};
+    if (!read_some())
+      return {{"event", "closed"},
+              {"code", 71},
+              {"why", "the program accelerate-agent, which keeps the connection to the other machines, has died"}};
   }
 }
 
@@ -178,8 +220,10 @@ std::optional<Round> Agent::join() {
     const json event = wait();
     if (over(event)) return std::nullopt;
     if (event.at("event") != "round") continue;
-    return Round{event.at("number"), event.at("restarts"), event.at("group_rank"), event.at("group_world_size"), event.at("first_rank"), event.at("world_size"),
-                 event.at("first_role_rank"), event.at("role_world_size"), event.at("master_addr"), event.at("master_port"), event.at("run_id")};
+    return Round{event.at("number"),           event.at("restarts"),        event.at("group_rank"),
+                 event.at("group_world_size"), event.at("first_rank"),      event.at("world_size"),
+                 event.at("first_role_rank"),  event.at("role_world_size"), event.at("master_addr"),
+                 event.at("master_port"),      event.at("run_id")};
   }
 }
 
@@ -196,7 +240,8 @@ std::optional<std::string> Agent::recalled() {
       if (!line) break;
       event = *line;
     }
-    if ((over(event) || event.at("event") == "recall") && !recalled_) return recalled_ = true, event.at("why").get<std::string>();
+    if ((over(event) || event.at("event") == "recall") && !recalled_)
+      return recalled_ = true, event.at("why").get<std::string>();
     event = json();
   }
   return std::nullopt;

@@ -24,12 +24,13 @@ struct RendezvousConf {
   ms heartbeat_timeout{5000};    ///< one exchange with the store while ranks run; longer means that the host is lost
   ms keep_alive_interval{5000};  ///< between two signs of life
   int64_t keep_alive_max_attempt = 3;  ///< a machine that misses so many is taken for lost
-  ms read_timeout{60000};        ///< one exchange with the store otherwise
-  std::optional<bool> is_host;   ///< c10d: whether this machine serves the store; unset: if the address is this machine's and the port is free
-  std::optional<int64_t> rank;   ///< static: instead of --machine_rank
-  std::string token;             ///< the shared secret, itself or from token_file
-  std::string local_addr;        ///< how the others reach this machine; empty: the address from which it reaches the host
-  std::string bind;              ///< on which address the host listens; empty: on --main_process_ip's
+  ms read_timeout{60000};              ///< one exchange with the store otherwise
+  std::optional<bool> is_host;         ///< c10d: whether this machine serves the store; unset: if the address is this
+                                       ///< machine's and the port is free
+  std::optional<int64_t> rank;         ///< static: instead of --machine_rank
+  std::string token;                   ///< the shared secret, itself or from token_file
+  std::string local_addr;  ///< how the others reach this machine; empty: the address from which it reaches the host
+  std::string bind;        ///< on which address the host listens; empty: on --main_process_ip's
 };
 
 /// @throws ConfigError for keys that are not known (naming the nearest) and values that can't be.
@@ -38,19 +39,19 @@ RendezvousConf parse_rendezvous_conf(const std::string& text, bool is_static);
 /// This machine's place in a round of a job on several machines; what ranks find in their environment.
 struct Round {
   int64_t number = 1;
-  int64_t restarts = 0;                            ///< failures of the whole job so far
+  int64_t restarts = 0;  ///< failures of the whole job so far
   int64_t group_rank = 0, group_world_size = 1;
   int64_t first_rank = 0, world_size = 1;
   int64_t first_role_rank = 0, role_world_size = 1;
-  std::string master_addr;                         ///< of the store that an agent serves for the ranks
+  std::string master_addr;  ///< of the store that an agent serves for the ranks
   int64_t master_port = 0;
-  std::string run_id;                              ///< the same on all machines
+  std::string run_id;  ///< the same on all machines
 };
 
 /// The program beside the launcher that speaks with the other machines, on c10d's TCPStore: `accelerate-agent`.
 ///
-/// Lines of JSON go to its standard input and come from its standard output, which are one socket. It ends when the launcher does, which it notices by the end
-/// of its input.
+/// Lines of JSON go to its standard input and come from its standard output, which are one socket. It ends when the
+/// launcher does, which it notices by the end of its input.
 class Agent {
  public:
   /// Starts it. @throws NotBuiltError when it does not lie beside this program.
@@ -74,7 +75,10 @@ class Agent {
   /// Reads what is there. @return why the ranks are to be stopped, once.
   std::optional<std::string> recalled();
 
-  struct Closed { int64_t code = 0; std::string why; };
+  struct Closed {
+    int64_t code = 0;
+    std::string why;
+  };
   const Closed& closed() const { return closed_; }
 
  private:

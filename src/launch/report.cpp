@@ -38,15 +38,24 @@ std::string host_name() {
 
 const char* hint(const End& end) {
   switch (end.signal) {
-    case SIGKILL: return "the kernel was out of memory (see `dmesg`), or somebody used kill -9";
-    case SIGSEGV: return "an invalid memory access in native code; a core dump or a debugger shows where";
-    case SIGBUS: return "/dev/shm or a disk is full, or a mapped file was cut short";
-    case SIGABRT: return "an uncaught exception or a failed assertion; see its last lines";
-    case SIGILL: return "the program was built for another processor";
-    case SIGFPE: return "an integer division by zero";
-    case SIGTERM: return "something outside of this launch asked it to stop (a scheduler?)";
-    case SIGPIPE: return "the reader of its output went away";
-    default: return nullptr;
+    case SIGKILL:
+      return "the kernel was out of memory (see `dmesg`), or somebody used kill -9";
+    case SIGSEGV:
+      return "an invalid memory access in native code; a core dump or a debugger shows where";
+    case SIGBUS:
+      return "/dev/shm or a disk is full, or a mapped file was cut short";
+    case SIGABRT:
+      return "an uncaught exception or a failed assertion; see its last lines";
+    case SIGILL:
+      return "the program was built for another processor";
+    case SIGFPE:
+      return "an integer division by zero";
+    case SIGTERM:
+      return "something outside of this launch asked it to stop (a scheduler?)";
+    case SIGPIPE:
+      return "the reader of its output went away";
+    default:
+      return nullptr;
   }
 }
 
@@ -72,17 +81,21 @@ std::string failure(const Job& job, const LogFiles& logs, const Outcome& outcome
   const RankRecord& rank = outcome.ranks[*outcome.first_failure];
   const End& end = *rank.end;
   std::string text = kName;
-  text += "rank " + std::to_string(rank.rank) + " of " + std::to_string(job.world_size) + (job.distributed() ? " failed first: it " : " failed: it ") + describe(end) +
-          " after " + seconds(end.at - rank.started) + ".\n";
+  text += "rank " + std::to_string(rank.rank) + " of " + std::to_string(job.world_size) +
+          (job.distributed() ? " failed first: it " : " failed: it ") + describe(end) + " after " +
+          seconds(end.at - rank.started) + ".\n";
   if (job.options.quiet) return text;
   const auto line = [&](const std::string& key, const std::string& value) {
     if (!value.empty()) text += "  " + key + std::string(key.size() < 9 ? 9 - key.size() : 1, ' ') + value + "\n";
   };
   if (const char* why = hint(end)) line("likely", why);
   line("error", error_file_message(logs.of(rank.local_rank).error_file));
-  line("process", "pid " + std::to_string(rank.pid) + ", local rank " + std::to_string(rank.local_rank) + " on " + host_name() + ", " + wall_clock());
+  line("process", "pid " + std::to_string(rank.pid) + ", local rank " + std::to_string(rank.local_rank) + " on " +
+                      host_name() + ", " + wall_clock());
   line("program", shell_line(job.options.command));
-  if (!logs.folder().empty()) line("logs", (logs.folder() / ("attempt_" + std::to_string(job.attempt)) / std::to_string(rank.local_rank)).string());
+  if (!logs.folder().empty())
+    line("logs",
+         (logs.folder() / ("attempt_" + std::to_string(job.attempt)) / std::to_string(rank.local_rank)).string());
   std::string others;
   for (const auto& other : outcome.ranks)
     if (&other != &rank) others += (others.empty() ? "" : ", ") + other_rank(other);

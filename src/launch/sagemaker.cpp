@@ -20,18 +20,29 @@ namespace {
 
 void check(const Job& job) {
   const std::string& program = job.options.command.front();
-  if (job.options.module) throw ConfigError("--module can't be used on Amazon SageMaker, whose containers start a file: name the script itself");
+  if (job.options.module)
+    throw ConfigError(
+        "--module can't be used on Amazon SageMaker, whose containers start a file: name the script itself");
   if (job.options.no_python && std::filesystem::path(program).extension() == ".py")
-    throw ConfigError("--no_python can't be used for " + program + " on Amazon SageMaker, whose containers run scripts by Python: leave it out");
+    throw ConfigError("--no_python can't be used for " + program +
+                      " on Amazon SageMaker, whose containers run scripts by Python: leave it out");
   const Settings& s = job.settings;
-  if (s.text("aws_access_key_id").empty() != s.text("aws_secret_access_key").empty()) throw ConfigError("--aws_access_key_id and --aws_secret_access_key belong together: give both, or neither");
+  if (s.text("aws_access_key_id").empty() != s.text("aws_secret_access_key").empty())
+    throw ConfigError("--aws_access_key_id and --aws_secret_access_key belong together: give both, or neither");
 }
 
 /// What accelerate-sagemaker reads. Through a pipe: nobody else can read secrets there.
 std::string plan(const Job& job, const Host& host) {
   const Settings& s = job.settings;
-  config::Value text{{"config", s.file()}, {"command", job.options.command}, {"environment", protocol(s, host)}, {"num_machines", s.num_machines()}, {"dry_run", job.options.dry_run}, {"quiet", job.options.quiet}, {"keys", nullptr}};
-  if (!s.text("aws_access_key_id").empty()) text["keys"] = {{"id", s.text("aws_access_key_id")}, {"secret", s.text("aws_secret_access_key")}};
+  config::Value text{{"config", s.file()},
+                     {"command", job.options.command},
+                     {"environment", protocol(s, host)},
+                     {"num_machines", s.num_machines()},
+                     {"dry_run", job.options.dry_run},
+                     {"quiet", job.options.quiet},
+                     {"keys", nullptr}};
+  if (!s.text("aws_access_key_id").empty())
+    text["keys"] = {{"id", s.text("aws_access_key_id")}, {"secret", s.text("aws_secret_access_key")}};
   return text.dump();
 }
 
@@ -51,7 +62,8 @@ class PatientWait {
   }
 
  private:
-  struct sigaction interrupt_ {}, pipe_ {};
+  struct sigaction interrupt_ {
+  }, pipe_{};
 };
 
 }  // namespace
@@ -59,14 +71,18 @@ class PatientWait {
 int launch_on_sagemaker(const Job& job, const Host& host) {
   check(job);
   std::error_code ignored;
-  const std::string path = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() / "accelerate-sagemaker";
+  const std::string path =
+      std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() / "accelerate-sagemaker";
   if (::access(path.c_str(), X_OK) != 0)
-    throw NotBuiltError("jobs on Amazon SageMaker are created by the program " + path + ", which is not there. It is built and installed together with this one; was only this one copied?");
+    throw NotBuiltError(
+        "jobs on Amazon SageMaker are created by the program " + path +
+        ", which is not there. It is built and installed together with this one; was only this one copied?");
   const std::string text = plan(job, host);
   Pipe input = make_pipe();
   const PatientWait patience;
   const pid_t parent = ::getpid(), pid = ::fork();
-  if (pid < 0) throw ResourceError(std::string("no process can be started: ") + std::strerror(errno) + ". See `ulimit -u`");
+  if (pid < 0)
+    throw ResourceError(std::string("no process can be started: ") + std::strerror(errno) + ". See `ulimit -u`");
   if (pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(128 + SIGTERM);

@@ -15,10 +15,12 @@ struct Host;
 /// Where a setting's value comes from, the weakest first.
 enum class Source { fallback, file, environment, flag };
 
-/// Who starts the processes. The reference has a function for each, and what the processes find in their environment depends on it.
+/// Who starts the processes. The reference has a function for each, and what the processes find in their environment
+/// depends on it.
 enum class Launcher { simple, torchrun, deepspeed, tpu, sagemaker };
 
-/// All settings of a launch, each with the value that wins: flag, else environment variable, else config file, else default.
+/// All settings of a launch, each with the value that wins: flag, else environment variable, else config file, else
+/// default.
 class Settings {
  public:
   /// @throws ConfigError for values that can't be, contradictions, and what is wrong with the config file.
@@ -38,9 +40,11 @@ class Settings {
   /// What the user should know: flags that have no effect in this combination. A line each.
   const std::vector<std::string>& remarks() const { return remarks_; }
 
-  int64_t num_processes() const;       ///< 0: nobody said, and there is no accelerator
+  int64_t num_processes() const;  ///< 0: nobody said, and there is no accelerator
   int64_t num_machines() const { return integer("num_machines").value_or(1); }
-  int64_t min_machines() const { return std::min(min_machines_.value_or(num_machines()), num_machines()); }  ///< of --num_machines MIN:MAX
+  int64_t min_machines() const {
+    return std::min(min_machines_.value_or(num_machines()), num_machines());
+  }  ///< of --num_machines MIN:MAX
   bool computes_on_cpu() const { return on("cpu") || on("use_cpu"); }
   int64_t threads_per_process() const { return threads_; }
   bool threads_chosen() const { return threads_chosen_; }  ///< by us: neither a flag nor the environment said how many
@@ -52,7 +56,8 @@ class Settings {
   };
   void set(const std::string& name, config::Value value, Source source);
   /// Writes MAX of "MIN:MAX" for num_machines in place of it, and remembers MIN.
-  std::string without_minimum(const std::string& name, const std::string& text, Source source, const std::string& where);
+  std::string without_minimum(const std::string& name, const std::string& text, Source source,
+                              const std::string& where);
   void take_options(const LaunchOptions& options);
   void take_environment(const Host& host);
   void take_slurm(const Host& host);
@@ -68,7 +73,7 @@ class Settings {
   Launcher launcher_ = Launcher::simple;
   std::vector<std::string> remarks_;
   std::optional<int64_t> min_machines_;
-  std::string slurm_step_;             // the step whose tasks are this job's launchers
+  std::string slurm_step_;  // the step whose tasks are this job's launchers
   int64_t threads_ = 1;
   bool threads_chosen_ = false;
 };

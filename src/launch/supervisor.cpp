@@ -36,8 +36,10 @@ namespace {
 using std::chrono::milliseconds;
 
 bool same_file(int a, int b) {
-  struct stat first {}, second {};
-  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev && first.st_ino == second.st_ino;
+  struct stat first {
+  }, second{};
+  return ::fstat(a, &first) == 0 && ::fstat(b, &second) == 0 && first.st_dev == second.st_dev &&
+         first.st_ino == second.st_ino;
 }
 
 Fd open_log(const std::filesystem::path& file) {
@@ -48,10 +50,11 @@ Fd open_log(const std::filesystem::path& file) {
 
 /// Of ranks that failed within moments of each other, the least value is the likeliest cause; the others died of it.
 ///
-/// The order in which the kernel reports ends is not enough: a dying process drops its connections first, and a peer that dies of that may be
-/// reported before it. The kind of death tells more: nobody else causes a kill or an invalid access, whereas exit code 69 is how a program of
-/// this library ends when a *peer* went away. Among equals the first to have said its last word on stderr is the cause, since it spoke before it
-/// dropped its connections. Words long before the end are about something else.
+/// The order in which the kernel reports ends is not enough: a dying process drops its connections first, and a peer
+/// that dies of that may be reported before it. The kind of death tells more: nobody else causes a kill or an invalid
+/// access, whereas exit code 69 is how a program of this library ends when a *peer* went away. Among equals the first
+/// to have said its last word on stderr is the cause, since it spoke before it dropped its connections. Words long
+/// before the end are about something else.
 std::tuple<int, Clock::time_point, int64_t> blame(const RankRecord& rank) {
   const End& end = *rank.end;
   const bool recent = rank.last_word && *rank.last_word < end.at && end.at - *rank.last_word < std::chrono::seconds(2);
@@ -66,12 +69,14 @@ class Supervisor {
         agent_(agent),
         monitor_(monitor),
         // The monitor needs the last lines of a rank, and the lower part of the terminal.
-        interactive_(!monitor && job.local_world_size == 1 && job.remote.empty() && ::isatty(STDIN_FILENO) && logs.folder().empty()),
+        interactive_(!monitor && job.local_world_size == 1 && job.remote.empty() && ::isatty(STDIN_FILENO) &&
+                     logs.folder().empty()),
         signals_(wanted_signals(interactive_, monitor)),
         out_(STDOUT_FILENO),
         err_(STDERR_FILENO),
         errors_(same_file(STDOUT_FILENO, STDERR_FILENO) ? &out_ : &err_),
-        warden_(static_cast<size_t>(job.local_world_size), monitor && monitor->divides(errors_->fd()) ? errors_->fd() : -1, TerminalView::restore()) {
+        warden_(static_cast<size_t>(job.local_world_size),
+                monitor && monitor->divides(errors_->fd()) ? errors_->fd() : -1, TerminalView::restore()) {
     if (interactive_) adopt_orphans();
     outcome_.ranks.resize(static_cast<size_t>(job.local_world_size));
   }
@@ -90,9 +95,15 @@ class Supervisor {
   Outcome run(const Host& host, std::string (*say)(const Job&, const LogFiles&, const Outcome&)) {
     if (monitor_) monitor_->begin(job_, *errors_, warden_);
     const auto command = job_.starts_ranks() ? command_line(job_, host) : std::vector<std::string>();
-    for (int64_t i = 0; i < job_.local_world_size; ++i) start(i, job_.starts_ranks() ? command : job_.remote.empty() ? job_.commands[static_cast<size_t>(i)] : remote_command(job_, host, static_cast<size_t>(i)), host);
+    for (int64_t i = 0; i < job_.local_world_size; ++i)
+      start(i,
+            job_.starts_ranks()   ? command
+            : job_.remote.empty() ? job_.commands[static_cast<size_t>(i)]
+                                  : remote_command(job_, host, static_cast<size_t>(i)),
+            host);
     while (running_ > 0) turn();
-    // The ranks are gone: what they left behind in their groups goes too. They are not reaped yet, so their numbers can't have been given to others.
+    // The ranks are gone: what they left behind in their groups goes too. They are not reaped yet, so their numbers
+    // can't have been given to others.
     send(SIGKILL);
     drain_until_ = Clock::now() + kDrain;
     while (!abandoned_ && Clock::now() < *drain_until_ && unfinished()) turn();
@@ -107,7 +118,8 @@ class Supervisor {
   }
 
  private:
-  static constexpr milliseconds kDrain{1000};  // for output of processes that left a rank's group and still hold its pipe
+  static constexpr milliseconds kDrain{
+      1000};  // for output of processes that left a rank's group and still hold its pipe
 
   static std::vector<int> wanted_signals(bool interactive, const Monitor* monitor) {
     std::vector<int> wanted{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
@@ -116,11 +128,13 @@ class Supervisor {
     return wanted;
   }
 
-  /// What kill(2) takes to reach a rank and all that it started. An interactive rank stays in our group, which is the terminal's foreground.
+  /// What kill(2) takes to reach a rank and all that it started. An interactive rank stays in our group, which is the
+  /// terminal's foreground.
   pid_t target(const RankRecord& rank) const { return interactive_ ? rank.pid : -rank.pid; }
 
   void send(int signal) {
-    // A remote launcher stops when its input ends, and its shell returns when it has stopped. A shell without input is stopped itself, which the launcher notices.
+    // A remote launcher stops when its input ends, and its shell returns when it has stopped. A shell without input is
+    // stopped itself, which the launcher notices.
     if (!job_.remote_input.empty() && signal != SIGKILL) return tethers_.clear();
     for (const auto& rank : outcome_.ranks) {
       if (rank.pid <= 0 || (interactive_ && rank.end)) continue;
@@ -131,7 +145,8 @@ class Supervisor {
 
   void start(int64_t local_rank, const std::vector<std::string>& command, const Host& host) {
     const RankLogs& logs = logs_.of(local_rank);
-    auto environment = job_.starts_ranks() ? build_environment(job_, host, local_rank) : std::map<std::string, std::string>();
+    auto environment =
+        job_.starts_ranks() ? build_environment(job_, host, local_rank) : std::map<std::string, std::string>();
     if (!logs.error_file.empty()) environment["TORCHELASTIC_ERROR_FILE"] = logs.error_file;
     if (monitor_ && job_.starts_ranks()) environment[kStepFileVariable] = monitor_->step_file(local_rank);
     SpawnOptions spawning{.command = command, .environment = {}, .own_group = !interactive_};
@@ -145,7 +160,8 @@ class Supervisor {
     if (!job_.remote_input.empty()) {
       tether = make_pipe();
       spawning.in = tether.read.get();
-      [[maybe_unused]] const ssize_t written = ::write(tether.write.get(), job_.remote_input.data(), job_.remote_input.size());
+      [[maybe_unused]] const ssize_t written =
+          ::write(tether.write.get(), job_.remote_input.data(), job_.remote_input.size());
       tethers_.push_back(std::move(tether.write));
     }
     auto& record = outcome_.ranks[static_cast<size_t>(local_rank)];
@@ -162,7 +178,8 @@ class Supervisor {
     spawning.out = out.get();
     spawning.err = err.get();
     spawning.environment = merged(host, environment);
-    if (job_.settings.on("enable_cpu_affinity")) spawning.cpus = cores_of(topology(), visible_gpus(host), local_rank, job_.local_world_size);
+    if (job_.settings.on("enable_cpu_affinity"))
+      spawning.cpus = cores_of(topology(), visible_gpus(host), local_rank, job_.local_world_size);
     record.rank = job_.rank(local_rank);
     record.local_rank = local_rank;
     record.started = Clock::now();
@@ -178,7 +195,9 @@ class Supervisor {
   /// The GPUs of --gpu_ids, else those of the caller's CUDA_VISIBLE_DEVICES; ranks use them in this order.
   std::vector<int64_t> visible_gpus(const Host& host) const {
     std::string list = job_.settings.text("gpu_ids");
-    if (const auto found = host.environment.find("CUDA_VISIBLE_DEVICES"); (list.empty() || list == "all") && found != host.environment.end()) list = found->second;
+    if (const auto found = host.environment.find("CUDA_VISIBLE_DEVICES");
+        (list.empty() || list == "all") && found != host.environment.end())
+      list = found->second;
     std::vector<int64_t> ids;
     std::istringstream text(list);
     for (int64_t id; text >> id; text.ignore()) ids.push_back(id);
@@ -190,8 +209,9 @@ class Supervisor {
     if (!on_terminal) return open_log(file);
     if (direct && file.empty()) return {};
     Pipe pipe = make_pipe();
-    forwarders_.emplace_back(std::move(pipe.read),
-                             LineForwarder::Options{.sink = sink, .prefix = prefix, .log = file.empty() ? Fd() : open_log(file)});
+    forwarders_.emplace_back(
+        std::move(pipe.read),
+        LineForwarder::Options{.sink = sink, .prefix = prefix, .log = file.empty() ? Fd() : open_log(file)});
     return std::move(pipe.write);
   }
 
@@ -218,7 +238,8 @@ class Supervisor {
     if (monitor_) monitor_->serve(std::span(fds).subspan(monitors));
     if (monitor_ && monitor_->sees() && now_ >= monitor_->next()) monitor_->look(now_, statuses());
     if (running_ == 0) {
-      if (drain_until_ && (!out_.has_room() || !err_.has_room())) drain_until_ = now_ + kDrain;  // the reader is slow, not the ranks
+      if (drain_until_ && (!out_.has_room() || !err_.has_room()))
+        drain_until_ = now_ + kDrain;  // the reader is slow, not the ranks
     } else if (kill_at_ && now_ >= *kill_at_) {
       kill_now();
     } else if (stop_at_ && now_ >= *stop_at_) {
@@ -246,7 +267,8 @@ class Supervisor {
   }
 
   bool unfinished() const {
-    return out_.pending() || err_.pending() || std::any_of(forwarders_.begin(), forwarders_.end(), [](const auto& f) { return !f.finished(); });
+    return out_.pending() || err_.pending() ||
+           std::any_of(forwarders_.begin(), forwarders_.end(), [](const auto& f) { return !f.finished(); });
   }
 
   void take_signals() {
@@ -254,10 +276,16 @@ class Supervisor {
     while (::read(signals_.fd(), &info, sizeof(info)) == sizeof(info)) {
       const int signal = static_cast<int>(info.ssi_signo);
       switch (signal) {
-        case SIGCHLD: collect(static_cast<pid_t>(info.ssi_pid)); break;
+        case SIGCHLD:
+          collect(static_cast<pid_t>(info.ssi_pid));
+          break;
         case SIGUSR1:
-        case SIGUSR2: send(signal); break;
-        case SIGWINCH: monitor_->redraw(); break;
+        case SIGUSR2:
+          send(signal);
+          break;
+        case SIGWINCH:
+          monitor_->redraw();
+          break;
         case SIGTSTP:
           send(SIGSTOP);
           if (monitor_) give_terminal_back();
@@ -265,7 +293,9 @@ class Supervisor {
           send(SIGCONT);
           if (monitor_) monitor_->redraw();
           break;
-        default: stop_for(signal, info.ssi_code == SI_KERNEL); break;
+        default:
+          stop_for(signal, info.ssi_code == SI_KERNEL);
+          break;
       }
     }
   }
@@ -307,7 +337,8 @@ class Supervisor {
   }
 
   /// Looks which ranks have ended, without reaping them: their numbers stay reserved until the end.
-  /// @param first  the process whose end raised the signal; the signals of those that ended since then were merged into it.
+  /// @param first  the process whose end raised the signal; the signals of those that ended since then were merged into
+  /// it.
   void collect(pid_t first) {
     for (auto& rank : outcome_.ranks)
       if (rank.pid == first) look_at(rank);
@@ -316,7 +347,9 @@ class Supervisor {
 
   void look_at(RankRecord& rank) {
     siginfo_t info{};
-    if (rank.end || ::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
+    if (rank.end || ::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+        info.si_pid == 0)
+      return;
     End end{.at = now_, .asked = kill_at_.has_value()};
     (info.si_code == CLD_EXITED ? end.exit_code : end.signal) = info.si_status;
     rank.end = end;
@@ -336,7 +369,8 @@ class Supervisor {
   void fill_tail(RankRecord& rank) {
     constexpr std::streamoff kBytes = 16 << 10;
     for (const auto& [local_rank, stream, forwarder] : streams_)
-      if (local_rank == rank.local_rank && stream == kStderr) rank.last_word = forwarders_[forwarder].last_word(), rank.stderr_tail = forwarders_[forwarder].tail();
+      if (local_rank == rank.local_rank && stream == kStderr)
+        rank.last_word = forwarders_[forwarder].last_word(), rank.stderr_tail = forwarders_[forwarder].tail();
     const auto& file = logs_.of(rank.local_rank).stderr_file;
     if (!file.empty() && rank.stderr_tail.empty()) rank.stderr_tail = end_of(file, kBytes);
   }
@@ -353,7 +387,8 @@ class Supervisor {
     std::vector<std::string> last;
     for (const auto& [local_rank, stream, index] : streams_) {
       const auto& forwarder = forwarders_[index];
-      if (local_rank != rank.local_rank || forwarder.tail().empty() || (when && forwarder.last_word() <= when)) continue;
+      if (local_rank != rank.local_rank || forwarder.tail().empty() || (when && forwarder.last_word() <= when))
+        continue;
       when = forwarder.last_word();
       last = last_lines(forwarder.tail(), 1);
     }
@@ -398,12 +433,16 @@ class Supervisor {
   const bool interactive_;  ///< the one rank of this machine shares the user's terminal
   Signals signals_;
   Sink out_, err_;
-  Sink* errors_;            ///< out_ if both streams go to the same place, so that their lines don't mix either
+  Sink* errors_;  ///< out_ if both streams go to the same place, so that their lines don't mix either
   Warden warden_;
   Outcome outcome_;
   std::deque<LineForwarder> forwarders_;
   std::vector<Fd> tethers_;  ///< of remote launchers
-  struct Stream { int64_t local_rank; Streams kind; size_t forwarder; };
+  struct Stream {
+    int64_t local_rank;
+    Streams kind;
+    size_t forwarder;
+  };
   std::vector<Stream> streams_;  ///< those that pass through here
   int64_t running_ = 0;
   std::optional<Clock::time_point> stop_at_, kill_at_, drain_until_;
@@ -416,7 +455,8 @@ class Supervisor {
 
 }  // namespace
 
-// Nobody else causes a kill or an invalid access, whereas 69 is how a program of this library ends when a peer went away.
+// Nobody else causes a kill or an invalid access, whereas 69 is how a program of this library ends when a peer went
+// away.
 int blame_kind(const End& end) { return end.signal && end.signal != SIGABRT ? 0 : end.exit_code == 69 ? 2 : 1; }
 
 int Outcome::exit_code() const {
@@ -424,7 +464,8 @@ int Outcome::exit_code() const {
   return stop_signal ? 128 + stop_signal : 0;
 }
 
-Outcome supervise(const Job& job, const Host& host, const LogFiles& logs, std::string (*say)(const Job&, const LogFiles&, const Outcome&), Agent* agent, Monitor* monitor) {
+Outcome supervise(const Job& job, const Host& host, const LogFiles& logs,
+                  std::string (*say)(const Job&, const LogFiles&, const Outcome&), Agent* agent, Monitor* monitor) {
   return Supervisor(job, logs, agent, monitor).run(host, say);
 }
 

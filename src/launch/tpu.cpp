@@ -18,7 +18,8 @@ namespace {
 namespace fs = std::filesystem;
 
 // FORK_LAUNCHED is how Hugging Face Accelerate knows that somebody has started its processes.
-constexpr const char* kStarter = R"PY(# Written by `accelerate launch`: calls a function of a program in each of PyTorch/XLA's processes.
+constexpr const char* kStarter =
+    R"PY(# Written by `accelerate launch`: calls a function of a program in each of PyTorch/XLA's processes.
 import importlib
 import os
 import sys
@@ -72,11 +73,14 @@ std::string worker_command(const Job& job, const Host& host) {
     if (s[list].is_array())
       for (const auto& entry : s[list]) {
         const std::string text = config::python_text(entry);
-        if (text.find('=') == std::string::npos || text.front() == '=') throw ConfigError(std::string(std::strcmp(list, "env") == 0 ? "--env" : "tpu_env of the config file") + " has '" + text + "', expected NAME=VALUE");
+        if (text.find('=') == std::string::npos || text.front() == '=')
+          throw ConfigError(std::string(std::strcmp(list, "env") == 0 ? "--env" : "tpu_env of the config file") +
+                            " has '" + text + "', expected NAME=VALUE");
         words.push_back(text);
       }
   // A worker is one machine for itself, whose TPU chips PyTorch/XLA makes part of the pod.
-  words.insert(words.end(), {"accelerate-launch", "--tpu", "--no_tpu_cluster", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"});
+  words.insert(words.end(), {"accelerate-launch", "--tpu", "--no_tpu_cluster", "--num_machines", "1",
+                             "--mixed_precision", "no", "--dynamo_backend", "no"});
   if (s.num_processes() > 0) words.insert(words.end(), {"--num_processes", std::to_string(s.num_processes())});
   words.insert(words.end(), {"--main_training_function", function_of(job)});
   if (job.options.module) words.push_back("--module");
@@ -87,16 +91,22 @@ std::string worker_command(const Job& job, const Host& host) {
 void check_python(const Job& job) {
   const std::string& name = job.options.command.front();
   if (job.options.no_python || (!job.options.module && fs::path(name).extension() != ".py"))
-    throw ConfigError("TPUs are driven by PyTorch/XLA, which is Python and which LibTorch does not have: '" + name + "' is " + (job.options.no_python ? "given with --no_python" : "no Python script (.py)") +
+    throw ConfigError("TPUs are driven by PyTorch/XLA, which is Python and which LibTorch does not have: '" + name +
+                      "' is " + (job.options.no_python ? "given with --no_python" : "no Python script (.py)") +
                       ". Start a Python script or --module");
 }
 
 std::string say(const Job& job, const LogFiles&, const Outcome& outcome) {
-  if (outcome.stop_signal) return job.options.quiet ? "" : "accelerate launch: stopped by " + signal_name(outcome.stop_signal) + "; what runs on the pod's workers may go on.\n";
+  if (outcome.stop_signal)
+    return job.options.quiet ? ""
+                             : "accelerate launch: stopped by " + signal_name(outcome.stop_signal) +
+                                   "; what runs on the pod's workers may go on.\n";
   if (!outcome.first_failure) return "";
   const RankRecord& record = outcome.ranks[*outcome.first_failure];
   const config::Value names = named_workers(job.settings);
-  const std::string where = names.is_array() && !names.empty() ? config::python_text(names.at(static_cast<size_t>(record.rank))) : "the workers of " + job.settings.text("tpu_name");
+  const std::string where = names.is_array() && !names.empty()
+                                ? config::python_text(names.at(static_cast<size_t>(record.rank)))
+                                : "the workers of " + job.settings.text("tpu_name");
   return "accelerate launch: gcloud for " + where + " " + describe(*record.end) + "\n";
 }
 
@@ -104,9 +114,11 @@ std::string say(const Job& job, const LogFiles&, const Outcome& outcome) {
 
 XlaStarter::XlaStarter() {
   std::string name = (fs::temp_directory_path() / "accelerate-xla-XXXXXX").string();
-  if (!::mkdtemp(name.data())) throw ResourceError("no temporary folder " + name + " can be made: " + std::strerror(errno));
+  if (!::mkdtemp(name.data()))
+    throw ResourceError("no temporary folder " + name + " can be made: " + std::strerror(errno));
   folder_ = name;
-  if (!(std::ofstream(file()) << kStarter).flush()) throw ResourceError("the file " + file().string() + " can't be written");
+  if (!(std::ofstream(file()) << kStarter).flush())
+    throw ResourceError("the file " + file().string() + " can't be written");
 }
 
 XlaStarter::~XlaStarter() {
@@ -118,7 +130,9 @@ std::vector<std::string> xla_arguments(const Job& job) {
   check_python(job);
   const auto& command = job.options.command;
   std::error_code ignored;
-  if (!job.options.module && !fs::is_regular_file(command.front(), ignored)) throw ConfigError("there is no script '" + command.front() + "' (seen from " + fs::current_path(ignored).string() + ")");
+  if (!job.options.module && !fs::is_regular_file(command.front(), ignored))
+    throw ConfigError("there is no script '" + command.front() + "' (seen from " + fs::current_path(ignored).string() +
+                      ")");
   std::vector<std::string> words{job.options.module ? "module" : "script", command.front(), function_of(job)};
   words.insert(words.end(), command.begin() + 1, command.end());
   return words;
@@ -140,11 +154,15 @@ std::vector<std::vector<std::string>> pod_commands(const Job& job) {
   };
   std::vector<std::vector<std::string>> commands;
   if (const config::Value workers = named_workers(s); workers.is_array() && !workers.empty()) {
-    for (const auto& worker : workers) commands.push_back(finished({"gcloud", "compute", "ssh", config::python_text(worker)}));
+    for (const auto& worker : workers)
+      commands.push_back(finished({"gcloud", "compute", "ssh", config::python_text(worker)}));
     return commands;
   }
   const std::string name = s.text("tpu_name");
-  if (name.empty()) throw ConfigError("--tpu_cluster starts the program on all workers of a pod, whose name is not known: `accelerate config` asks for tpu_name and tpu_zone");
+  if (name.empty())
+    throw ConfigError(
+        "--tpu_cluster starts the program on all workers of a pod, whose name is not known: `accelerate config` asks "
+        "for tpu_name and tpu_zone");
   auto words = finished({"gcloud", "alpha", "compute", "tpus", "tpu-vm", "ssh", name});
   words.insert(words.end(), {"--worker", "all"});
   return {words};
@@ -153,7 +171,10 @@ std::vector<std::vector<std::string>> pod_commands(const Job& job) {
 int launch_on_pod(Job job, const Host& host, Monitor* monitor) {
   job.commands = pod_commands(job);
   const fs::path gcloud = find_in_path("gcloud", host);
-  if (gcloud.empty()) throw NotBuiltError("the workers of a TPU pod are reached by Google Cloud's program gcloud, which is not in PATH. Install it (Google Cloud CLI) and log in, or run this on each worker with --no_tpu_cluster");
+  if (gcloud.empty())
+    throw NotBuiltError(
+        "the workers of a TPU pod are reached by Google Cloud's program gcloud, which is not in PATH. Install it "
+        "(Google Cloud CLI) and log in, or run this on each worker with --no_tpu_cluster");
   for (auto& words : job.commands) words.front() = gcloud;
   const LogFiles logs(job);
   return supervise(job, host, logs, say, nullptr, monitor).exit_code();
@@ -162,7 +183,10 @@ int launch_on_pod(Job job, const Host& host, Monitor* monitor) {
 std::string shell_text(const std::vector<std::string>& words) {
   std::string line;
   for (const auto& word : words) {
-    const bool plain = !word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,@%+") == std::string::npos;
+    const bool plain =
+        !word.empty() &&
+        word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,@%+") ==
+            std::string::npos;
     std::string text = plain ? word : "'";
     if (!plain) {
       for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);

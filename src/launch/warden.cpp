@@ -12,7 +12,9 @@
 namespace accelerate::launcher {
 namespace {
 
-struct Note { pid_t target, wanted; };  // smaller than PIPE_BUF: arrives whole
+struct Note {
+  pid_t target, wanted;
+};  // smaller than PIPE_BUF: arrives whole
 
 [[noreturn]] void stand_guard(int pipe, std::vector<pid_t>& targets, int terminal, const char* restore) {
   // A session of its own: neither Ctrl-C nor the end of the terminal reaches it. All signals stay blocked.
@@ -21,7 +23,8 @@ struct Note { pid_t target, wanted; };  // smaller than PIPE_BUF: arrives whole
   sigset_t all;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
-  // Holding on to anything but the pipe would keep readers of the launcher's output waiting; a terminal's don't wait for an end.
+  // Holding on to anything but the pipe would keep readers of the launcher's output waiting; a terminal's don't wait
+  // for an end.
   ::dup2(pipe, 0);
   if (terminal >= 0) ::dup2(terminal, 1);
   ::close_range(terminal >= 0 ? 2 : 1, ~0U, 0);
@@ -37,7 +40,8 @@ struct Note { pid_t target, wanted; };  // smaller than PIPE_BUF: arrives whole
   }
   for (pid_t target : targets)
     if (target != 0) ::kill(target, SIGKILL);
-  if (divided) [[maybe_unused]] const ssize_t written = ::write(1, restore, std::strlen(restore));
+  if (divided) [[maybe_unused]]
+    const ssize_t written = ::write(1, restore, std::strlen(restore));
   ::_exit(0);
 }
 
@@ -47,7 +51,8 @@ Warden::Warden(size_t capacity, int terminal, const char* restore) {
   std::vector<pid_t> targets(capacity, 0);
   Pipe pipe = make_pipe();
   pid_ = ::fork();
-  if (pid_ < 0) throw ResourceError(std::string("no process can be started: ") + std::strerror(errno) + ". See `ulimit -u`");
+  if (pid_ < 0)
+    throw ResourceError(std::string("no process can be started: ") + std::strerror(errno) + ". See `ulimit -u`");
   if (pid_ == 0) {
     pipe.write.reset();
     stand_guard(pipe.read.get(), targets, terminal, restore);

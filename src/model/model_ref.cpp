@@ -55,15 +55,22 @@ std::string own_name(std::string qualified, const std::string& separator) {
     }
     qualified.resize(at);
   }
-  if (const auto last = qualified.rfind(separator); last != std::string::npos) qualified.erase(0, last + separator.size());
+  if (const auto last = qualified.rfind(separator); last != std::string::npos)
+    qualified.erase(0, last + separator.size());
   constexpr std::string_view kHolderSuffix = "Impl";
-  if (separator == "::" && qualified.size() > kHolderSuffix.size() && qualified.ends_with(kHolderSuffix)) qualified.resize(qualified.size() - kHolderSuffix.size());
+  if (separator == "::" && qualified.size() > kHolderSuffix.size() && qualified.ends_with(kHolderSuffix))
+    qualified.resize(qualified.size() - kHolderSuffix.size());
   return qualified;
 }
 
 void walk(torch::nn::Module& module, const std::string& path, int64_t parent, std::vector<Submodule>& all) {
   const auto index = static_cast<int64_t>(all.size());
-  Submodule item{.path = path, .class_name = own_name(module.name(), "::"), .qualified_class_name = module.name(), .parent = parent, .identity = &module, .module = &module};
+  Submodule item{.path = path,
+                 .class_name = own_name(module.name(), "::"),
+                 .qualified_class_name = module.name(),
+                 .parent = parent,
+                 .identity = &module,
+                 .module = &module};
   for (const auto& parameter : module.named_parameters(/*recurse=*/false))
     if (parameter.value().defined()) item.parameters.emplace_back(parameter.key(), parameter.value());
   all.push_back(std::move(item));
@@ -74,11 +81,16 @@ void walk(torch::nn::Module& module, const std::string& path, int64_t parent, st
 void walk(const torch::jit::Module& module, const std::string& path, int64_t parent, std::vector<Submodule>& all) {
   const auto index = static_cast<int64_t>(all.size());
   const std::string name = module.type()->name() ? module.type()->name()->qualifiedName() : "";
-  Submodule item{.path = path, .class_name = own_name(name, "."), .qualified_class_name = name, .parent = parent, .identity = module._ivalue().get()};
+  Submodule item{.path = path,
+                 .class_name = own_name(name, "."),
+                 .qualified_class_name = name,
+                 .parent = parent,
+                 .identity = module._ivalue().get()};
   for (const auto& parameter : module.named_parameters(/*recurse=*/false))
     if (parameter.value.defined()) item.parameters.emplace_back(parameter.name, parameter.value);
   all.push_back(std::move(item));
-  for (const auto& child : module.named_children()) walk(child.value, path.empty() ? child.name : path + "." + child.name, index, all);
+  for (const auto& child : module.named_children())
+    walk(child.value, path.empty() ? child.name : path + "." + child.name, index, all);
 }
 
 }  // namespace
@@ -105,6 +117,8 @@ void ModelRef::to(const at::Device& device) const {
   else torch::jit::Module(*script_).to(device);
 }
 
-const void* ModelRef::identity() const { return module_ ? static_cast<const void*>(module_.get()) : script_->_ivalue().get(); }
+const void* ModelRef::identity() const {
+  return module_ ? static_cast<const void*>(module_.get()) : script_->_ivalue().get();
+}
 
 }  // namespace accelerate

@@ -33,7 +33,9 @@ at::Tensor sigmoid(const at::Tensor& x) { return at::sigmoid(x); }
 at::Tensor linear(const at::Tensor& x) { return x; }
 at::Tensor root_of_softplus(const at::Tensor& x) { return at::softplus(x).sqrt(); }
 /// The normal distribution's integral that comes closest to squared_relu. Source: arXiv:2209.10655.
-at::Tensor laplace(const at::Tensor& x) { return 0.5 * (1.0 + at::erf((x - 0.707107) / (0.282095 * std::numbers::sqrt2))); }
+at::Tensor laplace(const at::Tensor& x) {
+  return 0.5 * (1.0 + at::erf((x - 0.707107) / (0.282095 * std::numbers::sqrt2)));
+}
 
 // All that transformers has but prelu and xielu, which have weights of their own.
 constexpr std::pair<const char*, Activation> kActivations[] = {

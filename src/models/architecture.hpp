@@ -40,22 +40,25 @@ Architecture build_resnet(const std::filesystem::path& config, const std::string
 Architecture build_t5(const std::filesystem::path& config, const std::string& class_name);
 Architecture build_vit(const std::filesystem::path& config, const std::string& class_name);
 
-/// Inputs by name, in this order; undefined where they are not given. @param required  So many of the first names must be given.
+/// Inputs by name, in this order; undefined where they are not given. @param required  So many of the first names must
+/// be given.
 /// @throws ConfigError for one that is missing, or that is not among the names.
-std::vector<at::Tensor> take_inputs(const AutoModel::Tensors& inputs, const std::vector<std::string>& names, size_t required);
+std::vector<at::Tensor> take_inputs(const AutoModel::Tensors& inputs, const std::vector<std::string>& names,
+                                    size_t required);
 
 /// Wraps the forward of a causal language model's module.
-template <class Module>
-AutoModelForCausalLM::Forward causal_forward(const std::shared_ptr<Module>& module) {
-  return [module](const at::Tensor& input_ids, const at::Tensor& attention_mask, const at::Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep) {
+template <class Module> AutoModelForCausalLM::Forward causal_forward(const std::shared_ptr<Module>& module) {
+  return [module](const at::Tensor& input_ids, const at::Tensor& attention_mask, const at::Tensor& position_ids,
+                  KeyValueCache* cache, int64_t logits_to_keep) {
     return module->forward(input_ids, attention_mask, position_ids, cache, logits_to_keep);
   };
 }
 
 /// Wraps the forward of an image classifier's module.
-template <class Module>
-AutoModel::Forward image_forward(const std::shared_ptr<Module>& module) {
-  return [module](const AutoModel::Tensors& inputs) { return AutoModel::Tensors{{"logits", module->forward(take_inputs(inputs, {"pixel_values"}, 1).front())}}; };
+template <class Module> AutoModel::Forward image_forward(const std::shared_ptr<Module>& module) {
+  return [module](const AutoModel::Tensors& inputs) {
+    return AutoModel::Tensors{{"logits", module->forward(take_inputs(inputs, {"pixel_values"}, 1).front())}};
+  };
 }
 
 /// The usual fresh weights: biases 0, norms 1, all else normal with this deviation.

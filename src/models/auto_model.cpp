@@ -23,7 +23,7 @@ struct Row {
 constexpr Row kArchitectures[] = {
     {"bert", "BertModel", build_bert},
     {"bert", "BertForSequenceClassification", build_bert},
-    {"bert", "BertForMaskedLM", build_bert},      // BertModel; the head of its training is left over
+    {"bert", "BertForMaskedLM", build_bert},  // BertModel; the head of its training is left over
     {"bert", "BertForPreTraining", build_bert},
     {"efficientnet_lite", "efficientnet_lite0", build_efficientnet_lite},
     {"gpt2", "GPT2LMHeadModel", build_gpt2},
@@ -46,7 +46,8 @@ const Row& find_row(const JsonFile& file) {
   const auto variant = file.get("architecture", "");
   if (model_type.empty() && variant.find("efficientnet_lite") != std::string::npos) model_type = "efficientnet_lite";
   std::string class_name;
-  if (const auto classes = file.root().find("architectures"); classes != file.root().end() && classes->is_array() && !classes->empty() && classes->front().is_string())
+  if (const auto classes = file.root().find("architectures");
+      classes != file.root().end() && classes->is_array() && !classes->empty() && classes->front().is_string())
     class_name = classes->front().get<std::string>();
   const Row* first = nullptr;
   std::string types, known;
@@ -90,12 +91,16 @@ Architecture loaded(const fs::path& folder, const AutoLoadOptions& options, Load
 }
 
 AutoModelForCausalLM as_causal(Architecture model, const fs::path& path) {
-  if (!model.causal) throw CheckpointError("'" + config_file(path).string() + "': " + model.module->name() + " is no causal language model; use AutoModel" + (model.encode ? "ForSeq2SeqLM." : "."));
+  if (!model.causal)
+    throw CheckpointError("'" + config_file(path).string() + "': " + model.module->name() +
+                          " is no causal language model; use AutoModel" + (model.encode ? "ForSeq2SeqLM." : "."));
   return {std::move(model.module), std::move(model.causal)};
 }
 
 AutoModelForSeq2SeqLM as_seq2seq(Architecture model, const fs::path& path) {
-  if (!model.encode) throw CheckpointError("'" + config_file(path).string() + "': " + model.module->name() + " has no encoder with a decoder; use AutoModel" + (model.causal ? "ForCausalLM." : "."));
+  if (!model.encode)
+    throw CheckpointError("'" + config_file(path).string() + "': " + model.module->name() +
+                          " has no encoder with a decoder; use AutoModel" + (model.causal ? "ForCausalLM." : "."));
   return {std::move(model.module), std::move(model.encode)};
 }
 
@@ -107,7 +112,8 @@ AutoModel as_any(Architecture model) {
     };
   if (model.encode)
     model.forward = [encode = std::move(model.encode)](const AutoModel::Tensors& inputs) {
-      const auto given = take_inputs(inputs, {"input_ids", "decoder_input_ids", "attention_mask", "decoder_attention_mask"}, 2);
+      const auto given =
+          take_inputs(inputs, {"input_ids", "decoder_input_ids", "attention_mask", "decoder_attention_mask"}, 2);
       return AutoModel::Tensors{{"logits", encode(given[0], given[2])(given[1], given[3], {}, nullptr, 0)}};
     };
   return {std::move(model.module), std::move(model.forward)};
@@ -115,7 +121,8 @@ AutoModel as_any(Architecture model) {
 
 }  // namespace
 
-std::vector<at::Tensor> take_inputs(const AutoModel::Tensors& inputs, const std::vector<std::string>& names, size_t required) {
+std::vector<at::Tensor> take_inputs(const AutoModel::Tensors& inputs, const std::vector<std::string>& names,
+                                    size_t required) {
   std::vector<at::Tensor> taken(names.size());
   const auto list = [&] {
     std::string text;
@@ -124,11 +131,14 @@ std::vector<at::Tensor> take_inputs(const AutoModel::Tensors& inputs, const std:
   };
   for (const auto& [name, tensor] : inputs) {
     const auto found = std::find(names.begin(), names.end(), name);
-    if (found == names.end()) throw ConfigError("AutoModel::forward: found an input '" + name + "', expected some of " + list() + ".");
+    if (found == names.end())
+      throw ConfigError("AutoModel::forward: found an input '" + name + "', expected some of " + list() + ".");
     taken[found - names.begin()] = tensor;
   }
   for (size_t i = 0; i < required; ++i)
-    if (!taken[i].defined()) throw ConfigError("AutoModel::forward: the input '" + names[i] + "' is missing; this model takes " + list() + ".");
+    if (!taken[i].defined())
+      throw ConfigError("AutoModel::forward: the input '" + names[i] + "' is missing; this model takes " + list() +
+                        ".");
   return taken;
 }
 
@@ -137,7 +147,9 @@ std::function<void(const std::string&, at::Tensor)> initialize_normal(double dev
     const c10::NoGradGuard no_grad;
     // The last part but one names the module: input_layernorm, ln_1, self_attn_layer_norm.
     const auto end = name.rfind('.'), begin = end == std::string::npos ? end : name.rfind('.', end - 1);
-    const auto module = end == std::string::npos ? std::string() : name.substr(begin == std::string::npos ? 0 : begin + 1, end - (begin == std::string::npos ? 0 : begin + 1));
+    const auto module = end == std::string::npos ? std::string()
+                                                 : name.substr(begin == std::string::npos ? 0 : begin + 1,
+                                                               end - (begin == std::string::npos ? 0 : begin + 1));
     if (name.ends_with("bias")) {
       parameter.zero_();
     } else if (module.starts_with("ln_") || module.find("norm") != std::string::npos) {
@@ -148,11 +160,23 @@ std::function<void(const std::string&, at::Tensor)> initialize_normal(double dev
   };
 }
 
-AutoModelForCausalLM AutoModelForCausalLM::from_pretrained(const fs::path& folder, const AutoLoadOptions& options, LoadReport* report) { return as_causal(loaded(folder, options, report), folder); }
-AutoModelForCausalLM AutoModelForCausalLM::from_config(const fs::path& config, Weights weights) { return as_causal(built(config, weights), config); }
-AutoModelForSeq2SeqLM AutoModelForSeq2SeqLM::from_pretrained(const fs::path& folder, const AutoLoadOptions& options, LoadReport* report) { return as_seq2seq(loaded(folder, options, report), folder); }
-AutoModelForSeq2SeqLM AutoModelForSeq2SeqLM::from_config(const fs::path& config, Weights weights) { return as_seq2seq(built(config, weights), config); }
-AutoModel AutoModel::from_pretrained(const fs::path& folder, const AutoLoadOptions& options, LoadReport* report) { return as_any(loaded(folder, options, report)); }
+AutoModelForCausalLM AutoModelForCausalLM::from_pretrained(const fs::path& folder, const AutoLoadOptions& options,
+                                                           LoadReport* report) {
+  return as_causal(loaded(folder, options, report), folder);
+}
+AutoModelForCausalLM AutoModelForCausalLM::from_config(const fs::path& config, Weights weights) {
+  return as_causal(built(config, weights), config);
+}
+AutoModelForSeq2SeqLM AutoModelForSeq2SeqLM::from_pretrained(const fs::path& folder, const AutoLoadOptions& options,
+                                                             LoadReport* report) {
+  return as_seq2seq(loaded(folder, options, report), folder);
+}
+AutoModelForSeq2SeqLM AutoModelForSeq2SeqLM::from_config(const fs::path& config, Weights weights) {
+  return as_seq2seq(built(config, weights), config);
+}
+AutoModel AutoModel::from_pretrained(const fs::path& folder, const AutoLoadOptions& options, LoadReport* report) {
+  return as_any(loaded(folder, options, report));
+}
 AutoModel AutoModel::from_config(const fs::path& config, Weights weights) { return as_any(built(config, weights)); }
 
 }  // namespace accelerate::models

@@ -13,20 +13,27 @@
 namespace accelerate::models {
 namespace {
 
-/// General category as the reference tokenizer sees it. Its tables are those of Unicode 8.0 and characters that are newer have no category
-/// there: they are never taken for controls, accents or punctuation. ICU knows the age of each character, which leaves the few whose category changed since.
+/// General category as the reference tokenizer sees it. Its tables are those of Unicode 8.0 and characters that are
+/// newer have no category there: they are never taken for controls, accents or punctuation. ICU knows the age of each
+/// character, which leaves the few whose category changed since.
 int8_t category(UChar32 c) {
   UVersionInfo age;
   u_charAge(c, age);
   if (age[0] > 8) return U_UNASSIGNED;
   switch (c) {
-    case 0x166D: return U_OTHER_PUNCTUATION;   // CANADIAN SYLLABICS CHI SIGN, now a symbol
-    case 0x111C9: return U_OTHER_PUNCTUATION;  // SHARADA SANDHI MARK, now an accent
-    case 0x1734: return U_NON_SPACING_MARK;    // HANUNOO SIGN PAMUDPOD, now spacing
-    case 0x1885:                               // MONGOLIAN LETTER ALI GALI BALUDA and THREE BALUDA, now accents
-    case 0x1886: return U_OTHER_LETTER;
-    case 0xA9BD: return U_COMBINING_SPACING_MARK;  // JAVANESE CONSONANT SIGN KERET, now an accent
-    default: return u_charType(c);
+    case 0x166D:
+      return U_OTHER_PUNCTUATION;  // CANADIAN SYLLABICS CHI SIGN, now a symbol
+    case 0x111C9:
+      return U_OTHER_PUNCTUATION;  // SHARADA SANDHI MARK, now an accent
+    case 0x1734:
+      return U_NON_SPACING_MARK;  // HANUNOO SIGN PAMUDPOD, now spacing
+    case 0x1885:                  // MONGOLIAN LETTER ALI GALI BALUDA and THREE BALUDA, now accents
+    case 0x1886:
+      return U_OTHER_LETTER;
+    case 0xA9BD:
+      return U_COMBINING_SPACING_MARK;  // JAVANESE CONSONANT SIGN KERET, now an accent
+    default:
+      return u_charType(c);
   }
 }
 
@@ -42,7 +49,8 @@ bool is_punctuation(UChar32 c) { return (U_MASK(category(c)) & U_GC_P_MASK) != 0
 
 /// Blocks of ideographs. 2B820 to 2B91F are left out as in the reference, though they are ideographs too.
 bool is_cjk(UChar32 c) {
-  constexpr UChar32 kBlocks[][2] = {{0x3400, 0x4DBF}, {0x4E00, 0x9FFF}, {0xF900, 0xFAFF}, {0x20000, 0x2A6DF}, {0x2A700, 0x2B73F}, {0x2B740, 0x2B81F}, {0x2B920, 0x2CEAF}, {0x2F800, 0x2FA1F}};
+  constexpr UChar32 kBlocks[][2] = {{0x3400, 0x4DBF},   {0x4E00, 0x9FFF},   {0xF900, 0xFAFF},   {0x20000, 0x2A6DF},
+                                    {0x2A700, 0x2B73F}, {0x2B740, 0x2B81F}, {0x2B920, 0x2CEAF}, {0x2F800, 0x2FA1F}};
   if (c < kBlocks[0][0]) return false;
   for (const auto& block : kBlocks)
     if (c >= block[0] && c <= block[1]) return true;
@@ -68,13 +76,16 @@ bool is_ascii(char c) { return static_cast<unsigned char>(c) < 0x80; }
 
 void append_ascii(char c, bool lower_case, Words& words) {
   switch (kAscii[static_cast<unsigned char>(c)]) {
-    case Ascii::drop: return;
-    case Ascii::space: return words.end_word();
+    case Ascii::drop:
+      return;
+    case Ascii::space:
+      return words.end_word();
     case Ascii::punctuation:
       words.end_word();
       words.bytes += c;
       return words.end_word();
-    case Ascii::letter: words.bytes += lower_case && c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
+    case Ascii::letter:
+      words.bytes += lower_case && c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c;
   }
 }
 
@@ -115,13 +126,16 @@ icu::UnicodeString clean(std::string_view text, bool space_cjk) {
 
 void split_unicode(std::string_view text, const NormalizerOptions& options, Words& words) {
   if (text.size() > std::numeric_limits<int32_t>::max() / 2)
-    throw ShapeError("WordPieceTokenizer: a text has " + std::to_string(text.size()) + " bytes, more than the 1 GiB that ICU handles at once. Split it.");
+    throw ShapeError("WordPieceTokenizer: a text has " + std::to_string(text.size()) +
+                     " bytes, more than the 1 GiB that ICU handles at once. Split it.");
   auto cleaned = clean(text, options.space_cjk);
   if (options.strip_accents) {
     UErrorCode status = U_ZERO_ERROR;
     const auto* decompose = icu::Normalizer2::getNFDInstance(status);
     if (U_SUCCESS(status)) cleaned = decompose->normalize(cleaned, status);
-    if (U_FAILURE(status)) throw InternalError(std::string("WordPieceTokenizer: ICU can't normalise text: ") + u_errorName(status) + ". Is its data file installed?");
+    if (U_FAILURE(status))
+      throw InternalError(std::string("WordPieceTokenizer: ICU can't normalise text: ") + u_errorName(status) +
+                          ". Is its data file installed?");
   }
   for (int32_t i = 0; i < cleaned.length();) {
     const UChar32 c = cleaned.char32At(i);

@@ -15,8 +15,8 @@ struct NormalizerOptions {
 
 /// Words of a text, one behind the other in one buffer. Reused from text to text so that no word allocates.
 struct Words {
-  std::string bytes;               ///< UTF-8 of all words, without separators.
-  std::vector<size_t> ends;        ///< One past each word's last byte.
+  std::string bytes;         ///< UTF-8 of all words, without separators.
+  std::vector<size_t> ends;  ///< One past each word's last byte.
   void clear() {
     bytes.clear();
     ends.clear();
@@ -26,7 +26,8 @@ struct Words {
   }
 };
 
-/// Appends the words of `text`: runs of characters that are neither space nor punctuation, and each punctuation character on its own.
+/// Appends the words of `text`: runs of characters that are neither space nor punctuation, and each punctuation
+/// character on its own.
 void split_words(std::string_view text, const NormalizerOptions& options, Words& words);
 
 }  // namespace accelerate::models

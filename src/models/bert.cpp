@@ -23,9 +23,12 @@ class BertEmbeddings : public torch::nn::Cloneable<BertEmbeddings> {
   explicit BertEmbeddings(const BertConfig& config) : config_(config) { reset(); }
 
   void reset() override {
-    word_embeddings_ = register_module("word_embeddings", make_embedding(config_.vocab_size, config_.hidden_size, config_.pad_token_id));
-    position_embeddings_ = register_module("position_embeddings", make_embedding(config_.max_position_embeddings, config_.hidden_size));
-    token_type_embeddings_ = register_module("token_type_embeddings", make_embedding(config_.type_vocab_size, config_.hidden_size));
+    word_embeddings_ = register_module("word_embeddings",
+                                       make_embedding(config_.vocab_size, config_.hidden_size, config_.pad_token_id));
+    position_embeddings_ =
+        register_module("position_embeddings", make_embedding(config_.max_position_embeddings, config_.hidden_size));
+    token_type_embeddings_ =
+        register_module("token_type_embeddings", make_embedding(config_.type_vocab_size, config_.hidden_size));
     layer_norm_ = register_module("LayerNorm", make_layer_norm(config_.hidden_size, config_.layer_norm_eps));
   }
 
@@ -53,8 +56,11 @@ class BertSelfAttention : public torch::nn::Cloneable<BertSelfAttention> {
   }
 
   Tensor forward(const Tensor& hidden, const AttentionMask& mask) {
-    const auto heads = [&](const Tensor& x) { return split_heads(x, config_.hidden_size / config_.num_attention_heads); };
-    return attend(heads(query_->forward(hidden)), heads(key_->forward(hidden)), heads(value_->forward(hidden)), mask, {.dropout = is_training() ? config_.attention_probs_dropout_prob : 0.0});
+    const auto heads = [&](const Tensor& x) {
+      return split_heads(x, config_.hidden_size / config_.num_attention_heads);
+    };
+    return attend(heads(query_->forward(hidden)), heads(key_->forward(hidden)), heads(value_->forward(hidden)), mask,
+                  {.dropout = is_training() ? config_.attention_probs_dropout_prob : 0.0});
   }
 
  private:
@@ -92,7 +98,9 @@ class BertAttention : public torch::nn::Cloneable<BertAttention> {
     output_ = register_module("output", std::make_shared<BertResidual>(config_, config_.hidden_size));
   }
 
-  Tensor forward(const Tensor& hidden, const AttentionMask& mask) { return output_->forward(self_->forward(hidden, mask), hidden); }
+  Tensor forward(const Tensor& hidden, const AttentionMask& mask) {
+    return output_->forward(self_->forward(hidden, mask), hidden);
+  }
 
  private:
   BertConfig config_;
@@ -102,9 +110,14 @@ class BertAttention : public torch::nn::Cloneable<BertAttention> {
 
 class BertIntermediate : public torch::nn::Cloneable<BertIntermediate> {
  public:
-  explicit BertIntermediate(const BertConfig& config) : config_(config), activation_(find_activation(config.hidden_act).value()) { reset(); }
+  explicit BertIntermediate(const BertConfig& config)
+      : config_(config), activation_(find_activation(config.hidden_act).value()) {
+    reset();
+  }
 
-  void reset() override { dense_ = register_module("dense", std::make_shared<Dense>(config_.hidden_size, config_.intermediate_size)); }
+  void reset() override {
+    dense_ = register_module("dense", std::make_shared<Dense>(config_.hidden_size, config_.intermediate_size));
+  }
   Tensor forward(const Tensor& hidden) { return activation_(dense_->forward(hidden)); }
 
  private:
@@ -159,7 +172,9 @@ class BertPooler : public torch::nn::Cloneable<BertPooler> {
  public:
   explicit BertPooler(const BertConfig& config) : config_(config) { reset(); }
 
-  void reset() override { dense_ = register_module("dense", std::make_shared<Dense>(config_.hidden_size, config_.hidden_size)); }
+  void reset() override {
+    dense_ = register_module("dense", std::make_shared<Dense>(config_.hidden_size, config_.hidden_size));
+  }
   Tensor forward(const Tensor& hidden) { return torch::tanh(dense_->forward(hidden.select(1, 0))); }
 
  private:
@@ -176,7 +191,8 @@ using torch::Tensor;
 void require_same_shape(const Tensor& input_ids, const Tensor& other, const char* name) {
   if (!other.defined() || other.sizes() == input_ids.sizes()) return;
   std::ostringstream text;
-  text << "BertModel::forward: " << name << " has shape " << other.sizes() << ", but input_ids " << input_ids.sizes() << ". All inputs are [B, T].";
+  text << "BertModel::forward: " << name << " has shape " << other.sizes() << ", but input_ids " << input_ids.sizes()
+       << ". All inputs are [B, T].";
   throw ShapeError(text.str());
 }
 
@@ -203,7 +219,8 @@ void initialize(const std::string& name, Tensor parameter, const BertConfig& con
   }
 }
 
-BertModelImpl::BertModelImpl(const BertConfig& config, const BertModelOptions& options, Weights weights) : config_(valid(config)), options_(options) {
+BertModelImpl::BertModelImpl(const BertConfig& config, const BertModelOptions& options, Weights weights)
+    : config_(valid(config)), options_(options) {
   reset();
   if (weights == Weights::fresh) initialize_all(*this, config_);
 }
@@ -217,11 +234,13 @@ void BertModelImpl::reset() {
 BertOutput BertModelImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& token_type_ids) {
   if (input_ids.dim() != 2 || (input_ids.scalar_type() != at::kLong && input_ids.scalar_type() != at::kInt)) {
     std::ostringstream text;
-    text << "BertModel::forward: input_ids has shape " << input_ids.sizes() << " and dtype " << input_ids.scalar_type() << ", expected [B, T] of int64.";
+    text << "BertModel::forward: input_ids has shape " << input_ids.sizes() << " and dtype " << input_ids.scalar_type()
+         << ", expected [B, T] of int64.";
     throw ShapeError(text.str());
   }
   if (input_ids.size(1) > config_.max_position_embeddings)
-    throw ShapeError("BertModel::forward: input_ids has " + std::to_string(input_ids.size(1)) + " tokens a row, but the model has positions for " +
+    throw ShapeError("BertModel::forward: input_ids has " + std::to_string(input_ids.size(1)) +
+                     " tokens a row, but the model has positions for " +
                      std::to_string(config_.max_position_embeddings) + ". Truncate when tokenizing.");
   require_same_shape(input_ids, attention_mask, "attention_mask");
   require_same_shape(input_ids, token_type_ids, "token_type_ids");
@@ -230,19 +249,23 @@ BertOutput BertModelImpl::forward(const Tensor& input_ids, const Tensor& attenti
   return {hidden, pooler_ ? pooler_->forward(hidden) : Tensor()};
 }
 
-BertForSequenceClassificationImpl::BertForSequenceClassificationImpl(const BertConfig& config, Weights weights) : config_(valid(config)) {
+BertForSequenceClassificationImpl::BertForSequenceClassificationImpl(const BertConfig& config, Weights weights)
+    : config_(valid(config)) {
   reset();
   if (weights == Weights::fresh) initialize_all(*this, config_);
 }
 
 void BertForSequenceClassificationImpl::reset() {
   bert_ = register_module("bert", BertModel(config_, BertModelOptions{}, Weights::uninitialized));
-  classifier_ = register_module("classifier", std::make_shared<detail::Dense>(config_.hidden_size, config_.num_labels()));
+  classifier_ =
+      register_module("classifier", std::make_shared<detail::Dense>(config_.hidden_size, config_.num_labels()));
 }
 
-Tensor BertForSequenceClassificationImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& token_type_ids) {
+Tensor BertForSequenceClassificationImpl::forward(const Tensor& input_ids, const Tensor& attention_mask,
+                                                  const Tensor& token_type_ids) {
   const auto pooled = bert_->forward(input_ids, attention_mask, token_type_ids).pooler_output;
-  return classifier_->forward(torch::dropout(pooled, config_.classifier_dropout.value_or(config_.hidden_dropout_prob), is_training()));
+  return classifier_->forward(
+      torch::dropout(pooled, config_.classifier_dropout.value_or(config_.hidden_dropout_prob), is_training()));
 }
 
 }  // namespace accelerate::models

@@ -2,8 +2,8 @@
 #include <map>
 #include <string_view>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/models/bert.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/activations.hpp"
 #include "models/bert_config.hpp"
 #include "models/check_field.hpp"
@@ -14,7 +14,9 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "BertConfig", field, found, expected); };
+constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) {
+  check_field(holds, "BertConfig", field, found, expected);
+};
 
 /// "id2label" is an object from a number, as text, to a name; the numbers must be 0, 1, 2, ...
 std::vector<std::string> read_labels(const JsonFile& file, const ordered_json& id2label) {
@@ -39,19 +41,30 @@ void BertConfig::set_num_labels(int64_t count) {
 }
 
 void BertConfig::validate() const {
-  const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", vocab_size}, {"hidden_size", hidden_size}, {"num_hidden_layers", num_hidden_layers},
-                                                   {"num_attention_heads", num_attention_heads}, {"intermediate_size", intermediate_size},
-                                                   {"max_position_embeddings", max_position_embeddings}, {"type_vocab_size", type_vocab_size}};
+  const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", vocab_size},
+                                                   {"hidden_size", hidden_size},
+                                                   {"num_hidden_layers", num_hidden_layers},
+                                                   {"num_attention_heads", num_attention_heads},
+                                                   {"intermediate_size", intermediate_size},
+                                                   {"max_position_embeddings", max_position_embeddings},
+                                                   {"type_vocab_size", type_vocab_size}};
   for (const auto& [field, size] : sizes) require(size >= 1, field, size, "at least 1");
-  require(hidden_size % num_attention_heads == 0, "hidden_size", hidden_size, "a multiple of num_attention_heads, which is " + std::to_string(num_attention_heads));
-  require(find_activation(hidden_act).has_value(), "hidden_act", "'" + hidden_act + "'", "one of " + known_activations());
-  const std::pair<const char*, double> probabilities[] = {{"hidden_dropout_prob", hidden_dropout_prob}, {"attention_probs_dropout_prob", attention_probs_dropout_prob},
-                                                          {"classifier_dropout", classifier_dropout.value_or(0)}};
-  for (const auto& [field, probability] : probabilities) require(probability >= 0 && probability < 1, field, probability, "a probability from 0 to below 1");
+  require(hidden_size % num_attention_heads == 0, "hidden_size", hidden_size,
+          "a multiple of num_attention_heads, which is " + std::to_string(num_attention_heads));
+  require(find_activation(hidden_act).has_value(), "hidden_act", "'" + hidden_act + "'",
+          "one of " + known_activations());
+  const std::pair<const char*, double> probabilities[] = {
+      {"hidden_dropout_prob", hidden_dropout_prob},
+      {"attention_probs_dropout_prob", attention_probs_dropout_prob},
+      {"classifier_dropout", classifier_dropout.value_or(0)}};
+  for (const auto& [field, probability] : probabilities)
+    require(probability >= 0 && probability < 1, field, probability, "a probability from 0 to below 1");
   require(initializer_range >= 0, "initializer_range", initializer_range, "0 or more");
   require(layer_norm_eps > 0, "layer_norm_eps", layer_norm_eps, "more than 0");
   require(!labels.empty(), "num_labels", 0, "at least 1");
-  if (pad_token_id) require(*pad_token_id >= 0 && *pad_token_id < vocab_size, "pad_token_id", *pad_token_id, "an id below vocab_size, which is " + std::to_string(vocab_size));
+  if (pad_token_id)
+    require(*pad_token_id >= 0 && *pad_token_id < vocab_size, "pad_token_id", *pad_token_id,
+            "an id below vocab_size, which is " + std::to_string(vocab_size));
 }
 
 BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
@@ -62,10 +75,12 @@ BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
   };
   std::string model_type = "bert";
   file.read("model_type", model_type);
-  if (model_type != "bert") refuse("model_type", "'" + model_type + "'", "'bert'; load it with the class of its architecture");
+  if (model_type != "bert")
+    refuse("model_type", "'" + model_type + "'", "'bert'; load it with the class of its architecture");
   std::string positions = "absolute";
   file.read("position_embedding_type", positions);
-  if (positions != "absolute") refuse("position_embedding_type", "'" + positions + "'", "'absolute', the only one that is supported");
+  if (positions != "absolute")
+    refuse("position_embedding_type", "'" + positions + "'", "'absolute', the only one that is supported");
   for (const char* key : {"is_decoder", "add_cross_attention"}) {
     bool set = false;
     file.read(key, set);
@@ -95,7 +110,8 @@ BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
   file.read("num_labels", num_labels);
   if (const auto id2label = file.root().find("id2label"); id2label != file.root().end() && !id2label->is_null())
     config.labels = read_labels(file, *id2label);
-  if (file.root().contains("num_labels") || config.labels.empty()) config.set_num_labels(num_labels);  // wins over names, as in transformers
+  if (file.root().contains("num_labels") || config.labels.empty())
+    config.set_num_labels(num_labels);  // wins over names, as in transformers
   config.other_fields = file.root().dump();
   return validated(config, path);
 }

@@ -1,7 +1,7 @@
 #include <torch/torch.h>
 
-#include "accelerate/models/bert.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/models/bert.hpp"
 #include "models/architecture.hpp"
 #include "models/bert_config.hpp"
 #include "models/weights.hpp"
@@ -19,8 +19,10 @@ WeightRules rules(bool ignore_mismatched_sizes = false) {
 }
 
 /// Fills an uninitialised model; what the files lack is initialised freshly.
-void load_folder(torch::nn::Module& model, const BertConfig& config, const fs::path& folder, const BertLoadOptions& options, LoadReport* report) {
-  auto found = load_weights(model, load_checkpoint_files(folder), rules(options.ignore_mismatched_sizes), folder.string());
+void load_folder(torch::nn::Module& model, const BertConfig& config, const fs::path& folder,
+                 const BertLoadOptions& options, LoadReport* report) {
+  auto found =
+      load_weights(model, load_checkpoint_files(folder), rules(options.ignore_mismatched_sizes), folder.string());
   auto parameters = model.named_parameters();
   for (const auto* names : {&found.missing_keys, &found.mismatched_keys})
     for (const auto& name : *names) initialize(name, parameters[name], config);
@@ -36,7 +38,9 @@ BertModel BertModel::from_pretrained(const fs::path& folder, const BertLoadOptio
   return model;
 }
 
-BertForSequenceClassification BertForSequenceClassification::from_pretrained(const fs::path& folder, const BertLoadOptions& options, LoadReport* report) {
+BertForSequenceClassification BertForSequenceClassification::from_pretrained(const fs::path& folder,
+                                                                             const BertLoadOptions& options,
+                                                                             LoadReport* report) {
   auto config = BertConfig::from_pretrained(folder);
   if (options.num_labels) config.set_num_labels(*options.num_labels);
   BertForSequenceClassification model(config, Weights::uninitialized);
@@ -44,13 +48,23 @@ BertForSequenceClassification BertForSequenceClassification::from_pretrained(con
   return model;
 }
 
-void BertModelImpl::save_pretrained(const fs::path& folder) const { save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, "BertModel", dtype); }); }
-void BertForSequenceClassificationImpl::save_pretrained(const fs::path& folder) const { save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, "BertForSequenceClassification", dtype); }); }
+void BertModelImpl::save_pretrained(const fs::path& folder) const {
+  save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, "BertModel", dtype); });
+}
+void BertForSequenceClassificationImpl::save_pretrained(const fs::path& folder) const {
+  save_folder(*this, folder,
+              [&](const std::string& dtype) { return to_json(config_, "BertForSequenceClassification", dtype); });
+}
 
 Architecture build_bert(const fs::path& path, const std::string& class_name) {
   const auto config = BertConfig::from_pretrained(path);
-  Architecture result{.module = nullptr, .rules = rules(), .initialize = [config](const std::string& name, at::Tensor parameter) { initialize(name, std::move(parameter), config); }};
-  const auto take = [](const AutoModel::Tensors& inputs) { return take_inputs(inputs, {"input_ids", "attention_mask", "token_type_ids"}, 1); };
+  Architecture result{
+      .module = nullptr, .rules = rules(), .initialize = [config](const std::string& name, at::Tensor parameter) {
+        initialize(name, std::move(parameter), config);
+      }};
+  const auto take = [](const AutoModel::Tensors& inputs) {
+    return take_inputs(inputs, {"input_ids", "attention_mask", "token_type_ids"}, 1);
+  };
   if (class_name == "BertForSequenceClassification") {
     const auto model = BertForSequenceClassification(config, Weights::uninitialized).ptr();
     result.module = model;
@@ -64,7 +78,8 @@ Architecture build_bert(const fs::path& path, const std::string& class_name) {
     result.forward = [model, take](const AutoModel::Tensors& inputs) {
       const auto given = take(inputs);
       const auto output = model->forward(given[0], given[1], given[2]);
-      return AutoModel::Tensors{{"last_hidden_state", output.last_hidden_state}, {"pooler_output", output.pooler_output}};
+      return AutoModel::Tensors{{"last_hidden_state", output.last_hidden_state},
+                                {"pooler_output", output.pooler_output}};
     };
   }
   return result;

@@ -18,8 +18,7 @@ void check_field(bool holds, const char* config, const char* field, const Value&
 }
 
 /// The configuration that was read from `file`, if its fields fit together. @throws CheckpointError naming the file.
-template <class Config>
-Config validated(Config config, const std::filesystem::path& file) {
+template <class Config> Config validated(Config config, const std::filesystem::path& file) {
   try {
     config.validate();
   } catch (const ConfigError& error) {

@@ -46,10 +46,12 @@ class GPT2Attention : public torch::nn::Cloneable<GPT2Attention> {
   Tensor forward(const Tensor& hidden, const AttentionMask& mask, KeyValueCache* cache) {
     const auto parts = c_attn_->forward(hidden).chunk(3, -1);
     const auto heads = [&](const Tensor& x) { return split_heads(x, config_.n_embd / config_.n_head); };
-    double scale = config_.scale_attn_weights ? 1 / std::sqrt(static_cast<double>(config_.n_embd / config_.n_head)) : 1.0;
+    double scale =
+        config_.scale_attn_weights ? 1 / std::sqrt(static_cast<double>(config_.n_embd / config_.n_head)) : 1.0;
     if (config_.scale_attn_by_inverse_layer_idx) scale /= static_cast<double>(layer_ + 1);
     const auto [key, value] = remember(cache, layer_, heads(parts[1]), heads(parts[2]));
-    const auto attended = attend(heads(parts[0]), key, value, mask, {.scale = scale, .dropout = is_training() ? config_.attn_pdrop : 0.0});
+    const auto attended = attend(heads(parts[0]), key, value, mask,
+                                 {.scale = scale, .dropout = is_training() ? config_.attn_pdrop : 0.0});
     return torch::dropout(c_proj_->forward(attended), config_.resid_pdrop, is_training());
   }
 
@@ -61,13 +63,18 @@ class GPT2Attention : public torch::nn::Cloneable<GPT2Attention> {
 
 class GPT2MLP : public torch::nn::Cloneable<GPT2MLP> {
  public:
-  explicit GPT2MLP(const GPT2Config& config) : config_(config), activation_(find_activation(config.activation_function).value()) { reset(); }
+  explicit GPT2MLP(const GPT2Config& config)
+      : config_(config), activation_(find_activation(config.activation_function).value()) {
+    reset();
+  }
 
   void reset() override {
     c_fc_ = register_module("c_fc", std::make_shared<Conv1D>(config_.n_embd, config_.inner_size()));
     c_proj_ = register_module("c_proj", std::make_shared<Conv1D>(config_.inner_size(), config_.n_embd));
   }
-  Tensor forward(const Tensor& hidden) { return torch::dropout(c_proj_->forward(activation_(c_fc_->forward(hidden))), config_.resid_pdrop, is_training()); }
+  Tensor forward(const Tensor& hidden) {
+    return torch::dropout(c_proj_->forward(activation_(c_fc_->forward(hidden))), config_.resid_pdrop, is_training());
+  }
 
  private:
   GPT2Config config_;
@@ -123,7 +130,9 @@ void initialize(const std::string& name, Tensor parameter, const GPT2Config& con
   } else if (name.find("ln_") != std::string::npos) {
     parameter.fill_(1);
   } else {
-    parameter.normal_(0, name.ends_with("c_proj.weight") ? config.initializer_range / std::sqrt(2.0 * static_cast<double>(config.n_layer)) : config.initializer_range);
+    parameter.normal_(0, name.ends_with("c_proj.weight")
+                             ? config.initializer_range / std::sqrt(2.0 * static_cast<double>(config.n_layer))
+                             : config.initializer_range);
   }
 }
 
@@ -140,10 +149,12 @@ void GPT2ModelImpl::reset() {
   ln_f_ = register_module("ln_f", detail::make_layer_norm(config_.n_embd, config_.layer_norm_epsilon));
 }
 
-Tensor GPT2ModelImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache) {
+Tensor GPT2ModelImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids,
+                              KeyValueCache* cache) {
   const int64_t past = detail::past_tokens(cache);
   check_inputs({"GPT2Model", input_ids, attention_mask, position_ids, past, config_.n_positions});
-  const auto positions = position_ids.defined() ? position_ids : detail::positions_from(past, input_ids.size(1), input_ids.device());
+  const auto positions =
+      position_ids.defined() ? position_ids : detail::positions_from(past, input_ids.size(1), input_ids.device());
   Tensor hidden = torch::dropout(wte_(input_ids) + wpe_(positions), config_.embd_pdrop, is_training());
   const auto mask = causal_mask(attention_mask, hidden, past);
   for (const auto& block : *h_) hidden = block->as<detail::GPT2Block>()->forward(hidden, mask, cache);
@@ -157,11 +168,15 @@ GPT2LMHeadModelImpl::GPT2LMHeadModelImpl(const GPT2Config& config, Weights weigh
 
 void GPT2LMHeadModelImpl::reset() {
   transformer_ = register_module("transformer", GPT2Model(config_, Weights::uninitialized));
-  if (!config_.tie_word_embeddings) lm_head_ = register_module("lm_head", std::make_shared<detail::Dense>(config_.n_embd, config_.vocab_size, /*with_bias=*/false));
+  if (!config_.tie_word_embeddings)
+    lm_head_ = register_module(
+        "lm_head", std::make_shared<detail::Dense>(config_.n_embd, config_.vocab_size, /*with_bias=*/false));
 }
 
-Tensor GPT2LMHeadModelImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep) {
-  const auto hidden = detail::last_tokens(transformer_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
+Tensor GPT2LMHeadModelImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids,
+                                    KeyValueCache* cache, int64_t logits_to_keep) {
+  const auto hidden =
+      detail::last_tokens(transformer_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
   return lm_head_ ? lm_head_->forward(hidden) : detail::project(hidden, transformer_->wte()->weight);
 }
 

@@ -1,7 +1,7 @@
+#include "models/gpt2_config.hpp"
 #include "accelerate/utils/error.hpp"
 #include "models/activations.hpp"
 #include "models/check_field.hpp"
-#include "models/gpt2_config.hpp"
 #include "models/json_file.hpp"
 #include "models/refused_fields.hpp"
 
@@ -10,17 +10,24 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "GPT2Config", field, found, expected); };
+constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) {
+  check_field(holds, "GPT2Config", field, found, expected);
+};
 
 }  // namespace
 
 void GPT2Config::validate() const {
-  const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", vocab_size}, {"n_positions", n_positions}, {"n_embd", n_embd}, {"n_layer", n_layer}, {"n_head", n_head}, {"n_inner", inner_size()}};
+  const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", vocab_size}, {"n_positions", n_positions},
+                                                   {"n_embd", n_embd},         {"n_layer", n_layer},
+                                                   {"n_head", n_head},         {"n_inner", inner_size()}};
   for (const auto& [field, size] : sizes) require(size >= 1, field, size, "at least 1");
   require(n_embd % n_head == 0, "n_embd", n_embd, "a multiple of n_head, which is " + std::to_string(n_head));
-  require(find_activation(activation_function).has_value(), "activation_function", "'" + activation_function + "'", "one of " + known_activations());
-  const std::pair<const char*, double> probabilities[] = {{"resid_pdrop", resid_pdrop}, {"embd_pdrop", embd_pdrop}, {"attn_pdrop", attn_pdrop}};
-  for (const auto& [field, probability] : probabilities) require(probability >= 0 && probability < 1, field, probability, "a probability from 0 to below 1");
+  require(find_activation(activation_function).has_value(), "activation_function", "'" + activation_function + "'",
+          "one of " + known_activations());
+  const std::pair<const char*, double> probabilities[] = {
+      {"resid_pdrop", resid_pdrop}, {"embd_pdrop", embd_pdrop}, {"attn_pdrop", attn_pdrop}};
+  for (const auto& [field, probability] : probabilities)
+    require(probability >= 0 && probability < 1, field, probability, "a probability from 0 to below 1");
   require(initializer_range >= 0, "initializer_range", initializer_range, "0 or more");
   require(layer_norm_epsilon > 0, "layer_norm_epsilon", layer_norm_epsilon, "more than 0");
 }
@@ -28,7 +35,10 @@ void GPT2Config::validate() const {
 GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
   const auto path = config_file(folder);
   JsonFile file(path);
-  file.rename({{"hidden_size", "n_embd"}, {"num_hidden_layers", "n_layer"}, {"num_attention_heads", "n_head"}, {"max_position_embeddings", "n_positions"}});
+  file.rename({{"hidden_size", "n_embd"},
+               {"num_hidden_layers", "n_layer"},
+               {"num_attention_heads", "n_head"},
+               {"max_position_embeddings", "n_positions"}});
   std::string model_type = "gpt2";
   file.read("model_type", model_type);
   if (model_type != "gpt2") file.fail("model_type", model_type, "'gpt2'; load it with the class of its architecture");

@@ -11,8 +11,12 @@ namespace {
 namespace fs = std::filesystem;
 
 WeightRules rules(const GPT2Config& config) {
-  WeightRules rules{.base_prefix = "transformer.", .head_prefixes = {"lm_head."}, .ignored_suffixes = {".attn.bias", ".attn.masked_bias"}};  // the causal mask, which old files have
-  if (config.tie_word_embeddings) rules.ignored_suffixes.push_back("lm_head.weight"), rules.tied_to = "transformer.wte.weight";            // a copy of the embeddings
+  WeightRules rules{.base_prefix = "transformer.",
+                    .head_prefixes = {"lm_head."},
+                    .ignored_suffixes = {".attn.bias", ".attn.masked_bias"}};  // the causal mask, which old files have
+  if (config.tie_word_embeddings)
+    rules.ignored_suffixes.push_back("lm_head.weight"),
+        rules.tied_to = "transformer.wte.weight";  // a copy of the embeddings
   return rules;
 }
 
@@ -50,7 +54,11 @@ void GPT2LMHeadModelImpl::save_pretrained(const fs::path& folder) const {
 Architecture build_gpt2(const fs::path& path, const std::string&) {
   const auto config = GPT2Config::from_pretrained(path);
   const auto model = GPT2LMHeadModel(config, Weights::uninitialized).ptr();
-  return {.module = model, .rules = rules(config), .initialize = [config](const std::string& name, at::Tensor parameter) { initialize(name, std::move(parameter), config); }, .causal = causal_forward(model)};
+  return {.module = model,
+          .rules = rules(config),
+          .initialize = [config](const std::string& name,
+                                 at::Tensor parameter) { initialize(name, std::move(parameter), config); },
+          .causal = causal_forward(model)};
 }
 
 }  // namespace accelerate::models

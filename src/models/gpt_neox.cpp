@@ -10,7 +10,8 @@
 #include "models/rotary.hpp"
 #include "models/token_inputs.hpp"
 
-// GPT-NeoX and Pythia. Source: arXiv:2204.06745; the architecture as transformers has it. Registered names are those of the Hub's files.
+// GPT-NeoX and Pythia. Source: arXiv:2204.06745; the architecture as transformers has it. Registered names are those of
+// the Hub's files.
 
 namespace accelerate::models {
 namespace {
@@ -38,10 +39,13 @@ struct GPTNeoXConfig {
     double share = file.get("rotary_pct", 0.25);
     read_rope(file, positions, rope_scaling, rotary_base, share);
     rope_scaling.partial_rotary_factor = share;
-    const int64_t size = file.size("head_dim", head_size());  // transformers believes the field here, and nowhere else in this architecture
+    const int64_t size = file.size(
+        "head_dim", head_size());  // transformers believes the field here, and nowhere else in this architecture
     // "proportional" turns all dimensions, most of them by nothing.
     rotary_dim = rope_scaling.type == "proportional" ? size : static_cast<int64_t>(static_cast<double>(size) * share);
-    if (share < 0 || rotary_dim + rotary_dim % 2 > head_size()) file.fail("rotary_pct", share, "a share of the head's " + std::to_string(head_size()) + " dimensions that pairs fit in");
+    if (share < 0 || rotary_dim + rotary_dim % 2 > head_size())
+      file.fail("rotary_pct", share,
+                "a share of the head's " + std::to_string(head_size()) + " dimensions that pairs fit in");
   }
 
   int64_t vocab_size, hidden_size, layers, heads, intermediate_size, rotary_dim = 0;
@@ -69,15 +73,19 @@ class GPTNeoXAttention : public torch::nn::Cloneable<GPTNeoXAttention> {
   GPTNeoXAttention(const GPTNeoXConfig& config, int64_t layer) : config_(config), layer_(layer) { reset(); }
 
   void reset() override {
-    query_key_value_ = register_module("query_key_value", std::make_shared<Dense>(config_.hidden_size, 3 * config_.hidden_size, config_.attention_bias));
-    dense_ = register_module("dense", std::make_shared<Dense>(config_.hidden_size, config_.hidden_size, config_.attention_bias));
+    query_key_value_ =
+        register_module("query_key_value",
+                        std::make_shared<Dense>(config_.hidden_size, 3 * config_.hidden_size, config_.attention_bias));
+    dense_ = register_module("dense",
+                             std::make_shared<Dense>(config_.hidden_size, config_.hidden_size, config_.attention_bias));
   }
 
   Tensor forward(const Tensor& hidden, const GPTNeoXContext& context) {
     // Each head's query, key and value lie together.
     const auto parts = split_heads(query_key_value_->forward(hidden), 3 * config_.head_size()).chunk(3, -1);
     const auto [key, value] = remember(context.cache, layer_, context.rotary.turn(parts[1]), parts[2]);
-    return dense_->forward(attend(context.rotary.turn(parts[0]), key, value, context.mask, {.dropout = is_training() ? config_.attention_dropout : 0.0}));
+    return dense_->forward(attend(context.rotary.turn(parts[0]), key, value, context.mask,
+                                  {.dropout = is_training() ? config_.attention_dropout : 0.0}));
   }
 
  private:
@@ -91,10 +99,14 @@ class GPTNeoXMLP : public torch::nn::Cloneable<GPTNeoXMLP> {
   explicit GPTNeoXMLP(const GPTNeoXConfig& config) : config_(config) { reset(); }
 
   void reset() override {
-    dense_h_to_4h_ = register_module("dense_h_to_4h", std::make_shared<Dense>(config_.hidden_size, config_.intermediate_size));
-    dense_4h_to_h_ = register_module("dense_4h_to_h", std::make_shared<Dense>(config_.intermediate_size, config_.hidden_size));
+    dense_h_to_4h_ =
+        register_module("dense_h_to_4h", std::make_shared<Dense>(config_.hidden_size, config_.intermediate_size));
+    dense_4h_to_h_ =
+        register_module("dense_4h_to_h", std::make_shared<Dense>(config_.intermediate_size, config_.hidden_size));
   }
-  Tensor forward(const Tensor& hidden) { return dense_4h_to_h_->forward(config_.activation(dense_h_to_4h_->forward(hidden))); }
+  Tensor forward(const Tensor& hidden) {
+    return dense_4h_to_h_->forward(config_.activation(dense_h_to_4h_->forward(hidden)));
+  }
 
  private:
   GPTNeoXConfig config_;
@@ -137,13 +149,16 @@ class GPTNeoXModel : public torch::nn::Cloneable<GPTNeoXModel> {
     final_layer_norm_ = register_module("final_layer_norm", config_.norm());
   }
 
-  Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache) {
+  Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids,
+                 KeyValueCache* cache) {
     const int64_t past = past_tokens(cache);
     check_inputs({"GPTNeoXModel", input_ids, attention_mask, position_ids, past, std::nullopt});
     Tensor hidden = torch::dropout(embed_in_(input_ids), config_.hidden_dropout, is_training());
-    const GPTNeoXContext context{.rotary = stretched_rotary({config_.rotary_dim, config_.rotary_base, config_.positions}, config_.rope_scaling, position_ids, past, hidden),
-                          .mask = causal_mask(attention_mask, hidden, past),
-                          .cache = cache};
+    const GPTNeoXContext context{
+        .rotary = stretched_rotary({config_.rotary_dim, config_.rotary_base, config_.positions}, config_.rope_scaling,
+                                   position_ids, past, hidden),
+        .mask = causal_mask(attention_mask, hidden, past),
+        .cache = cache};
     for (const auto& layer : *layers_) hidden = layer->as<GPTNeoXLayer>()->forward(hidden, context);
     return final_layer_norm_(hidden);
   }
@@ -163,10 +178,13 @@ class GPTNeoXForCausalLM : public torch::nn::Cloneable<GPTNeoXForCausalLM> {
 
   void reset() override {
     gpt_neox_ = register_module("gpt_neox", std::make_shared<GPTNeoXModel>(config_));
-    if (!config_.tied) embed_out_ = register_module("embed_out", std::make_shared<Dense>(config_.hidden_size, config_.vocab_size, /*with_bias=*/false));
+    if (!config_.tied)
+      embed_out_ = register_module(
+          "embed_out", std::make_shared<Dense>(config_.hidden_size, config_.vocab_size, /*with_bias=*/false));
   }
 
-  Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep) {
+  Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids,
+                 KeyValueCache* cache, int64_t logits_to_keep) {
     const auto hidden = last_tokens(gpt_neox_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
     return embed_out_ ? embed_out_->forward(hidden) : project(hidden, gpt_neox_->words());
   }
@@ -186,10 +204,18 @@ Architecture build_gpt_neox(const std::filesystem::path& path, const std::string
   const auto model = std::make_shared<GPTNeoXForCausalLM>(config);
   WeightRules rules{.base_prefix = "gpt_neox.",
                     .head_prefixes = {"embed_out."},
-                    .ignored_suffixes = {".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"},  // worked out anew; old files have them
-                    .other_name = [](const std::string& name) { return name == "embed_out.weight" ? std::string("lm_head.weight") : name; }};  // transformers 5 can write either
-  if (config.tied) rules.tied_to = "gpt_neox.embed_in.weight", rules.ignored_suffixes.insert(rules.ignored_suffixes.end(), {"embed_out.weight", "lm_head.weight"});
-  return {.module = model, .rules = rules, .initialize = initialize_normal(config.deviation), .causal = causal_forward(model)};
+                    .ignored_suffixes = {".attention.bias", ".attention.masked_bias",
+                                         "rotary_emb.inv_freq"},  // worked out anew; old files have them
+                    .other_name = [](const std::string& name) {
+                      return name == "embed_out.weight" ? std::string("lm_head.weight") : name;
+                    }};  // transformers 5 can write either
+  if (config.tied)
+    rules.tied_to = "gpt_neox.embed_in.weight",
+    rules.ignored_suffixes.insert(rules.ignored_suffixes.end(), {"embed_out.weight", "lm_head.weight"});
+  return {.module = model,
+          .rules = rules,
+          .initialize = initialize_normal(config.deviation),
+          .causal = causal_forward(model)};
 }
 
 }  // namespace accelerate::models

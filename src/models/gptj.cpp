@@ -8,7 +8,8 @@
 #include "models/rotary.hpp"
 #include "models/token_inputs.hpp"
 
-// GPT-J. Source: Wang and Komatsuzaki, "GPT-J-6B"; the architecture as transformers has it. Registered names are Hugging Face's; they make the parameter names of the files.
+// GPT-J. Source: Wang and Komatsuzaki, "GPT-J-6B"; the architecture as transformers has it. Registered names are
+// Hugging Face's; they make the parameter names of the files.
 
 namespace accelerate::models {
 namespace {
@@ -32,7 +33,9 @@ struct GPTJConfig {
         attention_dropout(file.probability("attn_pdrop", 0)),
         norm_epsilon(file.get("layer_norm_epsilon", 1e-5)),
         deviation(file.get("initializer_range", 0.02)) {
-    if (rotary_dim % 2 != 0 || rotary_dim > head_size()) file.fail("rotary_dim", rotary_dim, "an even number up to n_embd / n_head, which is " + std::to_string(head_size()));
+    if (rotary_dim % 2 != 0 || rotary_dim > head_size())
+      file.fail("rotary_dim", rotary_dim,
+                "an even number up to n_embd / n_head, which is " + std::to_string(head_size()));
   }
 
   int64_t vocab_size, positions, hidden_size, layers, heads, rotary_dim, inner_size;
@@ -55,7 +58,10 @@ class GPTJAttention : public torch::nn::Cloneable<GPTJAttention> {
   GPTJAttention(const GPTJConfig& config, int64_t layer) : config_(config), layer_(layer) { reset(); }
 
   void reset() override {
-    const auto projection = [&](const char* name) { return register_module(name, std::make_shared<Dense>(config_.hidden_size, config_.hidden_size, /*with_bias=*/false)); };
+    const auto projection = [&](const char* name) {
+      return register_module(name,
+                             std::make_shared<Dense>(config_.hidden_size, config_.hidden_size, /*with_bias=*/false));
+    };
     k_proj_ = projection("k_proj");
     v_proj_ = projection("v_proj");
     q_proj_ = projection("q_proj");
@@ -65,8 +71,10 @@ class GPTJAttention : public torch::nn::Cloneable<GPTJAttention> {
   Tensor forward(const Tensor& hidden, const GPTJContext& context) {
     const auto heads = [&](const Tensor& x) { return split_heads(x, config_.head_size()); };
     const auto query = context.rotary.turn(heads(q_proj_->forward(hidden)));
-    const auto [key, value] = remember(context.cache, layer_, context.rotary.turn(heads(k_proj_->forward(hidden))), heads(v_proj_->forward(hidden)));
-    const auto attended = attend(query, key, value, context.mask, {.dropout = is_training() ? config_.attention_dropout : 0.0});
+    const auto [key, value] = remember(context.cache, layer_, context.rotary.turn(heads(k_proj_->forward(hidden))),
+                                       heads(v_proj_->forward(hidden)));
+    const auto attended =
+        attend(query, key, value, context.mask, {.dropout = is_training() ? config_.attention_dropout : 0.0});
     return torch::dropout(out_proj_->forward(attended), config_.residual_dropout, is_training());
   }
 
@@ -84,7 +92,10 @@ class GPTJMLP : public torch::nn::Cloneable<GPTJMLP> {
     fc_in_ = register_module("fc_in", std::make_shared<Dense>(config_.hidden_size, config_.inner_size));
     fc_out_ = register_module("fc_out", std::make_shared<Dense>(config_.inner_size, config_.hidden_size));
   }
-  Tensor forward(const Tensor& hidden) { return torch::dropout(fc_out_->forward(config_.activation(fc_in_->forward(hidden))), config_.residual_dropout, is_training()); }
+  Tensor forward(const Tensor& hidden) {
+    return torch::dropout(fc_out_->forward(config_.activation(fc_in_->forward(hidden))), config_.residual_dropout,
+                          is_training());
+  }
 
  private:
   GPTJConfig config_;
@@ -126,14 +137,19 @@ class GPTJModel : public torch::nn::Cloneable<GPTJModel> {
     ln_f_ = register_module("ln_f", make_layer_norm(config_.hidden_size, config_.norm_epsilon));
   }
 
-  Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache) {
+  Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids,
+                 KeyValueCache* cache) {
     const int64_t past = past_tokens(cache);
     check_inputs({"GPTJModel", input_ids, attention_mask, position_ids, past, config_.positions});
     Tensor hidden = torch::dropout(wte_(input_ids), config_.embedding_dropout, is_training());
-    const auto positions = position_ids.defined() ? position_ids : positions_from(past, input_ids.size(1), input_ids.device());
-    const GPTJContext context{.rotary = {positions, {rotary_frequencies(config_.rotary_dim, 10000, hidden.device())}, hidden.scalar_type(), Rotary::Pairs::neighbours},
-                          .mask = causal_mask(attention_mask, hidden, past),
-                          .cache = cache};
+    const auto positions =
+        position_ids.defined() ? position_ids : positions_from(past, input_ids.size(1), input_ids.device());
+    const GPTJContext context{.rotary = {positions,
+                                         {rotary_frequencies(config_.rotary_dim, 10000, hidden.device())},
+                                         hidden.scalar_type(),
+                                         Rotary::Pairs::neighbours},
+                              .mask = causal_mask(attention_mask, hidden, past),
+                              .cache = cache};
     for (const auto& block : *h_) hidden = block->as<GPTJBlock>()->forward(hidden, context);
     return ln_f_(hidden);
   }
@@ -164,12 +180,15 @@ class GPTJForCausalLM : public torch::nn::Cloneable<GPTJForCausalLM> {
 
   void reset() override {
     transformer_ = register_module("transformer", std::make_shared<GPTJModel>(config_));
-    if (!config_.tied) lm_head_ = register_module("lm_head", std::make_shared<Dense>(config_.hidden_size, config_.vocab_size));
+    if (!config_.tied)
+      lm_head_ = register_module("lm_head", std::make_shared<Dense>(config_.hidden_size, config_.vocab_size));
     else tied_head_ = register_module("lm_head", std::make_shared<GPTJHeadBias>(config_.vocab_size));
   }
 
-  Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep) {
-    const auto hidden = last_tokens(transformer_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
+  Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids,
+                 KeyValueCache* cache, int64_t logits_to_keep) {
+    const auto hidden =
+        last_tokens(transformer_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
     return lm_head_ ? lm_head_->forward(hidden) : project(hidden, transformer_->words(), tied_head_->bias);
   }
 
@@ -184,11 +203,16 @@ class GPTJForCausalLM : public torch::nn::Cloneable<GPTJForCausalLM> {
 
 Architecture build_gptj(const std::filesystem::path& path, const std::string&) {
   JsonFile file(path);
-  file.rename({{"hidden_size", "n_embd"}, {"num_hidden_layers", "n_layer"}, {"num_attention_heads", "n_head"}, {"max_position_embeddings", "n_positions"}});
+  file.rename({{"hidden_size", "n_embd"},
+               {"num_hidden_layers", "n_layer"},
+               {"num_attention_heads", "n_head"},
+               {"max_position_embeddings", "n_positions"}});
   refuse_foreign_fields(file);
   const GPTJConfig config{file};
   const auto model = std::make_shared<GPTJForCausalLM>(config);
-  WeightRules rules{.base_prefix = "transformer.", .head_prefixes = {"lm_head."}, .ignored_suffixes = {".attn.bias", ".attn.masked_bias", ".attn.embed_positions"}};
+  WeightRules rules{.base_prefix = "transformer.",
+                    .head_prefixes = {"lm_head."},
+                    .ignored_suffixes = {".attn.bias", ".attn.masked_bias", ".attn.embed_positions"}};
   if (config.tied) rules.ignored_suffixes.push_back("lm_head.weight"), rules.tied_to = "transformer.wte.weight";
   return {.module = model,
           .rules = rules,

@@ -18,7 +18,8 @@ int64_t count_labels(const JsonFile& config) {
 void check_images(const std::string& model, const at::Tensor& pixel_values, int64_t channels) {
   if (pixel_values.dim() == 4 && pixel_values.size(1) == channels) return;
   std::ostringstream text;
-  text << model << "::forward: pixel_values has shape " << pixel_values.sizes() << ", expected [B, " << channels << ", height, width].";
+  text << model << "::forward: pixel_values has shape " << pixel_values.sizes() << ", expected [B, " << channels
+       << ", height, width].";
   throw ShapeError(text.str());
 }
 

@@ -14,15 +14,16 @@
 
 #include <nlohmann/json.hpp>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/gguf.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate::models {
 
 inline std::string read_text_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file || std::filesystem::is_directory(path))
-    throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) + ". Is this the folder of a saved model?");
+    throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) +
+                          ". Is this the folder of a saved model?");
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -30,7 +31,9 @@ inline void write_text_file(const std::filesystem::path& path, const std::string
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file << text;
   file.close();
-  if (!file) throw CheckpointError("can't write '" + path.string() + "': " + std::strerror(errno) + ". Check the rights and the free space of its folder.");
+  if (!file)
+    throw CheckpointError("can't write '" + path.string() + "': " + std::strerror(errno) +
+                          ". Check the rights and the free space of its folder.");
 }
 
 inline void create_folder(const std::filesystem::path& folder) {
@@ -40,14 +43,21 @@ inline void create_folder(const std::filesystem::path& folder) {
 }
 
 /// config.json of a folder, or the path itself where that is no folder.
-inline std::filesystem::path config_file(const std::filesystem::path& path) { return std::filesystem::is_directory(path) ? path / "config.json" : path; }
+inline std::filesystem::path config_file(const std::filesystem::path& path) {
+  return std::filesystem::is_directory(path) ? path / "config.json" : path;
+}
 
-/// A JSON object in a file, whose fields are read with their types checked. Of a .gguf file it is the config.json that its metadata amounts to.
+/// A JSON object in a file, whose fields are read with their types checked. Of a .gguf file it is the config.json that
+/// its metadata amounts to.
 class JsonFile {
  public:
   explicit JsonFile(std::filesystem::path path)
-      : path_(std::move(path)), root_(nlohmann::ordered_json::parse(path_.extension() == ".gguf" ? GgufFile(path_).config_json() : read_text_file(path_), nullptr, false)) {
-    if (!root_.is_object()) throw CheckpointError("'" + path_.string() + "': it is not a JSON object. It is probably truncated: copy or download it again.");
+      : path_(std::move(path)),
+        root_(nlohmann::ordered_json::parse(
+            path_.extension() == ".gguf" ? GgufFile(path_).config_json() : read_text_file(path_), nullptr, false)) {
+    if (!root_.is_object())
+      throw CheckpointError("'" + path_.string() +
+                            "': it is not a JSON object. It is probably truncated: copy or download it again.");
   }
 
   const nlohmann::ordered_json& root() const { return root_; }
@@ -55,7 +65,8 @@ class JsonFile {
   /// The object below a key, which must be there.
   JsonFile at(const char* key) const {
     const auto found = root_.find(key);
-    if (found == root_.end() || !found->is_object()) fail(key, found == root_.end() ? nlohmann::ordered_json() : *found, "an object");
+    if (found == root_.end() || !found->is_object())
+      fail(key, found == root_.end() ? nlohmann::ordered_json() : *found, "an object");
     return JsonFile(path_, *found);
   }
 
@@ -65,7 +76,8 @@ class JsonFile {
     return found != root_.end() && found->is_null();
   }
 
-  /// Other names of fields, each before the architecture's own. transformers takes either, and the other one where both are there.
+  /// Other names of fields, each before the architecture's own. transformers takes either, and the other one where both
+  /// are there.
   void rename(const std::vector<std::pair<const char*, const char*>>& names) {
     for (const auto& [other, own] : names) {
       const auto found = root_.find(other);
@@ -76,20 +88,21 @@ class JsonFile {
   }
 
   /// Leaves `value` as it is where the key is missing or null.
-  template <class T>
-  void read(const char* key, T& value) const {
+  template <class T> void read(const char* key, T& value) const {
     const auto found = root_.find(key);
     if (found == root_.end() || found->is_null()) return;
     const bool fits = std::is_same_v<T, bool>          ? found->is_boolean()
                       : std::is_same_v<T, std::string> ? found->is_string()
                       : std::is_integral_v<T>          ? found->is_number_integer()
                                                        : found->is_number();
-    constexpr const char* kExpected = std::is_same_v<T, bool> ? "true or false" : std::is_same_v<T, std::string> ? "a text" : std::is_integral_v<T> ? "an integer" : "a number";
+    constexpr const char* kExpected = std::is_same_v<T, bool>          ? "true or false"
+                                      : std::is_same_v<T, std::string> ? "a text"
+                                      : std::is_integral_v<T>          ? "an integer"
+                                                                       : "a number";
     if (!fits) fail(key, *found, kExpected);
     value = found->get<T>();
   }
-  template <class T>
-  void read(const char* key, std::optional<T>& value) const {
+  template <class T> void read(const char* key, std::optional<T>& value) const {
     T inner{};
     const auto found = root_.find(key);
     if (found == root_.end() || found->is_null()) return;
@@ -98,8 +111,7 @@ class JsonFile {
   }
 
   /// The field, or `fallback` where it is missing or null.
-  template <class T>
-  T get(const char* key, T fallback) const {
+  template <class T> T get(const char* key, T fallback) const {
     read(key, fallback);
     return fallback;
   }
@@ -121,15 +133,19 @@ class JsonFile {
     const auto found = root_.find(key);
     if (found == root_.end() || found->is_null()) return fallback;
     std::vector<int64_t> result;
-    for (const auto& item : found->is_array() ? *found : nlohmann::ordered_json::array()) result.push_back(item.is_number_integer() ? item.get<int64_t>() : 0);
-    if (result.empty() || *std::min_element(result.begin(), result.end()) < 1) fail(key, *found, "a list of integers of at least 1");
+    for (const auto& item : found->is_array() ? *found : nlohmann::ordered_json::array())
+      result.push_back(item.is_number_integer() ? item.get<int64_t>() : 0);
+    if (result.empty() || *std::min_element(result.begin(), result.end()) < 1)
+      fail(key, *found, "a list of integers of at least 1");
     return result;
   }
   /// A list of numbers; empty where the key is missing or null.
   std::vector<double> numbers(const char* key) const {
     const auto found = root_.find(key);
     if (found == root_.end() || found->is_null()) return {};
-    if (!found->is_array() || !std::all_of(found->begin(), found->end(), [](const auto& item) { return item.is_number(); })) fail(key, *found, "a list of numbers");
+    if (!found->is_array() ||
+        !std::all_of(found->begin(), found->end(), [](const auto& item) { return item.is_number(); }))
+      fail(key, *found, "a list of numbers");
     return found->template get<std::vector<double>>();
   }
   double probability(const char* key, double fallback) const {
@@ -147,8 +163,11 @@ class JsonFile {
     token = value.get<std::string>();
   }
 
-  [[noreturn]] void fail(const std::string& key, const nlohmann::ordered_json& found, const std::string& expected) const {
-    throw CheckpointError("'" + path_.string() + "': " + key + " is " + found.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + ", expected " + expected + ".");
+  [[noreturn]] void fail(const std::string& key, const nlohmann::ordered_json& found,
+                         const std::string& expected) const {
+    throw CheckpointError("'" + path_.string() + "': " + key + " is " +
+                          found.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + ", expected " +
+                          expected + ".");
   }
 
  private:

@@ -28,9 +28,11 @@ std::pair<at::Tensor, at::Tensor> KeyValueCache::update(int64_t layer, const at:
   if (layer >= static_cast<int64_t>(layers_.size())) layers_.resize(layer + 1);
   auto& own = layers_[layer];
   const int64_t end = own.length + key.size(2);
-  if (own.length && (key.size(0) != own.keys.size(0) || key.size(1) != own.keys.size(1) || key.size(3) != own.keys.size(3))) {
+  if (own.length &&
+      (key.size(0) != own.keys.size(0) || key.size(1) != own.keys.size(1) || key.size(3) != own.keys.size(3))) {
     std::ostringstream text;
-    text << "KeyValueCache::update: layer " << layer << " got keys of shape " << key.sizes() << " [B, H, T, d], but holds " << own.keys.narrow(2, 0, own.length).sizes()
+    text << "KeyValueCache::update: layer " << layer << " got keys of shape " << key.sizes()
+         << " [B, H, T, d], but holds " << own.keys.narrow(2, 0, own.length).sizes()
          << ". Is the cache of another batch or model? clear() it first.";
     throw ShapeError(text.str());
   }
@@ -47,7 +49,9 @@ std::pair<at::Tensor, at::Tensor> KeyValueCache::update(int64_t layer, const at:
 
 int64_t KeyValueCache::length() const {
   if (layers_.empty()) return 0;
-  return std::min_element(layers_.begin(), layers_.end(), [](const Layer& a, const Layer& b) { return a.length < b.length; })->length;
+  return std::min_element(layers_.begin(), layers_.end(),
+                          [](const Layer& a, const Layer& b) { return a.length < b.length; })
+      ->length;
 }
 
 void KeyValueCache::reorder(const at::Tensor& rows) {
@@ -64,7 +68,8 @@ void KeyValueCache::reorder(const at::Tensor& rows) {
 
 void KeyValueCache::truncate(int64_t tokens) {
   if (tokens < 0 || tokens > length())
-    throw ShapeError("KeyValueCache::truncate: " + std::to_string(tokens) + " tokens, expected 0 to " + std::to_string(length()) + ", which the cache holds.");
+    throw ShapeError("KeyValueCache::truncate: " + std::to_string(tokens) + " tokens, expected 0 to " +
+                     std::to_string(length()) + ", which the cache holds.");
   for (auto& layer : layers_) layer.length = tokens;
 }
 

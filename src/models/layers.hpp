@@ -10,14 +10,18 @@
 
 #include "models/row_operators.hpp"
 
-/// Layers that several architectures share. They start uninitialised: weights come from a file, or from the model's own initialiser.
+/// Layers that several architectures share. They start uninitialised: weights come from a file, or from the model's own
+/// initialiser.
 namespace accelerate::models::detail {
 
-/// A linear layer. torch::nn::Linear would spend time on weights that are replaced at once, and in three dimensions it adds the bias in a
-/// pass of its own, which project() fuses into the product.
+/// A linear layer. torch::nn::Linear would spend time on weights that are replaced at once, and in three dimensions it
+/// adds the bias in a pass of its own, which project() fuses into the product.
 class Dense : public torch::nn::Cloneable<Dense> {
  public:
-  Dense(int64_t inputs, int64_t outputs, bool with_bias = true) : inputs_(inputs), outputs_(outputs), with_bias_(with_bias) { reset(); }
+  Dense(int64_t inputs, int64_t outputs, bool with_bias = true)
+      : inputs_(inputs), outputs_(outputs), with_bias_(with_bias) {
+    reset();
+  }
 
   void reset() override {
     weight_ = register_parameter("weight", torch::empty({outputs_, inputs_}));
@@ -49,7 +53,8 @@ inline torch::nn::LayerNorm make_layer_norm(int64_t size, double eps, bool with_
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({size}).eps(eps).elementwise_affine(with_weights));
 }
 
-inline torch::nn::Embedding make_embedding(int64_t count, int64_t size, std::optional<int64_t> padding_idx = std::nullopt) {
+inline torch::nn::Embedding make_embedding(int64_t count, int64_t size,
+                                           std::optional<int64_t> padding_idx = std::nullopt) {
   auto options = torch::nn::EmbeddingOptions(count, size)._weight(torch::empty({count, size}));
   options.padding_idx(padding_idx);
   torch::nn::Embedding embedding(options);

@@ -26,10 +26,14 @@ struct LlamaContext {
 
 class LlamaAttention : public torch::nn::Cloneable<LlamaAttention> {
  public:
-  LlamaAttention(const LlamaConfig& config, int64_t layer) : Cloneable(config.family() + "Attention"), config_(config), layer_(layer) { reset(); }
+  LlamaAttention(const LlamaConfig& config, int64_t layer)
+      : Cloneable(config.family() + "Attention"), config_(config), layer_(layer) {
+    reset();
+  }
 
   void reset() override {
-    const int64_t size = config_.head_size(), all = config_.num_attention_heads * size, shared = config_.key_value_heads() * size;
+    const int64_t size = config_.head_size(), all = config_.num_attention_heads * size,
+                  shared = config_.key_value_heads() * size;
     const bool bias = config_.attention_bias || config_.qkv_bias;
     q_proj_ = register_module("q_proj", std::make_shared<Dense>(config_.hidden_size, all, bias));
     k_proj_ = register_module("k_proj", std::make_shared<Dense>(config_.hidden_size, shared, bias));
@@ -40,10 +44,13 @@ class LlamaAttention : public torch::nn::Cloneable<LlamaAttention> {
   Tensor forward(const Tensor& hidden, const LlamaContext& context) {
     const int64_t size = config_.head_size(), queries = config_.num_attention_heads;
     // One turn for queries and keys: while decoding, time goes by the number of operators.
-    const auto turned = context.rotary.turn(split_heads(at::cat({q_proj_->forward(hidden), k_proj_->forward(hidden)}, -1), size));
-    const auto [key, value] = remember(context.cache, layer_, turned.narrow(1, queries, config_.key_value_heads()), split_heads(v_proj_->forward(hidden), size));
+    const auto turned =
+        context.rotary.turn(split_heads(at::cat({q_proj_->forward(hidden), k_proj_->forward(hidden)}, -1), size));
+    const auto [key, value] = remember(context.cache, layer_, turned.narrow(1, queries, config_.key_value_heads()),
+                                       split_heads(v_proj_->forward(hidden), size));
     const auto& mask = config_.slides(layer_) ? context.window_mask : context.mask;
-    return o_proj_->forward(attend(turned.narrow(1, 0, queries), key, value, mask, {.dropout = is_training() ? config_.attention_dropout : 0.0}));
+    return o_proj_->forward(attend(turned.narrow(1, 0, queries), key, value, mask,
+                                   {.dropout = is_training() ? config_.attention_dropout : 0.0}));
   }
 
  private:
@@ -55,15 +62,23 @@ class LlamaAttention : public torch::nn::Cloneable<LlamaAttention> {
 /// SwiGLU. Source: arXiv:2002.05202.
 class LlamaMLP : public torch::nn::Cloneable<LlamaMLP> {
  public:
-  explicit LlamaMLP(const LlamaConfig& config) : Cloneable(config.family() + "MLP"), config_(config), activation_(find_activation(config.hidden_act).value()) { reset(); }
-
-  void reset() override {
-    gate_proj_ = register_module("gate_proj", std::make_shared<Dense>(config_.hidden_size, config_.intermediate_size, config_.mlp_bias));
-    up_proj_ = register_module("up_proj", std::make_shared<Dense>(config_.hidden_size, config_.intermediate_size, config_.mlp_bias));
-    down_proj_ = register_module("down_proj", std::make_shared<Dense>(config_.intermediate_size, config_.hidden_size, config_.mlp_bias));
+  explicit LlamaMLP(const LlamaConfig& config)
+      : Cloneable(config.family() + "MLP"), config_(config), activation_(find_activation(config.hidden_act).value()) {
+    reset();
   }
 
-  Tensor forward(const Tensor& hidden) { return down_proj_->forward(activation_(gate_proj_->forward(hidden)) * up_proj_->forward(hidden)); }
+  void reset() override {
+    gate_proj_ = register_module(
+        "gate_proj", std::make_shared<Dense>(config_.hidden_size, config_.intermediate_size, config_.mlp_bias));
+    up_proj_ = register_module(
+        "up_proj", std::make_shared<Dense>(config_.hidden_size, config_.intermediate_size, config_.mlp_bias));
+    down_proj_ = register_module(
+        "down_proj", std::make_shared<Dense>(config_.intermediate_size, config_.hidden_size, config_.mlp_bias));
+  }
+
+  Tensor forward(const Tensor& hidden) {
+    return down_proj_->forward(activation_(gate_proj_->forward(hidden)) * up_proj_->forward(hidden));
+  }
 
  private:
   LlamaConfig config_;
@@ -73,7 +88,10 @@ class LlamaMLP : public torch::nn::Cloneable<LlamaMLP> {
 
 class LlamaDecoderLayer : public torch::nn::Cloneable<LlamaDecoderLayer> {
  public:
-  LlamaDecoderLayer(const LlamaConfig& config, int64_t layer) : Cloneable(config.family() + "DecoderLayer"), config_(config), layer_(layer) { reset(); }
+  LlamaDecoderLayer(const LlamaConfig& config, int64_t layer)
+      : Cloneable(config.family() + "DecoderLayer"), config_(config), layer_(layer) {
+    reset();
+  }
 
   void reset() override {
     self_attn_ = register_module("self_attn", std::make_shared<LlamaAttention>(config_, layer_));
@@ -82,8 +100,10 @@ class LlamaDecoderLayer : public torch::nn::Cloneable<LlamaDecoderLayer> {
     } else {
       mlp_ = register_module("mlp", std::make_shared<LlamaMLP>(config_));
     }
-    input_layernorm_ = register_module("input_layernorm", std::make_shared<RmsNorm>(config_.hidden_size, config_.rms_norm_eps));
-    post_attention_layernorm_ = register_module("post_attention_layernorm", std::make_shared<RmsNorm>(config_.hidden_size, config_.rms_norm_eps));
+    input_layernorm_ =
+        register_module("input_layernorm", std::make_shared<RmsNorm>(config_.hidden_size, config_.rms_norm_eps));
+    post_attention_layernorm_ = register_module("post_attention_layernorm",
+                                                std::make_shared<RmsNorm>(config_.hidden_size, config_.rms_norm_eps));
   }
 
   Tensor forward(const Tensor& hidden, const LlamaContext& context) {
@@ -96,7 +116,7 @@ class LlamaDecoderLayer : public torch::nn::Cloneable<LlamaDecoderLayer> {
   LlamaConfig config_;
   int64_t layer_;
   std::shared_ptr<LlamaAttention> self_attn_;
-  std::shared_ptr<LlamaMLP> mlp_;                   ///< One of these two.
+  std::shared_ptr<LlamaMLP> mlp_;  ///< One of these two.
   std::shared_ptr<MixtralSparseMoeBlock> experts_;
   std::shared_ptr<RmsNorm> input_layernorm_, post_attention_layernorm_;
 };
@@ -131,43 +151,55 @@ void initialize(const std::string& name, Tensor parameter, const LlamaConfig& co
   }
 }
 
-LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, Weights weights) : Cloneable(config.family() + "Model"), config_(valid(config)) {
+LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config, Weights weights)
+    : Cloneable(config.family() + "Model"), config_(valid(config)) {
   reset();
   if (weights == Weights::fresh) initialize_all(*this, config_);
 }
 
 void LlamaModelImpl::reset() {
-  embed_tokens_ = register_module("embed_tokens", detail::make_embedding(config_.vocab_size, config_.hidden_size, config_.pad_token_id));
+  embed_tokens_ = register_module(
+      "embed_tokens", detail::make_embedding(config_.vocab_size, config_.hidden_size, config_.pad_token_id));
   layers_ = register_module("layers", torch::nn::ModuleList());
-  for (int64_t i = 0; i < config_.num_hidden_layers; ++i) layers_->push_back(std::make_shared<detail::LlamaDecoderLayer>(config_, i));
+  for (int64_t i = 0; i < config_.num_hidden_layers; ++i)
+    layers_->push_back(std::make_shared<detail::LlamaDecoderLayer>(config_, i));
   norm_ = register_module("norm", std::make_shared<detail::RmsNorm>(config_.hidden_size, config_.rms_norm_eps));
 }
 
-Tensor LlamaModelImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache) {
+Tensor LlamaModelImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids,
+                               KeyValueCache* cache) {
   const int64_t past = detail::past_tokens(cache);
   check_inputs({config_.family() + "Model", input_ids, attention_mask, position_ids, past, std::nullopt});
   Tensor hidden = embed_tokens_(input_ids);
-  const auto window_mask = config_.sliding_window ? causal_mask(attention_mask, hidden, past, config_.sliding_window) : AttentionMask();
-  const detail::LlamaContext context{.rotary = detail::stretched_rotary({config_.head_size(), config_.rope_theta, config_.max_position_embeddings}, config_.rope_scaling, position_ids, past, hidden),
-                                     .mask = causal_mask(attention_mask, hidden, past),
-                                     .window_mask = window_mask,
-                                     .cache = cache};
+  const auto window_mask =
+      config_.sliding_window ? causal_mask(attention_mask, hidden, past, config_.sliding_window) : AttentionMask();
+  const detail::LlamaContext context{
+      .rotary = detail::stretched_rotary({config_.head_size(), config_.rope_theta, config_.max_position_embeddings},
+                                         config_.rope_scaling, position_ids, past, hidden),
+      .mask = causal_mask(attention_mask, hidden, past),
+      .window_mask = window_mask,
+      .cache = cache};
   for (const auto& layer : *layers_) hidden = layer->as<detail::LlamaDecoderLayer>()->forward(hidden, context);
   return norm_->forward(hidden);
 }
 
-LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config, Weights weights) : Cloneable(config.family() + "ForCausalLM"), config_(valid(config)) {
+LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config, Weights weights)
+    : Cloneable(config.family() + "ForCausalLM"), config_(valid(config)) {
   reset();
   if (weights == Weights::fresh) initialize_all(*this, config_);
 }
 
 void LlamaForCausalLMImpl::reset() {
   model_ = register_module("model", LlamaModel(config_, Weights::uninitialized));
-  if (!config_.tie_word_embeddings) lm_head_ = register_module("lm_head", std::make_shared<detail::Dense>(config_.hidden_size, config_.vocab_size, /*with_bias=*/false));
+  if (!config_.tie_word_embeddings)
+    lm_head_ = register_module(
+        "lm_head", std::make_shared<detail::Dense>(config_.hidden_size, config_.vocab_size, /*with_bias=*/false));
 }
 
-Tensor LlamaForCausalLMImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep) {
-  const auto hidden = detail::last_tokens(model_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
+Tensor LlamaForCausalLMImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids,
+                                     KeyValueCache* cache, int64_t logits_to_keep) {
+  const auto hidden =
+      detail::last_tokens(model_->forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
   return lm_head_ ? lm_head_->forward(hidden) : detail::project(hidden, model_->embed_tokens()->weight);
 }
 

@@ -2,8 +2,8 @@
 #include <functional>
 #include <iterator>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/models/llama.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/activations.hpp"
 #include "models/check_field.hpp"
 #include "models/json_file.hpp"
@@ -16,10 +16,13 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::pair<const char*, const char*> kFamilies[] = {{"llama", "Llama"}, {"mistral", "Mistral"}, {"qwen2", "Qwen2"}, {"mixtral", "Mixtral"}};
+constexpr std::pair<const char*, const char*> kFamilies[] = {
+    {"llama", "Llama"}, {"mistral", "Mistral"}, {"qwen2", "Qwen2"}, {"mixtral", "Mixtral"}};
 constexpr const char* kKnownTypes = "llama, mistral, qwen2 or mixtral";
 
-constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "LlamaConfig", field, found, expected); };
+constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) {
+  check_field(holds, "LlamaConfig", field, found, expected);
+};
 
 /// What transformers takes where config.json has no such field.
 LlamaConfig defaults(const std::string& model_type) {
@@ -43,7 +46,8 @@ LlamaConfig defaults(const std::string& model_type) {
   return config;
 }
 
-/// Which layers slide. In transformers all of Mistral's and Mixtral's do or none, and Qwen2 has a switch, a list, and for files without the list the number of the first layer that does.
+/// Which layers slide. In transformers all of Mistral's and Mixtral's do or none, and Qwen2 has a switch, a list, and
+/// for files without the list the number of the first layer that does.
 void read_windows(const JsonFile& file, LlamaConfig& config) {
   if (file.is_null("sliding_window")) config.sliding_window.reset();
   file.read("sliding_window", config.sliding_window);
@@ -55,13 +59,17 @@ void read_windows(const JsonFile& file, LlamaConfig& config) {
       const auto name = item.get<std::string>();
       config.layer_types.push_back(name == "attention" ? "full_attention" : name);
     }
-    const bool differ = std::adjacent_find(config.layer_types.begin(), config.layer_types.end(), std::not_equal_to<>()) != config.layer_types.end();
-    if (differ && slides && config.model_type != "qwen2") file.fail("layer_types", *listed, "the same for all layers, but for model_type qwen2");
+    const bool differ = std::adjacent_find(config.layer_types.begin(), config.layer_types.end(),
+                                           std::not_equal_to<>()) != config.layer_types.end();
+    if (differ && slides && config.model_type != "qwen2")
+      file.fail("layer_types", *listed, "the same for all layers, but for model_type qwen2");
   }
   if (config.model_type == "llama") {
     // Here transformers has no window in its masks, but one in its cache: a sequence would depend on how it is cut.
     if (slides && (config.layer_types.empty() || config.layer_types.front() != "full_attention"))
-      file.fail("sliding_window", *config.sliding_window, "null, or at least max_position_embeddings, which is " + std::to_string(config.max_position_embeddings) + ": LLaMA has no windows; model_type mistral has");
+      file.fail("sliding_window", *config.sliding_window,
+                "null, or at least max_position_embeddings, which is " +
+                    std::to_string(config.max_position_embeddings) + ": LLaMA has no windows; model_type mistral has");
     config.sliding_window.reset();
   }
   if (config.model_type != "qwen2") {
@@ -71,7 +79,8 @@ void read_windows(const JsonFile& file, LlamaConfig& config) {
   if (!file.get("use_sliding_window", false)) config.sliding_window.reset();
   if (!config.layer_types.empty()) return;
   const int64_t first = file.get("max_window_layers", int64_t{28});
-  for (int64_t i = 0; i < config.num_hidden_layers && config.sliding_window; ++i) config.layer_types.emplace_back(i < first ? "full_attention" : "sliding_attention");
+  for (int64_t i = 0; i < config.num_hidden_layers && config.sliding_window; ++i)
+    config.layer_types.emplace_back(i < first ? "full_attention" : "sliding_attention");
 }
 
 /// Sets what a file says about rotary positions.
@@ -81,7 +90,8 @@ void read_positions(const JsonFile& file, LlamaConfig& config) {
   auto& scaling = config.rope_scaling;
   if (scaling.type == "proportional") {
     scaling.partial_rotary_factor = share;
-  } else if (scaling.type != "default" && static_cast<int64_t>(static_cast<double>(config.head_size()) * share) != config.head_size()) {
+  } else if (scaling.type != "default" &&
+             static_cast<int64_t>(static_cast<double>(config.head_size()) * share) != config.head_size()) {
     // Without scaling transformers ignores the field in these architectures; with it, it fails.
     file.fail("partial_rotary_factor", share, "1: these architectures turn all dimensions of a head");
   }
@@ -97,27 +107,47 @@ std::string LlamaConfig::family() const {
 
 void LlamaConfig::validate() const {
   family();
-  const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", vocab_size}, {"hidden_size", hidden_size}, {"intermediate_size", intermediate_size}, {"num_hidden_layers", num_hidden_layers},
-                                                   {"num_attention_heads", num_attention_heads}, {"num_key_value_heads", key_value_heads()}, {"max_position_embeddings", max_position_embeddings}};
+  const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", vocab_size},
+                                                   {"hidden_size", hidden_size},
+                                                   {"intermediate_size", intermediate_size},
+                                                   {"num_hidden_layers", num_hidden_layers},
+                                                   {"num_attention_heads", num_attention_heads},
+                                                   {"num_key_value_heads", key_value_heads()},
+                                                   {"max_position_embeddings", max_position_embeddings}};
   for (const auto& [field, size] : sizes) require(size >= 1, field, size, "at least 1");
-  require(num_attention_heads % key_value_heads() == 0, "num_key_value_heads", key_value_heads(), "a divisor of num_attention_heads, which is " + std::to_string(num_attention_heads));
-  if (!head_dim) require(hidden_size % num_attention_heads == 0, "hidden_size", hidden_size, "a multiple of num_attention_heads, which is " + std::to_string(num_attention_heads) + ", where head_dim is not given");
-  require(head_size() >= 2 && head_size() % 2 == 0, "head_dim", head_size(), "an even number: rotary positions turn pairs of dimensions");
-  require(find_activation(hidden_act).has_value(), "hidden_act", "'" + hidden_act + "'", "one of " + known_activations());
+  require(num_attention_heads % key_value_heads() == 0, "num_key_value_heads", key_value_heads(),
+          "a divisor of num_attention_heads, which is " + std::to_string(num_attention_heads));
+  if (!head_dim)
+    require(hidden_size % num_attention_heads == 0, "hidden_size", hidden_size,
+            "a multiple of num_attention_heads, which is " + std::to_string(num_attention_heads) +
+                ", where head_dim is not given");
+  require(head_size() >= 2 && head_size() % 2 == 0, "head_dim", head_size(),
+          "an even number: rotary positions turn pairs of dimensions");
+  require(find_activation(hidden_act).has_value(), "hidden_act", "'" + hidden_act + "'",
+          "one of " + known_activations());
   require(initializer_range >= 0, "initializer_range", initializer_range, "0 or more");
   require(rms_norm_eps > 0, "rms_norm_eps", rms_norm_eps, "more than 0");
   require(rope_theta > 0, "rope_theta", rope_theta, "more than 0");
-  require(attention_dropout >= 0 && attention_dropout < 1, "attention_dropout", attention_dropout, "a probability from 0 to below 1");
-  if (pad_token_id) require(*pad_token_id >= 0 && *pad_token_id < vocab_size, "pad_token_id", *pad_token_id, "an id below vocab_size, which is " + std::to_string(vocab_size));
+  require(attention_dropout >= 0 && attention_dropout < 1, "attention_dropout", attention_dropout,
+          "a probability from 0 to below 1");
+  if (pad_token_id)
+    require(*pad_token_id >= 0 && *pad_token_id < vocab_size, "pad_token_id", *pad_token_id,
+            "an id below vocab_size, which is " + std::to_string(vocab_size));
   if (sliding_window) require(*sliding_window >= 1, "sliding_window", *sliding_window, "at least 1");
-  require(layer_types.empty() || static_cast<int64_t>(layer_types.size()) == num_hidden_layers, "layer_types", "a list of " + std::to_string(layer_types.size()),
+  require(layer_types.empty() || static_cast<int64_t>(layer_types.size()) == num_hidden_layers, "layer_types",
+          "a list of " + std::to_string(layer_types.size()),
           "one for each of the layers, num_hidden_layers, which is " + std::to_string(num_hidden_layers));
-  for (const auto& type : layer_types) require(type == "full_attention" || type == "sliding_attention", "layer_types", "'" + type + "'", "full_attention or sliding_attention");
+  for (const auto& type : layer_types)
+    require(type == "full_attention" || type == "sliding_attention", "layer_types", "'" + type + "'",
+            "full_attention or sliding_attention");
   if (!sliding_window)
-    for (const auto& type : layer_types) require(type != "sliding_attention", "layer_types", "'sliding_attention'", "full_attention where there is no sliding_window");
+    for (const auto& type : layer_types)
+      require(type != "sliding_attention", "layer_types", "'sliding_attention'",
+              "full_attention where there is no sliding_window");
   require(num_local_experts >= 0, "num_local_experts", num_local_experts, "0 or more");
   if (num_local_experts)
-    require(num_experts_per_tok >= 1 && num_experts_per_tok <= num_local_experts, "num_experts_per_tok", num_experts_per_tok, "1 to num_local_experts, which is " + std::to_string(num_local_experts));
+    require(num_experts_per_tok >= 1 && num_experts_per_tok <= num_local_experts, "num_experts_per_tok",
+            num_experts_per_tok, "1 to num_local_experts, which is " + std::to_string(num_local_experts));
   rope_scaling.validate(head_size());
 }
 
@@ -127,8 +157,10 @@ LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
   refuse_foreign_fields(file);
   std::string model_type = "llama";
   file.read("model_type", model_type);
-  if (std::none_of(std::begin(kFamilies), std::end(kFamilies), [&](const auto& row) { return model_type == row.first; }))
-    file.fail("model_type", model_type, std::string(kKnownTypes) + "; load it with AutoModelForCausalLM or the class of its architecture");
+  if (std::none_of(std::begin(kFamilies), std::end(kFamilies),
+                   [&](const auto& row) { return model_type == row.first; }))
+    file.fail("model_type", model_type,
+              std::string(kKnownTypes) + "; load it with AutoModelForCausalLM or the class of its architecture");
 
   if (model_type == "mixtral") file.rename({{"num_experts", "num_local_experts"}});
   LlamaConfig config = defaults(model_type);
@@ -198,7 +230,8 @@ std::string to_json(const LlamaConfig& config, const std::string& architecture, 
   }
   json["attention_dropout"] = config.attention_dropout;
   // The older form, which all versions read.
-  for (const char* key : {"rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"}) json.erase(key);
+  for (const char* key : {"rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"})
+    json.erase(key);
   json["rope_theta"] = config.rope_theta;
   json["rope_scaling"] = to_json(config.rope_scaling);
   json.erase("torch_dtype");  // the old name of the next

@@ -12,7 +12,8 @@ namespace accelerate::models {
 /// @param name  Of the parameter, in Hugging Face's spelling.
 void initialize(const std::string& name, at::Tensor parameter, const LlamaConfig& config);
 
-/// The text of config.json. @param architecture  The Python class that the weights belong to. @param dtype  Of the weights, e.g. "float32".
+/// The text of config.json. @param architecture  The Python class that the weights belong to. @param dtype  Of the
+/// weights, e.g. "float32".
 std::string to_json(const LlamaConfig& config, const std::string& architecture, const std::string& dtype);
 
 }  // namespace accelerate::models

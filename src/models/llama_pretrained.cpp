@@ -11,13 +11,19 @@ namespace {
 namespace fs = std::filesystem;
 
 WeightRules rules(const LlamaConfig& config) {
-  WeightRules rules{.base_prefix = "model.", .head_prefixes = {"lm_head."}, .ignored_suffixes = {"rotary_emb.inv_freq"}};  // worked out from the configuration; old files have it
-  if (config.tie_word_embeddings) rules.ignored_suffixes.push_back("lm_head.weight"), rules.tied_to = "model.embed_tokens.weight";  // a copy of the embeddings
+  WeightRules rules{
+      .base_prefix = "model.",
+      .head_prefixes = {"lm_head."},
+      .ignored_suffixes = {"rotary_emb.inv_freq"}};  // worked out from the configuration; old files have it
+  if (config.tie_word_embeddings)
+    rules.ignored_suffixes.push_back("lm_head.weight"),
+        rules.tied_to = "model.embed_tokens.weight";  // a copy of the embeddings
   return rules;
 }
 
 /// Fills an uninitialised model; what the files lack is initialised freshly.
-void load_folder(torch::nn::Module& model, const LlamaConfig& config, const fs::path& folder, const LlamaLoadOptions& options, LoadReport* report) {
+void load_folder(torch::nn::Module& model, const LlamaConfig& config, const fs::path& folder,
+                 const LlamaLoadOptions& options, LoadReport* report) {
   if (options.dtype) model.to(*options.dtype);
   auto found = load_pretrained(model, folder, rules(config));
   auto parameters = model.named_parameters();
@@ -34,7 +40,8 @@ LlamaModel LlamaModel::from_pretrained(const fs::path& folder, const LlamaLoadOp
   return model;
 }
 
-LlamaForCausalLM LlamaForCausalLM::from_pretrained(const fs::path& folder, const LlamaLoadOptions& options, LoadReport* report) {
+LlamaForCausalLM LlamaForCausalLM::from_pretrained(const fs::path& folder, const LlamaLoadOptions& options,
+                                                   LoadReport* report) {
   const auto config = LlamaConfig::from_pretrained(folder);
   LlamaForCausalLM model(config, Weights::uninitialized);
   load_folder(*model, config, folder, options, report);
@@ -42,16 +49,22 @@ LlamaForCausalLM LlamaForCausalLM::from_pretrained(const fs::path& folder, const
 }
 
 void LlamaModelImpl::save_pretrained(const fs::path& folder) const {
-  save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, config_.family() + "Model", dtype); });
+  save_folder(*this, folder,
+              [&](const std::string& dtype) { return to_json(config_, config_.family() + "Model", dtype); });
 }
 void LlamaForCausalLMImpl::save_pretrained(const fs::path& folder) const {
-  save_folder(*this, folder, [&](const std::string& dtype) { return to_json(config_, config_.family() + "ForCausalLM", dtype); });
+  save_folder(*this, folder,
+              [&](const std::string& dtype) { return to_json(config_, config_.family() + "ForCausalLM", dtype); });
 }
 
 Architecture build_llama(const fs::path& path, const std::string&) {
   const auto config = LlamaConfig::from_pretrained(path);
   const auto model = LlamaForCausalLM(config, Weights::uninitialized).ptr();
-  return {.module = model, .rules = rules(config), .initialize = [config](const std::string& name, at::Tensor parameter) { initialize(name, std::move(parameter), config); }, .causal = causal_forward(model)};
+  return {.module = model,
+          .rules = rules(config),
+          .initialize = [config](const std::string& name,
+                                 at::Tensor parameter) { initialize(name, std::move(parameter), config); },
+          .causal = causal_forward(model)};
 }
 
 }  // namespace accelerate::models

@@ -21,16 +21,20 @@ at::Tensor padding(const at::Tensor& attention_mask) {
 
 double lowest(at::ScalarType dtype) {
   double result = 0;
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "attention mask", [&] { result = static_cast<double>(std::numeric_limits<scalar_t>::lowest()); });
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "attention mask",
+                                  [&] { result = static_cast<double>(std::numeric_limits<scalar_t>::lowest()); });
   return result;
 }
 
 /// What is added to scores. @param unseen  bool
-at::Tensor additive(const at::Tensor& unseen, at::ScalarType dtype) { return at::zeros(unseen.sizes(), unseen.options().dtype(dtype)).masked_fill_(unseen, lowest(dtype)); }
+at::Tensor additive(const at::Tensor& unseen, at::ScalarType dtype) {
+  return at::zeros(unseen.sizes(), unseen.options().dtype(dtype)).masked_fill_(unseen, lowest(dtype));
+}
 
 }  // namespace
 
-AttentionMask causal_mask(const at::Tensor& attention_mask, const at::Tensor& hidden, int64_t past, std::optional<int64_t> window) {
+AttentionMask causal_mask(const at::Tensor& attention_mask, const at::Tensor& hidden, int64_t past,
+                          std::optional<int64_t> window) {
   const int64_t tokens = hidden.size(1), all = past + tokens;
   const auto padded = padding(attention_mask);
   const bool windowed = window && *window < all;
@@ -51,7 +55,10 @@ AttentionMask padding_mask(const at::Tensor& attention_mask, const at::Tensor& h
 AttentionMask with_bias(const AttentionMask& mask, const at::Tensor& bias) {
   auto added = bias;
   if (mask.added.defined()) added = added + mask.added;
-  if (mask.is_causal) added = added.masked_fill(at::ones({bias.size(2), bias.size(3)}, bias.options().dtype(at::kBool).requires_grad(false)).triu(1), lowest(bias.scalar_type()));
+  if (mask.is_causal)
+    added = added.masked_fill(
+        at::ones({bias.size(2), bias.size(3)}, bias.options().dtype(at::kBool).requires_grad(false)).triu(1),
+        lowest(bias.scalar_type()));
   return {.added = added};
 }
 

@@ -8,8 +8,10 @@
 namespace accelerate::models {
 
 struct AttentionMask {
-  at::Tensor added;        ///< To the scores, broadcast to [B, H, T, S + T]: 0 where a key is seen, the lowest number where not. Undefined: nothing to add.
-  bool is_causal = false;  ///< Each token sees itself and those before it; said so, attention is faster than with a tensor.
+  at::Tensor added;  ///< To the scores, broadcast to [B, H, T, S + T]: 0 where a key is seen, the lowest number where
+                     ///< not. Undefined: nothing to add.
+  bool is_causal =
+      false;  ///< Each token sees itself and those before it; said so, attention is faster than with a tensor.
 };
 
 /// For decoders: a token sees itself and those before it that are no padding.
@@ -17,7 +19,8 @@ struct AttentionMask {
 /// @param hidden          [B, T, D], for T and the scores' dtype and device
 /// @param past            S
 /// @param window          How many tokens are seen at most, the token itself included.
-AttentionMask causal_mask(const at::Tensor& attention_mask, const at::Tensor& hidden, int64_t past = 0, std::optional<int64_t> window = std::nullopt);
+AttentionMask causal_mask(const at::Tensor& attention_mask, const at::Tensor& hidden, int64_t past = 0,
+                          std::optional<int64_t> window = std::nullopt);
 
 /// A mask that adds `bias` to the scores as well. @param bias  [1, H, T, S + T]
 AttentionMask with_bias(const AttentionMask& mask, const at::Tensor& bias);

@@ -10,8 +10,8 @@
 
 namespace accelerate::models::detail {
 
-/// MLPs of which a router chooses a few for each token. Source: arXiv:2401.04088. Names are those of the Hub's files, where each expert has weights of its own: so an offloaded model
-/// brings only the chosen ones.
+/// MLPs of which a router chooses a few for each token. Source: arXiv:2401.04088. Names are those of the Hub's files,
+/// where each expert has weights of its own: so an offloaded model brings only the chosen ones.
 class MixtralSparseMoeBlock : public torch::nn::Cloneable<MixtralSparseMoeBlock> {
  public:
   explicit MixtralSparseMoeBlock(const LlamaConfig& config) : config_(config) { reset(); }

@@ -8,7 +8,8 @@
 #include "models/rotary.hpp"
 #include "models/token_inputs.hpp"
 
-// OPT. Source: arXiv:2205.01068; the architecture as transformers has it. Registered names are Hugging Face's; they make the parameter names of the files.
+// OPT. Source: arXiv:2205.01068; the architecture as transformers has it. Registered names are Hugging Face's; they
+// make the parameter names of the files.
 
 namespace accelerate::models {
 namespace {
@@ -49,7 +50,9 @@ class OPTAttention : public torch::nn::Cloneable<OPTAttention> {
   OPTAttention(const OPTConfig& config, int64_t layer) : config_(config), layer_(layer) { reset(); }
 
   void reset() override {
-    const auto projection = [&](const char* name) { return register_module(name, std::make_shared<Dense>(config_.hidden_size, config_.hidden_size, config_.bias)); };
+    const auto projection = [&](const char* name) {
+      return register_module(name, std::make_shared<Dense>(config_.hidden_size, config_.hidden_size, config_.bias));
+    };
     k_proj_ = projection("k_proj");
     v_proj_ = projection("v_proj");
     q_proj_ = projection("q_proj");
@@ -59,7 +62,8 @@ class OPTAttention : public torch::nn::Cloneable<OPTAttention> {
   Tensor forward(const Tensor& hidden, const AttentionMask& mask, KeyValueCache* cache) {
     const auto heads = [&](const Tensor& x) { return split_heads(x, config_.hidden_size / config_.heads); };
     const auto [key, value] = remember(cache, layer_, heads(k_proj_->forward(hidden)), heads(v_proj_->forward(hidden)));
-    return out_proj_->forward(attend(heads(q_proj_->forward(hidden)), key, value, mask, {.dropout = is_training() ? config_.attention_dropout : 0.0}));
+    return out_proj_->forward(attend(heads(q_proj_->forward(hidden)), key, value, mask,
+                                     {.dropout = is_training() ? config_.attention_dropout : 0.0}));
   }
 
  private:
@@ -81,15 +85,17 @@ class OPTDecoderLayer : public torch::nn::Cloneable<OPTDecoderLayer> {
   }
 
   Tensor forward(const Tensor& hidden, const AttentionMask& mask, KeyValueCache* cache) {
-    const auto attended = branch(hidden, self_attn_layer_norm_, [&](const Tensor& x) { return self_attn_->forward(x, mask, cache); });
-    return branch(attended, final_layer_norm_, [&](const Tensor& x) { return fc2_->forward(config_.activation(fc1_->forward(x))); });
+    const auto attended =
+        branch(hidden, self_attn_layer_norm_, [&](const Tensor& x) { return self_attn_->forward(x, mask, cache); });
+    return branch(attended, final_layer_norm_,
+                  [&](const Tensor& x) { return fc2_->forward(config_.activation(fc1_->forward(x))); });
   }
 
  private:
   /// The model of 350 million parameters normalises behind the sum, the others before the branch.
-  template <class Body>
-  Tensor branch(const Tensor& hidden, torch::nn::LayerNorm& norm, Body&& body) {
-    const auto sum = hidden + torch::dropout(body(config_.norm_first ? norm(hidden) : hidden), config_.dropout, is_training());
+  template <class Body> Tensor branch(const Tensor& hidden, torch::nn::LayerNorm& norm, Body&& body) {
+    const auto sum =
+        hidden + torch::dropout(body(config_.norm_first ? norm(hidden) : hidden), config_.dropout, is_training());
     return config_.norm_first ? sum : norm(sum);
   }
 
@@ -106,25 +112,31 @@ class OPTDecoder : public torch::nn::Cloneable<OPTDecoder> {
 
   void reset() override {
     embed_tokens_ = register_module("embed_tokens", make_embedding(config_.vocab_size, config_.word_size));
-    embed_positions_ = register_module("embed_positions", make_embedding(config_.positions + kFirstPosition, config_.hidden_size));
+    embed_positions_ =
+        register_module("embed_positions", make_embedding(config_.positions + kFirstPosition, config_.hidden_size));
     if (config_.word_size != config_.hidden_size) {
-      project_out_ = register_module("project_out", std::make_shared<Dense>(config_.hidden_size, config_.word_size, /*with_bias=*/false));
-      project_in_ = register_module("project_in", std::make_shared<Dense>(config_.word_size, config_.hidden_size, /*with_bias=*/false));
+      project_out_ = register_module(
+          "project_out", std::make_shared<Dense>(config_.hidden_size, config_.word_size, /*with_bias=*/false));
+      project_in_ = register_module(
+          "project_in", std::make_shared<Dense>(config_.word_size, config_.hidden_size, /*with_bias=*/false));
     }
     if (config_.final_norm) final_layer_norm_ = register_module("final_layer_norm", config_.norm());
     layers_ = register_module("layers", torch::nn::ModuleList());
     for (int64_t i = 0; i < config_.layers; ++i) layers_->push_back(std::make_shared<OPTDecoderLayer>(config_, i));
   }
 
-  Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache) {
+  Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids,
+                 KeyValueCache* cache) {
     const int64_t past = past_tokens(cache), tokens = input_ids.size(1);
     check_inputs({"OPTModel", input_ids, attention_mask, position_ids, past, config_.positions});
     Tensor hidden = embed_tokens_(input_ids);
     if (project_in_) hidden = project_in_->forward(hidden);
-    hidden = hidden + embed_positions_(positions(attention_mask, position_ids, past, tokens, hidden.device()) + kFirstPosition);
+    hidden = hidden +
+             embed_positions_(positions(attention_mask, position_ids, past, tokens, hidden.device()) + kFirstPosition);
     const auto mask = causal_mask(attention_mask, hidden, past);
     for (const auto& layer : *layers_)
-      if (!is_training() || config_.layer_dropout == 0 || torch::rand({}).item<double>() >= config_.layer_dropout) hidden = layer->as<OPTDecoderLayer>()->forward(hidden, mask, cache);
+      if (!is_training() || config_.layer_dropout == 0 || torch::rand({}).item<double>() >= config_.layer_dropout)
+        hidden = layer->as<OPTDecoderLayer>()->forward(hidden, mask, cache);
     if (config_.final_norm) hidden = final_layer_norm_(hidden);
     return project_out_ ? project_out_->forward(hidden) : hidden;
   }
@@ -135,7 +147,8 @@ class OPTDecoder : public torch::nn::Cloneable<OPTDecoder> {
   static constexpr int64_t kFirstPosition = 2;  // a relic of fairseq's padding ids
 
   /// Positions count tokens that are no padding; padding has -1.
-  static Tensor positions(const Tensor& attention_mask, const Tensor& position_ids, int64_t past, int64_t tokens, const at::Device& device) {
+  static Tensor positions(const Tensor& attention_mask, const Tensor& position_ids, int64_t past, int64_t tokens,
+                          const at::Device& device) {
     if (position_ids.defined()) return position_ids;
     if (!attention_mask.defined()) return positions_from(past, tokens, device);
     const auto seen = attention_mask.ne(0).to(at::kLong);
@@ -166,11 +179,15 @@ class OPTForCausalLM : public torch::nn::Cloneable<OPTForCausalLM> {
 
   void reset() override {
     model_ = register_module("model", std::make_shared<OPTModel>(config_));
-    if (!config_.tied) lm_head_ = register_module("lm_head", std::make_shared<Dense>(config_.word_size, config_.vocab_size, /*with_bias=*/false));
+    if (!config_.tied)
+      lm_head_ = register_module("lm_head",
+                                 std::make_shared<Dense>(config_.word_size, config_.vocab_size, /*with_bias=*/false));
   }
 
-  Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep) {
-    const auto hidden = last_tokens(model_->decoder().forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
+  Tensor forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& position_ids,
+                 KeyValueCache* cache, int64_t logits_to_keep) {
+    const auto hidden =
+        last_tokens(model_->decoder().forward(input_ids, attention_mask, position_ids, cache), logits_to_keep);
     return lm_head_ ? lm_head_->forward(hidden) : project(hidden, model_->decoder().words());
   }
 
@@ -188,8 +205,13 @@ Architecture build_opt(const std::filesystem::path& path, const std::string&) {
   const OPTConfig config{file};
   const auto model = std::make_shared<OPTForCausalLM>(config);
   WeightRules rules{.base_prefix = "model.", .head_prefixes = {"lm_head."}};
-  if (config.tied) rules.ignored_suffixes = {"lm_head.weight"}, rules.tied_to = "model.decoder.embed_tokens.weight";  // a copy of the embeddings
-  return {.module = model, .rules = rules, .initialize = initialize_normal(config.deviation), .causal = causal_forward(model)};
+  if (config.tied)
+    rules.ignored_suffixes = {"lm_head.weight"},
+    rules.tied_to = "model.decoder.embed_tokens.weight";  // a copy of the embeddings
+  return {.module = model,
+          .rules = rules,
+          .initialize = initialize_normal(config.deviation),
+          .causal = causal_forward(model)};
 }
 
 }  // namespace accelerate::models

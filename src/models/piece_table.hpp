@@ -11,8 +11,9 @@ namespace accelerate::models {
 
 /// Finds the longest entry that a string starts with.
 ///
-/// A hash table with open addressing. The hash of a prefix follows from that of the prefix one byte shorter, so that the hashes of
-/// all prefixes of a word cost one pass and a whole word that is in the vocabulary, the usual case, one look-up.
+/// A hash table with open addressing. The hash of a prefix follows from that of the prefix one byte shorter, so that
+/// the hashes of all prefixes of a word cost one pass and a whole word that is in the vocabulary, the usual case, one
+/// look-up.
 class PieceTable {
  public:
   struct Piece {
@@ -51,7 +52,9 @@ class PieceTable {
   };
 
   static constexpr uint64_t kSeed = 0xcbf29ce484222325;
-  static uint64_t extend(uint64_t hash, char c) { return (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3; }  // FNV-1a
+  static uint64_t extend(uint64_t hash, char c) {
+    return (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }  // FNV-1a
   /// FNV's low bits alone spread badly.
   size_t slot_of(uint64_t hash) const { return static_cast<size_t>((hash ^ (hash >> 32)) & (slots_.size() - 1)); }
 

@@ -5,8 +5,8 @@
 #include "models/images.hpp"
 #include "models/layers.hpp"
 
-// ResNet. Source: arXiv:1512.03385; the architecture as transformers has it. Registered names are Hugging Face's; they make the parameter names of the files.
-// Shapes: B images, C channels.
+// ResNet. Source: arXiv:1512.03385; the architecture as transformers has it. Registered names are Hugging Face's; they
+// make the parameter names of the files. Shapes: B images, C channels.
 
 namespace accelerate::models {
 namespace {
@@ -27,7 +27,8 @@ struct ResNetConfig {
         activation(read_activation(file, "hidden_act", "relu")) {
     const auto type = file.get("layer_type", "bottleneck");
     if (type != "bottleneck" && type != "basic") file.fail("layer_type", type, "bottleneck or basic");
-    if (depths.size() != hidden_sizes.size()) file.fail("depths", depths, "as many numbers as hidden_sizes has, " + std::to_string(hidden_sizes.size()));
+    if (depths.size() != hidden_sizes.size())
+      file.fail("depths", depths, "as many numbers as hidden_sizes has, " + std::to_string(hidden_sizes.size()));
   }
 
   int64_t channels, embedding_size, labels;
@@ -43,10 +44,17 @@ class ResNetConvLayer : public torch::nn::Cloneable<ResNetConvLayer> {
     int64_t inputs, outputs, kernel = 3, stride = 1;
     Activation activation = nullptr;  ///< Null: none.
   };
-  explicit ResNetConvLayer(const Options& options, const char* class_name = "ResNetConvLayer") : Cloneable(class_name), options_(options) { reset(); }
+  explicit ResNetConvLayer(const Options& options, const char* class_name = "ResNetConvLayer")
+      : Cloneable(class_name), options_(options) {
+    reset();
+  }
 
   void reset() override {
-    convolution_ = register_module("convolution", torch::nn::Conv2d(torch::nn::Conv2dOptions(options_.inputs, options_.outputs, options_.kernel).stride(options_.stride).padding(options_.kernel / 2).bias(false)));
+    convolution_ = register_module(
+        "convolution", torch::nn::Conv2d(torch::nn::Conv2dOptions(options_.inputs, options_.outputs, options_.kernel)
+                                             .stride(options_.stride)
+                                             .padding(options_.kernel / 2)
+                                             .bias(false)));
     normalization_ = register_module("normalization", torch::nn::BatchNorm2d(options_.outputs));
   }
   Tensor forward(const Tensor& x) {
@@ -64,15 +72,25 @@ class ResNetConvLayer : public torch::nn::Cloneable<ResNetConvLayer> {
 class ResNetBlock : public torch::nn::Cloneable<ResNetBlock> {
  public:
   ResNetBlock(const ResNetConfig& config, int64_t inputs, int64_t outputs, int64_t stride)
-      : Cloneable(config.bottleneck ? "ResNetBottleNeckLayer" : "ResNetBasicLayer"), config_(config), inputs_(inputs), outputs_(outputs), stride_(stride) {
+      : Cloneable(config.bottleneck ? "ResNetBottleNeckLayer" : "ResNetBasicLayer"),
+        config_(config),
+        inputs_(inputs),
+        outputs_(outputs),
+        stride_(stride) {
     reset();
   }
 
   void reset() override {
     if (inputs_ != outputs_ || stride_ != 1)
-      shortcut_ = register_module("shortcut", std::make_shared<ResNetConvLayer>(ResNetConvLayer::Options{.inputs = inputs_, .outputs = outputs_, .kernel = 1, .stride = stride_}, "ResNetShortCut"));
+      shortcut_ = register_module(
+          "shortcut",
+          std::make_shared<ResNetConvLayer>(
+              ResNetConvLayer::Options{.inputs = inputs_, .outputs = outputs_, .kernel = 1, .stride = stride_},
+              "ResNetShortCut"));
     layer_ = register_module("layer", torch::nn::ModuleList());
-    const auto add = [&](const ResNetConvLayer::Options& options) { layer_->push_back(std::make_shared<ResNetConvLayer>(options)); };
+    const auto add = [&](const ResNetConvLayer::Options& options) {
+      layer_->push_back(std::make_shared<ResNetConvLayer>(options));
+    };
     if (config_.bottleneck) {
       const int64_t reduced = outputs_ / 4, first = config_.downsample_in_bottleneck ? stride_ : 1;
       add({.inputs = inputs_, .outputs = reduced, .kernel = 1, .stride = first, .activation = kInner});
@@ -104,10 +122,12 @@ class ResNetStage : public torch::nn::Cloneable<ResNetStage> {
   ResNetStage(const ResNetConfig& config, size_t stage) : config_(config), stage_(stage) { reset(); }
 
   void reset() override {
-    const int64_t inputs = stage_ == 0 ? config_.embedding_size : config_.hidden_sizes[stage_ - 1], outputs = config_.hidden_sizes[stage_];
+    const int64_t inputs = stage_ == 0 ? config_.embedding_size : config_.hidden_sizes[stage_ - 1],
+                  outputs = config_.hidden_sizes[stage_];
     const int64_t stride = stage_ > 0 || config_.downsample_in_first_stage ? 2 : 1;
     layers_ = register_module("layers", torch::nn::ModuleList());
-    for (int64_t i = 0; i < config_.depths[stage_]; ++i) layers_->push_back(std::make_shared<ResNetBlock>(config_, i ? outputs : inputs, outputs, i ? 1 : stride));
+    for (int64_t i = 0; i < config_.depths[stage_]; ++i)
+      layers_->push_back(std::make_shared<ResNetBlock>(config_, i ? outputs : inputs, outputs, i ? 1 : stride));
   }
   Tensor forward(Tensor x) {
     for (const auto& layer : *layers_) x = layer->as<ResNetBlock>()->forward(x);
@@ -125,8 +145,12 @@ class ResNetEmbeddings : public torch::nn::Cloneable<ResNetEmbeddings> {
   explicit ResNetEmbeddings(const ResNetConfig& config) : config_(config) { reset(); }
 
   void reset() override {
-    embedder_ = register_module("embedder", std::make_shared<ResNetConvLayer>(
-                                                ResNetConvLayer::Options{.inputs = config_.channels, .outputs = config_.embedding_size, .kernel = 7, .stride = 2, .activation = config_.activation}));
+    embedder_ = register_module(
+        "embedder", std::make_shared<ResNetConvLayer>(ResNetConvLayer::Options{.inputs = config_.channels,
+                                                                               .outputs = config_.embedding_size,
+                                                                               .kernel = 7,
+                                                                               .stride = 2,
+                                                                               .activation = config_.activation}));
   }
   Tensor forward(const Tensor& pixel_values) { return torch::max_pool2d(embedder_->forward(pixel_values), 3, 2, 1); }
 
@@ -141,7 +165,8 @@ class ResNetEncoder : public torch::nn::Cloneable<ResNetEncoder> {
 
   void reset() override {
     stages_ = register_module("stages", torch::nn::ModuleList());
-    for (size_t i = 0; i < config_.hidden_sizes.size(); ++i) stages_->push_back(std::make_shared<ResNetStage>(config_, i));
+    for (size_t i = 0; i < config_.hidden_sizes.size(); ++i)
+      stages_->push_back(std::make_shared<ResNetStage>(config_, i));
   }
   Tensor forward(Tensor x) {
     for (const auto& stage : *stages_) x = stage->as<ResNetStage>()->forward(x);
@@ -181,9 +206,13 @@ class ResNetForImageClassification : public torch::nn::Cloneable<ResNetForImageC
   void reset() override {
     resnet_ = register_module("resnet", std::make_shared<ResNetModel>(config_));
     // The file's names count a layer without parameters before it.
-    classifier_ = register_module("classifier", torch::nn::ModuleList(torch::nn::Flatten(), std::make_shared<Dense>(config_.hidden_sizes.back(), config_.labels)));
+    classifier_ = register_module(
+        "classifier", torch::nn::ModuleList(torch::nn::Flatten(),
+                                            std::make_shared<Dense>(config_.hidden_sizes.back(), config_.labels)));
   }
-  Tensor forward(const Tensor& pixel_values) { return classifier_->ptr<Dense>(1)->forward(resnet_->forward(pixel_values)); }
+  Tensor forward(const Tensor& pixel_values) {
+    return classifier_->ptr<Dense>(1)->forward(resnet_->forward(pixel_values));
+  }
 
  private:
   ResNetConfig config_;
@@ -195,7 +224,10 @@ class ResNetForImageClassification : public torch::nn::Cloneable<ResNetForImageC
 
 Architecture build_resnet(const std::filesystem::path& path, const std::string&) {
   const auto model = std::make_shared<ResNetForImageClassification>(ResNetConfig{JsonFile(path)});
-  return {.module = model, .rules = {.base_prefix = "resnet.", .head_prefixes = {"classifier."}}, .initialize = initialize_convolutional, .forward = image_forward(model)};
+  return {.module = model,
+          .rules = {.base_prefix = "resnet.", .head_prefixes = {"classifier."}},
+          .initialize = initialize_convolutional,
+          .forward = image_forward(model)};
 }
 
 }  // namespace accelerate::models

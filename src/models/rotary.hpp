@@ -8,8 +8,8 @@ struct LlamaRopeScaling;
 
 namespace accelerate::models::detail {
 
-/// Rotary positions: pairs of a head's dimensions are turned by angles that grow with the position. Source: arXiv:2104.09864.
-/// Worked out once per forward for all layers.
+/// Rotary positions: pairs of a head's dimensions are turned by angles that grow with the position. Source:
+/// arXiv:2104.09864. Worked out once per forward for all layers.
 class Rotary {
  public:
   enum class Pairs {
@@ -24,7 +24,8 @@ class Rotary {
 
   /// @param positions  [B or 1, T], of any integer dtype
   /// @param dtype      of what will be turned
-  Rotary(const at::Tensor& positions, const Frequencies& frequencies, at::ScalarType dtype, Pairs pairs = Pairs::halves);
+  Rotary(const at::Tensor& positions, const Frequencies& frequencies, at::ScalarType dtype,
+         Pairs pairs = Pairs::halves);
 
   /// Turns the first n of d dimensions. @param x  [B, H, T, d]
   at::Tensor turn(const at::Tensor& x) const;
@@ -38,7 +39,7 @@ class Rotary {
 at::Tensor rotary_frequencies(int64_t n, double base, const at::Device& device);
 
 struct RotaryOptions {
-  int64_t dimensions;     ///< of a head that are turned
+  int64_t dimensions;  ///< of a head that are turned
   double base;
   int64_t max_positions;  ///< max_position_embeddings
 };
@@ -46,7 +47,8 @@ struct RotaryOptions {
 /// What a model with stretched frequencies turns by.
 /// @param position_ids  [B or 1, T]; past, past + 1, … where it is undefined
 /// @param hidden        [B, T, D], whose device and dtype the result is for
-Rotary stretched_rotary(const RotaryOptions& options, const LlamaRopeScaling& scaling, const at::Tensor& position_ids, int64_t past, const at::Tensor& hidden);
+Rotary stretched_rotary(const RotaryOptions& options, const LlamaRopeScaling& scaling, const at::Tensor& position_ids,
+                        int64_t past, const at::Tensor& hidden);
 
 /// S, S + 1, … for T tokens: [1, T] int64.
 at::Tensor positions_from(int64_t past, int64_t tokens, const at::Device& device);

@@ -9,11 +9,11 @@ namespace accelerate::models {
 
 /// What a language model's forward was given, to be checked. S tokens are in a cache.
 struct TokenInputs {
-  std::string model;               ///< for messages, e.g. "LlamaModel"
-  const at::Tensor& input_ids;     ///< [B, T] int64 or int32
+  std::string model;                 ///< for messages, e.g. "LlamaModel"
+  const at::Tensor& input_ids;       ///< [B, T] int64 or int32
   const at::Tensor& attention_mask;  ///< [B, S + T] or undefined
-  const at::Tensor& position_ids;  ///< [B, T], [1, T] or undefined
-  int64_t past = 0;                ///< S
+  const at::Tensor& position_ids;    ///< [B, T], [1, T] or undefined
+  int64_t past = 0;                  ///< S
   std::optional<int64_t> positions;  ///< that the model has
 };
 

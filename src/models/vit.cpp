@@ -9,8 +9,8 @@
 #include "models/images.hpp"
 #include "models/layers.hpp"
 
-// ViT. Source: arXiv:2010.11929; the architecture as transformers has it. Registered names are those of the Hub's files.
-// Shapes: B images, C channels, T patches and the class token before them, D hidden_size.
+// ViT. Source: arXiv:2010.11929; the architecture as transformers has it. Registered names are those of the Hub's
+// files. Shapes: B images, C channels, T patches and the class token before them, D hidden_size.
 
 namespace accelerate::models {
 namespace {
@@ -59,7 +59,10 @@ class ViTPatchEmbeddings : public torch::nn::Cloneable<ViTPatchEmbeddings> {
   explicit ViTPatchEmbeddings(const ViTConfig& config) : config_(config) { reset(); }
 
   void reset() override {
-    projection_ = register_module("projection", torch::nn::Conv2d(torch::nn::Conv2dOptions(config_.channels, config_.hidden_size, {config_.patch[0], config_.patch[1]}).stride({config_.patch[0], config_.patch[1]})));
+    projection_ =
+        register_module("projection", torch::nn::Conv2d(torch::nn::Conv2dOptions(config_.channels, config_.hidden_size,
+                                                                                 {config_.patch[0], config_.patch[1]})
+                                                            .stride({config_.patch[0], config_.patch[1]})));
   }
   Tensor forward(const Tensor& pixel_values) { return projection_(pixel_values).flatten(2).transpose(1, 2); }
 
@@ -75,12 +78,14 @@ class ViTEmbeddings : public torch::nn::Cloneable<ViTEmbeddings> {
 
   void reset() override {
     cls_token_ = register_parameter("cls_token", torch::empty({1, 1, config_.hidden_size}));
-    position_embeddings_ = register_parameter("position_embeddings", torch::empty({1, config_.tokens(), config_.hidden_size}));
+    position_embeddings_ =
+        register_parameter("position_embeddings", torch::empty({1, config_.tokens(), config_.hidden_size}));
     patch_embeddings_ = register_module("patch_embeddings", std::make_shared<ViTPatchEmbeddings>(config_));
   }
 
   Tensor forward(const Tensor& pixel_values) {
-    const auto tokens = torch::cat({cls_token_.expand({pixel_values.size(0), -1, -1}), patch_embeddings_->forward(pixel_values)}, 1);
+    const auto tokens =
+        torch::cat({cls_token_.expand({pixel_values.size(0), -1, -1}), patch_embeddings_->forward(pixel_values)}, 1);
     return torch::dropout(tokens + position_embeddings_, config_.dropout, is_training());
   }
 
@@ -95,7 +100,9 @@ class ViTSelfAttention : public torch::nn::Cloneable<ViTSelfAttention> {
   explicit ViTSelfAttention(const ViTConfig& config) : config_(config) { reset(); }
 
   void reset() override {
-    const auto projection = [&](const char* name) { return register_module(name, std::make_shared<Dense>(config_.hidden_size, config_.hidden_size, config_.qkv_bias)); };
+    const auto projection = [&](const char* name) {
+      return register_module(name, std::make_shared<Dense>(config_.hidden_size, config_.hidden_size, config_.qkv_bias));
+    };
     query_ = projection("query");
     key_ = projection("key");
     value_ = projection("value");
@@ -103,7 +110,8 @@ class ViTSelfAttention : public torch::nn::Cloneable<ViTSelfAttention> {
 
   Tensor forward(const Tensor& hidden) {
     const auto heads = [&](const Tensor& x) { return split_heads(x, config_.hidden_size / config_.heads); };
-    return attend(heads(query_->forward(hidden)), heads(key_->forward(hidden)), heads(value_->forward(hidden)), {}, {.dropout = is_training() ? config_.attention_dropout : 0.0});
+    return attend(heads(query_->forward(hidden)), heads(key_->forward(hidden)), heads(value_->forward(hidden)), {},
+                  {.dropout = is_training() ? config_.attention_dropout : 0.0});
   }
 
  private:
@@ -114,7 +122,10 @@ class ViTSelfAttention : public torch::nn::Cloneable<ViTSelfAttention> {
 /// The file's names have a level more than there is to do: "output.dense".
 class ViTOutput : public torch::nn::Cloneable<ViTOutput> {
  public:
-  ViTOutput(std::string class_name, int64_t inputs, int64_t outputs) : Cloneable(std::move(class_name)), inputs_(inputs), outputs_(outputs) { reset(); }
+  ViTOutput(std::string class_name, int64_t inputs, int64_t outputs)
+      : Cloneable(std::move(class_name)), inputs_(inputs), outputs_(outputs) {
+    reset();
+  }
   void reset() override { dense_ = register_module("dense", std::make_shared<Dense>(inputs_, outputs_)); }
   Tensor forward(const Tensor& hidden) { return dense_->forward(hidden); }
 
@@ -129,7 +140,8 @@ class ViTAttention : public torch::nn::Cloneable<ViTAttention> {
 
   void reset() override {
     attention_ = register_module("attention", std::make_shared<ViTSelfAttention>(config_));
-    output_ = register_module("output", std::make_shared<ViTOutput>("ViTSelfOutput", config_.hidden_size, config_.hidden_size));
+    output_ = register_module("output",
+                              std::make_shared<ViTOutput>("ViTSelfOutput", config_.hidden_size, config_.hidden_size));
   }
   Tensor forward(const Tensor& hidden) { return output_->forward(attention_->forward(hidden)); }
 
@@ -145,8 +157,10 @@ class ViTLayer : public torch::nn::Cloneable<ViTLayer> {
 
   void reset() override {
     attention_ = register_module("attention", std::make_shared<ViTAttention>(config_));
-    intermediate_ = register_module("intermediate", std::make_shared<ViTOutput>("ViTIntermediate", config_.hidden_size, config_.intermediate_size));
-    output_ = register_module("output", std::make_shared<ViTOutput>("ViTOutput", config_.intermediate_size, config_.hidden_size));
+    intermediate_ = register_module(
+        "intermediate", std::make_shared<ViTOutput>("ViTIntermediate", config_.hidden_size, config_.intermediate_size));
+    output_ = register_module("output",
+                              std::make_shared<ViTOutput>("ViTOutput", config_.intermediate_size, config_.hidden_size));
     layernorm_before_ = register_module("layernorm_before", config_.norm());
     layernorm_after_ = register_module("layernorm_after", config_.norm());
   }
@@ -193,9 +207,11 @@ class ViTModel : public torch::nn::Cloneable<ViTModel> {
   }
 
   Tensor forward(const Tensor& pixel_values) {
-    if (pixel_values.dim() != 4 || pixel_values.size(1) != config_.channels || pixel_values.size(2) != config_.image[0] || pixel_values.size(3) != config_.image[1]) {
+    if (pixel_values.dim() != 4 || pixel_values.size(1) != config_.channels ||
+        pixel_values.size(2) != config_.image[0] || pixel_values.size(3) != config_.image[1]) {
       std::ostringstream text;
-      text << "ViTModel::forward: pixel_values has shape " << pixel_values.sizes() << ", expected [B, " << config_.channels << ", " << config_.image[0] << ", " << config_.image[1]
+      text << "ViTModel::forward: pixel_values has shape " << pixel_values.sizes() << ", expected [B, "
+           << config_.channels << ", " << config_.image[0] << ", " << config_.image[1]
            << "]. Resize images to the size that the model was trained with.";
       throw ShapeError(text.str());
     }
@@ -227,8 +243,12 @@ class ViTForImageClassification : public torch::nn::Cloneable<ViTForImageClassif
 
 /// The names that transformers 5 has in memory, and writes when it is asked to.
 std::string new_name(std::string name) {
-  const std::pair<std::string_view, std::string_view> parts[] = {{"encoder.layer.", "layers."},        {"attention.attention.query", "attention.q_proj"}, {"attention.attention.key", "attention.k_proj"},
-                                                                 {"attention.attention.value", "attention.v_proj"}, {"attention.output.dense", "attention.o_proj"},   {"intermediate.dense", "mlp.fc1"},
+  const std::pair<std::string_view, std::string_view> parts[] = {{"encoder.layer.", "layers."},
+                                                                 {"attention.attention.query", "attention.q_proj"},
+                                                                 {"attention.attention.key", "attention.k_proj"},
+                                                                 {"attention.attention.value", "attention.v_proj"},
+                                                                 {"attention.output.dense", "attention.o_proj"},
+                                                                 {"intermediate.dense", "mlp.fc1"},
                                                                  {"output.dense", "mlp.fc2"}};
   for (const auto& [from, to] : parts)
     if (const auto at = name.find(from); at != std::string::npos) name.replace(at, from.size(), to);
@@ -241,7 +261,10 @@ Architecture build_vit(const std::filesystem::path& path, const std::string&) {
   const ViTConfig config{JsonFile(path)};
   const auto model = std::make_shared<ViTForImageClassification>(config);
   return {.module = model,
-          .rules = {.base_prefix = "vit.", .head_prefixes = {"classifier."}, .ignored_suffixes = {"pooler.dense.weight", "pooler.dense.bias"}, .other_name = new_name},
+          .rules = {.base_prefix = "vit.",
+                    .head_prefixes = {"classifier."},
+                    .ignored_suffixes = {"pooler.dense.weight", "pooler.dense.bias"},
+                    .other_name = new_name},
           .initialize = initialize_normal(config.deviation),
           .forward = image_forward(model)};
 }

@@ -10,9 +10,9 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/gguf.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/json_file.hpp"
 #include "models/refused_fields.hpp"
 #include "utils/huge_pages.hpp"
@@ -24,24 +24,29 @@ namespace {
 using Tensors = std::map<std::string, at::Tensor>;
 
 bool starts_with_any(const std::string& name, const std::vector<std::string>& prefixes) {
-  return std::any_of(prefixes.begin(), prefixes.end(), [&](const std::string& prefix) { return name.starts_with(prefix); });
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](const std::string& prefix) { return name.starts_with(prefix); });
 }
 
 bool ends_with_any(const std::string& name, const std::vector<std::string>& suffixes) {
-  return std::any_of(suffixes.begin(), suffixes.end(), [&](const std::string& suffix) { return name.ends_with(suffix); });
+  return std::any_of(suffixes.begin(), suffixes.end(),
+                     [&](const std::string& suffix) { return name.ends_with(suffix); });
 }
 
 /// Checkpoints that were converted from TensorFlow long ago call a layer norm's weight gamma and its bias beta.
 std::string old_name(const std::string& name) {
-  const std::pair<std::string_view, const char*> endings[] = {{"LayerNorm.weight", "LayerNorm.gamma"}, {"LayerNorm.bias", "LayerNorm.beta"}};
+  const std::pair<std::string_view, const char*> endings[] = {{"LayerNorm.weight", "LayerNorm.gamma"},
+                                                              {"LayerNorm.bias", "LayerNorm.beta"}};
   for (const auto& [ending, old] : endings)
     if (name.ends_with(ending)) return name.substr(0, name.size() - ending.size()) + old;
   return name;
 }
 
 Tensors::const_iterator find(const Tensors& tensors, const std::string& name, const WeightRules& rules) {
-  const auto other = name.starts_with(rules.base_prefix) ? name.substr(rules.base_prefix.size()) : rules.base_prefix + name;
-  for (const auto& candidate : {name, other, old_name(name), old_name(other), rules.other_name ? rules.other_name(name) : name})
+  const auto other =
+      name.starts_with(rules.base_prefix) ? name.substr(rules.base_prefix.size()) : rules.base_prefix + name;
+  for (const auto& candidate :
+       {name, other, old_name(name), old_name(other), rules.other_name ? rules.other_name(name) : name})
     if (const auto found = tensors.find(candidate); found != tensors.end()) return found;
   return tensors.end();
 }
@@ -53,9 +58,12 @@ void check_tied(const Tensors& tensors, const WeightRules& rules, const std::str
   for (const char* name : {"lm_head.weight", "embed_out.weight"}) {
     const auto head = tensors.find(name);
     if (head == tensors.end() || words == tensors.end() || head->second.is_meta() || words->second.is_meta()) continue;
-    if (head->second.sizes() != words->second.sizes() || !at::equal(head->second, words->second.to(head->second.scalar_type())))
+    if (head->second.sizes() != words->second.sizes() ||
+        !at::equal(head->second, words->second.to(head->second.scalar_type())))
       throw CheckpointError("'" + source + "': " + name + " differs from " + words->first +
-                            ", but tie_word_embeddings is true in config.json, or its default. Which is right can't be known: set it to false to use the head (for T5 with \"scale_decoder_outputs\": true besides), or remove the head from the files.");
+                            ", but tie_word_embeddings is true in config.json, or its default. Which is right can't be "
+                            "known: set it to false to use the head (for T5 with \"scale_decoder_outputs\": true "
+                            "besides), or remove the head from the files.");
   }
 }
 
@@ -67,14 +75,17 @@ std::string list(const std::vector<std::string>& lines) {
   return text;
 }
 
-/// Puts weights that have no values yet into one block of huge pages. Each keeps a storage of its own, whose pages go when it goes.
+/// Puts weights that have no values yet into one block of huge pages. Each keeps a storage of its own, whose pages go
+/// when it goes.
 void gather(const Tensors& weights) {
   constexpr int64_t kAlignment = 64;  // LibTorch's own
   std::map<const at::TensorImpl*, int64_t> offsets;
   std::vector<at::Tensor> gathered;
   int64_t bytes = 0;
   for (const auto& [name, weight] : weights) {
-    if (!weight.is_cpu() || !weight.is_non_overlapping_and_dense() || !offsets.emplace(weight.unsafeGetTensorImpl(), bytes).second) continue;
+    if (!weight.is_cpu() || !weight.is_non_overlapping_and_dense() ||
+        !offsets.emplace(weight.unsafeGetTensorImpl(), bytes).second)
+      continue;
     bytes += (static_cast<int64_t>(weight.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
     gathered.push_back(weight);
   }
@@ -84,7 +95,9 @@ void gather(const Tensors& weights) {
   for (auto& weight : gathered) {
     auto* const begin = block.mutable_data_ptr<uint8_t>() + offsets.at(weight.unsafeGetTensorImpl());
     const auto size = static_cast<int64_t>(weight.nbytes());
-    weight.set_data(at::from_blob(begin, weight.sizes(), weight.strides(), [block, begin, size](void*) { give_pages_back(begin, size); }, weight.options().requires_grad(false)));
+    weight.set_data(at::from_blob(
+        begin, weight.sizes(), weight.strides(), [block, begin, size](void*) { give_pages_back(begin, size); },
+        weight.options().requires_grad(false)));
   }
 }
 
@@ -97,7 +110,8 @@ Tensors named_weights(const torch::nn::Module& module) {
   return weights;
 }
 
-LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const WeightRules& rules, const std::string& source, const ReadWeight& read) {
+LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const WeightRules& rules,
+                        const std::string& source, const ReadWeight& read) {
   LoadReport report;
   std::vector<std::pair<at::Tensor, Tensors::const_iterator>> copies;
   std::vector<std::string> differences;
@@ -118,17 +132,20 @@ LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const
     } else {
       report.mismatched_keys.push_back(name);
       std::ostringstream line;
-      line << name << ": " << value.sizes() << " " << value.scalar_type() << " in the file, " << target.sizes() << " " << target.scalar_type() << " in the model";
+      line << name << ": " << value.sizes() << " " << value.scalar_type() << " in the file, " << target.sizes() << " "
+           << target.scalar_type() << " in the model";
       differences.push_back(line.str());
     }
   }
   std::string errors;
   if (!differences.empty() && !rules.ignore_mismatched_sizes)
     errors += std::to_string(differences.size()) + " tensors do not fit the model:" + list(differences) +
-              "\nIs config.json of another model? If only the head differs in its number of labels, pass ignore_mismatched_sizes to start with a fresh one.";
+              "\nIs config.json of another model? If only the head differs in its number of labels, pass "
+              "ignore_mismatched_sizes to start with a fresh one.";
   if (!lost.empty()) {
     if (!errors.empty()) errors += "\nAnd ";
-    errors += std::to_string(lost.size()) + " tensors of the model are missing:" + list(lost) + "\nThe checkpoint is incomplete or of another architecture.";
+    errors += std::to_string(lost.size()) + " tensors of the model are missing:" + list(lost) +
+              "\nThe checkpoint is incomplete or of another architecture.";
   }
   if (!errors.empty()) throw CheckpointError("'" + source + "': " + errors);
   for (const auto& [name, tensor] : tensors)
@@ -140,13 +157,15 @@ LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const
 }
 
 LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& source, const WeightRules& rules) {
-  if (const auto config = config_file(source); source.extension() != ".gguf" && std::filesystem::exists(config)) refuse_quantized(JsonFile(config));
+  if (const auto config = config_file(source); source.extension() != ".gguf" && std::filesystem::exists(config))
+    refuse_quantized(JsonFile(config));
   gather(named_weights(module));
   if (source.extension() != ".gguf") return load_weights(module, load_checkpoint_files(source), rules, source.string());
   const GgufFile file(source);
   Tensors tensors;  // names and shapes only: numbers are decoded where they belong
   for (const auto& name : file.names())
-    if (name != "rope_freqs.weight") tensors.emplace(name, at::empty(file.info(name).shape, at::TensorOptions().dtype(at::kFloat).device(at::kMeta)));
+    if (name != "rope_freqs.weight")
+      tensors.emplace(name, at::empty(file.info(name).shape, at::TensorOptions().dtype(at::kFloat).device(at::kMeta)));
   struct Part {
     std::string name;
     at::Tensor rows;
@@ -155,28 +174,37 @@ LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::pat
   std::vector<Part> parts;
   auto report = load_weights(module, tensors, rules, source.string(), [&](const std::string& name, at::Tensor target) {
     if (!target.is_cpu() || !target.is_contiguous()) {
-      const auto decoded = at::empty(target.sizes(), target.options().device(at::kCPU).memory_format(at::MemoryFormat::Contiguous));
+      const auto decoded =
+          at::empty(target.sizes(), target.options().device(at::kCPU).memory_format(at::MemoryFormat::Contiguous));
       file.read(name, decoded);
       target.copy_(decoded);
       return;
     }
     constexpr int64_t kElements = 1 << 20;  // long enough that few take long, short enough that all threads have some
     const at::Tensor rows = target.detach().view({-1, target.dim() > 0 ? target.size(-1) : 1});
-    for (int64_t row = 0, most = std::max<int64_t>(kElements / std::max<int64_t>(rows.size(1), 1), 1); row < rows.size(0); row += most) parts.push_back({name, rows.narrow(0, row, std::min(most, rows.size(0) - row)), row});
+    for (int64_t row = 0, most = std::max<int64_t>(kElements / std::max<int64_t>(rows.size(1), 1), 1);
+         row < rows.size(0); row += most)
+      parts.push_back({name, rows.narrow(0, row, std::min(most, rows.size(0) - row)), row});
   });
   parallel_ranges(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) file.read(parts[static_cast<size_t>(i)].name, parts[static_cast<size_t>(i)].rows, parts[static_cast<size_t>(i)].first);
+    for (int64_t i = begin; i < end; ++i)
+      file.read(parts[static_cast<size_t>(i)].name, parts[static_cast<size_t>(i)].rows,
+                parts[static_cast<size_t>(i)].first);
   });
   return report;
 }
 
-void save_folder(const torch::nn::Module& module, const std::filesystem::path& folder, const std::function<std::string(const std::string&)>& config) {
+void save_folder(const torch::nn::Module& module, const std::filesystem::path& folder,
+                 const std::function<std::string(const std::string&)>& config) {
   const auto weights = named_weights(module);
   const auto dtype = weights.begin()->second.scalar_type();
   create_folder(folder);
   // transformers refuses weights that do not say for which framework they are.
   save_safetensors(folder / "model.safetensors", weights, {{"format", "pt"}});
-  write_text_file(folder / "config.json", config(dtype == at::kFloat ? "float32" : dtype == at::kBFloat16 ? "bfloat16" : dtype == at::kHalf ? "float16" : "float64"));
+  write_text_file(folder / "config.json", config(dtype == at::kFloat      ? "float32"
+                                                 : dtype == at::kBFloat16 ? "bfloat16"
+                                                 : dtype == at::kHalf     ? "float16"
+                                                                          : "float64"));
 }
 
 }  // namespace accelerate::models

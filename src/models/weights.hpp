@@ -13,30 +13,37 @@
 namespace accelerate::models {
 
 struct WeightRules {
-  std::string base_prefix;                   ///< E.g. "bert.": names with and without it are the same parameter.
-  std::vector<std::string> head_prefixes;    ///< Parameters that may be missing from the files.
-  std::vector<std::string> ignored_suffixes; ///< Tensors of the files that are no parameters and not worth a report.
-  std::string tied_to;                       ///< Parameter that the head multiplies by, so that a head in the files must be the same; empty where it has weights of its own.
+  std::string base_prefix;                    ///< E.g. "bert.": names with and without it are the same parameter.
+  std::vector<std::string> head_prefixes;     ///< Parameters that may be missing from the files.
+  std::vector<std::string> ignored_suffixes;  ///< Tensors of the files that are no parameters and not worth a report.
+  std::string tied_to;  ///< Parameter that the head multiplies by, so that a head in the files must be the same; empty
+                        ///< where it has weights of its own.
   bool ignore_mismatched_sizes = false;
-  std::function<std::string(const std::string& name)> other_name;  ///< What other files call a parameter of this name; may be empty.
+  std::function<std::string(const std::string& name)>
+      other_name;  ///< What other files call a parameter of this name; may be empty.
 };
 
 using ReadWeight = std::function<void(const std::string& name, at::Tensor target)>;
 
-/// Copies tensors (as load_checkpoint_files maps them) into the module's parameters and buffers. Everything is checked before the first byte is copied.
+/// Copies tensors (as load_checkpoint_files maps them) into the module's parameters and buffers. Everything is checked
+/// before the first byte is copied.
 /// @param source  Name of the files, for messages.
 /// @param read    Fills a parameter from the tensor of that name, where `tensors` have only shapes.
 /// @throws CheckpointError listing every shape that differs, and every missing parameter that is not of a head.
-LoadReport load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& tensors, const WeightRules& rules, const std::string& source, const ReadWeight& read = nullptr);
+LoadReport load_weights(torch::nn::Module& module, const std::map<std::string, at::Tensor>& tensors,
+                        const WeightRules& rules, const std::string& source, const ReadWeight& read = nullptr);
 
-/// The same from a folder of safetensors, or from a .gguf file, which is decoded into the parameters' own memory. @throws CheckpointError
+/// The same from a folder of safetensors, or from a .gguf file, which is decoded into the parameters' own memory.
+/// @throws CheckpointError
 LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& source, const WeightRules& rules);
 
 /// Parameters and buffers by name, without a copy.
 std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module);
 
-/// Writes model.safetensors and config.json into a folder that is created where it is missing. @param config  The latter's text, for the weights' dtype (e.g. "float32").
+/// Writes model.safetensors and config.json into a folder that is created where it is missing. @param config  The
+/// latter's text, for the weights' dtype (e.g. "float32").
 /// @throws CheckpointError, ResourceError
-void save_folder(const torch::nn::Module& module, const std::filesystem::path& folder, const std::function<std::string(const std::string& dtype)>& config);
+void save_folder(const torch::nn::Module& module, const std::filesystem::path& folder,
+                 const std::function<std::string(const std::string& dtype)>& config);
 
 }  // namespace accelerate::models

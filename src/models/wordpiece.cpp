@@ -24,7 +24,8 @@ int64_t code_points(std::string_view utf8) {
   return std::count_if(utf8.begin(), utf8.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
 }
 
-/// Lengths to which a pair of texts is cut so that together they have at most `room` tokens: the longer one gives first.
+/// Lengths to which a pair of texts is cut so that together they have at most `room` tokens: the longer one gives
+/// first.
 std::pair<size_t, size_t> longest_first(size_t a, size_t b, size_t room) {
   if (a + b <= room) return {a, b};
   const bool swapped = a > b;
@@ -40,27 +41,34 @@ std::pair<size_t, size_t> longest_first(size_t a, size_t b, size_t room) {
 }  // namespace
 
 struct WordPieceTokenizer::Content {
-  Content(std::vector<std::string> tokens, const WordPieceOptions& given) : options(given), vocabulary(std::move(tokens)) {
+  Content(std::vector<std::string> tokens, const WordPieceOptions& given)
+      : options(given), vocabulary(std::move(tokens)) {
     const auto fail = [](const std::string& what) { throw CheckpointError("WordPiece vocabulary: " + what); };
     if (vocabulary.empty()) fail("it is empty, expected one token a line. Is the file truncated?");
     ids.reserve(vocabulary.size());
     for (size_t id = 0; id < vocabulary.size(); ++id) {
       const auto& token = vocabulary[id];
-      if (token.empty()) fail("line " + std::to_string(id + 1) + " is empty; the line number gives a token its id, so none can be left out. Is this a vocab.txt?");
+      if (token.empty())
+        fail("line " + std::to_string(id + 1) +
+             " is empty; the line number gives a token its id, so none can be left out. Is this a vocab.txt?");
       if (const auto [first, fresh] = ids.emplace(token, static_cast<int64_t>(id)); !fresh)
-        fail("the token '" + token + "' is on line " + std::to_string(first->second + 1) + " and on line " + std::to_string(id + 1) + "; tokens must be unique. The file is damaged.");
+        fail("the token '" + token + "' is on line " + std::to_string(first->second + 1) + " and on line " +
+             std::to_string(id + 1) + "; tokens must be unique. The file is damaged.");
     }
     std::string missing;
-    for (const auto* token : {&options.unk_token, &options.cls_token, &options.sep_token, &options.pad_token, &options.mask_token}) {
+    for (const auto* token :
+         {&options.unk_token, &options.cls_token, &options.sep_token, &options.pad_token, &options.mask_token}) {
       const auto found = ids.find(*token);
       if (found == ids.end()) {
         missing += (missing.empty() ? "'" : ", '") + *token + "'";
-      } else if (std::none_of(special.begin(), special.end(), [&](const auto& other) { return other.second == found->second; })) {
+      } else if (std::none_of(special.begin(), special.end(),
+                              [&](const auto& other) { return other.second == found->second; })) {
         special.emplace_back(*token, found->second);
       }
     }
     if (!missing.empty())
-      fail("it has " + std::to_string(vocabulary.size()) + " tokens but lacks " + missing + ". Is it the vocabulary of another model, or does tokenizer_config.json name other special tokens?");
+      fail("it has " + std::to_string(vocabulary.size()) + " tokens but lacks " + missing +
+           ". Is it the vocabulary of another model, or does tokenizer_config.json name other special tokens?");
     for (size_t id = 0; id < vocabulary.size(); ++id) {
       const std::string_view token = vocabulary[id];
       first.insert(token, static_cast<int32_t>(id));
@@ -71,7 +79,8 @@ struct WordPieceTokenizer::Content {
     sep = ids.at(options.sep_token);
     pad = ids.at(options.pad_token);
     // The longest of special tokens that start alike wins.
-    std::sort(special.begin(), special.end(), [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
+    std::sort(special.begin(), special.end(),
+              [](const auto& a, const auto& b) { return a.first.size() > b.first.size(); });
     for (const auto& [token, id] : special) special_starts[static_cast<unsigned char>(token.front())] = true;
   }
 
@@ -80,7 +89,9 @@ struct WordPieceTokenizer::Content {
   }
 
   void append_word(std::string_view word, std::vector<int64_t>& out) const {
-    if (static_cast<int64_t>(word.size()) > options.max_input_chars_per_word && code_points(word) > options.max_input_chars_per_word) return out.push_back(unk);
+    if (static_cast<int64_t>(word.size()) > options.max_input_chars_per_word &&
+        code_points(word) > options.max_input_chars_per_word)
+      return out.push_back(unk);
     const auto start = out.size();
     const auto* table = &first;
     while (!word.empty()) {
@@ -97,7 +108,10 @@ struct WordPieceTokenizer::Content {
 
   void append_plain(std::string_view text, Words& words, std::vector<int64_t>& out) const {
     words.clear();
-    split_words(text, {options.do_lower_case, options.strip_accents.value_or(options.do_lower_case), options.tokenize_chinese_chars}, words);
+    split_words(
+        text,
+        {options.do_lower_case, options.strip_accents.value_or(options.do_lower_case), options.tokenize_chinese_chars},
+        words);
     size_t begin = 0;
     for (const size_t end : words.ends) {
       append_word(std::string_view(words.bytes).substr(begin, end - begin), out);
@@ -113,7 +127,8 @@ struct WordPieceTokenizer::Content {
     size_t begin = 0;
     for (size_t i = 0; i < text.size(); ++i) {
       if (!special_starts[static_cast<unsigned char>(text[i])]) continue;
-      const auto found = std::find_if(special.begin(), special.end(), [&](const auto& token) { return text.substr(i).starts_with(token.first); });
+      const auto found = std::find_if(special.begin(), special.end(),
+                                      [&](const auto& token) { return text.substr(i).starts_with(token.first); });
       if (found == special.end()) continue;
       append_plain(text.substr(begin, i - begin), words, out);
       out.push_back(found->second);
@@ -131,7 +146,9 @@ struct WordPieceTokenizer::Content {
     const int64_t limit = how.max_length.value_or(options.model_max_length);
     if (how.truncation) {
       if (limit < static_cast<int64_t>(specials))
-        throw ConfigError("WordPieceTokenizer: max_length is " + std::to_string(limit) + ", which has no room for the " + std::to_string(specials) + " special tokens. Choose a larger one.");
+        throw ConfigError("WordPieceTokenizer: max_length is " + std::to_string(limit) +
+                          ", which has no room for the " + std::to_string(specials) +
+                          " special tokens. Choose a larger one.");
       const auto [keep_a, keep_b] = longest_first(a.size(), b.size(), static_cast<size_t>(limit) - specials);
       a.resize(std::min(a.size(), keep_a));
       b.resize(std::min(b.size(), keep_b));
@@ -148,7 +165,8 @@ struct WordPieceTokenizer::Content {
     encoding.token_type_ids.assign(ids.size(), 1);
     std::fill_n(encoding.token_type_ids.begin(), first_segment, 0);
     encoding.attention_mask.assign(ids.size(), 1);
-    if (how.padding == Padding::max_length && static_cast<int64_t>(ids.size()) < limit) pad_to(static_cast<size_t>(limit), encoding);
+    if (how.padding == Padding::max_length && static_cast<int64_t>(ids.size()) < limit)
+      pad_to(static_cast<size_t>(limit), encoding);
     return encoding;
   }
 
@@ -160,10 +178,10 @@ struct WordPieceTokenizer::Content {
 
   WordPieceOptions options;
   std::vector<std::string> vocabulary;
-  std::unordered_map<std::string_view, int64_t> ids;           ///< Views into `vocabulary`.
-  PieceTable first, next;                                      ///< Pieces that start a word, and those that continue one, without "##".
-  std::vector<std::pair<std::string, int64_t>> special;        ///< Longest first.
-  std::array<bool, 256> special_starts{};                      ///< By first byte.
+  std::unordered_map<std::string_view, int64_t> ids;  ///< Views into `vocabulary`.
+  PieceTable first, next;  ///< Pieces that start a word, and those that continue one, without "##".
+  std::vector<std::pair<std::string, int64_t>> special;  ///< Longest first.
+  std::array<bool, 256> special_starts{};                ///< By first byte.
   int64_t unk = 0, cls = 0, sep = 0, pad = 0;
 };
 
@@ -196,8 +214,11 @@ WordPieceTokenizer WordPieceTokenizer::from_pretrained(const fs::path& folder) {
     double limit = static_cast<double>(options.model_max_length);
     config.read("model_max_length", limit);
     if (limit >= 1 && limit < 1e9) options.model_max_length = static_cast<int64_t>(limit);
-    const std::pair<const char*, std::string*> tokens[] = {{"unk_token", &options.unk_token}, {"cls_token", &options.cls_token}, {"sep_token", &options.sep_token},
-                                                           {"pad_token", &options.pad_token}, {"mask_token", &options.mask_token}};
+    const std::pair<const char*, std::string*> tokens[] = {{"unk_token", &options.unk_token},
+                                                           {"cls_token", &options.cls_token},
+                                                           {"sep_token", &options.sep_token},
+                                                           {"pad_token", &options.pad_token},
+                                                           {"mask_token", &options.mask_token}};
     for (const auto& [key, token] : tokens) config.read_token(key, *token);
   }
   try {
@@ -227,13 +248,20 @@ void WordPieceTokenizer::save_pretrained(const fs::path& folder) const {
   write_text_file(folder / kConfigFile, config.dump(2) + "\n");
 }
 
-Encoding WordPieceTokenizer::encode(std::string_view text, const EncodeOptions& options) const { return content_->encode(text, nullptr, options); }
-Encoding WordPieceTokenizer::encode(std::string_view text, std::string_view pair, const EncodeOptions& options) const { return content_->encode(text, &pair, options); }
+Encoding WordPieceTokenizer::encode(std::string_view text, const EncodeOptions& options) const {
+  return content_->encode(text, nullptr, options);
+}
+Encoding WordPieceTokenizer::encode(std::string_view text, std::string_view pair, const EncodeOptions& options) const {
+  return content_->encode(text, &pair, options);
+}
 
-BatchEncoding WordPieceTokenizer::encode_batch(const std::vector<std::string>& texts, const std::vector<std::string>& pairs, const EncodeOptions& options) const {
+BatchEncoding WordPieceTokenizer::encode_batch(const std::vector<std::string>& texts,
+                                               const std::vector<std::string>& pairs,
+                                               const EncodeOptions& options) const {
   if (texts.empty()) throw ShapeError("WordPieceTokenizer::encode_batch: there are no texts, expected at least one.");
   if (!pairs.empty() && pairs.size() != texts.size())
-    throw ShapeError("WordPieceTokenizer::encode_batch: " + std::to_string(texts.size()) + " texts but " + std::to_string(pairs.size()) + " second texts. Pass as many, or none.");
+    throw ShapeError("WordPieceTokenizer::encode_batch: " + std::to_string(texts.size()) + " texts but " +
+                     std::to_string(pairs.size()) + " second texts. Pass as many, or none.");
   std::vector<Encoding> rows;
   rows.reserve(texts.size());
   size_t longest = 0;
@@ -243,17 +271,22 @@ BatchEncoding WordPieceTokenizer::encode_batch(const std::vector<std::string>& t
   }
   const auto batch = static_cast<int64_t>(rows.size());
   const auto length = static_cast<int64_t>(longest);
-  BatchEncoding result{at::empty({batch, length}, at::kLong), at::empty({batch, length}, at::kLong), at::empty({batch, length}, at::kLong)};
+  BatchEncoding result{at::empty({batch, length}, at::kLong), at::empty({batch, length}, at::kLong),
+                       at::empty({batch, length}, at::kLong)};
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i].input_ids.size() != longest) {
       if (options.padding == Padding::none)
-        throw ShapeError("WordPieceTokenizer::encode_batch: row " + std::to_string(i) + " has " + std::to_string(rows[i].input_ids.size()) + " tokens and another " +
-                         std::to_string(longest) + ", which make no tensor. Choose Padding::longest or Padding::max_length.");
+        throw ShapeError("WordPieceTokenizer::encode_batch: row " + std::to_string(i) + " has " +
+                         std::to_string(rows[i].input_ids.size()) + " tokens and another " + std::to_string(longest) +
+                         ", which make no tensor. Choose Padding::longest or Padding::max_length.");
       content_->pad_to(longest, rows[i]);
     }
-    std::copy(rows[i].input_ids.begin(), rows[i].input_ids.end(), result.input_ids.mutable_data_ptr<int64_t>() + i * longest);
-    std::copy(rows[i].token_type_ids.begin(), rows[i].token_type_ids.end(), result.token_type_ids.mutable_data_ptr<int64_t>() + i * longest);
-    std::copy(rows[i].attention_mask.begin(), rows[i].attention_mask.end(), result.attention_mask.mutable_data_ptr<int64_t>() + i * longest);
+    std::copy(rows[i].input_ids.begin(), rows[i].input_ids.end(),
+              result.input_ids.mutable_data_ptr<int64_t>() + i * longest);
+    std::copy(rows[i].token_type_ids.begin(), rows[i].token_type_ids.end(),
+              result.token_type_ids.mutable_data_ptr<int64_t>() + i * longest);
+    std::copy(rows[i].attention_mask.begin(), rows[i].attention_mask.end(),
+              result.attention_mask.mutable_data_ptr<int64_t>() + i * longest);
   }
   return result;
 }
@@ -274,7 +307,8 @@ std::string WordPieceTokenizer::decode(const std::vector<int64_t>& ids, bool ski
     if (skip_special_tokens && content_->is_special(id)) continue;
     if (!first && token.starts_with(kContinuation)) {
       token.remove_prefix(kContinuation.size());
-    } else if (!first && std::none_of(std::begin(kClosing), std::end(kClosing), [&](std::string_view mark) { return token.starts_with(mark); })) {
+    } else if (!first && std::none_of(std::begin(kClosing), std::end(kClosing),
+                                      [&](std::string_view mark) { return token.starts_with(mark); })) {
       text += ' ';
     }
     text += token;
@@ -294,7 +328,8 @@ std::optional<int64_t> WordPieceTokenizer::token_to_id(std::string_view token) c
 
 const std::string& WordPieceTokenizer::id_to_token(int64_t id) const {
   if (id < 0 || id >= vocab_size())
-    throw ShapeError("WordPieceTokenizer: the id " + std::to_string(id) + " is not in the vocabulary of " + std::to_string(vocab_size()) + " tokens. Is it from another tokenizer?");
+    throw ShapeError("WordPieceTokenizer: the id " + std::to_string(id) + " is not in the vocabulary of " +
+                     std::to_string(vocab_size()) + " tokens. Is it from another tokenizer?");
   return content_->vocabulary[static_cast<size_t>(id)];
 }
 

@@ -16,8 +16,10 @@ struct AcceleratedScheduler::Impl {
   GradientState gradients{};
 };
 
-AcceleratedScheduler::AcceleratedScheduler(optim::Scheduler scheduler, std::vector<AcceleratedOptimizer> optimizers, bool step_with_optimizer, bool split_batches)
-    : impl_(std::make_shared<Impl>(Impl{std::move(scheduler), std::move(optimizers), step_with_optimizer, split_batches})) {}
+AcceleratedScheduler::AcceleratedScheduler(optim::Scheduler scheduler, std::vector<AcceleratedOptimizer> optimizers,
+                                           bool step_with_optimizer, bool split_batches)
+    : impl_(std::make_shared<Impl>(
+          Impl{std::move(scheduler), std::move(optimizers), step_with_optimizer, split_batches})) {}
 
 void AcceleratedScheduler::step(std::optional<double> metric) const {
   const Impl& self = *impl_;
@@ -26,7 +28,9 @@ void AcceleratedScheduler::step(std::optional<double> metric) const {
     if (self.gradients.adjust_scheduler()) self.scheduler.schedule().count_step();
     return;
   }
-  if (std::any_of(self.optimizers.begin(), self.optimizers.end(), [](const auto& optimizer) { return optimizer.step_was_skipped(); })) return;
+  if (std::any_of(self.optimizers.begin(), self.optimizers.end(),
+                  [](const auto& optimizer) { return optimizer.step_was_skipped(); }))
+    return;
   if (self.split_batches) return self.scheduler.step(metric);
   const int64_t num_processes = PartialState().num_processes();
   for (int64_t i = 0; i < num_processes; ++i) {

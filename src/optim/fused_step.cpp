@@ -21,9 +21,9 @@ namespace {
 using torch::optim::Optimizer;
 
 /// What goes into one kernel call: parameters of one group, device and dtype that have taken equally many steps.
-template <class State>
-struct Bucket {
-  Bucket(size_t group, at::Device device, at::ScalarType dtype, int64_t step) : group(group), device(device), dtype(dtype), step(step) {}
+template <class State> struct Bucket {
+  Bucket(size_t group, at::Device device, at::ScalarType dtype, int64_t step)
+      : group(group), device(device), dtype(dtype), step(step) {}
   size_t group;
   at::Device device;
   at::ScalarType dtype;
@@ -34,8 +34,7 @@ struct Bucket {
 };
 
 /// Adam and AdamW.
-template <class Optimizer_, class Options_, class State_, auto Kernel>
-struct AdamKernel {
+template <class Optimizer_, class Options_, class State_, auto Kernel> struct AdamKernel {
   using Class = Optimizer_;
   using Options = Options_;
   using State = State_;
@@ -44,7 +43,8 @@ struct AdamKernel {
   static const at::Tensor& identity(const State& state) { return state.exp_avg(); }
   static bool tensors_fit(const State& state, const Options& options, const at::Tensor& param) {
     const auto fits = [&](const at::Tensor& t) {
-      return t.defined() && t.scalar_type() == param.scalar_type() && t.device() == param.device() && t.strides() == param.strides();
+      return t.defined() && t.scalar_type() == param.scalar_type() && t.device() == param.device() &&
+             t.strides() == param.strides();
     };
     return fits(state.exp_avg()) && fits(state.exp_avg_sq()) && (!options.amsgrad() || fits(state.max_exp_avg_sq()));
   }
@@ -57,7 +57,8 @@ struct AdamKernel {
   }
   static bool needs_state(const Options&) { return true; }
   static void add(Bucket<State>& bucket, const State* state, const Options& options) {
-    if (!bucket.step_tensor.defined()) bucket.step_tensor = at::scalar_tensor(0.0, at::TensorOptions().dtype(at::kFloat).device(bucket.device));
+    if (!bucket.step_tensor.defined())
+      bucket.step_tensor = at::scalar_tensor(0.0, at::TensorOptions().dtype(at::kFloat).device(bucket.device));
     bucket.first.push_back(state->exp_avg());
     bucket.second.push_back(state->exp_avg_sq());
     if (options.amsgrad()) bucket.largest.push_back(state->max_exp_avg_sq());
@@ -67,22 +68,27 @@ struct AdamKernel {
     ++bucket.step;
     for (State* state : bucket.states) state->step(bucket.step);
     bucket.step_tensor.fill_(static_cast<double>(bucket.step));
-    Kernel(bucket.params, bucket.grads, bucket.first, bucket.second, bucket.largest, bucket.steps, options.lr(), std::get<0>(options.betas()),
-           std::get<1>(options.betas()), options.weight_decay(), options.eps(), options.amsgrad(), /*maximize=*/false, grad_scale, std::nullopt);
+    Kernel(bucket.params, bucket.grads, bucket.first, bucket.second, bucket.largest, bucket.steps, options.lr(),
+           std::get<0>(options.betas()), std::get<1>(options.betas()), options.weight_decay(), options.eps(),
+           options.amsgrad(), /*maximize=*/false, grad_scale, std::nullopt);
   }
   /// The lists stay right after a step.
   static bool lists_outdated(const Bucket<State>&) { return false; }
 };
 
-void adam_kernel(at::TensorList params, at::TensorList grads, at::TensorList first, at::TensorList second, at::TensorList largest, at::TensorList steps, double lr,
-                 double beta1, double beta2, double weight_decay, double eps, bool amsgrad, bool maximize, const std::optional<at::Tensor>& grad_scale,
-                 const std::optional<at::Tensor>& found_inf) {
-  at::_fused_adam_(params, grads, first, second, largest, steps, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, grad_scale, found_inf);
+void adam_kernel(at::TensorList params, at::TensorList grads, at::TensorList first, at::TensorList second,
+                 at::TensorList largest, at::TensorList steps, double lr, double beta1, double beta2,
+                 double weight_decay, double eps, bool amsgrad, bool maximize,
+                 const std::optional<at::Tensor>& grad_scale, const std::optional<at::Tensor>& found_inf) {
+  at::_fused_adam_(params, grads, first, second, largest, steps, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize,
+                   grad_scale, found_inf);
 }
-void adamw_kernel(at::TensorList params, at::TensorList grads, at::TensorList first, at::TensorList second, at::TensorList largest, at::TensorList steps, double lr,
-                  double beta1, double beta2, double weight_decay, double eps, bool amsgrad, bool maximize, const std::optional<at::Tensor>& grad_scale,
-                  const std::optional<at::Tensor>& found_inf) {
-  at::_fused_adamw_(params, grads, first, second, largest, steps, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize, grad_scale, found_inf);
+void adamw_kernel(at::TensorList params, at::TensorList grads, at::TensorList first, at::TensorList second,
+                  at::TensorList largest, at::TensorList steps, double lr, double beta1, double beta2,
+                  double weight_decay, double eps, bool amsgrad, bool maximize,
+                  const std::optional<at::Tensor>& grad_scale, const std::optional<at::Tensor>& found_inf) {
+  at::_fused_adamw_(params, grads, first, second, largest, steps, lr, beta1, beta2, weight_decay, eps, amsgrad,
+                    maximize, grad_scale, found_inf);
 }
 
 struct SGDKernel {
@@ -95,7 +101,8 @@ struct SGDKernel {
   static const at::Tensor& identity(const State& state) { return state.momentum_buffer(); }
   static bool tensors_fit(const State& state, const Options&, const at::Tensor& param) {
     const auto& buffer = state.momentum_buffer();
-    return buffer.defined() && buffer.scalar_type() == param.scalar_type() && buffer.device() == param.device() && buffer.strides() == param.strides();
+    return buffer.defined() && buffer.scalar_type() == param.scalar_type() && buffer.device() == param.device() &&
+           buffer.strides() == param.strides();
   }
   static bool needs_state(const Options& options) { return options.momentum() != 0; }
   static std::unique_ptr<State> make_state(const at::Tensor& param, const Options&) {
@@ -107,15 +114,16 @@ struct SGDKernel {
     if (state) bucket.first.push_back(state->momentum_buffer());
   }
   static void run(Bucket<State>& bucket, const Options& options, const std::optional<at::Tensor>& grad_scale) {
-    at::_fused_sgd_(bucket.params, bucket.grads, bucket.first, options.weight_decay(), options.momentum(), options.lr(), options.dampening(), options.nesterov(),
-                    /*maximize=*/false, /*is_first_step=*/!bucket.first.empty() && bucket.step == 0, grad_scale, std::nullopt);
+    at::_fused_sgd_(bucket.params, bucket.grads, bucket.first, options.weight_decay(), options.momentum(), options.lr(),
+                    options.dampening(), options.nesterov(),
+                    /*maximize=*/false, /*is_first_step=*/!bucket.first.empty() && bucket.step == 0, grad_scale,
+                    std::nullopt);
   }
   /// Buffers of a first step join the others from the second one on.
   static bool lists_outdated(const Bucket<State>& bucket) { return !bucket.first.empty() && bucket.step == 0; }
 };
 
-template <class Kernel>
-class FusedStepOf : public FusedStep {
+template <class Kernel> class FusedStepOf : public FusedStep {
  public:
   using Options = typename Kernel::Options;
   using State = typename Kernel::State;
@@ -137,7 +145,8 @@ class FusedStepOf : public FusedStep {
   void run(const std::optional<at::Tensor>& grad_scale) override {
     at::NoGradGuard no_grad;
     if (!lists_are_current()) build_lists();
-    for (size_t i = 0; i < entries_.size(); ++i) buckets_[layout_[i].bucket].grads.push_back(std::move(entries_[i].grad));
+    for (size_t i = 0; i < entries_.size(); ++i)
+      buckets_[layout_[i].bucket].grads.push_back(std::move(entries_[i].grad));
     bool outdated = false;
     for (auto& bucket : buckets_) {
       Kernel::run(bucket, static_cast<const Options&>(optimizer_.param_groups()[bucket.group].options()), grad_scale);
@@ -180,18 +189,23 @@ class FusedStepOf : public FusedStep {
       for (const auto& param : groups[g].params()) {
         const auto& grad = param.grad();
         if (!grad.defined()) continue;
-        if (grad.layout() != at::kStrided || param.layout() != at::kStrided) return "a parameter or gradient is not dense";
+        if (grad.layout() != at::kStrided || param.layout() != at::kStrided)
+          return "a parameter or gradient is not dense";
         if (!param.is_cpu() && !param.is_cuda()) return "a parameter is neither on a CPU nor on a CUDA device";
         const auto dtype = param.scalar_type();
-        if (dtype != at::kFloat && dtype != at::kDouble && !(allow_half_ && (dtype == at::kHalf || dtype == at::kBFloat16)))
+        if (dtype != at::kFloat && dtype != at::kDouble &&
+            !(allow_half_ && (dtype == at::kHalf || dtype == at::kBFloat16)))
           return "a parameter is neither fp32 nor fp64 (fp16 and bf16 only with fused = true)";
-        if (grad.scalar_type() != dtype || grad.device() != param.device()) return "a gradient differs from its parameter in dtype or device";
-        if (!param.is_non_overlapping_and_dense() || grad.strides() != param.strides()) return "a gradient and its parameter differ in memory layout";
+        if (grad.scalar_type() != dtype || grad.device() != param.device())
+          return "a gradient differs from its parameter in dtype or device";
+        if (!param.is_non_overlapping_and_dense() || grad.strides() != param.strides())
+          return "a gradient and its parameter differ in memory layout";
         State* state = nullptr;
         if (stateful) {
           if (const auto found = states.find(param.unsafeGetTensorImpl()); found != states.end()) {
             state = static_cast<State*>(found->second.get());
-            if (!Kernel::tensors_fit(*state, options, param)) return "the optimizer's state and its parameter differ in dtype, device or memory layout";
+            if (!Kernel::tensors_fit(*state, options, param))
+              return "the optimizer's state and its parameter differ in dtype, device or memory layout";
           }
         }
         entries_.push_back({g, &param, grad, state});
@@ -207,10 +221,13 @@ class FusedStepOf : public FusedStep {
       const Origin& origin = layout_[i];
       const auto& bucket = buckets_[origin.bucket];
       const auto& options = static_cast<const Options&>(optimizer_.param_groups()[entry.group].options());
-      if (entry.group != origin.group || entry.param->unsafeGetTensorImpl() != origin.param || entry.state != origin.state || amsgrad(options) != origin.amsgrad ||
+      if (entry.group != origin.group || entry.param->unsafeGetTensorImpl() != origin.param ||
+          entry.state != origin.state || amsgrad(options) != origin.amsgrad ||
           entry.param->scalar_type() != bucket.dtype || entry.param->device() != bucket.device)
         return false;
-      if (entry.state && (Kernel::identity(*entry.state).unsafeGetTensorImpl() != origin.state_tensor || Kernel::steps_taken(*entry.state) != bucket.step)) return false;
+      if (entry.state && (Kernel::identity(*entry.state).unsafeGetTensorImpl() != origin.state_tensor ||
+                          Kernel::steps_taken(*entry.state) != bucket.step))
+        return false;
       if (!entry.state && Kernel::needs_state(options)) return false;
     }
     return true;
@@ -234,13 +251,15 @@ class FusedStepOf : public FusedStep {
       while (b < buckets_.size() && !(buckets_[b].group == entry.group && buckets_[b].device == entry.param->device() &&
                                       buckets_[b].dtype == entry.param->scalar_type() && buckets_[b].step == step))
         ++b;
-      if (b == buckets_.size()) buckets_.emplace_back(entry.group, entry.param->device(), entry.param->scalar_type(), step);
+      if (b == buckets_.size())
+        buckets_.emplace_back(entry.group, entry.param->device(), entry.param->scalar_type(), step);
       auto& bucket = buckets_[b];
       bucket.params.push_back(*entry.param);
       if (entry.state) bucket.states.push_back(entry.state);
       Kernel::add(bucket, entry.state, options);
       layout_.push_back({entry.group, entry.param->unsafeGetTensorImpl(), entry.state,
-                         entry.state ? Kernel::identity(*entry.state).unsafeGetTensorImpl() : nullptr, amsgrad(options), b});
+                         entry.state ? Kernel::identity(*entry.state).unsafeGetTensorImpl() : nullptr, amsgrad(options),
+                         b});
     }
   }
 
@@ -251,8 +270,10 @@ class FusedStepOf : public FusedStep {
   std::vector<Bucket<State>> buckets_;
 };
 
-using FusedAdam = FusedStepOf<AdamKernel<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState, adam_kernel>>;
-using FusedAdamW = FusedStepOf<AdamKernel<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState, adamw_kernel>>;
+using FusedAdam =
+    FusedStepOf<AdamKernel<torch::optim::Adam, torch::optim::AdamOptions, torch::optim::AdamParamState, adam_kernel>>;
+using FusedAdamW = FusedStepOf<
+    AdamKernel<torch::optim::AdamW, torch::optim::AdamWOptions, torch::optim::AdamWParamState, adamw_kernel>>;
 using FusedSGD = FusedStepOf<SGDKernel>;
 
 }  // namespace

@@ -8,8 +8,9 @@
 
 namespace accelerate::optim {
 
-/// The step of Adam, AdamW or SGD on ATen's fused kernels, reading and writing the same state objects as the optimizer's own step. The lists of tensors
-/// that the kernels take are kept between steps and built anew only when parameters, state or the set of gradients change.
+/// The step of Adam, AdamW or SGD on ATen's fused kernels, reading and writing the same state objects as the
+/// optimizer's own step. The lists of tensors that the kernels take are kept between steps and built anew only when
+/// parameters, state or the set of gradients change.
 class FusedStep {
  public:
   /// Null when the class has no fused kernel. Exact classes only: a derived class may step otherwise.
@@ -19,7 +20,8 @@ class FusedStep {
 
   /// Collects the gradients. @return null when `run` can take the step, else why not (nothing has changed then).
   virtual const char* prepare() = 0;
-  /// Takes the step that was prepared. @param grad_scale fp32 scalar on the parameters' device that gradients are divided by first.
+  /// Takes the step that was prepared. @param grad_scale fp32 scalar on the parameters' device that gradients are
+  /// divided by first.
   virtual void run(const std::optional<at::Tensor>& grad_scale) = 0;
   /// Lets go of the gradients that were prepared when the step is not taken.
   virtual void discard() = 0;

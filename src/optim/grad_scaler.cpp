@@ -16,18 +16,25 @@
 namespace accelerate::optim {
 namespace {
 
-at::Tensor fp32_scalar(double value, const at::Device& device) { return at::full({}, value, at::TensorOptions().dtype(at::kFloat).device(device)); }
+at::Tensor fp32_scalar(double value, const at::Device& device) {
+  return at::full({}, value, at::TensorOptions().dtype(at::kFloat).device(device));
+}
 
 }  // namespace
 
 GradScaler::GradScaler(const GradScalerKwargs& kwargs) : kwargs_(kwargs) {
   if (!kwargs.enabled) return;
   const auto check = [](bool ok, const char* name, double value, const char* expected) {
-    if (!ok) throw ConfigError(std::string("GradScaler: found ") + name + " " + std::to_string(value) + ", expected " + expected + ".");
+    if (!ok)
+      throw ConfigError(std::string("GradScaler: found ") + name + " " + std::to_string(value) + ", expected " +
+                        expected + ".");
   };
-  check(kwargs.init_scale > 0 && std::isfinite(kwargs.init_scale), "init_scale", kwargs.init_scale, "a positive number");
-  check(kwargs.growth_factor > 1 && std::isfinite(kwargs.growth_factor), "growth_factor", kwargs.growth_factor, "more than 1");
-  check(kwargs.backoff_factor > 0 && kwargs.backoff_factor < 1, "backoff_factor", kwargs.backoff_factor, "a number between 0 and 1");
+  check(kwargs.init_scale > 0 && std::isfinite(kwargs.init_scale), "init_scale", kwargs.init_scale,
+        "a positive number");
+  check(kwargs.growth_factor > 1 && std::isfinite(kwargs.growth_factor), "growth_factor", kwargs.growth_factor,
+        "more than 1");
+  check(kwargs.backoff_factor > 0 && kwargs.backoff_factor < 1, "backoff_factor", kwargs.backoff_factor,
+        "a number between 0 and 1");
   check(kwargs.growth_interval > 0, "growth_interval", static_cast<double>(kwargs.growth_interval), "at least 1");
 }
 
@@ -42,11 +49,13 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
 
 void GradScaler::require_scale(const char* operation) const {
   if (!scale_.defined())
-    throw ConfigError(std::string("GradScaler::") + operation + ": no loss has been scaled yet, expected scale(loss) and backward() before; "
+    throw ConfigError(std::string("GradScaler::") + operation +
+                      ": no loss has been scaled yet, expected scale(loss) and backward() before; "
                       "use accelerator.backward(loss), which scales, instead of loss.backward().");
 }
 
-void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimizer& state, const at::Tensor& inverse_scale, bool allow_fp16) {
+void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimizer& state,
+                                   const at::Tensor& inverse_scale, bool allow_fp16) {
   at::NoGradGuard no_grad;
   std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>> by_device_and_dtype;
   for (auto& group : optimizer.param_groups()) {
@@ -54,8 +63,10 @@ void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimi
       auto& grad = param.mutable_grad();
       if (!grad.defined()) continue;
       if (grad.scalar_type() == at::kHalf && !allow_fp16)
-        throw ConfigError("GradScaler::unscale_: found an fp16 gradient, expected fp32: dividing it in fp16 would lose what scaling has saved. "
-                          "Keep the parameters in fp32 and let autocast choose the compute type.");
+        throw ConfigError(
+            "GradScaler::unscale_: found an fp16 gradient, expected fp32: dividing it in fp16 would lose what scaling "
+            "has saved. "
+            "Keep the parameters in fp32 and let autocast choose the compute type.");
       // In fp16 the entries of a sparse gradient that share an index may overflow only when they are added.
       if (grad.is_sparse() && grad.scalar_type() == at::kHalf) grad = grad.coalesce();
       const at::Tensor values = grad.is_sparse() ? grad._values() : grad;
@@ -65,7 +76,8 @@ void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimi
   at::Tensor found_inf = fp32_scalar(0, scale_.device());
   for (auto& [key, grads] : by_device_and_dtype) {
     at::Tensor found_here = fp32_scalar(0, grads[0].device());
-    at::_amp_foreach_non_finite_check_and_unscale_(grads, found_here, inverse_scale.to(grads[0].device(), /*non_blocking=*/true));
+    at::_amp_foreach_non_finite_check_and_unscale_(grads, found_here,
+                                                   inverse_scale.to(grads[0].device(), /*non_blocking=*/true));
     found_inf = at::maximum(found_inf, found_here.to(found_inf.device(), /*non_blocking=*/true));
   }
   // Were one rank to skip alone, the ranks' parameters would drift apart unnoticed.
@@ -78,9 +90,13 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   require_scale("unscale_");
   auto& state = optimizers_[&optimizer];
   if (state.stage == Stage::unscaled)
-    throw ConfigError("GradScaler::unscale_: called twice for this optimizer since the last update(), expected once; gradients would be divided twice. "
-                      "Clip once per step, when gradients are complete.");
-  if (state.stage == Stage::stepped) throw ConfigError("GradScaler::unscale_: called after step(), expected before it; call update() to end the step first.");
+    throw ConfigError(
+        "GradScaler::unscale_: called twice for this optimizer since the last update(), expected once; gradients would "
+        "be divided twice. "
+        "Clip once per step, when gradients are complete.");
+  if (state.stage == Stage::stepped)
+    throw ConfigError(
+        "GradScaler::unscale_: called after step(), expected before it; call update() to end the step first.");
   // The reciprocal in double, because that of a large fp32 scale may be rounded; MPS has no double.
   const at::Tensor inverse = scale_.is_mps() ? scale_.reciprocal() : scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   check_and_unscale(optimizer, state, inverse, /*allow_fp16=*/false);
@@ -98,7 +114,10 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer, const StepFunction& fu
   }
   require_scale("step");
   auto& state = optimizers_[&optimizer];
-  if (state.stage == Stage::stepped) throw ConfigError("GradScaler::step: called twice for this optimizer since the last update(), expected once; call update() after it.");
+  if (state.stage == Stage::stepped)
+    throw ConfigError(
+        "GradScaler::step: called twice for this optimizer since the last update(), expected once; call update() after "
+        "it.");
   std::optional<at::Tensor> grad_scale;
   if (state.stage == Stage::ready) {
     if (fused_step) {
@@ -116,7 +135,8 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer, const StepFunction& fu
 }
 
 void GradScaler::apply(const at::Tensor& found_inf) {
-  at::_amp_update_scale_(scale_, growth_tracker_, found_inf, kwargs_.growth_factor, kwargs_.backoff_factor, kwargs_.growth_interval);
+  at::_amp_update_scale_(scale_, growth_tracker_, found_inf, kwargs_.growth_factor, kwargs_.backoff_factor,
+                         kwargs_.growth_interval);
 }
 
 void GradScaler::update() {
@@ -124,8 +144,11 @@ void GradScaler::update() {
   require_scale("update");
   at::Tensor found_inf;
   for (const auto& [optimizer, state] : optimizers_)
-    if (state.found_inf.defined()) found_inf = found_inf.defined() ? at::maximum(found_inf, state.found_inf) : state.found_inf;
-  if (!found_inf.defined()) throw ConfigError("GradScaler::update: no gradients were checked since the last update(), expected step(optimizer) before.");
+    if (state.found_inf.defined())
+      found_inf = found_inf.defined() ? at::maximum(found_inf, state.found_inf) : state.found_inf;
+  if (!found_inf.defined())
+    throw ConfigError(
+        "GradScaler::update: no gradients were checked since the last update(), expected step(optimizer) before.");
   apply(found_inf);
   optimizers_.clear();
 }
@@ -135,14 +158,17 @@ void GradScaler::update(torch::optim::Optimizer& optimizer) {
   require_scale("update");
   const auto found = optimizers_.find(&optimizer);
   if (found == optimizers_.end() || !found->second.found_inf.defined())
-    throw ConfigError("GradScaler::update: no gradients of this optimizer were checked since the last update(), expected step(optimizer) before.");
+    throw ConfigError(
+        "GradScaler::update: no gradients of this optimizer were checked since the last update(), expected "
+        "step(optimizer) before.");
   apply(found->second.found_inf);
   optimizers_.erase(found);
 }
 
 void GradScaler::update(double new_scale) {
   if (!is_enabled()) return;
-  if (!(new_scale > 0 && std::isfinite(new_scale))) throw ConfigError("GradScaler::update: found scale " + std::to_string(new_scale) + ", expected a positive number.");
+  if (!(new_scale > 0 && std::isfinite(new_scale)))
+    throw ConfigError("GradScaler::update: found scale " + std::to_string(new_scale) + ", expected a positive number.");
   if (scale_.defined()) scale_.fill_(new_scale);
   else kwargs_.init_scale = new_scale;
   optimizers_.clear();
@@ -175,7 +201,9 @@ c10::IValue GradScaler::state_dict() const {
 void GradScaler::load_state_dict(const c10::IValue& state) {
   if (!is_enabled()) return;
   DictReader reader(state, "gradient scaler state");
-  if (reader.size() == 0) reader.fail("found an empty dict, expected the state of an enabled scaler; it was probably saved by a disabled one");
+  if (reader.size() == 0)
+    reader.fail(
+        "found an empty dict, expected the state of an enabled scaler; it was probably saved by a disabled one");
   GradScalerKwargs kwargs = kwargs_;
   kwargs.init_scale = reader.number("scale");
   kwargs.growth_factor = reader.number("growth_factor");
@@ -187,7 +215,8 @@ void GradScaler::load_state_dict(const c10::IValue& state) {
   } catch (const ConfigError& error) {
     reader.fail(std::string("found a value out of range (") + error.what() + ")");
   }
-  if (growth_tracker < 0) reader.fail("found _growth_tracker " + std::to_string(growth_tracker) + ", expected 0 or more");
+  if (growth_tracker < 0)
+    reader.fail("found _growth_tracker " + std::to_string(growth_tracker) + ", expected 0 or more");
   kwargs_ = kwargs;
   initial_growth_tracker_ = growth_tracker;
   if (scale_.defined()) {

@@ -1,7 +1,7 @@
 #pragma once
 
-/// Building and reading the dicts that stand for Python's state_dicts. Lists are generic ones on purpose: LibTorch pickles lists of a fixed element type
-/// through a helper that Python's weights-only loader refuses.
+/// Building and reading the dicts that stand for Python's state_dicts. Lists are generic ones on purpose: LibTorch
+/// pickles lists of a fixed element type through a helper that Python's weights-only loader refuses.
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/ivalue.h>
@@ -22,8 +22,7 @@ using List = c10::impl::GenericList;
 
 inline Dict make_dict() { return Dict(c10::StringType::get(), c10::AnyType::get()); }
 
-template <class T>
-List make_list(const std::vector<T>& values) {
+template <class T> List make_list(const std::vector<T>& values) {
   List list(c10::AnyType::get());
   for (const T& value : values) list.emplace_back(value);
   return list;
@@ -45,12 +44,15 @@ class DictReader {
   }
   const c10::IValue& at(const std::string& key) {
     if (const auto* value = find(key)) return *value;
-    fail("found no key '" + key + "', expected one; the file may belong to another class or an older version. Load a state written for this class");
+    fail("found no key '" + key +
+         "', expected one; the file may belong to another class or an older version. Load a state written for this "
+         "class");
   }
   double number(const std::string& key) { return to_number(at(key), key); }
   int64_t integer(const std::string& key) {
     const double value = number(key);
-    if (value != static_cast<double>(static_cast<int64_t>(value))) fail("found " + std::to_string(value) + " at '" + key + "', expected a whole number");
+    if (value != static_cast<double>(static_cast<int64_t>(value)))
+      fail("found " + std::to_string(value) + " at '" + key + "', expected a whole number");
     return static_cast<int64_t>(value);
   }
   bool boolean(const std::string& key) {

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <numbers>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/optim/schedules.hpp"
+#include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
 
 namespace accelerate::optim {
@@ -12,9 +12,11 @@ namespace {
 /// Base rate times a function of the step.
 class LambdaLR : public LRScheduler {
  public:
-  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<LambdaFactor> factors) : LRScheduler(optimizer), factors_(std::move(factors)) {
+  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<LambdaFactor> factors)
+      : LRScheduler(optimizer), factors_(std::move(factors)) {
     if (factors_.size() != base_lrs_.size())
-      throw ConfigError("lambda_lr: found " + std::to_string(factors_.size()) + " functions for " + std::to_string(base_lrs_.size()) +
+      throw ConfigError("lambda_lr: found " + std::to_string(factors_.size()) + " functions for " +
+                        std::to_string(base_lrs_.size()) +
                         " parameter groups, expected one for each (or a single function for all).");
   }
 
@@ -40,9 +42,10 @@ class LambdaLR : public LRScheduler {
 double share(int64_t n, int64_t of) { return static_cast<double>(n) / static_cast<double>(std::max<int64_t>(1, of)); }
 
 /// Linear warm-up from 0 to 1, then `after(step)`.
-template <class After>
-Scheduler warmup_then(torch::optim::Optimizer& optimizer, int64_t warmup_steps, After after) {
-  return lambda_lr(optimizer, [warmup_steps, after](int64_t step) { return step < warmup_steps ? share(step, warmup_steps) : after(step); });
+template <class After> Scheduler warmup_then(torch::optim::Optimizer& optimizer, int64_t warmup_steps, After after) {
+  return lambda_lr(optimizer, [warmup_steps, after](int64_t step) {
+    return step < warmup_steps ? share(step, warmup_steps) : after(step);
+  });
 }
 
 }  // namespace
@@ -64,18 +67,21 @@ Scheduler constant_schedule_with_warmup(torch::optim::Optimizer& optimizer, int6
 }
 
 Scheduler linear_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps, int64_t total_steps) {
-  return warmup_then(optimizer, warmup_steps,
-                     [=](int64_t step) { return std::max(0.0, share(total_steps - step, total_steps - warmup_steps)); });
+  return warmup_then(optimizer, warmup_steps, [=](int64_t step) {
+    return std::max(0.0, share(total_steps - step, total_steps - warmup_steps));
+  });
 }
 
-Scheduler cosine_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps, int64_t total_steps, double num_cycles) {
+Scheduler cosine_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps, int64_t total_steps,
+                                      double num_cycles) {
   return warmup_then(optimizer, warmup_steps, [=](int64_t step) {
     const double progress = share(step - warmup_steps, total_steps - warmup_steps);
     return std::max(0.0, 0.5 * (1.0 + std::cos(std::numbers::pi * num_cycles * 2.0 * progress)));
   });
 }
 
-Scheduler cosine_with_hard_restarts_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps, int64_t total_steps, int64_t num_cycles) {
+Scheduler cosine_with_hard_restarts_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps,
+                                                         int64_t total_steps, int64_t num_cycles) {
   return warmup_then(optimizer, warmup_steps, [=](int64_t step) {
     const double progress = share(step - warmup_steps, total_steps - warmup_steps);
     if (progress >= 1.0) return 0.0;
@@ -84,24 +90,27 @@ Scheduler cosine_with_hard_restarts_schedule_with_warmup(torch::optim::Optimizer
   });
 }
 
-Scheduler polynomial_decay_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps, int64_t total_steps,
-                                                const PolynomialDecayOptions& options) {
+Scheduler polynomial_decay_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps,
+                                                int64_t total_steps, const PolynomialDecayOptions& options) {
   // The optimizer's default rate and not the groups' own, as in transformers.
   const double lr_init = optimizer.defaults().get_lr();
   if (!(lr_init > options.lr_end))
-    throw ConfigError("polynomial_decay_schedule_with_warmup: found lr_end " + std::to_string(options.lr_end) + ", expected less than the optimizer's rate " +
-                      std::to_string(lr_init) + ".");
+    throw ConfigError("polynomial_decay_schedule_with_warmup: found lr_end " + std::to_string(options.lr_end) +
+                      ", expected less than the optimizer's rate " + std::to_string(lr_init) + ".");
   return warmup_then(optimizer, warmup_steps, [=](int64_t step) {
     // The second condition is where the formula below would divide 0 by 0.
     if (step > total_steps || total_steps == warmup_steps) return options.lr_end / lr_init;
-    const double remaining = 1.0 - static_cast<double>(step - warmup_steps) / static_cast<double>(total_steps - warmup_steps);
+    const double remaining =
+        1.0 - static_cast<double>(step - warmup_steps) / static_cast<double>(total_steps - warmup_steps);
     return ((lr_init - options.lr_end) * std::pow(remaining, options.power) + options.lr_end) / lr_init;
   });
 }
 
-Scheduler inverse_sqrt_schedule(torch::optim::Optimizer& optimizer, int64_t warmup_steps, std::optional<int64_t> timescale) {
+Scheduler inverse_sqrt_schedule(torch::optim::Optimizer& optimizer, int64_t warmup_steps,
+                                std::optional<int64_t> timescale) {
   const int64_t scale = timescale.value_or(warmup_steps > 0 ? warmup_steps : 10'000);
-  if (scale <= 0) throw ConfigError("inverse_sqrt_schedule: found timescale " + std::to_string(scale) + ", expected at least 1.");
+  if (scale <= 0)
+    throw ConfigError("inverse_sqrt_schedule: found timescale " + std::to_string(scale) + ", expected at least 1.");
   return warmup_then(optimizer, warmup_steps, [=](int64_t step) {
     return 1.0 / std::sqrt(static_cast<double>(step + scale - warmup_steps) / static_cast<double>(scale));
   });

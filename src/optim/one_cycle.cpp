@@ -6,50 +6,54 @@
 #include <cmath>
 #include <numbers>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/optim/schedules.hpp"
+#include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
 
 namespace accelerate::optim {
 namespace {
 
-template <class Options>
-bool set_beta1(torch::optim::OptimizerOptions& options, double value) {
+template <class Options> bool set_beta1(torch::optim::OptimizerOptions& options, double value) {
   auto* typed = dynamic_cast<Options*>(&options);
   if (typed) typed->betas({value, std::get<1>(typed->betas())});
   return typed;
 }
 
-template <class Options>
-bool set_momentum_of(torch::optim::OptimizerOptions& options, double value) {
+template <class Options> bool set_momentum_of(torch::optim::OptimizerOptions& options, double value) {
   auto* typed = dynamic_cast<Options*>(&options);
   if (typed) typed->momentum(value);
   return typed;
 }
 
 bool uses_beta1(const torch::optim::OptimizerOptions& options) {
-  return dynamic_cast<const torch::optim::AdamOptions*>(&options) || dynamic_cast<const torch::optim::AdamWOptions*>(&options);
+  return dynamic_cast<const torch::optim::AdamOptions*>(&options) ||
+         dynamic_cast<const torch::optim::AdamWOptions*>(&options);
 }
 
 /// Sets momentum or beta1; false when the optimizer has neither.
 bool set_momentum(torch::optim::OptimizerOptions& options, double value) {
-  return set_beta1<torch::optim::AdamWOptions>(options, value) || set_beta1<torch::optim::AdamOptions>(options, value) ||
-         set_momentum_of<torch::optim::SGDOptions>(options, value) || set_momentum_of<torch::optim::RMSpropOptions>(options, value);
+  return set_beta1<torch::optim::AdamWOptions>(options, value) ||
+         set_beta1<torch::optim::AdamOptions>(options, value) ||
+         set_momentum_of<torch::optim::SGDOptions>(options, value) ||
+         set_momentum_of<torch::optim::RMSpropOptions>(options, value);
 }
 
 class OneCycleLR : public LRScheduler {
  public:
-  OneCycleLR(torch::optim::Optimizer& optimizer, const OneCycleOptions& options) : LRScheduler(optimizer), options_(options) {
+  OneCycleLR(torch::optim::Optimizer& optimizer, const OneCycleOptions& options)
+      : LRScheduler(optimizer), options_(options) {
     if (options.total_steps.has_value() == (options.epochs.has_value() && options.steps_per_epoch.has_value()))
       throw ConfigError("one_cycle: expected either total_steps or both of epochs and steps_per_epoch.");
     total_steps_ = options.total_steps ? *options.total_steps : *options.epochs * *options.steps_per_epoch;
     if (total_steps_ <= 0 || options.epochs.value_or(1) <= 0)
       throw ConfigError("one_cycle: found " + std::to_string(total_steps_) + " total steps, expected at least 1.");
     if (!(options.pct_start >= 0 && options.pct_start <= 1))
-      throw ConfigError("one_cycle: found pct_start " + std::to_string(options.pct_start) + ", expected a number from 0 to 1.");
+      throw ConfigError("one_cycle: found pct_start " + std::to_string(options.pct_start) +
+                        ", expected a number from 0 to 1.");
     auto& groups = optimizer.param_groups();
     if (options.max_lr.size() != 1 && options.max_lr.size() != groups.size())
-      throw ConfigError("one_cycle: found " + std::to_string(options.max_lr.size()) + " values in max_lr, expected 1 or " + std::to_string(groups.size()) +
+      throw ConfigError("one_cycle: found " + std::to_string(options.max_lr.size()) +
+                        " values in max_lr, expected 1 or " + std::to_string(groups.size()) +
                         " (one per parameter group).");
     for (size_t i = 0; i < groups.size(); ++i) {
       max_lrs_.push_back(options.max_lr[options.max_lr.size() == 1 ? 0 : i]);
@@ -59,7 +63,10 @@ class OneCycleLR : public LRScheduler {
     }
     const double rise = options.pct_start * static_cast<double>(total_steps_);
     const double end = static_cast<double>(total_steps_ - 1);
-    if (options.three_phase) phases_ = {{rise - 1, kInitial, kMax, true, false}, {2 * rise - 2, kMax, kInitial, false, true}, {end, kInitial, kMin, true, true}};
+    if (options.three_phase)
+      phases_ = {{rise - 1, kInitial, kMax, true, false},
+                 {2 * rise - 2, kMax, kInitial, false, true},
+                 {end, kInitial, kMin, true, true}};
     else phases_ = {{rise - 1, kInitial, kMax, true, false}, {end, kMax, kMin, false, true}};
   }
 
@@ -98,7 +105,8 @@ class OneCycleLR : public LRScheduler {
  protected:
   std::vector<double> compute_lrs() override {
     if (last_epoch_ > total_steps_)
-      throw ConfigError("one_cycle: step " + std::to_string(last_epoch_) + " is past the end, expected at most " + std::to_string(total_steps_) +
+      throw ConfigError("one_cycle: step " + std::to_string(last_epoch_) + " is past the end, expected at most " +
+                        std::to_string(total_steps_) +
                         " steps. Make the schedule with the number of steps that the training takes.");
     const auto step = static_cast<double>(last_epoch_);
     size_t index = 0;
@@ -112,7 +120,9 @@ class OneCycleLR : public LRScheduler {
     for (size_t i = 0; i < groups.size(); ++i) {
       const double rates[] = {base_lrs_[i], max_lrs_[i], base_lrs_[i] / options_.final_div_factor};
       lrs.push_back(anneal(rates[phase.start_lr], rates[phase.end_lr], done));
-      if (options_.cycle_momentum) set_momentum(groups[i].options(), anneal(momentum(phase.starts_at_max_momentum), momentum(phase.ends_at_max_momentum), done));
+      if (options_.cycle_momentum)
+        set_momentum(groups[i].options(),
+                     anneal(momentum(phase.starts_at_max_momentum), momentum(phase.ends_at_max_momentum), done));
     }
     return lrs;
   }

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/error.hpp"
 #include "optim/fused_step.hpp"
 #include "optim/optimizer_state.hpp"
 #include "utils/meta_memory.hpp"
@@ -18,7 +18,8 @@
 namespace accelerate {
 
 struct AcceleratedOptimizer::Impl {
-  std::shared_ptr<torch::optim::Optimizer> optimizer;  ///< owned or, when the caller passed a reference, only pointed to
+  std::shared_ptr<torch::optim::Optimizer>
+      optimizer;  ///< owned or, when the caller passed a reference, only pointed to
   std::shared_ptr<optim::GradScaler> scaler;
   AcceleratedOptimizerOptions options;
   std::unique_ptr<optim::FusedStep> fused;  ///< null: never fused
@@ -26,7 +27,8 @@ struct AcceleratedOptimizer::Impl {
   bool step_was_skipped = false;
   bool step_was_fused = false;
   int64_t steps = 0;  ///< that changed the parameters
-  std::vector<std::pair<const void*, StepHooks>> hooks;  ///< in the order of their coming, which is the same on all ranks: they are collective
+  std::vector<std::pair<const void*, StepHooks>>
+      hooks;  ///< in the order of their coming, which is the same on all ranks: they are collective
 
   at::Tensor step_now(const LossClosure& closure);
 
@@ -36,8 +38,9 @@ struct AcceleratedOptimizer::Impl {
     if (!fused) return false;
     if (const char* reason = fused->prepare()) {
       if (options.fused == true)
-        throw ConfigError(std::string("AcceleratedOptimizer::step: fused = true but the fused kernels can't take this step: ") + reason +
-                          ". Leave `fused` unset to use them where they can.");
+        throw ConfigError(
+            std::string("AcceleratedOptimizer::step: fused = true but the fused kernels can't take this step: ") +
+            reason + ". Leave `fused` unset to use them where they can.");
       return false;
     }
     return step_was_fused = true;
@@ -46,23 +49,29 @@ struct AcceleratedOptimizer::Impl {
 
 namespace {
 
-/// LibTorch's parameters() lists a tied weight under each of its names, and an optimizer would step it as often. Python's lists it once.
+/// LibTorch's parameters() lists a tied weight under each of its names, and an optimizer would step it as often.
+/// Python's lists it once.
 void keep_each_parameter_once(torch::optim::Optimizer& optimizer) {
   std::unordered_set<const at::TensorImpl*> seen;
-  for (auto& group : optimizer.param_groups()) std::erase_if(group.params(), [&](const at::Tensor& parameter) { return !seen.insert(parameter.unsafeGetTensorImpl()).second; });
+  for (auto& group : optimizer.param_groups())
+    std::erase_if(group.params(),
+                  [&](const at::Tensor& parameter) { return !seen.insert(parameter.unsafeGetTensorImpl()).second; });
 }
 
 }  // namespace
 
-AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer> optimizer, bool device_placement, std::shared_ptr<optim::GradScaler> scaler,
+AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer> optimizer, bool device_placement,
+                                           std::shared_ptr<optim::GradScaler> scaler,
                                            const AcceleratedOptimizerOptions& options)
     : impl_(std::make_shared<Impl>()) {
   if (!optimizer) throw ConfigError("AcceleratedOptimizer: found a null pointer, expected an optimizer.");
   keep_each_parameter_once(*optimizer);
   if (options.fused.value_or(true)) impl_->fused = optim::FusedStep::create(*optimizer, options.fused == true);
   if (options.fused == true && !impl_->fused)
-    throw ConfigError("AcceleratedOptimizer: fused = true but only torch::optim::Adam, AdamW and SGD have fused kernels (classes derived from them may step "
-                      "in another way). Leave `fused` unset.");
+    throw ConfigError(
+        "AcceleratedOptimizer: fused = true but only torch::optim::Adam, AdamW and SGD have fused kernels (classes "
+        "derived from them may step "
+        "in another way). Leave `fused` unset.");
   if (device_placement && !optimizer->state().empty()) {
     const at::Device device = PartialState().device();
     optim::map_optimizer_state(*optimizer, [&](const at::Tensor& tensor) { return tensor.to(device); });
@@ -72,9 +81,11 @@ AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimiz
   impl_->options = options;
 }
 
-AcceleratedOptimizer::AcceleratedOptimizer(torch::optim::Optimizer& optimizer, bool device_placement, std::shared_ptr<optim::GradScaler> scaler,
+AcceleratedOptimizer::AcceleratedOptimizer(torch::optim::Optimizer& optimizer, bool device_placement,
+                                           std::shared_ptr<optim::GradScaler> scaler,
                                            const AcceleratedOptimizerOptions& options)
-    : AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer>(std::shared_ptr<void>(), &optimizer), device_placement, std::move(scaler), options) {}
+    : AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer>(std::shared_ptr<void>(), &optimizer),
+                           device_placement, std::move(scaler), options) {}
 
 at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   Impl& self = *impl_;
@@ -98,10 +109,13 @@ at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
   auto& optimizer = *self.optimizer;
   if (self.scaler && self.scaler->is_enabled()) {
     if (closure)
-      throw ConfigError("AcceleratedOptimizer::step: found a closure together with loss scaling, expected step() alone: a loss that is computed anew inside the step "
-                        "is not scaled. Train with mixed_precision \"bf16\" or \"no\".");
+      throw ConfigError(
+          "AcceleratedOptimizer::step: found a closure together with loss scaling, expected step() alone: a loss that "
+          "is computed anew inside the step "
+          "is not scaled. Train with mixed_precision \"bf16\" or \"no\".");
     optim::GradScaler::StepFunction fused_step;
-    if (self.prepare_fused()) fused_step = [&](const std::optional<at::Tensor>& grad_scale) { self.fused->run(grad_scale); };
+    if (self.prepare_fused())
+      fused_step = [&](const std::optional<at::Tensor>& grad_scale) { self.fused->run(grad_scale); };
     self.step_was_skipped = !self.scaler->step(optimizer, fused_step);
     if (self.fused) self.fused->discard();
     self.scaler->update(optimizer);
@@ -140,6 +154,8 @@ bool AcceleratedOptimizer::step_was_fused() const { return impl_->step_was_fused
 torch::optim::Optimizer& AcceleratedOptimizer::optimizer() const { return *impl_->optimizer; }
 const std::shared_ptr<optim::GradScaler>& AcceleratedOptimizer::scaler() const { return impl_->scaler; }
 c10::IValue AcceleratedOptimizer::state_dict() const { return optim::optimizer_state_dict(*impl_->optimizer); }
-void AcceleratedOptimizer::load_state_dict(const c10::IValue& state) const { optim::load_optimizer_state_dict(*impl_->optimizer, state); }
+void AcceleratedOptimizer::load_state_dict(const c10::IValue& state) const {
+  optim::load_optimizer_state_dict(*impl_->optimizer, state);
+}
 
 }  // namespace accelerate

@@ -18,19 +18,19 @@ namespace {
 
 using namespace torch::optim;
 
-// One description per optimizer class: the options and the state by the names that Python uses. Everything below is written once over these.
-// `fixed` lists options that exist in Python only, with the one value that says what LibTorch does.
+// One description per optimizer class: the options and the state by the names that Python uses. Everything below is
+// written once over these. `fixed` lists options that exist in Python only, with the one value that says what LibTorch
+// does.
 
-template <class State_>
-struct Adaptive {
+template <class State_> struct Adaptive {
   using State = State_;
-  template <class Options, class V>
-  static void options(Options& o, V&& v) {
-    v("lr", o.lr()), v("betas", o.betas()), v("eps", o.eps()), v("weight_decay", o.weight_decay()), v("amsgrad", o.amsgrad());
+  template <class Options, class V> static void options(Options& o, V&& v) {
+    v("lr", o.lr()), v("betas", o.betas()), v("eps", o.eps()), v("weight_decay", o.weight_decay()),
+        v("amsgrad", o.amsgrad());
   }
-  template <class Options, class V>
-  static void state(State& s, const Options& o, V&& v) {
-    v("step", s.step()), v("exp_avg", s.exp_avg(), true), v("exp_avg_sq", s.exp_avg_sq(), true), v("max_exp_avg_sq", s.max_exp_avg_sq(), o.amsgrad());
+  template <class Options, class V> static void state(State& s, const Options& o, V&& v) {
+    v("step", s.step()), v("exp_avg", s.exp_avg(), true), v("exp_avg_sq", s.exp_avg_sq(), true),
+        v("max_exp_avg_sq", s.max_exp_avg_sq(), o.amsgrad());
   }
 };
 struct DescribeAdam : Adaptive<AdamParamState> {
@@ -38,7 +38,8 @@ struct DescribeAdam : Adaptive<AdamParamState> {
   static constexpr const char* kName = "Adam";
   static constexpr bool kStateFromStart = false;
   static std::vector<std::pair<const char*, c10::IValue>> fixed() {
-    return {{"maximize", false}, {"foreach", {}}, {"capturable", false}, {"differentiable", false}, {"fused", {}}, {"decoupled_weight_decay", false}};
+    return {{"maximize", false},       {"foreach", {}}, {"capturable", false},
+            {"differentiable", false}, {"fused", {}},   {"decoupled_weight_decay", false}};
   }
 };
 struct DescribeAdamW : Adaptive<AdamWParamState> {
@@ -46,7 +47,8 @@ struct DescribeAdamW : Adaptive<AdamWParamState> {
   static constexpr const char* kName = "AdamW";
   static constexpr bool kStateFromStart = false;
   static std::vector<std::pair<const char*, c10::IValue>> fixed() {
-    return {{"maximize", false}, {"foreach", {}}, {"capturable", false}, {"differentiable", false}, {"fused", {}}, {"decoupled_weight_decay", true}};
+    return {{"maximize", false},       {"foreach", {}}, {"capturable", false},
+            {"differentiable", false}, {"fused", {}},   {"decoupled_weight_decay", true}};
   }
 };
 struct DescribeSGD {
@@ -54,62 +56,69 @@ struct DescribeSGD {
   using State = SGDParamState;
   static constexpr const char* kName = "SGD";
   static constexpr bool kStateFromStart = false;
-  template <class V>
-  static void options(Options& o, V&& v) {
-    v("lr", o.lr()), v("momentum", o.momentum()), v("dampening", o.dampening()), v("weight_decay", o.weight_decay()), v("nesterov", o.nesterov());
+  template <class V> static void options(Options& o, V&& v) {
+    v("lr", o.lr()), v("momentum", o.momentum()), v("dampening", o.dampening()), v("weight_decay", o.weight_decay()),
+        v("nesterov", o.nesterov());
   }
-  template <class V>
-  static void state(State& s, const Options&, V&& v) { v("momentum_buffer", s.momentum_buffer(), false); }
-  static std::vector<std::pair<const char*, c10::IValue>> fixed() { return {{"maximize", false}, {"foreach", {}}, {"differentiable", false}, {"fused", {}}}; }
+  template <class V> static void state(State& s, const Options&, V&& v) {
+    v("momentum_buffer", s.momentum_buffer(), false);
+  }
+  static std::vector<std::pair<const char*, c10::IValue>> fixed() {
+    return {{"maximize", false}, {"foreach", {}}, {"differentiable", false}, {"fused", {}}};
+  }
 };
 struct DescribeAdagrad {
   using Options = AdagradOptions;
   using State = AdagradParamState;
   static constexpr const char* kName = "Adagrad";
   static constexpr bool kStateFromStart = true;  // LibTorch makes it in the constructor and relies on finding it
-  template <class V>
-  static void options(Options& o, V&& v) {
+  template <class V> static void options(Options& o, V&& v) {
     v("lr", o.lr()), v("lr_decay", o.lr_decay()), v("eps", o.eps()), v("weight_decay", o.weight_decay());
     v("initial_accumulator_value", o.initial_accumulator_value());
   }
-  template <class V>
-  static void state(State& s, const Options&, V&& v) { v("step", s.step()), v("sum", s.sum(), true); }
-  static std::vector<std::pair<const char*, c10::IValue>> fixed() { return {{"maximize", false}, {"foreach", {}}, {"differentiable", false}, {"fused", {}}}; }
+  template <class V> static void state(State& s, const Options&, V&& v) {
+    v("step", s.step()), v("sum", s.sum(), true);
+  }
+  static std::vector<std::pair<const char*, c10::IValue>> fixed() {
+    return {{"maximize", false}, {"foreach", {}}, {"differentiable", false}, {"fused", {}}};
+  }
 };
 struct DescribeRMSprop {
   using Options = RMSpropOptions;
   using State = RMSpropParamState;
   static constexpr const char* kName = "RMSprop";
   static constexpr bool kStateFromStart = false;
-  template <class V>
-  static void options(Options& o, V&& v) {
-    v("lr", o.lr()), v("momentum", o.momentum()), v("alpha", o.alpha()), v("eps", o.eps()), v("centered", o.centered()), v("weight_decay", o.weight_decay());
+  template <class V> static void options(Options& o, V&& v) {
+    v("lr", o.lr()), v("momentum", o.momentum()), v("alpha", o.alpha()), v("eps", o.eps()), v("centered", o.centered()),
+        v("weight_decay", o.weight_decay());
   }
-  template <class V>
-  static void state(State& s, const Options& o, V&& v) {
-    v("step", s.step()), v("square_avg", s.square_avg(), true), v("momentum_buffer", s.momentum_buffer(), o.momentum() > 0);
+  template <class V> static void state(State& s, const Options& o, V&& v) {
+    v("step", s.step()), v("square_avg", s.square_avg(), true),
+        v("momentum_buffer", s.momentum_buffer(), o.momentum() > 0);
     v("grad_avg", s.grad_avg(), o.centered());
   }
-  static std::vector<std::pair<const char*, c10::IValue>> fixed() { return {{"capturable", false}, {"foreach", {}}, {"maximize", false}, {"differentiable", false}}; }
+  static std::vector<std::pair<const char*, c10::IValue>> fixed() {
+    return {{"capturable", false}, {"foreach", {}}, {"maximize", false}, {"differentiable", false}};
+  }
 };
 
 /// Calls f.operator()<Description>() for the optimizer's class; false when it is none of the above.
-template <class F>
-bool with_description(Optimizer& optimizer, F&& f) {
+template <class F> bool with_description(Optimizer& optimizer, F&& f) {
   const auto matches = [&]<class D>() {
     if (!dynamic_cast<typename D::Options*>(&optimizer.defaults())) return false;
     f.template operator()<D>();
     return true;
   };
-  return matches.template operator()<DescribeAdamW>() || matches.template operator()<DescribeAdam>() || matches.template operator()<DescribeSGD>() ||
-         matches.template operator()<DescribeAdagrad>() || matches.template operator()<DescribeRMSprop>();
+  return matches.template operator()<DescribeAdamW>() || matches.template operator()<DescribeAdam>() ||
+         matches.template operator()<DescribeSGD>() || matches.template operator()<DescribeAdagrad>() ||
+         matches.template operator()<DescribeRMSprop>();
 }
 
-template <class F>
-void require_description(Optimizer& optimizer, const char* operation, F&& f) {
+template <class F> void require_description(Optimizer& optimizer, const char* operation, F&& f) {
   if (!with_description(optimizer, f))
     throw ConfigError(std::string(operation) + ": found an optimizer of class " + typeid(optimizer).name() +
-                      ", expected SGD, Adam, AdamW, Adagrad or RMSprop; others (LBFGS among them) have no state layout in common with Python. "
+                      ", expected SGD, Adam, AdamW, Adagrad or RMSprop; others (LBFGS among them) have no state layout "
+                      "in common with Python. "
                       "Save it by torch::save in a custom checkpoint object instead.");
 }
 
@@ -128,14 +137,17 @@ struct ReadOptions {
   void operator()(const char* name, bool& value) const { value = reader.boolean(name); }
   void operator()(const char* name, std::tuple<double, double>& value) const {
     const auto pair = reader.numbers(name);
-    if (pair.size() != 2) reader.fail("found " + std::to_string(pair.size()) + " numbers at '" + name + "', expected 2");
+    if (pair.size() != 2)
+      reader.fail("found " + std::to_string(pair.size()) + " numbers at '" + name + "', expected 2");
     value = {pair[0], pair[1]};
   }
 };
 
 struct WriteState {
   Dict& dict;
-  void operator()(const char* name, int64_t step) const { dict.insert(name, at::scalar_tensor(static_cast<double>(step), at::kFloat)); }
+  void operator()(const char* name, int64_t step) const {
+    dict.insert(name, at::scalar_tensor(static_cast<double>(step), at::kFloat));
+  }
   void operator()(const char* name, const at::Tensor& tensor, bool) const {
     if (tensor.defined()) dict.insert(name, tensor);
   }
@@ -160,23 +172,27 @@ struct ReadState {
     if (!value->isTensor()) reader.fail("found " + value->tagKind() + " at '" + name + "', expected a tensor");
     const auto& saved = value->toTensor();
     if (saved.sizes() != parameter.sizes())
-      reader.fail(std::string("found '") + name + "' of shape " + shape_text(saved) + ", expected " + shape_text(parameter) +
+      reader.fail(std::string("found '") + name + "' of shape " + shape_text(saved) + ", expected " +
+                  shape_text(parameter) +
                   " like its parameter; the state may belong to another model or to parameters in another order");
     // In the parameter's own memory layout, dtype and place, as a step would have made it.
     tensor = at::empty_like(parameter, parameter.options().requires_grad(false)).copy_(saved);
   }
 };
 
-/// Options that only Python has: a value that asks for other arithmetic than ours is an error; the rest are hints about speed.
-template <class D>
-void check_fixed(DictReader& reader) {
+/// Options that only Python has: a value that asks for other arithmetic than ours is an error; the rest are hints about
+/// speed.
+template <class D> void check_fixed(DictReader& reader) {
   for (const auto& [name, ours] : D::fixed()) {
     const auto* found = reader.find(name);
     const std::string key = name;
-    if (!found || !found->isBool() || !ours.isBool() || (key != "maximize" && key != "decoupled_weight_decay")) continue;
+    if (!found || !found->isBool() || !ours.isBool() || (key != "maximize" && key != "decoupled_weight_decay"))
+      continue;
     if (found->toBool() != ours.toBool())
-      reader.fail(std::string("found '") + name + "' " + (found->toBool() ? "true" : "false") + ", expected " + (ours.toBool() ? "true" : "false") +
-                  ": LibTorch's " + D::kName + " does not compute that. Use the class that does (decoupled_weight_decay is AdamW), or negate the loss to maximise");
+      reader.fail(std::string("found '") + name + "' " + (found->toBool() ? "true" : "false") + ", expected " +
+                  (ours.toBool() ? "true" : "false") + ": LibTorch's " + D::kName +
+                  " does not compute that. Use the class that does (decoupled_weight_decay is AdamW), or negate the "
+                  "loss to maximise");
   }
 }
 
@@ -195,7 +211,8 @@ c10::IValue optimizer_state_dict(Optimizer& optimizer) {
       for (const auto& [name, value] : D::fixed()) entry.insert(name, value);
       std::vector<int64_t> indices;
       for (const auto& parameter : group.params()) {
-        if (const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl()); found != optimizer.state().end()) {
+        if (const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+            found != optimizer.state().end()) {
           Dict state = make_dict();
           D::state(static_cast<typename D::State&>(*found->second), options, WriteState{state});
           states.insert(index, state);
@@ -219,7 +236,8 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
     auto& groups = optimizer.param_groups();
     const auto saved_groups = reader.items("param_groups");
     if (saved_groups.size() != groups.size())
-      reader.fail("found " + std::to_string(saved_groups.size()) + " parameter groups, expected " + std::to_string(groups.size()) +
+      reader.fail("found " + std::to_string(saved_groups.size()) + " parameter groups, expected " +
+                  std::to_string(groups.size()) +
                   "; build the optimizer with the groups it had when the state was saved");
 
     // Everything is read and checked first, so that a bad file changes nothing.
@@ -237,14 +255,16 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
       const auto indices = group.items("params");
       const auto& parameters = groups[g].params();
       if (indices.size() != parameters.size())
-        group.fail("found " + std::to_string(indices.size()) + " parameters, expected " + std::to_string(parameters.size()) + "; the model has probably changed");
+        group.fail("found " + std::to_string(indices.size()) + " parameters, expected " +
+                   std::to_string(parameters.size()) + "; the model has probably changed");
       for (size_t i = 0; i < parameters.size(); ++i) {
         if (!indices[i].isInt()) group.fail("found " + indices[i].tagKind() + " in 'params', expected whole numbers");
         places[indices[i].toInt()] = {&parameters[i], static_cast<const Options*>(options.get())};
       }
       new_options.push_back(std::move(options));
     }
-    if (!reader.at("state").isGenericDict()) reader.fail("found " + reader.at("state").tagKind() + " at 'state', expected a dict");
+    if (!reader.at("state").isGenericDict())
+      reader.fail("found " + reader.at("state").tagKind() + " at 'state', expected a dict");
     ska::flat_hash_map<void*, std::unique_ptr<OptimizerParamState>> new_states;
     for (const auto& entry : reader.at("state").toGenericDict()) {
       if (!entry.key().isInt() || !places.contains(entry.key().toInt()))
@@ -261,8 +281,8 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
       new_states[place.parameter->unsafeGetTensorImpl()] = std::move(state);
     }
     if (D::kStateFromStart && new_states.size() != places.size())
-      reader.fail("found state for " + std::to_string(new_states.size()) + " parameters, expected " + std::to_string(places.size()) + ": " + D::kName +
-                  " has state from the start");
+      reader.fail("found state for " + std::to_string(new_states.size()) + " parameters, expected " +
+                  std::to_string(places.size()) + ": " + D::kName + " has state from the start");
 
     for (size_t g = 0; g < groups.size(); ++g) groups[g].set_options(std::move(new_options[g]));
     optimizer.state() = std::move(new_states);
@@ -282,12 +302,14 @@ struct MapTensors {
 
 }  // namespace
 
-void move_optimizer_state(Optimizer& optimizer, const at::Tensor& from, const at::Tensor& to, const std::function<at::Tensor(const at::Tensor&)>& f) {
+void move_optimizer_state(Optimizer& optimizer, const at::Tensor& from, const at::Tensor& to,
+                          const std::function<at::Tensor(const at::Tensor&)>& f) {
   auto& states = optimizer.state();
   const auto found = states.find(from.unsafeGetTensorImpl());
   if (found == states.end()) return;
   const bool known = with_description(optimizer, [&]<class D>() {
-    D::state(static_cast<typename D::State&>(*found->second), static_cast<typename D::Options&>(optimizer.defaults()), MapTensors{f});
+    D::state(static_cast<typename D::State&>(*found->second), static_cast<typename D::Options&>(optimizer.defaults()),
+             MapTensors{f});
   });
   if (!known) return;
   auto state = std::move(found->second);
@@ -298,7 +320,8 @@ void move_optimizer_state(Optimizer& optimizer, const at::Tensor& from, const at
 void map_optimizer_state(Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor&)>& f) {
   with_description(optimizer, [&]<class D>() {
     for (auto& [key, state] : optimizer.state())
-      D::state(static_cast<typename D::State&>(*state), static_cast<typename D::Options&>(optimizer.defaults()), MapTensors{f});
+      D::state(static_cast<typename D::State&>(*state), static_cast<typename D::Options&>(optimizer.defaults()),
+               MapTensors{f});
   });
 }
 

@@ -13,8 +13,10 @@ c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer);
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state);
 /// Replaces every tensor of the state by f(tensor). Classes that are not known here are left as they are.
 void map_optimizer_state(torch::optim::Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor&)>& f);
-/// What the optimizer holds for `from` becomes its state of `to`, every tensor replaced by f(tensor); f sees those that have one value per element of the parameter. Nothing where it holds none.
-/// Classes that are not known here keep it where it is.
-void move_optimizer_state(torch::optim::Optimizer& optimizer, const at::Tensor& from, const at::Tensor& to, const std::function<at::Tensor(const at::Tensor&)>& f);
+/// What the optimizer holds for `from` becomes its state of `to`, every tensor replaced by f(tensor); f sees those that
+/// have one value per element of the parameter. Nothing where it holds none. Classes that are not known here keep it
+/// where it is.
+void move_optimizer_state(torch::optim::Optimizer& optimizer, const at::Tensor& from, const at::Tensor& to,
+                          const std::function<at::Tensor(const at::Tensor&)>& f);
 
 }  // namespace accelerate::optim

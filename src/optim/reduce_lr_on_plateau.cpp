@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/optim/schedules.hpp"
+#include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
 
 namespace accelerate::optim {
@@ -10,19 +10,23 @@ namespace {
 
 class ReduceLROnPlateau : public LRScheduler {
  public:
-  ReduceLROnPlateau(torch::optim::Optimizer& optimizer, const ReduceLROnPlateauOptions& options) : LRScheduler(optimizer), options_(options) {
+  ReduceLROnPlateau(torch::optim::Optimizer& optimizer, const ReduceLROnPlateauOptions& options)
+      : LRScheduler(optimizer), options_(options) {
     if (!(options.factor > 0 && options.factor < 1))
-      throw ConfigError("reduce_lr_on_plateau: found factor " + std::to_string(options.factor) + ", expected a number between 0 and 1.");
+      throw ConfigError("reduce_lr_on_plateau: found factor " + std::to_string(options.factor) +
+                        ", expected a number between 0 and 1.");
     const size_t groups = base_lrs_.size();
     if (options.min_lr.size() != 1 && options.min_lr.size() != groups)
-      throw ConfigError("reduce_lr_on_plateau: found " + std::to_string(options.min_lr.size()) + " values in min_lr, expected 1 or " + std::to_string(groups) +
-                        " (one per parameter group).");
+      throw ConfigError("reduce_lr_on_plateau: found " + std::to_string(options.min_lr.size()) +
+                        " values in min_lr, expected 1 or " + std::to_string(groups) + " (one per parameter group).");
     if (options_.min_lr.size() == 1) options_.min_lr.assign(groups, options.min_lr[0]);
     best_ = worst();
   }
 
   void step(std::optional<double> metric) override {
-    if (!metric) throw ConfigError("reduce_lr_on_plateau: step() was called without a metric, expected step(metric), e.g. the validation loss.");
+    if (!metric)
+      throw ConfigError(
+          "reduce_lr_on_plateau: step() was called without a metric, expected step(metric), e.g. the validation loss.");
     ++step_count_;
     ++last_epoch_;
     if (is_better(*metric)) {
@@ -50,7 +54,8 @@ class ReduceLROnPlateau : public LRScheduler {
   c10::IValue state_dict() const override {
     Dict state = make_dict();
     const auto& min_lrs = options_.min_lr;
-    const bool one_min_lr = std::all_of(min_lrs.begin(), min_lrs.end(), [&](double value) { return value == min_lrs[0]; });
+    const bool one_min_lr =
+        std::all_of(min_lrs.begin(), min_lrs.end(), [&](double value) { return value == min_lrs[0]; });
     state.insert("factor", options_.factor);
     state.insert("default_min_lr", one_min_lr ? c10::IValue(min_lrs[0]) : c10::IValue());
     state.insert("min_lrs", make_list(min_lrs));

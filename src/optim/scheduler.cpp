@@ -18,8 +18,9 @@ std::vector<double> LRScheduler::current_lrs() const {
 void LRScheduler::set_lrs(const std::vector<double>& lrs) {
   auto& groups = optimizer_.param_groups();
   if (lrs.size() != groups.size())
-    throw ConfigError("LRScheduler: found " + std::to_string(lrs.size()) + " learning rates for " + std::to_string(groups.size()) +
-                      " parameter groups; a group was probably added after the schedule was made. Add all groups first.");
+    throw ConfigError(
+        "LRScheduler: found " + std::to_string(lrs.size()) + " learning rates for " + std::to_string(groups.size()) +
+        " parameter groups; a group was probably added after the schedule was made. Add all groups first.");
   for (size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(lrs[i]);
   last_lrs_ = lrs;
 }

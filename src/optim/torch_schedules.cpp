@@ -1,8 +1,8 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/optim/schedules.hpp"
+#include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
 
 namespace accelerate::optim {
@@ -43,11 +43,13 @@ class TorchSchedule : public LRScheduler {
 
 class TorchPlateauSchedule : public LRScheduler {
  public:
-  TorchPlateauSchedule(torch::optim::Optimizer& optimizer, std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler)
+  TorchPlateauSchedule(torch::optim::Optimizer& optimizer,
+                       std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler)
       : LRScheduler(optimizer), scheduler_(std::move(scheduler)) {}
 
   void step(std::optional<double> metric) override {
-    if (!metric) throw ConfigError("ReduceLROnPlateauScheduler: step() was called without a metric, expected step(metric).");
+    if (!metric)
+      throw ConfigError("ReduceLROnPlateauScheduler: step() was called without a metric, expected step(metric).");
     scheduler_->step(static_cast<float>(*metric));
     ++step_count_;
     ++last_epoch_;
@@ -63,19 +65,18 @@ class TorchPlateauSchedule : public LRScheduler {
  private:
   void initial_step() override { step_count_ = 1, last_epoch_ = 0; }
   [[noreturn]] static void no_state(const char* what) {
-    throw ConfigError(std::string("torch::optim::ReduceLROnPlateauScheduler: its state can't be ") + what +
-                      " because LibTorch keeps it private. Use accelerate::optim::reduce_lr_on_plateau, which has the same rule.");
+    throw ConfigError(
+        std::string("torch::optim::ReduceLROnPlateauScheduler: its state can't be ") + what +
+        " because LibTorch keeps it private. Use accelerate::optim::reduce_lr_on_plateau, which has the same rule.");
   }
   std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler_;
 };
 
-template <class T>
-std::shared_ptr<T> borrowed(T& object) {
+template <class T> std::shared_ptr<T> borrowed(T& object) {
   return std::shared_ptr<T>(std::shared_ptr<void>(), &object);
 }
 
-template <class Schedule, class T>
-Scheduler wrap(torch::optim::Optimizer& optimizer, std::shared_ptr<T> scheduler) {
+template <class Schedule, class T> Scheduler wrap(torch::optim::Optimizer& optimizer, std::shared_ptr<T> scheduler) {
   if (!scheduler) throw ConfigError("from_torch: found a null pointer, expected a scheduler.");
   return Scheduler(std::make_shared<Schedule>(optimizer, std::move(scheduler)));
 }
@@ -85,8 +86,11 @@ Scheduler wrap(torch::optim::Optimizer& optimizer, std::shared_ptr<T> scheduler)
 Scheduler from_torch(torch::optim::Optimizer& optimizer, std::shared_ptr<torch::optim::LRScheduler> scheduler) {
   return wrap<TorchSchedule>(optimizer, std::move(scheduler));
 }
-Scheduler from_torch(torch::optim::Optimizer& optimizer, torch::optim::LRScheduler& scheduler) { return from_torch(optimizer, borrowed(scheduler)); }
-Scheduler from_torch(torch::optim::Optimizer& optimizer, std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler) {
+Scheduler from_torch(torch::optim::Optimizer& optimizer, torch::optim::LRScheduler& scheduler) {
+  return from_torch(optimizer, borrowed(scheduler));
+}
+Scheduler from_torch(torch::optim::Optimizer& optimizer,
+                     std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler) {
   return wrap<TorchPlateauSchedule>(optimizer, std::move(scheduler));
 }
 Scheduler from_torch(torch::optim::Optimizer& optimizer, torch::optim::ReduceLROnPlateauScheduler& scheduler) {

@@ -45,11 +45,12 @@ struct DistributedDataParallel::Impl {
   DistributedDataParallelKwargs kwargs;
   std::shared_ptr<c10d::Reducer> reducer;
   std::shared_ptr<c10d::Logger> logger;  ///< the Reducer's search for unused parameters writes to it, unasked
-  bool graph_is_static = false;   ///< the Reducer has been told
-  bool delayed = false;           ///< static_graph: the first backward has been told to average at its end
-  bool grad_sync = true;          ///< the next backward averages
-  bool forward_sync = true;       ///< the last forward was followed by an averaging backward, so buffers may differ from rank 0's
-  bool joining = false;           ///< inside join()
+  bool graph_is_static = false;          ///< the Reducer has been told
+  bool delayed = false;                  ///< static_graph: the first backward has been told to average at its end
+  bool grad_sync = true;                 ///< the next backward averages
+  bool forward_sync =
+      true;  ///< the last forward was followed by an averaging backward, so buffers may differ from rank 0's
+  bool joining = false;  ///< inside join()
 
   void make_reducer() {
     std::vector<at::Tensor> trained;
@@ -60,18 +61,24 @@ struct DistributedDataParallel::Impl {
       trained.push_back(tensor);
     }
     if (trained.empty()) return;  // a frozen model has nothing to average
-    // Regrouping sends tensors from the device to the host, which those of a dry run can't do; its first grouping is the one that a real run regroups to.
+    // Regrouping sends tensors from the device to the host, which those of a dry run can't do; its first grouping is
+    // the one that a real run regroups to.
     if (trained.front().is_meta()) kwargs.find_unused_parameters = true;
     const meta_memory::Purpose buckets_of(MemoryUse::gradients);
     const int64_t cap = kwargs.bucket_cap_mb * kMiB;
     const std::vector<bool> sparse(trained.size(), false);
-    // A static graph or unknown order: the Reducer regroups after the first backward, so the first grouping need not be good.
-    const std::vector<size_t> limits = kwargs.static_graph || !kwargs.find_unused_parameters ? std::vector<size_t>{static_cast<size_t>(std::numeric_limits<int64_t>::max())}
-                                                                                            : std::vector<size_t>{static_cast<size_t>(kMiB), static_cast<size_t>(cap)};
+    // A static graph or unknown order: the Reducer regroups after the first backward, so the first grouping need not be
+    // good.
+    const std::vector<size_t> limits =
+        kwargs.static_graph || !kwargs.find_unused_parameters
+            ? std::vector<size_t>{static_cast<size_t>(std::numeric_limits<int64_t>::max())}
+            : std::vector<size_t>{static_cast<size_t>(kMiB), static_cast<size_t>(cap)};
     auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(trained, limits, sparse));
     std::reverse(buckets.begin(), buckets.end());  // gradients become ready from the last layer to the first
-    reducer = std::make_shared<c10d::Reducer>(trained, buckets, process_group(), sparse, cap, kwargs.find_unused_parameters, kwargs.gradient_as_bucket_view, names, kMiB,
-                                              /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>{});
+    reducer = std::make_shared<c10d::Reducer>(
+        trained, buckets, process_group(), sparse, cap, kwargs.find_unused_parameters, kwargs.gradient_as_bucket_view,
+        names, kMiB,
+        /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>{});
     if (kwargs.find_unused_parameters) {
       logger = std::make_shared<c10d::Logger>(reducer);
       reducer->set_logger(logger);
@@ -79,14 +86,16 @@ struct DistributedDataParallel::Impl {
     reducer->register_comm_hook(make_gradient_hook(kwargs.comm_hook));
   }
 
-  /// The first backward of a static graph only learns which gradients come when; it averages all of them at its end, which somebody inside of it must ask for.
+  /// The first backward of a static graph only learns which gradients come when; it averages all of them at its end,
+  /// which somebody inside of it must ask for.
   void delay_first_reduction(const std::vector<at::Tensor>& outputs) {
     if (std::exchange(delayed, true)) return;
     const auto asked = std::make_shared<bool>(false);
     for (const auto& output : outputs) {
       if (!output.requires_grad()) continue;
       output.register_hook([asked, reducer = reducer](const at::Tensor&) {
-        if (!std::exchange(*asked, true)) torch::autograd::Engine::get_default_engine().queue_callback([reducer] { reducer->delay_all_reduce(); });
+        if (!std::exchange(*asked, true))
+          torch::autograd::Engine::get_default_engine().queue_callback([reducer] { reducer->delay_all_reduce(); });
       });
     }
   }
@@ -95,7 +104,8 @@ struct DistributedDataParallel::Impl {
 
   /// Sums {ranks that still train, ranks of those that will average} over all ranks; a joined rank adds nothing.
   std::pair<int64_t, int64_t> count_active(bool active) const {
-    at::Tensor counts = at::full({2}, active ? 1 : 0, at::TensorOptions().dtype(at::kLong).device(comm::world_group()->device()));
+    at::Tensor counts =
+        at::full({2}, active ? 1 : 0, at::TensorOptions().dtype(at::kLong).device(comm::world_group()->device()));
     if (!grad_sync || !at::GradMode::is_enabled()) counts[1].fill_(0);
     comm::world_group()->all_reduce_(counts, Reduction::sum);
     counts = counts.cpu();
@@ -104,7 +114,8 @@ struct DistributedDataParallel::Impl {
 
   /// The largest rank for which `candidate` holds.
   static int64_t common_rank(bool candidate) {
-    at::Tensor rank = at::full({1}, candidate ? comm::rank() : -1, at::TensorOptions().dtype(at::kLong).device(comm::world_group()->device()));
+    at::Tensor rank = at::full({1}, candidate ? comm::rank() : -1,
+                               at::TensorOptions().dtype(at::kLong).device(comm::world_group()->device()));
     comm::world_group()->all_reduce_(rank, Reduction::max);
     return rank.item<int64_t>();
   }
@@ -116,7 +127,8 @@ struct DistributedDataParallel::Impl {
     forward_sync = averaging > 0;
     if (averaging == 0 || !reducer) return;
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;
-    for (auto& bucket : reducer->get_grad_buckets(/*return_zero_tensors=*/true)) futures.push_back(reducer->run_comm_hook(bucket));
+    for (auto& bucket : reducer->get_grad_buckets(/*return_zero_tensors=*/true))
+      futures.push_back(reducer->run_comm_hook(bucket));
     for (auto& future : futures) future->wait();
     if (kwargs.find_unused_parameters) {
       // Zeros of its own: in the Reducer's map the last step's result still stands.
@@ -127,8 +139,12 @@ struct DistributedDataParallel::Impl {
   }
 };
 
-DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, NamedTensors buffers, const DistributedDataParallelKwargs& kwargs) : impl_(std::make_unique<Impl>()) {
-  if (kwargs.bucket_cap_mb < 1) throw ConfigError("DistributedDataParallelKwargs: bucket_cap_mb is " + std::to_string(kwargs.bucket_cap_mb) + ", expected at least 1");
+DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, NamedTensors buffers,
+                                                 const DistributedDataParallelKwargs& kwargs)
+    : impl_(std::make_unique<Impl>()) {
+  if (kwargs.bucket_cap_mb < 1)
+    throw ConfigError("DistributedDataParallelKwargs: bucket_cap_mb is " + std::to_string(kwargs.bucket_cap_mb) +
+                      ", expected at least 1");
   verify_parameters(parameters);
   impl_->parameters = std::move(parameters);
   impl_->buffers = tensors_of(buffers);
@@ -149,14 +165,17 @@ void DistributedDataParallel::before_forward() {
   comm::world_group()->guard("forward", [&] {
     const bool training = at::GradMode::is_enabled();
     if (training && ddp.grad_sync && ddp.reducer) {
-      // Not before: the Reducer would count the gradients of earlier backwards without averaging into the graph that it learns in the first one with it.
+      // Not before: the Reducer would count the gradients of earlier backwards without averaging into the graph that it
+      // learns in the first one with it.
       if (ddp.kwargs.static_graph && !std::exchange(ddp.graph_is_static, true)) ddp.reducer->set_static_graph();
       ddp.reducer->prepare_for_forward();
     }
     if (ddp.joining && training) ddp.count_active(true);
     if (training && ddp.reducer) ddp.reducer->rebuild_buckets();
-    // As in PyTorch, the first evaluating forward after training takes rank 0's buffers too, so that all ranks evaluate one model.
-    if (ddp.kwargs.broadcast_buffers && ddp.forward_sync && !ddp.buffers.empty() && (training || !ddp.joining)) ddp.sync_buffers(ddp.joining ? Impl::common_rank(true) : 0);
+    // As in PyTorch, the first evaluating forward after training takes rank 0's buffers too, so that all ranks evaluate
+    // one model.
+    if (ddp.kwargs.broadcast_buffers && ddp.forward_sync && !ddp.buffers.empty() && (training || !ddp.joining))
+      ddp.sync_buffers(ddp.joining ? Impl::common_rank(true) : 0);
   });
 }
 
@@ -165,7 +184,8 @@ void DistributedDataParallel::after_forward(const std::vector<at::Tensor>& outpu
   ddp.forward_sync = at::GradMode::is_enabled() && ddp.grad_sync;
   if (!ddp.forward_sync || !ddp.reducer) return;
   if (ddp.kwargs.static_graph) ddp.delay_first_reduction(outputs);
-  ddp.reducer->prepare_for_backward(ddp.kwargs.find_unused_parameters && !ddp.kwargs.static_graph ? outputs : std::vector<at::Tensor>{});
+  ddp.reducer->prepare_for_backward(
+      ddp.kwargs.find_unused_parameters && !ddp.kwargs.static_graph ? outputs : std::vector<at::Tensor>{});
 }
 
 bool DistributedDataParallel::require_backward_grad_sync() const { return impl_->grad_sync; }
@@ -177,11 +197,16 @@ void DistributedDataParallel::prepare_backward_sync() {
   if (impl_->reducer) impl_->reducer->prepare_for_backward({});
 }
 
-void DistributedDataParallel::join(const std::vector<std::shared_ptr<DistributedDataParallel>>& models, const std::function<void()>& loop) {
+void DistributedDataParallel::join(const std::vector<std::shared_ptr<DistributedDataParallel>>& models,
+                                   const std::function<void()>& loop) {
   struct Joining {
     const std::vector<std::shared_ptr<DistributedDataParallel>>& models;
-    explicit Joining(const std::vector<std::shared_ptr<DistributedDataParallel>>& list) : models(list) { for (auto& model : models) model->impl_->joining = true; }
-    ~Joining() { for (auto& model : models) model->impl_->joining = false; }
+    explicit Joining(const std::vector<std::shared_ptr<DistributedDataParallel>>& list) : models(list) {
+      for (auto& model : models) model->impl_->joining = true;
+    }
+    ~Joining() {
+      for (auto& model : models) model->impl_->joining = false;
+    }
   } joining(models);
   loop();
   comm::world_group()->guard("join_uneven_inputs", [&] {

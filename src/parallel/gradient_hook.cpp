@@ -10,7 +10,8 @@ namespace {
 
 class GradientHook : public c10d::CommHookInterface {
  public:
-  GradientHook(std::shared_ptr<comm::Group> group, at::ScalarType wire) : group_(std::move(group)), shared_(group_), wire_(wire) {}
+  GradientHook(std::shared_ptr<comm::Group> group, at::ScalarType wire)
+      : group_(std::move(group)), shared_(group_), wire_(wire) {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
     at::Tensor buffer = bucket.getBufferRef();
@@ -37,7 +38,9 @@ class GradientHook : public c10d::CommHookInterface {
         c10::ListType::ofTensors());
   }
 
-  at::Tensor parseHookResult(const c10::IValue& result) override { return c10d::detail::parseCppCommHookResult(result); }
+  at::Tensor parseHookResult(const c10::IValue& result) override {
+    return c10d::detail::parseCppCommHookResult(result);
+  }
 
  private:
   std::shared_ptr<comm::Group> group_;

@@ -61,7 +61,9 @@ MegatronLMPlugin resolve(MegatronLMPlugin plugin) {
   };
   const auto degree = [&](std::optional<int64_t>& field, const char* name, int64_t otherwise = 1) {
     integer(field, name, otherwise);
-    if (*field < 1) throw ConfigError(std::string("Megatron-LM plugin: the setting of ") + name + " is " + std::to_string(*field) + ", expected 1 at least");
+    if (*field < 1)
+      throw ConfigError(std::string("Megatron-LM plugin: the setting of ") + name + " is " + std::to_string(*field) +
+                        ", expected 1 at least");
   };
   const auto number = [](std::optional<double>& field, const char* name, double otherwise) {
     if (!field) field = environment::number(name).value_or(otherwise);
@@ -99,7 +101,8 @@ MegatronLMPlugin resolve(MegatronLMPlugin plugin) {
   flag(plugin.sequence_parallelism, "MEGATRON_LM_SEQUENCE_PARALLELISM", false);
   flag(plugin.recompute_activations, "MEGATRON_LM_RECOMPUTE_ACTIVATIONS", false);
   flag(plugin.use_distributed_optimizer, "MEGATRON_LM_USE_DISTRIBUTED_OPTIMIZER", false);
-  if (plugin.consumed_samples && !plugin.consumed_samples->empty() && plugin.consumed_samples->size() < 3) plugin.consumed_samples->resize(3, 0);
+  if (plugin.consumed_samples && !plugin.consumed_samples->empty() && plugin.consumed_samples->size() < 3)
+    plugin.consumed_samples->resize(3, 0);
   return plugin;
 }
 

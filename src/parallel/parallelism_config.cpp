@@ -21,11 +21,12 @@ struct Axis {
   const char* variable;
 };
 /// In the mesh's order. Loops over them are the one place that knows it.
-constexpr std::array<Axis, 5> kAxes = {{{"dp_replicate", &ParallelismConfig::dp_replicate_size, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE"},
-                                        {"dp_shard", &ParallelismConfig::dp_shard_size, "PARALLELISM_CONFIG_DP_SHARD_SIZE"},
-                                        {"cp", &ParallelismConfig::cp_size, "PARALLELISM_CONFIG_CP_SIZE"},
-                                        {"sp", &ParallelismConfig::sp_size, "PARALLELISM_CONFIG_SP_SIZE"},
-                                        {"tp", &ParallelismConfig::tp_size, "PARALLELISM_CONFIG_TP_SIZE"}}};
+constexpr std::array<Axis, 5> kAxes = {
+    {{"dp_replicate", &ParallelismConfig::dp_replicate_size, "PARALLELISM_CONFIG_DP_REPLICATE_SIZE"},
+     {"dp_shard", &ParallelismConfig::dp_shard_size, "PARALLELISM_CONFIG_DP_SHARD_SIZE"},
+     {"cp", &ParallelismConfig::cp_size, "PARALLELISM_CONFIG_CP_SIZE"},
+     {"sp", &ParallelismConfig::sp_size, "PARALLELISM_CONFIG_SP_SIZE"},
+     {"tp", &ParallelismConfig::tp_size, "PARALLELISM_CONFIG_TP_SIZE"}}};
 
 Names enabled(std::initializer_list<std::pair<const char*, bool>> axes) {
   Names names;
@@ -43,26 +44,36 @@ void warn_on_rank_zero(const std::string& warnings) {
 }
 
 TorchContextParallelConfig resolve(TorchContextParallelConfig handler) {
-  if (!handler.cp_comm_strategy) handler.cp_comm_strategy = environment::text("PARALLELISM_CONFIG_CP_COMM_STRATEGY").value_or("allgather");
+  if (!handler.cp_comm_strategy)
+    handler.cp_comm_strategy = environment::text("PARALLELISM_CONFIG_CP_COMM_STRATEGY").value_or("allgather");
   if (*handler.cp_comm_strategy != "allgather" && *handler.cp_comm_strategy != "alltoall")
-    refuse("cp_comm_strategy is '" + *handler.cp_comm_strategy + "', expected allgather or alltoall; see PARALLELISM_CONFIG_CP_COMM_STRATEGY");
+    refuse("cp_comm_strategy is '" + *handler.cp_comm_strategy +
+           "', expected allgather or alltoall; see PARALLELISM_CONFIG_CP_COMM_STRATEGY");
   return handler;
 }
 
 DeepSpeedSequenceParallelConfig resolve(DeepSpeedSequenceParallelConfig handler) {
-  if (!handler.sp_seq_length_is_variable) handler.sp_seq_length_is_variable = environment::flag("PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE").value_or(true);
+  if (!handler.sp_seq_length_is_variable)
+    handler.sp_seq_length_is_variable =
+        environment::flag("PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE").value_or(true);
   if (!*handler.sp_seq_length_is_variable && !handler.sp_seq_length) {
     const auto given = environment::text("PARALLELISM_CONFIG_SP_SEQ_LENGTH");
-    if (!given) refuse("sp_seq_length_is_variable is false, and sp_seq_length is unset, expected the length of all sequences there or in PARALLELISM_CONFIG_SP_SEQ_LENGTH");
+    if (!given)
+      refuse(
+          "sp_seq_length_is_variable is false, and sp_seq_length is unset, expected the length of all sequences there "
+          "or in PARALLELISM_CONFIG_SP_SEQ_LENGTH");
     if (*given != "None") handler.sp_seq_length = environment::integer({"PARALLELISM_CONFIG_SP_SEQ_LENGTH"});
   }
   auto& attention = handler.sp_attn_implementation;
   if (!attention) attention = environment::text("PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION");
   if (attention) {
     const Names known = {"flash_attention_2", "flash_attention_3", "sdpa"};
-    const bool from_hub = attention->find('/') != std::string::npos && attention->find("flash-attn") != std::string::npos;
+    const bool from_hub =
+        attention->find('/') != std::string::npos && attention->find("flash-attn") != std::string::npos;
     if (std::find(known.begin(), known.end(), *attention) == known.end() && !from_hub)
-      refuse("sp_attn_implementation is '" + *attention + "', expected flash_attention_2, flash_attention_3, sdpa or a kernel from the hub such as kernels-community/flash-attn2; others can't run on a part of a sequence");
+      refuse("sp_attn_implementation is '" + *attention +
+             "', expected flash_attention_2, flash_attention_3, sdpa or a kernel from the hub such as "
+             "kernels-community/flash-attn2; others can't run on a part of a sequence");
   }
   return handler;
 }
@@ -76,7 +87,9 @@ std::vector<int64_t> ParallelMesh::coordinates(int64_t rank) const {
     result[i] = rest % shape[i];
     rest /= shape[i];
   }
-  if (rank < 0 || rest != 0) refuse("rank " + text(rank) + " is outside of the mesh; compare the job's number of processes with the product of the sizes");
+  if (rank < 0 || rest != 0)
+    refuse("rank " + text(rank) +
+           " is outside of the mesh; compare the job's number of processes with the product of the sizes");
   return result;
 }
 
@@ -90,13 +103,25 @@ int64_t ParallelismConfig::total_size() const {
   for (const auto& axis : kAxes) product *= (this->*axis.size).value_or(1);
   return product;
 }
-int64_t ParallelismConfig::data_parallel_size() const { return dp_replicate_size.value_or(1) * dp_shard_size.value_or(1); }
+int64_t ParallelismConfig::data_parallel_size() const {
+  return dp_replicate_size.value_or(1) * dp_shard_size.value_or(1);
+}
 
-Names ParallelismConfig::dp_dim_names() const { return enabled({{"dp_replicate", dp_replicate_enabled()}, {"dp_shard", dp_shard_enabled()}}); }
-Names ParallelismConfig::non_dp_dim_names() const { return enabled({{"tp", tp_enabled()}, {"cp", cp_enabled()}, {"sp", sp_enabled()}}); }
-Names ParallelismConfig::dp_shard_cp_dim_names() const { return enabled({{"dp_shard", dp_shard_enabled()}, {"cp", cp_enabled()}}); }
-Names ParallelismConfig::dp_cp_dim_names() const { return enabled({{"dp_replicate", dp_replicate_enabled()}, {"dp_shard", dp_shard_enabled()}, {"cp", cp_enabled()}}); }
-Names ParallelismConfig::fsdp_dim_names() const { return enabled({{"dp_replicate", dp_replicate_enabled()}, {"dp_shard_cp", true}}); }
+Names ParallelismConfig::dp_dim_names() const {
+  return enabled({{"dp_replicate", dp_replicate_enabled()}, {"dp_shard", dp_shard_enabled()}});
+}
+Names ParallelismConfig::non_dp_dim_names() const {
+  return enabled({{"tp", tp_enabled()}, {"cp", cp_enabled()}, {"sp", sp_enabled()}});
+}
+Names ParallelismConfig::dp_shard_cp_dim_names() const {
+  return enabled({{"dp_shard", dp_shard_enabled()}, {"cp", cp_enabled()}});
+}
+Names ParallelismConfig::dp_cp_dim_names() const {
+  return enabled({{"dp_replicate", dp_replicate_enabled()}, {"dp_shard", dp_shard_enabled()}, {"cp", cp_enabled()}});
+}
+Names ParallelismConfig::fsdp_dim_names() const {
+  return enabled({{"dp_replicate", dp_replicate_enabled()}, {"dp_shard_cp", true}});
+}
 
 ParallelMesh ParallelismConfig::mesh() const {
   ParallelMesh mesh;
@@ -118,22 +143,32 @@ ParallelismConfig resolve(ParallelismConfig config) {
   for (const auto& axis : kAxes) {
     auto& size = config.*axis.size;
     if (!size) size = environment::integer({axis.variable}).value_or(1);
-    if (*size < 1) refuse(std::string(axis.name) + "_size is " + text(*size) + ", expected a number of ranks, 1 at least (1: not used); see " + axis.variable);
-    if (__builtin_mul_overflow(product, *size, &product)) refuse(std::string("the sizes up to ") + axis.name + "_size = " + text(*size) + " have a product that no job has; check them");
+    if (*size < 1)
+      refuse(std::string(axis.name) + "_size is " + text(*size) +
+             ", expected a number of ranks, 1 at least (1: not used); see " + axis.variable);
+    if (__builtin_mul_overflow(product, *size, &product))
+      refuse(std::string("the sizes up to ") + axis.name + "_size = " + text(*size) +
+             " have a product that no job has; check them");
   }
   const auto backend = [](std::optional<std::string>& field, const char* name, const char* variable, const char* only) {
     if (!field) field = environment::text(variable).value_or(only);
-    if (*field != only) refuse(std::string(name) + " is '" + *field + "', expected " + only + ", the only one that there is; see " + variable);
+    if (*field != only)
+      refuse(std::string(name) + " is '" + *field + "', expected " + only + ", the only one that there is; see " +
+             variable);
   };
   backend(config.cp_backend, "cp_backend", "PARALLELISM_CONFIG_CP_BACKEND", "torch");
   backend(config.sp_backend, "sp_backend", "PARALLELISM_CONFIG_SP_BACKEND", "deepspeed");
   if (config.cp_enabled() && config.sp_enabled())
-    refuse("cp_size is " + text(*config.cp_size) + " and sp_size " + text(*config.sp_size) + ", but both split the same sequences; set one of them to 1");
+    refuse("cp_size is " + text(*config.cp_size) + " and sp_size " + text(*config.sp_size) +
+           ", but both split the same sequences; set one of them to 1");
   if ((config.tp_enabled() || config.cp_enabled()) && config.dp_replicate_enabled() && !config.dp_shard_enabled())
-    refuse("tp_size is " + text(*config.tp_size) + " and cp_size " + text(*config.cp_size) + " with " + text(*config.dp_replicate_size) +
-           " replicas that are not sharded, expected dp_shard_size above 1: gradients of split layers are averaged by the sharding engine only. Use dp_shard_size instead of dp_replicate_size, or both");
+    refuse("tp_size is " + text(*config.tp_size) + " and cp_size " + text(*config.cp_size) + " with " +
+           text(*config.dp_replicate_size) +
+           " replicas that are not sharded, expected dp_shard_size above 1: gradients of split layers are averaged by "
+           "the sharding engine only. Use dp_shard_size instead of dp_replicate_size, or both");
 
-  // Handlers that the program gave are checked also where their axis is not used; the environment's are read only where it is.
+  // Handlers that the program gave are checked also where their axis is not used; the environment's are read only where
+  // it is.
   if (config.tp_enabled() && !config.tp_handler) config.tp_handler.emplace();
   if (config.cp_enabled() && !config.cp_handler) config.cp_handler.emplace();
   if (config.sp_enabled() && !config.sp_handler) config.sp_handler.emplace();
@@ -150,17 +185,25 @@ ParallelismConfig validate(ParallelismConfig config, const JobFacts& job) {
   if (config.uses_device_mesh() && config.total_size() != job.num_processes) {
     std::string product;
     for (const auto& axis : kAxes)
-      if (const int64_t size = (config.*axis.size).value_or(1); size > 1) product += (product.empty() ? "" : " * ") + std::string(axis.name) + "_size " + text(size);
-    refuse("found " + product + " = " + text(config.total_size()) + ", but the job has " + text(job.num_processes) + " processes; make the product of the sizes equal to it");
+      if (const int64_t size = (config.*axis.size).value_or(1); size > 1)
+        product += (product.empty() ? "" : " * ") + std::string(axis.name) + "_size " + text(size);
+    refuse("found " + product + " = " + text(config.total_size()) + ", but the job has " + text(job.num_processes) +
+           " processes; make the product of the sizes equal to it");
   }
   if (job.is_fsdp2 && !config.dp_shard_enabled() && !config.cp_enabled())
-    refuse("sharding (FSDP) is on, but dp_shard_size and cp_size are 1, so that there is nothing to shard over; set dp_shard_size, or start without FSDP. "
-           "Perhaps all ranks went into tp_size " + text(config.tp_size.value_or(1)) + " or dp_replicate_size " + text(config.dp_replicate_size.value_or(1)));
+    refuse(
+        "sharding (FSDP) is on, but dp_shard_size and cp_size are 1, so that there is nothing to shard over; set "
+        "dp_shard_size, or start without FSDP. "
+        "Perhaps all ranks went into tp_size " +
+        text(config.tp_size.value_or(1)) + " or dp_replicate_size " + text(config.dp_replicate_size.value_or(1)));
   if (config.total_size() > 1 && !job.is_fsdp2 && !job.multi_device && !job.is_deepspeed)
-    refuse("found sizes with the product " + text(config.total_size()) + " in a job that is sharded by fsdp_version 1, or of one process, expected fsdp_version 2 or several processes without sharding; set fsdp_version to 2");
+    refuse("found sizes with the product " + text(config.total_size()) +
+           " in a job that is sharded by fsdp_version 1, or of one process, expected fsdp_version 2 or several "
+           "processes without sharding; set fsdp_version to 2");
   std::string warnings;
   const auto unused = [&](bool given, bool used, const char* name) {
-    if (given && !used) warnings += std::string("\n  ") + name + "_handler is set, but " + name + "_size is 1: it has no effect.";
+    if (given && !used)
+      warnings += std::string("\n  ") + name + "_handler is set, but " + name + "_size is 1: it has no effect.";
   };
   unused(config.tp_handler.has_value(), config.tp_enabled(), "tp");
   unused(config.cp_handler.has_value(), config.cp_enabled(), "cp");

@@ -1,7 +1,7 @@
 #include <ATen/autocast_mode.h>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/precision.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate {
 namespace {
@@ -9,16 +9,20 @@ namespace {
 void require_autocast(const char* operation, at::DeviceType type) {
   if (at::autocast::is_autocast_available(type)) return;
   throw ConfigError(std::string(operation) + ": found device type '" + c10::DeviceTypeName(type, /*lower_case=*/true) +
-                    "', which has no autocast; expected cpu, cuda, xpu, mps or another accelerator. Train with mixed_precision \"no\" there.");
+                    "', which has no autocast; expected cpu, cuda, xpu, mps or another accelerator. Train with "
+                    "mixed_precision \"no\" there.");
 }
 
 }  // namespace
 
 std::optional<at::ScalarType> autocast_dtype(PrecisionType precision) {
   switch (precision) {
-    case PrecisionType::FP16: return at::kHalf;
-    case PrecisionType::BF16: return at::kBFloat16;
-    case PrecisionType::NO: return std::nullopt;
+    case PrecisionType::FP16:
+      return at::kHalf;
+    case PrecisionType::BF16:
+      return at::kBFloat16;
+    case PrecisionType::NO:
+      return std::nullopt;
   }
   return std::nullopt;
 }
@@ -28,10 +32,13 @@ void check_precision(PrecisionType precision, const at::Device& device) {
   if (precision != PrecisionType::NO && !device.is_meta()) require_autocast("check_precision", device.type());
 }
 
-AutocastGuard::AutocastGuard(at::DeviceType device_type, std::optional<at::ScalarType> dtype, const AutocastKwargs& kwargs) : device_type_(device_type) {
+AutocastGuard::AutocastGuard(at::DeviceType device_type, std::optional<at::ScalarType> dtype,
+                             const AutocastKwargs& kwargs)
+    : device_type_(device_type) {
   require_autocast("autocast", device_type);
   if (dtype && *dtype != at::kHalf && *dtype != at::kBFloat16)
-    throw ConfigError(std::string("autocast: found dtype ") + c10::toString(*dtype) + ", expected Half (fp16) or BFloat16 (bf16).");
+    throw ConfigError(std::string("autocast: found dtype ") + c10::toString(*dtype) +
+                      ", expected Half (fp16) or BFloat16 (bf16).");
   previous_enabled_ = at::autocast::is_autocast_enabled(device_type);
   previous_dtype_ = at::autocast::get_autocast_dtype(device_type);
   previous_cache_enabled_ = at::autocast::is_autocast_cache_enabled();

@@ -31,8 +31,10 @@ at::Tensor Buffers::take(int64_t numel, at::ScalarType dtype, const at::Device& 
     return allocate();
   } catch (const std::exception& error) {
     if (!should_reduce_batch_size(error)) throw;
-    throw ResourceError("residency: no memory for the " + std::to_string(numel * static_cast<int64_t>(c10::elementSize(dtype))) + " bytes of a unit on " + device.str() +
-                        "; wrap smaller modules, prefetch less, or lower the batch size. (" + error.what() + ")");
+    throw ResourceError("residency: no memory for the " +
+                        std::to_string(numel * static_cast<int64_t>(c10::elementSize(dtype))) + " bytes of a unit on " +
+                        device.str() + "; wrap smaller modules, prefetch less, or lower the batch size. (" +
+                        error.what() + ")");
   }
 }
 

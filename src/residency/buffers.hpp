@@ -9,8 +9,8 @@
 
 namespace accelerate::residency {
 
-/// Flat storages that were given back wait here for the next unit of their size: a fresh allocation costs page faults for every byte.
-/// Guarded by its owner.
+/// Flat storages that were given back wait here for the next unit of their size: a fresh allocation costs page faults
+/// for every byte. Guarded by its owner.
 class Buffers {
  public:
   /// 1-D, uninitialised. @throws ResourceError when memory is exhausted, after what is kept here has been freed.

@@ -7,12 +7,14 @@ namespace accelerate::residency {
 
 /// Of the whole process; stats() reads them.
 struct Counters {
-  std::atomic<int64_t> touches{0}, faults{0}, prefetch_hits{0}, evictions{0}, bytes_fetched{0}, bytes_stored{0}, resident_bytes{0}, peak_resident_bytes{0};
+  std::atomic<int64_t> touches{0}, faults{0}, prefetch_hits{0}, evictions{0}, bytes_fetched{0}, bytes_stored{0},
+      resident_bytes{0}, peak_resident_bytes{0};
 
   void add_resident(int64_t bytes) {
     const int64_t now = resident_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;
     int64_t peak = peak_resident_bytes.load(std::memory_order_relaxed);
-    while (now > peak && !peak_resident_bytes.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {}
+    while (now > peak && !peak_resident_bytes.compare_exchange_weak(peak, now, std::memory_order_relaxed)) {
+    }
   }
 };
 

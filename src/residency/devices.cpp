@@ -20,14 +20,17 @@ thread_local std::optional<at::Device> last_device;  ///< where this thread last
 thread_local bool watching = false;                  ///< this thread's operators come by
 
 const std::unordered_set<std::string_view> kMeantToCross = {
-    "aten::to", "aten::_to_copy", "aten::copy_", "aten::copy", "aten::_copy_from", "aten::_copy_from_and_resize", "aten::set_", "aten::set_data", "aten::type_as", "aten::_has_compatible_shallow_copy_type",
+    "aten::to",         "aten::_to_copy",
+    "aten::copy_",      "aten::copy",
+    "aten::_copy_from", "aten::_copy_from_and_resize",
+    "aten::set_",       "aten::set_data",
+    "aten::type_as",    "aten::_has_compatible_shallow_copy_type",
 };
 
 bool has_place(const at::Tensor& tensor) { return tensor.defined() && !(tensor.dim() == 0 && tensor.is_cpu()); }
 
 /// Calls f(tensor) with each tensor that an argument holds; a tensor that it returns takes the place of the other.
-template <class F>
-void for_each(c10::IValue& argument, F&& f) {
+template <class F> void for_each(c10::IValue& argument, F&& f) {
   if (argument.isTensor()) {
     if (auto moved = f(argument.toTensor())) argument = *std::move(moved);
   } else if (argument.isTensorList()) {

@@ -1,4 +1,5 @@
-/// The one boxed fallback on the members' key, and the chain of those who have something to say about an operator before it runs.
+/// The one boxed fallback on the members' key, and the chain of those who have something to say about an operator
+/// before it runs.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
@@ -17,7 +18,8 @@
 namespace accelerate::residency {
 namespace {
 
-/// Makes the units of one argument present for the length of the operator. `device`: where they are, of models across devices.
+/// Makes the units of one argument present for the length of the operator. `device`: where they are, of models across
+/// devices.
 void touch(const c10::IValue& argument, bool writes, Pins& pins, std::optional<at::Device>& device) {
   const auto touch_tensor = [&](const at::Tensor& tensor) {
     Member* member = Member::of(tensor);

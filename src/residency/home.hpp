@@ -12,12 +12,14 @@ namespace accelerate::residency {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  /// Blocks until the bytes are there (on a GPU: until the compute stream will find them there). @throws what the transfer threw.
+  /// Blocks until the bytes are there (on a GPU: until the compute stream will find them there). @throws what the
+  /// transfer threw.
   virtual void wait() = 0;
 };
 
-/// Where the bytes of one flat storage are while nobody computes with them. The residency calls it from one thread at a time, in the order of touches.
-/// `flat` is 1-D, contiguous, of the unit's compute dtype and device, and without the residency's dispatch key.
+/// Where the bytes of one flat storage are while nobody computes with them. The residency calls it from one thread at a
+/// time, in the order of touches. `flat` is 1-D, contiguous, of the unit's compute dtype and device, and without the
+/// residency's dispatch key.
 class Home {
  public:
   virtual ~Home() = default;
@@ -28,11 +30,13 @@ class Home {
   /// Takes the values back: somebody wrote into `flat`. Blocks.
   virtual void store(const at::Tensor& flat) = 0;
 
-  /// `flat` is about to go, and will be wanted again before its values change: a home may keep what makes the next fetch() cheaper, until then or until forget().
+  /// `flat` is about to go, and will be wanted again before its values change: a home may keep what makes the next
+  /// fetch() cheaper, until then or until forget().
   virtual void recede(const at::Tensor& flat) { static_cast<void>(flat); }
   virtual void forget() {}
 
-  /// A home whose bytes can be computed with where they lie (a mapping, plain memory) gives them here once, and neither fetches nor stores.
+  /// A home whose bytes can be computed with where they lie (a mapping, plain memory) gives them here once, and neither
+  /// fetches nor stores.
   virtual std::optional<at::Tensor> mapped() { return std::nullopt; }
 
   /// How many processes a mapped home's bytes are shared by: each counts its share.

@@ -13,15 +13,21 @@ namespace {
 /// Marks a storage as a member's; the context is the Member. Frees nothing: the unit owns the bytes.
 void belongs_to_member(void*) {}
 
-at::DataPtr pointer(void* data, Member* member, const at::Device& device) { return {data, member, &belongs_to_member, device}; }
-
-c10::intrusive_ptr<c10::StorageImpl> make_storage(size_t bytes, at::DataPtr data) {
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(bytes), std::move(data), /*allocator=*/nullptr, /*resizable=*/false);
+at::DataPtr pointer(void* data, Member* member, const at::Device& device) {
+  return {data, member, &belongs_to_member, device};
 }
 
-/// Before 2.13 a storage that refuses access can't be told to allow it again; there an absent tensor meets LibTorch's own "data is not allocated yet".
+c10::intrusive_ptr<c10::StorageImpl> make_storage(size_t bytes, at::DataPtr data) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(bytes),
+                                               std::move(data), /*allocator=*/nullptr, /*resizable=*/false);
+}
+
+/// Before 2.13 a storage that refuses access can't be told to allow it again; there an absent tensor meets LibTorch's
+/// own "data is not allocated yet".
 #if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 13)
-void refuse_access(c10::StorageImpl& storage, const std::string& why) { storage.release_data_and_set_meta_custom_data_ptr_error_msg_(why); }
+void refuse_access(c10::StorageImpl& storage, const std::string& why) {
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+}
 void allow_access(c10::StorageImpl& storage) { storage.clear_data_ptr_access_error_msg_(); }
 #else
 void refuse_access(c10::StorageImpl&, const std::string&) {}
@@ -31,15 +37,24 @@ void allow_access(c10::StorageImpl&) {}
 }  // namespace
 
 std::string Member::absent_text() const {
-  return "parameter '" + name_ + "' is not resident: its data was asked for outside of an operator (data_ptr(), torch::save, accessors) while its bytes are elsewhere; use residency::summon(module) around such code";
+  return "parameter '" + name_ +
+         "' is not resident: its data was asked for outside of an operator (data_ptr(), torch::save, accessors) while "
+         "its bytes are elsewhere; use residency::summon(module) around such code";
 }
 
-Member::Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType dtype, const at::Device& device, int64_t offset, bool faults)
-    : unit_(unit), name_(std::move(name)), tensor_(std::move(tensor)), offset_(offset), numel_(tensor_.numel()), bytes_before_(static_cast<size_t>(offset) * c10::elementSize(dtype)) {
+Member::Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType dtype, const at::Device& device,
+               int64_t offset, bool faults)
+    : unit_(unit),
+      name_(std::move(name)),
+      tensor_(std::move(tensor)),
+      offset_(offset),
+      numel_(tensor_.numel()),
+      bytes_before_(static_cast<size_t>(offset) * c10::elementSize(dtype)) {
   const size_t bytes = static_cast<size_t>(numel_) * c10::elementSize(dtype);
   storage_ = make_storage(bytes, pointer(nullptr, this, device));
   refuse_access(*storage_, absent_text());
-  // The new storage takes the place of the old one inside the same TensorImpl: what else refers to it, autograd included, sees the new one.
+  // The new storage takes the place of the old one inside the same TensorImpl: what else refers to it, autograd
+  // included, sees the new one.
   auto keys = at::empty({0}, at::TensorOptions().device(device).dtype(dtype)).key_set();
   if (faults) keys = keys.add(kKey);
   auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(storage_), keys, c10::scalarTypeToTypeMeta(dtype));
@@ -50,21 +65,29 @@ Member::Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType d
 
 Member::~Member() {
   close();
-  refuse_access(*storage_, "parameter '" + name_ + "' is not resident any more: what Accelerator::prepare or dispatch made of its model has been destroyed; keep that while the module is in use");
+  refuse_access(*storage_, "parameter '" + name_ +
+                               "' is not resident any more: what Accelerator::prepare or dispatch made of its model "
+                               "has been destroyed; keep that while the module is in use");
   storage_->_mutable_data_ptr_no_checks() = at::DataPtr(nullptr, storage_->device());
 }
 
 Member* Member::of(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return nullptr;  // not by the key: members whose bytes are always there have none
-  const at::DataPtr& data = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  if (!tensor.defined() || !tensor.has_storage())
+    return nullptr;  // not by the key: members whose bytes are always there have none
+  const at::DataPtr& data =
+      tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   return data.get_deleter() == &belongs_to_member ? static_cast<Member*>(data.get_context()) : nullptr;
 }
 
-bool Member::intact() const { return tensor_.has_storage() && tensor_.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage_.get(); }
+bool Member::intact() const {
+  return tensor_.has_storage() &&
+         tensor_.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage_.get();
+}
 
 void Member::open(void* base) {
   if (open_) return;
-  storage_->set_data_ptr_noswap(pointer(base ? static_cast<char*>(base) + bytes_before_ : nullptr, this, storage_->device()));
+  storage_->set_data_ptr_noswap(
+      pointer(base ? static_cast<char*>(base) + bytes_before_ : nullptr, this, storage_->device()));
   allow_access(*storage_);
   open_ = true;
 }

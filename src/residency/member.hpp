@@ -11,17 +11,23 @@ namespace accelerate::residency {
 
 class Unit;
 
-/// The key that members carry, so that every operator on them, and on views of them, comes by the fallback first. PyTorch itself does not use it.
+/// The key that members carry, so that every operator on them, and on views of them, comes by the fallback first.
+/// PyTorch itself does not use it.
 inline constexpr auto kKey = c10::DispatchKey::DeferredInit;
 
-inline bool has_key(const at::Tensor& tensor) { return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kKey); }
+inline bool has_key(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kKey);
+}
 
-/// One tensor of a model whose bytes come and go. It keeps its TensorImpl (sizes, dtype, identity for autograd) and gets a storage of its own, which points
-/// into its unit's flat storage while that is present and throws an error with the tensor's name while it is not. All views share that storage.
+/// One tensor of a model whose bytes come and go. It keeps its TensorImpl (sizes, dtype, identity for autograd) and
+/// gets a storage of its own, which points into its unit's flat storage while that is present and throws an error with
+/// the tensor's name while it is not. All views share that storage.
 class Member {
  public:
-  /// Takes the tensor over: its storage is replaced by an absent one. `dtype` is what it has from now on; a leaf must not have been used in a graph yet.
-  Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType dtype, const at::Device& device, int64_t offset, bool faults);
+  /// Takes the tensor over: its storage is replaced by an absent one. `dtype` is what it has from now on; a leaf must
+  /// not have been used in a graph yet.
+  Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType dtype, const at::Device& device,
+         int64_t offset, bool faults);
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
   /// What still refers to the storage meets an error that says so.
@@ -50,7 +56,7 @@ class Member {
   std::string name_;
   at::Tensor tensor_;
   int64_t offset_, numel_;
-  size_t bytes_before_;                            ///< offset in bytes
+  size_t bytes_before_;  ///< offset in bytes
   c10::intrusive_ptr<c10::StorageImpl> storage_;
   bool open_ = false;
 };

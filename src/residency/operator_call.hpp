@@ -21,7 +21,8 @@ struct OperatorCall {
   std::vector<c10::IValue> arguments;
   std::optional<size_t> device;  ///< which argument names the device
 
-  OperatorCall(const c10::OperatorHandle& handle, const torch::jit::Stack& stack) : op(handle), schema(handle.schema()), facts(facts_of(schema)) {
+  OperatorCall(const c10::OperatorHandle& handle, const torch::jit::Stack& stack)
+      : op(handle), schema(handle.schema()), facts(facts_of(schema)) {
     const auto last = torch::jit::last(stack, schema.arguments().size());
     arguments.assign(last.begin(), last.end());
     for (size_t i = 0; i < arguments.size(); ++i)
@@ -36,7 +37,9 @@ struct OperatorCall {
     const auto* info = schema.returns()[result].alias_info();
     if (!info || !info->isWrite()) return {};
     for (size_t i = 0; i < arguments.size(); ++i)
-      if (const auto* other = schema.arguments()[i].alias_info(); other && other->isWrite() && other->beforeSets() == info->beforeSets()) return i;
+      if (const auto* other = schema.arguments()[i].alias_info();
+          other && other->isWrite() && other->beforeSets() == info->beforeSets())
+        return i;
     return {};
   }
   bool only_returns_arguments() const {

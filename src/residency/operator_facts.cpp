@@ -7,19 +7,57 @@
 namespace accelerate::residency {
 namespace {
 
-/// Those that return views by definition. Others whose schema says "alias" (reshape, contiguous, to) copy when they must, and then read.
+/// Those that return views by definition. Others whose schema says "alias" (reshape, contiguous, to) copy when they
+/// must, and then read.
 const std::unordered_set<std::string_view> kNeedNoBytes = {
-    "aten::view", "aten::t", "aten::transpose", "aten::permute", "aten::expand", "aten::slice", "aten::select", "aten::narrow", "aten::unsqueeze", "aten::squeeze",
-    "aten::as_strided", "aten::detach", "aten::alias", "aten::unbind", "aten::split", "aten::split_with_sizes", "aten::chunk", "aten::diagonal", "aten::unfold",
-    "aten::movedim", "aten::view_as", "aten::expand_as", "aten::swapaxes", "aten::mT", "aten::numpy_T", "aten::_reshape_alias", "aten::detach_",
-    "aten::empty_like", "aten::zeros_like", "aten::ones_like", "aten::full_like", "aten::new_empty", "aten::new_zeros", "aten::new_ones", "aten::new_full",
-    "aten::requires_grad_", "aten::is_floating_point", "aten::is_complex", "aten::_version", "aten::output_nr", "aten::is_leaf",
+    "aten::view",
+    "aten::t",
+    "aten::transpose",
+    "aten::permute",
+    "aten::expand",
+    "aten::slice",
+    "aten::select",
+    "aten::narrow",
+    "aten::unsqueeze",
+    "aten::squeeze",
+    "aten::as_strided",
+    "aten::detach",
+    "aten::alias",
+    "aten::unbind",
+    "aten::split",
+    "aten::split_with_sizes",
+    "aten::chunk",
+    "aten::diagonal",
+    "aten::unfold",
+    "aten::movedim",
+    "aten::view_as",
+    "aten::expand_as",
+    "aten::swapaxes",
+    "aten::mT",
+    "aten::numpy_T",
+    "aten::_reshape_alias",
+    "aten::detach_",
+    "aten::empty_like",
+    "aten::zeros_like",
+    "aten::ones_like",
+    "aten::full_like",
+    "aten::new_empty",
+    "aten::new_zeros",
+    "aten::new_ones",
+    "aten::new_full",
+    "aten::requires_grad_",
+    "aten::is_floating_point",
+    "aten::is_complex",
+    "aten::_version",
+    "aten::output_nr",
+    "aten::is_leaf",
 };
 
 OperatorFacts work_out(const c10::FunctionSchema& schema) {
   OperatorFacts facts;
   facts.needs_bytes = !kNeedNoBytes.contains(schema.name());
-  for (const auto& result : schema.returns()) facts.makes_tensors |= result.type()->str().find("Tensor") != std::string::npos;
+  for (const auto& result : schema.returns())
+    facts.makes_tensors |= result.type()->str().find("Tensor") != std::string::npos;
   const auto& arguments = schema.arguments();
   for (size_t i = 0; i < arguments.size() && i < 64; ++i)
     if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite()) facts.writes |= uint64_t{1} << i;

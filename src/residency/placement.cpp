@@ -16,7 +16,8 @@ thread_local Placement* innermost = nullptr;
 
 Placement* Placement::current() { return innermost; }
 
-Placement::Scope::Scope(Placement& placement) : outer_(std::exchange(innermost, &placement)), included_(c10::impl::tls_is_dispatch_key_included(kKey)) {
+Placement::Scope::Scope(Placement& placement)
+    : outer_(std::exchange(innermost, &placement)), included_(c10::impl::tls_is_dispatch_key_included(kKey)) {
   install_fallback();
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }

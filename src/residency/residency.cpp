@@ -8,18 +8,20 @@
 
 #include "accelerate/utils/error.hpp"
 #include "residency/counters.hpp"
-#include "residency/fallback.hpp"
 #include "residency/devices.hpp"
+#include "residency/fallback.hpp"
 #include "utils/meta_memory.hpp"
 
 namespace accelerate::residency {
 namespace {
 
-/// Homes compute and communicate with plain tensors: no autograd, no faults, whatever the user's code has switched on around them.
+/// Homes compute and communicate with plain tensors: no autograd, no faults, whatever the user's code has switched on
+/// around them.
 struct PlainTensors {
   c10::AutoGradMode no_grad{false};
   c10::InferenceMode no_inference{false};
-  c10::impl::ExcludeDispatchKeyGuard no_faults{c10::DispatchKeySet({kKey, c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA})};
+  c10::impl::ExcludeDispatchKeyGuard no_faults{
+      c10::DispatchKeySet({kKey, c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA})};
 };
 
 }  // namespace
@@ -57,7 +59,9 @@ Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool 
   unit->fixed_ = all_mapped && !paranoid_flag();
   for (size_t p = 0; p < parts.size(); ++p)
     for (size_t i = 0; i < parts[p].members.size(); ++i)
-      unit->parts_[p].members.push_back(std::make_unique<Member>(*unit, parts[p].members[i].first, parts[p].members[i].second, parts[p].dtype, parts[p].device, parts[p].layout.offsets[i], !unit->fixed_ || policy_.across_devices));
+      unit->parts_[p].members.push_back(std::make_unique<Member>(
+          *unit, parts[p].members[i].first, parts[p].members[i].second, parts[p].dtype, parts[p].device,
+          parts[p].layout.offsets[i], !unit->fixed_ || policy_.across_devices));
   units_.push_back(std::move(unit));
   Unit& added = *units_.back();
   if (added.fixed_) {
@@ -97,12 +101,16 @@ void Residency::arrive(Unit& unit) {
   Unit* left = current_;
   current_ = &unit;
   trace_.record(unit.index_);
-  if (left && policy_.evict_after_use && !left->keep_ && left->pins_ == 0 && left->state_ == State::resident && trace_.distance(left->index_) > policy_.reuse_distance) drop(*left);
+  if (left && policy_.evict_after_use && !left->keep_ && left->pins_ == 0 && left->state_ == State::resident &&
+      trace_.distance(left->index_) > policy_.reuse_distance)
+    drop(*left);
   if (unit.state_ == State::resident) look_ahead();
 }
 
 void Residency::look_ahead() {
-  const int64_t allowed = policy_.outstanding + (current_ && current_->state_ == State::fetching ? 1 : 0);  // who is being waited for does not count
+  const int64_t allowed =
+      policy_.outstanding +
+      (current_ && current_->state_ == State::fetching ? 1 : 0);  // who is being waited for does not count
   for (int64_t ahead = 1; ahead <= policy_.prefetch && outstanding_ < allowed; ++ahead) {
     const int32_t index = trace_.next(ahead);
     if (index < 0) return;
@@ -112,7 +120,9 @@ void Residency::look_ahead() {
     if (policy_.budget_bytes && present_bytes_ + next.bytes() > *policy_.budget_bytes) {
       int64_t freed = 0;
       for (const auto& other : units_)
-        if (!other->fixed_ && other->state_ == State::resident && other->pins_ == 0 && other.get() != current_ && trace_.distance(other->index_) > ahead) freed += other->bytes();
+        if (!other->fixed_ && other->state_ == State::resident && other->pins_ == 0 && other.get() != current_ &&
+            trace_.distance(other->index_) > ahead)
+          freed += other->bytes();
       if (present_bytes_ - freed + next.bytes() > *policy_.budget_bytes) return;
     }
     try {
@@ -135,7 +145,8 @@ void Residency::prefetch_next() {
   std::swap(policy_, one);
 }
 
-/// Throws out what is needed last, until `bytes` more fit. Of units that are needed about as late, and each of which makes room enough, the smallest goes: fetching it again costs least.
+/// Throws out what is needed last, until `bytes` more fit. Of units that are needed about as late, and each of which
+/// makes room enough, the smallest goes: fetching it again costs least.
 void Residency::make_room(int64_t bytes) {
   while (policy_.budget_bytes && present_bytes_ + bytes > *policy_.budget_bytes) {
     const int64_t lacking = present_bytes_ + bytes - *policy_.budget_bytes;
@@ -146,14 +157,19 @@ void Residency::make_room(int64_t bytes) {
     c10::SmallVector<Candidate, 64> candidates;
     const Candidate* last = nullptr;
     for (const auto& unit : units_)
-      if (!unit->fixed_ && unit->state_ == State::resident && unit->pins_ == 0 && unit.get() != current_) candidates.push_back({unit.get(), trace_.distance(unit->index_), unit->bytes()});
-    const auto later = [](const Candidate& a, const Candidate& b) { return a.distance > b.distance || (a.distance == b.distance && a.unit->last_use_ < b.unit->last_use_); };
+      if (!unit->fixed_ && unit->state_ == State::resident && unit->pins_ == 0 && unit.get() != current_)
+        candidates.push_back({unit.get(), trace_.distance(unit->index_), unit->bytes()});
+    const auto later = [](const Candidate& a, const Candidate& b) {
+      return a.distance > b.distance || (a.distance == b.distance && a.unit->last_use_ < b.unit->last_use_);
+    };
     for (const auto& candidate : candidates)
       if (!last || later(candidate, *last)) last = &candidate;
     if (!last) return;  // an operator needs more than the budget: it gets it
     const Candidate* victim = last;
     for (const auto& candidate : candidates)
-      if (candidate.bytes >= lacking && candidate.distance >= last->distance / 2 && (candidate.bytes < victim->bytes || (candidate.bytes == victim->bytes && later(candidate, *victim)))) victim = &candidate;
+      if (candidate.bytes >= lacking && candidate.distance >= last->distance / 2 &&
+          (candidate.bytes < victim->bytes || (candidate.bytes == victim->bytes && later(candidate, *victim))))
+        victim = &candidate;
     drop(*victim->unit);
   }
 }
@@ -227,11 +243,13 @@ void Residency::drop(Unit& unit) {
   unit.dirty_ = false;
   unit.state_ = State::absent;
   present_bytes_ -= unit.bytes();
-  if (policy_.budget_bytes) buffers_.keep_at_most(*policy_.budget_bytes - present_bytes_);  // memory is memory, in use or not
+  if (policy_.budget_bytes)
+    buffers_.keep_at_most(*policy_.budget_bytes - present_bytes_);  // memory is memory, in use or not
   counters().evictions.fetch_add(1, std::memory_order_relaxed);
 }
 
-/// For scopes that end, which can't throw: a unit whose changes can't be stored stays present, and who needs its room hears of it.
+/// For scopes that end, which can't throw: a unit whose changes can't be stored stays present, and who needs its room
+/// hears of it.
 void Residency::try_drop(Unit& unit) {
   try {
     drop(unit);

@@ -29,14 +29,17 @@ struct Policy {
   int64_t reuse_distance = 1;
   /// What goes is wanted again before it changes, see Home::recede(): from forward to backward.
   bool recede = false;
-  /// The model lies on several devices: an operator's operands come to its unit's device (see devices.hpp), of units that never move too.
+  /// The model lies on several devices: an operator's operands come to its unit's device (see devices.hpp), of units
+  /// that never move too.
   bool across_devices = false;
 };
 
-/// The units of one model: who is where, who comes next, who has to go. All decisions follow from the order of touches alone, never from time, so that ranks that
-/// run the same program make the same ones. Thread-safe; with collective homes all threads of a rank together must touch in the order of the other ranks.
+/// The units of one model: who is where, who comes next, who has to go. All decisions follow from the order of touches
+/// alone, never from time, so that ranks that run the same program make the same ones. Thread-safe; with collective
+/// homes all threads of a rank together must touch in the order of the other ranks.
 ///
-///     absent --touch, prefetch--> fetching --touch--> resident --policy--> absent      (a unit pinned by an operator stays)
+///     absent --touch, prefetch--> fetching --touch--> resident --policy--> absent      (a unit pinned by an operator
+///     stays)
 class Residency {
  public:
   explicit Residency(const Policy& policy);
@@ -48,17 +51,20 @@ class Residency {
   Unit& add(const std::string& name, std::vector<PartSpec> parts, bool keep = false);
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
 
-  /// Makes the unit present and keeps it so until unpin(). Blocks. @throws what its home throws; the unit is absent then.
+  /// Makes the unit present and keeps it so until unpin(). Blocks. @throws what its home throws; the unit is absent
+  /// then.
   void pin(Unit& unit, bool writes);
   void unpin(Unit& unit);
-  /// Unpins a unit whose bytes were reached without operators, and makes it absent: what was changed is stored, or lost.
+  /// Unpins a unit whose bytes were reached without operators, and makes it absent: what was changed is stored, or
+  /// lost.
   void settle(Unit& unit, bool writeback);
 
   /// Fetches what the trace expects next (BACKWARD_POST; otherwise each touch does it).
   void prefetch_next();
   /// Makes the unit absent now, unless it is pinned.
   void evict(Unit& unit);
-  /// Makes all absent that are not pinned, and forgets where the program stood and what homes kept: values may change now.
+  /// Makes all absent that are not pinned, and forgets where the program stood and what homes kept: values may change
+  /// now.
   void release();
 
   const Policy& policy() const { return policy_; }
@@ -85,10 +91,10 @@ class Residency {
   std::vector<std::unique_ptr<Unit>> units_;
   Buffers buffers_;
   Trace trace_;
-  Unit* current_ = nullptr;   ///< last touched unit
-  int64_t outstanding_ = 0;   ///< units in state fetching
+  Unit* current_ = nullptr;  ///< last touched unit
+  int64_t outstanding_ = 0;  ///< units in state fetching
   int64_t present_bytes_ = 0;
-  int64_t clock_ = 0;         ///< touches
+  int64_t clock_ = 0;  ///< touches
 };
 
 /// Keeps the units of some tensors pinned for the length of a scope. Movable storage for the few units of one operator.

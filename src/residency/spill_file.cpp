@@ -31,10 +31,12 @@ int open_without_name(const std::filesystem::path& directory) {
 
 }  // namespace
 
-SpillFile::SpillFile(std::filesystem::path directory, const Wording& wording) : directory_(std::move(directory)), wording_(wording) {
+SpillFile::SpillFile(std::filesystem::path directory, const Wording& wording)
+    : directory_(std::move(directory)), wording_(wording) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(directory_, ignored))
-    throw ConfigError(std::string(wording_.user) + ": found no folder '" + directory_.string() + "', expected an existing one on a disk with room for " + wording_.contents + ". Create it.");
+    throw ConfigError(std::string(wording_.user) + ": found no folder '" + directory_.string() +
+                      "', expected an existing one on a disk with room for " + wording_.contents + ". Create it.");
   file_ = open_without_name(directory_);
   if (file_ < 0) fail("making a file", 0, errno);
 }
@@ -43,9 +45,11 @@ SpillFile::~SpillFile() { ::close(file_); }
 
 void SpillFile::fail(const char* operation, int64_t bytes, int error) const {
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-  throw ResourceError(std::string(wording_.user) + ": " + operation + " in '" + directory_.string() + "' failed for " + std::to_string(bytes) + " bytes beside the " +
-                      std::to_string(end_) + " that the file has: " + std::generic_category().message(error) +
-                      (full ? std::string(". The disk (or the quota, or the limit on file sizes) has no room for ") + wording_.contents + ". Free some; " + wording_.advice + "."
+  throw ResourceError(std::string(wording_.user) + ": " + operation + " in '" + directory_.string() + "' failed for " +
+                      std::to_string(bytes) + " bytes beside the " + std::to_string(end_) +
+                      " that the file has: " + std::generic_category().message(error) +
+                      (full ? std::string(". The disk (or the quota, or the limit on file sizes) has no room for ") +
+                                  wording_.contents + ". Free some; " + wording_.advice + "."
                             : ". Check the folder's permissions and the disk."));
 }
 
@@ -82,7 +86,8 @@ void SpillFile::release(int64_t offset, int64_t bytes) noexcept {
         holes_.erase(hole);
         hole = before;
       }
-    // Backward gives room back from the end, so cutting the file there frees the disk. Punching holes would write the pages that it drops to the disk first.
+    // Backward gives room back from the end, so cutting the file there frees the disk. Punching holes would write the
+    // pages that it drops to the disk first.
     if (hole->first + hole->second == end_ && ::ftruncate(file_, hole->first) == 0) {
       end_ = hole->first;
       holes_.erase(hole);

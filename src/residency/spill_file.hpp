@@ -7,8 +7,9 @@
 
 namespace accelerate::residency {
 
-/// A file without a name that hands out room in itself; it vanishes with this object, or with the process however that ends. Thread-safe.
-/// The errors are ResourceErrors that name the folder, the operation, the numbers and the system's reason.
+/// A file without a name that hands out room in itself; it vanishes with this object, or with the process however that
+/// ends. Thread-safe. The errors are ResourceErrors that name the folder, the operation, the numbers and the system's
+/// reason.
 class SpillFile {
  public:
   /// For errors.
@@ -23,7 +24,8 @@ class SpillFile {
   SpillFile& operator=(const SpillFile&) = delete;
   ~SpillFile();
 
-  /// Room for `bytes`, on the disk where the file system can promise that: then a full disk shows here and not in write(). Returns its offset.
+  /// Room for `bytes`, on the disk where the file system can promise that: then a full disk shows here and not in
+  /// write(). Returns its offset.
   int64_t reserve(int64_t bytes);
   void release(int64_t offset, int64_t bytes) noexcept;
   void write(int64_t offset, const void* data, int64_t bytes);

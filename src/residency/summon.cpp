@@ -2,8 +2,8 @@
 #include <vector>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/residency.hpp"
+#include "accelerate/utils/error.hpp"
 #include "residency/member.hpp"
 #include "residency/residency.hpp"
 
@@ -16,7 +16,9 @@ struct Summon::Impl {
 
 Summon::Summon(const ModelRef& model, const SummonOptions& options) : impl_(std::make_unique<Impl>()) {
   if (options.rank0_only && options.writeback)
-    throw ConfigError("summon: found rank0_only together with writeback, expected at most one: what rank 0 alone changes can't become the value of shards on other ranks; set writeback = false");
+    throw ConfigError(
+        "summon: found rank0_only together with writeback, expected at most one: what rank 0 alone changes can't "
+        "become the value of shards on other ranks; set writeback = false");
   impl_->writeback = options.writeback;
   std::set<Unit*> found;
   const bool keeps = !options.rank0_only || comm::rank() == 0;

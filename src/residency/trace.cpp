@@ -7,7 +7,9 @@ namespace {
 
 constexpr std::size_t kLongest = 1 << 16;  ///< transitions remembered; an iteration has a few hundred
 
-uint64_t pair(int32_t previous, int32_t unit) { return static_cast<uint64_t>(static_cast<uint32_t>(previous)) << 32 | static_cast<uint32_t>(unit); }
+uint64_t pair(int32_t previous, int32_t unit) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(previous)) << 32 | static_cast<uint32_t>(unit);
+}
 
 }  // namespace
 
@@ -17,7 +19,8 @@ void Trace::record(int32_t unit) {
     history_.erase(history_.begin(), history_.begin() + half);
     match_ = match_ >= half ? match_ - half : -1;
     last_seen_.clear();
-    for (std::size_t i = 1; i < history_.size(); ++i) last_seen_[pair(history_[i - 1], history_[i])] = static_cast<int64_t>(i);
+    for (std::size_t i = 1; i < history_.size(); ++i)
+      last_seen_[pair(history_[i - 1], history_[i])] = static_cast<int64_t>(i);
   }
   const bool expected = next(1) == unit;
   const int32_t previous = history_.empty() ? -1 : history_.back();
@@ -35,7 +38,8 @@ void Trace::record(int32_t unit) {
 
 int32_t Trace::next(int64_t ahead) const {
   const auto position = match_ + ahead;
-  return match_ >= 0 && position < static_cast<int64_t>(history_.size()) ? history_[static_cast<std::size_t>(position)] : -1;
+  return match_ >= 0 && position < static_cast<int64_t>(history_.size()) ? history_[static_cast<std::size_t>(position)]
+                                                                         : -1;
 }
 
 int64_t Trace::distance(int32_t unit) const {

@@ -6,8 +6,9 @@
 
 namespace accelerate::residency {
 
-/// The order in which units are touched, and what it says about the future: programs repeat themselves, so what followed the last time that we were at
-/// this point follows again. No iteration needs to be marked; when the order changes, the new one is found as soon as two touches in a row are known.
+/// The order in which units are touched, and what it says about the future: programs repeat themselves, so what
+/// followed the last time that we were at this point follows again. No iteration needs to be marked; when the order
+/// changes, the new one is found as soon as two touches in a row are known.
 class Trace {
  public:
   static constexpr int64_t kNever = INT64_MAX;

@@ -11,7 +11,8 @@ constexpr int64_t kAlignment = 16;  ///< elements
 
 int64_t round_up(int64_t value, int64_t multiple) {
   int64_t sum = 0;
-  if (__builtin_add_overflow(value, multiple - 1, &sum)) throw ShapeError("residency: a unit would have more elements than 64 bits can count");
+  if (__builtin_add_overflow(value, multiple - 1, &sum))
+    throw ShapeError("residency: a unit would have more elements than 64 bits can count");
   return sum / multiple * multiple;
 }
 
@@ -21,7 +22,8 @@ Layout lay_out(const std::vector<at::Tensor>& tensors, int64_t shards) {
   Layout layout;
   for (const auto& tensor : tensors) {
     layout.offsets.push_back(layout.numel);
-    if (__builtin_add_overflow(layout.numel, tensor.numel(), &layout.numel)) throw ShapeError("residency: a unit would have more elements than 64 bits can count");
+    if (__builtin_add_overflow(layout.numel, tensor.numel(), &layout.numel))
+      throw ShapeError("residency: a unit would have more elements than 64 bits can count");
     layout.numel = round_up(layout.numel, kAlignment);
   }
   layout.numel = round_up(layout.numel, kAlignment * shards);

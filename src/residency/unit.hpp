@@ -21,8 +21,8 @@ struct Layout {
   int64_t numel = 0;             ///< of the flat storage, padded
 };
 
-/// Starts are aligned to 64 bytes of a 4-byte type, as fresh tensors are, because kernels may round differently on other alignments; the end is padded so that
-/// `shards` equal shards are aligned too.
+/// Starts are aligned to 64 bytes of a 4-byte type, as fresh tensors are, because kernels may round differently on
+/// other alignments; the end is padded so that `shards` equal shards are aligned too.
 Layout lay_out(const std::vector<at::Tensor>& tensors, int64_t shards = 1);
 
 /// What a part is made of, before it is one.
@@ -52,15 +52,18 @@ struct Part {
 
 enum class State { absent, fetching, resident };
 
-/// What moves as one: a transformer block, say. Its parts differ in dtype or in whether they are trained. Guarded by its Residency.
+/// What moves as one: a transformer block, say. Its parts differ in dtype or in whether they are trained. Guarded by
+/// its Residency.
 class Unit {
  public:
-  Unit(Residency& owner, int32_t index, std::string name, bool keep) : owner_(owner), index_(index), name_(std::move(name)), keep_(keep) {}
+  Unit(Residency& owner, int32_t index, std::string name, bool keep)
+      : owner_(owner), index_(index), name_(std::move(name)), keep_(keep) {}
 
   Residency& owner() const { return owner_; }
   int32_t index() const { return index_; }
   const std::string& name() const { return name_; }
-  /// Stays while others come and go, until all are released: the root, whose parameters are used at the start and the end.
+  /// Stays while others come and go, until all are released: the root, whose parameters are used at the start and the
+  /// end.
   bool keep() const { return keep_; }
   /// Its bytes never go.
   bool fixed() const { return fixed_; }

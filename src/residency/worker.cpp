@@ -24,8 +24,9 @@ class Running final : public Transfer {
 }  // namespace
 
 Worker::Worker() {
-  // The computation has the cores, so the worker does with one. LibTorch takes that also for the count of every thread that has not computed yet, which may be the one that
-  // computes the model: hence the old count is put back, by another thread than the worker.
+  // The computation has the cores, so the worker does with one. LibTorch takes that also for the count of every thread
+  // that has not computed yet, which may be the one that computes the model: hence the old count is put back, by
+  // another thread than the worker.
   const int threads = at::get_num_threads();
   std::latch alone(1);
   thread_ = std::thread([this, &alone] {

@@ -1,5 +1,5 @@
-#include "accelerate/utils/error.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
 
 namespace accelerate {
@@ -14,9 +14,12 @@ std::optional<PrecisionType>& shared_precision() {
 
 const char* to_string(PrecisionType type) {
   switch (type) {
-    case PrecisionType::NO: return "no";
-    case PrecisionType::FP16: return "fp16";
-    case PrecisionType::BF16: return "bf16";
+    case PrecisionType::NO:
+      return "no";
+    case PrecisionType::FP16:
+      return "fp16";
+    case PrecisionType::BF16:
+      return "bf16";
   }
   return "?";
 }
@@ -24,16 +27,21 @@ const char* to_string(PrecisionType type) {
 PrecisionType precision_from_string(const std::string& text) {
   for (const auto type : {PrecisionType::NO, PrecisionType::FP16, PrecisionType::BF16})
     if (text == to_string(type)) return type;
-  throw ConfigError("mixed_precision is '" + text + "', expected no, fp16 or bf16; check the argument, --mixed_precision or ACCELERATE_MIXED_PRECISION");
+  throw ConfigError(
+      "mixed_precision is '" + text +
+      "', expected no, fp16 or bf16; check the argument, --mixed_precision or ACCELERATE_MIXED_PRECISION");
 }
 
 AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options) : PartialState(options.partial) {
   auto& precision = shared_precision();
   if (!precision) {
-    precision = precision_from_string(options.mixed_precision.value_or(environment::text("ACCELERATE_MIXED_PRECISION").value_or("no")));
+    precision = precision_from_string(
+        options.mixed_precision.value_or(environment::text("ACCELERATE_MIXED_PRECISION").value_or("no")));
   } else if (options.mixed_precision && precision_from_string(*options.mixed_precision) != *precision) {
-    throw ConfigError("AcceleratorState: mixed_precision is '" + *options.mixed_precision + "', but an Accelerator of this process already runs with '" + to_string(*precision) +
-                      "' and all of them share it; pass it to the first one only, or call AcceleratorState::reset() before");
+    throw ConfigError(
+        "AcceleratorState: mixed_precision is '" + *options.mixed_precision +
+        "', but an Accelerator of this process already runs with '" + to_string(*precision) +
+        "' and all of them share it; pass it to the first one only, or call AcceleratorState::reset() before");
   }
 }
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate {
 
@@ -20,7 +20,8 @@ GradientState::GradientState() : shared_(shared()) {}
 
 GradientState::GradientState(const GradientAccumulationPlugin& plugin) : shared_(shared()) {
   if (plugin.num_steps < 1)
-    throw ConfigError("gradient accumulation: num_steps is " + std::to_string(plugin.num_steps) + ", expected at least 1");
+    throw ConfigError("gradient accumulation: num_steps is " + std::to_string(plugin.num_steps) +
+                      ", expected at least 1");
   shared_->plugin = plugin;
 }
 
@@ -28,7 +29,8 @@ bool GradientState::sync_gradients() const { return shared_->sync_gradients; }
 void GradientState::set_sync_gradients(bool value) const { shared_->sync_gradients = value; }
 int64_t GradientState::num_steps() const { return shared_->plugin.num_steps; }
 void GradientState::set_num_steps(int64_t value) const {
-  if (value < 1) throw ConfigError("gradient accumulation: num_steps is " + std::to_string(value) + ", expected at least 1");
+  if (value < 1)
+    throw ConfigError("gradient accumulation: num_steps is " + std::to_string(value) + ", expected at least 1");
   shared_->plugin.num_steps = value;
 }
 bool GradientState::adjust_scheduler() const { return shared_->plugin.adjust_scheduler; }
@@ -36,7 +38,9 @@ bool GradientState::sync_with_dataloader() const { return shared_->plugin.sync_w
 bool GradientState::sync_each_batch() const { return shared_->plugin.sync_each_batch; }
 GradientAverage GradientState::average() const { return shared_->plugin.average; }
 
-LoaderStatus* GradientState::active_dataloader() const { return shared_->loaders.empty() ? nullptr : shared_->loaders.back(); }
+LoaderStatus* GradientState::active_dataloader() const {
+  return shared_->loaders.empty() ? nullptr : shared_->loaders.back();
+}
 void GradientState::add_dataloader(LoaderStatus* loader) const { shared_->loaders.push_back(loader); }
 void GradientState::remove_dataloader(LoaderStatus* loader) const { std::erase(shared_->loaders, loader); }
 

@@ -4,8 +4,8 @@
 #include <cstdio>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/group.hpp"
 #include "utils/environment.hpp"
@@ -30,22 +30,33 @@ struct Identity {
   int64_t master_port = 29500;
 };
 
-/// torchrun's and our launcher's names first, then those of MPI implementations; what these leave open is as Slurm says, if it started all of them.
+/// torchrun's and our launcher's names first, then those of MPI implementations; what these leave open is as Slurm
+/// says, if it started all of them.
 Identity read_identity() {
   Identity id{};
-  const auto world_size = environment::integer({"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"});
+  const auto world_size =
+      environment::integer({"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"});
   auto task = slurm::this_task(environment::text);
   if (task && world_size.value_or(task->world_size) != task->world_size) task.reset();
   id.world_size = world_size.value_or(task ? task->world_size : 1);
-  id.rank = environment::integer({"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"}).value_or(task ? task->rank : 0);
-  id.local_rank = environment::integer({"LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"}).value_or(task ? task->local_rank : id.world_size > 1 ? id.rank : 0);
-  id.local_world_size = environment::integer({"LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"}).value_or(task ? task->local_world_size : id.world_size);
+  id.rank = environment::integer({"RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"})
+                .value_or(task ? task->rank : 0);
+  id.local_rank =
+      environment::integer({"LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"})
+          .value_or(task                ? task->local_rank
+                    : id.world_size > 1 ? id.rank
+                                        : 0);
+  id.local_world_size = environment::integer({"LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                              "MV2_COMM_WORLD_LOCAL_SIZE"})
+                            .value_or(task ? task->local_world_size : id.world_size);
   if (task) id.master_addr = task->address, id.master_port = task->port;
   if (const auto address = environment::text("MASTER_ADDR")) id.master_addr = *address;
   id.master_port = environment::integer({"MASTER_PORT"}).value_or(id.master_port);
   if (id.world_size < 1 || id.rank < 0 || id.rank >= id.world_size || id.local_rank < 0)
-    throw ConfigError("environment: found RANK=" + std::to_string(id.rank) + ", WORLD_SIZE=" + std::to_string(id.world_size) + ", LOCAL_RANK=" + std::to_string(id.local_rank) +
-                      ", expected 0 <= RANK < WORLD_SIZE and LOCAL_RANK >= 0; start the program with `accelerate launch`, or unset these variables to run alone");
+    throw ConfigError("environment: found RANK=" + std::to_string(id.rank) + ", WORLD_SIZE=" +
+                      std::to_string(id.world_size) + ", LOCAL_RANK=" + std::to_string(id.local_rank) +
+                      ", expected 0 <= RANK < WORLD_SIZE and LOCAL_RANK >= 0; start the program with `accelerate "
+                      "launch`, or unset these variables to run alone");
   return id;
 }
 
@@ -54,7 +65,8 @@ at::Device choose_device(bool cpu, int64_t local_rank) {
     try {
       return at::Device(*wanted);
     } catch (const c10::Error&) {
-      throw ConfigError("environment: ACCELERATE_TORCH_DEVICE is '" + *wanted + "', expected a device such as cpu, cuda, cuda:1, xpu or mps");
+      throw ConfigError("environment: ACCELERATE_TORCH_DEVICE is '" + *wanted +
+                        "', expected a device such as cpu, cuda, cuda:1, xpu or mps");
     }
   }
   if (cpu) return at::kCPU;
@@ -62,9 +74,11 @@ at::Device choose_device(bool cpu, int64_t local_rank) {
   if (!type) return at::kCPU;
   const int64_t count = at::accelerator::deviceCount();
   if (count < 1) return at::kCPU;
-  if (environment::text("SLURM_GPUS_PER_TASK") && count < local_rank + 1) local_rank %= count;  // each task sees its own devices only, counted from 0
+  if (environment::text("SLURM_GPUS_PER_TASK") && count < local_rank + 1)
+    local_rank %= count;  // each task sees its own devices only, counted from 0
   if (local_rank >= count)
-    throw ConfigError("PartialState: local rank " + std::to_string(local_rank) + " has no device of its own, found " + std::to_string(count) + " " + c10::DeviceTypeName(*type, true) +
+    throw ConfigError("PartialState: local rank " + std::to_string(local_rank) + " has no device of its own, found " +
+                      std::to_string(count) + " " + c10::DeviceTypeName(*type, true) +
                       " device(s); launch at most one process per device, or pass --cpu");
   const at::Device device(*type, static_cast<c10::DeviceIndex>(local_rank));
   at::accelerator::setDeviceIndex(device.index());
@@ -75,11 +89,16 @@ at::Device choose_device(bool cpu, int64_t local_rank) {
 
 const char* to_string(DistributedType type) {
   switch (type) {
-    case DistributedType::NO: return "NO";
-    case DistributedType::MULTI_CPU: return "MULTI_CPU";
-    case DistributedType::MULTI_GPU: return "MULTI_GPU";
-    case DistributedType::MULTI_XPU: return "MULTI_XPU";
-    case DistributedType::FSDP: return "FSDP";
+    case DistributedType::NO:
+      return "NO";
+    case DistributedType::MULTI_CPU:
+      return "MULTI_CPU";
+    case DistributedType::MULTI_GPU:
+      return "MULTI_GPU";
+    case DistributedType::MULTI_XPU:
+      return "MULTI_XPU";
+    case DistributedType::FSDP:
+      return "FSDP";
   }
   return "?";
 }
@@ -93,14 +112,20 @@ PartialState::PartialState(const PartialStateOptions& options) {
   auto& state = shared();
   if (state) {
     if (options.cpu && *options.cpu != state->cpu)
-      throw ConfigError(std::string("PartialState: cpu is ") + (*options.cpu ? "true" : "false") + ", but this process has already started with " + (state->cpu ? "true" : "false") +
-                        "; pass it to the first Accelerator or PartialState only, or call PartialState::reset() before");
+      throw ConfigError(
+          std::string("PartialState: cpu is ") + (*options.cpu ? "true" : "false") +
+          ", but this process has already started with " + (state->cpu ? "true" : "false") +
+          "; pass it to the first Accelerator or PartialState only, or call PartialState::reset() before");
     shared_ = state;
     return;
   }
   auto fresh = std::make_shared<Shared>();
   const auto& pretence = options.pretence;
-  const Identity id = pretence ? Identity{.rank = pretence->process_index, .world_size = pretence->num_processes, .local_rank = 0, .local_world_size = 1} : read_identity();
+  const Identity id = pretence ? Identity{.rank = pretence->process_index,
+                                          .world_size = pretence->num_processes,
+                                          .local_rank = 0,
+                                          .local_world_size = 1}
+                               : read_identity();
   fresh->cpu = options.cpu.value_or(environment::flag("ACCELERATE_USE_CPU").value_or(false));
   fresh->debug = environment::flag("ACCELERATE_DEBUG_MODE").value_or(false);
   fresh->device = pretence ? at::Device(at::kMeta) : choose_device(fresh->cpu, id.local_rank);
@@ -111,22 +136,32 @@ PartialState::PartialState(const PartialStateOptions& options) {
   if (pretence && id.world_size > 1) {
     fresh->type = DistributedType::MULTI_CPU;
     fresh->backend = "dry";
-    fresh->group = comm::Group::join({.rank = id.rank, .world_size = id.world_size, .backend = fresh->backend, .master_addr = {}, .dry = pretence->traffic});
-    comm::set_world_group(fresh->group);
-  } else if (id.world_size > 1) {
-    const bool cuda = fresh->device.is_cuda();
-    fresh->type = fresh->device.is_cpu() ? DistributedType::MULTI_CPU : fresh->device.is_xpu() ? DistributedType::MULTI_XPU : DistributedType::MULTI_GPU;
-    fresh->backend = !options.process_group.backend.empty() ? options.process_group.backend : cuda && comm::kNccl.available ? "nccl" : "gloo";
-    if (id.master_port < 1 || id.master_port > 65535) throw ConfigError("environment: MASTER_PORT is " + std::to_string(id.master_port) + ", expected 1 to 65535");
     fresh->group = comm::Group::join({.rank = id.rank,
                                       .world_size = id.world_size,
                                       .backend = fresh->backend,
-                                      .master_addr = id.master_addr,
-                                      .master_port = static_cast<uint16_t>(id.master_port),
-                                      .timeout = options.process_group.timeout.value_or(std::chrono::seconds(fresh->backend == "nccl" ? 600 : 1800)),
-                                      .device = fresh->device,
-                                      .debug = fresh->debug,
-                                      .local_world_size = id.local_world_size});
+                                      .master_addr = {},
+                                      .dry = pretence->traffic});
+    comm::set_world_group(fresh->group);
+  } else if (id.world_size > 1) {
+    const bool cuda = fresh->device.is_cuda();
+    fresh->type = fresh->device.is_cpu()   ? DistributedType::MULTI_CPU
+                  : fresh->device.is_xpu() ? DistributedType::MULTI_XPU
+                                           : DistributedType::MULTI_GPU;
+    fresh->backend = !options.process_group.backend.empty() ? options.process_group.backend
+                     : cuda && comm::kNccl.available        ? "nccl"
+                                                            : "gloo";
+    if (id.master_port < 1 || id.master_port > 65535)
+      throw ConfigError("environment: MASTER_PORT is " + std::to_string(id.master_port) + ", expected 1 to 65535");
+    fresh->group = comm::Group::join(
+        {.rank = id.rank,
+         .world_size = id.world_size,
+         .backend = fresh->backend,
+         .master_addr = id.master_addr,
+         .master_port = static_cast<uint16_t>(id.master_port),
+         .timeout = options.process_group.timeout.value_or(std::chrono::seconds(fresh->backend == "nccl" ? 600 : 1800)),
+         .device = fresh->device,
+         .debug = fresh->debug,
+         .local_world_size = id.local_world_size});
     comm::set_world_group(fresh->group);
   }
   shared_ = state = fresh;
@@ -169,7 +204,9 @@ std::shared_ptr<void> first_then_others(bool first) {
 }  // namespace
 
 std::shared_ptr<void> PartialState::main_process_first() const { return first_then_others(is_main_process()); }
-std::shared_ptr<void> PartialState::local_main_process_first() const { return first_then_others(is_local_main_process()); }
+std::shared_ptr<void> PartialState::local_main_process_first() const {
+  return first_then_others(is_local_main_process());
+}
 
 void PartialState::abort(const std::string& reason) const noexcept {
   if (shared_->group) shared_->group->announce_failure(reason);

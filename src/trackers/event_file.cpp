@@ -31,8 +31,7 @@ uint32_t crc32c(const std::string& bytes) {
 /// The format stores checksums rotated and offset, so that a checksum of data that holds checksums stays meaningful.
 uint32_t masked(uint32_t crc) { return ((crc >> 15) | (crc << 17)) + 0xA282EAD8u; }
 
-template <class T>
-std::string raw(T value) { return {reinterpret_cast<const char*>(&value), sizeof(T)}; }
+template <class T> std::string raw(T value) { return {reinterpret_cast<const char*>(&value), sizeof(T)}; }
 
 std::string varint(uint64_t value) {
   std::string bytes;
@@ -44,30 +43,37 @@ std::string varint(uint64_t value) {
 std::string key(int field, int wire_type) { return varint(static_cast<uint64_t>(field << 3 | wire_type)); }
 std::string bytes_field(int field, const std::string& bytes) { return key(field, 2) + varint(bytes.size()) + bytes; }
 
-double wall_time() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+double wall_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 std::string file_name() {
   char host[256] = "localhost";
   ::gethostname(host, sizeof(host) - 1);
-  return "events.out.tfevents." + std::to_string(static_cast<int64_t>(wall_time())) + "." + host + "." + std::to_string(::getpid()) + ".0";
+  return "events.out.tfevents." + std::to_string(static_cast<int64_t>(wall_time())) + "." + host + "." +
+         std::to_string(::getpid()) + ".0";
 }
 
 }  // namespace
 
 EventFile::EventFile(const std::filesystem::path& folder) : path_(folder / file_name()), out_(path_, std::ios::binary) {
-  record(key(1, 1) + raw(wall_time()) + bytes_field(3, "brain.Event:2"));  // every file begins with the version of the format
+  record(key(1, 1) + raw(wall_time()) +
+         bytes_field(3, "brain.Event:2"));  // every file begins with the version of the format
   out_.flush();
 }
 
 void EventFile::scalar(const std::string& tag, double value, int64_t step) {
   const std::string entry = bytes_field(1, tag) + key(2, 5) + raw(static_cast<float>(value));
-  record(key(1, 1) + raw(wall_time()) + key(2, 0) + varint(static_cast<uint64_t>(step)) + bytes_field(5, bytes_field(1, entry)));
+  record(key(1, 1) + raw(wall_time()) + key(2, 0) + varint(static_cast<uint64_t>(step)) +
+         bytes_field(5, bytes_field(1, entry)));
 }
 
 void EventFile::record(const std::string& event) {
   const std::string length = raw(static_cast<uint64_t>(event.size()));
   out_ << length << raw(masked(crc32c(length))) << event << raw(masked(crc32c(event)));
-  if (!out_) throw CheckpointError("tensorboard: writing '" + path_.string() + "' failed; check that the folder may be written to and the disk is not full");
+  if (!out_)
+    throw CheckpointError("tensorboard: writing '" + path_.string() +
+                          "' failed; check that the folder may be written to and the disk is not full");
 }
 
 }  // namespace accelerate

@@ -8,8 +8,9 @@
 
 namespace accelerate {
 
-/// TensorBoard's file of events: a sequence of records {length, crc of length, bytes, crc of bytes}, each a protocol buffer `Event`. Few fields are needed, so they
-/// are written by hand; LibTorch exports protobuf symbols of its own that a second copy would clash with.
+/// TensorBoard's file of events: a sequence of records {length, crc of length, bytes, crc of bytes}, each a protocol
+/// buffer `Event`. Few fields are needed, so they are written by hand; LibTorch exports protobuf symbols of its own
+/// that a second copy would clash with.
 class EventFile {
  public:
   explicit EventFile(const std::filesystem::path& folder);

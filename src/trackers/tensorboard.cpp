@@ -1,7 +1,7 @@
 #include <fstream>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/trackers/tracker.hpp"
+#include "accelerate/utils/error.hpp"
 #include "trackers/event_file.hpp"
 
 namespace accelerate {
@@ -10,7 +10,9 @@ namespace {
 std::filesystem::path created(const std::filesystem::path& folder) {
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
-  if (failure) throw CheckpointError("tensorboard: the folder '" + folder.string() + "' can't be created: " + failure.message() + "; check project_dir and logging_dir");
+  if (failure)
+    throw CheckpointError("tensorboard: the folder '" + folder.string() + "' can't be created: " + failure.message() +
+                          "; check project_dir and logging_dir");
   return folder;
 }
 
@@ -26,7 +28,8 @@ class TensorBoardTracker : public GeneralTracker {
       for (const char c : value) out << c << (c == '\'' ? "'" : "");  // YAML doubles a quote inside quotes
       out << "'\n";
     }
-    if (!out.flush()) throw CheckpointError("tensorboard: '" + (folder_ / "hparams.yml").string() + "' can't be written");
+    if (!out.flush())
+      throw CheckpointError("tensorboard: '" + (folder_ / "hparams.yml").string() + "' can't be written");
   }
 
   void log(const std::map<std::string, double>& values, std::optional<int64_t> step) override {
@@ -43,7 +46,8 @@ class TensorBoardTracker : public GeneralTracker {
 
 }  // namespace
 
-std::unique_ptr<GeneralTracker> make_tensorboard_tracker(const std::string& run_name, const std::filesystem::path& logging_dir) {
+std::unique_ptr<GeneralTracker> make_tensorboard_tracker(const std::string& run_name,
+                                                         const std::filesystem::path& logging_dir) {
   return std::make_unique<TensorBoardTracker>(logging_dir / run_name);
 }
 

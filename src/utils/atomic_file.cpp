@@ -15,12 +15,14 @@ namespace {
 
 std::filesystem::path temporary_name(const std::filesystem::path& path) {
   static std::atomic<int> counter{0};
-  return path.parent_path() / ("." + path.filename().string() + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++));
+  return path.parent_path() /
+         ("." + path.filename().string() + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++));
 }
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::string operation, const std::filesystem::path& path) : operation_(std::move(operation)), path_(path), temporary_(temporary_name(path)) {
+AtomicFile::AtomicFile(std::string operation, const std::filesystem::path& path)
+    : operation_(std::move(operation)), path_(path), temporary_(temporary_name(path)) {
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (file_ < 0) fail("can't create it");
 }
@@ -45,7 +47,8 @@ void AtomicFile::finish(bool flush) {
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("can't rename the finished file");
   finished_ = true;
   if (!flush) return;
-  // The new name survives a power cut only when the folder is flushed too. Not every file system can, and the file is complete without.
+  // The new name survives a power cut only when the folder is flushed too. Not every file system can, and the file is
+  // complete without.
   const auto folder = path_.has_parent_path() ? path_.parent_path() : std::filesystem::path(".");
   if (const int handle = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); handle >= 0) {
     ::fsync(handle);
@@ -56,8 +59,10 @@ void AtomicFile::finish(bool flush) {
 void AtomicFile::fail(const std::string& what) const {
   const int error = errno;
   const auto message = operation_ + " '" + path_.string() + "': " + what + ": " + std::strerror(error) + ".";
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) throw ResourceError(message + " Free some space or raise the limit; an older file of this name is untouched.");
-  throw CheckpointError(message + " Check that its folder exists and may be written to; an older file of this name is untouched.");
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG)
+    throw ResourceError(message + " Free some space or raise the limit; an older file of this name is untouched.");
+  throw CheckpointError(
+      message + " Check that its folder exists and may be written to; an older file of this name is untouched.");
 }
 
 }  // namespace accelerate

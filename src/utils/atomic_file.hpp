@@ -16,7 +16,8 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   void write(std::string_view bytes);
-  /// Gives the file its name. @param flush  to the disk first, so that the file is whole after a power cut too; without, after all that leaves the system running.
+  /// Gives the file its name. @param flush  to the disk first, so that the file is whole after a power cut too;
+  /// without, after all that leaves the system running.
   void finish(bool flush = true);
 
  private:

@@ -22,7 +22,8 @@ std::optional<int64_t> integer(std::initializer_list<const char*> names) {
     int64_t number = 0;
     const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
     if (error != std::errc() || end != value->data() + value->size())
-      throw ConfigError(std::string("environment: ") + name + " is '" + *value + "', expected a whole number; unset it or let `accelerate launch` set it");
+      throw ConfigError(std::string("environment: ") + name + " is '" + *value +
+                        "', expected a whole number; unset it or let `accelerate launch` set it");
     return number;
   }
   return std::nullopt;
@@ -34,7 +35,8 @@ std::optional<double> number(const char* name) {
   double result = 0;
   const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), result);
   if (error != std::errc() || end != value->data() + value->size() || !std::isfinite(result))
-    throw ConfigError(std::string("environment: ") + name + " is '" + *value + "', expected a number such as 0.5; unset it or let `accelerate launch` set it");
+    throw ConfigError(std::string("environment: ") + name + " is '" + *value +
+                      "', expected a number such as 0.5; unset it or let `accelerate launch` set it");
   return result;
 }
 

@@ -7,9 +7,10 @@ namespace accelerate {
 /// What memory should begin at to be made of huge pages alone.
 constexpr int64_t kHugePage = 2 << 20;
 
-/// Asks the system to hold memory in huge pages (on Linux, where they may be had for the asking: 2 MB each). For values that are read whole, again and again: with pages
-/// of 4 KB, finding them costs a virtual machine more than half of its memory's bandwidth. To be called before the memory is written for the first time. Does nothing elsewhere, for
-/// small tensors, and when there are no such pages.
+/// Asks the system to hold memory in huge pages (on Linux, where they may be had for the asking: 2 MB each). For values
+/// that are read whole, again and again: with pages of 4 KB, finding them costs a virtual machine more than half of its
+/// memory's bandwidth. To be called before the memory is written for the first time. Does nothing elsewhere, for small
+/// tensors, and when there are no such pages.
 void prefer_huge_pages(const void* begin, int64_t bytes);
 void prefer_huge_pages(const at::Tensor& tensor);
 

@@ -12,12 +12,18 @@ namespace accelerate {
 
 const char* to_string(MemoryUse use) {
   switch (use) {
-    case MemoryUse::parameters: return "parameters";
-    case MemoryUse::gradients: return "gradients";
-    case MemoryUse::optimizer: return "optimizer";
-    case MemoryUse::gathered: return "gathered";
-    case MemoryUse::staging: return "staging";
-    case MemoryUse::other: return "other";
+    case MemoryUse::parameters:
+      return "parameters";
+    case MemoryUse::gradients:
+      return "gradients";
+    case MemoryUse::optimizer:
+      return "optimizer";
+    case MemoryUse::gathered:
+      return "gathered";
+    case MemoryUse::staging:
+      return "staging";
+    case MemoryUse::other:
+      return "other";
   }
   return "?";
 }

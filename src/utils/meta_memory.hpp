@@ -6,7 +6,8 @@
 
 namespace accelerate::meta_memory {
 
-/// What tensors that this thread makes from now on are for, until the scope ends. Costs nothing to speak of when nobody counts.
+/// What tensors that this thread makes from now on are for, until the scope ends. Costs nothing to speak of when nobody
+/// counts.
 class Purpose {
  public:
   explicit Purpose(MemoryUse use);
@@ -30,7 +31,8 @@ class Uncounted {
   int before_;
 };
 
-/// While it lives, each storage on the meta device of this process is counted from its birth to its end as if it had the bytes that it says. One at a time.
+/// While it lives, each storage on the meta device of this process is counted from its birth to its end as if it had
+/// the bytes that it says. One at a time.
 class Meter {
  public:
   Meter();

@@ -20,11 +20,13 @@ c10::IValue map_ivalue(const c10::IValue& value, const std::function<at::Tensor(
   return combine_ivalues({&value}, [&](const std::vector<at::Tensor>& tensors) { return f(tensors.front()); });
 }
 
-c10::IValue combine_ivalues(const std::vector<const c10::IValue*>& values, const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f) {
+c10::IValue combine_ivalues(const std::vector<const c10::IValue*>& values,
+                            const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f) {
   const c10::IValue& first = *values.at(0);
   for (const auto* value : values)
     if (value->tagKind() != first.tagKind())
-      throw ShapeError("combine_tensors: found " + first.tagKind() + " and " + value->tagKind() + " at the same place, expected equal structure in every value");
+      throw ShapeError("combine_tensors: found " + first.tagKind() + " and " + value->tagKind() +
+                       " at the same place, expected equal structure in every value");
   const auto join = [&](auto&& pick) {
     std::vector<c10::IValue> children;
     for (const auto* value : values) children.push_back(pick(*value));
@@ -34,7 +36,10 @@ c10::IValue combine_ivalues(const std::vector<const c10::IValue*>& values, const
   };
   const auto equal_sizes = [&](auto&& size) {
     for (const auto* value : values)
-      if (size(*value) != size(first)) throw ShapeError("combine_tensors: found containers of different sizes at the same place, expected equal structure in every value");
+      if (size(*value) != size(first))
+        throw ShapeError(
+            "combine_tensors: found containers of different sizes at the same place, expected equal structure in every "
+            "value");
     return size(first);
   };
   if (first.isTensor()) {
@@ -45,7 +50,8 @@ c10::IValue combine_ivalues(const std::vector<const c10::IValue*>& values, const
   if (first.isTuple()) {
     const size_t n = equal_sizes([](const c10::IValue& v) { return v.toTupleRef().elements().size(); });
     std::vector<c10::IValue> elements;
-    for (size_t i = 0; i < n; ++i) elements.push_back(join([i](const c10::IValue& v) { return v.toTupleRef().elements()[i]; }));
+    for (size_t i = 0; i < n; ++i)
+      elements.push_back(join([i](const c10::IValue& v) { return v.toTupleRef().elements()[i]; }));
     return c10::ivalue::Tuple::create(std::move(elements));
   }
   if (first.isList()) {
@@ -58,7 +64,8 @@ c10::IValue combine_ivalues(const std::vector<const c10::IValue*>& values, const
     const auto dict = first.toGenericDict();
     equal_sizes([](const c10::IValue& v) { return v.toGenericDict().size(); });
     c10::impl::GenericDict result(dict.keyType(), dict.valueType());
-    for (const auto& entry : dict) result.insert(entry.key(), join([&](const c10::IValue& v) { return v.toGenericDict().at(entry.key()); }));
+    for (const auto& entry : dict)
+      result.insert(entry.key(), join([&](const c10::IValue& v) { return v.toGenericDict().at(entry.key()); }));
     return result;
   }
   return first;

@@ -10,18 +10,23 @@ at::Tensor to_device(const at::Tensor& tensor, const at::Device& device, bool no
 
 at::Tensor slice(const at::Tensor& tensor, int64_t begin, int64_t end) { return tensor.slice(0, begin, end); }
 
-at::Tensor concatenate(const std::vector<at::Tensor>& tensors, int64_t dim) { return tensors.size() == 1 ? tensors[0] : at::cat(tensors, dim); }
+at::Tensor concatenate(const std::vector<at::Tensor>& tensors, int64_t dim) {
+  return tensors.size() == 1 ? tensors[0] : at::cat(tensors, dim);
+}
 
 at::Tensor stack(const std::vector<at::Tensor>& tensors) { return at::stack(tensors); }
 
-at::Tensor pin_memory(const at::Tensor& tensor) { return tensor.defined() && tensor.device().is_cpu() ? tensor.pin_memory() : tensor; }
+at::Tensor pin_memory(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().is_cpu() ? tensor.pin_memory() : tensor;
+}
 
 at::Tensor pad_to(const at::Tensor& tensor, int64_t size, const PadOptions& options) {
   const int64_t dim = options.dim < 0 ? options.dim + tensor.dim() : options.dim;
   const int64_t missing = size - tensor.size(dim);
   if (missing == 0) return tensor;
   if (missing < 0)
-    throw ShapeError("pad: found " + std::to_string(tensor.size(dim)) + " entries along dimension " + std::to_string(dim) + ", expected at most " + std::to_string(size));
+    throw ShapeError("pad: found " + std::to_string(tensor.size(dim)) + " entries along dimension " +
+                     std::to_string(dim) + ", expected at most " + std::to_string(size));
   auto sizes = tensor.sizes().vec();
   sizes[static_cast<size_t>(dim)] = size;
   at::Tensor padded = at::full(sizes, options.pad_index, tensor.options());
@@ -30,8 +35,10 @@ at::Tensor pad_to(const at::Tensor& tensor, int64_t size, const PadOptions& opti
 }
 
 at::Tensor pad_rows(const at::Tensor& tensor, int64_t batch_size, int64_t num_processes, int64_t dim) {
-  if (num_processes < 1) throw ConfigError("pad_input_tensors: num_processes is " + std::to_string(num_processes) + ", expected at least 1");
-  // The reference's formula, kept to the letter because callers rely on its sizes (it is not a round-up: 12 rows on 2 processes become 16).
+  if (num_processes < 1)
+    throw ConfigError("pad_input_tensors: num_processes is " + std::to_string(num_processes) + ", expected at least 1");
+  // The reference's formula, kept to the letter because callers rely on its sizes (it is not a round-up: 12 rows on 2
+  // processes become 16).
   const int64_t per_process = batch_size / num_processes;
   const int64_t rest = batch_size - per_process * num_processes;
   int64_t padding = num_processes - (per_process == 0 ? batch_size : per_process);
@@ -44,11 +51,14 @@ at::Tensor pad_rows(const at::Tensor& tensor, int64_t batch_size, int64_t num_pr
 }
 
 at::Tensor to_fp32(const at::Tensor& tensor) {
-  return tensor.defined() && (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16) ? tensor.to(at::kFloat) : tensor;
+  return tensor.defined() && (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16)
+             ? tensor.to(at::kFloat)
+             : tensor;
 }
 
 int64_t batch_size(const at::Tensor& tensor) {
-  if (tensor.dim() == 0) throw ShapeError("find_batch_size: found a scalar tensor, expected at least one dimension (the batch)");
+  if (tensor.dim() == 0)
+    throw ShapeError("find_batch_size: found a scalar tensor, expected at least one dimension (the batch)");
   return tensor.size(0);
 }
 

@@ -16,8 +16,12 @@ using Clock = std::chrono::steady_clock;
 std::string clock_text(double seconds) {
   const auto total = static_cast<int64_t>(seconds);
   char text[32];
-  if (total >= 3600) std::snprintf(text, sizeof(text), "%lld:%02lld:%02lld", static_cast<long long>(total / 3600), static_cast<long long>(total / 60 % 60), static_cast<long long>(total % 60));
-  else std::snprintf(text, sizeof(text), "%02lld:%02lld", static_cast<long long>(total / 60), static_cast<long long>(total % 60));
+  if (total >= 3600)
+    std::snprintf(text, sizeof(text), "%lld:%02lld:%02lld", static_cast<long long>(total / 3600),
+                  static_cast<long long>(total / 60 % 60), static_cast<long long>(total % 60));
+  else
+    std::snprintf(text, sizeof(text), "%02lld:%02lld", static_cast<long long>(total / 60),
+                  static_cast<long long>(total % 60));
   return text;
 }
 
@@ -53,15 +57,19 @@ struct ProgressBar::Impl {
     std::string tail = " " + std::to_string(count);
     if (options.total) tail += "/" + std::to_string(*options.total);
     tail += " [" + clock_text(elapsed);
-    if (options.total) tail += "<" + (rate > 0 ? clock_text(static_cast<double>(std::max<int64_t>(*options.total - count, 0)) / rate) : "?");
+    if (options.total)
+      tail +=
+          "<" + (rate > 0 ? clock_text(static_cast<double>(std::max<int64_t>(*options.total - count, 0)) / rate) : "?");
     tail += ", " + rate_text(rate, options.unit) + (postfix.empty() ? "" : ", " + postfix) + "]";
     if (!options.total) return head + tail.substr(1);
-    const double part = *options.total > 0 ? std::min(1.0, static_cast<double>(count) / static_cast<double>(*options.total)) : 1.0;
+    const double part =
+        *options.total > 0 ? std::min(1.0, static_cast<double>(count) / static_cast<double>(*options.total)) : 1.0;
     char percent[8];
     std::snprintf(percent, sizeof(percent), "%3d%%|", static_cast<int>(part * 100));
     const int64_t room = std::clamp<int64_t>(width - static_cast<int64_t>(head.size() + tail.size()) - 8, 4, 40);
     const auto full = static_cast<int64_t>(part * static_cast<double>(room));
-    return head + percent + std::string(static_cast<size_t>(full), '#') + std::string(static_cast<size_t>(room - full), ' ') + "|" + tail;
+    return head + percent + std::string(static_cast<size_t>(full), '#') +
+           std::string(static_cast<size_t>(room - full), ' ') + "|" + tail;
   }
 
   void draw(bool always) {
@@ -81,7 +89,8 @@ ProgressBar::ProgressBar(ProgressBarOptions options) : impl_(std::make_unique<Im
   impl_->draw(true);
 }
 
-ProgressBar::ProgressBar(int64_t total, const std::string& description) : ProgressBar(ProgressBarOptions{.total = total, .description = description}) {}
+ProgressBar::ProgressBar(int64_t total, const std::string& description)
+    : ProgressBar(ProgressBarOptions{.total = total, .description = description}) {}
 ProgressBar::~ProgressBar() { close(); }
 
 void ProgressBar::update(int64_t steps) {

@@ -15,8 +15,9 @@ struct Task {
   int64_t local_rank = 0;
   int64_t local_world_size = 1;
   std::string address;  ///< of the machine that has rank 0
-  int64_t port = 0;     ///< the same for all tasks of a step and, within a machine's last jobs, for no other: from 15000 to 29999, where systems choose none by themselves
-  std::string step;     ///< "JOB.STEP", as squeue shows it
+  int64_t port = 0;  ///< the same for all tasks of a step and, within a machine's last jobs, for no other: from 15000
+                     ///< to 29999, where systems choose none by themselves
+  std::string step;  ///< "JOB.STEP", as squeue shows it
 };
 
 /// The variable, or nothing when it is unset or empty.

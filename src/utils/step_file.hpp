@@ -4,7 +4,8 @@
 
 namespace accelerate {
 
-/// How a rank tells the launcher's monitor where it is: a file of these 16 bytes that both have mapped. docs/monitor.md describes it for programs in other languages.
+/// How a rank tells the launcher's monitor where it is: a file of these 16 bytes that both have mapped. docs/monitor.md
+/// describes it for programs in other languages.
 struct StepRecord {
   uint64_t steps;  ///< done since the process started
   uint64_t at_ns;  ///< CLOCK_MONOTONIC when the last of them was done; written before `steps`

@@ -57,12 +57,14 @@ Browser::Browser() {
   if (pid_ == 0) {
     ::setpgid(0, 0);
     // The protocol's descriptors are 3 and 4; ours may be just these, so move them out of the way first.
-    const int in = ::fcntl(to[0], F_DUPFD, 10), out = ::fcntl(from[1], F_DUPFD, 10), log = ::open((profile + "/log").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    const int in = ::fcntl(to[0], F_DUPFD, 10), out = ::fcntl(from[1], F_DUPFD, 10),
+              log = ::open((profile + "/log").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
     ::dup2(log, 1), ::dup2(log, 2);
     ::dup2(in, 3), ::dup2(out, 4);
     ::close_range(5, ~0U, 0);
     ::setenv("HOME", profile.c_str(), 1);
-    ::execl(file.c_str(), file.c_str(), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    ::execl(file.c_str(), file.c_str(), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+            "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
             "--window-size=1200,500", "--remote-debugging-pipe", profile_option.c_str(), "about:blank", nullptr);
     ::_exit(127);
   }
@@ -93,7 +95,9 @@ json Browser::next_message() {
     const int found = ::poll(&ready, 1, 1000);
     if (found == 0 && Clock::now() > deadline) throw std::runtime_error("the browser does not answer");
     const ssize_t got = found > 0 ? ::read(from_, bytes, sizeof(bytes)) : 1;
-    if (got <= 0) throw std::runtime_error("the browser has ended; see its log in " + support::scratch_dir() + "/browser_" + std::to_string(::getpid()));
+    if (got <= 0)
+      throw std::runtime_error("the browser has ended; see its log in " + support::scratch_dir() + "/browser_" +
+                               std::to_string(::getpid()));
     if (found > 0) buffer_.append(bytes, static_cast<size_t>(got));
   }
 }
@@ -101,7 +105,8 @@ json Browser::next_message() {
 void Browser::note(const json& event) {
   const std::string method = event.value("method", "");
   if (method == "Runtime.exceptionThrown") complaints_.push_back(event["params"].dump());
-  if (method == "Log.entryAdded" && event["params"]["entry"]["level"] == "error") complaints_.push_back(event["params"]["entry"].dump());
+  if (method == "Log.entryAdded" && event["params"]["entry"]["level"] == "error")
+    complaints_.push_back(event["params"]["entry"].dump());
   if (method == "Network.requestWillBeSent") requests_.push_back(event["params"]["request"]["url"]);
 }
 
@@ -110,7 +115,8 @@ json Browser::call(const std::string& method, json parameters) {
   if (!session_.empty()) message["sessionId"] = session_;
   std::string text = message.dump();
   text += '\0';
-  if (::write(to_, text.data(), text.size()) != static_cast<ssize_t>(text.size())) throw std::runtime_error("the browser does not listen");
+  if (::write(to_, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+    throw std::runtime_error("the browser does not listen");
   for (;;) {
     const json answer = next_message();
     if (!answer.contains("id")) note(answer);
@@ -124,13 +130,16 @@ json Browser::call(const std::string& method, json parameters) {
 void Browser::open(const std::string& url) { call("Page.navigate", {{"url", url}}); }
 
 json Browser::evaluate(const std::string& expression) {
-  const json result = call("Runtime.evaluate", {{"expression", expression}, {"returnByValue", true}, {"awaitPromise", true}});
-  if (result.contains("exceptionDetails")) throw std::runtime_error(expression + ": " + result["exceptionDetails"].dump());
+  const json result =
+      call("Runtime.evaluate", {{"expression", expression}, {"returnByValue", true}, {"awaitPromise", true}});
+  if (result.contains("exceptionDetails"))
+    throw std::runtime_error(expression + ": " + result["exceptionDetails"].dump());
   return result["result"].value("value", json());
 }
 
 bool Browser::wait_until(const std::string& expression, std::chrono::milliseconds deadline) {
-  for (const auto end = Clock::now() + deadline; Clock::now() < end; std::this_thread::sleep_for(std::chrono::milliseconds(100)))
+  for (const auto end = Clock::now() + deadline; Clock::now() < end;
+       std::this_thread::sleep_for(std::chrono::milliseconds(100)))
     if (evaluate("Boolean(" + expression + ")") == true) return true;
   return false;
 }

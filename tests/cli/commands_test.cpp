@@ -31,7 +31,8 @@ class Commands : public testing::Test {
     fs::remove_all(folder);
     fs::create_directories(folder);
   }
-  Result run(std::vector<std::string> arguments, const std::string& input = "", std::vector<std::string> env = {}) const {
+  Result run(std::vector<std::string> arguments, const std::string& input = "",
+             std::vector<std::string> env = {}) const {
     arguments.insert(arguments.begin(), accelerate());
     env.push_back("HF_HOME=" + folder.string());
     return Program(arguments, {.env = std::move(env), .input = input, .folder = folder}).wait();
@@ -40,12 +41,15 @@ class Commands : public testing::Test {
     std::ofstream(folder / name) << text;
     return folder / name;
   }
-  /// What Python's Accelerate makes of config files, a line of JSON with sorted keys for each; "" when there is no Python to ask.
+  /// What Python's Accelerate makes of config files, a line of JSON with sorted keys for each; "" when there is no
+  /// Python to ask.
   std::string python_reads(const std::vector<std::string>& files) const {
     const char* python = std::getenv("ACCELERATE_TEST_PYTHON");
     if (!python) return "";
-    std::vector<std::string> words{python, "-c", "import json,sys; from accelerate.commands.config.config_args import load_config_from_file as l\n"
-                                                 "for f in sys.argv[1:]: print(json.dumps(l(f).to_dict(), sort_keys=True))"};
+    std::vector<std::string> words{
+        python, "-c",
+        "import json,sys; from accelerate.commands.config.config_args import load_config_from_file as l\n"
+        "for f in sys.argv[1:]: print(json.dumps(l(f).to_dict(), sort_keys=True))"};
     words.insert(words.end(), files.begin(), files.end());
     const auto result = Program(words).wait(milliseconds(150000));
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -61,8 +65,11 @@ TEST_F(Commands, ConfigDefaultWritesAFileThatLaunchTakes) {
   const auto made = run({"config", "default", "--mixed_precision", "bf16"}, "", {"CUDA_VISIBLE_DEVICES="});
   EXPECT_EQ(made.exit_code, 0) << made.err;
   const fs::path file = folder / "accelerate/default_config.yaml";
-  EXPECT_THAT(content(file), AllOf(HasSubstr("compute_environment: LOCAL_MACHINE\n"), HasSubstr("distributed_type: 'NO'\n"), HasSubstr("mixed_precision: bf16\n"), HasSubstr("use_cpu: true\n")));
-  EXPECT_THAT(run({"launch", "-q", "/bin/sh", "-c", "echo $ACCELERATE_MIXED_PRECISION $ACCELERATE_USE_CPU"}).out, "bf16 True\n");
+  EXPECT_THAT(content(file),
+              AllOf(HasSubstr("compute_environment: LOCAL_MACHINE\n"), HasSubstr("distributed_type: 'NO'\n"),
+                    HasSubstr("mixed_precision: bf16\n"), HasSubstr("use_cpu: true\n")));
+  EXPECT_THAT(run({"launch", "-q", "/bin/sh", "-c", "echo $ACCELERATE_MIXED_PRECISION $ACCELERATE_USE_CPU"}).out,
+              "bf16 True\n");
   // It stays as it is.
   const auto again = run({"config", "default"});
   EXPECT_EQ(again.exit_code, 73);
@@ -83,15 +90,20 @@ TEST_F(Commands, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
   EXPECT_EQ(precision({"--config_file", file}, {}), "bf16\n");
   EXPECT_EQ(precision({"--config_file", file}, {"ACCELERATE_MIXED_PRECISION=fp16"}), "fp16\n");
   EXPECT_EQ(precision({"--config_file", file, "--mixed-precision=no"}, {"ACCELERATE_MIXED_PRECISION=fp16"}), "no\n");
-  EXPECT_THAT(run({"launch", "/bin/true"}, "", {"ACCELERATE_MIXED_PRECISION=bf61"}).err, HasSubstr("the environment variable ACCELERATE_MIXED_PRECISION is 'bf61'"));
+  EXPECT_THAT(run({"launch", "/bin/true"}, "", {"ACCELERATE_MIXED_PRECISION=bf61"}).err,
+              HasSubstr("the environment variable ACCELERATE_MIXED_PRECISION is 'bf61'"));
 }
 
 TEST_F(Commands, ConfigUpdateWritesOldKeysInTheNewForm) {
-  const auto file = write("old.yaml", "distributed_type: MULTI_GPU\nfp16: true\nnum_processes: 4\ndynamo_backend: EAGER\nfsdp_config: {}\n");
+  const auto file =
+      write("old.yaml",
+            "distributed_type: MULTI_GPU\nfp16: true\nnum_processes: 4\ndynamo_backend: EAGER\nfsdp_config: {}\n");
   EXPECT_EQ(run({"config", "update", "--config_file", file}).exit_code, 0);
   EXPECT_EQ(content(file),
-            "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: MULTI_GPU\ndowncast_bf16: false\ndynamo_config:\n  dynamo_backend: EAGER\nenable_cpu_affinity: false\nmachine_rank: 0\n"
-            "main_training_function: main\nmixed_precision: fp16\nnum_machines: 1\nnum_processes: 4\nrdzv_backend: static\nsame_network: false\ntpu_use_cluster: false\ntpu_use_sudo: false\nuse_cpu: false\n");
+            "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: MULTI_GPU\ndowncast_bf16: "
+            "false\ndynamo_config:\n  dynamo_backend: EAGER\nenable_cpu_affinity: false\nmachine_rank: 0\n"
+            "main_training_function: main\nmixed_precision: fp16\nnum_machines: 1\nnum_processes: 4\nrdzv_backend: "
+            "static\nsame_network: false\ntpu_use_cluster: false\ntpu_use_sudo: false\nuse_cpu: false\n");
   if (std::getenv("ACCELERATE_TEST_PYTHON")) {
     EXPECT_THAT(python_reads({file}), HasSubstr("\"dynamo_backend\": \"EAGER\""));
   }
@@ -104,8 +116,10 @@ TEST_F(Commands, MistakesInConfigFilesAreNamed) {
     return result.err;
   };
   EXPECT_THAT(error("num_processes: 2\n"), HasSubstr("no 'distributed_type'"));
-  EXPECT_THAT(error("distributed_type: 'NO'\nmixed_precison: bf16\n"), HasSubstr("Did you mean 'mixed_precision' for 'mixed_precison'?"));
-  EXPECT_THAT(error("distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_verison: 2\n"), HasSubstr("Did you mean 'fsdp_version' for 'fsdp_verison'?"));
+  EXPECT_THAT(error("distributed_type: 'NO'\nmixed_precison: bf16\n"),
+              HasSubstr("Did you mean 'mixed_precision' for 'mixed_precison'?"));
+  EXPECT_THAT(error("distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_verison: 2\n"),
+              HasSubstr("Did you mean 'fsdp_version' for 'fsdp_verison'?"));
   EXPECT_THAT(error("distributed_type: MULTI_GUP\n"), HasSubstr("Did you mean 'MULTI_GPU'?"));
   EXPECT_THAT(error("distributed_type: 'NO'\nnum_processes: two\n"), HasSubstr("expected a whole number"));
   EXPECT_THAT(error("distributed_type: 'NO'\n  x: [\n"), AllOf(HasSubstr("not YAML"), HasSubstr("line ")));
@@ -119,8 +133,10 @@ TEST_F(Commands, MistakesInConfigFilesAreNamed) {
   EXPECT_THAT(error(noise.substr(0, 100000)), HasSubstr("bad.yaml"));
   EXPECT_THAT(error(","), HasSubstr("bad.yaml"));  // yaml-cpp's way of reading all documents never ended here
   EXPECT_THAT(error("---\ndistributed_type: 'NO'\n---\ndistributed_type: 'NO'\n"), HasSubstr("several documents"));
-  EXPECT_THAT(error("a: &a [x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, *b, *b, *b, *b]\nd: &d [*c, *c, *c, *c, *c, *c, *c, *c]\n"
-                    "e: &e [*d, *d, *d, *d, *d, *d, *d, *d]\n"), HasSubstr("more levels or entries"));
+  EXPECT_THAT(error("a: &a [x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\nc: &c [*b, *b, *b, *b, "
+                    "*b, *b, *b, *b]\nd: &d [*c, *c, *c, *c, *c, *c, *c, *c]\n"
+                    "e: &e [*d, *d, *d, *d, *d, *d, *d, *d]\n"),
+              HasSubstr("more levels or entries"));
   const auto missing = run({"launch", "--config_file", "nowhere.yaml", "/bin/true"});
   EXPECT_EQ(missing.exit_code, 64);
   EXPECT_THAT(missing.err, HasSubstr("does not exist"));
@@ -130,13 +146,18 @@ TEST_F(Commands, MistakesInConfigFilesAreNamed) {
 }
 
 TEST_F(Commands, ToFsdp2) {
-  const auto file = write("one.yaml", "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_use_orig_params: true\n  fsdp_offload_params: true\n");
+  const auto file = write("one.yaml",
+                          "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: SHARD_GRAD_OP\n  "
+                          "fsdp_use_orig_params: true\n  fsdp_offload_params: true\n");
   EXPECT_THAT(run({"to-fsdp2", "--config_file", file}).err, HasSubstr("--output_file"));
   const auto result = run({"to-fsdp2", "--config_file", file, "--output_file", folder / "two.yaml"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("fsdp_use_orig_params is left out"));
-  EXPECT_EQ(content(folder / "two.yaml"), "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n  fsdp_reshard_after_forward: false\n  fsdp_version: 2\n");
-  EXPECT_THAT(run({"to-fsdp2", "--config_file", file, "--output_file", folder / "two.yaml"}).err, HasSubstr("is there already"));
+  EXPECT_EQ(content(folder / "two.yaml"),
+            "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n  fsdp_reshard_after_forward: false\n  "
+            "fsdp_version: 2\n");
+  EXPECT_THAT(run({"to-fsdp2", "--config_file", file, "--output_file", folder / "two.yaml"}).err,
+              HasSubstr("is there already"));
   EXPECT_EQ(run({"to-fsdp2", "--config_file", file, "--overwrite"}).exit_code, 0);
   EXPECT_THAT(content(file), HasSubstr("fsdp_version: 2"));
 }
@@ -145,49 +166,61 @@ TEST_F(Commands, Env) {
   const auto file = write("c.yaml", "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_version: 2\n");
   const auto plain = run({"env", "--config_file", file});
   EXPECT_EQ(plain.exit_code, 0) << plain.err;
-  EXPECT_THAT(plain.out, AllOf(HasSubstr("- `accelerate` version: "), HasSubstr("- LibTorch version: 2."), HasSubstr("- System RAM: "), HasSubstr("- fsdp_config.fsdp_version: 2\n")));
+  EXPECT_THAT(plain.out, AllOf(HasSubstr("- `accelerate` version: "), HasSubstr("- LibTorch version: 2."),
+                               HasSubstr("- System RAM: "), HasSubstr("- fsdp_config.fsdp_version: 2\n")));
   const auto json = run({"env", "--json"});
   EXPECT_THAT(json.out, AllOf(StartsWith("{\n"), HasSubstr("\"config file\": null")));
 }
 
 TEST_F(Commands, TpuConfigPrintsWhatItWouldRun) {
-  const auto file = write("tpu.yaml", "distributed_type: XLA\nnum_processes: 8\ntpu_name: pod\ntpu_zone: zone\ncommands:\n- ls\n");
-  EXPECT_EQ(run({"tpu-config", "--config_file", file, "--debug"}).out, "Running gcloud compute tpus tpu-vm ssh pod --zone zone --command cd /usr/share; ls --worker all\n");
-  EXPECT_EQ(run({"tpu-config", "--config_file", file, "--command", "echo a", "--command", "echo b", "--install_accelerate", "--accelerate_version", "1.0.0", "--use_alpha", "--debug"}).out,
-            "Running gcloud alpha compute tpus tpu-vm ssh pod --zone zone --command cd /usr/share; pip install accelerate==1.0.0; echo a; echo b --worker all\n");
+  const auto file =
+      write("tpu.yaml", "distributed_type: XLA\nnum_processes: 8\ntpu_name: pod\ntpu_zone: zone\ncommands:\n- ls\n");
+  EXPECT_EQ(run({"tpu-config", "--config_file", file, "--debug"}).out,
+            "Running gcloud compute tpus tpu-vm ssh pod --zone zone --command cd /usr/share; ls --worker all\n");
+  EXPECT_EQ(run({"tpu-config", "--config_file", file, "--command", "echo a", "--command", "echo b",
+                 "--install_accelerate", "--accelerate_version", "1.0.0", "--use_alpha", "--debug"})
+                .out,
+            "Running gcloud alpha compute tpus tpu-vm ssh pod --zone zone --command cd /usr/share; pip install "
+            "accelerate==1.0.0; echo a; echo b --worker all\n");
   EXPECT_THAT(run({"tpu-config", "--debug"}).err, HasSubstr("nothing to run"));
 }
 
 // ---------------------------------------------------------------- questions
 
 TEST_F(Commands, QuestionsInLines) {
-  // this machine, several GPUs, 1 machine, debug no, dynamo no, deepspeed no, fsdp yes, version 2, ... with mistakes and a step back
+  // this machine, several GPUs, 1 machine, debug no, dynamo no, deepspeed no, fsdp yes, version 2, ... with mistakes
+  // and a step back
   const std::string input =
-      "0\n"               // where
-      "4\n"               // several GPUs
-      "zero\n1\n"         // machines: a mistake first
-      "maybe\nno\n"       // debug: a mistake first
-      "\n\nyes\n"         // dynamo, DeepSpeed, FSDP
-      "1\n"               // version 2
-      "\nyes\n"           // reshard, offload: yes ...
-      "<\nno\n"           // ... no, back: no
+      "0\n"          // where
+      "4\n"          // several GPUs
+      "zero\n1\n"    // machines: a mistake first
+      "maybe\nno\n"  // debug: a mistake first
+      "\n\nyes\n"    // dynamo, DeepSpeed, FSDP
+      "1\n"          // version 2
+      "\nyes\n"      // reshard, offload: yes ...
+      "<\nno\n"      // ... no, back: no
       "0\nno\nBertLayer\n"
-      "\n\nyes\n"         // state dict, RAM, checkpointing
-      "no\n"              // parallelism
-      "4\n"               // processes
-      "2\n";              // bf16
+      "\n\nyes\n"  // state dict, RAM, checkpointing
+      "no\n"       // parallelism
+      "4\n"        // processes
+      "2\n";       // bf16
   const auto result = run({"config", "--config_file", folder / "asked.yaml"}, input);
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("'zero' is not a whole number"), HasSubstr("'maybe' is neither yes nor no")));
   const std::string expected =
-      "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: FSDP\ndowncast_bf16: 'no'\nenable_cpu_affinity: false\nfsdp_config:\n  fsdp_activation_checkpointing: true\n"
-      "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_cpu_ram_efficient_loading: true\n  fsdp_offload_params: false\n  fsdp_reshard_after_forward: true\n"
-      "  fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_transformer_layer_cls_to_wrap: BertLayer\n  fsdp_version: 2\nmachine_rank: 0\nmain_training_function: main\nmixed_precision: bf16\n"
-      "num_machines: 1\nnum_processes: 4\nrdzv_backend: static\nsame_network: true\ntpu_env: []\ntpu_use_cluster: false\ntpu_use_sudo: false\nuse_cpu: false\n";
+      "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: FSDP\ndowncast_bf16: "
+      "'no'\nenable_cpu_affinity: false\nfsdp_config:\n  fsdp_activation_checkpointing: true\n"
+      "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_cpu_ram_efficient_loading: true\n  fsdp_offload_params: "
+      "false\n  fsdp_reshard_after_forward: true\n"
+      "  fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_transformer_layer_cls_to_wrap: BertLayer\n  fsdp_version: "
+      "2\nmachine_rank: 0\nmain_training_function: main\nmixed_precision: bf16\n"
+      "num_machines: 1\nnum_processes: 4\nrdzv_backend: static\nsame_network: true\ntpu_env: []\ntpu_use_cluster: "
+      "false\ntpu_use_sudo: false\nuse_cpu: false\n";
   EXPECT_EQ(content(folder / "asked.yaml"), expected);
   EXPECT_THAT(result.out, HasSubstr(expected));  // it is shown at the end
   if (std::getenv("ACCELERATE_TEST_PYTHON")) {
-    EXPECT_THAT(python_reads({folder / "asked.yaml"}), AllOf(HasSubstr("\"fsdp_version\": 2"), HasSubstr("\"distributed_type\": \"FSDP\"")));
+    EXPECT_THAT(python_reads({folder / "asked.yaml"}),
+                AllOf(HasSubstr("\"fsdp_version\": 2"), HasSubstr("\"distributed_type\": \"FSDP\"")));
   }
 }
 
@@ -199,24 +232,47 @@ TEST_F(Commands, QuestionsOfEveryKind) {
     std::vector<std::string> holds;
   } kinds[] = {
       {"one process", "0\n0\nno\n\nno\nall\n\nno\n", {"distributed_type: 'NO'", "gpu_ids: all", "use_cpu: false"}},
-      {"CPU with mpirun", "0\n1\n2\n1\n10.0.0.1\n2222\nyes\nno\nyes\n/h\nno\n4\nno\n", {"distributed_type: MULTI_CPU", "mpirun_hostfile: /h", "machine_rank: 1", "main_process_port: 2222", "use_cpu: true", "num_processes: 4"}},
-      {"several GPUs", "0\n4\n1\nno\nno\nno\nno\nno\n2\n0,1\nyes\nfp16\n", {"distributed_type: MULTI_GPU", "gpu_ids: 0,1", "enable_cpu_affinity: true", "mixed_precision: fp16"}},
-      {"DeepSpeed", "0\n4\n1\nno\nno\nyes\nno\n3\ncpu\nnvme\n/n\n4\nyes\n0.5\nyes\nyes\nno\n2\nbf16\n",
-       {"distributed_type: DEEPSPEED", "zero_stage: 3", "offload_param_nvme_path: /n", "gradient_accumulation_steps: 4", "gradient_clipping: 0.5", "zero3_save_16bit_model: true", "zero3_init_flag: true"}},
-      {"DeepSpeed with its file", "0\n4\n1\nno\nno\nyes\nyes\nds.json\nno\nno\n2\n", {"deepspeed_config_file: ds.json", "zero3_init_flag: false"}},
-      {"FSDP 1", "0\n4\n1\nno\nno\nno\nyes\n0\nFULL_SHARD\nno\n1\n1000\n0\n0\nno\nyes\nno\nyes\nno\n2\nno\n",
-       {"fsdp_version: 1", "fsdp_reshard_after_forward: FULL_SHARD", "fsdp_min_num_params: 1000", "fsdp_backward_prefetch: BACKWARD_PRE", "fsdp_sync_module_states: true"}},
-      {"parallelism", "0\n4\n1\nno\nno\nno\nyes\n1\nyes\nno\n2\n0\nyes\nno\nyes\n1\n2\n1\n2\nalltoall\n4\nno\n",
-       {"parallelism_config_dp_shard_size: 2", "parallelism_config_cp_size: 2", "parallelism_config_cp_comm_strategy: alltoall"}},
-      {"Megatron-LM", "0\n4\n1\nno\nno\nno\nno\nyes\n2\nyes\n2\n4\nno\nyes\n0.5\n4\nno\n",
-       {"distributed_type: MEGATRON_LM", "megatron_lm_tp_degree: 2", "megatron_lm_sequence_parallelism: true", "megatron_lm_num_micro_batches: 4", "megatron_lm_gradient_clipping: 0.5"}},
-      {"TPU", "0\n10\nno\n8\ntrain\nyes\npod\nzone\nno\nyes\nno\nls\nyes\npwd\nno\nvm1,vm2\nA=1\n",
-       {"distributed_type: XLA", "main_training_function: train", "commands:\n- ls\n- pwd", "tpu_vm:\n- vm1\n- vm2", "tpu_env:\n- A=1", "tpu_name: pod"}},
-      {"fp8", "0\n0\nno\nno\nno\nall\nno\nfp8\n1\nno\n0\n1\nE4M3\n16\nmax\nyes\nyes\nno\nno\n",
-       {"backend: TE", "fp8_format: E4M3", "amax_history_len: 16", "amax_compute_algo: max", "override_linear_precision:\n  - true\n  - false\n  - false"}},
-      {"dynamo", "0\n0\nyes\nyes\ninductor\nyes\nmax-autotune\nno\nyes\nno\nno\nno\n", {"dynamo_backend: INDUCTOR", "dynamo_mode: max-autotune", "dynamo_use_dynamic: true"}},
-      {"SageMaker", "1\n0\ndefault\nus-east-1\n0\nrole\nno\nno\nno\n1\nno\n0\nno\n2\nbf16\n",
-       {"compute_environment: AMAZON_SAGEMAKER", "distributed_type: DATA_PARALLEL", "ec2_instance_type: ml.p3.16xlarge", "iam_role_name: role", "num_machines: 2"}},
+      {"CPU with mpirun",
+       "0\n1\n2\n1\n10.0.0.1\n2222\nyes\nno\nyes\n/h\nno\n4\nno\n",
+       {"distributed_type: MULTI_CPU", "mpirun_hostfile: /h", "machine_rank: 1", "main_process_port: 2222",
+        "use_cpu: true", "num_processes: 4"}},
+      {"several GPUs",
+       "0\n4\n1\nno\nno\nno\nno\nno\n2\n0,1\nyes\nfp16\n",
+       {"distributed_type: MULTI_GPU", "gpu_ids: 0,1", "enable_cpu_affinity: true", "mixed_precision: fp16"}},
+      {"DeepSpeed",
+       "0\n4\n1\nno\nno\nyes\nno\n3\ncpu\nnvme\n/n\n4\nyes\n0.5\nyes\nyes\nno\n2\nbf16\n",
+       {"distributed_type: DEEPSPEED", "zero_stage: 3", "offload_param_nvme_path: /n", "gradient_accumulation_steps: 4",
+        "gradient_clipping: 0.5", "zero3_save_16bit_model: true", "zero3_init_flag: true"}},
+      {"DeepSpeed with its file",
+       "0\n4\n1\nno\nno\nyes\nyes\nds.json\nno\nno\n2\n",
+       {"deepspeed_config_file: ds.json", "zero3_init_flag: false"}},
+      {"FSDP 1",
+       "0\n4\n1\nno\nno\nno\nyes\n0\nFULL_SHARD\nno\n1\n1000\n0\n0\nno\nyes\nno\nyes\nno\n2\nno\n",
+       {"fsdp_version: 1", "fsdp_reshard_after_forward: FULL_SHARD", "fsdp_min_num_params: 1000",
+        "fsdp_backward_prefetch: BACKWARD_PRE", "fsdp_sync_module_states: true"}},
+      {"parallelism",
+       "0\n4\n1\nno\nno\nno\nyes\n1\nyes\nno\n2\n0\nyes\nno\nyes\n1\n2\n1\n2\nalltoall\n4\nno\n",
+       {"parallelism_config_dp_shard_size: 2", "parallelism_config_cp_size: 2",
+        "parallelism_config_cp_comm_strategy: alltoall"}},
+      {"Megatron-LM",
+       "0\n4\n1\nno\nno\nno\nno\nyes\n2\nyes\n2\n4\nno\nyes\n0.5\n4\nno\n",
+       {"distributed_type: MEGATRON_LM", "megatron_lm_tp_degree: 2", "megatron_lm_sequence_parallelism: true",
+        "megatron_lm_num_micro_batches: 4", "megatron_lm_gradient_clipping: 0.5"}},
+      {"TPU",
+       "0\n10\nno\n8\ntrain\nyes\npod\nzone\nno\nyes\nno\nls\nyes\npwd\nno\nvm1,vm2\nA=1\n",
+       {"distributed_type: XLA", "main_training_function: train", "commands:\n- ls\n- pwd", "tpu_vm:\n- vm1\n- vm2",
+        "tpu_env:\n- A=1", "tpu_name: pod"}},
+      {"fp8",
+       "0\n0\nno\nno\nno\nall\nno\nfp8\n1\nno\n0\n1\nE4M3\n16\nmax\nyes\nyes\nno\nno\n",
+       {"backend: TE", "fp8_format: E4M3", "amax_history_len: 16", "amax_compute_algo: max",
+        "override_linear_precision:\n  - true\n  - false\n  - false"}},
+      {"dynamo",
+       "0\n0\nyes\nyes\ninductor\nyes\nmax-autotune\nno\nyes\nno\nno\nno\n",
+       {"dynamo_backend: INDUCTOR", "dynamo_mode: max-autotune", "dynamo_use_dynamic: true"}},
+      {"SageMaker",
+       "1\n0\ndefault\nus-east-1\n0\nrole\nno\nno\nno\n1\nno\n0\nno\n2\nbf16\n",
+       {"compute_environment: AMAZON_SAGEMAKER", "distributed_type: DATA_PARALLEL", "ec2_instance_type: ml.p3.16xlarge",
+        "iam_role_name: role", "num_machines: 2"}},
   };
   std::vector<std::string> files;
   for (const auto& kind : kinds) {
@@ -240,7 +296,8 @@ TEST_F(Commands, QuestionsEndWithTheInput) {
 }
 
 TEST_F(Commands, QuestionsOnATerminal) {
-  Program program({accelerate(), "config", "--config_file", folder / "asked.yaml"}, {.env = {"HF_HOME=" + folder.string()}, .terminal = true});
+  Program program({accelerate(), "config", "--config_file", folder / "asked.yaml"},
+                  {.env = {"HF_HOME=" + folder.string()}, .terminal = true});
   const std::string up = "\x1b[A", down = "\x1b[B", left = "\x1b[D";
   ASSERT_TRUE(program.wait_for("On Amazon SageMaker"));
   program.type("\n");
@@ -249,7 +306,7 @@ TEST_F(Commands, QuestionsOnATerminal) {
   ASSERT_TRUE(program.wait_for("How many machines"));
   program.type("<\n");  // back to the menu before
   program.type("1\n");
-  program.type("\n");   // one machine
+  program.type("\n");  // one machine
   ASSERT_TRUE(program.wait_for("compared before each collective"));
   program.type("\n");
   ASSERT_TRUE(program.wait_for("mpirun start"));
@@ -264,19 +321,22 @@ TEST_F(Commands, QuestionsOnATerminal) {
   program.type("2\n");
   const auto result = program.wait();
   EXPECT_EQ(result.exit_code, 0) << result.out;
-  EXPECT_THAT(content(folder / "asked.yaml"), AllOf(HasSubstr("distributed_type: MULTI_CPU\n"), HasSubstr("num_processes: 3\n"), HasSubstr("mixed_precision: bf16\n")));
+  EXPECT_THAT(content(folder / "asked.yaml"),
+              AllOf(HasSubstr("distributed_type: MULTI_CPU\n"), HasSubstr("num_processes: 3\n"),
+                    HasSubstr("mixed_precision: bf16\n")));
 }
 
 TEST_F(Commands, MenusTakeNumbersAndWords) {
   // The same answers as without a terminal: numbers of two digits, beginnings and whole words.
-  for (const std::string answers : {
-           "0\n10\nno\n8\ntrain\nyes\npod\nzone\nno\nyes\nno\nls\nyes\npwd\nno\nvm1,vm2\nA=1\n",
-           "1\n0\ndefault\nus-east-1\n0\nrole\nno\nno\nno\n1\nno\n0\nno\n2\nbf16\n",
-           "0\n4\n1\nno\nno\nno\nyes\n0\nFULL_SHARD\nno\n1\n1000\n0\n0\nno\nyes\nno\ny\nno\n2\nno\n"}) {
+  for (const std::string answers :
+       {"0\n10\nno\n8\ntrain\nyes\npod\nzone\nno\nyes\nno\nls\nyes\npwd\nno\nvm1,vm2\nA=1\n",
+        "1\n0\ndefault\nus-east-1\n0\nrole\nno\nno\nno\n1\nno\n0\nno\n2\nbf16\n",
+        "0\n4\n1\nno\nno\nno\nyes\n0\nFULL_SHARD\nno\n1\n1000\n0\n0\nno\nyes\nno\ny\nno\n2\nno\n"}) {
     fs::remove(folder / "lines.yaml");
     fs::remove(folder / "menus.yaml");
     EXPECT_EQ(run({"config", "--config_file", folder / "lines.yaml"}, answers, {"CUDA_VISIBLE_DEVICES="}).exit_code, 0);
-    Program program({accelerate(), "config", "--config_file", folder / "menus.yaml"}, {.env = {"HF_HOME=" + folder.string(), "CUDA_VISIBLE_DEVICES="}, .terminal = true});
+    Program program({accelerate(), "config", "--config_file", folder / "menus.yaml"},
+                    {.env = {"HF_HOME=" + folder.string(), "CUDA_VISIBLE_DEVICES="}, .terminal = true});
     ASSERT_TRUE(program.wait_for("On Amazon SageMaker"));
     std::istringstream lines(answers);
     for (std::string answer; std::getline(lines, answer);) {
@@ -302,17 +362,22 @@ TEST_F(Commands, CtrlCInAMenuWritesNothing) {
 TEST_F(Commands, SettingsPageIsUpToDate) {
   const auto page = run({"docs", "markdown"});
   EXPECT_EQ(page.exit_code, 0);
-  EXPECT_EQ(content(std::string(ACCELERATE_SOURCE_DIR) + "/docs/settings.md"), page.out) << "write it again: accelerate docs markdown > docs/settings.md";
+  EXPECT_EQ(content(std::string(ACCELERATE_SOURCE_DIR) + "/docs/settings.md"), page.out)
+      << "write it again: accelerate docs markdown > docs/settings.md";
 }
 
 TEST_F(Commands, CompletionsAreScriptsOfTheirShells) {
   const auto bash = run({"completion", "bash"});
   EXPECT_THAT(bash.out, AllOf(HasSubstr("--fsdp_version"), HasSubstr("to-fsdp2")));
-  const auto script = write("complete.bash", bash.out + "COMP_WORDS=(accelerate launch --fsdp_v); COMP_CWORD=2; _accelerate; echo \"${COMPREPLY[@]}\"\n"
-                                             "COMP_WORDS=(accelerate launch --mixed_precision b); COMP_CWORD=3; _accelerate; echo \"${COMPREPLY[@]}\"\n"
-                                             "COMP_WORDS=(accelerate to); COMP_CWORD=1; _accelerate; echo \"${COMPREPLY[@]}\"\n");
+  const auto script = write(
+      "complete.bash",
+      bash.out +
+          "COMP_WORDS=(accelerate launch --fsdp_v); COMP_CWORD=2; _accelerate; echo \"${COMPREPLY[@]}\"\n"
+          "COMP_WORDS=(accelerate launch --mixed_precision b); COMP_CWORD=3; _accelerate; echo \"${COMPREPLY[@]}\"\n"
+          "COMP_WORDS=(accelerate to); COMP_CWORD=1; _accelerate; echo \"${COMPREPLY[@]}\"\n");
   EXPECT_EQ(Program({"/bin/bash", script}).wait().out, "--fsdp_version\nbf16\nto-fsdp2\n");
-  EXPECT_THAT(run({"completion", "zsh"}).out, AllOf(StartsWith("#compdef accelerate\n"), HasSubstr("'--fsdp_version[")));
+  EXPECT_THAT(run({"completion", "zsh"}).out,
+              AllOf(StartsWith("#compdef accelerate\n"), HasSubstr("'--fsdp_version[")));
   EXPECT_THAT(run({"completion", "fish"}).out, HasSubstr("-l fsdp_version"));
   EXPECT_THAT(run({"completion", "tcsh"}).err, HasSubstr("expected one of: bash, zsh, fish"));
 }
@@ -321,26 +386,43 @@ TEST_F(Commands, CompletionsInZsh) {
   ASSERT_EQ(::access("/usr/bin/zsh", X_OK), 0) << "there is no zsh here (Debian: zsh), which scripts/test.sh installs";
   // zsh completes on a terminal only: one of its own, from which is read until it shows what is expected.
   write("_accelerate", run({"completion", "zsh"}).out);
-  const auto script = write("complete.zsh", "zmodload zsh/zpty\nzpty z /usr/bin/zsh -f -i\n"
-                                            "zpty -w z \"PS1=; fpath=(" + folder.string() + " \\$fpath); autoload -Uz compinit; compinit -u -D; bindkey '^I' complete-word; print re''ady\"\nzpty -r z out '*ready*'\n"
-                                            "expect() { zpty -w -n z \"$1\"$'\\t'; zpty -r z out \"*$2*\"; print -r -- \"$2\"; zpty -w -n z $'\\x15' }\n"
-                                            "expect 'accelerate to-' to-fsdp2\nexpect 'accelerate launch --fsdp_vers' --fsdp_version\nexpect 'accelerate launch --mixed_precision bf' bf16\nzpty -d z\n");
-  EXPECT_EQ(Program(std::vector<std::string>{"/usr/bin/zsh", "-f", script}).wait().out, "to-fsdp2\n--fsdp_version\nbf16\n");
+  const auto script = write(
+      "complete.zsh",
+      "zmodload zsh/zpty\nzpty z /usr/bin/zsh -f -i\n"
+      "zpty -w z \"PS1=; fpath=(" +
+          folder.string() +
+          " \\$fpath); autoload -Uz compinit; compinit -u -D; bindkey '^I' complete-word; print re''ady\"\nzpty -r z "
+          "out '*ready*'\n"
+          "expect() { zpty -w -n z \"$1\"$'\\t'; zpty -r z out \"*$2*\"; print -r -- \"$2\"; zpty -w -n z $'\\x15' }\n"
+          "expect 'accelerate to-' to-fsdp2\nexpect 'accelerate launch --fsdp_vers' --fsdp_version\nexpect 'accelerate "
+          "launch --mixed_precision bf' bf16\nzpty -d z\n");
+  EXPECT_EQ(Program(std::vector<std::string>{"/usr/bin/zsh", "-f", script}).wait().out,
+            "to-fsdp2\n--fsdp_version\nbf16\n");
 }
 
 TEST_F(Commands, CompletionsInFish) {
-  ASSERT_EQ(::access("/usr/bin/fish", X_OK), 0) << "there is no fish here (Debian: fish), which scripts/test.sh installs";
+  ASSERT_EQ(::access("/usr/bin/fish", X_OK), 0)
+      << "there is no fish here (Debian: fish), which scripts/test.sh installs";
   const std::string here = folder;
   const auto script = write("accelerate.fish", run({"completion", "fish"}).out);
   const auto offered = [&](const std::string& line) {
-    return Program(std::vector<std::string>{"/usr/bin/fish", "--no-config", "-c", "source " + script + "; complete -C '" + line + "'"}, Program::Options{.env = {"HOME=" + here, "XDG_CONFIG_HOME=" + here, "XDG_DATA_HOME=" + here}, .input = "", .folder = here}).wait().out;
+    return Program(std::vector<std::string>{"/usr/bin/fish", "--no-config", "-c",
+                                            "source " + script + "; complete -C '" + line + "'"},
+                   Program::Options{.env = {"HOME=" + here, "XDG_CONFIG_HOME=" + here, "XDG_DATA_HOME=" + here},
+                                    .input = "",
+                                    .folder = here})
+        .wait()
+        .out;
   };
   EXPECT_THAT(offered("accelerate to-"), StartsWith("to-fsdp2"));
   EXPECT_THAT(offered("accelerate launch --fsdp_vers"), StartsWith("--fsdp_version"));
   EXPECT_THAT(offered("accelerate launch --mixed_precision bf"), StartsWith("bf16"));
 }
 
-TEST_F(Commands, ManualPage) { EXPECT_THAT(run({"docs", "man"}).out, AllOf(StartsWith(".TH ACCELERATE 1"), HasSubstr(".B \\-\\-fsdp_version"), HasSubstr("\n69\n"))); }
+TEST_F(Commands, ManualPage) {
+  EXPECT_THAT(run({"docs", "man"}).out,
+              AllOf(StartsWith(".TH ACCELERATE 1"), HasSubstr(".B \\-\\-fsdp_version"), HasSubstr("\n69\n")));
+}
 
 TEST_F(Commands, NamesWithADash) {
   const auto alias = accelerate() + "-launch";
@@ -356,9 +438,12 @@ TEST_F(Commands, MistypedCommands) {
 // ---------------------------------------------------------------- what launch does with them
 
 TEST_F(Commands, FlagsWithoutEffectAreNamed) {
-  const auto result = run({"launch", "--fsdp_offload_params", "true", "--zero_stage", "3", "--rdzv_conf", "timeout=5", "/bin/true"});
+  const auto result =
+      run({"launch", "--fsdp_offload_params", "true", "--zero_stage", "3", "--rdzv_conf", "timeout=5", "/bin/true"});
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("--fsdp_offload_params has no effect without --use_fsdp"), HasSubstr("--zero_stage has no effect without --use_deepspeed"), HasSubstr("--rdzv_conf has no effect")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("--fsdp_offload_params has no effect without --use_fsdp"),
+                                HasSubstr("--zero_stage has no effect without --use_deepspeed"),
+                                HasSubstr("--rdzv_conf has no effect")));
 }
 
 TEST_F(Commands, WhatCantWorkHereIsAnError) {
@@ -369,13 +454,15 @@ TEST_F(Commands, WhatCantWorkHereIsAnError) {
 TEST_F(Commands, DryRunStartsNothing) {
   const auto result = run({"launch", "--dry_run", "--num_processes", "2", "/bin/sh", "-c", "echo started"});
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_THAT(result.out, AllOf(HasSubstr("processes  2 of 2"), HasSubstr("  WORLD_SIZE=2\n"), Not(HasSubstr("\nstarted"))));
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("processes  2 of 2"), HasSubstr("  WORLD_SIZE=2\n"), Not(HasSubstr("\nstarted"))));
 }
 
 TEST_F(Commands, RanksAreBoundToTheirShareOfTheCores) {
   const auto lists = [&](std::vector<std::string> options) {
     options.insert(options.begin(), {"launch", "-q", "--num_processes", "2"});
-    options.insert(options.end(), {"/bin/sh", "-c", "echo $RANK $ACCELERATE_CPU_AFFINITY $(grep Cpus_allowed_list /proc/self/status)"});
+    options.insert(options.end(), {"/bin/sh", "-c",
+                                   "echo $RANK $ACCELERATE_CPU_AFFINITY $(grep Cpus_allowed_list /proc/self/status)"});
     return run(options).out;
   };
   const auto cores = std::stoi(Program({"/usr/bin/nproc"}).wait().out);
@@ -390,7 +477,10 @@ TEST_F(Commands, RanksAreBoundToTheirShareOfTheCores) {
 TEST_F(Commands, MpirunGetsTheWordsOfItsKind) {
   const auto hosts = write("hosts", "localhost slots=2\n");
   const auto fake = [&](const std::string& version) {
-    const auto file = write("mpirun", "#!/bin/sh\n[ \"$1\" = --version ] && { echo '" + version + "'; exit; }\necho \"$@\" at $MASTER_ADDR:${MASTER_PORT:+port} cpu $ACCELERATE_USE_CPU rank $RANK\n");
+    const auto file =
+        write("mpirun",
+              "#!/bin/sh\n[ \"$1\" = --version ] && { echo '" + version +
+                  "'; exit; }\necho \"$@\" at $MASTER_ADDR:${MASTER_PORT:+port} cpu $ACCELERATE_USE_CPU rank $RANK\n");
     fs::permissions(file, fs::perms::owner_all);
   };
   const auto words = [&](std::vector<std::string> options) {
@@ -400,18 +490,24 @@ TEST_F(Commands, MpirunGetsTheWordsOfItsKind) {
     return result.out + result.err;
   };
   fake("mpirun (Open MPI) 4.1.4");
-  EXPECT_EQ(words({"--mpirun_hostfile", hosts}), "--hostfile " + hosts + " --npernode 2 -n 2 --bind-to socket /bin/echo x at 127.0.0.1:port cpu True rank\n");
+  EXPECT_EQ(
+      words({"--mpirun_hostfile", hosts}),
+      "--hostfile " + hosts + " --npernode 2 -n 2 --bind-to socket /bin/echo x at 127.0.0.1:port cpu True rank\n");
   fake("Intel(R) MPI Library for Linux* OS, Version 2021.9");
-  EXPECT_EQ(words({"--mpirun_hostfile", hosts}), "-f " + hosts + " -ppn 2 -n 2 /bin/echo x at 127.0.0.1:port cpu True rank\n");
+  EXPECT_EQ(words({"--mpirun_hostfile", hosts}),
+            "-f " + hosts + " -ppn 2 -n 2 /bin/echo x at 127.0.0.1:port cpu True rank\n");
   const auto several = write("several", "node1:1\nnode2:1\n");
   EXPECT_THAT(words({"--mpirun_hostfile", several}), HasSubstr("--main_process_ip must be given"));
   fake("mpirun (Open MPI) 4.1.4");
-  EXPECT_THAT(words({"--mpirun_hostfile", several, "--main_process_ip", "node1"}), AllOf(HasSubstr("-x MASTER_ADDR -x MASTER_PORT"), HasSubstr("at node1:port")));
+  EXPECT_THAT(words({"--mpirun_hostfile", several, "--main_process_ip", "node1"}),
+              AllOf(HasSubstr("-x MASTER_ADDR -x MASTER_PORT"), HasSubstr("at node1:port")));
 }
 
 TEST_F(Commands, DeepSpeedOnSeveralMachinesIsStartedByItsProgram) {
   const auto words = [&](std::vector<std::string> options) {
-    options.insert(options.begin(), {"launch", "-q", "--use_deepspeed", "--num_machines", "2", "--machine_rank", "0", "--num_processes", "8", "--main_process_ip", "10.0.0.1", "--main_process_port", "29511"});
+    options.insert(options.begin(),
+                   {"launch", "-q", "--use_deepspeed", "--num_machines", "2", "--machine_rank", "0", "--num_processes",
+                    "8", "--main_process_ip", "10.0.0.1", "--main_process_port", "29511"});
     options.insert(options.end(), {"/bin/echo", "x"});
     const auto result = run(options, "", {"PATH=" + folder.string() + ":/usr/bin:/bin", "HOME=" + folder.string()});
     return result.out + result.err;
@@ -420,20 +516,27 @@ TEST_F(Commands, DeepSpeedOnSeveralMachinesIsStartedByItsProgram) {
   EXPECT_THAT(words({"--deepspeed_hostfile", "hosts"}), HasSubstr("`deepspeed`, which is not in PATH"));
   fs::permissions(write("deepspeed", "#!/bin/sh\necho \"$@\" $ACCELERATE_USE_DEEPSPEED\n"), fs::perms::owner_all);
   EXPECT_EQ(words({"--deepspeed_hostfile", "hosts", "--deepspeed_inclusion_filter", "a@b:0,2", "--zero_stage", "3"}),
-            "--hostfile hosts --no_local_rank --launcher pdsh --include a@b:0,2 --master_addr 10.0.0.1 --master_port 29511 --no_python /bin/echo x true\n");
+            "--hostfile hosts --no_local_rank --launcher pdsh --include a@b:0,2 --master_addr 10.0.0.1 --master_port "
+            "29511 --no_python /bin/echo x true\n");
   EXPECT_THAT(content(folder / ".deepspeed_env"), HasSubstr("ACCELERATE_DEEPSPEED_ZERO_STAGE=3\n"));
   EXPECT_EQ(words({"--deepspeed_hostfile", "hosts", "--deepspeed_multinode_launcher", "nossh"}),
-            "--hostfile hosts --node_rank 0 --no_ssh --num_gpus 4 --master_addr 10.0.0.1 --master_port 29511 --no_python /bin/echo x true\n");
+            "--hostfile hosts --node_rank 0 --no_ssh --num_gpus 4 --master_addr 10.0.0.1 --master_port 29511 "
+            "--no_python /bin/echo x true\n");
 }
 
 TEST_F(Commands, FailedJobsAreRestarted) {
   // Fails until the third attempt, of which there is a log folder each.
-  const std::string script = "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || { [ $RANK = 0 ] && exit 7; sleep 60; }";
-  const auto result = run({"launch", "--num_processes", "2", "--max_restarts", "3", "--log_dir", folder / "logs", "/bin/sh", "-c", script});
+  const std::string script =
+      "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || "
+      "{ [ $RANK = 0 ] && exit 7; sleep 60; }";
+  const auto result = run(
+      {"launch", "--num_processes", "2", "--max_restarts", "3", "--log_dir", folder / "logs", "/bin/sh", "-c", script});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, AllOf(HasSubstr("restart 1 of 3"), HasSubstr("restart 2 of 3"), Not(HasSubstr("restart 3 of 3"))));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("restart 1 of 3"), HasSubstr("restart 2 of 3"), Not(HasSubstr("restart 3 of 3"))));
   int logs = 0;
-  for (const auto& entry : fs::recursive_directory_iterator(folder / "logs")) logs += entry.path().filename() == "stdout.log";
+  for (const auto& entry : fs::recursive_directory_iterator(folder / "logs"))
+    logs += entry.path().filename() == "stdout.log";
   EXPECT_EQ(logs, 6);
   const auto gives_up = run({"launch", "-q", "--max_restarts", "1", "/bin/sh", "-c", "echo x; exit 7"});
   EXPECT_EQ(gives_up.exit_code, 7);

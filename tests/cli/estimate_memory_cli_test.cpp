@@ -75,7 +75,8 @@ TEST(EstimateMemory, PrintsJson) {
 
 TEST(EstimateMemory, ReadsAConfigOfTheUser) {
   const auto path = std::filesystem::path(support::scratch_dir()) / "config.json";
-  std::ofstream(path) << R"({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "vocab_size": 1000, "n_positions": 100})";
+  std::ofstream(path)
+      << R"({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "vocab_size": 1000, "n_positions": 100})";
   const auto json = nlohmann::json::parse(estimate({path.string(), "--json"}).out);
   EXPECT_EQ(json["parameters"], 1000 * 64 + 100 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64);
   EXPECT_EQ(json["class"], "GPT2Model");
@@ -96,16 +97,19 @@ TEST(EstimateMemory, SaysWhatIsWrong) {
   expect({"gpt2", "--librari_name", "timm"}, "Did you mean '--library_name'");
 }
 
-/// A GPT-2 small enough to be quick, and large enough that padding of shards to equal sizes is below the tolerance of 3 %.
+/// A GPT-2 small enough to be quick, and large enough that padding of shards to equal sizes is below the tolerance of 3
+/// %.
 std::filesystem::path small_gpt2() {
   const auto path = std::filesystem::path(support::scratch_dir()) / "config.json";
-  std::ofstream(path) << R"({"model_type": "gpt2", "n_embd": 128, "n_head": 4, "n_layer": 3, "vocab_size": 1000, "n_positions": 100})";
+  std::ofstream(path)
+      << R"({"model_type": "gpt2", "n_embd": 128, "n_head": 4, "n_layer": 3, "vocab_size": 1000, "n_positions": 100})";
   return path;
 }
 constexpr double kSmallGpt2 = 1000 * 128 + 100 * 128 + 3 * (12 * 128 * 128 + 13 * 128) + 2 * 128;
 
 nlohmann::json train(const std::string& strategy, std::vector<std::string> more = {}) {
-  more.insert(more.begin(), {small_gpt2().string(), "--strategy", strategy, "--num_processes", "4", "--seq", "16", "--json"});
+  more.insert(more.begin(),
+              {small_gpt2().string(), "--strategy", strategy, "--num_processes", "4", "--seq", "16", "--json"});
   const auto result = estimate(more);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   return nlohmann::json::parse(result.out, nullptr, false);
@@ -113,14 +117,16 @@ nlohmann::json train(const std::string& strategy, std::vector<std::string> more 
 
 auto about(double bytes) { return testing::DoubleNear(bytes, 0.03 * bytes); }
 
-/// Model states after Rajbhandari et al., arXiv:1910.02054, figure 1, in fp32: 4 bytes of value, 4 of gradient, 8 of moments; and the messages of a step, section 7.
+/// Model states after Rajbhandari et al., arXiv:1910.02054, figure 1, in fp32: 4 bytes of value, 4 of gradient, 8 of
+/// moments; and the messages of a step, section 7.
 TEST(EstimateTraining, EachStrategyHoldsWhatThePaperSays) {
   struct Expected {
     std::string strategy;
     double parameters, gradients, moments, volume;  ///< bytes per parameter
   };
   for (const auto& [strategy, parameters, gradients, moments, volume] :
-       {Expected{"ddp", 4, 4, 8, 8}, Expected{"zero1", 4, 4, 2, 8}, Expected{"zero2", 4, 1, 2, 8}, Expected{"zero3", 1, 1, 2, 12}, Expected{"fsdp", 1, 1, 2, 12}}) {
+       {Expected{"ddp", 4, 4, 8, 8}, Expected{"zero1", 4, 4, 2, 8}, Expected{"zero2", 4, 1, 2, 8},
+        Expected{"zero3", 1, 1, 2, 12}, Expected{"fsdp", 1, 1, 2, 12}}) {
     SCOPED_TRACE(strategy);
     const auto json = train(strategy);
     EXPECT_EQ(json["parameters"], kSmallGpt2);
@@ -132,23 +138,35 @@ TEST(EstimateTraining, EachStrategyHoldsWhatThePaperSays) {
     const double saved = volume > 8 ? 4 * (1000 * 128 + 100 * 128 + 2 * 128 + 12 * 128 * 128 + 13 * 128) : 0;
     EXPECT_THAT(json["communication"]["volume"].get<double>(), about(volume * kSmallGpt2 - saved));
     EXPECT_GE(json["peak"], backward["total"]);
-    EXPECT_EQ(json["from"].get<std::string>().starts_with("ZeRO-"), strategy.starts_with("zero")) << "what is derived says so";
+    EXPECT_EQ(json["from"].get<std::string>().starts_with("ZeRO-"), strategy.starts_with("zero"))
+        << "what is derived says so";
   }
 }
 
-/// Every architecture of the zoo, from its config.json: parameters are what the table counts (with heads, which the table's bodies lack), and a shard is half of them.
+/// Every architecture of the zoo, from its config.json: parameters are what the table counts (with heads, which the
+/// table's bodies lack), and a shard is half of them.
 TEST(EstimateTraining, TheWholeZooCanBeRunDry) {
-  const std::string layers = R"("hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128)";
+  const std::string layers =
+      R"("hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128)";
   const std::pair<std::string, int64_t> configs[] = {
       {R"({"model_type": "bert", "vocab_size": 500, )" + layers + "}", -1},
-      {R"({"model_type": "llama", "vocab_size": 500, )" + layers + "}", 500 * 64 * 2 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64},
-      {R"({"model_type": "mistral", "vocab_size": 500, "num_key_value_heads": 4, )" + layers + "}", 500 * 64 * 2 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64},
-      {R"({"model_type": "qwen2", "vocab_size": 500, "num_key_value_heads": 4, )" + layers + "}", 500 * 64 * 2 + 2 * (4 * 64 * 64 + 3 * 64 + 3 * 64 * 128 + 2 * 64) + 64},
-      {R"({"model_type": "mixtral", "vocab_size": 500, "num_key_value_heads": 4, "num_local_experts": 2, )" + layers + "}", 500 * 64 * 2 + 2 * (4 * 64 * 64 + 2 * 64 + 2 * 3 * 64 * 128 + 2 * 64) + 64},
-      {R"({"model_type": "gpt_neox", "vocab_size": 500, )" + layers + "}", 500 * 64 * 2 + 2 * (4 * 64 * 64 + 4 * 64 + 2 * 64 * 128 + 3 * 64 + 4 * 64) + 2 * 64},
-      {R"({"model_type": "gptj", "vocab_size": 500, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8})", 500 * 64 * 2 + 500 + 2 * (12 * 64 * 64 + 5 * 64 + 2 * 64) + 2 * 64},
-      {R"({"model_type": "opt", "vocab_size": 500, "ffn_dim": 128, "max_position_embeddings": 200, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4})", -1},
-      {R"({"model_type": "t5", "vocab_size": 500, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4})", -1},
+      {R"({"model_type": "llama", "vocab_size": 500, )" + layers + "}",
+       500 * 64 * 2 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64},
+      {R"({"model_type": "mistral", "vocab_size": 500, "num_key_value_heads": 4, )" + layers + "}",
+       500 * 64 * 2 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64},
+      {R"({"model_type": "qwen2", "vocab_size": 500, "num_key_value_heads": 4, )" + layers + "}",
+       500 * 64 * 2 + 2 * (4 * 64 * 64 + 3 * 64 + 3 * 64 * 128 + 2 * 64) + 64},
+      {R"({"model_type": "mixtral", "vocab_size": 500, "num_key_value_heads": 4, "num_local_experts": 2, )" + layers +
+           "}",
+       500 * 64 * 2 + 2 * (4 * 64 * 64 + 2 * 64 + 2 * 3 * 64 * 128 + 2 * 64) + 64},
+      {R"({"model_type": "gpt_neox", "vocab_size": 500, )" + layers + "}",
+       500 * 64 * 2 + 2 * (4 * 64 * 64 + 4 * 64 + 2 * 64 * 128 + 3 * 64 + 4 * 64) + 2 * 64},
+      {R"({"model_type": "gptj", "vocab_size": 500, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8})",
+       500 * 64 * 2 + 500 + 2 * (12 * 64 * 64 + 5 * 64 + 2 * 64) + 2 * 64},
+      {R"({"model_type": "opt", "vocab_size": 500, "ffn_dim": 128, "max_position_embeddings": 200, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4})",
+       -1},
+      {R"({"model_type": "t5", "vocab_size": 500, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4})",
+       -1},
       {R"({"model_type": "vit", "image_size": 32, "patch_size": 8, )" + layers + "}", -1},
       {R"({"model_type": "resnet", "embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1]})", -1},
       {R"({"architecture": "tf_efficientnet_lite0"})", 4652008},
@@ -165,7 +183,8 @@ TEST(EstimateTraining, TheWholeZooCanBeRunDry) {
       EXPECT_EQ(json["parameters"], parameters);
     }
     const double bytes = 4 * json["parameters"].get<double>();
-    // Two processes hold half each: values, and moments after the first step. Batch norms' running means and padding to equal pieces come on top.
+    // Two processes hold half each: values, and moments after the first step. Batch norms' running means and padding to
+    // equal pieces come on top.
     EXPECT_NEAR(json["phases"]["backward"]["optimizer"].get<double>(), bytes, 0.03 * bytes);
     EXPECT_GT(json["communication"]["volume"].get<double>(), bytes);
     EXPECT_EQ(json["seq"].is_null(), config.find("vocab_size") == std::string::npos);
@@ -177,13 +196,16 @@ TEST(EstimateTraining, ActivationsGrowWithTheBatch) {
   const auto one = train("ddp"), four = train("ddp", {"--batch", "4"});
   EXPECT_GT(other(four), 3 * other(one));
   EXPECT_EQ(one["communication"], four["communication"]);
-  EXPECT_LT(train("fsdp", {"--mixed_precision", "bf16"})["communication"]["volume"], train("fsdp")["communication"]["volume"]);
+  EXPECT_LT(train("fsdp", {"--mixed_precision", "bf16"})["communication"]["volume"],
+            train("fsdp")["communication"]["volume"]);
 }
 
 TEST(EstimateTraining, PrintsATableForBuiltInModels) {
   const auto result = estimate({"bert-base-cased", "--strategy", "zero2", "--num_processes", "8", "--batch", "2"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("Training `bert-base-cased` with zero2 on 8 processes"), HasSubstr("activations and other"), HasSubstr("Communication of a step"), HasSubstr("a dry run of SHARD_GRAD_OP")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("Training `bert-base-cased` with zero2 on 8 processes"),
+                                HasSubstr("activations and other"), HasSubstr("Communication of a step"),
+                                HasSubstr("a dry run of SHARD_GRAD_OP")));
 }
 
 TEST(EstimateTraining, SaysWhatIsWrong) {
@@ -196,17 +218,21 @@ TEST(EstimateTraining, SaysWhatIsWrong) {
   expect({"gpt2", "--batch", "2"}, "--batch was given without --strategy");
   expect({"gpt2", "--strategy", "ddp", "--batch", "0"}, "--batch is '0', expected a whole number from 1 on");
   expect({"gpt2", "--strategy", "ddp", "--dtypes", "float16"}, "--dtypes is for the table of weights");
-  expect({"distilbert-base-uncased", "--strategy", "ddp"}, "'distilbert-base-uncased': model_type is \"distilbert\", expected one of bert, efficientnet_lite, gpt2, ");
+  expect({"distilbert-base-uncased", "--strategy", "ddp"},
+         "'distilbert-base-uncased': model_type is \"distilbert\", expected one of bert, efficientnet_lite, gpt2, ");
   expect({"google/vit-base-patch16-224", "--strategy", "ddp", "--seq", "5"}, "takes images, expected --batch alone");
   expect({"gpt-2x", "--strategy", "ddp"}, "nor the name of a built-in model");
 }
 
-/// The reference needs seconds. Processor time, because other tests run beside this one; alone the wall time is the same 12 ms.
+/// The reference needs seconds. Processor time, because other tests run beside this one; alone the wall time is the
+/// same 12 ms.
 TEST(EstimateMemory, TakesMilliseconds) {
   const auto used = [] {
     rusage usage{};
     getrusage(RUSAGE_CHILDREN, &usage);
-    const auto time = [](const timeval& t) { return std::chrono::seconds(t.tv_sec) + std::chrono::microseconds(t.tv_usec); };
+    const auto time = [](const timeval& t) {
+      return std::chrono::seconds(t.tv_sec) + std::chrono::microseconds(t.tv_usec);
+    };
     return time(usage.ru_utime) + time(usage.ru_stime);
   };
   auto best = std::chrono::microseconds::max();

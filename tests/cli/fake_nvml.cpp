@@ -1,9 +1,14 @@
-// Stands in for NVIDIA's management library, so that the monitor's reading of it is tested where there is no GPU: two devices, the second of which has a name only.
+// Stands in for NVIDIA's management library, so that the monitor's reading of it is tested where there is no GPU: two
+// devices, the second of which has a name only.
 #include <cstring>
 
 extern "C" {
-struct Utilization { unsigned int gpu, memory; };
-struct Memory { unsigned long long total, free, used; };
+struct Utilization {
+  unsigned int gpu, memory;
+};
+struct Memory {
+  unsigned long long total, free, used;
+};
 
 int nvmlInit_v2() { return 0; }
 int nvmlShutdown() { return 0; }
@@ -17,7 +22,9 @@ int nvmlDeviceGetHandleByUUID(const char* name, void** device) {
   *device = reinterpret_cast<void*>(2UL);
   return 0;
 }
-int nvmlDeviceGetIndex(void* device, unsigned int* index) { return *index = static_cast<unsigned int>(reinterpret_cast<unsigned long>(device) - 1), 0; }
+int nvmlDeviceGetIndex(void* device, unsigned int* index) {
+  return *index = static_cast<unsigned int>(reinterpret_cast<unsigned long>(device) - 1), 0;
+}
 int nvmlDeviceGetUtilizationRates(void* device, Utilization* use) {
   if (device == reinterpret_cast<void*>(2UL)) return 3;  // not supported, as for parts of a GPU
   *use = {57, 31};

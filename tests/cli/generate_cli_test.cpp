@@ -49,16 +49,21 @@ TEST(Generate, AnswersWithin150MegabytesAsItDoesInMemory) {
   // The embedding, which is the head as well, takes 113 MB of it.
   const auto limited = answer(with({model(), "--max_memory", "cpu=150MB"}, kQuestion));
   EXPECT_EQ(limited.at("text"), whole.at("text"));
-  EXPECT_EQ(answer(with({model(), "--max_memory", "cpu=150000000"}, kQuestion)).at("streamed_weight_bytes"), limited.at("streamed_weight_bytes")) << "a number of bytes";
+  EXPECT_EQ(answer(with({model(), "--max_memory", "cpu=150000000"}, kQuestion)).at("streamed_weight_bytes"),
+            limited.at("streamed_weight_bytes"))
+      << "a number of bytes";
   EXPECT_EQ(answer(with({model(), "--device_map", "disk"}, kQuestion)).at("text"), whole.at("text"));
-  EXPECT_EQ(answer(with({model(), "--device_map", R"({"model.embed_tokens": "cpu", "": "disk"})"}, kQuestion)).at("text"), whole.at("text"));
+  EXPECT_EQ(
+      answer(with({model(), "--device_map", R"({"model.embed_tokens": "cpu", "": "disk"})"}, kQuestion)).at("text"),
+      whole.at("text"));
   EXPECT_LE(limited.at("peak_resident_weight_bytes").get<int64_t>(), 150'000'000);
   EXPECT_GT(limited.at("weight_bytes_fetched").get<int64_t>(), 538'000'000) << "a part of it came again and again";
 }
 
 TEST(Generate, StreamsWhatItSays) {
   SKIP_WITHOUT_DATA();
-  Program program(with({accelerate(), "generate", model(), "--stats"}, {"--prompt", "Tell me a long story about a river.", "--max_new_tokens", "120"}));
+  Program program(with({accelerate(), "generate", model(), "--stats"},
+                       {"--prompt", "Tell me a long story about a river.", "--max_new_tokens", "120"}));
   EXPECT_TRUE(program.wait_for("river", kDeadline)) << "before the end";
   EXPECT_FALSE(gone(program.pid(), milliseconds(1)));
   const auto result = program.wait(kDeadline);
@@ -68,7 +73,8 @@ TEST(Generate, StreamsWhatItSays) {
 
 TEST(Generate, InterruptingEndsTheAnswer) {
   SKIP_WITHOUT_DATA();
-  Program program(with({accelerate(), "generate", model()}, {"--prompt", "Count from one to one thousand.", "--max_new_tokens", "4000"}));
+  Program program(with({accelerate(), "generate", model()},
+                       {"--prompt", "Count from one to one thousand.", "--max_new_tokens", "4000"}));
   ASSERT_TRUE(program.wait_for("\n", kDeadline) || program.wait_for(" ", kDeadline));
   program.signal(SIGINT);
   const auto result = program.wait(milliseconds(20000));
@@ -91,20 +97,26 @@ TEST(Generate, TextsFromStandardInputStopTextsAndRawPrompts) {
 
 TEST(Generate, TheSeedDecidesWhatIsDrawn) {
   SKIP_WITHOUT_DATA();
-  const auto drawn = [](const char* seed) { return answer({model(), "--prompt", "Invent a name for a ship.", "--max_new_tokens", "12", "--temperature", "1.5", "--seed", seed}).at("text"); };
+  const auto drawn = [](const char* seed) {
+    return answer({model(), "--prompt", "Invent a name for a ship.", "--max_new_tokens", "12", "--temperature", "1.5",
+                   "--seed", seed})
+        .at("text");
+  };
   const auto first = drawn("1");
   EXPECT_EQ(first, drawn("1"));
   EXPECT_NE(first, drawn("2"));
 }
 
 TEST(Generate, MistakesAreNamed) {
-  EXPECT_THAT(generate({"no_such_model", "--prompt", "x"}).err, AllOf(HasSubstr("no_such_model"), HasSubstr("does not exist")));
+  EXPECT_THAT(generate({"no_such_model", "--prompt", "x"}).err,
+              AllOf(HasSubstr("no_such_model"), HasSubstr("does not exist")));
   SKIP_WITHOUT_DATA();
   const auto small = generate(with({model(), "--max_memory", "cpu=20MB"}, kQuestion));
   EXPECT_NE(small.exit_code, 0);
   EXPECT_THAT(small.err, HasSubstr("At least 113246208 bytes"));
   EXPECT_THAT(generate(with({model(), "--max_memory", "150MB"}, kQuestion)).err, HasSubstr("expected PLACE=SIZE"));
-  EXPECT_THAT(generate(with({model(), "--device_map", "{\"no.such.module\": \"cpu\"}"}, kQuestion)).err, HasSubstr("no.such.module"));
+  EXPECT_THAT(generate(with({model(), "--device_map", "{\"no.such.module\": \"cpu\"}"}, kQuestion)).err,
+              HasSubstr("no.such.module"));
   EXPECT_THAT(generate(with({model(), "--top_p", "2"}, kQuestion)).err, HasSubstr("top_p"));
 }
 

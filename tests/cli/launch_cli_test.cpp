@@ -68,16 +68,20 @@ class Launch : public testing::Test {
     if (executable) fs::permissions(folder / name, fs::perms::owner_all);
     return folder / name;
   }
-  /// A script whose rank and background grandchild write their numbers to `pids` and then live for a minute. The grandchild is hard to get rid of.
+  /// A script whose rank and background grandchild write their numbers to `pids` and then live for a minute. The
+  /// grandchild is hard to get rid of.
   std::string with_grandchild(const std::string& before = "") const {
-    return before + " (trap '' INT TERM HUP; exec sleep 60) & echo $! >> " + pids() + "; echo $$ >> " + pids() + "; wait; wait; wait";
+    return before + " (trap '' INT TERM HUP; exec sleep 60) & echo $! >> " + pids() + "; echo $$ >> " + pids() +
+           "; wait; wait; wait";
   }
   std::string pids() const { return folder / "pids"; }
 
   const fs::path folder;
 };
 
-int64_t seconds_since(Clock::time_point start) { return std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start).count(); }
+int64_t seconds_since(Clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start).count();
+}
 
 // ---------------------------------------------------------------- command line
 
@@ -100,9 +104,28 @@ TEST(Cli, LaunchHelpListsEveryOptionOnce) {
   const auto help = launch({"--help"});
   EXPECT_EQ(help.exit_code, 0);
   // Growth of this list is a decision.
-  for (const char* option : {"--num_processes", "--num_machines", "--machine_rank", "--main_process_ip", "--main_process_port", "--cpu", "--num_cpu_threads_per_process",
-                             "--mixed_precision", "--gradient_accumulation_steps", "--debug", "-m, --module", "--no_python", "--log_dir", "--redirects", "-t, --tee",
-                             "--quiet, -q", "--fsdp_version", "--megatron_lm_tp_degree", "--dry_run", "--monitor_interval", "--grace_seconds", "-h, --help"})
+  for (const char* option : {"--num_processes",
+                             "--num_machines",
+                             "--machine_rank",
+                             "--main_process_ip",
+                             "--main_process_port",
+                             "--cpu",
+                             "--num_cpu_threads_per_process",
+                             "--mixed_precision",
+                             "--gradient_accumulation_steps",
+                             "--debug",
+                             "-m, --module",
+                             "--no_python",
+                             "--log_dir",
+                             "--redirects",
+                             "-t, --tee",
+                             "--quiet, -q",
+                             "--fsdp_version",
+                             "--megatron_lm_tp_degree",
+                             "--dry_run",
+                             "--monitor_interval",
+                             "--grace_seconds",
+                             "-h, --help"})
     EXPECT_THAT(help.out, HasSubstr("\n  " + std::string(option) + " ")) << option;
   size_t options = 0;
   for (const auto& line : lines(help.out)) options += line.starts_with("  -");
@@ -122,7 +145,8 @@ TEST(Cli, MistakesAreExplained) {
   EXPECT_THAT(error({"/no/such/program"}), HasSubstr("there is no program '/no/such/program'"));
   EXPECT_THAT(error({"no-such-program"}), HasSubstr("in the current folder or in PATH"));
   EXPECT_THAT(error({"/"}), HasSubstr("is a folder"));
-  EXPECT_THAT(error({"--num_machines", "2", "--num_processes", "2", "/bin/true"}), HasSubstr("--machine_rank must be given"));
+  EXPECT_THAT(error({"--num_machines", "2", "--num_processes", "2", "/bin/true"}),
+              HasSubstr("--machine_rank must be given"));
   EXPECT_THAT(error({"--tee", "7", "/bin/true"}), HasSubstr("--tee is '7'"));
 }
 
@@ -148,17 +172,22 @@ TEST_F(Launch, ArgumentsAfterTheProgramAreItsOwn) {
 }
 
 TEST_F(Launch, DashesAndUnderscoresAreTheSame) {
-  EXPECT_EQ(launch({"-q", "--num-processes", "2", "--mixed-precision=bf16", "/bin/sh", "-c", "echo $WORLD_SIZE $ACCELERATE_MIXED_PRECISION"}).out, "2 bf16\n2 bf16\n");
+  EXPECT_EQ(launch({"-q", "--num-processes", "2", "--mixed-precision=bf16", "/bin/sh", "-c",
+                    "echo $WORLD_SIZE $ACCELERATE_MIXED_PRECISION"})
+                .out,
+            "2 bf16\n2 bf16\n");
 }
 
 // ---------------------------------------------------------------- what is run, and with which environment
 
 TEST_F(Launch, EveryRankKnowsItsPlace) {
-  const auto result = launch(shells(3, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $ACCELERATE_USE_CPU $OMP_NUM_THREADS",
-                                    {"--cpu", "--num_cpu_threads_per_process", "5"}));
+  const auto result = launch(shells(
+      3, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $ACCELERATE_USE_CPU $OMP_NUM_THREADS",
+      {"--cpu", "--num_cpu_threads_per_process", "5"}));
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.err, "");
-  EXPECT_EQ(sorted_lines(result.out), (std::vector<std::string>{"0 0 3 3 127.0.0.1 True 5", "1 1 3 3 127.0.0.1 True 5", "2 2 3 3 127.0.0.1 True 5"}));
+  EXPECT_EQ(sorted_lines(result.out), (std::vector<std::string>{"0 0 3 3 127.0.0.1 True 5", "1 1 3 3 127.0.0.1 True 5",
+                                                                "2 2 3 3 127.0.0.1 True 5"}));
 }
 
 TEST_F(Launch, ThreadsChosenAreMentionedUnlessQuiet) {
@@ -169,18 +198,28 @@ TEST_F(Launch, ThreadsChosenAreMentionedUnlessQuiet) {
 
 TEST_F(Launch, PythonFilesModulesAndNoPython) {
   ASSERT_EQ(::access("/usr/bin/python3", X_OK), 0) << "there is no /usr/bin/python3 here (Debian: python3)";
-  const Program::Options here{.env = {"PYTHON=/usr/bin/python3"}, .input = "", .terminal = false, .read_output = true, .folder = folder};
+  const Program::Options here{
+      .env = {"PYTHON=/usr/bin/python3"}, .input = "", .terminal = false, .read_output = true, .folder = folder};
   write("train.py", "import sys, os\nprint('script', sys.argv[1:], os.environ.get('WORLD_SIZE'))\n");
   EXPECT_EQ(launch({"-q", "train.py", "--lr", "1"}, here).out, "script ['--lr', '1'] None\n");
   EXPECT_EQ(launch({"-q", "--num_processes", "2", "train.py"}, here).out, "script [] 2\nscript [] 2\n");
   EXPECT_EQ(launch({"-q", "-m", "train", "x"}, here).out, "script ['x'] None\n");
   write("direct.py", "#!/bin/sh\necho shell $1\n", true);
   EXPECT_EQ(launch({"-q", "--no_python", "direct.py", "x"}, here).out, "shell x\n");
-  EXPECT_THAT(launch({"train.py"}, {.env = {"PYTHON=/no/python"}, .input = "", .terminal = false, .read_output = true, .folder = folder}).err, HasSubstr("PYTHON is '/no/python'"));
+  EXPECT_THAT(
+      launch({"train.py"},
+             {.env = {"PYTHON=/no/python"}, .input = "", .terminal = false, .read_output = true, .folder = folder})
+          .err,
+      HasSubstr("PYTHON is '/no/python'"));
   // An active virtual environment wins over PATH.
   fs::create_directories(folder / "venv/bin");
   write("venv/bin/python", "#!/bin/sh\necho from the environment\n", true);
-  EXPECT_EQ(launch({"-q", "train.py"}, {.env = {"VIRTUAL_ENV=" + (folder / "venv").string(), "PYTHON="}, .input = "", .terminal = false, .read_output = true, .folder = folder}).out,
+  EXPECT_EQ(launch({"-q", "train.py"}, {.env = {"VIRTUAL_ENV=" + (folder / "venv").string(), "PYTHON="},
+                                        .input = "",
+                                        .terminal = false,
+                                        .read_output = true,
+                                        .folder = folder})
+                .out,
             "from the environment\n");
 }
 
@@ -222,7 +261,9 @@ TEST_F(Launch, FreePortIsChosenAndBusyOneReported) {
 
 TEST_F(Launch, LinesOfFourRanksStayWhole) {
   // Each line is written in two pieces, so that anything less than forwarding whole lines mixes them.
-  const std::string script = "x=$(printf %0200d 0); i=0; while [ $i -lt 2000 ]; do printf \"<$RANK $i $x\"; printf \"$x>\\n\"; i=$((i+1)); done";
+  const std::string script =
+      "x=$(printf %0200d 0); i=0; while [ $i -lt 2000 ]; do printf \"<$RANK $i $x\"; printf \"$x>\\n\"; i=$((i+1)); "
+      "done";
   const auto result = launch(shells(4, script, {"-q"}));
   EXPECT_EQ(result.exit_code, 0);
   std::map<char, int> next;
@@ -237,8 +278,10 @@ TEST_F(Launch, LinesOfFourRanksStayWhole) {
 }
 
 TEST_F(Launch, StreamsThatShareATargetDoNotMixEither) {
-  const auto result = Program({"/bin/sh", "-c", accelerate() + " launch -q --num_processes 2 /bin/sh -c '" +
-                                                    "x=$(printf %03000d 0); i=0; while [ $i -lt 300 ]; do printf \"<o$x\"; printf \"<e$x\" >&2; printf \"o>\\n\"; printf \"e>\\n\" >&2; i=$((i+1)); done' 2>&1"})
+  const auto result = Program({"/bin/sh", "-c",
+                               accelerate() + " launch -q --num_processes 2 /bin/sh -c '" +
+                                   "x=$(printf %03000d 0); i=0; while [ $i -lt 300 ]; do printf \"<o$x\"; printf "
+                                   "\"<e$x\" >&2; printf \"o>\\n\"; printf \"e>\\n\" >&2; i=$((i+1)); done' 2>&1"})
                           .wait();
   std::map<std::string, int> count;
   for (const auto& line : lines(result.out)) ++count[line];
@@ -255,7 +298,8 @@ TEST_F(Launch, ProgressBarIsShownWhileItMoves) {
 
 TEST_F(Launch, LogFilesHaveTorchrunsLayout) {
   const std::string script = "echo out $RANK; echo err $RANK >&2";
-  const auto result = launch(shells(2, script, {"-q", "--log_dir", folder / "logs", "--tee", "0:3,1:2", "--redirects", "1:1"}));
+  const auto result =
+      launch(shells(2, script, {"-q", "--log_dir", folder / "logs", "--tee", "0:3,1:2", "--redirects", "1:1"}));
   ASSERT_EQ(std::distance(fs::directory_iterator(folder / "logs"), fs::directory_iterator()), 1);
   const fs::path run = fs::directory_iterator(folder / "logs")->path() / "attempt_0";
   EXPECT_EQ(content(run / "0/stdout.log"), "out 0\n");
@@ -282,7 +326,8 @@ TEST_F(Launch, LogFolderThatCannotBeMade) {
 }
 
 TEST_F(Launch, RedirectedErrorsAreStillReported) {
-  const auto result = launch(shells(2, "echo last words >&2; [ $RANK = 0 ] || exit 9; sleep 30", {"--log_dir", folder / "logs", "--redirects", "3"}));
+  const auto result = launch(shells(2, "echo last words >&2; [ $RANK = 0 ] || exit 9; sleep 30",
+                                    {"--log_dir", folder / "logs", "--redirects", "3"}));
   EXPECT_EQ(result.exit_code, 9);
   EXPECT_THAT(result.err, HasSubstr("| last words"));
   EXPECT_THAT(result.err, HasSubstr("attempt_0/1"));
@@ -317,14 +362,16 @@ TEST_F(Launch, ReaderThatGoesAwayEndsTheRanks) {
 // ---------------------------------------------------------------- failures
 
 TEST_F(Launch, FirstFailureIsNamedThoughOthersDieAfter) {
-  // Rank 0 waits for the end of rank 1, as one does in a collective, and dies of it at once, often before the kernel reports the end of rank 1.
-  // Exit code 69 is that of a CommError; but programs exist that exit with 1 whatever happens.
+  // Rank 0 waits for the end of rank 1, as one does in a collective, and dies of it at once, often before the kernel
+  // reports the end of rank 1. Exit code 69 is that of a CommError; but programs exist that exit with 1 whatever
+  // happens.
   const std::string fifo = folder / "fifo";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   for (const std::string code : {"69", "1", "69", "1", "69", "1"}) {
     const std::string words = code == "69" ? "" : "echo the reason >&2;";  // without words, the code must do
-    const auto result = launch(shells(2, "if [ $RANK = 1 ]; then exec 3>" + fifo + "; sleep 0.2; " + words + " exit 3; else cat <" + fifo +
-                                             "; echo a consequence >&2; exit " + code + "; fi"));
+    const auto result =
+        launch(shells(2, "if [ $RANK = 1 ]; then exec 3>" + fifo + "; sleep 0.2; " + words + " exit 3; else cat <" +
+                             fifo + "; echo a consequence >&2; exit " + code + "; fi"));
     EXPECT_EQ(result.exit_code, 3);
     EXPECT_THAT(result.err, HasSubstr("rank 1 of 2 failed first: it ended with exit code 3"));
     EXPECT_THAT(result.err, HasSubstr(words.empty() ? "rank 1" : "    | the reason\n"));
@@ -336,16 +383,20 @@ TEST_F(Launch, FirstFailureIsNamedThoughOthersDieAfter) {
 
 TEST_F(Launch, LossOfAPeerIsNotTheCauseEvenIfItIsSeenFirst) {
   // --monitor_interval leaves the other rank the time to fail by itself.
-  const std::vector<std::pair<std::string, std::string>> cases{{"exit 3", "exit 69"}, {"kill -9 $$", "exit 1"}, {"kill -9 $$", "kill -ABRT $$"}};
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {"exit 3", "exit 69"}, {"kill -9 $$", "exit 1"}, {"kill -9 $$", "kill -ABRT $$"}};
   for (const auto& [cause, consequence] : cases) {
-    const auto result = launch(shells(2, "if [ $RANK = 0 ]; then echo peer lost >&2; " + consequence + "; else sleep 0.5; " + cause + "; fi", {"--monitor_interval", "5"}));
+    const auto result = launch(
+        shells(2, "if [ $RANK = 0 ]; then echo peer lost >&2; " + consequence + "; else sleep 0.5; " + cause + "; fi",
+               {"--monitor_interval", "5"}));
     EXPECT_THAT(result.err, HasSubstr("rank 1 of 2 failed first"));
     EXPECT_THAT(result.err, Not(HasSubstr("stopped by the launcher")));
   }
 }
 
 TEST_F(Launch, TailHasTheLastTwentyLines) {
-  const auto result = launch(shells(2, "[ $RANK = 1 ] || exec sleep 30; i=1; while [ $i -le 100 ]; do echo line $i. >&2; i=$((i+1)); done; exit 1"));
+  const auto result = launch(shells(
+      2, "[ $RANK = 1 ] || exec sleep 30; i=1; while [ $i -le 100 ]; do echo line $i. >&2; i=$((i+1)); done; exit 1"));
   const std::string report = result.err.substr(result.err.find("failed first"));
   EXPECT_THAT(report, HasSubstr("| line 81.\n"));
   EXPECT_THAT(report, HasSubstr("| line 100.\n"));
@@ -372,7 +423,9 @@ TEST_F(Launch, OneProcessFails) {
 
 TEST_F(Launch, RankThatIgnoresTermIsKilledAfterTheGrace) {
   const auto start = Clock::now();
-  const auto result = launch(shells(2, "if [ $RANK = 0 ]; then trap '' TERM; while :; do sleep 1; done; fi; sleep 0.3; exit 4", {"--grace_seconds", "1"}));
+  const auto result =
+      launch(shells(2, "if [ $RANK = 0 ]; then trap '' TERM; while :; do sleep 1; done; fi; sleep 0.3; exit 4",
+                    {"--grace_seconds", "1"}));
   EXPECT_EQ(result.exit_code, 4);
   EXPECT_THAT(result.err, HasSubstr("rank 0 did not stop and was killed by the launcher"));
   EXPECT_GE(seconds_since(start), 1);
@@ -380,8 +433,10 @@ TEST_F(Launch, RankThatIgnoresTermIsKilledAfterTheGrace) {
 }
 
 TEST_F(Launch, RankMayCleanUpWithinTheGrace) {
-  const auto result = launch(shells(2, "if [ $RANK = 0 ]; then trap 'echo saved; exit 0' TERM; echo ready >" + (folder / "ready").string() +
-                                           "; while :; do sleep 0.1; done; fi; while [ ! -e " + (folder / "ready").string() + " ]; do sleep 0.05; done; exit 4"));
+  const auto result =
+      launch(shells(2, "if [ $RANK = 0 ]; then trap 'echo saved; exit 0' TERM; echo ready >" +
+                           (folder / "ready").string() + "; while :; do sleep 0.1; done; fi; while [ ! -e " +
+                           (folder / "ready").string() + " ]; do sleep 0.05; done; exit 4"));
   EXPECT_EQ(result.exit_code, 4);
   EXPECT_THAT(result.out, HasSubstr("saved"));
 }
@@ -393,12 +448,16 @@ TEST_F(Launch, EarlyGoodEndOfOneRankLeavesTheOthersAlone) {
 }
 
 TEST_F(Launch, ErrorFileOfTheRankIsRead) {
-  const auto result = launch(shells(2, "[ $RANK = 0 ] && exec sleep 30; echo '{\"message\": {\"message\": \"ValueError: bad batch\"}}' > $TORCHELASTIC_ERROR_FILE; exit 1"));
+  const auto result = launch(shells(2,
+                                    "[ $RANK = 0 ] && exec sleep 30; echo '{\"message\": {\"message\": \"ValueError: "
+                                    "bad batch\"}}' > $TORCHELASTIC_ERROR_FILE; exit 1"));
   EXPECT_THAT(result.err, HasSubstr("ValueError: bad batch"));
 }
 
 TEST_F(Launch, FailureLeavesNoGrandchildren) {
-  const auto result = launch(shells(2, with_grandchild("[ $RANK = 1 ] && { while [ $(cat " + pids() + " 2>/dev/null | wc -l) -lt 2 ]; do sleep 0.05; done; exit 5; };")));
+  const auto result =
+      launch(shells(2, with_grandchild("[ $RANK = 1 ] && { while [ $(cat " + pids() +
+                                       " 2>/dev/null | wc -l) -lt 2 ]; do sleep 0.05; done; exit 5; };")));
   EXPECT_EQ(result.exit_code, 5);
   for (pid_t pid : pids_in(pids(), 2)) EXPECT_TRUE(gone(pid)) << pid;
 }
@@ -418,7 +477,8 @@ TEST_F(Launch, StopSignalsLeaveNoOrphan) {
 }
 
 TEST_F(Launch, RanksGetTheSignalItself) {
-  Program program(with_launch(shells(2, "trap 'echo got INT; exit 0' INT; trap 'echo got USR1' USR1; echo ready; while :; do sleep 0.1; done")));
+  Program program(with_launch(shells(
+      2, "trap 'echo got INT; exit 0' INT; trap 'echo got USR1' USR1; echo ready; while :; do sleep 0.1; done")));
   ASSERT_TRUE(program.wait_for("ready\nready"));
   program.signal(SIGUSR1);
   ASSERT_TRUE(program.wait_for("got USR1\ngot USR1"));
@@ -472,7 +532,9 @@ TEST_F(Launch, RanksDieWithTheLauncherEvenWithoutTheWarden) {
 }
 
 TEST_F(Launch, IgnoredSignalsStayIgnored) {  // nohup
-  Program program({"/bin/sh", "-c", "trap '' HUP; exec " + accelerate() + " launch -q --num_processes 2 /bin/sh -c 'echo ready; sleep 1; echo done'"});
+  Program program({"/bin/sh", "-c",
+                   "trap '' HUP; exec " + accelerate() +
+                       " launch -q --num_processes 2 /bin/sh -c 'echo ready; sleep 1; echo done'"});
   ASSERT_TRUE(program.wait_for("ready\nready"));
   program.signal(SIGHUP);
   const auto result = program.wait();
@@ -485,7 +547,9 @@ TEST_F(Launch, IgnoredSignalsStayIgnored) {  // nohup
 const Program::Options kTerminal{.env = {}, .input = "", .terminal = true};
 
 TEST_F(Launch, OneProcessHasTheTerminalToItself) {
-  Program program(with_launch({"-q", "/bin/sh", "-c", "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo three terminals; read line; echo read $line"}), kTerminal);
+  Program program(with_launch({"-q", "/bin/sh", "-c",
+                               "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo three terminals; read line; echo read $line"}),
+                  kTerminal);
   ASSERT_TRUE(program.wait_for("three terminals"));
   program.type("typed\n");
   const auto result = program.wait();
@@ -508,7 +572,8 @@ TEST_F(Launch, CtrlCOnTheTerminal) {
 TEST_F(Launch, RanksLearnTheWidthOfTheTerminal) {
   Program program(with_launch(shells(2, "echo columns ${ACCELERATE_LAUNCH_COLUMNS:-none}")), kTerminal);
   EXPECT_TRUE(program.wait_for("columns 80\r\ncolumns 80"));
-  EXPECT_EQ(sorted_lines(launch(shells(2, "echo columns ${ACCELERATE_LAUNCH_COLUMNS:-none}", {"-q"})).out).front(), "columns none");
+  EXPECT_EQ(sorted_lines(launch(shells(2, "echo columns ${ACCELERATE_LAUNCH_COLUMNS:-none}", {"-q"})).out).front(),
+            "columns none");
 }
 
 // ---------------------------------------------------------------- cost
@@ -521,7 +586,8 @@ TEST_F(Launch, StartsInMilliseconds) {
     took.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
   }
   std::sort(took.begin(), took.end());
-  std::cout << "accelerate launch --num_processes 1 /bin/true: " << took[10] << " ms (median of 21; best " << took[0] << " ms)\n";
+  std::cout << "accelerate launch --num_processes 1 /bin/true: " << took[10] << " ms (median of 21; best " << took[0]
+            << " ms)\n";
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
   EXPECT_LT(took[0], 50);  // the best, since other tests may run beside this one; LibTorch alone would take longer
 #endif
@@ -535,15 +601,17 @@ TEST_F(Launch, ManyRanksAndLittleMemory) {
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 256);
   std::cout << "256 ranks: " << seconds << " s, the launcher's largest memory: " << result.usage.ru_maxrss << " kB\n";
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-  EXPECT_LT(seconds, 10);  // 1 s on two idle cores
+  EXPECT_LT(seconds, 10);                    // 1 s on two idle cores
   EXPECT_LT(result.usage.ru_maxrss, 20000);  // 6,000
 #endif
 }
 
 TEST_F(Launch, RestartTakesLessThanASecond) {
   const std::string killed = folder / "killed", again = folder / "again";
-  const auto result = launch({"-q", "--num_processes", "2", "--max_restarts", "1", "/bin/sh", "-c",
-                              "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && { date +%s%N > '" + again + "'$RANK; exit; }; [ $RANK = 1 ] && { date +%s%N > '" + killed + "'; kill -9 $$; }; exec sleep 60"});
+  const auto result =
+      launch({"-q", "--num_processes", "2", "--max_restarts", "1", "/bin/sh", "-c",
+              "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && { date +%s%N > '" + again +
+                  "'$RANK; exit; }; [ $RANK = 1 ] && { date +%s%N > '" + killed + "'; kill -9 $$; }; exec sleep 60"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const auto moment = [](const std::string& file) {
     int64_t nanoseconds = 0;
@@ -560,7 +628,8 @@ TEST_F(Launch, RestartTakesLessThanASecond) {
 
 TEST_F(Launch, WaitingCostsNoProcessorTime) {
   const auto usage = launch(shells(2, "exec sleep 2", {"-q"})).usage;
-  const auto milliseconds_used = (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000 + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000;
+  const auto milliseconds_used =
+      (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000 + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000;
   EXPECT_LT(milliseconds_used, 500);
 }
 

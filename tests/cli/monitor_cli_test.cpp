@@ -1,4 +1,5 @@
-// `accelerate launch --monitor` and `--monitor_port`: the real program on a terminal, through a pipe, over HTTP and in a real browser.
+// `accelerate launch --monitor` and `--monitor_port`: the real program on a terminal, through a pipe, over HTTP and in
+// a real browser.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +39,9 @@ std::vector<std::string> launching(std::vector<std::string> options, const std::
   return options;
 }
 
-std::vector<std::string> rank_program(int steps, double per_second, const std::string& line) { return {bin("monitor_rank"), std::to_string(steps), std::to_string(per_second), line}; }
+std::vector<std::string> rank_program(int steps, double per_second, const std::string& line) {
+  return {bin("monitor_rank"), std::to_string(steps), std::to_string(per_second), line};
+}
 
 /// The address that the launcher has printed, up to "/" at its end.
 std::string url_of(Program& program) {
@@ -62,7 +65,9 @@ class Connection {
   ~Connection() { ::close(fd_); }
   Connection(const Connection&) = delete;
   bool connected() const { return connected_; }
-  bool send(const std::string& text) { return ::send(fd_, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size()); }
+  bool send(const std::string& text) {
+    return ::send(fd_, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
+  }
   void end() { ::shutdown(fd_, SHUT_WR); }
   std::string rest() {
     std::string text;
@@ -91,10 +96,10 @@ json state_of(const std::string& url) {
 }
 
 /// Asks until `good` says so; the last answer.
-template <class Good>
-json state_when(const std::string& url, Good good) {
+template <class Good> json state_when(const std::string& url, Good good) {
   json state;
-  for (const auto end = Clock::now() + std::chrono::seconds(30); Clock::now() < end; std::this_thread::sleep_for(milliseconds(50)))
+  for (const auto end = Clock::now() + std::chrono::seconds(30); Clock::now() < end;
+       std::this_thread::sleep_for(milliseconds(50)))
     if (state = state_of(url); state.is_null() || good(state)) return state;
   ADD_FAILURE() << "not within 30 seconds: " << state.dump(1);
   return state;
@@ -109,9 +114,11 @@ bool all_step(const json& state) {
 // ---------------------------------------------------------------- the page's data
 
 TEST(MonitorPage, SaysWhatRanksDo) {
-  Program program(launching({"--num_processes", "2", "--monitor_port", "0", "--monitor_seconds", "0.2"}, rank_program(400, 20, "\033[32mloss\033[0m \xff is")));
+  Program program(launching({"--num_processes", "2", "--monitor_port", "0", "--monitor_seconds", "0.2"},
+                            rank_program(400, 20, "\033[32mloss\033[0m \xff is")));
   const auto url = url_of(program);
-  const auto state = state_when(url, [](const json& s) { return all_step(s) && s["ranks"][0]["steps"] > 60 && s["ranks"][1]["steps"] > 60; });
+  const auto state = state_when(
+      url, [](const json& s) { return all_step(s) && s["ranks"][0]["steps"] > 60 && s["ranks"][1]["steps"] > 60; });
   EXPECT_EQ(state["program"], "monitor_rank");
   EXPECT_EQ(state["world_size"], 2);
   ASSERT_EQ(state["ranks"].size(), 2u);
@@ -121,7 +128,8 @@ TEST(MonitorPage, SaysWhatRanksDo) {
     EXPECT_EQ(rank["state"], "running");
     EXPECT_EQ(::kill(rank["pid"].get<pid_t>(), 0), 0);
     EXPECT_GT(rank["steps"], 0);
-    EXPECT_NEAR(rank["steps_per_second"].get<double>(), 20, 6);  // sleeps that end on time would give 20; the machine may be busy
+    EXPECT_NEAR(rank["steps_per_second"].get<double>(), 20,
+                6);  // sleeps that end on time would give 20; the machine may be busy
     EXPECT_GT(rank["resident_bytes"], 500 << 10);
     EXPECT_LT(rank["resident_bytes"], 100 << 20);
     EXPECT_TRUE(rank["gpu"].is_null());
@@ -138,13 +146,16 @@ TEST(MonitorPage, RefusesWhatItShould) {
   const auto url = url_of(program);
   EXPECT_THAT(url, StartsWith("http://127.0.0.1:"));
   EXPECT_THAT(request(url, "GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n"), StartsWith("HTTP/1.1 403 "));
-  EXPECT_THAT(request(url, "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc"), StartsWith("HTTP/1.1 405 "));
-  EXPECT_THAT(request(url, "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(20000, 'x')), StartsWith("HTTP/1.1 431 "));
+  EXPECT_THAT(request(url, "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc"),
+              StartsWith("HTTP/1.1 405 "));
+  EXPECT_THAT(request(url, "GET / HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(20000, 'x')),
+              StartsWith("HTTP/1.1 431 "));
   EXPECT_THAT(request(url, "nonsense\r\n\r\n"), StartsWith("HTTP/1.1 400 "));
   {
     // A request in pieces, of a client that closes its half.
     Connection slow(url);
-    for (const char c : std::string("GET /state.json HTTP/1.1\r\nHost: localhost\r\n\r\n")) slow.send(std::string(1, c));
+    for (const char c : std::string("GET /state.json HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+      slow.send(std::string(1, c));
     slow.end();
     EXPECT_THAT(slow.rest(), StartsWith("HTTP/1.1 200 "));
   }
@@ -160,7 +171,10 @@ TEST(MonitorPage, RefusesWhatItShould) {
 
 TEST(MonitorPage, KnowsFailuresAndRestarts) {
   // Rank 1 fails at first; the second attempt goes on.
-  Program program(launching({"--num_processes", "2", "--max_restarts", "1", "--monitor_port", "0", "--monitor_seconds", "0.1"}, rank_program(40, 10, "step")), {.env = {"FAIL=1"}});
+  Program program(
+      launching({"--num_processes", "2", "--max_restarts", "1", "--monitor_port", "0", "--monitor_seconds", "0.1"},
+                rank_program(40, 10, "step")),
+      {.env = {"FAIL=1"}});
   const auto url = url_of(program);
   EXPECT_THAT(state_when(url, all_step)["summary"].get<std::string>(), HasSubstr("restart 0 of 1"));
   const auto second = state_when(url, [](const json& state) { return state["attempt"] == 1 && all_step(state); });
@@ -172,12 +186,15 @@ TEST(MonitorPage, KnowsFailuresAndRestarts) {
 
 TEST(MonitorPage, MachinesHaveTheirOwnRanksAndAreSeenWaiting) {
   const auto machine = [&](int rank) {
-    return launching({"--num_machines", "2", "--num_processes", "4", "--main_process_ip", "127.0.0.1", "--main_process_port", "29597", "--machine_rank", std::to_string(rank), "--monitor_port", "0", "--monitor_seconds", "0.1"},
-                     rank_program(300, 20, "step"));
+    return launching(
+        {"--num_machines", "2", "--num_processes", "4", "--main_process_ip", "127.0.0.1", "--main_process_port",
+         "29597", "--machine_rank", std::to_string(rank), "--monitor_port", "0", "--monitor_seconds", "0.1"},
+        rank_program(300, 20, "step"));
   };
   Program first(machine(0));
   const auto url = url_of(first);
-  EXPECT_THAT(state_when(url, [](const json& state) { return state["waiting"] == true; })["summary"].get<std::string>(), HasSubstr("waiting for the other machines"));
+  EXPECT_THAT(state_when(url, [](const json& state) { return state["waiting"] == true; })["summary"].get<std::string>(),
+              HasSubstr("waiting for the other machines"));
   Program second(machine(1));
   const auto other = url_of(second);
   const auto here = state_when(url, all_step), there = state_when(other, all_step);
@@ -197,15 +214,20 @@ TEST(MonitorPage, HostfilesShowMachinesByName) {
   std::ofstream(folder + "hosts") << "alpha slots=2\nbeta slots=1\n";
   std::ofstream(folder + "ssh") << "#!/bin/sh\necho \"$2\" > '" << folder << "command.'$1\nexec /bin/sh -c \"$2\"\n";
   std::filesystem::permissions(folder + "ssh", std::filesystem::perms::owner_all);
-  Program program(launching({"--hostfile", folder + "hosts", "--remote_shell", folder + "ssh", "--main_process_ip", "127.0.0.1", "--main_process_port", "29598", "--monitor", "--monitor_port", "0", "--monitor_seconds", "0.1"},
-                            rank_program(400, 20, "step of a machine")));
+  Program program(
+      launching({"--hostfile", folder + "hosts", "--remote_shell", folder + "ssh", "--main_process_ip", "127.0.0.1",
+                 "--main_process_port", "29598", "--monitor", "--monitor_port", "0", "--monitor_seconds", "0.1"},
+                rank_program(400, 20, "step of a machine")));
   const auto url = url_of(program);
-  const auto state = state_when(url, [](const json& s) { return s["ranks"].size() == 2 && s["ranks"][0]["last_line"] != "" && s["ranks"][1]["last_line"] != ""; });
+  const auto state = state_when(url, [](const json& s) {
+    return s["ranks"].size() == 2 && s["ranks"][0]["last_line"] != "" && s["ranks"][1]["last_line"] != "";
+  });
   EXPECT_EQ(state["ranks"][0]["name"], "alpha");
   EXPECT_EQ(state["ranks"][1]["name"], "beta");
   EXPECT_TRUE(state["ranks"][0]["cpu_percent"].is_null());  // of ssh, which nobody wants to know
   std::ifstream command(folder + "command.alpha");
-  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(command), {}), AllOf(HasSubstr(" launch"), Not(HasSubstr("--monitor"))));  // one view, here
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(command), {}),
+              AllOf(HasSubstr(" launch"), Not(HasSubstr("--monitor"))));  // one view, here
   program.signal(SIGTERM);
   program.wait();
 }
@@ -213,15 +235,19 @@ TEST(MonitorPage, HostfilesShowMachinesByName) {
 TEST(MonitorPage, ShowsTheGpuOfEachRank) {
   const std::string folder = "LD_LIBRARY_PATH=" + bin("fake_nvml");
   const auto gpus = [&](const std::string& visible, std::vector<std::string> options) {
-    options.insert(options.begin(), {accelerate(), "launch", "--num_processes", "2", "--monitor_port", "0", "--monitor_seconds", "0.1"});
+    options.insert(options.begin(),
+                   {accelerate(), "launch", "--num_processes", "2", "--monitor_port", "0", "--monitor_seconds", "0.1"});
     options.insert(options.end(), {"/bin/sleep", "60"});
     Program program(options, {.env = {folder, "CUDA_VISIBLE_DEVICES=" + visible}});
-    const auto state = state_when(url_of(program), [](const json& s) { return s["ranks"].size() == 2 && !s["ranks"][0]["cpu_percent"].is_null(); });
+    const auto state = state_when(url_of(program), [](const json& s) {
+      return s["ranks"].size() == 2 && !s["ranks"][0]["cpu_percent"].is_null();
+    });
     program.signal(SIGTERM);
     program.wait();
     return std::pair{state["ranks"][0]["gpu"], state["ranks"][1]["gpu"]};
   };
-  const json first{{"index", 0}, {"busy_percent", 57}, {"used_bytes", 12ll << 30}, {"total_bytes", 80ll << 30}}, second{{"index", 1}, {"busy_percent", nullptr}, {"used_bytes", 12ll << 30}, {"total_bytes", 80ll << 30}};
+  const json first{{"index", 0}, {"busy_percent", 57}, {"used_bytes", 12ll << 30}, {"total_bytes", 80ll << 30}},
+      second{{"index", 1}, {"busy_percent", nullptr}, {"used_bytes", 12ll << 30}, {"total_bytes", 80ll << 30}};
   EXPECT_EQ(gpus("", {}), std::pair(first, second));
   EXPECT_EQ(gpus("GPU-second,0", {}), std::pair(second, first));
   EXPECT_EQ(gpus("", {"--gpu_ids", "1,5"}), std::pair(second, json()));
@@ -233,16 +259,23 @@ TEST(MonitorPage, MistakesAreExplained) {
     const auto result = Program(launching(std::move(options), {"/bin/true"})).wait();
     return std::to_string(result.exit_code) + " " + result.err;
   };
-  EXPECT_THAT(error({"--monitor_port", "70000"}), AllOf(StartsWith("64 "), HasSubstr("--monitor_port is 70000, expected 1 to 65535")));
-  EXPECT_THAT(error({"--monitor_seconds", "0", "--monitor"}), AllOf(StartsWith("64 "), HasSubstr("--monitor_seconds is 0")));
-  EXPECT_THAT(error({"--monitor_port", "0", "--monitor_host", "no such host"}), AllOf(StartsWith("64 "), HasSubstr("--monitor_host is 'no such host'")));
-  EXPECT_THAT(error({"--monitor_port", "0", "--monitor_host", "192.0.2.1"}), AllOf(StartsWith("71 "), HasSubstr("can't be served at 192.0.2.1:0")));
-  EXPECT_THAT(error({"--monitor_host", "0.0.0.0"}), AllOf(StartsWith("0 "), HasSubstr("--monitor_host has no effect without --monitor_port")));
-  EXPECT_THAT(error({"--monitor_host", "0.0.0.0", "--monitor_port", "0"}), AllOf(StartsWith("0 "), HasSubstr("which other machines can reach: it asks for no password")));
+  EXPECT_THAT(error({"--monitor_port", "70000"}),
+              AllOf(StartsWith("64 "), HasSubstr("--monitor_port is 70000, expected 1 to 65535")));
+  EXPECT_THAT(error({"--monitor_seconds", "0", "--monitor"}),
+              AllOf(StartsWith("64 "), HasSubstr("--monitor_seconds is 0")));
+  EXPECT_THAT(error({"--monitor_port", "0", "--monitor_host", "no such host"}),
+              AllOf(StartsWith("64 "), HasSubstr("--monitor_host is 'no such host'")));
+  EXPECT_THAT(error({"--monitor_port", "0", "--monitor_host", "192.0.2.1"}),
+              AllOf(StartsWith("71 "), HasSubstr("can't be served at 192.0.2.1:0")));
+  EXPECT_THAT(error({"--monitor_host", "0.0.0.0"}),
+              AllOf(StartsWith("0 "), HasSubstr("--monitor_host has no effect without --monitor_port")));
+  EXPECT_THAT(error({"--monitor_host", "0.0.0.0", "--monitor_port", "0"}),
+              AllOf(StartsWith("0 "), HasSubstr("which other machines can reach: it asks for no password")));
   Program program(launching({"--monitor_port", "0"}, {"/bin/sleep", "60"}));
   const auto url = url_of(program);
   const std::string port = url.substr(url.rfind(':') + 1, url.size() - url.rfind(':') - 2);
-  EXPECT_THAT(error({"--monitor_port", port}), AllOf(StartsWith("71 "), HasSubstr("Another program uses that port; --monitor_port 0 finds a free one")));
+  EXPECT_THAT(error({"--monitor_port", port}),
+              AllOf(StartsWith("71 "), HasSubstr("Another program uses that port; --monitor_port 0 finds a free one")));
   program.signal(SIGTERM);
   program.wait();
 }
@@ -251,11 +284,15 @@ TEST(MonitorPage, MistakesAreExplained) {
 
 TEST(MonitorSteps, PreparedOptimizersReportThem) {
   for (const bool by_itself : {false, true}) {
-    Program program(launching({"--num_processes", "2", "--monitor_port", "0", "--monitor_seconds", "0.2"}, by_itself ? std::vector<std::string>{bin("monitor_training"), "itself"} : std::vector<std::string>{bin("monitor_training")}));
+    Program program(launching({"--num_processes", "2", "--monitor_port", "0", "--monitor_seconds", "0.2"},
+                              by_itself ? std::vector<std::string>{bin("monitor_training"), "itself"}
+                                        : std::vector<std::string>{bin("monitor_training")}));
     const auto url = url_of(program);
-    const auto state = state_when(url, [&](const json& s) { return all_step(s) && s["ranks"][0]["steps"].get<int64_t>() % 1000 > 40; });
+    const auto state = state_when(
+        url, [&](const json& s) { return all_step(s) && s["ranks"][0]["steps"].get<int64_t>() % 1000 > 40; });
     for (const auto& rank : state["ranks"]) {
-      // At most 20 a second, by the sleeps: the optimizer that steps at every second batch is not added. Less where the machine is busy.
+      // At most 20 a second, by the sleeps: the optimizer that steps at every second batch is not added. Less where the
+      // machine is busy.
       EXPECT_GT(rank["steps_per_second"], 5);
       EXPECT_LT(rank["steps_per_second"], 21);
       EXPECT_EQ(rank["steps"].get<int64_t>() / 1000, by_itself ? 1 : 0);
@@ -270,33 +307,47 @@ TEST(MonitorSteps, APythonProgramReportsThemAsTheDocumentationSays) {
   const size_t begin = text.find("```python\n"), end = text.find("```", begin + 10);
   ASSERT_NE(begin, std::string::npos);
   const std::string script = support::scratch_dir() + "/monitored.py";
-  std::ofstream(script) << text.substr(begin + 10, end - begin - 10) << "for step in range(1, 1000):\n    time.sleep(0.05)\n    report_step(step)\n";
-  Program program(launching({"--monitor_port", "0", "--monitor_seconds", "0.2"}, {script}), {.env = {"PYTHON=python3"}});
-  const auto state = state_when(url_of(program), [&](const json& s) { return all_step(s) && s["ranks"][0]["steps"] > 20; });
+  std::ofstream(script) << text.substr(begin + 10, end - begin - 10)
+                        << "for step in range(1, 1000):\n    time.sleep(0.05)\n    report_step(step)\n";
+  Program program(launching({"--monitor_port", "0", "--monitor_seconds", "0.2"}, {script}),
+                  {.env = {"PYTHON=python3"}});
+  const auto state =
+      state_when(url_of(program), [&](const json& s) { return all_step(s) && s["ranks"][0]["steps"] > 20; });
   EXPECT_GT(state["ranks"][0]["steps_per_second"], 5);
   EXPECT_LT(state["ranks"][0]["steps_per_second"], 21);
   program.signal(SIGTERM);
   program.wait();
-  EXPECT_EQ(Program({"/usr/bin/env", "python3", "-c", "exec(open('" + script + "').read().split('for step')[0]); report_step(1)"}).wait().exit_code, 0);  // without a monitor it does nothing
+  EXPECT_EQ(Program({"/usr/bin/env", "python3", "-c",
+                     "exec(open('" + script + "').read().split('for step')[0]); report_step(1)"})
+                .wait()
+                .exit_code,
+            0);  // without a monitor it does nothing
 }
 
 // ---------------------------------------------------------------- the table through a pipe
 
 TEST(MonitorLines, AreWrittenNowAndThenBesideTheOutput) {
-  Program program(launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "0.3"}, rank_program(40, 20, "loss")));
+  Program program(
+      launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "0.3"}, rank_program(40, 20, "loss")));
   const auto result = program.wait();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.out, Not(HasSubstr("state")));
   EXPECT_THAT(result.err, Not(HasSubstr("\033")));
   EXPECT_THAT(result.err, HasSubstr("\nrank  state "));
-  EXPECT_TRUE(std::regex_search(result.err, std::regex("\n0     running +[0-9]+ +0:0[01] +[0-9]+ +[0-9.]+ +[0-9-]+ +[0-9.]+ [KM]iB  loss [0-9]+\n1     running "))) << result.err;
+  EXPECT_TRUE(std::regex_search(
+      result.err,
+      std::regex(
+          "\n0     running +[0-9]+ +0:0[01] +[0-9]+ +[0-9.]+ +[0-9-]+ +[0-9.]+ [KM]iB  loss [0-9]+\n1     running ")))
+      << result.err;
   size_t tables = 0;
   for (size_t at = 0; (at = result.err.find("rank  state", at)) != std::string::npos; ++at) ++tables;
   EXPECT_THAT(tables, AllOf(Gt(2u), Lt(9u)));  // every 0.3 s for 2 s, later where the machine is busy
 }
 
 TEST(MonitorLines, RedirectedOutputIsReadFromItsFile) {
-  Program program(launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "0.3", "--redirects", "3", "--log_dir", support::scratch_dir()}, rank_program(30, 20, "hidden")));
+  Program program(launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "0.3", "--redirects", "3",
+                             "--log_dir", support::scratch_dir()},
+                            rank_program(30, 20, "hidden")));
   const auto result = program.wait();
   EXPECT_EQ(result.out, "");
   EXPECT_THAT(result.err, HasSubstr("hidden "));
@@ -304,7 +355,8 @@ TEST(MonitorLines, RedirectedOutputIsReadFromItsFile) {
 
 TEST(MonitorLines, EndWithTheRanksThoughOutputIsStillWaiting) {
   // More than a pipe holds and nobody reads: the rank has ended long before the launcher can.
-  Program program(launching({"--monitor", "--monitor_seconds", "0.05"}, {"/bin/sh", "-c", "head -c 200000 /dev/zero | tr '\\0' x >&2; echo >&2"}));
+  Program program(launching({"--monitor", "--monitor_seconds", "0.05"},
+                            {"/bin/sh", "-c", "head -c 200000 /dev/zero | tr '\\0' x >&2; echo >&2"}));
   std::this_thread::sleep_for(milliseconds(1500));
   const auto result = program.wait();
   EXPECT_EQ(result.exit_code, 0) << result.signal;
@@ -313,7 +365,9 @@ TEST(MonitorLines, EndWithTheRanksThoughOutputIsStillWaiting) {
 }
 
 TEST(MonitorLines, HaveNoEscapesOnATerminalThatUnderstandsNone) {
-  Program program(launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "0.2"}, rank_program(10, 10, "loss")), {.env = {"TERM=dumb"}, .terminal = true});
+  Program program(
+      launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "0.2"}, rank_program(10, 10, "loss")),
+      {.env = {"TERM=dumb"}, .terminal = true});
   const auto result = program.wait();
   EXPECT_THAT(result.out, AllOf(HasSubstr("rank  state"), Not(HasSubstr("\033"))));
 }
@@ -337,13 +391,17 @@ class MonitorTerminal : public testing::Test {
     return false;
   }
   Program::Options terminal() const { return {.env = {"TERM=xterm"}, .terminal = true, .rows = 20, .columns = 100}; }
-  std::vector<std::string> two(int steps, double rate) const { return launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "0.1"}, rank_program(steps, rate, "漢字 loss")); }
+  std::vector<std::string> two(int steps, double rate) const {
+    return launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "0.1"},
+                     rank_program(steps, rate, "漢字 loss"));
+  }
   /// After the end: undivided, and only output is left.
   void expect_clean(const Program& program) {
     screen.feed(std::string_view(program.output()).substr(fed));
     fed = program.output().size();
     EXPECT_FALSE(screen.divided());
-    for (size_t i = 0; i < screen.rows(); ++i) EXPECT_THAT(screen.line(i), Not(AllOf(HasSubstr("rank"), HasSubstr("state")))) << i;
+    for (size_t i = 0; i < screen.rows(); ++i)
+      EXPECT_THAT(screen.line(i), Not(AllOf(HasSubstr("rank"), HasSubstr("state")))) << i;
     EXPECT_EQ(screen.unknown(), 0u);
   }
   Screen screen{20, 100};
@@ -377,7 +435,8 @@ TEST_F(MonitorTerminal, TheTableStaysBelowTheOutput) {
 }
 
 TEST_F(MonitorTerminal, ProgressBarsAreUndisturbed) {
-  const std::string bar = "for i in 1 2 3 4 5 6 7 8 9; do printf '\\r%s0%% of the bar' $i; sleep 0.15; done; echo; echo end; sleep 0.5";
+  const std::string bar =
+      "for i in 1 2 3 4 5 6 7 8 9; do printf '\\r%s0%% of the bar' $i; sleep 0.15; done; echo; echo end; sleep 0.5";
   Program program(launching({"--monitor", "--monitor_seconds", "0.1"}, {"/bin/sh", "-c", bar}), terminal());
   ASSERT_TRUE(wait_until_shown(program, "40% of the bar"));
   EXPECT_TRUE(screen.divided());
@@ -392,13 +451,17 @@ TEST_F(MonitorTerminal, ProgressBarsAreUndisturbed) {
 }
 
 TEST_F(MonitorTerminal, FollowsTheSizeOfTheTerminalAtOnce) {
-  Program program(launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "60"}, rank_program(2000, 20, "漢字 loss")), terminal());
+  Program program(
+      launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "60"}, rank_program(2000, 20, "漢字 loss")),
+      terminal());
   ASSERT_TRUE(wait_until_shown(program, "漢字 loss 20"));
   for (const auto& [rows, columns] : {std::pair<size_t, size_t>{30, 60}, {12, 120}, {24, 80}}) {
     update(program);
     screen.resize(rows, columns);
     program.resize(static_cast<int>(rows), static_cast<int>(columns));
-    for (const auto end = Clock::now() + std::chrono::seconds(10); Clock::now() < end && !screen.line(rows - 1).starts_with("1     ");) update(program);
+    for (const auto end = Clock::now() + std::chrono::seconds(10);
+         Clock::now() < end && !screen.line(rows - 1).starts_with("1     ");)
+      update(program);
     EXPECT_THAT(screen.line(rows - 1), StartsWith("1     ")) << rows;
     EXPECT_THAT(screen.line(rows - 4), StartsWith("monitor_rank, ")) << rows;
     size_t tables = 0;
@@ -408,7 +471,9 @@ TEST_F(MonitorTerminal, FollowsTheSizeOfTheTerminalAtOnce) {
   // Too low for two parts: the output alone.
   screen.resize(6, 80);
   program.resize(6, 80);
-  for (const auto end = Clock::now() + std::chrono::seconds(10); Clock::now() < end && (screen.divided() || screen.shows("rank  state"));) update(program);
+  for (const auto end = Clock::now() + std::chrono::seconds(10);
+       Clock::now() < end && (screen.divided() || screen.shows("rank  state"));)
+    update(program);
   EXPECT_FALSE(screen.divided());
   EXPECT_FALSE(screen.shows("rank  state"));
   program.signal(SIGTERM);
@@ -417,13 +482,18 @@ TEST_F(MonitorTerminal, FollowsTheSizeOfTheTerminalAtOnce) {
 
 TEST_F(MonitorTerminal, ASlowReaderDelaysTheTableAndLosesNothing) {
   // Much more output than the terminal takes, and for a while nobody reads at all.
-  Program program(launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "0.05"}, {"/bin/sh", "-c", "for i in $(seq 1 2000); do echo \"line $i of the rank\"; done; sleep 4"}), terminal());
+  Program program(
+      launching({"--num_processes", "2", "--monitor", "--monitor_seconds", "0.05"},
+                {"/bin/sh", "-c", "for i in $(seq 1 2000); do echo \"line $i of the rank\"; done; sleep 4"}),
+      terminal());
   std::this_thread::sleep_for(milliseconds(3000));
   const auto result = program.wait();
   EXPECT_EQ(result.exit_code, 0);
   size_t tables = 0;
   for (size_t at = 0; (at = result.out.find("rank  state", at)) != std::string::npos; ++at) ++tables;
-  EXPECT_THAT(tables, AllOf(Gt(0u), Lt(40u)));  // 60 looks while nobody read must not have piled up; the second that follows has 20
+  EXPECT_THAT(
+      tables,
+      AllOf(Gt(0u), Lt(40u)));  // 60 looks while nobody read must not have piled up; the second that follows has 20
   screen.feed(result.out);
   std::map<std::string, int> counts;
   for (const auto& line : screen.lines()) counts[line] += line.starts_with("line ");
@@ -461,7 +531,8 @@ TEST_F(MonitorTerminal, IsGivenBackWhileTheJobIsStopped) {
   Program program(two(2000, 20), terminal());
   ASSERT_TRUE(wait_until_shown(program, "0     running"));
   program.type("\x1a");
-  for (const auto end = Clock::now() + std::chrono::seconds(10); Clock::now() < end && screen.divided();) update(program);
+  for (const auto end = Clock::now() + std::chrono::seconds(10); Clock::now() < end && screen.divided();)
+    update(program);
   EXPECT_FALSE(screen.divided());
   EXPECT_FALSE(screen.shows("rank  state"));
   program.signal(SIGCONT);
@@ -472,7 +543,9 @@ TEST_F(MonitorTerminal, IsGivenBackWhileTheJobIsStopped) {
 }
 
 TEST_F(MonitorTerminal, AFailureIsReportedOnTheWholeTerminal) {
-  Program program(launching({"--num_processes", "2", "--max_restarts", "1", "--monitor", "--monitor_seconds", "0.1"}, rank_program(10, 10, "step")), {.env = {"TERM=xterm", "FAIL=1"}, .terminal = true, .rows = 30, .columns = 150});
+  Program program(launching({"--num_processes", "2", "--max_restarts", "1", "--monitor", "--monitor_seconds", "0.1"},
+                            rank_program(10, 10, "step")),
+                  {.env = {"TERM=xterm", "FAIL=1"}, .terminal = true, .rows = 30, .columns = 150});
   screen = Screen(30, 150);
   ASSERT_TRUE(wait_until_shown(program, "0     running"));
   const auto result = program.wait();
@@ -487,15 +560,20 @@ TEST_F(MonitorTerminal, AFailureIsReportedOnTheWholeTerminal) {
 // ---------------------------------------------------------------- a real browser
 
 TEST(MonitorBrowser, ShowsLiveRanksAndNoForeignHtml) {
-  ASSERT_NE(Browser::program(), "") << "no browser: this test needs chromium (Debian: chromium), which scripts/test.sh installs";
-  const std::string attack = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\"> &amp; loss";
-  Program program(launching({"--num_processes", "2", "--monitor_port", "0", "--monitor_seconds", "0.2"}, rank_program(4000, 20, attack)));
+  ASSERT_NE(Browser::program(), "")
+      << "no browser: this test needs chromium (Debian: chromium), which scripts/test.sh installs";
+  const std::string attack =
+      "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\"> &amp; loss";
+  Program program(launching({"--num_processes", "2", "--monitor_port", "0", "--monitor_seconds", "0.2"},
+                            rank_program(4000, 20, attack)));
   const auto url = url_of(program);
   Browser browser;
   browser.open(url);
   ASSERT_TRUE(browser.wait_until("document.querySelectorAll('#ranks tbody tr').length === 2"));
   const auto cell = [&](int row, const std::string& title) {
-    return "[...document.querySelectorAll('#ranks tbody tr')[" + std::to_string(row) + "].cells][[...document.querySelectorAll('#ranks th')].findIndex(h => h.textContent === '" + title + "')].textContent";
+    return "[...document.querySelectorAll('#ranks tbody tr')[" + std::to_string(row) +
+           "].cells][[...document.querySelectorAll('#ranks th')].findIndex(h => h.textContent === '" + title +
+           "')].textContent";
   };
   for (int row = 0; row < 2; ++row) {
     EXPECT_EQ(browser.evaluate(cell(row, "rank")), std::to_string(row));
@@ -504,7 +582,8 @@ TEST(MonitorBrowser, ShowsLiveRanksAndNoForeignHtml) {
     EXPECT_TRUE(browser.wait_until("/^[0-9]+$/.test(" + cell(row, "CPU %") + ")"));
     EXPECT_TRUE(browser.wait_until("/^[0-9.]+ [KM]iB$/.test(" + cell(row, "memory") + ")"));
   }
-  EXPECT_EQ(browser.evaluate("[...document.querySelectorAll('#ranks th')].map(h => h.textContent).includes('GPU')"), false);
+  EXPECT_EQ(browser.evaluate("[...document.querySelectorAll('#ranks th')].map(h => h.textContent).includes('GPU')"),
+            false);
   // It is live: numbers change without anybody's doing.
   const int64_t steps = browser.evaluate("Number(" + cell(1, "steps") + ")");
   EXPECT_TRUE(browser.wait_until("Number(" + cell(1, "steps") + ") > " + std::to_string(steps + 10)));
@@ -515,20 +594,26 @@ TEST(MonitorBrowser, ShowsLiveRanksAndNoForeignHtml) {
   EXPECT_EQ(browser.evaluate("document.querySelectorAll('script').length"), 1);
   browser.save_picture(support::scratch_dir() + "/monitor.png");
   // A script that got in all the same would not run: the policy knows one nonce.
-  browser.evaluate("void document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title = \"taken\"'}))");
+  browser.evaluate(
+      "void document.body.append(Object.assign(document.createElement('script'), {textContent: 'document.title = "
+      "\"taken\"'}))");
   EXPECT_EQ(browser.evaluate("document.title"), "monitor_rank – accelerate launch");
   ASSERT_FALSE(browser.complaints().empty());
-  for (const auto& complaint : browser.complaints()) EXPECT_THAT(complaint, HasSubstr("Content Security Policy"));  // of that script, and nothing else
-  for (const auto& address : browser.requests()) EXPECT_THAT(address, testing::AnyOf(StartsWith(url), StartsWith("data:")));
+  for (const auto& complaint : browser.complaints())
+    EXPECT_THAT(complaint, HasSubstr("Content Security Policy"));  // of that script, and nothing else
+  for (const auto& address : browser.requests())
+    EXPECT_THAT(address, testing::AnyOf(StartsWith(url), StartsWith("data:")));
   // A rank that is killed is seen, as is the end.
   program.signal(SIGTERM);
   program.wait();
-  EXPECT_TRUE(browser.wait_until("document.getElementById('trouble').textContent.includes('does not answer any more')"));
+  EXPECT_TRUE(
+      browser.wait_until("document.getElementById('trouble').textContent.includes('does not answer any more')"));
   EXPECT_EQ(browser.evaluate("document.querySelectorAll('#ranks tbody tr').length"), 2);
 }
 
 TEST(MonitorBrowser, AnotherSitesNameGetsNothing) {
-  ASSERT_NE(Browser::program(), "") << "no browser: this test needs chromium (Debian: chromium), which scripts/test.sh installs";
+  ASSERT_NE(Browser::program(), "")
+      << "no browser: this test needs chromium (Debian: chromium), which scripts/test.sh installs";
   Program program(launching({"--monitor_port", "0"}, {"/bin/sh", "-c", "echo secret; sleep 60"}));
   const auto url = url_of(program);
   Browser browser;

@@ -1,5 +1,5 @@
-// Trains something tiny for ten seconds at about 20 steps a second, with two optimizers, of which one steps at every second batch. With an argument it reports another
-// number of steps by itself.
+// Trains something tiny for ten seconds at about 20 steps a second, with two optimizers, of which one steps at every
+// second batch. With an argument it reports another number of steps by itself.
 #include <torch/torch.h>
 
 #include <chrono>

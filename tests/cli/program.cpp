@@ -25,7 +25,8 @@ using Clock = std::chrono::steady_clock;
 
 /// Variables of a launch around the tests, and what would change the launcher's choices.
 bool is_launchers(const std::string& entry) {
-  for (const char* prefix : {"RANK=", "LOCAL_", "WORLD_SIZE=", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_", "ACCELERATE_", "OMP_NUM_THREADS=", "TMPDIR=", "HF_HOME="})
+  for (const char* prefix : {"RANK=", "LOCAL_", "WORLD_SIZE=", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_",
+                             "ACCELERATE_", "OMP_NUM_THREADS=", "TMPDIR=", "HF_HOME="})
     if (entry.starts_with(prefix)) return true;
   return false;
 }
@@ -37,11 +38,15 @@ std::string accelerate() { return std::string(ACCELERATE_BIN_DIR) + "/accelerate
 Program::Program(const std::vector<std::string>& arguments, const Options& options) {
   std::vector<std::string> env;
   for (char** entry = environ; *entry; ++entry)
-    if (!is_launchers(*entry) && std::none_of(options.env.begin(), options.env.end(), [&](const auto& ours) { return ours.starts_with(std::string(*entry, std::strcspn(*entry, "=") + 1)); }))
+    if (!is_launchers(*entry) && std::none_of(options.env.begin(), options.env.end(), [&](const auto& ours) {
+          return ours.starts_with(std::string(*entry, std::strcspn(*entry, "=") + 1));
+        }))
       env.push_back(*entry);
   env.push_back("TMPDIR=" + support::scratch_dir());  // a launcher that is killed can't tidy up
-  if (std::none_of(options.env.begin(), options.env.end(), [](const auto& ours) { return ours.starts_with("HF_HOME="); }))
-    env.push_back("HF_HOME=" + support::scratch_dir() + "/no_config_file");  // the user's own config file must not decide
+  if (std::none_of(options.env.begin(), options.env.end(),
+                   [](const auto& ours) { return ours.starts_with("HF_HOME="); }))
+    env.push_back("HF_HOME=" + support::scratch_dir() +
+                  "/no_config_file");  // the user's own config file must not decide
   env.insert(env.end(), options.env.begin(), options.env.end());
   std::vector<char*> argv, envp;
   for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
@@ -92,7 +97,9 @@ Program::~Program() {
 
 void Program::signal(int number) const { ::kill(pid_, number); }
 
-void Program::type(const std::string& text) const { ASSERT_EQ(::write(terminal_, text.data(), text.size()), static_cast<ssize_t>(text.size())); }
+void Program::type(const std::string& text) const {
+  ASSERT_EQ(::write(terminal_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+}
 
 void Program::resize(int rows, int columns) const {
   const winsize size{static_cast<unsigned short>(rows), static_cast<unsigned short>(columns), 0, 0};
@@ -130,7 +137,9 @@ bool Program::read_once(milliseconds timeout) {
 
 bool Program::wait_for(const std::string& text, milliseconds deadline) {
   const auto end = Clock::now() + deadline;
-  const auto found = [&] { return result_.out.find(text) != std::string::npos || result_.err.find(text) != std::string::npos; };
+  const auto found = [&] {
+    return result_.out.find(text) != std::string::npos || result_.err.find(text) != std::string::npos;
+  };
   while (!found() && Clock::now() < end && read_once(milliseconds(50))) {
   }
   return found();
@@ -144,12 +153,15 @@ Result Program::wait(milliseconds deadline) {
     if (!read_once(milliseconds(20))) std::this_thread::sleep_for(milliseconds(5));
     if (!late && Clock::now() > end) {
       late = true;
-      ADD_FAILURE() << "the deadline of " << deadline.count() << " ms passed; stdout so far:\n" << result_.out << "\nstderr so far:\n" << result_.err;
+      ADD_FAILURE() << "the deadline of " << deadline.count() << " ms passed; stdout so far:\n"
+                    << result_.out << "\nstderr so far:\n"
+                    << result_.err;
       ::kill(pid_, SIGKILL);
     }
   }
   pid_ = -1;
-  // What it wrote just before its end; a process that it left behind would keep the pipes open, which is for the test to find.
+  // What it wrote just before its end; a process that it left behind would keep the pipes open, which is for the test
+  // to find.
   for (const auto grace = Clock::now() + milliseconds(300); Clock::now() < grace && read_once(milliseconds(20));) {
   }
   if (WIFEXITED(status)) result_.exit_code = WEXITSTATUS(status);
@@ -175,7 +187,8 @@ bool gone(pid_t pid, milliseconds deadline) {
 
 std::vector<pid_t> pids_in(const std::string& file, size_t count) {
   std::vector<pid_t> pids;
-  for (const auto end = Clock::now() + milliseconds(20000); Clock::now() < end; std::this_thread::sleep_for(milliseconds(10))) {
+  for (const auto end = Clock::now() + milliseconds(20000); Clock::now() < end;
+       std::this_thread::sleep_for(milliseconds(10))) {
     pids.clear();
     std::ifstream in(file);
     for (pid_t pid; in >> pid;) pids.push_back(pid);

@@ -24,12 +24,12 @@ struct Result {
 class Program {
  public:
   struct Options {
-    std::vector<std::string> env;   ///< NAME=value on top of ours; the launcher's own variables are removed first
-    std::string input;              ///< what it finds on standard input, then the end
-    bool terminal = false;          ///< streams 0, 1, 2 are a pseudo-terminal, which is the program's controlling terminal
-    int rows = 0, columns = 0;      ///< of the terminal; 0: it does not say
-    bool read_output = true;        ///< false: nobody takes what it writes until wait()
-    std::string folder;             ///< working folder
+    std::vector<std::string> env;  ///< NAME=value on top of ours; the launcher's own variables are removed first
+    std::string input;             ///< what it finds on standard input, then the end
+    bool terminal = false;      ///< streams 0, 1, 2 are a pseudo-terminal, which is the program's controlling terminal
+    int rows = 0, columns = 0;  ///< of the terminal; 0: it does not say
+    bool read_output = true;    ///< false: nobody takes what it writes until wait()
+    std::string folder;         ///< working folder
   };
   Program(const std::vector<std::string>& arguments, const Options& options);
   explicit Program(const std::vector<std::string>& arguments) : Program(arguments, Options{}) {}
@@ -38,9 +38,9 @@ class Program {
 
   pid_t pid() const { return pid_; }
   void signal(int number) const;
-  void type(const std::string& text) const;           ///< on the terminal
-  void resize(int rows, int columns) const;           ///< the terminal, which tells the program
-  void close_output();                                ///< the reader of its stdout goes away
+  void type(const std::string& text) const;  ///< on the terminal
+  void resize(int rows, int columns) const;  ///< the terminal, which tells the program
+  void close_output();                       ///< the reader of its stdout goes away
   /// Reads until stdout or stderr contains `text`; false when the deadline passes or the program ends first.
   bool wait_for(const std::string& text, milliseconds deadline = milliseconds(20000));
   /// Reads what comes in that time.

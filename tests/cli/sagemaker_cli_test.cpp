@@ -1,4 +1,5 @@
-// `accelerate launch` with config files for Amazon SageMaker. AWS is moto, behind a gate that checks signatures by botocore (aws_server.py).
+// `accelerate launch` with config files for Amazon SageMaker. AWS is moto, behind a gate that checks signatures by
+// botocore (aws_server.py).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +32,8 @@ using testing::Not;
 constexpr milliseconds kDeadline(60000);
 
 const json& fixture() {
-  static const json all = json::parse(std::ifstream(std::string(ACCELERATE_SOURCE_DIR) + "/tests/unit/fixtures/sagemaker_requests.json"));
+  static const json all =
+      json::parse(std::ifstream(std::string(ACCELERATE_SOURCE_DIR) + "/tests/unit/fixtures/sagemaker_requests.json"));
   return all;
 }
 
@@ -41,17 +43,20 @@ json normal(const json& value) {
   return json::parse(std::regex_replace(text, std::regex("123456789012"), "ACCOUNT"));
 }
 
-/// The fixture's files in a folder of their own, an account without any files of AWS's tools, and AWS itself where a test wants it.
+/// The fixture's files in a folder of their own, an account without any files of AWS's tools, and AWS itself where a
+/// test wants it.
 class SageMaker : public testing::Test {
  protected:
-  SageMaker() : folder_(fs::path(support::scratch_dir()) / testing::UnitTest::GetInstance()->current_test_info()->name()) {
+  SageMaker()
+      : folder_(fs::path(support::scratch_dir()) / testing::UnitTest::GetInstance()->current_test_info()->name()) {
     fs::create_directories(folder_ / "home/.aws");
     for (const auto& [name, content] : fixture().at("files").items()) write(name, content);
     write("sm.json", config().dump());
   }
 
   static json config(const json& changes = json::object()) {
-    json result{{"compute_environment", "AMAZON_SAGEMAKER"}, {"distributed_type", "NO"}, {"mixed_precision", "no"}, {"ec2_instance_type", "ml.p3.2xlarge"}, {"iam_role_name", "role"}, {"region", "us-east-1"}};
+    json result{{"compute_environment", "AMAZON_SAGEMAKER"}, {"distributed_type", "NO"}, {"mixed_precision", "no"},
+                {"ec2_instance_type", "ml.p3.2xlarge"},      {"iam_role_name", "role"},  {"region", "us-east-1"}};
     result.update(changes);
     return result;
   }
@@ -64,8 +69,11 @@ class SageMaker : public testing::Test {
 
   /// Starts AWS. Only with Python: tests skip without.
   void start_aws(std::vector<std::string> options = {}) {
-    options.insert(options.begin(), {*support::python(), std::string(ACCELERATE_SOURCE_DIR) + "/tests/cli/aws_server.py", (folder_ / "requests.log").string()});
-    if (std::find(options.begin(), options.end(), "--role") == options.end()) options.insert(options.end(), {"--role", "role"});
+    options.insert(options.begin(),
+                   {*support::python(), std::string(ACCELERATE_SOURCE_DIR) + "/tests/cli/aws_server.py",
+                    (folder_ / "requests.log").string()});
+    if (std::find(options.begin(), options.end(), "--role") == options.end())
+      options.insert(options.end(), {"--role", "role"});
     server_ = std::make_unique<Program>(options);
     ASSERT_TRUE(server_->wait_for("listens at", milliseconds(60000))) << server_->wait().err;
     std::string port;
@@ -74,12 +82,19 @@ class SageMaker : public testing::Test {
   }
 
   std::vector<std::string> environment(const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> env{"HOME=" + (folder_ / "home").string(), "AWS_EC2_METADATA_DISABLED=true", "ACCELERATE_SAGEMAKER_POLL_SECONDS=0.1", "AWS_MAX_ATTEMPTS=3"};
-    for (const char* unset : {"AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-                              "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"})
+    std::vector<std::string> env{"HOME=" + (folder_ / "home").string(), "AWS_EC2_METADATA_DISABLED=true",
+                                 "ACCELERATE_SAGEMAKER_POLL_SECONDS=0.1", "AWS_MAX_ATTEMPTS=3"};
+    for (const char* unset : {"AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN",
+                              "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE",
+                              "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+                              "HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"})
       env.push_back(std::string(unset) + "=");
-    const auto given = [&](const char* name) { return std::any_of(more.begin(), more.end(), [&](const auto& entry) { return entry.starts_with(std::string(name) + "="); }); };
-    if (!given("AWS_ACCESS_KEY_ID")) env.insert(env.end(), {"AWS_ACCESS_KEY_ID=AKIDGOOD", "AWS_SECRET_ACCESS_KEY=secret"});
+    const auto given = [&](const char* name) {
+      return std::any_of(more.begin(), more.end(),
+                         [&](const auto& entry) { return entry.starts_with(std::string(name) + "="); });
+    };
+    if (!given("AWS_ACCESS_KEY_ID"))
+      env.insert(env.end(), {"AWS_ACCESS_KEY_ID=AKIDGOOD", "AWS_SECRET_ACCESS_KEY=secret"});
     if (!url_.empty() && !given("AWS_ENDPOINT_URL")) env.push_back("AWS_ENDPOINT_URL=" + url_);
     // Later entries of the same name would be ignored by the program.
     std::erase_if(env, [&](const auto& entry) { return given(entry.substr(0, entry.find('=')).c_str()); });
@@ -87,7 +102,9 @@ class SageMaker : public testing::Test {
     return env;
   }
 
-  Program::Options options(const std::vector<std::string>& env = {}) const { return {.env = environment(env), .input = "", .terminal = false, .read_output = true, .folder = folder_.string()}; }
+  Program::Options options(const std::vector<std::string>& env = {}) const {
+    return {.env = environment(env), .input = "", .terminal = false, .read_output = true, .folder = folder_.string()};
+  }
 
   Result run(std::vector<std::string> arguments, const std::vector<std::string>& env = {}) const {
     arguments.insert(arguments.begin(), {accelerate(), "launch", "--config_file", "sm.json"});
@@ -126,9 +143,10 @@ class SageMaker : public testing::Test {
 };
 
 /// AWS is moto, which is there where Python is: scripts/test.sh installs it.
-#define NEEDS_MOTO()     \
-  SKIP_WITHOUT_PYTHON(); \
-  ASSERT_EQ(Program({*support::python(), "-c", "import moto.server, flask"}).wait(kDeadline).exit_code, 0) << "the Python of ACCELERATE_TEST_PYTHON has no moto[server], which scripts/test.sh installs"
+#define NEEDS_MOTO()                                                                                       \
+  SKIP_WITHOUT_PYTHON();                                                                                   \
+  ASSERT_EQ(Program({*support::python(), "-c", "import moto.server, flask"}).wait(kDeadline).exit_code, 0) \
+      << "the Python of ACCELERATE_TEST_PYTHON has no moto[server], which scripts/test.sh installs"
 
 // ---------------------------------------------------------------- what would be sent
 
@@ -147,7 +165,8 @@ TEST_F(SageMaker, RequestsAreTheSageMakerSdks) {
     }
     ASSERT_EQ(result.exit_code, 0) << result.err;
     const json ours = normal(json::parse(result.out));
-    EXPECT_EQ(ours["CreateTrainingJob"], c["expect"]["request"]) << json::diff(c["expect"]["request"], ours["CreateTrainingJob"]).dump(1);
+    EXPECT_EQ(ours["CreateTrainingJob"], c["expect"]["request"])
+        << json::diff(c["expect"]["request"], ours["CreateTrainingJob"]).dump(1);
     if (!c["expect"].contains("upload")) {
       EXPECT_FALSE(ours.contains("source"));
       continue;
@@ -162,18 +181,26 @@ TEST_F(SageMaker, RequestsAreTheSageMakerSdks) {
 
 TEST_F(SageMaker, TheFilesSettingsReachTheJob) {
   // The reference asks for both and passes neither on.
-  write("sm.json", config({{"debug", true}, {"dynamo_config", {{"dynamo_backend", "INDUCTOR"}, {"dynamo_mode", "max-autotune"}}}}).dump());
-  const auto environment = dry_run({"--gradient_accumulation_steps", "4", "proj/train.py"})["CreateTrainingJob"]["Environment"];
+  write("sm.json",
+        config({{"debug", true}, {"dynamo_config", {{"dynamo_backend", "INDUCTOR"}, {"dynamo_mode", "max-autotune"}}}})
+            .dump());
+  const auto environment =
+      dry_run({"--gradient_accumulation_steps", "4", "proj/train.py"})["CreateTrainingJob"]["Environment"];
   EXPECT_EQ(environment["ACCELERATE_DEBUG_MODE"], "true");
   EXPECT_EQ(environment["ACCELERATE_DYNAMO_BACKEND"], "INDUCTOR");
   EXPECT_EQ(environment["ACCELERATE_DYNAMO_MODE"], "max-autotune");
   EXPECT_EQ(environment["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"], "4");
-  EXPECT_EQ(dry_run({"--dynamo_mode", "default", "proj/train.py"})["CreateTrainingJob"]["Environment"]["ACCELERATE_DYNAMO_MODE"], "default");
+  EXPECT_EQ(dry_run({"--dynamo_mode", "default",
+                     "proj/train.py"})["CreateTrainingJob"]["Environment"]["ACCELERATE_DYNAMO_MODE"],
+            "default");
 }
 
 TEST_F(SageMaker, FlagsThatMeanNothingThereAreNamed) {
-  const auto result = run({"--dry_run", "--max_restarts", "2", "--tee", "3", "--multi_gpu", "--num_processes", "2", "proj/train.py"});
-  EXPECT_THAT(result.err, AllOf(HasSubstr("--max_restarts has no effect on Amazon SageMaker"), HasSubstr("--tee has no effect"), HasSubstr("--num_processes has no effect"), HasSubstr("--multi_gpu has no effect")));
+  const auto result =
+      run({"--dry_run", "--max_restarts", "2", "--tee", "3", "--multi_gpu", "--num_processes", "2", "proj/train.py"});
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("--max_restarts has no effect on Amazon SageMaker"), HasSubstr("--tee has no effect"),
+                    HasSubstr("--num_processes has no effect"), HasSubstr("--multi_gpu has no effect")));
 }
 
 TEST_F(SageMaker, WhatItCannotRunIsAnErrorBeforeAnythingIsSent) {
@@ -195,7 +222,9 @@ TEST_F(SageMaker, WhatItCannotRunIsAnErrorBeforeAnythingIsSent) {
       {{"proj/train.py"}, {{"region", "mars-north-1"}}, "no container is known for the region 'mars-north-1'"},
       {{"proj/train.py"}, {{"num_machines", 0}}, "num_machines is 0"},
       {{"proj/train.py"}, {{"sagemaker_metrics_file", "absent.tsv"}}, "absent.tsv, which can't be read"},
-      {{"proj/train.py"}, {{"sagemaker_inputs_file", "blanks.tsv"}}, "line 2: expected two columns with a tab between them"},
+      {{"proj/train.py"},
+       {{"sagemaker_inputs_file", "blanks.tsv"}},
+       "line 2: expected two columns with a tab between them"},
       {{"proj/train.py"}, {{"additional_args", {{"volume_siz", 1}}}}, "did you mean 'volume_size'?"},
       {{"proj/train.py"}, {{"additional_args", {{"volume_size", "big"}}}}, "expected an integer"},
       {{"proj/train.py"}, {{"additional_args", {{"subnets", json::array({"a"})}}}}, "needs both"},
@@ -216,21 +245,31 @@ TEST_F(SageMaker, WhatItCannotRunIsAnErrorBeforeAnythingIsSent) {
 TEST_F(SageMaker, AJobIsMadeAndFollowedToItsEnd) {
   NEEDS_MOTO();
   start_aws({"--line", "step 1", "--line", "step 2", "--status", "InProgress,InProgress,Completed"});
-  write("sm.json", config({{"distributed_type", "DATA_PARALLEL"}, {"ec2_instance_type", "ml.p3.16xlarge"}, {"num_machines", 2}}).dump());
+  write("sm.json",
+        config({{"distributed_type", "DATA_PARALLEL"}, {"ec2_instance_type", "ml.p3.16xlarge"}, {"num_machines", 2}})
+            .dump());
   const auto planned = normal(dry_run({"proj/train.py", "--lr", "0.1"}));
   EXPECT_TRUE(requests().empty()) << "a dry run sends nothing";
   const auto result = run({"proj/train.py", "--lr", "0.1"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("Starting - Preparing the instances\n"), HasSubstr("[algo-1] step 1\n[algo-1] step 2\n[algo-2] step 1\n"), HasSubstr("Completed - Job is Completed\n"), HasSubstr("Training seconds: 120\nBillable seconds: 100\n"),
-                                HasSubstr("You can find your model data at: s3://sagemaker-us-east-1-123456789012/accelerate-sagemaker-1-")));
+  EXPECT_THAT(
+      result.out,
+      AllOf(
+          HasSubstr("Starting - Preparing the instances\n"),
+          HasSubstr("[algo-1] step 1\n[algo-1] step 2\n[algo-2] step 1\n"), HasSubstr("Completed - Job is Completed\n"),
+          HasSubstr("Training seconds: 120\nBillable seconds: 100\n"),
+          HasSubstr("You can find your model data at: s3://sagemaker-us-east-1-123456789012/accelerate-sagemaker-1-")));
   EXPECT_EQ(result.out.find("step 1"), result.out.find("[algo-1] step 1") + 9) << "each line once";
   EXPECT_EQ(result.out.find("step 2", result.out.rfind("[algo-2] step 2") + 10), std::string::npos);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("account 123456789012 in us-east-1"), HasSubstr("made the bucket sagemaker-us-east-1-123456789012"), HasSubstr("created the training job accelerate-sagemaker-1-")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("account 123456789012 in us-east-1"),
+                                HasSubstr("made the bucket sagemaker-us-east-1-123456789012"),
+                                HasSubstr("created the training job accelerate-sagemaker-1-")));
   for (const auto& entry : requests()) EXPECT_EQ(entry["signature"], "right") << entry;
   // What is sent is what the dry run showed, but for what only the account knows.
   const json sent = normal(request("CreateTrainingJob")["body"]);
   EXPECT_EQ(sent, planned["CreateTrainingJob"]) << json::diff(planned["CreateTrainingJob"], sent).dump(1);
-  EXPECT_EQ(json("s3:/" + request("PutObject")["path"].get<std::string>()).dump(), request("CreateTrainingJob")["body"]["HyperParameters"]["sagemaker_submit_directory"]);
+  EXPECT_EQ(json("s3:/" + request("PutObject")["path"].get<std::string>()).dump(),
+            request("CreateTrainingJob")["body"]["HyperParameters"]["sagemaker_submit_directory"]);
   const json files = request("PutObject")["files"];
   EXPECT_EQ(files["train.py"], "print('hello')\n");
   EXPECT_EQ(files["data/words.txt"], "a b c\n");
@@ -246,7 +285,8 @@ TEST_F(SageMaker, ASecondJobFindsTheBucket) {
   write("sm.json", config({{"region", "eu-west-1"}}).dump());
   ASSERT_EQ(run({"proj/train.py"}).exit_code, 0);
   const auto before = operations();
-  EXPECT_EQ(std::count(before.begin(), before.end(), "CreateBucket"), 1) << "with the region in its body, or S3 would refuse it";
+  EXPECT_EQ(std::count(before.begin(), before.end(), "CreateBucket"), 1)
+      << "with the region in its body, or S3 would refuse it";
   const auto result = run({"-q", "proj/train.py"});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.err, "");
@@ -260,7 +300,8 @@ TEST_F(SageMaker, ARoleOfItsOwnIsMadeOnce) {
   start_aws();
   write("sm.json", config({{"iam_role_name", "accelerate_sagemaker_execution_role"}}).dump());
   ASSERT_EQ(run({"proj/train.py"}).exit_code, 0);
-  EXPECT_EQ(request("CreateTrainingJob")["body"]["RoleArn"], "arn:aws:iam::123456789012:role/accelerate_sagemaker_execution_role");
+  EXPECT_EQ(request("CreateTrainingJob")["body"]["RoleArn"],
+            "arn:aws:iam::123456789012:role/accelerate_sagemaker_execution_role");
   const auto trust = json::parse(request("CreateRole")["form"]["AssumeRolePolicyDocument"].get<std::string>());
   EXPECT_EQ(trust["Statement"][0]["Principal"]["Service"], "sagemaker.amazonaws.com");
   const auto rights = json::parse(request("PutRolePolicy")["form"]["PolicyDocument"].get<std::string>());
@@ -273,7 +314,9 @@ TEST_F(SageMaker, ARoleOfItsOwnIsMadeOnce) {
 TEST_F(SageMaker, AnExecutableComesWithAStartScript) {
   NEEDS_MOTO();
   start_aws();
-  const auto program = write("bin/trainer", "#!/bin/sh\necho \"rank $RANK of $WORLD_SIZE at $MASTER_ADDR: $*\"\n[ \"$RANK\" != 3 ] || exit 7\n");
+  const auto program =
+      write("bin/trainer",
+            "#!/bin/sh\necho \"rank $RANK of $WORLD_SIZE at $MASTER_ADDR: $*\"\n[ \"$RANK\" != 3 ] || exit 7\n");
   ::chmod(program.c_str(), 0755);
   write("bin/large", "is not sent");
   ASSERT_EQ(run({"bin/trainer", "--fast", "a b", "it's \xc3\xa9"}).exit_code, 0);
@@ -287,12 +330,17 @@ TEST_F(SageMaker, AnExecutableComesWithAStartScript) {
   write("container/trainer", files["trainer"]);
   const auto started = [&](const char* host) {
     return Program({*support::python(), (folder_ / "container/accelerate_start.py").string()},
-                   {.env = {R"(SM_HOSTS=["algo-1","algo-2"])", std::string("SM_CURRENT_HOST=") + host, "SM_NUM_GPUS=2"}, .input = "", .terminal = false, .read_output = true, .folder = folder_.string()})
+                   {.env = {R"(SM_HOSTS=["algo-1","algo-2"])", std::string("SM_CURRENT_HOST=") + host, "SM_NUM_GPUS=2"},
+                    .input = "",
+                    .terminal = false,
+                    .read_output = true,
+                    .folder = folder_.string()})
         .wait(kDeadline);
   };
   const auto first = started("algo-1");
   EXPECT_EQ(first.exit_code, 0) << first.err;
-  EXPECT_THAT(first.out, AllOf(HasSubstr("rank 0 of 4 at algo-1: --fast a b it's \xc3\xa9\n"), HasSubstr("rank 1 of 4 at algo-1: ")));
+  EXPECT_THAT(first.out, AllOf(HasSubstr("rank 0 of 4 at algo-1: --fast a b it's \xc3\xa9\n"),
+                               HasSubstr("rank 1 of 4 at algo-1: ")));
   const auto second = started("algo-2");
   EXPECT_EQ(second.exit_code, 7);
   EXPECT_THAT(second.out, AllOf(HasSubstr("rank 2 of 4"), HasSubstr("rank 3 of 4")));
@@ -326,7 +374,9 @@ TEST_F(SageMaker, CtrlCEndsTheFollowingAndNotTheJob) {
   ::kill(-program.pid(), SIGINT);  // as a terminal does: to the launcher and what it started
   const auto result = program.wait(milliseconds(10000));
   EXPECT_EQ(result.exit_code, 130) << result.err;
-  EXPECT_THAT(result.err, AllOf(HasSubstr("goes on without being followed"), HasSubstr("stop-training-job --region us-east-1 --training-job-name accelerate-sagemaker-1-")));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("goes on without being followed"),
+                    HasSubstr("stop-training-job --region us-east-1 --training-job-name accelerate-sagemaker-1-")));
   EXPECT_THAT(operations(), Not(Contains("StopTrainingJob")));
 }
 
@@ -335,7 +385,8 @@ TEST_F(SageMaker, AKilledLauncherTakesTheFollowerAlong) {
   start_aws({"--status", "InProgress"});
   Program program({accelerate(), "launch", "--config_file", "sm.json", "proj/train.py"}, options());
   ASSERT_TRUE(program.wait_for("Training - "));
-  std::ifstream children("/proc/" + std::to_string(program.pid()) + "/task/" + std::to_string(program.pid()) + "/children");
+  std::ifstream children("/proc/" + std::to_string(program.pid()) + "/task/" + std::to_string(program.pid()) +
+                         "/children");
   pid_t helper = 0;
   children >> helper;
   ASSERT_GT(helper, 0);
@@ -346,7 +397,9 @@ TEST_F(SageMaker, AKilledLauncherTakesTheFollowerAlong) {
 TEST_F(SageMaker, BusyServicesAreAskedAgain) {
   NEEDS_MOTO();
   // The third kind: the job was made, and the answer lost. The second try finds the name taken, by itself.
-  start_aws({"--fail", "GetCallerIdentity:503:1", "--fail", "PutObject:500:2:InternalError", "--fail", "GetRole:400:1:Throttling", "--after", "CreateTrainingJob:503:1", "--fail", "DescribeTrainingJob:0:1", "--fail", "GetLogEvents:400:9:AccessDeniedException"});
+  start_aws({"--fail", "GetCallerIdentity:503:1", "--fail", "PutObject:500:2:InternalError", "--fail",
+             "GetRole:400:1:Throttling", "--after", "CreateTrainingJob:503:1", "--fail", "DescribeTrainingJob:0:1",
+             "--fail", "GetLogEvents:400:9:AccessDeniedException"});
   const auto result = run({"proj/train.py"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const auto names = operations();
@@ -368,7 +421,8 @@ TEST_F(SageMaker, ServicesThatStayBrokenAreAnError) {
 TEST_F(SageMaker, NobodyThereIsAnError) {
   const auto result = run({"proj/train.py"}, {"AWS_ENDPOINT_URL=http://127.0.0.1:9", "AWS_MAX_ATTEMPTS=1"});
   EXPECT_EQ(result.exit_code, 71);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("GetCallerIdentity at http://127.0.0.1:9 got no answer"), HasSubstr("Is the region 'us-east-1' right")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("GetCallerIdentity at http://127.0.0.1:9 got no answer"),
+                                HasSubstr("Is the region 'us-east-1' right")));
   EXPECT_EQ(run({"proj/train.py"}, {"AWS_ENDPOINT_URL=ftp://x"}).exit_code, 64);
   EXPECT_EQ(run({"proj/train.py"}, {"AWS_MAX_ATTEMPTS=often"}).exit_code, 64);
 }
@@ -376,9 +430,12 @@ TEST_F(SageMaker, NobodyThereIsAnError) {
 TEST_F(SageMaker, RefusalsSayWhy) {
   NEEDS_MOTO();
   start_aws({"--fail", "CreateTrainingJob:400:1:AccessDeniedException", "--fail", "HeadBucket:403:1"});
-  const auto wrong_secret = run({"proj/train.py"}, {"AWS_ACCESS_KEY_ID=AKIDGOOD", "AWS_SECRET_ACCESS_KEY=a wrong secret"});
+  const auto wrong_secret =
+      run({"proj/train.py"}, {"AWS_ACCESS_KEY_ID=AKIDGOOD", "AWS_SECRET_ACCESS_KEY=a wrong secret"});
   EXPECT_EQ(wrong_secret.exit_code, 71);
-  EXPECT_THAT(wrong_secret.err, AllOf(HasSubstr("SignatureDoesNotMatch: as told & done (HTTP 403). The secret doesn't fit the access key; both come from the variables"), Not(HasSubstr("a wrong secret"))));
+  EXPECT_THAT(wrong_secret.err, AllOf(HasSubstr("SignatureDoesNotMatch: as told & done (HTTP 403). The secret doesn't "
+                                                "fit the access key; both come from the variables"),
+                                      Not(HasSubstr("a wrong secret"))));
   const auto wrong_key = run({"proj/train.py"}, {"AWS_ACCESS_KEY_ID=AKIDBAD", "AWS_SECRET_ACCESS_KEY=secret"});
   EXPECT_THAT(wrong_key.err, HasSubstr("AWS doesn't know the access key"));
   EXPECT_THAT(run({"proj/train.py"}).err, HasSubstr("belongs to another account or may not be used"));
@@ -399,8 +456,13 @@ TEST_F(SageMaker, CredentialsComeFromWhereAwsToolsLookForThem) {
     more.insert(more.end(), none.begin(), none.end());
     return more;
   };
-  write("home/.aws/credentials", "[default]\naws_access_key_id = AKIDBAD\naws_secret_access_key = x\n[good]\naws_access_key_id=AKIDGOOD\naws_secret_access_key=secret\n");
-  write("home/.aws/config", "[profile role]\nrole_arn = arn:aws:iam::123456789012:role/role\nsource_profile = good\nexternal_id = e\n[profile process]\ncredential_process = echo '{\"Version\": 1, \"AccessKeyId\": \"AKIDGOOD\", \"SecretAccessKey\": \"secret\"}'\n");
+  write("home/.aws/credentials",
+        "[default]\naws_access_key_id = AKIDBAD\naws_secret_access_key = "
+        "x\n[good]\naws_access_key_id=AKIDGOOD\naws_secret_access_key=secret\n");
+  write("home/.aws/config",
+        "[profile role]\nrole_arn = arn:aws:iam::123456789012:role/role\nsource_profile = good\nexternal_id = "
+        "e\n[profile process]\ncredential_process = echo '{\"Version\": 1, \"AccessKeyId\": \"AKIDGOOD\", "
+        "\"SecretAccessKey\": \"secret\"}'\n");
   write("token", "web token\n");
   write("password", "container password\n");
   const struct {
@@ -408,16 +470,26 @@ TEST_F(SageMaker, CredentialsComeFromWhereAwsToolsLookForThem) {
     std::vector<std::string> flags, env;
     json changes = json::object();
   } cases[] = {
-      {"from --aws_access_key_id", {"--aws_access_key_id", "AKIDGOOD", "--aws_secret_access_key", "secret"}, {"AWS_ACCESS_KEY_ID=AKIDBAD", "AWS_SECRET_ACCESS_KEY=x"}},
+      {"from --aws_access_key_id",
+       {"--aws_access_key_id", "AKIDGOOD", "--aws_secret_access_key", "secret"},
+       {"AWS_ACCESS_KEY_ID=AKIDBAD", "AWS_SECRET_ACCESS_KEY=x"}},
       {"from the variables", {}, {"AWS_PROFILE=good", "AWS_ACCESS_KEY_ID=AKIDGOOD", "AWS_SECRET_ACCESS_KEY=secret"}},
       {"from the profile 'good'", {}, with({}), {{"profile", "good"}}},
       {"from the profile 'good'", {}, with({"AWS_PROFILE=default"}), {{"profile", "good"}}},
       {"from the profile 'good'", {}, with({"AWS_PROFILE=good"})},
       {"from the profile 'role' (role arn:aws:iam::123456789012:role/role)", {}, with({"AWS_PROFILE=role"})},
       {"from the profile 'process' (credential_process)", {}, with({"AWS_PROFILE=process"})},
-      {"from a web identity", {}, with({"AWS_WEB_IDENTITY_TOKEN_FILE=token", "AWS_ROLE_ARN=arn:aws:iam::123456789012:role/role"})},
-      {"from the container's role", {}, with({"AWS_SHARED_CREDENTIALS_FILE=absent", "AWS_CONTAINER_CREDENTIALS_FULL_URI=" + url_ + "/container", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=password"})},
-      {"from the machine's role 'machine-role'", {}, with({"AWS_SHARED_CREDENTIALS_FILE=absent", "AWS_EC2_METADATA_DISABLED=false", "AWS_EC2_METADATA_SERVICE_ENDPOINT=" + url_ + "/"})},
+      {"from a web identity",
+       {},
+       with({"AWS_WEB_IDENTITY_TOKEN_FILE=token", "AWS_ROLE_ARN=arn:aws:iam::123456789012:role/role"})},
+      {"from the container's role",
+       {},
+       with({"AWS_SHARED_CREDENTIALS_FILE=absent", "AWS_CONTAINER_CREDENTIALS_FULL_URI=" + url_ + "/container",
+             "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE=password"})},
+      {"from the machine's role 'machine-role'",
+       {},
+       with({"AWS_SHARED_CREDENTIALS_FILE=absent", "AWS_EC2_METADATA_DISABLED=false",
+             "AWS_EC2_METADATA_SERVICE_ENDPOINT=" + url_ + "/"})},
   };
   for (const auto& c : cases) {
     SCOPED_TRACE(c.says);
@@ -427,7 +499,8 @@ TEST_F(SageMaker, CredentialsComeFromWhereAwsToolsLookForThem) {
     const auto result = run(arguments, c.env);
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_THAT(result.err, HasSubstr("credentials " + c.says));
-    EXPECT_THAT(result.out + result.err, Not(AnyOf(HasSubstr("=secret"), HasSubstr("machine secret"), HasSubstr("token\""))));
+    EXPECT_THAT(result.out + result.err,
+                Not(AnyOf(HasSubstr("=secret"), HasSubstr("machine secret"), HasSubstr("token\""))));
   }
   for (const auto& entry : requests()) EXPECT_THAT(entry["signature"].get<std::string>(), AnyOf("right", "none"));
   EXPECT_EQ(request("AssumeRole")["form"]["ExternalId"], "e");
@@ -438,56 +511,77 @@ TEST_F(SageMaker, MissingCredentialsAreAnError) {
   const auto failed = [&](std::vector<std::string> env, const json& changes = json::object()) {
     write("sm.json", config(changes).dump());
     env.insert(env.end(), {"AWS_ENDPOINT_URL=http://127.0.0.1:9"});
-    if (std::none_of(env.begin(), env.end(), [](const auto& e) { return e.starts_with("AWS_ACCESS_KEY_ID="); })) env.insert(env.end(), {"AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY="});
+    if (std::none_of(env.begin(), env.end(), [](const auto& e) { return e.starts_with("AWS_ACCESS_KEY_ID="); }))
+      env.insert(env.end(), {"AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY="});
     const auto result = run({"proj/train.py"}, env);
     EXPECT_EQ(result.exit_code, 64) << result.err;
     return result.err;
   };
   EXPECT_THAT(failed({}), HasSubstr("no AWS credentials were found. Looked at: --aws_access_key_id"));
-  EXPECT_THAT(failed({"AWS_ACCESS_KEY_ID=AKIDGOOD", "AWS_SECRET_ACCESS_KEY="}), HasSubstr("AWS_ACCESS_KEY_ID is set and AWS_SECRET_ACCESS_KEY is not"));
+  EXPECT_THAT(failed({"AWS_ACCESS_KEY_ID=AKIDGOOD", "AWS_SECRET_ACCESS_KEY="}),
+              HasSubstr("AWS_ACCESS_KEY_ID is set and AWS_SECRET_ACCESS_KEY is not"));
   write("home/.aws/credentials", "[one]\naws_access_key_id = a\n");
-  write("home/.aws/config", "[profile sso]\nsso_session = s\n[profile loop]\nrole_arn = r/x\nsource_profile = loop2\n[profile loop2]\nrole_arn = r/x\nsource_profile = loop\n[profile mfa]\nrole_arn = r/x\nsource_profile = one\nmfa_serial = m\n");
-  EXPECT_THAT(failed({}, {{"profile", "absent"}}), AllOf(HasSubstr("there is no AWS profile 'absent', which the config file names. There are: loop, loop2, mfa, one, sso")));
+  write("home/.aws/config",
+        "[profile sso]\nsso_session = s\n[profile loop]\nrole_arn = r/x\nsource_profile = loop2\n[profile "
+        "loop2]\nrole_arn = r/x\nsource_profile = loop\n[profile mfa]\nrole_arn = r/x\nsource_profile = "
+        "one\nmfa_serial = m\n");
+  EXPECT_THAT(
+      failed({}, {{"profile", "absent"}}),
+      AllOf(HasSubstr(
+          "there is no AWS profile 'absent', which the config file names. There are: loop, loop2, mfa, one, sso")));
   EXPECT_THAT(failed({"AWS_PROFILE=one"}), HasSubstr("aws_access_key_id without aws_secret_access_key"));
   EXPECT_THAT(failed({"AWS_PROFILE=sso"}), HasSubstr("Identity Center"));
   EXPECT_THAT(failed({"AWS_PROFILE=loop"}), HasSubstr("is a source_profile of itself"));
   EXPECT_THAT(failed({"AWS_PROFILE=mfa"}), HasSubstr("MFA"));
-  EXPECT_THAT(failed({"AWS_CONTAINER_CREDENTIALS_FULL_URI=http://example.org/x"}), HasSubstr("expected https, or an address of this machine"));
+  EXPECT_THAT(failed({"AWS_CONTAINER_CREDENTIALS_FULL_URI=http://example.org/x"}),
+              HasSubstr("expected https, or an address of this machine"));
   write("home/.aws/credentials", "secret words without a section\n");
-  EXPECT_THAT(failed({}), AllOf(HasSubstr("credentials, line 1: neither [a section] nor a setting"), Not(HasSubstr("secret words"))));
+  EXPECT_THAT(failed({}), AllOf(HasSubstr("credentials, line 1: neither [a section] nor a setting"),
+                                Not(HasSubstr("secret words"))));
 }
 
 // ---------------------------------------------------------------- local mode
 
 /// A docker that writes down what it was asked.
-constexpr const char* kDocker = "#!/bin/sh\nprintf '%s\\n' \"$*\" >> \"$HOME/docker.log\"\ncase $1 in run) env | grep ^AWS_ >> \"$HOME/docker.env\"; exit ${DOCKER_EXIT:-0};; login) cat >> \"$HOME/docker.password\";; esac\n";
+constexpr const char* kDocker =
+    "#!/bin/sh\nprintf '%s\\n' \"$*\" >> \"$HOME/docker.log\"\ncase $1 in run) env | grep ^AWS_ >> "
+    "\"$HOME/docker.env\"; exit ${DOCKER_EXIT:-0};; login) cat >> \"$HOME/docker.password\";; esac\n";
 
 TEST_F(SageMaker, LocalModeRunsTheContainerHere) {
   const auto docker = write("bin/docker", kDocker);
   ::chmod(docker.c_str(), 0755);
   fs::create_directories(folder_ / "data");
   write("inputs.tsv", "channel_name\tdata_location\ntrain\tfile://" + (folder_ / "data").string() + "\n");
-  write("sm.json", config({{"ec2_instance_type", "local_gpu"}, {"image_uri", "my/image:1"}, {"sagemaker_inputs_file", "inputs.tsv"}}).dump());
+  write(
+      "sm.json",
+      config({{"ec2_instance_type", "local_gpu"}, {"image_uri", "my/image:1"}, {"sagemaker_inputs_file", "inputs.tsv"}})
+          .dump());
   const auto planned = dry_run({"proj/train.py", "--lr", "0.1"});
   EXPECT_EQ(planned["files"]["input/config/hyperparameters.json"]["lr"], "0.1");
   EXPECT_EQ(planned["files"]["input/config/hyperparameters.json"]["sagemaker_submit_directory"], "\"/opt/ml/code\"");
   write("home/.aws/credentials", "[default]\naws_access_key_id = AKIDGOOD\naws_secret_access_key = secret\n");
-  const auto result = run({"proj/train.py", "--lr", "0.1"}, {"PATH=" + (folder_ / "bin").string() + ":/usr/bin:/bin", "AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY="});
+  const auto result = run({"proj/train.py", "--lr", "0.1"}, {"PATH=" + (folder_ / "bin").string() + ":/usr/bin:/bin",
+                                                             "AWS_ACCESS_KEY_ID=", "AWS_SECRET_ACCESS_KEY="});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   std::ifstream log(folder_ / "home/docker.log");
   const std::string commands{std::istreambuf_iterator<char>(log), {}};
-  EXPECT_THAT(commands, AllOf(HasSubstr("--gpus all"), HasSubstr("-v " + (folder_ / "proj").string() + ":/opt/ml/code"), HasSubstr("-v " + (folder_ / "data").string() + ":/opt/ml/input/data/train"), HasSubstr(":/opt/ml/model"),
-                              HasSubstr("-e ACCELERATE_USE_SAGEMAKER=true"), HasSubstr("-e AWS_ACCESS_KEY_ID -e AWS_SECRET_ACCESS_KEY"), HasSubstr(" my/image:1 train\n"), Not(HasSubstr("secret\n"))));
+  EXPECT_THAT(commands, AllOf(HasSubstr("--gpus all"), HasSubstr("-v " + (folder_ / "proj").string() + ":/opt/ml/code"),
+                              HasSubstr("-v " + (folder_ / "data").string() + ":/opt/ml/input/data/train"),
+                              HasSubstr(":/opt/ml/model"), HasSubstr("-e ACCELERATE_USE_SAGEMAKER=true"),
+                              HasSubstr("-e AWS_ACCESS_KEY_ID -e AWS_SECRET_ACCESS_KEY"),
+                              HasSubstr(" my/image:1 train\n"), Not(HasSubstr("secret\n"))));
   std::ifstream env(folder_ / "home/docker.env");
   EXPECT_THAT((std::string{std::istreambuf_iterator<char>(env), {}}), HasSubstr("AWS_SECRET_ACCESS_KEY=secret\n"));
   EXPECT_THAT(result.err, Not(HasSubstr("=secret")));
-  const std::string model = result.out.substr(result.out.find("in: ") + 4, result.out.find('\n') - result.out.find("in: ") - 4);
+  const std::string model =
+      result.out.substr(result.out.find("in: ") + 4, result.out.find('\n') - result.out.find("in: ") - 4);
   const fs::path root = fs::path(model).parent_path();
   const auto resources = json::parse(std::ifstream(root / "input/config/resourceconfig.json"));
   EXPECT_EQ(resources["hosts"], json::array({resources["current_host"]}));
   EXPECT_TRUE(fs::is_directory(model));
   // What the container returns is what the launch returns.
-  EXPECT_EQ(run({"proj/train.py"}, {"PATH=" + (folder_ / "bin").string() + ":/usr/bin:/bin", "DOCKER_EXIT=9"}).exit_code, 9);
+  EXPECT_EQ(
+      run({"proj/train.py"}, {"PATH=" + (folder_ / "bin").string() + ":/usr/bin:/bin", "DOCKER_EXIT=9"}).exit_code, 9);
 }
 
 TEST_F(SageMaker, LocalModePullsAmazonsImages) {
@@ -503,7 +597,9 @@ TEST_F(SageMaker, LocalModePullsAmazonsImages) {
   EXPECT_EQ(request("GetAuthorizationToken")["signature"], "right");
   std::ifstream log(folder_ / "home/docker.log");
   EXPECT_THAT((std::string{std::istreambuf_iterator<char>(log), {}}),
-              AllOf(HasSubstr("images -q 763104351884.dkr.ecr.us-east-1.amazonaws.com/"), HasSubstr("login https://"), HasSubstr("-u AWS --password-stdin"), HasSubstr("pull 763104351884.dkr.ecr.us-east-1"), HasSubstr("/code:/opt/ml/code")));
+              AllOf(HasSubstr("images -q 763104351884.dkr.ecr.us-east-1.amazonaws.com/"), HasSubstr("login https://"),
+                    HasSubstr("-u AWS --password-stdin"), HasSubstr("pull 763104351884.dkr.ecr.us-east-1"),
+                    HasSubstr("/code:/opt/ml/code")));
   std::ifstream password(folder_ / "home/docker.password");
   EXPECT_FALSE((std::string{std::istreambuf_iterator<char>(password), {}}).empty());
 }

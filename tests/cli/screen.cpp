@@ -12,14 +12,21 @@ std::string utf8(const std::u32string& line) {
     if (c == U'\0') continue;  // the second half of a wide character
     if (c < 0x80) text += static_cast<char>(c);
     else if (c < 0x800) text += {static_cast<char>(0xC0 | c >> 6), static_cast<char>(0x80 | (c & 63))};
-    else if (c < 0x10000) text += {static_cast<char>(0xE0 | c >> 12), static_cast<char>(0x80 | (c >> 6 & 63)), static_cast<char>(0x80 | (c & 63))};
-    else text += {static_cast<char>(0xF0 | c >> 18), static_cast<char>(0x80 | (c >> 12 & 63)), static_cast<char>(0x80 | (c >> 6 & 63)), static_cast<char>(0x80 | (c & 63))};
+    else if (c < 0x10000)
+      text += {static_cast<char>(0xE0 | c >> 12), static_cast<char>(0x80 | (c >> 6 & 63)),
+               static_cast<char>(0x80 | (c & 63))};
+    else
+      text += {static_cast<char>(0xF0 | c >> 18), static_cast<char>(0x80 | (c >> 12 & 63)),
+               static_cast<char>(0x80 | (c >> 6 & 63)), static_cast<char>(0x80 | (c & 63))};
   }
   text.erase(text.find_last_not_of(' ') + 1);
   return text;
 }
 
-bool wide(char32_t c) { return (c >= 0x1100 && c <= 0x115F) || (c >= 0x2E80 && c <= 0xA4CF) || (c >= 0xAC00 && c <= 0xD7A3) || (c >= 0xFF00 && c <= 0xFF60) || c >= 0x1F300; }
+bool wide(char32_t c) {
+  return (c >= 0x1100 && c <= 0x115F) || (c >= 0x2E80 && c <= 0xA4CF) || (c >= 0xAC00 && c <= 0xD7A3) ||
+         (c >= 0xFF00 && c <= 0xFF60) || c >= 0x1F300;
+}
 
 }  // namespace
 
@@ -56,22 +63,32 @@ void Screen::escape(std::string_view& text) {
   const char final = text.empty() ? '\0' : text.front();
   if (!text.empty()) text.remove_prefix(1);
   const auto number = [&](size_t i, size_t usual) { return i < numbers.size() && numbers[i] ? numbers[i] : usual; };
-  const auto wipe = [&](size_t row, size_t from) { std::fill(cells_[row].begin() + static_cast<std::ptrdiff_t>(std::min(from, columns_)), cells_[row].end(), U' '); };
+  const auto wipe = [&](size_t row, size_t from) {
+    std::fill(cells_[row].begin() + static_cast<std::ptrdiff_t>(std::min(from, columns_)), cells_[row].end(), U' ');
+  };
   switch (final) {
-    case 'A': row_ -= std::min(row_ - (row_ >= top_ ? top_ : 0), number(0, 1)); break;
-    case 'H': row_ = std::min(number(0, 1), rows_) - 1, column_ = std::min(number(1, 1), columns_) - 1; break;
+    case 'A':
+      row_ -= std::min(row_ - (row_ >= top_ ? top_ : 0), number(0, 1));
+      break;
+    case 'H':
+      row_ = std::min(number(0, 1), rows_) - 1, column_ = std::min(number(1, 1), columns_) - 1;
+      break;
     case 'J':
       wipe(row_, column_);
       for (size_t i = row_ + 1; i < rows_; ++i) wipe(i, 0);
       break;
-    case 'K': wipe(row_, column_); break;
-    case 'm': break;
+    case 'K':
+      wipe(row_, column_);
+      break;
+    case 'm':
+      break;
     case 'r': {
       const size_t top = number(0, 1) - 1, bottom = std::min(number(1, rows_), rows_) - 1;
       if (top < bottom) top_ = top, bottom_ = bottom, row_ = column_ = 0;
       break;
     }
-    default: ++unknown_;
+    default:
+      ++unknown_;
   }
 }
 
@@ -96,7 +113,8 @@ void Screen::feed(std::string_view text) {
 
 void Screen::resize(size_t rows, size_t columns) {
   // As xterm: lines are cut or added at the bottom, unless the cursor would get lost; the region is forgotten.
-  while (row_ >= rows) gone_.push_back(cells_.front()), cells_.erase(cells_.begin()), --row_, saved_row_ -= saved_row_ > 0;
+  while (row_ >= rows)
+    gone_.push_back(cells_.front()), cells_.erase(cells_.begin()), --row_, saved_row_ -= saved_row_ > 0;
   cells_.resize(rows);
   for (auto& line : cells_) line.resize(columns, U' ');
   rows_ = rows, columns_ = columns;

@@ -6,10 +6,12 @@
 
 namespace cli_test {
 
-/// As much of a terminal (ECMA-48, DEC's scrolling region and saved cursor) as the launcher's view and its ranks use. What it does not know is counted.
+/// As much of a terminal (ECMA-48, DEC's scrolling region and saved cursor) as the launcher's view and its ranks use.
+/// What it does not know is counted.
 class Screen {
  public:
-  Screen(size_t rows, size_t columns) : rows_(rows), columns_(columns), cells_(rows, std::u32string(columns, U' ')), bottom_(rows - 1) {}
+  Screen(size_t rows, size_t columns)
+      : rows_(rows), columns_(columns), cells_(rows, std::u32string(columns, U' ')), bottom_(rows - 1) {}
   void feed(std::string_view text);
   void resize(size_t rows, size_t columns);
   /// A line without the blanks at its end.

@@ -23,14 +23,21 @@ using testing::Not;
 class Tpu : public testing::Test {
  protected:
   Tpu() : folder_(fs::path(support::scratch_dir()) / testing::UnitTest::GetInstance()->current_test_info()->name()) {
-    write("train.py", "import os, sys\n\ndef main():\n    os.write(1, f\"main {sys.argv[1:]} {os.environ['FORK_LAUNCHED']} {os.environ.get('XLA_USE_BF16')} {os.environ.get('XLA_DOWNCAST_BF16')}\\n\".encode())\n    if 'fail' in sys.argv: sys.exit(5)\n\ndef other():\n    os.write(1, b'other\\n')\n");
+    write("train.py",
+          "import os, sys\n\ndef main():\n    os.write(1, f\"main {sys.argv[1:]} {os.environ['FORK_LAUNCHED']} "
+          "{os.environ.get('XLA_USE_BF16')} {os.environ.get('XLA_DOWNCAST_BF16')}\\n\".encode())\n    if 'fail' in "
+          "sys.argv: sys.exit(5)\n\ndef other():\n    os.write(1, b'other\\n')\n");
     // As PyTorch/XLA does it: processes that import the caller's file again.
     write("xla/torch_xla/__init__.py", "");
     write("xla/torch_xla/distributed/__init__.py", "");
     write("xla/torch_xla/distributed/xla_multiprocessing.py",
-          "import multiprocessing\n\ndef spawn(fn, args=()):\n    context = multiprocessing.get_context('spawn')\n    all = [context.Process(target=fn, args=(index, *args)) for index in range(2)]\n"
-          "    [process.start() for process in all]\n    [process.join() for process in all]\n    raise SystemExit(max(process.exitcode for process in all))\n");
-    const auto gcloud = write("bin/gcloud", "#!/bin/sh\nfor word; do printf '[%s]' \"$word\" >> \"$LOG\"; done; echo >> \"$LOG\"\ncase $* in *wait*) sleep 60;; esac\nexit ${GCLOUD_EXIT:-0}\n");
+          "import multiprocessing\n\ndef spawn(fn, args=()):\n    context = multiprocessing.get_context('spawn')\n    "
+          "all = [context.Process(target=fn, args=(index, *args)) for index in range(2)]\n"
+          "    [process.start() for process in all]\n    [process.join() for process in all]\n    raise "
+          "SystemExit(max(process.exitcode for process in all))\n");
+    const auto gcloud = write("bin/gcloud",
+                              "#!/bin/sh\nfor word; do printf '[%s]' \"$word\" >> \"$LOG\"; done; echo >> "
+                              "\"$LOG\"\ncase $* in *wait*) sleep 60;; esac\nexit ${GCLOUD_EXIT:-0}\n");
     ::chmod(gcloud.c_str(), 0755);
   }
 
@@ -41,10 +48,14 @@ class Tpu : public testing::Test {
   }
 
   Program::Options options(std::vector<std::string> env = {}) const {
-    env.insert(env.end(), {"PATH=" + (folder_ / "bin").string() + ":/usr/bin:/bin", "LOG=" + (folder_ / "gcloud.log").string(), "PYTHON=" + support::python().value_or("python3"), "PYTHONPATH=" + (folder_ / "xla").string()});
+    env.insert(env.end(),
+               {"PATH=" + (folder_ / "bin").string() + ":/usr/bin:/bin", "LOG=" + (folder_ / "gcloud.log").string(),
+                "PYTHON=" + support::python().value_or("python3"), "PYTHONPATH=" + (folder_ / "xla").string()});
     return {.env = env, .input = "", .terminal = false, .read_output = true, .folder = folder_.string()};
   }
-  Result run(const std::vector<std::string>& arguments, const std::vector<std::string>& env = {}) const { return launch(arguments, options(env)); }
+  Result run(const std::vector<std::string>& arguments, const std::vector<std::string>& env = {}) const {
+    return launch(arguments, options(env));
+  }
 
   std::string log() const {
     std::ifstream in(folder_ / "gcloud.log");
@@ -59,9 +70,11 @@ TEST_F(Tpu, AFunctionIsCalledInEachOfXlasProcesses) {
   const auto result = run({"--tpu", "--mixed_precision", "bf16", "train.py", "--lr", "0.1"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.out, "main ['--lr', '0.1'] 1 1 None\nmain ['--lr', '0.1'] 1 1 None\n");
-  EXPECT_EQ(run({"--tpu", "--mixed_precision", "bf16", "--downcast_bf16", "train.py"}).out, "main [] 1 None 1\nmain [] 1 None 1\n");
+  EXPECT_EQ(run({"--tpu", "--mixed_precision", "bf16", "--downcast_bf16", "train.py"}).out,
+            "main [] 1 None 1\nmain [] 1 None 1\n");
   EXPECT_EQ(run({"--tpu", "--main_training_function", "other", "--module", "train"}).out, "other\nother\n");
-  for (const auto& entry : fs::directory_iterator(support::scratch_dir())) EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr("accelerate-xla"))) << "the starter goes with the job";
+  for (const auto& entry : fs::directory_iterator(support::scratch_dir()))
+    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr("accelerate-xla"))) << "the starter goes with the job";
 }
 
 TEST_F(Tpu, WhatGoesWrongThereIsSaid) {
@@ -77,7 +90,10 @@ TEST_F(Tpu, WhatGoesWrongThereIsSaid) {
 }
 
 TEST_F(Tpu, OnlyPythonRunsThere) {
-  for (const auto& arguments : {std::vector<std::string>{"--tpu", "/bin/true"}, {"--tpu", "--no_python", "train.py"}, {"--tpu", "--tpu_cluster", "/bin/true"}, {"--tpu", "--dry_run", "/bin/true"}}) {
+  for (const auto& arguments : {std::vector<std::string>{"--tpu", "/bin/true"},
+                                {"--tpu", "--no_python", "train.py"},
+                                {"--tpu", "--tpu_cluster", "/bin/true"},
+                                {"--tpu", "--dry_run", "/bin/true"}}) {
     const auto result = run(arguments);
     EXPECT_EQ(result.exit_code, 64);
     EXPECT_THAT(result.err, HasSubstr("TPUs are driven by PyTorch/XLA"));
@@ -90,26 +106,39 @@ TEST_F(Tpu, OnlyPythonRunsThere) {
 TEST_F(Tpu, ADryRunShowsTheCommand) {
   const auto result = run({"--tpu", "--dry_run", "--mixed_precision", "bf16", "--debug", "train.py", "a b"});
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_THAT(result.out, AllOf(HasSubstr("accelerate_xla.py script train.py main 'a b'\n"), HasSubstr("  ACCELERATE_DEBUG_MODE=true\n"), HasSubstr("  FORK_LAUNCHED=1\n"), HasSubstr("  XLA_USE_BF16=1\n")));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("accelerate_xla.py script train.py main 'a b'\n"),
+                                HasSubstr("  ACCELERATE_DEBUG_MODE=true\n"), HasSubstr("  FORK_LAUNCHED=1\n"),
+                                HasSubstr("  XLA_USE_BF16=1\n")));
 }
 
 TEST_F(Tpu, APodsWorkersAreReachedByGcloud) {
-  write("pod.yaml", "distributed_type: XLA\nnum_processes: 8\ntpu_name: pod\ntpu_zone: europe-west4-a\ntpu_use_cluster: true\ntpu_use_sudo: true\ntpu_env:\n- A=1\nmixed_precision: bf16\nmain_training_function: train\n");
+  write("pod.yaml",
+        "distributed_type: XLA\nnum_processes: 8\ntpu_name: pod\ntpu_zone: europe-west4-a\ntpu_use_cluster: "
+        "true\ntpu_use_sudo: true\ntpu_env:\n- A=1\nmixed_precision: bf16\nmain_training_function: train\n");
   const std::string command =
-      "sudo env XLA_USE_BF16=1 ACCELERATE_IN_TPU_POD=1 A=1 'B=x y' accelerate-launch --tpu --no_tpu_cluster --num_machines 1 --mixed_precision no --dynamo_backend no --num_processes 8 --main_training_function train train.py --text 'it'\\''s'";
+      "sudo env XLA_USE_BF16=1 ACCELERATE_IN_TPU_POD=1 A=1 'B=x y' accelerate-launch --tpu --no_tpu_cluster "
+      "--num_machines 1 --mixed_precision no --dynamo_backend no --num_processes 8 --main_training_function train "
+      "train.py --text 'it'\\''s'";
   const auto planned = run({"--config_file", "pod.yaml", "--dry_run", "--env", "B=x y", "train.py", "--text", "it's"});
   EXPECT_EQ(planned.exit_code, 0) << planned.err;
-  EXPECT_THAT(planned.out, AllOf(HasSubstr("launcher   tpu, on a pod\n"), HasSubstr("gcloud alpha compute tpus tpu-vm ssh pod --zone europe-west4-a --command '")));
+  EXPECT_THAT(planned.out,
+              AllOf(HasSubstr("launcher   tpu, on a pod\n"),
+                    HasSubstr("gcloud alpha compute tpus tpu-vm ssh pod --zone europe-west4-a --command '")));
   EXPECT_EQ(log(), "");
   const auto result = run({"--config_file", "pod.yaml", "--env", "B=x y", "train.py", "--text", "it's"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(log(), "[alpha][compute][tpus][tpu-vm][ssh][pod][--zone][europe-west4-a][--command][" + command + "][--worker][all]\n");
+  EXPECT_EQ(log(), "[alpha][compute][tpus][tpu-vm][ssh][pod][--zone][europe-west4-a][--command][" + command +
+                       "][--worker][all]\n");
 }
 
 TEST_F(Tpu, NamedWorkersAreReachedOneByOne) {
-  write("pod.yaml", "distributed_type: XLA\nnum_processes: 8\ntpu_name: pod\ntpu_zone: z\ntpu_use_cluster: true\ntpu_vm:\n- vm1\n- vm2\n");
+  write("pod.yaml",
+        "distributed_type: XLA\nnum_processes: 8\ntpu_name: pod\ntpu_zone: z\ntpu_use_cluster: true\ntpu_vm:\n- vm1\n- "
+        "vm2\n");
   EXPECT_EQ(run({"--config_file", "pod.yaml", "train.py"}).exit_code, 0);
-  EXPECT_THAT(log(), AllOf(HasSubstr("[compute][ssh][vm1][--zone][z][--command][env ACCELERATE_IN_TPU_POD=1 accelerate-launch"), HasSubstr("[compute][ssh][vm2][--zone][z]")));
+  EXPECT_THAT(
+      log(), AllOf(HasSubstr("[compute][ssh][vm1][--zone][z][--command][env ACCELERATE_IN_TPU_POD=1 accelerate-launch"),
+                   HasSubstr("[compute][ssh][vm2][--zone][z]")));
   const auto failed = run({"--config_file", "pod.yaml", "--vm", "mine", "train.py"}, {"GCLOUD_EXIT=3"});
   EXPECT_EQ(failed.exit_code, 3);
   EXPECT_THAT(failed.err, HasSubstr("gcloud for mine ended with exit code 3"));
@@ -118,7 +147,11 @@ TEST_F(Tpu, NamedWorkersAreReachedOneByOne) {
 
 TEST_F(Tpu, APodWithoutGcloudIsAnError) {
   write("pod.yaml", "distributed_type: XLA\nnum_processes: 8\ntpu_name: pod\ntpu_use_cluster: true\n");
-  const auto result = launch({"--config_file", "pod.yaml", "train.py"}, {.env = {"PATH=" + folder_.string()}, .input = "", .terminal = false, .read_output = true, .folder = folder_.string()});
+  const auto result = launch({"--config_file", "pod.yaml", "train.py"}, {.env = {"PATH=" + folder_.string()},
+                                                                         .input = "",
+                                                                         .terminal = false,
+                                                                         .read_output = true,
+                                                                         .folder = folder_.string()});
   EXPECT_EQ(result.exit_code, 78);
   EXPECT_THAT(result.err, HasSubstr("gcloud, which is not in PATH"));
 }
@@ -134,14 +167,18 @@ TEST_F(Tpu, CtrlCEndsGcloud) {
 }
 
 TEST_F(Tpu, TpuConfigRunsGcloud) {
-  write("tpu.yaml", "distributed_type: XLA\nnum_processes: 8\ntpu_name: pod\ntpu_zone: zone\ncommands:\n- ls -l\n- pwd\n");
+  write("tpu.yaml",
+        "distributed_type: XLA\nnum_processes: 8\ntpu_name: pod\ntpu_zone: zone\ncommands:\n- ls -l\n- pwd\n");
   const auto config = [&](std::vector<std::string> arguments, const std::vector<std::string>& env = {}) {
     arguments.insert(arguments.begin(), {accelerate(), "tpu-config", "--config_file", "tpu.yaml"});
     return Program(arguments, options(env)).wait();
   };
   EXPECT_EQ(config({}).exit_code, 0);
-  EXPECT_EQ(log(), "[compute][tpus][tpu-vm][ssh][pod][--zone][zone][--command][cd /usr/share; ls -l; pwd][--worker][all]\n");
-  EXPECT_EQ(config({"--debug"}).out, "Running gcloud compute tpus tpu-vm ssh pod --zone zone --command cd /usr/share; ls -l; pwd --worker all\n");
+  EXPECT_EQ(log(),
+            "[compute][tpus][tpu-vm][ssh][pod][--zone][zone][--command][cd /usr/share; ls -l; pwd][--worker][all]\n");
+  EXPECT_EQ(
+      config({"--debug"}).out,
+      "Running gcloud compute tpus tpu-vm ssh pod --zone zone --command cd /usr/share; ls -l; pwd --worker all\n");
   EXPECT_EQ(config({}, {"GCLOUD_EXIT=4"}).exit_code, 4) << "what gcloud returns; the reference hides it";
 }
 

@@ -30,8 +30,13 @@ void run(const json& file, Report& report) {
     json tried = json::array();
     const json result = try_sizes(row[0], row[1], tried);
     // Python's text starts with the name of its error type.
-    const bool right = row[3].is_object() ? result.is_object() && result["error"].get<std::string>().find("No executable batch size found, reached zero.") != std::string::npos : result == row[3];
-    report.check(tried == row[2] && right, [&] { return row.dump() + "\n    found " + tried.dump() + " " + result.dump(); });
+    const bool right =
+        row[3].is_object()
+            ? result.is_object() && result["error"].get<std::string>().find(
+                                        "No executable batch size found, reached zero.") != std::string::npos
+            : result == row[3];
+    report.check(tried == row[2] && right,
+                 [&] { return row.dump() + "\n    found " + tried.dump() + " " + result.dump(); });
   }
   if (file.contains("custom_halving")) {
     const json& sizes = file["custom_halving"];
@@ -42,7 +47,9 @@ void run(const json& file, Report& report) {
   for (const json& row : file.at("should_reduce_batch_size")) {
     const std::string text = row[0];
     // The reference looks at RuntimeErrors only: a case whose text names another type was raised as that type.
-    const bool reduce = text.starts_with("ValueError: ") ? accelerate::should_reduce_batch_size(std::invalid_argument(text.substr(12))) : accelerate::should_reduce_batch_size(std::runtime_error(text));
+    const bool reduce = text.starts_with("ValueError: ")
+                            ? accelerate::should_reduce_batch_size(std::invalid_argument(text.substr(12)))
+                            : accelerate::should_reduce_batch_size(std::runtime_error(text));
     report.check(reduce == row[1], [&] { return row.dump() + "\n    found " + (reduce ? "true" : "false"); });
   }
 }

@@ -33,7 +33,8 @@ json folders(const fs::path& base) {
 /// The generator's objects: two models and optimizers, a schedule, a shuffling loader, two objects of the user's.
 json rank(const json& file) {
   const fs::path base = fs::path(support::scratch_dir()) / ("layout_" + std::to_string(support::world_size()));
-  accelerate::Accelerator accelerator({.cpu = true, .project_config = {.project_dir = base, .automatic_checkpoint_naming = true, .total_limit = 2}});
+  accelerate::Accelerator accelerator(
+      {.cpu = true, .project_config = {.project_dir = base, .automatic_checkpoint_naming = true, .total_limit = 2}});
   nn::Linear first(2, 2), second(2, 3);
   torch::optim::AdamW adamw(first->parameters());
   torch::optim::SGD sgd(second->parameters(), 0.1);
@@ -56,7 +57,9 @@ void run(const json& file, Report& report) {
   for (const auto& [world_size, listings] : file.at("by_world_size").items()) {
     const auto found = in_ranks("checkpoint_layout", file, std::stoll(world_size));
     for (size_t i = 0; i < listings.size(); ++i)
-      for (const json& rank : found) report.check(rank[i] == listings[i], [&, &listings = listings] { return listings[i].dump() + "\n    found " + rank[i].dump(); });
+      for (const json& rank : found)
+        report.check(rank[i] == listings[i],
+                     [&, &listings = listings] { return listings[i].dump() + "\n    found " + rank[i].dump(); });
   }
 }
 

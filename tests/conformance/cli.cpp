@@ -35,18 +35,29 @@ std::vector<const Option*> all_options(const accelerate::config::CommandTable& t
 
 const char* type_of(Kind kind) {
   switch (kind) {
-    case Kind::integer: return "int";
-    case Kind::number: return "float";
-    case Kind::truth: return "bool";
-    case Kind::boolean: return "str_to_bool";
-    case Kind::booleans: return "<lambda>";
-    default: return "str";
+    case Kind::integer:
+      return "int";
+    case Kind::number:
+      return "float";
+    case Kind::truth:
+      return "bool";
+    case Kind::boolean:
+      return "str_to_bool";
+    case Kind::booleans:
+      return "<lambda>";
+    default:
+      return "str";
   }
 }
 
-/// Our option as the file describes the reference's. Python's default of a flag's value may be None, and text where a type turns it into a value.
+/// Our option as the file describes the reference's. Python's default of a flag's value may be None, and text where a
+/// type turns it into a value.
 json described(const Option& option, const json& theirs) {
-  json result{{"dest", option.name}, {"required", option.required}, {"choices", nullptr}, {"takes_value", option.takes_value()}, {"type", nullptr}};
+  json result{{"dest", option.name},
+              {"required", option.required},
+              {"choices", nullptr},
+              {"takes_value", option.takes_value()},
+              {"type", nullptr}};
   if (option.choices) result["choices"] = option.choice_list();
   if (option.takes_value()) result["type"] = type_of(option.kind);
   result["default"] = option.fallback ? json::parse(option.fallback) : json();
@@ -56,15 +67,22 @@ json described(const Option& option, const json& theirs) {
 
 json expectation(json theirs) {
   const bool takes_value = theirs["nargs"] != "0";
-  json result{{"dest", theirs["dest"]}, {"required", theirs["required"]}, {"choices", theirs["choices"]}, {"takes_value", takes_value}, {"type", nullptr}, {"default", theirs["default"]}};
+  json result{{"dest", theirs["dest"]},
+              {"required", theirs["required"]},
+              {"choices", theirs["choices"]},
+              {"takes_value", takes_value},
+              {"type", nullptr},
+              {"default", theirs["default"]}};
   if (takes_value) result["type"] = theirs["type"].is_null() ? json("str") : theirs["type"];
-  if (theirs["type"] == "str_to_bool" && theirs["default"].is_string()) result["default"] = theirs["default"] == "true" ? 1 : 0;
+  if (theirs["type"] == "str_to_bool" && theirs["default"].is_string())
+    result["default"] = theirs["default"] == "true" ? 1 : 0;
   if (theirs["type"] == "<lambda>") result["default"] = {false, false, false};
   return result;
 }
 
 bool same_command(json ours, json theirs) {
-  if (theirs["dest"] == "save_location") ours["default"] = theirs["default"];  // the default folder depends on the machine
+  if (theirs["dest"] == "save_location")
+    ours["default"] = theirs["default"];  // the default folder depends on the machine
   return ours == theirs;
 }
 
@@ -84,10 +102,15 @@ void run_flags(const json& file, Report& report) {
         const auto spellings = option->spellings();
         if (std::find(spellings.begin(), spellings.end(), flags.front()) == spellings.end()) continue;
         found = described(*option, row);
-        passed = same_command(found, expectation(row)) && std::all_of(flags.begin(), flags.end(), [&](const auto& f) { return std::find(spellings.begin(), spellings.end(), f) != spellings.end(); });
+        passed = same_command(found, expectation(row)) && std::all_of(flags.begin(), flags.end(), [&](const auto& f) {
+                   return std::find(spellings.begin(), spellings.end(), f) != spellings.end();
+                 });
         for (const auto& spelling : spellings) expected_spellings.insert(spelling);
       }
-      report.check(passed, [&] { return command + " " + flags.front() + "\n    found    " + found.dump() + "\n    expected " + expectation(row).dump(); });
+      report.check(passed, [&] {
+        return command + " " + flags.front() + "\n    found    " + found.dump() + "\n    expected " +
+               expectation(row).dump();
+      });
     }
     if (!table) continue;
     // Nothing beside them but what is documented as an addition.
@@ -95,23 +118,41 @@ void run_flags(const json& file, Report& report) {
       for (const auto& option : group.options)
         for (const auto& spelling : option.spellings())
           if (group.title != std::string(accelerate::config::kAdditions) && !expected_spellings.contains(spelling))
-            report.check(false, [&] { return command + " has an option that the reference does not have: " + spelling; });
+            report.check(false,
+                         [&] { return command + " has an option that the reference does not have: " + spelling; });
   }
 }
 
 // ---------------------------------------------------------------- cli_launch_env
 
 /// What torchrun and the store of a launch set; the reference's rows are about what comes before them.
-const std::set<std::string> kWorkers{"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE",
-                                     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE", "TORCH_NCCL_ASYNC_ERROR_HANDLING"};
+const std::set<std::string> kWorkers{"RANK",
+                                     "LOCAL_RANK",
+                                     "WORLD_SIZE",
+                                     "LOCAL_WORLD_SIZE",
+                                     "GROUP_RANK",
+                                     "GROUP_WORLD_SIZE",
+                                     "ROLE_NAME",
+                                     "ROLE_RANK",
+                                     "ROLE_WORLD_SIZE",
+                                     "TORCHELASTIC_RUN_ID",
+                                     "TORCHELASTIC_RESTART_COUNT",
+                                     "TORCHELASTIC_MAX_RESTARTS",
+                                     "TORCHELASTIC_USE_AGENT_STORE",
+                                     "TORCH_NCCL_ASYNC_ERROR_HANDLING"};
 
 const char* name_of(Launcher launcher) {
   switch (launcher) {
-    case Launcher::simple: return "simple";
-    case Launcher::torchrun: return "torchrun";
-    case Launcher::deepspeed: return "deepspeed";
-    case Launcher::tpu: return "tpu";
-    case Launcher::sagemaker: return "sagemaker";
+    case Launcher::simple:
+      return "simple";
+    case Launcher::torchrun:
+      return "torchrun";
+    case Launcher::deepspeed:
+      return "deepspeed";
+    case Launcher::tpu:
+      return "tpu";
+    case Launcher::sagemaker:
+      return "sagemaker";
   }
   return "";
 }
@@ -120,9 +161,11 @@ const char* name_of(Launcher launcher) {
 json command_of(const Job& job, const Host& host, const json& expected) {
   json words = json::array();
   if (job.starter == Job::Starter::mpirun) {
-    // Which mpirun the reference found is no property of a row: take the one that it used; where it found none, neither do we.
+    // Which mpirun the reference found is no property of a row: take the one that it used; where it found none, neither
+    // do we.
     Mpirun mpirun;
-    if (expected.is_array() && !expected.empty()) mpirun = {expected[0], std::find(expected.begin(), expected.end(), "--hostfile") != expected.end()};
+    if (expected.is_array() && !expected.empty())
+      mpirun = {expected[0], std::find(expected.begin(), expected.end(), "--hostfile") != expected.end()};
     else mpirun = Mpirun::find(host);
     words = mpirun_words(mpirun, job.settings, {});
   }
@@ -135,8 +178,16 @@ json command_of(const Job& job, const Host& host, const json& expected) {
 json torchrun_of(const Job& job) {
   const auto& o = job.options;
   const auto& s = job.settings;
-  json result{{"nproc_per_node", std::to_string(job.local_world_size)}, {"rdzv_backend", s.text("rdzv_backend")}, {"rdzv_conf", s.text("rdzv_conf")}, {"max_restarts", o.max_restarts},
-              {"monitor_interval", s["monitor_interval"].get<double>()}, {"tee", o.tee}, {"log_dir", nullptr}, {"role", o.role}, {"module", nullptr}, {"no_python", nullptr}};
+  json result{{"nproc_per_node", std::to_string(job.local_world_size)},
+              {"rdzv_backend", s.text("rdzv_backend")},
+              {"rdzv_conf", s.text("rdzv_conf")},
+              {"max_restarts", o.max_restarts},
+              {"monitor_interval", s["monitor_interval"].get<double>()},
+              {"tee", o.tee},
+              {"log_dir", nullptr},
+              {"role", o.role},
+              {"module", nullptr},
+              {"no_python", nullptr}};
   if (!o.log_dir.empty()) result["log_dir"] = o.log_dir.string();
   if (o.module) result["module"] = true;
   if (o.no_python) result["no_python"] = true;
@@ -158,7 +209,9 @@ struct Row {
 
 /// What we make of a row, in the row's form.
 json found_for(const Row& row, const std::string& config_file) {
-  Host host{.physical_cores = 8, .environment = row.env_in.get<std::map<std::string, std::string>>(), .accelerators = row.accelerators};
+  Host host{.physical_cores = 8,
+            .environment = row.env_in.get<std::map<std::string, std::string>>(),
+            .accelerators = row.accelerators};
   const auto given = cli::read(accelerate::config::launch_table(), row.argv.get<std::vector<std::string>>());
   accelerate::LaunchOptions options;
   options.settings = given->given;
@@ -169,7 +222,9 @@ json found_for(const Row& row, const std::string& config_file) {
       return make_job(options, host);
     } catch (const accelerate::Error& error) {
       // The reference's launcher for the CPU asks for the machine's number nowhere; every process would be rank 0.
-      if (row.expect.value("launcher", "") != "simple" || std::string(error.what()).find("--machine_rank must be given") == std::string::npos) throw;
+      if (row.expect.value("launcher", "") != "simple" ||
+          std::string(error.what()).find("--machine_rank must be given") == std::string::npos)
+        throw;
       options.machine_rank = 0;
       return make_job(options, host);
     }
@@ -186,7 +241,8 @@ json found_for(const Row& row, const std::string& config_file) {
   for (const auto& [name, value] : build_environment(job, host, 0)) {
     const bool unchanged = host.environment.contains(name) && host.environment.at(name) == value;
     const bool torchruns = launcher != "simple" && name.starts_with("MASTER_");
-    if (!unchanged && !torchruns && !(job.distributed() && kWorkers.contains(name)) && name != "PYTHONPATH") env[name] = value;
+    if (!unchanged && !torchruns && !(job.distributed() && kWorkers.contains(name)) && name != "PYTHONPATH")
+      env[name] = value;
   }
   result["env"] = env;
   return result;
@@ -195,7 +251,9 @@ json found_for(const Row& row, const std::string& config_file) {
 /// Keys of a config file that the reference reads and then forgets, because its flags of these names have defaults.
 json without_forgotten_keys(json config) {
   if (config.is_object())
-    for (const char* key : {"enable_cpu_affinity", "same_network", "rdzv_backend", "downcast_bf16", "tpu_use_sudo", "tpu_use_cluster"}) config.erase(key);
+    for (const char* key :
+         {"enable_cpu_affinity", "same_network", "rdzv_backend", "downcast_bf16", "tpu_use_sudo", "tpu_use_cluster"})
+      config.erase(key);
   return config;
 }
 
@@ -204,24 +262,37 @@ std::string reason(const Row& row, json found, const std::function<json(const js
   const json& expected = row.expect;
   if (found.contains("error")) {
     const std::string error = found["error"];
-    if (error.find("can't be shared equally") != std::string::npos) return "processes that can't be shared equally are an error; the reference starts fewer than were asked for";
-    if (error.find("at least 1 process is needed") != std::string::npos) return "0 processes are an error; the reference starts one";
-    if (error.find("--use_parallelism_config needs") != std::string::npos) return "--use_parallelism_config needs FSDP version 2; the reference means to check that, and compares a text with a number";
-    if (error.find(" in 'fsdp_config'") != std::string::npos || error.find("unknown keys in '") != std::string::npos) return "unknown keys of sections are errors";
+    if (error.find("can't be shared equally") != std::string::npos)
+      return "processes that can't be shared equally are an error; the reference starts fewer than were asked for";
+    if (error.find("at least 1 process is needed") != std::string::npos)
+      return "0 processes are an error; the reference starts one";
+    if (error.find("--use_parallelism_config needs") != std::string::npos)
+      return "--use_parallelism_config needs FSDP version 2; the reference means to check that, and compares a text "
+             "with a number";
+    if (error.find(" in 'fsdp_config'") != std::string::npos || error.find("unknown keys in '") != std::string::npos)
+      return "unknown keys of sections are errors";
     return "";
   }
   if (expected.contains("error") && found["launcher"] == "sagemaker")
-    if (const auto error = expected["error"].get<std::string>(); error.starts_with("AttributeError") || error.starts_with("TypeError")) return "the reference stumbles over SageMaker's config files where it looks for what only others have";
+    if (const auto error = expected["error"].get<std::string>();
+        error.starts_with("AttributeError") || error.starts_with("TypeError"))
+      return "the reference stumbles over SageMaker's config files where it looks for what only others have";
   if (expected.contains("error"))
-    return found["env"].value("ACCELERATE_USE_CPU", "") == "True" && expected["error"].get<std::string>().find("Less than two GPU ids") != std::string::npos ? "how many GPUs a file names does not matter on the CPU" : "";
-  if (json c = without_forgotten_keys(row.config); c != row.config && again(c) == expected) return "the reference forgets some keys of the config file";
+    return found["env"].value("ACCELERATE_USE_CPU", "") == "True" &&
+                   expected["error"].get<std::string>().find("Less than two GPU ids") != std::string::npos
+               ? "how many GPUs a file names does not matter on the CPU"
+               : "";
+  if (json c = without_forgotten_keys(row.config); c != row.config && again(c) == expected)
+    return "the reference forgets some keys of the config file";
   json env = found["env"];
   if (expected["env"].value("MASTER_PORT", "") == "0") {
     json with_port = found;
     with_port["env"]["MASTER_PORT"] = "0";
     if (with_port == expected) return "port 0 becomes a free port; the reference passes 0 on to processes on the CPU";
   }
-  for (const char* name : {"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH"}) env.erase(name);
+  for (const char* name :
+       {"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH"})
+    env.erase(name);
   json same = found;
   same["env"] = env;
   if (same == expected) return "the NVMe folders are passed on; the reference takes the flags and forgets them";
@@ -232,13 +303,16 @@ std::string reason(const Row& row, json found, const std::function<json(const js
   env.erase("XLA_DOWNCAST_BF16");
   same["env"] = env;
   if (same == expected) return "the reference looks for a TPU before it sets bf16 for one";
-  // Names that the reference's questions write and its reader does not know; three values written as one text, of which it takes the first letters.
+  // Names that the reference's questions write and its reader does not know; three values written as one text, of which
+  // it takes the first letters.
   json mine = found, theirs = expected;
   for (json* side : {&mine, &theirs})
-    for (const char* name : {"AMAX_HISTORY_LENGTH", "AMAX_COMPUTE_ALGORITHM", "OPTIMIZATION_LEVEL", "AMAX_HISTORY_LEN", "AMAX_COMPUTE_ALGO", "OPT_LEVEL", "OVERRIDE_FPROP", "OVERRIDE_DGRAD", "OVERRIDE_WGRAD"})
+    for (const char* name : {"AMAX_HISTORY_LENGTH", "AMAX_COMPUTE_ALGORITHM", "OPTIMIZATION_LEVEL", "AMAX_HISTORY_LEN",
+                             "AMAX_COMPUTE_ALGO", "OPT_LEVEL", "OVERRIDE_FPROP", "OVERRIDE_DGRAD", "OVERRIDE_WGRAD"})
       (*side)["env"].erase(std::string("ACCELERATE_FP8_") + name);
   const std::string config = row.config.is_string() ? row.config.get<std::string>() : row.config.dump();
-  if (mine == theirs && config.find("fp8_config") != std::string::npos) return "fp8 keys as the reference's questions write them are understood";
+  if (mine == theirs && config.find("fp8_config") != std::string::npos)
+    return "fp8 keys as the reference's questions write them are understood";
   return "";
 }
 
@@ -251,7 +325,8 @@ void run_launch_env(const json& file, Report& report) {
       std::string path;
       if (!config.is_null()) {
         path = folder + "/config.yaml";
-        std::ofstream(path) << (config.is_string() ? config.get<std::string>() : accelerate::config::write_yaml(ordered(config)));
+        std::ofstream(path) << (config.is_string() ? config.get<std::string>()
+                                                   : accelerate::config::write_yaml(ordered(config)));
       }
       json found;
       std::string what;
@@ -269,7 +344,11 @@ void run_launch_env(const json& file, Report& report) {
     }
     const std::string why = passed ? "" : reason(row, found, with_config);
     if (!why.empty()) report.differs(why);
-    else report.check(passed, [&] { return test["argv"].dump() + " " + test["config"].dump() + "\n    found    " + found.dump() + "\n    expected " + row.expect.dump(); });
+    else
+      report.check(passed, [&] {
+        return test["argv"].dump() + " " + test["config"].dump() + "\n    found    " + found.dump() +
+               "\n    expected " + row.expect.dump();
+      });
   }
 }
 
@@ -280,34 +359,45 @@ void run_roundtrip(const json& file, Report& report) {
   std::filesystem::create_directories(folder);
   for (const json& row : file.at("cases")) {
     const std::string name = folder + "/config." + row[0].get<std::string>();
-    std::ofstream(name) << (row[0] == "json" ? row[1].dump() : row[1].is_string() ? row[1].get<std::string>() : accelerate::config::write_yaml(ordered(row[1])));
+    std::ofstream(name) << (row[0] == "json"     ? row[1].dump()
+                            : row[1].is_string() ? row[1].get<std::string>()
+                                                 : accelerate::config::write_yaml(ordered(row[1])));
     std::string text, what;
-    const bool failed = throws_error([&] {
-      const std::string saved = folder + "/saved." + row[0].get<std::string>();
-      accelerate::config::save_config(accelerate::config::load_config(name), saved);
-      std::ifstream in(saved);
-      text.assign(std::istreambuf_iterator<char>(in), {});
-    }, &what);
+    const bool failed = throws_error(
+        [&] {
+          const std::string saved = folder + "/saved." + row[0].get<std::string>();
+          accelerate::config::save_config(accelerate::config::load_config(name), saved);
+          std::ifstream in(saved);
+          text.assign(std::istreambuf_iterator<char>(in), {});
+        },
+        &what);
     const bool expects_error = row[2].is_object();
     const bool sagemaker = row[1].is_object() && row[1].value("compute_environment", "") == "AMAZON_SAGEMAKER";
-    if (expects_error && !failed && sagemaker && row[2]["error"].get<std::string>().find("'num_processes'") != std::string::npos)
+    if (expects_error && !failed && sagemaker &&
+        row[2]["error"].get<std::string>().find("'num_processes'") != std::string::npos)
       report.differs("a file for SageMaker loads; the reference adds a key to it and then complains of that");
-    else if (!failed && !expects_error && row[0] == "yaml" && text != row[2] && accelerate::config::read_yaml(text, "ours") == accelerate::config::read_yaml(row[2], "theirs"))
+    else if (!failed && !expects_error && row[0] == "yaml" && text != row[2] &&
+             accelerate::config::read_yaml(text, "ours") == accelerate::config::read_yaml(row[2], "theirs"))
       report.differs("the same text in other quotes: letters beyond ASCII stand as they are, line ends as \\n");
     else if (failed && !expects_error && what.find("unknown keys in '") != std::string::npos)
       report.differs("unknown keys of sections are errors");
     else
-      report.check(expects_error ? failed : !failed && text == row[2], [&] { return row.dump() + "\n    found " + (failed ? what : text); });
+      report.check(expects_error ? failed : !failed && text == row[2],
+                   [&] { return row.dump() + "\n    found " + (failed ? what : text); });
   }
 }
 
 void run_default(const json& file, Report& report) {
   for (const json& row : file.at("cases")) {
     std::string text, what;
-    const bool failed = throws_error([&] {
-      text = accelerate::config::write_json(accelerate::config::without_empty(accelerate::config::basic_config(row[0], row[1])));
-    }, &what);
-    report.check(row[2].is_object() ? failed : !failed && text == row[2], [&] { return row.dump() + "\n    found " + (failed ? what : text); });
+    const bool failed = throws_error(
+        [&] {
+          text = accelerate::config::write_json(
+              accelerate::config::without_empty(accelerate::config::basic_config(row[0], row[1])));
+        },
+        &what);
+    report.check(row[2].is_object() ? failed : !failed && text == row[2],
+                 [&] { return row.dump() + "\n    found " + (failed ? what : text); });
   }
 }
 
@@ -315,7 +405,8 @@ void run_misc(const json& file, Report& report) {
   for (const json& row : file.at("str_to_bool")) {
     json found;
     const bool failed = throws_error([&] { found = accelerate::config::str_to_bool(row[0]) ? 1 : 0; });
-    report.check(row[1].is_object() ? failed : !failed && found == row[1], [&] { return row.dump() + "\n    found " + found.dump(); });
+    report.check(row[1].is_object() ? failed : !failed && found == row[1],
+                 [&] { return row.dump() + "\n    found " + found.dump(); });
   }
   for (const json& row : file.at("to_fsdp2_fsdp_config")) {
     std::vector<std::string> notes;
@@ -325,8 +416,9 @@ void run_misc(const json& file, Report& report) {
   }
 }
 
-const Registration flags("cli_flags", {run_flags}), launch_env("cli_launch_env", {run_launch_env}), roundtrip("config_roundtrip", {run_roundtrip}),
-    more_launch_env("cli_launch_env_more", {run_launch_env}), more_roundtrip("config_roundtrip_more", {run_roundtrip}),  // made by generators/cli.py
+const Registration flags("cli_flags", {run_flags}), launch_env("cli_launch_env", {run_launch_env}),
+    roundtrip("config_roundtrip", {run_roundtrip}), more_launch_env("cli_launch_env_more", {run_launch_env}),
+    more_roundtrip("config_roundtrip_more", {run_roundtrip}),  // made by generators/cli.py
     defaults("config_default", {run_default}), misc("cli_misc", {run_misc});
 
 }  // namespace

@@ -38,7 +38,9 @@ void fresh_state() {
 json shuffled(bool seedable) {
   fresh_state();
   set_seed(42);
-  Accelerator accelerator({.cpu = true, .dataloader_config = {.use_seedable_sampler = seedable, .data_seed = seedable ? std::optional<int64_t>(42) : std::nullopt}});
+  Accelerator accelerator({.cpu = true,
+                           .dataloader_config = {.use_seedable_sampler = seedable,
+                                                 .data_seed = seedable ? std::optional<int64_t>(42) : std::nullopt}});
   std::vector<torch::Tensor> samples;
   for (int i = 0; i < 12; ++i) samples.push_back(torch::scalar_tensor(i));
   auto loader = accelerator.prepare(data::DataLoader(samples, {.batch_size = 2, .shuffle = true}));
@@ -54,8 +56,10 @@ json shuffled(bool seedable) {
 /// What load_state() does after states were saved under automatic names.
 json load_newest() {
   fresh_state();
-  const auto folder = std::filesystem::path(support::scratch_dir()) / ("states_" + std::to_string(support::world_size()));
-  Accelerator accelerator({.cpu = true, .project_config = {.project_dir = folder, .automatic_checkpoint_naming = true}});
+  const auto folder =
+      std::filesystem::path(support::scratch_dir()) / ("states_" + std::to_string(support::world_size()));
+  Accelerator accelerator(
+      {.cpu = true, .project_config = {.project_dir = folder, .automatic_checkpoint_naming = true}});
   torch::nn::Linear model(2, 2);
   torch::optim::SGD optimizer(model->parameters(), 0.1);
   auto [m, o] = accelerator.prepare(model, optimizer);
@@ -72,15 +76,21 @@ json rank(const json&) {
   found["gather"] = listed(gather(numbers({r, r + 0.5F})));
   found["gather_scalar"] = listed(gather(torch::scalar_tensor(r)));
   const Batch nested = gather(Batch{numbers({r}), {torch::full({1, 2}, r), {numbers({10 + r})}}});
-  found["gather_nested"] = {{"a", listed(nested.a)}, {"b", json::array({listed(std::get<0>(nested.b)), json::array({listed(std::get<1>(nested.b)[0])})})}};
-  found["gather_object"] = gather_object(std::vector<std::map<std::string, int64_t>>{{{"rank", state.process_index()}}});
+  found["gather_nested"] = {
+      {"a", listed(nested.a)},
+      {"b", json::array({listed(std::get<0>(nested.b)), json::array({listed(std::get<1>(nested.b)[0])})})}};
+  found["gather_object"] =
+      gather_object(std::vector<std::map<std::string, int64_t>>{{{"rank", state.process_index()}}});
   found["gather_object_multi"] = gather_object(std::vector<int64_t>(static_cast<size_t>(r) + 1, state.process_index()));
   found["broadcast_from0"] = listed(broadcast(numbers({r, r * 10})));
-  found["broadcast_from1"] = {{"x", listed(broadcast(std::map<std::string, torch::Tensor>{{"x", numbers({r, r * 10})}}, 1).at("x"))}};
-  std::vector<std::pair<int64_t, std::map<std::string, int64_t>>> objects{{state.process_index(), {{"k", state.process_index()}}}};
+  found["broadcast_from1"] = {
+      {"x", listed(broadcast(std::map<std::string, torch::Tensor>{{"x", numbers({r, r * 10})}}, 1).at("x"))}};
+  std::vector<std::pair<int64_t, std::map<std::string, int64_t>>> objects{
+      {state.process_index(), {{"k", state.process_index()}}}};
   broadcast_object_list(objects);
   found["broadcast_object_list"] = {objects[0].first, objects[0].second};
-  for (const char* reduction : {"mean", "sum", "max", "none"}) found[std::string("reduce_") + reduction] = listed(reduce(numbers({r, r + 1, -r}), reduction));
+  for (const char* reduction : {"mean", "sum", "max", "none"})
+    found[std::string("reduce_") + reduction] = listed(reduce(numbers({r, r + 1, -r}), reduction));
   found["reduce_sum_int"] = listed(reduce(torch::tensor({state.process_index(), int64_t{1}}), "sum"));
   const auto row = torch::arange(1.0, r + 3.0, torch::kFloat);
   found["pad_default"] = listed(pad_across_processes(row));
@@ -107,7 +117,8 @@ void run(const json& file, Report& report) {
     const auto found = in_ranks("collective_ops", file, std::stoll(world_size));
     for (const auto& [name, expected] : results.items()) {
       bool same = true;
-      for (size_t r = 0; r < found.size(); ++r) same = same && found[r].contains(name) && close(found[r][name], expected[r], 1e-6);
+      for (size_t r = 0; r < found.size(); ++r)
+        same = same && found[r].contains(name) && close(found[r][name], expected[r], 1e-6);
       report.check(same, [&, &name = name, &expected = expected, &world_size = world_size] {
         json all = json::array();
         for (const json& rank : found) all.push_back(rank.value(name, json("not run")));

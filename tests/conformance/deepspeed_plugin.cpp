@@ -9,8 +9,7 @@ namespace {
 using accelerate::Auto;
 using accelerate::DeepSpeedPlugin;
 
-template <class Number>
-json rendered(const std::variant<Number, Auto>& value) {
+template <class Number> json rendered(const std::variant<Number, Auto>& value) {
   if (const auto* number = std::get_if<Number>(&value)) return *number;
   return "auto";
 }
@@ -18,7 +17,8 @@ json rendered(const std::variant<Number, Auto>& value) {
 /// The generator wrote Python's infinity as "inf".
 json config_of(const DeepSpeedPlugin& plugin) {
   auto config = plugin.deepspeed_config();
-  if (config.get_value("steps_per_print") == accelerate::DeepSpeedValue(std::numeric_limits<double>::infinity())) config.set_value("steps_per_print", "inf");
+  if (config.get_value("steps_per_print") == accelerate::DeepSpeedValue(std::numeric_limits<double>::infinity()))
+    config.set_value("steps_per_print", "inf");
   return json::parse(config.to_json());
 }
 
@@ -36,7 +36,8 @@ json fields_of(const DeepSpeedPlugin& plugin) {
 DeepSpeedPlugin plugin_of(const json& kwargs) {
   DeepSpeedPlugin plugin;
   for (const auto& [name, value] : kwargs.items()) {
-    if (name == "hf_ds_config") plugin.hf_ds_config.emplace(value.is_string() ? value.get<std::string>() : value.dump());
+    if (name == "hf_ds_config")
+      plugin.hf_ds_config.emplace(value.is_string() ? value.get<std::string>() : value.dump());
     else if (name == "zero_stage") plugin.zero_stage = value.get<int64_t>();
     else if (name == "gradient_accumulation_steps") plugin.gradient_accumulation_steps = value.get<int64_t>();
     else if (name == "gradient_clipping") plugin.gradient_clipping = value.get<double>();
@@ -56,16 +57,20 @@ accelerate::DeepSpeedValue value_of(const json& value) {
   return value.get<std::string>();
 }
 
-/// The configuration of the auto_fill rows, which do not repeat it: the third case with hf_ds_config, with the numbers' types as there.
+/// The configuration of the auto_fill rows, which do not repeat it: the third case with hf_ds_config, with the numbers'
+/// types as there.
 json zero3_config(const json& file) {
   for (const json& row : file.at("cases"))
-    if (row[1].contains("hf_ds_config") && row[1]["hf_ds_config"].contains("optimizer") && row[1]["hf_ds_config"]["zero_optimization"]["stage"] == 3) return row[1]["hf_ds_config"];
+    if (row[1].contains("hf_ds_config") && row[1]["hf_ds_config"].contains("optimizer") &&
+        row[1]["hf_ds_config"]["zero_optimization"]["stage"] == 3)
+      return row[1]["hf_ds_config"];
   throw std::runtime_error("no case holds the configuration that the auto_fill rows start from");
 }
 
 void run(const json& file, Report& report) {
   const auto row_passes = [&](const json& row, const json& expected, const json& found) {
-    report.check(expected.contains("error") ? found.is_null() : found == expected, [&] { return row.dump() + "\n    found " + found.dump(); });
+    report.check(expected.contains("error") ? found.is_null() : found == expected,
+                 [&] { return row.dump() + "\n    found " + found.dump(); });
   };
   for (const json& row : file.at("cases")) {
     const Environment environment(row[0]);
@@ -97,7 +102,8 @@ void run(const json& file, Report& report) {
                }));
 }
 
-const Registration registration("deepspeed_plugin", {run}), more("deepspeed_plugin_more", {run});  // made by generators/plugins.py
+const Registration registration("deepspeed_plugin", {run}),
+    more("deepspeed_plugin_more", {run});  // made by generators/plugins.py
 
 }  // namespace
 }  // namespace conformance

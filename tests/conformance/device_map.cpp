@@ -15,7 +15,9 @@ using accelerate::MaxMemory;
 using accelerate::ModuleTree;
 using accelerate::Place;
 
-Place place_of_json(const json& value) { return value.is_string() ? Place(value.get<std::string>()) : Place(value.get<int64_t>()); }
+Place place_of_json(const json& value) {
+  return value.is_string() ? Place(value.get<std::string>()) : Place(value.get<int64_t>());
+}
 json json_of(const Place& place) { return place.is_gpu() ? json(place.gpu()) : json(place.str()); }
 
 MaxMemory memory_of(const json& pairs) {
@@ -42,7 +44,8 @@ json json_of(const MaxMemory& memory) {
   return result;
 }
 
-accelerate::DeviceMapOptions options_of(const json& memory, const json& no_split, const json& dtype, const json& extra) {
+accelerate::DeviceMapOptions options_of(const json& memory, const json& no_split, const json& dtype,
+                                        const json& extra) {
   accelerate::DeviceMapOptions options{.max_memory = memory_of(memory), .no_split_module_classes = no_split};
   if (!dtype.is_null()) options.dtype = dtype.get<std::string>();
   for (const auto& [name, value] : extra.items()) {
@@ -60,16 +63,19 @@ using Models = std::map<std::string, ModuleTree>;
 
 void check_maps(const json& rows, const Models& trees, Report& report) {
   for (const json& row : rows) {
-    const auto found = accelerate::infer_auto_device_map(trees.at(row[0].get<std::string>()), options_of(row[1], row[2], row[3], row[4]));
+    const auto found = accelerate::infer_auto_device_map(trees.at(row[0].get<std::string>()),
+                                                         options_of(row[1], row[2], row[3], row[4]));
     report.check(found == map_of(row[5]), [&] { return row.dump() + "\n    found " + json_of(found).dump(); });
   }
 }
 
 void infer(const json& file, Report& report) { check_maps(file.at("cases"), models(), report); }
 
-/// What is wrong with a device map; empty when nothing is. Every parameter has a place, tied ones the same, and no place holds more than it may.
+/// What is wrong with a device map; empty when nothing is. Every parameter has a place, tied ones the same, and no
+/// place holds more than it may.
 std::string fault_of(const ModuleTree& tree, const accelerate::DeviceMapOptions& options, const DeviceMap& map) {
-  const auto sizes = accelerate::compute_module_sizes(tree, {.dtype = options.dtype, .special_dtypes = options.special_dtypes});
+  const auto sizes =
+      accelerate::compute_module_sizes(tree, {.dtype = options.dtype, .special_dtypes = options.special_dtypes});
   std::map<Place, double> used;
   std::string fault;
   const auto walk = [&](const auto& self, const ModuleTree& module, const std::string& prefix) -> void {
@@ -81,16 +87,19 @@ std::string fault_of(const ModuleTree& tree, const accelerate::DeviceMapOptions&
         else if (tensors == &module.parameters) fault += " no place for " + name;
       }
     if (const auto place = accelerate::place_of(map, prefix.substr(0, prefix.size() - !prefix.empty()));
-        !place && std::count(options.no_split_module_classes.begin(), options.no_split_module_classes.end(), module.class_name))
+        !place &&
+        std::count(options.no_split_module_classes.begin(), options.no_split_module_classes.end(), module.class_name))
       fault += " split " + prefix;
     for (const auto& child : module.children) self(self, child, prefix + child.name + ".");
   };
   walk(walk, tree, "");
   for (const auto& group : accelerate::find_tied_parameters(tree))
     for (const auto& name : group)
-      if (accelerate::place_of(map, name) != accelerate::place_of(map, group.front())) fault += " " + name + " is away from " + group.front();
+      if (accelerate::place_of(map, name) != accelerate::place_of(map, group.front()))
+        fault += " " + name + " is away from " + group.front();
   for (const auto& [place, bytes] : used)
-    if (!place.is_disk() && bytes > options.max_memory->at(place).bytes) fault += " " + std::to_string(bytes) + " bytes on " + place.str();
+    if (!place.is_disk() && bytes > options.max_memory->at(place).bytes)
+      fault += " " + std::to_string(bytes) + " bytes on " + place.str();
   return fault;
 }
 
@@ -111,9 +120,11 @@ void upstream(const json& file, Report& report) {
     accelerate::DeviceMapReport what;
     options.report = &what;
     const auto found = accelerate::infer_auto_device_map(tree_of_model(row), options);
-    report.check(found == map_of(row.at("expected")) && what.offloaded_buffers_fit != row.at("buffer_warning").get<bool>(), [&] {
-      return row.dump() + "\n    found " + json_of(found).dump() + " buffers fit: " + std::to_string(what.offloaded_buffers_fit);
-    });
+    report.check(
+        found == map_of(row.at("expected")) && what.offloaded_buffers_fit != row.at("buffer_warning").get<bool>(), [&] {
+          return row.dump() + "\n    found " + json_of(found).dump() +
+                 " buffers fit: " + std::to_string(what.offloaded_buffers_fit);
+        });
   }
   const auto& model = models().at("model_for_test");
   for (const json& row : file.at("get_balanced_memory")) {
@@ -124,7 +135,8 @@ void upstream(const json& file, Report& report) {
 
 void check_balanced(const json& rows, const Models& trees, Report& report) {
   for (const json& row : rows) {
-    accelerate::BalancedMemoryOptions options{.max_memory = memory_of(row[1]), .no_split_module_classes = row[2], .low_zero = row[4]};
+    accelerate::BalancedMemoryOptions options{
+        .max_memory = memory_of(row[1]), .no_split_module_classes = row[2], .low_zero = row[4]};
     if (!row[3].is_null()) options.dtype = row[3].get<std::string>();
     if (row.size() > 6 && !row[6].is_null()) options.special_dtypes = row[6].get<std::map<std::string, std::string>>();
     const json found = json_of(accelerate::get_balanced_memory(trees.at(row[0].get<std::string>()), options));
@@ -152,7 +164,9 @@ std::string names_in(const std::string& message) {
 }
 
 void misc(const json& file, Report& report) {
-  const auto expect = [&](const json& row, const json& found, const json& expected) { report.check(found == expected, [&] { return row.dump() + "\n    found " + found.dump(); }); };
+  const auto expect = [&](const json& row, const json& found, const json& expected) {
+    report.check(found == expected, [&] { return row.dump() + "\n    found " + found.dump(); });
+  };
   for (const json& row : file.at("clean_device_map")) {
     DeviceMap map;
     for (const auto& [name, place] : row[0].items()) map.insert_or_assign(name, place_of_json(place));
@@ -161,12 +175,17 @@ void misc(const json& file, Report& report) {
   // The texts of errors are Python's: informative, but for the names in them.
   for (const json& row : file.at("convert_file_size_to_int")) {
     json found;
-    const bool failed = throws_error([&] { found = row[0].is_string() ? accelerate::convert_file_size_to_int(row[0].get<std::string>()) : row[0].get<int64_t>(); });
-    report.check(row[1].is_object() ? failed : found == row[1], [&] { return row.dump() + "\n    found " + found.dump(); });
+    const bool failed = throws_error([&] {
+      found =
+          row[0].is_string() ? accelerate::convert_file_size_to_int(row[0].get<std::string>()) : row[0].get<int64_t>();
+    });
+    report.check(row[1].is_object() ? failed : found == row[1],
+                 [&] { return row.dump() + "\n    found " + found.dump(); });
   }
   for (const json& row : file.at("dtype_byte_size")) {
     std::string name = row[0].get<std::string>();
-    if (constexpr std::string_view kCustom = "CustomDtype."; name.starts_with(kCustom)) {  // Python's enum of what is no tensor type
+    if (constexpr std::string_view kCustom = "CustomDtype.";
+        name.starts_with(kCustom)) {  // Python's enum of what is no tensor type
       name.erase(0, kCustom.size());
       std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
     }
@@ -178,7 +197,8 @@ void misc(const json& file, Report& report) {
     for (const auto& [name, place] : row[0].items()) map.insert_or_assign(name, place_of_json(place));
     std::string what;
     const bool failed = throws_error([&] { accelerate::check_device_map(models().at("model_for_test"), map); }, &what);
-    report.check(failed == row[1].is_object() && (!failed || names_in(what) == names_in(row[1].at("error"))), [&] { return row.dump() + "\n    found " + what; });
+    report.check(failed == row[1].is_object() && (!failed || names_in(what) == names_in(row[1].at("error"))),
+                 [&] { return row.dump() + "\n    found " + what; });
   }
 }
 

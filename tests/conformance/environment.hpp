@@ -23,10 +23,7 @@ class Environment {
   const json& variables_;
 };
 
-template <class T>
-json or_null(const std::optional<T>& value) {
-  return value ? json(*value) : json();
-}
+template <class T> json or_null(const std::optional<T>& value) { return value ? json(*value) : json(); }
 
 /// What f gives, or null for one of our errors.
 inline json outcome(const std::function<json()>& f) {

@@ -21,7 +21,8 @@ inline std::filesystem::path fresh_folder(const std::string& runner, const std::
 /// Names of what is directly in a folder, sorted.
 inline json files_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) names.push_back(entry.path().filename().string());
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }

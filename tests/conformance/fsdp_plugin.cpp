@@ -12,18 +12,23 @@ using accelerate::ShardingStrategy;
 /// Python's rendering of enum members: the reference's torch spells one of them with an underscore.
 json rendered(const std::optional<ShardingStrategy>& value) {
   if (!value) return nullptr;
-  return "ShardingStrategy." + std::string(*value == ShardingStrategy::hybrid_shard_zero2 ? "_" : "") + to_string(*value);
+  return "ShardingStrategy." + std::string(*value == ShardingStrategy::hybrid_shard_zero2 ? "_" : "") +
+         to_string(*value);
 }
 
 FullyShardedDataParallelPlugin plugin_of(const json& kwargs) {
   FullyShardedDataParallelPlugin plugin;
   for (const auto& [name, value] : kwargs.items()) {
     if (name == "reshard_after_forward" && value.is_boolean()) plugin.reshard_after_forward = value.get<bool>();
-    else if (name == "reshard_after_forward") plugin.reshard_after_forward = accelerate::parse_sharding_strategy(value.get<std::string>());
-    else if (name == "sharding_strategy") plugin.sharding_strategy = accelerate::parse_sharding_strategy(value.get<std::string>());
+    else if (name == "reshard_after_forward")
+      plugin.reshard_after_forward = accelerate::parse_sharding_strategy(value.get<std::string>());
+    else if (name == "sharding_strategy")
+      plugin.sharding_strategy = accelerate::parse_sharding_strategy(value.get<std::string>());
     else if (name == "cpu_offload") plugin.cpu_offload = value.get<bool>();
-    else if (name == "backward_prefetch") plugin.backward_prefetch = accelerate::parse_backward_prefetch(value.get<std::string>());
-    else if (name == "auto_wrap_policy") plugin.auto_wrap_policy = accelerate::parse_auto_wrap_policy(value.get<std::string>());
+    else if (name == "backward_prefetch")
+      plugin.backward_prefetch = accelerate::parse_backward_prefetch(value.get<std::string>());
+    else if (name == "auto_wrap_policy")
+      plugin.auto_wrap_policy = accelerate::parse_auto_wrap_policy(value.get<std::string>());
     else throw std::runtime_error("no such field in the runner: " + name);
   }
   return plugin;
@@ -39,19 +44,26 @@ json state_dict_config(const std::optional<accelerate::StateDictConfig>& config,
 json fields_of(const FullyShardedDataParallelPlugin& plugin) {
   const bool first = plugin.fsdp_version == 1;
   const bool full = plugin.state_dict_type == accelerate::StateDictType::full_state_dict;
-  json result{{"fsdp_version", plugin.fsdp_version.value()}, {"sharding_strategy", rendered(plugin.sharding_strategy)}, {"reshard_after_forward", nullptr}};
+  json result{{"fsdp_version", plugin.fsdp_version.value()},
+              {"sharding_strategy", rendered(plugin.sharding_strategy)},
+              {"reshard_after_forward", nullptr}};
   if (const auto& reshard = plugin.reshard_after_forward) {
     if (const auto* whether = std::get_if<bool>(&*reshard)) result["reshard_after_forward"] = *whether;
     else if (const auto* ranks = std::get_if<int64_t>(&*reshard)) result["reshard_after_forward"] = *ranks;
     else result["reshard_after_forward"] = rendered(std::get<ShardingStrategy>(*reshard));
   }
-  const bool prefetches = plugin.backward_prefetch && *plugin.backward_prefetch != accelerate::BackwardPrefetch::no_prefetch;
+  const bool prefetches =
+      plugin.backward_prefetch && *plugin.backward_prefetch != accelerate::BackwardPrefetch::no_prefetch;
   result["backward_prefetch"] = prefetches ? json("BackwardPrefetch." + to_string(*plugin.backward_prefetch)) : json();
   const auto policy = std::get<AutoWrapPolicy>(plugin.auto_wrap_policy.value());
-  result["auto_wrap_policy"] = policy == AutoWrapPolicy::no_wrap ? json() : json(policy == AutoWrapPolicy::size_based_wrap ? "fn:size_based_auto_wrap_policy" : "fn:transformer_auto_wrap_policy");
+  result["auto_wrap_policy"] = policy == AutoWrapPolicy::no_wrap ? json()
+                                                                 : json(policy == AutoWrapPolicy::size_based_wrap
+                                                                            ? "fn:size_based_auto_wrap_policy"
+                                                                            : "fn:transformer_auto_wrap_policy");
   const auto& offload = plugin.cpu_offload.value();
   if (first) result["cpu_offload"] = {{"__class__", "CPUOffload"}, {"offload_params", offload.offload_params}};
-  else if (offload.offload_params) result["cpu_offload"] = {{"__class__", "CPUOffloadPolicy"}, {"pin_memory", offload.pin_memory}};
+  else if (offload.offload_params)
+    result["cpu_offload"] = {{"__class__", "CPUOffloadPolicy"}, {"pin_memory", offload.pin_memory}};
   else result["cpu_offload"] = {{"__class__", "OffloadPolicy"}};
   result["state_dict_type"] = "StateDictType." + to_string(plugin.state_dict_type.value());
   result["state_dict_config"] = state_dict_config(plugin.state_dict_config, full, "StateDictConfig");
@@ -72,15 +84,24 @@ json fields_of(const FullyShardedDataParallelPlugin& plugin) {
 json policy_of(const accelerate::MixedPrecision& policy, int64_t version) {
   const auto dtype = [](const std::optional<at::ScalarType>& type) -> json {
     if (!type) return nullptr;
-    return *type == at::kHalf ? "torch.float16" : *type == at::kBFloat16 ? "torch.bfloat16" : *type == at::kFloat ? "torch.float32" : "another dtype";
+    return *type == at::kHalf       ? "torch.float16"
+           : *type == at::kBFloat16 ? "torch.bfloat16"
+           : *type == at::kFloat    ? "torch.float32"
+                                    : "another dtype";
   };
-  json result{{"param_dtype", dtype(policy.param_dtype)}, {"reduce_dtype", dtype(policy.reduce_dtype)}, {"cast_forward_inputs", policy.cast_forward_inputs.value()}};
+  json result{{"param_dtype", dtype(policy.param_dtype)},
+              {"reduce_dtype", dtype(policy.reduce_dtype)},
+              {"cast_forward_inputs", policy.cast_forward_inputs.value()}};
   if (version == 2) {
     result.update({{"__class__", "MixedPrecisionPolicy"}, {"output_dtype", dtype(policy.output_dtype)}});
   } else {
-    result.update({{"__class__", "MixedPrecision"}, {"buffer_dtype", dtype(policy.buffer_dtype)}, {"keep_low_precision_grads", policy.keep_low_precision_grads},
-                   {"cast_root_forward_inputs", policy.cast_root_forward_inputs}, {"_module_classes_to_ignore", {"fn:_BatchNorm"}}});
-    if (!policy.module_classes_to_ignore || policy.module_classes_to_ignore->front() != "BatchNorm1d") result["_module_classes_to_ignore"] = or_null(policy.module_classes_to_ignore);
+    result.update({{"__class__", "MixedPrecision"},
+                   {"buffer_dtype", dtype(policy.buffer_dtype)},
+                   {"keep_low_precision_grads", policy.keep_low_precision_grads},
+                   {"cast_root_forward_inputs", policy.cast_root_forward_inputs},
+                   {"_module_classes_to_ignore", {"fn:_BatchNorm"}}});
+    if (!policy.module_classes_to_ignore || policy.module_classes_to_ignore->front() != "BatchNorm1d")
+      result["_module_classes_to_ignore"] = or_null(policy.module_classes_to_ignore);
   }
   return result;
 }
@@ -96,20 +117,28 @@ void run(const json& file, Report& report) {
     }
     const Environment environment(row[0]);
     const json found = outcome([&] { return fields_of(accelerate::parallel::resolve(plugin_of(kwargs))); });
-    if (expected.contains("error") && expected["error"].get<std::string>().find("no available devices") != std::string::npos) {
+    if (expected.contains("error") &&
+        expected["error"].get<std::string>().find("no available devices") != std::string::npos) {
       // Settings that the reference takes on a machine with a GPU only: there it goes on with sync_module_states.
-      if (found.is_object() && found["sync_module_states"] == true) report.differs("sync_module_states also works on the CPU, for which the reference says that it finds no device");
+      if (found.is_object() && found["sync_module_states"] == true)
+        report.differs(
+            "sync_module_states also works on the CPU, for which the reference says that it finds no device");
       else report.check(false, [&] { return row.dump() + "\n    found " + found.dump(); });
       continue;
     }
-    for (const char* config : {"state_dict_config", "optim_state_dict_config"})  // _use_dtensor is Python's choice of a tensor type
+    for (const char* config :
+         {"state_dict_config", "optim_state_dict_config"})  // _use_dtensor is Python's choice of a tensor type
       if (expected.contains(config) && expected[config].is_object()) expected[config].erase("_use_dtensor");
-    report.check(expected.contains("error") ? found.is_null() : found == expected, [&] { return row.dump() + "\n    found " + found.dump(); });
+    report.check(expected.contains("error") ? found.is_null() : found == expected,
+                 [&] { return row.dump() + "\n    found " + found.dump(); });
   }
   for (const json& row : file.at("mixed_precision")) {
     const int64_t version = row[0];
-    const json found = outcome([&] { return policy_of(accelerate::parallel::mixed_precision_policy(row[1].get<std::string>(), version), version); });
-    report.check(row[2].contains("error") ? found.is_null() : found == row[2], [&] { return row.dump() + "\n    found " + found.dump(); });
+    const json found = outcome([&] {
+      return policy_of(accelerate::parallel::mixed_precision_policy(row[1].get<std::string>(), version), version);
+    });
+    report.check(row[2].contains("error") ? found.is_null() : found == row[2],
+                 [&] { return row.dump() + "\n    found " + found.dump(); });
   }
 }
 

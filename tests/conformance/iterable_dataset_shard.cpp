@@ -21,7 +21,11 @@ void run(const json& file, Report& report) {
   for (const json& row : file.at("cases")) {
     json samples = json::array(), lengths = json::array(), counts = json::array();
     for (int64_t rank = 0; rank < row[3]; ++rank) {
-      IterableDatasetShard shard(Range{row[0]}, {.batch_size = row[1], .drop_last = row[2], .num_processes = row[3], .process_index = rank, .split_batches = row[4]});
+      IterableDatasetShard shard(Range{row[0]}, {.batch_size = row[1],
+                                                 .drop_last = row[2],
+                                                 .num_processes = row[3],
+                                                 .process_index = rank,
+                                                 .split_batches = row[4]});
       std::vector<int64_t> mine;
       shard.reset();
       while (auto sample = shard.next()) mine.push_back(*sample);
@@ -30,10 +34,12 @@ void run(const json& file, Report& report) {
       counts.push_back(row[5][static_cast<size_t>(rank)].size());
     }
     if (samples == row[5] && lengths == counts && row[6] != counts) {
-      report.differs("with split_batches the length is what the rank gets; the reference counts num_processes times as many");
+      report.differs(
+          "with split_batches the length is what the rank gets; the reference counts num_processes times as many");
       continue;
     }
-    report.check(samples == row[5] && lengths == row[6], [&] { return row.dump() + "\n    found " + samples.dump() + " " + lengths.dump(); });
+    report.check(samples == row[5] && lengths == row[6],
+                 [&] { return row.dump() + "\n    found " + samples.dump() + " " + lengths.dump(); });
   }
 }
 

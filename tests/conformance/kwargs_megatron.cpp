@@ -1,6 +1,6 @@
 // Keyword handlers as dictionaries, the compiler's settings, Megatron-LM's arguments.
-#include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerate/parallel/megatron_lm_plugin.hpp"
+#include "accelerate/utils/kwargs_dict.hpp"
 #include "environment.hpp"
 
 namespace conformance {
@@ -17,7 +17,8 @@ json rendered(const KwargsDict& dict) {
 
 void run_handlers(const json& handlers, Report& report) {
   const auto equals = [&](const std::string& what, const json& expected, const json& found) {
-    report.check(found == expected, [&] { return what + ": expected " + expected.dump() + "\n    found " + found.dump(); });
+    report.check(found == expected,
+                 [&] { return what + ": expected " + expected.dump() + "\n    found " + found.dump(); });
   };
   for (const auto& [what, expected] : handlers.items()) {
     if (what == "GradScalerKwargs(init_scale=1024,growth_factor=2).to_kwargs") {
@@ -27,17 +28,23 @@ void run_handlers(const json& handlers, Report& report) {
         json fields_here = fields;
         json found;
         if (name == "GradScalerKwargs") found = rendered(to_dict(GradScalerKwargs{}));
-        else if (name == "DistributedDataParallelKwargs") found = rendered(to_dict(DistributedDataParallelKwargs{})), fields_here.erase("dim"), fields_here.erase("check_reduction");  // for one process with several devices, and nothing: torch says so
+        else if (name == "DistributedDataParallelKwargs")
+          found = rendered(to_dict(DistributedDataParallelKwargs{})), fields_here.erase("dim"),
+          fields_here.erase("check_reduction");  // for one process with several devices, and nothing: torch says so
         else if (name == "AutocastKwargs") found = rendered(to_dict(AutocastKwargs{}));
-        else if (name == "ProfileKwargs") found = rendered(to_dict(ProfileKwargs{})), fields_here.erase("on_trace_ready");  // a Python function
+        else if (name == "ProfileKwargs")
+          found = rendered(to_dict(ProfileKwargs{})), fields_here.erase("on_trace_ready");  // a Python function
         else throw std::runtime_error("no such handler in the runner: " + name);
         equals(name, fields_here, found);
       }
     } else if (what == "InitProcessGroupKwargs timeouts s") {
       for (const auto& [backend, seconds] : expected.items())
-        equals(what + " " + backend, seconds, rendered(to_dict(InitProcessGroupKwargs{.backend = backend == "None" ? "" : backend}))["timeout"]);
+        equals(what + " " + backend, seconds,
+               rendered(to_dict(InitProcessGroupKwargs{.backend = backend == "None" ? "" : backend}))["timeout"]);
     } else if (what == "InitProcessGroupKwargs() default backend") {
-      report.differs("the default backend is the one of the device that the process computes on; the reference has nccl in its dataclass and replaces it later");
+      report.differs(
+          "the default backend is the one of the device that the process computes on; the reference has nccl in its "
+          "dataclass and replaces it later");
     } else if (what == "TorchDynamoPlugin env") {
       for (const json& row : expected) {
         const Environment environment(row[0]);
@@ -56,12 +63,14 @@ void run(const json& file, Report& report) {
   run_handlers(file.at("handlers"), report);
   for (const json& row : file.at("megatron")) {
     const Environment environment(row[0]);
-    const json found = outcome([] { return rendered(parallel::resolve(MegatronLMPlugin{}).megatron_lm_default_args()); });
+    const json found =
+        outcome([] { return rendered(parallel::resolve(MegatronLMPlugin{}).megatron_lm_default_args()); });
     report.check(found == row[1], [&] { return row.dump() + "\n    found " + found.dump(); });
   }
 }
 
-const Registration registration("kwargs_megatron", {run}), more("kwargs_megatron_more", {run});  // made by generators/plugins.py
+const Registration registration("kwargs_megatron", {run}),
+    more("kwargs_megatron_more", {run});  // made by generators/plugins.py
 
 }  // namespace
 }  // namespace conformance

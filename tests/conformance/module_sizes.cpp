@@ -9,11 +9,16 @@ void run(const json& file, Report& report) {
     const auto& tree = models().at(row.at("model").get<std::string>());
     const auto sizes = accelerate::compute_module_sizes(tree);
     const auto largest = accelerate::calculate_maximum_sizes(tree);
-    json found{{"model", row.at("model")}, {"sizes", json::object()}, {"total", largest.total}, {"largest_layer", largest.largest_layer.bytes}, {"largest_layer_names", largest.largest_layer.names}};
+    json found{{"model", row.at("model")},
+               {"sizes", json::object()},
+               {"total", largest.total},
+               {"largest_layer", largest.largest_layer.bytes},
+               {"largest_layer_names", largest.largest_layer.names}};
     for (const auto& [name, bytes] : sizes.entries()) found["sizes"][name] = bytes;
     found["tied"] = accelerate::find_tied_parameters(tree);
     found["buffers_total"] = accelerate::compute_module_sizes(tree, {.buffers_only = true})[""];
-    for (const auto& [dtype, bytes] : row.at("sizes_as").items()) found["sizes_as"][dtype] = accelerate::compute_module_sizes(tree, {.dtype = dtype})[""];
+    for (const auto& [dtype, bytes] : row.at("sizes_as").items())
+      found["sizes_as"][dtype] = accelerate::compute_module_sizes(tree, {.dtype = dtype})[""];
     for (const auto& [key, value] : row.items())
       if (constexpr std::string_view kWithout = "largest_layer_nosplit_"; key.starts_with(kWithout)) {
         const auto whole = accelerate::calculate_maximum_sizes(tree, {key.substr(kWithout.size())}).largest_layer;

@@ -1,4 +1,5 @@
-// pad_input_tensors and find_batch_size. Inputs of the latter are Python renderings; they are read into TorchScript values.
+// pad_input_tensors and find_batch_size. Inputs of the latter are Python renderings; they are read into TorchScript
+// values.
 #include <torch/torch.h>
 
 #include <cctype>
@@ -106,14 +107,18 @@ json outcome(const std::function<json()>& f) {
   return found;
 }
 
-bool same(const json& found, const json& expected) { return expected.is_object() ? found.contains("error") : found == expected; }
+bool same(const json& found, const json& expected) {
+  return expected.is_object() ? found.contains("error") : found == expected;
+}
 
 void run(const json& file, Report& report) {
   for (const json& row : file.at("pad_input_tensors")) {
     const int64_t rows = row[0];
     const auto padded = accelerate::pad_input_tensors(torch::ones({rows, 2}), rows, row[1].get<int64_t>());
-    const bool right = json(padded.sizes().vec()) == row[2] && padded.slice(0, 0, rows).eq(1).all().item<bool>() && padded.slice(0, rows).eq(0).all().item<bool>();
-    report.check(right, [&] { return "pad_input_tensors " + row.dump() + "\n    found " + json(padded.sizes().vec()).dump(); });
+    const bool right = json(padded.sizes().vec()) == row[2] && padded.slice(0, 0, rows).eq(1).all().item<bool>() &&
+                       padded.slice(0, rows).eq(0).all().item<bool>();
+    report.check(
+        right, [&] { return "pad_input_tensors " + row.dump() + "\n    found " + json(padded.sizes().vec()).dump(); });
   }
   for (const json& row : file.at("find_batch_size")) {
     const c10::IValue value = ReprReader(row[0].get<std::string>()).read();
@@ -123,10 +128,14 @@ void run(const json& file, Report& report) {
       return size ? json(*size) : json();
     });
     if (row[1].is_object() && found.is_number()) {
-      report.differs("values that are no tensors are passed over when the batch size is looked for; the reference fails on the first of them");
+      report.differs(
+          "values that are no tensors are passed over when the batch size is looked for; the reference fails on the "
+          "first of them");
       continue;
     }
-    report.check(same(found, row[1]) && same(ignorant, row[2]), [&] { return "find_batch_size " + row.dump() + "\n    found " + found.dump() + " " + ignorant.dump(); });
+    report.check(same(found, row[1]) && same(ignorant, row[2]), [&] {
+      return "find_batch_size " + row.dump() + "\n    found " + found.dump() + " " + ignorant.dump();
+    });
   }
 }
 

@@ -1,4 +1,5 @@
-// What each rank of a prepared loader sees. Where the reference is known to be wrong (its own test inventory lists the three defects), we must be right instead.
+// What each rank of a prepared loader sees. Where the reference is known to be wrong (its own test inventory lists the
+// three defects), we must be right instead.
 #include <torch/torch.h>
 
 #include "accelerate/accelerator.hpp"
@@ -27,8 +28,7 @@ std::vector<int64_t> integers(const torch::Tensor& t) {
   return {longs.data_ptr<int64_t>(), longs.data_ptr<int64_t>() + longs.numel()};
 }
 
-template <class Loader>
-json trace(const accelerate::Accelerator& accelerator, const Loader& loader, bool gather) {
+template <class Loader> json trace(const accelerate::Accelerator& accelerator, const Loader& loader, bool gather) {
   const accelerate::GradientState& state = accelerator.gradient_state();
   json batches = json::array(), ends = json::array(), gathered = json::array(), remainder;
   for (const torch::Tensor& batch : loader) {
@@ -37,7 +37,8 @@ json trace(const accelerate::Accelerator& accelerator, const Loader& loader, boo
     remainder = state.remainder();
     if (!gather) continue;
     const auto sizes = accelerate::gather_object(std::vector<int64_t>{batch.size(0)});
-    if (std::adjacent_find(sizes.begin(), sizes.end(), std::not_equal_to<>()) != sizes.end()) return {{"error", "batches differ in size between ranks: " + json(sizes).dump()}};
+    if (std::adjacent_find(sizes.begin(), sizes.end(), std::not_equal_to<>()) != sizes.end())
+      return {{"error", "batches differ in size between ranks: " + json(sizes).dump()}};
     for (const int64_t value : integers(accelerator.gather_for_metrics(batch))) gathered.push_back(value);
   }
   json length;
@@ -46,7 +47,12 @@ json trace(const accelerate::Accelerator& accelerator, const Loader& loader, boo
   } catch (const accelerate::ConfigError&) {
     length = "TypeError";  // how the reference says that there is no length
   }
-  return {{"batches", batches}, {"end", ends}, {"remainder_at_end", remainder}, {"gather_for_metrics", gather ? gathered : json()}, {"len", length}, {"total_batch_size", loader.total_batch_size()}};
+  return {{"batches", batches},
+          {"end", ends},
+          {"remainder_at_end", remainder},
+          {"gather_for_metrics", gather ? gathered : json()},
+          {"len", length},
+          {"total_batch_size", loader.total_batch_size()}};
 }
 
 json rank(const json& file) {
@@ -59,8 +65,13 @@ json rank(const json& file) {
     accelerate::GradientState::reset();
     accelerate::Accelerator accelerator(
         {.cpu = true,
-         .dataloader_config = {.split_batches = row[3], .dispatch_batches = row[4].is_null() ? std::nullopt : std::optional<bool>(row[4].get<bool>()), .even_batches = row[5]}});
-    const auto run = [&](auto dataset) { return trace(accelerator, accelerator.prepare(data::DataLoader(std::move(dataset), options)), row[5]); };
+         .dataloader_config = {
+             .split_batches = row[3],
+             .dispatch_batches = row[4].is_null() ? std::nullopt : std::optional<bool>(row[4].get<bool>()),
+             .even_batches = row[5]}});
+    const auto run = [&](auto dataset) {
+      return trace(accelerator, accelerator.prepare(data::DataLoader(std::move(dataset), options)), row[5]);
+    };
     try {
       if (row[2] == "map") {
         std::vector<torch::Tensor> samples;
@@ -78,9 +89,14 @@ json rank(const json& file) {
   return found;
 }
 
-constexpr const char* kEmptyShare = "dispatch with fewer samples than ranks: every rank gets a row (the reference gives one rank an empty batch, and gather hangs)";
-constexpr const char* kNoFullBatch = "dispatch and drop_last without a full global batch: no steps (the reference ends with a TypeError)";
-constexpr const char* kStreamShard = "stream without dispatch: remainder, total_batch_size and gather_for_metrics count the samples of all ranks (the reference returns repetitions)";
+constexpr const char* kEmptyShare =
+    "dispatch with fewer samples than ranks: every rank gets a row (the reference gives one rank an empty batch, and "
+    "gather hangs)";
+constexpr const char* kNoFullBatch =
+    "dispatch and drop_last without a full global batch: no steps (the reference ends with a TypeError)";
+constexpr const char* kStreamShard =
+    "stream without dispatch: remainder, total_batch_size and gather_for_metrics count the samples of all ranks (the "
+    "reference returns repetitions)";
 constexpr const char* kLength = "the length is the number of batches that the rank gets (the reference counts others)";
 
 /// Empty when `found` is as it should be; `reason` is set when that is not what the reference says.
@@ -96,7 +112,8 @@ std::string compare(const json& row, int64_t ranks, const json& found, const jso
   }
   if (expected["gather_for_metrics"].is_string()) {
     reason = kEmptyShare;
-    const bool right = found["batches"].size() == 1 && found["batches"][0].size() == 1 && found["gather_for_metrics"] == all && found["end"] == expected["end"];
+    const bool right = found["batches"].size() == 1 && found["batches"][0].size() == 1 &&
+                       found["gather_for_metrics"] == all && found["end"] == expected["end"];
     return n < ranks && right ? "" : "not: a row for every rank";
   }
   for (const char* field : {"batches", "end"})
@@ -107,8 +124,10 @@ std::string compare(const json& row, int64_t ranks, const json& found, const jso
   for (const char* field : {"gather_for_metrics", "remainder_at_end", "total_batch_size", "len"}) {
     if (found[field] == expected[field]) continue;
     const bool is_length = field == std::string("len");
-    if (field == std::string("total_batch_size") && expected[field].is_null() && found[field] == global) continue;  // the reference has none here
-    if (stream_shard && !is_length && (field != std::string("remainder_at_end") || found[field] == remainder) && (field != std::string("total_batch_size") || found[field] == global)) {
+    if (field == std::string("total_batch_size") && expected[field].is_null() && found[field] == global)
+      continue;  // the reference has none here
+    if (stream_shard && !is_length && (field != std::string("remainder_at_end") || found[field] == remainder) &&
+        (field != std::string("total_batch_size") || found[field] == global)) {
       reason = kStreamShard;
     } else if (is_length && expected[field] != count && found[field] == count) {
       reason = kLength;
@@ -130,7 +149,8 @@ void run(const json& file, Report& report) {
         if (!wrong.empty()) wrong += " on rank " + std::to_string(r) + ": " + found[r][i].dump();
       }
       if (wrong.empty() && !reason.empty()) report.differs(reason);
-      else report.check(wrong.empty(), [&] { return world_size + " ranks, " + rows[i].dump() + "\n    wrong: " + wrong; });
+      else
+        report.check(wrong.empty(), [&] { return world_size + " ranks, " + rows[i].dump() + "\n    wrong: " + wrong; });
     }
   }
 }

@@ -42,13 +42,15 @@ std::vector<json> in_ranks(const std::string& kind, const json& file, int64_t wo
   const fs::path dir = fs::path(support::scratch_dir()) / kind / std::to_string(world_size);
   fs::create_directories(dir);
   std::ofstream(dir / "cases.json") << file;
-  const auto results = support::run_program({"--rank-of", kind, "--dir", dir.string()}, {.world_size = world_size, .deadline = std::chrono::seconds(240)});
+  const auto results = support::run_program({"--rank-of", kind, "--dir", dir.string()},
+                                            {.world_size = world_size, .deadline = std::chrono::seconds(240)});
   std::vector<json> found;
   for (size_t rank = 0; rank < results.size(); ++rank) {
     if (results[rank].exit_code != 0) {
       std::string text = "a rank failed:";
       for (size_t r = 0; r < results.size(); ++r)
-        text += "\n[rank " + std::to_string(r) + "] exit code " + std::to_string(results[r].exit_code) + ", signal " + std::to_string(results[r].signal) + "\n" + results[r].output;
+        text += "\n[rank " + std::to_string(r) + "] exit code " + std::to_string(results[r].exit_code) + ", signal " +
+                std::to_string(results[r].signal) + "\n" + results[r].output;
       throw std::runtime_error(text);
     }
     std::ifstream stream(dir / ("rank_" + std::to_string(rank) + ".json"));
@@ -68,7 +70,8 @@ bool throws_error(const std::function<void()>& f, std::string* what) {
 }
 
 bool close(const json& found, const json& expected, double tolerance) {
-  if (expected.is_number() && found.is_number()) return std::abs(found.get<double>() - expected.get<double>()) <= tolerance;
+  if (expected.is_number() && found.is_number())
+    return std::abs(found.get<double>() - expected.get<double>()) <= tolerance;
   if (expected.is_array() && found.is_array() && expected.size() == found.size()) {
     for (size_t i = 0; i < expected.size(); ++i)
       if (!close(found[i], expected[i], tolerance)) return false;
@@ -109,7 +112,8 @@ bool run_file(const fs::path& path, const Kind& kind) {
     broken = e.what();
   }
   const bool good = broken.empty() && report.failed() == 0;
-  std::cout << path.stem().string() << ": " << report.passed() << " passed, " << report.failed() << " failed (" << report.differing() << " differ on purpose)\n";
+  std::cout << path.stem().string() << ": " << report.passed() << " passed, " << report.failed() << " failed ("
+            << report.differing() << " differ on purpose)\n";
   if (!broken.empty()) std::cout << "  the file could not be run: " << broken << "\n";
   for (const auto& detail : report.details()) std::cout << "  FAILED " << detail << "\n";
   for (const auto& [reason, count] : report.reasons()) std::cout << "  " << count << " differ: " << reason << "\n";
@@ -134,7 +138,8 @@ int run(const std::vector<std::string>& arguments) {
   std::map<std::string, std::string> flags;
   for (size_t i = 0; i < arguments.size(); i += 2) {
     const std::string& flag = arguments[i];
-    if (i + 1 == arguments.size() || (flag != "--cases" && flag != "--only" && flag != "--rank-of" && flag != "--dir")) return usage();
+    if (i + 1 == arguments.size() || (flag != "--cases" && flag != "--only" && flag != "--rank-of" && flag != "--dir"))
+      return usage();
     flags[flag] = arguments[i + 1];
   }
   if (flags.contains("--rank-of")) return run_rank(flags["--rank-of"], flags["--dir"]);
@@ -149,7 +154,8 @@ int run(const std::vector<std::string>& arguments) {
   if (only.ends_with(".json")) only.resize(only.size() - 5);
   std::map<std::string, fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder))
-    if (entry.path().extension() == ".json" && (only.empty() || entry.path().stem() == only)) files[entry.path().stem().string()] = entry.path();
+    if (entry.path().extension() == ".json" && (only.empty() || entry.path().stem() == only))
+      files[entry.path().stem().string()] = entry.path();
   if (files.empty()) {
     std::cerr << "conformance_tests: found no " << (only.empty() ? "*" : only) << ".json in " << folder << "\n";
     return 66;

@@ -37,7 +37,8 @@ class Report {
 struct Kind {
   /// Checks all rows of a file.
   std::function<void(const json& file, Report& report)> run;
-  /// For kinds with several ranks: what one rank finds. Runs in a process of its own, in which WORLD_SIZE and so on are set.
+  /// For kinds with several ranks: what one rank finds. Runs in a process of its own, in which WORLD_SIZE and so on are
+  /// set.
   std::function<json(const json& file)> rank = nullptr;
 };
 
@@ -47,7 +48,8 @@ struct Registration {
   Registration(const std::string& name, Kind kind) { kinds()[name] = std::move(kind); }
 };
 
-/// What the ranks of a kind found, in rank order. @throws std::runtime_error with the ranks' output when one of them fails.
+/// What the ranks of a kind found, in rank order. @throws std::runtime_error with the ranks' output when one of them
+/// fails.
 std::vector<json> in_ranks(const std::string& kind, const json& file, int64_t world_size);
 
 /// Another file of the folder that is being run, or, where that folder lacks it, of the cases in this repository.

@@ -43,8 +43,12 @@ void run_split(const json& file, Report& report) {
       weights.push_back({name, bytes});
       total += bytes;
     }
-    const auto files = accelerate::checkpointing::split_weights(weights, row[1].is_string() ? accelerate::checkpointing::parse_size(row[1]) : row[1].get<int64_t>());
-    json found{{"is_sharded", files.size() > 1}, {"metadata", {{"total_size", total}}}, {"tensor_to_filename", json::object()}, {"filename_to_tensors", json::object()}};
+    const auto files = accelerate::checkpointing::split_weights(
+        weights, row[1].is_string() ? accelerate::checkpointing::parse_size(row[1]) : row[1].get<int64_t>());
+    json found{{"is_sharded", files.size() > 1},
+               {"metadata", {{"total_size", total}}},
+               {"tensor_to_filename", json::object()},
+               {"filename_to_tensors", json::object()}};
     for (size_t i = 0; i < files.size(); ++i) {
       char name[64] = "model.safetensors";
       if (files.size() > 1) std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", i + 1, files.size());
@@ -65,7 +69,8 @@ void run_split(const json& file, Report& report) {
 
 /// A layer that shares its weight with another one.
 struct SharingImpl : nn::Module {
-  explicit SharingImpl(const at::Tensor& shared) : weight(register_parameter("weight", shared)), bias(register_parameter("bias", torch::zeros({4}))) {}
+  explicit SharingImpl(const at::Tensor& shared)
+      : weight(register_parameter("weight", shared)), bias(register_parameter("bias", torch::zeros({4}))) {}
   at::Tensor weight, bias;
 };
 TORCH_MODULE(Sharing);
@@ -85,7 +90,8 @@ json saved(const accelerate::Accelerator& accelerator, const json& what) {
     std::sort(names.begin(), names.end());
     return {{"files", files_in(folder)}, {"keys", names}, {"metadata", file.metadata()}};
   }
-  accelerator.save_model(nn::Sequential(nn::Linear(10, 10), nn::Linear(10, 10), nn::Linear(10, 3)), folder, what.value("max_shard_size", "10GB"), what.value("safe_serialization", true));
+  accelerator.save_model(nn::Sequential(nn::Linear(10, 10), nn::Linear(10, 10), nn::Linear(10, 3)), folder,
+                         what.value("max_shard_size", "10GB"), what.value("safe_serialization", true));
   return {{"files", files_in(folder)}, {"index", index_in(folder)}};
 }
 
@@ -93,7 +99,8 @@ void run(const json& file, Report& report) {
   const accelerate::Accelerator accelerator({.cpu = true});
   for (const json& row : file.at("cases")) {
     const json found = outcome([&] { return saved(accelerator, row[0]); });
-    report.check(row[1].contains("error") ? found.is_null() : found == row[1], [&] { return row.dump() + "\n    found " + found.dump(); });
+    report.check(row[1].contains("error") ? found.is_null() : found == row[1],
+                 [&] { return row.dump() + "\n    found " + found.dump(); });
   }
 }
 

@@ -1,4 +1,5 @@
-// The numbers that LibTorch draws after set_seed. The fields for numpy's and Python's generators have no counterpart here.
+// The numbers that LibTorch draws after set_seed. The fields for numpy's and Python's generators have no counterpart
+// here.
 #include <torch/torch.h>
 
 #include "accelerate/data/random.hpp"

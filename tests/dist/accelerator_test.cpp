@@ -1,4 +1,5 @@
-// The facade: what prepare makes of its arguments, mixed precision, clipping, metrics, triggers, state shared by several Accelerators, trackers.
+// The facade: what prepare makes of its arguments, mixed precision, clipping, metrics, triggers, state shared by
+// several Accelerators, trackers.
 #include <accelerate/accelerate.hpp>
 
 #include <gmock/gmock.h>
@@ -39,7 +40,8 @@ struct AcceleratorTest : testing::Test {
 using Samples = std::vector<torch::data::Example<>>;
 Samples samples(int64_t count) {
   Samples result;
-  for (int64_t i = 0; i < count; ++i) result.emplace_back(torch::full({4}, 0.1 * static_cast<double>(i)), torch::tensor(i));
+  for (int64_t i = 0; i < count; ++i)
+    result.emplace_back(torch::full({4}, 0.1 * static_cast<double>(i)), torch::tensor(i));
   return result;
 }
 
@@ -72,9 +74,11 @@ TEST_F(AcceleratorTest, PrepareKeepsTheOrderAndWhatItDoesNotKnow) {
   auto optimizer = torch::optim::SGD(net->parameters(), 0.1);
   auto schedule = optim::lambda_lr(optimizer, [](int64_t step) { return 1.0 / static_cast<double>(step + 1); });
   // The schedule stands before the optimizer that it follows.
-  auto [sched, loader, number, model, text, opt] = accelerator.prepare(schedule, data::DataLoader(samples(6), {.batch_size = 2}), 7, net, std::string("as it is"), optimizer);
+  auto [sched, loader, number, model, text, opt] = accelerator.prepare(
+      schedule, data::DataLoader(samples(6), {.batch_size = 2}), 7, net, std::string("as it is"), optimizer);
   static_assert(std::is_same_v<decltype(number), int> && std::is_same_v<decltype(text), std::string>);
-  static_assert(std::is_same_v<decltype(opt), AcceleratedOptimizer> && std::is_same_v<decltype(sched), AcceleratedScheduler>);
+  static_assert(std::is_same_v<decltype(opt), AcceleratedOptimizer> &&
+                std::is_same_v<decltype(sched), AcceleratedScheduler>);
   EXPECT_EQ(number, 7);
   EXPECT_EQ(text, "as it is");
   EXPECT_EQ(model->weight.unsafeGetTensorImpl(), net->weight.unsafeGetTensorImpl());
@@ -109,7 +113,8 @@ TEST_F(AcceleratorTest, ReferenceAccumulationExampleEndsAt204) {
   torch::nn::Linear net(torch::nn::LinearOptions(1, 1).bias(false)), plain(torch::nn::LinearOptions(1, 1).bias(false));
   torch::nn::init::zeros_(net->weight);
   torch::nn::init::zeros_(plain->weight);
-  auto [model, optimizer, loader] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.02), data::DataLoader(points, {.batch_size = 2}));
+  auto [model, optimizer, loader] =
+      accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.02), data::DataLoader(points, {.batch_size = 2}));
   std::vector<bool> synced;
   for (auto& batch : loader) {
     auto scope = accelerator.accumulate(model);
@@ -163,7 +168,8 @@ TEST_F(AcceleratorTest, ClippingEqualsLibTorch) {
       const auto total = accelerator.clip_grad_norm_(a->parameters(), max_norm, norm_type);
       const double expected = torch::nn::utils::clip_grad_norm_(b->parameters(), max_norm, norm_type);
       EXPECT_NEAR(total.item<double>(), expected, 1e-5 * expected);
-      for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(torch::allclose(a->parameters()[i].grad(), b->parameters()[i].grad(), 1e-5, 1e-8));
+      for (size_t i = 0; i < 2; ++i)
+        EXPECT_TRUE(torch::allclose(a->parameters()[i].grad(), b->parameters()[i].grad(), 1e-5, 1e-8));
     }
   }
   torch::nn::Linear net(2, 1);
@@ -175,10 +181,13 @@ TEST_F(AcceleratorTest, ClippingEqualsLibTorch) {
 }
 
 TEST_F(AcceleratorTest, OptionsThatContradictAreRefused) {
-  const auto refused = [](AcceleratorOptions options) { return message_of<ConfigError>([&] { Accelerator accelerator(std::move(options)); }); };
+  const auto refused = [](AcceleratorOptions options) {
+    return message_of<ConfigError>([&] { Accelerator accelerator(std::move(options)); });
+  };
   EXPECT_THAT(refused({.mixed_precision = "fp8"}), HasSubstr("expected no, fp16 or bf16"));
   AcceleratorState::reset(true);
-  EXPECT_THAT(refused({.gradient_accumulation_steps = 2, .gradient_accumulation_plugin = GradientAccumulationPlugin{}}), HasSubstr("num_steps"));
+  EXPECT_THAT(refused({.gradient_accumulation_steps = 2, .gradient_accumulation_plugin = GradientAccumulationPlugin{}}),
+              HasSubstr("num_steps"));
   EXPECT_THAT(refused({.gradient_accumulation_steps = 0}), HasSubstr("at least 1"));
   EXPECT_THAT(refused({.log_with = {"wandb"}}), HasSubstr("tensorboard"));
   EXPECT_THAT(refused({.log_with = {"tensorboard"}}), HasSubstr("project_dir"));
@@ -189,7 +198,8 @@ TEST_F(AcceleratorTest, SeveralShareOneState) {
   Accelerator first({.mixed_precision = "bf16", .gradient_accumulation_steps = 3});
   Accelerator second;
   EXPECT_EQ(second.mixed_precision(), "bf16");
-  EXPECT_THAT(message_of<ConfigError>([] { Accelerator({.mixed_precision = "no"}); }), HasSubstr("already runs with 'bf16'"));
+  EXPECT_THAT(message_of<ConfigError>([] { Accelerator({.mixed_precision = "no"}); }),
+              HasSubstr("already runs with 'bf16'"));
   first.set_gradient_accumulation_steps(5);
   EXPECT_EQ(second.gradient_accumulation_steps(), 5);
   first.set_sync_gradients(false);
@@ -213,11 +223,14 @@ TEST_F(AcceleratorTest, TensorBoardReadsOurEvents) {
   Accelerator accelerator({.log_with = {"tensorboard"}, .project_dir = folder});
   EXPECT_EQ(accelerator.logging_dir(), folder);
   accelerator.init_trackers("run", {{"lr", "0.1"}, {"note", "it's"}});
-  for (int64_t step = 0; step < 3; ++step) accelerator.log({{"loss", 1.0 / static_cast<double>(step + 1)}, {"lr/group 0", 0.5}}, step * 1000000007);
+  for (int64_t step = 0; step < 3; ++step)
+    accelerator.log({{"loss", 1.0 / static_cast<double>(step + 1)}, {"lr/group 0", 0.5}}, step * 1000000007);
   accelerator.end_training();
   const auto read = support::run_python("tests/dist/read_events.py", {(folder / "run").string()});
   EXPECT_EQ(read.exit_code, 0) << read.output;
-  for (const auto& line : {"loss 0 1.0\n", "loss 1000000007 0.5\n", "loss 2000000014 0.3333333", "lr/group 0 2000000014 0.5\n"}) EXPECT_THAT(read.output, HasSubstr(line));
+  for (const auto& line :
+       {"loss 0 1.0\n", "loss 1000000007 0.5\n", "loss 2000000014 0.3333333", "lr/group 0 2000000014 0.5\n"})
+    EXPECT_THAT(read.output, HasSubstr(line));
   std::stringstream parameters;
   parameters << std::ifstream(folder / "run" / "hparams.yml").rdbuf();
   EXPECT_EQ(parameters.str(), "lr: '0.1'\nnote: 'it''s'\n");
@@ -263,9 +276,11 @@ RANKS_TEST(AcceleratorRanks, GatherForMetricsDropsTheRepeatedTail, 2, 3) {
     EXPECT_EQ(rows.size(0), targets.size(0));
     for (int64_t i = 0; i < targets.size(0); ++i) seen.push_back(targets[i].item<int64_t>());
     std::vector<std::string> mine;
-    for (int64_t i = 0; i < batch.target.size(0); ++i) mine.push_back("sample " + std::to_string(batch.target[i].item<int64_t>()));
+    for (int64_t i = 0; i < batch.target.size(0); ++i)
+      mine.push_back("sample " + std::to_string(batch.target[i].item<int64_t>()));
     for (auto& word : accelerator.gather_for_metrics(mine)) words.push_back(word);
-    for (const auto& tensor : accelerator.gather_for_metrics(std::vector<torch::Tensor>{batch.target[0]}, true)) objects.push_back(tensor.item<int64_t>());
+    for (const auto& tensor : accelerator.gather_for_metrics(std::vector<torch::Tensor>{batch.target[0]}, true))
+      objects.push_back(tensor.item<int64_t>());
   }
   ASSERT_EQ(seen.size(), static_cast<size_t>(count));
   ASSERT_EQ(words.size(), static_cast<size_t>(count));
@@ -273,8 +288,10 @@ RANKS_TEST(AcceleratorRanks, GatherForMetricsDropsTheRepeatedTail, 2, 3) {
     EXPECT_EQ(seen[static_cast<size_t>(i)], i);
     EXPECT_EQ(words[static_cast<size_t>(i)], "sample " + std::to_string(i));
   }
-  EXPECT_EQ(objects.size(), world_size() == 2 ? 5u : 6u) << "one object per rank; the last batch of two ranks has one sample only";
-  EXPECT_EQ(accelerator.gather_for_metrics(torch::ones({2})).size(0), 2 * world_size()) << "outside of a loop nothing is dropped";
+  EXPECT_EQ(objects.size(), world_size() == 2 ? 5u : 6u)
+      << "one object per rank; the last batch of two ranks has one sample only";
+  EXPECT_EQ(accelerator.gather_for_metrics(torch::ones({2})).size(0), 2 * world_size())
+      << "outside of a loop nothing is dropped";
 }
 
 RANKS_TEST(AcceleratorRanks, SplitBetweenProcesses, 3) {
@@ -284,18 +301,23 @@ RANKS_TEST(AcceleratorRanks, SplitBetweenProcesses, 3) {
   const auto r = static_cast<size_t>(rank());
   EXPECT_EQ(accelerator.split_between_processes(seven), parts[r]);
   EXPECT_EQ(accelerator.split_between_processes(seven, true), padded[r]);
-  EXPECT_TRUE(accelerator.split_between_processes(torch::arange(7)).equal(torch::arange(7).slice(0, parts[r].front(), parts[r].back() + 1)));
-  EXPECT_TRUE(accelerator.gather(accelerator.split_between_processes(torch::arange(7), true)).equal(torch::tensor({0, 1, 2, 3, 4, 6, 5, 6, 6})));
-  const auto map = accelerator.split_between_processes(std::map<std::string, std::vector<int>>{{"a", seven}, {"b", seven}});
+  EXPECT_TRUE(accelerator.split_between_processes(torch::arange(7))
+                  .equal(torch::arange(7).slice(0, parts[r].front(), parts[r].back() + 1)));
+  EXPECT_TRUE(accelerator.gather(accelerator.split_between_processes(torch::arange(7), true))
+                  .equal(torch::tensor({0, 1, 2, 3, 4, 6, 5, 6, 6})));
+  const auto map =
+      accelerator.split_between_processes(std::map<std::string, std::vector<int>>{{"a", seven}, {"b", seven}});
   EXPECT_EQ(map.at("b"), parts[r]);
-  EXPECT_THROW(accelerator.split_between_processes(std::map<std::string, std::vector<int>>{{"a", {1}}, {"b", seven}}), ShapeError);
+  EXPECT_THROW(accelerator.split_between_processes(std::map<std::string, std::vector<int>>{{"a", {1}}, {"b", seven}}),
+               ShapeError);
   EXPECT_TRUE(accelerator.split_between_processes(std::vector<int>{}).empty());
   EXPECT_EQ(accelerator.split_between_processes(std::vector<int>{9}, true), (std::vector<int>{9}));
 }
 
 // One rank's gradient overflows: no rank steps, all halve the scale, the schedule waits.
 RANKS_TEST(AcceleratorRanks, Fp16OverflowOnOneRankSkipsTheStepOnAll, 2) {
-  Accelerator accelerator({.mixed_precision = "fp16", .kwargs_handlers = {GradScalerKwargs{.init_scale = 1024, .growth_interval = 3}}});
+  Accelerator accelerator(
+      {.mixed_precision = "fp16", .kwargs_handlers = {GradScalerKwargs{.init_scale = 1024, .growth_interval = 3}}});
   torch::manual_seed(0);
   torch::nn::Linear net(16, 16);
   auto optimizer = torch::optim::SGD(net->parameters(), 0.1);

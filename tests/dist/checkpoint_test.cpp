@@ -1,10 +1,11 @@
-// save_state and load_state: a resumed run is the uninterrupted one bit by bit; what does not fit changes nothing; Python reads and writes the same files.
+// save_state and load_state: a resumed run is the uninterrupted one bit by bit; what does not fit changes nothing;
+// Python reads and writes the same files.
 #include <accelerate/accelerate.hpp>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
 #include <fstream>
 
@@ -59,7 +60,10 @@ std::vector<torch::Tensor> rows(int64_t count) {
   return result;
 }
 
-torch::nn::Sequential make_net() { return torch::nn::Sequential(torch::nn::Linear(4, 8), torch::nn::BatchNorm1d(8), torch::nn::Tanh(), torch::nn::Dropout(0.2), torch::nn::Linear(8, 2)); }
+torch::nn::Sequential make_net() {
+  return torch::nn::Sequential(torch::nn::Linear(4, 8), torch::nn::BatchNorm1d(8), torch::nn::Tanh(),
+                               torch::nn::Dropout(0.2), torch::nn::Linear(8, 2));
+}
 
 std::vector<torch::Tensor> state_of(const torch::nn::Module& module) {
   std::vector<torch::Tensor> all;
@@ -83,7 +87,8 @@ struct End {
   double lr = 0;
 };
 
-/// Three epochs with dropout, shuffling, a schedule, accumulation and, as wanted, loss scaling. Saves after micro-step `save_at`, or begins from that checkpoint.
+/// Three epochs with dropout, shuffling, a schedule, accumulation and, as wanted, loss scaling. Saves after micro-step
+/// `save_at`, or begins from that checkpoint.
 End run(const fs::path& folder, int64_t save_at, bool resume, const std::string& precision, bool safe = true) {
   AcceleratorState::reset(false);
   GradientState::reset();
@@ -95,7 +100,8 @@ End run(const fs::path& folder, int64_t save_at, bool resume, const std::string&
   auto net = make_net();
   auto optimizer = torch::optim::AdamW(net->parameters(), 0.01);
   auto [model, opt, sched, loader] =
-      accelerator.prepare(net, optimizer, optim::cosine_schedule_with_warmup(optimizer, 2, 60), data::DataLoader(rows(44), {.batch_size = 4, .shuffle = true}));
+      accelerator.prepare(net, optimizer, optim::cosine_schedule_with_warmup(optimizer, 2, 60),
+                          data::DataLoader(rows(44), {.batch_size = 4, .shuffle = true}));
   End end;
   accelerator.register_for_checkpointing(end.counter, end.notes);
   if (resume) accelerator.load_state(folder);
@@ -124,7 +130,8 @@ void expect_resumes(const fs::path& folder, int64_t save_at, const std::string& 
   const End whole = run(folder, save_at, false, precision, safe), resumed = run(folder, save_at, true, precision);
   ASSERT_GT(whole.losses.size(), static_cast<size_t>(save_at));
   ASSERT_EQ(resumed.losses.size(), whole.losses.size() - static_cast<size_t>(save_at));
-  EXPECT_TRUE(std::equal(resumed.losses.begin(), resumed.losses.end(), whole.losses.begin() + save_at)) << "the resumed run takes other steps";
+  EXPECT_TRUE(std::equal(resumed.losses.begin(), resumed.losses.end(), whole.losses.begin() + save_at))
+      << "the resumed run takes other steps";
   EXPECT_TRUE(same(resumed.state, whole.state)) << "the resumed run ends elsewhere";
   EXPECT_EQ(resumed.counter.answer, whole.counter.answer);
   EXPECT_EQ(resumed.notes.lines, whole.notes.lines);
@@ -143,10 +150,12 @@ std::set<std::string> files_in(const fs::path& folder) {
 
 TEST_F(CheckpointTest, ResumedRunIsTheUninterruptedOneBitByBit) {
   expect_resumes(folder / "mid-epoch", 17, "no");  // after an optimizer step
-  expect_resumes(folder / "epoch", 11, "no");           // the last batch of an epoch
+  expect_resumes(folder / "epoch", 11, "no");      // the last batch of an epoch
   expect_resumes(folder / "fp16", 17, "fp16");
   expect_resumes(folder / "bin", 17, "bf16", false);
-  EXPECT_EQ(files_in(folder / "fp16"), (std::set<std::string>{"model.safetensors", "optimizer.bin", "scheduler.bin", "scaler.pt", "dl_state_dict.bin", "random_states_0.pkl", "custom_checkpoint_0.pkl", "custom_checkpoint_1.pkl"}));
+  EXPECT_EQ(files_in(folder / "fp16"), (std::set<std::string>{"model.safetensors", "optimizer.bin", "scheduler.bin",
+                                                              "scaler.pt", "dl_state_dict.bin", "random_states_0.pkl",
+                                                              "custom_checkpoint_0.pkl", "custom_checkpoint_1.pkl"}));
   EXPECT_TRUE(files_in(folder / "bin").contains("pytorch_model.bin"));
 }
 
@@ -165,8 +174,10 @@ TEST_F(CheckpointTest, AutomaticNamesLimitAndNewest) {
     accelerator.register_for_checkpointing(counter);
     std::vector<fs::path> hooks;
     auto hook = accelerator.register_save_state_pre_hook([&](const fs::path& where) { hooks.push_back(where); });
-    for (counter.answer = 0; counter.answer < 12; ++counter.answer) EXPECT_EQ(accelerator.save_state(), folder / "checkpoints" / ("checkpoint_" + std::to_string(counter.answer)));
-    EXPECT_EQ(files_in(folder / "checkpoints"), (std::set<std::string>{"checkpoint_10", "checkpoint_11"})) << "10 is newer than 9";
+    for (counter.answer = 0; counter.answer < 12; ++counter.answer)
+      EXPECT_EQ(accelerator.save_state(), folder / "checkpoints" / ("checkpoint_" + std::to_string(counter.answer)));
+    EXPECT_EQ(files_in(folder / "checkpoints"), (std::set<std::string>{"checkpoint_10", "checkpoint_11"}))
+        << "10 is newer than 9";
     EXPECT_EQ(hooks.size(), 12u);
     hook = Scope();
     counter.answer = -1;
@@ -187,7 +198,8 @@ TEST_F(CheckpointTest, AutomaticNamesLimitAndNewest) {
 }
 
 TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
-  const auto prepared = [&](Accelerator& accelerator, torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, Counter& counter) {
+  const auto prepared = [&](Accelerator& accelerator, torch::nn::Sequential& net, torch::optim::Optimizer& optimizer,
+                            Counter& counter) {
     accelerator.prepare(net, optimizer, optim::linear_schedule_with_warmup(optimizer, 1, 10));
     accelerator.register_for_checkpointing(counter);
     for (int i = 0; i < 2; ++i) {
@@ -208,7 +220,11 @@ TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
   const auto before = state_of(*net);
   const auto moments = [&] {
     std::vector<torch::Tensor> result;
-    for (auto& parameter : net->parameters()) result.push_back(static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl())).exp_avg().clone());
+    for (auto& parameter : net->parameters())
+      result.push_back(
+          static_cast<torch::optim::AdamWParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()))
+              .exp_avg()
+              .clone());
     return result;
   };
   const auto moments_before = moments();
@@ -224,20 +240,26 @@ TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
     EXPECT_EQ(counter.answer, 6) << "the object has changed";
     return text;
   };
-  const auto truncate = [](const char* name) { return [name](const fs::path& bad) { fs::resize_file(bad / name, fs::file_size(bad / name) / 2); }; };
+  const auto truncate = [](const char* name) {
+    return [name](const fs::path& bad) { fs::resize_file(bad / name, fs::file_size(bad / name) / 2); };
+  };
   for (const auto* name : {"optimizer.bin", "scheduler.bin", "custom_checkpoint_0.pkl"}) {
     EXPECT_THAT(refused(name, [&](const fs::path& bad) { fs::remove(bad / name); }), HasSubstr(name));
     EXPECT_THAT(refused(name, truncate(name)), HasSubstr(name));
-    EXPECT_THAT(refused(name, [&](const fs::path& bad) { std::ofstream(bad / name) << "not an archive at all"; }), HasSubstr(name));
-    EXPECT_THAT(refused(name, [&](const fs::path& bad) { std::ofstream(bad / name, std::ios::trunc); }), HasSubstr(name));
+    EXPECT_THAT(refused(name, [&](const fs::path& bad) { std::ofstream(bad / name) << "not an archive at all"; }),
+                HasSubstr(name));
+    EXPECT_THAT(refused(name, [&](const fs::path& bad) { std::ofstream(bad / name, std::ios::trunc); }),
+                HasSubstr(name));
   }
-  EXPECT_THAT(refused("model missing", [&](const fs::path& bad) { fs::remove(bad / "model.safetensors"); }), HasSubstr("model.safetensors"));
+  EXPECT_THAT(refused("model missing", [&](const fs::path& bad) { fs::remove(bad / "model.safetensors"); }),
+              HasSubstr("model.safetensors"));
   EXPECT_THAT(refused("model cut", truncate("model.safetensors")), HasSubstr("model.safetensors"));
   // Files of another model: everything that differs is listed.
   const auto text = refused("another model", [&](const fs::path& bad) {
     save_safetensors(bad / "model.safetensors", {{"0.weight", torch::zeros({8, 5})}, {"other", torch::zeros({1})}}, {});
   });
-  EXPECT_THAT(text, testing::AllOf(HasSubstr("'0.weight': the file has [8, 5], the model [8, 4]"), HasSubstr("'4.bias': missing"), HasSubstr("'other': not in the model")));
+  EXPECT_THAT(text, testing::AllOf(HasSubstr("'0.weight': the file has [8, 5], the model [8, 4]"),
+                                   HasSubstr("'4.bias': missing"), HasSubstr("'other': not in the model")));
   EXPECT_FALSE(refused("another optimizer", [&](const fs::path& bad) {
                  torch::nn::Linear small(2, 1);
                  torch::optim::AdamW other(small->parameters(), 0.5);
@@ -245,10 +267,14 @@ TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {
                  other.step();
                  checkpointing::save_object(AcceleratedOptimizer(other).state_dict(), bad / "optimizer.bin");
                }).empty());
-  EXPECT_FALSE(refused("a scheduler that is a number", [&](const fs::path& bad) { checkpointing::save_object(3, bad / "scheduler.bin"); }).empty());
-  EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder / "nowhere"); }), HasSubstr("not a folder"));
+  EXPECT_FALSE(refused("a scheduler that is a number", [&](const fs::path& bad) {
+                 checkpointing::save_object(3, bad / "scheduler.bin");
+               }).empty());
+  EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder / "nowhere"); }),
+              HasSubstr("not a folder"));
   std::ofstream(folder / "file") << "x";
-  EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.save_state(folder / "file" / "below"); }), HasSubstr("can't be created"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.save_state(folder / "file" / "below"); }),
+              HasSubstr("can't be created"));
   // Generators that can't be read are no reason to refuse the rest; the good one still loads.
   fs::remove(folder / "good" / "random_states_0.pkl");
   accelerator.load_state(folder / "good");
@@ -266,7 +292,8 @@ struct Peer {
   Accelerator accelerator;
   AcceleratedOptimizer opt = accelerator.prepare(optimizer);
   Prepared<torch::nn::Sequential> model = accelerator.prepare(net);
-  AcceleratedScheduler sched = accelerator.prepare(optim::from_torch(optimizer, std::make_shared<torch::optim::StepLR>(optimizer, 100, 0.1)));
+  AcceleratedScheduler sched =
+      accelerator.prepare(optim::from_torch(optimizer, std::make_shared<torch::optim::StepLR>(optimizer, 100, 0.1)));
 
   Peer() { accelerator.register_for_checkpointing(counter); }
   void step(int64_t number) {
@@ -323,18 +350,28 @@ TEST_F(CheckpointTest, WhatPythonWroteIsReadHere) {
 
 TEST_F(CheckpointTest, SaveModelHasTheReferencesLayout) {
   Accelerator accelerator;
-  const auto make = [] { return torch::nn::Sequential(torch::nn::Linear(10, 10), torch::nn::Linear(10, 10), torch::nn::Linear(10, 3)); };
+  const auto make = [] {
+    return torch::nn::Sequential(torch::nn::Linear(10, 10), torch::nn::Linear(10, 10), torch::nn::Linear(10, 3));
+  };
   auto model = accelerator.prepare(make());
   for (const bool safe : {true, false}) {
     const std::string stem = safe ? "model" : "pytorch_model", extension = safe ? ".safetensors" : ".bin";
     accelerator.save_model(model, folder / stem, "10GB", safe);
     EXPECT_EQ(files_in(folder / stem), (std::set<std::string>{stem + extension}));
     accelerator.save_model(model, folder / stem, "1KB", safe);
-    const std::string first = stem + "-00001-of-00002" + extension, second = stem + "-00002-of-00002" + extension, index = stem + extension + ".index.json";
-    EXPECT_EQ(files_in(folder / stem), (std::set<std::string>{first, second, index})) << "the single file of before is gone";
+    const std::string first = stem + "-00001-of-00002" + extension, second = stem + "-00002-of-00002" + extension,
+                      index = stem + extension + ".index.json";
+    EXPECT_EQ(files_in(folder / stem), (std::set<std::string>{first, second, index}))
+        << "the single file of before is gone";
     std::ifstream in(folder / stem / index);
     EXPECT_EQ(nlohmann::json::parse(in), (nlohmann::json{{"metadata", {{"total_size", 1012}}},
-                                                         {"weight_map", {{"0.bias", first}, {"0.weight", first}, {"1.bias", first}, {"1.weight", first}, {"2.bias", second}, {"2.weight", first}}}}));
+                                                         {"weight_map",
+                                                          {{"0.bias", first},
+                                                           {"0.weight", first},
+                                                           {"1.bias", first},
+                                                           {"1.weight", first},
+                                                           {"2.bias", second},
+                                                           {"2.weight", first}}}}));
   }
   EXPECT_THAT(message_of<ConfigError>([&] { accelerator.save_model(model, folder, "200B"); }), HasSubstr("200B"));
 

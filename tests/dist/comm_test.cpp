@@ -1,7 +1,7 @@
 // Collectives over real processes: every operation x dtype x structure, and what ranks are told when they don't agree.
 #include <accelerate/comm.hpp>
-#include <accelerate/utils/error.hpp>
 #include <accelerate/state.hpp>
+#include <accelerate/utils/error.hpp>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,9 @@ using support::message_of;
 
 namespace {
 
-const at::ScalarType kDtypes[] = {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
+const at::ScalarType kDtypes[] = {at::kBool,  at::kByte,   at::kChar,         at::kShort,
+                                  at::kInt,   at::kLong,   at::kHalf,         at::kBFloat16,
+                                  at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
 
 /// What rank r holds: small whole numbers, exact in every dtype, different on each rank.
 torch::Tensor sample(int64_t r, at::ScalarType dtype) {
@@ -36,7 +38,9 @@ torch::Tensor sample(int64_t r, at::ScalarType dtype) {
   return dtype == at::kBool ? numbers.remainder(3).eq(0) : numbers.to(dtype);
 }
 
-bool same(const torch::Tensor& a, const torch::Tensor& b) { return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.equal(b); }
+bool same(const torch::Tensor& a, const torch::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.equal(b);
+}
 
 struct Inner {
   torch::Tensor mask;
@@ -53,7 +57,11 @@ struct Batch {
 };
 
 Batch batch_of(int64_t r) {
-  return {.ids = torch::full({1, 2}, r), .parts = {{torch::full({1}, r + 10), std::nullopt}, {torch::full({1}, r + 20), torch::full({1}, r + 30)}}, .extra = {{"a", torch::full({1}, r + 40)}}, .text = "t", .number = r};
+  return {.ids = torch::full({1, 2}, r),
+          .parts = {{torch::full({1}, r + 10), std::nullopt}, {torch::full({1}, r + 20), torch::full({1}, r + 30)}},
+          .extra = {{"a", torch::full({1}, r + 40)}},
+          .text = "t",
+          .number = r};
 }
 
 struct Note {
@@ -111,14 +119,17 @@ RANKS_TEST(Comm, ShapesThatAreSpecial, 2, 3) {
   const auto transposed = torch::arange(6).view({2, 3}).t() + 100 * rank();
   ASSERT_FALSE(transposed.is_contiguous());
   const auto gathered = gather(transposed);
-  for (int64_t r = 0; r < n; ++r) EXPECT_TRUE(gathered.slice(0, 3 * r, 3 * r + 3).equal(torch::arange(6).view({2, 3}).t() + 100 * r));
+  for (int64_t r = 0; r < n; ++r)
+    EXPECT_TRUE(gathered.slice(0, 3 * r, 3 * r + 3).equal(torch::arange(6).view({2, 3}).t() + 100 * r));
   EXPECT_TRUE(broadcast(transposed, 1).equal(torch::arange(6).view({2, 3}).t() + 100));
   EXPECT_TRUE(reduce(transposed, Reduction::sum).equal(torch::arange(6).view({2, 3}).t() * n + 50 * n * (n - 1)));
-  EXPECT_TRUE(gather(torch::arange(20).slice(0, 1, 20, 6) + rank()).slice(0, 0, 4).equal(torch::arange(20).slice(0, 1, 20, 6)));
+  EXPECT_TRUE(
+      gather(torch::arange(20).slice(0, 1, 20, 6) + rank()).slice(0, 0, 4).equal(torch::arange(20).slice(0, 1, 20, 6)));
   EXPECT_FALSE(gather(torch::ones({1}, torch::requires_grad())).requires_grad());
 
   // Several thousand small ones in a row: order alone pairs them up.
-  for (int64_t i = 0; i < 300; ++i) ASSERT_EQ(reduce(torch::full({1}, i + rank()), Reduction::max).item<int64_t>(), i + n - 1);
+  for (int64_t i = 0; i < 300; ++i)
+    ASSERT_EQ(reduce(torch::full({1}, i + rank()), Reduction::max).item<int64_t>(), i + n - 1);
 }
 
 RANKS_TEST(Comm, NestedBatches, 2) {
@@ -132,10 +143,12 @@ RANKS_TEST(Comm, NestedBatches, 2) {
   EXPECT_EQ(all.text, "t");
   EXPECT_EQ(all.number, rank());  // no tensor: as it was
 
-  const auto [first, second] = broadcast(std::make_tuple(torch::tensor({rank()}), std::vector<torch::Tensor>{torch::tensor({rank() + 7})}), 1);
+  const auto [first, second] =
+      broadcast(std::make_tuple(torch::tensor({rank()}), std::vector<torch::Tensor>{torch::tensor({rank() + 7})}), 1);
   EXPECT_EQ(first.item<int64_t>(), 1);
   EXPECT_EQ(second[0].item<int64_t>(), 8);
-  const std::unordered_map<std::string, torch::Tensor> table{{"x", torch::ones({1})}, {"y", torch::ones({1}) * 2}, {"z", torch::ones({1}) * 3}};
+  const std::unordered_map<std::string, torch::Tensor> table{
+      {"x", torch::ones({1})}, {"y", torch::ones({1}) * 2}, {"z", torch::ones({1}) * 3}};
   const auto sums = reduce(table, Reduction::sum);
   EXPECT_EQ(sums.at("y").item<float>(), 4);
   EXPECT_EQ(sums.at("z").item<float>(), 6);
@@ -155,14 +168,19 @@ RANKS_TEST(Comm, Objects, 2, 3) {
   const int64_t n = world_size();
   // Lists of different lengths: rank r gives r items.
   std::vector<std::string> words;
-  for (int64_t i = 0; i < rank(); ++i) words.push_back(std::string(static_cast<size_t>(1 + 1000 * rank()), static_cast<char>('a' + i)));
+  for (int64_t i = 0; i < rank(); ++i)
+    words.push_back(std::string(static_cast<size_t>(1 + 1000 * rank()), static_cast<char>('a' + i)));
   const auto all = gather_object(words);
   ASSERT_EQ(all.size(), static_cast<size_t>(n * (n - 1) / 2));
   size_t at = 0;
   for (int64_t r = 0; r < n; ++r)
-    for (int64_t i = 0; i < r; ++i) EXPECT_EQ(all[at++], std::string(static_cast<size_t>(1 + 1000 * r), static_cast<char>('a' + i)));
+    for (int64_t i = 0; i < r; ++i)
+      EXPECT_EQ(all[at++], std::string(static_cast<size_t>(1 + 1000 * r), static_cast<char>('a' + i)));
 
-  const Note mine{.text = "rank " + std::to_string(rank()), .values = {0.5, static_cast<double>(rank())}, .tensor = torch::arange(rank() + 1).to(torch::kHalf), .table = {{-1, {true, 7}}, {rank(), {false, 8}}}};
+  const Note mine{.text = "rank " + std::to_string(rank()),
+                  .values = {0.5, static_cast<double>(rank())},
+                  .tensor = torch::arange(rank() + 1).to(torch::kHalf),
+                  .table = {{-1, {true, 7}}, {rank(), {false, 8}}}};
   const auto notes = gather_object(std::vector<Note>{mine});
   for (int64_t r = 0; r < n; ++r) {
     const auto& note = notes.at(static_cast<size_t>(r));
@@ -177,13 +195,15 @@ RANKS_TEST(Comm, Objects, 2, 3) {
   broadcast_object_list(list, n - 1);
   EXPECT_EQ(list[0].text, "rank " + std::to_string(n - 1));
   EXPECT_FALSE(list[1].tensor.defined());
-  std::vector<c10::IValue> values{c10::IValue(rank()), c10::IValue("x"), c10::IValue(), c10::IValue(torch::ones({2}) * rank())};
+  std::vector<c10::IValue> values{c10::IValue(rank()), c10::IValue("x"), c10::IValue(),
+                                  c10::IValue(torch::ones({2}) * rank())};
   broadcast_object_list(values, 1);
   EXPECT_EQ(values[0].toInt(), 1);
   EXPECT_EQ(values[1].toStringRef(), "x");
   EXPECT_TRUE(values[2].isNone());
   EXPECT_TRUE(values[3].toTensor().equal(torch::ones({2})));
-  EXPECT_EQ(gather_object(std::vector<bool>{rank() == 1}), (n == 2 ? std::vector<bool>{false, true} : std::vector<bool>{false, true, false}));
+  EXPECT_EQ(gather_object(std::vector<bool>{rank() == 1}),
+            (n == 2 ? std::vector<bool>{false, true} : std::vector<bool>{false, true, false}));
   EXPECT_TRUE(gather_object(std::vector<int64_t>{}).empty());
 }
 
@@ -225,7 +245,8 @@ TEST(Comm, Alone) {
 
 TEST(Comm, DebugModeListsTheShapesOfAllRanks) {
   if (!support::is_rank()) {
-    support::expect_ranks_pass("Comm.DebugModeListsTheShapesOfAllRanks", {.world_size = 3, .env = {{"ACCELERATE_DEBUG_MODE", "1"}}});
+    support::expect_ranks_pass("Comm.DebugModeListsTheShapesOfAllRanks",
+                               {.world_size = 3, .env = {{"ACCELERATE_DEBUG_MODE", "1"}}});
     return;
   }
   const PartialState state;
@@ -233,7 +254,9 @@ TEST(Comm, DebugModeListsTheShapesOfAllRanks) {
   const std::tuple<torch::Tensor, torch::Tensor> uneven{torch::ones({2, 3}), torch::ones({rank() == 1 ? 4 : 5})};
   const auto check = [&](const char* operation, const std::function<void()>& call) {
     const auto text = message_of<DistributedOperationException>(call);
-    for (const auto& part : {"Process 0: [2, 3] Float, [5] Float", "Process 1: [2, 3] Float, [4] Float", "Process 2: [2, 3] Float, [5] Float"}) EXPECT_THAT(text, HasSubstr(part));
+    for (const auto& part : {"Process 0: [2, 3] Float, [5] Float", "Process 1: [2, 3] Float, [4] Float",
+                             "Process 2: [2, 3] Float, [5] Float"})
+      EXPECT_THAT(text, HasSubstr(part));
     EXPECT_THAT(text, HasSubstr(std::string("Operation: `") + operation + "`"));
   };
   check("gather", [&] { gather(uneven); });
@@ -243,7 +266,9 @@ TEST(Comm, DebugModeListsTheShapesOfAllRanks) {
   EXPECT_EQ(gather(torch::ones({2})).size(0), 6);
   EXPECT_EQ(pad_across_processes(torch::ones({rank(), 2})).size(0), 2);
   EXPECT_THROW(pad_across_processes(torch::ones({2, rank() + 1})), DistributedOperationException);
-  EXPECT_THAT(message_of<DistributedOperationException>([] { gather(torch::ones({2}, rank() == 2 ? torch::kHalf : torch::kFloat)); }), HasSubstr("Process 2: [2] Half"));
+  EXPECT_THAT(message_of<DistributedOperationException>(
+                  [] { gather(torch::ones({2}, rank() == 2 ? torch::kHalf : torch::kFloat)); }),
+              HasSubstr("Process 2: [2] Half"));
 }
 
 RANKS_TEST(Comm, DifferentCollectivesEndInAnErrorThatNamesThem, 2) {
@@ -257,7 +282,9 @@ RANKS_TEST(Comm, DifferentCollectivesEndInAnErrorThatNamesThem, 2) {
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
   EXPECT_THAT(text, testing::AnyOf(HasSubstr("rank 1"), HasSubstr("rank 0")));
-  EXPECT_THAT(text, testing::AnyOf(HasSubstr("is broadcast"), HasSubstr("is gather"), HasSubstr("(broadcast)"), HasSubstr("(gather)"), HasSubstr("failed: gather"), HasSubstr("failed: broadcast"))) << text;
+  EXPECT_THAT(text, testing::AnyOf(HasSubstr("is broadcast"), HasSubstr("is gather"), HasSubstr("(broadcast)"),
+                                   HasSubstr("(gather)"), HasSubstr("failed: gather"), HasSubstr("failed: broadcast")))
+      << text;
   std::fprintf(stderr, "%s\n", text.c_str());
 }
 
@@ -274,7 +301,8 @@ RANKS_TEST(Comm, TimeoutNamesWhoIsLateAndWhatItDidLast, 3) {
   } else {
     EXPECT_LT(waited, std::chrono::seconds(6));
     EXPECT_THAT(text, HasSubstr("rank 1 has not arrived: it came out of collective 1 (reduce)")) << text;
-    EXPECT_THAT(text, HasSubstr("gather (collective 2 of the group of all 3 ranks, gloo) on rank " + std::to_string(rank())));
+    EXPECT_THAT(text,
+                HasSubstr("gather (collective 2 of the group of all 3 ranks, gloo) on rank " + std::to_string(rank())));
   }
 }
 
@@ -285,8 +313,10 @@ RANKS_TEST(Comm, WhatCannotBeSentIsRefusedOnTheSpot, 2) {
   EXPECT_THROW(broadcast(elsewhere), ShapeError);
   EXPECT_THROW(reduce(elsewhere), ShapeError);
   EXPECT_THAT(message_of<ConfigError>([&] { broadcast(torch::ones({2}), 2); }), HasSubstr("0 to 1"));
-  EXPECT_THAT(message_of<ShapeError>([&] { reduce(torch::ones({2}, at::kComplexFloat), Reduction::max); }), HasSubstr("ComplexFloat"));
-  EXPECT_THAT(message_of<ShapeError>([&] { reduce(torch::zeros({2}, at::kFloat8_e4m3fn), Reduction::sum); }), HasSubstr("Float8"));
+  EXPECT_THAT(message_of<ShapeError>([&] { reduce(torch::ones({2}, at::kComplexFloat), Reduction::max); }),
+              HasSubstr("ComplexFloat"));
+  EXPECT_THAT(message_of<ShapeError>([&] { reduce(torch::zeros({2}, at::kFloat8_e4m3fn), Reduction::sum); }),
+              HasSubstr("Float8"));
   EXPECT_EQ(gather(torch::ones({1})).size(0), 2);  // the group is as good as before
 }
 
@@ -294,19 +324,22 @@ RANKS_TEST(Comm, GroupsWithinTheGroup, 4, 6) {
   const PartialState state;
   const auto world = comm::world_group();
   const int64_t width = world_size() / 2, row = rank() / width, column = rank() % width;
-  const auto rows = world->split("row", [&](int64_t r) { return r / width; }), columns = world->split("column", [&](int64_t r) { return r % width; });
+  const auto rows = world->split("row", [&](int64_t r) { return r / width; }),
+             columns = world->split("column", [&](int64_t r) { return r % width; });
   EXPECT_EQ(rows->rank(), column);
   EXPECT_EQ(rows->world_size(), width);
   EXPECT_EQ(columns->rank(), row);
   EXPECT_EQ(columns->global_ranks(), (std::vector<int64_t>{column, column + width}));
-  EXPECT_EQ(rows->all_gather(torch::tensor({rank()})).sum().item<int64_t>(), width * row * width + width * (width - 1) / 2);
+  EXPECT_EQ(rows->all_gather(torch::tensor({rank()})).sum().item<int64_t>(),
+            width * row * width + width * (width - 1) / 2);
   EXPECT_EQ(columns->broadcast(torch::tensor({rank()}), 1).item<int64_t>(), column + width);
   // Sum over rows, then over columns: the sum of all.
   at::Tensor sum = torch::tensor({rank() + 1});
   rows->all_reduce_(sum, Reduction::sum);
   columns->all_reduce_(sum, Reduction::sum);
   EXPECT_EQ(sum.item<int64_t>(), world_size() * (world_size() + 1) / 2);
-  EXPECT_EQ(comm::all_gather_bytes(*columns, std::to_string(rank())), (std::vector<std::string>{std::to_string(column), std::to_string(column + width)}));
+  EXPECT_EQ(comm::all_gather_bytes(*columns, std::to_string(rank())),
+            (std::vector<std::string>{std::to_string(column), std::to_string(column + width)}));
   // The same again, and everybody: nothing new.
   EXPECT_EQ(world->split("row", [&](int64_t r) { return r / width; }), rows);
   EXPECT_EQ(world->split("all", [](int64_t) { return 7; }), world);
@@ -330,16 +363,19 @@ RANKS_TEST(Comm, GroupsWithinTheGroup, 4, 6) {
   EXPECT_EQ(a[0].item<float>(), static_cast<float>(width * row * width + width * (width - 1) / 2));
 }
 
-/// Rank 3 of 2 x 2 ranks is killed in a collective of its row; rank 2 waits for it there, 0 and 1 in their columns, by c10d or in shared memory.
+/// Rank 3 of 2 x 2 ranks is killed in a collective of its row; rank 2 waits for it there, 0 and 1 in their columns, by
+/// c10d or in shared memory.
 void killed_in_a_group(const char* shared, const std::string& name) {
   if (!support::is_rank()) {
-    const auto results = support::run_test_in_ranks(name, {.world_size = 4, .env = {{"ACCELERATE_SHARED_MEMORY", shared}}});
+    const auto results =
+        support::run_test_in_ranks(name, {.world_size = 4, .env = {{"ACCELERATE_SHARED_MEMORY", shared}}});
     EXPECT_EQ(results[3].signal, SIGKILL);
     for (const size_t r : {size_t{0}, size_t{1}, size_t{2}}) EXPECT_EQ(results[r].exit_code, 0) << results[r].output;
     return;
   }
   const PartialState state({.process_group = {.timeout = std::chrono::seconds(30)}});
-  const auto rows = comm::world_group()->split("row", [](int64_t r) { return r / 2; }), columns = comm::world_group()->split("column", [](int64_t r) { return r % 2; });
+  const auto rows = comm::world_group()->split("row", [](int64_t r) { return r / 2; }),
+             columns = comm::world_group()->split("column", [](int64_t r) { return r % 2; });
   const auto memory = comm::SharedMemory::create(columns, 64);
   const auto begin = std::chrono::steady_clock::now();
   const auto text = message_of<CommError>([&] {
@@ -351,16 +387,22 @@ void killed_in_a_group(const char* shared, const std::string& name) {
     }
   });
   EXPECT_THAT(text, HasSubstr("rank 3"));
-  EXPECT_THAT(text, testing::AnyOf(HasSubstr("of the row group of ranks"), HasSubstr("of the column group of ranks"), HasSubstr("not usable any more")));
+  EXPECT_THAT(text, testing::AnyOf(HasSubstr("of the row group of ranks"), HasSubstr("of the column group of ranks"),
+                                   HasSubstr("not usable any more")));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
-TEST(Comm, ARankKilledInAGroupWithinTheGroupIsNamed) { killed_in_a_group("0", "Comm.ARankKilledInAGroupWithinTheGroupIsNamed"); }
-TEST(Comm, ARankKilledInAGroupWithinTheGroupIsNamedInSharedMemory) { killed_in_a_group("1", "Comm.ARankKilledInAGroupWithinTheGroupIsNamedInSharedMemory"); }
+TEST(Comm, ARankKilledInAGroupWithinTheGroupIsNamed) {
+  killed_in_a_group("0", "Comm.ARankKilledInAGroupWithinTheGroupIsNamed");
+}
+TEST(Comm, ARankKilledInAGroupWithinTheGroupIsNamedInSharedMemory) {
+  killed_in_a_group("1", "Comm.ARankKilledInAGroupWithinTheGroupIsNamedInSharedMemory");
+}
 
 RANKS_TEST(Comm, WhoWaitsInAGroupHearsWhereTheOthersAre, 4) {
   const PartialState state({.process_group = {.timeout = std::chrono::seconds(3)}});
-  const auto rows = comm::world_group()->split("row", [](int64_t r) { return r / 2; }), columns = comm::world_group()->split("column", [](int64_t r) { return r % 2; });
+  const auto rows = comm::world_group()->split("row", [](int64_t r) { return r / 2; }),
+             columns = comm::world_group()->split("column", [](int64_t r) { return r % 2; });
   rows->barrier();
   const auto text = message_of<CommError>([&] {
     if (rank() == 1) columns->barrier();  // rank 3 never comes
@@ -371,6 +413,11 @@ RANKS_TEST(Comm, WhoWaitsInAGroupHearsWhereTheOthersAre, 4) {
   if (rank() > 1) {
     EXPECT_THAT(text, HasSubstr("not usable any more"));
   } else {
-    EXPECT_THAT(text, testing::AnyOf(HasSubstr("rank 1 has not arrived: it is in collective 1 (barrier) of the column group of ranks 1, 3"), HasSubstr("rank 3 has not arrived: it came out of collective 0 (none)"))) << text;
+    EXPECT_THAT(
+        text,
+        testing::AnyOf(
+            HasSubstr("rank 1 has not arrived: it is in collective 1 (barrier) of the column group of ranks 1, 3"),
+            HasSubstr("rank 3 has not arrived: it came out of collective 0 (none)")))
+        << text;
   }
 }

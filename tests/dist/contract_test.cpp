@@ -1,4 +1,5 @@
-// The program of the design's section 4 as it stands there, with the umbrella header alone, and what else that section promises by name.
+// The program of the design's section 4 as it stands there, with the umbrella header alone, and what else that section
+// promises by name.
 #include <accelerate/accelerate.hpp>
 
 #include <gtest/gtest.h>
@@ -37,15 +38,16 @@ struct MyBatch {
 };
 
 RANKS_TEST(Contract, TrainingLoop, 1, 2) {
-  const std::filesystem::path runs = std::filesystem::path(support::scratch_dir()) / ("runs" + std::to_string(support::world_size()));
-  accelerate::Accelerator accelerator({
-      .mixed_precision = "bf16", .gradient_accumulation_steps = 2, .log_with = {"tensorboard"}, .project_dir = runs});
+  const std::filesystem::path runs =
+      std::filesystem::path(support::scratch_dir()) / ("runs" + std::to_string(support::world_size()));
+  accelerate::Accelerator accelerator(
+      {.mixed_precision = "bf16", .gradient_accumulation_steps = 2, .log_with = {"tensorboard"}, .project_dir = runs});
   torch::manual_seed(0);
   auto dataset = MyDataset().map(torch::data::transforms::Stack<>());
   const int64_t warmup_steps = 2, total_steps = 40;
-  auto model     = MyModel(MyOptions());
+  auto model = MyModel(MyOptions());
   auto optimizer = torch::optim::AdamW(model->parameters(), 5e-2);
-  auto loader    = accelerate::data::DataLoader(dataset, {.batch_size = 8, .shuffle = true, .num_workers = 2});
+  auto loader = accelerate::data::DataLoader(dataset, {.batch_size = 8, .shuffle = true, .num_workers = 2});
   auto scheduler = accelerate::optim::linear_schedule_with_warmup(optimizer, warmup_steps, total_steps);
   auto [m, opt, dl, sched] = accelerator.prepare(model, optimizer, loader, scheduler);
   accelerator.init_trackers("contract", {{"lr", "5e-2"}});
@@ -57,7 +59,9 @@ RANKS_TEST(Contract, TrainingLoop, 1, 2) {
       auto loss = torch::cross_entropy_loss(m(batch.data), batch.target);
       accelerator.backward(loss);
       if (accelerator.sync_gradients()) accelerator.clip_grad_norm_(m->parameters(), 1.0);
-      opt.step(); sched.step(); opt.zero_grad();
+      opt.step();
+      sched.step();
+      opt.zero_grad();
       last = loss.item<double>();
       if (first == 0) first = last;
     }
@@ -81,10 +85,12 @@ RANKS_TEST(Contract, TrainingLoop, 1, 2) {
   const auto moved = accelerate::send_to_device(MyBatch{torch::ones(2), torch::zeros(1)}, accelerator.device());
   EXPECT_EQ(accelerator.gather(moved).a.size(0), 2 * accelerator.num_processes());
   EXPECT_EQ(accelerator.reduce(torch::ones(1), "sum").item<double>(), static_cast<double>(accelerator.num_processes()));
-  EXPECT_EQ(accelerator.pad_across_processes(torch::ones(accelerator.process_index() + 1)).size(0), accelerator.num_processes());
+  EXPECT_EQ(accelerator.pad_across_processes(torch::ones(accelerator.process_index() + 1)).size(0),
+            accelerator.num_processes());
   EXPECT_EQ(accelerator.mixed_precision(), "bf16");
   EXPECT_EQ(accelerator.gradient_accumulation_steps(), 2);
-  EXPECT_EQ(accelerator.split_between_processes(std::vector<int>(8)).size(), static_cast<size_t>(8 / accelerator.num_processes()));
+  EXPECT_EQ(accelerator.split_between_processes(std::vector<int>(8)).size(),
+            static_cast<size_t>(8 / accelerator.num_processes()));
   {
     auto region = accelerator.autocast();
     EXPECT_EQ(torch::mm(torch::ones({2, 2}), torch::ones({2, 2})).scalar_type(), torch::kBFloat16);

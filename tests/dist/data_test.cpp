@@ -1,11 +1,12 @@
-// Prepared loaders in real processes: dispatching, streams that shard themselves, synchronised shuffling, errors on one rank.
+// Prepared loaders in real processes: dispatching, streams that shard themselves, synchronised shuffling, errors on one
+// rank.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "accelerate/comm.hpp"
 #include "accelerate/data.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/error.hpp"
 #include "data_datasets.hpp"
 #include "ranks.hpp"
 
@@ -17,14 +18,12 @@ using accelerate::DataLoaderConfiguration;
 using accelerate::GradientState;
 using accelerate::PartialState;
 
-template <class Loader>
-auto prepared(const Loader& loader, DataLoaderConfiguration config = {}) {
+template <class Loader> auto prepared(const Loader& loader, DataLoaderConfiguration config = {}) {
   return prepare_data_loader(loader, {.config = config});
 }
 
 /// What gather_for_metrics keeps of a pass, over all ranks.
-template <class Loader>
-std::vector<int64_t> gathered(Loader& loader) {
+template <class Loader> std::vector<int64_t> gathered(Loader& loader) {
   const GradientState gradients;
   std::vector<int64_t> all;
   for (auto& batch : loader) {
@@ -69,7 +68,8 @@ RANKS_TEST(DataDist, DispatchSendsTextsAndNumbersRowByRow, 2, 3) {
   std::vector<int64_t> all;
   for (auto& [numbers, texts] : loader) {
     ASSERT_EQ(static_cast<int64_t>(texts.size()), numbers.size(0));
-    for (int64_t i = 0; i < numbers.size(0); ++i) EXPECT_EQ(texts[static_cast<size_t>(i)], "t" + std::to_string(numbers[i].item<int64_t>()));
+    for (int64_t i = 0; i < numbers.size(0); ++i)
+      EXPECT_EQ(texts[static_cast<size_t>(i)], "t" + std::to_string(numbers[i].item<int64_t>()));
     auto joined = values(accelerate::gather(numbers));
     if (loader.end_of_dataloader()) joined.resize(static_cast<size_t>(loader.remainder()));
     all.insert(all.end(), joined.begin(), joined.end());
@@ -79,14 +79,19 @@ RANKS_TEST(DataDist, DispatchSendsTextsAndNumbersRowByRow, 2, 3) {
 
 RANKS_TEST(DataDist, DispatchGivesEveryRankAWholeBatchWhenSizesVary, 2) {
   const PartialState state;
-  auto loader = prepared(DataLoader(numbers(10), Growing{10}), {.dispatch_batches = true});  // {0} {1 2} | {3 4 5} {6 7 8 9}
-  EXPECT_EQ(batches_of(loader), state.process_index() == 0 ? (Batches{{0}, {3, 4, 5}}) : (Batches{{1, 2}, {6, 7, 8, 9}}));
+  auto loader =
+      prepared(DataLoader(numbers(10), Growing{10}), {.dispatch_batches = true});  // {0} {1 2} | {3 4 5} {6 7 8 9}
+  EXPECT_EQ(batches_of(loader),
+            state.process_index() == 0 ? (Batches{{0}, {3, 4, 5}}) : (Batches{{1, 2}, {6, 7, 8, 9}}));
 }
 
 RANKS_TEST(DataDist, DispatchWithAnOwnSliceFunction, 2) {
   const PartialState state;
-  auto loader = prepare_data_loader(DataLoader(numbers(4), {.batch_size = 2}), {.config = {.dispatch_batches = true}},
-                                    SliceFunction<torch::Tensor>([](const torch::Tensor& batch, int64_t, int64_t, int64_t rank, int64_t ranks) { return batch.slice(0, rank, std::nullopt, ranks); }));
+  auto loader = prepare_data_loader(
+      DataLoader(numbers(4), {.batch_size = 2}), {.config = {.dispatch_batches = true}},
+      SliceFunction<torch::Tensor>([](const torch::Tensor& batch, int64_t, int64_t, int64_t rank, int64_t ranks) {
+        return batch.slice(0, rank, std::nullopt, ranks);
+      }));
   EXPECT_EQ(batches_of(loader), (Batches{{state.process_index(), state.process_index() + 2}}));
 }
 
@@ -98,12 +103,13 @@ RANKS_TEST(DataDist, AFailingReaderReachesAllRanks, 2, 3) {
     for (auto& batch : loader) steps += batch.size(0) == 2;
   };
   if (state.is_main_process()) EXPECT_THROW(loop(), std::out_of_range);
-  else EXPECT_THROW(
-      try { loop(); } catch (const accelerate::CommError& e) {
-        EXPECT_NE(std::string(e.what()).find("no sample 9"), std::string::npos) << e.what();
-        throw;
-      },
-      accelerate::CommError);
+  else
+    EXPECT_THROW(
+        try { loop(); } catch (const accelerate::CommError& e) {
+          EXPECT_NE(std::string(e.what()).find("no sample 9"), std::string::npos) << e.what();
+          throw;
+        },
+        accelerate::CommError);
   EXPECT_EQ(steps, 9 / (2 * state.num_processes()));
   state.wait_for_everyone();
 }
@@ -120,11 +126,13 @@ RANKS_TEST(DataDist, StreamsShardThemselvesByDefaultAndReadOnlyTheirShare, 2, 3)
       std::sort(seen.begin(), seen.end());
       EXPECT_EQ(seen, range(n));
       EXPECT_EQ(*reads, (n + state.num_processes() - 1 - state.process_index()) / state.num_processes());
-      const auto steps = accelerate::gather_object(std::vector<int64_t>{static_cast<int64_t>(batches_of(loader).size())});
+      const auto steps =
+          accelerate::gather_object(std::vector<int64_t>{static_cast<int64_t>(batches_of(loader).size())});
       EXPECT_EQ(steps, std::vector<int64_t>(steps.size(), steps[0])) << "all ranks do the same number of steps";
     }
   auto dropping = prepared(DataLoader(SelfSharding(13), {.batch_size = 2, .drop_last = true}));
-  EXPECT_EQ(gathered(dropping).size(), static_cast<size_t>(13 / (2 * state.num_processes()) * 2 * state.num_processes()));
+  EXPECT_EQ(gathered(dropping).size(),
+            static_cast<size_t>(13 / (2 * state.num_processes()) * 2 * state.num_processes()));
 }
 
 RANKS_TEST(DataDist, AFailingShardReachesAllRanks, 2) {
@@ -145,7 +153,8 @@ RANKS_TEST(DataDist, ShufflingIsSynchronisedWhateverTheRanksSeeds, 2, 3) {
   const PartialState state;
   torch::manual_seed(100 + state.process_index());
   for (const bool libtorch : {false, true}) {
-    const auto plain = libtorch ? DataLoader(numbers(24), torch::data::samplers::RandomSampler(24), {.batch_size = 2}) : DataLoader(numbers(24), {.batch_size = 2, .shuffle = true});
+    const auto plain = libtorch ? DataLoader(numbers(24), torch::data::samplers::RandomSampler(24), {.batch_size = 2})
+                                : DataLoader(numbers(24), {.batch_size = 2, .shuffle = true});
     auto loader = prepared(plain);
     std::vector<int64_t> previous;
     for (int pass = 0; pass < 2; ++pass) {
@@ -173,9 +182,13 @@ RANKS_TEST(DataDist, ResumeInTheMiddleOfADispatchedPass, 2) {
         for (const bool split : {false, true}) {
           if (stream && shuffle) continue;
           const auto make = [&] {
-            const DataLoaderOptions options{.batch_size = 2, .shuffle = shuffle, .num_workers = workers, .seed = shuffle ? std::optional<int64_t>(2) : std::nullopt};
+            const DataLoaderOptions options{.batch_size = 2,
+                                            .shuffle = shuffle,
+                                            .num_workers = workers,
+                                            .seed = shuffle ? std::optional<int64_t>(2) : std::nullopt};
             const DataLoaderConfiguration config{.split_batches = split, .dispatch_batches = true};
-            return stream ? prepared(DataLoader(Stream{17}, options), config) : prepared(DataLoader(numbers(17), options), config);
+            return stream ? prepared(DataLoader(Stream{17}, options), config)
+                          : prepared(DataLoader(numbers(17), options), config);
           };
           auto whole = make();
           const Batches first = batches_of(whole), second = batches_of(whole);
@@ -192,7 +205,8 @@ RANKS_TEST(DataDist, ResumeInTheMiddleOfADispatchedPass, 2) {
             auto resumed = make();
             resumed.load_state_dict(saved);
             for (auto& batch : resumed) seen.push_back(values(batch));
-            EXPECT_EQ(seen, first) << "stream " << stream << " shuffle " << shuffle << " workers " << workers << " split " << split << " stop " << stop;
+            EXPECT_EQ(seen, first) << "stream " << stream << " shuffle " << shuffle << " workers " << workers
+                                   << " split " << split << " stop " << stop;
             EXPECT_EQ(batches_of(resumed), second);
           }
           auto skipping = skip_first_batches(make(), 2);

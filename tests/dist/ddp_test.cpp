@@ -1,5 +1,5 @@
-// Data parallel training against one process on the same global batch: after every step the parameters must be the same.
-// Each rank computes the one-process answer by itself, with nothing of this library.
+// Data parallel training against one process on the same global batch: after every step the parameters must be the
+// same. Each rank computes the one-process answer by itself, with nothing of this library.
 #include <accelerate/accelerate.hpp>
 
 #include <gmock/gmock.h>
@@ -75,12 +75,15 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 torch::Tensor loss_of(const torch::Tensor& output) { return (output - 0.3).pow(2).mean(); }
-torch::optim::SGD sgd(const std::vector<torch::Tensor>& parameters) { return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1).momentum(0.9)); }
+torch::optim::SGD sgd(const std::vector<torch::Tensor>& parameters) {
+  return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
+}
 
 void expect_equal_on_all_ranks(const std::vector<torch::Tensor>& parameters) {
   for (const auto& parameter : parameters) {
     const auto all = gather(parameter.detach().unsqueeze(0));
-    for (int64_t r = 1; r < world_size(); ++r) EXPECT_TRUE(all[r].equal(all[0])) << "rank " << r << " has other parameters than rank 0";
+    for (int64_t r = 1; r < world_size(); ++r)
+      EXPECT_TRUE(all[r].equal(all[0])) << "rank " << r << " has other parameters than rank 0";
   }
 }
 
@@ -93,12 +96,18 @@ struct Case {
   bool sync_each_batch = false;
 };
 
-/// Does this rank use the right head in this step? None at all does in step 2, so that one head has no gradient anywhere.
-bool uses_right(const NetOptions& net, int64_t step, int64_t r) { return net.heads && step != 2 && (step + r) % 2 == 0; }
+/// Does this rank use the right head in this step? None at all does in step 2, so that one head has no gradient
+/// anywhere.
+bool uses_right(const NetOptions& net, int64_t step, int64_t r) {
+  return net.heads && step != 2 && (step + r) % 2 == 0;
+}
 
 void compare_with_one_process(const Case& test) {
   SCOPED_TRACE(test.name);
-  Accelerator accelerator({.gradient_accumulation_plugin = GradientAccumulationPlugin{.num_steps = test.accumulate, .sync_each_batch = test.sync_each_batch}, .kwargs_handlers = {test.kwargs}});
+  Accelerator accelerator(
+      {.gradient_accumulation_plugin =
+           GradientAccumulationPlugin{.num_steps = test.accumulate, .sync_each_batch = test.sync_each_batch},
+       .kwargs_handlers = {test.kwargs}});
   Net net(test.net), alone(test.net);
   // Ranks that begin with other values must be given rank 0's.
   if (rank() != 0) {
@@ -134,7 +143,8 @@ void compare_with_one_process(const Case& test) {
       EXPECT_GT(distance(net->trained(), alone->trained()), 0) << "nothing was compressed";
     }
   }
-  EXPECT_GT(distance(alone->trained(), Net(test.net)->trained()), 0.01) << "nothing was learned, so nothing was compared";
+  EXPECT_GT(distance(alone->trained(), Net(test.net)->trained()), 0.01)
+      << "nothing was learned, so nothing was compared";
   expect_equal_on_all_ranks(net->parameters());
   if (test.net.norm) {
     // The first evaluating forward takes rank 0's statistics: all ranks evaluate one model.
@@ -159,7 +169,10 @@ RANKS_TEST(Ddp, EqualsOneProcessAfterEveryStep, 2, 3) {
       {.name = "static_graph, unused parameters", .kwargs = {.static_graph = true}, .net = {.tied = true}},
       {.name = "small buckets", .kwargs = {.bucket_cap_mb = 1}},
       {.name = "unused parameters", .kwargs = {.find_unused_parameters = true}, .net = {.heads = true}},
-      {.name = "unused parameters, accumulation", .kwargs = {.find_unused_parameters = true}, .net = {.heads = true}, .accumulate = 2},
+      {.name = "unused parameters, accumulation",
+       .kwargs = {.find_unused_parameters = true},
+       .net = {.heads = true},
+       .accumulate = 2},
       {.name = "tied weights", .kwargs = {.find_unused_parameters = true}, .net = {.tied = true}},
       {.name = "frozen parameter", .net = {.frozen = true}},
       {.name = "batch norm", .net = {.norm = true}},
@@ -172,12 +185,18 @@ RANKS_TEST(Ddp, EqualsOneProcessAfterEveryStep, 2, 3) {
 RANKS_TEST(Ddp, TwoModelsAndSeveralForwards, 2) {
   Accelerator accelerator;
   Net a(NetOptions{}), b(NetOptions{}), alone_a(NetOptions{}), alone_b(NetOptions{});
-  auto alone_optimizer = sgd([&] { auto all = alone_a->trained(); for (auto& p : alone_b->trained()) all.push_back(p); return all; }());
+  auto alone_optimizer = sgd([&] {
+    auto all = alone_a->trained();
+    for (auto& p : alone_b->trained()) all.push_back(p);
+    return all;
+  }());
   auto [model_b, first, second, model_a] = accelerator.prepare(b, sgd(a->trained()), sgd(b->trained()), a);
   for (int64_t step = 0; step < kSteps; ++step) {
     const auto all = rows(step, 6), more = rows(step + 50, 6);
     // Both models in one graph, one of them twice.
-    const auto loss = [](auto& one, auto& two, const torch::Tensor& x, const torch::Tensor& y) { return loss_of(one(x)) + loss_of(two(x)) + loss_of(two(y)).mul(0.5); };
+    const auto loss = [](auto& one, auto& two, const torch::Tensor& x, const torch::Tensor& y) {
+      return loss_of(one(x)) + loss_of(two(x)) + loss_of(two(y)).mul(0.5);
+    };
     accelerator.backward(loss(model_a, model_b, share(all), share(more)));
     first.step(), second.step();
     first.zero_grad(), second.zero_grad();
@@ -203,7 +222,10 @@ RANKS_TEST(Ddp, ForwardsWithoutSyncThenOneBackwardThatSyncs, 2) {
       second = loss_of(model(share(two)));
       accelerator.backward(first);
     }
-    EXPECT_GT(distance({gather(net->first->weight.grad().unsqueeze(0))[0]}, {gather(net->first->weight.grad().unsqueeze(0))[1]}), 0) << "no_sync communicated";
+    EXPECT_GT(distance({gather(net->first->weight.grad().unsqueeze(0))[0]},
+                       {gather(net->first->weight.grad().unsqueeze(0))[1]}),
+              0)
+        << "no_sync communicated";
     {
       auto scope = accelerator.trigger_sync_in_backward(model);
       accelerator.backward(second);
@@ -218,18 +240,22 @@ RANKS_TEST(Ddp, ForwardsWithoutSyncThenOneBackwardThatSyncs, 2) {
 }
 
 RANKS_TEST(Ddp, JoinUnevenInputs, 2, 3) {
-  const Case cases[] = {{.name = "plain"},
-                        {.name = "batch norm", .net = {.norm = true}},
-                        {.name = "unused parameters", .kwargs = {.find_unused_parameters = true}, .net = {.heads = true}},
-                        {.name = "accumulation", .accumulate = 2},
-                        {.name = "bf16", .kwargs = {.comm_hook = DDPCommunicationHookType::bf16}, .tolerance = 1e-2}};
+  const Case cases[] = {
+      {.name = "plain"},
+      {.name = "batch norm", .net = {.norm = true}},
+      {.name = "unused parameters", .kwargs = {.find_unused_parameters = true}, .net = {.heads = true}},
+      {.name = "accumulation", .accumulate = 2},
+      {.name = "bf16", .kwargs = {.comm_hook = DDPCommunicationHookType::bf16}, .tolerance = 1e-2}};
   for (const auto& test : cases) {
     SCOPED_TRACE(test.name);
-    Accelerator accelerator({.gradient_accumulation_plugin = GradientAccumulationPlugin{.num_steps = test.accumulate}, .kwargs_handlers = {test.kwargs}});
+    Accelerator accelerator({.gradient_accumulation_plugin = GradientAccumulationPlugin{.num_steps = test.accumulate},
+                             .kwargs_handlers = {test.kwargs}});
     Net net(test.net), alone(test.net);
     auto alone_optimizer = sgd(alone->trained());
     auto [model, optimizer] = accelerator.prepare(net, sgd(net->trained()));
-    const auto steps_of = [&](int64_t r) { return (3 + 2 * ((r + 1) % world_size())) * test.accumulate; };  // the last rank stops first
+    const auto steps_of = [&](int64_t r) {
+      return (3 + 2 * ((r + 1) % world_size())) * test.accumulate;
+    };  // the last rank stops first
     accelerator.join_uneven_inputs(model, [&] {
       for (int64_t step = 0; step < steps_of(rank()); ++step) {
         auto scope = accelerator.accumulate(model);
@@ -261,7 +287,8 @@ RANKS_TEST(Ddp, JoinWithUnevenBatchesOfALoader, 2) {
   Net net(NetOptions{});
   std::vector<torch::Tensor> samples;
   for (int64_t i = 0; i < 7; ++i) samples.push_back(torch::full({6}, static_cast<double>(i)));
-  auto [model, optimizer, loader] = accelerator.prepare(net, sgd(net->trained()), data::DataLoader(samples, {.batch_size = 2}));
+  auto [model, optimizer, loader] =
+      accelerator.prepare(net, sgd(net->trained()), data::DataLoader(samples, {.batch_size = 2}));
   int64_t steps = 0, seen = 0;
   accelerator.join_uneven_inputs(
       model,
@@ -293,7 +320,8 @@ RANKS_TEST(Ddp, DifferentModelsAreRefusedOnEveryRank, 3) {
     return std::string();
   };
   auto text = refused(torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, rank() == 2 ? 3 : 2)));
-  EXPECT_THAT(text, HasSubstr("parameter 2 is '1.weight' Float [3, 4] on rank 2 and '1.weight' Float [2, 4] on rank 0")) << "the same text on every rank";
+  EXPECT_THAT(text, HasSubstr("parameter 2 is '1.weight' Float [3, 4] on rank 2 and '1.weight' Float [2, 4] on rank 0"))
+      << "the same text on every rank";
   text = refused(torch::nn::Sequential(torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(rank() != 1))));
   EXPECT_THAT(text, HasSubstr("parameter 1 is missing on rank 1 and '0.bias' Float [4] on rank 0"));
   torch::nn::Linear frozen(2, 2);
@@ -307,7 +335,8 @@ RANKS_TEST(Ddp, DifferentModelsAreRefusedOnEveryRank, 3) {
 }
 
 RANKS_TEST(Ddp, TokenWeightedAverageIsTheMeanOverAllTokens, 2, 3) {
-  Accelerator accelerator({.gradient_accumulation_plugin = GradientAccumulationPlugin{.num_steps = 3, .average = GradientAverage::tokens}});
+  Accelerator accelerator(
+      {.gradient_accumulation_plugin = GradientAccumulationPlugin{.num_steps = 3, .average = GradientAverage::tokens}});
   torch::manual_seed(1);
   torch::nn::Linear net(6, 1), alone(6, 1);
   {

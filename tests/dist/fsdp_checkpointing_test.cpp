@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "accelerate/accelerate.hpp"
-#include "counting_allocator.hpp"
 #include "both_stores.hpp"
+#include "counting_allocator.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"
@@ -20,7 +20,10 @@ using testing::HasSubstr;
 namespace nn = torch::nn;
 
 FullyShardedDataParallelPlugin plugin_of(bool checkpointing, const char* unit = "Block") {
-  return {.sharding_strategy = ShardingStrategy::full_shard, .backward_prefetch = BackwardPrefetch::backward_pre, .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .activation_checkpointing = checkpointing,
+  return {.sharding_strategy = ShardingStrategy::full_shard,
+          .backward_prefetch = BackwardPrefetch::backward_pre,
+          .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+          .activation_checkpointing = checkpointing,
           .transformer_cls_names_to_wrap = {{unit}}};
 }
 
@@ -34,20 +37,20 @@ struct BlockImpl : nn::Module {
   }
   at::Tensor forward(at::Tensor x) {
     auto y = torch::dropout(norm(x * 1), 0.2, is_training());
-    calls.add_(1);                                      // a tensor of the module, in place
-    const auto parts = up(y).chunk(2, 1);               // several results, views
+    calls.add_(1);                         // a tensor of the module, in place
+    const auto parts = up(y).chunk(2, 1);  // several results, views
     auto z = parts[0] * torch::sigmoid(parts[1]);
-    z.view({-1}).add_(0.1);                             // through a view of its own
+    z.view({-1}).add_(0.1);  // through a view of its own
     at::Tensor noise;
     {
       torch::NoGradGuard no_grad;
-      noise = torch::randn_like(z) * z;                 // random numbers of a factory
+      noise = torch::randn_like(z) * z;  // random numbers of a factory
     }
     z = z + 0.01 * noise;
-    z = z + parts[0] * torch::tensor({0.5F, 0.25F})[1]; // filled by pointer
+    z = z + parts[0] * torch::tensor({0.5F, 0.25F})[1];  // filled by pointer
     z = torch::where(z > 0, z, z * z.new_full({1}, 0.5));
     auto sum = torch::cat({down(z), x}, 1).index({torch::indexing::Slice(), torch::indexing::Slice(0, x.size(1))});
-    x.mul_(0.9).add_(sum);                              // into its input
+    x.mul_(0.9).add_(sum);  // into its input
     if (x.sum().item<float>() > 1e9F) x = x * 0;
     return torch::relu(x) * 1;
   }
@@ -66,7 +69,10 @@ struct NetImpl : nn::Module {
   }
   at::Tensor forward(const at::Tensor& x, bool checkpoint_myself = false) {
     auto y = first(x) * 1;
-    for (auto& block : blocks) y = checkpoint_myself ? checkpoint([block](const at::Tensor& z) mutable { return block->forward(z.clone()); }, {}, y) : block->forward(y);
+    for (auto& block : blocks)
+      y = checkpoint_myself
+              ? checkpoint([block](const at::Tensor& z) mutable { return block->forward(z.clone()); }, {}, y)
+              : block->forward(y);
     return last(y);
   }
   nn::Linear first{nullptr}, last{nullptr};
@@ -80,7 +86,8 @@ struct Training {
   double calls = 0;
 };
 
-Training train(const FullyShardedDataParallelPlugin& plugin, const std::optional<std::string>& precision = {}, bool checkpoint_myself = false) {
+Training train(const FullyShardedDataParallelPlugin& plugin, const std::optional<std::string>& precision = {},
+               bool checkpoint_myself = false) {
   reset_states();
   Accelerator accelerator({.mixed_precision = precision, .cpu = true, .fsdp_plugin = plugin});
   Net net;
@@ -95,7 +102,8 @@ Training train(const FullyShardedDataParallelPlugin& plugin, const std::optional
     opt.step(), opt.zero_grad();
   }
   for (auto& [name, value] : accelerator.get_state_dict(m))
-    if (name.find("norm.running") == std::string::npos && name.find("num_batches") == std::string::npos) training.state[name] = value.clone();  // moved twice, as in PyTorch
+    if (name.find("norm.running") == std::string::npos && name.find("num_batches") == std::string::npos)
+      training.state[name] = value.clone();  // moved twice, as in PyTorch
   training.calls = net->blocks[0]->calls.item<double>();
   return training;
 }
@@ -103,18 +111,21 @@ Training train(const FullyShardedDataParallelPlugin& plugin, const std::optional
 void expect_same(const Training& plain, const Training& other, const std::string& what) {
   EXPECT_EQ(plain.losses, other.losses) << what;
   EXPECT_EQ(plain.calls, other.calls) << what << ": in-place changes to buffers happen once";
-  for (const auto& [name, value] : plain.state) EXPECT_TRUE(torch::equal(other.state.at(name), value)) << what << " " << name;
+  for (const auto& [name, value] : plain.state)
+    EXPECT_TRUE(torch::equal(other.state.at(name), value)) << what << " " << name;
 }
 
 RANKS_TEST(FsdpCheckpointing, TrainsBitByBitAsWithout, 1, 2, 3) {
   on_both_stores([](const std::string& store) {
     expect_same(train(plugin_of(false)), train(plugin_of(true)), store);
     expect_same(train(plugin_of(false), "bf16"), train(plugin_of(true), "bf16"), store + ", bf16");
-    expect_same(train(plugin_of(false), {}, true), train(plugin_of(true), {}, true), store + ", and the model checkpoints by itself");
+    expect_same(train(plugin_of(false), {}, true), train(plugin_of(true), {}, true),
+                store + ", and the model checkpoints by itself");
     // Units that hold several smaller ones in between.
     expect_same(train(plugin_of(false)), train(plugin_of(true, "Linear")), store + ", other units");
     auto plugin = plugin_of(true);
-    plugin.fsdp_version = 2, plugin.sharding_strategy.reset(), plugin.backward_prefetch.reset(), plugin.activation_checkpointing_offload = true;
+    plugin.fsdp_version = 2, plugin.sharding_strategy.reset(), plugin.backward_prefetch.reset(),
+    plugin.activation_checkpointing_offload = true;
     expect_same(train(plugin_of(false)), train(plugin), store + ", version 2, offloaded");
   });
 }
@@ -133,9 +144,11 @@ TEST(FsdpCheckpointing, KeepsLess) {
     kept[checkpointing] = memory.live() - before;
     accelerator.backward(loss);
   }
-  // A block saves some 20 times its input; with checkpointing the inputs of 8 blocks are left, and what is outside of them.
+  // A block saves some 20 times its input; with checkpointing the inputs of 8 blocks are left, and what is outside of
+  // them.
   EXPECT_LT(kept[1] * 4, kept[0]) << kept[1] << " bytes instead of " << kept[0];
-  std::printf("[ kept     ] %lld bytes instead of %lld\n", static_cast<long long>(kept[1]), static_cast<long long>(kept[0]));
+  std::printf("[ kept     ] %lld bytes instead of %lld\n", static_cast<long long>(kept[1]),
+              static_cast<long long>(kept[0]));
 }
 
 struct Square : torch::autograd::Function<Square> {
@@ -143,7 +156,10 @@ struct Square : torch::autograd::Function<Square> {
     context->save_for_backward({x});
     return x * x;
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) { return {2 * context->get_saved_variables()[0] * gradients[0]}; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {2 * context->get_saved_variables()[0] * gradients[0]};
+  }
 };
 
 enum class Odds { none, function, thrown };
@@ -165,7 +181,12 @@ TEST(FsdpCheckpointing, WhatCannotRunAgainIsAnError) {
   Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of(true, "Linear")});
   Odd odd;
   auto m = accelerator.prepare(odd);
-  EXPECT_THAT(message_of<NotBuiltError>([&] { m(torch::ones({2, 3}), Odds::function); }), HasSubstr("activation checkpointing of 'linear': found a tensor saved for backward by something that is no operator"));
+  EXPECT_THAT(
+      message_of<NotBuiltError>([&] {
+        m(torch::ones({2, 3}), Odds::function);
+      }),
+      HasSubstr(
+          "activation checkpointing of 'linear': found a tensor saved for backward by something that is no operator"));
   // After an exception nothing is written down any more.
   EXPECT_THROW(m(torch::ones({2, 3}), Odds::thrown), std::runtime_error);
   auto x = torch::ones({2}, torch::requires_grad());
@@ -177,7 +198,8 @@ TEST(FsdpCheckpointing, WhatCannotRunAgainIsAnError) {
   const auto input = torch::ones({2, 3});
   auto loss = m(input, Odds::none).sum();
   input.add_(1);
-  EXPECT_THAT(message_of<ShapeError>([&] { accelerator.backward(loss); }), HasSubstr("activation checkpointing of 'linear'"));
+  EXPECT_THAT(message_of<ShapeError>([&] { accelerator.backward(loss); }),
+              HasSubstr("activation checkpointing of 'linear'"));
 }
 
 TEST(FsdpCheckpointing, NeedsUnits) {

@@ -1,4 +1,5 @@
-/// What real training loops do with sharded models. Every case runs on both stores: shards in shared memory, and shards that are gathered through c10d.
+/// What real training loops do with sharded models. Every case runs on both stores: shards in shared memory, and shards
+/// that are gathered through c10d.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -42,7 +43,10 @@ struct NetImpl : nn::Module {
 TORCH_MODULE(Net);
 
 FullyShardedDataParallelPlugin every_linear() {
-  return {.sharding_strategy = ShardingStrategy::full_shard, .backward_prefetch = BackwardPrefetch::backward_pre, .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .transformer_cls_names_to_wrap = {{"Linear"}}};
+  return {.sharding_strategy = ShardingStrategy::full_shard,
+          .backward_prefetch = BackwardPrefetch::backward_pre,
+          .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+          .transformer_cls_names_to_wrap = {{"Linear"}}};
 }
 
 at::Tensor rows(int64_t step) {
@@ -60,7 +64,8 @@ double distance(const Accelerator& accelerator, const Prepared<Net>& sharded, Ne
   double largest = 0;
   const auto state = accelerator.get_state_dict(sharded);
   for (const auto& item : plain->named_parameters())
-    if (support::rank() == 0) largest = std::max(largest, (state.at(item.key()) - item.value()).abs().max().item<double>());
+    if (support::rank() == 0)
+      largest = std::max(largest, (state.at(item.key()) - item.value()).abs().max().item<double>());
   return largest;
 }
 
@@ -68,7 +73,8 @@ RANKS_TEST(FsdpFeatures, AccumulatesWithoutSynchronisation, 1, 2, 3) {
   on_both_stores([](const std::string& what) {
     Accelerator accelerator({.gradient_accumulation_steps = 3, .cpu = true, .fsdp_plugin = every_linear()});
     Net plain, net;
-    torch::optim::SGD reference(plain->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)), optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    torch::optim::SGD reference(plain->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
+        optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     auto [m, opt] = accelerator.prepare(net, optimizer);
     for (int64_t step = 0; step < 9; ++step) {
       (loss_of(plain->forward(rows(step))) / 3).backward();
@@ -93,7 +99,8 @@ RANKS_TEST(FsdpFeatures, ClipsByTheNormOfTheWhole, 1, 2, 4) {
       loss_of(plain->forward(rows(0))).backward();
       accelerator.backward(loss_of(m(mine(rows(0)))));
       const double expected = nn::utils::clip_grad_norm_(plain->parameters(), 0.01, p);
-      EXPECT_NEAR(accelerator.clip_grad_norm_(m->parameters(), 0.01, p).item<double>(), expected, 1e-5 * expected) << what << " p " << p;
+      EXPECT_NEAR(accelerator.clip_grad_norm_(m->parameters(), 0.01, p).item<double>(), expected, 1e-5 * expected)
+          << what << " p " << p;
       const double after = accelerator.clip_grad_norm_(m->parameters(), 1e9, p).item<double>();
       EXPECT_NEAR(after, 0.01, 1e-5) << what << " p " << p;
     }
@@ -108,12 +115,15 @@ RANKS_TEST(FsdpFeatures, UnusedParametersAndHeadsThatOnlySomeRanksUse, 2, 3) {
     torch::optim::AdamW reference(plain->parameters(), options), optimizer(net->parameters(), options);
     auto [m, opt] = accelerator.prepare(net, optimizer);
     const int64_t share = kRows / support::world_size();
-    // In odd steps the right head is used, but where nothing has to be gathered rank 0 stays with the left one. (Gathering needs all ranks at the same units.)
+    // In odd steps the right head is used, but where nothing has to be gathered rank 0 stays with the left one.
+    // (Gathering needs all ranks at the same units.)
     const bool alike = what.ends_with("0");
     for (int64_t step = 0; step < 5; ++step) {
       at::Tensor loss;
       for (int64_t r = 0; r < support::world_size(); ++r) {
-        const auto part = loss_of(plain->forward(rows(step).narrow(0, r * share, share), (alike || r > 0) && step % 2 == 1)) / support::world_size();
+        const auto part =
+            loss_of(plain->forward(rows(step).narrow(0, r * share, share), (alike || r > 0) && step % 2 == 1)) /
+            support::world_size();
         loss = loss.defined() ? loss + part : part;
       }
       loss.backward();
@@ -131,7 +141,8 @@ RANKS_TEST(FsdpFeatures, TwoTrainedModelsAndAFrozenTeacher, 2) {
     Accelerator accelerator({.cpu = true, .fsdp_plugin = every_linear()});
     Net plain_a(1), plain_b(2), plain_t(3), a(1), b(2), teacher(3);
     for (auto& p : teacher->parameters()) p.requires_grad_(false);
-    torch::optim::SGD reference_a(plain_a->parameters(), 0.1), reference_b(plain_b->parameters(), 0.05), sgd_a(a->parameters(), 0.1), sgd_b(b->parameters(), 0.05);
+    torch::optim::SGD reference_a(plain_a->parameters(), 0.1), reference_b(plain_b->parameters(), 0.05),
+        sgd_a(a->parameters(), 0.1), sgd_b(b->parameters(), 0.05);
     auto [ma, oa, mb, ob] = accelerator.prepare(a, sgd_a, b, sgd_b);
     auto mt = accelerator.prepare(teacher);
     for (int64_t step = 0; step < 5; ++step) {
@@ -168,7 +179,9 @@ RANKS_TEST(FsdpFeatures, Bf16ComputesInBf16AndStepsInFp32, 1, 2) {
       const auto loss = loss_of(m(mine(rows(step))));
       EXPECT_EQ(loss.scalar_type(), at::kFloat);
       // bf16 keeps 8 bits: 0.4 % per operation, a few operations deep.
-      EXPECT_NEAR(accelerator.reduce(loss.detach(), "mean").item<double>(), expected.item<double>(), 0.05 * expected.item<double>() + 0.01) << what << " step " << step;
+      EXPECT_NEAR(accelerator.reduce(loss.detach(), "mean").item<double>(), expected.item<double>(),
+                  0.05 * expected.item<double>() + 0.01)
+          << what << " step " << step;
       accelerator.backward(loss);
       opt.step(), opt.zero_grad();
     }
@@ -228,16 +241,17 @@ RANKS_TEST(FsdpFeatures, WholeParametersAreFewAndShortLived, 2, 3) {
     EXPECT_LE(residency::stats().peak_resident_bytes - before, 2 * unit) << "step " << step;
     opt.step(), opt.zero_grad();
     if (step == 0) continue;
-    // The order is known from the first step on, so the next unit is on its way when it is needed: not so for the very first, and where forward turns into backward.
+    // The order is known from the first step on, so the next unit is on its way when it is needed: not so for the very
+    // first, and where forward turns into backward.
     EXPECT_LE(residency::stats().faults, 2);
-    EXPECT_GE(residency::stats().prefetch_hits, 18) << "11 in forward, and nearly as many in backward, where the last layer is still there and the first one is not needed";
+    EXPECT_GE(residency::stats().prefetch_hits, 18) << "11 in forward, and nearly as many in backward, where the last "
+                                                       "layer is still there and the first one is not needed";
   }
   EXPECT_EQ(residency::stats().resident_bytes, 0);
 }
 
 /// Trains two steps alone, then three prepared; `make` builds the optimizer.
-template <class Make>
-void goes_on_where_it_stood(const std::string& what, const Make& make) {
+template <class Make> void goes_on_where_it_stood(const std::string& what, const Make& make) {
   support::reset_states();
   Accelerator accelerator({.cpu = true, .fsdp_plugin = every_linear()});
   Net plain, net;
@@ -260,9 +274,13 @@ RANKS_TEST(FsdpFeatures, OptimizersKeepTheStatesThatTheyHadBefore, 1, 2, 3) {
   on_both_stores([](const std::string& what) {
     using Parameters = std::vector<at::Tensor>;
     // Adagrad has a state from its start.
-    goes_on_where_it_stood(what + ", Adagrad", [](const Parameters& p) { return torch::optim::Adagrad(p, torch::optim::AdagradOptions(0.05).initial_accumulator_value(0.1)); });
+    goes_on_where_it_stood(what + ", Adagrad", [](const Parameters& p) {
+      return torch::optim::Adagrad(p, torch::optim::AdagradOptions(0.05).initial_accumulator_value(0.1));
+    });
     goes_on_where_it_stood(what + ", AdamW", [](const Parameters& p) { return torch::optim::AdamW(p, 1e-2); });
-    goes_on_where_it_stood(what + ", SGD", [](const Parameters& p) { return torch::optim::SGD(p, torch::optim::SGDOptions(0.1).momentum(0.9)); });
+    goes_on_where_it_stood(what + ", SGD", [](const Parameters& p) {
+      return torch::optim::SGD(p, torch::optim::SGDOptions(0.1).momentum(0.9));
+    });
   });
 }
 
@@ -278,7 +296,8 @@ RANKS_TEST(FsdpFeatures, MistakesAreNamed, 2) {
       return loss;
     });
     stepped.zero_grad();
-    EXPECT_THAT(support::message_of<ConfigError>([&] { accelerator.prepare(net, stepped); }), HasSubstr("expected one that has not stepped"));
+    EXPECT_THAT(support::message_of<ConfigError>([&] { accelerator.prepare(net, stepped); }),
+                HasSubstr("expected one that has not stepped"));
     AcceleratorState::reset();
     Accelerator another({.cpu = true, .fsdp_plugin = every_linear()});
     Net moved;
@@ -290,7 +309,9 @@ RANKS_TEST(FsdpFeatures, MistakesAreNamed, 2) {
 
 TEST(FsdpFault, RanksThatPartWaysAreNamedInDebugMode) {
   if (!support::is_rank()) {
-    support::expect_ranks_pass("FsdpFault.RanksThatPartWaysAreNamedInDebugMode", {.world_size = 2, .env = {{"ACCELERATE_DEBUG_MODE", "1"}, {"ACCELERATE_SHARED_MEMORY", "0"}}});
+    support::expect_ranks_pass(
+        "FsdpFault.RanksThatPartWaysAreNamedInDebugMode",
+        {.world_size = 2, .env = {{"ACCELERATE_DEBUG_MODE", "1"}, {"ACCELERATE_SHARED_MEMORY", "0"}}});
     return;
   }
   Accelerator accelerator({.cpu = true, .fsdp_plugin = every_linear()});
@@ -304,11 +325,15 @@ TEST(FsdpFault, RanksThatPartWaysAreNamedInDebugMode) {
   EXPECT_THAT(text, HasSubstr("'right'"));
 }
 
-/// Without debug mode nobody compares units, but a rank that needs what another never offers hears so when the time is up, on either store.
+/// Without debug mode nobody compares units, but a rank that needs what another never offers hears so when the time is
+/// up, on either store.
 void parted_without_debug_mode(const char* shared, const std::string& name) {
-  if (!support::is_rank()) return support::expect_ranks_pass(name, {.world_size = 2, .deadline = std::chrono::seconds(60), .env = {{"ACCELERATE_SHARED_MEMORY", shared}}});
+  if (!support::is_rank())
+    return support::expect_ranks_pass(
+        name, {.world_size = 2, .deadline = std::chrono::seconds(60), .env = {{"ACCELERATE_SHARED_MEMORY", shared}}});
   constexpr std::chrono::seconds kTimeout(3);
-  Accelerator accelerator({.cpu = true, .fsdp_plugin = every_linear(), .kwargs_handlers = {InitProcessGroupKwargs{.timeout = kTimeout}}});
+  Accelerator accelerator(
+      {.cpu = true, .fsdp_plugin = every_linear(), .kwargs_handlers = {InitProcessGroupKwargs{.timeout = kTimeout}}});
   Net net;
   auto m = accelerator.prepare(net);
   if (support::rank() == 1) return std::this_thread::sleep_for(3 * kTimeout);  // trains nothing, and lives
@@ -318,24 +343,32 @@ void parted_without_debug_mode(const char* shared, const std::string& name) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 3 * kTimeout);
 }
 
-TEST(FsdpFault, RanksThatPartWaysEndByTheTimeout) { parted_without_debug_mode("0", "FsdpFault.RanksThatPartWaysEndByTheTimeout"); }
-TEST(FsdpFault, RanksThatPartWaysEndByTheTimeoutOnSharedMemory) { parted_without_debug_mode("1", "FsdpFault.RanksThatPartWaysEndByTheTimeoutOnSharedMemory"); }
+TEST(FsdpFault, RanksThatPartWaysEndByTheTimeout) {
+  parted_without_debug_mode("0", "FsdpFault.RanksThatPartWaysEndByTheTimeout");
+}
+TEST(FsdpFault, RanksThatPartWaysEndByTheTimeoutOnSharedMemory) {
+  parted_without_debug_mode("1", "FsdpFault.RanksThatPartWaysEndByTheTimeoutOnSharedMemory");
+}
 
 void killed_in_backward(const char* shared, const std::string& name) {
   if (!support::is_rank()) {
-    const auto results = support::run_test_in_ranks(name, {.world_size = 3, .env = {{"ACCELERATE_SHARED_MEMORY", shared}}});
+    const auto results =
+        support::run_test_in_ranks(name, {.world_size = 3, .env = {{"ACCELERATE_SHARED_MEMORY", shared}}});
     EXPECT_EQ(results[1].signal, SIGKILL);
     for (const size_t r : {size_t{0}, size_t{2}}) EXPECT_EQ(results[r].exit_code, 0) << results[r].output;
     return;
   }
-  Accelerator accelerator({.cpu = true, .fsdp_plugin = every_linear(), .kwargs_handlers = {InitProcessGroupKwargs{.timeout = std::chrono::seconds(20)}}});
+  Accelerator accelerator({.cpu = true,
+                           .fsdp_plugin = every_linear(),
+                           .kwargs_handlers = {InitProcessGroupKwargs{.timeout = std::chrono::seconds(20)}}});
   Net net;
   auto [m, opt] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
   const auto begin = std::chrono::steady_clock::now();
   const std::string text = support::message_of<CommError>([&] {
     for (int64_t step = 0; step < 10000; ++step) {
       auto output = m(mine(rows(step)));
-      if (support::rank() == 1 && step == 3) output.register_hook([](const at::Tensor&) { ::kill(::getpid(), SIGKILL); });
+      if (support::rank() == 1 && step == 3)
+        output.register_hook([](const at::Tensor&) { ::kill(::getpid(), SIGKILL); });
       accelerator.backward(loss_of(output));
       opt.step(), opt.zero_grad();
     }
@@ -344,7 +377,11 @@ void killed_in_backward(const char* shared, const std::string& name) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(40));
 }
 
-TEST(FsdpFault, ARankKilledInBackwardEndsTheOthersWithAnError) { killed_in_backward("0", "FsdpFault.ARankKilledInBackwardEndsTheOthersWithAnError"); }
-TEST(FsdpFault, ARankKilledInBackwardEndsTheOthersWithAnErrorOnSharedMemory) { killed_in_backward("1", "FsdpFault.ARankKilledInBackwardEndsTheOthersWithAnErrorOnSharedMemory"); }
+TEST(FsdpFault, ARankKilledInBackwardEndsTheOthersWithAnError) {
+  killed_in_backward("0", "FsdpFault.ARankKilledInBackwardEndsTheOthersWithAnError");
+}
+TEST(FsdpFault, ARankKilledInBackwardEndsTheOthersWithAnErrorOnSharedMemory) {
+  killed_in_backward("1", "FsdpFault.ARankKilledInBackwardEndsTheOthersWithAnErrorOnSharedMemory");
+}
 
 }  // namespace

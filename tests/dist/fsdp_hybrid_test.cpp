@@ -1,5 +1,5 @@
-/// Sharding within groups of ranks: replicas of a sharded model, and parameters that stay near between forward and backward. Every case runs on both stores: shards in shared memory, and
-/// shards that are gathered through c10d.
+/// Sharding within groups of ranks: replicas of a sharded model, and parameters that stay near between forward and
+/// backward. Every case runs on both stores: shards in shared memory, and shards that are gathered through c10d.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <chrono>
 
 #include "accelerate/accelerate.hpp"
-#include "comm/group.hpp"
 #include "both_stores.hpp"
+#include "comm/group.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"
@@ -30,12 +30,19 @@ using Plugin = FullyShardedDataParallelPlugin;
 
 /// Units within units.
 Plugin by_block(Plugin plugin) {
-  plugin.auto_wrap_policy = lambda_auto_wrap_policy([](const Submodule& module) { return module.class_name.ends_with("Block") || module.class_name.ends_with("Linear"); });
+  plugin.auto_wrap_policy = lambda_auto_wrap_policy([](const Submodule& module) {
+    return module.class_name.ends_with("Block") || module.class_name.ends_with("Linear");
+  });
   return plugin;
 }
-Plugin full_shard() { return by_block({.sharding_strategy = ShardingStrategy::full_shard, .backward_prefetch = BackwardPrefetch::backward_pre}); }
+Plugin full_shard() {
+  return by_block(
+      {.sharding_strategy = ShardingStrategy::full_shard, .backward_prefetch = BackwardPrefetch::backward_pre});
+}
 Plugin hybrid(int64_t replicas) {
-  return by_block({.sharding_strategy = ShardingStrategy::hybrid_shard, .dp_replicate_size = replicas, .backward_prefetch = BackwardPrefetch::backward_pre});
+  return by_block({.sharding_strategy = ShardingStrategy::hybrid_shard,
+                   .dp_replicate_size = replicas,
+                   .backward_prefetch = BackwardPrefetch::backward_pre});
 }
 
 constexpr int64_t kGlobalBatch = 12, kTokens = 9, kVocabulary = 61;
@@ -48,8 +55,7 @@ at::Tensor mine(const at::Tensor& global) {
   const int64_t share = global.size(0) / support::world_size();
   return global.narrow(0, support::rank() * share, share);
 }
-template <class Model>
-at::Tensor loss_of(Model& model, const at::Tensor& ids) {
+template <class Model> at::Tensor loss_of(Model& model, const at::Tensor& ids) {
   const auto logits = model(ids.narrow(1, 0, kTokens - 1));
   return torch::cross_entropy_loss(logits.reshape({-1, kVocabulary}), ids.narrow(1, 1, kTokens - 1).reshape({-1}));
 }
@@ -68,7 +74,9 @@ struct Training {
 Training train(const std::optional<Plugin>& plugin, int64_t steps, int64_t micro_steps = 1) {
   reset_states();
   std::optional<Accelerator> accelerator;
-  if (plugin) accelerator.emplace(AcceleratorOptions{.gradient_accumulation_steps = micro_steps, .cpu = true, .fsdp_plugin = plugin});
+  if (plugin)
+    accelerator.emplace(
+        AcceleratorOptions{.gradient_accumulation_steps = micro_steps, .cpu = true, .fsdp_plugin = plugin});
   Gpt model = make_gpt();
   auto optimizer = make_adamw(model);
   Training run;
@@ -96,7 +104,9 @@ Training train(const std::optional<Plugin>& plugin, int64_t steps, int64_t micro
       run.losses.push_back(accelerator->reduce(loss.detach(), "mean").template item<double>());
     }
     if (step == 0)
-      m.core()->fsdp->gather_each([](const at::Tensor&, const at::Tensor& shard) { return shard.grad(); }, [&](const auto& whole) { run.gradients[whole.name] = whole.value.clone(); }, /*everywhere=*/true);
+      m.core()->fsdp->gather_each([](const at::Tensor&, const at::Tensor& shard) { return shard.grad(); },
+                                  [&](const auto& whole) { run.gradients[whole.name] = whole.value.clone(); },
+                                  /*everywhere=*/true);
     run.norms.push_back(accelerator->clip_grad_norm_(m->parameters(), 0.5).template item<double>());
     opt.step(), opt.zero_grad();
   }
@@ -104,20 +114,28 @@ Training train(const std::optional<Plugin>& plugin, int64_t steps, int64_t micro
   return run;
 }
 
-/// Gradients within 1e-6: sums in another order. 20 steps of AdamW keep losses within 1e-5 and parameters within 1e-4 (a sign change of a tiny gradient moves a weight by up to lr).
+/// Gradients within 1e-6: sums in another order. 20 steps of AdamW keep losses within 1e-5 and parameters within 1e-4
+/// (a sign change of a tiny gradient moves a weight by up to lr).
 void expect_close(const Training& expected, const Training& run, const std::string& what) {
   ASSERT_EQ(expected.losses.size(), run.losses.size());
-  for (size_t i = 0; i < run.losses.size(); ++i) EXPECT_NEAR(expected.losses[i], run.losses[i], 1e-5) << what << " step " << i;
-  for (size_t i = 0; i < run.norms.size(); ++i) EXPECT_NEAR(expected.norms[i], run.norms[i], 1e-5) << what << " step " << i;
+  for (size_t i = 0; i < run.losses.size(); ++i)
+    EXPECT_NEAR(expected.losses[i], run.losses[i], 1e-5) << what << " step " << i;
+  for (size_t i = 0; i < run.norms.size(); ++i)
+    EXPECT_NEAR(expected.norms[i], run.norms[i], 1e-5) << what << " step " << i;
   ASSERT_EQ(expected.gradients.size(), run.gradients.size()) << what;
-  for (const auto& [name, value] : expected.gradients) EXPECT_LT(((run.gradients.at(name) - value).abs() / value.abs().clamp_min(1)).max().item<double>(), 1e-6) << what << " gradient of " << name;
+  for (const auto& [name, value] : expected.gradients)
+    EXPECT_LT(((run.gradients.at(name) - value).abs() / value.abs().clamp_min(1)).max().item<double>(), 1e-6)
+        << what << " gradient of " << name;
   if (support::rank() != 0) return;
-  for (const auto& [name, value] : expected.state) EXPECT_LT((run.state.at(name) - value).abs().max().item<double>(), 1e-4) << what << " " << name;
+  for (const auto& [name, value] : expected.state)
+    EXPECT_LT((run.state.at(name) - value).abs().max().item<double>(), 1e-4) << what << " " << name;
 }
 
 TEST(FsdpHybrid, EqualsFullShardAndPlainTraining) {
   if (!support::is_rank()) {
-    for (const int64_t n : {2, 4, 6}) support::expect_ranks_pass("FsdpHybrid.EqualsFullShardAndPlainTraining", {.world_size = n, .env = {{"LOCAL_WORLD_SIZE", std::to_string(n / 2)}}});
+    for (const int64_t n : {2, 4, 6})
+      support::expect_ranks_pass("FsdpHybrid.EqualsFullShardAndPlainTraining",
+                                 {.world_size = n, .env = {{"LOCAL_WORLD_SIZE", std::to_string(n / 2)}}});
     return;
   }
   const Training plain = train(std::nullopt, 20);
@@ -132,7 +150,8 @@ TEST(FsdpHybrid, EqualsFullShardAndPlainTraining) {
         {"replicas of one rank", by_block({.sharding_strategy = ShardingStrategy::hybrid_shard, .dp_shard_size = 1})},
         {"one replica", by_block({.sharding_strategy = ShardingStrategy::hybrid_shard, .dp_replicate_size = 1})},
         {"version 2", by_block({.fsdp_version = 2, .dp_replicate_size = 2, .dp_shard_size = half})},
-        {"version 2, not resharded", by_block({.fsdp_version = 2, .reshard_after_forward = false, .dp_replicate_size = 2})},
+        {"version 2, not resharded",
+         by_block({.fsdp_version = 2, .reshard_after_forward = false, .dp_replicate_size = 2})},
     };
     for (const auto& [name, plugin] : plugins) {
       const Training run = train(plugin, 20);
@@ -155,7 +174,8 @@ RANKS_TEST(FsdpHybrid, ParanoidModeIsBitEqual, 4) {
       const Training paranoid = train(plugin, 3);
       residency::set_paranoid(false);
       EXPECT_EQ(normal.losses, paranoid.losses) << store;
-      for (const auto& [name, value] : normal.state) EXPECT_TRUE(torch::equal(paranoid.state.at(name), value)) << store << " " << name;
+      for (const auto& [name, value] : normal.state)
+        EXPECT_TRUE(torch::equal(paranoid.state.at(name), value)) << store << " " << name;
     }
   });
 }
@@ -190,15 +210,21 @@ RANKS_TEST(FsdpHybrid, ReplicasMayUseDifferentParameters, 2, 4) {
       const auto x = torch::randn({8, 6}, at::detail::createCPUGenerator(static_cast<uint64_t>(step)));
       // In the last step nobody uses the right one.
       const bool right = step < 3;
-      ((plain->forward(x.narrow(0, 0, 4), false).pow(2).mean() + plain->forward(x.narrow(0, 4, 4), right).pow(2).mean()) / 2).backward();
+      ((plain->forward(x.narrow(0, 0, 4), false).pow(2).mean() +
+        plain->forward(x.narrow(0, 4, 4), right).pow(2).mean()) /
+       2)
+          .backward();
       reference.step(), reference.zero_grad();
       accelerator.backward(m(mine(x), second && right).pow(2).mean());
       opt.step(), opt.zero_grad();
     }
     const auto state = accelerator.get_state_dict(m);
-    // Also: `never` was not decayed, and `right` not in the last step, because a gradient of zeros is not the same as none.
+    // Also: `never` was not decayed, and `right` not in the last step, because a gradient of zeros is not the same as
+    // none.
     for (const auto& item : plain->named_parameters())
-      if (support::rank() == 0) { EXPECT_LT((state.at(item.key()) - item.value()).abs().max().item<double>(), 2e-5) << store << " " << item.key(); }
+      if (support::rank() == 0) {
+        EXPECT_LT((state.at(item.key()) - item.value()).abs().max().item<double>(), 2e-5) << store << " " << item.key();
+      }
   });
 }
 
@@ -220,7 +246,8 @@ RANKS_TEST(FsdpHybrid, ReplicasBeginAlikeAndStayAlike, 4) {
       auto [m, opt] = accelerator.prepare(model, optimizer);
       const auto pieces_are_equal = [&](const std::string& when) {
         for (const auto& piece : m.core()->fsdp->pieces()) {
-          const auto all = comm::world_group()->all_gather(torch::constant_pad_nd(piece.shard.detach(), {0, piece.parameter.numel() - piece.shard.numel()}));
+          const auto all = comm::world_group()->all_gather(
+              torch::constant_pad_nd(piece.shard.detach(), {0, piece.parameter.numel() - piece.shard.numel()}));
           const auto rows = all.view({2, -1});
           EXPECT_TRUE(torch::equal(rows[0], rows[1])) << store << " " << when << " " << piece.name;
         }
@@ -230,7 +257,9 @@ RANKS_TEST(FsdpHybrid, ReplicasBeginAlikeAndStayAlike, 4) {
         const Gpt expected = make_gpt(0);
         const auto state = accelerator.get_state_dict(m);
         for (const auto& item : expected->named_parameters())
-          if (support::rank() == 0) { EXPECT_TRUE(torch::equal(state.at(item.key()), item.value())) << item.key(); }
+          if (support::rank() == 0) {
+            EXPECT_TRUE(torch::equal(state.at(item.key()), item.value())) << item.key();
+          }
       }
       for (int64_t step = 0; step < 3; ++step) {
         accelerator.backward(loss_of(m, mine(batch_of(step))));
@@ -252,20 +281,26 @@ RANKS_TEST(FsdpHybrid, NormsCountEachElementOnce, 2, 4) {
       loss_of(plain, batch_of(0)).backward();
       accelerator.backward(loss_of(m, mine(batch_of(0))));
       const double expected = nn::utils::clip_grad_norm_(plain->parameters(), 0.01, p);
-      EXPECT_NEAR(accelerator.clip_grad_norm_(m->parameters(), 0.01, p).item<double>(), expected, 1e-5 * expected) << store << " p " << p;
-      EXPECT_NEAR(accelerator.clip_grad_norm_(m->parameters(), 1e9, p).item<double>(), 0.01, 1e-5) << store << " p " << p;
+      EXPECT_NEAR(accelerator.clip_grad_norm_(m->parameters(), 0.01, p).item<double>(), expected, 1e-5 * expected)
+          << store << " p " << p;
+      EXPECT_NEAR(accelerator.clip_grad_norm_(m->parameters(), 1e9, p).item<double>(), 0.01, 1e-5)
+          << store << " p " << p;
     }
   });
 }
 
 RANKS_TEST(FsdpHybrid, AnOverflowOnOneRankSkipsTheStepOfAll, 4) {
   on_both_stores([](const std::string& store) {
-    Accelerator accelerator({.mixed_precision = "fp16", .cpu = true, .fsdp_plugin = hybrid(2), .kwargs_handlers = {GradScalerKwargs{.init_scale = 64, .growth_interval = 100}}});
+    Accelerator accelerator({.mixed_precision = "fp16",
+                             .cpu = true,
+                             .fsdp_plugin = hybrid(2),
+                             .kwargs_handlers = {GradScalerKwargs{.init_scale = 64, .growth_interval = 100}}});
     nn::Sequential net(nn::Linear(4, 4), nn::Linear(4, 2));
     auto [m, opt] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
     for (int64_t step = 0; step < 3; ++step) {
       const bool overflow = step == 1 && support::rank() == 3;
-      accelerator.backward(m(torch::ones({2, 4})).pow(2).mean() * (overflow ? std::numeric_limits<float>::infinity() : 1.0F));
+      accelerator.backward(m(torch::ones({2, 4})).pow(2).mean() *
+                           (overflow ? std::numeric_limits<float>::infinity() : 1.0F));
       opt.step(), opt.zero_grad();
       EXPECT_EQ(opt.step_was_skipped(), step == 1) << store << " step " << step;
     }
@@ -284,26 +319,37 @@ RANKS_TEST(FsdpHybrid, SummonedParametersAreWholeAndWrittenBackInEachReplica, 4)
       torch::NoGradGuard no_grad;
       EXPECT_EQ(std::memcmp(model->blocks[1]->up->weight.data_ptr(), before.data_ptr(), before.nbytes()), 0) << store;
       comm::barrier();
-      model->blocks[1]->up->weight.mul_(support::rank() % 2 == 0 || store.ends_with("0") ? 2 : 1);  // in shared memory both ranks of a replica write the same bytes
+      model->blocks[1]->up->weight.mul_(support::rank() % 2 == 0 || store.ends_with("0")
+                                            ? 2
+                                            : 1);  // in shared memory both ranks of a replica write the same bytes
       comm::barrier();
     }
     const auto state = accelerator.get_state_dict(m);
-    if (support::rank() == 0) { EXPECT_TRUE(torch::equal(state.at("h1.up.weight"), before * 2)) << store; }
+    if (support::rank() == 0) {
+      EXPECT_TRUE(torch::equal(state.at("h1.up.weight"), before * 2)) << store;
+    }
     const auto again = residency::summon(model);
     EXPECT_TRUE(torch::equal(model->blocks[1]->up->weight.detach(), before * 2)) << store;
   });
 }
 
-// ---- reshard_after_forward as a number ---------------------------------------------------------------------------------------------------------------------------------
+// ---- reshard_after_forward as a number
+// ---------------------------------------------------------------------------------------------------------------------------------
 
 RANKS_TEST(FsdpReshard, EqualsFullShardOnPairsOfRanks, 4) {
   const Training plain = train(std::nullopt, 20);
   on_both_stores([&](const std::string& store) {
-    for (const int64_t to : {1, 2, 4}) expect_close(plain, train(by_block({.fsdp_version = 2, .reshard_after_forward = to}), 20), std::to_string(to) + ", " + store);
-    expect_close(plain, train(by_block({.fsdp_version = 2, .reshard_after_forward = 2, .dp_replicate_size = 2}), 20), "2, with two replicas, " + store);
+    for (const int64_t to : {1, 2, 4})
+      expect_close(plain, train(by_block({.fsdp_version = 2, .reshard_after_forward = to}), 20),
+                   std::to_string(to) + ", " + store);
+    expect_close(plain, train(by_block({.fsdp_version = 2, .reshard_after_forward = 2, .dp_replicate_size = 2}), 20),
+                 "2, with two replicas, " + store);
   });
   const Training accumulated = train(std::nullopt, 3, 2);
-  on_both_stores([&](const std::string& store) { expect_close(accumulated, train(by_block({.fsdp_version = 2, .reshard_after_forward = 2}), 3, 2), "accumulated, " + store); });
+  on_both_stores([&](const std::string& store) {
+    expect_close(accumulated, train(by_block({.fsdp_version = 2, .reshard_after_forward = 2}), 3, 2),
+                 "accumulated, " + store);
+  });
 }
 
 /// Between forward and backward each rank holds its half of every unit that went, and no more; afterwards nothing.
@@ -313,7 +359,9 @@ RANKS_TEST(FsdpReshard, AnNthOfTheModelStaysUntilBackward, 4) {
   const int64_t unit = (kWidth * kWidth + kWidth + 16 * 4) * 4;  // at most this with padding
   for (const int64_t to : {0, 2}) {
     reset_states();
-    Plugin plugin{.fsdp_version = 2, .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .transformer_cls_names_to_wrap = {{"Linear"}}};
+    Plugin plugin{.fsdp_version = 2,
+                  .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+                  .transformer_cls_names_to_wrap = {{"Linear"}}};
     if (to > 0) plugin.reshard_after_forward = to;
     Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin});
     nn::Sequential net;
@@ -338,7 +386,8 @@ RANKS_TEST(FsdpReshard, AnNthOfTheModelStaysUntilBackward, 4) {
   }
 }
 
-// ---- mistakes, faults --------------------------------------------------------------------------------------------------------------------------------------------------
+// ---- mistakes, faults
+// --------------------------------------------------------------------------------------------------------------------------------------------------
 
 RANKS_TEST(FsdpHybrid, NumbersThatDoNotFitAreRefused, 4) {
   const auto refusal = [](Plugin plugin) {
@@ -348,29 +397,40 @@ RANKS_TEST(FsdpHybrid, NumbersThatDoNotFitAreRefused, 4) {
       accelerator.prepare(make_gpt());
     });
   };
-  EXPECT_THAT(refusal(hybrid(3)), HasSubstr("found dp_replicate_size 3 and dp_shard_size unset, expected two numbers of ranks whose product is the job's 4"));
+  EXPECT_THAT(refusal(hybrid(3)), HasSubstr("found dp_replicate_size 3 and dp_shard_size unset, expected two numbers "
+                                            "of ranks whose product is the job's 4"));
   auto both = hybrid(2);
   both.dp_shard_size = 4;
   EXPECT_THAT(refusal(both), HasSubstr("found dp_replicate_size 2 and dp_shard_size 4"));
-  EXPECT_THAT(refusal(by_block({.sharding_strategy = ShardingStrategy::full_shard, .dp_shard_size = 2})), HasSubstr("FULL_SHARD splits the model over all 4 ranks"));
-  EXPECT_THAT(refusal(by_block({.fsdp_version = 2, .reshard_after_forward = 3})), HasSubstr("reshard_after_forward is 3, expected true, false or a divisor of the 4 ranks"));
+  EXPECT_THAT(refusal(by_block({.sharding_strategy = ShardingStrategy::full_shard, .dp_shard_size = 2})),
+              HasSubstr("FULL_SHARD splits the model over all 4 ranks"));
+  EXPECT_THAT(refusal(by_block({.fsdp_version = 2, .reshard_after_forward = 3})),
+              HasSubstr("reshard_after_forward is 3, expected true, false or a divisor of the 4 ranks"));
 }
 
 TEST(FsdpHybrid, MachinesOfUnequalSizesAreRefused) {
-  if (!support::is_rank()) return support::expect_ranks_pass("FsdpHybrid.MachinesOfUnequalSizesAreRefused", {.world_size = 4, .env = {{"LOCAL_WORLD_SIZE", "3"}}});
-  Accelerator accelerator({.cpu = true, .fsdp_plugin = by_block({.sharding_strategy = ShardingStrategy::hybrid_shard})});
-  EXPECT_THAT(message_of<ConfigError>([&] { accelerator.prepare(make_gpt()); }), HasSubstr("found 3 (LOCAL_WORLD_SIZE) of 4"));
+  if (!support::is_rank())
+    return support::expect_ranks_pass("FsdpHybrid.MachinesOfUnequalSizesAreRefused",
+                                      {.world_size = 4, .env = {{"LOCAL_WORLD_SIZE", "3"}}});
+  Accelerator accelerator(
+      {.cpu = true, .fsdp_plugin = by_block({.sharding_strategy = ShardingStrategy::hybrid_shard})});
+  EXPECT_THAT(message_of<ConfigError>([&] { accelerator.prepare(make_gpt()); }),
+              HasSubstr("found 3 (LOCAL_WORLD_SIZE) of 4"));
 }
 
-/// A hybrid job's rank is killed: the ranks of its own replica and those of the other one end with an error that names it.
+/// A hybrid job's rank is killed: the ranks of its own replica and those of the other one end with an error that names
+/// it.
 void killed_in_backward(const char* shared, const std::string& name) {
   if (!support::is_rank()) {
-    const auto results = support::run_test_in_ranks(name, {.world_size = 4, .env = {{"ACCELERATE_SHARED_MEMORY", shared}}});
+    const auto results =
+        support::run_test_in_ranks(name, {.world_size = 4, .env = {{"ACCELERATE_SHARED_MEMORY", shared}}});
     EXPECT_EQ(results[3].signal, SIGKILL);
     for (const size_t r : {size_t{0}, size_t{1}, size_t{2}}) EXPECT_EQ(results[r].exit_code, 0) << results[r].output;
     return;
   }
-  Accelerator accelerator({.cpu = true, .fsdp_plugin = hybrid(2), .kwargs_handlers = {InitProcessGroupKwargs{.timeout = std::chrono::seconds(20)}}});
+  Accelerator accelerator({.cpu = true,
+                           .fsdp_plugin = hybrid(2),
+                           .kwargs_handlers = {InitProcessGroupKwargs{.timeout = std::chrono::seconds(20)}}});
   Gpt model = make_gpt();
   auto optimizer = make_adamw(model);
   auto [m, opt] = accelerator.prepare(model, optimizer);
@@ -387,7 +447,11 @@ void killed_in_backward(const char* shared, const std::string& name) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(40));
 }
 
-TEST(FsdpHybridFault, ARankKilledInBackwardEndsTheOthersWithAnError) { killed_in_backward("0", "FsdpHybridFault.ARankKilledInBackwardEndsTheOthersWithAnError"); }
-TEST(FsdpHybridFault, ARankKilledInBackwardEndsTheOthersWithAnErrorOnSharedMemory) { killed_in_backward("1", "FsdpHybridFault.ARankKilledInBackwardEndsTheOthersWithAnErrorOnSharedMemory"); }
+TEST(FsdpHybridFault, ARankKilledInBackwardEndsTheOthersWithAnError) {
+  killed_in_backward("0", "FsdpHybridFault.ARankKilledInBackwardEndsTheOthersWithAnError");
+}
+TEST(FsdpHybridFault, ARankKilledInBackwardEndsTheOthersWithAnErrorOnSharedMemory) {
+  killed_in_backward("1", "FsdpHybridFault.ARankKilledInBackwardEndsTheOthersWithAnErrorOnSharedMemory");
+}
 
 }  // namespace

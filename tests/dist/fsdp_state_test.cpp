@@ -1,4 +1,5 @@
-/// Checkpoints of sharded training: a resumed run is the uninterrupted one, whatever form the state was saved in; FULL and SHARDED fit any number of ranks and plain training; Python reads and writes the same.
+/// Checkpoints of sharded training: a resumed run is the uninterrupted one, whatever form the state was saved in; FULL
+/// and SHARDED fit any number of ranks and plain training; Python reads and writes the same.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +23,8 @@ using testing::HasSubstr;
 namespace fs = std::filesystem;
 namespace nn = torch::nn;
 
-/// Everything that is cut badly: one element, odd sizes, a tied, a frozen and a transposed parameter, buffers of two dtypes, one parameter that no group has.
+/// Everything that is cut badly: one element, odd sizes, a tied, a frozen and a transposed parameter, buffers of two
+/// dtypes, one parameter that no group has.
 struct NetImpl : nn::Module {
   NetImpl() {
     first = register_module("first", nn::Linear(5, 7));
@@ -51,7 +53,10 @@ constexpr int64_t kBatch = 12;
 
 /// `hybrid`: two replicas, each on half of the ranks.
 FullyShardedDataParallelPlugin plugin_of(StateDictType type, bool hybrid = false) {
-  FullyShardedDataParallelPlugin plugin{.sharding_strategy = ShardingStrategy::full_shard, .auto_wrap_policy = AutoWrapPolicy::size_based_wrap, .state_dict_type = type, .min_num_params = 40};
+  FullyShardedDataParallelPlugin plugin{.sharding_strategy = ShardingStrategy::full_shard,
+                                        .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+                                        .state_dict_type = type,
+                                        .min_num_params = 40};
   if (hybrid) plugin.sharding_strategy = ShardingStrategy::hybrid_shard, plugin.dp_replicate_size = 2;
   return plugin;
 }
@@ -68,12 +73,15 @@ torch::optim::AdamW make_adamw(Net& net) {
   for (const auto& p : net->parameters())
     if (p.requires_grad()) (p.dim() > 1 ? matrices : rest).push_back(p);
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(matrices, std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(3e-3).weight_decay(0.1)));
-  groups.emplace_back(rest, std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(1e-2).weight_decay(0.0)));
+  groups.emplace_back(matrices,
+                      std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(3e-3).weight_decay(0.1)));
+  groups.emplace_back(rest,
+                      std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(1e-2).weight_decay(0.0)));
   return torch::optim::AdamW(groups, torch::optim::AdamWOptions(3e-3));
 }
 
-/// Two models, two optimizers with a schedule, an object. `load`: begins with what is there; `save`: saved after `save_at` steps.
+/// Two models, two optimizers with a schedule, an object. `load`: begins with what is there; `save`: saved after
+/// `save_at` steps.
 struct RunOptions {
   std::optional<StateDictType> type;  ///< unset: not sharded
   fs::path load, save;
@@ -88,12 +96,16 @@ End run(const RunOptions& options) {
   torch::manual_seed(options.load.empty() ? 5 : 99);
   std::optional<FullyShardedDataParallelPlugin> plugin;
   if (options.type) plugin = plugin_of(*options.type, options.hybrid);
-  Accelerator accelerator({.mixed_precision = options.precision, .cpu = true, .fsdp_plugin = plugin, .kwargs_handlers = {GradScalerKwargs{.init_scale = 64, .growth_interval = 2}}});
+  Accelerator accelerator({.mixed_precision = options.precision,
+                           .cpu = true,
+                           .fsdp_plugin = plugin,
+                           .kwargs_handlers = {GradScalerKwargs{.init_scale = 64, .growth_interval = 2}}});
   Net net;
   nn::Linear other(4, 3);
   auto adamw = make_adamw(net);
   torch::optim::SGD sgd(other->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-  auto [m, n, opt, opt2, sched] = accelerator.prepare(net, other, adamw, sgd, optim::cosine_schedule_with_warmup(adamw, 2, 60));
+  auto [m, n, opt, opt2, sched] =
+      accelerator.prepare(net, other, adamw, sgd, optim::cosine_schedule_with_warmup(adamw, 2, 60));
   End end;
   int64_t count = options.from;
   accelerator.register_for_checkpointing(count);
@@ -123,10 +135,13 @@ End run(const RunOptions& options) {
 /// The first run's losses after `skip` steps, and its last weights.
 void expect_equal(const End& whole, const End& resumed, size_t skip, double tolerance, const std::string& what) {
   ASSERT_EQ(whole.losses.size(), resumed.losses.size() + skip) << what;
-  for (size_t i = 0; i < resumed.losses.size(); ++i) EXPECT_NEAR(whole.losses[i + skip], resumed.losses[i], tolerance) << what << " step " << i;
+  for (size_t i = 0; i < resumed.losses.size(); ++i)
+    EXPECT_NEAR(whole.losses[i + skip], resumed.losses[i], tolerance) << what << " step " << i;
   ASSERT_EQ(whole.state.size(), resumed.state.size()) << what;
   const auto compare = [&](const auto& a, const auto& b) {
-    for (const auto& [name, value] : a) EXPECT_LE((b.at(name).to(at::kDouble) - value.to(at::kDouble)).abs().max().template item<double>(), tolerance) << what << " " << name;
+    for (const auto& [name, value] : a)
+      EXPECT_LE((b.at(name).to(at::kDouble) - value.to(at::kDouble)).abs().max().template item<double>(), tolerance)
+          << what << " " << name;
   };
   compare(whole.state, resumed.state);
   compare(whole.second, resumed.second);
@@ -138,8 +153,9 @@ std::set<std::string> files_in(const fs::path& folder) {
   return names;
 }
 
-const std::vector<std::pair<std::string, StateDictType>> kTypes = {
-    {"full", StateDictType::full_state_dict}, {"sharded", StateDictType::sharded_state_dict}, {"local", StateDictType::local_state_dict}};
+const std::vector<std::pair<std::string, StateDictType>> kTypes = {{"full", StateDictType::full_state_dict},
+                                                                   {"sharded", StateDictType::sharded_state_dict},
+                                                                   {"local", StateDictType::local_state_dict}};
 
 RANKS_TEST(FsdpState, ResumesBitByBit, 1, 2, 3, 4) {
   for (const auto& [what, type] : kTypes) {
@@ -154,10 +170,15 @@ RANKS_TEST(FsdpState, ResumesBitByBit, 1, 2, 3, 4) {
         expected.insert("random_states_" + std::to_string(r) + ".pkl");
         const auto rank = "_rank" + std::to_string(r) + ".bin";
         if (type == StateDictType::local_state_dict)
-          for (const char* stem : {"pytorch_model_fsdp", "pytorch_model_fsdp_1", "optimizer_0", "optimizer_1"}) expected.insert(stem + rank);
+          for (const char* stem : {"pytorch_model_fsdp", "pytorch_model_fsdp_1", "optimizer_0", "optimizer_1"})
+            expected.insert(stem + rank);
       }
-      if (type == StateDictType::full_state_dict) expected.merge(std::set<std::string>{"pytorch_model_fsdp.bin", "pytorch_model_fsdp_1.bin", "optimizer.bin", "optimizer_1.bin"});
-      if (type == StateDictType::sharded_state_dict) expected.merge(std::set<std::string>{"pytorch_model_fsdp_0", "pytorch_model_fsdp_1", "optimizer_0", "optimizer_1"});
+      if (type == StateDictType::full_state_dict)
+        expected.merge(std::set<std::string>{"pytorch_model_fsdp.bin", "pytorch_model_fsdp_1.bin", "optimizer.bin",
+                                             "optimizer_1.bin"});
+      if (type == StateDictType::sharded_state_dict)
+        expected.merge(
+            std::set<std::string>{"pytorch_model_fsdp_0", "pytorch_model_fsdp_1", "optimizer_0", "optimizer_1"});
       EXPECT_EQ(files_in(folder), expected) << what;
     }
   }
@@ -173,7 +194,9 @@ RANKS_TEST(FsdpState, ReplicasResumeBitByBit, 2, 4) {
       expect_equal(whole, resumed, 3, 0, what);
       if (type != StateDictType::sharded_state_dict || support::rank() > 0) continue;
       for (int64_t r = 0; r < support::world_size(); ++r)
-        EXPECT_EQ(fs::exists(folder / "pytorch_model_fsdp_0" / ("__" + std::to_string(r) + "_0.distcp")), r < support::world_size() / 2) << r;
+        EXPECT_EQ(fs::exists(folder / "pytorch_model_fsdp_0" / ("__" + std::to_string(r) + "_0.distcp")),
+                  r < support::world_size() / 2)
+            << r;
     }
 }
 
@@ -196,17 +219,22 @@ RANKS_TEST(FsdpState, AnotherFormReplacesTheFirst, 2) {
   const End resumed = run({.type = StateDictType::full_state_dict, .load = folder, .from = 3});
   expect_equal(whole, resumed, 3, 0, "again");
   if (support::rank() == 0) {
-    EXPECT_EQ(files_in(folder), (std::set<std::string>{"pytorch_model_fsdp_0", "pytorch_model_fsdp_1", "optimizer_0", "optimizer_1", "scheduler.bin", "custom_checkpoint_0.pkl", "random_states_0.pkl", "random_states_1.pkl"}));
+    EXPECT_EQ(files_in(folder), (std::set<std::string>{"pytorch_model_fsdp_0", "pytorch_model_fsdp_1", "optimizer_0",
+                                                       "optimizer_1", "scheduler.bin", "custom_checkpoint_0.pkl",
+                                                       "random_states_0.pkl", "random_states_1.pkl"}));
   }
 }
 
-// ---- any number of ranks to any other ------------------------------------------------------------------------------------------------------------------------------
+// ---- any number of ranks to any other
+// ------------------------------------------------------------------------------------------------------------------------------
 
 /// Rank 0: the moments and steps of a checkpoint by name of the parameter, whatever form they have.
 std::map<std::string, at::Tensor> moments_of(const fs::path& folder) {
   std::map<std::string, at::Tensor> result;
   const auto file = folder / "optimizer.bin";
-  const auto stored = fs::exists(folder / "optimizer_0") ? checkpointing::open_distributed_optimizer(folder / "optimizer_0") : checkpointing::open_optimizer_archive(file);
+  const auto stored = fs::exists(folder / "optimizer_0")
+                          ? checkpointing::open_distributed_optimizer(folder / "optimizer_0")
+                          : checkpointing::open_optimizer_archive(file);
   // Numbers become names by the order in the groups, which is that of make_adamw with each parameter once.
   Net net;
   auto adamw = make_adamw(net);
@@ -215,9 +243,13 @@ std::map<std::string, at::Tensor> moments_of(const fs::path& folder) {
   std::vector<std::string> ordered;
   for (const auto& group : adamw.param_groups())
     for (const auto& p : group.params())
-      if (const auto& name = names.at(p.unsafeGetTensorImpl()); std::find(ordered.begin(), ordered.end(), name) == ordered.end()) ordered.push_back(name);
+      if (const auto& name = names.at(p.unsafeGetTensorImpl());
+          std::find(ordered.begin(), ordered.end(), name) == ordered.end())
+        ordered.push_back(name);
   for (const auto& [key, fields] : stored.state)
-    for (const auto& [kind, tensor] : fields) result[(stored.by_name ? key : ordered.at(static_cast<size_t>(std::stoll(key)))) + "." + kind] = tensor.read_whole();
+    for (const auto& [kind, tensor] : fields)
+      result[(stored.by_name ? key : ordered.at(static_cast<size_t>(std::stoll(key)))) + "." + kind] =
+          tensor.read_whole();
   return result;
 }
 
@@ -233,7 +265,11 @@ TEST(FsdpStateJob, Run) {  // one job of the tests below, in its ranks
   const auto variable = [](const char* name) { return std::string(std::getenv(name)); };
   const fs::path from = variable("JOB_FROM"), to = variable("JOB_TO");
   if (from.empty()) {
-    run({.type = type_of(variable("JOB_FORM")), .save = to, .save_at = 3, .to = 3, .hybrid = is_hybrid(variable("JOB_FORM"))});
+    run({.type = type_of(variable("JOB_FORM")),
+         .save = to,
+         .save_at = 3,
+         .to = 3,
+         .hybrid = is_hybrid(variable("JOB_FORM"))});
     return;
   }
   // Loaded, and saved again without a step.
@@ -246,7 +282,8 @@ TEST(FsdpStateJob, Run) {  // one job of the tests below, in its ranks
   nn::Linear other(4, 3);
   auto adamw = make_adamw(net);
   torch::optim::SGD sgd(other->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
-  auto [m, n, opt, opt2, sched] = accelerator.prepare(net, other, adamw, sgd, optim::cosine_schedule_with_warmup(adamw, 2, 60));
+  auto [m, n, opt, opt2, sched] =
+      accelerator.prepare(net, other, adamw, sgd, optim::cosine_schedule_with_warmup(adamw, 2, 60));
   int64_t count = 0;
   accelerator.register_for_checkpointing(count);
   accelerator.load_state(from);
@@ -255,20 +292,24 @@ TEST(FsdpStateJob, Run) {  // one job of the tests below, in its ranks
 }
 
 void run_job(int64_t ranks, const std::string& form, const fs::path& from, const fs::path& to) {
-  support::expect_ranks_pass("FsdpStateJob.Run", {.world_size = ranks, .env = {{"JOB_FORM", form}, {"JOB_FROM", from.string()}, {"JOB_TO", to.string()}}});
+  support::expect_ranks_pass(
+      "FsdpStateJob.Run",
+      {.world_size = ranks, .env = {{"JOB_FORM", form}, {"JOB_FROM", from.string()}, {"JOB_TO", to.string()}}});
 }
 
 std::map<std::string, at::Tensor> weights_of(const fs::path& folder) {
   std::map<std::string, at::Tensor> weights;
-  const auto stored = fs::exists(folder / "pytorch_model_fsdp_0")     ? checkpointing::open_distributed(folder / "pytorch_model_fsdp_0") :
-                      fs::exists(folder / "pytorch_model_fsdp.bin") ? checkpointing::open_archive(folder / "pytorch_model_fsdp.bin") :
-                                                                      checkpointing::open_safetensors(folder / "model.safetensors");
+  const auto stored =
+      fs::exists(folder / "pytorch_model_fsdp_0")     ? checkpointing::open_distributed(folder / "pytorch_model_fsdp_0")
+      : fs::exists(folder / "pytorch_model_fsdp.bin") ? checkpointing::open_archive(folder / "pytorch_model_fsdp.bin")
+                                                      : checkpointing::open_safetensors(folder / "model.safetensors");
   for (const auto& [name, tensor] : stored) weights[name] = tensor.read_whole();
   weights.erase("first.weight");  // tied: plain files hold it once, under its first name
   return weights;
 }
 
-void expect_same(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b, const std::string& what) {
+void expect_same(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b,
+                 const std::string& what) {
   ASSERT_EQ(a.size(), b.size()) << what;
   for (const auto& [name, value] : a) {
     ASSERT_TRUE(b.contains(name)) << what << " " << name;
@@ -276,11 +317,14 @@ void expect_same(const std::map<std::string, at::Tensor>& a, const std::map<std:
   }
 }
 
-/// Saved by some ranks in one form, loaded by other ranks and saved in another form: the same bits all the way. Covers each form on either side and 1 to 4 ranks.
+/// Saved by some ranks in one form, loaded by other ranks and saved in another form: the same bits all the way. Covers
+/// each form on either side and 1 to 4 ranks.
 TEST(FsdpState, FitsAnyNumberOfRanks) {
   if (support::is_rank()) return;
   const fs::path base = fs::path(support::scratch_dir()) / "reshard";
-  const std::vector<std::pair<int64_t, std::string>> chain = {{4, "sharded"}, {1, "full"}, {2, "plain"}, {3, "sharded"}, {1, "plain"}, {4, "full"}, {3, "full"}, {2, "sharded"}, {4, "hybrid sharded"}, {1, "sharded"}, {4, "hybrid full"}, {4, "sharded"}};
+  const std::vector<std::pair<int64_t, std::string>> chain = {
+      {4, "sharded"}, {1, "full"},    {2, "plain"},          {3, "sharded"}, {1, "plain"},       {4, "full"},
+      {3, "full"},    {2, "sharded"}, {4, "hybrid sharded"}, {1, "sharded"}, {4, "hybrid full"}, {4, "sharded"}};
   fs::path previous;
   std::map<std::string, at::Tensor> weights, moments;
   for (size_t i = 0; i < chain.size(); ++i) {
@@ -302,7 +346,8 @@ TEST(FsdpState, FitsAnyNumberOfRanks) {
   }
 }
 
-// ---- errors change nothing -----------------------------------------------------------------------------------------------------------------------------------------
+// ---- errors change nothing
+// -----------------------------------------------------------------------------------------------------------------------------------------
 
 std::map<std::string, at::Tensor> copy_of(const std::map<std::string, at::Tensor>& state) {
   std::map<std::string, at::Tensor> result;
@@ -328,7 +373,9 @@ RANKS_TEST(FsdpState, WhatDoesNotFitChangesNothing, 2, 3) {
     const auto state_before = opt.state_dict();
     f(accelerator);
     expect_same(before, accelerator.get_state_dict(m), "the model after an error");
-    const auto moments = [](const c10::IValue& state) { return state.toGenericDict().at("state").toGenericDict().at(0).toGenericDict().at("exp_avg").toTensor(); };
+    const auto moments = [](const c10::IValue& state) {
+      return state.toGenericDict().at("state").toGenericDict().at(0).toGenericDict().at("exp_avg").toTensor();
+    };
     EXPECT_TRUE(torch::equal(moments(state_before), moments(opt.state_dict())));
   };
   for (const auto& [what, type] : kTypes) {
@@ -372,7 +419,8 @@ RANKS_TEST(FsdpState, WhatDoesNotFitChangesNothing, 2, 3) {
       checkpointing::save_object(state, two / "optimizer.bin");
     }
     accelerator.wait_for_everyone();
-    EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(two); }), HasSubstr("'exp_avg' of '1.bias' of size [2], expected [1]"));
+    EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(two); }),
+                HasSubstr("'exp_avg' of '1.bias' of size [2], expected [1]"));
     if (accelerator.is_main_process()) {
       auto state = checkpointing::load_object(two / "optimizer.bin").toGenericDict();
       auto group = state.at("param_groups").toListRef()[0].toGenericDict();
@@ -382,8 +430,10 @@ RANKS_TEST(FsdpState, WhatDoesNotFitChangesNothing, 2, 3) {
       checkpointing::save_object(state, two / "optimizer.bin");
     }
     accelerator.wait_for_everyone();
-    EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(two); }), HasSubstr("'elsewhere' in parameter group 0"));
-    EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(two / "nothing"); }), HasSubstr("is not a folder"));
+    EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(two); }),
+                HasSubstr("'elsewhere' in parameter group 0"));
+    EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(two / "nothing"); }),
+                HasSubstr("is not a folder"));
   });
   // A folder that can't be written: an error on all ranks, and no rank waits.
   fresh(StateDictType::full_state_dict, [&](Accelerator& accelerator) {
@@ -406,11 +456,13 @@ RANKS_TEST(FsdpState, LocalPiecesSayWhereTheyBelong, 2) {
       checkpointing::save_object(own, entry.path());
     }
   }
-  const auto message = message_of<CheckpointError>([&] { run({.type = StateDictType::local_state_dict, .load = folder, .from = 1}); });
+  const auto message =
+      message_of<CheckpointError>([&] { run({.type = StateDictType::local_state_dict, .load = folder, .from = 1}); });
   EXPECT_THAT(message, HasSubstr("found the pieces of 4 ranks, expected those of 2"));
 }
 
-// ---- weights for everybody else ------------------------------------------------------------------------------------------------------------------------------------
+// ---- weights for everybody else
+// ------------------------------------------------------------------------------------------------------------------------------------
 
 RANKS_TEST(FsdpState, SaveModelAndMerge, 1, 2, 3) {
   const fs::path base = support::scratch_dir();
@@ -435,7 +487,7 @@ RANKS_TEST(FsdpState, SaveModelAndMerge, 1, 2, 3) {
   EXPECT_TRUE(torch::equal(expected.at("tied"), expected.at("first.weight")));
   const auto merged = load_checkpoint_files(base / "merged");
   expect_same(expected, merged, "merged");  // with the tied name, as the reference merges
-  expected.erase("first.weight");  // its first name is "tied"
+  expected.erase("first.weight");           // its first name is "tied"
   expect_same(expected, load_checkpoint_files(base / "one"), "one file");
   expect_same(expected, load_checkpoint_files(base / "shards"), "few");
   expect_same(expected, load_checkpoint_files(base / "many"), "many files");
@@ -474,9 +526,11 @@ RANKS_TEST(FsdpState, UnwrappedUnderSummon, 2) {
   EXPECT_EQ(std::memcmp(unwrapped->cube.data_ptr(), before.data_ptr(), before.nbytes()), 0);
 }
 
-// ---- Python --------------------------------------------------------------------------------------------------------------------------------------------------------
+// ---- Python
+// --------------------------------------------------------------------------------------------------------------------------------------------------------
 
-/// The weights of the script's model. The loss is half of their squares: gradients are the parameters themselves, so that no sum depends on the number of ranks.
+/// The weights of the script's model. The loss is half of their squares: gradients are the parameters themselves, so
+/// that no sum depends on the number of ranks.
 struct PythonNetImpl : nn::Module {
   PythonNetImpl() {
     register_module("0", nn::Linear(5, 7));
@@ -495,8 +549,10 @@ torch::optim::AdamW python_adamw(const PythonNet& net) {
   std::vector<at::Tensor> matrices, rest;
   for (const auto& p : net->parameters()) (p.dim() > 1 ? matrices : rest).push_back(p);
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(matrices, std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(3e-3).weight_decay(0.1)));
-  groups.emplace_back(rest, std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(1e-2).weight_decay(0.0)));
+  groups.emplace_back(matrices,
+                      std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(3e-3).weight_decay(0.1)));
+  groups.emplace_back(rest,
+                      std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(1e-2).weight_decay(0.0)));
   return torch::optim::AdamW(groups, torch::optim::AdamWOptions(3e-3));
 }
 
@@ -530,11 +586,15 @@ TEST(FsdpState, Python) {
     EXPECT_EQ(result.exit_code, 0) << result.output;
   };
   const auto job = [&](int64_t ranks, const std::string& form, const fs::path& from, const fs::path& to) {
-    support::expect_ranks_pass("FsdpStatePythonJob.Run", {.world_size = ranks, .env = {{"JOB_FORM", form}, {"JOB_FROM", from.string()}, {"JOB_TO", to.string()}}});
+    support::expect_ranks_pass(
+        "FsdpStatePythonJob.Run",
+        {.world_size = ranks, .env = {{"JOB_FORM", form}, {"JOB_FROM", from.string()}, {"JOB_TO", to.string()}}});
   };
-  // Accelerate's own functions save after two steps, from FSDP 1 and 2 on two ranks; ours goes on for two steps, on other numbers of ranks; Python checks.
+  // Accelerate's own functions save after two steps, from FSDP 1 and 2 on two ranks; ours goes on for two steps, on
+  // other numbers of ranks; Python checks.
   python("save", {base.string()});
-  for (const auto& [name, ranks] : std::vector<std::pair<std::string, int64_t>>{{"fsdp1_sharded", 3}, {"fsdp2_sharded", 2}, {"fsdp2_full", 3}}) {
+  for (const auto& [name, ranks] :
+       std::vector<std::pair<std::string, int64_t>>{{"fsdp1_sharded", 3}, {"fsdp2_sharded", 2}, {"fsdp2_full", 3}}) {
     SCOPED_TRACE(name);
     ASSERT_TRUE(fs::is_directory(base / name));
     job(ranks, "sharded", base / name, base / (name + "_on"));
@@ -543,7 +603,8 @@ TEST(FsdpState, Python) {
   // Ours, sharded by three ranks, whole from two.
   job(3, "sharded", "", base / "ours_sharded");
   job(2, "full", base / "ours_sharded", base / "ours_full");
-  // One run of Python: continued checkpoints equal four steps; FSDP 2 on two ranks and a plain model load ours and go on, Accelerate merges ours.
+  // One run of Python: continued checkpoints equal four steps; FSDP 2 on two ranks and a plain model load ours and go
+  // on, Accelerate merges ours.
   python("check", {base.string()});
 }
 

@@ -1,4 +1,5 @@
-/// Sharded training against plain training of the same model on the same global batch, over strategies, wrap policies and numbers of ranks.
+/// Sharded training against plain training of the same model on the same global batch, over strategies, wrap policies
+/// and numbers of ranks.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,8 +27,7 @@ at::Tensor mine(const at::Tensor& global, const Accelerator& accelerator) {
   const int64_t share = kGlobalBatch / accelerator.num_processes();
   return global.narrow(0, accelerator.process_index() * share, share);
 }
-template <class Model>
-at::Tensor loss_of(Model& model, const at::Tensor& ids) {
+template <class Model> at::Tensor loss_of(Model& model, const at::Tensor& ids) {
   const auto logits = model(ids.narrow(1, 0, kTokens - 1));
   return torch::cross_entropy_loss(logits.reshape({-1, kVocabulary}), ids.narrow(1, 1, kTokens - 1).reshape({-1}));
 }
@@ -77,10 +77,12 @@ Run train_sharded(const std::optional<FullyShardedDataParallelPlugin>& plugin, i
   return run;
 }
 
-/// fp32 sums in another order: 20 steps of AdamW keep losses within 1e-5 and parameters within 1e-4 (a sign change of a tiny gradient moves a weight by up to lr).
+/// fp32 sums in another order: 20 steps of AdamW keep losses within 1e-5 and parameters within 1e-4 (a sign change of a
+/// tiny gradient moves a weight by up to lr).
 void expect_close(const Run& plain, const Run& sharded, const std::string& what) {
   ASSERT_EQ(plain.losses.size(), sharded.losses.size());
-  for (size_t i = 0; i < plain.losses.size(); ++i) EXPECT_NEAR(plain.losses[i], sharded.losses[i], 1e-5) << what << " step " << i;
+  for (size_t i = 0; i < plain.losses.size(); ++i)
+    EXPECT_NEAR(plain.losses[i], sharded.losses[i], 1e-5) << what << " step " << i;
   if (support::rank() != 0) return;
   for (const auto& [name, value] : plain.state) {
     const auto found = sharded.state.find(name);
@@ -90,14 +92,37 @@ void expect_close(const Run& plain, const Run& sharded, const std::string& what)
 }
 
 const std::vector<std::pair<std::string, FullyShardedDataParallelPlugin>> kPlugins = {
-    {"full_shard by class", {.sharding_strategy = ShardingStrategy::full_shard, .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .transformer_cls_names_to_wrap = {{"Block"}}}},
-    {"full_shard, prefetching", {.sharding_strategy = ShardingStrategy::full_shard, .backward_prefetch = BackwardPrefetch::backward_pre, .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .forward_prefetch = true, .transformer_cls_names_to_wrap = {{"Block"}}}},
-    {"full_shard, post", {.sharding_strategy = ShardingStrategy::full_shard, .backward_prefetch = BackwardPrefetch::backward_post, .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .transformer_cls_names_to_wrap = {{"Block"}}}},
-    {"shard_grad_op by size", {.sharding_strategy = ShardingStrategy::shard_grad_op, .auto_wrap_policy = AutoWrapPolicy::size_based_wrap, .min_num_params = 2000}},
-    {"full_shard, one unit", {.sharding_strategy = ShardingStrategy::full_shard, .auto_wrap_policy = AutoWrapPolicy::no_wrap}},
+    {"full_shard by class",
+     {.sharding_strategy = ShardingStrategy::full_shard,
+      .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+      .transformer_cls_names_to_wrap = {{"Block"}}}},
+    {"full_shard, prefetching",
+     {.sharding_strategy = ShardingStrategy::full_shard,
+      .backward_prefetch = BackwardPrefetch::backward_pre,
+      .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+      .forward_prefetch = true,
+      .transformer_cls_names_to_wrap = {{"Block"}}}},
+    {"full_shard, post",
+     {.sharding_strategy = ShardingStrategy::full_shard,
+      .backward_prefetch = BackwardPrefetch::backward_post,
+      .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+      .transformer_cls_names_to_wrap = {{"Block"}}}},
+    {"shard_grad_op by size",
+     {.sharding_strategy = ShardingStrategy::shard_grad_op,
+      .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+      .min_num_params = 2000}},
+    {"full_shard, one unit",
+     {.sharding_strategy = ShardingStrategy::full_shard, .auto_wrap_policy = AutoWrapPolicy::no_wrap}},
     {"no_shard", {.sharding_strategy = ShardingStrategy::no_shard}},
-    {"version 2", {.fsdp_version = 2, .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .transformer_cls_names_to_wrap = {{"Block"}}}},
-    {"version 2, not resharded", {.fsdp_version = 2, .reshard_after_forward = false, .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .transformer_cls_names_to_wrap = {{"Block"}}}},
+    {"version 2",
+     {.fsdp_version = 2,
+      .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+      .transformer_cls_names_to_wrap = {{"Block"}}}},
+    {"version 2, not resharded",
+     {.fsdp_version = 2,
+      .reshard_after_forward = false,
+      .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+      .transformer_cls_names_to_wrap = {{"Block"}}}},
 };
 
 RANKS_TEST(Fsdp, EqualsPlainTraining, 1, 2, 3, 4) {
@@ -109,7 +134,8 @@ RANKS_TEST(Fsdp, EqualsPlainTraining, 1, 2, 3, 4) {
     if (support::world_size() > 1) continue;
     // One rank computes what one process computes, bit for bit.
     EXPECT_EQ(unsharded.losses, sharded.losses) << what;
-    for (const auto& [name, value] : unsharded.state) EXPECT_TRUE(torch::equal(sharded.state.at(name), value)) << what << " " << name;
+    for (const auto& [name, value] : unsharded.state)
+      EXPECT_TRUE(torch::equal(sharded.state.at(name), value)) << what << " " << name;
   }
 }
 
@@ -124,17 +150,20 @@ RANKS_TEST(Fsdp, ParanoidModeIsBitEqual, 1, 2, 3) {
   }
 }
 
-/// Branches of some megabytes each, more than the memory in which ranks exchange gradients keeps free at a time, and a weight that is used first and last.
+/// Branches of some megabytes each, more than the memory in which ranks exchange gradients keeps free at a time, and a
+/// weight that is used first and last.
 struct BranchesImpl : nn::Module {
   static constexpr int64_t kWidth = 1024, kBranches = 8;
   BranchesImpl() {
     tied = register_parameter("tied", torch::randn({kWidth, 2 * kWidth}) / 64);
-    for (int64_t i = 0; i < kBranches; ++i) branches.push_back(register_module("branch" + std::to_string(i), nn::Linear(kWidth, kWidth)));
+    for (int64_t i = 0; i < kBranches; ++i)
+      branches.push_back(register_module("branch" + std::to_string(i), nn::Linear(kWidth, kWidth)));
   }
   at::Tensor forward(const at::Tensor& x) {
     const auto inner = x.matmul(tied.t());
     auto sum = torch::zeros_like(inner);
-    for (int64_t i = 0; i < kBranches; ++i) sum = sum + branches[static_cast<size_t>(backwards ? kBranches - 1 - i : i)](inner).tanh();
+    for (int64_t i = 0; i < kBranches; ++i)
+      sum = sum + branches[static_cast<size_t>(backwards ? kBranches - 1 - i : i)](inner).tanh();
     return sum.matmul(tied);
   }
   at::Tensor tied;
@@ -148,15 +177,21 @@ Branches make_branches() {
   return Branches();
 }
 constexpr int64_t kRows = 12;
-at::Tensor rows_of(int64_t step) { return torch::randn({kRows, 2 * BranchesImpl::kWidth}, at::detail::createCPUGenerator(static_cast<uint64_t>(step))); }
+at::Tensor rows_of(int64_t step) {
+  return torch::randn({kRows, 2 * BranchesImpl::kWidth}, at::detail::createCPUGenerator(static_cast<uint64_t>(step)));
+}
 
-/// Parts that stay open for the whole backward, and ranks that complete parts in opposite orders, must not wait for each other's memory.
+/// Parts that stay open for the whole backward, and ranks that complete parts in opposite orders, must not wait for
+/// each other's memory.
 RANKS_TEST(Fsdp, GradientsOfManyMegabytesInAnyOrderNeverBlock, 2, 3) {
   setenv("ACCELERATE_SHARED_MEMORY", "1", 1);  // gathers would need one order
   constexpr double kRate = 0.05;
   Branches plain = make_branches();
   torch::optim::SGD plain_optimizer(plain->parameters(), kRate);
-  Accelerator accelerator({.cpu = true, .fsdp_plugin = FullyShardedDataParallelPlugin{.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .transformer_cls_names_to_wrap = {{"Linear"}}}});
+  Accelerator accelerator(
+      {.cpu = true,
+       .fsdp_plugin = FullyShardedDataParallelPlugin{.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+                                                     .transformer_cls_names_to_wrap = {{"Linear"}}}});
   Branches model = make_branches();
   torch::optim::SGD optimizer(model->parameters(), kRate);
   auto [m, opt] = accelerator.prepare(model, optimizer);

@@ -11,7 +11,8 @@ namespace {
 
 using namespace accelerate::optim;
 
-// One rank's overflow makes all ranks skip, with and without a fused step, with and without unscale_ before; then all go on together.
+// One rank's overflow makes all ranks skip, with and without a fused step, with and without unscale_ before; then all
+// go on together.
 RANKS_TEST(OptimRanks, OverflowOnOneRankIsSkippedByAll, 2, 3) {
   const PartialState state;
   for (const bool fused : {true, false}) {
@@ -69,7 +70,8 @@ RANKS_TEST(OptimRanks, SchedulesStepOncePerProcess, 2, 3) {
   EXPECT_DOUBLE_EQ(rate_after_a_step(true, false), tenth_less(world));
   EXPECT_DOUBLE_EQ(rate_after_a_step(true, true), tenth_less(1));
   EXPECT_DOUBLE_EQ(rate_after_a_step(false, false), tenth_less(1));
-  const AcceleratedScheduler cycle(one_cycle(sgd, {.max_lr = {0.01}, .epochs = 1, .steps_per_epoch = 2, .cycle_momentum = false}), {optimizer});
+  const AcceleratedScheduler cycle(
+      one_cycle(sgd, {.max_lr = {0.01}, .epochs = 1, .steps_per_epoch = 2, .cycle_momentum = false}), {optimizer});
   cycle.step();
   EXPECT_EQ(cycle.last_epoch(), std::min<int64_t>(world, 2));
   for (int i = 0; i < 3; ++i) cycle.step();

@@ -4,17 +4,17 @@
 #include <gtest/gtest.h>
 
 #include "accelerate/accelerate.hpp"
-#include "variable.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"
+#include "variable.hpp"
 
 namespace {
 
 using namespace accelerate;
 using support::Gpt;
-using support::Variable;
 using support::message_of;
+using support::Variable;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -25,10 +25,12 @@ void reset() {
   GradientState::reset();
 }
 
-at::Tensor batch_of(int64_t step) { return torch::randint(0, kVocabulary, {kGlobalBatch, kTokens}, at::detail::createCPUGenerator(static_cast<uint64_t>(100 + step)), torch::kLong); }
+at::Tensor batch_of(int64_t step) {
+  return torch::randint(0, kVocabulary, {kGlobalBatch, kTokens},
+                        at::detail::createCPUGenerator(static_cast<uint64_t>(100 + step)), torch::kLong);
+}
 
-template <class Model>
-at::Tensor loss_of(Model& model, const at::Tensor& ids) {
+template <class Model> at::Tensor loss_of(Model& model, const at::Tensor& ids) {
   const auto logits = model(ids.narrow(1, 0, kTokens - 1));
   return torch::cross_entropy_loss(logits.reshape({-1, kVocabulary}), ids.narrow(1, 1, kTokens - 1).reshape({-1}));
 }
@@ -58,13 +60,13 @@ Training train_plainly() {
 }
 
 /// `look` sees the accelerator and the prepared model before the first step.
-template <class Look>
-Training train(AcceleratorOptions options, Look look) {
+template <class Look> Training train(AcceleratorOptions options, Look look) {
   reset();
   options.cpu = true;
   Accelerator accelerator(options);
   Training run;
-  Gpt model = make_gpt(11 + support::rank());  // ranks begin as rank 0 only in data parallelism; sharding keeps what each rank brought
+  Gpt model = make_gpt(
+      11 + support::rank());  // ranks begin as rank 0 only in data parallelism; sharding keeps what each rank brought
   if (accelerator.distributed_type() == DistributedType::FSDP) model = make_gpt();
   auto optimizer = support::make_adamw(model);
   auto [m, opt] = accelerator.prepare(model, optimizer);
@@ -81,12 +83,15 @@ Training train(AcceleratorOptions options, Look look) {
   return run;
 }
 
-/// Sums in another order keep losses within 1e-5 and, over six steps of AdamW, parameters within 1e-4 (a sign change of a tiny gradient moves a weight by up to lr).
+/// Sums in another order keep losses within 1e-5 and, over six steps of AdamW, parameters within 1e-4 (a sign change of
+/// a tiny gradient moves a weight by up to lr).
 void expect_close(const Training& expected, const Training& run, const std::string& what) {
   ASSERT_EQ(expected.losses.size(), run.losses.size());
-  for (size_t i = 0; i < run.losses.size(); ++i) EXPECT_NEAR(expected.losses[i], run.losses[i], 1e-5) << what << " step " << i;
+  for (size_t i = 0; i < run.losses.size(); ++i)
+    EXPECT_NEAR(expected.losses[i], run.losses[i], 1e-5) << what << " step " << i;
   if (support::rank() != 0) return;
-  for (const auto& [name, value] : expected.state) EXPECT_LT((run.state.at(name) - value).abs().max().item<double>(), 1e-4) << what << " " << name;
+  for (const auto& [name, value] : expected.state)
+    EXPECT_LT((run.state.at(name) - value).abs().max().item<double>(), 1e-4) << what << " " << name;
 }
 
 RANKS_TEST(Parallelism, ReplicasAreDataParallelism, 2, 4) {
@@ -99,7 +104,8 @@ RANKS_TEST(Parallelism, ReplicasAreDataParallelism, 2, 4) {
     EXPECT_EQ(accelerator.data_parallel_shard_rank(), 0);
     EXPECT_TRUE(m.core()->parallel && !m.core()->fsdp);
   };
-  expect_close(plain, train({.parallelism_config = ParallelismConfig{.dp_replicate_size = n}}, look), "dp_replicate_size");
+  expect_close(plain, train({.parallelism_config = ParallelismConfig{.dp_replicate_size = n}}, look),
+               "dp_replicate_size");
   expect_close(plain, train({.parallelism_config = ParallelismConfig{}}, look), "no axis: a replica per process");
 }
 
@@ -117,7 +123,11 @@ RANKS_TEST(Parallelism, ShardsAreShardingOverAllRanks, 2, 4) {
     EXPECT_LT(held, all / n + all / 10) << "each rank holds its part";
   };
   expect_close(plain, train({.parallelism_config = ParallelismConfig{.dp_shard_size = n}}, look), "without a plugin");
-  expect_close(plain, train({.fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2, .reshard_after_forward = false}, .parallelism_config = ParallelismConfig{.dp_shard_size = n}}, look), "with a plugin");
+  expect_close(plain,
+               train({.fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2, .reshard_after_forward = false},
+                      .parallelism_config = ParallelismConfig{.dp_shard_size = n}},
+                     look),
+               "with a plugin");
 }
 
 RANKS_TEST(Parallelism, BothAreReplicasOfAShardedModel, 4) {
@@ -130,25 +140,37 @@ RANKS_TEST(Parallelism, BothAreReplicasOfAShardedModel, 4) {
     ASSERT_TRUE(m.core()->fsdp);
     EXPECT_EQ(m.core()->fsdp->replica(), support::rank() / 2);
   };
-  expect_close(plain, train({.parallelism_config = ParallelismConfig{.dp_replicate_size = 2, .dp_shard_size = 2}}, look), "2 x 2");
+  expect_close(plain,
+               train({.parallelism_config = ParallelismConfig{.dp_replicate_size = 2, .dp_shard_size = 2}}, look),
+               "2 x 2");
 }
 
 TEST(Parallelism, TheLaunchersEnvironmentSaysTheSame) {
   if (!support::is_rank())
     return support::expect_ranks_pass("Parallelism.TheLaunchersEnvironmentSaysTheSame",
-                                      {.world_size = 4, .env = {{"ACCELERATE_USE_PARALLELISM_CONFIG", "true"}, {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2"}, {"PARALLELISM_CONFIG_DP_SHARD_SIZE", "2"},
-                                                                {"ACCELERATE_USE_FSDP", "true"}, {"FSDP_VERSION", "2"}}});
+                                      {.world_size = 4,
+                                       .env = {{"ACCELERATE_USE_PARALLELISM_CONFIG", "true"},
+                                               {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2"},
+                                               {"PARALLELISM_CONFIG_DP_SHARD_SIZE", "2"},
+                                               {"ACCELERATE_USE_FSDP", "true"},
+                                               {"FSDP_VERSION", "2"}}});
   const Training plain = train_plainly();
-  expect_close(plain, train({}, [](const Accelerator&, const auto& m) {
-                 ASSERT_TRUE(m.core()->fsdp);
-                 EXPECT_EQ(m.core()->fsdp->replica(), support::rank() / 2);
-               }), "environment");
+  expect_close(plain,
+               train({},
+                     [](const Accelerator&, const auto& m) {
+                       ASSERT_TRUE(m.core()->fsdp);
+                       EXPECT_EQ(m.core()->fsdp->replica(), support::rank() / 2);
+                     }),
+               "environment");
   // The program's configuration wins: no axis, and so no replicas of the sharded model.
-  expect_close(plain, train({.parallelism_config = ParallelismConfig{.dp_replicate_size = 1, .dp_shard_size = 1}}, [](const Accelerator& accelerator, const auto& m) {
-                 ASSERT_TRUE(m.core()->fsdp);
-                 EXPECT_EQ(m.core()->fsdp->replica(), 0);
-                 EXPECT_EQ(accelerator.data_parallel_shard_rank(), 0);
-               }), "program");
+  expect_close(plain,
+               train({.parallelism_config = ParallelismConfig{.dp_replicate_size = 1, .dp_shard_size = 1}},
+                     [](const Accelerator& accelerator, const auto& m) {
+                       ASSERT_TRUE(m.core()->fsdp);
+                       EXPECT_EQ(m.core()->fsdp->replica(), 0);
+                       EXPECT_EQ(accelerator.data_parallel_shard_rank(), 0);
+                     }),
+               "program");
 }
 
 RANKS_TEST(Parallelism, WhatDoesNotFitTheJobIsRefusedOnAllRanks, 2) {
@@ -157,14 +179,21 @@ RANKS_TEST(Parallelism, WhatDoesNotFitTheJobIsRefusedOnAllRanks, 2) {
     options.cpu = true;
     return message_of<ConfigError>([&] { Accelerator accelerator(options); });
   };
-  EXPECT_THAT(refusal({.parallelism_config = ParallelismConfig{.dp_replicate_size = 2, .dp_shard_size = 2}}), HasSubstr("= 4, but the job has 2 processes"));
-  EXPECT_THAT(refusal({.fsdp_plugin = FullyShardedDataParallelPlugin{}, .parallelism_config = ParallelismConfig{.dp_shard_size = 2}}), HasSubstr("set fsdp_version to 2"));
-  EXPECT_THAT(refusal({.fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2}, .parallelism_config = ParallelismConfig{.dp_replicate_size = 2}}), HasSubstr("nothing to shard over"));
-  EXPECT_THAT(refusal({.fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2, .dp_shard_size = 1}, .parallelism_config = ParallelismConfig{.dp_shard_size = 2}}),
+  EXPECT_THAT(refusal({.parallelism_config = ParallelismConfig{.dp_replicate_size = 2, .dp_shard_size = 2}}),
+              HasSubstr("= 4, but the job has 2 processes"));
+  EXPECT_THAT(refusal({.fsdp_plugin = FullyShardedDataParallelPlugin{},
+                       .parallelism_config = ParallelismConfig{.dp_shard_size = 2}}),
+              HasSubstr("set fsdp_version to 2"));
+  EXPECT_THAT(refusal({.fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2},
+                       .parallelism_config = ParallelismConfig{.dp_replicate_size = 2}}),
+              HasSubstr("nothing to shard over"));
+  EXPECT_THAT(refusal({.fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2, .dp_shard_size = 1},
+                       .parallelism_config = ParallelismConfig{.dp_shard_size = 2}}),
               HasSubstr("fsdp_plugin.dp_shard_size is 1, but parallelism_config.dp_shard_size is 2"));
 }
 
-// ---- engines that are not here: alone, before any group is joined ------------------------------------------------------------------------------------------------------
+// ---- engines that are not here: alone, before any group is joined
+// ------------------------------------------------------------------------------------------------------
 
 std::string refusal(AcceleratorOptions options) {
   reset();
@@ -173,15 +202,19 @@ std::string refusal(AcceleratorOptions options) {
 }
 
 TEST(MissingEngines, DeepSpeedIsAnsweredWithTheNearestSharding) {
-  EXPECT_THAT(refusal({.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 3}}), AllOf(HasSubstr("deepspeed_plugin is set with zero_stage 3"), HasSubstr("reshard_after_forward true"), HasSubstr("--use_fsdp")));
+  EXPECT_THAT(refusal({.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 3}}),
+              AllOf(HasSubstr("deepspeed_plugin is set with zero_stage 3"), HasSubstr("reshard_after_forward true"),
+                    HasSubstr("--use_fsdp")));
   EXPECT_THAT(refusal({.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 5}}), HasSubstr("zero_stage is 5"));
   const Variable use("ACCELERATE_USE_DEEPSPEED", "true"), stage("ACCELERATE_DEEPSPEED_ZERO_STAGE", "1");
-  EXPECT_THAT(refusal({}), AllOf(HasSubstr("ACCELERATE_USE_DEEPSPEED is true with zero_stage 1"), HasSubstr("reshard_after_forward false")));
+  EXPECT_THAT(refusal({}), AllOf(HasSubstr("ACCELERATE_USE_DEEPSPEED is true with zero_stage 1"),
+                                 HasSubstr("reshard_after_forward false")));
 }
 
 TEST(MissingEngines, MegatronAndAxesAndTheProfiler) {
   EXPECT_THAT(refusal({.megatron_lm_plugin = MegatronLMPlugin{}}), HasSubstr("Megatron-LM is a Python program"));
-  EXPECT_THAT(refusal({.parallelism_config = ParallelismConfig{.tp_size = 2}}), HasSubstr("tp_size 2, but tensor parallelism is not in this version"));
+  EXPECT_THAT(refusal({.parallelism_config = ParallelismConfig{.tp_size = 2}}),
+              HasSubstr("tp_size 2, but tensor parallelism is not in this version"));
   EXPECT_THAT(refusal({.parallelism_config = ParallelismConfig{.cp_size = 2}}), HasSubstr("cp_size 2, but context"));
   EXPECT_THAT(refusal({.parallelism_config = ParallelismConfig{.sp_size = 2}}), HasSubstr("sp_size 2, but sequence"));
   EXPECT_THAT(refusal({.kwargs_handlers = {ProfileKwargs{}}}), HasSubstr("no profiler"));
@@ -207,7 +240,8 @@ TEST(Parallelism, OneProcessIsTheSameProgram) {
   reset();
   Accelerator without({.cpu = true});
   EXPECT_FALSE(without.parallelism_config());
-  EXPECT_THAT(message_of<ConfigError>([&] { without.data_parallel_rank(); }), HasSubstr("expected AcceleratorOptions::parallelism_config"));
+  EXPECT_THAT(message_of<ConfigError>([&] { without.data_parallel_rank(); }),
+              HasSubstr("expected AcceleratorOptions::parallelism_config"));
 }
 
 }  // namespace

@@ -9,13 +9,13 @@
 #include <chrono>
 #include <numeric>
 
-#include "accelerate/residency/deferred.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/accelerator/inference.hpp"
 #include "accelerate/models/bert.hpp"
 #include "accelerate/models/gpt2.hpp"
 #include "accelerate/models/llama.hpp"
+#include "accelerate/residency/deferred.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"
@@ -39,9 +39,9 @@ std::vector<int64_t> parts_of(int64_t rows, int64_t parts) {
   return sizes;
 }
 
-/// What one process computes from the same parts: kernels may round otherwise for other numbers of rows, so only equal parts have equal bits.
-template <class Forward>
-at::Tensor alone(const at::Tensor& input, int64_t parts, Forward&& forward) {
+/// What one process computes from the same parts: kernels may round otherwise for other numbers of rows, so only equal
+/// parts have equal bits.
+template <class Forward> at::Tensor alone(const at::Tensor& input, int64_t parts, Forward&& forward) {
   const torch::NoGradGuard no_grad;
   std::vector<at::Tensor> results;
   for (const auto& part : input.split_with_sizes(parts_of(input.size(0), parts))) results.push_back(forward(part));
@@ -56,17 +56,18 @@ void expect_result(const at::Tensor& found, const at::Tensor& expected, bool gat
 }
 
 /// Every rank builds the same weights.
-template <class Make>
-auto same_everywhere(Make&& make) {
+template <class Make> auto same_everywhere(Make&& make) {
   torch::manual_seed(11);
   auto model = make();
   model->eval();
   return model;
 }
 
-/// Both ways of asking for the result, a batch that parts divide, one that they don't, and one with fewer rows than parts.
+/// Both ways of asking for the result, a batch that parts divide, one that they don't, and one with fewer rows than
+/// parts.
 template <class Make>
-void expect_equals_one_process(Make&& make, PippyOptions options, const std::function<at::Tensor(int64_t rows)>& input, bool with_example = true) {
+void expect_equals_one_process(Make&& make, PippyOptions options, const std::function<at::Tensor(int64_t rows)>& input,
+                               bool with_example = true) {
   auto reference = same_everywhere(make);
   for (const bool gather : {false, true}) {
     options.gather_output = gather;
@@ -76,7 +77,8 @@ void expect_equals_one_process(Make&& make, PippyOptions options, const std::fun
       SCOPED_TRACE("gather " + std::to_string(gather) + ", rows " + std::to_string(rows));
       const auto x = input(rows);
       const int64_t parts = options.num_chunks ? options.num_chunks : world_size();
-      expect_result(pipeline(x), alone(x, parts, [&](const at::Tensor& part) { return reference->forward(part); }), gather);
+      expect_result(pipeline(x), alone(x, parts, [&](const at::Tensor& part) { return reference->forward(part); }),
+                    gather);
       const auto report = pipeline.report();
       EXPECT_GT(report.operators, 0) << "every rank has a stage";
       EXPECT_GT(report.skipped, 0);
@@ -98,23 +100,27 @@ at::Tensor images(int64_t rows) {
 
 models::GPT2Config gpt2() {
   models::GPT2Config config;
-  config.vocab_size = 61, config.n_positions = 16, config.n_embd = 24, config.n_layer = 5, config.n_head = 4, config.initializer_range = 0.2;
+  config.vocab_size = 61, config.n_positions = 16, config.n_embd = 24, config.n_layer = 5, config.n_head = 4,
+  config.initializer_range = 0.2;
   return config;
 }
 
 models::LlamaConfig llama() {
   models::LlamaConfig config;
-  config.vocab_size = 61, config.hidden_size = 24, config.intermediate_size = 40, config.num_hidden_layers = 5, config.num_attention_heads = 4, config.num_key_value_heads = 2, config.initializer_range = 0.2;
+  config.vocab_size = 61, config.hidden_size = 24, config.intermediate_size = 40, config.num_hidden_layers = 5,
+  config.num_attention_heads = 4, config.num_key_value_heads = 2, config.initializer_range = 0.2;
   return config;
 }
 
 models::BertConfig bert() {
   models::BertConfig config;
-  config.vocab_size = 61, config.hidden_size = 24, config.num_hidden_layers = 4, config.num_attention_heads = 4, config.intermediate_size = 40, config.max_position_embeddings = 16, config.initializer_range = 0.2;
+  config.vocab_size = 61, config.hidden_size = 24, config.num_hidden_layers = 4, config.num_attention_heads = 4,
+  config.intermediate_size = 40, config.max_position_embeddings = 16, config.initializer_range = 0.2;
   return config;
 }
 
-/// The first layer's result is used by the last one; one tensor is written to by a later stage than its own, another one made on the device of a tensor that few ranks have.
+/// The first layer's result is used by the last one; one tensor is written to by a later stage than its own, another
+/// one made on the device of a tensor that few ranks have.
 struct SkipNetImpl : nn::Module {
   SkipNetImpl() {
     for (int i = 0; i < 6; ++i) layers.push_back(register_module("layer" + std::to_string(i), nn::Linear(8, 8)));
@@ -141,7 +147,10 @@ struct ResidualImpl : nn::Module {
     bn1 = register_module("bn1", nn::BatchNorm2d(out));
     conv2 = register_module("conv2", nn::Conv2d(nn::Conv2dOptions(out, out, 3).padding(1).bias(false)));
     bn2 = register_module("bn2", nn::BatchNorm2d(out));
-    if (in != out) down = register_module("downsample", nn::Sequential(nn::Conv2d(nn::Conv2dOptions(in, out, 1).stride(stride).bias(false)), nn::BatchNorm2d(out)));
+    if (in != out)
+      down = register_module(
+          "downsample",
+          nn::Sequential(nn::Conv2d(nn::Conv2dOptions(in, out, 1).stride(stride).bias(false)), nn::BatchNorm2d(out)));
   }
   at::Tensor forward(at::Tensor x) {
     auto y = bn1(conv1(x));
@@ -207,7 +216,10 @@ RANKS_TEST(Pipeline, NamedSplitPointsAndOtherNumbersOfParts, 2, 3) {
 RANKS_TEST(Pipeline, SkipConnectionsAndWritesAcrossStages, 2, 3) {
   const PartialState state;
   torch::manual_seed(1);
-  expect_equals_one_process([] { return SkipNet(); }, {}, [](int64_t rows) { return torch::arange(rows * 8).to(at::kFloat).view({rows, 8}).sin(); });
+  expect_equals_one_process([] { return SkipNet(); }, {},
+                            [](int64_t rows) {
+                              return torch::arange(rows * 8).to(at::kFloat).view({rows, 8}).sin();
+                            });
 }
 
 RANKS_TEST(Pipeline, TiedNetWithOddSizes, 2, 3) {
@@ -223,7 +235,8 @@ RANKS_TEST(Pipeline, ResidualConvNet, 2, 3) {
 RANKS_TEST(Pipeline, BalancedByMeasuredTime, 2, 3) {
   const PartialState state;
   expect_equals_one_process([] { return SmallResNet(); }, {.balance = PipelineBalance::time}, images);
-  auto pipeline = prepare_pippy(same_everywhere([] { return SmallResNet(); }), {.balance = PipelineBalance::time}, images(4));
+  auto pipeline =
+      prepare_pippy(same_everywhere([] { return SmallResNet(); }), {.balance = PipelineBalance::time}, images(4));
   for (const auto& stage : pipeline.report().stages) EXPECT_GT(stage.milliseconds, 0);
 }
 
@@ -234,13 +247,15 @@ RANKS_TEST(Pipeline, ARankHoldsItsStageOnly, 2, 3) {
   auto pipeline = prepare_pippy(same_everywhere([&] { return models::LlamaForCausalLM(config); }), {}, ids(2));
   const auto report = pipeline.report();
   const int64_t layer = report.model_bytes / 12;
-  EXPECT_EQ(report.held_bytes, report.stages[static_cast<size_t>(rank())].parameter_bytes) << "no tied weights, no buffers";
+  EXPECT_EQ(report.held_bytes, report.stages[static_cast<size_t>(rank())].parameter_bytes)
+      << "no tied weights, no buffers";
   EXPECT_LE(report.held_bytes, report.model_bytes / world_size() + layer);
   int64_t sum = 0;
   for (const auto& stage : report.stages) sum += stage.parameter_bytes;
   EXPECT_EQ(sum, report.model_bytes);
   int64_t real = 0;
-  for (const auto& parameter : pipeline.unwrap()->parameters()) real += parameter.is_meta() ? 0 : static_cast<int64_t>(parameter.storage().nbytes());
+  for (const auto& parameter : pipeline.unwrap()->parameters())
+    real += parameter.is_meta() ? 0 : static_cast<int64_t>(parameter.storage().nbytes());
   EXPECT_EQ(real, report.held_bytes);
 }
 
@@ -251,7 +266,8 @@ RANKS_TEST(Pipeline, TiedWeightsStayWithAllThatUseThem, 2) {
   auto with = prepare_pippy(same_everywhere(make), {}, ids(2));
   with(x);
   EXPECT_EQ(with.report().tensors_received, rank() == 1 ? 2 : 0) << "one activation for each of two parts";
-  EXPECT_TRUE(with.unwrap()->named_parameters()["transformer.wte.weight"].is_cpu()) << "for the embedding here, for the head there";
+  EXPECT_TRUE(with.unwrap()->named_parameters()["transformer.wte.weight"].is_cpu())
+      << "for the embedding here, for the head there";
   EXPECT_EQ(with.unwrap()->named_parameters()["transformer.wpe.weight"].is_cpu(), rank() == 0);
   auto without = prepare_pippy(same_everywhere(make), {});
   without(x);
@@ -273,7 +289,8 @@ RANKS_TEST(Pipeline, AModelWithoutWeightsGetsItsStageOnly, 2, 3) {
   auto pipeline = prepare_pippy(model, {}, ids(2));
   EXPECT_EQ(pipeline.report().held_bytes, pipeline.report().stages[static_cast<size_t>(rank())].parameter_bytes);
   const auto x = ids(5);
-  expect_result(pipeline(x), alone(x, world_size(), [&](const at::Tensor& part) { return reference->forward(part); }), false);
+  expect_result(pipeline(x), alone(x, world_size(), [&](const at::Tensor& part) { return reference->forward(part); }),
+                false);
 }
 
 struct Batch {
@@ -300,7 +317,8 @@ struct NestedNetImpl : nn::Module {
     auto x = batch.tensors.at("x") * *batch.scale + batch.offset;
     out.input = x;
     for (const int64_t i : which) out.hidden.push_back(x = torch::tanh(layers[static_cast<size_t>(i)](x)));
-    if (x.defined() && batch.tensors.at("mask").any().item<bool>()) x = x.masked_fill(batch.tensors.at("mask").unsqueeze(1), 0);  // inputs may be looked at
+    if (x.defined() && batch.tensors.at("mask").any().item<bool>())
+      x = x.masked_fill(batch.tensors.at("mask").unsqueeze(1), 0);  // inputs may be looked at
     out.more["last"] = {x, x.argmax(-1)};
     out.layers = static_cast<int64_t>(which.size());
     return out;
@@ -313,9 +331,13 @@ RANKS_TEST(Pipeline, NestedArgumentsAndResultsOfAllStages, 2, 3) {
   const PartialState state;
   auto reference = same_everywhere([] { return NestedNet(); });
   for (const bool gather : {false, true}) {
-    Batch batch{.tensors = {{"mask", torch::tensor({false, true, false, true, false})}, {"x", torch::arange(40).to(at::kFloat).view({5, 8}).cos()}}, .scale = torch::tensor(1.5), .offset = 0.25};
+    Batch batch{.tensors = {{"mask", torch::tensor({false, true, false, true, false})},
+                            {"x", torch::arange(40).to(at::kFloat).view({5, 8}).cos()}},
+                .scale = torch::tensor(1.5),
+                .offset = 0.25};
     const std::vector<int64_t> which{0, 1, 2, 3, 1};  // a layer is used again
-    auto pipeline = prepare_pippy(same_everywhere([] { return NestedNet(); }), {.num_chunks = 1, .gather_output = gather}, batch, which);
+    auto pipeline = prepare_pippy(same_everywhere([] { return NestedNet(); }),
+                                  {.num_chunks = 1, .gather_output = gather}, batch, which);
     const torch::NoGradGuard no_grad;
     const Outputs expected = reference->forward(batch, which);
     // Only rank 0's tensors count; others need none.
@@ -338,7 +360,8 @@ RANKS_TEST(Pipeline, ModelsThatLookAtMasks, 2) {
   auto x = ids(4);
   auto mask = torch::ones_like(x);
   mask.narrow(1, 6, 3).narrow(0, 0, 2).zero_();
-  auto pipeline = prepare_pippy(same_everywhere([] { return models::BertModel(bert()); }), {.num_chunks = 1, .gather_output = true}, x, mask);
+  auto pipeline = prepare_pippy(same_everywhere([] { return models::BertModel(bert()); }),
+                                {.num_chunks = 1, .gather_output = true}, x, mask);
   const torch::NoGradGuard no_grad;
   const auto expected = reference->forward(x, mask);
   const auto found = pipeline(x, mask);
@@ -366,24 +389,42 @@ at::Tensor through(AnyNetImpl& net, at::Tensor x) {
 RANKS_TEST(Pipeline, ForwardsThatCannotBeSplitNameTheOperator, 2) {
   const PartialState state;
   const std::vector<std::pair<std::string, AnyNetImpl::Forward>> bad{
-      {"aten::item", [](AnyNetImpl& net, const at::Tensor& x) { return net.layers[0](x).sum().item<double>() > 0 ? through(net, x) : x; }},
-      {"aten::is_nonzero", [](AnyNetImpl& net, const at::Tensor& x) { return net.layers[0](x).sum().gt(0).is_nonzero() ? through(net, x) : x; }},
+      {"aten::item",
+       [](AnyNetImpl& net, const at::Tensor& x) {
+         return net.layers[0](x).sum().item<double>() > 0 ? through(net, x) : x;
+       }},
+      {"aten::is_nonzero",
+       [](AnyNetImpl& net, const at::Tensor& x) {
+         return net.layers[0](x).sum().gt(0).is_nonzero() ? through(net, x) : x;
+       }},
       {"aten::nonzero", [](AnyNetImpl& net, const at::Tensor& x) { return net.layers[0](x).nonzero(); }},
-      {"aten::masked_select", [](AnyNetImpl& net, const at::Tensor& x) { return through(net, x).masked_select(x > 0); }},
-      {"aten::index.Tensor", [](AnyNetImpl& net, const at::Tensor& x) { auto y = through(net, x); return y.index({y > 0}); }},
+      {"aten::masked_select",
+       [](AnyNetImpl& net, const at::Tensor& x) { return through(net, x).masked_select(x > 0); }},
+      {"aten::index.Tensor",
+       [](AnyNetImpl& net, const at::Tensor& x) {
+         auto y = through(net, x);
+         return y.index({y > 0});
+       }},
       {"aten::equal", [](AnyNetImpl& net, const at::Tensor& x) { return through(net, x).equal(x) ? x : x + 1; }}};
   const auto x = torch::randn({4, 8});
   for (const auto& [name, forward] : bad) {
     SCOPED_TRACE(name);
     // Known when it is prepared with an example, else in the call; on all ranks, which then can go on.
-    EXPECT_THAT(support::message_of<ConfigError>([&] { prepare_pippy(AnyNet(forward), {}, x); }), HasSubstr("operator " + name + " asks for values"));
+    EXPECT_THAT(support::message_of<ConfigError>([&] { prepare_pippy(AnyNet(forward), {}, x); }),
+                HasSubstr("operator " + name + " asks for values"));
     auto pipeline = prepare_pippy(AnyNet(forward));
-    EXPECT_THAT(support::message_of<ConfigError>([&] { pipeline(x); }), HasSubstr("operator " + name + " asks for values"));
+    EXPECT_THAT(support::message_of<ConfigError>([&] { pipeline(x); }),
+                HasSubstr("operator " + name + " asks for values"));
   }
-  expect_result(prepare_pippy(same_everywhere([] { return AnyNet(through); }))(x), alone(x, 2, [net = same_everywhere([] { return AnyNet(through); })](const at::Tensor& part) mutable { return net->forward(part); }), false);
+  expect_result(prepare_pippy(same_everywhere([] { return AnyNet(through); }))(x),
+                alone(x, 2, [net = same_everywhere([] {
+                               return AnyNet(through);
+                             })](const at::Tensor& part) mutable { return net->forward(part); }),
+                false);
 }
 
-/// What has been sent is written to and asked for again: by then the first copy must have left, and the second one must not be taken for it.
+/// What has been sent is written to and asked for again: by then the first copy must have left, and the second one must
+/// not be taken for it.
 RANKS_TEST(Pipeline, AWriteAfterASendIsSentAgain, 2) {
   const PartialState state;
   const auto forward = [](AnyNetImpl& net, const at::Tensor& x) {
@@ -395,7 +436,9 @@ RANKS_TEST(Pipeline, AWriteAfterASendIsSentAgain, 2) {
     return torch::cat({b, c, net.layers[3](a)}, 1);
   };
   const auto x = torch::arange(32).to(at::kFloat).view({4, 8}).sin();
-  auto pipeline = prepare_pippy(same_everywhere([&] { return AnyNet(forward); }), {.gather_output = true});  // in the order of registration: layers 0 and 1, layers 2 and 3
+  auto pipeline =
+      prepare_pippy(same_everywhere([&] { return AnyNet(forward); }),
+                    {.gather_output = true});  // in the order of registration: layers 0 and 1, layers 2 and 3
   auto reference = same_everywhere([&] { return AnyNet(forward); });
   expect_result(pipeline(x), alone(x, 2, [&](const at::Tensor& part) { return reference->forward(part); }), true);
   EXPECT_EQ(pipeline.report().tensors_sent, rank() == 0 ? 2 * 3 : 0) << "three versions for each of two parts";
@@ -408,22 +451,29 @@ RANKS_TEST(Pipeline, MasksOfInputsMayBeIndices, 2) {
     return net.layers[3](y.index({torch::tensor({0, 1, 0})}));
   };
   const auto x = torch::arange(32).to(at::kFloat).view({4, 8}) - 5;
-  auto pipeline = prepare_pippy(same_everywhere([&] { return AnyNet(forward); }), {.num_chunks = 1, .gather_output = true}, x);
+  auto pipeline =
+      prepare_pippy(same_everywhere([&] { return AnyNet(forward); }), {.num_chunks = 1, .gather_output = true}, x);
   auto reference = same_everywhere([&] { return AnyNet(forward); });
   expect_result(pipeline(x), alone(x, 1, [&](const at::Tensor& part) { return reference->forward(part); }), true);
 }
 
 RANKS_TEST(Pipeline, WrongSplitPointsAreNamed, 3) {
   const PartialState state;
-  const auto error = [](const PippyOptions& options) { return support::message_of<ConfigError>([&] { prepare_pippy(AnyNet(through), options); }); };
+  const auto error = [](const PippyOptions& options) {
+    return support::message_of<ConfigError>([&] { prepare_pippy(AnyNet(through), options); });
+  };
   EXPECT_THAT(error({.split_points = "layer1"}), HasSubstr("found 1 split points, expected 2 for 3 processes"));
-  EXPECT_THAT(error({.split_points = {"layer1", "layer9"}}), HasSubstr("'layer9' names no module with parameters, expected one of (or a module that contains some of) layer0, layer1, layer2, layer3"));
+  EXPECT_THAT(error({.split_points = {"layer1", "layer9"}}),
+              HasSubstr("'layer9' names no module with parameters, expected one of (or a module that contains some of) "
+                        "layer0, layer1, layer2, layer3"));
   EXPECT_THAT(error({.split_points = {"layer2", "layer1"}}), HasSubstr("'layer1' leaves the stage before it empty"));
   EXPECT_THAT(error({.split_points = {"layer0", "layer1"}}), HasSubstr("'layer0' leaves the stage before it empty"));
   EXPECT_THAT(error({.num_chunks = -1}), HasSubstr("num_chunks is -1"));
   EXPECT_THAT(error({.balance = PipelineBalance::time}), HasSubstr("no example inputs were given"));
-  EXPECT_THAT(support::message_of<ConfigError>([] { prepare_pippy(nn::Linear(2, 2)); }), HasSubstr("has 1 parts that can be a stage"));
-  EXPECT_THAT(prepare_pippy(AnyNet(through), {.split_points = {"layer1", "layer2"}}).split_points(), ElementsAre("layer1", "layer2"));
+  EXPECT_THAT(support::message_of<ConfigError>([] { prepare_pippy(nn::Linear(2, 2)); }),
+              HasSubstr("has 1 parts that can be a stage"));
+  EXPECT_THAT(prepare_pippy(AnyNet(through), {.split_points = {"layer1", "layer2"}}).split_points(),
+              ElementsAre("layer1", "layer2"));
 }
 
 RANKS_TEST(Pipeline, DifferentModelsAreFoundBeforeAnythingRuns, 2) {
@@ -440,10 +490,13 @@ TORCH_LIBRARY_FRAGMENT(pipeline_test, m) {
 /// The rank that has no values can't go on; it says why, and those that have learn it from it.
 RANKS_TEST(Pipeline, OperatorsWithoutAKernelForSizesAreNamed, 2) {
   const PartialState state;
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("pipeline_test::half_of", "").typed<at::Tensor(const at::Tensor&)>();
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("pipeline_test::half_of", "")
+                      .typed<at::Tensor(const at::Tensor&)>();
   const auto forward = [&](AnyNetImpl& net, const at::Tensor& x) { return through(net, op.call(net.layers[0](x))); };
   const auto x = torch::randn({4, 8});
-  EXPECT_THAT(support::message_of<ConfigError>([&] { prepare_pippy(AnyNet(forward), {}, x); }), HasSubstr("operator pipeline_test::half_of has no kernel that works out sizes without values"));
+  EXPECT_THAT(support::message_of<ConfigError>([&] { prepare_pippy(AnyNet(forward), {}, x); }),
+              HasSubstr("operator pipeline_test::half_of has no kernel that works out sizes without values"));
   auto pipeline = prepare_pippy(AnyNet(forward));
   std::string message;
   try {
@@ -477,9 +530,13 @@ std::pair<std::string, double> comm_error_of(const std::function<void()>& calls)
 
 RANKS_TEST(Pipeline, RanksThatRunDifferentProgramsAreNamed, 2, 3) {
   const PartialState state;
-  const auto forward = [](AnyNetImpl& net, const at::Tensor& x) { return through(net, is_last() ? torch::cat({x, x}) : x); };
+  const auto forward = [](AnyNetImpl& net, const at::Tensor& x) {
+    return through(net, is_last() ? torch::cat({x, x}) : x);
+  };
   auto pipeline = prepare_pippy(AnyNet(forward));
-  const auto [text, seconds] = comm_error_of([&] { for (int i = 0; i < 3; ++i) pipeline(torch::randn({4, 8})); });
+  const auto [text, seconds] = comm_error_of([&] {
+    for (int i = 0; i < 3; ++i) pipeline(torch::randn({4, 8}));
+  });
   EXPECT_THAT(text, HasSubstr("The ranks don't run the same program")) << "rank " << rank();
   EXPECT_LT(seconds, 20);
 }
@@ -487,9 +544,13 @@ RANKS_TEST(Pipeline, RanksThatRunDifferentProgramsAreNamed, 2, 3) {
 /// A rank that one expects nothing of any more, or one that expects nothing: the end of the call is compared as well.
 RANKS_TEST(Pipeline, RanksThatSendMoreOrLessAreNamed, 2) {
   const PartialState state;
-  const auto forward = [](AnyNetImpl& net, const at::Tensor& x) { return rank() == 0 ? net.layers[0](x) + 1 : through(net, x); };
+  const auto forward = [](AnyNetImpl& net, const at::Tensor& x) {
+    return rank() == 0 ? net.layers[0](x) + 1 : through(net, x);
+  };
   auto pipeline = prepare_pippy(AnyNet(forward));
-  const auto [text, seconds] = comm_error_of([&] { for (int i = 0; i < 3; ++i) pipeline(torch::randn({4, 8})); });
+  const auto [text, seconds] = comm_error_of([&] {
+    for (int i = 0; i < 3; ++i) pipeline(torch::randn({4, 8}));
+  });
   EXPECT_THAT(text, HasSubstr("The ranks don't run the same program")) << "rank " << rank();
   EXPECT_LT(seconds, 20);
 }
@@ -512,8 +573,7 @@ void others_hear_of(const std::string& test, int64_t victim) {
   for (int64_t r = 0; r < 3; ++r) {
     const auto& result = results[static_cast<size_t>(r)];
     if (r == victim) EXPECT_EQ(result.signal, SIGKILL);
-    else EXPECT_EQ(result.exit_code, 0) << "rank " << r << "\n"
-                                        << result.output;
+    else EXPECT_EQ(result.exit_code, 0) << "rank " << r << "\n" << result.output;
   }
 }
 
@@ -539,7 +599,9 @@ RANKS_TEST(Pipeline, AnExceptionOfOneRankReachesAll, 3) {
     EXPECT_THROW(pipeline(x), std::runtime_error);
     return;
   }
-  const auto [text, seconds] = comm_error_of([&] { for (int i = 0; i < 3; ++i) pipeline(x); });
+  const auto [text, seconds] = comm_error_of([&] {
+    for (int i = 0; i < 3; ++i) pipeline(x);
+  });
   EXPECT_THAT(text, HasSubstr("the cat walked over the keyboard"));
   EXPECT_LT(seconds, 20);
 }

@@ -52,16 +52,29 @@ std::vector<pid_t> children_of(pid_t pid, const std::string& name = "") {
 
 class Machines : public testing::Test {
  protected:
-  Machines() : folder(support::scratch_dir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name()), port(std::to_string(support::free_port())) {
+  Machines()
+      : folder(support::scratch_dir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name()),
+        port(std::to_string(support::free_port())) {
     fs::remove_all(folder);
     fs::create_directories(folder);
   }
 
-  /// A launcher that takes part as machine `rank` (or, with c10d, as 127.0.0.<rank + 1>). Short times, so that losses are seen soon.
-  std::unique_ptr<Program> machine(int rank, const std::string& script, std::vector<std::string> more = {}, const std::string& conf = "") const {
+  /// A launcher that takes part as machine `rank` (or, with c10d, as 127.0.0.<rank + 1>). Short times, so that losses
+  /// are seen soon.
+  std::unique_ptr<Program> machine(int rank, const std::string& script, std::vector<std::string> more = {},
+                                   const std::string& conf = "") const {
     const bool c10d = std::find(more.begin(), more.end(), "c10d") != more.end();
-    std::vector<std::string> words{accelerate(), "launch", "--main_process_ip", "127.0.0.1", "--main_process_port", port, "--rdzv_conf",
-                                   "local_addr=127.0.0." + std::to_string(rank + 1) + ",keep_alive_interval=0.5,keep_alive_max_attempt=8,join_timeout=60,close_timeout=8" + (c10d ? ",last_call_timeout=1" : "") + conf};
+    std::vector<std::string> words{
+        accelerate(),
+        "launch",
+        "--main_process_ip",
+        "127.0.0.1",
+        "--main_process_port",
+        port,
+        "--rdzv_conf",
+        "local_addr=127.0.0." + std::to_string(rank + 1) +
+            ",keep_alive_interval=0.5,keep_alive_max_attempt=8,join_timeout=60,close_timeout=8" +
+            (c10d ? ",last_call_timeout=1" : "") + conf};
     if (!c10d) words.insert(words.end(), {"--machine_rank", std::to_string(rank)});
     words.insert(words.end(), more.begin(), more.end());
     words.insert(words.end(), {"/bin/sh", "-c", script});
@@ -69,7 +82,10 @@ class Machines : public testing::Test {
   }
   std::string file(const std::string& name) const { return folder / name; }
   /// Writes the process numbers of the rank and of a child of it that is hard to get rid of.
-  std::string with_grandchild() const { return "(trap '' INT TERM HUP; exec sleep 120) & echo $! >> " + file("pids") + "; echo $$ >> " + file("pids") + "; wait; wait; wait"; }
+  std::string with_grandchild() const {
+    return "(trap '' INT TERM HUP; exec sleep 120) & echo $! >> " + file("pids") + "; echo $$ >> " + file("pids") +
+           "; wait; wait; wait";
+  }
   /// Waits until `count` lines are in the file.
   bool lines_in(const std::string& name, size_t count) const {
     for (const auto end = Clock::now() + kLong; Clock::now() < end; std::this_thread::sleep_for(milliseconds(20)))
@@ -92,37 +108,47 @@ std::vector<std::string> operator+(std::vector<std::string> a, const std::vector
 // ---------------------------------------------------------------- rounds
 
 TEST_F(Machines, StaticRanksFindTorchrunsVariables) {
-  const std::string script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_NAME $ROLE_RANK $ROLE_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT "
-                             "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_USE_AGENT_STORE; echo $TORCHELASTIC_RUN_ID >> " + file("ids");
+  const std::string script =
+      "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $ROLE_NAME $ROLE_RANK "
+      "$ROLE_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT "
+      "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_USE_AGENT_STORE; echo $TORCHELASTIC_RUN_ID "
+      ">> " +
+      file("ids");
   auto b = machine(1, script, kTwo + std::vector<std::string>{"-q", "--role", "guest"});
   auto a = machine(0, script, kTwo + std::vector<std::string>{"-q", "--role", "host", "--max_restarts", "3"});
   const auto first = a->wait(kLong), second = b->wait(kLong);
   EXPECT_EQ(first.exit_code, 0) << first.err;
   EXPECT_EQ(second.exit_code, 0) << second.err;
-  EXPECT_THAT(sorted_lines(first.out), ElementsAre("0 0 4 2 0 2 host 0 2 127.0.0.1:" + port + " 0 3 True", "1 1 4 2 0 2 host 1 2 127.0.0.1:" + port + " 0 3 True"));
-  EXPECT_THAT(sorted_lines(second.out), ElementsAre("2 0 4 2 1 2 guest 0 2 127.0.0.1:" + port + " 0 0 True", "3 1 4 2 1 2 guest 1 2 127.0.0.1:" + port + " 0 0 True"));
+  EXPECT_THAT(sorted_lines(first.out), ElementsAre("0 0 4 2 0 2 host 0 2 127.0.0.1:" + port + " 0 3 True",
+                                                   "1 1 4 2 0 2 host 1 2 127.0.0.1:" + port + " 0 3 True"));
+  EXPECT_THAT(sorted_lines(second.out), ElementsAre("2 0 4 2 1 2 guest 0 2 127.0.0.1:" + port + " 0 0 True",
+                                                    "3 1 4 2 1 2 guest 1 2 127.0.0.1:" + port + " 0 0 True"));
   const auto ids = sorted_lines(content(file("ids")));
   EXPECT_EQ(ids.size(), 4u);
   EXPECT_EQ(ids.front(), ids.back());
 }
 
 TEST_F(Machines, ElasticJobGrowsWithALateMachine) {
-  const std::string script = "echo $RANK/$WORLD_SIZE $GROUP_RANK $TORCHELASTIC_RESTART_COUNT; echo x >> " + file("started") + "; [ $WORLD_SIZE = 4 ] || sleep 100";
+  const std::string script = "echo $RANK/$WORLD_SIZE $GROUP_RANK $TORCHELASTIC_RESTART_COUNT; echo x >> " +
+                             file("started") + "; [ $WORLD_SIZE = 4 ] || sleep 100";
   auto a = machine(0, script, kElastic);
   ASSERT_TRUE(lines_in("started", 2));  // alone after the last call
   auto b = machine(1, script, kElastic);
   const auto first = a->wait(kLong), second = b->wait(kLong);
   EXPECT_EQ(first.exit_code, 0) << first.err;
   EXPECT_EQ(second.exit_code, 0) << second.err;
-  EXPECT_THAT(sorted_lines(first.out), ElementsAre("0/2 0 0", "0/4 0 0", "1/2 0 0", "1/4 0 0"));  // growing is no failure: no restart is counted
+  EXPECT_THAT(sorted_lines(first.out),
+              ElementsAre("0/2 0 0", "0/4 0 0", "1/2 0 0", "1/4 0 0"));  // growing is no failure: no restart is counted
   EXPECT_THAT(sorted_lines(second.out), ElementsAre("2/4 1 0", "3/4 1 0"));
   EXPECT_THAT(first.err, HasSubstr("(127.0.0.2) has joined"));
 }
 
 TEST_F(Machines, LogFoldersHaveAnAttemptForEachStart) {
-  const std::string script = "echo out $RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || { [ $RANK = 3 ] && exit 1; sleep 100; }";
+  const std::string script =
+      "echo out $RANK; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || { [ $RANK = 3 ] && exit 1; sleep 100; }";
   const auto options = kTwo + std::vector<std::string>{"-q", "--max_restarts", "1", "--tee", "1"};
-  auto a = machine(0, script, options + std::vector<std::string>{"--log_dir", file("a")}), b = machine(1, script, options + std::vector<std::string>{"--log_dir", file("b")});
+  auto a = machine(0, script, options + std::vector<std::string>{"--log_dir", file("a")}),
+       b = machine(1, script, options + std::vector<std::string>{"--log_dir", file("b")});
   EXPECT_EQ(a->wait(kLong).exit_code, 0);
   EXPECT_EQ(b->wait(kLong).exit_code, 0);
   const fs::path run = fs::directory_iterator(file("b"))->path();
@@ -133,8 +159,10 @@ TEST_F(Machines, LogFoldersHaveAnAttemptForEachStart) {
 // ---------------------------------------------------------------- ranks that die
 
 TEST_F(Machines, KilledRankStartsAllMachinesAgainWithinASecond) {
-  const std::string script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && { date +%s%N >> " + file("again") + "; exit 0; }; echo x >> " + file("started") +
-                             "; if [ $RANK = 3 ]; then while [ $(cat " + file("started") + " | wc -l) -lt 4 ]; do sleep 0.05; done; date +%s%N > " + file("killed") + "; kill -9 $$; fi; sleep 100";
+  const std::string script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && { date +%s%N >> " + file("again") +
+                             "; exit 0; }; echo x >> " + file("started") + "; if [ $RANK = 3 ]; then while [ $(cat " +
+                             file("started") + " | wc -l) -lt 4 ]; do sleep 0.05; done; date +%s%N > " +
+                             file("killed") + "; kill -9 $$; fi; sleep 100";
   const auto options = kTwo + std::vector<std::string>{"--max_restarts", "1"};
   auto a = machine(0, script, options), b = machine(1, script, options);
   const auto first = a->wait(kLong), second = b->wait(kLong);
@@ -169,8 +197,10 @@ TEST_F(Machines, ConsequenceOnAnotherMachineIsNotTheCause) {
 }
 
 TEST_F(Machines, RankThatIgnoresTermIsKilledAndTheRoundGoesOn) {
-  const std::string script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; if [ $RANK = 0 ]; then trap '' TERM; echo $$ > " + file("stubborn") + "; while :; do sleep 0.2; done; fi; while [ ! -s " +
-                             file("stubborn") + " ]; do sleep 0.05; done; [ $RANK = 3 ] && exit 1; exec sleep 100";
+  const std::string script =
+      "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; if [ $RANK = 0 ]; then trap '' TERM; echo $$ > " +
+      file("stubborn") + "; while :; do sleep 0.2; done; fi; while [ ! -s " + file("stubborn") +
+      " ]; do sleep 0.05; done; [ $RANK = 3 ] && exit 1; exec sleep 100";
   const auto options = kTwo + std::vector<std::string>{"--max_restarts", "1", "--grace_seconds", "1"};
   auto a = machine(0, script, options), b = machine(1, script, options);
   EXPECT_EQ(a->wait(kLong).exit_code, 0);
@@ -181,22 +211,27 @@ TEST_F(Machines, RankThatIgnoresTermIsKilledAndTheRoundGoesOn) {
 // ---------------------------------------------------------------- machines that are lost
 
 TEST_F(Machines, LostMachineLeavesTheOthersGoingOnAndMayComeBack) {
-  const std::string wait_for_all = "echo $RANK/$WORLD_SIZE restart $TORCHELASTIC_RESTART_COUNT >> " + file("started") + "; [ $TORCHELASTIC_RESTART_COUNT = 1 -a $WORLD_SIZE = 4 ] && exit 0; " + with_grandchild();
+  const std::string wait_for_all = "echo $RANK/$WORLD_SIZE restart $TORCHELASTIC_RESTART_COUNT >> " + file("started") +
+                                   "; [ $TORCHELASTIC_RESTART_COUNT = 1 -a $WORLD_SIZE = 4 ] && exit 0; " +
+                                   with_grandchild();
   const auto options = kElastic + std::vector<std::string>{"--max_restarts", "1"};
-  auto a = machine(0, wait_for_all, options, ",is_host=1"), b = machine(1, wait_for_all, options, ",is_host=0");  // the host's loss would end the job
+  auto a = machine(0, wait_for_all, options, ",is_host=1"),
+       b = machine(1, wait_for_all, options, ",is_host=0");  // the host's loss would end the job
   ASSERT_TRUE(lines_in("started", 4));
   const auto all = pids_in(file("pids"), 8);
   const auto agents = children_of(b->pid(), "accelerate-agen");
   ASSERT_EQ(agents.size(), 1u);
-  b->signal(SIGKILL);  // the launcher of one machine; the kernel and the warden take care of its ranks, and the agent says goodbye
+  b->signal(SIGKILL);  // the launcher of one machine; the kernel and the warden take care of its ranks, and the agent
+                       // says goodbye
   b->wait(kLong);
   ASSERT_TRUE(lines_in("started", 6));  // the other goes on alone
   auto c = machine(2, wait_for_all, options, ",is_host=0");
   const auto first = a->wait(kLong), third = c->wait(kLong);
   EXPECT_EQ(first.exit_code, 0) << first.err;
   EXPECT_EQ(third.exit_code, 0) << third.err;
-  EXPECT_THAT(sorted_lines(content(file("started"))), ElementsAre("0/2 restart 1", "0/4 restart 0", "0/4 restart 1", "1/2 restart 1", "1/4 restart 0", "1/4 restart 1", "2/4 restart 0", "2/4 restart 1",
-                                                                    "3/4 restart 0", "3/4 restart 1"));
+  EXPECT_THAT(sorted_lines(content(file("started"))),
+              ElementsAre("0/2 restart 1", "0/4 restart 0", "0/4 restart 1", "1/2 restart 1", "1/4 restart 0",
+                          "1/4 restart 1", "2/4 restart 0", "2/4 restart 1", "3/4 restart 0", "3/4 restart 1"));
   for (const pid_t pid : pids_in(file("pids"), 8)) EXPECT_TRUE(gone(pid)) << pid;
   EXPECT_TRUE(gone(agents.front()));
 }
@@ -250,7 +285,8 @@ TEST_F(Machines, CtrlCOnOneMachineIsSaidOnTheOthers) {
 
 TEST_F(Machines, TooFewMachines) {
   auto a = machine(0, "true", kTwo, ",join_timeout=1");
-  auto b = machine(0, "true", kElastic + std::vector<std::string>{"--num_machines", "2:3", "--num_processes", "3"}, ",join_timeout=1,is_host=0");
+  auto b = machine(0, "true", kElastic + std::vector<std::string>{"--num_machines", "2:3", "--num_processes", "3"},
+                   ",join_timeout=1,is_host=0");
   const auto first = a->wait(kLong);
   EXPECT_EQ(first.exit_code, 71);
   EXPECT_THAT(first.err, HasSubstr("only 1 of 2 machines came within 1 s; missing: machine rank 1"));
@@ -267,7 +303,8 @@ class Listener {
     address.sin_port = htons(static_cast<uint16_t>(std::stoi(port)));
     const int on = 1;
     ::setsockopt(fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (::bind(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || ::listen(fd_, 8) != 0) ADD_FAILURE() << "can't listen at " << port;
+    if (::bind(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || ::listen(fd_, 8) != 0)
+      ADD_FAILURE() << "can't listen at " << port;
   }
   ~Listener() { ::close(fd_); }
 
@@ -287,7 +324,8 @@ TEST_F(Machines, PortOfAnotherProgram) {
 }
 
 TEST_F(Machines, OnOneMachineTheStoreListensOnLoopbackOnly) {
-  auto a = machine(0, "echo $$ >> " + file("pids") + "; exec sleep 100", kTwo), b = machine(1, "echo $$ >> " + file("pids") + "; exec sleep 100", kTwo);
+  auto a = machine(0, "echo $$ >> " + file("pids") + "; exec sleep 100", kTwo),
+       b = machine(1, "echo $$ >> " + file("pids") + "; exec sleep 100", kTwo);
   pids_in(file("pids"), 4);
   std::set<std::string> sockets;
   for (const auto* program : {a.get(), b.get()})
@@ -317,7 +355,8 @@ TEST_F(Machines, AgentsAreSmall) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "an instrumented program takes more";
 #endif
-  auto a = machine(0, "echo $$ >> " + file("pids") + "; exec sleep 100", kTwo), b = machine(1, "echo $$ >> " + file("pids") + "; exec sleep 100", kTwo);
+  auto a = machine(0, "echo $$ >> " + file("pids") + "; exec sleep 100", kTwo),
+       b = machine(1, "echo $$ >> " + file("pids") + "; exec sleep 100", kTwo);
   pids_in(file("pids"), 4);
   for (const auto* program : {a.get(), b.get()})
     for (const pid_t agent : children_of(program->pid(), "accelerate-agen")) {
@@ -327,7 +366,8 @@ TEST_F(Machines, AgentsAreSmall) {
         if (line.starts_with("VmRSS:")) resident = std::stoll(line.substr(6));
       std::cout << "an agent's resident memory: " << resident << " kB\n";
       EXPECT_GT(resident, 1000);
-      EXPECT_LT(resident, 20000);  // 13,000 to 15,000 with LibTorch 2.13; 110,000 when all of its operators are registered
+      EXPECT_LT(resident,
+                20000);  // 13,000 to 15,000 with LibTorch 2.13; 110,000 when all of its operators are registered
     }
 }
 
@@ -349,7 +389,8 @@ TEST_F(Machines, WrongTokenIsRefusedAndDisturbsNobody) {
   const auto second = right->wait(kLong), first = host->wait(kLong);
   EXPECT_EQ(first.exit_code, 0) << first.err;
   EXPECT_EQ(second.exit_code, 0) << second.err;
-  EXPECT_THAT(sorted_lines(first.out + second.out), ElementsAre("0 127.0.0.1", "1 127.0.0.1", "2 127.0.0.1", "3 127.0.0.1"));
+  EXPECT_THAT(sorted_lines(first.out + second.out),
+              ElementsAre("0 127.0.0.1", "1 127.0.0.1", "2 127.0.0.1", "3 127.0.0.1"));
 }
 
 TEST_F(Machines, HostWithoutTokenIsNotTrustedByAClientWithOne) {
@@ -365,7 +406,8 @@ TEST_F(Machines, LauncherThatIsKilledWhileItWaitsLeavesNoAgent) {
   for (const int rank : {0, 1}) {  // one waits for others, one for the host
     auto program = machine(rank, "echo started", kTwo);
     std::vector<pid_t> agents;
-    for (int i = 0; i < 1000 && agents.empty(); ++i, std::this_thread::sleep_for(milliseconds(10))) agents = children_of(program->pid(), "accelerate-agen");
+    for (int i = 0; i < 1000 && agents.empty(); ++i, std::this_thread::sleep_for(milliseconds(10)))
+      agents = children_of(program->pid(), "accelerate-agen");
     ASSERT_EQ(agents.size(), 1u);
     program->signal(SIGKILL);
     program->wait(kLong);
@@ -375,7 +417,9 @@ TEST_F(Machines, LauncherThatIsKilledWhileItWaitsLeavesNoAgent) {
 
 TEST_F(Machines, MistakesInRendezvousSettings) {
   const auto error = [&](const std::vector<std::string>& options, const std::string& conf) {
-    std::vector<std::string> words = options + std::vector<std::string>{"--main_process_ip", "127.0.0.1", "--main_process_port", port, "--rdzv_conf", conf, "/bin/true"};
+    std::vector<std::string> words =
+        options + std::vector<std::string>{
+                      "--main_process_ip", "127.0.0.1", "--main_process_port", port, "--rdzv_conf", conf, "/bin/true"};
     const auto result = launch(words);
     EXPECT_EQ(result.exit_code, 64) << result.err;
     return result.err;
@@ -388,7 +432,8 @@ TEST_F(Machines, MistakesInRendezvousSettings) {
   EXPECT_THAT(error(kElastic, "store_type=file"), HasSubstr("expected tcp"));
   EXPECT_THAT(error(kElastic, "token_file=/no/such/file"), HasSubstr("can't be read"));
   EXPECT_THAT(error({"--num_machines", "2:1", "--num_processes", "2"}, "timeout=1"), HasSubstr("expected MIN:MAX"));
-  EXPECT_THAT(error({"--num_machines", "1:2", "--num_processes", "2", "--machine_rank", "0"}, "timeout=1"), HasSubstr("needs --rdzv_backend c10d"));
+  EXPECT_THAT(error({"--num_machines", "1:2", "--num_processes", "2", "--machine_rank", "0"}, "timeout=1"),
+              HasSubstr("needs --rdzv_backend c10d"));
   std::ofstream(file("open")) << "secret\n";
   EXPECT_THAT(error(kElastic, "token_file=" + file("open")), HasSubstr("chmod 600"));
 }
@@ -409,31 +454,49 @@ class Hostfile : public Machines {
     words.insert(words.end(), more.begin(), more.end());
     words.insert(words.end(), {"/bin/sh", "-c", script});
     const char* path = std::getenv("PATH");
-    return std::make_unique<Program>(words, Program::Options{.env = {"PATH=" + folder.string() + ":" + (path ? path : ""), "NCCL_DEBUG=WARN"}, .input = "", .terminal = false, .read_output = true, .folder = folder});
+    return std::make_unique<Program>(
+        words, Program::Options{.env = {"PATH=" + folder.string() + ":" + (path ? path : ""), "NCCL_DEBUG=WARN"},
+                                .input = "",
+                                .terminal = false,
+                                .read_output = true,
+                                .folder = folder});
   }
 };
 
 TEST_F(Hostfile, StartsALauncherOnEachMachineWithItsSlots) {
-  const auto result = start("echo $RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $WORLD_SIZE $GROUP_RANK $NCCL_DEBUG \"$0\" $(pwd) $ACCELERATE_LAUNCH_TETHER", {"-q", "--mixed_precision", "bf16"})->wait(kLong);
+  const auto result = start(
+                          "echo $RANK $LOCAL_RANK/$LOCAL_WORLD_SIZE $WORLD_SIZE $GROUP_RANK $NCCL_DEBUG \"$0\" $(pwd) "
+                          "$ACCELERATE_LAUNCH_TETHER",
+                          {"-q", "--mixed_precision", "bf16"})
+                          ->wait(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const std::string rest = " WARN /bin/sh " + folder.string();
-  EXPECT_THAT(sorted_lines(result.out), ElementsAre("0 0/2 5 0" + rest, "1 1/2 5 0" + rest, "2 0/3 5 1" + rest, "3 1/3 5 1" + rest, "4 2/3 5 1" + rest));
+  EXPECT_THAT(sorted_lines(result.out), ElementsAre("0 0/2 5 0" + rest, "1 1/2 5 0" + rest, "2 0/3 5 1" + rest,
+                                                    "3 1/3 5 1" + rest, "4 2/3 5 1" + rest));
   EXPECT_THAT(content(file("command.127.0.0.2")), HasSubstr("--mixed_precision 'bf16'"));
 }
 
 TEST_F(Hostfile, FiltersChooseMachinesAndSlots) {
-  EXPECT_THAT(sorted_lines(start("echo $RANK/$WORLD_SIZE $CUDA_VISIBLE_DEVICES", {"-q", "--include", "127.0.0.2:0,2"})->wait(kLong).out), ElementsAre("0/2 0,2", "1/2 0,2"));
+  EXPECT_THAT(
+      sorted_lines(
+          start("echo $RANK/$WORLD_SIZE $CUDA_VISIBLE_DEVICES", {"-q", "--include", "127.0.0.2:0,2"})->wait(kLong).out),
+      ElementsAre("0/2 0,2", "1/2 0,2"));
   EXPECT_FALSE(fs::exists(file("command.127.0.0.1")));
-  EXPECT_THAT(sorted_lines(start("echo $RANK/$WORLD_SIZE $GROUP_RANK", {"-q", "--exclude", "127.0.0.1:1@127.0.0.2:0"})->wait(kLong).out), ElementsAre("0/3 0", "1/3 1", "2/3 1"));
+  EXPECT_THAT(
+      sorted_lines(
+          start("echo $RANK/$WORLD_SIZE $GROUP_RANK", {"-q", "--exclude", "127.0.0.1:1@127.0.0.2:0"})->wait(kLong).out),
+      ElementsAre("0/3 0", "1/3 1", "2/3 1"));
 }
 
 TEST_F(Hostfile, TokenIsOnNoCommandLine) {
-  auto program = start("echo $$ >> " + file("pids") + "; exec sleep 100", {"--rdzv_conf", "token=sesame,join_timeout=60"});
+  auto program =
+      start("echo $$ >> " + file("pids") + "; exec sleep 100", {"--rdzv_conf", "token=sesame,join_timeout=60"});
   pids_in(file("pids"), 5);
   EXPECT_THAT(content(file("command.127.0.0.1")) + content(file("command.127.0.0.2")), Not(HasSubstr("sesame")));
   EXPECT_THAT(content(file("command.127.0.0.1")), HasSubstr("--rdzv_conf 'join_timeout=60'"));
   // The gate that the host's agent keeps refuses who does not know it.
-  const auto stranger = machine(1, "true", {"--num_machines", "2", "--num_processes", "5"}, ",token=guessed")->wait(kLong);
+  const auto stranger =
+      machine(1, "true", {"--num_machines", "2", "--num_processes", "5"}, ",token=guessed")->wait(kLong);
   EXPECT_EQ(stranger.exit_code, 64);
   program->signal(SIGTERM);
   EXPECT_EQ(program->wait(kLong).exit_code, 143);
@@ -465,15 +528,23 @@ TEST_F(Hostfile, FailuresCarryTheirExitCode) {
 class Sshd : public Hostfile {
  protected:
   void SetUp() override {
-    ASSERT_EQ(::access("/usr/sbin/sshd", X_OK), 0) << "there is no sshd here (Debian: openssh-server), which scripts/test.sh installs";
+    ASSERT_EQ(::access("/usr/sbin/sshd", X_OK), 0)
+        << "there is no sshd here (Debian: openssh-server), which scripts/test.sh installs";
     if (::getuid() == 0) fs::create_directories("/run/sshd");
     const std::string ssh_port = std::to_string(support::free_port());
-    for (const char* key : {"hostkey", "key"}) ASSERT_EQ(run({"/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file(key)}), 0);
-    write("sshd_config", "Port " + ssh_port + "\nListenAddress 127.0.0.1\nListenAddress 127.0.0.2\nHostKey " + file("hostkey") + "\nAuthorizedKeysFile " + file("key.pub") +
+    for (const char* key : {"hostkey", "key"})
+      ASSERT_EQ(run({"/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", file(key)}), 0);
+    write("sshd_config", "Port " + ssh_port + "\nListenAddress 127.0.0.1\nListenAddress 127.0.0.2\nHostKey " +
+                             file("hostkey") + "\nAuthorizedKeysFile " + file("key.pub") +
                              "\nStrictModes no\nUsePAM no\nPermitRootLogin yes\nPidFile none\n");
-    sshd_ = std::make_unique<Program>(std::vector<std::string>{"/usr/sbin/sshd", "-D", "-f", file("sshd_config"), "-E", file("sshd.log")});
-    write("ssh", "#!/bin/sh\nexec /usr/bin/ssh -p " + ssh_port + " -i " + file("key") + " -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR \"$@\"\n");
-    for (int i = 0; i < 100 && run({file("ssh"), "127.0.0.2", "true"}) != 0; ++i) std::this_thread::sleep_for(milliseconds(100));
+    sshd_ = std::make_unique<Program>(
+        std::vector<std::string>{"/usr/sbin/sshd", "-D", "-f", file("sshd_config"), "-E", file("sshd.log")});
+    write(
+        "ssh",
+        "#!/bin/sh\nexec /usr/bin/ssh -p " + ssh_port + " -i " + file("key") +
+            " -o BatchMode=yes -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR \"$@\"\n");
+    for (int i = 0; i < 100 && run({file("ssh"), "127.0.0.2", "true"}) != 0; ++i)
+      std::this_thread::sleep_for(milliseconds(100));
   }
   static int run(const std::vector<std::string>& words) { return Program(words).wait(kLong).exit_code; }
 
@@ -494,14 +565,17 @@ class Sshd : public Hostfile {
 TEST_F(Sshd, StartsAndEndsTheJob) {
   const auto result = start("echo $RANK/$WORLD_SIZE ${SSH_CONNECTION:+by ssh}", {"-q"})->wait(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.err << content(file("sshd.log"));
-  EXPECT_THAT(sorted_lines(result.out), ElementsAre("0/5 by ssh", "1/5 by ssh", "2/5 by ssh", "3/5 by ssh", "4/5 by ssh"));
+  EXPECT_THAT(sorted_lines(result.out),
+              ElementsAre("0/5 by ssh", "1/5 by ssh", "2/5 by ssh", "3/5 by ssh", "4/5 by ssh"));
   everything_ends_with_the_starter({}, SIGKILL);
 }
 
 TEST_F(Sshd, ByPdsh) {
-  ASSERT_EQ(::access("/usr/bin/pdsh", X_OK), 0) << "there is no pdsh here (Debian: pdsh), which scripts/test.sh installs";
+  ASSERT_EQ(::access("/usr/bin/pdsh", X_OK), 0)
+      << "there is no pdsh here (Debian: pdsh), which scripts/test.sh installs";
   const std::vector<std::string> pdsh{"--remote_shell", "pdsh"};
-  const auto result = start("echo $RANK/$WORLD_SIZE ${SSH_CONNECTION:+by ssh} $NCCL_DEBUG 50%h \"it's\"", pdsh)->wait(kLong);
+  const auto result =
+      start("echo $RANK/$WORLD_SIZE ${SSH_CONNECTION:+by ssh} $NCCL_DEBUG 50%h \"it's\"", pdsh)->wait(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const std::string rest = "/5 by ssh WARN 50%h it's";
   EXPECT_THAT(sorted_lines(result.out), ElementsAre("0" + rest, "1" + rest, "2" + rest, "3" + rest, "4" + rest));
@@ -513,15 +587,19 @@ TEST_F(Sshd, ByPdsh) {
 }
 
 TEST_F(Sshd, PdshTakesTheTokenFromAFileOnEachMachine) {
-  ASSERT_EQ(::access("/usr/bin/pdsh", X_OK), 0) << "there is no pdsh here (Debian: pdsh), which scripts/test.sh installs";
-  const auto said = start("true", {"--remote_shell", "pdsh", "--rdzv_conf", "join_timeout=60,token=sesame"})->wait(kLong);
+  ASSERT_EQ(::access("/usr/bin/pdsh", X_OK), 0)
+      << "there is no pdsh here (Debian: pdsh), which scripts/test.sh installs";
+  const auto said =
+      start("true", {"--remote_shell", "pdsh", "--rdzv_conf", "join_timeout=60,token=sesame"})->wait(kLong);
   EXPECT_EQ(said.exit_code, 64);
   EXPECT_THAT(said.err, HasSubstr("name that with token_file="));
   write("secret", "sesame\n");
   fs::permissions(file("secret"), fs::perms::owner_read | fs::perms::owner_write);
-  auto program = start("echo $$ >> " + file("pids") + "; exec sleep 100", {"--remote_shell", "pdsh", "--rdzv_conf", "token_file=" + file("secret") + ",join_timeout=60"});
+  auto program = start("echo $$ >> " + file("pids") + "; exec sleep 100",
+                       {"--remote_shell", "pdsh", "--rdzv_conf", "token_file=" + file("secret") + ",join_timeout=60"});
   pids_in(file("pids"), 5);
-  const auto stranger = machine(1, "true", {"--num_machines", "2", "--num_processes", "5"}, ",token=guessed")->wait(kLong);
+  const auto stranger =
+      machine(1, "true", {"--num_machines", "2", "--num_processes", "5"}, ",token=guessed")->wait(kLong);
   EXPECT_EQ(stranger.exit_code, 64) << stranger.err;
   program->signal(SIGTERM);
   EXPECT_EQ(program->wait(kLong).exit_code, 143);

@@ -28,13 +28,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Trained {
-  std::string error;  ///< the CommError's text, or empty
+  std::string error;   ///< the CommError's text, or empty
   double seconds = 0;  ///< from the call that failed to its error
 };
 
 /// Trains until a CommError comes, at most 400 steps. `fault(step)` runs in each step between forward and backward.
 Trained train(Accelerator& accelerator, const std::function<void(int64_t)>& fault) {
-  torch::nn::Sequential net(torch::nn::Linear(16, 64), torch::nn::ReLU(), torch::nn::BatchNorm1d(64), torch::nn::Linear(64, 2));
+  torch::nn::Sequential net(torch::nn::Linear(16, 64), torch::nn::ReLU(), torch::nn::BatchNorm1d(64),
+                            torch::nn::Linear(64, 2));
   auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.01));
   auto begin = Clock::now();
   try {
@@ -54,7 +55,8 @@ Trained train(Accelerator& accelerator, const std::function<void(int64_t)>& faul
 }
 
 /// Runs a case in ranks where `victim` may end in any way; all others must pass.
-std::vector<support::RankResult> others_pass(const std::string& test, int64_t victim, const support::RankOptions& options) {
+std::vector<support::RankResult> others_pass(const std::string& test, int64_t victim,
+                                             const support::RankOptions& options) {
   auto results = support::run_test_in_ranks(test, options);
   for (size_t r = 0; r < results.size(); ++r) {
     if (static_cast<int64_t>(r) == victim) continue;
@@ -79,12 +81,15 @@ void die_at_step_three(int64_t victim) {
 
 TEST(RankFault, KilledInTheMiddleOfAStep) {
   if (support::is_rank()) return die_at_step_three(2);
-  EXPECT_EQ(others_pass("RankFault.KilledInTheMiddleOfAStep", 2, {.world_size = 3, .deadline = kDeadline})[2].signal, SIGKILL);
+  EXPECT_EQ(others_pass("RankFault.KilledInTheMiddleOfAStep", 2, {.world_size = 3, .deadline = kDeadline})[2].signal,
+            SIGKILL);
 }
 
 TEST(RankFault, RankZeroKilledInTheMiddleOfAStep) {
   if (support::is_rank()) return die_at_step_three(0);
-  EXPECT_EQ(others_pass("RankFault.RankZeroKilledInTheMiddleOfAStep", 0, {.world_size = 3, .deadline = kDeadline})[0].signal, SIGKILL);
+  EXPECT_EQ(
+      others_pass("RankFault.RankZeroKilledInTheMiddleOfAStep", 0, {.world_size = 3, .deadline = kDeadline})[0].signal,
+      SIGKILL);
 }
 
 // The process that throws lives on for a while, so that nothing but the announcement can tell the others.
@@ -161,7 +166,8 @@ RANKS_TEST(RankFault, StoppedProcessIsNamed, 3) {
   const std::filesystem::path seen = std::filesystem::path(support::scratch_dir()) / "rank_2_has_seen_it";
   if (rank() == 2) std::ofstream(seen) << "1";
   if (rank() != 0) return;
-  for (int i = 0; i < 200 && !std::filesystem::exists(seen); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  for (int i = 0; i < 200 && !std::filesystem::exists(seen); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
   ::kill(static_cast<pid_t>(pids[1]), SIGCONT);
 }
 
@@ -170,13 +176,15 @@ RANKS_TEST(RankFault, OneSampleOnThreeRanksAndNoneAtAll, 3) {
   const std::vector<torch::Tensor> one{torch::full({2}, 7.0)};
   torch::nn::Linear net(2, 1);
   auto [model, optimizer, loader, empty] =
-      accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.01), data::DataLoader(one, {.batch_size = 4}), data::DataLoader(std::vector<torch::Tensor>{}, {.batch_size = 4}));
+      accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.01), data::DataLoader(one, {.batch_size = 4}),
+                          data::DataLoader(std::vector<torch::Tensor>{}, {.batch_size = 4}));
   int64_t steps = 0;
   for (auto& batch : loader) {
     accelerator.backward(model(batch).mean());
     optimizer.step();
     optimizer.zero_grad();
-    EXPECT_TRUE(accelerator.gather_for_metrics(batch).equal(torch::full({1, 2}, 7.0))) << "the copies that fill the batch don't count";
+    EXPECT_TRUE(accelerator.gather_for_metrics(batch).equal(torch::full({1, 2}, 7.0)))
+        << "the copies that fill the batch don't count";
     ++steps;
   }
   EXPECT_EQ(steps, 1);
@@ -199,8 +207,11 @@ namespace {
 
 /// One process that believes to be `rank` of two, with a group timeout of two seconds.
 support::RankResult alone_of_two(const std::string& rank, uint16_t port) {
-  return support::run_program({"--gtest_also_run_disabled_tests", "--gtest_filter=RankFault.DISABLED_JoinPrintsTheError"},
-                              {.world_size = 1, .deadline = std::chrono::seconds(30), .env = {{"RANK", rank}, {"LOCAL_RANK", rank}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", std::to_string(port)}}})[0];
+  return support::run_program(
+      {"--gtest_also_run_disabled_tests", "--gtest_filter=RankFault.DISABLED_JoinPrintsTheError"},
+      {.world_size = 1,
+       .deadline = std::chrono::seconds(30),
+       .env = {{"RANK", rank}, {"LOCAL_RANK", rank}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", std::to_string(port)}}})[0];
 }
 
 }  // namespace
@@ -251,5 +262,6 @@ TEST(RankFault, ContradictoryEnvironment) {
     EXPECT_THROW(PartialState(), ConfigError);
     return;
   }
-  support::expect_ranks_pass("RankFault.ContradictoryEnvironment", {.world_size = 1, .env = {{"RANK", "5"}, {"WORLD_SIZE", "2"}}});
+  support::expect_ranks_pass("RankFault.ContradictoryEnvironment",
+                             {.world_size = 1, .env = {{"RANK", "5"}, {"WORLD_SIZE", "2"}}});
 }

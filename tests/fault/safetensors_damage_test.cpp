@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -42,7 +42,8 @@ std::string outcome(const std::string& bytes) {
   return "loaded";
 }
 
-const std::string kTwo = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})";
+const std::string kTwo =
+    R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[4],"data_offsets":[8,12]}})";
 
 std::string one(const std::string& dtype, const std::string& shape, const std::string& offsets) {
   return R"({"a":{"dtype":)" + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
@@ -70,13 +71,17 @@ std::vector<Damage> damages() {
       {"single quotes", "{'a':1}", 0, "not valid JSON"},
       {"trailing comma", R"({"__metadata__":{"a":"b"},})", 0, "not valid JSON"},
       {"deep nesting", nested, 0, "nested deeper"},
-      {"tensor named twice", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "key \"a\" occurs twice"},
-      {"field named twice", R"({"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1, "key \"dtype\" occurs twice"},
+      {"tensor named twice",
+       R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
+       1, "key \"a\" occurs twice"},
+      {"field named twice", R"({"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1,
+       "key \"dtype\" occurs twice"},
       {"metadata twice", R"({"__metadata__":{},"__metadata__":{}})", 0, "key \"__metadata__\" occurs twice"},
       {"metadata key twice", R"({"__metadata__":{"k":"1","k":"2"}})", 0, "key \"k\" occurs twice"},
       {"metadata is text", R"({"__metadata__":"pt"})", 0, "__metadata__ is \"pt\", expected an object of strings"},
       {"metadata value is a number", R"({"__metadata__":{"epoch":3}})", 0, "for 'epoch' the value 3, but only strings"},
-      {"metadata value is an object", R"({"__metadata__":{"e":{"f":"g"}}})", 0, "for 'e' the value {\"f\":\"g\"}, but only strings"},
+      {"metadata value is an object", R"({"__metadata__":{"e":{"f":"g"}}})", 0,
+       "for 'e' the value {\"f\":\"g\"}, but only strings"},
       {"entry is a number", R"({"a":1})", 0, "is described by 1, expected an object"},
       {"no dtype", R"({"a":{"shape":[1],"data_offsets":[0,4]}})", 4, "has no field 'dtype'"},
       {"no shape", R"({"a":{"dtype":"F32","data_offsets":[0,4]}})", 4, "has no field 'shape'"},
@@ -89,9 +94,11 @@ std::vector<Damage> damages() {
       {"fractional size", one("\"F32\"", "[1.0]", "[0,4]"), 4, "its shape holds 1.0, which is not an integer"},
       {"size is text", one("\"F32\"", "[\"1\"]", "[0,4]"), 4, "its shape holds \"1\", which is not an integer"},
       {"size beyond 2^63", one("\"F32\"", "[9223372036854775808]", "[0,4]"), 4, "larger than 2^63 - 1"},
-      {"size beyond 2^64", one("\"F32\"", "[99999999999999999999999]", "[0,4]"), 4, "not an integer that fits in 64 bits"},
+      {"size beyond 2^64", one("\"F32\"", "[99999999999999999999999]", "[0,4]"), 4,
+       "not an integer that fits in 64 bits"},
       {"product overflows", one("\"F32\"", "[4294967296,4294967296]", "[0,4]"), 4, "overflows 64 bits"},
-      {"product overflows to the size claimed", one("\"U8\"", "[4294967296,4294967296]", "[0,0]"), 0, "overflows 64 bits"},
+      {"product overflows to the size claimed", one("\"U8\"", "[4294967296,4294967296]", "[0,0]"), 0,
+       "overflows 64 bits"},
       {"product times dtype overflows", one("\"F64\"", "[1152921504606846977]", "[0,8]"), 8, "overflows 64 bits"},
       {"overflow hidden by a zero", one("\"U8\"", "[0,4294967296,4294967296]", "[0,0]"), 0, "overflows 64 bits"},
       {"half a byte", one("\"F4\"", "[3]", "[0,1]"), 1, "does not end on a whole byte"},
@@ -103,14 +110,22 @@ std::vector<Damage> damages() {
       {"negative offset", one("\"F32\"", "[1]", "[-4,0]"), 4, "its data_offsets holds the negative number -4"},
       {"fractional offset", one("\"F32\"", "[1]", "[0,4.5]"), 4, "its data_offsets holds 4.5, which is not an integer"},
       {"offset is null", one("\"F32\"", "[1]", "[0,null]"), 4, "its data_offsets holds null, which is not an integer"},
-      {"offset beyond 2^63", one("\"F32\"", "[1]", "[18446744073709551612,18446744073709551615]"), 4, "larger than 2^63 - 1"},
+      {"offset beyond 2^63", one("\"F32\"", "[1]", "[18446744073709551612,18446744073709551615]"), 4,
+       "larger than 2^63 - 1"},
       {"begin after end", one("\"F32\"", "[1]", "[4,0]"), 4, "begins at byte 4, after its end at 0"},
-      {"too few bytes for the shape", one("\"F32\"", "[2]", "[0,4]"), 4, "covers the bytes [0, 4), which are 4, but shape [2] of F32 needs 8"},
+      {"too few bytes for the shape", one("\"F32\"", "[2]", "[0,4]"), 4,
+       "covers the bytes [0, 4), which are 4, but shape [2] of F32 needs 8"},
       {"too many bytes for the shape", one("\"F16\"", "[1]", "[0,4]"), 4, "which are 4, but shape [1] of F16 needs 2"},
-      {"overlap", R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", 6, "tensor 'b' at bytes [2, 6) overlaps tensor 'a', which ends at 4"},
-      {"same bytes twice", R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 4, "overlaps"},
+      {"overlap",
+       R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
+       6, "tensor 'b' at bytes [2, 6) overlaps tensor 'a', which ends at 4"},
+      {"same bytes twice",
+       R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})",
+       4, "overlaps"},
       {"hole at the start", one("\"U8\"", "[4]", "[4,8]"), 8, "bytes [0, 4) before tensor 'a' belong to no tensor"},
-      {"hole between", R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}})", 6, "bytes [2, 4) before tensor 'b'"},
+      {"hole between",
+       R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[4,6]}})",
+       6, "bytes [2, 4) before tensor 'b'"},
       {"empty tensor beyond the data", one("\"U8\"", "[0]", "[7,7]"), 0, "bytes [0, 7) before tensor 'a'"},
       {"data cut off by a byte", kTwo, 11, "tensor 'b' ends at byte 12 of the data, but the file holds only 11"},
       {"no data", kTwo, 0, "probably truncated"},
@@ -136,12 +151,15 @@ TEST(SafetensorsDamage, EveryKindHasItsOwnMessage) {
 
 TEST(SafetensorsDamage, FilesShorterThanTheLengthField) {
   for (size_t size = 0; size < 8; ++size)
-    EXPECT_THAT(outcome(std::string(size, '\1')), ::testing::HasSubstr("it has " + std::to_string(size) + " bytes, but the length of the header alone takes 8"));
+    EXPECT_THAT(
+        outcome(std::string(size, '\1')),
+        ::testing::HasSubstr("it has " + std::to_string(size) + " bytes, but the length of the header alone takes 8"));
 }
 
 TEST(SafetensorsDamage, TruncationAtEveryByte) {
   const auto whole = bytes_of({"none", kTwo, 12, ""});
-  for (size_t size = 0; size < whole.size(); ++size) EXPECT_THAT(outcome(whole.substr(0, size)), ::testing::HasSubstr("truncated")) << size;
+  for (size_t size = 0; size < whole.size(); ++size)
+    EXPECT_THAT(outcome(whole.substr(0, size)), ::testing::HasSubstr("truncated")) << size;
 }
 
 TEST(SafetensorsDamage, WhatTheReferenceAcceptsIsAccepted) {
@@ -150,8 +168,15 @@ TEST(SafetensorsDamage, WhatTheReferenceAcceptsIsAccepted) {
   EXPECT_EQ(outcome(bytes_of({"metadata only", R"({"__metadata__":{"a":"b"}})", 0, ""})), "loaded");
   EXPECT_EQ(outcome(bytes_of({"null metadata", R"({"__metadata__":null})", 0, ""})), "loaded");
   EXPECT_EQ(outcome(bytes_of({"scalar", one("\"F64\"", "[]", "[0,8]"), 8, ""})), "loaded");
-  EXPECT_EQ(outcome(bytes_of({"empty tensors", R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"F32","shape":[0,3],"data_offsets":[2,2]}})", 2, ""})), "loaded");
-  EXPECT_EQ(outcome(bytes_of({"unknown field", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"checksum":[1,2]}})", 1, ""})), "loaded");
+  EXPECT_EQ(
+      outcome(bytes_of(
+          {"empty tensors",
+           R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"F32","shape":[0,3],"data_offsets":[2,2]}})",
+           2, ""})),
+      "loaded");
+  EXPECT_EQ(outcome(bytes_of(
+                {"unknown field", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"checksum":[1,2]}})", 1, ""})),
+            "loaded");
 }
 
 TEST(SafetensorsDamage, PathsThatAreNoFiles) {

@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -15,7 +15,11 @@ namespace fs = std::filesystem;
 
 std::string valid_file() {
   const auto path = fs::path(support::scratch_dir()) / "valid.safetensors";
-  accelerate::save_safetensors(path, {{"embeddings.weight", torch::randn({4, 3})}, {"bias", torch::zeros(2, at::kHalf)}, {"ids", torch::arange(3)}, {"flag", torch::ones(1, at::kBool)}},
+  accelerate::save_safetensors(path,
+                               {{"embeddings.weight", torch::randn({4, 3})},
+                                {"bias", torch::zeros(2, at::kHalf)},
+                                {"ids", torch::arange(3)},
+                                {"flag", torch::ones(1, at::kBool)}},
                                {{"format", "pt"}});
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
@@ -28,18 +32,31 @@ std::string mutate(std::string bytes, std::mt19937& random) {
   for (size_t edits = 1 + below(4); edits > 0 && !bytes.empty(); --edits) {
     const size_t at = below(4) == 0 ? below(std::min<size_t>(8, bytes.size())) : below(bytes.size());
     switch (below(6)) {
-      case 0: bytes[at] = static_cast<char>(below(256)); break;
-      case 1: bytes[at] = kSyntax[below(kSyntax.size())]; break;
-      case 2: bytes.erase(at, 1 + below(8)); break;
-      case 3: bytes.insert(at, 1, kSyntax[below(kSyntax.size())]); break;
-      case 4: bytes.insert(at, bytes.substr(below(bytes.size()), below(40))); break;
-      case 5: bytes.resize(at); break;
+      case 0:
+        bytes[at] = static_cast<char>(below(256));
+        break;
+      case 1:
+        bytes[at] = kSyntax[below(kSyntax.size())];
+        break;
+      case 2:
+        bytes.erase(at, 1 + below(8));
+        break;
+      case 3:
+        bytes.insert(at, 1, kSyntax[below(kSyntax.size())]);
+        break;
+      case 4:
+        bytes.insert(at, bytes.substr(below(bytes.size()), below(40)));
+        break;
+      case 5:
+        bytes.resize(at);
+        break;
     }
   }
   return bytes;
 }
 
-// The same property as the fuzz target's, on a fixed sequence, for builds without libFuzzer: a file is refused with a CheckpointError or all of its tensors can be read.
+// The same property as the fuzz target's, on a fixed sequence, for builds without libFuzzer: a file is refused with a
+// CheckpointError or all of its tensors can be read.
 TEST(SafetensorsMutation, NoEditOfAValidFileDoesMoreThanThrowCheckpointError) {
   const auto valid = valid_file();
   const auto path = fs::path(support::scratch_dir()) / "mutant.safetensors";

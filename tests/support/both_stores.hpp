@@ -14,7 +14,8 @@ inline void reset_states() {
   accelerate::GradientState::reset();
 }
 
-/// Runs `body` with shards in shared memory, then with shards that are gathered through c10d. Its argument says which, for messages.
+/// Runs `body` with shards in shared memory, then with shards that are gathered through c10d. Its argument says which,
+/// for messages.
 inline void on_both_stores(const std::function<void(const std::string&)>& body) {
   for (const char* shared : {"1", "0"}) {
     ::setenv("ACCELERATE_SHARED_MEMORY", shared, 1);

@@ -31,7 +31,8 @@ class CountingAllocator final : public c10::Allocator {
 
   c10::DataPtr allocate(size_t bytes) override {
     // oneDNN's allocations want the context to be the address, so the size lies in front of the data.
-    auto* block = static_cast<std::byte*>(std::aligned_alloc(kAlignment, (bytes + 2 * kAlignment - 1) / kAlignment * kAlignment));
+    auto* block =
+        static_cast<std::byte*>(std::aligned_alloc(kAlignment, (bytes + 2 * kAlignment - 1) / kAlignment * kAlignment));
     if (!block) throw std::bad_alloc();
     std::memcpy(block, &bytes, sizeof(bytes));
     const auto now = live_ += static_cast<int64_t>(bytes);

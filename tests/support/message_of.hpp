@@ -7,8 +7,7 @@
 namespace support {
 
 /// What f() throws as an Exception says; a failure of the test when it throws nothing.
-template <class Exception, class F>
-std::string message_of(F&& f) {
+template <class Exception, class F> std::string message_of(F&& f) {
   try {
     f();
   } catch (const Exception& error) {

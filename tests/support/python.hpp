@@ -48,7 +48,11 @@ inline PythonResult run_python(const std::string& script, const std::vector<std:
 }  // namespace support
 
 /// Skips, with the reason, where the variable is not set.
-#define SKIP_WITHOUT_PYTHON() \
-  if (!support::python()) GTEST_SKIP() << "ACCELERATE_TEST_PYTHON is not set: no Python with the reference packages to compare with (scripts/test.sh sets it)"
-#define SKIP_WITHOUT_DATA() \
-  if (!support::data_dir()) GTEST_SKIP() << "ACCELERATE_TEST_DATA is not set: no weights and data (scripts/fetch_data.sh gets them, scripts/test.sh sets it)"
+#define SKIP_WITHOUT_PYTHON()                                                                                 \
+  if (!support::python())                                                                                     \
+  GTEST_SKIP() << "ACCELERATE_TEST_PYTHON is not set: no Python with the reference packages to compare with " \
+                  "(scripts/test.sh sets it)"
+#define SKIP_WITHOUT_DATA()                                                                                 \
+  if (!support::data_dir())                                                                                 \
+  GTEST_SKIP() << "ACCELERATE_TEST_DATA is not set: no weights and data (scripts/fetch_data.sh gets them, " \
+                  "scripts/test.sh sets it)"

@@ -72,7 +72,9 @@ uint16_t free_port() {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof(address);
-  if (::bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 || ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) std::abort();
+  if (::bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0)
+    std::abort();
   ::close(fd);
   return ntohs(address.sin_port);
 }
@@ -99,10 +101,13 @@ std::vector<RankResult> run_program(const std::vector<std::string>& arguments, c
   std::vector<Child> children;
   for (int64_t rank = 0; rank < options.world_size; ++rank) {
     std::vector<std::pair<std::string, std::string>> env{
-        {"RANK", std::to_string(rank)},      {"LOCAL_RANK", std::to_string(rank)}, {"WORLD_SIZE", world_size},
-        {"LOCAL_WORLD_SIZE", world_size},    {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", port},
-        {"ACCELERATE_USE_CPU", "true"},      {"OMP_NUM_THREADS", "1"},             {"ACCELERATE_TEST_RANK", "1"},
-        {"ACCELERATE_TEST_DIR", scratch_dir()}, {"GTEST_OUTPUT", ""}, {"GTEST_TOTAL_SHARDS", "1"}, {"GTEST_SHARD_INDEX", "0"}};
+        {"RANK", std::to_string(rank)}, {"LOCAL_RANK", std::to_string(rank)},
+        {"WORLD_SIZE", world_size},     {"LOCAL_WORLD_SIZE", world_size},
+        {"MASTER_ADDR", "127.0.0.1"},   {"MASTER_PORT", port},
+        {"ACCELERATE_USE_CPU", "true"}, {"OMP_NUM_THREADS", "1"},
+        {"ACCELERATE_TEST_RANK", "1"},  {"ACCELERATE_TEST_DIR", scratch_dir()},
+        {"GTEST_OUTPUT", ""},           {"GTEST_TOTAL_SHARDS", "1"},
+        {"GTEST_SHARD_INDEX", "0"}};
     for (const auto& extra : options.env) {
       std::erase_if(env, [&](const auto& entry) { return entry.first == extra.first; });
       env.push_back(extra);
@@ -136,7 +141,8 @@ std::vector<RankResult> run_program(const std::vector<std::string>& arguments, c
     if (!late && std::chrono::steady_clock::now() > deadline) {
       late = true;
       for (auto& child : children)
-        if (child.running) child.result.output += "\n[killed: the deadline of the test passed]\n", ::kill(child.pid, SIGKILL);
+        if (child.running)
+          child.result.output += "\n[killed: the deadline of the test passed]\n", ::kill(child.pid, SIGKILL);
     }
   }
   std::vector<RankResult> results;
@@ -151,9 +157,11 @@ std::vector<RankResult> run_test_in_ranks(const std::string& test_name, const Ra
 void expect_ranks_pass(const std::string& test_name, const RankOptions& options) {
   const auto results = run_test_in_ranks(test_name, options);
   for (size_t rank = 0; rank < results.size(); ++rank) {
-    EXPECT_EQ(results[rank].exit_code, 0) << test_name << ": rank " << rank << " of " << options.world_size << " ended with signal "
-                                          << results[rank].signal << "\n" << results[rank].output;
-    EXPECT_NE(results[rank].output.find("[  PASSED  ] 1 test."), std::string::npos) << "rank " << rank << " ran no test";
+    EXPECT_EQ(results[rank].exit_code, 0) << test_name << ": rank " << rank << " of " << options.world_size
+                                          << " ended with signal " << results[rank].signal << "\n"
+                                          << results[rank].output;
+    EXPECT_NE(results[rank].output.find("[  PASSED  ] 1 test."), std::string::npos)
+        << "rank " << rank << " ran no test";
   }
 }
 

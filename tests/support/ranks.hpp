@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-/// Tests with real processes: the parent starts the test program again once per rank, with the environment that the launcher would set.
+/// Tests with real processes: the parent starts the test program again once per rank, with the environment that the
+/// launcher would set.
 namespace support {
 
 /// How one rank ended.
@@ -44,10 +45,10 @@ std::string scratch_dir();
 }  // namespace support
 
 /// A test whose body runs in each of N processes, for every world size listed: RANKS_TEST(Comm, Gather, 2, 3) { … }
-#define RANKS_TEST(suite, name, ...)                                                        \
-  static void suite##_##name##_body();                                                      \
-  TEST(suite, name) {                                                                       \
-    if (support::is_rank()) return suite##_##name##_body();                                 \
+#define RANKS_TEST(suite, name, ...)                                                                 \
+  static void suite##_##name##_body();                                                               \
+  TEST(suite, name) {                                                                                \
+    if (support::is_rank()) return suite##_##name##_body();                                          \
     for (int64_t n : {__VA_ARGS__}) support::expect_ranks_pass(#suite "." #name, {.world_size = n}); \
-  }                                                                                         \
+  }                                                                                                  \
   static void suite##_##name##_body()

@@ -54,8 +54,10 @@ inline torch::optim::AdamW make_adamw(Gpt& model) {
   std::vector<at::Tensor> decay, rest;
   for (const auto& p : model->parameters()) (p.dim() > 1 ? decay : rest).push_back(p);
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(decay, std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(3e-3).weight_decay(0.1)));
-  groups.emplace_back(rest, std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(1e-2).weight_decay(0.0)));
+  groups.emplace_back(decay,
+                      std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(3e-3).weight_decay(0.1)));
+  groups.emplace_back(rest,
+                      std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(1e-2).weight_decay(0.0)));
   return torch::optim::AdamW(groups, torch::optim::AdamWOptions(3e-3));
 }
 

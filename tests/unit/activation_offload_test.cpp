@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <unistd.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -29,7 +29,8 @@ struct ActivationOffloadTest : testing::Test {
     EXPECT_TRUE(std::filesystem::is_empty(directory)) << "the file has no name";
     std::filesystem::remove_all(directory);
   }
-  const std::filesystem::path directory = std::filesystem::path(testing::TempDir()) / ("activations." + std::to_string(::getpid()));
+  const std::filesystem::path directory =
+      std::filesystem::path(testing::TempDir()) / ("activations." + std::to_string(::getpid()));
 
   /// Everything moves.
   ActivationOffloadOptions all() const { return {.directory = directory, .min_bytes = 1}; }
@@ -40,8 +41,8 @@ struct ActivationOffloadTest : testing::Test {
 };
 
 nn::Sequential model(int64_t width = 32) {
-  return nn::Sequential(nn::Linear(width, 2 * width), nn::GELU(), nn::Dropout(0.3), nn::Linear(2 * width, width), nn::LayerNorm(nn::LayerNormOptions({width})), nn::Tanh(),
-                        nn::Linear(width, width));
+  return nn::Sequential(nn::Linear(width, 2 * width), nn::GELU(), nn::Dropout(0.3), nn::Linear(2 * width, width),
+                        nn::LayerNorm(nn::LayerNormOptions({width})), nn::Tanh(), nn::Linear(width, width));
 }
 
 TEST_F(ActivationOffloadTest, GradientsAreTheSameBitForBit) {
@@ -55,7 +56,8 @@ TEST_F(ActivationOffloadTest, GradientsAreTheSameBitForBit) {
     const auto loss = around([&] {
       const auto h = m->forward(input).view({2, 2, 8, 8}).contiguous(at::MemoryFormat::ChannelsLast);
       const auto parts = conv->forward(h).flatten(1).chunk(3, -1);
-      return (parts[0] * parts[1].sigmoid()).sum() + (parts[2].slice(1, 0, 2).exp().pow(2).sum() + h.transpose(1, 3).sin().mean());
+      return (parts[0] * parts[1].sigmoid()).sum() +
+             (parts[2].slice(1, 0, 2).exp().pow(2).sum() + h.transpose(1, 3).sin().mean());
     });
     loss.backward({}, twice);
     if (twice) loss.backward();
@@ -115,7 +117,8 @@ TEST_F(ActivationOffloadTest, ParametersTheirViewsAndSmallTensorsStay) {
   const auto x = torch::randn({64, 64});
   const auto small = torch::randn({4}, torch::requires_grad());
   const auto forward = [&] { return (x.mm(w) * w.t() * w.view({-1}).view({64, 64})).sum() + (small * 1).exp().sum(); };
-  ActivationOffload offload({.directory = directory, .min_bytes = 64 * 64 * 4, .keep = [&](const Tensor& t) { return t.is_same(x); }});
+  ActivationOffload offload(
+      {.directory = directory, .min_bytes = 64 * 64 * 4, .keep = [&](const Tensor& t) { return t.is_same(x); }});
   const auto y = forward();
   offload.close();
   const auto stats = offload.stats();
@@ -130,7 +133,9 @@ TEST_F(ActivationOffloadTest, ParametersTheirViewsAndSmallTensorsStay) {
 TEST_F(ActivationOffloadTest, MembersOfTheResidencyEngineStay) {
   const ActivationOffload offload(all());
   const auto storage = torch::randn({64}).storage();
-  const Tensor member(c10::make_intrusive<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::DeferredInit}), torch::scalarTypeToTypeMeta(at::kFloat)));
+  const Tensor member(c10::make_intrusive<c10::TensorImpl>(
+      c10::Storage(storage), c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::DeferredInit}),
+      torch::scalarTypeToTypeMeta(at::kFloat)));
   member.unsafeGetTensorImpl()->set_sizes_contiguous({64});
   const auto packed = residency::current_saved_tensor_hooks()->pack(member);
   EXPECT_EQ(offload.stats().kept, 1);
@@ -173,7 +178,8 @@ TEST(ActivationOffload, WithoutAnAcceleratorAndWithoutADirectoryItDoesNothing) {
 }
 
 TEST(ActivationOffload, ToHostMemoryFromAnAccelerator) {
-  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device here: transfers on a stream of their own are not tested";
+  if (!torch::cuda::is_available())
+    GTEST_SKIP() << "no CUDA device here: transfers on a stream of their own are not tested";
   const auto x = torch::randn({1 << 20}, at::TensorOptions().device(at::kCUDA)).requires_grad_();
   const auto forward = [&] {
     auto h = x * 1;
@@ -239,14 +245,21 @@ TEST_F(ActivationOffloadTest, AFullDiskIsAResourceErrorOfTheOperator) {
   }
   ::setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
-  EXPECT_NE(message.find("reserving room in '" + directory.string() + "' failed for 262144 bytes beside the 524288"), std::string::npos) << message;
+  EXPECT_NE(message.find("reserving room in '" + directory.string() + "' failed for 262144 bytes beside the 524288"),
+            std::string::npos)
+      << message;
   EXPECT_NE(message.find("has no room"), std::string::npos) << message;
   EXPECT_TRUE(x.grad().defined());
 }
 
 TEST_F(ActivationOffloadTest, OptionsAreChecked) {
-  EXPECT_NE(support::message_of<ConfigError>([&] { ActivationOffload({.directory = directory / "absent"}); }).find("absent'"), std::string::npos);
-  EXPECT_NE(support::message_of<ConfigError>([&] { ActivationOffload({.directory = directory, .min_bytes = -1}); }).find("min_bytes = -1"), std::string::npos);
+  EXPECT_NE(
+      support::message_of<ConfigError>([&] { ActivationOffload({.directory = directory / "absent"}); }).find("absent'"),
+      std::string::npos);
+  EXPECT_NE(support::message_of<ConfigError>([&] {
+              ActivationOffload({.directory = directory, .min_bytes = -1});
+            }).find("min_bytes = -1"),
+            std::string::npos);
   EXPECT_EQ(residency::saved_tensor_hooks_depth(), 0);
 }
 
@@ -296,7 +309,8 @@ TEST_F(ActivationOffloadTest, RoomInTheFileIsUsedAgain) {
   file.release(20480, 1);
   file.release(d, 1);  // now everything from there on is free: the file becomes shorter
   EXPECT_EQ(file.reserve(8192), 16384);
-  EXPECT_NE(support::message_of<ResourceError>([&] { file.read(1 << 20, back.data(), 8); }).find("reading in '"), std::string::npos);
+  EXPECT_NE(support::message_of<ResourceError>([&] { file.read(1 << 20, back.data(), 8); }).find("reading in '"),
+            std::string::npos);
 }
 
 }  // namespace

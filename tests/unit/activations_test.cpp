@@ -30,7 +30,8 @@ void expect_same(const std::vector<Tensor>& found, const std::vector<Tensor>& ex
   ASSERT_EQ(found.size(), expected.size());
   for (size_t i = 0; i < found.size(); ++i) {
     ASSERT_TRUE(found[i].defined() && expected[i].defined()) << "tensor " << i;
-    EXPECT_TRUE(torch::equal(found[i], expected[i])) << "tensor " << i << " differs by " << (found[i] - expected[i]).abs().max().item<double>();
+    EXPECT_TRUE(torch::equal(found[i], expected[i]))
+        << "tensor " << i << " differs by " << (found[i] - expected[i]).abs().max().item<double>();
   }
 }
 
@@ -48,13 +49,16 @@ std::vector<Tensor> step(nn::Module& model, const Tensor& x, const std::function
 }
 
 nn::Sequential mlp(int64_t width = 32, double dropout = 0.3) {
-  return nn::Sequential(nn::Linear(width, 2 * width), nn::GELU(), nn::Dropout(dropout), nn::Linear(2 * width, width), nn::LayerNorm(nn::LayerNormOptions({width})));
+  return nn::Sequential(nn::Linear(width, 2 * width), nn::GELU(), nn::Dropout(dropout), nn::Linear(2 * width, width),
+                        nn::LayerNorm(nn::LayerNormOptions({width})));
 }
 
 /// Plain, captured, given as an argument, without early stop: all the same numbers.
-void expect_checkpoint_changes_nothing(nn::Module& model, const Tensor& x, const std::function<Tensor(const Tensor&)>& forward) {
+void expect_checkpoint_changes_nothing(nn::Module& model, const Tensor& x,
+                                       const std::function<Tensor(const Tensor&)>& forward) {
   const auto plain = step(model, x, forward);
-  expect_same(step(model, x, [&](const Tensor& in) { return checkpoint([&forward, in] { return forward(in); }); }), plain);
+  expect_same(step(model, x, [&](const Tensor& in) { return checkpoint([&forward, in] { return forward(in); }); }),
+              plain);
   expect_same(step(model, x, [&](const Tensor& in) { return checkpoint(forward, {}, in); }), plain);
   expect_same(step(model, x, [&](const Tensor& in) { return checkpoint(forward, {.early_stop = false}, in); }), plain);
 }
@@ -88,12 +92,14 @@ TORCH_MODULE(Block);
 
 TEST(Checkpoint, TransformerBlockWithAttention) {
   auto model = Block(32, 4);
-  expect_checkpoint_changes_nothing(*model, torch::randn({2, 16, 32}), [&](const Tensor& x) { return model->forward(x); });
+  expect_checkpoint_changes_nothing(*model, torch::randn({2, 16, 32}),
+                                    [&](const Tensor& x) { return model->forward(x); });
 }
 
 TEST(Checkpoint, ConvolutionAndBatchNormMoveTheRunningStatisticsTwice) {
   auto norm = nn::BatchNorm2d(8);
-  auto model = nn::Sequential(nn::Conv2d(nn::Conv2dOptions(3, 8, 3)), norm, nn::ReLU(nn::ReLUOptions().inplace(true)), nn::Conv2d(nn::Conv2dOptions(8, 4, 3)));
+  auto model = nn::Sequential(nn::Conv2d(nn::Conv2dOptions(3, 8, 3)), norm, nn::ReLU(nn::ReLUOptions().inplace(true)),
+                              nn::Conv2d(nn::Conv2dOptions(8, 4, 3)));
   const auto x = torch::randn({4, 3, 12, 12});
   expect_checkpoint_changes_nothing(*model, x, [&](const Tensor& in) { return model->forward(in); });
   norm->reset_running_stats();
@@ -101,14 +107,16 @@ TEST(Checkpoint, ConvolutionAndBatchNormMoveTheRunningStatisticsTwice) {
   step(*model, x, [&](const Tensor& in) { return model->forward(in); });
   const auto twice = norm->running_mean.clone();
   norm->reset_running_stats();
-  step(*model, x, [&](const Tensor& in) { return checkpoint([&, in] { return model->forward(in); }, {.early_stop = false}); });
+  step(*model, x,
+       [&](const Tensor& in) { return checkpoint([&, in] { return model->forward(in); }, {.early_stop = false}); });
   EXPECT_TRUE(torch::equal(norm->running_mean, twice));
   EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 2);
 }
 
 TEST(Checkpoint, Lstm) {
   auto model = nn::LSTM(nn::LSTMOptions(16, 24).num_layers(2).batch_first(true).dropout(0.2));
-  expect_checkpoint_changes_nothing(*model, torch::randn({3, 9, 16}), [&](const Tensor& x) { return std::get<0>(model->forward(x)); });
+  expect_checkpoint_changes_nothing(*model, torch::randn({3, 9, 16}),
+                                    [&](const Tensor& x) { return std::get<0>(model->forward(x)); });
 }
 
 struct Pieces {
@@ -127,9 +135,14 @@ TEST(Checkpoint, ReturnsAndTakesAnything) {
   expect_same(gradients((e * s).sum()), expected);
   const auto list = checkpoint([=] { return std::vector{x.exp(), y.sin()}; });
   expect_same(gradients((list[0] * list[1]).sum()), expected);
-  const auto pair = checkpoint([](const auto& p) { return std::pair(p.first.exp(), p.second.sin()); }, {}, std::pair(x, y));
+  const auto pair =
+      checkpoint([](const auto& p) { return std::pair(p.first.exp(), p.second.sin()); }, {}, std::pair(x, y));
   expect_same(gradients((pair.first * pair.second).sum()), expected);
-  const auto pieces = checkpoint([](const Pieces& in, int64_t n) { return Pieces{in.a.exp(), {in.more.at(0).sin()}, in.count + n}; }, {}, Pieces{x, {y}, 3}, int64_t{4});
+  const auto pieces = checkpoint(
+      [](const Pieces& in, int64_t n) {
+        return Pieces{in.a.exp(), {in.more.at(0).sin()}, in.count + n};
+      },
+      {}, Pieces{x, {y}, 3}, int64_t{4});
   EXPECT_EQ(pieces.count, 7);
   expect_same(gradients((pieces.a * pieces.more[0]).sum()), expected);
   Tensor out;
@@ -174,16 +187,20 @@ TEST(Checkpoint, StopsBeforeANestedCheckpointThatNothingFollows) {
       ++inner;
       return h.exp() * 2;
     });
-  }).sum().backward();
+  })
+      .sum()
+      .backward();
   EXPECT_EQ(outer, 2);
-  EXPECT_EQ(inner, 2) << "once in the first run, once for the inner checkpoint; the outer's second run stops in front of it";
+  EXPECT_EQ(inner, 2)
+      << "once in the first run, once for the inner checkpoint; the outer's second run stops in front of it";
 }
 
 TEST(Checkpoint, NestsToAnyDepth) {
   auto a = mlp(), b = mlp(), c = mlp(), d = mlp();
   auto all = nn::ModuleList(a, b, c, d);
   const auto x = torch::randn({4, 32});
-  const auto plain = step(*all, x, [&](const Tensor& in) { return d->forward(c->forward(b->forward(a->forward(in)))); });
+  const auto plain =
+      step(*all, x, [&](const Tensor& in) { return d->forward(c->forward(b->forward(a->forward(in)))); });
   for (const bool early_stop : {true, false}) {
     const CheckpointOptions options{.early_stop = early_stop};
     const auto nested = [&](const Tensor& in) {
@@ -193,7 +210,8 @@ TEST(Checkpoint, NestsToAnyDepth) {
             return checkpoint(
                 [&, h] {
                   const auto k = checkpoint([&](const Tensor& h) { return b->forward(h); }, options, h);
-                  const auto l = checkpoint([&, k] { return checkpoint([&, k] { return c->forward(k); }, options); }, options);
+                  const auto l =
+                      checkpoint([&, k] { return checkpoint([&, k] { return c->forward(k); }, options); }, options);
                   return d->forward(l);
                 },
                 options);
@@ -278,7 +296,8 @@ TEST(Checkpoint, RunsAgainUnderTheAutocastStateOfTheFirstRun) {
 
 TEST(Checkpoint, NamesWhatDiffersInTheSecondRun) {
   const auto x = torch::randn({4, 4}, torch::requires_grad());
-  const auto backward_of = [&](const std::function<Tensor(bool again)>& closure, const CheckpointOptions& options = {}) {
+  const auto backward_of = [&](const std::function<Tensor(bool again)>& closure,
+                               const CheckpointOptions& options = {}) {
     auto again = std::make_shared<bool>(false);
     const auto y = checkpoint([=] { return closure(std::exchange(*again, true)); }, options);
     y.sum().backward();
@@ -287,19 +306,29 @@ TEST(Checkpoint, NamesWhatDiffersInTheSecondRun) {
     return support::message_of<ShapeError>([&] { backward_of(closure, options); });
   };
   const auto other_shape = [=](bool again) { return (again ? x.slice(0, 0, 2) : x).exp().sum(); };
-  EXPECT_NE(message(other_shape).find("at place 0 of 1 when it ran again in backward is a tensor [2, 4] Float on cpu, expected a tensor [4, 4] Float on cpu"), std::string::npos)
+  EXPECT_NE(message(other_shape)
+                .find("at place 0 of 1 when it ran again in backward is a tensor [2, 4] Float on cpu, expected a "
+                      "tensor [4, 4] Float on cpu"),
+            std::string::npos)
       << message(other_shape);
   const auto other_dtype = [=](bool again) { return x.to(again ? at::kDouble : at::kFloat).exp().sum(); };
   EXPECT_NE(message(other_dtype).find("[4, 4] Double on cpu, expected a tensor [4, 4] Float"), std::string::npos);
   const auto fewer = [=](bool again) { return again ? x.exp() : x.exp().exp(); };
-  EXPECT_NE(message(fewer).find("saved 1 tensors when it ran again in backward, expected 2"), std::string::npos) << message(fewer);
+  EXPECT_NE(message(fewer).find("saved 1 tensors when it ran again in backward, expected 2"), std::string::npos)
+      << message(fewer);
   EXPECT_NE(message(fewer, {.determinism_check = "none"}).find("saved 1 tensors"), std::string::npos);
   const auto more = [=](bool again) { return again ? x.exp().exp() : x.exp(); };
-  EXPECT_NE(message(more, {.early_stop = false}).find("saved 2 tensors when it ran again in backward, expected 1"), std::string::npos);
+  EXPECT_NE(message(more, {.early_stop = false}).find("saved 2 tensors when it ran again in backward, expected 1"),
+            std::string::npos);
   const auto nested_instead = [=](bool again) { return again ? checkpoint([=] { return x.exp(); }) : x.exp(); };
-  EXPECT_NE(message(nested_instead).find("is a nested checkpoint, expected a tensor [4, 4] Float"), std::string::npos) << message(nested_instead);
-  EXPECT_NO_THROW(backward_of([=](bool again) { return (again ? x.to(at::kDouble) : x).exp().sum(); }, {.determinism_check = "none"}));
-  EXPECT_NE(support::message_of<ConfigError>([&] { checkpoint([=] { return x; }, {.determinism_check = "strict"}); }).find("\"strict\""), std::string::npos);
+  EXPECT_NE(message(nested_instead).find("is a nested checkpoint, expected a tensor [4, 4] Float"), std::string::npos)
+      << message(nested_instead);
+  EXPECT_NO_THROW(backward_of([=](bool again) { return (again ? x.to(at::kDouble) : x).exp().sum(); },
+                              {.determinism_check = "none"}));
+  EXPECT_NE(support::message_of<ConfigError>([&] {
+              checkpoint([=] { return x; }, {.determinism_check = "strict"});
+            }).find("\"strict\""),
+            std::string::npos);
   EXPECT_EQ(residency::saved_tensor_hooks_depth(), 0);
 }
 
@@ -327,7 +356,9 @@ TEST(Checkpoint, GradientOfTheGradient) {
   };
   const auto plain = penalty(model->forward(x));
   expect_same(penalty(checkpoint([&] { return model->forward(x); })), plain);
-  expect_same(penalty(checkpoint([&](const Tensor& x) { return checkpoint([&, x] { return model->forward(x); }); }, {}, x)), plain);
+  expect_same(
+      penalty(checkpoint([&](const Tensor& x) { return checkpoint([&, x] { return model->forward(x); }); }, {}, x)),
+      plain);
 }
 
 TEST(Checkpoint, AClosureMayDifferentiateWithinItself) {
@@ -339,7 +370,10 @@ TEST(Checkpoint, AClosureMayDifferentiateWithinItself) {
   const auto expected = torch::autograd::grad({closure()}, {x, w});
   for (const bool early_stop : {true, false}) {
     expect_same(torch::autograd::grad({checkpoint(closure, {.early_stop = early_stop})}, {x, w}), expected);
-    expect_same(torch::autograd::grad({checkpoint([=] { return checkpoint(closure, {.early_stop = early_stop}); }, {.early_stop = early_stop})}, {x, w}), expected);
+    expect_same(torch::autograd::grad({checkpoint([=] { return checkpoint(closure, {.early_stop = early_stop}); },
+                                                  {.early_stop = early_stop})},
+                                      {x, w}),
+                expected);
   }
 }
 
@@ -405,10 +439,12 @@ TEST(Checkpoint, InPlaceChangesBeforeBackwardAreErrors) {
   auto h = x * 2;
   const auto y = checkpoint([](const Tensor& h) { return (h + 1).exp().sum(); }, {}, h);  // no operator saves h
   h.add_(1);
-  EXPECT_NE(support::message_of<c10::Error>([&] { y.backward(); }).find("modified by an inplace operation"), std::string::npos);
+  EXPECT_NE(support::message_of<c10::Error>([&] { y.backward(); }).find("modified by an inplace operation"),
+            std::string::npos);
   auto counter = torch::zeros({4});
   const auto z = checkpoint([=] { return (x * counter.add_(1)).sum(); });  // can't be repeated: the counter goes on
-  EXPECT_NE(support::message_of<ShapeError>([&] { z.backward(); }).find("after its closure ran again"), std::string::npos);
+  EXPECT_NE(support::message_of<ShapeError>([&] { z.backward(); }).find("after its closure ran again"),
+            std::string::npos);
 }
 
 TEST(Checkpoint, ABackwardPassThatWantsLessLeavesNothingBehind) {
@@ -416,7 +452,8 @@ TEST(Checkpoint, ABackwardPassThatWantsLessLeavesNothingBehind) {
   const auto x = torch::randn({1 << 16}, torch::requires_grad()), w = torch::randn({1 << 16}, torch::requires_grad());
   const auto y = checkpoint([=] { return std::vector{x.exp().sin(), w.exp().sin()}; });
   const auto before = memory.live();
-  const auto g = torch::autograd::grad({y[0].sum()}, {x}, {}, /*retain_graph=*/true);  // fills the slots of w's operators too
+  const auto g =
+      torch::autograd::grad({y[0].sum()}, {x}, {}, /*retain_graph=*/true);  // fills the slots of w's operators too
   EXPECT_EQ(memory.live() - before, g[0].numel() * 4);
 }
 
@@ -424,7 +461,8 @@ TEST(Checkpoint, MemoryFallsToOneSegmentAndParametersAreNotCopied) {
   auto& memory = support::CountingAllocator::install();
   constexpr int64_t kLayers = 16, kRows = 512, kWidth = 64;
   std::vector<nn::Sequential> layers;
-  for (int64_t i = 0; i < kLayers; ++i) layers.push_back(nn::Sequential(nn::Linear(kWidth, kWidth), nn::Tanh(), nn::Linear(kWidth, kWidth), nn::Tanh()));
+  for (int64_t i = 0; i < kLayers; ++i)
+    layers.push_back(nn::Sequential(nn::Linear(kWidth, kWidth), nn::Tanh(), nn::Linear(kWidth, kWidth), nn::Tanh()));
   const auto x = torch::randn({kRows, kWidth});
   const auto measure = [&](bool with_checkpoint) {
     for (auto& layer : layers) {
@@ -432,7 +470,9 @@ TEST(Checkpoint, MemoryFallsToOneSegmentAndParametersAreNotCopied) {
     }
     const auto before = memory.live();
     auto h = x;
-    for (auto& layer : layers) h = with_checkpoint ? checkpoint([layer](const Tensor& h) mutable { return layer->forward(h); }, {}, h) : layer->forward(h);
+    for (auto& layer : layers)
+      h = with_checkpoint ? checkpoint([layer](const Tensor& h) mutable { return layer->forward(h); }, {}, h)
+                          : layer->forward(h);
     const auto loss = h.sum();
     h.reset();
     const auto after_forward = memory.live() - before;
@@ -448,7 +488,8 @@ TEST(Checkpoint, MemoryFallsToOneSegmentAndParametersAreNotCopied) {
   // One tensor per layer boundary, and 8 KiB per layer for generator states while it runs.
   EXPECT_LE(forward, kLayers * kTensor + kLayers * 8192);
   EXPECT_LT(peak, plain_peak - (kLayers - 8) * kTensor);
-  std::cout << "saved after forward " << plain / 1024 << " KiB plain, " << forward / 1024 << " KiB checkpointed; peak " << plain_peak / 1024 << " and " << peak / 1024 << " KiB\n";
+  std::cout << "saved after forward " << plain / 1024 << " KiB plain, " << forward / 1024 << " KiB checkpointed; peak "
+            << plain_peak / 1024 << " and " << peak / 1024 << " KiB\n";
 }
 
 /// Reads its saved tensor twice in backward.
@@ -457,7 +498,8 @@ struct ReadsTwice : torch::autograd::Function<ReadsTwice> {
     context->save_for_backward({x});
     return x.exp();
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& g) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& g) {
     return {g[0] * context->get_saved_variables()[0].exp() + 0 * context->get_saved_variables()[0]};
   }
 };
@@ -501,7 +543,8 @@ TEST(Checkpoint, OneGraphFromSeveralThreads) {
 }
 
 TEST(Checkpoint, ThreadsThatNeedTheSameRunWaitForIt) {
-  // As autograd's device threads do in one backward pass: here by looking at a saved variable outside of any pass, which all threads share.
+  // As autograd's device threads do in one backward pass: here by looking at a saved variable outside of any pass,
+  // which all threads share.
   const auto x = torch::randn({64}, torch::requires_grad());
   const auto y = checkpoint([=] { return x.sin(); });
   auto* node = dynamic_cast<torch::autograd::generated::SinBackward0*>(y.grad_fn().get());
@@ -577,7 +620,10 @@ TEST(SavedTensorHooks, AKeptTensorIsTheSameMemoryAndGuardedAgainstChanges) {
     const at::NoGradGuard off;
     x.add_(1);
   }
-  EXPECT_NE(support::message_of<ShapeError>([&] { y.backward(); }).find("found a tensor saved for backward at version 1, expected version 0"), std::string::npos);
+  EXPECT_NE(support::message_of<ShapeError>([&] {
+              y.backward();
+            }).find("found a tensor saved for backward at version 1, expected version 0"),
+            std::string::npos);
 }
 
 /// An engine of somebody else, such as Python's: default hooks of its own, counts what goes through.
@@ -586,16 +632,21 @@ struct ForeignEngine : torch::autograd::Engine {
     explicit Kept(int& unpacked) : unpacked(unpacked) {}
     void call_pack_hook(const Tensor& t) override { tensor = t.detach(); }
     Tensor call_unpack_hook() override { return ++unpacked, tensor; }
-    std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data() const override { return std::nullopt; }
+    std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data() const override {
+      return std::nullopt;
+    }
     Tensor tensor;
     int& unpacked;
   };
-  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots, const torch::autograd::variable_list& inputs, bool keep, bool create, bool accumulate,
-                                         const torch::autograd::edge_list& outputs) override {
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs, bool keep, bool create,
+                                         bool accumulate, const torch::autograd::edge_list& outputs) override {
     ++executed;
     return torch::autograd::Engine::get_base_engine().execute(roots, inputs, keep, create, accumulate, outputs);
   }
-  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override { return hooks ? std::make_unique<Kept>(unpacked) : nullptr; }
+  std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
+    return hooks ? std::make_unique<Kept>(unpacked) : nullptr;
+  }
   int executed = 0, unpacked = 0;
   bool hooks = true;
 };

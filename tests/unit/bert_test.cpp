@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "accelerate/models/bert.hpp"
 #include "accelerate/models/wordpiece.hpp"
-#include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "scratch.hpp"
@@ -17,12 +17,12 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace accelerate::models;
+using support::largest_difference;
+using support::scratch;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using support::largest_difference;
-using support::scratch;
 
 BertConfig tiny() {
   BertConfig config;
@@ -52,9 +52,11 @@ TEST(Bert, ParameterNamesAreHuggingFaces) {
   std::vector<std::string> names;
   for (const auto& item : BertForSequenceClassification(tiny())->named_parameters()) names.push_back(item.key());
   EXPECT_EQ(names.size(), 5U + 2 * 16 + 2 + 2);
-  for (const char* name : {"bert.embeddings.word_embeddings.weight", "bert.embeddings.LayerNorm.bias", "bert.encoder.layer.1.attention.self.query.weight",
-                           "bert.encoder.layer.0.attention.output.LayerNorm.weight", "bert.encoder.layer.0.intermediate.dense.bias", "bert.encoder.layer.1.output.dense.weight",
-                           "bert.pooler.dense.weight", "classifier.weight"})
+  for (const char* name :
+       {"bert.embeddings.word_embeddings.weight", "bert.embeddings.LayerNorm.bias",
+        "bert.encoder.layer.1.attention.self.query.weight", "bert.encoder.layer.0.attention.output.LayerNorm.weight",
+        "bert.encoder.layer.0.intermediate.dense.bias", "bert.encoder.layer.1.output.dense.weight",
+        "bert.pooler.dense.weight", "classifier.weight"})
     EXPECT_THAT(names, ::testing::Contains(name));
   EXPECT_EQ(BertModel(tiny(), BertModelOptions{.add_pooling_layer = false})->parameters().size(), 5U + 2 * 16);
 }
@@ -84,7 +86,8 @@ TEST(Bert, PaddingChangesNothingAndGetsNoGradient) {
   const auto gradient = model->named_parameters()["bert.embeddings.word_embeddings.weight"].grad();
   EXPECT_EQ(gradient[0].abs().sum().item<double>(), 0);
   EXPECT_GT(gradient[5].abs().sum().item<double>(), 0);
-  EXPECT_FALSE(torch::isnan(model(ids({{2, 3}}), ids({{0, 0}}))).any().item<bool>()) << "a row of padding only must stay finite";
+  EXPECT_FALSE(torch::isnan(model(ids({{2, 3}}), ids({{0, 0}}))).any().item<bool>())
+      << "a row of padding only must stay finite";
 }
 
 TEST(Bert, DropoutIsActiveInTrainingOnly) {
@@ -116,9 +119,12 @@ TEST(Bert, WrongInputsNameTheirShapes) {
   };
   EXPECT_THAT(error(torch::zeros({3}, at::kLong)), HasSubstr("[3]"));
   EXPECT_THAT(error(torch::zeros({1, 3})), HasSubstr("Float"));
-  EXPECT_THAT(error(torch::zeros({1, 11}, at::kLong)), HasSubstr("has 11 tokens a row, but the model has positions for 10"));
-  EXPECT_THAT(error(torch::zeros({1, 3}, at::kLong), torch::zeros({1, 4}, at::kLong)), HasSubstr("attention_mask has shape [1, 4], but input_ids [1, 3]"));
-  EXPECT_THAT(error(torch::zeros({1, 3}, at::kLong), {}, torch::zeros({2, 3}, at::kLong)), HasSubstr("token_type_ids has shape [2, 3]"));
+  EXPECT_THAT(error(torch::zeros({1, 11}, at::kLong)),
+              HasSubstr("has 11 tokens a row, but the model has positions for 10"));
+  EXPECT_THAT(error(torch::zeros({1, 3}, at::kLong), torch::zeros({1, 4}, at::kLong)),
+              HasSubstr("attention_mask has shape [1, 4], but input_ids [1, 3]"));
+  EXPECT_THAT(error(torch::zeros({1, 3}, at::kLong), {}, torch::zeros({2, 3}, at::kLong)),
+              HasSubstr("token_type_ids has shape [2, 3]"));
 }
 
 TEST(BertConfig, InvalidFieldsAreNamed) {
@@ -127,11 +133,16 @@ TEST(BertConfig, InvalidFieldsAreNamed) {
     change(config);
     return support::message_of<accelerate::ConfigError>([&] { BertModel model(config); });
   };
-  EXPECT_THAT(error([](BertConfig& c) { c.num_attention_heads = 3; }), HasSubstr("hidden_size is 8, expected a multiple of num_attention_heads, which is 3"));
-  EXPECT_THAT(error([](BertConfig& c) { c.num_hidden_layers = 0; }), HasSubstr("num_hidden_layers is 0, expected at least 1"));
-  EXPECT_THAT(error([](BertConfig& c) { c.hidden_act = "gleu"; }), HasSubstr("hidden_act is 'gleu', expected one of gelu, gelu_python, gelu_new"));
-  EXPECT_THAT(error([](BertConfig& c) { c.hidden_dropout_prob = 1; }), HasSubstr("hidden_dropout_prob is 1, expected a probability"));
-  EXPECT_THAT(error([](BertConfig& c) { c.pad_token_id = 20; }), HasSubstr("pad_token_id is 20, expected an id below vocab_size, which is 20"));
+  EXPECT_THAT(error([](BertConfig& c) { c.num_attention_heads = 3; }),
+              HasSubstr("hidden_size is 8, expected a multiple of num_attention_heads, which is 3"));
+  EXPECT_THAT(error([](BertConfig& c) { c.num_hidden_layers = 0; }),
+              HasSubstr("num_hidden_layers is 0, expected at least 1"));
+  EXPECT_THAT(error([](BertConfig& c) { c.hidden_act = "gleu"; }),
+              HasSubstr("hidden_act is 'gleu', expected one of gelu, gelu_python, gelu_new"));
+  EXPECT_THAT(error([](BertConfig& c) { c.hidden_dropout_prob = 1; }),
+              HasSubstr("hidden_dropout_prob is 1, expected a probability"));
+  EXPECT_THAT(error([](BertConfig& c) { c.pad_token_id = 20; }),
+              HasSubstr("pad_token_id is 20, expected an id below vocab_size, which is 20"));
   EXPECT_THAT(error([](BertConfig& c) { c.labels.clear(); }), HasSubstr("num_labels is 0"));
 }
 
@@ -151,7 +162,9 @@ TEST(BertConfig, DamagedFilesAreRefused) {
   EXPECT_THAT(load(R"({"hidden_size":"768"})"), HasSubstr("hidden_size is \"768\", expected an integer"));
   EXPECT_THAT(load(R"({"hidden_size":770})"), HasSubstr("config.json': BertConfig: hidden_size is 770"));
   EXPECT_THAT(load(R"({"id2label":{"0":"a","2":"b"}})"), HasSubstr("id2label is"));
-  EXPECT_THAT(support::message_of<accelerate::CheckpointError>([] { BertConfig::from_pretrained(scratch("no_such_folder")); }), HasSubstr("can't open"));
+  EXPECT_THAT(
+      support::message_of<accelerate::CheckpointError>([] { BertConfig::from_pretrained(scratch("no_such_folder")); }),
+      HasSubstr("can't open"));
 }
 
 TEST(BertConfig, UnknownFieldsSurviveSaving) {
@@ -183,7 +196,8 @@ TEST(BertLoading, RoundTripAndReports) {
   // The base model finds its weights behind the prefix; the head is left over.
   auto base = BertModel::from_pretrained(folder, {.add_pooling_layer = false}, &report);
   base->eval();
-  EXPECT_THAT(report.unexpected_keys, ElementsAre("bert.pooler.dense.bias", "bert.pooler.dense.weight", "classifier.bias", "classifier.weight"));
+  EXPECT_THAT(report.unexpected_keys, ElementsAre("bert.pooler.dense.bias", "bert.pooler.dense.weight",
+                                                  "classifier.bias", "classifier.weight"));
   EXPECT_FALSE(base->forward(input).pooler_output.defined());
 
   // And the classifier finds the base model's without one; its own head is fresh.
@@ -191,9 +205,11 @@ TEST(BertLoading, RoundTripAndReports) {
   base->save_pretrained(base_folder);
   auto fresh = BertForSequenceClassification::from_pretrained(base_folder, {.num_labels = 3}, &report);
   fresh->eval();
-  EXPECT_THAT(report.missing_keys, ElementsAre("bert.pooler.dense.bias", "bert.pooler.dense.weight", "classifier.bias", "classifier.weight"));
+  EXPECT_THAT(report.missing_keys, ElementsAre("bert.pooler.dense.bias", "bert.pooler.dense.weight", "classifier.bias",
+                                               "classifier.weight"));
   EXPECT_EQ(fresh(input).size(1), 3);
-  EXPECT_TRUE(fresh->named_parameters()["bert.encoder.layer.1.output.dense.weight"].equal(model->named_parameters()["bert.encoder.layer.1.output.dense.weight"]));
+  EXPECT_TRUE(fresh->named_parameters()["bert.encoder.layer.1.output.dense.weight"].equal(
+      model->named_parameters()["bert.encoder.layer.1.output.dense.weight"]));
 }
 
 TEST(BertLoading, HalfPrecisionOldNamesAndPositionIdsAreUnderstood) {
@@ -203,8 +219,10 @@ TEST(BertLoading, HalfPrecisionOldNamesAndPositionIdsAreUnderstood) {
   std::map<std::string, at::Tensor> old;
   for (const auto& [name, tensor] : accelerate::load_safetensors(folder / "model.safetensors")) {
     auto key = name;
-    if (const auto at = key.find("LayerNorm.weight"); at != std::string::npos) key.replace(at, std::string::npos, "LayerNorm.gamma");
-    if (const auto at = key.find("LayerNorm.bias"); at != std::string::npos) key.replace(at, std::string::npos, "LayerNorm.beta");
+    if (const auto at = key.find("LayerNorm.weight"); at != std::string::npos)
+      key.replace(at, std::string::npos, "LayerNorm.gamma");
+    if (const auto at = key.find("LayerNorm.bias"); at != std::string::npos)
+      key.replace(at, std::string::npos, "LayerNorm.beta");
     old[key] = tensor.to(at::kHalf);
   }
   old["bert.embeddings.position_ids"] = torch::arange(10).unsqueeze(0);
@@ -223,12 +241,14 @@ TEST(BertLoading, EveryShapeThatDiffersIsListed) {
   const auto folder = scratch("shapes");
   BertForSequenceClassification model(tiny());
   model->save_pretrained(folder);
-  const auto other_head = support::message_of<accelerate::CheckpointError>([&] { BertForSequenceClassification::from_pretrained(folder, {.num_labels = 5}); });
+  const auto other_head = support::message_of<accelerate::CheckpointError>(
+      [&] { BertForSequenceClassification::from_pretrained(folder, {.num_labels = 5}); });
   EXPECT_THAT(other_head, HasSubstr("2 tensors do not fit the model"));
   EXPECT_THAT(other_head, HasSubstr("classifier.bias: [2] Float in the file, [5] Float in the model"));
   EXPECT_THAT(other_head, HasSubstr("classifier.weight: [2, 8] Float in the file, [5, 8] Float in the model"));
   LoadReport report;
-  auto loaded = BertForSequenceClassification::from_pretrained(folder, {.num_labels = 5, .ignore_mismatched_sizes = true}, &report);
+  auto loaded = BertForSequenceClassification::from_pretrained(
+      folder, {.num_labels = 5, .ignore_mismatched_sizes = true}, &report);
   EXPECT_THAT(report.mismatched_keys, ElementsAre("classifier.bias", "classifier.weight"));
   EXPECT_EQ(loaded(ids({{2, 3}})).size(1), 5);
 }
@@ -240,14 +260,16 @@ TEST(BertLoading, AnIncompleteEncoderIsRefused) {
   auto tensors = accelerate::load_safetensors(folder / "model.safetensors");
   tensors.erase("bert.encoder.layer.1.output.dense.weight");
   accelerate::save_safetensors(folder / "model.safetensors", tensors);
-  EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { BertForSequenceClassification::from_pretrained(folder); }),
-              HasSubstr("1 tensors of the model are missing:\n  bert.encoder.layer.1.output.dense.weight"));
+  EXPECT_THAT(
+      support::message_of<accelerate::CheckpointError>([&] { BertForSequenceClassification::from_pretrained(folder); }),
+      HasSubstr("1 tensors of the model are missing:\n  bert.encoder.layer.1.output.dense.weight"));
 }
 
 TEST(BertReference, MiniLmSentenceEmbedding) {
   SKIP_WITHOUT_DATA();
   const auto folder = *support::data_dir() / "minilm";
-  const auto encoding = WordPieceTokenizer::from_pretrained(folder).encode_batch({"This is an example sentence"}, EncodeOptions{});
+  const auto encoding =
+      WordPieceTokenizer::from_pretrained(folder).encode_batch({"This is an example sentence"}, EncodeOptions{});
   EXPECT_TRUE(encoding.input_ids.equal(ids({{101, 2023, 2003, 2019, 2742, 6251, 102}})));
   LoadReport report;
   auto model = BertModel::from_pretrained(folder, {}, &report);
@@ -295,7 +317,8 @@ TEST(BertReference, LogitsAndGradientsEqualTransformersForEachActivation) {
     const auto logits = model(expected.at("input_ids"), expected.at("attention_mask"), expected.at("token_type_ids"));
     EXPECT_LT(largest_difference(logits, expected.at("logits")), 1e-5);
     torch::cross_entropy_loss(logits, torch::tensor({0, 2, 1}, at::kLong)).backward();
-    for (const auto& item : model->named_parameters()) EXPECT_LT(largest_difference(item.value().grad(), expected.at("grad." + item.key())), 1e-5) << item.key();
+    for (const auto& item : model->named_parameters())
+      EXPECT_LT(largest_difference(item.value().grad(), expected.at("grad." + item.key())), 1e-5) << item.key();
   }
 }
 
@@ -310,13 +333,17 @@ TEST(BertReference, TransformersLoadsWhatWeSave) {
   model->eval();
   const auto folder = scratch("for_transformers");
   model->save_pretrained(folder);
-  const std::map<std::string, at::Tensor> inputs = {{"input_ids", ids({{2, 5, 6, 3, 0}, {2, 7, 8, 9, 3}})}, {"attention_mask", ids({{1, 1, 1, 1, 0}, {1, 1, 1, 1, 1}})},
+  const std::map<std::string, at::Tensor> inputs = {{"input_ids", ids({{2, 5, 6, 3, 0}, {2, 7, 8, 9, 3}})},
+                                                    {"attention_mask", ids({{1, 1, 1, 1, 0}, {1, 1, 1, 1, 1}})},
                                                     {"token_type_ids", ids({{0, 0, 1, 1, 0}, {0, 0, 0, 1, 1}})}};
   accelerate::save_safetensors(scratch("inputs.safetensors"), inputs);
   const auto out = scratch("logits.safetensors");
-  const auto result = support::run_python("tests/unit/bert_peer.py", {"logits", folder.string(), scratch("inputs.safetensors").string(), out.string()});
+  const auto result = support::run_python(
+      "tests/unit/bert_peer.py", {"logits", folder.string(), scratch("inputs.safetensors").string(), out.string()});
   ASSERT_EQ(result.exit_code, 0) << result.output;
-  EXPECT_LT(largest_difference(model(inputs.at("input_ids"), inputs.at("attention_mask"), inputs.at("token_type_ids")), accelerate::load_safetensors(out).at("logits")), 1e-5);
+  EXPECT_LT(largest_difference(model(inputs.at("input_ids"), inputs.at("attention_mask"), inputs.at("token_type_ids")),
+                               accelerate::load_safetensors(out).at("logits")),
+            1e-5);
 }
 
 }  // namespace

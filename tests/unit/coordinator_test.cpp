@@ -32,7 +32,8 @@ struct Job {
     coordinator.step(nodes, now);
     if (coordinator.decision().phase == "running")
       for (const auto& member : coordinator.decision().members)
-        if (auto& node = nodes[static_cast<size_t>(member.id - 1)]; node.state == "joining") node.state = "running", node.round = coordinator.decision().round;
+        if (auto& node = nodes[static_cast<size_t>(member.id - 1)]; node.state == "joining")
+          node.state = "running", node.round = coordinator.decision().round;
     return coordinator.decision();
   }
   void all_end(const std::string& how) {

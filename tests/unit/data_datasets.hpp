@@ -21,8 +21,7 @@ inline std::vector<int64_t> values(const torch::Tensor& t) {
   return {longs.data_ptr<int64_t>(), longs.data_ptr<int64_t>() + longs.numel()};
 }
 /// All batches of a pass.
-template <class Loader>
-std::vector<std::vector<int64_t>> batches_of(Loader& loader) {
+template <class Loader> std::vector<std::vector<int64_t>> batches_of(Loader& loader) {
   std::vector<std::vector<int64_t>> all;
   for (auto& batch : loader) all.push_back(values(batch));
   return all;

@@ -52,38 +52,48 @@ TEST(Collate, NumbersBecomeTensorsOfTheReferencesTypes) {
 TEST(Collate, StructuresKeepTheirShape) {
   const auto text = default_collate(std::vector<std::string>{"a", "b"});
   EXPECT_EQ(text, (std::vector<std::string>{"a", "b"}));
-  const auto [a, b] = default_collate(std::vector<std::pair<torch::Tensor, int>>{{torch::ones(2), 1}, {torch::zeros(2), 2}});
+  const auto [a, b] =
+      default_collate(std::vector<std::pair<torch::Tensor, int>>{{torch::ones(2), 1}, {torch::zeros(2), 2}});
   EXPECT_EQ(a.sizes(), (torch::IntArrayRef{2, 2}));
   EXPECT_EQ(values(b), (std::vector<int64_t>{1, 2}));
-  const auto map = default_collate(std::vector<std::map<std::string, torch::Tensor>>{{{"x", torch::ones(2)}}, {{"x", torch::ones(2)}}});
+  const auto map = default_collate(
+      std::vector<std::map<std::string, torch::Tensor>>{{{"x", torch::ones(2)}}, {{"x", torch::ones(2)}}});
   EXPECT_EQ(map.at("x").sizes(), (torch::IntArrayRef{2, 2}));
-  const std::vector<torch::Tensor> columns = default_collate(std::vector<std::vector<torch::Tensor>>{{torch::ones(2), torch::ones(3)}, {torch::ones(2), torch::ones(3)}});
+  const std::vector<torch::Tensor> columns = default_collate(
+      std::vector<std::vector<torch::Tensor>>{{torch::ones(2), torch::ones(3)}, {torch::ones(2), torch::ones(3)}});
   EXPECT_EQ(columns[1].sizes(), (torch::IntArrayRef{2, 3}));
-  const Example<> example = default_collate(std::vector<Example<>>{{torch::ones(2), torch::tensor(1)}, {torch::ones(2), torch::tensor(0)}});
+  const Example<> example =
+      default_collate(std::vector<Example<>>{{torch::ones(2), torch::tensor(1)}, {torch::ones(2), torch::tensor(0)}});
   EXPECT_EQ(example.target.sizes(), (torch::IntArrayRef{2}));
-  const torch::data::TensorExample only = default_collate(std::vector<torch::data::TensorExample>{{torch::ones(2)}, {torch::ones(2)}});
+  const torch::data::TensorExample only =
+      default_collate(std::vector<torch::data::TensorExample>{{torch::ones(2)}, {torch::ones(2)}});
   EXPECT_EQ(only.data.sizes(), (torch::IntArrayRef{2, 2}));
   const std::vector<Opaque> opaque = default_collate(std::vector<Opaque>(3));
   EXPECT_EQ(opaque.size(), 3u);
 }
 
 TEST(Collate, StructsWithFields) {
-  const Pair pair = default_collate(std::vector<Pair>{{torch::ones(2), torch::ones(3)}, {torch::ones(2), torch::ones(3)}});
+  const Pair pair =
+      default_collate(std::vector<Pair>{{torch::ones(2), torch::ones(3)}, {torch::ones(2), torch::ones(3)}});
   EXPECT_EQ(pair.right.sizes(), (torch::IntArrayRef{2, 3}));
-  const auto [ids, labels, texts] = default_collate(std::vector<Sentence>{{torch::ones(2), 4, "x"}, {torch::ones(2), 5, "y"}});
+  const auto [ids, labels, texts] =
+      default_collate(std::vector<Sentence>{{torch::ones(2), 4, "x"}, {torch::ones(2), 5, "y"}});
   EXPECT_EQ(values(labels), (std::vector<int64_t>{4, 5}));
   EXPECT_EQ(texts[1], "y");
   EXPECT_EQ(ids.size(0), 2);
-  const SentenceBatch batch = default_collate(std::vector<LabelledSentence>{{{torch::ones(2), 4, "x"}}, {{torch::ones(2), 5, "y"}}});
+  const SentenceBatch batch =
+      default_collate(std::vector<LabelledSentence>{{{torch::ones(2), 4, "x"}}, {{torch::ones(2), 5, "y"}}});
   EXPECT_EQ(values(batch.labels), (std::vector<int64_t>{4, 5}));
 }
 
 TEST(Collate, StacksAsTorchDoes) {
-  const auto check = [](const std::vector<torch::Tensor>& tensors) { EXPECT_TRUE(torch::equal(accelerate::data::detail::stack_samples(tensors), torch::stack(tensors))); };
+  const auto check = [](const std::vector<torch::Tensor>& tensors) {
+    EXPECT_TRUE(torch::equal(accelerate::data::detail::stack_samples(tensors), torch::stack(tensors)));
+  };
   check({torch::rand({3, 4}), torch::rand({3, 4})});
-  check({torch::rand({4, 3}).t(), torch::rand({3, 4})});                             // not contiguous
-  check({torch::rand({3}), torch::rand({3}, torch::kDouble)});                       // promoted
-  check({torch::empty({2, 0}), torch::empty({2, 0})});                               // nothing to copy
+  check({torch::rand({4, 3}).t(), torch::rand({3, 4})});        // not contiguous
+  check({torch::rand({3}), torch::rand({3}, torch::kDouble)});  // promoted
+  check({torch::empty({2, 0}), torch::empty({2, 0})});          // nothing to copy
   check({torch::tensor(3), torch::tensor(4)});
   const auto weight = torch::rand(2, torch::requires_grad());
   EXPECT_TRUE(accelerate::data::detail::stack_samples({weight, weight}).requires_grad());
@@ -98,9 +108,18 @@ TEST(Collate, NamesTheSampleThatDiffers) {
     }
     return "";
   };
-  EXPECT_NE(text([] { default_collate(std::vector<torch::Tensor>{torch::ones(2), torch::ones(2), torch::ones(3)}); }).find("sample 2 of the batch has shape [3]"), std::string::npos);
-  EXPECT_NE(text([] { default_collate(std::vector<std::vector<int>>{{1}, {1, 2}}); }).find("sample 1 of the batch has a list of 2 items"), std::string::npos);
-  EXPECT_NE(text([] { default_collate(std::vector<std::map<int, int>>{{{1, 1}}, {{2, 1}}}); }).find("sample 1 of the batch has other keys"), std::string::npos);
+  EXPECT_NE(text([] {
+              default_collate(std::vector<torch::Tensor>{torch::ones(2), torch::ones(2), torch::ones(3)});
+            }).find("sample 2 of the batch has shape [3]"),
+            std::string::npos);
+  EXPECT_NE(text([] {
+              default_collate(std::vector<std::vector<int>>{{1}, {1, 2}});
+            }).find("sample 1 of the batch has a list of 2 items"),
+            std::string::npos);
+  EXPECT_NE(text([] {
+              default_collate(std::vector<std::map<int, int>>{{{1, 1}}, {{2, 1}}});
+            }).find("sample 1 of the batch has other keys"),
+            std::string::npos);
 }
 
 // --- data sets
@@ -122,7 +141,8 @@ TEST(DataLoader, LibTorchDatasetsWithAndWithoutStack) {
   using torch::data::transforms::Stack;
   DataLoader collated_here(Images(5), {.batch_size = 2, .num_workers = 2});
   static_assert(std::is_same_v<decltype(collated_here)::batch_type, Example<>>);
-  DataLoader collated_there(Images(5).map(torch::data::transforms::Normalize<>(0.0, 2.0)).map(Stack<>()), {.batch_size = 2});
+  DataLoader collated_there(Images(5).map(torch::data::transforms::Normalize<>(0.0, 2.0)).map(Stack<>()),
+                            {.batch_size = 2});
   static_assert(std::is_same_v<decltype(collated_there)::batch_type, Example<>>);
   std::vector<int64_t> labels;
   for (auto& batch : collated_here) {
@@ -130,7 +150,8 @@ TEST(DataLoader, LibTorchDatasetsWithAndWithoutStack) {
     for (int64_t label : values(batch.target)) labels.push_back(label);
   }
   EXPECT_EQ(labels, (std::vector<int64_t>{0, 1, 2, 3, 4}));
-  for (auto& batch : collated_there) EXPECT_TRUE(torch::allclose(batch.data.flatten(1).select(1, 0) * 2, batch.target.to(torch::kFloat)));
+  for (auto& batch : collated_there)
+    EXPECT_TRUE(torch::allclose(batch.data.flatten(1).select(1, 0) * 2, batch.target.to(torch::kFloat)));
 }
 
 TEST(DataLoader, LibTorchStreams) {
@@ -174,7 +195,8 @@ TEST(DataLoader, SharedAndReferencedDatasets) {
 }
 
 TEST(DataLoader, CustomCollate) {
-  DataLoader loader(numbers(5), {.batch_size = 2, .num_workers = 2}, [](std::vector<torch::Tensor> samples) { return static_cast<int64_t>(samples.size()); });
+  DataLoader loader(numbers(5), {.batch_size = 2, .num_workers = 2},
+                    [](std::vector<torch::Tensor> samples) { return static_cast<int64_t>(samples.size()); });
   static_assert(std::is_same_v<decltype(loader)::batch_type, int64_t>);
   std::vector<int64_t> sizes;
   for (auto& size : loader) sizes.push_back(size);

@@ -18,7 +18,8 @@ PrepareDataLoaderOptions as_rank(int64_t rank, int64_t world_size, accelerate::D
   return {.config = config, .device = torch::kCPU, .num_processes = world_size, .process_index = rank};
 }
 template <class Loader>
-Batches rank_batches(const Loader& loader, int64_t rank, int64_t world_size, accelerate::DataLoaderConfiguration config = {}) {
+Batches rank_batches(const Loader& loader, int64_t rank, int64_t world_size,
+                     accelerate::DataLoaderConfiguration config = {}) {
   auto prepared = prepare_data_loader(loader, as_rank(rank, world_size, config));
   auto batches = batches_of(prepared);
   EXPECT_EQ(static_cast<int64_t>(batches.size()), prepared.size());
@@ -69,18 +70,22 @@ TEST(PreparedDataLoader, ShuffledRanksAgreeAndCoverAll) {
     std::vector<int64_t> seen;
     for (int64_t rank = 0; rank < 2; ++rank) {
       torch::manual_seed(7);
-      const auto loader = libtorch ? DataLoader(numbers(32), torch::data::samplers::RandomSampler(32), {.batch_size = 4}) : DataLoader(numbers(32), {.batch_size = 4, .shuffle = true});
+      const auto loader = libtorch
+                              ? DataLoader(numbers(32), torch::data::samplers::RandomSampler(32), {.batch_size = 4})
+                              : DataLoader(numbers(32), {.batch_size = 4, .shuffle = true});
       for (const auto& batch : rank_batches(loader, rank, 2)) seen.insert(seen.end(), batch.begin(), batch.end());
     }
     EXPECT_FALSE(std::is_sorted(seen.begin(), seen.end()));
     std::sort(seen.begin(), seen.end());
-    EXPECT_EQ(seen, batches_of(*std::make_unique<DataLoader<torch::Tensor>>(numbers(32), DataLoaderOptions{.batch_size = 32}))[0]);
+    EXPECT_EQ(seen, batches_of(*std::make_unique<DataLoader<torch::Tensor>>(numbers(32),
+                                                                            DataLoaderOptions{.batch_size = 32}))[0]);
   }
 }
 
 TEST(PreparedDataLoader, SeedableSamplerFollowsTheEpoch) {
   const auto make = [] {
-    return prepare_data_loader(DataLoader(numbers(5), {.batch_size = 5, .shuffle = true}), as_rank(0, 1, {.use_seedable_sampler = true, .data_seed = 42}));
+    return prepare_data_loader(DataLoader(numbers(5), {.batch_size = 5, .shuffle = true}),
+                               as_rank(0, 1, {.use_seedable_sampler = true, .data_seed = 42}));
   };
   auto loader = make();
   const Batches first{{2, 4, 3, 0, 1}}, second{{3, 1, 4, 2, 0}};  // seedable_random_sampler.json
@@ -175,16 +180,21 @@ TEST(PreparedDataLoader, SkipFirstBatchesKeepsRemainderAndEpoch) {
 
 TEST(PreparedDataLoader, AStreamThatShardsItselfReadsItsShareOnly) {
   SelfSharding stream(10);
-  auto prepared = prepare_data_loader(DataLoader(stream, {.batch_size = 2}), {.config = {.even_batches = false}, .device = torch::kCPU, .num_processes = 2, .process_index = 1});
+  auto prepared = prepare_data_loader(
+      DataLoader(stream, {.batch_size = 2}),
+      {.config = {.even_batches = false}, .device = torch::kCPU, .num_processes = 2, .process_index = 1});
   EXPECT_EQ(batches_of(prepared), (Batches{{1, 3}, {5, 7}, {9}}));
   EXPECT_EQ(*stream.reads, 5);
 }
 
 TEST(PreparedDataLoader, WrongSettings) {
-  EXPECT_THROW(prepare_data_loader(DataLoader(numbers(4), {.batch_size = 3}), as_rank(0, 2, {.split_batches = true})), ConfigError);
-  EXPECT_THROW(prepare_data_loader(DataLoader(Stream{4}, {.batch_size = 3}), as_rank(0, 2, {.split_batches = true})), ConfigError);
+  EXPECT_THROW(prepare_data_loader(DataLoader(numbers(4), {.batch_size = 3}), as_rank(0, 2, {.split_batches = true})),
+               ConfigError);
+  EXPECT_THROW(prepare_data_loader(DataLoader(Stream{4}, {.batch_size = 3}), as_rank(0, 2, {.split_batches = true})),
+               ConfigError);
   EXPECT_THROW(prepare_data_loader(DataLoader(numbers(4)), as_rank(2, 2)), ConfigError);
-  EXPECT_THROW(prepare_data_loader(DataLoader(numbers(4)), as_rank(0, 2, {.dispatch_batches = true})), ConfigError) << "there is no group";
+  EXPECT_THROW(prepare_data_loader(DataLoader(numbers(4)), as_rank(0, 2, {.dispatch_batches = true})), ConfigError)
+      << "there is no group";
 }
 
 // --- resume
@@ -206,7 +216,8 @@ class Resume : public testing::TestWithParam<ResumeCase> {
   }
 };
 
-/// Interrupts the second of three passes after every possible number of batches, saves, and goes on in a new loader with other random states.
+/// Interrupts the second of three passes after every possible number of batches, saves, and goes on in a new loader
+/// with other random states.
 TEST_P(Resume, GivesExactlyTheBatchesThatWereNotSeen) {
   for (int64_t rank = 0; rank < 2; ++rank) {
     torch::manual_seed(11);
@@ -255,11 +266,14 @@ TEST_P(Resume, ABreakKeepsThePositionUntilTheNextPass) {
   EXPECT_EQ(loader.state_dict().iteration, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Resume,
-                         testing::Values(ResumeCase{"map", false, false, false, 0}, ResumeCase{"map_workers", false, false, false, 2}, ResumeCase{"shuffled", false, true, false, 0},
-                                         ResumeCase{"shuffled_workers", false, true, false, 2}, ResumeCase{"seedable", false, true, true, 0}, ResumeCase{"seedable_workers", false, true, true, 2},
-                                         ResumeCase{"stream", true, false, false, 0}, ResumeCase{"stream_workers", true, false, false, 2}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    All, Resume,
+    testing::Values(ResumeCase{"map", false, false, false, 0}, ResumeCase{"map_workers", false, false, false, 2},
+                    ResumeCase{"shuffled", false, true, false, 0},
+                    ResumeCase{"shuffled_workers", false, true, false, 2}, ResumeCase{"seedable", false, true, true, 0},
+                    ResumeCase{"seedable_workers", false, true, true, 2}, ResumeCase{"stream", true, false, false, 0},
+                    ResumeCase{"stream_workers", true, false, false, 2}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST(DataLoaderState, RefusesOtherFiles) {
   EXPECT_THROW(DataLoaderState::from_ivalue(c10::IValue(3)), accelerate::CheckpointError);

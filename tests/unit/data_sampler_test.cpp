@@ -3,9 +3,9 @@
 
 #include <numeric>
 
+#include "accelerate/data/random.hpp"
 #include "accelerate/data/sampler.hpp"
 #include "accelerate/utils/error.hpp"
-#include "accelerate/data/random.hpp"
 #include "data_datasets.hpp"
 
 namespace {
@@ -27,7 +27,8 @@ std::vector<Indices> batches(AnyBatchSampler& sampler) {
 }
 
 TEST(RandomSampler, DrawsAsPythonDoes) {
-  // torch.manual_seed(0); list(RandomSampler(range(8))) seeds a generator with the first 64-bit draw of the default one.
+  // torch.manual_seed(0); list(RandomSampler(range(8))) seeds a generator with the first 64-bit draw of the default
+  // one.
   torch::manual_seed(0);
   const auto seed = torch::empty({}, torch::kLong).random_().item<int64_t>();
   const auto expected = torch::randperm(8, at::detail::createCPUGenerator(static_cast<uint64_t>(seed)), torch::kLong);
@@ -106,7 +107,8 @@ TEST(ForeignSampler, LibTorchSamplersShuffleWithTheGivenGenerator) {
   };
   EXPECT_EQ(order(at::detail::createCPUGenerator(3)), order(at::detail::createCPUGenerator(3)));
   EXPECT_NE(order(at::detail::createCPUGenerator(3)), order(at::detail::createCPUGenerator(4)));
-  auto sampler = as_batch_sampler(torch::data::samplers::RandomSampler(20), 4, false, 20);  // its constructor draws, too
+  auto sampler =
+      as_batch_sampler(torch::data::samplers::RandomSampler(20), 4, false, 20);  // its constructor draws, too
   sampler->set_generator(at::detail::createCPUGenerator(3));
   torch::manual_seed(9);
   const auto expected = torch::rand(2);

@@ -28,7 +28,9 @@ void write(const fs::path& path, const std::string& bytes) { std::ofstream(path,
 struct DcpDamage : testing::Test {
   Scratch scratch;
   torch::Tensor tensor = torch::randn({6, 4});
-  void SetUp() override { save(scratch.path, {{"model.w", tensor}, {"model.b", torch::randn(5)}}, 2, {{"step", int64_t{3}}}); }
+  void SetUp() override {
+    save(scratch.path, {{"model.w", tensor}, {"model.b", torch::randn(5)}}, 2, {{"step", int64_t{3}}});
+  }
 
   /// Everything is read, so that no damage can hide.
   void read_all() const {
@@ -47,7 +49,9 @@ struct DcpDamage : testing::Test {
     edit(metadata);
     write(scratch / ".metadata", format_dcp_metadata(metadata));
   }
-  static DcpChunk& chunk(DcpMetadata& metadata, size_t index) { return std::get<DcpTensorInfo>(metadata.entries[0].content).chunks[index]; }
+  static DcpChunk& chunk(DcpMetadata& metadata, size_t index) {
+    return std::get<DcpTensorInfo>(metadata.entries[0].content).chunks[index];
+  }
 };
 
 std::string pickle_message(const std::string& bytes) {
@@ -59,11 +63,13 @@ std::string pickle_message(const char* bytes, size_t size) { return pickle_messa
 }  // namespace
 
 TEST_F(DcpDamage, MissingFiles) {
-  EXPECT_THAT(message_of<CheckpointError>([&] { DcpCheckpoint(scratch / "nowhere"); }), HasSubstr("found no file .metadata, which every distributed checkpoint has. The folder is not there"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { DcpCheckpoint(scratch / "nowhere"); }),
+              HasSubstr("found no file .metadata, which every distributed checkpoint has. The folder is not there"));
   fs::rename(scratch / "__1_0.distcp", scratch / "moved");
   EXPECT_THAT(message(), AllOf(HasSubstr("can't open '"), HasSubstr("__1_0.distcp': No such file")));
   fs::remove(scratch / ".metadata");
-  EXPECT_THAT(message(), HasSubstr("Data files are there: the save did not finish, or .metadata, a hidden file, was not copied"));
+  EXPECT_THAT(message(),
+              HasSubstr("Data files are there: the save did not finish, or .metadata, a hidden file, was not copied"));
   write(scratch / "__0.metadata", "");
   EXPECT_THAT(message(), HasSubstr("saved without collectives"));
 }
@@ -83,17 +89,29 @@ TEST_F(DcpDamage, EveryTruncationOfTheMetadataIsNoticed) {
 TEST_F(DcpDamage, TruncatedDataFiles) {
   const auto bytes = bytes_of(scratch / "__0_0.distcp");
   write(scratch / "__0_0.distcp", bytes.substr(0, bytes.size() - 1));
-  EXPECT_THAT(message(), AllOf(HasSubstr("item 'model."), HasSubstr("reach beyond the file, which has " + std::to_string(bytes.size() - 1)), HasSubstr("truncated or of another save")));
+  EXPECT_THAT(message(), AllOf(HasSubstr("item 'model."),
+                               HasSubstr("reach beyond the file, which has " + std::to_string(bytes.size() - 1)),
+                               HasSubstr("truncated or of another save")));
   write(scratch / "__0_0.distcp", "");
   EXPECT_THAT(message(), HasSubstr("reach beyond the file, which has 0"));
 }
 
 TEST_F(DcpDamage, WrongPlaces) {
-  change([](DcpMetadata& m) { chunk(m, 0).location.offset += 64; chunk(m, 0).location.length -= 64; });
+  change([](DcpMetadata& m) {
+    chunk(m, 0).location.offset += 64;
+    chunk(m, 0).location.length -= 64;
+  });
   EXPECT_THAT(message(), AllOf(HasSubstr("item 'model.w'"), HasSubstr("not an intact archive of torch.save")));
   SetUp();
-  change([](DcpMetadata& m) { std::swap(chunk(m, 0).location, std::get<DcpTensorInfo>(m.entries[1].content).chunks[0].location); });
-  EXPECT_THAT(message(), AllOf(HasSubstr("found a tensor of size [3] and dtype Float, expected size [3, 4] and dtype Float as the metadata says"), HasSubstr("offsets are wrong")));
+  change([](DcpMetadata& m) {
+    std::swap(chunk(m, 0).location, std::get<DcpTensorInfo>(m.entries[1].content).chunks[0].location);
+  });
+  EXPECT_THAT(
+      message(),
+      AllOf(
+          HasSubstr(
+              "found a tensor of size [3] and dtype Float, expected size [3, 4] and dtype Float as the metadata says"),
+          HasSubstr("offsets are wrong")));
   SetUp();
   change([](DcpMetadata& m) { chunk(m, 0).location.length = int64_t{1} << 60; });
   EXPECT_THAT(message(), HasSubstr("its 1152921504606846976 bytes from byte "));
@@ -111,60 +129,101 @@ TEST_F(DcpDamage, MetadataThatContradictsItself) {
     change(edit);
     return message();
   };
-  EXPECT_THAT(refuse([](DcpMetadata& m) { chunk(m, 1).box = {{2, 0}, {3, 4}}; }), HasSubstr("two chunks of 'model.w' overlap: offsets [0, 0] sizes [3, 4] and offsets [2, 0] sizes [3, 4]"));
-  EXPECT_THAT(refuse([](DcpMetadata& m) { chunk(m, 1).box = {{4, 0}, {3, 4}}; }), HasSubstr("offsets [4, 0] sizes [3, 4] does not lie within the tensor of size [6, 4]"));
+  EXPECT_THAT(
+      refuse([](DcpMetadata& m) {
+        chunk(m, 1).box = {{2, 0}, {3, 4}};
+      }),
+      HasSubstr("two chunks of 'model.w' overlap: offsets [0, 0] sizes [3, 4] and offsets [2, 0] sizes [3, 4]"));
+  EXPECT_THAT(refuse([](DcpMetadata& m) {
+                chunk(m, 1).box = {{4, 0}, {3, 4}};
+              }),
+              HasSubstr("offsets [4, 0] sizes [3, 4] does not lie within the tensor of size [6, 4]"));
   EXPECT_THAT(refuse([](DcpMetadata& m) { chunk(m, 1).box = {{3}, {3}}; }), HasSubstr("does not lie within"));
   EXPECT_THAT(refuse([](DcpMetadata& m) { chunk(m, 1).box.offsets[0] = -1; }), HasSubstr("does not lie within"));
-  EXPECT_THAT(refuse([](DcpMetadata& m) { chunk(m, 1).location = {}; }), HasSubstr("offsets [3, 0] sizes [3, 4] of 'model.w' is described, but stored nowhere"));
-  EXPECT_THAT(refuse([](DcpMetadata& m) { m.entries[2].content = DcpLocation{"__0_0.distcp", 0, 0}; }), HasSubstr("offset 0 and length 0, expected an offset from 0 and a positive length"));
-  EXPECT_THAT(refuse([](DcpMetadata& m) { chunk(m, 1).location.file = "../../etc/passwd"; }), HasSubstr("'../../etc/passwd', expected the name of a file in the folder"));
-  EXPECT_THAT(refuse([](DcpMetadata& m) { chunk(m, 1).location.file = "/etc/passwd"; }), HasSubstr("expected the name of a file in the folder"));
-  EXPECT_THAT(refuse([](DcpMetadata& m) { std::get<DcpTensorInfo>(m.entries[0].content).sizes = {int64_t{1} << 62, 4}; }), HasSubstr("fewer than 2^63 bytes"));
-  EXPECT_THAT(refuse([](DcpMetadata& m) { std::get<DcpTensorInfo>(m.entries[0].content).sizes = {int64_t{1} << 50, 4}; }), AllOf(HasSubstr("of which only 24 were saved"), HasSubstr("'model.w'")));
+  EXPECT_THAT(refuse([](DcpMetadata& m) { chunk(m, 1).location = {}; }),
+              HasSubstr("offsets [3, 0] sizes [3, 4] of 'model.w' is described, but stored nowhere"));
+  EXPECT_THAT(refuse([](DcpMetadata& m) {
+                m.entries[2].content = DcpLocation{"__0_0.distcp", 0, 0};
+              }),
+              HasSubstr("offset 0 and length 0, expected an offset from 0 and a positive length"));
+  EXPECT_THAT(refuse([](DcpMetadata& m) { chunk(m, 1).location.file = "../../etc/passwd"; }),
+              HasSubstr("'../../etc/passwd', expected the name of a file in the folder"));
+  EXPECT_THAT(refuse([](DcpMetadata& m) { chunk(m, 1).location.file = "/etc/passwd"; }),
+              HasSubstr("expected the name of a file in the folder"));
+  EXPECT_THAT(refuse([](DcpMetadata& m) {
+                std::get<DcpTensorInfo>(m.entries[0].content).sizes = {int64_t{1} << 62, 4};
+              }),
+              HasSubstr("fewer than 2^63 bytes"));
+  EXPECT_THAT(refuse([](DcpMetadata& m) {
+                std::get<DcpTensorInfo>(m.entries[0].content).sizes = {int64_t{1} << 50, 4};
+              }),
+              AllOf(HasSubstr("of which only 24 were saved"), HasSubstr("'model.w'")));
   EXPECT_THAT(refuse([](DcpMetadata& m) {
                 auto& info = std::get<DcpTensorInfo>(m.entries[0].content);
                 info.sizes = {int64_t{1} << 50, 4}, info.chunks.resize(1), info.chunks[0].box = whole(info.sizes);
               }),
-              HasSubstr("expected size [1125899906842624, 4]")) << "found before memory is asked for";
+              HasSubstr("expected size [1125899906842624, 4]"))
+      << "found before memory is asked for";
   EXPECT_THAT(refuse([](DcpMetadata& m) { std::get<DcpTensorInfo>(m.entries[0].content).chunks.pop_back(); }),
-              HasSubstr("the wanted part with offsets [0, 0] sizes [6, 4] has 24 elements, of which only 12 were saved (offsets [0, 0] sizes [3, 4])"));
+              HasSubstr("the wanted part with offsets [0, 0] sizes [6, 4] has 24 elements, of which only 12 were saved "
+                        "(offsets [0, 0] sizes [3, 4])"));
 }
 
 TEST_F(DcpDamage, PicklesThatAreNoMetadata) {
   EXPECT_THAT(pickle_message(""), HasSubstr("byte 0: needs 1 more bytes where 0 are left"));
   EXPECT_THAT(PICKLE_MESSAGE("{\"a\": 1}"), HasSubstr("byte 0: it does not start with the opcode 0x80 of a pickle"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x09N."), HasSubstr("its protocol is 9, expected 2 to 5"));
-  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02N."), HasSubstr("byte 2: found None, expected an object of torch.distributed.checkpoint.metadata.Metadata"));
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02N."),
+              HasSubstr("byte 2: found None, expected an object of torch.distributed.checkpoint.metadata.Metadata"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02."), HasSubstr("byte 2: takes a value from an empty stack"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02(N."), HasSubstr("ends with 1 values on its stack, expected one"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02NN."), HasSubstr("ends with 2 values"));
-  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02N(0."), HasSubstr("byte 4: takes a value from an empty stack")) << "values before a mark are out of reach";
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02N(0."), HasSubstr("byte 4: takes a value from an empty stack"))
+      << "values before a mark are out of reach";
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02t."), HasSubstr("byte 2: takes the values behind a mark, but no mark was set"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02Nh\x05."), HasSubstr("byte 3: reads memo slot 5, but only 0 were filled"));
-  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02Nr\xff\xff\xff\xff."), HasSubstr("byte 3: memoises in slot 4294967295, expected at most 0"));
-  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02X\xff\xff\xff\x7f" "ab"), HasSubstr("byte 2: needs 2147483647 more bytes where 2 are left"));
-  EXPECT_THAT(PICKLE_MESSAGE("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff" "ab"), HasSubstr("needs 18446744073709551615 more bytes where 2 are left"));
-  EXPECT_THAT(PICKLE_MESSAGE("\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff" "N."), HasSubstr("announces a frame of 18446744073709551615 bytes where 2 are left"));
-  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02\x8a\x09" "123456789."), HasSubstr("holds an integer of 9 bytes"));
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02Nr\xff\xff\xff\xff."),
+              HasSubstr("byte 3: memoises in slot 4294967295, expected at most 0"));
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02X\xff\xff\xff\x7f"
+                             "ab"),
+              HasSubstr("byte 2: needs 2147483647 more bytes where 2 are left"));
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff"
+                             "ab"),
+              HasSubstr("needs 18446744073709551615 more bytes where 2 are left"));
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\xff"
+                             "N."),
+              HasSubstr("announces a frame of 18446744073709551615 bytes where 2 are left"));
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02\x8a\x09"
+                             "123456789."),
+              HasSubstr("holds an integer of 9 bytes"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02X\x01\x00\x00\x00\xff."), HasSubstr("a string is not UTF-8"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02}K\x01u."), HasSubstr("no mark was set"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02}(K\x01u."), HasSubstr("a key without a value"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02]K\x01K\x02s."), HasSubstr("found a list on the stack, expected a dict"));
-  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02K\x01)R."), HasSubstr("found an integer on the stack, expected a class or function"));
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02K\x01)R."),
+              HasSubstr("found an integer on the stack, expected a class or function"));
   EXPECT_THAT(PICKLE_MESSAGE("\x80\x02i"), HasSubstr("has the opcode 0x69, which such a file never needs"));
 }
 
 TEST_F(DcpDamage, CodeIsNeverExecuted) {
   // What an attacker would write: os.system("..."), by both ways of naming a function.
-  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02" "cos\nsystem\nX\x02\x00\x00\x00id\x85R."), AllOf(HasSubstr("byte 2: names 'os.system'"), HasSubstr("never executed")));
-  EXPECT_THAT(PICKLE_MESSAGE("\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x02id\x85R."), HasSubstr("byte 17: names 'posix.system'"));
-  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02" "c__builtin__\neval\n."), HasSubstr("names '__builtin__.eval'"));
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02"
+                             "cos\nsystem\nX\x02\x00\x00\x00id\x85R."),
+              AllOf(HasSubstr("byte 2: names 'os.system'"), HasSubstr("never executed")));
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x02id\x85R."),
+              HasSubstr("byte 17: names 'posix.system'"));
+  EXPECT_THAT(PICKLE_MESSAGE("\x80\x02"
+                             "c__builtin__\neval\n."),
+              HasSubstr("names '__builtin__.eval'"));
   // And in an item.
   const auto step = std::get<DcpLocation>(DcpCheckpoint(scratch.path).find("step")->content);
   auto bytes = bytes_of(scratch / step.file);
   const auto at = bytes.find("\x80\x02K\x03.");
   ASSERT_NE(at, std::string::npos);
-  bytes.replace(at, 5, std::string("\x80\x02" "ca\n", 5));
+  bytes.replace(at, 5,
+                std::string("\x80\x02"
+                            "ca\n",
+                            5));
   write(scratch / step.file, bytes);
   EXPECT_THAT(message(), HasSubstr("item 'step'"));
 }

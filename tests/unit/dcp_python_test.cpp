@@ -2,12 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <thread>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "dcp_test_support.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
@@ -90,9 +90,11 @@ void expect_as_python_reads(const fs::path& folder) {
 }
 
 std::vector<Shared> state_for_python() {
-  std::vector<Shared> state{{"model.rows", torch::randn({7, 5})}, {"model.columns", torch::randn({4, 9}), 1}, {"model.one", torch::randn({1, 6})}, {"model.replica", torch::randn({3, 3}), -1},
+  std::vector<Shared> state{{"model.rows", torch::randn({7, 5})}, {"model.columns", torch::randn({4, 9}), 1},
+                            {"model.one", torch::randn({1, 6})},  {"model.replica", torch::randn({3, 3}), -1},
                             {"model.scalar", torch::tensor(2.5)}, {"model.nothing", torch::zeros({0, 3})}};
-  for (const auto type : {torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kLong, torch::kInt, torch::kShort, torch::kChar, torch::kByte, torch::kBool, torch::kComplexFloat, torch::kUInt16,
+  for (const auto type : {torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kLong, torch::kInt, torch::kShort,
+                          torch::kChar, torch::kByte, torch::kBool, torch::kComplexFloat, torch::kUInt16,
                           torch::kUInt32, torch::kUInt64, torch::kFloat8_e4m3fn, torch::kFloat8_e5m2})
     state.push_back({std::string("model.") + c10::toString(type), torch::arange(11).to(type)});
   return state;
@@ -107,10 +109,12 @@ void save_wanted(const fs::path& stem, const std::vector<Shared>& state, const n
 
 }  // namespace
 
-// One test for all cases: each test is a process of its own under ctest, and saving them takes Python a quarter of a minute.
+// One test for all cases: each test is a process of its own under ctest, and saving them takes Python a quarter of a
+// minute.
 TEST(DcpWithPython, EveryCaseOfPythonIsReadBitForBit) {
   SKIP_WITHOUT_PYTHON();
-  for (const std::string name : {"pytorch_model_fsdp_0", "optimizer_0", "everything", "fsdp1", "fsdp1_mesh", "layouts", "threads", "file_per_item"}) {
+  for (const std::string name : {"pytorch_model_fsdp_0", "optimizer_0", "everything", "fsdp1", "fsdp1_mesh", "layouts",
+                                 "threads", "file_per_item"}) {
     SCOPED_TRACE(name);
     expect_as_python_reads(python_folder() / name);
   }
@@ -132,12 +136,25 @@ TEST(DcpWithPython, PythonReadsOurs) {
   const Scratch scratch;
   const auto state = state_for_python();
   c10::impl::GenericList list(c10::AnyType::get());
-  for (const c10::IValue& item : {c10::IValue(1), c10::IValue(2.5), c10::IValue("grüß"), c10::IValue(), c10::IValue(false)}) list.push_back(item);
-  const std::vector<DcpObjectItem> objects{{"step", int64_t{7}}, {"lr", 1e-3}, {"large", int64_t{1} << 40}, {"negative", -3}, {"text", "grüß"}, {"nothing", c10::IValue()}, {"list", list},
-                                           {"groups.0.lr", 0.5}, {"groups.1.lr", 0.25}, {"groups.1.params", list}};
+  for (const c10::IValue& item :
+       {c10::IValue(1), c10::IValue(2.5), c10::IValue("grüß"), c10::IValue(), c10::IValue(false)})
+    list.push_back(item);
+  const std::vector<DcpObjectItem> objects{{"step", int64_t{7}},     {"lr", 1e-3},         {"large", int64_t{1} << 40},
+                                           {"negative", -3},         {"text", "grüß"},     {"nothing", c10::IValue()},
+                                           {"list", list},           {"groups.0.lr", 0.5}, {"groups.1.lr", 0.25},
+                                           {"groups.1.params", list}};
   save(scratch / "ours", state, 3, objects);
-  save_wanted(scratch / "want", state, {{"step", 7}, {"lr", 1e-3}, {"large", int64_t{1} << 40}, {"negative", -3}, {"text", "grüß"}, {"nothing", nullptr}, {"list", {1, 2.5, "grüß", nullptr, false}},
-                                            {"groups.0.lr", 0.5}, {"groups.1.lr", 0.25}, {"groups.1.params", {1, 2.5, "grüß", nullptr, false}}});
+  save_wanted(scratch / "want", state,
+              {{"step", 7},
+               {"lr", 1e-3},
+               {"large", int64_t{1} << 40},
+               {"negative", -3},
+               {"text", "grüß"},
+               {"nothing", nullptr},
+               {"list", {1, 2.5, "grüß", nullptr, false}},
+               {"groups.0.lr", 0.5},
+               {"groups.1.lr", 0.25},
+               {"groups.1.params", {1, 2.5, "grüß", nullptr, false}}});
   run_peer({"check", scratch / "ours", scratch / "want"});
   save(scratch / "model", state, 4);
   save_wanted(scratch / "model_want", state, nlohmann::json::object());
@@ -157,14 +174,20 @@ TEST(MergeFsdpWeights, WritesWhatTheReferenceDoes) {
 
   merge_fsdp_weights(optimizer, scratch / "state", {.safe_serialization = false});
   run_peer({"load_bin", optimizer, scratch / "state" / "pytorch_model.bin"});
-  EXPECT_THAT(message_of<ConfigError>([&] { merge_fsdp_weights(optimizer, scratch / "state"); }), AllOf(HasSubstr("lies in nested dicts or lists"), HasSubstr("pass safe_serialization = false")));
-  EXPECT_THAT(message_of<ConfigError>([&] { merge_fsdp_weights(optimizer, scratch / "state", {.safe_serialization = false, .max_shard_size = "1MB"}); }), HasSubstr("Leave max_shard_size unset"));
+  EXPECT_THAT(message_of<ConfigError>([&] { merge_fsdp_weights(optimizer, scratch / "state"); }),
+              AllOf(HasSubstr("lies in nested dicts or lists"), HasSubstr("pass safe_serialization = false")));
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                merge_fsdp_weights(optimizer, scratch / "state",
+                                   {.safe_serialization = false, .max_shard_size = "1MB"});
+              }),
+              HasSubstr("Leave max_shard_size unset"));
 }
 
 TEST(MergeFsdpWeights, ShardsHaveAnIndex) {
   const Scratch scratch;
   std::vector<Shared> state;
-  for (int i = 0; i < 6; ++i) state.push_back({"model.layer" + std::to_string(i), torch::randn({25, 10})});  // 1,000 bytes each
+  for (int i = 0; i < 6; ++i)
+    state.push_back({"model.layer" + std::to_string(i), torch::randn({25, 10})});  // 1,000 bytes each
   save(scratch / "dcp", state, 3);
   for (const bool safe : {true, false}) {
     merge_fsdp_weights(scratch / "dcp", scratch / "out", {.safe_serialization = safe, .max_shard_size = "2.5KB"});
@@ -183,22 +206,28 @@ TEST(MergeFsdpWeights, ShardsHaveAnIndex) {
 TEST(MergeFsdpWeights, FindsTheModelAndSaysWhatIsThere) {
   const Scratch scratch;
   const std::vector<Shared> weights{{"model.w", torch::randn({4, 2})}};
-  EXPECT_THAT(message_of<CheckpointError>([&] { merge_fsdp_weights(scratch / "nowhere", scratch / "out"); }), HasSubstr("does not exist, expected the folder of a distributed checkpoint"));
-  EXPECT_THAT(message_of<CheckpointError>([&] { merge_fsdp_weights(scratch.path, scratch / "out"); }), HasSubstr("holds no file .metadata"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { merge_fsdp_weights(scratch / "nowhere", scratch / "out"); }),
+              HasSubstr("does not exist, expected the folder of a distributed checkpoint"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { merge_fsdp_weights(scratch.path, scratch / "out"); }),
+              HasSubstr("holds no file .metadata"));
   save(scratch / "optimizer_0", {{"optimizer.w", torch::ones(2)}}, 2);
-  EXPECT_THAT(message_of<CheckpointError>([&] { merge_fsdp_weights(scratch.path, scratch / "out"); }), HasSubstr("It contains some: pass one of '" + (scratch / "optimizer_0").string() + "'"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { merge_fsdp_weights(scratch.path, scratch / "out"); }),
+              HasSubstr("It contains some: pass one of '" + (scratch / "optimizer_0").string() + "'"));
   save(scratch / "pytorch_model_fsdp_0", weights, 2);
   merge_fsdp_weights(scratch.path, scratch / "out");
   EXPECT_TRUE(same(load_safetensors(scratch / "out" / "model.safetensors").at("w"), weights[0].tensor));
   save(scratch / "pytorch_model_fsdp_1", weights, 2);
-  EXPECT_THAT(message_of<CheckpointError>([&] { merge_fsdp_weights(scratch.path, scratch / "out"); }), HasSubstr("pytorch_model_fsdp_1"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { merge_fsdp_weights(scratch.path, scratch / "out"); }),
+              HasSubstr("pytorch_model_fsdp_1"));
 }
 
 TEST(MergeFsdpWeights, RemovesTheCheckpointOnlyAfterSuccess) {
   const Scratch scratch;
   save(scratch / "pytorch_model_fsdp_0", {{"model.w", torch::randn({4, 2})}}, 2);
   const auto folder = scratch / "pytorch_model_fsdp_0";
-  EXPECT_THAT(message_of<ConfigError>([&] { merge_fsdp_weights(folder, folder / "out", {.remove_checkpoint_dir = true}); }), HasSubstr("lies in the checkpoint that remove_checkpoint_dir removes"));
+  EXPECT_THAT(
+      message_of<ConfigError>([&] { merge_fsdp_weights(folder, folder / "out", {.remove_checkpoint_dir = true}); }),
+      HasSubstr("lies in the checkpoint that remove_checkpoint_dir removes"));
   fs::rename(folder / "__1_0.distcp", scratch / "kept");
   EXPECT_THROW(merge_fsdp_weights(folder, scratch / "out", {.remove_checkpoint_dir = true}), CheckpointError);
   EXPECT_TRUE(fs::exists(folder / ".metadata"));
@@ -211,7 +240,8 @@ TEST(MergeFsdpWeights, RemovesTheCheckpointOnlyAfterSuccess) {
 
 TEST(MergeFsdpWeights, TakesTheModelOutOfAWholeState) {
   const Scratch scratch;
-  save(scratch / "dcp", {{"model.w", torch::ones({4, 2})}, {"optim.w", torch::ones({4, 2})}}, 2, {{"step", int64_t{1}}});
+  save(scratch / "dcp", {{"model.w", torch::ones({4, 2})}, {"optim.w", torch::ones({4, 2})}}, 2,
+       {{"step", int64_t{1}}});
   merge_fsdp_weights(scratch / "dcp", scratch / "out");
   EXPECT_EQ(load_safetensors(scratch / "out" / "model.safetensors").size(), 1u);
   save(scratch / "flat", {{"a", torch::ones(2)}, {"b", torch::ones(2)}}, 2);
@@ -224,6 +254,7 @@ RANKS_TEST(MergeFsdpWeights, OneOfSeveralRanksWorks, 2) {
   if (support::rank() == 0) save(folder / "dcp", {{"model.w", torch::ones({4, 2})}}, 2);
   while (!fs::exists(folder / "dcp" / ".metadata")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   merge_fsdp_weights(folder / "dcp", folder / ("out" + std::to_string(support::rank())));
-  EXPECT_TRUE(fs::exists(folder / "out0" / "model.safetensors")) << "all are there when the call returns, on every rank";
+  EXPECT_TRUE(fs::exists(folder / "out0" / "model.safetensors"))
+      << "all are there when the call returns, on every rank";
   EXPECT_FALSE(fs::exists(folder / "out1"));
 }

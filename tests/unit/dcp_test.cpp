@@ -31,8 +31,9 @@ std::vector<Shared> mixed_state() {
                             {"model.scalar", torch::tensor(2.5)},
                             {"model.nothing", torch::zeros({0, 3})},
                             {"model.none_wide", torch::zeros({5, 0})}};
-  for (const auto type : {torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kLong, torch::kInt, torch::kShort, torch::kChar, torch::kByte, torch::kBool, torch::kComplexFloat, torch::kUInt16,
-                          torch::kFloat8_e4m3fn})
+  for (const auto type :
+       {torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kLong, torch::kInt, torch::kShort, torch::kChar,
+        torch::kByte, torch::kBool, torch::kComplexFloat, torch::kUInt16, torch::kFloat8_e4m3fn})
     state.push_back({std::string("model.") + c10::toString(type), torch::arange(11).to(type)});
   return state;
 }
@@ -56,7 +57,8 @@ TEST(Dcp, RoundTripsBetweenAnyNumbersOfRanks) {
         for (int64_t along = 0; along < tensor.dim(); ++along)
           for (int64_t rank = 0; rank < readers; ++rank) {
             const auto box = part_of(tensor, along, rank, readers);
-            ASSERT_TRUE(same(checkpoint.read_chunk(name, box), cut(tensor, box))) << name << " from " << writers << " to rank " << rank << " of " << readers << " along " << along;
+            ASSERT_TRUE(same(checkpoint.read_chunk(name, box), cut(tensor, box)))
+                << name << " from " << writers << " to rank " << rank << " of " << readers << " along " << along;
           }
     }
   }
@@ -71,7 +73,8 @@ TEST(Dcp, PartsInSeveralDimensionsMeetAnyWantedBox) {
   for (const auto& [row, rows] : {std::pair{0, 4}, {4, 2}})
     for (const auto& [column, columns] : {std::pair{0, 3}, {3, 3}, {6, 1}}) {
       const DcpBox box{{row, column, 0}, {rows, columns, 5}};
-      for (auto& record : write_dcp_items(scratch.path, rank++, {}, {{"t", {6, 7, 5}, box, cut(tensor, box)}})) records.push_back(std::move(record));
+      for (auto& record : write_dcp_items(scratch.path, rank++, {}, {{"t", {6, 7, 5}, box, cut(tensor, box)}}))
+        records.push_back(std::move(record));
     }
   write_dcp_metadata(scratch.path, records, {{"t", {"t"}}});
   const DcpCheckpoint checkpoint(scratch.path);
@@ -98,8 +101,14 @@ TEST(Dcp, ReadsIntoAnyDestination) {
   auto parameter = torch::zeros({6, 4}, torch::requires_grad());
   checkpoint.read_chunk("t", whole({6, 4}), parameter);
   EXPECT_TRUE(parameter.is_leaf() && same(parameter.detach(), tensor));
-  EXPECT_THAT(message_of<ShapeError>([&] { checkpoint.read_chunk("t", whole({6, 4}), torch::zeros({6, 5})); }), HasSubstr("the destination has size [6, 5], expected that of the wanted part, [6, 4]"));
-  EXPECT_THAT(message_of<ShapeError>([&] { checkpoint.read_chunk("t", {{5, 0}, {2, 4}}); }), HasSubstr("offsets [5, 0] sizes [2, 4] does not lie within the saved tensor of size [6, 4]"));
+  EXPECT_THAT(message_of<ShapeError>([&] {
+                checkpoint.read_chunk("t", whole({6, 4}), torch::zeros({6, 5}));
+              }),
+              HasSubstr("the destination has size [6, 5], expected that of the wanted part, [6, 4]"));
+  EXPECT_THAT(message_of<ShapeError>([&] {
+                checkpoint.read_chunk("t", {{5, 0}, {2, 4}});
+              }),
+              HasSubstr("offsets [5, 0] sizes [2, 4] does not lie within the saved tensor of size [6, 4]"));
 }
 
 TEST(Dcp, WideTensorsAreReadInSlabs) {
@@ -120,9 +129,12 @@ TEST(Dcp, ObjectsComeBack) {
   c10::impl::GenericDict dict(c10::AnyType::get(), c10::AnyType::get());
   dict.insert("lr", 1e-3), dict.insert(int64_t{3}, "x");
   c10::impl::GenericList list(c10::AnyType::get());
-  for (const c10::IValue& item : {c10::IValue(1), c10::IValue(2.5), c10::IValue("grüß"), c10::IValue(), c10::IValue(true)}) list.push_back(item);
+  for (const c10::IValue& item :
+       {c10::IValue(1), c10::IValue(2.5), c10::IValue("grüß"), c10::IValue(), c10::IValue(true)})
+    list.push_back(item);
   const auto tuple = c10::ivalue::Tuple::create({c10::IValue(0.9), c10::IValue(int64_t{1} << 40), c10::IValue(-7)});
-  save(scratch.path, {{"t", torch::ones(3)}}, 2, {{"dict", dict}, {"list", list}, {"tuple", tuple}, {"tensor", torch::tensor({1, 2})}});
+  save(scratch.path, {{"t", torch::ones(3)}}, 2,
+       {{"dict", dict}, {"list", list}, {"tuple", tuple}, {"tensor", torch::tensor({1, 2})}});
   const DcpCheckpoint checkpoint(scratch.path);
   const auto read = checkpoint.read_object("dict").toGenericDict();
   EXPECT_EQ(read.at("lr").toDouble(), 1e-3);
@@ -138,8 +150,10 @@ TEST(Dcp, ObjectsComeBack) {
   EXPECT_EQ(value.toTupleRef().elements()[1].toInt(), int64_t{1} << 40);
   EXPECT_EQ(value.toTupleRef().elements()[2].toInt(), -7);
   EXPECT_TRUE(same(checkpoint.read_object("tensor").toTensor(), torch::tensor({1, 2})));
-  EXPECT_THAT(message_of<CheckpointError>([&] { checkpoint.read_object("t"); }), HasSubstr("'t' is a tensor, expected an object"));
-  EXPECT_THAT(message_of<CheckpointError>([&] { checkpoint.read_full("list"); }), HasSubstr("'list' is an object in bytes, expected a tensor"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { checkpoint.read_object("t"); }),
+              HasSubstr("'t' is a tensor, expected an object"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { checkpoint.read_full("list"); }),
+              HasSubstr("'list' is an object in bytes, expected a tensor"));
 }
 
 TEST(Dcp, ObjectsLieBeforeTensorsAndFilesAreReproducible) {
@@ -166,7 +180,8 @@ TEST(Dcp, PartsWithoutElementsAreLeftOut) {
 
 TEST(Dcp, RecordsTravelBetweenRanks) {
   Scratch scratch;
-  const auto records = write_dcp_items(scratch.path, 4, {{"step", int64_t{1}}}, {{"t", {4, 3}, {{2, 0}, {2, 3}}, torch::ones({2, 3}, torch::kHalf)}});
+  const auto records = write_dcp_items(scratch.path, 4, {{"step", int64_t{1}}},
+                                       {{"t", {4, 3}, {{2, 0}, {2, 3}}, torch::ones({2, 3}, torch::kHalf)}});
   const auto copy = accelerate::from_bytes<std::vector<DcpRecord>>(accelerate::to_bytes(records));
   ASSERT_EQ(copy.size(), 2u);
   EXPECT_FALSE(copy[0].is_tensor);
@@ -195,9 +210,14 @@ TEST(Dcp, SeveralThreadsReadAtOnce) {
 
 TEST(Dcp, WritingRefusesWhatDoesNotFit) {
   Scratch scratch;
-  const auto write = [&](const DcpTensorItem& item) { return message_of<ShapeError>([&] { write_dcp_items(scratch.path, 0, {}, {item}); }); };
-  EXPECT_THAT(write({"t", {4, 3}, {{3, 0}, {2, 3}}, torch::ones({2, 3})}), HasSubstr("'t' is the part with offsets [3, 0] sizes [2, 3], which does not lie within a tensor of size [4, 3]"));
-  EXPECT_THAT(write({"t", {4, 3}, {{0, 0}, {2, 3}}, torch::ones({3, 3})}), HasSubstr("has size [3, 3], expected that of its part, [2, 3]"));
+  const auto write = [&](const DcpTensorItem& item) {
+    return message_of<ShapeError>([&] { write_dcp_items(scratch.path, 0, {}, {item}); });
+  };
+  EXPECT_THAT(
+      write({"t", {4, 3}, {{3, 0}, {2, 3}}, torch::ones({2, 3})}),
+      HasSubstr("'t' is the part with offsets [3, 0] sizes [2, 3], which does not lie within a tensor of size [4, 3]"));
+  EXPECT_THAT(write({"t", {4, 3}, {{0, 0}, {2, 3}}, torch::ones({3, 3})}),
+              HasSubstr("has size [3, 3], expected that of its part, [2, 3]"));
   EXPECT_THAT(write({"t", {4}, {{0}, {4}}, torch::ones({4}, torch::kMeta)}), HasSubstr("meta"));
   EXPECT_TRUE(fs::is_empty(scratch.path)) << "a refused save leaves nothing behind";
 }
@@ -205,20 +225,31 @@ TEST(Dcp, WritingRefusesWhatDoesNotFit) {
 TEST(Dcp, MetadataRefusesGapsAndOverlaps) {
   Scratch scratch;
   const auto part = [&](int64_t rank, int64_t begin, int64_t size, torch::ScalarType type = torch::kFloat) {
-    return write_dcp_items(scratch.path, rank, {}, {{"model.t", {6, 2}, {{begin, 0}, {size, 2}}, torch::ones({size, 2}, type)}}).front();
+    return write_dcp_items(scratch.path, rank, {},
+                           {{"model.t", {6, 2}, {{begin, 0}, {size, 2}}, torch::ones({size, 2}, type)}})
+        .front();
   };
   const auto refuse = [&](const std::vector<DcpRecord>& records) {
-    const auto message = message_of<CheckpointError>([&] { write_dcp_metadata(scratch.path, records, {{"model.t", {"model", "t"}}}); });
+    const auto message = message_of<CheckpointError>([&] {
+      write_dcp_metadata(scratch.path, records, {{"model.t", {"model", "t"}}});
+    });
     EXPECT_FALSE(fs::exists(scratch / ".metadata"));
     return message;
   };
-  EXPECT_THAT(refuse({part(0, 0, 3), part(1, 2, 4)}), HasSubstr("overlapping parts, __0_0.distcp offsets [0, 0] sizes [3, 2] and __1_0.distcp offsets [2, 0] sizes [4, 2], of 'model.t'"));
+  EXPECT_THAT(refuse({part(0, 0, 3), part(1, 2, 4)}),
+              HasSubstr("overlapping parts, __0_0.distcp offsets [0, 0] sizes [3, 2] and __1_0.distcp offsets [2, 0] "
+                        "sizes [4, 2], of 'model.t'"));
   EXPECT_THAT(refuse({part(0, 0, 3), part(1, 4, 2)}), HasSubstr("only 10 of 12 elements were written"));
-  EXPECT_THAT(refuse({part(0, 0, 3), part(1, 3, 3, torch::kHalf)}), HasSubstr("dtype Half, on another rank of size [6, 2] and dtype Float"));
+  EXPECT_THAT(refuse({part(0, 0, 3), part(1, 3, 3, torch::kHalf)}),
+              HasSubstr("dtype Half, on another rank of size [6, 2] and dtype Float"));
   const auto good = part(0, 0, 6);
-  EXPECT_THAT(message_of<CheckpointError>([&] { write_dcp_metadata(scratch.path, {good}, {}); }), HasSubstr("'model.t' in __0_0.distcp has no path"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { write_dcp_metadata(scratch.path, {good}, {}); }),
+              HasSubstr("'model.t' in __0_0.distcp has no path"));
   const auto object = write_dcp_items(scratch.path, 1, {{"step", int64_t{1}}}, {}).front();
-  EXPECT_THAT(message_of<CheckpointError>([&] { write_dcp_metadata(scratch.path, {object, object}, {{"step", {"step"}}}); }), HasSubstr("An object is written by one rank"));
+  EXPECT_THAT(message_of<CheckpointError>([&] {
+                write_dcp_metadata(scratch.path, {object, object}, {{"step", {"step"}}});
+              }),
+              HasSubstr("An object is written by one rank"));
 }
 
 TEST(Dcp, PreparingRemovesAnEarlierCheckpointOnly) {

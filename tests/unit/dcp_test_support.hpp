@@ -44,11 +44,13 @@ inline DcpBox part_of(const torch::Tensor& tensor, int64_t dim, int64_t rank, in
 }
 
 inline torch::Tensor cut(torch::Tensor tensor, const DcpBox& box) {
-  for (size_t dim = 0; dim < box.sizes.size(); ++dim) tensor = tensor.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
+  for (size_t dim = 0; dim < box.sizes.size(); ++dim)
+    tensor = tensor.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
   return tensor;
 }
 
-/// "model.0.weight" is the value "0.weight" of the dict "model", as modules save; in "groups.0.lr" every step counts and 0 is the index of a list, as optimizers save.
+/// "model.0.weight" is the value "0.weight" of the dict "model", as modules save; in "groups.0.lr" every step counts
+/// and 0 is the index of a list, as optimizers save.
 inline DcpPath path_of(const std::string& name) {
   const auto dot = name.find('.');
   if (dot == std::string::npos) return {name};
@@ -69,7 +71,8 @@ inline std::map<std::string, DcpPath> paths_of(const std::vector<DcpRecord>& rec
 }
 
 /// Saves as `world` ranks would, one after the other.
-inline void save(const fs::path& folder, const std::vector<Shared>& state, int64_t world, const std::vector<DcpObjectItem>& objects = {}) {
+inline void save(const fs::path& folder, const std::vector<Shared>& state, int64_t world,
+                 const std::vector<DcpObjectItem>& objects = {}) {
   prepare_dcp_folder(folder);
   std::vector<DcpRecord> all;
   for (int64_t rank = 0; rank < world; ++rank) {
@@ -79,7 +82,9 @@ inline void save(const fs::path& folder, const std::vector<Shared>& state, int64
       const auto box = part_of(tensor, dim, rank, world);
       items.push_back({name, tensor.sizes().vec(), box, cut(tensor, box)});
     }
-    for (auto& record : write_dcp_items(folder, rank, rank == world - 1 ? objects : std::vector<DcpObjectItem>{}, items)) all.push_back(std::move(record));
+    for (auto& record :
+         write_dcp_items(folder, rank, rank == world - 1 ? objects : std::vector<DcpObjectItem>{}, items))
+      all.push_back(std::move(record));
   }
   write_dcp_metadata(folder, all, paths_of(all));
 }

@@ -72,7 +72,8 @@ TEST(DeferredIdentity, OptimizersTiedWeightsAndHandlesStay) {
   torch::optim::SGD optimizer(model->parameters(), 0.1);
   materialize(model);
   expect_same(eager->weight, tied, "tied");
-  EXPECT_TRUE(torch::equal(view, eager->weight.detach().narrow(0, 1, 2))) << "views that nobody knew of become real when they are used";
+  EXPECT_TRUE(torch::equal(view, eager->weight.detach().narrow(0, 1, 2)))
+      << "views that nobody knew of become real when they are used";
   EXPECT_TRUE(view.is_alias_of(model->weight));
   EXPECT_EQ(data.sum().item<float>(), eager->weight.sum().item<float>());
   EXPECT_TRUE(data.is_alias_of(model->weight));
@@ -92,7 +93,8 @@ TEST(DeferredIdentity, AFreshNodeAccumulatesGradients) {
     auto scope = init_empty_weights();
     model = nn::Linear(3, 2);
   }
-  const auto accumulator = torch::autograd::impl::grad_accumulator(model->weight);  // as hooks hold it, made for the meta device
+  const auto accumulator =
+      torch::autograd::impl::grad_accumulator(model->weight);  // as hooks hold it, made for the meta device
   materialize(model);
   model(torch::ones({1, 3})).sum().backward();
   EXPECT_TRUE(torch::equal(model->weight.grad(), torch::ones({2, 3})));
@@ -185,14 +187,22 @@ TEST(DeferredUse, ForwardBeforeMaterializeIsAnError) {
     model = nn::Linear(4, 3);
   }
   const auto text = message_of<ConfigError>([&] { model(torch::ones({2, 4})); });
-  EXPECT_THAT(text, AllOf(HasSubstr("parameter [3] float"), HasSubstr("not initialised yet (init_empty_weights)"), HasSubstr("materialize(module)")));
+  EXPECT_THAT(text, AllOf(HasSubstr("parameter [3] float"), HasSubstr("not initialised yet (init_empty_weights)"),
+                          HasSubstr("materialize(module)")));
   EXPECT_THAT(message_of<ConfigError>([&] { model->weight.sum(); }), HasSubstr("aten::sum"));
   EXPECT_THAT(message_of<ConfigError>([&] { model->weight[0][0].item<float>(); }), HasSubstr("not initialised yet"));
-  EXPECT_THAT(message_of<ConfigError>([&] { torch::cat({torch::ones({1, 4}), model->weight}); }), HasSubstr("aten::cat"));
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                torch::cat({torch::ones({1, 4}), model->weight});
+              }),
+              HasSubstr("aten::cat"));
   EXPECT_THAT(message_of<ConfigError>([&] { model->to(torch::kCPU); }), HasSubstr("not initialised yet"));
-  EXPECT_THAT(message_of<ConfigError>([&] { torch::zeros({3, 4}).copy_(model->weight.detach()); }), HasSubstr("aten::copy_"));
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                torch::zeros({3, 4}).copy_(model->weight.detach());
+              }),
+              HasSubstr("aten::copy_"));
   EXPECT_THAT(message_of<c10::Error>([&] { model->weight.data_ptr<float>(); }), HasSubstr("not initialised yet"));
-  EXPECT_THAT(message_of<c10::Error>([&] { model->weight.fill_(1); }), HasSubstr("leaf Variable")) << "autograd's own checks stay";
+  EXPECT_THAT(message_of<c10::Error>([&] { model->weight.fill_(1); }), HasSubstr("leaf Variable"))
+      << "autograd's own checks stay";
   // Sizes and views need no values.
   EXPECT_EQ(model->weight.t().sizes(), at::IntArrayRef({4, 3}));
   EXPECT_EQ(model->weight.numel(), 12);
@@ -276,10 +286,12 @@ TEST(DeferredUse, ATensorThatAnInitialiserReadsMustNotChange) {
   const Module small_one = build_deferred(custom([&](Custom& m) { m.parameter("small", torch::zeros({4}) + small); }));
   small.fill_(2);
   large.fill_(2);
-  EXPECT_THAT(message_of<ConfigError>([&] { materialize(module); }), AllOf(HasSubstr("[2048]"), HasSubstr("aten::add"), HasSubstr("clone()")));
-  accelerate::residency::materialize_each(ModelRef(small_one), at::kCPU, [](const std::string&, const at::Tensor&, const at::Tensor& value) {
-    EXPECT_TRUE(torch::equal(value, torch::ones({4}))) << "small ones are copied at once";
-  });
+  EXPECT_THAT(message_of<ConfigError>([&] { materialize(module); }),
+              AllOf(HasSubstr("[2048]"), HasSubstr("aten::add"), HasSubstr("clone()")));
+  accelerate::residency::materialize_each(
+      ModelRef(small_one), at::kCPU, [](const std::string&, const at::Tensor&, const at::Tensor& value) {
+        EXPECT_TRUE(torch::equal(value, torch::ones({4}))) << "small ones are copied at once";
+      });
 }
 
 TEST(DeferredUse, WhatIsOverwrittenIsNotWorkedOut) {
@@ -304,11 +316,20 @@ TEST(DeferredUse, ItemInTheScopeTouchesOnlyWhatItNeeds) {
   }));
   EXPECT_EQ(value, 24);
   EXPECT_LT(count.bytes->peak, 1 << 16);
-  EXPECT_THROW(build_deferred(custom([](Custom&) { torch::randn({2, 3}).matmul(torch::randn({2, 3})); })), c10::Error) << "a wrong call is wrong at once";
+  EXPECT_THROW(build_deferred(custom([](Custom&) {
+                 torch::randn({2, 3}).matmul(torch::randn({2, 3}));
+               })),
+               c10::Error)
+      << "a wrong call is wrong at once";
 }
 
 TEST(DeferredScope, ExceptionsLeaveTheThreadClean) {
-  const auto build = [] { return build_deferred([]() -> Module { linears(1, 4); throw std::runtime_error("constructor"); }); };
+  const auto build = [] {
+    return build_deferred([]() -> Module {
+      linears(1, 4);
+      throw std::runtime_error("constructor");
+    });
+  };
   EXPECT_EQ(message_of<std::runtime_error>(build), "constructor");
   EXPECT_FALSE(c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::DeferredInit));
   EXPECT_FALSE(torch::zeros({2}).is_meta());
@@ -374,7 +395,8 @@ TEST(DeferredScope, ThreadsBuildAtOnce) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(i);
     Module module = nn::Sequential(nn::LSTM(8, 16), nn::BatchNorm1d(8)).ptr();
     torch::NoGradGuard no_grad;
-    for (auto& parameter : module->parameters()) parameter.normal_(0, 1, generator);  // the default generator is everybody's
+    for (auto& parameter : module->parameters())
+      parameter.normal_(0, 1, generator);  // the default generator is everybody's
     return module;
   };
   for (size_t i = 0; i < 4; ++i) eager[i] = build(i);
@@ -449,13 +471,14 @@ TEST(MaterializeEach, GivesEveryParameterOnceInTapeOrder) {
   const Module module = build_deferred(build);
   std::vector<std::string> names;
   const auto expected = eager->named_parameters();
-  accelerate::residency::materialize_each(ModelRef(module), at::kCPU, [&](const std::string& name, const at::Tensor& parameter, at::Tensor value) {
-    names.push_back(name);
-    EXPECT_TRUE(is_deferred(parameter));
-    EXPECT_FALSE(is_deferred(value));
-    EXPECT_TRUE(torch::equal(value, expected[name])) << name;
-    EXPECT_EQ(value.strides(), parameter.strides());
-  });
+  accelerate::residency::materialize_each(ModelRef(module), at::kCPU,
+                                          [&](const std::string& name, const at::Tensor& parameter, at::Tensor value) {
+                                            names.push_back(name);
+                                            EXPECT_TRUE(is_deferred(parameter));
+                                            EXPECT_FALSE(is_deferred(value));
+                                            EXPECT_TRUE(torch::equal(value, expected[name])) << name;
+                                            EXPECT_EQ(value.strides(), parameter.strides());
+                                          });
   EXPECT_EQ(names, expected.keys());
   EXPECT_TRUE(torch::equal(generator_state(), state));
   materialize(module);  // nobody took them: they can still be had
@@ -463,11 +486,14 @@ TEST(MaterializeEach, GivesEveryParameterOnceInTapeOrder) {
 }
 
 TEST(MaterializeEach, HoldsOneParameterAndWhatIsKept) {
-  constexpr int64_t kSize = 3000, kLayers = 6, kWeight = kSize * kSize * 4;  // 6 x 36 MB; more than 32 MB, so that malloc gives freed ones back at once
+  constexpr int64_t kSize = 3000, kLayers = 6,
+                    kWeight =
+                        kSize * kSize * 4;  // 6 x 36 MB; more than 32 MB, so that malloc gives freed ones back at once
   const Module module = build_deferred([] {
     const Module all = linears(kLayers, kSize);
     torch::NoGradGuard no_grad;
-    for (auto& parameter : all->parameters()) parameter.normal_(0, 0.02);  // second pass: the first one's values are never needed, its numbers are
+    for (auto& parameter : all->parameters())
+      parameter.normal_(0, 0.02);  // second pass: the first one's values are never needed, its numbers are
     return all;
   });
   std::vector<at::Tensor> shards;
@@ -475,16 +501,19 @@ TEST(MaterializeEach, HoldsOneParameterAndWhatIsKept) {
   CountBytes count;
   const int64_t resident = resident_bytes();
   int64_t resident_peak = 0;
-  accelerate::residency::materialize_each(ModelRef(module), at::kCPU, [&](const std::string&, const at::Tensor&, at::Tensor value) {
-    resident_peak = std::max(resident_peak, resident_bytes() - resident);
-    shards.push_back(value.flatten().slice(0, 0, value.numel() / 4).clone());
-    kept += shards.back().numel() * 4;
-  });
+  accelerate::residency::materialize_each(ModelRef(module), at::kCPU,
+                                          [&](const std::string&, const at::Tensor&, at::Tensor value) {
+                                            resident_peak = std::max(resident_peak, resident_bytes() - resident);
+                                            shards.push_back(value.flatten().slice(0, 0, value.numel() / 4).clone());
+                                            kept += shards.back().numel() * 4;
+                                          });
   RecordProperty("peak_bytes", std::to_string(count.bytes->peak));
-  std::printf("peak %.1f MB counted, %.1f MB resident; kept %.1f MB, one parameter %.1f MB\n", count.bytes->peak / 1e6, resident_peak / 1e6, kept / 1e6, kWeight / 1e6);
+  std::printf("peak %.1f MB counted, %.1f MB resident; kept %.1f MB, one parameter %.1f MB\n", count.bytes->peak / 1e6,
+              resident_peak / 1e6, kept / 1e6, kWeight / 1e6);
   EXPECT_LE(count.bytes->peak, kept + kWeight + (1 << 20));  // 1 MiB: generator states (5 KB each) and biases
   if (kResidentIsTelling) {
-    EXPECT_LE(resident_peak, kept + kWeight + (24 << 20)) << "the process holds little else (24 MiB: allocator, thread pool)";
+    EXPECT_LE(resident_peak, kept + kWeight + (24 << 20))
+        << "the process holds little else (24 MiB: allocator, thread pool)";
   }
 }
 
@@ -497,7 +526,9 @@ TEST(MaterializeEach, AnErrorOfTheCallbackEndsIt) {
   const auto take = [&](const std::string&, const at::Tensor&, const at::Tensor&) {
     if (++calls == 2) throw std::runtime_error("full");
   };
-  EXPECT_EQ(message_of<std::runtime_error>([&] { accelerate::residency::materialize_each(ModelRef(module), at::kCPU, take); }), "full");
+  EXPECT_EQ(message_of<std::runtime_error>(
+                [&] { accelerate::residency::materialize_each(ModelRef(module), at::kCPU, take); }),
+            "full");
   materialize(module);
   expect_same(eager, module);
 }
@@ -513,7 +544,8 @@ TEST(DeferredSize, EightyBillionParametersInNoTime) {
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   const int64_t bytes = resident_bytes() - before;
-  std::printf("%.1f billion parameters in %.1f ms, %.1f MB, %.1f KB a tensor\n", 500 * 12800.0 * 12801 / 1e9, took.count() * 1e3, bytes / 1e6, bytes / 1e3 / 1000);
+  std::printf("%.1f billion parameters in %.1f ms, %.1f MB, %.1f KB a tensor\n", 500 * 12800.0 * 12801 / 1e9,
+              took.count() * 1e3, bytes / 1e6, bytes / 1e3 / 1000);
   EXPECT_LT(took.count(), 2);
   EXPECT_LT(bytes, 50'000'000);
 }

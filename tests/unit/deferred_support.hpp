@@ -55,7 +55,9 @@ inline void expect_same(const Module& eager, const Module& deferred) {
 /// A module made of a lambda: `fill(*this)` registers what it likes.
 struct Custom : torch::nn::Module {
   explicit Custom(const std::function<void(Custom&)>& fill) { fill(*this); }
-  at::Tensor parameter(const std::string& name, at::Tensor tensor, bool requires_grad = true) { return register_parameter(name, std::move(tensor), requires_grad); }
+  at::Tensor parameter(const std::string& name, at::Tensor tensor, bool requires_grad = true) {
+    return register_parameter(name, std::move(tensor), requires_grad);
+  }
   at::Tensor buffer(const std::string& name, at::Tensor tensor) { return register_buffer(name, std::move(tensor)); }
 };
 inline Build custom(std::function<void(Custom&)> fill) {

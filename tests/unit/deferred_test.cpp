@@ -1,4 +1,5 @@
-/// Modules built without memory and materialised are, bit for bit, the modules that eager construction makes. Both sides run the same expression.
+/// Modules built without memory and materialised are, bit for bit, the modules that eager construction makes. Both
+/// sides run the same expression.
 
 #include <array>
 #include <optional>
@@ -17,12 +18,12 @@ struct Case {
 };
 void PrintTo(const Case& item, std::ostream* out) { *out << item.name; }
 
-template <class Holder, class... Arguments>
-Build holder(Arguments... arguments) {
+template <class Holder, class... Arguments> Build holder(Arguments... arguments) {
   return [=] { return Holder(arguments...).ptr(); };
 }
 
-/// What a GPT of LibTorch users looks like: a second pass over all weights, residual projections scaled, tied head, padding row, causal mask and positions as buffers.
+/// What a GPT of LibTorch users looks like: a second pass over all weights, residual projections scaled, tied head,
+/// padding row, causal mask and positions as buffers.
 struct HeadImpl : nn::Module {
   HeadImpl() : weight(register_parameter("weight", torch::empty({50, 16}))) { init::xavier_uniform_(weight); }
   void tie(const at::Tensor& other) { weight = parameters_["weight"] = other; }
@@ -31,7 +32,8 @@ struct HeadImpl : nn::Module {
 struct TinyGptImpl : nn::Module {
   TinyGptImpl() {
     tokens = register_module("tokens", nn::Embedding(nn::EmbeddingOptions(50, 16).padding_idx(3)));
-    for (int64_t i = 0; i < 2; ++i) blocks->push_back(nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(32)));
+    for (int64_t i = 0; i < 2; ++i)
+      blocks->push_back(nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(32)));
     register_module("blocks", blocks);
     head = register_module("head", std::make_shared<HeadImpl>());
     positions = register_parameter("positions", torch::randn({8, 16}) * 0.02);
@@ -130,9 +132,21 @@ std::vector<Case> cases() {
       {"kaiming_uniform", [](at::Tensor w) { init::kaiming_uniform_(w, 0.2); }},
       {"xavier_normal", [](at::Tensor w) { init::xavier_normal_(w); }},
       {"xavier_uniform", [](at::Tensor w) { init::xavier_uniform_(w); }},
-      {"trunc_normal", [](at::Tensor w) { torch::NoGradGuard no_grad; w.uniform_(-0.9, 0.9).erfinv_().mul_(0.02 * std::sqrt(2.0)).add_(0.1).clamp_(-2, 2); }},
-      {"redrawn", [](at::Tensor w) { init::normal_(w); init::uniform_(w); }},
-      {"scaled", [](at::Tensor w) { init::normal_(w); w.data().mul_(0.02); }},
+      {"trunc_normal",
+       [](at::Tensor w) {
+         torch::NoGradGuard no_grad;
+         w.uniform_(-0.9, 0.9).erfinv_().mul_(0.02 * std::sqrt(2.0)).add_(0.1).clamp_(-2, 2);
+       }},
+      {"redrawn",
+       [](at::Tensor w) {
+         init::normal_(w);
+         init::uniform_(w);
+       }},
+      {"scaled",
+       [](at::Tensor w) {
+         init::normal_(w);
+         w.data().mul_(0.02);
+       }},
       {"cauchy", [](at::Tensor w) { w.data().cauchy_(); }},
       {"exponential", [](at::Tensor w) { w.data().exponential_(); }},
       {"log_normal", [](at::Tensor w) { w.data().log_normal_(); }},
@@ -140,16 +154,50 @@ std::vector<Case> cases() {
       {"bernoulli", [](at::Tensor w) { w.data().bernoulli_(0.3); }},
       {"bernoulli_of_a_tensor", [](at::Tensor w) { w.data().bernoulli_(torch::rand_like(w.data())); }},
       {"random", [](at::Tensor w) { w.data().random_(0, 9); }},
-      {"rows", [](at::Tensor w) { for (int64_t i = 0; i < w.size(0); ++i) w.data()[i].normal_(static_cast<double>(i), 0.1); }},
-      {"narrowed", [](at::Tensor w) { torch::NoGradGuard no_grad; init::normal_(w); w.narrow(1, 2, 3).zero_(); w.t().select(0, 1).fill_(7); }},
-      {"by_index", [](at::Tensor w) { torch::NoGradGuard no_grad; init::zeros_(w); w.index_put_({torch::tensor({0, 2}), torch::tensor({1, 1})}, torch::randn({2})); }},
+      {"rows",
+       [](at::Tensor w) {
+         for (int64_t i = 0; i < w.size(0); ++i) w.data()[i].normal_(static_cast<double>(i), 0.1);
+       }},
+      {"narrowed",
+       [](at::Tensor w) {
+         torch::NoGradGuard no_grad;
+         init::normal_(w);
+         w.narrow(1, 2, 3).zero_();
+         w.t().select(0, 1).fill_(7);
+       }},
+      {"by_index",
+       [](at::Tensor w) {
+         torch::NoGradGuard no_grad;
+         init::zeros_(w);
+         w.index_put_({torch::tensor({0, 2}), torch::tensor({1, 1})}, torch::randn({2}));
+       }},
       {"permuted", [](at::Tensor w) { w.data().copy_(torch::randperm(w.numel()).view_as(w)); }},
-      {"multinomial", [](at::Tensor w) { w.data().copy_(torch::multinomial(torch::rand({w.numel()}), w.numel()).view_as(w)); }},
-      {"dropped", [](at::Tensor w) { init::ones_(w); w.data().copy_(torch::dropout(w.data(), 0.5, true)); }},
-      {"lists", [](at::Tensor w) { w.data().copy_(torch::cat({torch::randn({w.size(0), 1}), torch::zeros({w.size(0), w.size(1) - 1})}, 1)); }},
-      {"conjugate", [](at::Tensor w) { w.data().copy_(torch::real(torch::conj(torch::randn(w.sizes(), torch::kComplexFloat)) * c10::complex<float>(0, 1))); }},
-      {"svd", [](at::Tensor w) { w.data().copy_(std::get<0>(torch::linalg_svd(torch::randn_like(w.data()), false)).matmul(torch::ones({w.size(1), w.size(1)}).triu())); }},
-      {"reseeded", [](at::Tensor w) { torch::manual_seed(99); init::normal_(w); }},
+      {"multinomial",
+       [](at::Tensor w) { w.data().copy_(torch::multinomial(torch::rand({w.numel()}), w.numel()).view_as(w)); }},
+      {"dropped",
+       [](at::Tensor w) {
+         init::ones_(w);
+         w.data().copy_(torch::dropout(w.data(), 0.5, true));
+       }},
+      {"lists",
+       [](at::Tensor w) {
+         w.data().copy_(torch::cat({torch::randn({w.size(0), 1}), torch::zeros({w.size(0), w.size(1) - 1})}, 1));
+       }},
+      {"conjugate",
+       [](at::Tensor w) {
+         w.data().copy_(
+             torch::real(torch::conj(torch::randn(w.sizes(), torch::kComplexFloat)) * c10::complex<float>(0, 1)));
+       }},
+      {"svd",
+       [](at::Tensor w) {
+         w.data().copy_(std::get<0>(torch::linalg_svd(torch::randn_like(w.data()), false))
+                            .matmul(torch::ones({w.size(1), w.size(1)}).triu()));
+       }},
+      {"reseeded",
+       [](at::Tensor w) {
+         torch::manual_seed(99);
+         init::normal_(w);
+       }},
       {"own_generator",
        [](at::Tensor w) {
          auto generator = at::make_generator<at::CPUGeneratorImpl>(5);
@@ -166,7 +214,9 @@ std::vector<Case> cases() {
                    })});
   }
   all.push_back({"conv_dirac_channels_last", custom([](Custom& module) {
-                   init::dirac_(module.parameter("weight", torch::empty({4, 4, 3, 3}, torch::TensorOptions().memory_format(torch::MemoryFormat::ChannelsLast))));
+                   init::dirac_(
+                       module.parameter("weight", torch::empty({4, 4, 3, 3}, torch::TensorOptions().memory_format(
+                                                                                 torch::MemoryFormat::ChannelsLast))));
                    module.parameter("strided", torch::randn({3, 4}).t());
                    module.parameter("offset", torch::randn({6, 4}).narrow(0, 2, 3));
                  })});
@@ -182,8 +232,10 @@ std::vector<Case> cases() {
                    b.zero_();
                    module.parameter("frozen", torch::rand({5}), false);
                    module.buffer("of_a", a.detach().sum(0));
-                   module.buffer("frequencies", 1.0 / torch::pow(10000.0, torch::arange(0, 8, 2).to(torch::kFloat) / 8));
-                   module.buffer("grid", torch::stack(torch::meshgrid({torch::arange(3), torch::linspace(0, 1, 3).to(torch::kLong)}, "ij")));
+                   module.buffer("frequencies",
+                                 1.0 / torch::pow(10000.0, torch::arange(0, 8, 2).to(torch::kFloat) / 8));
+                   module.buffer("grid", torch::stack(torch::meshgrid(
+                                             {torch::arange(3), torch::linspace(0, 1, 3).to(torch::kLong)}, "ij")));
                    module.buffer("counter", torch::tensor(std::vector<int64_t>{1, 2, 3}));
                    module.buffer("full", torch::full({3}, 4));
                    module.buffer("eye", torch::eye(4).to(torch::kBool));
@@ -222,7 +274,8 @@ TEST_P(EveryModule, IsTheSameAsEager) {
     EXPECT_TRUE(item.second.requires_grad()) << item.first;
   }
   EXPECT_TRUE(any);
-  for (const auto& [name, buffer] : ModelRef(module).buffers()) EXPECT_FALSE(is_deferred(buffer) || buffer.is_meta()) << name;
+  for (const auto& [name, buffer] : ModelRef(module).buffers())
+    EXPECT_FALSE(is_deferred(buffer) || buffer.is_meta()) << name;
   std::vector<const at::TensorImpl*> before, after;
   for (const auto& item : ModelRef(module).state()) before.push_back(item.second.unsafeGetTensorImpl());
   materialize(module);
@@ -243,7 +296,8 @@ TEST_P(EveryModule, IsTheSameWithBuffersIncludedAndDrawsInBetween) {
   const at::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
   materialize(module);
   expect_same(eager, module);
-  EXPECT_TRUE(torch::equal(at::detail::getDefaultCPUGenerator().get_state(), state)) << "whoever has drawn meanwhile goes on";
+  EXPECT_TRUE(torch::equal(at::detail::getDefaultCPUGenerator().get_state(), state))
+      << "whoever has drawn meanwhile goes on";
 }
 
 TEST_P(EveryModule, IsTheSameInParts) {
@@ -271,6 +325,7 @@ TEST_P(EveryModule, IsTheSameInParts) {
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-INSTANTIATE_TEST_SUITE_P(Deferred, EveryModule, testing::ValuesIn(cases()), [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Deferred, EveryModule, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
 
 }  // namespace

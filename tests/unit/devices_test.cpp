@@ -1,4 +1,5 @@
-// Models across devices: operands come to the weights. The meta device stands for another one: what has gone there shows by having no values.
+// Models across devices: operands come to the weights. The meta device stands for another one: what has gone there
+// shows by having no values.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

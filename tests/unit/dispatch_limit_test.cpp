@@ -1,4 +1,5 @@
-// A model within a limit of the kernel's that the model in memory can't meet. Own processes, because limits can't be taken back.
+// A model within a limit of the kernel's that the model in memory can't meet. Own processes, because limits can't be
+// taken back.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <torch/torch.h>
@@ -8,8 +9,8 @@
 #include <fstream>
 
 #include "accelerate/bigmodel.hpp"
-#include "accelerate/utils/memory.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/memory.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -18,12 +19,15 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kWidth = 2048, kLayers = 18;
 constexpr int64_t kModelBytes = kLayers * kWidth * kWidth * 4;  // 302 MB
-/// On top of what the process has when it begins to load: far less than the model, enough for the budget, stacks and buffers of the reading threads, and LibTorch's scratch memory.
+/// On top of what the process has when it begins to load: far less than the model, enough for the budget, stacks and
+/// buffers of the reading threads, and LibTorch's scratch memory.
 constexpr int64_t kLimitBytes = 160'000'000, kBudgetBytes = 68'000'000;
 
 struct StackImpl : torch::nn::Module {
   StackImpl() {
-    for (int64_t i = 0; i < kLayers; ++i) layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false))));
+    for (int64_t i = 0; i < kLayers; ++i)
+      layers.push_back(register_module("layer" + std::to_string(i),
+                                       torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false))));
   }
   at::Tensor forward(at::Tensor x) {
     for (auto& layer : layers) x = torch::tanh(layer(x));
@@ -39,15 +43,17 @@ at::Tensor input() { return torch::linspace(-1, 1, kWidth).view({1, kWidth}); }
 
 void write_model() {
   if (fs::exists(answer_file())) return;  // the processes below come by here again
-  at::set_num_threads(1);  // as they: the order of sums depends on it
+  at::set_num_threads(1);                 // as they: the order of sums depends on it
   torch::manual_seed(0);
   std::map<std::string, at::Tensor> tensors;
-  for (int64_t i = 0; i < kLayers; ++i) tensors["layer" + std::to_string(i) + ".weight"] = torch::empty({kWidth, kWidth}).uniform_(-0.05, 0.05);
+  for (int64_t i = 0; i < kLayers; ++i)
+    tensors["layer" + std::to_string(i) + ".weight"] = torch::empty({kWidth, kWidth}).uniform_(-0.05, 0.05);
   accelerate::save_safetensors(model_file(), tensors);
   const torch::NoGradGuard no_grad;
   at::Tensor x = input();
   for (int64_t i = 0; i < kLayers; ++i) x = torch::tanh(x.matmul(tensors["layer" + std::to_string(i) + ".weight"].t()));
-  std::ofstream(answer_file(), std::ios::binary).write(static_cast<const char*>(x.const_data_ptr()), static_cast<std::streamsize>(x.nbytes()));
+  std::ofstream(answer_file(), std::ios::binary)
+      .write(static_cast<const char*>(x.const_data_ptr()), static_cast<std::streamsize>(x.nbytes()));
 }
 
 Stack without_memory() {
@@ -84,7 +90,8 @@ bool right(const at::Tensor& out) {
       if (!right(model(input()))) std::_Exit(1);
   } catch (const std::exception& error) {
     std::cerr << error.what() << std::endl;
-    std::_Exit(accelerate::should_reduce_batch_size(error) || std::strstr(error.what(), "annot allocate memory") ? 3 : 4);
+    std::_Exit(accelerate::should_reduce_batch_size(error) || std::strstr(error.what(), "annot allocate memory") ? 3
+                                                                                                                 : 4);
   }
   std::_Exit(0);
 }
@@ -100,7 +107,9 @@ class LimitDeathTest : public testing::Test {
 
 TEST_F(LimitDeathTest, AModelComputesToTheBitWithinHalfOfItsSize) {
   static_assert(2 * kLimitBytes < kModelBytes + (20 << 20));
-  EXPECT_EXIT(run_within_limit({.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = kBudgetBytes}}), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(
+      run_within_limit({.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = kBudgetBytes}}),
+      testing::ExitedWithCode(0), "");
 }
 
 TEST_F(LimitDeathTest, InMemoryItDoesNotFit) {

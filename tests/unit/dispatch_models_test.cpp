@@ -27,7 +27,8 @@ TEST(DispatchModels, SmolLM2In150MegabytesOfWeights) {
   constexpr int64_t kBudget = 150'000'000;  // of 538 MB in fp32; the embeddings, which are the head too, take 113 MB
   const auto before = accelerate::residency::stats().resident_bytes;
   accelerate::residency::reset_stats();
-  const auto model = accelerate::load_checkpoint_and_dispatch(net, file, {.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = kBudget}});
+  const auto model = accelerate::load_checkpoint_and_dispatch(
+      net, file, {.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = kBudget}});
   const torch::InferenceMode inference;
   const auto ids = torch::tensor({{1, 4093, 198, 2683, 359, 253, 5356}});
   auto whole = LlamaForCausalLM::from_pretrained(file);
@@ -39,7 +40,8 @@ TEST(DispatchModels, SmolLM2In150MegabytesOfWeights) {
   EXPECT_TRUE(torch::equal(model(ids), expected)) << "once more, now that the order of use is known";
   const auto stats = accelerate::residency::stats();
   EXPECT_LE(stats.peak_resident_bytes - before, kBudget);
-  EXPECT_LE(stats.bytes_fetched, 538'000'000 - 113'000'000) << "the embeddings, needed at both ends of every pass, stay: only layers are read";
+  EXPECT_LE(stats.bytes_fetched, 538'000'000 - 113'000'000)
+      << "the embeddings, needed at both ends of every pass, stay: only layers are read";
   EXPECT_GT(stats.prefetch_hits, 5 * stats.faults);
 }
 

@@ -9,9 +9,9 @@
 
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/utils/error.hpp"
-#include "accelerate/residency.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/residency.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -54,7 +54,8 @@ TORCH_MODULE(Stack);
 
 class Dispatch : public testing::Test {
  protected:
-  Dispatch() : folder(fs::path(support::scratch_dir()) / testing::UnitTest::GetInstance()->current_test_info()->name()) {
+  Dispatch()
+      : folder(fs::path(support::scratch_dir()) / testing::UnitTest::GetInstance()->current_test_info()->name()) {
     fs::remove_all(folder);
     torch::manual_seed(5);
     whole = Stack();
@@ -74,13 +75,11 @@ class Dispatch : public testing::Test {
     model->eval();
     return model;
   }
-  template <class Model>
-  void expect_equal(const Model& model, int times = 3) {
+  template <class Model> void expect_equal(const Model& model, int times = 3) {
     const torch::NoGradGuard no_grad;
     for (int i = 0; i < times; ++i) EXPECT_TRUE(torch::equal(model(input), expected)) << "pass " << i;
   }
-  template <class Error = accelerate::ConfigError, class F>
-  static std::string error(F&& f) {
+  template <class Error = accelerate::ConfigError, class F> static std::string error(F&& f) {
     return support::message_of<Error>(f);
   }
 
@@ -92,19 +91,22 @@ class Dispatch : public testing::Test {
 TEST_F(Dispatch, AModelOnDiskComputesAlikeWithinItsBudget) {
   auto net = empty();
   const int64_t budget = 4 * kLayerBytes;
-  const auto model = accelerate::load_checkpoint_and_dispatch(net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = budget}});
+  const auto model = accelerate::load_checkpoint_and_dispatch(
+      net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = budget}});
   EXPECT_GE(model.streamed_bytes(), kLayers * kLayerBytes);
   EXPECT_EQ(model.hf_device_map(), (DeviceMap{{"", "disk"}}));
   residency::reset_stats();
   const auto before = residency::stats().resident_bytes;
   expect_equal(model, 1);
-  EXPECT_GT(residency::stats().prefetch_hits, 0) << "in the first pass too: the modules' order is taken for that of use";
+  EXPECT_GT(residency::stats().prefetch_hits, 0)
+      << "in the first pass too: the modules' order is taken for that of use";
   residency::reset_stats();
   expect_equal(model, 5);
   const auto stats = residency::stats();
   EXPECT_LE(stats.peak_resident_bytes - before, budget);
   EXPECT_GT(stats.prefetch_hits, stats.faults) << "what comes next is read ahead";
-  // Farthest next use first: a part of the model stays, so that less than everything is read in each pass. (Evicting what was used longest ago reads everything.)
+  // Farthest next use first: a part of the model stays, so that less than everything is read in each pass. (Evicting
+  // what was used longest ago reads everything.)
   EXPECT_LT(stats.bytes_fetched, 5 * kLayers * kLayerBytes * 9 / 10);
 }
 
@@ -119,7 +121,11 @@ TEST_F(Dispatch, WhatFitsIsMappedAndNothingIsRead) {
 }
 
 TEST_F(Dispatch, EveryMapAndEveryWayGivesTheSameBits) {
-  const std::vector<DeviceMap> maps = {{{"", "cpu"}}, {{"", "disk"}}, {{"", "cpu"}, {"block3", "disk"}, {"block4", "disk"}}, {{"", "disk"}, {"block0.linear.weight", "cpu"}}, {{"", "disk"}, {"norm", "cpu"}}};
+  const std::vector<DeviceMap> maps = {{{"", "cpu"}},
+                                       {{"", "disk"}},
+                                       {{"", "cpu"}, {"block3", "disk"}, {"block4", "disk"}},
+                                       {{"", "disk"}, {"block0.linear.weight", "cpu"}},
+                                       {{"", "disk"}, {"norm", "cpu"}}};
   for (const auto& map : maps)
     for (const bool always_read : {false, true})
       for (const bool buffers : {false, true})
@@ -127,7 +133,8 @@ TEST_F(Dispatch, EveryMapAndEveryWayGivesTheSameBits) {
           residency::set_paranoid(paranoid);
           {
             auto net = empty();
-            const auto model = accelerate::load_checkpoint_and_dispatch(net, folder, {.device_map = map, .offload_buffers = buffers, .offload = {.always_read = always_read}});
+            const auto model = accelerate::load_checkpoint_and_dispatch(
+                net, folder, {.device_map = map, .offload_buffers = buffers, .offload = {.always_read = always_read}});
             expect_equal(model, 2);
             net->forward(input);  // weights come also when the handle is not what is called
           }
@@ -137,7 +144,9 @@ TEST_F(Dispatch, EveryMapAndEveryWayGivesTheSameBits) {
             copy->eval();
             const auto offload_dir = folder / "offload";
             fs::remove_all(offload_dir);
-            const auto model = accelerate::dispatch_model(Stack(copy), map, {.offload_dir = offload_dir, .offload_buffers = buffers, .offload = {.always_read = always_read}});
+            const auto model = accelerate::dispatch_model(
+                Stack(copy), map,
+                {.offload_dir = offload_dir, .offload_buffers = buffers, .offload = {.always_read = always_read}});
             expect_equal(model, 2);
           }
         }
@@ -146,7 +155,10 @@ TEST_F(Dispatch, EveryMapAndEveryWayGivesTheSameBits) {
 TEST_F(Dispatch, StrategiesPlaceByMemory) {
   for (const char* strategy : {"auto", "balanced", "balanced_low_0", "sequential"}) {
     auto net = empty();
-    const auto model = accelerate::load_checkpoint_and_dispatch(net, folder, {.device_map = strategy, .max_memory = MaxMemory{{"cpu", 5 * kLayerBytes}}, .no_split_module_classes = {"Block"}});
+    const auto model = accelerate::load_checkpoint_and_dispatch(net, folder,
+                                                                {.device_map = strategy,
+                                                                 .max_memory = MaxMemory{{"cpu", 5 * kLayerBytes}},
+                                                                 .no_split_module_classes = {"Block"}});
     EXPECT_GT(model.hf_device_map().size(), 1U) << strategy;
     EXPECT_GT(model.streamed_bytes(), 0);
     EXPECT_LT(model.streamed_bytes(), kLayers * kLayerBytes);
@@ -155,8 +167,10 @@ TEST_F(Dispatch, StrategiesPlaceByMemory) {
     expect_equal(model);
     int64_t in_memory = 0;
     for (const auto& [name, tensor] : accelerate::ModelRef(net.ptr()).parameters())
-      if (accelerate::place_of(model.hf_device_map(), name)->is_cpu()) in_memory += static_cast<int64_t>(tensor.nbytes());
-    EXPECT_LE(in_memory + residency::stats().peak_resident_bytes - before, 5 * kLayerBytes) << "max_memory is for all weights in host memory";
+      if (accelerate::place_of(model.hf_device_map(), name)->is_cpu())
+        in_memory += static_cast<int64_t>(tensor.nbytes());
+    EXPECT_LE(in_memory + residency::stats().peak_resident_bytes - before, 5 * kLayerBytes)
+        << "max_memory is for all weights in host memory";
   }
 }
 
@@ -197,7 +211,8 @@ TEST_F(Dispatch, ACheckpointOfTorchSaveIsReadWhereItLies) {
   expect_equal(model);
 }
 
-/// The stack's weights as a GGUF file of an architecture that has no names of its own: matrices in blocks of 32 8-bit numbers with a scale, vectors in fp32.
+/// The stack's weights as a GGUF file of an architecture that has no names of its own: matrices in blocks of 32 8-bit
+/// numbers with a scale, vectors in fp32.
 void write_gguf(const fs::path& path, const Stack& model) {
   std::string head, data;
   const auto number = [&head](auto value) { head.append(reinterpret_cast<const char*>(&value), sizeof value); };
@@ -232,7 +247,11 @@ TEST_F(Dispatch, CodesOfAGgufFileAreDecodedWhenTheyAreFetched) {
   accelerate::load_checkpoint_in_model(in_memory, folder / "model.gguf", {.strict = false});
   const auto wanted = in_memory(input);
   EXPECT_FALSE(torch::equal(wanted, expected));
-  const auto model = [&, net = empty()] { return accelerate::load_checkpoint_and_dispatch(net, folder / "model.gguf", {.device_map = DeviceMap{{"", "disk"}}, .strict = false, .offload = {.budget_bytes = 3 * kLayerBytes}}); }();
+  const auto model = [&, net = empty()] {
+    return accelerate::load_checkpoint_and_dispatch(
+        net, folder / "model.gguf",
+        {.device_map = DeviceMap{{"", "disk"}}, .strict = false, .offload = {.budget_bytes = 3 * kLayerBytes}});
+  }();
   EXPECT_GE(model.streamed_bytes(), kLayers * kLayerBytes) << "in fp32";
   expected = wanted;
   expect_equal(model);
@@ -246,7 +265,9 @@ TEST_F(Dispatch, OtherDtypesAreConvertedAtEachUseOrOnceInAFolder) {
   const auto wanted = half(input.to(torch::kBFloat16));
   for (const auto& offload_folder : {fs::path(), folder / "converted"}) {
     auto net = empty();
-    const auto model = accelerate::load_checkpoint_and_dispatch(net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload_folder = offload_folder, .dtype = torch::kBFloat16});
+    const auto model = accelerate::load_checkpoint_and_dispatch(
+        net, folder,
+        {.device_map = DeviceMap{{"", "disk"}}, .offload_folder = offload_folder, .dtype = torch::kBFloat16});
     const torch::NoGradGuard no_grad;
     for (int i = 0; i < 2; ++i) EXPECT_TRUE(torch::equal(model(input.to(torch::kBFloat16)), wanted));
     EXPECT_EQ(model.streamed_bytes() > 0, offload_folder.empty());
@@ -256,7 +277,8 @@ TEST_F(Dispatch, OtherDtypesAreConvertedAtEachUseOrOnceInAFolder) {
 
 TEST_F(Dispatch, TwoModelsAtOnce) {
   auto one = empty(), two = empty();
-  const accelerate::LoadAndDispatchOptions options{.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = 2 * kLayerBytes}};
+  const accelerate::LoadAndDispatchOptions options{.device_map = DeviceMap{{"", "disk"}},
+                                                   .offload = {.budget_bytes = 2 * kLayerBytes}};
   const auto first = accelerate::load_checkpoint_and_dispatch(one, folder, options);
   const auto second = accelerate::load_checkpoint_and_dispatch(two, folder, options);
   for (int i = 0; i < 2; ++i) expect_equal(first, 1), expect_equal(second, 1);
@@ -267,7 +289,8 @@ TEST_F(Dispatch, TwoModelsAtOnce) {
 
 TEST_F(Dispatch, ChangesAreKeptAndTheCheckpointStays) {
   auto net = empty();
-  const auto model = accelerate::load_checkpoint_and_dispatch(net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = 2 * kLayerBytes}});
+  const auto model = accelerate::load_checkpoint_and_dispatch(
+      net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = 2 * kLayerBytes}});
   {
     const torch::NoGradGuard no_grad;
     net->blocks[2]->linear->bias.add_(1);
@@ -275,7 +298,8 @@ TEST_F(Dispatch, ChangesAreKeptAndTheCheckpointStays) {
   }
   expected = whole(input);
   expect_equal(model);
-  EXPECT_FALSE(torch::equal(accelerate::load_safetensors(folder / "model.safetensors").at("block2.linear.bias"), whole->blocks[2]->linear->bias));
+  EXPECT_FALSE(torch::equal(accelerate::load_safetensors(folder / "model.safetensors").at("block2.linear.bias"),
+                            whole->blocks[2]->linear->bias));
 }
 
 TEST_F(Dispatch, ValuesMayComeFromAStateDict) {
@@ -286,11 +310,13 @@ TEST_F(Dispatch, ValuesMayComeFromAStateDict) {
   expect_equal(model);
   auto bad = empty();
   state["block1.linear.bias"] = torch::zeros({3});
-  EXPECT_THAT(error<accelerate::ShapeError>([&] { (void)accelerate::cpu_offload(bad, {.state_dict = state}); }), HasSubstr("block1.linear.bias: [3] given, [64] in the model"));
+  EXPECT_THAT(error<accelerate::ShapeError>([&] { (void)accelerate::cpu_offload(bad, {.state_dict = state}); }),
+              HasSubstr("block1.linear.bias: [3] given, [64] in the model"));
 }
 
 TEST_F(Dispatch, OnTheMetaDeviceOffloadingIsADryRun) {
-  // As on a GPU: weights in host memory or files, inputs sent to where they compute. What comes out has shapes only, so it isn't sent back.
+  // As on a GPU: weights in host memory or files, inputs sent to where they compute. What comes out has shapes only, so
+  // it isn't sent back.
   const auto model = accelerate::cpu_offload(whole, {.execution_device = at::kMeta});
   EXPECT_GE(model.streamed_bytes(), kLayers * kLayerBytes);
   EXPECT_EQ(model.main_device(), at::kMeta);
@@ -305,20 +331,26 @@ TEST_F(Dispatch, OnTheMetaDeviceOffloadingIsADryRun) {
 
 TEST_F(Dispatch, WhatIsMovedIsNamed) {
   auto net = empty();
-  const auto model = accelerate::load_checkpoint_and_dispatch(net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = 4 * kLayerBytes}});
+  const auto model = accelerate::load_checkpoint_and_dispatch(
+      net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = 4 * kLayerBytes}});
   net->to(torch::kDouble);
-  EXPECT_THAT(error([&] { model(input); }), AllOf(HasSubstr("was moved or replaced after the model was dispatched"), HasSubstr("'block0.linear.weight'")));
+  EXPECT_THAT(error([&] { model(input); }), AllOf(HasSubstr("was moved or replaced after the model was dispatched"),
+                                                  HasSubstr("'block0.linear.weight'")));
 }
 
 TEST_F(Dispatch, WithoutItsOwnerAnOffloadedWeightSaysSo) {
   auto net = empty();
-  { const auto model = accelerate::load_checkpoint_and_dispatch(net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.always_read = true}}); }
+  {
+    const auto model = accelerate::load_checkpoint_and_dispatch(
+        net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.always_read = true}});
+  }
   EXPECT_THAT(support::message_of<std::exception>([&] { net->forward(input); }), HasSubstr("has been destroyed"));
 }
 
 TEST_F(Dispatch, RawAccessGoesThroughAlign) {
   auto net = empty();
-  const auto model = accelerate::load_checkpoint_and_dispatch(net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.always_read = true}});
+  const auto model = accelerate::load_checkpoint_and_dispatch(
+      net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.always_read = true}});
   auto& linear = net->blocks[5]->linear;
   EXPECT_TRUE(accelerate::has_offloaded_params(linear));
   EXPECT_THAT(support::message_of<std::exception>([&] { linear->weight.data_ptr(); }), HasSubstr("is not resident"));
@@ -327,8 +359,10 @@ TEST_F(Dispatch, RawAccessGoesThroughAlign) {
     EXPECT_EQ(linear->weight.data_ptr<float>()[7], whole->blocks[5]->linear->weight.data_ptr<float>()[7]);
     linear->bias.data_ptr<float>()[0] = 3;
   }
-  EXPECT_EQ(linear->bias.sum().item<float>(), whole->blocks[5]->linear->bias.index_fill(0, torch::tensor({0}), 3).sum().item<float>());
-  EXPECT_THAT(error([&] { const auto there = accelerate::align_module_device(linear, at::Device(at::kMeta)); }), HasSubstr("is offloaded and computes on cpu"));
+  EXPECT_EQ(linear->bias.sum().item<float>(),
+            whole->blocks[5]->linear->bias.index_fill(0, torch::tensor({0}), 3).sum().item<float>());
+  EXPECT_THAT(error([&] { const auto there = accelerate::align_module_device(linear, at::Device(at::kMeta)); }),
+              HasSubstr("is offloaded and computes on cpu"));
   {
     const auto there = accelerate::align_module_device(whole->blocks[0]->linear, at::Device(at::kMeta));
     EXPECT_TRUE(whole->blocks[0]->linear->weight.is_meta());
@@ -339,7 +373,8 @@ TEST_F(Dispatch, RawAccessGoesThroughAlign) {
 
 TEST_F(Dispatch, OnlyWhatWasChangedThroughAlignIsStored) {
   auto net = empty();
-  const auto model = accelerate::load_checkpoint_and_dispatch(net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = 2 * kLayerBytes}});
+  const auto model = accelerate::load_checkpoint_and_dispatch(
+      net, folder, {.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = 2 * kLayerBytes}});
   auto& linear = net->blocks[5]->linear;
   const auto stored_by = [&](auto&& look) {
     residency::reset_stats();
@@ -358,37 +393,59 @@ TEST_F(Dispatch, OnlyWhatWasChangedThroughAlignIsStored) {
 
 TEST_F(Dispatch, MapsAndBudgetsAreCheckedBeforeAnythingIsLoaded) {
   auto net = empty();
-  const auto dispatching = [&](accelerate::LoadAndDispatchOptions options) { return error([&] { (void)accelerate::load_checkpoint_and_dispatch(net, folder, options); }); };
-  EXPECT_THAT(dispatching({.device_map = DeviceMap{{"blok3", "disk"}, {"", "cpu"}}}), AllOf(HasSubstr("name no module"), HasSubstr("block3")));
+  const auto dispatching = [&](accelerate::LoadAndDispatchOptions options) {
+    return error([&] { (void)accelerate::load_checkpoint_and_dispatch(net, folder, options); });
+  };
+  EXPECT_THAT(dispatching({.device_map = DeviceMap{{"blok3", "disk"}, {"", "cpu"}}}),
+              AllOf(HasSubstr("name no module"), HasSubstr("block3")));
   EXPECT_THAT(dispatching({.device_map = DeviceMap{{"block3", "disk"}}}), HasSubstr("has no place for"));
-  EXPECT_THAT(dispatching({.device_map = DeviceMap{{"", 7}}}), HasSubstr("found the whole model on GPU 7, but this machine has"));
-  EXPECT_THAT(dispatching({.device_map = DeviceMap{{"block3", 7}, {"", "cpu"}}}), HasSubstr("found 'block3' on GPU 7, but this machine has"));
+  EXPECT_THAT(dispatching({.device_map = DeviceMap{{"", 7}}}),
+              HasSubstr("found the whole model on GPU 7, but this machine has"));
+  EXPECT_THAT(dispatching({.device_map = DeviceMap{{"block3", 7}, {"", "cpu"}}}),
+              HasSubstr("found 'block3' on GPU 7, but this machine has"));
   EXPECT_THAT(dispatching({.device_map = "evenly"}), HasSubstr("evenly"));
-  EXPECT_THAT(dispatching({.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = kLayerBytes - 1}}), AllOf(HasSubstr("less than 'block0.linear' needs"), HasSubstr("At least " + std::to_string(kLayerBytes) + " bytes")));
-  EXPECT_THAT(dispatching({.device_map = "auto", .max_memory = MaxMemory{{"cpu", kWeightBytes / 2}}}), HasSubstr("At least " + std::to_string(kLayerBytes) + " bytes"));
+  EXPECT_THAT(dispatching({.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = kLayerBytes - 1}}),
+              AllOf(HasSubstr("less than 'block0.linear' needs"),
+                    HasSubstr("At least " + std::to_string(kLayerBytes) + " bytes")));
+  EXPECT_THAT(dispatching({.device_map = "auto", .max_memory = MaxMemory{{"cpu", kWeightBytes / 2}}}),
+              HasSubstr("At least " + std::to_string(kLayerBytes) + " bytes"));
   EXPECT_THAT(dispatching({.device_map = "auto", .full_state_dict = false}), HasSubstr("full_state_dict = false"));
   EXPECT_THAT(dispatching({.device_map = "auto", .broadcast_from_rank0 = true}), HasSubstr("broadcast_from_rank0"));
   EXPECT_THAT(dispatching({.max_memory = MaxMemory{{"cpu", 1}}}), HasSubstr("max_memory without a device_map"));
-  EXPECT_THAT(error([&] { (void)accelerate::dispatch_model(whole, {{"", "disk"}}); }), HasSubstr("offload_dir is empty"));
-  EXPECT_THAT(error([&] { (void)accelerate::dispatch_model(net, {{"", "cpu"}}); }), AllOf(HasSubstr("have no values"), HasSubstr("block0.linear.weight")));
+  EXPECT_THAT(error([&] {
+                (void)accelerate::dispatch_model(whole, {{"", "disk"}});
+              }),
+              HasSubstr("offload_dir is empty"));
+  EXPECT_THAT(error([&] {
+                (void)accelerate::dispatch_model(net, {{"", "cpu"}});
+              }),
+              AllOf(HasSubstr("have no values"), HasSubstr("block0.linear.weight")));
   for (const auto& [name, tensor] : accelerate::ModelRef(net.ptr()).parameters()) EXPECT_TRUE(tensor.is_meta()) << name;
 }
 
 TEST_F(Dispatch, DamagedCheckpointsAndFoldersAreNamed) {
   auto net = empty();
-  const auto dispatching = [&](const fs::path& path) { return error<accelerate::CheckpointError>([&] { (void)accelerate::load_checkpoint_and_dispatch(net, path, {.device_map = DeviceMap{{"", "disk"}}}); }); };
+  const auto dispatching = [&](const fs::path& path) {
+    return error<accelerate::CheckpointError>([&] {
+      (void)accelerate::load_checkpoint_and_dispatch(net, path, {.device_map = DeviceMap{{"", "disk"}}});
+    });
+  };
   auto tensors = accelerate::load_safetensors(folder / "model.safetensors");
   fs::create_directories(folder / "shards");
-  std::ofstream(folder / "shards" / "model.safetensors.index.json") << R"({"weight_map": {"block0.linear.weight": "model-1.safetensors"}})";
+  std::ofstream(folder / "shards" / "model.safetensors.index.json")
+      << R"({"weight_map": {"block0.linear.weight": "model-1.safetensors"}})";
   EXPECT_THAT(dispatching(folder / "shards"), HasSubstr("model-1.safetensors"));
   accelerate::save_safetensors(folder / "shards" / "model-1.safetensors", {{"other", torch::zeros({2})}});
   EXPECT_THAT(dispatching(folder / "shards"), HasSubstr("block0.linear.weight (in model-1.safetensors)"));
   tensors.erase("block4.linear.bias");
   tensors["block2.linear.weight"] = torch::zeros({3, 4});
   accelerate::save_safetensors(folder / "lacking.safetensors", tensors);
-  EXPECT_THAT(dispatching(folder / "lacking.safetensors"), AllOf(HasSubstr("block4.linear.bias"), HasSubstr("block2.linear.weight: [3, 4]"), HasSubstr("Nothing was loaded")));
+  EXPECT_THAT(dispatching(folder / "lacking.safetensors"),
+              AllOf(HasSubstr("block4.linear.bias"), HasSubstr("block2.linear.weight: [3, 4]"),
+                    HasSubstr("Nothing was loaded")));
   accelerate::offload_state_dict(folder / "offload", {{"block0.linear.weight", torch::zeros({2, 2})}});
-  EXPECT_THAT(error<accelerate::CheckpointError>([&] { (void)accelerate::disk_offload(whole, folder / "offload"); }), HasSubstr("is of shape [2, 2] in the offload folder"));
+  EXPECT_THAT(error<accelerate::CheckpointError>([&] { (void)accelerate::disk_offload(whole, folder / "offload"); }),
+              HasSubstr("is of shape [2, 2] in the offload folder"));
 }
 
 // Hooks.
@@ -420,7 +477,8 @@ TEST_F(Dispatch, HooksRunAroundCalls) {
   accelerate::add_hook_to_module(whole, std::make_shared<Recorder>("c", log));
   accelerate::remove_hook_from_module(whole);
   EXPECT_TRUE(torch::equal(model(input), plain(input)));
-  EXPECT_THAT(log, testing::ElementsAre("a init", "a pre 1", "a post", "b init", "a pre 1", "b pre 1", "a post", "b post", "a detach", "b detach", "c init", "c detach"));
+  EXPECT_THAT(log, testing::ElementsAre("a init", "a pre 1", "a post", "b init", "a pre 1", "b pre 1", "a post",
+                                        "b post", "a detach", "b detach", "c init", "c detach"));
 }
 
 TEST_F(Dispatch, HooksOfSubmodulesRunThroughCallAndEndWithTheModule) {
@@ -435,7 +493,8 @@ TEST_F(Dispatch, HooksOfSubmodulesRunThroughCallAndEndWithTheModule) {
     Block gone;
     accelerate::add_hook_to_module(gone, std::make_shared<Recorder>("gone", log));
   }
-  for (int i = 0; i < 20; ++i) EXPECT_EQ(accelerate::hook_of(accelerate::ModelRef(Block().ptr())), nullptr) << "a new module at an old address";
+  for (int i = 0; i < 20; ++i)
+    EXPECT_EQ(accelerate::hook_of(accelerate::ModelRef(Block().ptr())), nullptr) << "a new module at an old address";
   EXPECT_THAT(error([&] { accelerate::add_hook_to_module(whole, nullptr); }), HasSubstr("null hook"));
 }
 
@@ -446,7 +505,8 @@ struct Dropping : accelerate::ModelHook {
 
 TEST_F(Dispatch, AHookKeepsTheNumberOfTensors) {
   accelerate::add_hook_to_module(whole, std::make_shared<Dropping>());
-  EXPECT_THAT(error([&] { accelerate::call(whole, input); }), HasSubstr("post_forward changed the number of tensors from 1 to 0"));
+  EXPECT_THAT(error([&] { accelerate::call(whole, input); }),
+              HasSubstr("post_forward changed the number of tensors from 1 to 0"));
   accelerate::remove_hook_from_module(whole);
   EXPECT_TRUE(accelerate::call(whole, input).requires_grad());
 }

@@ -15,7 +15,9 @@ using namespace accelerate;
 using models::LlamaConfig;
 using models::LlamaForCausalLM;
 
-LlamaConfig config_of(const std::string& name) { return LlamaConfig::from_pretrained(std::string(ACCELERATE_SOURCE_DIR) + "/examples/configs/" + name); }
+LlamaConfig config_of(const std::string& name) {
+  return LlamaConfig::from_pretrained(std::string(ACCELERATE_SOURCE_DIR) + "/examples/configs/" + name);
+}
 
 FullyShardedDataParallelPlugin plugin_of(ShardingStrategy strategy) {
   return {.fsdp_version = 1,
@@ -31,10 +33,13 @@ struct Outcome {
 };
 
 /// Three steps with a few tokens, so that activations are small beside all else.
-Outcome train(const LlamaConfig& config, ShardingStrategy strategy, int64_t ranks, int64_t rank = 0, const std::string& precision = "no", int64_t tokens = 1) {
+Outcome train(const LlamaConfig& config, ShardingStrategy strategy, int64_t ranks, int64_t rank = 0,
+              const std::string& precision = "no", int64_t tokens = 1) {
   Outcome outcome;
   outcome.report = dry_run({.num_processes = ranks, .process_index = rank}, [&](const DryRunMark& mark) {
-    Accelerator accelerator({.mixed_precision = precision, .fsdp_plugin = plugin_of(strategy), .kwargs_handlers = {DistributedDataParallelKwargs{.gradient_as_bucket_view = true}}});
+    Accelerator accelerator({.mixed_precision = precision,
+                             .fsdp_plugin = plugin_of(strategy),
+                             .kwargs_handlers = {DistributedDataParallelKwargs{.gradient_as_bucket_view = true}}});
     LlamaForCausalLM model = nullptr;
     {
       auto empty = init_empty_weights();
@@ -62,16 +67,26 @@ Outcome train(const LlamaConfig& config, ShardingStrategy strategy, int64_t rank
   return outcome;
 }
 
-int64_t volume_of_step(const DryRunReport& report) { return report.phase("forward").traffic.volume() + report.phase("backward").traffic.volume() + report.phase("step").traffic.volume(); }
+int64_t volume_of_step(const DryRunReport& report) {
+  return report.phase("forward").traffic.volume() + report.phase("backward").traffic.volume() +
+         report.phase("step").traffic.volume();
+}
 
-int64_t sent_in_step(const DryRunReport& report) { return report.phase("forward").traffic.sent + report.phase("backward").traffic.sent + report.phase("step").traffic.sent; }
+int64_t sent_in_step(const DryRunReport& report) {
+  return report.phase("forward").traffic.sent + report.phase("backward").traffic.sent +
+         report.phase("step").traffic.sent;
+}
 
 std::string describe(const DryRunReport& report) {
   std::ostringstream text;
   for (const auto& phase : report.phases) {
-    text << phase.name << ": peak " << phase.at_peak.total() << " end " << phase.at_end.total() << " volume " << phase.traffic.volume() << " (gather " << phase.traffic.all_gather << ", scatter "
-         << phase.traffic.reduce_scatter << ", reduce " << phase.traffic.all_reduce << ") sent " << phase.traffic.sent << "\n   ";
-    for (int use = 0; use < 6; ++use) text << " " << to_string(static_cast<MemoryUse>(use)) << " " << phase.at_end.bytes[use] << "/" << phase.peaks.bytes[use];
+    text << phase.name << ": peak " << phase.at_peak.total() << " end " << phase.at_end.total() << " volume "
+         << phase.traffic.volume() << " (gather " << phase.traffic.all_gather << ", scatter "
+         << phase.traffic.reduce_scatter << ", reduce " << phase.traffic.all_reduce << ") sent " << phase.traffic.sent
+         << "\n   ";
+    for (int use = 0; use < 6; ++use)
+      text << " " << to_string(static_cast<MemoryUse>(use)) << " " << phase.at_end.bytes[use] << "/"
+           << phase.peaks.bytes[use];
     text << "\n";
   }
   return text.str();
@@ -89,23 +104,29 @@ class AgainstZero : public ::testing::TestWithParam<Job> {};
 
 double number(int64_t bytes) { return static_cast<double>(bytes); }
 
-/// 16 bytes of states per parameter over N, and three messages of all parameters in a step, less what backward finds present.
+/// 16 bytes of states per parameter over N, and three messages of all parameters in a step, less what backward finds
+/// present.
 TEST_P(AgainstZero, FullShard) {
   const auto [report, shape] = train(config_of(GetParam().model), ShardingStrategy::full_shard, GetParam().ranks);
   SCOPED_TRACE(describe(report));
   const auto zero = zero_estimate(ShardingStrategy::full_shard, shape);
-  EXPECT_THAT(number(report.phase("step").at_end.model_states()), about(16.0 * number(shape.parameters) / number(GetParam().ranks)));
+  EXPECT_THAT(number(report.phase("step").at_end.model_states()),
+              about(16.0 * number(shape.parameters) / number(GetParam().ranks)));
   EXPECT_THAT(number(report.phase("step").at_end.model_states()), about(number(zero.model_states)));
   EXPECT_EQ(zero.volume, 3 * 4 * shape.parameters);
   EXPECT_THAT(number(volume_of_step(report)), about(number(zero.volume - zero.volume_saved)));
   if (GetParam().model == "llama-3-70b") {
-    EXPECT_THAT(number(volume_of_step(report)), about(number(zero.volume))) << "where the root is small, what is saved is within the tolerance";
+    EXPECT_THAT(number(volume_of_step(report)), about(number(zero.volume)))
+        << "where the root is small, what is saved is within the tolerance";
   }
-  EXPECT_THAT(number(sent_in_step(report)), about(number(zero.volume - zero.volume_saved) * (1 - 1.0 / number(GetParam().ranks))));
+  EXPECT_THAT(number(sent_in_step(report)),
+              about(number(zero.volume - zero.volume_saved) * (1 - 1.0 / number(GetParam().ranks))));
   // Whole parameters: two units and the root, and no more than that.
-  for (const char* phase : {"forward", "backward"}) EXPECT_THAT(number(report.phase(phase).peaks[MemoryUse::gathered]), about(number(zero.gathered))) << phase;
+  for (const char* phase : {"forward", "backward"})
+    EXPECT_THAT(number(report.phase(phase).peaks[MemoryUse::gathered]), about(number(zero.gathered))) << phase;
   // Formulas that are wrong by one term are far outside of the tolerance.
-  EXPECT_THAT(number(report.phase("step").at_end.model_states()), ::testing::Not(about(12.0 * number(shape.parameters) / number(GetParam().ranks))));
+  EXPECT_THAT(number(report.phase("step").at_end.model_states()),
+              ::testing::Not(about(12.0 * number(shape.parameters) / number(GetParam().ranks))));
   EXPECT_THAT(number(volume_of_step(report)), ::testing::Not(about(2 * 4.0 * number(shape.parameters))));
 }
 
@@ -114,7 +135,8 @@ TEST_P(AgainstZero, ShardGradOp) {
   const auto [report, shape] = train(config_of(GetParam().model), ShardingStrategy::shard_grad_op, GetParam().ranks);
   SCOPED_TRACE(describe(report));
   const auto zero = zero_estimate(ShardingStrategy::shard_grad_op, shape);
-  EXPECT_THAT(number(report.phase("step").at_end.model_states()), about(16.0 * number(shape.parameters) / number(GetParam().ranks)));
+  EXPECT_THAT(number(report.phase("step").at_end.model_states()),
+              about(16.0 * number(shape.parameters) / number(GetParam().ranks)));
   EXPECT_EQ(zero.volume, 2 * 4 * shape.parameters);
   EXPECT_THAT(number(volume_of_step(report)), about(number(zero.volume)));
   EXPECT_THAT(number(report.phase("forward").peaks[MemoryUse::gathered]), about(number(zero.gathered)));
@@ -128,34 +150,44 @@ TEST_P(AgainstZero, NoShard) {
   const auto zero = zero_estimate(ShardingStrategy::no_shard, shape);
   EXPECT_THAT(number(report.phase("step").at_end.model_states()), about(16.0 * number(shape.parameters)));
   EXPECT_THAT(number(report.phase("step").at_end.model_states()), about(number(zero.model_states)));
-  EXPECT_THAT(number(report.phase("step").at_end.total()), about(16.0 * number(shape.parameters))) << "gradients are views of their buckets";
+  EXPECT_THAT(number(report.phase("step").at_end.total()), about(16.0 * number(shape.parameters)))
+      << "gradients are views of their buckets";
   EXPECT_THAT(number(volume_of_step(report)), about(2 * 4.0 * number(shape.parameters)));
 }
 
 /// In bf16 parameters and gradients travel in two bytes, and the shards keep four.
 TEST_P(AgainstZero, FullShardInBf16) {
-  const auto [report, shape] = train(config_of(GetParam().model), ShardingStrategy::full_shard, GetParam().ranks, 0, "bf16");
+  const auto [report, shape] =
+      train(config_of(GetParam().model), ShardingStrategy::full_shard, GetParam().ranks, 0, "bf16");
   SCOPED_TRACE(describe(report));
   const auto zero = zero_estimate(ShardingStrategy::full_shard, shape);
-  EXPECT_THAT(number(report.phase("step").at_end.model_states()), about(16.0 * number(shape.parameters) / number(GetParam().ranks)));
+  EXPECT_THAT(number(report.phase("step").at_end.model_states()),
+              about(16.0 * number(shape.parameters) / number(GetParam().ranks)));
   EXPECT_EQ(zero.volume, 3 * 2 * shape.parameters);
   EXPECT_THAT(number(volume_of_step(report)), about(number(zero.volume - zero.volume_saved)));
   EXPECT_THAT(number(report.phase("backward").peaks[MemoryUse::gathered]), about(number(zero.gathered)));
 }
 
-/// While the model is built and prepared a rank holds its shard and one parameter, the largest of which are the embeddings.
+/// While the model is built and prepared a rank holds its shard and one parameter, the largest of which are the
+/// embeddings.
 TEST_P(AgainstZero, BuildingTakesTheShardAndOneParameter) {
   const auto config = config_of(GetParam().model);
   const auto [report, shape] = train(config, ShardingStrategy::full_shard, GetParam().ranks);
   SCOPED_TRACE(describe(report));
   EXPECT_EQ(report.phase("build").at_peak.total(), 0) << "without memory";
-  const double shard = 4.0 * number(shape.parameters) / number(GetParam().ranks), one = 4.0 * number(config.vocab_size * config.hidden_size);
+  const double shard = 4.0 * number(shape.parameters) / number(GetParam().ranks),
+               one = 4.0 * number(config.vocab_size * config.hidden_size);
   EXPECT_THAT(number(report.phase("prepare").at_peak.total()), about(shard + one));
   EXPECT_THAT(number(report.phase("prepare").at_end.total()), about(shard));
 }
 
-INSTANTIATE_TEST_SUITE_P(Llama3, AgainstZero, ::testing::Values(Job{"llama-3-8b", 8}, Job{"llama-3-8b", 64}, Job{"llama-3-8b", 1024}, Job{"llama-3-70b", 8}, Job{"llama-3-70b", 64}, Job{"llama-3-70b", 1024}),
-                         [](const auto& job) { return (job.param.model == "llama-3-8b" ? "8B" : "70B") + std::string("_on_") + std::to_string(job.param.ranks); });
+INSTANTIATE_TEST_SUITE_P(Llama3, AgainstZero,
+                         ::testing::Values(Job{"llama-3-8b", 8}, Job{"llama-3-8b", 64}, Job{"llama-3-8b", 1024},
+                                           Job{"llama-3-70b", 8}, Job{"llama-3-70b", 64}, Job{"llama-3-70b", 1024}),
+                         [](const auto& job) {
+                           return (job.param.model == "llama-3-8b" ? "8B" : "70B") + std::string("_on_") +
+                                  std::to_string(job.param.ranks);
+                         });
 
 LlamaConfig small() {
   LlamaConfig config;
@@ -168,13 +200,15 @@ LlamaConfig small() {
 }
 
 TEST(DryRun, AllRanksHaveTheSameToDo) {
-  const auto first = train(small(), ShardingStrategy::full_shard, 16).report, last = train(small(), ShardingStrategy::full_shard, 16, 15).report;
+  const auto first = train(small(), ShardingStrategy::full_shard, 16).report,
+             last = train(small(), ShardingStrategy::full_shard, 16, 15).report;
   EXPECT_EQ(last.process_index, 15);
   ASSERT_EQ(first.phases.size(), last.phases.size());
   for (size_t i = 0; i < first.phases.size(); ++i) {
     EXPECT_EQ(first.phases[i].traffic.volume(), last.phases[i].traffic.volume());
     EXPECT_EQ(first.phases[i].at_end[MemoryUse::parameters], last.phases[i].at_end[MemoryUse::parameters]);
-    EXPECT_LE(last.phases[i].at_end.model_states(), first.phases[i].at_end.model_states()) << "padding has neither gradients nor moments";
+    EXPECT_LE(last.phases[i].at_end.model_states(), first.phases[i].at_end.model_states())
+        << "padding has neither gradients nor moments";
   }
 }
 
@@ -186,7 +220,8 @@ TEST(DryRun, AloneNothingTravels) {
 }
 
 TEST(DryRun, MoreTokensAreMoreActivationsAndNothingElse) {
-  const auto few = train(small(), ShardingStrategy::full_shard, 4, 0, "no", 16).report, many = train(small(), ShardingStrategy::full_shard, 4, 0, "no", 32).report;
+  const auto few = train(small(), ShardingStrategy::full_shard, 4, 0, "no", 16).report,
+             many = train(small(), ShardingStrategy::full_shard, 4, 0, "no", 32).report;
   EXPECT_GT(many.phase("forward").at_end[MemoryUse::other], 19 * few.phase("forward").at_end[MemoryUse::other] / 10);
   EXPECT_EQ(many.phase("step").at_end.model_states(), few.phase("step").at_end.model_states());
   EXPECT_EQ(volume_of_step(many), volume_of_step(few));
@@ -195,7 +230,9 @@ TEST(DryRun, MoreTokensAreMoreActivationsAndNothingElse) {
 /// Which units are fetched, prefetched and present at a time is the same as with real ranks, and so is every byte.
 TEST(DryRun, UnitsComeAndGoAsInARealRun) {
   if (!support::is_rank()) {
-    support::expect_ranks_pass("DryRun.UnitsComeAndGoAsInARealRun", {.world_size = 2, .env = {{"ACCELERATE_SHARED_MEMORY", "0"}, {"ACCELERATE_USE_CPU", "1"}}});
+    support::expect_ranks_pass(
+        "DryRun.UnitsComeAndGoAsInARealRun",
+        {.world_size = 2, .env = {{"ACCELERATE_SHARED_MEMORY", "0"}, {"ACCELERATE_USE_CPU", "1"}}});
     return;
   }
   const auto delta = [](const std::function<void()>& run) {
@@ -228,12 +265,13 @@ TEST(DryRun, UnitsComeAndGoAsInARealRun) {
 
 TEST(DryRun, LeavesNothingBehind) {
   for (int round = 0; round < 2; ++round) {
-    EXPECT_THROW(dry_run({.num_processes = 4}, [](const DryRunMark&) {
-                   Accelerator accelerator;
-                   EXPECT_EQ(accelerator.num_processes(), 4);
-                   EXPECT_TRUE(accelerator.device().is_meta());
-                   throw std::runtime_error("stop");
-                 }),
+    EXPECT_THROW(dry_run({.num_processes = 4},
+                         [](const DryRunMark&) {
+                           Accelerator accelerator;
+                           EXPECT_EQ(accelerator.num_processes(), 4);
+                           EXPECT_TRUE(accelerator.device().is_meta());
+                           throw std::runtime_error("stop");
+                         }),
                  std::runtime_error);
     EXPECT_FALSE(PartialState::initialized());
   }
@@ -242,12 +280,16 @@ TEST(DryRun, LeavesNothingBehind) {
 
 TEST(DryRun, WhatCantBeIsAnErrorThatSaysWhy) {
   const auto nothing = [](const DryRunMark&) {};
-  EXPECT_THAT(support::message_of<ConfigError>([&] { dry_run({.num_processes = 4, .process_index = 4}, nothing); }), ::testing::HasSubstr("process_index 4 of 4 processes"));
+  EXPECT_THAT(support::message_of<ConfigError>([&] { dry_run({.num_processes = 4, .process_index = 4}, nothing); }),
+              ::testing::HasSubstr("process_index 4 of 4 processes"));
   const auto report = dry_run({.num_processes = 2}, [](const DryRunMark& mark) { mark("one"), mark("two"); });
-  EXPECT_THAT(support::message_of<ConfigError>([&] { report.phase("three"); }), ::testing::HasSubstr("expected one of those that the program marked: one, two"));
-  EXPECT_THAT(support::message_of<ConfigError>([&] { zero_estimate(ShardingStrategy::hybrid_shard, {}); }), ::testing::HasSubstr("HYBRID_SHARD"));
+  EXPECT_THAT(support::message_of<ConfigError>([&] { report.phase("three"); }),
+              ::testing::HasSubstr("expected one of those that the program marked: one, two"));
+  EXPECT_THAT(support::message_of<ConfigError>([&] { zero_estimate(ShardingStrategy::hybrid_shard, {}); }),
+              ::testing::HasSubstr("HYBRID_SHARD"));
   const PartialState somebody;
-  EXPECT_THAT(support::message_of<ConfigError>([&] { dry_run({.num_processes = 2}, nothing); }), ::testing::HasSubstr("this process knows already who it is"));
+  EXPECT_THAT(support::message_of<ConfigError>([&] { dry_run({.num_processes = 2}, nothing); }),
+              ::testing::HasSubstr("this process knows already who it is"));
   PartialState::reset();
 }
 

@@ -1,4 +1,5 @@
-/// Parameters that live in safetensors files: one test per arrow of the state table, training bit-equal to plain, and what happens when the disk goes wrong.
+/// Parameters that live in safetensors files: one test per arrow of the state table, training bit-equal to plain, and
+/// what happens when the disk goes wrong.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,9 +9,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "accelerate/formats/safetensors.hpp"
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/utils/error.hpp"
-#include "accelerate/formats/safetensors.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "residency/homes/file.hpp"
@@ -54,13 +55,16 @@ class FileHome : public testing::Test {
     if (with_scratch.scratch.empty()) with_scratch.scratch = folder / "scratch";
     return FileTensors(folder / "model.safetensors", worker, with_scratch);
   }
-  const fs::path folder = fs::path(support::scratch_dir()) / testing::UnitTest::GetInstance()->current_test_info()->name();
+  const fs::path folder =
+      fs::path(support::scratch_dir()) / testing::UnitTest::GetInstance()->current_test_info()->name();
   std::shared_ptr<residency::Worker> worker = std::make_shared<residency::Worker>();
 };
 
 /// Units a, b, c of one parameter each, whose values at first are not those of the file.
 struct FromFile {
-  FromFile(const FileTensors& files, const std::map<std::string, at::Tensor>& values, const Policy& policy, Way way = Way::read) : engine(policy), expected(values) {
+  FromFile(const FileTensors& files, const std::map<std::string, at::Tensor>& values, const Policy& policy,
+           Way way = Way::read)
+      : engine(policy), expected(values) {
     for (const auto& [name, value] : values) {
       tensors[name] = torch::zeros_like(value).requires_grad_();
       const NamedTensors members = {{name, tensors[name]}};
@@ -133,7 +137,8 @@ TEST_F(FileHome, AChangedUnitGoesToTheScratchFileAndNeverToTheCheckpoint) {
 TEST_F(FileHome, DataOfAnAbsentParameterIsANamedError) {
   accelerate::save_safetensors(folder / "model.safetensors", three());
   FromFile t(files(), three(), {.prefetch = 0});
-  EXPECT_THAT(support::message_of<std::exception>([&] { t.tensors["b"].data_ptr(); }), HasSubstr("parameter 'b' is not resident"));
+  EXPECT_THAT(support::message_of<std::exception>([&] { t.tensors["b"].data_ptr(); }),
+              HasSubstr("parameter 'b' is not resident"));
 }
 
 TEST_F(FileHome, MappedMembersPointIntoTheFileAndWritesStayPrivate) {
@@ -142,7 +147,10 @@ TEST_F(FileHome, MappedMembersPointIntoTheFileAndWritesStayPrivate) {
   residency::reset_stats();
   FromFile t(files(), three(), {.prefetch = 0}, Way::mapped);
   for (const char* name : {"a", "b", "c"}) EXPECT_TRUE(t.right(name));
-  const auto distance = [&](const char* name) { return static_cast<const char*>(t.tensors[name].const_data_ptr()) - static_cast<const char*>(t.tensors["a"].const_data_ptr()); };
+  const auto distance = [&](const char* name) {
+    return static_cast<const char*>(t.tensors[name].const_data_ptr()) -
+           static_cast<const char*>(t.tensors["a"].const_data_ptr());
+  };
   EXPECT_EQ(distance("b"), 1001 * 4) << "as in the file";
   EXPECT_EQ(distance("c"), (1001 + 2100) * 4);
   {
@@ -165,7 +173,8 @@ TEST_F(FileHome, OtherDtypesAreConvertedOnTheWay) {
   for (const char* name : {"a", "b", "c"}) EXPECT_TRUE(t.right(name)) << name;
   const NamedTensors members = {{"a", torch::zeros({1001})}};
   EXPECT_FALSE(files().mappable(members, at::kCPU));
-  EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { (void)files().mapped(members); }), HasSubstr("of another dtype than in the checkpoint"));
+  EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { (void)files().mapped(members); }),
+              HasSubstr("of another dtype than in the checkpoint"));
 }
 
 TEST_F(FileHome, AHostHomeOverAMappedTensorIsBoth) {
@@ -186,10 +195,13 @@ TEST_F(FileHome, AHostHomeOverAMappedTensorIsBoth) {
 
 TEST_F(FileHome, WhatIsMissingOrOfAnotherShapeIsNamed) {
   accelerate::save_safetensors(folder / "model.safetensors", three());
-  const auto error = [&](const NamedTensors& members) { return support::message_of<accelerate::CheckpointError>([&] { (void)files().read(members); }); };
+  const auto error = [&](const NamedTensors& members) {
+    return support::message_of<accelerate::CheckpointError>([&] { (void)files().read(members); });
+  };
   EXPECT_THAT(error({{"d", torch::zeros({2})}}), HasSubstr("the checkpoint has no tensor 'd'"));
   EXPECT_THAT(error({{"b", torch::zeros({700, 3})}}), HasSubstr("is of shape [3, 700], expected [700, 3]"));
-  EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { FileTensors(folder / "absent", worker); }), HasSubstr("absent"));
+  EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { FileTensors(folder / "absent", worker); }),
+              HasSubstr("absent"));
   EXPECT_EQ(files().bytes({{"a", torch::zeros({1001})}, {"c", torch::zeros({7})}}), 4 * 1008);
 }
 
@@ -203,12 +215,14 @@ TEST_F(FileHome, AShortenedFileIsAnErrorOfTheTouchAndTheUnitStaysAbsent) {
     const auto before = residency::stats().resident_bytes;
     fs::resize_file(path, whole.size() - 3000);
     const auto message = support::message_of<accelerate::CheckpointError>([&] { t.right("b"); });
-    EXPECT_THAT(message, testing::AllOf(HasSubstr("reading 'b' from '" + path.string() + "'"), HasSubstr("the file ends at byte"), HasSubstr("has been shortened")));
+    EXPECT_THAT(message, testing::AllOf(HasSubstr("reading 'b' from '" + path.string() + "'"),
+                                        HasSubstr("the file ends at byte"), HasSubstr("has been shortened")));
     EXPECT_EQ(t.units["b"]->state(), State::absent);
     EXPECT_EQ(residency::stats().resident_bytes, before);
     EXPECT_TRUE(t.right("a"));
     fs::resize_file(path, whole.size());
-    std::fstream(path, std::ios::binary | std::ios::in | std::ios::out).write(whole.data(), static_cast<std::streamsize>(whole.size()));
+    std::fstream(path, std::ios::binary | std::ios::in | std::ios::out)
+        .write(whole.data(), static_cast<std::streamsize>(whole.size()));
     EXPECT_TRUE(t.right("b")) << "the touch can be repeated";
   }
 }
@@ -240,7 +254,8 @@ TEST_F(FileHome, AFullDiskKeepsWhatWasChanged) {
   residency::set_paranoid(false);
   ::setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
-  EXPECT_THAT(message, testing::AllOf(HasSubstr("file home: reserving room in '" + (folder / "scratch").string() + "'"), HasSubstr("has no room for the changed parameters")));
+  EXPECT_THAT(message, testing::AllOf(HasSubstr("file home: reserving room in '" + (folder / "scratch").string() + "'"),
+                                      HasSubstr("has no room for the changed parameters")));
   EXPECT_EQ(state, State::resident);
   EXPECT_TRUE(still_right);
   t.engine.evict(*t.units["b"]);
@@ -252,7 +267,8 @@ TEST_F(FileHome, ShardsWithAnIndexAreOneCheckpoint) {
   const auto values = three();
   accelerate::save_safetensors(folder / "one.safetensors", {{"a", values.at("a")}, {"c", values.at("c")}});
   accelerate::save_safetensors(folder / "two.safetensors", {{"b", values.at("b")}});
-  std::ofstream(folder / "model.safetensors.index.json") << R"({"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "c": "one.safetensors"}})";
+  std::ofstream(folder / "model.safetensors.index.json")
+      << R"({"weight_map": {"a": "one.safetensors", "b": "two.safetensors", "c": "one.safetensors"}})";
   const FileTensors files(folder, worker, {.scratch = folder / "scratch"});
   NamedTensors members;
   for (const auto& [name, value] : values) members.emplace_back(name, torch::zeros_like(value));
@@ -289,7 +305,8 @@ std::vector<double> train(nn::Sequential& net) {
   return losses;
 }
 
-/// Memory for less than the model, and after every single operator everything goes: the same losses and weights, bit for bit.
+/// Memory for less than the model, and after every single operator everything goes: the same losses and weights, bit
+/// for bit.
 TEST_F(FileHome, TrainingIsBitEqualWithLessMemoryThanTheModelHas) {
   torch::set_num_threads(1);  // many tiny operators
   auto plain = make_net();
@@ -311,7 +328,8 @@ TEST_F(FileHome, TrainingIsBitEqualWithLessMemoryThanTheModelHas) {
       Residency engine({.prefetch = 1, .budget_bytes = 2 * 34 * 33 * 4 + 1024});
       for (const auto& child : net->named_children()) {
         NamedTensors members;
-        for (const auto& item : child.value()->named_parameters()) members.emplace_back(child.key() + "." + item.key(), item.value());
+        for (const auto& item : child.value()->named_parameters())
+          members.emplace_back(child.key() + "." + item.key(), item.value());
         if (members.empty()) continue;
         const auto& unit = engine.add(child.key(), way == Way::mapped ? files.mapped(members) : files.read(members));
         all += unit.bytes(), largest = std::max(largest, unit.bytes());
@@ -324,7 +342,8 @@ TEST_F(FileHome, TrainingIsBitEqualWithLessMemoryThanTheModelHas) {
         EXPECT_LE(residency::stats().peak_resident_bytes - base, *engine.policy().budget_bytes);
         EXPECT_GT(residency::stats().bytes_stored, all);
       }
-      for (const auto& item : plain->named_parameters()) EXPECT_TRUE(torch::equal(item.value(), net->named_parameters()[item.key()])) << item.key();
+      for (const auto& item : plain->named_parameters())
+        EXPECT_TRUE(torch::equal(item.value(), net->named_parameters()[item.key()])) << item.key();
       residency::set_paranoid(false);
     }
   }

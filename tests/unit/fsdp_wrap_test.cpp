@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/models/bert.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "parallel/fsdp/wrap_policy.hpp"
 #include "python.hpp"
@@ -18,13 +18,15 @@
 
 namespace gpt {
 
-/// Holders, namespaces, lists, dictionaries, attention (a forced leaf), a batch norm, parameters beside children, an output tied to the input.
+/// Holders, namespaces, lists, dictionaries, attention (a forced leaf), a batch norm, parameters beside children, an
+/// output tied to the input.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int64_t width) {
     scale = register_parameter("scale", torch::ones({width}));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     attention = register_module("attention", torch::nn::MultiheadAttention(width, 2));
-    mlp = register_module("mlp", torch::nn::Sequential(torch::nn::Linear(width, 4 * width), torch::nn::GELU(), torch::nn::Linear(4 * width, width)));
+    mlp = register_module("mlp", torch::nn::Sequential(torch::nn::Linear(width, 4 * width), torch::nn::GELU(),
+                                                       torch::nn::Linear(4 * width, width)));
   }
   torch::Tensor scale;
   torch::nn::LayerNorm norm = nullptr;
@@ -33,8 +35,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-template <class Number>
-struct HeadImpl : torch::nn::Module {
+template <class Number> struct HeadImpl : torch::nn::Module {
   explicit HeadImpl(torch::Tensor shared) { weight = register_parameter("weight", std::move(shared)); }
   torch::Tensor weight;
 };
@@ -47,9 +48,11 @@ struct ModelImpl : torch::nn::Module {
     h = register_module("h", torch::nn::ModuleList());
     extras = register_module("extras", torch::nn::ModuleDict());
     for (int i = 0; i < 3; ++i) h->push_back(Block(width));
-    extras->update(std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{{"bn", torch::nn::BatchNorm1d(width).ptr()}, {"gate", torch::nn::Linear(width, width).ptr()}});
+    extras->update(std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>{
+        {"bn", torch::nn::BatchNorm1d(width).ptr()}, {"gate", torch::nn::Linear(width, width).ptr()}});
     ln_f = register_module("ln_f", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
-    head = register_module("head", std::make_shared<HeadImpl<int64_t>>(tied ? wte->weight : torch::zeros({words, width})));
+    head =
+        register_module("head", std::make_shared<HeadImpl<int64_t>>(tied ? wte->weight : torch::zeros({words, width})));
   }
   torch::nn::Embedding wte = nullptr;
   torch::nn::ModuleList h = nullptr;
@@ -84,8 +87,14 @@ ModelRef bert() {
   return ModelRef(models::BertForSequenceClassification(config).ptr());
 }
 
-Plugin transformer(std::vector<std::string> classes) { return resolve({.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .transformer_cls_names_to_wrap = std::move(classes)}); }
-Plugin sized(int64_t least, int64_t version = 1) { return resolve({.fsdp_version = version, .auto_wrap_policy = AutoWrapPolicy::size_based_wrap, .min_num_params = least}); }
+Plugin transformer(std::vector<std::string> classes) {
+  return resolve({.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+                  .transformer_cls_names_to_wrap = std::move(classes)});
+}
+Plugin sized(int64_t least, int64_t version = 1) {
+  return resolve(
+      {.fsdp_version = version, .auto_wrap_policy = AutoWrapPolicy::size_based_wrap, .min_num_params = least});
+}
 
 std::vector<std::string> names_of(const NamedTensors& tensors) {
   std::vector<std::string> names;
@@ -95,7 +104,8 @@ std::vector<std::string> names_of(const NamedTensors& tensors) {
 
 std::map<std::string, std::vector<std::string>> by_path(const std::vector<WrapUnit>& units) {
   std::map<std::string, std::vector<std::string>> result;
-  for (const auto& unit : units) EXPECT_TRUE(result.emplace(unit.path, names_of(unit.parameters)).second) << unit.path << " is there twice";
+  for (const auto& unit : units)
+    EXPECT_TRUE(result.emplace(unit.path, names_of(unit.parameters)).second) << unit.path << " is there twice";
   return result;
 }
 
@@ -104,7 +114,8 @@ json described(const ModelRef& model) {
   json result = json::array();
   for (const auto& module : model.submodules()) {
     json own = json::array();
-    for (const auto& [name, tensor] : module.parameters) own.push_back({name, reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl()), tensor.sizes().vec()});
+    for (const auto& [name, tensor] : module.parameters)
+      own.push_back({name, reinterpret_cast<uintptr_t>(tensor.unsafeGetTensorImpl()), tensor.sizes().vec()});
     result.push_back({module.path, reinterpret_cast<uintptr_t>(module.identity), module.class_name, own});
   }
   return result;
@@ -112,9 +123,11 @@ json described(const ModelRef& model) {
 
 Plugin plugin_of(const json& query) {
   const int64_t version = query["version"];
-  Plugin plugin{.fsdp_version = version, .auto_wrap_policy = parse_auto_wrap_policy(query["policy"].get<std::string>())};
+  Plugin plugin{.fsdp_version = version,
+                .auto_wrap_policy = parse_auto_wrap_policy(query["policy"].get<std::string>())};
   if (query.contains("min_num_params")) plugin.min_num_params = query["min_num_params"].get<int64_t>();
-  if (query.contains("classes")) plugin.transformer_cls_names_to_wrap = query["classes"].get<std::vector<std::string>>();
+  if (query.contains("classes"))
+    plugin.transformer_cls_names_to_wrap = query["classes"].get<std::vector<std::string>>();
   if (query.contains("ignored")) plugin.ignored_modules = query["ignored"].get<std::string>();
   if (query.value("mixed", false)) plugin.mixed_precision_policy = MixedPrecision{.preset = "bf16"};
   return resolve(std::move(plugin));
@@ -159,8 +172,10 @@ void expect_partition(const ModelRef& model, const std::vector<WrapUnit>& units)
 json queries(const std::vector<std::vector<std::string>>& classes) {
   json result = json::array();
   for (int64_t version : {1, 2}) {
-    for (int64_t least : {1, 8, 9, 64, 72, 144, 200, 280, 350, 500, 700, 1000, 5000, 100000}) result.push_back({{"version", version}, {"policy", "SIZE_BASED_WRAP"}, {"min_num_params", least}});
-    for (const auto& names : classes) result.push_back({{"version", version}, {"policy", "TRANSFORMER_BASED_WRAP"}, {"classes", names}});
+    for (int64_t least : {1, 8, 9, 64, 72, 144, 200, 280, 350, 500, 700, 1000, 5000, 100000})
+      result.push_back({{"version", version}, {"policy", "SIZE_BASED_WRAP"}, {"min_num_params", least}});
+    for (const auto& names : classes)
+      result.push_back({{"version", version}, {"policy", "TRANSFORMER_BASED_WRAP"}, {"classes", names}});
   }
   return result;
 }
@@ -168,9 +183,14 @@ json queries(const std::vector<std::vector<std::string>>& classes) {
 TEST(FsdpWrap, BertIsWrappedAsPyTorchAndTheReferenceDo) {
   SKIP_WITHOUT_PYTHON();
   const auto model = bert();
-  json request{{"modules", described(model)}, {"queries", queries({{"BertLayer"}, {"BertAttention", "BertLayer"}, {"ModuleList"}, {"BertForSequenceClassification"}})}};
+  json request{
+      {"modules", described(model)},
+      {"queries",
+       queries({{"BertLayer"}, {"BertAttention", "BertLayer"}, {"ModuleList"}, {"BertForSequenceClassification"}})}};
   for (const char* ignored : {"bert.embeddings", ".*\\.layer\\.1", ".*LayerNorm", "bert\\.encoder.*"})
-    for (int64_t least : {64, 280, 700}) request["queries"].push_back({{"version", 1}, {"policy", "SIZE_BASED_WRAP"}, {"min_num_params", least}, {"ignored", ignored}});
+    for (int64_t least : {64, 280, 700})
+      request["queries"].push_back(
+          {{"version", 1}, {"policy", "SIZE_BASED_WRAP"}, {"min_num_params", least}, {"ignored", ignored}});
   std::ofstream(scratch("request.json")) << request;
   EXPECT_GT(compare(model, ask({"tree", scratch("request.json")})), 100);
 }
@@ -179,9 +199,13 @@ TEST(FsdpWrap, GptIsWrappedAsPyTorchAndTheReferenceDo) {
   SKIP_WITHOUT_PYTHON();
   for (const bool tied : {false, true}) {
     const ModelRef model(std::make_shared<gpt::ModelImpl>(8, 30, tied));
-    json request{{"modules", described(model)}, {"queries", queries({{"Block"}, {"Block", "Head"}, {"Linear", "Block"}, {"MultiheadAttention"}})}};
-    for (int64_t least : {1, 64, 280, 1000, 100000}) request["queries"].push_back({{"version", 1}, {"policy", "SIZE_BASED_WRAP"}, {"min_num_params", least}, {"mixed", true}});
-    request["queries"].push_back({{"version", 1}, {"policy", "TRANSFORMER_BASED_WRAP"}, {"classes", {"Block"}}, {"mixed", true}});
+    json request{{"modules", described(model)},
+                 {"queries", queries({{"Block"}, {"Block", "Head"}, {"Linear", "Block"}, {"MultiheadAttention"}})}};
+    for (int64_t least : {1, 64, 280, 1000, 100000})
+      request["queries"].push_back(
+          {{"version", 1}, {"policy", "SIZE_BASED_WRAP"}, {"min_num_params", least}, {"mixed", true}});
+    request["queries"].push_back(
+        {{"version", 1}, {"policy", "TRANSFORMER_BASED_WRAP"}, {"classes", {"Block"}}, {"mixed", true}});
     std::ofstream(scratch("request.json")) << request;
     EXPECT_GT(compare(model, ask({"tree", scratch("request.json")})), 50);
   }
@@ -194,7 +218,9 @@ TEST(FsdpWrap, ScriptModulesAreWrappedByTheirClasses) {
   EXPECT_GT(compare(model, reply), 10);
   const auto units = wrap_units(model, transformer({"Block"}));
   expect_partition(model, units);
-  EXPECT_THAT(by_path(units)["blocks.1"], ElementsAre("blocks.1.bias", "blocks.1.inner.0.weight", "blocks.1.inner.0.bias", "blocks.1.inner.1.weight", "blocks.1.inner.1.bias"));
+  EXPECT_THAT(by_path(units)["blocks.1"],
+              ElementsAre("blocks.1.bias", "blocks.1.inner.0.weight", "blocks.1.inner.0.bias",
+                          "blocks.1.inner.1.weight", "blocks.1.inner.1.bias"));
 }
 
 TEST(FsdpWrap, SubmodulesAreNamedByClass) {
@@ -215,12 +241,16 @@ TEST(FsdpWrap, SubmodulesAreNamedByClass) {
 
 TEST(FsdpWrap, EachParameterIsInItsInnermostUnit) {
   const auto model = bert();
-  for (const auto& plugin : {transformer({"BertLayer", "BertAttention"}), sized(280), sized(280, 2), sized(1), resolve({})}) expect_partition(model, wrap_units(model, plugin));
+  for (const auto& plugin :
+       {transformer({"BertLayer", "BertAttention"}), sized(280), sized(280, 2), sized(1), resolve({})})
+    expect_partition(model, wrap_units(model, plugin));
   const auto units = by_path(wrap_units(model, transformer({"BertLayer", "BertAttention"})));
   EXPECT_EQ(units.size(), 7u);  // the root, and 3 x (layer, attention)
-  EXPECT_THAT(units.at("bert.encoder.layer.1"),
-              ElementsAre("bert.encoder.layer.1.intermediate.dense.weight", "bert.encoder.layer.1.intermediate.dense.bias", "bert.encoder.layer.1.output.dense.weight", "bert.encoder.layer.1.output.dense.bias",
-                          "bert.encoder.layer.1.output.LayerNorm.weight", "bert.encoder.layer.1.output.LayerNorm.bias"));
+  EXPECT_THAT(
+      units.at("bert.encoder.layer.1"),
+      ElementsAre("bert.encoder.layer.1.intermediate.dense.weight", "bert.encoder.layer.1.intermediate.dense.bias",
+                  "bert.encoder.layer.1.output.dense.weight", "bert.encoder.layer.1.output.dense.bias",
+                  "bert.encoder.layer.1.output.LayerNorm.weight", "bert.encoder.layer.1.output.LayerNorm.bias"));
   EXPECT_EQ(units.at("bert.encoder.layer.2.attention").size(), 10u);
   EXPECT_EQ(units.at("").front(), "bert.embeddings.word_embeddings.weight");
   EXPECT_EQ(wrap_units(model, resolve({})).size(), 1u);
@@ -229,8 +259,10 @@ TEST(FsdpWrap, EachParameterIsInItsInnermostUnit) {
 
 TEST(FsdpWrap, ClassesMayBeGivenWithNamespaces) {
   const ModelRef model(std::make_shared<gpt::ModelImpl>());
-  for (const char* name : {"Block", "BlockImpl", "gpt::Block", "gpt::BlockImpl"}) EXPECT_THAT(wrapped_modules(model, transformer({name})), ElementsAre("h.0", "h.1", "h.2")) << name;
-  for (const char* name : {"lock", "t::Block", "other::Block", "Impl"}) EXPECT_THROW(wrapped_modules(model, transformer({name})), ConfigError) << name;
+  for (const char* name : {"Block", "BlockImpl", "gpt::Block", "gpt::BlockImpl"})
+    EXPECT_THAT(wrapped_modules(model, transformer({name})), ElementsAre("h.0", "h.1", "h.2")) << name;
+  for (const char* name : {"lock", "t::Block", "other::Block", "Impl"})
+    EXPECT_THROW(wrapped_modules(model, transformer({name})), ConfigError) << name;
 }
 
 TEST(FsdpWrap, TiedParametersGoWhereAllTheirModulesAre) {
@@ -239,7 +271,8 @@ TEST(FsdpWrap, TiedParametersGoWhereAllTheirModulesAre) {
   EXPECT_EQ(units.at("").front(), "wte.weight");  // by its first name, and once
   EXPECT_FALSE(units.contains("wte"));
   EXPECT_FALSE(units.contains("head"));
-  const auto apart = by_path(wrap_units(ModelRef(std::make_shared<gpt::ModelImpl>(8, 30, false)), transformer({"Embedding", "Head", "Block"})));
+  const auto apart = by_path(wrap_units(ModelRef(std::make_shared<gpt::ModelImpl>(8, 30, false)),
+                                        transformer({"Embedding", "Head", "Block"})));
   EXPECT_THAT(apart.at("wte"), ElementsAre("wte.weight"));
   EXPECT_THAT(apart.at("head"), ElementsAre("head.weight"));
 
@@ -265,7 +298,9 @@ TEST(FsdpWrap, TiedParametersGoWhereAllTheirModulesAre) {
 TEST(FsdpWrap, IgnoredModulesAreInNoUnit) {
   const auto network = std::make_shared<gpt::ModelImpl>();
   const ModelRef model(network);
-  Plugin plugin{.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, .ignored_modules = "h\\.1|extras\\..*", .transformer_cls_names_to_wrap = {{"Block"}}};
+  Plugin plugin{.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+                .ignored_modules = "h\\.1|extras\\..*",
+                .transformer_cls_names_to_wrap = {{"Block"}}};
   auto units = wrap_units(model, resolve(plugin));
   EXPECT_THAT(wrapped_modules(model, resolve(plugin)), ElementsAre("h.0", "h.2"));
   EXPECT_EQ(by_path(units).at(""), (std::vector<std::string>{"wte.weight", "ln_f.weight", "ln_f.bias"}));
@@ -275,16 +310,22 @@ TEST(FsdpWrap, IgnoredModulesAreInNoUnit) {
   units = wrap_units(model, resolve(plugin));
   EXPECT_EQ(by_path(units).at("").front(), "extras.bn.weight");
   plugin.ignored_modules = "(h";
-  EXPECT_THAT(support::message_of<ConfigError>([&] { wrap_units(model, resolve(plugin)); }), AllOf(HasSubstr("'(h'"), HasSubstr("regular expression")));
+  EXPECT_THAT(support::message_of<ConfigError>([&] { wrap_units(model, resolve(plugin)); }),
+              AllOf(HasSubstr("'(h'"), HasSubstr("regular expression")));
 }
 
 TEST(FsdpWrap, AFunctionMayDecide) {
   const ModelRef model(std::make_shared<gpt::ModelImpl>());
   for (int64_t version : {1, 2}) {
-    const auto lambda = resolve({.fsdp_version = version, .auto_wrap_policy = lambda_auto_wrap_policy([](const Submodule& module) { return module.path.ends_with("mlp"); })});
+    const auto lambda =
+        resolve({.fsdp_version = version, .auto_wrap_policy = lambda_auto_wrap_policy([](const Submodule& module) {
+                                            return module.path.ends_with("mlp");
+                                          })});
     EXPECT_THAT(wrapped_modules(model, lambda), ElementsAre("h.0.mlp", "h.1.mlp", "h.2.mlp")) << version;
   }
-  const auto shallow = resolve({.auto_wrap_policy = WrapFunction([](const Submodule& module, bool recurse, int64_t) { return recurse ? module.path.empty() : true; })});
+  const auto shallow = resolve({.auto_wrap_policy = WrapFunction([](const Submodule& module, bool recurse, int64_t) {
+                                  return recurse ? module.path.empty() : true;
+                                })});
   EXPECT_THAT(wrapped_modules(model, shallow), IsEmpty());  // who is not recursed into is not asked again
 }
 
@@ -295,13 +336,20 @@ TEST(FsdpWrap, BatchNormsComputeInFullPrecisionOfTheirOwn) {
   EXPECT_FALSE(units[0].full_precision);
   EXPECT_EQ(units[1].path, "extras.bn");
   EXPECT_TRUE(units[1].full_precision);
-  EXPECT_EQ(wrap_units(model, resolve({.fsdp_version = 2, .mixed_precision_policy = MixedPrecision{.preset = "bf16"}})).size(), 1u);
+  EXPECT_EQ(wrap_units(model, resolve({.fsdp_version = 2, .mixed_precision_policy = MixedPrecision{.preset = "bf16"}}))
+                .size(),
+            1u);
 }
 
 TEST(FsdpWrap, AClassThatIsNotThereIsNamedWithTheNearest) {
-  EXPECT_THAT(support::message_of<ConfigError>([] { wrap_units(bert(), transformer({"BertLayer", "BertAtention"})); }),
-              AllOf(HasSubstr("could not find the transformer layer class BertAtention"), HasSubstr("BertEncoder, BertForSequenceClassification"), HasSubstr("did you mean BertAttention?")));
-  EXPECT_THAT(support::message_of<ConfigError>([] { wrap_units(bert(), resolve({.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap})); }), HasSubstr("no class is named"));
+  EXPECT_THAT(support::message_of<ConfigError>([] {
+                wrap_units(bert(), transformer({"BertLayer", "BertAtention"}));
+              }),
+              AllOf(HasSubstr("could not find the transformer layer class BertAtention"),
+                    HasSubstr("BertEncoder, BertForSequenceClassification"), HasSubstr("did you mean BertAttention?")));
+  EXPECT_THAT(support::message_of<ConfigError>(
+                  [] { wrap_units(bert(), resolve({.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap})); }),
+              HasSubstr("no class is named"));
 }
 
 }  // namespace

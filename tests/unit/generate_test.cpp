@@ -4,16 +4,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
-#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "accelerate/models/auto_model.hpp"
 #include "accelerate/models/generate.hpp"
 #include "accelerate/models/gpt2.hpp"
 #include "accelerate/models/llama.hpp"
 #include "accelerate/models/tokenizer.hpp"
-#include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "models/generation/logits.hpp"
 #include "python.hpp"
@@ -33,7 +33,8 @@ using ::testing::HasSubstr;
 struct Counter {
   int64_t vocabulary = 10;
   int64_t calls = 0;
-  torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& mask, const torch::Tensor& positions, KeyValueCache* cache, int64_t logits_to_keep) {
+  torch::Tensor forward(const torch::Tensor& ids, const torch::Tensor& mask, const torch::Tensor& positions,
+                        KeyValueCache* cache, int64_t logits_to_keep) {
     ++calls;
     const auto kv = torch::zeros({ids.size(0), 1, ids.size(1), 2});
     cache->update(0, kv, kv);
@@ -57,11 +58,17 @@ TEST(Generate, GreedyStopsAtEndTokensAndPads) {
   EXPECT_THAT(row(result, 1), ElementsAre(4, 5, 6, 7));
   result = generate(model, ids.slice(0, 0, 1), {.max_new_tokens = 4, .min_new_tokens = 2, .eos_token_id = {3}});
   EXPECT_EQ(result.size(1), 6) << "the end token was not allowed when it was the likeliest";
-  for (const int64_t at_least : {2, 3}) EXPECT_EQ(generate(model, ids.slice(0, 0, 1), {.max_new_tokens = 4, .min_new_tokens = at_least, .eos_token_id = {5}}).size(1), at_least == 2 ? 5 : 6) << "5 is the third";
+  for (const int64_t at_least : {2, 3})
+    EXPECT_EQ(
+        generate(model, ids.slice(0, 0, 1), {.max_new_tokens = 4, .min_new_tokens = at_least, .eos_token_id = {5}})
+            .size(1),
+        at_least == 2 ? 5 : 6)
+        << "5 is the third";
 }
 
 TEST(Generate, PaddingIsNoRepetition) {
-  const CausalForward three_before_four = [](const torch::Tensor& ids, const torch::Tensor&, const torch::Tensor&, KeyValueCache* cache, int64_t) {
+  const CausalForward three_before_four = [](const torch::Tensor& ids, const torch::Tensor&, const torch::Tensor&,
+                                             KeyValueCache* cache, int64_t) {
     const auto kv = torch::zeros({ids.size(0), 1, ids.size(1), 2});
     cache->update(0, kv, kv);
     return torch::tensor({0.F, 0.F, 0.F, 5.F, 4.F}).expand({ids.size(0), 1, 5});
@@ -69,13 +76,15 @@ TEST(Generate, PaddingIsNoRepetition) {
   const auto ids = torch::tensor({{3, 2}}, at::kLong);
   const GenerationConfig config{.max_new_tokens = 1, .repetition_penalty = 1.5};
   EXPECT_THAT(row(generate(three_before_four, ids, config), 0), ElementsAre(3, 2, 4));
-  EXPECT_THAT(row(generate(three_before_four, ids, config, {.attention_mask = torch::tensor({{0, 1}}, at::kLong)}), 0), ElementsAre(3, 2, 3));
+  EXPECT_THAT(row(generate(three_before_four, ids, config, {.attention_mask = torch::tensor({{0, 1}}, at::kLong)}), 0),
+              ElementsAre(3, 2, 3));
 }
 
 TEST(Generate, CallbackSeesTokensAndCanStop) {
   Counter model;
   std::vector<int64_t> seen;
-  const auto result = generate(model, torch::tensor({{1}}, at::kLong), {.max_new_tokens = 8}, {.on_tokens = [&](const torch::Tensor& tokens) {
+  const auto result = generate(model, torch::tensor({{1}}, at::kLong), {.max_new_tokens = 8},
+                               {.on_tokens = [&](const torch::Tensor& tokens) {
                                  seen.push_back(tokens.item<int64_t>());
                                  return seen.size() < 3;
                                }});
@@ -88,19 +97,23 @@ TEST(Generate, ASeedGivesTheSameTokens) {
   const auto ids = torch::tensor({{1}, {2}}, at::kLong);
   const auto draw = [&](uint64_t seed) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-    return generate(model, ids, {.max_new_tokens = 20, .do_sample = true, .temperature = 5, .top_k = 0}, {.generator = generator});
+    return generate(model, ids, {.max_new_tokens = 20, .do_sample = true, .temperature = 5, .top_k = 0},
+                    {.generator = generator});
   };
   EXPECT_TRUE(draw(1).equal(draw(1)));
   EXPECT_FALSE(draw(1).equal(draw(2)));
-  EXPECT_TRUE(generate(model, ids, {.max_new_tokens = 6, .do_sample = true, .top_k = 1}).equal(generate(model, ids, {.max_new_tokens = 6})));
+  EXPECT_TRUE(generate(model, ids, {.max_new_tokens = 6, .do_sample = true, .top_k = 1})
+                  .equal(generate(model, ids, {.max_new_tokens = 6})));
 }
 
 TEST(Generate, DrawsFromTheDistribution) {
   Counter model;  // logits 5 for one token and 0 for nine
   auto generator = at::make_generator<at::CPUGeneratorImpl>(4);
   const auto ids = torch::full({20000, 1}, 3, at::kLong);
-  const auto result = generate(model, ids, {.max_new_tokens = 1, .do_sample = true, .temperature = 2.5, .top_k = 0}, {.generator = generator});
-  const double expected = std::exp(2.0) / (std::exp(2.0) + 9), found = (result.select(1, 1) == 4).to(at::kFloat).mean().item<double>();
+  const auto result = generate(model, ids, {.max_new_tokens = 1, .do_sample = true, .temperature = 2.5, .top_k = 0},
+                               {.generator = generator});
+  const double expected = std::exp(2.0) / (std::exp(2.0) + 9),
+               found = (result.select(1, 1) == 4).to(at::kFloat).mean().item<double>();
   EXPECT_NEAR(found, expected, 4 * std::sqrt(expected * (1 - expected) / 20000)) << "four standard deviations";
 }
 
@@ -114,9 +127,12 @@ TEST(Generate, WrongSettingsAreNamed) {
   EXPECT_THAT(error({.max_length = 2}), HasSubstr("leaves no room"));
   EXPECT_THAT(error({.max_new_tokens = 1, .temperature = 0}), HasSubstr("temperature is 0"));
   EXPECT_THAT(error({.max_new_tokens = 1, .top_p = 1.5}), HasSubstr("top_p is 1.5"));
-  EXPECT_THAT(error({.max_new_tokens = 1}, {.attention_mask = torch::ones({1, 3})}), HasSubstr("attention_mask has shape [1, 3]"));
-  EXPECT_THAT(error({.max_new_tokens = 1}, {.attention_mask = torch::tensor({{1, 0}})}), HasSubstr("padding on the left only"));
-  EXPECT_THAT(error({.max_new_tokens = 1, .num_beams = 2}, {.on_tokens = [](const torch::Tensor&) { return true; }}), HasSubstr("on_tokens"));
+  EXPECT_THAT(error({.max_new_tokens = 1}, {.attention_mask = torch::ones({1, 3})}),
+              HasSubstr("attention_mask has shape [1, 3]"));
+  EXPECT_THAT(error({.max_new_tokens = 1}, {.attention_mask = torch::tensor({{1, 0}})}),
+              HasSubstr("padding on the left only"));
+  EXPECT_THAT(error({.max_new_tokens = 1, .num_beams = 2}, {.on_tokens = [](const torch::Tensor&) { return true; }}),
+              HasSubstr("on_tokens"));
   EXPECT_THROW(generate(model, torch::zeros({1, 0}, at::kLong), {.max_new_tokens = 1}), accelerate::ShapeError);
 }
 
@@ -128,7 +144,11 @@ Tokenizer digits() {
   for (int i = 0; i < 10; ++i) vocab[std::to_string(i)] = i;
   vocab["67"] = 10;
   const json level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
-  std::ofstream(path / "tokenizer.json") << json{{"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"6 7"}}}}, {"added_tokens", json::array()}, {"pre_tokenizer", level}, {"decoder", {{"type", "ByteLevel"}}}}.dump();
+  std::ofstream(path / "tokenizer.json") << json{
+      {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", {"6 7"}}}},
+      {"added_tokens", json::array()},
+      {"pre_tokenizer", level},
+      {"decoder", {{"type", "ByteLevel"}}}}.dump();
   return Tokenizer::from_pretrained(path);
 }
 
@@ -136,7 +156,9 @@ TEST(Generate, StopStringsEndRowsWithTheirToken) {
   Counter model;
   const auto ids = torch::tensor({{1, 2}, {4, 5}}, at::kLong);
   const auto stopped = [&](std::vector<std::string> stops, int64_t beams = 1) {
-    return generate(model, ids, {.max_new_tokens = 5, .num_beams = beams, .pad_token_id = 9, .stop_strings = std::move(stops)}, {.tokenizer = digits()});
+    return generate(model, ids,
+                    {.max_new_tokens = 5, .num_beams = beams, .pad_token_id = 9, .stop_strings = std::move(stops)},
+                    {.tokenizer = digits()});
   };
   for (const int64_t beams : {1, 2}) {
     EXPECT_THAT(row(stopped({"34"}, beams), 0), ElementsAre(1, 2, 3, 4, 9, 9, 9));
@@ -144,10 +166,16 @@ TEST(Generate, StopStringsEndRowsWithTheirToken) {
     EXPECT_THAT(row(stopped({"8", "5"}, beams), 1), ElementsAre(4, 5, 6, 7, 8)) << "5 is in the prompt";
     EXPECT_THAT(row(stopped({"56", "23"}, beams), 1), ElementsAre(4, 5, 6)) << "begins in the prompt";
   }
-  EXPECT_EQ(generate(model, ids, {.max_new_tokens = 3, .stop_strings = {"no such text"}}, {.tokenizer = digits()}).size(1), 5);
-  const auto error = [&](const GenerationConfig& config, const GenerateOptions& options) { return support::message_of<ConfigError>([&] { generate(model, ids, config, options); }); };
-  EXPECT_THAT(error({.max_new_tokens = 3, .stop_strings = {"a", "b"}}, {}), HasSubstr("there is no tokenizer to find them with"));
-  EXPECT_THAT(error({.max_new_tokens = 3, .stop_strings = {"a", ""}}, {.tokenizer = digits()}), HasSubstr("stop_strings is an empty one"));
+  EXPECT_EQ(
+      generate(model, ids, {.max_new_tokens = 3, .stop_strings = {"no such text"}}, {.tokenizer = digits()}).size(1),
+      5);
+  const auto error = [&](const GenerationConfig& config, const GenerateOptions& options) {
+    return support::message_of<ConfigError>([&] { generate(model, ids, config, options); });
+  };
+  EXPECT_THAT(error({.max_new_tokens = 3, .stop_strings = {"a", "b"}}, {}),
+              HasSubstr("there is no tokenizer to find them with"));
+  EXPECT_THAT(error({.max_new_tokens = 3, .stop_strings = {"a", ""}}, {.tokenizer = digits()}),
+              HasSubstr("stop_strings is an empty one"));
 }
 
 TEST(GenerationConfigFile, ReadsWhatItKnowsAndRefusesTheRest) {
@@ -157,7 +185,14 @@ TEST(GenerationConfigFile, ReadsWhatItKnowsAndRefusesTheRest) {
     std::ofstream(folder / "generation_config.json") << fields.dump();
     return GenerationConfig::from_pretrained(folder);
   };
-  const auto config = read({{"do_sample", true}, {"temperature", 0.6}, {"top_p", 0.9}, {"eos_token_id", {128001, 128008}}, {"bos_token_id", 1}, {"transformers_version", "5"}, {"num_return_sequences", 1}, {"early_stopping", "never"}});
+  const auto config = read({{"do_sample", true},
+                            {"temperature", 0.6},
+                            {"top_p", 0.9},
+                            {"eos_token_id", {128001, 128008}},
+                            {"bos_token_id", 1},
+                            {"transformers_version", "5"},
+                            {"num_return_sequences", 1},
+                            {"early_stopping", "never"}});
   EXPECT_TRUE(config.do_sample);
   EXPECT_EQ(config.temperature, 0.6);
   EXPECT_THAT(config.eos_token_id, ElementsAre(128001, 128008));
@@ -165,7 +200,9 @@ TEST(GenerationConfigFile, ReadsWhatItKnowsAndRefusesTheRest) {
   EXPECT_THAT(read({{"eos_token_id", 5}}).eos_token_id, ElementsAre(5));
   EXPECT_THAT(read({{"stop_strings", {"\n\n", "User:"}}}).stop_strings, ElementsAre("\n\n", "User:"));
   EXPECT_THAT(read({{"stop_strings", "END"}}).stop_strings, ElementsAre("END"));
-  const auto error = [&](const json& fields) { return support::message_of<accelerate::CheckpointError>([&] { read(fields); }); };
+  const auto error = [&](const json& fields) {
+    return support::message_of<accelerate::CheckpointError>([&] { read(fields); });
+  };
   EXPECT_THAT(error({{"no_repeat_ngram_size", 3}}), HasSubstr("no_repeat_ngram_size is 3, expected nothing"));
   EXPECT_THAT(error({{"top_p", 2.0}}), HasSubstr("top_p is 2"));
   EXPECT_THAT(error({{"stop_strings", {1, 2}}}), HasSubstr("a text or a list of texts"));
@@ -174,7 +211,8 @@ TEST(GenerationConfigFile, ReadsWhatItKnowsAndRefusesTheRest) {
   EXPECT_THAT(GenerationConfig::from_pretrained(folder).eos_token_id, ElementsAre(7));
 }
 
-// --- against the reference -----------------------------------------------------------------------------------------------------------
+// --- against the reference
+// -----------------------------------------------------------------------------------------------------------
 
 GenerationConfig config_of(const json& settings) {
   GenerationConfig config{.max_new_tokens = 12};
@@ -217,8 +255,12 @@ TEST(GenerateParity, GreedyAndBeamsOfLlamaGpt2AndT5) {
     const auto config = config_of(entry["settings"]);
     const auto result = entry["model"] == "llama"  ? generate(llama, ids, config, options)
                         : entry["model"] == "gpt2" ? generate(gpt2, ids, config, options)
-                                                   : generate(t5.encode(ids, options.attention_mask), torch::zeros({ids.size(0), 1}, at::kLong), config);
-    EXPECT_TRUE(result.sizes() == expected.sizes() && result.equal(expected)) << entry["model"] << entry["settings"] << (options.attention_mask.defined() ? " padded" : "") << "\n" << expected << "\n" << result;
+                                                   : generate(t5.encode(ids, options.attention_mask),
+                                                              torch::zeros({ids.size(0), 1}, at::kLong), config);
+    EXPECT_TRUE(result.sizes() == expected.sizes() && result.equal(expected))
+        << entry["model"] << entry["settings"] << (options.attention_mask.defined() ? " padded" : "") << "\n"
+        << expected << "\n"
+        << result;
   }
 }
 
@@ -240,8 +282,11 @@ TEST(GenerateParity, StopStrings) {
     config.max_new_tokens = 16;
     config.stop_strings = entry["settings"]["stop_strings"].get<std::vector<std::string>>();
     const auto expected = tensor_of(entry["result"]);
-    const auto result = generate(llama, ids, config, {.attention_mask = tensor_of(entry["attention_mask"]), .tokenizer = tokenizer});
-    EXPECT_TRUE(result.sizes() == expected.sizes() && result.equal(expected)) << entry["settings"] << "\n" << expected << "\n" << result;
+    const auto result =
+        generate(llama, ids, config, {.attention_mask = tensor_of(entry["attention_mask"]), .tokenizer = tokenizer});
+    EXPECT_TRUE(result.sizes() == expected.sizes() && result.equal(expected)) << entry["settings"] << "\n"
+                                                                              << expected << "\n"
+                                                                              << result;
     shorter += (expected.slice(1, 6) == 1).any().item<bool>() || expected.size(1) < 22;
   }
   EXPECT_GT(shorter, static_cast<int64_t>(all["cases"].size()) / 2) << "most of them stop something";
@@ -255,10 +300,13 @@ TEST(GenerateParity, ScoresAreProcessedAlike) {
   const auto expected = accelerate::load_safetensors(path);
   const auto scores = expected.at("scores"), ids = expected.at("ids");
   // The same operators in the same order; rounding of a softmax may differ between builds of LibTorch.
-  const auto same = [&](const torch::Tensor& found, const std::string& name) { return torch::allclose(found, expected.at(name), 1e-6, 0); };
+  const auto same = [&](const torch::Tensor& found, const std::string& name) {
+    return torch::allclose(found, expected.at(name), 1e-6, 0);
+  };
   EXPECT_TRUE(same(penalize_repetition(scores, ids, 1.4), "repetition"));
   for (const int64_t k : {1, 5, 100}) EXPECT_TRUE(same(keep_top_k(scores, k), "top_k." + std::to_string(k))) << k;
-  for (const auto& [p, name] : {std::pair{0.01, "top_p.0.01"}, {0.5, "top_p.0.5"}, {0.95, "top_p.0.95"}}) EXPECT_TRUE(same(keep_top_p(scores, p), name)) << p;
+  for (const auto& [p, name] : {std::pair{0.01, "top_p.0.01"}, {0.5, "top_p.0.5"}, {0.95, "top_p.0.95"}})
+    EXPECT_TRUE(same(keep_top_p(scores, p), name)) << p;
   GenerationConfig config{.do_sample = true, .temperature = 0.7, .top_k = 20, .top_p = 0.8, .repetition_penalty = 1.2};
   EXPECT_TRUE(same(process_scores(scores.clone(), ids, 0, config), "all"));
 }
@@ -269,15 +317,30 @@ TEST(GenerateParity, SmolLm2ContinuesTwentyPromptsAsTransformersDoes) {
   SKIP_WITHOUT_DATA();
   const auto path = *support::data_dir() / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf";
   const auto tokenizer = Tokenizer::from_pretrained(path);
-  std::vector<std::string> texts = {"The capital of France is", "Once upon a time", "def fibonacci(n):", "Water boils at", "The first ten prime numbers are", "In 1969,", "Dear Sir or Madam,", "A recipe for pancakes:\n1.",
-                                    "Q: What is gravity?\nA:", "import numpy as np\n", "Die Hauptstadt von Deutschland ist", "\u4f60\u597d", "E = mc", "To be or not to be,"};
-  for (const char* question : {"What is the capital of Italy?", "Write a haiku about rain.", "Translate 'cat' to French.", "2 + 2 = ?", "Who wrote Hamlet?", "List three colours."}) texts.push_back(tokenizer.apply_chat_template({{"user", question}}));
+  std::vector<std::string> texts = {"The capital of France is",
+                                    "Once upon a time",
+                                    "def fibonacci(n):",
+                                    "Water boils at",
+                                    "The first ten prime numbers are",
+                                    "In 1969,",
+                                    "Dear Sir or Madam,",
+                                    "A recipe for pancakes:\n1.",
+                                    "Q: What is gravity?\nA:",
+                                    "import numpy as np\n",
+                                    "Die Hauptstadt von Deutschland ist",
+                                    "\u4f60\u597d",
+                                    "E = mc",
+                                    "To be or not to be,"};
+  for (const char* question : {"What is the capital of Italy?", "Write a haiku about rain.",
+                               "Translate 'cat' to French.", "2 + 2 = ?", "Who wrote Hamlet?", "List three colours."})
+    texts.push_back(tokenizer.apply_chat_template({{"user", question}}));
   ASSERT_EQ(texts.size(), 20U);
   json prompts = json::array();
   for (const auto& text : texts) prompts.push_back(tokenizer.encode(text));
   std::ofstream(scratch("prompts.json")) << prompts.dump();
   const auto out = scratch("smollm2.safetensors");
-  const auto peer = support::run_python("tests/unit/generate_peer.py", {"gguf", path.string(), scratch("prompts.json").string(), out.string(), "24"});
+  const auto peer = support::run_python("tests/unit/generate_peer.py",
+                                        {"gguf", path.string(), scratch("prompts.json").string(), out.string(), "24"});
   ASSERT_EQ(peer.exit_code, 0) << peer.output;
   const auto expected = accelerate::load_safetensors(out);
 
@@ -289,11 +352,17 @@ TEST(GenerateParity, SmolLm2ContinuesTwentyPromptsAsTransformersDoes) {
   EXPECT_THAT(config.eos_token_id, ElementsAre(2));
   config.max_new_tokens = 24;
   const torch::NoGradGuard no_grad;
-  // Logits are of the order of 10, so 1e-4 is a relative 1e-5: sums over 576 to 1536 products in 30 layers in another order.
-  EXPECT_LT((model(torch::tensor(prompts[0].get<std::vector<int64_t>>()).unsqueeze(0)) - expected.at("logits")).abs().max().item<double>(), 1e-4);
+  // Logits are of the order of 10, so 1e-4 is a relative 1e-5: sums over 576 to 1536 products in 30 layers in another
+  // order.
+  EXPECT_LT((model(torch::tensor(prompts[0].get<std::vector<int64_t>>()).unsqueeze(0)) - expected.at("logits"))
+                .abs()
+                .max()
+                .item<double>(),
+            1e-4);
   for (size_t i = 0; i < texts.size(); ++i) {
     const auto result = generate(model, torch::tensor(prompts[i].get<std::vector<int64_t>>()).unsqueeze(0), config);
-    EXPECT_EQ(row(result, 0), row(expected.at("ids." + std::to_string(i)), 0)) << texts[i] << "\n" << tokenizer.decode(row(result, 0));
+    EXPECT_EQ(row(result, 0), row(expected.at("ids." + std::to_string(i)), 0)) << texts[i] << "\n"
+                                                                               << tokenizer.decode(row(result, 0));
   }
 }
 

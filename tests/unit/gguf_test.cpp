@@ -5,13 +5,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/gguf.hpp"
-#include "accelerate/models/auto_model.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/models/auto_model.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
@@ -30,8 +30,7 @@ fs::path scratch(const std::string& name) { return fs::path(support::scratch_dir
 /// A file built up by hand.
 struct Writer {
   std::string bytes;
-  template <class T>
-  Writer& number(T value) {
+  template <class T> Writer& number(T value) {
     bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
     return *this;
   }
@@ -39,7 +38,9 @@ struct Writer {
     number<uint64_t>(value.size()).bytes += value;
     return *this;
   }
-  Writer& head(uint64_t tensors, uint64_t values, uint32_t version = 3) { return number<uint32_t>(0x46554747).number(version).number(tensors).number(values); }
+  Writer& head(uint64_t tensors, uint64_t values, uint32_t version = 3) {
+    return number<uint32_t>(0x46554747).number(version).number(tensors).number(values);
+  }
   Writer& tensor(const std::string& name, const std::vector<uint64_t>& sizes, uint32_t encoding, uint64_t offset) {
     text(name).number<uint32_t>(static_cast<uint32_t>(sizes.size()));
     for (const auto size : sizes) number(size);
@@ -55,7 +56,16 @@ constexpr uint32_t kF32 = 0, kQ8 = 8, kU32 = 4, kText = 8, kArray = 9;
 
 Writer small() {
   Writer file;
-  file.head(2, 2).text("general.name").number(kText).text("small").text("list").number(kArray).number(kText).number<uint64_t>(2).text("a").text("bc");
+  file.head(2, 2)
+      .text("general.name")
+      .number(kText)
+      .text("small")
+      .text("list")
+      .number(kArray)
+      .number(kText)
+      .number<uint64_t>(2)
+      .text("a")
+      .text("bc");
   return file.tensor("v", {3}, kF32, 0).tensor("m", {64, 2}, kQ8, 32).data(32 + 4 * 34);
 }
 
@@ -75,7 +85,9 @@ torch::Tensor decoded(const GgufFile& file, const std::string& name, at::ScalarT
 }
 
 /// NaN equals NaN.
-bool same_bits(const torch::Tensor& a, const torch::Tensor& b) { return a.sizes() == b.sizes() && torch::allclose(a, b, 0, 0, true) && a.signbit().equal(b.signbit()); }
+bool same_bits(const torch::Tensor& a, const torch::Tensor& b) {
+  return a.sizes() == b.sizes() && torch::allclose(a, b, 0, 0, true) && a.signbit().equal(b.signbit());
+}
 
 TEST(Gguf, ReadsNamesShapesAndParts) {
   const GgufFile file(save("small.gguf", small().bytes));
@@ -89,10 +101,14 @@ TEST(Gguf, ReadsNamesShapesAndParts) {
   auto row = torch::empty({64});
   file.read("m", row, 1);
   EXPECT_TRUE(row.equal(whole[1]));
-  for (const auto dtype : {at::kHalf, at::kBFloat16, at::kDouble}) EXPECT_TRUE(decoded(file, "m", dtype).equal(whole.to(dtype))) << dtype;
-  for (const auto& bad : {torch::empty({63}), torch::empty({64}, at::kLong), torch::empty({3, 64}), torch::empty({64, 2}).t()}) EXPECT_THROW(file.read("m", bad), accelerate::ShapeError) << bad.sizes();
+  for (const auto dtype : {at::kHalf, at::kBFloat16, at::kDouble})
+    EXPECT_TRUE(decoded(file, "m", dtype).equal(whole.to(dtype))) << dtype;
+  for (const auto& bad :
+       {torch::empty({63}), torch::empty({64}, at::kLong), torch::empty({3, 64}), torch::empty({64, 2}).t()})
+    EXPECT_THROW(file.read("m", bad), accelerate::ShapeError) << bad.sizes();
   EXPECT_THROW(file.read("m", row, 2), accelerate::ShapeError);
-  EXPECT_THAT(support::message_of<CheckpointError>([&] { file.info("w"); }), HasSubstr("no tensor 'w'; it has 2 others"));
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { file.info("w"); }),
+              HasSubstr("no tensor 'w'; it has 2 others"));
   EXPECT_THAT(support::message_of<CheckpointError>([&] { file.config_json(); }), HasSubstr("names no architecture"));
 }
 
@@ -107,16 +123,29 @@ TEST(Gguf, SaysWhatIsWrongWithAFile) {
   EXPECT_THAT(error_of(Writer().number<uint32_t>(1).data(64)), HasSubstr("does not begin with GGUF"));
   EXPECT_THAT(error_of(Writer().head(1ULL << 60, 0)), HasSubstr("has room for fewer"));
   EXPECT_THAT(error_of(Writer().head(0, 1).text("k").number<uint32_t>(99).data(64)), HasSubstr("value of type 99"));
-  EXPECT_THAT(error_of(Writer().head(0, 2).text("k").number(kU32).number<uint32_t>(1).text("k").number(kU32).number<uint32_t>(1)), HasSubstr("'k' occurs twice"));
-  EXPECT_THAT(error_of(Writer().head(0, 1).text("k").number(kArray).number(kText).number<uint64_t>(1ULL << 61).data(64)), HasSubstr("values in an array"));
-  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {4}, 77, 0).data(64)), AllOf(HasSubstr("'t'"), HasSubstr("encoding number 77")));
-  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {33}, kQ8, 0).data(640)), HasSubstr("rows of 33 elements, but Q8_0 stores blocks of 32"));
-  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {1ULL << 40, 1ULL << 40}, kF32, 0).data(64)), HasSubstr("more elements than there are numbers"));
-  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {1ULL << 62}, kF32, 0).data(64)), HasSubstr("more bytes than there are numbers"));
-  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {4}, kF32, 8).data(64)), HasSubstr("multiple of the alignment 32"));
-  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {17}, kF32, 0).data(64)), AllOf(HasSubstr("takes 68 bytes"), HasSubstr("truncated")));
-  EXPECT_THAT(error_of(Writer().head(2, 0).tensor("t", {4}, kF32, 0).tensor("t", {4}, kF32, 0).data(64)), HasSubstr("two tensors of the name 't'"));
-  EXPECT_THAT(error_of(Writer().head(0, 1).text("general.alignment").number(kU32).number<uint32_t>(0)), HasSubstr("expected a power of two"));
+  EXPECT_THAT(
+      error_of(
+          Writer().head(0, 2).text("k").number(kU32).number<uint32_t>(1).text("k").number(kU32).number<uint32_t>(1)),
+      HasSubstr("'k' occurs twice"));
+  EXPECT_THAT(
+      error_of(Writer().head(0, 1).text("k").number(kArray).number(kText).number<uint64_t>(1ULL << 61).data(64)),
+      HasSubstr("values in an array"));
+  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {4}, 77, 0).data(64)),
+              AllOf(HasSubstr("'t'"), HasSubstr("encoding number 77")));
+  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {33}, kQ8, 0).data(640)),
+              HasSubstr("rows of 33 elements, but Q8_0 stores blocks of 32"));
+  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {1ULL << 40, 1ULL << 40}, kF32, 0).data(64)),
+              HasSubstr("more elements than there are numbers"));
+  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {1ULL << 62}, kF32, 0).data(64)),
+              HasSubstr("more bytes than there are numbers"));
+  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {4}, kF32, 8).data(64)),
+              HasSubstr("multiple of the alignment 32"));
+  EXPECT_THAT(error_of(Writer().head(1, 0).tensor("t", {17}, kF32, 0).data(64)),
+              AllOf(HasSubstr("takes 68 bytes"), HasSubstr("truncated")));
+  EXPECT_THAT(error_of(Writer().head(2, 0).tensor("t", {4}, kF32, 0).tensor("t", {4}, kF32, 0).data(64)),
+              HasSubstr("two tensors of the name 't'"));
+  EXPECT_THAT(error_of(Writer().head(0, 1).text("general.alignment").number(kU32).number<uint32_t>(0)),
+              HasSubstr("expected a power of two"));
 }
 
 TEST(Gguf, NoiseIsAnErrorOrAFileButNothingElse) {
@@ -151,10 +180,13 @@ TEST(Gguf, DecodesWhatThePythonPackageDecodes) {
     file.read(name, row, 2);
     EXPECT_TRUE(same_bits(row, value.view({-1, value.size(-1)})[2])) << name;
   }
-  EXPECT_THAT(support::message_of<CheckpointError>([&] { decoded(file, "IQ4_NL"); }), AllOf(HasSubstr("stored as IQ4_NL"), HasSubstr("llama-quantize")));
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { decoded(file, "IQ4_NL"); }),
+              AllOf(HasSubstr("stored as IQ4_NL"), HasSubstr("llama-quantize")));
 
   const auto& metadata = file.metadata();
-  const std::map<std::string, int64_t> integers = {{"u8", 200}, {"i8", -100}, {"u16", 60000}, {"i16", -30000}, {"u32", 4000000000}, {"i32", -2000000000}, {"u64", 1LL << 60}, {"i64", -(1LL << 60)}};
+  const std::map<std::string, int64_t> integers = {{"u8", 200},        {"i8", -100},         {"u16", 60000},
+                                                   {"i16", -30000},    {"u32", 4000000000},  {"i32", -2000000000},
+                                                   {"u64", 1LL << 60}, {"i64", -(1LL << 60)}};
   for (const auto& [key, value] : integers) EXPECT_EQ(metadata.integer("kind." + key), value) << key;
   EXPECT_EQ(metadata.number("kind.f32"), 0.5);
   EXPECT_EQ(metadata.number("kind.f64"), 0.1);

@@ -3,9 +3,9 @@
 
 #include <tuple>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/optim.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
 
 namespace accelerate {
@@ -126,7 +126,8 @@ TEST_F(GradScalerTest, StateRoundTrips) {
     saved.step(sgd), saved.update();
   }
   const auto state = saved.state_dict().toGenericDict();
-  for (const char* key : {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}) EXPECT_TRUE(state.contains(key)) << key;
+  for (const char* key : {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"})
+    EXPECT_TRUE(state.contains(key)) << key;
   GradScaler loaded;
   loaded.load_state_dict(state);
   EXPECT_EQ(loaded.get_scale(), 512);
@@ -151,10 +152,13 @@ TEST_F(GradScalerTest, StateRoundTrips) {
 TEST_F(GradScalerTest, OptimizerTellsThatItsStepWasSkippedAndTheScheduleWaits) {
   for (const bool fused : {true, false}) {
     const auto scaler = std::make_shared<GradScaler>(GradScalerKwargs{.init_scale = 1024});
-    const AcceleratedOptimizer optimizer(std::make_shared<torch::optim::AdamW>(std::vector<at::Tensor>{weight}, torch::optim::AdamWOptions(0.1)), true, scaler,
-                                         {.fused = fused});
-    const AcceleratedScheduler schedule(lambda_lr(optimizer, [](int64_t n) { return 1.0 - 0.1 * static_cast<double>(n); }), {optimizer});
-    const AcceleratedScheduler independent(lambda_lr(optimizer, [](int64_t) { return 1.0; }), {optimizer}, /*step_with_optimizer=*/false);
+    const AcceleratedOptimizer optimizer(
+        std::make_shared<torch::optim::AdamW>(std::vector<at::Tensor>{weight}, torch::optim::AdamWOptions(0.1)), true,
+        scaler, {.fused = fused});
+    const AcceleratedScheduler schedule(
+        lambda_lr(optimizer, [](int64_t n) { return 1.0 - 0.1 * static_cast<double>(n); }), {optimizer});
+    const AcceleratedScheduler independent(lambda_lr(optimizer, [](int64_t) { return 1.0; }), {optimizer},
+                                           /*step_with_optimizer=*/false);
     const auto before = weight.detach().clone();
     backward(*scaler, kInf);
     optimizer.step(), schedule.step(), independent.step(), optimizer.zero_grad();
@@ -189,13 +193,15 @@ TEST_F(GradScalerTest, FusedKernelUnscalesAsThePlainWayDoes) {
     }
     return p.detach();
   };
-  for (const bool clip : {false, true}) EXPECT_TRUE(torch::allclose(run(true, clip), run(false, clip), 1e-6, 1e-7)) << clip;
+  for (const bool clip : {false, true})
+    EXPECT_TRUE(torch::allclose(run(true, clip), run(false, clip), 1e-6, 1e-7)) << clip;
 }
 
 TEST_F(GradScalerTest, FusedTrainsTrueHalfPrecision) {
   const auto half = torch::ones(5, at::TensorOptions(at::kHalf).requires_grad(true));
   const auto scaler = std::make_shared<GradScaler>(GradScalerKwargs{.init_scale = 1024});
-  const AcceleratedOptimizer optimizer(torch::optim::SGD(std::vector<at::Tensor>{half}, torch::optim::SGDOptions(0.5)), true, scaler, {.fused = true});
+  const AcceleratedOptimizer optimizer(torch::optim::SGD(std::vector<at::Tensor>{half}, torch::optim::SGDOptions(0.5)),
+                                       true, scaler, {.fused = true});
   scaler->scale((half.to(at::kFloat) * 0.25).sum()).backward();
   optimizer.step();
   EXPECT_EQ(half[0].item<float>(), 0.875F);

@@ -1,4 +1,5 @@
-// Files as torch.save and TorchScript could have written them, made so that few bytes describe endlessly much or the impossible. Needs no LibTorch.
+// Files as torch.save and TorchScript could have written them, made so that few bytes describe endlessly much or the
+// impossible. Needs no LibTorch.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,14 +34,16 @@ std::string tuple(const std::vector<int64_t>& numbers) {
   return "(" + items + "t";
 }
 std::string tensor(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t first = 0) {
-  return "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + "ctorch\nFloatStorage\n" + text("0") + text("cpu") + integer(4) + "tQ" + integer(first) + tuple(sizes) + tuple(strides) + "\x89" +
+  return "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + "ctorch\nFloatStorage\n" + text("0") +
+         text("cpu") + integer(4) + "tQ" + integer(first) + tuple(sizes) + tuple(strides) + "\x89" +
          "ccollections\nOrderedDict\n)RtR";
 }
 /// A module with these attributes: names and values.
 std::string module(const std::string& attributes) { return "c__torch__\nM\n)\x81}(" + attributes + "ub"; }
 
 std::filesystem::path save(const std::string& pickle, bool script) {
-  std::vector<std::pair<std::string, std::string>> records = {{"m/data.pkl", "\x80\x02" + pickle + "."}, {"m/data/0", std::string(16, '\0')}};
+  std::vector<std::pair<std::string, std::string>> records = {{"m/data.pkl", "\x80\x02" + pickle + "."},
+                                                              {"m/data/0", std::string(16, '\0')}};
   if (script) records.emplace_back("m/code/m.py", "");
   auto path = std::filesystem::path(support::scratch_dir()) / "hostile.pt";
   std::ofstream(path, std::ios::binary) << support::stored_zip(records);
@@ -48,14 +51,21 @@ std::filesystem::path save(const std::string& pickle, bool script) {
 }
 
 accelerate::ModelDescription script(const std::string& root) { return find_model(save(root, true).string()); }
-std::string script_error(const std::string& root) { return support::message_of<accelerate::CheckpointError>([&] { script(root); }); }
-accelerate::ModelDescription tensors(const std::string& items) { return find_model(save("}(" + items + "u", false).string()); }
-std::string tensors_error(const std::string& items) { return support::message_of<accelerate::CheckpointError>([&] { tensors(items); }); }
+std::string script_error(const std::string& root) {
+  return support::message_of<accelerate::CheckpointError>([&] { script(root); });
+}
+accelerate::ModelDescription tensors(const std::string& items) {
+  return find_model(save("}(" + items + "u", false).string());
+}
+std::string tensors_error(const std::string& items) {
+  return support::message_of<accelerate::CheckpointError>([&] { tensors(items); });
+}
 
 /// Modules of which each has the next one under two names.
 std::string doubling(uint32_t levels) {
   std::string pickle = module(text("w") + tensor({2}, {1})) + put(0);
-  for (uint32_t level = 1; level <= levels; ++level) pickle += "0" + module(text("a") + get(level - 1) + text("b") + get(level - 1)) + put(level);
+  for (uint32_t level = 1; level <= levels; ++level)
+    pickle += "0" + module(text("a") + get(level - 1) + text("b") + get(level - 1)) + put(level);
   return pickle;
 }
 
@@ -66,11 +76,13 @@ TEST(HostileTorchFile, SharedModulesHaveANameForEachPlaceUpToALimit) {
   ASSERT_EQ(tied.size(), 1u);
   EXPECT_EQ(tied[0].size(), 16u);
   EXPECT_EQ(tied[0].front(), "a.a.a.a.w");
-  EXPECT_THAT(script_error(doubling(60)), AllOf(HasSubstr("hostile.pt"), HasSubstr("describes more than 1000000 modules and tensors")));
+  EXPECT_THAT(script_error(doubling(60)),
+              AllOf(HasSubstr("hostile.pt"), HasSubstr("describes more than 1000000 modules and tensors")));
 }
 
 TEST(HostileTorchFile, ModulesInCirclesAndInTheDepthAreErrors) {
-  EXPECT_THAT(script_error("c__torch__\nM\n)\x81" + put(0) + "}(" + text("self") + get(0) + "ub"), HasSubstr("nested deeper than 100 levels"));
+  EXPECT_THAT(script_error("c__torch__\nM\n)\x81" + put(0) + "}(" + text("self") + get(0) + "ub"),
+              HasSubstr("nested deeper than 100 levels"));
   std::string begin, end;
   for (int i = 0; i < 100'000; ++i) begin += "c__torch__\nM\n)\x81}(" + text("a"), end += "ub";
   EXPECT_THAT(script_error(begin + "N" + end), HasSubstr("nested deeper than 100 levels"));
@@ -103,12 +115,17 @@ TEST(HostileTorchFile, ImpossibleTensorsAreErrors) {
   constexpr int64_t kLarge = int64_t{1} << 62;
   EXPECT_EQ(tensors(text("w") + tensor({2, 2}, {2, 1})).tree.numel(), 4);
   EXPECT_EQ(tensors(text("w") + tensor({0, 5}, {5, 1}, 7)).tree.numel(), 0);
-  EXPECT_EQ(tensors(text("w") + tensor({1 << 20, 4}, {0, 1})).tree.numel(), 4 << 20) << "an expanded tensor is described as PyTorch does it";
-  for (const auto& impossible : {tensor({kLarge, 4}, {0, 1}), tensor({3}, {kLarge}), tensor({2}, {kLarge}, kLarge), tensor({2, 2}, {1}), tensor({2}, {1}, -1)})
+  EXPECT_EQ(tensors(text("w") + tensor({1 << 20, 4}, {0, 1})).tree.numel(), 4 << 20)
+      << "an expanded tensor is described as PyTorch does it";
+  for (const auto& impossible : {tensor({kLarge, 4}, {0, 1}), tensor({3}, {kLarge}), tensor({2}, {kLarge}, kLarge),
+                                 tensor({2, 2}, {1}), tensor({2}, {1}, -1)})
     EXPECT_THAT(tensors_error(text("w") + impossible), HasSubstr("which don't fit together"));
-  EXPECT_THAT(tensors_error(text("w") + tensor({-2}, {1})), HasSubstr("the size of a tensor has the negative entry -2"));
-  EXPECT_THAT(tensors_error(text("w") + tensor({2}, {-1})), HasSubstr("the stride of a tensor has the negative entry -1"));
-  EXPECT_THAT(tensors_error(text("w") + tensor(std::vector<int64_t>(65, 1), std::vector<int64_t>(65, 1))), HasSubstr("the size of a tensor has 65 entries, expected at most 64"));
+  EXPECT_THAT(tensors_error(text("w") + tensor({-2}, {1})),
+              HasSubstr("the size of a tensor has the negative entry -2"));
+  EXPECT_THAT(tensors_error(text("w") + tensor({2}, {-1})),
+              HasSubstr("the stride of a tensor has the negative entry -1"));
+  EXPECT_THAT(tensors_error(text("w") + tensor(std::vector<int64_t>(65, 1), std::vector<int64_t>(65, 1))),
+              HasSubstr("the size of a tensor has 65 entries, expected at most 64"));
 }
 
 }  // namespace

@@ -15,8 +15,8 @@
 #include <thread>
 
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/launch.hpp"
+#include "accelerate/utils/error.hpp"
 #include "launch/affinity.hpp"
 #include "launch/environment.hpp"
 #include "launch/job.hpp"
@@ -35,8 +35,7 @@ using nlohmann::json;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-template <class Function>
-std::string message_of(Function function) {
+template <class Function> std::string message_of(Function function) {
   try {
     function();
   } catch (const Error& error) {
@@ -49,23 +48,40 @@ std::string message_of(Function function) {
 
 TEST(LaunchEnvironment, RanksOfTwoMachines) {
   const Host host{.physical_cores = 8, .environment = {}};
-  const Job job = make_job({.command = {"x"}, .num_processes = 6, .num_machines = 2, .machine_rank = 1, .main_process_ip = "10.0.0.1", .main_process_port = 1234}, host);
+  const Job job = make_job({.command = {"x"},
+                            .num_processes = 6,
+                            .num_machines = 2,
+                            .machine_rank = 1,
+                            .main_process_ip = "10.0.0.1",
+                            .main_process_port = 1234},
+                           host);
   const auto env = build_environment(job, host, 2);
-  const std::map<std::string, std::string> expected{{"RANK", "5"},        {"LOCAL_RANK", "2"},  {"WORLD_SIZE", "6"},      {"LOCAL_WORLD_SIZE", "3"},
-                                                    {"GROUP_RANK", "1"},  {"ROLE_RANK", "5"},   {"GROUP_WORLD_SIZE", "2"}, {"MASTER_ADDR", "10.0.0.1"},
-                                                    {"MASTER_PORT", "1234"}, {"TORCHELASTIC_USE_AGENT_STORE", "False"}};
+  const std::map<std::string, std::string> expected{{"RANK", "5"},
+                                                    {"LOCAL_RANK", "2"},
+                                                    {"WORLD_SIZE", "6"},
+                                                    {"LOCAL_WORLD_SIZE", "3"},
+                                                    {"GROUP_RANK", "1"},
+                                                    {"ROLE_RANK", "5"},
+                                                    {"GROUP_WORLD_SIZE", "2"},
+                                                    {"MASTER_ADDR", "10.0.0.1"},
+                                                    {"MASTER_PORT", "1234"},
+                                                    {"TORCHELASTIC_USE_AGENT_STORE", "False"}};
   for (const auto& [name, value] : expected) EXPECT_EQ(env.at(name), value) << name;
 }
 
 /// What srun set on two machines of Slurm 22.05: `srun -N 2 -n 4`, the second machine's only task.
 std::map<std::string, std::string> slurm_task() {
-  return {{"SLURM_GTIDS", "3"},         {"SLURM_JOB_ID", "2"},           {"SLURM_LOCALID", "0"},          {"SLURM_NNODES", "2"},           {"SLURM_NODEID", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "3"},
-          {"SLURM_STEP_ID", "0"},       {"SLURM_STEP_NODELIST", "n[1-2]"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_STEP_TASKS_PER_NODE", "3,1"}};
+  return {{"SLURM_GTIDS", "3"},          {"SLURM_JOB_ID", "2"},         {"SLURM_LOCALID", "0"},
+          {"SLURM_NNODES", "2"},         {"SLURM_NODEID", "1"},         {"SLURM_NTASKS", "4"},
+          {"SLURM_PROCID", "3"},         {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NODELIST", "n[1-2]"},
+          {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NUM_TASKS", "4"}, {"SLURM_STEP_TASKS_PER_NODE", "3,1"}};
 }
 
 TEST(Slurm, TasksOfAStep) {
   auto variables = slurm_task();
-  const auto look = [&](const char* name) { return variables.contains(name) ? std::optional(variables[name]) : std::nullopt; };
+  const auto look = [&](const char* name) {
+    return variables.contains(name) ? std::optional(variables[name]) : std::nullopt;
+  };
   auto task = slurm::this_task(look);
   ASSERT_TRUE(task);
   EXPECT_EQ(std::tuple(task->rank, task->world_size, task->local_rank, task->local_world_size), std::tuple(3, 4, 0, 1));
@@ -82,7 +98,14 @@ TEST(Slurm, TasksOfAStep) {
 }
 
 TEST(Slurm, FirstMachineOfAList) {
-  const std::pair<const char*, const char*> lists[] = {{"n1", "n1"}, {"n[1-2]", "n1"}, {"a-[001-003,7],b", "a-001"}, {"rack[3,5]n[07-09]-ib", "rack3n07-ib"}, {"b,a[1-2]", "b"}, {"n[12]", "n12"}, {"", ""}, {"n[", "n"}};
+  const std::pair<const char*, const char*> lists[] = {{"n1", "n1"},
+                                                       {"n[1-2]", "n1"},
+                                                       {"a-[001-003,7],b", "a-001"},
+                                                       {"rack[3,5]n[07-09]-ib", "rack3n07-ib"},
+                                                       {"b,a[1-2]", "b"},
+                                                       {"n[12]", "n12"},
+                                                       {"", ""},
+                                                       {"n[", "n"}};
   for (const auto& [list, first] : lists) EXPECT_EQ(slurm::first_machine(list), first) << list;
 }
 
@@ -90,11 +113,15 @@ TEST(Slurm, LaunchersOfAStepAreItsMachines) {
   Host host{.physical_cores = 8, .environment = slurm_task()};
   const LaunchOptions options{.command = {"x"}, .num_processes = 8};
   const Job job = make_job(options, host);
-  EXPECT_EQ(std::tuple(job.num_machines, job.machine_rank, job.local_world_size, job.main_ip, job.main_port), std::tuple(4, 3, 2, "n1", 15030));
+  EXPECT_EQ(std::tuple(job.num_machines, job.machine_rank, job.local_world_size, job.main_ip, job.main_port),
+            std::tuple(4, 3, 2, "n1", 15030));
   EXPECT_THAT(job.settings.remarks(), ElementsAre("Slurm's step 2.0: machine 3 of 4, meeting at n1:15030"));
   EXPECT_EQ(make_job({.command = {"x"}}, host).world_size, 4);
   // Flags win, also over the choice to be one job.
-  EXPECT_EQ(make_job({.command = {"x"}, .num_processes = 8, .main_process_ip = "10.0.0.1", .main_process_port = 77}, host).main_ip, "10.0.0.1");
+  EXPECT_EQ(
+      make_job({.command = {"x"}, .num_processes = 8, .main_process_ip = "10.0.0.1", .main_process_port = 77}, host)
+          .main_ip,
+      "10.0.0.1");
   const Job alone = make_job({.command = {"x"}, .num_machines = 1}, host);
   EXPECT_EQ(alone.num_machines, 1);
   EXPECT_EQ(build_environment(alone, host, 0).at("WORLD_SIZE"), "1");  // or the program would wait for the other tasks
@@ -122,11 +149,27 @@ TEST(LaunchOptions, ContradictionsAreNamed) {
   EXPECT_THAT(error({}), HasSubstr("no program was given"));
   EXPECT_THAT(error({.command = {"x"}, .module = true, .no_python = true}), HasSubstr("contradict"));
   EXPECT_THAT(error({.command = {"x"}, .num_processes = 0}), HasSubstr("at least 1 process"));
-  EXPECT_THAT(error({.command = {"x"}, .num_processes = 4, .num_machines = 2}), HasSubstr("--machine_rank must be given"));
-  EXPECT_THAT(error({.command = {"x"}, .num_processes = 4, .num_machines = 2, .machine_rank = 0}), HasSubstr("--main_process_ip must be given"));
-  EXPECT_THAT(error({.command = {"x"}, .num_processes = 4, .num_machines = 2, .machine_rank = 0, .main_process_ip = "h"}), HasSubstr("--main_process_port must be given"));
-  EXPECT_THAT(error({.command = {"x"}, .num_processes = 5, .num_machines = 2, .machine_rank = 0, .main_process_ip = "h", .main_process_port = 1}), HasSubstr("multiple of 2"));
-  EXPECT_THAT(error({.command = {"x"}, .num_processes = 4, .num_machines = 2, .machine_rank = 2, .main_process_ip = "h", .main_process_port = 1}), HasSubstr("expected 0 to 1"));
+  EXPECT_THAT(error({.command = {"x"}, .num_processes = 4, .num_machines = 2}),
+              HasSubstr("--machine_rank must be given"));
+  EXPECT_THAT(error({.command = {"x"}, .num_processes = 4, .num_machines = 2, .machine_rank = 0}),
+              HasSubstr("--main_process_ip must be given"));
+  EXPECT_THAT(
+      error({.command = {"x"}, .num_processes = 4, .num_machines = 2, .machine_rank = 0, .main_process_ip = "h"}),
+      HasSubstr("--main_process_port must be given"));
+  EXPECT_THAT(error({.command = {"x"},
+                     .num_processes = 5,
+                     .num_machines = 2,
+                     .machine_rank = 0,
+                     .main_process_ip = "h",
+                     .main_process_port = 1}),
+              HasSubstr("multiple of 2"));
+  EXPECT_THAT(error({.command = {"x"},
+                     .num_processes = 4,
+                     .num_machines = 2,
+                     .machine_rank = 2,
+                     .main_process_ip = "h",
+                     .main_process_port = 1}),
+              HasSubstr("expected 0 to 1"));
   EXPECT_THAT(error({.command = {"x"}, .mixed_precision = "bf17"}), HasSubstr("Did you mean 'bf16'?"));
   EXPECT_THAT(error({.command = {"x"}, .main_process_port = 70000}), HasSubstr("70000"));
   EXPECT_THAT(error({.command = {"x"}, .tee = "4"}), HasSubstr("--tee"));
@@ -138,10 +181,14 @@ TEST(LaunchFunction, RunsCopiesWithTheirRanks) {
   const std::string folder = support::scratch_dir();
   const auto name = [&](int64_t rank) { return folder + "/function_" + std::to_string(rank); };
   int changed = 0;
-  notebook_launcher([&] {
-    changed = 1;  // in the copy
-    std::ofstream(folder + "/function_" + std::getenv("RANK")) << std::getenv("LOCAL_RANK") << " of " << std::getenv("WORLD_SIZE") << " " << std::getenv("ACCELERATE_MIXED_PRECISION");
-  }, {.num_processes = 3, .mixed_precision = "bf16"});
+  notebook_launcher(
+      [&] {
+        changed = 1;  // in the copy
+        std::ofstream(folder + "/function_" + std::getenv("RANK"))
+            << std::getenv("LOCAL_RANK") << " of " << std::getenv("WORLD_SIZE") << " "
+            << std::getenv("ACCELERATE_MIXED_PRECISION");
+      },
+      {.num_processes = 3, .mixed_precision = "bf16"});
   EXPECT_EQ(changed, 0);
   for (int64_t rank = 0; rank < 3; ++rank) {
     std::string text;
@@ -158,14 +205,17 @@ TEST(LaunchFunction, RunsCopiesWithTheirRanks) {
 TEST(LaunchFunction, FirstFailureIsNamedAndTheOthersAreKilled) {
   const auto start = std::chrono::steady_clock::now();
   const auto message = message_of([] {
-    launch_function([] {
-      if (std::string(std::getenv("RANK")) == "1") throw ConfigError("boom");
-      ::sleep(60);
-    }, {.num_processes = 3});
+    launch_function(
+        [] {
+          if (std::string(std::getenv("RANK")) == "1") throw ConfigError("boom");
+          ::sleep(60);
+        },
+        {.num_processes = 3});
   });
   EXPECT_THAT(message, HasSubstr("rank 1 of 3 failed: boom"));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
-  EXPECT_THAT(message_of([] { launch_function([] { ::raise(SIGKILL); }, {.num_processes = 1}); }), HasSubstr("was killed by SIGKILL"));
+  EXPECT_THAT(message_of([] { launch_function([] { ::raise(SIGKILL); }, {.num_processes = 1}); }),
+              HasSubstr("was killed by SIGKILL"));
 }
 
 TEST(LaunchFunction, Restarts) {
@@ -174,12 +224,15 @@ TEST(LaunchFunction, Restarts) {
     std::ifstream in(file);
     return std::string(std::istreambuf_iterator<char>(in), {}).size();
   };
-  launch_function([&] {
-    std::ofstream(file, std::ios::app) << 'x';
-    if (count() < 3) ::_exit(9);
-  }, {.num_processes = 1, .max_restarts = 5});
+  launch_function(
+      [&] {
+        std::ofstream(file, std::ios::app) << 'x';
+        if (count() < 3) ::_exit(9);
+      },
+      {.num_processes = 1, .max_restarts = 5});
   EXPECT_EQ(count(), 3u);
-  EXPECT_THAT(message_of([] { launch_function([] { ::_exit(9); }, {.num_processes = 1, .max_restarts = 1}); }), HasSubstr("exit code 9 (after 1 restarts)"));
+  EXPECT_THAT(message_of([] { launch_function([] { ::_exit(9); }, {.num_processes = 1, .max_restarts = 1}); }),
+              HasSubstr("exit code 9 (after 1 restarts)"));
 }
 
 TEST(LaunchFunction, TwoMachinesWithRestarts) {
@@ -188,14 +241,23 @@ TEST(LaunchFunction, TwoMachinesWithRestarts) {
   for (int64_t machine = 0; machine < 2; ++machine) {
     machines.push_back(::fork());
     if (machines.back() != 0) continue;
-    launch_function([&] {
-      std::ofstream(folder + std::getenv("RANK"), std::ios::app) << std::getenv("LOCAL_RANK") << '/' << std::getenv("WORLD_SIZE") << ' ' << std::getenv("NODE_RANK") << ' ' << std::getenv("MASTER_ADDR") << ':' << std::getenv("MASTER_PORT")
-                                                                 << ' ' << std::getenv("TORCHELASTIC_RESTART_COUNT") << std::endl;
-      if (std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0") {
-        ::usleep(200000);  // until all have written
-        ::_exit(1);
-      }
-    }, {.num_processes = 2, .num_nodes = 2, .node_rank = machine, .master_addr = "localhost", .use_port = 29555, .max_restarts = 1});
+    launch_function(
+        [&] {
+          std::ofstream(folder + std::getenv("RANK"), std::ios::app)
+              << std::getenv("LOCAL_RANK") << '/' << std::getenv("WORLD_SIZE") << ' ' << std::getenv("NODE_RANK") << ' '
+              << std::getenv("MASTER_ADDR") << ':' << std::getenv("MASTER_PORT") << ' '
+              << std::getenv("TORCHELASTIC_RESTART_COUNT") << std::endl;
+          if (std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0") {
+            ::usleep(200000);  // until all have written
+            ::_exit(1);
+          }
+        },
+        {.num_processes = 2,
+         .num_nodes = 2,
+         .node_rank = machine,
+         .master_addr = "localhost",
+         .use_port = 29555,
+         .max_restarts = 1});
     ::_exit(0);
   }
   for (const pid_t pid : machines) {
@@ -211,7 +273,9 @@ TEST(LaunchFunction, TwoMachinesWithRestarts) {
 }
 
 TEST(LaunchFunction, ImpossibleOptions) {
-  const auto error = [](const FunctionLaunchOptions& options) { return message_of([&] { launch_function([] {}, options); }); };
+  const auto error = [](const FunctionLaunchOptions& options) {
+    return message_of([&] { launch_function([] {}, options); });
+  };
   EXPECT_THAT(error({.num_processes = 0}), HasSubstr("at least 1"));
   EXPECT_THAT(error({.num_nodes = 2}), HasSubstr("need master_addr and use_port"));
   EXPECT_THAT(error({.num_nodes = 2, .node_rank = 2}), HasSubstr("expected 0 to num_nodes - 1"));
@@ -250,8 +314,9 @@ TEST(Affinity, EqualSharesOfTheGpusNodeOrOfAllCores) {
   const Topology cpus{.nodes = {{0, {{0, 4}, {1, 5}}}, {1, {{2, 6}, {3, 7}}}}, .gpu_nodes = {}};
   EXPECT_THAT(cores_of(cpus, {}, 0, 2), ElementsAre(0, 4, 1, 5));
   EXPECT_THAT(cores_of(cpus, {}, 1, 2), ElementsAre(2, 6, 3, 7));
-  EXPECT_THAT(cores_of(cpus, {}, 2, 3), ElementsAre(2, 6, 3, 7));  // 4 cores for 3 ranks: 1, 1 and 2, and none is shared
-  EXPECT_THAT(cores_of(cpus, {}, 1, 6), ElementsAre(4));  // more ranks than cores: threads are shared out
+  EXPECT_THAT(cores_of(cpus, {}, 2, 3),
+              ElementsAre(2, 6, 3, 7));                    // 4 cores for 3 ranks: 1, 1 and 2, and none is shared
+  EXPECT_THAT(cores_of(cpus, {}, 1, 6), ElementsAre(4));   // more ranks than cores: threads are shared out
   EXPECT_THAT(cores_of(cpus, {}, 9, 10), ElementsAre(4));  // more ranks than cores take turns
   // Three GPUs on node 1, one on node 0; the fourth rank's GPU is unknown to the system.
   const Topology gpus{.nodes = cpus.nodes, .gpu_nodes = {1, 1, 0, -1}};
@@ -321,7 +386,9 @@ TEST(ErrorFile, BothOfTorchrunsFormats) {
 /// Two ranks' streams and the file that they are forwarded to.
 class Forwarding : public testing::Test {
  protected:
-  Forwarding() : file_(::open((support::scratch_dir() + "/out").c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600)), sink_(file_.get()) {}
+  Forwarding()
+      : file_(::open((support::scratch_dir() + "/out").c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600)),
+        sink_(file_.get()) {}
 
   LineForwarder make(Fd& writer, const std::string& prefix = "") {
     Pipe pipe = make_pipe();

@@ -8,8 +8,8 @@
 
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -22,10 +22,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-template <class F>
-std::string message_of(F&& f) {
-  return support::message_of<accelerate::Error>(f);
-}
+template <class F> std::string message_of(F&& f) { return support::message_of<accelerate::Error>(f); }
 
 fs::path folder(const std::string& name) {
   const fs::path path = fs::path(support::scratch_dir()) / ("loading_" + name);
@@ -43,7 +40,9 @@ struct NetImpl : torch::nn::Module {
     register_module("head", head);
     head->register_parameter("weight", words->weight);
   }
-  at::Tensor forward(const at::Tensor& x) { return norm(torch::relu(body(words(x)))).matmul(head->named_parameters()["weight"].t()); }
+  at::Tensor forward(const at::Tensor& x) {
+    return norm(torch::relu(body(words(x)))).matmul(head->named_parameters()["weight"].t());
+  }
   torch::nn::Embedding words;
   torch::nn::Linear body;
   torch::nn::BatchNorm1d norm;
@@ -106,18 +105,21 @@ TEST(LoadCheckpoint, PartsOnDiskLieInTheFileAndComputeAlike) {
     const torch::NoGradGuard no_grad;
     net->words->weight.zero_();  // private pages
   }
-  EXPECT_TRUE(torch::equal(accelerate::load_safetensors(saved.path / "model.safetensors").at("words.weight"), saved.net->words->weight));
+  EXPECT_TRUE(torch::equal(accelerate::load_safetensors(saved.path / "model.safetensors").at("words.weight"),
+                           saved.net->words->weight));
   const auto lies_in_file = [&](const at::Tensor& tensor) {
     std::ifstream maps("/proc/self/maps");
     const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
     for (std::string line; std::getline(maps, line);) {
-      const auto begin = std::stoull(line, nullptr, 16), end = std::stoull(line.substr(line.find('-') + 1), nullptr, 16);
+      const auto begin = std::stoull(line, nullptr, 16),
+                 end = std::stoull(line.substr(line.find('-') + 1), nullptr, 16);
       if (address >= begin && address < end) return line.find("model.safetensors") != std::string::npos;
     }
     return false;
   };
   EXPECT_TRUE(lies_in_file(net->words->weight));
-  EXPECT_TRUE(lies_in_file(net->body->weight));         // it had no memory of its own: nothing is copied before it is written to
+  EXPECT_TRUE(
+      lies_in_file(net->body->weight));  // it had no memory of its own: nothing is copied before it is written to
   EXPECT_FALSE(lies_in_file(net->norm->running_mean));  // buffers are in memory unless offload_buffers
 }
 
@@ -129,14 +131,17 @@ TEST(LoadCheckpoint, ConvertsAndKeepsWhatWasAskedFor) {
   EXPECT_EQ(net->norm->weight.scalar_type(), at::kFloat);
   EXPECT_EQ(net->norm->num_batches_tracked.scalar_type(), at::kLong);
   auto on_disk = empty_net();
-  const accelerate::LoadCheckpointOptions options{.device_map = accelerate::DeviceMap{{"", "disk"}}, .dtype = at::kHalf};
-  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(on_disk, saved.path, options); }), AllOf(HasSubstr("converted to another dtype"), HasSubstr("Give offload_folder")));
+  const accelerate::LoadCheckpointOptions options{.device_map = accelerate::DeviceMap{{"", "disk"}},
+                                                  .dtype = at::kHalf};
+  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(on_disk, saved.path, options); }),
+              AllOf(HasSubstr("converted to another dtype"), HasSubstr("Give offload_folder")));
   EXPECT_TRUE(accelerate::is_deferred(on_disk->body->weight));
   auto with_folder = options;
   with_folder.offload_folder = saved.path / "offload";
   load_checkpoint_in_model(on_disk, saved.path, with_folder);
   EXPECT_TRUE(torch::equal(on_disk->body->weight, saved.net->body->weight.to(at::kHalf)));
-  EXPECT_TRUE(torch::equal(accelerate::OffloadedWeightsLoader({.save_folder = saved.path / "offload"})["body.weight"], on_disk->body->weight));
+  EXPECT_TRUE(torch::equal(accelerate::OffloadedWeightsLoader({.save_folder = saved.path / "offload"})["body.weight"],
+                           on_disk->body->weight));
 }
 
 TEST(LoadCheckpoint, ReadsShardsAndFilesOfTorchSave) {
@@ -150,7 +155,8 @@ TEST(LoadCheckpoint, ReadsShardsAndFilesOfTorchSave) {
   }
   fs::remove(saved.path / "safe" / "model-00001-of-00003.safetensors");
   auto net = empty_net();
-  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, saved.path / "safe"); }), AllOf(HasSubstr("not there: model-00001-of-00003.safetensors"), HasSubstr("Copy or download all")));
+  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, saved.path / "safe"); }),
+              AllOf(HasSubstr("not there: model-00001-of-00003.safetensors"), HasSubstr("Copy or download all")));
 }
 
 TEST(LoadCheckpoint, AllDifferencesAreListedBeforeAnythingIsLoaded) {
@@ -168,18 +174,25 @@ TEST(LoadCheckpoint, AllDifferencesAreListedBeforeAnythingIsLoaded) {
   const auto check = accelerate::check_state_dict(net, saved.path);
   EXPECT_THAT(check.missing, ElementsAre("body.bias", "norm.bias"));
   EXPECT_THAT(check.unexpected, ElementsAre("extra", "norm.weights"));
-  EXPECT_THAT(check.mismatched, ElementsAre("body.weight: [4, 5] float32 in the checkpoint, [4, 4] float32 in the model", "norm.num_batches_tracked: [] float32 in the checkpoint, [] int64 in the model"));
-  EXPECT_THAT(check.converted, ElementsAre("words.weight: [10, 4] float64 in the checkpoint, [10, 4] float32 in the model"));
+  EXPECT_THAT(check.mismatched,
+              ElementsAre("body.weight: [4, 5] float32 in the checkpoint, [4, 4] float32 in the model",
+                          "norm.num_batches_tracked: [] float32 in the checkpoint, [] int64 in the model"));
+  EXPECT_THAT(check.converted,
+              ElementsAre("words.weight: [10, 4] float64 in the checkpoint, [10, 4] float32 in the model"));
   EXPECT_FALSE(check.fits());
   const auto message = message_of([&] { load_checkpoint_in_model(net, saved.path); });
-  for (const char* part : {"Nothing was loaded", "body.bias", "norm.bias", "extra", "norm.weights", "[4, 5] float32", "[] int64"}) EXPECT_THAT(message, HasSubstr(part));
+  for (const char* part :
+       {"Nothing was loaded", "body.bias", "norm.bias", "extra", "norm.weights", "[4, 5] float32", "[] int64"})
+    EXPECT_THAT(message, HasSubstr(part));
   EXPECT_TRUE(accelerate::is_deferred(net->words->weight));
-  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, saved.path, {.strict = false}); }), AllOf(HasSubstr("[4, 5] float32"), testing::Not(HasSubstr("extra"))));
+  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, saved.path, {.strict = false}); }),
+              AllOf(HasSubstr("[4, 5] float32"), testing::Not(HasSubstr("extra"))));
 }
 
 TEST(LoadCheckpoint, NotStrictLoadsWhatIsInBoth) {
   Saved saved("lenient");
-  accelerate::save_safetensors(saved.path / "model.safetensors", {{"body.weight", torch::ones({4, 4})}, {"more", torch::ones(1)}});
+  accelerate::save_safetensors(saved.path / "model.safetensors",
+                               {{"body.weight", torch::ones({4, 4})}, {"more", torch::ones(1)}});
   auto net = empty_net();
   load_checkpoint_in_model(net, saved.path, {.strict = false});
   EXPECT_TRUE(torch::equal(net->body->weight, torch::ones({4, 4})));
@@ -189,14 +202,22 @@ TEST(LoadCheckpoint, NotStrictLoadsWhatIsInBoth) {
 TEST(LoadCheckpoint, BadMapsAndFoldersAreErrors) {
   Saved saved("bad");
   auto net = empty_net();
-  const auto error = [&](const accelerate::DeviceMap& map) { return message_of([&] { load_checkpoint_in_model(net, saved.path, {.device_map = map}); }); };
-  EXPECT_THAT(error({{"", "cpu"}, {"bodi", "disk"}, {"tail", 0}}), AllOf(HasSubstr("bodi (did you mean 'body'?)"), HasSubstr("tail")));
-  EXPECT_THAT(error({{"words", "cpu"}, {"norm", "cpu"}}), AllOf(HasSubstr("no place for\n  body.weight\n  body.bias"), testing::Not(HasSubstr("head.weight"))));
-  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, folder("none")); }), HasSubstr("neither model.safetensors nor pytorch_model.bin, and 0 files"));
-  std::ofstream(saved.path / "x.index.json") << R"({"weight_map": {"body.weight": "model.safetensors", "gone": "model.safetensors", "lost": "model.safetensors"}})";
-  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, saved.path / "x.index.json"); }), HasSubstr("gone (in model.safetensors), lost (in model.safetensors)"));
+  const auto error = [&](const accelerate::DeviceMap& map) {
+    return message_of([&] { load_checkpoint_in_model(net, saved.path, {.device_map = map}); });
+  };
+  EXPECT_THAT(error({{"", "cpu"}, {"bodi", "disk"}, {"tail", 0}}),
+              AllOf(HasSubstr("bodi (did you mean 'body'?)"), HasSubstr("tail")));
+  EXPECT_THAT(error({{"words", "cpu"}, {"norm", "cpu"}}),
+              AllOf(HasSubstr("no place for\n  body.weight\n  body.bias"), testing::Not(HasSubstr("head.weight"))));
+  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, folder("none")); }),
+              HasSubstr("neither model.safetensors nor pytorch_model.bin, and 0 files"));
+  std::ofstream(saved.path / "x.index.json")
+      << R"({"weight_map": {"body.weight": "model.safetensors", "gone": "model.safetensors", "lost": "model.safetensors"}})";
+  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, saved.path / "x.index.json"); }),
+              HasSubstr("gone (in model.safetensors), lost (in model.safetensors)"));
   std::ofstream(saved.path / "x.index.json") << R"({"weight_map": {"body.weight": "../model.safetensors"}})";
-  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, saved.path / "x.index.json"); }), HasSubstr("not the name of a file beside it"));
+  EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, saved.path / "x.index.json"); }),
+              HasSubstr("not the name of a file beside it"));
   EXPECT_TRUE(accelerate::is_deferred(net->body->weight));
 }
 

@@ -1,4 +1,5 @@
-// The parts of `accelerate launch --monitor`: text, table, rates, processes, HTTP. The whole is in tests/cli/monitor_cli_test.cpp.
+// The parts of `accelerate launch --monitor`: text, table, rates, processes, HTTP. The whole is in
+// tests/cli/monitor_cli_test.cpp.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -38,7 +39,9 @@ TEST(PlainText, LeavesWhatAPersonReads) {
   EXPECT_EQ(plain_text("\033]8;;http://x\033\\link\033]8;;\033\\."), "link.");
   EXPECT_EQ(plain_text("\033Pdevice string\033\\x\033(Bx\0337x\033cx"), "xxxx");
   EXPECT_EQ(plain_text(std::string_view("a\0b\b\x7f\r\nc", 8)), "abc");
-  EXPECT_EQ(plain_text("\xc2\x9b" "31mC1\xc2\x85"), "31mC1");  // CSI as a character of its own is taken away; what follows is text then
+  EXPECT_EQ(plain_text("\xc2\x9b"
+                       "31mC1\xc2\x85"),
+            "31mC1");  // CSI as a character of its own is taken away; what follows is text then
   EXPECT_EQ(plain_text("x\u202Egnp.exe\u2066\u200F"), "xgnp.exe");
 }
 
@@ -54,7 +57,8 @@ TEST(PlainText, BytesThatAreNoUtf8) {
 
 TEST(PlainText, OfAnyBytesIsCleanAndStaysAsItIs) {
   std::mt19937 random(7);
-  const std::string_view pieces[] = {"\033[", "\033]", "31m", "é", "\xe6", "\x80", "a", "\033", "\a", "\u202e", "漢", "\xf0\x9f", "\0"};
+  const std::string_view pieces[] = {"\033[", "\033]", "31m",    "é",  "\xe6",     "\x80", "a",
+                                     "\033",  "\a",    "\u202e", "漢", "\xf0\x9f", "\0"};
   for (int round = 0; round < 2000; ++round) {
     std::string text;
     for (int i = 0; i < 12; ++i)
@@ -83,8 +87,18 @@ TEST(Fitted, IsExactlySoWide) {
 Snapshot job_of(size_t ranks) {
   Snapshot s{.program = "train", .url = {}, .world_size = static_cast<int64_t>(ranks), .ranks = {}};
   for (size_t i = 0; i < ranks; ++i)
-    s.ranks.push_back({.name = std::to_string(i), .local_rank = static_cast<int64_t>(i), .pid = 1000 + static_cast<pid_t>(i), .state = "running", .end = {}, .seconds = 3700, .steps = 12, .steps_per_second = 3.25,
-                       .cpu_percent = 99.6, .resident_bytes = 3 << 29, .gpu = {}, .last_line = "loss 漢字 of a line that is long enough to be cut somewhere"});
+    s.ranks.push_back({.name = std::to_string(i),
+                       .local_rank = static_cast<int64_t>(i),
+                       .pid = 1000 + static_cast<pid_t>(i),
+                       .state = "running",
+                       .end = {},
+                       .seconds = 3700,
+                       .steps = 12,
+                       .steps_per_second = 3.25,
+                       .cpu_percent = 99.6,
+                       .resident_bytes = 3 << 29,
+                       .gpu = {},
+                       .last_line = "loss 漢字 of a line that is long enough to be cut somewhere"});
   return s;
 }
 
@@ -100,21 +114,24 @@ TEST(Table, ShowsWhatIsKnownAndLeavesOutWhatNobodyHas) {
   EXPECT_THAT(lines[1], Not(HasSubstr("GPU")));
   EXPECT_THAT(lines[2], testing::ContainsRegex("^0 +running +1000 +1:01:40 +12 +3\\.2 +100 +1\\.5 GiB  loss 漢字"));
   EXPECT_THAT(lines[3], testing::ContainsRegex("^1 +failed SIGKILL +1001 +1:01:40 +- +- "));
-  s.ranks[0].gpu = GpuUse{.index = 3, .busy_percent = 57, .used_bytes = int64_t{12} << 30, .total_bytes = int64_t{80} << 30};
+  s.ranks[0].gpu =
+      GpuUse{.index = 3, .busy_percent = 57, .used_bytes = int64_t{12} << 30, .total_bytes = int64_t{80} << 30};
   EXPECT_THAT(to_lines(s, 160, 10, false)[2], HasSubstr("3: 57 %, 12 GiB of 80 GiB"));
 }
 
 TEST(Table, LinesAreExactlyAsWideAsAsked) {
   for (const bool colours : {false, true})
     for (size_t width = 1; width < 180; ++width)
-      for (const auto& line : to_lines(job_of(3), width, 5, colours)) EXPECT_EQ(cells(without_colours(line)), width) << line;
+      for (const auto& line : to_lines(job_of(3), width, 5, colours))
+        EXPECT_EQ(cells(without_colours(line)), width) << line;
 }
 
 TEST(Table, RanksThatDoNotFitAreSummedUpButFailuresAreShown) {
   auto s = job_of(100);
   s.ranks[77].state = "failed";
   for (size_t i = 90; i < 100; ++i) s.ranks[i].state = "done";
-  for (size_t most = 0; most < 103; ++most) EXPECT_LE(to_lines(s, 100, most, false).size(), std::max<size_t>(most, 1)) << most;
+  for (size_t most = 0; most < 103; ++most)
+    EXPECT_LE(to_lines(s, 100, most, false).size(), std::max<size_t>(most, 1)) << most;
   const auto lines = to_lines(s, 100, 6, false);
   ASSERT_EQ(lines.size(), 6u);
   EXPECT_THAT(lines[2], StartsWith("0 "));
@@ -167,8 +184,10 @@ TEST(Processes, AWholeTreeIsMeasured) {
     void* memory = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return std::memset(memory, 1, kBytes);
   };
-  auto* own_seconds = static_cast<volatile double*>(::mmap(nullptr, sizeof(double), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  // A leader of a group that sleeps. A child of it in a group of its own holds memory; another process, whose parent has ended, does so and computes.
+  auto* own_seconds = static_cast<volatile double*>(
+      ::mmap(nullptr, sizeof(double), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  // A leader of a group that sleeps. A child of it in a group of its own holds memory; another process, whose parent
+  // has ended, does so and computes.
   const pid_t root = ::fork();
   if (root == 0) {
     ::setpgid(0, 0);
@@ -207,7 +226,8 @@ TEST(Processes, AWholeTreeIsMeasured) {
   const double truth = *own_seconds - at_first;
   EXPECT_GT(use->resident_bytes, static_cast<int64_t>(2 * kBytes));
   EXPECT_GT(truth, 0);
-  EXPECT_NEAR(measured, truth, 0.1 + 0.1 * truth);  // the kernel counts in hundredths of a second, and we are delayed between two readings where the machine is busy
+  EXPECT_NEAR(measured, truth, 0.1 + 0.1 * truth);  // the kernel counts in hundredths of a second, and we are delayed
+                                                    // between two readings where the machine is busy
   EXPECT_FALSE(trees.look({root, -1})[1]);
   ::kill(-root, SIGKILL);
   ::waitpid(root, nullptr, 0);
@@ -224,7 +244,9 @@ TEST(Gpus, FollowTheVisibleDevices) {
 std::string answer(const std::string& request, const std::string& own_name = "127.0.0.1") {
   return respond(request, own_name, [] { return std::string("{\"a\": 1}"); });
 }
-std::string get(const std::string& target, const std::string& host = "127.0.0.1:80") { return "GET " + target + " HTTP/1.1\r\nHost: " + host + "\r\n"; }
+std::string get(const std::string& target, const std::string& host = "127.0.0.1:80") {
+  return "GET " + target + " HTTP/1.1\r\nHost: " + host + "\r\n";
+}
 
 TEST(Http, AnswersTwoAddresses) {
   const auto page = answer(get("/"));
@@ -232,29 +254,36 @@ TEST(Http, AnswersTwoAddresses) {
   EXPECT_THAT(page, HasSubstr("Content-Security-Policy: default-src 'none'; script-src 'nonce-"));
   EXPECT_THAT(page, Not(HasSubstr("NONCE")));
   EXPECT_THAT(page, Not(HasSubstr("unsafe")));
-  EXPECT_NE(page.substr(page.find("nonce-"), 38), answer(get("/")).substr(page.find("nonce-"), 38));  // another one each time
+  EXPECT_NE(page.substr(page.find("nonce-"), 38),
+            answer(get("/")).substr(page.find("nonce-"), 38));  // another one each time
   const auto state = answer(get("/state.json?x=1"));
   EXPECT_THAT(state, HasSubstr("Content-Type: application/json"));
   EXPECT_THAT(state, HasSubstr("Content-Length: 8\r\n"));
   EXPECT_THAT(state, testing::EndsWith("\r\n\r\n{\"a\": 1}"));
   EXPECT_THAT(answer("HEAD /state.json HTTP/1.1\r\nHost: localhost\r\n"), testing::EndsWith("\r\n\r\n"));
   EXPECT_THAT(answer(get("/etc/passwd")), StartsWith("HTTP/1.1 404 "));
-  EXPECT_THAT(answer("POST / HTTP/1.1\r\nHost: localhost\r\n"), testing::AllOf(StartsWith("HTTP/1.1 405 "), HasSubstr("Allow: GET, HEAD")));
+  EXPECT_THAT(answer("POST / HTTP/1.1\r\nHost: localhost\r\n"),
+              testing::AllOf(StartsWith("HTTP/1.1 405 "), HasSubstr("Allow: GET, HEAD")));
 }
 
 TEST(Http, OnlyUnderThisMachinesNames) {
   char machine[256] = "";
   ::gethostname(machine, sizeof(machine) - 1);
-  for (const auto& host : std::vector<std::string>{"127.0.0.1", "127.0.0.1:8000", "localhost:8000", "LOCALHOST", "[::1]:8000", "10.1.2.3:80", "node7:80", machine})
+  for (const auto& host : std::vector<std::string>{"127.0.0.1", "127.0.0.1:8000", "localhost:8000", "LOCALHOST",
+                                                   "[::1]:8000", "10.1.2.3:80", "node7:80", machine})
     EXPECT_THAT(answer(get("/state.json", host), "node7"), StartsWith("HTTP/1.1 200 ")) << host;
-  for (const std::string host : {"evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", ":80", "[::1", "[evil.example]", "127.0.0.1@evil.example"})
+  for (const std::string host :
+       {"evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", ":80", "[::1",
+        "[evil.example]", "127.0.0.1@evil.example"})
     EXPECT_THAT(answer(get("/state.json", host), "node7"), StartsWith("HTTP/1.1 403 ")) << host;
   EXPECT_THAT(answer("GET / HTTP/1.1\r\n"), StartsWith("HTTP/1.1 400 "));
   EXPECT_THAT(answer("GET / HTTP/1.1\r\nHost: localhost\r\nhost: evil.example\r\n"), StartsWith("HTTP/1.1 400 "));
 }
 
 TEST(Http, WhatIsNoRequest) {
-  for (const std::string text : {"", "\r\n", "GET\r\n", "GET /\r\n", "GET / SPDY/3\r\n", "\x16\x03\x01\r\n", "GET  HTTP\r\n"}) EXPECT_THAT(answer(text), StartsWith("HTTP/1.1 400 ")) << text;
+  for (const std::string text :
+       {"", "\r\n", "GET\r\n", "GET /\r\n", "GET / SPDY/3\r\n", "\x16\x03\x01\r\n", "GET  HTTP\r\n"})
+    EXPECT_THAT(answer(text), StartsWith("HTTP/1.1 400 ")) << text;
 }
 
 TEST(Http, AnyBytesAreAnswered) {

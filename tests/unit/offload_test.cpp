@@ -1,4 +1,5 @@
-// The offload folder: against Python both ways, and folders that are not right. Bytes are checked by the conformance cases.
+// The offload folder: against Python both ways, and folders that are not right. Bytes are checked by the conformance
+// cases.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -8,8 +9,8 @@
 #include <iterator>
 
 #include "accelerate/bigmodel/offload.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
@@ -22,10 +23,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-template <class F>
-std::string message_of(F&& f) {
-  return support::message_of<accelerate::Error>(f);
-}
+template <class F> std::string message_of(F&& f) { return support::message_of<accelerate::Error>(f); }
 
 fs::path folder(const std::string& name) {
   const fs::path path = fs::path(support::scratch_dir()) / ("offload_" + name);
@@ -38,11 +36,21 @@ void write(const fs::path& path, const std::string& text) { std::ofstream(path, 
 
 /// Those of offload_peer.py.
 accelerate::NamedTensors tensors() {
-  const std::pair<const char*, at::ScalarType> dtypes[] = {{"float32", at::kFloat}, {"float16", at::kHalf}, {"bfloat16", at::kBFloat16}, {"float64", at::kDouble}, {"int64", at::kLong}, {"int32", at::kInt},
-                                                           {"int16", at::kShort},   {"int8", at::kChar},    {"uint8", at::kByte},         {"bool", at::kBool},      {"float8_e4m3fn", at::kFloat8_e4m3fn},
+  const std::pair<const char*, at::ScalarType> dtypes[] = {{"float32", at::kFloat},
+                                                           {"float16", at::kHalf},
+                                                           {"bfloat16", at::kBFloat16},
+                                                           {"float64", at::kDouble},
+                                                           {"int64", at::kLong},
+                                                           {"int32", at::kInt},
+                                                           {"int16", at::kShort},
+                                                           {"int8", at::kChar},
+                                                           {"uint8", at::kByte},
+                                                           {"bool", at::kBool},
+                                                           {"float8_e4m3fn", at::kFloat8_e4m3fn},
                                                            {"float8_e5m2", at::kFloat8_e5m2}};
   accelerate::NamedTensors result;
-  for (const auto& [name, dtype] : dtypes) result.emplace_back("layer." + std::string(name), torch::arange(6).reshape({2, 3}).to(dtype));
+  for (const auto& [name, dtype] : dtypes)
+    result.emplace_back("layer." + std::string(name), torch::arange(6).reshape({2, 3}).to(dtype));
   result.emplace_back("scalar", torch::tensor(2.5F));
   result.emplace_back("empty", torch::zeros({0, 3}));
   result.emplace_back("größe", torch::ones(2));
@@ -50,7 +58,8 @@ accelerate::NamedTensors tensors() {
 }
 
 bool same(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && (a.numel() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         (a.numel() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
 }
 
 TEST(OffloadFolder, PythonReadsOurs) {
@@ -69,7 +78,9 @@ TEST(OffloadFolder, WeReadPythonsAndItsEntriesForSafetensorsFiles) {
   const OffloadedWeightsLoader loader({.save_folder = path});
   EXPECT_EQ(loader.size(), static_cast<int64_t>(tensors().size()));
   for (const auto& [name, expected] : tensors()) EXPECT_TRUE(same(loader[name], expected)) << name;
-  accelerate::save_offload_index({{"moved", {.dtype = "float32", .safetensors_file = path / "shard.safetensors", .weight_name = "inner.name"}}}, path);
+  accelerate::save_offload_index(
+      {{"moved", {.dtype = "float32", .safetensors_file = path / "shard.safetensors", .weight_name = "inner.name"}}},
+      path);
   EXPECT_TRUE(torch::equal(OffloadedWeightsLoader({.save_folder = path})["moved"], torch::arange(4, at::kFloat)));
 }
 
@@ -77,7 +88,8 @@ TEST(OffloadFolder, IsWrittenFromAnyKindOfStateDict) {
   const auto path = folder("kinds");
   torch::nn::Linear linear(3, 2);
   accelerate::offload_state_dict(path / "named", linear->named_parameters());
-  accelerate::offload_state_dict(path / "map", std::map<std::string, at::Tensor>{{"weight", linear->weight}, {"bias", linear->bias}});
+  accelerate::offload_state_dict(path / "map",
+                                 std::map<std::string, at::Tensor>{{"weight", linear->weight}, {"bias", linear->bias}});
   for (const char* kind : {"named", "map"}) {
     const OffloadedWeightsLoader loader({.save_folder = path / kind});
     EXPECT_EQ(loader.size(), 2) << kind;
@@ -88,7 +100,8 @@ TEST(OffloadFolder, IsWrittenFromAnyKindOfStateDict) {
 TEST(OffloadFolder, WhatIsInMemoryGoesFirst) {
   const auto path = folder("priority");
   accelerate::offload_state_dict(path, {{"a", torch::zeros(2)}, {"b", torch::ones(2)}});
-  const OffloadedWeightsLoader loader({.state_dict = {{"b", torch::full(2, 7)}, {"c", torch::full(2, 8)}}, .save_folder = path});
+  const OffloadedWeightsLoader loader(
+      {.state_dict = {{"b", torch::full(2, 7)}, {"c", torch::full(2, 8)}}, .save_folder = path});
   EXPECT_THAT(loader.names(), ElementsAre("b", "c", "a"));
   EXPECT_TRUE(torch::equal(loader["b"], torch::full(2, 7)));
   EXPECT_TRUE(loader.contains("a"));
@@ -121,11 +134,14 @@ TEST(OffloadFolder, StridedWeightsLieRowAfterRow) {
 
 TEST(OffloadFolder, SaysWhatIsWrong) {
   const auto path = folder("wrong");
-  const auto offload = [&](const std::string& name, const at::Tensor& tensor) { return message_of([&] { accelerate::offload_weight(tensor, name, path); }); };
+  const auto offload = [&](const std::string& name, const at::Tensor& tensor) {
+    return message_of([&] { accelerate::offload_weight(tensor, name, path); });
+  };
   EXPECT_THAT(offload("a", torch::empty(2, torch::TensorOptions().device(at::kMeta))), HasSubstr("'a' has no data"));
   EXPECT_THAT(offload("../a", torch::zeros(1)), HasSubstr("can't be the name of a weight"));
   EXPECT_THAT(offload("a", torch::zeros({2, 2}).to_sparse()), HasSubstr("sparse"));
-  EXPECT_THAT(message_of([] { accelerate::offload_weight(torch::zeros(1), "a", "/nonexistent"); }), HasSubstr("/nonexistent/a.dat"));
+  EXPECT_THAT(message_of([] { accelerate::offload_weight(torch::zeros(1), "a", "/nonexistent"); }),
+              HasSubstr("/nonexistent/a.dat"));
   EXPECT_THAT(message_of([] { OffloadedWeightsLoader loader({}); }), HasSubstr("nothing to load from"));
   EXPECT_THAT(message_of([&] { OffloadedWeightsLoader loader({.save_folder = path}); }), HasSubstr("can't open it"));
 
@@ -148,8 +164,10 @@ TEST(OffloadFolder, SaysWhatIsWrong) {
   EXPECT_THAT(index(R"({"a": {"dtype": 3, "shape": []}})"), HasSubstr("expected a text"));
   write(path / "a.dat", std::string(16, '\0'));
   EXPECT_THAT(index(R"({"a": {"dtype": "float33", "shape": [2]}})"), HasSubstr("dtype 'float33'"));
-  EXPECT_THAT(index(R"({"a": {"dtype": "float32", "shape": [4611686018427387904, 4]}})"), HasSubstr("need 9223372036854775807"));
-  EXPECT_THAT(index(R"({"a": {"safetensors_file": "/nonexistent.safetensors"}})"), HasSubstr("/nonexistent.safetensors"));
+  EXPECT_THAT(index(R"({"a": {"dtype": "float32", "shape": [4611686018427387904, 4]}})"),
+              HasSubstr("need 9223372036854775807"));
+  EXPECT_THAT(index(R"({"a": {"safetensors_file": "/nonexistent.safetensors"}})"),
+              HasSubstr("/nonexistent.safetensors"));
 }
 
 }  // namespace

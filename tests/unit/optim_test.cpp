@@ -4,9 +4,9 @@
 #include <fstream>
 #include <tuple>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/optim.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
 
 namespace accelerate {
@@ -17,11 +17,13 @@ using Tensors = std::vector<at::Tensor>;
 using OptimizerPtr = std::shared_ptr<torch::optim::Optimizer>;
 using Maker = std::function<OptimizerPtr(Tensors)>;
 
-/// Sizes below, at and above the kernels' vector lengths, a matrix, a transposed (dense but not contiguous) one and an empty one.
+/// Sizes below, at and above the kernels' vector lengths, a matrix, a transposed (dense but not contiguous) one and an
+/// empty one.
 Tensors make_parameters(at::ScalarType dtype = at::kFloat) {
   torch::manual_seed(3);
   Tensors params;
-  for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {7}, {16}, {33}, {64, 65}, {3, 4, 5}, {0}}) params.push_back(torch::randn(shape).to(dtype));
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{1}, {7}, {16}, {33}, {64, 65}, {3, 4, 5}, {0}})
+    params.push_back(torch::randn(shape).to(dtype));
   params.push_back(torch::randn({17, 9}).to(dtype).t());
   params.push_back(torch::randn({2, 3, 4, 4}).to(dtype).contiguous(at::MemoryFormat::ChannelsLast));
   for (auto& p : params) p.set_requires_grad(true);
@@ -30,25 +32,34 @@ Tensors make_parameters(at::ScalarType dtype = at::kFloat) {
 
 void set_gradients(const Tensors& params, int64_t step, double scale = 1.0) {
   torch::manual_seed(1000 + step);
-  for (const auto& p : params) p.mutable_grad() = torch::empty_like(p, p.options().requires_grad(false)).copy_(torch::randn(p.sizes()) * scale);
+  for (const auto& p : params)
+    p.mutable_grad() = torch::empty_like(p, p.options().requires_grad(false)).copy_(torch::randn(p.sizes()) * scale);
 }
 
 /// Largest difference in units of the last place of the tensor's largest value.
 double difference_in_ulp(const at::Tensor& a, const at::Tensor& b) {
   if (a.numel() == 0) return 0;
-  const double eps = a.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+  const double eps =
+      a.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
   const auto x = a.detach().to(at::kDouble), y = b.detach().to(at::kDouble);
   return (x - y).abs().max().item<double>() / (eps * x.abs().max().item<double>());
 }
 
-Maker adam(const torch::optim::AdamOptions& o) { return [o](Tensors p) { return std::make_shared<torch::optim::Adam>(std::move(p), o); }; }
-Maker adamw(const torch::optim::AdamWOptions& o) { return [o](Tensors p) { return std::make_shared<torch::optim::AdamW>(std::move(p), o); }; }
-Maker sgd(const torch::optim::SGDOptions& o) { return [o](Tensors p) { return std::make_shared<torch::optim::SGD>(std::move(p), o); }; }
+Maker adam(const torch::optim::AdamOptions& o) {
+  return [o](Tensors p) { return std::make_shared<torch::optim::Adam>(std::move(p), o); };
+}
+Maker adamw(const torch::optim::AdamWOptions& o) {
+  return [o](Tensors p) { return std::make_shared<torch::optim::AdamW>(std::move(p), o); };
+}
+Maker sgd(const torch::optim::SGDOptions& o) {
+  return [o](Tensors p) { return std::make_shared<torch::optim::SGD>(std::move(p), o); };
+}
 
 const std::vector<std::pair<std::string, Maker>>& fused_makers() {
   static const std::vector<std::pair<std::string, Maker>> all{
       {"AdamW", adamw(torch::optim::AdamWOptions(1e-2))},
-      {"AdamW, no decay, other betas", adamw(torch::optim::AdamWOptions(1e-2).weight_decay(0).betas({0.7, 0.9}).eps(1e-6))},
+      {"AdamW, no decay, other betas",
+       adamw(torch::optim::AdamWOptions(1e-2).weight_decay(0).betas({0.7, 0.9}).eps(1e-6))},
       {"AdamW, amsgrad", adamw(torch::optim::AdamWOptions(1e-2).amsgrad(true))},
       {"Adam", adam(torch::optim::AdamOptions(1e-2))},
       {"Adam, L2, amsgrad", adam(torch::optim::AdamOptions(1e-2).weight_decay(0.1).amsgrad(true))},
@@ -66,8 +77,8 @@ class OptimTest : public ::testing::Test {
   void TearDown() override { GradientState::reset(), AcceleratorState::reset(true); }
 };
 
-// The kernels round less often than the plain step. Measured on an x86-64 CPU after 50 steps, over all cases: at most 1.6 ulp in fp32 and 1.1 in fp64, in units
-// of the last place of a tensor's largest value.
+// The kernels round less often than the plain step. Measured on an x86-64 CPU after 50 steps, over all cases: at
+// most 1.6 ulp in fp32 and 1.1 in fp64, in units of the last place of a tensor's largest value.
 TEST_F(OptimTest, FusedStepEqualsPlainStepWithinRounding) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     double worst = 0;
@@ -76,7 +87,9 @@ TEST_F(OptimTest, FusedStepEqualsPlainStepWithinRounding) {
       const AcceleratedOptimizer plain(make(plain_params), true, nullptr, {.fused = false}), fused(make(fused_params));
       for (int64_t step = 0; step < 50; ++step) {
         set_gradients(plain_params, step), set_gradients(fused_params, step);
-        if (step == 20) plain_params[1].mutable_grad().reset(), fused_params[1].mutable_grad().reset();  // a parameter that takes no part once
+        if (step == 20)
+          plain_params[1].mutable_grad().reset(),
+              fused_params[1].mutable_grad().reset();  // a parameter that takes no part once
         plain.step(), fused.step();
         EXPECT_FALSE(plain.step_was_fused());
         EXPECT_TRUE(fused.step_was_fused()) << name;
@@ -99,14 +112,16 @@ TEST_F(OptimTest, TiedWeightsAreSteppedOnce) {
       Tensors listed = tied;
       listed.push_back(tied.front());  // as parameters() of a module does that has it under two names
       const OptimizerPtr optimizer = make(listed);
-      const AcceleratedOptimizer expected(make(once), true, nullptr, {.fused = fused}), wrapped(optimizer, true, nullptr, {.fused = fused});
+      const AcceleratedOptimizer expected(make(once), true, nullptr, {.fused = fused}),
+          wrapped(optimizer, true, nullptr, {.fused = fused});
       for (int64_t step = 0; step < 3; ++step) {
         set_gradients(once, step), set_gradients(tied, step);
         expected.step(), wrapped.step();
         // Listed again behind the wrapper's back: it is stepped twice then, but nothing is freed that is in use.
         if (step == 1 && fused) optimizer->param_groups()[0].params().push_back(tied.front());
       }
-      for (size_t i = fused ? 1 : 0; i < once.size(); ++i) EXPECT_TRUE(torch::equal(once[i], tied[i])) << name << (fused ? ", fused" : ", plain") << ", parameter " << i;
+      for (size_t i = fused ? 1 : 0; i < once.size(); ++i)
+        EXPECT_TRUE(torch::equal(once[i], tied[i])) << name << (fused ? ", fused" : ", plain") << ", parameter " << i;
     }
   }
 }
@@ -130,7 +145,9 @@ TEST_F(OptimTest, FusedAndPlainStepsShareTheirState) {
 TEST_F(OptimTest, FusedStepFollowsChangesOfOptionsGroupsAndParameters) {
   const Tensors params = make_parameters(at::kDouble), fused_params = make_parameters(at::kDouble);
   const auto make = [](const Tensors& p) {
-    return std::make_shared<torch::optim::AdamW>(std::vector<torch::optim::OptimizerParamGroup>{Tensors(p.begin(), p.begin() + 3)}, torch::optim::AdamWOptions(1e-2));
+    return std::make_shared<torch::optim::AdamW>(
+        std::vector<torch::optim::OptimizerParamGroup>{Tensors(p.begin(), p.begin() + 3)},
+        torch::optim::AdamWOptions(1e-2));
   };
   const AcceleratedOptimizer plain(make(params), true, nullptr, {.fused = false}), fused(make(fused_params));
   for (int64_t step = 0; step < 12; ++step) {
@@ -138,7 +155,9 @@ TEST_F(OptimTest, FusedStepFollowsChangesOfOptionsGroupsAndParameters) {
       const Tensors& p = side == &plain ? params : fused_params;
       auto& options = static_cast<torch::optim::AdamWOptions&>(side->param_groups()[0].options());
       if (step == 3) options.lr(5e-3);
-      if (step == 5) side->add_param_group(torch::optim::OptimizerParamGroup(Tensors(p.begin() + 3, p.end()), std::make_unique<torch::optim::AdamWOptions>(2e-2)));
+      if (step == 5)
+        side->add_param_group(torch::optim::OptimizerParamGroup(Tensors(p.begin() + 3, p.end()),
+                                                                std::make_unique<torch::optim::AdamWOptions>(2e-2)));
       if (step == 8) p[2].set_data(p[2].detach().to(at::kFloat));  // the state no longer fits: both steps must cope
       if (step == 8) side->state().erase(p[2].unsafeGetTensorImpl());
       set_gradients(p, step);
@@ -151,13 +170,16 @@ TEST_F(OptimTest, FusedStepFollowsChangesOfOptionsGroupsAndParameters) {
 
 TEST_F(OptimTest, FallsBackWhereTheKernelsCannot) {
   const auto step_with = [](const Tensors& params, const AcceleratedOptimizerOptions& options, auto&& prepare) {
-    const AcceleratedOptimizer optimizer(std::make_shared<torch::optim::SGD>(params, torch::optim::SGDOptions(0.5)), true, nullptr, options);
+    const AcceleratedOptimizer optimizer(std::make_shared<torch::optim::SGD>(params, torch::optim::SGDOptions(0.5)),
+                                         true, nullptr, options);
     prepare();
     optimizer.step();
     return optimizer.step_was_fused();
   };
   const auto weight = torch::ones({4, 3}, torch::requires_grad());
-  const auto sparse = [&] { weight.mutable_grad() = torch::sparse_coo_tensor(torch::tensor({{1}}), torch::ones({1, 3}), {4, 3}); };
+  const auto sparse = [&] {
+    weight.mutable_grad() = torch::sparse_coo_tensor(torch::tensor({{1}}), torch::ones({1, 3}), {4, 3});
+  };
   EXPECT_FALSE(step_with({weight}, {}, sparse));
   EXPECT_EQ(weight[1][0].item<float>(), 0.5F);
   EXPECT_THROW(step_with({weight}, {.fused = true}, sparse), ConfigError);
@@ -169,7 +191,8 @@ TEST_F(OptimTest, FallsBackWhereTheKernelsCannot) {
   EXPECT_FALSE(step_with({half}, {}, half_gradient)) << "bf16 rounds otherwise, so only on request";
   EXPECT_TRUE(step_with({half}, {.fused = true}, half_gradient));
   EXPECT_EQ(half[0].item<float>(), 0.0F);
-  EXPECT_THROW(AcceleratedOptimizer(torch::optim::RMSprop(Tensors{weight}), true, nullptr, {.fused = true}), ConfigError);
+  EXPECT_THROW(AcceleratedOptimizer(torch::optim::RMSprop(Tensors{weight}), true, nullptr, {.fused = true}),
+               ConfigError);
 }
 
 TEST_F(OptimTest, FusedStepLetsGoOfGradients) {
@@ -260,18 +283,22 @@ TEST_F(OptimTest, ContinuesFromPythonsState) {
   for (const std::string name : {"SGD", "Adam", "AdamW", "Adagrad", "RMSprop"}) {
     DictReader expected(DictReader(python_states(), "fixture").at(name), name);
     Tensors params;
-    for (const auto& before : expected.items("before")) params.push_back(before.toTensor().clone().set_requires_grad(true));
+    for (const auto& before : expected.items("before"))
+      params.push_back(before.toTensor().clone().set_requires_grad(true));
     const OptimizerPtr inner = optimizer_like_pythons(name, params);
     const AcceleratedOptimizer optimizer(inner);
     optimizer.load_state_dict(expected.at("state_dict"));
     EXPECT_DOUBLE_EQ(optimizer.param_groups()[1].options().get_lr(), 0.02) << name;
     for (int64_t step = 3; step < 6; ++step) {
       for (size_t i = 0; i < params.size(); ++i)
-        params[i].mutable_grad() = torch::cos(torch::arange(params[i].numel(), at::kDouble) + step + static_cast<int64_t>(i)).reshape(params[i].sizes());
+        params[i].mutable_grad() =
+            torch::cos(torch::arange(params[i].numel(), at::kDouble) + step + static_cast<int64_t>(i))
+                .reshape(params[i].sizes());
       optimizer.step();
     }
     const auto after = expected.items("after");
-    for (size_t i = 0; i < params.size(); ++i) EXPECT_TRUE(torch::allclose(params[i], after[i].toTensor(), 1e-12, 1e-14)) << name << " parameter " << i;
+    for (size_t i = 0; i < params.size(); ++i)
+      EXPECT_TRUE(torch::allclose(params[i], after[i].toTensor(), 1e-12, 1e-14)) << name << " parameter " << i;
   }
 }
 
@@ -280,12 +307,14 @@ TEST_F(OptimTest, WritesThePythonLayout) {
     DictReader fixture(DictReader(python_states(), "fixture").at(name), name);
     const Dict expected = fixture.at("state_dict").toGenericDict();
     Tensors params;
-    for (const auto& before : fixture.items("before")) params.push_back(before.toTensor().clone().set_requires_grad(true));
+    for (const auto& before : fixture.items("before"))
+      params.push_back(before.toTensor().clone().set_requires_grad(true));
     const AcceleratedOptimizer optimizer(optimizer_like_pythons(name, params));
     optimizer.load_state_dict(expected);
     const Dict found = optimizer.state_dict().toGenericDict();
     DictReader found_reader(found, "found"), expected_reader(expected, "expected");
-    const auto found_groups = found_reader.items("param_groups"), expected_groups = expected_reader.items("param_groups");
+    const auto found_groups = found_reader.items("param_groups"),
+               expected_groups = expected_reader.items("param_groups");
     ASSERT_EQ(found_groups.size(), expected_groups.size());
     for (size_t g = 0; g < found_groups.size(); ++g) {
       const auto found_group = found_groups[g].toGenericDict();
@@ -293,8 +322,11 @@ TEST_F(OptimTest, WritesThePythonLayout) {
       for (const auto& entry : expected_groups[g].toGenericDict()) {
         ASSERT_TRUE(found_group.contains(entry.key())) << name << " lacks " << entry.key();
         const auto& value = found_group.at(entry.key());
-        if (entry.value().isInt() && value.isDouble()) EXPECT_EQ(value.toDouble(), static_cast<double>(entry.value().toInt())) << entry.key();  // 0 is 0.0
-        else EXPECT_EQ((std::ostringstream() << value).str(), (std::ostringstream() << entry.value()).str()) << name << " " << entry.key();
+        if (entry.value().isInt() && value.isDouble())
+          EXPECT_EQ(value.toDouble(), static_cast<double>(entry.value().toInt())) << entry.key();  // 0 is 0.0
+        else
+          EXPECT_EQ((std::ostringstream() << value).str(), (std::ostringstream() << entry.value()).str())
+              << name << " " << entry.key();
       }
     }
     const auto found_state = found.at("state").toGenericDict();
@@ -341,13 +373,19 @@ TEST_F(OptimTest, BadStatesAreRefusedAndChangeNothing) {
     return state;
   };
   refused(damaged([](Dict& group, Dict&, Dict&) { std::ignore = group.erase("eps"); }), "no key 'eps'");
-  refused(damaged([](Dict& group, Dict&, Dict&) { group.insert_or_assign("maximize", true); }), "found 'maximize' true");
-  refused(damaged([](Dict& group, Dict&, Dict&) { group.insert_or_assign("decoupled_weight_decay", false); }), "decoupled_weight_decay");
-  refused(damaged([](Dict& group, Dict&, Dict&) { group.insert_or_assign("params", make_list(std::vector<int64_t>{0, 1})); }), "found 2 parameters, expected 1");
+  refused(damaged([](Dict& group, Dict&, Dict&) { group.insert_or_assign("maximize", true); }),
+          "found 'maximize' true");
+  refused(damaged([](Dict& group, Dict&, Dict&) { group.insert_or_assign("decoupled_weight_decay", false); }),
+          "decoupled_weight_decay");
+  refused(damaged([](Dict& group, Dict&, Dict&) {
+            group.insert_or_assign("params", make_list(std::vector<int64_t>{0, 1}));
+          }),
+          "found 2 parameters, expected 1");
   refused(damaged([](Dict&, Dict& entry, Dict&) { std::ignore = entry.erase("exp_avg_sq"); }), "exp_avg_sq");
   refused(damaged([](Dict&, Dict& entry, Dict&) { entry.insert_or_assign("exp_avg", 3); }), "expected a tensor");
   refused(damaged([](Dict&, Dict& entry, Dict&) { std::ignore = entry.erase("step"); }), "no key 'step'");
-  refused(damaged([](Dict&, Dict& entry, Dict& state) { state.at("state").toGenericDict().insert(int64_t{7}, entry); }), "no group lists");
+  refused(damaged([](Dict&, Dict& entry, Dict& state) { state.at("state").toGenericDict().insert(int64_t{7}, entry); }),
+          "no group lists");
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
-// What conformance's parallelism_config.json has no rows for: precedence, handlers, our own errors' texts, warnings, ranks outside of the mesh.
+// What conformance's parallelism_config.json has no rows for: precedence, handlers, our own errors' texts, warnings,
+// ranks outside of the mesh.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/parallel/parallelism_config.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "variable.hpp"
 
@@ -23,8 +24,10 @@ std::string refusal(ParallelismConfig config) {
 }
 
 TEST(ParallelismConfig, WhatTheProgramSetsWinsOverTheEnvironment) {
-  const Variable shards("PARALLELISM_CONFIG_DP_SHARD_SIZE", "8"), replicas("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2"), strategy("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "alltoall");
-  const auto config = resolve({.dp_shard_size = 4, .cp_size = 2, .cp_handler = TorchContextParallelConfig{.cp_comm_strategy = "allgather"}});
+  const Variable shards("PARALLELISM_CONFIG_DP_SHARD_SIZE", "8"), replicas("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "2"),
+      strategy("PARALLELISM_CONFIG_CP_COMM_STRATEGY", "alltoall");
+  const auto config = resolve(
+      {.dp_shard_size = 4, .cp_size = 2, .cp_handler = TorchContextParallelConfig{.cp_comm_strategy = "allgather"}});
   EXPECT_EQ(config.total_size(), 16);
   EXPECT_EQ(config.cp_handler->cp_comm_strategy, "allgather");
   EXPECT_FALSE(config.tp_handler || config.sp_handler);
@@ -36,9 +39,13 @@ TEST(ParallelismConfig, WrongValuesAreNamedWithTheirVariable) {
   EXPECT_THAT(refusal({.cp_backend = "ring"}), HasSubstr("cp_backend is 'ring', expected torch"));
   EXPECT_THAT(refusal({.cp_size = 2, .sp_size = 3}), HasSubstr("cp_size is 2 and sp_size 3"));
   EXPECT_THAT(refusal({.dp_replicate_size = 2, .tp_size = 4}), HasSubstr("expected dp_shard_size above 1"));
-  EXPECT_THAT(refusal({.dp_replicate_size = int64_t{1} << 40, .dp_shard_size = int64_t{1} << 40}), HasSubstr("that no job has"));
-  EXPECT_THAT(refusal({.sp_size = 2, .sp_handler = DeepSpeedSequenceParallelConfig{.sp_attn_implementation = "flash-attn"}}), HasSubstr("sp_attn_implementation is 'flash-attn'"));
-  EXPECT_THAT(refusal({.cp_handler = TorchContextParallelConfig{.cp_comm_strategy = "ring"}}), HasSubstr("cp_comm_strategy is 'ring'"));
+  EXPECT_THAT(refusal({.dp_replicate_size = int64_t{1} << 40, .dp_shard_size = int64_t{1} << 40}),
+              HasSubstr("that no job has"));
+  EXPECT_THAT(
+      refusal({.sp_size = 2, .sp_handler = DeepSpeedSequenceParallelConfig{.sp_attn_implementation = "flash-attn"}}),
+      HasSubstr("sp_attn_implementation is 'flash-attn'"));
+  EXPECT_THAT(refusal({.cp_handler = TorchContextParallelConfig{.cp_comm_strategy = "ring"}}),
+              HasSubstr("cp_comm_strategy is 'ring'"));
   const Variable size("PARALLELISM_CONFIG_TP_SIZE", "two");
   EXPECT_THAT(refusal({}), HasSubstr("PARALLELISM_CONFIG_TP_SIZE is 'two'"));
 }
@@ -50,7 +57,9 @@ TEST(ParallelismConfig, FixedLengthsOfSequences) {
     const Variable none("PARALLELISM_CONFIG_SP_SEQ_LENGTH", "None");
     EXPECT_FALSE(resolve({.sp_size = 2}).sp_handler->sp_seq_length);
   }
-  EXPECT_EQ(resolve({.sp_size = 2, .sp_handler = DeepSpeedSequenceParallelConfig{.sp_seq_length = 64}}).sp_handler->sp_seq_length, 64);
+  EXPECT_EQ(resolve({.sp_size = 2, .sp_handler = DeepSpeedSequenceParallelConfig{.sp_seq_length = 64}})
+                .sp_handler->sp_seq_length,
+            64);
 }
 
 TEST(ParallelismConfig, RanksCountThroughTheMeshWithTheLastAxisFastest) {
@@ -78,16 +87,20 @@ TEST(ParallelismConfig, FitsAJobOrSaysWhyNot) {
   const auto refused = [](ParallelismConfig config, const parallel::JobFacts& job) {
     return message_of<ConfigError>([&] { validate(resolve(std::move(config)), job); });
   };
-  EXPECT_THAT(refused({.dp_replicate_size = 2, .dp_shard_size = 3}, {.num_processes = 4, .is_fsdp2 = true}), HasSubstr("found dp_replicate_size 2 * dp_shard_size 3 = 6, but the job has 4 processes"));
-  EXPECT_THAT(refused({.dp_replicate_size = 4}, {.num_processes = 4, .is_fsdp2 = true}), HasSubstr("nothing to shard over"));
+  EXPECT_THAT(refused({.dp_replicate_size = 2, .dp_shard_size = 3}, {.num_processes = 4, .is_fsdp2 = true}),
+              HasSubstr("found dp_replicate_size 2 * dp_shard_size 3 = 6, but the job has 4 processes"));
+  EXPECT_THAT(refused({.dp_replicate_size = 4}, {.num_processes = 4, .is_fsdp2 = true}),
+              HasSubstr("nothing to shard over"));
   EXPECT_THAT(refused({.dp_shard_size = 4}, {.num_processes = 4}), HasSubstr("set fsdp_version to 2"));
   EXPECT_EQ(validate(resolve({}), {.num_processes = 4, .multi_device = true}).dp_replicate_size, 4);
-  EXPECT_EQ(validate(resolve({}), {.num_processes = 4, .is_fsdp2 = true}).dp_replicate_size, 1) << "sharded over all, as without it";
+  EXPECT_EQ(validate(resolve({}), {.num_processes = 4, .is_fsdp2 = true}).dp_replicate_size, 1)
+      << "sharded over all, as without it";
 }
 
 TEST(ParallelismConfig, HandlersOfUnusedAxesWarnOnRankZero) {
   support::Warnings warnings;
-  const ParallelismConfig config = resolve({.dp_replicate_size = 2, .tp_handler = TorchTensorParallelConfig{}, .cp_handler = TorchContextParallelConfig{}});
+  const ParallelismConfig config = resolve(
+      {.dp_replicate_size = 2, .tp_handler = TorchTensorParallelConfig{}, .cp_handler = TorchContextParallelConfig{}});
   validate(config, {.num_processes = 2, .multi_device = true});
   EXPECT_THAT(warnings.text, AllOf(HasSubstr("tp_handler is set, but tp_size is 1"), HasSubstr("cp_handler")));
   warnings.text.clear();

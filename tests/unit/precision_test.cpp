@@ -4,8 +4,8 @@
 
 #include <thread>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/precision.hpp"
+#include "accelerate/utils/error.hpp"
 
 namespace accelerate {
 namespace {
@@ -78,7 +78,8 @@ TEST(Precision, WrongDeviceAndDtypeAreNamed) {
   EXPECT_THROW(autocast(at::kCPU, at::kFloat), ConfigError);
   EXPECT_EQ(product_dtype(), at::kFloat);
   EXPECT_THROW(check_precision(PrecisionType::BF16, at::Device(at::kVulkan)), ConfigError);
-  check_precision(PrecisionType::BF16, at::Device(at::kMeta));  // dry runs: FSDP brings the precision there, without autocast
+  check_precision(PrecisionType::BF16,
+                  at::Device(at::kMeta));  // dry runs: FSDP brings the precision there, without autocast
   check_precision(PrecisionType::NO, at::Device(at::kMeta));
   check_precision(PrecisionType::FP16, at::Device(at::kCPU));
 }
@@ -91,7 +92,8 @@ TEST(Precision, DtypeOfAPrecision) {
 
 TEST(Precision, OutputsComeBackInFp32) {
   using Outputs = std::map<std::string, std::vector<at::Tensor>>;
-  const Outputs outputs{{"logits", {torch::ones(2, at::kBFloat16), torch::ones(2, at::kHalf)}}, {"ids", {torch::ones(2, at::kLong), torch::ones(2, at::kDouble)}}};
+  const Outputs outputs{{"logits", {torch::ones(2, at::kBFloat16), torch::ones(2, at::kHalf)}},
+                        {"ids", {torch::ones(2, at::kLong), torch::ones(2, at::kDouble)}}};
   const Outputs converted = convert_outputs_to_fp32(outputs);
   EXPECT_EQ(converted.at("logits")[0].scalar_type(), at::kFloat);
   EXPECT_EQ(converted.at("logits")[1].scalar_type(), at::kFloat);

@@ -1,4 +1,5 @@
-/// Models that know nothing of the engine: same results, bit for bit, when all their parameters come and go, also after every single operator (paranoid).
+/// Models that know nothing of the engine: same results, bit for bit, when all their parameters come and go, also after
+/// every single operator (paranoid).
 
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
@@ -27,7 +28,8 @@ Result run(const std::shared_ptr<nn::Module>& module, const at::Tensor& input, c
   result.output = forward(x);
   (result.output * torch::linspace(-1, 1, result.output.numel()).view(result.output.sizes())).sum().backward();
   if (x.requires_grad()) result.input_gradient = x.grad().clone();
-  for (const auto& p : module->parameters()) result.gradients.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
+  for (const auto& p : module->parameters())
+    result.gradients.push_back(p.grad().defined() ? p.grad().clone() : at::Tensor());
   return result;
 }
 
@@ -78,12 +80,17 @@ TEST(ResidencyModels, Transformer) {
 }
 
 TEST(ResidencyModels, ConvolutionsAndBatchNorm) {
-  nn::Sequential model(nn::Conv2d(nn::Conv2dOptions(3, 8, 3).padding(1)), nn::BatchNorm2d(8), nn::ReLU(), nn::ConvTranspose2d(nn::ConvTranspose2dOptions(8, 4, 3)), nn::GroupNorm(nn::GroupNormOptions(2, 4)), nn::PReLU());
-  check(model, torch::randn({2, 3, 10, 10}), [&](const at::Tensor& x) { return model->forward(x); }, true);
+  nn::Sequential model(nn::Conv2d(nn::Conv2dOptions(3, 8, 3).padding(1)), nn::BatchNorm2d(8), nn::ReLU(),
+                       nn::ConvTranspose2d(nn::ConvTranspose2dOptions(8, 4, 3)),
+                       nn::GroupNorm(nn::GroupNormOptions(2, 4)), nn::PReLU());
+  check(
+      model, torch::randn({2, 3, 10, 10}), [&](const at::Tensor& x) { return model->forward(x); }, true);
 }
 
 struct RecurrentImpl : nn::Module {
-  RecurrentImpl() : lstm(register_module("lstm", nn::LSTM(nn::LSTMOptions(8, 16).num_layers(2)))), gru(register_module("gru", nn::GRU(nn::GRUOptions(16, 8)))) {}
+  RecurrentImpl()
+      : lstm(register_module("lstm", nn::LSTM(nn::LSTMOptions(8, 16).num_layers(2)))),
+        gru(register_module("gru", nn::GRU(nn::GRUOptions(16, 8)))) {}
   at::Tensor forward(const at::Tensor& x) { return std::get<0>(gru->forward(std::get<0>(lstm->forward(x)))); }
   nn::LSTM lstm;
   nn::GRU gru;
@@ -96,9 +103,11 @@ TEST(ResidencyModels, FlatWeightsOfRecurrentLayers) {
 }
 
 struct AttentionImpl : nn::Module {
-  AttentionImpl() : attention(register_module("attention", nn::MultiheadAttention(nn::MultiheadAttentionOptions(32, 4)))),
-                    encoder(register_module("encoder", nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(32, 4).dropout(0.1)))),
-                    bilinear(register_module("bilinear", nn::Bilinear(nn::BilinearOptions(32, 32, 4)))) {}
+  AttentionImpl()
+      : attention(register_module("attention", nn::MultiheadAttention(nn::MultiheadAttentionOptions(32, 4)))),
+        encoder(register_module("encoder",
+                                nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(32, 4).dropout(0.1)))),
+        bilinear(register_module("bilinear", nn::Bilinear(nn::BilinearOptions(32, 32, 4)))) {}
   at::Tensor forward(const at::Tensor& x) {
     const auto y = encoder->forward(std::get<0>(attention->forward(x, x, x)));
     return bilinear->forward(y, x);
@@ -116,7 +125,9 @@ TEST(ResidencyModels, AttentionDropoutAndBilinear) {
 
 /// One embedding used at both ends and twice in between, and a layer that is applied three times.
 struct SharedImpl : nn::Module {
-  SharedImpl() : embedding(register_module("embedding", nn::Embedding(20, 16))), layer(register_module("layer", nn::Linear(16, 16))) {}
+  SharedImpl()
+      : embedding(register_module("embedding", nn::Embedding(20, 16))),
+        layer(register_module("layer", nn::Linear(16, 16))) {}
   at::Tensor forward(const at::Tensor& ids) {
     auto x = embedding(ids);
     for (int i = 0; i < 3; ++i) x = torch::tanh(layer(x)) + embedding(ids);
@@ -140,7 +151,8 @@ TEST(ResidencyModels, ViewsAndSavedVariablesFaultIn) {
     const auto half = first->weight.narrow(0, 0, 3).t();
     const auto chunks = second->weight.unbind(0);
     auto y = torch::relu(model->forward(x));
-    return torch::matmul(y, half).sum(1, true) * chunks[2] + second->weight.view({36}).slice(0, 0, 6) * torch::stack(chunks).sum(0);
+    return torch::matmul(y, half).sum(1, true) * chunks[2] +
+           second->weight.view({36}).slice(0, 0, 6) * torch::stack(chunks).sum(0);
   });
 }
 
@@ -155,7 +167,10 @@ TEST(ResidencyModels, AutocastKeepsNoEvictedWeightsAlive) {
   const auto forward = [&](const at::Tensor& x) {
     struct Region {
       Region() { at::autocast::set_autocast_enabled(at::kCPU, true), at::autocast::set_autocast_cache_enabled(false); }
-      ~Region() { at::autocast::set_autocast_enabled(at::kCPU, false), at::autocast::set_autocast_cache_enabled(true), at::autocast::clear_cache(); }
+      ~Region() {
+        at::autocast::set_autocast_enabled(at::kCPU, false), at::autocast::set_autocast_cache_enabled(true),
+            at::autocast::clear_cache();
+      }
     } region;
     return model->forward(x).to(torch::kFloat);
   };
@@ -198,7 +213,8 @@ TEST(ResidencyModels, SecondBackwardAndGradientOfGradient) {
   for (const bool paranoid : {false, true}) {
     residency::set_paranoid(paranoid);
     const auto sharded = penalty();
-    for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(torch::equal(plain[i], sharded[i])) << i << " paranoid " << paranoid;
+    for (size_t i = 0; i < plain.size(); ++i)
+      EXPECT_TRUE(torch::equal(plain[i], sharded[i])) << i << " paranoid " << paranoid;
   }
   residency::set_paranoid(false);
 }
@@ -247,10 +263,12 @@ TEST(ResidencyModels, ScriptModulesFaultInAlike) {
   const auto forward = [&] { return script.forward({x}).toTensor(); };
   const auto plain = forward();
   residency::Residency engine({.prefetch = 0});
-  add_unit(engine, "root", ModelRef(script).parameters(), [](at::Tensor bytes) { return std::make_unique<CountingHome>(std::move(bytes)); });
+  add_unit(engine, "root", ModelRef(script).parameters(),
+           [](at::Tensor bytes) { return std::make_unique<CountingHome>(std::move(bytes)); });
   for (const bool paranoid : {false, true}) {
     residency::set_paranoid(paranoid);
-    for (int round = 0; round < 4; ++round) EXPECT_TRUE(torch::equal(forward(), plain));  // also once the profiling executor has optimised it
+    for (int round = 0; round < 4; ++round)
+      EXPECT_TRUE(torch::equal(forward(), plain));  // also once the profiling executor has optimised it
     engine.release();
   }
   residency::set_paranoid(false);

@@ -38,7 +38,9 @@ struct CountingHome final : residency::Home {
 inline at::Tensor flatten(const NamedTensors& tensors, const residency::Layout& layout) {
   torch::NoGradGuard no_grad;
   at::Tensor flat = torch::zeros({layout.numel}, tensors.front().second.options().requires_grad(false));
-  for (size_t i = 0; i < tensors.size(); ++i) flat.narrow(0, layout.offsets[i], tensors[i].second.numel()).copy_(tensors[i].second.detach().contiguous().view({-1}));
+  for (size_t i = 0; i < tensors.size(); ++i)
+    flat.narrow(0, layout.offsets[i], tensors[i].second.numel())
+        .copy_(tensors[i].second.detach().contiguous().view({-1}));
   return flat;
 }
 
@@ -50,7 +52,8 @@ inline std::vector<at::Tensor> values(const NamedTensors& named) {
 
 /// One unit of the tensors. `make_home` gets their bytes.
 template <class MakeHome>
-residency::Unit& add_unit(residency::Residency& units, const std::string& name, const NamedTensors& tensors, const MakeHome& make_home, bool keep = false) {
+residency::Unit& add_unit(residency::Residency& units, const std::string& name, const NamedTensors& tensors,
+                          const MakeHome& make_home, bool keep = false) {
   residency::PartSpec part;
   part.layout = residency::lay_out(values(tensors));
   part.home = make_home(flatten(tensors, part.layout));
@@ -61,8 +64,10 @@ residency::Unit& add_unit(residency::Residency& units, const std::string& name, 
   return units.add(name, std::move(parts), keep);
 }
 
-/// Every direct child with parameters becomes a unit whose bytes are in host memory, the module's own parameters a kept one.
-inline std::shared_ptr<residency::Residency> shard_children(const std::shared_ptr<torch::nn::Module>& module, const residency::Policy& policy) {
+/// Every direct child with parameters becomes a unit whose bytes are in host memory, the module's own parameters a kept
+/// one.
+inline std::shared_ptr<residency::Residency> shard_children(const std::shared_ptr<torch::nn::Module>& module,
+                                                            const residency::Policy& policy) {
   auto units = std::make_shared<residency::Residency>(policy);
   auto worker = std::make_shared<residency::Worker>();
   const auto home = [&](at::Tensor bytes) { return residency::host_home(std::move(bytes), worker); };
@@ -74,8 +79,10 @@ inline std::shared_ptr<residency::Residency> shard_children(const std::shared_pt
     return mine;
   };
   for (const auto& child : module->named_children())
-    if (const auto mine = fresh(ModelRef(child.value()).parameters()); !mine.empty()) add_unit(*units, child.key(), mine, home);
-  if (const auto mine = fresh(ModelRef(module).parameters()); !mine.empty()) add_unit(*units, "root", mine, home, /*keep=*/true);
+    if (const auto mine = fresh(ModelRef(child.value()).parameters()); !mine.empty())
+      add_unit(*units, child.key(), mine, home);
+  if (const auto mine = fresh(ModelRef(module).parameters()); !mine.empty())
+    add_unit(*units, "root", mine, home, /*keep=*/true);
   return units;
 }
 

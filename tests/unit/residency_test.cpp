@@ -6,9 +6,9 @@
 #include <thread>
 
 #include "accelerate/utils/error.hpp"
+#include "message_of.hpp"
 #include "residency/member.hpp"
 #include "residency_support.hpp"
-#include "message_of.hpp"
 
 namespace {
 
@@ -24,11 +24,12 @@ struct ThreeUnits {
   explicit ThreeUnits(const Policy& policy = {}) : engine(policy) {
     for (int i = 0; i < 3; ++i) {
       tensors.push_back(torch::full({4}, i + 1.0).requires_grad_());
-      units.push_back(&add_unit(engine, std::string(1, static_cast<char>('a' + i)), {{"weight_" + std::to_string(i), tensors.back()}}, [&](at::Tensor bytes) {
-        auto home = std::make_unique<CountingHome>(std::move(bytes));
-        homes.push_back(home.get());
-        return home;
-      }));
+      units.push_back(&add_unit(engine, std::string(1, static_cast<char>('a' + i)),
+                                {{"weight_" + std::to_string(i), tensors.back()}}, [&](at::Tensor bytes) {
+                                  auto home = std::make_unique<CountingHome>(std::move(bytes));
+                                  homes.push_back(home.get());
+                                  return home;
+                                }));
     }
   }
   double sum(int i) { return torch::sum(tensors[static_cast<size_t>(i)]).item<double>(); }
@@ -114,7 +115,8 @@ TEST(ResidencyStates, DataOfAnAbsentParameterIsANamedError) {
     EXPECT_NE(t.tensors[1].data_ptr(), nullptr);
   }
   t.engine.release();
-  EXPECT_THAT(support::message_of<std::exception>([&] { t.tensors[1].data_ptr(); }), contains_name) << "also after it was present once";
+  EXPECT_THAT(support::message_of<std::exception>([&] { t.tensors[1].data_ptr(); }), contains_name)
+      << "also after it was present once";
 }
 
 TEST(ResidencyStates, AMemberOutlivesItsResidencyWithAnErrorThatSaysSo) {
@@ -123,7 +125,8 @@ TEST(ResidencyStates, AMemberOutlivesItsResidencyWithAnErrorThatSaysSo) {
     ThreeUnits t;
     tensor = t.tensors[0];
   }
-  EXPECT_THAT(support::message_of<std::exception>([&] { torch::sum(tensor); }), testing::HasSubstr("parameter 'weight_0' is not resident any more"));
+  EXPECT_THAT(support::message_of<std::exception>([&] { torch::sum(tensor); }),
+              testing::HasSubstr("parameter 'weight_0' is not resident any more"));
 }
 
 TEST(ResidencyFaults, AFailedFetchLeavesTheUnitAbsentAndTheNextTouchWorks) {
@@ -173,7 +176,8 @@ TEST(ResidencyPolicy, WithoutATraceTheLeastRecentlyUsedUnitGoes) {
 }
 
 TEST(ResidencyPolicy, WithATraceTheUnitNeededLastGoes) {
-  // A loop over three units with room for two: least-recently-used misses every time (9 of 9 later touches), the best possible order misses every second time.
+  // A loop over three units with room for two: least-recently-used misses every time (9 of 9 later touches), the best
+  // possible order misses every second time.
   ThreeUnits t({.prefetch = 0, .budget_bytes = 128});
   for (int i : {0, 1, 2, 0, 1, 2}) t.sum(i);
   accelerate::residency::reset_stats();
@@ -271,13 +275,16 @@ TEST(ResidencySummon, MakesAllPresentAndWritesBackWhenAsked) {
     std::fill_n(weight.data_ptr<float>(), 16, 5.0f);
   }
   EXPECT_EQ(torch::sum(weight).item<double>(), 48);
-  EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { auto s = residency::summon(module, {.rank0_only = true}); }), testing::HasSubstr("rank0_only together with writeback"));
+  EXPECT_THAT(
+      support::message_of<accelerate::ConfigError>([&] { auto s = residency::summon(module, {.rank0_only = true}); }),
+      testing::HasSubstr("rank0_only together with writeback"));
 }
 
 TEST(ResidencyMembers, ReplacedBytesAreNoticed) {
   auto module = torch::nn::Linear(4, 4);
   Residency engine({.prefetch = 0});
-  add_unit(engine, "root", ModelRef(module.ptr()).parameters(), [](at::Tensor bytes) { return std::make_unique<CountingHome>(std::move(bytes)); });
+  add_unit(engine, "root", ModelRef(module.ptr()).parameters(),
+           [](at::Tensor bytes) { return std::make_unique<CountingHome>(std::move(bytes)); });
   EXPECT_EQ(engine.replaced_member(), nullptr);
   module->to(torch::kDouble);
   ASSERT_NE(engine.replaced_member(), nullptr);

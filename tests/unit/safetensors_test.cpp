@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "python.hpp"
 #include "scratch.hpp"
 
@@ -30,8 +30,7 @@ std::string read(const fs::path& path) {
 
 void write(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
-template <class Call>
-std::string error_of(Call&& call) {
+template <class Call> std::string error_of(Call&& call) {
   try {
     call();
   } catch (const accelerate::CheckpointError& error) {
@@ -44,11 +43,24 @@ std::string error_of(Call&& call) {
 Tensors every_dtype() {
   Tensors tensors;
   const auto values = torch::arange(6).reshape({2, 3});
-  const std::pair<const char*, at::ScalarType> dtypes[] = {
-      {"bool", at::kBool}, {"uint8", at::kByte}, {"int8", at::kChar}, {"int16", at::kShort}, {"uint16", at::kUInt16}, {"int32", at::kInt},
-      {"uint32", at::kUInt32}, {"int64", at::kLong}, {"uint64", at::kUInt64}, {"float16", at::kHalf}, {"bfloat16", at::kBFloat16},
-      {"float32", at::kFloat}, {"float64", at::kDouble}, {"float8_e4m3fn", at::kFloat8_e4m3fn}, {"float8_e5m2", at::kFloat8_e5m2},
-      {"float8_e4m3fnuz", at::kFloat8_e4m3fnuz}, {"float8_e5m2fnuz", at::kFloat8_e5m2fnuz}, {"complex64", at::kComplexFloat}};
+  const std::pair<const char*, at::ScalarType> dtypes[] = {{"bool", at::kBool},
+                                                           {"uint8", at::kByte},
+                                                           {"int8", at::kChar},
+                                                           {"int16", at::kShort},
+                                                           {"uint16", at::kUInt16},
+                                                           {"int32", at::kInt},
+                                                           {"uint32", at::kUInt32},
+                                                           {"int64", at::kLong},
+                                                           {"uint64", at::kUInt64},
+                                                           {"float16", at::kHalf},
+                                                           {"bfloat16", at::kBFloat16},
+                                                           {"float32", at::kFloat},
+                                                           {"float64", at::kDouble},
+                                                           {"float8_e4m3fn", at::kFloat8_e4m3fn},
+                                                           {"float8_e5m2", at::kFloat8_e5m2},
+                                                           {"float8_e4m3fnuz", at::kFloat8_e4m3fnuz},
+                                                           {"float8_e5m2fnuz", at::kFloat8_e5m2fnuz},
+                                                           {"complex64", at::kComplexFloat}};
   for (const auto& [name, dtype] : dtypes) tensors[name] = values.to(dtype);
   tensors["f8_e8m0"] = values.to(at::kByte).view(at::kFloat8_e8m0fnu);
   tensors["f4"] = values.to(at::kByte).view(at::kFloat4_e2m1fn_x2);
@@ -100,7 +112,10 @@ TEST(Safetensors, WeReadPythonsFileAndWriteTheSameBytes) {
 
 TEST(Safetensors, LargeElementsComeFirstThenNames) {
   const auto path = scratch("order.safetensors");
-  accelerate::save_safetensors(path, {{"z", torch::zeros(1, at::kDouble)}, {"a", torch::zeros(3, at::kByte)}, {"c", torch::zeros(2)}, {"b", torch::zeros(2)}});
+  accelerate::save_safetensors(path, {{"z", torch::zeros(1, at::kDouble)},
+                                      {"a", torch::zeros(3, at::kByte)},
+                                      {"c", torch::zeros(2)},
+                                      {"b", torch::zeros(2)}});
   const accelerate::SafetensorsFile file(path);
   EXPECT_THAT(file.names(), ElementsAre("z", "b", "c", "a"));
   EXPECT_EQ(file.info("c").dtype, "F32");
@@ -136,7 +151,8 @@ TEST(Safetensors, AFileThatIsLargerThanMemoryIsOpenedAndTouchedInPlaces) {
   // A sparse file: 64 GiB in size, a few KiB on the disk. Only a page of each end of the tensor is read.
   const auto path = scratch("huge.safetensors");
   constexpr int64_t kElements = int64_t{1} << 34;
-  auto header = "{\"big\":{\"dtype\":\"F32\",\"shape\":[" + std::to_string(kElements) + "],\"data_offsets\":[0," + std::to_string(kElements * 4) + "]}}";
+  auto header = "{\"big\":{\"dtype\":\"F32\",\"shape\":[" + std::to_string(kElements) + "],\"data_offsets\":[0," +
+                std::to_string(kElements * 4) + "]}}";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   const auto length = static_cast<uint64_t>(header.size());
   write(path, std::string(reinterpret_cast<const char*>(&length), sizeof length) + header);
@@ -150,11 +166,13 @@ TEST(Safetensors, AFileThatIsLargerThanMemoryIsOpenedAndTouchedInPlaces) {
 
 TEST(Safetensors, MisalignedTensorsAreCopied) {
   const auto path = scratch("misaligned.safetensors");
-  const std::string header = R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}} )";  // the data starts at an odd byte
+  const std::string header =
+      R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}} )";  // the data starts at an odd byte
   const auto length = static_cast<uint64_t>(header.size());
   ASSERT_EQ(length % 4, 3U);
   const float value = 1.5F;
-  write(path, std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + std::string(reinterpret_cast<const char*>(&value), sizeof value));
+  write(path, std::string(reinterpret_cast<const char*>(&length), sizeof length) + header +
+                  std::string(reinterpret_cast<const char*>(&value), sizeof value));
   EXPECT_EQ(accelerate::SafetensorsFile(path).tensor("a").item<float>(), 1.5F);
 }
 
@@ -171,9 +189,13 @@ TEST(Safetensors, StridedAndConjugateViewsAreWrittenAsTheyRead) {
 TEST(Safetensors, SharedMemoryIsRefusedByName) {
   const auto base = torch::zeros(8);
   const auto path = scratch("shared.safetensors");
-  const auto save = [&](const Tensors& tensors) { return error_of([&] { accelerate::save_safetensors(path, tensors); }); };
-  EXPECT_THAT(save({{"tied.a", base}, {"tied.b", base}}), AllOf(HasSubstr("share memory"), HasSubstr("'tied.a' with 'tied.b'")));
-  EXPECT_THAT(save({{"all", base}, {"inner", base.slice(0, 2, 3)}, {"last", base.slice(0, 6, 8)}}), AllOf(HasSubstr("'all' with 'inner'"), HasSubstr("'all' with 'last'")));
+  const auto save = [&](const Tensors& tensors) {
+    return error_of([&] { accelerate::save_safetensors(path, tensors); });
+  };
+  EXPECT_THAT(save({{"tied.a", base}, {"tied.b", base}}),
+              AllOf(HasSubstr("share memory"), HasSubstr("'tied.a' with 'tied.b'")));
+  EXPECT_THAT(save({{"all", base}, {"inner", base.slice(0, 2, 3)}, {"last", base.slice(0, 6, 8)}}),
+              AllOf(HasSubstr("'all' with 'inner'"), HasSubstr("'all' with 'last'")));
   EXPECT_FALSE(fs::exists(path)) << "a refused save must leave no file";
   // Halves of one storage do not overlap.
   accelerate::save_safetensors(path, {{"front", base.slice(0, 0, 4)}, {"back", base.slice(0, 4, 8)}});
@@ -182,7 +204,9 @@ TEST(Safetensors, SharedMemoryIsRefusedByName) {
 
 TEST(Safetensors, WhatTheFormatCannotHoldIsRefused) {
   const auto path = scratch("refused.safetensors");
-  const auto save = [&](const std::string& name, const at::Tensor& tensor) { return error_of([&] { accelerate::save_safetensors(path, {{name, tensor}}); }); };
+  const auto save = [&](const std::string& name, const at::Tensor& tensor) {
+    return error_of([&] { accelerate::save_safetensors(path, {{name, tensor}}); });
+  };
   EXPECT_THAT(save("x", torch::zeros(2, at::kComplexDouble)), HasSubstr("the format has no name for"));
   EXPECT_THAT(save("x", torch::zeros(2, at::TensorOptions(at::kMeta))), HasSubstr("meta device"));
   EXPECT_THAT(save("x", torch::eye(2).to_sparse()), HasSubstr("sparse"));
@@ -201,8 +225,12 @@ TEST(Safetensors, AFailedWriteLeavesTheOldFileAndNoTemporaryOne) {
   // A folder of that name makes the rename, the last step, fail.
   const auto blocked = folder / "blocked.safetensors";
   fs::create_directories(blocked / "x");
-  EXPECT_THAT(error_of([&] { accelerate::save_safetensors(blocked, {{"a", torch::zeros(2)}}); }), HasSubstr("can't rename"));
-  EXPECT_THAT(error_of([&] { accelerate::save_safetensors(folder / "nowhere" / "x.safetensors", {}); }), HasSubstr("can't create it"));
+  EXPECT_THAT(error_of([&] {
+                accelerate::save_safetensors(blocked, {{"a", torch::zeros(2)}});
+              }),
+              HasSubstr("can't rename"));
+  EXPECT_THAT(error_of([&] { accelerate::save_safetensors(folder / "nowhere" / "x.safetensors", {}); }),
+              HasSubstr("can't create it"));
   EXPECT_EQ(read(path), before);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 2);
 }
@@ -240,8 +268,9 @@ TEST(CheckpointFiles, OneFileOrShardsBehindAnIndex) {
   const auto b = torch::ones({2, 2});
   accelerate::save_safetensors(folder / "model-00001-of-00002.safetensors", {{"a", a}});
   accelerate::save_safetensors(folder / "model-00002-of-00002.safetensors", {{"b", b}});
-  write(folder / "model.safetensors.index.json",
-        R"({"metadata":{"total_size":40},"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}})");
+  write(
+      folder / "model.safetensors.index.json",
+      R"({"metadata":{"total_size":40},"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}})");
   expect_same(accelerate::load_checkpoint_files(folder), {{"a", a}, {"b", b}});
   expect_same(accelerate::load_checkpoint_files(folder / "model.safetensors.index.json"), {{"a", a}, {"b", b}});
   accelerate::save_safetensors(folder / "model.safetensors", {{"whole", a}});
@@ -257,17 +286,22 @@ TEST(CheckpointFiles, EachDamageOfAnIndexHasItsMessage) {
     write(folder / "model.safetensors.index.json", index);
     return error_of([&] { accelerate::load_checkpoint_files(folder); });
   };
-  EXPECT_THAT(error_of([&] { accelerate::load_checkpoint_files(folder); }), HasSubstr("holds neither model.safetensors nor"));
+  EXPECT_THAT(error_of([&] { accelerate::load_checkpoint_files(folder); }),
+              HasSubstr("holds neither model.safetensors nor"));
   EXPECT_THAT(load("{"), HasSubstr("not valid JSON"));
   EXPECT_THAT(load("[]"), HasSubstr("no object \"weight_map\""));
   EXPECT_THAT(load(R"({"weight_map":{"a":1}})"), HasSubstr("maps to 1, expected a file name"));
   EXPECT_THAT(load(R"({"weight_map":{"a":"../shard.safetensors"}})"), HasSubstr("not the plain name of a file"));
-  EXPECT_THAT(load(R"({"weight_map":{"a":"other.safetensors"}})"), HasSubstr("the shard 'other.safetensors' is not there"));
-  EXPECT_THAT(load(R"({"weight_map":{"b":"shard.safetensors"}})"), HasSubstr("should be in 'shard.safetensors', which lacks it"));
+  EXPECT_THAT(load(R"({"weight_map":{"a":"other.safetensors"}})"),
+              HasSubstr("the shard 'other.safetensors' is not there"));
+  EXPECT_THAT(load(R"({"weight_map":{"b":"shard.safetensors"}})"),
+              HasSubstr("should be in 'shard.safetensors', which lacks it"));
   fs::remove(folder / "model.safetensors.index.json");
   write(folder / "pytorch_model.bin", "x");
-  EXPECT_THAT(error_of([&] { accelerate::open_checkpoint_files(folder); }), HasSubstr("pytorch_model.bin, which can't be mapped"));
-  EXPECT_THAT(error_of([&] { accelerate::load_checkpoint_files(folder); }), HasSubstr("not an intact archive of torch.save"));
+  EXPECT_THAT(error_of([&] { accelerate::open_checkpoint_files(folder); }),
+              HasSubstr("pytorch_model.bin, which can't be mapped"));
+  EXPECT_THAT(error_of([&] { accelerate::load_checkpoint_files(folder); }),
+              HasSubstr("not an intact archive of torch.save"));
 }
 
 }  // namespace

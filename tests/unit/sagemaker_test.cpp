@@ -38,24 +38,46 @@ fs::path write(const fs::path& file, const std::string& content) {
 }
 
 TEST(SageMakerImage, IsTheSageMakerSdks) {
-  const auto fixture = nlohmann::json::parse(std::ifstream(std::string(ACCELERATE_SOURCE_DIR) + "/tests/unit/fixtures/sagemaker_requests.json"));
+  const auto fixture = nlohmann::json::parse(
+      std::ifstream(std::string(ACCELERATE_SOURCE_DIR) + "/tests/unit/fixtures/sagemaker_requests.json"));
   ASSERT_GE(fixture["images"].size(), 50U);
   for (const auto& row : fixture["images"])
-    EXPECT_EQ(training_image({.region = row[0], .instance_type = "ml.p3.2xlarge", .transformers = row[1], .pytorch = row[2], .python = row[3]}), row[4]);
+    EXPECT_EQ(training_image({.region = row[0],
+                              .instance_type = "ml.p3.2xlarge",
+                              .transformers = row[1],
+                              .pytorch = row[2],
+                              .python = row[3]}),
+              row[4]);
 }
 
 TEST(SageMakerImage, TypesOfMachines) {
   EXPECT_EQ(instance_family("ml.p4d.24xlarge"), "p4d");
   EXPECT_EQ(instance_family("local_gpu"), "local_gpu");
-  for (const char* wrong : {"p3.2xlarge", "ml.", "ml.p3", "ml..x", "ml.p3.", ""}) EXPECT_THROW(instance_family(wrong), ConfigError) << wrong;
+  for (const char* wrong : {"p3.2xlarge", "ml.", "ml.p3", "ml..x", "ml.p3.", ""})
+    EXPECT_THROW(instance_family(wrong), ConfigError) << wrong;
   EXPECT_EQ(registry_account("763104351884.dkr.ecr.us-east-1.amazonaws.com/a:b"), "763104351884");
   EXPECT_EQ(registry_account("my/image:1"), "");
 }
 
 TEST(SageMakerArguments, AreReadAsPythonReadsNumbers) {
   const auto read = [](const std::string& text) { return arguments_as_hyperparameters({"--x", text})["x"].dump(); };
-  for (const auto& [text, json] : {std::pair{"1", "1"}, {"1.0", "1"}, {"-0.5", "-0.5"}, {"1e3", "1000"}, {"1e-05", "1e-05"}, {".5", "0.5"}, {"5.", "5"}, {"+2", "2"}, {"True", "true"}, {"False", "false"}, {"true", "\"true\""},
-                                   {"nan", "\"nan\""}, {"0x10", "\"0x10\""}, {"1.2.3", "\"1.2.3\""}, {"", "\"\""}, {"a b", "\"a b\""}, {"+-1", "\"+-1\""}})
+  for (const auto& [text, json] : {std::pair{"1", "1"},
+                                   {"1.0", "1"},
+                                   {"-0.5", "-0.5"},
+                                   {"1e3", "1000"},
+                                   {"1e-05", "1e-05"},
+                                   {".5", "0.5"},
+                                   {"5.", "5"},
+                                   {"+2", "2"},
+                                   {"True", "true"},
+                                   {"False", "false"},
+                                   {"true", "\"true\""},
+                                   {"nan", "\"nan\""},
+                                   {"0x10", "\"0x10\""},
+                                   {"1.2.3", "\"1.2.3\""},
+                                   {"", "\"\""},
+                                   {"a b", "\"a b\""},
+                                   {"+-1", "\"+-1\""}})
     EXPECT_EQ(read(text), json) << text;
   EXPECT_EQ(arguments_as_hyperparameters({"--a-b=c=d", "-x", "-3"}).dump(), R"({"a_b":"c=d","x":-3})");
 }
@@ -81,9 +103,13 @@ TEST(SageMakerSource, IsReadByTar) {
   write(root / "out.tar.gz", tar_gz(files));
   EXPECT_EQ(unpacked(root / "out.tar.gz").size() % 512, 0U);
   fs::create_directories(root / "out");
-  ASSERT_EQ(std::system(("tar -xzf '" + (root / "out.tar.gz").string() + "' -C '" + (root / "out").string() + "'").c_str()), 0);
+  ASSERT_EQ(
+      std::system(("tar -xzf '" + (root / "out.tar.gz").string() + "' -C '" + (root / "out").string() + "'").c_str()),
+      0);
   fs::remove(root / "in/link");
-  EXPECT_EQ(std::system(("diff -r '" + (root / "in/deep").string() + "' '" + (root / "out/link").string() + "'").c_str()), 0) << "links are replaced by what they point to";
+  EXPECT_EQ(
+      std::system(("diff -r '" + (root / "in/deep").string() + "' '" + (root / "out/link").string() + "'").c_str()), 0)
+      << "links are replaced by what they point to";
   fs::remove_all(root / "out/link");
   EXPECT_EQ(std::system(("diff -r '" + (root / "in").string() + "' '" + (root / "out").string() + "'").c_str()), 0);
 }
@@ -92,7 +118,8 @@ TEST(SageMakerSource, NeverEndsNowhere) {
   const auto root = folder("loop");
   write(root / "in/a.txt", "first");
   fs::create_directory_symlink(root / "in", root / "in/up");
-  EXPECT_THAT(support::message_of<ConfigError>([&] { files_below(root / "in"); }), HasSubstr("a link to a folder above it"));
+  EXPECT_THAT(support::message_of<ConfigError>([&] { files_below(root / "in"); }),
+              HasSubstr("a link to a folder above it"));
   fs::remove(root / "in/up");
   auto files = files_below(root / "in");
   write(root / "in/a.txt", "now it is longer");
@@ -101,9 +128,14 @@ TEST(SageMakerSource, NeverEndsNowhere) {
 
 TEST(SageMakerProfiles, AreReadFromBothFiles) {
   const auto root = folder("profiles");
-  write(root / "config", "# a comment\n[default]\nregion = x\n[profile  one]\nRole_Arn = r ; kept\ns3 =\n  addressing_style = path\noutput = json # dropped\n[profile \"two words\"]\na=b\n[sso-session one]\nrole_arn = not this\n[plugins]\n");
-  write(root / "credentials", "[default]\naws_access_key_id = k\n[one]\nrole_arn=above\naws_secret_access_key = a=b#c\n");
-  const Profiles profiles(Environment{{"AWS_CONFIG_FILE", root / "config"}, {"AWS_SHARED_CREDENTIALS_FILE", root / "credentials"}});
+  write(root / "config",
+        "# a comment\n[default]\nregion = x\n[profile  one]\nRole_Arn = r ; kept\ns3 =\n  addressing_style = "
+        "path\noutput = json # dropped\n[profile \"two words\"]\na=b\n[sso-session one]\nrole_arn = not "
+        "this\n[plugins]\n");
+  write(root / "credentials",
+        "[default]\naws_access_key_id = k\n[one]\nrole_arn=above\naws_secret_access_key = a=b#c\n");
+  const Profiles profiles(
+      Environment{{"AWS_CONFIG_FILE", root / "config"}, {"AWS_SHARED_CREDENTIALS_FILE", root / "credentials"}});
   EXPECT_THAT(profiles.names(), ElementsAre("default", "one", "two words"));
   EXPECT_EQ(profiles.find("one")->get("role_arn"), "above");
   EXPECT_EQ(profiles.find("one")->get("output"), "json");
@@ -117,18 +149,24 @@ TEST(SageMakerProfiles, AreReadFromBothFiles) {
 }
 
 TEST(SageMakerEndpoints, AreAwsOwnUnlessSomebodySaysOtherwise) {
-  const auto endpoint = [](const std::string& region, const std::string& service, const Environment& environment = {}, const Profile& profile = {}) { return Aws(region, environment, profile).endpoint(service); };
+  const auto endpoint = [](const std::string& region, const std::string& service, const Environment& environment = {},
+                           const Profile& profile = {}) { return Aws(region, environment, profile).endpoint(service); };
   EXPECT_EQ(endpoint("eu-west-1", "sagemaker"), "https://api.sagemaker.eu-west-1.amazonaws.com");
   EXPECT_EQ(endpoint("cn-north-1", "s3"), "https://s3.cn-north-1.amazonaws.com.cn");
   EXPECT_EQ(endpoint("us-gov-west-1", "iam"), "https://iam.us-gov.amazonaws.com");
   EXPECT_EQ(endpoint("eu-west-1", "iam"), "https://iam.amazonaws.com");
   EXPECT_EQ(endpoint("eu-west-1", "logs"), "https://logs.eu-west-1.amazonaws.com");
-  const Environment environment{{"AWS_ENDPOINT_URL", "http://all:1/"}, {"AWS_ENDPOINT_URL_S3", "http://s3:2"}, {"AWS_ENDPOINT_URL_CLOUDWATCH_LOGS", "http://logs:3"}};
+  const Environment environment{{"AWS_ENDPOINT_URL", "http://all:1/"},
+                                {"AWS_ENDPOINT_URL_S3", "http://s3:2"},
+                                {"AWS_ENDPOINT_URL_CLOUDWATCH_LOGS", "http://logs:3"}};
   EXPECT_EQ(endpoint("eu-west-1", "s3", environment), "http://s3:2");
   EXPECT_EQ(endpoint("eu-west-1", "logs", environment), "http://logs:3");
   EXPECT_EQ(endpoint("eu-west-1", "sts", environment), "http://all:1");
-  EXPECT_EQ(endpoint("eu-west-1", "sts", {}, {.name = "p", .settings = {{"endpoint_url", "https://mine"}}}), "https://mine");
-  EXPECT_EQ(endpoint("eu-west-1", "sts", {{"AWS_ENDPOINT_URL", "http://all:1"}, {"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true"}}), "https://sts.eu-west-1.amazonaws.com");
+  EXPECT_EQ(endpoint("eu-west-1", "sts", {}, {.name = "p", .settings = {{"endpoint_url", "https://mine"}}}),
+            "https://mine");
+  EXPECT_EQ(endpoint("eu-west-1", "sts",
+                     {{"AWS_ENDPOINT_URL", "http://all:1"}, {"AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true"}}),
+            "https://sts.eu-west-1.amazonaws.com");
 }
 
 TEST(SageMakerXml, IsReadByName) {

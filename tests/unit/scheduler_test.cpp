@@ -2,12 +2,12 @@
 #include <torch/torch.h>
 
 #include <fstream>
-#include <tuple>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/optim.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
 
 namespace accelerate {
@@ -20,8 +20,10 @@ std::shared_ptr<torch::optim::Optimizer> make_optimizer(const std::string& kind 
   const auto groups = [](auto options) {
     using Options = decltype(options);
     std::vector<torch::optim::OptimizerParamGroup> result;
-    result.emplace_back(std::vector<at::Tensor>{torch::zeros(2, torch::requires_grad())}, std::make_unique<Options>(options));
-    result.emplace_back(std::vector<at::Tensor>{torch::zeros(3, torch::requires_grad())}, std::make_unique<Options>(Options(options).lr(0.03)));
+    result.emplace_back(std::vector<at::Tensor>{torch::zeros(2, torch::requires_grad())},
+                        std::make_unique<Options>(options));
+    result.emplace_back(std::vector<at::Tensor>{torch::zeros(3, torch::requires_grad())},
+                        std::make_unique<Options>(Options(options).lr(0.03)));
     return result;
   };
   if (kind == "AdamW") {
@@ -51,25 +53,40 @@ const std::map<std::string, Maker>& makers() {
       {"cosine_two_waves", [](Opt o) { return cosine_schedule_with_warmup(o, 3, 30, 2.0); }},
       {"cosine_restarts", [](Opt o) { return cosine_with_hard_restarts_schedule_with_warmup(o, 5, 29, 3); }},
       {"polynomial", [](Opt o) { return polynomial_decay_schedule_with_warmup(o, 4, 28); }},
-      {"polynomial_power", [](Opt o) { return polynomial_decay_schedule_with_warmup(o, 4, 28, {.lr_end = 1e-3, .power = 2.5}); }},
+      {"polynomial_power",
+       [](Opt o) { return polynomial_decay_schedule_with_warmup(o, 4, 28, {.lr_end = 1e-3, .power = 2.5}); }},
       {"inverse_sqrt", [](Opt o) { return inverse_sqrt_schedule(o, 6); }},
       {"inverse_sqrt_timescale", [](Opt o) { return inverse_sqrt_schedule(o, 6, 50); }},
       {"inverse_sqrt_no_warmup", [](Opt o) { return inverse_sqrt_schedule(o, 0); }},
       {"lambda", [](Opt o) { return lambda_lr(o, [](int64_t n) { return std::pow(0.95, n); }); }},
       {"lambda_per_group",
        [](Opt o) {
-         return lambda_lr(o, std::vector<LambdaFactor>{[](int64_t n) { return 1.0 / static_cast<double>(n + 1); }, [](int64_t n) { return 1.0 - static_cast<double>(n) / 100; }});
+         return lambda_lr(o, std::vector<LambdaFactor>{[](int64_t n) { return 1.0 / static_cast<double>(n + 1); },
+                                                       [](int64_t n) { return 1.0 - static_cast<double>(n) / 100; }});
        }},
       {"one_cycle", [](Opt o) { return one_cycle(o, {.max_lr = {0.5}, .total_steps = 32}); }},
       {"one_cycle_linear",
        [](Opt o) {
-         return one_cycle(o, {.max_lr = {0.5, 0.2}, .epochs = 4, .steps_per_epoch = 8, .pct_start = 0.4, .anneal_strategy = AnnealStrategy::linear});
+         return one_cycle(o, {.max_lr = {0.5, 0.2},
+                              .epochs = 4,
+                              .steps_per_epoch = 8,
+                              .pct_start = 0.4,
+                              .anneal_strategy = AnnealStrategy::linear});
        }},
-      {"one_cycle_three_phase", [](Opt o) { return one_cycle(o, {.max_lr = {0.5}, .total_steps = 32, .three_phase = true}); }},
-      {"one_cycle_no_momentum", [](Opt o) { return one_cycle(o, {.max_lr = {0.5}, .total_steps = 32, .cycle_momentum = false}); }},
+      {"one_cycle_three_phase",
+       [](Opt o) { return one_cycle(o, {.max_lr = {0.5}, .total_steps = 32, .three_phase = true}); }},
+      {"one_cycle_no_momentum",
+       [](Opt o) { return one_cycle(o, {.max_lr = {0.5}, .total_steps = 32, .cycle_momentum = false}); }},
       {"step", [](Opt o) { return from_torch(o, std::make_shared<torch::optim::StepLR>(o, 5, 0.7)); }},
-      {"plateau", [](Opt o) { return reduce_lr_on_plateau(o, {.factor = 0.3, .patience = 2, .cooldown = 1, .min_lr = {1e-3, 1e-4}}); }},
-      {"plateau_max_abs", [](Opt o) { return reduce_lr_on_plateau(o, {.maximize = true, .patience = 1, .threshold = 0.05, .absolute_threshold = true}); }},
+      {"plateau",
+       [](Opt o) {
+         return reduce_lr_on_plateau(o, {.factor = 0.3, .patience = 2, .cooldown = 1, .min_lr = {1e-3, 1e-4}});
+       }},
+      {"plateau_max_abs",
+       [](Opt o) {
+         return reduce_lr_on_plateau(o,
+                                     {.maximize = true, .patience = 1, .threshold = 0.05, .absolute_threshold = true});
+       }},
   };
   return all;
 }
@@ -83,7 +100,8 @@ const Json& cases() {
 }
 
 void expect_close(double found, double expected, const std::string& where) {
-  EXPECT_LE(std::abs(found - expected), 1e-12 * std::abs(expected) + 1e-300) << where << ": found " << found << ", Python has " << expected;
+  EXPECT_LE(std::abs(found - expected), 1e-12 * std::abs(expected) + 1e-300)
+      << where << ": found " << found << ", Python has " << expected;
 }
 
 TEST(Scheduler, EveryScheduleGivesPythonsRates) {
@@ -93,14 +111,18 @@ TEST(Scheduler, EveryScheduleGivesPythonsRates) {
     auto optimizer = make_optimizer(expected["optimizer"]);
     const Scheduler schedule = makers().at(name)(*optimizer);
     for (size_t step = 0; step < expected["rates"].size(); ++step) {
-      if (step > 0) schedule.step(expected.contains("metrics") ? std::optional(expected["metrics"][step - 1].get<double>()) : std::nullopt);
+      if (step > 0)
+        schedule.step(expected.contains("metrics") ? std::optional(expected["metrics"][step - 1].get<double>())
+                                                   : std::nullopt);
       EXPECT_EQ(schedule.last_epoch(), static_cast<int64_t>(step)) << name;
       EXPECT_EQ(schedule.step_count(), static_cast<int64_t>(step + 1)) << name;
       for (size_t group = 0; group < 2; ++group) {
         const std::string where = name + " step " + std::to_string(step) + " group " + std::to_string(group);
         expect_close(optimizer->param_groups()[group].options().get_lr(), expected["rates"][step][group], where);
         expect_close(schedule.get_last_lr()[group], expected["rates"][step][group], where + " (get_last_lr)");
-        if (expected.contains("momenta")) expect_close(momentum_of(optimizer->param_groups()[group]), expected["momenta"][step][group], where + " (momentum)");
+        if (expected.contains("momenta"))
+          expect_close(momentum_of(optimizer->param_groups()[group]), expected["momenta"][step][group],
+                       where + " (momentum)");
       }
     }
   }
@@ -112,7 +134,9 @@ TEST(Scheduler, StateHasPythonsKeysAndResumesAnywhere) {
     if (name == "step") continue;  // LibTorch's own: see below
     auto first = make_optimizer(expected["optimizer"]);
     const Scheduler saved = makers().at(name)(*first);
-    const auto metric = [&](size_t step) { return expected.contains("metrics") ? std::optional(expected["metrics"][step].get<double>()) : std::nullopt; };
+    const auto metric = [&](size_t step) {
+      return expected.contains("metrics") ? std::optional(expected["metrics"][step].get<double>()) : std::nullopt;
+    };
     for (size_t step = 0; step < 13; ++step) saved.step(metric(step));
     const c10::IValue state = saved.state_dict();
     std::vector<std::string> keys;
@@ -123,12 +147,14 @@ TEST(Scheduler, StateHasPythonsKeysAndResumesAnywhere) {
     auto second = make_optimizer(expected["optimizer"]);
     const Scheduler loaded = makers().at(name)(*second);
     loaded.load_state_dict(state);
-    for (size_t group = 0; group < 2; ++group) second->param_groups()[group].options().set_lr(saved.get_last_lr()[group]);  // comes with the optimizer's state
+    for (size_t group = 0; group < 2; ++group)
+      second->param_groups()[group].options().set_lr(saved.get_last_lr()[group]);  // comes with the optimizer's state
     EXPECT_EQ(loaded.get_last_lr(), saved.get_last_lr()) << name;
     for (size_t step = 13; step < 32; ++step) {
       loaded.step(metric(step));
       for (size_t group = 0; group < 2; ++group)
-        expect_close(second->param_groups()[group].options().get_lr(), expected["rates"][step + 1][group], name + " resumed, step " + std::to_string(step));
+        expect_close(second->param_groups()[group].options().get_lr(), expected["rates"][step + 1][group],
+                     name + " resumed, step " + std::to_string(step));
     }
   }
 }
@@ -149,7 +175,9 @@ TEST(Scheduler, TorchScheduleResumes) {
 
 TEST(Scheduler, TorchPlateauStepsAndSaysThatItHasNoState) {
   auto optimizer = make_optimizer();
-  const Scheduler schedule = from_torch(*optimizer, std::make_shared<torch::optim::ReduceLROnPlateauScheduler>(*optimizer, torch::optim::ReduceLROnPlateauScheduler::min, 0.5F, 1));
+  const Scheduler schedule =
+      from_torch(*optimizer, std::make_shared<torch::optim::ReduceLROnPlateauScheduler>(
+                                 *optimizer, torch::optim::ReduceLROnPlateauScheduler::min, 0.5F, 1));
   for (double loss : {1.0, 1.0, 1.0, 1.0}) schedule.step(loss);
   EXPECT_NEAR(schedule.get_last_lr()[0], 0.05, 1e-9);
   EXPECT_THROW(schedule.step(), ConfigError);
@@ -165,7 +193,8 @@ TEST(Scheduler, WrongUseIsNamed) {
   EXPECT_THROW(one_cycle(*optimizer, {.max_lr = {1.0}, .total_steps = 0}), ConfigError);
   EXPECT_THROW(reduce_lr_on_plateau(*optimizer, {.factor = 1.0}), ConfigError);
   EXPECT_THROW(reduce_lr_on_plateau(*optimizer).step(), ConfigError);
-  torch::optim::Adagrad adagrad(std::vector<at::Tensor>{torch::zeros(1, torch::requires_grad())}, torch::optim::AdagradOptions(0.1));
+  torch::optim::Adagrad adagrad(std::vector<at::Tensor>{torch::zeros(1, torch::requires_grad())},
+                                torch::optim::AdagradOptions(0.1));
   EXPECT_THROW(one_cycle(adagrad, {.max_lr = {1.0}, .total_steps = 4}), ConfigError);
   const Scheduler cycle = one_cycle(*optimizer, {.max_lr = {1.0}, .total_steps = 3});
   for (int step = 0; step < 3; ++step) cycle.step();
@@ -183,12 +212,14 @@ TEST(Scheduler, BadStatesAreRefusedAndChangeNothing) {
     EXPECT_EQ(schedule.last_epoch(), 1) << what;
   };
   refuses("missing key", [](Dict& s) { std::ignore = s.erase("last_epoch"); });
-  refuses("wrong number of groups", [](Dict& s) { s.insert_or_assign("base_lrs", make_list(std::vector<double>{1.0})); });
+  refuses("wrong number of groups",
+          [](Dict& s) { s.insert_or_assign("base_lrs", make_list(std::vector<double>{1.0})); });
   refuses("wrong type", [](Dict& s) { s.insert_or_assign("last_epoch", "seven"); });
   refuses("fraction", [](Dict& s) { s.insert_or_assign("last_epoch", 1.5); });
   EXPECT_THROW(schedule.load_state_dict(c10::IValue(3)), CheckpointError);
   const Scheduler cycle = one_cycle(*optimizer, {.max_lr = {1.0}, .total_steps = 5});
-  EXPECT_THROW(one_cycle(*optimizer, {.max_lr = {1.0}, .total_steps = 6}).load_state_dict(cycle.state_dict()), CheckpointError);
+  EXPECT_THROW(one_cycle(*optimizer, {.max_lr = {1.0}, .total_steps = 6}).load_state_dict(cycle.state_dict()),
+               CheckpointError);
 }
 
 // The cases of the reference's test_scheduler.py, for one process. Two and three ranks: tests/dist/optim_test.cpp.
@@ -238,7 +269,8 @@ TEST_F(AcceleratedSchedulerTest, IndependentOfTheOptimizerWhenToldSo) {
 }
 
 TEST_F(AcceleratedSchedulerTest, OneCycleNeverPassesItsEnd) {
-  const AcceleratedScheduler schedule(one_cycle(adamw, {.max_lr = {0.01}, .epochs = 1, .steps_per_epoch = 2}), {optimizer});
+  const AcceleratedScheduler schedule(one_cycle(adamw, {.max_lr = {0.01}, .epochs = 1, .steps_per_epoch = 2}),
+                                      {optimizer});
   for (int step = 0; step < 6; ++step) schedule.step();
   EXPECT_EQ(schedule.last_epoch(), 2);
 }

@@ -5,11 +5,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/models/tokenizer.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
@@ -84,7 +84,8 @@ TEST(Tokenizer, LongPiecesAreMergedAsShortOnes) {
 TEST(Tokenizer, BatchesArePaddedOnTheLeft) {
   const auto tokenizer = load(small_json(), {{"pad_token", "!"}});
   const auto batch = tokenizer.encode_batch({"abc", "ab d"});
-  EXPECT_TRUE(batch.input_ids.equal(torch::tensor({{int64_t{'!'}, int64_t{'!'}, int64_t{201}}, {int64_t{200}, int64_t{0}, int64_t{'d'}}})));
+  EXPECT_TRUE(batch.input_ids.equal(
+      torch::tensor({{int64_t{'!'}, int64_t{'!'}, int64_t{201}}, {int64_t{200}, int64_t{0}, int64_t{'d'}}})));
   EXPECT_TRUE(batch.attention_mask.equal(torch::tensor({{0, 0, 1}, {1, 1, 1}}, at::kLong)));
   EXPECT_THROW(tokenizer.encode_batch({}), accelerate::ShapeError);
 }
@@ -123,36 +124,49 @@ TEST(Tokenizer, NamesWhatItCantDo) {
     changed[key] = value;
     return error_of(changed);
   };
-  EXPECT_THAT(with("normalizer", {{"type", "Lowercase"}}), HasSubstr("the normalizer {\"type\":\"Lowercase\"} is not supported"));
+  EXPECT_THAT(with("normalizer", {{"type", "Lowercase"}}),
+              HasSubstr("the normalizer {\"type\":\"Lowercase\"} is not supported"));
   EXPECT_THAT(with("pre_tokenizer", {{"type", "Metaspace"}}), HasSubstr("the pre-tokenizer"));
   EXPECT_THAT(with("post_processor", {{"type", "RobertaProcessing"}}), HasSubstr("the post-processor"));
   EXPECT_THAT(with("decoder", {{"type", "WordPiece"}}), HasSubstr("the decoder"));
   EXPECT_THAT(with("model", {{"type", "Unigram"}}), HasSubstr("the model \"Unigram\""));
   EXPECT_THAT(with("model", {{"type", "BPE"}}), HasSubstr("a field is not of the form"));
-  EXPECT_THAT(with("pre_tokenizer", {{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}}), HasSubstr("tokenizer pattern '(a'"));
+  EXPECT_THAT(with("pre_tokenizer", {{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}}),
+              HasSubstr("tokenizer pattern '(a'"));
   auto merges = small_json();
   merges["model"]["merges"].push_back("x y");
   EXPECT_THAT(error_of(merges), HasSubstr("the merge of 'x' and 'y' is of tokens that the vocabulary lacks"));
   auto byte_fallback = small_json();
   byte_fallback["model"]["byte_fallback"] = true;
   EXPECT_THAT(error_of(byte_fallback), HasSubstr("byte_fallback"));
-  EXPECT_THAT(support::message_of<CheckpointError>([] { Tokenizer::from_pretrained(folder("empty")); }), HasSubstr("neither tokenizer.json nor vocab.json"));
+  EXPECT_THAT(support::message_of<CheckpointError>([] { Tokenizer::from_pretrained(folder("empty")); }),
+              HasSubstr("neither tokenizer.json nor vocab.json"));
 }
 
 TEST(Tokenizer, ChatMlIsRecognisedAndNothingElse) {
   const std::vector<accelerate::models::ChatMessage> question = {{"user", "Hi {{ x }}"}};
-  const auto render = [&](const std::string& text, bool prompt = true) { return load(small_json(), {{"chat_template", text}}).apply_chat_template(question, prompt); };
-  const std::string plain = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+  const auto render = [&](const std::string& text, bool prompt = true) {
+    return load(small_json(), {{"chat_template", text}}).apply_chat_template(question, prompt);
+  };
+  const std::string plain =
+      "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + "
+      "'\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
   EXPECT_EQ(render(plain), "<|im_start|>user\nHi {{ x }}<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(render(plain, false), "<|im_start|>user\nHi {{ x }}<|im_end|>\n");
-  EXPECT_EQ(render("{%- for message in messages %}\n  {{- \"<|im_start|>\" + message.role + \"\\n\" + message.content + \"<|im_end|>\\n\" }}\n{%- endfor %}\n{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n' }}\n{%- endif %}\n"),
+  EXPECT_EQ(render("{%- for message in messages %}\n  {{- \"<|im_start|>\" + message.role + \"\\n\" + message.content "
+                   "+ \"<|im_end|>\\n\" }}\n{%- endfor %}\n{%- if add_generation_prompt %}\n    {{- "
+                   "'<|im_start|>assistant\\n' }}\n{%- endif %}\n"),
             render(plain));
-  for (const std::string& other : {plain + "x", "{{ bos_token }}" + plain, std::string("{% for m in messages %}{% endfor %}"), std::string("{{ 'a' }}")})
-    EXPECT_THAT(support::message_of<CheckpointError>([&] { render(other); }), HasSubstr("not of a known form")) << other;
-  EXPECT_THAT(support::message_of<CheckpointError>([&] { load(small_json()).apply_chat_template(question); }), HasSubstr("without a chat template"));
+  for (const std::string& other : {plain + "x", "{{ bos_token }}" + plain,
+                                   std::string("{% for m in messages %}{% endfor %}"), std::string("{{ 'a' }}")})
+    EXPECT_THAT(support::message_of<CheckpointError>([&] { render(other); }), HasSubstr("not of a known form"))
+        << other;
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { load(small_json()).apply_chat_template(question); }),
+              HasSubstr("without a chat template"));
 }
 
-// --- against the reference -----------------------------------------------------------------------------------------------------------
+// --- against the reference
+// -----------------------------------------------------------------------------------------------------------
 
 fs::path smollm() { return *support::data_dir() / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"; }
 
@@ -164,19 +178,23 @@ void expect_same(const Tokenizer& tokenizer, const fs::path& cases, const std::s
     const auto text = entry["text"].get<std::string>();
     const auto expected = entry["ids"].get<std::vector<int64_t>>();
     const auto ids = tokenizer.encode(text);
-    const bool same = ids == expected && tokenizer.decode(expected) == entry["decoded"] && tokenizer.decode(expected, false) == entry["all"];
+    const bool same = ids == expected && tokenizer.decode(expected) == entry["decoded"] &&
+                      tokenizer.decode(expected, false) == entry["all"];
     std::string streamed;
     StreamDecoder stream(tokenizer);
     for (const auto id : expected) streamed += stream.push(id);
     if (same && streamed + stream.finish() == entry["decoded"]) continue;
-    if (++wrong <= 5) ADD_FAILURE() << kind << ": " << text << "\nexpected " << entry["ids"].dump() << "\n     got " << json(ids).dump() << "\ndecoded  " << entry["decoded"] << "\n     got " << json(tokenizer.decode(expected)).dump();
+    if (++wrong <= 5)
+      ADD_FAILURE() << kind << ": " << text << "\nexpected " << entry["ids"].dump() << "\n     got " << json(ids).dump()
+                    << "\ndecoded  " << entry["decoded"] << "\n     got " << json(tokenizer.decode(expected)).dump();
   }
   EXPECT_GT(count, 5000) << kind;
   EXPECT_EQ(wrong, 0) << kind << " of " << count;
 }
 
 void run_peer(const std::string& kind) {
-  const auto peer = support::run_python("tests/unit/tokenizer_peer.py", {"cases", kind, smollm().string(), folder(kind).string()});
+  const auto peer =
+      support::run_python("tests/unit/tokenizer_peer.py", {"cases", kind, smollm().string(), folder(kind).string()});
   ASSERT_EQ(peer.exit_code, 0) << peer.output;
 }
 
@@ -188,8 +206,10 @@ TEST(TokenizerParity, SmolLm2FromItsModelAndFromTokenizerJson) {
   expect_same(tokenizer, folder("smollm") / "cases.jsonl", "gguf");
   expect_same(Tokenizer::from_pretrained(folder("smollm")), folder("smollm") / "cases.jsonl", "tokenizer.json");
   EXPECT_EQ(tokenizer.apply_chat_template({{"user", "Hi"}}),
-            "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
-  EXPECT_EQ(tokenizer.apply_chat_template({{"system", "S"}, {"user", "Hi"}}, false), "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n");
+            "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+            "Face<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(tokenizer.apply_chat_template({{"system", "S"}, {"user", "Hi"}}, false),
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n");
   EXPECT_THAT(tokenizer.encode("<|im_end|>"), ElementsAre(2));
   EXPECT_EQ(tokenizer.eos_token_id(), 2);
   EXPECT_THAT(tokenizer.encode("The capital of France is"), ElementsAre(504, 3575, 282, 4649, 314));
@@ -224,9 +244,11 @@ TEST(TokenizerParity, ProseAndItsTime) {
   std::string text{std::istreambuf_iterator<char>(pairs), {}};
   const auto path = folder("prose") / "text";
   std::ofstream(path, std::ios::binary) << text;
-  const auto made = support::run_python("tests/unit/tokenizer_peer.py", {"cases", "smollm", smollm().string(), folder("prose").string()});
+  const auto made = support::run_python("tests/unit/tokenizer_peer.py",
+                                        {"cases", "smollm", smollm().string(), folder("prose").string()});
   ASSERT_EQ(made.exit_code, 0) << made.output;
-  const auto peer = support::run_python("tests/unit/tokenizer_peer.py", {"speed", folder("prose").string(), path.string()});
+  const auto peer =
+      support::run_python("tests/unit/tokenizer_peer.py", {"speed", folder("prose").string(), path.string()});
   ASSERT_EQ(peer.exit_code, 0) << peer.output;
   const auto theirs = json::parse(peer.output);
   const auto tokenizer = Tokenizer::from_pretrained(smollm());
@@ -238,7 +260,8 @@ TEST(TokenizerParity, ProseAndItsTime) {
     best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   EXPECT_EQ(ids, theirs["ids"].get<std::vector<int64_t>>());
-  std::printf("%.2f MB: %.3f s, the tokenizers package %.3f s\n", static_cast<double>(text.size()) / 1e6, best, theirs["seconds"].get<double>());
+  std::printf("%.2f MB: %.3f s, the tokenizers package %.3f s\n", static_cast<double>(text.size()) / 1e6, best,
+              theirs["seconds"].get<double>());
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Files that Python's torch.save and TorchScript wrote: what is in them, their weights, and what is said of damaged ones.
+// Files that Python's torch.save and TorchScript wrote: what is in them, their weights, and what is said of damaged
+// ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/jit/serialization/import.h>
@@ -9,8 +10,8 @@
 
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/bigmodel/estimate.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/torch_archive.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
@@ -63,11 +64,16 @@ TEST_F(TorchFiles, OfBothFormsLoadAndAreUsedWhereTheyLie) {
         return Net();
       }();
       std::optional<accelerate::Dispatched<Net>> dispatched;
-      if (on_disk) dispatched = accelerate::load_checkpoint_and_dispatch(net, folder / name, {.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload = {.always_read = true}});
+      if (on_disk)
+        dispatched = accelerate::load_checkpoint_and_dispatch(
+            net, folder / name, {.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload = {.always_read = true}});
       else accelerate::load_checkpoint_in_model(net, folder / name);
       for (const auto& [key, tensor] : accelerate::ModelRef(net.ptr()).state()) {
         const at::Tensor& saved = expected.at(key == "head.weight" ? "words.weight" : key);
-        EXPECT_TRUE(torch::equal(std::string(name) == "half.bin" && tensor.is_floating_point() ? saved.to(at::kHalf).to(at::kFloat) : saved, tensor.clone())) << key;
+        EXPECT_TRUE(torch::equal(
+            std::string(name) == "half.bin" && tensor.is_floating_point() ? saved.to(at::kHalf).to(at::kFloat) : saved,
+            tensor.clone()))
+            << key;
       }
     }
   const auto views = std::make_shared<accelerate::formats::InputFile>(folder / "views.bin");
@@ -89,27 +95,44 @@ TEST_F(TorchFiles, AreDescribedWithoutLoadingThem) {
     for (const auto& [key, bytes] : accelerate::compute_module_sizes(module).entries()) theirs[key] = bytes;
     EXPECT_EQ(ours, theirs);
     EXPECT_THAT(accelerate::find_tied_parameters(found.tree), ElementsAre(ElementsAre("head.weight", "words.weight")));
-    EXPECT_EQ(accelerate::calculate_maximum_sizes(found.tree).largest_layer.names, accelerate::calculate_maximum_sizes(module).largest_layer.names);
+    EXPECT_EQ(accelerate::calculate_maximum_sizes(found.tree).largest_layer.names,
+              accelerate::calculate_maximum_sizes(module).largest_layer.names);
   }
 
   // Tensors by name.
-  const auto expected = accelerate::compute_module_sizes(accelerate::find_model((folder / "model.safetensors").string()).tree)[""];
-  for (const char* name : {"zip.bin", "stream.bin"}) EXPECT_EQ(accelerate::compute_module_sizes(accelerate::find_model((folder / name).string()).tree)[""], expected) << name;
-  EXPECT_EQ(accelerate::compute_module_sizes(accelerate::find_model((folder / "half.bin").string()).tree)[""], expected + 10 * 4 * 4) << "in fp32, and converting has untied the head";
+  const auto expected =
+      accelerate::compute_module_sizes(accelerate::find_model((folder / "model.safetensors").string()).tree)[""];
+  for (const char* name : {"zip.bin", "stream.bin"})
+    EXPECT_EQ(accelerate::compute_module_sizes(accelerate::find_model((folder / name).string()).tree)[""], expected)
+        << name;
+  EXPECT_EQ(accelerate::compute_module_sizes(accelerate::find_model((folder / "half.bin").string()).tree)[""],
+            expected + 10 * 4 * 4)
+      << "in fp32, and converting has untied the head";
   // Shards, in each of which storages are counted from 0.
   for (const char* shard : {"a.bin", "b.bin"}) fs::copy_file(folder / "zip.bin", folder / shard);
-  std::ofstream(folder / "pytorch_model.bin.index.json") << R"({"weight_map": {"words.weight": "a.bin", "norm.weight": "b.bin"}})";
-  EXPECT_EQ(accelerate::compute_module_sizes(accelerate::find_model((folder / "pytorch_model.bin.index.json").string()).tree)[""], 2 * expected);
-  const auto error = [&](const char* name) { return support::message_of<accelerate::CheckpointError>([&] { accelerate::find_model((folder / name).string()); }); };
+  std::ofstream(folder / "pytorch_model.bin.index.json")
+      << R"({"weight_map": {"words.weight": "a.bin", "norm.weight": "b.bin"}})";
+  EXPECT_EQ(accelerate::compute_module_sizes(
+                accelerate::find_model((folder / "pytorch_model.bin.index.json").string()).tree)[""],
+            2 * expected);
+  const auto error = [&](const char* name) {
+    return support::message_of<accelerate::CheckpointError>([&] { accelerate::find_model((folder / name).string()); });
+  };
   EXPECT_THAT(error("nested.bin"), HasSubstr("under 'model' is a dict, expected a tensor"));
-  EXPECT_THAT(error("module.bin"), HasSubstr("it holds an object, expected tensors by their names or a TorchScript module"));
+  EXPECT_THAT(error("module.bin"),
+              HasSubstr("it holds an object, expected tensors by their names or a TorchScript module"));
   Net net;
-  const auto loading = [&](const char* name) { return support::message_of<accelerate::CheckpointError>([&] { accelerate::load_checkpoint_in_model(net, folder / name); }); };
-  EXPECT_THAT(loading("script.pt"), HasSubstr("it is a TorchScript module, expected tensors. Load it with torch::jit::load()"));
+  const auto loading = [&](const char* name) {
+    return support::message_of<accelerate::CheckpointError>(
+        [&] { accelerate::load_checkpoint_in_model(net, folder / name); });
+  };
+  EXPECT_THAT(loading("script.pt"),
+              HasSubstr("it is a TorchScript module, expected tensors. Load it with torch::jit::load()"));
   EXPECT_THAT(loading("module.bin"), HasSubstr("Python code in files is never executed here"));
 }
 
-/// Each file cut at many places, and with single bytes changed: an error that names it, or other numbers; nothing is loaded then, and nothing crashes.
+/// Each file cut at many places, and with single bytes changed: an error that names it, or other numbers; nothing is
+/// loaded then, and nothing crashes.
 TEST_F(TorchFiles, DamageIsFound) {
   for (const char* name : {"zip.bin", "stream.bin", "model.safetensors"}) {
     std::ifstream stream(folder / name, std::ios::binary);
@@ -132,9 +155,12 @@ TEST_F(TorchFiles, DamageIsFound) {
     ASSERT_EQ(try_it(bytes), "") << name;
     for (size_t i = 0; i < 60; ++i) {
       const size_t size = bytes.size() * i / 60;
-      EXPECT_THAT(try_it(bytes.substr(0, size)), HasSubstr("damaged-")) << name << " cut to " << size << " of " << bytes.size() << " bytes";
+      EXPECT_THAT(try_it(bytes.substr(0, size)), HasSubstr("damaged-"))
+          << name << " cut to " << size << " of " << bytes.size() << " bytes";
     }
-    EXPECT_THAT(try_it(bytes.substr(0, bytes.size() - 1)), AllOf(HasSubstr("damaged-"), testing::AnyOf(HasSubstr("truncated"), HasSubstr("damaged or of another save"))));
+    EXPECT_THAT(
+        try_it(bytes.substr(0, bytes.size() - 1)),
+        AllOf(HasSubstr("damaged-"), testing::AnyOf(HasSubstr("truncated"), HasSubstr("damaged or of another save"))));
     for (size_t i = 0; i < bytes.size(); i += 13) {
       std::string changed = bytes;
       changed[i] = static_cast<char>(changed[i] ^ (i % 2 ? 0x80 : 0xff));
@@ -149,11 +175,13 @@ TEST(TorchArchives, DoNotGrowWithoutLimit) {
     const auto path = fs::path(support::scratch_dir()) / "values.pt";
     std::ofstream(path, std::ios::binary) << support::stored_zip({{"m/data.pkl", "\x80\x02" + pickle + "."}});
     const auto file = std::make_shared<accelerate::formats::InputFile>(path);
-    return support::message_of<accelerate::CheckpointError>([&] { accelerate::formats::TorchArchive(file, 0, file->size(), "values").value(); });
+    return support::message_of<accelerate::CheckpointError>(
+        [&] { accelerate::formats::TorchArchive(file, 0, file->size(), "values").value(); });
   };
   std::string doubling = "]q\1";
   doubling[2] = 0;
-  for (char i = 1; i < 60; ++i) doubling += std::string("0]") + "h" + std::string(1, i - 1) + "a" + "h" + std::string(1, i - 1) + "a" + "q" + i;
+  for (char i = 1; i < 60; ++i)
+    doubling += std::string("0]") + "h" + std::string(1, i - 1) + "a" + "h" + std::string(1, i - 1) + "a" + "q" + i;
   EXPECT_THAT(error(doubling), HasSubstr("describes more than 10000000 values"));
   std::string long_texts = "](X" + std::string("\0\0\x40\0", 4) + std::string(4 << 20, 't') + std::string("q\0", 2);
   for (int i = 0; i < 100'000; ++i) long_texts += std::string("h\0", 2);

@@ -1,4 +1,5 @@
-// Walking through batches of any type, sending objects, batch-size finding, progress bars, shared state: all that needs one process only.
+// Walking through batches of any type, sending objects, batch-size finding, progress bars, shared state: all that needs
+// one process only.
 #include <accelerate/accelerate.hpp>
 
 #include <gmock/gmock.h>
@@ -47,8 +48,7 @@ Tree tree() {
           .mixed = {"text", 0.5, number(11)}};
 }
 
-template <class T>
-std::vector<int64_t> numbers_in(const T& value) {
+template <class T> std::vector<int64_t> numbers_in(const T& value) {
   std::vector<int64_t> result;
   nested::for_each_tensor(value, [&](const torch::Tensor& t) { result.push_back(t.item<int64_t>()); });
   return result;
@@ -63,7 +63,8 @@ TEST(Nested, VisitsEveryTensorInAFixedOrder) {
   EXPECT_EQ(std::get<0>(doubled.mixed), "text");
   EXPECT_EQ(doubled.leaves[1].maybe->second, 7);
   EXPECT_EQ(send_to_device(tree(), at::kMeta).example.target.device(), at::Device(at::kMeta));
-  static_assert(nested::all_tensors<std::tuple<torch::Tensor, std::vector<torch::Tensor>>> && !nested::all_tensors<Tree> && nested::all_tensors<torch::data::Example<>>);
+  static_assert(nested::all_tensors<std::tuple<torch::Tensor, std::vector<torch::Tensor>>> &&
+                !nested::all_tensors<Tree> && nested::all_tensors<torch::data::Example<>>);
 }
 
 TEST(Nested, JoinsEqualStructuresAndRefusesOthers) {
@@ -74,7 +75,10 @@ TEST(Nested, JoinsEqualStructuresAndRefusesOthers) {
   EXPECT_EQ(numbers_in(slice), numbers_in(tree()));
   auto other = tree();
   other.leaves.pop_back();
-  EXPECT_THAT(message_of<ShapeError>([&] { concatenate(std::vector<Tree>{tree(), other}); }), HasSubstr("2 and 1 items"));
+  EXPECT_THAT(message_of<ShapeError>([&] {
+                concatenate(std::vector<Tree>{tree(), other});
+              }),
+              HasSubstr("2 and 1 items"));
   other = tree();
   other.named.erase("a");
   EXPECT_THROW(concatenate(std::vector<Tree>{tree(), other}), ShapeError);
@@ -88,8 +92,10 @@ TEST(Archive, GivesBackWhatWasWritten) {
   const Tree copy = from_bytes<Tree>(to_bytes(tree()));
   EXPECT_EQ(numbers_in(copy), numbers_in(tree()));
   EXPECT_EQ(std::get<0>(copy.mixed), "text");
-  using Odd = std::tuple<Kind, std::vector<bool>, std::string, std::optional<double>, torch::Tensor, std::vector<std::map<std::string, int8_t>>>;
-  const Odd odd{Kind::digit, {true, false, true}, std::string("a\0b", 3), std::nullopt, torch::Tensor(), {{{"x", -128}}, {}}};
+  using Odd = std::tuple<Kind, std::vector<bool>, std::string, std::optional<double>, torch::Tensor,
+                         std::vector<std::map<std::string, int8_t>>>;
+  const Odd odd{Kind::digit,  {true, false, true}, std::string("a\0b", 3),
+                std::nullopt, torch::Tensor(),     {{{"x", -128}}, {}}};
   const Odd back = from_bytes<Odd>(to_bytes(odd));
   EXPECT_EQ(std::get<0>(back), Kind::digit);
   EXPECT_EQ(std::get<1>(back), std::get<1>(odd));
@@ -107,7 +113,8 @@ TEST(Archive, GivesBackWhatWasWritten) {
 
 TEST(Archive, EveryTruncationIsAnErrorAndNeverReadsBeyondTheEnd) {
   const auto bytes = to_bytes(tree());
-  for (size_t size = 0; size < bytes.size(); ++size) EXPECT_THROW(from_bytes<Tree>(bytes.substr(0, size)), CommError) << size;
+  for (size_t size = 0; size < bytes.size(); ++size)
+    EXPECT_THROW(from_bytes<Tree>(bytes.substr(0, size)), CommError) << size;
   // Lengths that no message can have.
   for (const int64_t count : {int64_t{-1}, int64_t{1} << 62, int64_t{1} << 40}) {
     EXPECT_THROW(from_bytes<std::string>(to_bytes(count)), CommError);
@@ -141,7 +148,8 @@ TEST(Memory, KnowsWhatASmallerBatchCures) {
   EXPECT_EQ(fits, 12);
   EXPECT_EQ(tried, (std::vector<int64_t>{100, 50, 25, 12}));
   EXPECT_THROW(find_executable_batch_size([](int64_t) -> int { throw std::bad_alloc(); }, 4), ResourceError);
-  EXPECT_THROW(find_executable_batch_size([](int64_t) -> int { throw std::domain_error("other"); }, 4), std::domain_error);
+  EXPECT_THROW(find_executable_batch_size([](int64_t) -> int { throw std::domain_error("other"); }, 4),
+               std::domain_error);
 }
 
 TEST(Progress, OneLineAtTheEndWhereThereIsNoTerminal) {
@@ -155,10 +163,14 @@ TEST(Progress, OneLineAtTheEndWhereThereIsNoTerminal) {
   }
   const auto text = testing::internal::GetCapturedStderr();
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
-  EXPECT_THAT(text, testing::AllOf(HasSubstr("epoch 1"), HasSubstr("4/4"), HasSubstr("loss 0.25"), testing::Not(HasSubstr("\r"))));
+  EXPECT_THAT(text, testing::AllOf(HasSubstr("epoch 1"), HasSubstr("4/4"), HasSubstr("loss 0.25"),
+                                   testing::Not(HasSubstr("\r"))));
 
   testing::internal::CaptureStderr();
-  { ProgressBar off({.total = 4, .enabled = false}); off.update(4); }
+  {
+    ProgressBar off({.total = 4, .enabled = false});
+    off.update(4);
+  }
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 
   testing::internal::CaptureStderr();
@@ -263,7 +275,8 @@ TEST(Checkpoint, SizesWithUnits) {
   EXPECT_EQ(checkpointing::parse_size("10GB"), 10000000000);
   EXPECT_EQ(checkpointing::parse_size("1.5KB"), 1500);
   EXPECT_EQ(checkpointing::parse_size("2 MiB"), 2 << 20);
-  for (const auto* text : {"", "GB", "10", "200B", "-1GB", "1e30TB", "x5GB", "0KB", "nanGB"}) EXPECT_THROW(checkpointing::parse_size(text), ConfigError) << text;
+  for (const auto* text : {"", "GB", "10", "200B", "-1GB", "1e30TB", "x5GB", "0KB", "nanGB"})
+    EXPECT_THROW(checkpointing::parse_size(text), ConfigError) << text;
 }
 
 TEST(Errors, KindsAndExitCodes) {

@@ -2,11 +2,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <nlohmann/json.hpp>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/models/wordpiece.hpp"
+#include "accelerate/utils/error.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
 
@@ -20,7 +20,9 @@ using accelerate::models::WordPieceTokenizer;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-const std::vector<std::string> kVocabulary = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##believ", "##able", "the", "a", "##a", ",", ".", "\u4e2d", "cafe", "caf\u00e9", "The", "\u03c3", "##ve"};
+const std::vector<std::string> kVocabulary = {"[PAD]",  "[UNK]",     "[CLS]", "[SEP]",  "[MASK]", "un", "##believ",
+                                              "##able", "the",       "a",     "##a",    ",",      ".",  "\u4e2d",
+                                              "cafe",   "caf\u00e9", "The",   "\u03c3", "##ve"};
 
 WordPieceTokenizer small(const WordPieceOptions& options = {}) { return WordPieceTokenizer(kVocabulary, options); }
 
@@ -42,12 +44,17 @@ std::string error_of(const std::function<void()>& call) {
 }
 
 TEST(WordPiece, WordsAndPieces) {
-  EXPECT_THAT(small().tokenize("Unbelievable, the THE."), ElementsAre("un", "##believ", "##able", ",", "the", "the", "."));
-  EXPECT_THAT(small().tokenize("unbelievably"), ElementsAre("[UNK]")) << "a word with one unknown piece is unknown as a whole";
+  EXPECT_THAT(small().tokenize("Unbelievable, the THE."),
+              ElementsAre("un", "##believ", "##able", ",", "the", "the", "."));
+  EXPECT_THAT(small().tokenize("unbelievably"), ElementsAre("[UNK]"))
+      << "a word with one unknown piece is unknown as a whole";
   EXPECT_THAT(small().tokenize("the\u4e2dthe \u4e2d"), ElementsAre("the", "\u4e2d", "the", "\u4e2d"));
   EXPECT_THAT(small().tokenize("CAF\u00c9 cafe\u0301"), ElementsAre("cafe", "cafe"));
   EXPECT_THAT(small().tokenize("\u03a3"), ElementsAre("\u03c3"));
-  EXPECT_THAT(small().tokenize("t\u200bh\xff" "e\x01 \xc3"), ElementsAre("the")) << "controls and ill-formed UTF-8 vanish";
+  EXPECT_THAT(small().tokenize("t\u200bh\xff"
+                               "e\x01 \xc3"),
+              ElementsAre("the"))
+      << "controls and ill-formed UTF-8 vanish";
   EXPECT_THAT(small().tokenize("the [SEP]the"), ElementsAre("the", "[SEP]", "the"));
   EXPECT_TRUE(small().tokenize(" \t\n").empty());
   EXPECT_THAT(small().tokenize(std::string(100, 'a')).size(), 100);
@@ -57,7 +64,8 @@ TEST(WordPiece, WordsAndPieces) {
 TEST(WordPiece, CasedModelsKeepCaseAndAccents) {
   const auto cased = small({.do_lower_case = false});
   EXPECT_THAT(cased.tokenize("The caf\u00e9"), ElementsAre("The", "caf\u00e9"));
-  EXPECT_THAT(small({.do_lower_case = false, .strip_accents = true}).tokenize("The caf\u00e9"), ElementsAre("The", "cafe"));
+  EXPECT_THAT(small({.do_lower_case = false, .strip_accents = true}).tokenize("The caf\u00e9"),
+              ElementsAre("The", "cafe"));
   EXPECT_THAT(small({.strip_accents = false}).tokenize("CAF\u00c9"), ElementsAre("caf\u00e9"));
 }
 
@@ -95,11 +103,15 @@ TEST(WordPiece, DecodeJoinsPiecesAndClosesPunctuation) {
 
 TEST(WordPiece, ABadVocabularyIsRefusedWithItsReason) {
   const auto load = [](const std::string& vocabulary, const std::string& config = "") {
-    return error_of([&] { WordPieceTokenizer::from_pretrained(folder_with("bad" + std::to_string(std::hash<std::string>()(vocabulary + config)), vocabulary, config)); });
+    return error_of([&] {
+      WordPieceTokenizer::from_pretrained(
+          folder_with("bad" + std::to_string(std::hash<std::string>()(vocabulary + config)), vocabulary, config));
+    });
   };
   const std::string good = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n";
   EXPECT_EQ(load(good), "no CheckpointError");
-  EXPECT_EQ(load("[PAD]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\n[MASK]"), "no CheckpointError") << "line ends of Windows, and a last line without one";
+  EXPECT_EQ(load("[PAD]\r\n[UNK]\r\n[CLS]\r\n[SEP]\r\n[MASK]"), "no CheckpointError")
+      << "line ends of Windows, and a last line without one";
   EXPECT_THAT(load(""), HasSubstr("it is empty"));
   EXPECT_THAT(load(good + "the\n"), HasSubstr("the token 'the' is on line 6 and on line 7"));
   EXPECT_THAT(load(good + "\na\n"), HasSubstr("line 7 is empty"));
@@ -108,7 +120,8 @@ TEST(WordPiece, ABadVocabularyIsRefusedWithItsReason) {
   EXPECT_THAT(load(good, R"({"unk_token":"<unk>"})"), HasSubstr("lacks '<unk>'"));
   EXPECT_THAT(load(good, "{"), HasSubstr("not a JSON object"));
   EXPECT_THAT(load(good, R"({"do_lower_case":"yes"})"), HasSubstr("do_lower_case is \"yes\", expected true or false"));
-  EXPECT_THAT(error_of([] { WordPieceTokenizer::from_pretrained(fs::path(support::scratch_dir()) / "nowhere"); }), HasSubstr("can't open"));
+  EXPECT_THAT(error_of([] { WordPieceTokenizer::from_pretrained(fs::path(support::scratch_dir()) / "nowhere"); }),
+              HasSubstr("can't open"));
 }
 
 TEST(WordPiece, OptionsComeFromTokenizerConfig) {
@@ -143,11 +156,14 @@ int64_t compare(const WordPieceTokenizer& tokenizer, const fs::path& cases) {
     EncodeOptions options;
     options.truncation = max_length > 0;
     if (max_length > 0) options.max_length = max_length;
-    const auto got = want["pair"].is_null() ? tokenizer.encode(text, options) : tokenizer.encode(text, want["pair"].get<std::string>(), options);
-    const bool equal = got.input_ids == want["ids"].get<std::vector<int64_t>>() && got.token_type_ids == want["types"].get<std::vector<int64_t>>() &&
+    const auto got = want["pair"].is_null() ? tokenizer.encode(text, options)
+                                            : tokenizer.encode(text, want["pair"].get<std::string>(), options);
+    const bool equal = got.input_ids == want["ids"].get<std::vector<int64_t>>() &&
+                       got.token_type_ids == want["types"].get<std::vector<int64_t>>() &&
                        tokenizer.decode(got.input_ids) == want["decoded"].get<std::string>();
     if (!equal && ++wrong <= 5)
-      ADD_FAILURE() << line.substr(0, 3000) << "\nids:     " << nlohmann::json(got.input_ids) << "\ndecoded: " << tokenizer.decode(got.input_ids);
+      ADD_FAILURE() << line.substr(0, 3000) << "\nids:     " << nlohmann::json(got.input_ids)
+                    << "\ndecoded: " << tokenizer.decode(got.input_ids);
   }
   EXPECT_EQ(wrong, 0) << "of " << count << " texts";
   return count;
@@ -155,7 +171,8 @@ int64_t compare(const WordPieceTokenizer& tokenizer, const fs::path& cases) {
 
 int64_t compare_with_reference(const std::string& mode) {
   const auto out = fs::path(support::scratch_dir()) / (mode + ".jsonl");
-  const auto result = support::run_python("tests/unit/wordpiece_cases.py", {mode, support::data_dir()->string(), out.string()});
+  const auto result =
+      support::run_python("tests/unit/wordpiece_cases.py", {mode, support::data_dir()->string(), out.string()});
   EXPECT_EQ(result.exit_code, 0) << result.output;
   return compare(WordPieceTokenizer::from_pretrained(*support::data_dir() / "minilm"), out);
 }

@@ -24,7 +24,8 @@ TEST(Worker, ComputesAloneAndLeavesAllOtherThreadsTheirTeams) {
     worker.run([&] { of_worker = at::get_num_threads(); })->wait();
     EXPECT_EQ(of_worker, 1);
     EXPECT_EQ(at::get_num_threads(), 3);
-    EXPECT_EQ(threads_of_a_new_thread(), 3) << "a model whose forward runs on a thread of its own would compute on one core";
+    EXPECT_EQ(threads_of_a_new_thread(), 3)
+        << "a model whose forward runs on a thread of its own would compute on one core";
   }
   EXPECT_EQ(threads_of_a_new_thread(), 3);
   at::set_num_threads(before);

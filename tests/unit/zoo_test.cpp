@@ -7,11 +7,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "accelerate/residency/deferred.hpp"
-#include "accelerate/utils/error.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "accelerate/models/auto_model.hpp"
 #include "accelerate/models/generate.hpp"
-#include "accelerate/formats/safetensors.hpp"
+#include "accelerate/residency/deferred.hpp"
+#include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "models/activations.hpp"
 #include "python.hpp"
@@ -30,7 +30,8 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Tolerance of all comparisons: the same fp32 operations in another order of summation, for logits of a size of 1 to 10. Measured are at most 5e-6.
+// Tolerance of all comparisons: the same fp32 operations in another order of summation, for logits of a size of 1
+// to 10. Measured are at most 5e-6.
 constexpr double kTolerance = 1e-5;
 
 /// Writes a config.json. @return its folder
@@ -48,22 +49,36 @@ struct Kind {
 };
 
 const Kind kCausal[] = {
-    {R"({"model_type":"llama","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"initializer_range":0.3})", "LlamaDecoderLayer"},
-    {R"({"architectures":["MistralForCausalLM"],"model_type":"mistral","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"sliding_window":4,"initializer_range":0.3})", "MistralDecoderLayer"},
-    {R"({"model_type":"qwen2","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"initializer_range":0.3})", "Qwen2DecoderLayer"},
-    {R"({"model_type":"mixtral","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"num_local_experts":3,"initializer_range":0.3})", "MixtralDecoderLayer"},
-    {R"({"model_type":"gpt2","vocab_size":20,"n_positions":16,"n_embd":16,"n_layer":2,"n_head":4,"initializer_range":0.3})", "GPT2Block"},
-    {R"({"model_type":"gptj","vocab_size":20,"n_positions":16,"n_embd":16,"n_layer":2,"n_head":4,"rotary_dim":2,"initializer_range":0.3})", "GPTJBlock"},
-    {R"({"model_type":"gpt_neox","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":2,"initializer_range":0.3})", "GPTNeoXLayer"},
-    {R"({"model_type":"opt","vocab_size":20,"hidden_size":16,"ffn_dim":24,"num_hidden_layers":2,"num_attention_heads":4,"max_position_embeddings":16,"init_std":0.3})", "OPTDecoderLayer"},
+    {R"({"model_type":"llama","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"initializer_range":0.3})",
+     "LlamaDecoderLayer"},
+    {R"({"architectures":["MistralForCausalLM"],"model_type":"mistral","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"sliding_window":4,"initializer_range":0.3})",
+     "MistralDecoderLayer"},
+    {R"({"model_type":"qwen2","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"initializer_range":0.3})",
+     "Qwen2DecoderLayer"},
+    {R"({"model_type":"mixtral","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"num_local_experts":3,"initializer_range":0.3})",
+     "MixtralDecoderLayer"},
+    {R"({"model_type":"gpt2","vocab_size":20,"n_positions":16,"n_embd":16,"n_layer":2,"n_head":4,"initializer_range":0.3})",
+     "GPT2Block"},
+    {R"({"model_type":"gptj","vocab_size":20,"n_positions":16,"n_embd":16,"n_layer":2,"n_head":4,"rotary_dim":2,"initializer_range":0.3})",
+     "GPTJBlock"},
+    {R"({"model_type":"gpt_neox","vocab_size":20,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":2,"num_attention_heads":2,"initializer_range":0.3})",
+     "GPTNeoXLayer"},
+    {R"({"model_type":"opt","vocab_size":20,"hidden_size":16,"ffn_dim":24,"num_hidden_layers":2,"num_attention_heads":4,"max_position_embeddings":16,"init_std":0.3})",
+     "OPTDecoderLayer"},
 };
-const Kind kT5 = {R"({"model_type":"t5","vocab_size":20,"d_model":16,"d_kv":4,"d_ff":24,"num_layers":2,"num_heads":4,"relative_attention_num_buckets":8,"relative_attention_max_distance":12})", "T5Block"};
+const Kind kT5 = {
+    R"({"model_type":"t5","vocab_size":20,"d_model":16,"d_kv":4,"d_ff":24,"num_layers":2,"num_heads":4,"relative_attention_num_buckets":8,"relative_attention_max_distance":12})",
+    "T5Block"};
 const Kind kImages[] = {
-    {R"({"model_type":"vit","hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":24,"image_size":16,"patch_size":8,"num_labels":5})", "ViTLayer"},
-    {R"({"model_type":"resnet","embedding_size":8,"hidden_sizes":[16,24],"depths":[2,1],"num_labels":5})", "ResNetConvLayer"},
+    {R"({"model_type":"vit","hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":24,"image_size":16,"patch_size":8,"num_labels":5})",
+     "ViTLayer"},
+    {R"({"model_type":"resnet","embedding_size":8,"hidden_sizes":[16,24],"depths":[2,1],"num_labels":5})",
+     "ResNetConvLayer"},
     {R"({"architecture":"efficientnet_lite0","num_classes":5})", "InvertedResidual"},
 };
-const Kind kBert = {R"({"architectures":["BertForMaskedLM"],"model_type":"bert","vocab_size":20,"hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":24,"max_position_embeddings":16})", "BertLayer"};
+const Kind kBert = {
+    R"({"architectures":["BertForMaskedLM"],"model_type":"bert","vocab_size":20,"hidden_size":16,"num_hidden_layers":2,"num_attention_heads":4,"intermediate_size":24,"max_position_embeddings":16})",
+    "BertLayer"};
 
 std::vector<Kind> all_kinds() {
   std::vector<Kind> kinds(std::begin(kCausal), std::end(kCausal));
@@ -83,7 +98,9 @@ AutoModel::Tensors inputs_of(const Kind& kind) {
 }
 
 /// Logits of a model of whatever kind; of BERT the hidden states.
-torch::Tensor output_of(const AutoModel& model, const AutoModel::Tensors& inputs) { return model.forward(inputs).begin()->second; }
+torch::Tensor output_of(const AutoModel& model, const AutoModel::Tensors& inputs) {
+  return model.forward(inputs).begin()->second;
+}
 
 TEST(Zoo, LayersHaveHuggingFacesClasses) {
   for (const auto& kind : all_kinds()) {
@@ -110,7 +127,8 @@ TEST(Zoo, BuiltWithoutMemoryTheyAreTheSameModels) {
     for (const auto& parameter : deferred.module()->parameters()) EXPECT_TRUE(parameter.is_meta());
     accelerate::materialize(deferred.module());
     const auto parameters = deferred.module()->named_parameters();
-    for (const auto& item : eager.module()->named_parameters()) EXPECT_TRUE(item.value().equal(parameters[item.key()])) << item.key();
+    for (const auto& item : eager.module()->named_parameters())
+      EXPECT_TRUE(item.value().equal(parameters[item.key()])) << item.key();
     eager.module()->eval();
     deferred.module()->eval();
     EXPECT_TRUE(output_of(eager, inputs_of(kind)).equal(output_of(deferred, inputs_of(kind))));
@@ -122,7 +140,8 @@ TEST(Zoo, OnTheMetaDeviceTheyGiveShapes) {
   accelerate::meta_memory::install_kernels();
   for (const auto& kind : all_kinds()) {
     SCOPED_TRACE(kind.layer);
-    if (std::any_of(std::begin(kImages), std::end(kImages), [&](const Kind& image) { return image.json == kind.json; })) continue;
+    if (std::any_of(std::begin(kImages), std::end(kImages), [&](const Kind& image) { return image.json == kind.json; }))
+      continue;
     const auto folder = config(kind.json);
     auto inputs = inputs_of(kind);
     const auto real = output_of(AutoModel::from_config(folder), inputs);
@@ -172,7 +191,10 @@ TEST(Zoo, ACacheChangesNothing) {
       EXPECT_LT(largest_difference(model(ids, mask, {}, nullptr, 2), whole.slice(1, 7)), kTolerance);
       EXPECT_EQ(model(ids, mask, {}, nullptr, 2).size(1), 2);
     }
-    EXPECT_THAT(support::message_of<accelerate::ShapeError>([&] { model(ids, torch::ones({2, 4})); }), HasSubstr("attention_mask has shape [2, 4], but input_ids [2, 9]"));
+    EXPECT_THAT(support::message_of<accelerate::ShapeError>([&] {
+                  model(ids, torch::ones({2, 4}));
+                }),
+                HasSubstr("attention_mask has shape [2, 4], but input_ids [2, 9]"));
   }
 }
 
@@ -206,41 +228,73 @@ TEST(Zoo, ADecoderRepeatsItsInputForBeams) {
   mask[1].slice(0, 3).zero_();
   const auto beams = model.encode(ids, mask)(answer);
   for (int64_t row = 0; row < 6; ++row) {
-    const auto alone = model.encode(ids.slice(0, row / 3, row / 3 + 1), mask.slice(0, row / 3, row / 3 + 1))(answer.slice(0, row, row + 1));
+    const auto alone = model.encode(ids.slice(0, row / 3, row / 3 + 1),
+                                    mask.slice(0, row / 3, row / 3 + 1))(answer.slice(0, row, row + 1));
     EXPECT_LT(largest_difference(beams.slice(0, row, row + 1), alone), kTolerance);
   }
 }
 
 TEST(Zoo, ErrorsNameWhatIsWrong) {
-  const auto error = [](const std::string& json) { return support::message_of<accelerate::CheckpointError>([&] { AutoModelForCausalLM::from_config(config(json)); }); };
+  const auto error = [](const std::string& json) {
+    return support::message_of<accelerate::CheckpointError>([&] { AutoModelForCausalLM::from_config(config(json)); });
+  };
   EXPECT_THAT(error(R"({"model_type":"mamba"})"), HasSubstr("model_type is \"mamba\", expected one of bert, "));
-  EXPECT_THAT(error(R"({"model_type":"opt","architectures":["OPTForSequenceClassification"]})"), HasSubstr("architectures is \"OPTForSequenceClassification\", expected OPTForCausalLM"));
-  EXPECT_THAT(error(kT5.json), HasSubstr("T5ForConditionalGeneration is no causal language model; use AutoModelForSeq2SeqLM."));
+  EXPECT_THAT(error(R"({"model_type":"opt","architectures":["OPTForSequenceClassification"]})"),
+              HasSubstr("architectures is \"OPTForSequenceClassification\", expected OPTForCausalLM"));
+  EXPECT_THAT(error(kT5.json),
+              HasSubstr("T5ForConditionalGeneration is no causal language model; use AutoModelForSeq2SeqLM."));
   EXPECT_THAT(error(kBert.json), HasSubstr("use AutoModel."));
-  EXPECT_THAT(error(R"({"model_type":"gptj","n_embd":10,"n_head":4})"), HasSubstr("n_head is 4, expected a divisor of n_embd, which is 10"));
-  EXPECT_THAT(error(R"({"model_type":"gpt_neox","hidden_size":0})"), HasSubstr("hidden_size is 0, expected at least 1"));
-  EXPECT_THAT(error(R"({"model_type":"opt","activation_function":"softplus"})"), HasSubstr("activation_function is \"softplus\", expected one of gelu, "));
-  EXPECT_THAT(error(R"({"model_type":"mixtral","num_experts_per_tok":9})"), HasSubstr("num_experts_per_tok is 9, expected 1 to num_local_experts, which is 8"));
+  EXPECT_THAT(error(R"({"model_type":"gptj","n_embd":10,"n_head":4})"),
+              HasSubstr("n_head is 4, expected a divisor of n_embd, which is 10"));
+  EXPECT_THAT(error(R"({"model_type":"gpt_neox","hidden_size":0})"),
+              HasSubstr("hidden_size is 0, expected at least 1"));
+  EXPECT_THAT(error(R"({"model_type":"opt","activation_function":"softplus"})"),
+              HasSubstr("activation_function is \"softplus\", expected one of gelu, "));
+  EXPECT_THAT(error(R"({"model_type":"mixtral","num_experts_per_tok":9})"),
+              HasSubstr("num_experts_per_tok is 9, expected 1 to num_local_experts, which is 8"));
   // What transformers computes otherwise, or not at all.
   EXPECT_THAT(error(R"({"model_type":"gpt2","is_causal":false})"), HasSubstr("is_causal is false, expected true"));
-  EXPECT_THAT(error(R"({"model_type":"opt","per_layer_config":{"0":{"ffn_dim":8}}})"), HasSubstr("per_layer_config is {"));
-  EXPECT_THAT(error(R"({"model_type":"llama","sliding_window":8,"max_position_embeddings":16})"), HasSubstr("sliding_window is 8, expected null, or at least max_position_embeddings, which is 16"));
-  EXPECT_THAT(error(R"({"model_type":"mistral","num_hidden_layers":2,"sliding_window":4,"layer_types":["full_attention","sliding_attention"]})"), HasSubstr("expected the same for all layers"));
-  EXPECT_THAT(error(R"({"model_type":"qwen2","num_hidden_layers":1,"layer_types":["sliding_attention"]})"), HasSubstr("layer_types is 'sliding_attention', expected full_attention where there is no sliding_window"));
-  EXPECT_THAT(error(R"({"model_type":"llama","rope_scaling":{"type":"linear"}})"), HasSubstr("rope_scaling.factor is null, expected a value, which rope_type linear needs"));
-  EXPECT_THAT(error(R"({"model_type":"gpt_neox","rope_parameters":{"rope_type":"mrope","factor":2}})"), HasSubstr("rope_parameters.rope_type is \"mrope\", expected one of default, dynamic, "));
-  EXPECT_THAT(error(R"({"model_type":"qwen2","partial_rotary_factor":0.5,"rope_scaling":{"type":"linear","factor":2}})"), HasSubstr("partial_rotary_factor is 0.5, expected 1"));
-  EXPECT_THAT(error(R"({"model_type":"llama","rope_parameters":{"full_attention":{"rope_type":"default"}}})"), HasSubstr("expected one set of parameters"));
-  EXPECT_THAT(error(R"({"model_type":"gptj","rotary_dim":null,"n_embd":16,"n_head":2})"), HasSubstr("rotary_dim is 16, expected an even number up to n_embd / n_head, which is 8"));
-  const auto quantized = config(R"({"model_type":"gpt2","vocab_size":20,"n_embd":16,"n_layer":1,"n_head":4,"quantization_config":{"quant_method":"fp8"}})");
-  EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { AutoModel::from_pretrained(quantized); }), HasSubstr("quantization_config is {\"quant_method\":\"fp8\"}, expected none"));
+  EXPECT_THAT(error(R"({"model_type":"opt","per_layer_config":{"0":{"ffn_dim":8}}})"),
+              HasSubstr("per_layer_config is {"));
+  EXPECT_THAT(error(R"({"model_type":"llama","sliding_window":8,"max_position_embeddings":16})"),
+              HasSubstr("sliding_window is 8, expected null, or at least max_position_embeddings, which is 16"));
+  EXPECT_THAT(
+      error(
+          R"({"model_type":"mistral","num_hidden_layers":2,"sliding_window":4,"layer_types":["full_attention","sliding_attention"]})"),
+      HasSubstr("expected the same for all layers"));
+  EXPECT_THAT(
+      error(R"({"model_type":"qwen2","num_hidden_layers":1,"layer_types":["sliding_attention"]})"),
+      HasSubstr("layer_types is 'sliding_attention', expected full_attention where there is no sliding_window"));
+  EXPECT_THAT(error(R"({"model_type":"llama","rope_scaling":{"type":"linear"}})"),
+              HasSubstr("rope_scaling.factor is null, expected a value, which rope_type linear needs"));
+  EXPECT_THAT(error(R"({"model_type":"gpt_neox","rope_parameters":{"rope_type":"mrope","factor":2}})"),
+              HasSubstr("rope_parameters.rope_type is \"mrope\", expected one of default, dynamic, "));
+  EXPECT_THAT(
+      error(R"({"model_type":"qwen2","partial_rotary_factor":0.5,"rope_scaling":{"type":"linear","factor":2}})"),
+      HasSubstr("partial_rotary_factor is 0.5, expected 1"));
+  EXPECT_THAT(error(R"({"model_type":"llama","rope_parameters":{"full_attention":{"rope_type":"default"}}})"),
+              HasSubstr("expected one set of parameters"));
+  EXPECT_THAT(error(R"({"model_type":"gptj","rotary_dim":null,"n_embd":16,"n_head":2})"),
+              HasSubstr("rotary_dim is 16, expected an even number up to n_embd / n_head, which is 8"));
+  const auto quantized = config(
+      R"({"model_type":"gpt2","vocab_size":20,"n_embd":16,"n_layer":1,"n_head":4,"quantization_config":{"quant_method":"fp8"}})");
+  EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { AutoModel::from_pretrained(quantized); }),
+              HasSubstr("quantization_config is {\"quant_method\":\"fp8\"}, expected none"));
   // A number wins over names.
-  const auto named = AutoModel::from_config(config(R"({"model_type":"resnet","embedding_size":8,"hidden_sizes":[16],"depths":[1],"num_labels":5,"id2label":{"0":"a","1":"b","2":"c"}})"));
+  const auto named = AutoModel::from_config(config(
+      R"({"model_type":"resnet","embedding_size":8,"hidden_sizes":[16],"depths":[1],"num_labels":5,"id2label":{"0":"a","1":"b","2":"c"}})"));
   EXPECT_EQ(named.module()->named_parameters()["classifier.1.bias"].size(0), 5);
   const auto model = AutoModel::from_config(config(kImages[1].json));
-  EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { model.forward({{"pixels", torch::zeros({1})}}); }), HasSubstr("found an input 'pixels', expected some of pixel_values"));
-  EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { model.forward({}); }), HasSubstr("the input 'pixel_values' is missing"));
-  EXPECT_THAT(support::message_of<accelerate::ShapeError>([&] { model.forward({{"pixel_values", torch::zeros({1, 4, 8, 8})}}); }), HasSubstr("pixel_values has shape [1, 4, 8, 8], expected [B, 3, height, width]"));
+  EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] {
+                model.forward({{"pixels", torch::zeros({1})}});
+              }),
+              HasSubstr("found an input 'pixels', expected some of pixel_values"));
+  EXPECT_THAT(support::message_of<accelerate::ConfigError>([&] { model.forward({}); }),
+              HasSubstr("the input 'pixel_values' is missing"));
+  EXPECT_THAT(support::message_of<accelerate::ShapeError>([&] {
+                model.forward({{"pixel_values", torch::zeros({1, 4, 8, 8})}});
+              }),
+              HasSubstr("pixel_values has shape [1, 4, 8, 8], expected [B, 3, height, width]"));
 }
 
 TEST(ZooLoading, AHeadThatShouldBeTheEmbeddingsIsCompared) {
@@ -248,8 +302,12 @@ TEST(ZooLoading, AHeadThatShouldBeTheEmbeddingsIsCompared) {
     SCOPED_TRACE(kind.layer);
     const auto folder = config(kind.json);
     std::map<std::string, at::Tensor> tensors;
-    for (const auto& item : AutoModel::from_config(folder).module()->named_parameters()) tensors.emplace(item.key(), item.value().detach());
-    const auto words = std::find_if(tensors.begin(), tensors.end(), [](const auto& item) { return item.first == "shared.weight" || item.first.ends_with("embed_tokens.weight") || item.first.ends_with("wte.weight"); });
+    for (const auto& item : AutoModel::from_config(folder).module()->named_parameters())
+      tensors.emplace(item.key(), item.value().detach());
+    const auto words = std::find_if(tensors.begin(), tensors.end(), [](const auto& item) {
+      return item.first == "shared.weight" || item.first.ends_with("embed_tokens.weight") ||
+             item.first.ends_with("wte.weight");
+    });
     ASSERT_NE(words, tensors.end());
     tensors["lm_head.weight"] = words->second.clone();
     accelerate::save_safetensors(folder / "model.safetensors", tensors);
@@ -258,7 +316,8 @@ TEST(ZooLoading, AHeadThatShouldBeTheEmbeddingsIsCompared) {
     EXPECT_THAT(report.unexpected_keys, IsEmpty());
     tensors["lm_head.weight"] += 1;
     accelerate::save_safetensors(folder / "model.safetensors", tensors);
-    EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { AutoModel::from_pretrained(folder); }), HasSubstr("lm_head.weight differs from " + words->first + ", but tie_word_embeddings is true"));
+    EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { AutoModel::from_pretrained(folder); }),
+                HasSubstr("lm_head.weight differs from " + words->first + ", but tie_word_embeddings is true"));
   }
 }
 
@@ -279,7 +338,8 @@ TEST(ZooLoading, AllDifferencesAreListed) {
   tensors["model.decoder.extra"] = torch::zeros({1});
   accelerate::save_safetensors(folder / "model.safetensors", tensors);
   EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { AutoModelForCausalLM::from_pretrained(folder); }),
-              AllOf(HasSubstr("1 tensors do not fit the model:\n  model.decoder.layers.1.fc2.bias: [17] Float in the file, [16] Float in the model"),
+              AllOf(HasSubstr("1 tensors do not fit the model:\n  model.decoder.layers.1.fc2.bias: [17] Float in the "
+                              "file, [16] Float in the model"),
                     HasSubstr("1 tensors of the model are missing:\n  model.decoder.layers.0.fc1.bias")));
 }
 
@@ -293,8 +353,7 @@ std::vector<std::string> kinds_of(const std::string& group, const fs::path& fold
   return kinds;
 }
 
-template <class Model>
-Model load_all(const fs::path& folder) {
+template <class Model> Model load_all(const fs::path& folder) {
   LoadReport report;
   auto model = Model::from_pretrained(folder, {}, &report);
   EXPECT_THAT(report.missing_keys, IsEmpty());
@@ -321,13 +380,17 @@ TEST_P(CausalReference, ModelsEqualTransformers) {
     EXPECT_LT(largest_difference(model(ids, mask) * seen, expected.at("masked_logits") * seen), kTolerance);
     KeyValueCache cache;
     std::vector<torch::Tensor> tokens;
-    for (int64_t t = 0; t < ids.size(1); ++t) tokens.push_back(model(ids.slice(1, t, t + 1), mask.slice(1, 0, t + 1), {}, &cache));
+    for (int64_t t = 0; t < ids.size(1); ++t)
+      tokens.push_back(model(ids.slice(1, t, t + 1), mask.slice(1, 0, t + 1), {}, &cache));
     EXPECT_LT(largest_difference(torch::cat(tokens, 1) * seen, expected.at("cached_logits") * seen), kTolerance);
-    EXPECT_TRUE(generate(model, ids.slice(0, 1), {.max_new_tokens = 8}, {.attention_mask = mask.slice(0, 1)}).equal(expected.at("generated")));
+    EXPECT_TRUE(generate(model, ids.slice(0, 1), {.max_new_tokens = 8}, {.attention_mask = mask.slice(0, 1)})
+                    .equal(expected.at("generated")));
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Zoo, CausalReference, ::testing::Values(std::pair("causal", size_t{18}), std::pair("written", size_t{17})), [](const auto& info) { return info.param.first; });
+INSTANTIATE_TEST_SUITE_P(Zoo, CausalReference,
+                         ::testing::Values(std::pair("causal", size_t{18}), std::pair("written", size_t{17})),
+                         [](const auto& info) { return info.param.first; });
 
 TEST(ZooReference, ActivationsEqualTransformers) {
   SKIP_WITHOUT_PYTHON();
@@ -357,9 +420,11 @@ TEST(ZooReference, EncoderAndDecoderEqualTransformers) {
     LoadReport report;
     const auto model = AutoModelForSeq2SeqLM::from_pretrained(folder / kind, {}, &report);
     // transformers ties the head of both versions when it saves.
-    EXPECT_THAT(report.missing_keys, kind != "t5-v1_1" ? ::testing::Matcher<std::vector<std::string>>(IsEmpty()) : ::testing::ElementsAre("lm_head.weight"));
+    EXPECT_THAT(report.missing_keys, kind != "t5-v1_1" ? ::testing::Matcher<std::vector<std::string>>(IsEmpty())
+                                                       : ::testing::ElementsAre("lm_head.weight"));
     EXPECT_THAT(report.unexpected_keys, IsEmpty());
-    const auto &ids = expected.at("input_ids"), &mask = expected.at("attention_mask"), &answer = expected.at("decoder_input_ids");
+    const auto &ids = expected.at("input_ids"), &mask = expected.at("attention_mask"),
+               &answer = expected.at("decoder_input_ids");
     EXPECT_LT(largest_difference(model.encode(ids)(answer), expected.at("logits")), kTolerance);
     const auto decoder = model.encode(ids, mask);
     EXPECT_LT(largest_difference(decoder(answer), expected.at("masked_logits")), kTolerance);
@@ -380,7 +445,9 @@ TEST(ZooReference, ImageClassifiersEqualTransformers) {
     SCOPED_TRACE(kind);
     const auto expected = accelerate::load_safetensors(folder / (kind + ".safetensors"));
     const auto model = load_all<AutoModel>(folder / kind);
-    EXPECT_LT(largest_difference(model.forward({{"pixel_values", expected.at("pixel_values")}}).at("logits"), expected.at("logits")), kTolerance);
+    EXPECT_LT(largest_difference(model.forward({{"pixel_values", expected.at("pixel_values")}}).at("logits"),
+                                 expected.at("logits")),
+              kTolerance);
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
-/// A model behind `Accelerator::prepare`: the same module, with what training over several processes and in mixed precision needs around its forward.
+/// A model behind `Accelerator::prepare`: the same module, with what training over several processes and in mixed
+/// precision needs around its forward.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/pimpl.h>
@@ -12,11 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/utils/export.hpp"
 #include "accelerate/bigmodel/hooks.hpp"
 #include "accelerate/model/model_like.hpp"
 #include "accelerate/parallel/fsdp.hpp"
 #include "accelerate/precision.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 
@@ -25,7 +26,7 @@ namespace detail {
 /// Shared by all handles on one prepared model.
 struct PreparedModel {
   ModelRef model;
-  std::shared_ptr<parallel::DataParallel> parallel;         ///< null alone and for evaluation
+  std::shared_ptr<parallel::DataParallel> parallel;          ///< null alone and for evaluation
   std::shared_ptr<parallel::FullyShardedDataParallel> fsdp;  ///< the same object, where it is one
   at::DeviceType device_type = at::kCPU;
   std::optional<at::ScalarType> autocast_dtype;
@@ -51,22 +52,21 @@ class ForwardScope {
 
 }  // namespace detail
 
-/// Cheap-to-copy handle; copies share the model. `m(...)` runs the module's forward: under autocast if mixed precision is on (results come back as fp32),
-/// and so that backward averages gradients over ranks; hooks of the model (bigmodel/hooks.hpp) run around it. `m->...` is your own module; calling m->forward directly leaves these out.
+/// Cheap-to-copy handle; copies share the model. `m(...)` runs the module's forward: under autocast if mixed precision
+/// is on (results come back as fp32), and so that backward averages gradients over ranks; hooks of the model
+/// (bigmodel/hooks.hpp) run around it. `m->...` is your own module; calling m->forward directly leaves these out.
 ///
 /// With several processes a training forward is collective when the module has buffers (they are broadcast).
-template <ModelLike Model>
-class Prepared {
+template <ModelLike Model> class Prepared {
  public:
   using model_type = Model;
 
-  Prepared(Model model, std::shared_ptr<detail::PreparedModel> core) : model_(std::move(model)), core_(std::move(core)) {}
+  Prepared(Model model, std::shared_ptr<detail::PreparedModel> core)
+      : model_(std::move(model)), core_(std::move(core)) {}
 
-  template <class... Args>
-  auto operator()(Args&&... args) const { return forward(std::forward<Args>(args)...); }
+  template <class... Args> auto operator()(Args&&... args) const { return forward(std::forward<Args>(args)...); }
 
-  template <class... Args>
-  auto forward(Args&&... args) const {
+  template <class... Args> auto forward(Args&&... args) const {
     using Output = std::decay_t<decltype(call(std::forward<Args>(args)...))>;
     const detail::ForwardScope scope(core_->parallel.get());
     if constexpr (std::is_void_v<Output>) {
@@ -94,21 +94,25 @@ class Prepared {
     else if constexpr (detail::ModuleHolderLike<Model>) return model_.ptr().get();
     else return model_.get();
   }
-  template <class... Args>
-  decltype(auto) call(Args&&... args) const {
+  template <class... Args> decltype(auto) call(Args&&... args) const {
     // Hooks of the model (add_hook_to_module) run here.
-    return detail::call_with_hooks([this] { return core_->model; }, [this](auto&&... inputs) -> decltype(auto) { return call_forward(model_, std::forward<decltype(inputs)>(inputs)...); }, std::forward<Args>(args)...);
+    return detail::call_with_hooks([this] { return core_->model; },
+                                   [this](auto&&... inputs) -> decltype(auto) {
+                                     return call_forward(model_, std::forward<decltype(inputs)>(inputs)...);
+                                   },
+                                   std::forward<Args>(args)...);
   }
-  template <class... Args>
-  decltype(auto) call_in_precision(Args&&... args) const {
+  template <class... Args> decltype(auto) call_in_precision(Args&&... args) const {
     std::optional<AutocastGuard> region;
     if (core_->autocast_dtype) region.emplace(core_->device_type, core_->autocast_dtype, core_->autocast);
     if (core_->input_dtype) return call(cast_input(args)...);
     return call(std::forward<Args>(args)...);
   }
-  template <class T>
-  T cast_input(const T& input) const {
-    if constexpr (nested::all_tensors<T>) return nested::map_tensors(input, [this](const at::Tensor& t) { return t.defined() && t.is_floating_point() ? t.to(*core_->input_dtype) : t; });
+  template <class T> T cast_input(const T& input) const {
+    if constexpr (nested::all_tensors<T>)
+      return nested::map_tensors(input, [this](const at::Tensor& t) {
+        return t.defined() && t.is_floating_point() ? t.to(*core_->input_dtype) : t;
+      });
     else return input;
   }
   void after_forward(const std::vector<at::Tensor>& outputs) const {

@@ -6,8 +6,9 @@
 
 namespace accelerate {
 
-/// Runs a program's body and turns what it throws into what a launcher understands: the text goes to stderr and into $TORCHELASTIC_ERROR_FILE, the other ranks are told
-/// at once, and the result is the exit status (0, Error::exit_code(), or 1 for other exceptions).
+/// Runs a program's body and turns what it throws into what a launcher understands: the text goes to stderr and into
+/// $TORCHELASTIC_ERROR_FILE, the other ranks are told at once, and the result is the exit status (0,
+/// Error::exit_code(), or 1 for other exceptions).
 ///
 ///     int main() { return accelerate::record([] { … }); }
 ///

@@ -1,6 +1,7 @@
 #pragma once
 
-/// How much memory a model needs, from its config.json or the header of its files: what `accelerate estimate-memory` prints. No weight is read, and no LibTorch is needed.
+/// How much memory a model needs, from its config.json or the header of its files: what `accelerate estimate-memory`
+/// prints. No weight is read, and no LibTorch is needed.
 
 #include <cstdint>
 #include <filesystem>
@@ -24,17 +25,23 @@ struct ModelDescription {
 /// The architectures that describe_architecture() knows, by their `model_type` (timm's by `architecture`).
 ACCELERATE_API std::vector<std::string> known_architectures();
 
-/// The model that a config.json (its text) describes, as `AutoModel.from_config` of transformers 5 or `create_model` of timm would build it in fp32, buffers included. What the config
-/// leaves out has the library's default. Weights that a model always shares are one, also where the reference's command counts each of their names (T5's embedding).
-/// @param class_name  another class than AutoModel's, with a language model's head: "GPT2LMHeadModel", "LlamaForCausalLM", ... The head is not tied to the embedding, as without weights.
-/// @throws ConfigError for an architecture or class that is not known, naming the nearest; CheckpointError for text that is no JSON or fields of another type.
+/// The model that a config.json (its text) describes, as `AutoModel.from_config` of transformers 5 or `create_model` of
+/// timm would build it in fp32, buffers included. What the config leaves out has the library's default. Weights that a
+/// model always shares are one, also where the reference's command counts each of their names (T5's embedding).
+/// @param class_name  another class than AutoModel's, with a language model's head: "GPT2LMHeadModel",
+/// "LlamaForCausalLM", ... The head is not tied to the embedding, as without weights.
+/// @throws ConfigError for an architecture or class that is not known, naming the nearest; CheckpointError for text
+/// that is no JSON or fields of another type.
 ACCELERATE_API ModelDescription describe_architecture(const std::string& config, const std::string& class_name = "");
 
-/// Finds a model by what the user calls it: a folder (config.json, else the weights in it), a config.json, a file of weights (safetensors, GGUF, torch.save's) or its index, a
-/// TorchScript file, or the name of a built-in config like "bert-base-cased". Of files only headers are read. A structure read from weights has its floating-point tensors in fp32, as one built from a config has; all its tensors
-/// are parameters, buffers too; and only TorchScript says of which classes its modules are.
+/// Finds a model by what the user calls it: a folder (config.json, else the weights in it), a config.json, a file of
+/// weights (safetensors, GGUF, torch.save's) or its index, a TorchScript file, or the name of a built-in config like
+/// "bert-base-cased". Of files only headers are read. A structure read from weights has its floating-point tensors in
+/// fp32, as one built from a config has; all its tensors are parameters, buffers too; and only TorchScript says of
+/// which classes its modules are.
 /// @param library  "transformers", "timm" or "" for whichever it is
-/// @throws ConfigError for a name that is neither, with the nearest built-in one, and for a model of another library; CheckpointError for damaged files.
+/// @throws ConfigError for a name that is neither, with the nearest built-in one, and for a model of another library;
+/// CheckpointError for damaged files.
 ACCELERATE_API ModelDescription find_model(const std::string& model, const std::string& library = "");
 
 /// The names of the built-in configs.
@@ -61,7 +68,8 @@ struct MemoryEstimate {
 };
 
 /// @param dtypes  of float32, float16, int8, int4. @throws ConfigError for another.
-ACCELERATE_API std::vector<MemoryEstimate> estimate_memory(const MaximumSizes& sizes, const std::vector<std::string>& dtypes);
+ACCELERATE_API std::vector<MemoryEstimate> estimate_memory(const MaximumSizes& sizes,
+                                                           const std::vector<std::string>& dtypes);
 
 /// The reference's table in box characters, without a newline at the end.
 ACCELERATE_API std::string memory_table(const std::string& model, const std::vector<MemoryEstimate>& estimates);

@@ -1,6 +1,7 @@
 #pragma once
 
-/// Weights in a folder, one file each, as the reference's disk offload has them. The format is described in docs/formats/offload_folder.md; Python reads our folders and we read Python's.
+/// Weights in a folder, one file each, as the reference's disk offload has them. The format is described in
+/// docs/formats/offload_folder.md; Python reads our folders and we read Python's.
 
 #include <ATen/core/Tensor.h>
 
@@ -14,15 +15,16 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/utils/export.hpp"
 #include "accelerate/model/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 
 /// What the index of a folder says about one weight.
 struct OffloadedWeight {
-  std::string dtype;           ///< PyTorch's name without "torch."; for a weight in a safetensors file the dtype to convert to, or empty
-  std::vector<int64_t> shape;  ///< empty for a scalar, and for a weight in a safetensors file
+  std::string
+      dtype;  ///< PyTorch's name without "torch."; for a weight in a safetensors file the dtype to convert to, or empty
+  std::vector<int64_t> shape;              ///< empty for a scalar, and for a weight in a safetensors file
   std::filesystem::path safetensors_file;  ///< Empty: the weight is in `<name>.dat` of the folder.
   std::string weight_name;                 ///< its name in the safetensors file, when that differs
 };
@@ -30,17 +32,22 @@ struct OffloadedWeight {
 /// Weights by name, in the order in which they were written.
 using OffloadIndex = std::vector<std::pair<std::string, OffloadedWeight>>;
 
-/// Writes the values of one tensor to `folder/<name>.dat` (which appears complete or not at all) and adds it to `index` if that is given. The system is left to bring it to the disk when it
-/// likes: a program may crash, but after a power cut remove the folder.
+/// Writes the values of one tensor to `folder/<name>.dat` (which appears complete or not at all) and adds it to `index`
+/// if that is given. The system is left to bring it to the disk when it likes: a program may crash, but after a power
+/// cut remove the folder.
 /// @param weight  any device, dense or strided; copied to the CPU
-/// @throws CheckpointError for a tensor without data, a dtype that PyTorch's arrays don't know, a name that would leave the folder, a folder that can't be written; ResourceError for a full disk.
-ACCELERATE_API void offload_weight(const at::Tensor& weight, const std::string& name, const std::filesystem::path& folder, OffloadIndex* index = nullptr);
+/// @throws CheckpointError for a tensor without data, a dtype that PyTorch's arrays don't know, a name that would leave
+/// the folder, a folder that can't be written; ResourceError for a full disk.
+ACCELERATE_API void offload_weight(const at::Tensor& weight, const std::string& name,
+                                   const std::filesystem::path& folder, OffloadIndex* index = nullptr);
 
-/// Maps the file of one weight: pages are read when they are first touched, and belong to this process alone once written to.
+/// Maps the file of one weight: pages are read when they are first touched, and belong to this process alone once
+/// written to.
 /// @throws CheckpointError when the file is missing or shorter than its shape needs.
 ACCELERATE_API at::Tensor load_offloaded_weight(const std::filesystem::path& file, const OffloadedWeight& weight);
 
-/// Adds to `folder/index.json`, which is made when it isn't there; entries of the same names are replaced. Does nothing for an empty index.
+/// Adds to `folder/index.json`, which is made when it isn't there; entries of the same names are replaced. Does nothing
+/// for an empty index.
 ACCELERATE_API void save_offload_index(const OffloadIndex& index, const std::filesystem::path& folder);
 
 /// @throws CheckpointError naming the entry that is malformed or the missing file.
@@ -50,8 +57,8 @@ ACCELERATE_API OffloadIndex load_offload_index(const std::filesystem::path& fold
 ACCELERATE_API void offload_state_dict(const std::filesystem::path& folder, const NamedTensors& state_dict);
 /// The same for a std::map and for what torch's named_parameters() gives.
 template <class StateDict>
-  requires(!std::is_convertible_v<const StateDict&, NamedTensors>)
-void offload_state_dict(const std::filesystem::path& folder, const StateDict& state_dict) {
+requires(!std::is_convertible_v<const StateDict&, NamedTensors>) void offload_state_dict(
+    const std::filesystem::path& folder, const StateDict& state_dict) {
   NamedTensors tensors;
   for (const auto& item : state_dict) {
     if constexpr (requires { item.key(); }) tensors.emplace_back(item.key(), item.value());
@@ -66,8 +73,9 @@ struct OffloadedWeightsLoaderOptions {
   std::optional<OffloadIndex> index;             ///< default: the index of the folder
 };
 
-/// Weights by name wherever they are: in memory, in an offload folder, or in the safetensors files that its index names. Files are mapped when a weight is first asked for. Copies share
-/// what is open. Safe to use from several threads.
+/// Weights by name wherever they are: in memory, in an offload folder, or in the safetensors files that its index
+/// names. Files are mapped when a weight is first asked for. Copies share what is open. Safe to use from several
+/// threads.
 class ACCELERATE_API OffloadedWeightsLoader {
  public:
   /// @throws ConfigError when nothing is given to load from; CheckpointError for a bad index.
@@ -87,12 +95,15 @@ class ACCELERATE_API OffloadedWeightsLoader {
 
 /// The entries of some modules: those named like them or below them.
 template <class Value>
-std::map<std::string, Value> extract_submodules_state_dict(const std::map<std::string, Value>& state_dict, const std::vector<std::string>& submodule_names) {
+std::map<std::string, Value> extract_submodules_state_dict(const std::map<std::string, Value>& state_dict,
+                                                           const std::vector<std::string>& submodule_names) {
   std::map<std::string, Value> result;
   for (const auto& module : submodule_names) {
     if (const auto found = state_dict.find(module); found != state_dict.end()) result.insert(*found);
     const std::string prefix = module + ".";
-    for (auto entry = state_dict.lower_bound(prefix); entry != state_dict.end() && entry->first.starts_with(prefix); ++entry) result.insert(*entry);
+    for (auto entry = state_dict.lower_bound(prefix); entry != state_dict.end() && entry->first.starts_with(prefix);
+         ++entry)
+      result.insert(*entry);
   }
   return result;
 }

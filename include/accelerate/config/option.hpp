@@ -5,8 +5,9 @@
 #include <string_view>
 #include <vector>
 
-/// Every setting once. The tables behind these functions feed the argument parsers, the help texts, the completions and the manual page of the
-/// program, the reading of config files, the environment of started processes, and docs/settings.md.
+/// Every setting once. The tables behind these functions feed the argument parsers, the help texts, the completions and
+/// the manual page of the program, the reading of config files, the environment of started processes, and
+/// docs/settings.md.
 namespace accelerate::config {
 
 /// How the text of a flag becomes a value.
@@ -27,14 +28,16 @@ enum class Kind {
 enum class Form { none, text, lower };
 
 struct Option {
-  const char* name;      ///< what programs call it: the key of config files, the member that holds it
+  const char* name;  ///< what programs call it: the key of config files, the member that holds it
   Kind kind;
-  const char* fallback;  ///< as JSON; nullptr: it has no value unless somebody gives one
-  const char* choices;   ///< "a|b|c", or nullptr
-  const char* value;     ///< what help calls the value: N, FILE, ...; nullptr for flags
-  const char* help;      ///< one sentence, no full stop
-  const char* flags = nullptr;     ///< comma-separated when they are not --name; "" for what only config files have; without dashes: a positional argument
-  const char* section = nullptr;   ///< where config files have it: "" at the top, else a nested key; nullptr: not in config files
+  const char* fallback;         ///< as JSON; nullptr: it has no value unless somebody gives one
+  const char* choices;          ///< "a|b|c", or nullptr
+  const char* value;            ///< what help calls the value: N, FILE, ...; nullptr for flags
+  const char* help;             ///< one sentence, no full stop
+  const char* flags = nullptr;  ///< comma-separated when they are not --name; "" for what only config files have;
+                                ///< without dashes: a positional argument
+  const char* section =
+      nullptr;  ///< where config files have it: "" at the top, else a nested key; nullptr: not in config files
   const char* variable = nullptr;  ///< of started processes, and read by the launcher where the flag isn't given
   Form form = Form::none;
   bool required = false;
@@ -70,7 +73,8 @@ const std::vector<CommandTable>& command_tables();
 /// The title under which the launch table has what the reference doesn't.
 inline constexpr const char* kAdditions = "Beyond the reference";
 
-/// Nested keys of config files that stand for a setting of another name (older versions, and what the reference's own questions write).
+/// Nested keys of config files that stand for a setting of another name (older versions, and what the reference's own
+/// questions write).
 struct Alias {
   const char* section;
   const char* key;

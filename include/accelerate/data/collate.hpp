@@ -10,8 +10,9 @@
 /// | std::string                     | std::vector<std::string>                                                   |
 /// | vector or array of others       | the same container, collated place by place; all of one length             |
 /// | pair, tuple, map, Example       | the same, member by member                                                 |
-/// | struct with ACCELERATE_FIELDS   | the same struct where every member collates to its own type; else its `Collated` type if it declares one (a struct with as many fields); else a std::tuple |
-/// | anything else                   | std::vector of it                                                          |
+/// | struct with ACCELERATE_FIELDS   | the same struct where every member collates to its own type; else its `Collated`
+/// type if it declares one (a struct with as many fields); else a std::tuple | | anything else                   |
+/// std::vector of it                                                          |
 
 #include <ATen/core/Tensor.h>
 
@@ -38,79 +39,57 @@ ACCELERATE_API at::Tensor tensor_of(const void* data, const std::vector<int64_t>
 
 /// Integers of all widths become int64, as in the reference.
 template <class T>
-using Stored = std::conditional_t<std::is_same_v<T, bool>, bool, std::conditional_t<std::is_floating_point_v<T>, std::conditional_t<std::is_same_v<T, float>, float, double>, int64_t>>;
+using Stored =
+    std::conditional_t<std::is_same_v<T, bool>, bool,
+                       std::conditional_t<std::is_floating_point_v<T>,
+                                          std::conditional_t<std::is_same_v<T, float>, float, double>, int64_t>>;
 template <class T>
-inline constexpr at::ScalarType kStoredType =
-    std::is_same_v<Stored<T>, bool> ? at::kBool : std::is_same_v<Stored<T>, float> ? at::kFloat : std::is_same_v<Stored<T>, double> ? at::kDouble : at::kLong;
+inline constexpr at::ScalarType kStoredType = std::is_same_v<Stored<T>, bool>     ? at::kBool
+                                              : std::is_same_v<Stored<T>, float>  ? at::kFloat
+                                              : std::is_same_v<Stored<T>, double> ? at::kDouble
+                                                                                  : at::kLong;
 
 template <class T>
 concept NumberList = nested::Sequence<T> && std::is_arithmetic_v<typename T::value_type>;
 
-template <class T>
-struct Collated {
-  using type = std::vector<T>;
-};
-template <class T>
-using collated_t = typename Collated<T>::type;
+template <class T> struct Collated { using type = std::vector<T>; };
+template <class T> using collated_t = typename Collated<T>::type;
 
-template <>
-struct Collated<at::Tensor> {
-  using type = at::Tensor;
-};
+template <> struct Collated<at::Tensor> { using type = at::Tensor; };
 template <class T>
-  requires std::is_arithmetic_v<T>
+requires std::is_arithmetic_v<T>
 struct Collated<T> {
   using type = at::Tensor;
 };
-template <NumberList T>
-struct Collated<T> {
-  using type = at::Tensor;
-};
+template <NumberList T> struct Collated<T> { using type = at::Tensor; };
 template <class T>
-  requires(!std::is_arithmetic_v<T>)
-struct Collated<std::vector<T>> {
+requires(!std::is_arithmetic_v<T>) struct Collated<std::vector<T>> {
   using type = std::vector<collated_t<T>>;
 };
 template <class T, size_t N>
-  requires(!std::is_arithmetic_v<T>)
-struct Collated<std::array<T, N>> {
+requires(!std::is_arithmetic_v<T>) struct Collated<std::array<T, N>> {
   using type = std::array<collated_t<T>, N>;
 };
-template <class... T>
-struct Collated<std::tuple<T...>> {
-  using type = std::tuple<collated_t<T>...>;
-};
-template <class A, class B>
-struct Collated<std::pair<A, B>> {
-  using type = std::pair<collated_t<A>, collated_t<B>>;
-};
-template <class K, class V>
-struct Collated<std::map<K, V>> {
-  using type = std::map<K, collated_t<V>>;
-};
-template <class K, class V>
-struct Collated<std::unordered_map<K, V>> {
+template <class... T> struct Collated<std::tuple<T...>> { using type = std::tuple<collated_t<T>...>; };
+template <class A, class B> struct Collated<std::pair<A, B>> { using type = std::pair<collated_t<A>, collated_t<B>>; };
+template <class K, class V> struct Collated<std::map<K, V>> { using type = std::map<K, collated_t<V>>; };
+template <class K, class V> struct Collated<std::unordered_map<K, V>> {
   using type = std::unordered_map<K, collated_t<V>>;
 };
-template <class D>
-struct Collated<torch::data::Example<D, void>> {
+template <class D> struct Collated<torch::data::Example<D, void>> {
   using type = torch::data::Example<collated_t<D>, void>;
 };
 template <class D, class T>
-  requires(!std::is_void_v<T>)
-struct Collated<torch::data::Example<D, T>> {
+requires(!std::is_void_v<T>) struct Collated<torch::data::Example<D, T>> {
   using type = torch::data::Example<collated_t<D>, collated_t<T>>;
 };
 
-template <class Fields>
-struct CollatedFields;
-template <class... T>
-struct CollatedFields<std::tuple<T&...>> {
+template <class Fields> struct CollatedFields;
+template <class... T> struct CollatedFields<std::tuple<T&...>> {
   using type = std::tuple<collated_t<T>...>;
   static constexpr bool same = (std::is_same_v<T, collated_t<T>> && ...);
 };
-template <nested::HasFields T>
-struct Collated<T> {
+template <nested::HasFields T> struct Collated<T> {
   using fields = CollatedFields<decltype(std::declval<T&>().accelerate_fields())>;
   static auto choose() {
     if constexpr (fields::same) return std::type_identity<T>{};
@@ -120,12 +99,10 @@ struct Collated<T> {
   using type = typename decltype(choose())::type;
 };
 
-template <class T>
-collated_t<T> collate(std::vector<T>& samples);
+template <class T> collated_t<T> collate(std::vector<T>& samples);
 
 /// Collates the members that `pick` refers to.
-template <class T, class Pick>
-auto collate_member(std::vector<T>& samples, Pick&& pick) {
+template <class T, class Pick> auto collate_member(std::vector<T>& samples, Pick&& pick) {
   using Member = std::remove_cvref_t<decltype(pick(samples[0]))>;
   std::vector<Member> column;
   column.reserve(samples.size());
@@ -133,8 +110,7 @@ auto collate_member(std::vector<T>& samples, Pick&& pick) {
   return collate(column);
 }
 
-template <class T>
-at::Tensor collate_numbers(const std::vector<T>& numbers) {
+template <class T> at::Tensor collate_numbers(const std::vector<T>& numbers) {
   if constexpr (std::is_same_v<T, Stored<T>> && !std::is_same_v<T, bool>) {
     return tensor_of(numbers.data(), {static_cast<int64_t>(numbers.size())}, kStoredType<T>);
   } else {
@@ -144,8 +120,7 @@ at::Tensor collate_numbers(const std::vector<T>& numbers) {
   }
 }
 
-template <class T>
-at::Tensor collate_number_lists(const std::vector<T>& lists) {
+template <class T> at::Tensor collate_number_lists(const std::vector<T>& lists) {
   using Number = Stored<typename T::value_type>;
   const size_t rows = lists.size(), columns = rows == 0 ? 0 : lists[0].size();
   const auto stored = std::make_unique<Number[]>(rows * columns);
@@ -153,11 +128,11 @@ at::Tensor collate_number_lists(const std::vector<T>& lists) {
     if (lists[i].size() != columns) throw_lengths_differ(i, lists[i].size(), columns);
     for (size_t j = 0; j < columns; ++j) stored[i * columns + j] = static_cast<Number>(lists[i][j]);
   }
-  return tensor_of(stored.get(), {static_cast<int64_t>(rows), static_cast<int64_t>(columns)}, kStoredType<typename T::value_type>);
+  return tensor_of(stored.get(), {static_cast<int64_t>(rows), static_cast<int64_t>(columns)},
+                   kStoredType<typename T::value_type>);
 }
 
-template <class T>
-collated_t<T> collate(std::vector<T>& samples) {
+template <class T> collated_t<T> collate(std::vector<T>& samples) {
   if constexpr (nested::TensorLike<T>) {
     return stack_samples(samples);
   } else if constexpr (std::is_arithmetic_v<T>) {
@@ -170,14 +145,21 @@ collated_t<T> collate(std::vector<T>& samples) {
     for (size_t i = 0; i < samples.size(); ++i)
       if (samples[i].size() != places) throw_lengths_differ(i, samples[i].size(), places);
     if constexpr (nested::detail::is_instance<T, std::vector>) batch.resize(places);
-    for (size_t place = 0; place < places; ++place) batch[place] = collate_member(samples, [place](T& s) -> auto& { return s[place]; });
+    for (size_t place = 0; place < places; ++place)
+      batch[place] = collate_member(
+          samples, [place](T & s) -> auto& { return s[place]; });
     return batch;
   } else if constexpr (nested::detail::is_instance<T, std::tuple>) {
     return [&]<size_t... I>(std::index_sequence<I...>) {
-      return collated_t<T>{collate_member(samples, [](T& s) -> auto& { return std::get<I>(s); })...};
-    }(std::make_index_sequence<std::tuple_size_v<T>>{});
+      return collated_t<T>{collate_member(
+          samples, [](T & s) -> auto& { return std::get<I>(s); })...};
+    }
+    (std::make_index_sequence<std::tuple_size_v<T>>{});
   } else if constexpr (nested::detail::is_instance<T, std::pair>) {
-    return {collate_member(samples, [](T& s) -> auto& { return s.first; }), collate_member(samples, [](T& s) -> auto& { return s.second; })};
+    return {collate_member(
+                samples, [](T & s) -> auto& { return s.first; }),
+            collate_member(
+                samples, [](T & s) -> auto& { return s.second; })};
   } else if constexpr (nested::Mapping<T>) {
     collated_t<T> batch;
     if (samples.empty()) return batch;
@@ -186,20 +168,30 @@ collated_t<T> collate(std::vector<T>& samples) {
     for (size_t i = 0; i < samples.size(); ++i)
       for (const auto& key : keys)
         if (samples[i].size() != keys.size() || !samples[i].contains(key)) throw_keys_differ(i);
-    for (const auto& key : keys) batch.emplace(key, collate_member(samples, [&key](T& s) -> auto& { return s.at(key); }));
+    for (const auto& key : keys)
+      batch.emplace(key, collate_member(
+                             samples, [&key](T & s) -> auto& { return s.at(key); }));
     return batch;
   } else if constexpr (nested::detail::is_example_without_target<T>) {
-    return {collate_member(samples, [](T& s) -> auto& { return s.data; })};
+    return {collate_member(
+        samples, [](T & s) -> auto& { return s.data; })};
   } else if constexpr (nested::ExampleLike<T>) {
-    return {collate_member(samples, [](T& s) -> auto& { return s.data; }), collate_member(samples, [](T& s) -> auto& { return s.target; })};
+    return {collate_member(
+                samples, [](T & s) -> auto& { return s.data; }),
+            collate_member(
+                samples, [](T & s) -> auto& { return s.target; })};
   } else if constexpr (nested::HasFields<T>) {
     constexpr size_t kFields = std::tuple_size_v<decltype(std::declval<T&>().accelerate_fields())>;
     collated_t<T> batch{};
     const auto fill = [&](auto&& fields) {
-      static_assert(std::tuple_size_v<std::remove_cvref_t<decltype(fields)>> == kFields, "the `Collated` type of a sample needs as many fields as the sample");
+      static_assert(std::tuple_size_v<std::remove_cvref_t<decltype(fields)>> == kFields,
+                    "the `Collated` type of a sample needs as many fields as the sample");
       [&]<size_t... I>(std::index_sequence<I...>) {
-        ((std::get<I>(fields) = collate_member(samples, [](T& s) -> auto& { return std::get<I>(s.accelerate_fields()); })), ...);
-      }(std::make_index_sequence<kFields>{});
+        ((std::get<I>(fields) = collate_member(
+              samples, [](T & s) -> auto& { return std::get<I>(s.accelerate_fields()); })),
+         ...);
+      }
+      (std::make_index_sequence<kFields>{});
     };
     if constexpr (nested::HasFields<collated_t<T>>) fill(batch.accelerate_fields());
     else fill(batch);
@@ -212,13 +204,10 @@ collated_t<T> collate(std::vector<T>& samples) {
 }  // namespace detail
 
 /// The type of a batch of samples of type T.
-template <class T>
-using collated_t = detail::collated_t<T>;
+template <class T> using collated_t = detail::collated_t<T>;
 
-/// A batch of the samples, by the table above. @throws ShapeError when samples differ in shape, length or keys; the message names the sample.
-template <class T>
-collated_t<T> default_collate(std::vector<T> samples) {
-  return detail::collate(samples);
-}
+/// A batch of the samples, by the table above. @throws ShapeError when samples differ in shape, length or keys; the
+/// message names the sample.
+template <class T> collated_t<T> default_collate(std::vector<T> samples) { return detail::collate(samples); }
 
 }  // namespace accelerate::data

@@ -2,15 +2,17 @@
 
 /// What a loader reads from. Four kinds of data sets, told apart by their members:
 ///
-/// | kind            | members                                                                                          |
+/// | kind            | members |
 /// |-----------------|--------------------------------------------------------------------------------------------------|
-/// | LibTorch, map   | any torch::data::datasets::Dataset, also with .map(transforms); size() must be known             |
-/// | LibTorch, stream| get_batch(size_t) giving a batch, or an optional one with reset(); else it ends after size() samples |
-/// | map             | std::vector<T>, or `size()` and `get(i)` or `operator[](i)`                                      |
-/// | stream          | `std::optional<Sample> next()` and `reset()`; optionally `size()` (samples), `skip(n)`, and `shard(rank, world_size)`, after which it reads only that rank's share |
+/// | LibTorch, map   | any torch::data::datasets::Dataset, also with .map(transforms); size() must be known | |
+/// LibTorch, stream| get_batch(size_t) giving a batch, or an optional one with reset(); else it ends after size()
+/// samples | | map             | std::vector<T>, or `size()` and `get(i)` or `operator[](i)` | | stream          |
+/// `std::optional<Sample> next()` and `reset()`; optionally `size()` (samples), `skip(n)`, and `shard(rank,
+/// world_size)`, after which it reads only that rank's share |
 ///
-/// Any kind may have `set_epoch(e)`. With worker threads, map data sets are read by several threads at once, so get() must be thread-safe, as for LibTorch's own
-/// loader; streams are read by one thread at a time. Data sets are taken by value, by std::shared_ptr, or by std::ref (which must then outlive the loader).
+/// Any kind may have `set_epoch(e)`. With worker threads, map data sets are read by several threads at once, so get()
+/// must be thread-safe, as for LibTorch's own loader; streams are read by one thread at a time. Data sets are taken by
+/// value, by std::shared_ptr, or by std::ref (which must then outlive the loader).
 
 #include <algorithm>
 #include <concepts>
@@ -34,16 +36,9 @@
 namespace accelerate::data {
 namespace detail {
 
-template <class T>
-inline constexpr bool is_optional = nested::detail::is_instance<T, std::optional>;
-template <class T>
-struct Unwrapped {
-  using type = T;
-};
-template <class T>
-struct Unwrapped<std::optional<T>> {
-  using type = T;
-};
+template <class T> inline constexpr bool is_optional = nested::detail::is_instance<T, std::optional>;
+template <class T> struct Unwrapped { using type = T; };
+template <class T> struct Unwrapped<std::optional<T>> { using type = T; };
 
 template <class D>
 concept LibTorchDataset = requires(D& d) {
@@ -53,24 +48,32 @@ concept LibTorchDataset = requires(D& d) {
 template <class D>
 concept LibTorchStream = LibTorchDataset<D> && std::is_same_v<typename D::BatchRequestType, size_t>;
 template <class D>
-concept PlainStream = !LibTorchDataset<D> && requires(D& d) {
+concept PlainStream = !LibTorchDataset<D> && requires(D & d) {
   d.reset();
   requires is_optional<decltype(d.next())>;
 };
 template <class D>
 concept Stream = LibTorchStream<D> || PlainStream<D>;
 template <class D>
-concept HasGet = requires(D& d, size_t i) { d.get(i); };
+concept HasGet = requires(D& d, size_t i) {
+  d.get(i);
+};
 template <class D>
-concept PlainMap = !LibTorchDataset<D> && !PlainStream<D> && requires(D& d) { static_cast<int64_t>(d.size()); } && (HasGet<D> || requires(D& d, size_t i) { d[i]; });
+concept PlainMap = !LibTorchDataset<D> && !PlainStream<D> && requires(D & d) {
+  static_cast<int64_t>(d.size());
+}
+&&(HasGet<D> || requires(D & d, size_t i) { d[i]; });
 template <class D>
-concept CanShard = requires(D& d) { d.shard(int64_t{0}, int64_t{1}); };
+concept CanShard = requires(D& d) {
+  d.shard(int64_t{0}, int64_t{1});
+};
 
-/// What one read of the data set gives: a list of samples, or a batch that a transform such as Stack has collated already.
-template <class D>
-auto raw_type() {
+/// What one read of the data set gives: a list of samples, or a batch that a transform such as Stack has collated
+/// already.
+template <class D> auto raw_type() {
   if constexpr (LibTorchDataset<D>) {
-    return std::type_identity<typename Unwrapped<decltype(std::declval<D&>().get_batch(std::declval<typename D::BatchRequestType>()))>::type>{};
+    return std::type_identity<typename Unwrapped<decltype(std::declval<D&>().get_batch(
+        std::declval<typename D::BatchRequestType>()))>::type>{};
   } else if constexpr (PlainStream<D>) {
     return std::type_identity<std::vector<typename Unwrapped<decltype(std::declval<D&>().next())>::type>>{};
   } else if constexpr (HasGet<D>) {
@@ -79,32 +82,23 @@ auto raw_type() {
     return std::type_identity<std::vector<std::remove_cvref_t<decltype(std::declval<D&>()[size_t{0}])>>>{};
   }
 }
-template <class D>
-using Raw = typename decltype(raw_type<D>())::type;
-template <class T>
-inline constexpr bool is_sample_list = false;
-template <class T>
-inline constexpr bool is_sample_list<std::vector<T>> = true;
+template <class D> using Raw = typename decltype(raw_type<D>())::type;
+template <class T> inline constexpr bool is_sample_list = false;
+template <class T> inline constexpr bool is_sample_list<std::vector<T>> = true;
 
 struct DefaultCollate {
-  template <class T>
-  collated_t<T> operator()(std::vector<T> samples) const {
-    return collate(samples);
-  }
+  template <class T> collated_t<T> operator()(std::vector<T> samples) const { return collate(samples); }
 };
 
 /// The batch type of a data set (as passed: by value, shared_ptr or reference_wrapper) with a collate function.
-template <class D, class Collate = DefaultCollate>
-auto batch_type() {
+template <class D, class Collate = DefaultCollate> auto batch_type() {
   using R = Raw<typename Pointee<D>::type>;
   if constexpr (is_sample_list<R>) return std::type_identity<std::remove_cvref_t<std::invoke_result_t<Collate&, R>>>{};
   else return std::type_identity<R>{};
 }
-template <class D, class Collate = DefaultCollate>
-using batch_of = typename decltype(batch_type<D, Collate>())::type;
+template <class D, class Collate = DefaultCollate> using batch_of = typename decltype(batch_type<D, Collate>())::type;
 
-template <class D>
-std::optional<int64_t> size_of(const D& dataset) {
+template <class D> std::optional<int64_t> size_of(const D& dataset) {
   if constexpr (requires { dataset.size().has_value(); }) {
     const auto size = dataset.size();
     return size ? std::optional<int64_t>(static_cast<int64_t>(*size)) : std::nullopt;
@@ -137,15 +131,14 @@ Batch fetch(D& dataset, Collate& collate_samples, const Indices& indices) {
 /// How a pass reads a stream: `group` samples per step, of which [begin, end) are this rank's.
 struct StreamPlan {
   int64_t group = 1, begin = 0, end = 1;
-  int64_t chunk = 1;       ///< samples per request to a LibTorch stream
-  bool complete = false;   ///< complete a short last group with samples of the first one
-  bool drop_last = false;  ///< leave a short last group out
+  int64_t chunk = 1;                 ///< samples per request to a LibTorch stream
+  bool complete = false;             ///< complete a short last group with samples of the first one
+  bool drop_last = false;            ///< leave a short last group out
   int64_t rank = 0, world_size = 1;  ///< what a stream that shards itself is told; 1: nothing
 };
 
 /// Takes a rank's share of group after group. Keeps the first group when a short last one is to be completed.
-template <class Sample>
-class GroupReader {
+template <class Sample> class GroupReader {
  public:
   void reset() {
     first_.clear();
@@ -153,8 +146,7 @@ class GroupReader {
   }
 
   /// This rank's share; empty at the end. `got` is how many samples the group had.
-  template <class Next>
-  std::vector<Sample> read(Next&& next, const StreamPlan& plan, int64_t& got) {
+  template <class Next> std::vector<Sample> read(Next&& next, const StreamPlan& plan, int64_t& got) {
     std::vector<Sample> mine;
     got = 0;
     if (ended_) return mine;
@@ -174,7 +166,8 @@ class GroupReader {
     if (got == plan.group) return mine;
     if (plan.drop_last || got == 0) mine.clear();
     else if (plan.complete)
-      for (int64_t i = std::max(got, plan.begin); i < plan.end; ++i) mine.push_back(first_[static_cast<size_t>(i - got) % first_.size()]);
+      for (int64_t i = std::max(got, plan.begin); i < plan.end; ++i)
+        mine.push_back(first_[static_cast<size_t>(i - got) % first_.size()]);
     return mine;
   }
 
@@ -184,8 +177,7 @@ class GroupReader {
 };
 
 /// A stream with its type erased.
-template <class Batch>
-class StreamSource {
+template <class Batch> class StreamSource {
  public:
   virtual ~StreamSource() = default;
   virtual std::optional<int64_t> size() const = 0;
@@ -196,8 +188,7 @@ class StreamSource {
   virtual std::optional<Part<Batch>> read(const StreamPlan& plan) = 0;
 };
 
-template <class D>
-class StreamBase {
+template <class D> class StreamBase {
  public:
   explicit StreamBase(std::shared_ptr<D> dataset) : dataset_(std::move(dataset)) {}
 
@@ -205,14 +196,12 @@ class StreamBase {
   void rewind(const StreamPlan& plan) {
     if constexpr (CanShard<D>)
       if (plan.world_size > 1) dataset_->shard(plan.rank, plan.world_size);
-    if constexpr (requires(D& d) { d.reset(); }) dataset_->reset();
+    if constexpr (requires(D & d) { d.reset(); }) dataset_->reset();
     given_ = 0;
   }
 
   /// The next list or batch of a LibTorch stream, of at most `chunk` samples; nothing at the end.
-  std::optional<Raw<D>> request(int64_t chunk)
-    requires LibTorchStream<D>
-  {
+  std::optional<Raw<D>> request(int64_t chunk) requires LibTorchStream<D> {
     if constexpr (is_optional<decltype(dataset_->get_batch(size_t{1}))>) {
       return dataset_->get_batch(static_cast<size_t>(chunk));
     } else {
@@ -236,16 +225,16 @@ class StreamBase {
 };
 
 /// A stream of samples.
-template <class D, class Batch, class Collate>
-class SampleStream final : public StreamSource<Batch>, StreamBase<D> {
+template <class D, class Batch, class Collate> class SampleStream final : public StreamSource<Batch>, StreamBase<D> {
   using Sample = typename Raw<D>::value_type;
 
  public:
-  SampleStream(std::shared_ptr<D> dataset, Collate collate_samples) : StreamBase<D>(std::move(dataset)), collate_(std::move(collate_samples)) {}
+  SampleStream(std::shared_ptr<D> dataset, Collate collate_samples)
+      : StreamBase<D>(std::move(dataset)), collate_(std::move(collate_samples)) {}
   std::optional<int64_t> size() const override { return size_of(*this->dataset_); }
   bool can_shard() const override { return CanShard<D>; }
   void set_epoch(int64_t epoch) override {
-    if constexpr (requires(D& d) { d.set_epoch(epoch); }) this->dataset_->set_epoch(epoch);
+    if constexpr (requires(D & d) { d.set_epoch(epoch); }) this->dataset_->set_epoch(epoch);
   }
 
   void reset(const StreamPlan& plan, int64_t skip) override {
@@ -258,7 +247,7 @@ class SampleStream final : public StreamSource<Batch>, StreamBase<D> {
       --skip;
     }
     int64_t samples = skip * plan.group;
-    if constexpr (requires(D& d) { d.skip(samples); }) {
+    if constexpr (requires(D & d) { d.skip(samples); }) {
       if (samples > 0) this->dataset_->skip(samples);
     } else {
       while (samples-- > 0 && next(plan.chunk)) {
@@ -296,14 +285,13 @@ class SampleStream final : public StreamSource<Batch>, StreamBase<D> {
 };
 
 /// A LibTorch stream whose batches are collated already: ranks take rows of them.
-template <class D, class Batch>
-class BatchStream final : public StreamSource<Batch>, StreamBase<D> {
+template <class D, class Batch> class BatchStream final : public StreamSource<Batch>, StreamBase<D> {
  public:
   explicit BatchStream(std::shared_ptr<D> dataset) : StreamBase<D>(std::move(dataset)) {}
   std::optional<int64_t> size() const override { return size_of(*this->dataset_); }
   bool can_shard() const override { return CanShard<D>; }
   void set_epoch(int64_t epoch) override {
-    if constexpr (requires(D& d) { d.set_epoch(epoch); }) this->dataset_->set_epoch(epoch);
+    if constexpr (requires(D & d) { d.set_epoch(epoch); }) this->dataset_->set_epoch(epoch);
   }
   void reset(const StreamPlan& plan, int64_t skip) override {
     this->rewind(plan);
@@ -329,7 +317,8 @@ class BatchStream final : public StreamSource<Batch>, StreamBase<D> {
     if (plan.complete && got < plan.group) group = complete_rows(group, *first_, plan.group);
     const int64_t rows = rows_of(group);
     const bool all = plan.begin == 0 && plan.end >= rows;
-    return Part<Batch>{all ? group : slice_rows(group, plan.begin, std::min(plan.end, rows), rows), plan.drop_last ? -1 : got % plan.group};
+    return Part<Batch>{all ? group : slice_rows(group, plan.begin, std::min(plan.end, rows), rows),
+                       plan.drop_last ? -1 : got % plan.group};
   }
 
  private:
@@ -341,8 +330,8 @@ class BatchStream final : public StreamSource<Batch>, StreamBase<D> {
 
 /// A type that a loader can read from.
 template <class D>
-concept DatasetLike = detail::LibTorchDataset<typename detail::Pointee<D>::type> || detail::PlainStream<typename detail::Pointee<D>::type> ||
-                      detail::PlainMap<typename detail::Pointee<D>::type>;
+concept DatasetLike = detail::LibTorchDataset<typename detail::Pointee<D>::type> ||
+    detail::PlainStream<typename detail::Pointee<D>::type> || detail::PlainMap<typename detail::Pointee<D>::type>;
 
 struct IterableDatasetShardOptions {
   int64_t batch_size = 1;
@@ -359,17 +348,18 @@ namespace detail {
 ACCELERATE_API StreamPlan shard_plan(const IterableDatasetShardOptions& options);
 }  // namespace detail
 
-/// One rank's samples of a stream: every rank reads everything and keeps its share of each global batch. A stream itself.
-/// Conformance: iterable_dataset_shard.json.
+/// One rank's samples of a stream: every rank reads everything and keeps its share of each global batch. A stream
+/// itself. Conformance: iterable_dataset_shard.json.
 template <class D>
-  requires detail::PlainStream<typename detail::Pointee<D>::type>
+requires detail::PlainStream<typename detail::Pointee<D>::type>
 class IterableDatasetShard {
   using Dataset = typename detail::Pointee<D>::type;
   using Sample = typename detail::Raw<Dataset>::value_type;
 
  public:
   /// @throws ConfigError when split_batches is set and batch_size is no multiple of num_processes.
-  IterableDatasetShard(D dataset, const IterableDatasetShardOptions& options) : dataset_(detail::Pointee<D>::share(std::move(dataset))), plan_(detail::shard_plan(options)) {}
+  IterableDatasetShard(D dataset, const IterableDatasetShardOptions& options)
+      : dataset_(detail::Pointee<D>::share(std::move(dataset))), plan_(detail::shard_plan(options)) {}
 
   void reset() {
     dataset_->reset();

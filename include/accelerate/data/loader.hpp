@@ -25,11 +25,13 @@ struct DataLoaderOptions {
   bool shuffle = false;
   /// Leave out a last batch that is not full.
   bool drop_last = false;
-  /// Threads that read and collate ahead. 0: the consumer's thread does it when a batch is asked for. Streams use one thread, however many are asked for.
+  /// Threads that read and collate ahead. 0: the consumer's thread does it when a batch is asked for. Streams use one
+  /// thread, however many are asked for.
   int64_t num_workers = 0;
   /// Batches read ahead per worker.
   int64_t prefetch_factor = 2;
-  /// Copy batches to page-locked memory, for faster and asynchronous copies to an accelerator. Nothing happens where there is none.
+  /// Copy batches to page-locked memory, for faster and asynchronous copies to an accelerator. Nothing happens where
+  /// there is none.
   bool pin_memory = false;
   /// Where the random order is drawn from; unset: LibTorch's default generator.
   std::optional<at::Generator> generator = std::nullopt;
@@ -51,21 +53,20 @@ ACCELERATE_API bool can_pin_memory();
 struct PassPlan {
   std::shared_ptr<AnyBatchSampler> batches = nullptr;  ///< map data sets
   StreamPlan stream = {};                              ///< streams
-  int64_t skip = 0;                          ///< steps to leave out at the start
+  int64_t skip = 0;                                    ///< steps to leave out at the start
   bool draw_base_seed = true;
   std::optional<at::Generator> generator = std::nullopt;
 };
 
 /// Data set, sampler and threads of a loader, shared by all loaders made from it.
-template <class Batch>
-class LoaderCore {
+template <class Batch> class LoaderCore {
  public:
   DataLoaderOptions options;
   std::optional<int64_t> dataset_size;
-  std::shared_ptr<AnyBatchSampler> batches;                  ///< map data sets
+  std::shared_ptr<AnyBatchSampler> batches;                           ///< map data sets
   std::shared_ptr<const std::function<Batch(const Indices&)>> fetch;  ///< map data sets; called by workers
-  std::function<void(int64_t)> dataset_set_epoch;            ///< map data sets
-  std::shared_ptr<StreamSource<Batch>> stream;               ///< streams
+  std::function<void(int64_t)> dataset_set_epoch;                     ///< map data sets
+  std::shared_ptr<StreamSource<Batch>> stream;                        ///< streams
 
   bool is_stream() const { return stream != nullptr; }
   void set_epoch(int64_t epoch) {
@@ -76,12 +77,15 @@ class LoaderCore {
   /// The plan of a lone process.
   PassPlan whole() const {
     const int64_t n = options.batch_size;
-    return {.batches = batches, .stream = {.group = n, .begin = 0, .end = n, .chunk = n, .drop_last = options.drop_last}, .generator = options.generator};
+    return {.batches = batches,
+            .stream = {.group = n, .begin = 0, .end = n, .chunk = n, .drop_last = options.drop_last},
+            .generator = options.generator};
   }
   std::optional<int64_t> num_batches() const {
     if (batches) return batches->size();
     if (!dataset_size) return std::nullopt;
-    return options.drop_last ? *dataset_size / options.batch_size : (*dataset_size + options.batch_size - 1) / options.batch_size;
+    return options.drop_last ? *dataset_size / options.batch_size
+                             : (*dataset_size + options.batch_size - 1) / options.batch_size;
   }
   /// Samples of a pass, when known.
   std::optional<int64_t> num_samples() const {
@@ -95,7 +99,8 @@ class LoaderCore {
     if (plan.draw_base_seed) draw_base_seed(plan.generator);
     const bool pin = options.pin_memory && can_pin_memory();
     const auto finish = [pin](std::optional<Part<Batch>> part) {
-      if (pin && part) part->batch = nested::map_tensors(part->batch, [](const at::Tensor& t) { return ops::pin_memory(t); });
+      if (pin && part)
+        part->batch = nested::map_tensors(part->batch, [](const at::Tensor& t) { return ops::pin_memory(t); });
       return part;
     };
     std::function<Read()> next_read;
@@ -113,7 +118,9 @@ class LoaderCore {
       next_read = [cursor = std::move(cursor), fetch = fetch, finish]() -> Read {
         auto indices = cursor();
         if (!indices) return {};
-        return [indices = std::move(*indices), fetch, finish] { return finish(Part<Batch>{(*fetch)(indices), std::nullopt}); };
+        return [indices = std::move(*indices), fetch, finish] {
+          return finish(Part<Batch>{(*fetch)(indices), std::nullopt});
+        };
       };
     }
     return std::make_shared<Pass<Batch>>(std::move(next_read), pool(), options.num_workers * options.prefetch_factor);
@@ -132,8 +139,7 @@ class LoaderCore {
 };
 
 /// Input iterator over a source with `Batch* next()`, which gives null at the end. Copies share one position.
-template <class Batch, class Source>
-class BatchIterator {
+template <class Batch, class Source> class BatchIterator {
  public:
   using iterator_category = std::input_iterator_tag;
   using value_type = Batch;
@@ -158,8 +164,7 @@ class BatchIterator {
 };
 
 /// A pass that owns the batch which the loop body sees.
-template <class Batch>
-struct PlainSource {
+template <class Batch> struct PlainSource {
   explicit PlainSource(std::shared_ptr<Pass<Batch>> pass) : pass(std::move(pass)) {}
   Batch* next() {
     current.reset();
@@ -177,29 +182,35 @@ struct PlainSource {
 ///     auto loader = accelerate::data::DataLoader(dataset, {.batch_size = 16, .shuffle = true, .num_workers = 2});
 ///     for (auto& batch : loader) ...
 ///
-/// `Batch` follows from the data set and the collate function (see dataset.hpp and collate.hpp). Copies are cheap and share data set, sampler and threads.
-/// Several passes over a map data set may run at the same time; a stream has one position, so one at a time. Use a loader from one thread.
-/// An exception of the data set or the collate function reaches the loop at the batch where it happened, as it was thrown, also from worker threads.
-template <class Batch>
-class DataLoader {
+/// `Batch` follows from the data set and the collate function (see dataset.hpp and collate.hpp). Copies are cheap and
+/// share data set, sampler and threads. Several passes over a map data set may run at the same time; a stream has one
+/// position, so one at a time. Use a loader from one thread. An exception of the data set or the collate function
+/// reaches the loop at the batch where it happened, as it was thrown, also from worker threads.
+template <class Batch> class DataLoader {
  public:
   using batch_type = Batch;
 
-  /// @throws ConfigError when a number is out of range, the size of a map data set is unknown, or a stream is to be shuffled.
+  /// @throws ConfigError when a number is out of range, the size of a map data set is unknown, or a stream is to be
+  /// shuffled.
   template <DatasetLike D>
-  explicit DataLoader(D dataset, DataLoaderOptions options = {}) : DataLoader(std::move(dataset), std::move(options), detail::DefaultCollate{}) {}
+  explicit DataLoader(D dataset, DataLoaderOptions options = {})
+      : DataLoader(std::move(dataset), std::move(options), detail::DefaultCollate{}) {}
 
   /// @param collate  `Batch collate(std::vector<Sample>)`; called by several workers at once.
   template <DatasetLike D, class Collate>
-  DataLoader(D dataset, DataLoaderOptions options, Collate collate) : DataLoader(std::move(dataset), nullptr, std::move(options), std::move(collate)) {}
+  DataLoader(D dataset, DataLoaderOptions options, Collate collate)
+      : DataLoader(std::move(dataset), nullptr, std::move(options), std::move(collate)) {}
 
-  /// With an own order of samples or batches; then `shuffle` must be off. A sampler of batches decides on batch sizes itself.
+  /// With an own order of samples or batches; then `shuffle` must be off. A sampler of batches decides on batch sizes
+  /// itself.
   template <DatasetLike D, SamplerLike S>
-  DataLoader(D dataset, S sampler, DataLoaderOptions options = {}) : DataLoader(std::move(dataset), std::move(sampler), std::move(options), detail::DefaultCollate{}) {}
+  DataLoader(D dataset, S sampler, DataLoaderOptions options = {})
+      : DataLoader(std::move(dataset), std::move(sampler), std::move(options), detail::DefaultCollate{}) {}
 
   template <DatasetLike D, class S, class Collate>
-    requires(SamplerLike<S> || std::is_null_pointer_v<S>)
-  DataLoader(D dataset, S sampler, DataLoaderOptions options, Collate collate) : core_(std::make_shared<detail::LoaderCore<Batch>>()) {
+  requires(SamplerLike<S> || std::is_null_pointer_v<S>)
+      DataLoader(D dataset, S sampler, DataLoaderOptions options, Collate collate)
+      : core_(std::make_shared<detail::LoaderCore<Batch>>()) {
     using T = typename detail::Pointee<D>::type;
     core_->options = detail::validated(std::move(options));
     auto shared = detail::Pointee<D>::share(std::move(dataset));
@@ -207,21 +218,34 @@ class DataLoader {
     if constexpr (detail::Stream<T>) {
       static_assert(std::is_null_pointer_v<S>, "a stream decides on the order of its samples, so it takes no sampler");
       if (core_->options.shuffle)
-        throw ConfigError("DataLoader: shuffle is set but the data set is a stream, expected false because only the stream knows its order; shuffle in its next(), e.g. from a buffer");
-      if constexpr (detail::is_sample_list<detail::Raw<T>>) core_->stream = std::make_shared<detail::SampleStream<T, Batch, Collate>>(std::move(shared), std::move(collate));
+        throw ConfigError(
+            "DataLoader: shuffle is set but the data set is a stream, expected false because only the stream knows its "
+            "order; shuffle in its next(), e.g. from a buffer");
+      if constexpr (detail::is_sample_list<detail::Raw<T>>)
+        core_->stream =
+            std::make_shared<detail::SampleStream<T, Batch, Collate>>(std::move(shared), std::move(collate));
       else core_->stream = std::make_shared<detail::BatchStream<T, Batch>>(std::move(shared));
     } else {
       if (!core_->dataset_size)
-        throw ConfigError("DataLoader: the data set's size() is unknown, expected a number because its samples are read by index; return it from size(), or write a stream with next() and reset()");
+        throw ConfigError(
+            "DataLoader: the data set's size() is unknown, expected a number because its samples are read by index; "
+            "return it from size(), or write a stream with next() and reset()");
       if constexpr (std::is_null_pointer_v<S>) {
         core_->batches = detail::default_sampler(*core_->dataset_size, core_->options);
       } else {
-        if (core_->options.shuffle) throw ConfigError("DataLoader: shuffle is set and a sampler is passed, expected one of them because the sampler decides on the order");
-        core_->batches = as_batch_sampler(std::move(sampler), core_->options.batch_size, core_->options.drop_last, core_->dataset_size);
+        if (core_->options.shuffle)
+          throw ConfigError(
+              "DataLoader: shuffle is set and a sampler is passed, expected one of them because the sampler decides on "
+              "the order");
+        core_->batches = as_batch_sampler(std::move(sampler), core_->options.batch_size, core_->options.drop_last,
+                                          core_->dataset_size);
       }
-      if constexpr (requires(T& d) { d.set_epoch(int64_t{0}); }) core_->dataset_set_epoch = [shared](int64_t epoch) { shared->set_epoch(epoch); };
+      if constexpr (requires(T & d) { d.set_epoch(int64_t{0}); })
+        core_->dataset_set_epoch = [shared](int64_t epoch) { shared->set_epoch(epoch); };
       core_->fetch = std::make_shared<const std::function<Batch(const Indices&)>>(
-          [shared, collate = std::make_shared<Collate>(std::move(collate))](const Indices& indices) { return detail::fetch<Batch>(*shared, *collate, indices); });
+          [shared, collate = std::make_shared<Collate>(std::move(collate))](const Indices& indices) {
+            return detail::fetch<Batch>(*shared, *collate, indices);
+          });
     }
   }
 
@@ -229,7 +253,8 @@ class DataLoader {
   auto begin() const {
     auto plan = core_->whole();
     plan.skip = skip_;
-    return detail::BatchIterator<Batch, detail::PlainSource<Batch>>(std::make_shared<detail::PlainSource<Batch>>(core_->start(plan)));
+    return detail::BatchIterator<Batch, detail::PlainSource<Batch>>(
+        std::make_shared<detail::PlainSource<Batch>>(core_->start(plan)));
   }
   std::default_sentinel_t end() const { return {}; }
 
@@ -256,22 +281,17 @@ class DataLoader {
   int64_t skip_ = 0;
 };
 
-template <DatasetLike D>
-DataLoader(D) -> DataLoader<detail::batch_of<D>>;
-template <DatasetLike D>
-DataLoader(D, DataLoaderOptions) -> DataLoader<detail::batch_of<D>>;
+template <DatasetLike D> DataLoader(D) -> DataLoader<detail::batch_of<D>>;
+template <DatasetLike D> DataLoader(D, DataLoaderOptions) -> DataLoader<detail::batch_of<D>>;
 template <DatasetLike D, class Collate>
 DataLoader(D, DataLoaderOptions, Collate) -> DataLoader<detail::batch_of<D, Collate>>;
-template <DatasetLike D, SamplerLike S>
-DataLoader(D, S) -> DataLoader<detail::batch_of<D>>;
-template <DatasetLike D, SamplerLike S>
-DataLoader(D, S, DataLoaderOptions) -> DataLoader<detail::batch_of<D>>;
+template <DatasetLike D, SamplerLike S> DataLoader(D, S) -> DataLoader<detail::batch_of<D>>;
+template <DatasetLike D, SamplerLike S> DataLoader(D, S, DataLoaderOptions) -> DataLoader<detail::batch_of<D>>;
 template <DatasetLike D, SamplerLike S, class Collate>
 DataLoader(D, S, DataLoaderOptions, Collate) -> DataLoader<detail::batch_of<D, Collate>>;
 
 /// A loader that leaves out the first batches of every pass. Map data sets are not read for them.
-template <class Batch>
-DataLoader<Batch> skip_first_batches(const DataLoader<Batch>& loader, int64_t num_batches) {
+template <class Batch> DataLoader<Batch> skip_first_batches(const DataLoader<Batch>& loader, int64_t num_batches) {
   return loader.skipping(num_batches);
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 
 /// Loaders of a distributed program: which rank sees what, on which device, when the end is near, and where to resume.
-/// Source: reference features table 1.4; conformance: prepared_dataloader.json, collective_ops.json ("shuffled"), skip_batches.json.
+/// Source: reference features table 1.4; conformance: prepared_dataloader.json, collective_ops.json ("shuffled"),
+/// skip_batches.json.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -15,15 +16,15 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/utils/archive.hpp"
 #include "accelerate/comm.hpp"
 #include "accelerate/data/loader.hpp"
+#include "accelerate/data/random.hpp"
+#include "accelerate/state.hpp"
+#include "accelerate/utils/archive.hpp"
 #include "accelerate/utils/export.hpp"
 #include "accelerate/utils/kwargs.hpp"
 #include "accelerate/utils/nested.hpp"
 #include "accelerate/utils/ops.hpp"
-#include "accelerate/data/random.hpp"
-#include "accelerate/state.hpp"
 
 namespace accelerate::data {
 
@@ -70,11 +71,13 @@ struct PreparedSettings {
 
 }  // namespace detail
 
-/// What all prepared loaders have in common, whatever their batches are. Owned by PreparedDataLoader; Accelerator keeps these to save and load states.
+/// What all prepared loaders have in common, whatever their batches are. Owned by PreparedDataLoader; Accelerator keeps
+/// these to save and load states.
 class ACCELERATE_API PreparedStatus : public LoaderStatus {
  public:
-  PreparedStatus(detail::PreparedSettings settings, std::optional<at::Generator> generator, std::optional<int64_t> batch_size, std::optional<int64_t> num_samples, bool drop_last,
-                 bool is_stream, int64_t skip);
+  PreparedStatus(detail::PreparedSettings settings, std::optional<at::Generator> generator,
+                 std::optional<int64_t> batch_size, std::optional<int64_t> num_samples, bool drop_last, bool is_stream,
+                 int64_t skip);
 
   bool end_of_dataloader() const override { return end_; }
   int64_t remainder() const override { return remainder_; }
@@ -85,7 +88,8 @@ class ACCELERATE_API PreparedStatus : public LoaderStatus {
   std::optional<int64_t> total_batch_size() const;
   std::optional<int64_t> total_dataset_length() const { return num_samples_; }
   bool even_batches() const { return even_override_.value_or(settings_.config.even_batches); }
-  /// Replaces even_batches from the next pass on; unset: back to the configuration's. False for streams and dispatched loaders, which stay as they are.
+  /// Replaces even_batches from the next pass on; unset: back to the configuration's. False for streams and dispatched
+  /// loaders, which stay as they are.
   bool override_even_batches(std::optional<bool> even);
   bool is_stream() const { return is_stream_; }
   bool dispatches() const { return settings_.dispatch; }
@@ -119,23 +123,29 @@ class ACCELERATE_API PreparedStatus : public LoaderStatus {
   std::optional<DataLoaderState> loaded_;
 };
 
-/// How rows of a dispatched batch are cut out for a rank. The default takes rows [begin, end) of tensors and of lists without tensors.
+/// How rows of a dispatched batch are cut out for a rank. The default takes rows [begin, end) of tensors and of lists
+/// without tensors.
 template <class Batch>
-using SliceFunction = std::function<Batch(const Batch& batch, int64_t begin, int64_t end, int64_t process_index, int64_t num_processes)>;
+using SliceFunction =
+    std::function<Batch(const Batch& batch, int64_t begin, int64_t end, int64_t process_index, int64_t num_processes)>;
 
 namespace detail {
 
-ACCELERATE_API PreparedSettings resolve(const PrepareDataLoaderOptions& options, bool is_stream, bool can_shard, std::optional<int64_t> batch_size);
+ACCELERATE_API PreparedSettings resolve(const PrepareDataLoaderOptions& options, bool is_stream, bool can_shard,
+                                        std::optional<int64_t> batch_size);
 [[noreturn]] ACCELERATE_API void throw_not_archivable();
 [[noreturn]] ACCELERATE_API void throw_reader_failed(int64_t rank, const std::string& what);
 ACCELERATE_API std::string what_of(const std::exception_ptr& error);
-/// The sampler that a prepared loader uses: seedable where the configuration asks for it, with a generator of its own where ranks must agree on an order.
-ACCELERATE_API std::shared_ptr<AnyBatchSampler> prepared_sampler(std::shared_ptr<AnyBatchSampler> batches, const PreparedSettings& settings);
+/// The sampler that a prepared loader uses: seedable where the configuration asks for it, with a generator of its own
+/// where ranks must agree on an order.
+ACCELERATE_API std::shared_ptr<AnyBatchSampler> prepared_sampler(std::shared_ptr<AnyBatchSampler> batches,
+                                                                 const PreparedSettings& settings);
 
 /// Remembers the first `count` samples of the latest pass.
 class ACCELERATE_API RecordingBatchSampler : public BatchSamplerWrapper {
  public:
-  RecordingBatchSampler(std::shared_ptr<AnyBatchSampler> inner, int64_t count) : BatchSamplerWrapper(std::move(inner)), count_(count) {}
+  RecordingBatchSampler(std::shared_ptr<AnyBatchSampler> inner, int64_t count)
+      : BatchSamplerWrapper(std::move(inner)), count_(count) {}
   Cursor<Indices> start() override;
   std::optional<int64_t> size() const override { return inner_->size(); }
   const Indices& first() const { return *first_; }
@@ -145,15 +155,16 @@ class ACCELERATE_API RecordingBatchSampler : public BatchSamplerWrapper {
   std::shared_ptr<Indices> first_ = std::make_shared<Indices>();
 };
 
-template <class Batch>
-using Feed = std::function<std::optional<Part<Batch>>()>;
+template <class Batch> using Feed = std::function<std::optional<Part<Batch>>()>;
 
-/// Rank 0 reads, cuts nothing, and sends all ranks the whole batch with the rows of each; every rank keeps its own. Collective.
-template <class Batch>
-class DispatchFeed {
+/// Rank 0 reads, cuts nothing, and sends all ranks the whole batch with the rows of each; every rank keeps its own.
+/// Collective.
+template <class Batch> class DispatchFeed {
  public:
-  /// @param first_rows  of a pass that does not start at its beginning: the rows that complete its last batch. Empty: the first ones that are read.
-  DispatchFeed(std::shared_ptr<Pass<Batch>> pass, const PreparedSettings& settings, bool drop_last, bool sizes_vary, SliceFunction<Batch> slice, std::function<Batch()> first_rows)
+  /// @param first_rows  of a pass that does not start at its beginning: the rows that complete its last batch. Empty:
+  /// the first ones that are read.
+  DispatchFeed(std::shared_ptr<Pass<Batch>> pass, const PreparedSettings& settings, bool drop_last, bool sizes_vary,
+               SliceFunction<Batch> slice, std::function<Batch()> first_rows)
       : pass_(std::move(pass)),
         ranks_(settings.num_processes),
         rank_(settings.process_index),
@@ -192,17 +203,19 @@ class DispatchFeed {
     ended_ = header.end || header.last || !header.failure.empty();
     if (!header.failure.empty()) throw_reader_failed(0, header.failure);
     if (header.end) return std::nullopt;
-    const int64_t begin = header.bounds[static_cast<size_t>(rank_)], end = header.bounds[static_cast<size_t>(rank_) + 1];
-    return Part<Batch>{slice_ ? slice_(batch, begin, end, rank_, ranks_) : slice_rows(batch, begin, end, header.rows), header.samples};
+    const int64_t begin = header.bounds[static_cast<size_t>(rank_)],
+                  end = header.bounds[static_cast<size_t>(rank_) + 1];
+    return Part<Batch>{slice_ ? slice_(batch, begin, end, rank_, ranks_) : slice_rows(batch, begin, end, header.rows),
+                       header.samples};
   }
 
  private:
   struct Header {
-    std::string failure = {};     ///< not empty: rank 0 could not read
-    bool end = false;             ///< nothing more comes, and nothing with this
-    bool last = false;            ///< this batch is the last
-    int64_t rows = 0;             ///< rows of the batch that comes along
-    int64_t samples = 0;          ///< of which are no repetitions
+    std::string failure = {};          ///< not empty: rank 0 could not read
+    bool end = false;                  ///< nothing more comes, and nothing with this
+    bool last = false;                 ///< this batch is the last
+    int64_t rows = 0;                  ///< rows of the batch that comes along
+    int64_t samples = 0;               ///< of which are no repetitions
     std::vector<int64_t> bounds = {};  ///< rank r's rows are [bounds[r], bounds[r + 1])
     ACCELERATE_FIELDS(failure, end, last, rows, samples, bounds)
   };
@@ -245,14 +258,16 @@ class DispatchFeed {
     if (!first_ && !first_rows_) first_ = slice_rows(group.batch, 0, std::min(ranks_, samples), samples);
     Header header{.last = last, .rows = samples, .samples = samples, .bounds = {0}};
     if (sizes_vary_ && static_cast<int64_t>(group.part_rows.size()) == ranks_) {
-      for (const int64_t rows : group.part_rows) header.bounds.push_back(header.bounds.back() + rows);  // a batch each, as the sampler made them
+      for (const int64_t rows : group.part_rows)
+        header.bounds.push_back(header.bounds.back() + rows);  // a batch each, as the sampler made them
     } else {
       // Every rank must get something: an empty batch would leave it out of the next collective.
       if (samples < ranks_ || (last && samples % ranks_ != 0 && !drop_last_)) {
         header.rows = (samples + ranks_ - 1) / ranks_ * ranks_;
         group.batch = complete_rows(group.batch, first_rows_ ? first_rows_() : *first_, header.rows);
       }
-      for (int64_t rank = 0; rank < ranks_; ++rank) header.bounds.push_back(header.bounds.back() + header.rows / ranks_ + (rank < header.rows % ranks_));
+      for (int64_t rank = 0; rank < ranks_; ++rank)
+        header.bounds.push_back(header.bounds.back() + header.rows / ranks_ + (rank < header.rows % ranks_));
     }
     batch = std::move(group.batch);
     return header;
@@ -269,13 +284,17 @@ class DispatchFeed {
   std::optional<Batch> first_;
 };
 
-/// Streams that shard themselves may end at different steps on different ranks. Ranks tell each other how many samples they have; when one runs short, the samples
-/// of that step are shared out again, so that all ranks do the same number of steps. Collective.
-template <class Batch>
-class AgreedFeed {
+/// Streams that shard themselves may end at different steps on different ranks. Ranks tell each other how many samples
+/// they have; when one runs short, the samples of that step are shared out again, so that all ranks do the same number
+/// of steps. Collective.
+template <class Batch> class AgreedFeed {
  public:
   AgreedFeed(std::shared_ptr<Pass<Batch>> pass, const PreparedSettings& settings, int64_t batch_size, bool drop_last)
-      : pass_(std::move(pass)), ranks_(settings.num_processes), rank_(settings.process_index), batch_size_(batch_size), drop_last_(drop_last) {}
+      : pass_(std::move(pass)),
+        ranks_(settings.num_processes),
+        rank_(settings.process_index),
+        batch_size_(batch_size),
+        drop_last_(drop_last) {}
 
   std::optional<Part<Batch>> operator()() {
     if (ended_) return std::nullopt;
@@ -322,9 +341,12 @@ class AgreedFeed {
 template <class Batch>
 class PreparedLoader : public PreparedStatus, public std::enable_shared_from_this<PreparedLoader<Batch>> {
  public:
-  PreparedLoader(std::shared_ptr<LoaderCore<Batch>> core, PreparedSettings settings, std::shared_ptr<AnyBatchSampler> batches, SliceFunction<Batch> slice, int64_t skip)
-      : PreparedStatus(settings, batches ? batches->generator() : std::nullopt, batches ? batches->batch_size() : core->options.batch_size,
-                       batches && batches->num_samples() ? batches->num_samples() : core->dataset_size, batches ? batches->drop_last() : core->options.drop_last, core->is_stream(), skip),
+  PreparedLoader(std::shared_ptr<LoaderCore<Batch>> core, PreparedSettings settings,
+                 std::shared_ptr<AnyBatchSampler> batches, SliceFunction<Batch> slice, int64_t skip)
+      : PreparedStatus(settings, batches ? batches->generator() : std::nullopt,
+                       batches ? batches->batch_size() : core->options.batch_size,
+                       batches && batches->num_samples() ? batches->num_samples() : core->dataset_size,
+                       batches ? batches->drop_last() : core->options.drop_last, core->is_stream(), skip),
         core_(std::move(core)),
         batches_(std::move(batches)),
         slice_(std::move(slice)) {
@@ -407,7 +429,8 @@ class PreparedLoader : public PreparedStatus, public std::enable_shared_from_thi
    private:
     std::optional<Part<Batch>> read() {
       auto part = feed_();
-      if (part && loader_->settings_.device) part->batch = send_to_device(part->batch, *loader_->settings_.device, loader_->settings_.config.non_blocking);
+      if (part && loader_->settings_.device)
+        part->batch = send_to_device(part->batch, *loader_->settings_.device, loader_->settings_.config.non_blocking);
       return part;
     }
 
@@ -427,7 +450,9 @@ class PreparedLoader : public PreparedStatus, public std::enable_shared_from_thi
 
  private:
   /// The stream reads its own share only.
-  bool self_sharding() const { return core_->is_stream() && !settings_.dispatch && settings_.num_processes > 1 && core_->stream->can_shard(); }
+  bool self_sharding() const {
+    return core_->is_stream() && !settings_.dispatch && settings_.num_processes > 1 && core_->stream->can_shard();
+  }
 
   std::shared_ptr<AnyBatchSampler> sharded_sampler() const {
     const auto& config = settings_.config;
@@ -448,7 +473,13 @@ class PreparedLoader : public PreparedStatus, public std::enable_shared_from_thi
                                   .split_batches = settings_.config.split_batches});
     if (!self_sharding()) return plan;
     const int64_t share = plan.end - plan.begin;
-    return {.group = share, .begin = 0, .end = share, .chunk = share, .drop_last = core_->options.drop_last, .rank = settings_.process_index, .world_size = ranks};
+    return {.group = share,
+            .begin = 0,
+            .end = share,
+            .chunk = share,
+            .drop_last = core_->options.drop_last,
+            .rank = settings_.process_index,
+            .world_size = ranks};
   }
 
   Feed<Batch> make_feed(int64_t skip) {
@@ -470,12 +501,15 @@ class PreparedLoader : public PreparedStatus, public std::enable_shared_from_thi
       }
       if constexpr (Archivable<Batch>::value) {
         const bool sizes_vary = batches_ && !batches_->batch_size();
-        return DispatchFeed<Batch>(std::move(pass), settings_, batches_ ? batches_->drop_last() : core_->options.drop_last, sizes_vary, slice_, std::move(first_rows));
+        return DispatchFeed<Batch>(std::move(pass), settings_,
+                                   batches_ ? batches_->drop_last() : core_->options.drop_last, sizes_vary, slice_,
+                                   std::move(first_rows));
       }
     }
     auto pass = core_->start(plan);
     if constexpr (Archivable<Batch>::value)
-      if (self_sharding() && settings_.config.even_batches) return AgreedFeed<Batch>(std::move(pass), settings_, plan.stream.group, core_->options.drop_last);
+      if (self_sharding() && settings_.config.even_batches)
+        return AgreedFeed<Batch>(std::move(pass), settings_, plan.stream.group, core_->options.drop_last);
     return [pass = std::move(pass)] { return pass->next(); };
   }
 
@@ -511,17 +545,19 @@ class PreparedLoader : public PreparedStatus, public std::enable_shared_from_thi
 
 /// A loader that `prepare` has made ready for this rank: its share of the data, on its device.
 ///
-/// It reads one batch ahead, so that `end_of_dataloader()` is true while the loop holds the last batch. Starting a pass is collective (generators are synchronised), and
-/// with dispatching every batch is. Streams that shard themselves are asked for their share and exchange one small message per step; with even_batches = false they
-/// exchange nothing and ranks may do different numbers of steps.
-/// Copies are cheap and share their state. Leaving the loop early is fine; starting a new pass ends the one that runs.
-template <class Batch>
-class PreparedDataLoader {
+/// It reads one batch ahead, so that `end_of_dataloader()` is true while the loop holds the last batch. Starting a pass
+/// is collective (generators are synchronised), and with dispatching every batch is. Streams that shard themselves are
+/// asked for their share and exchange one small message per step; with even_batches = false they exchange nothing and
+/// ranks may do different numbers of steps. Copies are cheap and share their state. Leaving the loop early is fine;
+/// starting a new pass ends the one that runs.
+template <class Batch> class PreparedDataLoader {
  public:
   using batch_type = Batch;
   explicit PreparedDataLoader(std::shared_ptr<detail::PreparedLoader<Batch>> impl) : impl_(std::move(impl)) {}
 
-  auto begin() const { return detail::BatchIterator<Batch, typename detail::PreparedLoader<Batch>::Source>(impl_->start()); }
+  auto begin() const {
+    return detail::BatchIterator<Batch, typename detail::PreparedLoader<Batch>::Source>(impl_->start());
+  }
   std::default_sentinel_t end() const { return {}; }
 
   /// Batches of a pass on this rank. @throws ConfigError when it can't be known.
@@ -548,7 +584,8 @@ class PreparedDataLoader {
   bool end_of_dataloader() const { return impl_->end_of_dataloader(); }
   int64_t remainder() const { return impl_->remainder(); }
 
-  /// Where the loop stands: the next pass of a loader that loads this gives exactly the batches that the loop has not got, in the same order.
+  /// Where the loop stands: the next pass of a loader that loads this gives exactly the batches that the loop has not
+  /// got, in the same order.
   DataLoaderState state_dict() const { return impl_->state_dict(); }
   void load_state_dict(const DataLoaderState& state) { impl_->load_state_dict(state); }
 
@@ -561,15 +598,21 @@ class PreparedDataLoader {
   std::shared_ptr<detail::PreparedLoader<Batch>> impl_;
 };
 
-/// Makes a loader ready for this rank. Shuffled loaders of several ranks get a generator of their own, seeded from LibTorch's default one, which `begin()` synchronises.
-/// Not collective. `dispatch_batches` unset means: dispatch streams that can't shard themselves, when put_on_device is set.
-/// @throws ConfigError for settings that contradict each other or the loader (split_batches without a batch size that ranks can share, ...).
+/// Makes a loader ready for this rank. Shuffled loaders of several ranks get a generator of their own, seeded from
+/// LibTorch's default one, which `begin()` synchronises. Not collective. `dispatch_batches` unset means: dispatch
+/// streams that can't shard themselves, when put_on_device is set.
+/// @throws ConfigError for settings that contradict each other or the loader (split_batches without a batch size that
+/// ranks can share, ...).
 template <class Batch>
-PreparedDataLoader<Batch> prepare_data_loader(const DataLoader<Batch>& loader, const PrepareDataLoaderOptions& options = {}, SliceFunction<Batch> slice_fn_for_dispatch = {}) {
+PreparedDataLoader<Batch> prepare_data_loader(const DataLoader<Batch>& loader,
+                                              const PrepareDataLoaderOptions& options = {},
+                                              SliceFunction<Batch> slice_fn_for_dispatch = {}) {
   const auto& core = loader.core();
-  const auto settings = detail::resolve(options, core->is_stream(), core->is_stream() && core->stream->can_shard(), core->batches ? core->batches->batch_size() : core->options.batch_size);
+  const auto settings = detail::resolve(options, core->is_stream(), core->is_stream() && core->stream->can_shard(),
+                                        core->batches ? core->batches->batch_size() : core->options.batch_size);
   auto batches = core->batches ? detail::prepared_sampler(core->batches, settings) : nullptr;
-  return PreparedDataLoader<Batch>(std::make_shared<detail::PreparedLoader<Batch>>(core, settings, std::move(batches), std::move(slice_fn_for_dispatch), loader.skip()));
+  return PreparedDataLoader<Batch>(std::make_shared<detail::PreparedLoader<Batch>>(
+      core, settings, std::move(batches), std::move(slice_fn_for_dispatch), loader.skip()));
 }
 
 /// A loader that leaves out the first steps of each pass and goes on with the same epoch. The original is not changed.

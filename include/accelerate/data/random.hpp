@@ -1,6 +1,7 @@
 #pragma once
 
-/// Seeds and random generators over ranks. Source: reference features table 1.7; conformance: set_seed.json, collective_ops.json ("shuffled").
+/// Seeds and random generators over ranks. Source: reference features table 1.7; conformance: set_seed.json,
+/// collective_ops.json ("shuffled").
 
 #include <ATen/core/Generator.h>
 
@@ -14,8 +15,8 @@ namespace accelerate {
 
 /// Which generator is meant.
 enum class RNGType {
-  torch,      ///< LibTorch's default CPU generator
-  device,     ///< the default generator of this rank's current accelerator (CUDA, XPU, ...); nothing where there is none
+  torch,   ///< LibTorch's default CPU generator
+  device,  ///< the default generator of this rank's current accelerator (CUDA, XPU, ...); nothing where there is none
   generator,  ///< a generator that is passed along, usually a sampler's
 };
 
@@ -26,13 +27,15 @@ struct SetSeedOptions {
   bool deterministic = false;
 };
 
-/// Seeds LibTorch's default generators on all devices. Not collective. C's rand() and <random> engines are the caller's own.
+/// Seeds LibTorch's default generators on all devices. Not collective. C's rand() and <random> engines are the caller's
+/// own.
 ACCELERATE_API void set_seed(int64_t seed, const SetSeedOptions& options = {});
 
 /// Gives every rank the state that rank 0's generator has. Collective; does nothing alone.
 /// @throws ConfigError when `type` is `generator` and none is passed.
 ACCELERATE_API void synchronize_rng_state(RNGType type, const std::optional<at::Generator>& generator = std::nullopt);
 /// The same for several, in the order given (which must be equal on all ranks).
-ACCELERATE_API void synchronize_rng_states(const std::vector<RNGType>& types, const std::optional<at::Generator>& generator = std::nullopt);
+ACCELERATE_API void synchronize_rng_states(const std::vector<RNGType>& types,
+                                           const std::optional<at::Generator>& generator = std::nullopt);
 
 }  // namespace accelerate

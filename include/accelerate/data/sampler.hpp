@@ -1,10 +1,11 @@
 #pragma once
 
-/// Which samples in which order, and which rank gets them. Nothing here needs a process group: ranks and world sizes are arguments.
+/// Which samples in which order, and which rank gets them. Nothing here needs a process group: ranks and world sizes
+/// are arguments.
 ///
-/// A sampler is a recipe; `start()` begins one pass over it and returns a cursor, a function that gives one item per call and nothing at the end. Passes are
-/// independent of each other. Samplers and cursors are used by one thread at a time.
-/// Conformance: batch_sampler_shard*.json, skip_batches.json, seedable_random_sampler.json.
+/// A sampler is a recipe; `start()` begins one pass over it and returns a cursor, a function that gives one item per
+/// call and nothing at the end. Passes are independent of each other. Samplers and cursors are used by one thread at a
+/// time. Conformance: batch_sampler_shard*.json, skip_batches.json, seedable_random_sampler.json.
 
 #include <ATen/core/Generator.h>
 
@@ -22,8 +23,7 @@
 namespace accelerate::data {
 
 using Indices = std::vector<int64_t>;
-template <class T>
-using Cursor = std::function<std::optional<T>()>;
+template <class T> using Cursor = std::function<std::optional<T>()>;
 
 /// The order of single samples. Derive from it to write your own.
 class ACCELERATE_API AnySampler {
@@ -80,11 +80,13 @@ class ACCELERATE_API RandomSampler : public AnySampler {
   RandomSamplerOptions options_;
 };
 
-/// A random order that depends on seed and epoch only: epoch e uses a generator seeded with seed + e. Each pass moves on to the next epoch.
+/// A random order that depends on seed and epoch only: epoch e uses a generator seeded with seed + e. Each pass moves
+/// on to the next epoch.
 class ACCELERATE_API SeedableRandomSampler : public RandomSampler {
  public:
   /// @param data_seed unset: the initial seed of LibTorch's default generator.
-  explicit SeedableRandomSampler(int64_t data_size, std::optional<int64_t> data_seed = std::nullopt, RandomSamplerOptions options = {});
+  explicit SeedableRandomSampler(int64_t data_size, std::optional<int64_t> data_seed = std::nullopt,
+                                 RandomSamplerOptions options = {});
   Cursor<int64_t> start() override;
   void set_epoch(int64_t epoch) override { epoch_ = epoch; }
   int64_t epoch() const { return epoch_; }
@@ -159,14 +161,15 @@ struct ShardOptions {
   int64_t process_index = 0;
   /// true: every batch is cut in num_processes pieces. false: ranks take batches in turn.
   bool split_batches = false;
-  /// Complete the last global batch with samples from the start, so that all ranks get equally many, equally long batches.
+  /// Complete the last global batch with samples from the start, so that all ranks get equally many, equally long
+  /// batches.
   bool even_batches = true;
 };
 
 /// One rank's part of a batch sampler.
 ///
-/// With a batch size, even_batches repeats samples of the first num_processes batches; samplers without one (varying sizes) repeat whole first batches.
-/// When `drop_last` is set, incomplete global batches are left out instead.
+/// With a batch size, even_batches repeats samples of the first num_processes batches; samplers without one (varying
+/// sizes) repeat whole first batches. When `drop_last` is set, incomplete global batches are left out instead.
 class ACCELERATE_API BatchSamplerShard : public detail::BatchSamplerWrapper {
  public:
   /// @throws ConfigError when split_batches is set and the batch size is unknown or no multiple of num_processes.
@@ -183,7 +186,8 @@ class ACCELERATE_API BatchSamplerShard : public detail::BatchSamplerWrapper {
 /// Leaves out the first batches. Only index lists are skipped: no sample is read.
 class ACCELERATE_API SkipBatchSampler : public detail::BatchSamplerWrapper {
  public:
-  SkipBatchSampler(std::shared_ptr<AnyBatchSampler> inner, int64_t skip_batches) : BatchSamplerWrapper(std::move(inner)), skip_batches_(skip_batches) {}
+  SkipBatchSampler(std::shared_ptr<AnyBatchSampler> inner, int64_t skip_batches)
+      : BatchSamplerWrapper(std::move(inner)), skip_batches_(skip_batches) {}
   Cursor<Indices> start() override;
   std::optional<int64_t> size() const override;
 
@@ -193,7 +197,8 @@ class ACCELERATE_API SkipBatchSampler : public detail::BatchSamplerWrapper {
 
 namespace detail {
 
-/// While it lives, LibTorch's default CPU generator draws from `generator`'s stream; afterwards the default is as before and `generator` has moved on.
+/// While it lives, LibTorch's default CPU generator draws from `generator`'s stream; afterwards the default is as
+/// before and `generator` has moved on.
 class ACCELERATE_API DefaultGeneratorScope {
  public:
   explicit DefaultGeneratorScope(const std::optional<at::Generator>& generator);
@@ -219,15 +224,15 @@ concept PlainBatchSampler = requires(S& s) {
   { (*s.next())[0] } -> std::convertible_to<int64_t>;
 };
 
-template <class S>
-class ForeignBatchSampler : public AnyBatchSampler {
+template <class S> class ForeignBatchSampler : public AnyBatchSampler {
  public:
   ForeignBatchSampler(std::shared_ptr<S> sampler, int64_t batch_size, bool drop_last, std::optional<int64_t> data_size)
       : sampler_(std::move(sampler)), batch_size_(batch_size), drop_last_(drop_last), data_size_(data_size) {}
 
   Cursor<Indices> start() override {
     {
-      const DefaultGeneratorScope scope(generator_);  // foreign samplers shuffle with the default generator when they are reset
+      const DefaultGeneratorScope scope(
+          generator_);  // foreign samplers shuffle with the default generator when they are reset
       if constexpr (LibTorchSampler<S>) sampler_->reset(std::nullopt);
       else sampler_->reset();
     }
@@ -253,16 +258,18 @@ class ForeignBatchSampler : public AnyBatchSampler {
   }
   std::optional<int64_t> batch_size() const override {
     if constexpr (LibTorchSampler<S>) return batch_size_;
-    else if constexpr (requires(const S& s) { static_cast<int64_t>(s.batch_size()); }) return static_cast<int64_t>(std::as_const(*sampler_).batch_size());
+    else if constexpr (requires(const S& s) { static_cast<int64_t>(s.batch_size()); })
+      return static_cast<int64_t>(std::as_const(*sampler_).batch_size());
     else return std::nullopt;
   }
   bool drop_last() const override {
-    if constexpr (requires(const S& s) { static_cast<bool>(s.drop_last()); }) return std::as_const(*sampler_).drop_last();
+    if constexpr (requires(const S& s) { static_cast<bool>(s.drop_last()); })
+      return std::as_const(*sampler_).drop_last();
     else return LibTorchSampler<S> && drop_last_;
   }
   std::optional<int64_t> num_samples() const override { return LibTorchSampler<S> ? data_size_ : std::nullopt; }
   void set_epoch(int64_t epoch) override {
-    if constexpr (requires(S& s) { s.set_epoch(epoch); }) sampler_->set_epoch(epoch);
+    if constexpr (requires(S & s) { s.set_epoch(epoch); }) sampler_->set_epoch(epoch);
   }
   bool random() const override { return true; }  // who knows
   std::optional<at::Generator> generator() const override { return generator_; }
@@ -276,37 +283,41 @@ class ForeignBatchSampler : public AnyBatchSampler {
   std::optional<at::Generator> generator_;
 };
 
-template <class T>
-struct Pointee {
+template <class T> struct Pointee {
   using type = T;
   static std::shared_ptr<T> share(T value) { return std::make_shared<T>(std::move(value)); }
 };
-template <class T>
-struct Pointee<std::shared_ptr<T>> {
+template <class T> struct Pointee<std::shared_ptr<T>> {
   using type = T;
   static std::shared_ptr<T> share(std::shared_ptr<T> value) { return value; }
 };
-template <class T>
-struct Pointee<std::reference_wrapper<T>> {
+template <class T> struct Pointee<std::reference_wrapper<T>> {
   using type = T;
-  static std::shared_ptr<T> share(std::reference_wrapper<T> value) { return std::shared_ptr<T>(&value.get(), [](T*) {}); }
+  static std::shared_ptr<T> share(std::reference_wrapper<T> value) {
+    return std::shared_ptr<T>(&value.get(), [](T*) {});
+  }
 };
 
 }  // namespace detail
 
-/// What a loader accepts as a sampler (also behind std::shared_ptr or std::ref): ours, LibTorch's, or any type with `reset()` and
-/// `std::optional<std::vector<size_t or int64_t>> next()`, optionally `size()` (batches), `batch_size()`, `drop_last()` and `set_epoch(e)`.
+/// What a loader accepts as a sampler (also behind std::shared_ptr or std::ref): ours, LibTorch's, or any type with
+/// `reset()` and `std::optional<std::vector<size_t or int64_t>> next()`, optionally `size()` (batches), `batch_size()`,
+/// `drop_last()` and `set_epoch(e)`.
 template <class S>
-concept SamplerLike = std::derived_from<typename detail::Pointee<S>::type, AnySampler> || std::derived_from<typename detail::Pointee<S>::type, AnyBatchSampler> ||
-                      detail::LibTorchSampler<typename detail::Pointee<S>::type> || detail::PlainBatchSampler<typename detail::Pointee<S>::type>;
+concept SamplerLike = std::derived_from<typename detail::Pointee<S>::type, AnySampler> ||
+    std::derived_from<typename detail::Pointee<S>::type, AnyBatchSampler> ||
+    detail::LibTorchSampler<typename detail::Pointee<S>::type> ||
+    detail::PlainBatchSampler<typename detail::Pointee<S>::type>;
 
 /// Any sampler as a batch sampler. batch_size and drop_last are for samplers that have none of their own.
 template <SamplerLike S>
-std::shared_ptr<AnyBatchSampler> as_batch_sampler(S sampler, int64_t batch_size, bool drop_last, std::optional<int64_t> data_size = std::nullopt) {
+std::shared_ptr<AnyBatchSampler> as_batch_sampler(S sampler, int64_t batch_size, bool drop_last,
+                                                  std::optional<int64_t> data_size = std::nullopt) {
   using T = typename detail::Pointee<S>::type;
   auto shared = detail::Pointee<S>::share(std::move(sampler));
   if constexpr (std::derived_from<T, AnyBatchSampler>) return shared;
-  else if constexpr (std::derived_from<T, AnySampler>) return std::make_shared<BatchSampler>(shared, batch_size, drop_last);
+  else if constexpr (std::derived_from<T, AnySampler>)
+    return std::make_shared<BatchSampler>(shared, batch_size, drop_last);
   else return std::make_shared<detail::ForeignBatchSampler<T>>(shared, batch_size, drop_last, data_size);
 }
 

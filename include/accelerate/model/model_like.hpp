@@ -36,17 +36,16 @@ concept ScriptModule = std::derived_from<M, torch::jit::Module>;
 template <class M>
 concept ModelLike = detail::ModuleHolderLike<M> || detail::ModulePointer<M> || detail::ScriptModule<M>;
 
-template <ModelLike Model>
-ModelRef model_ref(const Model& model) {
+template <ModelLike Model> ModelRef model_ref(const Model& model) {
   if constexpr (detail::ModuleHolderLike<Model>) return ModelRef(std::shared_ptr<torch::nn::Module>(model.ptr()));
   else return ModelRef(model);
 }
 
 /// The model's own forward.
-template <ModelLike Model, class... Args>
-decltype(auto) call_forward(Model& model, Args&&... args) {
+template <ModelLike Model, class... Args> decltype(auto) call_forward(Model& model, Args&&... args) {
   if constexpr (detail::ScriptModule<Model>) {
-    if constexpr (sizeof...(Args) == 1 && (std::is_same_v<std::decay_t<Args>, std::vector<c10::IValue>> && ...)) return model.forward(std::forward<Args>(args)...);
+    if constexpr (sizeof...(Args) == 1 && (std::is_same_v<std::decay_t<Args>, std::vector<c10::IValue>> && ...))
+      return model.forward(std::forward<Args>(args)...);
     else return model.forward(std::vector<c10::IValue>{c10::IValue(std::forward<Args>(args))...});
   } else if constexpr (detail::ModuleHolderLike<Model>) {
     return model.ptr()->forward(std::forward<Args>(args)...);

@@ -21,7 +21,8 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 struct Submodule {
   /// Dotted name from the root, which is "".
   std::string path;
-  /// The class's own name, without namespaces, template arguments and the `Impl` of LibTorch's module holders: "BertLayer".
+  /// The class's own name, without namespaces, template arguments and the `Impl` of LibTorch's module holders:
+  /// "BertLayer".
   std::string class_name;
   /// The C++ type ("mymodels::BertLayerImpl") or the script type ("__torch__.mymodels.BertLayer").
   std::string qualified_class_name;

@@ -9,22 +9,25 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "accelerate/utils/export.hpp"
 #include "accelerate/models/key_value_cache.hpp"
 #include "accelerate/models/pretrained.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace torch::nn {
 class Module;
 }
 
-/// Models by what config.json says: `architectures` names the class (else `model_type` does), and its parameters have the names of Hugging Face's folders. Known are
+/// Models by what config.json says: `architectures` names the class (else `model_type` does), and its parameters have
+/// the names of Hugging Face's folders. Known are
 ///   causal language models   LLaMA, Mistral, Qwen2, Mixtral, GPT-2, GPT-J, GPT-NeoX, OPT
 ///   encoder and decoder      T5
 ///   encoders                 BERT (BertModel, BertForSequenceClassification)
-///   images                   ViT, ResNet, EfficientNet-lite (by timm's names: "architecture": "tf_efficientnet_lite0", …)
+///   images                   ViT, ResNet, EfficientNet-lite (by timm's names: "architecture": "tf_efficientnet_lite0",
+///   …)
 /// Which fields of config.json are understood, and which are refused: docs/models.md.
-/// Within init_empty_weights() all of them are built without memory. The classes of their layers are Hugging Face's too: LlamaDecoderLayer, GPTJBlock, …, for wrap policies and device maps.
-/// Shapes: B batch, T new tokens, S tokens in a cache, V vocabulary.
+/// Within init_empty_weights() all of them are built without memory. The classes of their layers are Hugging Face's
+/// too: LlamaDecoderLayer, GPTJBlock, …, for wrap policies and device maps. Shapes: B batch, T new tokens, S tokens in
+/// a cache, V vocabulary.
 namespace accelerate::models {
 
 struct AutoLoadOptions {
@@ -35,13 +38,19 @@ struct AutoLoadOptions {
 /// A language model that goes from left to right. A value: copies share the module.
 class ACCELERATE_API AutoModelForCausalLM {
  public:
-  using Forward = std::function<at::Tensor(const at::Tensor& input_ids, const at::Tensor& attention_mask, const at::Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep)>;
-  AutoModelForCausalLM(std::shared_ptr<torch::nn::Module> module, Forward forward) : module_(std::move(module)), forward_(std::move(forward)) {}
+  using Forward =
+      std::function<at::Tensor(const at::Tensor& input_ids, const at::Tensor& attention_mask,
+                               const at::Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep)>;
+  AutoModelForCausalLM(std::shared_ptr<torch::nn::Module> module, Forward forward)
+      : module_(std::move(module)), forward_(std::move(forward)) {}
 
-  /// Loads a folder: config.json, and safetensors or pytorch_model.bin, each one file or shards with an index; or a .gguf file.
+  /// Loads a folder: config.json, and safetensors or pytorch_model.bin, each one file or shards with an index; or a
+  /// .gguf file.
   /// @param report  Receives what was missing and what was left over.
-  /// @throws CheckpointError if a file is missing or damaged, the architecture is not known or no such model, or names and shapes differ: all differences are listed.
-  static AutoModelForCausalLM from_pretrained(const std::filesystem::path& folder, const AutoLoadOptions& options = {}, LoadReport* report = nullptr);
+  /// @throws CheckpointError if a file is missing or damaged, the architecture is not known or no such model, or names
+  /// and shapes differ: all differences are listed.
+  static AutoModelForCausalLM from_pretrained(const std::filesystem::path& folder, const AutoLoadOptions& options = {},
+                                              LoadReport* report = nullptr);
   /// @param config  config.json, or the folder that holds it. @throws CheckpointError as from_pretrained().
   static AutoModelForCausalLM from_config(const std::filesystem::path& config, Weights weights = Weights::fresh);
 
@@ -52,10 +61,14 @@ class ACCELERATE_API AutoModelForCausalLM {
   /// @param logits_to_keep  Logits of so many tokens, the last ones; 0: of all.
   /// @return logits [B, T or logits_to_keep, V]
   /// @throws ShapeError if shapes differ.
-  at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& attention_mask = {}, const at::Tensor& position_ids = {}, KeyValueCache* cache = nullptr, int64_t logits_to_keep = 0) const {
+  at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& attention_mask = {},
+                     const at::Tensor& position_ids = {}, KeyValueCache* cache = nullptr,
+                     int64_t logits_to_keep = 0) const {
     return forward_(input_ids, attention_mask, position_ids, cache, logits_to_keep);
   }
-  at::Tensor operator()(const at::Tensor& input_ids, const at::Tensor& attention_mask = {}, const at::Tensor& position_ids = {}, KeyValueCache* cache = nullptr, int64_t logits_to_keep = 0) const {
+  at::Tensor operator()(const at::Tensor& input_ids, const at::Tensor& attention_mask = {},
+                        const at::Tensor& position_ids = {}, KeyValueCache* cache = nullptr,
+                        int64_t logits_to_keep = 0) const {
     return forward(input_ids, attention_mask, position_ids, cache, logits_to_keep);
   }
 
@@ -69,17 +82,23 @@ class ACCELERATE_API AutoModelForCausalLM {
 /// An encoder whose result a decoder reads. A value: copies share the module.
 class ACCELERATE_API AutoModelForSeq2SeqLM {
  public:
-  using Encode = std::function<AutoModelForCausalLM::Forward(const at::Tensor& input_ids, const at::Tensor& attention_mask)>;
-  AutoModelForSeq2SeqLM(std::shared_ptr<torch::nn::Module> module, Encode encode) : module_(std::move(module)), encode_(std::move(encode)) {}
+  using Encode =
+      std::function<AutoModelForCausalLM::Forward(const at::Tensor& input_ids, const at::Tensor& attention_mask)>;
+  AutoModelForSeq2SeqLM(std::shared_ptr<torch::nn::Module> module, Encode encode)
+      : module_(std::move(module)), encode_(std::move(encode)) {}
 
   /// As AutoModelForCausalLM's.
-  static AutoModelForSeq2SeqLM from_pretrained(const std::filesystem::path& folder, const AutoLoadOptions& options = {}, LoadReport* report = nullptr);
+  static AutoModelForSeq2SeqLM from_pretrained(const std::filesystem::path& folder, const AutoLoadOptions& options = {},
+                                               LoadReport* report = nullptr);
   static AutoModelForSeq2SeqLM from_config(const std::filesystem::path& config, Weights weights = Weights::fresh);
 
-  /// Runs the encoder and returns the decoder for this input: a causal model over the tokens of the answer, with keys and values of the input worked out once. Its batches have the rows
-  /// of the input, or n of them for each row (beams), side by side.
+  /// Runs the encoder and returns the decoder for this input: a causal model over the tokens of the answer, with keys
+  /// and values of the input worked out once. Its batches have the rows of the input, or n of them for each row
+  /// (beams), side by side.
   /// @param input_ids  [B, T] int64  @param attention_mask  [B, T], 0 for padding; may be undefined
-  AutoModelForCausalLM encode(const at::Tensor& input_ids, const at::Tensor& attention_mask = {}) const { return {module_, encode_(input_ids, attention_mask)}; }
+  AutoModelForCausalLM encode(const at::Tensor& input_ids, const at::Tensor& attention_mask = {}) const {
+    return {module_, encode_(input_ids, attention_mask)};
+  }
 
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
 
@@ -93,13 +112,16 @@ class ACCELERATE_API AutoModel {
  public:
   using Tensors = std::map<std::string, at::Tensor>;
   using Forward = std::function<Tensors(const Tensors& inputs)>;
-  AutoModel(std::shared_ptr<torch::nn::Module> module, Forward forward) : module_(std::move(module)), forward_(std::move(forward)) {}
+  AutoModel(std::shared_ptr<torch::nn::Module> module, Forward forward)
+      : module_(std::move(module)), forward_(std::move(forward)) {}
 
   /// As AutoModelForCausalLM's.
-  static AutoModel from_pretrained(const std::filesystem::path& folder, const AutoLoadOptions& options = {}, LoadReport* report = nullptr);
+  static AutoModel from_pretrained(const std::filesystem::path& folder, const AutoLoadOptions& options = {},
+                                   LoadReport* report = nullptr);
   static AutoModel from_config(const std::filesystem::path& config, Weights weights = Weights::fresh);
 
-  /// Language models: input_ids, attention_mask, position_ids (BERT: token_type_ids; T5: decoder_input_ids, decoder_attention_mask besides); images: pixel_values [B, C, H, W].
+  /// Language models: input_ids, attention_mask, position_ids (BERT: token_type_ids; T5: decoder_input_ids,
+  /// decoder_attention_mask besides); images: pixel_values [B, C, H, W].
   /// @return "logits"; BertModel: "last_hidden_state" and "pooler_output".
   /// @throws ConfigError for an input that is missing or not known; ShapeError as the model.
   Tensors forward(const Tensors& inputs) const { return forward_(inputs); }

@@ -10,13 +10,13 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
-#include "accelerate/utils/export.hpp"
 #include "accelerate/models/pretrained.hpp"
+#include "accelerate/utils/export.hpp"
 #include "accelerate/utils/nested.hpp"
 
-/// BERT with Hugging Face's parameter names, so that its folders load and the folders saved here load in Python's transformers.
-/// Shapes: B batch, T tokens, D hidden_size, V vocab_size, L number of labels.
-/// Source: arXiv:1810.04805; the architecture as transformers has it.
+/// BERT with Hugging Face's parameter names, so that its folders load and the folders saved here load in Python's
+/// transformers. Shapes: B batch, T tokens, D hidden_size, V vocab_size, L number of labels. Source: arXiv:1810.04805;
+/// the architecture as transformers has it.
 namespace accelerate::models {
 
 namespace detail {
@@ -41,10 +41,13 @@ struct ACCELERATE_API BertConfig {
   std::optional<double> classifier_dropout;  ///< As hidden_dropout_prob where it is not given.
   double initializer_range = 0.02;           ///< Standard deviation of fresh weights.
   double layer_norm_eps = 1e-12;
-  std::optional<int64_t> pad_token_id = 0;   ///< Its embedding gets no gradient.
-  std::vector<std::string> labels = {"LABEL_0", "LABEL_1"};  ///< "id2label"; as many as the classification head has outputs.
-  std::optional<std::string> problem_type;   ///< regression, single_label_classification or multi_label_classification; kept for other programs.
-  std::string other_fields = "{}";           ///< The JSON that was read, so that saving keeps the fields that are not listed here.
+  std::optional<int64_t> pad_token_id = 0;  ///< Its embedding gets no gradient.
+  std::vector<std::string> labels = {"LABEL_0",
+                                     "LABEL_1"};  ///< "id2label"; as many as the classification head has outputs.
+  std::optional<std::string> problem_type;  ///< regression, single_label_classification or multi_label_classification;
+                                            ///< kept for other programs.
+  std::string other_fields =
+      "{}";  ///< The JSON that was read, so that saving keeps the fields that are not listed here.
 
   int64_t num_labels() const { return static_cast<int64_t>(labels.size()); }
   /// Gives the head this many outputs; existing names are kept where the number does not change.
@@ -52,7 +55,8 @@ struct ACCELERATE_API BertConfig {
 
   /// @throws ConfigError naming the first field that is out of range or not supported, with its value.
   void validate() const;
-  /// Reads `config.json` of a folder, or such a file. @throws CheckpointError if it is missing, malformed, of another model type or not valid.
+  /// Reads `config.json` of a folder, or such a file. @throws CheckpointError if it is missing, malformed, of another
+  /// model type or not valid.
   static BertConfig from_pretrained(const std::filesystem::path& folder);
 };
 
@@ -67,22 +71,25 @@ struct BertModelOptions {
 };
 
 struct BertLoadOptions {
-  std::optional<int64_t> num_labels;      ///< Outputs of the classification head; as the folder says where it is not given.
-  bool add_pooling_layer = true;          ///< Of BertModel; the classifier always has one.
-  bool ignore_mismatched_sizes = false;   ///< Initialise parameters of another shape freshly and report them, instead of the error.
+  std::optional<int64_t> num_labels;  ///< Outputs of the classification head; as the folder says where it is not given.
+  bool add_pooling_layer = true;      ///< Of BertModel; the classifier always has one.
+  bool ignore_mismatched_sizes =
+      false;  ///< Initialise parameters of another shape freshly and report them, instead of the error.
 };
 
 class ACCELERATE_API BertModelImpl : public torch::nn::Cloneable<BertModelImpl> {
  public:
   /// @throws ConfigError as BertConfig::validate.
-  explicit BertModelImpl(const BertConfig& config, const BertModelOptions& options = {}, Weights weights = Weights::fresh);
+  explicit BertModelImpl(const BertConfig& config, const BertModelOptions& options = {},
+                         Weights weights = Weights::fresh);
   void reset() override;
 
   /// @param input_ids       [B, T] int64
   /// @param attention_mask  [B, T], 0 for padding, of any dtype; no padding where it is undefined.
   /// @param token_type_ids  [B, T] int64; all 0 where it is undefined.
   /// @throws ShapeError if shapes differ or T exceeds max_position_embeddings.
-  BertOutput forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {}, const torch::Tensor& token_type_ids = {});
+  BertOutput forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {},
+                     const torch::Tensor& token_type_ids = {});
 
   const BertConfig& config() const { return config_; }
   /// Writes config.json and model.safetensors; creates the folder. @throws CheckpointError, ResourceError
@@ -103,18 +110,22 @@ class ACCELERATE_API BertModel : public torch::nn::ModuleHolder<BertModelImpl> {
   using torch::nn::ModuleHolder<BertModelImpl>::ModuleHolder;
   /// Loads a Hugging Face folder (config.json and safetensors, one file or shards), saved with or without a head.
   /// @param report  Receives what was missing and what was left over.
-  /// @throws CheckpointError if a file is missing or damaged, a shape differs (all of them are listed), or anything but the pooler is missing.
-  static BertModel from_pretrained(const std::filesystem::path& folder, const BertLoadOptions& options = {}, LoadReport* report = nullptr);
+  /// @throws CheckpointError if a file is missing or damaged, a shape differs (all of them are listed), or anything but
+  /// the pooler is missing.
+  static BertModel from_pretrained(const std::filesystem::path& folder, const BertLoadOptions& options = {},
+                                   LoadReport* report = nullptr);
 };
 
-class ACCELERATE_API BertForSequenceClassificationImpl : public torch::nn::Cloneable<BertForSequenceClassificationImpl> {
+class ACCELERATE_API BertForSequenceClassificationImpl
+    : public torch::nn::Cloneable<BertForSequenceClassificationImpl> {
  public:
   /// @throws ConfigError as BertConfig::validate.
   explicit BertForSequenceClassificationImpl(const BertConfig& config, Weights weights = Weights::fresh);
   void reset() override;
 
   /// @return logits [B, L]; parameters as BertModelImpl::forward.
-  torch::Tensor forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {}, const torch::Tensor& token_type_ids = {});
+  torch::Tensor forward(const torch::Tensor& input_ids, const torch::Tensor& attention_mask = {},
+                        const torch::Tensor& token_type_ids = {});
 
   const BertConfig& config() const { return config_; }
   /// As BertModelImpl::save_pretrained.
@@ -132,7 +143,9 @@ class ACCELERATE_API BertForSequenceClassification : public torch::nn::ModuleHol
   using Impl = BertForSequenceClassificationImpl;
   using torch::nn::ModuleHolder<BertForSequenceClassificationImpl>::ModuleHolder;
   /// As BertModel::from_pretrained; a missing pooler or classifier is initialised freshly and reported.
-  static BertForSequenceClassification from_pretrained(const std::filesystem::path& folder, const BertLoadOptions& options = {}, LoadReport* report = nullptr);
+  static BertForSequenceClassification from_pretrained(const std::filesystem::path& folder,
+                                                       const BertLoadOptions& options = {},
+                                                       LoadReport* report = nullptr);
 };
 
 }  // namespace accelerate::models

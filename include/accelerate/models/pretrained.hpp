@@ -13,9 +13,12 @@ enum class Weights {
 
 /// What from_pretrained did not find or did not use. Lists are sorted.
 struct LoadReport {
-  std::vector<std::string> missing_keys;     ///< Parameters of the model that the files lack; they are freshly initialised.
-  std::vector<std::string> unexpected_keys;  ///< Tensors of the files that the model has no place for; they are ignored.
-  std::vector<std::string> mismatched_keys;  ///< Parameters whose shape differs, where that was allowed; they are freshly initialised.
+  std::vector<std::string>
+      missing_keys;  ///< Parameters of the model that the files lack; they are freshly initialised.
+  std::vector<std::string>
+      unexpected_keys;  ///< Tensors of the files that the model has no place for; they are ignored.
+  std::vector<std::string>
+      mismatched_keys;  ///< Parameters whose shape differs, where that was allowed; they are freshly initialised.
 };
 
 }  // namespace accelerate::models

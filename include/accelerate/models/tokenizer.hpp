@@ -26,24 +26,30 @@ struct TokenBatch {
   at::Tensor attention_mask;  ///< 0 for padding
 };
 
-/// Byte-level BPE, the tokenizer of GPT-2, LLaMA 3, Qwen2, SmolLM and their kin: text is cut by patterns, and the bytes of each piece are merged in the order of a list.
+/// Byte-level BPE, the tokenizer of GPT-2, LLaMA 3, Qwen2, SmolLM and their kin: text is cut by patterns, and the bytes
+/// of each piece are merged in the order of a list.
 ///
-/// Gives the ids of the Python package `tokenizers`. Text is UTF-8; ill-formed bytes count as U+FFFD. Immutable after construction: one object may be used by many threads; copies share it.
-/// Letters and digits are those of Unicode as PCRE2 knows it, so characters that the newest Unicode versions added may be cut differently;
-/// normal forms are ICU's, where the package's are those of Unicode 9, which knows fewer combining marks.
+/// Gives the ids of the Python package `tokenizers`. Text is UTF-8; ill-formed bytes count as U+FFFD. Immutable after
+/// construction: one object may be used by many threads; copies share it. Letters and digits are those of Unicode as
+/// PCRE2 knows it, so characters that the newest Unicode versions added may be cut differently; normal forms are ICU's,
+/// where the package's are those of Unicode 9, which knows fewer combining marks.
 class ACCELERATE_API Tokenizer {
  public:
-  /// Reads tokenizer.json, or vocab.json and merges.txt, and what tokenizer_config.json says beside them; or the vocabulary of a .gguf file.
+  /// Reads tokenizer.json, or vocab.json and merges.txt, and what tokenizer_config.json says beside them; or the
+  /// vocabulary of a .gguf file.
   ///
-  /// Of tokenizer.json these parts are known: model BPE; normalizers NFC, NFD, NFKC, NFKD; pre-tokenizers Split (a pattern or a text, isolated or removed), Digits, ByteLevel; post-processors
-  /// TemplateProcessing and ByteLevel; decoder ByteLevel; Sequence of them.
+  /// Of tokenizer.json these parts are known: model BPE; normalizers NFC, NFD, NFKC, NFKD; pre-tokenizers Split (a
+  /// pattern or a text, isolated or removed), Digits, ByteLevel; post-processors TemplateProcessing and ByteLevel;
+  /// decoder ByteLevel; Sequence of them.
   /// @param path  A folder, one of these files, or a .gguf file.
   /// @throws CheckpointError if files are missing or damaged, or ask for something else: it is named.
   static Tokenizer from_pretrained(const std::filesystem::path& path);
 
-  /// @param add_special_tokens  Those that the post-processor puts around a text, such as LLaMA 3's <|begin_of_text|>. Ones spelt out in the text are always taken as such.
+  /// @param add_special_tokens  Those that the post-processor puts around a text, such as LLaMA 3's <|begin_of_text|>.
+  /// Ones spelt out in the text are always taken as such.
   std::vector<int64_t> encode(std::string_view text, bool add_special_tokens = true) const;
-  /// Pads on the left, so that generation goes on at the end of each row. The padding is pad_token_id(), else eos_token_id(), else 0.
+  /// Pads on the left, so that generation goes on at the end of each row. The padding is pad_token_id(), else
+  /// eos_token_id(), else 0.
   /// @throws ShapeError if there are no texts.
   TokenBatch encode_batch(const std::vector<std::string>& texts, bool add_special_tokens = true) const;
 
@@ -54,10 +60,11 @@ class ACCELERATE_API Tokenizer {
 
   /// The text that a model was trained to take a conversation in, from the template that came with the tokenizer.
   /// @param add_generation_prompt  Ends with the beginning of an answer.
-  /// @throws CheckpointError if there is no template or it is not of a known form (ChatML, with or without a system message by default): build the text yourself then.
+  /// @throws CheckpointError if there is no template or it is not of a known form (ChatML, with or without a system
+  /// message by default): build the text yourself then.
   std::string apply_chat_template(const std::vector<ChatMessage>& messages, bool add_generation_prompt = true) const;
 
-  int64_t vocab_size() const;  ///< added tokens included
+  int64_t vocab_size() const;                                        ///< added tokens included
   std::optional<int64_t> token_to_id(std::string_view token) const;  ///< as tokenizer.json spells it
   bool is_special(int64_t id) const;
   std::optional<int64_t> bos_token_id() const;
@@ -71,12 +78,17 @@ class ACCELERATE_API Tokenizer {
   std::shared_ptr<const Content> content_;
 };
 
-/// Text of tokens that come one by one: characters appear when their last byte is there, and what may become a stop string when it is known that it does not.
+/// Text of tokens that come one by one: characters appear when their last byte is there, and what may become a stop
+/// string when it is known that it does not.
 class ACCELERATE_API StreamDecoder {
  public:
-  /// @param stop_strings  The text ends before the first of them, although the tokens that generate() gives go on to the end of the token in which it ends.
-  explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true, std::vector<std::string> stop_strings = {})
-      : tokenizer_(std::move(tokenizer)), skip_special_tokens_(skip_special_tokens), stop_strings_(std::move(stop_strings)) {}
+  /// @param stop_strings  The text ends before the first of them, although the tokens that generate() gives go on to
+  /// the end of the token in which it ends.
+  explicit StreamDecoder(Tokenizer tokenizer, bool skip_special_tokens = true,
+                         std::vector<std::string> stop_strings = {})
+      : tokenizer_(std::move(tokenizer)),
+        skip_special_tokens_(skip_special_tokens),
+        stop_strings_(std::move(stop_strings)) {}
   /// @return the characters that are complete with this token, perhaps none
   std::string push(int64_t id);
   /// The rest of the text. What is left of an unfinished character is U+FFFD.

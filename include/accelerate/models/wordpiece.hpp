@@ -16,11 +16,12 @@ namespace accelerate::models {
 
 /// How text is cut into tokens; the names are those of tokenizer_config.json.
 struct WordPieceOptions {
-  bool do_lower_case = true;                 ///< Lower-case the text, as "uncased" models need.
-  std::optional<bool> strip_accents;         ///< Remove accents; as do_lower_case where it is not given.
-  bool tokenize_chinese_chars = true;        ///< Make every CJK ideograph a word of its own.
-  int64_t max_input_chars_per_word = 100;    ///< A longer word, in code points, becomes the unknown token.
-  int64_t model_max_length = 512;            ///< Tokens that the model has positions for; used where EncodeOptions asks for truncation without a length.
+  bool do_lower_case = true;               ///< Lower-case the text, as "uncased" models need.
+  std::optional<bool> strip_accents;       ///< Remove accents; as do_lower_case where it is not given.
+  bool tokenize_chinese_chars = true;      ///< Make every CJK ideograph a word of its own.
+  int64_t max_input_chars_per_word = 100;  ///< A longer word, in code points, becomes the unknown token.
+  int64_t model_max_length =
+      512;  ///< Tokens that the model has positions for; used where EncodeOptions asks for truncation without a length.
   std::string unk_token = "[UNK]";
   std::string cls_token = "[CLS]";
   std::string sep_token = "[SEP]";
@@ -35,10 +36,11 @@ enum class Padding {
 };
 
 struct EncodeOptions {
-  bool truncation = false;                ///< Cut to max_length, from the longer text of a pair first.
-  std::optional<int64_t> max_length;      ///< In tokens, special ones included; WordPieceOptions::model_max_length where it is not given.
+  bool truncation = false;  ///< Cut to max_length, from the longer text of a pair first.
+  std::optional<int64_t>
+      max_length;  ///< In tokens, special ones included; WordPieceOptions::model_max_length where it is not given.
   Padding padding = Padding::none;
-  bool add_special_tokens = true;         ///< [CLS] a [SEP] and, for a pair, b [SEP].
+  bool add_special_tokens = true;  ///< [CLS] a [SEP] and, for a pair, b [SEP].
 };
 
 /// One encoded text or pair; the three lists have one length.
@@ -57,12 +59,13 @@ struct BatchEncoding {
 
 /// BERT's tokenizer: cleaned, lower-cased, accent-stripped words, cut into the longest pieces that the vocabulary has.
 ///
-/// Gives the tokens of the `tokenizers` package's BertNormalizer, BertPreTokenizer and WordPiece model. Input is UTF-8; ill-formed
-/// bytes are dropped. Immutable after construction: one object may be used by many threads.
+/// Gives the tokens of the `tokenizers` package's BertNormalizer, BertPreTokenizer and WordPiece model. Input is UTF-8;
+/// ill-formed bytes are dropped. Immutable after construction: one object may be used by many threads.
 class ACCELERATE_API WordPieceTokenizer {
  public:
   /// @param vocabulary  The tokens; the position is the id.
-  /// @throws CheckpointError if it is empty, holds an empty or a repeated token, or lacks a special token of the options.
+  /// @throws CheckpointError if it is empty, holds an empty or a repeated token, or lacks a special token of the
+  /// options.
   explicit WordPieceTokenizer(std::vector<std::string> vocabulary, const WordPieceOptions& options = {});
   /// Reads `vocab.txt`, one token a line, and, where it is there, `tokenizer_config.json`.
   /// @throws CheckpointError as above and if a file is missing or malformed.
@@ -82,9 +85,13 @@ class ACCELERATE_API WordPieceTokenizer {
   Encoding encode(std::string_view text, std::string_view pair, const EncodeOptions& options = {}) const;
 
   /// Encodes texts, or pairs where `pairs` has as many entries, into tensors.
-  /// @throws ShapeError if there are no texts, if the numbers of texts and pairs differ, or if rows differ in length without padding.
-  BatchEncoding encode_batch(const std::vector<std::string>& texts, const std::vector<std::string>& pairs, const EncodeOptions& options) const;
-  BatchEncoding encode_batch(const std::vector<std::string>& texts, const EncodeOptions& options) const { return encode_batch(texts, {}, options); }
+  /// @throws ShapeError if there are no texts, if the numbers of texts and pairs differ, or if rows differ in length
+  /// without padding.
+  BatchEncoding encode_batch(const std::vector<std::string>& texts, const std::vector<std::string>& pairs,
+                             const EncodeOptions& options) const;
+  BatchEncoding encode_batch(const std::vector<std::string>& texts, const EncodeOptions& options) const {
+    return encode_batch(texts, {}, options);
+  }
 
   /// The tokens of one text without special ones around it.
   std::vector<std::string> tokenize(std::string_view text) const;

@@ -7,22 +7,25 @@
 #include <optional>
 #include <vector>
 
-#include "accelerate/utils/export.hpp"
 #include "accelerate/optim/optimizer.hpp"
 #include "accelerate/optim/scheduler.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 
-/// Cheap-to-copy handle; copies share it. Steps only when the optimizers did, and `num_processes` times, because a schedule is written for the batches of
-/// one process (not with split_batches, where a batch is the global one). Source: features table 1.5; tests.md section 3.
+/// Cheap-to-copy handle; copies share it. Steps only when the optimizers did, and `num_processes` times, because a
+/// schedule is written for the batches of one process (not with split_batches, where a batch is the global one).
+/// Source: features table 1.5; tests.md section 3.
 class ACCELERATE_API AcceleratedScheduler {
  public:
   /// @param optimizers           prepared optimizers whose skipped steps hold the schedule back.
   /// @param step_with_optimizer  false: every `step` moves the schedule by one, whatever the optimizers do.
   /// @param split_batches        true: one step per optimizer step, however many processes there are.
-  AcceleratedScheduler(optim::Scheduler scheduler, std::vector<AcceleratedOptimizer> optimizers, bool step_with_optimizer = true, bool split_batches = false);
+  AcceleratedScheduler(optim::Scheduler scheduler, std::vector<AcceleratedOptimizer> optimizers,
+                       bool step_with_optimizer = true, bool split_batches = false);
 
-  /// While accumulating nothing moves, but the step is counted if GradientState::adjust_scheduler(). A schedule with total_steps never goes past them.
+  /// While accumulating nothing moves, but the step is counted if GradientState::adjust_scheduler(). A schedule with
+  /// total_steps never goes past them.
   void step(std::optional<double> metric = std::nullopt) const;
 
   const std::vector<double>& get_last_lr() const { return scheduler().get_last_lr(); }

@@ -25,32 +25,37 @@ namespace accelerate::optim {
 ///     scaler.step(optimizer);
 ///     scaler.update();
 ///
-/// Works on any device. All ranks agree: whether a gradient overflowed is reduced (maximum) over all ranks, so `unscale_` (or the first `step` without it) is
-/// *collective* with several processes: every rank calls it for the same optimizers in the same order, also a rank that has no gradients.
-/// Source: torch.amp.GradScaler. Not thread-safe.
+/// Works on any device. All ranks agree: whether a gradient overflowed is reduced (maximum) over all ranks, so
+/// `unscale_` (or the first `step` without it) is *collective* with several processes: every rank calls it for the same
+/// optimizers in the same order, also a rank that has no gradients. Source: torch.amp.GradScaler. Not thread-safe.
 class ACCELERATE_API GradScaler {
  public:
-  /// @throws ConfigError unless growth_factor > 1, backoff_factor < 1 (both finite and positive), init_scale > 0 and growth_interval > 0.
+  /// @throws ConfigError unless growth_factor > 1, backoff_factor < 1 (both finite and positive), init_scale > 0 and
+  /// growth_interval > 0.
   explicit GradScaler(const GradScalerKwargs& kwargs = {});
 
   /// `loss` times the scale; `loss` itself when disabled. The first call decides on which device the scale lives.
   at::Tensor scale(const at::Tensor& loss);
 
   /// Divides the optimizer's gradients by the scale, once per step, and notes whether any is inf or NaN.
-  /// @throws ConfigError when called twice for a step or after `step`, before `scale`, or for fp16 gradients (keep the parameters in fp32).
+  /// @throws ConfigError when called twice for a step or after `step`, before `scale`, or for fp16 gradients (keep the
+  /// parameters in fp32).
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// What takes the step in place of optimizer.step(). `grad_scale`: divide the gradients by it first (a fused kernel does it in the same pass).
+  /// What takes the step in place of optimizer.step(). `grad_scale`: divide the gradients by it first (a fused kernel
+  /// does it in the same pass).
   using StepFunction = std::function<void(const std::optional<at::Tensor>& grad_scale)>;
   /// Steps unless a gradient on any rank is inf or NaN. Unscales first if that has not been done.
   /// @param fused_step  if given, receives the gradients still scaled, unless unscale_ was called.
   /// @return whether the optimizer stepped.
   bool step(torch::optim::Optimizer& optimizer, const StepFunction& fused_step = nullptr);
 
-  /// Shrinks the scale after an overflow, grows it after growth_interval good steps, and begins a new step for all optimizers.
+  /// Shrinks the scale after an overflow, grows it after growth_interval good steps, and begins a new step for all
+  /// optimizers.
   void update();
-  /// The same for one optimizer: others that have been unscaled but not stepped keep their place. (The Python class forgets them: with two optimizers,
-  /// clipping and one update per optimizer, the second one's gradients are divided twice.)
+  /// The same for one optimizer: others that have been unscaled but not stepped keep their place. (The Python class
+  /// forgets them: with two optimizers, clipping and one update per optimizer, the second one's gradients are divided
+  /// twice.)
   void update(torch::optim::Optimizer& optimizer);
   /// Sets the scale and begins a new step for all optimizers.
   void update(double new_scale);
@@ -76,7 +81,8 @@ class ACCELERATE_API GradScaler {
     at::Tensor found_inf;  ///< 0 or 1, already agreed over the ranks
   };
   void require_scale(const char* operation) const;
-  void check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimizer& state, const at::Tensor& inverse_scale, bool allow_fp16);
+  void check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimizer& state, const at::Tensor& inverse_scale,
+                         bool allow_fp16);
   void apply(const at::Tensor& found_inf);
 
   GradScalerKwargs kwargs_;

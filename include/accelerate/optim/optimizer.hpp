@@ -25,38 +25,47 @@ class GradScaler;
 }
 
 struct AcceleratedOptimizerOptions {
-  /// One ATen kernel per tensor and step instead of about ten (Adam, AdamW, SGD; CPU and CUDA; dense parameters). It reads and writes the same state
-  /// objects, so one may switch at any time. Unset: where the result is the plain step's but for rounding, i.e. fp32 and fp64; in fp16 and bf16 the plain
-  /// step rounds after every operation and the kernel only once. true: also fp16 and bf16, and a ConfigError where it is impossible. false: never.
+  /// One ATen kernel per tensor and step instead of about ten (Adam, AdamW, SGD; CPU and CUDA; dense parameters). It
+  /// reads and writes the same state objects, so one may switch at any time. Unset: where the result is the plain
+  /// step's but for rounding, i.e. fp32 and fp64; in fp16 and bf16 the plain step rounds after every operation and the
+  /// kernel only once. true: also fp16 and bf16, and a ConfigError where it is impossible. false: never.
   std::optional<bool> fused;
 };
 
-/// Cheap-to-copy handle on a torch::optim::Optimizer; copies share it. Does nothing in `step` and `zero_grad` while gradients accumulate
-/// (GradientState::sync_gradients() is false). A parameter that a group lists several times (LibTorch's parameters() does so with tied weights) is kept once, as in Python. Source: features table 1.5. Not thread-safe.
+/// Cheap-to-copy handle on a torch::optim::Optimizer; copies share it. Does nothing in `step` and `zero_grad` while
+/// gradients accumulate (GradientState::sync_gradients() is false). A parameter that a group lists several times
+/// (LibTorch's parameters() does so with tied weights) is kept once, as in Python. Source: features table 1.5. Not
+/// thread-safe.
 class ACCELERATE_API AcceleratedOptimizer {
  public:
   /// By reference: the caller keeps the optimizer alive.
   /// @param device_placement  move state that exists already to PartialState's device.
   /// @param scaler            loss scaling; may be null.
-  explicit AcceleratedOptimizer(torch::optim::Optimizer& optimizer, bool device_placement = true, std::shared_ptr<optim::GradScaler> scaler = nullptr,
+  explicit AcceleratedOptimizer(torch::optim::Optimizer& optimizer, bool device_placement = true,
+                                std::shared_ptr<optim::GradScaler> scaler = nullptr,
                                 const AcceleratedOptimizerOptions& options = {});
   /// Shared ownership.
   explicit AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer> optimizer, bool device_placement = true,
-                                std::shared_ptr<optim::GradScaler> scaler = nullptr, const AcceleratedOptimizerOptions& options = {});
+                                std::shared_ptr<optim::GradScaler> scaler = nullptr,
+                                const AcceleratedOptimizerOptions& options = {});
   /// unique_ptr of any optimizer class: ownership moves here.
   template <std::derived_from<torch::optim::Optimizer> T>
-  explicit AcceleratedOptimizer(std::unique_ptr<T> optimizer, bool device_placement = true, std::shared_ptr<optim::GradScaler> scaler = nullptr,
+  explicit AcceleratedOptimizer(std::unique_ptr<T> optimizer, bool device_placement = true,
+                                std::shared_ptr<optim::GradScaler> scaler = nullptr,
                                 const AcceleratedOptimizerOptions& options = {})
-      : AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer>(std::move(optimizer)), device_placement, std::move(scaler), options) {}
+      : AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer>(std::move(optimizer)), device_placement,
+                             std::move(scaler), options) {}
   /// A temporary: it is moved here.
   template <std::derived_from<torch::optim::Optimizer> T>
-    requires(!std::is_abstract_v<T>)
-  explicit AcceleratedOptimizer(T&& optimizer, bool device_placement = true, std::shared_ptr<optim::GradScaler> scaler = nullptr,
-                                const AcceleratedOptimizerOptions& options = {})
-      : AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer>(std::make_shared<T>(std::move(optimizer))), device_placement, std::move(scaler), options) {}
+  requires(!std::is_abstract_v<T>) explicit AcceleratedOptimizer(T&& optimizer, bool device_placement = true,
+                                                                 std::shared_ptr<optim::GradScaler> scaler = nullptr,
+                                                                 const AcceleratedOptimizerOptions& options = {})
+      : AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimizer>(std::make_shared<T>(std::move(optimizer))),
+                             device_placement, std::move(scaler), options) {}
 
   using LossClosure = std::function<at::Tensor()>;
-  /// One optimizer step, or nothing while accumulating. With a scaler it is collective (see GradScaler) and may be skipped.
+  /// One optimizer step, or nothing while accumulating. With a scaler it is collective (see GradScaler) and may be
+  /// skipped.
   /// @param closure  computes the loss again (LBFGS); not together with a scaler.
   /// @return the closure's loss, else an undefined tensor.
   at::Tensor step(const LossClosure& closure = nullptr) const;
@@ -67,7 +76,8 @@ class ACCELERATE_API AcceleratedOptimizer {
   /// The last `step` ran on the fused kernels.
   bool step_was_fused() const;
 
-  /// Called around each step that really happens, for engines whose parameters are shared with other ranks. One pair per `owner`; setting it again replaces it.
+  /// Called around each step that really happens, for engines whose parameters are shared with other ranks. One pair
+  /// per `owner`; setting it again replaces it.
   struct StepHooks {
     std::function<void()> before, after;
   };
@@ -76,16 +86,22 @@ class ACCELERATE_API AcceleratedOptimizer {
   torch::optim::Optimizer& optimizer() const;
   operator torch::optim::Optimizer&() const { return optimizer(); }
   std::vector<torch::optim::OptimizerParamGroup>& param_groups() const { return optimizer().param_groups(); }
-  ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state() const { return optimizer().state(); }
+  ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& state() const {
+    return optimizer().state();
+  }
   torch::optim::OptimizerOptions& defaults() const { return optimizer().defaults(); }
   void add_param_group(const torch::optim::OptimizerParamGroup& group) const { optimizer().add_param_group(group); }
   const std::shared_ptr<optim::GradScaler>& scaler() const;
 
-  /// Python's layout: {'state': {0: {'step': …, 'exp_avg': …}}, 'param_groups': [{'lr': …, 'params': [0, 1]}]}. Tensors are shared with the optimizer.
-  /// @throws ConfigError for classes other than SGD, Adam, AdamW, Adagrad and RMSprop (also for LBFGS, whose history has no common form).
+  /// Python's layout: {'state': {0: {'step': …, 'exp_avg': …}}, 'param_groups': [{'lr': …, 'params': [0, 1]}]}. Tensors
+  /// are shared with the optimizer.
+  /// @throws ConfigError for classes other than SGD, Adam, AdamW, Adagrad and RMSprop (also for LBFGS, whose history
+  /// has no common form).
   c10::IValue state_dict() const;
-  /// Takes over such a dict, written here or by Python, for the same parameters in the same order. Tensors are copied to the parameters' devices.
-  /// @throws CheckpointError when groups, counts or shapes differ or an option has no counterpart here (maximize); nothing is changed then.
+  /// Takes over such a dict, written here or by Python, for the same parameters in the same order. Tensors are copied
+  /// to the parameters' devices.
+  /// @throws CheckpointError when groups, counts or shapes differ or an option has no counterpart here (maximize);
+  /// nothing is changed then.
   void load_state_dict(const c10::IValue& state) const;
 
   friend bool operator==(const AcceleratedOptimizer& a, const AcceleratedOptimizer& b) { return a.impl_ == b.impl_; }

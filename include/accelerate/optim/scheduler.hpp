@@ -17,10 +17,11 @@ struct IValue;
 
 namespace accelerate::optim {
 
-/// Base of all schedules. Derive from it and implement `compute_lrs` to write your own; wrap the result in a `Scheduler`.
+/// Base of all schedules. Derive from it and implement `compute_lrs` to write your own; wrap the result in a
+/// `Scheduler`.
 ///
-/// Counting is PyTorch's: `last_epoch` is the index of the rate in force (0 after construction), `step_count` the number of calls including the one
-/// that construction makes. Not thread-safe.
+/// Counting is PyTorch's: `last_epoch` is the index of the rate in force (0 after construction), `step_count` the
+/// number of calls including the one that construction makes. Not thread-safe.
 class ACCELERATE_API LRScheduler {
  public:
   /// @param optimizer  kept by reference; must outlive the schedule. Its groups' present rates become the base rates.
@@ -34,7 +35,7 @@ class ACCELERATE_API LRScheduler {
   virtual void step(std::optional<double> metric = std::nullopt);
 
   const std::vector<double>& get_last_lr() const { return last_lrs_; }  ///< one rate per group, as last set
-  const std::vector<double>& base_lrs() const { return base_lrs_; }     ///< one rate per group, as found at construction
+  const std::vector<double>& base_lrs() const { return base_lrs_; }  ///< one rate per group, as found at construction
   int64_t last_epoch() const { return last_epoch_; }
   int64_t step_count() const { return step_count_; }
   /// Counts a step that did not happen: AcceleratedScheduler does so while gradients accumulate.
@@ -70,7 +71,8 @@ class ACCELERATE_API LRScheduler {
 /// Cheap-to-copy handle on a schedule; copies share it.
 class ACCELERATE_API Scheduler {
  public:
-  /// Applies the rate of step 0 if that has not been done (a base class's constructor can't call what the derived class computes).
+  /// Applies the rate of step 0 if that has not been done (a base class's constructor can't call what the derived class
+  /// computes).
   explicit Scheduler(std::shared_ptr<LRScheduler> schedule);
 
   void step(std::optional<double> metric = std::nullopt) const { schedule_->step(metric); }

@@ -1,7 +1,8 @@
 #pragma once
 
-/// The schedules of PyTorch and transformers. All take the optimizer by reference (it must outlive the schedule) and set the rate of step 0 at once.
-/// Rates are the Python ones to the last bits of a double. Where a factor is named, the rate is the group's rate at construction times the factor.
+/// The schedules of PyTorch and transformers. All take the optimizer by reference (it must outlive the schedule) and
+/// set the rate of step 0 at once. Rates are the Python ones to the last bits of a double. Where a factor is named, the
+/// rate is the group's rate at construction times the factor.
 
 #include <torch/optim/optimizer.h>
 
@@ -11,8 +12,8 @@
 #include <optional>
 #include <vector>
 
-#include "accelerate/utils/export.hpp"
 #include "accelerate/optim/scheduler.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace torch::optim {
 class LRScheduler;
@@ -33,22 +34,29 @@ ACCELERATE_API Scheduler constant_schedule(torch::optim::Optimizer& optimizer);
 /// 0 -> 1 over `warmup_steps`, then 1.
 ACCELERATE_API Scheduler constant_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps);
 /// 0 -> 1 over `warmup_steps`, then 1 -> 0 at `total_steps`, then 0.
-ACCELERATE_API Scheduler linear_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps, int64_t total_steps);
+ACCELERATE_API Scheduler linear_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps,
+                                                     int64_t total_steps);
 /// Warm-up, then `num_cycles` waves of a cosine; 0.5 is one fall from 1 to 0.
-ACCELERATE_API Scheduler cosine_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps, int64_t total_steps, double num_cycles = 0.5);
+ACCELERATE_API Scheduler cosine_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps,
+                                                     int64_t total_steps, double num_cycles = 0.5);
 /// Warm-up, then `num_cycles` falls from 1 to 0, each starting at 1 again.
-ACCELERATE_API Scheduler cosine_with_hard_restarts_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps, int64_t total_steps,
-                                                                       int64_t num_cycles = 1);
+ACCELERATE_API Scheduler cosine_with_hard_restarts_schedule_with_warmup(torch::optim::Optimizer& optimizer,
+                                                                        int64_t warmup_steps, int64_t total_steps,
+                                                                        int64_t num_cycles = 1);
 
 struct PolynomialDecayOptions {
   double lr_end = 1e-7;  ///< rate (not factor) at the end and afterwards
   double power = 1.0;
 };
-/// Warm-up, then (remaining share)^power from the optimizer's default rate down to lr_end. @throws ConfigError unless lr_end is smaller than that rate.
-ACCELERATE_API Scheduler polynomial_decay_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps, int64_t total_steps,
-                                                              const PolynomialDecayOptions& options = {});
-/// Warm-up, then 1 / sqrt((step + timescale - warmup_steps) / timescale). `timescale` unset: warmup_steps, or 10,000 without warm-up.
-ACCELERATE_API Scheduler inverse_sqrt_schedule(torch::optim::Optimizer& optimizer, int64_t warmup_steps, std::optional<int64_t> timescale = std::nullopt);
+/// Warm-up, then (remaining share)^power from the optimizer's default rate down to lr_end. @throws ConfigError unless
+/// lr_end is smaller than that rate.
+ACCELERATE_API Scheduler polynomial_decay_schedule_with_warmup(torch::optim::Optimizer& optimizer, int64_t warmup_steps,
+                                                               int64_t total_steps,
+                                                               const PolynomialDecayOptions& options = {});
+/// Warm-up, then 1 / sqrt((step + timescale - warmup_steps) / timescale). `timescale` unset: warmup_steps, or 10,000
+/// without warm-up.
+ACCELERATE_API Scheduler inverse_sqrt_schedule(torch::optim::Optimizer& optimizer, int64_t warmup_steps,
+                                               std::optional<int64_t> timescale = std::nullopt);
 
 enum class AnnealStrategy { cos, linear };
 
@@ -65,33 +73,41 @@ struct OneCycleOptions {
   bool cycle_momentum = true;
   double base_momentum = 0.85;
   double max_momentum = 0.95;
-  double div_factor = 25.0;        ///< first rate = max_lr / div_factor
-  double final_div_factor = 1e4;   ///< last rate = first rate / final_div_factor
-  bool three_phase = false;        ///< fall back to the first rate symmetrically, then to the last one
+  double div_factor = 25.0;       ///< first rate = max_lr / div_factor
+  double final_div_factor = 1e4;  ///< last rate = first rate / final_div_factor
+  bool three_phase = false;       ///< fall back to the first rate symmetrically, then to the last one
 };
-/// The one-cycle policy (arXiv:1708.07120). Stepping more than total_steps times is a ConfigError. @throws ConfigError on contradictory options.
+/// The one-cycle policy (arXiv:1708.07120). Stepping more than total_steps times is a ConfigError. @throws ConfigError
+/// on contradictory options.
 ACCELERATE_API Scheduler one_cycle(torch::optim::Optimizer& optimizer, const OneCycleOptions& options);
 
 struct ReduceLROnPlateauOptions {
-  bool maximize = false;         ///< the metric is to grow (mode "max")
-  double factor = 0.1;           ///< in (0, 1): the rate is multiplied by it
-  int64_t patience = 10;         ///< steps without improvement that are tolerated
-  double threshold = 1e-4;       ///< smallest change that counts as improvement
-  bool absolute_threshold = false;  ///< `threshold` is a difference, not a share
-  int64_t cooldown = 0;          ///< steps to wait after a reduction
+  bool maximize = false;               ///< the metric is to grow (mode "max")
+  double factor = 0.1;                 ///< in (0, 1): the rate is multiplied by it
+  int64_t patience = 10;               ///< steps without improvement that are tolerated
+  double threshold = 1e-4;             ///< smallest change that counts as improvement
+  bool absolute_threshold = false;     ///< `threshold` is a difference, not a share
+  int64_t cooldown = 0;                ///< steps to wait after a reduction
   std::vector<double> min_lr = {0.0};  ///< one for all groups, or one per group
-  double eps = 1e-8;             ///< smaller reductions are not applied
+  double eps = 1e-8;                   ///< smaller reductions are not applied
 };
-/// Reduces the rate when the metric given to `step(metric)` stops improving. In double precision and with Python's state_dict, unlike LibTorch's own.
-ACCELERATE_API Scheduler reduce_lr_on_plateau(torch::optim::Optimizer& optimizer, const ReduceLROnPlateauOptions& options = {});
+/// Reduces the rate when the metric given to `step(metric)` stops improving. In double precision and with Python's
+/// state_dict, unlike LibTorch's own.
+ACCELERATE_API Scheduler reduce_lr_on_plateau(torch::optim::Optimizer& optimizer,
+                                              const ReduceLROnPlateauOptions& options = {});
 
-/// LibTorch's schedulers (torch::optim::StepLR, your own subclasses) behind the common interface. LibTorch's do nothing at construction and so lag one step
-/// behind Python's; a fresh one is stepped once here, which gives Python's rates. `optimizer` is the one that the scheduler was made for.
-ACCELERATE_API Scheduler from_torch(torch::optim::Optimizer& optimizer, std::shared_ptr<torch::optim::LRScheduler> scheduler);
+/// LibTorch's schedulers (torch::optim::StepLR, your own subclasses) behind the common interface. LibTorch's do nothing
+/// at construction and so lag one step behind Python's; a fresh one is stepped once here, which gives Python's rates.
+/// `optimizer` is the one that the scheduler was made for.
+ACCELERATE_API Scheduler from_torch(torch::optim::Optimizer& optimizer,
+                                    std::shared_ptr<torch::optim::LRScheduler> scheduler);
 /// As above by reference: `scheduler` must outlive the handle.
 ACCELERATE_API Scheduler from_torch(torch::optim::Optimizer& optimizer, torch::optim::LRScheduler& scheduler);
-/// `step` needs a metric. LibTorch hides this class's state, so state_dict() throws ConfigError: use reduce_lr_on_plateau where checkpoints are written.
-ACCELERATE_API Scheduler from_torch(torch::optim::Optimizer& optimizer, std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler);
-ACCELERATE_API Scheduler from_torch(torch::optim::Optimizer& optimizer, torch::optim::ReduceLROnPlateauScheduler& scheduler);
+/// `step` needs a metric. LibTorch hides this class's state, so state_dict() throws ConfigError: use
+/// reduce_lr_on_plateau where checkpoints are written.
+ACCELERATE_API Scheduler from_torch(torch::optim::Optimizer& optimizer,
+                                    std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler);
+ACCELERATE_API Scheduler from_torch(torch::optim::Optimizer& optimizer,
+                                    torch::optim::ReduceLROnPlateauScheduler& scheduler);
 
 }  // namespace accelerate::optim

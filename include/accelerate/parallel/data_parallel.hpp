@@ -8,7 +8,8 @@
 
 namespace accelerate::parallel {
 
-/// A way in which ranks train one model together, as the facade drives it. All members are collective unless they say otherwise.
+/// A way in which ranks train one model together, as the facade drives it. All members are collective unless they say
+/// otherwise.
 class ACCELERATE_API DataParallel {
  public:
   virtual ~DataParallel() = default;

@@ -11,18 +11,19 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/utils/export.hpp"
-#include "accelerate/utils/kwargs.hpp"
 #include "accelerate/model/model_ref.hpp"
 #include "accelerate/parallel/data_parallel.hpp"
+#include "accelerate/utils/export.hpp"
+#include "accelerate/utils/kwargs.hpp"
 
 namespace accelerate::parallel {
 
 /// Knows a model only by its tensors. The model's forward runs between before_forward() and after_forward().
 ///
-/// All ranks construct it with the same parameters in the same order; the constructor is collective and gives every rank rank 0's values.
-/// @throws ShapeError naming the first parameter whose name, shape or dtype differs between ranks (on every rank), CommError.
-/// Source: PyTorch DDP (arXiv:2006.15704); reference documentation of DistributedDataParallelKwargs.
+/// All ranks construct it with the same parameters in the same order; the constructor is collective and gives every
+/// rank rank 0's values.
+/// @throws ShapeError naming the first parameter whose name, shape or dtype differs between ranks (on every rank),
+/// CommError. Source: PyTorch DDP (arXiv:2006.15704); reference documentation of DistributedDataParallelKwargs.
 class ACCELERATE_API DistributedDataParallel final : public DataParallel {
  public:
   DistributedDataParallel(NamedTensors parameters, NamedTensors buffers, const DistributedDataParallelKwargs& kwargs);
@@ -37,17 +38,20 @@ class ACCELERATE_API DistributedDataParallel final : public DataParallel {
   void set_require_backward_grad_sync(bool value) override;
   void prepare_backward_sync() override;
 
-  /// Runs `loop`, in which ranks may take different numbers of training steps. A rank that is done takes part in the others' communication
-  /// with zeros until all are; then all get the parameters of a rank that stopped last. Gradients are divided by the number of all ranks throughout.
-  /// Collective. `models`: all that the loop trains, in the same order on every rank.
-  static void join(const std::vector<std::shared_ptr<DistributedDataParallel>>& models, const std::function<void()>& loop);
+  /// Runs `loop`, in which ranks may take different numbers of training steps. A rank that is done takes part in the
+  /// others' communication with zeros until all are; then all get the parameters of a rank that stopped last. Gradients
+  /// are divided by the number of all ranks throughout. Collective. `models`: all that the loop trains, in the same
+  /// order on every rank.
+  static void join(const std::vector<std::shared_ptr<DistributedDataParallel>>& models,
+                   const std::function<void()>& loop);
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-/// Runs `backward` (autograd) so that a transport error in gradient averaging becomes a CommError that names the ranks. Used by Accelerator::backward.
+/// Runs `backward` (autograd) so that a transport error in gradient averaging becomes a CommError that names the ranks.
+/// Used by Accelerator::backward.
 ACCELERATE_API void guard_backward(const std::function<void()>& backward);
 
 }  // namespace accelerate::parallel

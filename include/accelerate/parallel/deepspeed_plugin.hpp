@@ -16,15 +16,18 @@
 
 namespace accelerate {
 
-/// A single value of the configuration; nullptr is JSON's null. Sections and lists are read as JSON, see DeepSpeedConfig::to_json.
+/// A single value of the configuration; nullptr is JSON's null. Sections and lists are read as JSON, see
+/// DeepSpeedConfig::to_json.
 using DeepSpeedValue = std::variant<std::nullptr_t, bool, int64_t, double, std::string>;
 /// Values by dotted key, such as "optimizer.params.lr".
 using DeepSpeedValues = std::map<std::string, DeepSpeedValue>;
 
-/// A DeepSpeed configuration: JSON with sections, whose keys are written "section.key" here. Keeps unknown keys, and the order of all.
+/// A DeepSpeed configuration: JSON with sections, whose keys are written "section.key" here. Keeps unknown keys, and
+/// the order of all.
 class ACCELERATE_API DeepSpeedConfig {
  public:
-  /// `source`: the path of a file, or JSON, or the same in base64 (also with - and _ for + and /), tried in this order. As Python's reader, it takes Infinity and NaN for numbers.
+  /// `source`: the path of a file, or JSON, or the same in base64 (also with - and _ for + and /), tried in this order.
+  /// As Python's reader, it takes Infinity and NaN for numbers.
   /// @throws ConfigError when it is none of them, can't be read, is no JSON object, or has more than 64 levels.
   DeepSpeedConfig(const std::string& source);
   DeepSpeedConfig(const char* source) : DeepSpeedConfig(std::string(source)) {}
@@ -34,7 +37,8 @@ class ACCELERATE_API DeepSpeedConfig {
   DeepSpeedConfig& operator=(DeepSpeedConfig other) noexcept;
   ~DeepSpeedConfig();
 
-  /// Nothing when the key or one of its sections is missing; null counts as missing. @throws ConfigError when it is a section or a list, or where a section of the key is none.
+  /// Nothing when the key or one of its sections is missing; null counts as missing. @throws ConfigError when it is a
+  /// section or a list, or where a section of the key is none.
   std::optional<DeepSpeedValue> get_value(std::string_view key) const;
   /// Also true of sections, lists and null.
   bool contains(std::string_view key) const;
@@ -54,7 +58,8 @@ class ACCELERATE_API DeepSpeedConfig {
   /// In stage 2 or 3, optimizer states or parameters live in host memory or on NVMe.
   bool is_offload() const;
 
-  /// A part of it (empty key: all) as Python's json writes it, indented by `indent` blanks, in one line if negative. @throws ConfigError when there is no such part.
+  /// A part of it (empty key: all) as Python's json writes it, indented by `indent` blanks, in one line if negative.
+  /// @throws ConfigError when there is no such part.
   std::string to_json(std::string_view key = {}, int indent = -1) const;
 
   struct Document;
@@ -69,17 +74,20 @@ struct Auto {
   bool operator==(const Auto&) const = default;
 };
 
-/// Fields that are unset come from the environment that `accelerate launch --use_deepspeed` sets, else the default. With a configuration file its values win over both, except where they are "auto".
-/// Read by `parallel::resolve`; this library shards with FullyShardedDataParallelPlugin, and `Accelerator` refuses this one with the nearest settings of that.
-/// Source: accelerate 1.15.0, DeepSpeedPlugin. Conformance: deepspeed_plugin.json.
+/// Fields that are unset come from the environment that `accelerate launch --use_deepspeed` sets, else the default.
+/// With a configuration file its values win over both, except where they are "auto". Read by `parallel::resolve`; this
+/// library shards with FullyShardedDataParallelPlugin, and `Accelerator` refuses this one with the nearest settings of
+/// that. Source: accelerate 1.15.0, DeepSpeedPlugin. Conformance: deepspeed_plugin.json.
 struct ACCELERATE_API DeepSpeedPlugin {
-  /// DeepSpeed's own configuration. ACCELERATE_DEEPSPEED_CONFIG_FILE ("none": none), else one is made of the other fields.
+  /// DeepSpeed's own configuration. ACCELERATE_DEEPSPEED_CONFIG_FILE ("none": none), else one is made of the other
+  /// fields.
   std::optional<DeepSpeedConfig> hf_ds_config;
   /// ACCELERATE_GRADIENT_ACCUMULATION_STEPS, else auto: what the Accelerator says.
   std::optional<std::variant<int64_t, Auto>> gradient_accumulation_steps;
   /// Largest norm of gradients; 0: any. ACCELERATE_GRADIENT_CLIPPING, else auto.
   std::optional<std::variant<double, Auto>> gradient_clipping;
-  /// 0: nothing is split; 1: optimizer states; 2: gradients as well; 3: parameters as well. ACCELERATE_DEEPSPEED_ZERO_STAGE, else 2.
+  /// 0: nothing is split; 1: optimizer states; 2: gradients as well; 3: parameters as well.
+  /// ACCELERATE_DEEPSPEED_ZERO_STAGE, else 2.
   std::optional<int64_t> zero_stage;
   /// Of several loaders' batch sizes the smallest counts as the one of training.
   bool is_train_batch_min = true;
@@ -91,7 +99,8 @@ struct ACCELERATE_API DeepSpeedPlugin {
   std::optional<bool> zero3_init_flag;
   /// Save whole weights in 16 bits; stage 3. ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL, else false.
   std::optional<bool> zero3_save_16bit_model;
-  /// Classes of mixture-of-experts layers, which stay whole. ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES, separated by commas.
+  /// Classes of mixture-of-experts layers, which stay whole. ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES, separated by
+  /// commas.
   std::optional<std::vector<std::string>> transformer_moe_cls_names;
   /// fp8 by MS-AMP, not in stage 3. Whether ACCELERATE_FP8_BACKEND is MSAMP.
   std::optional<bool> enable_msamp;
@@ -105,12 +114,16 @@ struct ACCELERATE_API DeepSpeedPlugin {
   const DeepSpeedConfig& deepspeed_config() const;
   bool is_auto(std::string_view key) const { return deepspeed_config().is_auto(key); }
   std::optional<DeepSpeedValue> get_value(std::string_view key) const { return deepspeed_config().get_value(key); }
-  /// Replaces "auto" at `key` by `values[key]`, and nothing else. With `mismatches`, a line is added to them when the configuration and `values` say different things.
+  /// Replaces "auto" at `key` by `values[key]`, and nothing else. With `mismatches`, a line is added to them when the
+  /// configuration and `values` say different things.
   /// @throws ConfigError when the configuration says "auto" and `values` has no such key.
-  void fill_match(const std::string& key, const DeepSpeedValues& values, std::vector<std::string>* mismatches = nullptr);
-  /// The same at every key of the configuration. @throws ConfigError with all mismatches, if `must_match`; what was filled before stays.
+  void fill_match(const std::string& key, const DeepSpeedValues& values,
+                  std::vector<std::string>* mismatches = nullptr);
+  /// The same at every key of the configuration. @throws ConfigError with all mismatches, if `must_match`; what was
+  /// filled before stays.
   void deepspeed_config_process(const DeepSpeedValues& values, bool must_match = true);
-  /// Writes "no", "fp16", "bf16" or "fp8" (computes in bf16) into the sections fp16 and bf16. @throws ConfigError when the configuration asks for the other type.
+  /// Writes "no", "fp16", "bf16" or "fp8" (computes in bf16) into the sections fp16 and bf16. @throws ConfigError when
+  /// the configuration asks for the other type.
   void set_mixed_precision(std::string_view mixed_precision);
 };
 
@@ -120,10 +133,12 @@ namespace parallel {
 ACCELERATE_API bool deepspeed_requested();
 
 /// The plugin with every field decided and its configuration filled. Rank 0 warns of settings without effect.
-/// @throws ConfigError for values that DeepSpeed does not have, a configuration without the section zero_optimization, and a configuration beside settings that it would overrule (ACCELERATE_CONFIG_DS_FIELDS).
+/// @throws ConfigError for values that DeepSpeed does not have, a configuration without the section zero_optimization,
+/// and a configuration beside settings that it would overrule (ACCELERATE_CONFIG_DS_FIELDS).
 ACCELERATE_API DeepSpeedPlugin resolve(DeepSpeedPlugin plugin);
 
-/// In words: the fields of FullyShardedDataParallelPlugin that split and offload the same things as a resolved plugin does.
+/// In words: the fields of FullyShardedDataParallelPlugin that split and offload the same things as a resolved plugin
+/// does.
 ACCELERATE_API std::string nearest_fsdp_settings(const DeepSpeedPlugin& resolved);
 
 }  // namespace parallel

@@ -12,17 +12,17 @@
 #include <variant>
 #include <vector>
 
-#include "accelerate/utils/export.hpp"
 #include "accelerate/model/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 
 /// What is split over the ranks. Values are the reference's numbers, which the environment may use instead of names.
 enum class ShardingStrategy {
-  full_shard = 1,     ///< parameters, gradients and optimizer states; parameters are given back after each forward
-  shard_grad_op,      ///< as full_shard, but gathered parameters stay from forward to backward
-  no_shard,           ///< nothing: every rank holds all, gradients are all-reduced
-  hybrid_shard,       ///< full_shard among the ranks of one machine, or as dp_shard_size says; other machines hold replicas
+  full_shard = 1,  ///< parameters, gradients and optimizer states; parameters are given back after each forward
+  shard_grad_op,   ///< as full_shard, but gathered parameters stay from forward to backward
+  no_shard,        ///< nothing: every rank holds all, gradients are all-reduced
+  hybrid_shard,  ///< full_shard among the ranks of one machine, or as dp_shard_size says; other machines hold replicas
   hybrid_shard_zero2  ///< the same with shard_grad_op
 };
 
@@ -46,7 +46,8 @@ enum class AutoWrapPolicy {
   no_wrap                  ///< the whole model is one unit
 };
 
-/// Names as the environment and configuration files write them ("FULL_SHARD"). Any case; numbers where the reference takes them.
+/// Names as the environment and configuration files write them ("FULL_SHARD"). Any case; numbers where the reference
+/// takes them.
 /// "_HYBRID_SHARD_ZERO2" is HYBRID_SHARD_ZERO2. @throws ConfigError listing the valid names and the nearest.
 ACCELERATE_API ShardingStrategy parse_sharding_strategy(std::string_view name);
 ACCELERATE_API BackwardPrefetch parse_backward_prefetch(std::string_view name);
@@ -57,8 +58,9 @@ ACCELERATE_API std::string to_string(BackwardPrefetch value);
 ACCELERATE_API std::string to_string(StateDictType value);
 ACCELERATE_API std::string to_string(AutoWrapPolicy value);
 
-/// Decides about a module, as torch.distributed.fsdp.wrap's policies do. `recurse`: whether to look at its children (else they stay in the unit above);
-/// then, when they were looked at, whether it becomes a unit. `nonwrapped_numel`: its parameter elements that are in no unit so far.
+/// Decides about a module, as torch.distributed.fsdp.wrap's policies do. `recurse`: whether to look at its children
+/// (else they stay in the unit above); then, when they were looked at, whether it becomes a unit. `nonwrapped_numel`:
+/// its parameter elements that are in no unit so far.
 using WrapFunction = std::function<bool(const Submodule& module, bool recurse, int64_t nonwrapped_numel)>;
 
 /// A policy that looks at every module and makes those units for which `wrap` says so.
@@ -68,7 +70,8 @@ inline WrapFunction lambda_auto_wrap_policy(std::function<bool(const Submodule&)
 
 /// Where the shards live between uses.
 struct CPUOffload {
-  CPUOffload(bool offload_params = false, bool pin_memory = true) : offload_params(offload_params), pin_memory(pin_memory) {}  // so that `.cpu_offload = true` reads as in Python
+  CPUOffload(bool offload_params = false, bool pin_memory = true)
+      : offload_params(offload_params), pin_memory(pin_memory) {}  // so that `.cpu_offload = true` reads as in Python
 
   /// Parameters, gradients and the optimizer's step on the host.
   bool offload_params;
@@ -76,9 +79,11 @@ struct CPUOffload {
   bool pin_memory;
 };
 
-/// The reference's MixedPrecision (fsdp_version 1) and MixedPrecisionPolicy (2). Shards stay in the parameters' own dtype; an unset dtype changes nothing.
+/// The reference's MixedPrecision (fsdp_version 1) and MixedPrecisionPolicy (2). Shards stay in the parameters' own
+/// dtype; an unset dtype changes nothing.
 struct MixedPrecision {
-  /// "fp16", "bf16", "fp8" (computes in bf16) or "fp32": fills those of the dtypes below that are unset and that the version has. Empty: none.
+  /// "fp16", "bf16", "fp8" (computes in bf16) or "fp32": fills those of the dtypes below that are unset and that the
+  /// version has. Empty: none.
   std::string preset;
   /// Parameters as gathered and computed with.
   std::optional<at::ScalarType> param_dtype;
@@ -94,7 +99,8 @@ struct MixedPrecision {
   std::optional<bool> cast_forward_inputs;
   /// Convert inputs of the model to param_dtype. Version 1; version 2 does it with cast_forward_inputs.
   bool cast_root_forward_inputs = true;
-  /// Classes of modules that become units of their own and compute in full precision. Unset: the batch norms in version 1, none in 2.
+  /// Classes of modules that become units of their own and compute in full precision. Unset: the batch norms in version
+  /// 1, none in 2.
   std::optional<std::vector<std::string>> module_classes_to_ignore;
 };
 
@@ -105,20 +111,24 @@ struct StateDictConfig {
   std::optional<bool> rank0_only;
 };
 
-/// Fields that are unset come from the environment variable FSDP_<FIELD> that `accelerate launch` sets, else the default stands here. What is set wins.
-/// Fields "of version 1" have no meaning in version 2: set there, they warn and become unset.
+/// Fields that are unset come from the environment variable FSDP_<FIELD> that `accelerate launch` sets, else the
+/// default stands here. What is set wins. Fields "of version 1" have no meaning in version 2: set there, they warn and
+/// become unset.
 struct FullyShardedDataParallelPlugin {
   /// Which of PyTorch's two interfaces the other fields are read as. Both are one engine here. FSDP_VERSION, else 1.
   std::optional<int64_t> fsdp_version;
   /// Of version 1. FSDP_SHARDING_STRATEGY, else full_shard.
   std::optional<ShardingStrategy> sharding_strategy;
-  /// Version 2: give gathered parameters back after forward; a number n > 1 keeps them split over n neighbouring ranks until backward, which then gathers among these (a rank holds an n-th of
-  /// the model meanwhile). It must divide the ranks that the model is split over; 1 is false. With shared memory nothing is given back, and it changes nothing. (Numbers: our extension, as torch's fully_shard.)
-  /// Version 1: another way to write sharding_strategy. FSDP_RESHARD_AFTER_FORWARD, else true; in version 1 the environment's is not read.
+  /// Version 2: give gathered parameters back after forward; a number n > 1 keeps them split over n neighbouring ranks
+  /// until backward, which then gathers among these (a rank holds an n-th of the model meanwhile). It must divide the
+  /// ranks that the model is split over; 1 is false. With shared memory nothing is given back, and it changes nothing.
+  /// (Numbers: our extension, as torch's fully_shard.) Version 1: another way to write sharding_strategy.
+  /// FSDP_RESHARD_AFTER_FORWARD, else true; in version 1 the environment's is not read.
   std::optional<std::variant<bool, int64_t, ShardingStrategy>> reshard_after_forward;
-  /// For replicas of a sharded model: dp_replicate_size times dp_shard_size ranks; either follows from the other. Neighbouring ranks hold one replica. Version 1: for the hybrid strategies, whose default is one
-  /// replica per machine (LOCAL_WORLD_SIZE). Version 2: makes reshard_after_forward hybrid. When ACCELERATE_USE_PARALLELISM_CONFIG is true: PARALLELISM_CONFIG_DP_REPLICATE_SIZE and
-  /// _DP_SHARD_SIZE, where 1 says nothing.
+  /// For replicas of a sharded model: dp_replicate_size times dp_shard_size ranks; either follows from the other.
+  /// Neighbouring ranks hold one replica. Version 1: for the hybrid strategies, whose default is one replica per
+  /// machine (LOCAL_WORLD_SIZE). Version 2: makes reshard_after_forward hybrid. When ACCELERATE_USE_PARALLELISM_CONFIG
+  /// is true: PARALLELISM_CONFIG_DP_REPLICATE_SIZE and _DP_SHARD_SIZE, where 1 says nothing.
   std::optional<int64_t> dp_replicate_size, dp_shard_size;
   /// Of version 1. FSDP_BACKWARD_PREFETCH, else no_prefetch.
   std::optional<BackwardPrefetch> backward_prefetch;
@@ -128,32 +138,42 @@ struct FullyShardedDataParallelPlugin {
   std::optional<std::variant<AutoWrapPolicy, WrapFunction>> auto_wrap_policy;
   /// FSDP_OFFLOAD_PARAMS, else false.
   std::optional<CPUOffload> cpu_offload;
-  /// Modules whose parameters are left alone (with all that is below them), or a regular expression that a module's whole dotted name must match. FSDP_IGNORED_MODULES.
+  /// Modules whose parameters are left alone (with all that is below them), or a regular expression that a module's
+  /// whole dotted name must match. FSDP_IGNORED_MODULES.
   std::optional<std::variant<std::vector<ModelRef>, std::string>> ignored_modules;
-  /// FSDP_STATE_DICT_TYPE, else full_state_dict in version 1 and sharded_state_dict in 2, which has no local_state_dict.
+  /// FSDP_STATE_DICT_TYPE, else full_state_dict in version 1 and sharded_state_dict in 2, which has no
+  /// local_state_dict.
   std::optional<StateDictType> state_dict_type;
   /// Unset: offloaded, and on rank 0 only if full.
   std::optional<StateDictConfig> state_dict_config;
   std::optional<StateDictConfig> optim_state_dict_config;
   /// Bound how many gathers may be under way, so that fast issuing does not fill the memory.
   bool limit_all_gathers = true;
-  /// Of version 1 (2 always does). Accepted for parity: parameters are the original ones here, always. FSDP_USE_ORIG_PARAMS, else false.
+  /// Of version 1 (2 always does). Accepted for parity: parameters are the original ones here, always.
+  /// FSDP_USE_ORIG_PARAMS, else false.
   std::optional<bool> use_orig_params;
-  /// Gives parameters of a module that has none yet (deferred initialisation) memory and values. Unset: memory without values.
+  /// Gives parameters of a module that has none yet (deferred initialisation) memory and values. Unset: memory without
+  /// values.
   std::function<void(torch::nn::Module&)> param_init_fn;
-  /// Of version 1: rank 0's values for everyone at the start. FSDP_SYNC_MODULE_STATES, else false; true with cpu_ram_efficient_loading.
+  /// Of version 1: rank 0's values for everyone at the start. FSDP_SYNC_MODULE_STATES, else false; true with
+  /// cpu_ram_efficient_loading.
   std::optional<bool> sync_module_states;
-  /// Of version 1: ask for the next unit in forward as well; the order of units must not change. Setting it in version 2 is an error. FSDP_FORWARD_PREFETCH, else false.
+  /// Of version 1: ask for the next unit in forward as well; the order of units must not change. Setting it in version
+  /// 2 is an error. FSDP_FORWARD_PREFETCH, else false.
   std::optional<bool> forward_prefetch;
-  /// Recompute each unit's activations in backward, with nothing changed in the model: what operators do from the first touch of a unit's parameters until the touch of another unit's is
-  /// written down, and runs again. The root's unit is left out. Values that the model writes through a pointer can't be seen and must not change; a torch::autograd::Function in a unit is an error;
-  /// batch norms move their running statistics twice, as in PyTorch. FSDP_ACTIVATION_CHECKPOINTING, else false.
+  /// Recompute each unit's activations in backward, with nothing changed in the model: what operators do from the first
+  /// touch of a unit's parameters until the touch of another unit's is written down, and runs again. The root's unit is
+  /// left out. Values that the model writes through a pointer can't be seen and must not change; a
+  /// torch::autograd::Function in a unit is an error; batch norms move their running statistics twice, as in PyTorch.
+  /// FSDP_ACTIVATION_CHECKPOINTING, else false.
   std::optional<bool> activation_checkpointing;
-  /// Keep the inputs that recomputing starts from on the host. Version 2, with activation_checkpointing. FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD, else false.
+  /// Keep the inputs that recomputing starts from on the host. Version 2, with activation_checkpointing.
+  /// FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD, else false.
   std::optional<bool> activation_checkpointing_offload;
   /// Rank 0 reads a checkpoint, the others get their shards from it. FSDP_CPU_RAM_EFFICIENT_LOADING, else false.
   std::optional<bool> cpu_ram_efficient_loading;
-  /// For transformer_based_wrap: class names, with or without namespace and `Impl`. FSDP_TRANSFORMER_CLS_TO_WRAP, separated by commas.
+  /// For transformer_based_wrap: class names, with or without namespace and `Impl`. FSDP_TRANSFORMER_CLS_TO_WRAP,
+  /// separated by commas.
   std::optional<std::vector<std::string>> transformer_cls_names_to_wrap;
   /// For size_based_wrap; 0 is no_wrap. FSDP_MIN_NUM_PARAMS, else 0.
   std::optional<int64_t> min_num_params;
@@ -161,19 +181,23 @@ struct FullyShardedDataParallelPlugin {
 
 namespace parallel {
 
-/// Whether `accelerate launch --use_fsdp` started this process: ACCELERATE_USE_FSDP is true. @throws ConfigError when it is no truth value.
+/// Whether `accelerate launch --use_fsdp` started this process: ACCELERATE_USE_FSDP is true. @throws ConfigError when
+/// it is no truth value.
 ACCELERATE_API bool fsdp_requested();
 
-/// The plugin with every field decided, by the reference's rules. Unset stay: fields without a meaning in the version, policies' arguments
-/// where the policy takes none, mixed_precision_policy and ignored_modules when nobody gave any. Rank 0 warns of settings that have no effect.
+/// The plugin with every field decided, by the reference's rules. Unset stay: fields without a meaning in the version,
+/// policies' arguments where the policy takes none, mixed_precision_policy and ignored_modules when nobody gave any.
+/// Rank 0 warns of settings that have no effect.
 /// @throws ConfigError for values and combinations that the version does not have.
 /// Source: accelerate 1.15.0, FullyShardedDataParallelPlugin. Conformance: fsdp_plugin.json.
 ACCELERATE_API FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin);
 
-/// The policy that a mixed precision by name means; "fp8" computes in bf16. @throws ConfigError for other names than fp8, fp16, bf16, fp32.
+/// The policy that a mixed precision by name means; "fp8" computes in bf16. @throws ConfigError for other names than
+/// fp8, fp16, bf16, fp32.
 ACCELERATE_API MixedPrecision mixed_precision_policy(std::string_view name, int64_t fsdp_version);
 
-/// The strategy that a resolved plugin asks for, in version 1's terms. Version 2: full_shard or shard_grad_op, or where dp_replicate_size or dp_shard_size is set the hybrid ones.
+/// The strategy that a resolved plugin asks for, in version 1's terms. Version 2: full_shard or shard_grad_op, or where
+/// dp_replicate_size or dp_shard_size is set the hybrid ones.
 ACCELERATE_API ShardingStrategy effective_strategy(const FullyShardedDataParallelPlugin& resolved);
 
 }  // namespace parallel

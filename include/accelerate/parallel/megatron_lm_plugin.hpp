@@ -12,15 +12,17 @@
 
 namespace accelerate {
 
-/// Fields that are unset come from MEGATRON_LM_<FIELD>, which `accelerate launch --use_megatron_lm` sets, else the default stands here; what is set wins. A field whose comment names no
-/// default is read by nobody but Megatron-LM, and stays as it is. The reference's fields that hold Python functions and classes are left out.
-/// Read by `parallel::resolve`; `Accelerator` refuses it, because Megatron-LM is a Python program.
-/// Source: accelerate 1.15.0, MegatronLMPlugin. Conformance: kwargs_megatron.json.
+/// Fields that are unset come from MEGATRON_LM_<FIELD>, which `accelerate launch --use_megatron_lm` sets, else the
+/// default stands here; what is set wins. A field whose comment names no default is read by nobody but Megatron-LM, and
+/// stays as it is. The reference's fields that hold Python functions and classes are left out. Read by
+/// `parallel::resolve`; `Accelerator` refuses it, because Megatron-LM is a Python program. Source: accelerate 1.15.0,
+/// MegatronLMPlugin. Conformance: kwargs_megatron.json.
 struct ACCELERATE_API MegatronLMPlugin {
   /// Ranks that split each layer, and ranks that hold consecutive layers; 1.
   std::optional<int64_t> tp_degree, pp_degree;
   /// All false.
-  std::optional<bool> use_custom_fsdp, overlap_cpu_optimizer_d2h_h2d, no_load_optim, eod_mask_loss, no_save_optim, optimizer_cpu_offload, use_precision_aware_optimizer;
+  std::optional<bool> use_custom_fsdp, overlap_cpu_optimizer_d2h_h2d, no_load_optim, eod_mask_loss, no_save_optim,
+      optimizer_cpu_offload, use_precision_aware_optimizer;
   /// Unset: layers are split evenly.
   std::optional<int64_t> decoder_last_pipeline_num_layers;
   /// "full" or "selective"; full.
@@ -84,7 +86,8 @@ namespace parallel {
 /// Whether ACCELERATE_USE_MEGATRON_LM is true. @throws ConfigError when it is no truth value.
 ACCELERATE_API bool megatron_lm_requested();
 
-/// The plugin with every field decided that has a default. @throws ConfigError when a variable is no number or truth value, or a degree is below 1.
+/// The plugin with every field decided that has a default. @throws ConfigError when a variable is no number or truth
+/// value, or a degree is below 1.
 ACCELERATE_API MegatronLMPlugin resolve(MegatronLMPlugin plugin);
 
 }  // namespace parallel

@@ -1,6 +1,7 @@
 #pragma once
 
-/// How the ranks of a job are laid out over kinds of parallelism: the reference's ParallelismConfig and its handlers. Needs no LibTorch.
+/// How the ranks of a job are laid out over kinds of parallelism: the reference's ParallelismConfig and its handlers.
+/// Needs no LibTorch.
 
 #include <cstdint>
 #include <optional>
@@ -27,11 +28,13 @@ struct DeepSpeedSequenceParallelConfig {
   std::optional<int64_t> sp_seq_length;
   /// PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE, else true.
   std::optional<bool> sp_seq_length_is_variable;
-  /// "flash_attention_2", "flash_attention_3", "sdpa", or a kernel from the hub with "flash-attn" in its name. PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION, else unset.
+  /// "flash_attention_2", "flash_attention_3", "sdpa", or a kernel from the hub with "flash-attn" in its name.
+  /// PARALLELISM_CONFIG_SP_ATTN_IMPLEMENTATION, else unset.
   std::optional<std::string> sp_attn_implementation;
 };
 
-/// Axes with more than one rank, outermost first: dp_replicate, dp_shard, cp, sp, tp. Ranks count through them with the last axis fastest.
+/// Axes with more than one rank, outermost first: dp_replicate, dp_shard, cp, sp, tp. Ranks count through them with the
+/// last axis fastest.
 struct ACCELERATE_API ParallelMesh {
   std::vector<std::string> dim_names;
   std::vector<int64_t> shape;
@@ -42,12 +45,14 @@ struct ACCELERATE_API ParallelMesh {
   int64_t coordinate(int64_t rank, const std::string& dim_name) const;
 };
 
-/// Numbers of ranks along each axis; their product is the job's. Fields that are unset come from PARALLELISM_CONFIG_<FIELD>, else 1; what is set wins.
-/// The functions below read unset sizes as 1; call them on what `parallel::resolve` returns.
+/// Numbers of ranks along each axis; their product is the job's. Fields that are unset come from
+/// PARALLELISM_CONFIG_<FIELD>, else 1; what is set wins. The functions below read unset sizes as 1; call them on what
+/// `parallel::resolve` returns.
 ///
-/// `Accelerator` builds from it what exists here: dp_replicate alone is data parallelism, dp_shard alone sharding over all ranks (FSDP version 2), both together replicas of a sharded model.
-/// Other axes are described (and refused there), so that tools can plan with them.
-/// Source: accelerate 1.15.0, ParallelismConfig. Conformance: parallelism_config.json.
+/// `Accelerator` builds from it what exists here: dp_replicate alone is data parallelism, dp_shard alone sharding over
+/// all ranks (FSDP version 2), both together replicas of a sharded model. Other axes are described (and refused there),
+/// so that tools can plan with them. Source: accelerate 1.15.0, ParallelismConfig. Conformance:
+/// parallelism_config.json.
 struct ACCELERATE_API ParallelismConfig {
   /// Copies of the (sharded) model.
   std::optional<int64_t> dp_replicate_size;
@@ -91,30 +96,37 @@ struct ACCELERATE_API ParallelismConfig {
   /// Whether this library's mesh has the groups: DeepSpeed makes those of its sequence parallelism itself.
   bool uses_device_mesh() const { return !(sp_enabled() && sp_backend.value_or("deepspeed") == "deepspeed"); }
 
-  /// Which part of the data a rank's (sharding) loader reads, of how many: ranks that differ only in tp or cp read the same.
-  /// Without a device mesh nothing is known about ranks, and a loader reads by its rank in the whole job.
-  int64_t data_loader_process_index(int64_t rank) const { return uses_device_mesh() ? rank / non_data_parallel_size() : rank; }
-  int64_t data_loader_num_processes(int64_t num_processes) const { return uses_device_mesh() ? data_parallel_size() : num_processes; }
+  /// Which part of the data a rank's (sharding) loader reads, of how many: ranks that differ only in tp or cp read the
+  /// same. Without a device mesh nothing is known about ranks, and a loader reads by its rank in the whole job.
+  int64_t data_loader_process_index(int64_t rank) const {
+    return uses_device_mesh() ? rank / non_data_parallel_size() : rank;
+  }
+  int64_t data_loader_num_processes(int64_t num_processes) const {
+    return uses_device_mesh() ? data_parallel_size() : num_processes;
+  }
 };
 
 namespace parallel {
 
-/// Whether `accelerate launch --use_parallelism_config` started this process. @throws ConfigError when ACCELERATE_USE_PARALLELISM_CONFIG is no truth value.
+/// Whether `accelerate launch --use_parallelism_config` started this process. @throws ConfigError when
+/// ACCELERATE_USE_PARALLELISM_CONFIG is no truth value.
 ACCELERATE_API bool parallelism_config_requested();
 
-/// The configuration with every field decided, handlers of used axes included. @throws ConfigError for values and combinations that don't exist.
+/// The configuration with every field decided, handlers of used axes included. @throws ConfigError for values and
+/// combinations that don't exist.
 ACCELERATE_API ParallelismConfig resolve(ParallelismConfig config);
 
 /// What a configuration is checked against.
 struct JobFacts {
   int64_t num_processes = 1;
-  bool is_fsdp2 = false;       ///< models are sharded by an fsdp plugin of version 2
-  bool multi_device = false;   ///< several processes, without sharding
+  bool is_fsdp2 = false;      ///< models are sharded by an fsdp plugin of version 2
+  bool multi_device = false;  ///< several processes, without sharding
   bool is_deepspeed = false;
 };
 
-/// A resolved configuration as it applies to a job: one that names no axis at all means a replica per process where there are several (and no sharding).
-/// Handlers of axes of one rank are warned of on rank 0. @throws ConfigError when it does not fit.
+/// A resolved configuration as it applies to a job: one that names no axis at all means a replica per process where
+/// there are several (and no sharding). Handlers of axes of one rank are warned of on rank 0. @throws ConfigError when
+/// it does not fit.
 ACCELERATE_API ParallelismConfig validate(ParallelismConfig resolved, const JobFacts& job);
 
 }  // namespace parallel

@@ -1,6 +1,7 @@
 #pragma once
 
-/// What `prepare_pippy` (accelerate/accelerator/inference.hpp) is made of: stages of a model on the ranks, and one call of its forward over them.
+/// What `prepare_pippy` (accelerate/accelerator/inference.hpp) is made of: stages of a model on the ranks, and one call
+/// of its forward over them.
 
 #include <ATen/core/Tensor.h>
 
@@ -11,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/utils/export.hpp"
 #include "accelerate/model/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 
@@ -22,21 +23,26 @@ enum class PipelineBalance {
   time,   ///< of a forward with the example inputs, measured on rank 0, which needs all weights for that
 };
 
-/// "auto", or names of modules, each of which begins a stage: one name less than there are processes, in the order in which the forward comes to them.
+/// "auto", or names of modules, each of which begins a stage: one name less than there are processes, in the order in
+/// which the forward comes to them.
 struct SplitPoints : std::vector<std::string> {
   using vector::vector;
-  SplitPoints(const char* name) : vector{name} {}                                 // NOLINT(google-explicit-constructor): `.split_points = "auto"`, as in the reference
+  SplitPoints(const char* name)
+      : vector{name} {}  // NOLINT(google-explicit-constructor): `.split_points = "auto"`, as in the reference
   SplitPoints(std::vector<std::string> names) : vector(std::move(names)) {}  // NOLINT(google-explicit-constructor)
 };
 
 struct PippyOptions {
   SplitPoints split_points = "auto";
-  /// Classes of modules that "auto" leaves in one piece, by their own name ("BertLayer"). Empty: the members of module lists that have modules of their own.
+  /// Classes of modules that "auto" leaves in one piece, by their own name ("BertLayer"). Empty: the members of module
+  /// lists that have modules of their own.
   std::vector<std::string> no_split_module_classes = {};
   PipelineBalance balance = PipelineBalance::bytes;
-  /// Parts of a batch that are under way at the same time; 0: as many as processes. A batch with fewer rows has fewer parts.
+  /// Parts of a batch that are under way at the same time; 0: as many as processes. A batch with fewer rows has fewer
+  /// parts.
   int64_t num_chunks = 0;
-  /// Every rank gets the result; else the last rank has it, and the others tensors of the same sizes on the meta device.
+  /// Every rank gets the result; else the last rank has it, and the others tensors of the same sizes on the meta
+  /// device.
   bool gather_output = false;
 };
 
@@ -48,8 +54,8 @@ struct PipelineStage {
 
 struct PipelineReport {
   std::vector<PipelineStage> stages;  ///< by rank
-  int64_t held_bytes = 0;             ///< parameters and buffers that this rank has in memory, tied ones of other stages included
-  int64_t model_bytes = 0;            ///< of the whole model
+  int64_t held_bytes = 0;   ///< parameters and buffers that this rank has in memory, tied ones of other stages included
+  int64_t model_bytes = 0;  ///< of the whole model
   // Of the last call, on this rank:
   int64_t operators = 0;   ///< that ran here for this stage
   int64_t skipped = 0;     ///< that belong to other stages and gave sizes only
@@ -61,8 +67,10 @@ namespace parallel {
 
 class ACCELERATE_API Pipeline {
  public:
-  /// Collective. Plans the stages, and gives parameters of other stages back to the system. `example` runs the model's forward once, or is null.
-  /// @throws ConfigError for split points that don't fit, and for a forward that can't be split (naming the operator); ShapeError when ranks hold different models; CommError.
+  /// Collective. Plans the stages, and gives parameters of other stages back to the system. `example` runs the model's
+  /// forward once, or is null.
+  /// @throws ConfigError for split points that don't fit, and for a forward that can't be split (naming the operator);
+  /// ShapeError when ranks hold different models; CommError.
   Pipeline(const ModelRef& model, const PippyOptions& options, const std::function<void()>& example);
   ~Pipeline();
 

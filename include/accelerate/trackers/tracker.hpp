@@ -24,10 +24,12 @@ class ACCELERATE_API GeneralTracker {
 
 /// Event files that TensorBoard reads, in logging_dir/run_name; the configuration goes to hparams.yml beside them.
 /// @throws CheckpointError when the folder can't be written to.
-ACCELERATE_API std::unique_ptr<GeneralTracker> make_tensorboard_tracker(const std::string& run_name, const std::filesystem::path& logging_dir);
+ACCELERATE_API std::unique_ptr<GeneralTracker> make_tensorboard_tracker(const std::string& run_name,
+                                                                        const std::filesystem::path& logging_dir);
 
 /// By its name in AcceleratorOptions::log_with. @throws ConfigError naming those that exist.
-ACCELERATE_API std::unique_ptr<GeneralTracker> make_tracker(const std::string& name, const std::string& run_name, const std::filesystem::path& logging_dir);
+ACCELERATE_API std::unique_ptr<GeneralTracker> make_tracker(const std::string& name, const std::string& run_name,
+                                                            const std::filesystem::path& logging_dir);
 /// The names that make_tracker knows.
 ACCELERATE_API bool is_tracker(const std::string& name);
 

@@ -17,8 +17,7 @@ namespace accelerate {
 
 class ACCELERATE_API ArchiveWriter {
  public:
-  template <class T>
-  void write(const T& value) {
+  template <class T> void write(const T& value) {
     if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
       raw(&value, sizeof(T));
     } else if constexpr (std::is_same_v<T, std::string>) {
@@ -38,7 +37,9 @@ class ACCELERATE_API ArchiveWriter {
       if constexpr (nested::OptionalLike<T>) write(value.has_value());
       nested::for_each_child(value, [&](const auto& child) { write(child); });
     } else {
-      static_assert(std::is_arithmetic_v<T>, "this type can't be sent to another rank: use numbers, strings, tensors, standard containers, or declare ACCELERATE_FIELDS in your struct");
+      static_assert(std::is_arithmetic_v<T>,
+                    "this type can't be sent to another rank: use numbers, strings, tensors, standard containers, or "
+                    "declare ACCELERATE_FIELDS in your struct");
     }
   }
   std::string take() { return std::move(bytes_); }
@@ -56,8 +57,7 @@ class ACCELERATE_API ArchiveReader {
  public:
   explicit ArchiveReader(const std::string& bytes) : bytes_(bytes) {}
 
-  template <class T>
-  void read(T& value) {
+  template <class T> void read(T& value) {
     if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
       raw(&value, sizeof(T));
     } else if constexpr (std::is_same_v<T, std::string>) {
@@ -91,7 +91,9 @@ class ACCELERATE_API ArchiveReader {
       }
       nested::for_each_child(value, [&](auto& child) { read(child); });
     } else {
-      static_assert(std::is_arithmetic_v<T>, "this type can't be received from another rank: use numbers, strings, tensors, standard containers, or declare ACCELERATE_FIELDS in your struct");
+      static_assert(std::is_arithmetic_v<T>,
+                    "this type can't be received from another rank: use numbers, strings, tensors, standard "
+                    "containers, or declare ACCELERATE_FIELDS in your struct");
     }
   }
 
@@ -105,15 +107,13 @@ class ACCELERATE_API ArchiveReader {
   size_t at_ = 0;
 };
 
-template <class T>
-std::string to_bytes(const T& value) {
+template <class T> std::string to_bytes(const T& value) {
   ArchiveWriter writer;
   writer.write(value);
   return writer.take();
 }
 
-template <class T>
-T from_bytes(const std::string& bytes) {
+template <class T> T from_bytes(const std::string& bytes) {
   T value{};
   ArchiveReader reader(bytes);
   reader.read(value);

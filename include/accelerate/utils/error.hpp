@@ -30,14 +30,21 @@ class ACCELERATE_API Error : public std::runtime_error {
   /// Exit status for a program that ends because of this error (sysexits-like, never 0).
   int exit_code() const noexcept {
     switch (kind_) {
-      case ErrorKind::config: return 64;
+      case ErrorKind::config:
+        return 64;
       case ErrorKind::shape:
-      case ErrorKind::checkpoint: return 65;
-      case ErrorKind::comm: return 69;
-      case ErrorKind::launch: return 71;
-      case ErrorKind::resource: return 73;
-      case ErrorKind::not_built: return 78;
-      case ErrorKind::internal: return 70;
+      case ErrorKind::checkpoint:
+        return 65;
+      case ErrorKind::comm:
+        return 69;
+      case ErrorKind::launch:
+        return 71;
+      case ErrorKind::resource:
+        return 73;
+      case ErrorKind::not_built:
+        return 78;
+      case ErrorKind::internal:
+        return 70;
     }
     return 70;
   }
@@ -47,23 +54,41 @@ class ACCELERATE_API Error : public std::runtime_error {
 };
 
 namespace detail {
-template <ErrorKind Kind>
-class ErrorOf : public Error {
+template <ErrorKind Kind> class ErrorOf : public Error {
  public:
   explicit ErrorOf(const std::string& message) : Error(Kind, message) {}
 };
 }  // namespace detail
 
-struct ACCELERATE_API ConfigError : detail::ErrorOf<ErrorKind::config> { using ErrorOf::ErrorOf; };
-struct ACCELERATE_API ShapeError : detail::ErrorOf<ErrorKind::shape> { using ErrorOf::ErrorOf; };
-struct ACCELERATE_API CheckpointError : detail::ErrorOf<ErrorKind::checkpoint> { using ErrorOf::ErrorOf; };
-struct ACCELERATE_API CommError : detail::ErrorOf<ErrorKind::comm> { using ErrorOf::ErrorOf; };
-struct ACCELERATE_API LaunchError : detail::ErrorOf<ErrorKind::launch> { using ErrorOf::ErrorOf; };
-struct ACCELERATE_API ResourceError : detail::ErrorOf<ErrorKind::resource> { using ErrorOf::ErrorOf; };
-struct ACCELERATE_API NotBuiltError : detail::ErrorOf<ErrorKind::not_built> { using ErrorOf::ErrorOf; };
-struct ACCELERATE_API InternalError : detail::ErrorOf<ErrorKind::internal> { using ErrorOf::ErrorOf; };
+struct ACCELERATE_API ConfigError : detail::ErrorOf<ErrorKind::config> {
+  using ErrorOf::ErrorOf;
+};
+struct ACCELERATE_API ShapeError : detail::ErrorOf<ErrorKind::shape> {
+  using ErrorOf::ErrorOf;
+};
+struct ACCELERATE_API CheckpointError : detail::ErrorOf<ErrorKind::checkpoint> {
+  using ErrorOf::ErrorOf;
+};
+struct ACCELERATE_API CommError : detail::ErrorOf<ErrorKind::comm> {
+  using ErrorOf::ErrorOf;
+};
+struct ACCELERATE_API LaunchError : detail::ErrorOf<ErrorKind::launch> {
+  using ErrorOf::ErrorOf;
+};
+struct ACCELERATE_API ResourceError : detail::ErrorOf<ErrorKind::resource> {
+  using ErrorOf::ErrorOf;
+};
+struct ACCELERATE_API NotBuiltError : detail::ErrorOf<ErrorKind::not_built> {
+  using ErrorOf::ErrorOf;
+};
+struct ACCELERATE_API InternalError : detail::ErrorOf<ErrorKind::internal> {
+  using ErrorOf::ErrorOf;
+};
 
-/// Raised in debug mode (ACCELERATE_DEBUG_MODE) when ranks call a collective with different shapes; the reference's name.
-struct ACCELERATE_API DistributedOperationException : CommError { using CommError::CommError; };
+/// Raised in debug mode (ACCELERATE_DEBUG_MODE) when ranks call a collective with different shapes; the reference's
+/// name.
+struct ACCELERATE_API DistributedOperationException : CommError {
+  using CommError::CommError;
+};
 
 }  // namespace accelerate

@@ -1,7 +1,8 @@
 #pragma once
 
 /// The reference's plugins and keyword handlers, as aggregates: name the fields that differ from the default.
-/// Source: reference features table, section 1.6. Fields that the reference fills from the environment are filled the same way where that is said.
+/// Source: reference features table, section 1.6. Fields that the reference fills from the environment are filled the
+/// same way where that is said.
 
 #include <chrono>
 #include <cstdint>
@@ -15,24 +16,29 @@ namespace accelerate {
 /// What a gradient is divided by when it was summed over micro-steps and ranks.
 enum class GradientAverage {
   steps,   ///< num_steps x num_processes, as the reference does, also for a short last group
-  tokens,  ///< the number of items that `backward(loss, num_items)` was told, summed over micro-steps and ranks: every token weighs the same
+  tokens,  ///< the number of items that `backward(loss, num_items)` was told, summed over micro-steps and ranks: every
+           ///< token weighs the same
 };
 
 struct GradientAccumulationPlugin {
-  /// Micro-steps per optimizer step. The environment's ACCELERATE_GRADIENT_ACCUMULATION_STEPS wins over `Accelerator`'s own default, never over a plugin.
+  /// Micro-steps per optimizer step. The environment's ACCELERATE_GRADIENT_ACCUMULATION_STEPS wins over `Accelerator`'s
+  /// own default, never over a plugin.
   int64_t num_steps = 1;
-  /// Count a schedule's step also on micro-steps that do not step the optimizer (last_epoch stays, the internal step count moves).
+  /// Count a schedule's step also on micro-steps that do not step the optimizer (last_epoch stays, the internal step
+  /// count moves).
   bool adjust_scheduler = true;
   /// Synchronise at the end of a loader even in the middle of a group.
   bool sync_with_dataloader = true;
-  /// Communicate on every micro-step (less memory with sharded engines, more traffic). `sync_gradients` and the optimizer are not affected.
+  /// Communicate on every micro-step (less memory with sharded engines, more traffic). `sync_gradients` and the
+  /// optimizer are not affected.
   bool sync_each_batch = false;
   /// Extension: see GradientAverage.
   GradientAverage average = GradientAverage::steps;
 };
 
 struct DataLoaderConfiguration {
-  /// true: a loader's batch_size is the global one and each rank gets a slice. false: each rank gets batches of batch_size.
+  /// true: a loader's batch_size is the global one and each rank gets a slice. false: each rank gets batches of
+  /// batch_size.
   bool split_batches = false;
   /// Rank 0 reads and sends the others their part. Unset: true for streams, false for indexed data sets.
   std::optional<bool> dispatch_batches;

@@ -14,7 +14,8 @@
 
 namespace accelerate {
 
-/// What to trace. `Accelerator` refuses it: it has no profiler of its own yet; LibTorch's torch::autograd::profiler can be used beside it.
+/// What to trace. `Accelerator` refuses it: it has no profiler of its own yet; LibTorch's torch::autograd::profiler can
+/// be used beside it.
 struct ProfileKwargs {
   /// "cpu", "cuda", "xpu", "mtia" or "hpu"; unset: all that there are.
   std::optional<std::vector<std::string>> activities;
@@ -29,8 +30,8 @@ struct ProfileKwargs {
   std::optional<std::string> output_trace_dir;
 };
 
-/// Settings of torch.compile, which is Python's: LibTorch has no compiler for graphs. Programs that start others, or write their configuration, read them here.
-/// Unset fields come from the environment that `accelerate launch` sets.
+/// Settings of torch.compile, which is Python's: LibTorch has no compiler for graphs. Programs that start others, or
+/// write their configuration, read them here. Unset fields come from the environment that `accelerate launch` sets.
 struct TorchDynamoPlugin {
   /// In any case. ACCELERATE_DYNAMO_BACKEND, else "no".
   std::optional<std::string> backend;
@@ -46,14 +47,17 @@ struct TorchDynamoPlugin {
   std::optional<bool> use_regional_compilation;
 };
 
-/// The plugin with all fields decided; backend in lower case. @throws ConfigError for a backend that torch doesn't have, and variables that are no truth values.
+/// The plugin with all fields decided; backend in lower case. @throws ConfigError for a backend that torch doesn't
+/// have, and variables that are no truth values.
 ACCELERATE_API TorchDynamoPlugin resolve(TorchDynamoPlugin plugin);
 
 /// A field's value; nullptr is Python's None.
-using KwargsValue = std::variant<std::nullptr_t, bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<std::string>, std::map<std::string, int64_t>>;
+using KwargsValue = std::variant<std::nullptr_t, bool, int64_t, double, std::string, std::vector<int64_t>,
+                                 std::vector<std::string>, std::map<std::string, int64_t>>;
 using KwargsDict = std::map<std::string, KwargsValue>;
 
-/// All fields by the names that the reference passes on, for logs and trackers. What is set by functions of its own (communication hooks) is left out, as there.
+/// All fields by the names that the reference passes on, for logs and trackers. What is set by functions of its own
+/// (communication hooks) is left out, as there.
 ACCELERATE_API KwargsDict to_dict(const DistributedDataParallelKwargs& kwargs);
 ACCELERATE_API KwargsDict to_dict(const GradScalerKwargs& kwargs);
 ACCELERATE_API KwargsDict to_dict(const InitProcessGroupKwargs& kwargs);
@@ -63,8 +67,7 @@ ACCELERATE_API KwargsDict to_dict(const ProfileKwargs& kwargs);
 ACCELERATE_API KwargsDict to_dict(const TorchDynamoPlugin& plugin);
 
 /// The fields that differ from the defaults, whatever the environment says.
-template <class Handler>
-KwargsDict to_kwargs(const Handler& handler) {
+template <class Handler> KwargsDict to_kwargs(const Handler& handler) {
   KwargsDict changed = to_dict(handler);
   for (const auto& [name, value] : to_dict(Handler{}))
     if (changed.at(name) == value) changed.erase(name);

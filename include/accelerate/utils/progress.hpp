@@ -16,11 +16,13 @@ struct ProgressBarOptions {
   std::string description;       ///< in front of the bar
   std::string unit = "it";
   std::chrono::milliseconds min_interval{100};  ///< between two drawings
-  /// Unset: draws on the main process of each machine only, a bar on a terminal and, elsewhere, just one line at the end.
+  /// Unset: draws on the main process of each machine only, a bar on a terminal and, elsewhere, just one line at the
+  /// end.
   std::optional<bool> enabled;
 };
 
-/// A bar on stderr like tqdm's: done/total, elapsed and remaining time, rate, and whatever `set_postfix` adds. Not thread-safe.
+/// A bar on stderr like tqdm's: done/total, elapsed and remaining time, rate, and whatever `set_postfix` adds. Not
+/// thread-safe.
 class ACCELERATE_API ProgressBar {
  public:
   explicit ProgressBar(ProgressBarOptions options);
@@ -43,8 +45,7 @@ class ACCELERATE_API ProgressBar {
 };
 
 namespace detail {
-template <class Range>
-class TqdmRange {
+template <class Range> class TqdmRange {
  public:
   TqdmRange(Range& range, ProgressBarOptions options) : range_(range), bar_(std::move(options)) {}
   using Inner = decltype(std::begin(std::declval<Range&>()));
@@ -69,8 +70,7 @@ class TqdmRange {
 }  // namespace detail
 
 /// `for (auto& batch : tqdm(loader))`: a bar that counts the batches of any range that knows its size().
-template <class Range>
-auto tqdm(Range& range, ProgressBarOptions options = {}) {
+template <class Range> auto tqdm(Range& range, ProgressBarOptions options = {}) {
   if constexpr (requires { range.size(); })
     if (!options.total) options.total = static_cast<int64_t>(range.size());
   return detail::TqdmRange<Range>(range, std::move(options));

@@ -12,8 +12,9 @@
 
 namespace accelerate {
 
-/// Items [begin, end) of one of `parts` contiguous parts, whose sizes differ by at most one (the first parts are the larger ones), and how many to repeat
-/// so that all parts are as long as the longest. Source: conformance split_between_processes.json.
+/// Items [begin, end) of one of `parts` contiguous parts, whose sizes differ by at most one (the first parts are the
+/// larger ones), and how many to repeat so that all parts are as long as the longest. Source: conformance
+/// split_between_processes.json.
 struct Share {
   int64_t begin = 0, end = 0, padding = 0;
 
@@ -27,8 +28,8 @@ struct Share {
   }
 };
 
-/// This rank's part of a list, of a tensor's rows, or of a map of such (all of one length). With `apply_padding` the last item of all is repeated where a part is
-/// shorter than the longest.
+/// This rank's part of a list, of a tensor's rows, or of a map of such (all of one length). With `apply_padding` the
+/// last item of all is repeated where a part is shorter than the longest.
 template <class T>
 T split_between_processes(const T& inputs, int64_t num_processes, int64_t process_index, bool apply_padding = false) {
   if constexpr (nested::TensorLike<T>) {
@@ -47,13 +48,15 @@ T split_between_processes(const T& inputs, int64_t num_processes, int64_t proces
     T parts;
     for (const auto& [key, value] : inputs) {
       if (length(value) != length(inputs.begin()->second))
-        throw ShapeError("split_between_processes: found entries of " + std::to_string(length(inputs.begin()->second)) + " and " + std::to_string(length(value)) +
+        throw ShapeError("split_between_processes: found entries of " + std::to_string(length(inputs.begin()->second)) +
+                         " and " + std::to_string(length(value)) +
                          " items, expected every entry of the map to have the same number");
       parts.emplace(key, split_between_processes(value, num_processes, process_index, apply_padding));
     }
     return parts;
   } else {
-    static_assert(nested::detail::is_instance<T, std::vector>, "split_between_processes takes a std::vector, a tensor, or a map of these");
+    static_assert(nested::detail::is_instance<T, std::vector>,
+                  "split_between_processes takes a std::vector, a tensor, or a map of these");
     const Share share = Share::of(static_cast<int64_t>(inputs.size()), num_processes, process_index);
     T part(inputs.begin() + share.begin, inputs.begin() + share.end);
     if (apply_padding && !inputs.empty()) part.insert(part.end(), static_cast<size_t>(share.padding), inputs.back());

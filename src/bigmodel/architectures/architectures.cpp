@@ -24,20 +24,53 @@ struct Known {
 
 const Known kKnown[] = {
     {"bert", "transformers", "Bert", bigmodel::bert},
-    {"distilbert", "transformers", "DistilBert", bigmodel::distilbert, "", "", {{"hidden_size", "dim"}, {"num_hidden_layers", "n_layers"}}},
-    {"gpt2", "transformers", "GPT2", bigmodel::gpt2, "transformer", "LMHeadModel", {{"hidden_size", "n_embd"}, {"max_position_embeddings", "n_positions"}, {"num_hidden_layers", "n_layer"}}},
+    {"distilbert",
+     "transformers",
+     "DistilBert",
+     bigmodel::distilbert,
+     "",
+     "",
+     {{"hidden_size", "dim"}, {"num_hidden_layers", "n_layers"}}},
+    {"gpt2",
+     "transformers",
+     "GPT2",
+     bigmodel::gpt2,
+     "transformer",
+     "LMHeadModel",
+     {{"hidden_size", "n_embd"}, {"max_position_embeddings", "n_positions"}, {"num_hidden_layers", "n_layer"}}},
     {"gpt_neox", "transformers", "GPTNeoX", bigmodel::gpt_neox},
-    {"gptj", "transformers", "GPTJ", bigmodel::gptj, "", "", {{"hidden_size", "n_embd"}, {"max_position_embeddings", "n_positions"}, {"num_hidden_layers", "n_layer"}}},
+    {"gptj",
+     "transformers",
+     "GPTJ",
+     bigmodel::gptj,
+     "",
+     "",
+     {{"hidden_size", "n_embd"}, {"max_position_embeddings", "n_positions"}, {"num_hidden_layers", "n_layer"}}},
     {"idefics", "transformers", "Idefics", bigmodel::idefics},
     {"llama", "transformers", "Llama", bigmodel::llama, "model", "ForCausalLM"},
     {"mistral", "transformers", "Mistral", bigmodel::llama, "model", "ForCausalLM"},
-    {"mixtral", "transformers", "Mixtral", bigmodel::llama, "model", "ForCausalLM", {{"num_experts", "num_local_experts"}}},
+    {"mixtral",
+     "transformers",
+     "Mixtral",
+     bigmodel::llama,
+     "model",
+     "ForCausalLM",
+     {{"num_experts", "num_local_experts"}}},
     {"opt", "transformers", "OPT", bigmodel::opt},
     {"qwen2", "transformers", "Qwen2", bigmodel::llama, "model", "ForCausalLM"},
     {"qwen3", "transformers", "Qwen3", bigmodel::llama, "model", "ForCausalLM"},
     {"resnet", "transformers", "ResNet", bigmodel::resnet},
     {"roberta", "transformers", "Roberta", bigmodel::bert},
-    {"t5", "transformers", "T5", bigmodel::t5, "", "", {{"hidden_size", "d_model"}, {"num_attention_heads", "num_heads"}, {"num_hidden_layers", "num_layers"}, {"head_dim", "d_kv"}}},
+    {"t5",
+     "transformers",
+     "T5",
+     bigmodel::t5,
+     "",
+     "",
+     {{"hidden_size", "d_model"},
+      {"num_attention_heads", "num_heads"},
+      {"num_hidden_layers", "num_layers"},
+      {"head_dim", "d_kv"}}},
     {"vit", "transformers", "ViT", bigmodel::vit},
     {"resnet18", "timm", "resnet18", bigmodel::timm_resnet},
     {"resnet34", "timm", "resnet34", bigmodel::timm_resnet},
@@ -66,23 +99,32 @@ ModelDescription describe_architecture(const std::string& text, const std::strin
   Config config(nlohmann::json::parse(text, nullptr, false));
   const bool timm = !config.find("model_type") && config.find("architecture");
   const std::string type = config.text(timm ? "architecture" : "model_type", "");
-  const auto known = std::find_if(std::begin(kKnown), std::end(kKnown), [&](const Known& k) { return type == k.model_type && (std::string_view(k.library) == "timm") == timm; });
+  const auto known = std::find_if(std::begin(kKnown), std::end(kKnown), [&](const Known& k) {
+    return type == k.model_type && (std::string_view(k.library) == "timm") == timm;
+  });
   if (known == std::end(kKnown)) {
     std::string list;
     for (const auto& k : kKnown)
-      if ((std::string_view(k.library) == "timm") == timm) list += (list.empty() ? "" : ", ") + std::string(k.model_type);
+      if ((std::string_view(k.library) == "timm") == timm)
+        list += (list.empty() ? "" : ", ") + std::string(k.model_type);
     const auto nearest = nearest_name(type, known_architectures());
-    throw ConfigError((type.empty() ? std::string("the config has no \"model_type\"") : "the architecture '" + type + "' is not known") + (nearest ? " (did you mean '" + *nearest + "'?)" : "") +
-                      ". Known are: " + list + ". For another one give the file or folder with its weights: then sizes are read from their header.");
+    throw ConfigError(
+        (type.empty() ? std::string("the config has no \"model_type\"")
+                      : "the architecture '" + type + "' is not known") +
+        (nearest ? " (did you mean '" + *nearest + "'?)" : "") + ". Known are: " + list +
+        ". For another one give the file or folder with its weights: then sizes are read from their header.");
   }
   for (const auto& [alias, key] : known->aliases) config.rename(alias, key);
   const std::string family = known->family;
   auto [tree, no_split] = known->build(config, family);
-  if (const int64_t unexplained = config.size("_unexplained_buffer_floats", 0); unexplained > 0) tree.buffers.push_back({"_unexplained", {unexplained}, "float32", 0, false});
+  if (const int64_t unexplained = config.size("_unexplained_buffer_floats", 0); unexplained > 0)
+    tree.buffers.push_back({"_unexplained", {unexplained}, "float32", 0, false});
   for (const auto& name : config.texts("_may_split")) std::erase(no_split, name);
   if (!class_name.empty() && class_name != tree.class_name) {
     const std::string with = *known->body ? family + known->head_class : "";
-    if (class_name != with) throw ConfigError("class '" + class_name + "': for a config of '" + type + "' expected " + tree.class_name + (with.empty() ? "" : " or " + with) + ".");
+    if (class_name != with)
+      throw ConfigError("class '" + class_name + "': for a config of '" + type + "' expected " + tree.class_name +
+                        (with.empty() ? "" : " or " + with) + ".");
     tree = with_head(std::move(tree), *known, class_name);
   }
   return {.library = known->library, .tree = std::move(tree), .no_split_module_classes = std::move(no_split)};

@@ -17,7 +17,9 @@ namespace accelerate::bigmodel {
 class Config {
  public:
   explicit Config(nlohmann::json root) : root_(std::move(root)) {
-    if (!root_.is_object()) throw CheckpointError("config.json: it is not a JSON object. It is probably truncated: copy or download it again.");
+    if (!root_.is_object())
+      throw CheckpointError(
+          "config.json: it is not a JSON object. It is probably truncated: copy or download it again.");
   }
 
   /// Reads `alias` as `key`: transformers takes both names of a field, and of two the alias.
@@ -30,7 +32,8 @@ class Config {
     const auto* value = find(key);
     if (!value) return otherwise;
     constexpr int64_t kLargest = int64_t{1} << 40;
-    if (!value->is_number_integer() || value->get<int64_t>() < 0 || value->get<int64_t>() > kLargest) fail(key, *value, "a size from 0 to 2^40");
+    if (!value->is_number_integer() || value->get<int64_t>() < 0 || value->get<int64_t>() > kLargest)
+      fail(key, *value, "a size from 0 to 2^40");
     return value->get<int64_t>();
   }
   /// How many times something is built. A number that would fill the memory is a mistake.
@@ -79,7 +82,8 @@ class Config {
     std::vector<int64_t> result;
     for (const auto& item : *value) {
       constexpr int64_t kMost = 10'000;
-      if (!item.is_number_integer() || item.get<int64_t>() < 1 || item.get<int64_t>() > kMost) fail(key, *value, "a list of sizes from 1 to 10000");
+      if (!item.is_number_integer() || item.get<int64_t>() < 1 || item.get<int64_t>() > kMost)
+        fail(key, *value, "a list of sizes from 1 to 10000");
       result.push_back(item.get<int64_t>());
     }
     return result;
@@ -111,7 +115,9 @@ class Config {
 
  private:
   [[noreturn]] void fail(const char* key, const nlohmann::json& found, const char* expected) const {
-    throw CheckpointError(std::string("config.json: ") + key + " is " + found.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + ", expected " + expected + ".");
+    throw CheckpointError(std::string("config.json: ") + key + " is " +
+                          found.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + ", expected " +
+                          expected + ".");
   }
 
   nlohmann::json root_;

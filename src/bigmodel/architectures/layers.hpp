@@ -32,12 +32,18 @@ inline ModuleTree linear(std::string name, int64_t in, int64_t out, bool bias = 
   return tree;
 }
 
-inline ModuleTree embedding(std::string name, int64_t count, int64_t dim) { return with_parameters(module(std::move(name), "Embedding"), {{"weight", {count, dim}}}); }
+inline ModuleTree embedding(std::string name, int64_t count, int64_t dim) {
+  return with_parameters(module(std::move(name), "Embedding"), {{"weight", {count, dim}}});
+}
 
-inline ModuleTree layer_norm(std::string name, int64_t dim) { return with_parameters(module(std::move(name), "LayerNorm"), {{"weight", {dim}}, {"bias", {dim}}}); }
+inline ModuleTree layer_norm(std::string name, int64_t dim) {
+  return with_parameters(module(std::move(name), "LayerNorm"), {{"weight", {dim}}, {"bias", {dim}}});
+}
 
 /// A norm without a bias, of a class of the model's own.
-inline ModuleTree rms_norm(std::string name, std::string class_name, int64_t dim) { return with_parameters(module(std::move(name), std::move(class_name)), {{"weight", {dim}}}); }
+inline ModuleTree rms_norm(std::string name, std::string class_name, int64_t dim) {
+  return with_parameters(module(std::move(name), std::move(class_name)), {{"weight", {dim}}});
+}
 
 inline ModuleTree conv2d(std::string name, int64_t in, int64_t out, int64_t kernel, bool bias = false) {
   auto tree = with_parameters(module(std::move(name), "Conv2d"), {{"weight", {out, in, kernel, kernel}}});

@@ -21,12 +21,14 @@ struct BackendOptions {
   std::vector<int> ranks;  ///< of a group within the job: their numbers in the job. Empty: all
 };
 
-/// What c10d needs to move bytes in one way. A back end that this build lacks is the file no_<name>.cpp, with is_available() false.
+/// What c10d needs to move bytes in one way. A back end that this build lacks is the file no_<name>.cpp, with
+/// is_available() false.
 struct BackendFactory {
   const char* name;
   bool available;
   /// Blocks until all ranks have called it.
-  c10::intrusive_ptr<c10d::Backend> (*create)(const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options);
+  c10::intrusive_ptr<c10d::Backend> (*create)(const c10::intrusive_ptr<c10d::Store>& store,
+                                              const BackendOptions& options);
   /// What to do to get it.
   const char* how_to_build;
 };

@@ -8,7 +8,8 @@ namespace {
 c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options) {
   auto nccl = c10d::ProcessGroupNCCL::Options::create();
   nccl->timeout = options.timeout;
-  return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, static_cast<int>(options.rank), static_cast<int>(options.world_size), nccl);
+  return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, static_cast<int>(options.rank),
+                                                     static_cast<int>(options.world_size), nccl);
 }
 
 }  // namespace

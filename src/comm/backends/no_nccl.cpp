@@ -5,6 +5,7 @@
 
 namespace accelerate::comm {
 
-const BackendFactory kNccl{"nccl", false, nullptr, "use a LibTorch built for CUDA and install the NCCL headers, then configure again"};
+const BackendFactory kNccl{"nccl", false, nullptr,
+                           "use a LibTorch built for CUDA and install the NCCL headers, then configure again"};
 
 }  // namespace accelerate::comm

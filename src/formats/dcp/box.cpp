@@ -33,7 +33,9 @@ std::optional<DcpBox> intersect(const DcpBox& a, const DcpBox& b) {
 bool lies_within(const DcpBox& box, const std::vector<int64_t>& sizes) {
   if (box.offsets.size() != sizes.size() || box.sizes.size() != sizes.size()) return false;
   for (size_t dim = 0; dim < sizes.size(); ++dim)
-    if (box.offsets[dim] < 0 || box.sizes[dim] < 0 || box.offsets[dim] > sizes[dim] || box.sizes[dim] > sizes[dim] - box.offsets[dim]) return false;
+    if (box.offsets[dim] < 0 || box.sizes[dim] < 0 || box.offsets[dim] > sizes[dim] ||
+        box.sizes[dim] > sizes[dim] - box.offsets[dim])
+      return false;
   return true;
 }
 
@@ -41,7 +43,8 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<const Dc
   if (boxes.size() < 2) return std::nullopt;
   const size_t dims = boxes[0]->offsets.size();
   if (dims == 0) return std::pair<size_t, size_t>{0, 1};  // a scalar has room for one
-  // Sweep along the dimension with the most different beginnings: boxes can only overlap those that are still open there.
+  // Sweep along the dimension with the most different beginnings: boxes can only overlap those that are still open
+  // there.
   size_t sweep = 0, most = 0;
   for (size_t dim = 0; dim < dims; ++dim) {
     std::set<int64_t> begins;
@@ -50,7 +53,8 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<const Dc
   }
   std::vector<size_t> order(boxes.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return boxes[a]->offsets[sweep] < boxes[b]->offsets[sweep]; });
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return boxes[a]->offsets[sweep] < boxes[b]->offsets[sweep]; });
   std::multimap<int64_t, size_t> open;  // end -> box
   for (const auto index : order) {
     const auto& box = *boxes[index];
@@ -68,6 +72,8 @@ std::string to_string(const std::vector<int64_t>& numbers) {
   return text + "]";
 }
 
-std::string to_string(const DcpBox& box) { return "offsets " + to_string(box.offsets) + " sizes " + to_string(box.sizes); }
+std::string to_string(const DcpBox& box) {
+  return "offsets " + to_string(box.offsets) + " sizes " + to_string(box.sizes);
+}
 
 }  // namespace accelerate::formats

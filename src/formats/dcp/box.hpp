@@ -24,16 +24,18 @@ inline DcpBox whole(const std::vector<int64_t>& sizes) { return {std::vector<int
 /// Number of elements, or nothing if a size is negative or the product exceeds 2^63 - 1.
 std::optional<int64_t> checked_numel(const std::vector<int64_t>& sizes);
 
-/// The common part of two boxes of the same number of dimensions, or nothing if it has no elements. Of two scalars it is the scalar.
+/// The common part of two boxes of the same number of dimensions, or nothing if it has no elements. Of two scalars it
+/// is the scalar.
 std::optional<DcpBox> intersect(const DcpBox& a, const DcpBox& b);
 
 /// Whether `box` has the dimensions of a tensor of these sizes and lies within it.
 bool lies_within(const DcpBox& box, const std::vector<int64_t>& sizes);
 
-/// A pair of boxes that have an element in common, by their indices, or nothing. All have the same number of dimensions.
+/// A pair of boxes that have an element in common, by their indices, or nothing. All have the same number of
+/// dimensions.
 std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<const DcpBox*>& boxes);
 
 std::string to_string(const std::vector<int64_t>& numbers);  ///< "[3, 4]"
-std::string to_string(const DcpBox& box);                     ///< "offsets [0, 4] sizes [3, 4]"
+std::string to_string(const DcpBox& box);                    ///< "offsets [0, 4] sizes [3, 4]"
 
 }  // namespace accelerate::formats

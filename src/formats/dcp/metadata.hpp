@@ -18,7 +18,8 @@ inline constexpr const char* kDcpVersion = "1.0.0";
 
 /// The bytes of one item: an archive as torch.save writes it, somewhere in a data file.
 struct DcpLocation {
-  std::string file;  ///< relative to the folder; empty when nothing was stored, which only parts without elements may do
+  std::string
+      file;  ///< relative to the folder; empty when nothing was stored, which only parts without elements may do
   int64_t offset = 0;
   int64_t length = 0;
   ACCELERATE_FIELDS(file, offset, length)
@@ -32,8 +33,9 @@ struct DcpChunk {
 struct DcpTensorInfo {
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = false;
-  std::vector<int64_t> sizes;     ///< of the whole tensor
-  std::vector<DcpChunk> chunks;   ///< within the tensor, without overlap; whether they cover it is checked when it is read
+  std::vector<int64_t> sizes;  ///< of the whole tensor
+  std::vector<DcpChunk>
+      chunks;  ///< within the tensor, without overlap; whether they cover it is checked when it is read
 };
 
 /// Keys of dicts and indices of lists that lead from the saved object to a value.
@@ -52,7 +54,8 @@ struct DcpMetadata {
 };
 
 /// @param file  Its name, for messages.
-/// @throws CheckpointError for a pickle with anything but what DCP writes, and for contents that contradict themselves: parts outside of their tensor or over each other,
+/// @throws CheckpointError for a pickle with anything but what DCP writes, and for contents that contradict themselves:
+/// parts outside of their tensor or over each other,
 ///   parts without a place, places outside of the folder, transformed (compressed, encrypted) items.
 DcpMetadata parse_dcp_metadata(std::string_view bytes, const std::string& file);
 

@@ -16,7 +16,8 @@ using Kind = PickleNode::Kind;
 constexpr std::string_view kTensorMetadata = "torch.distributed.checkpoint.metadata.TensorStorageMetadata";
 constexpr std::string_view kBytesMetadata = "torch.distributed.checkpoint.metadata.BytesStorageMetadata";
 constexpr std::string_view kProperties = "torch.distributed.checkpoint.metadata.TensorProperties";
-constexpr std::string_view kOldProperties = "torch.distributed._shard.sharded_tensor.metadata.TensorProperties";  // torch < 2.3
+constexpr std::string_view kOldProperties =
+    "torch.distributed._shard.sharded_tensor.metadata.TensorProperties";  // torch < 2.3
 constexpr std::string_view kChunk = "torch.distributed.checkpoint.metadata.ChunkStorageMetadata";
 constexpr std::string_view kIndex = "torch.distributed.checkpoint.metadata.MetadataIndex";
 constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata.Metadata";
@@ -27,10 +28,14 @@ const std::vector<std::string_view>& allowed_globals() {
   static const auto globals = [] {
     std::vector<std::string_view> names{
         kTensorMetadata, kBytesMetadata, kProperties, kOldProperties, kChunk, kIndex, kMetadata, kStorageInfo, kSize,
-        "torch.distributed.checkpoint.metadata.StorageMeta", "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
-        "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING", "torch.serialization._get_layout", kPickleOrderedDict,
-        // The folder's name, which says nothing about the contents and may be that of another machine. (Python 3.13 moved the classes.)
-        "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath", "pathlib._local.PosixPath", "pathlib._local.WindowsPath"};
+        "torch.distributed.checkpoint.metadata.StorageMeta",
+        "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
+        "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING", "torch.serialization._get_layout",
+        kPickleOrderedDict,
+        // The folder's name, which says nothing about the contents and may be that of another machine. (Python 3.13
+        // moved the classes.)
+        "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath",
+        "pathlib._local.PosixPath", "pathlib._local.WindowsPath"};
     for (const auto& dtype : kTorchDtypes) names.push_back(dtype.name);
     return names;
   }();
@@ -39,7 +44,8 @@ const std::vector<std::string_view>& allowed_globals() {
 
 class MetadataReader {
  public:
-  MetadataReader(std::string_view bytes, const std::string& file) : pickle_(bytes, allowed_globals(), "DCP metadata '" + file + "'") {}
+  MetadataReader(std::string_view bytes, const std::string& file)
+      : pickle_(bytes, allowed_globals(), "DCP metadata '" + file + "'") {}
 
   DcpMetadata read() {
     const auto& root = pickle_.state_of(pickle_.root(), kMetadata);
@@ -47,12 +53,16 @@ class MetadataReader {
     for (size_t i = 0; i < values.items.size(); i += 2) {
       const auto& key = pickle_[values.items[i]];
       const auto name = pickle_.text(key, "the name of a value");
-      if (!by_name_.emplace(name, metadata_.entries.size()).second) pickle_.fail(key.at, "the name '" + name + "' occurs twice.");
+      if (!by_name_.emplace(name, metadata_.entries.size()).second)
+        pickle_.fail(key.at, "the name '" + name + "' occurs twice.");
       const auto& value = pickle_[values.items[i + 1]];
       const bool is_tensor = value.kind == Kind::object && Pickle::is_global(pickle_[value.items[0]], kTensorMetadata);
       if (is_tensor) metadata_.entries.push_back({name, std::nullopt, tensor(value, name)});
-      else if (value.kind == Kind::object && Pickle::is_global(pickle_[value.items[0]], kBytesMetadata)) metadata_.entries.push_back({name, std::nullopt, DcpLocation{}});
-      else pickle_.fail(value.at, "the description of '" + name + "' is neither that of a tensor nor that of an object in bytes.");
+      else if (value.kind == Kind::object && Pickle::is_global(pickle_[value.items[0]], kBytesMetadata))
+        metadata_.entries.push_back({name, std::nullopt, DcpLocation{}});
+      else
+        pickle_.fail(value.at,
+                     "the description of '" + name + "' is neither that of a tensor nor that of an object in bytes.");
     }
     read_paths(root);
     read_places(root);
@@ -64,10 +74,15 @@ class MetadataReader {
   std::vector<int64_t> size(const PickleNode& node, const std::string& what) {
     // A torch.Size, which pickles as a call on a tuple; other writers give the tuple or list itself.
     const auto* arguments = pickle_.call_of(node, kSize);
-    if (arguments && arguments->size() != 1) pickle_.fail(node.at, what + ": torch.Size of " + std::to_string(arguments->size()) + " arguments, expected one.");
+    if (arguments && arguments->size() != 1)
+      pickle_.fail(node.at,
+                   what + ": torch.Size of " + std::to_string(arguments->size()) + " arguments, expected one.");
     const auto& items = arguments ? pickle_[arguments->front()] : node;
-    if (items.kind != Kind::tuple && items.kind != Kind::list) pickle_.fail(node.at, what + " is " + to_string(node.kind) + ", expected a torch.Size.");
-    if (items.items.size() > kMaxDims) pickle_.fail(node.at, what + " has " + std::to_string(items.items.size()) + " dimensions, expected at most " + std::to_string(kMaxDims) + ".");
+    if (items.kind != Kind::tuple && items.kind != Kind::list)
+      pickle_.fail(node.at, what + " is " + to_string(node.kind) + ", expected a torch.Size.");
+    if (items.items.size() > kMaxDims)
+      pickle_.fail(node.at, what + " has " + std::to_string(items.items.size()) + " dimensions, expected at most " +
+                                std::to_string(kMaxDims) + ".");
     std::vector<int64_t> result;
     for (const auto item : items.items) result.push_back(pickle_.integer(pickle_[item], what));
     return result;
@@ -78,25 +93,35 @@ class MetadataReader {
     const auto& state = pickle_.state_of(node, kTensorMetadata);
     DcpTensorInfo info;
     info.sizes = size(pickle_.get(state, "size"), "the size" + of);
-    if (const auto numel = checked_numel(info.sizes); !numel || *numel > std::numeric_limits<int64_t>::max() / kMaxElementBytes)
-      pickle_.fail(node.at, "the size" + of + " is " + to_string(info.sizes) + ", expected sizes from 0 and fewer than 2^63 bytes in all.");
+    if (const auto numel = checked_numel(info.sizes);
+        !numel || *numel > std::numeric_limits<int64_t>::max() / kMaxElementBytes)
+      pickle_.fail(node.at, "the size" + of + " is " + to_string(info.sizes) +
+                                ", expected sizes from 0 and fewer than 2^63 bytes in all.");
 
     const auto& properties = pickle_.get(state, "properties");
     const bool old = properties.kind == Kind::object && Pickle::is_global(pickle_[properties.items[0]], kOldProperties);
-    const auto& fields = pickle_.expect(pickle_.state_of(properties, old ? kOldProperties : kProperties), Kind::tuple, "the properties" + of);
-    if (fields.items.size() != 5) pickle_.fail(fields.at, "the properties" + of + " have " + std::to_string(fields.items.size()) + " fields, expected 5.");
+    const auto& fields = pickle_.expect(pickle_.state_of(properties, old ? kOldProperties : kProperties), Kind::tuple,
+                                        "the properties" + of);
+    if (fields.items.size() != 5)
+      pickle_.fail(fields.at,
+                   "the properties" + of + " have " + std::to_string(fields.items.size()) + " fields, expected 5.");
     const auto& dtype = pickle_.expect(pickle_[fields.items[0]], Kind::global, "the dtype" + of);
     const auto* row = find_torch_dtype(dtype.text);
-    if (!row) pickle_.fail(dtype.at, "the dtype" + of + " is " + std::string(dtype.text) + ", expected an element type of torch.");
+    if (!row)
+      pickle_.fail(dtype.at,
+                   "the dtype" + of + " is " + std::string(dtype.text) + ", expected an element type of torch.");
     info.dtype = row->type;
     info.requires_grad = pickle_.boolean(pickle_[fields.items[2]], "requires_grad" + of);
 
     const auto& chunks = pickle_.expect(pickle_.get(state, "chunks"), Kind::list, "the chunks" + of);
     for (const auto item : chunks.items) {
       const auto& chunk = pickle_.state_of(pickle_[item], kChunk);
-      info.chunks.push_back({{size(pickle_.get(chunk, "offsets"), "the offsets" + of), size(pickle_.get(chunk, "sizes"), "the sizes" + of)}, {}});
+      info.chunks.push_back({{size(pickle_.get(chunk, "offsets"), "the offsets" + of),
+                              size(pickle_.get(chunk, "sizes"), "the sizes" + of)},
+                             {}});
       if (!lies_within(info.chunks.back().box, info.sizes))
-        pickle_.fail(pickle_[item].at, "a chunk" + of + " with " + to_string(info.chunks.back().box) + " does not lie within the tensor of size " + to_string(info.sizes) + ".");
+        pickle_.fail(pickle_[item].at, "a chunk" + of + " with " + to_string(info.chunks.back().box) +
+                                           " does not lie within the tensor of size " + to_string(info.sizes) + ".");
     }
     return info;
   }
@@ -116,7 +141,9 @@ class MetadataReader {
       for (const auto item : steps.items) {
         const auto& step = pickle_[item];
         if (step.kind == Kind::integer) {
-          if (step.integer < 0 || step.integer > kMaxListIndex) pickle_.fail(step.at, "the path of '" + name + "' has the list index " + std::to_string(step.integer) + ", expected 0 to " + std::to_string(kMaxListIndex) + ".");
+          if (step.integer < 0 || step.integer > kMaxListIndex)
+            pickle_.fail(step.at, "the path of '" + name + "' has the list index " + std::to_string(step.integer) +
+                                      ", expected 0 to " + std::to_string(kMaxListIndex) + ".");
           path.emplace_back(step.integer);
         } else {
           path.emplace_back(pickle_.text(step, "a step of the path of '" + name + "'"));
@@ -143,7 +170,8 @@ class MetadataReader {
       const auto& index = pickle_.state_of(key, kIndex);
       const auto name = pickle_.text(pickle_.get(index, "fqn"), "the name of an item");
       const auto found = by_name_.find(name);
-      if (found == by_name_.end()) pickle_.fail(key.at, "an item of '" + name + "' is stored, but no value of that name is described.");
+      if (found == by_name_.end())
+        pickle_.fail(key.at, "an item of '" + name + "' is stored, but no value of that name is described.");
       auto place = location(pickle_[places.items[i + 1]], name);
       auto& content = metadata_.entries[found->second].content;
       if (auto* bytes = std::get_if<DcpLocation>(&content)) {
@@ -152,26 +180,36 @@ class MetadataReader {
       }
       auto& info = std::get<DcpTensorInfo>(content);
       const auto* offset = pickle_.find(index, "offset");
-      const auto offsets = offset && offset->kind != Kind::none ? size(*offset, "the offset of an item of '" + name + "'") : std::vector<int64_t>(info.sizes.size(), 0);
+      const auto offsets = offset && offset->kind != Kind::none
+                               ? size(*offset, "the offset of an item of '" + name + "'")
+                               : std::vector<int64_t>(info.sizes.size(), 0);
       const auto chunk = chunks[found->second].find(offsets);
-      if (chunk == chunks[found->second].end()) pickle_.fail(key.at, "an item of '" + name + "' is stored at " + to_string(offsets) + ", where no chunk begins.");
+      if (chunk == chunks[found->second].end())
+        pickle_.fail(key.at,
+                     "an item of '" + name + "' is stored at " + to_string(offsets) + ", where no chunk begins.");
       info.chunks[chunk->second].location = std::move(place);
     }
   }
 
   DcpLocation location(const PickleNode& node, const std::string& name) {
     const auto& state = pickle_.state_of(node, kStorageInfo);
-    DcpLocation place{pickle_.text(pickle_.get(state, "relative_path"), "the file of '" + name + "'"), pickle_.integer(pickle_.get(state, "offset"), "the offset of '" + name + "'"),
+    DcpLocation place{pickle_.text(pickle_.get(state, "relative_path"), "the file of '" + name + "'"),
+                      pickle_.integer(pickle_.get(state, "offset"), "the offset of '" + name + "'"),
                       pickle_.integer(pickle_.get(state, "length"), "the length of '" + name + "'")};
     int64_t end = 0;
     if (place.offset < 0 || place.length <= 0 || __builtin_add_overflow(place.offset, place.length, &end))
-      pickle_.fail(node.at, "an item of '" + name + "' has offset " + std::to_string(place.offset) + " and length " + std::to_string(place.length) + ", expected an offset from 0 and a positive length.");
+      pickle_.fail(node.at, "an item of '" + name + "' has offset " + std::to_string(place.offset) + " and length " +
+                                std::to_string(place.length) + ", expected an offset from 0 and a positive length.");
     const std::filesystem::path path = place.file;
-    if (place.file.empty() || place.file.find('\0') != std::string::npos || path.is_absolute() || std::find(path.begin(), path.end(), "..") != path.end())
-      pickle_.fail(node.at, "an item of '" + name + "' is in '" + place.file + "', expected the name of a file in the folder of the checkpoint.");
-    if (const auto* transforms = pickle_.find(state, "transform_descriptors"); transforms && transforms->kind != Kind::none && !transforms->items.empty()) {
+    if (place.file.empty() || place.file.find('\0') != std::string::npos || path.is_absolute() ||
+        std::find(path.begin(), path.end(), "..") != path.end())
+      pickle_.fail(node.at, "an item of '" + name + "' is in '" + place.file +
+                                "', expected the name of a file in the folder of the checkpoint.");
+    if (const auto* transforms = pickle_.find(state, "transform_descriptors");
+        transforms && transforms->kind != Kind::none && !transforms->items.empty()) {
       const auto& first = pickle_[transforms->items[0]];
-      pickle_.fail(node.at, "an item of '" + name + "' was transformed while it was written" + (first.kind == Kind::text ? " (" + std::string(first.text) + ")" : "") +
+      pickle_.fail(node.at, "an item of '" + name + "' was transformed while it was written" +
+                                (first.kind == Kind::text ? " (" + std::string(first.text) + ")" : "") +
                                 ", which can't be undone here. Save without extensions of the writer.");
     }
     return place;
@@ -179,7 +217,10 @@ class MetadataReader {
 
   void check(const DcpEntry& entry) {
     const auto* info = std::get_if<DcpTensorInfo>(&entry.content);
-    const auto stored_nowhere = [&](const std::string& what) { pickle_.fail(pickle_.root().at, what + " of '" + entry.name + "' is described, but stored nowhere. The metadata is of an unfinished save."); };
+    const auto stored_nowhere = [&](const std::string& what) {
+      pickle_.fail(pickle_.root().at, what + " of '" + entry.name +
+                                          "' is described, but stored nowhere. The metadata is of an unfinished save.");
+    };
     if (!info) {
       if (std::get<DcpLocation>(entry.content).file.empty()) stored_nowhere("the object");
       return;
@@ -191,13 +232,14 @@ class MetadataReader {
       boxes.push_back(&chunk.box);
     }
     if (const auto pair = find_overlap(boxes))
-      pickle_.fail(pickle_.root().at, "two chunks of '" + entry.name + "' overlap: " + to_string(*boxes[pair->first]) + " and " + to_string(*boxes[pair->second]) +
+      pickle_.fail(pickle_.root().at, "two chunks of '" + entry.name + "' overlap: " + to_string(*boxes[pair->first]) +
+                                          " and " + to_string(*boxes[pair->second]) +
                                           ". Every element must be stored once.");
   }
 
   static constexpr int64_t kMaxElementBytes = 16;
-  static constexpr size_t kMaxDims = 64;                 // LibTorch's own limit for most operators
-  static constexpr int64_t kMaxListIndex = 10'000'000;   // a list is as long as its largest index, stored or not
+  static constexpr size_t kMaxDims = 64;                // LibTorch's own limit for most operators
+  static constexpr int64_t kMaxListIndex = 10'000'000;  // a list is as long as its largest index, stored or not
 
   Pickle pickle_;
   DcpMetadata metadata_;
@@ -206,6 +248,8 @@ class MetadataReader {
 
 }  // namespace
 
-DcpMetadata parse_dcp_metadata(std::string_view bytes, const std::string& file) { return MetadataReader(bytes, file).read(); }
+DcpMetadata parse_dcp_metadata(std::string_view bytes, const std::string& file) {
+  return MetadataReader(bytes, file).read();
+}
 
 }  // namespace accelerate::formats

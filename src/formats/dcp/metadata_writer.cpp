@@ -32,7 +32,8 @@ class MetadataWriter : PickleWriter {
           }
           const auto& chunks = std::get<DcpTensorInfo>(entry.content).chunks;
           for (size_t i = 0; i < chunks.size(); ++i)
-            if (!chunks[i].location.file.empty()) index(entry.name, &chunks[i].box.offsets, static_cast<int64_t>(i)), location(chunks[i].location);
+            if (!chunks[i].location.file.empty())
+              index(entry.name, &chunks[i].box.offsets, static_cast<int64_t>(i)), location(chunks[i].location);
         }
       });
       // Where and when it was saved is left open, so that equal states give equal files.
@@ -50,15 +51,11 @@ class MetadataWriter : PickleWriter {
  private:
   void field(const char* name) { text(name); }
 
-  template <class F>
-  void dict(F&& items) {
-    empty_dict(), mark(), items(), set_items_to_mark();
-  }
+  template <class F> void dict(F&& items) { empty_dict(), mark(), items(), set_items_to_mark(); }
 
   void bare_object(const char* module, const char* name) { global(module, name), empty_tuple(), new_object(); }
 
-  template <class F>
-  void object(const char* module, const char* name, F&& fields) {
+  template <class F> void object(const char* module, const char* name, F&& fields) {
     bare_object(module, name), dict(fields), build();
   }
 
@@ -68,11 +65,15 @@ class MetadataWriter : PickleWriter {
     tuple_of_mark(), tuple_of_mark(), reduce();
   }
 
-  void call(const char* module, const char* name, auto&& argument) { global(module, name), mark(), argument(), tuple_of_mark(), reduce(); }
+  void call(const char* module, const char* name, auto&& argument) {
+    global(module, name), mark(), argument(), tuple_of_mark(), reduce();
+  }
 
   void tensor(const std::string& name, const DcpTensorInfo& info) {
     const auto* dtype = find_torch_dtype(info.dtype);
-    if (!dtype) throw CheckpointError("DCP metadata: tensor '" + name + "' has dtype " + c10::toString(info.dtype) + ", which has no name in Python's files. Convert it.");
+    if (!dtype)
+      throw CheckpointError("DCP metadata: tensor '" + name + "' has dtype " + c10::toString(info.dtype) +
+                            ", which has no name in Python's files. Convert it.");
     object(kModule, "TensorStorageMetadata", [&] {
       field("properties"), bare_object(kModule, "TensorProperties"), mark();
       global("torch", std::string(dtype->name.substr(dtype->name.find('.') + 1)));

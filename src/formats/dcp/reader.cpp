@@ -12,10 +12,18 @@ namespace fs = std::filesystem;
 DcpMetadata read_metadata(const fs::path& folder) {
   const auto path = folder / kDcpMetadataFile;
   if (!fs::exists(path)) {
-    std::string why = fs::is_directory(folder) ? " Is it the folder of a distributed checkpoint? Its parent or a folder in it may be." : " The folder is not there: check the path.";
-    if (fs::exists(folder / "__0.metadata")) why = " It was saved without collectives, each rank for itself (__0.metadata is there), which can only be loaded by the same ranks of Python's DCP. Save with use_collectives=True.";
-    else if (fs::exists(folder / "__0_0.distcp")) why = " Data files are there: the save did not finish, or .metadata, a hidden file, was not copied with the rest.";
-    throw CheckpointError("loading '" + folder.string() + "': found no file .metadata, which every distributed checkpoint has." + why);
+    std::string why = fs::is_directory(folder)
+                          ? " Is it the folder of a distributed checkpoint? Its parent or a folder in it may be."
+                          : " The folder is not there: check the path.";
+    if (fs::exists(folder / "__0.metadata"))
+      why =
+          " It was saved without collectives, each rank for itself (__0.metadata is there), which can only be loaded "
+          "by the same ranks of Python's DCP. Save with use_collectives=True.";
+    else if (fs::exists(folder / "__0_0.distcp"))
+      why =
+          " Data files are there: the save did not finish, or .metadata, a hidden file, was not copied with the rest.";
+    throw CheckpointError("loading '" + folder.string() +
+                          "': found no file .metadata, which every distributed checkpoint has." + why);
   }
   const InputFile file(path);
   std::string bytes(static_cast<size_t>(file.size()), '\0');
@@ -41,13 +49,16 @@ const DcpEntry& DcpCheckpoint::entry(const std::string& name) const {
   std::string near;
   int shown = 0;
   for (const auto& other : metadata_.entries)
-    if ((other.name.ends_with(tail) || name.ends_with(other.name)) && shown++ < 3) near += (near.empty() ? " Did you mean '" : " or '") + other.name + "'";
-  throw CheckpointError("checkpoint '" + folder_.string() + "' has no '" + name + "'; it has " + std::to_string(metadata_.entries.size()) + " others." + (near.empty() ? "" : near + "?"));
+    if ((other.name.ends_with(tail) || name.ends_with(other.name)) && shown++ < 3)
+      near += (near.empty() ? " Did you mean '" : " or '") + other.name + "'";
+  throw CheckpointError("checkpoint '" + folder_.string() + "' has no '" + name + "'; it has " +
+                        std::to_string(metadata_.entries.size()) + " others." + (near.empty() ? "" : near + "?"));
 }
 
 const DcpTensorInfo& DcpCheckpoint::tensor(const std::string& name) const {
   if (const auto* info = std::get_if<DcpTensorInfo>(&entry(name).content)) return *info;
-  throw CheckpointError("checkpoint '" + folder_.string() + "': '" + name + "' is an object in bytes, expected a tensor.");
+  throw CheckpointError("checkpoint '" + folder_.string() + "': '" + name +
+                        "' is an object in bytes, expected a tensor.");
 }
 
 std::shared_ptr<const InputFile> DcpCheckpoint::file(const std::string& name) const {
@@ -57,7 +68,9 @@ std::shared_ptr<const InputFile> DcpCheckpoint::file(const std::string& name) co
   return file;
 }
 
-std::string DcpCheckpoint::describe(const std::string& name, const DcpLocation& place) const { return "item '" + name + "' in '" + (folder_ / place.file).string() + "'"; }
+std::string DcpCheckpoint::describe(const std::string& name, const DcpLocation& place) const {
+  return "item '" + name + "' in '" + (folder_ / place.file).string() + "'";
+}
 
 struct DcpCheckpoint::Piece {
   const DcpChunk* chunk;
@@ -70,7 +83,9 @@ struct DcpCheckpoint::Piece {
 std::vector<DcpCheckpoint::Piece> DcpCheckpoint::find_pieces(const std::string& name, const DcpBox& box) const {
   const auto& info = tensor(name);
   const auto of = "loading '" + name + "' from '" + folder_.string() + "': ";
-  if (!lies_within(box, info.sizes)) throw ShapeError(of + "the wanted part with " + to_string(box) + " does not lie within the saved tensor of size " + to_string(info.sizes) + ".");
+  if (!lies_within(box, info.sizes))
+    throw ShapeError(of + "the wanted part with " + to_string(box) + " does not lie within the saved tensor of size " +
+                     to_string(info.sizes) + ".");
 
   std::vector<Piece> pieces;
   int64_t covered = 0;
@@ -85,7 +100,8 @@ std::vector<DcpCheckpoint::Piece> DcpCheckpoint::find_pieces(const std::string& 
   if (const auto wanted = *checked_numel(box.sizes); covered != wanted) {
     std::string saved;
     for (const auto& chunk : info.chunks) saved += (saved.empty() ? "" : "; ") + to_string(chunk.box);
-    throw CheckpointError(of + "the wanted part with " + to_string(box) + " has " + std::to_string(wanted) + " elements, of which only " + std::to_string(covered) + " were saved (" +
+    throw CheckpointError(of + "the wanted part with " + to_string(box) + " has " + std::to_string(wanted) +
+                          " elements, of which only " + std::to_string(covered) + " were saved (" +
                           saved.substr(0, 500) + "). The save was incomplete: not all ranks took part.");
   }
   for (auto& piece : pieces) {
@@ -93,8 +109,10 @@ std::vector<DcpCheckpoint::Piece> DcpCheckpoint::find_pieces(const std::string& 
     piece.file = file(place.file);
     piece.saved = TorchArchive(piece.file, place.offset, place.length, describe(name, place)).tensor();
     if (piece.saved.sizes != piece.chunk->box.sizes || piece.saved.dtype != info.dtype)
-      throw CheckpointError(describe(name, place) + ": found a tensor of size " + to_string(piece.saved.sizes) + " and dtype " + c10::toString(piece.saved.dtype) + ", expected size " +
-                            to_string(piece.chunk->box.sizes) + " and dtype " + c10::toString(info.dtype) + " as the metadata says. The files are of different saves, or offsets are wrong.");
+      throw CheckpointError(describe(name, place) + ": found a tensor of size " + to_string(piece.saved.sizes) +
+                            " and dtype " + c10::toString(piece.saved.dtype) + ", expected size " +
+                            to_string(piece.chunk->box.sizes) + " and dtype " + c10::toString(info.dtype) +
+                            " as the metadata says. The files are of different saves, or offsets are wrong.");
   }
   return pieces;
 }
@@ -113,7 +131,9 @@ void DcpCheckpoint::copy_pieces(const std::vector<Piece>& pieces, const DcpBox& 
 
 void DcpCheckpoint::read_chunk(const std::string& name, const DcpBox& box, const at::Tensor& destination) const {
   if (destination.sizes() != box.sizes)
-    throw ShapeError("loading '" + name + "' from '" + folder_.string() + "': the destination has size " + to_string(destination.sizes().vec()) + ", expected that of the wanted part, " + to_string(box.sizes) + ".");
+    throw ShapeError("loading '" + name + "' from '" + folder_.string() + "': the destination has size " +
+                     to_string(destination.sizes().vec()) + ", expected that of the wanted part, " +
+                     to_string(box.sizes) + ".");
   copy_pieces(find_pieces(name, box), box, destination);
 }
 
@@ -124,11 +144,15 @@ at::Tensor DcpCheckpoint::read_chunk(const std::string& name, const DcpBox& box)
   return result;
 }
 
-at::Tensor DcpCheckpoint::read_full(const std::string& name) const { return read_chunk(name, whole(tensor(name).sizes)); }
+at::Tensor DcpCheckpoint::read_full(const std::string& name) const {
+  return read_chunk(name, whole(tensor(name).sizes));
+}
 
 c10::IValue DcpCheckpoint::read_object(const std::string& name) const {
   const auto* place = std::get_if<DcpLocation>(&entry(name).content);
-  if (!place) throw CheckpointError("checkpoint '" + folder_.string() + "': '" + name + "' is a tensor, expected an object in bytes.");
+  if (!place)
+    throw CheckpointError("checkpoint '" + folder_.string() + "': '" + name +
+                          "' is a tensor, expected an object in bytes.");
   return TorchArchive(file(place->file), place->offset, place->length, describe(name, *place)).value();
 }
 

@@ -18,12 +18,18 @@ namespace fs = std::filesystem;
 std::string data_file_name(int64_t rank) { return "__" + std::to_string(rank) + "_0.distcp"; }
 
 void check(const DcpTensorItem& item) {
-  const auto fail = [&](const std::string& what) { throw ShapeError("writing a distributed checkpoint: '" + item.name + "' " + what); };
+  const auto fail = [&](const std::string& what) {
+    throw ShapeError("writing a distributed checkpoint: '" + item.name + "' " + what);
+  };
   if (!item.tensor.defined()) fail("has no tensor.");
-  if (item.tensor.layout() != at::kStrided || item.tensor.is_meta()) fail("is sparse or on the meta device, so it has no elements to write. Call to_dense() on it, or materialise it.");
+  if (item.tensor.layout() != at::kStrided || item.tensor.is_meta())
+    fail("is sparse or on the meta device, so it has no elements to write. Call to_dense() on it, or materialise it.");
   if (!checked_numel(item.sizes) || !lies_within(item.box, item.sizes))
-    fail("is the part with " + to_string(item.box) + ", which does not lie within a tensor of size " + to_string(item.sizes) + ".");
-  if (item.tensor.sizes() != item.box.sizes) fail("has size " + to_string(item.tensor.sizes().vec()) + ", expected that of its part, " + to_string(item.box.sizes) + ".");
+    fail("is the part with " + to_string(item.box) + ", which does not lie within a tensor of size " +
+         to_string(item.sizes) + ".");
+  if (item.tensor.sizes() != item.box.sizes)
+    fail("has size " + to_string(item.tensor.sizes().vec()) + ", expected that of its part, " +
+         to_string(item.box.sizes) + ".");
 }
 
 /// Every element must be there once, else loading would fail or depend on the order of reading.
@@ -31,16 +37,21 @@ void check_cover(const DcpEntry& entry, const DcpTensorInfo& info) {
   std::vector<const DcpBox*> boxes;
   int64_t covered = 0;  // can't overflow: parts that don't overlap are within the tensor
   for (const auto& chunk : info.chunks) boxes.push_back(&chunk.box);
-  const auto fail = [&](const std::string& what) { throw CheckpointError("writing DCP metadata: " + what + " of '" + entry.name + "', a tensor of size " + to_string(info.sizes) + "."); };
+  const auto fail = [&](const std::string& what) {
+    throw CheckpointError("writing DCP metadata: " + what + " of '" + entry.name + "', a tensor of size " +
+                          to_string(info.sizes) + ".");
+  };
   if (const auto pair = find_overlap(boxes)) {
     const auto &first = info.chunks[pair->first], &second = info.chunks[pair->second];
-    fail("ranks wrote overlapping parts, " + first.location.file + " " + to_string(first.box) + " and " + second.location.file + " " + to_string(second.box) + ",");
+    fail("ranks wrote overlapping parts, " + first.location.file + " " + to_string(first.box) + " and " +
+         second.location.file + " " + to_string(second.box) + ",");
   }
   for (const auto* box : boxes) covered += *checked_numel(box->sizes);
   if (covered != *checked_numel(info.sizes)) {
     std::string parts;
     for (const auto* box : boxes) parts += (parts.empty() ? "" : "; ") + to_string(*box);
-    fail("only " + std::to_string(covered) + " of " + std::to_string(*checked_numel(info.sizes)) + " elements were written (" + parts.substr(0, 1000) + ")");
+    fail("only " + std::to_string(covered) + " of " + std::to_string(*checked_numel(info.sizes)) +
+         " elements were written (" + parts.substr(0, 1000) + ")");
   }
 }
 
@@ -59,7 +70,8 @@ void prepare_dcp_folder(const fs::path& folder) {
   std::error_code failure;
   fs::create_directories(folder, failure);
   if (!fs::is_directory(folder))
-    throw CheckpointError("saving to '" + folder.string() + "': it can't be created as a folder (" + failure.message() + "). A file of this name may be in the way, or the rights are missing.");
+    throw CheckpointError("saving to '" + folder.string() + "': it can't be created as a folder (" + failure.message() +
+                          "). A file of this name may be in the way, or the rights are missing.");
   fs::remove(folder / kDcpMetadataFile);
   const std::regex data("__\\d+_\\d+\\.distcp");
   std::vector<fs::path> old;
@@ -68,7 +80,8 @@ void prepare_dcp_folder(const fs::path& folder) {
   for (const auto& path : old) fs::remove(path);
 }
 
-std::vector<DcpRecord> write_dcp_items(const fs::path& folder, int64_t rank, const std::vector<DcpObjectItem>& objects, const std::vector<DcpTensorItem>& tensors) {
+std::vector<DcpRecord> write_dcp_items(const fs::path& folder, int64_t rank, const std::vector<DcpObjectItem>& objects,
+                                       const std::vector<DcpTensorItem>& tensors) {
   for (const auto& item : tensors) check(item);
   std::vector<DcpRecord> records;
   if (objects.empty() && tensors.empty()) return records;
@@ -94,18 +107,26 @@ std::vector<DcpRecord> write_dcp_items(const fs::path& folder, int64_t rank, con
     if (item.tensor.numel() == 0 && *checked_numel(item.sizes) > 0) continue;
     TorchPickle pickle;
     pickle.tensor(item.tensor.scalar_type(), item.box.sizes, false, [&] { return item.tensor; });
-    write({.name = item.name, .is_tensor = true, .dtype = item.tensor.scalar_type(), .sizes = item.sizes, .box = item.box}, std::move(pickle));
+    write({.name = item.name,
+           .is_tensor = true,
+           .dtype = item.tensor.scalar_type(),
+           .sizes = item.sizes,
+           .box = item.box},
+          std::move(pickle));
   }
   if (records.empty()) return records;
   file.finish();
   return records;
 }
 
-void write_dcp_metadata(const fs::path& folder, const std::vector<DcpRecord>& records, const std::map<std::string, DcpPath>& paths) {
+void write_dcp_metadata(const fs::path& folder, const std::vector<DcpRecord>& records,
+                        const std::map<std::string, DcpPath>& paths) {
   DcpMetadata metadata;
   std::map<std::string, size_t> by_name;
   for (const auto& record : records) {
-    const auto fail = [&](const std::string& what) { throw CheckpointError("writing DCP metadata: '" + record.name + "' in " + record.location.file + " " + what); };
+    const auto fail = [&](const std::string& what) {
+      throw CheckpointError("writing DCP metadata: '" + record.name + "' in " + record.location.file + " " + what);
+    };
     const auto [found, fresh] = by_name.try_emplace(record.name, metadata.entries.size());
     if (fresh) {
       const auto path = paths.find(record.name);
@@ -120,9 +141,11 @@ void write_dcp_metadata(const fs::path& folder, const std::vector<DcpRecord>& re
     if (!record.is_tensor) continue;
     auto& info = std::get<DcpTensorInfo>(metadata.entries[found->second].content);
     if (info.dtype != record.dtype || info.sizes != record.sizes)
-      fail("is part of a tensor of size " + to_string(record.sizes) + " and dtype " + c10::toString(record.dtype) + ", on another rank of size " + to_string(info.sizes) + " and dtype " +
-           c10::toString(info.dtype) + ".");
-    if (!lies_within(record.box, info.sizes)) fail("has the part " + to_string(record.box) + ", which does not lie within the tensor of size " + to_string(info.sizes) + ".");
+      fail("is part of a tensor of size " + to_string(record.sizes) + " and dtype " + c10::toString(record.dtype) +
+           ", on another rank of size " + to_string(info.sizes) + " and dtype " + c10::toString(info.dtype) + ".");
+    if (!lies_within(record.box, info.sizes))
+      fail("has the part " + to_string(record.box) + ", which does not lie within the tensor of size " +
+           to_string(info.sizes) + ".");
     // A tensor without elements is written by every rank that has it; one entry is enough.
     if (*checked_numel(record.box.sizes) == 0 && !info.chunks.empty()) continue;
     info.chunks.push_back({record.box, record.location});

@@ -8,7 +8,8 @@
 
 namespace accelerate::launcher {
 
-/// NVIDIA's management library, if this machine has it. Nothing is linked: it is opened at the first look, which may take a moment where no program uses the driver.
+/// NVIDIA's management library, if this machine has it. Nothing is linked: it is opened at the first look, which may
+/// take a moment where no program uses the driver.
 class Gpus {
  public:
   Gpus() = default;

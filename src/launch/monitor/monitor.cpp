@@ -15,7 +15,9 @@ namespace {
 constexpr double kSecondsOnTerminal = 1, kSecondsInLines = 10;
 constexpr size_t kMostLines = 34;  // of a table that is printed: two of heading and 32 ranks
 
-Monitor::Clock::duration seconds(double value) { return std::chrono::duration_cast<Monitor::Clock::duration>(std::chrono::duration<double>(value)); }
+Monitor::Clock::duration seconds(double value) {
+  return std::chrono::duration_cast<Monitor::Clock::duration>(std::chrono::duration<double>(value));
+}
 
 uint64_t monotonic_ns() {
   timespec now{};
@@ -57,10 +59,11 @@ void Monitor::begin(const Job& job, Sink& sink, const Warden& warden) {
   ranks_are_ours_ = job.starts_ranks();
   names_.clear(), gpu_names_.clear(), steps_.clear();
   for (int64_t i = 0; i < job.local_world_size; ++i) {
-    names_.push_back(job.starter == Job::Starter::hostfile  ? job.remote[static_cast<size_t>(i)].name
-                     : job.starter == Job::Starter::mpirun ? "mpirun"
-                     : job.starter == Job::Starter::pod ? "gcloud"
-                     : job.starter == Job::Starter::deepspeed ? "deepspeed" : std::to_string(job.rank(i)));
+    names_.push_back(job.starter == Job::Starter::hostfile    ? job.remote[static_cast<size_t>(i)].name
+                     : job.starter == Job::Starter::mpirun    ? "mpirun"
+                     : job.starter == Job::Starter::pod       ? "gcloud"
+                     : job.starter == Job::Starter::deepspeed ? "deepspeed"
+                                                              : std::to_string(job.rank(i)));
     if (ranks_are_ours_) steps_.emplace_back(folder_ / std::to_string(i));
   }
   if (!job.settings.computes_on_cpu() && ranks_are_ours_) {
@@ -76,7 +79,9 @@ void Monitor::begin(const Job& job, Sink& sink, const Warden& warden) {
   next_print_ = Clock::now() + seconds(seconds_.value_or(kSecondsInLines));
 }
 
-std::string Monitor::step_file(int64_t local_rank) const { return ranks_are_ours_ ? (folder_ / std::to_string(local_rank)).string() : ""; }
+std::string Monitor::step_file(int64_t local_rank) const {
+  return ranks_are_ours_ ? (folder_ / std::to_string(local_rank)).string() : "";
+}
 
 void Monitor::update(Clock::time_point now, const std::vector<Status>& ranks) {
   std::vector<pid_t> alive;
@@ -89,7 +94,8 @@ void Monitor::update(Clock::time_point now, const std::vector<Status>& ranks) {
     const RankRecord& record = *ranks[i].record;
     RankView view{.name = names_[i], .local_rank = record.local_rank, .pid = record.pid};
     view.last_line = plain_text(ranks[i].last_line);
-    if (record.pid > 0) view.seconds = std::chrono::duration<double>((record.end ? record.end->at : now) - record.started).count();
+    if (record.pid > 0)
+      view.seconds = std::chrono::duration<double>((record.end ? record.end->at : now) - record.started).count();
     if (ranks_are_ours_) {
       steps_[i].look();
       view.steps = steps_[i].steps();
@@ -97,9 +103,12 @@ void Monitor::update(Clock::time_point now, const std::vector<Status>& ranks) {
     }
     if (uses[i]) view.cpu_percent = uses[i]->cpu_percent, view.resident_bytes = uses[i]->resident_bytes;
     if (i < gpus.size() && !record.end) view.gpu = gpus[i];
-    if (!record.end) view.state = ranks[i].asked ? "stopping" : view.last_line.empty() && !view.steps ? "starting" : "running";
+    if (!record.end)
+      view.state = ranks[i].asked ? "stopping" : view.last_line.empty() && !view.steps ? "starting" : "running";
     else view.state = record.end->good() ? "done" : record.end->asked ? "stopped" : "failed";
-    if (record.end && !record.end->good()) view.end = record.end->signal ? signal_name(record.end->signal) : "exit code " + std::to_string(record.end->exit_code);
+    if (record.end && !record.end->good())
+      view.end =
+          record.end->signal ? signal_name(record.end->signal) : "exit code " + std::to_string(record.end->exit_code);
     snapshot_.ranks.push_back(std::move(view));
   }
 }

@@ -23,10 +23,11 @@ namespace accelerate::launcher {
 
 struct RankRecord;
 
-/// Shows live what the ranks of this machine do: --monitor on the terminal, --monitor_port as a page. One for a whole launch, over all attempts.
+/// Shows live what the ranks of this machine do: --monitor on the terminal, --monitor_port as a page. One for a whole
+/// launch, over all attempts.
 ///
-/// It runs in the launcher's loop and has no thread: the loop polls its descriptors, wakes at next(), and hands it what the supervisor knows. What the supervisor
-/// does not know (CPU, memory, GPUs, steps) it reads itself.
+/// It runs in the launcher's loop and has no thread: the loop polls its descriptors, wakes at next(), and hands it what
+/// the supervisor knows. What the supervisor does not know (CPU, memory, GPUs, steps) it reads itself.
 class Monitor {
  public:
   using Clock = std::chrono::steady_clock;
@@ -49,8 +50,8 @@ class Monitor {
   /// What the supervisor knows of a rank.
   struct Status {
     const RankRecord* record;
-    bool asked = false;      ///< to stop
-    std::string last_line;   ///< as it was written
+    bool asked = false;     ///< to stop
+    std::string last_line;  ///< as it was written
   };
   Clock::time_point next() const { return next_; }
   void look(Clock::time_point now, const std::vector<Status>& ranks);
@@ -59,12 +60,16 @@ class Monitor {
   /// An exception passes: as end(), at once and without a word.
   void drop() { view_.reset(), sink_ = nullptr; }
   /// Before and after the terminal is somebody else's (Ctrl-Z).
-  void leave() { if (view_) view_->leave(); }
+  void leave() {
+    if (view_) view_->leave();
+  }
   void redraw();
   /// Between begin() and end().
   bool sees() const { return sink_ != nullptr; }
 
-  void add_to(std::vector<pollfd>& fds) const { if (page_) page_->add_to(fds); }
+  void add_to(std::vector<pollfd>& fds) const {
+    if (page_) page_->add_to(fds);
+  }
   void serve(std::span<const pollfd> polled);
   /// Serves the page until something can be read from `fd`, while the launcher waits for other machines.
   void serve_until(int fd);
@@ -78,18 +83,18 @@ class Monitor {
   std::optional<double> seconds_;  ///< --monitor_seconds
   bool table_ = false;
   std::unique_ptr<WebPage> page_;
-  std::filesystem::path folder_;   ///< of the step files
+  std::filesystem::path folder_;  ///< of the step files
 
   Snapshot snapshot_;
   std::vector<std::string> names_, gpu_names_;
-  bool ranks_are_ours_ = true;     ///< not machines that only speak through their output
+  bool ranks_are_ours_ = true;  ///< not machines that only speak through their output
   std::deque<StepCounter> steps_;
   ProcessTrees processes_;
   Gpus gpus_;
   Sink* sink_ = nullptr;
   std::optional<TerminalView> view_;
   Clock::time_point next_{}, next_print_{};
-  uint64_t printed_ = 0;           ///< where in the sink's bytes the last printed table ends
+  uint64_t printed_ = 0;  ///< where in the sink's bytes the last printed table ends
 };
 
 }  // namespace accelerate::launcher

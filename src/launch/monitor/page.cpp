@@ -106,7 +106,8 @@ look();
 std::string page_with(const std::string& nonce) {
   constexpr std::string_view kPlace = "NONCE";
   std::string page(kPage);
-  for (size_t at = 0; (at = page.find(kPlace, at)) != std::string::npos; at += nonce.size()) page.replace(at, kPlace.size(), nonce);
+  for (size_t at = 0; (at = page.find(kPlace, at)) != std::string::npos; at += nonce.size())
+    page.replace(at, kPlace.size(), nonce);
   return page;
 }
 

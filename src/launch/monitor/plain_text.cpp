@@ -11,14 +11,20 @@ constexpr char32_t kInvalid = 0xFFFD;
 /// Takes the next character off `text`; kInvalid, and a byte off, for what is not UTF-8.
 char32_t take(std::string_view& text) {
   const auto first = static_cast<unsigned char>(text.front());
-  const size_t length = first < 0x80 ? 1 : first >= 0xC2 && first < 0xE0 ? 2 : first >= 0xE0 && first < 0xF0 ? 3 : first >= 0xF0 && first < 0xF5 ? 4 : 0;
+  const size_t length = first < 0x80                    ? 1
+                        : first >= 0xC2 && first < 0xE0 ? 2
+                        : first >= 0xE0 && first < 0xF0 ? 3
+                        : first >= 0xF0 && first < 0xF5 ? 4
+                                                        : 0;
   char32_t code = length <= 1 ? first : first & (0x7F >> length);
   for (size_t i = 1; i < length; ++i) {
     const auto next = i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
     if ((next & 0xC0) != 0x80) return text.remove_prefix(1), kInvalid;
     code = code << 6 | (next & 0x3F);
   }
-  const bool valid = length == 1 || (length == 2) || (length == 3 && code >= 0x800 && (code < 0xD800 || code > 0xDFFF)) || (length == 4 && code >= 0x10000 && code <= 0x10FFFF);
+  const bool valid = length == 1 || (length == 2) ||
+                     (length == 3 && code >= 0x800 && (code < 0xD800 || code > 0xDFFF)) ||
+                     (length == 4 && code >= 0x10000 && code <= 0x10FFFF);
   text.remove_prefix(valid ? length : 1);
   return valid ? code : kInvalid;
 }
@@ -30,7 +36,8 @@ void append(std::string& text, char32_t code) {
   for (int i = more - 1; i >= 0; --i) text += static_cast<char>(0x80 | (code >> 6 * i & 0x3F));
 }
 
-/// Takes what follows ESC off `text`: a sequence with parameters, a string up to its terminator, or the few bytes of a short one.
+/// Takes what follows ESC off `text`: a sequence with parameters, a string up to its terminator, or the few bytes of a
+/// short one.
 void skip_escape(std::string_view& text) {
   if (text.empty()) return;
   const char kind = text.front();
@@ -49,7 +56,9 @@ void skip_escape(std::string_view& text) {
 }
 
 /// Marks that reorder what follows, so that a line would look like another one.
-bool turns_direction(char32_t c) { return (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069) || c == 0x200E || c == 0x200F || c == 0x061C; }
+bool turns_direction(char32_t c) {
+  return (c >= 0x202A && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069) || c == 0x200E || c == 0x200F || c == 0x061C;
+}
 
 int width(char32_t c) {
   // The C library knows widths, for the characters of a locale; the program's own may be "C".
@@ -69,7 +78,8 @@ std::string plain_text(std::string_view line) {
     const char32_t c = take(line);
     if (c == 0x1B) skip_escape(line);
     else if (c == '\t') result += ' ';
-    else if (c >= 0x20 && (c < 0x7F || c > 0x9F) && c != 0x2028 && c != 0x2029 && !turns_direction(c)) append(result, c);
+    else if (c >= 0x20 && (c < 0x7F || c > 0x9F) && c != 0x2028 && c != 0x2029 && !turns_direction(c))
+      append(result, c);
   }
   return result;
 }

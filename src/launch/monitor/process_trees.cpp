@@ -35,7 +35,10 @@ std::optional<Stat> read_stat(pid_t pid) {
   Stat stat;
   unsigned long long user = 0, system = 0, started = 0;
   long long pages = 0;
-  if (!after_name || std::sscanf(after_name + 1, " %*c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d %*d %llu %*u %lld", &stat.parent, &stat.group, &user, &system, &started, &pages) != 6)
+  if (!after_name ||
+      std::sscanf(after_name + 1,
+                  " %*c %d %d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d %*d %*d %*d %llu %*u %lld",
+                  &stat.parent, &stat.group, &user, &system, &started, &pages) != 6)
     return std::nullopt;
   stat.ticks = user + system;
   stat.started = started;
@@ -59,7 +62,8 @@ void ProcessTrees::find_members(const std::vector<pid_t>& roots) {
     if (!stat || stat->parent == 2) continue;  // threads of the kernel
     parents[pid] = stat->parent;
     // A process whose parent has ended is init's child, but still in the group of its rank.
-    if (const auto group = tree_of.find(stat->group); group != tree_of.end() && stat->group == roots[group->second]) tree_of.emplace(pid, group->second);
+    if (const auto group = tree_of.find(stat->group); group != tree_of.end() && stat->group == roots[group->second])
+      tree_of.emplace(pid, group->second);
   }
   ::closedir(folder);
   for (const auto& [pid, parent] : parents) {
@@ -68,7 +72,8 @@ void ProcessTrees::find_members(const std::vector<pid_t>& roots) {
       const auto known = parents.find(ancestor);
       ancestor = known == parents.end() ? 0 : known->second;
     }
-    if (const auto found = tree_of.find(ancestor); found != tree_of.end()) trees_[found->second].processes.try_emplace(pid);
+    if (const auto found = tree_of.find(ancestor); found != tree_of.end())
+      trees_[found->second].processes.try_emplace(pid);
   }
 }
 

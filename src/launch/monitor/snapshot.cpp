@@ -10,8 +10,7 @@
 namespace accelerate::launcher {
 namespace {
 
-template <class... Arguments>
-std::string format(const char* pattern, Arguments... arguments) {
+template <class... Arguments> std::string format(const char* pattern, Arguments... arguments) {
   char text[64];
   std::snprintf(text, sizeof(text), pattern, arguments...);
   return text;
@@ -27,14 +26,18 @@ std::string bytes(int64_t count) {
 
 std::string clock(double seconds) {
   const auto whole = static_cast<long long>(seconds);
-  return whole < 3600 ? format("%lld:%02lld", whole / 60, whole % 60) : format("%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+  return whole < 3600 ? format("%lld:%02lld", whole / 60, whole % 60)
+                      : format("%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
 }
 
 std::string gpu(const GpuUse& use) {
-  return std::to_string(use.index) + ": " + (use.busy_percent ? std::to_string(*use.busy_percent) + " %, " : "") + bytes(use.used_bytes) + " of " + bytes(use.total_bytes);
+  return std::to_string(use.index) + ": " + (use.busy_percent ? std::to_string(*use.busy_percent) + " %, " : "") +
+         bytes(use.used_bytes) + " of " + bytes(use.total_bytes);
 }
 
-std::string rate(double per_second) { return format(per_second >= 100 ? "%.0f" : per_second >= 1 ? "%.1f" : "%.3f", per_second); }
+std::string rate(double per_second) {
+  return format(per_second >= 100 ? "%.0f" : per_second >= 1 ? "%.1f" : "%.3f", per_second);
+}
 
 struct Column {
   const char* title;
@@ -62,7 +65,8 @@ const Column kColumns[] = {
 std::string states(const std::vector<const RankView*>& ranks) {
   std::vector<std::pair<std::string, int64_t>> counts;
   for (const auto* rank : ranks) {
-    const auto found = std::find_if(counts.begin(), counts.end(), [&](const auto& known) { return known.first == rank->state; });
+    const auto found =
+        std::find_if(counts.begin(), counts.end(), [&](const auto& known) { return known.first == rank->state; });
     if (found == counts.end()) counts.emplace_back(rank->state, 1);
     else ++found->second;
   }
@@ -75,8 +79,10 @@ std::string summary(const Snapshot& s) {
   std::vector<const RankView*> all;
   for (const auto& rank : s.ranks) all.push_back(&rank);
   std::string text = clock(s.seconds) + ": " + (s.waiting ? "waiting for the other machines" : states(all));
-  if (s.num_machines > 1) text += "; machine " + std::to_string(s.machine_rank) + " of " + std::to_string(s.num_machines);
-  if (s.world_size > static_cast<int64_t>(s.ranks.size())) text += "; " + std::to_string(s.world_size) + " ranks on all machines";
+  if (s.num_machines > 1)
+    text += "; machine " + std::to_string(s.machine_rank) + " of " + std::to_string(s.num_machines);
+  if (s.world_size > static_cast<int64_t>(s.ranks.size()))
+    text += "; " + std::to_string(s.world_size) + " ranks on all machines";
   if (s.max_restarts > 0) text += "; restart " + std::to_string(s.attempt) + " of " + std::to_string(s.max_restarts);
   return text;
 }
@@ -95,23 +101,51 @@ nlohmann::ordered_json to_json(const Snapshot& s) {
   json ranks = json::array();
   for (const auto& rank : s.ranks) {
     json gpu;
-    if (rank.gpu) gpu = {{"index", rank.gpu->index}, {"busy_percent", maybe(rank.gpu->busy_percent)}, {"used_bytes", rank.gpu->used_bytes}, {"total_bytes", rank.gpu->total_bytes}};
-    ranks.push_back({{"name", rank.name}, {"local_rank", rank.local_rank}, {"pid", rank.pid}, {"state", rank.state}, {"end", rank.end}, {"seconds", rank.seconds}, {"steps", maybe(rank.steps)},
-                     {"steps_per_second", maybe(rank.steps_per_second)}, {"cpu_percent", maybe(rank.cpu_percent)}, {"resident_bytes", maybe(rank.resident_bytes)}, {"gpu", gpu}, {"last_line", rank.last_line}});
+    if (rank.gpu)
+      gpu = {{"index", rank.gpu->index},
+             {"busy_percent", maybe(rank.gpu->busy_percent)},
+             {"used_bytes", rank.gpu->used_bytes},
+             {"total_bytes", rank.gpu->total_bytes}};
+    ranks.push_back({{"name", rank.name},
+                     {"local_rank", rank.local_rank},
+                     {"pid", rank.pid},
+                     {"state", rank.state},
+                     {"end", rank.end},
+                     {"seconds", rank.seconds},
+                     {"steps", maybe(rank.steps)},
+                     {"steps_per_second", maybe(rank.steps_per_second)},
+                     {"cpu_percent", maybe(rank.cpu_percent)},
+                     {"resident_bytes", maybe(rank.resident_bytes)},
+                     {"gpu", gpu},
+                     {"last_line", rank.last_line}});
   }
-  return {{"program", plain_text(s.program)}, {"summary", summary(s)}, {"seconds", s.seconds}, {"interval", s.interval}, {"attempt", s.attempt}, {"max_restarts", s.max_restarts},
-          {"machine_rank", s.machine_rank}, {"num_machines", s.num_machines}, {"world_size", s.world_size}, {"waiting", s.waiting}, {"ranks", ranks}};
+  return {{"program", plain_text(s.program)},
+          {"summary", summary(s)},
+          {"seconds", s.seconds},
+          {"interval", s.interval},
+          {"attempt", s.attempt},
+          {"max_restarts", s.max_restarts},
+          {"machine_rank", s.machine_rank},
+          {"num_machines", s.num_machines},
+          {"world_size", s.world_size},
+          {"waiting", s.waiting},
+          {"ranks", ranks}};
 }
 
 std::vector<std::string> to_lines(const Snapshot& s, size_t width, size_t max_lines, bool colours) {
-  const auto styled = [&](const char* style, const std::string& text) { return colours ? style + text + "\033[0m" : text; };
-  std::vector<std::string> lines{styled("\033[1m", fitted(plain_text(s.program) + ", " + summary(s) + (s.url.empty() ? "" : "; " + s.url), width))};
+  const auto styled = [&](const char* style, const std::string& text) {
+    return colours ? style + text + "\033[0m" : text;
+  };
+  std::vector<std::string> lines{styled(
+      "\033[1m", fitted(plain_text(s.program) + ", " + summary(s) + (s.url.empty() ? "" : "; " + s.url), width))};
   // Columns in which nobody has anything are left out, but for those that a program could fill.
   std::vector<Column> columns;
   size_t names = 4;
   for (const auto& rank : s.ranks) names = std::clamp<size_t>(cells(rank.name), names, 24);
   for (Column column : kColumns) {
-    if (column.title == std::string("GPU") && std::none_of(s.ranks.begin(), s.ranks.end(), [](const auto& rank) { return rank.gpu.has_value(); })) continue;
+    if (column.title == std::string("GPU") &&
+        std::none_of(s.ranks.begin(), s.ranks.end(), [](const auto& rank) { return rank.gpu.has_value(); }))
+      continue;
     if (column.title == std::string("rank")) column.width = names;
     columns.push_back(column);
   }
@@ -128,11 +162,13 @@ std::vector<std::string> to_lines(const Snapshot& s, size_t width, size_t max_li
     return line + std::string(left, ' ');
   };
   if (max_lines < 2) return lines;
-  lines.push_back(styled("\033[2m", row([](const Column& column, size_t room) { return fitted(column.title, room, column.number); })));
+  lines.push_back(styled(
+      "\033[2m", row([](const Column& column, size_t room) { return fitted(column.title, room, column.number); })));
   std::vector<const RankView*> shown, hidden;
   for (const auto& rank : s.ranks) shown.push_back(&rank);
   if (shown.size() > max_lines - 2) {
-    std::stable_sort(shown.begin(), shown.end(), [](const auto* a, const auto* b) { return (a->state == "failed") > (b->state == "failed"); });
+    std::stable_sort(shown.begin(), shown.end(),
+                     [](const auto* a, const auto* b) { return (a->state == "failed") > (b->state == "failed"); });
     hidden.assign(shown.begin() + static_cast<std::ptrdiff_t>(max_lines - std::min<size_t>(max_lines, 3)), shown.end());
     shown.resize(shown.size() - hidden.size());
     std::sort(shown.begin(), shown.end());  // by place in the snapshot, which is by rank
@@ -142,7 +178,8 @@ std::vector<std::string> to_lines(const Snapshot& s, size_t width, size_t max_li
       const std::string text = fitted(column.text(*rank), room, column.number);
       return column.title == std::string("state") ? styled(colour_of(rank->state), text) : text;
     }));
-  if (!hidden.empty() && max_lines > 2) lines.push_back(fitted("and " + std::to_string(hidden.size()) + " more: " + states(hidden), width));
+  if (!hidden.empty() && max_lines > 2)
+    lines.push_back(fitted("and " + std::to_string(hidden.size()) + " more: " + states(hidden), width));
   return lines;
 }
 

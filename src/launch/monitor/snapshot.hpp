@@ -18,12 +18,12 @@ struct GpuUse {
 
 /// A rank as it is now. Numbers that nobody knows are absent.
 struct RankView {
-  std::string name;      ///< its rank, or who was started in its place: a machine of --hostfile, mpirun
+  std::string name;  ///< its rank, or who was started in its place: a machine of --hostfile, mpirun
   int64_t local_rank = 0;
   pid_t pid = -1;
-  std::string state;     ///< starting (has neither written nor stepped), running, stopping, done, failed, stopped
-  std::string end;       ///< "exit code 3" or "SIGKILL" of one that failed or was stopped
-  double seconds = 0;    ///< that it has run
+  std::string state;   ///< starting (has neither written nor stepped), running, stopping, done, failed, stopped
+  std::string end;     ///< "exit code 3" or "SIGKILL" of one that failed or was stopped
+  double seconds = 0;  ///< that it has run
   std::optional<int64_t> steps;
   std::optional<double> steps_per_second;  ///< over the last ten seconds or steps, whichever takes longer
   std::optional<double> cpu_percent;       ///< of one core, with all its processes
@@ -34,20 +34,20 @@ struct RankView {
 
 /// What the views show.
 struct Snapshot {
-  std::string program;       ///< the name only; arguments may hold secrets
-  std::string url;           ///< of the page, or ""
-  double seconds = 0;        ///< since the monitor began, all attempts
-  double interval = 1;       ///< seconds until the next snapshot
+  std::string program;  ///< the name only; arguments may hold secrets
+  std::string url;      ///< of the page, or ""
+  double seconds = 0;   ///< since the monitor began, all attempts
+  double interval = 1;  ///< seconds until the next snapshot
   int64_t attempt = 0, max_restarts = 0;
   int64_t machine_rank = 0, num_machines = 1, world_size = 1;
-  bool waiting = false;      ///< for the other machines; the ranks are those of the last attempt
+  bool waiting = false;  ///< for the other machines; the ranks are those of the last attempt
   std::vector<RankView> ranks;
 };
 
 nlohmann::ordered_json to_json(const Snapshot& snapshot);
 
-/// A table in lines of at most `width` columns: what the job does, names of columns, ranks. Ranks that don't fit into `max_lines` are summed up in the last line;
-/// those that failed are the last to be left out.
+/// A table in lines of at most `width` columns: what the job does, names of columns, ranks. Ranks that don't fit into
+/// `max_lines` are summed up in the last line; those that failed are the last to be left out.
 /// @param colours  with escape sequences for colours
 std::vector<std::string> to_lines(const Snapshot& snapshot, size_t width, size_t max_lines, bool colours);
 

@@ -16,8 +16,10 @@ StepCounter::StepCounter(std::filesystem::path file) : file_(std::move(file)) {
   ::unlink(file_.c_str());  // a rank of an earlier attempt may still have the old one mapped
   Fd fd(::open(file_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   const StepRecord nothing{};
-  // Written, not only made longer: a store into a mapped hole could fail later, when the disk is full, and would kill the rank.
-  if (!fd || ::write(fd.get(), &nothing, sizeof(nothing)) != sizeof(nothing)) throw LaunchError("--monitor: the file " + file_.string() + " can't be written: " + std::strerror(errno));
+  // Written, not only made longer: a store into a mapped hole could fail later, when the disk is full, and would kill
+  // the rank.
+  if (!fd || ::write(fd.get(), &nothing, sizeof(nothing)) != sizeof(nothing))
+    throw LaunchError("--monitor: the file " + file_.string() + " can't be written: " + std::strerror(errno));
 }
 
 void StepCounter::look() {
@@ -44,9 +46,11 @@ std::optional<double> StepCounter::per_second(uint64_t now_ns) const {
   if (seen_.size() < 2 || seen_.back().at_ns <= seen_.front().at_ns) return std::nullopt;
   const auto& first = seen_.front();
   const auto& last = seen_.back();
-  const double rate = static_cast<double>(last.steps - first.steps) * 1e9 / static_cast<double>(last.at_ns - first.at_ns);
+  const double rate =
+      static_cast<double>(last.steps - first.steps) * 1e9 / static_cast<double>(last.at_ns - first.at_ns);
   const double idle = now_ns > last.at_ns ? static_cast<double>(now_ns - last.at_ns) / 1e9 : 0;
-  return idle * rate > 2 ? 1 / idle : rate;  // twice as long as a step takes: it can't be faster than one step in that time
+  return idle * rate > 2 ? 1 / idle
+                         : rate;  // twice as long as a step takes: it can't be faster than one step in that time
 }
 
 }  // namespace accelerate::launcher

@@ -37,7 +37,8 @@ TerminalView::Size TerminalView::size() const {
 
 TerminalView::Room TerminalView::room() const {
   const auto [rows, columns] = size();
-  // A third to a half for the view. The last column stays free: a character there makes terminals differ about where the cursor is.
+  // A third to a half for the view. The last column stays free: a character there makes terminals differ about where
+  // the cursor is.
   return {rows < 8 ? 0 : rows / 2 - 1, std::max<size_t>(columns, 2) - 1};
 }
 
@@ -62,7 +63,9 @@ void TerminalView::draw(const std::vector<std::string>& lines) {
   const auto [rows, columns] = divided_;
   // The region is set each time: a program's output may have undone it.
   std::string text = kSave + ("\033[1;" + std::to_string(rows - lines_ - 1) + "r\033[0m");
-  const auto line = [&](size_t row, const std::string& content) { text += "\033[" + std::to_string(row) + ";1H" + content + "\033[0m\033[K"; };
+  const auto line = [&](size_t row, const std::string& content) {
+    text += "\033[" + std::to_string(row) + ";1H" + content + "\033[0m\033[K";
+  };
   std::string rule;
   for (size_t i = 1; i < columns; ++i) rule += "─";
   line(rows - lines_, rule);

@@ -19,9 +19,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kConnections = 32;             // a browser opens up to six
-constexpr size_t kRequestBytes = 16 << 10;      // cookies of other programs on this address come along
-constexpr std::chrono::seconds kPatience{5};    // from the connection to the end of the answer
+constexpr size_t kConnections = 32;           // a browser opens up to six
+constexpr size_t kRequestBytes = 16 << 10;    // cookies of other programs on this address come along
+constexpr std::chrono::seconds kPatience{5};  // from the connection to the end of the answer
 
 std::string lower(std::string_view text) {
   std::string result(text);
@@ -57,16 +57,23 @@ bool is_ours(std::string_view host, const std::string& own_name) {
   return !name.empty() && (name == lower(own_name) || name == lower(machine));
 }
 
-std::string response(const char* status, const char* type, const std::string& body, bool with_body = true, const std::string& more = "") {
-  return std::string("HTTP/1.1 ") + status + "\r\nContent-Type: " + type + "; charset=utf-8\r\nContent-Length: " + std::to_string(body.size()) +
-         "\r\nConnection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n" + more + "\r\n" + (with_body ? body : "");
+std::string response(const char* status, const char* type, const std::string& body, bool with_body = true,
+                     const std::string& more = "") {
+  return std::string("HTTP/1.1 ") + status + "\r\nContent-Type: " + type +
+         "; charset=utf-8\r\nContent-Length: " + std::to_string(body.size()) +
+         "\r\nConnection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nReferrer-Policy: "
+         "no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n" +
+         more + "\r\n" + (with_body ? body : "");
 }
 
-std::string refusal(const char* status, const std::string& why, const std::string& more = "") { return response(status, "text/plain", why + "\n", true, more); }
+std::string refusal(const char* status, const std::string& why, const std::string& more = "") {
+  return response(status, "text/plain", why + "\n", true, more);
+}
 
 std::string random_word() {
   unsigned char bytes[16];
-  if (::getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes)) throw LaunchError(std::string("no random numbers: ") + std::strerror(errno));
+  if (::getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes))
+    throw LaunchError(std::string("no random numbers: ") + std::strerror(errno));
   std::string word;
   for (const unsigned char byte : bytes) {
     char digits[3];
@@ -82,55 +89,76 @@ std::string respond(std::string_view request, const std::string& own_name, const
   const size_t line_end = request.find("\r\n");
   const std::string_view line = request.substr(0, line_end);
   const size_t first = line.find(' '), second = line.rfind(' ');
-  if (line_end == std::string_view::npos || first == std::string_view::npos || first == second || !line.substr(second + 1).starts_with("HTTP/1.")) return refusal("400 Bad Request", "not a request of HTTP/1");
+  if (line_end == std::string_view::npos || first == std::string_view::npos || first == second ||
+      !line.substr(second + 1).starts_with("HTTP/1."))
+    return refusal("400 Bad Request", "not a request of HTTP/1");
   const std::string_view method = line.substr(0, first), target = line.substr(first + 1, second - first - 1);
   int hosts = 0;
   std::string_view host;
   for (size_t at = line_end + 2; at < request.size();) {
     const size_t end = std::min(request.find("\r\n", at), request.size());
     const std::string_view header = request.substr(at, end - at);
-    if (const size_t colon = header.find(':'); colon != std::string_view::npos && lower(header.substr(0, colon)) == "host") ++hosts, host = trimmed(header.substr(colon + 1));
+    if (const size_t colon = header.find(':');
+        colon != std::string_view::npos && lower(header.substr(0, colon)) == "host")
+      ++hosts, host = trimmed(header.substr(colon + 1));
     at = end + 2;
   }
   if (hosts != 1) return refusal("400 Bad Request", "a request has one Host header");
-  if (!is_ours(host, own_name)) return refusal("403 Forbidden", "this page is served under the machine's address, as localhost or under its name only");
-  if (method != "GET" && method != "HEAD") return refusal("405 Method Not Allowed", "only GET and HEAD", "Allow: GET, HEAD\r\n");
+  if (!is_ours(host, own_name))
+    return refusal("403 Forbidden",
+                   "this page is served under the machine's address, as localhost or under its name only");
+  if (method != "GET" && method != "HEAD")
+    return refusal("405 Method Not Allowed", "only GET and HEAD", "Allow: GET, HEAD\r\n");
   const std::string_view path = target.substr(0, target.find('?'));
   const bool body = method == "GET";
   if (path == "/state.json") return response("200 OK", "application/json", state(), body);
   if (path != "/") return refusal("404 Not Found", "there are / and /state.json");
   const std::string nonce = random_word();
-  return response("200 OK", "text/html", page_with(nonce), body,
-                  "Content-Security-Policy: default-src 'none'; script-src 'nonce-" + nonce + "'; style-src 'nonce-" + nonce + "'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n");
+  return response(
+      "200 OK", "text/html", page_with(nonce), body,
+      "Content-Security-Policy: default-src 'none'; script-src 'nonce-" + nonce + "'; style-src 'nonce-" + nonce +
+          "'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n");
 }
 
 WebPage::WebPage(const std::string& host, int64_t port) : host_(host) {
   addrinfo wanted{}, *found = nullptr;
   wanted.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   wanted.ai_socktype = SOCK_STREAM;
-  if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &found); error != 0) throw ConfigError("--monitor_host is '" + host + "', expected an address of this machine: " + ::gai_strerror(error));
+  if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &found); error != 0)
+    throw ConfigError("--monitor_host is '" + host +
+                      "', expected an address of this machine: " + ::gai_strerror(error));
   const std::string place = host + ":" + std::to_string(port);
   listener_ = Fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;
-  ::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));  // the page's last connections linger for a minute after a job
-  const bool bound = listener_ && ::bind(listener_.get(), found->ai_addr, found->ai_addrlen) == 0 && ::listen(listener_.get(), 64) == 0;
+  ::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on,
+               sizeof(on));  // the page's last connections linger for a minute after a job
+  const bool bound = listener_ && ::bind(listener_.get(), found->ai_addr, found->ai_addrlen) == 0 &&
+                     ::listen(listener_.get(), 64) == 0;
   const int error = errno;
-  const bool loopback = found->ai_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<sockaddr_in6*>(found->ai_addr)->sin6_addr)
-                                                     : (ntohl(reinterpret_cast<sockaddr_in*>(found->ai_addr)->sin_addr.s_addr) >> 24) == 127;
+  const bool loopback = found->ai_family == AF_INET6
+                            ? IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<sockaddr_in6*>(found->ai_addr)->sin6_addr)
+                            : (ntohl(reinterpret_cast<sockaddr_in*>(found->ai_addr)->sin_addr.s_addr) >> 24) == 127;
   ::freeaddrinfo(found);
   if (!bound)
-    throw LaunchError("the monitor's page can't be served at " + place + ": " + std::strerror(error) + (error == EADDRINUSE ? ". Another program uses that port; --monitor_port 0 finds a free one" : error == EACCES ? ". Ports below 1024 are for root" : ""));
+    throw LaunchError("the monitor's page can't be served at " + place + ": " + std::strerror(error) +
+                      (error == EADDRINUSE ? ". Another program uses that port; --monitor_port 0 finds a free one"
+                       : error == EACCES   ? ". Ports below 1024 are for root"
+                                           : ""));
   open_to_others_ = !loopback;
   sockaddr_storage bound_to{};
   socklen_t length = sizeof(bound_to);
   ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound_to), &length);
-  const int given = ntohs(bound_to.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound_to)->sin6_port : reinterpret_cast<sockaddr_in*>(&bound_to)->sin_port);
-  url_ = "http://" + (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(given) + "/";
+  const int given = ntohs(bound_to.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound_to)->sin6_port
+                                                         : reinterpret_cast<sockaddr_in*>(&bound_to)->sin_port);
+  url_ =
+      "http://" + (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(given) + "/";
 }
 
 void WebPage::add_to(std::vector<pollfd>& fds) const {
   fds.push_back({connections_.size() < kConnections && Clock::now() >= pause_until_ ? listener_.get() : -1, POLLIN, 0});
-  for (const auto& connection : connections_) fds.push_back({connection.fd.get(), static_cast<short>(connection.sent < connection.response.size() ? POLLOUT : POLLIN), 0});
+  for (const auto& connection : connections_)
+    fds.push_back(
+        {connection.fd.get(), static_cast<short>(connection.sent < connection.response.size() ? POLLOUT : POLLIN), 0});
 }
 
 void WebPage::serve(std::span<const pollfd> polled, const std::function<std::string()>& state) {
@@ -162,7 +190,8 @@ void WebPage::go_on(Connection& c, const std::function<std::string()>& state) co
   if (c.response.empty()) {
     const size_t end = c.request.find("\r\n\r\n");
     if (end != std::string::npos) c.response = respond(std::string_view(c.request).substr(0, end + 2), host_, state);
-    else if (c.request.size() > kRequestBytes) c.response = refusal("431 Request Header Fields Too Large", "the request is too long");
+    else if (c.request.size() > kRequestBytes)
+      c.response = refusal("431 Request Header Fields Too Large", "the request is too long");
   }
   while (c.sent < c.response.size()) {
     const ssize_t written = ::send(c.fd.get(), c.response.data() + c.sent, c.response.size() - c.sent, MSG_NOSIGNAL);

@@ -14,10 +14,12 @@
 
 namespace accelerate::launcher {
 
-/// Serves two addresses by HTTP, from the launcher's own loop: "/", a page without anything from elsewhere, and "/state.json", which it shows.
+/// Serves two addresses by HTTP, from the launcher's own loop: "/", a page without anything from elsewhere, and
+/// "/state.json", which it shows.
 ///
-/// Only GET and HEAD, one request for each connection, and only with a Host header that names this machine as such (an address, localhost, its name): a page of
-/// another site whose name has been made to point here would send that site's name (DNS rebinding).
+/// Only GET and HEAD, one request for each connection, and only with a Host header that names this machine as such (an
+/// address, localhost, its name): a page of another site whose name has been made to point here would send that site's
+/// name (DNS rebinding).
 class WebPage {
  public:
   /// Listens. @param port  0: any free one
@@ -45,7 +47,8 @@ class WebPage {
   std::string host_, url_;
   bool open_to_others_ = false;
   Fd listener_;
-  std::chrono::steady_clock::time_point pause_until_{};  ///< no connection is taken until then: there are no descriptors left
+  std::chrono::steady_clock::time_point
+      pause_until_{};  ///< no connection is taken until then: there are no descriptors left
   std::list<Connection> connections_;
 };
 

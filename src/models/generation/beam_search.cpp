@@ -7,7 +7,8 @@
 #include "models/generation/logits.hpp"
 #include "models/generation/stop_strings.hpp"
 
-// The rules of transformers, in which a row always has num_beams running beams and collects finished ones beside them. Scores of tokens are tensors; the few beams of a row are plain data.
+// The rules of transformers, in which a row always has num_beams running beams and collects finished ones beside them.
+// Scores of tokens are tensors; the few beams of a row are plain data.
 
 namespace accelerate::models {
 namespace {
@@ -29,7 +30,8 @@ struct Candidates {
   Tensor scores, indices;  ///< [B, count] on the CPU; indices are beam * V + token
 };
 
-Candidates best(const Tensor& scores, int64_t count, const GenerationConfig& config, const std::optional<at::Generator>& generator) {
+Candidates best(const Tensor& scores, int64_t count, const GenerationConfig& config,
+                const std::optional<at::Generator>& generator) {
   if (!config.do_sample) {
     const auto [values, indices] = scores.topk(count, 1);
     return {values.cpu(), indices.cpu()};
@@ -40,7 +42,8 @@ Candidates best(const Tensor& scores, int64_t count, const GenerationConfig& con
 
 }  // namespace
 
-Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& attention_mask, int64_t max_length, const GenerationConfig& config, const StopStrings& stops,
+Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& attention_mask, int64_t max_length,
+                   const GenerationConfig& config, const StopStrings& stops,
                    const std::optional<at::Generator>& generator) {
   constexpr float kImpossible = -1e9F;
   const int64_t rows = input_ids.size(0), prompt = input_ids.size(1), beams = config.num_beams;
@@ -51,10 +54,16 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& atte
     const auto row = input_ids[r].cpu().contiguous();
     const Beam start{0, {row.const_data_ptr<int64_t>(), row.const_data_ptr<int64_t>() + prompt}};
     state[static_cast<size_t>(r)].running.assign(static_cast<size_t>(beams), start);
-    for (int64_t b = 1; b < beams; ++b) state[static_cast<size_t>(r)].running[static_cast<size_t>(b)].score = kImpossible;  // all are equal: only the first one counts
+    for (int64_t b = 1; b < beams; ++b)
+      state[static_cast<size_t>(r)].running[static_cast<size_t>(b)].score =
+          kImpossible;  // all are equal: only the first one counts
   }
-  const auto is_end = [&](int64_t token) { return std::find(config.eos_token_id.begin(), config.eos_token_id.end(), token) != config.eos_token_id.end(); };
-  const auto length_factor = [&](int64_t length) { return static_cast<float>(std::pow(static_cast<double>(length), config.length_penalty)); };
+  const auto is_end = [&](int64_t token) {
+    return std::find(config.eos_token_id.begin(), config.eos_token_id.end(), token) != config.eos_token_id.end();
+  };
+  const auto length_factor = [&](int64_t length) {
+    return static_cast<float>(std::pow(static_cast<double>(length), config.length_penalty));
+  };
   const auto full = [&](const Row& row) { return static_cast<int64_t>(row.finished.size()) == beams; };
 
   auto logits = decoder.step(input_ids).repeat_interleave(beams, 0);
@@ -63,11 +72,16 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& atte
   for (int64_t length = prompt;;) {
     const auto scores = process_scores(logits.log_softmax(-1), tokens, length - prompt, config);
     const int64_t vocabulary = scores.size(1);
-    if (count > beams * vocabulary) throw ConfigError("generate: num_beams is " + std::to_string(beams) + ", too many for a vocabulary of " + std::to_string(vocabulary) + ".");
+    if (count > beams * vocabulary)
+      throw ConfigError("generate: num_beams is " + std::to_string(beams) + ", too many for a vocabulary of " +
+                        std::to_string(vocabulary) + ".");
     auto sums = torch::empty({rows, beams}, torch::kFloat);
     for (int64_t r = 0; r < rows; ++r)
-      for (int64_t b = 0; b < beams; ++b) sums.data_ptr<float>()[r * beams + b] = state[static_cast<size_t>(r)].running[static_cast<size_t>(b)].score;
-    const auto candidates = best((scores.view({rows, beams, vocabulary}) + sums.to(scores.device()).unsqueeze(2)).flatten(1), count, config, generator);
+      for (int64_t b = 0; b < beams; ++b)
+        sums.data_ptr<float>()[r * beams + b] = state[static_cast<size_t>(r)].running[static_cast<size_t>(b)].score;
+    const auto candidates =
+        best((scores.view({rows, beams, vocabulary}) + sums.to(scores.device()).unsqueeze(2)).flatten(1), count, config,
+             generator);
     std::vector<int64_t> parents, last;
     bool all_end = true, any_improvable = false, all_full = true;
     for (int64_t r = 0; r < rows; ++r) {
@@ -78,12 +92,15 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& atte
       const bool closed = !row.improvable || (config.early_stopping == EarlyStopping::yes && full(row));
       for (int64_t k = 0; k < count; ++k) {
         const float score = candidates.scores.const_data_ptr<float>()[r * count + k];
-        const int64_t index = candidates.indices.const_data_ptr<int64_t>()[r * count + k], parent = index / vocabulary, token = index % vocabulary;
+        const int64_t index = candidates.indices.const_data_ptr<int64_t>()[r * count + k], parent = index / vocabulary,
+                      token = index % vocabulary;
         Beam beam{score, row.running[static_cast<size_t>(parent)].tokens};
         beam.tokens.push_back(token);
-        const bool at_limit = length + 1 == max_length, ends = at_limit || is_end(token) || (!stops.empty() && stops.end(beam.tokens));
+        const bool at_limit = length + 1 == max_length,
+                   ends = at_limit || is_end(token) || (!stops.empty() && stops.end(beam.tokens));
         all_end = all_end && ends;
-        if (ends && !at_limit && !stops.empty()) spare.emplace_back(Beam{score + kImpossible, beam.tokens}, r * beams + parent);
+        if (ends && !at_limit && !stops.empty())
+          spare.emplace_back(Beam{score + kImpossible, beam.tokens}, r * beams + parent);
         if (ends ? k >= beams || closed : static_cast<int64_t>(running.size()) == beams) continue;
         if (ends) {
           beam.score /= length_factor(length + 1 - prompt);
@@ -93,27 +110,36 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& atte
           from.push_back(r * beams + parent);
         }
       }
-      // Any token can complete a stop string, so perhaps too few candidates go on: those that have ended fill the places, with scores that never win.
+      // Any token can complete a stop string, so perhaps too few candidates go on: those that have ended fill the
+      // places, with scores that never win.
       for (auto& [beam, parent] : spare) {
         if (static_cast<int64_t>(running.size()) == beams) break;
         running.push_back(std::move(beam));
         from.push_back(parent);
       }
-      std::stable_sort(row.finished.begin(), row.finished.end(), [](const Beam& a, const Beam& b) { return a.score > b.score; });
+      std::stable_sort(row.finished.begin(), row.finished.end(),
+                       [](const Beam& a, const Beam& b) { return a.score > b.score; });
       if (static_cast<int64_t>(row.finished.size()) > beams) row.finished.resize(static_cast<size_t>(beams));
       all_full = all_full && full(row);
       if (running.empty()) continue;  // the last step
-      const int64_t hoped_for = config.early_stopping == EarlyStopping::never && config.length_penalty > 0 ? max_length - prompt : length + 1 - prompt;
-      const auto top = std::max_element(running.begin(), running.end(), [](const Beam& a, const Beam& b) { return a.score < b.score; });  // candidates that were drawn are in no order
-      row.improvable = row.improvable && (!full(row) || top->score / length_factor(hoped_for) > row.finished.back().score);
+      const int64_t hoped_for = config.early_stopping == EarlyStopping::never && config.length_penalty > 0
+                                    ? max_length - prompt
+                                    : length + 1 - prompt;
+      const auto top = std::max_element(running.begin(), running.end(), [](const Beam& a, const Beam& b) {
+        return a.score < b.score;
+      });  // candidates that were drawn are in no order
+      row.improvable =
+          row.improvable && (!full(row) || top->score / length_factor(hoped_for) > row.finished.back().score);
       any_improvable = any_improvable || row.improvable;
       row.running = std::move(running);
       for (const auto& beam : row.running) last.push_back(beam.tokens.back());
       parents.insert(parents.end(), from.begin(), from.end());
     }
     if (all_end || !any_improvable || (all_full && config.early_stopping == EarlyStopping::yes)) break;
-    if (static_cast<int64_t>(parents.size()) != rows * beams) throw InternalError("beam search: a row has fewer than " + std::to_string(beams) + " running beams.");
-    const auto order = torch::tensor(parents, at::kLong).to(input_ids.device()), next = torch::tensor(last, at::kLong).to(input_ids.device()).unsqueeze(1);
+    if (static_cast<int64_t>(parents.size()) != rows * beams)
+      throw InternalError("beam search: a row has fewer than " + std::to_string(beams) + " running beams.");
+    const auto order = torch::tensor(parents, at::kLong).to(input_ids.device()),
+               next = torch::tensor(last, at::kLong).to(input_ids.device()).unsqueeze(1);
     decoder.reorder(order);
     tokens = torch::cat({tokens.index_select(0, order), next}, 1);
     ++length;
@@ -121,7 +147,9 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& atte
   }
   int64_t longest = prompt;
   for (const auto& row : state) longest = std::max(longest, static_cast<int64_t>(row.finished.front().tokens.size()));
-  auto result = torch::full({rows, longest}, config.pad_token_id.value_or(config.eos_token_id.empty() ? 0 : config.eos_token_id.front()), at::kLong);
+  auto result = torch::full({rows, longest},
+                            config.pad_token_id.value_or(config.eos_token_id.empty() ? 0 : config.eos_token_id.front()),
+                            at::kLong);
   for (int64_t r = 0; r < rows; ++r) {
     const auto& tokens_of = state[static_cast<size_t>(r)].finished.front().tokens;
     std::copy(tokens_of.begin(), tokens_of.end(), result.data_ptr<int64_t>() + r * longest);

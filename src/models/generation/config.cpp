@@ -1,7 +1,7 @@
 #include <set>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/models/generate.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/check_field.hpp"
 #include "models/json_file.hpp"
 
@@ -11,7 +11,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) { check_field(holds, "GenerationConfig", field, found, expected); };
+constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) {
+  check_field(holds, "GenerationConfig", field, found, expected);
+};
 
 void read_end_tokens(const JsonFile& file, std::vector<int64_t>& ids) {
   const auto found = file.root().find("eos_token_id");
@@ -23,12 +25,41 @@ void read_end_tokens(const JsonFile& file, std::vector<int64_t>& ids) {
   }
 }
 
-/// Fields that say nothing about which tokens come. What is in neither list changes the result, unless its value is one that switches it off.
+/// Fields that say nothing about which tokens come. What is in neither list changes the result, unless its value is one
+/// that switches it off.
 const std::set<std::string>& fields_without_effect() {
-  static const std::set<std::string> names = {"_from_model_config", "transformers_version", "bos_token_id", "decoder_start_token_id", "use_cache", "cache_implementation", "cache_config", "return_dict_in_generate",
-                                              "output_attentions", "output_hidden_states", "output_scores", "output_logits", "trust_remote_code", "max_matching_ngram_size", "low_memory", "num_assistant_tokens",
-                                              "num_assistant_tokens_schedule", "assistant_confidence_threshold", "prompt_lookup_num_tokens", "remove_invalid_values", "token_healing", "top_h", "disable_compile", "compile_config",
-                                              "prefill_chunk_size", "is_assistant", "target_lookbehind", "assistant_lookbehind", "assistant_early_exit", "use_model_defaults", "generation_kwargs", "diversity_penalty"};
+  static const std::set<std::string> names = {"_from_model_config",
+                                              "transformers_version",
+                                              "bos_token_id",
+                                              "decoder_start_token_id",
+                                              "use_cache",
+                                              "cache_implementation",
+                                              "cache_config",
+                                              "return_dict_in_generate",
+                                              "output_attentions",
+                                              "output_hidden_states",
+                                              "output_scores",
+                                              "output_logits",
+                                              "trust_remote_code",
+                                              "max_matching_ngram_size",
+                                              "low_memory",
+                                              "num_assistant_tokens",
+                                              "num_assistant_tokens_schedule",
+                                              "assistant_confidence_threshold",
+                                              "prompt_lookup_num_tokens",
+                                              "remove_invalid_values",
+                                              "token_healing",
+                                              "top_h",
+                                              "disable_compile",
+                                              "compile_config",
+                                              "prefill_chunk_size",
+                                              "is_assistant",
+                                              "target_lookbehind",
+                                              "assistant_lookbehind",
+                                              "assistant_early_exit",
+                                              "use_model_defaults",
+                                              "generation_kwargs",
+                                              "diversity_penalty"};
   return names;
 }
 
@@ -67,7 +98,9 @@ GenerationConfig GenerationConfig::from_pretrained(const fs::path& folder) {
   file.read("length_penalty", config.length_penalty);
   if (const auto found = file.root().find("early_stopping"); found != file.root().end() && !found->is_null()) {
     if (!found->is_boolean() && *found != "never") file.fail("early_stopping", *found, "true, false or \"never\"");
-    config.early_stopping = !found->is_boolean() ? EarlyStopping::never : found->get<bool>() ? EarlyStopping::yes : EarlyStopping::no;
+    config.early_stopping = !found->is_boolean() ? EarlyStopping::never
+                            : found->get<bool>() ? EarlyStopping::yes
+                                                 : EarlyStopping::no;
   }
   if (const auto found = file.root().find("stop_strings"); found != file.root().end() && !found->is_null()) {
     for (const auto& stop : found->is_array() ? *found : ordered_json::array({*found})) {
@@ -75,8 +108,10 @@ GenerationConfig GenerationConfig::from_pretrained(const fs::path& folder) {
       config.stop_strings.push_back(stop.get<std::string>());
     }
   }
-  static const std::set<std::string> known = {"eos_token_id", "pad_token_id", "max_new_tokens", "max_length", "min_new_tokens", "do_sample", "num_beams", "temperature",
-                                              "top_k", "top_p", "repetition_penalty", "length_penalty", "early_stopping", "stop_strings"};
+  static const std::set<std::string> known = {"eos_token_id",   "pad_token_id", "max_new_tokens",     "max_length",
+                                              "min_new_tokens", "do_sample",    "num_beams",          "temperature",
+                                              "top_k",          "top_p",        "repetition_penalty", "length_penalty",
+                                              "early_stopping", "stop_strings"};
   for (const auto& [name, value] : file.root().items()) {
     if (known.contains(name) || fields_without_effect().contains(name)) continue;
     const bool off = value.is_null() || value == false || value == 0 || value == 1 || value.empty();

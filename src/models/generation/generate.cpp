@@ -16,11 +16,14 @@ using at::Tensor;
 void check(const Tensor& input_ids, const Tensor& attention_mask) {
   std::ostringstream text;
   if (input_ids.dim() != 2 || input_ids.scalar_type() != at::kLong || input_ids.numel() == 0) {
-    text << "generate: input_ids has shape " << input_ids.sizes() << " and dtype " << input_ids.scalar_type() << ", expected [B, T] of int64 with at least one token.";
+    text << "generate: input_ids has shape " << input_ids.sizes() << " and dtype " << input_ids.scalar_type()
+         << ", expected [B, T] of int64 with at least one token.";
   } else if (attention_mask.defined() && attention_mask.sizes() != input_ids.sizes()) {
-    text << "generate: attention_mask has shape " << attention_mask.sizes() << ", but input_ids " << input_ids.sizes() << ". Both are [B, T].";
+    text << "generate: attention_mask has shape " << attention_mask.sizes() << ", but input_ids " << input_ids.sizes()
+         << ". Both are [B, T].";
   } else if (attention_mask.defined() && !attention_mask.select(1, -1).to(at::kBool).all().item<bool>()) {
-    text << "generate: the last token of a row is padding, expected padding on the left only. Tokenizer::encode_batch pads so.";
+    text << "generate: the last token of a row is padding, expected padding on the left only. Tokenizer::encode_batch "
+            "pads so.";
   } else {
     return;
   }
@@ -50,10 +53,14 @@ Tensor Decoder::step(const Tensor& tokens) {
   Tensor mask, positions;
   if (mask_.defined()) {
     mask = mask_.narrow(1, 0, length_);
-    positions = positions_.defined() ? positions_ + 1 : (mask.cumsum(1) - 1).clamp_min(0);  // padding has positions, too, which nobody sees
+    positions = positions_.defined()
+                    ? positions_ + 1
+                    : (mask.cumsum(1) - 1).clamp_min(0);  // padding has positions, too, which nobody sees
     positions_ = positions.slice(1, -1);
   }
-  return forward_(tokens, mask, positions, &cache_, 1).select(1, -1).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  return forward_(tokens, mask, positions, &cache_, 1)
+      .select(1, -1)
+      .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
 void Decoder::reorder(const Tensor& rows) {
@@ -63,18 +70,25 @@ void Decoder::reorder(const Tensor& rows) {
   positions_ = positions_.index_select(0, rows);
 }
 
-Tensor generate(const CausalForward& forward, const Tensor& input_ids, const GenerationConfig& config, const GenerateOptions& options) {
+Tensor generate(const CausalForward& forward, const Tensor& input_ids, const GenerationConfig& config,
+                const GenerateOptions& options) {
   config.validate();
   check(input_ids, options.attention_mask);
   const int64_t rows = input_ids.size(0), prompt = input_ids.size(1);
-  if (!config.max_new_tokens && !config.max_length) throw ConfigError("generate: neither max_new_tokens nor max_length is given. Say how long the result may get.");
+  if (!config.max_new_tokens && !config.max_length)
+    throw ConfigError("generate: neither max_new_tokens nor max_length is given. Say how long the result may get.");
   const int64_t max_length = config.max_new_tokens ? prompt + *config.max_new_tokens : *config.max_length;
-  if (max_length <= prompt) throw ConfigError("generate: the prompts have " + std::to_string(prompt) + " tokens and max_length is " + std::to_string(max_length) + ", which leaves no room for new ones. Raise it, or set max_new_tokens.");
+  if (max_length <= prompt)
+    throw ConfigError("generate: the prompts have " + std::to_string(prompt) + " tokens and max_length is " +
+                      std::to_string(max_length) +
+                      ", which leaves no room for new ones. Raise it, or set max_new_tokens.");
   const torch::NoGradGuard no_grad;
   const StopStrings stops(config, options.tokenizer);
   Decoder decoder(forward, options.attention_mask, max_length);
   if (config.num_beams > 1) {
-    if (options.on_tokens) throw ConfigError("generate: on_tokens is set, but with num_beams = " + std::to_string(config.num_beams) + " tokens are not final before the end. Set num_beams = 1.");
+    if (options.on_tokens)
+      throw ConfigError("generate: on_tokens is set, but with num_beams = " + std::to_string(config.num_beams) +
+                        " tokens are not final before the end. Set num_beams = 1.");
     return beam_search(decoder, input_ids, options.attention_mask, max_length, config, stops, options.generator);
   }
   const int64_t padding = config.pad_token_id.value_or(config.eos_token_id.empty() ? 0 : config.eos_token_id.front());
@@ -86,7 +100,9 @@ Tensor generate(const CausalForward& forward, const Tensor& input_ids, const Gen
   int64_t length = prompt;
   while (length < max_length) {
     const auto scores = process_scores(decoder.step(next), tokens.narrow(1, 0, length), length - prompt, config);
-    auto chosen = config.do_sample ? at::multinomial(scores.softmax(-1), 1, /*replacement=*/false, options.generator).squeeze(1) : scores.argmax(-1);
+    auto chosen = config.do_sample
+                      ? at::multinomial(scores.softmax(-1), 1, /*replacement=*/false, options.generator).squeeze(1)
+                      : scores.argmax(-1);
     if (can_end) chosen = chosen.masked_fill(ended, padding);
     if (!config.eos_token_id.empty()) ended |= is_any_of(chosen, config.eos_token_id);
     tokens.select(1, length++).copy_(chosen);

@@ -2,13 +2,15 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "accelerate/utils/export.hpp"
 #include "accelerate/models/generate.hpp"
+#include "accelerate/utils/export.hpp"
 
 namespace accelerate::models {
 
-/// What the configuration does to the scores of the next token. @param scores  [B, V] fp32, changed in place where possible @param tokens  [B, S] int64, all so far; negative: padding
-ACCELERATE_API at::Tensor process_scores(at::Tensor scores, const at::Tensor& tokens, int64_t new_tokens, const GenerationConfig& config);
+/// What the configuration does to the scores of the next token. @param scores  [B, V] fp32, changed in place where
+/// possible @param tokens  [B, S] int64, all so far; negative: padding
+ACCELERATE_API at::Tensor process_scores(at::Tensor scores, const at::Tensor& tokens, int64_t new_tokens,
+                                         const GenerationConfig& config);
 
 // Its parts, in this order; the last three are for sampling.
 ACCELERATE_API at::Tensor penalize_repetition(const at::Tensor& scores, const at::Tensor& tokens, double penalty);
@@ -21,14 +23,16 @@ at::Tensor without_padding(const at::Tensor& input_ids, const at::Tensor& attent
 /// Beam search over B rows; `step` gives the scores of the next token. Used by generate().
 class Decoder;
 class StopStrings;
-at::Tensor beam_search(Decoder& decoder, const at::Tensor& input_ids, const at::Tensor& attention_mask, int64_t max_length, const GenerationConfig& config, const StopStrings& stops,
+at::Tensor beam_search(Decoder& decoder, const at::Tensor& input_ids, const at::Tensor& attention_mask,
+                       int64_t max_length, const GenerationConfig& config, const StopStrings& stops,
                        const std::optional<at::Generator>& generator);
 
 /// The model, its cache and the mask of a growing batch.
 class Decoder {
  public:
   Decoder(const CausalForward& forward, const at::Tensor& attention_mask, int64_t max_length);
-  /// @param tokens  [B, T]: the prompts at first, then one token a row @return logits of the last one, [B, V] fp32, the caller's own
+  /// @param tokens  [B, T]: the prompts at first, then one token a row @return logits of the last one, [B, V] fp32, the
+  /// caller's own
   at::Tensor step(const at::Tensor& tokens);
   /// Row i goes on from what row `rows[i]` was.
   void reorder(const at::Tensor& rows);

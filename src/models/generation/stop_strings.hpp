@@ -17,7 +17,8 @@ class StopStrings {
   StopStrings(const GenerationConfig& config, const std::optional<Tokenizer>& tokenizer);
 
   bool empty() const { return strings_.empty(); }
-  /// Whether a stop string ends within the last token. Ids that the tokenizer does not know (padding) are where the text begins.
+  /// Whether a stop string ends within the last token. Ids that the tokenizer does not know (padding) are where the
+  /// text begins.
   bool end(std::span<const int64_t> tokens) const;
   /// The same for each row. @param tokens  [B, S] int64 @return [B] bool, on the same device
   at::Tensor end(const at::Tensor& tokens) const;

@@ -12,7 +12,9 @@ namespace {
 
 constexpr uint64_t kEmpty = std::numeric_limits<uint64_t>::max();
 
-uint64_t key_of(int32_t left, int32_t right) { return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right); }
+uint64_t key_of(int32_t left, int32_t right) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+}
 
 uint64_t spread(uint64_t key) {
   key *= 0x9E3779B97F4A7C15ULL;
@@ -62,7 +64,8 @@ void Bpe::append(std::string_view piece, Cache& cache, std::vector<int64_t>& out
 }
 
 void Bpe::merge(std::string_view piece, std::vector<int64_t>& out) const {
-  // Symbols are a list linked by index; the best pair is found by looking at all of them while they are few, and through a heap when they are many.
+  // Symbols are a list linked by index; the best pair is found by looking at all of them while they are few, and
+  // through a heap when they are many.
   struct Symbol {
     int32_t id, before, after;
   };
@@ -98,7 +101,8 @@ void Bpe::merge(std::string_view piece, std::vector<int64_t>& out) const {
     };
     for (int32_t i = 0; i < static_cast<int32_t>(symbols.size()); ++i) update(i);
     while (true) {
-      const auto best = std::min_element(pairs.begin(), pairs.end(), [](const Found& a, const Found& b) { return a.rank < b.rank; });
+      const auto best =
+          std::min_element(pairs.begin(), pairs.end(), [](const Found& a, const Found& b) { return a.rank < b.rank; });
       if (best->result < 0) break;
       const auto left = static_cast<int32_t>(best - pairs.begin());
       pairs[static_cast<size_t>(symbols[static_cast<size_t>(left)].after)] = kNone;
@@ -123,7 +127,8 @@ void Bpe::merge(std::string_view piece, std::vector<int64_t>& out) const {
       if (const auto before = symbols[static_cast<size_t>(left)].before; before >= 0) offer(before);
     }
   }
-  for (int32_t i = 0; i >= 0; i = symbols[static_cast<size_t>(i)].after) out.push_back(symbols[static_cast<size_t>(i)].id);
+  for (int32_t i = 0; i >= 0; i = symbols[static_cast<size_t>(i)].after)
+    out.push_back(symbols[static_cast<size_t>(i)].id);
 }
 
 }  // namespace accelerate::models

@@ -22,9 +22,11 @@ class Bpe {
   Bpe(const std::vector<std::string>& bytes, const std::vector<Merge>& merges, bool whole_words);
 
   /// Remembers the pieces of a text, most of which occur again.
-  using Cache = std::unordered_map<std::string_view, std::pair<size_t, size_t>>;  ///< piece -> where its ids lie in the output
+  using Cache =
+      std::unordered_map<std::string_view, std::pair<size_t, size_t>>;  ///< piece -> where its ids lie in the output
 
-  /// Appends the ids of a piece; bytes that are no token are left out. @param cache  of this text, whose bytes stay where they are, and this output
+  /// Appends the ids of a piece; bytes that are no token are left out. @param cache  of this text, whose bytes stay
+  /// where they are, and this output
   void append(std::string_view piece, Cache& cache, std::vector<int64_t>& out) const;
 
  private:

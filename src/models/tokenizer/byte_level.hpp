@@ -10,7 +10,8 @@
 
 namespace accelerate::models {
 
-/// Vocabularies spell every byte as a visible character: printable Latin-1 ones as themselves, the other 68 as U+0100 and following, in order. Source: GPT-2's encoder.
+/// Vocabularies spell every byte as a visible character: printable Latin-1 ones as themselves, the other 68 as U+0100
+/// and following, in order. Source: GPT-2's encoder.
 inline const std::array<int16_t, 0x144>& byte_of_character() {
   static const auto table = [] {
     std::array<int16_t, 0x144> bytes{};

@@ -12,13 +12,16 @@ struct ChatMl {
 };
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size()) text.replace(at, from.size(), to);
+  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
+    text.replace(at, from.size(), to);
   return text;
 }
 
-/// Templates are programs in Jinja. Those of the ChatML family differ in spaces and quotes only, so that one form is recognised, exactly, and nothing else is guessed at.
+/// Templates are programs in Jinja. Those of the ChatML family differ in spaces and quotes only, so that one form is
+/// recognised, exactly, and nothing else is guessed at.
 std::optional<ChatMl> recognise(std::string text) {
-  // Space that the template does not print: beside trimming marks, after a block at the end of a line and before one at its beginning (transformers sets trim_blocks and lstrip_blocks).
+  // Space that the template does not print: beside trimming marks, after a block at the end of a line and before one at
+  // its beginning (transformers sets trim_blocks and lstrip_blocks).
   text = replaced(std::move(text), "\r\n", "\n");
   text = std::regex_replace(text, std::regex(R"(\s*\{(%|\{)-)"), "{$1");
   text = std::regex_replace(text, std::regex(R"(-(%|\})\}\s*)"), "$1}");
@@ -32,9 +35,12 @@ std::optional<ChatMl> recognise(std::string text) {
   text = replaced(std::move(text), "\"", "'");
   text = replaced(std::move(text), "message.role", "message['role']");
   text = replaced(std::move(text), "message.content", "message['content']");
-  static const std::string kLoop = "{%for message in messages%}", kEnd = "{%endfor%}{%if add_generation_prompt%}{{'<|im_start|>assistant\\n'}}{%endif%}";
-  static const std::string kBegin = "{%if loop.first and messages[0]['role']!='system'%}{{'<|im_start|>system\\n", kBeginEnd = "<|im_end|>\\n'}}{%endif%}";
-  static const std::string kTurn = "{{'<|im_start|>'+message['role']+'\\n'+message['content']+'<|im_end|>'+'\\n'}}", kShortTurn = "{{'<|im_start|>'+message['role']+'\\n'+message['content']+'<|im_end|>\\n'}}";
+  static const std::string kLoop = "{%for message in messages%}",
+                           kEnd = "{%endfor%}{%if add_generation_prompt%}{{'<|im_start|>assistant\\n'}}{%endif%}";
+  static const std::string kBegin = "{%if loop.first and messages[0]['role']!='system'%}{{'<|im_start|>system\\n",
+                           kBeginEnd = "<|im_end|>\\n'}}{%endif%}";
+  static const std::string kTurn = "{{'<|im_start|>'+message['role']+'\\n'+message['content']+'<|im_end|>'+'\\n'}}",
+                           kShortTurn = "{{'<|im_start|>'+message['role']+'\\n'+message['content']+'<|im_end|>\\n'}}";
   if (!text.starts_with(kLoop) || !text.ends_with(kEnd)) return std::nullopt;
   std::string_view middle(text);
   middle.remove_prefix(kLoop.size());
@@ -43,7 +49,8 @@ std::optional<ChatMl> recognise(std::string text) {
   if (middle.starts_with(kBegin)) {
     middle.remove_prefix(kBegin.size());
     const auto end = middle.find(kBeginEnd);
-    if (end == std::string_view::npos || middle.substr(0, end).find_first_of("'+={}") != std::string_view::npos) return std::nullopt;  // what the lines above may have changed
+    if (end == std::string_view::npos || middle.substr(0, end).find_first_of("'+={}") != std::string_view::npos)
+      return std::nullopt;  // what the lines above may have changed
     result.default_system = replaced(std::string(middle.substr(0, end)), "\\n", "\n");
     middle.remove_prefix(end + kBeginEnd.size());
   }
@@ -52,14 +59,24 @@ std::optional<ChatMl> recognise(std::string text) {
 
 }  // namespace
 
-std::string render_chat(const std::string& chat_template, const std::vector<ChatMessage>& messages, bool add_generation_prompt) {
-  if (chat_template.empty()) throw CheckpointError("Tokenizer::apply_chat_template: the tokenizer came without a chat template. Is it that of a base model? Build the prompt's text yourself.");
+std::string render_chat(const std::string& chat_template, const std::vector<ChatMessage>& messages,
+                        bool add_generation_prompt) {
+  if (chat_template.empty())
+    throw CheckpointError(
+        "Tokenizer::apply_chat_template: the tokenizer came without a chat template. Is it that of a base model? Build "
+        "the prompt's text yourself.");
   const auto form = recognise(chat_template);
   if (!form)
-    throw CheckpointError("Tokenizer::apply_chat_template: the template is not of a known form, expected ChatML (<|im_start|>role ... <|im_end|>). Build the prompt's text yourself. It begins: " + chat_template.substr(0, 200));
+    throw CheckpointError(
+        "Tokenizer::apply_chat_template: the template is not of a known form, expected ChatML (<|im_start|>role ... "
+        "<|im_end|>). Build the prompt's text yourself. It begins: " +
+        chat_template.substr(0, 200));
   std::string text;
-  const auto turn = [&](const std::string& role, const std::string& content) { text.append("<|im_start|>").append(role).append("\n").append(content).append("<|im_end|>\n"); };
-  if (form->default_system && !messages.empty() && messages.front().role != "system") turn("system", *form->default_system);
+  const auto turn = [&](const std::string& role, const std::string& content) {
+    text.append("<|im_start|>").append(role).append("\n").append(content).append("<|im_end|>\n");
+  };
+  if (form->default_system && !messages.empty() && messages.front().role != "system")
+    turn("system", *form->default_system);
   for (const auto& message : messages) turn(message.role, message.content);
   if (add_generation_prompt) text += "<|im_start|>assistant\n";
   return text;

@@ -48,13 +48,15 @@ struct TokenizerParts {
 };
 
 /// GPT-2's way to cut text, which ByteLevel stands for.
-inline constexpr const char* kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+inline constexpr const char* kGpt2Pattern =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 /// @throws CheckpointError as Tokenizer::from_pretrained
 TokenizerParts read_tokenizer(const std::filesystem::path& path);
 
 /// @throws CheckpointError as Tokenizer::apply_chat_template
-std::string render_chat(const std::string& chat_template, const std::vector<ChatMessage>& messages, bool add_generation_prompt);
+std::string render_chat(const std::string& chat_template, const std::vector<ChatMessage>& messages,
+                        bool add_generation_prompt);
 
 struct Tokenizer::Content {
   Content(TokenizerParts given, const std::string& file);

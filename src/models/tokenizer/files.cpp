@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/gguf.hpp"
+#include "accelerate/utils/error.hpp"
 #include "models/json_file.hpp"
 #include "models/tokenizer/content.hpp"
 
@@ -16,12 +16,16 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr const char* kLlama3Pattern = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kQwen2Pattern = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kLlama3Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kQwen2Pattern =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 SplitStep digits(bool individual) { return {Pattern(individual ? R"(\p{N})" : R"(\p{N}+)")}; }
 
-[[noreturn]] void fail(const fs::path& path, const std::string& what) { throw CheckpointError("tokenizer '" + path.string() + "': " + what); }
+[[noreturn]] void fail(const fs::path& path, const std::string& what) {
+  throw CheckpointError("tokenizer '" + path.string() + "': " + what);
+}
 
 json read_json(const fs::path& path) {
   auto value = json::parse(read_text_file(path), nullptr, false);
@@ -50,7 +54,8 @@ class TokenizerJson {
 
  private:
   [[noreturn]] void unsupported(const std::string& what, const json& found) const {
-    fail(path_, what + " " + found.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 200) + " is not supported; this is a byte-level BPE tokenizer.");
+    fail(path_, what + " " + found.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 200) +
+                    " is not supported; this is a byte-level BPE tokenizer.");
   }
   static std::string type_of(const json& part) { return part.at("type").get<std::string>(); }
 
@@ -58,7 +63,8 @@ class TokenizerJson {
     const auto& model = root_.at("model");
     if (model.value("type", "BPE") != "BPE") unsupported("the model", model.at("type"));
     for (const char* field : {"unk_token", "continuing_subword_prefix", "end_of_word_suffix", "dropout"})
-      if (model.contains(field) && !model[field].is_null() && model[field] != "") unsupported(std::string("the model's ") + field, model[field]);
+      if (model.contains(field) && !model[field].is_null() && model[field] != "")
+        unsupported(std::string("the model's ") + field, model[field]);
     if (model.value("byte_fallback", false)) unsupported("the model's byte_fallback", true);
     parts_.whole_words = model.value("ignore_merges", false);
     for (const auto& [token, id] : model.at("vocab").items()) {
@@ -74,17 +80,23 @@ class TokenizerJson {
       }
       const auto& line = merge.get_ref<const std::string&>();
       const auto space = line.find(' ');
-      if (space == std::string::npos) fail(path_, "the merge '" + line + "' has no space between its parts. It is damaged.");
+      if (space == std::string::npos)
+        fail(path_, "the merge '" + line + "' has no space between its parts. It is damaged.");
       parts_.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
     }
   }
   void read_added(const json& token) {
     if (token.value("single_word", false)) unsupported("the added token", token);
-    parts_.added.push_back({token.at("content").get<std::string>(), token.at("id").get<int64_t>(), token.value("special", false), token.value("lstrip", false), token.value("rstrip", false), token.value("normalized", false)});
+    parts_.added.push_back({token.at("content").get<std::string>(), token.at("id").get<int64_t>(),
+                            token.value("special", false), token.value("lstrip", false), token.value("rstrip", false),
+                            token.value("normalized", false)});
   }
   void read_normalizer(const json& part) {
     if (part.is_null()) return;
-    const std::map<std::string, Normalization> forms = {{"NFC", Normalization::nfc}, {"NFD", Normalization::nfd}, {"NFKC", Normalization::nfkc}, {"NFKD", Normalization::nfkd}};
+    const std::map<std::string, Normalization> forms = {{"NFC", Normalization::nfc},
+                                                        {"NFD", Normalization::nfd},
+                                                        {"NFKC", Normalization::nfkc},
+                                                        {"NFKD", Normalization::nfkd}};
     if (type_of(part) == "Sequence") {
       for (const auto& inner : part.at("normalizers")) read_normalizer(inner);
     } else if (const auto form = forms.find(type_of(part)); form != forms.end()) {
@@ -106,9 +118,12 @@ class TokenizerJson {
     } else if (type == "Split") {
       const auto& pattern = part.at("pattern");
       const auto behavior = part.at("behavior").get<std::string>();
-      if (part.value("invert", false) || (behavior != "Isolated" && behavior != "Removed")) unsupported("the pre-tokenizer", part);
-      parts_.pre_tokenizers.emplace_back(
-          SplitStep{pattern.contains("Regex") ? Pattern(pattern["Regex"].get<std::string>()) : Pattern::literal(pattern.at("String").get<std::string>()), behavior == "Isolated"});
+      if (part.value("invert", false) || (behavior != "Isolated" && behavior != "Removed"))
+        unsupported("the pre-tokenizer", part);
+      parts_.pre_tokenizers.emplace_back(SplitStep{pattern.contains("Regex")
+                                                       ? Pattern(pattern["Regex"].get<std::string>())
+                                                       : Pattern::literal(pattern.at("String").get<std::string>()),
+                                                   behavior == "Isolated"});
     } else {
       unsupported("the pre-tokenizer", part);
     }
@@ -125,7 +140,9 @@ class TokenizerJson {
       if (item.contains("Sequence")) {
         side = &parts_.suffix;
       } else {
-        for (const auto& id : part.at("special_tokens").at(item.at("SpecialToken").at("id").get<std::string>()).at("ids")) side->push_back(id.get<int64_t>());
+        for (const auto& id :
+             part.at("special_tokens").at(item.at("SpecialToken").at("id").get<std::string>()).at("ids"))
+          side->push_back(id.get<int64_t>());
       }
     }
   }
@@ -145,7 +162,8 @@ TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges) {
   TokenizerParts parts;
   const auto ids = read_json(vocab);
   for (const auto& [token, id] : ids.items()) {
-    if (!id.is_number_unsigned() || id.get<size_t>() > 100'000'000) fail(vocab, "the token '" + token + "' has no valid id. It is damaged.");
+    if (!id.is_number_unsigned() || id.get<size_t>() > 100'000'000)
+      fail(vocab, "the token '" + token + "' has no valid id. It is damaged.");
     if (id.get<size_t>() >= parts.tokens.size()) parts.tokens.resize(id.get<size_t>() + 1);
     parts.tokens[id.get<size_t>()] = token;
   }
@@ -158,7 +176,8 @@ TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges) {
     begin = end + 1;
     const auto space = line.find(' ');
     if (line.empty() || comment) continue;
-    if (space == std::string::npos) fail(merges, "the line '" + line + "' has no space between its parts. It is damaged.");
+    if (space == std::string::npos)
+      fail(merges, "the line '" + line + "' has no space between its parts. It is damaged.");
     parts.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
   }
   parts.pre_tokenizers.emplace_back(SplitStep{Pattern(kGpt2Pattern)});
@@ -189,16 +208,21 @@ void read_settings(const fs::path& folder, TokenizerParts& parts) {
   if (const auto id = id_of("bos_token")) parts.bos = id;
   if (const auto id = id_of("eos_token")) parts.eos = id;
   if (const auto id = id_of("pad_token")) parts.pad = id;
-  if (const auto found = config.root().find("chat_template"); parts.chat_template.empty() && found != config.root().end() && found->is_string()) parts.chat_template = found->get<std::string>();
+  if (const auto found = config.root().find("chat_template");
+      parts.chat_template.empty() && found != config.root().end() && found->is_string())
+    parts.chat_template = found->get<std::string>();
 }
 
 /// How the models cut text whose names llama.cpp's converter writes.
 std::vector<PreTokenizerStep> pre_tokenizer_of(const std::string& name, const fs::path& path) {
-  if (name == "smollm" || name == "starcoder" || name == "refact" || name == "command-r") return {digits(true), SplitStep{Pattern(kGpt2Pattern)}};
+  if (name == "smollm" || name == "starcoder" || name == "refact" || name == "command-r")
+    return {digits(true), SplitStep{Pattern(kGpt2Pattern)}};
   if (name == "gpt-2") return {SplitStep{Pattern(kGpt2Pattern)}};
   if (name == "llama-bpe") return {SplitStep{Pattern(kLlama3Pattern)}};
   if (name == "qwen2") return {SplitStep{Pattern(kQwen2Pattern)}};
-  fail(path, "its text is cut the way of '" + name + "' (tokenizer.ggml.pre), expected one of smollm, gpt-2, llama-bpe, qwen2, starcoder, refact, command-r. Use the model's tokenizer.json.");
+  fail(path, "its text is cut the way of '" + name +
+                 "' (tokenizer.ggml.pre), expected one of smollm, gpt-2, llama-bpe, qwen2, starcoder, refact, "
+                 "command-r. Use the model's tokenizer.json.");
 }
 
 TokenizerParts read_gguf(const fs::path& path) {
@@ -212,18 +236,23 @@ TokenizerParts read_gguf(const fs::path& path) {
   const auto* merges = metadata.find_as<std::vector<std::string>>("tokenizer.ggml.merges");
   if (!tokens) fail(path, "it has no vocabulary (tokenizer.ggml.tokens).");
   if (text("tokenizer.ggml.model") != "gpt2" || !merges)
-    fail(path, "its vocabulary is of the kind '" + text("tokenizer.ggml.model") + "', expected 'gpt2', byte-level BPE with merges. Use another tokenizer, such as the sentencepiece library.");
+    fail(path, "its vocabulary is of the kind '" + text("tokenizer.ggml.model") +
+                   "', expected 'gpt2', byte-level BPE with merges. Use another tokenizer, such as the sentencepiece "
+                   "library.");
   TokenizerParts parts;
   parts.tokens = *tokens;
   for (const auto& merge : *merges) {
     const auto space = merge.find(' ', 1);
-    if (space == std::string::npos) fail(path, "the merge '" + merge + "' has no space between its parts. It is damaged.");
+    if (space == std::string::npos)
+      fail(path, "the merge '" + merge + "' has no space between its parts. It is damaged.");
     parts.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
   }
-  if (const auto* kinds = metadata.find_as<std::vector<int64_t>>("tokenizer.ggml.token_type"); kinds && kinds->size() == tokens->size()) {
+  if (const auto* kinds = metadata.find_as<std::vector<int64_t>>("tokenizer.ggml.token_type");
+      kinds && kinds->size() == tokens->size()) {
     constexpr int64_t kControl = 3, kUserDefined = 4;
     for (size_t id = 0; id < kinds->size(); ++id)
-      if ((*kinds)[id] == kControl || (*kinds)[id] == kUserDefined) parts.added.push_back({(*tokens)[id], static_cast<int64_t>(id), (*kinds)[id] == kControl});
+      if ((*kinds)[id] == kControl || (*kinds)[id] == kUserDefined)
+        parts.added.push_back({(*tokens)[id], static_cast<int64_t>(id), (*kinds)[id] == kControl});
   }
   parts.pre_tokenizers = pre_tokenizer_of(text("tokenizer.ggml.pre"), path);
   const auto* prefix_space = metadata.find_as<bool>("tokenizer.ggml.add_space_prefix");
@@ -249,12 +278,15 @@ TokenizerParts read_tokenizer(const fs::path& path) {
   if (path.extension() == ".gguf") return read_gguf(path);
   const auto folder = fs::is_directory(path) ? path : path.parent_path();
   TokenizerParts parts;
-  if (path.filename() != "vocab.json" && path.filename() != "merges.txt" && (!fs::is_directory(path) || fs::exists(folder / "tokenizer.json"))) {
+  if (path.filename() != "vocab.json" && path.filename() != "merges.txt" &&
+      (!fs::is_directory(path) || fs::exists(folder / "tokenizer.json"))) {
     parts = TokenizerJson(fs::is_directory(path) ? folder / "tokenizer.json" : path).read();
   } else if (fs::exists(folder / "vocab.json") && fs::exists(folder / "merges.txt")) {
     parts = read_vocabulary(folder / "vocab.json", folder / "merges.txt");
   } else {
-    fail(path, "the folder has neither tokenizer.json nor vocab.json with merges.txt. Copy the tokenizer's files beside the model.");
+    fail(path,
+         "the folder has neither tokenizer.json nor vocab.json with merges.txt. Copy the tokenizer's files beside the "
+         "model.");
   }
   read_settings(folder, parts);
   return parts;

@@ -48,8 +48,11 @@ struct Pattern::Code {
   Code(const std::string& expression, uint32_t options) {
     int error = 0;
     PCRE2_SIZE place = 0;
-    compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(), options | PCRE2_UTF | PCRE2_UCP | PCRE2_NO_UTF_CHECK, &error, &place, nullptr);
-    if (!compiled) throw CheckpointError("tokenizer pattern '" + expression + "': " + message(error) + " at byte " + std::to_string(place) + ".");
+    compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
+                             options | PCRE2_UTF | PCRE2_UCP | PCRE2_NO_UTF_CHECK, &error, &place, nullptr);
+    if (!compiled)
+      throw CheckpointError("tokenizer pattern '" + expression + "': " + message(error) + " at byte " +
+                            std::to_string(place) + ".");
     pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // where that is not available it is interpreted
   }
   ~Code() { pcre2_code_free(compiled); }
@@ -59,7 +62,8 @@ struct Pattern::Code {
   pcre2_code* compiled;
 };
 
-Pattern::Pattern(const std::string& expression) : code_(std::make_shared<const Code>(with_unicode_space(expression), 0U)) {}
+Pattern::Pattern(const std::string& expression)
+    : code_(std::make_shared<const Code>(with_unicode_space(expression), 0U)) {}
 
 Pattern Pattern::literal(const std::string& text) {
   std::string quoted;
@@ -71,13 +75,17 @@ Pattern Pattern::literal(const std::string& text) {
 }
 
 void Pattern::split(std::string_view text, bool keep_matches, std::vector<std::string_view>& pieces) const {
-  const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
+  const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> data(pcre2_match_data_create(1, nullptr),
+                                                                                 pcre2_match_data_free);
   const auto* range = pcre2_get_ovector_pointer(data.get());
   size_t done = 0, from = 0;
   while (from < text.size()) {
-    const int found = pcre2_match(code_->compiled, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from, PCRE2_NO_UTF_CHECK, data.get(), nullptr);
+    const int found = pcre2_match(code_->compiled, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
+                                  PCRE2_NO_UTF_CHECK, data.get(), nullptr);
     if (found == PCRE2_ERROR_NOMATCH) break;
-    if (found < 0) throw ResourceError("tokenizing " + std::to_string(text.size()) + " bytes: " + message(found) + ". Tokenize shorter texts.");
+    if (found < 0)
+      throw ResourceError("tokenizing " + std::to_string(text.size()) + " bytes: " + message(found) +
+                          ". Tokenize shorter texts.");
     const size_t begin = range[0], end = range[1];
     if (end == begin) {  // an empty match cuts nothing; on to the next character
       do ++from;

@@ -7,7 +7,8 @@
 
 namespace accelerate::models {
 
-/// A regular expression over valid UTF-8, as tokenizer files have them: Unicode classes, look-ahead, possessive quantifiers.
+/// A regular expression over valid UTF-8, as tokenizer files have them: Unicode classes, look-ahead, possessive
+/// quantifiers.
 class Pattern {
  public:
   /// @throws CheckpointError if it is none that PCRE2 knows.
@@ -15,7 +16,8 @@ class Pattern {
   /// The same without special characters.
   static Pattern literal(const std::string& text);
 
-  /// Appends the pieces of `text`: matches, and what lies between them, in order. @param keep_matches  else only what lies between
+  /// Appends the pieces of `text`: matches, and what lies between them, in order. @param keep_matches  else only what
+  /// lies between
   /// @throws ResourceError when matching takes too many steps.
   void split(std::string_view text, bool keep_matches, std::vector<std::string_view>& pieces) const;
 

@@ -33,13 +33,17 @@ std::string normalize(const std::string& text, Normalization form) {
 
 bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-/// Calls plain(text) for what lies between added tokens and token(it) for these; the leftmost wins, of those the longest.
+/// Calls plain(text) for what lies between added tokens and token(it) for these; the leftmost wins, of those the
+/// longest.
 template <class Plain, class Token>
-void split_added(std::string_view text, const std::array<std::vector<const AddedToken*>, 256>& starts, const Plain& plain, const Token& token) {
+void split_added(std::string_view text, const std::array<std::vector<const AddedToken*>, 256>& starts,
+                 const Plain& plain, const Token& token) {
   size_t done = 0;
   for (size_t i = 0; i < text.size();) {
     const auto& candidates = starts[static_cast<unsigned char>(text[i])];
-    const auto found = std::find_if(candidates.begin(), candidates.end(), [&](const AddedToken* added) { return text.substr(i).starts_with(added->content); });
+    const auto found = std::find_if(candidates.begin(), candidates.end(), [&](const AddedToken* added) {
+      return text.substr(i).starts_with(added->content);
+    });
     if (found == candidates.end()) {
       ++i;
       continue;
@@ -60,7 +64,8 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
   const auto fail = [&](const std::string& what) { throw CheckpointError("tokenizer '" + file + "': " + what); };
   std::unordered_map<std::string, int32_t> id_of_bytes;
   for (const auto& token : parts.added) {
-    if (token.id < 0 || token.id > 100'000'000) fail("the added token '" + token.content + "' has the id " + std::to_string(token.id) + ". The file is damaged.");
+    if (token.id < 0 || token.id > 100'000'000)
+      fail("the added token '" + token.content + "' has the id " + std::to_string(token.id) + ". The file is damaged.");
     if (static_cast<size_t>(token.id) >= parts.tokens.size()) parts.tokens.resize(static_cast<size_t>(token.id) + 1);
     parts.tokens[static_cast<size_t>(token.id)] = token.content;
   }
@@ -84,32 +89,45 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
   merges.reserve(parts.merges.size());
   for (const auto& [left, right] : parts.merges) {
     const auto a = ids.find(left), b = ids.find(right), both = ids.find(left + right);
-    if (a == ids.end() || b == ids.end() || both == ids.end()) fail("the merge of '" + left + "' and '" + right + "' is of tokens that the vocabulary lacks. The files are of different tokenizers, or damaged.");
-    merges.push_back({static_cast<int32_t>(a->second), static_cast<int32_t>(b->second), static_cast<int32_t>(both->second)});
+    if (a == ids.end() || b == ids.end() || both == ids.end())
+      fail("the merge of '" + left + "' and '" + right +
+           "' is of tokens that the vocabulary lacks. The files are of different tokenizers, or damaged.");
+    merges.push_back(
+        {static_cast<int32_t>(a->second), static_cast<int32_t>(b->second), static_cast<int32_t>(both->second)});
   }
   parts.merges = {};
   bpe.emplace(mergeable, merges, parts.whole_words);
   for (const auto& token : parts.added) {
     if (token.content.empty()) continue;
     special[static_cast<size_t>(token.id)] = token.special;
-    auto& starts = (token.normalized && !parts.normalizers.empty() ? normalized_added : raw_added)[static_cast<unsigned char>(token.content[0])];
+    auto& starts =
+        (token.normalized && !parts.normalizers.empty() ? normalized_added
+                                                        : raw_added)[static_cast<unsigned char>(token.content[0])];
     starts.push_back(&token);
   }
   for (auto* table : {&raw_added, &normalized_added})
-    for (auto& starts : *table) std::stable_sort(starts.begin(), starts.end(), [](const AddedToken* a, const AddedToken* b) { return a->content.size() > b->content.size(); });
+    for (auto& starts : *table)
+      std::stable_sort(starts.begin(), starts.end(),
+                       [](const AddedToken* a, const AddedToken* b) { return a->content.size() > b->content.size(); });
   for (const auto& id : {parts.bos, parts.eos, parts.pad})
-    if (id && (*id < 0 || static_cast<size_t>(*id) >= size)) fail("a special token has the id " + std::to_string(*id) + ", and there are " + std::to_string(size) + " tokens. The file is damaged.");
+    if (id && (*id < 0 || static_cast<size_t>(*id) >= size))
+      fail("a special token has the id " + std::to_string(*id) + ", and there are " + std::to_string(size) +
+           " tokens. The file is damaged.");
 }
 
 void Tokenizer::Content::encode(std::string_view text, std::vector<int64_t>& out) const {
-  split_added(text, raw_added, [&](std::string_view plain) { encode_plain(plain, out); }, [&](const AddedToken& token) { out.push_back(token.id); });
+  split_added(
+      text, raw_added, [&](std::string_view plain) { encode_plain(plain, out); },
+      [&](const AddedToken& token) { out.push_back(token.id); });
 }
 
 void Tokenizer::Content::encode_plain(std::string_view text, std::vector<int64_t>& out) const {
   if (parts.normalizers.empty()) return encode_pieces(text, out);
   std::string normal(text);
   for (const auto form : parts.normalizers) normal = normalize(normal, form);
-  split_added(normal, normalized_added, [&](std::string_view plain) { encode_pieces(plain, out); }, [&](const AddedToken& token) { out.push_back(token.id); });
+  split_added(
+      normal, normalized_added, [&](std::string_view plain) { encode_pieces(plain, out); },
+      [&](const AddedToken& token) { out.push_back(token.id); });
 }
 
 void Tokenizer::Content::encode_pieces(std::string_view text, std::vector<int64_t>& out) const {
@@ -130,7 +148,9 @@ void Tokenizer::Content::encode_pieces(std::string_view text, std::vector<int64_
   for (const auto piece : pieces) bpe->append(piece, cache, out);
 }
 
-Tokenizer Tokenizer::from_pretrained(const std::filesystem::path& path) { return Tokenizer(std::make_shared<const Content>(read_tokenizer(path), path.string())); }
+Tokenizer Tokenizer::from_pretrained(const std::filesystem::path& path) {
+  return Tokenizer(std::make_shared<const Content>(read_tokenizer(path), path.string()));
+}
 
 std::vector<int64_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
   std::string copy;
@@ -155,9 +175,11 @@ TokenBatch Tokenizer::encode_batch(const std::vector<std::string>& texts, bool a
   if (texts.empty()) throw ShapeError("Tokenizer::encode_batch: there are no texts, expected at least one.");
   std::vector<std::vector<int64_t>> rows;
   size_t longest = 0;
-  for (const auto& text : texts) longest = std::max(longest, rows.emplace_back(encode(text, add_special_tokens)).size());
+  for (const auto& text : texts)
+    longest = std::max(longest, rows.emplace_back(encode(text, add_special_tokens)).size());
   const std::vector<int64_t> shape = {static_cast<int64_t>(rows.size()), static_cast<int64_t>(longest)};
-  TokenBatch batch{at::full(shape, pad_token_id().value_or(eos_token_id().value_or(0)), at::kLong), at::zeros(shape, at::kLong)};
+  TokenBatch batch{at::full(shape, pad_token_id().value_or(eos_token_id().value_or(0)), at::kLong),
+                   at::zeros(shape, at::kLong)};
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto begin = (i + 1) * longest - rows[i].size();
     std::copy(rows[i].begin(), rows[i].end(), batch.input_ids.mutable_data_ptr<int64_t>() + begin);
@@ -176,7 +198,9 @@ std::string Tokenizer::decode(const std::vector<int64_t>& ids, bool skip_special
 }
 
 const std::string& Tokenizer::token_bytes(int64_t id) const {
-  if (id < 0 || id >= vocab_size()) throw ShapeError("Tokenizer: there is no token " + std::to_string(id) + "; ids are 0 to " + std::to_string(vocab_size() - 1) + ". Are the ids of another model?");
+  if (id < 0 || id >= vocab_size())
+    throw ShapeError("Tokenizer: there is no token " + std::to_string(id) + "; ids are 0 to " +
+                     std::to_string(vocab_size() - 1) + ". Are the ids of another model?");
   return content_->bytes[static_cast<size_t>(id)];
 }
 
@@ -189,7 +213,9 @@ std::optional<int64_t> Tokenizer::token_to_id(std::string_view token) const {
   const auto found = content_->ids.find(token);
   return found == content_->ids.end() ? std::nullopt : std::optional(found->second);
 }
-bool Tokenizer::is_special(int64_t id) const { return id >= 0 && id < vocab_size() && content_->special[static_cast<size_t>(id)]; }
+bool Tokenizer::is_special(int64_t id) const {
+  return id >= 0 && id < vocab_size() && content_->special[static_cast<size_t>(id)];
+}
 std::optional<int64_t> Tokenizer::bos_token_id() const { return content_->parts.bos; }
 std::optional<int64_t> Tokenizer::eos_token_id() const { return content_->parts.eos; }
 std::optional<int64_t> Tokenizer::pad_token_id() const { return content_->parts.pad; }

@@ -9,14 +9,16 @@ namespace accelerate::models {
 
 inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-/// What the text begins with: a character of `bytes` bytes, ill-formed bytes to be replaced by one U+FFFD, or the start of a character that ends too early (`incomplete`).
+/// What the text begins with: a character of `bytes` bytes, ill-formed bytes to be replaced by one U+FFFD, or the start
+/// of a character that ends too early (`incomplete`).
 struct Utf8Step {
   size_t bytes;
   bool valid;
   bool incomplete;
 };
 
-/// Ill-formed sequences are cut as Unicode's "maximal subparts" are, which Rust and ICU agree on. @param text  not empty
+/// Ill-formed sequences are cut as Unicode's "maximal subparts" are, which Rust and ICU agree on. @param text  not
+/// empty
 inline Utf8Step next_utf8(std::string_view text) {
   const auto at = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned lead = at(0);
@@ -24,7 +26,12 @@ inline Utf8Step next_utf8(std::string_view text) {
   const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
   if (lead < 0xC2 || lead > 0xF4) return {1, false, false};
   // The second byte's range keeps out overlong forms, surrogates and what is above U+10FFFF.
-  const unsigned least = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80, most = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  const unsigned least = lead == 0xE0   ? 0xA0
+                         : lead == 0xF0 ? 0x90
+                                        : 0x80,
+                 most = lead == 0xED   ? 0x9F
+                        : lead == 0xF4 ? 0x8F
+                                       : 0xBF;
   for (size_t i = 1; i < length; ++i) {
     if (i == text.size()) return {i, false, true};
     if (i == 1 ? at(i) < least || at(i) > most : at(i) < 0x80 || at(i) > 0xBF) return {i, false, false};
@@ -32,7 +39,8 @@ inline Utf8Step next_utf8(std::string_view text) {
   return {length, true, false};
 }
 
-/// Replaces what is ill-formed. @param keep_incomplete  Leaves a character that has begun at the end in `text`, and takes all else away from it.
+/// Replaces what is ill-formed. @param keep_incomplete  Leaves a character that has begun at the end in `text`, and
+/// takes all else away from it.
 inline std::string take_utf8(std::string& text, bool keep_incomplete) {
   std::string result;
   std::string_view rest = text;

@@ -11,19 +11,21 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-constexpr int64_t kMaxDepth = 64;                     // DeepSpeed's own has 4; what walks through it is recursive
-const std::string kMark("\0number ", 8);              // begins strings that stand for numbers without a JSON form
+constexpr int64_t kMaxDepth = 64;                          // DeepSpeed's own has 4; what walks through it is recursive
+const std::string kMark("\0number ", 8);                   // begins strings that stand for numbers without a JSON form
 constexpr std::string_view kWritten = "\"\\u0000number ";  // the same in JSON
 
 [[noreturn]] void refuse(const std::string& text) { throw ConfigError("DeepSpeed configuration: " + text); }
 
 const std::map<std::string, double>& words() {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  static const std::map<std::string, double> words{{"Infinity", kInfinity}, {"-Infinity", -kInfinity}, {"NaN", std::numeric_limits<double>::quiet_NaN()}};
+  static const std::map<std::string, double> words{
+      {"Infinity", kInfinity}, {"-Infinity", -kInfinity}, {"NaN", std::numeric_limits<double>::quiet_NaN()}};
   return words;
 }
 
-/// Python's JSON has three words for numbers that the standard lacks: they become marked strings. Also counts levels, before anything recurses.
+/// Python's JSON has three words for numbers that the standard lacks: they become marked strings. Also counts levels,
+/// before anything recurses.
 std::string strict_json(std::string_view text) {
   std::string result;
   int64_t depth = 0;
@@ -37,7 +39,9 @@ std::string strict_json(std::string_view text) {
       continue;
     }
     if (c == '[' || c == '{') {
-      if (++depth > kMaxDepth) refuse("found more than " + std::to_string(kMaxDepth) + " levels of sections and lists; DeepSpeed's configuration has 4");
+      if (++depth > kMaxDepth)
+        refuse("found more than " + std::to_string(kMaxDepth) +
+               " levels of sections and lists; DeepSpeed's configuration has 4");
     } else if (c == ']' || c == '}') {
       --depth;
     }
@@ -59,7 +63,8 @@ std::string strict_json(std::string_view text) {
 void numbers_from_words(json& node) {
   if (node.is_structured()) {
     for (auto& [key, child] : node.items()) {
-      if (key.find('\0') != std::string::npos) refuse("the name of a setting is a number without a JSON form, or has a zero byte");
+      if (key.find('\0') != std::string::npos)
+        refuse("the name of a setting is a number without a JSON form, or has a zero byte");
       numbers_from_words(child);
     }
   } else if (node.is_string()) {
@@ -104,7 +109,12 @@ std::optional<std::string> base64_decoded(std::string_view text) {
       ended = true;
       continue;
     }
-    const int value = c >= 'A' && c <= 'Z' ? c - 'A' : c >= 'a' && c <= 'z' ? c - 'a' + 26 : c >= '0' && c <= '9' ? c - '0' + 52 : c == '+' || c == '-' ? 62 : c == '/' || c == '_' ? 63 : -1;
+    const int value = c >= 'A' && c <= 'Z'   ? c - 'A'
+                      : c >= 'a' && c <= 'z' ? c - 'a' + 26
+                      : c >= '0' && c <= '9' ? c - '0' + 52
+                      : c == '+' || c == '-' ? 62
+                      : c == '/' || c == '_' ? 63
+                                             : -1;
     if (value < 0 || ended) return std::nullopt;
     bits = bits << 6 | static_cast<uint32_t>(value);
     if ((count += 6) >= 8) result += static_cast<char>(bits >> (count -= 8) & 0xFF);
@@ -130,9 +140,15 @@ json read(const std::string& source) {
     result = parsed(source, why);
     if (!result)
       if (const auto decoded = base64_decoded(source)) result = parsed(*decoded, why);
-    if (!result) refuse("found '" + shortened(source) + "', expected the path of an existing file, JSON, or JSON in base64; if it is a path, compare it with the folder that the program runs in. As JSON: " + why);
+    if (!result)
+      refuse("found '" + shortened(source) +
+             "', expected the path of an existing file, JSON, or JSON in base64; if it is a path, compare it with the "
+             "folder that the program runs in. As JSON: " +
+             why);
   }
-  if (!result->is_object()) refuse("found " + shortened(result->dump(-1, ' ', false, json::error_handler_t::replace)) + ", expected a JSON object with sections such as zero_optimization");
+  if (!result->is_object())
+    refuse("found " + shortened(result->dump(-1, ' ', false, json::error_handler_t::replace)) +
+           ", expected a JSON object with sections such as zero_optimization");
   return *std::move(result);
 }
 
@@ -141,7 +157,10 @@ const json* find(const json& root, std::string_view key) {
   const json* node = &root;
   for (size_t begin = 0;;) {
     if (node->is_null()) return nullptr;
-    if (!node->is_object()) refuse("'" + std::string(key.substr(0, begin ? begin - 1 : 0)) + "' is " + shortened(node->dump(-1, ' ', false, json::error_handler_t::replace)) + ", expected a section, which has '" + std::string(key.substr(begin)) + "'");
+    if (!node->is_object())
+      refuse("'" + std::string(key.substr(0, begin ? begin - 1 : 0)) + "' is " +
+             shortened(node->dump(-1, ' ', false, json::error_handler_t::replace)) +
+             ", expected a section, which has '" + std::string(key.substr(begin)) + "'");
     const size_t end = std::min(key.find('.', begin), key.size());
     const auto child = node->find(std::string(key.substr(begin, end - begin)));
     if (child == node->end()) return nullptr;
@@ -151,12 +170,19 @@ const json* find(const json& root, std::string_view key) {
   }
 }
 
-bool truth(const json& value) { return value.is_boolean() ? value.get<bool>() : value.is_number() ? value.get<double>() != 0 : value.is_string() ? !value.get_ref<const std::string&>().empty() : !value.empty(); }
+bool truth(const json& value) {
+  return value.is_boolean()  ? value.get<bool>()
+         : value.is_number() ? value.get<double>() != 0
+         : value.is_string() ? !value.get_ref<const std::string&>().empty()
+                             : !value.empty();
+}
 
 }  // namespace
 
-DeepSpeedConfig::DeepSpeedConfig(const std::string& source) : document_(std::make_unique<Document>(Document{read(source)})) {}
-DeepSpeedConfig::DeepSpeedConfig(const DeepSpeedConfig& other) : document_(std::make_unique<Document>(*other.document_)) {}
+DeepSpeedConfig::DeepSpeedConfig(const std::string& source)
+    : document_(std::make_unique<Document>(Document{read(source)})) {}
+DeepSpeedConfig::DeepSpeedConfig(const DeepSpeedConfig& other)
+    : document_(std::make_unique<Document>(*other.document_)) {}
 DeepSpeedConfig::DeepSpeedConfig(DeepSpeedConfig&&) noexcept = default;
 DeepSpeedConfig& DeepSpeedConfig::operator=(DeepSpeedConfig other) noexcept {
   document_.swap(other.document_);
@@ -168,23 +194,28 @@ std::optional<DeepSpeedValue> DeepSpeedConfig::get_value(std::string_view key) c
   const json* node = find(document_->json, key);
   if (!node || node->is_null()) return std::nullopt;
   if (node->is_boolean()) return node->get<bool>();
-  if (node->is_number_unsigned() && node->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return node->get<double>();
+  if (node->is_number_unsigned() && node->get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+    return node->get<double>();
   if (node->is_number_integer()) return node->get<int64_t>();
   if (node->is_number()) return node->get<double>();
   if (node->is_string()) return node->get<std::string>();
-  refuse("'" + std::string(key) + "' is a " + (node->is_array() ? "list" : "section") + ", expected a single value; read it with to_json()");
+  refuse("'" + std::string(key) + "' is a " + (node->is_array() ? "list" : "section") +
+         ", expected a single value; read it with to_json()");
 }
 
 bool DeepSpeedConfig::contains(std::string_view key) const { return find(document_->json, key) != nullptr; }
 
 void DeepSpeedConfig::set_value(std::string_view key, const DeepSpeedValue& value) {
   const auto* text = std::get_if<std::string>(&value);
-  if (key.find('\0') != std::string_view::npos || (text && text->find('\0') != std::string::npos)) refuse("a name or a text has a zero byte");
+  if (key.find('\0') != std::string_view::npos || (text && text->find('\0') != std::string::npos))
+    refuse("a name or a text has a zero byte");
   json* node = &document_->json;
   for (size_t begin = 0; begin <= key.size();) {
     const size_t end = std::min(key.find('.', begin), key.size());
     if (node->is_null()) *node = json::object();
-    if (!node->is_object()) refuse("'" + std::string(key.substr(0, begin ? begin - 1 : 0)) + "' is no section, so that '" + std::string(key) + "' can't be set");
+    if (!node->is_object())
+      refuse("'" + std::string(key.substr(0, begin ? begin - 1 : 0)) + "' is no section, so that '" + std::string(key) +
+             "' can't be set");
     node = &(*node)[std::string(key.substr(begin, end - begin))];
     begin = end + 1;
   }
@@ -194,7 +225,8 @@ void DeepSpeedConfig::set_value(std::string_view key, const DeepSpeedValue& valu
 bool DeepSpeedConfig::del_config_sub_tree(std::string_view key) {
   if (!contains(key)) return false;
   const size_t dot = key.rfind('.');
-  json& parent = dot == std::string_view::npos ? document_->json : const_cast<json&>(*find(document_->json, key.substr(0, dot)));
+  json& parent =
+      dot == std::string_view::npos ? document_->json : const_cast<json&>(*find(document_->json, key.substr(0, dot)));
   parent.erase(std::string(key.substr(dot == std::string_view::npos ? 0 : dot + 1)));
   return true;
 }

@@ -34,17 +34,22 @@ std::vector<std::string> split_at_commas(const std::string& text) {
 void fill(json& node, const std::string& key, const DeepSpeedValues& values, std::vector<std::string>* mismatches) {
   const auto value = values.find(key);
   if (node == "auto") {
-    if (value == values.end()) refuse("'" + key + "' is \"auto\", but there is no value for it; write a value into the DeepSpeed configuration, or give one");
+    if (value == values.end())
+      refuse(
+          "'" + key +
+          "' is \"auto\", but there is no value for it; write a value into the DeepSpeed configuration, or give one");
     node = to_node(value->second);
   } else if (mismatches && !node.is_null() && value != values.end()) {
     // As numbers compare in Python: true is 1.
     const auto number = [](const json& n) { return n.is_boolean() ? json(n.get<bool>() ? 1 : 0) : n; };
     const json given = to_node(value->second);
-    if (number(node) != number(given)) mismatches->push_back(key + " is " + node.dump() + ", but " + given.dump() + " is used");
+    if (number(node) != number(given))
+      mismatches->push_back(key + " is " + node.dump() + ", but " + given.dump() + " is used");
   }
 }
 
-void process(json& section, const std::string& prefix, const DeepSpeedValues& values, std::vector<std::string>* mismatches) {
+void process(json& section, const std::string& prefix, const DeepSpeedValues& values,
+             std::vector<std::string>* mismatches) {
   for (auto& [key, node] : section.items()) {
     if (node.is_object()) process(node, prefix + key + ".", values, mismatches);
     else fill(node, prefix + key, values, mismatches);
@@ -58,7 +63,9 @@ struct Shared {
   void (*set)(DeepSpeedPlugin&, const DeepSpeedValue&, const char* key);
 };
 
-[[noreturn]] void wrong_type(const char* key, const DeepSpeedValue& found, const char* expected) { refuse(std::string("the configuration's ") + key + " is " + to_node(found).dump() + ", expected " + expected); }
+[[noreturn]] void wrong_type(const char* key, const DeepSpeedValue& found, const char* expected) {
+  refuse(std::string("the configuration's ") + key + " is " + to_node(found).dump() + ", expected " + expected);
+}
 
 double number_of(const DeepSpeedValue& value, const char* key) {
   if (const auto* integer = std::get_if<int64_t>(&value)) return static_cast<double>(*integer);
@@ -68,19 +75,18 @@ double number_of(const DeepSpeedValue& value, const char* key) {
 int64_t integer_of(const DeepSpeedValue& value, const char* key) {
   if (const auto* integer = std::get_if<int64_t>(&value)) return *integer;
   // JSON writers may say 2.0.
-  if (const auto* real = std::get_if<double>(&value); real && std::trunc(*real) == *real && std::abs(*real) < 1e15) return static_cast<int64_t>(*real);
+  if (const auto* real = std::get_if<double>(&value); real && std::trunc(*real) == *real && std::abs(*real) < 1e15)
+    return static_cast<int64_t>(*real);
   wrong_type(key, value, "a whole number or \"auto\"");
 }
-template <std::optional<std::string> DeepSpeedPlugin::* field>
-constexpr Shared text_setting(const char* key) {
+template <std::optional<std::string> DeepSpeedPlugin::*field> constexpr Shared text_setting(const char* key) {
   return {key, [](const DeepSpeedPlugin& plugin) { return DeepSpeedValue(*(plugin.*field)); },
           [](DeepSpeedPlugin& plugin, const DeepSpeedValue& value, const char* name) {
             if (const auto* text = std::get_if<std::string>(&value)) plugin.*field = *text;
             else wrong_type(name, value, "a text");
           }};
 }
-template <class Number>
-DeepSpeedValue auto_or(const std::optional<std::variant<Number, Auto>>& field) {
+template <class Number> DeepSpeedValue auto_or(const std::optional<std::variant<Number, Auto>>& field) {
   if (const auto* number = std::get_if<Number>(&*field)) return *number;
   return "auto";
 }
@@ -88,16 +94,21 @@ DeepSpeedValue auto_or(const std::optional<std::variant<Number, Auto>>& field) {
 const std::vector<Shared>& shared_settings() {
   static const std::vector<Shared> settings{
       {"gradient_accumulation_steps", [](const DeepSpeedPlugin& p) { return auto_or(p.gradient_accumulation_steps); },
-       [](DeepSpeedPlugin& p, const DeepSpeedValue& value, const char* key) { p.gradient_accumulation_steps = integer_of(value, key); }},
+       [](DeepSpeedPlugin& p, const DeepSpeedValue& value, const char* key) {
+         p.gradient_accumulation_steps = integer_of(value, key);
+       }},
       {"gradient_clipping", [](const DeepSpeedPlugin& p) { return auto_or(p.gradient_clipping); },
-       [](DeepSpeedPlugin& p, const DeepSpeedValue& value, const char* key) { p.gradient_clipping = number_of(value, key); }},
+       [](DeepSpeedPlugin& p, const DeepSpeedValue& value, const char* key) {
+         p.gradient_clipping = number_of(value, key);
+       }},
       {"zero_optimization.stage", [](const DeepSpeedPlugin& p) { return DeepSpeedValue(*p.zero_stage); },
        [](DeepSpeedPlugin& p, const DeepSpeedValue& value, const char* key) { p.zero_stage = integer_of(value, key); }},
       text_setting<&DeepSpeedPlugin::offload_optimizer_device>("zero_optimization.offload_optimizer.device"),
       text_setting<&DeepSpeedPlugin::offload_param_device>("zero_optimization.offload_param.device"),
       text_setting<&DeepSpeedPlugin::offload_param_nvme_path>("zero_optimization.offload_param.nvme_path"),
       text_setting<&DeepSpeedPlugin::offload_optimizer_nvme_path>("zero_optimization.offload_optimizer.nvme_path"),
-      {"zero_optimization.stage3_gather_16bit_weights_on_model_save", [](const DeepSpeedPlugin& p) { return DeepSpeedValue(*p.zero3_save_16bit_model); },
+      {"zero_optimization.stage3_gather_16bit_weights_on_model_save",
+       [](const DeepSpeedPlugin& p) { return DeepSpeedValue(*p.zero3_save_16bit_model); },
        [](DeepSpeedPlugin& p, const DeepSpeedValue& value, const char* key) {
          if (const auto* flag = std::get_if<bool>(&value)) p.zero3_save_16bit_model = *flag;
          else wrong_type(key, value, "true, false or \"auto\"");
@@ -111,8 +122,12 @@ void fields_from_environment(DeepSpeedPlugin& plugin) {
     if (!text || *text == "auto") return Auto{};
     return read(name);
   };
-  if (!plugin.gradient_accumulation_steps) plugin.gradient_accumulation_steps = or_auto("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", [](const char* name) { return environment::integer({name}).value(); });
-  if (!plugin.gradient_clipping) plugin.gradient_clipping = or_auto("ACCELERATE_GRADIENT_CLIPPING", [](const char* name) { return environment::number(name).value(); });
+  if (!plugin.gradient_accumulation_steps)
+    plugin.gradient_accumulation_steps = or_auto("ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+                                                 [](const char* name) { return environment::integer({name}).value(); });
+  if (!plugin.gradient_clipping)
+    plugin.gradient_clipping =
+        or_auto("ACCELERATE_GRADIENT_CLIPPING", [](const char* name) { return environment::number(name).value(); });
   if (!plugin.zero_stage) plugin.zero_stage = environment::integer({"ACCELERATE_DEEPSPEED_ZERO_STAGE"}).value_or(2);
   const auto or_none = [](std::optional<std::string>& field, const char* name) {
     if (!field) field = environment::text(name).value_or("none");
@@ -121,25 +136,32 @@ void fields_from_environment(DeepSpeedPlugin& plugin) {
   or_none(plugin.offload_param_device, "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE");
   or_none(plugin.offload_optimizer_nvme_path, "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH");
   or_none(plugin.offload_param_nvme_path, "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH");
-  if (!plugin.zero3_save_16bit_model) plugin.zero3_save_16bit_model = environment::flag("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL").value_or(false);
+  if (!plugin.zero3_save_16bit_model)
+    plugin.zero3_save_16bit_model = environment::flag("ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL").value_or(false);
   if (!plugin.transformer_moe_cls_names)
-    if (const auto names = environment::text("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES")) plugin.transformer_moe_cls_names = split_at_commas(*names);
+    if (const auto names = environment::text("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"))
+      plugin.transformer_moe_cls_names = split_at_commas(*names);
   if (!plugin.enable_msamp) plugin.enable_msamp = environment::text("ACCELERATE_FP8_BACKEND") == "MSAMP";
   if (!plugin.msamp_opt_level) plugin.msamp_opt_level = environment::text("ACCELERATE_FP8_OPT_LEVEL").value_or("O1");
   if (!plugin.hf_ds_config)
-    if (const auto source = environment::text("ACCELERATE_DEEPSPEED_CONFIG_FILE"); source && *source != "none") plugin.hf_ds_config.emplace(*source);
+    if (const auto source = environment::text("ACCELERATE_DEEPSPEED_CONFIG_FILE"); source && *source != "none")
+      plugin.hf_ds_config.emplace(*source);
 }
 
 /// With a configuration of DeepSpeed's own, `accelerate config` must not have asked for the same settings.
 void check_config_fields() {
-  static const std::vector<std::string> overruled{"gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device", "offload_param_device", "offload_param_nvme_path",
-                                                  "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision"};
+  static const std::vector<std::string> overruled{
+      "gradient_accumulation_steps", "gradient_clipping",      "zero_stage",
+      "offload_optimizer_device",    "offload_param_device",   "offload_param_nvme_path",
+      "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision"};
   std::string found, all;
   for (const auto& field : split_at_commas(environment::text("ACCELERATE_CONFIG_DS_FIELDS").value_or("")))
-    if (std::find(overruled.begin(), overruled.end(), field) != overruled.end()) found += (found.empty() ? "" : ", ") + field;
+    if (std::find(overruled.begin(), overruled.end(), field) != overruled.end())
+      found += (found.empty() ? "" : ", ") + field;
   if (found.empty()) return;
   for (const auto& field : overruled) all += (all.empty() ? "" : ", ") + field;
-  refuse("the config file of `accelerate launch` has a DeepSpeed configuration and beside it " + found + ", which that would overrule (as it does " + all +
+  refuse("the config file of `accelerate launch` has a DeepSpeed configuration and beside it " + found +
+         ", which that would overrule (as it does " + all +
          "). Remove them from the config file, or answer `accelerate config` anew, and set them in DeepSpeed's file");
 }
 
@@ -162,23 +184,29 @@ DeepSpeedConfig config_of_fields(const DeepSpeedPlugin& plugin) {
 }
 
 void check_values(const DeepSpeedPlugin& plugin) {
-  if (*plugin.zero_stage < 0 || *plugin.zero_stage > 3) refuse("zero_stage is " + std::to_string(*plugin.zero_stage) + ", expected 0, 1, 2 or 3");
-  for (const auto& [name, device] : {std::pair("offload_optimizer_device", &*plugin.offload_optimizer_device), std::pair("offload_param_device", &*plugin.offload_param_device)}) {
+  if (*plugin.zero_stage < 0 || *plugin.zero_stage > 3)
+    refuse("zero_stage is " + std::to_string(*plugin.zero_stage) + ", expected 0, 1, 2 or 3");
+  for (const auto& [name, device] : {std::pair("offload_optimizer_device", &*plugin.offload_optimizer_device),
+                                     std::pair("offload_param_device", &*plugin.offload_param_device)}) {
     if (*device == "none" || *device == "cpu" || *device == "nvme") continue;
     const auto nearest = nearest_name(*device, {"none", "cpu", "nvme"});
-    refuse(std::string(name) + " is '" + *device + "', expected none, cpu or nvme" + (nearest ? "; did you mean " + *nearest + "?" : ""));
+    refuse(std::string(name) + " is '" + *device + "', expected none, cpu or nvme" +
+           (nearest ? "; did you mean " + *nearest + "?" : ""));
   }
 }
 
 }  // namespace
 
-DeepSpeedConfig& DeepSpeedPlugin::deepspeed_config() { return const_cast<DeepSpeedConfig&>(std::as_const(*this).deepspeed_config()); }
+DeepSpeedConfig& DeepSpeedPlugin::deepspeed_config() {
+  return const_cast<DeepSpeedConfig&>(std::as_const(*this).deepspeed_config());
+}
 const DeepSpeedConfig& DeepSpeedPlugin::deepspeed_config() const {
   if (!hf_ds_config) refuse("its configuration is not there yet, expected a plugin that parallel::resolve returned");
   return *hf_ds_config;
 }
 
-void DeepSpeedPlugin::fill_match(const std::string& key, const DeepSpeedValues& values, std::vector<std::string>* mismatches) {
+void DeepSpeedPlugin::fill_match(const std::string& key, const DeepSpeedValues& values,
+                                 std::vector<std::string>* mismatches) {
   auto& config = deepspeed_config();
   // A key that is missing has no "auto" to fill; one whose section is none is an error.
   if (!config.contains(key)) return;
@@ -197,20 +225,25 @@ void DeepSpeedPlugin::deepspeed_config_process(const DeepSpeedValues& values, bo
   if (mismatches.empty()) return;
   std::string lines;
   for (const auto& line : mismatches) lines += "\n  " + line;
-  refuse("the DeepSpeed configuration says something else than the program:" + lines + "\nCorrect them, or write \"auto\" into the configuration");
+  refuse("the DeepSpeed configuration says something else than the program:" + lines +
+         "\nCorrect them, or write \"auto\" into the configuration");
 }
 
 void DeepSpeedPlugin::set_mixed_precision(std::string_view mixed_precision) {
-  if (mixed_precision != "no" && mixed_precision != "fp16" && mixed_precision != "bf16" && mixed_precision != "fp8") refuse("mixed_precision is '" + std::string(mixed_precision) + "', expected no, fp16, bf16 or fp8");
+  if (mixed_precision != "no" && mixed_precision != "fp16" && mixed_precision != "bf16" && mixed_precision != "fp8")
+    refuse("mixed_precision is '" + std::string(mixed_precision) + "', expected no, fp16, bf16 or fp8");
   auto& config = deepspeed_config();
-  const bool fp16 = mixed_precision == "fp16", bf16 = mixed_precision == "bf16" || mixed_precision == "fp8";  // 8-bit products are embedded in bf16 training
+  const bool fp16 = mixed_precision == "fp16",
+             bf16 =
+                 mixed_precision == "bf16" || mixed_precision == "fp8";  // 8-bit products are embedded in bf16 training
   const char* other = fp16 ? "bf16" : "fp16";
   if (fp16 || bf16) {
     const auto enabled = config.contains(other) ? config.get_value(std::string(other) + ".enabled") : std::nullopt;
     std::string text = enabled && std::holds_alternative<std::string>(*enabled) ? std::get<std::string>(*enabled) : "";
     std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
     if (text == "true" || (enabled && *enabled == DeepSpeedValue(true)))
-      refuse("mixed_precision is " + std::string(mixed_precision) + ", but the DeepSpeed configuration enables " + other + "; set " + other + ".enabled to \"auto\" there, or use --mixed_precision " + other);
+      refuse("mixed_precision is " + std::string(mixed_precision) + ", but the DeepSpeed configuration enables " +
+             other + "; set " + other + ".enabled to \"auto\" there, or use --mixed_precision " + other);
   }
   if (fp16 && !config.contains("fp16")) {
     config.set_value("fp16.enabled", true);
@@ -236,26 +269,34 @@ DeepSpeedPlugin resolve(DeepSpeedPlugin plugin) {
   if (plugin.hf_ds_config) {
     auto& config = *plugin.hf_ds_config;
     if (!config.contains("gradient_accumulation_steps")) config.set_value("gradient_accumulation_steps", int64_t{1});
-    if (!config.contains("zero_optimization")) refuse("the DeepSpeed configuration has no section zero_optimization, expected one with a stage, such as {\"zero_optimization\": {\"stage\": 2}}");
+    if (!config.contains("zero_optimization"))
+      refuse(
+          "the DeepSpeed configuration has no section zero_optimization, expected one with a stage, such as "
+          "{\"zero_optimization\": {\"stage\": 2}}");
     check_config_fields();
     for (const auto& setting : shared_settings()) plugin.fill_match(setting.key, {{setting.key, setting.get(plugin)}});
     for (const auto& setting : shared_settings())
-      if (const auto value = config.get_value(setting.key); value && !config.is_auto(setting.key)) setting.set(plugin, *value, setting.key);
+      if (const auto value = config.get_value(setting.key); value && !config.is_auto(setting.key))
+        setting.set(plugin, *value, setting.key);
   }
   check_values(plugin);
   if (!plugin.hf_ds_config) plugin.hf_ds_config = config_of_fields(plugin);
   auto& config = *plugin.hf_ds_config;
-  config.set_value("steps_per_print", std::numeric_limits<double>::infinity());  // else DeepSpeed prints between the program's own lines
+  config.set_value("steps_per_print",
+                   std::numeric_limits<double>::infinity());  // else DeepSpeed prints between the program's own lines
 
-  if (!plugin.zero3_init_flag) plugin.zero3_init_flag = environment::flag("ACCELERATE_DEEPSPEED_ZERO3_INIT").value_or(config.is_zero3());
+  if (!plugin.zero3_init_flag)
+    plugin.zero3_init_flag = environment::flag("ACCELERATE_DEEPSPEED_ZERO3_INIT").value_or(config.is_zero3());
   if (*plugin.zero3_init_flag && !config.is_zero3()) {
     // All ranks find the same; once is enough.
-    if (environment::integer({"RANK"}).value_or(0) == 0) TORCH_WARN("DeepSpeed plugin: zero3_init_flag has no effect below stage 3: it is now false.");
+    if (environment::integer({"RANK"}).value_or(0) == 0)
+      TORCH_WARN("DeepSpeed plugin: zero3_init_flag has no effect below stage 3: it is now false.");
     plugin.zero3_init_flag = false;
   }
   if (*plugin.enable_msamp && !config.contains("msamp")) {
     if (*plugin.zero_stage == 3) refuse("enable_msamp is true, but MS-AMP does not have zero_stage 3; use 0, 1 or 2");
-    if (*plugin.msamp_opt_level != "O1" && *plugin.msamp_opt_level != "O2") refuse("msamp_opt_level is '" + *plugin.msamp_opt_level + "', expected O1 or O2");
+    if (*plugin.msamp_opt_level != "O1" && *plugin.msamp_opt_level != "O2")
+      refuse("msamp_opt_level is '" + *plugin.msamp_opt_level + "', expected O1 or O2");
     config.set_value("msamp.enabled", true);
     config.set_value("msamp.opt_level", *plugin.msamp_opt_level);
   }
@@ -265,8 +306,10 @@ DeepSpeedPlugin resolve(DeepSpeedPlugin plugin) {
 std::string nearest_fsdp_settings(const DeepSpeedPlugin& resolved) {
   const int64_t stage = resolved.zero_stage.value();
   if (stage == 0) return "none: stage 0 splits nothing, as training without a plugin";
-  std::string text = std::string("fsdp_version 2 with reshard_after_forward ") + (stage == 3 ? "true" : "false") + (stage == 1 ? " (which splits gradients too)" : "");
-  if (resolved.offload_param_device != "none" || resolved.offload_optimizer_device != "none") text += ", cpu_offload true";
+  std::string text = std::string("fsdp_version 2 with reshard_after_forward ") + (stage == 3 ? "true" : "false") +
+                     (stage == 1 ? " (which splits gradients too)" : "");
+  if (resolved.offload_param_device != "none" || resolved.offload_optimizer_device != "none")
+    text += ", cpu_offload true";
   if (resolved.zero3_init_flag.value_or(false)) text += ", cpu_ram_efficient_loading true";
   return text;
 }

@@ -1,7 +1,7 @@
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <ATen/core/ivalue.h>
 
 #include <algorithm>
 #include <deque>
@@ -42,7 +42,11 @@ class LocalReducer final : public GradientReducer {
 class CollectiveReducer final : public GradientReducer {
  public:
   CollectiveReducer(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options)
-      : parts_(parts), group_(mesh.shard), replicas_(mesh.replicate ? std::make_unique<Replicas>(parts, mesh.replicate) : nullptr), options_(options), states_(parts.size()) {
+      : parts_(parts),
+        group_(mesh.shard),
+        replicas_(mesh.replicate ? std::make_unique<Replicas>(parts, mesh.replicate) : nullptr),
+        options_(options),
+        states_(parts.size()) {
     // Gradients come from the last unit to the first; the real order is learnt in the first backward.
     for (size_t i = parts.size(); i-- > 0;)
       if (parts[i].trained) order_.push_back(i);
@@ -69,7 +73,8 @@ class CollectiveReducer final : public GradientReducer {
 
   void finish() override {
     at::NoGradGuard no_grad;
-    // Whose gradients exist anywhere? Where a rank has none it sends zeros; where nobody has any the optimizer must not see zeros.
+    // Whose gradients exist anywhere? Where a rank has none it sends zeros; where nobody has any the optimizer must not
+    // see zeros.
     int64_t members = 0;
     for (size_t i : order_) members += static_cast<int64_t>(parts_[i].members.size());
     if (members == 0) return;
@@ -94,7 +99,10 @@ class CollectiveReducer final : public GradientReducer {
     if (replicas_) {
       for (size_t i : order_) {
         if (!states_[i].skipped) continue;
-        states_[i].result = at::zeros({parts_[i].numel() / group_->world_size()}, at::TensorOptions().dtype(options_.reduce_dtype.value_or(parts_[i].compute_dtype)).device(group_->device()));
+        states_[i].result = at::zeros({parts_[i].numel() / group_->world_size()},
+                                      at::TensorOptions()
+                                          .dtype(options_.reduce_dtype.value_or(parts_[i].compute_dtype))
+                                          .device(group_->device()));
         replicas_->add(i, states_[i].result);
       }
       replicas_->finish(used);
@@ -128,7 +136,8 @@ class CollectiveReducer final : public GradientReducer {
     State& state = states_[index];
     if (!state.flat.defined()) {
       const meta_memory::Purpose whole(MemoryUse::staging);
-      state.flat = buffers_.take(part.numel(), options_.reduce_dtype.value_or(part.compute_dtype), part.master.device());
+      state.flat =
+          buffers_.take(part.numel(), options_.reduce_dtype.value_or(part.compute_dtype), part.master.device());
       state.flat.zero_();
     } else {
       for (size_t m = 0; m < part.members.size(); ++m)
@@ -137,7 +146,8 @@ class CollectiveReducer final : public GradientReducer {
     state.count = static_cast<int64_t>(part.members.size());
   }
 
-  /// Starts what is complete, in the common order only, so that ranks whose gradients come in different orders still meet.
+  /// Starts what is complete, in the common order only, so that ranks whose gradients come in different orders still
+  /// meet.
   void advance() {
     for (; next_ < order_.size(); ++next_) {
       const size_t index = order_[next_];
@@ -154,7 +164,8 @@ class CollectiveReducer final : public GradientReducer {
     }
   }
 
-  /// Half-precision sums must not overflow, so part of the division comes first (PyTorch's rule); else all of it comes last, on the small result.
+  /// Half-precision sums must not overflow, so part of the division comes first (PyTorch's rule); else all of it comes
+  /// last, on the small result.
   std::pair<int64_t, int64_t> divisors(at::ScalarType dtype) const {
     const int64_t world = group_->world_size();
     if (dtype != at::kHalf && dtype != at::kBFloat16) return {1, world};
@@ -183,7 +194,10 @@ class CollectiveReducer final : public GradientReducer {
 
   void give(ShardedPart& part, at::Tensor result, const std::vector<char>& used) {
     const meta_memory::Purpose shards(MemoryUse::gradients);
-    result = result.to(part.master.device(), options_.keep_low_precision ? result.scalar_type() : part.master_dtype);  // offloaded masters take their gradients on the host
+    result =
+        result.to(part.master.device(), options_.keep_low_precision
+                                            ? result.scalar_type()
+                                            : part.master_dtype);  // offloaded masters take their gradients on the host
     const int64_t first = group_->rank() * result.numel();
     for (size_t m = 0; m < part.members.size(); ++m) {
       auto& shard = part.shards[m];
@@ -198,7 +212,8 @@ class CollectiveReducer final : public GradientReducer {
     if (std::exchange(learnt_, true)) return;
     std::vector<int64_t> order = seen_;
     for (size_t i : order_)
-      if (std::find(order.begin(), order.end(), static_cast<int64_t>(i)) == order.end()) order.push_back(static_cast<int64_t>(i));
+      if (std::find(order.begin(), order.end(), static_cast<int64_t>(i)) == order.end())
+        order.push_back(static_cast<int64_t>(i));
     at::Tensor shared = at::empty({static_cast<int64_t>(order.size())}, at::kLong);
     std::copy(order.begin(), order.end(), shared.data_ptr<int64_t>());
     shared = group_->broadcast(shared.to(group_->device()), 0).cpu();
@@ -220,9 +235,12 @@ class CollectiveReducer final : public GradientReducer {
 
 }  // namespace
 
-std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts) { return std::make_unique<LocalReducer>(parts); }
+std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts) {
+  return std::make_unique<LocalReducer>(parts);
+}
 
-std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options) {
+std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const Mesh& mesh,
+                                                    const ReducerOptions& options) {
   return std::make_unique<CollectiveReducer>(parts, mesh, options);
 }
 

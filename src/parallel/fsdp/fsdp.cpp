@@ -35,19 +35,24 @@ using residency::Policy;
 /// How units come and go. Source: fsdp.md, sections 1 and 2.
 struct Phases {
   Policy forward, backward;
-  bool recede = false;  ///< reshard_after_forward is a number
+  bool recede = false;               ///< reshard_after_forward is a number
   bool prefetch_after_unit = false;  ///< BACKWARD_POST
 };
 
-bool keeps_parameters(ShardingStrategy strategy) { return strategy == ShardingStrategy::shard_grad_op || strategy == ShardingStrategy::hybrid_shard_zero2; }
+bool keeps_parameters(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::shard_grad_op || strategy == ShardingStrategy::hybrid_shard_zero2;
+}
 
 Phases phases_of(const FullyShardedDataParallelPlugin& plugin) {
   Phases phases;
   const int64_t outstanding = plugin.limit_all_gathers ? 2 : std::numeric_limits<int64_t>::max();
-  phases.forward = {.prefetch = plugin.forward_prefetch.value_or(false) ? 2 : 1, .outstanding = outstanding, .evict_after_use = !keeps_parameters(effective_strategy(plugin))};
+  phases.forward = {.prefetch = plugin.forward_prefetch.value_or(false) ? 2 : 1,
+                    .outstanding = outstanding,
+                    .evict_after_use = !keeps_parameters(effective_strategy(plugin))};
   phases.backward = phases.forward;
   // Version 2 always fetches one unit ahead.
-  const auto prefetch = plugin.fsdp_version == 2 ? BackwardPrefetch::backward_pre : plugin.backward_prefetch.value_or(BackwardPrefetch::no_prefetch);
+  const auto prefetch = plugin.fsdp_version == 2 ? BackwardPrefetch::backward_pre
+                                                 : plugin.backward_prefetch.value_or(BackwardPrefetch::no_prefetch);
   phases.backward.prefetch = prefetch == BackwardPrefetch::backward_pre ? 1 : 0;
   phases.prefetch_after_unit = prefetch == BackwardPrefetch::backward_post;
   return phases;
@@ -58,7 +63,8 @@ bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type ==
 /// The unit's tensors in groups of one dtype that are all trained or all frozen.
 std::map<std::pair<at::ScalarType, bool>, NamedTensors> parts_of(const NamedTensors& parameters) {
   std::map<std::pair<at::ScalarType, bool>, NamedTensors> parts;
-  for (const auto& [name, tensor] : parameters) parts[{tensor.scalar_type(), tensor.requires_grad()}].emplace_back(name, tensor);
+  for (const auto& [name, tensor] : parameters)
+    parts[{tensor.scalar_type(), tensor.requires_grad()}].emplace_back(name, tensor);
   return parts;
 }
 
@@ -74,7 +80,8 @@ struct FullyShardedDataParallel::Impl {
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<GradientReducer> reducer;
   std::unordered_map<const at::TensorImpl*, std::pair<size_t, size_t>> where;  ///< parameter -> part, member
-  std::vector<std::string> full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
+  std::vector<std::string>
+      full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
   std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for
   bool sync = true;
   bool backward_is_due = false;
@@ -96,7 +103,8 @@ struct FullyShardedDataParallel::Impl {
         const bool converts = precision.param_dtype && at::isFloatingType(kind.first) && !unit.full_precision;
         part.compute_dtype = converts ? *precision.param_dtype : kind.first;
         // As the reference: in mixed precision the optimizer works on fp32, whatever the checkpoint was stored in.
-        part.master_dtype = precision.param_dtype && part.trained && is_low_precision(kind.first) ? at::kFloat : kind.first;
+        part.master_dtype =
+            precision.param_dtype && part.trained && is_low_precision(kind.first) ? at::kFloat : kind.first;
         indices.push_back(parts.size());
         parts.push_back(std::move(part));
       }
@@ -106,8 +114,9 @@ struct FullyShardedDataParallel::Impl {
     return planned;
   }
 
-  /// Keeps this rank's piece of a whole value. `value` has the parameter's sizes; its strides, where they are those of the parameter's bytes.
-  /// This rank's elements of `value`, which has one for each of the member's; a view of it where it lies as the member does.
+  /// Keeps this rank's piece of a whole value. `value` has the parameter's sizes; its strides, where they are those of
+  /// the parameter's bytes. This rank's elements of `value`, which has one for each of the member's; a view of it where
+  /// it lies as the member does.
   at::Tensor piece_of(size_t p, size_t m, const at::Tensor& value) const {
     const ShardedPart& part = parts[p];
     const at::Tensor& tensor = part.members[m].second;
@@ -126,15 +135,21 @@ struct FullyShardedDataParallel::Impl {
   }
 
   /// Values of parameters that are not initialised yet, one at a time.
-  void place_deferred(const ModelRef& model, const at::Device& device, const std::function<void(size_t, size_t, const at::Tensor&)>& take) {
-    residency::materialize_each(model, device, [&](const std::string&, const at::Tensor& parameter, const at::Tensor& value) {
-      if (const auto found = where.find(parameter.unsafeGetTensorImpl()); found != where.end()) take(found->second.first, found->second.second, value);
-    });
+  void place_deferred(const ModelRef& model, const at::Device& device,
+                      const std::function<void(size_t, size_t, const at::Tensor&)>& take) {
+    residency::materialize_each(
+        model, device, [&](const std::string&, const at::Tensor& parameter, const at::Tensor& value) {
+          if (const auto found = where.find(parameter.unsafeGetTensorImpl()); found != where.end())
+            take(found->second.first, found->second.second, value);
+        });
   }
 
   /// Rank 0's values for everybody; the others need not have any. One parameter at a time is whole on the others.
   void place_from_rank0(const ModelRef& model, const at::Device& device) {
-    const auto number = [&](size_t p, size_t m) { return at::tensor({static_cast<int64_t>(p), static_cast<int64_t>(m)}, at::TensorOptions().dtype(at::kLong).device(device)); };
+    const auto number = [&](size_t p, size_t m) {
+      return at::tensor({static_cast<int64_t>(p), static_cast<int64_t>(m)},
+                        at::TensorOptions().dtype(at::kLong).device(device));
+    };
     constexpr int64_t kEnd = -1;
     if (group->rank() == 0) {
       const auto send = [&](size_t p, size_t m, const at::Tensor& value) {
@@ -154,7 +169,9 @@ struct FullyShardedDataParallel::Impl {
       const int64_t p = which[0].item<int64_t>(), m = which[1].item<int64_t>();
       if (p == kEnd) return;
       const auto& tensor = parts[static_cast<size_t>(p)].members[static_cast<size_t>(m)].second;
-      place(static_cast<size_t>(p), static_cast<size_t>(m), group->broadcast(at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(device)), 0));
+      place(static_cast<size_t>(p), static_cast<size_t>(m),
+            group->broadcast(at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(device)),
+                             0));
     }
   }
 
@@ -166,7 +183,8 @@ struct FullyShardedDataParallel::Impl {
     for (auto& part : parts) {
       store->allocate(part);
       part.cut(mesh.rank(), mesh.ranks());
-      for (size_t m = 0; m < part.members.size(); ++m) where[part.members[m].second.unsafeGetTensorImpl()] = {static_cast<size_t>(part.index), m};
+      for (size_t m = 0; m < part.members.size(); ++m)
+        where[part.members[m].second.unsafeGetTensorImpl()] = {static_cast<size_t>(part.index), m};
     }
     const bool from_rank0 = group && plugin.sync_module_states.value_or(false);
     if (from_rank0) place_from_rank0(model, device);
@@ -209,7 +227,9 @@ struct FullyShardedDataParallel::Impl {
   }
 };
 
-FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) : impl_(std::make_unique<Impl>()) {
+FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const at::Device& device,
+                                                   const FullyShardedDataParallelPlugin& plugin)
+    : impl_(std::make_unique<Impl>()) {
   Impl& self = *impl_;
   self.plugin = plugin;
   self.group = comm::world_group();
@@ -219,7 +239,9 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
   verify_parameters(model.parameters());
   if (plugin.param_init_fn)
     for (const auto& submodule : model.submodules())
-      if (submodule.module && std::any_of(submodule.parameters.begin(), submodule.parameters.end(), [](const auto& item) { return is_deferred(item.second); })) plugin.param_init_fn(*submodule.module);
+      if (submodule.module && std::any_of(submodule.parameters.begin(), submodule.parameters.end(),
+                                          [](const auto& item) { return is_deferred(item.second); }))
+        plugin.param_init_fn(*submodule.module);
   const auto build = [&] {
     self.take_over(model, device);
     materialize(model, {.device = device.is_meta() ? std::optional(device) : std::nullopt});  // what is not sharded
@@ -233,7 +255,8 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
     for (const auto& [name, buffer] : model.buffers()) {
       at::Tensor value = buffer.to(device);
       if (self.group && plugin.sync_module_states.value_or(false)) value = self.group->broadcast(value, 0);
-      const bool stays = std::any_of(self.full_precision.begin(), self.full_precision.end(), [&](const std::string& path) { return name.starts_with(path + "."); });
+      const bool stays = std::any_of(self.full_precision.begin(), self.full_precision.end(),
+                                     [&](const std::string& path) { return name.starts_with(path + "."); });
       if (buffer_dtype && value.is_floating_point() && !stays) value = value.to(*buffer_dtype);
       keep(buffer, value);
     }
@@ -243,13 +266,19 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
   if (plugin.activation_checkpointing.value_or(false)) {
     const auto& units = self.units->units();
     if (std::all_of(units.begin(), units.end(), [](const auto& unit) { return unit->keep(); }))
-      throw ConfigError("FSDP: activation_checkpointing recomputes units in backward, but auto_wrap_policy makes none besides the root's, expected some; choose TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP");
-    self.checkpoints = std::make_unique<residency::UnitCheckpoints>(*self.units, residency::UnitCheckpointOptions{.offload = plugin.activation_checkpointing_offload.value_or(false)});
+      throw ConfigError(
+          "FSDP: activation_checkpointing recomputes units in backward, but auto_wrap_policy makes none besides the "
+          "root's, expected some; choose TRANSFORMER_BASED_WRAP or SIZE_BASED_WRAP");
+    self.checkpoints = std::make_unique<residency::UnitCheckpoints>(
+        *self.units,
+        residency::UnitCheckpointOptions{.offload = plugin.activation_checkpointing_offload.value_or(false)});
   }
   for (size_t p = 0; p < self.parts.size(); ++p) {
     if (!self.parts[p].trained) continue;
     for (size_t m = 0; m < self.parts[p].members.size(); ++m)
-      GradientTaker::attach(self.parts[p].members[m].second, [impl = impl_.get(), p, m](const at::Tensor& parameter) { impl->take_gradient(p, m, parameter); });
+      GradientTaker::attach(self.parts[p].members[m].second, [impl = impl_.get(), p, m](const at::Tensor& parameter) {
+        impl->take_gradient(p, m, parameter);
+      });
   }
 }
 
@@ -262,7 +291,8 @@ void FullyShardedDataParallel::before_forward() {
   Impl& self = *impl_;
   if (const auto* member = self.units->replaced_member())
     throw ConfigError("forward: the bytes of parameter '" + member->name() +
-                      "' were replaced after prepare(), probably by module->to(...) or set_data(); its gradients would not be shared with the other ranks. Move and convert the module before prepare()");
+                      "' were replaced after prepare(), probably by module->to(...) or set_data(); its gradients would "
+                      "not be shared with the other ranks. Move and convert the module before prepare()");
   Policy policy = self.phases.forward;
   policy.recede = self.phases.recede && c10::GradMode::is_enabled();
   self.units->set_policy(policy);
@@ -292,7 +322,8 @@ void FullyShardedDataParallel::after_backward() {
     // What accumulated without synchronisation and got nothing in this backward.
     for (size_t p = 0; p < self.parts.size(); ++p)
       for (size_t m = 0; m < self.parts[p].members.size(); ++m)
-        if (const auto& tensor = self.parts[p].members[m].second; tensor.grad().defined()) self.take_gradient(p, m, tensor);
+        if (const auto& tensor = self.parts[p].members[m].second; tensor.grad().defined())
+          self.take_gradient(p, m, tensor);
     self.reducer->finish();
   };
   if (self.group) self.group->guard("backward", finish);
@@ -327,7 +358,9 @@ void FullyShardedDataParallel::adopt(torch::optim::Optimizer& optimizer) const {
       const at::Tensor shard = local_shard(parameter);
       if (!shard.defined()) continue;
       if (optimizer.state().find(parameter.unsafeGetTensorImpl()) != optimizer.state().end())
-        throw ConfigError("prepare: the optimizer holds states of parameters that are to be sharded, expected one that has not stepped; prepare it first and read its states with load_state()");
+        throw ConfigError(
+            "prepare: the optimizer holds states of parameters that are to be sharded, expected one that has not "
+            "stepped; prepare it first and read its states with load_state()");
       parameter = shard;
     }
   }
@@ -340,7 +373,9 @@ void FullyShardedDataParallel::after_step() {
   impl_->store->publish();
 }
 
-void FullyShardedDataParallel::gather_each(const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& piece_of, const std::function<void(const Whole&)>& take, bool everywhere) const {
+void FullyShardedDataParallel::gather_each(
+    const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& piece_of,
+    const std::function<void(const Whole&)>& take, bool everywhere) const {
   const Impl& self = *impl_;
   if (!everywhere && replica() != 0) return;
   at::NoGradGuard no_grad;
@@ -354,19 +389,24 @@ void FullyShardedDataParallel::gather_each(const std::function<at::Tensor(const 
       defined.push_back(piece.defined());
       if (!piece.defined()) continue;
       if (!stretch.defined()) stretch = at::zeros({length}, piece.options().requires_grad(false));
-      if (shard.numel() > 0) stretch.narrow(0, part.layout.offsets[m] + part.begins[m] - first, shard.numel()).copy_(piece);
+      if (shard.numel() > 0)
+        stretch.narrow(0, part.layout.offsets[m] + part.begins[m] - first, shard.numel()).copy_(piece);
     }
     at::Tensor flat = stretch;
     if (self.mesh.shard && stretch.defined()) flat = self.mesh.shard->all_gather(stretch.to(self.mesh.shard->device()));
     if (!everywhere && self.mesh.rank() != 0) continue;
     for (size_t m = 0; m < part.members.size(); ++m) {
       const auto& [name, tensor] = part.members[m];
-      take({.name = name, .parameter = tensor, .value = defined[m] ? flat.as_strided(tensor.sizes(), tensor.strides(), part.layout.offsets[m]) : at::Tensor()});
+      take({.name = name,
+            .parameter = tensor,
+            .value =
+                defined[m] ? flat.as_strided(tensor.sizes(), tensor.strides(), part.layout.offsets[m]) : at::Tensor()});
     }
   }
 }
 
-void FullyShardedDataParallel::scatter_each(const std::function<at::Tensor(const std::string&, const at::Tensor&)>& value_of) {
+void FullyShardedDataParallel::scatter_each(
+    const std::function<at::Tensor(const std::string&, const at::Tensor&)>& value_of) {
   Impl& self = *impl_;
   at::NoGradGuard no_grad;
   self.units->release();
@@ -385,7 +425,12 @@ void FullyShardedDataParallel::scatter_each(const std::function<at::Tensor(const
 std::vector<FullyShardedDataParallel::Piece> FullyShardedDataParallel::pieces() const {
   std::vector<Piece> all;
   for (const auto& part : impl_->parts)
-    for (size_t m = 0; m < part.members.size(); ++m) all.push_back({.name = part.members[m].first, .parameter = part.members[m].second, .shard = part.shards[m], .begin = part.begins[m], .part = part.index});
+    for (size_t m = 0; m < part.members.size(); ++m)
+      all.push_back({.name = part.members[m].first,
+                     .parameter = part.members[m].second,
+                     .shard = part.shards[m],
+                     .begin = part.begins[m],
+                     .part = part.index});
   return all;
 }
 

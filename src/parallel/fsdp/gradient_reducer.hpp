@@ -12,14 +12,16 @@
 
 namespace accelerate::parallel {
 
-/// Averages gradients over ranks, each rank getting its stretch. One backward at a time: take() as gradients come, then finish().
+/// Averages gradients over ranks, each rank getting its stretch. One backward at a time: take() as gradients come, then
+/// finish().
 class GradientReducer {
  public:
   virtual ~GradientReducer() = default;
-  /// The whole gradient of one member; when all of a part are there its reduction starts. @return whether the part is complete now.
+  /// The whole gradient of one member; when all of a part are there its reduction starts. @return whether the part is
+  /// complete now.
   virtual bool take(ShardedPart& part, size_t member, const at::Tensor& gradient) = 0;
-  /// Parts that are not complete are reduced with zeros for what is missing; then the shards' gradients are set or added to. Members without a gradient on any rank
-  /// are left alone. Collective.
+  /// Parts that are not complete are reduced with zeros for what is missing; then the shards' gradients are set or
+  /// added to. Members without a gradient on any rank are left alone. Collective.
   virtual void finish() = 0;
 };
 
@@ -31,6 +33,7 @@ struct ReducerOptions {
 /// Alone: gradients are the shards' gradients.
 std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts);
 /// By c10d, asynchronously, in one order on all ranks. Collective.
-std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options);
+std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const Mesh& mesh,
+                                                    const ReducerOptions& options);
 
 }  // namespace accelerate::parallel

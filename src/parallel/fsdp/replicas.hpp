@@ -16,16 +16,19 @@ class Group;
 
 namespace accelerate::parallel {
 
-/// The second half of hybrid sharding's averages: ranks that hold the same pieces of a model average their pieces of the gradients, which the ranks of each replica have averaged.
-/// Parts go out as backward completes them, in an order that does not depend on when that is.
+/// The second half of hybrid sharding's averages: ranks that hold the same pieces of a model average their pieces of
+/// the gradients, which the ranks of each replica have averaged. Parts go out as backward completes them, in an order
+/// that does not depend on when that is.
 class Replicas {
  public:
   /// Collective over `group`.
   Replicas(const std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group);
 
-  /// This rank's piece of a trained part's gradient, zeros where the replica has none. Averaged in place at some time until finish() returns.
+  /// This rank's piece of a trained part's gradient, zeros where the replica has none. Averaged in place at some time
+  /// until finish() returns.
   void add(size_t part, at::Tensor gradient);
-  /// After all trained parts were added, once per backward. Blocks. `used`: per part and member, whether any replica has a gradient for it (in: whether this one has).
+  /// After all trained parts were added, once per backward. Blocks. `used`: per part and member, whether any replica
+  /// has a gradient for it (in: whether this one has).
   void finish(std::vector<std::vector<char>>& used);
 
  private:
@@ -36,7 +39,7 @@ class Replicas {
   std::vector<size_t> order_;                      ///< trained parts; backward reaches the last ones first
   size_t next_ = 0;                                ///< in order_
   std::vector<at::Tensor> gradients_;
-  std::vector<at::Tensor> exchange_;               ///< per part: memory that stays with shared_, which gradients don't
+  std::vector<at::Tensor> exchange_;  ///< per part: memory that stays with shared_, which gradients don't
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> running_;
 };
 

@@ -20,16 +20,25 @@ ReducerOptions reducer_options(const FullyShardedDataParallelPlugin& plugin) {
 /// Each rank holds its shards itself.
 class GatheredStore final : public ShardStore {
  public:
-  GatheredStore(std::vector<ShardedPart>& parts, const Mesh& mesh, const at::Device& device, const FullyShardedDataParallelPlugin& plugin)
-      : parts_(parts), mesh_(mesh), device_(device), offload_(plugin.cpu_offload.value_or(CPUOffload())), options_(reducer_options(plugin)) {}
+  GatheredStore(std::vector<ShardedPart>& parts, const Mesh& mesh, const at::Device& device,
+                const FullyShardedDataParallelPlugin& plugin)
+      : parts_(parts),
+        mesh_(mesh),
+        device_(device),
+        offload_(plugin.cpu_offload.value_or(CPUOffload())),
+        options_(reducer_options(plugin)) {}
 
   void allocate(ShardedPart& part) override {
     const meta_memory::Purpose shards(MemoryUse::parameters);
     const bool on_host = !device_.is_meta() && (offload_.offload_params || device_.is_cpu());
-    part.master = at::zeros({part.numel() / mesh_.ranks()}, at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_));
+    part.master =
+        at::zeros({part.numel() / mesh_.ranks()},
+                  at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_));
     if (on_host && !device_.is_cpu() && offload_.pin_memory) part.master = part.master.pin_memory();
   }
-  std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) override { return residency::shard_home(part.master, mesh_.shard, mesh_.near, name); }
+  std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) override {
+    return residency::shard_home(part.master, mesh_.shard, mesh_.near, name);
+  }
   std::unique_ptr<GradientReducer> make_reducer() override { return collective_reducer(parts_, mesh_, options_); }
 
  private:
@@ -43,29 +52,37 @@ class GatheredStore final : public ShardStore {
 /// One process: the flat storage is the only shard.
 class LocalStore final : public ShardStore {
  public:
-  LocalStore(std::vector<ShardedPart>& parts, const at::Device& device, const CPUOffload& offload) : parts_(parts), device_(device), offload_(offload) {
+  LocalStore(std::vector<ShardedPart>& parts, const at::Device& device, const CPUOffload& offload)
+      : parts_(parts), device_(device), offload_(offload) {
     if (offloads()) worker_ = std::make_shared<residency::Worker>();
   }
 
   void allocate(ShardedPart& part) override {
     const meta_memory::Purpose shards(MemoryUse::parameters);
-    part.master = at::zeros({part.numel()}, at::TensorOptions().dtype(part.master_dtype).device(offloads() ? at::Device(at::kCPU) : device_));
+    part.master =
+        at::zeros({part.numel()},
+                  at::TensorOptions().dtype(part.master_dtype).device(offloads() ? at::Device(at::kCPU) : device_));
     if (offloads()) {
       if (offload_.pin_memory) part.master = part.master.pin_memory();
       return;
     }
     computed_.resize(parts_.size());
-    computed_[static_cast<size_t>(part.index)] = part.compute_dtype == part.master_dtype ? part.master : at::empty({part.numel()}, at::TensorOptions().dtype(part.compute_dtype).device(device_));
+    computed_[static_cast<size_t>(part.index)] =
+        part.compute_dtype == part.master_dtype
+            ? part.master
+            : at::empty({part.numel()}, at::TensorOptions().dtype(part.compute_dtype).device(device_));
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
-    return offloads() ? residency::host_home(part.master, worker_) : residency::memory_home(computed_[static_cast<size_t>(part.index)]);
+    return offloads() ? residency::host_home(part.master, worker_)
+                      : residency::memory_home(computed_[static_cast<size_t>(part.index)]);
   }
   std::unique_ptr<GradientReducer> make_reducer() override { return local_reducer(parts_); }
   void publish() override {
     at::NoGradGuard no_grad;
     if (offloads()) return;
     for (const auto& part : parts_)
-      if (auto& computed = computed_[static_cast<size_t>(part.index)]; !computed.is_same(part.master)) computed.copy_(part.master);
+      if (auto& computed = computed_[static_cast<size_t>(part.index)]; !computed.is_same(part.master))
+        computed.copy_(part.master);
   }
 
  private:
@@ -80,7 +97,8 @@ class LocalStore final : public ShardStore {
 
 }  // namespace
 
-std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const Mesh& mesh, const at::Device& device, const FullyShardedDataParallelPlugin& plugin) {
+std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const Mesh& mesh,
+                                             const at::Device& device, const FullyShardedDataParallelPlugin& plugin) {
   if (!mesh.shard) return std::make_unique<LocalStore>(parts, device, plugin.cpu_offload.value_or(CPUOffload()));
   if (device.is_cpu())
     if (auto store = shared_memory_store(parts, mesh, reducer_options(plugin))) return store;

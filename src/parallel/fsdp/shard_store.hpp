@@ -14,7 +14,8 @@
 
 namespace accelerate::parallel {
 
-/// Where the shards of a model lie, and how they get to the other ranks of the mesh's shard group, which is what "collective" is about here.
+/// Where the shards of a model lie, and how they get to the other ranks of the mesh's shard group, which is what
+/// "collective" is about here.
 class ShardStore {
  public:
   virtual ~ShardStore() = default;
@@ -29,9 +30,11 @@ class ShardStore {
 };
 
 /// Ranks of one host share their memory, alone nothing moves, all others gather through c10d. Collective.
-std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const Mesh& mesh, const at::Device& device, const FullyShardedDataParallelPlugin& plugin);
+std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const Mesh& mesh,
+                                             const at::Device& device, const FullyShardedDataParallelPlugin& plugin);
 
 /// Null on all ranks when they can't share memory (see comm::SharedMemory). Collective.
-std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options);
+std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const Mesh& mesh,
+                                                const ReducerOptions& options);
 
 }  // namespace accelerate::parallel

@@ -1,5 +1,5 @@
-/// The shards of all ranks of one host side by side in memory that all of them see: the gathered parameters are where they are, once for all ranks, and
-/// gradients are added up by reading the peers' buffers. Nothing is sent.
+/// The shards of all ranks of one host side by side in memory that all of them see: the gathered parameters are where
+/// they are, once for all ranks, and gradients are added up by reading the peers' buffers. Nothing is sent.
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -25,7 +25,8 @@ namespace {
 constexpr size_t kLine = 64;
 constexpr int64_t kNothing = -1;
 
-/// What a rank tells the others about its gradients of one part. Two of them are used in turn, because a fast rank may be a whole backward ahead of a slow one.
+/// What a rank tells the others about its gradients of one part. Two of them are used in turn, because a fast rank may
+/// be a whole backward ahead of a slow one.
 struct alignas(kLine) Announcement {
   std::atomic<uint64_t> generation;  ///< of backward passes; set last
   int64_t offset;                    ///< of the part's gradients in the rank's room; kNothing: it has none
@@ -39,7 +40,8 @@ struct alignas(kLine) Waiting {
 
 /// Where everything lies in the mapping. The same on all ranks.
 struct Plan {
-  Plan(const std::vector<ShardedPart>& parts, int64_t world, std::optional<at::ScalarType> reduce_dtype) : world(world), parts(parts.size()) {
+  Plan(const std::vector<ShardedPart>& parts, int64_t world, std::optional<at::ScalarType> reduce_dtype)
+      : world(world), parts(parts.size()) {
     const auto reserve = [this](size_t bytes) {
       const size_t at = size;
       size = whole_lines(size + bytes);
@@ -54,7 +56,8 @@ struct Plan {
       dedicated.push_back(all);
       if (!part.trained) continue;
       member_count += part.members.size();
-      const size_t bytes = whole_lines(static_cast<size_t>(part.numel()) * c10::elementSize(reduce_dtype.value_or(part.compute_dtype)));
+      const size_t bytes =
+          whole_lines(static_cast<size_t>(part.numel()) * c10::elementSize(reduce_dtype.value_or(part.compute_dtype)));
       largest = std::max(largest, bytes);
       all += bytes;
     }
@@ -72,10 +75,10 @@ struct Plan {
   int64_t world;
   size_t parts, size = 0;
   size_t announcements = 0, consumed = 0, used = 0, waiting = 0, rooms = 0;  ///< offsets
-  std::vector<size_t> computed, members;                                     ///< per part: offset of its parameters; its first member among all
-  size_t member_count = 0;                                                   ///< of trained parts
-  /// Each rank has a room for its gradients. The first bytes are used again and again; behind them each part has a place of its own, of which memory is
-  /// taken only when a part must go there.
+  std::vector<size_t> computed, members;  ///< per part: offset of its parameters; its first member among all
+  size_t member_count = 0;                ///< of trained parts
+  /// Each rank has a room for its gradients. The first bytes are used again and again; behind them each part has a
+  /// place of its own, of which memory is taken only when a part must go there.
   size_t room = 0, recycled = 0;
   std::vector<size_t> dedicated;  ///< per part: that place in the room
   size_t likely = 0;              ///< bytes that are used if no part must go to a place of its own
@@ -88,21 +91,35 @@ struct Mapping {
 
   char* at(size_t offset) const { return memory->data() + offset; }
   Announcement& announcement(uint64_t generation, int64_t rank, size_t part) const {
-    return reinterpret_cast<Announcement*>(at(plan.announcements))[((generation & 1) * static_cast<size_t>(plan.world) + static_cast<size_t>(rank)) * plan.parts + part];
+    return reinterpret_cast<Announcement*>(at(plan.announcements))
+        [((generation & 1) * static_cast<size_t>(plan.world) + static_cast<size_t>(rank)) * plan.parts + part];
   }
-  std::atomic<uint64_t>& consumed(int64_t rank, size_t part) const { return reinterpret_cast<Consumed*>(at(plan.consumed))[static_cast<size_t>(rank) * plan.parts + part].count; }
+  std::atomic<uint64_t>& consumed(int64_t rank, size_t part) const {
+    return reinterpret_cast<Consumed*>(at(plan.consumed))[static_cast<size_t>(rank) * plan.parts + part].count;
+  }
   /// One byte per member of the part: the rank has a gradient for it.
   char* used(uint64_t generation, int64_t rank, size_t part) const {
-    return at(plan.used) + ((generation & 1) * static_cast<size_t>(plan.world) + static_cast<size_t>(rank)) * plan.member_count + plan.members[part];
+    return at(plan.used) +
+           ((generation & 1) * static_cast<size_t>(plan.world) + static_cast<size_t>(rank)) * plan.member_count +
+           plan.members[part];
   }
-  std::atomic<bool>& waits_for_room(int64_t rank) const { return reinterpret_cast<Waiting*>(at(plan.waiting))[rank].for_room; }
+  std::atomic<bool>& waits_for_room(int64_t rank) const {
+    return reinterpret_cast<Waiting*>(at(plan.waiting))[rank].for_room;
+  }
   char* room(int64_t rank) const { return at(plan.rooms) + static_cast<size_t>(rank) * plan.room; }
 };
 
 class SharedReducer final : public GradientReducer {
  public:
-  SharedReducer(std::vector<ShardedPart>& parts, const Mesh& mesh, std::shared_ptr<Mapping> mapping, const ReducerOptions& options)
-      : parts_(parts), group_(mesh.shard), replicas_(mesh.replicate ? std::make_unique<Replicas>(parts, mesh.replicate) : nullptr), mapping_(std::move(mapping)), options_(options), used_(parts.size()), states_(parts.size()) {
+  SharedReducer(std::vector<ShardedPart>& parts, const Mesh& mesh, std::shared_ptr<Mapping> mapping,
+                const ReducerOptions& options)
+      : parts_(parts),
+        group_(mesh.shard),
+        replicas_(mesh.replicate ? std::make_unique<Replicas>(parts, mesh.replicate) : nullptr),
+        mapping_(std::move(mapping)),
+        options_(options),
+        used_(parts.size()),
+        states_(parts.size()) {
     for (size_t p = 0; p < parts.size(); ++p)
       if (parts[p].trained) trained_.push_back(p);
     waiting_ = trained_;
@@ -132,7 +149,8 @@ class SharedReducer final : public GradientReducer {
       if (state.announced) continue;
       for (size_t m = 0; state.flat.defined() && m < parts_[p].members.size(); ++m) {
         const auto& tensor = parts_[p].members[m].second;
-        if (!state.arrived[m]) state.flat.as_strided(tensor.sizes(), tensor.strides(), parts_[p].layout.offsets[m]).zero_();
+        if (!state.arrived[m])
+          state.flat.as_strided(tensor.sizes(), tensor.strides(), parts_[p].layout.offsets[m]).zero_();
       }
       announce(p);
     }
@@ -178,9 +196,10 @@ class SharedReducer final : public GradientReducer {
     return at::from_blob(mapping_->room(group_->rank()) + begin, {parts_[p].numel()}, at::TensorOptions().dtype(type));
   }
 
-  /// The lowest free stretch of what is used again. If there is none, waits until the peers have read something, but only as long as that can help: parts that still lack
-  /// gradients (tied embeddings are open from the first gradient to the last) free nothing, and ranks that complete parts in different orders would wait for each other.
-  /// Then it is the part's own place.
+  /// The lowest free stretch of what is used again. If there is none, waits until the peers have read something, but
+  /// only as long as that can help: parts that still lack gradients (tied embeddings are open from the first gradient
+  /// to the last) free nothing, and ranks that complete parts in different orders would wait for each other. Then it is
+  /// the part's own place.
   size_t find_room(size_t p, size_t bytes) {
     constexpr int kPolls = 100;  // so long two ranks may both wait and yet have something to read
     auto begin = gap(bytes, Counted::all);
@@ -195,7 +214,8 @@ class SharedReducer final : public GradientReducer {
       waits.store(false, std::memory_order_release);
     }
     if (begin) return *begin;
-    // What lies in that place is of the last backward, of which every rank has announced everything: nobody needs us to read it.
+    // What lies in that place is of the last backward, of which every rank has announced everything: nobody needs us to
+    // read it.
     const auto taken = [&](const Slot& slot) { return slot.begin == mapping_->plan.dedicated[p]; };
     group_->wait_until("room for gradients", [&] {
       forget_what_was_read();
@@ -217,11 +237,13 @@ class SharedReducer final : public GradientReducer {
   }
 
   void forget_what_was_read() {
-    slots_.erase(std::remove_if(slots_.begin(), slots_.end(),
-                                [&](const Slot& slot) {
-                                  return mapping_->consumed(group_->rank(), slot.part).load(std::memory_order_acquire) >= slot.generation * static_cast<uint64_t>(group_->world_size());
-                                }),
-                 slots_.end());
+    slots_.erase(
+        std::remove_if(slots_.begin(), slots_.end(),
+                       [&](const Slot& slot) {
+                         return mapping_->consumed(group_->rank(), slot.part).load(std::memory_order_acquire) >=
+                                slot.generation * static_cast<uint64_t>(group_->world_size());
+                       }),
+        slots_.end());
   }
 
   bool peer_waits_for_room() const {
@@ -242,13 +264,18 @@ class SharedReducer final : public GradientReducer {
 
   /// Adds up this rank's stretch of every part that all ranks have announced. @return whether none is left.
   bool progress() {
-    waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), [&](size_t p) {
-                     for (int64_t rank = 0; rank < group_->world_size(); ++rank)
-                       if (mapping_->announcement(generation_, rank, p).generation.load(std::memory_order_acquire) != generation_) return false;
-                     reduce(p);
-                     return true;
-                   }),
-                   waiting_.end());
+    waiting_.erase(
+        std::remove_if(
+            waiting_.begin(), waiting_.end(),
+            [&](size_t p) {
+              for (int64_t rank = 0; rank < group_->world_size(); ++rank)
+                if (mapping_->announcement(generation_, rank, p).generation.load(std::memory_order_acquire) !=
+                    generation_)
+                  return false;
+              reduce(p);
+              return true;
+            }),
+        waiting_.end());
     return waiting_.empty();
   }
 
@@ -262,13 +289,15 @@ class SharedReducer final : public GradientReducer {
     used.assign(part.members.size(), 0);
     for (int64_t rank = 0; rank < world; ++rank) {
       const int64_t offset = mapping_->announcement(generation_, rank, p).offset;
-      if (offset != kNothing) inputs.push_back(mapping_->room(rank) + offset + first * static_cast<int64_t>(c10::elementSize(type)));
+      if (offset != kNothing)
+        inputs.push_back(mapping_->room(rank) + offset + first * static_cast<int64_t>(c10::elementSize(type)));
       const char* theirs = mapping_->used(generation_, rank, p);
       for (size_t m = 0; m < used.size(); ++m) used[m] |= theirs[m];
     }
     if (!inputs.empty() || replicas_) {
       at::Tensor& gradient = states_[p].gradient;
-      if (!gradient.defined() || gradient.scalar_type() != type || gradient.storage().use_count() > 1) gradient = at::empty({length}, at::TensorOptions().dtype(type));
+      if (!gradient.defined() || gradient.scalar_type() != type || gradient.storage().use_count() > 1)
+        gradient = at::empty({length}, at::TensorOptions().dtype(type));
       if (inputs.empty()) gradient.zero_();
       else comm::average(type, gradient.mutable_data_ptr(), inputs, length, static_cast<double>(world));
       if (replicas_) replicas_->add(p, gradient);
@@ -321,20 +350,32 @@ class SharedHome final : public residency::Home {
 
 class SharedMemoryStore final : public ShardStore {
  public:
-  SharedMemoryStore(std::vector<ShardedPart>& parts, const Mesh& mesh, std::shared_ptr<Mapping> mapping, const ReducerOptions& options)
-      : parts_(parts), mesh_(mesh), group_(mesh.shard), mapping_(std::move(mapping)), options_(options), computed_(parts.size()) {
+  SharedMemoryStore(std::vector<ShardedPart>& parts, const Mesh& mesh, std::shared_ptr<Mapping> mapping,
+                    const ReducerOptions& options)
+      : parts_(parts),
+        mesh_(mesh),
+        group_(mesh.shard),
+        mapping_(std::move(mapping)),
+        options_(options),
+        computed_(parts.size()) {
     for (size_t p = 0; p < parts.size(); ++p)  // views keep the mapping alive
-      computed_[p] = at::from_blob(mapping_->at(mapping_->plan.computed[p]), {parts[p].numel()}, [mapping = mapping_](void*) {}, at::TensorOptions().dtype(parts[p].compute_dtype));
+      computed_[p] = at::from_blob(
+          mapping_->at(mapping_->plan.computed[p]), {parts[p].numel()}, [mapping = mapping_](void*) {},
+          at::TensorOptions().dtype(parts[p].compute_dtype));
   }
 
   void allocate(ShardedPart& part) override {
     const at::Tensor stretch = own(part);
-    part.master = part.compute_dtype == part.master_dtype ? stretch : at::zeros(stretch.sizes(), stretch.options().dtype(part.master_dtype));
+    part.master = part.compute_dtype == part.master_dtype
+                      ? stretch
+                      : at::zeros(stretch.sizes(), stretch.options().dtype(part.master_dtype));
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
     return std::make_unique<SharedHome>(computed_[static_cast<size_t>(part.index)], group_->world_size());
   }
-  std::unique_ptr<GradientReducer> make_reducer() override { return std::make_unique<SharedReducer>(parts_, mesh_, mapping_, options_); }
+  std::unique_ptr<GradientReducer> make_reducer() override {
+    return std::make_unique<SharedReducer>(parts_, mesh_, mapping_, options_);
+  }
   /// All have computed with the old values.
   void before_step() override { mapping_->memory->barrier("optimizer step"); }
   void publish() override {
@@ -361,13 +402,15 @@ class SharedMemoryStore final : public ShardStore {
 
 }  // namespace
 
-std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const Mesh& mesh, const ReducerOptions& options) {
+std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const Mesh& mesh,
+                                                const ReducerOptions& options) {
   for (const auto& part : parts)
     if (part.trained && !comm::can_average(options.reduce_dtype.value_or(part.compute_dtype))) return nullptr;
   Plan plan(parts, mesh.ranks(), options.reduce_dtype);
   auto memory = comm::SharedMemory::create(mesh.shard, plan.size, plan.likely);
   if (!memory) return nullptr;
-  return std::make_unique<SharedMemoryStore>(parts, mesh, std::make_shared<Mapping>(std::move(memory), std::move(plan)), options);
+  return std::make_unique<SharedMemoryStore>(parts, mesh, std::make_shared<Mapping>(std::move(memory), std::move(plan)),
+                                             options);
 }
 
 }  // namespace accelerate::parallel

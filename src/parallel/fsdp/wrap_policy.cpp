@@ -19,9 +19,12 @@ namespace {
 using Modules = std::set<const void*>;
 using Parameters = std::set<const at::TensorImpl*>;
 
-bool is_one_of(const Submodule& module, const std::vector<std::string>& classes) { return std::find(classes.begin(), classes.end(), module.class_name) != classes.end(); }
+bool is_one_of(const Submodule& module, const std::vector<std::string>& classes) {
+  return std::find(classes.begin(), classes.end(), module.class_name) != classes.end();
+}
 
-/// PyTorch's lists. A list of modules is never called, so that a hook on it would never fire; attention reads its projection's weight without calling it.
+/// PyTorch's lists. A list of modules is never called, so that a hook on it would never fire; attention reads its
+/// projection's weight without calling it.
 bool is_container(const Submodule& module) { return is_one_of(module, {"ModuleList", "ModuleDict"}); }
 bool is_forced_leaf(const Submodule& module) { return is_one_of(module, {"MultiheadAttention"}); }
 
@@ -42,7 +45,8 @@ bool has_class(const Submodule& module, const std::string& name) {
 /// The tree with what the policies ask about it.
 class Tree {
  public:
-  Tree(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin) : plugin_(plugin), modules_(model.submodules()), children_(modules_.size()) {
+  Tree(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin)
+      : plugin_(plugin), modules_(model.submodules()), children_(modules_.size()) {
     for (size_t i = 1; i < modules_.size(); ++i) children_[static_cast<size_t>(modules_[i].parent)].push_back(i);
     find_ignored();
     find_wrapped();
@@ -52,7 +56,8 @@ class Tree {
     std::vector<std::string> paths;
     Modules seen;
     for (size_t i = 1; i < modules_.size(); ++i)
-      if (wrapped_.contains(modules_[i].identity) && seen.insert(modules_[i].identity).second) paths.push_back(modules_[i].path);
+      if (wrapped_.contains(modules_[i].identity) && seen.insert(modules_[i].identity).second)
+        paths.push_back(modules_[i].path);
     return paths;
   }
 
@@ -62,7 +67,8 @@ class Tree {
     for (size_t i = 0; i < modules_.size(); ++i)
       for (const auto& [name, tensor] : modules_[i].parameters) {
         auto& at = places[tensor.unsafeGetTensorImpl()];
-        if (at.empty()) parameters.emplace_back(modules_[i].path.empty() ? name : modules_[i].path + "." + name, tensor);
+        if (at.empty())
+          parameters.emplace_back(modules_[i].path.empty() ? name : modules_[i].path + "." + name, tensor);
         at.push_back(i);
       }
     std::map<size_t, WrapUnit> by_module;  // a module's index is its place in the order of registration
@@ -89,14 +95,20 @@ class Tree {
       try {
         regex = std::regex(*pattern);
       } catch (const std::regex_error& error) {
-        throw ConfigError("FSDP: ignored_modules is '" + *pattern + "', expected a regular expression (ECMAScript) that matches whole module names: " + error.what());
+        throw ConfigError(
+            "FSDP: ignored_modules is '" + *pattern +
+            "', expected a regular expression (ECMAScript) that matches whole module names: " + error.what());
       }
       for (size_t i = 0; i < modules_.size(); ++i)
         if (std::regex_match(modules_[i].path, regex)) roots.push_back(i);
-      if (roots.empty()) TORCH_WARN("FSDP: ignored_modules '", *pattern, "' matches no module of this model. It has to match a whole dotted name; '.*' stands for any letters.");
+      if (roots.empty())
+        TORCH_WARN(
+            "FSDP: ignored_modules '", *pattern,
+            "' matches no module of this model. It has to match a whole dotted name; '.*' stands for any letters.");
     } else {
       Modules given;
-      for (const auto& module : std::get<std::vector<ModelRef>>(*plugin_.ignored_modules)) given.insert(module.identity());
+      for (const auto& module : std::get<std::vector<ModelRef>>(*plugin_.ignored_modules))
+        given.insert(module.identity());
       for (size_t i = 0; i < modules_.size(); ++i)
         if (given.contains(modules_[i].identity)) roots.push_back(i);
     }
@@ -105,7 +117,8 @@ class Tree {
 
   void ignore(size_t index) {
     ignored_.insert(modules_[index].identity);
-    for (const auto& [name, tensor] : modules_[index].parameters) ignored_parameters_.insert(tensor.unsafeGetTensorImpl());
+    for (const auto& [name, tensor] : modules_[index].parameters)
+      ignored_parameters_.insert(tensor.unsafeGetTensorImpl());
     for (const size_t child : children_[index]) ignore(child);
   }
 
@@ -119,15 +132,21 @@ class Tree {
       case AutoWrapPolicy::transformer_based_wrap: {
         const auto names = plugin_.transformer_cls_names_to_wrap.value_or(std::vector<std::string>{});
         check_classes(names);
-        return wrap_recursively([&](const Submodule& module, bool recurse, int64_t) { return recurse || std::any_of(names.begin(), names.end(), [&](const auto& name) { return has_class(module, name); }); });
+        return wrap_recursively([&](const Submodule& module, bool recurse, int64_t) {
+          return recurse ||
+                 std::any_of(names.begin(), names.end(), [&](const auto& name) { return has_class(module, name); });
+        });
       }
       case AutoWrapPolicy::size_based_wrap: {
         const int64_t least = plugin_.min_num_params.value_or(0);
         if (least == 0) break;  // the reference's way to switch it off
         if (plugin_.fsdp_version == 2) return wrap_all_above(least);
-        return wrap_recursively([&](const Submodule& module, bool recurse, int64_t numel) { return numel >= least && !(recurse ? is_forced_leaf(module) : is_container(module)); });
+        return wrap_recursively([&](const Submodule& module, bool recurse, int64_t numel) {
+          return numel >= least && !(recurse ? is_forced_leaf(module) : is_container(module));
+        });
       }
-      case AutoWrapPolicy::no_wrap: break;
+      case AutoWrapPolicy::no_wrap:
+        break;
     }
     wrap_recursively([](const Submodule&, bool, int64_t) { return false; });  // leaves modules that need full precision
   }
@@ -139,25 +158,39 @@ class Tree {
     std::string list;
     for (const auto& name : classes) list += (list.empty() ? "" : ", ") + name;
     if (names.empty())
-      throw ConfigError("FSDP: the auto wrap policy is TRANSFORMER_BASED_WRAP, but no class is named, so that nothing would be wrapped. Set transformer_cls_names_to_wrap (FSDP_TRANSFORMER_CLS_TO_WRAP) to the "
-                        "model's repeated block, or the policy to NO_WRAP. The model's classes are " + list);
+      throw ConfigError(
+          "FSDP: the auto wrap policy is TRANSFORMER_BASED_WRAP, but no class is named, so that nothing would be "
+          "wrapped. Set transformer_cls_names_to_wrap (FSDP_TRANSFORMER_CLS_TO_WRAP) to the "
+          "model's repeated block, or the policy to NO_WRAP. The model's classes are " +
+          list);
     for (const auto& name : names) {
-      if (std::any_of(modules_.begin(), modules_.end(), [&](const auto& module) { return has_class(module, name); })) continue;
+      if (std::any_of(modules_.begin(), modules_.end(), [&](const auto& module) { return has_class(module, name); }))
+        continue;
       const auto nearest = nearest_name(name, classes);
-      throw ConfigError("FSDP: could not find the transformer layer class " + name + " in the model, whose classes are " + list + (nearest ? "; did you mean " + *nearest + "?" : ""));
+      throw ConfigError("FSDP: could not find the transformer layer class " + name +
+                        " in the model, whose classes are " + list +
+                        (nearest ? "; did you mean " + *nearest + "?" : ""));
     }
   }
 
   std::vector<std::string> full_precision_classes() const {
     const auto& precision = plugin_.mixed_precision_policy;
-    return precision ? precision->module_classes_to_ignore.value_or(std::vector<std::string>{}) : std::vector<std::string>{};
+    return precision ? precision->module_classes_to_ignore.value_or(std::vector<std::string>{})
+                     : std::vector<std::string>{};
   }
 
-  /// PyTorch's recursion, from the leaves up. Classes that keep full precision are wrapped whatever the policy says, and looking for them leads everywhere.
+  /// PyTorch's recursion, from the leaves up. Classes that keep full precision are wrapped whatever the policy says,
+  /// and looking for them leads everywhere.
   void wrap_recursively(const WrapFunction& policy) {
     const auto exempt = full_precision_classes();
     if (exempt.empty()) wrap_below(0, policy, true);
-    else wrap_below(0, [&](const Submodule& module, bool recurse, int64_t numel) { return recurse || is_one_of(module, exempt) || policy(module, recurse, numel); }, true);
+    else
+      wrap_below(
+          0,
+          [&](const Submodule& module, bool recurse, int64_t numel) {
+            return recurse || is_one_of(module, exempt) || policy(module, recurse, numel);
+          },
+          true);
   }
 
   /// @return how many elements became part of units
@@ -168,7 +201,8 @@ class Tree {
     int64_t wrapped = 0;
     Modules seen;  // a child that is registered twice in one module is one child
     for (const size_t child : children_[index])
-      if (!ignored_.contains(modules_[child].identity) && seen.insert(modules_[child].identity).second) wrapped += wrap_below(child, policy, false);
+      if (!ignored_.contains(modules_[child].identity) && seen.insert(modules_[child].identity).second)
+        wrapped += wrap_below(child, policy, false);
     if (is_root || !policy(module, false, numel - wrapped)) return wrapped;
     wrapped_.insert(module.identity);
     return numel;
@@ -177,7 +211,8 @@ class Tree {
   /// The reference's rule for version 2.
   void wrap_all_above(int64_t least) {
     for (size_t i = 1; i < modules_.size(); ++i)
-      if (!ignored_.contains(modules_[i].identity) && !is_container(modules_[i]) && numel_of(i) > least) wrapped_.insert(modules_[i].identity);
+      if (!ignored_.contains(modules_[i].identity) && !is_container(modules_[i]) && numel_of(i) > least)
+        wrapped_.insert(modules_[i].identity);
   }
 
   /// Elements of all parameters in and below a module, tied ones once, ignored ones not.
@@ -186,7 +221,9 @@ class Tree {
     Parameters seen;
     const auto add = [&](const auto& self, size_t i) -> void {
       for (const auto& [name, tensor] : modules_[i].parameters)
-        if (const auto* key = tensor.unsafeGetTensorImpl(); !ignored_parameters_.contains(key) && seen.insert(key).second) numel += tensor.numel();
+        if (const auto* key = tensor.unsafeGetTensorImpl();
+            !ignored_parameters_.contains(key) && seen.insert(key).second)
+          numel += tensor.numel();
       for (const size_t child : children_[i]) self(self, child);
     };
     add(add, index);
@@ -194,7 +231,8 @@ class Tree {
   }
 
   size_t nearest_wrapped(size_t index) const {
-    while (index != 0 && !wrapped_.contains(modules_[index].identity)) index = static_cast<size_t>(modules_[index].parent);
+    while (index != 0 && !wrapped_.contains(modules_[index].identity))
+      index = static_cast<size_t>(modules_[index].parent);
     return index;
   }
 
@@ -202,7 +240,10 @@ class Tree {
   size_t owner_of(const std::vector<size_t>& places) const {
     const size_t first = nearest_wrapped(places.front());
     // Places of one shared module are in one unit although the paths to it differ.
-    if (std::all_of(places.begin(), places.end(), [&](size_t place) { return modules_[nearest_wrapped(place)].identity == modules_[first].identity; })) return first;
+    if (std::all_of(places.begin(), places.end(), [&](size_t place) {
+          return modules_[nearest_wrapped(place)].identity == modules_[first].identity;
+        }))
+      return first;
     size_t common = places.front();
     for (size_t other : places)
       while (common != other)  // the larger index is deeper or further right: its parent is nearer to what both share
@@ -219,8 +260,12 @@ class Tree {
 
 }  // namespace
 
-std::vector<std::string> wrapped_modules(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin) { return Tree(model, plugin).wrapped(); }
+std::vector<std::string> wrapped_modules(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin) {
+  return Tree(model, plugin).wrapped();
+}
 
-std::vector<WrapUnit> wrap_units(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin) { return Tree(model, plugin).units(); }
+std::vector<WrapUnit> wrap_units(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin) {
+  return Tree(model, plugin).units();
+}
 
 }  // namespace accelerate::parallel

@@ -14,7 +14,9 @@ namespace {
 constexpr size_t kMaxDims = 16;  // more than any operator of ATen's usual kernels takes
 
 /// The bytes of a dense tensor as they lie in memory.
-at::Tensor in_memory_order(const at::Tensor& dense) { return dense.as_strided({dense.numel()}, {1}, dense.storage_offset()); }
+at::Tensor in_memory_order(const at::Tensor& dense) {
+  return dense.as_strided({dense.numel()}, {1}, dense.storage_offset());
+}
 
 }  // namespace
 
@@ -26,8 +28,11 @@ struct GroupCarrier::Announcement {
   std::array<char, 64> label{};
 
   static Announcement of(int64_t call, int64_t number, const at::Tensor& tensor, const std::string& label) {
-    Announcement result{.call = call, .number = number, .dtype = static_cast<int64_t>(tensor.scalar_type()), .dims = tensor.dim()};
-    if (static_cast<size_t>(tensor.dim()) > kMaxDims) throw ShapeError("pipeline: found a tensor of " + std::to_string(tensor.dim()) + " dimensions to be sent, expected at most " + std::to_string(kMaxDims));
+    Announcement result{
+        .call = call, .number = number, .dtype = static_cast<int64_t>(tensor.scalar_type()), .dims = tensor.dim()};
+    if (static_cast<size_t>(tensor.dim()) > kMaxDims)
+      throw ShapeError("pipeline: found a tensor of " + std::to_string(tensor.dim()) +
+                       " dimensions to be sent, expected at most " + std::to_string(kMaxDims));
     std::copy(tensor.sizes().begin(), tensor.sizes().end(), result.sizes.begin());
     std::copy(tensor.strides().begin(), tensor.strides().end(), result.strides.begin());
     label.copy(result.label.data(), result.label.size() - 1);
@@ -36,11 +41,14 @@ struct GroupCarrier::Announcement {
   std::string text() const {
     if (ends) return "the end of call " + std::to_string(call) + ", after " + std::to_string(number) + " tensors";
     std::string shape;
-    for (int64_t i = 0; i < dims && i < static_cast<int64_t>(kMaxDims); ++i) shape += (i ? ", " : "") + std::to_string(sizes[static_cast<size_t>(i)]);
-    return "tensor " + std::to_string(number) + " of call " + std::to_string(call) + ", " + at::toString(static_cast<at::ScalarType>(dtype)) + " [" + shape + "] for " + label.data();
+    for (int64_t i = 0; i < dims && i < static_cast<int64_t>(kMaxDims); ++i)
+      shape += (i ? ", " : "") + std::to_string(sizes[static_cast<size_t>(i)]);
+    return "tensor " + std::to_string(number) + " of call " + std::to_string(call) + ", " +
+           at::toString(static_cast<at::ScalarType>(dtype)) + " [" + shape + "] for " + label.data();
   }
   bool agrees_with(const Announcement& other) const {
-    return call == other.call && number == other.number && ends == other.ends && dtype == other.dtype && dims == other.dims && sizes == other.sizes && label == other.label;
+    return call == other.call && number == other.number && ends == other.ends && dtype == other.dtype &&
+           dims == other.dims && sizes == other.sizes && label == other.label;
   }
 };
 
@@ -55,7 +63,8 @@ void GroupCarrier::announce(const Announcement& announcement, int64_t to) {
 
 GroupCarrier::Announcement GroupCarrier::expect(int64_t from) {
   Announcement announcement;
-  at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof(announcement))}, at::TensorOptions().dtype(at::kByte).device(group_->device()));
+  at::Tensor bytes = at::empty({static_cast<int64_t>(sizeof(announcement))},
+                               at::TensorOptions().dtype(at::kByte).device(group_->device()));
   group_->receive_(bytes, from);
   bytes = bytes.cpu();
   std::memcpy(&announcement, bytes.data_ptr(), sizeof(announcement));
@@ -64,8 +73,10 @@ GroupCarrier::Announcement GroupCarrier::expect(int64_t from) {
 }
 
 void GroupCarrier::differ(const Announcement& mine, const Announcement& theirs, int64_t from) {
-  const std::string text = "pipeline: rank " + std::to_string(group_->rank()) + " expected from rank " + std::to_string(from) + " " + mine.text() + "; found " + theirs.text() +
-                           ". The ranks don't run the same program: their models, inputs that aren't tensors, or a branch on a tensor's device, strides or values differ";
+  const std::string text = "pipeline: rank " + std::to_string(group_->rank()) + " expected from rank " +
+                           std::to_string(from) + " " + mine.text() + "; found " + theirs.text() +
+                           ". The ranks don't run the same program: their models, inputs that aren't tensors, or a "
+                           "branch on a tensor's device, strides or values differ";
   group_->announce_failure(text);
   throw CommError(text);
 }
@@ -84,7 +95,8 @@ at::Tensor GroupCarrier::receive(const at::Tensor& like, int64_t from, const std
   const Announcement theirs = expect(from);
   if (!mine.agrees_with(theirs)) differ(mine, theirs, from);
   const auto dims = static_cast<size_t>(theirs.dims);
-  at::Tensor tensor = at::empty_strided({theirs.sizes.data(), dims}, {theirs.strides.data(), dims}, like.options().device(group_->device()));
+  at::Tensor tensor = at::empty_strided({theirs.sizes.data(), dims}, {theirs.strides.data(), dims},
+                                        like.options().device(group_->device()));
   ++received;
   if (tensor.numel() == 0) return tensor;
   bytes_received += static_cast<int64_t>(tensor.nbytes());

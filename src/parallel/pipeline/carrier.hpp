@@ -11,7 +11,8 @@
 
 namespace accelerate::parallel::pipeline {
 
-/// Sends tensors of a call from rank to rank. Before each go a few numbers and the operator's name, by which ranks notice that they don't run the same program.
+/// Sends tensors of a call from rank to rank. Before each go a few numbers and the operator's name, by which ranks
+/// notice that they don't run the same program.
 class GroupCarrier final : public Carrier {
  public:
   explicit GroupCarrier(std::shared_ptr<comm::Group> group);
@@ -23,9 +24,11 @@ class GroupCarrier final : public Carrier {
   void before_write(const c10::StorageImpl& storage) override;
 
   void begin_call();
-  /// Waits for what was sent so long ago that the receiver must have come to it, so that only a few parts are in memory.
+  /// Waits for what was sent so long ago that the receiver must have come to it, so that only a few parts are in
+  /// memory.
   void end_part();
-  /// Waits for all that was sent, and compares with lower ranks how much has been sent altogether: tensors go to higher ranks only.
+  /// Waits for all that was sent, and compares with lower ranks how much has been sent altogether: tensors go to higher
+  /// ranks only.
   void end_call();
   /// Waits for all that was sent. Without it, what the receiver hasn't asked for yet would be lost.
   void wait();

@@ -38,7 +38,8 @@ int64_t bytes_of(const at::Tensor& tensor) { return tensor.numel() * static_cast
 
 std::vector<StagedParameter> all_in_one_stage(const NamedTensors& parameters) {
   std::vector<StagedParameter> staged;
-  for (const auto& [name, tensor] : parameters) staged.push_back({.name = name, .tensor = tensor, .stage = 0, .holders = {0}});
+  for (const auto& [name, tensor] : parameters)
+    staged.push_back({.name = name, .tensor = tensor, .stage = 0, .holders = {0}});
   return staged;
 }
 
@@ -46,7 +47,14 @@ std::vector<StagedParameter> all_in_one_stage(const NamedTensors& parameters) {
 std::vector<size_t> order_of_use(const NamedTensors& parameters, const std::function<void()>& example) {
   std::vector<size_t> touched;
   std::set<size_t> seen;
-  Stages stages(all_in_one_stage(parameters), {.own = -1, .carrier = nullptr, .device = at::kCPU, .on_touch = [&](size_t i) { if (seen.insert(i).second) touched.push_back(i); }, .on_lack = {}});
+  Stages stages(all_in_one_stage(parameters), {.own = -1,
+                                               .carrier = nullptr,
+                                               .device = at::kCPU,
+                                               .on_touch =
+                                                   [&](size_t i) {
+                                                     if (seen.insert(i).second) touched.push_back(i);
+                                                   },
+                                               .on_lack = {}});
   const residency::Placement::Scope scope(stages);
   example();
   return touched;
@@ -55,7 +63,9 @@ std::vector<size_t> order_of_use(const NamedTensors& parameters, const std::func
 void measure(std::vector<Layer>& layers, const NamedTensors& parameters, const std::function<void()>& example) {
   for (const auto& [name, tensor] : parameters)
     if (deferred::owner_of(tensor) || tensor.is_meta())
-      throw ConfigError("prepare_pippy: balance is 'time', but parameter '" + name + "' has no values yet on rank 0, which measures a forward; load the weights there first, or balance by bytes");
+      throw ConfigError(
+          "prepare_pippy: balance is 'time', but parameter '" + name +
+          "' has no values yet on rank 0, which measures a forward; load the weights there first, or balance by bytes");
   example();  // the first forward also pays for memory and threads
   pipeline::Stopwatch watch(parameters);
   {
@@ -76,40 +86,58 @@ struct Decision {
   ACCELERATE_FIELDS(stage_of, holders, modules, milliseconds, split_points)
 };
 
-Decision decide(const ModelRef& model, const PippyOptions& options, const NamedTensors& parameters, int64_t stages, const std::function<void()>& example, bool may_measure) {
+Decision decide(const ModelRef& model, const PippyOptions& options, const NamedTensors& parameters, int64_t stages,
+                const std::function<void()>& example, bool may_measure) {
   std::vector<Layer> layers = pipeline::layers_of(model, options, stages);
   if (example) pipeline::sort_by_use(layers, order_of_use(parameters, example));
   const bool automatic = options.split_points == std::vector<std::string>{"auto"};
   PipelineBalance balance = options.balance;
   if (automatic && balance == PipelineBalance::time) {
-    if (!example) throw ConfigError("prepare_pippy: balance is 'time' and no example inputs were given, expected some: a forward with them is measured");
+    if (!example)
+      throw ConfigError(
+          "prepare_pippy: balance is 'time' and no example inputs were given, expected some: a forward with them is "
+          "measured");
     if (may_measure) measure(layers, parameters, example);
     else balance = PipelineBalance::bytes;  // to find errors; rank 0's plan counts
   }
-  const auto begins = automatic ? pipeline::balanced(layers, balance, stages) : pipeline::begins_at(layers, options.split_points, stages);
-  Decision decision{.stage_of = std::vector<int64_t>(parameters.size()), .holders = std::vector<std::vector<int64_t>>(parameters.size()), .modules = std::vector<std::vector<std::string>>(static_cast<size_t>(stages)), .milliseconds = std::vector<double>(static_cast<size_t>(stages)), .split_points = {}};
+  const auto begins = automatic ? pipeline::balanced(layers, balance, stages)
+                                : pipeline::begins_at(layers, options.split_points, stages);
+  Decision decision{.stage_of = std::vector<int64_t>(parameters.size()),
+                    .holders = std::vector<std::vector<int64_t>>(parameters.size()),
+                    .modules = std::vector<std::vector<std::string>>(static_cast<size_t>(stages)),
+                    .milliseconds = std::vector<double>(static_cast<size_t>(stages)),
+                    .split_points = {}};
   for (const size_t at : begins) decision.split_points.push_back(layers[at].path);
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto stage = static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), i) - begins.begin());
     decision.modules[stage].push_back(layers[i].path);
     decision.milliseconds[stage] += layers[i].milliseconds;
-    for (const size_t parameter : layers[i].parameters) decision.stage_of[parameter] = static_cast<int64_t>(stage), decision.holders[parameter] = {static_cast<int64_t>(stage)};
+    for (const size_t parameter : layers[i].parameters)
+      decision.stage_of[parameter] = static_cast<int64_t>(stage),
+      decision.holders[parameter] = {static_cast<int64_t>(stage)};
   }
   if (!example) return decision;
   // Once more, to see which parameters other stages use too.
   std::vector<StagedParameter> staged;
-  for (size_t i = 0; i < parameters.size(); ++i) staged.push_back({.name = parameters[i].first, .tensor = parameters[i].second, .stage = decision.stage_of[i], .holders = decision.holders[i]});
-  Stages dry(staged, {.own = -1, .carrier = nullptr, .device = at::kCPU, .on_touch = {}, .on_lack = [&](size_t i, int64_t to) {
-                        auto& holders = decision.holders[i];
-                        if (std::find(holders.begin(), holders.end(), to) == holders.end()) holders.push_back(to);
-                      }});
+  for (size_t i = 0; i < parameters.size(); ++i)
+    staged.push_back({.name = parameters[i].first,
+                      .tensor = parameters[i].second,
+                      .stage = decision.stage_of[i],
+                      .holders = decision.holders[i]});
+  Stages dry(staged,
+             {.own = -1, .carrier = nullptr, .device = at::kCPU, .on_touch = {}, .on_lack = [&](size_t i, int64_t to) {
+                auto& holders = decision.holders[i];
+                if (std::find(holders.begin(), holders.end(), to) == holders.end()) holders.push_back(to);
+              }});
   const residency::Placement::Scope scope(dry);
   example();
   return decision;
 }
 
 at::Storage without_bytes(const at::Tensor& tensor) {
-  return at::empty({static_cast<int64_t>(tensor.storage().nbytes())}, at::TensorOptions().dtype(at::kByte).device(at::kMeta)).storage();
+  return at::empty({static_cast<int64_t>(tensor.storage().nbytes())},
+                   at::TensorOptions().dtype(at::kByte).device(at::kMeta))
+      .storage();
 }
 
 /// Gives a parameter what its rank needs of it: values on the device, or none.
@@ -139,7 +167,8 @@ struct Pipeline::Impl {
   PipelineReport report;
   std::vector<std::string> split_points;
 
-  bool agreed = false;  ///< what is thrown now is thrown on all ranks: nobody has to be told, and the group stays usable
+  bool agreed =
+      false;  ///< what is thrown now is thrown on all ranks: nobody has to be told, and the group stays usable
 
   /// When it throws on one rank it throws on all.
   Decision decided_by_all(const std::function<Decision()>& decide_here) {
@@ -155,40 +184,49 @@ struct Pipeline::Impl {
     const auto texts = comm::all_gather_bytes(*group, text);
     if (error) std::rethrow_exception(error);
     for (size_t rank = 0; rank < texts.size(); ++rank)
-      if (!texts[rank].empty()) throw ConfigError("prepare_pippy: rank " + std::to_string(rank) + " can't go on: " + texts[rank]);
+      if (!texts[rank].empty())
+        throw ConfigError("prepare_pippy: rank " + std::to_string(rank) + " can't go on: " + texts[rank]);
     return decision;
   }
 
   void prepare(const std::function<void()>& example) {
     const NamedTensors named = model.parameters();
     agreed = named.empty();
-    if (named.empty()) throw ConfigError("prepare_pippy: the model has no parameters, expected some, which make the stages");
+    if (named.empty())
+      throw ConfigError("prepare_pippy: the model has no parameters, expected some, which make the stages");
     agreed = true;
     verify_parameters(named);
-    Decision decision = decided_by_all([&] { return decide(model, options, named, stages, example, /*may_measure=*/own == 0); });
+    Decision decision =
+        decided_by_all([&] { return decide(model, options, named, stages, example, /*may_measure=*/own == 0); });
     agreed = false;
     decision = from_bytes<Decision>(comm::broadcast_bytes(*group, to_bytes(decision), 0));
     for (size_t i = 0; i < named.size(); ++i) {
       const auto& holders = decision.holders[i];
       settle(named[i].second, std::find(holders.begin(), holders.end(), own) != holders.end(), device);
-      parameters.push_back({.name = named[i].first, .tensor = named[i].second, .stage = decision.stage_of[i], .holders = holders});
+      parameters.push_back(
+          {.name = named[i].first, .tensor = named[i].second, .stage = decision.stage_of[i], .holders = holders});
     }
     for (const auto& [name, buffer] : model.buffers()) settle(buffer, /*held=*/true, device);
     split_points = decision.split_points;
     for (int64_t stage = 0; stage < stages; ++stage) {
       const auto s = static_cast<size_t>(stage);
-      PipelineStage entry{.modules = decision.modules[s], .parameter_bytes = 0, .milliseconds = decision.milliseconds[s]};
+      PipelineStage entry{
+          .modules = decision.modules[s], .parameter_bytes = 0, .milliseconds = decision.milliseconds[s]};
       for (const auto& parameter : parameters)
         if (parameter.stage == stage) entry.parameter_bytes += bytes_of(parameter.tensor);
       report.stages.push_back(std::move(entry));
     }
     carrier.emplace(group);
-    placement.emplace(parameters, Stages::Options{.own = own, .carrier = &*carrier, .device = device, .on_touch = {}, .on_lack = {}});
+    placement.emplace(
+        parameters, Stages::Options{.own = own, .carrier = &*carrier, .device = device, .on_touch = {}, .on_lack = {}});
   }
 };
 
-Pipeline::Pipeline(const ModelRef& model, const PippyOptions& options, const std::function<void()>& example) : impl_(new Impl{.model = model, .options = options}) {
-  if (options.num_chunks < 0) throw ConfigError("prepare_pippy: num_chunks is " + std::to_string(options.num_chunks) + ", expected a positive number, or 0 for as many as processes");
+Pipeline::Pipeline(const ModelRef& model, const PippyOptions& options, const std::function<void()>& example)
+    : impl_(new Impl{.model = model, .options = options}) {
+  if (options.num_chunks < 0)
+    throw ConfigError("prepare_pippy: num_chunks is " + std::to_string(options.num_chunks) +
+                      ", expected a positive number, or 0 for as many as processes");
   if (comm::world_size() == 1) {  // also says so when the peers have not been joined
     impl_->report.stages.resize(1);
     for (const auto& module : model.submodules())
@@ -252,26 +290,37 @@ struct PipelineCall::Impl {
   int64_t last() const { return pipeline.stages - 1; }
 };
 
-PipelineCall::PipelineCall(Pipeline& pipeline, std::vector<at::Tensor> inputs) : impl_(new Impl{.pipeline = *pipeline.impl_, .inputs = {}}) {
+PipelineCall::PipelineCall(Pipeline& pipeline, std::vector<at::Tensor> inputs)
+    : impl_(new Impl{.pipeline = *pipeline.impl_, .inputs = {}}) {
   auto& p = impl_->pipeline;
   const auto throw_alone = [&](const std::string& text) {
     p.group->announce_failure(text);
     throw ConfigError(text);
   };
   if (at::autocast::is_autocast_enabled(p.device.type()))
-    throw_alone("pipeline: autocast is on, expected it off: tensors without values don't take part in it, so that ranks would disagree about dtypes. Convert the model instead (model->to(torch::kBFloat16))");
-  impl_->inputs = from_bytes<std::vector<at::Tensor>>(comm::broadcast_bytes(*p.group, p.own == 0 ? to_bytes(inputs) : std::string(), 0));
+    throw_alone(
+        "pipeline: autocast is on, expected it off: tensors without values don't take part in it, so that ranks would "
+        "disagree about dtypes. Convert the model instead (model->to(torch::kBFloat16))");
+  impl_->inputs = from_bytes<std::vector<at::Tensor>>(
+      comm::broadcast_bytes(*p.group, p.own == 0 ? to_bytes(inputs) : std::string(), 0));
   if (impl_->inputs.size() != inputs.size())
-    throw_alone("pipeline: rank " + std::to_string(p.own) + " passed " + std::to_string(inputs.size()) + " tensors to the forward, expected as many as rank 0, " + std::to_string(impl_->inputs.size()) +
+    throw_alone("pipeline: rank " + std::to_string(p.own) + " passed " + std::to_string(inputs.size()) +
+                " tensors to the forward, expected as many as rank 0, " + std::to_string(impl_->inputs.size()) +
                 "; tensors that this rank doesn't have may be undefined, but must be there");
   for (at::Tensor& input : impl_->inputs)
     if (input.defined()) input = input.to(p.device);
-  const auto first = std::find_if(impl_->inputs.begin(), impl_->inputs.end(), [](const at::Tensor& input) { return input.defined() && input.dim() > 0; });
-  if (first == impl_->inputs.end()) throw ConfigError("pipeline: found no tensor with rows among rank 0's arguments, expected at least one, whose rows are the batch");
+  const auto first = std::find_if(impl_->inputs.begin(), impl_->inputs.end(),
+                                  [](const at::Tensor& input) { return input.defined() && input.dim() > 0; });
+  if (first == impl_->inputs.end())
+    throw ConfigError(
+        "pipeline: found no tensor with rows among rank 0's arguments, expected at least one, whose rows are the "
+        "batch");
   impl_->rows = first->size(0);
-  impl_->chunks = std::clamp<int64_t>(p.options.num_chunks ? p.options.num_chunks : p.stages, 1, std::max<int64_t>(impl_->rows, 1));
+  impl_->chunks =
+      std::clamp<int64_t>(p.options.num_chunks ? p.options.num_chunks : p.stages, 1, std::max<int64_t>(impl_->rows, 1));
   p.carrier->begin_call();
-  impl_->operators_before = p.placement->operators(), impl_->skipped_before = p.placement->skipped(), impl_->everywhere_before = p.placement->everywhere();
+  impl_->operators_before = p.placement->operators(), impl_->skipped_before = p.placement->skipped(),
+  impl_->everywhere_before = p.placement->everywhere();
   impl_->enter_chunk();
 }
 
@@ -309,7 +358,8 @@ void PipelineCall::run(const std::function<void()>& forward) {
   } catch (const std::exception& error) {
     impl_->finished = true;
     const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-    impl_->pipeline.group->announce_failure(std::string("pipeline: ") + (c10_error ? c10_error->what_without_backtrace() : error.what()));
+    impl_->pipeline.group->announce_failure(std::string("pipeline: ") +
+                                            (c10_error ? c10_error->what_without_backtrace() : error.what()));
     throw;
   }
 }
@@ -319,8 +369,10 @@ at::Tensor PipelineCall::take(const at::Tensor& result) {
   if (!result.defined() || p.placement->stage_of(result) < 0) return result;
   const at::Tensor values = p.placement->bring(result, impl_->last(), "the result");
   // A real tensor of an earlier stage is of no use here: nobody shall take a part of the result for the whole.
-  const at::Tensor mine = values.defined() ? values : result.is_meta() ? result
-                                                                       : at::empty_strided(result.sizes(), result.strides(), result.options().device(at::kMeta));
+  const at::Tensor mine = values.defined() ? values
+                          : result.is_meta()
+                              ? result
+                              : at::empty_strided(result.sizes(), result.strides(), result.options().device(at::kMeta));
   impl_->mark(mine);
   return mine;
 }
@@ -328,7 +380,9 @@ at::Tensor PipelineCall::take(const at::Tensor& result) {
 at::Tensor PipelineCall::join(const std::vector<at::Tensor>& parts) {
   if (parts.size() == 1 || !parts.front().defined()) return parts.front();
   if (parts.front().dim() == 0)
-    throw ShapeError("pipeline: the forward returns a number for each of " + std::to_string(parts.size()) + " parts of the batch, expected results with rows, which can be joined; reduce afterwards, or use num_chunks = 1");
+    throw ShapeError("pipeline: the forward returns a number for each of " + std::to_string(parts.size()) +
+                     " parts of the batch, expected results with rows, which can be joined; reduce afterwards, or use "
+                     "num_chunks = 1");
   const at::Tensor joined = at::cat(parts);
   if (impl_->staged_results.contains(parts.front().unsafeGetTensorImpl())) impl_->mark(joined);
   return joined;
@@ -349,8 +403,10 @@ void PipelineCall::finish() {
 
 at::Tensor PipelineCall::deliver(const at::Tensor& joined) {
   auto& p = impl_->pipeline;
-  if (!joined.defined() || !p.options.gather_output || !impl_->staged_results.contains(joined.unsafeGetTensorImpl())) return joined;
-  return p.group->broadcast(joined.is_meta() ? at::empty(joined.sizes(), joined.options().device(p.device)) : joined, impl_->last());
+  if (!joined.defined() || !p.options.gather_output || !impl_->staged_results.contains(joined.unsafeGetTensorImpl()))
+    return joined;
+  return p.group->broadcast(joined.is_meta() ? at::empty(joined.sizes(), joined.options().device(p.device)) : joined,
+                            impl_->last());
 }
 
 }  // namespace accelerate::parallel

@@ -20,10 +20,12 @@ std::string last_of(const std::string& path) { return path.substr(path.rfind('.'
 /// A member of a list of modules that is made of modules itself: a layer of a transformer, a block of a residual net.
 bool is_list_member(const std::vector<Submodule>& modules, size_t i) {
   if (!is_number(last_of(modules[i].path))) return false;
-  return std::any_of(modules.begin(), modules.end(), [&](const Submodule& other) { return other.parent == static_cast<int64_t>(i); });
+  return std::any_of(modules.begin(), modules.end(),
+                     [&](const Submodule& other) { return other.parent == static_cast<int64_t>(i); });
 }
 
-std::vector<Layer> collect(const ModelRef& model, const std::vector<Submodule>& modules, const std::vector<bool>& whole) {
+std::vector<Layer> collect(const ModelRef& model, const std::vector<Submodule>& modules,
+                           const std::vector<bool>& whole) {
   std::map<const at::TensorImpl*, size_t> index;
   const auto parameters = model.parameters();
   for (size_t i = 0; i < parameters.size(); ++i) index[parameters[i].second.unsafeGetTensorImpl()] = i;
@@ -54,7 +56,9 @@ std::string list_of(const std::vector<Layer>& layers) {
   return layers.size() > kMost ? text + ", … (" + std::to_string(layers.size()) + " in all)" : text;
 }
 
-double cost_of(const Layer& layer, PipelineBalance balance) { return balance == PipelineBalance::time ? layer.milliseconds : static_cast<double>(layer.bytes); }
+double cost_of(const Layer& layer, PipelineBalance balance) {
+  return balance == PipelineBalance::time ? layer.milliseconds : static_cast<double>(layer.bytes);
+}
 
 }  // namespace
 
@@ -65,7 +69,8 @@ std::vector<Layer> layers_of(const ModelRef& model, const PippyOptions& options,
   if (options.split_points != std::vector<std::string>{"auto"}) return collect(model, modules, single);
   const auto& classes = options.no_split_module_classes;
   for (size_t i = 0; i < modules.size(); ++i)
-    whole[i] = classes.empty() ? is_list_member(modules, i) : std::find(classes.begin(), classes.end(), modules[i].class_name) != classes.end();
+    whole[i] = classes.empty() ? is_list_member(modules, i)
+                               : std::find(classes.begin(), classes.end(), modules[i].class_name) != classes.end();
   auto layers = collect(model, modules, whole);
   return classes.empty() && static_cast<int64_t>(layers.size()) < stages ? collect(model, modules, single) : layers;
 }
@@ -76,7 +81,9 @@ void sort_by_use(std::vector<Layer>& layers, const std::vector<size_t>& touched)
   size_t before = 0;
   for (Layer& layer : layers) {
     size_t first = touched.size();
-    for (const size_t parameter : layer.parameters) first = std::min(first, static_cast<size_t>(std::find(touched.begin(), touched.end(), parameter) - touched.begin()));
+    for (const size_t parameter : layer.parameters)
+      first =
+          std::min(first, static_cast<size_t>(std::find(touched.begin(), touched.end(), parameter) - touched.begin()));
     if (first == touched.size()) first = before;
     before = first;
     keyed.emplace_back(first, std::move(layer));
@@ -85,18 +92,27 @@ void sort_by_use(std::vector<Layer>& layers, const std::vector<size_t>& touched)
   for (size_t i = 0; i < layers.size(); ++i) layers[i] = std::move(keyed[i].second);
 }
 
-std::vector<size_t> begins_at(const std::vector<Layer>& layers, const std::vector<std::string>& split_points, int64_t stages) {
+std::vector<size_t> begins_at(const std::vector<Layer>& layers, const std::vector<std::string>& split_points,
+                              int64_t stages) {
   if (static_cast<int64_t>(split_points.size()) != stages - 1)
-    throw ConfigError("prepare_pippy: found " + std::to_string(split_points.size()) + " split points, expected " + std::to_string(stages - 1) + " for " + std::to_string(stages) +
+    throw ConfigError("prepare_pippy: found " + std::to_string(split_points.size()) + " split points, expected " +
+                      std::to_string(stages - 1) + " for " + std::to_string(stages) +
                       " processes; each names the module that begins the next process's stage");
   std::vector<size_t> begins;
   for (const std::string& name : split_points) {
-    const auto found = std::find_if(layers.begin(), layers.end(), [&](const Layer& layer) { return layer.path == name || layer.path.starts_with(name + "."); });
+    const auto found = std::find_if(layers.begin(), layers.end(), [&](const Layer& layer) {
+      return layer.path == name || layer.path.starts_with(name + ".");
+    });
     if (found == layers.end())
-      throw ConfigError("prepare_pippy: split point '" + name + "' names no module with parameters, expected one of (or a module that contains some of) " + list_of(layers));
+      throw ConfigError("prepare_pippy: split point '" + name +
+                        "' names no module with parameters, expected one of (or a module that contains some of) " +
+                        list_of(layers));
     const auto at = static_cast<size_t>(found - layers.begin());
     if (at <= (begins.empty() ? 0 : begins.back()))
-      throw ConfigError("prepare_pippy: split point '" + name + "' leaves the stage before it empty, expected names in the order in which the forward comes to them, and not the first module: " + list_of(layers));
+      throw ConfigError("prepare_pippy: split point '" + name +
+                        "' leaves the stage before it empty, expected names in the order in which the forward comes to "
+                        "them, and not the first module: " +
+                        list_of(layers));
     begins.push_back(at);
   }
   return begins;
@@ -105,11 +121,13 @@ std::vector<size_t> begins_at(const std::vector<Layer>& layers, const std::vecto
 std::vector<size_t> balanced(const std::vector<Layer>& layers, PipelineBalance balance, int64_t stages) {
   const size_t n = layers.size(), k = static_cast<size_t>(stages);
   if (n < k)
-    throw ConfigError("prepare_pippy: the model has " + std::to_string(n) + " parts that can be a stage (" + list_of(layers) + "), expected at least as many as processes, which are " + std::to_string(stages) +
-                      "; start fewer, or name fewer classes in no_split_module_classes");
+    throw ConfigError("prepare_pippy: the model has " + std::to_string(n) + " parts that can be a stage (" +
+                      list_of(layers) + "), expected at least as many as processes, which are " +
+                      std::to_string(stages) + "; start fewer, or name fewer classes in no_split_module_classes");
   std::vector<double> sum(n + 1);
   for (size_t i = 0; i < n; ++i) sum[i + 1] = sum[i] + cost_of(layers[i], balance);
-  // best[s][i]: the heaviest of s stages over the first i layers, at its least; from[s][i]: where the last of them begins.
+  // best[s][i]: the heaviest of s stages over the first i layers, at its least; from[s][i]: where the last of them
+  // begins.
   constexpr double kNone = std::numeric_limits<double>::infinity();
   std::vector<std::vector<double>> best(k + 1, std::vector<double>(n + 1, kNone));
   std::vector<std::vector<size_t>> from(k + 1, std::vector<size_t>(n + 1));
@@ -117,7 +135,8 @@ std::vector<size_t> balanced(const std::vector<Layer>& layers, PipelineBalance b
   for (size_t s = 1; s <= k; ++s)
     for (size_t i = s; i <= n; ++i)
       for (size_t j = s - 1; j < i; ++j)
-        if (const double heaviest = std::max(best[s - 1][j], sum[i] - sum[j]); heaviest < best[s][i]) best[s][i] = heaviest, from[s][i] = j;
+        if (const double heaviest = std::max(best[s - 1][j], sum[i] - sum[j]); heaviest < best[s][i])
+          best[s][i] = heaviest, from[s][i] = j;
   std::vector<size_t> begins;
   for (size_t s = k, i = n; s > 1; --s) begins.insert(begins.begin(), i = from[s][i]);
   return begins;

@@ -12,7 +12,8 @@ namespace accelerate::parallel::pipeline {
 /// A meta tensor with the sizes, strides and dtype of another one; a number stays a number for the rules of dtypes.
 at::Tensor sizes_of(const at::Tensor& tensor);
 
-/// Results whose strides are others on the meta device than on a real one, where a view would be possible here and not there.
+/// Results whose strides are others on the meta device than on a real one, where a view would be possible here and not
+/// there.
 /// @param arguments  with meta tensors only
 std::optional<at::Tensor> sizes_only_result(std::string_view name, const std::vector<c10::IValue>& arguments);
 

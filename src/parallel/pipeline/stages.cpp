@@ -21,21 +21,29 @@ namespace {
 using residency::deferred::for_each_tensor;
 using residency::deferred::map_tensors;
 
-bool contains(const std::vector<int64_t>& list, int64_t value) { return std::find(list.begin(), list.end(), value) != list.end(); }
+bool contains(const std::vector<int64_t>& list, int64_t value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
 
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  return tensor.defined() && tensor.has_storage()
+             ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
+             : nullptr;
 }
 
 at::Tensor over(const at::Storage& storage, const at::Tensor& like) {
-  return at::empty({0}, like.options().device(storage.device())).set_(storage, like.storage_offset(), like.sizes(), like.strides());
+  return at::empty({0}, like.options().device(storage.device()))
+      .set_(storage, like.storage_offset(), like.sizes(), like.strides());
 }
 
 at::Tensor bytes_of(const at::Storage& storage) {
-  return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(storage.device())).set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
+  return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(storage.device()))
+      .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
 }
 
-bool is_mask(const at::Tensor& tensor) { return tensor.defined() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte); }
+bool is_mask(const at::Tensor& tensor) {
+  return tensor.defined() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte);
+}
 
 }  // namespace
 
@@ -47,7 +55,8 @@ struct Copy {
   at::Tensor values;  ///< on the stage's rank
 
   bool is_of(const at::Tensor& tensor, int64_t current_version, int64_t to) const {
-    return version == current_version && stage == to && offset == tensor.storage_offset() && dtype == tensor.scalar_type() && tensor.sizes() == sizes && tensor.strides() == strides;
+    return version == current_version && stage == to && offset == tensor.storage_offset() &&
+           dtype == tensor.scalar_type() && tensor.sizes() == sizes && tensor.strides() == strides;
   }
 };
 
@@ -68,7 +77,9 @@ struct Stages::Call : residency::OperatorCall {
 
   using OperatorCall::OperatorCall;
 
-  std::string full_name() const { return schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name(); }
+  std::string full_name() const {
+    return schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
+  }
 
   /// Sizes and strides of the first argument are all that it looks at, and of which it makes another view.
   bool is_view() const {
@@ -112,7 +123,13 @@ void Stages::begin_piece(const at::Tensor& tensor, int64_t stage, const std::vec
     prune();
     prune_at_ = 2 * pieces_.size() + 4096;
   }
-  auto piece = std::make_shared<Piece>(Piece{.storage = tensor.storage().getWeakStorageImpl(), .stage = stage, .holders = holders, .parameter = {}, .version = 0, .copies = {}, .moved = {}});
+  auto piece = std::make_shared<Piece>(Piece{.storage = tensor.storage().getWeakStorageImpl(),
+                                             .stage = stage,
+                                             .holders = holders,
+                                             .parameter = {},
+                                             .version = 0,
+                                             .copies = {},
+                                             .moved = {}});
   pieces_[storage_of(tensor)] = std::move(piece);
 }
 
@@ -125,7 +142,9 @@ int64_t Stages::stage_of(const at::Tensor& tensor) const {
   return piece ? piece->stage : -1;
 }
 
-at::Tensor Stages::here(const at::Tensor& tensor, const Piece& piece) const { return piece.moved && tensor.is_meta() ? over(piece.moved, tensor) : tensor; }
+at::Tensor Stages::here(const at::Tensor& tensor, const Piece& piece) const {
+  return piece.moved && tensor.is_meta() ? over(piece.moved, tensor) : tensor;
+}
 
 at::Tensor Stages::bring(const at::Tensor& tensor, int64_t to, const std::string& label) {
   Piece* piece = find(tensor);
@@ -139,7 +158,13 @@ at::Tensor Stages::cross(const at::Tensor& tensor, Piece& piece, int64_t to, con
     if (copy.is_of(tensor, piece.version, to)) return copy.values;
   std::erase_if(piece.copies, [&](const Copy& copy) { return copy.version != piece.version; });
   if (piece.parameter && options_.on_lack) options_.on_lack(*piece.parameter, to);
-  Copy copy{.version = piece.version, .stage = to, .offset = tensor.storage_offset(), .sizes = tensor.sizes().vec(), .strides = tensor.strides().vec(), .dtype = tensor.scalar_type(), .values = {}};
+  Copy copy{.version = piece.version,
+            .stage = to,
+            .offset = tensor.storage_offset(),
+            .sizes = tensor.sizes().vec(),
+            .strides = tensor.strides().vec(),
+            .dtype = tensor.scalar_type(),
+            .values = {}};
   if (options_.carrier) {
     if (options_.own == piece.stage) {
       options_.carrier->send(here(tensor, piece), to, label);
@@ -198,9 +223,12 @@ void Stages::run(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::f
     return carry_out();
   }
   if (call.depends_on_values([&](const at::Tensor& tensor) { return find(tensor) != nullptr; }))
-    throw AgreedError("pipeline: operator " + call.full_name() + " asks for values of a tensor that stage " + std::to_string(call.stage) +
-                      " computes, expected only operators whose results have known sizes there; all ranks run the whole forward, and only one of them has these values, so the program can't depend on "
-                      "them (item(), a comparison in an if, nonzero(), a mask as an index). Compute it from the inputs, which all ranks have, or leave it out of the forward");
+    throw AgreedError("pipeline: operator " + call.full_name() + " asks for values of a tensor that stage " +
+                      std::to_string(call.stage) +
+                      " computes, expected only operators whose results have known sizes there; all ranks run the "
+                      "whole forward, and only one of them has these values, so the program can't depend on "
+                      "them (item(), a comparison in an if, nonzero(), a mask as an index). Compute it from the "
+                      "inputs, which all ranks have, or leave it out of the forward");
   if (!contains(call.holders, call.stage)) call.holders = {call.stage};
   const bool mine = contains(call.holders, options_.own);
 
@@ -208,7 +236,8 @@ void Stages::run(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::f
   if (call.name() == "aten::index") {
     c10::List<std::optional<at::Tensor>> indices;
     for (const auto& item : call.arguments[1].toListRef()) {
-      if (!item.isTensor() || !is_mask(item.toTensor())) indices.push_back(item.isTensor() ? std::optional(item.toTensor()) : std::nullopt);
+      if (!item.isTensor() || !is_mask(item.toTensor()))
+        indices.push_back(item.isTensor() ? std::optional(item.toTensor()) : std::nullopt);
       else
         for (const at::Tensor& along : item.toTensor().nonzero().unbind(1)) indices.push_back(along);
     }
@@ -242,8 +271,10 @@ void Stages::run(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::f
 
   if (mine) {
     ++operators_;
-    if (call.device && call.arguments[*call.device].isDevice() && call.arguments[*call.device].toDevice().is_meta()) call.arguments[*call.device] = options_.device;
-    if (!call.facts.needs_bytes && call.device && call.arguments[*call.device].isNone()) call.arguments[*call.device] = options_.device;  // "like" a tensor whose values have moved
+    if (call.device && call.arguments[*call.device].isDevice() && call.arguments[*call.device].toDevice().is_meta())
+      call.arguments[*call.device] = options_.device;
+    if (!call.facts.needs_bytes && call.device && call.arguments[*call.device].isNone())
+      call.arguments[*call.device] = options_.device;  // "like" a tensor whose values have moved
     call.put_back(stack);
     carry_out();
   } else {
@@ -261,7 +292,8 @@ void Stages::run(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::f
     for_each_tensor(result, [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
       if (!tensor.has_storage())
-        throw ConfigError("pipeline: operator " + label + " gives a tensor of layout " + c10::str(tensor.layout()) + ", expected a strided one; a pipeline can't send others. Convert it with to_dense()");
+        throw ConfigError("pipeline: operator " + label + " gives a tensor of layout " + c10::str(tensor.layout()) +
+                          ", expected a strided one; a pipeline can't send others. Convert it with to_dense()");
       if (!find(tensor)) begin_piece(tensor, call.stage, call.holders);
     });
   }
@@ -271,9 +303,11 @@ void Stages::run_on_sizes(Call& call, torch::jit::Stack* stack, c10::function_re
   for (size_t i = 0; i < call.arguments.size(); ++i) {
     if (i == call.device && !call.arguments[i].isNone()) call.arguments[i] = at::Device(at::kMeta);
     else if (call.schema.arguments()[i].name() == "pin_memory") call.arguments[i] = c10::IValue();
-    else call.arguments[i] = map_tensors(call.arguments[i], [](const at::Tensor& tensor) {
-           return !tensor.defined() || (tensor.is_meta() && !residency::deferred::owner_of(tensor)) ? tensor : sizes_of(tensor);
-         });
+    else
+      call.arguments[i] = map_tensors(call.arguments[i], [](const at::Tensor& tensor) {
+        return !tensor.defined() || (tensor.is_meta() && !residency::deferred::owner_of(tensor)) ? tensor
+                                                                                                 : sizes_of(tensor);
+      });
   }
   if (auto known = sizes_only_result(call.name(), call.arguments)) {
     torch::jit::drop(*stack, call.arguments.size());
@@ -285,12 +319,17 @@ void Stages::run_on_sizes(Call& call, torch::jit::Stack* stack, c10::function_re
     carry_out();
   } catch (const c10::NotImplementedError&) {
     if (call.schema.returns().empty() || !call.only_returns_arguments())
-      throw ConfigError("pipeline: operator " + call.full_name() + " has no kernel that works out sizes without values (the Meta key), which ranks of other stages than " + std::to_string(call.stage) +
-                        " need, expected one; LibTorch has some of them only in Python. Register one with TORCH_LIBRARY_IMPL(aten, Meta, m), or write the forward without the operator");
+      throw ConfigError(
+          "pipeline: operator " + call.full_name() +
+          " has no kernel that works out sizes without values (the Meta key), which ranks of other stages than " +
+          std::to_string(call.stage) +
+          " need, expected one; LibTorch has some of them only in Python. Register one with TORCH_LIBRARY_IMPL(aten, "
+          "Meta, m), or write the forward without the operator");
     torch::jit::drop(*stack, call.arguments.size());  // what gives back its argument has no sizes to work out
     for (size_t i = 0; i < call.schema.returns().size(); ++i) stack->push_back(call.arguments[*call.argument_of(i)]);
   } catch (c10::Error& error) {
-    error.add_context("in operator " + call.full_name() + " of stage " + std::to_string(call.stage) + ", of which this rank works out sizes only (on the meta device)");
+    error.add_context("in operator " + call.full_name() + " of stage " + std::to_string(call.stage) +
+                      ", of which this rank works out sizes only (on the meta device)");
     throw;
   }
 }

@@ -14,7 +14,8 @@ namespace accelerate::parallel::pipeline {
 class Stopwatch final : public residency::Placement {
  public:
   explicit Stopwatch(const NamedTensors& parameters) : milliseconds(parameters.size()) {
-    for (size_t i = 0; i < parameters.size(); ++i) parameters_[parameters[i].second.storage().unsafeGetStorageImpl()] = i;
+    for (size_t i = 0; i < parameters.size(); ++i)
+      parameters_[parameters[i].second.storage().unsafeGetStorageImpl()] = i;
   }
 
   void run(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::function_ref<void()> carry_out) override {
@@ -25,7 +26,9 @@ class Stopwatch final : public residency::Placement {
     }
     const auto start = std::chrono::steady_clock::now();
     carry_out();
-    if (!milliseconds.empty()) milliseconds[current_] += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    if (!milliseconds.empty())
+      milliseconds[current_] +=
+          std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   }
 
   std::vector<double> milliseconds;  ///< by parameter; what comes before any is the first one's

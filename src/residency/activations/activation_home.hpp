@@ -8,7 +8,8 @@
 
 namespace accelerate::residency {
 
-/// Bytes that were moved away. Used by one thread at a time, and only when the original's memory is gone (until then the copy may not be complete); destroyed anywhere.
+/// Bytes that were moved away. Used by one thread at a time, and only when the original's memory is gone (until then
+/// the copy may not be complete); destroyed anywhere.
 class AwayBytes {
  public:
   virtual ~AwayBytes() = default;
@@ -24,7 +25,8 @@ class AwayBytes {
 class ActivationHome {
  public:
   virtual ~ActivationHome() = default;
-  /// Starts to move `bytes` ([n] uint8, contiguous) and returns; the tensor is let go when the copy is done. Nobody writes to it until then.
+  /// Starts to move `bytes` ([n] uint8, contiguous) and returns; the tensor is let go when the copy is done. Nobody
+  /// writes to it until then.
   virtual std::unique_ptr<AwayBytes> store(at::Tensor bytes) = 0;
 };
 

@@ -18,22 +18,28 @@
 #include "residency/activations/saved_tensor_hooks.hpp"
 #include "residency/activations/unit_checkpoints.hpp"
 
-// How it works. In its first run a checkpointed closure has a Frame on the stack of hooks. The Frame gives each tensor that an operator saves a numbered slot and keeps of it only what
-// the determinism check needs. In backward, the first saved variable that is unpacked makes the Frame run its Recipe again with a Rerun on the stack, which counts along and
-// fills the slots. Autograd then collects each slot's tensor, which is forgotten at once. Filled slots belong to one backward pass (graph task).
+// How it works. In its first run a checkpointed closure has a Frame on the stack of hooks. The Frame gives each tensor
+// that an operator saves a numbered slot and keeps of it only what the determinism check needs. In backward, the first
+// saved variable that is unpacked makes the Frame run its Recipe again with a Rerun on the stack, which counts along
+// and fills the slots. Autograd then collects each slot's tensor, which is forgotten at once. Filled slots belong to
+// one backward pass (graph task).
 //
-// A checkpoint within another one's first run takes a slot of the outer Frame for its Recipe and drops its own: what its closure captured is an intermediate tensor of the outer one.
-// When it needs the recipe it asks the outer Frame for that slot, so that depth is no special case.
+// A checkpoint within another one's first run takes a slot of the outer Frame for its Recipe and drops its own: what
+// its closure captured is an intermediate tensor of the outer one. When it needs the recipe it asks the outer Frame for
+// that slot, so that depth is no special case.
 
 namespace accelerate {
 namespace residency {
 namespace {
 
-/// Leaves a closure whose remaining operators nobody needs. A std::exception, because autograd's engine, which a closure may call, passes on nothing else.
+/// Leaves a closure whose remaining operators nobody needs. A std::exception, because autograd's engine, which a
+/// closure may call, passes on nothing else.
 class StopRerun final : public std::exception {
  public:
   explicit StopRerun(const void* rerun) : rerun(rerun) {}
-  const char* what() const noexcept override { return "accelerate::checkpoint: early stop; a closure that catches it must rethrow it"; }
+  const char* what() const noexcept override {
+    return "accelerate::checkpoint: early stop; a closure that catches it must rethrow it";
+  }
   const void* rerun;
 };
 
@@ -97,7 +103,10 @@ class Frame final : public SavedTensorHooks, public std::enable_shared_from_this
 
   /// @param outer  the slot of an enclosing Frame that will give the recipe again
   Frame(const CheckpointOptions& options, std::shared_ptr<Recipe> recipe, std::optional<Claim> outer)
-      : early_stop_(options.early_stop), compare_(options.determinism_check == "default"), outer_(std::move(outer)), recipe_(std::move(recipe)) {}
+      : early_stop_(options.early_stop),
+        compare_(options.determinism_check == "default"),
+        outer_(std::move(outer)),
+        recipe_(std::move(recipe)) {}
 
   void end_of_first_run() noexcept {
     recipe_->state.forget_unused_generators();
@@ -142,10 +151,14 @@ class Frame final : public SavedTensorHooks, public std::enable_shared_from_this
   };
 
   Content take(size_t slot) {
-    const int pass = torch::autograd::get_current_graph_task_id();  // -1: somebody looks at a saved variable outside a backward pass
+    const int pass =
+        torch::autograd::get_current_graph_task_id();  // -1: somebody looks at a saved variable outside a backward pass
     if (runner_ == std::this_thread::get_id())
-      throw ConfigError("checkpoint: the closure, running again in backward, differentiates its own result of the first run, which waits for this run. Expected that it uses only what it "
-                        "computes or captured before; a result was probably stored in a captured object. Store it outside of the closure.");
+      throw ConfigError(
+          "checkpoint: the closure, running again in backward, differentiates its own result of the first run, which "
+          "waits for this run. Expected that it uses only what it "
+          "computes or captured before; a result was probably stored in a captured object. Store it outside of the "
+          "closure.");
     const std::lock_guard running(running_);
     auto content = collect(pass, slot);
     if (std::holds_alternative<std::monostate>(content)) {
@@ -206,7 +219,8 @@ class Rerun final : public SavedTensorHooks {
     wanted_.resize(frame.slots_.size());
     // What this pass has taken is asked for twice only by operators that unpack twice; then it is computed again.
     for (size_t i = 0; i < wanted_.size(); ++i) {
-      wanted_[i] = i == asked || (frame.slots_[i].claimed && !taken[i] && std::holds_alternative<std::monostate>(contents[i]));
+      wanted_[i] =
+          i == asked || (frame.slots_[i].claimed && !taken[i] && std::holds_alternative<std::monostate>(contents[i]));
       if (wanted_[i]) last_wanted_ = i;
     }
   }
@@ -232,21 +246,27 @@ class Rerun final : public SavedTensorHooks {
   /// After a second run that reached its end.
   void check_count() const {
     const auto saved = wanted_.size();
-    const bool more_is_to_come = !first_run_over_ && next_ > saved;  // a closure that differentiates within itself is run again before its first run is over
+    const bool more_is_to_come =
+        !first_run_over_ &&
+        next_ > saved;  // a closure that differentiates within itself is run again before its first run is over
     if (frame_.early_stop_ ? next_ <= last_wanted_ : next_ != saved && !more_is_to_come)
-      throw ShapeError("checkpoint: the closure saved " + std::to_string(next_) + " tensors when it ran again in backward, expected " + std::to_string(saved) +
+      throw ShapeError("checkpoint: the closure saved " + std::to_string(next_) +
+                       " tensors when it ran again in backward, expected " + std::to_string(saved) +
                        " as in its first run. " + kWhy);
   }
 
  private:
   static constexpr const char* kWhy =
-      "It did something else the second time: it depends on a value that has changed since (a captured reference, a counter, a training flag), or on random numbers with "
+      "It did something else the second time: it depends on a value that has changed since (a captured reference, a "
+      "counter, a training flag), or on random numbers with "
       "preserve_rng_state=false. Capture such values by copy.";
 
   [[noreturn]] void throw_different(size_t slot, const Expectation& found, const Expectation& expected) const {
-    throw ShapeError("checkpoint: what the closure saved at place " + std::to_string(slot) + " of " + std::to_string(wanted_.size()) + " when it ran again in backward is " +
-                     found.text() + ", expected " + expected.text() + " as in its first run. " + kWhy +
-                     (found.recipe == expected.recipe ? " Pass determinism_check=\"none\" if the difference is meant." : ""));
+    throw ShapeError(
+        "checkpoint: what the closure saved at place " + std::to_string(slot) + " of " +
+        std::to_string(wanted_.size()) + " when it ran again in backward is " + found.text() + ", expected " +
+        expected.text() + " as in its first run. " + kWhy +
+        (found.recipe == expected.recipe ? " Pass determinism_check=\"none\" if the difference is meant." : ""));
   }
 
   Frame& frame_;
@@ -272,7 +292,8 @@ void Frame::run_again(int pass, size_t asked) {
   }
   if (first_in_pass && pass != -1) {
     torch::autograd::Engine::get_default_engine().queue_callback([frame = weak_from_this(), pass] {
-      if (const auto alive = frame.lock()) alive->forget(pass);  // a pass that wants only some gradients leaves slots filled
+      if (const auto alive = frame.lock())
+        alive->forget(pass);  // a pass that wants only some gradients leaves slots filled
     });
   }
   if (!recipe) recipe = std::get<std::shared_ptr<const Recipe>>(outer_->take());
@@ -295,16 +316,19 @@ void Frame::run_again(int pass, size_t asked) {
 namespace detail {
 
 struct CheckpointedCall::State {
-  State(std::shared_ptr<residency::Frame> frame, std::unique_ptr<residency::UnitCheckpoints::Pause> pause) : pause(std::move(pause)), frame(frame), scope(std::move(frame)) {}
+  State(std::shared_ptr<residency::Frame> frame, std::unique_ptr<residency::UnitCheckpoints::Pause> pause)
+      : pause(std::move(pause)), frame(frame), scope(std::move(frame)) {}
   std::unique_ptr<residency::UnitCheckpoints::Pause> pause;
   std::shared_ptr<residency::Frame> frame;
   residency::SavedTensorHooksScope scope;
 };
 
-CheckpointedCall::CheckpointedCall(std::function<void(std::vector<at::Tensor>)> run_again, const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
+CheckpointedCall::CheckpointedCall(std::function<void(std::vector<at::Tensor>)> run_again,
+                                   const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
   using namespace residency;
   if (options.determinism_check != "default" && options.determinism_check != "none")
-    throw ConfigError("checkpoint: found determinism_check \"" + options.determinism_check + "\", expected \"default\" or \"none\".");
+    throw ConfigError("checkpoint: found determinism_check \"" + options.determinism_check +
+                      "\", expected \"default\" or \"none\".");
   auto pause = std::make_unique<UnitCheckpoints::Pause>();
   auto recipe = std::make_shared<Recipe>(Recipe{std::move(run_again), {}, ReplayState(options.preserve_rng_state)});
   for (const auto& input : inputs) recipe->inputs.emplace_back(input, /*is_output=*/false);
@@ -315,7 +339,8 @@ CheckpointedCall::CheckpointedCall(std::function<void(std::vector<at::Tensor>)> 
   } else if (auto* rerun = dynamic_cast<Rerun*>(around.get())) {
     rerun->offer(recipe);
   }
-  state_ = std::make_unique<State>(std::make_shared<Frame>(options, std::move(recipe), std::move(outer)), std::move(pause));
+  state_ =
+      std::make_unique<State>(std::make_shared<Frame>(options, std::move(recipe), std::move(outer)), std::move(pause));
 }
 
 CheckpointedCall::~CheckpointedCall() { state_->frame->end_of_first_run(); }

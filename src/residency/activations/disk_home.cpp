@@ -19,7 +19,11 @@ namespace {
 
 /// One tensor's place in the file and the state of its transfers.
 struct OnDisk {
-  OnDisk(std::shared_ptr<SpillFile> file, const at::Tensor& bytes) : file(std::move(file)), options(bytes.options()), bytes(bytes.numel()), offset(this->file->reserve(this->bytes)) {}
+  OnDisk(std::shared_ptr<SpillFile> file, const at::Tensor& bytes)
+      : file(std::move(file)),
+        options(bytes.options()),
+        bytes(bytes.numel()),
+        offset(this->file->reserve(this->bytes)) {}
   ~OnDisk() { file->release(offset, bytes); }
 
   const std::shared_ptr<SpillFile> file;
@@ -145,15 +149,21 @@ class DiskBytes final : public AwayBytes {
 
 class DiskHome final : public ActivationHome {
  public:
-  DiskHome(const std::filesystem::path& directory, int64_t max_pending_bytes) : max_pending_bytes_(max_pending_bytes), file_(std::make_shared<SpillFile>(directory, SpillFile::Wording{.user = "activation offload",
-                                                                        .contents = "the activations of this step",
-                                                                        .advice = "use another directory, a smaller batch, or a larger min_bytes"})) {}
+  DiskHome(const std::filesystem::path& directory, int64_t max_pending_bytes)
+      : max_pending_bytes_(max_pending_bytes),
+        file_(std::make_shared<SpillFile>(
+            directory, SpillFile::Wording{.user = "activation offload",
+                                          .contents = "the activations of this step",
+                                          .advice = "use another directory, a smaller batch, or a larger min_bytes"})) {
+  }
 
   std::unique_ptr<AwayBytes> store(at::Tensor bytes) override {
     const auto size = bytes.numel();
     {
       std::unique_lock lock(backlog_->mutex);
-      backlog_->changed.wait(lock, [&] { return backlog_->error || backlog_->bytes == 0 || backlog_->bytes + size <= max_pending_bytes_; });
+      backlog_->changed.wait(lock, [&] {
+        return backlog_->error || backlog_->bytes == 0 || backlog_->bytes + size <= max_pending_bytes_;
+      });
       if (backlog_->error) std::rethrow_exception(std::exchange(backlog_->error, nullptr));
     }
     auto place = std::make_shared<OnDisk>(file_, bytes);
@@ -167,7 +177,10 @@ class DiskHome final : public ActivationHome {
       backlog_->bytes += size;
     }
     // shared_ptr because std::function wants copies of what it holds, and an event has none
-    io_.write([backlog = backlog_, weak = std::weak_ptr(place), held = std::make_shared<std::pair<at::Tensor, std::optional<c10::Event>>>(std::move(bytes), std::move(computed)), size] {
+    io_.write([backlog = backlog_, weak = std::weak_ptr(place),
+               held = std::make_shared<std::pair<at::Tensor, std::optional<c10::Event>>>(std::move(bytes),
+                                                                                         std::move(computed)),
+               size] {
       auto& [tensor, ready] = *held;
       std::exception_ptr error;
       if (const auto place = weak.lock()) {  // else backward was faster, or the graph is gone

@@ -14,9 +14,9 @@
 namespace accelerate::residency {
 namespace {
 
-/// Runs copy() on the stream `side` after what the current stream has been given so far, and returns the event of its end.
-template <class Copy>
-c10::Event on_side_stream(const at::Tensor& on_device, c10::Stream side, Copy&& copy) {
+/// Runs copy() on the stream `side` after what the current stream has been given so far, and returns the event of its
+/// end.
+template <class Copy> c10::Event on_side_stream(const at::Tensor& on_device, c10::Stream side, Copy&& copy) {
   const c10::impl::VirtualGuardImpl device(side.device_type());
   c10::Event before(side.device_type()), after(side.device_type());
   before.record(device.getStream(side.device()));
@@ -25,7 +25,8 @@ c10::Event on_side_stream(const at::Tensor& on_device, c10::Stream side, Copy&& 
     const c10::StreamGuard guard(side);
     copy();
   }
-  device.recordDataPtrOnStream(on_device.storage().data_ptr(), side);  // its memory is not given to others before the copy is done
+  device.recordDataPtrOnStream(on_device.storage().data_ptr(),
+                               side);  // its memory is not given to others before the copy is done
   after.record(side);
   return after;
 }
@@ -42,7 +43,9 @@ class HostBytes final : public AwayBytes {
     if (started()) return;
     const c10::DeviceGuard guard(side_.device());
     device_ = at::empty(host_.sizes(), options_);
-    loaded_.emplace(on_side_stream(device_, side_, [&] { device_.copy_(host_, /*non_blocking=*/true); }));  // after the copy out, which ran on the same stream
+    loaded_.emplace(on_side_stream(device_, side_, [&] {
+      device_.copy_(host_, /*non_blocking=*/true);
+    }));  // after the copy out, which ran on the same stream
   }
   at::Tensor fetch() override {
     prefetch();
@@ -62,13 +65,18 @@ class HostBytes final : public AwayBytes {
 class HostHome final : public ActivationHome {
  public:
   explicit HostHome(bool pin) : pin_(pin) {}
-  std::unique_ptr<AwayBytes> store(at::Tensor bytes) override { return std::make_unique<HostBytes>(bytes, side_stream(bytes.device()), pin_); }
+  std::unique_ptr<AwayBytes> store(at::Tensor bytes) override {
+    return std::make_unique<HostBytes>(bytes, side_stream(bytes.device()), pin_);
+  }
 
  private:
   c10::Stream side_stream(c10::Device device) {
     const std::lock_guard lock(mutex_);
     auto found = streams_.find(device.index());
-    if (found == streams_.end()) found = streams_.emplace(device.index(), c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)).first;
+    if (found == streams_.end())
+      found =
+          streams_.emplace(device.index(), c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device))
+              .first;
     return found->second;
   }
 

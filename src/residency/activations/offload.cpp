@@ -18,9 +18,10 @@
 #include "residency/activations/replay_state.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
 
-// What moves is a storage: several operators save the same tensor, or views of it, and the whole storage is freed or nothing is. Only a tensor that is a small part of its storage
-// moves as a copy of its own. A storage that was moved is an Entry; the saved variables that need it share it. Entries are numbered in the order in which they were saved,
-// and backward asks for them in the opposite order, which is what the prefetch follows.
+// What moves is a storage: several operators save the same tensor, or views of it, and the whole storage is freed or
+// nothing is. Only a tensor that is a small part of its storage moves as a copy of its own. A storage that was moved is
+// an Entry; the saved variables that need it share it. Entries are numbered in the order in which they were saved, and
+// backward asks for them in the opposite order, which is what the prefetch follows.
 
 namespace accelerate {
 namespace residency {
@@ -28,20 +29,24 @@ namespace {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-/// A tensor of at least this part of its storage moves the whole: the chunks of a fused query-key-value projection are a third each, or less with grouped heads.
+/// A tensor of at least this part of its storage moves the whole: the chunks of a fused query-key-value projection are
+/// a third each, or less with grouped heads.
 constexpr int64_t kWorthTheWholeStorage = 8;
 
-at::Tensor view_of(const c10::Storage& storage, at::TensorOptions options, int64_t offset, at::IntArrayRef sizes, at::IntArrayRef strides) {
+at::Tensor view_of(const c10::Storage& storage, at::TensorOptions options, int64_t offset, at::IntArrayRef sizes,
+                   at::IntArrayRef strides) {
   return at::empty({0}, options).set_(storage, offset, sizes, strides);
 }
 
 at::Tensor bytes_of(const c10::Storage& storage, c10::Device device) {
-  return view_of(storage, at::TensorOptions().dtype(at::kByte).device(device), 0, {static_cast<int64_t>(storage.nbytes())}, {1});
+  return view_of(storage, at::TensorOptions().dtype(at::kByte).device(device), 0,
+                 {static_cast<int64_t>(storage.nbytes())}, {1});
 }
 
 class Offloader final : public SavedTensorHooks, public std::enable_shared_from_this<Offloader> {
  public:
-  Offloader(const ActivationOffloadOptions& options, std::unique_ptr<ActivationHome> home) : options_(options), home_(std::move(home)) {}
+  Offloader(const ActivationOffloadOptions& options, std::unique_ptr<ActivationHome> home)
+      : options_(options), home_(std::move(home)) {}
 
   std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) override {
     if (stays(tensor)) {
@@ -50,7 +55,8 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
       return keep_in_place(tensor);
     }
     auto plain = without_graph(tensor);
-    const bool whole = plain.numel() * plain.element_size() * kWorthTheWholeStorage >= static_cast<int64_t>(plain.storage().nbytes());
+    const bool whole =
+        plain.numel() * plain.element_size() * kWorthTheWholeStorage >= static_cast<int64_t>(plain.storage().nbytes());
     auto key = key_of(plain, whole);
     std::shared_ptr<Entry> entry;
     {
@@ -89,7 +95,8 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   struct Entry {
     int64_t number = 0;
     Key key;
-    WeakStorage source{c10::intrusive_ptr<c10::StorageImpl>()};  ///< the original, as long as somebody else uses it or the copy is not done
+    WeakStorage source{c10::intrusive_ptr<c10::StorageImpl>()};  ///< the original, as long as somebody else uses it or
+                                                                 ///< the copy is not done
     int64_t bytes = 0;
     int64_t users = 1;      ///< saved variables
     int64_t uses_left = 1;  ///< of them in this pass of backward; then what was fetched is let go
@@ -101,7 +108,12 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   class Away final : public PackedTensor {
    public:
     Away(std::shared_ptr<Offloader> owner, std::shared_ptr<Entry> entry, const at::Tensor& tensor, bool whole)
-        : owner_(std::move(owner)), entry_(std::move(entry)), stamp_(tensor), options_(tensor.options()), offset_(whole ? tensor.storage_offset() : 0), sizes_(tensor.sizes()),
+        : owner_(std::move(owner)),
+          entry_(std::move(entry)),
+          stamp_(tensor),
+          options_(tensor.options()),
+          offset_(whole ? tensor.storage_offset() : 0),
+          sizes_(tensor.sizes()),
           strides_(whole ? at::DimVector(tensor.strides()) : c10::contiguous_strides(tensor.sizes())) {}
     ~Away() override { owner_->let_go(*entry_); }
     at::Tensor unpack() override {
@@ -119,7 +131,9 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   };
 
   bool stays(const at::Tensor& tensor) const {
-    if (tensor.layout() != at::kStrided || !tensor.has_storage() || tensor.is_quantized() || tensor.is_nested() || tensor.is_meta() || tensor.is_conj() || tensor.is_neg()) return true;
+    if (tensor.layout() != at::kStrided || !tensor.has_storage() || tensor.is_quantized() || tensor.is_nested() ||
+        tensor.is_meta() || tensor.is_conj() || tensor.is_neg())
+      return true;
     if (tensor.key_set().has(c10::DispatchKey::DeferredInit)) return true;  // a member of the residency engine
     if (tensor.device().is_cpu() && !options_.directory) return true;
     if (tensor.numel() * tensor.element_size() < options_.min_bytes || tensor.numel() == 0) return true;
@@ -197,7 +211,8 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
     if (entry.users > 0) return;
     dropped = std::move(entry.fetched);
     by_number_.erase(entry.number);
-    if (const auto found = by_key_.find(entry.key); found != by_key_.end() && found->second.lock().get() == &entry) by_key_.erase(found);
+    if (const auto found = by_key_.find(entry.key); found != by_key_.end() && found->second.lock().get() == &entry)
+      by_key_.erase(found);
   }
 
   const ActivationOffloadOptions options_;
@@ -218,11 +233,16 @@ struct ActivationOffload::State {
 };
 
 ActivationOffload::ActivationOffload(const ActivationOffloadOptions& options) : state_(std::make_unique<State>()) {
-  for (const auto& [name, value] : {std::pair{"min_bytes", options.min_bytes}, {"prefetch_bytes", options.prefetch_bytes}, {"max_pending_bytes", options.max_pending_bytes}})
-    if (value < 0) throw ConfigError("ActivationOffload: found " + std::string(name) + " = " + std::to_string(value) + ", expected a number of bytes from 0.");
+  for (const auto& [name, value] : {std::pair{"min_bytes", options.min_bytes},
+                                    {"prefetch_bytes", options.prefetch_bytes},
+                                    {"max_pending_bytes", options.max_pending_bytes}})
+    if (value < 0)
+      throw ConfigError("ActivationOffload: found " + std::string(name) + " = " + std::to_string(value) +
+                        ", expected a number of bytes from 0.");
   if (!options.directory && !residency::current_accelerator()) return;  // host memory is where everything is already
   state_->offloader = std::make_shared<residency::Offloader>(
-      options, options.directory ? residency::make_disk_home(*options.directory, options.max_pending_bytes) : residency::make_host_home(options.pin_memory));
+      options, options.directory ? residency::make_disk_home(*options.directory, options.max_pending_bytes)
+                                 : residency::make_host_home(options.pin_memory));
   state_->scope.emplace(state_->offloader);
 }
 
@@ -230,6 +250,8 @@ ActivationOffload::~ActivationOffload() = default;
 
 void ActivationOffload::close() { state_->scope.reset(); }
 
-ActivationOffloadStats ActivationOffload::stats() const { return state_->offloader ? state_->offloader->stats() : ActivationOffloadStats{}; }
+ActivationOffloadStats ActivationOffload::stats() const {
+  return state_->offloader ? state_->offloader->stats() : ActivationOffloadStats{};
+}
 
 }  // namespace accelerate

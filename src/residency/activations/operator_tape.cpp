@@ -15,12 +15,17 @@ namespace accelerate::residency {
 namespace {
 
 /// Memory that somebody fills by pointer (torch::tensor({...})): kept as it is.
-bool is_unfilled(const std::string& name) { return name == "aten::empty" || name == "aten::empty_strided" || name == "aten::empty_like" || name == "aten::new_empty" || name == "aten::new_empty_strided"; }
+bool is_unfilled(const std::string& name) {
+  return name == "aten::empty" || name == "aten::empty_strided" || name == "aten::empty_like" ||
+         name == "aten::new_empty" || name == "aten::new_empty_strided";
+}
 
 }  // namespace
 
 int32_t OperatorTape::remember(const at::Tensor& tensor) {
-  known_.insert_or_assign(tensor.unsafeGetTensorImpl(), Known{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr()), slots_});
+  known_.insert_or_assign(
+      tensor.unsafeGetTensorImpl(),
+      Known{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(tensor.getIntrusivePtr()), slots_});
   return slots_++;
 }
 
@@ -40,7 +45,9 @@ void OperatorTape::keep_before_write(const c10::OperatorHandle& op, const at::Te
   for (auto& input : inputs_) {
     if (!input.tensor.defined() || !input.tensor.has_storage() || !input.tensor.is_alias_of(tensor)) continue;
     if (kept)
-      throw ConfigError("activation checkpointing of '" + name_ + "': " + op.schema().name() + " writes into a tensor from outside of the unit, of which the unit also uses a view; use the operator that does not write in place");
+      throw ConfigError("activation checkpointing of '" + name_ + "': " + op.schema().name() +
+                        " writes into a tensor from outside of the unit, of which the unit also uses a view; use the "
+                        "operator that does not write in place");
     kept = &input;
   }
   if (!kept || kept->written) return;
@@ -57,11 +64,17 @@ void OperatorTape::record(const c10::OperatorHandle& op, torch::jit::Stack* stac
   const OperatorFacts& facts = facts_of(schema);
   const uint64_t writes = facts.writes;
   if ((writes == 0 && !facts.makes_tensors) || is_unfilled(schema.name())) return call();
-  Record record{.op = op, .arguments = {}, .results = {}, .keys = c10::impl::tls_local_dispatch_key_set(), .grad_mode = at::GradMode::is_enabled(), .last_uses = {}};
+  Record record{.op = op,
+                .arguments = {},
+                .results = {},
+                .keys = c10::impl::tls_local_dispatch_key_set(),
+                .grad_mode = at::GradMode::is_enabled(),
+                .last_uses = {}};
   const auto arguments = torch::jit::last(*stack, count);
   for (size_t i = 0; i < count; ++i) {
     const c10::IValue& value = arguments[i];
-    if (i < 64 && (writes >> i & 1)) deferred::for_each_tensor(value, [&](const at::Tensor& tensor) { keep_before_write(op, tensor); });
+    if (i < 64 && (writes >> i & 1))
+      deferred::for_each_tensor(value, [&](const at::Tensor& tensor) { keep_before_write(op, tensor); });
     Argument argument;
     if (value.isTensor()) {
       argument.kind = Argument::Kind::tensor;
@@ -71,7 +84,8 @@ void OperatorTape::record(const c10::OperatorHandle& op, torch::jit::Stack* stac
       for (const at::Tensor& tensor : value.toTensorVector()) argument.slots.push_back(slot_of(tensor));
     } else if (value.isOptionalTensorList()) {
       argument.kind = Argument::Kind::optionals;
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) argument.slots.push_back(tensor ? slot_of(*tensor) : kUndefined);
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
+        argument.slots.push_back(tensor ? slot_of(*tensor) : kUndefined);
     } else {
       argument.plain = value;
     }
@@ -86,7 +100,8 @@ void OperatorTape::record(const c10::OperatorHandle& op, torch::jit::Stack* stac
   records_.push_back(std::move(record));
 }
 
-std::vector<at::Tensor> OperatorTape::take_out(const torch::jit::Stack& arguments, const std::function<bool(const at::Tensor&)>& stays) {
+std::vector<at::Tensor> OperatorTape::take_out(const torch::jit::Stack& arguments,
+                                               const std::function<bool(const at::Tensor&)>& stays) {
   std::vector<at::Tensor> taken;
   for (const auto& argument : arguments)
     deferred::for_each_tensor(argument, [&](const at::Tensor& tensor) {
@@ -118,15 +133,23 @@ void OperatorTape::replay(const std::vector<at::Tensor>& inputs) const {
   std::vector<at::Tensor> values(static_cast<size_t>(slots_));
   for (const auto& input : inputs_) {
     if (input.stamp) input.stamp->check("activation checkpointing of '" + name_ + "'");
-    values[static_cast<size_t>(input.slot)] = input.given ? inputs[*input.given] : input.written ? at::clone(input.tensor) : input.tensor;
+    values[static_cast<size_t>(input.slot)] = input.given     ? inputs[*input.given]
+                                              : input.written ? at::clone(input.tensor)
+                                                              : input.tensor;
   }
-  const auto value = [&](int32_t slot) { return slot == kUndefined ? at::Tensor() : values[static_cast<size_t>(slot)]; };
+  const auto value = [&](int32_t slot) {
+    return slot == kUndefined ? at::Tensor() : values[static_cast<size_t>(slot)];
+  };
   for (const auto& record : records_) {
     torch::jit::Stack stack;
     for (const auto& argument : record.arguments) {
       switch (argument.kind) {
-        case Argument::Kind::plain: stack.push_back(argument.plain); break;
-        case Argument::Kind::tensor: stack.emplace_back(value(argument.slots[0])); break;
+        case Argument::Kind::plain:
+          stack.push_back(argument.plain);
+          break;
+        case Argument::Kind::tensor:
+          stack.emplace_back(value(argument.slots[0]));
+          break;
         case Argument::Kind::list: {
           c10::List<at::Tensor> list;
           for (const int32_t slot : argument.slots) list.push_back(value(slot));
@@ -135,7 +158,8 @@ void OperatorTape::replay(const std::vector<at::Tensor>& inputs) const {
         }
         case Argument::Kind::optionals: {
           c10::List<std::optional<at::Tensor>> list;
-          for (const int32_t slot : argument.slots) list.push_back(slot == kUndefined ? std::nullopt : std::optional(value(slot)));
+          for (const int32_t slot : argument.slots)
+            list.push_back(slot == kUndefined ? std::nullopt : std::optional(value(slot)));
           stack.emplace_back(std::move(list));
           break;
         }
@@ -148,7 +172,8 @@ void OperatorTape::replay(const std::vector<at::Tensor>& inputs) const {
     }
     size_t result = 0;
     for (const auto& item : stack)
-      deferred::for_each_tensor(item, [&](const at::Tensor& tensor) { values[static_cast<size_t>(record.results.at(result++))] = tensor; });
+      deferred::for_each_tensor(
+          item, [&](const at::Tensor& tensor) { values[static_cast<size_t>(record.results.at(result++))] = tensor; });
     for (const int32_t slot : record.last_uses) values[static_cast<size_t>(slot)].reset();
   }
 }

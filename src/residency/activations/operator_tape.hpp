@@ -17,8 +17,9 @@
 
 namespace accelerate::residency {
 
-/// A stretch of a forward as a list of operators that can run again. Tensors that it makes are numbers in it and not kept; tensors that come from outside are.
-/// What operators don't show can't be run again: values that are written through a pointer, and custom autograd functions.
+/// A stretch of a forward as a list of operators that can run again. Tensors that it makes are numbers in it and not
+/// kept; tensors that come from outside are. What operators don't show can't be run again: values that are written
+/// through a pointer, and custom autograd functions.
 class OperatorTape {
  public:
   /// @param name  for errors
@@ -28,11 +29,13 @@ class OperatorTape {
   void record(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::function<void()>& call);
   /// Nothing more comes.
   void close();
-  /// Runs everything again, with the given tensors in place of those that take_out() took. @throws ShapeError when a tensor from outside was written to since.
+  /// Runs everything again, with the given tensors in place of those that take_out() took. @throws ShapeError when a
+  /// tensor from outside was written to since.
   void replay(const std::vector<at::Tensor>& inputs) const;
 
   /// Hands over what came from outside so far, but for what `stays` says: replay() gets it back.
-  std::vector<at::Tensor> take_out(const torch::jit::Stack& arguments, const std::function<bool(const at::Tensor&)>& stays);
+  std::vector<at::Tensor> take_out(const torch::jit::Stack& arguments,
+                                   const std::function<bool(const at::Tensor&)>& stays);
 
  private:
   static constexpr int32_t kUndefined = -1;
@@ -54,11 +57,12 @@ class OperatorTape {
     int32_t slot;
     at::Tensor tensor;
     std::optional<VersionStamp> stamp;
-    bool written = false;          ///< by the tape: `tensor` is what it was before
-    std::optional<size_t> given;   ///< replay() gets it
+    bool written = false;         ///< by the tape: `tensor` is what it was before
+    std::optional<size_t> given;  ///< replay() gets it
   };
   struct Known {
-    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> alive;  ///< keeps the address from being used again
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>
+        alive;  ///< keeps the address from being used again
     int32_t slot;
   };
 

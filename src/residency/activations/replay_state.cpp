@@ -39,24 +39,29 @@ void ReplayState::apply(const Autocast& autocast) {
   at::autocast::set_autocast_dtype(autocast.device_type, autocast.dtype);
 }
 
-ReplayState::ReplayState(bool random) : device_(current_accelerator()), autocast_cache_(at::autocast::is_autocast_cache_enabled()) {
+ReplayState::ReplayState(bool random)
+    : device_(current_accelerator()), autocast_cache_(at::autocast::is_autocast_cache_enabled()) {
   if (random) generators_.push_back({at::kCPU, present_state(at::kCPU)});
   if (random && device_) generators_.push_back({*device_, present_state(*device_)});
   autocast_.push_back(present_autocast(at::kCPU));
-  if (device_ && at::autocast::is_autocast_available(device_->type())) autocast_.push_back(present_autocast(device_->type()));
+  if (device_ && at::autocast::is_autocast_available(device_->type()))
+    autocast_.push_back(present_autocast(device_->type()));
 }
 
 void ReplayState::forget_unused_generators() noexcept try {
   std::erase_if(generators_, [](const Generator& generator) {
     const auto now = present_state(generator.device);  // on the host for every device
-    return now.numel() == generator.state.numel() && std::memcmp(now.const_data_ptr(), generator.state.const_data_ptr(), now.nbytes()) == 0;
+    return now.numel() == generator.state.numel() &&
+           std::memcmp(now.const_data_ptr(), generator.state.const_data_ptr(), now.nbytes()) == 0;
   });
 } catch (...) {
   // Keeping a state that is not needed costs its few bytes.
 }
 
-ReplayState::Scope::Scope(const ReplayState& state) : cache_before_(at::autocast::is_autocast_cache_enabled()), device_(state.device_) {
-  for (const auto& generator : state.generators_) generators_before_.push_back({generator.device, present_state(generator.device)});
+ReplayState::Scope::Scope(const ReplayState& state)
+    : cache_before_(at::autocast::is_autocast_cache_enabled()), device_(state.device_) {
+  for (const auto& generator : state.generators_)
+    generators_before_.push_back({generator.device, present_state(generator.device)});
   for (const auto& autocast : state.autocast_) autocast_before_.push_back(present_autocast(autocast.device_type));
   // Nothing throws from here on: either all is set, and put back, or nothing is.
   for (const auto& generator : state.generators_) apply(generator);

@@ -33,27 +33,35 @@ class Adapter final : public torch::autograd::SavedVariableHooks {
   explicit Adapter(std::shared_ptr<SavedTensorHooks> hooks) : hooks_(std::move(hooks)) {}
   void call_pack_hook(const at::Tensor& tensor) override { packed_ = std::exchange(hooks_, nullptr)->pack(tensor); }
   at::Tensor call_unpack_hook() override { return packed_->unpack(); }
-  std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data() const override { return std::nullopt; }
+  std::optional<std::pair<c10::SafePyObject, c10::SafePyObject>> retrieve_unpack_hook_data() const override {
+    return std::nullopt;
+  }
 
  private:
   std::shared_ptr<SavedTensorHooks> hooks_;
   std::unique_ptr<PackedTensor> packed_;
 };
 
-/// Everything is the next engine's business except the default hooks, and those too when the calling thread has none of ours.
+/// Everything is the next engine's business except the default hooks, and those too when the calling thread has none of
+/// ours.
 class HooksEngine final : public Engine {
  public:
   explicit HooksEngine(Engine& next) : next_(next) {}
 
-  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots, const torch::autograd::variable_list& inputs, bool keep_graph, bool create_graph,
-                                         bool accumulate_grad, const torch::autograd::edge_list& outputs) override {
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
     return next_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
-  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(const std::shared_ptr<torch::autograd::GraphTask>& task, NodePtr root,
-                                                                 torch::autograd::InputBuffer&& input) override {
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& task, NodePtr root,
+      torch::autograd::InputBuffer&& input) override {
     return next_.execute_with_graph_task(task, std::move(root), std::move(input));
   }
-  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override { return next_.make_anomaly_metadata(); }
+  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
+    return next_.make_anomaly_metadata();
+  }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     const auto& entries = stack();
     if (entries.empty()) return next_.get_default_saved_variable_hooks();
@@ -66,8 +74,9 @@ class HooksEngine final : public Engine {
 
 std::atomic<HooksEngine*> installed{nullptr};
 
-/// Puts our engine in front of the present one: LibTorch's own, or what somebody else (Python) has installed, before or since. Engines live until the process ends,
-/// because autograd's threads do, so none is ever deleted; one that somebody else has wrapped goes on working below.
+/// Puts our engine in front of the present one: LibTorch's own, or what somebody else (Python) has installed, before or
+/// since. Engines live until the process ends, because autograd's threads do, so none is ever deleted; one that
+/// somebody else has wrapped goes on working below.
 void install() {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
@@ -109,13 +118,16 @@ const std::shared_ptr<SavedTensorHooks>& current_saved_tensor_hooks() {
 
 int64_t saved_tensor_hooks_depth() { return static_cast<int64_t>(stack().size()); }
 
-VersionStamp::VersionStamp(const at::Tensor& tensor) : counter_(tensor.unsafeGetTensorImpl()->version_counter()), version_(counter_.current_version()) {}
+VersionStamp::VersionStamp(const at::Tensor& tensor)
+    : counter_(tensor.unsafeGetTensorImpl()->version_counter()), version_(counter_.current_version()) {}
 
 void VersionStamp::check(const std::string& what) const {
   const auto now = counter_.current_version();
   if (now == version_) return;
-  throw ShapeError(what + ": found a tensor saved for backward at version " + std::to_string(now) + ", expected version " + std::to_string(version_) +
-                   ". It, or a view of it, was modified in place after an operator saved it (an optimizer step between forward and backward does that too), so gradients "
+  throw ShapeError(what + ": found a tensor saved for backward at version " + std::to_string(now) +
+                   ", expected version " + std::to_string(version_) +
+                   ". It, or a view of it, was modified in place after an operator saved it (an optimizer step between "
+                   "forward and backward does that too), so gradients "
                    "would be wrong. Use the out-of-place operator, or modify a clone.");
 }
 

@@ -2,8 +2,9 @@
 
 /// Default hooks for the tensors that autograd saves for backward, without Python.
 ///
-/// Autograd asks its engine for hooks each time that an operator saves a tensor. A thin engine that passes everything else on answers from a stack that
-/// belongs to the calling thread; it is installed when the first hooks are pushed. Only the top of the stack is asked.
+/// Autograd asks its engine for hooks each time that an operator saves a tensor. A thin engine that passes everything
+/// else on answers from a stack that belongs to the calling thread; it is installed when the first hooks are pushed.
+/// Only the top of the stack is asked.
 
 #include <ATen/core/Tensor.h>
 
@@ -13,7 +14,8 @@
 
 namespace accelerate::residency {
 
-/// What stands for one saved tensor; destroyed when autograd releases the saved variable, on whichever thread does that.
+/// What stands for one saved tensor; destroyed when autograd releases the saved variable, on whichever thread does
+/// that.
 class PackedTensor {
  public:
   virtual ~PackedTensor() = default;
@@ -21,15 +23,18 @@ class PackedTensor {
   virtual at::Tensor unpack() = 0;
 };
 
-/// One pair of hooks. Autograd adds its own metadata (gradient function, requires_grad) to what unpack returns; values must not carry a graph.
+/// One pair of hooks. Autograd adds its own metadata (gradient function, requires_grad) to what unpack returns; values
+/// must not carry a graph.
 class SavedTensorHooks {
  public:
   virtual ~SavedTensorHooks() = default;
-  /// Called within the operator, with grad mode off. Must not write to `tensor`, nor keep it: it may be an output, whose graph holds the result of this call.
+  /// Called within the operator, with grad mode off. Must not write to `tensor`, nor keep it: it may be an output,
+  /// whose graph holds the result of this call.
   virtual std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) = 0;
 };
 
-/// The hooks of the calling thread from construction to destruction; scopes nest. nullptr: autograd keeps tensors itself within the scope.
+/// The hooks of the calling thread from construction to destruction; scopes nest. nullptr: autograd keeps tensors
+/// itself within the scope.
 class SavedTensorHooksScope {
  public:
   explicit SavedTensorHooksScope(std::shared_ptr<SavedTensorHooks> hooks);
@@ -43,11 +48,13 @@ const std::shared_ptr<SavedTensorHooks>& current_saved_tensor_hooks();
 /// How many scopes the calling thread is in.
 int64_t saved_tensor_hooks_depth();
 
-/// Autograd's memory of a tensor's contents: it checks this itself where there are no hooks, and leaves it to the hooks where there are.
+/// Autograd's memory of a tensor's contents: it checks this itself where there are no hooks, and leaves it to the hooks
+/// where there are.
 class VersionStamp {
  public:
   explicit VersionStamp(const at::Tensor& tensor);
-  /// @throws ShapeError as autograd would, if the tensor (or a view of it) was written to since; `what` begins the message.
+  /// @throws ShapeError as autograd would, if the tensor (or a view of it) was written to since; `what` begins the
+  /// message.
   void check(const std::string& what) const;
 
  private:

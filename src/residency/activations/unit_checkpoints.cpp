@@ -23,10 +23,14 @@ thread_local UnitCheckpoints* innermost = nullptr;
 /// What is saved while no operator runs will not be saved by operators that run again.
 class OnlyOperatorsSave final : public SavedTensorHooks {
  public:
-  OnlyOperatorsSave(std::shared_ptr<SavedTensorHooks> hooks, std::string unit) : hooks_(std::move(hooks)), unit_(std::move(unit)) {}
+  OnlyOperatorsSave(std::shared_ptr<SavedTensorHooks> hooks, std::string unit)
+      : hooks_(std::move(hooks)), unit_(std::move(unit)) {}
   std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) override {
     if (!running)
-      throw NotBuiltError("activation checkpointing of '" + unit_ + "': found a tensor saved for backward by something that is no operator, probably a torch::autograd::Function, which can't be run again from outside. Call accelerate::checkpoint([&] { … }) in the "
+      throw NotBuiltError("activation checkpointing of '" + unit_ +
+                          "': found a tensor saved for backward by something that is no operator, probably a "
+                          "torch::autograd::Function, which can't be run again from outside. Call "
+                          "accelerate::checkpoint([&] { … }) in the "
                           "model's forward instead, and leave activation_checkpointing off");
     return hooks_->pack(tensor);
   }
@@ -73,8 +77,12 @@ void UnitCheckpoints::open(const Unit& unit, const torch::jit::Stack& arguments)
     if (options_.offload) offload.emplace();
     // What the unit begins with goes by the hooks, as operators' inputs do.
     std::vector<at::Tensor> inputs;
-    if (options_.offload) inputs = span->tape->take_out(arguments, [](const at::Tensor& tensor) { return Member::of(tensor) != nullptr || !tensor.is_floating_point(); });
-    span->first_run.emplace([tape = span->tape](std::vector<at::Tensor> given) { tape->replay(given); }, inputs, CheckpointOptions{});
+    if (options_.offload)
+      inputs = span->tape->take_out(arguments, [](const at::Tensor& tensor) {
+        return Member::of(tensor) != nullptr || !tensor.is_floating_point();
+      });
+    span->first_run.emplace([tape = span->tape](std::vector<at::Tensor> given) { tape->replay(given); }, inputs,
+                            CheckpointOptions{});
   } catch (...) {
     opening_ = false;
     throw;
@@ -103,7 +111,8 @@ void UnitCheckpoints::run(const c10::OperatorHandle& op, torch::jit::Stack* stac
     });
   if (touched && (!span_ || touched != span_->unit)) {
     close();
-    if (!touched->keep() && at::GradMode::is_enabled() && facts_of(op.schema()).needs_bytes) open(*touched, torch::jit::Stack(arguments.begin(), arguments.end()));
+    if (!touched->keep() && at::GradMode::is_enabled() && facts_of(op.schema()).needs_bytes)
+      open(*touched, torch::jit::Stack(arguments.begin(), arguments.end()));
   }
   if (!span_) return call();
   const auto span = span_;

@@ -15,9 +15,10 @@ struct UnitCheckpointOptions {
   bool offload = false;  ///< what a unit begins with goes to host memory until backward
 };
 
-/// Activation checkpointing of units, without a word in the model. LibTorch's modules have no hooks, but every operator of a forward comes by the fallback: from the first operator that
-/// touches a unit until one that touches another unit, operators are written down, what they save is not kept, and in backward they run again. What happens outside of units
-/// (the root's parameters) is not checkpointed; where the program itself calls checkpoint(), that is what counts.
+/// Activation checkpointing of units, without a word in the model. LibTorch's modules have no hooks, but every operator
+/// of a forward comes by the fallback: from the first operator that touches a unit until one that touches another unit,
+/// operators are written down, what they save is not kept, and in backward they run again. What happens outside of
+/// units (the root's parameters) is not checkpointed; where the program itself calls checkpoint(), that is what counts.
 class UnitCheckpoints {
  public:
   UnitCheckpoints(const Residency& units, const UnitCheckpointOptions& options) : units_(units), options_(options) {}

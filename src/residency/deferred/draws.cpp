@@ -31,7 +31,8 @@ Draw Draws::add(const at::Generator& generator, size_t record) {
   Plain plain;
   size_t number = 0;
   while (number < chains_.size() && chains_[number].generator != generator) ++number;
-  if (number == chains_.size()) chains_.push_back({.generator = generator, .records = {}, .states = {}, .last = {}, .seen = {}});
+  if (number == chains_.size())
+    chains_.push_back({.generator = generator, .records = {}, .states = {}, .last = {}, .seen = {}});
   Chain& chain = chains_[number];
   const at::Tensor now = state_of(generator);
   const bool moved = !chain.seen.defined() || !same(now, chain.seen);

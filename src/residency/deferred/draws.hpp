@@ -15,8 +15,9 @@ struct Draw {
   size_t index;  ///< among the uses of that generator
 };
 
-/// The states that generators would have had, had all been done at once. A state follows from the one before by carrying out the operator between them; when the program
-/// itself moved the generator in between (manual_seed, a draw outside), it starts anew from there.
+/// The states that generators would have had, had all been done at once. A state follows from the one before by
+/// carrying out the operator between them; when the program itself moved the generator in between (manual_seed, a draw
+/// outside), it starts anew from there.
 class Draws {
  public:
   /// The next use, by record `record`.

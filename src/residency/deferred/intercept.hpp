@@ -8,16 +8,18 @@
 namespace accelerate::residency::deferred {
 
 /// The first link of the fallback's chain: records operators in a scope and those on deferred tensors.
-/// @return true: the operator is done, its results are on the stack. false: go on; the arguments may have been given a device.
+/// @return true: the operator is done, its results are on the stack. false: go on; the arguments may have been given a
+/// device.
 /// @throws ConfigError when it needs values that don't exist yet.
 bool intercept(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 /// One init_empty_weights() or init_on_device() of this thread; scopes form a stack.
 struct Scope {
   Scope* outer = nullptr;
-  std::shared_ptr<Tape> tape;         ///< null: no recording
-  std::optional<at::Device> device;   ///< for factory functions that name none
-  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> born;  ///< deferred tensors that operators of this scope have returned
+  std::shared_ptr<Tape> tape;        ///< null: no recording
+  std::optional<at::Device> device;  ///< for factory functions that name none
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>>
+      born;  ///< deferred tensors that operators of this scope have returned
   size_t prune_at = 1024;
   Watch watch;
 

@@ -8,9 +8,9 @@
 #include <tuple>
 
 #include "accelerate/residency/deferred.hpp"
-#include "residency/deferred/storage.hpp"
 #include "residency/deferred/intercept.hpp"
 #include "residency/deferred/plain.hpp"
+#include "residency/deferred/storage.hpp"
 #include "residency/fallback.hpp"
 #include "utils/meta_memory.hpp"
 
@@ -27,14 +27,17 @@ struct Target {
   Owner owner;
 };
 
-/// Deferred tensors of the model, those of one tape together, in the order of their last initialisers: so random operators follow each other.
+/// Deferred tensors of the model, those of one tape together, in the order of their last initialisers: so random
+/// operators follow each other.
 std::vector<Target> targets_of(const ModelRef& model) {
   std::vector<Target> targets;
   std::set<const c10::TensorImpl*> seen;
   for (const auto& [name, tensor] : model.state())
-    if (const Owner* owner = deferred::owner_of(tensor); owner && seen.insert(tensor.unsafeGetTensorImpl()).second) targets.push_back({name, tensor, *owner});
+    if (const Owner* owner = deferred::owner_of(tensor); owner && seen.insert(tensor.unsafeGetTensorImpl()).second)
+      targets.push_back({name, tensor, *owner});
   std::stable_sort(targets.begin(), targets.end(), [](const Target& a, const Target& b) {
-    return std::tuple(a.owner.tape.get(), a.owner.tape->last_write(a.owner.node)) < std::tuple(b.owner.tape.get(), b.owner.tape->last_write(b.owner.node));
+    return std::tuple(a.owner.tape.get(), a.owner.tape->last_write(a.owner.node)) <
+           std::tuple(b.owner.tape.get(), b.owner.tape->last_write(b.owner.node));
   });
   return targets;
 }
@@ -63,15 +66,19 @@ std::vector<at::Tensor> buffers_of(const deferred::Scope& scope) {
 /// Of the tensor's storage, on the meta device.
 at::Storage sizes_of(const at::Tensor& tensor) {
   deferred::Plain plain;
-  return at::empty({static_cast<int64_t>(tensor.storage().nbytes())}, at::TensorOptions().dtype(at::kByte).device(at::kMeta)).storage();
+  return at::empty({static_cast<int64_t>(tensor.storage().nbytes())},
+                   at::TensorOptions().dtype(at::kByte).device(at::kMeta))
+      .storage();
 }
 
-/// Every tensor of the model becomes a plain one of the meta device; initialisers are not run and generators stay as they are.
+/// Every tensor of the model becomes a plain one of the meta device; initialisers are not run and generators stay as
+/// they are.
 void materialize_sizes(const ModelRef& model) {
   const meta_memory::Purpose all(MemoryUse::parameters);
   std::set<const c10::TensorImpl*> seen;
   for (const auto& [name, tensor] : model.state())
-    if ((is_deferred(tensor) || !tensor.is_meta()) && seen.insert(tensor.unsafeGetTensorImpl()).second) deferred::adopt(tensor, sizes_of(tensor));
+    if ((is_deferred(tensor) || !tensor.is_meta()) && seen.insert(tensor.unsafeGetTensorImpl()).second)
+      deferred::adopt(tensor, sizes_of(tensor));
 }
 
 }  // namespace
@@ -102,8 +109,10 @@ InitScope::~InitScope() {
 
 InitScope init_empty_weights(const InitEmptyWeightsOptions& options) {
   auto impl = std::make_unique<InitScope::Impl>();
-  // An inner scope goes on with the outer one's tape: their modules may share tensors, and their random numbers follow each other.
-  for (const deferred::Scope* scope = deferred::current_scope(); scope && !impl->scope.tape; scope = scope->outer) impl->scope.tape = scope->tape;
+  // An inner scope goes on with the outer one's tape: their modules may share tensors, and their random numbers follow
+  // each other.
+  for (const deferred::Scope* scope = deferred::current_scope(); scope && !impl->scope.tape; scope = scope->outer)
+    impl->scope.tape = scope->tape;
   if (!impl->scope.tape) impl->scope.tape = std::make_shared<Tape>();
   impl->include_buffers = options.include_buffers;
   return InitScope(std::move(impl));
@@ -120,16 +129,19 @@ bool is_deferred(const at::Tensor& tensor) { return deferred::owner_of(tensor) !
 void materialize(const ModelRef& model, const MaterializeOptions& options) {
   if (options.device && options.device->is_meta()) return materialize_sizes(model);
   const auto targets = targets_of(model);
-  for (const auto& [name, tensor, owner] : targets) deferred::adopt(tensor, owner.tape->materialize(owner.node, options.device));
+  for (const auto& [name, tensor, owner] : targets)
+    deferred::adopt(tensor, owner.tape->materialize(owner.node, options.device));
   settle(targets);
   if (options.device) model.to(*options.device);
 }
 
-void residency::materialize_each(const ModelRef& model, const at::Device& device,
-                                 const std::function<void(const std::string& name, const at::Tensor& parameter, at::Tensor value)>& take) {
+void residency::materialize_each(
+    const ModelRef& model, const at::Device& device,
+    const std::function<void(const std::string& name, const at::Tensor& parameter, at::Tensor value)>& take) {
   const auto targets = targets_of(model);
   if (device.is_meta()) {
-    for (const auto& [name, tensor, owner] : targets) take(name, tensor, deferred::with_storage(tensor, sizes_of(tensor)));
+    for (const auto& [name, tensor, owner] : targets)
+      take(name, tensor, deferred::with_storage(tensor, sizes_of(tensor)));
     return;
   }
   for (const auto& [name, tensor, owner] : targets) {

@@ -8,10 +8,13 @@
 
 namespace accelerate::residency::deferred {
 
-/// For our own tensors: no recording, no autograd, no autocast, whatever the user's code has switched on around them. Members of a residency still fault in.
+/// For our own tensors: no recording, no autograd, no autocast, whatever the user's code has switched on around them.
+/// Members of a residency still fault in.
 class Plain {
  public:
-  Plain() : recording_(c10::impl::tls_is_dispatch_key_included(kKey)) { c10::impl::tls_set_dispatch_key_included(kKey, false); }
+  Plain() : recording_(c10::impl::tls_is_dispatch_key_included(kKey)) {
+    c10::impl::tls_set_dispatch_key_included(kKey, false);
+  }
   Plain(const Plain&) = delete;
   Plain& operator=(const Plain&) = delete;
   ~Plain() { c10::impl::tls_set_dispatch_key_included(kKey, recording_); }
@@ -20,7 +23,8 @@ class Plain {
   bool recording_;
   c10::AutoGradMode no_grad_{false};
   c10::InferenceMode no_inference_{false};
-  c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA})};
+  c10::impl::ExcludeDispatchKeyGuard no_autocast_{
+      c10::DispatchKeySet({c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA})};
 };
 
 }  // namespace accelerate::residency::deferred

@@ -17,7 +17,9 @@ void storage_ends(void* context) {
   owner->tape->forget(owner->node);
 }
 
-c10::StorageImpl* storage_of(const c10::TensorImpl& impl) { return impl.has_storage() ? impl.unsafe_storage().unsafeGetStorageImpl() : nullptr; }
+c10::StorageImpl* storage_of(const c10::TensorImpl& impl) {
+  return impl.has_storage() ? impl.unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
 
 const Owner* owner_of(const c10::TensorImpl& impl) {
   if (!impl.key_set().has(kKey)) return nullptr;
@@ -27,13 +29,15 @@ const Owner* owner_of(const c10::TensorImpl& impl) {
   return data.get_deleter() == &storage_ends ? static_cast<const Owner*>(data.get_context()) : nullptr;
 }
 
-/// Whether asking for the data pointer throws. LibTorch 2.11 can't take that back, so there a deferred tensor gives a null pointer like any meta tensor.
-template <class Storage>
-void guard_data(Storage& storage, bool guarded) {
+/// Whether asking for the data pointer throws. LibTorch 2.11 can't take that back, so there a deferred tensor gives a
+/// null pointer like any meta tensor.
+template <class Storage> void guard_data(Storage& storage, bool guarded) {
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
     if (!guarded) storage.clear_data_ptr_access_error_msg_();
-    else storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
-             "found a tensor that is not initialised yet (init_empty_weights), expected values: its data was asked for outside of an operator; call accelerate::materialize(module) or load weights first");
+    else
+      storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+          "found a tensor that is not initialised yet (init_empty_weights), expected values: its data was asked for "
+          "outside of an operator; call accelerate::materialize(module) or load weights first");
   }
 }
 
@@ -52,11 +56,14 @@ c10::DispatchKeySet keys_for(const at::Tensor& like, const at::Device& device) {
 
 }  // namespace
 
-const Owner* owner_of(const at::Tensor& tensor) { return tensor.defined() ? owner_of(*tensor.unsafeGetTensorImpl()) : nullptr; }
+const Owner* owner_of(const at::Tensor& tensor) {
+  return tensor.defined() ? owner_of(*tensor.unsafeGetTensorImpl()) : nullptr;
+}
 
 void mark(const at::Tensor& fresh, const std::shared_ptr<Tape>& tape, size_t node) {
   c10::StorageImpl* storage = storage_of(*fresh.unsafeGetTensorImpl());
-  storage->_mutable_data_ptr_no_checks() = at::DataPtr(nullptr, new Owner{tape, node}, &storage_ends, at::Device(at::kMeta));
+  storage->_mutable_data_ptr_no_checks() =
+      at::DataPtr(nullptr, new Owner{tape, node}, &storage_ends, at::Device(at::kMeta));
   guard_data(*storage, true);
 }
 
@@ -70,10 +77,12 @@ OpenForMeta::~OpenForMeta() {
 }
 
 void tag(const at::Tensor& tensor) {
-  // set_data() exchanges tensors of different backends only if both are of the usual ones, and meta is none. Of two backends in a key set the dispatcher takes the later one,
-  // which is meta, so that the CPU's changes nothing but that.
+  // set_data() exchanges tensors of different backends only if both are of the usual ones, and meta is none. Of two
+  // backends in a key set the dispatcher takes the later one, which is meta, so that the CPU's changes nothing but
+  // that.
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  impl->shallow_copy_from(make(tensor, tensor.storage(), impl->key_set().add(kKey) | c10::DispatchKeySet(c10::BackendComponent::CPUBit)));
+  impl->shallow_copy_from(
+      make(tensor, tensor.storage(), impl->key_set().add(kKey) | c10::DispatchKeySet(c10::BackendComponent::CPUBit)));
 }
 
 at::Tensor with_storage(const at::Tensor& like, const at::Storage& storage) {

@@ -16,13 +16,16 @@ struct Owner {
   size_t node;
 };
 
-/// The owner of `tensor`'s storage if that is deferred; else null. Views, detached copies and `tensor.data()` share the storage, and with it the owner.
+/// The owner of `tensor`'s storage if that is deferred; else null. Views, detached copies and `tensor.data()` share the
+/// storage, and with it the owner.
 const Owner* owner_of(const at::Tensor& tensor);
 
-/// Makes the storage of a fresh meta tensor a deferred one: its memory throws when asked for, its end is told to the tape.
+/// Makes the storage of a fresh meta tensor a deferred one: its memory throws when asked for, its end is told to the
+/// tape.
 void mark(const at::Tensor& fresh, const std::shared_ptr<Tape>& tape, size_t node);
 
-/// While it lives, asking for the null pointers of these deferred tensors is no error: operators on meta tensors compare them.
+/// While it lives, asking for the null pointers of these deferred tensors is no error: operators on meta tensors
+/// compare them.
 class OpenForMeta {
  public:
   explicit OpenForMeta(c10::ArrayRef<at::Tensor> tensors);

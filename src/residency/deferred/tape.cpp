@@ -12,8 +12,8 @@
 #include <unordered_set>
 
 #include "accelerate/utils/error.hpp"
-#include "residency/deferred/storage.hpp"
 #include "residency/deferred/plain.hpp"
+#include "residency/deferred/storage.hpp"
 #include "residency/operator_facts.hpp"
 
 namespace accelerate::residency::deferred {
@@ -21,18 +21,25 @@ namespace {
 
 std::atomic<int64_t> watches{0};
 
-/// They leave nothing of what was in their first argument. So what an initialiser replaces need not be worked out, only its numbers drawn.
-const std::unordered_set<std::string_view> kOverwrite = {"aten::normal_", "aten::uniform_", "aten::zero_", "aten::fill_", "aten::copy_", "aten::random_",
-                                                         "aten::bernoulli_", "aten::exponential_", "aten::log_normal_", "aten::cauchy_", "aten::geometric_"};
+/// They leave nothing of what was in their first argument. So what an initialiser replaces need not be worked out, only
+/// its numbers drawn.
+const std::unordered_set<std::string_view> kOverwrite = {
+    "aten::normal_",    "aten::uniform_",     "aten::zero_",       "aten::fill_",   "aten::copy_",     "aten::random_",
+    "aten::bernoulli_", "aten::exponential_", "aten::log_normal_", "aten::cauchy_", "aten::geometric_"};
 
-/// External tensors up to this size are copied when they are recorded: index tensors of loops, which change before the tape is replayed.
+/// External tensors up to this size are copied when they are recorded: index tensors of loops, which change before the
+/// tape is replayed.
 constexpr size_t kCopyBytes = 4096;
 
-at::Storage byte_storage(size_t bytes, const at::Device& device) { return at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device)).storage(); }
+at::Storage byte_storage(size_t bytes, const at::Device& device) {
+  return at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte).device(device)).storage();
+}
 
 at::Storage copy_to(const at::Storage& storage, const at::Device& device) {
   const auto bytes = static_cast<int64_t>(storage.nbytes());
-  const auto view = [&](const at::Storage& of) { return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(of.device())).set_(of, 0, {bytes}, {1}); };
+  const auto view = [&](const at::Storage& of) {
+    return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(of.device())).set_(of, 0, {bytes}, {1});
+  };
   const at::Storage result = byte_storage(storage.nbytes(), device);
   view(result).copy_(view(storage));
   return result;
@@ -40,7 +47,9 @@ at::Storage copy_to(const at::Storage& storage, const at::Device& device) {
 
 class DefaultDtype {
  public:
-  explicit DefaultDtype(at::ScalarType dtype) : before_(c10::get_default_dtype()) { c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype)); }
+  explicit DefaultDtype(at::ScalarType dtype) : before_(c10::get_default_dtype()) {
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
+  }
   DefaultDtype(const DefaultDtype&) = delete;
   DefaultDtype& operator=(const DefaultDtype&) = delete;
   ~DefaultDtype() { c10::set_default_dtype(before_); }
@@ -49,7 +58,9 @@ class DefaultDtype {
   caffe2::TypeMeta before_;
 };
 
-at::Generator default_generator(const at::Device& device) { return device.is_cpu() ? at::detail::getDefaultCPUGenerator() : at::globalContext().defaultGenerator(device); }
+at::Generator default_generator(const at::Device& device) {
+  return device.is_cpu() ? at::detail::getDefaultCPUGenerator() : at::globalContext().defaultGenerator(device);
+}
 
 }  // namespace
 
@@ -62,7 +73,8 @@ c10::IValue map_tensors(const c10::IValue& value, const std::function<at::Tensor
   }
   if (value.isOptionalTensorList()) {
     c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& item : value.toOptionalTensorVector()) list.push_back(item && item->defined() ? std::optional(change(*item)) : item);
+    for (const std::optional<at::Tensor>& item : value.toOptionalTensorVector())
+      list.push_back(item && item->defined() ? std::optional(change(*item)) : item);
     return list;
   }
   return value;
@@ -89,8 +101,9 @@ void Tape::begin_node(const at::Tensor& fresh, const at::Device& device) {
   Node node;
   node.bytes = bytes;
   node.device = device;
-  node.stub = at::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(bytes), at::DataPtr(nullptr, at::Device(at::kMeta)),
-                                                                /*allocator=*/nullptr, /*resizable=*/false));
+  node.stub = at::Storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<int64_t>(bytes), at::DataPtr(nullptr, at::Device(at::kMeta)),
+      /*allocator=*/nullptr, /*resizable=*/false));
   stubs_.emplace(node.stub.unsafeGetStorageImpl(), nodes_.size());
   begun_.push_back(nodes_.size());
   mark(fresh, shared_from_this(), nodes_.size());
@@ -119,15 +132,24 @@ const Tape::Node* Tape::node_of_stub(const at::Tensor& tensor, size_t* index) co
   return &nodes_[found->second];
 }
 
-at::Device Tape::device_of(const Record& record) const { return record.uses.empty() ? at::Device(at::kCPU) : nodes_[record.uses.front().node].device; }
+at::Device Tape::device_of(const Record& record) const {
+  return record.uses.empty() ? at::Device(at::kCPU) : nodes_[record.uses.front().node].device;
+}
 
-size_t Tape::record(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
+size_t Tape::record(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments,
+                    c10::ArrayRef<c10::IValue> results) {
   const std::lock_guard lock(mutex_);
   Plain plain;
   const auto& schema = op.schema();
   const uint64_t writes = facts_of(schema).writes;
   const size_t index = records_.size();
-  Record record{.op = op, .arguments = {}, .externals = {}, .results = {}, .uses = {}, .default_dtype = c10::get_default_dtype_as_scalartype(), .draw = {}};
+  Record record{.op = op,
+                .arguments = {},
+                .externals = {},
+                .results = {},
+                .uses = {},
+                .default_dtype = c10::get_default_dtype_as_scalartype(),
+                .draw = {}};
   at::Generator generator;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const bool written = i < 64 && (writes >> i & 1);
@@ -137,13 +159,15 @@ size_t Tape::record(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
         Node& node = nodes_[owner->node];
         node.bytes = std::max(node.bytes, tensor.storage().nbytes());
         Use& use = use_of(record, owner->node);
-        const bool all = tensor.is_non_overlapping_and_dense() && tensor.storage_offset() == 0 && static_cast<size_t>(tensor.numel()) * tensor.element_size() == node.bytes;
+        const bool all = tensor.is_non_overlapping_and_dense() && tensor.storage_offset() == 0 &&
+                         static_cast<size_t>(tensor.numel()) * tensor.element_size() == node.bytes;
         if (!written) use.reads = true;
         else if (i == 0 && all && kOverwrite.contains(schema.name())) use.writes = use.overwrites = true;
         else use.writes = true;
         return with_storage(tensor, node.stub);
       }
-      const bool small = !written && tensor.layout() == at::kStrided && tensor.nbytes() <= kCopyBytes && !tensor.is_meta();
+      const bool small =
+          !written && tensor.layout() == at::kStrided && tensor.nbytes() <= kCopyBytes && !tensor.is_meta();
       at::Tensor external = small ? tensor.detach().clone() : tensor.detach();
       if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) external.unsafeGetTensorImpl()->set_wrapped_number(true);
       record.externals.push_back({external, external.is_inference() ? 0 : static_cast<uint32_t>(external._version())});
@@ -154,7 +178,8 @@ size_t Tape::record(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
   for (const auto& result : results) {
     for_each_tensor(result, [&](const at::Tensor& tensor) {
       const Owner* owner = owner_of(tensor);
-      if (owner && std::find(begun_.begin(), begun_.end(), owner->node) != begun_.end()) record.results.emplace_back(place, with_storage(tensor, nodes_[owner->node].stub));
+      if (owner && std::find(begun_.begin(), begun_.end(), owner->node) != begun_.end())
+        record.results.emplace_back(place, with_storage(tensor, nodes_[owner->node].stub));
       ++place;
     });
   }
@@ -164,7 +189,8 @@ size_t Tape::record(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
   if (op.hasTag(at::Tag::nondeterministic_seeded)) {
     at::Device device = device_of(record);
     for (size_t i = 0; i < arguments.size(); ++i)
-      if (schema.arguments()[i].name() == "device" && arguments[i].isDevice() && !arguments[i].toDevice().is_meta()) device = arguments[i].toDevice();
+      if (schema.arguments()[i].name() == "device" && arguments[i].isDevice() && !arguments[i].toDevice().is_meta())
+        device = arguments[i].toDevice();
     for (const External& external : record.externals)
       if (record.uses.empty() && !external.tensor.is_meta()) device = external.tensor.device();
     record.draw = draws_.add(generator.defined() ? generator : default_generator(device), index);
@@ -223,13 +249,16 @@ std::vector<c10::IValue> Tape::run(size_t index, bool for_numbers, Values& value
   const Record& record = records_[index];
   for (const auto& [tensor, version] : record.externals) {
     if (!tensor.is_inference() && static_cast<uint32_t>(tensor._version()) != version)
-      throw ConfigError("materialize: found a tensor " + c10::str(tensor.sizes()) + " changed that the recorded operator '" + record.op.schema().name() +
-                        "' reads, expected what it was then; it was written to after init_empty_weights() had recorded its use. Give the initialiser a clone()");
+      throw ConfigError("materialize: found a tensor " + c10::str(tensor.sizes()) +
+                        " changed that the recorded operator '" + record.op.schema().name() +
+                        "' reads, expected what it was then; it was written to after init_empty_weights() had recorded "
+                        "its use. Give the initialiser a clone()");
   }
   Values scratch;
   for (const Use& use : record.uses) {
     if (!use.writes) continue;
-    if (for_numbers) scratch[use.node] = use.reads ? copy_to(values.at(use.node), nodes_[use.node].device) : allocate(use.node);
+    if (for_numbers)
+      scratch[use.node] = use.reads ? copy_to(values.at(use.node), nodes_[use.node].device) : allocate(use.node);
     else if (use.overwrites && !use.reads) values.try_emplace(use.node, allocate(use.node));
   }
   torch::jit::Stack stack;
@@ -241,7 +270,8 @@ std::vector<c10::IValue> Tape::run(size_t index, bool for_numbers, Values& value
       return with_storage(tensor, own != scratch.end() ? own->second : values.at(node));
     });
     // A module that takes the options of a deferred tensor asks for the meta device.
-    if (record.op.schema().arguments()[i].name() == "device" && argument.isDevice() && argument.toDevice().is_meta()) argument = device_of(record);
+    if (record.op.schema().arguments()[i].name() == "device" && argument.isDevice() && argument.toDevice().is_meta())
+      argument = device_of(record);
     stack.push_back(std::move(argument));
   }
   const std::vector<c10::IValue> arguments = stack;
@@ -256,19 +286,25 @@ std::vector<c10::IValue> Tape::run(size_t index, bool for_numbers, Values& value
   for (const auto& item : stack) for_each_tensor(item, [&](const at::Tensor& tensor) { results.push_back(tensor); });
   for (const auto& [place, stub] : record.results) {
     size_t node = 0;
-    if (const Node* begun = node_of_stub(stub, &node)) values[node] = fitting(results.at(place), stub, *begun, arguments);
+    if (const Node* begun = node_of_stub(stub, &node))
+      values[node] = fitting(results.at(place), stub, *begun, arguments);
   }
   return stack;
 }
 
 /// The storage of a result, as the recorded meta tensor has laid it out.
-at::Storage Tape::fitting(const at::Tensor& result, const at::Tensor& stub, const Node& node, c10::ArrayRef<c10::IValue> arguments) const {
+at::Storage Tape::fitting(const at::Tensor& result, const at::Tensor& stub, const Node& node,
+                          c10::ArrayRef<c10::IValue> arguments) const {
   if (result.layout() != at::kStrided || result.sizes() != stub.sizes() || result.scalar_type() != stub.scalar_type())
-    throw InternalError("materialize: found a result " + c10::str(result.sizes(), " ", result.dtype()) + ", expected " + c10::str(stub.sizes(), " ", stub.dtype()) + " as its operator said for meta tensors");
+    throw InternalError("materialize: found a result " + c10::str(result.sizes(), " ", result.dtype()) + ", expected " +
+                        c10::str(stub.sizes(), " ", stub.dtype()) + " as its operator said for meta tensors");
   bool shared = false;
-  for (const auto& argument : arguments) for_each_tensor(argument, [&](const at::Tensor& tensor) { shared |= tensor.has_storage() && tensor.storage().is_alias_of(result.storage()); });
-  if (!shared && result.strides() == stub.strides() && result.storage_offset() == stub.storage_offset() && result.storage().nbytes() >= node.bytes && result.is_conj() == stub.is_conj() &&
-      result.is_neg() == stub.is_neg())
+  for (const auto& argument : arguments)
+    for_each_tensor(argument, [&](const at::Tensor& tensor) {
+      shared |= tensor.has_storage() && tensor.storage().is_alias_of(result.storage());
+    });
+  if (!shared && result.strides() == stub.strides() && result.storage_offset() == stub.storage_offset() &&
+      result.storage().nbytes() >= node.bytes && result.is_conj() == stub.is_conj() && result.is_neg() == stub.is_neg())
     return result.storage();
   const at::Storage storage = byte_storage(node.bytes, result.device());
   with_storage(stub, storage).copy_(result);
@@ -281,7 +317,8 @@ std::vector<c10::IValue> Tape::carry_out_last() {
   const size_t index = records_.size() - 1;
   Values values;
   const auto drop_if_useless = [&] {
-    const bool writes = std::any_of(records_[index].uses.begin(), records_[index].uses.end(), [](const Use& use) { return use.writes; });
+    const bool writes = std::any_of(records_[index].uses.begin(), records_[index].uses.end(),
+                                    [](const Use& use) { return use.writes; });
     if (!writes && !records_[index].draw) records_.pop_back();
   };
   try {
@@ -348,7 +385,8 @@ size_t Tape::last_write(size_t node) const {
 void Tape::settle(bool all_of_them) {
   const std::lock_guard lock(mutex_);
   Plain plain;
-  if (all_of_them && std::none_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.alive && !node.is_real && !node.handed_over; })) {
+  if (all_of_them && std::none_of(nodes_.begin(), nodes_.end(),
+                                  [](const Node& node) { return node.alive && !node.is_real && !node.handed_over; })) {
     std::vector<std::pair<size_t, bool>> todo;
     for (const size_t index : draws_.open_ends()) todo.emplace_back(index, true);
     Values values;

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Storage.h>
@@ -34,18 +34,23 @@ bool watching();
 
 /// What happened to deferred storages, in the order of the program, and how to do it.
 ///
-/// A *node* is a storage, a *record* an operator that made one or wrote into one. Arguments are kept as node plus sizes and strides, so that views need no records and a
-/// write through any view reaches its storage. The tape lives as long as one of its storages does. What is written on it never changes: a value is worked out
-/// by doing again what leads to it, as often as asked for. Thread-safe.
+/// A *node* is a storage, a *record* an operator that made one or wrote into one. Arguments are kept as node plus sizes
+/// and strides, so that views need no records and a write through any view reaches its storage. The tape lives as long
+/// as one of its storages does. What is written on it never changes: a value is worked out by doing again what leads to
+/// it, as often as asked for. Thread-safe.
 class Tape : public std::enable_shared_from_this<Tape> {
  public:
-  /// A storage that begins with the operator about to be recorded; marks it. `device`: where eager construction would put it.
+  /// A storage that begins with the operator about to be recorded; marks it. `device`: where eager construction would
+  /// put it.
   void begin_node(const at::Tensor& fresh, const at::Device& device);
   void forget(size_t node);
 
-  /// Writes down an operator: `arguments` as it was called with, `results` as it gave them (deferred ones made since the last record belong to it).
-  size_t record(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
-  /// Carries out the last record, with the values its arguments have by now. It stays on the tape only if it changed nodes or drew numbers.
+  /// Writes down an operator: `arguments` as it was called with, `results` as it gave them (deferred ones made since
+  /// the last record belong to it).
+  size_t record(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments,
+                c10::ArrayRef<c10::IValue> results);
+  /// Carries out the last record, with the values its arguments have by now. It stays on the tape only if it changed
+  /// nodes or drew numbers.
   std::vector<c10::IValue> carry_out_last();
 
   /// The node's bytes as of now, fresh, on `device` if given.
@@ -65,8 +70,8 @@ class Tape : public std::enable_shared_from_this<Tape> {
   /// The order in which values are cheapest to ask for.
   size_t last_write(size_t node) const;
 
-  /// Puts the generators where eager construction would have left them, where nothing drew meanwhile. With `all_of_them` first draws what nobody asked for, if no
-  /// deferred storage is left.
+  /// Puts the generators where eager construction would have left them, where nothing drew meanwhile. With
+  /// `all_of_them` first draws what nobody asked for, if no deferred storage is left.
   void settle(bool all_of_them);
 
  private:
@@ -74,14 +79,14 @@ class Tape : public std::enable_shared_from_this<Tape> {
     std::vector<size_t> writers;  ///< ascending; the first makes it
     size_t bytes = 0;             ///< the most that its storage ever had
     at::Device device = at::kCPU;
-    at::Storage stub;             ///< stands for it in records
+    at::Storage stub;  ///< stands for it in records
     at::Storage real;
     bool is_real = false, handed_over = false, alive = true;
   };
   /// How a record uses a node.
   struct Use {
     size_t node;
-    bool reads = false;       ///< looks at what others left there
+    bool reads = false;  ///< looks at what others left there
     bool writes = false;
     bool overwrites = false;  ///< with nothing left of what was there
   };
@@ -93,7 +98,8 @@ class Tape : public std::enable_shared_from_this<Tape> {
     c10::OperatorHandle op;
     std::vector<c10::IValue> arguments;  ///< deferred tensors are stubs
     std::vector<External> externals;
-    std::vector<std::pair<size_t, at::Tensor>> results;  ///< place among the result's tensors, stub of the node that begins there
+    std::vector<std::pair<size_t, at::Tensor>>
+        results;  ///< place among the result's tensors, stub of the node that begins there
     std::vector<Use> uses;
     at::ScalarType default_dtype;
     std::optional<Draw> draw;
@@ -108,10 +114,12 @@ class Tape : public std::enable_shared_from_this<Tape> {
   Plan plan(std::vector<std::pair<size_t, bool>> todo) const;
   std::vector<c10::IValue> run(const Plan& plan, Values& values, std::optional<size_t> goal);
   std::vector<c10::IValue> run(size_t index, bool for_numbers, Values& values);
-  at::Storage fitting(const at::Tensor& result, const at::Tensor& stub, const Node& node, c10::ArrayRef<c10::IValue> arguments) const;
+  at::Storage fitting(const at::Tensor& result, const at::Tensor& stub, const Node& node,
+                      c10::ArrayRef<c10::IValue> arguments) const;
 
   const Watch watch_;
-  mutable std::recursive_mutex mutex_;  ///< recursive: values that go away while one is worked out may belong to storages that end
+  mutable std::recursive_mutex
+      mutex_;  ///< recursive: values that go away while one is worked out may belong to storages that end
   std::vector<Node> nodes_;
   std::vector<Record> records_;
   std::vector<size_t> begun_;  ///< nodes that wait for their record
@@ -119,7 +127,8 @@ class Tape : public std::enable_shared_from_this<Tape> {
   Draws draws_;
 };
 
-/// Calls `change` with each tensor in an argument (tensor, list, list of optionals) and returns the argument with the tensors that it returned.
+/// Calls `change` with each tensor in an argument (tensor, list, list of optionals) and returns the argument with the
+/// tensors that it returned.
 c10::IValue map_tensors(const c10::IValue& value, const std::function<at::Tensor(const at::Tensor&)>& change);
 void for_each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& see);
 

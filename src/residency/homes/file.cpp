@@ -18,8 +18,8 @@
 #include <system_error>
 #include <utility>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/spill_file.hpp"
@@ -36,10 +36,11 @@ at::ScalarType dtype_of(const SafetensorsInfo& info) {
   return dtype && dtype->torch && dtype->packed <= 1 ? *dtype->torch : at::ScalarType::Undefined;
 }
 
-constexpr int64_t kBlock = 4096;         ///< direct reads begin and end on multiples of it, in the file and in memory
-constexpr int64_t kWindow = 1 << 22;     ///< bytes of one direct read: large for a disk, small beside a unit
+constexpr int64_t kBlock = 4096;      ///< direct reads begin and end on multiples of it, in the file and in memory
+constexpr int64_t kWindow = 1 << 22;  ///< bytes of one direct read: large for a disk, small beside a unit
 
-/// Aligned memory of the reading thread. In huge pages, because a virtual disk answers a request into few pieces of memory half as fast again as one into a thousand.
+/// Aligned memory of the reading thread. In huge pages, because a virtual disk answers a request into few pieces of
+/// memory half as fast again as one into a thousand.
 char* window() {
   struct Free {
     void operator()(void* data) const { std::free(data); }
@@ -57,8 +58,12 @@ char* window() {
 class OpenFile {
  public:
   OpenFile(const fs::path& path, bool direct) : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (file_ < 0) throw CheckpointError("file home: can't open '" + path.string() + "': " + std::generic_category().message(errno) + ". Check the path and the rights.");
-    if (direct) direct_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);  // EINVAL where the file system has no such thing
+    if (file_ < 0)
+      throw CheckpointError("file home: can't open '" + path.string() + "': " + std::generic_category().message(errno) +
+                            ". Check the path and the rights.");
+    if (direct)
+      direct_ =
+          ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);  // EINVAL where the file system has no such thing
   }
   OpenFile(const OpenFile&) = delete;
   OpenFile& operator=(const OpenFile&) = delete;
@@ -101,9 +106,13 @@ class OpenFile {
 
   [[noreturn]] void fail(const std::string& name, int64_t offset, int64_t left, int error) const {
     const std::string where = "file home: reading '" + name + "' from '" + path_.string() + "': ";
-    if (error) throw CheckpointError(where + std::generic_category().message(error) + " at byte " + std::to_string(offset) + ". Check the disk, or the connection to it.");
-    throw CheckpointError(where + "the file ends at byte " + std::to_string(offset) + ", where " + std::to_string(left) +
-                          " more were expected; it has been shortened since it was opened. Put the checkpoint back, and don't change it while a model is computed from it.");
+    if (error)
+      throw CheckpointError(where + std::generic_category().message(error) + " at byte " + std::to_string(offset) +
+                            ". Check the disk, or the connection to it.");
+    throw CheckpointError(where + "the file ends at byte " + std::to_string(offset) + ", where " +
+                          std::to_string(left) +
+                          " more were expected; it has been shortened since it was opened. Put the checkpoint back, "
+                          "and don't change it while a model is computed from it.");
   }
 
   fs::path path_;
@@ -158,10 +167,12 @@ class AllOf final : public Transfer {
   std::vector<std::unique_ptr<Transfer>> transfers_;
 };
 
-/// Bytes that readers send on to a device as they get them. The compute stream waits for the copies; the host waits for the disk alone.
+/// Bytes that readers send on to a device as they get them. The compute stream waits for the copies; the host waits for
+/// the disk alone.
 class OnDevice final : public Transfer {
  public:
-  OnDevice(std::unique_ptr<Transfer> reading, std::vector<std::shared_ptr<c10::Event>> copied, at::Device device) : reading_(std::move(reading)), copied_(std::move(copied)), device_(device) {}
+  OnDevice(std::unique_ptr<Transfer> reading, std::vector<std::shared_ptr<c10::Event>> copied, at::Device device)
+      : reading_(std::move(reading)), copied_(std::move(copied)), device_(device) {}
   void wait() override {
     reading_->wait();
     const auto stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
@@ -176,7 +187,8 @@ class OnDevice final : public Transfer {
 
 /// Room in the scratch file, given back in the end.
 struct Changed {
-  Changed(std::shared_ptr<SpillFile> spill, int64_t count) : file(std::move(spill)), bytes(count), offset(file->reserve(count)) {}
+  Changed(std::shared_ptr<SpillFile> spill, int64_t count)
+      : file(std::move(spill)), bytes(count), offset(file->reserve(count)) {}
   Changed(const Changed&) = delete;
   Changed& operator=(const Changed&) = delete;
   ~Changed() { file->release(offset, bytes); }
@@ -200,8 +212,12 @@ struct FileTensors::Files {
   }
   const std::shared_ptr<SpillFile>& spill() {
     if (!scratch)
-      scratch = std::make_shared<SpillFile>(options.scratch.empty() ? fs::temp_directory_path() : options.scratch,
-                                            SpillFile::Wording{.user = "file home", .contents = "the changed parameters", .advice = "use another scratch folder, or a larger budget so that fewer units have to leave"});
+      scratch = std::make_shared<SpillFile>(
+          options.scratch.empty() ? fs::temp_directory_path() : options.scratch,
+          SpillFile::Wording{
+              .user = "file home",
+              .contents = "the changed parameters",
+              .advice = "use another scratch folder, or a larger budget so that fewer units have to leave"});
     return scratch;
   }
 };
@@ -210,9 +226,11 @@ namespace {
 
 class ReadHome final : public Home {
  public:
-  ReadHome(const Extents& extents, at::ScalarType dtype, std::vector<std::shared_ptr<Worker>> workers, std::function<std::shared_ptr<SpillFile>()> spill)
+  ReadHome(const Extents& extents, at::ScalarType dtype, std::vector<std::shared_ptr<Worker>> workers,
+           std::function<std::shared_ptr<SpillFile>()> spill)
       : workers_(std::move(workers)), spill_(std::move(spill)) {
-    for (auto& share : shared_out(extents, dtype, static_cast<int64_t>(workers_.size()))) shares_.push_back(std::make_shared<const Extents>(std::move(share)));
+    for (auto& share : shared_out(extents, dtype, static_cast<int64_t>(workers_.size())))
+      shares_.push_back(std::make_shared<const Extents>(std::move(share)));
   }
 
   std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
@@ -226,11 +244,15 @@ class ReadHome final : public Home {
     free.block(*stream_);
     const at::Tensor host = at::empty(flat.sizes(), flat.options().device(at::kCPU).pinned_memory(true));
     std::vector<std::shared_ptr<c10::Event>> copied;
-    for (size_t i = 0; i < std::max<size_t>(shares_.size(), 1); ++i) copied.push_back(std::make_shared<c10::Event>(flat.device().type()));
-    auto reading = read_into(host, [host, flat, copied, stream = *stream_, next = std::make_shared<std::atomic<size_t>>(0)](const Extents& share) {
+    for (size_t i = 0; i < std::max<size_t>(shares_.size(), 1); ++i)
+      copied.push_back(std::make_shared<c10::Event>(flat.device().type()));
+    auto reading = read_into(host, [host, flat, copied, stream = *stream_,
+                                    next = std::make_shared<std::atomic<size_t>>(0)](const Extents& share) {
       const c10::StreamGuard on(stream);
       if (share.empty()) at::Tensor(flat).copy_(host, /*non_blocking=*/true);
-      for (const Extent& extent : share) flat.narrow(0, extent.offset, extent.numel).copy_(host.narrow(0, extent.offset, extent.numel), /*non_blocking=*/true);
+      for (const Extent& extent : share)
+        flat.narrow(0, extent.offset, extent.numel)
+            .copy_(host.narrow(0, extent.offset, extent.numel), /*non_blocking=*/true);
       copied[next->fetch_add(1)]->record(stream);
     });
     flat.record_stream(*stream_);
@@ -269,7 +291,8 @@ class ReadHome final : public Home {
 
   static void read(const Extent& extent, at::Tensor to) {
     if (extent.decode) return extent.decode(to);
-    if (extent.dtype == to.scalar_type()) return extent.file->read(extent.begin, static_cast<char*>(to.mutable_data_ptr()), extent.bytes, extent.name);
+    if (extent.dtype == to.scalar_type())
+      return extent.file->read(extent.begin, static_cast<char*>(to.mutable_data_ptr()), extent.bytes, extent.name);
     const at::Tensor raw = at::empty({extent.numel}, to.options().dtype(extent.dtype));
     extent.file->read(extent.begin, static_cast<char*>(raw.mutable_data_ptr()), extent.bytes, extent.name);
     to.copy_(raw);
@@ -284,11 +307,14 @@ class ReadHome final : public Home {
 
 }  // namespace
 
-FileTensors::FileTensors(std::map<std::string, TensorInFile> tensors, std::shared_ptr<Worker> worker, const FileOptions& options) : files_(std::make_shared<Files>()) {
+FileTensors::FileTensors(std::map<std::string, TensorInFile> tensors, std::shared_ptr<Worker> worker,
+                         const FileOptions& options)
+    : files_(std::make_shared<Files>()) {
   files_->by_tensor = std::move(tensors);
   if (worker) {
     files_->workers.push_back(std::move(worker));
-    while (static_cast<int64_t>(files_->workers.size()) < options.readers) files_->workers.push_back(std::make_shared<Worker>());
+    while (static_cast<int64_t>(files_->workers.size()) < options.readers)
+      files_->workers.push_back(std::make_shared<Worker>());
   }
   files_->options = options;
 }
@@ -299,23 +325,34 @@ std::map<std::string, TensorInFile> in_checkpoint(const fs::path& path) {
   std::map<std::string, TensorInFile> tensors;
   for (const auto& [name, file] : open_checkpoint_files(path)) {
     const auto& info = file.info(name);
-    tensors[name] = {.file = file.path(), .begin = file.data_begin() + info.begin, .bytes = info.end - info.begin, .dtype = dtype_of(info), .shape = info.shape, .map = [file = file, name = name] { return file.tensor(name); }, .decode = {}};
+    tensors[name] = {.file = file.path(),
+                     .begin = file.data_begin() + info.begin,
+                     .bytes = info.end - info.begin,
+                     .dtype = dtype_of(info),
+                     .shape = info.shape,
+                     .map = [file = file, name = name] { return file.tensor(name); },
+                     .decode = {}};
   }
   return tensors;
 }
 
 }  // namespace
 
-FileTensors::FileTensors(const fs::path& path, std::shared_ptr<Worker> worker, const FileOptions& options) : FileTensors(in_checkpoint(path), std::move(worker), options) {}
+FileTensors::FileTensors(const fs::path& path, std::shared_ptr<Worker> worker, const FileOptions& options)
+    : FileTensors(in_checkpoint(path), std::move(worker), options) {}
 
 bool FileTensors::contains(const std::string& name) const { return files_->by_tensor.contains(name); }
 
 const TensorInFile& FileTensors::find(const std::string& name, const at::Tensor& member) const {
   const auto found = files_->by_tensor.find(name);
-  if (found == files_->by_tensor.end()) throw CheckpointError("file home: the checkpoint has no tensor '" + name + "', which the model needs; it has " + std::to_string(files_->by_tensor.size()) + " others. Is it of another architecture?");
+  if (found == files_->by_tensor.end())
+    throw CheckpointError("file home: the checkpoint has no tensor '" + name + "', which the model needs; it has " +
+                          std::to_string(files_->by_tensor.size()) + " others. Is it of another architecture?");
   const auto& shape = found->second.shape;
   if (!member.sizes().equals(shape))
-    throw CheckpointError("file home: '" + name + "' in '" + found->second.file.string() + "' is of shape " + c10::str(c10::IntArrayRef(shape)) + ", expected " + c10::str(member.sizes()) + " as in the model. Is config.json of another model?");
+    throw CheckpointError("file home: '" + name + "' in '" + found->second.file.string() + "' is of shape " +
+                          c10::str(c10::IntArrayRef(shape)) + ", expected " + c10::str(member.sizes()) +
+                          " as in the model. Is config.json of another model?");
   return found->second;
 }
 
@@ -333,7 +370,10 @@ bool FileTensors::mappable(const NamedTensors& members, const at::Device& device
 }
 
 std::vector<PartSpec> FileTensors::mapped(const NamedTensors& members) const {
-  if (!mappable(members, at::kCPU)) throw ConfigError("file home: found members that are not contiguous or of another dtype than in the checkpoint, expected the files' own to point into them; use read()");
+  if (!mappable(members, at::kCPU))
+    throw ConfigError(
+        "file home: found members that are not contiguous or of another dtype than in the checkpoint, expected the "
+        "files' own to point into them; use read()");
   std::vector<PartSpec> parts;
   for (const auto& [name, member] : members) {
     const at::Tensor value = find(name, member).map();
@@ -347,11 +387,14 @@ std::vector<PartSpec> FileTensors::mapped(const NamedTensors& members) const {
   return parts;
 }
 
-std::vector<PartSpec> FileTensors::read(const NamedTensors& members, const at::Device& device, std::optional<at::ScalarType> dtype) const {
+std::vector<PartSpec> FileTensors::read(const NamedTensors& members, const at::Device& device,
+                                        std::optional<at::ScalarType> dtype) const {
   if (files_->workers.empty()) throw ConfigError("file home: read parts need a worker, found none");
   std::map<std::pair<at::ScalarType, bool>, NamedTensors> kinds;
   for (const auto& [name, member] : members) {
-    if (!member.is_contiguous()) throw ConfigError("file home: found '" + name + "' with strides " + c10::str(member.strides()) + ", expected a contiguous parameter, as files hold them; call contiguous() on it first");
+    if (!member.is_contiguous())
+      throw ConfigError("file home: found '" + name + "' with strides " + c10::str(member.strides()) +
+                        ", expected a contiguous parameter, as files hold them; call contiguous() on it first");
     kinds[{dtype.value_or(member.scalar_type()), member.requires_grad()}].emplace_back(name, member);
   }
   std::vector<PartSpec> parts;
@@ -365,7 +408,8 @@ std::vector<PartSpec> FileTensors::read(const NamedTensors& members, const at::D
       const auto& [name, member] = some[i];
       const auto& stored = find(name, member);
       if (stored.dtype == at::ScalarType::Undefined)
-        throw CheckpointError("file home: '" + name + "' in '" + stored.file.string() + "' has a dtype that has no LibTorch type with an element per number; convert the file");
+        throw CheckpointError("file home: '" + name + "' in '" + stored.file.string() +
+                              "' has a dtype that has no LibTorch type with an element per number; convert the file");
       extents.push_back({.file = stored.decode ? nullptr : files_->opened(stored.file),
                          .name = name,
                          .begin = stored.begin,
@@ -376,11 +420,14 @@ std::vector<PartSpec> FileTensors::read(const NamedTensors& members, const at::D
                          .decode = stored.decode});
     }
     // In the order of the disk.
-    std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return std::pair(a.file.get(), a.begin) < std::pair(b.file.get(), b.begin); });
+    std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
+      return std::pair(a.file.get(), a.begin) < std::pair(b.file.get(), b.begin);
+    });
     part.members = std::move(some);
     part.dtype = kind.first;
     part.device = device;
-    part.home = std::make_unique<ReadHome>(extents, kind.first, files_->workers, [files = files_] { return files->spill(); });
+    part.home =
+        std::make_unique<ReadHome>(extents, kind.first, files_->workers, [files = files_] { return files->spill(); });
     parts.push_back(std::move(part));
   }
   return parts;

@@ -20,7 +20,8 @@ class OnStream final : public Transfer {
 
 class HostHome final : public Home {
  public:
-  HostHome(at::Tensor master, std::shared_ptr<Worker> worker) : master_(std::move(master)), worker_(std::move(worker)) {}
+  HostHome(at::Tensor master, std::shared_ptr<Worker> worker)
+      : master_(std::move(master)), worker_(std::move(worker)) {}
 
   std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
     if (flat.device().is_meta()) return nullptr;  // a dry run
@@ -64,7 +65,9 @@ class MemoryHome final : public Home {
 
 }  // namespace
 
-std::unique_ptr<Home> host_home(at::Tensor master, std::shared_ptr<Worker> worker) { return std::make_unique<HostHome>(std::move(master), std::move(worker)); }
+std::unique_ptr<Home> host_home(at::Tensor master, std::shared_ptr<Worker> worker) {
+  return std::make_unique<HostHome>(std::move(master), std::move(worker));
+}
 std::unique_ptr<Home> memory_home(at::Tensor flat) { return std::make_unique<MemoryHome>(std::move(flat)); }
 
 }  // namespace accelerate::residency

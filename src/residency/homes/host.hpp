@@ -9,7 +9,8 @@
 
 namespace accelerate::residency {
 
-/// A copy in host memory (pinned where a GPU exists), possibly of another dtype than the unit's: cast on the way. On a GPU the copy runs on a stream of its own.
+/// A copy in host memory (pinned where a GPU exists), possibly of another dtype than the unit's: cast on the way. On a
+/// GPU the copy runs on a stream of its own.
 std::unique_ptr<Home> host_home(at::Tensor master, std::shared_ptr<Worker> worker);
 
 /// Memory that is the flat storage itself: nothing moves.

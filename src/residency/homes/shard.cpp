@@ -17,7 +17,8 @@ namespace {
 
 class Gathering final : public Transfer {
  public:
-  Gathering(std::shared_ptr<comm::Group> group, c10::intrusive_ptr<c10::ivalue::Future> done, at::Tensor sent) : group_(std::move(group)), done_(std::move(done)), sent_(std::move(sent)) {}
+  Gathering(std::shared_ptr<comm::Group> group, c10::intrusive_ptr<c10::ivalue::Future> done, at::Tensor sent)
+      : group_(std::move(group)), done_(std::move(done)), sent_(std::move(sent)) {}
   ~Gathering() override {
     try {
       if (done_) done_->wait();
@@ -66,7 +67,9 @@ class ShardHome final : public Home {
     at::Tensor shard = shard_.detach();
     if (shard.scalar_type() == flat.scalar_type()) shard.copy_(mine);
     // What nobody changed keeps the precision that the cast took from it.
-    else shard.copy_(at::where(at::eq(mine, shard.to(mine.options())), shard.to(mine.device()), mine.to(shard.scalar_type())));
+    else
+      shard.copy_(
+          at::where(at::eq(mine, shard.to(mine.options())), shard.to(mine.device()), mine.to(shard.scalar_type())));
   }
 
   bool collective() const override { return true; }
@@ -80,9 +83,14 @@ class ShardHome final : public Home {
     const auto& ranks = group_->global_ranks();
     for (size_t rank = 0; rank < all.size(); ++rank) {
       if (all[rank] == mine) continue;
-      const auto unit = [](const std::string& text) { return "'" + text.substr(0, text.rfind('#')) + "' (fetch " + text.substr(text.rfind('#') + 1) + ")"; };
-      throw CommError("all_gather of parameters: rank " + std::to_string(ranks[static_cast<size_t>(group_->rank())]) + " needs unit " + unit(mine) + " but rank " + std::to_string(ranks[rank]) + " needs unit " + unit(all[rank]) +
-                      "; with sharded parameters all ranks must use the parts of the model in the same order: look for control flow that depends on the rank or on its data");
+      const auto unit = [](const std::string& text) {
+        return "'" + text.substr(0, text.rfind('#')) + "' (fetch " + text.substr(text.rfind('#') + 1) + ")";
+      };
+      throw CommError("all_gather of parameters: rank " + std::to_string(ranks[static_cast<size_t>(group_->rank())]) +
+                      " needs unit " + unit(mine) + " but rank " + std::to_string(ranks[rank]) + " needs unit " +
+                      unit(all[rank]) +
+                      "; with sharded parameters all ranks must use the parts of the model in the same order: look for "
+                      "control flow that depends on the rank or on its data");
     }
   }
 
@@ -94,7 +102,8 @@ class ShardHome final : public Home {
 
 }  // namespace
 
-std::unique_ptr<Home> shard_home(at::Tensor shard, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near, std::string name) {
+std::unique_ptr<Home> shard_home(at::Tensor shard, std::shared_ptr<comm::Group> group,
+                                 std::shared_ptr<comm::Group> near, std::string name) {
   return std::make_unique<ShardHome>(std::move(shard), std::move(group), std::move(near), std::move(name));
 }
 

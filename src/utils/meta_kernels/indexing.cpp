@@ -37,13 +37,22 @@ Tensor embedding_dense_backward(const Tensor& grad, const Tensor&, c10::SymInt c
 Tensor take(const Tensor& input, const Tensor& index) { return at::empty(index.sizes(), input.options()); }
 
 Tensor flip(const Tensor& input, at::IntArrayRef) { return at::empty_like(input); }
-Tensor roll(const Tensor& input, c10::SymIntArrayRef, at::IntArrayRef) { return at::empty_like(input, at::MemoryFormat::Contiguous); }
+Tensor roll(const Tensor& input, c10::SymIntArrayRef, at::IntArrayRef) {
+  return at::empty_like(input, at::MemoryFormat::Contiguous);
+}
 
-Tensor unfold_backward(const Tensor& grad, c10::SymIntArrayRef sizes, int64_t, int64_t, int64_t) { return at::empty(C10_AS_INTARRAYREF_SLOW(sizes), grad.options()); }
+Tensor unfold_backward(const Tensor& grad, c10::SymIntArrayRef sizes, int64_t, int64_t, int64_t) {
+  return at::empty(C10_AS_INTARRAYREF_SLOW(sizes), grad.options());
+}
 
-Tensor positions(const Tensor& of, bool out_int32) { return at::empty(of.sizes(), of.options().dtype(out_int32 ? at::kInt : at::kLong)); }
+Tensor positions(const Tensor& of, bool out_int32) {
+  return at::empty(of.sizes(), of.options().dtype(out_int32 ? at::kInt : at::kLong));
+}
 Tensor bucketize(const Tensor& input, const Tensor&, bool out_int32, bool) { return positions(input, out_int32); }
-Tensor searchsorted(const Tensor&, const Tensor& input, bool out_int32, bool, std::optional<c10::string_view>, const std::optional<Tensor>&) { return positions(input, out_int32); }
+Tensor searchsorted(const Tensor&, const Tensor& input, bool out_int32, bool, std::optional<c10::string_view>,
+                    const std::optional<Tensor>&) {
+  return positions(input, out_int32);
+}
 
 Tensor multinomial(const Tensor& input, c10::SymInt samples, bool, std::optional<at::Generator>) {
   auto sizes = input.sizes().vec();
@@ -52,12 +61,16 @@ Tensor multinomial(const Tensor& input, c10::SymInt samples, bool, std::optional
 }
 
 /// Bags and their sum; what only backward needs besides has the sizes that it has on a CPU for sums.
-std::tuple<Tensor, Tensor, Tensor, Tensor> embedding_bag(const Tensor& weight, const Tensor& indices, const Tensor& offsets, bool, int64_t mode, bool, const std::optional<Tensor>&, bool include_last_offset, int64_t) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> embedding_bag(const Tensor& weight, const Tensor& indices,
+                                                         const Tensor& offsets, bool, int64_t mode, bool,
+                                                         const std::optional<Tensor>&, bool include_last_offset,
+                                                         int64_t) {
   constexpr int64_t kMax = 2;
   const int64_t bags = offsets.size(0) - (include_last_offset ? 1 : 0);
   const Tensor output = at::empty({bags, weight.size(1)}, weight.options());
   const Tensor sizes = at::empty({bags}, offsets.options());
-  return {output, at::empty({mode == kMax ? indices.size(0) : 0}, indices.options()), sizes, mode == kMax ? at::empty({bags, weight.size(1)}, indices.options()) : at::empty({bags}, offsets.options())};
+  return {output, at::empty({mode == kMax ? indices.size(0) : 0}, indices.options()), sizes,
+          mode == kMax ? at::empty({bags, weight.size(1)}, indices.options()) : at::empty({bags}, offsets.options())};
 }
 
 }  // namespace

@@ -12,13 +12,26 @@ namespace {
 using at::Tensor;
 
 Tensor loss(const Tensor& input, const Tensor& target, int64_t reduction) {
-  return reduction == at::Reduction::None ? at::empty(at::infer_size(input.sizes(), target.sizes()), input.options()) : at::empty({}, input.options());
+  return reduction == at::Reduction::None ? at::empty(at::infer_size(input.sizes(), target.sizes()), input.options())
+                                          : at::empty({}, input.options());
 }
-Tensor huber_loss(const Tensor& input, const Tensor& target, int64_t reduction, double) { return loss(input, target, reduction); }
-Tensor binary_cross_entropy(const Tensor& input, const Tensor& target, const std::optional<Tensor>&, int64_t reduction) { return loss(input, target, reduction); }
-Tensor binary_cross_entropy_backward(const Tensor&, const Tensor& input, const Tensor&, const std::optional<Tensor>&, int64_t) { return at::empty_like(input); }
-Tensor mse_loss_backward(const Tensor&, const Tensor& input, const Tensor&, int64_t) { return at::empty_like(input, at::MemoryFormat::Contiguous); }
-Tensor& with_parameter_out(const Tensor&, const Tensor& input, const Tensor& target, int64_t, double, Tensor& out) { return out.resize_(at::infer_size(input.sizes(), target.sizes())), out; }
+Tensor huber_loss(const Tensor& input, const Tensor& target, int64_t reduction, double) {
+  return loss(input, target, reduction);
+}
+Tensor binary_cross_entropy(const Tensor& input, const Tensor& target, const std::optional<Tensor>&,
+                            int64_t reduction) {
+  return loss(input, target, reduction);
+}
+Tensor binary_cross_entropy_backward(const Tensor&, const Tensor& input, const Tensor&, const std::optional<Tensor>&,
+                                     int64_t) {
+  return at::empty_like(input);
+}
+Tensor mse_loss_backward(const Tensor&, const Tensor& input, const Tensor&, int64_t) {
+  return at::empty_like(input, at::MemoryFormat::Contiguous);
+}
+Tensor& with_parameter_out(const Tensor&, const Tensor& input, const Tensor& target, int64_t, double, Tensor& out) {
+  return out.resize_(at::infer_size(input.sizes(), target.sizes())), out;
+}
 
 }  // namespace
 

@@ -26,37 +26,60 @@ std::vector<int64_t> reduced(const Tensor& input, at::OptionalIntArrayRef dims, 
   return sizes;
 }
 
-at::ScalarType real_type(const Tensor& input) { return c10::isComplexType(input.scalar_type()) ? c10::toRealValueType(input.scalar_type()) : input.scalar_type(); }
-at::ScalarType sum_type(const Tensor& input) { return c10::isIntegralType(input.scalar_type(), /*includeBool=*/true) ? at::kLong : input.scalar_type(); }
+at::ScalarType real_type(const Tensor& input) {
+  return c10::isComplexType(input.scalar_type()) ? c10::toRealValueType(input.scalar_type()) : input.scalar_type();
+}
+at::ScalarType sum_type(const Tensor& input) {
+  return c10::isIntegralType(input.scalar_type(), /*includeBool=*/true) ? at::kLong : input.scalar_type();
+}
 
-Tensor variance(const Tensor& input, at::OptionalIntArrayRef dims, const std::optional<at::Scalar>&, bool keepdim) { return at::empty(reduced(input, dims, keepdim), input.options().dtype(real_type(input))); }
-Tensor& variance_out(const Tensor& input, at::OptionalIntArrayRef dims, const std::optional<at::Scalar>&, bool keepdim, Tensor& out) { return out.resize_(reduced(input, dims, keepdim)), out; }
-std::tuple<Tensor, Tensor> variance_and_mean(const Tensor& input, at::OptionalIntArrayRef dims, const std::optional<at::Scalar>& correction, bool keepdim) {
+Tensor variance(const Tensor& input, at::OptionalIntArrayRef dims, const std::optional<at::Scalar>&, bool keepdim) {
+  return at::empty(reduced(input, dims, keepdim), input.options().dtype(real_type(input)));
+}
+Tensor& variance_out(const Tensor& input, at::OptionalIntArrayRef dims, const std::optional<at::Scalar>&, bool keepdim,
+                     Tensor& out) {
+  return out.resize_(reduced(input, dims, keepdim)), out;
+}
+std::tuple<Tensor, Tensor> variance_and_mean(const Tensor& input, at::OptionalIntArrayRef dims,
+                                             const std::optional<at::Scalar>& correction, bool keepdim) {
   return {variance(input, dims, correction, keepdim), at::empty(reduced(input, dims, keepdim), input.options())};
 }
 
-Tensor count_nonzero(const Tensor& input, at::IntArrayRef dims) { return at::empty(reduced(input, dims, false), input.options().dtype(at::kLong)); }
-Tensor nansum(const Tensor& input, at::OptionalIntArrayRef dims, bool keepdim, std::optional<at::ScalarType> dtype) { return at::empty(reduced(input, dims, keepdim), input.options().dtype(dtype.value_or(sum_type(input)))); }
+Tensor count_nonzero(const Tensor& input, at::IntArrayRef dims) {
+  return at::empty(reduced(input, dims, false), input.options().dtype(at::kLong));
+}
+Tensor nansum(const Tensor& input, at::OptionalIntArrayRef dims, bool keepdim, std::optional<at::ScalarType> dtype) {
+  return at::empty(reduced(input, dims, keepdim), input.options().dtype(dtype.value_or(sum_type(input))));
+}
 Tensor trace_of(const Tensor& input) { return at::empty({}, input.options().dtype(sum_type(input))); }
 Tensor dot(const Tensor& input, const Tensor&) { return at::empty({}, input.options()); }
 Tensor median_of_all(const Tensor& input) { return at::empty({}, input.options()); }
 Tensor extreme(const Tensor& input) { return at::empty({}, input.options()); }
-Tensor prod(const Tensor& input, std::optional<at::ScalarType> dtype) { return at::empty({}, input.options().dtype(dtype.value_or(sum_type(input)))); }
-Tensor addbmm(const Tensor& input, const Tensor& a, const Tensor& b, const at::Scalar&, const at::Scalar&) { return at::empty({a.size(1), b.size(2)}, input.options()); }
+Tensor prod(const Tensor& input, std::optional<at::ScalarType> dtype) {
+  return at::empty({}, input.options().dtype(dtype.value_or(sum_type(input))));
+}
+Tensor addbmm(const Tensor& input, const Tensor& a, const Tensor& b, const at::Scalar&, const at::Scalar&) {
+  return at::empty({a.size(1), b.size(2)}, input.options());
+}
 
 std::tuple<Tensor, Tensor> value_and_index(const Tensor& input, int64_t dim, bool keepdim) {
   const auto sizes = reduced(input, at::IntArrayRef(dim), keepdim);
   return {at::empty(sizes, input.options()), at::empty(sizes, input.options().dtype(at::kLong))};
 }
-std::tuple<Tensor&, Tensor&> median_out(const Tensor& input, int64_t dim, bool keepdim, Tensor& values, Tensor& indices) {
+std::tuple<Tensor&, Tensor&> median_out(const Tensor& input, int64_t dim, bool keepdim, Tensor& values,
+                                        Tensor& indices) {
   const auto sizes = reduced(input, at::IntArrayRef(dim), keepdim);
   values.resize_(sizes), indices.resize_(sizes);
   return {values, indices};
 }
-std::tuple<Tensor&, Tensor&> kthvalue_out(const Tensor& input, c10::SymInt, int64_t dim, bool keepdim, Tensor& values, Tensor& indices) { return median_out(input, dim, keepdim, values, indices); }
+std::tuple<Tensor&, Tensor&> kthvalue_out(const Tensor& input, c10::SymInt, int64_t dim, bool keepdim, Tensor& values,
+                                          Tensor& indices) {
+  return median_out(input, dim, keepdim, values, indices);
+}
 
 Tensor cdist(const Tensor& a, const Tensor& b, double, std::optional<int64_t>) {
-  auto sizes = at::infer_size(a.sizes().slice(0, static_cast<size_t>(a.dim() - 2)), b.sizes().slice(0, static_cast<size_t>(b.dim() - 2)));
+  auto sizes = at::infer_size(a.sizes().slice(0, static_cast<size_t>(a.dim() - 2)),
+                              b.sizes().slice(0, static_cast<size_t>(b.dim() - 2)));
   sizes.push_back(a.size(-2)), sizes.push_back(b.size(-2));
   return at::empty(sizes, a.options());
 }
