@@ -3,6 +3,7 @@ find_package(Threads REQUIRED)
 find_package(Torch 2.11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(yaml-cpp REQUIRED)
+find_package(fmt REQUIRED)  # headers only; consumers of the library do not need it
 find_package(ICU REQUIRED COMPONENTS uc)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)

@@ -6,6 +6,7 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 # For programs too, which CMake would give -fPIE: GCC refuses a precompiled header that was made with the other one.
 add_compile_options(-fPIC)
 set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+add_compile_definitions(FMT_HEADER_ONLY=1)  # see src/utils/raise.hpp; for all targets, because precompiled headers must be made with it
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
@@ -17,6 +18,7 @@ if(PROJECT_IS_TOP_LEVEL)
   add_compile_options(-Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers)
   # False alarms of GCC 12 about "text" + std::to_string(n).
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow> $<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds>)
+  set(CMAKE_UNITY_BUILD_BATCH_SIZE 0)  # all sources of a target as one, where accelerate_unity does not divide them
   if(ACCELERATE_WERROR)
     add_compile_options(-Werror)
   endif()
@@ -58,4 +60,19 @@ function(accelerate_use_pch target kind)
     endif()
     target_precompile_headers(${target} REUSE_FROM ${pch})
   endif()
+endfunction()
+
+# accelerate_unity(target): where the preset asks for unity builds (CMAKE_UNITY_BUILD), the sources of each module in src/, of each folder elsewhere, are compiled
+# as one. Most of what compiling a source takes is reading what all of them include: four models one by one take 88 s, together 28 s.
+function(accelerate_unity target)
+  if(NOT CMAKE_UNITY_BUILD)
+    return()
+  endif()
+  get_target_property(sources ${target} SOURCES)
+  foreach(source ${sources})
+    if(source MATCHES "/src/([a-z_]+)/")
+      set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${CMAKE_MATCH_1})
+    endif()
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
 endfunction()
