@@ -10,7 +10,7 @@
 namespace accelerate::config {
 namespace {
 
-template <class Number> std::optional<Number> number(std::string text) {
+template <class Number> std::optional<Number> parse_number(std::string text) {
   if (!text.empty() && text.front() == '+') text.erase(0, 1);
   Number value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -64,10 +64,10 @@ Value parse_value(const Option& option, const std::string& text, const std::stri
   }
   switch (option.kind) {
     case Kind::integer:
-      if (const auto value = number<int64_t>(text)) return *value;
+      if (const auto value = parse_number<int64_t>(text)) return *value;
       throw ConfigError(name + " is '" + text + "', expected a whole number");
     case Kind::number:
-      if (const auto value = number<double>(text)) return *value;
+      if (const auto value = parse_number<double>(text)) return *value;
       throw ConfigError(name + " is '" + text + "', expected a number");
     case Kind::flag:
       return str_to_bool(text, name);
