@@ -250,13 +250,13 @@ class ACCELERATE_API Accelerator {
   /// One micro-step: decides whether gradients are synchronised in it, and keeps the models from communicating
   /// otherwise.
   template <class... Models> Scope accumulate(const Models&... models) {
-    return begin_accumulate({models.core()->parallel...});
+    return begin_accumulate({models.core()->engine...});
   }
   /// Within the scope backward only accumulates locally.
-  template <class Model> Scope no_sync(const Prepared<Model>& model) { return suspend_sync({model.core()->parallel}); }
+  template <class Model> Scope no_sync(const Prepared<Model>& model) { return suspend_sync({model.core()->engine}); }
   /// After several forwards under no_sync: the next backward of `model` synchronises.
   template <class Model> Scope trigger_sync_in_backward(const Prepared<Model>& model) {
-    return resume_sync(model.core()->parallel);
+    return resume_sync(model.core()->engine);
   }
   /// Runs `loop`, in which ranks may have different numbers of batches. Collective.
   /// @param even_batches  replaces the setting of all prepared loaders (map data sets) for the time of the loop.
@@ -264,13 +264,13 @@ class ACCELERATE_API Accelerator {
   void join_uneven_inputs(const std::vector<Prepared<Model>>& models, const std::function<void()>& loop,
                           std::optional<bool> even_batches = std::nullopt) {
     ParallelList prepared;
-    for (const auto& model : models) prepared.push_back(model.core()->parallel);
+    for (const auto& model : models) prepared.push_back(model.core()->engine);
     join(prepared, loop, even_batches);
   }
   template <class Model>
   void join_uneven_inputs(const Prepared<Model>& model, const std::function<void()>& loop,
                           std::optional<bool> even_batches = std::nullopt) {
-    join({model.core()->parallel}, loop, even_batches);
+    join({model.core()->engine}, loop, even_batches);
   }
   /// Autocast in this run's mixed precision, for code outside of prepared models.
   [[nodiscard]] AutocastGuard autocast() const;
@@ -421,10 +421,10 @@ class ACCELERATE_API Accelerator {
   Gradients gradients_of(const std::vector<at::Tensor>& parameters) const;
   void register_custom(checkpointing::CustomObject object);
   data::PrepareDataLoaderOptions loader_options() const;
-  using ParallelList = std::vector<std::shared_ptr<parallel::DataParallel>>;
+  using ParallelList = std::vector<std::shared_ptr<parallel::Engine>>;
   Scope begin_accumulate(const ParallelList& models);
   Scope suspend_sync(const ParallelList& models);
-  Scope resume_sync(const std::shared_ptr<parallel::DataParallel>& model);
+  Scope resume_sync(const std::shared_ptr<parallel::Engine>& model);
   void join(const ParallelList& models, const std::function<void()>& loop, std::optional<bool> even_batches);
   void run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options);
   std::shared_ptr<parallel::FullyShardedDataParallel> fsdp_of(const ModelRef& model) const;

@@ -104,7 +104,7 @@ std::shared_ptr<optim::GradScaler> Accelerator::scaler() const { return impl_->s
 
 std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model, bool evaluation_mode) {
   for (const auto& known : impl_->models)  // the same module again: the same preparation, not a second layer
-    if (known->model.identity() == model.identity() && (known->parallel || evaluation_mode || !use_distributed()))
+    if (known->model.identity() == model.identity() && (known->engine || evaluation_mode || !use_distributed()))
       return known;
   const bool shards = impl_->fsdp && parallel::effective_strategy(*impl_->fsdp) != ShardingStrategy::no_shard;
   if (!shards && impl_->fsdp && impl_->fsdp->activation_checkpointing.value_or(false))
@@ -121,7 +121,7 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model,
   if (impl_->autocast.enabled) core->autocast_dtype = autocast_dtype(state().mixed_precision());
   if (shards) {
     // Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.
-    core->parallel = core->fsdp = std::make_shared<parallel::FullyShardedDataParallel>(model, device(), *impl_->fsdp);
+    core->engine = core->fsdp = std::make_shared<parallel::FullyShardedDataParallel>(model, device(), *impl_->fsdp);
     if (const auto& precision = impl_->fsdp->mixed_precision_policy;
         precision && precision->param_dtype &&
         (impl_->fsdp->fsdp_version == 2 ? precision->cast_forward_inputs.value_or(true)
@@ -130,7 +130,7 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model,
     // Casts of parameters are made anew each time: kept ones would keep evicted bytes alive.
     core->autocast.cache_enabled = false;
   } else if (use_distributed() && !evaluation_mode) {
-    core->parallel =
+    core->engine =
         std::make_shared<parallel::DistributedDataParallel>(model.parameters(), model.buffers(), impl_->ddp);
   }
   impl_->models.push_back(core);

@@ -24,8 +24,8 @@ Scope Accelerator::begin_accumulate(const ParallelList& models) {
 namespace {
 
 /// Sets the flag of all models until the scope ends.
-Scope with_sync(const std::vector<std::shared_ptr<parallel::DataParallel>>& models, bool sync) {
-  std::vector<std::pair<std::shared_ptr<parallel::DataParallel>, bool>> before;
+Scope with_sync(const std::vector<std::shared_ptr<parallel::Engine>>& models, bool sync) {
+  std::vector<std::pair<std::shared_ptr<parallel::Engine>, bool>> before;
   for (const auto& model : models) {
     if (!model) continue;
     before.emplace_back(model, model->require_backward_grad_sync());
@@ -40,7 +40,7 @@ Scope with_sync(const std::vector<std::shared_ptr<parallel::DataParallel>>& mode
 
 Scope Accelerator::suspend_sync(const ParallelList& models) { return with_sync(models, false); }
 
-Scope Accelerator::resume_sync(const std::shared_ptr<parallel::DataParallel>& model) {
+Scope Accelerator::resume_sync(const std::shared_ptr<parallel::Engine>& model) {
   if (!model) return Scope();
   Scope scope = with_sync({model}, true);
   model->prepare_backward_sync();
@@ -116,7 +116,7 @@ void Accelerator::run_backward(const at::Tensor& loss, double weight, const Back
   parallel::guard_backward(
       [&] { scaled.backward({}, options.retain_graph || options.create_graph, options.create_graph); });
   for (const auto& model : impl_->models)
-    if (model->parallel) model->parallel->after_backward();
+    if (model->engine) model->engine->after_backward();
 }
 
 AutocastGuard Accelerator::autocast() const {

@@ -331,7 +331,7 @@ RANKS_TEST(Ddp, DifferentModelsAreRefusedOnEveryRank, 3) {
   if (rank() == 2) half->to(torch::kHalf);
   EXPECT_THAT(refused(half), HasSubstr("Half [2, 2] on rank 2"));
   torch::nn::Linear fine(2, 2);
-  EXPECT_TRUE(accelerator.prepare(fine).core()->parallel);
+  EXPECT_TRUE(accelerator.prepare(fine).core()->engine);
 }
 
 RANKS_TEST(Ddp, TokenWeightedAverageIsTheMeanOverAllTokens, 2, 3) {

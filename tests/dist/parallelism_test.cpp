@@ -102,7 +102,7 @@ RANKS_TEST(Parallelism, ReplicasAreDataParallelism, 2, 4) {
     EXPECT_EQ(accelerator.distributed_type(), DistributedType::MULTI_CPU);
     EXPECT_EQ(accelerator.data_parallel_rank(), support::rank());
     EXPECT_EQ(accelerator.data_parallel_shard_rank(), 0);
-    EXPECT_TRUE(m.core()->parallel && !m.core()->fsdp);
+    EXPECT_TRUE(m.core()->engine && !m.core()->fsdp);
   };
   expect_close(plain, train({.parallelism_config = ParallelismConfig{.dp_replicate_size = n}}, look),
                "dp_replicate_size");

@@ -26,7 +26,7 @@ namespace detail {
 /// Shared by all handles on one prepared model.
 struct PreparedModel {
   ModelRef model;
-  std::shared_ptr<parallel::DataParallel> parallel;          ///< null alone and for evaluation
+  std::shared_ptr<parallel::Engine> engine;                  ///< null alone and for evaluation
   std::shared_ptr<parallel::FullyShardedDataParallel> fsdp;  ///< the same object, where it is one
   at::DeviceType device_type = at::kCPU;
   std::optional<at::ScalarType> autocast_dtype;
@@ -37,17 +37,17 @@ struct PreparedModel {
 /// The forward of a prepared model, also when it throws.
 class ForwardScope {
  public:
-  explicit ForwardScope(parallel::DataParallel* parallel) : parallel_(parallel) {
-    if (parallel_) parallel_->before_forward();
+  explicit ForwardScope(parallel::Engine* engine) : engine_(engine) {
+    if (engine_) engine_->before_forward();
   }
   ~ForwardScope() {
-    if (parallel_) parallel_->leave_forward();
+    if (engine_) engine_->leave_forward();
   }
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;
 
  private:
-  parallel::DataParallel* parallel_;
+  parallel::Engine* engine_;
 };
 
 }  // namespace detail
@@ -68,7 +68,7 @@ template <ModelLike Model> class Prepared {
 
   template <class... Args> auto forward(Args&&... args) const {
     using Output = std::decay_t<decltype(call(std::forward<Args>(args)...))>;
-    const detail::ForwardScope scope(core_->parallel.get());
+    const detail::ForwardScope scope(core_->engine.get());
     if constexpr (std::is_void_v<Output>) {
       call_in_precision(std::forward<Args>(args)...);
       after_forward({});
@@ -76,7 +76,7 @@ template <ModelLike Model> class Prepared {
       Output output = call_in_precision(std::forward<Args>(args)...);
       if (core_->autocast_dtype) output = convert_outputs_to_fp32(output);
       std::vector<at::Tensor> tensors;
-      if (core_->parallel) nested::for_each_tensor(output, [&](const at::Tensor& t) { tensors.push_back(t); });
+      if (core_->engine) nested::for_each_tensor(output, [&](const at::Tensor& t) { tensors.push_back(t); });
       after_forward(tensors);
       return output;
     }
@@ -116,7 +116,7 @@ template <ModelLike Model> class Prepared {
     else return input;
   }
   void after_forward(const std::vector<at::Tensor>& outputs) const {
-    if (core_->parallel) core_->parallel->after_forward(outputs);
+    if (core_->engine) core_->engine->after_forward(outputs);
   }
 
   mutable Model model_;

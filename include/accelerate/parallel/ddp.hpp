@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "accelerate/model/model_ref.hpp"
-#include "accelerate/parallel/data_parallel.hpp"
+#include "accelerate/parallel/engine.hpp"
 #include "accelerate/utils/export.hpp"
 #include "accelerate/utils/kwargs.hpp"
 
@@ -24,7 +24,7 @@ namespace accelerate::parallel {
 /// rank rank 0's values.
 /// @throws ShapeError naming the first parameter whose name, shape or dtype differs between ranks (on every rank),
 /// CommError. Source: PyTorch DDP (arXiv:2006.15704); reference documentation of DistributedDataParallelKwargs.
-class ACCELERATE_API DistributedDataParallel final : public DataParallel {
+class ACCELERATE_API DistributedDataParallel final : public Engine {
  public:
   DistributedDataParallel(NamedTensors parameters, NamedTensors buffers, const DistributedDataParallelKwargs& kwargs);
   ~DistributedDataParallel() override;

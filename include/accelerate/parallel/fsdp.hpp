@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "accelerate/model/model_ref.hpp"
-#include "accelerate/parallel/data_parallel.hpp"
+#include "accelerate/parallel/engine.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/utils/export.hpp"
 
@@ -30,7 +30,7 @@ namespace accelerate::parallel {
 /// optimizers step on.
 /// @throws ShapeError naming the first parameter whose name, shape or dtype differs between ranks, CommError,
 /// ResourceError. Source: arXiv:2304.11277 (FSDP), arXiv:1910.02054 (ZeRO).
-class ACCELERATE_API FullyShardedDataParallel final : public DataParallel {
+class ACCELERATE_API FullyShardedDataParallel final : public Engine {
  public:
   /// @param plugin  resolved, see parallel::resolve().
   FullyShardedDataParallel(const ModelRef& model, const at::Device& device,

@@ -8,11 +8,11 @@
 
 namespace accelerate::parallel {
 
-/// A way in which ranks train one model together, as the facade drives it. All members are collective unless they say
+/// How ranks train one model together, as the facade drives it. All members are collective unless they say
 /// otherwise.
-class ACCELERATE_API DataParallel {
+class ACCELERATE_API Engine {
  public:
-  virtual ~DataParallel() = default;
+  virtual ~Engine() = default;
 
   virtual void before_forward() = 0;
   /// `outputs`: the tensors of the model's result.
