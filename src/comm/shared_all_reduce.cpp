@@ -11,7 +11,7 @@ namespace accelerate::comm {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr int64_t kBlock = 1 << 16;  ///< bytes: an average is still in the cache when it is written to the peers
+constexpr int64_t kBlockBytes = 1 << 16;  ///< bytes: an average is still in the cache when it is written to the peers
 constexpr const char* kName = "all_reduce of gradients";
 
 size_t whole_pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -52,8 +52,8 @@ bool SharedAllReduce::average_(size_t slot, at::Tensor& tensor, double divisor) 
   place.memory->barrier(kName);
   const int64_t begin = tensor.numel() * rank / world, end = tensor.numel() * (rank + 1) / world;
   std::vector<const void*> inputs(static_cast<size_t>(world));
-  for (int64_t from = begin; from < end; from += kBlock / size) {
-    const int64_t n = std::min(kBlock / size, end - from), at = from * size;
+  for (int64_t from = begin; from < end; from += kBlockBytes / size) {
+    const int64_t n = std::min(kBlockBytes / size, end - from), at = from * size;
     for (int64_t r = 0; r < world; ++r) inputs[static_cast<size_t>(r)] = stretch(r) + at;
     average(tensor.scalar_type(), mine + at, inputs, n, divisor);
     for (int64_t r = 0; r < world; ++r)

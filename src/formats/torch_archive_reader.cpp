@@ -20,12 +20,12 @@ namespace {
 
 using Kind = PickleNode::Kind;
 
-constexpr std::string_view kSize = "torch.Size";
+constexpr std::string_view kTorchSize = "torch.Size";
 constexpr std::string_view kEncode = "_codecs.encode";  // how protocol 2 writes bytes
 
 /// Beside those of tensors.
-std::vector<std::string_view> allowed_globals() {
-  std::vector<std::string_view> names{kSize, kEncode};
+std::vector<std::string_view> globals_of_objects() {
+  std::vector<std::string_view> names{kTorchSize, kEncode};
   for (const auto& dtype : kTorchDtypes) names.push_back(dtype.name);
   return names;
 }
@@ -35,7 +35,7 @@ std::vector<std::string_view> allowed_globals() {
 struct TorchArchive::Impl {
   Impl(std::shared_ptr<const InputFile> input, int64_t offset, int64_t length, std::string source)
       : file(std::move(input)),
-        container(file, offset, length, std::move(source), allowed_globals()),
+        container(file, offset, length, std::move(source), globals_of_objects()),
         pickle(container.pickle()) {}
 
   std::optional<SavedTensor> tensor_of(const PickleNode& node) const {
@@ -111,7 +111,7 @@ struct TorchArchive::Impl {
 
   c10::IValue call(const PickleNode& node, int64_t depth, int64_t& budget, const ReadTensor& read_tensor) const {
     if (const auto saved = tensor_of(node)) return read_tensor(*saved);
-    if (const auto* arguments = pickle.call_of(node, kSize); arguments && arguments->size() == 1)
+    if (const auto* arguments = pickle.call_of(node, kTorchSize); arguments && arguments->size() == 1)
       return value(pickle[arguments->front()], depth + 1, budget, read_tensor);
     if (const auto* arguments = pickle.call_of(node, kEncode); arguments && arguments->size() == 2)
       return latin1(pickle.text(pickle[arguments->front()], "encoded bytes"), node);

@@ -50,7 +50,7 @@ void require(bool condition, const std::string& message) {
   if (!condition) throw ConfigError(message);
 }
 
-std::chrono::milliseconds milliseconds(const std::string& option, double seconds) {
+std::chrono::milliseconds checked_milliseconds(const std::string& option, double seconds) {
   require(seconds >= 0 && seconds < 1e6, option + " is a number of seconds from 0 to 999999");
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000 + 0.5));
 }
@@ -98,8 +98,8 @@ Job make_job(const LaunchOptions& options, const Host& host) {
   o.max_restarts = s["max_restarts"].get<int64_t>();
   o.gradient_accumulation_steps = s.integer("gradient_accumulation_steps");
   o.main_process_ip = s.text("main_process_ip");
-  o.monitor_interval = milliseconds("--monitor_interval", s["monitor_interval"].get<double>());
-  o.grace = milliseconds("--grace_seconds", s["grace_seconds"].get<double>());
+  o.monitor_interval = checked_milliseconds("--monitor_interval", s["monitor_interval"].get<double>());
+  o.grace = checked_milliseconds("--grace_seconds", s["grace_seconds"].get<double>());
   require(s.integer("num_cpu_threads_per_process").value_or(1) >= 1,
           "--num_cpu_threads_per_process must be at least 1");
   require(o.gradient_accumulation_steps.value_or(1) >= 1, "--gradient_accumulation_steps must be at least 1");

@@ -67,7 +67,7 @@ bool is_passed_on(const std::string& name) {
 }
 
 /// What ended, in the words of machines.
-std::string say(const Job& job, const LogFiles&, const Outcome& outcome) {
+std::string say_of_machines(const Job& job, const LogFiles&, const Outcome& outcome) {
   if (job.options.quiet && !outcome.first_failure) return "";
   if (outcome.stop_signal)
     return "accelerate launch: stopped by " + signal_name(outcome.stop_signal) + "; all machines have been told.\n";
@@ -162,7 +162,7 @@ int launch_by_hostfile(Job job, const Host& host, Monitor* monitor) {
       std::max<std::chrono::milliseconds>(job.options.monitor_interval, std::chrono::seconds(3));
   job.options.grace += std::chrono::seconds(2);
   const LogFiles logs(job);
-  return supervise(job, host, logs, say, nullptr, monitor).exit_code();
+  return supervise(job, host, logs, say_of_machines, nullptr, monitor).exit_code();
 }
 
 std::string take_tether(bool with_token) {

@@ -92,7 +92,7 @@ Value from_environment(const Option& option, std::string text) {
 constexpr const char* kParadigms[] = {"multi_gpu",     "tpu",      "tpu_use_cluster",
                                       "use_deepspeed", "use_fsdp", "use_megatron_lm"};
 
-void require(bool condition, const std::string& message) {
+void require_setting(bool condition, const std::string& message) {
   if (!condition) throw ConfigError(message);
 }
 
@@ -147,8 +147,8 @@ std::string Settings::without_minimum(const std::string& name, const std::string
   const Option& option = option_called(name);
   const int64_t least = config::parse_value(option, text.substr(0, colon), where).get<int64_t>(),
                 most = config::parse_value(option, text.substr(colon + 1), where).get<int64_t>();
-  require(least >= 1 && least <= most,
-          where + " is '" + text + "', expected MIN:MAX with at least 1 machine and MIN not above MAX");
+  require_setting(least >= 1 && least <= most,
+                  where + " is '" + text + "', expected MIN:MAX with at least 1 machine and MIN not above MAX");
   min_machines_ = least;
   return text.substr(colon + 1);
 }
@@ -202,16 +202,16 @@ void Settings::take_options(const LaunchOptions& o) {
 void Settings::check_flags() const {
   int several = 0;
   for (const char* name : {"multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp"}) several += on(name);
-  require(several <= 1,
-          "--cpu, --multi_gpu, --tpu, --use_deepspeed and --use_fsdp exclude each other: give one of them");
-  require(!on("multi_gpu") || integer("num_processes").value_or(2) >= 2,
-          "--multi_gpu needs at least 2 processes, and --num_processes is " + text("num_processes"));
-  require(!on("use_parallelism_config") || (on("use_fsdp") && text("fsdp_version") == "2"),
-          "--use_parallelism_config needs --use_fsdp and --fsdp_version 2");
-  require(!(on("module") && on("no_python")),
-          "--module and --no_python contradict each other: a module is always run by Python. Leave one out");
-  require(integer("num_processes").value_or(1) >= 1,
-          "--num_processes is " + text("num_processes") + ", but at least 1 process is needed");
+  require_setting(several <= 1,
+                  "--cpu, --multi_gpu, --tpu, --use_deepspeed and --use_fsdp exclude each other: give one of them");
+  require_setting(!on("multi_gpu") || integer("num_processes").value_or(2) >= 2,
+                  "--multi_gpu needs at least 2 processes, and --num_processes is " + text("num_processes"));
+  require_setting(!on("use_parallelism_config") || (on("use_fsdp") && text("fsdp_version") == "2"),
+                  "--use_parallelism_config needs --use_fsdp and --fsdp_version 2");
+  require_setting(!(on("module") && on("no_python")),
+                  "--module and --no_python contradict each other: a module is always run by Python. Leave one out");
+  require_setting(integer("num_processes").value_or(1) >= 1,
+                  "--num_processes is " + text("num_processes") + ", but at least 1 process is needed");
 }
 
 void Settings::take_environment(const Host& host) {
@@ -234,7 +234,7 @@ void Settings::take_slurm(const Host& host) {
   if (!task || task->world_size < 2 || !text("hostfile").empty()) return;
   if (source("num_machines") > Source::file && num_machines() != task->world_size)
     return;  // somebody has another plan, such as jobs of one machine each
-  require(
+  require_setting(
       task->local_world_size == 1,
       "srun has started " + std::to_string(task->local_world_size) + " launchers on this machine (Slurm's step " +
           task->step + " has " + std::to_string(task->world_size) +
@@ -291,8 +291,8 @@ void Settings::take_file(const std::filesystem::path& path) {
 void Settings::fill_in(const Host& host) {
   const bool sagemaker = !file_.is_null() && config::is_sagemaker(file_);
   if (!file_.is_null()) {
-    require(num_processes() != -1,
-            "the config file " + file_name_ + " leaves the number of processes open: give --num_processes");
+    require_setting(num_processes() != -1,
+                    "the config file " + file_name_ + " leaves the number of processes open: give --num_processes");
     if ((*this)["gpu_ids"].is_null()) set("gpu_ids", "all", Source::file);
   } else {
     if ((*this)["num_processes"].is_null())
@@ -305,9 +305,9 @@ void Settings::fill_in(const Host& host) {
   if ((*this)["mixed_precision"].is_null()) set("mixed_precision", "no", Source::fallback);
   if ((*this)["dynamo_backend"].is_null()) set("dynamo_backend", "no", Source::fallback);
   const std::string ids = text("gpu_ids");
-  require(!on("multi_gpu") || on("cpu") || num_machines() > 1 || ids.empty() || ids == "all" ||
-              ids.find(',') != std::string::npos,
-          "--gpu_ids names one GPU (" + ids + "), and several are to be used. Name at least two, or all");
+  require_setting(!on("multi_gpu") || on("cpu") || num_machines() > 1 || ids.empty() || ids == "all" ||
+                      ids.find(',') != std::string::npos,
+                  "--gpu_ids names one GPU (" + ids + "), and several are to be used. Name at least two, or all");
   std::string backend = text("dynamo_backend");
   std::transform(backend.begin(), backend.end(), backend.begin(), [](unsigned char c) { return std::tolower(c); });
   const auto& dynamo = option_called("dynamo_backend");
@@ -324,10 +324,11 @@ void Settings::fill_in(const Host& host) {
   else if (on("use_deepspeed")) launcher_ = Launcher::deepspeed;
   else if (on("use_fsdp") || on("use_megatron_lm") || on("multi_gpu")) launcher_ = Launcher::torchrun;
   else if (on("tpu")) launcher_ = Launcher::tpu;
-  require(launcher_ != Launcher::torchrun || !on("use_fsdp") || !on("fsdp_cpu_ram_efficient_loading") ||
-              on("fsdp_sync_module_states"),
-          "fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: only one process reads the weights, so the "
-          "others must take them from it");
+  require_setting(
+      launcher_ != Launcher::torchrun || !on("use_fsdp") || !on("fsdp_cpu_ram_efficient_loading") ||
+          on("fsdp_sync_module_states"),
+      "fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: only one process reads the weights, so the "
+      "others must take them from it");
 }
 
 void Settings::choose_threads(const Host& host) {

@@ -96,7 +96,7 @@ void check_python(const Job& job) {
                       ". Start a Python script or --module");
 }
 
-std::string say(const Job& job, const LogFiles&, const Outcome& outcome) {
+std::string say_of_pod(const Job& job, const LogFiles&, const Outcome& outcome) {
   if (outcome.stop_signal)
     return job.options.quiet ? ""
                              : "accelerate launch: stopped by " + signal_name(outcome.stop_signal) +
@@ -177,7 +177,7 @@ int launch_on_pod(Job job, const Host& host, Monitor* monitor) {
         "(Google Cloud CLI) and log in, or run this on each worker with --no_tpu_cluster");
   for (auto& words : job.commands) words.front() = gcloud;
   const LogFiles logs(job);
-  return supervise(job, host, logs, say, nullptr, monitor).exit_code();
+  return supervise(job, host, logs, say_of_pod, nullptr, monitor).exit_code();
 }
 
 std::string shell_text(const std::vector<std::string>& words) {

@@ -15,12 +15,12 @@ namespace {
 namespace fs = std::filesystem;
 
 /// The first row of a model type is what a config.json without `architectures` means.
-struct Row {
+struct ArchitectureRow {
   const char* model_type;
   const char* class_name;
   BuildArchitecture build;
 };
-constexpr Row kArchitectures[] = {
+constexpr ArchitectureRow kArchitectures[] = {
     {"bert", "BertModel", build_bert},
     {"bert", "BertForSequenceClassification", build_bert},
     {"bert", "BertForMaskedLM", build_bert},  // BertModel; the head of its training is left over
@@ -40,7 +40,7 @@ constexpr Row kArchitectures[] = {
 };
 
 /// Class and builder for a config.json.
-const Row& find_row(const JsonFile& file) {
+const ArchitectureRow& find_row(const JsonFile& file) {
   auto model_type = file.get("model_type", "");
   // timm's files have no model type, but a name for each variant.
   const auto variant = file.get("architecture", "");
@@ -49,7 +49,7 @@ const Row& find_row(const JsonFile& file) {
   if (const auto classes = file.root().find("architectures");
       classes != file.root().end() && classes->is_array() && !classes->empty() && classes->front().is_string())
     class_name = classes->front().get<std::string>();
-  const Row* first = nullptr;
+  const ArchitectureRow* first = nullptr;
   std::string types, known;
   for (const auto& row : kArchitectures) {
     if (types.find(row.model_type) == std::string::npos) types.append(types.empty() ? "" : ", ").append(row.model_type);

@@ -14,10 +14,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) {
-  check_field(holds, "BertConfig", field, found, expected);
-};
-
 /// "id2label" is an object from a number, as text, to a name; the numbers must be 0, 1, 2, ...
 std::vector<std::string> read_labels(const JsonFile& file, const ordered_json& id2label) {
   const char* const kExpected = "an object of names with the keys \"0\", \"1\", ...";
@@ -41,6 +37,7 @@ void BertConfig::set_num_labels(int64_t count) {
 }
 
 void BertConfig::validate() const {
+  const FieldCheck require{"BertConfig"};
   const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", vocab_size},
                                                    {"hidden_size", hidden_size},
                                                    {"num_hidden_layers", num_hidden_layers},

@@ -17,6 +17,15 @@ void check_field(bool holds, const char* config, const char* field, const Value&
   throw ConfigError(text.str());
 }
 
+/// check_field for the fields of one configuration.
+struct FieldCheck {
+  const char* config;
+  template <class Value>
+  void operator()(bool holds, const char* field, const Value& found, const std::string& expected) const {
+    check_field(holds, config, field, found, expected);
+  }
+};
+
 /// The configuration that was read from `file`, if its fields fit together. @throws CheckpointError naming the file.
 template <class Config> Config validated(Config config, const std::filesystem::path& file) {
   try {

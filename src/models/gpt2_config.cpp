@@ -10,13 +10,10 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) {
-  check_field(holds, "GPT2Config", field, found, expected);
-};
-
 }  // namespace
 
 void GPT2Config::validate() const {
+  const FieldCheck require{"GPT2Config"};
   const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", vocab_size}, {"n_positions", n_positions},
                                                    {"n_embd", n_embd},         {"n_layer", n_layer},
                                                    {"n_head", n_head},         {"n_inner", inner_size()}};

@@ -20,10 +20,6 @@ constexpr std::pair<const char*, const char*> kFamilies[] = {
     {"llama", "Llama"}, {"mistral", "Mistral"}, {"qwen2", "Qwen2"}, {"mixtral", "Mixtral"}};
 constexpr const char* kKnownTypes = "llama, mistral, qwen2 or mixtral";
 
-constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) {
-  check_field(holds, "LlamaConfig", field, found, expected);
-};
-
 /// What transformers takes where config.json has no such field.
 LlamaConfig defaults(const std::string& model_type) {
   LlamaConfig config;
@@ -106,6 +102,7 @@ std::string LlamaConfig::family() const {
 }
 
 void LlamaConfig::validate() const {
+  const FieldCheck require{"LlamaConfig"};
   family();
   const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", vocab_size},
                                                    {"hidden_size", hidden_size},

@@ -10,10 +10,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) {
-  check_field(holds, "LlamaConfig", field, found, expected);
-};
-
 /// Types, and the fields that they can't do without. Those of longrope and yarn for the original context have a
 /// fallback.
 const std::map<std::string, std::vector<const char*>> kTypes = {
@@ -47,6 +43,7 @@ void read_beta(const JsonFile& inner, const char* key, double& value) {
 }  // namespace
 
 void LlamaRopeScaling::validate(std::optional<int64_t> dimensions) const {
+  const FieldCheck require{"LlamaConfig"};
   require(kTypes.contains(type), "rope_type", "'" + type + "'",
           "one of " + known_types() + ", those that are supported");
   require(factor > 0, "rope_scaling.factor", factor, "more than 0");

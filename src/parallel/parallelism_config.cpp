@@ -43,7 +43,7 @@ void warn_on_rank_zero(const std::string& warnings) {
   if (!warnings.empty() && environment::integer({"RANK"}).value_or(0) == 0) TORCH_WARN("ParallelismConfig:", warnings);
 }
 
-TorchContextParallelConfig resolve(TorchContextParallelConfig handler) {
+TorchContextParallelConfig resolve_handler(TorchContextParallelConfig handler) {
   if (!handler.cp_comm_strategy)
     handler.cp_comm_strategy = environment::text("PARALLELISM_CONFIG_CP_COMM_STRATEGY").value_or("allgather");
   if (*handler.cp_comm_strategy != "allgather" && *handler.cp_comm_strategy != "alltoall")
@@ -52,7 +52,7 @@ TorchContextParallelConfig resolve(TorchContextParallelConfig handler) {
   return handler;
 }
 
-DeepSpeedSequenceParallelConfig resolve(DeepSpeedSequenceParallelConfig handler) {
+DeepSpeedSequenceParallelConfig resolve_handler(DeepSpeedSequenceParallelConfig handler) {
   if (!handler.sp_seq_length_is_variable)
     handler.sp_seq_length_is_variable =
         environment::flag("PARALLELISM_CONFIG_SP_SEQ_LENGTH_IS_VARIABLE").value_or(true);
@@ -173,8 +173,8 @@ ParallelismConfig resolve(ParallelismConfig config) {
   if (config.cp_enabled() && !config.cp_handler) config.cp_handler.emplace();
   if (config.sp_enabled() && !config.sp_handler) config.sp_handler.emplace();
   if (config.tp_handler && config.tp_handler->enable_async_tp) warn_on_rank_zero("\n  enable_async_tp has no effect.");
-  if (config.cp_handler) config.cp_handler = accelerate::resolve(std::move(*config.cp_handler));
-  if (config.sp_handler) config.sp_handler = accelerate::resolve(std::move(*config.sp_handler));
+  if (config.cp_handler) config.cp_handler = resolve_handler(std::move(*config.cp_handler));
+  if (config.sp_handler) config.sp_handler = resolve_handler(std::move(*config.sp_handler));
   return config;
 }
 

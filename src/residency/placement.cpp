@@ -10,20 +10,20 @@
 namespace accelerate::residency {
 namespace {
 
-thread_local Placement* innermost = nullptr;
+thread_local Placement* innermost_placement = nullptr;
 
 }  // namespace
 
-Placement* Placement::current() { return innermost; }
+Placement* Placement::current() { return innermost_placement; }
 
 Placement::Scope::Scope(Placement& placement)
-    : outer_(std::exchange(innermost, &placement)), included_(c10::impl::tls_is_dispatch_key_included(kKey)) {
+    : outer_(std::exchange(innermost_placement, &placement)), included_(c10::impl::tls_is_dispatch_key_included(kKey)) {
   install_fallback();
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
 Placement::Scope::~Scope() {
-  innermost = outer_;
+  innermost_placement = outer_;
   c10::impl::tls_set_dispatch_key_included(kKey, included_);
 }
 

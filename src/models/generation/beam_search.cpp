@@ -20,7 +20,7 @@ struct Beam {
   std::vector<int64_t> tokens;
 };
 
-struct Row {
+struct BeamRow {
   std::vector<Beam> running, finished;
   bool improvable = true;  ///< a running beam may still get into the finished ones
 };
@@ -49,7 +49,7 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& atte
   const int64_t rows = input_ids.size(0), prompt = input_ids.size(1), beams = config.num_beams;
   // So many that enough go on, even if the best of every beam end.
   const int64_t count = std::max<int64_t>(2, 1 + static_cast<int64_t>(config.eos_token_id.size())) * beams;
-  std::vector<Row> state(static_cast<size_t>(rows));
+  std::vector<BeamRow> state(static_cast<size_t>(rows));
   for (int64_t r = 0; r < rows; ++r) {
     const auto row = input_ids[r].cpu().contiguous();
     const Beam start{0, {row.const_data_ptr<int64_t>(), row.const_data_ptr<int64_t>() + prompt}};
@@ -64,7 +64,7 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& atte
   const auto length_factor = [&](int64_t length) {
     return static_cast<float>(std::pow(static_cast<double>(length), config.length_penalty));
   };
-  const auto full = [&](const Row& row) { return static_cast<int64_t>(row.finished.size()) == beams; };
+  const auto full = [&](const BeamRow& row) { return static_cast<int64_t>(row.finished.size()) == beams; };
 
   auto logits = decoder.step(input_ids).repeat_interleave(beams, 0);
   decoder.reorder(torch::arange(rows, input_ids.options()).repeat_interleave(beams));

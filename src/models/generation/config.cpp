@@ -11,10 +11,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-constexpr auto require = [](bool holds, const char* field, const auto& found, const std::string& expected) {
-  check_field(holds, "GenerationConfig", field, found, expected);
-};
-
 void read_end_tokens(const JsonFile& file, std::vector<int64_t>& ids) {
   const auto found = file.root().find("eos_token_id");
   if (found == file.root().end() || found->is_null()) return;
@@ -66,6 +62,7 @@ const std::set<std::string>& fields_without_effect() {
 }  // namespace
 
 void GenerationConfig::validate() const {
+  const FieldCheck require{"GenerationConfig"};
   if (max_new_tokens) require(*max_new_tokens >= 1, "max_new_tokens", *max_new_tokens, "at least 1");
   require(min_new_tokens >= 0, "min_new_tokens", min_new_tokens, "0 or more");
   require(num_beams >= 1, "num_beams", num_beams, "at least 1");

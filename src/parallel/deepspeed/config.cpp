@@ -15,7 +15,7 @@ constexpr int64_t kMaxDepth = 64;                          // DeepSpeed's own ha
 const std::string kMark("\0number ", 8);                   // begins strings that stand for numbers without a JSON form
 constexpr std::string_view kWritten = "\"\\u0000number ";  // the same in JSON
 
-[[noreturn]] void refuse(const std::string& text) { throw ConfigError("DeepSpeed configuration: " + text); }
+[[noreturn]] void refuse_document(const std::string& text) { throw ConfigError("DeepSpeed configuration: " + text); }
 
 const std::map<std::string, double>& words() {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -40,8 +40,8 @@ std::string strict_json(std::string_view text) {
     }
     if (c == '[' || c == '{') {
       if (++depth > kMaxDepth)
-        refuse("found more than " + std::to_string(kMaxDepth) +
-               " levels of sections and lists; DeepSpeed's configuration has 4");
+        refuse_document("found more than " + std::to_string(kMaxDepth) +
+                        " levels of sections and lists; DeepSpeed's configuration has 4");
     } else if (c == ']' || c == '}') {
       --depth;
     }
@@ -64,14 +64,14 @@ void numbers_from_words(json& node) {
   if (node.is_structured()) {
     for (auto& [key, child] : node.items()) {
       if (key.find('\0') != std::string::npos)
-        refuse("the name of a setting is a number without a JSON form, or has a zero byte");
+        refuse_document("the name of a setting is a number without a JSON form, or has a zero byte");
       numbers_from_words(child);
     }
   } else if (node.is_string()) {
     const auto& text = node.get_ref<const std::string&>();
     if (text.find('\0') == std::string::npos) return;
     const auto word = text.starts_with(kMark) ? words().find(text.substr(kMark.size())) : words().end();
-    if (word == words().end()) refuse("a text has a zero byte");
+    if (word == words().end()) refuse_document("a text has a zero byte");
     node = word->second;
   }
 }
@@ -130,25 +130,27 @@ json read(const std::string& source) {
   std::string why;
   std::optional<json> result;
   if (source.find('\0') == std::string::npos && fs::exists(source, ignored)) {
-    if (!fs::is_regular_file(source, ignored)) refuse("'" + source + "' is no file, expected the path of a JSON file");
+    if (!fs::is_regular_file(source, ignored))
+      refuse_document("'" + source + "' is no file, expected the path of a JSON file");
     std::ifstream stream(source, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(stream), {}};
-    if (!stream) refuse("'" + source + "' can't be read; check its permissions");
+    if (!stream) refuse_document("'" + source + "' can't be read; check its permissions");
     result = parsed(text, why);
-    if (!result) refuse("'" + source + "' is no JSON: " + why);
+    if (!result) refuse_document("'" + source + "' is no JSON: " + why);
   } else {
     result = parsed(source, why);
     if (!result)
       if (const auto decoded = base64_decoded(source)) result = parsed(*decoded, why);
     if (!result)
-      refuse("found '" + shortened(source) +
-             "', expected the path of an existing file, JSON, or JSON in base64; if it is a path, compare it with the "
-             "folder that the program runs in. As JSON: " +
-             why);
+      refuse_document(
+          "found '" + shortened(source) +
+          "', expected the path of an existing file, JSON, or JSON in base64; if it is a path, compare it with the "
+          "folder that the program runs in. As JSON: " +
+          why);
   }
   if (!result->is_object())
-    refuse("found " + shortened(result->dump(-1, ' ', false, json::error_handler_t::replace)) +
-           ", expected a JSON object with sections such as zero_optimization");
+    refuse_document("found " + shortened(result->dump(-1, ' ', false, json::error_handler_t::replace)) +
+                    ", expected a JSON object with sections such as zero_optimization");
   return *std::move(result);
 }
 
@@ -158,9 +160,9 @@ const json* find(const json& root, std::string_view key) {
   for (size_t begin = 0;;) {
     if (node->is_null()) return nullptr;
     if (!node->is_object())
-      refuse("'" + std::string(key.substr(0, begin ? begin - 1 : 0)) + "' is " +
-             shortened(node->dump(-1, ' ', false, json::error_handler_t::replace)) +
-             ", expected a section, which has '" + std::string(key.substr(begin)) + "'");
+      refuse_document("'" + std::string(key.substr(0, begin ? begin - 1 : 0)) + "' is " +
+                      shortened(node->dump(-1, ' ', false, json::error_handler_t::replace)) +
+                      ", expected a section, which has '" + std::string(key.substr(begin)) + "'");
     const size_t end = std::min(key.find('.', begin), key.size());
     const auto child = node->find(std::string(key.substr(begin, end - begin)));
     if (child == node->end()) return nullptr;
@@ -199,8 +201,8 @@ std::optional<DeepSpeedValue> DeepSpeedConfig::get_value(std::string_view key) c
   if (node->is_number_integer()) return node->get<int64_t>();
   if (node->is_number()) return node->get<double>();
   if (node->is_string()) return node->get<std::string>();
-  refuse("'" + std::string(key) + "' is a " + (node->is_array() ? "list" : "section") +
-         ", expected a single value; read it with to_json()");
+  refuse_document("'" + std::string(key) + "' is a " + (node->is_array() ? "list" : "section") +
+                  ", expected a single value; read it with to_json()");
 }
 
 bool DeepSpeedConfig::contains(std::string_view key) const { return find(document_->json, key) != nullptr; }
@@ -208,14 +210,14 @@ bool DeepSpeedConfig::contains(std::string_view key) const { return find(documen
 void DeepSpeedConfig::set_value(std::string_view key, const DeepSpeedValue& value) {
   const auto* text = std::get_if<std::string>(&value);
   if (key.find('\0') != std::string_view::npos || (text && text->find('\0') != std::string::npos))
-    refuse("a name or a text has a zero byte");
+    refuse_document("a name or a text has a zero byte");
   json* node = &document_->json;
   for (size_t begin = 0; begin <= key.size();) {
     const size_t end = std::min(key.find('.', begin), key.size());
     if (node->is_null()) *node = json::object();
     if (!node->is_object())
-      refuse("'" + std::string(key.substr(0, begin ? begin - 1 : 0)) + "' is no section, so that '" + std::string(key) +
-             "' can't be set");
+      refuse_document("'" + std::string(key.substr(0, begin ? begin - 1 : 0)) + "' is no section, so that '" +
+                      std::string(key) + "' can't be set");
     node = &(*node)[std::string(key.substr(begin, end - begin))];
     begin = end + 1;
   }
@@ -261,7 +263,7 @@ bool DeepSpeedConfig::is_offload() const {
 
 std::string DeepSpeedConfig::to_json(std::string_view key, int indent) const {
   const json* node = key.empty() ? &document_->json : find(document_->json, key);
-  if (!node) refuse("there is no '" + std::string(key) + "'");
+  if (!node) refuse_document("there is no '" + std::string(key) + "'");
   json copy = *node;
   words_from_numbers(copy);
   const std::string text = copy.dump(indent, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);

@@ -14,7 +14,7 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-[[noreturn]] void refuse(const std::string& text) { throw ConfigError("DeepSpeed plugin: " + text); }
+[[noreturn]] void refuse_plugin(const std::string& text) { throw ConfigError("DeepSpeed plugin: " + text); }
 
 json to_node(const DeepSpeedValue& value) {
   return std::visit([](const auto& content) { return json(content); }, value);
@@ -35,7 +35,7 @@ void fill(json& node, const std::string& key, const DeepSpeedValues& values, std
   const auto value = values.find(key);
   if (node == "auto") {
     if (value == values.end())
-      refuse(
+      refuse_plugin(
           "'" + key +
           "' is \"auto\", but there is no value for it; write a value into the DeepSpeed configuration, or give one");
     node = to_node(value->second);
@@ -64,7 +64,7 @@ struct Shared {
 };
 
 [[noreturn]] void wrong_type(const char* key, const DeepSpeedValue& found, const char* expected) {
-  refuse(std::string("the configuration's ") + key + " is " + to_node(found).dump() + ", expected " + expected);
+  refuse_plugin(std::string("the configuration's ") + key + " is " + to_node(found).dump() + ", expected " + expected);
 }
 
 double number_of(const DeepSpeedValue& value, const char* key) {
@@ -160,9 +160,10 @@ void check_config_fields() {
       found += (found.empty() ? "" : ", ") + field;
   if (found.empty()) return;
   for (const auto& field : overruled) all += (all.empty() ? "" : ", ") + field;
-  refuse("the config file of `accelerate launch` has a DeepSpeed configuration and beside it " + found +
-         ", which that would overrule (as it does " + all +
-         "). Remove them from the config file, or answer `accelerate config` anew, and set them in DeepSpeed's file");
+  refuse_plugin(
+      "the config file of `accelerate launch` has a DeepSpeed configuration and beside it " + found +
+      ", which that would overrule (as it does " + all +
+      "). Remove them from the config file, or answer `accelerate config` anew, and set them in DeepSpeed's file");
 }
 
 DeepSpeedConfig config_of_fields(const DeepSpeedPlugin& plugin) {
@@ -185,13 +186,13 @@ DeepSpeedConfig config_of_fields(const DeepSpeedPlugin& plugin) {
 
 void check_values(const DeepSpeedPlugin& plugin) {
   if (*plugin.zero_stage < 0 || *plugin.zero_stage > 3)
-    refuse("zero_stage is " + std::to_string(*plugin.zero_stage) + ", expected 0, 1, 2 or 3");
+    refuse_plugin("zero_stage is " + std::to_string(*plugin.zero_stage) + ", expected 0, 1, 2 or 3");
   for (const auto& [name, device] : {std::pair("offload_optimizer_device", &*plugin.offload_optimizer_device),
                                      std::pair("offload_param_device", &*plugin.offload_param_device)}) {
     if (*device == "none" || *device == "cpu" || *device == "nvme") continue;
     const auto nearest = nearest_name(*device, {"none", "cpu", "nvme"});
-    refuse(std::string(name) + " is '" + *device + "', expected none, cpu or nvme" +
-           (nearest ? "; did you mean " + *nearest + "?" : ""));
+    refuse_plugin(std::string(name) + " is '" + *device + "', expected none, cpu or nvme" +
+                  (nearest ? "; did you mean " + *nearest + "?" : ""));
   }
 }
 
@@ -201,7 +202,8 @@ DeepSpeedConfig& DeepSpeedPlugin::deepspeed_config() {
   return const_cast<DeepSpeedConfig&>(std::as_const(*this).deepspeed_config());
 }
 const DeepSpeedConfig& DeepSpeedPlugin::deepspeed_config() const {
-  if (!hf_ds_config) refuse("its configuration is not there yet, expected a plugin that parallel::resolve returned");
+  if (!hf_ds_config)
+    refuse_plugin("its configuration is not there yet, expected a plugin that parallel::resolve returned");
   return *hf_ds_config;
 }
 
@@ -225,13 +227,13 @@ void DeepSpeedPlugin::deepspeed_config_process(const DeepSpeedValues& values, bo
   if (mismatches.empty()) return;
   std::string lines;
   for (const auto& line : mismatches) lines += "\n  " + line;
-  refuse("the DeepSpeed configuration says something else than the program:" + lines +
-         "\nCorrect them, or write \"auto\" into the configuration");
+  refuse_plugin("the DeepSpeed configuration says something else than the program:" + lines +
+                "\nCorrect them, or write \"auto\" into the configuration");
 }
 
 void DeepSpeedPlugin::set_mixed_precision(std::string_view mixed_precision) {
   if (mixed_precision != "no" && mixed_precision != "fp16" && mixed_precision != "bf16" && mixed_precision != "fp8")
-    refuse("mixed_precision is '" + std::string(mixed_precision) + "', expected no, fp16, bf16 or fp8");
+    refuse_plugin("mixed_precision is '" + std::string(mixed_precision) + "', expected no, fp16, bf16 or fp8");
   auto& config = deepspeed_config();
   const bool fp16 = mixed_precision == "fp16",
              bf16 =
@@ -242,8 +244,9 @@ void DeepSpeedPlugin::set_mixed_precision(std::string_view mixed_precision) {
     std::string text = enabled && std::holds_alternative<std::string>(*enabled) ? std::get<std::string>(*enabled) : "";
     std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
     if (text == "true" || (enabled && *enabled == DeepSpeedValue(true)))
-      refuse("mixed_precision is " + std::string(mixed_precision) + ", but the DeepSpeed configuration enables " +
-             other + "; set " + other + ".enabled to \"auto\" there, or use --mixed_precision " + other);
+      refuse_plugin("mixed_precision is " + std::string(mixed_precision) +
+                    ", but the DeepSpeed configuration enables " + other + "; set " + other +
+                    ".enabled to \"auto\" there, or use --mixed_precision " + other);
   }
   if (fp16 && !config.contains("fp16")) {
     config.set_value("fp16.enabled", true);
@@ -270,7 +273,7 @@ DeepSpeedPlugin resolve(DeepSpeedPlugin plugin) {
     auto& config = *plugin.hf_ds_config;
     if (!config.contains("gradient_accumulation_steps")) config.set_value("gradient_accumulation_steps", int64_t{1});
     if (!config.contains("zero_optimization"))
-      refuse(
+      refuse_plugin(
           "the DeepSpeed configuration has no section zero_optimization, expected one with a stage, such as "
           "{\"zero_optimization\": {\"stage\": 2}}");
     check_config_fields();
@@ -294,9 +297,10 @@ DeepSpeedPlugin resolve(DeepSpeedPlugin plugin) {
     plugin.zero3_init_flag = false;
   }
   if (*plugin.enable_msamp && !config.contains("msamp")) {
-    if (*plugin.zero_stage == 3) refuse("enable_msamp is true, but MS-AMP does not have zero_stage 3; use 0, 1 or 2");
+    if (*plugin.zero_stage == 3)
+      refuse_plugin("enable_msamp is true, but MS-AMP does not have zero_stage 3; use 0, 1 or 2");
     if (*plugin.msamp_opt_level != "O1" && *plugin.msamp_opt_level != "O2")
-      refuse("msamp_opt_level is '" + *plugin.msamp_opt_level + "', expected O1 or O2");
+      refuse_plugin("msamp_opt_level is '" + *plugin.msamp_opt_level + "', expected O1 or O2");
     config.set_value("msamp.enabled", true);
     config.set_value("msamp.opt_level", *plugin.msamp_opt_level);
   }

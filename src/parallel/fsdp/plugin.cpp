@@ -27,7 +27,7 @@ std::string upper(std::string_view text) {
 }
 
 /// Names of an enum's values, in their order.
-template <class Enum> struct Names {
+template <class Enum> struct EnumNames {
   const char* what;
   Enum first;
   /// As many of them, from the first, may be given by number, from 1.
@@ -48,8 +48,8 @@ template <class Enum> struct Names {
   }
 };
 
-const Names<ShardingStrategy>& sharding_strategies() {
-  static const Names<ShardingStrategy> names{
+const EnumNames<ShardingStrategy>& sharding_strategies() {
+  static const EnumNames<ShardingStrategy> names{
       "the sharding strategy (FSDP_SHARDING_STRATEGY)",
       ShardingStrategy::full_shard,
       5,
@@ -57,27 +57,27 @@ const Names<ShardingStrategy>& sharding_strategies() {
   return names;
 }
 
-const Names<BackwardPrefetch>& backward_prefetches() {
-  static const Names<BackwardPrefetch> names{"the backward prefetch (FSDP_BACKWARD_PREFETCH)",
-                                             BackwardPrefetch::backward_pre,
-                                             2,
-                                             {"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"}};
+const EnumNames<BackwardPrefetch>& backward_prefetches() {
+  static const EnumNames<BackwardPrefetch> names{"the backward prefetch (FSDP_BACKWARD_PREFETCH)",
+                                                 BackwardPrefetch::backward_pre,
+                                                 2,
+                                                 {"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"}};
   return names;
 }
 
-const Names<StateDictType>& state_dict_types() {
-  static const Names<StateDictType> names{"the state dict type (FSDP_STATE_DICT_TYPE)",
-                                          StateDictType::full_state_dict,
-                                          3,
-                                          {"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"}};
+const EnumNames<StateDictType>& state_dict_types() {
+  static const EnumNames<StateDictType> names{"the state dict type (FSDP_STATE_DICT_TYPE)",
+                                              StateDictType::full_state_dict,
+                                              3,
+                                              {"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"}};
   return names;
 }
 
-const Names<AutoWrapPolicy>& auto_wrap_policies() {
-  static const Names<AutoWrapPolicy> names{"the auto wrap policy (FSDP_AUTO_WRAP_POLICY)",
-                                           AutoWrapPolicy::transformer_based_wrap,
-                                           0,
-                                           {"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"}};
+const EnumNames<AutoWrapPolicy>& auto_wrap_policies() {
+  static const EnumNames<AutoWrapPolicy> names{"the auto wrap policy (FSDP_AUTO_WRAP_POLICY)",
+                                               AutoWrapPolicy::transformer_based_wrap,
+                                               0,
+                                               {"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"}};
   return names;
 }
 
@@ -98,7 +98,7 @@ std::string to_string(AutoWrapPolicy value) { return auto_wrap_policies().name_o
 namespace parallel {
 namespace {
 
-[[noreturn]] void refuse(const std::string& text) { throw ConfigError("FSDP plugin: " + text); }
+[[noreturn]] void refuse_fsdp(const std::string& text) { throw ConfigError("FSDP plugin: " + text); }
 
 bool flag_or_false(const char* name) { return environment::flag(name).value_or(false); }
 
@@ -107,15 +107,15 @@ at::ScalarType dtype_of(std::string_view name) {
   if (name == "bf16" || name == "fp8") return at::kBFloat16;  // 8-bit products are taken from, and give, 16-bit tensors
   if (name == "fp32") return at::kFloat;
   const auto nearest = nearest_name(name, {"fp8", "fp16", "bf16", "fp32"});
-  refuse("the mixed precision policy is '" + std::string(name) + "', expected one of fp8, fp16, bf16, fp32" +
-         (nearest ? "; did you mean " + *nearest + "?" : ""));
+  refuse_fsdp("the mixed precision policy is '" + std::string(name) + "', expected one of fp8, fp16, bf16, fp32" +
+              (nearest ? "; did you mean " + *nearest + "?" : ""));
 }
 
 MixedPrecision resolve(MixedPrecision policy, int64_t version) {
   const auto only = [](bool set, const char* field, int64_t needed) {
     if (set)
-      refuse(std::string("mixed_precision_policy.") + field + " is set, but only fsdp_version " +
-             std::to_string(needed) + " has it; leave it out, or set fsdp_version to " + std::to_string(needed));
+      refuse_fsdp(std::string("mixed_precision_policy.") + field + " is set, but only fsdp_version " +
+                  std::to_string(needed) + " has it; leave it out, or set fsdp_version to " + std::to_string(needed));
   };
   only(version == 1 && policy.output_dtype.has_value(), "output_dtype", 2);
   only(version == 2 && policy.buffer_dtype.has_value(), "buffer_dtype", 1);
@@ -130,8 +130,8 @@ MixedPrecision resolve(MixedPrecision policy, int64_t version) {
   }
   for (const auto& field : {policy.param_dtype, policy.reduce_dtype, last})
     if (field && !at::isFloatingType(*field))
-      refuse(std::string("mixed_precision_policy has the dtype ") + at::toString(*field) +
-             ", expected floating-point types such as Half, BFloat16 or Float");
+      refuse_fsdp(std::string("mixed_precision_policy has the dtype ") + at::toString(*field) +
+                  ", expected floating-point types such as Half, BFloat16 or Float");
   if (!policy.cast_forward_inputs) policy.cast_forward_inputs = version == 2;
   if (version == 1 && !policy.module_classes_to_ignore)
     policy.module_classes_to_ignore = {{"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}};
@@ -155,24 +155,24 @@ void resolve_replicas(FullyShardedDataParallelPlugin& plugin, int64_t version) {
   for (const auto& [name, ranks] :
        {std::pair("dp_replicate_size", plugin.dp_replicate_size), std::pair("dp_shard_size", plugin.dp_shard_size)})
     if (ranks && *ranks < 1)
-      refuse(std::string(name) + " is " + std::to_string(*ranks) + ", expected a number of ranks, 1 at least");
+      refuse_fsdp(std::string(name) + " is " + std::to_string(*ranks) + ", expected a number of ranks, 1 at least");
   if (version == 1 && plugin.dp_replicate_size.value_or(1) > 1 && !is_hybrid(effective_strategy(plugin)))
-    refuse("dp_replicate_size is " + std::to_string(*plugin.dp_replicate_size) + ", but the sharding strategy " +
-           to_string(effective_strategy(plugin)) +
-           " has no replicas; use HYBRID_SHARD or HYBRID_SHARD_ZERO2, or leave it out");
+    refuse_fsdp("dp_replicate_size is " + std::to_string(*plugin.dp_replicate_size) + ", but the sharding strategy " +
+                to_string(effective_strategy(plugin)) +
+                " has no replicas; use HYBRID_SHARD or HYBRID_SHARD_ZERO2, or leave it out");
 }
 
 void resolve_sharding(FullyShardedDataParallelPlugin& plugin, int64_t version) {
   auto& reshard = plugin.reshard_after_forward;
   if (version == 1) {
     if (reshard && !std::holds_alternative<ShardingStrategy>(*reshard))
-      refuse(
+      refuse_fsdp(
           "reshard_after_forward is a bool or a number, which only fsdp_version 2 knows. In version 1 give a "
           "ShardingStrategy: full_shard is true, shard_grad_op is false");
     if (reshard && plugin.sharding_strategy && *plugin.sharding_strategy != std::get<ShardingStrategy>(*reshard))
-      refuse("sharding_strategy is " + to_string(*plugin.sharding_strategy) + ", but reshard_after_forward is " +
-             to_string(std::get<ShardingStrategy>(*reshard)) +
-             ". In version 1 both mean the same setting; give one of them");
+      refuse_fsdp("sharding_strategy is " + to_string(*plugin.sharding_strategy) + ", but reshard_after_forward is " +
+                  to_string(std::get<ShardingStrategy>(*reshard)) +
+                  ". In version 1 both mean the same setting; give one of them");
     if (!plugin.sharding_strategy)
       plugin.sharding_strategy =
           parse_sharding_strategy(environment::text("FSDP_SHARDING_STRATEGY").value_or("FULL_SHARD"));
@@ -182,14 +182,15 @@ void resolve_sharding(FullyShardedDataParallelPlugin& plugin, int64_t version) {
   // to say what it means in version 2.
   if (!reshard && !plugin.sharding_strategy) reshard = environment::flag("FSDP_RESHARD_AFTER_FORWARD").value_or(true);
   if (!reshard || std::holds_alternative<ShardingStrategy>(*reshard))
-    refuse("fsdp_version 2 has no sharding strategies (" +
-           to_string(reshard ? std::get<ShardingStrategy>(*reshard) : *plugin.sharding_strategy) +
-           " was given), expected reshard_after_forward as a bool or a number: true is FULL_SHARD, false is "
-           "SHARD_GRAD_OP; the hybrid ones are these with dp_replicate_size");
+    refuse_fsdp("fsdp_version 2 has no sharding strategies (" +
+                to_string(reshard ? std::get<ShardingStrategy>(*reshard) : *plugin.sharding_strategy) +
+                " was given), expected reshard_after_forward as a bool or a number: true is FULL_SHARD, false is "
+                "SHARD_GRAD_OP; the hybrid ones are these with dp_replicate_size");
   if (const auto* ranks = std::get_if<int64_t>(&*reshard)) {
     if (*ranks < 1)
-      refuse("reshard_after_forward is " + std::to_string(*ranks) +
-             ", expected true, false or a number of ranks, which must divide those that the model is sharded over");
+      refuse_fsdp(
+          "reshard_after_forward is " + std::to_string(*ranks) +
+          ", expected true, false or a number of ranks, which must divide those that the model is sharded over");
     if (*ranks == 1) reshard = false;  // split over one rank is not split
   }
 }
@@ -201,15 +202,15 @@ void resolve_state_dict(FullyShardedDataParallelPlugin& plugin, int64_t version)
   const bool full = *plugin.state_dict_type == StateDictType::full_state_dict;
   const bool local = *plugin.state_dict_type == StateDictType::local_state_dict;
   if (version == 2 && local)
-    refuse(
+    refuse_fsdp(
         "state_dict_type is LOCAL_STATE_DICT, which fsdp_version 2 does not have: its shards always belong to named "
         "tensors. Set it to SHARDED_STATE_DICT or FULL_STATE_DICT");
   for (auto* config : {&plugin.state_dict_config, &plugin.optim_state_dict_config}) {
     if (!*config && !local) *config = StateDictConfig{};
     if (!*config) continue;
     if (!full && (*config)->rank0_only.value_or(false))
-      refuse("a state dict config has rank0_only, but state_dict_type is " + to_string(*plugin.state_dict_type) +
-             ", of which every rank has a part; use FULL_STATE_DICT");
+      refuse_fsdp("a state dict config has rank0_only, but state_dict_type is " + to_string(*plugin.state_dict_type) +
+                  ", of which every rank has a part; use FULL_STATE_DICT");
     if (!(*config)->rank0_only) (*config)->rank0_only = full;
   }
 }
@@ -218,7 +219,7 @@ void resolve_wrapping(FullyShardedDataParallelPlugin& plugin) {
   if (!plugin.auto_wrap_policy)
     plugin.auto_wrap_policy = parse_auto_wrap_policy(environment::text("FSDP_AUTO_WRAP_POLICY").value_or("NO_WRAP"));
   if (const auto* function = std::get_if<WrapFunction>(&*plugin.auto_wrap_policy); function && !*function)
-    refuse("auto_wrap_policy is an empty function; leave it unset for NO_WRAP");
+    refuse_fsdp("auto_wrap_policy is an empty function; leave it unset for NO_WRAP");
   const auto* policy = std::get_if<AutoWrapPolicy>(&*plugin.auto_wrap_policy);
   if (policy && *policy == AutoWrapPolicy::transformer_based_wrap && !plugin.transformer_cls_names_to_wrap) {
     if (auto names = environment::text("FSDP_TRANSFORMER_CLS_TO_WRAP")) {
@@ -233,8 +234,8 @@ void resolve_wrapping(FullyShardedDataParallelPlugin& plugin) {
   if (policy && *policy == AutoWrapPolicy::size_based_wrap && !plugin.min_num_params)
     plugin.min_num_params = environment::integer({"FSDP_MIN_NUM_PARAMS"}).value_or(0);
   if (plugin.min_num_params && *plugin.min_num_params < 0)
-    refuse("min_num_params is " + std::to_string(*plugin.min_num_params) +
-           ", expected a number of parameter elements, or 0 to wrap nothing");
+    refuse_fsdp("min_num_params is " + std::to_string(*plugin.min_num_params) +
+                ", expected a number of parameter elements, or 0 to wrap nothing");
 }
 
 }  // namespace
@@ -253,7 +254,7 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
   if (!plugin.fsdp_version) plugin.fsdp_version = environment::integer({"FSDP_VERSION"}).value_or(1);
   const int64_t version = *plugin.fsdp_version;
   if (version != 1 && version != 2)
-    refuse("fsdp_version (FSDP_VERSION) is " + std::to_string(version) + ", expected 1 or 2");
+    refuse_fsdp("fsdp_version (FSDP_VERSION) is " + std::to_string(version) + ", expected 1 or 2");
 
   resolve_sharding(plugin, version);
   resolve_replicas(plugin, version);
@@ -287,7 +288,7 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
   of_version_1(plugin.sync_module_states, "sync_module_states", "FSDP_SYNC_MODULE_STATES",
                "which starts from what each rank has, or from rank 0 with cpu_ram_efficient_loading");
   if (version == 2 && plugin.forward_prefetch)
-    refuse("forward_prefetch is set, but only fsdp_version 1 has it; leave it out, or set fsdp_version to 1");
+    refuse_fsdp("forward_prefetch is set, but only fsdp_version 1 has it; leave it out, or set fsdp_version to 1");
   if (version == 1 && !plugin.forward_prefetch) plugin.forward_prefetch = flag_or_false("FSDP_FORWARD_PREFETCH");
 
   if (!plugin.activation_checkpointing)
@@ -295,11 +296,11 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
   if (!plugin.activation_checkpointing_offload)
     plugin.activation_checkpointing_offload = flag_or_false("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD");
   if (*plugin.activation_checkpointing_offload && !*plugin.activation_checkpointing)
-    refuse(
+    refuse_fsdp(
         "activation_checkpointing_offload is true, but activation_checkpointing, whose inputs it would move to the "
         "host, is false; set both");
   if (*plugin.activation_checkpointing_offload && version != 2)
-    refuse("activation_checkpointing_offload is true, which needs fsdp_version 2, but fsdp_version is 1");
+    refuse_fsdp("activation_checkpointing_offload is true, which needs fsdp_version 2, but fsdp_version is 1");
 
   if (!plugin.ignored_modules)
     if (auto pattern = environment::text("FSDP_IGNORED_MODULES")) plugin.ignored_modules = std::move(*pattern);

@@ -62,9 +62,9 @@ class HostBytes final : public AwayBytes {
   std::optional<c10::Event> loaded_;
 };
 
-class HostHome final : public ActivationHome {
+class HostActivationHome final : public ActivationHome {
  public:
-  explicit HostHome(bool pin) : pin_(pin) {}
+  explicit HostActivationHome(bool pin) : pin_(pin) {}
   std::unique_ptr<AwayBytes> store(at::Tensor bytes) override {
     return std::make_unique<HostBytes>(bytes, side_stream(bytes.device()), pin_);
   }
@@ -87,6 +87,8 @@ class HostHome final : public ActivationHome {
 
 }  // namespace
 
-std::unique_ptr<ActivationHome> make_host_home(bool pin_memory) { return std::make_unique<HostHome>(pin_memory); }
+std::unique_ptr<ActivationHome> make_host_home(bool pin_memory) {
+  return std::make_unique<HostActivationHome>(pin_memory);
+}
 
 }  // namespace accelerate::residency

@@ -18,7 +18,7 @@
 namespace accelerate::residency {
 namespace {
 
-thread_local UnitCheckpoints* innermost = nullptr;
+thread_local UnitCheckpoints* innermost_checkpoints = nullptr;
 
 /// What is saved while no operator runs will not be saved by operators that run again.
 class OnlyOperatorsSave final : public SavedTensorHooks {
@@ -51,20 +51,20 @@ struct UnitCheckpoints::Span {
   std::optional<SavedTensorHooksScope> guarded;
 };
 
-UnitCheckpoints* UnitCheckpoints::current() { return innermost; }
+UnitCheckpoints* UnitCheckpoints::current() { return innermost_checkpoints; }
 
 void UnitCheckpoints::begin() {
   end();
   active_ = true;
-  outer_ = std::exchange(innermost, this);
+  outer_ = std::exchange(innermost_checkpoints, this);
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
 void UnitCheckpoints::end() {
   if (!std::exchange(active_, false)) return;
   close();
-  innermost = outer_;
-  if (!innermost) c10::impl::tls_set_dispatch_key_included(kKey, false);
+  innermost_checkpoints = outer_;
+  if (!innermost_checkpoints) c10::impl::tls_set_dispatch_key_included(kKey, false);
 }
 
 void UnitCheckpoints::open(const Unit& unit, const torch::jit::Stack& arguments) {
@@ -125,14 +125,15 @@ void UnitCheckpoints::run(const c10::OperatorHandle& op, torch::jit::Stack* stac
   span->tape->record(op, stack, call);
 }
 
-UnitCheckpoints::Pause::Pause() : paused_(innermost && !innermost->opening_ ? innermost : nullptr) {
+UnitCheckpoints::Pause::Pause()
+    : paused_(innermost_checkpoints && !innermost_checkpoints->opening_ ? innermost_checkpoints : nullptr) {
   if (!paused_) return;
   paused_->close();
-  innermost = nullptr;
+  innermost_checkpoints = nullptr;
 }
 
 UnitCheckpoints::Pause::~Pause() {
-  if (paused_) innermost = paused_;
+  if (paused_) innermost_checkpoints = paused_;
 }
 
 }  // namespace accelerate::residency
