@@ -4,5 +4,6 @@
 #include "accelerate/data/collate.hpp"
 #include "accelerate/data/dataset.hpp"
 #include "accelerate/data/loader.hpp"
+#include "accelerate/data/metrics.hpp"
 #include "accelerate/data/prepared.hpp"
 #include "accelerate/data/sampler.hpp"
