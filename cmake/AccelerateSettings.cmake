@@ -11,13 +11,14 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
+# Of our own folders only, also within another project.
+add_compile_options(-Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers)
+# False alarms of GCC 12 about "text" + std::to_string(n).
+add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow> $<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds>)
 if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
   set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
   set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
-  add_compile_options(-Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers)
-  # False alarms of GCC 12 about "text" + std::to_string(n).
-  add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow> $<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds>)
   set(CMAKE_UNITY_BUILD_BATCH_SIZE 0)  # all sources of a target as one, where accelerate_unity does not divide them
   if(ACCELERATE_WERROR)
     add_compile_options(-Werror)
@@ -29,6 +30,8 @@ if(PROJECT_IS_TOP_LEVEL)
         CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
     add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   endif()
+  # Installed programs find the LibTorch that they were linked with.
+  set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
   find_program(MOLD mold)
   if(MOLD)
     add_link_options(-fuse-ld=mold)
@@ -37,9 +40,11 @@ endif()
 
 # accelerate_use_pch(target kind): LibTorch's headers, precompiled once per kind.
 #   engine  what most of the library's files with models or collectives include anyway: 10 s a file instead of 20 s.
-#   torch   all of <torch/torch.h>, for models and programs.
-#   quick   the same at -O1, which compiles in half the time: for tests and examples, whose work is done by the libraries that they link.
+#   torch   all of <torch/torch.h>, for models and benchmarks.
+#   quick   the same at -O1, which compiles in half the time: for programs, tests and examples, whose work is done by the libraries that they link.
 # GCC refuses a precompiled header that was made with other options, hence one per kind.
+#
+# In unity builds only what several targets share pays: the models are one source there and read <torch/torch.h> once anyway.
 set(ACCELERATE_PCH_engine <ATen/ATen.h> <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/nn/module.h>)
 set(ACCELERATE_PCH_torch <torch/torch.h>)
 set(ACCELERATE_PCH_quick <torch/torch.h>)
@@ -47,7 +52,7 @@ function(accelerate_use_pch target kind)
   if(kind STREQUAL "quick")
     target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   endif()
-  if(ACCELERATE_PCH)
+  if(ACCELERATE_PCH AND NOT (kind STREQUAL "torch" AND CMAKE_UNITY_BUILD))
     set(pch accelerate_pch_${kind})
     if(NOT TARGET ${pch})
       file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/${pch}.cpp CONTENT "")

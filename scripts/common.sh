@@ -177,5 +177,6 @@ build() {
   if [ ! -f "$folder/build.ninja" ] || ! grep -qxF -e "Torch_DIR:UNINITIALIZED=$torch_dir" -e "Torch_DIR:PATH=$torch_dir" "$folder/CMakeCache.txt"; then
     cmake --preset "$preset" -DTorch_DIR="$torch_dir" >"$deps/configure-$preset.log" 2>&1 || { cat "$deps/configure-$preset.log" >&2; fail "CMake could not configure"; }
   fi
-  NINJA_STATUS='[%f/%t, %es] ' cmake --build --preset "$preset" -j "$(num_jobs)" ${1:+--target "$@"} || fail "the build failed; the compiler's message is above"
+  [ $# -gt 0 ] || [ "$preset" != tsan ] || set -- tsan_tests
+  NINJA_STATUS='[%f/%t] ' "${PYTHON:-python3}" "$root/scripts/build_progress.py" "$folder" -j "$(num_jobs)" "$@" || fail "the build failed; the compiler's message is above"
 }

@@ -3,6 +3,7 @@
 #
 #   scripts/quickstart.sh [arguments of nlp_example ...]
 #
+# What it builds can be installed afterwards: cmake --install build/release --prefix DIR
 # Run it as often as you like: what is there already is not done again. scripts/common.sh lists the environment variables.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -14,8 +15,8 @@ step 1/5 "system packages"
 install_system_packages
 step 2/5 "LibTorch (a download of 200 MB the first time)"
 find_torch
-step 3/5 "building the launcher and the example (about 15 minutes the first time on 2 cores; $(num_jobs) compilers at a time)"
-build release accelerate_cli nlp_example
+step 3/5 "building the library, the programs and the example (about 6 minutes the first time on 2 cores; $(num_jobs) compilers at a time)"
+build release installed nlp_example
 step 4/5 "weights and sentence pairs (100 MB the first time)"
 fetch_data minilm pairs
 # A relative path in the messages where the data lies in the repository.
@@ -37,5 +38,6 @@ Next:
   $bin/accelerate launch --help    what the launcher can do
   examples/nlp_example.cpp                       the program that just ran
   scripts/quickstart.sh --epochs 2               the same with other settings; most of the time goes into training now
+  cmake --install build/release --prefix DIR     the library and the programs, for your own projects
   scripts/test.sh                                builds and runs all tests
 END

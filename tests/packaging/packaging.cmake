@@ -1,10 +1,12 @@
-# Includes follow the arrows of ARCHITECTURE.md, and the launcher is linked without LibTorch.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 add_test(NAME structure COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_includes.py --program $<TARGET_FILE:accelerate_cli>)
-set_tests_properties(structure PROPERTIES LABELS packaging TIMEOUT 60)
+add_test(NAME format COMMAND ${PROJECT_SOURCE_DIR}/scripts/format.sh --check)
+set_tests_properties(structure format PROPERTIES LABELS packaging TIMEOUT 60)
+set_tests_properties(format PROPERTIES SKIP_RETURN_CODE 77)
 
-# Installs this build and builds a separate project against what was installed.
-add_test(NAME packaging COMMAND ${CMAKE_COMMAND} -DBUILD_DIR=${PROJECT_BINARY_DIR} -DCONSUMER_DIR=${TEST_DIR}/consumer -DTORCH_DIR=${Torch_DIR}
-         -DGENERATOR=${CMAKE_GENERATOR} -DBUILD_TYPE=${CMAKE_BUILD_TYPE} -DCXX=${CMAKE_CXX_COMPILER} -DCXX_FLAGS=${CMAKE_CXX_FLAGS}
-         -DLAUNCHER=$<$<BOOL:${CCACHE}>:${CCACHE}> -P ${TEST_DIR}/consumer/check.cmake)
-set_tests_properties(packaging PROPERTIES LABELS packaging TIMEOUT 600)
+set(settings -DBUILD_DIR=${PROJECT_BINARY_DIR} -DSOURCE_DIR=${PROJECT_SOURCE_DIR} -DTORCH_DIR=${Torch_DIR} -DGENERATOR=${CMAKE_GENERATOR}
+             -DBUILD_TYPE=${CMAKE_BUILD_TYPE} -DCXX=${CMAKE_CXX_COMPILER} -DCXX_FLAGS=${CMAKE_CXX_FLAGS} -DLAUNCHER=$<$<BOOL:${CCACHE}>:${CCACHE}>)
+foreach(way packages fetch_content)
+  add_test(NAME packaging.${way} COMMAND ${CMAKE_COMMAND} ${settings} -DHERE=${TEST_DIR} -P ${TEST_DIR}/${way}.cmake)
+  set_tests_properties(packaging.${way} PROPERTIES LABELS packaging TIMEOUT 600)
+endforeach()
