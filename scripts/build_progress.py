@@ -35,6 +35,10 @@ def what(description):
 
 def main():
     ninja = ["ninja", "-C", *sys.argv[1:]]
+    refreshed = subprocess.run(["ninja", "-C", sys.argv[1], "build.ninja"], capture_output=True, text=True, check=False)
+    if refreshed.returncode:
+        print(refreshed.stdout + refreshed.stderr, end="")
+        return refreshed.returncode
     plan = subprocess.run(ninja + ["-n"], capture_output=True, text=True, check=False).stdout
     total = sum(weight(m.group(3)) for line in plan.splitlines() if (m := STEP.match(line)))
     if total == 0:

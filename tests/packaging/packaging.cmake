@@ -7,6 +7,6 @@ set_tests_properties(format PROPERTIES SKIP_RETURN_CODE 77)
 set(settings -DBUILD_DIR=${PROJECT_BINARY_DIR} -DSOURCE_DIR=${PROJECT_SOURCE_DIR} -DTORCH_DIR=${Torch_DIR} -DGENERATOR=${CMAKE_GENERATOR}
              -DBUILD_TYPE=${CMAKE_BUILD_TYPE} -DCXX=${CMAKE_CXX_COMPILER} -DCXX_FLAGS=${CMAKE_CXX_FLAGS} -DLAUNCHER=$<$<BOOL:${CCACHE}>:${CCACHE}>)
 foreach(way packages fetch_content)
-  add_test(NAME packaging.${way} COMMAND ${CMAKE_COMMAND} ${settings} -DHERE=${TEST_DIR} -P ${TEST_DIR}/${way}.cmake)
+  add_test(NAME packaging.${way} COMMAND ${CMAKE_COMMAND} ${settings} -DHERE=${TEST_DIR} -P ${TEST_DIR}/steps/${way}.cmake)
   set_tests_properties(packaging.${way} PROPERTIES LABELS packaging TIMEOUT 600)
 endforeach()

@@ -1,6 +1,6 @@
 # A user's project that takes the library in as a part of itself. The launcher's library is built and a program linked with it; of the other, which
 # takes minutes to build and is the same code, the README's program is compiled against its target.
-include(${HERE}/run.cmake)
+include(${HERE}/steps/run.cmake)
 set(work ${BUILD_DIR}/fetch_content)
 file(REMOVE_RECURSE ${work})
 readme_program(${work}/main.cpp)

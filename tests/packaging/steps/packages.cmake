@@ -1,5 +1,5 @@
 # Installs, makes the packages of cpack, unpacks them, starts every program, and builds a user's project by find_package; see packaging.cmake.
-include(${HERE}/run.cmake)
+include(${HERE}/steps/run.cmake)
 set(work ${BUILD_DIR}/packaging)
 file(REMOVE_RECURSE ${work})
 
