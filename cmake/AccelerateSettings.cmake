@@ -44,7 +44,7 @@ endif()
 #   quick   the same at -O1, which compiles in half the time: for programs, tests and examples, whose work is done by the libraries that they link.
 # GCC refuses a precompiled header that was made with other options, hence one per kind.
 #
-# In unity builds only what several targets share pays: the models are one source there and read <torch/torch.h> once anyway.
+# In unity builds only what several sources share pays: the models are one source there, which begins with <torch/torch.h>.
 set(ACCELERATE_PCH_engine <ATen/ATen.h> <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/nn/module.h>)
 set(ACCELERATE_PCH_torch <torch/torch.h>)
 set(ACCELERATE_PCH_quick <torch/torch.h>)
