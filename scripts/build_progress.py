@@ -20,6 +20,12 @@ def weight(description):
     return next((w for pattern, w in WEIGHTS if re.search(pattern, description)), 1)
 
 
+def outputs(command):
+    """What a compiler's or linker's command makes, in the words of ninja's description of the step."""
+    made = re.search(r" -o (\S+)", command)
+    return ("Building CXX object " if " -c " in command or ".gch" in command else "Linking ") + (made.group(1) if made else "")
+
+
 def in_words(seconds):
     return f"{seconds / 60:.0f} min" if seconds > 90 else f"{max(1, round(seconds / 10) * 10)} s"
 
@@ -39,10 +45,9 @@ def main():
     if refreshed.returncode:
         print(refreshed.stdout + refreshed.stderr, end="")
         return refreshed.returncode
-    plan = subprocess.run(ninja + ["-n"], capture_output=True, text=True, check=False).stdout
-    total = sum(weight(m.group(3)) for line in plan.splitlines() if (m := STEP.match(line)))
-    if total == 0:
-        return subprocess.run(ninja, check=False).returncode
+    targets = [word for word in sys.argv[2:] if not word.startswith("-") and not word.isdigit()] or ["all"]
+    commands = subprocess.run(["ninja", "-C", sys.argv[1], "-t", "commands", *targets], capture_output=True, text=True, check=True).stdout.splitlines()
+    everything = max(1, sum(weight(outputs(command)) for command in commands))
     terminal, began, spoke, done = sys.stdout.isatty(), time.monotonic(), 0.0, 0
     width = shutil.get_terminal_size().columns - 1
     process = subprocess.Popen(ninja, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=None)
@@ -53,7 +58,9 @@ def main():
                 print(("\r\033[K" if terminal else "") + line, end="", flush=True)
             continue
         done += weight(step.group(3))
-        passed, share = time.monotonic() - began, min(1.0, done / total)
+        # What is up to date already is not among ninja's steps: they get their part of the weight of everything.
+        total = max(done, everything * int(step.group(2)) / max(1, len(commands)))
+        passed, share = time.monotonic() - began, done / total if step.group(1) != step.group(2) else 1.0
         left = f", about {in_words(passed * (1 - share) / share)} left" if share < 1 and passed > 20 else ""
         text = f"  {100 * share:3.0f} %  {step.group(1)} of {step.group(2)} steps{left}  ({what(step.group(3))})"
         if terminal:
