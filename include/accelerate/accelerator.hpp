@@ -240,11 +240,12 @@ class ACCELERATE_API Accelerator {
 
   /// Gradients of `loss`, a scalar. Scaled by the loss scaler; divided by gradient_accumulation_steps. On a
   /// synchronising step it is collective.
-  /// @param num_items  with GradientAverage::tokens: how many items `loss` is the mean of. Over a whole accumulation
-  /// group and all ranks every item then weighs
-  ///                   the same. Call it once per micro-step, with the sum of the losses if several models train.
-  ///                   @throws ConfigError when it is given without that setting, or missing with it.
+  /// @throws ConfigError with GradientAverage::tokens, which needs the number of items.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
+  /// The same with GradientAverage::tokens: over a whole accumulation group and all ranks every item weighs the same.
+  /// @param num_items  how many items `loss` is the mean of. Call it once per micro-step, with the sum of the losses if
+  ///                   several models train.
+  /// @throws ConfigError without that setting.
   void backward(const at::Tensor& loss, int64_t num_items, const BackwardOptions& options = {});
 
   /// One micro-step: decides whether gradients are synchronised in it, and keeps the models from communicating
