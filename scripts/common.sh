@@ -29,8 +29,8 @@ step() { printf '\n[%s] %s\n' "$1" "$2"; }
 # What the build needs, and what only makes it faster or lets more tests run.
 required=(g++ make cmake pkg-config ninja-build libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libicu-dev libpcre2-dev libssl-dev libcurl4-openssl-dev zlib1g-dev libgtest-dev libgmock-dev libfmt-dev)
 faster=(ccache mold openmpi-bin)
-# What only tests need: a browser for the page of `accelerate launch --monitor_port` (without it those tests fail and say why), other ways to start processes, other shells.
-testing=(chromium openssh-server openssh-client pdsh slurmctld slurmd slurm-client munge zsh fish)
+# What only tests need: a browser for the page of `accelerate launch --monitor_port` (without it those tests fail and say why), other ways to start processes, other shells, what builds the manual.
+testing=(chromium openssh-server openssh-client pdsh slurmctld slurmd slurm-client munge zsh fish mkdocs doxygen graphviz)
 
 # cost_without PACKAGE: what is lost without one that the build can do without.
 cost_without() {
@@ -42,6 +42,7 @@ cost_without() {
     openssh-*) echo "the tests that start machines by ssh fail" ;;
     pdsh) echo "the tests that start machines by pdsh fail" ;;
     slurm* | munge) echo "the tests with Slurm fail" ;;
+    mkdocs | doxygen | graphviz) echo "the test of the manual and the API reference (docs.site) fails" ;;
     zsh | fish) echo "the test of completions in $1 fails" ;;
     *) echo "tests that need it fail" ;;
   esac

@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Holds two pages against the sources: the texts that docs/troubleshooting.md quotes are in the sources, and what docs/from_python.md
+says is here ("yes") is declared in a public header.
+
+usage: claims.py
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+
+def rows(page):
+    """(line number, cells) of a page's tables."""
+    for number, line in enumerate((ROOT / "docs" / page).read_text().splitlines(), 1):
+        if line.startswith("| "):
+            yield number, [cell.strip() for cell in line.strip("|").split(" | ")]
+
+
+def sources():
+    """All literals of the program, with those that the compiler joins joined."""
+    files = [path for folder in ("src", "include", "cli", "programs") for path in (ROOT / folder).rglob("*.[ch]pp")]
+    text = "\n".join(path.read_text() for path in files)
+    return re.sub(r'"\s*\n\s*"', "", text).replace('\\"', '"')
+
+
+def problems():
+    program = sources()
+    for number, cells in rows("troubleshooting.md"):
+        if quoted := re.fullmatch(r"`([^`]+)`", cells[0]):
+            if quoted.group(1) not in program:
+                yield f"docs/troubleshooting.md:{number}: no message of the sources contains '{quoted.group(1)}'"
+    headers = "\n".join(path.read_text() for path in (ROOT / "include").rglob("*.hpp"))
+    for number, cells in rows("from_python.md"):
+        if len(cells) == 2 and cells[1].startswith("yes"):
+            for name in re.findall(r"`([^`]+)`", cells[0]):
+                name = name.split(".")[-1]
+                if not re.search(rf"\b{re.escape(name)}\b", headers):
+                    yield f"docs/from_python.md:{number}: '{name}' is said to be here, and no public header has it"
+
+
+if __name__ == "__main__":
+    if found := list(problems()):
+        sys.exit("claims: " + "\n        ".join(found))
+    print("claims: the pages and the sources agree")
