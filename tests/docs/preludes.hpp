@@ -1,3 +1,5 @@
+// clang-format off
+// Statements outside of functions are what this file is made of, hence the line above.
 // What the code of the manual's pages leaves to its reader: parts that begin with `//: NAME` stand before a block in its
 // function, those with `file` behind the name outside of it, `after OTHER` those that need another part first.
 // snippets.py puts them there.
@@ -99,3 +101,11 @@ const std::filesystem::path folder = "tiny";
 //: scheduled after objects
 accelerate::Accelerator accelerator;
 auto scheduler = accelerate::optim::constant_schedule_with_warmup(optimizer, 10);
+
+//: script_module
+{
+  torch::jit::Module made("Scale");
+  made.register_parameter("weight", torch::ones({4}).requires_grad_(), /*is_buffer=*/false);
+  made.define("def forward(self, x):\n    return x * self.weight\n");
+  made.save("model.pt");
+}

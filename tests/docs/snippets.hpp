@@ -18,9 +18,9 @@
 struct Snippet {
   std::string place;  ///< page:line
   void (*run)();
-  int ranks;            ///< 1: run alone only
-  bool only_compiled;   ///< not run
-  std::string throws;   ///< the error that it must end in; empty: none
+  int ranks;           ///< 1: run alone only
+  bool only_compiled;  ///< not run
+  std::string throws;  ///< the error that it must end in; empty: none
 };
 
 const std::vector<Snippet>& all_snippets();

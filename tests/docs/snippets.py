@@ -205,7 +205,9 @@ def cpp_text(snippets, names):
         file_scope = "".join(parts[name][0] for name in before)
         function = "".join(parts[name][1] for name in before)
         if snippet.is_program:
-            code = re.sub(r"^int main\(\)", "inline int program()", code, flags=re.M)
+            # What main may leave out at its end, another function may not.
+            head, end, tail = code.rpartition("\n}")
+            code = re.sub(r"^int main\(\)", "inline int program()", f"{head}\n  return 0;{end}{tail}", flags=re.M)
             bodies.append(f"namespace {snippet.symbol} {{\n{file_scope}{code}inline void run() {{\n  if (const int status = program()) "
                           f"throw std::runtime_error(\"ended with status \" + std::to_string(status));\n}}\n}}\n")
         else:
@@ -235,6 +237,7 @@ def bash(script, folder, environment, label):
     if reason:
         print(f"{label}: {reason}\n{output}", flush=True)
     else:
+        print("".join(f"{label}: {line}\n" for line in output.splitlines() if line.startswith("skipped: ")), end="")
         print(f"{label}: ran in {time.monotonic() - begin:.1f} s", flush=True)
     return not reason
 

@@ -52,9 +52,10 @@ int main(int argc, char** argv) {
   const char* world = ::getenv("WORLD_SIZE");
   const int ranks = world ? std::stoi(world) : 1;
   const bool first = !::getenv("RANK") || std::string(::getenv("RANK")) == "0";
-  // All ranks work in one folder, as those of one machine do.
-  const fs::path scratch = ranks > 1 ? fs::path(fs::temp_directory_path() / ("accelerate_docs_" + std::to_string(::getppid())))
-                                     : fs::path(fs::temp_directory_path() / ("accelerate_docs_" + std::to_string(::getpid())));
+  // All ranks work in one folder, as those of one machine do; their port is theirs alone.
+  const fs::path scratch =
+      fs::temp_directory_path() /
+      ("accelerate_docs_" + (ranks > 1 ? std::string(::getenv("MASTER_PORT")) : std::to_string(::getpid())));
   fs::create_directories(scratch);
   int failed = 0, ran = 0;
   for (const auto& snippet : all_snippets()) {
