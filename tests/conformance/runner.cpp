@@ -11,6 +11,7 @@
 #include <c10/util/Exception.h>
 
 #include "accelerate/utils/error.hpp"
+#include "rank_server.hpp"
 #include "ranks.hpp"
 
 namespace conformance {
@@ -183,12 +184,14 @@ struct NoWarnings final : c10::WarningHandler {
 };
 
 int main(int argc, char** argv) {
-  NoWarnings none;
-  c10::WarningUtils::set_warning_handler(&none);
-  try {
-    return conformance::run({argv + 1, argv + argc});
-  } catch (const std::exception& e) {
-    std::cerr << "conformance_tests: " << e.what() << "\n";
-    return 1;
-  }
+  return support::main_or_rank_server(argc, argv, [](int count, char** arguments) {
+    NoWarnings none;
+    c10::WarningUtils::set_warning_handler(&none);
+    try {
+      return conformance::run({arguments + 1, arguments + count});
+    } catch (const std::exception& e) {
+      std::cerr << "conformance_tests: " << e.what() << "\n";
+      return 1;
+    }
+  });
 }

@@ -288,10 +288,16 @@ RANKS_TEST(Comm, DifferentCollectivesEndInAnErrorThatNamesThem, 2) {
   std::fprintf(stderr, "%s\n", text.c_str());
 }
 
+/// Waits until so many ranks have said that they gave up, and until that has reached this rank's group.
+void come_after(const std::string& what, int64_t num_ranks) {
+  EXPECT_TRUE(support::heard(what, num_ranks, std::chrono::seconds(20)));
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+}
+
 RANKS_TEST(Comm, TimeoutNamesWhoIsLateAndWhatItDidLast, 3) {
   const PartialState state({.process_group = {.timeout = std::chrono::seconds(2)}});
   reduce(torch::ones({1}));
-  if (rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(7));
+  if (rank() == 1) come_after("too late", 2);
   const auto begin = std::chrono::steady_clock::now();
   const auto text = message_of<CommError>([] { gather(torch::ones({1})); });
   const auto waited = std::chrono::steady_clock::now() - begin;
@@ -303,6 +309,7 @@ RANKS_TEST(Comm, TimeoutNamesWhoIsLateAndWhatItDidLast, 3) {
     EXPECT_THAT(text, HasSubstr("rank 1 has not arrived: it came out of collective 1 (reduce)")) << text;
     EXPECT_THAT(text,
                 HasSubstr("gather (collective 2 of the group of all 3 ranks, gloo) on rank " + std::to_string(rank())));
+    support::say("too late");
   }
 }
 
@@ -407,8 +414,9 @@ RANKS_TEST(Comm, WhoWaitsInAGroupHearsWhereTheOthersAre, 4) {
   const auto text = message_of<CommError>([&] {
     if (rank() == 1) columns->barrier();  // rank 3 never comes
     else if (rank() == 0) rows->barrier();
-    else std::this_thread::sleep_for(std::chrono::seconds(5)), rows->barrier();
+    else come_after("given up", 2), rows->barrier();
   });
+  support::say("given up");
   // Who gives up first tells the others.
   if (rank() > 1) {
     EXPECT_THAT(text, HasSubstr("not usable any more"));

@@ -12,17 +12,20 @@ import sys
 import tempfile
 from types import SimpleNamespace
 
+import accelerate.utils.fsdp_utils  # like torch, once for all ranks
 import torch
+import torch._dynamo  # optimizers do it when they are made; here it is done once
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 
 def in_ranks(count, function, *arguments):
+    """As forks, which share the imports; so this process must not have computed anything yet."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(start, (count, port, function, arguments), nprocs=count)
+    torch.multiprocessing.start_processes(start, (count, port, function, arguments), nprocs=count, start_method="fork")
 
 
 def start(rank, count, port, function, arguments):
@@ -162,6 +165,7 @@ def resume_plain(base, kind):
 
 
 def check(base):
+    in_ranks(2, load_ours, base)
     check_continued(base)
     with tempfile.TemporaryDirectory() as scratch:
         from accelerate import PartialState
@@ -170,7 +174,6 @@ def check(base):
         PartialState(cpu=True)
         merge_fsdp_weights(f"{base}/ours_sharded/pytorch_model_fsdp_0", scratch)
         equal(load_file(f"{scratch}/model.safetensors"), nested(f"{base}/ours_sharded/pytorch_model_fsdp_0")["model"], "merged")
-    in_ranks(2, load_ours, base)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ TEST(RankFault, RankZeroKilledInTheMiddleOfAStep) {
       SIGKILL);
 }
 
-// The process that throws lives on for a while, so that nothing but the announcement can tell the others.
+// The process that throws lives on until the others have heard, so that nothing but the announcement can tell them.
 RANKS_TEST(RankFault, ThrowsAndLivesOn, 3) {
   std::string error;
   double seconds = 0;
@@ -104,13 +104,14 @@ RANKS_TEST(RankFault, ThrowsAndLivesOn, 3) {
     error = trained.error, seconds = trained.seconds;
   } catch (const std::runtime_error&) {
     EXPECT_EQ(rank(), 1);
-    std::this_thread::sleep_for(std::chrono::seconds(12));
+    EXPECT_TRUE(support::heard("rank 1 failed", 2, std::chrono::seconds(12)));
     return;
   }
   EXPECT_THAT(error, HasSubstr("rank 1 failed")) << error;
   EXPECT_LT(seconds, 5);
   // Whatever is called next fails at once.
   EXPECT_THROW(gather(torch::ones({1})), CommError);
+  support::say("rank 1 failed");
 }
 
 RANKS_TEST(RankFault, ThrowsWhileOthersWaitInACollective, 2) {
@@ -120,7 +121,7 @@ RANKS_TEST(RankFault, ThrowsWhileOthersWaitInACollective, 2) {
       const Accelerator accelerator;
       throw std::runtime_error("the tokenizer has no vocabulary");
     } catch (const std::runtime_error&) {
-      std::this_thread::sleep_for(std::chrono::seconds(8));
+      EXPECT_TRUE(support::heard("rank 0 failed", 1, std::chrono::seconds(8)));  // alive until then
     }
     return;
   }
@@ -132,6 +133,7 @@ RANKS_TEST(RankFault, ThrowsWhileOthersWaitInACollective, 2) {
     EXPECT_THAT(error.what(), HasSubstr("rank 0 failed"));
     EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
   }
+  support::say("rank 0 failed");
 }
 
 RANKS_TEST(RankFault, LeavesEarlyWithoutAnError, 3) {
@@ -163,11 +165,9 @@ RANKS_TEST(RankFault, StoppedProcessIsNamed, 3) {
   EXPECT_THAT(trained.error, HasSubstr("rank 1 has gone or is stopped")) << trained.error;
   EXPECT_LT(trained.seconds, 10);
   // Rank 0 lets it go on, but only when rank 2 has looked for it too.
-  const std::filesystem::path seen = std::filesystem::path(support::scratch_dir()) / "rank_2_has_seen_it";
-  if (rank() == 2) std::ofstream(seen) << "1";
+  if (rank() == 2) support::say("rank 1 is stopped");
   if (rank() != 0) return;
-  for (int i = 0; i < 200 && !std::filesystem::exists(seen); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  support::heard("rank 1 is stopped", 1, std::chrono::seconds(10));
   ::kill(static_cast<pid_t>(pids[1]), SIGCONT);
 }
 

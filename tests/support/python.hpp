@@ -1,14 +1,10 @@
 #pragma once
 
-#include <array>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <sys/wait.h>
 
 /// Tests against the real Python packages and on the real data; scripts/test.sh sets both variables.
 namespace support {
@@ -30,20 +26,9 @@ struct PythonResult {
   std::string output;  ///< stdout and stderr together
 };
 
-/// Runs a script of the source tree (a path below its root) with arguments and waits for it.
-inline PythonResult run_python(const std::string& script, const std::vector<std::string>& arguments) {
-  const auto quote = [](const std::string& text) { return "'" + text + "'"; };
-  auto command = quote(python().value()) + " " + quote(std::string(ACCELERATE_SOURCE_DIR) + "/" + script);
-  for (const auto& argument : arguments) command += " " + quote(argument);
-  PythonResult result;
-  FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
-  if (!pipe) return result;
-  std::array<char, 4096> buffer{};
-  while (const auto got = std::fread(buffer.data(), 1, buffer.size(), pipe)) result.output.append(buffer.data(), got);
-  const int status = ::pclose(pipe);
-  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return result;
-}
+/// Runs a script of the source tree (a path below its root) with arguments and waits for it. Scripts of one test
+/// program share what they import (python_server.py).
+PythonResult run_python(const std::string& script, const std::vector<std::string>& arguments);
 
 }  // namespace support
 

@@ -9,55 +9,60 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <string_view>
+#include <thread>
+
+#include "rank_server.hpp"
 
 extern char** environ;
 
 namespace support {
 namespace {
 
-std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
-
 struct Child {
-  pid_t pid = -1;
+  Rank process;
   int out = -1;
   bool running = true;
-  RankResult result;
+  RankResult result{};
 };
 
-Child start(const std::vector<std::string>& arguments, const std::vector<std::pair<std::string, std::string>>& env) {
-  // Everything that allocates happens before fork(): other threads may hold the allocator's lock.
-  const std::string program = this_program();
-  std::vector<char*> argv{const_cast<char*>(program.c_str())};
-  for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  std::vector<std::string> variables;
+/// This process's environment with `variables` on top.
+std::vector<std::string> environment_with(const std::vector<std::pair<std::string, std::string>>& variables) {
+  std::vector<std::string> all;
   for (char** e = environ; *e; ++e) {
     const std::string_view entry(*e);
-    bool replaced = false;
-    for (const auto& [key, value] : env) replaced |= entry.starts_with(key + "=");
-    if (!replaced) variables.emplace_back(entry);
+    const auto replaces = [&](const auto& variable) { return entry.starts_with(variable.first + "="); };
+    if (std::none_of(variables.begin(), variables.end(), replaces)) all.emplace_back(entry);
   }
-  for (const auto& [key, value] : env) variables.push_back(key + "=" + value);
-  std::vector<char*> envp;
-  for (auto& variable : variables) envp.push_back(variable.data());
-  envp.push_back(nullptr);
+  for (const auto& [name, value] : variables) all.push_back(name + "=" + value);
+  return all;
+}
+
+Child start(const std::vector<std::string>& arguments, const std::vector<std::pair<std::string, std::string>>& env) {
   int fds[2];
   if (::pipe2(fds, O_CLOEXEC) != 0) std::abort();
-  Child child;
-  child.pid = ::fork();
-  if (child.pid == 0) {
-    ::dup2(fds[1], 1);
-    ::dup2(fds[1], 2);
-    ::setpgid(0, 0);
-    ::execve(program.c_str(), argv.data(), envp.data());
-    ::_exit(127);
-  }
+  Child child{Rank({arguments, environment_with(env), fds[1]})};
   ::close(fds[1]);
   child.out = fds[0];
   return child;
+}
+
+/// Of the case that runs, fit for a file name; empty between cases.
+std::string name_of_case() {
+  const auto* test = testing::UnitTest::GetInstance()->current_test_info();
+  if (!test) return {};
+  auto name = std::string(test->test_suite_name()) + "." + test->name();
+  std::replace(name.begin(), name.end(), '/', '-');
+  return name;
+}
+
+std::string said(const std::string& what, int64_t rank) {
+  return scratch_dir() + "/said " + what + " by " + std::to_string(rank) + " of " + std::to_string(world_size());
 }
 
 }  // namespace
@@ -82,7 +87,7 @@ uint16_t free_port() {
 std::string scratch_dir() {
   if (const char* dir = std::getenv("ACCELERATE_TEST_DIR")) return dir;
   struct Owner {
-    std::string path;
+    std::string path, of_case;
     Owner() : path((std::filesystem::temp_directory_path() / "accelerate_test_XXXXXX").string()) {
       if (!::mkdtemp(path.data())) std::abort();
     }
@@ -92,7 +97,28 @@ std::string scratch_dir() {
     }
   };
   static Owner owner;
-  return owner.path;
+  const auto name = name_of_case();
+  if (name.empty()) return owner.path;  // between cases, and in programs that are no GoogleTest
+  const auto folder = owner.path + "/" + name;
+  if (folder != owner.of_case) {
+    std::filesystem::create_directory(folder);
+    if (!owner.of_case.empty()) std::filesystem::remove_all(owner.of_case);
+    owner.of_case = folder;
+  }
+  return folder;
+}
+
+void say(const std::string& what) { std::ofstream(said(what, rank())) << "said"; }
+
+bool heard(const std::string& what, int64_t num_ranks, std::chrono::seconds limit) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (std::chrono::steady_clock::now() < end) {
+    int64_t count = 0;
+    for (int64_t r = 0; r < world_size(); ++r) count += std::filesystem::exists(said(what, r));
+    if (count >= num_ranks) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
 }
 
 std::vector<RankResult> run_program(const std::vector<std::string>& arguments, const RankOptions& options) {
@@ -131,8 +157,7 @@ std::vector<RankResult> run_program(const std::vector<std::string>& arguments, c
         owners[i]->result.output.append(buffer, static_cast<size_t>(got));
         continue;
       }
-      int status = 0;
-      ::waitpid(owners[i]->pid, &status, 0);
+      const int status = owners[i]->process.wait();
       ::close(owners[i]->out);
       owners[i]->running = false;
       if (WIFEXITED(status)) owners[i]->result.exit_code = WEXITSTATUS(status);
@@ -142,7 +167,7 @@ std::vector<RankResult> run_program(const std::vector<std::string>& arguments, c
       late = true;
       for (auto& child : children)
         if (child.running)
-          child.result.output += "\n[killed: the deadline of the test passed]\n", ::kill(child.pid, SIGKILL);
+          child.result.output += "\n[killed: the deadline of the test passed]\n", ::kill(child.process.pid(), SIGKILL);
     }
   }
   std::vector<RankResult> results;
@@ -151,7 +176,7 @@ std::vector<RankResult> run_program(const std::vector<std::string>& arguments, c
 }
 
 std::vector<RankResult> run_test_in_ranks(const std::string& test_name, const RankOptions& options) {
-  return run_program({"--gtest_filter=" + test_name, "--gtest_color=no"}, options);
+  return run_program({"--gtest_filter=" + test_name, "--gtest_also_run_disabled_tests", "--gtest_color=no"}, options);
 }
 
 void expect_ranks_pass(const std::string& test_name, const RankOptions& options) {

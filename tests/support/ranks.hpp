@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-/// Tests with real processes: the parent starts the test program again once per rank, with the environment that the
-/// launcher would set.
+/// Tests with real processes: the parent starts the test program again once per rank (rank_server.hpp), with the
+/// environment that the launcher would set.
 namespace support {
 
 /// How one rank ended.
@@ -39,8 +39,14 @@ void expect_ranks_pass(const std::string& test_name, const RankOptions& options)
 /// A TCP port on the loopback interface that was free a moment ago.
 uint16_t free_port();
 
-/// A fresh folder, the same path in all ranks of a test, removed by the parent.
+/// A fresh folder for the case that runs, the same path in all its ranks; gone when the next case asks for one, and at
+/// the end.
 std::string scratch_dir();
+
+/// How ranks of a case tell each other what has happened where no group is left to say it through. `what` is said by
+/// this rank; heard(what, n) waits until n ranks have said it. Returns false where `limit` passed first.
+void say(const std::string& what);
+bool heard(const std::string& what, int64_t num_ranks, std::chrono::seconds limit);
 
 }  // namespace support
 
