@@ -8,7 +8,7 @@
 
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/utils/error.hpp"
-#include "message_of.hpp"
+#include "bigmodel_support.hpp"
 
 namespace {
 
@@ -19,8 +19,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-template <class F> std::string message_of(F&& f) { return support::message_of<accelerate::Error>(f); }
 
 /// Two layers with a norm between them; 236 bytes.
 struct SmallImpl : torch::nn::Module {

@@ -67,11 +67,6 @@ std::string shown(const DcpPath& path) {
   return text;
 }
 
-std::string bytes_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 /// Everything in the folder is what Python reads from it, whole and in parts.
 void expect_as_python_reads(const fs::path& folder) {
   const auto wanted = load_safetensors(folder.string() + ".safetensors");

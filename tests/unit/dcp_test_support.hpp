@@ -4,6 +4,8 @@
 
 #include <cctype>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -25,6 +27,11 @@ struct Scratch {
   ~Scratch() { fs::remove_all(path); }
   fs::path operator/(const std::string& name) const { return path / name; }
 };
+
+inline std::string bytes_of(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
 
 /// A tensor and along which dimension ranks share it; -1: rank 0 writes all of it.
 struct Shared {

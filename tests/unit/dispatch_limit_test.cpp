@@ -17,17 +17,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kWidth = 2048, kLayers = 18;
-constexpr int64_t kModelBytes = kLayers * kWidth * kWidth * 4;  // 302 MB
+constexpr int64_t kTowerWidth = 2048, kTowerLayers = 18;
+constexpr int64_t kModelBytes = kTowerLayers * kTowerWidth * kTowerWidth * 4;  // 302 MB
 /// On top of what the process has when it begins to load: far less than the model, enough for the budget, stacks and
 /// buffers of the reading threads, and LibTorch's scratch memory.
 constexpr int64_t kLimitBytes = 160'000'000, kBudgetBytes = 68'000'000;
 
-struct StackImpl : torch::nn::Module {
-  StackImpl() {
-    for (int64_t i = 0; i < kLayers; ++i)
-      layers.push_back(register_module("layer" + std::to_string(i),
-                                       torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false))));
+struct TowerImpl : torch::nn::Module {
+  TowerImpl() {
+    for (int64_t i = 0; i < kTowerLayers; ++i)
+      layers.push_back(
+          register_module("layer" + std::to_string(i),
+                          torch::nn::Linear(torch::nn::LinearOptions(kTowerWidth, kTowerWidth).bias(false))));
   }
   at::Tensor forward(at::Tensor x) {
     for (auto& layer : layers) x = torch::tanh(layer(x));
@@ -35,30 +36,31 @@ struct StackImpl : torch::nn::Module {
   }
   std::vector<torch::nn::Linear> layers;
 };
-TORCH_MODULE(Stack);
+TORCH_MODULE(Tower);
 
 fs::path model_file() { return fs::path(support::scratch_dir()) / "limit.safetensors"; }
 fs::path answer_file() { return fs::path(support::scratch_dir()) / "limit.answer"; }
-at::Tensor input() { return torch::linspace(-1, 1, kWidth).view({1, kWidth}); }
+at::Tensor input() { return torch::linspace(-1, 1, kTowerWidth).view({1, kTowerWidth}); }
 
 void write_model() {
   if (fs::exists(answer_file())) return;  // the processes below come by here again
   at::set_num_threads(1);                 // as they: the order of sums depends on it
   torch::manual_seed(0);
   std::map<std::string, at::Tensor> tensors;
-  for (int64_t i = 0; i < kLayers; ++i)
-    tensors["layer" + std::to_string(i) + ".weight"] = torch::empty({kWidth, kWidth}).uniform_(-0.05, 0.05);
+  for (int64_t i = 0; i < kTowerLayers; ++i)
+    tensors["layer" + std::to_string(i) + ".weight"] = torch::empty({kTowerWidth, kTowerWidth}).uniform_(-0.05, 0.05);
   accelerate::save_safetensors(model_file(), tensors);
   const torch::NoGradGuard no_grad;
   at::Tensor x = input();
-  for (int64_t i = 0; i < kLayers; ++i) x = torch::tanh(x.matmul(tensors["layer" + std::to_string(i) + ".weight"].t()));
+  for (int64_t i = 0; i < kTowerLayers; ++i)
+    x = torch::tanh(x.matmul(tensors["layer" + std::to_string(i) + ".weight"].t()));
   std::ofstream(answer_file(), std::ios::binary)
       .write(static_cast<const char*>(x.const_data_ptr()), static_cast<std::streamsize>(x.nbytes()));
 }
 
-Stack without_memory() {
+Tower without_memory() {
   const auto empty = accelerate::init_empty_weights();
-  return Stack();
+  return Tower();
 }
 
 /// What the process may have more than now.
@@ -82,7 +84,7 @@ bool right(const at::Tensor& out) {
   at::set_num_threads(1);
   auto net = without_memory();
   const torch::NoGradGuard no_grad;
-  input().matmul(torch::ones({kWidth, 8}));  // what LibTorch sets up with its first product is not the model's
+  input().matmul(torch::ones({kTowerWidth, 8}));  // what LibTorch sets up with its first product is not the model's
   limit_memory();
   try {
     const auto model = accelerate::load_checkpoint_and_dispatch(net, model_file(), options);

@@ -10,7 +10,7 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/utils/error.hpp"
-#include "message_of.hpp"
+#include "bigmodel_support.hpp"
 #include "ranks.hpp"
 
 namespace {
@@ -21,8 +21,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-template <class F> std::string message_of(F&& f) { return support::message_of<accelerate::Error>(f); }
 
 fs::path folder(const std::string& name) {
   const fs::path path = fs::path(support::scratch_dir()) / ("loading_" + name);

@@ -11,7 +11,7 @@
 #include "accelerate/bigmodel/offload.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/utils/error.hpp"
-#include "message_of.hpp"
+#include "bigmodel_support.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
 
@@ -23,9 +23,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-template <class F> std::string message_of(F&& f) { return support::message_of<accelerate::Error>(f); }
-
-fs::path folder(const std::string& name) {
+fs::path folder_of(const std::string& name) {
   const fs::path path = fs::path(support::scratch_dir()) / ("offload_" + name);
   fs::remove_all(path);
   fs::create_directories(path);
@@ -64,7 +62,7 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
 
 TEST(OffloadFolder, PythonReadsOurs) {
   SKIP_WITHOUT_PYTHON();
-  const auto path = folder("ours");
+  const auto path = folder_of("ours");
   accelerate::offload_state_dict(path, tensors());
   const auto result = support::run_python("tests/unit/offload_peer.py", {"check", path.string()});
   EXPECT_EQ(result.exit_code, 0) << result.output;
@@ -72,7 +70,7 @@ TEST(OffloadFolder, PythonReadsOurs) {
 
 TEST(OffloadFolder, WeReadPythonsAndItsEntriesForSafetensorsFiles) {
   SKIP_WITHOUT_PYTHON();
-  const auto path = folder("theirs");
+  const auto path = folder_of("theirs");
   const auto result = support::run_python("tests/unit/offload_peer.py", {"write", path.string()});
   ASSERT_EQ(result.exit_code, 0) << result.output;
   const OffloadedWeightsLoader loader({.save_folder = path});
@@ -85,7 +83,7 @@ TEST(OffloadFolder, WeReadPythonsAndItsEntriesForSafetensorsFiles) {
 }
 
 TEST(OffloadFolder, IsWrittenFromAnyKindOfStateDict) {
-  const auto path = folder("kinds");
+  const auto path = folder_of("kinds");
   torch::nn::Linear linear(3, 2);
   accelerate::offload_state_dict(path / "named", linear->named_parameters());
   accelerate::offload_state_dict(path / "map",
@@ -98,7 +96,7 @@ TEST(OffloadFolder, IsWrittenFromAnyKindOfStateDict) {
 }
 
 TEST(OffloadFolder, WhatIsInMemoryGoesFirst) {
-  const auto path = folder("priority");
+  const auto path = folder_of("priority");
   accelerate::offload_state_dict(path, {{"a", torch::zeros(2)}, {"b", torch::ones(2)}});
   const OffloadedWeightsLoader loader(
       {.state_dict = {{"b", torch::full(2, 7)}, {"c", torch::full(2, 8)}}, .save_folder = path});
@@ -109,7 +107,7 @@ TEST(OffloadFolder, WhatIsInMemoryGoesFirst) {
 }
 
 TEST(OffloadFolder, AnIndexIsAddedToAndAWeightReplaced) {
-  const auto path = folder("added");
+  const auto path = folder_of("added");
   accelerate::offload_state_dict(path, {{"a", torch::zeros(2)}, {"b", torch::zeros(2)}});
   accelerate::offload_state_dict(path, {{"c", torch::ones({2, 2})}, {"a", torch::ones(3, at::kHalf)}});
   const OffloadedWeightsLoader loader({.save_folder = path});
@@ -118,7 +116,7 @@ TEST(OffloadFolder, AnIndexIsAddedToAndAWeightReplaced) {
 }
 
 TEST(OffloadFolder, WritingToALoadedWeightLeavesTheFileAlone) {
-  const auto path = folder("private");
+  const auto path = folder_of("private");
   accelerate::offload_state_dict(path, {{"a", torch::zeros(2)}});
   const OffloadedWeightsLoader loader({.save_folder = path});
   loader["a"].fill_(3);
@@ -126,14 +124,14 @@ TEST(OffloadFolder, WritingToALoadedWeightLeavesTheFileAlone) {
 }
 
 TEST(OffloadFolder, StridedWeightsLieRowAfterRow) {
-  const auto path = folder("strided");
+  const auto path = folder_of("strided");
   const auto values = torch::arange(6.0F).reshape({2, 3}).t();
   accelerate::offload_state_dict(path, {{"a", values}});
   EXPECT_TRUE(torch::equal(OffloadedWeightsLoader({.save_folder = path})["a"], values));
 }
 
 TEST(OffloadFolder, SaysWhatIsWrong) {
-  const auto path = folder("wrong");
+  const auto path = folder_of("wrong");
   const auto offload = [&](const std::string& name, const at::Tensor& tensor) {
     return message_of([&] { accelerate::offload_weight(tensor, name, path); });
   };

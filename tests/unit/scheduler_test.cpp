@@ -39,11 +39,11 @@ double momentum_of(torch::optim::OptimizerParamGroup& group) {
   return static_cast<torch::optim::SGDOptions&>(group.options()).momentum();
 }
 
-using Maker = std::function<Scheduler(torch::optim::Optimizer&)>;
+using ScheduleMaker = std::function<Scheduler(torch::optim::Optimizer&)>;
 
-const std::map<std::string, Maker>& makers() {
+const std::map<std::string, ScheduleMaker>& makers() {
   using Opt = torch::optim::Optimizer&;
-  static const std::map<std::string, Maker> all{
+  static const std::map<std::string, ScheduleMaker> all{
       {"constant", [](Opt o) { return constant_schedule(o); }},
       {"constant_warmup", [](Opt o) { return constant_schedule_with_warmup(o, 7); }},
       {"linear", [](Opt o) { return linear_schedule_with_warmup(o, 7, 30); }},

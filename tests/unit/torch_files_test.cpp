@@ -26,8 +26,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 /// The peer's model.
-struct NetImpl : torch::nn::Module {
-  NetImpl() : words(10, 4), norm(4), head(std::make_shared<torch::nn::Module>("HeadImpl")) {
+struct WordNetImpl : torch::nn::Module {
+  WordNetImpl() : words(10, 4), norm(4), head(std::make_shared<torch::nn::Module>("HeadImpl")) {
     register_module("words", words);
     for (int i = 0; i < 2; ++i) body->push_back(torch::nn::Linear(4, 4));
     register_module("body", body);
@@ -40,7 +40,7 @@ struct NetImpl : torch::nn::Module {
   torch::nn::BatchNorm1d norm;
   std::shared_ptr<torch::nn::Module> head;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(WordNet);
 
 class TorchFiles : public testing::Test {
  protected:
@@ -61,9 +61,9 @@ TEST_F(TorchFiles, OfBothFormsLoadAndAreUsedWhereTheyLie) {
       SCOPED_TRACE(std::string(name) + (on_disk ? " on disk" : ""));
       auto net = [] {
         const auto empty = accelerate::init_empty_weights();
-        return Net();
+        return WordNet();
       }();
-      std::optional<accelerate::Dispatched<Net>> dispatched;
+      std::optional<accelerate::Dispatched<WordNet>> dispatched;
       if (on_disk)
         dispatched = accelerate::load_checkpoint_and_dispatch(
             net, folder / name, {.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload = {.always_read = true}});
@@ -121,7 +121,7 @@ TEST_F(TorchFiles, AreDescribedWithoutLoadingThem) {
   EXPECT_THAT(error("nested.bin"), HasSubstr("under 'model' is a dict, expected a tensor"));
   EXPECT_THAT(error("module.bin"),
               HasSubstr("it holds an object, expected tensors by their names or a TorchScript module"));
-  Net net;
+  WordNet net;
   const auto loading = [&](const char* name) {
     return support::message_of<accelerate::CheckpointError>(
         [&] { accelerate::load_checkpoint_in_model(net, folder / name); });
@@ -142,7 +142,7 @@ TEST_F(TorchFiles, DamageIsFound) {
       std::ofstream(damaged, std::ios::binary) << content;
       auto net = [] {
         const auto empty = accelerate::init_empty_weights();
-        return Net();
+        return WordNet();
       }();
       try {
         accelerate::load_checkpoint_in_model(net, damaged);
