@@ -46,7 +46,7 @@ Outcome run(const Settings& settings, int64_t num_processes) {
         auto with_precision = plugin;
         if (settings.precision != "no")
           with_precision.mixed_precision_policy = accelerate::MixedPrecision{.preset = settings.precision};
-        outcome.shape = accelerate::zero_shape(accelerate::ModelRef(model.ptr()), with_precision, num_processes);
+        outcome.shape = accelerate::zero_shape(model, with_precision, num_processes);
         torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-4));
         auto [m, opt] = accelerator.prepare(model, optimizer);
         mark("prepare");

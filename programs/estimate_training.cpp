@@ -159,7 +159,7 @@ Outcome run(const Settings& settings) {
         accelerate::Accelerator accelerator(options);
         if (settings.precision != "no")
           plugin.mixed_precision_policy = accelerate::MixedPrecision{.preset = settings.precision};
-        outcome.shape = accelerate::zero_shape(accelerate::ModelRef(model), plugin, settings.num_processes);
+        outcome.shape = accelerate::zero_shape(model, plugin, settings.num_processes);
         torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-4));
         auto [m, opt] = accelerator.prepare(model, optimizer);
         mark("prepare");

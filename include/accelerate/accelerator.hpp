@@ -208,7 +208,7 @@ class ACCELERATE_API Accelerator {
 
   /// `evaluation_mode`: no gradient averaging. Collective otherwise.
   template <ModelLike Model> Prepared<Model> prepare_model(Model model, bool evaluation_mode = false) {
-    Prepared<Model> prepared(model, prepare_core(model_ref(model), evaluation_mode));
+    Prepared<Model> prepared(model, prepare_core(model, evaluation_mode));
     adopt_shards();
     return prepared;
   }
@@ -318,16 +318,13 @@ class ACCELERATE_API Accelerator {
   /// The weights in the Hugging Face layout: model.safetensors, or shards of at most `max_shard_size` ("10GB", "500MB",
   /// …) with an index. Of a sharded model it is collective, and rank 0 holds the tensors of one file at a time. @throws
   /// CheckpointError, ResourceError; of a sharded model on all ranks.
-  template <class Model>
-  void save_model(const Model& model, const std::filesystem::path& folder, const std::string& max_shard_size = "10GB",
-                  bool safe_serialization = true) const {
-    save_model_files(ref_of(model), folder, max_shard_size, safe_serialization);
+  void save_model(const ModelRef& model, const std::filesystem::path& folder,
+                  const std::string& max_shard_size = "10GB", bool safe_serialization = true) const {
+    save_model_files(model, folder, max_shard_size, safe_serialization);
   }
   /// Parameters and buffers by name, in the parameters' own dtype. Of a sharded model: whole, on the host, on rank 0
   /// only (empty elsewhere), gathered unit by unit; collective then.
-  template <class Model> std::map<std::string, at::Tensor> get_state_dict(const Model& model) const {
-    return state_dict_of(ref_of(model));
-  }
+  std::map<std::string, at::Tensor> get_state_dict(const ModelRef& model) const { return state_dict_of(model); }
   /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return
   /// the folder. Under FSDP models and optimizers go, by the plugin's state_dict_type, into
   ///   full:    pytorch_model_fsdp.bin (_1, …) and optimizer.bin, whole, keyed by the parameters' names; rank 0 writes,
@@ -371,16 +368,6 @@ class ACCELERATE_API Accelerator {
 
  private:
   struct Impl;
-
-  static ModelRef model_ref(const torch::jit::Module& model) { return ModelRef(model); }
-  template <detail::ModuleHolderLike M> static ModelRef model_ref(const M& model) {
-    return ModelRef(std::shared_ptr<torch::nn::Module>(model.ptr()));
-  }
-  template <detail::ModulePointer M> static ModelRef model_ref(const M& model) {
-    return ModelRef(std::shared_ptr<torch::nn::Module>(model));
-  }
-  template <class Model> static ModelRef ref_of(const Prepared<Model>& model) { return model.core()->model; }
-  template <ModelLike Model> static ModelRef ref_of(const Model& model) { return model_ref(model); }
 
   template <class T> auto prepare_one(T&& object) {
     using U = std::remove_cvref_t<T>;

@@ -3,8 +3,6 @@
 /// Parameters whose bytes may be elsewhere: sharded over ranks, in host memory, in a file. Operators fetch them by
 /// themselves; this header is for code that goes around operators, and for those who want to know what moves.
 
-#include <torch/nn/module.h>
-
 #include <cstdint>
 #include <memory>
 
@@ -54,18 +52,5 @@ class ACCELERATE_API Summon {
 };
 
 [[nodiscard]] ACCELERATE_API Summon summon(const ModelRef& model, const SummonOptions& options = {});
-[[nodiscard]] inline Summon summon(const std::shared_ptr<torch::nn::Module>& module,
-                                   const SummonOptions& options = {}) {
-  return summon(ModelRef(module), options);
-}
-[[nodiscard]] inline Summon summon(const torch::jit::Module& module, const SummonOptions& options = {}) {
-  return summon(ModelRef(module), options);
-}
-/// Any torch::nn::ModuleHolder.
-template <class Holder>
-requires requires(const Holder& holder) { typename Holder::ContainedType; }
-[[nodiscard]] Summon summon(const Holder& holder, const SummonOptions& options = {}) {
-  return summon(ModelRef(holder.ptr()), options);
-}
 
 }  // namespace accelerate::residency

@@ -2,8 +2,8 @@
 #include <unordered_map>
 
 #include "accelerate/bigmodel.hpp"
-#include "accelerate/utils/error.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -11,8 +11,8 @@ namespace {
 TensorSpec spec_of(const std::string& name, const at::Tensor& tensor) {
   const auto* dtype = formats::find_torch_dtype(tensor.scalar_type());
   if (!dtype)
-    throw ConfigError("describe: '" + name + "' has the dtype " + std::string(c10::toString(tensor.scalar_type())) +
-                      ", which has no size in a saved model.");
+    raise<ConfigError>("describe: '{}' has the dtype {}, which has no size in a saved model.", name,
+                       c10::toString(tensor.scalar_type()));
   constexpr std::string_view kPrefix = "torch.";
   return {.name = name,
           .shape = tensor.sizes().vec(),
@@ -34,7 +34,7 @@ ModuleTree describe(const ModelRef& model) {
   for (const auto& [name, tensor] : model.buffers()) {
     const auto dot = name.rfind('.');
     const auto owner = index.find(dot == std::string::npos ? "" : name.substr(0, dot));
-    if (owner == index.end()) throw InternalError("describe: the buffer '" + name + "' is in no module.");
+    if (owner == index.end()) raise<InternalError>("describe: the buffer '{}' is in no module.", name);
     buffers[owner->second].push_back(spec_of(dot == std::string::npos ? name : name.substr(dot + 1), tensor));
   }
   const auto build = [&](const auto& self, size_t at) -> ModuleTree {

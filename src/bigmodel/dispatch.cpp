@@ -11,7 +11,6 @@
 #include <unordered_map>
 
 #include "accelerate/bigmodel.hpp"
-#include "accelerate/utils/error.hpp"
 #include "bigmodel/loading_plan.hpp"
 #include "bigmodel/offload_places.hpp"
 #include "bigmodel/replace.hpp"
@@ -20,6 +19,7 @@
 #include "residency/homes/read_ahead.hpp"
 #include "residency/residency.hpp"
 #include "residency/worker.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -29,7 +29,7 @@ using bigmodel::LoadTarget;
 using residency::TensorInFile;
 
 /// One tensor of the model, and what becomes of it.
-struct Piece {
+struct Weight {
   LoadTarget target;
   at::Device computes = at::kCPU;
   std::optional<TensorInFile> file;  ///< on disk: its bytes
@@ -44,7 +44,7 @@ struct Piece {
 struct UnitPlan {
   std::string name;
   at::Device device = at::kCPU;
-  std::vector<Piece*> pieces;
+  std::vector<Weight*> weights;
   int64_t bytes = 0;
 };
 
@@ -65,9 +65,10 @@ void check_devices(const std::string& caller, const DeviceMap& map, const std::o
   const int64_t count = accelerator ? at::accelerator::deviceCount() : 0;
   const auto check = [&](const std::string& what, int64_t index) {
     if (index >= count)
-      throw ConfigError(caller + ": found " + what + ", but this machine has " + std::to_string(count) +
-                        " GPU(s) that LibTorch sees. Use \"cpu\" and \"disk\", or a map that infer_auto_device_map() "
-                        "works out here.");
+      raise<ConfigError>(
+          "{}: found {}, but this machine has {} GPU(s) that LibTorch sees. Use \"cpu\" and \"disk\", or a map that "
+          "infer_auto_device_map() works out here.",
+          caller, what, count);
   };
   for (const auto& [name, place] : map)
     if (place.is_gpu() || place.is_mps())
@@ -96,16 +97,16 @@ constexpr int64_t kUnitBytes = 64 << 20;  ///< large for a disk or a bus, small 
                                           ///< the more of the budget is left for those that stay
 
 /// Whole modules while they are small or of a class that is kept together; else each module's own tensors.
-std::vector<UnitPlan> plan_units(const ModelRef& model, std::vector<Piece>& pieces, int64_t unit_bytes,
+std::vector<UnitPlan> plan_units(const ModelRef& model, std::vector<Weight>& weights, int64_t unit_bytes,
                                  const std::vector<std::string>& whole_classes) {
-  std::unordered_map<const at::TensorImpl*, Piece*> moving;
-  for (auto& piece : pieces)
-    if (piece.offloaded) moving.emplace(piece.target.tensor.unsafeGetTensorImpl(), &piece);
+  std::unordered_map<const at::TensorImpl*, Weight*> moving;
+  for (auto& weight : weights)
+    if (weight.offloaded) moving.emplace(weight.target.tensor.unsafeGetTensorImpl(), &weight);
   const auto modules = model.submodules();
   std::unordered_map<std::string, size_t> index;
   for (size_t i = 0; i < modules.size(); ++i) index.emplace(modules[i].path, i);
   // Each tensor is owned by the first module that has it.
-  std::vector<std::vector<Piece*>> own(modules.size());
+  std::vector<std::vector<Weight*>> own(modules.size());
   for (const auto& [name, tensor] : model.state()) {
     const auto found = moving.find(tensor.unsafeGetTensorImpl());
     if (found == moving.end()) continue;
@@ -115,7 +116,7 @@ std::vector<UnitPlan> plan_units(const ModelRef& model, std::vector<Piece>& piec
   }
   std::vector<int64_t> bytes(modules.size(), 0);
   for (size_t i = modules.size(); i-- > 0;) {  // children come after their parents
-    for (const auto* piece : own[i]) bytes[i] += piece->bytes();
+    for (const auto* weight : own[i]) bytes[i] += weight->bytes();
     if (modules[i].parent >= 0) bytes[static_cast<size_t>(modules[i].parent)] += bytes[i];
   }
   std::vector<UnitPlan> units;
@@ -130,14 +131,14 @@ std::vector<UnitPlan> plan_units(const ModelRef& model, std::vector<Piece>& piec
       inside[i] = bytes[i] <= unit_bytes ||
                   std::find(whole_classes.begin(), whole_classes.end(), modules[i].class_name) != whole_classes.end();
     }
-    for (auto* piece : own[i]) {
+    for (auto* weight : own[i]) {
       auto unit = std::find_if(units.rbegin(), units.rend(), [&](const UnitPlan& other) {
-        return other.name == unit_of[i] && other.device == piece->computes;
+        return other.name == unit_of[i] && other.device == weight->computes;
       });
       if (unit == units.rend())
-        unit = (units.push_back({.name = unit_of[i], .device = piece->computes, .pieces = {}}), units.rbegin());
-      unit->pieces.push_back(piece);
-      unit->bytes += piece->bytes();
+        unit = (units.push_back({.name = unit_of[i], .device = weight->computes, .weights = {}}), units.rbegin());
+      unit->weights.push_back(weight);
+      unit->bytes += weight->bytes();
     }
   }
   return units;
@@ -152,11 +153,10 @@ std::optional<int64_t> memory_of(const MaxMemory& memory, const at::Device& devi
                                : std::optional(static_cast<int64_t>(std::min(found->second.bytes, 0x1p62)));
 }
 
+/// "1234567 bytes (1.24 MB)", rounded up, since it says how much is needed.
 std::string megabytes(int64_t bytes) {
   const auto hundredths = static_cast<int64_t>(std::ceil(static_cast<double>(bytes) / 1e4));
-  const auto fraction = std::to_string(hundredths % 100);
-  return std::to_string(bytes) + " bytes (" + std::to_string(hundredths / 100) + "." +
-         (fraction.size() < 2 ? "0" : "") + fraction + " MB)";
+  return fmt::format("{} bytes ({}.{:02} MB)", bytes, hundredths / 100, hundredths % 100);
 }
 
 }  // namespace
@@ -182,25 +182,26 @@ bool DispatchedModel::skips(const std::string& key) const { return impl_->skip_k
 void DispatchedModel::check_intact() const {
   for (const auto& [device, engine] : impl_->engines)
     if (const auto* member = engine->replaced_member())
-      throw ConfigError("dispatched model: parameter '" + member->name() +
-                        "' was moved or replaced after the model was dispatched, probably by module->to(...) or "
-                        "set_data(). A model with offloaded parts can't be moved; "
-                        "dispatch it again with another device map, or load it without one.");
+      raise<ConfigError>(
+          "dispatched model: parameter '{}' was moved or replaced after the model was dispatched, probably by "
+          "module->to(...) or set_data(). A model with offloaded parts can't be moved; dispatch it again with another "
+          "device map, or load it without one.",
+          member->name());
 }
 
 namespace {
 
-/// From plan to engines. Nothing has been loaded or moved before check(), which throws what can be known.
+/// From plan to engines. Making one throws what can be known; nothing is loaded or moved before finish().
 class Dispatcher {
  public:
-  Dispatcher(const ModelRef& model, Settings settings, std::vector<Piece> pieces)
+  Dispatcher(const ModelRef& model, Settings settings, std::vector<Weight> weights)
       : model_(model),
         settings_(std::move(settings)),
-        pieces_(std::move(pieces)),
+        weights_(std::move(weights)),
         impl_(std::make_shared<DispatchedModel::Impl>()) {
     decide();
   }
-  std::vector<Piece>& pieces() { return pieces_; }
+  std::vector<Weight>& weights() { return weights_; }
 
   /// Values are where plans say: in the model (host memory or a device) or in files.
   DispatchedModel finish() {
@@ -211,13 +212,13 @@ class Dispatcher {
     self.skip_keys = {settings_.skip_keys.begin(), settings_.skip_keys.end()};
     self.moves_inputs = spread_ || !settings_.main.is_cpu();
     map_files();
-    for (auto& piece : pieces_)
-      if (!piece.offloaded && piece.target.tensor.device() != piece.computes && !piece.target.tensor.is_meta())
-        bigmodel::replace_values(piece.target.tensor, piece.target.tensor.to(piece.computes));
+    for (auto& weight : weights_)
+      if (!weight.offloaded && weight.target.tensor.device() != weight.computes && !weight.target.tensor.is_meta())
+        bigmodel::replace_values(weight.target.tensor, weight.target.tensor.to(weight.computes));
     const auto worker = units_.empty() ? nullptr : std::make_shared<residency::Worker>();
     std::map<std::string, TensorInFile> in_files;
-    for (auto& piece : pieces_)
-      if (piece.offloaded && piece.file) in_files.emplace(piece.name(), *piece.file);
+    for (auto& weight : weights_)
+      if (weight.offloaded && weight.file) in_files.emplace(weight.name(), *weight.file);
     const residency::FileTensors files(std::move(in_files), worker,
                                        {.direct = true,
                                         .scratch = settings_.offload.scratch,
@@ -225,8 +226,8 @@ class Dispatcher {
     for (auto& unit : units_) {
       std::map<at::ScalarType, NamedTensors> on_disk;
       NamedTensors in_memory;
-      for (auto* piece : unit.pieces)
-        (piece->file ? on_disk[piece->target.dtype] : in_memory).emplace_back(piece->name(), piece->target.tensor);
+      for (auto* weight : unit.weights)
+        (weight->file ? on_disk[weight->target.dtype] : in_memory).emplace_back(weight->name(), weight->target.tensor);
       std::vector<residency::PartSpec> parts;
       for (const auto& [dtype, members] : on_disk)
         for (auto& part : files.read(members, unit.device, dtype)) parts.push_back(std::move(part));
@@ -246,51 +247,53 @@ class Dispatcher {
     std::set<at::Device, bool (*)(const at::Device&, const at::Device&)> devices(
         [](const at::Device& a, const at::Device& b) { return a.str() < b.str(); });
     int64_t on_disk = 0;
-    for (auto& piece : pieces_) {
-      const auto& place = piece.target.place;
-      if (place) piece.computes = place->is_gpu() || place->is_mps() ? bigmodel::device_of(*place) : settings_.main;
+    for (auto& weight : weights_) {
+      const auto& place = weight.target.place;
+      if (place) weight.computes = place->is_gpu() || place->is_mps() ? bigmodel::device_of(*place) : settings_.main;
       else
-        piece.computes = piece.target.tensor.is_meta() ? settings_.main : piece.target.tensor.device();  // where it is
-      devices.insert(piece.computes);
-      if (piece.file && piece.computes.is_cpu()) on_disk += piece.bytes();
+        weight.computes =
+            weight.target.tensor.is_meta() ? settings_.main : weight.target.tensor.device();  // where it is
+      devices.insert(weight.computes);
+      if (weight.file && weight.computes.is_cpu()) on_disk += weight.bytes();
     }
     spread_ = devices.size() > 1 || settings_.force_hooks;
-    const auto stays_out = [&](const Piece& piece) {
-      return piece.target.place && (piece.target.place->is_cpu() || piece.target.place->is_disk()) &&
-             (!piece.target.is_buffer || settings_.offload_buffers);
+    const auto stays_out = [&](const Weight& weight) {
+      return weight.target.place && (weight.target.place->is_cpu() || weight.target.place->is_disk()) &&
+             (!weight.target.is_buffer || settings_.offload_buffers);
     };
     const bool mapped = !settings_.offload.always_read && on_disk <= host_memory_for_mapping();
-    for (auto& piece : pieces_) {
+    for (auto& weight : weights_) {
       const bool mappable =
-          piece.file && piece.file->map && piece.file->dtype == piece.target.dtype && piece.computes.is_cpu();
-      piece.in_memory_whole = mappable && mapped;
-      piece.offloaded = !piece.in_memory_whole && stays_out(piece) && (piece.file || !piece.computes.is_cpu()) &&
-                        piece.target.tensor.numel() > 0;
+          weight.file && weight.file->map && weight.file->dtype == weight.target.dtype && weight.computes.is_cpu();
+      weight.in_memory_whole = mappable && mapped;
+      weight.offloaded = !weight.in_memory_whole && stays_out(weight) && (weight.file || !weight.computes.is_cpu()) &&
+                         weight.target.tensor.numel() > 0;
     }
     std::map<std::string, std::pair<at::Device, int64_t>> resident;
-    for (const auto& piece : pieces_) {
-      auto& [device, bytes] = resident.try_emplace(piece.computes.str(), piece.computes, 0).first->second;
+    for (const auto& weight : weights_) {
+      auto& [device, bytes] = resident.try_emplace(weight.computes.str(), weight.computes, 0).first->second;
       // Buffers of parts on disk come on top, as in infer_auto_device_map(): what the map has put there counts.
-      if (!piece.offloaded && !piece.in_memory_whole && !(piece.target.place && piece.target.place->is_disk()))
-        bytes += piece.bytes();
+      if (!weight.offloaded && !weight.in_memory_whole && !(weight.target.place && weight.target.place->is_disk()))
+        bytes += weight.bytes();
     }
     for (const auto& [name, of] : resident) budgets_[name] = budget(of.first, of.second);
     int64_t unit_bytes = kUnitBytes;
     for (const auto& [name, bytes] : budgets_) unit_bytes = std::min(unit_bytes, bytes / 4);
-    units_ = plan_units(model_, pieces_, unit_bytes, settings_.whole_classes);
+    units_ = plan_units(model_, weights_, unit_bytes, settings_.whole_classes);
     for (const auto& unit : units_) {
       const auto& [device, held] = resident.at(unit.device.str());
       if (unit.bytes > budgets_.at(unit.device.str())) {
         int64_t largest = 0;
         for (const auto& other : units_)
           if (other.device == unit.device) largest = std::max(largest, other.bytes);
-        throw ConfigError(
-            settings_.caller + ": there are " + megabytes(std::max<int64_t>(budgets_.at(unit.device.str()), 0)) +
-            " on " + unit.device.str() + " for weights that come and go, which is less than '" + unit.name +
-            "' needs to compute, " + megabytes(unit.bytes) + ". Nothing was loaded. At least " + megabytes(largest) +
-            " are needed for them" + (held > 0 ? ", besides " + megabytes(held) + " for what stays there" : "") +
-            "; give more (budget_bytes, max_memory), or take '" + unit.name +
-            "' out of the classes that are kept whole.");
+        raise<ConfigError>(
+            "{}: there are {} on {} for weights that come and go, which is less than '{}' needs to compute, {}. "
+            "Nothing "
+            "was loaded. At least {} are needed for them{}; give more (budget_bytes, max_memory), or take '{}' out of "
+            "the classes that are kept whole.",
+            settings_.caller, megabytes(std::max<int64_t>(budgets_.at(unit.device.str()), 0)), unit.device.str(),
+            unit.name, megabytes(unit.bytes), megabytes(largest),
+            held > 0 ? fmt::format(", besides {} for what stays there", megabytes(held)) : "", unit.name);
       }
     }
   }
@@ -303,8 +306,8 @@ class Dispatcher {
   }
   int64_t in_host_memory_bytes() const {
     int64_t bytes = 0;
-    for (const auto& piece : pieces_)
-      if (!piece.file && piece.computes.is_cpu()) bytes += piece.bytes();
+    for (const auto& weight : weights_)
+      if (!weight.file && weight.computes.is_cpu()) bytes += weight.bytes();
     return bytes;
   }
 
@@ -335,10 +338,10 @@ class Dispatcher {
   void map_files() {
     std::vector<residency::MappedBytes> bytes;
     auto mappings = std::make_shared<std::vector<at::Tensor>>();
-    for (auto& piece : pieces_) {
-      if (!piece.in_memory_whole) continue;
-      const at::Tensor value = piece.file->map();
-      bigmodel::replace_values(piece.target.tensor, value);
+    for (auto& weight : weights_) {
+      if (!weight.in_memory_whole) continue;
+      const at::Tensor value = weight.file->map();
+      bigmodel::replace_values(weight.target.tensor, value);
       bytes.push_back({value.const_data_ptr(), static_cast<int64_t>(value.nbytes())});
       mappings->push_back(value);
     }
@@ -380,35 +383,35 @@ class Dispatcher {
   void keep_resident() {
     auto& engine = impl_->engines["resident"];
     engine = std::make_unique<residency::Residency>(residency::Policy{.prefetch = 0, .across_devices = true});
-    for (auto& piece : pieces_) {
-      const at::Tensor& tensor = piece.target.tensor;
-      if (piece.offloaded || tensor.is_meta() || tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense())
+    for (auto& weight : weights_) {
+      const at::Tensor& tensor = weight.target.tensor;
+      if (weight.offloaded || tensor.is_meta() || tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense())
         continue;
       residency::PartSpec part;
-      part.members = {{piece.name(), tensor}};
+      part.members = {{weight.name(), tensor}};
       part.layout = {.offsets = {0}, .numel = tensor.numel()};
       part.dtype = tensor.scalar_type();
       part.device = tensor.device();
       part.home = residency::memory_home(tensor.variable_data().as_strided({tensor.numel()}, {1}));
       std::vector<residency::PartSpec> parts;
       parts.push_back(std::move(part));
-      engine->add(piece.name(), std::move(parts));
+      engine->add(weight.name(), std::move(parts));
     }
   }
 
   ModelRef model_;
   Settings settings_;
-  std::vector<Piece> pieces_;
+  std::vector<Weight> weights_;
   std::shared_ptr<DispatchedModel::Impl> impl_;
   bool spread_ = false;
   std::map<std::string, int64_t> budgets_;  ///< by device: for what comes and goes
   std::vector<UnitPlan> units_;
 };
 
-std::vector<Piece> pieces_of(std::vector<LoadTarget> targets) {
-  std::vector<Piece> pieces;
-  for (auto& target : targets) pieces.push_back({.target = std::move(target)});
-  return pieces;
+std::vector<Weight> weights_of(std::vector<LoadTarget> targets) {
+  std::vector<Weight> weights;
+  for (auto& target : targets) weights.push_back({.target = std::move(target)});
+  return weights;
 }
 
 bool goes_to_disk(const LoadTarget& target, bool offload_buffers) {
@@ -416,22 +419,22 @@ bool goes_to_disk(const LoadTarget& target, bool offload_buffers) {
 }
 
 /// Values that were given instead of the model's.
-void take_over(const std::string& caller, std::vector<Piece>& pieces,
+void take_over(const std::string& caller, std::vector<Weight>& weights,
                const std::map<std::string, at::Tensor>& state_dict) {
   const c10::NoGradGuard no_grad;
   std::string wrong;
-  for (auto& piece : pieces)
-    for (const auto& name : piece.target.names)
+  for (auto& weight : weights)
+    for (const auto& name : weight.target.names)
       if (const auto given = state_dict.find(name);
-          given != state_dict.end() && !given->second.sizes().equals(piece.target.tensor.sizes()))
-        wrong += "\n  " + name + ": " + c10::str(given->second.sizes()) + " given, " +
-                 c10::str(piece.target.tensor.sizes()) + " in the model";
-  if (!wrong.empty()) throw ShapeError(caller + ": state_dict has tensors of other shapes than the model:" + wrong);
-  for (auto& piece : pieces)
-    for (const auto& name : piece.target.names)
-      if (const auto given = state_dict.find(name); given != state_dict.end() && piece.target.place &&
-                                                    (piece.target.place->is_cpu() || piece.target.place->is_disk())) {
-        bigmodel::replace_values(piece.target.tensor, given->second.detach().to(piece.target.dtype));
+          given != state_dict.end() && !given->second.sizes().equals(weight.target.tensor.sizes()))
+        wrong += fmt::format("\n  {}: {} given, {} in the model", name, c10::str(given->second.sizes()),
+                             c10::str(weight.target.tensor.sizes()));
+  if (!wrong.empty()) raise<ShapeError>("{}: state_dict has tensors of other shapes than the model:{}", caller, wrong);
+  for (auto& weight : weights)
+    for (const auto& name : weight.target.names)
+      if (const auto given = state_dict.find(name); given != state_dict.end() && weight.target.place &&
+                                                    (weight.target.place->is_cpu() || weight.target.place->is_disk())) {
+        bigmodel::replace_values(weight.target.tensor, given->second.detach().to(weight.target.dtype));
         break;
       }
 }
@@ -441,8 +444,8 @@ DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const
   check_devices(caller, map, options.main_device);
   auto targets = bigmodel::targets_of(model);
   bigmodel::place(caller.c_str(), model, targets, map);
-  auto pieces = pieces_of(std::move(targets));
-  take_over(caller, pieces, options.state_dict);
+  auto weights = weights_of(std::move(targets));
+  take_over(caller, weights, options.state_dict);
   std::optional<OffloadIndex> index = options.offload_index;
   if (!index && !options.offload_dir.empty() && fs::exists(options.offload_dir / "index.json"))
     index = load_offload_index(options.offload_dir);
@@ -450,46 +453,48 @@ DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const
   if (index) saved.insert(index->begin(), index->end());
   NamedTensors to_write;
   std::string missing;
-  for (auto& piece : pieces) {
-    const auto& target = piece.target;
-    if (target.tensor.is_meta() && !goes_to_disk(target, options.offload_buffers)) missing += "\n  " + piece.name();
+  for (auto& weight : weights) {
+    const auto& target = weight.target;
+    if (target.tensor.is_meta() && !goes_to_disk(target, options.offload_buffers)) missing += "\n  " + weight.name();
     if (!goes_to_disk(target, options.offload_buffers)) continue;
     if (options.offload_dir.empty() && !index)
-      throw ConfigError(
-          caller + ": the device map has parts on disk ('" + piece.name() +
-          "' is the first), and offload_dir is empty. Give a folder for them, or one that has them already.");
+      raise<ConfigError>(
+          "{}: the device map has parts on disk ('{}' is the first), and offload_dir is empty. Give a folder for them, "
+          "or one that has them already.",
+          caller, weight.name());
     const auto found = std::find_if(target.names.begin(), target.names.end(),
                                     [&](const std::string& name) { return saved.contains(name); });
     if (found != target.names.end()) {
-      piece.file = bigmodel::tensor_in_folder(options.offload_dir, *found, saved.at(*found));
-      if (!at::IntArrayRef(piece.file->shape).equals(target.tensor.sizes()))
-        throw CheckpointError(caller + ": '" + *found + "' is of shape " +
-                              c10::str(at::IntArrayRef(piece.file->shape)) + " in the offload folder '" +
-                              options.offload_dir.string() + "', " + c10::str(target.tensor.sizes()) +
-                              " in the model. The folder is of another model: use another, or remove it.");
+      weight.file = bigmodel::tensor_in_folder(options.offload_dir, *found, saved.at(*found));
+      if (!at::IntArrayRef(weight.file->shape).equals(target.tensor.sizes()))
+        raise<CheckpointError>(
+            "{}: '{}' is of shape {} in the offload folder '{}', {} in the model. The folder is of another model: use "
+            "another, or remove it.",
+            caller, *found, c10::str(at::IntArrayRef(weight.file->shape)), options.offload_dir.string(),
+            c10::str(target.tensor.sizes()));
     } else if (target.tensor.is_meta()) {
-      missing += "\n  " + piece.name();
+      missing += "\n  " + weight.name();
     } else {
-      to_write.emplace_back(piece.name(), target.tensor);
+      to_write.emplace_back(weight.name(), target.tensor);
     }
   }
   if (!missing.empty())
-    throw ConfigError(caller +
-                      ": these weights have no values (they are on the meta device), neither in the model nor in "
-                      "state_dict nor in the offload folder:" +
-                      missing + "\nLoad a checkpoint with load_checkpoint_and_dispatch, or materialize() the model.");
+    raise<ConfigError>(
+        "{}: these weights have no values (they are on the meta device), neither in the model nor in state_dict nor in "
+        "the offload folder:{}\nLoad a checkpoint with load_checkpoint_and_dispatch, or materialize() the model.",
+        caller, missing);
   // Where they will be, so that everything can be checked before anything is written.
-  for (auto& piece : pieces) {
-    if (piece.file || !goes_to_disk(piece.target, options.offload_buffers)) continue;
-    const auto& tensor = piece.target.tensor;
-    const auto file = options.offload_dir / (piece.name() + ".dat");
-    piece.file = TensorInFile{
+  for (auto& weight : weights) {
+    if (weight.file || !goes_to_disk(weight.target, options.offload_buffers)) continue;
+    const auto& tensor = weight.target.tensor;
+    const auto file = options.offload_dir / (weight.name() + ".dat");
+    weight.file = TensorInFile{
         .file = file,
         .begin = 0,
         .bytes = static_cast<int64_t>(tensor.nbytes()),
         .dtype = tensor.scalar_type(),
         .shape = tensor.sizes().vec(),
-        .map = [file, weight = bigmodel::offloaded_weight_of(tensor)] { return load_offloaded_weight(file, weight); },
+        .map = [file, form = bigmodel::offloaded_weight_of(tensor)] { return load_offloaded_weight(file, form); },
         .decode = nullptr};
   }
   Settings settings{.caller = caller,
@@ -501,9 +506,21 @@ DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const
                     .force_hooks = options.force_hooks,
                     .max_memory = std::nullopt,
                     .offload = options.offload};
-  Dispatcher dispatcher(model, std::move(settings), std::move(pieces));
+  Dispatcher dispatcher(model, std::move(settings), std::move(weights));
   if (!to_write.empty()) offload_state_dict(options.offload_dir, to_write);
   return dispatcher.finish();
+}
+
+DispatchOptions whole_model(const OffloadAllOptions& options, const fs::path& offload_dir) {
+  return {.main_device = options.execution_device.value_or(accelerator_or_host()),
+          .state_dict = options.state_dict,
+          .offload_dir = offload_dir,
+          .offload_index = std::nullopt,
+          .offload_buffers = options.offload_buffers,
+          .skip_keys = {},
+          .preload_module_classes = options.preload_module_classes,
+          .force_hooks = false,
+          .offload = options.offload};
 }
 
 }  // namespace
@@ -513,29 +530,11 @@ DispatchedModel dispatch_model(const ModelRef& model, const DeviceMap& device_ma
 }
 
 DispatchedModel cpu_offload(const ModelRef& model, const CpuOffloadOptions& options) {
-  return dispatch("cpu_offload", model, {{"", "cpu"}},
-                  {.main_device = options.execution_device.value_or(accelerator_or_host()),
-                   .state_dict = options.state_dict,
-                   .offload_dir = {},
-                   .offload_index = std::nullopt,
-                   .offload_buffers = options.offload_buffers,
-                   .skip_keys = {},
-                   .preload_module_classes = options.preload_module_classes,
-                   .force_hooks = false,
-                   .offload = options.offload});
+  return dispatch("cpu_offload", model, {{"", "cpu"}}, whole_model(options, {}));
 }
 
 DispatchedModel disk_offload(const ModelRef& model, const fs::path& offload_dir, const DiskOffloadOptions& options) {
-  return dispatch("disk_offload", model, {{"", "disk"}},
-                  {.main_device = options.execution_device.value_or(accelerator_or_host()),
-                   .state_dict = {},
-                   .offload_dir = offload_dir,
-                   .offload_index = std::nullopt,
-                   .offload_buffers = options.offload_buffers,
-                   .skip_keys = {},
-                   .preload_module_classes = options.preload_module_classes,
-                   .force_hooks = false,
-                   .offload = options.offload});
+  return dispatch("disk_offload", model, {{"", "disk"}}, whole_model(options, offload_dir));
 }
 
 DispatchedModel load_checkpoint_and_dispatch(const ModelRef& model, const fs::path& checkpoint,
@@ -587,42 +586,42 @@ DispatchedModel load_checkpoint_and_dispatch(const ModelRef& model, const fs::pa
                     .offload = options.offload};
   settings.whole_classes.insert(settings.whole_classes.end(), options.no_split_module_classes.begin(),
                                 options.no_split_module_classes.end());
-  auto pieces = pieces_of(plan.targets);
+  auto weights = weights_of(plan.targets);
   std::set<const at::TensorImpl*> where_they_lie;
-  for (auto& piece : pieces) {
-    const auto* stored = piece.target.stored;
-    if (!stored || !plan.on_disk(piece.target)) continue;
+  for (auto& weight : weights) {
+    const auto* stored = weight.target.stored;
+    if (!stored || !plan.on_disk(weight.target)) continue;
     const auto& [name, tensor] = *stored;
-    const bool converted = tensor.dtype != piece.target.dtype || (tensor.bytes && tensor.bytes->decode);
+    const bool converted = tensor.dtype != weight.target.dtype || (tensor.bytes && tensor.bytes->decode);
     if (!tensor.bytes || (converted && !options.offload_folder.empty())) {
       if (options.offload_folder.empty())
-        throw CheckpointError(
-            "load_checkpoint_and_dispatch: '" + name + "' is to be on disk, and can't be used where it lies in '" +
-            checkpoint.string() +
-            "', because its elements are not in one piece. Give offload_folder, a folder with room for such weights.");
-      const auto weight = bigmodel::offloaded_weight_of(
-          at::empty(tensor.sizes, at::TensorOptions().dtype(piece.target.dtype).device(at::kMeta)));
-      const auto file = options.offload_folder / (piece.name() + ".dat");
-      piece.file = TensorInFile{.file = file,
-                                .begin = 0,
-                                .bytes = piece.bytes(),
-                                .dtype = piece.target.dtype,
-                                .shape = tensor.sizes,
-                                .map = [file, weight] { return load_offloaded_weight(file, weight); },
-                                .decode = nullptr};
+        raise<CheckpointError>(
+            "{}: '{}' is to be on disk, and can't be used where it lies in '{}', because its elements are not in one "
+            "piece. Give offload_folder, a folder with room for such weights.",
+            caller, name, checkpoint.string());
+      const auto form = bigmodel::offloaded_weight_of(
+          at::empty(tensor.sizes, at::TensorOptions().dtype(weight.target.dtype).device(at::kMeta)));
+      const auto file = options.offload_folder / (weight.name() + ".dat");
+      weight.file = TensorInFile{.file = file,
+                                 .begin = 0,
+                                 .bytes = weight.bytes(),
+                                 .dtype = weight.target.dtype,
+                                 .shape = tensor.sizes,
+                                 .map = [file, form] { return load_offloaded_weight(file, form); },
+                                 .decode = nullptr};
       continue;
     }
-    piece.file = TensorInFile{.file = tensor.bytes->file,
-                              .begin = tensor.bytes->begin,
-                              .bytes = tensor.bytes->bytes,
-                              .dtype = tensor.dtype,
-                              .shape = tensor.sizes,
-                              .map = nullptr,
-                              .decode = tensor.bytes->decode};
-    if (plan.checkpoint.mapped && !converted) piece.file->map = tensor.read_whole;
-    where_they_lie.insert(piece.target.tensor.unsafeGetTensorImpl());
+    weight.file = TensorInFile{.file = tensor.bytes->file,
+                               .begin = tensor.bytes->begin,
+                               .bytes = tensor.bytes->bytes,
+                               .dtype = tensor.dtype,
+                               .shape = tensor.sizes,
+                               .map = nullptr,
+                               .decode = tensor.bytes->decode};
+    if (plan.checkpoint.mapped && !converted) weight.file->map = tensor.read_whole;
+    where_they_lie.insert(weight.target.tensor.unsafeGetTensorImpl());
   }
-  Dispatcher dispatcher(model, std::move(settings), std::move(pieces));
+  Dispatcher dispatcher(model, std::move(settings), std::move(weights));
   bigmodel::load(
       plan, [&](const LoadTarget& target) { return where_they_lie.contains(target.tensor.unsafeGetTensorImpl()); });
   return dispatcher.finish();

@@ -1,7 +1,10 @@
+#include "accelerate/model/model_ref.hpp"
+
+#include <torch/csrc/jit/api/module.h>
+#include <torch/nn/module.h>
+
 #include <set>
 #include <string_view>
-
-#include "accelerate/model/model_ref.hpp"
 
 namespace accelerate {
 namespace {
@@ -23,7 +26,7 @@ void collect(const torch::nn::Module& module, const std::string& prefix, StateOf
   for (const auto& child : module.named_children()) collect(*child.value(), prefix + child.key() + ".", state);
 }
 
-StateOf state_of(const std::shared_ptr<torch::nn::Module>& module, const std::optional<torch::jit::Module>& script) {
+StateOf state_of(const std::shared_ptr<torch::nn::Module>& module, const std::shared_ptr<torch::jit::Module>& script) {
   StateOf state;
   if (module) {
     collect(*module, "", state);
@@ -95,6 +98,8 @@ void walk(const torch::jit::Module& module, const std::string& path, int64_t par
 
 }  // namespace
 
+ModelRef::ModelRef(const torch::jit::Module& module) : script_(std::make_shared<torch::jit::Module>(module)) {}
+
 std::vector<Submodule> ModelRef::submodules() const {
   std::vector<Submodule> all;
   if (module_) walk(*module_, "", -1, all);
@@ -114,7 +119,7 @@ NamedTensors ModelRef::state() const {
 
 void ModelRef::to(const at::Device& device) const {
   if (module_) module_->to(device);
-  else torch::jit::Module(*script_).to(device);
+  else script_->to(device);
 }
 
 const void* ModelRef::identity() const {

@@ -51,24 +51,21 @@ template <nested::HasFields T> struct Transparent<T> : Transparent<decltype(std:
 /// may pass undefined ones in their place. What is no tensor should be equal on all ranks. Tensors with as many rows as
 /// the first one are cut along dimension 0, in parts as equal as can be (the reference pads instead); the rest goes to
 /// each part whole. Results are joined along dimension 0. With one process it is the plain forward.
-template <ModelLike Model> class PipelinedModel {
+/// Parameters of other stages are on the meta device.
+template <ModelLike Model> class PipelinedModel : public Callable<PipelinedModel<Model>, Model> {
  public:
-  using model_type = Model;
-
   PipelinedModel(Model model, std::shared_ptr<parallel::Pipeline> core)
-      : model_(std::move(model)), core_(std::move(core)) {}
+      : Callable<PipelinedModel<Model>, Model>(std::move(model)), core_(std::move(core)) {}
 
   /// @throws ConfigError naming the operator when the forward can't be split; CommError when a rank fails or runs
   /// another program, on all ranks.
-  template <class... Args> auto operator()(const Args&... args) const { return forward(args...); }
-
   template <class... Args> auto forward(const Args&... args) const {
-    using Output = std::decay_t<decltype(call(args...))>;
+    using Output = std::decay_t<decltype(own_forward(args...))>;
     static_assert(detail::Transparent<Output>::value,
                   "the forward returns a type whose tensors can't be found: use tensors, numbers, strings, standard "
                   "containers of them, or declare ACCELERATE_FIELDS in your struct");
     const at::NoGradGuard no_grad;
-    if (core_->num_stages() == 1) return Output(call(args...));
+    if (core_->num_stages() == 1) return Output(own_forward(args...));
     const std::tuple<std::decay_t<const Args&>...> inputs(args...);
     std::vector<at::Tensor> tensors;
     nested::for_each_tensor(inputs, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
@@ -76,8 +73,9 @@ template <ModelLike Model> class PipelinedModel {
     std::vector<Output> outputs;
     for (int64_t chunk = 0; chunk < run.num_chunks(); ++chunk) {
       const auto part = nested::map_tensors(inputs, [&](const at::Tensor&) { return run.next_input(); });
-      run.run(
-          [&] { outputs.push_back(std::apply([&](const auto&... items) -> Output { return call(items...); }, part)); });
+      run.run([&] {
+        outputs.push_back(std::apply([&](const auto&... items) -> Output { return own_forward(items...); }, part));
+      });
       outputs.back() = nested::map_tensors(outputs.back(), [&](const at::Tensor& tensor) { return run.take(tensor); });
     }
     run.finish();
@@ -88,23 +86,15 @@ template <ModelLike Model> class PipelinedModel {
     return nested::map_tensors(joined, [&](const at::Tensor& tensor) { return run.deliver(tensor); });
   }
 
-  /// The object that was prepared; parameters of other stages are on the meta device.
-  const Model& unwrap() const { return model_; }
   PipelineReport report() const { return core_->report(); }
   const std::vector<std::string>& split_points() const { return core_->split_points(); }
 
-  template <class... Args> decltype(auto) call(const Args&... args) const {
-    if constexpr (detail::ScriptModule<Model>) {
-      if constexpr (sizeof...(Args) == 1 && (std::is_same_v<Args, std::vector<c10::IValue>> && ...))
-        return model_.forward(args...);
-      else return model_.forward(std::vector<c10::IValue>{c10::IValue(args)...});
-    } else {
-      return model_->forward(args...);
-    }
+ private:
+  /// Without hooks, which would see each chunk.
+  template <class... Args> decltype(auto) own_forward(const Args&... args) const {
+    return call_forward(this->model(), args...);
   }
 
- private:
-  mutable Model model_;
   std::shared_ptr<parallel::Pipeline> core_;
 };
 
@@ -119,15 +109,10 @@ template <ModelLike Model> class PipelinedModel {
 /// @throws ConfigError, ShapeError and CommError as parallel::Pipeline.
 template <ModelLike Model, class... Example>
 PipelinedModel<Model> prepare_pippy(Model model, const PippyOptions& options = {}, const Example&... example) {
-  const auto reference = [&] {
-    if constexpr (detail::ScriptModule<Model>) return ModelRef(model);
-    else if constexpr (detail::ModuleHolderLike<Model>) return ModelRef(model.ptr());
-    else return ModelRef(model);
-  }();
-  PipelinedModel<Model> handle(model, nullptr);
   std::function<void()> forward;
-  if constexpr (sizeof...(Example) > 0) forward = [&] { handle.call(example...); };
-  return PipelinedModel<Model>(std::move(model), std::make_shared<parallel::Pipeline>(reference, options, forward));
+  if constexpr (sizeof...(Example) > 0) forward = [&] { static_cast<void>(call_forward(model, example...)); };
+  auto core = std::make_shared<parallel::Pipeline>(model, options, forward);
+  return PipelinedModel<Model>(std::move(model), std::move(core));
 }
 
 }  // namespace accelerate

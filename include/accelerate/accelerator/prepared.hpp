@@ -13,8 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/bigmodel/hooks.hpp"
-#include "accelerate/model/model_like.hpp"
+#include "accelerate/model/callable.hpp"
 #include "accelerate/parallel/fsdp.hpp"
 #include "accelerate/precision.hpp"
 #include "accelerate/utils/export.hpp"
@@ -54,20 +53,16 @@ class ForwardScope {
 
 /// Cheap-to-copy handle; copies share the model. `m(...)` runs the module's forward: under autocast if mixed precision
 /// is on (results come back as fp32), and so that backward averages gradients over ranks; hooks of the model
-/// (bigmodel/hooks.hpp) run around it. `m->...` is your own module; calling m->forward directly leaves these out.
+/// (model/hooks.hpp) run around it. `m->...` is your own module; calling m->forward directly leaves these out.
 ///
 /// With several processes a training forward is collective when the module has buffers (they are broadcast).
-template <ModelLike Model> class Prepared {
+template <ModelLike Model> class Prepared : public Callable<Prepared<Model>, Model> {
  public:
-  using model_type = Model;
-
   Prepared(Model model, std::shared_ptr<detail::PreparedModel> core)
-      : model_(std::move(model)), core_(std::move(core)) {}
-
-  template <class... Args> auto operator()(Args&&... args) const { return forward(std::forward<Args>(args)...); }
+      : Callable<Prepared<Model>, Model>(std::move(model)), core_(std::move(core)) {}
 
   template <class... Args> auto forward(Args&&... args) const {
-    using Output = std::decay_t<decltype(call(std::forward<Args>(args)...))>;
+    using Output = std::decay_t<decltype(run(std::forward<Args>(args)...))>;
     const detail::ForwardScope scope(core_->engine.get());
     if constexpr (std::is_void_v<Output>) {
       call_in_precision(std::forward<Args>(args)...);
@@ -82,31 +77,18 @@ template <ModelLike Model> class Prepared {
     }
   }
 
-  auto operator->() const { return pointer(); }
-  auto& operator*() const { return *pointer(); }
-  /// The object that was prepared.
-  const Model& unwrap() const { return model_; }
   const std::shared_ptr<detail::PreparedModel>& core() const { return core_; }
 
  private:
-  auto* pointer() const {
-    if constexpr (detail::ScriptModule<Model>) return &model_;
-    else if constexpr (detail::ModuleHolderLike<Model>) return model_.ptr().get();
-    else return model_.get();
-  }
-  template <class... Args> decltype(auto) call(Args&&... args) const {
-    // Hooks of the model (add_hook_to_module) run here.
-    return detail::call_with_hooks([this] { return core_->model; },
-                                   [this](auto&&... inputs) -> decltype(auto) {
-                                     return call_forward(model_, std::forward<decltype(inputs)>(inputs)...);
-                                   },
-                                   std::forward<Args>(args)...);
+  /// The module's forward with its hooks.
+  template <class... Args> auto run(Args&&... args) const {
+    return accelerate::call(this->model(), std::forward<Args>(args)...);
   }
   template <class... Args> decltype(auto) call_in_precision(Args&&... args) const {
     std::optional<AutocastGuard> region;
     if (core_->autocast_dtype) region.emplace(core_->device_type, core_->autocast_dtype, core_->autocast);
-    if (core_->input_dtype) return call(cast_input(args)...);
-    return call(std::forward<Args>(args)...);
+    if (core_->input_dtype) return run(cast_input(args)...);
+    return run(std::forward<Args>(args)...);
   }
   template <class T> T cast_input(const T& input) const {
     if constexpr (nested::all_tensors<T>)
@@ -119,7 +101,6 @@ template <ModelLike Model> class Prepared {
     if (core_->engine) core_->engine->after_forward(outputs);
   }
 
-  mutable Model model_;
   std::shared_ptr<detail::PreparedModel> core_;
 };
 

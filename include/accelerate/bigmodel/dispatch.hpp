@@ -37,10 +37,9 @@
 #include <vector>
 
 #include "accelerate/bigmodel/device_map.hpp"
-#include "accelerate/bigmodel/hooks.hpp"
 #include "accelerate/bigmodel/loading.hpp"
 #include "accelerate/bigmodel/offload.hpp"
-#include "accelerate/model/model_like.hpp"
+#include "accelerate/model/callable.hpp"
 #include "accelerate/utils/export.hpp"
 #include "accelerate/utils/nested.hpp"
 #include "accelerate/utils/ops.hpp"
@@ -111,39 +110,34 @@ class ACCELERATE_API DispatchedModel {
   std::shared_ptr<Impl> impl_;
 };
 
-/// A dispatched model of type Model: call it like the model. Runs the hooks of the model (hooks.hpp), brings inputs to
-/// the main device and results back to where the first input was.
-template <ModelLike Model> class Dispatched : public DispatchedModel {
+/// A dispatched model of type Model: call it like the model. Runs the hooks of the model (model/hooks.hpp), brings
+/// inputs to the main device and results back to where the first input was.
+template <ModelLike Model> class Dispatched : public DispatchedModel, public Callable<Dispatched<Model>, Model> {
  public:
-  Dispatched(Model model, DispatchedModel core) : DispatchedModel(std::move(core)), model_(std::move(model)) {}
+  Dispatched(Model model, DispatchedModel core)
+      : DispatchedModel(std::move(core)), Callable<Dispatched<Model>, Model>(std::move(model)) {}
 
-  template <class... Args> auto operator()(Args&&... args) const {
+  template <class... Args> auto forward(Args&&... args) const {
     check_intact();
     return detail::call_with_hooks(
-        [this] { return model_ref(model_); },
+        this->unwrap(),
         [this](auto&&... inputs) -> decltype(auto) { return run(std::forward<decltype(inputs)>(inputs)...); },
         std::forward<Args>(args)...);
-  }
-  const Model& unwrap() const { return model_; }
-  auto operator->() const {
-    if constexpr (detail::ScriptModule<Model>) return &model_;
-    else if constexpr (detail::ModuleHolderLike<Model>) return model_.ptr().get();
-    else return model_.get();
   }
 
  private:
   template <class... Args> auto run(Args&&... args) const {
-    using Output = std::decay_t<decltype(call_forward(model_, std::forward<Args>(args)...))>;
-    if (!moves_inputs()) return static_cast<Output>(call_forward(model_, std::forward<Args>(args)...));
+    using Output = std::decay_t<decltype(call_forward(this->model(), std::forward<Args>(args)...))>;
+    if (!moves_inputs()) return static_cast<Output>(call_forward(this->model(), std::forward<Args>(args)...));
     std::vector<at::Tensor> tensors;
     (detail::collect_tensors(std::as_const(args), tensors), ...);
     std::optional<at::Device> origin;
     for (const auto& tensor : tensors)
       if (!origin && tensor.defined()) origin = tensor.device();
     if constexpr (std::is_void_v<Output>) {
-      call_forward(model_, sent<Args>(args)...);
+      call_forward(this->model(), sent<Args>(args)...);
     } else {
-      Output output = call_forward(model_, sent<Args>(args)...);
+      Output output = call_forward(this->model(), sent<Args>(args)...);
       if constexpr (detail::may_hold_tensors<Output>) {
         if (origin) return send_to_device(output, *origin);
       }
@@ -183,8 +177,6 @@ template <ModelLike Model> class Dispatched : public DispatchedModel {
       return static_cast<T&&>(argument);
     }
   }
-
-  mutable Model model_;
 };
 
 /// Spreads a model that has its weights (or whose weights are in `state_dict` or `offload_dir`) over the places of the
@@ -231,22 +223,20 @@ ACCELERATE_API DispatchedModel load_checkpoint_and_dispatch(const ModelRef& mode
                                                             const std::filesystem::path& checkpoint,
                                                             const LoadAndDispatchOptions& options = {});
 
-struct CpuOffloadOptions {
+/// For cpu_offload() and disk_offload(), which put a whole model in one place.
+struct OffloadAllOptions {
   std::optional<at::Device> execution_device;  ///< default: the accelerator, or the host where there is none
   bool offload_buffers = false;
   std::map<std::string, at::Tensor> state_dict;  ///< as DispatchOptions, like the following
   std::vector<std::string> preload_module_classes;
   OffloadOptions offload;
 };
+using CpuOffloadOptions = OffloadAllOptions;
+using DiskOffloadOptions = OffloadAllOptions;
+
 /// All weights in host memory, copied to the execution device for use.
 ACCELERATE_API DispatchedModel cpu_offload(const ModelRef& model, const CpuOffloadOptions& options = {});
 
-struct DiskOffloadOptions {
-  std::optional<at::Device> execution_device;  ///< as CpuOffloadOptions, like the following
-  bool offload_buffers = false;
-  std::vector<std::string> preload_module_classes;
-  OffloadOptions offload;
-};
 /// All weights in the files of `offload_dir`, a folder in the reference's format: read if it has an index.json, else
 /// written.
 ACCELERATE_API DispatchedModel disk_offload(const ModelRef& model, const std::filesystem::path& offload_dir,
@@ -257,22 +247,22 @@ ACCELERATE_API DispatchedModel disk_offload(const ModelRef& model, const std::fi
 template <ModelLike Model>
 [[nodiscard]] Dispatched<Model> dispatch_model(const Model& model, const DeviceMap& device_map,
                                                const DispatchOptions& options = {}) {
-  return {model, dispatch_model(model_ref(model), device_map, options)};
+  return {model, dispatch_model(ModelRef(model), device_map, options)};
 }
 template <ModelLike Model>
 [[nodiscard]] Dispatched<Model> load_checkpoint_and_dispatch(const Model& model,
                                                              const std::filesystem::path& checkpoint,
                                                              const LoadAndDispatchOptions& options = {}) {
-  return {model, load_checkpoint_and_dispatch(model_ref(model), checkpoint, options)};
+  return {model, load_checkpoint_and_dispatch(ModelRef(model), checkpoint, options)};
 }
 template <ModelLike Model>
 [[nodiscard]] Dispatched<Model> cpu_offload(const Model& model, const CpuOffloadOptions& options = {}) {
-  return {model, cpu_offload(model_ref(model), options)};
+  return {model, cpu_offload(ModelRef(model), options)};
 }
 template <ModelLike Model>
 [[nodiscard]] Dispatched<Model> disk_offload(const Model& model, const std::filesystem::path& offload_dir,
                                              const DiskOffloadOptions& options = {}) {
-  return {model, disk_offload(model_ref(model), offload_dir, options)};
+  return {model, disk_offload(ModelRef(model), offload_dir, options)};
 }
 
 }  // namespace accelerate

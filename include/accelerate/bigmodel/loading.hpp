@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "accelerate/bigmodel/device_map.hpp"
-#include "accelerate/model/model_like.hpp"
+#include "accelerate/model/model_ref.hpp"
 #include "accelerate/utils/export.hpp"
 
 namespace accelerate {
@@ -67,15 +67,5 @@ struct LoadCheckpointOptions {
 ///   parameters without a place.
 ACCELERATE_API void load_checkpoint_in_model(const ModelRef& model, const std::filesystem::path& checkpoint,
                                              const LoadCheckpointOptions& options = {});
-
-template <ModelLike Model>
-StateDictCheck check_state_dict(const Model& model, const std::filesystem::path& checkpoint) {
-  return check_state_dict(model_ref(model), checkpoint);
-}
-template <ModelLike Model>
-void load_checkpoint_in_model(const Model& model, const std::filesystem::path& checkpoint,
-                              const LoadCheckpointOptions& options = {}) {
-  load_checkpoint_in_model(model_ref(model), checkpoint, options);
-}
 
 }  // namespace accelerate

@@ -1,16 +1,17 @@
 #pragma once
 
-/// Models by their own types: what a template takes where ModelRef is for functions.
-
-#include <ATen/core/ivalue.h>
+/// What counts as a model, by its type. Knows LibTorch's modules by name only, so that it costs nothing to include.
 
 #include <concepts>
 #include <memory>
 #include <type_traits>
-#include <utility>
-#include <vector>
 
-#include "accelerate/model/model_ref.hpp"
+namespace torch::nn {
+class Module;
+}  // namespace torch::nn
+namespace torch::jit {
+struct Module;
+}  // namespace torch::jit
 
 namespace accelerate {
 
@@ -24,8 +25,8 @@ concept ModuleHolderLike = requires(const M& m) {
 template <class M>
 concept ModulePointer = requires(const M& m) {
   typename M::element_type;
-  requires std::derived_from<typename M::element_type, torch::nn::Module>;
   requires std::same_as<M, std::shared_ptr<typename M::element_type>>;
+  requires std::derived_from<typename M::element_type, torch::nn::Module>;
 };
 template <class M>
 concept ScriptModule = std::derived_from<M, torch::jit::Module>;
@@ -36,22 +37,10 @@ concept ScriptModule = std::derived_from<M, torch::jit::Module>;
 template <class M>
 concept ModelLike = detail::ModuleHolderLike<M> || detail::ModulePointer<M> || detail::ScriptModule<M>;
 
-template <ModelLike Model> ModelRef model_ref(const Model& model) {
-  if constexpr (detail::ModuleHolderLike<Model>) return ModelRef(std::shared_ptr<torch::nn::Module>(model.ptr()));
-  else return ModelRef(model);
-}
-
-/// The model's own forward.
-template <ModelLike Model, class... Args> decltype(auto) call_forward(Model& model, Args&&... args) {
-  if constexpr (detail::ScriptModule<Model>) {
-    if constexpr (sizeof...(Args) == 1 && (std::is_same_v<std::decay_t<Args>, std::vector<c10::IValue>> && ...))
-      return model.forward(std::forward<Args>(args)...);
-    else return model.forward(std::vector<c10::IValue>{c10::IValue(std::forward<Args>(args))...});
-  } else if constexpr (detail::ModuleHolderLike<Model>) {
-    return model.ptr()->forward(std::forward<Args>(args)...);
-  } else {
-    return model->forward(std::forward<Args>(args)...);
-  }
-}
+/// What Accelerator::prepare, dispatch_model and their kin return: unwrap() is the model.
+template <class M>
+concept WrappedModel = requires(const M& m) {
+  requires ModelLike<std::remove_cvref_t<decltype(m.unwrap())>>;
+};
 
 }  // namespace accelerate

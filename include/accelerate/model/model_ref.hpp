@@ -1,16 +1,16 @@
 #pragma once
 
+/// Models of any type, where their type does not matter.
+
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/jit/api/module.h>
-#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "accelerate/model/model_like.hpp"
 #include "accelerate/utils/export.hpp"
 
 namespace accelerate {
@@ -36,11 +36,21 @@ struct Submodule {
   torch::nn::Module* module = nullptr;
 };
 
-/// A module of any kind, seen by its named tensors.
+/// A module of any kind, seen by its named tensors. What takes a `const ModelRef&` takes every model as it is, also
+/// prepared, dispatched and hooked ones. Cheap to copy; shares the module.
 class ACCELERATE_API ModelRef {
  public:
-  explicit ModelRef(std::shared_ptr<torch::nn::Module> module) : module_(std::move(module)) {}
-  explicit ModelRef(const torch::jit::Module& module) : script_(module) {}
+  ModelRef(std::shared_ptr<torch::nn::Module> module)  // NOLINT(google-explicit-constructor): f(model) takes any model
+      : module_(std::move(module)) {}
+  ModelRef(const torch::jit::Module& module);  // NOLINT(google-explicit-constructor)
+  template <class Model>
+  requires ModelLike<Model> || WrappedModel<Model> ModelRef(
+      const Model& model) {  // NOLINT(google-explicit-constructor)
+    if constexpr (WrappedModel<Model>) *this = ModelRef(model.unwrap());
+    else if constexpr (detail::ScriptModule<Model>) *this = ModelRef(static_cast<const torch::jit::Module&>(model));
+    else if constexpr (detail::ModuleHolderLike<Model>) module_ = model.ptr();
+    else module_ = model;
+  }
 
   /// Each tensor once, under its first name: tied weights don't repeat.
   NamedTensors parameters() const;
@@ -52,10 +62,12 @@ class ACCELERATE_API ModelRef {
   void to(const at::Device& device) const;
   /// Equal for references to the same module.
   const void* identity() const;
+  /// Null for script modules.
+  const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
-  std::optional<torch::jit::Module> script_;
+  std::shared_ptr<torch::jit::Module> script_;  ///< a handle of its own; null for torch::nn modules
 };
 
 }  // namespace accelerate

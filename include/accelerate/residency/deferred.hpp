@@ -30,7 +30,6 @@
 /// initialiser, kept from the first replay on.
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <memory>
 #include <optional>
@@ -86,14 +85,5 @@ struct MaterializeOptions {
 /// @throws ConfigError naming a tensor that an initialiser reads and that was changed since; ResourceError or
 /// c10::Error when memory runs out: what is real stays real.
 ACCELERATE_API void materialize(const ModelRef& model, const MaterializeOptions& options = {});
-inline void materialize(const std::shared_ptr<torch::nn::Module>& module, const MaterializeOptions& options = {}) {
-  materialize(ModelRef(module), options);
-}
-/// Any torch::nn::ModuleHolder.
-template <class Holder>
-requires requires(const Holder& holder) { typename Holder::ContainedType; }
-void materialize(const Holder& holder, const MaterializeOptions& options = {}) {
-  materialize(ModelRef(holder.ptr()), options);
-}
 
 }  // namespace accelerate
