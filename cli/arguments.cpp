@@ -194,8 +194,8 @@ std::string help(const CommandTable& table) {
                                   : option.choices && std::string_view(option.choices).size() < 30 ? option.choices
                                                                                                    : "NAME");
       if (option.choices && std::string_view(option.choices).size() >= 30) right += ": " + std::string(option.choices);
-      if (option.fallback && option.takes_value() && option.kind != Kind::boolean)
-        right += " (default " + std::string(option.fallback) + ")";
+      if (option.has_default() && option.takes_value() && option.kind != Kind::boolean)
+        right += " (default " + option.default_text() + ")";
       rows.emplace_back(left, right);
     }
     if (rows.empty()) continue;

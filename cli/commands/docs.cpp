@@ -42,7 +42,7 @@ void markdown_rows(std::span<const Option> options) {
     if (option.choices) help += ": " + std::string(option.choices);
     std::printf("| %s | %s | %s | %s | %s |\n", code(names_of(option)).c_str(), code(key_of(option)).c_str(),
                 code(option.variable ? option.variable : "").c_str(),
-                code(option.fallback && option.takes_value() ? option.fallback : "").c_str(), cell(help).c_str());
+                code(option.takes_value() ? option.default_text() : "").c_str(), cell(help).c_str());
   }
   std::printf("\n");
 }

@@ -14,61 +14,64 @@
 
 namespace accelerate {
 
-/// What `accelerate launch` is asked to start. Every field is the flag of the same name; `settings` holds the flags
-/// that have no field.
+/// What `accelerate launch` is asked to start.
+///
+/// `command` is what runs; all else are settings. Any setting can be given in `settings` by its name, with the text that
+/// would follow the flag. The fields are the common ones with their C++ types, each short for the entry of its name.
+/// A setting that is given, even as its default, stands above environment variables, and those above the config file;
+/// one that is not given has the default of docs/settings.md.
 struct LaunchOptions {
   /// The program and its arguments. A path, a file in the current folder, or else a name looked up in PATH. A `.py`
-  /// file is run by Python
-  /// ($PYTHON, else the active virtual environment's, else python3), anything else directly: it must be executable.
+  /// file is run by Python ($PYTHON, else the active virtual environment's, else python3), anything else directly: it
+  /// must be executable.
   std::vector<std::string> command;
-  bool module = false;     ///< command[0] is a Python module: `python -m command...`
-  bool no_python = false;  ///< run command[0] directly even if it is called *.py; not together with `module`
+  std::optional<bool> module;     ///< command[0] is a Python module: `python -m command...`
+  std::optional<bool> no_python;  ///< run command[0] directly even if it is called *.py; not together with `module`
 
-  std::optional<int64_t> num_processes;  ///< ranks over all machines together, a multiple of num_machines; unset: one
-                                         ///< per GPU of this machine, else 1
+  /// Ranks over all machines together, a multiple of num_machines. Unset: one per GPU of this machine, else 1.
+  std::optional<int64_t> num_processes;
   /// Machines that take part (1 when unset); `accelerate launch` is run once on each, and they meet through
-  /// accelerate-agent (docs/multi_node.md). Fewer may do with
-  /// {"num_machines", "MIN:MAX"} in `settings`.
+  /// accelerate-agent (docs/multi_node.md). Fewer may do with {"num_machines", "MIN:MAX"} in `settings`.
   std::optional<int64_t> num_machines;
-  std::optional<int64_t> machine_rank;  ///< 0 to num_machines - 1; required when there are several, unless
-                                        ///< {"rdzv_backend", "c10d"} is in `settings`
-  std::string
-      main_process_ip;  ///< address of machine 0; 127.0.0.1 when empty; required when there are several machines
+  /// 0 to num_machines - 1; required when there are several, unless {"rdzv_backend", "c10d"} is in `settings`.
+  std::optional<int64_t> machine_rank;
+  /// Address of machine 0; empty: 127.0.0.1. Required when there are several machines.
+  std::string main_process_ip;
   /// TCP port on machine 0 at which the ranks meet (rank 0 opens it, the launcher does not) or, with several machines,
   /// the agents. 0 or unset: a free one is chosen. Required, and the same everywhere, when there are several machines.
   std::optional<int64_t> main_process_port;
 
-  bool cpu = false;             ///< ranks compute on the CPU even where an accelerator is present
+  std::optional<bool> cpu;      ///< ranks compute on the CPU even where an accelerator is present
   std::string mixed_precision;  ///< no (also when empty), fp16, bf16 or fp8
   std::optional<int64_t> gradient_accumulation_steps;  ///< given to the ranks, which `Accelerator` reads as its default
-  std::optional<int64_t>
-      num_cpu_threads_per_process;  ///< OMP_NUM_THREADS of each rank. Unset: as in the environment; else, with `cpu`,
-                                    ///< the machine's cores divided by its ranks; else 1
-  bool debug = false;  ///< ranks compare shapes before each collective (slower, but no hang on a mismatch)
+  /// OMP_NUM_THREADS of each rank. Unset: as in the environment; else, with `cpu`, the machine's cores divided by its
+  /// ranks; else 1.
+  std::optional<int64_t> num_cpu_threads_per_process;
+  std::optional<bool> debug;  ///< ranks compare shapes before each collective (slower, but no hang on a mismatch)
 
-  bool quiet = false;             ///< the launcher itself prints one line at most, and only when a rank failed
+  std::optional<bool> quiet;      ///< the launcher itself prints one line at most, and only when a rank failed
   std::filesystem::path log_dir;  ///< log files go to log_dir/<run id>/attempt_<n>/<local rank>/{stdout,stderr}.log
-  std::string redirects = "0";  ///< streams written to log files *instead of* the terminal: 0 none, 1 stdout, 2 stderr,
-                                ///< 3 both, or "0:1,1:3" by local rank
-  std::string tee =
-      "0";  ///< streams written to log files *and*, each line after "[rank0]:", to the terminal; same syntax
+  /// Streams written to log files *instead of* the terminal: 0 none, 1 stdout, 2 stderr, 3 both, or "0:1,1:3" by local
+  /// rank.
+  std::optional<std::string> redirects;
+  /// Streams written to log files *and*, each line after "[rank0]:", to the terminal; same syntax.
+  std::optional<std::string> tee;
 
-  int64_t max_restarts = 0;      ///< after a failure all ranks are stopped and started again, up to this often
-  std::string role = "default";  ///< the ranks' ROLE_NAME
+  std::optional<int64_t> max_restarts;  ///< after a failure all ranks are stopped and started again, up to this often
+  std::optional<std::string> role;      ///< the ranks' ROLE_NAME
   /// How long, once a rank has failed, the others may end by themselves before they are stopped, so that those that
   /// fail for the same reason can say so. The end of a rank is seen at once, whatever this is.
-  std::chrono::milliseconds monitor_interval{100};
-  std::chrono::milliseconds grace{
-      10000};  ///< how long ranks that were asked to stop (SIGTERM, Ctrl-C) may take before SIGKILL
+  std::optional<std::chrono::milliseconds> monitor_interval;
+  /// How long ranks that were asked to stop (SIGTERM, Ctrl-C) may take before SIGKILL; --grace_seconds.
+  std::optional<std::chrono::milliseconds> grace;
 
-  /// Any option of the program by its name, with the text that would follow the flag ("true" for one without a value):
-  /// {{"use_fsdp", "true"},
-  /// {"fsdp_version", "2"}}. docs/settings.md lists them. They stand above environment variables, those above the
-  /// config file.
+  /// Any setting by its name, with the text that would follow the flag ("true" for one without a value):
+  /// {{"use_fsdp", "true"}, {"fsdp_version", "2"}}. docs/settings.md lists them. Of two for one setting the last counts,
+  /// and these count after the fields.
   std::vector<std::pair<std::string, std::string>> settings;
   /// YAML (or, by its name, JSON) file of `accelerate config` or of Hugging Face Accelerate; empty: none is read.
   std::filesystem::path config_file;
-  bool dry_run = false;  ///< print what would be started, and with which variables, and start nothing
+  std::optional<bool> dry_run;  ///< print what would be started, and with which variables, and start nothing
 };
 
 /// Starts this machine's ranks, forwards their output, and returns when all of them and whatever they left in their
@@ -83,9 +86,8 @@ struct LaunchOptions {
 /// Call it from a thread of a program that does not wait for "any" child meanwhile and leaves SIGCHLD alone; signal
 /// settings are restored.
 /// @return 0 if every rank returned 0; else the exit code of the rank that failed first (128 + signal if a signal ended
-/// it); 128 + signal
-///         when a signal to the launcher ended the job. With several machines the failure may be on another one; 69: a
-///         machine was lost; 71: they did not meet.
+///         it); 128 + signal when a signal to the launcher ended the job. With several machines the failure may be on
+///         another one; 69: a machine was lost; 71: they did not meet.
 /// @throws ConfigError  options that contradict each other, are out of range or name no program; nothing was started.
 /// @throws LaunchError  a busy port, a program that can't be executed; what was started has been killed.
 ACCELERATE_API int launch(const LaunchOptions& options);

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "launch/process.hpp"
+#include "launch/system/process.hpp"
 
 namespace accelerate::agent {
 

@@ -18,7 +18,7 @@
 #include "agent/address.hpp"
 #include "agent/no_operators.hpp"
 #include "agent/tunnel.hpp"
-#include "launch/coordinator.hpp"
+#include "launch/machines/coordinator.hpp"
 
 namespace accelerate::agent {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "launch/process.hpp"
+#include "launch/system/process.hpp"
 
 /// c10d's TCPStore believes whoever connects. With a token the store listens on loopback only, and a gate stands before
 /// it: TLS 1.3 with the token as the pre-shared key (OpenSSL), which proves to either end that the other knows the

@@ -95,7 +95,18 @@ Value parse_value(const Option& option, const std::string& text, const std::stri
   return text;
 }
 
-Value default_value(const Option& option) { return option.fallback ? Value::parse(option.fallback) : Value(); }
+Value default_value(const Option& option) {
+  struct AsValue {
+    Value operator()(std::monostate) const { return nullptr; }
+    Value operator()(bool value) const { return value; }
+    Value operator()(int64_t value) const { return value; }
+    Value operator()(double value) const { return value; }
+    Value operator()(std::string_view text) const { return text; }
+    Value operator()(std::span<const bool> list) const { return list; }
+    Value operator()(std::span<const std::string_view> list) const { return list; }
+  };
+  return std::visit(AsValue{}, option.fallback);
+}
 
 std::string python_text(const Value& value) {
   switch (value.type()) {

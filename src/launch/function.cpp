@@ -14,11 +14,11 @@
 
 #include "accelerate/config/option.hpp"
 #include "accelerate/launch.hpp"
-#include "accelerate/utils/error.hpp"
 #include "config/value.hpp"
-#include "launch/affinity.hpp"
-#include "launch/ports.hpp"
-#include "launch/process.hpp"
+#include "launch/job/require.hpp"
+#include "launch/system/affinity.hpp"
+#include "launch/system/ports.hpp"
+#include "launch/system/process.hpp"
 
 namespace accelerate {
 namespace {
@@ -30,26 +30,23 @@ struct Failure {
   std::string what;
 };
 
-void require(bool condition, const std::string& message) {
-  if (!condition) throw ConfigError("launch_function: " + message);
-}
-
 void check(const FunctionLaunchOptions& o) {
-  require(o.num_processes >= 1,
-          "num_processes is " + std::to_string(o.num_processes) + ", but at least 1 process is needed");
+  require(o.num_processes >= 1, "launch_function: num_processes is {}, but at least 1 process is needed",
+          o.num_processes);
   require(o.num_nodes >= 1 && o.node_rank >= 0 && o.node_rank < o.num_nodes,
-          "node_rank is " + std::to_string(o.node_rank) + ", expected 0 to num_nodes - 1 (num_nodes is " +
-              std::to_string(o.num_nodes) + ")");
+          "launch_function: node_rank is {}, expected 0 to num_nodes - 1 (num_nodes is {})", o.node_rank, o.num_nodes);
   require(o.num_nodes == 1 || (o.use_port && o.master_addr != "127.0.0.1"),
-          "several machines need master_addr and use_port, the same on all of them");
-  require(o.max_restarts >= 0, "max_restarts can't be negative");
+          "launch_function: several machines need master_addr and use_port, the same on all of them");
+  require(o.max_restarts >= 0, "launch_function: max_restarts can't be negative");
   config::parse_value(*config::launch_table().find("mixed_precision"), o.mixed_precision, "mixed_precision");
   std::error_code ignored;
   const auto threads = std::distance(std::filesystem::directory_iterator("/proc/self/task", ignored),
                                      std::filesystem::directory_iterator());
-  require(threads <= 1, "this process has " + std::to_string(threads) +
-                            " threads already, which copies of it would lack. Call it before LibTorch computes "
-                            "anything, or start the program with `accelerate launch`");
+  require(
+      threads <= 1,
+      "launch_function: this process has {} threads already, which copies of it would lack. Call it before LibTorch "
+      "computes anything, or start the program with `accelerate launch`",
+      threads);
 }
 
 std::map<std::string, std::string> environment(const FunctionLaunchOptions& o, int64_t local_rank, int64_t port,
@@ -117,7 +114,7 @@ std::optional<Failure> run_all(const std::function<void()>& function, const Func
       const std::string why = std::strerror(errno);
       kill_all();
       for (const pid_t started : pids) ::waitpid(started, nullptr, 0);
-      throw ResourceError("launch_function: no process can be started: " + why + ". See `ulimit -u`");
+      raise<ResourceError>("launch_function: no process can be started: {}. See `ulimit -u`", why);
     }
     pids.push_back(pid);
     failures.push_back(std::move(pipe.read));
@@ -127,8 +124,7 @@ std::optional<Failure> run_all(const std::function<void()>& function, const Func
     int status = 0;
     const pid_t pid = ::waitpid(-1, &status, 0);
     if (pid < 0 && errno == EINTR) continue;
-    if (pid < 0)
-      throw LaunchError(std::string("launch_function: the processes can't be waited for: ") + std::strerror(errno));
+    if (pid < 0) raise<LaunchError>("launch_function: the processes can't be waited for: {}", std::strerror(errno));
     const auto found = std::find(pids.begin(), pids.end(), pid);
     if (found == pids.end()) continue;  // somebody else's child
     const auto index = static_cast<size_t>(found - pids.begin());
@@ -139,9 +135,9 @@ std::optional<Failure> run_all(const std::function<void()>& function, const Func
     const ssize_t got = ::read(failures[index].get(), text, sizeof(text));
     const std::string what(text, static_cast<size_t>(std::max<ssize_t>(0, got)));
     first = Failure{o.node_rank * o.num_processes + static_cast<int64_t>(index),
-                    WIFSIGNALED(status)
-                        ? "was killed by " + signal_name(WTERMSIG(status))
-                        : "failed: " + (what.empty() ? "exit code " + std::to_string(WEXITSTATUS(status)) : what)};
+                    WIFSIGNALED(status) ? "was killed by " + signal_name(WTERMSIG(status))
+                    : what.empty()      ? fmt::format("failed: exit code {}", WEXITSTATUS(status))
+                                        : "failed: " + what};
     kill_all();
   }
   return first;
@@ -156,10 +152,9 @@ void launch_function(const std::function<void()>& function, const FunctionLaunch
         run_all(function, options, options.use_port.value_or(0) > 0 ? *options.use_port : choose_port(), attempt);
     if (!failure) return;
     if (attempt >= options.max_restarts)
-      throw LaunchError(
-          "launch_function: rank " + std::to_string(failure->rank) + " of " +
-          std::to_string(options.num_processes * options.num_nodes) + " " + failure->what +
-          (options.max_restarts > 0 ? " (after " + std::to_string(options.max_restarts) + " restarts)" : ""));
+      raise<LaunchError>("launch_function: rank {} of {} {}{}", failure->rank,
+                         options.num_processes * options.num_nodes, failure->what,
+                         options.max_restarts > 0 ? fmt::format(" (after {} restarts)", options.max_restarts) : "");
   }
 }
 
@@ -180,13 +175,12 @@ PatchedEnvironment::~PatchedEnvironment() {
 
 void set_numa_affinity(int64_t local_rank, int64_t local_world_size) {
   if (local_rank < 0 || local_rank >= local_world_size)
-    throw ConfigError("set_numa_affinity: local_rank is " + std::to_string(local_rank) + ", expected 0 to " +
-                      std::to_string(local_world_size - 1));
+    raise<ConfigError>("set_numa_affinity: local_rank is {}, expected 0 to {}", local_rank, local_world_size - 1);
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
   for (const int cpu : cores_of(Topology::current(), {}, local_rank, local_world_size)) CPU_SET(cpu, &cpus);
   if (::sched_setaffinity(0, sizeof(cpus), &cpus) != 0)
-    throw LaunchError(std::string("set_numa_affinity: the system refuses: ") + std::strerror(errno));
+    raise<LaunchError>("set_numa_affinity: the system refuses: {}", std::strerror(errno));
 }
 
 }  // namespace accelerate

@@ -1,49 +1,61 @@
 #include "accelerate/launch.hpp"
 
 #include <fcntl.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
+#include <string_view>
 
-#include "accelerate/utils/error.hpp"
-#include "launch/deepspeed.hpp"
-#include "launch/environment.hpp"
-#include "launch/job.hpp"
-#include "launch/log_files.hpp"
-#include "launch/machines.hpp"
+#include "launch/job/environment.hpp"
+#include "launch/job/host.hpp"
+#include "launch/job/job.hpp"
+#include "launch/machines/launch_on_machines.hpp"
 #include "launch/monitor/monitor.hpp"
-#include "launch/ports.hpp"
-#include "launch/program.hpp"
-#include "launch/remote.hpp"
-#include "launch/report.hpp"
-#include "launch/sagemaker.hpp"
-#include "launch/supervisor.hpp"
-#include "launch/tpu.hpp"
+#include "launch/starters/deepspeed.hpp"
+#include "launch/starters/pod.hpp"
+#include "launch/starters/program.hpp"
+#include "launch/starters/remote.hpp"
+#include "launch/starters/sagemaker.hpp"
+#include "launch/starters/shell_text.hpp"
+#include "launch/starters/xla.hpp"
+#include "launch/supervise/log_files.hpp"
+#include "launch/supervise/report.hpp"
+#include "launch/supervise/supervisor.hpp"
+#include "launch/system/output.hpp"
+#include "launch/system/ports.hpp"
 
 namespace accelerate {
 namespace {
 
 using namespace launcher;
 
-void say(const std::string& line) { std::fprintf(stderr, "accelerate launch: %s\n", line.c_str()); }
+/// A line on stderr, unless the user wants none.
+void say(const Job& job, const std::string& line) {
+  if (!job.quiet()) say_on_stderr(line);
+}
+
+void print_environment(const Job& job, const Host& host) {
+  for (const auto& [name, value] : build_environment(job, host, 0))
+    std::printf("  %s=%s\n", name.c_str(), value.c_str());
+}
+
+void print_tpu_plan(const Job& job, const Host& host) {
+  const bool pod = job.starter == Job::Starter::pod;
+  std::printf("launcher   tpu%s\n", pod ? ", on a pod" : "; PyTorch/XLA starts a process for each chip");
+  for (const auto& words : pod ? pod_commands(job) : std::vector<std::vector<std::string>>{command_line(job, host)})
+    std::printf("command    %s\n", shell_text(words).c_str());
+  if (pod) return;
+  std::printf("environment:\n  FORK_LAUNCHED=1\n");
+  print_environment(job, host);
+}
 
 /// For people, and for tests: what would be started where.
 void print_plan(const Job& job, const Host& host) {
+  if (job.starter == Job::Starter::pod || job.starter == Job::Starter::xla) return print_tpu_plan(job, host);
   const char* names[] = {"simple", "torchrun", "deepspeed"};
-  if (job.starter == Job::Starter::pod || job.starter == Job::Starter::xla) {
-    std::printf("launcher   tpu%s\n",
-                job.starter == Job::Starter::pod ? ", on a pod" : "; PyTorch/XLA starts a process for each chip");
-    for (const auto& words : job.starter == Job::Starter::pod
-                                 ? pod_commands(job)
-                                 : std::vector<std::vector<std::string>>{command_line(job, host)})
-      std::printf("command    %s\n", shell_text(words).c_str());
-    if (job.starter == Job::Starter::pod) return;
-    std::printf("environment:\n  FORK_LAUNCHED=1\n");
-    for (const auto& [name, value] : build_environment(job, host, 0))
-      std::printf("  %s=%s\n", name.c_str(), value.c_str());
-    return;
-  }
   std::printf("launcher   %s\nprocesses  %lld of %lld on machine %lld of %lld\n",
               names[static_cast<int>(job.settings.launcher())], static_cast<long long>(job.local_world_size),
               static_cast<long long>(job.world_size), static_cast<long long>(job.machine_rank),
@@ -52,54 +64,27 @@ void print_plan(const Job& job, const Host& host) {
     std::printf("meeting at %s:%s\n", job.main_ip.c_str(),
                 job.main_port ? std::to_string(job.main_port).c_str() : "a free port");
   if (job.starter == Job::Starter::hostfile) {
-    for (size_t i = 0; i < job.remote.size(); ++i) {
-      std::printf("machine %zu ", i);
-      for (const auto& word : remote_command(job, host, i)) std::printf(" %s", word.c_str());
-      std::printf("\n");
-    }
+    for (size_t i = 0; i < job.remote.size(); ++i)
+      std::printf("machine %zu  %s\n", i, fmt::format("{}", fmt::join(remote_command(job, host, i), " ")).c_str());
     return;
   }
-  std::printf("command   ");
-  for (const auto& word : command_line(job, host)) std::printf(" %s", word.c_str());
-  std::printf("\nenvironment of local rank 0:\n");
-  for (const auto& [name, value] : build_environment(job, host, 0))
-    std::printf("  %s=%s\n", name.c_str(), value.c_str());
+  std::printf("command    %s\nenvironment of local rank 0:\n",
+              fmt::format("{}", fmt::join(command_line(job, host), " ")).c_str());
+  print_environment(job, host);
 }
 
-}  // namespace
-
-int launch(const LaunchOptions& options) {
-  // Descriptors 0, 1 and 2 must exist, or a pipe of ours would become somebody's standard stream.
+/// Descriptors 0, 1 and 2 must exist, or a pipe of ours would become somebody's standard stream.
+void open_standard_streams() {
   for (int fd = ::open("/dev/null", O_RDWR); fd >= 0; fd = ::dup(fd))
     if (fd > STDERR_FILENO) {
       ::close(fd);
       break;
     }
-  const char* tether = std::getenv("ACCELERATE_LAUNCH_TETHER");
-  const std::string token = tether ? take_tether(std::string_view(tether) == "token") : "";
-  const Host host = Host::current();
-  Job job = make_job(options, host);
-  if (!token.empty()) job.rendezvous.token = token;
-  const bool quiet = job.options.quiet;
-  if (!quiet)
-    for (const auto& remark : job.settings.remarks()) say(remark);
-  if (job.settings.launcher() == Launcher::sagemaker) return launch_on_sagemaker(job, host);
-  if (job.options.dry_run) return print_plan(job, host), 0;
-  if (job.starts_ranks()) command_line(job, host);  // complain before anything is created
-  const auto monitor = Monitor::create(job);
-  if (monitor && !quiet && !monitor->url().empty())
-    say("the monitor's page is " + monitor->url() +
-        (monitor->open_to_others() ? ", which other machines can reach: it asks for no password" : ""));
-  if (job.starter == Job::Starter::pod) return launch_on_pod(job, host, monitor.get());
-  if (job.starter == Job::Starter::hostfile) return launch_by_hostfile(job, host, monitor.get());
-  std::optional<XlaStarter> starter;
-  if (job.starter == Job::Starter::xla) job.xla_starter = starter.emplace().file();
+}
+
+/// Ranks of this machine alone, or one program that starts ranks: again and again while restarts are left.
+int launch_here(Job& job, const Host& host, Monitor* monitor) {
   const bool any_port = job.main_port == 0;
-  if (!quiet && job.settings.threads_chosen() && job.settings.launcher() != Launcher::deepspeed &&
-      job.settings.launcher() != Launcher::tpu)
-    say("OMP_NUM_THREADS=" + std::to_string(job.settings.threads_per_process()) +
-        " for each process; --num_cpu_threads_per_process changes it");
-  if (job.needs_agent()) return launch_on_machines(job, host, monitor.get());
   for (;; ++job.attempt) {
     if (job.needs_port()) {
       if (any_port) job.main_port = choose_port();
@@ -107,16 +92,48 @@ int launch(const LaunchOptions& options) {
     }
     if (job.starter == Job::Starter::deepspeed && job.attempt == 0)
       for (const auto& name : add_to_deepspeed_env(protocol(job.settings, host), host))
-        if (!quiet) say(name + " can't be passed to other machines by ~/.deepspeed_env");
+        say(job, name + " can't be passed to other machines by ~/.deepspeed_env");
     const LogFiles logs(job);
-    if (!quiet && job.attempt == 0 && !logs.folder().empty()) say("log files are in " + logs.folder().string());
-    const Outcome outcome = supervise(job, host, logs, report, nullptr, monitor.get());
-    if (!outcome.first_failure || outcome.stop_signal || job.attempt >= job.options.max_restarts)
-      return outcome.exit_code();
-    if (!quiet)
-      say("starting all processes again (restart " + std::to_string(job.attempt + 1) + " of " +
-          std::to_string(job.options.max_restarts) + ")");
+    if (job.attempt == 0 && !logs.folder().empty()) say(job, "log files are in " + logs.folder().string());
+    const Outcome outcome = supervise({.job = job,
+                                       .host = host,
+                                       .logs = logs,
+                                       .commands = {command_line(job, host)},
+                                       .say = report,
+                                       .monitor = monitor});
+    if (!outcome.first_failure || outcome.stop_signal || job.attempt >= job.max_restarts) return outcome.exit_code();
+    say(job, fmt::format("starting all processes again (restart {} of {})", job.attempt + 1, job.max_restarts));
   }
+}
+
+}  // namespace
+
+int launch(const LaunchOptions& options) {
+  open_standard_streams();
+  const char* tether = std::getenv("ACCELERATE_LAUNCH_TETHER");
+  const std::string token = tether ? take_tether(std::string_view(tether) == "token") : "";
+  const Host host = Host::current();
+  Job job = make_job(options, host);
+  if (!token.empty()) job.rendezvous.token = token;
+  for (const auto& remark : job.settings.remarks()) say(job, remark);
+  const Launcher launcher = job.settings.launcher();
+  if (launcher == Launcher::sagemaker) return launch_on_sagemaker(job, host);
+  if (job.settings.on("dry_run")) return print_plan(job, host), 0;
+  std::vector<std::string> command;
+  if (job.starts_ranks()) command = command_line(job, host);  // complain before anything is created
+  const auto monitor = Monitor::create(job);
+  if (monitor && !monitor->url().empty())
+    say(job, fmt::format("the monitor's page is {}{}", monitor->url(),
+                         monitor->open_to_others() ? ", which other machines can reach: it asks for no password" : ""));
+  if (job.starter == Job::Starter::pod) return launch_on_pod(job, host, monitor.get());
+  if (job.starter == Job::Starter::hostfile) return launch_by_hostfile(job, host, monitor.get());
+  std::optional<XlaStarter> xla;
+  if (job.starter == Job::Starter::xla) xla.emplace(job);
+  if (job.settings.threads_chosen() && launcher != Launcher::deepspeed && launcher != Launcher::tpu)
+    say(job, fmt::format("OMP_NUM_THREADS={} for each process; --num_cpu_threads_per_process changes it",
+                         job.settings.threads_per_process()));
+  if (job.needs_agent()) return launch_on_machines(job, host, command, monitor.get());
+  return launch_here(job, host, monitor.get());
 }
 
 }  // namespace accelerate

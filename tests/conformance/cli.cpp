@@ -8,9 +8,11 @@
 #include "accelerate/utils/error.hpp"
 #include "config/config_file.hpp"
 #include "config/yaml.hpp"
-#include "launch/deepspeed.hpp"
-#include "launch/environment.hpp"
-#include "launch/mpirun.hpp"
+#include "launch/job/environment.hpp"
+#include "launch/job/host.hpp"
+#include "launch/job/job.hpp"
+#include "launch/starters/deepspeed.hpp"
+#include "launch/starters/mpirun.hpp"
 #include "ranks.hpp"
 #include "runner.hpp"
 
@@ -60,7 +62,7 @@ json described(const Option& option, const json& theirs) {
               {"type", nullptr}};
   if (option.choices) result["choices"] = option.choice_list();
   if (option.takes_value()) result["type"] = type_of(option.kind);
-  result["default"] = option.fallback ? json::parse(option.fallback) : json();
+  result["default"] = accelerate::config::default_value(option);
   if (theirs["default"].is_null() && !option.takes_value()) result["default"] = nullptr;
   return result;
 }
@@ -169,28 +171,27 @@ json command_of(const Job& job, const Host& host, const json& expected) {
     else mpirun = Mpirun::find(host);
     words = mpirun_words(mpirun, job.settings, {});
   }
-  if (!job.options.no_python) words.push_back("<python>");
-  if (job.options.module) words.push_back("-m");
-  for (const auto& word : job.options.command) words.push_back(word);
+  if (!job.settings.on("no_python")) words.push_back("<python>");
+  if (job.settings.on("module")) words.push_back("-m");
+  for (const auto& word : job.command) words.push_back(word);
   return words;
 }
 
 json torchrun_of(const Job& job) {
-  const auto& o = job.options;
   const auto& s = job.settings;
   json result{{"nproc_per_node", std::to_string(job.local_world_size)},
               {"rdzv_backend", s.text("rdzv_backend")},
               {"rdzv_conf", s.text("rdzv_conf")},
-              {"max_restarts", o.max_restarts},
+              {"max_restarts", job.max_restarts},
               {"monitor_interval", s["monitor_interval"].get<double>()},
-              {"tee", o.tee},
+              {"tee", s.text("tee")},
               {"log_dir", nullptr},
-              {"role", o.role},
+              {"role", s.text("role")},
               {"module", nullptr},
               {"no_python", nullptr}};
-  if (!o.log_dir.empty()) result["log_dir"] = o.log_dir.string();
-  if (o.module) result["module"] = true;
-  if (o.no_python) result["no_python"] = true;
+  if (!s.text("log_dir").empty()) result["log_dir"] = s.text("log_dir");
+  if (s.on("module")) result["module"] = true;
+  if (s.on("no_python")) result["no_python"] = true;
   const std::string port = std::to_string(job.main_port ? job.main_port : 29500);
   if (job.num_machines == 1) {
     result["master_port"] = port;
@@ -234,7 +235,7 @@ json found_for(const Row& row, const std::string& config_file) {
   if (launcher == "simple") result["cmd"] = command_of(job, host, row.expect.value("cmd", json()));
   if (job.starter == Job::Starter::deepspeed) {
     result["cmd"] = deepspeed_words(job.settings, job.main_port ? job.main_port : 29500);
-    for (const auto& word : job.options.command) result["cmd"].push_back(word);
+    for (const auto& word : job.command) result["cmd"].push_back(word);
   } else if (launcher == "torchrun" || launcher == "deepspeed") result["torchrun"] = torchrun_of(job);
   if (job.main_port == 0) job.main_port = 29500;  // the reference's fixed choice; ours is a free one
   json env = json::object();

@@ -1,4 +1,4 @@
-#include "launch/coordinator.hpp"
+#include "launch/machines/coordinator.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

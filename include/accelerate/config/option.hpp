@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 /// Every setting once. The tables behind these functions feed the argument parsers, the help texts, the completions and
@@ -27,15 +29,20 @@ enum class Kind {
 /// How a value is written into the environment of the started processes.
 enum class Form { none, text, lower };
 
+/// A setting's value when nobody gives one, of the type that config files would have it in. Lists refer to constants.
+using Default = std::variant<std::monostate, bool, int64_t, double, std::string_view, std::span<const bool>,
+                             std::span<const std::string_view>>;
+
+/// One setting: a row, written with designated initialisers, that says only what differs from these defaults.
 struct Option {
   const char* name;  ///< what programs call it: the key of config files, the member that holds it
   Kind kind;
-  const char* fallback;         ///< as JSON; nullptr: it has no value unless somebody gives one
-  const char* choices;          ///< "a|b|c", or nullptr
-  const char* value;            ///< what help calls the value: N, FILE, ...; nullptr for flags
-  const char* help;             ///< one sentence, no full stop
-  const char* flags = nullptr;  ///< comma-separated when they are not --name; "" for what only config files have;
-                                ///< without dashes: a positional argument
+  Default fallback{};             ///< nothing: it has no value unless somebody gives one
+  const char* choices = nullptr;  ///< "a|b|c"; nullptr: any value of its kind
+  const char* value = nullptr;    ///< what help calls the value: N, FILE, ...; nullptr for flags
+  const char* help = "";          ///< one sentence, no full stop
+  const char* flags = nullptr;    ///< comma-separated when they are not --name; "" for what only config files have;
+                                  ///< without dashes: a positional argument
   const char* section =
       nullptr;  ///< where config files have it: "" at the top, else a nested key; nullptr: not in config files
   const char* variable = nullptr;  ///< of started processes, and read by the launcher where the flag isn't given
@@ -44,6 +51,9 @@ struct Option {
 
   /// Every spelling, each also with '-' for '_': "--num_processes", "--num-processes".
   std::vector<std::string> spellings() const;
+  bool has_default() const { return !std::holds_alternative<std::monostate>(fallback); }
+  /// The default as JSON, which is how help and docs show it; "" without one.
+  std::string default_text() const;
   bool positional() const { return flags && *flags && *flags != '-'; }
   bool takes_value() const { return kind != Kind::flag && kind != Kind::unset; }
   std::vector<std::string> choice_list() const;

@@ -1,13 +1,16 @@
 #include "launch/monitor/monitor.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <ctime>
 #include <nlohmann/json.hpp>
 
-#include "accelerate/utils/error.hpp"
-#include "launch/log_files.hpp"
+#include "launch/job/job.hpp"
+#include "launch/job/outcome.hpp"
 #include "launch/monitor/plain_text.hpp"
-#include "launch/supervisor.hpp"
+#include "launch/system/process.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -36,17 +39,11 @@ Monitor::Monitor(const Job& job) : table_(job.settings.on("monitor")) {
   const Settings& s = job.settings;
   if (!s["monitor_seconds"].is_null()) seconds_ = s["monitor_seconds"].get<double>();
   if (const auto port = s.integer("monitor_port")) page_ = std::make_unique<WebPage>(s.text("monitor_host"), *port);
-  folder_ = new_temporary_folder();
-  snapshot_.program = std::filesystem::path(job.options.command.front()).filename();
+  snapshot_.program = std::filesystem::path(job.command.front()).filename();
   snapshot_.url = url();
   snapshot_.interval = seconds_.value_or(kSecondsOnTerminal);
-  snapshot_.max_restarts = job.options.max_restarts;
+  snapshot_.max_restarts = job.max_restarts;
   snapshot_.waiting = job.needs_agent();
-}
-
-Monitor::~Monitor() {
-  std::error_code ignored;
-  std::filesystem::remove_all(folder_, ignored);
 }
 
 void Monitor::begin(const Job& job, Sink& sink, const Warden& warden) {
@@ -64,7 +61,7 @@ void Monitor::begin(const Job& job, Sink& sink, const Warden& warden) {
                      : job.starter == Job::Starter::pod       ? "gcloud"
                      : job.starter == Job::Starter::deepspeed ? "deepspeed"
                                                               : std::to_string(job.rank(i)));
-    if (ranks_are_ours_) steps_.emplace_back(folder_ / std::to_string(i));
+    if (ranks_are_ours_) steps_.emplace_back(folder_.path() / std::to_string(i));
   }
   if (!job.settings.computes_on_cpu() && ranks_are_ours_) {
     const std::string ids = job.settings.text("gpu_ids");
@@ -80,7 +77,7 @@ void Monitor::begin(const Job& job, Sink& sink, const Warden& warden) {
 }
 
 std::string Monitor::step_file(int64_t local_rank) const {
-  return ranks_are_ours_ ? (folder_ / std::to_string(local_rank)).string() : "";
+  return ranks_are_ours_ ? (folder_.path() / std::to_string(local_rank)).string() : "";
 }
 
 void Monitor::update(Clock::time_point now, const std::vector<Status>& ranks) {
@@ -108,7 +105,7 @@ void Monitor::update(Clock::time_point now, const std::vector<Status>& ranks) {
     else view.state = record.end->good() ? "done" : record.end->asked ? "stopped" : "failed";
     if (record.end && !record.end->good())
       view.end =
-          record.end->signal ? signal_name(record.end->signal) : "exit code " + std::to_string(record.end->exit_code);
+          record.end->signal ? signal_name(record.end->signal) : fmt::format("exit code {}", record.end->exit_code);
     snapshot_.ranks.push_back(std::move(view));
   }
 }

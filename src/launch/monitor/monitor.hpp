@@ -11,16 +11,17 @@
 #include <string>
 #include <vector>
 
-#include "launch/job.hpp"
 #include "launch/monitor/gpus.hpp"
 #include "launch/monitor/process_trees.hpp"
 #include "launch/monitor/snapshot.hpp"
 #include "launch/monitor/step_counter.hpp"
 #include "launch/monitor/terminal_view.hpp"
 #include "launch/monitor/web_page.hpp"
+#include "launch/system/temporary_folder.hpp"
 
 namespace accelerate::launcher {
 
+struct Job;
 struct RankRecord;
 
 /// Shows live what the ranks of this machine do: --monitor on the terminal, --monitor_port as a page. One for a whole
@@ -34,7 +35,6 @@ class Monitor {
 
   /// Null when nobody asked for it. Opens the page's port.
   static std::unique_ptr<Monitor> create(const Job& job);
-  ~Monitor();
   Monitor(const Monitor&) = delete;
   /// The page's address, or "".
   std::string url() const { return page_ ? page_->url() : ""; }
@@ -65,7 +65,7 @@ class Monitor {
   }
   void redraw();
   /// Between begin() and end().
-  bool sees() const { return sink_ != nullptr; }
+  bool watches() const { return sink_ != nullptr; }
 
   void add_to(std::vector<pollfd>& fds) const {
     if (page_) page_->add_to(fds);
@@ -83,7 +83,7 @@ class Monitor {
   std::optional<double> seconds_;  ///< --monitor_seconds
   bool table_ = false;
   std::unique_ptr<WebPage> page_;
-  std::filesystem::path folder_;  ///< of the step files
+  const TemporaryFolder folder_;  ///< of the step files
 
   Snapshot snapshot_;
   std::vector<std::string> names_, gpu_names_;

@@ -10,7 +10,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "launch/process.hpp"
+#include "launch/system/process.hpp"
 
 namespace accelerate::launcher {
 namespace {

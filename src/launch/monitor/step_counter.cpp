@@ -7,8 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "accelerate/utils/error.hpp"
-#include "launch/process.hpp"
+#include "launch/system/process.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::launcher {
 
@@ -19,7 +19,7 @@ StepCounter::StepCounter(std::filesystem::path file) : file_(std::move(file)) {
   // Written, not only made longer: a store into a mapped hole could fail later, when the disk is full, and would kill
   // the rank.
   if (!fd || ::write(fd.get(), &nothing, sizeof(nothing)) != sizeof(nothing))
-    throw LaunchError("--monitor: the file " + file_.string() + " can't be written: " + std::strerror(errno));
+    raise<LaunchError>("--monitor: the file {} can't be written: {}", file_.string(), std::strerror(errno));
 }
 
 void StepCounter::look() {

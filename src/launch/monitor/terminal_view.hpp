@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "launch/output.hpp"
-#include "launch/warden.hpp"
+#include "launch/system/output.hpp"
+#include "launch/system/warden.hpp"
 
 namespace accelerate::launcher {
 

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,7 +11,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "accelerate/utils/error.hpp"
+#include "launch/system/random_hex.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -70,19 +70,6 @@ std::string refusal(const char* status, const std::string& why, const std::strin
   return response(status, "text/plain", why + "\n", true, more);
 }
 
-std::string random_word() {
-  unsigned char bytes[16];
-  if (::getrandom(bytes, sizeof(bytes), 0) != sizeof(bytes))
-    throw LaunchError(std::string("no random numbers: ") + std::strerror(errno));
-  std::string word;
-  for (const unsigned char byte : bytes) {
-    char digits[3];
-    std::snprintf(digits, sizeof(digits), "%02x", byte);
-    word += digits;
-  }
-  return word;
-}
-
 }  // namespace
 
 std::string respond(std::string_view request, const std::string& own_name, const std::function<std::string()>& state) {
@@ -113,7 +100,7 @@ std::string respond(std::string_view request, const std::string& own_name, const
   const bool body = method == "GET";
   if (path == "/state.json") return response("200 OK", "application/json", state(), body);
   if (path != "/") return refusal("404 Not Found", "there are / and /state.json");
-  const std::string nonce = random_word();
+  const std::string nonce = random_hex(16);
   return response(
       "200 OK", "text/html", page_with(nonce), body,
       "Content-Security-Policy: default-src 'none'; script-src 'nonce-" + nonce + "'; style-src 'nonce-" + nonce +
@@ -125,9 +112,7 @@ WebPage::WebPage(const std::string& host, int64_t port) : host_(host) {
   wanted.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   wanted.ai_socktype = SOCK_STREAM;
   if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &found); error != 0)
-    throw ConfigError("--monitor_host is '" + host +
-                      "', expected an address of this machine: " + ::gai_strerror(error));
-  const std::string place = host + ":" + std::to_string(port);
+    raise<ConfigError>("--monitor_host is '{}', expected an address of this machine: {}", host, ::gai_strerror(error));
   listener_ = Fd(::socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;
   ::setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on,
@@ -140,18 +125,17 @@ WebPage::WebPage(const std::string& host, int64_t port) : host_(host) {
                             : (ntohl(reinterpret_cast<sockaddr_in*>(found->ai_addr)->sin_addr.s_addr) >> 24) == 127;
   ::freeaddrinfo(found);
   if (!bound)
-    throw LaunchError("the monitor's page can't be served at " + place + ": " + std::strerror(error) +
-                      (error == EADDRINUSE ? ". Another program uses that port; --monitor_port 0 finds a free one"
+    raise<LaunchError>("the monitor's page can't be served at {}:{}: {}{}", host, port, std::strerror(error),
+                       error == EADDRINUSE ? ". Another program uses that port; --monitor_port 0 finds a free one"
                        : error == EACCES   ? ". Ports below 1024 are for root"
-                                           : ""));
+                                           : "");
   open_to_others_ = !loopback;
   sockaddr_storage bound_to{};
   socklen_t length = sizeof(bound_to);
   ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound_to), &length);
   const int given = ntohs(bound_to.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound_to)->sin6_port
                                                          : reinterpret_cast<sockaddr_in*>(&bound_to)->sin_port);
-  url_ =
-      "http://" + (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(given) + "/";
+  url_ = fmt::format(host.find(':') == std::string::npos ? "http://{}:{}/" : "http://[{}]:{}/", host, given);
 }
 
 void WebPage::add_to(std::vector<pollfd>& fds) const {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "launch/process.hpp"
+#include "launch/system/process.hpp"
 
 namespace accelerate::launcher {
 

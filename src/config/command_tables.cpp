@@ -1,0 +1,305 @@
+#include "accelerate/config/option.hpp"
+
+/// The options of all commands but `launch`, whose settings are a table of their own (launch_table.cpp).
+///
+/// A new command is a row of command_tables() at the end of this file, its options above it, and a file in
+/// cli/commands/ that registers what it does.
+namespace accelerate::config {
+namespace {
+
+using enum Kind;
+
+constexpr std::string_view kFourDtypes[] = {"float32", "float16", "int8", "int4"};
+
+constexpr const char* kDefaultFile =
+    "Config file (default: the one that `accelerate config` writes; see docs/settings.md)";
+
+constexpr Option kConfig[] = {
+    {.name = "config_file",
+     .kind = text,
+     .value = "FILE",
+     .help = "Where to write (default: default_config.yaml in $HF_HOME/accelerate or the cache folder); a name that "
+             "ends in .json gets JSON"},
+};
+constexpr Option kConfigDefault[] = {
+    {.name = "save_location",
+     .kind = text,
+     .value = "FILE",
+     .help = "Where to write (default: default_config.yaml in $HF_HOME/accelerate or the cache folder)",
+     .flags = "--config_file"},
+    {.name = "mixed_precision",
+     .kind = text,
+     .fallback = "no",
+     .choices = "no|fp16|bf16",
+     .help = "Number format of the computation"},
+};
+constexpr Option kConfigFile[] = {
+    {.name = "config_file", .kind = text, .value = "FILE", .help = kDefaultFile},
+};
+constexpr Option kEstimateOurs[] = {
+    {.name = "json", .kind = flag, .fallback = false, .help = "Print numbers of bytes as JSON instead of a table"},
+    {.name = "strategy",
+     .kind = text,
+     .choices = "ddp|fsdp|zero1|zero2|zero3",
+     .help = "Run the training loop dry (without memory) and print what a step of it needs on each process; for "
+             "architectures of the zoo, from a config.json or built-in config"},
+    {.name = "num_processes",
+     .kind = integer,
+     .value = "N",
+     .help = "With --strategy: processes of the job (default: 1)"},
+    {.name = "batch", .kind = integer, .value = "N", .help = "With --strategy: rows of a process's batch (default: 1)"},
+    {.name = "seq",
+     .kind = integer,
+     .value = "N",
+     .help = "With --strategy: tokens of a row (default: 128); not for models of images"},
+    {.name = "mixed_precision",
+     .kind = text,
+     .choices = "no|bf16",
+     .help = "With --strategy: number format of the computation (default: no)"},
+};
+constexpr Option kEnvOurs[] = {
+    {.name = "json", .kind = flag, .fallback = false, .help = "Print JSON"},
+};
+constexpr Option kEstimateMemory[] = {
+    {.name = "model_name",
+     .kind = text,
+     .value = "MODEL",
+     .help = "A folder, a config.json, a .safetensors file (or the index of several), a .gguf file, a file of "
+             "torch.save or TorchScript, or the name of a built-in config",
+     .flags = "model_name",
+     .required = true},
+};
+constexpr Option kEstimateOptions[] = {
+    {.name = "library_name",
+     .kind = text,
+     .choices = "timm|transformers",
+     .value = "LIBRARY",
+     .help = "Refuse a model of another library"},
+    {.name = "dtypes",
+     .kind = words,
+     .fallback = kFourDtypes,
+     .choices = "float32|float16|int8|int4",
+     .value = "DTYPE",
+     .help = "What the weights are loaded in"},
+    {.name = "trust_remote_code",
+     .kind = flag,
+     .fallback = false,
+     .help = "As elsewhere; here code of a model is never run, and sizes come from its files"},
+};
+constexpr Option kGenerate[] = {
+    {.name = "model",
+     .kind = text,
+     .value = "MODEL",
+     .help = "A Hugging Face folder (config.json, weights, tokenizer) or a .gguf file",
+     .flags = "model",
+     .required = true},
+};
+constexpr Option kGenerateText[] = {
+    {.name = "prompt",
+     .kind = text,
+     .value = "TEXT",
+     .help = "What to answer (default: standard input; on a terminal, a conversation)",
+     .flags = "--prompt,-p"},
+    {.name = "system",
+     .kind = text,
+     .value = "TEXT",
+     .help = "The system message of the conversation (default: the template's)"},
+    {.name = "raw",
+     .kind = flag,
+     .fallback = false,
+     .help = "Continue the text as it is, without the model's chat template"},
+    {.name = "max_new_tokens", .kind = integer, .value = "N", .help = "Tokens of an answer at most (default: 256)"},
+    {.name = "stop",
+     .kind = words,
+     .value = "TEXT",
+     .help = "Ends the answer where this appears; may be given several times"},
+    {.name = "json",
+     .kind = flag,
+     .fallback = false,
+     .help = "Print the answer and what was measured as JSON, at the end"},
+    {.name = "stats",
+     .kind = flag,
+     .fallback = false,
+     .help = "Say on standard error what was measured: times, tokens a second, memory of weights"},
+};
+constexpr Option kGenerateDrawing[] = {
+    {.name = "temperature",
+     .kind = number,
+     .value = "T",
+     .help =
+         "Draw tokens, with logits divided by this; 0: take the likeliest (default: 0, or generation_config.json's)"},
+    {.name = "top_k", .kind = integer, .value = "N", .help = "Draw from so many of the likeliest; 0: from all"},
+    {.name = "top_p",
+     .kind = number,
+     .value = "P",
+     .help = "Draw from the likeliest that have this probability together"},
+    {.name = "repetition_penalty",
+     .kind = number,
+     .value = "X",
+     .help = "Above 1: tokens that were there get less likely"},
+    {.name = "num_beams",
+     .kind = integer,
+     .value = "N",
+     .help = "More than 1: beam search (then the answer appears at its end)"},
+    {.name = "length_penalty", .kind = number, .value = "X", .help = "With beams: above 0 favours long answers"},
+    {.name = "seed", .kind = integer, .value = "N", .help = "Of the drawing (default: another one each time)"},
+};
+constexpr Option kGenerateMemory[] = {
+    {.name = "max_memory",
+     .kind = words,
+     .value = "PLACE=SIZE",
+     .help = "What weights may take, in bytes or with a unit, for example cpu=150MB, or 0=20GiB cpu=60GiB; the rest "
+             "stays on disk and is read when it is needed"},
+    {.name = "device_map",
+     .kind = text,
+     .value = "MAP",
+     .help = "auto, balanced, balanced_low_0, sequential; cpu, disk or a GPU's number for all of it; or JSON such as "
+             "'{\"\": \"disk\"}' (default: all in memory; auto with --max_memory)"},
+    {.name = "dtype",
+     .kind = text,
+     .choices = "float32|float16|bfloat16",
+     .help = "Number format of the weights in memory (default: float32)"},
+    {.name = "num_threads", .kind = integer, .value = "N", .help = "Threads that compute (default: one for each core)"},
+};
+constexpr Option kTestOurs[] = {
+    {.name = "num_processes",
+     .kind = integer,
+     .value = "N",
+     .help = "Processes to test with (default: as the config file says, else 2)"},
+    {.name = "cpu", .kind = flag, .fallback = false, .help = "Test on the CPU even where there is an accelerator"},
+};
+constexpr Option kTpuConfig[] = {
+    {.name = "config_file", .kind = text, .value = "FILE", .help = kDefaultFile},
+    {.name = "tpu_name", .kind = text, .value = "NAME", .help = "Name of the TPU pod (default: the config file's)"},
+    {.name = "tpu_zone", .kind = text, .value = "ZONE", .help = "Its zone (default: the config file's)"},
+};
+constexpr Option kTpuPod[] = {
+    {.name = "use_alpha", .kind = flag, .fallback = false, .help = "Call `gcloud alpha` instead of `gcloud`"},
+    {.name = "command_file", .kind = text, .value = "FILE", .help = "File of commands, one a line, for every worker"},
+    {.name = "command",
+     .kind = words,
+     .value = "COMMAND",
+     .help = "A command for every worker; may be given several times"},
+    {.name = "install_accelerate",
+     .kind = flag,
+     .fallback = false,
+     .help = "Install Hugging Face Accelerate on the workers first"},
+    {.name = "accelerate_version",
+     .kind = text,
+     .fallback = "latest",
+     .value = "VERSION",
+     .help = "Which one: latest, dev, or a version"},
+    {.name = "debug", .kind = flag, .fallback = false, .help = "Print the command instead of running it"},
+};
+constexpr Option kMergeWeights[] = {
+    {.name = "checkpoint_directory",
+     .kind = text,
+     .value = "FOLDER",
+     .help = "Folder with sharded weights",
+     .flags = "checkpoint_directory",
+     .required = true},
+    {.name = "output_path",
+     .kind = text,
+     .value = "OUTPUT",
+     .help = "Folder for the merged weights",
+     .flags = "output_path",
+     .required = true},
+};
+constexpr Option kMergeOptions[] = {
+    {.name = "unsafe_serialization",
+     .kind = flag,
+     .fallback = false,
+     .help = "Write a torch archive (.bin) instead of safetensors"},
+    {.name = "remove_checkpoint_dir",
+     .kind = flag,
+     .fallback = false,
+     .help = "Remove the sharded weights after merging"},
+};
+constexpr Option kToFsdp2[] = {
+    {.name = "config_file", .kind = text, .value = "FILE", .help = "Config file to convert", .required = true},
+    {.name = "overwrite", .kind = flag, .fallback = false, .help = "Existing files may be replaced"},
+    {.name = "output_file",
+     .kind = text,
+     .value = "FILE",
+     .help = "Where to write (default: the same file, with --overwrite)"},
+};
+constexpr Option kCompletion[] = {
+    {.name = "shell",
+     .kind = text,
+     .choices = "bash|zsh|fish",
+     .value = "SHELL",
+     .help = "bash, zsh or fish",
+     .flags = "shell",
+     .required = true},
+};
+constexpr Option kDocs[] = {
+    {.name = "form",
+     .kind = text,
+     .choices = "man|markdown",
+     .value = "FORM",
+     .help = "man: a manual page; markdown: docs/settings.md",
+     .flags = "form",
+     .required = true},
+};
+
+}  // namespace
+
+const std::vector<CommandTable>& command_tables() {
+  static const std::vector<CommandTable> all{
+      {"config",
+       "Ask about this machine and write a config file",
+       "accelerate config [default|update] [options]",
+       {{"", kConfig}}},
+      {"config default",
+       "Write a config file for this machine without asking",
+       "accelerate config default [options]",
+       {{"", kConfigDefault}}},
+      {"config update",
+       "Read a config file and write it as this version does",
+       "accelerate config update [options]",
+       {{"", kConfigFile}}},
+      {"estimate-memory",
+       "Say how much memory a model needs",
+       "accelerate estimate-memory MODEL [options]",
+       {{"Positional", kEstimateMemory}, {"", kEstimateOptions}, {kAdditions, kEstimateOurs}}},
+      {"env",
+       "Say what is installed, for bug reports",
+       "accelerate env [options]",
+       {{"", kConfigFile}, {kAdditions, kEnvOurs}}},
+      {"generate",
+       "Let a language model answer",
+       "accelerate generate MODEL [options]",
+       {{"Positional", kGenerate},
+        {"Text", kGenerateText},
+        {"Choice of tokens", kGenerateDrawing},
+        {"Memory", kGenerateMemory}}},
+      launch_table(),
+      {"merge-weights",
+       "Merge sharded weights into one file",
+       "accelerate merge-weights [options] FOLDER OUTPUT",
+       {{"Positional", kMergeWeights}, {"", kMergeOptions}}},
+      {"test",
+       "Test this machine under the chosen config",
+       "accelerate test [options]",
+       {{"", kConfigFile}, {kAdditions, kTestOurs}}},
+      {"to-fsdp2",
+       "Convert a config file from FSDP version 1 to 2",
+       "accelerate to-fsdp2 --config_file FILE [options]",
+       {{"", kToFsdp2}}},
+      {"tpu-config",
+       "Run commands on all workers of a TPU pod",
+       "accelerate tpu-config [options]",
+       {{"Config", kTpuConfig}, {"TPU", kTpuPod}}},
+      {"completion",
+       "Print a completion script for a shell",
+       "accelerate completion bash|zsh|fish",
+       {{"Positional", kCompletion}}},
+      {"docs",
+       "Print the reference of all commands and settings",
+       "accelerate docs man|markdown",
+       {{"Positional", kDocs}}},
+  };
+  return all;
+}
+
+}  // namespace accelerate::config

@@ -1,0 +1,177 @@
+#include "launch/job/job.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <iterator>
+
+#include "launch/job/host.hpp"
+#include "launch/job/require.hpp"
+#include "launch/job/streams.hpp"
+
+namespace accelerate::launcher {
+namespace {
+
+std::string new_run_id(int64_t machine_rank) {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y%m%d-%H%M%S", &utc);
+  return fmt::format("{}_machine{}_{}", text, machine_rank, ::getpid());
+}
+
+std::chrono::milliseconds read_seconds(const Settings& s, const char* name) {
+  const double seconds = s[name].get<double>();
+  require(seconds >= 0 && seconds < 1e6, "--{} is a number of seconds from 0 to 999999", name);
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000 + 0.5));
+}
+
+/// What holds for every kind of job.
+void check_ranges(const Settings& s) {
+  require(s.integer("num_cpu_threads_per_process").value_or(1) >= 1,
+          "--num_cpu_threads_per_process must be at least 1");
+  require(s.integer("gradient_accumulation_steps").value_or(1) >= 1,
+          "--gradient_accumulation_steps must be at least 1");
+  const int64_t port = s.integer("monitor_port").value_or(0);
+  require(port >= 0 && port <= 65535, "--monitor_port is {}, expected 1 to 65535, or 0 for any free one", port);
+  if (const auto& seconds = s["monitor_seconds"]; !seconds.is_null())
+    require(seconds.get<double>() >= 0.05 && seconds.get<double>() <= 86400,
+            "--monitor_seconds is {}, expected a number of seconds from 0.05 to 86400", s.text("monitor_seconds"));
+  require(s["max_restarts"].get<int64_t>() >= 0, "--max_restarts can't be negative");
+}
+
+void check_streams(const Job& job) {
+  for (const char* name : {"tee", "redirects"})
+    parse_streams(fmt::format("--{}", name), job.settings.text(name), job.local_world_size);
+}
+
+/// SageMaker's machines are its own business.
+void check_sagemaker(const Settings& s) {
+  require(!s.on("monitor") && !s.integer("monitor_port"),
+          "--monitor shows processes that this launcher starts, and those of a SageMaker job are started elsewhere: "
+          "leave it out; the job's status is followed anyway");
+}
+
+/// PyTorch/XLA starts the processes of a TPU and knows where the others are.
+void plan_tpu(Job& job) {
+  const Settings& s = job.settings;
+  require(job.num_machines == 1,
+          "--num_machines is {}, but the machines of a TPU pod are counted by Google: leave it out, and give "
+          "--tpu_cluster to start on all of them",
+          s.text("num_machines"));
+  require(s.text("hostfile").empty(),
+          "--hostfile can't be used with --tpu: --tpu_cluster starts the program on all machines of a pod");
+  job.starter = s.on("tpu_use_cluster") ? Job::Starter::pod : Job::Starter::xla;
+  if (job.starter != Job::Starter::pod) return;
+  const config::Value& flags = s["vm"];
+  const config::Value& workers = flags.is_array() && !flags.empty() ? flags : s["tpu_vm"];
+  if (workers.is_array())
+    for (const auto& worker : workers) job.pod_workers.push_back(config::python_text(worker));
+  job.world_size = job.local_world_size = std::max<int64_t>(1, static_cast<int64_t>(job.pod_workers.size()));
+}
+
+/// A launcher on each machine of a hostfile takes the place of a rank.
+void plan_hostfile(Job& job, const std::string& hostfile, bool c10d) {
+  const Settings& s = job.settings;
+  std::ifstream in(hostfile);
+  require(static_cast<bool>(in), "--hostfile {} can't be read: {}", hostfile, std::strerror(errno));
+  job.remote = filter_hosts(parse_hostfile({std::istreambuf_iterator<char>(in), {}}, hostfile), s.text("include"),
+                            s.text("exclude"));
+  for (const char* name : {"num_machines", "num_processes", "machine_rank", "processes_per_machine"})
+    require(s.source(name) != Source::flag,
+            "--hostfile says how many machines and processes there are: leave out --num_machines, --num_processes, "
+            "--processes_per_machine and --machine_rank, or choose with --include or --exclude");
+  require(!c10d, "--hostfile starts a fixed set of machines: leave out --rdzv_backend c10d");
+  job.starter = Job::Starter::hostfile;
+  job.num_machines = job.min_machines = 1;
+  job.machine_rank = 0;
+  job.world_size = static_cast<int64_t>(job.remote.size());
+}
+
+void check_several_machines(const Job& job, bool c10d) {
+  const Settings& s = job.settings;
+  const std::string several =
+      fmt::format(" must be given when --num_machines is more than 1 (it is {})", job.num_machines);
+  require(s.integer("machine_rank").has_value() || c10d,
+          "--machine_rank{}: 0 on the main machine, then 1, 2, ... on the others", several);
+  require(!s.text("main_process_ip").empty(), "--main_process_ip{}: the address of machine 0 as the others reach it",
+          several);
+  require(job.main_port != 0, "--main_process_port{}: a port that is free on machine 0, the same on all machines",
+          several);
+  require(job.min_machines == job.num_machines || c10d,
+          "--num_machines is {}:{}, and a job whose machines come and go needs --rdzv_backend c10d", job.min_machines,
+          job.num_machines);
+  require(s.integer("processes_per_machine") || job.world_size % job.num_machines == 0,
+          "--num_processes counts the processes of all machines together: {} can't be shared equally by {} machines. "
+          "Use a multiple of {}",
+          job.world_size, job.num_machines, job.num_machines);
+}
+
+/// Ranks, on this machine alone or on several that meet.
+void plan_ranks(Job& job) {
+  const Settings& s = job.settings;
+  const std::string backend = s.text("rdzv_backend");
+  const bool c10d = backend == "c10d";
+  require(
+      backend == "static" || c10d,
+      "--rdzv_backend is '{}', expected static or c10d: the others need servers that this launcher has no client for",
+      backend);
+  job.rendezvous = parse_rendezvous_conf(s.text("rdzv_conf"), !c10d);
+  // As the reference: where it starts several machines through torchrun's protocol, the port has a default.
+  const int64_t usual = job.num_machines > 1 && s.launcher() != Launcher::simple ? 29500 : 0;
+  job.main_port = s.integer("main_process_port").value_or(usual);
+  require(job.main_port >= 0 && job.main_port <= 65535,
+          "--main_process_port is {}, expected 1 to 65535, or 0 for any free one", job.main_port);
+  job.world_size = std::max<int64_t>(1, s.num_processes());
+  job.machine_rank = job.rendezvous.rank.value_or(s.integer("machine_rank").value_or(0));
+  if (const std::string hostfile = s.text("hostfile"); !hostfile.empty()) plan_hostfile(job, hostfile, c10d);
+  const auto here = s.integer("processes_per_machine");
+  require(here.value_or(1) >= 1, "--processes_per_machine must be at least 1");
+  if (job.num_machines > 1) check_several_machines(job, c10d);
+  require(job.machine_rank >= 0 && job.machine_rank < job.num_machines,
+          "--machine_rank is {}, expected 0 to {} (--num_machines is {})", job.machine_rank, job.num_machines - 1,
+          job.num_machines);
+  job.local_world_size = here && job.starter != Job::Starter::hostfile ? *here : job.world_size / job.num_machines;
+  if (job.starter == Job::Starter::launcher && s.launcher() == Launcher::simple && !s.text("mpirun_hostfile").empty())
+    job.starter = Job::Starter::mpirun;
+  if (job.starter == Job::Starter::launcher && s.launcher() == Launcher::deepspeed && job.num_machines > 1 &&
+      s.text("deepspeed_multinode_launcher") != "standard")
+    job.starter = Job::Starter::deepspeed;
+  if (job.starter == Job::Starter::mpirun || job.starter == Job::Starter::deepspeed)
+    job.world_size = job.local_world_size = job.num_machines = job.min_machines = 1, job.machine_rank = 0;
+  if (const std::string ip = s.text("main_process_ip"); !ip.empty()) job.main_ip = ip;
+}
+
+}  // namespace
+
+Job make_job(const LaunchOptions& options, const Host& host) {
+  require(!options.command.empty() && !options.command.front().empty(),
+          "no program was given. Name it after the options: accelerate launch [options] program [arguments]");
+  Job job{.command = options.command,
+          .config_file = options.config_file,
+          .settings = Settings(given_settings(options), options.config_file, host)};
+  const Settings& s = job.settings;
+  job.monitor_interval = read_seconds(s, "monitor_interval");
+  job.grace = read_seconds(s, "grace_seconds");
+  check_ranges(s);
+  job.max_restarts = s["max_restarts"].get<int64_t>();
+  if (s.launcher() == Launcher::sagemaker) {
+    check_sagemaker(s);
+  } else {
+    job.num_machines = s.num_machines();
+    job.min_machines = s.min_machines();
+    require(job.num_machines >= 1, "--num_machines is {}, but at least 1 machine is needed", s.text("num_machines"));
+    if (s.launcher() == Launcher::tpu) plan_tpu(job);
+    else plan_ranks(job);
+    check_streams(job);
+  }
+  job.run_id = new_run_id(job.machine_rank);
+  return job;
+}
+
+}  // namespace accelerate::launcher

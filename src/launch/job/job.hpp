@@ -1,0 +1,64 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/job/hostfile.hpp"
+#include "launch/job/rendezvous.hpp"
+#include "launch/job/settings.hpp"
+
+namespace accelerate::launcher {
+
+/// What runs where: the settings, checked against each other and with every "unset" decided.
+///
+/// What one setting says is read from `settings`; here is what follows from several of them or from the machine.
+struct Job {
+  std::vector<std::string> command;   ///< the program and its arguments
+  std::filesystem::path config_file;  ///< that was read, or empty
+  Settings settings;
+
+  int64_t world_size = 1;
+  int64_t local_world_size = 1;
+  int64_t num_machines = 1;
+  int64_t min_machines = 1;  ///< less than num_machines: the job goes on with so few
+  int64_t machine_rank = 0;
+  std::string main_ip = "127.0.0.1";
+  int64_t main_port = 0;       ///< 0 until launch() has chosen one
+  RendezvousConf rendezvous;   ///< how several machines meet
+  std::optional<Round> round;  ///< with several machines: this one's place, once they have met
+
+  /// Who starts the ranks: this launcher, or one process of another program that it starts instead of them.
+  enum class Starter { launcher, mpirun, deepspeed, hostfile, xla, pod } starter = Starter::launcher;
+  std::filesystem::path xla_starter = "accelerate_xla.py";  ///< with xla: the file that Python runs, once it is written
+  std::vector<RemoteHost> remote;        ///< with hostfile: the machines, each with a launcher in the place of a rank
+  std::vector<std::string> pod_workers;  ///< with pod: those to be reached one by one; empty: all by one command
+
+  std::chrono::milliseconds monitor_interval{100};  ///< after a failure, for the others to end by themselves
+  std::chrono::milliseconds grace{10000};           ///< from asking ranks to stop to killing them
+  int64_t max_restarts = 0;
+  int64_t attempt = 0;  ///< how often the ranks have been started before
+  std::string run_id;   ///< names the log folder; also TORCHELASTIC_RUN_ID
+
+  bool quiet() const { return settings.on("quiet"); }
+  bool distributed() const { return world_size > 1 || round; }
+  /// Machines that must meet before their ranks start.
+  bool needs_agent() const { return num_machines > 1 && starter == Starter::launcher; }
+  bool needs_port() const {
+    return starter != Starter::xla && starter != Starter::pod && (distributed() || starter != Starter::launcher);
+  }
+  /// Whether what this launcher starts are the ranks, or another program that will start them here; else they are
+  /// launchers on other machines.
+  bool starts_ranks() const { return starter != Starter::hostfile && starter != Starter::pod; }
+  int64_t rank(int64_t local_rank) const {
+    return (round ? round->first_rank : machine_rank * local_world_size) + local_rank;
+  }
+};
+
+/// @throws ConfigError naming the option at fault.
+Job make_job(const LaunchOptions& options, const Host& host);
+
+}  // namespace accelerate::launcher

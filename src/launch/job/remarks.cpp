@@ -1,0 +1,71 @@
+#include <fmt/format.h>
+
+#include "launch/job/option_values.hpp"
+#include "launch/job/settings.hpp"
+
+namespace accelerate::launcher {
+
+using config::Kind;
+using config::Option;
+
+void Settings::remark() {
+  const auto unused = [&](const char* section, bool used, const std::string& needs) {
+    if (used) return;
+    for_each_option([&](const Option& option) {
+      if (option.section && option.section == std::string(section) && source(option.name) == Source::flag &&
+          option.kind != Kind::unset)
+        remarks_.push_back(fmt::format("{} has no effect without {}", flag_of(option), needs));
+    });
+  };
+  unused("fsdp_config", on("use_fsdp") && launcher_ == Launcher::torchrun, "--use_fsdp");
+  unused("megatron_lm_config", on("use_megatron_lm") && launcher_ == Launcher::torchrun, "--use_megatron_lm");
+  unused("parallelism_config", on("use_parallelism_config"), "--use_parallelism_config");
+  unused("fp8_config", text("mixed_precision") == "fp8", "--mixed_precision fp8");
+  if (launcher_ != Launcher::deepspeed)
+    for (const char* name :
+         {"deepspeed_config_file", "zero_stage", "offload_optimizer_device", "offload_param_device",
+          "offload_optimizer_nvme_path", "offload_param_nvme_path", "gradient_clipping", "zero3_init_flag",
+          "zero3_save_16bit_model", "deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
+          "deepspeed_multinode_launcher", "deepspeed_moe_layer_cls_names"})
+      if (source(name) == Source::flag)
+        remarks_.push_back(fmt::format("--{} has no effect without --use_deepspeed", name));
+  if (launcher_ != Launcher::tpu)
+    for (const char* name : {"vm", "env", "main_training_function", "downcast_bf16", "tpu_use_sudo", "tpu_use_cluster"})
+      if (source(name) == Source::flag)
+        remarks_.push_back(flag_of(option_called(name)) + " has no effect without --tpu");
+  if (launcher_ == Launcher::sagemaker)
+    for_each_option([&](const Option& option) {
+      const std::string name = option.name;
+      if (source(name) != Source::flag || name.starts_with("dynamo_") || name.starts_with("fp8_") ||
+          option.kind == Kind::unset)
+        return;
+      for (const char* known :
+           {"config_file", "quiet", "dry_run", "module", "no_python", "debug", "mixed_precision", "num_machines",
+            "gradient_accumulation_steps", "aws_access_key_id", "aws_secret_access_key"})
+        if (name == known) return;
+      remarks_.push_back(flag_of(option) + " has no effect on Amazon SageMaker");
+    });
+  else
+    for (const char* name : {"aws_access_key_id", "aws_secret_access_key"})
+      if (source(name) == Source::flag)
+        remarks_.push_back(fmt::format("--{} has no effect: the config file is not one for Amazon SageMaker", name));
+  if (launcher_ != Launcher::simple && source("mpirun_hostfile") == Source::flag)
+    remarks_.push_back(
+        "--mpirun_hostfile has no effect here: mpirun starts processes that compute on the CPU, with --cpu");
+  if (source("monitor_host") == Source::flag && !integer("monitor_port"))
+    remarks_.push_back("--monitor_host has no effect without --monitor_port");
+  if (source("monitor_seconds") == Source::flag && !integer("monitor_port") && !on("monitor"))
+    remarks_.push_back("--monitor_seconds has no effect without --monitor or --monitor_port");
+  if (source("rdzv_conf") == Source::flag && num_machines() == 1)
+    remarks_.push_back(
+        "--rdzv_conf has no effect on one machine, where nobody needs to be waited for; how long the ranks wait for "
+        "each other is InitProcessGroupKwargs.timeout in the program");
+  if (!slurm_step_.empty())
+    remarks_.push_back(fmt::format("Slurm's step {}: machine {} of {}, meeting at {}:{}", slurm_step_,
+                                   text("machine_rank"), text("num_machines"), text("main_process_ip"),
+                                   text("main_process_port")));
+  if (on("use_parallelism_config") && (!on("use_fsdp") || text("fsdp_version") != "2"))
+    remarks_.push_back("the parallelism config is for FSDP version 2");
+}
+
+}  // namespace accelerate::launcher

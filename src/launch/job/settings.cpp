@@ -1,0 +1,280 @@
+#include "launch/job/settings.hpp"
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+
+#include "config/config_file.hpp"
+#include "launch/job/host.hpp"
+#include "launch/job/option_values.hpp"
+#include "launch/job/require.hpp"
+#include "utils/slurm.hpp"
+
+namespace accelerate::launcher {
+namespace {
+
+using config::Kind;
+using config::Option;
+using config::Value;
+
+constexpr const char* kParadigms[] = {"multi_gpu",     "tpu",      "tpu_use_cluster",
+                                      "use_deepspeed", "use_fsdp", "use_megatron_lm"};
+
+std::string in_small_letters(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+/// The text of a flag for a field's value.
+template <class T> std::string flag_text(const T& value) { return fmt::format("{}", value); }
+std::string flag_text(const std::filesystem::path& value) { return value.string(); }
+std::string flag_text(std::chrono::milliseconds value) {
+  return flag_text(std::chrono::duration<double>(value).count());  // in seconds
+}
+
+}  // namespace
+
+GivenSettings given_settings(const LaunchOptions& o) {
+  GivenSettings given;
+  const auto field = [&](const char* name, const auto& value) {
+    if (value) given.emplace_back(name, flag_text(*value));
+  };
+  const auto text = [&](const char* name, const auto& value) {
+    if (!value.empty()) given.emplace_back(name, flag_text(value));
+  };
+  field("module", o.module);
+  field("no_python", o.no_python);
+  field("num_processes", o.num_processes);
+  field("num_machines", o.num_machines);
+  field("machine_rank", o.machine_rank);
+  text("main_process_ip", o.main_process_ip);
+  field("main_process_port", o.main_process_port);
+  field("cpu", o.cpu);
+  text("mixed_precision", o.mixed_precision);
+  field("gradient_accumulation_steps", o.gradient_accumulation_steps);
+  field("num_cpu_threads_per_process", o.num_cpu_threads_per_process);
+  field("debug", o.debug);
+  field("quiet", o.quiet);
+  text("log_dir", o.log_dir);
+  field("redirects", o.redirects);
+  field("tee", o.tee);
+  field("max_restarts", o.max_restarts);
+  field("role", o.role);
+  field("monitor_interval", o.monitor_interval);
+  field("grace_seconds", o.grace);
+  field("dry_run", o.dry_run);
+  given.insert(given.end(), o.settings.begin(), o.settings.end());
+  return given;
+}
+
+Settings::Settings(const GivenSettings& given, const std::filesystem::path& config_file, const Host& host) {
+  for_each_option([&](const Option& option) {
+    if (option.kind != Kind::unset) entries_[option.name].value = config::default_value(option);
+  });
+  take_flags(given);
+  check_flags();
+  take_environment(host);
+  take_slurm(host);
+  if (!config_file.empty()) take_file(config_file);
+  fill_in(host);
+  choose_threads(host);
+  remark();
+}
+
+const Value& Settings::operator[](const std::string& name) const {
+  const auto found = entries_.find(name);
+  if (found == entries_.end()) raise<InternalError>("no setting is called {}", name);
+  return found->second.value;
+}
+
+Source Settings::source(const std::string& name) const { return (*this)[name], entries_.at(name).source; }
+
+std::string Settings::text(const std::string& name) const {
+  const Value& value = (*this)[name];
+  return value.is_null() ? "" : config::python_text(value);
+}
+
+std::optional<int64_t> Settings::integer(const std::string& name) const {
+  const Value& value = (*this)[name];
+  return value.is_number_integer() ? std::optional(value.get<int64_t>()) : std::nullopt;
+}
+
+int64_t Settings::num_processes() const { return integer("num_processes").value_or(0); }
+
+/// The strongest source wins; of one source the last word does.
+void Settings::set(const std::string& name, Value value, Source source) {
+  Entry& entry = entries_[name];
+  if (source >= entry.source) entry = {std::move(value), source};
+}
+
+std::string Settings::without_minimum(const std::string& name, const std::string& text, Source source,
+                                      const std::string& where) {
+  if (name != "num_machines" || source < this->source(name)) return text;
+  min_machines_.reset();
+  const size_t colon = text.find(':');
+  if (colon == std::string::npos) return text;
+  const Option& option = option_called(name);
+  const int64_t least = config::parse_value(option, text.substr(0, colon), where).get<int64_t>(),
+                most = config::parse_value(option, text.substr(colon + 1), where).get<int64_t>();
+  require(least >= 1 && least <= most, "{} is '{}', expected MIN:MAX with at least 1 machine and MIN not above MAX",
+          where, text);
+  min_machines_ = least;
+  return text.substr(colon + 1);
+}
+
+void Settings::take_flags(const GivenSettings& given) {
+  for (const auto& [name, text] : given) {
+    const Option& option = option_called(name);
+    const std::string flag = flag_of(option);
+    Value value = config::parse_value(option, without_minimum(name, text, Source::flag, flag), flag);
+    if (option.kind == Kind::truth && (text == "False" || text == "false" || text == "0" || text == "no"))
+      remarks_.push_back(fmt::format(
+          "{} {} means True, as any text does in Hugging Face Accelerate; leave the option out, or write false in a "
+          "config file",
+          flag, text));
+    if (option.kind == Kind::append && entries_[name].source == Source::flag) entries_[name].value.push_back(value);
+    else set(name, option.kind == Kind::append ? Value::array({value}) : value, Source::flag);
+  }
+}
+
+void Settings::check_flags() const {
+  int several = 0;
+  for (const char* name : {"multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp"}) several += on(name);
+  require(several <= 1,
+          "--cpu, --multi_gpu, --tpu, --use_deepspeed and --use_fsdp exclude each other: give one of them");
+  require(!on("multi_gpu") || integer("num_processes").value_or(2) >= 2,
+          "--multi_gpu needs at least 2 processes, and --num_processes is {}", text("num_processes"));
+  require(!on("use_parallelism_config") || (on("use_fsdp") && text("fsdp_version") == "2"),
+          "--use_parallelism_config needs --use_fsdp and --fsdp_version 2");
+  require(!(on("module") && on("no_python")),
+          "--module and --no_python contradict each other: a module is always run by Python. Leave one out");
+  require(integer("num_processes").value_or(1) >= 1, "--num_processes is {}, but at least 1 process is needed",
+          text("num_processes"));
+}
+
+void Settings::take_environment(const Host& host) {
+  for_each_option([&](const Option& option) {
+    if (!option.variable || option.kind == Kind::unset || std::string_view(option.variable) == "OMP_NUM_THREADS")
+      return;
+    if (const auto given = host.variable(option.variable))
+      set(option.name, from_environment(option, *given), Source::environment);
+  });
+}
+
+/// Launchers that srun has started, one on each machine, are the machines of one job.
+void Settings::take_slurm(const Host& host) {
+  if (host.environment.contains("WORLD_SIZE")) return;  // a rank of another launcher, whatever started that
+  const auto task = slurm::this_task([&](const char* name) { return host.variable(name); });
+  if (!task || task->world_size < 2 || !text("hostfile").empty()) return;
+  if (source("num_machines") > Source::file && num_machines() != task->world_size)
+    return;  // somebody has another plan, such as jobs of one machine each
+  require(
+      task->local_world_size == 1,
+      "srun has started {} launchers on this machine (Slurm's step {} has {} tasks). A launcher starts the processes "
+      "of its machine itself: give srun --ntasks-per-node=1. Or let srun start the program without a launcher, or "
+      "say that these are jobs of their own with --num_machines 1",
+      task->local_world_size, task->step, task->world_size);
+  set("num_machines", task->world_size, Source::environment);
+  set("machine_rank", task->rank, Source::environment);
+  set("main_process_ip", task->address, Source::environment);
+  set("main_process_port", task->port, Source::environment);
+  slurm_step_ = task->step;
+}
+
+void Settings::take_file(const std::filesystem::path& path) {
+  file_name_ = path.string();
+  file_ = config::load_config(path);
+  if (config::is_sagemaker(file_)) {
+    for (const char* name : {"mixed_precision", "debug", "num_machines", "gpu_ids", "distributed_type"})
+      if (!file_[name].is_null()) set(name, file_[name], Source::file);
+    if (file_["dynamo_config"].is_object())
+      for (const auto& [key, value] : file_["dynamo_config"].items()) {
+        const std::string name = config::setting_name("dynamo_config", key);
+        set(name, from_file(option_called(name), value, file_name_), Source::file);
+      }
+    return;
+  }
+  for (const auto& [key, value] : file_.items()) {
+    if (value.is_object()) {
+      for (const auto& [inner, setting] : value.items()) {
+        const std::string name = config::setting_name(key, inner);
+        set(name, from_file(option_called(name), setting, file_name_), Source::file);
+      }
+    } else if (Value converted = from_file(
+                   option_called(key),
+                   value.is_string() ? Value(without_minimum(key, value, Source::file,
+                                                             fmt::format("the config file {}: '{}'", file_name_, key)))
+                                     : value,
+                   file_name_);
+               !converted.is_null()) {
+      set(key, std::move(converted), Source::file);
+    }
+  }
+  const bool chosen = std::any_of(std::begin(kParadigms), std::end(kParadigms),
+                                  [&](const char* name) { return source(name) > Source::file && on(name); });
+  const std::string type = text("distributed_type");
+  if (chosen) return;
+  set("use_deepspeed", type == "DEEPSPEED", Source::file);
+  set("use_fsdp", type == "FSDP", Source::file);
+  set("use_megatron_lm", type == "MEGATRON_LM", Source::file);
+  set("tpu", type == "XLA", Source::file);
+  set("multi_gpu", type.starts_with("MULTI_") && type != "MULTI_CPU", Source::file);
+  set("use_parallelism_config", !file_["parallelism_config"].empty(), Source::file);
+}
+
+void Settings::fill_in(const Host& host) {
+  const bool sagemaker = !file_.is_null() && config::is_sagemaker(file_);
+  if (!file_.is_null()) {
+    require(num_processes() != -1, "the config file {} leaves the number of processes open: give --num_processes",
+            file_name_);
+    if ((*this)["gpu_ids"].is_null()) set("gpu_ids", "all", Source::file);
+  } else {
+    if ((*this)["num_processes"].is_null())
+      set("num_processes",
+          slurm_step_.empty() ? host.accelerators : std::max<int64_t>(1, host.accelerators) * num_machines(),
+          Source::fallback);
+    if (num_processes() > 1 && host.accelerators > 1) set("multi_gpu", true, Source::fallback);
+    set("use_cpu", (*this)["cpu"], Source::fallback);
+  }
+  if ((*this)["mixed_precision"].is_null()) set("mixed_precision", "no", Source::fallback);
+  if ((*this)["dynamo_backend"].is_null()) set("dynamo_backend", "no", Source::fallback);
+  const std::string ids = text("gpu_ids");
+  require(!on("multi_gpu") || on("cpu") || num_machines() > 1 || ids.empty() || ids == "all" ||
+              ids.find(',') != std::string::npos,
+          "--gpu_ids names one GPU ({}), and several are to be used. Name at least two, or all", ids);
+  const std::string backend = in_small_letters(text("dynamo_backend"));
+  const auto& dynamo = option_called("dynamo_backend");
+  if (backend != "torchxla_trace_once" && backend != "hpu_backend" && backend != "neuron")
+    config::parse_value(dynamo, backend, "dynamo_backend");
+  entries_["mixed_precision"].value = config::parse_value(option_called("mixed_precision"),
+                                                          in_small_letters(text("mixed_precision")), "mixed_precision");
+
+  if (sagemaker) launcher_ = Launcher::sagemaker;
+  else if (on("cpu")) launcher_ = Launcher::simple;
+  else if (on("use_deepspeed")) launcher_ = Launcher::deepspeed;
+  else if (on("use_fsdp") || on("use_megatron_lm") || on("multi_gpu")) launcher_ = Launcher::torchrun;
+  else if (on("tpu")) launcher_ = Launcher::tpu;
+  require(launcher_ != Launcher::torchrun || !on("use_fsdp") || !on("fsdp_cpu_ram_efficient_loading") ||
+              on("fsdp_sync_module_states"),
+          "fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: only one process reads the weights, so the "
+          "others must take them from it");
+}
+
+void Settings::choose_threads(const Host& host) {
+  const int64_t inherited = host.number("OMP_NUM_THREADS").value_or(0);
+  if (const auto given = integer("num_cpu_threads_per_process")) {
+    threads_ = *given;
+    return;
+  }
+  threads_chosen_ = inherited <= 0;
+  threads_ = std::max<int64_t>(1, inherited);
+  // The reference's rule, with its quirk that the cores are shared out only when the number of processes is known.
+  if (!threads_chosen_ || !on("use_cpu") || num_processes() < 1) return;
+  int64_t ranks_here = std::max<int64_t>(1, num_processes() / std::max<int64_t>(1, num_machines()));
+  for (const char* name : {"MV2_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"})
+    if (const auto value = host.number(name); value.value_or(0) > 0) ranks_here = *value;
+  threads_ = std::max<int64_t>(1, host.physical_cores / ranks_here);
+}
+
+}  // namespace accelerate::launcher

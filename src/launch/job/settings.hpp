@@ -1,0 +1,92 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "accelerate/launch.hpp"
+#include "config/value.hpp"
+
+namespace accelerate::launcher {
+
+struct Host;
+
+/// Names of settings and the texts that would follow their flags, as `LaunchOptions::settings` has them.
+using GivenSettings = std::vector<std::pair<std::string, std::string>>;
+
+/// All that the options say, whether in fields or in `settings`, in the latter's form. Options that nobody set are not
+/// among it.
+GivenSettings given_settings(const LaunchOptions& options);
+
+/// Where a setting's value comes from, the weakest first.
+enum class Source { fallback, file, environment, flag };
+
+/// Who starts the processes. The reference has a function for each, and what the processes find in their environment
+/// depends on it.
+enum class Launcher { simple, torchrun, deepspeed, tpu, sagemaker };
+
+/// All settings of a launch, each with the value that wins: flag, else environment variable, else config file, else
+/// default. They are the rows of the launch table (config/launch_table.cpp): a new row can be read here by its name.
+class Settings {
+ public:
+  /// @param config_file  empty: none is read
+  /// @throws ConfigError for values that can't be, contradictions, and what is wrong with the config file.
+  Settings(const GivenSettings& given, const std::filesystem::path& config_file, const Host& host);
+
+  /// The value of a setting, null when it has none. @throws InternalError when there is no such setting.
+  const config::Value& operator[](const std::string& name) const;
+  Source source(const std::string& name) const;
+  bool on(const std::string& name) const { return config::truthy((*this)[name]); }
+  /// Python's text of the value; "" when it has none.
+  std::string text(const std::string& name) const;
+  std::optional<int64_t> integer(const std::string& name) const;
+
+  Launcher launcher() const { return launcher_; }
+  /// The config file with all its keys, null when none was read.
+  const config::Value& file() const { return file_; }
+  /// What the user should know: flags that have no effect in this combination. A line each.
+  const std::vector<std::string>& remarks() const { return remarks_; }
+
+  int64_t num_processes() const;  ///< 0: nobody said, and there is no accelerator
+  int64_t num_machines() const { return integer("num_machines").value_or(1); }
+  /// MIN of --num_machines MIN:MAX.
+  int64_t min_machines() const { return std::min(min_machines_.value_or(num_machines()), num_machines()); }
+  bool computes_on_cpu() const { return on("cpu") || on("use_cpu"); }
+  int64_t threads_per_process() const { return threads_; }
+  bool threads_chosen() const { return threads_chosen_; }  ///< by us: neither a flag nor the environment said how many
+
+ private:
+  struct Entry {
+    config::Value value;
+    Source source = Source::fallback;
+  };
+  void set(const std::string& name, config::Value value, Source source);
+  /// Writes MAX of "MIN:MAX" for num_machines in place of it, and remembers MIN.
+  std::string without_minimum(const std::string& name, const std::string& text, Source source,
+                              const std::string& where);
+  void take_flags(const GivenSettings& given);
+  void take_environment(const Host& host);
+  void take_slurm(const Host& host);
+  void take_file(const std::filesystem::path& path);
+  void check_flags() const;
+  void fill_in(const Host& host);
+  void choose_threads(const Host& host);
+  void remark();  // remarks.cpp
+
+  std::map<std::string, Entry> entries_;
+  config::Value file_;
+  std::string file_name_;
+  Launcher launcher_ = Launcher::simple;
+  std::vector<std::string> remarks_;
+  std::optional<int64_t> min_machines_;
+  std::string slurm_step_;  // the step whose tasks are this job's launchers
+  int64_t threads_ = 1;
+  bool threads_chosen_ = false;
+};
+
+}  // namespace accelerate::launcher

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace accelerate::launcher {
+
+struct Host;
+class Settings;
+
+/// The words before the program that let DeepSpeed's own starter run it on the machines of --deepspeed_hostfile.
+/// @param port  where the processes meet
+/// @throws ConfigError without a hostfile.
+std::vector<std::string> deepspeed_words(const Settings& settings, int64_t port);
+
+/// Adds the variables to ~/.deepspeed_env, from where DeepSpeed's starter takes what it gives to other machines.
+/// Values with blanks, line ends, ';', '<' or '>' can't be said there; their names are returned.
+/// @throws LaunchError when the file can't be written.
+std::vector<std::string> add_to_deepspeed_env(const std::map<std::string, std::string>& variables, const Host& host);
+
+}  // namespace accelerate::launcher

@@ -1,0 +1,71 @@
+#include "launch/starters/mpirun.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "launch/job/host.hpp"
+#include "launch/job/require.hpp"
+#include "launch/job/settings.hpp"
+
+namespace accelerate::launcher {
+namespace {
+
+/// Names at the beginning of the file's lines. MPICH writes host:slots, Open MPI host slots=n.
+std::set<std::string> machines_in(const std::string& file) {
+  std::ifstream in(file);
+  require(static_cast<bool>(in), "--mpirun_hostfile {} can't be read: {}", file, std::strerror(errno));
+  std::set<std::string> names;
+  for (std::string line; std::getline(in, line);) {
+    std::string name;
+    std::istringstream(line) >> name;
+    name = name.substr(0, name.find(':'));
+    if (!name.empty() && name.front() != '#') names.insert(name);
+  }
+  return names;
+}
+
+}  // namespace
+
+Mpirun Mpirun::find(const Host& host) {
+  for (const char* name : {"mpirun", "mpiexec"}) {
+    const auto path = host.find_in_path(name);
+    if (path.empty()) continue;
+    std::string version;
+    if (std::FILE* pipe = ::popen(("'" + path.string() + "' --version 2>/dev/null").c_str(), "r")) {
+      char buffer[256];
+      while (std::fgets(buffer, sizeof(buffer), pipe)) version += buffer;
+      ::pclose(pipe);
+    }
+    return {path, version.find("Open MPI") != std::string::npos || version.find("OpenRTE") != std::string::npos};
+  }
+  raise<ConfigError>(
+      "--mpirun_hostfile needs mpirun or mpiexec, and neither is in PATH. Install Open MPI (Debian: openmpi-bin), "
+      "MPICH or Intel MPI");
+}
+
+std::vector<std::string> mpirun_words(const Mpirun& mpirun, const Settings& settings,
+                                      const std::vector<std::string>& variables) {
+  const std::string file = settings.text("mpirun_hostfile");
+  const int64_t processes = settings.num_processes(), machines = std::max<int64_t>(1, settings.num_machines());
+  const std::string each = std::to_string(processes > 0 ? processes / machines : 1);
+  std::vector<std::string> words =
+      mpirun.open_mpi ? std::vector<std::string>{mpirun.program, "--hostfile", file, "--npernode", each}
+                      : std::vector<std::string>{mpirun.program, "-f", file, "-ppn", each};
+  if (processes > 0) words.insert(words.end(), {"-n", std::to_string(processes)});
+  if (mpirun.open_mpi) words.insert(words.end(), {"--bind-to", "socket"});
+  if (!variables.empty() && machines_in(file).size() > 1) {
+    require(!settings.text("main_process_ip").empty(),
+            "--mpirun_hostfile names several machines, so that --main_process_ip must be given: the address of the "
+            "first, where the processes meet");
+    if (mpirun.open_mpi)
+      for (const auto& name : variables) words.insert(words.end(), {"-x", name});
+  }
+  return words;
+}
+
+}  // namespace accelerate::launcher

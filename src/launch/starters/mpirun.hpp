@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace accelerate::launcher {
+
+struct Host;
+class Settings;
+
+/// The mpirun of this machine. Open MPI's takes other words than those of Intel MPI, MPICH and MVAPICH.
+struct Mpirun {
+  std::string program;
+  bool open_mpi = false;
+  /// Looks for mpirun, then mpiexec, and asks which one it is. @throws ConfigError when there is none.
+  static Mpirun find(const Host& host);
+};
+
+/// The words before the program that let mpirun start it on the machines of --mpirun_hostfile.
+/// @param variables  that processes on other machines must get (Open MPI passes its own environment to none; the others
+/// pass all of it)
+/// @throws ConfigError when the file can't be read, or names several machines and nobody said where the processes meet.
+std::vector<std::string> mpirun_words(const Mpirun& mpirun, const Settings& settings,
+                                      const std::vector<std::string>& variables);
+
+}  // namespace accelerate::launcher

@@ -1,0 +1,48 @@
+#include "launch/supervise/log_files.hpp"
+
+#include <algorithm>
+
+#include "launch/job/job.hpp"
+#include "launch/job/streams.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate::launcher {
+
+namespace fs = std::filesystem;
+
+LogFiles::LogFiles(const Job& job) : ranks_(static_cast<size_t>(job.local_world_size)) {
+  const fs::path log_dir = job.settings.text("log_dir");
+  auto tee = parse_streams("--tee", job.settings.text("tee"), job.local_world_size);
+  const auto redirects = parse_streams("--redirects", job.settings.text("redirects"), job.local_world_size);
+  const auto any = [](const std::vector<int>& streams) {
+    return std::any_of(streams.begin(), streams.end(), [](int s) { return s != kNoStream; });
+  };
+  const bool prefix = any(tee);
+  const bool logs = prefix || any(redirects) || !log_dir.empty();
+  // A folder for logs without a word on which streams: a copy of everything.
+  if (!log_dir.empty() && !any(tee) && !any(redirects)) std::fill(tee.begin(), tee.end(), kStdout | kStderr);
+  try {
+    if (logs) folder_ = fs::absolute(log_dir.empty() ? new_temporary_folder() : log_dir) / job.run_id;
+    else if (job.distributed()) scratch_.emplace();
+    const fs::path base = logs       ? folder_ / fmt::format("attempt_{}", job.attempt)
+                          : scratch_ ? scratch_->path()
+                                     : fs::path();
+    for (size_t i = 0; i < ranks_.size() && !base.empty(); ++i) {
+      const fs::path folder = base / std::to_string(i);
+      fs::create_directories(folder);
+      auto& rank = ranks_[i];
+      rank.error_file = folder / "error.json";
+      rank.prefix = prefix;
+      const int files = tee[i] | redirects[i];
+      const int hidden = redirects[i] & ~tee[i];
+      if (files & kStdout) rank.stdout_file = folder / "stdout.log";
+      if (files & kStderr) rank.stderr_file = folder / "stderr.log";
+      rank.stdout_on_terminal = !(hidden & kStdout);
+      rank.stderr_on_terminal = !(hidden & kStderr);
+    }
+  } catch (const fs::filesystem_error& error) {
+    raise<LaunchError>("the folders for log files can't be created: {}. Choose another --log_dir", error.what());
+  }
+}
+
+}  // namespace accelerate::launcher

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace accelerate::launcher {
+
+/// A file descriptor that closes itself.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(other.release()) {}
+  Fd& operator=(Fd&& other) noexcept {
+    reset(other.release());
+    return *this;
+  }
+  ~Fd() { reset(); }
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int release() {
+    const int fd = fd_;
+    fd_ = -1;
+    return fd;
+  }
+  void reset(int fd = -1);
+
+ private:
+  int fd_ = -1;
+};
+
+struct Pipe {
+  Fd read, write;
+};
+/// @throws ResourceError when there are no descriptors left.
+Pipe make_pipe();
+
+/// Takes the signals that the launcher handles out of their usual ways for as long as it lives, and puts everything
+/// back. They are read from fd(). Signals that the caller ignores (nohup, background jobs of scripts) stay ignored.
+class Signals {
+ public:
+  explicit Signals(const std::vector<int>& wanted);
+  ~Signals();
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+  int fd() const { return fd_.get(); }
+  const sigset_t& caller_mask() const { return mask_; }
+  const struct sigaction& caller_sigpipe() const { return sigpipe_; }
+
+ private:
+  sigset_t mask_{};
+  struct sigaction sigpipe_ {
+  }, sigchld_{};
+  Fd fd_;
+};
+
+struct SpawnOptions {
+  std::vector<std::string> command;      ///< element 0: path of the file
+  std::vector<std::string> environment;  ///< NAME=value
+  int in = -1, out = -1, err = -1;       ///< what becomes descriptors 0, 1, 2; -1: as in the launcher
+  std::vector<int> cpus;                 ///< logical cores that it may use; empty: as the launcher
+  bool own_group = true;                 ///< the child leads a process group of its own
+};
+
+/// After a fork() that failed, whose reason is in errno. @throws ResourceError
+[[noreturn]] void raise_no_process();
+
+class Warden;
+
+/// Starts a process that dies with the launcher: the kernel sees to the process itself, `warden`, where it is
+/// registered, to what it starts. Returns when its program runs.
+/// @throws LaunchError with the reason when the program can't be executed.
+pid_t spawn(const SpawnOptions& options, const Signals& signals, const Warden& warden);
+
+/// The path of a program that is installed beside this one. @param purpose  "several machines meet through", for the
+/// message. @throws NotBuiltError when it is not there.
+std::string program_beside_this(const std::string& name, const std::string& purpose);
+
+/// The processes whose parent is this one (children of all threads' forks, and adopted orphans).
+std::vector<pid_t> children_of_this_process();
+
+/// "SIGKILL" for 9.
+std::string signal_name(int signal);
+
+}  // namespace accelerate::launcher
