@@ -4,12 +4,13 @@
 #include <cstdio>
 
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace cli {
 namespace {
 
 using accelerate::ConfigError;
+using accelerate::raise;
 using accelerate::config::CommandTable;
 using accelerate::config::Kind;
 using accelerate::config::Option;
@@ -47,10 +48,10 @@ class Reader {
       }
     }
     if (!takes_program && result_.positional.size() > positional.size())
-      throw ConfigError("there is nothing that '" + result_.positional[positional.size()] +
-                        "' could mean. See `accelerate " + table_.name + " --help`");
+      raise<ConfigError>("there is nothing that '{}' could mean. See `accelerate {} --help`",
+                         result_.positional[positional.size()], table_.name);
     for (size_t i = result_.positional.size(); i < positional.size() && !takes_program; ++i)
-      throw ConfigError(std::string(positional[i]->value) + " is missing. Usage: " + table_.usage);
+      raise<ConfigError>("{} is missing. Usage: {}", positional[i]->value, table_.usage);
     for (size_t i = 0; i < std::min(positional.size(), result_.positional.size()); ++i)
       check_choice(*positional[i], result_.positional[i], positional[i]->value);
     for (const auto* option : options_of(table_, false))
@@ -58,7 +59,7 @@ class Reader {
         if (name == option->name) check_choice(*option, text, option->spellings().front());
     for (const auto* option : options_of(table_, false))
       if (option->required && result_.text(option->name).empty())
-        throw ConfigError(option->spellings().front() + " must be given. Usage: " + table_.usage);
+        raise<ConfigError>("{} must be given. Usage: {}", option->spellings().front(), table_.usage);
     return std::move(result_);
   }
 
@@ -66,11 +67,9 @@ class Reader {
   static void check_choice(const Option& option, const std::string& text, const std::string& name) {
     const auto choices = option.choice_list();
     if (choices.empty() || std::find(choices.begin(), choices.end(), text) != choices.end()) return;
-    std::string list;
-    for (const auto& choice : choices) list += (list.empty() ? "" : ", ") + choice;
     const auto nearest = accelerate::nearest_name(text, choices);
-    throw ConfigError(name + " is '" + text + "', expected one of: " + list +
-                      (nearest ? ". Did you mean '" + *nearest + "'?" : ""));
+    raise<ConfigError>("{} is '{}', expected one of: {}{}", name, text, fmt::join(choices, ", "),
+                       nearest ? fmt::format(". Did you mean '{}'?", *nearest) : "");
   }
 
   const Option* find(const std::string& spelling) const {
@@ -95,7 +94,7 @@ class Reader {
     }
     if (!option) unknown(word.substr(0, equals));
     if (!option->takes_value()) {
-      if (attached) throw ConfigError(spelling + " takes no value, and '" + value + "' was given");
+      if (attached) raise<ConfigError>("{} takes no value, and '{}' was given", spelling, value);
       result_.given.emplace_back(option->name, option->kind == Kind::flag ? "true" : "false");
       return;
     }
@@ -110,10 +109,10 @@ class Reader {
                                    std::isdigit(static_cast<unsigned char>(words_[next_ + 1][1]));
       if (next_ + 1 == words_.size() ||
           (words_[next_ + 1].starts_with("-") && words_[next_ + 1].size() > 1 && !negative_number))
-        throw ConfigError(spelling + " needs a value: " +
-                          (option->value     ? option->value
+        raise<ConfigError>("{} needs a value: {}", spelling,
+                           option->value     ? option->value
                            : option->choices ? option->choices
-                                             : "VALUE"));
+                                             : "VALUE");
       value = words_[++next_];
     }
     result_.given.emplace_back(option->name, value);
@@ -124,9 +123,9 @@ class Reader {
     for (const auto* option : options_of(table_, false))
       for (const auto& known : option->spellings()) names.push_back(known);
     const auto nearest = accelerate::nearest_name(spelling, names);
-    throw ConfigError("there is no option '" + spelling + "'" +
-                      (nearest ? ". Did you mean '" + *nearest + "'?"
-                               : ". See `accelerate " + std::string(table_.name) + " --help`"));
+    raise<ConfigError>(
+        "there is no option '{}'. {}", spelling,
+        nearest ? fmt::format("Did you mean '{}'?", *nearest) : fmt::format("See `accelerate {} --help`", table_.name));
   }
 
   const CommandTable& table_;

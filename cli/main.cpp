@@ -9,9 +9,9 @@
 #include <map>
 
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/utils/version.hpp"
 #include "command.hpp"
+#include "utils/raise.hpp"
 
 namespace cli {
 namespace {
@@ -74,12 +74,20 @@ Registered::Registered(const std::string& name, Run run) { registry()[name] = ru
 const accelerate::config::CommandTable& table_of(const std::string& name) {
   for (const auto& table : command_tables())
     if (name == table.name) return table;
-  throw accelerate::InternalError("the command " + name + " has no table");
+  accelerate::raise<accelerate::InternalError>("the command {} has no table", name);
 }
 
 std::string program_folder() {
   std::error_code ignored;
   return std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
+}
+
+std::filesystem::path launch_config_file(const Arguments& arguments) {
+  const std::filesystem::path named = arguments.text("config_file");
+  if (!named.empty() || arguments.on("cpu")) return named;
+  std::error_code ignored;
+  const auto usual = accelerate::default_config_file();
+  return std::filesystem::is_regular_file(usual, ignored) ? usual : std::filesystem::path();
 }
 
 void become(const std::string& program, const std::vector<std::string>& arguments) {
@@ -89,9 +97,11 @@ void become(const std::string& program, const std::vector<std::string>& argument
   argv.push_back(nullptr);
   std::fflush(nullptr);
   ::execv(path.c_str(), argv.data());
-  throw accelerate::NotBuiltError("the program " + path +
-                                  ", which does this, can't be started: " + std::strerror(errno) +
-                                  ". It is built and installed together with this one; was only this one copied?");
+  accelerate::raise<accelerate::NotBuiltError>(
+      "the program {}, which does this, can't be started: {}. It is built and installed together with this one; was "
+      "only "
+      "this one copied?",
+      path, std::strerror(errno));
 }
 
 }  // namespace cli

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <map>
 
-#include "../command.hpp"
+#include "command.hpp"
 
 namespace {
 
@@ -132,7 +132,7 @@ void fish() {
   }
 }
 
-int run(const cli::Arguments& arguments) {
+int run_completion(const cli::Arguments& arguments) {
   const std::string& shell = arguments.positional.front();
   if (shell == "bash") bash();
   else if (shell == "zsh") zsh();
@@ -140,6 +140,6 @@ int run(const cli::Arguments& arguments) {
   return 0;
 }
 
-const cli::Registered kRegistered("completion", run);
+const cli::Registered kCompletionCommand("completion", run_completion);
 
 }  // namespace

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../command.hpp"
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
+#include "command.hpp"
+#include "utils/raise.hpp"
 
 namespace {
 
@@ -36,7 +36,7 @@ struct Interrupted {};
 char byte() {
   char c = 0;
   const ssize_t got = ::read(STDIN_FILENO, &c, 1);
-  if (got < 0) throw accelerate::ConfigError(std::string("the terminal can't be read: ") + std::strerror(errno));
+  if (got < 0) accelerate::raise<accelerate::ConfigError>("the terminal can't be read: {}", std::strerror(errno));
   if (got == 0) throw accelerate::ConfigError("the input ended before the last question. Nothing was written");
   return c;
 }
@@ -159,7 +159,7 @@ class Menus : public Lines {
   }
 };
 
-int run(const cli::Arguments& arguments) {
+int run_config(const cli::Arguments& arguments) {
   if (!arguments.positional.empty()) return 64;
   std::filesystem::path file = arguments.text("config_file");
   if (file.empty()) file = accelerate::default_config_file();
@@ -179,6 +179,6 @@ int run(const cli::Arguments& arguments) {
   }
 }
 
-const cli::Registered kRegistered("config", run);
+const cli::Registered kConfigCommand("config", run_config);
 
 }  // namespace

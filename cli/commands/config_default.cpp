@@ -1,11 +1,11 @@
 #include <cstdio>
 
-#include "../command.hpp"
 #include "accelerate/config.hpp"
+#include "command.hpp"
 
 namespace {
 
-int run(const cli::Arguments& arguments) {
+int run_config_default(const cli::Arguments& arguments) {
   std::filesystem::path file = arguments.text("save_location");
   if (file.empty()) file = accelerate::default_config_file();
   const std::string precision = arguments.text("mixed_precision", "no");
@@ -20,6 +20,6 @@ int run(const cli::Arguments& arguments) {
   return 0;
 }
 
-const cli::Registered kRegistered("config default", run);
+const cli::Registered kConfigDefaultCommand("config default", run_config_default);
 
 }  // namespace

@@ -1,11 +1,11 @@
 #include <cstdio>
 
-#include "../command.hpp"
 #include "accelerate/config.hpp"
+#include "command.hpp"
 
 namespace {
 
-int run(const cli::Arguments& arguments) {
+int run_config_update(const cli::Arguments& arguments) {
   std::filesystem::path file = arguments.text("config_file");
   if (file.empty()) file = accelerate::default_config_file();
   accelerate::update_config(file);
@@ -13,6 +13,6 @@ int run(const cli::Arguments& arguments) {
   return 0;
 }
 
-const cli::Registered kRegistered("config update", run);
+const cli::Registered kConfigUpdateCommand("config update", run_config_update);
 
 }  // namespace

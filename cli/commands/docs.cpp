@@ -1,8 +1,8 @@
 #include <cstdio>
 #include <cstring>
 
-#include "../command.hpp"
 #include "accelerate/utils/version.hpp"
+#include "command.hpp"
 
 namespace {
 
@@ -129,13 +129,13 @@ void man() {
   for (const auto& [exit_code, meaning] : kExitCodes) std::printf(".TP\n%s\n%s.\n", exit_code, roff(meaning).c_str());
 }
 
-int run(const cli::Arguments& arguments) {
+int run_docs(const cli::Arguments& arguments) {
   const std::string& form = arguments.positional.front();
   if (form == "markdown") markdown();
   else man();  // the table takes no other name
   return 0;
 }
 
-const cli::Registered kRegistered("docs", run);
+const cli::Registered kDocsCommand("docs", run_docs);
 
 }  // namespace

@@ -7,9 +7,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "../command.hpp"
 #include "accelerate/config.hpp"
 #include "accelerate/utils/version.hpp"
+#include "command.hpp"
 
 namespace {
 
@@ -72,7 +72,7 @@ Facts facts() {
           {"Hugging Face Accelerate", peer.empty() ? "none" : peer}};
 }
 
-int run(const cli::Arguments& arguments) {
+int run_env(const cli::Arguments& arguments) {
   const std::string named = arguments.text("config_file");
   const fs::path file = named.empty() ? accelerate::default_config_file() : fs::path(named);
   std::error_code ignored;
@@ -93,6 +93,6 @@ int run(const cli::Arguments& arguments) {
   return 0;
 }
 
-const cli::Registered kRegistered("env", run);
+const cli::Registered kEnvCommand("env", run_env);
 
 }  // namespace

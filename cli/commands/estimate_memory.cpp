@@ -3,9 +3,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "../command.hpp"
 #include "accelerate/bigmodel/estimate.hpp"
-#include "accelerate/utils/error.hpp"
+#include "command.hpp"
+#include "utils/raise.hpp"
 
 namespace {
 
@@ -45,9 +45,8 @@ nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const 
 [[noreturn]] void run_dry(const cli::Arguments& arguments) {
   for (const char* option : {"dtypes", "library_name"})
     if (!arguments.all(option).empty())
-      throw accelerate::ConfigError(
-          "--" + std::string(option) +
-          " is for the table of weights and says nothing about training; leave it or --strategy out");
+      accelerate::raise<accelerate::ConfigError>(
+          "--{} is for the table of weights and says nothing about training; leave it or --strategy out", option);
   std::vector<std::string> words{arguments.positional.front()};
   for (const char* option : {"strategy", "num_processes", "batch", "seq", "mixed_precision"})
     if (const auto text = arguments.text(option); !text.empty())
@@ -56,13 +55,14 @@ nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const 
   cli::become("accelerate-estimate-training", words);
 }
 
-int run(const cli::Arguments& arguments) {
+int run_estimate_memory(const cli::Arguments& arguments) {
   if (!arguments.text("strategy").empty()) run_dry(arguments);
   for (const char* option : {"num_processes", "batch", "seq", "mixed_precision"})
     if (!arguments.text(option).empty())
-      throw accelerate::ConfigError(
-          "--" + std::string(option) +
-          " was given without --strategy, expected both; say how the job is split (ddp, fsdp, zero1, zero2 or zero3)");
+      accelerate::raise<accelerate::ConfigError>(
+          "--{} was given without --strategy, expected both; say how the job is split (ddp, fsdp, zero1, zero2 or "
+          "zero3)",
+          option);
   std::vector<std::string> dtypes = arguments.all("dtypes");
   if (dtypes.empty()) dtypes = {"float32", "float16", "int8", "int4"};
   const std::string& name = arguments.positional.front();
@@ -77,6 +77,6 @@ int run(const cli::Arguments& arguments) {
   return 0;
 }
 
-const cli::Registered kRegistered("estimate-memory", run);
+const cli::Registered kEstimateMemoryCommand("estimate-memory", run_estimate_memory);
 
 }  // namespace

@@ -1,13 +1,13 @@
-#include "../command.hpp"
+#include "command.hpp"
 
 namespace {
 
-int run(const cli::Arguments& arguments) {
+int run_generate(const cli::Arguments& arguments) {
   std::vector<std::string> words{arguments.positional.front()};
   for (const auto& [name, text] : arguments.given) words.insert(words.end(), {"--" + name, text});
   cli::become("accelerate-generate", words);
 }
 
-const cli::Registered kRegistered("generate", run);
+const cli::Registered kGenerateCommand("generate", run_generate);
 
 }  // namespace

@@ -1,22 +1,17 @@
 #include "accelerate/launch.hpp"
 
-#include "../command.hpp"
-#include "accelerate/config.hpp"
+#include "command.hpp"
 
 namespace {
 
-int run(const cli::Arguments& arguments) {
+int run_launch(const cli::Arguments& arguments) {
   accelerate::LaunchOptions options;
   options.settings = arguments.given;
   options.command = arguments.positional;
-  options.config_file = arguments.text("config_file");
-  std::error_code ignored;
-  if (const auto file = accelerate::default_config_file();
-      options.config_file.empty() && !arguments.on("cpu") && std::filesystem::is_regular_file(file, ignored))
-    options.config_file = file;
+  options.config_file = cli::launch_config_file(arguments);
   return accelerate::launch(options);
 }
 
-const cli::Registered kRegistered("launch", run);
+const cli::Registered kLaunchCommand("launch", run_launch);
 
 }  // namespace

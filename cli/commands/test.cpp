@@ -1,21 +1,17 @@
 #include <cstdio>
 
-#include "../command.hpp"
 #include "accelerate/config.hpp"
 #include "accelerate/launch.hpp"
+#include "command.hpp"
 
 namespace {
 
-int run(const cli::Arguments& arguments) {
+int run_test(const cli::Arguments& arguments) {
   accelerate::LaunchOptions options;
   options.settings = arguments.given;
   options.command = {cli::program_folder() + "/accelerate-self-test"};
   options.no_python = true;
-  options.config_file = arguments.text("config_file");
-  std::error_code ignored;
-  if (const auto file = accelerate::default_config_file();
-      options.config_file.empty() && !arguments.on("cpu") && std::filesystem::is_regular_file(file, ignored))
-    options.config_file = file;
+  options.config_file = cli::launch_config_file(arguments);
   if (options.config_file.empty() && arguments.text("num_processes").empty() && accelerate::count_accelerators() < 2)
     options.num_processes = 2;  // one process alone would test little
   const int status = accelerate::launch(options);
@@ -23,6 +19,6 @@ int run(const cli::Arguments& arguments) {
   return status;
 }
 
-const cli::Registered kRegistered("test", run);
+const cli::Registered kTestCommand("test", run_test);
 
 }  // namespace

@@ -1,22 +1,22 @@
 #include <cstdio>
 
-#include "../command.hpp"
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
+#include "command.hpp"
+#include "utils/raise.hpp"
 
 namespace {
 
-int run(const cli::Arguments& arguments) {
+int run_to_fsdp2(const cli::Arguments& arguments) {
   const std::filesystem::path file = arguments.text("config_file");
   std::filesystem::path output = arguments.text("output_file");
   const bool overwrite = arguments.on("overwrite");
   std::error_code ignored;
   if (!overwrite && output.empty())
-    throw accelerate::ConfigError("name the new file with --output_file, or let " + file.string() +
-                                  " be replaced with --overwrite");
+    accelerate::raise<accelerate::ConfigError>(
+        "name the new file with --output_file, or let {} be replaced with --overwrite", file.string());
   if (!overwrite && std::filesystem::exists(output, ignored))
-    throw accelerate::ConfigError(
-        output.string() + " is there already. Name another --output_file, or let it be replaced with --overwrite");
+    accelerate::raise<accelerate::ConfigError>(
+        "{} is there already. Name another --output_file, or let it be replaced with --overwrite", output.string());
   if (output.empty()) output = file;
   for (const auto& note : accelerate::convert_config_to_fsdp2(file, output))
     std::fprintf(stderr, "accelerate to-fsdp2: %s\n", note.c_str());
@@ -24,6 +24,6 @@ int run(const cli::Arguments& arguments) {
   return 0;
 }
 
-const cli::Registered kRegistered("to-fsdp2", run);
+const cli::Registered kToFsdp2Command("to-fsdp2", run_to_fsdp2);
 
 }  // namespace

@@ -5,15 +5,16 @@
 #include <cstring>
 #include <fstream>
 
-#include "../command.hpp"
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
+#include "command.hpp"
+#include "utils/raise.hpp"
 
 namespace {
 
 std::vector<std::string> lines_of(const std::string& file) {
   std::ifstream in(file);
-  if (!in) throw accelerate::ConfigError("the file of commands " + file + " can't be read: " + std::strerror(errno));
+  if (!in)
+    accelerate::raise<accelerate::ConfigError>("the file of commands {} can't be read: {}", file, std::strerror(errno));
   std::vector<std::string> lines;
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
@@ -25,7 +26,7 @@ std::string what_to_install(const std::string& version) {
   return "accelerate==" + version;
 }
 
-int run(const cli::Arguments& arguments) {
+int run_tpu_config(const cli::Arguments& arguments) {
   accelerate::TpuConfig config;
   std::error_code ignored;
   if (const std::string file = arguments.text("config_file", accelerate::default_config_file());
@@ -40,8 +41,9 @@ int run(const cli::Arguments& arguments) {
   else if (commands.empty()) commands = config.commands;
   if (commands.empty()) throw accelerate::ConfigError("nothing to run was given: name a --command or a --command_file");
   if (name.empty() || zone.empty())
-    throw accelerate::ConfigError(std::string("the TPU pod's ") + (name.empty() ? "name" : "zone") +
-                                  " is not known: give --tpu_name and --tpu_zone, or a config file with them");
+    accelerate::raise<accelerate::ConfigError>(
+        "the TPU pod's {} is not known: give --tpu_name and --tpu_zone, or a config file with them",
+        name.empty() ? "name" : "zone");
 
   std::string script = "cd /usr/share";
   if (arguments.on("install_accelerate"))
@@ -63,10 +65,11 @@ int run(const cli::Arguments& arguments) {
   for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   ::execvp(argv[0], argv.data());
-  throw accelerate::LaunchError(std::string("gcloud can't be started: ") + std::strerror(errno) +
-                                ". Install Google Cloud's command line tools, which reach the pod's workers");
+  accelerate::raise<accelerate::LaunchError>(
+      "gcloud can't be started: {}. Install Google Cloud's command line tools, which reach the pod's workers",
+      std::strerror(errno));
 }
 
-const cli::Registered kRegistered("tpu-config", run);
+const cli::Registered kTpuConfigCommand("tpu-config", run_tpu_config);
 
 }  // namespace

@@ -15,14 +15,17 @@
 #include <thread>
 
 #include "accelerate/config.hpp"
+#include "accelerate/config/option.hpp"
 #include "accelerate/launch.hpp"
 #include "accelerate/utils/error.hpp"
 #include "launch/job/environment.hpp"
 #include "launch/job/host.hpp"
 #include "launch/job/job.hpp"
+#include "launch/job/outcome.hpp"
 #include "launch/job/streams.hpp"
 #include "launch/supervise/log_files.hpp"
 #include "launch/supervise/report.hpp"
+#include "launch/supervise/stop_clock.hpp"
 #include "launch/system/affinity.hpp"
 #include "launch/system/output.hpp"
 #include "launch/system/ports.hpp"
@@ -36,6 +39,7 @@ using namespace accelerate::launcher;
 using nlohmann::json;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Pair;
 
 template <class Function> std::string message_of(Function function) {
   try {
@@ -175,6 +179,125 @@ TEST(LaunchOptions, ContradictionsAreNamed) {
   EXPECT_THAT(error({.command = {"x"}, .mixed_precision = "bf17"}), HasSubstr("Did you mean 'bf16'?"));
   EXPECT_THAT(error({.command = {"x"}, .main_process_port = 70000}), HasSubstr("70000"));
   EXPECT_THAT(error({.command = {"x"}, .tee = "4"}), HasSubstr("--tee"));
+}
+
+TEST(LaunchOptions, AnExplicitDefaultIsAWord) {
+  const Host host{.environment = {{"ACCELERATE_USE_CPU", "1"}, {"ACCELERATE_DEBUG_MODE", "1"}}};
+  const auto settings = [&](const LaunchOptions& options) { return make_job(options, host).settings; };
+  const Settings silent = settings({.command = {"x"}});
+  EXPECT_TRUE(silent.on("cpu") && silent.on("debug"));
+  EXPECT_EQ(silent.source("tee"), Source::fallback);
+  const Settings explicit_ones = settings({.command = {"x"},
+                                           .cpu = false,
+                                           .debug = false,
+                                           .tee = "0",
+                                           .max_restarts = 0,
+                                           .role = "default",
+                                           .monitor_interval = std::chrono::milliseconds(100)});
+  EXPECT_FALSE(explicit_ones.on("cpu") || explicit_ones.on("debug"));
+  for (const char* name : {"cpu", "debug", "tee", "max_restarts", "role", "monitor_interval"})
+    EXPECT_EQ(explicit_ones.source(name), Source::flag) << name;
+}
+
+TEST(LaunchOptions, FieldsAreShortForSettings) {
+  const LaunchOptions options{.command = {"x"},
+                              .module = true,
+                              .num_processes = 3,
+                              .mixed_precision = "bf16",
+                              .log_dir = "logs",
+                              .redirects = "0:1",
+                              .tee = "3",
+                              .max_restarts = 2,
+                              .monitor_interval = std::chrono::milliseconds(1250),
+                              .grace = std::chrono::seconds(3),
+                              .settings = {{"role", "worker"}, {"tee", "1"}},
+                              .dry_run = true};
+  EXPECT_THAT(given_settings(options),
+              ElementsAre(Pair("module", "true"), Pair("num_processes", "3"), Pair("mixed_precision", "bf16"),
+                          Pair("log_dir", "logs"), Pair("redirects", "0:1"), Pair("tee", "3"),
+                          Pair("max_restarts", "2"), Pair("monitor_interval", "1.25"), Pair("grace_seconds", "3"),
+                          Pair("dry_run", "true"), Pair("role", "worker"), Pair("tee", "1")));
+  const Job job = make_job(options, Host{});
+  EXPECT_EQ(std::tuple(job.monitor_interval, job.grace, job.max_restarts, job.settings.text("tee")),
+            std::tuple(std::chrono::milliseconds(1250), std::chrono::milliseconds(3000), 2, "1"));
+}
+
+TEST(SettingsTable, DefaultsHaveTheTypeOfTheirKind) {
+  using config::Kind;
+  for (const auto& table : config::command_tables())
+    for (const auto& group : table.groups)
+      for (const auto& option : group.options) {
+        const config::Value value = config::default_value(option);
+        if (value.is_null()) continue;
+        const std::string what = std::string(table.name) + " --" + option.name;
+        switch (option.kind) {
+          case Kind::integer:
+          case Kind::boolean:
+            EXPECT_TRUE(value.is_number_integer()) << what;
+            break;
+          case Kind::number:
+            EXPECT_TRUE(value.is_number_float()) << what;
+            break;
+          case Kind::flag:
+          case Kind::unset:
+          case Kind::truth:
+            EXPECT_TRUE(value.is_boolean()) << what;
+            break;
+          case Kind::booleans:
+          case Kind::append:
+          case Kind::words:
+            EXPECT_TRUE(value.is_array()) << what;
+            break;
+          case Kind::text:
+            EXPECT_TRUE(value.is_string()) << what;
+            break;
+        }
+        if (option.choices && value.is_string())
+          EXPECT_THAT(option.choice_list(), testing::Contains(value.get<std::string>())) << what;
+      }
+}
+
+// ---------------------------------------------------------------- stopping
+
+TEST(StopClock, AsksAfterPatienceAndKillsAfterGrace) {
+  using std::chrono::milliseconds;
+  const Clock::time_point start{};
+  StopClock clock(milliseconds(100), milliseconds(1000));
+  EXPECT_FALSE(clock.next());
+  clock.failed(start);
+  clock.failed(start + milliseconds(50));  // the first failure counts
+  EXPECT_TRUE(clock.waits_for_failures());
+  EXPECT_EQ(clock.due(start + milliseconds(99)), StopClock::Due::nothing);
+  EXPECT_EQ(clock.due(start + milliseconds(100)), StopClock::Due::ask);
+  clock.asked(start + milliseconds(100));
+  EXPECT_FALSE(clock.waits_for_failures());
+  clock.failed(start + milliseconds(200));  // of having been asked
+  EXPECT_EQ(clock.next(), start + milliseconds(1100));
+  EXPECT_EQ(clock.since_asked(start + milliseconds(350)), milliseconds(250));
+  EXPECT_EQ(clock.due(start + milliseconds(1099)), StopClock::Due::nothing);
+  EXPECT_EQ(clock.due(start + milliseconds(1100)), StopClock::Due::kill);
+  clock.killed(start + milliseconds(1100));
+  EXPECT_EQ(clock.due(start + milliseconds(5000)), StopClock::Due::nothing);
+}
+
+TEST(Outcome, FirstFailure) {
+  const Clock::time_point start{};
+  const auto after = [&](int ms) { return start + std::chrono::milliseconds(ms); };
+  const auto failed = [](int code, int signal, Clock::time_point at, bool asked = false) {
+    return End{.exit_code = code, .signal = signal, .at = at, .asked = asked};
+  };
+  std::vector<RankRecord> ranks(4);
+  for (size_t i = 0; i < ranks.size(); ++i) ranks[i].place = static_cast<int64_t>(i);
+  ranks[0].end = failed(69, 0, after(0));  // its peer went away
+  ranks[1].end = failed(1, 0, after(5));   // seen later, spoke first
+  ranks[1].last_word = after(1);
+  ranks[2].end = failed(1, 0, after(4));
+  ranks[3].end = failed(0, SIGTERM, after(2), true);
+  EXPECT_EQ(first_failure(ranks), 1u);
+  ranks[2].end = failed(0, SIGKILL, after(9));  // nobody else causes that
+  EXPECT_EQ(first_failure(ranks), 2u);
+  for (auto& rank : ranks) rank.end = End{};
+  EXPECT_EQ(first_failure(ranks), std::nullopt);
 }
 
 // ---------------------------------------------------------------- functions in several processes

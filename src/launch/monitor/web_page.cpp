@@ -135,7 +135,7 @@ WebPage::WebPage(const std::string& host, int64_t port) : host_(host) {
   ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&bound_to), &length);
   const int given = ntohs(bound_to.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&bound_to)->sin6_port
                                                          : reinterpret_cast<sockaddr_in*>(&bound_to)->sin_port);
-  url_ = fmt::format(host.find(':') == std::string::npos ? "http://{}:{}/" : "http://[{}]:{}/", host, given);
+  url_ = fmt::format("http://{}:{}/", host.find(':') == std::string::npos ? host : "[" + host + "]", given);
 }
 
 void WebPage::add_to(std::vector<pollfd>& fds) const {
