@@ -1,11 +1,18 @@
 #!/usr/bin/env python3
 """Checks that #include lines follow the arrows of ARCHITECTURE.md, and that starting processes needs no LibTorch.
 
-The arrows are read from the block that begins with ```layers there, so that the document and this check can't drift apart. It fails on
+The arrows are read from the block that begins with ```layers there, so that the document and this check can't drift apart. A module is a
+folder of src/ with the folder of include/accelerate/ that has its name, cli/, programs/, or a folder below one of these that is drawn by its
+path. `umbrella` stands for the headers directly in include/accelerate/ that only include others. The rule:
+
+    A file includes headers, installed or private, of its own module and of those to which an arrow is drawn; public headers and examples
+    include installed headers only.
+
+It fails on
   - an include from one module to another without an arrow, and an arrow that no include uses;
-  - a circle of arrows, a module in src/ that is not drawn, a public header that belongs to no module;
-  - a public header that includes a private one; a program in cli/ or examples/ that does;
-  - cli, launch or config reaching a LibTorch header through any number of includes;
+  - a circle of arrows, a module that is not drawn, a public header that belongs to no module;
+  - a public header or an example that includes a private header;
+  - the command line program, the launcher or their helpers (TORCH_FREE) reaching a LibTorch header through any number of includes;
   - the program given with --program being linked with LibTorch.
 
 usage: check_includes.py [--program build/release/bin/accelerate]
@@ -21,8 +28,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PUBLIC, PRIVATE = ROOT / "include", ROOT / "src"
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.M)
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
-TORCH_FREE = ("cli", "launch", "config")
-
+TORCH_FREE = ("cli", "launch", "config", "programs/sagemaker")  # with the folders below them
+UMBRELLA = "umbrella"
 
 
 def is_door(path):
@@ -47,24 +54,39 @@ def drawn_arrows():
     arrows.pop("*", None)
     for target in list(for_all) + [t for targets in arrows.values() for t in targets]:
         arrows.setdefault(target, set())
-    return {m: targets | {t for t in for_all if t != m} for m, targets in arrows.items()}, for_all
+    return {m: targets | {t for t in for_all if t != m} for m, targets in arrows.items() if m != UMBRELLA}, for_all
 
 
-def module_of(path):
-    """The module that a file belongs to; None for doors (accelerate.hpp and its kin), examples and tests."""
-    if path.is_relative_to(ROOT / "cli"):
-        return "cli"
-    if path.is_relative_to(PRIVATE):
-        return path.relative_to(PRIVATE).parts[0]
-    if path.is_relative_to(PUBLIC) and not is_door(path):
-        below = path.relative_to(PUBLIC / "accelerate")
-        return below.parts[0] if len(below.parts) > 1 else below.stem
-    return None
+@functools.cache
+def place_of(path):
+    """The folders in which a file lies, beginning with the module's: ("launch", "monitor"). Empty for examples and tests."""
+    below = path.relative_to(ROOT).parts[:-1]
+    if below[:1] in (("cli",), ("programs",)):
+        return below
+    if below[:1] == ("src",):
+        return below[1:]
+    if below[:2] == ("include", "accelerate"):
+        return below[2:] or (path.stem,)
+    return ()
+
+
+def module_of(path, drawn):
+    """The module that a file belongs to; of folders inside each other the innermost that is drawn. None for examples and tests."""
+    if is_door(path):
+        return UMBRELLA
+    place = place_of(path)
+    names = ["/".join(place[:n]) for n in range(len(place), 0, -1)]
+    return next((name for name in names if name in drawn), names[-1] if names else None)
+
+
+def torch_free(module):
+    return any(module == name or module.startswith(name + "/") for name in TORCH_FREE)
 
 
 def resolve(name, includer):
     """The file of this repository that an include names, or None for a system header."""
-    for folder in (includer.parent, PRIVATE, PUBLIC):
+    top = ROOT / includer.relative_to(ROOT).parts[0]  # cli and programs find their own headers by their own names
+    for folder in (includer.parent, PRIVATE, PUBLIC, top):
         path = (folder / name).resolve()
         if path.is_file() and path.is_relative_to(ROOT):
             return path
@@ -120,41 +142,41 @@ def sources(*folders):
 def check():
     problems, used = [], set()
     arrows, for_all = drawn_arrows()
-    known = {p.name for p in PRIVATE.iterdir() if p.is_dir()} | {"cli"}
-    problems += [f"ARCHITECTURE.md draws '{m}', which is no folder of src/" for m in sorted(arrows.keys() - known)]
-    problems += [f"src/{m} is not drawn in ARCHITECTURE.md" for m in sorted(known - arrows.keys())]
+    arrows.setdefault(UMBRELLA, set())
+    top = {p.name for p in PRIVATE.iterdir() if p.is_dir()} | {"cli", "programs"}
+    known = top | {UMBRELLA}
+    problems += [f"ARCHITECTURE.md draws '{m}', which is no folder" for m in sorted(arrows.keys() - known)
+                 if "/" not in m or not any((base / m).is_dir() for base in (PRIVATE, ROOT))]
+    problems += [f"{m} is not drawn in ARCHITECTURE.md" for m in sorted(top - arrows.keys())]
     if found := circle(arrows):
         problems.append("ARCHITECTURE.md draws a circle: " + " -> ".join(found))
 
-    for path in sources("include", "src", "cli"):
-        shown, module = path.relative_to(ROOT), module_of(path)
-        if is_door(path):
+    for path in sources("include", "src", "cli", "programs"):
+        shown, module = path.relative_to(ROOT), module_of(path, arrows)
+        if module == UMBRELLA:
             if declared := declarations(path):
                 problems.append(f"{shown}: headers directly in include/accelerate/ that are not named after a module only include others; this one has '{declared}'")
-        elif module not in known:
+        elif module.split("/")[0] not in known:
             problems.append(f"{shown}: public header of no module: there is no folder src/{module}")
             continue
         for name, target in includes(path):
             if target is None:
                 continue
-            if target.is_relative_to(PRIVATE) and not path.is_relative_to(PRIVATE):
+            if path.is_relative_to(PUBLIC) and not target.is_relative_to(PUBLIC):
                 problems.append(f"{shown}: includes the private header '{name}', which is not installed")
-            if is_door(path):
+            other = module_of(target, arrows)
+            if module == UMBRELLA or other == module:
                 continue
-            if is_door(target):
-                problems.append(f"{shown}: includes '{name}', which is for programs; include what is needed")
-                continue
-            other = module_of(target)
-            if other == module:
+            if other is None:
+                problems.append(f"{shown}: includes '{name}', which belongs to no module")
                 continue
             used.add((module, other))
             if other not in arrows.get(module, ()):
                 problems.append(f"{shown}: includes '{name}': {module} -> {other} is not drawn in ARCHITECTURE.md")
-        if module in TORCH_FREE and (chain := path_to_libtorch(path, set())):
+        if torch_free(module) and (chain := path_to_libtorch(path, set())):
             problems.append(f"{shown}: {module} starts processes and must not need LibTorch, but reaches it: " + " -> ".join(chain))
-    for path in sources("examples"):
-        problems += [f"{path.relative_to(ROOT)}: an example includes the private header '{name}'" for name, target in includes(path)
-                     if target and target.is_relative_to(PRIVATE)]
+    problems += [f"{path.relative_to(ROOT)}: an example includes the private header '{name}'" for path in sources("examples")
+                 for name, target in includes(path) if target and target.is_relative_to(PRIVATE)]
     problems += [f"ARCHITECTURE.md draws {a} -> {b}, which no #include uses: delete the arrow" for a in sorted(arrows)
                  for b in sorted(arrows[a] - for_all) if (a, b) not in used]
     return problems, len(used)

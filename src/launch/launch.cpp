@@ -14,6 +14,7 @@
 #include "launch/job/job.hpp"
 #include "launch/machines/launch_on_machines.hpp"
 #include "launch/monitor/monitor.hpp"
+#include "launch/request.hpp"
 #include "launch/starters/deepspeed.hpp"
 #include "launch/starters/pod.hpp"
 #include "launch/starters/program.hpp"
@@ -113,7 +114,7 @@ int launch(const LaunchOptions& options) {
   const char* tether = std::getenv("ACCELERATE_LAUNCH_TETHER");
   const std::string token = tether ? take_tether(std::string_view(tether) == "token") : "";
   const Host host = Host::current();
-  Job job = make_job(options, host);
+  Job job = make_job(request_of(options), host);
   if (!token.empty()) job.rendezvous.token = token;
   for (const auto& remark : job.settings.remarks()) say(job, remark);
   const Launcher launcher = job.settings.launcher();

@@ -11,6 +11,7 @@
 #include "launch/job/environment.hpp"
 #include "launch/job/host.hpp"
 #include "launch/job/job.hpp"
+#include "launch/request.hpp"
 #include "launch/starters/deepspeed.hpp"
 #include "launch/starters/mpirun.hpp"
 #include "ranks.hpp"
@@ -220,14 +221,14 @@ json found_for(const Row& row, const std::string& config_file) {
   options.config_file = config_file.empty() ? given->text("config_file") : config_file;
   Job job = [&] {
     try {
-      return make_job(options, host);
+      return make_job(request_of(options), host);
     } catch (const accelerate::Error& error) {
       // The reference's launcher for the CPU asks for the machine's number nowhere; every process would be rank 0.
       if (row.expect.value("launcher", "") != "simple" ||
           std::string(error.what()).find("--machine_rank must be given") == std::string::npos)
         throw;
       options.machine_rank = 0;
-      return make_job(options, host);
+      return make_job(request_of(options), host);
     }
   }();
   const std::string launcher = name_of(job.settings.launcher());

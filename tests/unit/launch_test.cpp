@@ -23,6 +23,7 @@
 #include "launch/job/job.hpp"
 #include "launch/job/outcome.hpp"
 #include "launch/job/streams.hpp"
+#include "launch/request.hpp"
 #include "launch/supervise/log_files.hpp"
 #include "launch/supervise/report.hpp"
 #include "launch/supervise/stop_clock.hpp"
@@ -50,17 +51,19 @@ template <class Function> std::string message_of(Function function) {
   return "(no error)";
 }
 
+Job job_of(const LaunchOptions& options, const Host& host) { return make_job(request_of(options), host); }
+
 // ---------------------------------------------------------------- settings and environment
 
 TEST(LaunchEnvironment, RanksOfTwoMachines) {
   const Host host{.physical_cores = 8, .environment = {}};
-  const Job job = make_job({.command = {"x"},
-                            .num_processes = 6,
-                            .num_machines = 2,
-                            .machine_rank = 1,
-                            .main_process_ip = "10.0.0.1",
-                            .main_process_port = 1234},
-                           host);
+  const Job job = job_of({.command = {"x"},
+                          .num_processes = 6,
+                          .num_machines = 2,
+                          .machine_rank = 1,
+                          .main_process_ip = "10.0.0.1",
+                          .main_process_port = 1234},
+                         host);
   const auto env = build_environment(job, host, 2);
   const std::map<std::string, std::string> expected{{"RANK", "5"},
                                                     {"LOCAL_RANK", "2"},
@@ -118,28 +121,27 @@ TEST(Slurm, FirstMachineOfAList) {
 TEST(Slurm, LaunchersOfAStepAreItsMachines) {
   Host host{.physical_cores = 8, .environment = slurm_task()};
   const LaunchOptions options{.command = {"x"}, .num_processes = 8};
-  const Job job = make_job(options, host);
+  const Job job = job_of(options, host);
   EXPECT_EQ(std::tuple(job.num_machines, job.machine_rank, job.local_world_size, job.main_ip, job.main_port),
             std::tuple(4, 3, 2, "n1", 15030));
   EXPECT_THAT(job.settings.remarks(), ElementsAre("Slurm's step 2.0: machine 3 of 4, meeting at n1:15030"));
-  EXPECT_EQ(make_job({.command = {"x"}}, host).world_size, 4);
+  EXPECT_EQ(job_of({.command = {"x"}}, host).world_size, 4);
   // Flags win, also over the choice to be one job.
-  EXPECT_EQ(
-      make_job({.command = {"x"}, .num_processes = 8, .main_process_ip = "10.0.0.1", .main_process_port = 77}, host)
-          .main_ip,
-      "10.0.0.1");
-  const Job alone = make_job({.command = {"x"}, .num_machines = 1}, host);
+  EXPECT_EQ(job_of({.command = {"x"}, .num_processes = 8, .main_process_ip = "10.0.0.1", .main_process_port = 77}, host)
+                .main_ip,
+            "10.0.0.1");
+  const Job alone = job_of({.command = {"x"}, .num_machines = 1}, host);
   EXPECT_EQ(alone.num_machines, 1);
   EXPECT_EQ(build_environment(alone, host, 0).at("WORLD_SIZE"), "1");  // or the program would wait for the other tasks
   host.environment["SLURM_GTIDS"] = "2,3";
-  EXPECT_THAT(message_of([&] { make_job(options, host); }), HasSubstr("--ntasks-per-node=1"));
+  EXPECT_THAT(message_of([&] { job_of(options, host); }), HasSubstr("--ntasks-per-node=1"));
   host.environment["WORLD_SIZE"] = "4";  // a rank of somebody's job that launches something itself
-  EXPECT_EQ(make_job(options, host).num_machines, 1);
+  EXPECT_EQ(job_of(options, host).num_machines, 1);
 }
 
 TEST(LaunchEnvironment, AccumulationStepsArePassedOn) {
   const Host host;
-  const auto env = build_environment(make_job({.command = {"x"}, .gradient_accumulation_steps = 4}, host), host, 0);
+  const auto env = build_environment(job_of({.command = {"x"}, .gradient_accumulation_steps = 4}, host), host, 0);
   EXPECT_EQ(env.at("ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), "4");
   EXPECT_FALSE(env.contains("RANK"));  // one process needs no peers
 }
@@ -151,7 +153,7 @@ TEST(LaunchEnvironment, ChangesReplaceInheritedValues) {
 
 TEST(LaunchOptions, ContradictionsAreNamed) {
   const Host host;
-  const auto error = [&](LaunchOptions options) { return message_of([&] { make_job(options, host); }); };
+  const auto error = [&](LaunchOptions options) { return message_of([&] { job_of(options, host); }); };
   EXPECT_THAT(error({}), HasSubstr("no program was given"));
   EXPECT_THAT(error({.command = {"x"}, .module = true, .no_python = true}), HasSubstr("contradict"));
   EXPECT_THAT(error({.command = {"x"}, .num_processes = 0}), HasSubstr("at least 1 process"));
@@ -183,7 +185,7 @@ TEST(LaunchOptions, ContradictionsAreNamed) {
 
 TEST(LaunchOptions, AnExplicitDefaultIsAWord) {
   const Host host{.environment = {{"ACCELERATE_USE_CPU", "1"}, {"ACCELERATE_DEBUG_MODE", "1"}}};
-  const auto settings = [&](const LaunchOptions& options) { return make_job(options, host).settings; };
+  const auto settings = [&](const LaunchOptions& options) { return job_of(options, host).settings; };
   const Settings silent = settings({.command = {"x"}});
   EXPECT_TRUE(silent.on("cpu") && silent.on("debug"));
   EXPECT_EQ(silent.source("tee"), Source::fallback);
@@ -212,12 +214,12 @@ TEST(LaunchOptions, FieldsAreShortForSettings) {
                               .grace = std::chrono::seconds(3),
                               .settings = {{"role", "worker"}, {"tee", "1"}},
                               .dry_run = true};
-  EXPECT_THAT(given_settings(options),
+  EXPECT_THAT(request_of(options).settings,
               ElementsAre(Pair("module", "true"), Pair("num_processes", "3"), Pair("mixed_precision", "bf16"),
                           Pair("log_dir", "logs"), Pair("redirects", "0:1"), Pair("tee", "3"),
                           Pair("max_restarts", "2"), Pair("monitor_interval", "1.25"), Pair("grace_seconds", "3"),
                           Pair("dry_run", "true"), Pair("role", "worker"), Pair("tee", "1")));
-  const Job job = make_job(options, Host{});
+  const Job job = job_of(options, Host{});
   EXPECT_EQ(std::tuple(job.monitor_interval, job.grace, job.max_restarts, job.settings.text("tee")),
             std::tuple(std::chrono::milliseconds(1250), std::chrono::milliseconds(3000), 2, "1"));
 }
@@ -252,8 +254,9 @@ TEST(SettingsTable, DefaultsHaveTheTypeOfTheirKind) {
             EXPECT_TRUE(value.is_string()) << what;
             break;
         }
-        if (option.choices && value.is_string())
+        if (option.choices && value.is_string()) {
           EXPECT_THAT(option.choice_list(), testing::Contains(value.get<std::string>())) << what;
+        }
       }
 }
 

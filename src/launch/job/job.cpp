@@ -149,12 +149,10 @@ void plan_ranks(Job& job) {
 
 }  // namespace
 
-Job make_job(const LaunchOptions& options, const Host& host) {
-  require(!options.command.empty() && !options.command.front().empty(),
+Job make_job(const LaunchRequest& request, const Host& host) {
+  require(!request.command.empty() && !request.command.front().empty(),
           "no program was given. Name it after the options: accelerate launch [options] program [arguments]");
-  Job job{.command = options.command,
-          .config_file = options.config_file,
-          .settings = Settings(given_settings(options), options.config_file, host)};
+  Job job{.command = request.command, .config_file = request.config_file, .settings = Settings(request, host)};
   const Settings& s = job.settings;
   job.monitor_interval = read_seconds(s, "monitor_interval");
   job.grace = read_seconds(s, "grace_seconds");

@@ -59,6 +59,6 @@ struct Job {
 };
 
 /// @throws ConfigError naming the option at fault.
-Job make_job(const LaunchOptions& options, const Host& host);
+Job make_job(const LaunchRequest& request, const Host& host);
 
 }  // namespace accelerate::launcher

@@ -9,19 +9,21 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/launch.hpp"
 #include "config/value.hpp"
 
 namespace accelerate::launcher {
 
 struct Host;
 
-/// Names of settings and the texts that would follow their flags, as `LaunchOptions::settings` has them.
+/// Names of settings and the texts that would follow their flags. Of two for one setting the last counts.
 using GivenSettings = std::vector<std::pair<std::string, std::string>>;
 
-/// All that the options say, whether in fields or in `settings`, in the latter's form. Options that nobody set are not
-/// among it.
-GivenSettings given_settings(const LaunchOptions& options);
+/// What is asked for.
+struct LaunchRequest {
+  std::vector<std::string> command;   ///< the program and its arguments
+  GivenSettings settings;             ///< only what somebody gave, be it the default
+  std::filesystem::path config_file;  ///< empty: none is read
+};
 
 /// Where a setting's value comes from, the weakest first.
 enum class Source { fallback, file, environment, flag };
@@ -34,9 +36,8 @@ enum class Launcher { simple, torchrun, deepspeed, tpu, sagemaker };
 /// default. They are the rows of the launch table (config/launch_table.cpp): a new row can be read here by its name.
 class Settings {
  public:
-  /// @param config_file  empty: none is read
   /// @throws ConfigError for values that can't be, contradictions, and what is wrong with the config file.
-  Settings(const GivenSettings& given, const std::filesystem::path& config_file, const Host& host);
+  Settings(const LaunchRequest& request, const Host& host);
 
   /// The value of a setting, null when it has none. @throws InternalError when there is no such setting.
   const config::Value& operator[](const std::string& name) const;
