@@ -3,8 +3,8 @@
 /// Big models: how large they are, which part goes where, and how parts are kept on disk.
 ///
 ///     auto model = [] { auto empty = accelerate::init_empty_weights(); return BigModel(options); }();
-///     auto map = accelerate::infer_auto_device_map(model, {.max_memory = {{{0, "10GiB"}, {"cpu", "30GiB"}}},
-///     .no_split_module_classes = {"Block"}});
+///     auto map = accelerate::infer_auto_device_map(
+///         model, {.max_memory = {{{0, "10GiB"}, {"cpu", "30GiB"}}}, .no_split_module_classes = {"Block"}});
 
 #include <string>
 #include <vector>

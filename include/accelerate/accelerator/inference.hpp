@@ -2,10 +2,9 @@
 
 /// Pipeline inference of a model as it is, over several processes:
 ///
-///     auto model = accelerate::models::GPT2LMHeadModel(config);                                        // on every
-///     rank auto pipeline = accelerate::prepare_pippy(model, {.gather_output = true}, example_ids); auto logits =
-///     pipeline(ids);                                                                    // on every rank, rank 0's ids
-///     count
+///     auto model = accelerate::models::GPT2LMHeadModel(config);  // on every rank
+///     auto pipeline = accelerate::prepare_pippy(model, {.gather_output = true}, example_ids);
+///     auto logits = pipeline(ids);                               // on every rank; rank 0's ids count
 ///
 /// Each rank holds a stage of the model and runs the whole forward; operators of other stages give sizes only, and a
 /// tensor is sent when an operator of another stage first uses it. So the model needs no rewriting: skip connections,

@@ -3,9 +3,10 @@
 /// Models of any size in any memory: each part on a GPU, in host memory or on disk, and brought to where it computes by
 /// the operators that touch it (residency.hpp).
 ///
-///     auto net   = [] { auto empty = accelerate::init_empty_weights(); return BigModel(options); }();
-///     auto model = accelerate::load_checkpoint_and_dispatch(net, "checkpoint", {.device_map = "auto", .max_memory =
-///     {{{"cpu", "2GiB"}}}}); auto out   = model(input);            // or net->forward(input): weights come either way
+///     auto net = [] { auto empty = accelerate::init_empty_weights(); return BigModel(options); }();
+///     auto model = accelerate::load_checkpoint_and_dispatch(
+///         net, "checkpoint", {.device_map = "auto", .max_memory = {{{"cpu", "2GiB"}}}});
+///     auto out = model(input);  // or net->forward(input): weights come either way
 ///     model.hf_device_map();
 ///
 /// - Results are those of the model in memory, bit for bit. Tensors keep their identity, tied weights stay tied.

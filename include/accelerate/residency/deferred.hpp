@@ -2,8 +2,9 @@
 
 /// Models without memory: build first, decide where the weights live later.
 ///
-///     auto model = [] { auto empty = accelerate::init_empty_weights(); return BigModel(options); }();   // parameters
-///     on the meta device accelerate::materialize(model); // as if it had been built without the guard
+///     // Parameters on the meta device:
+///     auto model = [] { auto empty = accelerate::init_empty_weights(); return BigModel(options); }();
+///     accelerate::materialize(model);  // as if it had been built without the guard
 ///
 /// What is made in the scope is written down instead of done: factory functions give meta tensors, and operators on
 /// those go on a tape. No module has to know.
