@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Holds two pages against the sources: the texts that docs/troubleshooting.md quotes are in the sources, and what docs/from_python.md
-says is here ("yes") is declared in a public header.
+"""Holds the pages against the sources: the texts that docs/troubleshooting.md quotes are in the sources, what docs/from_python.md
+says is here ("yes") is declared in a public header, and files and folders that pages name are there.
 
 usage: claims.py
 """
@@ -38,6 +38,13 @@ def problems():
                 name = name.split(".")[-1]
                 if not re.search(rf"\b{re.escape(name)}\b", headers):
                     yield f"docs/from_python.md:{number}: '{name}' is said to be here, and no public header has it"
+    for page in sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")):
+        if page.name == "CHANGELOG.md":
+            continue  # which tells of files as they were
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            for path in re.findall(r"`((?:src|include|cli|programs|tests|examples|docs|scripts|cmake|fuzz|benchmarks)/[\w./-]+)`", line):
+                if not (ROOT / path).exists():
+                    yield f"{page.relative_to(ROOT)}:{number}: there is no '{path}'"
 
 
 if __name__ == "__main__":
