@@ -1,8 +1,7 @@
 #include <deque>
-#include <string>
 
 #include "accelerate/data/sampler.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::data {
 namespace {
@@ -126,21 +125,21 @@ class TurnsCursor {
 BatchSamplerShard::BatchSamplerShard(std::shared_ptr<AnyBatchSampler> inner, const ShardOptions& options)
     : BatchSamplerWrapper(std::move(inner)), options_(options) {
   if (options_.num_processes < 1 || options_.process_index < 0 || options_.process_index >= options_.num_processes)
-    throw ConfigError("BatchSamplerShard: found process_index " + std::to_string(options_.process_index) + " of " +
-                      std::to_string(options_.num_processes) +
-                      " processes, expected 0 <= process_index < num_processes");
+    raise<ConfigError>(
+        "BatchSamplerShard: found process_index {} of {} processes, expected 0 <= process_index < num_processes",
+        options_.process_index, options_.num_processes);
   if (!options_.split_batches) return;
   const auto size = inner_->batch_size();
   if (!size)
-    throw ConfigError(
+    raise<ConfigError>(
         "BatchSamplerShard: split_batches is set but the sampler has no batch size, expected a multiple of "
-        "num_processes (" +
-        std::to_string(options_.num_processes) +
-        "); batches of varying sizes can't be split, set split_batches = false");
+        "num_processes ({}); batches of varying sizes can't be split, set split_batches = false",
+        options_.num_processes);
   if (*size % options_.num_processes != 0)
-    throw ConfigError("BatchSamplerShard: split_batches is set and the batch size is " + std::to_string(*size) +
-                      ", expected a multiple of num_processes (" + std::to_string(options_.num_processes) +
-                      "), because every rank gets an equal piece; change batch_size or set split_batches = false");
+    raise<ConfigError>(
+        "BatchSamplerShard: split_batches is set and the batch size is {}, expected a multiple of num_processes ({}), "
+        "because every rank gets an equal piece; change batch_size or set split_batches = false",
+        *size, options_.num_processes);
 }
 
 Cursor<Indices> BatchSamplerShard::start() {

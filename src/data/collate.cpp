@@ -4,7 +4,8 @@
 #include <ATen/ops/stack.h>
 
 #include <cstring>
-#include <sstream>
+
+#include "utils/raise.hpp"
 
 namespace accelerate::data::detail {
 namespace {
@@ -22,13 +23,11 @@ at::Tensor stack_samples(const std::vector<at::Tensor>& tensors) {
   const at::Tensor& first = tensors[0];
   bool all_plain = true;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].sizes() != first.sizes()) {
-      std::ostringstream text;
-      text << "DataLoader: sample " << i << " of the batch has shape " << tensors[i].sizes() << ", expected "
-           << first.sizes()
-           << " as sample 0 has, because the samples are stacked; pass a collate function that pads or truncates them";
-      throw ShapeError(text.str());
-    }
+    if (tensors[i].sizes() != first.sizes())
+      raise<ShapeError>(
+          "DataLoader: sample {} of the batch has shape [{}], expected [{}] as sample 0 has, because the samples are "
+          "stacked; pass a collate function that pads or truncates them",
+          i, fmt::join(tensors[i].sizes(), ", "), fmt::join(first.sizes(), ", "));
     all_plain = all_plain && tensors[i].scalar_type() == first.scalar_type() && plain(tensors[i]);
   }
   if (!all_plain) return at::stack(tensors);
@@ -48,15 +47,17 @@ at::Tensor tensor_of(const void* data, const std::vector<int64_t>& sizes, at::Sc
 }
 
 void throw_lengths_differ(size_t sample, size_t found, size_t expected) {
-  throw ShapeError("DataLoader: sample " + std::to_string(sample) + " of the batch has a list of " +
-                   std::to_string(found) + " items, expected " + std::to_string(expected) +
-                   " as sample 0 has; pass a collate function that pads or truncates the lists");
+  raise<ShapeError>(
+      "DataLoader: sample {} of the batch has a list of {} items, expected {} as sample 0 has; pass a collate function "
+      "that pads or truncates the lists",
+      sample, found, expected);
 }
 
 void throw_keys_differ(size_t sample) {
-  throw ShapeError("DataLoader: sample " + std::to_string(sample) +
-                   " of the batch has other keys than sample 0, expected the same keys in all samples; pass a collate "
-                   "function that handles them");
+  raise<ShapeError>(
+      "DataLoader: sample {} of the batch has other keys than sample 0, expected the same keys in all samples; pass a "
+      "collate function that handles them",
+      sample);
 }
 
 }  // namespace accelerate::data::detail

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -45,7 +45,7 @@ void set_seed(int64_t seed, const SetSeedOptions& options) {
 
 void synchronize_rng_state(RNGType type, const std::optional<at::Generator>& generator) {
   if (type == RNGType::generator && !generator)
-    throw ConfigError(
+    raise<ConfigError>(
         "synchronize_rng_state: found no generator, expected one because the type is RNGType::generator; pass the "
         "sampler's generator or another type");
   if (comm::world_size() == 1) return;

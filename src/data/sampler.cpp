@@ -7,8 +7,8 @@
 
 #include <algorithm>
 
-#include "accelerate/utils/error.hpp"
 #include "draws.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::data {
 
@@ -54,8 +54,9 @@ RandomSampler::RandomSampler(int64_t data_size, RandomSamplerOptions options)
     : data_size_(data_size), options_(std::move(options)) {
   generator_ = options_.generator;
   if (options_.num_samples && *options_.num_samples < 0)
-    throw ConfigError("RandomSampler: num_samples is " + std::to_string(*options_.num_samples) +
-                      ", expected 0 or more; leave it unset to draw as many as the data set has");
+    raise<ConfigError>(
+        "RandomSampler: num_samples is {}, expected 0 or more; leave it unset to draw as many as the data set has",
+        *options_.num_samples);
 }
 
 Cursor<int64_t> RandomSampler::start() {
@@ -82,8 +83,7 @@ Cursor<int64_t> SeedableRandomSampler::start() {
 
 BatchSampler::BatchSampler(std::shared_ptr<AnySampler> sampler, int64_t batch_size, bool drop_last)
     : sampler_(std::move(sampler)), batch_size_(batch_size), drop_last_(drop_last) {
-  if (batch_size_ < 1)
-    throw ConfigError("DataLoader: batch_size is " + std::to_string(batch_size_) + ", expected at least 1");
+  if (batch_size_ < 1) raise<ConfigError>("DataLoader: batch_size is {}, expected at least 1", batch_size_);
 }
 
 Cursor<Indices> BatchSampler::start() {

@@ -1,10 +1,10 @@
+#include "worker_pool.hpp"
+
 #include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <thread>
 #include <vector>
-
-#include "accelerate/data/pass.hpp"
 
 namespace accelerate::data::detail {
 

@@ -1,6 +1,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "accelerate/utils/nested.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::nested {
 
@@ -25,8 +26,8 @@ c10::IValue combine_ivalues(const std::vector<const c10::IValue*>& values,
   const c10::IValue& first = *values.at(0);
   for (const auto* value : values)
     if (value->tagKind() != first.tagKind())
-      throw ShapeError("combine_tensors: found " + first.tagKind() + " and " + value->tagKind() +
-                       " at the same place, expected equal structure in every value");
+      raise<ShapeError>("combine_tensors: found {} and {} at the same place, expected equal structure in every value",
+                        first.tagKind(), value->tagKind());
   const auto join = [&](auto&& pick) {
     std::vector<c10::IValue> children;
     for (const auto* value : values) children.push_back(pick(*value));
@@ -37,7 +38,7 @@ c10::IValue combine_ivalues(const std::vector<const c10::IValue*>& values,
   const auto equal_sizes = [&](auto&& size) {
     for (const auto* value : values)
       if (size(*value) != size(first))
-        throw ShapeError(
+        raise<ShapeError>(
             "combine_tensors: found containers of different sizes at the same place, expected equal structure in every "
             "value");
     return size(first);
@@ -71,4 +72,24 @@ c10::IValue combine_ivalues(const std::vector<const c10::IValue*>& values,
   return first;
 }
 
+namespace detail {
+
+void throw_nothing_to_combine() { raise<ShapeError>("combine_tensors: got no values, expected at least one"); }
+
+void throw_lengths_differ(size_t first, size_t other) {
+  raise<ShapeError>(
+      "combine_tensors: found sequences of {} and {} items at the same place, expected equal structure in every value",
+      first, other);
+}
+
+void throw_key_missing() {
+  raise<ShapeError>(
+      "combine_tensors: a key of the first mapping is missing in another, expected equal keys in every value");
+}
+
+void throw_only_one_is_set() {
+  raise<ShapeError>("combine_tensors: an optional is set in one value and empty in another");
+}
+
+}  // namespace detail
 }  // namespace accelerate::nested

@@ -67,6 +67,22 @@ TEST(Nested, VisitsEveryTensorInAFixedOrder) {
                 !nested::all_tensors<Tree> && nested::all_tensors<torch::data::Example<>>);
 }
 
+TEST(Nested, ZipsThePlacesThatBothHave) {
+  auto left = tree();
+  const auto right = recursively_apply([](const torch::Tensor& t) { return t * 10; }, left);
+  left.named.erase("a");
+  left.leaves.push_back({number(20), std::nullopt});
+  std::vector<std::pair<int64_t, int64_t>> pairs;
+  const auto visit = [&](const auto& self, const auto& a, const auto& b) -> void {
+    if constexpr (std::is_same_v<decltype(a), const torch::Tensor&>)
+      pairs.emplace_back(a.template item<int64_t>(), b.template item<int64_t>());
+    else nested::zip_children(a, b, [&](const auto& x, const auto& y) { self(self, x, y); });
+  };
+  visit(visit, left, right);
+  EXPECT_EQ(pairs, (std::vector<std::pair<int64_t, int64_t>>{
+                       {1, 10}, {2, 20}, {3, 30}, {5, 50}, {6, 60}, {7, 70}, {8, 80}, {9, 90}, {10, 100}, {11, 110}}));
+}
+
 TEST(Nested, JoinsEqualStructuresAndRefusesOthers) {
   const auto joined = concatenate(std::vector<Tree>{tree(), tree()});
   EXPECT_TRUE(joined.numbered.at(-1)[1].equal(torch::tensor({7, 7})));

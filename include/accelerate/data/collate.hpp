@@ -2,17 +2,18 @@
 
 /// From samples to a batch.
 ///
-/// | sample                          | batch                                                                      |
-/// |---------------------------------|----------------------------------------------------------------------------|
-/// | tensor [...]                    | tensor [n, ...]                                                            |
-/// | integer, bool, float, double    | tensor [n] of int64, bool, float32, float64                                |
-/// | vector or array of numbers      | tensor [n, length]; all of one length                                      |
-/// | std::string                     | std::vector<std::string>                                                   |
-/// | vector or array of others       | the same container, collated place by place; all of one length             |
-/// | pair, tuple, map, Example       | the same, member by member                                                 |
-/// | struct with ACCELERATE_FIELDS   | the same struct where every member collates to its own type; else its `Collated`
-/// type if it declares one (a struct with as many fields); else a std::tuple | | anything else                   |
-/// std::vector of it                                                          |
+/// | sample                          | batch                                                                     |
+/// |---------------------------------|---------------------------------------------------------------------------|
+/// | tensor [...]                    | tensor [n, ...]                                                           |
+/// | integer, bool, float, double    | tensor [n] of int64, bool, float32, float64                               |
+/// | vector or array of numbers      | tensor [n, length]; all of one length                                     |
+/// | std::string                     | std::vector<std::string>                                                  |
+/// | vector or array of others       | the same container, collated place by place; all of one length            |
+/// | pair, tuple, map, Example       | the same, member by member                                                |
+/// | struct with ACCELERATE_FIELDS   | the same struct where every member collates to its own type; else its     |
+/// |                                 | `Collated` type if it declares one (a struct with as many fields); else a |
+/// |                                 | std::tuple                                                                |
+/// | anything else                   | std::vector of it                                                         |
 
 #include <ATen/core/Tensor.h>
 

@@ -15,6 +15,15 @@
 
 namespace accelerate {
 
+namespace detail {
+template <class T>
+struct IsArchived : std::bool_constant<std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_same_v<T, std::string> ||
+                                       nested::TensorLike<T> || nested::IValueLike<T>> {};
+}  // namespace detail
+
+/// Whether values of this type can be written and read.
+template <class T> inline constexpr bool archivable = nested::all_leaves<T, detail::IsArchived, /*with_keys=*/true>;
+
 class ACCELERATE_API ArchiveWriter {
  public:
   template <class T> void write(const T& value) {

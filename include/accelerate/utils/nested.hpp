@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <concepts>
 #include <cstdint>
@@ -78,54 +79,104 @@ ACCELERATE_API c10::IValue map_ivalue(const c10::IValue& value, const std::funct
 ACCELERATE_API c10::IValue combine_ivalues(const std::vector<const c10::IValue*>& values,
                                            const std::function<at::Tensor(const std::vector<at::Tensor>&)>& f);
 
-/// Calls f(child) for each direct child of a container, in declaration order; containers of one kind agree on the order
-/// on every rank.
-template <class T, class F> void for_each_child(T& value, F&& f) {
-  using U = std::remove_cv_t<T>;
-  if constexpr (Sequence<U>) {
-    for (auto& child : value) f(child);
-  } else if constexpr (detail::is_instance<U, std::map>) {
-    for (auto& [key, child] : value) f(child);
-  } else if constexpr (detail::is_instance<U, std::unordered_map>) {
-    std::map<typename U::key_type, decltype(&value.begin()->second)> sorted;  // hash order differs between processes
-    for (auto& [key, child] : value) sorted.emplace(key, &child);
-    for (auto& [key, child] : sorted) f(*child);
-  } else if constexpr (TupleLike<U>) {
-    std::apply([&](auto&... children) { (f(children), ...); }, value);
-  } else if constexpr (detail::is_example_without_target<U>) {
-    f(value.data);
-  } else if constexpr (ExampleLike<U>) {
-    f(value.data);
-    f(value.target);
-  } else if constexpr (OptionalLike<U>) {
-    if (value) f(*value);
-  } else if constexpr (HasFields<T>) {
-    std::apply([&](auto&... children) { (f(children), ...); }, value.accelerate_fields());
-  }
-}
-
 template <class T>
 inline constexpr bool is_container =
     Sequence<T> || Mapping<T> || TupleLike<T> || ExampleLike<T> || OptionalLike<T> || HasFields<T>;
 
 namespace detail {
-template <class T> struct AllTensors : std::bool_constant<TensorLike<T> || IValueLike<T>> {};
-template <class... Args>
-struct AllTensors<std::tuple<Args...>> : std::bool_constant<(AllTensors<std::remove_cvref_t<Args>>::value && ...)> {};
-template <class A, class B>
-struct AllTensors<std::pair<A, B>> : std::bool_constant<AllTensors<A>::value && AllTensors<B>::value> {};
-template <class D, class T>
-struct AllTensors<torch::data::Example<D, T>>
-    : std::bool_constant<AllTensors<D>::value && (std::is_void_v<T> || AllTensors<T>::value)> {};
-template <class T>
-requires(Sequence<T> || OptionalLike<T>) struct AllTensors<T> : AllTensors<typename T::value_type> {
-};
-template <Mapping T> struct AllTensors<T> : AllTensors<typename T::mapped_type> {};
-template <HasFields T> struct AllTensors<T> : AllTensors<decltype(std::declval<T&>().accelerate_fields())> {};
+
+/// How many children every value of a type has: members of tuples, pairs, Examples and structs with fields.
+template <class T> constexpr size_t count_members() {
+  if constexpr (TupleLike<T>) return std::tuple_size_v<T>;
+  else if constexpr (is_example_without_target<T>) return 1;
+  else if constexpr (ExampleLike<T>) return 2;
+  else if constexpr (HasFields<T>) return std::tuple_size_v<decltype(std::declval<T&>().accelerate_fields())>;
+  else return 0;
+}
+template <size_t I, class T> auto& member(T& value) {
+  if constexpr (TupleLike<std::remove_const_t<T>>) return std::get<I>(value);
+  else if constexpr (!ExampleLike<std::remove_const_t<T>>) return std::get<I>(value.accelerate_fields());
+  else if constexpr (I == 0) return value.data;
+  else return value.target;
+}
+
+template <class Map> auto sorted_keys(const Map& map) {
+  std::vector<const typename Map::key_type*> keys;
+  for (const auto& entry : map) keys.push_back(&entry.first);
+  if constexpr (is_instance<Map, std::unordered_map>)  // hash order differs between processes
+    std::sort(keys.begin(), keys.end(), [](const auto* a, const auto* b) { return *a < *b; });
+  return keys;
+}
+
+/// The types of a container's direct children, those of a mapping's keys only on request.
+template <class T, bool with_keys> constexpr auto child_types() {
+  if constexpr (Mapping<T> && with_keys)
+    return std::type_identity<std::tuple<typename T::key_type, typename T::mapped_type>>{};
+  else if constexpr (Mapping<T>) return std::type_identity<std::tuple<typename T::mapped_type>>{};
+  else if constexpr (Sequence<T> || OptionalLike<T>) return std::type_identity<std::tuple<typename T::value_type>>{};
+  else return []<size_t... I>(std::index_sequence<I...>) {
+      return std::type_identity<std::tuple<std::remove_cvref_t<decltype(member<I>(std::declval<T&>()))>...>>{};
+    }
+  (std::make_index_sequence<count_members<T>()>{});
+}
+template <class T, template <class> class Leaf, bool with_keys> constexpr bool check_leaves() {
+  if constexpr (is_container<T>)
+    return []<class... Child>(std::type_identity<std::tuple<Child...>>) {
+      return (check_leaves<Child, Leaf, with_keys>() && ...);
+    }(child_types<T, with_keys>());
+  else return Leaf<T>::value;
+}
+
+[[noreturn]] ACCELERATE_API void throw_nothing_to_combine();
+[[noreturn]] ACCELERATE_API void throw_lengths_differ(size_t first, size_t other);
+[[noreturn]] ACCELERATE_API void throw_key_missing();
+[[noreturn]] ACCELERATE_API void throw_only_one_is_set();
+
+template <class T> struct IsTensors : std::bool_constant<TensorLike<T> || IValueLike<T>> {};
+
 }  // namespace detail
 
+/// Whether Leaf<U>::value holds for every type U at the ends of T, which are no containers; `with_keys`: also for the
+/// keys of mappings.
+template <class T, template <class> class Leaf, bool with_keys = false>
+inline constexpr bool all_leaves = detail::check_leaves<T, Leaf, with_keys>();
+
 /// Whether values of this type hold tensors and nothing else.
-template <class T> inline constexpr bool all_tensors = detail::AllTensors<T>::value;
+template <class T> inline constexpr bool all_tensors = all_leaves<T, detail::IsTensors>;
+
+/// Calls f(place) for each direct child of a container, in declaration order; containers of one kind agree on the order
+/// on every rank. `place(other)` points to the child there in any container of the same form, null where it has none.
+/// f may change children, but not how many there are.
+template <class T, class F> void for_each_place(const T& value, F&& f) {
+  if constexpr (Sequence<T>) {
+    for (size_t i = 0; i < value.size(); ++i) f([i](auto& other) { return i < other.size() ? &other[i] : nullptr; });
+  } else if constexpr (Mapping<T>) {
+    for (const auto* key : detail::sorted_keys(value))
+      f([key](auto& other) {
+        const auto found = other.find(*key);
+        return found == other.end() ? nullptr : &found->second;
+      });
+  } else if constexpr (OptionalLike<T>) {
+    if (value) f([](auto& other) { return other ? &*other : nullptr; });
+  } else {
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      (f([](auto& other) { return &detail::member<I>(other); }), ...);
+    }
+    (std::make_index_sequence<detail::count_members<T>()>{});
+  }
+}
+
+/// Calls f(child) for each direct child, in the order of for_each_place.
+template <class T, class F> void for_each_child(T& value, F&& f) {
+  for_each_place(std::as_const(value), [&](const auto& place) { f(*place(value)); });
+}
+
+/// Calls f(child, child of `other`) for each place that both have.
+template <class T, class Other, class F> void zip_children(T& value, Other& other, F&& f) {
+  for_each_place(std::as_const(value), [&](const auto& place) {
+    if (auto* there = place(other)) f(*place(value), *there);
+  });
+}
 
 /// Calls f(tensor) for every tensor in `value`, depth first.
 template <class T, class F> void for_each_tensor(const T& value, F&& f) {
@@ -138,90 +189,56 @@ template <class T, class F> void for_each_tensor(const T& value, F&& f) {
   }
 }
 
+/// Puts f(t) in the place of every tensor t in `value`, depth first.
+template <class T, class F> void update_tensors(T& value, F&& f) {
+  if constexpr (TensorLike<T>) {
+    value = f(std::as_const(value));
+  } else if constexpr (IValueLike<T>) {
+    value = map_ivalue(value, f);
+  } else if constexpr (is_container<T>) {
+    for_each_child(value, [&](auto& child) { update_tensors(child, f); });
+  }
+}
+
 /// A copy of `value` in which every tensor t is f(t); everything else is copied.
 template <class T, class F> T map_tensors(const T& value, F&& f) {
   if constexpr (TensorLike<T>) {
     return f(value);
-  } else if constexpr (IValueLike<T>) {
-    return map_ivalue(value, f);
-  } else if constexpr (is_container<T>) {
-    T copy = value;
-    for_each_child(copy, [&](auto& child) { child = map_tensors(std::as_const(child), f); });
-    return copy;
   } else {
-    return value;
+    T copy = value;
+    update_tensors(copy, f);
+    return copy;
   }
 }
 
 /// Joins values of equal structure: every tensor of the result is f(the tensors at that place in all values). Anything
-/// else is taken from the first.
+/// else is taken from the first. @throws ShapeError when structures differ or there are no values.
 template <class T, class F> T combine_tensors(std::span<const T* const> values, F&& f) {
-  if (values.empty()) throw ShapeError("combine_tensors: got no values, expected at least one");
-  const auto list_of_children = [&](auto&& pick) {
-    using Child = std::remove_cvref_t<decltype(pick(*values[0]))>;
-    std::vector<const Child*> children;
-    for (const T* value : values) children.push_back(&pick(*value));
-    return children;
-  };
-  const auto join = [&](auto&& pick) {
-    using Child = std::remove_cvref_t<decltype(pick(*values[0]))>;
-    const auto children = list_of_children(pick);
-    return combine_tensors<Child>(std::span<const Child* const>(children), f);
-  };
+  if (values.empty()) detail::throw_nothing_to_combine();
   if constexpr (TensorLike<T>) {
     std::vector<at::Tensor> tensors;
     for (const T* value : values) tensors.push_back(*value);
     return f(tensors);
   } else if constexpr (IValueLike<T>) {
     return combine_ivalues({values.begin(), values.end()}, f);
-  } else if constexpr (Sequence<T>) {
-    T result = *values[0];
-    for (const T* value : values)
-      if (value->size() != result.size())
-        throw ShapeError("combine_tensors: found sequences of " + std::to_string(result.size()) + " and " +
-                         std::to_string(value->size()) +
-                         " items at the same place, expected equal structure in every value");
-    for (size_t i = 0; i < result.size(); ++i)
-      result[i] = join([i](const T& value) -> const auto& { return value[i]; });
-    return result;
-  } else if constexpr (Mapping<T>) {
-    T result = *values[0];
-    for (auto& [key, child] : result)
-      child = join([&key = key](const T& value) -> const auto& {
-        const auto found = value.find(key);
-        if (found == value.end())
-          throw ShapeError(
-              "combine_tensors: a key of the first mapping is missing in another, expected equal keys in every value");
-        return found->second;
-      });
-    return result;
-  } else if constexpr (TupleLike<T>) {
-    return [&]<size_t... I>(std::index_sequence<I...>) {
-      return T{join([](const T& value) -> const auto& { return std::get<I>(value); })...};
+  } else if constexpr (is_container<T>) {
+    const T& first = *values[0];
+    for (const T* value : values) {
+      if constexpr (Sequence<T>)
+        if (value->size() != first.size()) detail::throw_lengths_differ(first.size(), value->size());
+      if constexpr (OptionalLike<T>)
+        if (value->has_value() != first.has_value()) detail::throw_only_one_is_set();
     }
-    (std::make_index_sequence<std::tuple_size_v<T>>{});
-  } else if constexpr (detail::is_example_without_target<T>) {
-    T result = *values[0];
-    result.data = join([](const T& value) -> const auto& { return value.data; });
-    return result;
-  } else if constexpr (ExampleLike<T>) {
-    return T{join([](const T& value) -> const auto& { return value.data; }),
-             join([](const T& value) -> const auto& { return value.target; })};
-  } else if constexpr (OptionalLike<T>) {
-    for (const T* value : values)
-      if (value->has_value() != values[0]->has_value())
-        throw ShapeError("combine_tensors: an optional is set in one value and empty in another");
-    if (!values[0]->has_value()) return std::nullopt;
-    return T{join([](const T& value) -> const auto& { return *value; })};
-  } else if constexpr (HasFields<T>) {
-    T result = *values[0];
-    auto fields = result.accelerate_fields();
-    [&]<size_t... I>(std::index_sequence<I...>) {
-      ((std::get<I>(fields) =
-            join([](const T& value) -> const auto& { return std::get<I>(value.accelerate_fields()); })),
-       ...);
-    }
-    (std::make_index_sequence<std::tuple_size_v<decltype(fields)>>{});
+    T result = first;
+    for_each_place(first, [&](const auto& place) {
+      using Child = std::remove_cvref_t<decltype(*place(first))>;
+      std::vector<const Child*> children;
+      for (const T* value : values) {
+        children.push_back(place(*value));
+        if (!children.back()) detail::throw_key_missing();
+      }
+      *place(result) = combine_tensors<Child>(std::span<const Child* const>(children), f);
+    });
     return result;
   } else {
     return *values[0];

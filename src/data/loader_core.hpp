@@ -1,0 +1,65 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "accelerate/data/loader.hpp"
+#include "pass.hpp"
+
+namespace accelerate::data::detail {
+
+/// What one pass reads.
+struct PassPlan {
+  std::shared_ptr<AnyBatchSampler> batches = nullptr;  ///< map data sets
+  StreamPlan stream = {};                              ///< streams
+  int64_t skip = 0;                                    ///< steps to leave out at the start
+  bool draw_base_seed = true;
+  std::optional<at::Generator> generator = std::nullopt;
+};
+
+/// As Python's loader does at the start of each pass, so that a seeded program draws the same orders.
+void draw_base_seed(const std::optional<at::Generator>& generator);
+
+class LoaderCore {
+ public:
+  /// @param options  checked
+  LoaderCore(std::shared_ptr<MapSource> source, DataLoaderOptions options, std::shared_ptr<AnyBatchSampler> batches);
+  LoaderCore(std::shared_ptr<StreamSource> source, DataLoaderOptions options);
+
+  const DataLoaderOptions& options() const { return options_; }
+  const BatchOps& ops() const { return ops_; }
+  /// Samples of the data set as it was when the loader was made, when known.
+  std::optional<int64_t> dataset_size() const { return dataset_size_; }
+  bool is_stream() const { return stream_ != nullptr; }
+  /// A stream that can read one rank's share only.
+  bool can_shard() const { return stream_ && stream_->can_shard(); }
+  /// Null for streams.
+  const std::shared_ptr<AnyBatchSampler>& batches() const { return batches_; }
+  /// Null for streams.
+  const std::shared_ptr<MapSource>& map() const { return map_; }
+
+  void set_epoch(int64_t epoch);
+  /// The plan of a lone process.
+  PassPlan whole() const;
+  /// Batches of a lone process's pass, when known.
+  std::optional<int64_t> num_batches() const;
+  std::unique_ptr<Pass> start(const PassPlan& plan);
+
+ private:
+  std::shared_ptr<WorkerPool> pool();
+
+  DataLoaderOptions options_;
+  std::shared_ptr<MapSource> map_;
+  std::shared_ptr<StreamSource> stream_;
+  const BatchOps& ops_;
+  std::optional<int64_t> dataset_size_;
+  std::shared_ptr<AnyBatchSampler> batches_;
+  std::mutex mutex_;
+  std::shared_ptr<WorkerPool> pool_;  // last: joined before the rest goes
+};
+
+}  // namespace accelerate::data::detail

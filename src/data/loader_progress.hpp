@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "accelerate/data/prepared_status.hpp"
+#include "prepared_settings.hpp"
+
+namespace accelerate::data::detail {
+
+/// Where a prepared loader stands: passes, batches, the end, and the generators at the start of the pass. What it reads
+/// is the business of PreparedLoader.
+class LoaderProgress : public PreparedStatus {
+ public:
+  LoaderProgress(const LoaderCore& core, PreparedSettings settings, const std::shared_ptr<AnyBatchSampler>& batches,
+                 int64_t skip);
+
+  bool end_of_dataloader() const override { return end_; }
+  int64_t remainder() const override { return remainder_; }
+  int64_t iteration() const override { return iteration_; }
+  void set_iteration(int64_t iteration) override { iteration_ = iteration; }
+  std::optional<int64_t> total_batch_size() const override;
+  std::optional<int64_t> total_dataset_length() const override { return num_samples_; }
+  bool even_batches() const override { return even_override_.value_or(settings_.config.even_batches); }
+  bool override_even_batches(std::optional<bool> even) override;
+  bool is_stream() const override { return is_stream_; }
+  bool dispatches() const override { return settings_.dispatch; }
+  int64_t skip() const override { return skip_; }
+  DataLoaderState state_dict() const override;
+  void load_state_dict(const DataLoaderState& state) override;
+
+ protected:
+  /// Synchronises generators, resets the flags and announces the loader to GradientState. Collective.
+  /// `start(skip)` begins reading; it runs with the generators as they were at the start of the pass.
+  void begin_pass(const std::function<void(int64_t skip)>& start);
+  void end_pass(bool completed) noexcept;
+  void count_batch(bool last, const std::optional<int64_t>& remainder);
+
+  const PreparedSettings& settings() const { return settings_; }
+  bool drop_last() const { return drop_last_; }
+
+ private:
+  PreparedSettings settings_;
+  std::optional<bool> even_override_;
+  std::optional<at::Generator> generator_;
+  std::optional<int64_t> batch_size_, num_samples_;
+  bool drop_last_, is_stream_;
+  int64_t skip_;
+  int64_t iteration_ = 0;
+  int64_t yielded_ = 0;
+  bool end_ = false;
+  int64_t remainder_ = -1;
+  at::Tensor sampler_rng_state_, default_rng_state_;  // at the start of the pass
+  std::optional<DataLoaderState> loaded_;
+};
+
+}  // namespace accelerate::data::detail

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "feeds.hpp"
+#include "loader_progress.hpp"
+
+namespace accelerate::data::detail {
+
+/// Decides what this rank reads of a loader, and in which way its batches come.
+class PreparedLoader final : public LoaderProgress, public std::enable_shared_from_this<PreparedLoader> {
+ public:
+  /// @param batches  null for streams
+  /// @throws ConfigError for settings that the loader can't follow.
+  PreparedLoader(std::shared_ptr<LoaderCore> core, const PreparedSettings& settings,
+                 std::shared_ptr<AnyBatchSampler> batches, SliceFunction<AnyBatch> slice, int64_t skip);
+
+  void set_epoch(int64_t epoch) override;
+  std::optional<int64_t> size() const override;
+  std::shared_ptr<PreparedStatus> skipping(int64_t num_batches) const override;
+  std::shared_ptr<BatchCursor> start() override;
+
+ private:
+  class Cursor;
+
+  /// The stream reads its own share only.
+  bool self_sharding() const;
+  std::shared_ptr<AnyBatchSampler> sharded_sampler() const;
+  StreamPlan stream_plan() const;
+  std::unique_ptr<Feed> make_feed(int64_t skip);
+  std::unique_ptr<Feed> make_dispatch_feed(PassPlan& plan);
+  /// The first rows of a pass of which `plan` leaves out the start. Streams are read for them, then rewound.
+  std::function<AnyBatch()> first_rows_of(PassPlan& plan);
+
+  std::shared_ptr<LoaderCore> core_;
+  std::shared_ptr<AnyBatchSampler> batches_;
+  SliceFunction<AnyBatch> slice_;
+  std::weak_ptr<Cursor> running_;
+};
+
+}  // namespace accelerate::data::detail
