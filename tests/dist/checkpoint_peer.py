@@ -6,6 +6,7 @@ usage: checkpoint_peer.py read FOLDER    loads every file as weights_only and go
 import sys
 
 import torch
+import torch._dynamo  # optimizers do it when they are made; here it is done once
 from safetensors.torch import load_file, save_file
 
 
