@@ -28,20 +28,10 @@
 namespace accelerate {
 
 namespace detail {
-/// Whether all tensors in a T are found by the functions over nested batches: a struct that declares no
-/// ACCELERATE_FIELDS would hide its own.
+/// Types without tensors that nobody finds: a struct that declares no ACCELERATE_FIELDS would hide its own.
 template <class T>
-struct Transparent : std::bool_constant<nested::TensorLike<T> || nested::IValueLike<T> || std::is_arithmetic_v<T> ||
-                                        std::is_enum_v<T> || std::is_same_v<T, std::string>> {};
-template <class... Args>
-struct Transparent<std::tuple<Args...>> : std::bool_constant<(Transparent<std::remove_cvref_t<Args>>::value && ...)> {};
-template <class A, class B>
-struct Transparent<std::pair<A, B>> : std::bool_constant<Transparent<A>::value && Transparent<B>::value> {};
-template <class T>
-requires(nested::Sequence<T> || nested::OptionalLike<T>) struct Transparent<T> : Transparent<typename T::value_type> {
-};
-template <nested::Mapping T> struct Transparent<T> : Transparent<typename T::mapped_type> {};
-template <nested::HasFields T> struct Transparent<T> : Transparent<decltype(std::declval<T&>().accelerate_fields())> {};
+struct IsTransparent : std::bool_constant<nested::TensorLike<T> || nested::IValueLike<T> || std::is_arithmetic_v<T> ||
+                                          std::is_enum_v<T> || std::is_same_v<T, std::string>> {};
 }  // namespace detail
 
 /// Cheap-to-copy handle; copies share the pipeline. `p(...)` is the model's forward without gradients.
@@ -60,7 +50,7 @@ template <ModelLike Model> class PipelinedModel : public Callable<PipelinedModel
   /// another program, on all ranks.
   template <class... Args> auto forward(const Args&... args) const {
     using Output = std::decay_t<decltype(own_forward(args...))>;
-    static_assert(detail::Transparent<Output>::value,
+    static_assert(nested::all_leaves<Output, detail::IsTransparent>,
                   "the forward returns a type whose tensors can't be found: use tensors, numbers, strings, standard "
                   "containers of them, or declare ACCELERATE_FIELDS in your struct");
     const at::NoGradGuard no_grad;
