@@ -4,7 +4,6 @@
 /// precision needs around its forward.
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/pimpl.h>
 
 #include <concepts>
 #include <memory>
