@@ -8,10 +8,10 @@ path = pathlib.Path(sys.argv[1])
 
 
 def without_tags(line):
-    """No header writes HTML: `<n>` in a comment is a placeholder, and std::vector<T> a type."""
+    """No header writes HTML: `<n>` in a comment is a placeholder, std::vector<T> a type, and ::value behind one no link."""
     code, slashes, comment = line.partition("///")
     pieces = comment.split("`")
-    pieces[::2] = [re.sub(r"<(?=[\w/])", "&lt;", piece) for piece in pieces[::2]]
+    pieces[::2] = [re.sub(r"<(?=[\w/])", "&lt;", piece).replace(">::", ">\\::") for piece in pieces[::2]]
     return code + slashes + "`".join(pieces)
 
 
