@@ -6,8 +6,8 @@
 #include <set>
 
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
 #include "bigmodel/walk.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -66,7 +66,7 @@ double largest_unsplittable(const ModuleTree& tree, const ModuleSizes& sizes, co
 }  // namespace
 
 Place::Place(int64_t gpu) : kind_(Kind::gpu), gpu_(gpu) {
-  if (gpu < 0) throw ConfigError("device " + std::to_string(gpu) + ": a GPU has a number of 0 or more.");
+  if (gpu < 0) raise<ConfigError>("device {}: a GPU has a number of 0 or more.", gpu);
 }
 
 Place::Place(std::string_view name) {
@@ -79,8 +79,8 @@ Place::Place(std::string_view name) {
   else if (name == "cuda" || (error == std::errc() && end == number.data() + number.size() && gpu_ >= 0))
     kind_ = Kind::gpu;
   else
-    throw ConfigError("there is no device '" + std::string(name) +
-                      "'. Devices are numbers of GPUs (0, 1, ...), 'cpu', 'disk' and 'mps'.");
+    raise<ConfigError>("there is no device '{}'. Devices are numbers of GPUs (0, 1, ...), 'cpu', 'disk' and 'mps'.",
+                       name);
 }
 
 std::string Place::str() const {
@@ -143,9 +143,9 @@ DeviceMap make_device_map(const ModuleTree& tree, const std::string& strategy, D
   const std::vector<std::string> strategies = {"auto", "balanced", "balanced_low_0", "sequential"};
   if (std::find(strategies.begin(), strategies.end(), strategy) == strategies.end()) {
     const auto nearest = nearest_name(strategy, strategies);
-    throw ConfigError("device_map '" + strategy +
-                      "': expected auto, balanced, balanced_low_0 or sequential, or a map from names to devices." +
-                      (nearest ? " Did you mean '" + *nearest + "'?" : ""));
+    raise<ConfigError>(
+        "device_map '{}': expected auto, balanced, balanced_low_0 or sequential, or a map from names to devices.{}",
+        strategy, nearest ? fmt::format(" Did you mean '{}'?", *nearest) : "");
   }
   if (strategy != "sequential")
     options.max_memory = get_balanced_memory(tree, {.max_memory = options.max_memory,
@@ -169,21 +169,23 @@ std::vector<std::string> check_device_map(const ModuleTree& tree, const DeviceMa
   };
   walk(walk, tree, "");
   // In the order of the state dict: a module's parameters and buffers, then its children's.
-  std::string missing;
+  std::vector<std::string> missing;
   const auto check = [&](const auto& self, const ModuleTree& module, const std::string& prefix) -> void {
     for (const auto* tensors : {&module.parameters, &module.buffers})
       for (const auto& tensor : *tensors) {
         const auto name = bigmodel::joined(prefix, tensor.name);
         known.insert(name);
         const bool is_state = tensors == &module.parameters || tensor.persistent;
-        if (is_state && !place_of(device_map, name)) missing += (missing.empty() ? "" : ", ") + name;
+        if (is_state && !place_of(device_map, name)) missing.push_back(name);
       }
     for (const auto& child : module.children) self(self, child, bigmodel::joined(prefix, child.name));
   };
   check(check, tree, "");
   if (!missing.empty())
-    throw ConfigError("The device_map provided does not give any device for the following parameters: " + missing +
-                      ". Name them or the modules that they are in, or \"\" for all that is not named.");
+    raise<ConfigError>(
+        "The device_map provided does not give any device for the following parameters: {}. Name them or the modules "
+        "that they are in, or \"\" for all that is not named.",
+        fmt::join(missing, ", "));
   std::vector<std::string> unknown;
   for (const auto& [name, place] : device_map)
     if (!known.contains(name)) unknown.push_back(name);

@@ -1,9 +1,8 @@
 #include "accelerate/bigmodel/estimate.hpp"
+#include "utils/raise.hpp"
 
 #include <algorithm>
 #include <cmath>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate {
 
@@ -27,7 +26,7 @@ std::vector<MemoryEstimate> estimate_memory(const MaximumSizes& sizes, const std
   std::vector<MemoryEstimate> estimates;
   for (const auto& dtype : dtypes) {
     if (dtype != "float32" && dtype != "float16" && dtype != "int8" && dtype != "int4")
-      throw ConfigError("dtype '" + dtype + "': expected float32, float16, int8 or int4.");
+      raise<ConfigError>("dtype '{}': expected float32, float16, int8 or int4.", dtype);
     const double share = dtype_byte_size(dtype) / dtype_byte_size("float32");
     estimates.push_back(
         {dtype, sizes.largest_layer.bytes * share, sizes.total * share, estimate_training_usage(sizes.total, dtype)});

@@ -1,25 +1,24 @@
 #include "bigmodel/file_tree.hpp"
+#include "utils/raise.hpp"
 
 #include <algorithm>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate::bigmodel {
 
 void FileTree::count(size_t name_bytes) {
   name_bytes_ += name_bytes;
   if (++entries_ > kMostEntries || name_bytes_ > kMostNameBytes)
-    throw CheckpointError(source_ + ": it describes more than " + std::to_string(kMostEntries) +
-                          " modules and tensors, or more than " + std::to_string(kMostNameBytes >> 20) +
-                          " MiB of names, expected fewer in any model. The file is damaged, or was made so that "
-                          "reading it takes for ever.");
+    raise<CheckpointError>(
+        "{}: it describes more than {} modules and tensors, or more than {} MiB of names, expected fewer in any model. "
+        "The file is damaged, or was made so that reading it takes for ever.",
+        source_, kMostEntries, kMostNameBytes >> 20);
 }
 
 void FileTree::add(const std::string& name, TensorSpec tensor) {
   count(name.size());
   if (std::count(name.begin(), name.end(), '.') > kDeepest)
-    throw CheckpointError(source_ + ": a tensor has a name of more than " + std::to_string(kDeepest) + " parts: '" +
-                          name.substr(0, 60) + "...'. The file is damaged.");
+    raise<CheckpointError>("{}: a tensor has a name of more than {} parts: '{}...'. The file is damaged.", source_,
+                           kDeepest, name.substr(0, 60));
   ModuleTree* module = &root_;
   size_t begin = 0;
   for (size_t dot; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1) {

@@ -10,11 +10,11 @@
 
 #include "accelerate/bigmodel/estimate.hpp"
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
 #include "bigmodel/built_in_models.hpp"
 #include "bigmodel/torch_file.hpp"
 #include "formats/gguf_header.hpp"
 #include "formats/mapped_file.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -25,18 +25,18 @@ using nlohmann::json;
 std::string read_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file || fs::is_directory(path))
-    throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) + ".");
+    raise<CheckpointError>("can't open '{}': {}.", path.string(), std::strerror(errno));
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
 /// What the header of a safetensors file says about its tensors. Names and numbers are all that is wanted here; the
 /// reader in the library checks every rule of the format.
 json read_header(const fs::path& path) {
-  const auto fail = [&](const std::string& what) -> void {
-    throw CheckpointError("safetensors file '" + path.string() + "': " + what);
+  const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
+    raise<CheckpointError>("safetensors file '{}': {}", path.string(), fmt::format(what, std::forward<Args>(args)...));
   };
   std::ifstream file(path, std::ios::binary);
-  if (!file) fail(std::string("can't open it: ") + std::strerror(errno) + ".");
+  if (!file) fail("can't open it: {}.", std::strerror(errno));
   std::error_code error;
   const auto size = fs::file_size(path, error);
   unsigned char length_bytes[8];
@@ -46,8 +46,7 @@ json read_header(const fs::path& path) {
   for (int i = 7; i >= 0; --i) length = length << 8 | length_bytes[i];
   constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's limit
   if (length > kMaxHeaderBytes || length + sizeof length_bytes > size)
-    fail("its header has " + std::to_string(length) + " bytes, the file " + std::to_string(size) +
-         ". It is truncated or no safetensors file.");
+    fail("its header has {} bytes, the file {}. It is truncated or no safetensors file.", length, size);
   std::string text(length, '\0');
   if (!file.read(text.data(), static_cast<std::streamsize>(length))) fail("its header can't be read.");
   auto header = json::parse(text, nullptr, false);
@@ -63,8 +62,8 @@ std::string counted_as(const std::string& dtype, const fs::path& path) {
   if (const auto found = kIntegers.find(dtype); found != kIntegers.end()) return found->second;
   if (dtype.starts_with("F") || dtype == "BF16") return "float32";
   if (dtype == "C64") return "complex64";
-  throw CheckpointError("safetensors file '" + path.string() + "': there is no dtype '" + dtype +
-                        "'. It is damaged or of a newer format.");
+  raise<CheckpointError>("safetensors file '{}': there is no dtype '{}'. It is damaged or of a newer format.",
+                         path.string(), dtype);
 }
 
 /// By its first bytes, whatever its name: a zip, or a pickle of protocol 2.
@@ -92,8 +91,8 @@ void add_file(bigmodel::FileTree& tree, const fs::path& path) {
                          return size.is_number_unsigned() && size.get<int64_t>() >= 0;
                        });
     if (!valid)
-      throw CheckpointError("safetensors file '" + path.string() + "': '" + name +
-                            "' has no dtype and shape. Its header is damaged.");
+      raise<CheckpointError>("safetensors file '{}': '{}' has no dtype and shape. Its header is damaged.",
+                             path.string(), name);
     tree.add(
         name,
         {.name = "", .shape = entry["shape"].get<std::vector<int64_t>>(), .dtype = counted_as(entry["dtype"], path)});
@@ -109,16 +108,18 @@ ModelDescription from_weights(const fs::path& path) {
   }
   const auto index = json::parse(read_text(path), nullptr, false);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-    throw CheckpointError("'" + path.string() +
-                          "': it has no object \"weight_map\" from tensor names to file names, so it is no index of a "
-                          "model in several files.");
+    raise<CheckpointError>(
+        "'{}': it has no object \"weight_map\" from tensor names to file names, so it is no index of a model in "
+        "several files.",
+        path.string());
   std::set<std::string> shards;
   for (const auto& [name, shard] : index["weight_map"].items())
     if (shard.is_string()) shards.insert(shard.get<std::string>());
   for (const auto& shard : shards) {
     if (fs::path(shard).filename() != shard || !fs::exists(path.parent_path() / shard))
-      throw CheckpointError("index '" + path.string() + "': there is no file '" + shard +
-                            "' beside it. Copy all files of the model into one folder.");
+      raise<CheckpointError>(
+          "index '{}': there is no file '{}' beside it. Copy all files of the model into one folder.", path.string(),
+          shard);
     add_file(tree, path.parent_path() / shard);
   }
   return described();
@@ -143,9 +144,10 @@ ModelDescription from_path(const fs::path& path) {
         path.filename().string().ends_with(".index.json") || is_torch_file(path))
       return from_weights(path);
     if (path.extension() == ".json") return from_config(path);
-    throw ConfigError("'" + path.string() +
-                      "': expected a folder, a config.json, a .safetensors or .gguf file, one that torch.save or "
-                      "TorchScript wrote, or an index.");
+    raise<ConfigError>(
+        "'{}': expected a folder, a config.json, a .safetensors or .gguf file, one that torch.save or TorchScript "
+        "wrote, or an index.",
+        path.string());
   }
   const auto weights = weights_in(path);
   if (fs::exists(path / "config.json")) {
@@ -156,9 +158,10 @@ ModelDescription from_path(const fs::path& path) {
     }
   }
   if (!weights)
-    throw CheckpointError("folder '" + path.string() +
-                          "': it has neither config.json nor model.safetensors nor pytorch_model.bin (nor an index of "
-                          "several files). Is it the folder of a saved model?");
+    raise<CheckpointError>(
+        "folder '{}': it has neither config.json nor model.safetensors nor pytorch_model.bin (nor an index of several "
+        "files). Is it the folder of a saved model?",
+        path.string());
   return from_weights(*weights);
 }
 
@@ -169,11 +172,10 @@ ModelDescription from_name(const std::string& name) {
     return model;
   }
   const auto nearest = nearest_name(name, bigmodel::built_in_names());
-  std::string known;
-  for (const auto& built_in : bigmodel::built_in_names()) known += " " + built_in;
-  throw ConfigError("'" + name + "' is neither a file or folder nor the name of a built-in model." +
-                    (nearest ? " Did you mean '" + *nearest + "'?" : "") +
-                    " Nothing is downloaded: get its config.json (a few KB) and give that. Built-in:" + known + ".");
+  raise<ConfigError>(
+      "'{}' is neither a file or folder nor the name of a built-in model.{} Nothing is downloaded: get its config.json "
+      "(a few KB) and give that. Built-in: {}.",
+      name, nearest ? fmt::format(" Did you mean '{}'?", *nearest) : "", fmt::join(bigmodel::built_in_names(), " "));
 }
 
 }  // namespace
@@ -182,8 +184,8 @@ ModelDescription find_model(const std::string& name, const std::string& library)
   auto model = fs::exists(name) ? from_path(name) : from_name(name);
   model.name = name;
   if (!library.empty() && !model.library.empty() && model.library != library)
-    throw ConfigError("'" + name + "' is a model of " + model.library + ", not of " + library +
-                      ". Leave out --library_name, or give the other.");
+    raise<ConfigError>("'{}' is a model of {}, not of {}. Leave out --library_name, or give the other.", name,
+                       model.library, library);
   return model;
 }
 

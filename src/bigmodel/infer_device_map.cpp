@@ -6,8 +6,8 @@
 #include <ostream>
 
 #include "accelerate/bigmodel/device_map.hpp"
-#include "accelerate/utils/error.hpp"
 #include "bigmodel/walk.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -141,11 +141,10 @@ class Allocation {
       const auto large =
           std::find_if(partners.begin(), partners.end(), [&](const Part& p) { return can_split(p.module, no_split_); });
       if (large != partners.end()) return split_partner(part, *large);
-      explain("  nothing tied to " + part.name + " can be split");
+      explain("  nothing tied to {} can be split", part.name);
     }
     if (alone >= free && can_split(part.module, no_split_)) {
-      explain("Splitting " + part.name + ": it needs " + text_of(alone) + " bytes, " + place().str() + " has " +
-              text_of(free));
+      explain("Splitting {}: it needs {} bytes, {} has {}", part.name, text_of(alone), place().str(), text_of(free));
       const auto pieces = pieces_of(part);
       queue_.insert(queue_.begin(), pieces.begin(), pieces.end());
       find_largest();
@@ -155,8 +154,8 @@ class Allocation {
         bring_forward(part, max_memory_.at(place()).bytes - std::max(largest_.bytes, needed)))
       return;
     if (used_[place()] == 0) minimum_[place()] = needed + reserve;
-    explain("No room for " + part.name + " on " + place().str() + ": it needs " + text_of(needed) + " bytes, " +
-            text_of(free) + " are left");
+    explain("No room for {} on {}: it needs {} bytes, {} are left", part.name, place().str(), text_of(needed),
+            text_of(free));
     used_[place()] += reserve;
     ++current_;
     queue_.push_front(part);
@@ -164,24 +163,24 @@ class Allocation {
 
   void put(const Part& part, const std::vector<Part>& partners, double bytes, double free) {
     used_[place()] += bytes;
-    std::string line = "Putting " + part.name;
+    std::vector<std::string> names{part.name};
     const auto settle = [&](const Part& settled) {
       map_.insert_or_assign(settled.name, place());
       if (settled.module) buffers_[place()] += buffer_sizes_[settled.name];
     };
     settle(part);
     for (const auto& partner : partners) {
-      line += " and " + partner.name;
+      names.push_back(partner.name);
       std::erase_if(queue_, [&](const Part& waiting) { return waiting.name == partner.name; });
       settle(partner);
     }
-    explain(line + " (" + text_of(bytes) + " bytes" + (place().is_disk() ? "" : " of " + text_of(free)) + ") on " +
-            place().str());
+    explain("Putting {} ({} bytes{}) on {}", fmt::join(names, " and "), text_of(bytes),
+            place().is_disk() ? "" : " of " + text_of(free), place().str());
   }
 
   /// `part` alone would fit: a smaller part beside it may as well.
   void split_partner(const Part& part, const Part& partner) {
-    explain("Splitting " + partner.name + ", which is tied to " + part.name);
+    explain("Splitting {}, which is tied to {}", partner.name, part.name);
     const auto at =
         std::find_if(queue_.begin(), queue_.end(), [&](const Part& waiting) { return waiting.name == partner.name; });
     const auto pieces = pieces_of(partner);
@@ -199,7 +198,7 @@ class Allocation {
       const Part candidate = search.front();
       search.pop_front();
       if (together(candidate, tied_to(candidate, search, &rejected)) <= free) {
-        explain("Taking " + candidate.name + " first: " + part.name + " doesn't fit " + place().str());
+        explain("Taking {} first: {} doesn't fit {}", candidate.name, part.name, place().str());
         take_out(candidate.name);
         brought_forward_ = candidate.name;
         queue_.push_front(part);
@@ -254,15 +253,15 @@ class Allocation {
     fit = fit || offloaded == 0;
     if (!fit)
       TORCH_WARN("infer_auto_device_map: the parts on cpu and disk have ", text_of(offloaded),
-                 " bytes of buffers, which stay on a GPU, and no GPU has room for them. If memory runs out, "
-                 "set offload_buffers.");
+                 " bytes of buffers, which stay on a GPU, and no GPU has room for them. If memory runs out, set "
+                 "offload_buffers.");
     for (const auto& [place, bytes] : minimum_)
-      explain("Nothing fitted " + place.str() + ": the first part tried there needs " + text_of(bytes) + " bytes");
+      explain("Nothing fitted {}: the first part tried there needs {} bytes", place.str(), text_of(bytes));
     if (options_.report) *options_.report = {minimum_, offloaded, fit};
   }
 
-  void explain(const std::string& line) const {
-    if (options_.verbose) *options_.verbose << line << "\n";
+  template <class... Args> void explain(fmt::format_string<Args...> line, Args&&... args) const {
+    if (options_.verbose) *options_.verbose << fmt::format(line, std::forward<Args>(args)...) << "\n";
   }
 
   const DeviceMapOptions& options_;

@@ -15,10 +15,10 @@
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/config.hpp"
 #include "accelerate/formats/gguf.hpp"
-#include "accelerate/utils/error.hpp"
 #include "bigmodel/loading_plan.hpp"
 #include "bigmodel/replace.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -68,8 +68,8 @@ StoredTensors open_file(const fs::path& file) {
 }
 
 Checkpoint open_index(const fs::path& index) {
-  const auto fail = [&](const std::string& what) -> void {
-    throw CheckpointError("checkpoint index '" + index.string() + "': " + what);
+  const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
+    raise<CheckpointError>("checkpoint index '{}': {}", index.string(), fmt::format(what, std::forward<Args>(args)...));
   };
   std::ifstream stream(index);
   if (!stream) fail("can't open it. Check the path and the rights.");
@@ -81,27 +81,28 @@ Checkpoint open_index(const fs::path& index) {
   std::map<std::string, std::vector<std::string>> names_in;
   for (const auto& [name, file] : root["weight_map"].items()) {
     if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>())
-      fail("'" + name + "' should be in " + file.dump() + ", which is not the name of a file beside it.");
+      fail("'{}' should be in {}, which is not the name of a file beside it.", name, file.dump());
     names_in[file.get<std::string>()].push_back(name);
   }
   Checkpoint checkpoint{.mapped = true};
-  std::string missing;
+  std::vector<std::string> missing;
   for (const auto& [file, names] : names_in)
-    if (!fs::exists(index.parent_path() / file)) missing += (missing.empty() ? "" : ", ") + file;
+    if (!fs::exists(index.parent_path() / file)) missing.push_back(file);
   if (!missing.empty())
-    fail("files that it names are not there: " + missing +
-         ". Copy or download all files into the folder of the index.");
+    fail("files that it names are not there: {}. Copy or download all files into the folder of the index.",
+         fmt::join(missing, ", "));
   for (const auto& [file, names] : names_in) {
     auto tensors = open_file(index.parent_path() / file);
     checkpoint.mapped = checkpoint.mapped && is_safetensors(file);
     for (const auto& name : names) {
       const auto found = tensors.find(name);
-      if (found == tensors.end()) missing += (missing.empty() ? "" : ", ") + name + " (in " + file + ")";
+      if (found == tensors.end()) missing.push_back(fmt::format("{} (in {})", name, file));
       else checkpoint.tensors.insert(*found);
     }
   }
   if (!missing.empty())
-    fail("tensors are not in the files where it says: " + missing + ". Index and files are of different checkpoints.");
+    fail("tensors are not in the files where it says: {}. Index and files are of different checkpoints.",
+         fmt::join(missing, ", "));
   return checkpoint;
 }
 
@@ -114,17 +115,15 @@ Checkpoint open(const fs::path& path) {
   for (const auto& entry : fs::directory_iterator(path))
     if (entry.path().filename().string().ends_with(".index.json")) indexes.push_back(entry.path());
   if (indexes.size() == 1) return open_index(indexes.front());
-  throw CheckpointError("checkpoint folder '" + path.string() +
-                        "': it has neither model.safetensors nor pytorch_model.bin, and " +
-                        std::to_string(indexes.size()) +
-                        " files *.index.json. Expected one of these; give the file itself if it has another name.");
+  raise<CheckpointError>(
+      "checkpoint folder '{}': it has neither model.safetensors nor pytorch_model.bin, and {} files *.index.json. "
+      "Expected one of these; give the file itself if it has another name.",
+      path.string(), indexes.size());
 }
 
 std::string show(at::IntArrayRef sizes, at::ScalarType dtype) {
-  std::string text = "[";
-  for (const int64_t size : sizes) text.append(text.size() > 1 ? ", " : "").append(std::to_string(size));
   const auto* known = formats::find_torch_dtype(dtype);
-  return text + "] " + (known ? std::string(known->name.substr(known->name.find('.') + 1)) : c10::toString(dtype));
+  return fmt::format("{} {}", sizes, known ? known->name.substr(known->name.find('.') + 1) : c10::toString(dtype));
 }
 
 StateDictCheck compare(std::vector<LoadTarget>& targets, const StoredTensors& tensors) {
@@ -139,8 +138,8 @@ StateDictCheck compare(std::vector<LoadTarget>& targets, const StoredTensors& te
       continue;
     }
     const auto& [name, saved] = *target.stored;
-    const auto line = name + ": " + show(saved.sizes, saved.dtype) + " in the checkpoint, " +
-                      show(target.tensor.sizes(), target.tensor.scalar_type()) + " in the model";
+    const auto line = fmt::format("{}: {} in the checkpoint, {} in the model", name, show(saved.sizes, saved.dtype),
+                                  show(target.tensor.sizes(), target.tensor.scalar_type()));
     if (at::IntArrayRef(saved.sizes) != target.tensor.sizes() ||
         c10::isFloatingType(saved.dtype) != target.tensor.is_floating_point())
       check.mismatched.push_back(line);
@@ -161,9 +160,7 @@ at::ScalarType dtype_of(const LoadTarget& target, const LoadCheckpointOptions& o
 }
 
 std::string listed(const char* heading, const std::vector<std::string>& lines) {
-  std::string text;
-  for (const auto& line : lines) text += (text.empty() ? std::string("\n") + heading + ":\n  " : "\n  ") + line;
-  return text;
+  return lines.empty() ? "" : fmt::format("\n{}:\n  {}", heading, fmt::join(lines, "\n  "));
 }
 
 }  // namespace
@@ -205,11 +202,10 @@ void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& t
   for (const auto& [key, where] : device_map) {
     if (known.contains(key)) continue;
     const auto nearest = nearest_name(key, {known.begin(), known.end()});
-    unknown += "\n  " + key + (nearest ? " (did you mean '" + *nearest + "'?)" : "");
+    unknown += fmt::format("\n  {}{}", key, nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : "");
   }
   if (!unknown.empty())
-    throw ConfigError(std::string(caller) +
-                      ": the device map has keys that name no module or tensor of the model:" + unknown);
+    raise<ConfigError>("{}: the device map has keys that name no module or tensor of the model:{}", caller, unknown);
   // Buffers of modules that infer_auto_device_map() has split are where the model computes.
   Place computes("cpu");
   for (const auto& [key, where] : device_map)
@@ -222,8 +218,10 @@ void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& t
     if (!target.place) missing += "\n  " + target.names.front();
   }
   if (!missing.empty())
-    throw ConfigError(std::string(caller) + ": the device map has no place for" + missing +
-                      "\nName them or the modules that they are in, or \"\" for all that is not named.");
+    raise<ConfigError>(
+        "{}: the device map has no place for{}\nName them or the modules that they are in, or \"\" for all that is not "
+        "named.",
+        caller, missing);
 }
 
 at::Device device_of(const Place& place) {
@@ -245,10 +243,10 @@ LoadPlan plan_loading(const char* caller, const ModelRef& model, const fs::path&
   if (!options.strict) check.missing.clear(), check.unexpected.clear();
   if (!check.fits()) {
     check.converted.clear();
-    throw CheckpointError(std::string(caller) + ": '" + path.string() +
-                          "' does not fit the model. Nothing was loaded.\n" + check.text() +
-                          (check.mismatched.empty() ? "\nTo load what is in both, set strict = false."
-                                                    : "\nIs it the checkpoint of another model or configuration?"));
+    raise<CheckpointError>("{}: '{}' does not fit the model. Nothing was loaded.\n{}{}", caller, path.string(),
+                           check.text(),
+                           check.mismatched.empty() ? "\nTo load what is in both, set strict = false."
+                                                    : "\nIs it the checkpoint of another model or configuration?");
   }
   for (auto& target : plan.targets) target.dtype = dtype_of(target, options);
   return plan;
@@ -262,8 +260,8 @@ void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& le
     std::error_code error;
     fs::create_directories(folder, error);
     if (error)
-      throw CheckpointError("load_checkpoint_in_model: can't create the folder '" + folder.string() +
-                            "': " + error.message() + ".");
+      raise<CheckpointError>("load_checkpoint_in_model: can't create the folder '{}': {}.", folder.string(),
+                             error.message());
   }
   for (const auto& planned : plan.targets) {
     if (!planned.stored || leave_alone(planned)) continue;
@@ -295,12 +293,12 @@ void load_checkpoint_in_model(const ModelRef& model, const fs::path& path, const
   for (const auto& target : plan.targets)
     if (target.stored && plan.on_disk(target) && options.offload_folder.empty() &&
         (!plan.checkpoint.mapped || target.stored->second.dtype != target.dtype))
-      throw CheckpointError(
-          "load_checkpoint_in_model: '" + target.stored->first +
-          "' is to be on disk, and can't be used where it lies in '" + path.string() + "', because " +
-          (plan.checkpoint.mapped ? "it is converted to another dtype" : "only safetensors files are mapped") +
-          ". Give offload_folder, a folder with room for such weights; load_checkpoint_and_dispatch converts at each "
-          "use instead.");
+      raise<CheckpointError>(
+          "load_checkpoint_in_model: '{}' is to be on disk, and can't be used where it lies in '{}', because {}. Give "
+          "offload_folder, a folder with room for such weights; load_checkpoint_and_dispatch converts at each use "
+          "instead.",
+          target.stored->first, path.string(),
+          plan.checkpoint.mapped ? "it is converted to another dtype" : "only safetensors files are mapped");
   bigmodel::load(plan, [](const LoadTarget&) { return false; });
 }
 

@@ -13,13 +13,13 @@
 
 #include "accelerate/config.hpp"
 #include "accelerate/formats/safetensors.hpp"
-#include "accelerate/utils/error.hpp"
 #include "bigmodel/offload_places.hpp"
 #include "formats/mapped_file.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/torch_dtypes.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/parallel.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -34,9 +34,10 @@ fs::path index_of(const fs::path& folder) { return folder / kIndexName; }
 /// The file of a weight. Its name comes from others' indexes too, so it must not lead anywhere else.
 fs::path file_of(const fs::path& folder, const std::string& name) {
   if (name.empty() || name.find('/') != std::string::npos || name.find('\0') != std::string::npos)
-    throw CheckpointError(
-        "offload folder '" + folder.string() + "': '" + name +
-        "' can't be the name of a weight, because its file would not be in the folder. Names of weights have no '/'.");
+    raise<CheckpointError>(
+        "offload folder '{}': '{}' can't be the name of a weight, because its file would not be in the folder. Names "
+        "of weights have no '/'.",
+        folder.string(), name);
   return folder / (name + ".dat");
 }
 
@@ -53,8 +54,8 @@ std::string name_of(at::ScalarType type) {
 at::ScalarType type_of(const std::string& name, const std::string& where) {
   const auto* dtype = formats::find_torch_dtype("torch." + name);
   if (!dtype || !has_name_in_index(dtype->type))
-    throw CheckpointError(where + ": the dtype '" + name +
-                          "' is not one that offload folders have, like float32, bfloat16 or int64.");
+    raise<CheckpointError>("{}: the dtype '{}' is not one that offload folders have, like float32, bfloat16 or int64.",
+                           where, name);
   return dtype->type;
 }
 
@@ -74,23 +75,24 @@ ordered_json json_of(const OffloadedWeight& weight) {
 ordered_json parse_index(const fs::path& file) {
   std::ifstream stream(file);
   if (!stream)
-    throw CheckpointError("offload index '" + file.string() +
-                          "': can't open it. Is its folder one that offload_state_dict wrote?");
+    raise<CheckpointError>("offload index '{}': can't open it. Is its folder one that offload_state_dict wrote?",
+                           file.string());
   auto root = ordered_json::parse(stream, nullptr, false);
   if (!root.is_object())
-    throw CheckpointError("offload index '" + file.string() +
-                          "': it is not a JSON object. It is probably truncated: offload the weights again.");
+    raise<CheckpointError>(
+        "offload index '{}': it is not a JSON object. It is probably truncated: offload the weights again.",
+        file.string());
   return root;
 }
 
 OffloadedWeight weight_of(const std::string& name, const ordered_json& entry, const fs::path& file) {
-  const auto fail = [&](const std::string& what) -> void {
-    throw CheckpointError("offload index '" + file.string() + "': '" + name + "' is " +
-                          entry.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + ", " + what);
+  const auto fail = [&](const std::string& what) {
+    raise<CheckpointError>("offload index '{}': '{}' is {}, {}", file.string(), name,
+                           entry.dump(-1, ' ', false, ordered_json::error_handler_t::replace), what);
   };
   const auto text = [&](const char* key) -> std::string {
     if (!entry.contains(key) || entry[key].is_null()) return "";
-    if (!entry[key].is_string()) fail(std::string("expected a text under \"") + key + "\".");
+    if (!entry[key].is_string()) fail(fmt::format("expected a text under \"{}\".", key));
     return entry[key].get<std::string>();
   };
   if (!entry.is_object()) fail("expected an object.");
@@ -109,14 +111,14 @@ OffloadedWeight weight_of(const std::string& name, const ordered_json& entry, co
 void write_weight(const at::Tensor& weight, const std::string& name, const fs::path& folder) {
   const auto file = file_of(folder, name);
   if (!weight.defined() || weight.is_meta())
-    throw CheckpointError(
-        "offload_weight: '" + name +
-        "' has no data (it is on the meta device). Give it values first, with materialize() or from a checkpoint.");
+    raise<CheckpointError>(
+        "offload_weight: '{}' has no data (it is on the meta device). Give it values first, with materialize() or from "
+        "a checkpoint.",
+        name);
   if (!has_name_in_index(weight.scalar_type()) || weight.layout() != at::kStrided)
-    throw CheckpointError(
-        "offload_weight: '" + name + "' is " +
-        (weight.layout() == at::kStrided ? std::string("of dtype ") + c10::toString(weight.scalar_type()) : "sparse") +
-        ", which an offload folder can't hold. Convert it first.");
+    raise<CheckpointError>(
+        "offload_weight: '{}' is {}, which an offload folder can't hold. Convert it first.", name,
+        weight.layout() == at::kStrided ? fmt::format("of dtype {}", c10::toString(weight.scalar_type())) : "sparse");
   const auto values = weight.detach().to(at::kCPU).contiguous();
   AtomicFile out("offload_weight", file);
   // NumPy can't map an empty file, so the reference leaves one byte for a tensor without elements.
@@ -141,9 +143,10 @@ at::Tensor load_offloaded_weight(const fs::path& file, const OffloadedWeight& we
   for (const int64_t size : weight.shape)
     if (__builtin_mul_overflow(bytes, size, &bytes)) bytes = std::numeric_limits<int64_t>::max();
   if (map->size() < bytes)
-    throw CheckpointError("offloaded weight '" + file.string() + "': the file has " + std::to_string(map->size()) +
-                          " bytes, its shape and dtype " + weight.dtype + " need " + std::to_string(bytes) +
-                          ". It is truncated or of another model: offload the weights again.");
+    raise<CheckpointError>(
+        "offloaded weight '{}': the file has {} bytes, its shape and dtype {} need {}. It is truncated or of another "
+        "model: offload the weights again.",
+        file.string(), map->size(), weight.dtype, bytes);
   if (bytes == 0) return at::empty(weight.shape, at::TensorOptions().dtype(type));
   return at::from_blob(
       map->data(), weight.shape, [map](void*) {}, at::TensorOptions().dtype(type));
@@ -171,8 +174,7 @@ void offload_state_dict(const fs::path& folder, const NamedTensors& state_dict) 
   std::error_code error;
   fs::create_directories(folder, error);
   if (error)
-    throw CheckpointError("offload_state_dict: can't create the folder '" + folder.string() + "': " + error.message() +
-                          ".");
+    raise<CheckpointError>("offload_state_dict: can't create the folder '{}': {}.", folder.string(), error.message());
   // Filling the system's cache is work of the processors: all take part.
   parallel_ranges(static_cast<int64_t>(state_dict.size()), 1, [&](int64_t begin, int64_t end) {
     for (auto item = state_dict.begin() + begin; item != state_dict.begin() + end; ++item)
@@ -194,8 +196,9 @@ residency::TensorInFile tensor_in_folder(const fs::path& folder, const std::stri
     const auto& info = file.info(inside);
     const auto* dtype = formats::find_dtype(info.dtype);
     if (!dtype->torch || dtype->packed > 1)
-      throw CheckpointError(where + ": '" + weight.safetensors_file.string() + "' has it as " + info.dtype +
-                            ", which has no LibTorch type with an element per number. Convert the file.");
+      raise<CheckpointError>(
+          "{}: '{}' has it as {}, which has no LibTorch type with an element per number. Convert the file.", where,
+          weight.safetensors_file.string(), info.dtype);
     return {.file = weight.safetensors_file,
             .begin = file.data_begin() + info.begin,
             .bytes = info.end - info.begin,
@@ -205,7 +208,7 @@ residency::TensorInFile tensor_in_folder(const fs::path& folder, const std::stri
             .decode = nullptr};
   }
   if (folder.empty())
-    throw ConfigError(where + " is in a file of its own, and no folder was given to look for it. Give offload_dir.");
+    raise<ConfigError>("{} is in a file of its own, and no folder was given to look for it. Give offload_dir.", where);
   residency::TensorInFile result{.file = file_of(folder, name),
                                  .begin = 0,
                                  .bytes = 0,
@@ -264,14 +267,14 @@ at::Tensor OffloadedWeightsLoader::operator[](const std::string& name) const {
   const auto found = content_->index.find(name);
   if (found == content_->index.end()) {
     const auto nearest = nearest_name(name, names());
-    throw CheckpointError("there is no offloaded weight '" + name + "' among " + std::to_string(size()) + "." +
-                          (nearest ? " Did you mean '" + *nearest + "'?" : ""));
+    raise<CheckpointError>("there is no offloaded weight '{}' among {}.{}", name, size(),
+                           nearest ? fmt::format(" Did you mean '{}'?", *nearest) : "");
   }
   const auto& weight = found->second;
   if (weight.safetensors_file.empty()) {
     if (content_->folder.empty())
-      throw ConfigError("OffloadedWeightsLoader: '" + name +
-                        "' is in a file of its own, and no save_folder was given to look for it.");
+      raise<ConfigError>(
+          "OffloadedWeightsLoader: '{}' is in a file of its own, and no save_folder was given to look for it.", name);
     return load_offloaded_weight(file_of(content_->folder, name), weight);
   }
   const auto tensor =

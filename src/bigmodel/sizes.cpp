@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "accelerate/utils/error.hpp"
 #include "bigmodel/walk.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 
@@ -66,7 +66,7 @@ void tie(ModuleTree& tree, const std::string& name, const std::string& other) {
   TensorSpec* const b = find_tensor(tree, other);
   for (const auto& [tensor, missing] : {std::pair(a, name), std::pair(b, other)})
     if (!tensor)
-      throw ConfigError("tie: the model has no tensor '" + missing + "'. Give two dotted names of its parameters.");
+      raise<ConfigError>("tie: the model has no tensor '{}'. Give two dotted names of its parameters.", missing);
   int64_t identity = b->identity;
   if (identity == 0) {
     for (const auto kind : {&ModuleTree::parameters, &ModuleTree::buffers})

@@ -22,14 +22,15 @@ class TorchFile {
     const auto& root = pickle_.root();
     if (container_.is_script()) return add_module(tree_.root(), root, 0, 0);
     if (root.kind != Kind::dict)
-      container_.fail(std::string("it holds ") + formats::to_string(root.kind) +
-                      ", expected tensors by their names or a TorchScript module. Save the model's state_dict().");
+      container_.fail(
+          "it holds {}, expected tensors by their names or a TorchScript module. Save the model's state_dict().",
+          formats::to_string(root.kind));
     for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
       const auto name = pickle_.text(pickle_[root.items[i]], "the name of a tensor");
       auto tensor = spec_of(pickle_[root.items[i + 1]]);
       if (!tensor)
-        container_.fail("under '" + name + "' is " + formats::to_string(pickle_[root.items[i + 1]].kind) +
-                        ", expected a tensor. Save the model's state_dict() alone.");
+        container_.fail("under '{}' is {}, expected a tensor. Save the model's state_dict() alone.", name,
+                        formats::to_string(pickle_[root.items[i + 1]].kind));
       tree_.add(name, *std::move(tensor));
     }
   }
@@ -40,10 +41,9 @@ class TorchFile {
   /// @param path_bytes  of the dotted name
   void add_module(ModuleTree& module, const formats::PickleNode& node, int depth, size_t path_bytes) {
     if (depth > FileTree::kDeepest)
-      pickle_.fail(node.at, "modules are nested deeper than " + std::to_string(FileTree::kDeepest) +
-                                " levels. The file is damaged.");
+      pickle_.fail(node.at, "modules are nested deeper than {} levels. The file is damaged.", FileTree::kDeepest);
     if (node.kind != Kind::object || node.items.size() < 2)
-      pickle_.fail(node.at, std::string("found ") + formats::to_string(node.kind) + ", expected a TorchScript module.");
+      pickle_.fail(node.at, "found {}, expected a TorchScript module.", formats::to_string(node.kind));
     const auto class_name = pickle_[node.items[0]].text;
     tree_.count(path_bytes + class_name.size());
     module.class_name = class_name;

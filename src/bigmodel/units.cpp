@@ -7,7 +7,7 @@
 
 #include "accelerate/bigmodel/sizes.hpp"
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -76,16 +76,17 @@ double dtype_byte_size(std::string_view dtype) {
   std::vector<std::string> names;
   for (const auto& row : kDtypes) names.emplace_back(row.name);
   const auto nearest = nearest_name(dtype, names);
-  throw ConfigError(
-      "there is no dtype '" + std::string(dtype) + "'" +
-      (nearest ? ". Did you mean '" + *nearest + "'?" : "; use PyTorch's name, like float32 or bfloat16."));
+  raise<ConfigError>(
+      "there is no dtype '{}'{}", dtype,
+      nearest ? fmt::format(". Did you mean '{}'?", *nearest) : "; use PyTorch's name, like float32 or bfloat16.");
 }
 
 int64_t convert_file_size_to_int(std::string_view size) {
   const auto fail = [&]() -> int64_t {
-    throw ConfigError("'" + std::string(size) +
-                      "' is no size. Use a number of bytes, or a number of 0 or more with one of the units GB, MB, KB, "
-                      "GiB, MiB, KiB, like '5.0GB'.");
+    raise<ConfigError>(
+        "'{}' is no size. Use a number of bytes, or a number of 0 or more with one of the units GB, MB, KB, GiB, MiB, "
+        "KiB, like '5.0GB'.",
+        size);
   };
   std::string upper;
   for (const char c : size) upper += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));

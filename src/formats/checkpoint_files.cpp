@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "accelerate/formats/safetensors.hpp"
-#include "accelerate/utils/error.hpp"
 #include "formats/input_file.hpp"
 #include "formats/torch_archive.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -20,8 +20,8 @@ constexpr const char* kPickledIndex = "pytorch_model.bin.index.json";
 
 /// tensor -> shard, from the index's "weight_map".
 std::map<std::string, std::string> read_weight_map(const fs::path& path) {
-  const auto fail = [&](const std::string& what) -> void {
-    throw CheckpointError("checkpoint index '" + path.string() + "': " + what);
+  const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
+    raise<CheckpointError>("checkpoint index '{}': {}", path.string(), fmt::format(what, std::forward<Args>(args)...));
   };
   std::ifstream file(path);
   if (!file) fail("can't open it. Check the path and the rights.");
@@ -32,12 +32,12 @@ std::map<std::string, std::string> read_weight_map(const fs::path& path) {
   std::map<std::string, std::string> shards;
   for (const auto& [name, shard] : root["weight_map"].items()) {
     if (!shard.is_string())
-      fail("tensor '" + name + "' maps to " + shard.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
-           ", expected a file name.");
+      fail("tensor '{}' maps to {}, expected a file name.", name,
+           shard.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     const fs::path file_name = shard.get<std::string>();
     if (file_name.empty() || file_name.filename() != file_name || file_name == "." || file_name == "..")
-      fail("tensor '" + name + "' maps to '" + file_name.string() +
-           "', which is not the plain name of a file beside the index.");
+      fail("tensor '{}' maps to '{}', which is not the plain name of a file beside the index.", name,
+           file_name.string());
     shards.emplace(name, file_name.string());
   }
   return shards;
@@ -48,24 +48,23 @@ template <class Tensor, class Open, class Find>
 std::map<std::string, Tensor> tensors_of(const fs::path& index, Open&& open, Find&& find) {
   const auto weight_map = read_weight_map(index);
   std::map<std::string, decltype(open(index))> files;
-  std::string missing;
-  const auto miss = [&](const std::string& what) { missing += (missing.empty() ? "" : ", ") + what; };
+  std::vector<std::string> missing;
   std::set<std::string> shards;
   for (const auto& [name, shard] : weight_map) shards.insert(shard);
   for (const auto& shard : shards)
-    if (!fs::exists(index.parent_path() / shard)) miss("the shard '" + shard + "' is not there");
+    if (!fs::exists(index.parent_path() / shard)) missing.push_back(fmt::format("the shard '{}' is not there", shard));
   if (!missing.empty())
-    throw CheckpointError("checkpoint index '" + index.string() + "': " + missing +
-                          ". Copy or download all shards into the folder of the index.");
+    raise<CheckpointError>("checkpoint index '{}': {}. Copy or download all shards into the folder of the index.",
+                           index.string(), fmt::join(missing, ", "));
   for (const auto& shard : shards) files.emplace(shard, open(index.parent_path() / shard));
   std::map<std::string, Tensor> tensors;
   for (const auto& [name, shard] : weight_map) {
     if (const auto* found = find(files.at(shard), name)) tensors.emplace(name, *found);
-    else miss("tensor '" + name + "' should be in '" + shard + "', which lacks it");
+    else missing.push_back(fmt::format("tensor '{}' should be in '{}', which lacks it", name, shard));
   }
   if (!missing.empty())
-    throw CheckpointError("checkpoint index '" + index.string() + "': " + missing +
-                          ". Index and shards are of different checkpoints.");
+    raise<CheckpointError>("checkpoint index '{}': {}. Index and shards are of different checkpoints.", index.string(),
+                           fmt::join(missing, ", "));
   return tensors;
 }
 
@@ -86,16 +85,15 @@ std::map<std::string, SafetensorsFile> open_file(const fs::path& path) {
 std::map<std::string, at::Tensor> load_archive(const fs::path& path) {
   const auto file = std::make_shared<formats::InputFile>(path);
   const auto value = formats::TorchArchive(file, 0, file->size(), "load '" + path.string() + "'").value();
-  const auto fail = [&](const std::string& what) -> void {
-    throw CheckpointError("load '" + path.string() + "': " + what +
-                          ", expected tensors by their names. Save the model's state_dict().");
+  const auto refuse = [&](const std::string& found) {
+    raise<CheckpointError>("load '{}': found {}, expected tensors by their names. Save the model's state_dict().",
+                           path.string(), found);
   };
-  if (!value.isGenericDict()) fail("found " + value.tagKind());
+  if (!value.isGenericDict()) refuse(value.tagKind());
   std::map<std::string, at::Tensor> tensors;
   for (const auto& item : value.toGenericDict()) {
     if (!item.key().isString() || !item.value().isTensor())
-      fail("found " + item.value().tagKind() +
-           (item.key().isString() ? " under '" + item.key().toStringRef() + "'" : ""));
+      refuse(item.value().tagKind() + (item.key().isString() ? " under '" + item.key().toStringRef() + "'" : ""));
     tensors.emplace(item.key().toStringRef(), item.value().toTensor());
   }
   return tensors;
@@ -116,10 +114,10 @@ std::map<std::string, SafetensorsFile> open_checkpoint_files(const fs::path& pat
   if (fs::exists(path / kWeights)) return open_file(path / kWeights);
   if (fs::exists(path / kIndex)) return open_index(path / kIndex);
   const bool pickled = fs::exists(path / kPickledWeights) || fs::exists(path / kPickledIndex);
-  throw CheckpointError(
-      "folder '" + path.string() + "' holds neither " + kWeights + " nor " + kIndex + "." +
-      (pickled ? " It holds pytorch_model.bin, which can't be mapped; load_checkpoint_files() reads it into memory."
-               : " Is it the folder of a saved model?"));
+  raise<CheckpointError>(
+      "folder '{}' holds neither {} nor {}.{}", path.string(), kWeights, kIndex,
+      pickled ? " It holds pytorch_model.bin, which can't be mapped; load_checkpoint_files() reads it into memory."
+              : " Is it the folder of a saved model?");
 }
 
 std::map<std::string, at::Tensor> load_checkpoint_files(const fs::path& path) {

@@ -1,4 +1,5 @@
 #include "formats/gguf_header.hpp"
+#include "utils/raise.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -6,8 +7,6 @@
 #include <limits>
 #include <set>
 #include <type_traits>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -25,7 +24,9 @@ class Reader {
  public:
   Reader(std::string_view bytes, const std::string& file) : bytes_(bytes), file_(file) {}
 
-  [[noreturn]] void fail(const std::string& what) const { throw CheckpointError("GGUF file '" + file_ + "': " + what); }
+  template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
+    raise<CheckpointError>("GGUF file '{}': {}", file_, fmt::format(what, std::forward<Args>(args)...));
+  }
   uint64_t position() const { return at_; }
 
   template <class T> T number() {
@@ -35,16 +36,13 @@ class Reader {
   }
   std::string text(uint64_t most = kMost) {
     const auto length = number<uint64_t>();
-    if (length > most)
-      fail("it has a name of " + std::to_string(length) + " bytes, at most " + std::to_string(most) +
-           " are meaningful. It is damaged.");
+    if (length > most) fail("it has a name of {} bytes, at most {} are meaningful. It is damaged.", length, most);
     const char* begin = take(length);
     return {begin, length};
   }
   void expect_room(uint64_t count, uint64_t bytes, const char* what) const {
     if (count > (bytes_.size() - at_) / bytes)
-      fail("it should have " + std::to_string(count) + " " + what +
-           ", and has room for fewer. It is truncated or damaged.");
+      fail("it should have {} {}, and has room for fewer. It is truncated or damaged.", count, what);
   }
   GgufValue value(uint32_t type, int depth = 0) {
     switch (type) {
@@ -80,8 +78,7 @@ class Reader {
 
  private:
   [[noreturn]] void fail_type(uint32_t type) const {
-    fail("it has a value of type " + std::to_string(type) +
-         ", which the format doesn't have. It is damaged or of a newer version.");
+    fail("it has a value of type {}, which the format doesn't have. It is damaged or of a newer version.", type);
   }
   const char* take(uint64_t count) {
     if (count > bytes_.size() - at_) fail("it ends within its header. It is truncated: copy or download it again.");
@@ -122,11 +119,11 @@ GgufTensor read_tensor(Reader& reader, uint64_t longest_name, uint64_t& offset) 
   constexpr uint32_t kMostDims = 8;
   GgufTensor tensor;
   tensor.name = reader.text(longest_name);
-  const auto fail = [&](const std::string& what) { reader.fail("tensor '" + tensor.name + "' " + what); };
+  const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
+    reader.fail("tensor '{}' {}", tensor.name, fmt::format(what, std::forward<Args>(args)...));
+  };
   const auto dims = reader.number<uint32_t>();
-  if (dims > kMostDims)
-    fail("has " + std::to_string(dims) + " dimensions, at most " + std::to_string(kMostDims) +
-         " are meaningful. The file is damaged.");
+  if (dims > kMostDims) fail("has {} dimensions, at most {} are meaningful. The file is damaged.", dims, kMostDims);
   tensor.shape.resize(dims);
   int64_t numel = 1;
   for (auto& size : tensor.shape) {
@@ -140,12 +137,11 @@ GgufTensor read_tensor(Reader& reader, uint64_t longest_name, uint64_t& offset) 
   const auto type = reader.number<uint32_t>();
   tensor.encoding = find_gguf_encoding(type);
   if (!tensor.encoding)
-    fail("is stored in encoding number " + std::to_string(type) +
-         ", which is not known. The file is damaged or of a newer llama.cpp.");
+    fail("is stored in encoding number {}, which is not known. The file is damaged or of a newer llama.cpp.", type);
   const auto& encoding = *tensor.encoding;
   if (tensor.row() % encoding.block != 0)
-    fail("has rows of " + std::to_string(tensor.row()) + " elements, but " + encoding.name + " stores blocks of " +
-         std::to_string(encoding.block) + ". The file is damaged.");
+    fail("has rows of {} elements, but {} stores blocks of {}. The file is damaged.", tensor.row(), encoding.name,
+         encoding.block);
   if (!multiply(numel / encoding.block, encoding.block_bytes, tensor.bytes))
     fail("has more bytes than there are numbers. The file is damaged.");
   offset = reader.number<uint64_t>();
@@ -165,7 +161,7 @@ GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file) {
   GgufHeader header;
   header.version = reader.number<uint32_t>();
   if (header.version < kOldest || header.version > kNewest)
-    reader.fail("it has version " + std::to_string(header.version) + ", expected 2 or 3.");
+    reader.fail("it has version {}, expected 2 or 3.", header.version);
   const auto tensors = reader.number<uint64_t>(), values = reader.number<uint64_t>();
   reader.expect_room(tensors, kLeastTensorBytes, "tensors");
   reader.expect_room(values, kLeastValueBytes, "values of metadata");
@@ -173,11 +169,11 @@ GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file) {
     auto key = reader.text(kLongestKey);
     auto value = reader.value(reader.number<uint32_t>());
     if (const auto [place, fresh] = header.metadata.emplace(std::move(key), std::move(value)); !fresh)
-      reader.fail("the key '" + place->first + "' occurs twice in its metadata. It is damaged.");
+      reader.fail("the key '{}' occurs twice in its metadata. It is damaged.", place->first);
   }
   const auto alignment = static_cast<uint64_t>(header.metadata.integer("general.alignment").value_or(32));
   if (!std::has_single_bit(alignment) || alignment > 1U << 30)
-    reader.fail("general.alignment is " + std::to_string(alignment) + ", expected a power of two. It is damaged.");
+    reader.fail("general.alignment is {}, expected a power of two. It is damaged.", alignment);
 
   std::vector<uint64_t> offsets(tensors);
   header.tensors.reserve(tensors);
@@ -187,11 +183,10 @@ GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file) {
   for (size_t i = 0; i < offsets.size(); ++i) {
     auto& tensor = header.tensors[i];
     if (!names.insert(tensor.name).second)
-      reader.fail("it has two tensors of the name '" + tensor.name + "'. It is damaged.");
+      reader.fail("it has two tensors of the name '{}'. It is damaged.", tensor.name);
     if (offsets[i] % alignment != 0 || offsets[i] > kMost - data_begin)
-      reader.fail("tensor '" + tensor.name + "' begins at byte " + std::to_string(offsets[i]) +
-                  " of the data, expected a multiple of the alignment " + std::to_string(alignment) +
-                  ". It is damaged.");
+      reader.fail("tensor '{}' begins at byte {} of the data, expected a multiple of the alignment {}. It is damaged.",
+                  tensor.name, offsets[i], alignment);
     tensor.begin = static_cast<int64_t>(data_begin + offsets[i]);
   }
   return header;
@@ -200,10 +195,10 @@ GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file) {
 void check_gguf_data(const GgufHeader& header, int64_t file_bytes, const std::string& file) {
   for (const auto& tensor : header.tensors)
     if (tensor.begin > file_bytes || tensor.bytes > file_bytes - tensor.begin)
-      throw CheckpointError("GGUF file '" + file + "': tensor '" + tensor.name + "' takes " +
-                            std::to_string(tensor.bytes) + " bytes from byte " + std::to_string(tensor.begin) +
-                            ", but the file has " + std::to_string(file_bytes) +
-                            ". It is probably truncated: copy or download it again.");
+      raise<CheckpointError>(
+          "GGUF file '{}': tensor '{}' takes {} bytes from byte {}, but the file has {}. It is probably truncated: "
+          "copy or download it again.",
+          file, tensor.name, tensor.bytes, tensor.begin, file_bytes);
 }
 
 }  // namespace accelerate::formats

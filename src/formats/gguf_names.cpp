@@ -1,4 +1,5 @@
 #include "formats/gguf_names.hpp"
+#include "utils/raise.hpp"
 
 #include <algorithm>
 #include <cctype>
@@ -8,8 +9,6 @@
 #include <optional>
 
 #include <nlohmann/json.hpp>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -85,7 +84,9 @@ class Fields {
   Fields(const GgufHeader& header, const std::string& file)
       : header_(header), file_(file), architecture_(architecture_of(header)) {}
 
-  [[noreturn]] void fail(const std::string& what) const { throw CheckpointError("GGUF file '" + file_ + "': " + what); }
+  template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
+    raise<CheckpointError>("GGUF file '{}': {}", file_, fmt::format(what, std::forward<Args>(args)...));
+  }
   const std::string& architecture() const { return architecture_; }
   std::optional<int64_t> integer(const std::string& key) const {
     return header_.metadata.integer(architecture_ + "." + key);
@@ -99,15 +100,15 @@ class Fields {
   int64_t need_integer(const std::string& key) const {
     const auto value = integer(key);
     if (!value)
-      fail("its metadata lacks the number '" + architecture_ + "." + key +
-           "', which the model needs. It holds no model, or is damaged.");
+      fail("its metadata lacks the number '{}.{}', which the model needs. It holds no model, or is damaged.",
+           architecture_, key);
     return *value;
   }
   double need_number(const std::string& key) const {
     const auto value = number(key);
     if (!value)
-      fail("its metadata lacks the number '" + architecture_ + "." + key +
-           "', which the model needs. It holds no model, or is damaged.");
+      fail("its metadata lacks the number '{}.{}', which the model needs. It holds no model, or is damaged.",
+           architecture_, key);
     return *value;
   }
   int64_t heads() const { return need_integer("attention.head_count"); }
@@ -150,8 +151,8 @@ ordered_json llama3_scaling(const Fields& fields, const GgufTensor& factors, con
   constexpr double kLow = 1, kHigh = 4, kContext = 8192, kTolerance = 1e-3;
   const auto count = factors.row();
   if (factors.shape.size() != 1 || count != head_size / 2)
-    fields.fail("'rope_freqs.weight' has " + std::to_string(count) + " factors, expected one for each of the " +
-                std::to_string(head_size / 2) + " frequencies.");
+    fields.fail("'rope_freqs.weight' has {} factors, expected one for each of the {} frequencies.", count,
+                head_size / 2);
   const double factor = *std::max_element(values, values + count);
   for (int64_t i = 0; i < count; ++i) {
     const double waves = kContext * std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_size)) /
@@ -159,9 +160,10 @@ ordered_json llama3_scaling(const Fields& fields, const GgufTensor& factors, con
     const double share = std::clamp((waves - kLow) / (kHigh - kLow), 0.0, 1.0);
     const double expected = 1 / ((1 - share) / factor + share);
     if (!(std::abs(values[i] - expected) <= kTolerance * expected))
-      fields.fail("'rope_freqs.weight' holds factors of rotary frequencies that are not LLaMA 3's (" +
-                  std::to_string(values[i]) + " at " + std::to_string(i) + ", expected " + std::to_string(expected) +
-                  "), and no other form is supported.");
+      fields.fail(
+          "'rope_freqs.weight' holds factors of rotary frequencies that are not LLaMA 3's ({} at {}, expected {}), and "
+          "no other form is supported.",
+          values[i], i, expected);
   }
   return {{"rope_type", "llama3"},
           {"factor", factor},
@@ -198,12 +200,11 @@ ordered_json llama_config(const GgufHeader& header, const Fields& fields, const 
         llama3_scaling(fields, *fields.tensor("rope_freqs.weight"), rope_factors, theta, head_size);
   } else if (scaling && *scaling != "none") {
     if (*scaling != "linear" && *scaling != "yarn")
-      fields.fail("rope.scaling.type is '" + *scaling +
-                  "', expected none, linear or yarn: no other form is supported.");
+      fields.fail("rope.scaling.type is '{}', expected none, linear or yarn: no other form is supported.", *scaling);
     for (const char* key : {"attn_factor", "yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor",
                             "yarn_beta_fast", "yarn_beta_slow"})
       if (fields.number(std::string("rope.scaling.") + key))
-        fields.fail(std::string("it has the field rope.scaling.") + key + ", which is not supported.");
+        fields.fail("it has the field rope.scaling.{}, which is not supported.", key);
     config["rope_scaling"] = {{"rope_type", *scaling}, {"factor", fields.need_number("rope.scaling.factor")}};
     if (const auto original = fields.integer("rope.scaling.original_context_length"))
       config["rope_scaling"]["original_max_position_embeddings"] = *original;
@@ -267,10 +268,9 @@ std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufH
     }
     std::string name = rule->second.hugging_face + ending;
     replace(name, '#', layer);
-    const auto fail = [&](const std::string& expected) {
-      fields.fail("tensor '" + stored.name + "' has " + std::to_string(stored.shape.size()) +
-                  " dimensions, the first of " + std::to_string(stored.shape.empty() ? 1 : stored.shape[0]) +
-                  ", expected " + expected + ".");
+    const auto wrong_shape = [&](const std::string& expected) {
+      fields.fail("tensor '{}' has {} dimensions, the first of {}, expected {}.", stored.name, stored.shape.size(),
+                  stored.shape.empty() ? 1 : stored.shape[0], expected);
     };
     const bool matrix = stored.shape.size() == 2;
     switch (rule->second.change) {
@@ -287,13 +287,13 @@ std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufH
         source.rotary_heads = rule->second.change == Change::query ? fields.heads() : fields.key_value_heads();
         if (source.rotary_heads < 1 || stored.shape.empty() || stored.shape.size() > 2 ||
             stored.shape[0] % (2 * source.rotary_heads) != 0)
-          fail("an even number of rows for each of the " + std::to_string(source.rotary_heads) + " heads");
+          wrong_shape(fmt::format("an even number of rows for each of the {} heads", source.rotary_heads));
         break;
       }
       case Change::experts: {
         const auto experts = fields.need_integer("expert_count");
         if (stored.shape.size() != 3 || stored.shape[0] != experts)
-          fail("three, the first of the " + std::to_string(experts) + " experts");
+          wrong_shape(fmt::format("three, the first of the {} experts", experts));
         source.shape.erase(source.shape.begin());
         for (int64_t expert = 0; expert < experts; ++expert) {
           auto of_expert = name;
@@ -317,11 +317,11 @@ std::string gguf_config_json(const GgufHeader& header, const std::string& file, 
     config = llama_config(header, fields, rope_factors);
   } else if (architecture == "gpt2") {
     config = gpt2_config(header, fields);
+  } else if (architecture.empty()) {
+    fields.fail("its metadata names no architecture (general.architecture). It holds no model.");
   } else {
-    fields.fail(architecture.empty()
-                    ? std::string("its metadata names no architecture (general.architecture). It holds no model.")
-                    : "it is of the architecture '" + architecture +
-                          "', expected one of llama, qwen2, gpt2, those that are supported.");
+    fields.fail("it is of the architecture '{}', expected one of llama, qwen2, gpt2, those that are supported.",
+                architecture);
   }
   return config.dump(2) + "\n";
 }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <sstream>
 #include <unordered_map>
 #include <utility>
 
@@ -7,10 +6,10 @@
 #include <ATen/ops/empty.h>
 
 #include "accelerate/formats/gguf.hpp"
-#include "accelerate/utils/error.hpp"
 #include "formats/gguf_header.hpp"
 #include "formats/gguf_names.hpp"
 #include "formats/mapped_file.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 
@@ -36,14 +35,14 @@ struct GgufFile::Content {
     return product;
   }
 
-  [[noreturn]] void fail(const std::string& what) const {
-    throw CheckpointError("GGUF file '" + path.string() + "': " + what);
+  template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
+    raise<CheckpointError>("GGUF file '{}': {}", path.string(), fmt::format(what, std::forward<Args>(args)...));
   }
 
   const std::pair<GgufTensorInfo, formats::GgufSource>& find(const std::string& name) const {
     if (const auto found = tensors.find(name); found != tensors.end()) return found->second;
-    fail("it has no tensor '" + name + "'; it has " + std::to_string(names.size()) + " others" +
-         (names.empty() ? "." : ", such as '" + names.front() + "'."));
+    fail("it has no tensor '{}'; it has {} others{}.", name, names.size(),
+         names.empty() ? "" : fmt::format(", such as '{}'", names.front()));
   }
 
   std::filesystem::path path;
@@ -74,17 +73,18 @@ void GgufFile::read(const std::string& name, const at::Tensor& rows, int64_t fir
   const auto& stored = content_->header.tensors[source.tensor];
   const auto& encoding = *stored.encoding;
   if (!encoding.decode)
-    content_->fail("tensor '" + name + "' is stored as " + encoding.name +
-                   ", which is not supported. Convert the file with llama-quantize, to Q8_0 for instance.");
+    content_->fail(
+        "tensor '{}' is stored as {}, which is not supported. Convert the file with llama-quantize, to Q8_0 for "
+        "instance.",
+        name, encoding.name);
   const int64_t row = info.shape.empty() ? 1 : info.shape.back(), all = row == 0 ? 0 : Content::numel(info.shape) / row,
                 count = row == 0 ? 0 : rows.numel() / row;
   if (!rows.device().is_cpu() || !rows.is_contiguous() || !rows.is_floating_point() || rows.element_size() == 1 ||
       (row == 0 ? rows.numel() != 0 : rows.numel() % row != 0) || first_row < 0 || first_row > all - count) {
-    std::ostringstream text;
-    text << "GgufFile::read: rows of shape " << rows.sizes() << ", " << rows.scalar_type() << " on " << rows.device()
-         << " from row " << first_row << " don't fit tensor '" << name << "' with " << all << " rows of " << row
-         << ". Expected contiguous fp32, fp16, bf16 or fp64 on the CPU.";
-    throw ShapeError(text.str());
+    raise<ShapeError>(
+        "GgufFile::read: rows of shape {}, {} on {} from row {} don't fit tensor '{}' with {} rows of {}. Expected "
+        "contiguous fp32, fp16, bf16 or fp64 on the CPU.",
+        rows.sizes(), c10::toString(rows.scalar_type()), rows.device().str(), first_row, name, all, row);
   }
   if (rows.numel() == 0) return;
   if (source.transposed) {  // whole, then turned: only small files of old models are
@@ -98,8 +98,7 @@ void GgufFile::read(const std::string& name, const at::Tensor& rows, int64_t fir
   const int64_t stored_row = source.rotary_heads > 0 && stored.shape.size() == 1 ? 1 : stored.row(),
                 stored_rows = rows.numel() / stored_row, first = source.first_row + first_row * (row / stored_row);
   if (stored_row == 1 && encoding.block > 1)
-    content_->fail("tensor '" + name + "' is a bias in blocks (" + encoding.name +
-                   "), whose elements can't be put in order.");
+    content_->fail("tensor '{}' is a bias in blocks ({}), whose elements can't be put in order.", name, encoding.name);
   const int64_t blocks = stored_row / encoding.block, row_bytes = blocks * encoding.block_bytes;
   const int64_t half =
       source.rotary_heads > 0 ? Content::numel(stored.shape) / stored_row / source.rotary_heads / 2 : 0;

@@ -1,4 +1,5 @@
 #include "formats/input_file.hpp"
+#include "utils/raise.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -7,19 +8,18 @@
 #include <cerrno>
 #include <cstring>
 
-#include "accelerate/utils/error.hpp"
-
 namespace accelerate::formats {
 
 InputFile::InputFile(const std::filesystem::path& path)
     : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
   if (file_ < 0)
-    throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) +
-                          ". Check the path and the rights; a checkpoint must be copied with all of its files.");
+    raise<CheckpointError>(
+        "can't open '{}': {}. Check the path and the rights; a checkpoint must be copied with all of its files.",
+        path.string(), std::strerror(errno));
   struct stat status {};
   if (::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
     ::close(file_);
-    throw CheckpointError("can't read '" + path.string() + "': it is not a regular file.");
+    raise<CheckpointError>("can't read '{}': it is not a regular file.", path.string());
   }
   size_ = status.st_size;
 }
@@ -33,13 +33,12 @@ void InputFile::read(int64_t offset, void* data, int64_t count) const {
   while (count > 0) {
     const auto got = ::pread(file_, to, static_cast<size_t>(count), offset);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0)
-      throw CheckpointError("reading '" + path_.string() + "' at byte " + std::to_string(offset) + ": " +
-                            std::strerror(errno) + ".");
+    if (got < 0) raise<CheckpointError>("reading '{}' at byte {}: {}.", path_.string(), offset, std::strerror(errno));
     if (got == 0)
-      throw CheckpointError("reading '" + path_.string() + "': it ends at byte " + std::to_string(offset) + ", where " +
-                            std::to_string(count) +
-                            " more were expected. It is truncated: copy it again, or save again.");
+      raise<CheckpointError>(
+          "reading '{}': it ends at byte {}, where {} more were expected. It is truncated: copy it again, or save "
+          "again.",
+          path_.string(), offset, count);
     to += got, offset += got, count -= got;
   }
 }

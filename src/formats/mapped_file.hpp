@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <string>
 
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 
@@ -23,13 +23,13 @@ class MappedFile {
   /// Of a descriptor, which is closed. @param path  for errors
   MappedFile(int file, const std::filesystem::path& path) {
     if (file < 0)
-      throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) +
-                            ". Check the path and the rights.");
+      raise<CheckpointError>("can't open '{}': {}. Check the path and the rights.", path.string(),
+                             std::strerror(errno));
     struct stat status {};
     if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
       ::close(file);
-      throw CheckpointError("can't read '" + path.string() +
-                            "': it is not a regular file. Pass the file, not its folder.");
+      raise<CheckpointError>("can't read '{}': it is not a regular file. Pass the file, not its folder.",
+                             path.string());
     }
     size_ = status.st_size;
     int error = 0;
@@ -40,8 +40,7 @@ class MappedFile {
     }
     ::close(file);
     if (data_ == MAP_FAILED)
-      throw CheckpointError("can't map the " + std::to_string(size_) + " bytes of '" + path.string() +
-                            "': " + std::strerror(error) + ".");
+      raise<CheckpointError>("can't map the {} bytes of '{}': {}.", size_, path.string(), std::strerror(error));
   }
   ~MappedFile() {
     if (size_ > 0) ::munmap(data_, static_cast<size_t>(size_));

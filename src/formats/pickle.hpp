@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "utils/raise.hpp"
+
 /// Pickles as data. Nothing is ever executed: a pickle becomes a tree in which a call of a function or the making of an
 /// object is a node like any other, and the reader of the tree decides what it means. Names that its reader doesn't
 /// expect are refused while parsing.
@@ -67,7 +69,10 @@ class Pickle {
   uint32_t count() const { return static_cast<uint32_t>(nodes_.size()); }
   /// Bytes that it takes; others may follow.
   size_t size() const { return size_; }
-  [[noreturn]] void fail(int64_t at, const std::string& what) const;
+  /// @param at  the byte where it stands
+  template <class... Args> [[noreturn]] void fail(int64_t at, fmt::format_string<Args...> what, Args&&... args) const {
+    raise<CheckpointError>("{}, byte {}: {}", source_, at, fmt::format(what, std::forward<Args>(args)...));
+  }
 
   /// The checked forms of a value; `what` names it in the message.
   const PickleNode& expect(const PickleNode& node, Kind kind, const std::string& what) const;

@@ -4,8 +4,8 @@
 #include <limits>
 #include <utility>
 
-#include "accelerate/utils/error.hpp"
 #include "formats/pickle.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 
@@ -75,14 +75,13 @@ class PickleParser {
 
   void run() {
     if (bytes_.size() > Pickle::kMaxBytes)
-      fail("it is " + std::to_string(bytes_.size()) + " bytes long, expected at most " +
-           std::to_string(Pickle::kMaxBytes) + ".");
+      fail("it is {} bytes long, expected at most {}.", bytes_.size(), Pickle::kMaxBytes);
     if (take(1) != "\x80")
       fail(
           "it does not start with the opcode 0x80 of a pickle (protocol 2 or later). It is another kind of file, or "
           "was overwritten.");
     if (const auto protocol = number<uint8_t>(); protocol < 2 || protocol > 5)
-      fail("its protocol is " + std::to_string(protocol) + ", expected 2 to 5.");
+      fail("its protocol is {}, expected 2 to 5.", protocol);
     for (;;) {
       at_ = position_;
       const auto code = number<uint8_t>();
@@ -92,16 +91,18 @@ class PickleParser {
     pickle_.root_ = pop();
     pickle_.size_ = position_;
     if (!stack_.empty() || !marks_.empty())
-      fail("the pickle ends with " + std::to_string(stack_.size() + 1) + " values on its stack, expected one.");
+      fail("the pickle ends with {} values on its stack, expected one.", stack_.size() + 1);
   }
 
  private:
-  [[noreturn]] void fail(const std::string& what) const { pickle_.fail(at_, what); }
+  template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
+    pickle_.fail(at_, what, std::forward<Args>(args)...);
+  }
 
   std::string_view take(uint64_t count) {
     if (count > bytes_.size() - position_)
-      fail("needs " + std::to_string(count) + " more bytes where " + std::to_string(bytes_.size() - position_) +
-           " are left. The file is truncated or damaged: copy it again, or save again.");
+      fail("needs {} more bytes where {} are left. The file is truncated or damaged: copy it again, or save again.",
+           count, bytes_.size() - position_);
     const auto result = bytes_.substr(position_, static_cast<size_t>(count));
     position_ += static_cast<size_t>(count);
     return result;
@@ -145,8 +146,7 @@ class PickleParser {
   PickleNode& top(Kind kind) {
     if (stack_.size() <= bottom()) fail("takes a value from an empty stack. The file is damaged.");
     auto& node = pickle_.nodes_[stack_.back()];
-    if (node.kind != kind)
-      fail("found " + std::string(to_string(node.kind)) + " on the stack, expected " + to_string(kind) + ".");
+    if (node.kind != kind) fail("found {} on the stack, expected {}.", to_string(node.kind), to_string(kind));
     return node;
   }
 
@@ -168,17 +168,14 @@ class PickleParser {
   void put(uint64_t slot) {
     if (stack_.size() <= bottom()) fail("memoises a value of an empty stack. The file is damaged.");
     // Every pickler counts its slots up, so a larger number is damage or an attempt to make this table large.
-    if (slot > memo_.size())
-      fail("memoises in slot " + std::to_string(slot) + ", expected at most " + std::to_string(memo_.size()) +
-           ". The file is damaged.");
+    if (slot > memo_.size()) fail("memoises in slot {}, expected at most {}. The file is damaged.", slot, memo_.size());
     if (slot == memo_.size()) memo_.push_back(stack_.back());
     else memo_[slot] = stack_.back();
   }
 
   void get(uint64_t slot) {
     if (slot >= memo_.size())
-      fail("reads memo slot " + std::to_string(slot) + ", but only " + std::to_string(memo_.size()) +
-           " were filled. The file is damaged.");
+      fail("reads memo slot {}, but only {} were filled. The file is damaged.", slot, memo_.size());
     stack_.push_back(memo_[slot]);
   }
 
@@ -194,20 +191,20 @@ class PickleParser {
       add(Kind::global).text = name;
       return;
     }
-    fail("names '" + std::string(module.substr(0, 200)) + "." + std::string(name.substr(0, 200)) +
-         "', which is none of the classes and functions that belong into such a file. Python code in files is never "
-         "executed here; save numbers, text, tensors, lists and dicts only.");
+    fail(
+        "names '{}.{}', which is none of the classes and functions that belong into such a file. Python code in files "
+        "is never executed here; save numbers, text, tensors, lists and dicts only.",
+        module.substr(0, 200), name.substr(0, 200));
   }
 
   std::string_view pop_text() {
     const auto& node = pickle_.nodes_[pop()];
-    if (node.kind != Kind::text)
-      fail("found " + std::string(to_string(node.kind)) + " on the stack, expected a string.");
+    if (node.kind != Kind::text) fail("found {} on the stack, expected a string.", to_string(node.kind));
     return node.text;
   }
 
   void long_integer(uint64_t size) {
-    if (size > sizeof(int64_t)) fail("holds an integer of " + std::to_string(size) + " bytes, expected at most 8.");
+    if (size > sizeof(int64_t)) fail("holds an integer of {} bytes, expected at most 8.", size);
     const auto raw = take(size);
     uint64_t value = size > 0 && (raw.back() & 0x80) ? ~uint64_t{0} : 0;
     for (size_t i = raw.size(); i-- > 0;) value = (value << 8) | static_cast<unsigned char>(raw[i]);
@@ -225,9 +222,8 @@ class PickleParser {
       case 0x95: {  // FRAME: only a hint for buffered reading
         const auto size = number<uint64_t>();
         if (size > bytes_.size() - position_)
-          fail("announces a frame of " + std::to_string(size) + " bytes where " +
-               std::to_string(bytes_.size() - position_) +
-               " are left. The file is truncated: copy it again, or save again.");
+          fail("announces a frame of {} bytes where {} are left. The file is truncated: copy it again, or save again.",
+               size, bytes_.size() - position_);
         return;
       }
       case '(':
@@ -395,11 +391,8 @@ class PickleParser {
         add(Kind::persistent).items = {id};
         return;
       }
-      default: {
-        static constexpr char kDigits[] = "0123456789abcdef";
-        fail(std::string("has the opcode 0x") + kDigits[code >> 4] + kDigits[code & 15] +
-             ", which such a file never needs. The file is damaged or of another kind.");
-      }
+      default:
+        fail("has the opcode 0x{:02x}, which such a file never needs. The file is damaged or of another kind.", code);
     }
   }
 
@@ -418,12 +411,8 @@ Pickle::Pickle(std::string_view bytes, const std::vector<std::string_view>& glob
   PickleParser(bytes, globals, *this).run();
 }
 
-void Pickle::fail(int64_t at, const std::string& what) const {
-  throw CheckpointError(source_ + ", byte " + std::to_string(at) + ": " + what);
-}
-
 const PickleNode& Pickle::expect(const PickleNode& node, Kind kind, const std::string& what) const {
-  if (node.kind != kind) fail(node.at, what + " is " + to_string(node.kind) + ", expected " + to_string(kind) + ".");
+  if (node.kind != kind) fail(node.at, "{} is {}, expected {}.", what, to_string(node.kind), to_string(kind));
   return node;
 }
 
@@ -443,11 +432,9 @@ const std::vector<uint32_t>* Pickle::call_of(const PickleNode& node, std::string
 
 const PickleNode& Pickle::state_of(const PickleNode& node, std::string_view type) const {
   if (node.kind != Kind::object || nodes_[node.items[0]].text != type)
-    fail(node.at, "found " +
-                      std::string(node.kind == Kind::object ? nodes_[node.items[0]].text
-                                                            : std::string_view(to_string(node.kind))) +
-                      ", expected an object of " + std::string(type) + ".");
-  if (node.items.size() < 2) fail(node.at, "an object of " + std::string(type) + " has no state.");
+    fail(node.at, "found {}, expected an object of {}.",
+         node.kind == Kind::object ? nodes_[node.items[0]].text : std::string_view(to_string(node.kind)), type);
+  if (node.items.size() < 2) fail(node.at, "an object of {} has no state.", type);
   return nodes_[node.items[1]];
 }
 
@@ -462,7 +449,7 @@ const PickleNode* Pickle::find(const PickleNode& dict, std::string_view key) con
 const PickleNode& Pickle::get(const PickleNode& dict, std::string_view key) const {
   if (const auto* found = find(expect(dict, Kind::dict, "the state with the field '" + std::string(key) + "'"), key))
     return *found;
-  fail(dict.at, "the field '" + std::string(key) + "' is missing.");
+  fail(dict.at, "the field '{}' is missing.", key);
 }
 
 }  // namespace accelerate::formats

@@ -1,8 +1,8 @@
 #include <bit>
 #include <limits>
 
-#include "accelerate/utils/error.hpp"
 #include "formats/pickle.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 
@@ -35,11 +35,12 @@ template <class F> void PickleWriter::once(const std::string& key, F&& write) {
 
 void PickleWriter::text(const std::string& value) {
   if (!is_utf8(value))
-    throw CheckpointError("writing a pickle: a string of " + std::to_string(value.size()) +
-                          " bytes is not UTF-8, which Python's str must be. Keep bytes in a uint8 tensor.");
+    raise<CheckpointError>(
+        "writing a pickle: a string of {} bytes is not UTF-8, which Python's str must be. Keep bytes in a uint8 "
+        "tensor.",
+        value.size());
   if (value.size() > std::numeric_limits<uint32_t>::max())
-    throw CheckpointError("writing a pickle: a string of " + std::to_string(value.size()) +
-                          " bytes is longer than the 4 GiB that fit.");
+    raise<CheckpointError>("writing a pickle: a string of {} bytes is longer than the 4 GiB that fit.", value.size());
   once("s" + value, [&] {
     op('X');
     raw(static_cast<uint32_t>(value.size()));

@@ -9,8 +9,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "accelerate/utils/error.hpp"
 #include "formats/safetensors_dtypes.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -20,19 +20,12 @@ using nlohmann::json;
 static_assert(std::endian::native == std::endian::little,
               "the format is little-endian and tensors are mapped as they are");
 
-[[noreturn]] void fail(const std::string& file, const std::string& what) {
-  throw CheckpointError("safetensors file '" + file + "': " + what);
+template <class... Args>
+[[noreturn]] void fail(const std::string& file, fmt::format_string<Args...> what, Args&&... args) {
+  raise<CheckpointError>("safetensors file '{}': {}", file, fmt::format(what, std::forward<Args>(args)...));
 }
 
-std::string show(const std::vector<int64_t>& shape) {
-  std::string text = "[";
-  for (const int64_t size : shape) text.append(text.size() > 1 ? ", " : "").append(std::to_string(size));
-  return text.append("]");
-}
-
-std::string show_range(const SafetensorsInfo& info) {
-  return std::string("[").append(std::to_string(info.begin)).append(", ").append(std::to_string(info.end)).append(")");
-}
+std::string show_range(const SafetensorsInfo& info) { return fmt::format("[{}, {})", info.begin, info.end); }
 
 /// A value in a message: short, whatever a hostile file holds.
 std::string show(const json& value) {
@@ -59,9 +52,10 @@ class StrictKeys {
     } else if (event == json::parse_event_t::key) {
       const auto& key = parsed.get_ref<const std::string&>();
       if (!keys_[static_cast<size_t>(depth) - 1].insert(key).second)
-        fail(file_, "the key " + show(parsed) +
-                        " occurs twice in one object of the header, so which one holds is open. Write the file again "
-                        "with unique names.");
+        fail(file_,
+             "the key {} occurs twice in one object of the header, so which one holds is open. Write the file again "
+             "with unique names.",
+             show(parsed));
     }
     return true;
   }
@@ -74,7 +68,7 @@ class StrictKeys {
 json parse_json(std::string_view text, const std::string& file) {
   if (text.empty() || text.front() != '{')
     fail(file,
-         "the header does not start with '{'. A safetensors header is one JSON object; is this a file of another "
+         "the header does not start with '{{'. A safetensors header is one JSON object; is this a file of another "
          "format?");
   // The JSON library takes a NUL for the end of its input and would ignore what follows.
   if (text.find('\0') != std::string_view::npos)
@@ -84,24 +78,24 @@ json parse_json(std::string_view text, const std::string& file) {
   } catch (const json::exception& error) {
     const std::string_view detail = error.what();
     if (detail.find("UTF-8") != std::string_view::npos)
-      fail(file, "the header is not valid UTF-8 (" + std::string(detail) + "). The file is damaged.");
-    fail(file, "the header is not valid JSON (" + std::string(detail) + "). The file is damaged or of another format.");
+      fail(file, "the header is not valid UTF-8 ({}). The file is damaged.", detail);
+    fail(file, "the header is not valid JSON ({}). The file is damaged or of another format.", detail);
   }
 }
 
 int64_t as_count(const json& value, const std::string& what, const std::string& file) {
   if (!value.is_number_integer())
-    fail(file, what + " holds " + show(value) + ", which is not an integer that fits in 64 bits.");
-  if (!value.is_number_unsigned()) fail(file, what + " holds the negative number " + show(value) + ".");
+    fail(file, "{} holds {}, which is not an integer that fits in 64 bits.", what, show(value));
+  if (!value.is_number_unsigned()) fail(file, "{} holds the negative number {}.", what, show(value));
   const auto count = value.get<uint64_t>();
   if (count > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-    fail(file, what + " holds " + show(value) + ", which is larger than 2^63 - 1.");
+    fail(file, "{} holds {}, which is larger than 2^63 - 1.", what, show(value));
   return static_cast<int64_t>(count);
 }
 
 const json& field(const json& entry, const char* key, const std::string& what, const std::string& file) {
   const auto found = entry.find(key);
-  if (found == entry.end()) fail(file, what + " has no field '" + key + "'; needed are dtype, shape and data_offsets.");
+  if (found == entry.end()) fail(file, "{} has no field '{}'; needed are dtype, shape and data_offsets.", what, key);
   return *found;
 }
 
@@ -119,56 +113,54 @@ int64_t byte_size(const SafetensorsInfo& info, const SafetensorsDtype& dtype, co
   }
   overflow = overflow || __builtin_mul_overflow(elements, dtype.bits, &bits);
   if (overflow)
-    fail(file, what + " has shape " + show(info.shape) + " of " + info.dtype +
-                   ", whose size in bytes overflows 64 bits. The header is damaged.");
+    fail(file, "{} has shape {} of {}, whose size in bytes overflows 64 bits. The header is damaged.", what, info.shape,
+         info.dtype);
   if (empty) return 0;
   if (bits % 8 != 0)
-    fail(file, what + " has shape " + show(info.shape) + " of " + info.dtype + ", which does not end on a whole byte.");
+    fail(file, "{} has shape {} of {}, which does not end on a whole byte.", what, info.shape, info.dtype);
   return bits / 8;
 }
 
 SafetensorsInfo parse_entry(const json& entry, const std::string& what, const std::string& file) {
   if (!entry.is_object())
-    fail(file, what + " is described by " + show(entry) + ", expected an object with dtype, shape and data_offsets.");
+    fail(file, "{} is described by {}, expected an object with dtype, shape and data_offsets.", what, show(entry));
   SafetensorsInfo info;
   const auto& dtype = field(entry, "dtype", what, file);
-  if (!dtype.is_string()) fail(file, what + " has the dtype " + show(dtype) + ", expected a name such as \"F32\".");
+  if (!dtype.is_string()) fail(file, "{} has the dtype {}, expected a name such as \"F32\".", what, show(dtype));
   info.dtype = dtype.get<std::string>();
   const auto* row = find_dtype(info.dtype);
   if (!row)
-    fail(file, what + " has the unknown dtype " + show(dtype) +
-                   ". The file may come from a newer writer; convert it to a known dtype.");
+    fail(file, "{} has the unknown dtype {}. The file may come from a newer writer; convert it to a known dtype.", what,
+         show(dtype));
 
   const auto& shape = field(entry, "shape", what, file);
-  if (!shape.is_array()) fail(file, what + " has the shape " + show(shape) + ", expected a list of sizes.");
+  if (!shape.is_array()) fail(file, "{} has the shape {}, expected a list of sizes.", what, show(shape));
   info.shape.reserve(shape.size());
   for (const auto& size : shape) info.shape.push_back(as_count(size, what + ": its shape", file));
 
   const auto& offsets = field(entry, "data_offsets", what, file);
   if (!offsets.is_array() || offsets.size() != 2)
-    fail(file, what + " has the data_offsets " + show(offsets) + ", expected two integers: begin and end.");
+    fail(file, "{} has the data_offsets {}, expected two integers: begin and end.", what, show(offsets));
   info.begin = as_count(offsets[0], what + ": its data_offsets", file);
   info.end = as_count(offsets[1], what + ": its data_offsets", file);
-  if (info.begin > info.end)
-    fail(file, what + " begins at byte " + std::to_string(info.begin) + ", after its end at " +
-                   std::to_string(info.end) + ".");
+  if (info.begin > info.end) fail(file, "{} begins at byte {}, after its end at {}.", what, info.begin, info.end);
 
   const int64_t needed = byte_size(info, *row, what, file);
   if (info.end - info.begin != needed)
-    fail(file, what + " covers the bytes " + show_range(info) + ", which are " + std::to_string(info.end - info.begin) +
-                   ", but shape " + show(info.shape) + " of " + info.dtype + " needs " + std::to_string(needed) +
-                   ". The header is damaged or its writer is at fault.");
+    fail(file,
+         "{} covers the bytes {}, which are {}, but shape {} of {} needs {}. The header is damaged or its writer is at "
+         "fault.",
+         what, show_range(info), info.end - info.begin, info.shape, info.dtype, needed);
   return info;
 }
 
 std::map<std::string, std::string> parse_metadata(const json& entries, const std::string& file) {
   std::map<std::string, std::string> metadata;
   if (entries.is_null()) return metadata;
-  if (!entries.is_object()) fail(file, "__metadata__ is " + show(entries) + ", expected an object of strings.");
+  if (!entries.is_object()) fail(file, "__metadata__ is {}, expected an object of strings.", show(entries));
   for (const auto& [key, value] : entries.items()) {
     if (!value.is_string())
-      fail(file,
-           "__metadata__ has for '" + key + "' the value " + show(value) + ", but only strings are allowed there.");
+      fail(file, "__metadata__ has for '{}' the value {}, but only strings are allowed there.", key, show(value));
     metadata.emplace(key, value.get<std::string>());
   }
   return metadata;
@@ -181,39 +173,42 @@ void check_coverage(const SafetensorsHeader& header, int64_t data_bytes, const s
   for (const auto& name : header.names) {
     const auto& info = header.tensors.at(name);
     if (info.begin < covered)
-      fail(file, "tensor '" + name + "' at bytes " + show_range(info) + " overlaps tensor '" + *before +
-                     "', which ends at " + std::to_string(covered) + ". The header is damaged.");
+      fail(file, "tensor '{}' at bytes {} overlaps tensor '{}', which ends at {}. The header is damaged.", name,
+           show_range(info), *before, covered);
     if (info.begin > covered)
-      fail(file, "the bytes [" + std::to_string(covered) + ", " + std::to_string(info.begin) + ") before tensor '" +
-                     name + "' belong to no tensor; holes are not allowed.");
+      fail(file, "the bytes [{}, {}) before tensor '{}' belong to no tensor; holes are not allowed.", covered,
+           info.begin, name);
     covered = info.end;
     before = &name;
   }
   if (covered > data_bytes)
-    fail(file, "tensor '" + *before + "' ends at byte " + std::to_string(covered) +
-                   " of the data, but the file holds only " + std::to_string(data_bytes) +
-                   " bytes of data. It is probably truncated: copy or download it again.");
+    fail(file,
+         "tensor '{}' ends at byte {} of the data, but the file holds only {} bytes of data. It is probably truncated: "
+         "copy or download it again.",
+         *before, covered, data_bytes);
   if (covered < data_bytes)
     fail(file,
-         "the last " + std::to_string(data_bytes - covered) + " of the " + std::to_string(data_bytes) +
-             " bytes of data belong to no tensor. Something was appended, or the header is that of another file.");
+         "the last {} of the {} bytes of data belong to no tensor. Something was appended, or the header is that of "
+         "another file.",
+         data_bytes - covered, data_bytes);
 }
 
 }  // namespace
 
 SafetensorsHeader parse_safetensors_header(std::string_view bytes, int64_t file_bytes, const std::string& file) {
   if (file_bytes < kLengthBytes)
-    fail(file, "it has " + std::to_string(file_bytes) + " bytes, but the length of the header alone takes " +
-                   std::to_string(kLengthBytes) + ". It is empty or truncated: copy or download it again.");
+    fail(file,
+         "it has {} bytes, but the length of the header alone takes {}. It is empty or truncated: copy or download it "
+         "again.",
+         file_bytes, kLengthBytes);
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof length);
   if (length > static_cast<uint64_t>(kMaxHeaderBytes))
-    fail(file, "its header claims " + std::to_string(length) + " bytes, more than the format's limit of " +
-                   std::to_string(kMaxHeaderBytes) + ". It is probably no safetensors file.");
+    fail(file, "its header claims {} bytes, more than the format's limit of {}. It is probably no safetensors file.",
+         length, kMaxHeaderBytes);
   if (static_cast<int64_t>(length) > file_bytes - kLengthBytes)
-    fail(file, "its header claims " + std::to_string(length) + " bytes, but only " +
-                   std::to_string(file_bytes - kLengthBytes) +
-                   " follow. It is probably truncated: copy or download it again.");
+    fail(file, "its header claims {} bytes, but only {} follow. It is probably truncated: copy or download it again.",
+         length, file_bytes - kLengthBytes);
 
   SafetensorsHeader header;
   header.data_begin = kLengthBytes + static_cast<int64_t>(length);
@@ -260,9 +255,10 @@ std::string format_safetensors_header(const std::vector<std::pair<std::string, S
       static_cast<size_t>((kHeaderAlignment - static_cast<int64_t>(text.size()) % kHeaderAlignment) % kHeaderAlignment),
       ' ');
   if (static_cast<int64_t>(text.size()) > kMaxHeaderBytes)
-    fail(file, "can't write it: its header would take " + std::to_string(text.size()) +
-                   " bytes, more than the format's limit of " + std::to_string(kMaxHeaderBytes) +
-                   ". Split the tensors over several files.");
+    fail(file,
+         "can't write it: its header would take {} bytes, more than the format's limit of {}. Split the tensors over "
+         "several files.",
+         text.size(), kMaxHeaderBytes);
   const auto length = static_cast<uint64_t>(text.size());
   return std::string(reinterpret_cast<const char*>(&length), sizeof length).append(text);
 }

@@ -7,11 +7,12 @@
 #include <ATen/ops/from_blob.h>
 
 #include "accelerate/formats/safetensors.hpp"
-#include "accelerate/utils/error.hpp"
 #include "formats/input_file.hpp"
 #include "formats/mapped_file.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/safetensors_header.hpp"
+#include "formats/similar_names.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 
@@ -61,36 +62,32 @@ bool SafetensorsFile::contains(const std::string& name) const { return content_-
 const SafetensorsInfo& SafetensorsFile::info(const std::string& name) const {
   const auto& tensors = content_->header.tensors;
   if (const auto found = tensors.find(name); found != tensors.end()) return found->second;
-  // A common slip is a missing or extra prefix, so names with the same tail are what to show.
-  const auto tail = name.substr(name.find('.') + 1);
-  std::string near;
-  int shown = 0;
-  for (const auto& other : names())
-    if ((other.ends_with(tail) || name.ends_with(other)) && shown++ < 3)
-      near += (near.empty() ? " Did you mean " : " or ") + ("'" + other + "'");
-  throw CheckpointError("safetensors file '" + path().string() + "' has no tensor '" + name + "'; it has " +
-                        std::to_string(names().size()) + " others." + (near.empty() ? "" : near + "?"));
+  raise<CheckpointError>("safetensors file '{}' has no tensor '{}'; it has {} others.{}", path().string(), name,
+                         names().size(), formats::similar_names(name, names()));
 }
 
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   const auto& entry = info(name);
   const auto* dtype = formats::find_dtype(entry.dtype);
   if (!dtype->torch)
-    throw CheckpointError("safetensors file '" + path().string() + "': tensor '" + name + "' has dtype " + entry.dtype +
-                          ", which LibTorch has no type for. Convert the file to another dtype.");
+    raise<CheckpointError>(
+        "safetensors file '{}': tensor '{}' has dtype {}, which LibTorch has no type for. Convert the file to another "
+        "dtype.",
+        path().string(), name, entry.dtype);
   auto shape = entry.shape;
   if (dtype->packed > 1) {
     if (shape.empty() || shape.back() % dtype->packed != 0)
-      throw CheckpointError("safetensors file '" + path().string() + "': tensor '" + name + "' of " + entry.dtype +
-                            " has a last dimension that is no multiple of " + std::to_string(dtype->packed) +
-                            ", so LibTorch can't hold it.");
+      raise<CheckpointError>(
+          "safetensors file '{}': tensor '{}' of {} has a last dimension that is no multiple of {}, so LibTorch can't "
+          "hold it.",
+          path().string(), name, entry.dtype, dtype->packed);
     shape.back() /= dtype->packed;
   }
   const auto& map = content_->map();
   if (map.size() < content_->file.size())
-    throw CheckpointError("safetensors file '" + path().string() + "' has been shortened from " +
-                          std::to_string(content_->file.size()) + " to " + std::to_string(map.size()) +
-                          " bytes since it was opened. Put the checkpoint back.");
+    raise<CheckpointError>(
+        "safetensors file '{}' has been shortened from {} to {} bytes since it was opened. Put the checkpoint back.",
+        path().string(), content_->file.size(), map.size());
   char* bytes = map.data() + content_->header.data_begin + entry.begin;
   // The tensor's storage owns a share of the mapping.
   auto tensor = at::from_blob(

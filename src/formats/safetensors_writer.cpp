@@ -12,38 +12,44 @@
 #include <ATen/core/Tensor.h>
 
 #include "accelerate/formats/safetensors.hpp"
-#include "accelerate/utils/error.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/safetensors_header.hpp"
 #include "formats/tensor_source.hpp"
 #include "utils/atomic_file.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
 
-[[noreturn]] void fail(const std::string& file, const std::string& name, const std::string& what) {
-  throw CheckpointError("save_safetensors '" + file + "': tensor '" + name + "' " + what);
+template <class... Args>
+[[noreturn]] void refuse_tensor(const std::string& file, const std::string& name, fmt::format_string<Args...> what,
+                                Args&&... args) {
+  raise<CheckpointError>("save_safetensors '{}': tensor '{}' {}", file, name,
+                         fmt::format(what, std::forward<Args>(args)...));
 }
 
 formats::TensorSource source_of(const std::string& name, const at::Tensor& tensor, const std::string& file) {
-  if (!tensor.defined()) fail(file, name, "is undefined. Leave it out.");
+  if (!tensor.defined()) refuse_tensor(file, name, "is undefined. Leave it out.");
   if (tensor.layout() != at::kStrided)
-    fail(file, name,
-         "is sparse or of another layout without strides, which the format can't hold. Call to_dense() on it.");
-  if (tensor.is_meta()) fail(file, name, "is on the meta device and has no data. Materialise it first.");
+    refuse_tensor(
+        file, name,
+        "is sparse or of another layout without strides, which the format can't hold. Call to_dense() on it.");
+  if (tensor.is_meta()) refuse_tensor(file, name, "is on the meta device and has no data. Materialise it first.");
   return {name, tensor.scalar_type(), tensor.sizes().vec(), [&tensor] { return tensor; }};
 }
 
 const formats::SafetensorsDtype* dtype_of(const formats::TensorSource& source, const std::string& file) {
   if (source.name == formats::kMetadataKey)
-    fail(file, source.name, "has the name that the format reserves for metadata. Rename it.");
+    refuse_tensor(file, source.name, "has the name that the format reserves for metadata. Rename it.");
   const auto* dtype = formats::find_dtype(source.dtype);
   if (!dtype)
-    fail(file, source.name,
-         "has dtype " + std::string(c10::toString(source.dtype)) +
-             ", which the format has no name for. Convert it, or view it as two real tensors if it is complex.");
+    refuse_tensor(
+        file, source.name,
+        "has dtype {}, which the format has no name for. Convert it, or view it as two real tensors if it is complex.",
+        c10::toString(source.dtype));
   if (dtype->packed > 1 && source.sizes.empty())
-    fail(file, source.name, "is a scalar of a packed dtype, which the format can't describe. Give it one dimension.");
+    refuse_tensor(file, source.name,
+                  "is a scalar of a packed dtype, which the format can't describe. Give it one dimension.");
   return dtype;
 }
 
@@ -66,17 +72,18 @@ void check_not_shared(const std::map<std::string, at::Tensor>& tensors, const st
   std::stable_sort(areas.begin(), areas.end(), [](const Area& a, const Area& b) {
     return std::tie(a.storage, a.begin) < std::tie(b.storage, b.begin);
   });
-  std::string shared;
+  std::vector<std::string> shared;
   const Area* widest = nullptr;
   for (const auto& area : areas) {
     if (widest && widest->storage == area.storage && area.begin < widest->end)
-      shared += (shared.empty() ? "'" : ", '") + *widest->name + "' with '" + *area.name + "'";
+      shared.push_back(fmt::format("'{}' with '{}'", *widest->name, *area.name));
     if (!widest || widest->storage != area.storage || area.end > widest->end) widest = &area;
   }
   if (!shared.empty())
-    throw CheckpointError("save_safetensors '" + file + "': some tensors share memory: " + shared +
-                          ". They would be written twice and be separate after loading. Save one name of each and tie "
-                          "them again after loading, or clone() one.");
+    raise<CheckpointError>(
+        "save_safetensors '{}': some tensors share memory: {}. They would be written twice and be separate after "
+        "loading. Save one name of each and tie them again after loading, or clone() one.",
+        file, fmt::join(shared, ", "));
 }
 
 }  // namespace

@@ -10,17 +10,16 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
-#include "accelerate/utils/error.hpp"
 #include "formats/dcp/box.hpp"
 #include "formats/torch_archive.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 namespace {
 
 using Kind = PickleNode::Kind;
 
-constexpr std::string_view kTorchSize = "torch.Size";
 constexpr std::string_view kEncode = "_codecs.encode";  // how protocol 2 writes bytes
 
 /// Beside those of tensors.
@@ -42,16 +41,16 @@ struct TorchArchive::Impl {
     const auto pickled = container.tensor_of(node);
     if (!pickled) return std::nullopt;
     const auto* row = find_torch_dtype("torch." + pickled->dtype);
-    if (!row) pickle.fail(node.at, "found the dtype " + pickled->dtype + ", expected that of a plain tensor.");
+    if (!row) pickle.fail(node.at, "found the dtype {}, expected that of a plain tensor.", pickled->dtype);
     SavedTensor saved{row->type, pickled->sizes, pickled->strides, 0};
     const auto bytes = container.storage(pickled->storage);
     // The last byte that it reaches must be there. Elements that share bytes (stride 0) are never saved: they would let
     // a small file ask for any amount of memory.
     const auto width = static_cast<int64_t>(c10::elementSize(saved.dtype));
     if (pickled->last >= bytes.size / width || pickled->numel > bytes.size / width)
-      pickle.fail(node.at, "a tensor of size " + to_string(saved.sizes) + " and stride " + to_string(saved.strides) +
-                               " from element " + std::to_string(pickled->first) + " does not fit into the " +
-                               std::to_string(bytes.size) + " bytes of its storage.");
+      pickle.fail(node.at,
+                  "a tensor of size {} and stride {} from element {} does not fit into the {} bytes of its storage.",
+                  saved.sizes, saved.strides, pickled->first, bytes.size);
     saved.begin = pickled->numel > 0 ? bytes.begin + pickled->first * width : bytes.begin;
     return saved;
   }
@@ -60,10 +59,9 @@ struct TorchArchive::Impl {
 
   c10::IValue value(const PickleNode& node, int64_t depth, int64_t& budget, const ReadTensor& read_tensor) const {
     // A short pickle can describe a huge or endless value by using one list in many places.
-    if (depth > kMaxDepth)
-      pickle.fail(node.at, "values are nested deeper than " + std::to_string(kMaxDepth) + " levels.");
+    if (depth > kMaxDepth) pickle.fail(node.at, "values are nested deeper than {} levels.", kMaxDepth);
     if ((budget -= 1 + static_cast<int64_t>(node.text.size()) / kTextBytesPerValue) < 0)
-      pickle.fail(node.at, "it describes more than " + std::to_string(kMaxValues) + " values.");
+      pickle.fail(node.at, "it describes more than {} values.", kMaxValues);
     switch (node.kind) {
       case Kind::none:
         return {};
@@ -95,7 +93,7 @@ struct TorchArchive::Impl {
       case Kind::persistent:
         break;
     }
-    pickle.fail(node.at, std::string("found ") + to_string(node.kind) + ", expected plain data.");
+    pickle.fail(node.at, "found {}, expected plain data.", to_string(node.kind));
   }
 
   c10::IValue dict(const PickleNode& node, int64_t depth, int64_t& budget, const ReadTensor& read_tensor) const {
@@ -103,7 +101,7 @@ struct TorchArchive::Impl {
     for (size_t i = 0; i + 1 < node.items.size(); i += 2) {
       const auto key = value(pickle[node.items[i]], depth + 1, budget, read_tensor);
       if (!key.isString() && !key.isInt() && !key.isDouble() && !key.isBool())
-        pickle.fail(node.at, "a dict has a key that is " + key.tagKind() + ", expected a string or a number.");
+        pickle.fail(node.at, "a dict has a key that is {}, expected a string or a number.", key.tagKind());
       dict.insert_or_assign(key, value(pickle[node.items[i + 1]], depth + 1, budget, read_tensor));
     }
     return dict;
@@ -143,11 +141,12 @@ struct TorchArchive::Impl {
 
 TorchArchive::TorchArchive(std::shared_ptr<const InputFile> file, int64_t offset, int64_t length, std::string source) {
   if (length == 0)
-    throw CheckpointError(source + ": it is empty, expected an archive of torch.save. Copy it again, or save again.");
+    raise<CheckpointError>("{}: it is empty, expected an archive of torch.save. Copy it again, or save again.", source);
   if (offset < 0 || length < 0 || length > file->size() || offset > file->size() - length)
-    throw CheckpointError(source + ": its " + std::to_string(length) + " bytes from byte " + std::to_string(offset) +
-                          " reach beyond the file, which has " + std::to_string(file->size()) +
-                          ". The file is truncated or of another save: copy it again, or save again.");
+    raise<CheckpointError>(
+        "{}: its {} bytes from byte {} reach beyond the file, which has {}. The file is truncated or of another save: "
+        "copy it again, or save again.",
+        source, length, offset, file->size());
   impl_ = std::make_unique<Impl>(std::move(file), offset, length, std::move(source));
 }
 
@@ -155,7 +154,7 @@ TorchArchive::~TorchArchive() = default;
 
 SavedTensor TorchArchive::tensor() const {
   if (auto saved = impl_->tensor_of(impl_->pickle.root())) return *std::move(saved);
-  impl_->container.fail(std::string("it holds ") + to_string(impl_->pickle.root().kind) + ", expected a tensor.");
+  impl_->container.fail("it holds {}, expected a tensor.", to_string(impl_->pickle.root().kind));
 }
 
 c10::IValue TorchArchive::value() const {

@@ -5,9 +5,9 @@
 #include <ATen/core/List.h>
 #include <caffe2/serialize/inline_container.h>
 
-#include "accelerate/utils/error.hpp"
 #include "formats/torch_archive.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 
@@ -15,8 +15,9 @@ void TorchPickle::tensor(at::ScalarType dtype, const std::vector<int64_t>& sizes
                          std::function<at::Tensor()> read) {
   const auto* row = find_torch_dtype(dtype);
   if (!row)
-    throw CheckpointError("writing a torch archive: found a tensor of dtype " + std::string(c10::toString(dtype)) +
-                          ", which Python's files have no plain form for. Convert it.");
+    raise<CheckpointError>(
+        "writing a torch archive: found a tensor of dtype {}, which Python's files have no plain form for. Convert it.",
+        c10::toString(dtype));
   std::vector<int64_t> strides(sizes.size(), 1);
   int64_t numel = 1;
   for (size_t dim = sizes.size(); dim-- > 0; numel *= std::max<int64_t>(sizes[dim], 1)) strides[dim] = numel;
@@ -71,8 +72,9 @@ void TorchPickle::value(const c10::IValue& item) {
     for (const auto& entry : item.toGenericDict()) value(entry.key()), value(entry.value());
     return set_items_to_mark();
   }
-  throw CheckpointError("writing a torch archive: found " + item.tagKind() +
-                        ", expected numbers, strings, None, tensors, lists, tuples or dicts.");
+  raise<CheckpointError>(
+      "writing a torch archive: found {}, expected numbers, strings, None, tensors, lists, tuples or dicts.",
+      item.tagKind());
 }
 
 void write_torch_archive(TorchPickle&& pickle, const std::function<void(std::string_view)>& write) {

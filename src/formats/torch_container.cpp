@@ -28,12 +28,6 @@ const TorchStorage* find_storage(std::string_view global) {
   return found == std::end(kTorchStorages) ? nullptr : found;
 }
 
-std::string listed(const std::vector<int64_t>& numbers) {
-  std::string text;
-  for (const auto number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
-  return "[" + text + "]";
-}
-
 // Zip, as PKWARE's APPNOTE describes it: sizes of its parts and their first bytes.
 constexpr std::string_view kEnd = "PK\5\6", kEnd64 = "PK\6\6", kEnd64Locator = "PK\6\7", kDirectoryEntry = "PK\1\2",
                            kLocalHeader = "PK\3\4";
@@ -66,7 +60,7 @@ TorchContainer::TorchContainer(std::shared_ptr<const InputFile> file, int64_t of
     if (const auto order = read(static_cast<uint64_t>(place.begin - begin_),
                                 std::min<uint64_t>(static_cast<uint64_t>(place.size), 20));
         order != "little")
-      fail("its numbers are in '" + order + "'-endian order, expected little-endian.");
+      fail("its numbers are in '{}'-endian order, expected little-endian.", order);
   }
   if (is_script() && (globals.empty() || globals.back() != "*"))
     fail(
@@ -77,21 +71,18 @@ TorchContainer::TorchContainer(std::shared_ptr<const InputFile> file, int64_t of
   pickle_.emplace(bytes_, globals_, source_);
 }
 
-void TorchContainer::fail(const std::string& what) const { throw CheckpointError(source_ + ": " + what); }
-
-void TorchContainer::fail_archive(const std::string& what) const {
-  fail("bytes " + std::to_string(begin_) + " to " + std::to_string(static_cast<uint64_t>(begin_) + length_) +
-       " are not an intact archive of torch.save (" + what +
-       "). The file is damaged or of another save: copy it again, or save again.");
+void TorchContainer::refuse_archive(const std::string& what) const {
+  fail(
+      "bytes {} to {} are not an intact archive of torch.save ({}). The file is damaged or of another save: copy it "
+      "again, or save again.",
+      begin_, static_cast<uint64_t>(begin_) + length_, what);
 }
 
 std::string TorchContainer::read(uint64_t begin, uint64_t size) const {
   if (size > Pickle::kMaxBytes)
-    fail_archive("its pickle or its directory has " + std::to_string(size) + " bytes, expected at most " +
-                 std::to_string(Pickle::kMaxBytes));
+    fail_archive("its pickle or its directory has {} bytes, expected at most {}", size, Pickle::kMaxBytes);
   if (begin > length_ || size > length_ - begin)
-    fail_archive("byte " + std::to_string(begin) + " to " + std::to_string(begin + size) + " of " +
-                 std::to_string(length_) + " were expected");
+    fail_archive("byte {} to {} of {} were expected", begin, begin + size, length_);
   std::string bytes(size, '\0');
   file_->read(begin_ + static_cast<int64_t>(begin), bytes.data(), static_cast<int64_t>(size));
   return bytes;
@@ -145,14 +136,14 @@ void TorchContainer::read_directory() {
 
 TorchContainer::Bytes TorchContainer::record(const std::string& name) const {
   const auto found = entries_.find(name);
-  if (found == entries_.end()) fail_archive("it has no record '" + name + "'");
-  if (!found->second.stored) fail("the record '" + name + "' is compressed, which torch.save never does.");
+  if (found == entries_.end()) fail_archive("it has no record '{}'", name);
+  if (!found->second.stored) fail("the record '{}' is compressed, which torch.save never does.", name);
   const auto header = read(found->second.header, kLocalBytes);
-  if (!header.starts_with(kLocalHeader)) fail_archive("the record '" + name + "' is not where its directory says");
+  if (!header.starts_with(kLocalHeader)) fail_archive("the record '{}' is not where its directory says", name);
   const uint64_t data =
       found->second.header + kLocalBytes + little<uint16_t>(header, 26) + little<uint16_t>(header, 28);
   if (data > length_ || found->second.size > length_ - data)
-    fail("the record '" + name + "' reaches beyond its archive. The file is damaged.");
+    fail("the record '{}' reaches beyond its archive. The file is damaged.", name);
   return {begin_ + static_cast<int64_t>(data), static_cast<int64_t>(found->second.size)};
 }
 
@@ -187,12 +178,13 @@ void TorchContainer::read_stream() {
         const auto name = keys.text(keys[key], "the key of a storage");
         const auto numel = little<uint64_t>(read(at, 8), 0),
                    width = static_cast<uint64_t>(element_bytes.contains(name) ? element_bytes.at(name) : 0);
-        if (width == 0) fail("its numbers have a storage '" + name + "' that no tensor uses. The file is damaged.");
+        if (width == 0) fail("its numbers have a storage '{}' that no tensor uses. The file is damaged.", name);
         at += 8;
         if (numel > (length_ - at) / width)
-          fail("the storage '" + name + "' has " + std::to_string(numel) + " elements of " + std::to_string(width) +
-               " bytes where " + std::to_string(length_ - at) +
-               " bytes are left. The file is truncated: copy it again, or save again.");
+          fail(
+              "the storage '{}' has {} elements of {} bytes where {} bytes are left. The file is truncated: copy it "
+              "again, or save again.",
+              name, numel, width, length_ - at);
         storages_[name] = {begin_ + static_cast<int64_t>(at), static_cast<int64_t>(numel * width)};
         at += numel * width;
       }
@@ -211,7 +203,7 @@ bool TorchContainer::is_script() const {
 TorchContainer::Bytes TorchContainer::storage(const std::string& key) const {
   if (!entries_.empty()) return record("data/" + key);
   const auto found = storages_.find(key);
-  if (found == storages_.end()) fail("it has no storage '" + key + "'. The file is damaged.");
+  if (found == storages_.end()) fail("it has no storage '{}'. The file is damaged.", key);
   return found->second;
 }
 
@@ -219,13 +211,11 @@ std::vector<int64_t> TorchContainer::numbers(const PickleNode& node, const std::
   constexpr size_t kMostDimensions = 64;  // PyTorch's limit
   const auto& items = pickle_->expect(node, Kind::tuple, what).items;
   if (items.size() > kMostDimensions)
-    pickle_->fail(node.at, what + " has " + std::to_string(items.size()) + " entries, expected at most " +
-                               std::to_string(kMostDimensions) + ".");
+    pickle_->fail(node.at, "{} has {} entries, expected at most {}.", what, items.size(), kMostDimensions);
   std::vector<int64_t> result;
   for (const auto item : items) {
     result.push_back(pickle_->integer((*pickle_)[item], what));
-    if (result.back() < 0)
-      pickle_->fail(node.at, what + " has the negative entry " + std::to_string(result.back()) + ".");
+    if (result.back() < 0) pickle_->fail(node.at, "{} has the negative entry {}.", what, result.back());
   }
   return result;
 }
@@ -242,8 +232,8 @@ std::optional<PickledTensor> TorchContainer::tensor_of(const PickleNode& node) c
   const auto* arguments = with_dtype ? with_dtype : pickle.call_of(node, kRebuild);
   if (!arguments) return std::nullopt;
   if (arguments->size() < (with_dtype ? 7u : 6u))
-    pickle.fail(node.at, "a tensor is described by " + std::to_string(arguments->size()) +
-                             " values, expected at least " + (with_dtype ? "7." : "6."));
+    pickle.fail(node.at, "a tensor is described by {} values, expected at least {}.", arguments->size(),
+                with_dtype ? 7 : 6);
   const auto argument = [&](size_t i) -> const PickleNode& { return pickle[(*arguments)[i]]; };
   const auto& handle = pickle.expect(argument(0), Kind::persistent, "the storage of a tensor");
   const auto& id = pickle.expect(pickle[handle.items[0]], Kind::tuple, "the description of a storage");
@@ -254,7 +244,7 @@ std::optional<PickledTensor> TorchContainer::tensor_of(const PickleNode& node) c
   const auto& type = pickle.expect(pickle[id.items[1]], Kind::global, "the type of a storage");
   const auto* row = find_storage(type.text);
   if (!row && !with_dtype)
-    pickle.fail(type.at, "found the storage type " + std::string(type.text) + ", expected that of a plain tensor.");
+    pickle.fail(type.at, "found the storage type {}, expected that of a plain tensor.", type.text);
   PickledTensor tensor{
       .dtype =
           std::string(with_dtype ? without_torch(pickle.expect(argument(6), Kind::global, "the dtype of a tensor").text)
@@ -275,9 +265,9 @@ std::optional<PickledTensor> TorchContainer::tensor_of(const PickleNode& node) c
              !__builtin_add_overflow(last, reach, &last);
   }
   if (!fits)
-    pickle.fail(node.at, "a tensor has size " + listed(tensor.sizes) + ", stride " + listed(tensor.strides) +
-                             " and storage offset " + std::to_string(tensor.first) +
-                             ", which don't fit together. The file is damaged.");
+    pickle.fail(node.at,
+                "a tensor has size {}, stride {} and storage offset {}, which don't fit together. The file is damaged.",
+                tensor.sizes, tensor.strides, tensor.first);
   if (empty) tensor.numel = 0;
   else tensor.last = last;
   return tensor;

@@ -10,6 +10,7 @@
 
 #include "formats/input_file.hpp"
 #include "formats/pickle.hpp"
+#include "utils/raise.hpp"
 
 /// What Python's torch.save and TorchScript write, down to the pickle and to where the bytes of each tensor are.
 /// Nothing in it is executed. Needs no LibTorch.
@@ -71,7 +72,9 @@ class TorchContainer {
   std::optional<PickledTensor> tensor_of(const PickleNode& node) const;
   /// @throws CheckpointError when it is not there or compressed
   Bytes storage(const std::string& key) const;
-  [[noreturn]] void fail(const std::string& what) const;
+  template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
+    raise<CheckpointError>("{}: {}", source_, fmt::format(what, std::forward<Args>(args)...));
+  }
 
  private:
   /// A record of the zip.
@@ -80,7 +83,10 @@ class TorchContainer {
     bool stored = true;             ///< not compressed
   };
 
-  [[noreturn]] void fail_archive(const std::string& what) const;
+  template <class... Args> [[noreturn]] void fail_archive(fmt::format_string<Args...> what, Args&&... args) const {
+    refuse_archive(fmt::format(what, std::forward<Args>(args)...));
+  }
+  [[noreturn]] void refuse_archive(const std::string& what) const;
   std::string read(uint64_t begin, uint64_t size) const;
   void read_directory();
   void read_stream();

@@ -9,10 +9,12 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
 #include <ATen/ops/tanh.h>
+#include <ranges>
 
 #include <numbers>
 
 #include "models/activations.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -72,11 +74,7 @@ std::optional<Activation> find_activation(const std::string& name) {
   return std::nullopt;
 }
 
-std::string known_activations() {
-  std::string names;
-  for (const auto& row : kActivations) names.append(names.empty() ? "" : ", ").append(row.first);
-  return names;
-}
+std::string known_activations() { return fmt::format("{}", fmt::join(std::views::keys(kActivations), ", ")); }
 
 Activation read_activation(const JsonFile& config, const char* key, std::string name) {
   config.read(key, name);

@@ -1,13 +1,12 @@
 #include "accelerate/models/auto_model.hpp"
 
 #include <algorithm>
-#include <sstream>
 
 #include <torch/nn/module.h>
 
-#include "accelerate/utils/error.hpp"
 #include "models/architecture.hpp"
 #include "models/json_file.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -92,15 +91,15 @@ Architecture loaded(const fs::path& folder, const AutoLoadOptions& options, Load
 
 AutoModelForCausalLM as_causal(Architecture model, const fs::path& path) {
   if (!model.causal)
-    throw CheckpointError("'" + config_file(path).string() + "': " + model.module->name() +
-                          " is no causal language model; use AutoModel" + (model.encode ? "ForSeq2SeqLM." : "."));
+    raise<CheckpointError>("'{}': {} is no causal language model; use AutoModel{}", config_file(path).string(),
+                           model.module->name(), model.encode ? "ForSeq2SeqLM." : ".");
   return {std::move(model.module), std::move(model.causal)};
 }
 
 AutoModelForSeq2SeqLM as_seq2seq(Architecture model, const fs::path& path) {
   if (!model.encode)
-    throw CheckpointError("'" + config_file(path).string() + "': " + model.module->name() +
-                          " has no encoder with a decoder; use AutoModel" + (model.causal ? "ForCausalLM." : "."));
+    raise<CheckpointError>("'{}': {} has no encoder with a decoder; use AutoModel{}", config_file(path).string(),
+                           model.module->name(), model.causal ? "ForCausalLM." : ".");
   return {std::move(model.module), std::move(model.encode)};
 }
 
@@ -124,21 +123,16 @@ AutoModel as_any(Architecture model) {
 std::vector<at::Tensor> take_inputs(const AutoModel::Tensors& inputs, const std::vector<std::string>& names,
                                     size_t required) {
   std::vector<at::Tensor> taken(names.size());
-  const auto list = [&] {
-    std::string text;
-    for (const auto& name : names) text.append(text.empty() ? "" : ", ").append(name);
-    return text;
-  };
   for (const auto& [name, tensor] : inputs) {
     const auto found = std::find(names.begin(), names.end(), name);
     if (found == names.end())
-      throw ConfigError("AutoModel::forward: found an input '" + name + "', expected some of " + list() + ".");
+      raise<ConfigError>("AutoModel::forward: found an input '{}', expected some of {}.", name, fmt::join(names, ", "));
     taken[found - names.begin()] = tensor;
   }
   for (size_t i = 0; i < required; ++i)
     if (!taken[i].defined())
-      throw ConfigError("AutoModel::forward: the input '" + names[i] + "' is missing; this model takes " + list() +
-                        ".");
+      raise<ConfigError>("AutoModel::forward: the input '{}' is missing; this model takes {}.", names[i],
+                         fmt::join(names, ", "));
   return taken;
 }
 

@@ -1,4 +1,5 @@
 #include "models/basic_tokenizer.hpp"
+#include "utils/raise.hpp"
 
 #include <array>
 #include <limits>
@@ -7,8 +8,6 @@
 #include <unicode/uchar.h>
 #include <unicode/unistr.h>
 #include <unicode/utf8.h>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -126,16 +125,17 @@ icu::UnicodeString clean(std::string_view text, bool space_cjk) {
 
 void split_unicode(std::string_view text, const NormalizerOptions& options, Words& words) {
   if (text.size() > std::numeric_limits<int32_t>::max() / 2)
-    throw ShapeError("WordPieceTokenizer: a text has " + std::to_string(text.size()) +
-                     " bytes, more than the 1 GiB that ICU handles at once. Split it.");
+    raise<ShapeError>(
+        "WordPieceTokenizer: a text has {} bytes, more than the 1 GiB that ICU handles at once. Split it.",
+        text.size());
   auto cleaned = clean(text, options.space_cjk);
   if (options.strip_accents) {
     UErrorCode status = U_ZERO_ERROR;
     const auto* decompose = icu::Normalizer2::getNFDInstance(status);
     if (U_SUCCESS(status)) cleaned = decompose->normalize(cleaned, status);
     if (U_FAILURE(status))
-      throw InternalError(std::string("WordPieceTokenizer: ICU can't normalise text: ") + u_errorName(status) +
-                          ". Is its data file installed?");
+      raise<InternalError>("WordPieceTokenizer: ICU can't normalise text: {}. Is its data file installed?",
+                           u_errorName(status));
   }
   for (int32_t i = 0; i < cleaned.length();) {
     const UChar32 c = cleaned.char32At(i);

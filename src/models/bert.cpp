@@ -1,14 +1,12 @@
 #include "accelerate/models/bert.hpp"
 
-#include <sstream>
-
 #include <torch/torch.h>
 
-#include "accelerate/utils/error.hpp"
 #include "models/activations.hpp"
 #include "models/attention.hpp"
 #include "models/bert_config.hpp"
 #include "models/layers.hpp"
+#include "utils/raise.hpp"
 
 // Registered names are Hugging Face's; they make the parameter names of the files.
 
@@ -189,11 +187,9 @@ namespace {
 using torch::Tensor;
 
 void require_same_shape(const Tensor& input_ids, const Tensor& other, const char* name) {
-  if (!other.defined() || other.sizes() == input_ids.sizes()) return;
-  std::ostringstream text;
-  text << "BertModel::forward: " << name << " has shape " << other.sizes() << ", but input_ids " << input_ids.sizes()
-       << ". All inputs are [B, T].";
-  throw ShapeError(text.str());
+  if (other.defined() && other.sizes() != input_ids.sizes())
+    raise<ShapeError>("BertModel::forward: {} has shape {}, but input_ids {}. All inputs are [B, T].", name,
+                      other.sizes(), input_ids.sizes());
 }
 
 const BertConfig& valid(const BertConfig& config) {
@@ -232,16 +228,14 @@ void BertModelImpl::reset() {
 }
 
 BertOutput BertModelImpl::forward(const Tensor& input_ids, const Tensor& attention_mask, const Tensor& token_type_ids) {
-  if (input_ids.dim() != 2 || (input_ids.scalar_type() != at::kLong && input_ids.scalar_type() != at::kInt)) {
-    std::ostringstream text;
-    text << "BertModel::forward: input_ids has shape " << input_ids.sizes() << " and dtype " << input_ids.scalar_type()
-         << ", expected [B, T] of int64.";
-    throw ShapeError(text.str());
-  }
+  if (input_ids.dim() != 2 || (input_ids.scalar_type() != at::kLong && input_ids.scalar_type() != at::kInt))
+    raise<ShapeError>("BertModel::forward: input_ids has shape {} and dtype {}, expected [B, T] of int64.",
+                      input_ids.sizes(), c10::toString(input_ids.scalar_type()));
   if (input_ids.size(1) > config_.max_position_embeddings)
-    throw ShapeError("BertModel::forward: input_ids has " + std::to_string(input_ids.size(1)) +
-                     " tokens a row, but the model has positions for " +
-                     std::to_string(config_.max_position_embeddings) + ". Truncate when tokenizing.");
+    raise<ShapeError>(
+        "BertModel::forward: input_ids has {} tokens a row, but the model has positions for {}. Truncate when "
+        "tokenizing.",
+        input_ids.size(1), config_.max_position_embeddings);
   require_same_shape(input_ids, attention_mask, "attention_mask");
   require_same_shape(input_ids, token_type_ids, "token_type_ids");
   auto hidden = embeddings_->forward(input_ids, token_type_ids);

@@ -3,11 +3,11 @@
 #include <string_view>
 
 #include "accelerate/models/bert.hpp"
-#include "accelerate/utils/error.hpp"
 #include "models/activations.hpp"
 #include "models/bert_config.hpp"
 #include "models/check_field.hpp"
 #include "models/json_file.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -31,7 +31,7 @@ std::vector<std::string> read_labels(const JsonFile& file, const ordered_json& i
 
 void BertConfig::set_num_labels(int64_t count) {
   if (count == num_labels()) return;
-  if (count < 1) throw ConfigError("BertConfig: num_labels is " + std::to_string(count) + ", expected at least 1.");
+  if (count < 1) raise<ConfigError>("BertConfig: num_labels is {}, expected at least 1.", count);
   labels.clear();
   for (int64_t id = 0; id < count; ++id) labels.push_back("LABEL_" + std::to_string(id));
 }
@@ -47,7 +47,7 @@ void BertConfig::validate() const {
                                                    {"type_vocab_size", type_vocab_size}};
   for (const auto& [field, size] : sizes) require(size >= 1, field, size, "at least 1");
   require(hidden_size % num_attention_heads == 0, "hidden_size", hidden_size,
-          "a multiple of num_attention_heads, which is " + std::to_string(num_attention_heads));
+          fmt::format("a multiple of num_attention_heads, which is {}", num_attention_heads));
   require(find_activation(hidden_act).has_value(), "hidden_act", "'" + hidden_act + "'",
           "one of " + known_activations());
   const std::pair<const char*, double> probabilities[] = {
@@ -61,14 +61,14 @@ void BertConfig::validate() const {
   require(!labels.empty(), "num_labels", 0, "at least 1");
   if (pad_token_id)
     require(*pad_token_id >= 0 && *pad_token_id < vocab_size, "pad_token_id", *pad_token_id,
-            "an id below vocab_size, which is " + std::to_string(vocab_size));
+            fmt::format("an id below vocab_size, which is {}", vocab_size));
 }
 
 BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
   const auto path = config_file(folder);
   const JsonFile file(path);
   const auto refuse = [&](const char* key, const std::string& found, const std::string& expected) {
-    throw CheckpointError("'" + path.string() + "': " + key + " is " + found + ", expected " + expected + ".");
+    raise<CheckpointError>("'{}': {} is {}, expected {}.", path.string(), key, found, expected);
   };
   std::string model_type = "bert";
   file.read("model_type", model_type);

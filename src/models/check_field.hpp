@@ -1,20 +1,16 @@
 #pragma once
 
 #include <filesystem>
-#include <sstream>
 #include <string>
 
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 
 /// For validate() of configurations. @throws ConfigError unless `holds`.
 template <class Value>
 void check_field(bool holds, const char* config, const char* field, const Value& found, const std::string& expected) {
-  if (holds) return;
-  std::ostringstream text;
-  text << config << ": " << field << " is " << found << ", expected " << expected << ".";
-  throw ConfigError(text.str());
+  if (!holds) raise<ConfigError>("{}: {} is {}, expected {}.", config, field, found, expected);
 }
 
 /// check_field for the fields of one configuration.
@@ -31,7 +27,7 @@ template <class Config> Config validated(Config config, const std::filesystem::p
   try {
     config.validate();
   } catch (const ConfigError& error) {
-    throw CheckpointError("'" + file.string() + "': " + error.what());
+    raise<CheckpointError>("'{}': {}", file.string(), error.what());
   }
   return config;
 }

@@ -1,9 +1,9 @@
 #include "models/gpt2_config.hpp"
-#include "accelerate/utils/error.hpp"
 #include "models/activations.hpp"
 #include "models/check_field.hpp"
 #include "models/json_file.hpp"
 #include "models/refused_fields.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -18,7 +18,7 @@ void GPT2Config::validate() const {
                                                    {"n_embd", n_embd},         {"n_layer", n_layer},
                                                    {"n_head", n_head},         {"n_inner", inner_size()}};
   for (const auto& [field, size] : sizes) require(size >= 1, field, size, "at least 1");
-  require(n_embd % n_head == 0, "n_embd", n_embd, "a multiple of n_head, which is " + std::to_string(n_head));
+  require(n_embd % n_head == 0, "n_embd", n_embd, fmt::format("a multiple of n_head, which is {}", n_head));
   require(find_activation(activation_function).has_value(), "activation_function", "'" + activation_function + "'",
           "one of " + known_activations());
   const std::pair<const char*, double> probabilities[] = {

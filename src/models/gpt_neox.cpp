@@ -9,6 +9,7 @@
 #include "models/rope_config.hpp"
 #include "models/rotary.hpp"
 #include "models/token_inputs.hpp"
+#include "utils/raise.hpp"
 
 // GPT-NeoX and Pythia. Source: arXiv:2204.06745; the architecture as transformers has it. Registered names are those of
 // the Hub's files.
@@ -44,8 +45,7 @@ struct GPTNeoXConfig {
     // "proportional" turns all dimensions, most of them by nothing.
     rotary_dim = rope_scaling.type == "proportional" ? size : static_cast<int64_t>(static_cast<double>(size) * share);
     if (share < 0 || rotary_dim + rotary_dim % 2 > head_size())
-      file.fail("rotary_pct", share,
-                "a share of the head's " + std::to_string(head_size()) + " dimensions that pairs fit in");
+      file.fail("rotary_pct", share, fmt::format("a share of the head's {} dimensions that pairs fit in", head_size()));
   }
 
   int64_t vocab_size, hidden_size, layers, heads, intermediate_size, rotary_dim = 0;

@@ -7,6 +7,7 @@
 #include "models/refused_fields.hpp"
 #include "models/rotary.hpp"
 #include "models/token_inputs.hpp"
+#include "utils/raise.hpp"
 
 // GPT-J. Source: Wang and Komatsuzaki, "GPT-J-6B"; the architecture as transformers has it. Registered names are
 // Hugging Face's; they make the parameter names of the files.
@@ -35,7 +36,7 @@ struct GPTJConfig {
         deviation(file.get("initializer_range", 0.02)) {
     if (rotary_dim % 2 != 0 || rotary_dim > head_size())
       file.fail("rotary_dim", rotary_dim,
-                "an even number up to n_embd / n_head, which is " + std::to_string(head_size()));
+                fmt::format("an even number up to n_embd / n_head, which is {}", head_size()));
   }
 
   int64_t vocab_size, positions, hidden_size, layers, heads, rotary_dim, inner_size;

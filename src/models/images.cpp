@@ -1,11 +1,9 @@
 #include "models/images.hpp"
+#include "utils/raise.hpp"
 
 #include <c10/core/GradMode.h>
 
 #include <cmath>
-#include <sstream>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate::models {
 
@@ -17,10 +15,8 @@ int64_t count_labels(const JsonFile& config) {
 
 void check_images(const std::string& model, const at::Tensor& pixel_values, int64_t channels) {
   if (pixel_values.dim() == 4 && pixel_values.size(1) == channels) return;
-  std::ostringstream text;
-  text << model << "::forward: pixel_values has shape " << pixel_values.sizes() << ", expected [B, " << channels
-       << ", height, width].";
-  throw ShapeError(text.str());
+  raise<ShapeError>("{}::forward: pixel_values has shape {}, expected [B, {}, height, width].", model,
+                    pixel_values.sizes(), channels);
 }
 
 void initialize_convolutional(const std::string& name, at::Tensor parameter) {

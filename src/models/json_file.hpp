@@ -15,15 +15,15 @@
 #include <nlohmann/json.hpp>
 
 #include "accelerate/formats/gguf.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 
 inline std::string read_text_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file || std::filesystem::is_directory(path))
-    throw CheckpointError("can't open '" + path.string() + "': " + std::strerror(errno) +
-                          ". Is this the folder of a saved model?");
+    raise<CheckpointError>("can't open '{}': {}. Is this the folder of a saved model?", path.string(),
+                           std::strerror(errno));
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -32,14 +32,14 @@ inline void write_text_file(const std::filesystem::path& path, const std::string
   file << text;
   file.close();
   if (!file)
-    throw CheckpointError("can't write '" + path.string() + "': " + std::strerror(errno) +
-                          ". Check the rights and the free space of its folder.");
+    raise<CheckpointError>("can't write '{}': {}. Check the rights and the free space of its folder.", path.string(),
+                           std::strerror(errno));
 }
 
 inline void create_folder(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw CheckpointError("can't create the folder '" + folder.string() + "': " + error.message() + ".");
+  if (error) raise<CheckpointError>("can't create the folder '{}': {}.", folder.string(), error.message());
 }
 
 /// config.json of a folder, or the path itself where that is no folder.
@@ -56,8 +56,8 @@ class JsonFile {
         root_(nlohmann::ordered_json::parse(
             path_.extension() == ".gguf" ? GgufFile(path_).config_json() : read_text_file(path_), nullptr, false)) {
     if (!root_.is_object())
-      throw CheckpointError("'" + path_.string() +
-                            "': it is not a JSON object. It is probably truncated: copy or download it again.");
+      raise<CheckpointError>("'{}': it is not a JSON object. It is probably truncated: copy or download it again.",
+                             path_.string());
   }
 
   const nlohmann::ordered_json& root() const { return root_; }
@@ -125,7 +125,7 @@ class JsonFile {
   /// size(), of which `whole`, the value of the field `of`, is a multiple.
   int64_t divisor(const char* key, int64_t fallback, const char* of, int64_t whole) const {
     const int64_t found = size(key, fallback);
-    if (whole % found != 0) fail(key, found, std::string("a divisor of ") + of + ", which is " + std::to_string(whole));
+    if (whole % found != 0) fail(key, found, fmt::format("a divisor of {}, which is {}", of, whole));
     return found;
   }
   /// Sizes of which there may be any number but none.
@@ -165,9 +165,8 @@ class JsonFile {
 
   [[noreturn]] void fail(const std::string& key, const nlohmann::ordered_json& found,
                          const std::string& expected) const {
-    throw CheckpointError("'" + path_.string() + "': " + key + " is " +
-                          found.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + ", expected " +
-                          expected + ".");
+    raise<CheckpointError>("'{}': {} is {}, expected {}.", path_.string(), key,
+                           found.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), expected);
   }
 
  private:

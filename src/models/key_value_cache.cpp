@@ -1,13 +1,11 @@
 #include "accelerate/models/key_value_cache.hpp"
+#include "utils/raise.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <sstream>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -29,13 +27,11 @@ std::pair<at::Tensor, at::Tensor> KeyValueCache::update(int64_t layer, const at:
   auto& own = layers_[layer];
   const int64_t end = own.length + key.size(2);
   if (own.length &&
-      (key.size(0) != own.keys.size(0) || key.size(1) != own.keys.size(1) || key.size(3) != own.keys.size(3))) {
-    std::ostringstream text;
-    text << "KeyValueCache::update: layer " << layer << " got keys of shape " << key.sizes()
-         << " [B, H, T, d], but holds " << own.keys.narrow(2, 0, own.length).sizes()
-         << ". Is the cache of another batch or model? clear() it first.";
-    throw ShapeError(text.str());
-  }
+      (key.size(0) != own.keys.size(0) || key.size(1) != own.keys.size(1) || key.size(3) != own.keys.size(3)))
+    raise<ShapeError>(
+        "KeyValueCache::update: layer {} got keys of shape {} [B, H, T, d], but holds {}. Is the cache of another "
+        "batch or model? clear() it first.",
+        layer, key.sizes(), own.keys.narrow(2, 0, own.length).sizes());
   if (!own.keys.defined() || end > own.keys.size(2) || !own.length) {
     const int64_t capacity = std::max({end, 2 * own.length, kFirstCapacity});
     own.keys = grown(own.keys, key, own.length, capacity);
@@ -68,8 +64,7 @@ void KeyValueCache::reorder(const at::Tensor& rows) {
 
 void KeyValueCache::truncate(int64_t tokens) {
   if (tokens < 0 || tokens > length())
-    throw ShapeError("KeyValueCache::truncate: " + std::to_string(tokens) + " tokens, expected 0 to " +
-                     std::to_string(length()) + ", which the cache holds.");
+    raise<ShapeError>("KeyValueCache::truncate: {} tokens, expected 0 to {}, which the cache holds.", tokens, length());
   for (auto& layer : layers_) layer.length = tokens;
 }
 

@@ -3,13 +3,13 @@
 #include <iterator>
 
 #include "accelerate/models/llama.hpp"
-#include "accelerate/utils/error.hpp"
 #include "models/activations.hpp"
 #include "models/check_field.hpp"
 #include "models/json_file.hpp"
 #include "models/llama_config.hpp"
 #include "models/refused_fields.hpp"
 #include "models/rope_config.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -63,9 +63,11 @@ void read_windows(const JsonFile& file, LlamaConfig& config) {
   if (config.model_type == "llama") {
     // Here transformers has no window in its masks, but one in its cache: a sequence would depend on how it is cut.
     if (slides && (config.layer_types.empty() || config.layer_types.front() != "full_attention"))
-      file.fail("sliding_window", *config.sliding_window,
-                "null, or at least max_position_embeddings, which is " +
-                    std::to_string(config.max_position_embeddings) + ": LLaMA has no windows; model_type mistral has");
+      file.fail(
+          "sliding_window", *config.sliding_window,
+          fmt::format(
+              "null, or at least max_position_embeddings, which is {}: LLaMA has no windows; model_type mistral has",
+              config.max_position_embeddings));
     config.sliding_window.reset();
   }
   if (config.model_type != "qwen2") {
@@ -98,7 +100,7 @@ void read_positions(const JsonFile& file, LlamaConfig& config) {
 std::string LlamaConfig::family() const {
   for (const auto& [type, name] : kFamilies)
     if (model_type == type) return name;
-  throw ConfigError("LlamaConfig: model_type is '" + model_type + "', expected " + kKnownTypes + ".");
+  raise<ConfigError>("LlamaConfig: model_type is '{}', expected {}.", model_type, kKnownTypes);
 }
 
 void LlamaConfig::validate() const {
@@ -113,11 +115,11 @@ void LlamaConfig::validate() const {
                                                    {"max_position_embeddings", max_position_embeddings}};
   for (const auto& [field, size] : sizes) require(size >= 1, field, size, "at least 1");
   require(num_attention_heads % key_value_heads() == 0, "num_key_value_heads", key_value_heads(),
-          "a divisor of num_attention_heads, which is " + std::to_string(num_attention_heads));
+          fmt::format("a divisor of num_attention_heads, which is {}", num_attention_heads));
   if (!head_dim)
     require(hidden_size % num_attention_heads == 0, "hidden_size", hidden_size,
-            "a multiple of num_attention_heads, which is " + std::to_string(num_attention_heads) +
-                ", where head_dim is not given");
+            fmt::format("a multiple of num_attention_heads, which is {}, where head_dim is not given",
+                        num_attention_heads));
   require(head_size() >= 2 && head_size() % 2 == 0, "head_dim", head_size(),
           "an even number: rotary positions turn pairs of dimensions");
   require(find_activation(hidden_act).has_value(), "hidden_act", "'" + hidden_act + "'",
@@ -129,11 +131,11 @@ void LlamaConfig::validate() const {
           "a probability from 0 to below 1");
   if (pad_token_id)
     require(*pad_token_id >= 0 && *pad_token_id < vocab_size, "pad_token_id", *pad_token_id,
-            "an id below vocab_size, which is " + std::to_string(vocab_size));
+            fmt::format("an id below vocab_size, which is {}", vocab_size));
   if (sliding_window) require(*sliding_window >= 1, "sliding_window", *sliding_window, "at least 1");
   require(layer_types.empty() || static_cast<int64_t>(layer_types.size()) == num_hidden_layers, "layer_types",
           "a list of " + std::to_string(layer_types.size()),
-          "one for each of the layers, num_hidden_layers, which is " + std::to_string(num_hidden_layers));
+          fmt::format("one for each of the layers, num_hidden_layers, which is {}", num_hidden_layers));
   for (const auto& type : layer_types)
     require(type == "full_attention" || type == "sliding_attention", "layer_types", "'" + type + "'",
             "full_attention or sliding_attention");
@@ -144,7 +146,7 @@ void LlamaConfig::validate() const {
   require(num_local_experts >= 0, "num_local_experts", num_local_experts, "0 or more");
   if (num_local_experts)
     require(num_experts_per_tok >= 1 && num_experts_per_tok <= num_local_experts, "num_experts_per_tok",
-            num_experts_per_tok, "1 to num_local_experts, which is " + std::to_string(num_local_experts));
+            num_experts_per_tok, fmt::format("1 to num_local_experts, which is {}", num_local_experts));
   rope_scaling.validate(head_size());
 }
 
@@ -157,7 +159,7 @@ LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
   if (std::none_of(std::begin(kFamilies), std::end(kFamilies),
                    [&](const auto& row) { return model_type == row.first; }))
     file.fail("model_type", model_type,
-              std::string(kKnownTypes) + "; load it with AutoModelForCausalLM or the class of its architecture");
+              fmt::format("{}; load it with AutoModelForCausalLM or the class of its architecture", kKnownTypes));
 
   if (model_type == "mixtral") file.rename({{"num_experts", "num_local_experts"}});
   LlamaConfig config = defaults(model_type);

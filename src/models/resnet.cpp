@@ -4,6 +4,7 @@
 #include "models/architecture.hpp"
 #include "models/images.hpp"
 #include "models/layers.hpp"
+#include "utils/raise.hpp"
 
 // ResNet. Source: arXiv:1512.03385; the architecture as transformers has it. Registered names are Hugging Face's; they
 // make the parameter names of the files. Shapes: B images, C channels.
@@ -28,7 +29,7 @@ struct ResNetConfig {
     const auto type = file.get("layer_type", "bottleneck");
     if (type != "bottleneck" && type != "basic") file.fail("layer_type", type, "bottleneck or basic");
     if (depths.size() != hidden_sizes.size())
-      file.fail("depths", depths, "as many numbers as hidden_sizes has, " + std::to_string(hidden_sizes.size()));
+      file.fail("depths", depths, fmt::format("as many numbers as hidden_sizes has, {}", hidden_sizes.size()));
   }
 
   int64_t channels, embedding_size, labels;

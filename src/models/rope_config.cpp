@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <map>
+#include <ranges>
 
 #include "models/check_field.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -21,11 +23,7 @@ const std::map<std::string, std::vector<const char*>> kTypes = {
     {"llama3", {"factor", "low_freq_factor", "high_freq_factor"}},
     {"proportional", {}}};
 
-std::string known_types() {
-  std::string names;
-  for (const auto& [name, fields] : kTypes) names.append(names.empty() ? "" : ", ").append(name);
-  return names;
-}
+std::string known_types() { return fmt::format("{}", fmt::join(std::views::keys(kTypes), ", ")); }
 
 /// rope_scaling, or where that is missing or empty rope_parameters; null where there is neither.
 const char* rope_key(const JsonFile& file) {
@@ -45,12 +43,12 @@ void read_beta(const JsonFile& inner, const char* key, double& value) {
 void LlamaRopeScaling::validate(std::optional<int64_t> dimensions) const {
   const FieldCheck require{"LlamaConfig"};
   require(kTypes.contains(type), "rope_type", "'" + type + "'",
-          "one of " + known_types() + ", those that are supported");
+          fmt::format("one of {}, those that are supported", known_types()));
   require(factor > 0, "rope_scaling.factor", factor, "more than 0");
   if (type == "llama3") {
     require(low_freq_factor > 0, "rope_scaling.low_freq_factor", low_freq_factor, "more than 0");
     require(high_freq_factor > low_freq_factor, "rope_scaling.high_freq_factor", high_freq_factor,
-            "more than low_freq_factor, which is " + std::to_string(low_freq_factor));
+            fmt::format("more than low_freq_factor, which is {}", low_freq_factor));
   }
   if (type == "llama3" || type == "yarn" || type == "longrope")
     require(original_max_position_embeddings >= 1, "rope_scaling.original_max_position_embeddings",
@@ -76,7 +74,7 @@ void LlamaRopeScaling::validate(std::optional<int64_t> dimensions) const {
   for (const auto& [name, list] :
        {std::pair("rope_scaling.short_factor", &short_factor), std::pair("rope_scaling.long_factor", &long_factor)}) {
     require(list->size() == wanted, name, "a list of " + std::to_string(list->size()),
-            "one number for each of the " + std::to_string(wanted) + " frequencies");
+            fmt::format("one number for each of the {} frequencies", wanted));
     require(std::all_of(list->begin(), list->end(), [](double x) { return x > 0; }), name,
             "a list with a number that is not above 0", "numbers above 0");
   }
@@ -96,10 +94,12 @@ void read_rope(const JsonFile& file, int64_t max_positions, LlamaRopeScaling& sc
   inner.read("partial_rotary_factor", share);
   const auto needed = kTypes.find(scaling.type);
   if (needed == kTypes.end())
-    file.fail(std::string(key) + ".rope_type", scaling.type, "one of " + known_types() + ", those that are supported");
+    file.fail(std::string(key) + ".rope_type", scaling.type,
+              fmt::format("one of {}, those that are supported", known_types()));
   for (const char* field : needed->second)
     if (!inner.root().contains(field) || inner.root()[field].is_null())
-      file.fail(std::string(key) + "." + field, nullptr, "a value, which rope_type " + scaling.type + " needs");
+      file.fail(fmt::format("{}.{}", key, field), nullptr,
+                fmt::format("a value, which rope_type {} needs", scaling.type));
   if (scaling.type == "llama3" || scaling.type == "yarn" || scaling.type == "longrope") {
     inner.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
     file.read("original_max_position_embeddings",

@@ -8,6 +8,7 @@
 #include "models/layers.hpp"
 #include "models/refused_fields.hpp"
 #include "models/token_inputs.hpp"
+#include "utils/raise.hpp"
 
 // T5, 1.0 and 1.1. Source: arXiv:1910.10683; the architecture as transformers has it. Registered names are Hugging
 // Face's; they make the parameter names of the files. Shapes: B batch, T tokens, H heads, D d_model.
@@ -53,7 +54,7 @@ struct T5Config {
     const auto found = find_activation(name);
     if (!found)
       file.fail(key, name,
-                "one of " + known_activations() + ", or in feed_forward_proj the same with gated- before it");
+                fmt::format("one of {}, or in feed_forward_proj the same with gated- before it", known_activations()));
     activation = *found;
   }
 

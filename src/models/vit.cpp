@@ -1,13 +1,12 @@
-#include <sstream>
 
 #include <torch/torch.h>
 
-#include "accelerate/utils/error.hpp"
 #include "models/activations.hpp"
 #include "models/architecture.hpp"
 #include "models/attention.hpp"
 #include "models/images.hpp"
 #include "models/layers.hpp"
+#include "utils/raise.hpp"
 
 // ViT. Source: arXiv:2010.11929; the architecture as transformers has it. Registered names are those of the Hub's
 // files. Shapes: B images, C channels, T patches and the class token before them, D hidden_size.
@@ -209,11 +208,10 @@ class ViTModel : public torch::nn::Cloneable<ViTModel> {
   Tensor forward(const Tensor& pixel_values) {
     if (pixel_values.dim() != 4 || pixel_values.size(1) != config_.channels ||
         pixel_values.size(2) != config_.image[0] || pixel_values.size(3) != config_.image[1]) {
-      std::ostringstream text;
-      text << "ViTModel::forward: pixel_values has shape " << pixel_values.sizes() << ", expected [B, "
-           << config_.channels << ", " << config_.image[0] << ", " << config_.image[1]
-           << "]. Resize images to the size that the model was trained with.";
-      throw ShapeError(text.str());
+      raise<ShapeError>(
+          "ViTModel::forward: pixel_values has shape {}, expected [B, {}, {}, {}]. Resize images to the size that the "
+          "model was trained with.",
+          pixel_values.sizes(), config_.channels, config_.image[0], config_.image[1]);
     }
     return layernorm_(encoder_->forward(embeddings_->forward(pixel_values)));
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <set>
-#include <sstream>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -12,11 +11,11 @@
 
 #include "accelerate/formats/gguf.hpp"
 #include "accelerate/formats/safetensors.hpp"
-#include "accelerate/utils/error.hpp"
 #include "models/json_file.hpp"
 #include "models/refused_fields.hpp"
 #include "utils/huge_pages.hpp"
 #include "utils/parallel.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -60,10 +59,11 @@ void check_tied(const Tensors& tensors, const WeightRules& rules, const std::str
     if (head == tensors.end() || words == tensors.end() || head->second.is_meta() || words->second.is_meta()) continue;
     if (head->second.sizes() != words->second.sizes() ||
         !at::equal(head->second, words->second.to(head->second.scalar_type())))
-      throw CheckpointError("'" + source + "': " + name + " differs from " + words->first +
-                            ", but tie_word_embeddings is true in config.json, or its default. Which is right can't be "
-                            "known: set it to false to use the head (for T5 with \"scale_decoder_outputs\": true "
-                            "besides), or remove the head from the files.");
+      raise<CheckpointError>(
+          "'{}': {} differs from {}, but tie_word_embeddings is true in config.json, or its default. Which is right "
+          "can't be known: set it to false to use the head (for T5 with \"scale_decoder_outputs\": true besides), or "
+          "remove the head from the files.",
+          source, name, words->first);
   }
 }
 
@@ -71,7 +71,7 @@ std::string list(const std::vector<std::string>& lines) {
   constexpr size_t kMost = 20;
   std::string text;
   for (size_t i = 0; i < std::min(lines.size(), kMost); ++i) text.append("\n  ").append(lines[i]);
-  if (lines.size() > kMost) text.append("\n  and ").append(std::to_string(lines.size() - kMost)).append(" more");
+  if (lines.size() > kMost) text += fmt::format("\n  and {} more", lines.size() - kMost);
   return text;
 }
 
@@ -131,23 +131,22 @@ LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const
       copies.emplace_back(target, found);
     } else {
       report.mismatched_keys.push_back(name);
-      std::ostringstream line;
-      line << name << ": " << value.sizes() << " " << value.scalar_type() << " in the file, " << target.sizes() << " "
-           << target.scalar_type() << " in the model";
-      differences.push_back(line.str());
+      differences.push_back(fmt::format("{}: {} {} in the file, {} {} in the model", name, value.sizes(),
+                                        c10::toString(value.scalar_type()), target.sizes(),
+                                        c10::toString(target.scalar_type())));
     }
   }
   std::string errors;
   if (!differences.empty() && !rules.ignore_mismatched_sizes)
-    errors += std::to_string(differences.size()) + " tensors do not fit the model:" + list(differences) +
-              "\nIs config.json of another model? If only the head differs in its number of labels, pass "
-              "ignore_mismatched_sizes to start with a fresh one.";
-  if (!lost.empty()) {
-    if (!errors.empty()) errors += "\nAnd ";
-    errors += std::to_string(lost.size()) + " tensors of the model are missing:" + list(lost) +
-              "\nThe checkpoint is incomplete or of another architecture.";
-  }
-  if (!errors.empty()) throw CheckpointError("'" + source + "': " + errors);
+    errors += fmt::format(
+        "{} tensors do not fit the model:{}\nIs config.json of another model? If only the head differs in its number "
+        "of labels, pass ignore_mismatched_sizes to start with a fresh one.",
+        differences.size(), list(differences));
+  if (!lost.empty())
+    errors += fmt::format(
+        "{}{} tensors of the model are missing:{}\nThe checkpoint is incomplete or of another architecture.",
+        errors.empty() ? "" : "\nAnd ", lost.size(), list(lost));
+  if (!errors.empty()) raise<CheckpointError>("'{}': {}", source, errors);
   for (const auto& [name, tensor] : tensors)
     if (!used.contains(name) && !ends_with_any(name, rules.ignored_suffixes)) report.unexpected_keys.push_back(name);
 

@@ -6,10 +6,10 @@
 
 #include <ATen/ops/empty.h>
 
-#include "accelerate/utils/error.hpp"
 #include "models/basic_tokenizer.hpp"
 #include "models/json_file.hpp"
 #include "models/piece_table.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -43,32 +43,36 @@ std::pair<size_t, size_t> longest_first(size_t a, size_t b, size_t room) {
 struct WordPieceTokenizer::Content {
   Content(std::vector<std::string> tokens, const WordPieceOptions& given)
       : options(given), vocabulary(std::move(tokens)) {
-    const auto fail = [](const std::string& what) { throw CheckpointError("WordPiece vocabulary: " + what); };
+    const auto fail = []<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
+      raise<CheckpointError>("WordPiece vocabulary: {}", fmt::format(what, std::forward<Args>(args)...));
+    };
     if (vocabulary.empty()) fail("it is empty, expected one token a line. Is the file truncated?");
     ids.reserve(vocabulary.size());
     for (size_t id = 0; id < vocabulary.size(); ++id) {
       const auto& token = vocabulary[id];
       if (token.empty())
-        fail("line " + std::to_string(id + 1) +
-             " is empty; the line number gives a token its id, so none can be left out. Is this a vocab.txt?");
+        fail("line {} is empty; the line number gives a token its id, so none can be left out. Is this a vocab.txt?",
+             id + 1);
       if (const auto [first, fresh] = ids.emplace(token, static_cast<int64_t>(id)); !fresh)
-        fail("the token '" + token + "' is on line " + std::to_string(first->second + 1) + " and on line " +
-             std::to_string(id + 1) + "; tokens must be unique. The file is damaged.");
+        fail("the token '{}' is on line {} and on line {}; tokens must be unique. The file is damaged.", token,
+             first->second + 1, id + 1);
     }
-    std::string missing;
+    std::vector<std::string> missing;
     for (const auto* token :
          {&options.unk_token, &options.cls_token, &options.sep_token, &options.pad_token, &options.mask_token}) {
       const auto found = ids.find(*token);
       if (found == ids.end()) {
-        missing += (missing.empty() ? "'" : ", '") + *token + "'";
+        missing.push_back(fmt::format("'{}'", *token));
       } else if (std::none_of(special.begin(), special.end(),
                               [&](const auto& other) { return other.second == found->second; })) {
         special.emplace_back(*token, found->second);
       }
     }
     if (!missing.empty())
-      fail("it has " + std::to_string(vocabulary.size()) + " tokens but lacks " + missing +
-           ". Is it the vocabulary of another model, or does tokenizer_config.json name other special tokens?");
+      fail(
+          "it has {} tokens but lacks {}. Is it the vocabulary of another model, or does "
+          "tokenizer_config.json name other special tokens?",
+          vocabulary.size(), fmt::join(missing, ", "));
     for (size_t id = 0; id < vocabulary.size(); ++id) {
       const std::string_view token = vocabulary[id];
       first.insert(token, static_cast<int32_t>(id));
@@ -146,9 +150,9 @@ struct WordPieceTokenizer::Content {
     const int64_t limit = how.max_length.value_or(options.model_max_length);
     if (how.truncation) {
       if (limit < static_cast<int64_t>(specials))
-        throw ConfigError("WordPieceTokenizer: max_length is " + std::to_string(limit) +
-                          ", which has no room for the " + std::to_string(specials) +
-                          " special tokens. Choose a larger one.");
+        raise<ConfigError>(
+            "WordPieceTokenizer: max_length is {}, which has no room for the {} special tokens. Choose a larger one.",
+            limit, specials);
       const auto [keep_a, keep_b] = longest_first(a.size(), b.size(), static_cast<size_t>(limit) - specials);
       a.resize(std::min(a.size(), keep_a));
       b.resize(std::min(b.size(), keep_b));
@@ -224,7 +228,7 @@ WordPieceTokenizer WordPieceTokenizer::from_pretrained(const fs::path& folder) {
   try {
     return WordPieceTokenizer(std::move(vocabulary), options);
   } catch (const CheckpointError& error) {
-    throw CheckpointError("'" + path.string() + "': " + error.what());
+    raise<CheckpointError>("'{}': {}", path.string(), error.what());
   }
 }
 
@@ -260,8 +264,8 @@ BatchEncoding WordPieceTokenizer::encode_batch(const std::vector<std::string>& t
                                                const EncodeOptions& options) const {
   if (texts.empty()) throw ShapeError("WordPieceTokenizer::encode_batch: there are no texts, expected at least one.");
   if (!pairs.empty() && pairs.size() != texts.size())
-    throw ShapeError("WordPieceTokenizer::encode_batch: " + std::to_string(texts.size()) + " texts but " +
-                     std::to_string(pairs.size()) + " second texts. Pass as many, or none.");
+    raise<ShapeError>("WordPieceTokenizer::encode_batch: {} texts but {} second texts. Pass as many, or none.",
+                      texts.size(), pairs.size());
   std::vector<Encoding> rows;
   rows.reserve(texts.size());
   size_t longest = 0;
@@ -276,9 +280,10 @@ BatchEncoding WordPieceTokenizer::encode_batch(const std::vector<std::string>& t
   for (size_t i = 0; i < rows.size(); ++i) {
     if (rows[i].input_ids.size() != longest) {
       if (options.padding == Padding::none)
-        throw ShapeError("WordPieceTokenizer::encode_batch: row " + std::to_string(i) + " has " +
-                         std::to_string(rows[i].input_ids.size()) + " tokens and another " + std::to_string(longest) +
-                         ", which make no tensor. Choose Padding::longest or Padding::max_length.");
+        raise<ShapeError>(
+            "WordPieceTokenizer::encode_batch: row {} has {} tokens and another {}, which make no tensor. Choose "
+            "Padding::longest or Padding::max_length.",
+            i, rows[i].input_ids.size(), longest);
       content_->pad_to(longest, rows[i]);
     }
     std::copy(rows[i].input_ids.begin(), rows[i].input_ids.end(),
@@ -328,8 +333,9 @@ std::optional<int64_t> WordPieceTokenizer::token_to_id(std::string_view token) c
 
 const std::string& WordPieceTokenizer::id_to_token(int64_t id) const {
   if (id < 0 || id >= vocab_size())
-    throw ShapeError("WordPieceTokenizer: the id " + std::to_string(id) + " is not in the vocabulary of " +
-                     std::to_string(vocab_size()) + " tokens. Is it from another tokenizer?");
+    raise<ShapeError>(
+        "WordPieceTokenizer: the id {} is not in the vocabulary of {} tokens. Is it from another tokenizer?", id,
+        vocab_size());
   return content_->vocabulary[static_cast<size_t>(id)];
 }
 

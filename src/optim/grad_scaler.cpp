@@ -12,6 +12,7 @@
 
 #include "accelerate/comm.hpp"
 #include "optim/ivalue_access.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::optim {
 namespace {
@@ -25,9 +26,7 @@ at::Tensor fp32_scalar(double value, const at::Device& device) {
 GradScaler::GradScaler(const GradScalerKwargs& kwargs) : kwargs_(kwargs) {
   if (!kwargs.enabled) return;
   const auto check = [](bool ok, const char* name, double value, const char* expected) {
-    if (!ok)
-      throw ConfigError(std::string("GradScaler: found ") + name + " " + std::to_string(value) + ", expected " +
-                        expected + ".");
+    if (!ok) raise<ConfigError>("GradScaler: found {} {}, expected {}.", name, value, expected);
   };
   check(kwargs.init_scale > 0 && std::isfinite(kwargs.init_scale), "init_scale", kwargs.init_scale,
         "a positive number");
@@ -49,9 +48,10 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
 
 void GradScaler::require_scale(const char* operation) const {
   if (!scale_.defined())
-    throw ConfigError(std::string("GradScaler::") + operation +
-                      ": no loss has been scaled yet, expected scale(loss) and backward() before; "
-                      "use accelerator.backward(loss), which scales, instead of loss.backward().");
+    raise<ConfigError>(
+        "GradScaler::{}: no loss has been scaled yet, expected scale(loss) and backward() before; use "
+        "accelerator.backward(loss), which scales, instead of loss.backward().",
+        operation);
 }
 
 void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimizer& state,
@@ -65,8 +65,7 @@ void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimi
       if (grad.scalar_type() == at::kHalf && !allow_fp16)
         throw ConfigError(
             "GradScaler::unscale_: found an fp16 gradient, expected fp32: dividing it in fp16 would lose what scaling "
-            "has saved. "
-            "Keep the parameters in fp32 and let autocast choose the compute type.");
+            "has saved. Keep the parameters in fp32 and let autocast choose the compute type.");
       // In fp16 the entries of a sparse gradient that share an index may overflow only when they are added.
       if (grad.is_sparse() && grad.scalar_type() == at::kHalf) grad = grad.coalesce();
       const at::Tensor values = grad.is_sparse() ? grad._values() : grad;
@@ -92,8 +91,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (state.stage == Stage::unscaled)
     throw ConfigError(
         "GradScaler::unscale_: called twice for this optimizer since the last update(), expected once; gradients would "
-        "be divided twice. "
-        "Clip once per step, when gradients are complete.");
+        "be divided twice. Clip once per step, when gradients are complete.");
   if (state.stage == Stage::stepped)
     throw ConfigError(
         "GradScaler::unscale_: called after step(), expected before it; call update() to end the step first.");
@@ -168,7 +166,7 @@ void GradScaler::update(torch::optim::Optimizer& optimizer) {
 void GradScaler::update(double new_scale) {
   if (!is_enabled()) return;
   if (!(new_scale > 0 && std::isfinite(new_scale)))
-    throw ConfigError("GradScaler::update: found scale " + std::to_string(new_scale) + ", expected a positive number.");
+    raise<ConfigError>("GradScaler::update: found scale {}, expected a positive number.", new_scale);
   if (scale_.defined()) scale_.fill_(new_scale);
   else kwargs_.init_scale = new_scale;
   optimizers_.clear();
@@ -213,10 +211,9 @@ void GradScaler::load_state_dict(const c10::IValue& state) {
   try {
     GradScaler{kwargs};
   } catch (const ConfigError& error) {
-    reader.fail(std::string("found a value out of range (") + error.what() + ")");
+    reader.fail("found a value out of range ({})", error.what());
   }
-  if (growth_tracker < 0)
-    reader.fail("found _growth_tracker " + std::to_string(growth_tracker) + ", expected 0 or more");
+  if (growth_tracker < 0) reader.fail("found _growth_tracker {}, expected 0 or more", growth_tracker);
   kwargs_ = kwargs;
   initial_growth_tracker_ = growth_tracker;
   if (scale_.defined()) {

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::optim {
 
@@ -32,7 +32,7 @@ template <class T> List make_list(const std::vector<T>& values) {
 class DictReader {
  public:
   DictReader(const c10::IValue& value, std::string where) : where_(std::move(where)) {
-    if (!value.isGenericDict()) fail("found " + value.tagKind() + ", expected a dict");
+    if (!value.isGenericDict()) fail("found {}, expected a dict", value.tagKind());
     dict_.emplace(value.toGenericDict());
   }
 
@@ -44,26 +44,27 @@ class DictReader {
   }
   const c10::IValue& at(const std::string& key) {
     if (const auto* value = find(key)) return *value;
-    fail("found no key '" + key +
-         "', expected one; the file may belong to another class or an older version. Load a state written for this "
-         "class");
+    fail(
+        "found no key '{}', expected one; the file may belong to another class or an older version. Load a "
+        "state written for this class",
+        key);
   }
   double number(const std::string& key) { return to_number(at(key), key); }
   int64_t integer(const std::string& key) {
     const double value = number(key);
     if (value != static_cast<double>(static_cast<int64_t>(value)))
-      fail("found " + std::to_string(value) + " at '" + key + "', expected a whole number");
+      fail("found {} at '{}', expected a whole number", value, key);
     return static_cast<int64_t>(value);
   }
   bool boolean(const std::string& key) {
     const auto& value = at(key);
-    if (!value.isBool()) fail("found " + value.tagKind() + " at '" + key + "', expected a bool");
+    if (!value.isBool()) fail("found {} at '{}', expected a bool", value.tagKind(), key);
     return value.toBool();
   }
   std::vector<c10::IValue> items(const std::string& key) {
     const auto& value = at(key);
     if (value.isTuple()) return value.toTupleRef().elements().vec();
-    if (!value.isList()) fail("found " + value.tagKind() + " at '" + key + "', expected a list");
+    if (!value.isList()) fail("found {} at '{}', expected a list", value.tagKind(), key);
     return value.toListRef().vec();
   }
   std::vector<double> numbers(const std::string& key) {
@@ -75,21 +76,25 @@ class DictReader {
   std::vector<double> numbers(const std::string& key, size_t count) {
     auto result = numbers(key);
     if (result.size() != count)
-      fail("found " + std::to_string(result.size()) + " values at '" + key + "', expected " + std::to_string(count) +
-           " (one per parameter group); build the optimizer with the groups it had when the state was saved");
+      fail(
+          "found {} values at '{}', expected {} (one per parameter group); build the optimizer with the "
+          "groups it had when the state was saved",
+          result.size(), key, count);
     return result;
   }
   size_t size() const { return dict_->size(); }
   const Dict& dict() const { return *dict_; }
 
-  [[noreturn]] void fail(const std::string& what) const { throw CheckpointError(where_ + ": " + what + "."); }
+  template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
+    raise<CheckpointError>("{}: {}.", where_, fmt::format(what, std::forward<Args>(args)...));
+  }
 
  private:
   double to_number(const c10::IValue& value, const std::string& key) const {
     if (value.isDouble()) return value.toDouble();
     if (value.isInt()) return static_cast<double>(value.toInt());
     if (value.isTensor() && value.toTensor().numel() == 1) return value.toTensor().item<double>();
-    fail("found " + value.tagKind() + " at '" + key + "', expected a number");
+    fail("found {} at '{}', expected a number", value.tagKind(), key);
   }
 
   std::string where_;

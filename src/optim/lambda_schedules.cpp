@@ -3,8 +3,8 @@
 #include <numbers>
 
 #include "accelerate/optim/schedules.hpp"
-#include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::optim {
 namespace {
@@ -15,9 +15,10 @@ class LambdaLR : public LRScheduler {
   LambdaLR(torch::optim::Optimizer& optimizer, std::vector<LambdaFactor> factors)
       : LRScheduler(optimizer), factors_(std::move(factors)) {
     if (factors_.size() != base_lrs_.size())
-      throw ConfigError("lambda_lr: found " + std::to_string(factors_.size()) + " functions for " +
-                        std::to_string(base_lrs_.size()) +
-                        " parameter groups, expected one for each (or a single function for all).");
+      raise<ConfigError>(
+          "lambda_lr: found {} functions for {} parameter groups, expected one for each (or a single function for "
+          "all).",
+          factors_.size(), base_lrs_.size());
   }
 
   c10::IValue state_dict() const override {
@@ -95,8 +96,9 @@ Scheduler polynomial_decay_schedule_with_warmup(torch::optim::Optimizer& optimiz
   // The optimizer's default rate and not the groups' own, as in transformers.
   const double lr_init = optimizer.defaults().get_lr();
   if (!(lr_init > options.lr_end))
-    throw ConfigError("polynomial_decay_schedule_with_warmup: found lr_end " + std::to_string(options.lr_end) +
-                      ", expected less than the optimizer's rate " + std::to_string(lr_init) + ".");
+    raise<ConfigError>(
+        "polynomial_decay_schedule_with_warmup: found lr_end {}, expected less than the optimizer's rate {}.",
+        options.lr_end, lr_init);
   return warmup_then(optimizer, warmup_steps, [=](int64_t step) {
     // The second condition is where the formula below would divide 0 by 0.
     if (step > total_steps || total_steps == warmup_steps) return options.lr_end / lr_init;
@@ -109,8 +111,7 @@ Scheduler polynomial_decay_schedule_with_warmup(torch::optim::Optimizer& optimiz
 Scheduler inverse_sqrt_schedule(torch::optim::Optimizer& optimizer, int64_t warmup_steps,
                                 std::optional<int64_t> timescale) {
   const int64_t scale = timescale.value_or(warmup_steps > 0 ? warmup_steps : 10'000);
-  if (scale <= 0)
-    throw ConfigError("inverse_sqrt_schedule: found timescale " + std::to_string(scale) + ", expected at least 1.");
+  if (scale <= 0) raise<ConfigError>("inverse_sqrt_schedule: found timescale {}, expected at least 1.", scale);
   return warmup_then(optimizer, warmup_steps, [=](int64_t step) {
     return 1.0 / std::sqrt(static_cast<double>(step + scale - warmup_steps) / static_cast<double>(scale));
   });

@@ -7,8 +7,8 @@
 #include <numbers>
 
 #include "accelerate/optim/schedules.hpp"
-#include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::optim {
 namespace {
@@ -46,15 +46,13 @@ class OneCycleLR : public LRScheduler {
       throw ConfigError("one_cycle: expected either total_steps or both of epochs and steps_per_epoch.");
     total_steps_ = options.total_steps ? *options.total_steps : *options.epochs * *options.steps_per_epoch;
     if (total_steps_ <= 0 || options.epochs.value_or(1) <= 0)
-      throw ConfigError("one_cycle: found " + std::to_string(total_steps_) + " total steps, expected at least 1.");
+      raise<ConfigError>("one_cycle: found {} total steps, expected at least 1.", total_steps_);
     if (!(options.pct_start >= 0 && options.pct_start <= 1))
-      throw ConfigError("one_cycle: found pct_start " + std::to_string(options.pct_start) +
-                        ", expected a number from 0 to 1.");
+      raise<ConfigError>("one_cycle: found pct_start {}, expected a number from 0 to 1.", options.pct_start);
     auto& groups = optimizer.param_groups();
     if (options.max_lr.size() != 1 && options.max_lr.size() != groups.size())
-      throw ConfigError("one_cycle: found " + std::to_string(options.max_lr.size()) +
-                        " values in max_lr, expected 1 or " + std::to_string(groups.size()) +
-                        " (one per parameter group).");
+      raise<ConfigError>("one_cycle: found {} values in max_lr, expected 1 or {} (one per parameter group).",
+                         options.max_lr.size(), groups.size());
     for (size_t i = 0; i < groups.size(); ++i) {
       max_lrs_.push_back(options.max_lr[options.max_lr.size() == 1 ? 0 : i]);
       base_lrs_[i] = max_lrs_[i] / options.div_factor;
@@ -97,17 +95,20 @@ class OneCycleLR : public LRScheduler {
   void load_state_dict(const c10::IValue& state) override {
     DictReader reader(state, "one-cycle scheduler state");
     if (const int64_t saved = reader.integer("total_steps"); saved != total_steps_)
-      reader.fail("found total_steps " + std::to_string(saved) + ", expected " + std::to_string(total_steps_) +
-                  " as this schedule was made; make it with the number of steps that it had when it was saved");
+      reader.fail(
+          "found total_steps {}, expected {} as this schedule was made; make it with the number of steps "
+          "that it had when it was saved",
+          saved, total_steps_);
     LRScheduler::load_state_dict(state);
   }
 
  protected:
   std::vector<double> compute_lrs() override {
     if (last_epoch_ > total_steps_)
-      throw ConfigError("one_cycle: step " + std::to_string(last_epoch_) + " is past the end, expected at most " +
-                        std::to_string(total_steps_) +
-                        " steps. Make the schedule with the number of steps that the training takes.");
+      raise<ConfigError>(
+          "one_cycle: step {} is past the end, expected at most {} steps. Make the schedule with the number of steps "
+          "that the training takes.",
+          last_epoch_, total_steps_);
     const auto step = static_cast<double>(last_epoch_);
     size_t index = 0;
     while (index + 1 < phases_.size() && step > phases_[index].end_step) ++index;

@@ -9,10 +9,10 @@
 
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/state.hpp"
-#include "accelerate/utils/error.hpp"
 #include "optim/fused_step.hpp"
 #include "optim/optimizer_state.hpp"
 #include "utils/meta_memory.hpp"
+#include "utils/raise.hpp"
 #include "utils/step_report.hpp"
 
 namespace accelerate {
@@ -38,9 +38,10 @@ struct AcceleratedOptimizer::Impl {
     if (!fused) return false;
     if (const char* reason = fused->prepare()) {
       if (options.fused == true)
-        throw ConfigError(
-            std::string("AcceleratedOptimizer::step: fused = true but the fused kernels can't take this step: ") +
-            reason + ". Leave `fused` unset to use them where they can.");
+        raise<ConfigError>(
+            "AcceleratedOptimizer::step: fused = true but the fused kernels can't take this step: {}. Leave `fused` "
+            "unset to use them where they can.",
+            reason);
       return false;
     }
     return step_was_fused = true;
@@ -70,8 +71,7 @@ AcceleratedOptimizer::AcceleratedOptimizer(std::shared_ptr<torch::optim::Optimiz
   if (options.fused == true && !impl_->fused)
     throw ConfigError(
         "AcceleratedOptimizer: fused = true but only torch::optim::Adam, AdamW and SGD have fused kernels (classes "
-        "derived from them may step "
-        "in another way). Leave `fused` unset.");
+        "derived from them may step in another way). Leave `fused` unset.");
   if (device_placement && !optimizer->state().empty()) {
     const at::Device device = PartialState().device();
     optim::map_optimizer_state(*optimizer, [&](const at::Tensor& tensor) { return tensor.to(device); });
@@ -111,8 +111,7 @@ at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
     if (closure)
       throw ConfigError(
           "AcceleratedOptimizer::step: found a closure together with loss scaling, expected step() alone: a loss that "
-          "is computed anew inside the step "
-          "is not scaled. Train with mixed_precision \"bf16\" or \"no\".");
+          "is computed anew inside the step is not scaled. Train with mixed_precision \"bf16\" or \"no\".");
     optim::GradScaler::StepFunction fused_step;
     if (self.prepare_fused())
       fused_step = [&](const std::optional<at::Tensor>& grad_scale) { self.fused->run(grad_scale); };

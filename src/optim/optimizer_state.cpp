@@ -12,6 +12,7 @@
 #include <unordered_map>
 
 #include "optim/ivalue_access.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::optim {
 namespace {
@@ -116,10 +117,10 @@ template <class F> bool with_description(Optimizer& optimizer, F&& f) {
 
 template <class F> void require_description(Optimizer& optimizer, const char* operation, F&& f) {
   if (!with_description(optimizer, f))
-    throw ConfigError(std::string(operation) + ": found an optimizer of class " + typeid(optimizer).name() +
-                      ", expected SGD, Adam, AdamW, Adagrad or RMSprop; others (LBFGS among them) have no state layout "
-                      "in common with Python. "
-                      "Save it by torch::save in a custom checkpoint object instead.");
+    raise<ConfigError>(
+        "{}: found an optimizer of class {}, expected SGD, Adam, AdamW, Adagrad or RMSprop; others (LBFGS among them) "
+        "have no state layout in common with Python. Save it by torch::save in a custom checkpoint object instead.",
+        operation, typeid(optimizer).name());
 }
 
 struct WriteOptions {
@@ -137,8 +138,7 @@ struct ReadOptions {
   void operator()(const char* name, bool& value) const { value = reader.boolean(name); }
   void operator()(const char* name, std::tuple<double, double>& value) const {
     const auto pair = reader.numbers(name);
-    if (pair.size() != 2)
-      reader.fail("found " + std::to_string(pair.size()) + " numbers at '" + name + "', expected 2");
+    if (pair.size() != 2) reader.fail("found {} numbers at '{}', expected 2", pair.size(), name);
     value = {pair[0], pair[1]};
   }
 };
@@ -153,12 +153,6 @@ struct WriteState {
   }
 };
 
-std::string shape_text(const at::Tensor& tensor) {
-  std::string text = "[";
-  for (const int64_t size : tensor.sizes()) text += (text.size() > 1 ? ", " : "") + std::to_string(size);
-  return text + "]";
-}
-
 struct ReadState {
   DictReader& reader;
   const at::Tensor& parameter;
@@ -166,15 +160,16 @@ struct ReadState {
   void operator()(const char* name, at::Tensor& tensor, bool required) const {
     const auto* value = reader.find(name);
     if (!value || value->isNone()) {
-      if (required) reader.fail(std::string("found no tensor '") + name + "', which these options need");
+      if (required) reader.fail("found no tensor '{}', which these options need", name);
       return;
     }
-    if (!value->isTensor()) reader.fail("found " + value->tagKind() + " at '" + name + "', expected a tensor");
+    if (!value->isTensor()) reader.fail("found {} at '{}', expected a tensor", value->tagKind(), name);
     const auto& saved = value->toTensor();
     if (saved.sizes() != parameter.sizes())
-      reader.fail(std::string("found '") + name + "' of shape " + shape_text(saved) + ", expected " +
-                  shape_text(parameter) +
-                  " like its parameter; the state may belong to another model or to parameters in another order");
+      reader.fail(
+          "found '{}' of shape {}, expected {} like its parameter; the state may belong to another model "
+          "or to parameters in another order",
+          name, saved.sizes(), parameter.sizes());
     // In the parameter's own memory layout, dtype and place, as a step would have made it.
     tensor = at::empty_like(parameter, parameter.options().requires_grad(false)).copy_(saved);
   }
@@ -189,10 +184,10 @@ template <class D> void check_fixed(DictReader& reader) {
     if (!found || !found->isBool() || !ours.isBool() || (key != "maximize" && key != "decoupled_weight_decay"))
       continue;
     if (found->toBool() != ours.toBool())
-      reader.fail(std::string("found '") + name + "' " + (found->toBool() ? "true" : "false") + ", expected " +
-                  (ours.toBool() ? "true" : "false") + ": LibTorch's " + D::kName +
-                  " does not compute that. Use the class that does (decoupled_weight_decay is AdamW), or negate the "
-                  "loss to maximise");
+      reader.fail(
+          "found '{}' {}, expected {}: LibTorch's {} does not compute that. Use the class that does "
+          "(decoupled_weight_decay is AdamW), or negate the loss to maximise",
+          name, found->toBool(), ours.toBool(), D::kName);
   }
 }
 
@@ -236,9 +231,9 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
     auto& groups = optimizer.param_groups();
     const auto saved_groups = reader.items("param_groups");
     if (saved_groups.size() != groups.size())
-      reader.fail("found " + std::to_string(saved_groups.size()) + " parameter groups, expected " +
-                  std::to_string(groups.size()) +
-                  "; build the optimizer with the groups it had when the state was saved");
+      reader.fail(
+          "found {} parameter groups, expected {}; build the optimizer with the groups it had when the state was saved",
+          saved_groups.size(), groups.size());
 
     // Everything is read and checked first, so that a bad file changes nothing.
     struct Place {
@@ -255,16 +250,16 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
       const auto indices = group.items("params");
       const auto& parameters = groups[g].params();
       if (indices.size() != parameters.size())
-        group.fail("found " + std::to_string(indices.size()) + " parameters, expected " +
-                   std::to_string(parameters.size()) + "; the model has probably changed");
+        group.fail("found {} parameters, expected {}; the model has probably changed", indices.size(),
+                   parameters.size());
       for (size_t i = 0; i < parameters.size(); ++i) {
-        if (!indices[i].isInt()) group.fail("found " + indices[i].tagKind() + " in 'params', expected whole numbers");
+        if (!indices[i].isInt()) group.fail("found {} in 'params', expected whole numbers", indices[i].tagKind());
         places[indices[i].toInt()] = {&parameters[i], static_cast<const Options*>(options.get())};
       }
       new_options.push_back(std::move(options));
     }
     if (!reader.at("state").isGenericDict())
-      reader.fail("found " + reader.at("state").tagKind() + " at 'state', expected a dict");
+      reader.fail("found {} at 'state', expected a dict", reader.at("state").tagKind());
     ska::flat_hash_map<void*, std::unique_ptr<OptimizerParamState>> new_states;
     for (const auto& entry : reader.at("state").toGenericDict()) {
       if (!entry.key().isInt() || !places.contains(entry.key().toInt()))
@@ -281,8 +276,8 @@ void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
       new_states[place.parameter->unsafeGetTensorImpl()] = std::move(state);
     }
     if (D::kStateFromStart && new_states.size() != places.size())
-      reader.fail("found state for " + std::to_string(new_states.size()) + " parameters, expected " +
-                  std::to_string(places.size()) + ": " + D::kName + " has state from the start");
+      reader.fail("found state for {} parameters, expected {}: {} has state from the start", new_states.size(),
+                  places.size(), D::kName);
 
     for (size_t g = 0; g < groups.size(); ++g) groups[g].set_options(std::move(new_options[g]));
     optimizer.state() = std::move(new_states);

@@ -2,8 +2,8 @@
 #include <limits>
 
 #include "accelerate/optim/schedules.hpp"
-#include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::optim {
 namespace {
@@ -13,12 +13,11 @@ class ReduceLROnPlateau : public LRScheduler {
   ReduceLROnPlateau(torch::optim::Optimizer& optimizer, const ReduceLROnPlateauOptions& options)
       : LRScheduler(optimizer), options_(options) {
     if (!(options.factor > 0 && options.factor < 1))
-      throw ConfigError("reduce_lr_on_plateau: found factor " + std::to_string(options.factor) +
-                        ", expected a number between 0 and 1.");
+      raise<ConfigError>("reduce_lr_on_plateau: found factor {}, expected a number between 0 and 1.", options.factor);
     const size_t groups = base_lrs_.size();
     if (options.min_lr.size() != 1 && options.min_lr.size() != groups)
-      throw ConfigError("reduce_lr_on_plateau: found " + std::to_string(options.min_lr.size()) +
-                        " values in min_lr, expected 1 or " + std::to_string(groups) + " (one per parameter group).");
+      raise<ConfigError>("reduce_lr_on_plateau: found {} values in min_lr, expected 1 or {} (one per parameter group).",
+                         options.min_lr.size(), groups);
     if (options_.min_lr.size() == 1) options_.min_lr.assign(groups, options.min_lr[0]);
     best_ = worst();
   }
@@ -109,7 +108,7 @@ class ReduceLROnPlateau : public LRScheduler {
   static bool word(DictReader& reader, const std::string& key, const std::string& off, const std::string& on) {
     const auto& value = reader.at(key);
     if (!value.isString() || (value.toStringRef() != off && value.toStringRef() != on))
-      reader.fail("found an unknown value at '" + key + "', expected '" + off + "' or '" + on + "'");
+      reader.fail("found an unknown value at '{}', expected '{}' or '{}'", key, off, on);
     return value.toStringRef() == on;
   }
   double worst() const { return (options_.maximize ? -1 : 1) * std::numeric_limits<double>::infinity(); }

@@ -1,6 +1,7 @@
 #include "accelerate/optim/scheduler.hpp"
 
 #include "optim/ivalue_access.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::optim {
 
@@ -18,9 +19,10 @@ std::vector<double> LRScheduler::current_lrs() const {
 void LRScheduler::set_lrs(const std::vector<double>& lrs) {
   auto& groups = optimizer_.param_groups();
   if (lrs.size() != groups.size())
-    throw ConfigError(
-        "LRScheduler: found " + std::to_string(lrs.size()) + " learning rates for " + std::to_string(groups.size()) +
-        " parameter groups; a group was probably added after the schedule was made. Add all groups first.");
+    raise<ConfigError>(
+        "LRScheduler: found {} learning rates for {} parameter groups; a group was probably added after the schedule "
+        "was made. Add all groups first.",
+        lrs.size(), groups.size());
   for (size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(lrs[i]);
   last_lrs_ = lrs;
 }

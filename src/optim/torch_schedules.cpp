@@ -2,8 +2,8 @@
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 
 #include "accelerate/optim/schedules.hpp"
-#include "accelerate/utils/error.hpp"
 #include "optim/ivalue_access.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::optim {
 namespace {
@@ -65,9 +65,10 @@ class TorchPlateauSchedule : public LRScheduler {
  private:
   void initial_step() override { step_count_ = 1, last_epoch_ = 0; }
   [[noreturn]] static void no_state(const char* what) {
-    throw ConfigError(
-        std::string("torch::optim::ReduceLROnPlateauScheduler: its state can't be ") + what +
-        " because LibTorch keeps it private. Use accelerate::optim::reduce_lr_on_plateau, which has the same rule.");
+    raise<ConfigError>(
+        "torch::optim::ReduceLROnPlateauScheduler: its state can't be {} because LibTorch keeps it private. Use "
+        "accelerate::optim::reduce_lr_on_plateau, which has the same rule.",
+        what);
   }
   std::shared_ptr<torch::optim::ReduceLROnPlateauScheduler> scheduler_;
 };

@@ -1,16 +1,17 @@
 #include <ATen/autocast_mode.h>
 
 #include "accelerate/precision.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
 
 void require_autocast(const char* operation, at::DeviceType type) {
   if (at::autocast::is_autocast_available(type)) return;
-  throw ConfigError(std::string(operation) + ": found device type '" + c10::DeviceTypeName(type, /*lower_case=*/true) +
-                    "', which has no autocast; expected cpu, cuda, xpu, mps or another accelerator. Train with "
-                    "mixed_precision \"no\" there.");
+  raise<ConfigError>(
+      "{}: found device type '{}', which has no autocast; expected cpu, cuda, xpu, mps or another accelerator. Train "
+      "with mixed_precision \"no\" there.",
+      operation, c10::DeviceTypeName(type, /*lower_case=*/true));
 }
 
 }  // namespace
@@ -37,8 +38,7 @@ AutocastGuard::AutocastGuard(at::DeviceType device_type, std::optional<at::Scala
     : device_type_(device_type) {
   require_autocast("autocast", device_type);
   if (dtype && *dtype != at::kHalf && *dtype != at::kBFloat16)
-    throw ConfigError(std::string("autocast: found dtype ") + c10::toString(*dtype) +
-                      ", expected Half (fp16) or BFloat16 (bf16).");
+    raise<ConfigError>("autocast: found dtype {}, expected Half (fp16) or BFloat16 (bf16).", c10::toString(*dtype));
   previous_enabled_ = at::autocast::is_autocast_enabled(device_type);
   previous_dtype_ = at::autocast::get_autocast_dtype(device_type);
   previous_cache_enabled_ = at::autocast::is_autocast_cache_enabled();

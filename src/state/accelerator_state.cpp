@@ -1,6 +1,6 @@
 #include "accelerate/state.hpp"
-#include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -27,9 +27,10 @@ const char* to_string(PrecisionType type) {
 PrecisionType precision_from_string(const std::string& text) {
   for (const auto type : {PrecisionType::NO, PrecisionType::FP16, PrecisionType::BF16})
     if (text == to_string(type)) return type;
-  throw ConfigError(
-      "mixed_precision is '" + text +
-      "', expected no, fp16 or bf16; check the argument, --mixed_precision or ACCELERATE_MIXED_PRECISION");
+  raise<ConfigError>(
+      "mixed_precision is '{}', expected no, fp16 or bf16; check the argument, --mixed_precision or "
+      "ACCELERATE_MIXED_PRECISION",
+      text);
 }
 
 AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options) : PartialState(options.partial) {
@@ -38,10 +39,10 @@ AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options) : Par
     precision = precision_from_string(
         options.mixed_precision.value_or(environment::text("ACCELERATE_MIXED_PRECISION").value_or("no")));
   } else if (options.mixed_precision && precision_from_string(*options.mixed_precision) != *precision) {
-    throw ConfigError(
-        "AcceleratorState: mixed_precision is '" + *options.mixed_precision +
-        "', but an Accelerator of this process already runs with '" + to_string(*precision) +
-        "' and all of them share it; pass it to the first one only, or call AcceleratorState::reset() before");
+    raise<ConfigError>(
+        "AcceleratorState: mixed_precision is '{}', but an Accelerator of this process already runs with '{}' and all "
+        "of them share it; pass it to the first one only, or call AcceleratorState::reset() before",
+        *options.mixed_precision, to_string(*precision));
   }
 }
 

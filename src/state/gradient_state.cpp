@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "accelerate/state.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 
@@ -20,8 +20,7 @@ GradientState::GradientState() : shared_(shared()) {}
 
 GradientState::GradientState(const GradientAccumulationPlugin& plugin) : shared_(shared()) {
   if (plugin.num_steps < 1)
-    throw ConfigError("gradient accumulation: num_steps is " + std::to_string(plugin.num_steps) +
-                      ", expected at least 1");
+    raise<ConfigError>("gradient accumulation: num_steps is {}, expected at least 1", plugin.num_steps);
   shared_->plugin = plugin;
 }
 
@@ -29,8 +28,7 @@ bool GradientState::sync_gradients() const { return shared_->sync_gradients; }
 void GradientState::set_sync_gradients(bool value) const { shared_->sync_gradients = value; }
 int64_t GradientState::num_steps() const { return shared_->plugin.num_steps; }
 void GradientState::set_num_steps(int64_t value) const {
-  if (value < 1)
-    throw ConfigError("gradient accumulation: num_steps is " + std::to_string(value) + ", expected at least 1");
+  if (value < 1) raise<ConfigError>("gradient accumulation: num_steps is {}, expected at least 1", value);
   shared_->plugin.num_steps = value;
 }
 bool GradientState::adjust_scheduler() const { return shared_->plugin.adjust_scheduler; }

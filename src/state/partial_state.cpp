@@ -5,10 +5,10 @@
 
 #include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
-#include "accelerate/utils/error.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/group.hpp"
 #include "utils/environment.hpp"
+#include "utils/raise.hpp"
 #include "utils/slurm.hpp"
 
 namespace accelerate {
@@ -53,10 +53,10 @@ Identity read_identity() {
   if (const auto address = environment::text("MASTER_ADDR")) id.master_addr = *address;
   id.master_port = environment::integer({"MASTER_PORT"}).value_or(id.master_port);
   if (id.world_size < 1 || id.rank < 0 || id.rank >= id.world_size || id.local_rank < 0)
-    throw ConfigError("environment: found RANK=" + std::to_string(id.rank) + ", WORLD_SIZE=" +
-                      std::to_string(id.world_size) + ", LOCAL_RANK=" + std::to_string(id.local_rank) +
-                      ", expected 0 <= RANK < WORLD_SIZE and LOCAL_RANK >= 0; start the program with `accelerate "
-                      "launch`, or unset these variables to run alone");
+    raise<ConfigError>(
+        "environment: found RANK={}, WORLD_SIZE={}, LOCAL_RANK={}, expected 0 <= RANK < WORLD_SIZE and LOCAL_RANK >= "
+        "0; start the program with `accelerate launch`, or unset these variables to run alone",
+        id.rank, id.world_size, id.local_rank);
   return id;
 }
 
@@ -65,8 +65,9 @@ at::Device choose_device(bool cpu, int64_t local_rank) {
     try {
       return at::Device(*wanted);
     } catch (const c10::Error&) {
-      throw ConfigError("environment: ACCELERATE_TORCH_DEVICE is '" + *wanted +
-                        "', expected a device such as cpu, cuda, cuda:1, xpu or mps");
+      raise<ConfigError>(
+          "environment: ACCELERATE_TORCH_DEVICE is '{}', expected a device such as cpu, cuda, cuda:1, xpu or mps",
+          *wanted);
     }
   }
   if (cpu) return at::kCPU;
@@ -77,9 +78,10 @@ at::Device choose_device(bool cpu, int64_t local_rank) {
   if (environment::text("SLURM_GPUS_PER_TASK") && count < local_rank + 1)
     local_rank %= count;  // each task sees its own devices only, counted from 0
   if (local_rank >= count)
-    throw ConfigError("PartialState: local rank " + std::to_string(local_rank) + " has no device of its own, found " +
-                      std::to_string(count) + " " + c10::DeviceTypeName(*type, true) +
-                      " device(s); launch at most one process per device, or pass --cpu");
+    raise<ConfigError>(
+        "PartialState: local rank {} has no device of its own, found {} {} device(s); launch at most one process per "
+        "device, or pass --cpu",
+        local_rank, count, c10::DeviceTypeName(*type, true));
   const at::Device device(*type, static_cast<c10::DeviceIndex>(local_rank));
   at::accelerator::setDeviceIndex(device.index());
   return device;
@@ -112,10 +114,10 @@ PartialState::PartialState(const PartialStateOptions& options) {
   auto& state = shared();
   if (state) {
     if (options.cpu && *options.cpu != state->cpu)
-      throw ConfigError(
-          std::string("PartialState: cpu is ") + (*options.cpu ? "true" : "false") +
-          ", but this process has already started with " + (state->cpu ? "true" : "false") +
-          "; pass it to the first Accelerator or PartialState only, or call PartialState::reset() before");
+      raise<ConfigError>(
+          "PartialState: cpu is {}, but this process has already started with {}; pass it to the first Accelerator or "
+          "PartialState only, or call PartialState::reset() before",
+          *options.cpu, state->cpu);
     shared_ = state;
     return;
   }
@@ -151,7 +153,7 @@ PartialState::PartialState(const PartialStateOptions& options) {
                      : cuda && comm::kNccl.available        ? "nccl"
                                                             : "gloo";
     if (id.master_port < 1 || id.master_port > 65535)
-      throw ConfigError("environment: MASTER_PORT is " + std::to_string(id.master_port) + ", expected 1 to 65535");
+      raise<ConfigError>("environment: MASTER_PORT is {}, expected 1 to 65535", id.master_port);
     fresh->group = comm::Group::join(
         {.rank = id.rank,
          .world_size = id.world_size,

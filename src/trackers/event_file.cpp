@@ -1,12 +1,11 @@
 #include "trackers/event_file.hpp"
+#include "utils/raise.hpp"
 
 #include <unistd.h>
 
 #include <array>
 #include <bit>
 #include <chrono>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate {
 namespace {
@@ -50,8 +49,7 @@ double wall_time() {
 std::string file_name() {
   char host[256] = "localhost";
   ::gethostname(host, sizeof(host) - 1);
-  return "events.out.tfevents." + std::to_string(static_cast<int64_t>(wall_time())) + "." + host + "." +
-         std::to_string(::getpid()) + ".0";
+  return fmt::format("events.out.tfevents.{}.{}.{}.0", static_cast<int64_t>(wall_time()), host, ::getpid());
 }
 
 }  // namespace
@@ -72,8 +70,9 @@ void EventFile::record(const std::string& event) {
   const std::string length = raw(static_cast<uint64_t>(event.size()));
   out_ << length << raw(masked(crc32c(length))) << event << raw(masked(crc32c(event)));
   if (!out_)
-    throw CheckpointError("tensorboard: writing '" + path_.string() +
-                          "' failed; check that the folder may be written to and the disk is not full");
+    raise<CheckpointError>(
+        "tensorboard: writing '{}' failed; check that the folder may be written to and the disk is not full",
+        path_.string());
 }
 
 }  // namespace accelerate

@@ -1,8 +1,8 @@
 #include <fstream>
 
 #include "accelerate/trackers/tracker.hpp"
-#include "accelerate/utils/error.hpp"
 #include "trackers/event_file.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -11,8 +11,8 @@ std::filesystem::path created(const std::filesystem::path& folder) {
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
   if (failure)
-    throw CheckpointError("tensorboard: the folder '" + folder.string() + "' can't be created: " + failure.message() +
-                          "; check project_dir and logging_dir");
+    raise<CheckpointError>("tensorboard: the folder '{}' can't be created: {}; check project_dir and logging_dir",
+                           folder.string(), failure.message());
   return folder;
 }
 
@@ -28,8 +28,7 @@ class TensorBoardTracker : public GeneralTracker {
       for (const char c : value) out << c << (c == '\'' ? "'" : "");  // YAML doubles a quote inside quotes
       out << "'\n";
     }
-    if (!out.flush())
-      throw CheckpointError("tensorboard: '" + (folder_ / "hparams.yml").string() + "' can't be written");
+    if (!out.flush()) raise<CheckpointError>("tensorboard: '{}' can't be written", (folder_ / "hparams.yml").string());
   }
 
   void log(const std::map<std::string, double>& values, std::optional<int64_t> step) override {

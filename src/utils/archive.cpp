@@ -1,4 +1,5 @@
 #include "accelerate/utils/archive.hpp"
+#include "utils/raise.hpp"
 
 #include <ATen/ops/empty.h>
 #include <torch/csrc/jit/serialization/pickle.h>
@@ -27,9 +28,10 @@ void ArchiveWriter::write_ivalue(const c10::IValue& value) {
 
 void ArchiveReader::raw(void* data, size_t size) {
   if (size > bytes_.size() - at_)
-    throw CommError("receiving an object: the message ends after " + std::to_string(bytes_.size()) +
-                    " bytes, expected at least " + std::to_string(at_ + size) +
-                    " for this type; the ranks may run different programs or call with different types");
+    raise<CommError>(
+        "receiving an object: the message ends after {} bytes, expected at least {} for this type; the ranks may run "
+        "different programs or call with different types",
+        bytes_.size(), at_ + size);
   std::memcpy(data, bytes_.data() + at_, size);
   at_ += size;
 }
@@ -40,9 +42,10 @@ int64_t ArchiveReader::read_count() {
   // Each item takes no less than nothing, but a count beyond the message's own length can't be right unless items are
   // empty; bound the allocation by it.
   if (count < 0 || static_cast<uint64_t>(count) > bytes_.size())
-    throw CommError("receiving an object: found a list of " + std::to_string(count) + " items in a message of " +
-                    std::to_string(bytes_.size()) +
-                    " bytes; the ranks may run different programs or call with different types");
+    raise<CommError>(
+        "receiving an object: found a list of {} items in a message of {} bytes; the ranks may run different programs "
+        "or call with different types",
+        count, bytes_.size());
   return count;
 }
 

@@ -1,4 +1,5 @@
 #include "utils/atomic_file.hpp"
+#include "utils/raise.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -8,15 +9,12 @@
 #include <cstring>
 #include <utility>
 
-#include "accelerate/utils/error.hpp"
-
 namespace accelerate {
 namespace {
 
 std::filesystem::path temporary_name(const std::filesystem::path& path) {
   static std::atomic<int> counter{0};
-  return path.parent_path() /
-         ("." + path.filename().string() + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(counter++));
+  return path.parent_path() / fmt::format(".{}.tmp-{}-{}", path.filename().string(), ::getpid(), counter++);
 }
 
 }  // namespace
@@ -58,11 +56,11 @@ void AtomicFile::finish(bool flush) {
 
 void AtomicFile::fail(const std::string& what) const {
   const int error = errno;
-  const auto message = operation_ + " '" + path_.string() + "': " + what + ": " + std::strerror(error) + ".";
+  const auto message = fmt::format("{} '{}': {}: {}.", operation_, path_.string(), what, std::strerror(error));
   if (error == ENOSPC || error == EDQUOT || error == EFBIG)
-    throw ResourceError(message + " Free some space or raise the limit; an older file of this name is untouched.");
-  throw CheckpointError(
-      message + " Check that its folder exists and may be written to; an older file of this name is untouched.");
+    raise<ResourceError>("{} Free some space or raise the limit; an older file of this name is untouched.", message);
+  raise<CheckpointError>(
+      "{} Check that its folder exists and may be written to; an older file of this name is untouched.", message);
 }
 
 }  // namespace accelerate

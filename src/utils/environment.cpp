@@ -1,11 +1,10 @@
 #include "utils/environment.hpp"
+#include "utils/raise.hpp"
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate::environment {
 
@@ -22,8 +21,8 @@ std::optional<int64_t> integer(std::initializer_list<const char*> names) {
     int64_t number = 0;
     const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
     if (error != std::errc() || end != value->data() + value->size())
-      throw ConfigError(std::string("environment: ") + name + " is '" + *value +
-                        "', expected a whole number; unset it or let `accelerate launch` set it");
+      raise<ConfigError>("environment: {} is '{}', expected a whole number; unset it or let `accelerate launch` set it",
+                         name, *value);
     return number;
   }
   return std::nullopt;
@@ -35,8 +34,9 @@ std::optional<double> number(const char* name) {
   double result = 0;
   const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), result);
   if (error != std::errc() || end != value->data() + value->size() || !std::isfinite(result))
-    throw ConfigError(std::string("environment: ") + name + " is '" + *value +
-                      "', expected a number such as 0.5; unset it or let `accelerate launch` set it");
+    raise<ConfigError>(
+        "environment: {} is '{}', expected a number such as 0.5; unset it or let `accelerate launch` set it", name,
+        *value);
   return result;
 }
 
@@ -48,7 +48,7 @@ std::optional<bool> flag(const char* name) {
     if (*value == yes) return true;
   for (const char* no : {"n", "no", "f", "false", "off", "0"})
     if (*value == no) return false;
-  throw ConfigError(std::string("environment: ") + name + " is '" + *value + "', expected true or false");
+  raise<ConfigError>("environment: {} is '{}', expected true or false", name, *value);
 }
 
 }  // namespace accelerate::environment

@@ -4,8 +4,8 @@
 #include <array>
 #include <cctype>
 
-#include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -25,12 +25,9 @@ TorchDynamoPlugin resolve(TorchDynamoPlugin plugin) {
   const std::string given = *plugin.backend;
   std::transform(plugin.backend->begin(), plugin.backend->end(), plugin.backend->begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (std::find(kBackends.begin(), kBackends.end(), *plugin.backend) == kBackends.end()) {
-    std::string all;
-    for (const char* name : kBackends) all += (all.empty() ? "" : ", ") + std::string(name);
-    throw ConfigError("TorchDynamoPlugin: backend is '" + given + "', expected one of " + all +
-                      "; see ACCELERATE_DYNAMO_BACKEND");
-  }
+  if (std::find(kBackends.begin(), kBackends.end(), *plugin.backend) == kBackends.end())
+    raise<ConfigError>("TorchDynamoPlugin: backend is '{}', expected one of {}; see ACCELERATE_DYNAMO_BACKEND", given,
+                       fmt::join(kBackends, ", "));
   if (!plugin.mode) plugin.mode = environment::text("ACCELERATE_DYNAMO_MODE").value_or("default");
   if (!plugin.fullgraph) plugin.fullgraph = environment::flag("ACCELERATE_DYNAMO_USE_FULLGRAPH").value_or(false);
   if (!plugin.use_regional_compilation)

@@ -1,4 +1,5 @@
 #include "accelerate/utils/ops.hpp"
+#include "utils/raise.hpp"
 
 #include <ATen/ATen.h>
 
@@ -25,8 +26,7 @@ at::Tensor pad_to(const at::Tensor& tensor, int64_t size, const PadOptions& opti
   const int64_t missing = size - tensor.size(dim);
   if (missing == 0) return tensor;
   if (missing < 0)
-    throw ShapeError("pad: found " + std::to_string(tensor.size(dim)) + " entries along dimension " +
-                     std::to_string(dim) + ", expected at most " + std::to_string(size));
+    raise<ShapeError>("pad: found {} entries along dimension {}, expected at most {}", tensor.size(dim), dim, size);
   auto sizes = tensor.sizes().vec();
   sizes[static_cast<size_t>(dim)] = size;
   at::Tensor padded = at::full(sizes, options.pad_index, tensor.options());
@@ -36,7 +36,7 @@ at::Tensor pad_to(const at::Tensor& tensor, int64_t size, const PadOptions& opti
 
 at::Tensor pad_rows(const at::Tensor& tensor, int64_t batch_size, int64_t num_processes, int64_t dim) {
   if (num_processes < 1)
-    throw ConfigError("pad_input_tensors: num_processes is " + std::to_string(num_processes) + ", expected at least 1");
+    raise<ConfigError>("pad_input_tensors: num_processes is {}, expected at least 1", num_processes);
   // The reference's formula, kept to the letter because callers rely on its sizes (it is not a round-up: 12 rows on 2
   // processes become 16).
   const int64_t per_process = batch_size / num_processes;

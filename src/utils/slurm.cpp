@@ -1,9 +1,8 @@
 #include "utils/slurm.hpp"
+#include "utils/raise.hpp"
 
 #include <algorithm>
 #include <charconv>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate::slurm {
 namespace {
@@ -14,9 +13,10 @@ std::optional<int64_t> number(const Variable& variable, const char* name) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (error != std::errc() || end != text->data() + text->size() || value < 0)
-    throw ConfigError(
-        std::string("environment: ") + name + " is '" + *text +
-        "', expected a whole number as srun sets it. Unset SLURM_STEP_NUM_TASKS where srun did not start this process");
+    raise<ConfigError>(
+        "environment: {} is '{}', expected a whole number as srun sets it. Unset SLURM_STEP_NUM_TASKS where srun did "
+        "not start this process",
+        name, *text);
   return value;
 }
 

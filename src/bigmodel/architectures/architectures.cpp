@@ -5,6 +5,7 @@
 #include "accelerate/bigmodel/estimate.hpp"
 #include "accelerate/config.hpp"
 #include "bigmodel/architectures/layers.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -103,16 +104,15 @@ ModelDescription describe_architecture(const std::string& text, const std::strin
     return type == k.model_type && (std::string_view(k.library) == "timm") == timm;
   });
   if (known == std::end(kKnown)) {
-    std::string list;
+    std::vector<std::string_view> models;
     for (const auto& k : kKnown)
-      if ((std::string_view(k.library) == "timm") == timm)
-        list += (list.empty() ? "" : ", ") + std::string(k.model_type);
+      if ((std::string_view(k.library) == "timm") == timm) models.push_back(k.model_type);
     const auto nearest = nearest_name(type, known_architectures());
-    throw ConfigError(
-        (type.empty() ? std::string("the config has no \"model_type\"")
-                      : "the architecture '" + type + "' is not known") +
-        (nearest ? " (did you mean '" + *nearest + "'?)" : "") + ". Known are: " + list +
-        ". For another one give the file or folder with its weights: then sizes are read from their header.");
+    raise<ConfigError>(
+        "{}{}. Known are: {}. For another one give the file or folder with its weights: then sizes are read from their "
+        "header.",
+        type.empty() ? "the config has no \"model_type\"" : fmt::format("the architecture '{}' is not known", type),
+        nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : "", fmt::join(models, ", "));
   }
   for (const auto& [alias, key] : known->aliases) config.rename(alias, key);
   const std::string family = known->family;
@@ -123,8 +123,8 @@ ModelDescription describe_architecture(const std::string& text, const std::strin
   if (!class_name.empty() && class_name != tree.class_name) {
     const std::string with = *known->body ? family + known->head_class : "";
     if (class_name != with)
-      throw ConfigError("class '" + class_name + "': for a config of '" + type + "' expected " + tree.class_name +
-                        (with.empty() ? "" : " or " + with) + ".");
+      raise<ConfigError>("class '{}': for a config of '{}' expected {}{}.", class_name, type, tree.class_name,
+                         with.empty() ? "" : " or " + with);
     tree = with_head(std::move(tree), *known, class_name);
   }
   return {.library = known->library, .tree = std::move(tree), .no_split_module_classes = std::move(no_split)};

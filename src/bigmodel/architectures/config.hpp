@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::bigmodel {
 
@@ -115,9 +115,8 @@ class Config {
 
  private:
   [[noreturn]] void fail(const char* key, const nlohmann::json& found, const char* expected) const {
-    throw CheckpointError(std::string("config.json: ") + key + " is " +
-                          found.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + ", expected " +
-                          expected + ".");
+    raise<CheckpointError>("config.json: {} is {}, expected {}.", key,
+                           found.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), expected);
   }
 
   nlohmann::json root_;

@@ -1,6 +1,7 @@
 #include "accelerate/config.hpp"
 #include "bigmodel/architectures/architectures.hpp"
 #include "bigmodel/architectures/layers.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::bigmodel {
 namespace {
@@ -96,7 +97,7 @@ Architecture timm_resnet(const Config& config, const std::string& family) {
   const Size* size = nullptr;
   for (const auto& candidate : sizes)
     if (candidate.name == family) size = &candidate;
-  if (!size) throw InternalError("timm_resnet: '" + family + "' is in no table.");
+  if (!size) raise<InternalError>("timm_resnet: '{}' is in no table.", family);
   const int64_t expansion = size->bottleneck ? kReduction : 1;
   std::vector<ModuleTree> parts = {conv2d("conv1", config.size("in_chans", 3), kStem, 7), batch_norm("bn1", kStem)};
   int64_t in = kStem;

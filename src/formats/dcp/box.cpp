@@ -1,4 +1,5 @@
 #include "formats/dcp/box.hpp"
+#include "utils/raise.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -66,14 +67,6 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<const Dc
   return std::nullopt;
 }
 
-std::string to_string(const std::vector<int64_t>& numbers) {
-  std::string text = "[";
-  for (size_t i = 0; i < numbers.size(); ++i) text += (i ? ", " : "") + std::to_string(numbers[i]);
-  return text + "]";
-}
-
-std::string to_string(const DcpBox& box) {
-  return "offsets " + to_string(box.offsets) + " sizes " + to_string(box.sizes);
-}
+std::string to_string(const DcpBox& box) { return fmt::format("offsets {} sizes {}", box.offsets, box.sizes); }
 
 }  // namespace accelerate::formats

@@ -3,10 +3,10 @@
 #include <map>
 #include <unordered_map>
 
-#include "accelerate/utils/error.hpp"
 #include "formats/dcp/metadata.hpp"
 #include "formats/pickle.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -22,13 +22,12 @@ constexpr std::string_view kChunk = "torch.distributed.checkpoint.metadata.Chunk
 constexpr std::string_view kIndex = "torch.distributed.checkpoint.metadata.MetadataIndex";
 constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata.Metadata";
 constexpr std::string_view kStorageInfo = "torch.distributed.checkpoint.filesystem._StorageInfo";
-constexpr std::string_view kSize = "torch.Size";
 
-const std::vector<std::string_view>& allowed_globals() {
+const std::vector<std::string_view>& globals_of_metadata() {
   static const auto globals = [] {
     std::vector<std::string_view> names{
-        kTensorMetadata, kBytesMetadata, kProperties, kOldProperties, kChunk, kIndex, kMetadata, kStorageInfo, kSize,
-        "torch.distributed.checkpoint.metadata.StorageMeta",
+        kTensorMetadata, kBytesMetadata, kProperties, kOldProperties, kChunk, kIndex, kMetadata, kStorageInfo,
+        kTorchSize, "torch.distributed.checkpoint.metadata.StorageMeta",
         "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING",
         "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING", "torch.serialization._get_layout",
         kPickleOrderedDict,
@@ -45,7 +44,7 @@ const std::vector<std::string_view>& allowed_globals() {
 class MetadataReader {
  public:
   MetadataReader(std::string_view bytes, const std::string& file)
-      : pickle_(bytes, allowed_globals(), "DCP metadata '" + file + "'") {}
+      : pickle_(bytes, globals_of_metadata(), "DCP metadata '" + file + "'") {}
 
   DcpMetadata read() {
     const auto& root = pickle_.state_of(pickle_.root(), kMetadata);
@@ -54,15 +53,15 @@ class MetadataReader {
       const auto& key = pickle_[values.items[i]];
       const auto name = pickle_.text(key, "the name of a value");
       if (!by_name_.emplace(name, metadata_.entries.size()).second)
-        pickle_.fail(key.at, "the name '" + name + "' occurs twice.");
+        pickle_.fail(key.at, "the name '{}' occurs twice.", name);
       const auto& value = pickle_[values.items[i + 1]];
       const bool is_tensor = value.kind == Kind::object && Pickle::is_global(pickle_[value.items[0]], kTensorMetadata);
       if (is_tensor) metadata_.entries.push_back({name, std::nullopt, tensor(value, name)});
       else if (value.kind == Kind::object && Pickle::is_global(pickle_[value.items[0]], kBytesMetadata))
         metadata_.entries.push_back({name, std::nullopt, DcpLocation{}});
       else
-        pickle_.fail(value.at,
-                     "the description of '" + name + "' is neither that of a tensor nor that of an object in bytes.");
+        pickle_.fail(value.at, "the description of '{}' is neither that of a tensor nor that of an object in bytes.",
+                     name);
     }
     read_paths(root);
     read_places(root);
@@ -73,16 +72,14 @@ class MetadataReader {
  private:
   std::vector<int64_t> size(const PickleNode& node, const std::string& what) {
     // A torch.Size, which pickles as a call on a tuple; other writers give the tuple or list itself.
-    const auto* arguments = pickle_.call_of(node, kSize);
+    const auto* arguments = pickle_.call_of(node, kTorchSize);
     if (arguments && arguments->size() != 1)
-      pickle_.fail(node.at,
-                   what + ": torch.Size of " + std::to_string(arguments->size()) + " arguments, expected one.");
+      pickle_.fail(node.at, "{}: torch.Size of {} arguments, expected one.", what, arguments->size());
     const auto& items = arguments ? pickle_[arguments->front()] : node;
     if (items.kind != Kind::tuple && items.kind != Kind::list)
-      pickle_.fail(node.at, what + " is " + to_string(node.kind) + ", expected a torch.Size.");
+      pickle_.fail(node.at, "{} is {}, expected a torch.Size.", what, to_string(node.kind));
     if (items.items.size() > kMaxDims)
-      pickle_.fail(node.at, what + " has " + std::to_string(items.items.size()) + " dimensions, expected at most " +
-                                std::to_string(kMaxDims) + ".");
+      pickle_.fail(node.at, "{} has {} dimensions, expected at most {}.", what, items.items.size(), kMaxDims);
     std::vector<int64_t> result;
     for (const auto item : items.items) result.push_back(pickle_.integer(pickle_[item], what));
     return result;
@@ -95,21 +92,18 @@ class MetadataReader {
     info.sizes = size(pickle_.get(state, "size"), "the size" + of);
     if (const auto numel = checked_numel(info.sizes);
         !numel || *numel > std::numeric_limits<int64_t>::max() / kMaxElementBytes)
-      pickle_.fail(node.at, "the size" + of + " is " + to_string(info.sizes) +
-                                ", expected sizes from 0 and fewer than 2^63 bytes in all.");
+      pickle_.fail(node.at, "the size{} is {}, expected sizes from 0 and fewer than 2^63 bytes in all.", of,
+                   info.sizes);
 
     const auto& properties = pickle_.get(state, "properties");
     const bool old = properties.kind == Kind::object && Pickle::is_global(pickle_[properties.items[0]], kOldProperties);
     const auto& fields = pickle_.expect(pickle_.state_of(properties, old ? kOldProperties : kProperties), Kind::tuple,
                                         "the properties" + of);
     if (fields.items.size() != 5)
-      pickle_.fail(fields.at,
-                   "the properties" + of + " have " + std::to_string(fields.items.size()) + " fields, expected 5.");
+      pickle_.fail(fields.at, "the properties{} have {} fields, expected 5.", of, fields.items.size());
     const auto& dtype = pickle_.expect(pickle_[fields.items[0]], Kind::global, "the dtype" + of);
     const auto* row = find_torch_dtype(dtype.text);
-    if (!row)
-      pickle_.fail(dtype.at,
-                   "the dtype" + of + " is " + std::string(dtype.text) + ", expected an element type of torch.");
+    if (!row) pickle_.fail(dtype.at, "the dtype{} is {}, expected an element type of torch.", of, dtype.text);
     info.dtype = row->type;
     info.requires_grad = pickle_.boolean(pickle_[fields.items[2]], "requires_grad" + of);
 
@@ -120,8 +114,8 @@ class MetadataReader {
                               size(pickle_.get(chunk, "sizes"), "the sizes" + of)},
                              {}});
       if (!lies_within(info.chunks.back().box, info.sizes))
-        pickle_.fail(pickle_[item].at, "a chunk" + of + " with " + to_string(info.chunks.back().box) +
-                                           " does not lie within the tensor of size " + to_string(info.sizes) + ".");
+        pickle_.fail(pickle_[item].at, "a chunk{} with {} does not lie within the tensor of size {}.", of,
+                     to_string(info.chunks.back().box), info.sizes);
     }
     return info;
   }
@@ -134,7 +128,7 @@ class MetadataReader {
     for (size_t i = 0; i < paths->items.size(); i += 2) {
       const auto name = pickle_.text(pickle_[paths->items[i]], "a name in planner_data");
       const auto& steps = pickle_.expect(pickle_[paths->items[i + 1]], Kind::tuple, "the path of '" + name + "'");
-      if (steps.items.empty()) pickle_.fail(steps.at, "the path of '" + name + "' is empty.");
+      if (steps.items.empty()) pickle_.fail(steps.at, "the path of '{}' is empty.", name);
       const auto found = by_name_.find(name);
       if (found == by_name_.end()) continue;
       DcpPath path;
@@ -142,8 +136,8 @@ class MetadataReader {
         const auto& step = pickle_[item];
         if (step.kind == Kind::integer) {
           if (step.integer < 0 || step.integer > kMaxListIndex)
-            pickle_.fail(step.at, "the path of '" + name + "' has the list index " + std::to_string(step.integer) +
-                                      ", expected 0 to " + std::to_string(kMaxListIndex) + ".");
+            pickle_.fail(step.at, "the path of '{}' has the list index {}, expected 0 to {}.", name, step.integer,
+                         kMaxListIndex);
           path.emplace_back(step.integer);
         } else {
           path.emplace_back(pickle_.text(step, "a step of the path of '" + name + "'"));
@@ -171,7 +165,7 @@ class MetadataReader {
       const auto name = pickle_.text(pickle_.get(index, "fqn"), "the name of an item");
       const auto found = by_name_.find(name);
       if (found == by_name_.end())
-        pickle_.fail(key.at, "an item of '" + name + "' is stored, but no value of that name is described.");
+        pickle_.fail(key.at, "an item of '{}' is stored, but no value of that name is described.", name);
       auto place = location(pickle_[places.items[i + 1]], name);
       auto& content = metadata_.entries[found->second].content;
       if (auto* bytes = std::get_if<DcpLocation>(&content)) {
@@ -185,8 +179,7 @@ class MetadataReader {
                                : std::vector<int64_t>(info.sizes.size(), 0);
       const auto chunk = chunks[found->second].find(offsets);
       if (chunk == chunks[found->second].end())
-        pickle_.fail(key.at,
-                     "an item of '" + name + "' is stored at " + to_string(offsets) + ", where no chunk begins.");
+        pickle_.fail(key.at, "an item of '{}' is stored at {}, where no chunk begins.", name, offsets);
       info.chunks[chunk->second].location = std::move(place);
     }
   }
@@ -198,19 +191,21 @@ class MetadataReader {
                       pickle_.integer(pickle_.get(state, "length"), "the length of '" + name + "'")};
     int64_t end = 0;
     if (place.offset < 0 || place.length <= 0 || __builtin_add_overflow(place.offset, place.length, &end))
-      pickle_.fail(node.at, "an item of '" + name + "' has offset " + std::to_string(place.offset) + " and length " +
-                                std::to_string(place.length) + ", expected an offset from 0 and a positive length.");
+      pickle_.fail(node.at,
+                   "an item of '{}' has offset {} and length {}, expected an offset from 0 and a positive length.",
+                   name, place.offset, place.length);
     const std::filesystem::path path = place.file;
     if (place.file.empty() || place.file.find('\0') != std::string::npos || path.is_absolute() ||
         std::find(path.begin(), path.end(), "..") != path.end())
-      pickle_.fail(node.at, "an item of '" + name + "' is in '" + place.file +
-                                "', expected the name of a file in the folder of the checkpoint.");
+      pickle_.fail(node.at, "an item of '{}' is in '{}', expected the name of a file in the folder of the checkpoint.",
+                   name, place.file);
     if (const auto* transforms = pickle_.find(state, "transform_descriptors");
         transforms && transforms->kind != Kind::none && !transforms->items.empty()) {
       const auto& first = pickle_[transforms->items[0]];
-      pickle_.fail(node.at, "an item of '" + name + "' was transformed while it was written" +
-                                (first.kind == Kind::text ? " (" + std::string(first.text) + ")" : "") +
-                                ", which can't be undone here. Save without extensions of the writer.");
+      pickle_.fail(node.at,
+                   "an item of '{}' was transformed while it was written{}, which can't be undone here. Save without "
+                   "extensions of the writer.",
+                   name, first.kind == Kind::text ? fmt::format(" ({})", first.text) : "");
     }
     return place;
   }
@@ -218,8 +213,9 @@ class MetadataReader {
   void check(const DcpEntry& entry) {
     const auto* info = std::get_if<DcpTensorInfo>(&entry.content);
     const auto stored_nowhere = [&](const std::string& what) {
-      pickle_.fail(pickle_.root().at, what + " of '" + entry.name +
-                                          "' is described, but stored nowhere. The metadata is of an unfinished save.");
+      pickle_.fail(pickle_.root().at,
+                   "{} of '{}' is described, but stored nowhere. The metadata is of an unfinished save.", what,
+                   entry.name);
     };
     if (!info) {
       if (std::get<DcpLocation>(entry.content).file.empty()) stored_nowhere("the object");
@@ -232,9 +228,8 @@ class MetadataReader {
       boxes.push_back(&chunk.box);
     }
     if (const auto pair = find_overlap(boxes))
-      pickle_.fail(pickle_.root().at, "two chunks of '" + entry.name + "' overlap: " + to_string(*boxes[pair->first]) +
-                                          " and " + to_string(*boxes[pair->second]) +
-                                          ". Every element must be stored once.");
+      pickle_.fail(pickle_.root().at, "two chunks of '{}' overlap: {} and {}. Every element must be stored once.",
+                   entry.name, to_string(*boxes[pair->first]), to_string(*boxes[pair->second]));
   }
 
   static constexpr int64_t kMaxElementBytes = 16;

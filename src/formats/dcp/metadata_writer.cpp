@@ -1,7 +1,7 @@
-#include "accelerate/utils/error.hpp"
 #include "formats/dcp/metadata.hpp"
 #include "formats/pickle.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -72,8 +72,8 @@ class MetadataWriter : PickleWriter {
   void tensor(const std::string& name, const DcpTensorInfo& info) {
     const auto* dtype = find_torch_dtype(info.dtype);
     if (!dtype)
-      throw CheckpointError("DCP metadata: tensor '" + name + "' has dtype " + c10::toString(info.dtype) +
-                            ", which has no name in Python's files. Convert it.");
+      raise<CheckpointError>("DCP metadata: tensor '{}' has dtype {}, which has no name in Python's files. Convert it.",
+                             name, c10::toString(info.dtype));
     object(kModule, "TensorStorageMetadata", [&] {
       field("properties"), bare_object(kModule, "TensorProperties"), mark();
       global("torch", std::string(dtype->name.substr(dtype->name.find('.') + 1)));

@@ -1,8 +1,9 @@
 #include <ATen/ops/empty.h>
 
-#include "accelerate/utils/error.hpp"
 #include "formats/dcp.hpp"
+#include "formats/similar_names.hpp"
 #include "formats/torch_archive.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -22,8 +23,8 @@ DcpMetadata read_metadata(const fs::path& folder) {
     else if (fs::exists(folder / "__0_0.distcp"))
       why =
           " Data files are there: the save did not finish, or .metadata, a hidden file, was not copied with the rest.";
-    throw CheckpointError("loading '" + folder.string() +
-                          "': found no file .metadata, which every distributed checkpoint has." + why);
+    raise<CheckpointError>("loading '{}': found no file .metadata, which every distributed checkpoint has.{}",
+                           folder.string(), why);
   }
   const InputFile file(path);
   std::string bytes(static_cast<size_t>(file.size()), '\0');
@@ -44,21 +45,14 @@ const DcpEntry* DcpCheckpoint::find(const std::string& name) const {
 
 const DcpEntry& DcpCheckpoint::entry(const std::string& name) const {
   if (const auto* found = find(name)) return *found;
-  // A common slip is a missing or extra prefix, so names with the same tail are what to show.
-  const auto tail = name.substr(name.find('.') + 1);
-  std::string near;
-  int shown = 0;
-  for (const auto& other : metadata_.entries)
-    if ((other.name.ends_with(tail) || name.ends_with(other.name)) && shown++ < 3)
-      near += (near.empty() ? " Did you mean '" : " or '") + other.name + "'";
-  throw CheckpointError("checkpoint '" + folder_.string() + "' has no '" + name + "'; it has " +
-                        std::to_string(metadata_.entries.size()) + " others." + (near.empty() ? "" : near + "?"));
+  raise<CheckpointError>("checkpoint '{}' has no '{}'; it has {} others.{}", folder_.string(), name,
+                         metadata_.entries.size(),
+                         similar_names(name, std::views::transform(metadata_.entries, &DcpEntry::name)));
 }
 
 const DcpTensorInfo& DcpCheckpoint::tensor(const std::string& name) const {
   if (const auto* info = std::get_if<DcpTensorInfo>(&entry(name).content)) return *info;
-  throw CheckpointError("checkpoint '" + folder_.string() + "': '" + name +
-                        "' is an object in bytes, expected a tensor.");
+  raise<CheckpointError>("checkpoint '{}': '{}' is an object in bytes, expected a tensor.", folder_.string(), name);
 }
 
 std::shared_ptr<const InputFile> DcpCheckpoint::file(const std::string& name) const {
@@ -69,7 +63,7 @@ std::shared_ptr<const InputFile> DcpCheckpoint::file(const std::string& name) co
 }
 
 std::string DcpCheckpoint::describe(const std::string& name, const DcpLocation& place) const {
-  return "item '" + name + "' in '" + (folder_ / place.file).string() + "'";
+  return fmt::format("item '{}' in '{}'", name, (folder_ / place.file).string());
 }
 
 struct DcpCheckpoint::Piece {
@@ -82,10 +76,10 @@ struct DcpCheckpoint::Piece {
 /// The saved parts that make up `box`, their places checked, nothing read of their elements yet.
 std::vector<DcpCheckpoint::Piece> DcpCheckpoint::find_pieces(const std::string& name, const DcpBox& box) const {
   const auto& info = tensor(name);
-  const auto of = "loading '" + name + "' from '" + folder_.string() + "': ";
+  const auto of = fmt::format("loading '{}' from '{}': ", name, folder_.string());
   if (!lies_within(box, info.sizes))
-    throw ShapeError(of + "the wanted part with " + to_string(box) + " does not lie within the saved tensor of size " +
-                     to_string(info.sizes) + ".");
+    raise<ShapeError>("{}the wanted part with {} does not lie within the saved tensor of size {}.", of, to_string(box),
+                      info.sizes);
 
   std::vector<Piece> pieces;
   int64_t covered = 0;
@@ -98,21 +92,22 @@ std::vector<DcpCheckpoint::Piece> DcpCheckpoint::find_pieces(const std::string& 
   }
   // Parts don't overlap, so a box is covered when the numbers of elements agree.
   if (const auto wanted = *checked_numel(box.sizes); covered != wanted) {
-    std::string saved;
-    for (const auto& chunk : info.chunks) saved += (saved.empty() ? "" : "; ") + to_string(chunk.box);
-    throw CheckpointError(of + "the wanted part with " + to_string(box) + " has " + std::to_string(wanted) +
-                          " elements, of which only " + std::to_string(covered) + " were saved (" +
-                          saved.substr(0, 500) + "). The save was incomplete: not all ranks took part.");
+    const auto saved = std::views::transform(info.chunks, [](const auto& chunk) { return to_string(chunk.box); });
+    raise<CheckpointError>(
+        "{}the wanted part with {} has {} elements, of which only {} were saved ({}). The save was incomplete: not all "
+        "ranks took part.",
+        of, to_string(box), wanted, covered, fmt::format("{}", fmt::join(saved, "; ")).substr(0, 500));
   }
   for (auto& piece : pieces) {
     const auto& place = piece.chunk->location;
     piece.file = file(place.file);
     piece.saved = TorchArchive(piece.file, place.offset, place.length, describe(name, place)).tensor();
     if (piece.saved.sizes != piece.chunk->box.sizes || piece.saved.dtype != info.dtype)
-      throw CheckpointError(describe(name, place) + ": found a tensor of size " + to_string(piece.saved.sizes) +
-                            " and dtype " + c10::toString(piece.saved.dtype) + ", expected size " +
-                            to_string(piece.chunk->box.sizes) + " and dtype " + c10::toString(info.dtype) +
-                            " as the metadata says. The files are of different saves, or offsets are wrong.");
+      raise<CheckpointError>(
+          "{}: found a tensor of size {} and dtype {}, expected size {} and dtype {} as the metadata says. The files "
+          "are of different saves, or offsets are wrong.",
+          describe(name, place), piece.saved.sizes, c10::toString(piece.saved.dtype), piece.chunk->box.sizes,
+          c10::toString(info.dtype));
   }
   return pieces;
 }
@@ -131,9 +126,8 @@ void DcpCheckpoint::copy_pieces(const std::vector<Piece>& pieces, const DcpBox& 
 
 void DcpCheckpoint::read_chunk(const std::string& name, const DcpBox& box, const at::Tensor& destination) const {
   if (destination.sizes() != box.sizes)
-    throw ShapeError("loading '" + name + "' from '" + folder_.string() + "': the destination has size " +
-                     to_string(destination.sizes().vec()) + ", expected that of the wanted part, " +
-                     to_string(box.sizes) + ".");
+    raise<ShapeError>("loading '{}' from '{}': the destination has size {}, expected that of the wanted part, {}.",
+                      name, folder_.string(), destination.sizes(), box.sizes);
   copy_pieces(find_pieces(name, box), box, destination);
 }
 
@@ -151,8 +145,7 @@ at::Tensor DcpCheckpoint::read_full(const std::string& name) const {
 c10::IValue DcpCheckpoint::read_object(const std::string& name) const {
   const auto* place = std::get_if<DcpLocation>(&entry(name).content);
   if (!place)
-    throw CheckpointError("checkpoint '" + folder_.string() + "': '" + name +
-                          "' is a tensor, expected an object in bytes.");
+    raise<CheckpointError>("checkpoint '{}': '{}' is a tensor, expected an object in bytes.", folder_.string(), name);
   return TorchArchive(file(place->file), place->offset, place->length, describe(name, *place)).value();
 }
 

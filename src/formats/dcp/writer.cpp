@@ -4,10 +4,10 @@
 
 #include <c10/core/GradMode.h>
 
-#include "accelerate/utils/error.hpp"
 #include "formats/dcp.hpp"
 #include "formats/torch_archive.hpp"
 #include "utils/atomic_file.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -18,18 +18,17 @@ namespace fs = std::filesystem;
 std::string data_file_name(int64_t rank) { return "__" + std::to_string(rank) + "_0.distcp"; }
 
 void check(const DcpTensorItem& item) {
-  const auto fail = [&](const std::string& what) {
-    throw ShapeError("writing a distributed checkpoint: '" + item.name + "' " + what);
+  const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
+    raise<ShapeError>("writing a distributed checkpoint: '{}' {}", item.name,
+                      fmt::format(what, std::forward<Args>(args)...));
   };
   if (!item.tensor.defined()) fail("has no tensor.");
   if (item.tensor.layout() != at::kStrided || item.tensor.is_meta())
     fail("is sparse or on the meta device, so it has no elements to write. Call to_dense() on it, or materialise it.");
   if (!checked_numel(item.sizes) || !lies_within(item.box, item.sizes))
-    fail("is the part with " + to_string(item.box) + ", which does not lie within a tensor of size " +
-         to_string(item.sizes) + ".");
+    fail("is the part with {}, which does not lie within a tensor of size {}.", to_string(item.box), item.sizes);
   if (item.tensor.sizes() != item.box.sizes)
-    fail("has size " + to_string(item.tensor.sizes().vec()) + ", expected that of its part, " +
-         to_string(item.box.sizes) + ".");
+    fail("has size {}, expected that of its part, {}.", item.tensor.sizes(), item.box.sizes);
 }
 
 /// Every element must be there once, else loading would fail or depend on the order of reading.
@@ -37,21 +36,20 @@ void check_cover(const DcpEntry& entry, const DcpTensorInfo& info) {
   std::vector<const DcpBox*> boxes;
   int64_t covered = 0;  // can't overflow: parts that don't overlap are within the tensor
   for (const auto& chunk : info.chunks) boxes.push_back(&chunk.box);
-  const auto fail = [&](const std::string& what) {
-    throw CheckpointError("writing DCP metadata: " + what + " of '" + entry.name + "', a tensor of size " +
-                          to_string(info.sizes) + ".");
+  const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
+    raise<CheckpointError>("writing DCP metadata: {} of '{}', a tensor of size {}.",
+                           fmt::format(what, std::forward<Args>(args)...), entry.name, info.sizes);
   };
   if (const auto pair = find_overlap(boxes)) {
     const auto &first = info.chunks[pair->first], &second = info.chunks[pair->second];
-    fail("ranks wrote overlapping parts, " + first.location.file + " " + to_string(first.box) + " and " +
-         second.location.file + " " + to_string(second.box) + ",");
+    fail("ranks wrote overlapping parts, {} {} and {} {},", first.location.file, to_string(first.box),
+         second.location.file, to_string(second.box));
   }
   for (const auto* box : boxes) covered += *checked_numel(box->sizes);
   if (covered != *checked_numel(info.sizes)) {
-    std::string parts;
-    for (const auto* box : boxes) parts += (parts.empty() ? "" : "; ") + to_string(*box);
-    fail("only " + std::to_string(covered) + " of " + std::to_string(*checked_numel(info.sizes)) +
-         " elements were written (" + parts.substr(0, 1000) + ")");
+    const auto parts = std::views::transform(boxes, [](const DcpBox* box) { return to_string(*box); });
+    fail("only {} of {} elements were written ({})", covered, *checked_numel(info.sizes),
+         fmt::format("{}", fmt::join(parts, "; ")).substr(0, 1000));
   }
 }
 
@@ -70,8 +68,10 @@ void prepare_dcp_folder(const fs::path& folder) {
   std::error_code failure;
   fs::create_directories(folder, failure);
   if (!fs::is_directory(folder))
-    throw CheckpointError("saving to '" + folder.string() + "': it can't be created as a folder (" + failure.message() +
-                          "). A file of this name may be in the way, or the rights are missing.");
+    raise<CheckpointError>(
+        "saving to '{}': it can't be created as a folder ({}). A file of this name may be in the way, or the rights "
+        "are missing.",
+        folder.string(), failure.message());
   fs::remove(folder / kDcpMetadataFile);
   const std::regex data("__\\d+_\\d+\\.distcp");
   std::vector<fs::path> old;
@@ -124,8 +124,9 @@ void write_dcp_metadata(const fs::path& folder, const std::vector<DcpRecord>& re
   DcpMetadata metadata;
   std::map<std::string, size_t> by_name;
   for (const auto& record : records) {
-    const auto fail = [&](const std::string& what) {
-      throw CheckpointError("writing DCP metadata: '" + record.name + "' in " + record.location.file + " " + what);
+    const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
+      raise<CheckpointError>("writing DCP metadata: '{}' in {} {}", record.name, record.location.file,
+                             fmt::format(what, std::forward<Args>(args)...));
     };
     const auto [found, fresh] = by_name.try_emplace(record.name, metadata.entries.size());
     if (fresh) {
@@ -141,11 +142,10 @@ void write_dcp_metadata(const fs::path& folder, const std::vector<DcpRecord>& re
     if (!record.is_tensor) continue;
     auto& info = std::get<DcpTensorInfo>(metadata.entries[found->second].content);
     if (info.dtype != record.dtype || info.sizes != record.sizes)
-      fail("is part of a tensor of size " + to_string(record.sizes) + " and dtype " + c10::toString(record.dtype) +
-           ", on another rank of size " + to_string(info.sizes) + " and dtype " + c10::toString(info.dtype) + ".");
+      fail("is part of a tensor of size {} and dtype {}, on another rank of size {} and dtype {}.", record.sizes,
+           c10::toString(record.dtype), info.sizes, c10::toString(info.dtype));
     if (!lies_within(record.box, info.sizes))
-      fail("has the part " + to_string(record.box) + ", which does not lie within the tensor of size " +
-           to_string(info.sizes) + ".");
+      fail("has the part {}, which does not lie within the tensor of size {}.", to_string(record.box), info.sizes);
     // A tensor without elements is written by every rank that has it; one entry is enough.
     if (*checked_numel(record.box.sizes) == 0 && !info.chunks.empty()) continue;
     info.chunks.push_back({record.box, record.location});

@@ -3,9 +3,9 @@
 
 #include <torch/torch.h>
 
-#include "accelerate/utils/error.hpp"
 #include "models/generation/logits.hpp"
 #include "models/generation/stop_strings.hpp"
+#include "utils/raise.hpp"
 
 // The rules of transformers, in which a row always has num_beams running beams and collects finished ones beside them.
 // Scores of tokens are tensors; the few beams of a row are plain data.
@@ -73,8 +73,7 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& atte
     const auto scores = process_scores(logits.log_softmax(-1), tokens, length - prompt, config);
     const int64_t vocabulary = scores.size(1);
     if (count > beams * vocabulary)
-      throw ConfigError("generate: num_beams is " + std::to_string(beams) + ", too many for a vocabulary of " +
-                        std::to_string(vocabulary) + ".");
+      raise<ConfigError>("generate: num_beams is {}, too many for a vocabulary of {}.", beams, vocabulary);
     auto sums = torch::empty({rows, beams}, torch::kFloat);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t b = 0; b < beams; ++b)
@@ -137,7 +136,7 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& atte
     }
     if (all_end || !any_improvable || (all_full && config.early_stopping == EarlyStopping::yes)) break;
     if (static_cast<int64_t>(parents.size()) != rows * beams)
-      throw InternalError("beam search: a row has fewer than " + std::to_string(beams) + " running beams.");
+      raise<InternalError>("beam search: a row has fewer than {} running beams.", beams);
     const auto order = torch::tensor(parents, at::kLong).to(input_ids.device()),
                next = torch::tensor(last, at::kLong).to(input_ids.device()).unsqueeze(1);
     decoder.reorder(order);

@@ -1,9 +1,9 @@
 #include <set>
 
 #include "accelerate/models/generate.hpp"
-#include "accelerate/utils/error.hpp"
 #include "models/check_field.hpp"
 #include "models/json_file.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -117,7 +117,7 @@ GenerationConfig GenerationConfig::from_pretrained(const fs::path& folder) {
   try {
     config.validate();
   } catch (const ConfigError& error) {
-    throw CheckpointError("'" + (folder / "generation_config.json").string() + "': " + error.what());
+    raise<CheckpointError>("'{}': {}", (folder / "generation_config.json").string(), error.what());
   }
   return config;
 }

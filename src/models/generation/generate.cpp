@@ -1,12 +1,10 @@
 #include "accelerate/models/generate.hpp"
 
-#include <sstream>
-
 #include <torch/torch.h>
 
-#include "accelerate/utils/error.hpp"
 #include "models/generation/logits.hpp"
 #include "models/generation/stop_strings.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -14,20 +12,18 @@ namespace {
 using at::Tensor;
 
 void check(const Tensor& input_ids, const Tensor& attention_mask) {
-  std::ostringstream text;
-  if (input_ids.dim() != 2 || input_ids.scalar_type() != at::kLong || input_ids.numel() == 0) {
-    text << "generate: input_ids has shape " << input_ids.sizes() << " and dtype " << input_ids.scalar_type()
-         << ", expected [B, T] of int64 with at least one token.";
-  } else if (attention_mask.defined() && attention_mask.sizes() != input_ids.sizes()) {
-    text << "generate: attention_mask has shape " << attention_mask.sizes() << ", but input_ids " << input_ids.sizes()
-         << ". Both are [B, T].";
-  } else if (attention_mask.defined() && !attention_mask.select(1, -1).to(at::kBool).all().item<bool>()) {
-    text << "generate: the last token of a row is padding, expected padding on the left only. Tokenizer::encode_batch "
-            "pads so.";
-  } else {
-    return;
-  }
-  throw ShapeError(text.str());
+  if (input_ids.dim() != 2 || input_ids.scalar_type() != at::kLong || input_ids.numel() == 0)
+    raise<ShapeError>(
+        "generate: input_ids has shape {} and dtype {}, expected [B, T] of int64 with at least one token.",
+        input_ids.sizes(), c10::toString(input_ids.scalar_type()));
+  if (!attention_mask.defined()) return;
+  if (attention_mask.sizes() != input_ids.sizes())
+    raise<ShapeError>("generate: attention_mask has shape {}, but input_ids {}. Both are [B, T].",
+                      attention_mask.sizes(), input_ids.sizes());
+  if (!attention_mask.select(1, -1).to(at::kBool).all().item<bool>())
+    throw ShapeError(
+        "generate: the last token of a row is padding, expected padding on the left only. Tokenizer::encode_batch pads "
+        "so.");
 }
 
 Tensor is_any_of(const Tensor& tokens, const std::vector<int64_t>& ids) {
@@ -79,16 +75,18 @@ Tensor generate(const CausalForward& forward, const Tensor& input_ids, const Gen
     throw ConfigError("generate: neither max_new_tokens nor max_length is given. Say how long the result may get.");
   const int64_t max_length = config.max_new_tokens ? prompt + *config.max_new_tokens : *config.max_length;
   if (max_length <= prompt)
-    throw ConfigError("generate: the prompts have " + std::to_string(prompt) + " tokens and max_length is " +
-                      std::to_string(max_length) +
-                      ", which leaves no room for new ones. Raise it, or set max_new_tokens.");
+    raise<ConfigError>(
+        "generate: the prompts have {} tokens and max_length is {}, which leaves no room for new ones. Raise it, or "
+        "set max_new_tokens.",
+        prompt, max_length);
   const torch::NoGradGuard no_grad;
   const StopStrings stops(config, options.tokenizer);
   Decoder decoder(forward, options.attention_mask, max_length);
   if (config.num_beams > 1) {
     if (options.on_tokens)
-      throw ConfigError("generate: on_tokens is set, but with num_beams = " + std::to_string(config.num_beams) +
-                        " tokens are not final before the end. Set num_beams = 1.");
+      raise<ConfigError>(
+          "generate: on_tokens is set, but with num_beams = {} tokens are not final before the end. Set num_beams = 1.",
+          config.num_beams);
     return beam_search(decoder, input_ids, options.attention_mask, max_length, config, stops, options.generator);
   }
   const int64_t padding = config.pad_token_id.value_or(config.eos_token_id.empty() ? 0 : config.eos_token_id.front());

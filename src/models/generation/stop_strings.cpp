@@ -1,20 +1,19 @@
 #include "models/generation/stop_strings.hpp"
+#include "utils/raise.hpp"
 
 #include <algorithm>
 
 #include <ATen/ops/empty.h>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate::models {
 
 StopStrings::StopStrings(const GenerationConfig& config, const std::optional<Tokenizer>& tokenizer)
     : strings_(config.stop_strings), tokenizer_(tokenizer) {
   if (!strings_.empty() && !tokenizer_)
-    throw ConfigError(
-        "generate: stop_strings has " + std::to_string(strings_.size()) + " of them (the first one is '" +
-        strings_.front() +
-        "'), but there is no tokenizer to find them with. Set GenerateOptions::tokenizer to the model's.");
+    raise<ConfigError>(
+        "generate: stop_strings has {} of them (the first one is '{}'), but there is no tokenizer to find them with. "
+        "Set GenerateOptions::tokenizer to the model's.",
+        strings_.size(), strings_.front());
   for (const auto& text : strings_) longest_ = std::max(longest_, text.size());
 }
 

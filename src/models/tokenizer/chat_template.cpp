@@ -1,7 +1,7 @@
 #include <regex>
 
-#include "accelerate/utils/error.hpp"
 #include "models/tokenizer/content.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -67,9 +67,9 @@ std::string render_chat(const std::string& chat_template, const std::vector<Chat
         "the prompt's text yourself.");
   const auto form = recognise(chat_template);
   if (!form)
-    throw CheckpointError(
+    raise<CheckpointError>(
         "Tokenizer::apply_chat_template: the template is not of a known form, expected ChatML (<|im_start|>role ... "
-        "<|im_end|>). Build the prompt's text yourself. It begins: " +
+        "<|im_end|>). Build the prompt's text yourself. It begins: {}",
         chat_template.substr(0, 200));
   std::string text;
   const auto turn = [&](const std::string& role, const std::string& content) {

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 
 #include "accelerate/formats/gguf.hpp"
-#include "accelerate/utils/error.hpp"
 #include "models/json_file.hpp"
 #include "models/tokenizer/content.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -23,13 +23,15 @@ constexpr const char* kQwen2Pattern =
 
 SplitStep digits(bool individual) { return {Pattern(individual ? R"(\p{N})" : R"(\p{N}+)")}; }
 
-[[noreturn]] void fail(const fs::path& path, const std::string& what) {
-  throw CheckpointError("tokenizer '" + path.string() + "': " + what);
+template <class... Args>
+[[noreturn]] void refuse_file(const fs::path& path, fmt::format_string<Args...> what, Args&&... args) {
+  raise<CheckpointError>("tokenizer '{}': {}", path.string(), fmt::format(what, std::forward<Args>(args)...));
 }
 
 json read_json(const fs::path& path) {
   auto value = json::parse(read_text_file(path), nullptr, false);
-  if (!value.is_object()) fail(path, "it is not a JSON object. It is probably truncated: copy or download it again.");
+  if (!value.is_object())
+    refuse_file(path, "it is not a JSON object. It is probably truncated: copy or download it again.");
   return value;
 }
 
@@ -47,15 +49,15 @@ class TokenizerJson {
       if (root_.contains("post_processor")) read_post_processor(root_["post_processor"]);
       if (root_.contains("decoder")) check_decoder(root_["decoder"]);
     } catch (const json::exception& error) {
-      fail(path_, std::string("a field is not of the form that the format has: ") + error.what());
+      refuse_file(path_, "a field is not of the form that the format has: {}", error.what());
     }
     return std::move(parts_);
   }
 
  private:
   [[noreturn]] void unsupported(const std::string& what, const json& found) const {
-    fail(path_, what + " " + found.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 200) +
-                    " is not supported; this is a byte-level BPE tokenizer.");
+    refuse_file(path_, "{} {} is not supported; this is a byte-level BPE tokenizer.", what,
+                found.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 200));
   }
   static std::string type_of(const json& part) { return part.at("type").get<std::string>(); }
 
@@ -69,7 +71,7 @@ class TokenizerJson {
     parts_.whole_words = model.value("ignore_merges", false);
     for (const auto& [token, id] : model.at("vocab").items()) {
       const auto place = id.get<size_t>();
-      if (place > 100'000'000) fail(path_, "the token '" + token + "' has the id " + id.dump() + ". It is damaged.");
+      if (place > 100'000'000) refuse_file(path_, "the token '{}' has the id {}. It is damaged.", token, id.dump());
       if (place >= parts_.tokens.size()) parts_.tokens.resize(place + 1);
       parts_.tokens[place] = token;
     }
@@ -81,7 +83,7 @@ class TokenizerJson {
       const auto& line = merge.get_ref<const std::string&>();
       const auto space = line.find(' ');
       if (space == std::string::npos)
-        fail(path_, "the merge '" + line + "' has no space between its parts. It is damaged.");
+        refuse_file(path_, "the merge '{}' has no space between its parts. It is damaged.", line);
       parts_.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
     }
   }
@@ -163,7 +165,7 @@ TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges) {
   const auto ids = read_json(vocab);
   for (const auto& [token, id] : ids.items()) {
     if (!id.is_number_unsigned() || id.get<size_t>() > 100'000'000)
-      fail(vocab, "the token '" + token + "' has no valid id. It is damaged.");
+      refuse_file(vocab, "the token '{}' has no valid id. It is damaged.", token);
     if (id.get<size_t>() >= parts.tokens.size()) parts.tokens.resize(id.get<size_t>() + 1);
     parts.tokens[id.get<size_t>()] = token;
   }
@@ -177,7 +179,7 @@ TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges) {
     const auto space = line.find(' ');
     if (line.empty() || comment) continue;
     if (space == std::string::npos)
-      fail(merges, "the line '" + line + "' has no space between its parts. It is damaged.");
+      refuse_file(merges, "the line '{}' has no space between its parts. It is damaged.", line);
     parts.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
   }
   parts.pre_tokenizers.emplace_back(SplitStep{Pattern(kGpt2Pattern)});
@@ -220,9 +222,10 @@ std::vector<PreTokenizerStep> pre_tokenizer_of(const std::string& name, const fs
   if (name == "gpt-2") return {SplitStep{Pattern(kGpt2Pattern)}};
   if (name == "llama-bpe") return {SplitStep{Pattern(kLlama3Pattern)}};
   if (name == "qwen2") return {SplitStep{Pattern(kQwen2Pattern)}};
-  fail(path, "its text is cut the way of '" + name +
-                 "' (tokenizer.ggml.pre), expected one of smollm, gpt-2, llama-bpe, qwen2, starcoder, refact, "
-                 "command-r. Use the model's tokenizer.json.");
+  refuse_file(path,
+              "its text is cut the way of '{}' (tokenizer.ggml.pre), expected one of smollm, gpt-2, "
+              "llama-bpe, qwen2, starcoder, refact, command-r. Use the model's tokenizer.json.",
+              name);
 }
 
 TokenizerParts read_gguf(const fs::path& path) {
@@ -234,17 +237,18 @@ TokenizerParts read_gguf(const fs::path& path) {
   };
   const auto* tokens = metadata.find_as<std::vector<std::string>>("tokenizer.ggml.tokens");
   const auto* merges = metadata.find_as<std::vector<std::string>>("tokenizer.ggml.merges");
-  if (!tokens) fail(path, "it has no vocabulary (tokenizer.ggml.tokens).");
+  if (!tokens) refuse_file(path, "it has no vocabulary (tokenizer.ggml.tokens).");
   if (text("tokenizer.ggml.model") != "gpt2" || !merges)
-    fail(path, "its vocabulary is of the kind '" + text("tokenizer.ggml.model") +
-                   "', expected 'gpt2', byte-level BPE with merges. Use another tokenizer, such as the sentencepiece "
-                   "library.");
+    refuse_file(path,
+                "its vocabulary is of the kind '{}', expected 'gpt2', byte-level BPE with merges. Use "
+                "another tokenizer, such as the sentencepiece library.",
+                text("tokenizer.ggml.model"));
   TokenizerParts parts;
   parts.tokens = *tokens;
   for (const auto& merge : *merges) {
     const auto space = merge.find(' ', 1);
     if (space == std::string::npos)
-      fail(path, "the merge '" + merge + "' has no space between its parts. It is damaged.");
+      refuse_file(path, "the merge '{}' has no space between its parts. It is damaged.", merge);
     parts.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
   }
   if (const auto* kinds = metadata.find_as<std::vector<int64_t>>("tokenizer.ggml.token_type");
@@ -284,9 +288,10 @@ TokenizerParts read_tokenizer(const fs::path& path) {
   } else if (fs::exists(folder / "vocab.json") && fs::exists(folder / "merges.txt")) {
     parts = read_vocabulary(folder / "vocab.json", folder / "merges.txt");
   } else {
-    fail(path,
-         "the folder has neither tokenizer.json nor vocab.json with merges.txt. Copy the tokenizer's files beside the "
-         "model.");
+    refuse_file(
+        path,
+        "the folder has neither tokenizer.json nor vocab.json with merges.txt. Copy the tokenizer's files beside the "
+        "model.");
   }
   read_settings(folder, parts);
   return parts;

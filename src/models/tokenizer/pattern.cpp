@@ -1,10 +1,9 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 
 #include "models/tokenizer/pattern.hpp"
+#include "utils/raise.hpp"
 
 #include <pcre2.h>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -29,7 +28,7 @@ std::string with_unicode_space(const std::string& expression) {
       } else if (escaped == 'S' && !in_class) {
         result += "[^" + std::string(kSpace) + "]";
       } else if (escaped == 'S') {
-        throw CheckpointError("tokenizer pattern '" + expression + "': \\S within [] is not supported.");
+        raise<CheckpointError>("tokenizer pattern '{}': \\S within [] is not supported.", expression);
       } else {
         result += {c, escaped};
       }
@@ -50,9 +49,7 @@ struct Pattern::Code {
     PCRE2_SIZE place = 0;
     compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
                              options | PCRE2_UTF | PCRE2_UCP | PCRE2_NO_UTF_CHECK, &error, &place, nullptr);
-    if (!compiled)
-      throw CheckpointError("tokenizer pattern '" + expression + "': " + message(error) + " at byte " +
-                            std::to_string(place) + ".");
+    if (!compiled) raise<CheckpointError>("tokenizer pattern '{}': {} at byte {}.", expression, message(error), place);
     pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // where that is not available it is interpreted
   }
   ~Code() { pcre2_code_free(compiled); }
@@ -84,8 +81,7 @@ void Pattern::split(std::string_view text, bool keep_matches, std::vector<std::s
                                   PCRE2_NO_UTF_CHECK, data.get(), nullptr);
     if (found == PCRE2_ERROR_NOMATCH) break;
     if (found < 0)
-      throw ResourceError("tokenizing " + std::to_string(text.size()) + " bytes: " + message(found) +
-                          ". Tokenize shorter texts.");
+      raise<ResourceError>("tokenizing {} bytes: {}. Tokenize shorter texts.", text.size(), message(found));
     const size_t begin = range[0], end = range[1];
     if (end == begin) {  // an empty match cuts nothing; on to the next character
       do ++from;

@@ -7,10 +7,10 @@
 #include <unicode/normalizer2.h>
 #include <unicode/unistr.h>
 
-#include "accelerate/utils/error.hpp"
 #include "models/tokenizer/byte_level.hpp"
 #include "models/tokenizer/content.hpp"
 #include "models/tokenizer/utf8.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -21,11 +21,11 @@ std::string normalize(const std::string& text, Normalization form) {
                            : form == Normalization::nfd  ? icu::Normalizer2::getNFDInstance(error)
                            : form == Normalization::nfkc ? icu::Normalizer2::getNFKCInstance(error)
                                                          : icu::Normalizer2::getNFKDInstance(error);
-  if (U_FAILURE(error)) throw InternalError(std::string("ICU's normalizer: ") + u_errorName(error));
+  if (U_FAILURE(error)) raise<InternalError>("ICU's normalizer: {}", u_errorName(error));
   const bool ascii = std::all_of(text.begin(), text.end(), [](char c) { return static_cast<signed char>(c) >= 0; });
   if (ascii) return text;
   const auto normal = normalizer->normalize(icu::UnicodeString::fromUTF8(text), error);
-  if (U_FAILURE(error)) throw InternalError(std::string("ICU's normalizer: ") + u_errorName(error));
+  if (U_FAILURE(error)) raise<InternalError>("ICU's normalizer: {}", u_errorName(error));
   std::string result;
   normal.toUTF8String(result);
   return result;
@@ -61,11 +61,13 @@ void split_added(std::string_view text, const std::array<std::vector<const Added
 }  // namespace
 
 Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : parts(std::move(given)) {
-  const auto fail = [&](const std::string& what) { throw CheckpointError("tokenizer '" + file + "': " + what); };
+  const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
+    raise<CheckpointError>("tokenizer '{}': {}", file, fmt::format(what, std::forward<Args>(args)...));
+  };
   std::unordered_map<std::string, int32_t> id_of_bytes;
   for (const auto& token : parts.added) {
     if (token.id < 0 || token.id > 100'000'000)
-      fail("the added token '" + token.content + "' has the id " + std::to_string(token.id) + ". The file is damaged.");
+      fail("the added token '{}' has the id {}. The file is damaged.", token.content, token.id);
     if (static_cast<size_t>(token.id) >= parts.tokens.size()) parts.tokens.resize(static_cast<size_t>(token.id) + 1);
     parts.tokens[static_cast<size_t>(token.id)] = token.content;
   }
@@ -90,8 +92,10 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
   for (const auto& [left, right] : parts.merges) {
     const auto a = ids.find(left), b = ids.find(right), both = ids.find(left + right);
     if (a == ids.end() || b == ids.end() || both == ids.end())
-      fail("the merge of '" + left + "' and '" + right +
-           "' is of tokens that the vocabulary lacks. The files are of different tokenizers, or damaged.");
+      fail(
+          "the merge of '{}' and '{}' is of tokens that the vocabulary lacks. The files are of different "
+          "tokenizers, or damaged.",
+          left, right);
     merges.push_back(
         {static_cast<int32_t>(a->second), static_cast<int32_t>(b->second), static_cast<int32_t>(both->second)});
   }
@@ -111,8 +115,7 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
                        [](const AddedToken* a, const AddedToken* b) { return a->content.size() > b->content.size(); });
   for (const auto& id : {parts.bos, parts.eos, parts.pad})
     if (id && (*id < 0 || static_cast<size_t>(*id) >= size))
-      fail("a special token has the id " + std::to_string(*id) + ", and there are " + std::to_string(size) +
-           " tokens. The file is damaged.");
+      fail("a special token has the id {}, and there are {} tokens. The file is damaged.", *id, size);
 }
 
 void Tokenizer::Content::encode(std::string_view text, std::vector<int64_t>& out) const {
@@ -199,8 +202,8 @@ std::string Tokenizer::decode(const std::vector<int64_t>& ids, bool skip_special
 
 const std::string& Tokenizer::token_bytes(int64_t id) const {
   if (id < 0 || id >= vocab_size())
-    throw ShapeError("Tokenizer: there is no token " + std::to_string(id) + "; ids are 0 to " +
-                     std::to_string(vocab_size() - 1) + ". Are the ids of another model?");
+    raise<ShapeError>("Tokenizer: there is no token {}; ids are 0 to {}. Are the ids of another model?", id,
+                      vocab_size() - 1);
   return content_->bytes[static_cast<size_t>(id)];
 }
 
