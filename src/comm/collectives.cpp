@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
 #include "utils/environment.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 
@@ -14,7 +14,7 @@ Reduction reduction_from_string(std::string_view text) {
   if (text == "mean") return Reduction::mean;
   if (text == "max") return Reduction::max;
   if (text == "none") return Reduction::none;
-  throw ConfigError("reduce: reduction is '" + std::string(text) + "', expected sum, mean, max or none");
+  raise<ConfigError>("reduce: reduction is '{}', expected sum, mean, max or none", text);
 }
 
 namespace comm {
@@ -121,21 +121,17 @@ std::string broadcast_bytes(const std::string& bytes, int64_t from_process) {
 void verify_shapes(const char* operation, const std::vector<at::Tensor>& tensors) {
   Group* world = group();
   if (!world || !world->debug()) return;
-  std::string shapes;
-  for (const auto& tensor : tensors) {
-    shapes += (shapes.empty() ? "" : ", ") + std::string("[");
-    for (int64_t dim = 0; dim < tensor.dim(); ++dim) shapes += (dim ? ", " : "") + std::to_string(tensor.size(dim));
-    shapes += "] " + std::string(at::toString(tensor.scalar_type()));
-  }
-  const auto all = all_gather_bytes(shapes);
+  std::vector<std::string> shapes;
+  for (const auto& tensor : tensors)
+    shapes.push_back(fmt::format("{} {}", tensor.sizes(), at::toString(tensor.scalar_type())));
+  const auto all = all_gather_bytes(fmt::format("{}", fmt::join(shapes, ", ")));
   if (std::all_of(all.begin(), all.end(), [&](const auto& other) { return other == all.front(); })) return;
-  std::string message = std::string(operation) +
-                        ": the ranks' tensors differ in shape, and this operation needs equal shapes on all of them; "
-                        "pad_across_processes makes them equal.\nOperation: `" +
-                        operation + "`\nInput shapes:";
-  for (size_t rank = 0; rank < all.size(); ++rank)
-    message += "\n  - Process " + std::to_string(rank) + ": " + all[rank];
-  throw DistributedOperationException(message);
+  std::string lines;
+  for (size_t rank = 0; rank < all.size(); ++rank) lines += fmt::format("\n  - Process {}: {}", rank, all[rank]);
+  raise<DistributedOperationException>(
+      "{0}: the ranks' tensors differ in shape, and this operation needs equal shapes on all of them; "
+      "pad_across_processes makes them equal.\nOperation: `{0}`\nInput shapes:{1}",
+      operation, lines);
 }
 
 }  // namespace comm

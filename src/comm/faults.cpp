@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "accelerate/utils/error.hpp"
 #include "comm/group_impl.hpp"
+#include "comm/rank_list.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::comm {
 namespace {
@@ -35,25 +36,23 @@ std::string text_of(const std::exception& error) {
 
 void Group::Impl::check_usable(const char* operation) const {
   if (const std::string failure = progress->failure(); !failure.empty())
-    throw CommError(std::string(operation) + " on rank " + std::to_string(own()) +
-                    ": the process group is not usable any more: " + failure);
+    raise<CommError>("{} on rank {}: the process group is not usable any more: {}", operation, own(), failure);
 }
 
 void Group::Impl::fail(const std::string& what, const std::string& key, const std::vector<int64_t>& ranks) {
   const GroupStatus mine = progress->status().groups.at(key);
-  std::string message = mine.operation + " (collective " + std::to_string(mine.sequence) + " of the " + mine.name +
-                        ", " + options.backend + ") on rank " + std::to_string(own()) + ": ";
-  if (const std::string failure = progress->failure(); !failure.empty()) throw CommError(message + failure);
+  const auto where = fmt::format("{} (collective {} of the {}, {}) on rank {}", mine.operation, mine.sequence,
+                                 mine.name, options.backend, own());
+  if (const std::string failure = progress->failure(); !failure.empty()) raise<CommError>("{}: {}", where, failure);
   bool store_is_gone = false;
   const auto peers = watchdog->ask_peers(std::chrono::milliseconds(1500), store_is_gone);
-  message += "no result after " + seconds(std::chrono::milliseconds(mine.age_ms)) + " (limit " +
-             seconds(options.timeout) + ")";
-  std::string late, arrived, cause;
+  std::string late, cause;
+  std::vector<int64_t> arrived;
   for (int64_t rank = 0; rank < static_cast<int64_t>(peers.size()); ++rank) {
     if (rank == own()) continue;
     const auto& peer = peers[static_cast<size_t>(rank)];
     const bool member = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-    std::string line = "\n  rank " + std::to_string(rank) + (member ? "" : " (of another group)");
+    const auto line = fmt::format("\n  rank {}{}", rank, member ? "" : " (of another group)");
     if (!peer) {
       if (rank == 0 && store_is_gone) late += line + " has gone: its process ended (it served the store)";
       else if (store_is_gone) continue;  // nobody can be asked any more
@@ -69,23 +68,17 @@ void Group::Impl::fail(const std::string& what, const std::string& key, const st
     const auto found = peer->groups.find(key);
     const GroupStatus here = found == peer->groups.end() ? GroupStatus{} : found->second;
     if (peer->note == "left") {
-      late += line + " has left: it ended normally after collective " + std::to_string(here.sequence) + " (" +
-              here.operation + ")";
+      late +=
+          fmt::format("{} has left: it ended normally after collective {} ({})", line, here.sequence, here.operation);
     } else if (here.sequence < mine.sequence ||
                (here.sequence == mine.sequence && !here.inside && here.operation != mine.operation)) {
       late += line + " has not arrived: it " + whereabouts(*peer, key, here);
     } else if (here.operation != mine.operation && here.sequence == mine.sequence) {
-      late += line + " is elsewhere: its collective " + std::to_string(here.sequence) + " is " + here.operation;
+      late += fmt::format("{} is elsewhere: its collective {} is {}", line, here.sequence, here.operation);
     } else {
-      arrived += (arrived.empty() ? " Arrived: rank " : ", ") + std::to_string(rank);
+      arrived.push_back(rank);
     }
   }
-  if (!late.empty()) message += ". Missing:" + late + "\n ";
-  message += arrived.empty() ? "" : arrived + ".";
-  message +=
-      " All ranks must call the same collectives in the same order; look first at the output of the ranks named above. "
-      "(" +
-      what + ")";
   {
     std::lock_guard lock(progress->mutex);
     progress->peer_failure = "an earlier collective failed: " + what;
@@ -96,7 +89,12 @@ void Group::Impl::fail(const std::string& what, const std::string& key, const st
                              (!cause.empty() ? cause
                               : late.empty() ? what
                                              : "missing:" + late));
-  throw CommError(message);
+  raise<CommError>(
+      "{}: no result after {} (limit {}){}{} All ranks must call the same collectives in the same order; look first at "
+      "the output of the ranks named above. ({})",
+      where, seconds(std::chrono::milliseconds(mine.age_ms)), seconds(options.timeout),
+      late.empty() ? "" : fmt::format(". Missing:{}\n ", late),
+      arrived.empty() ? "" : fmt::format(" Arrived: rank {}.", list_of(arrived)), what);
 }
 
 void Group::announce_failure(const std::string& reason) noexcept {

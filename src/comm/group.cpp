@@ -5,12 +5,12 @@
 
 #include <numeric>
 
-#include "accelerate/utils/error.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/dry_process_group.hpp"
 #include "comm/group_impl.hpp"
 #include "comm/rank_list.hpp"
 #include "comm/store.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::comm {
 namespace {
@@ -29,11 +29,10 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const c10::intrusive_p
                                     .timeout = options.timeout,
                                     .ranks = std::vector<int>(ranks.begin(), ranks.end())});
     } catch (const std::exception& error) {
-      throw CommError("joining the process group: rank " + std::to_string(ranks[static_cast<size_t>(options.rank)]) +
-                      " could not connect to its peers by " + options.backend +
-                      "; a peer may have failed while joining, or the network interface is wrong (GLOO_SOCKET_IFNAME "
-                      "selects one). (" +
-                      error.what() + ")");
+      raise<CommError>(
+          "joining the process group: rank {} could not connect to its peers by {}; a peer may have failed while "
+          "joining, or the network interface is wrong (GLOO_SOCKET_IFNAME selects one). ({})",
+          ranks[static_cast<size_t>(options.rank)], options.backend, error.what());
     }
   }();
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(options.rank),

@@ -1,8 +1,8 @@
 #include <ATen/ATen.h>
 
-#include "accelerate/utils/error.hpp"
 #include "comm/compat.hpp"
 #include "comm/group_impl.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::comm {
 namespace {
@@ -14,19 +14,20 @@ void check_reducible(const at::Tensor& tensor, Reduction reduction) {
   if (is_one_of(type, at::kByte, at::kChar, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble))
     return;
   if (reduction != Reduction::max && is_one_of(type, at::kComplexFloat, at::kComplexDouble)) return;
-  throw ShapeError(std::string("reduce: found a tensor of type ") + at::toString(type) + ", which has no " +
-                   (reduction == Reduction::max ? "maximum" : "sum") +
-                   " in the back ends, expected Bool, an integer up to 64 bits, Half, BFloat16, Float, Double or, for "
-                   "sums, a complex type; convert it first");
+  raise<ShapeError>(
+      "reduce: found a tensor of type {}, which has no {} in the back ends, expected Bool, an integer up to 64 bits, "
+      "Half, BFloat16, Float, Double or, for sums, a complex type; convert it first",
+      at::toString(type), reduction == Reduction::max ? "maximum" : "sum");
 }
 
 }  // namespace
 
 void Group::Impl::check_device(const char* operation, const at::Tensor& tensor) const {
   if (tensor.device().type() != options.device.type() && !(options.dry && tensor.is_meta()))
-    throw ShapeError(std::string(operation) + ": found a tensor on " + tensor.device().str() + ", expected one on " +
-                     options.device.str() + ", which the back end '" + options.backend +
-                     "' serves; move it there first (send_to_device)");
+    raise<ShapeError>(
+        "{}: found a tensor on {}, expected one on {}, which the back end '{}' serves; move it there first "
+        "(send_to_device)",
+        operation, tensor.device().str(), options.device.str(), options.backend);
 }
 
 at::Tensor Group::all_gather(const at::Tensor& tensor) {
@@ -47,8 +48,7 @@ at::Tensor Group::all_gather(const at::Tensor& tensor) {
 at::Tensor Group::broadcast(const at::Tensor& tensor, int64_t from) {
   impl_->check_device("broadcast", tensor);
   if (from < 0 || from >= world_size())
-    throw ConfigError("broadcast: from_process is " + std::to_string(from) + ", expected a rank from 0 to " +
-                      std::to_string(world_size() - 1));
+    raise<ConfigError>("broadcast: from_process is {}, expected a rank from 0 to {}", from, world_size() - 1);
   at::Tensor output = tensor.detach().clone(at::MemoryFormat::Contiguous);
   if (output.numel() == 0) {
     barrier();

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -7,10 +10,6 @@
 namespace accelerate::comm {
 
 /// "0, 2, 5", for messages.
-inline std::string list_of(const std::vector<int64_t>& ranks) {
-  std::string text;
-  for (const int64_t rank : ranks) text += (text.empty() ? "" : ", ") + std::to_string(rank);
-  return text;
-}
+inline std::string list_of(const std::vector<int64_t>& ranks) { return fmt::format("{}", fmt::join(ranks, ", ")); }
 
 }  // namespace accelerate::comm

@@ -10,9 +10,9 @@
 #include <cerrno>
 #include <cstring>
 
-#include "accelerate/utils/error.hpp"
 #include "comm/rank_list.hpp"
 #include "utils/environment.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::comm {
 namespace {
@@ -29,9 +29,10 @@ int listen_on_loopback(uint16_t port) {
   if (::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || ::listen(fd, 2048) != 0) {
     const std::string why = std::strerror(errno);
     ::close(fd);
-    throw ConfigError("rendezvous: can't listen on 127.0.0.1:" + std::to_string(port) + " (" + why +
-                      "), where rank 0 must serve the other ranks; another job probably uses this port. Choose another "
-                      "with MASTER_PORT or --main_process_port (0 picks a free one)");
+    raise<ConfigError>(
+        "rendezvous: can't listen on 127.0.0.1:{} ({}), where rank 0 must serve the other ranks; another job probably "
+        "uses this port. Choose another with MASTER_PORT or --main_process_port (0 picks a free one)",
+        port, why);
   }
   return fd;
 }
@@ -56,14 +57,14 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
         c10::make_intrusive<c10d::TCPStore>(is_loopback(options.master_addr) ? "127.0.0.1" : options.master_addr, tcp);
   } catch (const std::exception& error) {
     if (tcp.isServer)
-      throw ConfigError("rendezvous: rank 0 can't serve the store on " + where +
-                        "; the port is probably busy: choose another with MASTER_PORT or --main_process_port. (" +
-                        error.what() + ")");
-    throw CommError(
-        "rendezvous: rank " + std::to_string(options.rank) + " can't reach rank 0's store on " + where + " within " +
-        std::to_string(options.timeout.count() / 1000) +
-        " s; rank 0 may not have started or a firewall may be in the way: check MASTER_ADDR and MASTER_PORT. (" +
-        error.what() + ")");
+      raise<ConfigError>(
+          "rendezvous: rank 0 can't serve the store on {}; the port is probably busy: choose another with MASTER_PORT "
+          "or --main_process_port. ({})",
+          where, error.what());
+    raise<CommError>(
+        "rendezvous: rank {} can't reach rank 0's store on {} within {} s; rank 0 may not have started or a firewall "
+        "may be in the way: check MASTER_ADDR and MASTER_PORT. ({})",
+        options.rank, where, options.timeout.count() / 1000, error.what());
   }
   // A restarted job must not read the keys of the attempt before.
   store = c10::make_intrusive<c10d::PrefixStore>(
@@ -79,13 +80,14 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
       for (int64_t rank = 0; rank < options.world_size; ++rank)
         if (!store->check({keys[static_cast<size_t>(rank)]})) missing.push_back(rank);
     } catch (const std::exception&) {
-      throw CommError("rendezvous: rank 0's store on " + where +
-                      " went away while waiting for the other ranks; look at rank 0's own error");
+      raise<CommError>(
+          "rendezvous: rank 0's store on {} went away while waiting for the other ranks; look at rank 0's own error",
+          where);
     }
-    throw CommError(
-        "rendezvous on " + where + ": rank(s) " + list_of(missing) + " of " + std::to_string(options.world_size) +
-        " did not check in within " + std::to_string(options.timeout.count() / 1000) +
-        " s; they may have failed before joining: look at their output, or raise InitProcessGroupKwargs::timeout");
+    raise<CommError>(
+        "rendezvous on {}: rank(s) {} of {} did not check in within {} s; they may have failed before joining: look at "
+        "their output, or raise InitProcessGroupKwargs::timeout",
+        where, list_of(missing), options.world_size, options.timeout.count() / 1000);
   }
   return store;
 }

@@ -1,7 +1,7 @@
 #include "accelerate/parallel/megatron_lm_plugin.hpp"
 
-#include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 
@@ -62,8 +62,7 @@ MegatronLMPlugin resolve(MegatronLMPlugin plugin) {
   const auto degree = [&](std::optional<int64_t>& field, const char* name, int64_t otherwise = 1) {
     integer(field, name, otherwise);
     if (*field < 1)
-      throw ConfigError(std::string("Megatron-LM plugin: the setting of ") + name + " is " + std::to_string(*field) +
-                        ", expected 1 at least");
+      raise<ConfigError>("Megatron-LM plugin: the setting of {} is {}, expected 1 at least", name, *field);
   };
   const auto number = [](std::optional<double>& field, const char* name, double otherwise) {
     if (!field) field = environment::number(name).value_or(otherwise);

@@ -6,8 +6,8 @@
 #include <array>
 #include <cctype>
 
-#include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -35,9 +35,9 @@ Names enabled(std::initializer_list<std::pair<const char*, bool>> axes) {
   return names;
 }
 
-[[noreturn]] void refuse(const std::string& text) { throw ConfigError("ParallelismConfig: " + text); }
-
-std::string text(int64_t number) { return std::to_string(number); }
+template <class... Args> [[noreturn]] void refuse_parallelism(fmt::format_string<Args...> text, Args&&... args) {
+  raise<ConfigError>("ParallelismConfig: {}", fmt::format(text, std::forward<Args>(args)...));
+}
 
 void warn_on_rank_zero(const std::string& warnings) {
   if (!warnings.empty() && environment::integer({"RANK"}).value_or(0) == 0) TORCH_WARN("ParallelismConfig:", warnings);
@@ -47,8 +47,9 @@ TorchContextParallelConfig resolve_handler(TorchContextParallelConfig handler) {
   if (!handler.cp_comm_strategy)
     handler.cp_comm_strategy = environment::text("PARALLELISM_CONFIG_CP_COMM_STRATEGY").value_or("allgather");
   if (*handler.cp_comm_strategy != "allgather" && *handler.cp_comm_strategy != "alltoall")
-    refuse("cp_comm_strategy is '" + *handler.cp_comm_strategy +
-           "', expected allgather or alltoall; see PARALLELISM_CONFIG_CP_COMM_STRATEGY");
+    refuse_parallelism(
+        "cp_comm_strategy is '{}', expected allgather or alltoall; see PARALLELISM_CONFIG_CP_COMM_STRATEGY",
+        *handler.cp_comm_strategy);
   return handler;
 }
 
@@ -59,7 +60,7 @@ DeepSpeedSequenceParallelConfig resolve_handler(DeepSpeedSequenceParallelConfig 
   if (!*handler.sp_seq_length_is_variable && !handler.sp_seq_length) {
     const auto given = environment::text("PARALLELISM_CONFIG_SP_SEQ_LENGTH");
     if (!given)
-      refuse(
+      refuse_parallelism(
           "sp_seq_length_is_variable is false, and sp_seq_length is unset, expected the length of all sequences there "
           "or in PARALLELISM_CONFIG_SP_SEQ_LENGTH");
     if (*given != "None") handler.sp_seq_length = environment::integer({"PARALLELISM_CONFIG_SP_SEQ_LENGTH"});
@@ -71,9 +72,10 @@ DeepSpeedSequenceParallelConfig resolve_handler(DeepSpeedSequenceParallelConfig 
     const bool from_hub =
         attention->find('/') != std::string::npos && attention->find("flash-attn") != std::string::npos;
     if (std::find(known.begin(), known.end(), *attention) == known.end() && !from_hub)
-      refuse("sp_attn_implementation is '" + *attention +
-             "', expected flash_attention_2, flash_attention_3, sdpa or a kernel from the hub such as "
-             "kernels-community/flash-attn2; others can't run on a part of a sequence");
+      refuse_parallelism(
+          "sp_attn_implementation is '{}', expected flash_attention_2, flash_attention_3, sdpa or a kernel from the "
+          "hub such as kernels-community/flash-attn2; others can't run on a part of a sequence",
+          *attention);
   }
   return handler;
 }
@@ -88,8 +90,8 @@ std::vector<int64_t> ParallelMesh::coordinates(int64_t rank) const {
     rest /= shape[i];
   }
   if (rank < 0 || rest != 0)
-    refuse("rank " + text(rank) +
-           " is outside of the mesh; compare the job's number of processes with the product of the sizes");
+    refuse_parallelism(
+        "rank {} is outside of the mesh; compare the job's number of processes with the product of the sizes", rank);
   return result;
 }
 
@@ -144,28 +146,27 @@ ParallelismConfig resolve(ParallelismConfig config) {
     auto& size = config.*axis.size;
     if (!size) size = environment::integer({axis.variable}).value_or(1);
     if (*size < 1)
-      refuse(std::string(axis.name) + "_size is " + text(*size) +
-             ", expected a number of ranks, 1 at least (1: not used); see " + axis.variable);
+      refuse_parallelism("{}_size is {}, expected a number of ranks, 1 at least (1: not used); see {}", axis.name,
+                         *size, axis.variable);
     if (__builtin_mul_overflow(product, *size, &product))
-      refuse(std::string("the sizes up to ") + axis.name + "_size = " + text(*size) +
-             " have a product that no job has; check them");
+      refuse_parallelism("the sizes up to {}_size = {} have a product that no job has; check them", axis.name, *size);
   }
   const auto backend = [](std::optional<std::string>& field, const char* name, const char* variable, const char* only) {
     if (!field) field = environment::text(variable).value_or(only);
     if (*field != only)
-      refuse(std::string(name) + " is '" + *field + "', expected " + only + ", the only one that there is; see " +
-             variable);
+      refuse_parallelism("{} is '{}', expected {}, the only one that there is; see {}", name, *field, only, variable);
   };
   backend(config.cp_backend, "cp_backend", "PARALLELISM_CONFIG_CP_BACKEND", "torch");
   backend(config.sp_backend, "sp_backend", "PARALLELISM_CONFIG_SP_BACKEND", "deepspeed");
   if (config.cp_enabled() && config.sp_enabled())
-    refuse("cp_size is " + text(*config.cp_size) + " and sp_size " + text(*config.sp_size) +
-           ", but both split the same sequences; set one of them to 1");
+    refuse_parallelism("cp_size is {} and sp_size {}, but both split the same sequences; set one of them to 1",
+                       *config.cp_size, *config.sp_size);
   if ((config.tp_enabled() || config.cp_enabled()) && config.dp_replicate_enabled() && !config.dp_shard_enabled())
-    refuse("tp_size is " + text(*config.tp_size) + " and cp_size " + text(*config.cp_size) + " with " +
-           text(*config.dp_replicate_size) +
-           " replicas that are not sharded, expected dp_shard_size above 1: gradients of split layers are averaged by "
-           "the sharding engine only. Use dp_shard_size instead of dp_replicate_size, or both");
+    refuse_parallelism(
+        "tp_size is {} and cp_size {} with {} replicas that are not sharded, expected dp_shard_size above 1: gradients "
+        "of split layers are averaged by the sharding engine only. Use dp_shard_size instead of dp_replicate_size, or "
+        "both",
+        *config.tp_size, *config.cp_size, *config.dp_replicate_size);
 
   // Handlers that the program gave are checked also where their axis is not used; the environment's are read only where
   // it is.
@@ -183,27 +184,26 @@ ParallelismConfig validate(ParallelismConfig config, const JobFacts& job) {
   if (config.total_size() == 1) config.dp_replicate_size = job.num_processes;
   // DeepSpeed forms the groups of its sequence parallelism from all processes; the configuration describes one of them.
   if (config.uses_device_mesh() && config.total_size() != job.num_processes) {
-    std::string product;
+    std::vector<std::string> factors;
     for (const auto& axis : kAxes)
       if (const int64_t size = (config.*axis.size).value_or(1); size > 1)
-        product += (product.empty() ? "" : " * ") + std::string(axis.name) + "_size " + text(size);
-    refuse("found " + product + " = " + text(config.total_size()) + ", but the job has " + text(job.num_processes) +
-           " processes; make the product of the sizes equal to it");
+        factors.push_back(fmt::format("{}_size {}", axis.name, size));
+    refuse_parallelism("found {} = {}, but the job has {} processes; make the product of the sizes equal to it",
+                       fmt::join(factors, " * "), config.total_size(), job.num_processes);
   }
   if (job.is_fsdp2 && !config.dp_shard_enabled() && !config.cp_enabled())
-    refuse(
+    refuse_parallelism(
         "sharding (FSDP) is on, but dp_shard_size and cp_size are 1, so that there is nothing to shard over; set "
-        "dp_shard_size, or start without FSDP. "
-        "Perhaps all ranks went into tp_size " +
-        text(config.tp_size.value_or(1)) + " or dp_replicate_size " + text(config.dp_replicate_size.value_or(1)));
+        "dp_shard_size, or start without FSDP. Perhaps all ranks went into tp_size {} or dp_replicate_size {}",
+        config.tp_size.value_or(1), config.dp_replicate_size.value_or(1));
   if (config.total_size() > 1 && !job.is_fsdp2 && !job.multi_device && !job.is_deepspeed)
-    refuse("found sizes with the product " + text(config.total_size()) +
-           " in a job that is sharded by fsdp_version 1, or of one process, expected fsdp_version 2 or several "
-           "processes without sharding; set fsdp_version to 2");
+    refuse_parallelism(
+        "found sizes with the product {} in a job that is sharded by fsdp_version 1, or of one process, expected "
+        "fsdp_version 2 or several processes without sharding; set fsdp_version to 2",
+        config.total_size());
   std::string warnings;
   const auto unused = [&](bool given, bool used, const char* name) {
-    if (given && !used)
-      warnings += std::string("\n  ") + name + "_handler is set, but " + name + "_size is 1: it has no effect.";
+    if (given && !used) warnings += fmt::format("\n  {0}_handler is set, but {0}_size is 1: it has no effect.", name);
   };
   unused(config.tp_handler.has_value(), config.tp_enabled(), "tp");
   unused(config.cp_handler.has_value(), config.cp_enabled(), "cp");

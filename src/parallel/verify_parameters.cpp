@@ -3,16 +3,15 @@
 #include <algorithm>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::parallel {
 namespace {
 
 std::string describe(const std::pair<std::string, at::Tensor>& parameter) {
-  std::string text = "'" + parameter.first + "' " + at::toString(parameter.second.scalar_type()) + " [";
-  for (int64_t dim = 0; dim < parameter.second.dim(); ++dim)
-    text += (dim ? ", " : "") + std::to_string(parameter.second.size(dim));
-  return text + (parameter.second.requires_grad() ? "]" : "] (frozen)");
+  const auto& [name, tensor] = parameter;
+  return fmt::format("'{}' {} {}{}", name, at::toString(tensor.scalar_type()), tensor.sizes(),
+                     tensor.requires_grad() ? "" : " (frozen)");
 }
 
 }  // namespace
@@ -27,14 +26,15 @@ void verify_parameters(const NamedTensors& parameters) {
   if (mine != first) {
     const size_t i =
         static_cast<size_t>(std::mismatch(mine.begin(), mine.end(), first.begin(), first.end()).first - mine.begin());
-    difference = "parameter " + std::to_string(i) + " is " + (i < mine.size() ? mine[i] : "missing") + " on rank " +
-                 std::to_string(comm::rank()) + " and " + (i < first.size() ? first[i] : "missing") + " on rank 0";
+    difference = fmt::format("parameter {} is {} on rank {} and {} on rank 0", i, i < mine.size() ? mine[i] : "missing",
+                             comm::rank(), i < first.size() ? first[i] : "missing");
   }
   for (const std::string& found : comm::all_gather_bytes(difference))
     if (!found.empty())
-      throw ShapeError("prepare: the model differs between ranks: " + found +
-                       "; expected the same parameters in the same order on all of them. Build the model from the same "
-                       "configuration on every rank");
+      raise<ShapeError>(
+          "prepare: the model differs between ranks: {}; expected the same parameters in the same order on all of "
+          "them. Build the model from the same configuration on every rank",
+          found);
 }
 
 }  // namespace accelerate::parallel

@@ -1,6 +1,5 @@
 #include "comm/backends/backend.hpp"
-
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::comm {
 
@@ -8,11 +7,11 @@ const BackendFactory& find_backend(const std::string& name) {
   for (const auto* factory : {&kGloo, &kNccl, &kMpi}) {
     if (name != factory->name) continue;
     if (!factory->available)
-      throw NotBuiltError("process group: back end '" + name + "' was asked for, but this build lacks it; " +
-                          factory->how_to_build);
+      raise<NotBuiltError>("process group: back end '{}' was asked for, but this build lacks it; {}", name,
+                           factory->how_to_build);
     return *factory;
   }
-  throw ConfigError("process group: back end '" + name + "' was asked for, expected gloo, nccl or mpi");
+  raise<ConfigError>("process group: back end '{}' was asked for, expected gloo, nccl or mpi", name);
 }
 
 }  // namespace accelerate::comm

@@ -3,8 +3,8 @@
 #include <iterator>
 #include <limits>
 
-#include "accelerate/utils/error.hpp"
 #include "parallel/deepspeed/document.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -15,7 +15,9 @@ constexpr int64_t kMaxDepth = 64;                          // DeepSpeed's own ha
 const std::string kMark("\0number ", 8);                   // begins strings that stand for numbers without a JSON form
 constexpr std::string_view kWritten = "\"\\u0000number ";  // the same in JSON
 
-[[noreturn]] void refuse_document(const std::string& text) { throw ConfigError("DeepSpeed configuration: " + text); }
+template <class... Args> [[noreturn]] void refuse_document(fmt::format_string<Args...> text, Args&&... args) {
+  raise<ConfigError>("DeepSpeed configuration: {}", fmt::format(text, std::forward<Args>(args)...));
+}
 
 const std::map<std::string, double>& words() {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -40,8 +42,7 @@ std::string strict_json(std::string_view text) {
     }
     if (c == '[' || c == '{') {
       if (++depth > kMaxDepth)
-        refuse_document("found more than " + std::to_string(kMaxDepth) +
-                        " levels of sections and lists; DeepSpeed's configuration has 4");
+        refuse_document("found more than {} levels of sections and lists; DeepSpeed's configuration has 4", kMaxDepth);
     } else if (c == ']' || c == '}') {
       --depth;
     }
@@ -131,26 +132,25 @@ json read(const std::string& source) {
   std::optional<json> result;
   if (source.find('\0') == std::string::npos && fs::exists(source, ignored)) {
     if (!fs::is_regular_file(source, ignored))
-      refuse_document("'" + source + "' is no file, expected the path of a JSON file");
+      refuse_document("'{}' is no file, expected the path of a JSON file", source);
     std::ifstream stream(source, std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(stream), {}};
-    if (!stream) refuse_document("'" + source + "' can't be read; check its permissions");
+    if (!stream) refuse_document("'{}' can't be read; check its permissions", source);
     result = parsed(text, why);
-    if (!result) refuse_document("'" + source + "' is no JSON: " + why);
+    if (!result) refuse_document("'{}' is no JSON: {}", source, why);
   } else {
     result = parsed(source, why);
     if (!result)
       if (const auto decoded = base64_decoded(source)) result = parsed(*decoded, why);
     if (!result)
       refuse_document(
-          "found '" + shortened(source) +
-          "', expected the path of an existing file, JSON, or JSON in base64; if it is a path, compare it with the "
-          "folder that the program runs in. As JSON: " +
-          why);
+          "found '{}', expected the path of an existing file, JSON, or JSON in base64; if it is a path, compare it "
+          "with the folder that the program runs in. As JSON: {}",
+          shortened(source), why);
   }
   if (!result->is_object())
-    refuse_document("found " + shortened(result->dump(-1, ' ', false, json::error_handler_t::replace)) +
-                    ", expected a JSON object with sections such as zero_optimization");
+    refuse_document("found {}, expected a JSON object with sections such as zero_optimization",
+                    shortened(result->dump(-1, ' ', false, json::error_handler_t::replace)));
   return *std::move(result);
 }
 
@@ -160,9 +160,8 @@ const json* find(const json& root, std::string_view key) {
   for (size_t begin = 0;;) {
     if (node->is_null()) return nullptr;
     if (!node->is_object())
-      refuse_document("'" + std::string(key.substr(0, begin ? begin - 1 : 0)) + "' is " +
-                      shortened(node->dump(-1, ' ', false, json::error_handler_t::replace)) +
-                      ", expected a section, which has '" + std::string(key.substr(begin)) + "'");
+      refuse_document("'{}' is {}, expected a section, which has '{}'", key.substr(0, begin ? begin - 1 : 0),
+                      shortened(node->dump(-1, ' ', false, json::error_handler_t::replace)), key.substr(begin));
     const size_t end = std::min(key.find('.', begin), key.size());
     const auto child = node->find(std::string(key.substr(begin, end - begin)));
     if (child == node->end()) return nullptr;
@@ -201,8 +200,8 @@ std::optional<DeepSpeedValue> DeepSpeedConfig::get_value(std::string_view key) c
   if (node->is_number_integer()) return node->get<int64_t>();
   if (node->is_number()) return node->get<double>();
   if (node->is_string()) return node->get<std::string>();
-  refuse_document("'" + std::string(key) + "' is a " + (node->is_array() ? "list" : "section") +
-                  ", expected a single value; read it with to_json()");
+  refuse_document("'{}' is a {}, expected a single value; read it with to_json()", key,
+                  node->is_array() ? "list" : "section");
 }
 
 bool DeepSpeedConfig::contains(std::string_view key) const { return find(document_->json, key) != nullptr; }
@@ -216,8 +215,7 @@ void DeepSpeedConfig::set_value(std::string_view key, const DeepSpeedValue& valu
     const size_t end = std::min(key.find('.', begin), key.size());
     if (node->is_null()) *node = json::object();
     if (!node->is_object())
-      refuse_document("'" + std::string(key.substr(0, begin ? begin - 1 : 0)) + "' is no section, so that '" +
-                      std::string(key) + "' can't be set");
+      refuse_document("'{}' is no section, so that '{}' can't be set", key.substr(0, begin ? begin - 1 : 0), key);
     node = &(*node)[std::string(key.substr(begin, end - begin))];
     begin = end + 1;
   }
@@ -263,7 +261,7 @@ bool DeepSpeedConfig::is_offload() const {
 
 std::string DeepSpeedConfig::to_json(std::string_view key, int indent) const {
   const json* node = key.empty() ? &document_->json : find(document_->json, key);
-  if (!node) refuse_document("there is no '" + std::string(key) + "'");
+  if (!node) refuse_document("there is no '{}'", key);
   json copy = *node;
   words_from_numbers(copy);
   const std::string text = copy.dump(indent, ' ', /*ensure_ascii=*/false, json::error_handler_t::replace);

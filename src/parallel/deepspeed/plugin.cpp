@@ -5,16 +5,18 @@
 #include <cmath>
 
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
 #include "parallel/deepspeed/document.hpp"
 #include "utils/environment.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
 
 using json = nlohmann::ordered_json;
 
-[[noreturn]] void refuse_plugin(const std::string& text) { throw ConfigError("DeepSpeed plugin: " + text); }
+template <class... Args> [[noreturn]] void refuse_plugin(fmt::format_string<Args...> text, Args&&... args) {
+  raise<ConfigError>("DeepSpeed plugin: {}", fmt::format(text, std::forward<Args>(args)...));
+}
 
 json to_node(const DeepSpeedValue& value) {
   return std::visit([](const auto& content) { return json(content); }, value);
@@ -36,15 +38,15 @@ void fill(json& node, const std::string& key, const DeepSpeedValues& values, std
   if (node == "auto") {
     if (value == values.end())
       refuse_plugin(
-          "'" + key +
-          "' is \"auto\", but there is no value for it; write a value into the DeepSpeed configuration, or give one");
+          "'{}' is \"auto\", but there is no value for it; write a value into the DeepSpeed configuration, or give one",
+          key);
     node = to_node(value->second);
   } else if (mismatches && !node.is_null() && value != values.end()) {
     // As numbers compare in Python: true is 1.
     const auto number = [](const json& n) { return n.is_boolean() ? json(n.get<bool>() ? 1 : 0) : n; };
     const json given = to_node(value->second);
     if (number(node) != number(given))
-      mismatches->push_back(key + " is " + node.dump() + ", but " + given.dump() + " is used");
+      mismatches->push_back(fmt::format("{} is {}, but {} is used", key, node.dump(), given.dump()));
   }
 }
 
@@ -64,7 +66,7 @@ struct Shared {
 };
 
 [[noreturn]] void wrong_type(const char* key, const DeepSpeedValue& found, const char* expected) {
-  refuse_plugin(std::string("the configuration's ") + key + " is " + to_node(found).dump() + ", expected " + expected);
+  refuse_plugin("the configuration's {} is {}, expected {}", key, to_node(found).dump(), expected);
 }
 
 double number_of(const DeepSpeedValue& value, const char* key) {
@@ -154,16 +156,15 @@ void check_config_fields() {
       "gradient_accumulation_steps", "gradient_clipping",      "zero_stage",
       "offload_optimizer_device",    "offload_param_device",   "offload_param_nvme_path",
       "offload_optimizer_nvme_path", "zero3_save_16bit_model", "mixed_precision"};
-  std::string found, all;
+  std::vector<std::string> found;
   for (const auto& field : split_at_commas(environment::text("ACCELERATE_CONFIG_DS_FIELDS").value_or("")))
-    if (std::find(overruled.begin(), overruled.end(), field) != overruled.end())
-      found += (found.empty() ? "" : ", ") + field;
+    if (std::find(overruled.begin(), overruled.end(), field) != overruled.end()) found.push_back(field);
   if (found.empty()) return;
-  for (const auto& field : overruled) all += (all.empty() ? "" : ", ") + field;
   refuse_plugin(
-      "the config file of `accelerate launch` has a DeepSpeed configuration and beside it " + found +
-      ", which that would overrule (as it does " + all +
-      "). Remove them from the config file, or answer `accelerate config` anew, and set them in DeepSpeed's file");
+      "the config file of `accelerate launch` has a DeepSpeed configuration and beside it {}, which that would "
+      "overrule (as it does {}). Remove them from the config file, or answer `accelerate config` anew, and set them in "
+      "DeepSpeed's file",
+      fmt::join(found, ", "), fmt::join(overruled, ", "));
 }
 
 DeepSpeedConfig config_of_fields(const DeepSpeedPlugin& plugin) {
@@ -186,13 +187,13 @@ DeepSpeedConfig config_of_fields(const DeepSpeedPlugin& plugin) {
 
 void check_values(const DeepSpeedPlugin& plugin) {
   if (*plugin.zero_stage < 0 || *plugin.zero_stage > 3)
-    refuse_plugin("zero_stage is " + std::to_string(*plugin.zero_stage) + ", expected 0, 1, 2 or 3");
+    refuse_plugin("zero_stage is {}, expected 0, 1, 2 or 3", *plugin.zero_stage);
   for (const auto& [name, device] : {std::pair("offload_optimizer_device", &*plugin.offload_optimizer_device),
                                      std::pair("offload_param_device", &*plugin.offload_param_device)}) {
     if (*device == "none" || *device == "cpu" || *device == "nvme") continue;
     const auto nearest = nearest_name(*device, {"none", "cpu", "nvme"});
-    refuse_plugin(std::string(name) + " is '" + *device + "', expected none, cpu or nvme" +
-                  (nearest ? "; did you mean " + *nearest + "?" : ""));
+    refuse_plugin("{} is '{}', expected none, cpu or nvme{}", name, *device,
+                  nearest ? fmt::format("; did you mean {}?", *nearest) : "");
   }
 }
 
@@ -225,15 +226,16 @@ void DeepSpeedPlugin::deepspeed_config_process(const DeepSpeedValues& values, bo
   std::vector<std::string> mismatches;
   process(deepspeed_config().document().json, "", values, must_match ? &mismatches : nullptr);
   if (mismatches.empty()) return;
-  std::string lines;
-  for (const auto& line : mismatches) lines += "\n  " + line;
-  refuse_plugin("the DeepSpeed configuration says something else than the program:" + lines +
-                "\nCorrect them, or write \"auto\" into the configuration");
+  refuse_plugin(
+      "the DeepSpeed configuration says something else than the program:\n  {}\nCorrect them, or write \"auto\" into "
+      "the "
+      "configuration",
+      fmt::join(mismatches, "\n  "));
 }
 
 void DeepSpeedPlugin::set_mixed_precision(std::string_view mixed_precision) {
   if (mixed_precision != "no" && mixed_precision != "fp16" && mixed_precision != "bf16" && mixed_precision != "fp8")
-    refuse_plugin("mixed_precision is '" + std::string(mixed_precision) + "', expected no, fp16, bf16 or fp8");
+    refuse_plugin("mixed_precision is '{}', expected no, fp16, bf16 or fp8", mixed_precision);
   auto& config = deepspeed_config();
   const bool fp16 = mixed_precision == "fp16",
              bf16 =
@@ -244,9 +246,11 @@ void DeepSpeedPlugin::set_mixed_precision(std::string_view mixed_precision) {
     std::string text = enabled && std::holds_alternative<std::string>(*enabled) ? std::get<std::string>(*enabled) : "";
     std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
     if (text == "true" || (enabled && *enabled == DeepSpeedValue(true)))
-      refuse_plugin("mixed_precision is " + std::string(mixed_precision) +
-                    ", but the DeepSpeed configuration enables " + other + "; set " + other +
-                    ".enabled to \"auto\" there, or use --mixed_precision " + other);
+      refuse_plugin(
+          "mixed_precision is {0}, but the DeepSpeed configuration enables {1}; set {1}.enabled to \"auto\" there, or "
+          "use "
+          "--mixed_precision {1}",
+          mixed_precision, other);
   }
   if (fp16 && !config.contains("fp16")) {
     config.set_value("fp16.enabled", true);
@@ -300,7 +304,7 @@ DeepSpeedPlugin resolve(DeepSpeedPlugin plugin) {
     if (*plugin.zero_stage == 3)
       refuse_plugin("enable_msamp is true, but MS-AMP does not have zero_stage 3; use 0, 1 or 2");
     if (*plugin.msamp_opt_level != "O1" && *plugin.msamp_opt_level != "O2")
-      refuse_plugin("msamp_opt_level is '" + *plugin.msamp_opt_level + "', expected O1 or O2");
+      refuse_plugin("msamp_opt_level is '{}', expected O1 or O2", *plugin.msamp_opt_level);
     config.set_value("msamp.enabled", true);
     config.set_value("msamp.opt_level", *plugin.msamp_opt_level);
   }

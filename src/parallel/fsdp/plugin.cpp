@@ -8,17 +8,11 @@
 #include <utility>
 
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
 
 std::string upper(std::string_view text) {
   std::string result(text);
@@ -42,9 +36,9 @@ template <class Enum> struct EnumNames {
     for (size_t i = 0; i < names.size(); ++i)
       if (word == names[i] || (static_cast<int64_t>(i) < numbered && word == std::to_string(i + 1))) return value(i);
     const auto nearest = nearest_name(word, names);
-    throw ConfigError(std::string("FSDP plugin: ") + what + " is '" + std::string(given) + "', expected one of " +
-                      joined(names) + (numbered ? ", or a number from 1 to " + std::to_string(numbered) : "") +
-                      (nearest ? "; did you mean " + *nearest + "?" : ""));
+    raise<ConfigError>("FSDP plugin: {} is '{}', expected one of {}{}{}", what, given, fmt::join(names, ", "),
+                       numbered ? fmt::format(", or a number from 1 to {}", numbered) : "",
+                       nearest ? fmt::format("; did you mean {}?", *nearest) : "");
   }
 };
 
@@ -98,7 +92,9 @@ std::string to_string(AutoWrapPolicy value) { return auto_wrap_policies().name_o
 namespace parallel {
 namespace {
 
-[[noreturn]] void refuse_fsdp(const std::string& text) { throw ConfigError("FSDP plugin: " + text); }
+template <class... Args> [[noreturn]] void refuse_fsdp(fmt::format_string<Args...> text, Args&&... args) {
+  raise<ConfigError>("FSDP plugin: {}", fmt::format(text, std::forward<Args>(args)...));
+}
 
 bool flag_or_false(const char* name) { return environment::flag(name).value_or(false); }
 
@@ -107,15 +103,17 @@ at::ScalarType dtype_of(std::string_view name) {
   if (name == "bf16" || name == "fp8") return at::kBFloat16;  // 8-bit products are taken from, and give, 16-bit tensors
   if (name == "fp32") return at::kFloat;
   const auto nearest = nearest_name(name, {"fp8", "fp16", "bf16", "fp32"});
-  refuse_fsdp("the mixed precision policy is '" + std::string(name) + "', expected one of fp8, fp16, bf16, fp32" +
-              (nearest ? "; did you mean " + *nearest + "?" : ""));
+  refuse_fsdp("the mixed precision policy is '{}', expected one of fp8, fp16, bf16, fp32{}", name,
+              nearest ? fmt::format("; did you mean {}?", *nearest) : "");
 }
 
 MixedPrecision resolve(MixedPrecision policy, int64_t version) {
   const auto only = [](bool set, const char* field, int64_t needed) {
     if (set)
-      refuse_fsdp(std::string("mixed_precision_policy.") + field + " is set, but only fsdp_version " +
-                  std::to_string(needed) + " has it; leave it out, or set fsdp_version to " + std::to_string(needed));
+      refuse_fsdp(
+          "mixed_precision_policy.{0} is set, but only fsdp_version {1} has it; leave it out, or set fsdp_version to "
+          "{1}",
+          field, needed);
   };
   only(version == 1 && policy.output_dtype.has_value(), "output_dtype", 2);
   only(version == 2 && policy.buffer_dtype.has_value(), "buffer_dtype", 1);
@@ -130,8 +128,9 @@ MixedPrecision resolve(MixedPrecision policy, int64_t version) {
   }
   for (const auto& field : {policy.param_dtype, policy.reduce_dtype, last})
     if (field && !at::isFloatingType(*field))
-      refuse_fsdp(std::string("mixed_precision_policy has the dtype ") + at::toString(*field) +
-                  ", expected floating-point types such as Half, BFloat16 or Float");
+      refuse_fsdp(
+          "mixed_precision_policy has the dtype {}, expected floating-point types such as Half, BFloat16 or Float",
+          at::toString(*field));
   if (!policy.cast_forward_inputs) policy.cast_forward_inputs = version == 2;
   if (version == 1 && !policy.module_classes_to_ignore)
     policy.module_classes_to_ignore = {{"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}};
@@ -154,12 +153,12 @@ void resolve_replicas(FullyShardedDataParallelPlugin& plugin, int64_t version) {
   }
   for (const auto& [name, ranks] :
        {std::pair("dp_replicate_size", plugin.dp_replicate_size), std::pair("dp_shard_size", plugin.dp_shard_size)})
-    if (ranks && *ranks < 1)
-      refuse_fsdp(std::string(name) + " is " + std::to_string(*ranks) + ", expected a number of ranks, 1 at least");
+    if (ranks && *ranks < 1) refuse_fsdp("{} is {}, expected a number of ranks, 1 at least", name, *ranks);
   if (version == 1 && plugin.dp_replicate_size.value_or(1) > 1 && !is_hybrid(effective_strategy(plugin)))
-    refuse_fsdp("dp_replicate_size is " + std::to_string(*plugin.dp_replicate_size) + ", but the sharding strategy " +
-                to_string(effective_strategy(plugin)) +
-                " has no replicas; use HYBRID_SHARD or HYBRID_SHARD_ZERO2, or leave it out");
+    refuse_fsdp(
+        "dp_replicate_size is {}, but the sharding strategy {} has no replicas; use HYBRID_SHARD or "
+        "HYBRID_SHARD_ZERO2, or leave it out",
+        *plugin.dp_replicate_size, to_string(effective_strategy(plugin)));
 }
 
 void resolve_sharding(FullyShardedDataParallelPlugin& plugin, int64_t version) {
@@ -170,9 +169,10 @@ void resolve_sharding(FullyShardedDataParallelPlugin& plugin, int64_t version) {
           "reshard_after_forward is a bool or a number, which only fsdp_version 2 knows. In version 1 give a "
           "ShardingStrategy: full_shard is true, shard_grad_op is false");
     if (reshard && plugin.sharding_strategy && *plugin.sharding_strategy != std::get<ShardingStrategy>(*reshard))
-      refuse_fsdp("sharding_strategy is " + to_string(*plugin.sharding_strategy) + ", but reshard_after_forward is " +
-                  to_string(std::get<ShardingStrategy>(*reshard)) +
-                  ". In version 1 both mean the same setting; give one of them");
+      refuse_fsdp(
+          "sharding_strategy is {}, but reshard_after_forward is {}. In version 1 both mean the same setting; give one "
+          "of them",
+          to_string(*plugin.sharding_strategy), to_string(std::get<ShardingStrategy>(*reshard)));
     if (!plugin.sharding_strategy)
       plugin.sharding_strategy =
           parse_sharding_strategy(environment::text("FSDP_SHARDING_STRATEGY").value_or("FULL_SHARD"));
@@ -182,15 +182,16 @@ void resolve_sharding(FullyShardedDataParallelPlugin& plugin, int64_t version) {
   // to say what it means in version 2.
   if (!reshard && !plugin.sharding_strategy) reshard = environment::flag("FSDP_RESHARD_AFTER_FORWARD").value_or(true);
   if (!reshard || std::holds_alternative<ShardingStrategy>(*reshard))
-    refuse_fsdp("fsdp_version 2 has no sharding strategies (" +
-                to_string(reshard ? std::get<ShardingStrategy>(*reshard) : *plugin.sharding_strategy) +
-                " was given), expected reshard_after_forward as a bool or a number: true is FULL_SHARD, false is "
-                "SHARD_GRAD_OP; the hybrid ones are these with dp_replicate_size");
+    refuse_fsdp(
+        "fsdp_version 2 has no sharding strategies ({} was given), expected reshard_after_forward as a bool or a "
+        "number: true is FULL_SHARD, false is SHARD_GRAD_OP; the hybrid ones are these with dp_replicate_size",
+        to_string(reshard ? std::get<ShardingStrategy>(*reshard) : *plugin.sharding_strategy));
   if (const auto* ranks = std::get_if<int64_t>(&*reshard)) {
     if (*ranks < 1)
       refuse_fsdp(
-          "reshard_after_forward is " + std::to_string(*ranks) +
-          ", expected true, false or a number of ranks, which must divide those that the model is sharded over");
+          "reshard_after_forward is {}, expected true, false or a number of ranks, which must divide those that the "
+          "model is sharded over",
+          *ranks);
     if (*ranks == 1) reshard = false;  // split over one rank is not split
   }
 }
@@ -209,8 +210,10 @@ void resolve_state_dict(FullyShardedDataParallelPlugin& plugin, int64_t version)
     if (!*config && !local) *config = StateDictConfig{};
     if (!*config) continue;
     if (!full && (*config)->rank0_only.value_or(false))
-      refuse_fsdp("a state dict config has rank0_only, but state_dict_type is " + to_string(*plugin.state_dict_type) +
-                  ", of which every rank has a part; use FULL_STATE_DICT");
+      refuse_fsdp(
+          "a state dict config has rank0_only, but state_dict_type is {}, of which every rank has a part; use "
+          "FULL_STATE_DICT",
+          to_string(*plugin.state_dict_type));
     if (!(*config)->rank0_only) (*config)->rank0_only = full;
   }
 }
@@ -234,8 +237,8 @@ void resolve_wrapping(FullyShardedDataParallelPlugin& plugin) {
   if (policy && *policy == AutoWrapPolicy::size_based_wrap && !plugin.min_num_params)
     plugin.min_num_params = environment::integer({"FSDP_MIN_NUM_PARAMS"}).value_or(0);
   if (plugin.min_num_params && *plugin.min_num_params < 0)
-    refuse_fsdp("min_num_params is " + std::to_string(*plugin.min_num_params) +
-                ", expected a number of parameter elements, or 0 to wrap nothing");
+    refuse_fsdp("min_num_params is {}, expected a number of parameter elements, or 0 to wrap nothing",
+                *plugin.min_num_params);
 }
 
 }  // namespace
@@ -253,8 +256,7 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
 
   if (!plugin.fsdp_version) plugin.fsdp_version = environment::integer({"FSDP_VERSION"}).value_or(1);
   const int64_t version = *plugin.fsdp_version;
-  if (version != 1 && version != 2)
-    refuse_fsdp("fsdp_version (FSDP_VERSION) is " + std::to_string(version) + ", expected 1 or 2");
+  if (version != 1 && version != 2) refuse_fsdp("fsdp_version (FSDP_VERSION) is {}, expected 1 or 2", version);
 
   resolve_sharding(plugin, version);
   resolve_replicas(plugin, version);
@@ -279,7 +281,7 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
     if (version == 1) {
       if (!field) field = flag_or_false(variable);
     } else if (field) {
-      warn(std::string(name) + " has no effect with fsdp_version 2, " + why + "; leave it out.");
+      warn(fmt::format("{} has no effect with fsdp_version 2, {}; leave it out.", name, why));
       field.reset();
     }
   };
