@@ -106,10 +106,10 @@ class DcpCheckpoint {
   c10::IValue read_object(const std::string& name) const;
 
  private:
-  struct Piece;
+  struct SavedRegion;
   const DcpEntry& entry(const std::string& name) const;
-  std::vector<Piece> find_pieces(const std::string& name, const DcpBox& box) const;
-  static void copy_pieces(const std::vector<Piece>& pieces, const DcpBox& box, const at::Tensor& destination);
+  std::vector<SavedRegion> find_regions(const std::string& name, const DcpBox& box) const;
+  static void copy_regions(const std::vector<SavedRegion>& regions, const DcpBox& box, const at::Tensor& destination);
   std::shared_ptr<const InputFile> file(const std::string& name) const;
   std::string describe(const std::string& name, const DcpLocation& place) const;
 

@@ -66,7 +66,7 @@ std::string DcpCheckpoint::describe(const std::string& name, const DcpLocation& 
   return fmt::format("item '{}' in '{}'", name, (folder_ / place.file).string());
 }
 
-struct DcpCheckpoint::Piece {
+struct DcpCheckpoint::SavedRegion {
   const DcpChunk* chunk;
   DcpBox common;  ///< with the wanted part, in the coordinates of the whole tensor
   std::shared_ptr<const InputFile> file;
@@ -74,20 +74,20 @@ struct DcpCheckpoint::Piece {
 };
 
 /// The saved parts that make up `box`, their places checked, nothing read of their elements yet.
-std::vector<DcpCheckpoint::Piece> DcpCheckpoint::find_pieces(const std::string& name, const DcpBox& box) const {
+std::vector<DcpCheckpoint::SavedRegion> DcpCheckpoint::find_regions(const std::string& name, const DcpBox& box) const {
   const auto& info = tensor(name);
   const auto of = fmt::format("loading '{}' from '{}': ", name, folder_.string());
   if (!lies_within(box, info.sizes))
     raise<ShapeError>("{}the wanted part with {} does not lie within the saved tensor of size {}.", of, to_string(box),
                       info.sizes);
 
-  std::vector<Piece> pieces;
+  std::vector<SavedRegion> regions;
   int64_t covered = 0;
   for (const auto& chunk : info.chunks) {
     if (*checked_numel(chunk.box.sizes) == 0) continue;
     if (auto common = intersect(chunk.box, box)) {
       covered += *checked_numel(common->sizes);
-      pieces.push_back({&chunk, std::move(*common), nullptr, {}});
+      regions.push_back({&chunk, std::move(*common), nullptr, {}});
     }
   }
   // Parts don't overlap, so a box is covered when the numbers of elements agree.
@@ -98,29 +98,30 @@ std::vector<DcpCheckpoint::Piece> DcpCheckpoint::find_pieces(const std::string& 
         "ranks took part.",
         of, to_string(box), wanted, covered, fmt::format("{}", fmt::join(saved, "; ")).substr(0, 500));
   }
-  for (auto& piece : pieces) {
-    const auto& place = piece.chunk->location;
-    piece.file = file(place.file);
-    piece.saved = TorchArchive(piece.file, place.offset, place.length, describe(name, place)).tensor();
-    if (piece.saved.sizes != piece.chunk->box.sizes || piece.saved.dtype != info.dtype)
+  for (auto& region : regions) {
+    const auto& place = region.chunk->location;
+    region.file = file(place.file);
+    region.saved = TorchArchive(region.file, place.offset, place.length, describe(name, place)).tensor();
+    if (region.saved.sizes != region.chunk->box.sizes || region.saved.dtype != info.dtype)
       raise<CheckpointError>(
           "{}: found a tensor of size {} and dtype {}, expected size {} and dtype {} as the metadata says. The files "
           "are of different saves, or offsets are wrong.",
-          describe(name, place), piece.saved.sizes, c10::toString(piece.saved.dtype), piece.chunk->box.sizes,
+          describe(name, place), region.saved.sizes, c10::toString(region.saved.dtype), region.chunk->box.sizes,
           c10::toString(info.dtype));
   }
-  return pieces;
+  return regions;
 }
 
-void DcpCheckpoint::copy_pieces(const std::vector<Piece>& pieces, const DcpBox& box, const at::Tensor& destination) {
-  for (const auto& piece : pieces) {
+void DcpCheckpoint::copy_regions(const std::vector<SavedRegion>& regions, const DcpBox& box,
+                                 const at::Tensor& destination) {
+  for (const auto& region : regions) {
     auto to = destination.detach();
-    auto offsets = piece.common.offsets;
+    auto offsets = region.common.offsets;
     for (size_t dim = 0; dim < offsets.size(); ++dim) {
-      to = to.narrow(static_cast<int64_t>(dim), offsets[dim] - box.offsets[dim], piece.common.sizes[dim]);
-      offsets[dim] -= piece.chunk->box.offsets[dim];
+      to = to.narrow(static_cast<int64_t>(dim), offsets[dim] - box.offsets[dim], region.common.sizes[dim]);
+      offsets[dim] -= region.chunk->box.offsets[dim];
     }
-    read_part(*piece.file, piece.saved, offsets, to);
+    read_part(*region.file, region.saved, offsets, to);
   }
 }
 
@@ -128,13 +129,13 @@ void DcpCheckpoint::read_chunk(const std::string& name, const DcpBox& box, const
   if (destination.sizes() != box.sizes)
     raise<ShapeError>("loading '{}' from '{}': the destination has size {}, expected that of the wanted part, {}.",
                       name, folder_.string(), destination.sizes(), box.sizes);
-  copy_pieces(find_pieces(name, box), box, destination);
+  copy_regions(find_regions(name, box), box, destination);
 }
 
 at::Tensor DcpCheckpoint::read_chunk(const std::string& name, const DcpBox& box) const {
-  const auto pieces = find_pieces(name, box);  // before memory is taken: damaged metadata may claim any size
+  const auto regions = find_regions(name, box);  // before memory is taken: damaged metadata may claim any size
   auto result = at::empty(box.sizes, at::TensorOptions().dtype(tensor(name).dtype));
-  copy_pieces(pieces, box, result);
+  copy_regions(regions, box, result);
   return result;
 }
 
