@@ -13,7 +13,7 @@ namespace accelerate {
 namespace {
 
 using bigmodel::can_split;
-using bigmodel::Part;
+using bigmodel::Placeable;
 
 /// How the names of tied parameters are read. The reference takes a parameter for part of module "m" wherever "m."
 /// occurs in its name, also in the middle, and looks for the other names in what is still to be placed, where they may
@@ -43,14 +43,14 @@ class Allocation {
         tied_(find_tied_parameters(tree)) {
     for (const auto& [place, size] : max_memory_) places_.push_back(place);
     if (places_.empty() || !places_.back().is_disk()) places_.emplace_back("disk");
-    const auto parts = bigmodel::parts_of_root(tree);
+    const auto parts = bigmodel::placeables_of_root(tree);
     queue_.assign(parts.begin(), parts.end());
     largest_ = bigmodel::largest_layer_of(parts, sizes_, no_split_);
   }
 
   DeviceMap run() {
     while (!queue_.empty()) {
-      const Part part = queue_.front();
+      const Placeable part = queue_.front();
       queue_.pop_front();
       place_or_postpone(part);
     }
@@ -76,13 +76,13 @@ class Allocation {
   }
 
   /// What has to go wherever `part` goes, because it holds other names of the part's parameters.
-  std::vector<Part> tied_to(const Part& part, const std::deque<Part>& waiting,
-                            const std::deque<Part>* also = nullptr) const {
-    std::vector<Part> partners;
+  std::vector<Placeable> tied_to(const Placeable& part, const std::deque<Placeable>& waiting,
+                                 const std::deque<Placeable>* also = nullptr) const {
+    std::vector<Placeable> partners;
     const auto is_taken = [&](const std::string& parameter) {
       return inside(part.name, parameter) ||
-             (reading_ == Reading::exact &&
-              std::any_of(partners.begin(), partners.end(), [&](const Part& p) { return inside(p.name, parameter); }));
+             (reading_ == Reading::exact && std::any_of(partners.begin(), partners.end(),
+                                                        [&](const Placeable& p) { return inside(p.name, parameter); }));
     };
     for (bool grew = true; grew;) {  // partners have ties of their own
       grew = false;
@@ -90,11 +90,11 @@ class Allocation {
         if (std::none_of(group.begin(), group.end(), is_taken)) continue;
         for (const auto& parameter : group) {
           if (is_taken(parameter)) continue;
-          const Part* holder = holder_of(parameter, waiting);
+          const Placeable* holder = holder_of(parameter, waiting);
           if (!holder && also && reading_ == Reading::exact) holder = holder_of(parameter, *also);
           if (!holder && reading_ == Reading::reference) throw NotThere();
           if (!holder ||
-              std::any_of(partners.begin(), partners.end(), [&](const Part& p) { return p.name == holder->name; }))
+              std::any_of(partners.begin(), partners.end(), [&](const Placeable& p) { return p.name == holder->name; }))
             continue;
           partners.push_back(*holder);
           grew = reading_ == Reading::exact;
@@ -104,15 +104,15 @@ class Allocation {
     return partners;
   }
 
-  const Part* holder_of(const std::string& parameter, const std::deque<Part>& parts) const {
-    const auto found = std::find_if(parts.begin(), parts.end(), [&](const Part& part) {
+  const Placeable* holder_of(const std::string& parameter, const std::deque<Placeable>& parts) const {
+    const auto found = std::find_if(parts.begin(), parts.end(), [&](const Placeable& part) {
       return parameter.starts_with(part.name + ".") || (reading_ == Reading::exact && parameter == part.name);
     });
     return found == parts.end() ? nullptr : &*found;
   }
 
   /// A shared tensor counts in the part that has its first name, so that nothing counts twice.
-  double together(const Part& part, const std::vector<Part>& partners) const {
+  double bytes_of(const Placeable& part, const std::vector<Placeable>& partners) const {
     double bytes = sizes_[part.name];
     for (const auto& partner : partners) bytes += sizes_[partner.name];
     return bytes;
@@ -120,33 +120,33 @@ class Allocation {
 
   /// What a module is split into. The reference forgets its buffers, so that they have no place or, after cleaning, one
   /// in which they were not counted.
-  std::vector<Part> pieces_of(const Part& part) const {
-    auto pieces = bigmodel::parts_of(*part.module, part.name);
+  std::vector<Placeable> split(const Placeable& part) const {
+    auto parts = bigmodel::placeables_of(*part.module, part.name);
     if (reading_ == Reading::exact)
-      for (const auto& buffer : part.module->buffers) pieces.push_back({part.name + "." + buffer.name});
-    return pieces;
+      for (const auto& buffer : part.module->buffers) parts.push_back({part.name + "." + buffer.name});
+    return parts;
   }
 
-  void place_or_postpone(const Part& part) {
+  void place_or_postpone(const Placeable& part) {
     std::erase_if(largest_.names,
                   [&](const std::string& name) { return name == part.name || name.starts_with(part.name + "."); });
     if (largest_.names.empty()) find_largest();
     const auto partners = tied_to(part, queue_);
-    const double alone = sizes_[part.name], needed = together(part, partners);
+    const double alone = sizes_[part.name], needed = bytes_of(part, partners);
     const double reserve = is_main(place()) ? largest_.bytes : 0;
     const double free = place().is_disk() ? 0 : max_memory_.at(place()).bytes - reserve - used_[place()];
 
     if (place().is_disk() || needed <= free) return put(part, partners, needed, free);
     if (!partners.empty() && alone <= free) {
-      const auto large =
-          std::find_if(partners.begin(), partners.end(), [&](const Part& p) { return can_split(p.module, no_split_); });
+      const auto large = std::find_if(partners.begin(), partners.end(),
+                                      [&](const Placeable& p) { return can_split(p.module, no_split_); });
       if (large != partners.end()) return split_partner(part, *large);
       explain("  nothing tied to {} can be split", part.name);
     }
     if (alone >= free && can_split(part.module, no_split_)) {
       explain("Splitting {}: it needs {} bytes, {} has {}", part.name, text_of(alone), place().str(), text_of(free));
-      const auto pieces = pieces_of(part);
-      queue_.insert(queue_.begin(), pieces.begin(), pieces.end());
+      const auto parts = split(part);
+      queue_.insert(queue_.begin(), parts.begin(), parts.end());
       find_largest();
       return;
     }
@@ -161,17 +161,17 @@ class Allocation {
     queue_.push_front(part);
   }
 
-  void put(const Part& part, const std::vector<Part>& partners, double bytes, double free) {
+  void put(const Placeable& part, const std::vector<Placeable>& partners, double bytes, double free) {
     used_[place()] += bytes;
     std::vector<std::string> names{part.name};
-    const auto settle = [&](const Part& settled) {
+    const auto settle = [&](const Placeable& settled) {
       map_.insert_or_assign(settled.name, place());
       if (settled.module) buffers_[place()] += buffer_sizes_[settled.name];
     };
     settle(part);
     for (const auto& partner : partners) {
       names.push_back(partner.name);
-      std::erase_if(queue_, [&](const Part& waiting) { return waiting.name == partner.name; });
+      std::erase_if(queue_, [&](const Placeable& waiting) { return waiting.name == partner.name; });
       settle(partner);
     }
     explain("Putting {} ({} bytes{}) on {}", fmt::join(names, " and "), text_of(bytes),
@@ -179,25 +179,25 @@ class Allocation {
   }
 
   /// `part` alone would fit: a smaller part beside it may as well.
-  void split_partner(const Part& part, const Part& partner) {
+  void split_partner(const Placeable& part, const Placeable& partner) {
     explain("Splitting {}, which is tied to {}", partner.name, part.name);
-    const auto at =
-        std::find_if(queue_.begin(), queue_.end(), [&](const Part& waiting) { return waiting.name == partner.name; });
-    const auto pieces = pieces_of(partner);
-    queue_.insert(queue_.erase(at), pieces.begin(), pieces.end());
+    const auto at = std::find_if(queue_.begin(), queue_.end(),
+                                 [&](const Placeable& waiting) { return waiting.name == partner.name; });
+    const auto parts = split(partner);
+    queue_.insert(queue_.erase(at), parts.begin(), parts.end());
     queue_.push_front(part);
     find_largest();
   }
 
   /// Looks for the first waiting part, or part of one, that fits, and makes it the next. False if there is none.
-  bool bring_forward(const Part& part, double free) {
+  bool bring_forward(const Placeable& part, double free) {
     if (reading_ == Reading::reference && free != std::floor(free)) throw NotThere();
     if (free < 0) return false;  // nothing is that small, and the reference doesn't look
-    std::deque<Part> search = queue_, rejected{part};
+    std::deque<Placeable> search = queue_, rejected{part};
     while (!search.empty()) {
-      const Part candidate = search.front();
+      const Placeable candidate = search.front();
       search.pop_front();
-      if (together(candidate, tied_to(candidate, search, &rejected)) <= free) {
+      if (bytes_of(candidate, tied_to(candidate, search, &rejected)) <= free) {
         explain("Taking {} first: {} doesn't fit {}", candidate.name, part.name, place().str());
         take_out(candidate.name);
         brought_forward_ = candidate.name;
@@ -206,8 +206,8 @@ class Allocation {
         return true;
       }
       if (can_split(candidate.module, no_split_)) {
-        const auto pieces = pieces_of(candidate);
-        search.insert(search.begin(), pieces.begin(), pieces.end());
+        const auto parts = split(candidate);
+        search.insert(search.begin(), parts.begin(), parts.end());
       } else {
         rejected.push_back(candidate);
       }
@@ -226,16 +226,16 @@ class Allocation {
         ++i;
         continue;
       }
-      const auto pieces = pieces_of(queue_[i]);
-      queue_.insert(queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(i)), pieces.begin(), pieces.end());
+      const auto parts = split(queue_[i]);
+      queue_.insert(queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(i)), parts.begin(), parts.end());
     }
   }
 
   /// Among modules: tensors beside modules are never brought elsewhere.
   void find_largest() {
-    std::vector<Part> modules;
+    std::vector<Placeable> modules;
     std::copy_if(queue_.begin(), queue_.end(), std::back_inserter(modules),
-                 [](const Part& part) { return part.module != nullptr; });
+                 [](const Placeable& part) { return part.module != nullptr; });
     largest_ = bigmodel::largest_layer_of(modules, sizes_, no_split_);
   }
 
@@ -273,7 +273,7 @@ class Allocation {
   std::vector<Place> places_;
   size_t current_ = 0;           ///< of places_; the last is the disk, on which everything fits
   std::string brought_forward_;  ///< if that doesn't fit either, nothing is brought again
-  std::deque<Part> queue_;       ///< what is still to be placed
+  std::deque<Placeable> queue_;  ///< what is still to be placed
   LargestLayer largest_;         ///< of the queue, as far as known: names are dropped as they are placed
   std::map<Place, double> used_, buffers_, minimum_;
   DeviceMap map_;

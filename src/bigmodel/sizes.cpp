@@ -10,7 +10,7 @@ namespace accelerate {
 
 using bigmodel::for_each_tensor;
 using bigmodel::joined;
-using bigmodel::Part;
+using bigmodel::Placeable;
 
 namespace {
 
@@ -131,7 +131,7 @@ std::vector<std::vector<std::string>> find_tied_parameters(const ModuleTree& tre
 
 LargestLayer get_max_layer_size(const ModuleTree& tree, const ModuleSizes& sizes,
                                 const std::vector<std::string>& no_split_module_classes) {
-  return bigmodel::largest_layer_of(bigmodel::parts_of_root(tree), sizes, no_split_module_classes);
+  return bigmodel::largest_layer_of(bigmodel::placeables_of_root(tree), sizes, no_split_module_classes);
 }
 
 MaximumSizes calculate_maximum_sizes(const ModuleTree& tree, const std::vector<std::string>& no_split_module_classes) {
@@ -141,15 +141,15 @@ MaximumSizes calculate_maximum_sizes(const ModuleTree& tree, const std::vector<s
 
 namespace bigmodel {
 
-std::vector<Part> parts_of(const ModuleTree& module, const std::string& name) {
-  std::vector<Part> parts;
+std::vector<Placeable> placeables_of(const ModuleTree& module, const std::string& name) {
+  std::vector<Placeable> parts;
   for (const auto& tensor : module.parameters) parts.push_back({joined(name, tensor.name)});
   for (const auto& child : module.children) parts.push_back({joined(name, child.name), &child});
   return parts;
 }
 
-std::vector<Part> parts_of_root(const ModuleTree& tree) {
-  auto parts = parts_of(tree, "");
+std::vector<Placeable> placeables_of_root(const ModuleTree& tree) {
+  auto parts = placeables_of(tree, "");
   for (const auto& tensor : tree.buffers) parts.push_back({tensor.name});
   return parts;
 }
@@ -160,7 +160,7 @@ bool can_split(const ModuleTree* module, const std::vector<std::string>& no_spli
              no_split_module_classes.end();
 }
 
-LargestLayer largest_layer_of(const std::vector<Part>& parts, const ModuleSizes& sizes,
+LargestLayer largest_layer_of(const std::vector<Placeable>& parts, const ModuleSizes& sizes,
                               const std::vector<std::string>& no_split_module_classes) {
   LargestLayer largest;
   const auto look = [&](const auto& self, const ModuleTree* module, const std::string& name) -> void {

@@ -23,20 +23,20 @@ void for_each_tensor(const ModuleTree& module, std::vector<TensorSpec> ModuleTre
 }
 
 /// Something that can be placed: a module, or a tensor directly in a module that was split.
-struct Part {
+struct Placeable {
   std::string name;
   const ModuleTree* module = nullptr;  ///< null for a tensor
 };
 
 /// The parameters and children of a module.
-std::vector<Part> parts_of(const ModuleTree& module, const std::string& name);
+std::vector<Placeable> placeables_of(const ModuleTree& module, const std::string& name);
 /// The same for the whole model, and its own buffers.
-std::vector<Part> parts_of_root(const ModuleTree& tree);
+std::vector<Placeable> placeables_of_root(const ModuleTree& tree);
 
 /// Whether the module has children and its class allows taking them apart.
 bool can_split(const ModuleTree* module, const std::vector<std::string>& no_split_module_classes);
 
-LargestLayer largest_layer_of(const std::vector<Part>& parts, const ModuleSizes& sizes,
+LargestLayer largest_layer_of(const std::vector<Placeable>& parts, const ModuleSizes& sizes,
                               const std::vector<std::string>& no_split_module_classes);
 
 }  // namespace accelerate::bigmodel
