@@ -16,7 +16,7 @@ namespace accelerate::models {
 /// look-up.
 class PieceTable {
  public:
-  struct Piece {
+  struct Prefix {
     int32_t id;  ///< -1 if there is none.
     size_t bytes;
   };
@@ -32,7 +32,7 @@ class PieceTable {
     place({piece, hash, id});
   }
 
-  Piece longest_prefix(std::string_view word) const {
+  Prefix longest_prefix(std::string_view word) const {
     constexpr size_t kMost = 256;  // longer pieces than this are found as well, only slower
     std::array<uint64_t, kMost> hashes;
     const size_t most = std::min(word.size(), longest_);
@@ -64,8 +64,8 @@ class PieceTable {
     return -1;
   }
 
-  Piece longest_prefix_by_scan(std::string_view word, size_t most) const {
-    Piece best{-1, 0};
+  Prefix longest_prefix_by_scan(std::string_view word, size_t most) const {
+    Prefix best{-1, 0};
     uint64_t hash = kSeed;
     for (size_t bytes = 1; bytes <= most; ++bytes) {
       hash = extend(hash, word[bytes - 1]);

@@ -165,12 +165,12 @@ LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::pat
   for (const auto& name : file.names())
     if (name != "rope_freqs.weight")
       tensors.emplace(name, at::empty(file.info(name).shape, at::TensorOptions().dtype(at::kFloat).device(at::kMeta)));
-  struct Part {
+  struct RowRange {
     std::string name;
     at::Tensor rows;
     int64_t first;
   };
-  std::vector<Part> parts;
+  std::vector<RowRange> ranges;
   auto report = load_weights(module, tensors, rules, source.string(), [&](const std::string& name, at::Tensor target) {
     if (!target.is_cpu() || !target.is_contiguous()) {
       const auto decoded =
@@ -183,12 +183,12 @@ LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::pat
     const at::Tensor rows = target.detach().view({-1, target.dim() > 0 ? target.size(-1) : 1});
     for (int64_t row = 0, most = std::max<int64_t>(kElements / std::max<int64_t>(rows.size(1), 1), 1);
          row < rows.size(0); row += most)
-      parts.push_back({name, rows.narrow(0, row, std::min(most, rows.size(0) - row)), row});
+      ranges.push_back({name, rows.narrow(0, row, std::min(most, rows.size(0) - row)), row});
   });
-  parallel_ranges(static_cast<int64_t>(parts.size()), 1, [&](int64_t begin, int64_t end) {
+  parallel_ranges(static_cast<int64_t>(ranges.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      file.read(parts[static_cast<size_t>(i)].name, parts[static_cast<size_t>(i)].rows,
-                parts[static_cast<size_t>(i)].first);
+      file.read(ranges[static_cast<size_t>(i)].name, ranges[static_cast<size_t>(i)].rows,
+                ranges[static_cast<size_t>(i)].first);
   });
   return report;
 }

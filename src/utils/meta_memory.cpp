@@ -60,24 +60,24 @@ Count& count() {
   return *instance;
 }
 
-struct Piece {
+struct MetaAllocation {
   int use;
   int64_t bytes;
 };
 
-void end_of_piece(void* context) {
-  const auto* piece = static_cast<Piece*>(context);
-  count().add(piece->use, -piece->bytes);
-  delete piece;
+void end_of_allocation(void* context) {
+  const auto* allocation = static_cast<MetaAllocation*>(context);
+  count().add(allocation->use, -allocation->bytes);
+  delete allocation;
 }
 
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
     if (current_use == kNone || bytes == 0) return {nullptr, c10::Device(c10::kMeta)};
-    auto* piece = new Piece{.use = current_use, .bytes = static_cast<int64_t>(bytes)};
-    count().add(piece->use, piece->bytes);
-    return {nullptr, piece, &end_of_piece, c10::Device(c10::kMeta)};
+    auto* allocation = new MetaAllocation{.use = current_use, .bytes = static_cast<int64_t>(bytes)};
+    count().add(allocation->use, allocation->bytes);
+    return {nullptr, allocation, &end_of_allocation, c10::Device(c10::kMeta)};
   }
   void copy_data(void*, const void*, std::size_t) const override {}
 };
