@@ -1,7 +1,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstdio>
 
 #include "comm/group_impl.hpp"
 #include "comm/rank_list.hpp"
@@ -11,20 +10,18 @@ namespace accelerate::comm {
 namespace {
 
 std::string seconds(std::chrono::milliseconds time) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f s", static_cast<double>(time.count()) / 1000.0);
-  return text;
+  return fmt::format("{:.1f} s", static_cast<double>(time.count()) / 1000.0);
 }
 
 /// Where a peer is that did not come to our collective of group `key`. @param here  what it says of this group
 std::string whereabouts(const RankStatus& peer, const std::string& key, const GroupStatus& here) {
   for (const auto& [other, status] : peer.groups)
     if (other != key && status.inside)
-      return "is in collective " + std::to_string(status.sequence) + " (" + status.operation + ") of the " +
-             status.name + " since " + seconds(std::chrono::milliseconds(status.age_ms));
-  return std::string(here.inside ? "is in" : "came out of") + " collective " + std::to_string(here.sequence) + " (" +
-         here.operation + ") " + seconds(std::chrono::milliseconds(here.age_ms)) + " ago" +
-         (here.inside ? "" : " and is outside of collectives");
+      return fmt::format("is in collective {} ({}) of the {} since {}", status.sequence, status.operation, status.name,
+                         seconds(std::chrono::milliseconds(status.age_ms)));
+  return fmt::format("{} collective {} ({}) {} ago{}", here.inside ? "is in" : "came out of", here.sequence,
+                     here.operation, seconds(std::chrono::milliseconds(here.age_ms)),
+                     here.inside ? "" : " and is outside of collectives");
 }
 
 }  // namespace

@@ -11,11 +11,11 @@
 #include <limits>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
 #include "parallel/gradient_hook.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "utils/meta_memory.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -143,8 +143,7 @@ DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, NamedT
                                                  const DistributedDataParallelKwargs& kwargs)
     : impl_(std::make_unique<Impl>()) {
   if (kwargs.bucket_cap_mb < 1)
-    throw ConfigError("DistributedDataParallelKwargs: bucket_cap_mb is " + std::to_string(kwargs.bucket_cap_mb) +
-                      ", expected at least 1");
+    raise<ConfigError>("DistributedDataParallelKwargs: bucket_cap_mb is {}, expected at least 1", kwargs.bucket_cap_mb);
   verify_parameters(parameters);
   impl_->parameters = std::move(parameters);
   impl_->buffers = tensors_of(buffers);

@@ -2,42 +2,44 @@
 
 #include <string>
 
-#include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::parallel {
 namespace {
+
+std::string size_text(const std::optional<int64_t>& size) { return size ? fmt::format("{}", *size) : "unset"; }
 
 /// How many ranks hold a replica.
 int64_t shard_size(const FullyShardedDataParallelPlugin& plugin, const comm::Group& world) {
   const auto strategy = effective_strategy(plugin);
   const int64_t all = world.world_size();
-  const auto text = [](int64_t number) { return std::to_string(number); };
   const auto& replicas = plugin.dp_replicate_size;
   const auto& shards = plugin.dp_shard_size;
   if (strategy != ShardingStrategy::hybrid_shard && strategy != ShardingStrategy::hybrid_shard_zero2) {
     if (shards && *shards != all)
-      throw ConfigError("FSDP: dp_shard_size is " + text(*shards) + ", but " + to_string(strategy) +
-                        " splits the model over all " + text(all) +
-                        " ranks; leave it out, or use HYBRID_SHARD for replicas");
+      raise<ConfigError>(
+          "FSDP: dp_shard_size is {}, but {} splits the model over all {} ranks; leave it out, or use HYBRID_SHARD for "
+          "replicas",
+          *shards, to_string(strategy), all);
     return all;
   }
   if (!shards && !replicas) {
     const int64_t local = world.local_world_size();
     if (local < 1 || all % local != 0)
-      throw ConfigError("FSDP: " + to_string(strategy) + " splits the model over the ranks of a machine, found " +
-                        text(local) + " (LOCAL_WORLD_SIZE) of " + text(all) +
-                        ", expected a divisor: all machines must have equally many. Set dp_shard_size to how many "
-                        "ranks should hold a replica");
+      raise<ConfigError>(
+          "FSDP: {} splits the model over the ranks of a machine, found {} (LOCAL_WORLD_SIZE) of {}, expected a "
+          "divisor: all machines must have equally many. Set dp_shard_size to how many ranks should hold a replica",
+          to_string(strategy), local, all);
     return local;
   }
   const int64_t size = shards ? *shards : all / *replicas;
   const int64_t count = replicas ? *replicas : all / size;
   if (size * count != all)
-    throw ConfigError("FSDP: found dp_replicate_size " + (replicas ? text(*replicas) : "unset") +
-                      " and dp_shard_size " + (shards ? text(*shards) : "unset") +
-                      ", expected two numbers of ranks whose product is the job's " + text(all) +
-                      "; give one of them, which must divide " + text(all));
+    raise<ConfigError>(
+        "FSDP: found dp_replicate_size {} and dp_shard_size {}, expected two numbers of ranks whose product is the "
+        "job's {}; give one of them, which must divide {}",
+        size_text(replicas), size_text(shards), all, all);
   return size;
 }
 
@@ -59,9 +61,10 @@ Mesh make_mesh(const FullyShardedDataParallelPlugin& plugin, const std::shared_p
   const auto* near = plugin.reshard_after_forward ? std::get_if<int64_t>(&*plugin.reshard_after_forward) : nullptr;
   if (near && *near > 1) {
     if (size % *near != 0)
-      throw ConfigError("FSDP: reshard_after_forward is " + std::to_string(*near) +
-                        ", expected true, false or a divisor of the " + std::to_string(size) +
-                        " ranks that the model is split over");
+      raise<ConfigError>(
+          "FSDP: reshard_after_forward is {}, expected true, false or a divisor of the {} ranks that the model is "
+          "split over",
+          *near, size);
     if (*near < size)
       mesh.near = mesh.shard->split("reshard_after_forward", [near](int64_t rank) { return rank / *near; });
   }

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -95,9 +95,10 @@ class Tree {
       try {
         regex = std::regex(*pattern);
       } catch (const std::regex_error& error) {
-        throw ConfigError(
-            "FSDP: ignored_modules is '" + *pattern +
-            "', expected a regular expression (ECMAScript) that matches whole module names: " + error.what());
+        raise<ConfigError>(
+            "FSDP: ignored_modules is '{}', expected a regular expression (ECMAScript) that matches whole module "
+            "names: {}",
+            *pattern, error.what());
       }
       for (size_t i = 0; i < modules_.size(); ++i)
         if (std::regex_match(modules_[i].path, regex)) roots.push_back(i);
@@ -155,21 +156,19 @@ class Tree {
     std::set<std::string> present;
     for (const auto& module : modules_) present.insert(module.class_name);
     const std::vector<std::string> classes(present.begin(), present.end());
-    std::string list;
-    for (const auto& name : classes) list += (list.empty() ? "" : ", ") + name;
+    const auto list = fmt::format("{}", fmt::join(classes, ", "));
     if (names.empty())
-      throw ConfigError(
+      raise<ConfigError>(
           "FSDP: the auto wrap policy is TRANSFORMER_BASED_WRAP, but no class is named, so that nothing would be "
-          "wrapped. Set transformer_cls_names_to_wrap (FSDP_TRANSFORMER_CLS_TO_WRAP) to the "
-          "model's repeated block, or the policy to NO_WRAP. The model's classes are " +
+          "wrapped. Set transformer_cls_names_to_wrap (FSDP_TRANSFORMER_CLS_TO_WRAP) to the model's repeated block, or "
+          "the policy to NO_WRAP. The model's classes are {}",
           list);
     for (const auto& name : names) {
       if (std::any_of(modules_.begin(), modules_.end(), [&](const auto& module) { return has_class(module, name); }))
         continue;
       const auto nearest = nearest_name(name, classes);
-      throw ConfigError("FSDP: could not find the transformer layer class " + name +
-                        " in the model, whose classes are " + list +
-                        (nearest ? "; did you mean " + *nearest + "?" : ""));
+      raise<ConfigError>("FSDP: could not find the transformer layer class {} in the model, whose classes are {}{}",
+                         name, list, nearest ? fmt::format("; did you mean {}?", *nearest) : "");
     }
   }
 
