@@ -279,7 +279,7 @@ DeepSpeedPlugin resolve(DeepSpeedPlugin plugin) {
     if (!config.contains("zero_optimization"))
       refuse_plugin(
           "the DeepSpeed configuration has no section zero_optimization, expected one with a stage, such as "
-          "{\"zero_optimization\": {\"stage\": 2}}");
+          "{{\"zero_optimization\": {{\"stage\": 2}}}}");
     check_config_fields();
     for (const auto& setting : shared_settings()) plugin.fill_match(setting.key, {{setting.key, setting.get(plugin)}});
     for (const auto& setting : shared_settings())
