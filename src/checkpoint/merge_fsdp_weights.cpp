@@ -5,13 +5,13 @@
 
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/state.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerate/utils/progress.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "formats/dcp.hpp"
 #include "formats/tensor_source.hpp"
 #include "formats/torch_archive.hpp"
 #include "utils/atomic_file.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -35,15 +35,14 @@ fs::path checkpoint_folder(const fs::path& given) {
       if (std::regex_match(name, optimizer)) optimizers.push_back(entry.path());
     }
   if (models.size() == 1) return models.front();
-  std::string found;
+  std::vector<std::string> found;
   for (const auto* list : {&models, &optimizers})
-    for (const auto& path : *list) found += (found.empty() ? "'" : ", '") + path.string() + "'";
-  throw CheckpointError("merge_fsdp_weights: '" + given.string() + "' " +
-                        (fs::exists(given) ? "holds no file .metadata" : "does not exist") +
-                        ", expected the folder of a distributed checkpoint." +
-                        (found.empty()
+    for (const auto& path : *list) found.push_back(fmt::format("'{}'", path.string()));
+  raise<CheckpointError>("merge_fsdp_weights: '{}' {}, expected the folder of a distributed checkpoint.{}",
+                         given.string(), fs::exists(given) ? "holds no file .metadata" : "does not exist",
+                         found.empty()
                              ? " Only SHARDED_STATE_DICT saves one; the other state dict types need no merging."
-                             : " It contains some: pass one of " + found + "."));
+                             : fmt::format(" It contains some: pass one of {}.", fmt::join(found, ", ")));
 }
 
 /// A value of the checkpoint and where it goes in what is written.
@@ -76,8 +75,7 @@ std::vector<Item> select_items(const DcpCheckpoint& checkpoint) {
       items.push_back({&entry, DcpPath(entry.path->begin() + 1, entry.path->end())});
     }
   }
-  if (items.empty())
-    throw CheckpointError("merge_fsdp_weights: '" + checkpoint.folder().string() + "' holds no weights.");
+  if (items.empty()) raise<CheckpointError>("merge_fsdp_weights: '{}' holds no weights.", checkpoint.folder().string());
   return items;
 }
 
@@ -125,9 +123,10 @@ class Tree {
 
  private:
   [[noreturn]] static void clash(const Item& item) {
-    throw CheckpointError(
-        "merge_fsdp_weights: the path of '" + item.entry->name +
-        "' leads through a value that another path gives another meaning. The metadata contradicts itself.");
+    raise<CheckpointError>(
+        "merge_fsdp_weights: the path of '{}' leads through a value that another path gives another meaning. The "
+        "metadata contradicts itself.",
+        item.entry->name);
   }
 
   const DcpEntry* entry_ = nullptr;
@@ -149,24 +148,27 @@ class Merger {
     for (const auto& item : items_) {
       const auto* info = std::get_if<DcpTensorInfo>(&item.entry->content);
       const auto* key = std::get_if<std::string>(&item.path.front());
-      if (why_not_flat.empty() && !info) why_not_flat = "'" + item.entry->name + "' is an object, not a tensor";
+      if (why_not_flat.empty() && !info)
+        why_not_flat = fmt::format("'{}' is an object, not a tensor", item.entry->name);
       if (why_not_flat.empty() && (item.path.size() > 1 || !key))
-        why_not_flat = "'" + item.entry->name + "' lies in nested dicts or lists";
+        why_not_flat = fmt::format("'{}' lies in nested dicts or lists", item.entry->name);
       if (!why_not_flat.empty()) continue;
       if (!by_name_.emplace(*key, &item).second)
-        throw CheckpointError("merge_fsdp_weights '" + checkpoint_.folder().string() +
-                              "': two tensors have the name '" + *key + "'. The metadata contradicts itself.");
+        raise<CheckpointError>(
+            "merge_fsdp_weights '{}': two tensors have the name '{}'. The metadata contradicts itself.",
+            checkpoint_.folder().string(), *key);
       weights.push_back({*key, bytes_of(*info)});
     }
     if (!why_not_flat.empty()) {
-      const auto found = "merge_fsdp_weights '" + checkpoint_.folder().string() + "': " + why_not_flat + ", ";
+      const auto found = fmt::format("merge_fsdp_weights '{}': {}", checkpoint_.folder().string(), why_not_flat);
       if (options_.safe_serialization)
-        throw ConfigError(found +
-                          "and safetensors holds a flat list of tensors only. It may be the state of an optimizer: "
-                          "pass safe_serialization = false to write a pytorch_model.bin.");
+        raise<ConfigError>(
+            "{}, and safetensors holds a flat list of tensors only. It may be the state of an optimizer: pass "
+            "safe_serialization = false to write a pytorch_model.bin.",
+            found);
       if (options_.max_shard_size)
-        throw ConfigError(found +
-                          "and only a flat list of tensors can be split into shards. Leave max_shard_size unset.");
+        raise<ConfigError>("{}, and only a flat list of tensors can be split into shards. Leave max_shard_size unset.",
+                           found);
       weights = {{"", 0}};  // one file with everything
     }
 
@@ -237,8 +239,10 @@ void merge_fsdp_weights(const fs::path& checkpoint_dir, const fs::path& output_p
     if (options.remove_checkpoint_dir) {
       const auto inside = fs::weakly_canonical(output_path).lexically_relative(fs::weakly_canonical(folder));
       if (!inside.empty() && *inside.begin() != "..")
-        throw ConfigError("merge_fsdp_weights: the weights would be written into '" + output_path.string() +
-                          "', which lies in the checkpoint that remove_checkpoint_dir removes. Choose another folder.");
+        raise<ConfigError>(
+            "merge_fsdp_weights: the weights would be written into '{}', which lies in the checkpoint that "
+            "remove_checkpoint_dir removes. Choose another folder.",
+            output_path.string());
     }
     Merger(folder, output_path, options).run();
     if (options.remove_checkpoint_dir) fs::remove_all(folder);

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::checkpointing {
 namespace {
@@ -13,12 +13,6 @@ namespace {
 auto memory_of(const at::Tensor& tensor) {
   return std::make_tuple(tensor.storage().unsafeGetStorageImpl(), tensor.storage_offset(), tensor.sizes().vec(),
                          tensor.strides().vec());
-}
-
-std::string shape_of(const at::Tensor& tensor) {
-  std::string text = "[";
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) text += (dim ? ", " : "") + std::to_string(tensor.size(dim));
-  return text + "]";
 }
 
 }  // namespace
@@ -42,17 +36,18 @@ void check_state_dict(const ModelRef& model, const std::map<std::string, at::Ten
     if (found == tensors.end()) continue;
     present.insert(memory_of(tensor));
     if (found->second.sizes() != tensor.sizes())
-      differences += "\n  '" + name + "': the file has " + shape_of(found->second) + ", the model " + shape_of(tensor);
+      differences +=
+          fmt::format("\n  '{}': the file has {}, the model {}", name, found->second.sizes(), tensor.sizes());
   }
   for (const auto& [name, tensor] : state)
     if (!tensors.contains(name) && !present.contains(memory_of(tensor)))
-      differences += "\n  '" + name + "': missing in the file";
+      differences += fmt::format("\n  '{}': missing in the file", name);
   for (const auto& [name, tensor] : tensors)
-    if (!known.contains(name)) differences += "\n  '" + name + "': not in the model";
+    if (!known.contains(name)) differences += fmt::format("\n  '{}': not in the model", name);
   if (!differences.empty())
-    throw CheckpointError(
+    raise<CheckpointError>(
         "loading a model: the weights don't fit it, expected the same names and shapes; nothing was loaded. Build the "
-        "model with the options that it was saved with. Differences:" +
+        "model with the options that it was saved with. Differences:{}",
         differences);
 }
 

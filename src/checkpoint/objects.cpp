@@ -7,8 +7,8 @@
 #include <fstream>
 
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/utils/error.hpp"
 #include "utils/atomic_file.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::checkpointing {
 
@@ -87,9 +87,10 @@ c10::IValue bytes_as_object(const std::string& bytes) {
 
 std::string object_as_bytes(const c10::IValue& object) {
   if (!object.isTensor() || object.toTensor().scalar_type() != at::kByte || object.toTensor().dim() != 1)
-    throw CheckpointError("load: found " + object.tagKind() +
-                          ", expected a one-dimensional uint8 tensor that holds an object; the file may belong to "
-                          "another registered object");
+    raise<CheckpointError>(
+        "load: found {}, expected a one-dimensional uint8 tensor that holds an object; the file may belong to another "
+        "registered object",
+        object.tagKind());
   const at::Tensor tensor = object.toTensor().contiguous();
   return {reinterpret_cast<const char*>(tensor.data_ptr<uint8_t>()), static_cast<size_t>(tensor.numel())};
 }
@@ -97,21 +98,21 @@ std::string object_as_bytes(const c10::IValue& object) {
 c10::IValue load_object(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary | std::ios::ate);
   if (!in)
-    throw CheckpointError("load '" + file.string() +
-                          "': the file can't be opened; check the checkpoint folder, the file may belong to an object "
-                          "that was not saved");
+    raise<CheckpointError>(
+        "load '{}': the file can't be opened; check the checkpoint folder, the file may belong to an object that was "
+        "not saved",
+        file.string());
   std::vector<char> bytes(static_cast<size_t>(in.tellg()));
   in.seekg(0);
   if (!in.read(bytes.data(), static_cast<std::streamsize>(bytes.size())))
-    throw CheckpointError("load '" + file.string() + "': reading it failed half-way");
+    raise<CheckpointError>("load '{}': reading it failed half-way", file.string());
   try {
     return torch::jit::pickle_load(bytes);
   } catch (const std::exception& error) {
-    throw CheckpointError("load '" + file.string() +
-                          "': expected a torch archive of plain data (numbers, text, tensors, lists, dicts); it may be "
-                          "damaged, or hold objects of Python classes, which are "
-                          "never executed here. (" +
-                          std::string(error.what()).substr(0, 300) + ")");
+    raise<CheckpointError>(
+        "load '{}': expected a torch archive of plain data (numbers, text, tensors, lists, dicts); it may be damaged, "
+        "or hold objects of Python classes, which are never executed here. ({})",
+        file.string(), std::string(error.what()).substr(0, 300));
   }
 }
 

@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "accelerate/checkpoint.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::checkpointing {
 namespace {
@@ -39,7 +39,7 @@ c10::IValue random_states(int64_t step, const at::Device& device) {
 }
 
 int64_t load_random_states(const c10::IValue& states, const at::Device& device) {
-  if (!states.isGenericDict()) throw CheckpointError("random states: found " + states.tagKind() + ", expected a dict");
+  if (!states.isGenericDict()) raise<CheckpointError>("random states: found {}, expected a dict", states.tagKind());
   const auto dict = states.toGenericDict();
   if (!dict.contains(kStep) || !dict.contains(kCpu) || !dict.at(kCpu).isTensor())
     throw CheckpointError("random states: found a dict without 'step' or 'torch_manual_seed', expected both");

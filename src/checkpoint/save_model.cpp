@@ -7,9 +7,9 @@
 
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/formats/safetensors.hpp"
-#include "accelerate/utils/error.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "utils/atomic_file.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::checkpointing {
 namespace {
@@ -41,9 +41,10 @@ int64_t parse_size(const std::string& text) {
     if (error != std::errc() || end != last || !(number > 0) || number * static_cast<double>(factor) > 9e18) break;
     return static_cast<int64_t>(number * static_cast<double>(factor));
   }
-  throw ConfigError("size: found '" + text +
-                    "', expected a positive number and a unit: KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB "
-                    "(powers of 1024), e.g. 10GB");
+  raise<ConfigError>(
+      "size: found '{}', expected a positive number and a unit: KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB "
+      "(powers of 1024), e.g. 10GB",
+      text);
 }
 
 std::vector<std::vector<std::string>> split_weights(const std::vector<WeightSize>& weights, int64_t max_shard_bytes) {
@@ -73,8 +74,8 @@ void write_weight_files(const std::filesystem::path& folder, const std::vector<W
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
   if (!std::filesystem::is_directory(folder))
-    throw CheckpointError("save_model: '" + folder.string() + "' can't be created as a folder (" + failure.message() +
-                          "); a file of this name may be in the way");
+    raise<CheckpointError>("save_model: '{}' can't be created as a folder ({}); a file of this name may be in the way",
+                           folder.string(), failure.message());
   const auto shards = split_weights(weights, max_shard_bytes);
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
   std::map<std::string, std::string> sorted;

@@ -11,10 +11,10 @@
 #include <unordered_map>
 
 #include "accelerate/formats/safetensors.hpp"
-#include "accelerate/utils/error.hpp"
 #include "formats/dcp.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/torch_archive.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::checkpointing {
 namespace {
@@ -87,9 +87,11 @@ struct Archive {
                   return whole;
                 }};
   }
-  [[noreturn]] void fail(const std::string& what) const { throw CheckpointError("load '" + name + "': " + what); }
+  template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
+    raise<CheckpointError>("load '{}': {}", name, fmt::format(what, std::forward<Args>(args)...));
+  }
   Dict dict(const c10::IValue& item, const char* what) const {
-    if (!item.isGenericDict()) fail(std::string("found ") + item.tagKind() + ", expected " + what);
+    if (!item.isGenericDict()) fail("found {}, expected {}", item.tagKind(), what);
     return item.toGenericDict();
   }
 
@@ -217,9 +219,10 @@ StoredTensors open_distributed(const std::filesystem::path& folder) {
     if (entry.name.starts_with(prefix) && std::holds_alternative<formats::DcpTensorInfo>(entry.content))
       tensors[entry.name.substr(prefix.size())] = stored(checkpoint, entry);
   if (tensors.empty())
-    throw CheckpointError("load '" + folder.string() +
-                          "': found no tensors under the key 'model', expected the weights of a model; it may be the "
-                          "folder of an optimizer");
+    raise<CheckpointError>(
+        "load '{}': found no tensors under the key 'model', expected the weights of a model; it may be the folder of "
+        "an optimizer",
+        folder.string());
   return tensors;
 }
 
@@ -238,7 +241,7 @@ StoredOptimizer open_optimizer_archive(const std::filesystem::path& file) {
         group.options.insert(entry.key(), entry.value());
         continue;
       }
-      if (!entry.value().isList()) archive.fail("found " + entry.value().tagKind() + " at 'params', expected a list");
+      if (!entry.value().isList()) archive.fail("found {} at 'params', expected a list", entry.value().tagKind());
       for (const c10::IValue& key : entry.value().toListRef()) {
         result.by_name = result.by_name || key.isString();
         group.parameters.push_back(key_text(key));
@@ -264,9 +267,10 @@ StoredOptimizer open_distributed_optimizer(const std::filesystem::path& folder) 
   result.by_name = true;
   for (const auto& entry : checkpoint->entries()) {
     const auto fail = [&](const std::string& what) {
-      throw CheckpointError(
-          result.source + ": the path of '" + entry.name + "' " + what +
-          ", expected optimizer.state.<parameter>.<tensor> or optimizer.param_groups.<number>.<option>");
+      raise<CheckpointError>(
+          "{}: the path of '{}' {}, expected optimizer.state.<parameter>.<tensor> or "
+          "optimizer.param_groups.<number>.<option>",
+          result.source, entry.name, what);
     };
     if (!entry.path || entry.path->size() != 4) {
       // An empty dict, of an optimizer that never stepped.
@@ -301,9 +305,10 @@ StoredOptimizer open_distributed_optimizer(const std::filesystem::path& folder) 
     }
   }
   if (result.groups.empty())
-    throw CheckpointError(result.source +
-                          ": found no parameter groups under the key 'optimizer', expected the state of an optimizer; "
-                          "it may be the folder of a model");
+    raise<CheckpointError>(
+        "{}: found no parameter groups under the key 'optimizer', expected the state of an optimizer; it may be the "
+        "folder of a model",
+        result.source);
   return result;
 }
 
