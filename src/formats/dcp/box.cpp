@@ -67,6 +67,8 @@ std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<const Dc
   return std::nullopt;
 }
 
+std::string to_string(const std::vector<int64_t>& numbers) { return fmt::format("{}", numbers); }
+
 std::string to_string(const DcpBox& box) { return fmt::format("offsets {} sizes {}", box.offsets, box.sizes); }
 
 }  // namespace accelerate::formats

@@ -35,6 +35,7 @@ bool lies_within(const DcpBox& box, const std::vector<int64_t>& sizes);
 /// dimensions.
 std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<const DcpBox*>& boxes);
 
-std::string to_string(const DcpBox& box);  ///< "offsets [0, 4] sizes [3, 4]"
+std::string to_string(const std::vector<int64_t>& numbers);  ///< "[3, 4]"
+std::string to_string(const DcpBox& box);                    ///< "offsets [0, 4] sizes [3, 4]"
 
 }  // namespace accelerate::formats
