@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "blocks.hpp"
+#include "utils/raise.hpp"
 
 namespace {
 
@@ -40,9 +41,10 @@ class TrainedModel {
     if (fs::exists(name)) {
       const fs::path file = fs::is_directory(name) ? fs::path(name) / "config.json" : fs::path(name);
       if (file.extension() != ".json")
-        throw ConfigError("'" + name +
-                          "' holds weights, expected a folder with a config.json, the file itself, or the name of a "
-                          "built-in model: a dry run builds the model");
+        accelerate::raise<ConfigError>(
+            "'{}' holds weights, expected a folder with a config.json, the file itself, or the name of a built-in "
+            "model: a dry run builds the model",
+            name);
       std::ifstream stream(file);
       text.assign(std::istreambuf_iterator<char>(stream), {});
     } else if (text.empty()) {
@@ -50,16 +52,16 @@ class TrainedModel {
     }
     config_ = nlohmann::ordered_json::parse(text, nullptr, false);
     if (!config_.is_object())
-      throw accelerate::CheckpointError("'" + name +
-                                        "' has no config.json, or it is no JSON object, expected the model's config");
+      accelerate::raise<accelerate::CheckpointError>(
+          "'{}' has no config.json, or it is no JSON object, expected the model's config", name);
     if (type() == "bert") config_["architectures"] = {"BertForSequenceClassification"};  // the body alone has no loss
     std::string folder = (fs::temp_directory_path() / "accelerate-estimate-XXXXXX").string();
     if (!::mkdtemp(folder.data()))
-      throw accelerate::ResourceError("can't make a folder in " + fs::temp_directory_path().string());
+      accelerate::raise<accelerate::ResourceError>("can't make a folder in {}", fs::temp_directory_path().string());
     folder_ = folder;
     std::ofstream(folder_ / "config.json") << config_.dump();
     if (takes_images() && settings.tokens)
-      throw ConfigError("--seq was given, but '" + name + "' takes images, expected --batch alone");
+      accelerate::raise<ConfigError>("--seq was given, but '{}' takes images, expected --batch alone", name);
   }
   TrainedModel(const TrainedModel&) = delete;
   TrainedModel& operator=(const TrainedModel&) = delete;
@@ -75,9 +77,9 @@ class TrainedModel {
       std::string text = error.what();
       const std::string file = (folder_ / "config.json").string();
       if (const size_t at = text.find(file); at != std::string::npos) text.replace(at, file.size(), settings_.model);
-      throw ConfigError(
-          text +
-          " Other models can't be built here and run dry; without --strategy the table of their weights is printed");
+      accelerate::raise<ConfigError>(
+          "{} Other models can't be built here and run dry; without --strategy the table of their weights is printed",
+          text);
     }
   }
 
@@ -294,7 +296,7 @@ Settings settings_of(const std::vector<std::string>& words) {
     } catch (const std::exception&) {
     }
     if (used != text.size() || value < 1)
-      throw ConfigError("" + option + " is '" + text + "', expected a whole number from 1 on");
+      accelerate::raise<ConfigError>("{} is '{}', expected a whole number from 1 on", option, text);
     return value;
   };
   for (size_t i = 0; i < words.size(); ++i) {
@@ -304,7 +306,7 @@ Settings settings_of(const std::vector<std::string>& words) {
     } else if (!word.starts_with("--")) {
       settings.model = word;
     } else if (i + 1 == words.size()) {
-      throw ConfigError("" + word + " has no value");
+      accelerate::raise<ConfigError>("{} has no value", word);
     } else {
       const std::string& value = words[++i];
       if (word == "--strategy") settings.strategy = value;
@@ -312,14 +314,14 @@ Settings settings_of(const std::vector<std::string>& words) {
       else if (word == "--num_processes") settings.num_processes = number(word, value);
       else if (word == "--batch") settings.batch = number(word, value);
       else if (word == "--seq") settings.tokens = number(word, value);
-      else throw ConfigError("there is no option '" + word + "'. See `accelerate estimate-memory --help`");
+      else accelerate::raise<ConfigError>("there is no option '{}'. See `accelerate estimate-memory --help`", word);
     }
   }
   if (settings.model.empty())
-    throw ConfigError("found no MODEL, expected a folder, a config.json or the name of a built-in model");
+    accelerate::raise<ConfigError>("found no MODEL, expected a folder, a config.json or the name of a built-in model");
   const std::vector<std::string> strategies{"ddp", "fsdp", "zero1", "zero2", "zero3"};
   if (std::find(strategies.begin(), strategies.end(), settings.strategy) == strategies.end())
-    throw ConfigError("--strategy is '" + settings.strategy + "', expected ddp, fsdp, zero1, zero2 or zero3");
+    accelerate::raise<ConfigError>("--strategy is '{}', expected ddp, fsdp, zero1, zero2 or zero3", settings.strategy);
   return settings;
 }
 

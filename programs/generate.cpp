@@ -21,6 +21,7 @@
 #include <nlohmann/json.hpp>
 
 #include "blocks.hpp"
+#include "utils/raise.hpp"
 
 namespace {
 
@@ -69,7 +70,8 @@ accelerate::MaxMemory max_memory_of(const std::vector<std::string>& words) {
   for (const auto& word : words) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos || equals == 0)
-      throw ConfigError("--max_memory: found '" + word + "', expected PLACE=SIZE, for example cpu=150MB or 0=20GiB");
+      accelerate::raise<ConfigError>("--max_memory: found '{}', expected PLACE=SIZE, for example cpu=150MB or 0=20GiB",
+                                     word);
     const std::string size = word.substr(equals + 1);
     const bool plain = size.find_first_not_of("0123456789") == std::string::npos && !size.empty() &&
                        size.size() < 19;  // a number of bytes
@@ -86,16 +88,17 @@ std::variant<std::string, accelerate::DeviceMap> device_map_of(const std::string
   if (!text.starts_with("{")) return text;  // a strategy; another word is refused with the known ones
   const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object())
-    throw ConfigError(
-        "--device_map: found '" + text +
-        "', which is no JSON object, expected for example '{\"model.embed_tokens\": \"cpu\", \"\": \"disk\"}'");
+    accelerate::raise<ConfigError>(
+        "--device_map: found '{}', which is no JSON object, expected for example '{{\"model.embed_tokens\": \"cpu\", "
+        "\"\": \"disk\"}}'",
+        text);
   accelerate::DeviceMap map;
   for (const auto& [name, place] : json.items()) {
     if (place.is_number_integer()) map.emplace(name, accelerate::Place(place.get<int>()));
     else if (place.is_string()) map.emplace(name, accelerate::Place(place.get<std::string>()));
     else
-      throw ConfigError("--device_map: found " + place.dump() + " for '" + name +
-                        "', expected the number of a GPU, \"cpu\" or \"disk\"");
+      accelerate::raise<ConfigError>(
+          "--device_map: found {} for '{}', expected the number of a GPU, \"cpu\" or \"disk\"", place.dump(), name);
   }
   return map;
 }
@@ -103,16 +106,18 @@ std::variant<std::string, accelerate::DeviceMap> device_map_of(const std::string
 /// A folder that holds nothing but a .gguf file means that file.
 fs::path checkpoint_of(const fs::path& given) {
   if (!fs::exists(given))
-    throw accelerate::CheckpointError("'" + given.string() +
-                                      "' does not exist, expected a folder with a model or a .gguf file. Nothing is "
-                                      "downloaded: fetch the model first.");
+    accelerate::raise<accelerate::CheckpointError>(
+        "'{}' does not exist, expected a folder with a model or a .gguf file. Nothing is downloaded: fetch the model "
+        "first.",
+        given.string());
   if (!fs::is_directory(given) || fs::exists(given / "config.json")) return given;
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(given))
     if (entry.path().extension() == ".gguf") files.push_back(entry.path());
   if (files.size() == 1) return files.front();
-  throw accelerate::CheckpointError("'" + given.string() + "' has no config.json and " + std::to_string(files.size()) +
-                                    " .gguf files, expected a folder with a model; name the file if there are several");
+  accelerate::raise<accelerate::CheckpointError>(
+      "'{}' has no config.json and {} .gguf files, expected a folder with a model; name the file if there are several",
+      given.string(), files.size());
 }
 
 struct Model {
@@ -168,7 +173,7 @@ class Speaker {
 
   std::string answer(const std::string& text, bool special_tokens, Measured& measured) {
     const auto ids = tokenizer_.encode(text, special_tokens);
-    if (ids.empty()) throw ConfigError("the prompt is empty, expected a text");
+    if (ids.empty()) accelerate::raise<ConfigError>("the prompt is empty, expected a text");
     const auto begin = Clock::now();
     measured = {.prompt_tokens = static_cast<int64_t>(ids.size())};
     models::StreamDecoder decoder(tokenizer_, /*skip_special_tokens=*/true, config_.stop_strings);

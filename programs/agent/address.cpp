@@ -1,4 +1,5 @@
 #include "agent/address.hpp"
+#include "utils/raise.hpp"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -14,8 +15,6 @@
 #include <set>
 #include <thread>
 
-#include "accelerate/utils/error.hpp"
-
 namespace accelerate::agent {
 namespace {
 
@@ -29,8 +28,10 @@ Info resolve(const std::string& host, int64_t port) {
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   if (const int error = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found))
-    throw LaunchError("the address '" + host + "' means nothing on this machine: " + ::gai_strerror(error) +
-                      ". Correct --main_process_ip (or local_addr, bind in --rdzv_conf)");
+    raise<LaunchError>(
+        "the address '{}' means nothing on this machine: {}. Correct --main_process_ip (or local_addr, bind in "
+        "--rdzv_conf)",
+        host, ::gai_strerror(error));
   return Info(found);
 }
 
@@ -87,8 +88,8 @@ std::string address_towards(const std::string& host, int64_t port) {
                     ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0;
   if (fd >= 0) ::close(fd);
   if (!good)
-    throw LaunchError("there is no way from this machine to " + host + ": " + std::strerror(errno) +
-                      ". Check --main_process_ip and the network");
+    raise<LaunchError>("there is no way from this machine to {}: {}. Check --main_process_ip and the network", host,
+                       std::strerror(errno));
   return text_of(reinterpret_cast<const sockaddr*>(&own), length);
 }
 
@@ -112,10 +113,10 @@ launcher::Fd wait_for_port(const std::string& host, int64_t port, std::chrono::m
   for (const auto end = std::chrono::steady_clock::now() + timeout; std::chrono::steady_clock::now() < end;
        std::this_thread::sleep_for(std::chrono::milliseconds(50)))
     if (launcher::Fd fd = connect_to(host, port)) return fd;
-  throw LaunchError(
-      "the machine that hosts the rendezvous can't be reached at " + host + ":" + std::to_string(port) + " within " +
-      std::to_string(timeout.count() / 1000) +
-      " s. Was the command started there too, is the address right, does a firewall let the port through?");
+  raise<LaunchError>(
+      "the machine that hosts the rendezvous can't be reached at {}:{} within {} s. Was the command started there too, "
+      "is the address right, does a firewall let the port through?",
+      host, port, timeout.count() / 1000);
 }
 
 std::string host_name() {

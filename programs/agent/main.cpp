@@ -14,11 +14,11 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "accelerate/utils/error.hpp"
 #include "agent/address.hpp"
 #include "agent/no_operators.hpp"
 #include "agent/tunnel.hpp"
 #include "launch/machines/coordinator.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::agent {
 namespace {
@@ -111,7 +111,7 @@ class Deadline {
         }) {}
 
  private:
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards nothing: who waits must hold one
   std::condition_variable_any wake_;
   std::jthread thread_;
 };
@@ -165,13 +165,16 @@ class Agent {
     try {
       theirs = text(store_->get(kOurs + "contract"));
     } catch (const std::exception&) {
-      throw LaunchError("the TCPStore at " + o_.where() +
-                        " is not one where machines meet: another job's ranks probably use this port. Choose another "
-                        "--main_process_port");
+      raise<LaunchError>(
+          "the TCPStore at {} is not one where machines meet: another job's ranks probably use this port. Choose "
+          "another --main_process_port",
+          o_.where());
     }
     if (theirs != contract(o_).dump())
-      throw ConfigError("the machines were started with different options: " + theirs + " where the host is, " +
-                        contract(o_).dump() + " here. --num_machines and --rdzv_backend must be the same everywhere");
+      raise<ConfigError>(
+          "the machines were started with different options: {} where the host is, {} here. --num_machines and "
+          "--rdzv_backend must be the same everywhere",
+          theirs, contract(o_).dump());
   }
 
   /// @return false if another process of this machine has the port already, and nobody said that it must be this one.
@@ -183,23 +186,22 @@ class Agent {
     if (fd < 0) {
       const std::string why = std::strerror(-fd);
       if (fd == -EADDRINUSE)
-        throw LaunchError("the port " + o_.where() +
-                          ", where the machines are to meet, is already in use on this machine, probably by another "
-                          "training run. Choose another --main_process_port, the same on all machines");
-      throw LaunchError("this machine is to host the rendezvous and can't listen at " + listen + ":" +
-                        std::to_string(o_.port) + ": " + why +
-                        (fd == -EADDRNOTAVAIL
+        raise<LaunchError>(
+            "the port {}, where the machines are to meet, is already in use on this machine, probably by another "
+            "training run. Choose another --main_process_port, the same on all machines",
+            o_.where());
+      raise<LaunchError>("this machine is to host the rendezvous and can't listen at {}:{}: {}{}", listen, o_.port, why,
+                         fd == -EADDRNOTAVAIL
                              ? ". It is not an address of this machine: correct --main_process_ip, or name the address "
                                "to listen on with --rdzv_conf bind=ADDRESS (0.0.0.0 is all)"
-                             : ""));
+                             : "");
     }
     if (o_.token.empty()) {
       store_ = serve(fd, listen == "0.0.0.0" || listen == "::" ? "localhost" : listen, port, o_.read_timeout);
     } else {
       int64_t inner = 0;
       const int inner_fd = listen_at("127.0.0.1", inner);
-      if (inner_fd < 0)
-        throw LaunchError(std::string("no port can be opened on 127.0.0.1: ") + std::strerror(-inner_fd));
+      if (inner_fd < 0) raise<LaunchError>("no port can be opened on 127.0.0.1: {}", std::strerror(-inner_fd));
       store_ = serve(inner_fd, "127.0.0.1", inner, o_.read_timeout);
       gate_ = std::make_unique<Gate>(fd, inner, o_.token);
     }
@@ -226,10 +228,10 @@ class Agent {
       store_ = door_ ? connect("127.0.0.1", door_->port(), patience) : connect(o_.host, o_.port, patience);
     } catch (const std::exception& error) {
       const std::string first = std::string(error.what()).substr(0, std::string(error.what()).find('\n'));
-      throw LaunchError("what answers at " + o_.where() +
-                        " does not speak as the host of a rendezvous. Does it expect a token, or is "
-                        "--main_process_port another program's? (" +
-                        first + ")");
+      raise<LaunchError>(
+          "what answers at {} does not speak as the host of a rendezvous. Does it expect a token, or is "
+          "--main_process_port another program's? ({})",
+          o_.where(), first);
     }
   }
 
@@ -314,8 +316,8 @@ class Agent {
       told_again_ = me_.round;
     } else if (me_.state == "joining" && joining_since_ && decision_.phase == "forming" &&
                Clock::now() - *joining_since_ > o_.join_timeout + std::chrono::seconds(1)) {
-      throw LaunchError("not enough machines came within " + std::to_string(o_.join_timeout.count() / 1000) +
-                        " s (join_timeout in --rdzv_conf)");
+      raise<LaunchError>("not enough machines came within {} s (join_timeout in --rdzv_conf)",
+                         o_.join_timeout.count() / 1000);
     }
   }
 
@@ -341,8 +343,8 @@ class Agent {
                    {"run_id", text(store_->get(kOurs + "run_id"))}});
     }
     if (o_.is_static() && joining_since_ && Clock::now() - *joining_since_ > o_.join_timeout)
-      throw ConfigError("machine rank " + std::to_string(o_.machine_rank) +
-                        " is taken: another machine was started with the same --machine_rank");
+      raise<ConfigError>("machine rank {} is taken: another machine was started with the same --machine_rank",
+                         o_.machine_rank);
   }
 
   bool shares_store() const { return o_.is_static() && o_.token.empty(); }
@@ -363,8 +365,10 @@ class Agent {
       int64_t port = 0;
       const int fd = listen_at(me_.address, port);
       if (fd < 0)
-        throw LaunchError("no port can be opened on " + me_.address + ", where the others would reach this machine: " +
-                          std::strerror(-fd) + ". Name an address of this machine with --rdzv_conf local_addr=ADDRESS");
+        raise<LaunchError>(
+            "no port can be opened on {}, where the others would reach this machine: {}. Name an address of this "
+            "machine with --rdzv_conf local_addr=ADDRESS",
+            me_.address, std::strerror(-fd));
       ranks_store_ = serve(fd, me_.address, port, o_.read_timeout);
       store_->set(key, bytes(json{{"address", me_.address}, {"port", port}}.dump()));
     }

@@ -16,8 +16,8 @@
 #include <sstream>
 #include <vector>
 
-#include "accelerate/utils/error.hpp"
 #include "agent/address.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::agent {
 namespace {
@@ -28,6 +28,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kIdentity = "accelerate";
 constexpr milliseconds kHandshake{10000};  // a stranger that says nothing holds a connection no longer
+
+}  // namespace
 
 struct FreeContext {
   void operator()(SSL_CTX* context) const { ::SSL_CTX_free(context); }
@@ -46,7 +48,7 @@ class Context {
     unsigned length = 0;
     key_.resize(EVP_MAX_MD_SIZE);
     if (!context_ || ::EVP_Digest(token.data(), token.size(), key_.data(), &length, ::EVP_sha256(), nullptr) != 1)
-      throw InternalError("OpenSSL can't be set up");
+      raise<InternalError>("OpenSSL can't be set up");
     key_.resize(length);
     SSL_CTX_set_min_proto_version(context_.get(), TLS1_3_VERSION);
     ::SSL_CTX_set_ciphersuites(context_.get(), "TLS_AES_128_GCM_SHA256");  // keys given as callbacks go with SHA-256
@@ -81,6 +83,8 @@ class Context {
   std::vector<unsigned char> key_;
   std::unique_ptr<SSL_CTX, FreeContext> context_;
 };
+
+namespace {
 
 void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
@@ -205,11 +209,12 @@ Door::Door(const std::string& host, int64_t port, const std::string& token, mill
   state_->context = std::make_shared<Context>(false, token);
   const Fd fd = wait_for_port(host, port, timeout);
   if (!shake_hands(*state_->context, false, fd.get()))
-    throw ConfigError("the host of the rendezvous at " + host + ":" + std::to_string(port) +
-                      " refuses this machine: the token (--rdzv_conf token or token_file) is not the one that it was "
-                      "started with, or it was started without");
+    raise<ConfigError>(
+        "the host of the rendezvous at {}:{} refuses this machine: the token (--rdzv_conf token or token_file) is not "
+        "the one that it was started with, or it was started without",
+        host, port);
   state_->listening = Fd(listen_at("127.0.0.1", state_->port));
-  if (!state_->listening) throw LaunchError("no port can be opened on 127.0.0.1");
+  if (!state_->listening) raise<LaunchError>("no port can be opened on 127.0.0.1");
   state_->thread = std::thread([fd = state_->listening.get(), context = state_->context, host, port] {
     serve(fd, [context, host, port](Fd inside) {
       if (!is_own_peer(inside.get())) return;

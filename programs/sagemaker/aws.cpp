@@ -1,4 +1,5 @@
 #include "sagemaker/aws.hpp"
+#include "utils/raise.hpp"
 
 #include <openssl/evp.h>
 
@@ -36,7 +37,7 @@ std::string sha256(const std::string& bytes) {
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned length = 0;
   if (!EVP_Digest(bytes.data(), bytes.size(), digest, &length, EVP_sha256(), nullptr))
-    throw accelerate::InternalError("OpenSSL has no SHA-256");
+    accelerate::raise<accelerate::InternalError>("OpenSSL has no SHA-256");
   std::string text;
   for (unsigned i = 0; i < length; ++i) {
     char digits[3];
@@ -140,9 +141,10 @@ std::string Aws::endpoint(const std::string& service) const {
                             profile_.get("endpoint_url")})
       if (!url.empty()) {
         if (!starts(url, "http://") && !starts(url, "https://"))
-          throw accelerate::ConfigError(
-              "the endpoint '" + url +
-              "' (AWS_ENDPOINT_URL and its kin) is not an address: it begins neither with http:// nor with https://");
+          accelerate::raise<accelerate::ConfigError>(
+              "the endpoint '{}' (AWS_ENDPOINT_URL and its kin) is not an address: it begins neither with http:// nor "
+              "with https://",
+              url);
         while (url.back() == '/') url.pop_back();
         return url;
       }
@@ -205,8 +207,8 @@ HttpResponse Aws::send(const std::string& what, const std::string& service, Http
   if (!given.empty())
     if (const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), attempts);
         error != std::errc() || end != given.data() + given.size() || attempts < 1)
-      throw accelerate::ConfigError("AWS_MAX_ATTEMPTS is '" + given +
-                                    "', expected how often a request is sent at most: 1 or more");
+      accelerate::raise<accelerate::ConfigError>(
+          "AWS_MAX_ATTEMPTS is '{}', expected how often a request is sent at most: 1 or more", given);
   // One region signs for IAM, whose endpoint is one for all.
   const std::string partition = partition_of(region_);
   const std::string iam_region = partition == "aws"          ? "us-east-1"

@@ -1,4 +1,5 @@
 #include "sagemaker/credentials.hpp"
+#include "utils/raise.hpp"
 
 #include <sys/wait.h>
 
@@ -23,7 +24,7 @@ std::string first_line(const std::string& file, const std::string& what) {
   std::ifstream in(file);
   std::string line;
   if (!in || !std::getline(in, line) || line.empty())
-    throw ConfigError(what + " names " + file + ", which can't be read or is empty");
+    accelerate::raise<ConfigError>("{} names {}, which can't be read or is empty", what, file);
   return line;
 }
 
@@ -36,14 +37,15 @@ Credentials from_json(const std::string& text, const std::string& token_key, con
   };
   Credentials found{field("AccessKeyId"), field("SecretAccessKey"), field(token_key)};
   if (found.key_id.empty() || found.secret.empty())
-    throw ConfigError(what + " gave no AccessKeyId and SecretAccessKey");  // what it gave may hold secrets
+    accelerate::raise<ConfigError>("{} gave no AccessKeyId and SecretAccessKey",
+                                   what);  // what it gave may hold secrets
   return found;
 }
 
 Credentials from_sts(const std::string& xml, const std::string& what) {
   Credentials found{xml_text(xml, "AccessKeyId"), xml_text(xml, "SecretAccessKey"), xml_text(xml, "SessionToken")};
   if (found.key_id.empty() || found.secret.empty() || found.token.empty())
-    throw ConfigError(what + ": STS answered without credentials");
+    accelerate::raise<ConfigError>("{}: STS answered without credentials", what);
   return found;
 }
 
@@ -52,9 +54,10 @@ std::optional<Credentials> of_environment(const Environment& e) {
   if (found.token.empty()) found.token = get(e, "AWS_SECURITY_TOKEN");
   if (found.key_id.empty() && found.secret.empty()) return std::nullopt;
   if (found.key_id.empty() || found.secret.empty())
-    throw ConfigError(std::string(found.key_id.empty() ? "AWS_SECRET_ACCESS_KEY is set and AWS_ACCESS_KEY_ID"
-                                                       : "AWS_ACCESS_KEY_ID is set and AWS_SECRET_ACCESS_KEY") +
-                      " is not: set both, or neither");
+    accelerate::raise<ConfigError>(
+        "{} is not: set both, or neither",
+        std::string(found.key_id.empty() ? "AWS_SECRET_ACCESS_KEY is set and AWS_ACCESS_KEY_ID"
+                                         : "AWS_ACCESS_KEY_ID is set and AWS_SECRET_ACCESS_KEY"));
   return found;
 }
 
@@ -80,21 +83,20 @@ class Chain {
       if (auto found = of_profile(*profile)) return *found;
     if (auto found = of_container()) return *found;
     if (auto found = of_machine()) return *found;
-    throw ConfigError(
+    accelerate::raise<ConfigError>(
         "no AWS credentials were found. Looked at: --aws_access_key_id and --aws_secret_access_key, AWS_ACCESS_KEY_ID "
-        "and AWS_SECRET_ACCESS_KEY, the profile '" +
-        name + "' in " + profiles_.credentials_file().string() + " and " + profiles_.config_file().string() +
-        ", and the metadata services of containers and machines. Give a 'profile' in the config file, or log in as "
-        "your other AWS tools need it");
+        "and AWS_SECRET_ACCESS_KEY, the profile '{}' in {} and {}, and the metadata services of containers and "
+        "machines. Give a 'profile' in the config file, or log in as your other AWS tools need it",
+        name, profiles_.credentials_file().string(), profiles_.config_file().string());
   }
 
  private:
   [[noreturn]] void throw_missing(const std::string& name, const std::string& who) const {
     std::string known;
     for (const auto& other : profiles_.names()) known += (known.empty() ? "" : ", ") + other;
-    throw ConfigError("there is no AWS profile '" + name + "', which " + who + " names. " +
-                      (known.empty() ? "There are none" : "There are: " + known) + ", in " +
-                      profiles_.credentials_file().string() + " and " + profiles_.config_file().string());
+    accelerate::raise<ConfigError>("there is no AWS profile '{}', which {} names. {}, in {} and {}", name, who,
+                                   known.empty() ? "There are none" : "There are: " + known,
+                                   profiles_.credentials_file().string(), profiles_.config_file().string());
   }
 
   static std::string called(const Profile& profile) { return "the profile '" + profile.name + "'"; }
@@ -105,28 +107,28 @@ class Chain {
                      profile.get("aws_session_token")};
     if (!keys.key_id.empty() && !keys.secret.empty()) return Found{std::move(keys), called(profile)};
     if (!keys.key_id.empty() || !keys.secret.empty())
-      throw ConfigError(called(profile) + " has " +
-                        (keys.secret.empty() ? "aws_access_key_id without aws_secret_access_key"
-                                             : "aws_secret_access_key without aws_access_key_id") +
-                        ": complete it");
+      accelerate::raise<ConfigError>("{} has {}: complete it", called(profile),
+                                     keys.secret.empty() ? "aws_access_key_id without aws_secret_access_key"
+                                                         : "aws_secret_access_key without aws_access_key_id");
     if (const std::string command = profile.get("credential_process"); !command.empty())
       return Found{of_process(command, profile), called(profile) + " (credential_process)"};
     if (!profile.get("sso_session").empty() || !profile.get("sso_start_url").empty())
-      throw ConfigError(called(profile) +
-                        " logs in through IAM Identity Center (SSO), which this program can't. Let the AWS command "
-                        "line do it: eval \"$(aws configure export-credentials --profile " +
-                        profile.name + " --format env)\"");
+      accelerate::raise<ConfigError>(
+          "{} logs in through IAM Identity Center (SSO), which this program can't. Let the AWS command line do it: "
+          "eval \"$(aws configure export-credentials --profile {} --format env)\"",
+          called(profile), profile.name);
     return std::nullopt;
   }
 
   static Credentials of_process(const std::string& command, const Profile& profile) {
     std::string output;
     std::FILE* pipe = ::popen(command.c_str(), "r");
-    if (!pipe) throw accelerate::ResourceError("the credential_process of " + called(profile) + " can't be started");
+    if (!pipe)
+      accelerate::raise<accelerate::ResourceError>("the credential_process of {} can't be started", called(profile));
     char bytes[1024];
     while (const size_t count = std::fread(bytes, 1, sizeof(bytes), pipe)) output.append(bytes, count);
     if (::pclose(pipe) != 0)
-      throw ConfigError("the credential_process of " + called(profile) + " failed; its own message is above");
+      accelerate::raise<ConfigError>("the credential_process of {} failed; its own message is above", called(profile));
     return from_json(output, "SessionToken", "the credential_process of " + called(profile));
   }
 
@@ -136,15 +138,17 @@ class Chain {
     if (const std::string file = profile.get("web_identity_token_file"); !file.empty())
       return of_web_identity(file, role, profile.get("role_session_name"), called(profile));
     if (!profile.get("mfa_serial").empty())
-      throw ConfigError(called(profile) +
-                        " needs a code of an MFA device for its role, which this program doesn't ask for. Let the AWS "
-                        "command line do it: eval \"$(aws configure export-credentials --profile " +
-                        profile.name + " --format env)\"");
+      accelerate::raise<ConfigError>(
+          "{} needs a code of an MFA device for its role, which this program doesn't ask for. Let the AWS command line "
+          "do it: eval \"$(aws configure export-credentials --profile {} --format env)\"",
+          called(profile), profile.name);
     if (source.empty() == other.empty())
-      throw ConfigError(called(profile) +
-                        " has role_arn, which needs one of source_profile and credential_source to say whose "
-                        "credentials take the role");
-    if (!seen_.insert(profile.name).second) throw ConfigError(called(profile) + " is a source_profile of itself");
+      accelerate::raise<ConfigError>(
+          "{} has role_arn, which needs one of source_profile and credential_source to say whose credentials take the "
+          "role",
+          called(profile));
+    if (!seen_.insert(profile.name).second)
+      accelerate::raise<ConfigError>("{} is a source_profile of itself", called(profile));
     Found base;
     if (!source.empty()) {
       const Profile* next = profiles_.find(source);
@@ -155,7 +159,8 @@ class Chain {
       } else {
         auto found = of_profile(*next);
         if (!found)
-          throw ConfigError(called(*next) + ", the source_profile of " + called(profile) + ", has no credentials");
+          accelerate::raise<ConfigError>("{}, the source_profile of {}, has no credentials", called(*next),
+                                         called(profile));
         base = *found;
       }
     } else {
@@ -165,10 +170,12 @@ class Chain {
       } else if (other == "EcsContainer") found = of_container();
       else if (other == "Ec2InstanceMetadata") found = of_machine();
       else
-        throw ConfigError(called(profile) + " has credential_source = " + other +
-                          ", expected Environment, EcsContainer or Ec2InstanceMetadata");
+        accelerate::raise<ConfigError>(
+            "{} has credential_source = {}, expected Environment, EcsContainer or Ec2InstanceMetadata", called(profile),
+            other);
       if (!found)
-        throw ConfigError(called(profile) + " takes its credentials from " + other + ", where there are none");
+        accelerate::raise<ConfigError>("{} takes its credentials from {}, where there are none", called(profile),
+                                       other);
       base = *found;
     }
     Aws sts(query_.region, environment_, profile);
@@ -187,7 +194,7 @@ class Chain {
 
   Found of_web_identity(const std::string& file, const std::string& role, const std::string& session,
                         const std::string& who) {
-    if (role.empty()) throw ConfigError(who + " is given without a role: set AWS_ROLE_ARN");
+    if (role.empty()) accelerate::raise<ConfigError>("{} is given without a role: set AWS_ROLE_ARN", who);
     Aws sts(query_.region, environment_, Profile{});
     const auto xml = sts.query("sts",
                                {{"Action", "AssumeRoleWithWebIdentity"},
@@ -211,19 +218,22 @@ class Chain {
           host.rfind('[', 0) == 0 ? host.substr(0, host.find(']') + 1) : host.substr(0, host.find(':'));
       if (name != "169.254.170.2" && name != "169.254.170.23" && name != "[fd00:ec2::23]" && name != "localhost" &&
           name != "[::1]" && name.rfind("127.", 0) != 0)
-        throw ConfigError("AWS_CONTAINER_CREDENTIALS_FULL_URI is '" + full +
-                          "', expected https, or an address of this machine or of the container's host");
+        accelerate::raise<ConfigError>(
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI is '{}', expected https, or an address of this machine or of the "
+            "container's host",
+            full);
     }
     std::string token = get(environment_, "AWS_CONTAINER_AUTHORIZATION_TOKEN");
     if (const std::string file = get(environment_, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"); !file.empty())
       token = first_line(file, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
     if (token.find_first_of("\r\n") != std::string::npos)
-      throw ConfigError("the authorization token for the container's credentials has more than one line");
+      accelerate::raise<ConfigError>("the authorization token for the container's credentials has more than one line");
     if (!token.empty()) request.headers.emplace_back("Authorization", token);
     const auto response = ask(std::move(request));
     if (!response || response->status != 200)
-      throw ConfigError("the container's credentials at " + (relative.empty() ? full : relative) +
-                        " can't be had: " + (response ? "HTTP " + std::to_string(response->status) : "no answer"));
+      accelerate::raise<ConfigError>("the container's credentials at {} can't be had: {}",
+                                     relative.empty() ? full : relative,
+                                     response ? "HTTP " + std::to_string(response->status) : "no answer");
     return Found{from_json(response->body, "Token", "the container's endpoint"), "the container's role"};
   }
 
@@ -246,8 +256,8 @@ class Chain {
     const std::string name = role->body.substr(0, role->body.find_first_of("\r\n"));
     const auto keys = ask({.url = path + name, .headers = headers});
     if (!keys || keys->status != 200)
-      throw ConfigError("this machine has the role '" + name +
-                        "', but its metadata service gives no credentials for it");
+      accelerate::raise<ConfigError>(
+          "this machine has the role '{}', but its metadata service gives no credentials for it", name);
     return Found{from_json(keys->body, "Token", "the machine's metadata service"), "the machine's role '" + name + "'"};
   }
 

@@ -1,4 +1,5 @@
 #include "sagemaker/follow.hpp"
+#include "utils/raise.hpp"
 
 #include <charconv>
 #include <cstdio>
@@ -30,8 +31,8 @@ double poll_seconds(const Environment& environment) {
   const std::string& text = found->second;
   if (const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
       error != std::errc() || end != text.data() + text.size() || !(seconds > 0 && seconds < 1e6))
-    throw accelerate::ConfigError("ACCELERATE_SAGEMAKER_POLL_SECONDS is '" + text +
-                                  "', expected a number of seconds above 0");
+    accelerate::raise<accelerate::ConfigError>(
+        "ACCELERATE_SAGEMAKER_POLL_SECONDS is '{}', expected a number of seconds above 0", text);
   return seconds;
 }
 

@@ -1,12 +1,11 @@
 #include "sagemaker/http.hpp"
+#include "utils/raise.hpp"
 
 #include <curl/curl.h>
 
 #include <algorithm>
 #include <cctype>
 #include <memory>
-
-#include "accelerate/utils/error.hpp"
 
 namespace sagemaker {
 namespace {
@@ -31,7 +30,7 @@ size_t take_header(char* data, size_t, size_t count, void* into) {
 }  // namespace
 
 Http::Http() : handle_((curl_global_init(CURL_GLOBAL_DEFAULT), curl_easy_init())) {
-  if (!handle_) throw accelerate::ResourceError("libcurl can't be initialised: is there memory left?");
+  if (!handle_) accelerate::raise<accelerate::ResourceError>("libcurl can't be initialised: is there memory left?");
 }
 
 Http::~Http() { curl_easy_cleanup(handle_); }
@@ -44,7 +43,7 @@ HttpResponse Http::send(const HttpRequest& request) {
   std::unique_ptr<curl_slist, decltype(&curl_slist_free_all)> headers(nullptr, curl_slist_free_all);
   const auto add = [&](const std::string& line) {
     curl_slist* const longer = curl_slist_append(headers.get(), line.c_str());
-    if (!longer) throw accelerate::ResourceError("no memory is left for a request");
+    if (!longer) accelerate::raise<accelerate::ResourceError>("no memory is left for a request");
     (void)headers.release();
     headers.reset(longer);
   };

@@ -4,8 +4,8 @@
 #include <cctype>
 #include <vector>
 
-#include "accelerate/utils/error.hpp"
 #include "sagemaker/aws.hpp"
+#include "utils/raise.hpp"
 
 namespace sagemaker {
 namespace {
@@ -55,8 +55,10 @@ std::string account_of(const std::string& region) {
     return kCommonAccount;
   for (const auto& [name, account] : kOtherRegions)
     if (region == name) return account;
-  throw ConfigError("no container is known for the region '" + region +
-                    "'. Is its name right (us-east-1, eu-west-1, ...)? Else give the config file an image_uri");
+  accelerate::raise<ConfigError>(
+      "no container is known for the region '{}'. Is its name right (us-east-1, eu-west-1, ...)? Else give the config "
+      "file an image_uri",
+      region);
 }
 
 }  // namespace
@@ -65,9 +67,10 @@ std::string instance_family(const std::string& type) {
   if (type == "local" || type == "local_gpu") return type;
   const size_t dot = type.find('.', 3);
   if (type.rfind("ml.", 0) != 0 || dot == std::string::npos || dot == 3 || dot + 1 == type.size())
-    throw ConfigError(
-        "ec2_instance_type is '" + type +
-        "', expected a type of SageMaker like ml.p3.2xlarge, or local or local_gpu for a container on this machine");
+    accelerate::raise<ConfigError>(
+        "ec2_instance_type is '{}', expected a type of SageMaker like ml.p3.2xlarge, or local or local_gpu for a "
+        "container on this machine",
+        type);
   return type.substr(3, dot - 3);
 }
 
@@ -75,9 +78,10 @@ std::string training_image(const ImageQuery& query) {
   const std::string family = instance_family(query.instance_type);
   const bool has_gpu = family == "local_gpu" || (family != "local" && (family[0] == 'p' || family[0] == 'g'));
   if (!has_gpu)
-    throw ConfigError(
-        "Hugging Face's training containers are for GPUs (ml.p..., ml.g..., local_gpu), and ec2_instance_type is '" +
-        query.instance_type + "'. Choose one of those, or give the config file an image_uri");
+    accelerate::raise<ConfigError>(
+        "Hugging Face's training containers are for GPUs (ml.p..., ml.g..., local_gpu), and ec2_instance_type is '{}'. "
+        "Choose one of those, or give the config file an image_uri",
+        query.instance_type);
   std::string known;
   for (const auto& c : kContainers) {
     if (means(query.transformers, c.transformers) && means(query.pytorch, c.pytorch) && query.python == c.python)
@@ -86,9 +90,10 @@ std::string training_image(const ImageQuery& query) {
              c.python + "-" + c.system;
     known += std::string(known.empty() ? "" : "; ") + c.transformers + ", " + c.pytorch + ", " + c.python;
   }
-  throw ConfigError("there is no container with transformers_version " + query.transformers + ", pytorch_version " +
-                    query.pytorch + " and py_version " + query.python +
-                    ". Give the config file an image_uri, or one of these: " + known);
+  accelerate::raise<ConfigError>(
+      "there is no container with transformers_version {}, pytorch_version {} and py_version {}. Give the config file "
+      "an image_uri, or one of these: {}",
+      query.transformers, query.pytorch, query.python, known);
 }
 
 std::string registry_account(const std::string& image) {

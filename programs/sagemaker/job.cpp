@@ -14,6 +14,7 @@
 #include "accelerate/config.hpp"
 #include "sagemaker/image.hpp"
 #include "sagemaker/start_script.hpp"
+#include "utils/raise.hpp"
 
 namespace sagemaker {
 namespace {
@@ -22,7 +23,7 @@ namespace fs = std::filesystem;
 using accelerate::ConfigError;
 
 void require(bool condition, const std::string& message) {
-  if (!condition) throw ConfigError(message);
+  if (!condition) accelerate::raise<ConfigError>("{}", message);
 }
 
 /// What additional_args may say, beside what stands in the config file itself, and what kind of value each is: text,
@@ -115,9 +116,9 @@ void check_word(const std::string& key, const Json& value) {
   const auto nearest = accelerate::nearest_name(key, names);
   std::string known;
   for (const auto& name : names) known += (known.empty() ? "" : ", ") + name;
-  throw ConfigError("additional_args of the config file has the key '" + key + "'" +
-                    (nearest ? ", did you mean '" + *nearest + "'?" : ", which this launcher does not know.") +
-                    " It may have " + known);
+  accelerate::raise<ConfigError>(
+      "additional_args of the config file has the key '{}'{} It may have {}", key,
+      nearest ? ", did you mean '" + *nearest + "'?" : ", which this launcher does not know.", known);
 }
 
 /// Sections are joined, everything else is replaced.
@@ -367,8 +368,9 @@ void TrainingJob::take_source(const Plan& plan) {
                 fs::current_path(ignored).string() + ")");
     for (auto& file : files_below(folder)) {
       if (executable_ && file.name == kStartScript)
-        throw ConfigError("the folder " + folder + " has a file " + kStartScript +
-                          ", which is what the launcher's own start script is called. Rename it");
+        accelerate::raise<ConfigError>(
+            "the folder {} has a file {}, which is what the launcher's own start script is called. Rename it", folder,
+            kStartScript);
       if (!executable_ || file.name != program.filename()) source_.push_back(std::move(file));
     }
     if (!executable_) source_folder_ = folder;

@@ -12,6 +12,7 @@
 #include <random>
 
 #include "sagemaker/image.hpp"
+#include "utils/raise.hpp"
 
 namespace sagemaker {
 namespace {
@@ -23,13 +24,13 @@ using accelerate::ConfigError;
 int run(const std::vector<std::string>& words, const std::string* input = nullptr, std::string* output = nullptr) {
   int in[2] = {-1, -1}, out[2] = {-1, -1};
   if ((input && ::pipe(in) != 0) || (output && ::pipe(out) != 0))
-    throw accelerate::ResourceError(std::string("no pipe can be opened: ") + std::strerror(errno));
+    accelerate::raise<accelerate::ResourceError>("no pipe can be opened: {}", std::strerror(errno));
   std::vector<char*> argv;
   for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   std::fflush(nullptr);
   const pid_t pid = ::fork();
-  if (pid < 0) throw accelerate::ResourceError(std::string("no process can be started: ") + std::strerror(errno));
+  if (pid < 0) accelerate::raise<accelerate::ResourceError>("no process can be started: {}", std::strerror(errno));
   if (pid == 0) {
     if (input) ::dup2(in[0], STDIN_FILENO), ::close(in[1]);
     if (output) ::dup2(out[1], STDOUT_FILENO), ::close(out[0]);
@@ -84,15 +85,16 @@ void pull(const TrainingJob& job, const std::string& image, const CredentialsQue
   const Json data = answer.value("authorizationData", Json::array());
   const std::string pair = data.empty() ? "" : base64_decoded(data[0].value("authorizationToken", ""));
   const size_t colon = pair.find(':');
-  if (colon == std::string::npos) throw accelerate::LaunchError("Amazon's registry gave no token for docker");
+  if (colon == std::string::npos)
+    accelerate::raise<accelerate::LaunchError>("Amazon's registry gave no token for docker");
   const std::string password = pair.substr(colon + 1);
   std::string said;  // "Login Succeeded"
   if (run({"docker", "login", data[0].value("proxyEndpoint", image.substr(0, image.find('/'))), "-u",
            pair.substr(0, colon), "--password-stdin"},
           &password, &said) != 0)
-    throw accelerate::LaunchError("docker could not log in to Amazon's registry; its message is above");
+    accelerate::raise<accelerate::LaunchError>("docker could not log in to Amazon's registry; its message is above");
   if (run({"docker", "pull", image}) != 0)
-    throw accelerate::LaunchError("docker could not get the image " + image + "; its message is above");
+    accelerate::raise<accelerate::LaunchError>("docker could not get the image {}; its message is above", image);
 }
 
 std::string random_letters(size_t count) {
@@ -109,13 +111,13 @@ fs::path new_root(const TrainingJob& job) {
   if (given.rfind("file://", 0) == 0) {
     const fs::path root = fs::absolute(given.substr(7)) / job.name();
     if (fs::create_directories(root, error), error)
-      throw ConfigError("additional_args.output_path: the folder " + root.string() +
-                        " can't be made: " + error.message());
+      accelerate::raise<ConfigError>("additional_args.output_path: the folder {} can't be made: {}", root.string(),
+                                     error.message());
     return root;
   }
   std::string name = (fs::temp_directory_path() / "accelerate-sagemaker-XXXXXX").string();
   if (!::mkdtemp(name.data()))
-    throw accelerate::ResourceError("no temporary folder " + name + " can be made: " + std::strerror(errno));
+    accelerate::raise<accelerate::ResourceError>("no temporary folder {} can be made: {}", name, std::strerror(errno));
   return name;
 }
 
@@ -158,16 +160,17 @@ std::vector<std::pair<std::string, std::string>> container_files(const TrainingJ
 
 int run_locally(const TrainingJob& job, const Plan& plan, const Environment& environment) {
   if (job.words()["instance_count"] != 1)
-    throw ConfigError("num_machines is " + job.words()["instance_count"].dump() +
-                      ", and local mode is one container: leave it at 1");
+    accelerate::raise<ConfigError>("num_machines is {}, and local mode is one container: leave it at 1",
+                                   job.words()["instance_count"].dump());
   for (const auto& input : job.inputs())
     if (input[1].get<std::string>().rfind("file://", 0) != 0)
-      throw ConfigError("the input channel '" + input[0].get<std::string>() +
-                        "' is in S3, and local mode reads folders of this machine. Fetch it (aws s3 sync " +
-                        input[1].get<std::string>() + " FOLDER) and name file://FOLDER");
+      accelerate::raise<ConfigError>(
+          "the input channel '{}' is in S3, and local mode reads folders of this machine. Fetch it (aws s3 sync {} "
+          "FOLDER) and name file://FOLDER",
+          input[0].get<std::string>(), input[1].get<std::string>());
   for (const char* key : {"checkpoint_s3_uri", "use_spot_instances"})
     if (job.words().contains(key) && job.words()[key] != false)
-      throw ConfigError(std::string("additional_args.") + key + " has no meaning in local mode: leave it out");
+      accelerate::raise<ConfigError>("additional_args.{} has no meaning in local mode: leave it out", key);
   const std::string host = "algo-1-" + random_letters(5);
 
   if (plan.dry_run) {
@@ -190,16 +193,17 @@ int run_locally(const TrainingJob& job, const Plan& plan, const Environment& env
   }
   std::string version;
   if (run({"docker", "--version"}, nullptr, &version) != 0)
-    throw accelerate::NotBuiltError("ec2_instance_type is '" + job.text("instance_type") +
-                                    "', which runs the container on this machine by docker, and there is no docker in "
-                                    "PATH. Install it, or choose an instance type of SageMaker (ml....)");
+    accelerate::raise<accelerate::NotBuiltError>(
+        "ec2_instance_type is '{}', which runs the container on this machine by docker, and there is no docker in "
+        "PATH. Install it, or choose an instance type of SageMaker (ml....)",
+        job.text("instance_type"));
 
   const fs::path root = new_root(job);
   for (const char* folder : {"input/config", "input/data", "output/data", "model"})
     fs::create_directories(root / folder);
   const auto write = [&](const fs::path& file, const std::string& content) {
     if (!(std::ofstream(file, std::ios::binary) << content).flush())
-      throw accelerate::ResourceError("the file " + file.string() + " can't be written");
+      accelerate::raise<accelerate::ResourceError>("the file {} can't be written", file.string());
   };
   for (const auto& [name, content] : container_files(job, host)) write(root / name, content);
   if (job.source_folder().empty()) {

@@ -11,6 +11,7 @@
 #include "sagemaker/job.hpp"
 #include "sagemaker/local_mode.hpp"
 #include "sagemaker/role.hpp"
+#include "utils/raise.hpp"
 
 extern char** environ;
 
@@ -163,7 +164,7 @@ int run() {
   const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
   const Json plan_text = Json::parse(text, nullptr, false);
   if (!plan_text.is_object())
-    throw accelerate::ConfigError(
+    accelerate::raise<accelerate::ConfigError>(
         "this program is a part of `accelerate launch`, which tells it on the standard input what to do. Start that");
   const Plan plan = Plan::read(plan_text);
   const auto now =

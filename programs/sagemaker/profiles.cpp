@@ -1,10 +1,9 @@
 #include "sagemaker/profiles.hpp"
+#include "utils/raise.hpp"
 
 #include <algorithm>
 #include <cctype>
 #include <fstream>
-
-#include "accelerate/utils/error.hpp"
 
 namespace sagemaker {
 namespace {
@@ -61,10 +60,10 @@ void Profiles::read(const fs::path& file, bool is_config) {
     const size_t equals = text.find('=');
     // The line itself is not quoted: it may be a secret.
     if (equals == std::string::npos || !started)
-      throw accelerate::ConfigError(
-          "AWS's file " + file.string() + ", line " + std::to_string(number) +
-          ": neither [a section] nor a setting of one, name = value. Correct it, or name another file by " +
-          (is_config ? "AWS_CONFIG_FILE" : "AWS_SHARED_CREDENTIALS_FILE"));
+      accelerate::raise<accelerate::ConfigError>(
+          "AWS's file {}, line {}: neither [a section] nor a setting of one, name = value. Correct it, or name another "
+          "file by {}",
+          file.string(), number, is_config ? "AWS_CONFIG_FILE" : "AWS_SHARED_CREDENTIALS_FILE");
     if (!profile) continue;
     std::string key = trimmed(text.substr(0, equals)), value = trimmed(text.substr(equals + 1));
     std::transform(key.begin(), key.end(), key.begin(), [](unsigned char c) { return std::tolower(c); });

@@ -1,4 +1,5 @@
 #include "sagemaker/role.hpp"
+#include "utils/raise.hpp"
 
 #include <cstdio>
 
@@ -47,10 +48,10 @@ std::string role_arn(const std::string& role, Aws& aws, bool quiet) {
   } catch (const AwsError& error) {
     if (error.code != "NoSuchEntity") throw;
     if (role != kOwnRole)
-      throw accelerate::ConfigError("the account has no role '" + role +
-                                    "' (iam_role_name of the config file), under which the job was to run. Correct the "
-                                    "name, give the role's ARN, or name " +
-                                    kOwnRole + " to have one made");
+      accelerate::raise<accelerate::ConfigError>(
+          "the account has no role '{}' (iam_role_name of the config file), under which the job was to run. Correct "
+          "the name, give the role's ARN, or name {} to have one made",
+          role, kOwnRole);
   }
   if (!quiet) std::fprintf(stderr, "accelerate launch: making the role %s for SageMaker\n", kOwnRole);
   make(aws);

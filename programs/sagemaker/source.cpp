@@ -1,4 +1,5 @@
 #include "sagemaker/source.hpp"
+#include "utils/raise.hpp"
 
 #include <sys/stat.h>
 #include <zlib.h>
@@ -9,8 +10,6 @@
 #include <cstring>
 #include <fstream>
 
-#include "accelerate/utils/error.hpp"
-
 namespace sagemaker {
 namespace {
 
@@ -20,7 +19,7 @@ using accelerate::ConfigError;
 struct stat status_of(const fs::path& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0)
-    throw ConfigError("the source file " + path.string() + " can't be read: " + std::strerror(errno));
+    accelerate::raise<ConfigError>("the source file {} can't be read: {}", path.string(), std::strerror(errno));
   return status;
 }
 
@@ -40,8 +39,9 @@ void collect(const fs::path& path, const std::string& name, std::vector<std::pai
   if (!S_ISDIR(status.st_mode)) return;
   const std::pair identity{status.st_dev, status.st_ino};
   if (std::find(above.begin(), above.end(), identity) != above.end())
-    throw ConfigError("the source folder " + path.string() +
-                      " is a link to a folder above it, so that the archive would never end. Remove the link");
+    accelerate::raise<ConfigError>(
+        "the source folder {} is a link to a folder above it, so that the archive would never end. Remove the link",
+        path.string());
   file.name += "/";
   files.push_back(std::move(file));
   above.push_back(identity);
@@ -49,7 +49,7 @@ void collect(const fs::path& path, const std::string& name, std::vector<std::pai
   std::error_code error;
   for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error))
     entries.push_back(entry->path());
-  if (error) throw ConfigError("the source folder " + path.string() + " can't be read: " + error.message());
+  if (error) accelerate::raise<ConfigError>("the source folder {} can't be read: {}", path.string(), error.message());
   std::sort(entries.begin(), entries.end());
   for (const auto& entry : entries) collect(entry, name + "/" + entry.filename().string(), above, files);
   above.pop_back();
@@ -60,7 +60,7 @@ class Gzip {
  public:
   Gzip() {
     if (deflateInit2(&stream_, Z_DEFAULT_COMPRESSION, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) != Z_OK)
-      throw accelerate::ResourceError("no memory is left to compress the source archive");
+      accelerate::raise<accelerate::ResourceError>("no memory is left to compress the source archive");
   }
   ~Gzip() { deflateEnd(&stream_); }
   Gzip(const Gzip&) = delete;
@@ -157,15 +157,18 @@ std::string tar_gz(const std::vector<SourceFile>& files) {
   for (const auto& file : files) {
     if (file.name.size() > sizeof(Header::name)) add_long_name(out, file.name);
     if (file.bytes >= int64_t(1) << 33)
-      throw ConfigError("the source file " + file.path.string() +
-                        " has 8 GB or more. Data belongs into input channels (sagemaker_inputs_file)");
+      accelerate::raise<ConfigError>(
+          "the source file {} has 8 GB or more. Data belongs into input channels (sagemaker_inputs_file)",
+          file.path.string());
     add_entry(out, file.name, file.name.back() == '/' ? '5' : '0', file.mode, file.bytes, file.modified);
     if (file.name.back() == '/') continue;
     if (file.path.empty()) {
       out.add(file.content.data(), file.content.size());
     } else {
       std::ifstream in(file.path, std::ios::binary);
-      if (!in) throw ConfigError("the source file " + file.path.string() + " can't be read: " + std::strerror(errno));
+      if (!in)
+        accelerate::raise<ConfigError>("the source file {} can't be read: {}", file.path.string(),
+                                       std::strerror(errno));
       char bytes[65536];
       int64_t left = file.bytes;
       while (left > 0 &&
@@ -174,8 +177,9 @@ std::string tar_gz(const std::vector<SourceFile>& files) {
         left -= in.gcount();
       }
       if (left > 0 || in.peek() != std::ifstream::traits_type::eof())
-        throw ConfigError("the source file " + file.path.string() +
-                          " changed its size while it was read. Does something still write to it?");
+        accelerate::raise<ConfigError>(
+            "the source file {} changed its size while it was read. Does something still write to it?",
+            file.path.string());
     }
     pad(out, file.bytes);
   }

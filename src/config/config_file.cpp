@@ -11,8 +11,8 @@
 
 #include "accelerate/config.hpp"
 #include "accelerate/config/option.hpp"
-#include "accelerate/utils/error.hpp"
 #include "config/yaml.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::config {
 namespace {
@@ -64,15 +64,17 @@ std::string list(const std::vector<std::string>& words) {
   std::string hints;
   for (const auto& key : unknown)
     if (const auto nearest = nearest_name(key, known)) hints += " Did you mean '" + *nearest + "' for '" + key + "'?";
-  throw ConfigError("the config file " + file + " has unknown keys" + where + ": " + list(unknown) + "." + hints +
-                    " Correct or remove them, or update this program if a newer one wrote the file");
+  raise<ConfigError>(
+      "the config file {} has unknown keys{}: {}.{} Correct or remove them, or update this program if a newer one "
+      "wrote the file",
+      file, where, list(unknown), hints);
 }
 
 /// Gives the keys of a section their full names ("backend" in fp8_config is fp8_backend).
 Value complete_section(const std::string& section, const Value& given, const std::string& file) {
   if (given.is_null()) return Value::object();
   if (!given.is_object())
-    throw ConfigError("the config file " + file + ": '" + section + "' is not a group of keys and values");
+    raise<ConfigError>("the config file {}: '{}' is not a group of keys and values", file, section);
   std::set<std::string> known;
   for (const auto& group : launch_table().groups)
     for (const auto& option : group.options)
@@ -118,13 +120,13 @@ fs::path default_config_file(const Environment& environment) {
 
 Value read_config(const fs::path& file) {
   std::error_code ignored;
-  if (fs::is_directory(file, ignored)) throw ConfigError("the config file " + file.string() + " is a folder");
+  if (fs::is_directory(file, ignored)) raise<ConfigError>("the config file {} is a folder", file.string());
   std::ifstream in(file, std::ios::binary);
   if (!in) {
     const bool missing = !fs::exists(file, ignored);
-    throw ConfigError("the config file " + file.string() +
-                      (missing ? " does not exist. Write one with `accelerate config`, or leave --config_file out"
-                               : std::string(" can't be read: ") + std::strerror(errno)));
+    raise<ConfigError>("the config file {}{}", file.string(),
+                       missing ? " does not exist. Write one with `accelerate config`, or leave --config_file out"
+                               : std::string(" can't be read: ") + std::strerror(errno));
   }
   std::string text(2 << 20, '\0');  // more than the reader takes
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
@@ -132,7 +134,7 @@ Value read_config(const fs::path& file) {
   if (file.extension() != ".json") return read_yaml(text, file.string());
   const auto json = Value::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded())
-    throw ConfigError("the config file " + file.string() + " is not JSON, which its name says that it is");
+    raise<ConfigError>("the config file {} is not JSON, which its name says that it is", file.string());
   return json;
 }
 
@@ -140,13 +142,15 @@ bool is_sagemaker(const Value& config) { return config.at("compute_environment")
 
 Value complete_config(Value given, const std::string& file) {
   if (!given.is_object())
-    throw ConfigError("the config file " + file + " has no keys and values" + (given.is_null() ? ": it is empty" : "") +
-                      ". `accelerate config` writes one");
+    raise<ConfigError>("the config file {} has no keys and values{}. `accelerate config` writes one", file,
+                       given.is_null() ? ": it is empty" : "");
   if (given.value("compute_environment", Value()).is_null()) given["compute_environment"] = "LOCAL_MACHINE";
   const bool cluster = given["compute_environment"] == "LOCAL_MACHINE";
   if (given.value("distributed_type", Value()).is_null())
-    throw ConfigError("the config file " + file +
-                      " has no 'distributed_type', which says what kind of training it is for ('NO' for one process)");
+    raise<ConfigError>(
+        "the config file {} has no 'distributed_type', which says what kind of training it is for ('NO' for one "
+        "process)",
+        file);
   if (given["distributed_type"] == false)
     given["distributed_type"] = "NO";  // written without quotes, NO is YAML's false
   if (cluster && given["distributed_type"] == "NO" && !given.contains("num_processes")) given["num_processes"] = 1;
@@ -180,7 +184,7 @@ Value complete_config(Value given, const std::string& file) {
       check_choice(config, key, sagemaker_keys(), file);
     for (const auto& option : sagemaker_keys())
       if (option.required && config[option.name].is_null())
-        throw ConfigError("the config file " + file + " has no '" + option.name + "', which Amazon SageMaker needs");
+        raise<ConfigError>("the config file {} has no '{}', which Amazon SageMaker needs", file, option.name);
   }
   return config;
 }
@@ -207,7 +211,7 @@ void save_config(const Value& config, const fs::path& file) {
   if (out.good() && !error) return;
   const std::string why = error ? error.message() : std::strerror(errno);
   fs::remove(temporary, error);
-  throw ConfigError("the config file " + file.string() + " can't be written: " + why);
+  raise<ConfigError>("the config file {} can't be written: {}", file.string(), why);
 }
 
 Value basic_config(const std::string& mixed_precision, int64_t accelerators) {
@@ -224,7 +228,7 @@ Value basic_config(const std::string& mixed_precision, int64_t accelerators) {
 Value to_fsdp2(Value config, std::vector<std::string>& notes) {
   const Value old = config.is_object() ? config.value("fsdp_config", Value::object()) : Value::object();
   if (!truthy(old)) return notes.push_back("there is no fsdp_config: nothing to convert"), config;
-  if (!old.is_object()) throw ConfigError("'fsdp_config' is not a group of keys and values");
+  if (!old.is_object()) raise<ConfigError>("'fsdp_config' is not a group of keys and values");
   if (old.contains("fsdp_version") && (old["fsdp_version"] == 2 || old["fsdp_version"] == "2"))
     return notes.push_back("the file is for FSDP version 2 already: nothing to convert"), config;
   Value converted = Value::object();

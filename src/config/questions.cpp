@@ -2,9 +2,9 @@
 #include <set>
 
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
 #include "config/config_file.hpp"
 #include "config/yaml.hpp"
+#include "utils/raise.hpp"
 
 /// The questions of `accelerate config`: which setting is asked for when. What is asked, its default and what it may be
 /// come from the table.
@@ -71,7 +71,7 @@ class Questions {
   /// Asks for a setting of the launch table: its help is the question, its kind says how it is asked.
   Value setting(const std::string& name, Value usual = nullptr) {
     const Option* option = launch_table().find(name);
-    if (!option) throw InternalError("no setting is called " + name);
+    if (!option) raise<InternalError>("no setting is called {}", name);
     if (usual.is_null()) usual = default_value(*option);
     const std::string question = option->help;
     const std::string form = option->value ? option->value : "";

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "accelerate/config.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::config {
 namespace {
@@ -48,7 +48,7 @@ bool str_to_bool(const std::string& text, const std::string& what) {
     if (low == yes) return true;
   for (const char* no : {"n", "no", "f", "false", "off", "0"})
     if (low == no) return false;
-  throw ConfigError(what + " is '" + text + "', expected yes or no (or true, false, on, off, 1, 0)");
+  raise<ConfigError>("{} is '{}', expected yes or no (or true, false, on, off, 1, 0)", what, text);
 }
 
 Value parse_value(const Option& option, const std::string& text, const std::string& name) {
@@ -58,17 +58,17 @@ Value parse_value(const Option& option, const std::string& text, const std::stri
       std::string list;
       for (const auto& choice : choices) list += (list.empty() ? "" : ", ") + choice;
       const auto nearest = nearest_name(text, choices);
-      throw ConfigError(name + " is '" + text + "', expected one of: " + list +
-                        (nearest ? ". Did you mean '" + *nearest + "'?" : ""));
+      raise<ConfigError>("{} is '{}', expected one of: {}{}", name, text, list,
+                         nearest ? ". Did you mean '" + *nearest + "'?" : "");
     }
   }
   switch (option.kind) {
     case Kind::integer:
       if (const auto value = parse_number<int64_t>(text)) return *value;
-      throw ConfigError(name + " is '" + text + "', expected a whole number");
+      raise<ConfigError>("{} is '{}', expected a whole number", name, text);
     case Kind::number:
       if (const auto value = parse_number<double>(text)) return *value;
-      throw ConfigError(name + " is '" + text + "', expected a number");
+      raise<ConfigError>("{} is '{}', expected a number", name, text);
     case Kind::flag:
       return str_to_bool(text, name);
     case Kind::unset:
@@ -84,7 +84,7 @@ Value parse_value(const Option& option, const std::string& text, const std::stri
         list.push_back(str_to_bool(text.substr(begin, comma - begin), name) ? 1 : 0);
       list.push_back(str_to_bool(text.substr(begin), name) ? 1 : 0);
       if (list.size() != 3)
-        throw ConfigError(name + " is '" + text + "', expected three values with commas, as in true,false,false");
+        raise<ConfigError>("{} is '{}', expected three values with commas, as in true,false,false", name, text);
       return list;
     }
     case Kind::append:

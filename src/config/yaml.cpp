@@ -1,4 +1,5 @@
 #include "config/yaml.hpp"
+#include "utils/raise.hpp"
 
 #include <yaml-cpp/yaml.h>
 
@@ -8,8 +9,6 @@
 #include <map>
 #include <regex>
 #include <sstream>
-
-#include "accelerate/utils/error.hpp"
 
 namespace accelerate::config {
 namespace {
@@ -103,10 +102,10 @@ class Reader {
   }
 
   [[noreturn]] void fail(const YAML::Mark& mark, const std::string& found) const {
-    throw ConfigError("the config file " + file_ + ": " + found +
-                      (mark.line >= 0 ? " (line " + std::to_string(mark.line + 1) + ", column " +
-                                            std::to_string(mark.column + 1) + ")"
-                                      : ""));
+    raise<ConfigError>(
+        "the config file {}: {}{}", file_, found,
+        mark.line >= 0 ? " (line " + std::to_string(mark.line + 1) + ", column " + std::to_string(mark.column + 1) + ")"
+                       : "");
   }
 
  private:
@@ -197,11 +196,11 @@ bool has_several_documents(const std::string& text) {
 Value read_yaml(const std::string& text, const std::string& file) {
   Reader reader(file);
   if (text.size() > kMostBytes)
-    throw ConfigError("the config file " + file + " is longer than " + std::to_string(kMostBytes >> 20) +
-                      " MB. Is it a config file? One has some hundred bytes");
+    raise<ConfigError>("the config file {} is longer than {} MB. Is it a config file? One has some hundred bytes", file,
+                       kMostBytes >> 20);
   try {
     if (has_several_documents(text))
-      throw ConfigError("the config file " + file + " holds several documents (parted by ---), expected one");
+      raise<ConfigError>("the config file {} holds several documents (parted by ---), expected one", file);
     return reader.read(YAML::Load(text));
   } catch (const YAML::Exception& error) {
     reader.fail(error.mark, "it is not YAML: " + error.msg);
