@@ -9,7 +9,8 @@
 #include "draws.hpp"
 #include "utils/raise.hpp"
 
-namespace accelerate::data::detail {
+namespace accelerate::data {
+namespace detail {
 namespace {
 
 /// Checks the numbers and makes the generator that `seed` asks for.
@@ -152,25 +153,6 @@ std::shared_ptr<WorkerPool> LoaderCore::pool() {
   return pool_;
 }
 
-AnyDataLoader::AnyDataLoader(std::shared_ptr<MapSource> source, DataLoaderOptions options,
-                             const MakeSampler& make_sampler)
-    : core_(map_core(std::move(source), std::move(options), make_sampler)) {}
-
-AnyDataLoader::AnyDataLoader(std::shared_ptr<StreamSource> source, DataLoaderOptions options, const MakeSampler&)
-    : core_(stream_core(std::move(source), std::move(options))) {}
-
-int64_t AnyDataLoader::size() const { return std::max<int64_t>(known(core_->num_batches(), "size()") - skip_, 0); }
-
-const DataLoaderOptions& AnyDataLoader::options() const { return core_->options(); }
-
-void AnyDataLoader::set_epoch(int64_t epoch) { core_->set_epoch(epoch); }
-
-std::shared_ptr<BatchCursor> AnyDataLoader::start() const {
-  PassPlan plan = core_->whole();
-  plan.skip = skip_;
-  return std::make_shared<PlainCursor>(core_->start(plan));
-}
-
 int64_t known(const std::optional<int64_t>& value, const char* what) {
   if (!value)
     raise<ConfigError>(
@@ -180,4 +162,28 @@ int64_t known(const std::optional<int64_t>& value, const char* what) {
   return *value;
 }
 
-}  // namespace accelerate::data::detail
+}  // namespace detail
+
+AnyDataLoader::AnyDataLoader(std::shared_ptr<detail::MapSource> source, DataLoaderOptions options,
+                             const detail::MakeSampler& make_sampler)
+    : core_(detail::map_core(std::move(source), std::move(options), make_sampler)) {}
+
+AnyDataLoader::AnyDataLoader(std::shared_ptr<detail::StreamSource> source, DataLoaderOptions options,
+                             const detail::MakeSampler&)
+    : core_(detail::stream_core(std::move(source), std::move(options))) {}
+
+int64_t AnyDataLoader::size() const {
+  return std::max<int64_t>(detail::known(core_->num_batches(), "size()") - skip_, 0);
+}
+
+const DataLoaderOptions& AnyDataLoader::options() const { return core_->options(); }
+
+void AnyDataLoader::set_epoch(int64_t epoch) { core_->set_epoch(epoch); }
+
+std::shared_ptr<detail::BatchCursor> AnyDataLoader::start() const {
+  detail::PassPlan plan = core_->whole();
+  plan.skip = skip_;
+  return std::make_shared<detail::PlainCursor>(core_->start(plan));
+}
+
+}  // namespace accelerate::data

@@ -50,6 +50,8 @@ using MakeSampler = std::function<std::shared_ptr<AnyBatchSampler>(const DataLoa
 /// @throws ConfigError naming `what` when `value` is unset.
 ACCELERATE_API int64_t known(const std::optional<int64_t>& value, const char* what);
 
+}  // namespace detail
+
 /// What a loader is whatever the type of its batches.
 class ACCELERATE_API AnyDataLoader {
  public:
@@ -59,20 +61,20 @@ class ACCELERATE_API AnyDataLoader {
   void set_epoch(int64_t epoch);
 
   /// For prepare_data_loader and skip_first_batches.
-  const std::shared_ptr<LoaderCore>& core() const { return core_; }
+  const std::shared_ptr<detail::LoaderCore>& core() const { return core_; }
   int64_t skip() const { return skip_; }
 
  protected:
   /// @param make_sampler  empty: in order, or shuffled
-  AnyDataLoader(std::shared_ptr<MapSource> source, DataLoaderOptions options, const MakeSampler& make_sampler);
-  AnyDataLoader(std::shared_ptr<StreamSource> source, DataLoaderOptions options, const MakeSampler& none);
-  std::shared_ptr<BatchCursor> start() const;
+  AnyDataLoader(std::shared_ptr<detail::MapSource> source, DataLoaderOptions options,
+                const detail::MakeSampler& make_sampler);
+  AnyDataLoader(std::shared_ptr<detail::StreamSource> source, DataLoaderOptions options,
+                const detail::MakeSampler& none);
+  std::shared_ptr<detail::BatchCursor> start() const;
 
-  std::shared_ptr<LoaderCore> core_;
+  std::shared_ptr<detail::LoaderCore> core_;
   int64_t skip_ = 0;
 };
-
-}  // namespace detail
 
 /// Batches of a data set, in one process.
 ///
@@ -83,7 +85,7 @@ class ACCELERATE_API AnyDataLoader {
 /// share data set, sampler and threads. Several passes over a map data set may run at the same time; a stream has one
 /// position, so one at a time. Use a loader from one thread. An exception of the data set or the collate function
 /// reaches the loop at the batch where it happened, as it was thrown, also from worker threads.
-template <class Batch> class DataLoader : public detail::AnyDataLoader {
+template <class Batch> class DataLoader : public AnyDataLoader {
  public:
   using batch_type = Batch;
 

@@ -136,8 +136,8 @@ template <class T> struct IsTensors : std::bool_constant<TensorLike<T> || IValue
 
 }  // namespace detail
 
-/// Whether Leaf<U>::value holds for every type U at the ends of T, which are no containers; `with_keys`: also for the
-/// keys of mappings.
+/// Whether `Leaf`, a type trait, is true of every type at the ends of T, which are no containers; `with_keys`: also of
+/// the keys of mappings.
 template <class T, template <class> class Leaf, bool with_keys = false>
 inline constexpr bool all_leaves = detail::check_leaves<T, Leaf, with_keys>();
 
