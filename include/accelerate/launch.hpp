@@ -16,10 +16,10 @@ namespace accelerate {
 
 /// What `accelerate launch` is asked to start.
 ///
-/// `command` is what runs; all else are settings. Any setting can be given in `settings` by its name, with the text that
-/// would follow the flag. The fields are the common ones with their C++ types, each short for the entry of its name.
-/// A setting that is given, even as its default, stands above environment variables, and those above the config file;
-/// one that is not given has the default of docs/settings.md.
+/// `command` is what runs; all else are settings. Any setting can be given in `settings` by its name, with the text
+/// that would follow the flag. The fields are the common ones with their C++ types, each short for the entry of its
+/// name. A setting that is given, even as its default, stands above environment variables, and those above the config
+/// file; one that is not given has the default of docs/settings.md.
 struct LaunchOptions {
   /// The program and its arguments. A path, a file in the current folder, or else a name looked up in PATH. A `.py`
   /// file is run by Python ($PYTHON, else the active virtual environment's, else python3), anything else directly: it
@@ -66,8 +66,8 @@ struct LaunchOptions {
   std::optional<std::chrono::milliseconds> grace;
 
   /// Any setting by its name, with the text that would follow the flag ("true" for one without a value):
-  /// {{"use_fsdp", "true"}, {"fsdp_version", "2"}}. docs/settings.md lists them. Of two for one setting the last counts,
-  /// and these count after the fields.
+  /// {{"use_fsdp", "true"}, {"fsdp_version", "2"}}. docs/settings.md lists them. Of two for one setting the last
+  /// counts, and these count after the fields.
   std::vector<std::pair<std::string, std::string>> settings;
   /// YAML (or, by its name, JSON) file of `accelerate config` or of Hugging Face Accelerate; empty: none is read.
   std::filesystem::path config_file;
