@@ -28,7 +28,7 @@ c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> results) {
 }  // namespace
 
 void TrafficCounter::add(Traffic::Kind kind, int64_t volume, int64_t sent, bool payload) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!payload) {
     total_.control += sent;
     return;
@@ -52,7 +52,7 @@ void TrafficCounter::add(Traffic::Kind kind, int64_t volume, int64_t sent, bool 
 }
 
 Traffic TrafficCounter::total() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return total_;
 }
 

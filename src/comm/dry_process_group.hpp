@@ -4,9 +4,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
-#include <mutex>
 
 #include "accelerate/comm.hpp"
+#include "utils/thread_annotations.hpp"
 
 namespace accelerate::comm {
 
@@ -17,8 +17,8 @@ class TrafficCounter {
   Traffic total() const;
 
  private:
-  mutable std::mutex mutex_;
-  Traffic total_;
+  mutable Mutex mutex_;
+  Traffic total_ ACCELERATE_GUARDED_BY(mutex_);
 };
 
 /// A process group of one process that claims to be rank r of n. Its collectives are complete at once. Tensors on the

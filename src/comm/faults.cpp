@@ -76,10 +76,7 @@ void Group::Impl::fail(const std::string& what, const std::string& key, const st
       arrived.push_back(rank);
     }
   }
-  {
-    std::lock_guard lock(progress->mutex);
-    progress->peer_failure = "an earlier collective failed: " + what;
-  }
+  progress->broken("an earlier collective failed: " + what);
   // Peers that hear of this before they find out themselves should learn who was missing, not just that this rank gave
   // up.
   watchdog->announce_failure(mine.operation + ": " +

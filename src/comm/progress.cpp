@@ -26,14 +26,14 @@ void Pending::complete(const at::Tensor& tensor) {
 }
 
 Activity& Progress::activity(const std::string& key, const std::string& group) {
-  const std::lock_guard lock(mutex);
-  Activity& activity = activities[key];
+  const MutexLock lock(mutex_);
+  Activity& activity = activities_[key];
   activity.group = group;
   return activity;
 }
 
 void Progress::begin(Activity& activity, const char* operation) {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex_);
   ++activity.sequence, ++activity.inside;
   activity.operation = operation;
   activity.since = Clock::now();
@@ -41,17 +41,17 @@ void Progress::begin(Activity& activity, const char* operation) {
 
 void Progress::end(Activity& activity) {
   {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex_);
     --activity.inside;
     activity.since = Clock::now();
   }
-  changed.notify_all();
+  changed_.notify_all();
 }
 
 RankStatus Progress::status() {
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex_);
   RankStatus status;
-  for (const auto& [key, activity] : activities)
+  for (const auto& [key, activity] : activities_)
     status.groups[key] = {
         .name = activity.group,
         .sequence = activity.sequence,
@@ -62,21 +62,68 @@ RankStatus Progress::status() {
 }
 
 std::string Progress::failure() {
-  const std::lock_guard lock(mutex);
-  return peer_failure;
+  const MutexLock lock(mutex_);
+  return failure_;
 }
 
 void Progress::peer_failed(const std::string& reason) {
   std::set<std::shared_ptr<Pending>> failed;
   {
-    const std::lock_guard lock(mutex);
-    if (peer_failure.empty()) peer_failure = reason;
-    failed.swap(pending);
-    for (c10d::Work* transfer : transfers) transfer->abort();
+    const MutexLock lock(mutex_);
+    if (failure_.empty()) failure_ = reason;
+    failed.swap(pending_);
+    for (c10d::Work* transfer : transfers_) transfer->abort();
   }
-  changed.notify_all();
+  changed_.notify_all();
   for (const auto& work : failed)
     work->fail(std::make_exception_ptr(CommError(std::string(work->operation) + ": " + reason)));
+}
+
+void Progress::broken(const std::string& reason) {
+  const MutexLock lock(mutex_);
+  failure_ = reason;
+}
+
+std::string Progress::wait_for(const std::atomic<bool>& done) {
+  MutexLock lock(mutex_);
+  while (!done && failure_.empty()) lock.wait(changed_);
+  return done ? std::string() : failure_;
+}
+
+void Progress::finish(std::atomic<bool>& done) {
+  {
+    const MutexLock lock(mutex_);
+    done = true;
+  }
+  changed_.notify_all();
+}
+
+void Progress::add(const std::shared_ptr<Pending>& work) {
+  const MutexLock lock(mutex_);
+  pending_.insert(work);
+}
+
+void Progress::remove(const std::shared_ptr<Pending>& work, bool transport_failed) {
+  const MutexLock lock(mutex_);
+  pending_.erase(work);
+  transport_failed_ |= transport_failed;
+}
+
+bool Progress::transport_failed() {
+  const MutexLock lock(mutex_);
+  return transport_failed_;
+}
+
+bool Progress::add_transfer(c10d::Work* transfer) {
+  const MutexLock lock(mutex_);
+  if (!failure_.empty()) return false;
+  transfers_.insert(transfer);
+  return true;
+}
+
+void Progress::remove_transfer(c10d::Work* transfer) {
+  const MutexLock lock(mutex_);
+  transfers_.erase(transfer);
 }
 
 }  // namespace accelerate::comm

@@ -10,11 +10,11 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 
 #include "comm/watchdog.hpp"
+#include "utils/thread_annotations.hpp"
 
 namespace c10d {
 class Work;
@@ -36,7 +36,7 @@ struct Pending {
   const c10::intrusive_ptr<c10::ivalue::Future> future;
 };
 
-/// What this rank does in one group.
+/// What this rank does in one group. For Progress alone, whose mutex guards it.
 struct Activity {
   std::string group;  ///< for messages: "group of all 4 ranks"
   int64_t sequence = 0;
@@ -46,25 +46,45 @@ struct Activity {
 };
 
 /// What this rank does in all groups of the process, and what a failure must end. Shared by the groups, and with
-/// callbacks that may outlive them.
-struct Progress {
-  std::mutex mutex;                            ///< of all that follows
-  std::condition_variable changed;             ///< something ended, or a peer failed
-  std::map<std::string, Activity> activities;  ///< by the groups' keys; none is ever removed
-  std::string peer_failure;                    ///< what a peer announced, or why the groups are broken
-  std::string async_error;                     ///< an asynchronous operation's transport error
-  std::set<std::shared_ptr<Pending>> pending;
-  std::set<c10d::Work*> transfers;  ///< that somebody blocks on; a failure elsewhere ends the wait
-
-  // These lock the mutex themselves.
+/// callbacks that may outlive them. Thread-safe.
+class Progress {
+ public:
+  /// By the group's key. Stays where it is as long as this lives.
   Activity& activity(const std::string& key, const std::string& group);
   void begin(Activity& activity, const char* operation);
   void end(Activity& activity);
   RankStatus status();
-  /// Empty while all is well.
+
+  /// What a peer announced, or why the groups are broken; empty while all is well.
   std::string failure();
   /// Ends whatever waits.
   void peer_failed(const std::string& reason);
+  /// This rank has found out by itself, and says so.
+  void broken(const std::string& reason);
+
+  /// Waits for finish(done) or a failure, whichever comes first, and returns the failure.
+  std::string wait_for(const std::atomic<bool>& done);
+  void finish(std::atomic<bool>& done);
+
+  /// From add() to remove() a failure elsewhere ends `work`. @param transport_failed  it has ended by itself, so
+  void add(const std::shared_ptr<Pending>& work);
+  void remove(const std::shared_ptr<Pending>& work, bool transport_failed);
+  /// Whether an asynchronous operation has ended with a transport error.
+  bool transport_failed();
+
+  /// From add_transfer() to remove_transfer() a failure elsewhere ends the wait for it. @return false: there is one
+  /// already
+  bool add_transfer(c10d::Work* transfer);
+  void remove_transfer(c10d::Work* transfer);
+
+ private:
+  Mutex mutex_;
+  std::condition_variable changed_;                                           ///< something ended, or a peer failed
+  std::map<std::string, Activity> activities_ ACCELERATE_GUARDED_BY(mutex_);  ///< none is ever removed
+  std::string failure_ ACCELERATE_GUARDED_BY(mutex_);
+  bool transport_failed_ ACCELERATE_GUARDED_BY(mutex_) = false;
+  std::set<std::shared_ptr<Pending>> pending_ ACCELERATE_GUARDED_BY(mutex_);
+  std::set<c10d::Work*> transfers_ ACCELERATE_GUARDED_BY(mutex_);  ///< that somebody blocks on
 };
 
 /// For the length of a scope.

@@ -31,21 +31,16 @@ class Group::Transfer {
   }
 
   void wait(Impl& group) {
-    bool broken = false;
-    {
-      const std::lock_guard lock(progress_->mutex);
-      broken = !progress_->peer_failure.empty();
-      if (!broken) progress_->transfers.insert(work_.get());
-    }
-    std::string error = broken ? "a peer failed" : "";
-    if (!broken) {
+    std::string error;
+    if (progress_->add_transfer(work_.get())) {
       try {
         if (!work_->wait()) error = "interrupted by a failure elsewhere";
       } catch (const std::exception& thrown) {
         error = text_of(thrown);
       }
-      const std::lock_guard lock(progress_->mutex);
-      progress_->transfers.erase(work_.get());
+      progress_->remove_transfer(work_.get());
+    } else {
+      error = "a peer failed";
     }
     if (!error.empty()) group.fail(error, key_, ranks_);
     inside_.reset();

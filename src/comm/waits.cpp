@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "accelerate/utils/error.hpp"
+#include "comm/backends/backend.hpp"
 #include "comm/group_impl.hpp"
 
 namespace accelerate::comm {
@@ -33,16 +34,8 @@ void Group::run(const char* operation, const std::function<c10::intrusive_ptr<c1
     if (impl_->options.backend == "gloo") {
       // Wait for the transport or for news of a failed peer, whichever comes first.
       auto done = std::make_shared<std::atomic<bool>>(false);
-      work->getFuture()->addCallback([progress, done](c10::ivalue::Future&) {
-        {
-          std::lock_guard lock(progress->mutex);
-          *done = true;
-        }
-        progress->changed.notify_all();
-      });
-      std::unique_lock lock(progress->mutex);
-      progress->changed.wait(lock, [&] { return done->load() || !progress->peer_failure.empty(); });
-      if (!*done) throw CommError(progress->peer_failure);
+      work->getFuture()->addCallback([progress, done](c10::ivalue::Future&) { progress->finish(*done); });
+      if (const std::string failure = progress->wait_for(*done); !failure.empty()) throw CommError(failure);
     }
     work->wait();
   } catch (const std::exception& error) {
@@ -64,18 +57,10 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, 
     return future;
   }
   auto pending = std::make_shared<Pending>(operation);
-  {
-    std::lock_guard lock(progress->mutex);
-    progress->pending.insert(pending);
-  }
+  progress->add(pending);
   future->addCallback([progress, activity, pending, result, after = std::move(after)](c10::ivalue::Future& transport) {
     if (!transport.hasError() && after) after();
-    {
-      std::lock_guard lock(progress->mutex);
-      progress->pending.erase(pending);
-      if (transport.hasError() && progress->async_error.empty())
-        progress->async_error = transport.tryRetrieveErrorMessage();
-    }
+    progress->remove(pending, transport.hasError());
     progress->end(*activity);
     if (transport.hasError()) pending->fail(transport.exception_ptr());
     else pending->complete(result);
@@ -124,16 +109,8 @@ void Group::guard(const char* operation, const std::function<void()>& body) {
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {
-    bool transport = false;
-    {
-      std::lock_guard lock(impl_->progress->mutex);
-      transport = !impl_->progress->async_error.empty();
-    }
-    const std::string text = text_of(error);
-    // c10d's own collectives (buckets' order, buffers) report through gloo's exceptions, which have no type of their
-    // own here.
-    transport = transport || text.find("gloo") != std::string::npos || text.find("NCCL") != std::string::npos;
-    if (transport) impl_->fail(text);
+    // c10d's own collectives (buckets' order, buffers) throw what their back end throws.
+    if (impl_->progress->transport_failed() || is_transport_error(error)) impl_->fail(text_of(error));
     throw;
   }
 }

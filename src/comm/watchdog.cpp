@@ -28,7 +28,7 @@ Watchdog::Watchdog(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, i
 
 Watchdog::~Watchdog() {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
   stop_changed_.notify_all();
@@ -63,9 +63,9 @@ void Watchdog::wait_for_leavers() {
 
 void Watchdog::run() {
   int64_t seen = 0;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stop_) {
-    stop_changed_.wait_for(lock, period_);
+    lock.wait_for(stop_changed_, period_);
     if (stop_) return;
     lock.unlock();
     try {

@@ -8,13 +8,13 @@
 #include <functional>
 #include <limits>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "accelerate/utils/nested.hpp"
+#include "utils/thread_annotations.hpp"
 
 namespace c10d {
 class Store;
@@ -71,9 +71,9 @@ class Watchdog {
   const Callbacks callbacks_;
   const std::chrono::milliseconds period_;
   std::atomic<bool> failed_{false};
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable stop_changed_;
-  bool stop_ = false;
+  bool stop_ ACCELERATE_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

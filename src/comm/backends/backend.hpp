@@ -3,6 +3,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
+#include <exception>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,8 @@ struct BackendFactory {
   /// Blocks until all ranks have called it.
   c10::intrusive_ptr<c10d::Backend> (*create)(const c10::intrusive_ptr<c10d::Store>& store,
                                               const BackendOptions& options);
+  /// Whether it has thrown this because bytes did not arrive. Null when there is none.
+  bool (*has_thrown)(const std::exception& error);
   /// What to do to get it.
   const char* how_to_build;
 };
@@ -39,5 +42,8 @@ extern const BackendFactory kMpi;
 
 /// By name. @throws ConfigError for an unknown name, NotBuiltError for one that this build lacks.
 const BackendFactory& find_backend(const std::string& name);
+
+/// Whether one of the back ends has thrown this.
+bool is_transport_error(const std::exception& error);
 
 }  // namespace accelerate::comm

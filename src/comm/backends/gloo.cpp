@@ -1,3 +1,5 @@
+#include <gloo/common/error.h>
+#include <gloo/common/logging.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "comm/backends/backend.hpp"
@@ -24,14 +26,20 @@ std::vector<std::shared_ptr<gloo::transport::Device>> devices(const BackendOptio
   return {Gloo::createDefaultDevice()};
 }
 
-c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& store, const BackendOptions& options) {
+c10::intrusive_ptr<c10d::Backend> create_gloo(const c10::intrusive_ptr<c10d::Store>& store,
+                                              const BackendOptions& options) {
   auto gloo = Gloo::Options::create(options.timeout);
   gloo->devices = devices(options);
   return c10::make_intrusive<Gloo>(store, static_cast<int>(options.rank), static_cast<int>(options.world_size), gloo);
 }
 
+/// A connection that failed or timed out, or a message of another length than was expected.
+bool gloo_has_thrown(const std::exception& error) {
+  return dynamic_cast<const gloo::Exception*>(&error) || dynamic_cast<const gloo::EnforceNotMet*>(&error);
+}
+
 }  // namespace
 
-const BackendFactory kGloo{"gloo", true, create, ""};
+const BackendFactory kGloo{"gloo", true, create_gloo, gloo_has_thrown, ""};
 
 }  // namespace accelerate::comm

@@ -5,6 +5,6 @@
 
 namespace accelerate::comm {
 
-const BackendFactory kGloo{"gloo", false, nullptr, "install libgloo-dev and configure again"};
+const BackendFactory kGloo{"gloo", false, nullptr, nullptr, "install libgloo-dev and configure again"};
 
 }  // namespace accelerate::comm

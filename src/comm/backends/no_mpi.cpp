@@ -5,7 +5,7 @@
 
 namespace accelerate::comm {
 
-const BackendFactory kMpi{"mpi", false, nullptr,
+const BackendFactory kMpi{"mpi", false, nullptr, nullptr,
                           "use a LibTorch built with MPI and configure with -DACCELERATE_MPI=ON"};
 
 }  // namespace accelerate::comm

@@ -5,7 +5,7 @@
 
 namespace accelerate::comm {
 
-const BackendFactory kNccl{"nccl", false, nullptr,
+const BackendFactory kNccl{"nccl", false, nullptr, nullptr,
                            "use a LibTorch built for CUDA and install the NCCL headers, then configure again"};
 
 }  // namespace accelerate::comm
