@@ -2,9 +2,9 @@
 
 #include <ATen/ops/empty.h>
 
-#include "accelerate/utils/error.hpp"
 #include "accelerate/utils/memory.hpp"
 #include "utils/huge_pages.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::residency {
 
@@ -31,10 +31,10 @@ at::Tensor Buffers::take(int64_t numel, at::ScalarType dtype, const at::Device& 
     return allocate();
   } catch (const std::exception& error) {
     if (!should_reduce_batch_size(error)) throw;
-    throw ResourceError("residency: no memory for the " +
-                        std::to_string(numel * static_cast<int64_t>(c10::elementSize(dtype))) + " bytes of a unit on " +
-                        device.str() + "; wrap smaller modules, prefetch less, or lower the batch size. (" +
-                        error.what() + ")");
+    raise<ResourceError>(
+        "residency: no memory for the {} bytes of a unit on {}; wrap smaller modules, prefetch less, or "
+        "lower the batch size. ({})",
+        numel * static_cast<int64_t>(c10::elementSize(dtype)), device.str(), error.what());
   }
 }
 

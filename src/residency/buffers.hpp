@@ -10,7 +10,7 @@
 namespace accelerate::residency {
 
 /// Flat storages that were given back wait here for the next unit of their size: a fresh allocation costs page faults
-/// for every byte. Guarded by its owner.
+/// for every byte. Its owner has a mutex.
 class Buffers {
  public:
   /// 1-D, uninitialised. @throws ResourceError when memory is exhausted, after what is kept here has been freed.

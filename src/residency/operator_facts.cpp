@@ -1,5 +1,7 @@
 #include "residency/operator_facts.hpp"
 
+#include <array>
+#include <cstdint>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -59,18 +61,31 @@ OperatorFacts work_out(const c10::FunctionSchema& schema) {
   for (const auto& result : schema.returns())
     facts.makes_tensors |= result.type()->str().find("Tensor") != std::string::npos;
   const auto& arguments = schema.arguments();
-  for (size_t i = 0; i < arguments.size() && i < 64; ++i)
-    if (arguments[i].alias_info() && arguments[i].alias_info()->isWrite()) facts.writes |= uint64_t{1} << i;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (i < 64 && arguments[i].alias_info() && arguments[i].alias_info()->isWrite()) facts.writes |= uint64_t{1} << i;
+    if (arguments[i].name() == "device") facts.device = i;
+  }
   return facts;
 }
 
 }  // namespace
 
 const OperatorFacts& facts_of(const c10::FunctionSchema& schema) {
-  thread_local std::unordered_map<const c10::FunctionSchema*, OperatorFacts> known;
-  const auto found = known.find(&schema);
-  if (found != known.end()) return found->second;
-  return known.emplace(&schema, work_out(schema)).first->second;
+  // Every operator asks, and a hash table's division alone takes longer than this.
+  struct Recent {
+    const c10::FunctionSchema* schema;
+    const OperatorFacts* facts;
+  };
+  thread_local std::array<Recent, 256> recent{};
+  const auto address = reinterpret_cast<uintptr_t>(&schema);
+  Recent& entry = recent[(address >> 4 ^ address >> 12) % recent.size()];
+  if (entry.schema != &schema) {
+    thread_local std::unordered_map<const c10::FunctionSchema*, OperatorFacts> known;
+    auto found = known.find(&schema);
+    if (found == known.end()) found = known.emplace(&schema, work_out(schema)).first;
+    entry = {&schema, &found->second};
+  }
+  return *entry.facts;
 }
 
 }  // namespace accelerate::residency

@@ -9,7 +9,6 @@
 #include "accelerate/utils/error.hpp"
 #include "residency/counters.hpp"
 #include "residency/devices.hpp"
-#include "residency/fallback.hpp"
 #include "utils/meta_memory.hpp"
 
 namespace accelerate::residency {
@@ -28,11 +27,10 @@ struct PlainTensors {
 
 Residency::Residency(const Policy& policy) : policy_(policy) {
   install_fallback();
-  if (policy.across_devices) devices::begin();
+  if (policy.across_devices) devices_.emplace(Link::devices, devices_handler());
 }
 
 Residency::~Residency() {
-  if (policy_.across_devices) devices::end();
   for (auto& unit : units_) {
     for (auto& part : unit->parts_) {
       part.transfer.reset();
@@ -42,7 +40,7 @@ Residency::~Residency() {
 }
 
 Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool keep) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto unit = std::make_unique<Unit>(*this, static_cast<int32_t>(units_.size()), name, keep);
   bool all_mapped = true;
   for (auto& spec : parts) {
@@ -59,9 +57,9 @@ Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool 
   unit->fixed_ = all_mapped && !paranoid_flag();
   for (size_t p = 0; p < parts.size(); ++p)
     for (size_t i = 0; i < parts[p].members.size(); ++i)
-      unit->parts_[p].members.push_back(std::make_unique<Member>(
-          *unit, parts[p].members[i].first, parts[p].members[i].second, parts[p].dtype, parts[p].device,
-          parts[p].layout.offsets[i], !unit->fixed_ || policy_.across_devices));
+      unit->parts_[p].members.push_back(
+          std::make_unique<Member>(*unit, parts[p].members[i].first, parts[p].members[i].second, parts[p].dtype,
+                                   parts[p].device, parts[p].layout.offsets[i], !unit->fixed_ || across_devices()));
   units_.push_back(std::move(unit));
   Unit& added = *units_.back();
   if (added.fixed_) {
@@ -72,7 +70,7 @@ Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool 
 }
 
 void Residency::pin(Unit& unit, bool writes) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   counters().touches.fetch_add(1, std::memory_order_relaxed);
   unit.last_use_ = ++clock_;
   ++unit.pins_;
@@ -86,7 +84,7 @@ void Residency::pin(Unit& unit, bool writes) {
         counters().prefetch_hits.fetch_add(1, std::memory_order_relaxed);
       }
       // The next ones travel while we wait for this one, and while it is computed with.
-      look_ahead();
+      look_ahead(policy_.prefetch);
       finish(unit);
     }
   } catch (...) {
@@ -104,14 +102,15 @@ void Residency::arrive(Unit& unit) {
   if (left && policy_.evict_after_use && !left->keep_ && left->pins_ == 0 && left->state_ == State::resident &&
       trace_.distance(left->index_) > policy_.reuse_distance)
     drop(*left);
-  if (unit.state_ == State::resident) look_ahead();
+  if (unit.state_ == State::resident) look_ahead(policy_.prefetch);
 }
 
-void Residency::look_ahead() {
+/// @param units  at most so many are fetched ahead
+void Residency::look_ahead(int64_t units) {
   const int64_t allowed =
       policy_.outstanding +
       (current_ && current_->state_ == State::fetching ? 1 : 0);  // who is being waited for does not count
-  for (int64_t ahead = 1; ahead <= policy_.prefetch && outstanding_ < allowed; ++ahead) {
+  for (int64_t ahead = 1; ahead <= units && outstanding_ < allowed; ++ahead) {
     const int32_t index = trace_.next(ahead);
     if (index < 0) return;
     Unit& next = *units_[static_cast<size_t>(index)];
@@ -137,12 +136,8 @@ void Residency::look_ahead() {
 }
 
 void Residency::prefetch_next() {
-  std::lock_guard lock(mutex_);
-  Policy one = policy_;
-  std::swap(policy_, one);
-  if (policy_.prefetch < 1) policy_.prefetch = 1;
-  look_ahead();
-  std::swap(policy_, one);
+  const MutexLock lock(mutex_);
+  look_ahead(std::max<int64_t>(policy_.prefetch, 1));
 }
 
 /// Throws out what is needed last, until `bytes` more fit. Of units that are needed about as late, and each of which
@@ -258,23 +253,23 @@ void Residency::try_drop(Unit& unit) {
 }
 
 void Residency::unpin(Unit& unit) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (--unit.pins_ == 0 && paranoid_flag().load(std::memory_order_relaxed)) try_drop(unit);
 }
 
 void Residency::settle(Unit& unit, bool writeback) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   unit.dirty_ = writeback;
   if (--unit.pins_ == 0) try_drop(unit);
 }
 
 void Residency::evict(Unit& unit) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (unit.pins_ == 0) drop(unit);
 }
 
 void Residency::release() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (auto& unit : units_) {
     if (unit->pins_ == 0) drop(*unit);
     for (const auto& part : unit->parts_) part.home->forget();
@@ -283,12 +278,17 @@ void Residency::release() {
 }
 
 void Residency::set_policy(const Policy& policy) {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   policy_ = policy;
 }
 
+int64_t Residency::surprises() const {
+  const MutexLock lock(mutex_);
+  return trace_.surprises();
+}
+
 void Residency::expect_order_of_addition() {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const auto& unit : units_) trace_.record(unit->index_);
 }
 

@@ -1,19 +1,20 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "residency/buffers.hpp"
+#include "residency/chain.hpp"
+#include "residency/pins.hpp"
 #include "residency/trace.hpp"
 #include "residency/unit.hpp"
+#include "utils/thread_annotations.hpp"
 
 namespace accelerate::residency {
 
@@ -30,7 +31,7 @@ struct Policy {
   /// What goes is wanted again before it changes, see Home::recede(): from forward to backward.
   bool recede = false;
   /// The model lies on several devices: an operator's operands come to its unit's device (see devices.hpp), of units
-  /// that never move too.
+  /// that never move too. Decided once, when the Residency is made.
   bool across_devices = false;
 };
 
@@ -67,9 +68,11 @@ class Residency {
   /// now.
   void release();
 
-  const Policy& policy() const { return policy_; }
+  /// As the policy with which it was made says.
+  bool across_devices() const { return devices_.has_value(); }
+  /// All of it but `across_devices`.
   void set_policy(const Policy& policy);
-  int64_t surprises() const { return trace_.surprises(); }
+  int64_t surprises() const;
 
   /// Until units have been touched in some order: they will be in the order in which they were added.
   void expect_order_of_addition();
@@ -78,36 +81,24 @@ class Residency {
   const Member* replaced_member() const;
 
  private:
-  void start(Unit& unit);
-  void finish(Unit& unit);
-  void drop(Unit& unit);
-  void try_drop(Unit& unit);
-  void arrive(Unit& unit);
-  void make_room(int64_t bytes);
-  void look_ahead();
+  void start(Unit& unit) ACCELERATE_REQUIRES(mutex_);
+  void finish(Unit& unit) ACCELERATE_REQUIRES(mutex_);
+  void drop(Unit& unit) ACCELERATE_REQUIRES(mutex_);
+  void try_drop(Unit& unit) ACCELERATE_REQUIRES(mutex_);
+  void arrive(Unit& unit) ACCELERATE_REQUIRES(mutex_);
+  void make_room(int64_t bytes) ACCELERATE_REQUIRES(mutex_);
+  void look_ahead(int64_t units) ACCELERATE_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  Policy policy_;
-  std::vector<std::unique_ptr<Unit>> units_;
-  Buffers buffers_;
-  Trace trace_;
-  Unit* current_ = nullptr;  ///< last touched unit
-  int64_t outstanding_ = 0;  ///< units in state fetching
-  int64_t present_bytes_ = 0;
-  int64_t clock_ = 0;  ///< touches
-};
-
-/// Keeps the units of some tensors pinned for the length of a scope. Movable storage for the few units of one operator.
-class Pins {
- public:
-  Pins() = default;
-  Pins(const Pins&) = delete;
-  Pins& operator=(const Pins&) = delete;
-  ~Pins();
-  void add(Unit& unit, bool writes);
-
- private:
-  c10::SmallVector<Unit*, 4> units_;
+  std::optional<ProcessHandler> devices_;     ///< of a model across devices
+  std::vector<std::unique_ptr<Unit>> units_;  ///< all there before anybody touches one
+  mutable Mutex mutex_;                       ///< of what follows, and of what the units and their parts hold
+  Policy policy_ ACCELERATE_GUARDED_BY(mutex_);
+  Buffers buffers_ ACCELERATE_GUARDED_BY(mutex_);
+  Trace trace_ ACCELERATE_GUARDED_BY(mutex_);
+  Unit* current_ ACCELERATE_GUARDED_BY(mutex_) = nullptr;  ///< last touched unit
+  int64_t outstanding_ ACCELERATE_GUARDED_BY(mutex_) = 0;  ///< units in state fetching
+  int64_t present_bytes_ ACCELERATE_GUARDED_BY(mutex_) = 0;
+  int64_t clock_ ACCELERATE_GUARDED_BY(mutex_) = 0;  ///< touches
 };
 
 }  // namespace accelerate::residency

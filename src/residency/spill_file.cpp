@@ -9,7 +9,7 @@
 #include <string>
 #include <system_error>
 
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -35,8 +35,8 @@ SpillFile::SpillFile(std::filesystem::path directory, const Wording& wording)
     : directory_(std::move(directory)), wording_(wording) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(directory_, ignored))
-    throw ConfigError(std::string(wording_.user) + ": found no folder '" + directory_.string() +
-                      "', expected an existing one on a disk with room for " + wording_.contents + ". Create it.");
+    raise<ConfigError>("{}: found no folder '{}', expected an existing one on a disk with room for {}. Create it.",
+                       wording_.user, directory_.string(), wording_.contents);
   file_ = open_without_name(directory_);
   if (file_ < 0) fail("making a file", 0, errno);
 }
@@ -45,21 +45,22 @@ SpillFile::~SpillFile() { ::close(file_); }
 
 void SpillFile::fail(const char* operation, int64_t bytes, int error) const {
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-  throw ResourceError(std::string(wording_.user) + ": " + operation + " in '" + directory_.string() + "' failed for " +
-                      std::to_string(bytes) + " bytes beside the " + std::to_string(end_) +
-                      " that the file has: " + std::generic_category().message(error) +
-                      (full ? std::string(". The disk (or the quota, or the limit on file sizes) has no room for ") +
-                                  wording_.contents + ". Free some; " + wording_.advice + "."
-                            : ". Check the folder's permissions and the disk."));
+  const std::string advice =
+      full ? fmt::format("The disk (or the quota, or the limit on file sizes) has no room for {}. Free some; {}.",
+                         wording_.contents, wording_.advice)
+           : "Check the folder's permissions and the disk.";
+  raise<ResourceError>("{}: {} in '{}' failed for {} bytes beside the {} that the file has: {}. {}", wording_.user,
+                       operation, directory_.string(), bytes, end_.load(), std::generic_category().message(error),
+                       advice);
 }
 
 int64_t SpillFile::reserve(int64_t bytes) {
   bytes = in_pages(bytes);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto hole = holes_.begin();
   while (hole != holes_.end() && hole->second < bytes) ++hole;
   const bool reuse = hole != holes_.end();
-  const auto offset = reuse ? hole->first : end_;
+  const int64_t offset = reuse ? hole->first : end_.load();
   if (::fallocate(file_, 0, offset, bytes) != 0 && errno != EOPNOTSUPP) fail("reserving room", bytes, errno);
   if (reuse) {
     const auto rest = hole->second - bytes;
@@ -73,7 +74,7 @@ int64_t SpillFile::reserve(int64_t bytes) {
 
 void SpillFile::release(int64_t offset, int64_t bytes) noexcept {
   bytes = in_pages(bytes);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   try {
     auto hole = holes_.emplace(offset, bytes).first;
     if (const auto after = std::next(hole); after != holes_.end() && hole->first + hole->second == after->first) {

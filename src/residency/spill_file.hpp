@@ -1,9 +1,11 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <mutex>
+
+#include "utils/thread_annotations.hpp"
 
 namespace accelerate::residency {
 
@@ -37,9 +39,9 @@ class SpillFile {
   const std::filesystem::path directory_;
   const Wording wording_;
   int file_ = -1;
-  std::mutex mutex_;
-  int64_t end_ = 0;                   ///< of the file
-  std::map<int64_t, int64_t> holes_;  ///< offset -> bytes, never adjacent
+  Mutex mutex_;
+  std::atomic<int64_t> end_{0};  ///< of the file; changed with the mutex held, errors read it without
+  std::map<int64_t, int64_t> holes_ ACCELERATE_GUARDED_BY(mutex_);  ///< offset -> bytes, never adjacent
 };
 
 }  // namespace accelerate::residency

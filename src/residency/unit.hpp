@@ -52,8 +52,8 @@ struct Part {
 
 enum class State { absent, fetching, resident };
 
-/// What moves as one: a transformer block, say. Its parts differ in dtype or in whether they are trained. Guarded by
-/// its Residency.
+/// What moves as one: a transformer block, say. Its parts differ in dtype or in whether they are trained. What
+/// changes is its Residency's, whose mutex guards it (the check can't follow that from one object into another).
 class Unit {
  public:
   Unit(Residency& owner, int32_t index, std::string name, bool keep)

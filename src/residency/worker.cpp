@@ -41,7 +41,7 @@ Worker::Worker() {
 
 Worker::~Worker() {
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
   changed_.notify_all();
@@ -52,7 +52,7 @@ std::unique_ptr<Transfer> Worker::run(std::function<void()> work) {
   std::packaged_task<void()> task(std::move(work));
   auto transfer = std::make_unique<Running>(task.get_future());
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     queue_.push_back(std::move(task));
   }
   changed_.notify_one();
@@ -65,8 +65,8 @@ void Worker::loop() {
   for (;;) {
     std::packaged_task<void()> task;
     {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [&] { return stop_ || !queue_.empty(); });
+      MutexLock lock(mutex_);
+      while (!stop_ && queue_.empty()) lock.wait(changed_);
       if (queue_.empty()) return;
       task = std::move(queue_.front());
       queue_.pop_front();

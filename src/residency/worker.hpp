@@ -5,10 +5,10 @@
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "residency/home.hpp"
+#include "utils/thread_annotations.hpp"
 
 namespace accelerate::residency {
 
@@ -22,10 +22,10 @@ class Worker {
 
  private:
   void loop();
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::packaged_task<void()>> queue_;
-  bool stop_ = false;
+  std::deque<std::packaged_task<void()>> queue_ ACCELERATE_GUARDED_BY(mutex_);
+  bool stop_ ACCELERATE_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::parallel::pipeline {
 namespace {
@@ -31,8 +31,8 @@ struct GroupCarrier::Announcement {
     Announcement result{
         .call = call, .number = number, .dtype = static_cast<int64_t>(tensor.scalar_type()), .dims = tensor.dim()};
     if (static_cast<size_t>(tensor.dim()) > kMaxDims)
-      throw ShapeError("pipeline: found a tensor of " + std::to_string(tensor.dim()) +
-                       " dimensions to be sent, expected at most " + std::to_string(kMaxDims));
+      raise<ShapeError>("pipeline: found a tensor of {} dimensions to be sent, expected at most {}", tensor.dim(),
+                        kMaxDims);
     std::copy(tensor.sizes().begin(), tensor.sizes().end(), result.sizes.begin());
     std::copy(tensor.strides().begin(), tensor.strides().end(), result.strides.begin());
     label.copy(result.label.data(), result.label.size() - 1);

@@ -13,7 +13,6 @@
 #include <unordered_set>
 
 #include "accelerate/utils/archive.hpp"
-#include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
 #include "parallel/pipeline/carrier.hpp"
 #include "parallel/pipeline/plan.hpp"
@@ -25,6 +24,7 @@
 #include "residency/deferred/tape.hpp"
 #include "residency/member.hpp"
 #include "utils/meta_kernels.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -55,7 +55,7 @@ std::vector<size_t> order_of_use(const NamedTensors& parameters, const std::func
                                                      if (seen.insert(i).second) touched.push_back(i);
                                                    },
                                                .on_lack = {}});
-  const residency::Placement::Scope scope(stages);
+  const residency::HandlerScope scope(residency::Link::place, stages);
   example();
   return touched;
 }
@@ -63,13 +63,14 @@ std::vector<size_t> order_of_use(const NamedTensors& parameters, const std::func
 void measure(std::vector<Layer>& layers, const NamedTensors& parameters, const std::function<void()>& example) {
   for (const auto& [name, tensor] : parameters)
     if (deferred::owner_of(tensor) || tensor.is_meta())
-      throw ConfigError(
-          "prepare_pippy: balance is 'time', but parameter '" + name +
-          "' has no values yet on rank 0, which measures a forward; load the weights there first, or balance by bytes");
+      raise<ConfigError>(
+          "prepare_pippy: balance is 'time', but parameter '{}' has no values yet on rank 0, which measures a "
+          "forward; load the weights there first, or balance by bytes",
+          name);
   example();  // the first forward also pays for memory and threads
   pipeline::Stopwatch watch(parameters);
   {
-    const residency::Placement::Scope scope(watch);
+    const residency::HandlerScope scope(residency::Link::place, watch);
     example();
   }
   for (Layer& layer : layers)
@@ -129,7 +130,7 @@ Decision decide(const ModelRef& model, const PippyOptions& options, const NamedT
                 auto& holders = decision.holders[i];
                 if (std::find(holders.begin(), holders.end(), to) == holders.end()) holders.push_back(to);
               }});
-  const residency::Placement::Scope scope(dry);
+  const residency::HandlerScope scope(residency::Link::place, dry);
   example();
   return decision;
 }
@@ -184,8 +185,7 @@ struct Pipeline::Impl {
     const auto texts = comm::all_gather_bytes(*group, text);
     if (error) std::rethrow_exception(error);
     for (size_t rank = 0; rank < texts.size(); ++rank)
-      if (!texts[rank].empty())
-        throw ConfigError("prepare_pippy: rank " + std::to_string(rank) + " can't go on: " + texts[rank]);
+      if (!texts[rank].empty()) raise<ConfigError>("prepare_pippy: rank {} can't go on: {}", rank, texts[rank]);
     return decision;
   }
 
@@ -225,8 +225,8 @@ struct Pipeline::Impl {
 Pipeline::Pipeline(const ModelRef& model, const PippyOptions& options, const std::function<void()>& example)
     : impl_(new Impl{.model = model, .options = options}) {
   if (options.num_chunks < 0)
-    throw ConfigError("prepare_pippy: num_chunks is " + std::to_string(options.num_chunks) +
-                      ", expected a positive number, or 0 for as many as processes");
+    raise<ConfigError>("prepare_pippy: num_chunks is {}, expected a positive number, or 0 for as many as processes",
+                       options.num_chunks);
   if (comm::world_size() == 1) {  // also says so when the peers have not been joined
     impl_->report.stages.resize(1);
     for (const auto& module : model.submodules())
@@ -346,7 +346,7 @@ at::Tensor PipelineCall::next_input() {
 
 void PipelineCall::run(const std::function<void()>& forward) {
   try {
-    const residency::Placement::Scope scope(*impl_->pipeline.placement);
+    const residency::HandlerScope scope(residency::Link::place, *impl_->pipeline.placement);
     forward();
   } catch (const CommError&) {
     impl_->finished = true;  // who throws it has told the others
@@ -380,9 +380,10 @@ at::Tensor PipelineCall::take(const at::Tensor& result) {
 at::Tensor PipelineCall::join(const std::vector<at::Tensor>& parts) {
   if (parts.size() == 1 || !parts.front().defined()) return parts.front();
   if (parts.front().dim() == 0)
-    throw ShapeError("pipeline: the forward returns a number for each of " + std::to_string(parts.size()) +
-                     " parts of the batch, expected results with rows, which can be joined; reduce afterwards, or use "
-                     "num_chunks = 1");
+    raise<ShapeError>(
+        "pipeline: the forward returns a number for each of {} parts of the batch, expected results with "
+        "rows, which can be joined; reduce afterwards, or use num_chunks = 1",
+        parts.size());
   const at::Tensor joined = at::cat(parts);
   if (impl_->staged_results.contains(parts.front().unsafeGetTensorImpl())) impl_->mark(joined);
   return joined;

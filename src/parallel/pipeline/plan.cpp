@@ -6,7 +6,7 @@
 #include <optional>
 #include <set>
 
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::parallel::pipeline {
 namespace {
@@ -95,24 +95,26 @@ void sort_by_use(std::vector<Layer>& layers, const std::vector<size_t>& touched)
 std::vector<size_t> begins_at(const std::vector<Layer>& layers, const std::vector<std::string>& split_points,
                               int64_t stages) {
   if (static_cast<int64_t>(split_points.size()) != stages - 1)
-    throw ConfigError("prepare_pippy: found " + std::to_string(split_points.size()) + " split points, expected " +
-                      std::to_string(stages - 1) + " for " + std::to_string(stages) +
-                      " processes; each names the module that begins the next process's stage");
+    raise<ConfigError>(
+        "prepare_pippy: found {} split points, expected {} for {} processes; each names the module that "
+        "begins the next process's stage",
+        split_points.size(), stages - 1, stages);
   std::vector<size_t> begins;
   for (const std::string& name : split_points) {
     const auto found = std::find_if(layers.begin(), layers.end(), [&](const Layer& layer) {
       return layer.path == name || layer.path.starts_with(name + ".");
     });
     if (found == layers.end())
-      throw ConfigError("prepare_pippy: split point '" + name +
-                        "' names no module with parameters, expected one of (or a module that contains some of) " +
-                        list_of(layers));
+      raise<ConfigError>(
+          "prepare_pippy: split point '{}' names no module with parameters, expected one of (or a module that "
+          "contains some of) {}",
+          name, list_of(layers));
     const auto at = static_cast<size_t>(found - layers.begin());
     if (at <= (begins.empty() ? 0 : begins.back()))
-      throw ConfigError("prepare_pippy: split point '" + name +
-                        "' leaves the stage before it empty, expected names in the order in which the forward comes to "
-                        "them, and not the first module: " +
-                        list_of(layers));
+      raise<ConfigError>(
+          "prepare_pippy: split point '{}' leaves the stage before it empty, expected names in the order in "
+          "which the forward comes to them, and not the first module: {}",
+          name, list_of(layers));
     begins.push_back(at);
   }
   return begins;
@@ -121,9 +123,10 @@ std::vector<size_t> begins_at(const std::vector<Layer>& layers, const std::vecto
 std::vector<size_t> balanced(const std::vector<Layer>& layers, PipelineBalance balance, int64_t stages) {
   const size_t n = layers.size(), k = static_cast<size_t>(stages);
   if (n < k)
-    throw ConfigError("prepare_pippy: the model has " + std::to_string(n) + " parts that can be a stage (" +
-                      list_of(layers) + "), expected at least as many as processes, which are " +
-                      std::to_string(stages) + "; start fewer, or name fewer classes in no_split_module_classes");
+    raise<ConfigError>(
+        "prepare_pippy: the model has {} parts that can be a stage ({}), expected at least as many as "
+        "processes, which are {}; start fewer, or name fewer classes in no_split_module_classes",
+        n, list_of(layers), stages);
   std::vector<double> sum(n + 1);
   for (size_t i = 0; i < n; ++i) sum[i + 1] = sum[i] + cost_of(layers[i], balance);
   // best[s][i]: the heaviest of s stages over the first i layers, at its least; from[s][i]: where the last of them

@@ -10,7 +10,7 @@ namespace {
 
 /// Fused kernels write the result as [B, T, H, D/H] and give a view [B, H, T, D/H] of it; the formula, which the meta
 /// device takes, gives a plain tensor. ATen's conditions for the CPU's fused kernel.
-std::optional<at::Tensor> attention(const std::vector<c10::IValue>& arguments) {
+std::optional<at::Tensor> attention(c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor query = arguments[0].toTensor(), key = arguments[1].toTensor(), value = arguments[2].toTensor();
   const bool dropout = arguments[4].toDouble() != 0;
   const bool grouped = arguments.size() > 7 && arguments[7].toBool();
@@ -34,7 +34,7 @@ at::Tensor sizes_of(const at::Tensor& tensor) {
   return meta;
 }
 
-std::optional<at::Tensor> sizes_only_result(std::string_view name, const std::vector<c10::IValue>& arguments) {
+std::optional<at::Tensor> sizes_only_result(std::string_view name, c10::ArrayRef<c10::IValue> arguments) {
   if (name == "aten::scaled_dot_product_attention") return attention(arguments);
   if (name == "aten::group_norm") {  // keeps the order of memory on a CPU, and not on the meta device
     const at::Tensor input = arguments[0].toTensor();

@@ -5,7 +5,6 @@
 
 #include <optional>
 #include <string_view>
-#include <vector>
 
 namespace accelerate::parallel::pipeline {
 
@@ -15,6 +14,6 @@ at::Tensor sizes_of(const at::Tensor& tensor);
 /// Results whose strides are others on the meta device than on a real one, where a view would be possible here and not
 /// there.
 /// @param arguments  with meta tensors only
-std::optional<at::Tensor> sizes_only_result(std::string_view name, const std::vector<c10::IValue>& arguments);
+std::optional<at::Tensor> sizes_only_result(std::string_view name, c10::ArrayRef<c10::IValue> arguments);
 
 }  // namespace accelerate::parallel::pipeline

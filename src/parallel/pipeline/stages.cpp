@@ -12,14 +12,13 @@
 
 #include "parallel/pipeline/sizes_only.hpp"
 #include "residency/deferred/storage.hpp"
-#include "residency/deferred/tape.hpp"
-#include "residency/operator_call.hpp"
+#include "residency/member.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::parallel::pipeline {
 namespace {
 
-using residency::deferred::for_each_tensor;
-using residency::deferred::map_tensors;
+using residency::OperatorCall;
 
 bool contains(const std::vector<int64_t>& list, int64_t value) {
   return std::find(list.begin(), list.end(), value) != list.end();
@@ -45,6 +44,30 @@ bool is_mask(const at::Tensor& tensor) {
   return tensor.defined() && (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte);
 }
 
+/// Sizes and strides of the first argument are all that it looks at, and of which it makes another view.
+bool is_view(const OperatorCall& call) {
+  if (call.facts.needs_bytes) return false;
+  for (const auto& result : call.schema.returns())
+    if (call.facts.makes_tensors && !result.alias_info()) return false;
+  return true;
+}
+
+/// What the program does next, or the size of the result, depends on values that only one rank has.
+bool depends_on_values(const OperatorCall& call, const std::function<bool(const at::Tensor&)>& is_staged) {
+  if (call.op.hasTag(at::Tag::data_dependent_output) || call.name() == "aten::is_nonzero") return true;
+  if (!call.op.hasTag(at::Tag::dynamic_output_shape) && call.name() != "aten::index") return false;
+  if (call.name() != "aten::index") return true;
+  bool mask = false;
+  residency::for_each_tensor(call.arguments()[1],
+                             [&](const at::Tensor& index) { mask |= is_mask(index) && is_staged(index); });
+  return mask;
+}
+
+/// The call names a device, and that is the one of tensors that have no values here.
+bool names_meta_device(const OperatorCall& call) {
+  return call.facts.device && call.arguments()[*call.facts.device].isDevice() && !call.real_device();
+}
+
 }  // namespace
 
 /// A tensor as another stage has got it.
@@ -68,38 +91,6 @@ struct Stages::Piece {
   int64_t version = 0;  ///< how often it was written to
   std::vector<Copy> copies;
   at::Storage moved;  ///< the bytes here, where the program's tensors have none
-};
-
-/// One operator call, as the schema and the pieces describe it.
-struct Stages::Call : residency::OperatorCall {
-  int64_t stage = -1;
-  std::vector<int64_t> holders;  ///< where all arguments are
-
-  using OperatorCall::OperatorCall;
-
-  std::string full_name() const {
-    return schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
-  }
-
-  /// Sizes and strides of the first argument are all that it looks at, and of which it makes another view.
-  bool is_view() const {
-    if (facts.needs_bytes) return false;
-    for (const auto& result : schema.returns())
-      if (facts.makes_tensors && !result.alias_info()) return false;
-    return true;
-  }
-  /// What the program does next, or the size of the result, depends on values that only one rank has.
-  bool depends_on_values(const std::function<bool(const at::Tensor&)>& is_staged) const {
-    if (op.hasTag(at::Tag::data_dependent_output) || name() == "aten::is_nonzero") return true;
-    if (!op.hasTag(at::Tag::dynamic_output_shape) && name() != "aten::index") return false;
-    if (name() != "aten::index") return true;
-    bool mask = false;
-    for_each_tensor(arguments[1], [&](const at::Tensor& index) { mask |= is_mask(index) && is_staged(index); });
-    return mask;
-  }
-  void put_back(torch::jit::Stack* stack) const {
-    std::copy(arguments.begin(), arguments.end(), stack->end() - static_cast<std::ptrdiff_t>(arguments.size()));
-  }
 };
 
 Stages::Stages(const std::vector<StagedParameter>& parameters, Options options) : options_(std::move(options)) {
@@ -196,139 +187,126 @@ void Stages::move(const at::Tensor& tensor, Piece& piece, int64_t to, const std:
   piece.copies.clear();
 }
 
-void Stages::run(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::function_ref<void()> carry_out) {
-  Call call(op, *stack);
-  if (call.is_view()) return carry_out();  // the piece goes on, wherever its bytes are
+bool Stages::handle(OperatorCall& call, residency::Next next) {
+  const c10::impl::ExcludeDispatchKeyGuard below(residency::kKey);  // what is done here is nobody's operator
+  if (is_view(call)) return false;                                  // the piece goes on, wherever its bytes are
   // A tensor that is made like another one looks at that one's sizes only.
-  bool first = true, any_writes = false;
-  for (size_t i = 0; i < call.arguments.size(); ++i) {
-    any_writes |= call.writes(i);
-    for_each_tensor(call.arguments[i], [&](const at::Tensor& tensor) {
-      const Piece* piece = find(tensor);
-      if (!piece || (!call.facts.needs_bytes && !first)) return;
-      first = false;
-      if (piece->parameter && options_.on_touch) options_.on_touch(*piece->parameter);
-      if (call.stage < 0) call.holders = piece->holders;
-      else std::erase_if(call.holders, [&](int64_t holder) { return !contains(piece->holders, holder); });
-      call.stage = std::max(call.stage, piece->stage);
-    });
-  }
-  if (call.stage < 0) {
+  bool first = true;
+  int64_t stage = -1;
+  std::vector<int64_t> holders;  // where all arguments are
+  call.for_each_tensor([&](const at::Tensor& tensor, size_t) {
+    const Piece* piece = find(tensor);
+    if (!piece || (!call.facts.needs_bytes && !first)) return;
+    first = false;
+    if (piece->parameter && options_.on_touch) options_.on_touch(*piece->parameter);
+    if (stage < 0) holders = piece->holders;
+    else std::erase_if(holders, [&](int64_t holder) { return !contains(piece->holders, holder); });
+    stage = std::max(stage, piece->stage);
+  });
+  if (stage < 0) {
     ++everywhere_;
     // Made on the device of a tensor that has no values here, it has its own all the same.
-    if (call.device && call.arguments[*call.device].isDevice() && call.arguments[*call.device].toDevice().is_meta()) {
-      call.arguments[*call.device] = options_.device;
-      call.put_back(stack);
-    }
-    return carry_out();
+    if (names_meta_device(call)) call.set_argument(*call.facts.device, options_.device);
+    return false;
   }
-  if (call.depends_on_values([&](const at::Tensor& tensor) { return find(tensor) != nullptr; }))
-    throw AgreedError("pipeline: operator " + call.full_name() + " asks for values of a tensor that stage " +
-                      std::to_string(call.stage) +
-                      " computes, expected only operators whose results have known sizes there; all ranks run the "
-                      "whole forward, and only one of them has these values, so the program can't depend on "
-                      "them (item(), a comparison in an if, nonzero(), a mask as an index). Compute it from the "
-                      "inputs, which all ranks have, or leave it out of the forward");
-  if (!contains(call.holders, call.stage)) call.holders = {call.stage};
-  const bool mine = contains(call.holders, options_.own);
+  const std::string label = call.full_name();
+  if (depends_on_values(call, [&](const at::Tensor& tensor) { return find(tensor) != nullptr; }))
+    raise<AgreedError>(
+        "pipeline: operator {} asks for values of a tensor that stage {} computes, expected only operators whose "
+        "results have known sizes there; all ranks run the whole forward, and only one of them has these values, so "
+        "the program can't depend on them (item(), a comparison in an if, nonzero(), a mask as an index). Compute it "
+        "from the inputs, which all ranks have, or leave it out of the forward",
+        label, stage);
+  if (!contains(holders, stage)) holders = {stage};
+  const bool mine = contains(holders, options_.own);
 
   // A mask that everybody has is positions that everybody has; without its values nobody could tell how many.
   if (call.name() == "aten::index") {
     c10::List<std::optional<at::Tensor>> indices;
-    for (const auto& item : call.arguments[1].toListRef()) {
+    for (const auto& item : call.arguments()[1].toListRef()) {
       if (!item.isTensor() || !is_mask(item.toTensor()))
         indices.push_back(item.isTensor() ? std::optional(item.toTensor()) : std::nullopt);
       else
         for (const at::Tensor& along : item.toTensor().nonzero().unbind(1)) indices.push_back(along);
     }
-    call.arguments[1] = indices;
+    call.set_argument(1, indices);
   }
 
-  const std::string label = call.full_name();
-  const std::vector<c10::IValue> originals = call.arguments;
-  for (size_t i = 0; i < call.arguments.size(); ++i) {
-    call.arguments[i] = map_tensors(call.arguments[i], [&](const at::Tensor& tensor) {
+  const std::vector<c10::IValue> originals = call.arguments().vec();
+  for (size_t i = 0; i < originals.size(); ++i) {
+    call.map_tensors(i, [&](const at::Tensor& tensor) {
       Piece* piece = find(tensor);
       if (!piece || !call.facts.needs_bytes) return tensor;
-      if (contains(piece->holders, call.stage)) return mine ? here(tensor, *piece) : tensor;
+      if (contains(piece->holders, stage)) return mine ? here(tensor, *piece) : tensor;
       if (!call.writes(i)) {
-        const at::Tensor copy = cross(tensor, *piece, call.stage, label);
+        const at::Tensor copy = cross(tensor, *piece, stage, label);
         return mine && copy.defined() ? copy : tensor;
       }
-      move(tensor, *piece, call.stage, label);
-      piece->holders = call.holders;
+      move(tensor, *piece, stage, label);
+      piece->holders = holders;
       return mine ? here(tensor, *piece) : tensor;
     });
     if (!call.writes(i)) continue;
-    for_each_tensor(originals[i], [&](const at::Tensor& tensor) {
-      if (!find(tensor)) begin_piece(tensor, call.stage, call.holders);
+    residency::for_each_tensor(originals[i], [&](const at::Tensor& tensor) {
+      if (!find(tensor)) begin_piece(tensor, stage, holders);
       Piece& piece = *find(tensor);
       ++piece.version;
-      piece.holders = call.holders;
+      piece.holders = holders;
       if (mine && options_.carrier) options_.carrier->before_write(*storage_of(tensor));
     });
   }
 
   if (mine) {
     ++operators_;
-    if (call.device && call.arguments[*call.device].isDevice() && call.arguments[*call.device].toDevice().is_meta())
-      call.arguments[*call.device] = options_.device;
-    if (!call.facts.needs_bytes && call.device && call.arguments[*call.device].isNone())
-      call.arguments[*call.device] = options_.device;  // "like" a tensor whose values have moved
-    call.put_back(stack);
-    carry_out();
+    const bool like_moved = !call.facts.needs_bytes && call.facts.device && originals[*call.facts.device].isNone();
+    if (names_meta_device(call) || like_moved) call.set_argument(*call.facts.device, options_.device);
+    next();
   } else {
     ++skipped_;
-    run_on_sizes(call, stack, carry_out);
+    run_on_sizes(call, stage, next);
   }
 
-  const size_t results = call.schema.returns().size();
-  for (size_t i = 0; i < results; ++i) {
-    c10::IValue& result = *(stack->end() - static_cast<std::ptrdiff_t>(results - i));
-    if (const auto argument = call.argument_of(i)) {
-      result = originals[*argument];
-      continue;
-    }
-    for_each_tensor(result, [&](const at::Tensor& tensor) {
-      if (!tensor.defined()) return;
+  call.put_back(originals);
+  for (size_t i = 0; i < call.schema.returns().size(); ++i) {
+    if (call.argument_of(i)) continue;
+    residency::for_each_tensor(call.results()[i], [&](const at::Tensor& tensor) {
       if (!tensor.has_storage())
-        throw ConfigError("pipeline: operator " + label + " gives a tensor of layout " + c10::str(tensor.layout()) +
-                          ", expected a strided one; a pipeline can't send others. Convert it with to_dense()");
-      if (!find(tensor)) begin_piece(tensor, call.stage, call.holders);
+        raise<ConfigError>(
+            "pipeline: operator {} gives a tensor of layout {}, expected a strided one; a pipeline can't send others. "
+            "Convert it with to_dense()",
+            label, c10::str(tensor.layout()));
+      if (!find(tensor)) begin_piece(tensor, stage, holders);
     });
   }
+  return true;
 }
 
-void Stages::run_on_sizes(Call& call, torch::jit::Stack* stack, c10::function_ref<void()> carry_out) {
-  for (size_t i = 0; i < call.arguments.size(); ++i) {
-    if (i == call.device && !call.arguments[i].isNone()) call.arguments[i] = at::Device(at::kMeta);
-    else if (call.schema.arguments()[i].name() == "pin_memory") call.arguments[i] = c10::IValue();
+void Stages::run_on_sizes(OperatorCall& call, int64_t stage, residency::Next next) {
+  for (size_t i = 0; i < call.arguments().size(); ++i) {
+    if (i == call.facts.device && !call.arguments()[i].isNone()) call.set_argument(i, at::Device(at::kMeta));
+    else if (call.schema.arguments()[i].name() == "pin_memory") call.set_argument(i, c10::IValue());
     else
-      call.arguments[i] = map_tensors(call.arguments[i], [](const at::Tensor& tensor) {
-        return !tensor.defined() || (tensor.is_meta() && !residency::deferred::owner_of(tensor)) ? tensor
-                                                                                                 : sizes_of(tensor);
+      call.map_tensors(i, [](const at::Tensor& tensor) {
+        return tensor.is_meta() && !residency::deferred::owner_of(tensor) ? tensor : sizes_of(tensor);
       });
   }
-  if (auto known = sizes_only_result(call.name(), call.arguments)) {
-    torch::jit::drop(*stack, call.arguments.size());
-    stack->emplace_back(*std::move(known));
+  if (auto known = sizes_only_result(call.name(), call.arguments())) {
+    call.finish({*std::move(known)});
     return;
   }
-  call.put_back(stack);
   try {
-    carry_out();
+    next();
   } catch (const c10::NotImplementedError&) {
     if (call.schema.returns().empty() || !call.only_returns_arguments())
-      throw ConfigError(
-          "pipeline: operator " + call.full_name() +
-          " has no kernel that works out sizes without values (the Meta key), which ranks of other stages than " +
-          std::to_string(call.stage) +
-          " need, expected one; LibTorch has some of them only in Python. Register one with TORCH_LIBRARY_IMPL(aten, "
-          "Meta, m), or write the forward without the operator");
-    torch::jit::drop(*stack, call.arguments.size());  // what gives back its argument has no sizes to work out
-    for (size_t i = 0; i < call.schema.returns().size(); ++i) stack->push_back(call.arguments[*call.argument_of(i)]);
+      raise<ConfigError>(
+          "pipeline: operator {} has no kernel that works out sizes without values (the Meta key), which ranks of "
+          "other stages than {} need, expected one; LibTorch has some of them only in Python. Register one with "
+          "TORCH_LIBRARY_IMPL(aten, Meta, m), or write the forward without the operator",
+          call.full_name(), stage);
+    // What gives back its arguments has no sizes to work out; the caller puts them there.
+    call.finish(std::vector<c10::IValue>(call.schema.returns().size()));
   } catch (c10::Error& error) {
-    error.add_context("in operator " + call.full_name() + " of stage " + std::to_string(call.stage) +
+    error.add_context("in operator " + call.full_name() + " of stage " + std::to_string(stage) +
                       ", of which this rank works out sizes only (on the meta device)");
     throw;
   }

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "accelerate/utils/error.hpp"
-#include "residency/placement.hpp"
+#include "residency/chain.hpp"
 
 namespace accelerate::parallel::pipeline {
 
@@ -48,7 +48,7 @@ struct StagedParameter {
 /// constants, buffers) is everywhere and has none. An argument that another stage made is sent when an operator first
 /// uses it: the ranks agree on that as well without a word. What a storage is to the pipeline is a *piece*; views share
 /// it.
-class Stages final : public residency::Placement {
+class Stages final : public residency::Handler {
  public:
   struct Options {
     int64_t own = -1;            ///< -1: no operator runs, to see what would happen
@@ -58,9 +58,12 @@ class Stages final : public residency::Placement {
     std::function<void(size_t parameter, int64_t to)> on_lack;  ///< stage `to` needs a parameter that it doesn't hold
   };
   Stages(const std::vector<StagedParameter>& parameters, Options options);
-  ~Stages() override;
+  ~Stages();
+  Stages(const Stages&) = delete;
+  Stages& operator=(const Stages&) = delete;
 
-  void run(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::function_ref<void()> carry_out) override;
+  /// For the chain's link *place*.
+  bool handle(residency::OperatorCall& call, residency::Next next) override;
 
   /// The stage whose values a result has; -1: the same on all ranks.
   int64_t stage_of(const at::Tensor& tensor) const;
@@ -75,14 +78,13 @@ class Stages final : public residency::Placement {
 
  private:
   struct Piece;
-  struct Call;
 
   Piece* find(const at::Tensor& tensor) const;
   void begin_piece(const at::Tensor& tensor, int64_t stage, const std::vector<int64_t>& holders);
   at::Tensor here(const at::Tensor& tensor, const Piece& piece) const;
   at::Tensor cross(const at::Tensor& tensor, Piece& piece, int64_t to, const std::string& label);
   void move(const at::Tensor& tensor, Piece& piece, int64_t to, const std::string& label);
-  void run_on_sizes(Call& call, torch::jit::Stack* stack, c10::function_ref<void()> carry_out);
+  void run_on_sizes(residency::OperatorCall& call, int64_t stage, residency::Next next);
 
   Options options_;
   std::unordered_map<const c10::StorageImpl*, std::shared_ptr<Piece>> pieces_;

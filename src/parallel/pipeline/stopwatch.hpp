@@ -5,30 +5,30 @@
 #include <vector>
 
 #include "accelerate/model/model_ref.hpp"
-#include "residency/operator_facts.hpp"
-#include "residency/placement.hpp"
+#include "residency/chain.hpp"
 
 namespace accelerate::parallel::pipeline {
 
 /// How long the operators take that follow each parameter's use, up to the next parameter's.
-class Stopwatch final : public residency::Placement {
+class Stopwatch final : public residency::Handler {
  public:
   explicit Stopwatch(const NamedTensors& parameters) : milliseconds(parameters.size()) {
     for (size_t i = 0; i < parameters.size(); ++i)
       parameters_[parameters[i].second.storage().unsafeGetStorageImpl()] = i;
   }
 
-  void run(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::function_ref<void()> carry_out) override {
-    for (const c10::IValue& argument : torch::jit::last(*stack, op.schema().arguments().size())) {
+  bool handle(residency::OperatorCall& call, residency::Next next) override {
+    for (const c10::IValue& argument : call.arguments()) {
       if (!argument.isTensor() || !argument.toTensor().defined() || !argument.toTensor().has_storage()) continue;
       const auto found = parameters_.find(argument.toTensor().storage().unsafeGetStorageImpl());
       if (found != parameters_.end()) current_ = found->second;
     }
     const auto start = std::chrono::steady_clock::now();
-    carry_out();
+    next();
     if (!milliseconds.empty())
       milliseconds[current_] +=
           std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    return true;
   }
 
   std::vector<double> milliseconds;  ///< by parameter; what comes before any is the first one's

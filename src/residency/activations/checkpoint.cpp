@@ -6,17 +6,17 @@
 #include <atomic>
 #include <exception>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <sstream>
 #include <thread>
 #include <variant>
 
 #include "accelerate/residency/recompute.hpp"
-#include "accelerate/utils/error.hpp"
 #include "residency/activations/replay_state.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
 #include "residency/activations/unit_checkpoints.hpp"
+#include "utils/raise.hpp"
+#include "utils/thread_annotations.hpp"
 
 // How it works. In its first run a checkpointed closure has a Frame on the stack of hooks. The Frame gives each tensor
 // that an operator saves a numbered slot and keeps of it only what the determinism check needs. In backward, the first
@@ -109,9 +109,9 @@ class Frame final : public SavedTensorHooks, public std::enable_shared_from_this
         recipe_(std::move(recipe)) {}
 
   void end_of_first_run() noexcept {
-    recipe_->state.forget_unused_generators();
     std::shared_ptr<Recipe> dropped;
-    const std::lock_guard lock(mutex_);
+    recipe()->state.forget_unused_generators();
+    const MutexLock lock(mutex_);
     first_run_over_ = true;
     if (outer_) dropped = std::move(recipe_);
   }
@@ -133,7 +133,7 @@ class Frame final : public SavedTensorHooks, public std::enable_shared_from_this
 
   /// A new slot for what the second run will offer at this place.
   Claim claim(const Content& first) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     slots_.push_back({Expectation::of(first), true});
     return {shared_from_this(), slots_.size() - 1};
   }
@@ -159,7 +159,7 @@ class Frame final : public SavedTensorHooks, public std::enable_shared_from_this
           "waits for this run. Expected that it uses only what it "
           "computes or captured before; a result was probably stored in a captured object. Store it outside of the "
           "closure.");
-    const std::lock_guard running(running_);
+    const MutexLock running(running_);
     auto content = collect(pass, slot);
     if (std::holds_alternative<std::monostate>(content)) {
       run_again(pass, slot);
@@ -170,7 +170,7 @@ class Frame final : public SavedTensorHooks, public std::enable_shared_from_this
   }
 
   Content collect(int pass, size_t slot) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = passes_.find(pass);
     if (found == passes_.end() || slot >= found->second.contents.size()) return {};
     found->second.taken[slot] = true;
@@ -179,7 +179,7 @@ class Frame final : public SavedTensorHooks, public std::enable_shared_from_this
 
   void abandon(size_t slot) {
     std::vector<Content> dropped;  // destroyed after the lock is released: who knows what else goes with a tensor
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     slots_[slot].claimed = false;
     for (auto& [id, pass] : passes_)
       if (slot < pass.contents.size()) dropped.push_back(std::exchange(pass.contents[slot], {}));
@@ -187,31 +187,35 @@ class Frame final : public SavedTensorHooks, public std::enable_shared_from_this
 
   void forget(int pass) {
     Pass dropped;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (const auto found = passes_.find(pass); found != passes_.end()) {
       dropped = std::move(found->second);
       passes_.erase(found);
     }
   }
 
-  void run_again(int pass, size_t asked);
+  void run_again(int pass, size_t asked) ACCELERATE_REQUIRES(running_);
+  std::shared_ptr<Recipe> recipe() {
+    const MutexLock lock(mutex_);
+    return recipe_;
+  }
 
   const bool early_stop_, compare_;
   const std::optional<Claim> outer_;
-  std::mutex running_;  ///< held while the closure runs again
+  Mutex running_;  ///< held while the closure runs again
   std::atomic<std::thread::id> runner_;
-  std::mutex mutex_;  ///< guards all below, never held while other code runs
-  std::shared_ptr<Recipe> recipe_;
-  bool first_run_over_ = false;
-  std::vector<Slot> slots_;
-  std::map<int, Pass> passes_;
+  Mutex mutex_;  ///< never held while other code runs
+  std::shared_ptr<Recipe> recipe_ ACCELERATE_GUARDED_BY(mutex_);
+  bool first_run_over_ ACCELERATE_GUARDED_BY(mutex_) = false;
+  std::vector<Slot> slots_ ACCELERATE_GUARDED_BY(mutex_);
+  std::map<int, Pass> passes_ ACCELERATE_GUARDED_BY(mutex_);
 };
 
 /// The hooks of a second run.
 class Rerun final : public SavedTensorHooks {
  public:
   Rerun(Frame& frame, int pass, size_t asked) : frame_(frame), pass_(pass) {
-    const std::lock_guard lock(frame.mutex_);
+    const MutexLock lock(frame.mutex_);
     first_run_over_ = frame.first_run_over_;
     auto& [contents, taken] = frame.passes_[pass];
     contents.resize(frame.slots_.size());
@@ -234,7 +238,7 @@ class Rerun final : public SavedTensorHooks {
   void offer(Content content) {
     const size_t slot = next_++;
     if (slot < wanted_.size()) {
-      const std::lock_guard lock(frame_.mutex_);
+      const MutexLock lock(frame_.mutex_);
       const auto& expected = frame_.slots_[slot].expectation;
       const auto found = Expectation::of(content);
       if (frame_.compare_ ? found != expected : found.recipe != expected.recipe) throw_different(slot, found, expected);
@@ -250,9 +254,10 @@ class Rerun final : public SavedTensorHooks {
         !first_run_over_ &&
         next_ > saved;  // a closure that differentiates within itself is run again before its first run is over
     if (frame_.early_stop_ ? next_ <= last_wanted_ : next_ != saved && !more_is_to_come)
-      throw ShapeError("checkpoint: the closure saved " + std::to_string(next_) +
-                       " tensors when it ran again in backward, expected " + std::to_string(saved) +
-                       " as in its first run. " + kWhy);
+      raise<ShapeError>(
+          "checkpoint: the closure saved {} tensors when it ran again in backward, expected {} as in its first "
+          "run. {}",
+          next_, saved, kWhy);
   }
 
  private:
@@ -262,11 +267,11 @@ class Rerun final : public SavedTensorHooks {
       "preserve_rng_state=false. Capture such values by copy.";
 
   [[noreturn]] void throw_different(size_t slot, const Expectation& found, const Expectation& expected) const {
-    throw ShapeError(
-        "checkpoint: what the closure saved at place " + std::to_string(slot) + " of " +
-        std::to_string(wanted_.size()) + " when it ran again in backward is " + found.text() + ", expected " +
-        expected.text() + " as in its first run. " + kWhy +
-        (found.recipe == expected.recipe ? " Pass determinism_check=\"none\" if the difference is meant." : ""));
+    raise<ShapeError>(
+        "checkpoint: what the closure saved at place {} of {} when it ran again in backward is {}, expected "
+        "{} as in its first run. {}{}",
+        slot, wanted_.size(), found.text(), expected.text(), kWhy,
+        found.recipe == expected.recipe ? " Pass determinism_check=\"none\" if the difference is meant." : "");
   }
 
   Frame& frame_;
@@ -286,7 +291,7 @@ void Frame::run_again(int pass, size_t asked) {
   std::shared_ptr<const Recipe> recipe;
   bool first_in_pass;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     recipe = recipe_;
     first_in_pass = !passes_.contains(pass);
   }
@@ -327,8 +332,8 @@ CheckpointedCall::CheckpointedCall(std::function<void(std::vector<at::Tensor>)> 
                                    const std::vector<at::Tensor>& inputs, const CheckpointOptions& options) {
   using namespace residency;
   if (options.determinism_check != "default" && options.determinism_check != "none")
-    throw ConfigError("checkpoint: found determinism_check \"" + options.determinism_check +
-                      "\", expected \"default\" or \"none\".");
+    raise<ConfigError>("checkpoint: found determinism_check \"{}\", expected \"default\" or \"none\".",
+                       options.determinism_check);
   auto pause = std::make_unique<UnitCheckpoints::Pause>();
   auto recipe = std::make_shared<Recipe>(Recipe{std::move(run_again), {}, ReplayState(options.preserve_rng_state)});
   for (const auto& input : inputs) recipe->inputs.emplace_back(input, /*is_output=*/false);

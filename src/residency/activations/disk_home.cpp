@@ -7,12 +7,12 @@
 #include <deque>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <thread>
 
 #include "residency/activations/activation_home.hpp"
 #include "residency/spill_file.hpp"
+#include "utils/thread_annotations.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -31,11 +31,13 @@ struct OnDisk {
   const int64_t bytes;
   const int64_t offset;
 
-  std::mutex mutex;
+  enum class Read { none, queued, done };
+  Mutex mutex;
   std::condition_variable changed;
-  enum class Read { none, queued, done } read = Read::none;
-  at::Tensor in_memory;  ///< what was read, on the CPU; or the original, if it could not be written
-  std::exception_ptr error;
+  Read read ACCELERATE_GUARDED_BY(mutex) = Read::none;
+  /// What was read, on the CPU; or the original, if it could not be written.
+  at::Tensor in_memory ACCELERATE_GUARDED_BY(mutex);
+  std::exception_ptr error ACCELERATE_GUARDED_BY(mutex);
 };
 
 at::Tensor read_from(const OnDisk& place) {
@@ -49,7 +51,7 @@ class IoThread {
  public:
   ~IoThread() {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stop_ = true;
       reads_.clear();
       writes_.clear();
@@ -57,20 +59,26 @@ class IoThread {
     changed_.notify_all();
     if (thread_.joinable()) thread_.join();
   }
-  void read(std::function<void()> job) { add(reads_, std::move(job)); }
-  void write(std::function<void()> job) { add(writes_, std::move(job)); }
+  void read(std::function<void()> job) {
+    const MutexLock lock(mutex_);
+    reads_.push_back(std::move(job));
+    wake();
+  }
+  void write(std::function<void()> job) {
+    const MutexLock lock(mutex_);
+    writes_.push_back(std::move(job));
+    wake();
+  }
 
  private:
-  void add(std::deque<std::function<void()>>& jobs, std::function<void()> job) {
-    const std::lock_guard lock(mutex_);
-    jobs.push_back(std::move(job));
+  void wake() ACCELERATE_REQUIRES(mutex_) {
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
     changed_.notify_all();
   }
   void run() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [&] { return stop_ || !reads_.empty() || !writes_.empty(); });
+      while (!stop_ && reads_.empty() && writes_.empty()) lock.wait(changed_);
       if (stop_) return;
       auto& jobs = reads_.empty() ? writes_ : reads_;
       auto job = std::move(jobs.front());
@@ -82,19 +90,19 @@ class IoThread {
     }
   }
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> reads_, writes_;
-  bool stop_ = false;
-  std::thread thread_;
+  std::deque<std::function<void()>> reads_ ACCELERATE_GUARDED_BY(mutex_), writes_ ACCELERATE_GUARDED_BY(mutex_);
+  bool stop_ ACCELERATE_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  ///< made with the mutex held, joined by the destructor without it
 };
 
 /// What waits to be written, and what went wrong meanwhile.
 struct Backlog {
-  std::mutex mutex;
+  Mutex mutex;
   std::condition_variable changed;
-  int64_t bytes = 0;
-  std::exception_ptr error;
+  int64_t bytes ACCELERATE_GUARDED_BY(mutex) = 0;
+  std::exception_ptr error ACCELERATE_GUARDED_BY(mutex);
 };
 
 class DiskBytes final : public AwayBytes {
@@ -102,12 +110,12 @@ class DiskBytes final : public AwayBytes {
   DiskBytes(std::shared_ptr<OnDisk> place, IoThread& io) : place_(std::move(place)), io_(io) {}
 
   bool started() const override {
-    const std::lock_guard lock(place_->mutex);
+    const MutexLock lock(place_->mutex);
     return place_->read != OnDisk::Read::none;
   }
   void prefetch() override {
     {
-      const std::lock_guard lock(place_->mutex);
+      const MutexLock lock(place_->mutex);
       if (place_->read != OnDisk::Read::none) return;
       place_->read = OnDisk::Read::queued;
     }
@@ -121,7 +129,7 @@ class DiskBytes final : public AwayBytes {
       } catch (...) {
         error = std::current_exception();
       }
-      const std::lock_guard lock(place->mutex);
+      const MutexLock lock(place->mutex);
       place->in_memory = std::move(host);
       place->error = error;
       place->read = OnDisk::Read::done;
@@ -132,8 +140,8 @@ class DiskBytes final : public AwayBytes {
   at::Tensor fetch() override {
     at::Tensor host;
     {
-      std::unique_lock lock(place_->mutex);
-      place_->changed.wait(lock, [&] { return place_->read != OnDisk::Read::queued; });
+      MutexLock lock(place_->mutex);
+      while (place_->read == OnDisk::Read::queued) lock.wait(place_->changed);
       place_->read = OnDisk::Read::none;
       if (place_->error) std::rethrow_exception(std::exchange(place_->error, nullptr));
       host = std::exchange(place_->in_memory, {});
@@ -160,10 +168,9 @@ class DiskHome final : public ActivationHome {
   std::unique_ptr<AwayBytes> store(at::Tensor bytes) override {
     const auto size = bytes.numel();
     {
-      std::unique_lock lock(backlog_->mutex);
-      backlog_->changed.wait(lock, [&] {
-        return backlog_->error || backlog_->bytes == 0 || backlog_->bytes + size <= max_pending_bytes_;
-      });
+      MutexLock lock(backlog_->mutex);
+      while (!backlog_->error && backlog_->bytes != 0 && backlog_->bytes + size > max_pending_bytes_)
+        lock.wait(backlog_->changed);
       if (backlog_->error) std::rethrow_exception(std::exchange(backlog_->error, nullptr));
     }
     auto place = std::make_shared<OnDisk>(file_, bytes);
@@ -173,7 +180,7 @@ class DiskHome final : public ActivationHome {
       computed->record(c10::impl::VirtualGuardImpl(bytes.device().type()).getStream(bytes.device()));
     }
     {
-      const std::lock_guard lock(backlog_->mutex);
+      const MutexLock lock(backlog_->mutex);
       backlog_->bytes += size;
     }
     // shared_ptr because std::function wants copies of what it holds, and an event has none
@@ -191,12 +198,12 @@ class DiskHome final : public ActivationHome {
           place->file->write(place->offset, host.const_data_ptr(), place->bytes);
         } catch (...) {
           error = std::current_exception();
-          const std::lock_guard lock(place->mutex);
+          const MutexLock lock(place->mutex);
           place->in_memory = tensor;  // nothing is lost: backward takes it from here
         }
       }
       tensor.reset();
-      const std::lock_guard lock(backlog->mutex);
+      const MutexLock lock(backlog->mutex);
       backlog->bytes -= size;
       if (error) backlog->error = error;
       backlog->changed.notify_all();

@@ -6,10 +6,10 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <map>
-#include <mutex>
 #include <optional>
 
 #include "residency/activations/activation_home.hpp"
+#include "utils/thread_annotations.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -71,7 +71,7 @@ class HostActivationHome final : public ActivationHome {
 
  private:
   c10::Stream side_stream(c10::Device device) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     auto found = streams_.find(device.index());
     if (found == streams_.end())
       found =
@@ -81,8 +81,8 @@ class HostActivationHome final : public ActivationHome {
   }
 
   const bool pin_;
-  std::mutex mutex_;
-  std::map<c10::DeviceIndex, c10::Stream> streams_;
+  Mutex mutex_;
+  std::map<c10::DeviceIndex, c10::Stream> streams_ ACCELERATE_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <c10/util/strides.h>
 
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -13,10 +12,11 @@
 #include <vector>
 
 #include "accelerate/residency/recompute.hpp"
-#include "accelerate/utils/error.hpp"
 #include "residency/activations/activation_home.hpp"
 #include "residency/activations/replay_state.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
+#include "utils/raise.hpp"
+#include "utils/thread_annotations.hpp"
 
 // What moves is a storage: several operators save the same tensor, or views of it, and the whole storage is freed or
 // nothing is. Only a tensor that is a small part of its storage moves as a copy of its own. A storage that was moved is
@@ -50,7 +50,7 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
 
   std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) override {
     if (stays(tensor)) {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       ++stats_.saved, ++stats_.kept;
       return keep_in_place(tensor);
     }
@@ -60,7 +60,7 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
     auto key = key_of(plain, whole);
     std::shared_ptr<Entry> entry;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       ++stats_.saved;
       if (const auto found = by_key_.find(key); found != by_key_.end()) entry = found->second.lock();
       if (entry) ++entry->users, ++entry->uses_left;
@@ -70,8 +70,11 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
       entry = std::make_shared<Entry>();
       entry->source = plain.storage().getWeakStorageImpl();
       entry->bytes = static_cast<int64_t>(plain.storage().nbytes());
-      entry->away = home_->store(bytes_of(plain.storage(), plain.device()));
-      const std::lock_guard lock(mutex_);
+      {
+        const MutexLock fetching(entry->fetching);
+        entry->away = home_->store(bytes_of(plain.storage(), plain.device()));
+      }
+      const MutexLock lock(mutex_);
       entry->number = ++last_number_;
       entry->key = key;
       by_number_.emplace(entry->number, entry);
@@ -83,7 +86,7 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   }
 
   ActivationOffloadStats stats() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return stats_;
   }
 
@@ -91,7 +94,8 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   /// Which bytes: the storage, their version, and for a part of a storage which part.
   using Key = std::tuple<const void*, uint32_t, std::vector<int64_t>>;
 
-  /// One storage that was moved. All but `away`, which `fetching` guards, is guarded by the Offloader's mutex.
+  /// One storage that was moved. What has no mutex of its own here is guarded by the Offloader's, which the check
+  /// can't follow from one object into another.
   struct Entry {
     int64_t number = 0;
     Key key;
@@ -101,8 +105,8 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
     int64_t users = 1;      ///< saved variables
     int64_t uses_left = 1;  ///< of them in this pass of backward; then what was fetched is let go
     at::Tensor fetched;     ///< [bytes] uint8
-    std::mutex fetching;
-    std::unique_ptr<AwayBytes> away;
+    Mutex fetching;
+    std::unique_ptr<AwayBytes> away ACCELERATE_GUARDED_BY(fetching);
   };
 
   class Away final : public PackedTensor {
@@ -153,19 +157,19 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   }
 
   c10::Storage storage_of(Entry& entry) {
-    const std::lock_guard fetching(entry.fetching);
+    const MutexLock fetching(entry.fetching);
     auto storage = present(entry);
     if (!storage) {
       const bool ahead = entry.away->started();
       auto fetched = entry.away->fetch();
       storage = fetched.storage();
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       entry.fetched = std::move(fetched);
       ++(ahead ? stats_.prefetched : stats_.fetched_late);
     }
     at::Tensor dropped;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (--entry.uses_left <= 0) {
         entry.uses_left = entry.users;  // for another pass, if the graph is retained
         dropped = std::move(entry.fetched);
@@ -177,7 +181,7 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
 
   /// The storage, if it is in memory.
   c10::Storage present(Entry& entry) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (entry.fetched.defined()) return entry.fetched.storage();
     auto source = entry.source.lock();
     if (source) ++stats_.alive;
@@ -187,7 +191,7 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   void prefetch_before(int64_t number) {
     std::vector<std::shared_ptr<Entry>> next;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       int64_t bytes = 0;
       for (auto i = by_number_.lower_bound(number); i != by_number_.begin() && bytes < options_.prefetch_bytes;) {
         --i;
@@ -198,14 +202,15 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
       }
     }
     for (const auto& entry : next) {
-      const std::unique_lock fetching(entry->fetching, std::try_to_lock);  // another thread of autograd is at it
-      if (fetching && !entry->source.lock()) entry->away->prefetch();
+      if (!entry->fetching.try_lock()) continue;  // another thread of autograd is at it
+      const MutexLock fetching(entry->fetching, std::adopt_lock);
+      if (!entry->source.lock()) entry->away->prefetch();
     }
   }
 
   void let_go(Entry& entry) noexcept {
     at::Tensor dropped;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     --entry.users;
     if (entry.uses_left > entry.users) entry.uses_left = entry.users;
     if (entry.users > 0) return;
@@ -217,11 +222,11 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
 
   const ActivationOffloadOptions options_;
   const std::unique_ptr<ActivationHome> home_;
-  mutable std::mutex mutex_;
-  int64_t last_number_ = 0;
-  std::map<int64_t, std::weak_ptr<Entry>> by_number_;
-  std::map<Key, std::weak_ptr<Entry>> by_key_;
-  ActivationOffloadStats stats_;
+  mutable Mutex mutex_;
+  int64_t last_number_ ACCELERATE_GUARDED_BY(mutex_) = 0;
+  std::map<int64_t, std::weak_ptr<Entry>> by_number_ ACCELERATE_GUARDED_BY(mutex_);
+  std::map<Key, std::weak_ptr<Entry>> by_key_ ACCELERATE_GUARDED_BY(mutex_);
+  ActivationOffloadStats stats_ ACCELERATE_GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -237,8 +242,7 @@ ActivationOffload::ActivationOffload(const ActivationOffloadOptions& options) : 
                                     {"prefetch_bytes", options.prefetch_bytes},
                                     {"max_pending_bytes", options.max_pending_bytes}})
     if (value < 0)
-      throw ConfigError("ActivationOffload: found " + std::string(name) + " = " + std::to_string(value) +
-                        ", expected a number of bytes from 0.");
+      raise<ConfigError>("ActivationOffload: found {} = {}, expected a number of bytes from 0.", name, value);
   if (!options.directory && !residency::current_accelerator()) return;  // host memory is where everything is already
   state_->offloader = std::make_shared<residency::Offloader>(
       options, options.directory ? residency::make_disk_home(*options.directory, options.max_pending_bytes)

@@ -1,15 +1,12 @@
 #include "residency/activations/operator_tape.hpp"
 
-#include <ATen/core/List.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
 
 #include <algorithm>
 
-#include "accelerate/utils/error.hpp"
-#include "residency/deferred/tape.hpp"
 #include "residency/member.hpp"
-#include "residency/operator_facts.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -18,6 +15,13 @@ namespace {
 bool is_unfilled(const std::string& name) {
   return name == "aten::empty" || name == "aten::empty_strided" || name == "aten::empty_like" ||
          name == "aten::new_empty" || name == "aten::new_empty_strided";
+}
+
+/// Where a recorded argument had a tensor.
+const at::Tensor& stand_in() {
+  static const at::Tensor tensor(c10::make_intrusive<c10::TensorImpl>(
+      c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(at::kFloat), at::Device(at::kCPU)));
+  return tensor;
 }
 
 }  // namespace
@@ -30,7 +34,6 @@ int32_t OperatorTape::remember(const at::Tensor& tensor) {
 }
 
 int32_t OperatorTape::slot_of(const at::Tensor& tensor) {
-  if (!tensor.defined()) return kUndefined;
   if (const auto found = known_.find(tensor.unsafeGetTensorImpl()); found != known_.end()) return found->second.slot;
   const int32_t slot = remember(tensor);
   inputs_.push_back({.slot = slot, .tensor = tensor, .stamp = {}, .given = {}});
@@ -38,16 +41,17 @@ int32_t OperatorTape::slot_of(const at::Tensor& tensor) {
 }
 
 /// Operators that came before must find the tensor as they found it.
-void OperatorTape::keep_before_write(const c10::OperatorHandle& op, const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return;
+void OperatorTape::keep_before_write(const OperatorCall& call, const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return;
   slot_of(tensor);
   Input* kept = nullptr;
   for (auto& input : inputs_) {
     if (!input.tensor.defined() || !input.tensor.has_storage() || !input.tensor.is_alias_of(tensor)) continue;
     if (kept)
-      throw ConfigError("activation checkpointing of '" + name_ + "': " + op.schema().name() +
-                        " writes into a tensor from outside of the unit, of which the unit also uses a view; use the "
-                        "operator that does not write in place");
+      raise<ConfigError>(
+          "activation checkpointing of '{}': {} writes into a tensor from outside of the unit, of which the unit also "
+          "uses a view; use the operator that does not write in place",
+          name_, call.name());
     kept = &input;
   }
   if (!kept || kept->written) return;
@@ -58,57 +62,42 @@ void OperatorTape::keep_before_write(const c10::OperatorHandle& op, const at::Te
   kept->written = true;
 }
 
-void OperatorTape::record(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::function<void()>& call) {
-  const auto& schema = op.schema();
-  const size_t count = schema.arguments().size();
-  const OperatorFacts& facts = facts_of(schema);
-  const uint64_t writes = facts.writes;
-  if ((writes == 0 && !facts.makes_tensors) || is_unfilled(schema.name())) return call();
-  Record record{.op = op,
+void OperatorTape::record(OperatorCall& call, Next next) {
+  if ((call.facts.writes == 0 && !call.facts.makes_tensors) || is_unfilled(call.name())) return next();
+  Record record{.op = call.op,
                 .arguments = {},
                 .results = {},
                 .keys = c10::impl::tls_local_dispatch_key_set(),
                 .grad_mode = at::GradMode::is_enabled(),
                 .last_uses = {}};
-  const auto arguments = torch::jit::last(*stack, count);
-  for (size_t i = 0; i < count; ++i) {
-    const c10::IValue& value = arguments[i];
-    if (i < 64 && (writes >> i & 1))
-      deferred::for_each_tensor(value, [&](const at::Tensor& tensor) { keep_before_write(op, tensor); });
-    Argument argument;
-    if (value.isTensor()) {
-      argument.kind = Argument::Kind::tensor;
-      argument.slots.push_back(slot_of(value.toTensor()));
-    } else if (value.isTensorList()) {
-      argument.kind = Argument::Kind::list;
-      for (const at::Tensor& tensor : value.toTensorVector()) argument.slots.push_back(slot_of(tensor));
-    } else if (value.isOptionalTensorList()) {
-      argument.kind = Argument::Kind::optionals;
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
-        argument.slots.push_back(tensor ? slot_of(*tensor) : kUndefined);
-    } else {
-      argument.plain = value;
-    }
+  const auto arguments = call.arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (call.writes(i))
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { keep_before_write(call, tensor); });
+    Argument argument{.value = arguments[i], .slots = {}};
+    map_tensors(argument.value, [&](const at::Tensor& tensor) {
+      argument.slots.push_back(slot_of(tensor));
+      return stand_in();
+    });
     record.arguments.push_back(std::move(argument));
   }
-  call();
-  for (const auto& result : torch::jit::last(*stack, schema.returns().size()))
-    deferred::for_each_tensor(result, [&](const at::Tensor& tensor) {
+  next();
+  for (const auto& result : call.results())
+    for_each_tensor(result, [&](const at::Tensor& tensor) {
       const auto found = known_.find(tensor.unsafeGetTensorImpl());
       record.results.push_back(found != known_.end() ? found->second.slot : remember(tensor));
     });
   records_.push_back(std::move(record));
 }
 
-std::vector<at::Tensor> OperatorTape::take_out(const torch::jit::Stack& arguments,
+std::vector<at::Tensor> OperatorTape::take_out(const OperatorCall& call,
                                                const std::function<bool(const at::Tensor&)>& stays) {
   std::vector<at::Tensor> taken;
-  for (const auto& argument : arguments)
-    deferred::for_each_tensor(argument, [&](const at::Tensor& tensor) {
-      if (known_.contains(tensor.unsafeGetTensorImpl()) || stays(tensor)) return;
-      inputs_.push_back({.slot = remember(tensor), .tensor = {}, .stamp = {}, .given = taken.size()});
-      taken.push_back(tensor);
-    });
+  call.for_each_tensor([&](const at::Tensor& tensor, size_t) {
+    if (known_.contains(tensor.unsafeGetTensorImpl()) || stays(tensor)) return;
+    inputs_.push_back({.slot = remember(tensor), .tensor = {}, .stamp = {}, .given = taken.size()});
+    taken.push_back(tensor);
+  });
   return taken;
 }
 
@@ -118,7 +107,7 @@ void OperatorTape::close() {
     if (input.tensor.defined() && !input.written && !input.tensor.is_inference()) input.stamp.emplace(input.tensor);
   std::vector<char> used(static_cast<size_t>(slots_), 0);
   const auto last = [&](Record& record, int32_t slot) {
-    if (slot == kUndefined || used[static_cast<size_t>(slot)]) return;
+    if (used[static_cast<size_t>(slot)]) return;
     used[static_cast<size_t>(slot)] = 1;
     record.last_uses.push_back(slot);
   };
@@ -137,33 +126,12 @@ void OperatorTape::replay(const std::vector<at::Tensor>& inputs) const {
                                               : input.written ? at::clone(input.tensor)
                                                               : input.tensor;
   }
-  const auto value = [&](int32_t slot) {
-    return slot == kUndefined ? at::Tensor() : values[static_cast<size_t>(slot)];
-  };
   for (const auto& record : records_) {
     torch::jit::Stack stack;
     for (const auto& argument : record.arguments) {
-      switch (argument.kind) {
-        case Argument::Kind::plain:
-          stack.push_back(argument.plain);
-          break;
-        case Argument::Kind::tensor:
-          stack.emplace_back(value(argument.slots[0]));
-          break;
-        case Argument::Kind::list: {
-          c10::List<at::Tensor> list;
-          for (const int32_t slot : argument.slots) list.push_back(value(slot));
-          stack.emplace_back(std::move(list));
-          break;
-        }
-        case Argument::Kind::optionals: {
-          c10::List<std::optional<at::Tensor>> list;
-          for (const int32_t slot : argument.slots)
-            list.push_back(slot == kUndefined ? std::nullopt : std::optional(value(slot)));
-          stack.emplace_back(std::move(list));
-          break;
-        }
-      }
+      stack.push_back(argument.value);
+      size_t next = 0;
+      map_tensors(stack.back(), [&](const at::Tensor&) { return values[static_cast<size_t>(argument.slots[next++])]; });
     }
     {
       const c10::impl::ForceDispatchKeyGuard keys(record.keys.included_.remove(kKey), record.keys.excluded_);
@@ -172,7 +140,7 @@ void OperatorTape::replay(const std::vector<at::Tensor>& inputs) const {
     }
     size_t result = 0;
     for (const auto& item : stack)
-      deferred::for_each_tensor(
+      for_each_tensor(
           item, [&](const at::Tensor& tensor) { values[static_cast<size_t>(record.results.at(result++))] = tensor; });
     for (const int32_t slot : record.last_uses) values[static_cast<size_t>(slot)].reset();
   }

@@ -1,8 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "residency/activations/saved_tensor_hooks.hpp"
+#include "residency/chain.hpp"
 
 namespace accelerate::residency {
 
@@ -25,8 +24,8 @@ class OperatorTape {
   /// @param name  for errors
   explicit OperatorTape(std::string name) : name_(std::move(name)) {}
 
-  /// Runs the operator by `call` and writes it down.
-  void record(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::function<void()>& call);
+  /// Runs the operator by `next` and writes it down.
+  void record(OperatorCall& call, Next next);
   /// Nothing more comes.
   void close();
   /// Runs everything again, with the given tensors in place of those that take_out() took. @throws ShapeError when a
@@ -34,15 +33,12 @@ class OperatorTape {
   void replay(const std::vector<at::Tensor>& inputs) const;
 
   /// Hands over what came from outside so far, but for what `stays` says: replay() gets it back.
-  std::vector<at::Tensor> take_out(const torch::jit::Stack& arguments,
-                                   const std::function<bool(const at::Tensor&)>& stays);
+  std::vector<at::Tensor> take_out(const OperatorCall& call, const std::function<bool(const at::Tensor&)>& stays);
 
  private:
-  static constexpr int32_t kUndefined = -1;
   struct Argument {
-    enum class Kind { plain, tensor, list, optionals } kind = Kind::plain;
-    c10::IValue plain;
-    c10::SmallVector<int32_t, 2> slots;
+    c10::IValue value;                   ///< with stand-ins for tensors
+    c10::SmallVector<int32_t, 2> slots;  ///< tensor by tensor
   };
   struct Record {
     c10::OperatorHandle op;
@@ -68,7 +64,7 @@ class OperatorTape {
 
   int32_t slot_of(const at::Tensor& tensor);
   int32_t remember(const at::Tensor& tensor);
-  void keep_before_write(const c10::OperatorHandle& op, const at::Tensor& tensor);
+  void keep_before_write(const OperatorCall& call, const at::Tensor& tensor);
 
   std::string name_;
   std::vector<Record> records_;

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -124,11 +124,11 @@ VersionStamp::VersionStamp(const at::Tensor& tensor)
 void VersionStamp::check(const std::string& what) const {
   const auto now = counter_.current_version();
   if (now == version_) return;
-  throw ShapeError(what + ": found a tensor saved for backward at version " + std::to_string(now) +
-                   ", expected version " + std::to_string(version_) +
-                   ". It, or a view of it, was modified in place after an operator saved it (an optimizer step between "
-                   "forward and backward does that too), so gradients "
-                   "would be wrong. Use the out-of-place operator, or modify a clone.");
+  raise<ShapeError>(
+      "{}: found a tensor saved for backward at version {}, expected version {}. It, or a view of it, was "
+      "modified in place after an operator saved it (an optimizer step between forward and backward does "
+      "that too), so gradients would be wrong. Use the out-of-place operator, or modify a clone.",
+      what, now, version_);
 }
 
 at::Tensor without_graph(const at::Tensor& tensor) { return tensor.requires_grad() ? tensor.detach() : tensor; }

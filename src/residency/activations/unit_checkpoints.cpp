@@ -7,18 +7,17 @@
 #include <utility>
 
 #include "accelerate/residency/recompute.hpp"
-#include "accelerate/utils/error.hpp"
 #include "residency/activations/operator_tape.hpp"
 #include "residency/activations/saved_tensor_hooks.hpp"
-#include "residency/deferred/tape.hpp"
 #include "residency/member.hpp"
-#include "residency/operator_facts.hpp"
 #include "residency/residency.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::residency {
 namespace {
 
-thread_local UnitCheckpoints* innermost_checkpoints = nullptr;
+/// Nobody else is on this link.
+UnitCheckpoints* current_checkpoints() { return static_cast<UnitCheckpoints*>(thread_handler(Link::recompute)); }
 
 /// What is saved while no operator runs will not be saved by operators that run again.
 class OnlyOperatorsSave final : public SavedTensorHooks {
@@ -27,11 +26,12 @@ class OnlyOperatorsSave final : public SavedTensorHooks {
       : hooks_(std::move(hooks)), unit_(std::move(unit)) {}
   std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) override {
     if (!running)
-      throw NotBuiltError("activation checkpointing of '" + unit_ +
-                          "': found a tensor saved for backward by something that is no operator, probably a "
-                          "torch::autograd::Function, which can't be run again from outside. Call "
-                          "accelerate::checkpoint([&] { … }) in the "
-                          "model's forward instead, and leave activation_checkpointing off");
+      raise<NotBuiltError>(
+          "activation checkpointing of '{}': found a tensor saved for backward by something that is no "
+          "operator, probably a torch::autograd::Function, which can't be run again from outside. Call "
+          "accelerate::checkpoint([&] {{ … }}) in the model's forward instead, and leave "
+          "activation_checkpointing off",
+          unit_);
     return hooks_->pack(tensor);
   }
   bool running = false;
@@ -51,23 +51,21 @@ struct UnitCheckpoints::Span {
   std::optional<SavedTensorHooksScope> guarded;
 };
 
-UnitCheckpoints* UnitCheckpoints::current() { return innermost_checkpoints; }
-
 void UnitCheckpoints::begin() {
   end();
   active_ = true;
-  outer_ = std::exchange(innermost_checkpoints, this);
+  outer_ = exchange_thread_handler(Link::recompute, this);
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
 void UnitCheckpoints::end() {
   if (!std::exchange(active_, false)) return;
   close();
-  innermost_checkpoints = outer_;
-  if (!innermost_checkpoints) c10::impl::tls_set_dispatch_key_included(kKey, false);
+  exchange_thread_handler(Link::recompute, outer_);
+  if (!outer_) c10::impl::tls_set_dispatch_key_included(kKey, false);
 }
 
-void UnitCheckpoints::open(const Unit& unit, const torch::jit::Stack& arguments) {
+void UnitCheckpoints::open(const Unit& unit, const OperatorCall& call) {
   auto span = std::make_shared<Span>();
   span->unit = &unit;
   span->tape = std::make_shared<OperatorTape>(unit.name());
@@ -78,9 +76,8 @@ void UnitCheckpoints::open(const Unit& unit, const torch::jit::Stack& arguments)
     // What the unit begins with goes by the hooks, as operators' inputs do.
     std::vector<at::Tensor> inputs;
     if (options_.offload)
-      inputs = span->tape->take_out(arguments, [](const at::Tensor& tensor) {
-        return Member::of(tensor) != nullptr || !tensor.is_floating_point();
-      });
+      inputs = span->tape->take_out(
+          call, [](const at::Tensor& tensor) { return Member::of(tensor) != nullptr || !tensor.is_floating_point(); });
     span->first_run.emplace([tape = span->tape](std::vector<at::Tensor> given) { tape->replay(given); }, inputs,
                             CheckpointOptions{});
   } catch (...) {
@@ -101,20 +98,17 @@ void UnitCheckpoints::close() {
   span->tape->close();
 }
 
-void UnitCheckpoints::run(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::function<void()>& call) {
-  const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+bool UnitCheckpoints::handle(OperatorCall& call, Next next) {
   const Unit* touched = nullptr;
-  for (const auto& argument : arguments)
-    deferred::for_each_tensor(argument, [&](const at::Tensor& tensor) {
-      const Member* member = Member::of(tensor);
-      if (member && &member->unit().owner() == &units_ && (!touched || touched->keep())) touched = &member->unit();
-    });
+  call.for_each_tensor([&](const at::Tensor& tensor, size_t) {
+    const Member* member = Member::of(tensor);
+    if (member && &member->unit().owner() == &units_ && (!touched || touched->keep())) touched = &member->unit();
+  });
   if (touched && (!span_ || touched != span_->unit)) {
     close();
-    if (!touched->keep() && at::GradMode::is_enabled() && facts_of(op.schema()).needs_bytes)
-      open(*touched, torch::jit::Stack(arguments.begin(), arguments.end()));
+    if (!touched->keep() && at::GradMode::is_enabled() && call.facts.needs_bytes) open(*touched, call);
   }
-  if (!span_) return call();
+  if (!span_) return false;
   const auto span = span_;
   const bool before = std::exchange(span->guard->running, true);
   struct Restore {
@@ -122,18 +116,19 @@ void UnitCheckpoints::run(const c10::OperatorHandle& op, torch::jit::Stack* stac
     bool before;
     ~Restore() { running = before; }
   } const restore{span->guard->running, before};
-  span->tape->record(op, stack, call);
+  span->tape->record(call, next);
+  return true;
 }
 
-UnitCheckpoints::Pause::Pause()
-    : paused_(innermost_checkpoints && !innermost_checkpoints->opening_ ? innermost_checkpoints : nullptr) {
+UnitCheckpoints::Pause::Pause() : paused_(current_checkpoints()) {
+  if (paused_ && paused_->opening_) paused_ = nullptr;
   if (!paused_) return;
   paused_->close();
-  innermost_checkpoints = nullptr;
+  exchange_thread_handler(Link::recompute, nullptr);
 }
 
 UnitCheckpoints::Pause::~Pause() {
-  if (paused_) innermost_checkpoints = paused_;
+  if (paused_) exchange_thread_handler(Link::recompute, paused_);
 }
 
 }  // namespace accelerate::residency

@@ -1,10 +1,8 @@
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
-
-#include <functional>
 #include <memory>
+
+#include "residency/chain.hpp"
 
 namespace accelerate::residency {
 
@@ -16,10 +14,10 @@ struct UnitCheckpointOptions {
 };
 
 /// Activation checkpointing of units, without a word in the model. LibTorch's modules have no hooks, but every operator
-/// of a forward comes by the fallback: from the first operator that touches a unit until one that touches another unit,
+/// of a forward comes by the chain: from the first operator that touches a unit until one that touches another unit,
 /// operators are written down, what they save is not kept, and in backward they run again. What happens outside of
 /// units (the root's parameters) is not checkpointed; where the program itself calls checkpoint(), that is what counts.
-class UnitCheckpoints {
+class UnitCheckpoints final : public Handler {
  public:
   UnitCheckpoints(const Residency& units, const UnitCheckpointOptions& options) : units_(units), options_(options) {}
   ~UnitCheckpoints() { end(); }
@@ -30,10 +28,7 @@ class UnitCheckpoints {
   void begin();
   void end();
 
-  /// For the fallback. @return true when the operator was carried out by `call`.
-  void run(const c10::OperatorHandle& op, torch::jit::Stack* stack, const std::function<void()>& call);
-  /// Who checkpoints the operators of this thread; null: nobody.
-  static UnitCheckpoints* current();
+  bool handle(OperatorCall& call, Next next) override;
 
   /// While it lives, the program's own checkpoint() is at work on this thread.
   class Pause {
@@ -49,13 +44,13 @@ class UnitCheckpoints {
 
  private:
   struct Span;
-  void open(const Unit& unit, const torch::jit::Stack& arguments);
+  void open(const Unit& unit, const OperatorCall& call);
   void close();
 
   const Residency& units_;
   const UnitCheckpointOptions options_;
   bool active_ = false, opening_ = false;
-  UnitCheckpoints* outer_ = nullptr;
+  Handler* outer_ = nullptr;
   std::shared_ptr<Span> span_;
 };
 

@@ -8,10 +8,9 @@
 #include <tuple>
 
 #include "accelerate/residency/deferred.hpp"
-#include "residency/deferred/intercept.hpp"
 #include "residency/deferred/plain.hpp"
+#include "residency/deferred/record.hpp"
 #include "residency/deferred/storage.hpp"
-#include "residency/fallback.hpp"
 #include "utils/meta_memory.hpp"
 
 namespace accelerate {
@@ -89,10 +88,7 @@ struct InitScope::Impl {
   int exceptions = std::uncaught_exceptions();
 };
 
-InitScope::InitScope(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {
-  residency::install_fallback();
-  deferred::enter(impl_->scope);
-}
+InitScope::InitScope(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) { deferred::enter(impl_->scope); }
 
 InitScope::~InitScope() {
   deferred::leave(impl_->scope);

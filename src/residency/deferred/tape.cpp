@@ -2,24 +2,20 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
-#include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
 
 #include <algorithm>
-#include <atomic>
 #include <string_view>
 #include <unordered_set>
 
-#include "accelerate/utils/error.hpp"
 #include "residency/deferred/plain.hpp"
 #include "residency/deferred/storage.hpp"
 #include "residency/operator_facts.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::residency::deferred {
 namespace {
-
-std::atomic<int64_t> watches{0};
 
 /// They leave nothing of what was in their first argument. So what an initialiser replaces need not be worked out, only
 /// its numbers drawn.
@@ -64,39 +60,10 @@ at::Generator default_generator(const at::Device& device) {
 
 }  // namespace
 
-c10::IValue map_tensors(const c10::IValue& value, const std::function<at::Tensor(const at::Tensor&)>& change) {
-  if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(change(value.toTensor())) : value;
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& item : value.toTensorVector()) list.push_back(item.defined() ? change(item) : item);
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& item : value.toOptionalTensorVector())
-      list.push_back(item && item->defined() ? std::optional(change(*item)) : item);
-    return list;
-  }
-  return value;
-}
-
-void for_each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& see) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) see(value.toTensor());
-  } else if (value.isTensorList() || value.isOptionalTensorList()) {
-    for (const c10::IValue& item : value.toListRef())
-      if (item.isTensor() && item.toTensor().defined()) see(item.toTensor());
-  }
-}
-
-Watch::Watch() { watches.fetch_add(1, std::memory_order_relaxed); }
-Watch::~Watch() { watches.fetch_sub(1, std::memory_order_relaxed); }
-bool watching() { return watches.load(std::memory_order_relaxed) > 0; }
-
 // ---- Writing down
 
 void Tape::begin_node(const at::Tensor& fresh, const at::Device& device) {
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   const size_t bytes = fresh.storage().nbytes();
   Node node;
   node.bytes = bytes;
@@ -112,7 +79,7 @@ void Tape::begin_node(const at::Tensor& fresh, const at::Device& device) {
 
 void Tape::forget(size_t node) {
   at::Storage real;  // freed outside of the lock
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   nodes_[node].alive = false;
   real = std::move(nodes_[node].real);
   nodes_[node].real = {};
@@ -138,10 +105,10 @@ at::Device Tape::device_of(const Record& record) const {
 
 size_t Tape::record(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> arguments,
                     c10::ArrayRef<c10::IValue> results) {
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   Plain plain;
   const auto& schema = op.schema();
-  const uint64_t writes = facts_of(schema).writes;
+  const OperatorFacts& facts = facts_of(schema);
   const size_t index = records_.size();
   Record record{.op = op,
                 .arguments = {},
@@ -152,9 +119,11 @@ size_t Tape::record(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
                 .draw = {}};
   at::Generator generator;
   for (size_t i = 0; i < arguments.size(); ++i) {
-    const bool written = i < 64 && (writes >> i & 1);
+    const bool written = facts.writes_to(i);
     if (arguments[i].isGenerator()) generator = arguments[i].toGenerator();
-    record.arguments.push_back(map_tensors(arguments[i], [&](const at::Tensor& tensor) {
+    record.arguments.push_back(arguments[i]);
+    map_tensors(record.arguments.back(), [&](const at::Tensor& tensor) {
+      mutex_.assert_held();
       if (const Owner* owner = owner_of(tensor)) {
         Node& node = nodes_[owner->node];
         node.bytes = std::max(node.bytes, tensor.storage().nbytes());
@@ -172,11 +141,12 @@ size_t Tape::record(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
       if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) external.unsafeGetTensorImpl()->set_wrapped_number(true);
       record.externals.push_back({external, external.is_inference() ? 0 : static_cast<uint32_t>(external._version())});
       return external;
-    }));
+    });
   }
   size_t place = 0;
   for (const auto& result : results) {
     for_each_tensor(result, [&](const at::Tensor& tensor) {
+      mutex_.assert_held();
       const Owner* owner = owner_of(tensor);
       if (owner && std::find(begun_.begin(), begun_.end(), owner->node) != begun_.end())
         record.results.emplace_back(place, with_storage(tensor, nodes_[owner->node].stub));
@@ -188,9 +158,8 @@ size_t Tape::record(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> ar
     if (use.writes) nodes_[use.node].writers.push_back(index);
   if (op.hasTag(at::Tag::nondeterministic_seeded)) {
     at::Device device = device_of(record);
-    for (size_t i = 0; i < arguments.size(); ++i)
-      if (schema.arguments()[i].name() == "device" && arguments[i].isDevice() && !arguments[i].toDevice().is_meta())
-        device = arguments[i].toDevice();
+    if (facts.device && arguments[*facts.device].isDevice() && !arguments[*facts.device].toDevice().is_meta())
+      device = arguments[*facts.device].toDevice();
     for (const External& external : record.externals)
       if (record.uses.empty() && !external.tensor.is_meta()) device = external.tensor.device();
     record.draw = draws_.add(generator.defined() ? generator : default_generator(device), index);
@@ -249,10 +218,11 @@ std::vector<c10::IValue> Tape::run(size_t index, bool for_numbers, Values& value
   const Record& record = records_[index];
   for (const auto& [tensor, version] : record.externals) {
     if (!tensor.is_inference() && static_cast<uint32_t>(tensor._version()) != version)
-      throw ConfigError("materialize: found a tensor " + c10::str(tensor.sizes()) +
-                        " changed that the recorded operator '" + record.op.schema().name() +
-                        "' reads, expected what it was then; it was written to after init_empty_weights() had recorded "
-                        "its use. Give the initialiser a clone()");
+      raise<ConfigError>(
+          "materialize: found a tensor {} changed that the recorded operator '{}' reads, expected what it was "
+          "then; it was written to after init_empty_weights() had recorded its use. Give the initialiser a "
+          "clone()",
+          c10::str(tensor.sizes()), record.op.schema().name());
   }
   Values scratch;
   for (const Use& use : record.uses) {
@@ -261,17 +231,19 @@ std::vector<c10::IValue> Tape::run(size_t index, bool for_numbers, Values& value
       scratch[use.node] = use.reads ? copy_to(values.at(use.node), nodes_[use.node].device) : allocate(use.node);
     else if (use.overwrites && !use.reads) values.try_emplace(use.node, allocate(use.node));
   }
+  const OperatorFacts& facts = facts_of(record.op.schema());
   torch::jit::Stack stack;
   for (size_t i = 0; i < record.arguments.size(); ++i) {
-    c10::IValue argument = map_tensors(record.arguments[i], [&](const at::Tensor& tensor) {
+    c10::IValue argument = record.arguments[i];
+    map_tensors(argument, [&](const at::Tensor& tensor) {
+      mutex_.assert_held();
       size_t node = 0;
       if (!node_of_stub(tensor, &node)) return tensor;
       const auto own = scratch.find(node);
       return with_storage(tensor, own != scratch.end() ? own->second : values.at(node));
     });
     // A module that takes the options of a deferred tensor asks for the meta device.
-    if (record.op.schema().arguments()[i].name() == "device" && argument.isDevice() && argument.toDevice().is_meta())
-      argument = device_of(record);
+    if (i == facts.device && argument.isDevice() && argument.toDevice().is_meta()) argument = device_of(record);
     stack.push_back(std::move(argument));
   }
   const std::vector<c10::IValue> arguments = stack;
@@ -296,8 +268,8 @@ std::vector<c10::IValue> Tape::run(size_t index, bool for_numbers, Values& value
 at::Storage Tape::fitting(const at::Tensor& result, const at::Tensor& stub, const Node& node,
                           c10::ArrayRef<c10::IValue> arguments) const {
   if (result.layout() != at::kStrided || result.sizes() != stub.sizes() || result.scalar_type() != stub.scalar_type())
-    throw InternalError("materialize: found a result " + c10::str(result.sizes(), " ", result.dtype()) + ", expected " +
-                        c10::str(stub.sizes(), " ", stub.dtype()) + " as its operator said for meta tensors");
+    raise<InternalError>("materialize: found a result {}, expected {} as its operator said for meta tensors",
+                         c10::str(result.sizes(), " ", result.dtype()), c10::str(stub.sizes(), " ", stub.dtype()));
   bool shared = false;
   for (const auto& argument : arguments)
     for_each_tensor(argument, [&](const at::Tensor& tensor) {
@@ -312,11 +284,12 @@ at::Storage Tape::fitting(const at::Tensor& result, const at::Tensor& stub, cons
 }
 
 std::vector<c10::IValue> Tape::carry_out_last() {
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   Plain plain;
   const size_t index = records_.size() - 1;
   Values values;
   const auto drop_if_useless = [&] {
+    mutex_.assert_held();
     const bool writes = std::any_of(records_[index].uses.begin(), records_[index].uses.end(),
                                     [](const Use& use) { return use.writes; });
     if (!writes && !records_[index].draw) records_.pop_back();
@@ -331,10 +304,13 @@ std::vector<c10::IValue> Tape::carry_out_last() {
   }
 }
 
-at::Storage Tape::allocate(size_t node) const { return byte_storage(nodes_[node].bytes, nodes_[node].device); }
+at::Storage Tape::allocate(size_t node) const {
+  const RecursiveMutexLock lock(mutex_);
+  return byte_storage(nodes_[node].bytes, nodes_[node].device);
+}
 
 at::Storage Tape::value(size_t node, const std::optional<at::Device>& device) {
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   Plain plain;
   std::vector<std::pair<size_t, bool>> todo;
   plan_value(node, records_.size(), todo);
@@ -346,44 +322,44 @@ at::Storage Tape::value(size_t node, const std::optional<at::Device>& device) {
 }
 
 at::Storage Tape::materialize(size_t node, const std::optional<at::Device>& device) {
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   if (!nodes_[node].is_real) replace(node, value(node, device));
   return nodes_[node].real;
 }
 
 void Tape::replace(size_t node, at::Storage real) {
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   nodes_[node].real = std::move(real);
   nodes_[node].is_real = true;
 }
 
 std::optional<at::Storage> Tape::kept(size_t node) const {
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   return nodes_[node].is_real ? std::optional(nodes_[node].real) : std::nullopt;
 }
 
 void Tape::hand_over(size_t node) {
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   nodes_[node].handed_over = true;
 }
 
 at::Device Tape::device(size_t node) const {
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   return nodes_[node].device;
 }
 
 size_t Tape::bytes(size_t node) const {
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   return nodes_[node].bytes;
 }
 
 size_t Tape::last_write(size_t node) const {
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   return nodes_[node].writers.back();
 }
 
 void Tape::settle(bool all_of_them) {
-  const std::lock_guard lock(mutex_);
+  const RecursiveMutexLock lock(mutex_);
   Plain plain;
   if (all_of_them && std::none_of(nodes_.begin(), nodes_.end(),
                                   [](const Node& node) { return node.alive && !node.is_real && !node.handed_over; })) {

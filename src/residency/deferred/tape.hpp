@@ -10,27 +10,20 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "residency/chain.hpp"
 #include "residency/deferred/draws.hpp"
+#include "utils/thread_annotations.hpp"
 
 namespace accelerate::residency::deferred {
 
-/// While one exists the fallback asks us about every operator that comes by it.
-class Watch {
- public:
-  Watch();
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
-  ~Watch();
-};
-/// A scope is open or a deferred tensor exists, somewhere in this process.
-bool watching();
+/// Of the chain's link *record*, while a scope is open or a deferred tensor exists somewhere in this process.
+Handler& recorder();
 
 /// What happened to deferred storages, in the order of the program, and how to do it.
 ///
@@ -107,29 +100,26 @@ class Tape : public std::enable_shared_from_this<Tape> {
   using Values = std::unordered_map<size_t, at::Storage>;
   using Plan = std::map<size_t, bool>;  ///< records, true: only for the numbers it draws
 
-  const Node* node_of_stub(const at::Tensor& tensor, size_t* index) const;
+  const Node* node_of_stub(const at::Tensor& tensor, size_t* index) const ACCELERATE_REQUIRES(mutex_);
   Use& use_of(Record& record, size_t node) const;
-  at::Device device_of(const Record& record) const;
-  void plan_value(size_t node, size_t before, std::vector<std::pair<size_t, bool>>& todo) const;
-  Plan plan(std::vector<std::pair<size_t, bool>> todo) const;
-  std::vector<c10::IValue> run(const Plan& plan, Values& values, std::optional<size_t> goal);
-  std::vector<c10::IValue> run(size_t index, bool for_numbers, Values& values);
+  at::Device device_of(const Record& record) const ACCELERATE_REQUIRES(mutex_);
+  void plan_value(size_t node, size_t before, std::vector<std::pair<size_t, bool>>& todo) const
+      ACCELERATE_REQUIRES(mutex_);
+  Plan plan(std::vector<std::pair<size_t, bool>> todo) const ACCELERATE_REQUIRES(mutex_);
+  std::vector<c10::IValue> run(const Plan& plan, Values& values, std::optional<size_t> goal)
+      ACCELERATE_REQUIRES(mutex_);
+  std::vector<c10::IValue> run(size_t index, bool for_numbers, Values& values) ACCELERATE_REQUIRES(mutex_);
   at::Storage fitting(const at::Tensor& result, const at::Tensor& stub, const Node& node,
                       c10::ArrayRef<c10::IValue> arguments) const;
 
-  const Watch watch_;
-  mutable std::recursive_mutex
-      mutex_;  ///< recursive: values that go away while one is worked out may belong to storages that end
-  std::vector<Node> nodes_;
-  std::vector<Record> records_;
-  std::vector<size_t> begun_;  ///< nodes that wait for their record
-  std::unordered_map<const c10::StorageImpl*, size_t> stubs_;
-  Draws draws_;
+  const ProcessHandler recorded_{Link::record, recorder()};
+  /// Recursive: values that go away while one is worked out may belong to storages that end.
+  mutable RecursiveMutex mutex_;
+  std::vector<Node> nodes_ ACCELERATE_GUARDED_BY(mutex_);
+  std::vector<Record> records_ ACCELERATE_GUARDED_BY(mutex_);
+  std::vector<size_t> begun_ ACCELERATE_GUARDED_BY(mutex_);  ///< nodes that wait for their record
+  std::unordered_map<const c10::StorageImpl*, size_t> stubs_ ACCELERATE_GUARDED_BY(mutex_);
+  Draws draws_ ACCELERATE_GUARDED_BY(mutex_);
 };
-
-/// Calls `change` with each tensor in an argument (tensor, list, list of optionals) and returns the argument with the
-/// tensors that it returned.
-c10::IValue map_tensors(const c10::IValue& value, const std::function<at::Tensor(const at::Tensor&)>& change);
-void for_each_tensor(const c10::IValue& value, const std::function<void(const at::Tensor&)>& see);
 
 }  // namespace accelerate::residency::deferred

@@ -19,11 +19,11 @@
 #include <utility>
 
 #include "accelerate/formats/safetensors.hpp"
-#include "accelerate/utils/error.hpp"
 #include "formats/safetensors_dtypes.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/spill_file.hpp"
 #include "utils/huge_pages.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -59,8 +59,8 @@ class OpenFile {
  public:
   OpenFile(const fs::path& path, bool direct) : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
     if (file_ < 0)
-      throw CheckpointError("file home: can't open '" + path.string() + "': " + std::generic_category().message(errno) +
-                            ". Check the path and the rights.");
+      raise<CheckpointError>("file home: can't open '{}': {}. Check the path and the rights.", path.string(),
+                             std::generic_category().message(errno));
     if (direct)
       direct_ =
           ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);  // EINVAL where the file system has no such thing
@@ -107,12 +107,12 @@ class OpenFile {
   [[noreturn]] void fail(const std::string& name, int64_t offset, int64_t left, int error) const {
     const std::string where = "file home: reading '" + name + "' from '" + path_.string() + "': ";
     if (error)
-      throw CheckpointError(where + std::generic_category().message(error) + " at byte " + std::to_string(offset) +
-                            ". Check the disk, or the connection to it.");
-    throw CheckpointError(where + "the file ends at byte " + std::to_string(offset) + ", where " +
-                          std::to_string(left) +
-                          " more were expected; it has been shortened since it was opened. Put the checkpoint back, "
-                          "and don't change it while a model is computed from it.");
+      raise<CheckpointError>("{}{} at byte {}. Check the disk, or the connection to it.", where,
+                             std::generic_category().message(error), offset);
+    raise<CheckpointError>(
+        "{}the file ends at byte {}, where {} more were expected; it has been shortened since it was opened. "
+        "Put the checkpoint back, and don't change it while a model is computed from it.",
+        where, offset, left);
   }
 
   fs::path path_;
@@ -346,13 +346,16 @@ bool FileTensors::contains(const std::string& name) const { return files_->by_te
 const TensorInFile& FileTensors::find(const std::string& name, const at::Tensor& member) const {
   const auto found = files_->by_tensor.find(name);
   if (found == files_->by_tensor.end())
-    throw CheckpointError("file home: the checkpoint has no tensor '" + name + "', which the model needs; it has " +
-                          std::to_string(files_->by_tensor.size()) + " others. Is it of another architecture?");
+    raise<CheckpointError>(
+        "file home: the checkpoint has no tensor '{}', which the model needs; it has {} others. Is it of "
+        "another architecture?",
+        name, files_->by_tensor.size());
   const auto& shape = found->second.shape;
   if (!member.sizes().equals(shape))
-    throw CheckpointError("file home: '" + name + "' in '" + found->second.file.string() + "' is of shape " +
-                          c10::str(c10::IntArrayRef(shape)) + ", expected " + c10::str(member.sizes()) +
-                          " as in the model. Is config.json of another model?");
+    raise<CheckpointError>(
+        "file home: '{}' in '{}' is of shape {}, expected {} as in the model. Is config.json of another "
+        "model?",
+        name, found->second.file.string(), c10::str(c10::IntArrayRef(shape)), c10::str(member.sizes()));
   return found->second;
 }
 
@@ -393,8 +396,10 @@ std::vector<PartSpec> FileTensors::read(const NamedTensors& members, const at::D
   std::map<std::pair<at::ScalarType, bool>, NamedTensors> kinds;
   for (const auto& [name, member] : members) {
     if (!member.is_contiguous())
-      throw ConfigError("file home: found '" + name + "' with strides " + c10::str(member.strides()) +
-                        ", expected a contiguous parameter, as files hold them; call contiguous() on it first");
+      raise<ConfigError>(
+          "file home: found '{}' with strides {}, expected a contiguous parameter, as files hold them; call "
+          "contiguous() on it first",
+          name, c10::str(member.strides()));
     kinds[{dtype.value_or(member.scalar_type()), member.requires_grad()}].emplace_back(name, member);
   }
   std::vector<PartSpec> parts;
@@ -408,8 +413,10 @@ std::vector<PartSpec> FileTensors::read(const NamedTensors& members, const at::D
       const auto& [name, member] = some[i];
       const auto& stored = find(name, member);
       if (stored.dtype == at::ScalarType::Undefined)
-        throw CheckpointError("file home: '" + name + "' in '" + stored.file.string() +
-                              "' has a dtype that has no LibTorch type with an element per number; convert the file");
+        raise<CheckpointError>(
+            "file home: '{}' in '{}' has a dtype that has no LibTorch type with an element per number; convert "
+            "the file",
+            name, stored.file.string());
       extents.push_back({.file = stored.decode ? nullptr : files_->opened(stored.file),
                          .name = name,
                          .begin = stored.begin,

@@ -7,10 +7,10 @@
 #include <atomic>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
 #include "residency/counters.hpp"
 #include "utils/meta_memory.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -86,11 +86,11 @@ class ShardHome final : public Home {
       const auto unit = [](const std::string& text) {
         return "'" + text.substr(0, text.rfind('#')) + "' (fetch " + text.substr(text.rfind('#') + 1) + ")";
       };
-      throw CommError("all_gather of parameters: rank " + std::to_string(ranks[static_cast<size_t>(group_->rank())]) +
-                      " needs unit " + unit(mine) + " but rank " + std::to_string(ranks[rank]) + " needs unit " +
-                      unit(all[rank]) +
-                      "; with sharded parameters all ranks must use the parts of the model in the same order: look for "
-                      "control flow that depends on the rank or on its data");
+      raise<CommError>(
+          "all_gather of parameters: rank {} needs unit {} but rank {} needs unit {}; with sharded parameters "
+          "all ranks must use the parts of the model in the same order: look for control flow that depends on "
+          "the rank or on its data",
+          ranks[static_cast<size_t>(group_->rank())], unit(mine), ranks[rank], unit(all[rank]));
     }
   }
 

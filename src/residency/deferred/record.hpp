@@ -1,17 +1,13 @@
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
+#include <memory>
+#include <optional>
+#include <vector>
 
+#include "residency/chain.hpp"
 #include "residency/deferred/tape.hpp"
 
 namespace accelerate::residency::deferred {
-
-/// The first link of the fallback's chain: records operators in a scope and those on deferred tensors.
-/// @return true: the operator is done, its results are on the stack. false: go on; the arguments may have been given a
-/// device.
-/// @throws ConfigError when it needs values that don't exist yet.
-bool intercept(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 /// One init_empty_weights() or init_on_device() of this thread; scopes form a stack.
 struct Scope {
@@ -21,7 +17,7 @@ struct Scope {
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>>
       born;  ///< deferred tensors that operators of this scope have returned
   size_t prune_at = 1024;
-  Watch watch;
+  const ProcessHandler recorded{Link::record, recorder()};
 
   void remember(const at::Tensor& tensor);
 };
