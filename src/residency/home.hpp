@@ -32,7 +32,7 @@ class Home {
 
   /// `flat` is about to go, and will be wanted again before its values change: a home may keep what makes the next
   /// fetch() cheaper, until then or until forget().
-  virtual void recede(const at::Tensor& flat) { static_cast<void>(flat); }
+  virtual void keep_for_backward(const at::Tensor& flat) { static_cast<void>(flat); }
   virtual void forget() {}
 
   /// A home whose bytes can be computed with where they lie (a mapping, plain memory) gives them here once, and neither

@@ -230,7 +230,7 @@ void Residency::drop(Unit& unit) {
   for (auto& part : unit.parts_) {
     part.transfer.reset();
     for (auto& member : part.members) member->close();
-    if (policy_.recede && !part.mapped.defined()) part.home->recede(part.flat);
+    if (policy_.keep_for_backward && !part.mapped.defined()) part.home->keep_for_backward(part.flat);
     if (!part.mapped.defined()) buffers_.give(std::move(part.flat));
     part.flat.reset();
     counters().add_resident(-part.resident_bytes());

@@ -28,8 +28,8 @@ struct Policy {
   /// A unit goes as soon as another one is touched, unless it is expected back within `reuse_distance` touches.
   bool evict_after_use = false;
   int64_t reuse_distance = 1;
-  /// What goes is wanted again before it changes, see Home::recede(): from forward to backward.
-  bool recede = false;
+  /// What goes is wanted again before it changes, see Home::keep_for_backward(): from forward to backward.
+  bool keep_for_backward = false;
   /// The model lies on several devices: an operator's operands come to its unit's device (see devices.hpp), of units
   /// that never move too. Decided once, when the Residency is made.
   bool across_devices = false;

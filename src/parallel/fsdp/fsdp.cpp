@@ -35,7 +35,7 @@ using residency::Policy;
 /// How units come and go. Source: fsdp.md, sections 1 and 2.
 struct Phases {
   Policy forward, backward;
-  bool recede = false;               ///< reshard_after_forward is a number
+  bool keep_for_backward = false;    ///< reshard_after_forward is a number
   bool prefetch_after_unit = false;  ///< BACKWARD_POST
 };
 
@@ -235,7 +235,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
   self.group = comm::world_group();
   self.mesh = make_mesh(plugin, self.group);
   self.phases = phases_of(plugin);
-  self.phases.recede = self.mesh.near != nullptr;
+  self.phases.keep_for_backward = self.mesh.near != nullptr;
   verify_parameters(model.parameters());
   if (plugin.param_init_fn)
     for (const auto& submodule : model.submodules())
@@ -294,7 +294,7 @@ void FullyShardedDataParallel::before_forward() {
                       "' were replaced after prepare(), probably by module->to(...) or set_data(); its gradients would "
                       "not be shared with the other ranks. Move and convert the module before prepare()");
   Policy policy = self.phases.forward;
-  policy.recede = self.phases.recede && c10::GradMode::is_enabled();
+  policy.keep_for_backward = self.phases.keep_for_backward && c10::GradMode::is_enabled();
   self.units->set_policy(policy);
   if (self.checkpoints && c10::GradMode::is_enabled()) self.checkpoints->begin();
 }

@@ -49,7 +49,7 @@ class ShardHome final : public Home {
     return std::make_unique<Gathering>(group, std::move(done), std::move(sent));
   }
 
-  void recede(const at::Tensor& flat) override {
+  void keep_for_backward(const at::Tensor& flat) override {
     if (!near_) return;
     forget();
     const int64_t length = flat.numel() / near_->world_size();
@@ -96,7 +96,7 @@ class ShardHome final : public Home {
 
   at::Tensor shard_;
   std::shared_ptr<comm::Group> group_, near_;
-  at::Tensor left_;  ///< by recede(): this rank's stretch among near_
+  at::Tensor left_;  ///< by keep_for_backward(): this rank's stretch among near_
   std::string name_;
 };
 
