@@ -36,7 +36,7 @@ RawAccess::~RawAccess() {
   }
   for (Unit* unit : units_) {
     if (writes_ == Writes::found) unit->owner().unpin(*unit);
-    else unit->owner().settle(*unit, writes_ == Writes::stored);
+    else unit->owner().end_raw_access(*unit, writes_ == Writes::stored);
   }
 }
 

@@ -257,7 +257,7 @@ void Residency::unpin(Unit& unit) {
   if (--unit.pins_ == 0 && paranoid_flag().load(std::memory_order_relaxed)) try_drop(unit);
 }
 
-void Residency::settle(Unit& unit, bool writeback) {
+void Residency::end_raw_access(Unit& unit, bool writeback) {
   const MutexLock lock(mutex_);
   unit.dirty_ = writeback;
   if (--unit.pins_ == 0) try_drop(unit);
@@ -275,6 +275,11 @@ void Residency::release() {
     for (const auto& part : unit->parts_) part.home->forget();
   }
   current_ = nullptr;
+}
+
+Policy Residency::policy() const {
+  const MutexLock lock(mutex_);
+  return policy_;
 }
 
 void Residency::set_policy(const Policy& policy) {

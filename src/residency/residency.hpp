@@ -58,7 +58,7 @@ class Residency {
   void unpin(Unit& unit);
   /// Unpins a unit whose bytes were reached without operators, and makes it absent: what was changed is stored, or
   /// lost.
-  void settle(Unit& unit, bool writeback);
+  void end_raw_access(Unit& unit, bool writeback);
 
   /// Fetches what the trace expects next (BACKWARD_POST; otherwise each touch does it).
   void prefetch_next();
@@ -70,6 +70,7 @@ class Residency {
 
   /// As the policy with which it was made says.
   bool across_devices() const { return devices_.has_value(); }
+  Policy policy() const;
   /// All of it but `across_devices`.
   void set_policy(const Policy& policy);
   int64_t surprises() const;

@@ -142,7 +142,7 @@ at::Storage without_bytes(const at::Tensor& tensor) {
 }
 
 /// Gives a parameter what its rank needs of it: values on the device, or none.
-void settle(const at::Tensor& tensor, bool held, const at::Device& device) {
+void keep_or_empty(const at::Tensor& tensor, bool held, const at::Device& device) {
   if (residency::Member::of(tensor)) return;  // its bytes come and go already
   const deferred::Plain plain;
   if (!held) {
@@ -202,11 +202,11 @@ struct Pipeline::Impl {
     decision = from_bytes<Decision>(comm::broadcast_bytes(*group, to_bytes(decision), 0));
     for (size_t i = 0; i < named.size(); ++i) {
       const auto& holders = decision.holders[i];
-      settle(named[i].second, std::find(holders.begin(), holders.end(), own) != holders.end(), device);
+      keep_or_empty(named[i].second, std::find(holders.begin(), holders.end(), own) != holders.end(), device);
       parameters.push_back(
           {.name = named[i].first, .tensor = named[i].second, .stage = decision.stage_of[i], .holders = holders});
     }
-    for (const auto& [name, buffer] : model.buffers()) settle(buffer, /*held=*/true, device);
+    for (const auto& [name, buffer] : model.buffers()) keep_or_empty(buffer, /*held=*/true, device);
     split_points = decision.split_points;
     for (int64_t stage = 0; stage < stages; ++stage) {
       const auto s = static_cast<size_t>(stage);

@@ -70,7 +70,7 @@ std::vector<size_t> Draws::open_ends() const {
   return result;
 }
 
-void Draws::settle() {
+void Draws::advance_generators() {
   Plain plain;
   for (auto& chain : chains_) {
     if (!chain.last.defined() || !same(state_of(chain.generator), chain.seen)) continue;

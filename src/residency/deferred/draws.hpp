@@ -31,7 +31,7 @@ class Draws {
   /// Records after which a generator's last state is not known.
   std::vector<size_t> open_ends() const;
   /// Moves generators that nobody else has used to their last state, where that is known.
-  void settle();
+  void advance_generators();
 
  private:
   struct Chain {

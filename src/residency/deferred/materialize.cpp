@@ -41,10 +41,10 @@ std::vector<Target> targets_of(const ModelRef& model) {
   return targets;
 }
 
-void settle(const std::vector<Target>& targets) {
+void advance_generators(const std::vector<Target>& targets) {
   std::set<Tape*> tapes;
   for (const auto& target : targets)
-    if (tapes.insert(target.owner.tape.get()).second) target.owner.tape->settle(/*all_of_them=*/true);
+    if (tapes.insert(target.owner.tape.get()).second) target.owner.tape->advance_generators(/*all_of_them=*/true);
 }
 
 /// What was born in the scope, still exists and needs no gradient, nor shares memory with something that does.
@@ -98,7 +98,7 @@ InitScope::~InitScope() {
     deferred::Plain plain;
     for (const at::Tensor& buffer : buffers_of(impl_->scope))
       if (const Owner* owner = deferred::owner_of(buffer)) deferred::adopt(buffer, tape->materialize(owner->node));
-    tape->settle(/*all_of_them=*/false);
+    tape->advance_generators(/*all_of_them=*/false);
   } catch (const std::exception&) {  // documented: whoever uses them hears of it
   }
 }
@@ -127,7 +127,7 @@ void materialize(const ModelRef& model, const MaterializeOptions& options) {
   const auto targets = targets_of(model);
   for (const auto& [name, tensor, owner] : targets)
     deferred::adopt(tensor, owner.tape->materialize(owner.node, options.device));
-  settle(targets);
+  advance_generators(targets);
   if (options.device) model.to(*options.device);
 }
 
@@ -148,7 +148,7 @@ void residency::materialize_each(
     }
     owner.tape->hand_over(owner.node);
   }
-  settle(targets);
+  advance_generators(targets);
 }
 
 }  // namespace accelerate

@@ -358,7 +358,7 @@ size_t Tape::last_write(size_t node) const {
   return nodes_[node].writers.back();
 }
 
-void Tape::settle(bool all_of_them) {
+void Tape::advance_generators(bool all_of_them) {
   const RecursiveMutexLock lock(mutex_);
   Plain plain;
   if (all_of_them && std::none_of(nodes_.begin(), nodes_.end(),
@@ -368,7 +368,7 @@ void Tape::settle(bool all_of_them) {
     Values values;
     run(plan(std::move(todo)), values, {});
   }
-  draws_.settle();
+  draws_.advance_generators();
 }
 
 }  // namespace accelerate::residency::deferred

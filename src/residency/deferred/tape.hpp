@@ -65,7 +65,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
 
   /// Puts the generators where eager construction would have left them, where nothing drew meanwhile. With
   /// `all_of_them` first draws what nobody asked for, if no deferred storage is left.
-  void settle(bool all_of_them);
+  void advance_generators(bool all_of_them);
 
  private:
   struct Node {

@@ -17,7 +17,7 @@ void run(const std::stop_token& stop, const std::vector<MappedBytes>& all) {
   c10::setThreadName("acc_ahead");
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   std::deque<std::pair<void*, size_t>> underway;
-  const auto settle = [&] {
+  const auto finish_first = [&] {
 #ifdef MADV_POPULATE_READ
     // Waits for the disk and fills in the page table, so that the computation meets no fault. Older systems don't know
     // it: there the faults remain.
@@ -34,10 +34,10 @@ void run(const std::stop_token& stop, const std::vector<MappedBytes>& all) {
       const size_t length = std::min<uintptr_t>(kRequest, end - begin);
       static_cast<void>(::madvise(address, length, MADV_WILLNEED));
       underway.emplace_back(address, length);
-      if (underway.size() >= kUnderway) settle();
+      if (underway.size() >= kUnderway) finish_first();
     }
   }
-  while (!underway.empty() && !stop.stop_requested()) settle();
+  while (!underway.empty() && !stop.stop_requested()) finish_first();
 }
 
 }  // namespace
