@@ -52,6 +52,7 @@ struct QuantizedLinear {
     const torch::NoGradGuard no_grad;
     codes = torch::randint(-8, 8, {3, 4}, torch::kInt8);
     linear->weight.copy_(codes * 0.5f);
+    linear->bias.fill_(3);
     const auto add = [&](const std::string& name, const at::Tensor& tensor, CountingHome*& home) {
       return &add_unit(engine, name, {{name, tensor}}, [&](at::Tensor bytes) {
         auto made = std::make_unique<CountingHome>(std::move(bytes));

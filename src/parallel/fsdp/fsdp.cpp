@@ -255,8 +255,9 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
     for (const auto& [name, buffer] : model.buffers()) {
       at::Tensor value = buffer.to(device);
       if (self.group && plugin.sync_module_states.value_or(false)) value = self.group->broadcast(value, 0);
-      const bool stays = std::any_of(self.full_precision.begin(), self.full_precision.end(),
-                                     [&](const std::string& path) { return name.starts_with(path + "."); });
+      const bool stays =
+          std::any_of(self.full_precision.begin(), self.full_precision.end(),
+                      [&, &name = name](const std::string& path) { return name.starts_with(path + "."); });
       if (buffer_dtype && value.is_floating_point() && !stays) value = value.to(*buffer_dtype);
       keep(buffer, value);
     }
