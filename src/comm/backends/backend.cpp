@@ -24,9 +24,8 @@ const BackendFactory& find_backend(const std::string& name) {
 }
 
 bool is_transport_error(const std::exception& error) {
-  return std::any_of(kBackends.begin(), kBackends.end(), [&](const BackendFactory* factory) {
-    return factory->has_thrown && factory->has_thrown(error);
-  });
+  return std::any_of(kBackends.begin(), kBackends.end(),
+                     [&](const BackendFactory* factory) { return factory->has_thrown && factory->has_thrown(error); });
 }
 
 }  // namespace accelerate::comm
