@@ -13,11 +13,6 @@
 namespace sagemaker {
 namespace {
 
-std::string get(const Environment& environment, const std::string& name) {
-  const auto found = environment.find(name);
-  return found == environment.end() ? "" : found->second;
-}
-
 bool starts(const std::string& text, const char* begin) { return text.rfind(begin, 0) == 0; }
 
 std::string url_encoded(const std::string& text) {
@@ -97,6 +92,11 @@ std::string advice(const std::string& code, const std::string& source) {
 
 }  // namespace
 
+std::string variable_of(const Environment& environment, const std::string& name) {
+  const auto found = environment.find(name);
+  return found == environment.end() ? "" : found->second;
+}
+
 std::string partition_of(const std::string& region) {
   if (starts(region, "cn-")) return "aws-cn";
   if (starts(region, "us-gov-")) return "aws-us-gov";
@@ -136,9 +136,9 @@ void Aws::use(Credentials credentials, std::string source) {
 std::string Aws::endpoint(const std::string& service) const {
   std::string name = service == "logs" ? "cloudwatch_logs" : service;
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::toupper(c); });
-  if (get(environment_, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") != "true")
-    for (std::string url : {get(environment_, "AWS_ENDPOINT_URL_" + name), get(environment_, "AWS_ENDPOINT_URL"),
-                            profile_.get("endpoint_url")})
+  if (variable_of(environment_, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") != "true")
+    for (std::string url : {variable_of(environment_, "AWS_ENDPOINT_URL_" + name),
+                            variable_of(environment_, "AWS_ENDPOINT_URL"), profile_.get("endpoint_url")})
       if (!url.empty()) {
         if (!starts(url, "http://") && !starts(url, "https://"))
           accelerate::raise<accelerate::ConfigError>(
@@ -202,7 +202,7 @@ HttpResponse Aws::s3(const std::string& method, const std::string& bucket, const
 }
 
 HttpResponse Aws::send(const std::string& what, const std::string& service, HttpRequest request, bool sign) {
-  const std::string given = get(environment_, "AWS_MAX_ATTEMPTS");
+  const std::string given = variable_of(environment_, "AWS_MAX_ATTEMPTS");
   int attempts = 5;
   if (!given.empty())
     if (const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), attempts);

@@ -15,11 +15,6 @@ namespace {
 using accelerate::ConfigError;
 using std::chrono::milliseconds;
 
-std::string get(const Environment& environment, const std::string& name) {
-  const auto found = environment.find(name);
-  return found == environment.end() ? "" : found->second;
-}
-
 std::string first_line(const std::string& file, const std::string& what) {
   std::ifstream in(file);
   std::string line;
@@ -50,8 +45,9 @@ Credentials from_sts(const std::string& xml, const std::string& what) {
 }
 
 std::optional<Credentials> of_environment(const Environment& e) {
-  Credentials found{get(e, "AWS_ACCESS_KEY_ID"), get(e, "AWS_SECRET_ACCESS_KEY"), get(e, "AWS_SESSION_TOKEN")};
-  if (found.token.empty()) found.token = get(e, "AWS_SECURITY_TOKEN");
+  Credentials found{variable_of(e, "AWS_ACCESS_KEY_ID"), variable_of(e, "AWS_SECRET_ACCESS_KEY"),
+                    variable_of(e, "AWS_SESSION_TOKEN")};
+  if (found.token.empty()) found.token = variable_of(e, "AWS_SECURITY_TOKEN");
   if (found.key_id.empty() && found.secret.empty()) return std::nullopt;
   if (found.key_id.empty() || found.secret.empty())
     accelerate::raise<ConfigError>(
@@ -76,9 +72,9 @@ class Chain {
     const Profile* profile = profiles_.find(name);
     if (!profile && name != "default") throw_missing(name, query_.profile.empty() ? "AWS_PROFILE" : "the config file");
     if (profile && !profile->get("role_arn").empty()) return of_role(*profile);
-    if (const std::string file = get(environment_, "AWS_WEB_IDENTITY_TOKEN_FILE"); !file.empty())
-      return of_web_identity(file, get(environment_, "AWS_ROLE_ARN"), get(environment_, "AWS_ROLE_SESSION_NAME"),
-                             "AWS_WEB_IDENTITY_TOKEN_FILE");
+    if (const std::string file = variable_of(environment_, "AWS_WEB_IDENTITY_TOKEN_FILE"); !file.empty())
+      return of_web_identity(file, variable_of(environment_, "AWS_ROLE_ARN"),
+                             variable_of(environment_, "AWS_ROLE_SESSION_NAME"), "AWS_WEB_IDENTITY_TOKEN_FILE");
     if (profile)
       if (auto found = of_profile(*profile)) return *found;
     if (auto found = of_container()) return *found;
@@ -207,8 +203,8 @@ class Chain {
   }
 
   std::optional<Found> of_container() {
-    const std::string relative = get(environment_, "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
-                      full = get(environment_, "AWS_CONTAINER_CREDENTIALS_FULL_URI");
+    const std::string relative = variable_of(environment_, "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"),
+                      full = variable_of(environment_, "AWS_CONTAINER_CREDENTIALS_FULL_URI");
     if (relative.empty() && full.empty()) return std::nullopt;
     HttpRequest request{.url = relative.empty() ? full : "http://169.254.170.2" + relative};
     if (relative.empty() && full.rfind("https://", 0) != 0) {
@@ -223,8 +219,8 @@ class Chain {
             "container's host",
             full);
     }
-    std::string token = get(environment_, "AWS_CONTAINER_AUTHORIZATION_TOKEN");
-    if (const std::string file = get(environment_, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"); !file.empty())
+    std::string token = variable_of(environment_, "AWS_CONTAINER_AUTHORIZATION_TOKEN");
+    if (const std::string file = variable_of(environment_, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"); !file.empty())
       token = first_line(file, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE");
     if (token.find_first_of("\r\n") != std::string::npos)
       accelerate::raise<ConfigError>("the authorization token for the container's credentials has more than one line");
@@ -238,10 +234,10 @@ class Chain {
   }
 
   std::optional<Found> of_machine() {
-    std::string disabled = get(environment_, "AWS_EC2_METADATA_DISABLED");
+    std::string disabled = variable_of(environment_, "AWS_EC2_METADATA_DISABLED");
     std::transform(disabled.begin(), disabled.end(), disabled.begin(), [](unsigned char c) { return std::tolower(c); });
     if (disabled == "true") return std::nullopt;
-    std::string root = get(environment_, "AWS_EC2_METADATA_SERVICE_ENDPOINT");
+    std::string root = variable_of(environment_, "AWS_EC2_METADATA_SERVICE_ENDPOINT");
     if (root.empty()) root = "http://169.254.169.254";
     while (!root.empty() && root.back() == '/') root.pop_back();
     // Version 2 of the service only: a token that only the machine itself can get.
@@ -284,7 +280,7 @@ class Chain {
 std::string profile_name(const CredentialsQuery& query, const Environment& environment) {
   if (!query.profile.empty()) return query.profile;
   for (const char* variable : {"AWS_PROFILE", "AWS_DEFAULT_PROFILE"})
-    if (const std::string name = get(environment, variable); !name.empty()) return name;
+    if (const std::string name = variable_of(environment, variable); !name.empty()) return name;
   return "default";
 }
 

@@ -10,6 +10,9 @@ namespace sagemaker {
 
 using Environment = std::map<std::string, std::string>;
 
+/// The variable's text, "" without it.
+std::string variable_of(const Environment& environment, const std::string& name);
+
 /// The settings of one profile: ~/.aws/config's, and above them ~/.aws/credentials'.
 struct Profile {
   std::string name;
