@@ -23,20 +23,23 @@
 #include "accelerate/accelerator/prepared.hpp"
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
-#include "accelerate/data.hpp"
+#include "accelerate/data/forward.hpp"
+#include "accelerate/data/metrics.hpp"
 #include "accelerate/data/random.hpp"
-#include "accelerate/optim.hpp"
-#include "accelerate/parallel/deepspeed_plugin.hpp"
+#include "accelerate/optim/accelerated_scheduler.hpp"
+#include "accelerate/optim/optimizer.hpp"
 #include "accelerate/parallel/fsdp_plugin.hpp"
-#include "accelerate/parallel/megatron_lm_plugin.hpp"
 #include "accelerate/parallel/parallelism_config.hpp"
 #include "accelerate/precision.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/utils/given.hpp"
 #include "accelerate/utils/kwargs.hpp"
-#include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerate/utils/split.hpp"
 
 namespace accelerate {
+
+struct DeepSpeedPlugin;   // accelerate/parallel/deepspeed_plugin.hpp
+struct MegatronLMPlugin;  // accelerate/parallel/megatron_lm_plugin.hpp
 
 using KwargsHandler = std::variant<DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs,
                                    AutocastKwargs, ProfileKwargs>;
@@ -69,9 +72,9 @@ struct AcceleratorOptions {
   std::optional<FullyShardedDataParallelPlugin> fsdp_plugin;
   /// Refused, as ACCELERATE_USE_DEEPSPEED is: there is no ZeRO engine of DeepSpeed's here. The error names the
   /// fsdp_plugin that comes nearest.
-  std::optional<DeepSpeedPlugin> deepspeed_plugin;
+  Given<DeepSpeedPlugin> deepspeed_plugin;
   /// Refused, as ACCELERATE_USE_MEGATRON_LM is: Megatron-LM is a Python program.
-  std::optional<MegatronLMPlugin> megatron_lm_plugin;
+  Given<MegatronLMPlugin> megatron_lm_plugin;
   /// Schedules step only when their optimizers did, num_processes times.
   bool step_scheduler_with_optimizer = true;
   /// At most one of each kind.
@@ -200,7 +203,7 @@ class ACCELERATE_API Accelerator {
     // Braces, because they evaluate from left to right: the order is that of the files of a checkpoint.
     auto first = std::tuple<decltype(prepare_one(std::forward<Objects>(objects)))...>{
         prepare_one(std::forward<Objects>(objects))...};
-    adopt_shards();
+    give_pieces_to_optimizers();
     auto prepared = std::apply([&](auto&... items) { return std::make_tuple(finish_one(items)...); }, first);
     if constexpr (sizeof...(Objects) == 1) return std::get<0>(std::move(prepared));
     else return prepared;
@@ -209,25 +212,20 @@ class ACCELERATE_API Accelerator {
   /// `evaluation_mode`: no gradient averaging. Collective otherwise.
   template <ModelLike Model> Prepared<Model> prepare_model(Model model, bool evaluation_mode = false) {
     Prepared<Model> prepared(model, prepare_core(model, evaluation_mode));
-    adopt_shards();
+    give_pieces_to_optimizers();
     return prepared;
   }
-  template <class Optimizer> AcceleratedOptimizer prepare_optimizer(Optimizer&& optimizer) {
+  /// `fused`: see AcceleratedOptimizerOptions.
+  template <class Optimizer>
+  AcceleratedOptimizer prepare_optimizer(Optimizer&& optimizer, const AcceleratedOptimizerOptions& options = {}) {
     auto prepared = register_optimizer(
-        AcceleratedOptimizer(std::forward<Optimizer>(optimizer), options().device_placement, scaler()));
-    adopt_shards();
+        AcceleratedOptimizer(std::forward<Optimizer>(optimizer), this->options().device_placement, scaler(), options));
+    give_pieces_to_optimizers();
     return prepared;
   }
   template <class Batch> data::PreparedDataLoader<Batch> prepare_data_loader(const data::DataLoader<Batch>& loader) {
-    auto prepared = data::prepare_data_loader(loader, loader_options());
-    register_loader(
-        {.state_dict = [prepared] { return prepared.state_dict().to_ivalue(); },
-         .load_state_dict =
-             [prepared](const c10::IValue& state) mutable {
-               prepared.load_state_dict(data::DataLoaderState::from_ivalue(state));
-             },
-         .set_even_batches =
-             [prepared](std::optional<bool> value) mutable { return prepared.override_even_batches(value); }});
+    auto prepared = detail::prepare_loader(loader, loader_options());
+    register_loader(prepared.status());
     return prepared;
   }
   AcceleratedScheduler prepare_scheduler(const optim::Scheduler& scheduler);
@@ -264,7 +262,7 @@ class ACCELERATE_API Accelerator {
   template <class Model>
   void join_uneven_inputs(const std::vector<Prepared<Model>>& models, const std::function<void()>& loop,
                           std::optional<bool> even_batches = std::nullopt) {
-    ParallelList prepared;
+    parallel::Engines prepared;
     for (const auto& model : models) prepared.push_back(model.core()->engine);
     join(prepared, loop, even_batches);
   }
@@ -292,6 +290,7 @@ class ACCELERATE_API Accelerator {
 
   // Collectives; see comm.hpp.
   template <class T> T gather(const T& data) const { return accelerate::gather(data); }
+  /// The sum by default, as the reference's member; the free function accelerate::reduce() gives the mean.
   template <class T> T reduce(const T& data, std::string_view reduction = "sum", double scale = 1.0) const {
     return accelerate::reduce(data, reduction, scale);
   }
@@ -349,7 +348,7 @@ class ACCELERATE_API Accelerator {
   Scope register_save_state_pre_hook(StateHook hook);
   Scope register_load_state_pre_hook(StateHook hook);
   template <class Loader> auto skip_first_batches(const Loader& loader, int64_t num_batches = 0) const {
-    return data::skip_first_batches(loader, num_batches);
+    return detail::skip_batches(loader, num_batches);
   }
 
   /// Forgets all prepared objects and gives cached device memory back. Handles that you still hold keep their objects
@@ -382,28 +381,18 @@ class ACCELERATE_API Accelerator {
     else return std::move(object);
   }
 
-  struct LoaderEntry {
-    std::function<c10::IValue()> state_dict;
-    std::function<void(const c10::IValue&)> load_state_dict;
-    std::function<bool(std::optional<bool>)> set_even_batches;  ///< false: not a map data set
-  };
   int64_t coordinate(const char* dim_name) const;
   std::shared_ptr<detail::PreparedModel> prepare_core(ModelRef model, bool evaluation_mode);
   AcceleratedOptimizer register_optimizer(AcceleratedOptimizer optimizer);
-  void register_loader(LoaderEntry entry);
-  void adopt_shards();
-  std::vector<at::Tensor> model_gradients() const;
-  struct Gradients;
-  Gradients gradients_of(const std::vector<at::Tensor>& parameters) const;
+  void register_loader(std::shared_ptr<data::PreparedStatus> loader);
+  void give_pieces_to_optimizers();
   void register_custom(checkpointing::CustomObject object);
-  data::PrepareDataLoaderOptions loader_options() const;
-  using ParallelList = std::vector<std::shared_ptr<parallel::Engine>>;
-  Scope begin_accumulate(const ParallelList& models);
-  Scope suspend_sync(const ParallelList& models);
+  const data::PrepareDataLoaderOptions& loader_options() const;
+  Scope begin_accumulate(const parallel::Engines& models);
+  Scope suspend_sync(const parallel::Engines& models);
   Scope resume_sync(const std::shared_ptr<parallel::Engine>& model);
-  void join(const ParallelList& models, const std::function<void()>& loop, std::optional<bool> even_batches);
+  void join(const parallel::Engines& models, const std::function<void()>& loop, std::optional<bool> even_batches);
   void run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options);
-  std::shared_ptr<parallel::FullyShardedDataParallel> fsdp_of(const ModelRef& model) const;
   std::map<std::string, at::Tensor> state_dict_of(const ModelRef& model) const;
   void save_model_files(const ModelRef& model, const std::filesystem::path& folder, const std::string& max_shard_size,
                         bool safe_serialization) const;

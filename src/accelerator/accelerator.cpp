@@ -1,13 +1,14 @@
+#include <c10/util/Exception.h>
+
+#include <array>
 #include <exception>
 
-#include "accelerate/parallel/ddp.hpp"
 #include "accelerate/residency/deferred.hpp"
-#include "accelerate/utils/error.hpp"
+#include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerate/utils/memory.hpp"
 #include "accelerator/accelerator_impl.hpp"
-#include "accelerator/parallelism.hpp"
-#include "optim/optimizer_state.hpp"
 #include "utils/environment.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
@@ -15,13 +16,22 @@ namespace {
 GradientAccumulationPlugin accumulation_of(const AcceleratorOptions& options) {
   if (options.gradient_accumulation_plugin) {
     if (options.gradient_accumulation_steps != 1)
-      throw ConfigError(
-          "Accelerator: found gradient_accumulation_steps = " + std::to_string(options.gradient_accumulation_steps) +
-          " beside a gradient_accumulation_plugin, expected one of them; set the plugin's num_steps");
+      raise<ConfigError>(
+          "Accelerator: found gradient_accumulation_steps = {} beside a gradient_accumulation_plugin, expected one of "
+          "them; set the plugin's num_steps",
+          options.gradient_accumulation_steps);
     return *options.gradient_accumulation_plugin;
   }
   return {.num_steps = environment::integer({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS"})
                            .value_or(options.gradient_accumulation_steps)};
+}
+
+/// Rank 0 warns of a compiler that is not here, without which all works.
+void warn_of_missing_compiler() {
+  const auto dynamo = resolve(TorchDynamoPlugin{});
+  if (dynamo.backend != "no" && environment::integer({"RANK"}).value_or(0) == 0)
+    TORCH_WARN("Accelerator: ACCELERATE_DYNAMO_BACKEND is ", *dynamo.backend,
+               ", which has no effect: compiling models is torch.compile's, in Python. They run as they are.");
 }
 
 }  // namespace
@@ -33,8 +43,11 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   std::array<bool, std::variant_size_v<KwargsHandler>> seen{};
   for (const auto& handler : options.kwargs_handlers) {
     if (std::exchange(seen[handler.index()], true))
-      throw ConfigError("Accelerator: kwargs_handlers holds two handlers of one kind (number " +
-                        std::to_string(handler.index()) + " of the variant), expected at most one of each");
+      raise<ConfigError>(
+          "Accelerator: kwargs_handlers holds two handlers of one kind (number {} of the variant), expected at most "
+          "one "
+          "of each",
+          handler.index());
     std::visit(
         [this](const auto& kwargs) {
           using T = std::decay_t<decltype(kwargs)>;
@@ -51,9 +64,11 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   }
   for (const auto& name : options.log_with)
     if (!is_tracker(name))
-      throw ConfigError("Accelerator: log_with holds '" + name +
-                        "', expected tensorboard, the tracker that this version has");
+      raise<ConfigError>("Accelerator: log_with holds '{}', expected tensorboard, the tracker that this version has",
+                         name);
   if (options.split_batches) options.dataloader_config.split_batches = *options.split_batches;
+  loader_options = {
+      .config = options.dataloader_config, .put_on_device = options.device_placement, .rng_types = options.rng_types};
   auto& project = options.project_config;
   if (project.project_dir.empty()) project.project_dir = options.project_dir;
   if (project.logging_dir.empty()) project.logging_dir = project.project_dir;
@@ -62,24 +77,21 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
         "Accelerator: log_with is set without a folder to write to, expected project_dir (or "
         "project_config.logging_dir)");
   // Before this process joins a group, which the others would wait in.
-  refuse_missing_engines(options);
-  parallelism = requested_parallelism(options);
+  parallelism = parallel::requested_parallelism(options.parallelism_config);
+  engine = parallel::choose_engine({.fsdp = options.fsdp_plugin,
+                                    .deepspeed = options.deepspeed_plugin,
+                                    .megatron_lm = options.megatron_lm_plugin,
+                                    .parallelism = parallelism,
+                                    .ddp = ddp});
+  warn_of_missing_compiler();
   const auto plugin = accumulation_of(options);
   state.emplace(AcceleratorStateOptions{.mixed_precision = options.mixed_precision,
                                         .partial = {.cpu = options.cpu, .process_group = process_group}});
   check_precision(state->mixed_precision(), state->device());
   gradients.emplace(plugin);
-  fsdp = requested_sharding(options, parallelism);
-  if (parallelism)
-    parallelism = parallel::validate(*parallelism, {.num_processes = state->num_processes(),
-                                                    .is_fsdp2 = fsdp && fsdp->fsdp_version == 2,
-                                                    .multi_device = state->use_distributed() && !fsdp});
-  if (fsdp) {
-    if (!fsdp->mixed_precision_policy && state->mixed_precision() != PrecisionType::NO)
-      fsdp->mixed_precision_policy =
-          parallel::mixed_precision_policy(to_string(state->mixed_precision()), *fsdp->fsdp_version);
-  }
-  if (state->mixed_precision() == PrecisionType::FP16) scaler = std::make_shared<optim::GradScaler>(scaling);
+  if (parallelism) parallelism = parallel::validate(*parallelism, engine->job(state->num_processes()));
+  engine->set_precision(state->mixed_precision());
+  if (state->mixed_precision() == PrecisionType::FP16) run.scaler = std::make_shared<optim::GradScaler>(scaling);
 }
 
 Accelerator::Accelerator(AcceleratorOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
@@ -93,108 +105,67 @@ const GradientState& Accelerator::gradient_state() const { return *impl_->gradie
 const std::optional<ParallelismConfig>& Accelerator::parallelism_config() const { return impl_->parallelism; }
 int64_t Accelerator::coordinate(const char* dim_name) const {
   if (!impl_->parallelism)
-    throw ConfigError(std::string("Accelerator: asked for this rank's place on the axis ") + dim_name +
-                      ", but there are no axes, expected AcceleratorOptions::parallelism_config");
+    raise<ConfigError>(
+        "Accelerator: asked for this rank's place on the axis {}, but there are no axes, expected "
+        "AcceleratorOptions::parallelism_config",
+        dim_name);
   return impl_->parallelism->mesh().coordinate(process_index(), dim_name);
 }
 const AcceleratorOptions& Accelerator::options() const { return impl_->options; }
 const ProjectConfiguration& Accelerator::project_configuration() const { return impl_->options.project_config; }
 std::filesystem::path Accelerator::logging_dir() const { return project_configuration().logging_dir; }
-std::shared_ptr<optim::GradScaler> Accelerator::scaler() const { return impl_->scaler; }
+std::shared_ptr<optim::GradScaler> Accelerator::scaler() const { return impl_->run.scaler; }
 
 std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model, bool evaluation_mode) {
-  for (const auto& known : impl_->models)  // the same module again: the same preparation, not a second layer
-    if (known->model.identity() == model.identity() && (known->engine || evaluation_mode || !use_distributed()))
-      return known;
-  const bool shards = impl_->fsdp && parallel::effective_strategy(*impl_->fsdp) != ShardingStrategy::no_shard;
-  if (!shards && impl_->fsdp && impl_->fsdp->activation_checkpointing.value_or(false))
-    throw ConfigError(
-        "prepare: activation_checkpointing recomputes the units of sharded models, but the sharding strategy is "
-        "NO_SHARD, expected another one; HYBRID_SHARD with dp_shard_size 1 keeps whole models on all ranks and has "
-        "units");
-  if (!shards) {  // sharding moves piece by piece, and initialises so what has no memory yet
+  // The same module again: the same preparation, not a second layer.
+  if (const auto known = impl_->run.find(model); known && (known->engine || evaluation_mode || !use_distributed()))
+    return known;
+  const auto& chosen = *impl_->engine;
+  chosen.check(model);
+  if (!chosen.places_models()) {
     materialize(model, {.device = impl_->options.device_placement ? std::optional(device()) : std::nullopt});
     if (impl_->options.device_placement) model.to(device());
   }
   auto core = std::make_shared<detail::PreparedModel>(
       detail::PreparedModel{.model = model, .device_type = computing_device(device()), .autocast = impl_->autocast});
   if (impl_->autocast.enabled) core->autocast_dtype = autocast_dtype(state().mixed_precision());
-  if (shards) {
-    // Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.
-    core->engine = core->fsdp = std::make_shared<parallel::FullyShardedDataParallel>(model, device(), *impl_->fsdp);
-    if (const auto& precision = impl_->fsdp->mixed_precision_policy;
-        precision && precision->param_dtype &&
-        (impl_->fsdp->fsdp_version == 2 ? precision->cast_forward_inputs.value_or(true)
-                                        : precision->cast_root_forward_inputs))
-      core->input_dtype = *precision->param_dtype;
-    // Casts of parameters are made anew each time: kept ones would keep evicted bytes alive.
-    core->autocast.cache_enabled = false;
-  } else if (use_distributed() && !evaluation_mode) {
-    core->engine =
-        std::make_shared<parallel::DistributedDataParallel>(model.parameters(), model.buffers(), impl_->ddp);
+  core->engine = chosen.make(model, device(), evaluation_mode);
+  if (core->engine) {
+    core->input_dtype = core->engine->input_dtype();
+    // Casts of parameters that come and go are made anew each time: kept ones would keep evicted bytes alive.
+    if (!core->engine->keeps_parameters()) core->autocast.cache_enabled = false;
   }
-  impl_->models.push_back(core);
+  impl_->run.models.push_back(core);
   return core;
 }
 
-/// Optimizers and models may be prepared in any order.
-void Accelerator::adopt_shards() {
-  for (const auto& model : impl_->models) {
-    if (!model->fsdp) continue;
-    for (const auto& optimizer : impl_->optimizers) {
-      // Adagrad has states from its start, others when they have stepped before they are prepared.
-      for (const auto& group : optimizer.optimizer().param_groups())
-        for (const auto& parameter : group.params())
-          if (const at::Tensor shard = model->fsdp->local_shard(parameter); shard.defined())
-            optim::move_optimizer_state(optimizer.optimizer(), parameter, shard, [&](const at::Tensor& whole) {
-              return model->fsdp->piece_of(parameter, whole);
-            });
-      model->fsdp->adopt(optimizer.optimizer());
-      optimizer.set_step_hooks(model->fsdp.get(), {.before = [fsdp = model->fsdp] { fsdp->before_step(); },
-                                                   .after = [fsdp = model->fsdp] { fsdp->after_step(); }});
-    }
-  }
-}
-
-std::vector<at::Tensor> Accelerator::model_gradients() const {
-  std::vector<at::Tensor> gradients;
-  for (const auto& model : impl_->models) {
-    for (const auto& [name, parameter] : model->model.parameters()) {
-      const at::Tensor shard = model->fsdp ? model->fsdp->local_shard(parameter) : at::Tensor();
-      if (const auto& gradient = shard.defined() ? shard.grad() : parameter.grad(); gradient.defined())
-        gradients.push_back(gradient);
-    }
-  }
-  return gradients;
-}
+void Accelerator::give_pieces_to_optimizers() { run_state::give_pieces_to_optimizers(impl_->run); }
 
 DistributedType Accelerator::distributed_type() const {
-  return impl_->fsdp ? DistributedType::FSDP : state().distributed_type();
+  return impl_->engine->distributed_type().value_or(state().distributed_type());
 }
 
 AcceleratedOptimizer Accelerator::register_optimizer(AcceleratedOptimizer optimizer) {
-  impl_->optimizers.push_back(optimizer);
+  impl_->run.optimizers.push_back(optimizer);
   return optimizer;
 }
 
 AcceleratedScheduler Accelerator::prepare_scheduler(const optim::Scheduler& scheduler) {
   // A schedule follows the optimizer that it drives; one that drives none of ours follows all, as in the reference.
   std::vector<AcceleratedOptimizer> followed;
-  for (const auto& optimizer : impl_->optimizers)
+  for (const auto& optimizer : impl_->run.optimizers)
     if (&optimizer.optimizer() == &scheduler.optimizer()) followed.push_back(optimizer);
-  AcceleratedScheduler prepared(scheduler, followed.empty() ? impl_->optimizers : followed,
+  AcceleratedScheduler prepared(scheduler, followed.empty() ? impl_->run.optimizers : followed,
                                 impl_->options.step_scheduler_with_optimizer, split_batches());
-  impl_->schedulers.push_back(prepared);
+  impl_->run.schedulers.push_back(prepared);
   return prepared;
 }
 
-void Accelerator::register_loader(LoaderEntry entry) { impl_->loaders.push_back(std::move(entry)); }
-
-data::PrepareDataLoaderOptions Accelerator::loader_options() const {
-  return {.config = impl_->options.dataloader_config,
-          .put_on_device = impl_->options.device_placement,
-          .rng_types = impl_->options.rng_types};
+void Accelerator::register_loader(std::shared_ptr<data::PreparedStatus> loader) {
+  impl_->run.loaders.push_back(std::move(loader));
 }
+
+const data::PrepareDataLoaderOptions& Accelerator::loader_options() const { return impl_->loader_options; }
 
 void Accelerator::set_trigger() { impl_->trigger = true; }
 
@@ -206,11 +177,7 @@ bool Accelerator::check_trigger() {
 }
 
 void Accelerator::free_memory() {
-  impl_->models.clear();
-  impl_->optimizers.clear();
-  impl_->schedulers.clear();
-  impl_->loaders.clear();
-  impl_->step = 0;
+  impl_->run.clear();
   impl_->num_items = 0;
   clear_device_cache();
 }

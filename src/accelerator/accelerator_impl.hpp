@@ -4,6 +4,8 @@
 
 #include "accelerate/accelerator.hpp"
 #include "accelerate/trackers/tracker.hpp"
+#include "parallel/engines.hpp"
+#include "run_state/run_state.hpp"
 
 namespace accelerate {
 
@@ -18,21 +20,21 @@ struct Accelerator::Impl {
   GradScalerKwargs scaling;
   InitProcessGroupKwargs process_group;
   AutocastKwargs autocast;
-  std::optional<ParallelismConfig> parallelism;        ///< as it applies to this job
-  std::optional<FullyShardedDataParallelPlugin> fsdp;  ///< resolved
+  std::unique_ptr<parallel::ChosenEngine> engine;
+  std::optional<ParallelismConfig> parallelism;  ///< as it applies to this job
   std::optional<AcceleratorState> state;
   std::optional<GradientState> gradients;
-  std::shared_ptr<optim::GradScaler> scaler;
 
-  std::vector<std::shared_ptr<detail::PreparedModel>> models;
-  std::vector<AcceleratedOptimizer> optimizers;
-  std::vector<AcceleratedScheduler> schedulers;
-  std::vector<LoaderEntry> loaders;
-  std::vector<checkpointing::CustomObject> customs;
+  data::PrepareDataLoaderOptions loader_options;
+  run_state::RunState run;  ///< all that was prepared
   std::list<StateHook> save_hooks, load_hooks;
   std::vector<std::unique_ptr<GeneralTracker>> trackers;
 
-  int64_t step = 0;      ///< micro-steps since the last forced synchronisation
+  /// The one rank that writes what all have, or with save_on_each_node one on each machine.
+  bool writes_for_all() const {
+    return state->is_main_process() || (options.project_config.save_on_each_node && state->is_local_main_process());
+  }
+
   double num_items = 0;  ///< of the accumulation group, with GradientAverage::tokens
   bool trigger = false;
   int exceptions_at_start = 0;

@@ -1,21 +1,22 @@
-#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 
 #include "accelerate/parallel/ddp.hpp"
-#include "accelerate/utils/error.hpp"
 #include "accelerator/accelerator_impl.hpp"
+#include "parallel/gradients.hpp"
+#include "parallel/join.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 
-Scope Accelerator::begin_accumulate(const ParallelList& models) {
+Scope Accelerator::begin_accumulate(const parallel::Engines& models) {
   const auto& gradients = gradient_state();
   if (gradients.sync_with_dataloader() && gradients.end_of_dataloader()) {
-    impl_->step = 0;
+    impl_->run.step = 0;
     gradients.set_sync_gradients(true);
   } else {
-    ++impl_->step;
-    gradients.set_sync_gradients(impl_->step % gradients.num_steps() == 0);
+    ++impl_->run.step;
+    gradients.set_sync_gradients(impl_->run.step % gradients.num_steps() == 0);
   }
   if (gradients.sync_gradients() || (use_distributed() && gradients.sync_each_batch())) return Scope();
   return suspend_sync(models);
@@ -24,7 +25,7 @@ Scope Accelerator::begin_accumulate(const ParallelList& models) {
 namespace {
 
 /// Sets the flag of all models until the scope ends.
-Scope with_sync(const std::vector<std::shared_ptr<parallel::Engine>>& models, bool sync) {
+Scope with_sync(const parallel::Engines& models, bool sync) {
   std::vector<std::pair<std::shared_ptr<parallel::Engine>, bool>> before;
   for (const auto& model : models) {
     if (!model) continue;
@@ -38,7 +39,7 @@ Scope with_sync(const std::vector<std::shared_ptr<parallel::Engine>>& models, bo
 
 }  // namespace
 
-Scope Accelerator::suspend_sync(const ParallelList& models) { return with_sync(models, false); }
+Scope Accelerator::suspend_sync(const parallel::Engines& models) { return with_sync(models, false); }
 
 Scope Accelerator::resume_sync(const std::shared_ptr<parallel::Engine>& model) {
   if (!model) return Scope();
@@ -47,34 +48,22 @@ Scope Accelerator::resume_sync(const std::shared_ptr<parallel::Engine>& model) {
   return scope;
 }
 
-void Accelerator::join(const ParallelList& models, const std::function<void()>& loop,
+void Accelerator::join(const parallel::Engines& models, const std::function<void()>& loop,
                        std::optional<bool> even_batches) {
   // The setting returns even when the loop throws.
   Scope restore;
   if (even_batches) {
     bool overridden = false;
-    for (const auto& loader : impl_->loaders) overridden |= loader.set_even_batches(even_batches);
+    for (const auto& loader : impl_->run.loaders) overridden |= loader->override_even_batches(even_batches);
     if (!overridden && use_distributed())
       throw ConfigError(
           "join_uneven_inputs: even_batches was given, but no prepared loader reads a map-style data set without "
           "dispatching, the only kind that it applies to; leave it out");
-    restore = Scope([loaders = impl_->loaders] {
-      for (const auto& loader : loaders) loader.set_even_batches(std::nullopt);
+    restore = Scope([loaders = impl_->run.loaders] {
+      for (const auto& loader : loaders) loader->override_even_batches(std::nullopt);
     });
   }
-  std::vector<std::shared_ptr<parallel::DistributedDataParallel>> averaging;
-  for (const auto& model : models) {
-    if (!model) continue;
-    auto ddp = std::dynamic_pointer_cast<parallel::DistributedDataParallel>(model);
-    if (!ddp)
-      throw ConfigError(
-          "join_uneven_inputs: found a model with sharded parameters, expected one trained by DistributedDataParallel: "
-          "a rank without data would have to take part in every gather; "
-          "let the loader give all ranks the same number of batches (even_batches)");
-    averaging.push_back(std::move(ddp));
-  }
-  if (averaging.empty()) loop();
-  else parallel::DistributedDataParallel::join(averaging, loop);
+  parallel::join(models, loop);
 }
 
 void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options) {
@@ -90,7 +79,7 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
     throw ConfigError(
         "backward: num_items was given, but gradients are averaged over steps; set GradientAccumulationPlugin::average "
         "to GradientAverage::tokens, or leave it out");
-  if (num_items < 0) throw ConfigError("backward: num_items is " + std::to_string(num_items) + ", expected 0 or more");
+  if (num_items < 0) raise<ConfigError>("backward: num_items is {}, expected 0 or more", num_items);
   impl_->num_items += static_cast<double>(num_items);
   // The mean times its count is a sum: sums of micro-steps and ranks add up, and are divided once by the count of all.
   run_backward(num_items == 0 ? loss.nan_to_num() : loss, static_cast<double>(num_items), options);
@@ -107,16 +96,18 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
         "backward: no rank had any item in this accumulation group, so there is no average; skip groups without items");
   at::NoGradGuard no_grad;
   // Averaging over ranks has divided by their number already.
-  at::_foreach_mul_(model_gradients(), static_cast<double>(num_processes()) / all);
+  std::vector<at::Tensor> parameters;
+  for (const auto& model : impl_->run.models)
+    for (const auto& [name, parameter] : model->model.parameters()) parameters.push_back(parameter);
+  parallel::gradients_of(impl_->run.engines(), parameters).scale(static_cast<double>(num_processes()) / all);
 }
 
 void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {
   const at::Tensor weighted = weight == 1.0 ? loss : loss * weight;
-  const at::Tensor scaled = impl_->scaler ? impl_->scaler->scale(weighted) : weighted;
+  const at::Tensor scaled = impl_->run.scaler ? impl_->run.scaler->scale(weighted) : weighted;
   parallel::guard_backward(
       [&] { scaled.backward({}, options.retain_graph || options.create_graph, options.create_graph); });
-  for (const auto& model : impl_->models)
-    if (model->engine) model->engine->after_backward();
+  for (const auto& engine : impl_->run.engines()) engine->after_backward();
 }
 
 AutocastGuard Accelerator::autocast() const {
@@ -126,7 +117,7 @@ AutocastGuard Accelerator::autocast() const {
 }
 
 bool Accelerator::optimizer_step_was_skipped() const {
-  for (const auto& optimizer : impl_->optimizers)
+  for (const auto& optimizer : impl_->run.optimizers)
     if (optimizer.step_was_skipped()) return true;
   return false;
 }

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "accelerate/checkpoint.hpp"
+#include "checkpoint/model_state.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::checkpointing {
@@ -17,12 +18,17 @@ auto memory_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-std::map<std::string, at::Tensor> state_dict(const ModelRef& model) {
+std::map<std::string, at::Tensor> state_dict(const ModelRef& model,
+                                             const std::function<at::Tensor(const at::Tensor&)>& value_of) {
   std::map<std::string, at::Tensor> result;
   std::set<decltype(memory_of(at::Tensor()))> seen;
   for (const auto& [name, tensor] : model.state())
-    if (tensor.numel() == 0 || seen.insert(memory_of(tensor)).second) result.emplace(name, tensor.detach().cpu());
+    if (tensor.numel() == 0 || seen.insert(memory_of(tensor)).second) result.emplace(name, value_of(tensor));
   return result;
+}
+
+std::map<std::string, at::Tensor> state_dict(const ModelRef& model) {
+  return state_dict(model, [](const at::Tensor& tensor) { return tensor.detach().cpu(); });
 }
 
 void check_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors) {

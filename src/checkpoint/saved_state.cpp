@@ -158,14 +158,6 @@ std::vector<StretchPart> parts_of(const at::Tensor& like, int64_t begin, const a
   return parts;
 }
 
-at::Tensor read_stretch(const StoredTensor& stored, const at::Tensor& like, int64_t begin, int64_t numel,
-                        const at::TensorOptions& options) {
-  at::NoGradGuard no_grad;
-  const at::Tensor stretch = at::empty({numel}, options.requires_grad(false));
-  for (const auto& part : parts_of(like, begin, stretch)) stored.read(part.box, part.values);
-  return stretch;
-}
-
 StoredTensors open_safetensors(const std::filesystem::path& path) {
   StoredTensors tensors;
   const SafetensorsFile file(path);

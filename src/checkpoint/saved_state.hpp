@@ -51,10 +51,6 @@ struct StoredTensor {
 };
 using StoredTensors = std::map<std::string, StoredTensor>;
 
-/// Into a new 1-D tensor of `options`: the stretch of the tensor that begins at `begin`, see parts_of().
-at::Tensor read_stretch(const StoredTensor& stored, const at::Tensor& like, int64_t begin, int64_t numel,
-                        const at::TensorOptions& options);
-
 /// safetensors. @throws CheckpointError, as the following.
 StoredTensors open_safetensors(const std::filesystem::path& file);
 /// A dict of tensors by torch.save.

@@ -12,7 +12,9 @@
 
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
+#include "parallel/engines.hpp"
 #include "parallel/gradient_hook.hpp"
+#include "parallel/join.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
@@ -112,18 +114,10 @@ struct DistributedDataParallel::Impl {
     return {counts[0].item<int64_t>(), counts[1].item<int64_t>()};
   }
 
-  /// The largest rank for which `candidate` holds.
-  static int64_t common_rank(bool candidate) {
-    at::Tensor rank = at::full({1}, candidate ? comm::rank() : -1,
-                               at::TensorOptions().dtype(at::kLong).device(comm::world_group()->device()));
-    comm::world_group()->all_reduce_(rank, Reduction::max);
-    return rank.item<int64_t>();
-  }
-
-  /// What a rank without data does while others take a step.
-  void shadow_step(int64_t averaging) {
+  /// What a rank without data does while others take a step, which `averaging` of them will average.
+  void shadow(int64_t averaging) {
     if (reducer) reducer->rebuild_buckets();
-    if (kwargs.broadcast_buffers && forward_sync && !buffers.empty()) sync_buffers(common_rank(false));
+    if (kwargs.broadcast_buffers && forward_sync && !buffers.empty()) sync_buffers(last_candidate(false));
     forward_sync = averaging > 0;
     if (averaging == 0 || !reducer) return;
     std::vector<c10::intrusive_ptr<c10::ivalue::Future>> futures;
@@ -174,7 +168,7 @@ void DistributedDataParallel::before_forward() {
     // As in PyTorch, the first evaluating forward after training takes rank 0's buffers too, so that all ranks evaluate
     // one model.
     if (ddp.kwargs.broadcast_buffers && ddp.forward_sync && !ddp.buffers.empty() && (training || !ddp.joining))
-      ddp.sync_buffers(ddp.joining ? Impl::common_rank(true) : 0);
+      ddp.sync_buffers(ddp.joining ? last_candidate(true) : 0);
   });
 }
 
@@ -196,37 +190,39 @@ void DistributedDataParallel::prepare_backward_sync() {
   if (impl_->reducer) impl_->reducer->prepare_for_backward({});
 }
 
-void DistributedDataParallel::join(const std::vector<std::shared_ptr<DistributedDataParallel>>& models,
-                                   const std::function<void()>& loop) {
-  struct Joining {
-    const std::vector<std::shared_ptr<DistributedDataParallel>>& models;
-    explicit Joining(const std::vector<std::shared_ptr<DistributedDataParallel>>& list) : models(list) {
-      for (auto& model : models) model->impl_->joining = true;
-    }
-    ~Joining() {
-      for (auto& model : models) model->impl_->joining = false;
-    }
-  } joining(models);
-  loop();
-  comm::world_group()->guard("join_uneven_inputs", [&] {
-    // One round per step that some rank still takes; who finds nobody left in the first round stopped last.
-    bool last = true;
-    for (bool active = true; active;) {
-      active = false;
-      for (auto& model : models) {
-        const auto [training, averaging] = model->impl_->count_active(false);
-        if (training == 0) break;
-        active = true;
-        last = false;
-        model->impl_->shadow_step(averaging);
-      }
-    }
-    const int64_t source = Impl::common_rank(last);
-    for (auto& model : models) {
-      broadcast_in_place(tensors_of(model->impl_->parameters), source);
-      model->impl_->sync_buffers(source);
-    }
-  });
+void DistributedDataParallel::begin_join() { impl_->joining = true; }
+void DistributedDataParallel::end_join() noexcept { impl_->joining = false; }
+
+bool DistributedDataParallel::shadow_step() {
+  const auto [training, averaging] = impl_->count_active(false);
+  if (training == 0) return false;
+  impl_->shadow(averaging);
+  return true;
+}
+
+void DistributedDataParallel::finish_join(int64_t source) {
+  broadcast_in_place(tensors_of(impl_->parameters), source);
+  impl_->sync_buffers(source);
+}
+
+namespace {
+
+class Averaging final : public ChosenEngine {
+ public:
+  explicit Averaging(const DistributedDataParallelKwargs& kwargs) : kwargs_(kwargs) {}
+  std::shared_ptr<Engine> make(const ModelRef& model, const at::Device&, bool evaluation_mode) const override {
+    if (comm::world_size() == 1 || evaluation_mode) return nullptr;
+    return std::make_shared<DistributedDataParallel>(model.parameters(), model.buffers(), kwargs_);
+  }
+
+ private:
+  DistributedDataParallelKwargs kwargs_;
+};
+
+}  // namespace
+
+std::unique_ptr<ChosenEngine> choose_ddp(const EngineRequest& request) {
+  return std::make_unique<Averaging>(request.ddp);
 }
 
 void guard_backward(const std::function<void()>& backward) {

@@ -8,7 +8,7 @@
 namespace accelerate::parallel {
 namespace {
 
-std::string describe(const std::pair<std::string, at::Tensor>& parameter) {
+std::string describe_parameter(const std::pair<std::string, at::Tensor>& parameter) {
   const auto& [name, tensor] = parameter;
   return fmt::format("'{}' {} {}{}", name, at::toString(tensor.scalar_type()), tensor.sizes(),
                      tensor.requires_grad() ? "" : " (frozen)");
@@ -18,7 +18,7 @@ std::string describe(const std::pair<std::string, at::Tensor>& parameter) {
 
 void verify_parameters(const NamedTensors& parameters) {
   std::vector<std::string> mine;
-  for (const auto& parameter : parameters) mine.push_back(describe(parameter));
+  for (const auto& parameter : parameters) mine.push_back(describe_parameter(parameter));
   // Rank 0's list goes out once, differences come back: traffic does not grow with the number of ranks unless something
   // is wrong.
   const auto first = from_bytes<std::vector<std::string>>(comm::broadcast_bytes(to_bytes(mine), 0));

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "accelerate/parallel/ddp.hpp"
+#include "accelerate/model/model_ref.hpp"
 
 namespace accelerate::parallel {
 

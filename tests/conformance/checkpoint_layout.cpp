@@ -5,6 +5,8 @@
 #include <filesystem>
 
 #include "accelerate/accelerator.hpp"
+#include "accelerate/data.hpp"
+#include "accelerate/optim.hpp"
 #include "ranks.hpp"
 #include "runner.hpp"
 

@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "accelerate/accelerator.hpp"
+#include "accelerate/data.hpp"
+#include "accelerate/optim.hpp"
 #include "ranks.hpp"
 #include "runner.hpp"
 

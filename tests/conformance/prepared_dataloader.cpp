@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "accelerate/accelerator.hpp"
+#include "accelerate/data.hpp"
 #include "ranks.hpp"
 #include "runner.hpp"
 

@@ -6,6 +6,7 @@
 #include "accelerate/accelerate.hpp"
 #include "both_stores.hpp"
 #include "counting_allocator.hpp"
+#include "fsdp_of.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"
@@ -193,7 +194,7 @@ TEST(FsdpCheckpointing, WhatCannotRunAgainIsAnError) {
   Square::apply(x).sum().backward();
   EXPECT_TRUE(x.grad().equal(torch::full({2}, 2.0)));
   accelerator.backward(m(torch::ones({2, 3}), Odds::none).sum());
-  EXPECT_TRUE(m.core()->fsdp->local_shard(odd->linear->weight).grad().defined());
+  EXPECT_TRUE(support::fsdp_of(m)->local_shard(odd->linear->weight).grad().defined());
   // Written to between forward and backward.
   const auto input = torch::ones({2, 3});
   auto loss = m(input, Odds::none).sum();

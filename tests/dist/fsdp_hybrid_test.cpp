@@ -11,6 +11,7 @@
 #include "accelerate/accelerate.hpp"
 #include "both_stores.hpp"
 #include "comm/group.hpp"
+#include "fsdp_of.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"
@@ -104,9 +105,9 @@ Training train(const std::optional<Plugin>& plugin, int64_t steps, int64_t micro
       run.losses.push_back(accelerator->reduce(loss.detach(), "mean").template item<double>());
     }
     if (step == 0)
-      m.core()->fsdp->gather_each([](const at::Tensor&, const at::Tensor& shard) { return shard.grad(); },
-                                  [&](const auto& whole) { run.gradients[whole.name] = whole.value.clone(); },
-                                  /*everywhere=*/true);
+      support::fsdp_of(m)->gather_each([](const at::Tensor&, const at::Tensor& shard) { return shard.grad(); },
+                                       [&](const auto& whole) { run.gradients[whole.name] = whole.value.clone(); },
+                                       /*everywhere=*/true);
     run.norms.push_back(accelerator->clip_grad_norm_(m->parameters(), 0.5).template item<double>());
     opt.step(), opt.zero_grad();
   }
@@ -204,7 +205,7 @@ RANKS_TEST(FsdpHybrid, ReplicasMayUseDifferentParameters, 2, 4) {
     const auto options = torch::optim::AdamWOptions(1e-2).weight_decay(0.5);
     torch::optim::AdamW reference(plain->parameters(), options), optimizer(net->parameters(), options);
     auto [m, opt] = accelerator.prepare(net, optimizer);
-    const bool second = m.core()->fsdp->replica() == 1;
+    const bool second = support::fsdp_of(m)->replica() == 1;
     EXPECT_EQ(second, support::rank() >= support::world_size() / 2);
     for (int64_t step = 0; step < 4; ++step) {
       const auto x = torch::randn({8, 6}, at::detail::createCPUGenerator(static_cast<uint64_t>(step)));
@@ -245,11 +246,11 @@ RANKS_TEST(FsdpHybrid, ReplicasBeginAlikeAndStayAlike, 4) {
       auto optimizer = make_adamw(model);
       auto [m, opt] = accelerator.prepare(model, optimizer);
       const auto pieces_are_equal = [&](const std::string& when) {
-        for (const auto& piece : m.core()->fsdp->pieces()) {
+        for (const auto& piece : support::fsdp_of(m)->pieces()) {
           const auto all = comm::world_group()->all_gather(
-              torch::constant_pad_nd(piece.shard.detach(), {0, piece.parameter.numel() - piece.shard.numel()}));
+              torch::constant_pad_nd(piece.piece.detach(), {0, piece.tensor.numel() - piece.piece.numel()}));
           const auto rows = all.view({2, -1});
-          EXPECT_TRUE(torch::equal(rows[0], rows[1])) << store << " " << when << " " << piece.name;
+          EXPECT_TRUE(torch::equal(rows[0], rows[1])) << store << " " << when << " " << piece.names.front();
         }
       };
       pieces_are_equal("at the start");

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "accelerate/accelerate.hpp"
+#include "fsdp_of.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"
@@ -102,7 +103,7 @@ RANKS_TEST(Parallelism, ReplicasAreDataParallelism, 2, 4) {
     EXPECT_EQ(accelerator.distributed_type(), DistributedType::MULTI_CPU);
     EXPECT_EQ(accelerator.data_parallel_rank(), support::rank());
     EXPECT_EQ(accelerator.data_parallel_shard_rank(), 0);
-    EXPECT_TRUE(m.core()->engine && !m.core()->fsdp);
+    EXPECT_TRUE(m.core()->engine && !support::fsdp_of(m));
   };
   expect_close(plain, train({.parallelism_config = ParallelismConfig{.dp_replicate_size = n}}, look),
                "dp_replicate_size");
@@ -116,10 +117,10 @@ RANKS_TEST(Parallelism, ShardsAreShardingOverAllRanks, 2, 4) {
     EXPECT_EQ(accelerator.distributed_type(), DistributedType::FSDP);
     EXPECT_EQ(accelerator.data_parallel_rank(), 0);
     EXPECT_EQ(accelerator.data_parallel_shard_rank(), support::rank());
-    ASSERT_TRUE(m.core()->fsdp);
-    EXPECT_EQ(m.core()->fsdp->replica(), 0);
+    ASSERT_TRUE(support::fsdp_of(m));
+    EXPECT_EQ(support::fsdp_of(m)->replica(), 0);
     int64_t held = 0, all = 0;
-    for (const auto& piece : m.core()->fsdp->pieces()) held += piece.shard.numel(), all += piece.parameter.numel();
+    for (const auto& piece : support::fsdp_of(m)->pieces()) held += piece.piece.numel(), all += piece.tensor.numel();
     EXPECT_LT(held, all / n + all / 10) << "each rank holds its part";
   };
   expect_close(plain, train({.parallelism_config = ParallelismConfig{.dp_shard_size = n}}, look), "without a plugin");
@@ -137,8 +138,8 @@ RANKS_TEST(Parallelism, BothAreReplicasOfAShardedModel, 4) {
     EXPECT_EQ(accelerator.data_parallel_rank(), support::rank() / 2);
     EXPECT_EQ(accelerator.data_parallel_shard_rank(), support::rank() % 2);
     EXPECT_EQ(accelerator.tensor_parallel_rank(), 0);
-    ASSERT_TRUE(m.core()->fsdp);
-    EXPECT_EQ(m.core()->fsdp->replica(), support::rank() / 2);
+    ASSERT_TRUE(support::fsdp_of(m));
+    EXPECT_EQ(support::fsdp_of(m)->replica(), support::rank() / 2);
   };
   expect_close(plain,
                train({.parallelism_config = ParallelismConfig{.dp_replicate_size = 2, .dp_shard_size = 2}}, look),
@@ -158,16 +159,16 @@ TEST(Parallelism, TheLaunchersEnvironmentSaysTheSame) {
   expect_close(plain,
                train({},
                      [](const Accelerator&, const auto& m) {
-                       ASSERT_TRUE(m.core()->fsdp);
-                       EXPECT_EQ(m.core()->fsdp->replica(), support::rank() / 2);
+                       ASSERT_TRUE(support::fsdp_of(m));
+                       EXPECT_EQ(support::fsdp_of(m)->replica(), support::rank() / 2);
                      }),
                "environment");
   // The program's configuration wins: no axis, and so no replicas of the sharded model.
   expect_close(plain,
                train({.parallelism_config = ParallelismConfig{.dp_replicate_size = 1, .dp_shard_size = 1}},
                      [](const Accelerator& accelerator, const auto& m) {
-                       ASSERT_TRUE(m.core()->fsdp);
-                       EXPECT_EQ(m.core()->fsdp->replica(), 0);
+                       ASSERT_TRUE(support::fsdp_of(m));
+                       EXPECT_EQ(support::fsdp_of(m)->replica(), 0);
                        EXPECT_EQ(accelerator.data_parallel_shard_rank(), 0);
                      }),
                "program");

@@ -13,24 +13,13 @@
 #include <vector>
 
 #include "accelerate/model/callable.hpp"
-#include "accelerate/parallel/fsdp.hpp"
 #include "accelerate/precision.hpp"
+#include "accelerate/run_state/prepared_model.hpp"
 #include "accelerate/utils/export.hpp"
 
 namespace accelerate {
 
 namespace detail {
-
-/// Shared by all handles on one prepared model.
-struct PreparedModel {
-  ModelRef model;
-  std::shared_ptr<parallel::Engine> engine;                  ///< null alone and for evaluation
-  std::shared_ptr<parallel::FullyShardedDataParallel> fsdp;  ///< the same object, where it is one
-  at::DeviceType device_type = at::kCPU;
-  std::optional<at::ScalarType> autocast_dtype;
-  AutocastKwargs autocast;
-  std::optional<at::ScalarType> input_dtype;  ///< floating-point inputs are converted to it
-};
 
 /// The forward of a prepared model, also when it throws.
 class ForwardScope {

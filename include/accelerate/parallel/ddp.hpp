@@ -38,12 +38,11 @@ class ACCELERATE_API DistributedDataParallel final : public Engine {
   void set_require_backward_grad_sync(bool value) override;
   void prepare_backward_sync() override;
 
-  /// Runs `loop`, in which ranks may take different numbers of training steps. A rank that is done takes part in the
-  /// others' communication with zeros until all are; then all get the parameters of a rank that stopped last. Gradients
-  /// are divided by the number of all ranks throughout. Collective. `models`: all that the loop trains, in the same
-  /// order on every rank.
-  static void join(const std::vector<std::shared_ptr<DistributedDataParallel>>& models,
-                   const std::function<void()>& loop);
+  /// Ranks may join: one without data adds zeros to the others' averages.
+  void begin_join() override;
+  void end_join() noexcept override;
+  bool shadow_step() override;
+  void finish_join(int64_t source) override;
 
  private:
   struct Impl;

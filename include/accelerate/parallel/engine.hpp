@@ -1,18 +1,57 @@
 #pragma once
 
+/// What `Accelerator::prepare` gives a model to: one way in which ranks train it together. Averaging whole models
+/// (ddp.hpp) and sharding them (fsdp.hpp) are engines; src/parallel/engines.cpp lists those that a program can ask for.
+/// All that the facade, clipping and checkpoints know of an engine is here.
+
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "accelerate/utils/export.hpp"
 
 namespace accelerate::parallel {
 
-/// How ranks train one model together, as the facade drives it. All members are collective unless they say
-/// otherwise.
+/// Where a piece of a tensor lies in it.
+struct PiecePlace {
+  /// A stretch: the piece is 1-D, and these are the tensor's elements from `begin` on, in the order of its memory.
+  int64_t begin = 0;
+  /// Not empty: a box of the piece's own sizes instead, whose first element has these indices.
+  std::vector<int64_t> corner = {};
+};
+
+/// One tensor of a model as this rank holds it.
+struct Holding {
+  std::vector<std::string> names;  ///< its own, and those of weights that are tied to it
+  at::Tensor tensor;               ///< the module's, of full sizes
+  at::Tensor piece = {};           ///< what this rank holds of it and optimizers step on; undefined: whole on all ranks
+  PiecePlace place = {};           ///< the piece's
+  int64_t part = 0;                ///< pieces of one part become whole together, see Engine::gather_each()
+  bool primary = true;             ///< of the ranks that hold this very piece, this one writes and counts it
+
+  bool in_pieces() const { return piece.defined(); }
+  /// What optimizers step on.
+  const at::Tensor& held() const { return in_pieces() ? piece : tensor; }
+};
+
+/// This rank's gradient of a parameter that is held in pieces.
+struct PieceGradient {
+  at::Tensor value;  ///< the piece's; undefined where backward has not reached it
+  bool primary = true;
+};
+
+/// All members are collective, called by all ranks in the same order, unless they say otherwise. An engine that holds
+/// nothing in pieces leaves the members about pieces as they are.
 class ACCELERATE_API Engine {
  public:
   virtual ~Engine() = default;
+
+  // A training step.
 
   virtual void before_forward() = 0;
   /// `outputs`: the tensors of the model's result.
@@ -21,12 +60,65 @@ class ACCELERATE_API Engine {
   virtual void leave_forward() noexcept {}
   /// Right after a backward that may have gone through the model.
   virtual void after_backward() {}
+  /// Around each optimizer step that happens, and around changes of the pieces by others (loading a checkpoint).
+  virtual void before_step() {}
+  virtual void after_step() {}
+
+  /// What floating-point inputs of the forward are converted to; unset: they come as they are. Not collective.
+  virtual std::optional<at::ScalarType> input_dtype() const { return std::nullopt; }
+  /// False where parameters have bytes only while operators use them: nobody may keep copies of them (autocast's cache)
+  /// in the hope that the original stays. Not collective.
+  virtual bool keeps_parameters() const { return true; }
+
+  // Accumulation.
 
   /// Whether backward averages gradients over ranks. Off: they only accumulate locally. Not collective.
   virtual bool require_backward_grad_sync() const = 0;
   virtual void set_require_backward_grad_sync(bool value) = 0;
   /// After forwards without synchronisation: makes the next backward synchronise all the same. Not collective.
   virtual void prepare_backward_sync() = 0;
+
+  // What this rank holds.
+
+  /// The tensors of which it holds pieces, in the order in which gather_each() makes them whole. Not collective.
+  virtual std::vector<Holding> pieces() const { return {}; }
+  /// The gradient of a parameter among pieces(); nothing for other tensors. Not collective.
+  virtual std::optional<PieceGradient> gradient(const at::Tensor& parameter) const;
+  /// Whether ranks hold different pieces at all, the same on all ranks: then norms are of all ranks' together. Not
+  /// collective.
+  virtual bool holds_pieces() const { return false; }
+
+  /// A tensor that was made whole from the pieces that ranks hold of it: a parameter, or something that lies in pieces
+  /// just as a parameter does (its gradient, a moment of Adam).
+  struct Whole {
+    std::string name;      ///< of the parameter
+    at::Tensor parameter;  ///< the module's
+    at::Tensor value;      ///< of its sizes, in the pieces' dtype; undefined where nobody has a piece
+  };
+  /// This rank's piece of what is to become whole, of the sizes of `piece`. Undefined on all ranks alike: leave out.
+  using PieceOf = std::function<at::Tensor(const at::Tensor& parameter, const at::Tensor& piece)>;
+  /// Makes tensors whole, part by part, and hands them over in the order of pieces(). Peak memory is one part.
+  /// @param everywhere  false: only rank 0 is called back.
+  virtual void gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
+                           bool everywhere) const;
+
+  // Ranks with different numbers of batches, see join().
+
+  /// From here on ranks may take different numbers of steps. @throws ConfigError where the engine can't do that (the
+  /// default). Not collective.
+  virtual void begin_join();
+  virtual void end_join() noexcept {}
+  /// A rank without data does its share of one step of the others. @return false when there is none any more.
+  virtual bool shadow_step() { return false; }
+  /// All get the model of the rank `source`.
+  virtual void finish_join(int64_t source);
 };
+
+/// Of the models of one program; null stands for a model without an engine.
+using Engines = std::vector<std::shared_ptr<Engine>>;
+
+/// Those elements of `whole`, a tensor of `holding.tensor`'s sizes, that belong to the holding's piece: a copy of the
+/// piece's sizes. Not collective.
+ACCELERATE_API at::Tensor piece_of(const Holding& holding, const at::Tensor& whole);
 
 }  // namespace accelerate::parallel

@@ -8,8 +8,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace accelerate {
 
@@ -98,6 +100,22 @@ struct InitProcessGroupKwargs {
 struct AutocastKwargs {
   bool enabled = true;
   std::optional<bool> cache_enabled;
+};
+
+/// What to trace. `Accelerator` refuses it: it has no profiler of its own yet; LibTorch's torch::autograd::profiler can
+/// be used beside it.
+struct ProfileKwargs {
+  /// "cpu", "cuda", "xpu", "mtia" or "hpu"; unset: all that there are.
+  std::optional<std::vector<std::string>> activities;
+  /// Steps: wait, warmup, active, repeat, skip_first.
+  std::optional<std::map<std::string, int64_t>> schedule_option;
+  bool record_shapes = false;
+  bool profile_memory = false;
+  bool with_stack = false;
+  bool with_flops = false;
+  bool with_modules = false;
+  /// Where traces in Chrome's format go; unset: nowhere.
+  std::optional<std::string> output_trace_dir;
 };
 
 }  // namespace accelerate

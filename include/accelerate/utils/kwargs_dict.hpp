@@ -1,6 +1,6 @@
 #pragma once
 
-/// Keyword handlers as names and values, and those handlers that this library reads but does not act on.
+/// Keyword handlers as names and values, and torch.compile's settings, which this library reads but does not act on.
 
 #include <cstdint>
 #include <map>
@@ -13,22 +13,6 @@
 #include "accelerate/utils/kwargs.hpp"
 
 namespace accelerate {
-
-/// What to trace. `Accelerator` refuses it: it has no profiler of its own yet; LibTorch's torch::autograd::profiler can
-/// be used beside it.
-struct ProfileKwargs {
-  /// "cpu", "cuda", "xpu", "mtia" or "hpu"; unset: all that there are.
-  std::optional<std::vector<std::string>> activities;
-  /// Steps: wait, warmup, active, repeat, skip_first.
-  std::optional<std::map<std::string, int64_t>> schedule_option;
-  bool record_shapes = false;
-  bool profile_memory = false;
-  bool with_stack = false;
-  bool with_flops = false;
-  bool with_modules = false;
-  /// Where traces in Chrome's format go; unset: nowhere.
-  std::optional<std::string> output_trace_dir;
-};
 
 /// Settings of torch.compile, which is Python's: LibTorch has no compiler for graphs. Programs that start others, or
 /// write their configuration, read them here. Unset fields come from the environment that `accelerate launch` sets.

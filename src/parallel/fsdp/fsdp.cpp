@@ -1,11 +1,9 @@
 #include "accelerate/parallel/fsdp.hpp"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <map>
@@ -22,6 +20,7 @@
 #include "parallel/fsdp/shard_store.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
 #include "parallel/fsdp/wrap_policy.hpp"
+#include "parallel/stretch.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "residency/activations/unit_checkpoints.hpp"
 #include "residency/deferred/materialize.hpp"
@@ -114,24 +113,11 @@ struct FullyShardedDataParallel::Impl {
     return planned;
   }
 
-  /// Keeps this rank's piece of a whole value. `value` has the parameter's sizes; its strides, where they are those of
-  /// the parameter's bytes. This rank's elements of `value`, which has one for each of the member's; a view of it where
-  /// it lies as the member does.
-  at::Tensor piece_of(size_t p, size_t m, const at::Tensor& value) const {
-    const ShardedPart& part = parts[p];
-    const at::Tensor& tensor = part.members[m].second;
-    at::Tensor ordered = value.detach();
-    if (!tensor.is_non_overlapping_and_dense()) {
-      ordered = ordered.contiguous();
-    } else if (ordered.strides() != tensor.strides()) {
-      ordered = at::empty_strided(tensor.sizes(), tensor.strides(), value.options().requires_grad(false));
-      ordered.copy_(value);
-    }
-    return ordered.as_strided({ordered.numel()}, {1}).narrow(0, part.begins[m], part.shards[m].numel());
-  }
-
+  /// Keeps this rank's piece of a whole value, which has the parameter's sizes.
   void place(size_t p, size_t m, const at::Tensor& value) {
-    if (at::Tensor shard = parts[p].shards[m].detach(); shard.numel() > 0) shard.copy_(piece_of(p, m, value));
+    const ShardedPart& part = parts[p];
+    if (at::Tensor shard = part.shards[m].detach(); shard.numel() > 0)
+      shard.copy_(stretch_of(part.members[m].second, value, part.begins[m], shard.numel()));
   }
 
   /// Values of parameters that are not initialised yet, one at a time.
@@ -347,24 +333,18 @@ at::Tensor FullyShardedDataParallel::local_shard(const at::Tensor& parameter) co
   return found == impl_->where.end() ? at::Tensor() : impl_->parts[found->second.first].shards[found->second.second];
 }
 
-at::Tensor FullyShardedDataParallel::piece_of(const at::Tensor& parameter, const at::Tensor& whole) const {
-  const auto [part, member] = impl_->where.at(parameter.unsafeGetTensorImpl());
-  if (impl_->parts[part].shards[member].numel() == 0) return whole.new_empty({0});
-  return impl_->piece_of(part, member, whole).clone();
+std::optional<PieceGradient> FullyShardedDataParallel::gradient(const at::Tensor& parameter) const {
+  const at::Tensor shard = local_shard(parameter);
+  if (!shard.defined()) return std::nullopt;
+  return PieceGradient{.value = shard.grad(), .primary = replica() == 0};
 }
 
-void FullyShardedDataParallel::adopt(torch::optim::Optimizer& optimizer) const {
-  for (auto& group : optimizer.param_groups()) {
-    for (auto& parameter : group.params()) {
-      const at::Tensor shard = local_shard(parameter);
-      if (!shard.defined()) continue;
-      if (optimizer.state().find(parameter.unsafeGetTensorImpl()) != optimizer.state().end())
-        throw ConfigError(
-            "prepare: the optimizer holds states of parameters that are to be sharded, expected one that has not "
-            "stepped; prepare it first and read its states with load_state()");
-      parameter = shard;
-    }
-  }
+std::optional<at::ScalarType> FullyShardedDataParallel::input_dtype() const {
+  const auto& precision = impl_->plugin.mixed_precision_policy;
+  if (!precision) return std::nullopt;
+  const bool casts = impl_->plugin.fsdp_version == 2 ? precision->cast_forward_inputs.value_or(true)
+                                                     : precision->cast_root_forward_inputs;
+  return casts ? precision->param_dtype : std::nullopt;
 }
 
 void FullyShardedDataParallel::before_step() { impl_->store->before_step(); }
@@ -374,9 +354,8 @@ void FullyShardedDataParallel::after_step() {
   impl_->store->publish();
 }
 
-void FullyShardedDataParallel::gather_each(
-    const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& piece_of,
-    const std::function<void(const Whole&)>& take, bool everywhere) const {
+void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,
+                                           bool everywhere) const {
   const Impl& self = *impl_;
   if (!everywhere && replica() != 0) return;
   at::NoGradGuard no_grad;
@@ -406,32 +385,16 @@ void FullyShardedDataParallel::gather_each(
   }
 }
 
-void FullyShardedDataParallel::scatter_each(
-    const std::function<at::Tensor(const std::string&, const at::Tensor&)>& value_of) {
-  Impl& self = *impl_;
-  at::NoGradGuard no_grad;
-  self.units->release();
-  self.store->before_step();
-  for (auto& part : self.parts) {
-    for (size_t m = 0; m < part.members.size(); ++m) {
-      const auto& [name, tensor] = part.members[m];
-      const at::Tensor value = value_of(name, tensor);
-      if (!value.defined()) continue;
-      self.place(static_cast<size_t>(part.index), m, value);
-    }
-  }
-  self.store->publish();
-}
-
-std::vector<FullyShardedDataParallel::Piece> FullyShardedDataParallel::pieces() const {
-  std::vector<Piece> all;
+std::vector<Holding> FullyShardedDataParallel::pieces() const {
+  std::vector<Holding> all;
   for (const auto& part : impl_->parts)
     for (size_t m = 0; m < part.members.size(); ++m)
-      all.push_back({.name = part.members[m].first,
-                     .parameter = part.members[m].second,
-                     .shard = part.shards[m],
-                     .begin = part.begins[m],
-                     .part = part.index});
+      all.push_back({.names = {part.members[m].first},
+                     .tensor = part.members[m].second,
+                     .piece = part.shards[m],
+                     .place = {.begin = part.begins[m]},
+                     .part = part.index,
+                     .primary = replica() == 0});
   return all;
 }
 

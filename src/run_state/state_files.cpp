@@ -1,11 +1,11 @@
-#include "accelerator/state_files.hpp"
+#include "run_state/state_files.hpp"
 
 #include <algorithm>
 
 #include "accelerate/comm.hpp"
-#include "accelerate/utils/error.hpp"
+#include "utils/raise.hpp"
 
-namespace accelerate {
+namespace accelerate::run_state {
 
 namespace fs = std::filesystem;
 
@@ -41,13 +41,13 @@ StateFile in_form(const std::vector<StateFile>& files, StateForm form) {
 
 StateFile find_state(const std::vector<StateFile>& files, StateForm preferred, const std::string& what) {
   if (const auto file = in_form(files, preferred); fs::exists(file.path)) return file;
-  std::string names;
+  std::vector<std::string> names;
   for (const auto& file : files) {
     if (fs::exists(file.path)) return file;
-    names += (names.empty() ? "'" : ", '") + file.path.filename().string() + "'";
+    names.push_back("'" + file.path.filename().string() + "'");
   }
-  throw CheckpointError("load_state: found none of " + names + " in '" + files.front().path.parent_path().string() +
-                        "', expected one for " + what);
+  raise<CheckpointError>("load_state: found none of {} in '{}', expected one for {}", fmt::join(names, ", "),
+                         files.front().path.parent_path().string(), what);
 }
 
 void remove_other_forms(const std::vector<StateFile>& files, StateForm kept) {
@@ -76,21 +76,4 @@ StateForm form_of(StateDictType type) {
                                                      : StateForm::local;
 }
 
-void together(const std::function<void()>& f) {
-  std::string failed;
-  std::exception_ptr own;
-  try {
-    f();
-  } catch (const CommError&) {
-    throw;  // the ranks are no longer in step
-  } catch (const std::exception& error) {
-    own = std::current_exception();
-    failed = *error.what() ? error.what() : "unknown error";
-  }
-  const auto all = comm::all_gather_bytes(failed);
-  if (own) std::rethrow_exception(own);
-  for (size_t rank = 0; rank < all.size(); ++rank)
-    if (!all[rank].empty()) throw CheckpointError("on rank " + std::to_string(rank) + ": " + all[rank]);
-}
-
-}  // namespace accelerate
+}  // namespace accelerate::run_state

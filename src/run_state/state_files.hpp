@@ -1,22 +1,26 @@
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
 #include <filesystem>
-#include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "accelerate/parallel/fsdp_plugin.hpp"
 
-/// Names of what save_state writes, and what is done by all ranks together.
-namespace accelerate {
+/// Names of what save_state writes.
+namespace accelerate::run_state {
 
 /// model.safetensors, model_1.safetensors, …
 std::string numbered(const std::string& stem, size_t index, const std::string& extension);
 
 /// A model or an optimizer can lie in a checkpoint in one of these forms.
 enum class StateForm { safetensors, archive, full, sharded, local };
+
+/// Which ranks write files that each would write alike.
+struct Writers {
+  bool here = true;      ///< this one
+  bool several = false;  ///< one on each machine, not only the first of all
+};
 
 struct StateFile {
   StateForm form;
@@ -37,8 +41,4 @@ void remove_other_forms(const std::vector<StateFile>& files, StateForm kept);
 
 StateForm form_of(StateDictType type);
 
-/// Runs `f` on every rank; if it throws on one, all throw. Collective: the ranks that succeed wait for the verdict. `f`
-/// may be collective only if no rank can fail alone in the middle.
-void together(const std::function<void()>& f);
-
-}  // namespace accelerate
+}  // namespace accelerate::run_state

@@ -1,0 +1,27 @@
+#pragma once
+
+/// What `prepare` made of a model, whatever its type.
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include <memory>
+#include <optional>
+
+#include "accelerate/model/model_ref.hpp"
+#include "accelerate/parallel/engine.hpp"
+#include "accelerate/utils/kwargs.hpp"
+
+namespace accelerate::detail {
+
+/// Shared by all handles on one prepared model.
+struct PreparedModel {
+  ModelRef model;
+  std::shared_ptr<parallel::Engine> engine;  ///< null alone and for evaluation
+  at::DeviceType device_type = at::kCPU;
+  std::optional<at::ScalarType> autocast_dtype;
+  AutocastKwargs autocast;
+  std::optional<at::ScalarType> input_dtype;  ///< floating-point inputs are converted to it
+};
+
+}  // namespace accelerate::detail

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "accelerate/model/model_ref.hpp"
+
+namespace accelerate::checkpointing {
+
+/// As state_dict(model), with values from `value_of`, which is asked once for each of the model's tensors (tied weights
+/// once, under their first name), in the order of the model's state.
+std::map<std::string, at::Tensor> state_dict(const ModelRef& model,
+                                             const std::function<at::Tensor(const at::Tensor& tensor)>& value_of);
+
+}  // namespace accelerate::checkpointing

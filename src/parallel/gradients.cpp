@@ -1,0 +1,80 @@
+#include "parallel/gradients.hpp"
+
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "accelerate/comm.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+/// Of all elements together; in fp32 at least. 0 for none. Empty pieces have none, also for the infinity norm.
+at::Tensor norm_of_all(const std::vector<at::Tensor>& tensors, double norm_type, const at::Device& device) {
+  std::vector<at::Tensor> some;
+  for (const auto& tensor : tensors)
+    if (tensor.numel() > 0) some.push_back(tensor);
+  if (some.empty()) return at::zeros({}, at::TensorOptions().device(device));
+  auto norms = at::_foreach_norm(some, norm_type);
+  for (auto& norm : norms) norm = norm.to(some.front().device());  // a model may lie on several devices
+  return at::linalg_vector_norm(at::stack(norms), norm_type);
+}
+
+}  // namespace
+
+void Gradients::scale(const at::Scalar& factor) const {
+  if (!whole.empty()) at::_foreach_mul_(whole, factor);
+  if (!pieces.empty()) at::_foreach_mul_(pieces, factor);
+}
+
+void Gradients::scale(const at::Tensor& factor) const {
+  if (!whole.empty()) at::_foreach_mul_(whole, factor);
+  if (!pieces.empty()) at::_foreach_mul_(pieces, factor);
+}
+
+Gradients gradients_of(const Engines& engines, const std::vector<at::Tensor>& parameters) {
+  Gradients found;
+  for (const auto& parameter : parameters) {
+    std::optional<PieceGradient> piece;
+    for (const auto& engine : engines)
+      if (engine && (piece = engine->gradient(parameter))) break;
+    if (!piece) {
+      if (parameter.grad().defined()) found.whole.push_back(parameter.grad());
+    } else if (piece->value.defined()) {
+      found.pieces.push_back(piece->value);
+      if (piece->primary) found.counted.push_back(piece->value);
+    }
+  }
+  return found;
+}
+
+at::Tensor norm_of(const Gradients& gradients, const Engines& engines, double norm_type, const at::Device& device) {
+  const auto& [whole, pieces, counted] = gradients;
+  const bool shared = comm::world_size() > 1 && std::any_of(engines.begin(), engines.end(), [](const auto& engine) {
+                        return engine && engine->holds_pieces();
+                      });
+  if (whole.empty() && pieces.empty() && !shared) return at::zeros({});
+  const at::Device where = !whole.empty() ? whole.front().device() : !pieces.empty() ? pieces.front().device() : device;
+  // A rank that counts nothing must bring the others' dtype.
+  const auto type = pieces.empty() ? at::kFloat : at::promote_types(pieces.front().scalar_type(), at::kFloat);
+  at::Tensor total = norm_of_all(counted, norm_type, where).to(type);
+  if (shared) {
+    // The norm of the whole from the norms of its pieces.
+    const bool largest = std::isinf(norm_type);
+    const at::Tensor sum = comm::all_reduce((largest ? total : total.pow(norm_type)).view({1}).to(device),
+                                            largest ? Reduction::max : Reduction::sum, 1.0)
+                               .squeeze(0)
+                               .to(where);
+    total = largest ? sum : sum.pow(1.0 / norm_type);
+  }
+  if (whole.empty()) return total;
+  const at::Tensor of_whole = norm_of_all(whole, norm_type, where);
+  return pieces.empty() && !shared ? of_whole : at::linalg_vector_norm(at::stack({total, of_whole}), norm_type);
+}
+
+}  // namespace accelerate::parallel

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "accelerate/parallel/engine.hpp"
+
+namespace accelerate::parallel {
+
+/// The gradients of some parameters, as this rank holds them; parameters without one are left out.
+struct Gradients {
+  std::vector<at::Tensor> whole;    ///< the same on all ranks
+  std::vector<at::Tensor> pieces;   ///< of parameters that ranks hold in pieces
+  std::vector<at::Tensor> counted;  ///< of `pieces`: those that count here; others are another rank's too
+
+  /// Multiplies all of them in place; `factor` is a number or a scalar tensor.
+  void scale(const at::Scalar& factor) const;
+  void scale(const at::Tensor& factor) const;
+};
+
+/// Tensors that no engine knows count as parameters that are whole everywhere. Not collective.
+Gradients gradients_of(const Engines& engines, const std::vector<at::Tensor>& parameters);
+
+/// The norm of all gradients together, as if each were whole; a scalar, in fp32 at least where pieces count. Collective
+/// if any engine's ranks hold different pieces. @param device  this rank's.
+at::Tensor norm_of(const Gradients& gradients, const Engines& engines, double norm_type, const at::Device& device);
+
+}  // namespace accelerate::parallel

@@ -1,0 +1,61 @@
+#include "parallel/join.hpp"
+
+#include <ATen/ops/full.h>
+
+#include "accelerate/comm.hpp"
+#include "comm/group.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+/// What has begun ends, also when the loop throws.
+class Joining {
+ public:
+  void begin(Engine& engine) {
+    engine.begin_join();
+    begun_.push_back(&engine);
+  }
+  ~Joining() {
+    for (Engine* engine : begun_) engine->end_join();
+  }
+
+ private:
+  std::vector<Engine*> begun_;
+};
+
+}  // namespace
+
+int64_t last_candidate(bool candidate) {
+  at::Tensor rank = at::full({1}, candidate ? comm::rank() : -1,
+                             at::TensorOptions().dtype(at::kLong).device(comm::world_group()->device()));
+  comm::world_group()->all_reduce_(rank, Reduction::max);
+  return rank.item<int64_t>();
+}
+
+void join(const Engines& models, const std::function<void()>& loop) {
+  Joining joining;
+  Engines joined;
+  for (const auto& model : models) {
+    if (!model) continue;
+    joining.begin(*model);
+    joined.push_back(model);
+  }
+  loop();
+  if (joined.empty()) return;
+  comm::world_group()->guard("join_uneven_inputs", [&] {
+    // One round per step that some rank still takes; who finds nobody left in the first round stopped last.
+    bool last = true;
+    for (bool active = true; active;) {
+      active = false;
+      for (const auto& model : joined) {
+        if (!model->shadow_step()) break;
+        active = true;
+        last = false;
+      }
+    }
+    const int64_t source = last_candidate(last);
+    for (const auto& model : joined) model->finish_join(source);
+  });
+}
+
+}  // namespace accelerate::parallel

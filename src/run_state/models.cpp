@@ -1,0 +1,221 @@
+#include "run_state/models.hpp"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <set>
+#include <unordered_map>
+
+#include "accelerate/checkpoint.hpp"
+#include "accelerate/comm.hpp"
+#include "accelerate/formats/safetensors.hpp"
+#include "checkpoint/model_state.hpp"
+#include "checkpoint/weight_files.hpp"
+#include "formats/torch_archive.hpp"
+#include "run_state/distributed_items.hpp"
+#include "run_state/own_pieces.hpp"
+#include "run_state/whole_stream.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate::run_state {
+namespace {
+
+using formats::DcpPath;
+
+WholeStream::Wanted wanted_weight(const HeldTensor& holding) { return wanted(holding, "", holding.piece); }
+
+/// The tensors in pieces among a model's, by the module's tensor.
+std::unordered_map<const at::TensorImpl*, const HeldTensor*> pieces_among(const std::vector<HeldTensor>& holdings) {
+  std::unordered_map<const at::TensorImpl*, const HeldTensor*> result;
+  for (const auto& holding : holdings)
+    if (holding.in_pieces()) result.emplace(holding.tensor.unsafeGetTensorImpl(), &holding);
+  return result;
+}
+
+void write_tensors(const std::filesystem::path& file, const std::map<std::string, at::Tensor>& tensors,
+                   bool safe_serialization) {
+  if (safe_serialization) save_safetensors(file, tensors, {{"format", "pt"}});
+  else checkpointing::save_object(checkpointing::to_dict(tensors), file);
+}
+
+void save_distributed_model(const std::vector<HeldTensor>& holdings, const std::filesystem::path& folder) {
+  DistributedItems items;
+  for (const auto& holding : holdings)
+    for (const auto& name : holding.names) {
+      const DcpPath path{std::string("model"), name};
+      if (holding.in_pieces()) items.piece(path, holding, holding.piece);
+      else items.whole(path, holding.tensor);
+    }
+  items.write(folder);
+}
+
+void save_own_model(const std::vector<HeldTensor>& holdings, const std::filesystem::path& file) {
+  std::map<std::string, at::Tensor> own;
+  for (const auto& holding : holdings) own[holding.names.front()] = holding.held().detach();
+  on_all_ranks_or_throw([&] { checkpointing::save_object(own_pieces(holdings, checkpointing::to_dict(own)), file); });
+}
+
+/// An archive that is written as parts become whole, every name of tied weights in it.
+void save_full_model(const std::vector<HeldTensor>& holdings, const std::filesystem::path& file) {
+  std::vector<WholeStream::Wanted> weights;
+  for (const auto& holding : holdings)
+    if (holding.in_pieces()) weights.push_back(wanted_weight(holding));
+  WholeStream stream(part_by_part(std::move(weights)));
+  write_in_step(stream, comm::rank() == 0, [&] {
+    formats::TorchPickle pickle;
+    pickle.empty_dict(), pickle.mark();
+    for (const auto& holding : holdings)
+      for (const auto& name : holding.names) {
+        pickle.text(name);
+        if (!holding.in_pieces()) pickle.value(holding.tensor.detach());
+        else
+          pickle.tensor(holding.piece.scalar_type(), holding.tensor.sizes().vec(), false,
+                        [&stream, &holding] { return stream.get(holding.tensor); });
+      }
+    pickle.set_items_to_mark();
+    write_archive(file, std::move(pickle));
+  });
+}
+
+/// The file of plain training, which is written at once: tied weights once, under their first name.
+void save_plain_model(const ModelRef& model, const std::vector<HeldTensor>& holdings, const StateFile& file,
+                      const Writers& writers) {
+  WholeStream::Stage weights;
+  for (const auto& holding : holdings)
+    if (holding.in_pieces()) weights.push_back(wanted_weight(holding));
+  std::vector<WholeStream::Stage> stages;
+  if (!weights.empty()) stages.push_back(std::move(weights));
+  WholeStream stream(std::move(stages), {.everywhere = writers.several, .copies = true});
+  const auto pieces = pieces_among(holdings);
+  write_in_step(stream, writers.here, [&] {
+    const auto tensors = checkpointing::state_dict(model, [&](const at::Tensor& tensor) {
+      return pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor) : tensor.detach().cpu();
+    });
+    write_tensors(file.path, tensors, file.form == StateForm::safetensors);
+  });
+}
+
+}  // namespace
+
+void save_model(const detail::PreparedModel& model, const StateFile& file, const Writers& writers) {
+  const auto holdings = holdings_of(model);
+  switch (file.form) {
+    case StateForm::safetensors:
+    case StateForm::archive:
+      return save_plain_model(model.model, holdings, file, writers);
+    case StateForm::full:
+      return save_full_model(holdings, file.path);
+    case StateForm::sharded:
+      return save_distributed_model(holdings, file.path);
+    case StateForm::local:
+      return save_own_model(holdings, file.path);
+  }
+}
+
+StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& file) : engine_(model.engine.get()) {
+  const auto holdings = holdings_of(model);
+  if (file.form == StateForm::local) {
+    stage_own_pieces(holdings, file.path);
+    return;
+  }
+  const auto stored = file.form == StateForm::safetensors ? checkpointing::open_safetensors(file.path)
+                      : file.form == StateForm::sharded   ? checkpointing::open_distributed(file.path)
+                                                          : checkpointing::open_archive(file.path);
+  std::map<std::string, at::Tensor> sizes;
+  for (const auto& [name, tensor] : stored)
+    sizes[name] = at::empty(tensor.sizes, at::TensorOptions().dtype(tensor.dtype).device(at::kMeta));
+  checkpointing::check_state_dict(model.model, sizes);
+  for (const auto& holding : holdings) {
+    for (const auto& name : holding.names) {
+      const auto found = stored.find(name);
+      if (found == stored.end()) continue;
+      copies_.emplace_back(holding.held().detach(),
+                           holding.in_pieces() ? read_piece(found->second, holding) : found->second.read_whole());
+      break;
+    }
+  }
+}
+
+void StagedModel::stage_own_pieces(const std::vector<HeldTensor>& holdings, const std::filesystem::path& file) {
+  const auto state = load_own_pieces(holdings, file);
+  const auto fail = [&](const std::string& what) {
+    raise<CheckpointError>("load '{}': {}; the model has changed since it was saved", file.string(), what);
+  };
+  if (!state.isGenericDict()) fail("found " + state.tagKind() + " at 'state', expected a dict of tensors");
+  const auto pieces = state.toGenericDict();
+  for (const auto& holding : holdings) {
+    const auto& name = holding.names.front();
+    const auto target = holding.held().detach();
+    const auto found = pieces.find(name);
+    if (found == pieces.end() || !found->value().isTensor()) fail(fmt::format("found no tensor '{}'", name));
+    const auto value = found->value().toTensor();
+    if (value.sizes() != target.sizes())
+      fail(fmt::format("found '{}' of size {}, expected {}", name, formats::to_string(value.sizes().vec()),
+                       formats::to_string(target.sizes().vec())));
+    copies_.emplace_back(target, value);
+  }
+  if (pieces.size() != holdings.size())
+    fail(fmt::format("found {} tensors, expected {}", pieces.size(), holdings.size()));
+}
+
+void StagedModel::apply() const {
+  at::NoGradGuard no_grad;
+  if (engine_) engine_->before_step();
+  for (const auto& [target, value] : copies_) at::Tensor(target).copy_(value);
+  if (engine_) engine_->after_step();
+}
+
+std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model) {
+  const auto holdings = holdings_of(model);
+  WholeStream::Stage weights;
+  for (const auto& holding : holdings)
+    if (holding.in_pieces()) weights.push_back(wanted_weight(holding));
+  WholeStream stream({std::move(weights)}, {.copies = true});
+  const auto pieces = pieces_among(holdings);
+  std::map<std::string, at::Tensor> state;
+  if (comm::rank() == 0)
+    for (const auto& [name, tensor] : model.model.state())
+      state.emplace(name, pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor) : tensor.detach());
+  stream.finish();
+  return state;
+}
+
+void save_weights(const detail::PreparedModel& model, const std::filesystem::path& folder, int64_t max_shard_bytes,
+                  bool safe_serialization) {
+  const auto holdings = holdings_of(model);
+  const auto pieces = pieces_among(holdings);
+  // Every tensor once, under its first name, in the order of the module's state.
+  std::map<std::string, at::Tensor> tensors;
+  std::vector<checkpointing::WeightSize> weights;
+  std::set<const at::TensorImpl*> seen;
+  for (const auto& [name, tensor] : model.model.state()) {
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+    const auto piece = pieces.find(tensor.unsafeGetTensorImpl());
+    const auto bytes = (piece == pieces.end() ? tensor : piece->second->piece).element_size();
+    tensors.emplace(name, tensor);
+    weights.push_back({name, tensor.numel() * static_cast<int64_t>(bytes)});
+  }
+  // A stage is a file.
+  std::vector<WholeStream::Stage> stages;
+  for (const auto& names : checkpointing::split_weights(weights, max_shard_bytes)) {
+    auto& stage = stages.emplace_back();
+    for (const auto& name : names)
+      if (const auto piece = pieces.find(tensors.at(name).unsafeGetTensorImpl()); piece != pieces.end())
+        stage.push_back(wanted_weight(*piece->second));
+  }
+  WholeStream stream(std::move(stages), {.copies = true});
+  write_in_step(stream, comm::rank() == 0, [&] {
+    checkpointing::write_weight_files(
+        folder, weights, max_shard_bytes, safe_serialization,
+        [&](const std::filesystem::path& file, const std::vector<std::string>& names) {
+          std::map<std::string, at::Tensor> part;
+          for (const auto& name : names) {
+            const auto& tensor = tensors.at(name);
+            part.emplace(name, pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor) : tensor.detach());
+          }
+          write_tensors(file, part, safe_serialization);
+        });
+  });
+}
+
+}  // namespace accelerate::run_state

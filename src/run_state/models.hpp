@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "run_state/holdings.hpp"
+#include "run_state/state_files.hpp"
+
+/// Weights of prepared models, to files and back. Tensors in pieces become whole one part at a time, or, in files that
+/// are written at once, one file at a time. All functions are collective, and throw what goes wrong on all ranks.
+namespace accelerate::run_state {
+
+void save_model(const detail::PreparedModel& model, const StateFile& file, const Writers& writers);
+
+/// A model's weights, read and found to fit, not yet in their place. Holds as many bytes as this rank holds of the
+/// model. Not collective but for apply().
+class StagedModel {
+ public:
+  /// @throws CheckpointError listing every missing, unexpected and misshapen tensor.
+  StagedModel(const detail::PreparedModel& model, const StateFile& file);
+  void apply() const;
+
+ private:
+  void stage_own_pieces(const std::vector<HeldTensor>& holdings, const std::filesystem::path& file);
+
+  parallel::Engine* engine_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+};
+
+/// Parameters and buffers by name, tied weights under each of theirs, on rank 0; empty elsewhere. For models in pieces.
+std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model);
+
+/// As checkpointing::save_model(), for models in pieces; rank 0 writes.
+void save_weights(const detail::PreparedModel& model, const std::filesystem::path& folder, int64_t max_shard_bytes,
+                  bool safe_serialization);
+
+}  // namespace accelerate::run_state

@@ -1,0 +1,321 @@
+#include "run_state/optimizers.hpp"
+
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <unordered_map>
+
+#include "accelerate/checkpoint.hpp"
+#include "accelerate/comm.hpp"
+#include "formats/torch_archive.hpp"
+#include "run_state/distributed_items.hpp"
+#include "run_state/own_pieces.hpp"
+#include "run_state/whole_stream.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate::run_state {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpointing::StoredOptimizer;
+using formats::DcpPath;
+using Dict = c10::impl::GenericDict;
+using List = c10::impl::GenericList;
+
+Dict make_dict() { return Dict(c10::StringType::get(), c10::AnyType::get()); }
+template <class Range> List make_list(const Range& values) {
+  List list(c10::AnyType::get());
+  for (const auto& value : values) list.push_back(value);
+  return list;
+}
+
+constexpr const char* kSteps = "step";  ///< the one state that is no tensor like its parameter
+
+/// An optimizer's parameters in the order of its groups.
+std::vector<HeldTensor> parameters_of(const AcceleratedOptimizer& optimizer, const PreparedModels& models) {
+  std::unordered_map<const at::TensorImpl*, std::pair<size_t, HeldTensor>> known;
+  for (size_t i = 0; i < models.size(); ++i)
+    for (auto& holding : holdings_of(*models[i])) {
+      const auto* held = holding.held().unsafeGetTensorImpl();
+      known.try_emplace(held, i, std::move(holding));
+    }
+  std::vector<HeldTensor> result;
+  std::vector<std::optional<size_t>> model_of;
+  std::set<size_t> owners;
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params()) {
+      const auto found = known.find(parameter.unsafeGetTensorImpl());
+      if (found == known.end()) {
+        result.push_back({{.names = {"parameter_" + std::to_string(result.size())}, .tensor = parameter}});
+        model_of.emplace_back();
+      } else {
+        result.push_back(found->second.second);
+        owners.insert(model_of.emplace_back(found->second.first).value());
+      }
+    }
+  // Several models may use the same names.
+  if (owners.size() > 1)
+    for (size_t i = 0; i < result.size(); ++i)
+      if (model_of[i])
+        for (auto& name : result[i].names) name = fmt::format("{}.{}", *model_of[i], name);
+  return result;
+}
+
+/// One field of one parameter's state.
+struct Field {
+  int64_t parameter = 0;
+  std::string kind;
+  double steps = 0;  ///< of kSteps
+  ACCELERATE_FIELDS(parameter, kind, steps)
+};
+
+/// An optimizer as all ranks see it: a rank that has no element of a parameter may have no state for it.
+struct OptimizerView {
+  std::vector<HeldTensor> parameters;
+  std::vector<std::map<std::string, at::Tensor>> state;  ///< per parameter; this rank's pieces
+  std::vector<Dict> groups;                              ///< with the names as `params`
+
+  OptimizerView(const AcceleratedOptimizer& optimizer, const PreparedModels& models)
+      : parameters(parameters_of(optimizer, models)), state(parameters.size()) {
+    const auto dict = optimizer.state_dict().toGenericDict();
+    std::vector<Field> fields;
+    for (const auto& entry : dict.at("state").toGenericDict())
+      for (const auto& field : entry.value().toGenericDict()) {
+        const auto index = entry.key().toInt();
+        const auto& kind = field.key().toStringRef();
+        const auto tensor = field.value().toTensor();
+        state[static_cast<size_t>(index)][kind] = tensor.detach();
+        fields.push_back({index, kind, kind == kSteps ? tensor.item<double>() : 0});
+      }
+    for (const auto& field : gather_object(fields)) {
+      auto& mine = state[static_cast<size_t>(field.parameter)];
+      if (mine.contains(field.kind)) continue;
+      const auto& held = parameters[static_cast<size_t>(field.parameter)].held();
+      mine[field.kind] = field.kind == kSteps ? at::scalar_tensor(field.steps, at::kFloat)
+                                              : at::zeros(held.sizes(), held.options().requires_grad(false));
+    }
+    size_t next = 0;
+    for (const c10::IValue& item : dict.at("param_groups").toListRef()) {
+      Dict group = make_dict();
+      for (const auto& option : item.toGenericDict())
+        if (option.key().toStringRef() != "params") group.insert(option.key(), option.value());
+      std::vector<std::string> names;
+      for (size_t i = 0, count = item.toGenericDict().at("params").toListRef().size(); i < count; ++i, ++next) {
+        const auto& name = parameters[next].names.front();
+        if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+        else state[next].clear();  // tied, and listed twice: one state
+      }
+      group.insert("params", make_list(names));
+      groups.push_back(std::move(group));
+    }
+  }
+};
+
+/// Indices into view.parameters in the order in which they become whole, which need not be that of the groups.
+std::vector<size_t> in_order_of_parts(const OptimizerView& view) {
+  std::vector<size_t> order(view.parameters.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::map<const parallel::Engine*, size_t> first;
+  for (const size_t i : order) first.try_emplace(view.parameters[i].engine, i);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    const auto &x = view.parameters[a], &y = view.parameters[b];
+    return std::pair(first[x.engine], x.part) <
+           std::pair(first[y.engine], y.part);  // by first appearance: pointers differ from rank to rank
+  });
+  return order;
+}
+
+std::vector<WholeStream::Wanted> states_in_pieces(const OptimizerView& view, const std::vector<size_t>& order) {
+  std::vector<WholeStream::Wanted> states;
+  for (const size_t i : order)
+    if (const auto& holding = view.parameters[i]; holding.in_pieces())
+      for (const auto& [kind, piece] : view.state[i])
+        if (kind != kSteps) states.push_back(wanted(holding, kind, piece));
+  return states;
+}
+
+/// An archive that is written as parts become whole.
+void save_full_optimizer(const OptimizerView& view, const fs::path& file) {
+  const auto order = in_order_of_parts(view);
+  WholeStream stream(part_by_part(states_in_pieces(view, order)));
+  write_in_step(stream, comm::rank() == 0, [&] {
+    formats::TorchPickle pickle;
+    pickle.empty_dict(), pickle.mark(), pickle.text("state");
+    pickle.empty_dict(), pickle.mark();
+    for (const size_t i : order) {
+      const auto& holding = view.parameters[i];
+      if (view.state[i].empty()) continue;
+      pickle.text(holding.names.front()), pickle.empty_dict(), pickle.mark();
+      for (const auto& [kind, value] : view.state[i]) {
+        pickle.text(kind);
+        if (kind == kSteps || !holding.in_pieces()) pickle.value(value);
+        else
+          pickle.tensor(value.scalar_type(), holding.tensor.sizes().vec(), false,
+                        [&stream, &holding, kind = kind] { return stream.get(holding.tensor, kind); });
+      }
+      pickle.set_items_to_mark();
+    }
+    pickle.set_items_to_mark();
+    pickle.text("param_groups"), pickle.empty_list(), pickle.mark();
+    for (const auto& group : view.groups) pickle.value(group);
+    pickle.append_to_mark();
+    pickle.set_items_to_mark();
+    write_archive(file, std::move(pickle));
+  });
+}
+
+/// The file of plain training, which is written at once: parameters are numbers. Nothing in pieces needs nobody's help.
+void save_plain_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const fs::path& file,
+                          const Writers& writers) {
+  const auto parameters = parameters_of(optimizer, models);
+  std::optional<OptimizerView> view;
+  WholeStream::Stage states;
+  if (std::any_of(parameters.begin(), parameters.end(), [](const auto& holding) { return holding.in_pieces(); })) {
+    view.emplace(optimizer, models);
+    states = states_in_pieces(*view, in_order_of_parts(*view));
+  }
+  std::vector<WholeStream::Stage> stages;
+  if (!states.empty()) stages.push_back(std::move(states));
+  WholeStream stream(std::move(stages), {.everywhere = writers.several, .copies = true});
+  write_in_step(stream, writers.here, [&] {
+    const auto dict = optimizer.state_dict();
+    if (view) {
+      Dict whole(c10::IntType::get(), c10::AnyType::get());
+      for (size_t i = 0; i < view->parameters.size(); ++i) {
+        if (view->state[i].empty()) continue;
+        const auto& holding = view->parameters[i];
+        Dict state = make_dict();
+        for (const auto& [kind, value] : view->state[i])
+          state.insert(kind, kind == kSteps || !holding.in_pieces() ? value : stream.get(holding.tensor, kind));
+        whole.insert(static_cast<int64_t>(i), state);
+      }
+      dict.toGenericDict().insert_or_assign("state", whole);
+    }
+    checkpointing::save_object(dict, file);
+  });
+}
+
+void save_distributed_optimizer(const OptimizerView& view, const fs::path& folder) {
+  DistributedItems items;
+  bool empty = true;
+  for (size_t i = 0; i < view.parameters.size(); ++i) {
+    const auto& holding = view.parameters[i];
+    for (const auto& [kind, value] : view.state[i]) {
+      const DcpPath path{std::string("optimizer"), std::string("state"), holding.names.front(), kind};
+      if (kind == kSteps || !holding.in_pieces()) items.whole(path, value);
+      else items.piece(path, holding, value);
+      empty = false;
+    }
+  }
+  if (empty) items.object({std::string("optimizer"), std::string("state")}, make_dict());
+  for (size_t g = 0; g < view.groups.size(); ++g)
+    for (const auto& option : view.groups[g])
+      items.object(
+          {std::string("optimizer"), std::string("param_groups"), static_cast<int64_t>(g), option.key().toStringRef()},
+          option.value());
+  items.write(folder);
+}
+
+/// Our parameter for each key of the file's state.
+std::map<std::string, size_t> match(const StoredOptimizer& stored, const std::vector<HeldTensor>& parameters,
+                                    const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  const auto fail = [&](const std::string& what) {
+    raise<CheckpointError>("{}: {}; build the optimizer with the groups that it had when the state was saved",
+                           stored.source, what);
+  };
+  if (stored.groups.size() != groups.size())
+    fail(fmt::format("found {} parameter groups, expected {}", stored.groups.size(), groups.size()));
+  std::map<std::string, size_t> result;
+  size_t base = 0;
+  for (size_t g = 0; g < groups.size(); base += groups[g].params().size(), ++g) {
+    const auto& keys = stored.groups[g].parameters;
+    const auto where = fmt::format(" in parameter group {}", g);
+    std::map<std::string, size_t> ours;
+    for (size_t i = base; i < base + groups[g].params().size(); ++i)
+      for (const auto& name : parameters[i].names)
+        ours.try_emplace(name, i);  // a group may list a tied parameter twice
+    std::set<size_t> seen;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      if (stored.by_name && !ours.contains(keys[i]))
+        fail(fmt::format("found '{}'{}, which the optimizer's group does not have", keys[i], where));
+      const size_t index = stored.by_name ? ours.at(keys[i]) : base + i;
+      result[keys[i]] = index;
+      seen.insert(index);
+    }
+    for (const auto& [name, i] : ours)
+      if (stored.by_name && !seen.contains(i))
+        fail(fmt::format("found no '{}'{}, which the optimizer's group has", parameters[i].names.front(), where));
+    if (!stored.by_name && keys.size() != groups[g].params().size())
+      fail(fmt::format("found {} parameters{}, expected {}", keys.size(), where, groups[g].params().size()));
+  }
+  return result;
+}
+
+}  // namespace
+
+void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file,
+                    const Writers& writers) {
+  switch (file.form) {
+    case StateForm::safetensors:
+    case StateForm::archive:
+      return save_plain_optimizer(optimizer, models, file.path, writers);
+    case StateForm::full:
+      return save_full_optimizer(OptimizerView(optimizer, models), file.path);
+    case StateForm::sharded:
+      return save_distributed_optimizer(OptimizerView(optimizer, models), file.path);
+    case StateForm::local:
+      return on_all_ranks_or_throw([&] {
+        checkpointing::save_object(own_pieces(parameters_of(optimizer, models), optimizer.state_dict()), file.path);
+      });
+  }
+}
+
+c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file) {
+  const auto parameters = parameters_of(optimizer, models);
+  if (file.form == StateForm::local) return load_own_pieces(parameters, file.path);
+  const auto stored = file.form == StateForm::sharded ? checkpointing::open_distributed_optimizer(file.path)
+                                                      : checkpointing::open_optimizer_archive(file.path);
+  const auto& groups = optimizer.param_groups();
+  const auto index_of = match(stored, parameters, groups);
+  Dict states(c10::IntType::get(), c10::AnyType::get());
+  for (const auto& [key, fields] : stored.state) {
+    const auto found = index_of.find(key);
+    if (found == index_of.end())
+      raise<CheckpointError>(
+          "{}: found state of '{}', which no parameter group lists; the file is damaged or was edited", stored.source,
+          key);
+    const auto& holding = parameters[found->second];
+    Dict state = make_dict();
+    for (const auto& [kind, field] : fields) {
+      if (kind != kSteps && field.sizes != holding.tensor.sizes().vec())
+        raise<CheckpointError>(
+            "{}: found '{}' of '{}' of size {}, expected {} like its parameter; the state may belong to another model "
+            "or "
+            "to parameters in another order",
+            stored.source, kind, key, formats::to_string(field.sizes),
+            formats::to_string(holding.tensor.sizes().vec()));
+      state.insert(kind, kind != kSteps && holding.in_pieces() ? read_piece(field, holding) : field.read_whole());
+    }
+    states.insert(static_cast<int64_t>(found->second), state);
+  }
+  std::vector<c10::IValue> own_groups;
+  int64_t next = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    Dict group = stored.groups[g].options;
+    std::vector<int64_t> indices;
+    for (size_t i = 0; i < groups[g].params().size(); ++i) indices.push_back(next++);
+    group.insert_or_assign("params", make_list(indices));
+    own_groups.emplace_back(group);
+  }
+  Dict result = make_dict();
+  result.insert("state", states);
+  result.insert("param_groups", make_list(own_groups));
+  return result;
+}
+
+}  // namespace accelerate::run_state

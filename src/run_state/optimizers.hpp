@@ -1,0 +1,26 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <memory>
+#include <vector>
+
+#include "accelerate/optim/optimizer.hpp"
+#include "run_state/holdings.hpp"
+#include "run_state/state_files.hpp"
+
+/// States of prepared optimizers, to files and back. In all forms but that of plain training, which counts parameters,
+/// they are called by their names in the models.
+namespace accelerate::run_state {
+
+using PreparedModels = std::vector<std::shared_ptr<detail::PreparedModel>>;
+
+/// Collective; throws what goes wrong on all ranks.
+void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file,
+                    const Writers& writers);
+
+/// The state for optimizer.load_state_dict(), with this rank's pieces, whoever wrote it. Not collective. @throws
+/// CheckpointError naming what is missing or has another size.
+c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file);
+
+}  // namespace accelerate::run_state

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "accelerate/checkpoint.hpp"
+#include "accelerate/data/prepared.hpp"
+#include "accelerate/optim/accelerated_scheduler.hpp"
+#include "accelerate/optim/grad_scaler.hpp"
+#include "accelerate/optim/optimizer.hpp"
+#include "accelerate/run_state/prepared_model.hpp"
+#include "run_state/state_files.hpp"
+
+/// What was prepared, and how is it saved and loaded?
+namespace accelerate::run_state {
+
+/// All that one Accelerator has prepared, in the order of preparation, which is that of the files of a checkpoint.
+struct RunState {
+  std::vector<std::shared_ptr<detail::PreparedModel>> models = {};
+  std::vector<AcceleratedOptimizer> optimizers = {};
+  std::vector<AcceleratedScheduler> schedulers = {};
+  std::vector<std::shared_ptr<data::PreparedStatus>> loaders = {};
+  std::shared_ptr<optim::GradScaler> scaler = nullptr;
+  std::vector<checkpointing::CustomObject> customs = {};
+  int64_t step = 0;  ///< micro-steps since the last forced synchronisation
+
+  /// Of the models that have one.
+  parallel::Engines engines() const;
+  /// The prepared model with this module; null if there is none.
+  std::shared_ptr<detail::PreparedModel> find(const ModelRef& model) const;
+  /// What prepare() made, but for the scaler and the users' own objects, is forgotten.
+  void clear();
+};
+
+/// Gives optimizers the pieces of parameters that models have by now, with the states that belong to them, in whatever
+/// order both were prepared; their steps then tell the engine. Not collective.
+/// @throws ConfigError for an optimizer of an unknown class that holds states of these parameters.
+void give_pieces_to_optimizers(const RunState& run);
+
+struct SaveOptions {
+  StateForm form = StateForm::safetensors;  ///< of models and optimizers
+  Writers writers = {};
+  bool loaders = false;  ///< save where they stand
+  at::Device device = at::kCPU;
+};
+/// Writes everything into a folder that exists on all machines, and removes what an earlier save left there in another
+/// form. Collective. @throws CheckpointError, ResourceError, on all ranks.
+void save(const RunState& run, const std::filesystem::path& folder, const SaveOptions& options);
+
+struct LoadOptions {
+  StateForm preferred = StateForm::safetensors;  ///< if a model or an optimizer is there in several
+  bool loaders = false;
+  at::Device device = at::kCPU;
+};
+/// Reads everything back into the same objects. Collective.
+/// @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of them.
+void load(RunState& run, const std::filesystem::path& folder, const LoadOptions& options);
+
+}  // namespace accelerate::run_state

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "run_state/holdings.hpp"
+
+namespace accelerate::formats {
+class TorchPickle;
+}
+
+namespace accelerate::run_state {
+
+/// Makes tensors whole, stage by stage, as the writer asks for them; the other ranks follow. Memory: the tensors of one
+/// stage. Tensors that are whole everywhere need no stream; a stream of nothing never communicates.
+class WholeStream {
+ public:
+  /// A tensor of which each rank brings the piece that belongs to its piece of a parameter.
+  struct Wanted {
+    const parallel::Engine* engine;
+    int64_t part;
+    at::Tensor parameter;
+    std::string kind;  ///< "" for the parameter itself
+    at::Tensor piece;
+  };
+  using Stage = std::vector<Wanted>;
+
+  struct Options {
+    bool everywhere = false;  ///< false: only rank 0 gets whole tensors
+    /// Tensors come as copies on the host. Otherwise as views of their gathered part, for who is done with each before
+    /// the next.
+    bool copies = false;
+  };
+
+  /// The same stages on all ranks, but for the pieces.
+  explicit WholeStream(std::vector<Stage> stages) : WholeStream(std::move(stages), Options{}) {}
+  WholeStream(std::vector<Stage> stages, const Options& options);
+
+  /// A whole tensor of this stage or, leaving this one behind, of the next that has it.
+  at::Tensor get(const at::Tensor& parameter, const std::string& kind = {});
+  /// Gathers what is left, so that all ranks come out in step.
+  void finish();
+
+ private:
+  void advance();
+
+  std::vector<Stage> stages_;
+  Options options_;
+  size_t next_ = 0;
+  std::map<std::pair<const at::TensorImpl*, std::string>, at::Tensor> whole_;
+};
+
+WholeStream::Wanted wanted(const HeldTensor& holding, const std::string& kind, const at::Tensor& piece);
+
+/// A stage for each run of neighbours that belong to one part.
+std::vector<WholeStream::Stage> part_by_part(std::vector<WholeStream::Wanted> wanted);
+
+/// Runs `write` on ranks that write; it gets whole tensors from the stream, and the others gather in step. What goes
+/// wrong there is thrown on all ranks. Collective.
+void write_in_step(WholeStream& stream, bool writes, const std::function<void()>& write);
+
+/// The file appears when it is complete.
+void write_archive(const std::filesystem::path& file, formats::TorchPickle&& pickle);
+
+/// Runs `f` on every rank; if it throws on one, all throw. Collective: the ranks that succeed wait for the verdict. `f`
+/// may be collective only if no rank can fail alone in the middle.
+void on_all_ranks_or_throw(const std::function<void()>& f);
+
+}  // namespace accelerate::run_state
