@@ -177,7 +177,12 @@ struct Trained {
     optimizer.step();
     optimizer.zero_grad();
   }
-  Weights weights() { return accelerator.get_state_dict(model); }
+  /// As they are now: the state dict of a model that is whole here is its own memory.
+  Weights weights() {
+    Weights now;
+    for (const auto& [name, value] : accelerator.get_state_dict(model)) now[name] = value.clone();
+    return now;
+  }
 };
 
 void expect_close(const Weights& weights, const Expected& expected, const std::string& what) {
