@@ -326,10 +326,10 @@ class ACCELERATE_API Accelerator {
   std::map<std::string, at::Tensor> get_state_dict(const ModelRef& model) const { return state_dict_of(model); }
   /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return
   /// the folder. Under FSDP models and optimizers go, by the plugin's state_dict_type, into
-  ///   full:    pytorch_model_fsdp.bin (_1, …) and optimizer.bin, whole, keyed by the parameters' names; rank 0 writes,
-  ///   and holds one unit at a time sharded: the folders pytorch_model_fsdp_0 and optimizer_0, …: distributed
-  ///   checkpoints to which each rank writes its own pieces local:   pytorch_model_fsdp_rank<r>.bin and
-  ///   optimizer_0_rank<r>.bin, …: each rank's pieces as they are, for the same run only
+  /// - full: pytorch_model_fsdp.bin (_1, …) and optimizer.bin, whole, keyed by names; rank 0 writes, and holds one unit
+  /// - sharded: the folders pytorch_model_fsdp_0 and optimizer_0, …: distributed checkpoints to which each rank writes
+  ///   its own pieces
+  /// - local: pytorch_model_fsdp_rank<r>.bin and optimizer_0_rank<r>.bin, …: each rank's pieces, for the same run only
   /// What an earlier save left in the folder in another form is removed.
   std::filesystem::path save_state(const std::filesystem::path& output_dir = {}, bool safe_serialization = true);
   /// Reads it back into the same objects; no folder: the newest automatic checkpoint. Collective. All forms but local
