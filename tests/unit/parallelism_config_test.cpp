@@ -47,7 +47,7 @@ TEST(ParallelismConfig, WrongValuesAreNamedWithTheirVariable) {
   EXPECT_THAT(refusal({.cp_handler = TorchContextParallelConfig{.cp_comm_strategy = "ring"}}),
               HasSubstr("cp_comm_strategy is 'ring'"));
   const Variable size("PARALLELISM_CONFIG_TP_SIZE", "two");
-  EXPECT_THAT(refusal({}), HasSubstr("PARALLELISM_CONFIG_TP_SIZE is 'two'"));
+  EXPECT_THAT(refusal(ParallelismConfig{}), HasSubstr("PARALLELISM_CONFIG_TP_SIZE is 'two'"));
 }
 
 TEST(ParallelismConfig, FixedLengthsOfSequences) {
@@ -92,8 +92,8 @@ TEST(ParallelismConfig, FitsAJobOrSaysWhyNot) {
   EXPECT_THAT(refused({.dp_replicate_size = 4}, {.num_processes = 4, .is_fsdp2 = true}),
               HasSubstr("nothing to shard over"));
   EXPECT_THAT(refused({.dp_shard_size = 4}, {.num_processes = 4}), HasSubstr("set fsdp_version to 2"));
-  EXPECT_EQ(validate(resolve({}), {.num_processes = 4, .multi_device = true}).dp_replicate_size, 4);
-  EXPECT_EQ(validate(resolve({}), {.num_processes = 4, .is_fsdp2 = true}).dp_replicate_size, 1)
+  EXPECT_EQ(validate(resolve(ParallelismConfig{}), {.num_processes = 4, .multi_device = true}).dp_replicate_size, 4);
+  EXPECT_EQ(validate(resolve(ParallelismConfig{}), {.num_processes = 4, .is_fsdp2 = true}).dp_replicate_size, 1)
       << "sharded over all, as without it";
 }
 
