@@ -5,7 +5,7 @@
 #include "accelerate/data/sampler.hpp"
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::batch_sampler_shard_cases {
 namespace {
 
 using namespace accelerate::data;
@@ -131,4 +131,4 @@ void run_seedable(const json& file, Report& report) {
 const Registration seedable("seedable_random_sampler", {run_seedable});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::batch_sampler_shard_cases

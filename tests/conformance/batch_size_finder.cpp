@@ -5,7 +5,7 @@
 #include "accelerate/utils/memory.hpp"
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::batch_size_finder_cases {
 namespace {
 
 json try_sizes(int64_t start, int64_t fits, json& tried, const std::function<int64_t(int64_t)>& reduce = nullptr) {
@@ -57,4 +57,4 @@ void run(const json& file, Report& report) {
 const Registration registration("batch_size_finder", {run});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::batch_size_finder_cases

@@ -10,7 +10,7 @@
 #include "ranks.hpp"
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::checkpoint_layout_cases {
 namespace {
 
 namespace fs = std::filesystem;
@@ -68,4 +68,4 @@ void run(const json& file, Report& report) {
 const Registration registration("checkpoint_layout", {run, rank});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::checkpoint_layout_cases

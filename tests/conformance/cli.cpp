@@ -17,7 +17,7 @@
 #include "ranks.hpp"
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::cli_cases {
 namespace {
 
 using accelerate::config::Kind;
@@ -424,4 +424,4 @@ const Registration flags("cli_flags", {run_flags}), launch_env("cli_launch_env",
     defaults("config_default", {run_default}), misc("cli_misc", {run_misc});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::cli_cases

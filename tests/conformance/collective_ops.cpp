@@ -10,7 +10,7 @@
 #include "ranks.hpp"
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::collective_ops_cases {
 namespace {
 
 using namespace accelerate;
@@ -131,4 +131,4 @@ void run(const json& file, Report& report) {
 const Registration registration("collective_ops", {run, rank});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::collective_ops_cases

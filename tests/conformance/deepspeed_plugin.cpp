@@ -3,7 +3,7 @@
 #include "accelerate/parallel/deepspeed_plugin.hpp"
 #include "environment.hpp"
 
-namespace conformance {
+namespace conformance::deepspeed_plugin_cases {
 namespace {
 
 using accelerate::Auto;
@@ -106,4 +106,4 @@ const Registration registration("deepspeed_plugin", {run}),
     more("deepspeed_plugin_more", {run});  // made by generators/plugins.py
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::deepspeed_plugin_cases

@@ -7,7 +7,7 @@
 #include "accelerate/utils/error.hpp"
 #include "module_tree_json.hpp"
 
-namespace conformance {
+namespace conformance::device_map_cases {
 namespace {
 
 using accelerate::DeviceMap;
@@ -210,4 +210,4 @@ const Registration more_cases("device_map_more", {more});
 const Registration misc_cases("device_map_misc", {misc});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::device_map_cases

@@ -5,7 +5,7 @@
 
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::estimate_memory_cases {
 namespace {
 
 json json_of(const accelerate::TrainingUsage& usage) {
@@ -74,4 +74,4 @@ void run(const json& file, Report& report) {
 const Registration registration("estimate_memory", {run});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::estimate_memory_cases

@@ -2,7 +2,7 @@
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "environment.hpp"
 
-namespace conformance {
+namespace conformance::fsdp_plugin_cases {
 namespace {
 
 using accelerate::AutoWrapPolicy;
@@ -145,4 +145,4 @@ void run(const json& file, Report& report) {
 const Registration registration("fsdp_plugin", {run});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::fsdp_plugin_cases

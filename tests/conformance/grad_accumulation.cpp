@@ -9,7 +9,7 @@
 #include "ranks.hpp"
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::grad_accumulation_cases {
 namespace {
 
 using namespace accelerate;
@@ -82,4 +82,4 @@ void run(const json& file, Report& report) {
 const Registration registration("grad_accumulation", {run, rank});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::grad_accumulation_cases

@@ -2,7 +2,7 @@
 #include "accelerate/data/dataset.hpp"
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::iterable_dataset_shard_cases {
 namespace {
 
 using namespace accelerate::data;
@@ -46,4 +46,4 @@ void run(const json& file, Report& report) {
 const Registration registration("iterable_dataset_shard", {run});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::iterable_dataset_shard_cases

@@ -3,7 +3,7 @@
 #include "accelerate/utils/kwargs_dict.hpp"
 #include "environment.hpp"
 
-namespace conformance {
+namespace conformance::kwargs_megatron_cases {
 namespace {
 
 using namespace accelerate;
@@ -73,4 +73,4 @@ const Registration registration("kwargs_megatron", {run}),
     more("kwargs_megatron_more", {run});  // made by generators/plugins.py
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::kwargs_megatron_cases

@@ -1,7 +1,7 @@
 // Sizes of modules, the largest layer, tied parameters, on described models.
 #include "module_tree_json.hpp"
 
-namespace conformance {
+namespace conformance::module_sizes_cases {
 namespace {
 
 void run(const json& file, Report& report) {
@@ -42,4 +42,4 @@ const Registration sizes("module_sizes", {run});
 const Registration trees("module_trees", {run_trees});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::module_sizes_cases

@@ -7,7 +7,7 @@
 #include "accelerate/utils/ops.hpp"
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::nested_ops_cases {
 namespace {
 
 /// Reads what Python's repr() prints for tensors, dictionaries, lists, tuples, strings and integers.
@@ -142,4 +142,4 @@ void run(const json& file, Report& report) {
 const Registration registration("nested_ops", {run});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::nested_ops_cases

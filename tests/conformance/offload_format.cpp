@@ -10,7 +10,7 @@
 #include "folders.hpp"
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::offload_format_cases {
 namespace {
 
 namespace fs = std::filesystem;
@@ -108,4 +108,4 @@ void run(const json& file, Report& report) {
 const Registration registration("offload_format", {run});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::offload_format_cases

@@ -3,7 +3,7 @@
 #include "accelerate/parallel/parallelism_config.hpp"
 #include "environment.hpp"
 
-namespace conformance {
+namespace conformance::parallelism_config_cases {
 namespace {
 
 using accelerate::ParallelismConfig;
@@ -115,4 +115,4 @@ const Registration registration("parallelism_config", {run}),
     more("parallelism_config_more", {run});  // made by generators/plugins.py
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::parallelism_config_cases

@@ -7,7 +7,7 @@
 #include "ranks.hpp"
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::prepared_dataloader_cases {
 namespace {
 
 namespace data = accelerate::data;
@@ -159,4 +159,4 @@ void run(const json& file, Report& report) {
 const Registration registration("prepared_dataloader", {run, rank});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::prepared_dataloader_cases

@@ -14,7 +14,7 @@
 #include "environment.hpp"
 #include "folders.hpp"
 
-namespace conformance {
+namespace conformance::save_model_cases {
 namespace {
 
 namespace fs = std::filesystem;
@@ -107,4 +107,4 @@ void run(const json& file, Report& report) {
 const Registration split_registration("shard_split", {run_split}), registration("save_model", {run});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::save_model_cases

@@ -5,7 +5,7 @@
 #include "accelerate/data/random.hpp"
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::set_seed_cases {
 namespace {
 
 json values(const torch::Tensor& tensor) {
@@ -30,4 +30,4 @@ void run(const json& file, Report& report) {
 const Registration registration("set_seed", {run});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::set_seed_cases

@@ -5,7 +5,7 @@
 #include "ranks.hpp"
 #include "runner.hpp"
 
-namespace conformance {
+namespace conformance::split_between_processes_cases {
 namespace {
 
 /// The reference's dictionary {"a": [0, ...], "b": ["s0", ...]}, whose values have two types.
@@ -51,4 +51,4 @@ void run(const json& file, Report& report) {
 const Registration registration("split_between_processes", {run, rank});
 
 }  // namespace
-}  // namespace conformance
+}  // namespace conformance::split_between_processes_cases
