@@ -16,27 +16,23 @@
 namespace accelerate::parallel {
 namespace {
 
-void add_gradient(at::Tensor& shard, const at::Tensor& gradient) {
-  if (shard.grad().defined()) shard.mutable_grad().add_(gradient);
-  else shard.mutable_grad() = gradient;
-}
-
 class LocalReducer final : public GradientReducer {
  public:
   explicit LocalReducer(std::vector<ShardedPart>& parts) : arrived_(parts.size()) {}
 
-  bool take(ShardedPart& part, size_t member, const at::Tensor& gradient) override {
+  bool take(ShardedPart& part, ShardedMember& member, const at::Tensor& gradient) override {
     at::NoGradGuard no_grad;
-    auto& shard = part.shards[member];
+    auto& shard = member.shard;
     // In the order of the parameter's bytes, which need not be the order of its indices.
-    const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1});
-    add_gradient(shard, flat.to(shard.device(), shard.scalar_type()));
-    return ++arrived_[static_cast<size_t>(part.index)] == static_cast<int64_t>(part.members.size());
+    const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1}).to(shard.device(), shard.scalar_type());
+    if (shard.grad().defined()) shard.mutable_grad().add_(flat);
+    else shard.mutable_grad() = flat;
+    return ++arrived_[part.index] == part.members.size();
   }
   void finish() override { std::fill(arrived_.begin(), arrived_.end(), 0); }
 
  private:
-  std::vector<int64_t> arrived_;
+  std::vector<size_t> arrived_;
 };
 
 class CollectiveReducer final : public GradientReducer {
@@ -52,21 +48,17 @@ class CollectiveReducer final : public GradientReducer {
       if (parts[i].trained) order_.push_back(i);
   }
 
-  bool take(ShardedPart& part, size_t member, const at::Tensor& gradient) override {
+  bool take(ShardedPart& part, ShardedMember& member, const at::Tensor& gradient) override {
     at::NoGradGuard no_grad;
-    const auto index = static_cast<size_t>(part.index);
-    State& state = states_[index];
-    if (!state.flat.defined()) {
+    State& state = states_[part.index];
+    if (!state.gradient.begun()) {
       make_room();
       const auto dtype = options_.reduce_dtype.value_or(gradient.scalar_type());
       const meta_memory::Purpose whole(MemoryUse::staging);
-      state.flat = buffers_.take(part.numel(), dtype, gradient.device());
-      state.arrived.assign(part.members.size(), 0);
+      state.gradient.begin(part, buffers_.take(part.numel(), dtype, gradient.device()));
     }
-    member_view(part, member, state.flat).copy_(gradient);
-    state.arrived[member] = 1;
-    if (++state.count < static_cast<int64_t>(part.members.size())) return false;
-    if (!learnt_) seen_.push_back(static_cast<int64_t>(index));
+    if (!state.gradient.take(member, gradient)) return false;
+    if (!learnt_) seen_.push_back(static_cast<int64_t>(part.index));
     advance();
     return true;
   }
@@ -81,8 +73,7 @@ class CollectiveReducer final : public GradientReducer {
     at::Tensor present = at::zeros({members}, at::kInt);
     auto* flags = present.data_ptr<int32_t>();
     for (size_t i : order_) {
-      const auto& state = states_[i];
-      for (size_t m = 0; m < parts_[i].members.size(); ++m) *flags++ = !state.arrived.empty() && state.arrived[m];
+      for (size_t m = 0; m < parts_[i].members.size(); ++m) *flags++ = states_[i].gradient.came(m);
     }
     at::Tensor common = present.to(group_->device());
     group_->all_reduce_(common, Reduction::max);
@@ -92,7 +83,7 @@ class CollectiveReducer final : public GradientReducer {
     for (size_t i : order_) {
       for (size_t m = 0; m < parts_[i].members.size(); ++m) used[i].push_back(*common_flags++ != 0);
       if (std::find(used[i].begin(), used[i].end(), 1) == used[i].end()) states_[i].skipped = true;
-      else if (states_[i].count < static_cast<int64_t>(parts_[i].members.size())) complete(i);
+      else if (!states_[i].gradient.complete()) complete(i);
     }
     advance();
     while (!running_.empty()) collect();
@@ -118,32 +109,22 @@ class CollectiveReducer final : public GradientReducer {
 
  private:
   struct State {
-    at::Tensor flat, result;
-    std::vector<char> arrived;
-    int64_t count = 0;
+    FlatGradient gradient;  ///< whole
+    at::Tensor result;      ///< this rank's stretch of the average
     bool skipped = false;
     c10::intrusive_ptr<c10::ivalue::Future> reduced;
   };
 
-  static at::Tensor member_view(const ShardedPart& part, size_t member, const at::Tensor& flat) {
-    const auto& tensor = part.members[member].second;
-    return flat.as_strided(tensor.sizes(), tensor.strides(), part.layout.offsets[member]);
-  }
-
   /// Zeros for the members that have no gradient here.
   void complete(size_t index) {
     const auto& part = parts_[index];
-    State& state = states_[index];
-    if (!state.flat.defined()) {
+    FlatGradient& gradient = states_[index].gradient;
+    if (!gradient.begun()) {
       const meta_memory::Purpose whole(MemoryUse::staging);
-      state.flat =
-          buffers_.take(part.numel(), options_.reduce_dtype.value_or(part.compute_dtype), part.master.device());
-      state.flat.zero_();
-    } else {
-      for (size_t m = 0; m < part.members.size(); ++m)
-        if (!state.arrived[m]) member_view(part, m, state.flat).zero_();
+      gradient.begin(
+          part, buffers_.take(part.numel(), options_.reduce_dtype.value_or(part.compute_dtype), part.master.device()));
     }
-    state.count = static_cast<int64_t>(part.members.size());
+    gradient.fill(part);
   }
 
   /// Starts what is complete, in the common order only, so that ranks whose gradients come in different orders still
@@ -153,13 +134,14 @@ class CollectiveReducer final : public GradientReducer {
       const size_t index = order_[next_];
       State& state = states_[index];
       if (state.skipped) continue;
-      if (state.count < static_cast<int64_t>(parts_[index].members.size())) return;
-      auto [before, after] = divisors(state.flat.scalar_type());
-      if (before != 1) state.flat.div_(before);
+      if (!state.gradient.complete()) return;
+      at::Tensor flat = state.gradient.flat();
+      auto [before, after] = divisors(flat.scalar_type());
+      if (before != 1) flat.div_(before);
       const int64_t length = parts_[index].numel() / group_->world_size();
       const meta_memory::Purpose shard(MemoryUse::gradients);
-      state.result = at::empty({length}, state.flat.options());
-      state.reduced = group_->reduce_scatter_async(state.result, state.flat);
+      state.result = at::empty({length}, flat.options());
+      state.reduced = group_->reduce_scatter_async(state.result, flat);
       running_.push_back(index);
     }
   }
@@ -185,8 +167,7 @@ class CollectiveReducer final : public GradientReducer {
     State& state = states_[index];
     group_->wait("backward", *state.reduced);
     state.reduced.reset();
-    buffers_.give(std::move(state.flat));
-    state.flat = at::Tensor();
+    buffers_.give(state.gradient.release());
     const auto after = divisors(state.result.scalar_type()).second;
     if (after != 1) state.result.div_(after);
     if (replicas_) replicas_->add(index, state.result);
@@ -198,13 +179,7 @@ class CollectiveReducer final : public GradientReducer {
         result.to(part.master.device(), options_.keep_low_precision
                                             ? result.scalar_type()
                                             : part.master_dtype);  // offloaded masters take their gradients on the host
-    const int64_t first = group_->rank() * result.numel();
-    for (size_t m = 0; m < part.members.size(); ++m) {
-      auto& shard = part.shards[m];
-      if (!used[m]) continue;
-      const int64_t from = shard.numel() == 0 ? 0 : part.layout.offsets[m] + part.begins[m] - first;
-      add_gradient(shard, result.narrow(0, from, shard.numel()));
-    }
+    part.add_to_gradients(result, used);
   }
 
   /// Rank 0's order of the first backward becomes everyone's.

@@ -78,7 +78,7 @@ struct FullyShardedDataParallel::Impl {
   std::vector<ShardedPart> parts;
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<GradientReducer> reducer;
-  std::unordered_map<const at::TensorImpl*, std::pair<size_t, size_t>> where;  ///< parameter -> part, member
+  std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of;  ///< by the module's parameter; of `parts`
   std::vector<std::string>
       full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
   std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for
@@ -91,14 +91,20 @@ struct FullyShardedDataParallel::Impl {
     std::vector<std::pair<WrapUnit, std::vector<size_t>>> planned;
     for (auto& unit : wrap_units(model, plugin)) {
       std::vector<size_t> indices;
-      for (auto& [kind, members] : parts_of(unit.parameters)) {
+      for (auto& [kind, parameters] : parts_of(unit.parameters)) {
         ShardedPart part;
-        part.index = static_cast<int32_t>(parts.size());
+        part.index = parts.size();
         part.trained = kind.second;
-        part.members = std::move(members);
         std::vector<at::Tensor> tensors;
-        for (const auto& [name, tensor] : part.members) tensors.push_back(tensor);
+        for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
         part.layout = residency::lay_out(tensors, mesh.ranks());
+        for (size_t m = 0; m < parameters.size(); ++m)
+          part.members.push_back({.name = parameters[m].first,
+                                  .tensor = parameters[m].second,
+                                  .part = part.index,
+                                  .index = m,
+                                  .offset = part.layout.offsets[m],
+                                  .shard = {}});
         const bool converts = precision.param_dtype && at::isFloatingType(kind.first) && !unit.full_precision;
         part.compute_dtype = converts ? *precision.param_dtype : kind.first;
         // As the reference: in mixed precision the optimizer works on fp32, whatever the checkpoint was stored in.
@@ -114,50 +120,46 @@ struct FullyShardedDataParallel::Impl {
   }
 
   /// Keeps this rank's piece of a whole value, which has the parameter's sizes.
-  void place(size_t p, size_t m, const at::Tensor& value) {
-    const ShardedPart& part = parts[p];
-    if (at::Tensor shard = part.shards[m].detach(); shard.numel() > 0)
-      shard.copy_(stretch_of(part.members[m].second, value, part.begins[m], shard.numel()));
+  void place(const ShardedMember& member, const at::Tensor& value) {
+    if (at::Tensor shard = member.shard.detach(); shard.numel() > 0)
+      shard.copy_(stretch_of(member.tensor, value, member.begin, shard.numel()));
   }
 
   /// Values of parameters that are not initialised yet, one at a time.
   void place_deferred(const ModelRef& model, const at::Device& device,
-                      const std::function<void(size_t, size_t, const at::Tensor&)>& take) {
-    residency::materialize_each(
-        model, device, [&](const std::string&, const at::Tensor& parameter, const at::Tensor& value) {
-          if (const auto found = where.find(parameter.unsafeGetTensorImpl()); found != where.end())
-            take(found->second.first, found->second.second, value);
-        });
+                      const std::function<void(const ShardedMember&, const at::Tensor&)>& take) {
+    residency::materialize_each(model, device,
+                                [&](const std::string&, const at::Tensor& parameter, const at::Tensor& value) {
+                                  if (const auto* member = find(parameter)) take(*member, value);
+                                });
   }
 
   /// Rank 0's values for everybody; the others need not have any. One parameter at a time is whole on the others.
   void place_from_rank0(const ModelRef& model, const at::Device& device) {
-    const auto number = [&](size_t p, size_t m) {
-      return at::tensor({static_cast<int64_t>(p), static_cast<int64_t>(m)},
-                        at::TensorOptions().dtype(at::kLong).device(device));
+    const auto number = [&](int64_t part, int64_t member) {
+      return at::tensor({part, member}, at::TensorOptions().dtype(at::kLong).device(device));
     };
     constexpr int64_t kEnd = -1;
     if (group->rank() == 0) {
-      const auto send = [&](size_t p, size_t m, const at::Tensor& value) {
-        group->broadcast(number(p, m), 0);
+      const auto send = [&](const ShardedMember& member, const at::Tensor& value) {
+        group->broadcast(number(static_cast<int64_t>(member.part), static_cast<int64_t>(member.index)), 0);
         group->broadcast(value.detach().to(device), 0);
-        place(p, m, value);
+        place(member, value);
       };
       place_deferred(model, device, send);
-      for (size_t p = 0; p < parts.size(); ++p)
-        for (size_t m = 0; m < parts[p].members.size(); ++m)
-          if (const auto& tensor = parts[p].members[m].second; !is_deferred(tensor)) send(p, m, tensor);
-      group->broadcast(number(0, 0).fill_(kEnd), 0);
+      for (const auto& part : parts)
+        for (const auto& member : part.members)
+          if (!is_deferred(member.tensor)) send(member, member.tensor);
+      group->broadcast(number(kEnd, kEnd), 0);
       return;
     }
     for (;;) {
       const at::Tensor which = group->broadcast(number(0, 0), 0).cpu();
       const int64_t p = which[0].item<int64_t>(), m = which[1].item<int64_t>();
       if (p == kEnd) return;
-      const auto& tensor = parts[static_cast<size_t>(p)].members[static_cast<size_t>(m)].second;
-      place(static_cast<size_t>(p), static_cast<size_t>(m),
-            group->broadcast(at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(device)),
-                             0));
+      const auto& member = parts[static_cast<size_t>(p)].members[static_cast<size_t>(m)];
+      const auto options = at::TensorOptions().dtype(member.tensor.scalar_type()).device(device);
+      place(member, group->broadcast(at::empty(member.tensor.sizes(), options), 0));
     }
   }
 
@@ -169,21 +171,22 @@ struct FullyShardedDataParallel::Impl {
     for (auto& part : parts) {
       store->allocate(part);
       part.cut(mesh.rank(), mesh.ranks());
-      for (size_t m = 0; m < part.members.size(); ++m)
-        where[part.members[m].second.unsafeGetTensorImpl()] = {static_cast<size_t>(part.index), m};
+      for (auto& member : part.members) member_of[member.tensor.unsafeGetTensorImpl()] = &member;
     }
     const bool from_rank0 = group && plugin.sync_module_states.value_or(false);
     if (from_rank0) place_from_rank0(model, device);
-    else place_deferred(model, device, [&](size_t p, size_t m, const at::Tensor& value) { place(p, m, value); });
+    else
+      place_deferred(model, device,
+                     [&](const ShardedMember& member, const at::Tensor& value) { place(member, value); });
     for (const auto& [unit, indices] : planned) {
       std::vector<residency::PartSpec> specs;
       for (const size_t index : indices) {
         ShardedPart& part = parts[index];
         if (!from_rank0)
-          for (size_t m = 0; m < part.members.size(); ++m)
-            if (!is_deferred(part.members[m].second)) place(index, m, part.members[m].second);
+          for (const auto& member : part.members)
+            if (!is_deferred(member.tensor)) place(member, member.tensor);
         residency::PartSpec spec;
-        spec.members = part.members;
+        spec.members = part.named_tensors();
         spec.layout = part.layout;
         spec.dtype = part.compute_dtype;
         spec.device = device;
@@ -201,14 +204,17 @@ struct FullyShardedDataParallel::Impl {
     reducer = store->make_reducer();
   }
 
-  void take_gradient(size_t p, size_t m, const at::Tensor& parameter) {
+  ShardedMember* find(const at::Tensor& parameter) const {
+    const auto found = member_of.find(parameter.unsafeGetTensorImpl());
+    return found == member_of.end() ? nullptr : found->second;
+  }
+
+  void take_gradient(ShardedMember& member) {
     if (!sync) return;
-    ShardedPart& part = parts[p];
-    at::Tensor gradient = parameter.grad();
-    const_cast<at::Tensor&>(parameter).mutable_grad().reset();
-    if (!reducer->take(part, m, gradient)) return;
-    auto& unit = const_cast<residency::Unit&>(*part.unit);
-    if (!unit.keep()) units->evict(unit);
+    ShardedPart& part = parts[member.part];
+    const at::Tensor gradient = std::exchange(member.tensor.mutable_grad(), at::Tensor());
+    if (!reducer->take(part, member, gradient)) return;
+    if (!part.unit->keep()) units->evict(*part.unit);
     if (phases.prefetch_after_unit) units->prefetch_next();
   }
 };
@@ -237,7 +243,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
       if (!value.is_same(tensor)) tensor.set_data(value);
     };
     for (const auto& [name, parameter] : model.parameters())
-      if (!self.where.contains(parameter.unsafeGetTensorImpl())) keep(parameter, parameter.to(device));
+      if (!self.find(parameter)) keep(parameter, parameter.to(device));
     for (const auto& [name, buffer] : model.buffers()) {
       at::Tensor value = buffer.to(device);
       if (self.group && plugin.sync_module_states.value_or(false)) value = self.group->broadcast(value, 0);
@@ -260,18 +266,17 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
         *self.units,
         residency::UnitCheckpointOptions{.offload = plugin.activation_checkpointing_offload.value_or(false)});
   }
-  for (size_t p = 0; p < self.parts.size(); ++p) {
-    if (!self.parts[p].trained) continue;
-    for (size_t m = 0; m < self.parts[p].members.size(); ++m)
-      GradientTaker::attach(self.parts[p].members[m].second, [impl = impl_.get(), p, m](const at::Tensor& parameter) {
-        impl->take_gradient(p, m, parameter);
-      });
+  for (auto& part : self.parts) {
+    if (!part.trained) continue;
+    for (auto& member : part.members)
+      GradientTaker::attach(member.tensor,
+                            [impl = impl_.get(), &member](const at::Tensor&) { impl->take_gradient(member); });
   }
 }
 
 FullyShardedDataParallel::~FullyShardedDataParallel() {
   for (const auto& part : impl_->parts)
-    for (const auto& [name, tensor] : part.members) GradientTaker::detach(tensor);
+    for (const auto& member : part.members) GradientTaker::detach(member.tensor);
 }
 
 void FullyShardedDataParallel::before_forward() {
@@ -307,10 +312,9 @@ void FullyShardedDataParallel::after_backward() {
   self.backward_is_due = false;
   const auto finish = [&] {
     // What accumulated without synchronisation and got nothing in this backward.
-    for (size_t p = 0; p < self.parts.size(); ++p)
-      for (size_t m = 0; m < self.parts[p].members.size(); ++m)
-        if (const auto& tensor = self.parts[p].members[m].second; tensor.grad().defined())
-          self.take_gradient(p, m, tensor);
+    for (auto& part : self.parts)
+      for (auto& member : part.members)
+        if (member.tensor.grad().defined()) self.take_gradient(member);
     self.reducer->finish();
   };
   if (self.group) self.group->guard("backward", finish);
@@ -329,8 +333,8 @@ const FullyShardedDataParallelPlugin& FullyShardedDataParallel::plugin() const {
 int64_t FullyShardedDataParallel::replica() const { return impl_->mesh.replica(); }
 
 at::Tensor FullyShardedDataParallel::local_shard(const at::Tensor& parameter) const {
-  const auto found = impl_->where.find(parameter.unsafeGetTensorImpl());
-  return found == impl_->where.end() ? at::Tensor() : impl_->parts[found->second.first].shards[found->second.second];
+  const auto* member = impl_->find(parameter);
+  return member ? member->shard : at::Tensor();
 }
 
 std::optional<PieceGradient> FullyShardedDataParallel::gradient(const at::Tensor& parameter) const {
@@ -362,38 +366,33 @@ void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::f
   for (const auto& part : self.parts) {
     at::Tensor stretch;
     std::vector<bool> defined;
-    const int64_t length = part.numel() / self.mesh.ranks(), first = self.mesh.rank() * length;
-    for (size_t m = 0; m < part.members.size(); ++m) {
-      const auto& shard = part.shards[m];
-      const at::Tensor piece = piece_of(part.members[m].second, shard);
+    const int64_t length = part.numel() / self.mesh.ranks();
+    for (const auto& member : part.members) {
+      const at::Tensor piece = piece_of(member.tensor, member.shard);
       defined.push_back(piece.defined());
       if (!piece.defined()) continue;
       if (!stretch.defined()) stretch = at::zeros({length}, piece.options().requires_grad(false));
-      if (shard.numel() > 0)
-        stretch.narrow(0, part.layout.offsets[m] + part.begins[m] - first, shard.numel()).copy_(piece);
+      if (member.shard.numel() > 0) member.piece_in(stretch).copy_(piece);
     }
     at::Tensor flat = stretch;
     if (self.mesh.shard && stretch.defined()) flat = self.mesh.shard->all_gather(stretch.to(self.mesh.shard->device()));
     if (!everywhere && self.mesh.rank() != 0) continue;
-    for (size_t m = 0; m < part.members.size(); ++m) {
-      const auto& [name, tensor] = part.members[m];
-      take({.name = name,
-            .parameter = tensor,
-            .value =
-                defined[m] ? flat.as_strided(tensor.sizes(), tensor.strides(), part.layout.offsets[m]) : at::Tensor()});
-    }
+    for (const auto& member : part.members)
+      take({.name = member.name,
+            .parameter = member.tensor,
+            .value = defined[member.index] ? member.view_in(flat) : at::Tensor()});
   }
 }
 
 std::vector<Holding> FullyShardedDataParallel::pieces() const {
   std::vector<Holding> all;
   for (const auto& part : impl_->parts)
-    for (size_t m = 0; m < part.members.size(); ++m)
-      all.push_back({.names = {part.members[m].first},
-                     .tensor = part.members[m].second,
-                     .piece = part.shards[m],
-                     .place = {.begin = part.begins[m]},
-                     .part = part.index,
+    for (const auto& member : part.members)
+      all.push_back({.names = {member.name},
+                     .tensor = member.tensor,
+                     .piece = member.shard,
+                     .place = {.begin = member.begin},
+                     .part = static_cast<int64_t>(part.index),
                      .primary = replica() == 0});
   return all;
 }

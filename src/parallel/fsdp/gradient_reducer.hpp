@@ -19,7 +19,7 @@ class GradientReducer {
   virtual ~GradientReducer() = default;
   /// The whole gradient of one member; when all of a part are there its reduction starts. @return whether the part is
   /// complete now.
-  virtual bool take(ShardedPart& part, size_t member, const at::Tensor& gradient) = 0;
+  virtual bool take(ShardedPart& part, ShardedMember& member, const at::Tensor& gradient) = 0;
   /// Parts that are not complete are reduced with zeros for what is missing; then the shards' gradients are set or
   /// added to. Members without a gradient on any rank are left alone. Collective.
   virtual void finish() = 0;

@@ -67,22 +67,20 @@ class LocalStore final : public ShardStore {
       return;
     }
     computed_.resize(parts_.size());
-    computed_[static_cast<size_t>(part.index)] =
+    computed_[part.index] =
         part.compute_dtype == part.master_dtype
             ? part.master
             : at::empty({part.numel()}, at::TensorOptions().dtype(part.compute_dtype).device(device_));
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
-    return offloads() ? residency::host_home(part.master, worker_)
-                      : residency::memory_home(computed_[static_cast<size_t>(part.index)]);
+    return offloads() ? residency::host_home(part.master, worker_) : residency::memory_home(computed_[part.index]);
   }
   std::unique_ptr<GradientReducer> make_reducer() override { return local_reducer(parts_); }
   void publish() override {
     at::NoGradGuard no_grad;
     if (offloads()) return;
     for (const auto& part : parts_)
-      if (auto& computed = computed_[static_cast<size_t>(part.index)]; !computed.is_same(part.master))
-        computed.copy_(part.master);
+      if (auto& computed = computed_[part.index]; !computed.is_same(part.master)) computed.copy_(part.master);
   }
 
  private:

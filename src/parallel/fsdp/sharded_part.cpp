@@ -4,15 +4,51 @@
 
 namespace accelerate::parallel {
 
+NamedTensors ShardedPart::named_tensors() const {
+  NamedTensors tensors;
+  for (const auto& member : members) tensors.emplace_back(member.name, member.tensor);
+  return tensors;
+}
+
 void ShardedPart::cut(int64_t rank, int64_t world) {
   const int64_t length = layout.numel / world, first = rank * length, last = first + length;
-  for (size_t i = 0; i < members.size(); ++i) {
-    const int64_t begin = layout.offsets[i], end = begin + members[i].second.numel();
-    const int64_t from = std::clamp(begin, first, last), to = std::clamp(end, first, last);
-    at::Tensor shard = master.narrow(0, from - first, to - from).detach();
-    shards.push_back(trained ? shard.requires_grad_() : shard);
-    begins.push_back(from - begin);
+  for (auto& member : members) {
+    const int64_t end = member.offset + member.tensor.numel();
+    const int64_t from = std::clamp(member.offset, first, last), to = std::clamp(end, first, last);
+    member.at = from - first;
+    member.begin = from - member.offset;
+    member.shard = master.narrow(0, member.at, to - from).detach();
+    if (trained) member.shard.requires_grad_();
   }
+}
+
+void ShardedPart::add_to_gradients(const at::Tensor& stretch, const std::vector<char>& used) {
+  for (auto& member : members) {
+    if (!used[member.index]) continue;
+    const at::Tensor mine = member.piece_in(stretch);
+    if (member.shard.grad().defined()) member.shard.mutable_grad().add_(mine);
+    else member.shard.mutable_grad() = mine;
+  }
+}
+
+void FlatGradient::begin(const ShardedPart& part, at::Tensor flat) {
+  flat_ = std::move(flat);
+  came_.assign(part.members.size(), 0);
+  members_ = part.members.size();
+  taken_ = 0;
+}
+
+bool FlatGradient::take(const ShardedMember& member, const at::Tensor& gradient) {
+  member.view_in(flat_).copy_(gradient);
+  came_[member.index] = 1;
+  ++taken_;
+  return complete();
+}
+
+void FlatGradient::fill(const ShardedPart& part) {
+  for (const auto& member : part.members)
+    if (!came_[member.index]) member.view_in(flat_).zero_();
+  taken_ = members_;
 }
 
 }  // namespace accelerate::parallel

@@ -4,30 +4,75 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "residency/unit.hpp"
 
 namespace accelerate::parallel {
 
+/// One parameter of a part, and what this rank holds of it.
+struct ShardedMember {
+  std::string name;
+  at::Tensor tensor;   ///< the module's
+  size_t part = 0;     ///< among the model's parts
+  size_t index = 0;    ///< among the part's members
+  int64_t offset = 0;  ///< where it begins in the part's flat storage
+
+  at::Tensor shard;   ///< this rank's piece: a view of the part's master, 1-D, possibly empty
+  int64_t begin = 0;  ///< where the piece begins in the parameter, in the order of its memory
+  int64_t at = 0;     ///< where it begins in this rank's stretch of the flat storage
+
+  /// The parameter in a flat storage of its part.
+  at::Tensor view_in(const at::Tensor& flat) const { return flat.as_strided(tensor.sizes(), tensor.strides(), offset); }
+  /// Its piece in a stretch that is this rank's.
+  at::Tensor piece_in(const at::Tensor& stretch) const { return stretch.narrow(0, at, shard.numel()); }
+};
+
 /// How one part of a unit (one flat storage) is split: rank r of `world` owns the r-th of `world` equal stretches of
 /// it.
 struct ShardedPart {
-  int32_t index = 0;  ///< among all parts of the model
-  const residency::Unit* unit = nullptr;
-  NamedTensors members;
+  size_t index = 0;  ///< among all parts of the model
+  residency::Unit* unit = nullptr;
+  std::vector<ShardedMember> members;
   residency::Layout layout;
   bool trained = false;
   at::ScalarType master_dtype = at::kFloat;   ///< of the shards, of what the optimizer sees
   at::ScalarType compute_dtype = at::kFloat;  ///< of the flat storage
   at::Tensor master;                          ///< [numel / world]: this rank's stretch
-  std::vector<at::Tensor> shards;             ///< per member: its piece of `master`, a view, 1-D
-  std::vector<int64_t> begins;                ///< per member: where that piece begins in the flattened member
 
   int64_t numel() const { return layout.numel; }
+  NamedTensors named_tensors() const;
 
   /// Cuts `master` into the members' pieces.
   void cut(int64_t rank, int64_t world);
+  /// Adds an averaged gradient's stretch to the shards' gradients. `used`: per member, whether any rank has one.
+  void add_to_gradients(const at::Tensor& stretch, const std::vector<char>& used);
+};
+
+/// Where the gradients of one part gather as backward makes them, until the part is complete.
+class FlatGradient {
+ public:
+  /// Whether anything has come.
+  bool begun() const { return flat_.defined(); }
+  /// Gives it memory, of the part's numel() elements of any floating-point dtype; its contents don't matter.
+  void begin(const ShardedPart& part, at::Tensor flat);
+  /// @return whether all members are there now.
+  bool take(const ShardedMember& member, const at::Tensor& gradient);
+  bool complete() const { return members_ > 0 && taken_ >= members_; }
+  /// Zeros for the members that have not come.
+  void fill(const ShardedPart& part);
+  /// Whether a gradient of that member came, fill() or not.
+  bool came(size_t member) const { return member < came_.size() && came_[member]; }
+
+  const at::Tensor& flat() const { return flat_; }
+  /// Gives the memory away; what came stays known.
+  at::Tensor release() { return std::exchange(flat_, at::Tensor()); }
+
+ private:
+  at::Tensor flat_;
+  std::vector<char> came_;
+  size_t members_ = 0, taken_ = 0;
 };
 
 }  // namespace accelerate::parallel

@@ -125,19 +125,12 @@ class SharedReducer final : public GradientReducer {
     waiting_ = trained_;
   }
 
-  bool take(ShardedPart& part, size_t member, const at::Tensor& gradient) override {
+  bool take(ShardedPart& part, ShardedMember& member, const at::Tensor& gradient) override {
     at::NoGradGuard no_grad;
-    const auto p = static_cast<size_t>(part.index);
-    State& state = states_[p];
-    if (!state.flat.defined()) {
-      state.flat = allocate(p);
-      state.arrived.assign(part.members.size(), 0);
-    }
-    const auto& tensor = part.members[member].second;
-    state.flat.as_strided(tensor.sizes(), tensor.strides(), part.layout.offsets[member]).copy_(gradient);
-    state.arrived[member] = 1;
-    if (++state.count < static_cast<int64_t>(part.members.size())) return false;
-    announce(p);
+    FlatGradient& whole = states_[part.index].whole;
+    if (!whole.begun()) whole.begin(part, allocate(part.index));
+    if (!whole.take(member, gradient)) return false;
+    announce(part.index);
     progress();
     return true;
   }
@@ -147,11 +140,7 @@ class SharedReducer final : public GradientReducer {
     for (const size_t p : trained_) {
       State& state = states_[p];
       if (state.announced) continue;
-      for (size_t m = 0; state.flat.defined() && m < parts_[p].members.size(); ++m) {
-        const auto& tensor = parts_[p].members[m].second;
-        if (!state.arrived[m])
-          state.flat.as_strided(tensor.sizes(), tensor.strides(), parts_[p].layout.offsets[m]).zero_();
-      }
+      if (state.whole.begun()) state.whole.fill(parts_[p]);
       announce(p);
     }
     group_->wait_until("reduction of gradients", [&] { return progress(); });
@@ -170,10 +159,8 @@ class SharedReducer final : public GradientReducer {
 
  private:
   struct State {
-    at::Tensor flat;  ///< in this rank's room
+    FlatGradient whole;  ///< in this rank's room
     int64_t offset = kNothing;
-    std::vector<char> arrived;
-    int64_t count = 0;
     bool announced = false;
     at::Tensor gradient;  ///< this rank's stretch of the average; its memory is used again when nobody else holds it
   };
@@ -256,7 +243,7 @@ class SharedReducer final : public GradientReducer {
     State& state = states_[p];
     state.announced = true;
     char* used = mapping_->used(generation_, group_->rank(), p);
-    for (size_t m = 0; m < parts_[p].members.size(); ++m) used[m] = !state.arrived.empty() && state.arrived[m];
+    for (size_t m = 0; m < parts_[p].members.size(); ++m) used[m] = state.whole.came(m);
     auto& announcement = mapping_->announcement(generation_, group_->rank(), p);
     announcement.offset = state.offset;
     announcement.generation.store(generation_, std::memory_order_release);
@@ -309,17 +296,8 @@ class SharedReducer final : public GradientReducer {
   /// The shards get their pieces of a part's average.
   void give(size_t p) {
     ShardedPart& part = parts_[p];
-    const int64_t first = group_->rank() * (part.numel() / group_->world_size());
     const at::Tensor& gradient = states_[p].gradient;
-    const at::Tensor result = options_.keep_low_precision ? gradient : gradient.to(part.master_dtype);
-    for (size_t m = 0; m < part.members.size(); ++m) {
-      auto& shard = part.shards[m];
-      if (!used_[p][m]) continue;
-      const int64_t from = shard.numel() == 0 ? 0 : part.layout.offsets[m] + part.begins[m] - first;
-      const at::Tensor mine = result.narrow(0, from, shard.numel());
-      if (shard.grad().defined()) shard.mutable_grad().add_(mine);
-      else shard.mutable_grad() = mine;
-    }
+    part.add_to_gradients(options_.keep_low_precision ? gradient : gradient.to(part.master_dtype), used_[p]);
   }
 
   std::vector<ShardedPart>& parts_;
@@ -371,7 +349,7 @@ class SharedMemoryStore final : public ShardStore {
                       : at::zeros(stretch.sizes(), stretch.options().dtype(part.master_dtype));
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
-    return std::make_unique<SharedHome>(computed_[static_cast<size_t>(part.index)], group_->world_size());
+    return std::make_unique<SharedHome>(computed_[part.index], group_->world_size());
   }
   std::unique_ptr<GradientReducer> make_reducer() override {
     return std::make_unique<SharedReducer>(parts_, mesh_, mapping_, options_);
@@ -389,7 +367,7 @@ class SharedMemoryStore final : public ShardStore {
   /// This rank's stretch of the flat storage.
   at::Tensor own(const ShardedPart& part) const {
     const int64_t length = part.numel() / group_->world_size();
-    return computed_[static_cast<size_t>(part.index)].narrow(0, group_->rank() * length, length);
+    return computed_[part.index].narrow(0, group_->rank() * length, length);
   }
 
   std::vector<ShardedPart>& parts_;
