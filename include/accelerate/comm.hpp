@@ -99,7 +99,8 @@ template <class T> std::vector<T>& broadcast_object_list(std::vector<T>& objects
   return objects;
 }
 
-/// Reduces every tensor over all ranks; `scale` multiplies the result.
+/// Reduces every tensor over all ranks; `scale` multiplies the result. The mean by default, as the reference's
+/// function; the member Accelerator::reduce() gives the sum.
 template <class T> T reduce(const T& data, Reduction reduction = Reduction::mean, double scale = 1.0) {
   comm::verify("reduce", data);
   return nested::map_tensors(data, [&](const at::Tensor& t) { return comm::all_reduce(t, reduction, scale); });
