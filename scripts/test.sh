@@ -25,7 +25,7 @@ pip_install numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3 transformers==5.2
   fail "pip could not install the packages that the tests compare with"
 step 3/5 "weights and data"
 fetch_data minilm pairs mnist smollm2
-step 4/5 "building all of preset '$preset' in build/$preset (about 30 minutes the first time on 2 cores; $(num_jobs) compilers at a time)"
+step 4/5 "building all of preset '$preset' in build/$preset (about 15 minutes the first time on 2 cores; $(num_jobs) compilers at a time)"
 build "$preset"
 
 step 5/5 "tests"
