@@ -1,4 +1,7 @@
 # LibTorch from the wheel (CMAKE_PREFIX_PATH=$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')) or any Torch_DIR; the rest from system packages.
+if(NOT PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)  # what the libraries link must also be known where another project links them
+endif()
 find_package(Threads REQUIRED)
 find_package(Torch 2.11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
