@@ -6,6 +6,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
@@ -579,6 +581,20 @@ TEST_F(Forwarding, EndlessLineIsBounded) {
     sink_.flush();
   }
   EXPECT_GE(shown().size(), size_t{1} << 20);
+}
+
+/// The kernel gives SIGCHLD to a thread that does not block it, which loses it.
+TEST(Launch, EndsInAProgramWithThreads) {
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  });
+  ::alarm(60);  // ends this process, by SIGALRM, if launch() never returns
+  for (int i = 0; i < 5; ++i)
+    EXPECT_EQ(accelerate::launch({.command = {"true"}, .num_processes = 2, .quiet = true}), 0);
+  ::alarm(0);
+  over = true;
+  other.join();
 }
 
 }  // namespace

@@ -9,9 +9,12 @@
 
 #include <algorithm>
 #include <csignal>
+#include <filesystem>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <span>
+#include <system_error>
 
 #include "launch/job/environment.hpp"
 #include "launch/job/job.hpp"
@@ -27,6 +30,11 @@
 
 namespace accelerate::launcher {
 namespace {
+
+bool has_other_threads() {
+  std::error_code ignored;
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task", ignored), {}) > 1;
+}
 
 class Supervisor {
  public:
@@ -81,6 +89,8 @@ class Supervisor {
  private:
   /// For output of processes that left a rank's group and still hold its pipe.
   static constexpr std::chrono::milliseconds kDrain{1000};
+  /// How often ranks are looked at where SIGCHLD may not come, see other_threads_.
+  static constexpr std::chrono::milliseconds kLook{50};
 
   static std::vector<int> wanted_signals(bool interactive, const Monitor* monitor) {
     std::vector<int> wanted{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
@@ -152,6 +162,7 @@ class Supervisor {
     now_ = Clock::now();
     streams_.serve(std::span(fds).subspan(1, peers - 1), now_);
     if (fds[0].revents) take_signals();
+    if (other_threads_) collect(0);
     if (peers < monitors && fds[peers].revents) hear_peers();
     if (monitor_) monitor_->serve(std::span(fds).subspan(monitors));
     if (monitor_ && monitor_->watches() && now_ >= monitor_->next()) monitor_->look(now_, statuses());
@@ -162,6 +173,8 @@ class Supervisor {
   int timeout() const {
     auto next = running_ == 0 ? drain_until_ : clock_.next();
     if (monitor_ && monitor_->watches()) next = std::min(next.value_or(monitor_->next()), monitor_->next());
+    if (const auto soon = Clock::now() + kLook; other_threads_ && running_ > 0)
+      next = std::min(next.value_or(soon), soon);
     if (!next) return -1;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now()).count();
     return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
@@ -307,6 +320,9 @@ class Supervisor {
   Monitor* const monitor_;
   const bool interactive_;  ///< the one rank of this machine shares the user's terminal
   Signals signals_;
+  /// A thread of the program that called launch() does not block SIGCHLD, so the kernel may give the signal to it,
+  /// which ignores it.
+  const bool other_threads_ = has_other_threads();
   RankStreams streams_;
   Warden warden_;
   StopClock clock_;
