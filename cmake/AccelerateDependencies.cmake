@@ -4,6 +4,12 @@ if(NOT PROJECT_IS_TOP_LEVEL)
 endif()
 find_package(Threads REQUIRED)
 find_package(Torch 2.11 REQUIRED)
+if(PROJECT_IS_TOP_LEVEL)
+  # Installed programs find the LibTorch that they were linked with. Named, because CMake leaves out what lies within the
+  # repository, as the LibTorch that scripts/quickstart.sh installs does.
+  set(CMAKE_INSTALL_RPATH ${TORCH_INSTALL_PREFIX}/lib)
+  set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+endif()
 find_package(nlohmann_json REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(fmt REQUIRED)  # headers only (src/utils/raise.hpp); consumers of the library do not need it

@@ -30,8 +30,6 @@ if(PROJECT_IS_TOP_LEVEL)
         CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
     add_compile_options($<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   endif()
-  # Installed programs find the LibTorch that they were linked with.
-  set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
   find_program(MOLD mold)
   if(MOLD)
     add_link_options(-fuse-ld=mold)
