@@ -164,15 +164,15 @@ class Allocation {
   void put(const Placeable& part, const std::vector<Placeable>& partners, double bytes, double free) {
     used_[place()] += bytes;
     std::vector<std::string> names{part.name};
-    const auto settle = [&](const Placeable& settled) {
-      map_.insert_or_assign(settled.name, place());
-      if (settled.module) buffers_[place()] += buffer_sizes_[settled.name];
+    const auto assign = [&](const Placeable& assigned) {
+      map_.insert_or_assign(assigned.name, place());
+      if (assigned.module) buffers_[place()] += buffer_sizes_[assigned.name];
     };
-    settle(part);
+    assign(part);
     for (const auto& partner : partners) {
       names.push_back(partner.name);
       std::erase_if(queue_, [&](const Placeable& waiting) { return waiting.name == partner.name; });
-      settle(partner);
+      assign(partner);
     }
     explain("Putting {} ({} bytes{}) on {}", fmt::join(names, " and "), text_of(bytes),
             place().is_disk() ? "" : " of " + text_of(free), place().str());

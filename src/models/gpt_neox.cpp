@@ -83,8 +83,8 @@ class GPTNeoXAttention : public torch::nn::Cloneable<GPTNeoXAttention> {
   Tensor forward(const Tensor& hidden, const GPTNeoXContext& context) {
     // Each head's query, key and value lie together.
     const auto parts = split_heads(query_key_value_->forward(hidden), 3 * config_.head_size()).chunk(3, -1);
-    const auto [key, value] = remember(context.cache, layer_, context.rotary.turn(parts[1]), parts[2]);
-    return dense_->forward(attend(context.rotary.turn(parts[0]), key, value, context.mask,
+    const auto [key, value] = remember(context.cache, layer_, context.rotary.rotate(parts[1]), parts[2]);
+    return dense_->forward(attend(context.rotary.rotate(parts[0]), key, value, context.mask,
                                   {.dropout = is_training() ? config_.attention_dropout : 0.0}));
   }
 

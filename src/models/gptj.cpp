@@ -71,8 +71,8 @@ class GPTJAttention : public torch::nn::Cloneable<GPTJAttention> {
 
   Tensor forward(const Tensor& hidden, const GPTJContext& context) {
     const auto heads = [&](const Tensor& x) { return split_heads(x, config_.head_size()); };
-    const auto query = context.rotary.turn(heads(q_proj_->forward(hidden)));
-    const auto [key, value] = remember(context.cache, layer_, context.rotary.turn(heads(k_proj_->forward(hidden))),
+    const auto query = context.rotary.rotate(heads(q_proj_->forward(hidden)));
+    const auto [key, value] = remember(context.cache, layer_, context.rotary.rotate(heads(k_proj_->forward(hidden))),
                                        heads(v_proj_->forward(hidden)));
     const auto attended =
         attend(query, key, value, context.mask, {.dropout = is_training() ? config_.attention_dropout : 0.0});

@@ -45,7 +45,7 @@ class LlamaAttention : public torch::nn::Cloneable<LlamaAttention> {
     const int64_t size = config_.head_size(), queries = config_.num_attention_heads;
     // One turn for queries and keys: while decoding, time goes by the number of operators.
     const auto turned =
-        context.rotary.turn(split_heads(at::cat({q_proj_->forward(hidden), k_proj_->forward(hidden)}, -1), size));
+        context.rotary.rotate(split_heads(at::cat({q_proj_->forward(hidden), k_proj_->forward(hidden)}, -1), size));
     const auto [key, value] = remember(context.cache, layer_, turned.narrow(1, queries, config_.key_value_heads()),
                                        split_heads(v_proj_->forward(hidden), size));
     const auto& mask = config_.slides(layer_) ? context.window_mask : context.mask;

@@ -114,7 +114,7 @@ Rotary::Rotary(const at::Tensor& positions, const Frequencies& frequencies, at::
   }
 }
 
-at::Tensor Rotary::turn(const at::Tensor& x) const {
+at::Tensor Rotary::rotate(const at::Tensor& x) const {
   const int64_t n = cos_.size(-1);
   if (n < x.size(-1)) return at::cat({turn(x.narrow(-1, 0, n)), x.narrow(-1, n, x.size(-1) - n)}, -1);
   at::Tensor partners;

@@ -28,7 +28,7 @@ class Rotary {
          Pairs pairs = Pairs::halves);
 
   /// Turns the first n of d dimensions. @param x  [B, H, T, d]
-  at::Tensor turn(const at::Tensor& x) const;
+  at::Tensor rotate(const at::Tensor& x) const;
 
  private:
   Pairs pairs_;

@@ -12,10 +12,15 @@ class Pins {
   Pins() = default;
   Pins(const Pins&) = delete;
   Pins& operator=(const Pins&) = delete;
-  ~Pins();
+  /// Most operators have no pins, and this is on the way of every one.
+  ~Pins() {
+    if (!units_.empty()) release();
+  }
   void add(Unit& unit, bool writes);
 
  private:
+  void release();
+
   c10::SmallVector<Unit*, 4> units_;
 };
 

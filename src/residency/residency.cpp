@@ -305,7 +305,7 @@ const Member* Residency::replaced_member() const {
   return nullptr;
 }
 
-Pins::~Pins() {
+void Pins::release() {
   for (Unit* unit : units_) unit->owner().unpin(*unit);
 }
 

@@ -2,7 +2,7 @@
 # Python is $ACCELERATE_TEST_PYTHON at run time; without it the tests count as skipped and say so.
 set(python "python=$ACCELERATE_TEST_PYTHON && { test -n \"$python\" || { echo 'skipped: ACCELERATE_TEST_PYTHON is not set (scripts/test.sh sets it)'; exit; }; } && ")
 foreach(script test_ops test_sync test_script)
-  add_test(NAME python_client.${script} COMMAND sh -c "${python} scripts=$($python -c 'import accelerate.test_utils.scripts as s; print(s.__path__[0])') && PYTHON=$python $<TARGET_FILE:accelerate_cli> launch --cpu --num_processes 2 $scripts/${script}.py && echo ended well")
+  add_test(NAME python_client.${script} COMMAND sh -c "${python} PYTHON=$python $<TARGET_FILE:accelerate_cli> launch --cpu --num_processes 2 ${CMAKE_CURRENT_LIST_DIR}/peer_script.py ${script} && echo ended well")
   set_tests_properties(python_client.${script} PROPERTIES LABELS cli TIMEOUT 300 PASS_REGULAR_EXPRESSION "ended well" SKIP_REGULAR_EXPRESSION "skipped: ")
 endforeach()
 

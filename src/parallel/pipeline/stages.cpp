@@ -20,8 +20,8 @@ namespace {
 
 using residency::OperatorCall;
 
-bool contains(const std::vector<int64_t>& list, int64_t value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
+bool contains(const std::vector<int64_t>& list, int64_t item) {
+  return std::find(list.begin(), list.end(), item) != list.end();
 }
 
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
@@ -83,7 +83,7 @@ struct Copy {
   }
 };
 
-struct Stages::Piece {
+struct Stages::Value {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;  ///< keeps the address from being used again
   int64_t stage = 0;
   std::vector<int64_t> holders;
@@ -96,60 +96,60 @@ struct Stages::Piece {
 Stages::Stages(const std::vector<StagedParameter>& parameters, Options options) : options_(std::move(options)) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const auto* storage = storage_of(parameters[i].tensor);
-    if (!storage || pieces_.contains(storage)) continue;
-    begin_piece(parameters[i].tensor, parameters[i].stage, parameters[i].holders);
-    pieces_[storage]->parameter = i;
+    if (!storage || values_.contains(storage)) continue;
+    begin_value(parameters[i].tensor, parameters[i].stage, parameters[i].holders);
+    values_[storage]->parameter = i;
   }
 }
 
 Stages::~Stages() = default;
 
-Stages::Piece* Stages::find(const at::Tensor& tensor) const {
-  const auto found = pieces_.find(storage_of(tensor));
-  return found == pieces_.end() ? nullptr : found->second.get();
+Stages::Value* Stages::find(const at::Tensor& tensor) const {
+  const auto found = values_.find(storage_of(tensor));
+  return found == values_.end() ? nullptr : found->second.get();
 }
 
-void Stages::begin_piece(const at::Tensor& tensor, int64_t stage, const std::vector<int64_t>& holders) {
-  if (pieces_.size() >= prune_at_) {
+void Stages::begin_value(const at::Tensor& tensor, int64_t stage, const std::vector<int64_t>& holders) {
+  if (values_.size() >= prune_at_) {
     prune();
-    prune_at_ = 2 * pieces_.size() + 4096;
+    prune_at_ = 2 * values_.size() + 4096;
   }
-  auto piece = std::make_shared<Piece>(Piece{.storage = tensor.storage().getWeakStorageImpl(),
+  auto value = std::make_shared<Value>(Value{.storage = tensor.storage().getWeakStorageImpl(),
                                              .stage = stage,
                                              .holders = holders,
                                              .parameter = {},
                                              .version = 0,
                                              .copies = {},
                                              .moved = {}});
-  pieces_[storage_of(tensor)] = std::move(piece);
+  values_[storage_of(tensor)] = std::move(value);
 }
 
 void Stages::prune() {
-  std::erase_if(pieces_, [](const auto& entry) { return entry.second->storage.expired(); });
+  std::erase_if(values_, [](const auto& entry) { return entry.second->storage.expired(); });
 }
 
 int64_t Stages::stage_of(const at::Tensor& tensor) const {
-  const Piece* piece = find(tensor);
-  return piece ? piece->stage : -1;
+  const Value* value = find(tensor);
+  return value ? value->stage : -1;
 }
 
-at::Tensor Stages::here(const at::Tensor& tensor, const Piece& piece) const {
-  return piece.moved && tensor.is_meta() ? over(piece.moved, tensor) : tensor;
+at::Tensor Stages::here(const at::Tensor& tensor, const Value& value) const {
+  return value.moved && tensor.is_meta() ? over(value.moved, tensor) : tensor;
 }
 
 at::Tensor Stages::bring(const at::Tensor& tensor, int64_t to, const std::string& label) {
-  Piece* piece = find(tensor);
-  if (!piece) return tensor;
-  if (!contains(piece->holders, to)) return cross(tensor, *piece, to, label);
-  return options_.own == to ? here(tensor, *piece) : at::Tensor();
+  Value* value = find(tensor);
+  if (!value) return tensor;
+  if (!contains(value->holders, to)) return cross(tensor, *value, to, label);
+  return options_.own == to ? here(tensor, *value) : at::Tensor();
 }
 
-at::Tensor Stages::cross(const at::Tensor& tensor, Piece& piece, int64_t to, const std::string& label) {
-  for (const Copy& copy : piece.copies)
-    if (copy.is_of(tensor, piece.version, to)) return copy.values;
-  std::erase_if(piece.copies, [&](const Copy& copy) { return copy.version != piece.version; });
-  if (piece.parameter && options_.on_lack) options_.on_lack(*piece.parameter, to);
-  Copy copy{.version = piece.version,
+at::Tensor Stages::cross(const at::Tensor& tensor, Value& value, int64_t to, const std::string& label) {
+  for (const Copy& copy : value.copies)
+    if (copy.is_of(tensor, value.version, to)) return copy.values;
+  std::erase_if(value.copies, [&](const Copy& copy) { return copy.version != value.version; });
+  if (value.parameter && options_.on_lack) options_.on_lack(*value.parameter, to);
+  Copy copy{.version = value.version,
             .stage = to,
             .offset = tensor.storage_offset(),
             .sizes = tensor.sizes().vec(),
@@ -157,51 +157,51 @@ at::Tensor Stages::cross(const at::Tensor& tensor, Piece& piece, int64_t to, con
             .dtype = tensor.scalar_type(),
             .values = {}};
   if (options_.carrier) {
-    if (options_.own == piece.stage) {
-      options_.carrier->send(here(tensor, piece), to, label);
+    if (options_.own == value.stage) {
+      options_.carrier->send(here(tensor, value), to, label);
     } else if (options_.own == to) {
       prune();  // the memory of copies that are not needed any more
-      copy.values = options_.carrier->receive(tensor, piece.stage, label);
+      copy.values = options_.carrier->receive(tensor, value.stage, label);
     } else {
       options_.carrier->skip();
     }
   }
-  piece.copies.push_back(copy);
+  value.copies.push_back(copy);
   return copy.values;
 }
 
 /// All views of a storage change when one is written to, so all of it goes where that happens.
-void Stages::move(const at::Tensor& tensor, Piece& piece, int64_t to, const std::string& label) {
+void Stages::move(const at::Tensor& tensor, Value& value, int64_t to, const std::string& label) {
   if (options_.carrier) {
-    if (options_.own == piece.stage) {
-      options_.carrier->send(bytes_of(tensor.is_meta() ? piece.moved : tensor.storage()), to, label);
+    if (options_.own == value.stage) {
+      options_.carrier->send(bytes_of(tensor.is_meta() ? value.moved : tensor.storage()), to, label);
     } else if (options_.own == to) {
-      const at::Tensor bytes = options_.carrier->receive(bytes_of(tensor.storage()), piece.stage, label);
-      if (tensor.is_meta()) piece.moved = bytes.storage();
+      const at::Tensor bytes = options_.carrier->receive(bytes_of(tensor.storage()), value.stage, label);
+      if (tensor.is_meta()) value.moved = bytes.storage();
       else bytes_of(tensor.storage()).copy_(bytes);
     } else {
       options_.carrier->skip();
     }
   }
-  piece.stage = to;
-  piece.copies.clear();
+  value.stage = to;
+  value.copies.clear();
 }
 
 bool Stages::handle(OperatorCall& call, residency::Next next) {
   const c10::impl::ExcludeDispatchKeyGuard below(residency::kKey);  // what is done here is nobody's operator
-  if (is_view(call)) return false;                                  // the piece goes on, wherever its bytes are
+  if (is_view(call)) return false;                                  // the value goes on, wherever its bytes are
   // A tensor that is made like another one looks at that one's sizes only.
   bool first = true;
   int64_t stage = -1;
   std::vector<int64_t> holders;  // where all arguments are
   call.for_each_tensor([&](const at::Tensor& tensor, size_t) {
-    const Piece* piece = find(tensor);
-    if (!piece || (!call.facts.needs_bytes && !first)) return;
+    const Value* value = find(tensor);
+    if (!value || (!call.facts.needs_bytes && !first)) return;
     first = false;
-    if (piece->parameter && options_.on_touch) options_.on_touch(*piece->parameter);
-    if (stage < 0) holders = piece->holders;
-    else std::erase_if(holders, [&](int64_t holder) { return !contains(piece->holders, holder); });
-    stage = std::max(stage, piece->stage);
+    if (value->parameter && options_.on_touch) options_.on_touch(*value->parameter);
+    if (stage < 0) holders = value->holders;
+    else std::erase_if(holders, [&](int64_t holder) { return !contains(value->holders, holder); });
+    stage = std::max(stage, value->stage);
   });
   if (stage < 0) {
     ++everywhere_;
@@ -235,23 +235,23 @@ bool Stages::handle(OperatorCall& call, residency::Next next) {
   const std::vector<c10::IValue> originals = call.arguments().vec();
   for (size_t i = 0; i < originals.size(); ++i) {
     call.map_tensors(i, [&](const at::Tensor& tensor) {
-      Piece* piece = find(tensor);
-      if (!piece || !call.facts.needs_bytes) return tensor;
-      if (contains(piece->holders, stage)) return mine ? here(tensor, *piece) : tensor;
+      Value* value = find(tensor);
+      if (!value || !call.facts.needs_bytes) return tensor;
+      if (contains(value->holders, stage)) return mine ? here(tensor, *value) : tensor;
       if (!call.writes(i)) {
-        const at::Tensor copy = cross(tensor, *piece, stage, label);
+        const at::Tensor copy = cross(tensor, *value, stage, label);
         return mine && copy.defined() ? copy : tensor;
       }
-      move(tensor, *piece, stage, label);
-      piece->holders = holders;
-      return mine ? here(tensor, *piece) : tensor;
+      move(tensor, *value, stage, label);
+      value->holders = holders;
+      return mine ? here(tensor, *value) : tensor;
     });
     if (!call.writes(i)) continue;
     residency::for_each_tensor(originals[i], [&](const at::Tensor& tensor) {
-      if (!find(tensor)) begin_piece(tensor, stage, holders);
-      Piece& piece = *find(tensor);
-      ++piece.version;
-      piece.holders = holders;
+      if (!find(tensor)) begin_value(tensor, stage, holders);
+      Value& value = *find(tensor);
+      ++value.version;
+      value.holders = holders;
       if (mine && options_.carrier) options_.carrier->before_write(*storage_of(tensor));
     });
   }
@@ -275,7 +275,7 @@ bool Stages::handle(OperatorCall& call, residency::Next next) {
             "pipeline: operator {} gives a tensor of layout {}, expected a strided one; a pipeline can't send others. "
             "Convert it with to_dense()",
             label, c10::str(tensor.layout()));
-      if (!find(tensor)) begin_piece(tensor, stage, holders);
+      if (!find(tensor)) begin_value(tensor, stage, holders);
     });
   }
   return true;

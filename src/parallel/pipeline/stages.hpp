@@ -46,7 +46,7 @@ struct StagedParameter {
 /// All ranks run the same program, so all of them know of each operator to which stage it belongs: that of the latest
 /// of its arguments. A parameter's stage is given, a result has its operator's, and what depends on neither (inputs,
 /// constants, buffers) is everywhere and has none. An argument that another stage made is sent when an operator first
-/// uses it: the ranks agree on that as well without a word. What a storage is to the pipeline is a *piece*; views share
+/// uses it: the ranks agree on that as well without a word. What a storage is to the pipeline is a *value*; views share
 /// it.
 class Stages final : public residency::Handler {
  public:
@@ -77,17 +77,17 @@ class Stages final : public residency::Handler {
   int64_t everywhere() const { return everywhere_; }  ///< that ran on all ranks
 
  private:
-  struct Piece;
+  struct Value;
 
-  Piece* find(const at::Tensor& tensor) const;
-  void begin_piece(const at::Tensor& tensor, int64_t stage, const std::vector<int64_t>& holders);
-  at::Tensor here(const at::Tensor& tensor, const Piece& piece) const;
-  at::Tensor cross(const at::Tensor& tensor, Piece& piece, int64_t to, const std::string& label);
-  void move(const at::Tensor& tensor, Piece& piece, int64_t to, const std::string& label);
+  Value* find(const at::Tensor& tensor) const;
+  void begin_value(const at::Tensor& tensor, int64_t stage, const std::vector<int64_t>& holders);
+  at::Tensor here(const at::Tensor& tensor, const Value& value) const;
+  at::Tensor cross(const at::Tensor& tensor, Value& value, int64_t to, const std::string& label);
+  void move(const at::Tensor& tensor, Value& value, int64_t to, const std::string& label);
   void run_on_sizes(residency::OperatorCall& call, int64_t stage, residency::Next next);
 
   Options options_;
-  std::unordered_map<const c10::StorageImpl*, std::shared_ptr<Piece>> pieces_;
+  std::unordered_map<const c10::StorageImpl*, std::shared_ptr<Value>> values_;
   size_t prune_at_ = 4096;
   int64_t operators_ = 0, skipped_ = 0, everywhere_ = 0;
 };

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "residency/deferred/plain.hpp"
+#include "utils/thread_annotations.hpp"
 
 namespace accelerate::residency::deferred {
 namespace {
@@ -20,6 +21,9 @@ void set_state(at::Generator generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
+/// The default generator belongs to all threads: who looks at its state must not find that of somebody's replay.
+Mutex one_at_a_time;
+
 /// States are bytes in host memory, whatever device the numbers are for.
 bool same(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
@@ -29,6 +33,7 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
 
 Draw Draws::add(const at::Generator& generator, size_t record) {
   Plain plain;
+  const MutexLock lock(one_at_a_time);
   size_t number = 0;
   while (number < chains_.size() && chains_[number].generator != generator) ++number;
   if (number == chains_.size())
@@ -44,8 +49,7 @@ Draw Draws::add(const at::Generator& generator, size_t record) {
 }
 
 void Draws::at(const Draw& draw, const std::function<void()>& operation) {
-  static std::mutex one_at_a_time;  // the default generator belongs to all threads
-  const std::lock_guard lock(one_at_a_time);
+  const MutexLock lock(one_at_a_time);
   const at::Generator generator = chains_[draw.generator].generator;
   const at::Tensor before = state_of(generator);
   struct PutBack {
@@ -72,6 +76,7 @@ std::vector<size_t> Draws::open_ends() const {
 
 void Draws::advance_generators() {
   Plain plain;
+  const MutexLock lock(one_at_a_time);
   for (auto& chain : chains_) {
     if (!chain.last.defined() || !same(state_of(chain.generator), chain.seen)) continue;
     set_state(chain.generator, chain.last);
