@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs the contestants of each task in turns on this machine, compares their answers first, then prints and saves their times.
 
-usage: run.py --bin build/release/bin [--python PYTHON] [--data FOLDER] [--llama_cpp FOLDER] [--rounds 3] [--only TASK] [--out FILE.md]
+usage: run.py --bin build/release/bin [--python PYTHON] [--data FOLDER] [--before FOLDER] [--llama_cpp FOLDER] [--rounds 3] [--only TASK] [--out FILE.md]
 PYTHON needs torch, accelerate, transformers and gguf; without it only our own times are shown. The first FOLDER is what scripts/fetch_data.sh filled; without it the tasks on real weights are
-left out. The second is where `pip install --target FOLDER llama-cpp-python` has put that (it compiles for a quarter of an hour); it computes with 4-bit weights, the others with fp32.
+left out. --before FOLDER: the programs of another version of this project instead of the peers. The last FOLDER is where `pip install --target FOLDER llama-cpp-python` has put that (it compiles for a quarter of an hour); it computes with 4-bit weights, the others with fp32.
 """
 import argparse, json, os, platform, statistics, subprocess, sys, time
 
@@ -61,6 +61,12 @@ def tasks(args):
             yield f"SmolLM2 135 M, reading all weights once, {threads} threads", {"ours": with_threads + [binary("generate"), "read", weights]}, "passes"
 
 
+def versions(contestants, args):
+    """Ours, and the same with another version's programs."""
+    ours = {key: command for key, command in contestants.items() if key.startswith("ours")}
+    return ours | {key.replace("ours", "before"): [word.replace(args.bin, args.before, 1) for word in command] for key, command in ours.items()}
+
+
 def close(a, b):
     return len(a) == len(b) and all(abs(x - y) <= 2e-5 * max(1, abs(x), abs(y)) for x, y in zip(a, b))
 
@@ -70,6 +76,7 @@ def main():
     parser.add_argument("--bin", default="build/release/bin")
     parser.add_argument("--python", default=os.environ.get("ACCELERATE_TEST_PYTHON", ""))
     parser.add_argument("--data", default=os.environ.get("ACCELERATE_TEST_DATA", ""))
+    parser.add_argument("--before", default="")
     parser.add_argument("--llama_cpp", default="")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="")
@@ -81,7 +88,9 @@ def main():
     for name, contestants, kind in tasks(args):
         if args.only not in name:
             continue
-        if not args.python:
+        if args.before:
+            contestants = versions(contestants, args)
+        elif not args.python:
             contestants = {key: command for key, command in contestants.items() if key.startswith("ours")}
         samples = {key: [] for key in contestants}
         answers, sizes = {}, {}

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -37,24 +38,14 @@ int listen_on_loopback(uint16_t port) {
   return fd;
 }
 
-}  // namespace
+/// How many groups this process has joined: as many as its peers, when the next one begins.
+int64_t joined_before = 0;
 
-bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
-
-c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
-  const std::string where = options.master_addr + ":" + std::to_string(options.master_port);
-  c10d::TCPStoreOptions tcp;
-  tcp.port = options.master_port;
-  tcp.numWorkers = static_cast<size_t>(options.world_size);
-  tcp.waitWorkers = false;  // we wait ourselves, to say who is missing
-  tcp.timeout = options.timeout;
-  // Under torchrun the agent serves the store and rank 0 is a client like the rest.
-  tcp.isServer = options.rank == 0 && environment::text("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
-  if (tcp.isServer && is_loopback(options.master_addr)) tcp.masterListenFd = listen_on_loopback(options.master_port);
-  c10::intrusive_ptr<c10d::Store> store;
+c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options, const c10d::TCPStoreOptions& tcp,
+                                        const std::string& where) {
   try {
-    store =
-        c10::make_intrusive<c10d::TCPStore>(is_loopback(options.master_addr) ? "127.0.0.1" : options.master_addr, tcp);
+    return c10::make_intrusive<c10d::TCPStore>(is_loopback(options.master_addr) ? "127.0.0.1" : options.master_addr,
+                                               tcp);
   } catch (const std::exception& error) {
     if (tcp.isServer)
       raise<ConfigError>(
@@ -66,14 +57,51 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
         "may be in the way: check MASTER_ADDR and MASTER_PORT. ({})",
         options.rank, where, options.timeout.count() / 1000, error.what());
   }
-  // A restarted job must not read the keys of the attempt before.
-  store = c10::make_intrusive<c10d::PrefixStore>(
-      "accelerate/" + environment::text("TORCHELASTIC_RESTART_COUNT").value_or("0"), store);
+}
+
+/// Waits until rank 0 has checked in. @return false: the store ended instead, so it was that of the group before
+bool is_of_this_group(c10d::Store& store, std::chrono::milliseconds timeout) {
+  try {
+    store.wait({"joined/0"}, timeout);
+  } catch (const c10::DistNetworkError&) {
+    return false;
+  } catch (const std::exception&) {  // out of time, which is said by who waits for all
+  }
+  return true;
+}
+
+}  // namespace
+
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+
+c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
+  const std::string where = options.master_addr + ":" + std::to_string(options.master_port);
+  const auto end = std::chrono::steady_clock::now() + options.timeout;
+  const auto left = [end] {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::ceil<std::chrono::milliseconds>(std::max(end - now, decltype(end - now){1}));
+  };
+  c10d::TCPStoreOptions tcp;
+  tcp.port = options.master_port;
+  tcp.numWorkers = static_cast<size_t>(options.world_size);
+  tcp.waitWorkers = false;  // we wait ourselves, to say who is missing
+  // Under torchrun the agent serves the store and rank 0 is a client like the rest.
+  tcp.isServer = options.rank == 0 && environment::text("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
+  if (tcp.isServer && is_loopback(options.master_addr)) tcp.masterListenFd = listen_on_loopback(options.master_port);
+  // Neither a restarted job nor a second group of these processes may read the keys of the one before.
+  const std::string prefix = "accelerate/" + environment::text("TORCHELASTIC_RESTART_COUNT").value_or("0") +
+                             (joined_before ? "/" + std::to_string(joined_before) : "");
+  c10::intrusive_ptr<c10d::Store> store;
+  do {
+    tcp.timeout = left();
+    store = c10::make_intrusive<c10d::PrefixStore>(prefix, connect(options, tcp, where));
+    // Who is back first may meet the store of the group before, which rank 0 is about to leave.
+  } while (joined_before > 0 && !tcp.isServer && !is_of_this_group(*store, left()));
   store->set("joined/" + std::to_string(options.rank), std::vector<uint8_t>{1});
   std::vector<std::string> keys;
   for (int64_t rank = 0; rank < options.world_size; ++rank) keys.push_back("joined/" + std::to_string(rank));
   try {
-    store->wait(keys, options.timeout);
+    store->wait(keys, left());
   } catch (const std::exception& error) {
     std::vector<int64_t> missing;
     try {
@@ -89,6 +117,8 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
         "their output, or raise InitProcessGroupKwargs::timeout",
         where, list_of(missing), options.world_size, options.timeout.count() / 1000);
   }
+  store->setTimeout(options.timeout);
+  ++joined_before;
   return store;
 }
 

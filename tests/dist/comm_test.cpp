@@ -313,6 +313,18 @@ RANKS_TEST(Comm, TimeoutNamesWhoIsLateAndWhatItDidLast, 3) {
   }
 }
 
+/// Who leaves first must not meet the others in the group that they have not left yet.
+RANKS_TEST(Comm, ASecondGroupWaitsForThoseWhoAreStillInTheFirst, 3) {
+  for (int64_t time = 0; time < 6; ++time) {
+    {
+      const PartialState state;
+      EXPECT_EQ(reduce(torch::full({1}, time)).item<int64_t>(), time);
+    }
+    if (rank() == time % 3) std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    PartialState::reset();
+  }
+}
+
 RANKS_TEST(Comm, WhatCannotBeSentIsRefusedOnTheSpot, 2) {
   const PartialState state;
   const auto elsewhere = torch::empty({2}, torch::kMeta);
