@@ -116,7 +116,7 @@ Rotary::Rotary(const at::Tensor& positions, const Frequencies& frequencies, at::
 
 at::Tensor Rotary::rotate(const at::Tensor& x) const {
   const int64_t n = cos_.size(-1);
-  if (n < x.size(-1)) return at::cat({turn(x.narrow(-1, 0, n)), x.narrow(-1, n, x.size(-1) - n)}, -1);
+  if (n < x.size(-1)) return at::cat({rotate(x.narrow(-1, 0, n)), x.narrow(-1, n, x.size(-1) - n)}, -1);
   at::Tensor partners;
   if (pairs_ == Pairs::halves) {
     partners = at::cat({x.narrow(-1, n / 2, n / 2), x.narrow(-1, 0, n / 2)}, -1);
