@@ -5,10 +5,14 @@ endif()
 find_package(Threads REQUIRED)
 find_package(Torch 2.11 REQUIRED)
 if(PROJECT_IS_TOP_LEVEL)
-  # Installed programs find the LibTorch that they were linked with. Named, because CMake leaves out what lies within the
-  # repository, as the LibTorch that scripts/quickstart.sh installs does.
+  # Programs find the LibTorch that they were linked with, by one path before and after they are installed: of two, CMake
+  # fills up the shorter with empty entries, by which the loader looks for libraries in the current folder.
   set(CMAKE_INSTALL_RPATH ${TORCH_INSTALL_PREFIX}/lib)
+  if(BUILD_SHARED_LIBS)
+    list(PREPEND CMAKE_INSTALL_RPATH $ORIGIN/../lib)
+  endif()
   set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+  set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 endif()
 find_package(nlohmann_json REQUIRED)
 find_package(yaml-cpp REQUIRED)

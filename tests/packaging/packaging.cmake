@@ -10,3 +10,8 @@ foreach(way packages fetch_content)
   add_test(NAME packaging.${way} COMMAND ${CMAKE_COMMAND} ${settings} -DHERE=${TEST_DIR} -P ${TEST_DIR}/steps/${way}.cmake)
   set_tests_properties(packaging.${way} PROPERTIES LABELS packaging TIMEOUT 600)
 endforeach()
+
+# An empty entry in a run path is the current folder, where anybody may have put a library.
+add_test(NAME packaging.run_paths COMMAND sh -c "for program in *; do readelf -d $program 2>/dev/null | grep -E 'R(UN)?PATH.*(\\[:|::|:\\])' && echo FAILED: $program; done; \
+readelf -d accelerate | grep -q NEEDED && echo looked at all" WORKING_DIRECTORY ${CMAKE_RUNTIME_OUTPUT_DIRECTORY})
+set_tests_properties(packaging.run_paths PROPERTIES LABELS packaging TIMEOUT 60 FAIL_REGULAR_EXPRESSION "FAILED" PASS_REGULAR_EXPRESSION "looked at all")
