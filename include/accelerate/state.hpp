@@ -64,7 +64,7 @@ class ACCELERATE_API PartialState {
   bool is_local_main_process() const { return local_process_index() == 0; }
   bool is_last_process() const { return process_index() == num_processes() - 1; }
   bool use_distributed() const { return num_processes() > 1; }
-  /// ACCELERATE_DEBUG_MODE: collectives compare shapes over all ranks before they start.
+  /// ACCELERATE_DEBUG_MODE: collectives compare more over all ranks before they start (what is padded, FSDP's units).
   bool debug() const;
   /// "gloo", "nccl", "mpi", or "" alone.
   const std::string& backend() const;

@@ -1,6 +1,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <functional>
+#include <string_view>
 
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
@@ -30,6 +32,59 @@ Group* group() {
   return nullptr;
 }
 
+/// Each rank's bytes; `lengths`, by rank, are known to all.
+std::vector<std::string> gather_texts(Group& group, const std::string& bytes, const std::vector<int64_t>& lengths,
+                                      const char* operation) {
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  at::Tensor mine = at::zeros({longest}, at::kByte);
+  std::copy(bytes.begin(), bytes.end(), mine.data_ptr<uint8_t>());
+  const at::Tensor all = group.all_gather(mine.to(group.device()), operation).cpu();
+  std::vector<std::string> result;
+  for (size_t rank = 0; rank < lengths.size(); ++rank)
+    result.emplace_back(reinterpret_cast<const char*>(all.data_ptr<uint8_t>()) + static_cast<int64_t>(rank) * longest,
+                        lengths[rank]);
+  return result;
+}
+
+/// Every operation begins with this: ranks tell each other what they are about to do, in messages of one size, since
+/// messages of different sizes would end the process on a thread of the transport. Only a short sum of `what` travels;
+/// the texts do where sums differ, so that all ranks can say the same.
+/// @param what  the same on ranks that are in step  @return each rank's `number`
+std::vector<int64_t> agree(Group& group, const char* operation, const std::string& what, int64_t number = 0) {
+  constexpr size_t kSum = 0, kLength = 1, kNumber = 2;
+  const auto note =
+      at::tensor({static_cast<int64_t>(std::hash<std::string_view>()(what)), static_cast<int64_t>(what.size()), number},
+                 at::kLong);
+  const at::Tensor notes = group.all_gather(note.to(group.device()), operation).cpu().view({-1, 3});
+  const auto column = [&](size_t which) {
+    const at::Tensor one = notes.select(1, static_cast<int64_t>(which)).contiguous();
+    return std::vector<int64_t>(one.data_ptr<int64_t>(), one.data_ptr<int64_t>() + one.numel());
+  };
+  const auto sums = column(kSum);
+  if (std::all_of(sums.begin(), sums.end(), [&](int64_t sum) { return sum == sums.front(); })) return column(kNumber);
+  std::string lines;
+  const auto texts = gather_texts(group, what, column(kLength), operation);
+  for (size_t rank = 0; rank < texts.size(); ++rank)
+    lines += fmt::format("\n  - Process {}: {}", group.global_ranks()[rank], texts[rank]);
+  raise<DistributedOperationException>(
+      "{0}: the ranks are about to do different things, expected the same operation on tensors of the same shapes, "
+      "dtypes and devices on all of them.\nOperation: `{0}`\nInput shapes:{1}\nRanks that have batches of different "
+      "sizes can pad_across_processes() first, or send them as objects (gather_object, gather_for_metrics with "
+      "use_gather_object); ranks in different operations took different ways through the program.",
+      operation, lines);
+}
+
+std::string description(const char* operation, const std::vector<at::Tensor>& tensors, const std::string& how,
+                        const std::function<std::string(const at::Tensor&)>& shape) {
+  std::vector<std::string> texts;
+  for (const auto& tensor : tensors)
+    texts.push_back(tensor.defined() ? fmt::format("{} {} {}", shape(tensor), at::toString(tensor.scalar_type()),
+                                                   c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true))
+                                     : "undefined");
+  return fmt::format("{}{}{} of {}", operation, how.empty() ? "" : " ", how,
+                     texts.empty() ? "no tensors" : fmt::format("{}", fmt::join(texts, ", ")));
+}
+
 }  // namespace
 
 int64_t rank() {
@@ -42,9 +97,25 @@ int64_t world_size() {
   return world ? world->world_size() : 1;
 }
 
-void barrier() {
-  if (Group* world = group()) world->barrier();
+const char* name_of(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::sum:
+      return "sum";
+    case Reduction::mean:
+      return "mean";
+    case Reduction::max:
+      return "max";
+    case Reduction::none:
+      return "none";
+  }
+  throw InternalError("reduction without a name");
 }
+
+void barrier() {
+  if (Group* world = group()) agree(*world, "barrier", "barrier");
+}
+
+namespace agreed {
 
 at::Tensor all_gather(const at::Tensor& tensor) {
   if (Group* world = group()) return world->all_gather(tensor);
@@ -69,31 +140,54 @@ at::Tensor all_reduce(const at::Tensor& tensor, Reduction reduction, double scal
   return scale == 1.0 ? result : result * scale;
 }
 
-at::Tensor pad_to_largest(const at::Tensor& tensor, const PadOptions& options) {
+}  // namespace agreed
+
+at::Tensor all_gather(const at::Tensor& tensor) {
+  verify_shapes("gather", {tensor});
+  return agreed::all_gather(tensor);
+}
+
+at::Tensor broadcast(const at::Tensor& tensor, int64_t from_process) {
+  verify_shapes("broadcast", {tensor}, "from rank " + std::to_string(from_process));
+  return agreed::broadcast(tensor, from_process);
+}
+
+at::Tensor all_reduce(const at::Tensor& tensor, Reduction reduction, double scale) {
+  verify_shapes("reduce", {tensor}, name_of(reduction));
+  return agreed::all_reduce(tensor, reduction, scale);
+}
+
+std::vector<at::Tensor> pad_to_largest(const std::vector<at::Tensor>& tensors, const PadOptions& options) {
+  constexpr const char* kName = "pad_across_processes";
   Group* world = group();
-  if (!world || options.dim >= tensor.dim() || options.dim < -tensor.dim()) return tensor;
-  const int64_t dim = options.dim < 0 ? options.dim + tensor.dim() : options.dim;
-  if (world->debug()) {  // all other dimensions must agree
-    auto sizes = tensor.sizes().vec();
-    sizes[static_cast<size_t>(dim)] = 0;
-    verify_shapes("pad_across_processes", {tensor.new_empty(sizes)});
-  }
-  const at::Tensor size = at::full({1}, tensor.size(dim), at::TensorOptions().dtype(at::kLong).device(tensor.device()));
-  return ops::pad_to(tensor, world->all_gather(size).max().item<int64_t>(), options);
+  if (!world) return tensors;
+  const auto dim_in = [&](const at::Tensor& tensor) -> std::optional<int64_t> {
+    if (!tensor.defined() || options.dim >= tensor.dim() || options.dim < -tensor.dim()) return std::nullopt;
+    return options.dim < 0 ? options.dim + tensor.dim() : options.dim;
+  };
+  agree(*world, kName,
+        description(kName, tensors, fmt::format("along dimension {}", options.dim), [&](const at::Tensor& tensor) {
+          std::vector<std::string> sizes;
+          for (int64_t i = 0; i < tensor.dim(); ++i)
+            sizes.push_back(world->debug() && i != dim_in(tensor) ? std::to_string(tensor.size(i)) : "*");
+          return fmt::format("[{}]", fmt::join(sizes, ", "));
+        }));
+  std::vector<int64_t> sizes;
+  for (const auto& tensor : tensors)
+    if (const auto dim = dim_in(tensor)) sizes.push_back(tensor.size(*dim));
+  if (sizes.empty()) return tensors;
+  const at::Tensor all = world->all_gather(at::tensor(sizes, at::kLong).unsqueeze(0).to(world->device()), kName).cpu();
+  const at::Tensor largest = std::get<0>(all.max(0));
+  std::vector<at::Tensor> padded;
+  int64_t next = 0;
+  for (const auto& tensor : tensors)
+    padded.push_back(dim_in(tensor) ? ops::pad_to(tensor, largest[next++].item<int64_t>(), options) : tensor);
+  return padded;
 }
 
 std::vector<std::string> all_gather_bytes(Group& group, const std::string& bytes) {
-  const at::Tensor lengths =
-      group.all_gather(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(group.device())).cpu();
-  const int64_t longest = lengths.max().item<int64_t>();
-  at::Tensor mine = at::zeros({longest}, at::kByte);
-  std::copy(bytes.begin(), bytes.end(), mine.data_ptr<uint8_t>());
-  const at::Tensor all = group.all_gather(mine.to(group.device())).cpu();
-  std::vector<std::string> result;
-  for (int64_t rank = 0; rank < group.world_size(); ++rank)
-    result.emplace_back(reinterpret_cast<const char*>(all.data_ptr<uint8_t>()) + rank * longest,
-                        lengths[rank].item<int64_t>());
-  return result;
+  constexpr const char* kName = "gather_object";
+  return gather_texts(group, bytes, agree(group, kName, kName, static_cast<int64_t>(bytes.size())), kName);
 }
 
 std::string broadcast_bytes(Group& group, const std::string& bytes, int64_t from) {
@@ -118,20 +212,11 @@ std::string broadcast_bytes(const std::string& bytes, int64_t from_process) {
   return bytes;
 }
 
-void verify_shapes(const char* operation, const std::vector<at::Tensor>& tensors) {
-  Group* world = group();
-  if (!world || !world->debug()) return;
-  std::vector<std::string> shapes;
-  for (const auto& tensor : tensors)
-    shapes.push_back(fmt::format("{} {}", tensor.sizes(), at::toString(tensor.scalar_type())));
-  const auto all = all_gather_bytes(fmt::format("{}", fmt::join(shapes, ", ")));
-  if (std::all_of(all.begin(), all.end(), [&](const auto& other) { return other == all.front(); })) return;
-  std::string lines;
-  for (size_t rank = 0; rank < all.size(); ++rank) lines += fmt::format("\n  - Process {}: {}", rank, all[rank]);
-  raise<DistributedOperationException>(
-      "{0}: the ranks' tensors differ in shape, and this operation needs equal shapes on all of them; "
-      "pad_across_processes makes them equal.\nOperation: `{0}`\nInput shapes:{1}",
-      operation, lines);
+void verify_shapes(const char* operation, const std::vector<at::Tensor>& tensors, const std::string& how) {
+  if (Group* world = group())
+    agree(*world, operation, description(operation, tensors, how, [](const at::Tensor& tensor) {
+      return fmt::format("{}", tensor.sizes());
+    }));
 }
 
 }  // namespace comm

@@ -31,7 +31,7 @@ struct GroupOptions {
   uint16_t master_port = 0;
   std::chrono::milliseconds timeout{0};
   at::Device device = at::kCPU;
-  bool debug = false;            ///< compare shapes before each collective
+  bool debug = false;            ///< compare more before each collective
   int64_t local_world_size = 1;  ///< ranks that the launcher started on this machine
   /// Set: no peers, no store; this process alone pretends, and what it would send is counted here (see
   /// DryProcessGroup).
@@ -73,7 +73,8 @@ class Group : public std::enable_shared_from_this<Group> {
   /// For c10d components (Reducer, broadcast_coalesced). Waits inside them are bounded by the group's timeout.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
 
-  at::Tensor all_gather(const at::Tensor& tensor);
+  /// @param operation  for messages
+  at::Tensor all_gather(const at::Tensor& tensor, const char* operation = "gather");
   at::Tensor broadcast(const at::Tensor& tensor, int64_t from);
   void all_reduce_(at::Tensor& tensor, Reduction reduction);
   void barrier();

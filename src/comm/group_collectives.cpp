@@ -23,6 +23,8 @@ void check_reducible(const at::Tensor& tensor, Reduction reduction) {
 }  // namespace
 
 void Group::Impl::check_device(const char* operation, const at::Tensor& tensor) const {
+  if (!tensor.defined())
+    raise<ShapeError>("{}: found a tensor that is not defined, expected one with values; leave it out", operation);
   if (tensor.device().type() != options.device.type() && !(options.dry && tensor.is_meta()))
     raise<ShapeError>(
         "{}: found a tensor on {}, expected one on {}, which the back end '{}' serves; move it there first "
@@ -30,8 +32,8 @@ void Group::Impl::check_device(const char* operation, const at::Tensor& tensor) 
         operation, tensor.device().str(), options.device.str(), options.backend);
 }
 
-at::Tensor Group::all_gather(const at::Tensor& tensor) {
-  impl_->check_device("gather", tensor);
+at::Tensor Group::all_gather(const at::Tensor& tensor, const char* operation) {
+  impl_->check_device(operation, tensor);
   const at::Tensor input = (tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor).contiguous();
   auto sizes = input.sizes().vec();
   sizes[0] *= world_size();
@@ -41,7 +43,7 @@ at::Tensor Group::all_gather(const at::Tensor& tensor) {
     return output;
   }
   at::Tensor in = as_bytes(input), out = as_bytes(output);
-  run("gather", [&] { return compat::all_gather_single(*impl_->process_group, out, in); });
+  run(operation, [&] { return compat::all_gather_single(*impl_->process_group, out, in); });
   return output;
 }
 

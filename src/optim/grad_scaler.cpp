@@ -80,7 +80,7 @@ void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimi
     found_inf = at::maximum(found_inf, found_here.to(found_inf.device(), /*non_blocking=*/true));
   }
   // Were one rank to skip alone, the ranks' parameters would drift apart unnoticed.
-  if (comm::world_size() > 1) found_inf = comm::all_reduce(found_inf, Reduction::max, 1.0);
+  if (comm::world_size() > 1) found_inf = comm::agreed::all_reduce(found_inf, Reduction::max, 1.0);
   state.found_inf = found_inf;
 }
 

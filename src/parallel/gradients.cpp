@@ -66,8 +66,8 @@ at::Tensor norm_of(const Gradients& gradients, const Engines& engines, double no
   if (shared) {
     // The norm of the whole from the norms of its pieces.
     const bool largest = std::isinf(norm_type);
-    const at::Tensor sum = comm::all_reduce((largest ? total : total.pow(norm_type)).view({1}).to(device),
-                                            largest ? Reduction::max : Reduction::sum, 1.0)
+    const at::Tensor sum = comm::agreed::all_reduce((largest ? total : total.pow(norm_type)).view({1}).to(device),
+                                                    largest ? Reduction::max : Reduction::sum, 1.0)
                                .squeeze(0)
                                .to(where);
     total = largest ? sum : sum.pow(1.0 / norm_type);

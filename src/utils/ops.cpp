@@ -12,7 +12,18 @@ at::Tensor to_device(const at::Tensor& tensor, const at::Device& device, bool no
 at::Tensor slice(const at::Tensor& tensor, int64_t begin, int64_t end) { return tensor.slice(0, begin, end); }
 
 at::Tensor concatenate(const std::vector<at::Tensor>& tensors, int64_t dim) {
-  return tensors.size() == 1 ? tensors[0] : at::cat(tensors, dim);
+  if (tensors.size() == 1) return tensors[0];
+  try {
+    return at::cat(tensors, dim);
+  } catch (const c10::Error& error) {
+    std::vector<std::string> sizes;
+    for (const auto& tensor : tensors)
+      sizes.push_back(tensor.defined() ? fmt::format("{}", tensor.sizes()) : "undefined");
+    raise<ShapeError>(
+        "concatenate: found tensors of sizes {}, expected ones that follow each other along dimension {}, so of equal "
+        "sizes in all others. ({})",
+        fmt::join(sizes, ", "), dim, error.what_without_backtrace());
+  }
 }
 
 at::Tensor stack(const std::vector<at::Tensor>& tensors) { return at::stack(tensors); }

@@ -252,23 +252,73 @@ TEST(Comm, DebugModeListsTheShapesOfAllRanks) {
   const PartialState state;
   ASSERT_TRUE(state.debug());
   const std::tuple<torch::Tensor, torch::Tensor> uneven{torch::ones({2, 3}), torch::ones({rank() == 1 ? 4 : 5})};
-  const auto check = [&](const char* operation, const std::function<void()>& call) {
-    const auto text = message_of<DistributedOperationException>(call);
-    for (const auto& part : {"Process 0: [2, 3] Float, [5] Float", "Process 1: [2, 3] Float, [4] Float",
-                             "Process 2: [2, 3] Float, [5] Float"})
-      EXPECT_THAT(text, HasSubstr(part));
-    EXPECT_THAT(text, HasSubstr(std::string("Operation: `") + operation + "`"));
-  };
-  check("gather", [&] { gather(uneven); });
-  check("broadcast", [&] { broadcast(uneven); });
-  check("reduce", [&] { reduce(uneven); });
-  // Nothing is broken afterwards; equal shapes pass, padding checks the other dimensions only.
-  EXPECT_EQ(gather(torch::ones({2})).size(0), 6);
+  EXPECT_THAT(message_of<DistributedOperationException>([&] { gather(uneven); }),
+              HasSubstr("Process 1: gather of [2, 3] Float cpu, [4] Float cpu"));
+  // Padding checks the other dimensions only.
   EXPECT_EQ(pad_across_processes(torch::ones({rank(), 2})).size(0), 2);
-  EXPECT_THROW(pad_across_processes(torch::ones({2, rank() + 1})), DistributedOperationException);
-  EXPECT_THAT(message_of<DistributedOperationException>(
-                  [] { gather(torch::ones({2}, rank() == 2 ? torch::kHalf : torch::kFloat)); }),
-              HasSubstr("Process 2: [2] Half"));
+  EXPECT_THAT(message_of<DistributedOperationException>([] {
+                pad_across_processes(torch::ones({2, rank() + 1}));
+              }),
+              HasSubstr("Process 1: pad_across_processes along dimension 0 of [*, 2] Float cpu"));
+}
+
+RANKS_TEST(Comm, WhatDiffersBetweenRanksIsListedOnAllOfThem, 2, 3) {
+  const PartialState state;
+  ASSERT_FALSE(state.debug());
+  const int64_t n = world_size();
+  const bool odd = rank() == 1;
+  const auto expect = [&](const char* operation, const std::string& rank_0, const std::string& rank_1,
+                          const std::function<void()>& call) {
+    SCOPED_TRACE(operation);
+    const auto text = message_of<CommError>(call);
+    EXPECT_THAT(text, HasSubstr("Process 0: " + rank_0 + "\n"));
+    EXPECT_THAT(text, HasSubstr("Process 1: " + rank_1 + "\n"));
+    if (n == 3) EXPECT_THAT(text, HasSubstr("Process 2: " + rank_0 + "\n"));
+    EXPECT_THAT(text, HasSubstr(std::string("Operation: `") + operation + "`"));
+    ASSERT_TRUE(gather(torch::tensor({rank()})).equal(torch::arange(n))) << "the group is not as good as before";
+  };
+  const std::tuple<torch::Tensor, torch::Tensor> uneven{torch::ones({2, 3}), torch::ones({odd ? 4 : 5})};
+  const std::string even_text = " of [2, 3] Float cpu, [5] Float cpu", odd_text = " of [2, 3] Float cpu, [4] Float cpu";
+  expect("gather", "gather" + even_text, "gather" + odd_text, [&] { gather(uneven); });
+  expect("broadcast", "broadcast from rank 0" + even_text, "broadcast from rank 0" + odd_text,
+         [&] { broadcast(uneven); });
+  expect("reduce", "reduce mean" + even_text, "reduce mean" + odd_text, [&] { reduce(uneven); });
+  // Dtypes of one size, devices, numbers of tensors and of dimensions, and what an operation is told.
+  expect("gather", "gather of [2] Float cpu", "gather of [2] Int cpu",
+         [&] { gather(torch::ones({2}, odd ? torch::kInt : torch::kFloat)); });
+  expect("reduce", "reduce sum of [2] Float cpu", "reduce sum of [2] Float meta",
+         [&] { reduce(torch::ones({2}, odd ? torch::kMeta : torch::kCPU), Reduction::sum); });
+  expect("gather", "gather of [1] Float cpu", "gather of [1] Float cpu, [1] Float cpu",
+         [&] { gather(std::vector<torch::Tensor>(odd ? 2 : 1, torch::ones({1}))); });
+  expect("gather", "gather of [1] Float cpu", "gather of no tensors",
+         [&] { gather(odd ? std::optional<torch::Tensor>() : torch::ones({1})); });
+  expect("gather", "gather of [] Float cpu", "gather of undefined",
+         [&] { gather(odd ? torch::Tensor() : torch::tensor(1.0F)); });
+  expect("broadcast", "broadcast from rank 0 of [2] Float cpu", "broadcast from rank 1 of [2] Float cpu",
+         [&] { broadcast(torch::ones({2}), odd ? 1 : 0); });
+  expect("reduce", "reduce sum of [2] Float cpu", "reduce max of [2] Float cpu",
+         [&] { reduce(torch::ones({2}), odd ? "max" : "sum"); });
+  expect("pad_across_processes", "pad_across_processes along dimension 0 of [*, *] Float cpu",
+         "pad_across_processes along dimension 0 of [*] Float cpu", [&] {
+           pad_across_processes(odd ? torch::ones({2}) : torch::ones({2, 2}));
+         });
+  expect("gather", "gather of [2] Float cpu", "gather of [3] Float cpu",
+         [&] { comm::all_gather(torch::ones({odd ? 3 : 2})); });
+  // Ways that part.
+  const std::string own = odd ? "reduce" : "gather";
+  const auto parted = message_of<CommError>([&] { odd ? reduce(torch::ones({2})) : gather(torch::ones({2})); });
+  EXPECT_THAT(parted, AllOf(HasSubstr(own + ": the ranks are about to do different things"),
+                            HasSubstr("Process 0: gather of [2] Float cpu"),
+                            HasSubstr("Process 1: reduce mean of [2] Float cpu")));
+  EXPECT_THAT(message_of<CommError>([&] {
+                if (odd) gather_object(std::vector<std::string>{"a", "b"});
+                else state.wait_for_everyone();
+              }),
+              AllOf(HasSubstr("Process 0: barrier"), HasSubstr("Process 1: gather_object")));
+  // Along two dimensions, one after the other.
+  const auto both = pad_across_processes(pad_across_processes(torch::ones({rank() + 1, 2 * rank() + 1}), 0), 1);
+  EXPECT_EQ(both.sizes(), (std::vector<int64_t>{n, 2 * n - 1}));
+  EXPECT_EQ(gather(both).sum().item<double>(), n == 2 ? 7 : 22);
 }
 
 RANKS_TEST(Comm, DifferentCollectivesEndInAnErrorThatNamesThem, 2) {
@@ -276,8 +326,9 @@ RANKS_TEST(Comm, DifferentCollectivesEndInAnErrorThatNamesThem, 2) {
   const PartialState state({.process_group = {.timeout = std::chrono::seconds(3)}});
   comm::barrier();
   const auto text = message_of<CommError>([] {
+    std::vector<std::string> list{"a"};
     if (rank() == 0) gather(torch::ones({4}));
-    else broadcast(torch::ones({4}), 0);
+    else broadcast_object_list(list, 1);
     gather(torch::ones({4}));  // a broadcast's source need not wait for anybody
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
@@ -306,9 +357,9 @@ RANKS_TEST(Comm, TimeoutNamesWhoIsLateAndWhatItDidLast, 3) {
     EXPECT_THAT(text, HasSubstr("not usable any more"));
   } else {
     EXPECT_LT(waited, std::chrono::seconds(6));
-    EXPECT_THAT(text, HasSubstr("rank 1 has not arrived: it came out of collective 1 (reduce)")) << text;
+    EXPECT_THAT(text, HasSubstr("rank 1 has not arrived: it came out of collective 2 (reduce)")) << text;
     EXPECT_THAT(text,
-                HasSubstr("gather (collective 2 of the group of all 3 ranks, gloo) on rank " + std::to_string(rank())));
+                HasSubstr("gather (collective 3 of the group of all 3 ranks, gloo) on rank " + std::to_string(rank())));
     support::say("too late");
   }
 }

@@ -3,18 +3,33 @@
 /// Results of all ranks without the samples that were repeated to fill the last batch.
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "accelerate/comm.hpp"
+#include "accelerate/data/rows.hpp"
 #include "accelerate/state.hpp"
 #include "accelerate/utils/nested.hpp"
 #include "accelerate/utils/ops.hpp"
 
 namespace accelerate {
 
-/// Gathers and, on the last batch of the loader being iterated, drops the samples that were repeated to fill it. Lists
-/// of things that are not tensors go as objects; `use_gather_object` sends tensors in lists so, too. Collective.
-/// @throws what gather and gather_object throw.
+namespace detail {
+/// The rows of all ranks' tensors, of which each may have as many as it likes; a number counts as a row.
+template <class T> T gather_rows(const T& data) {
+  const auto rows = nested::map_tensors(data, [](const at::Tensor& t) { return t.dim() == 0 ? t.unsqueeze(0) : t; });
+  const std::vector<T> all = gather_object(std::vector<T>{rows});
+  std::vector<const T*> each;
+  for (const T& one : all) each.push_back(&one);
+  return data::detail::concat_rows(std::span<const T* const>(each));
+}
+}  // namespace detail
+
+/// Gathers and, on the last batch of the loader being iterated, drops the samples that were repeated to fill it.
+/// Lists of things that are not tensors go as objects. With `use_gather_object` everything does, so that ranks may have
+/// different numbers of rows: a list becomes the lists of all ranks, one after the other (tensors in it may differ in
+/// all sizes); of anything else the tensors' rows follow each other, and their other sizes must be equal. Collective.
+/// @throws what gather and gather_object throw; ShapeError, on all ranks, for rows that can't follow each other.
 template <class T> T gather_for_metrics(const T& data, bool use_gather_object = false) {
   const GradientState gradients;
   const int64_t keep = gradients.end_of_dataloader() ? gradients.remainder() : 0;
@@ -27,7 +42,7 @@ template <class T> T gather_for_metrics(const T& data, bool use_gather_object = 
   } else {
     static_assert(nested::all_tensors<T>, "gather_for_metrics takes nested tensors, or a std::vector of anything");
   }
-  const T all = gather(data);
+  const T all = use_gather_object ? detail::gather_rows(data) : gather(data);
   return keep > 0 ? slice_tensors(all, 0, keep) : all;
 }
 

@@ -85,8 +85,8 @@ struct ACCELERATE_API InternalError : detail::ErrorOf<ErrorKind::internal> {
   using ErrorOf::ErrorOf;
 };
 
-/// Raised in debug mode (ACCELERATE_DEBUG_MODE) when ranks call a collective with different shapes; the reference's
-/// name.
+/// Raised on all ranks when they call different collectives, or one with different shapes, dtypes or devices, before
+/// any data moves: the group is as good as before. The reference's name, which raises it in debug mode only.
 struct ACCELERATE_API DistributedOperationException : CommError {
   using CommError::CommError;
 };
