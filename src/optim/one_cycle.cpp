@@ -1,42 +1,13 @@
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
-
 #include <cmath>
 #include <numbers>
 
 #include "accelerate/optim/schedules.hpp"
 #include "optim/ivalue_access.hpp"
+#include "optim/momentum.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::optim {
 namespace {
-
-template <class Options> bool set_beta1(torch::optim::OptimizerOptions& options, double value) {
-  auto* typed = dynamic_cast<Options*>(&options);
-  if (typed) typed->betas({value, std::get<1>(typed->betas())});
-  return typed;
-}
-
-template <class Options> bool set_momentum_of(torch::optim::OptimizerOptions& options, double value) {
-  auto* typed = dynamic_cast<Options*>(&options);
-  if (typed) typed->momentum(value);
-  return typed;
-}
-
-bool uses_beta1(const torch::optim::OptimizerOptions& options) {
-  return dynamic_cast<const torch::optim::AdamOptions*>(&options) ||
-         dynamic_cast<const torch::optim::AdamWOptions*>(&options);
-}
-
-/// Sets momentum or beta1; false when the optimizer has neither.
-bool set_momentum(torch::optim::OptimizerOptions& options, double value) {
-  return set_beta1<torch::optim::AdamWOptions>(options, value) ||
-         set_beta1<torch::optim::AdamOptions>(options, value) ||
-         set_momentum_of<torch::optim::SGDOptions>(options, value) ||
-         set_momentum_of<torch::optim::RMSpropOptions>(options, value);
-}
 
 class OneCycleLR : public LRScheduler {
  public:
@@ -69,6 +40,7 @@ class OneCycleLR : public LRScheduler {
   }
 
   std::optional<int64_t> total_steps() const override { return total_steps_; }
+  void restart(const std::vector<double>&) override { LRScheduler::restart(base_lrs_); }  // its rates are its own
 
   c10::IValue state_dict() const override {
     static constexpr const char* kLrNames[] = {"initial_lr", "max_lr", "min_lr"};

@@ -50,6 +50,12 @@ class ReduceLROnPlateau : public LRScheduler {
     set_lrs(lrs);
   }
 
+  void restart(const std::vector<double>&) override {
+    throw ConfigError(
+        "sequential_lr: found a reduce_lr_on_plateau, expected schedules that step without a metric, which it can't "
+        "pass on.");
+  }
+
   c10::IValue state_dict() const override {
     Dict state = make_dict();
     const auto& min_lrs = options_.min_lr;

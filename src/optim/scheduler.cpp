@@ -1,11 +1,17 @@
 #include "accelerate/optim/scheduler.hpp"
 
+#include <atomic>
+
 #include "optim/ivalue_access.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::optim {
 
-LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {
+namespace {
+std::atomic<int64_t> schedules_made{0};
+}  // namespace
+
+LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer) : optimizer_(optimizer), made_(schedules_made++) {
   base_lrs_ = current_lrs();
   last_lrs_ = base_lrs_;
 }
@@ -31,6 +37,13 @@ void LRScheduler::step(std::optional<double>) {
   ++step_count_;
   ++last_epoch_;
   set_lrs(compute_lrs());
+}
+
+void LRScheduler::restart(const std::vector<double>& initial) {
+  base_lrs_ = initial;
+  last_epoch_ = 0;
+  step_count_ = 1;
+  set_lrs(first_lrs());
 }
 
 c10::IValue LRScheduler::state_dict() const {

@@ -29,6 +29,14 @@ class TorchSchedule : public LRScheduler {
     last_lrs_ = current_lrs();
   }
 
+  void restart(const std::vector<double>& initial) override {
+    base_lrs_ = initial;
+    set_lrs(initial);
+    StepCount::of(*scheduler_) = 0;
+    last_epoch_ = -1, step_count_ = 0;
+    step(std::nullopt);
+  }
+
   void load_state_dict(const c10::IValue& state) override {
     LRScheduler::load_state_dict(state);
     StepCount::of(*scheduler_) = static_cast<unsigned>(last_epoch_ + 1);
@@ -56,6 +64,11 @@ class TorchPlateauSchedule : public LRScheduler {
     last_lrs_ = current_lrs();
   }
 
+  void restart(const std::vector<double>&) override {
+    throw ConfigError(
+        "sequential_lr: found a ReduceLROnPlateauScheduler, expected schedules that step without a metric, which it "
+        "can't pass on.");
+  }
   c10::IValue state_dict() const override { no_state("saved"); }
   void load_state_dict(const c10::IValue&) override { no_state("loaded"); }
 

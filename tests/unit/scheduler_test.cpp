@@ -77,6 +77,68 @@ const std::map<std::string, ScheduleMaker>& makers() {
        [](Opt o) { return one_cycle(o, {.max_lr = {0.5}, .total_steps = 32, .three_phase = true}); }},
       {"one_cycle_no_momentum",
        [](Opt o) { return one_cycle(o, {.max_lr = {0.5}, .total_steps = 32, .cycle_momentum = false}); }},
+      {"exponential", [](Opt o) { return exponential_lr(o, 0.9); }},
+      {"multi_step",
+       [](Opt o) {
+         return multi_step_lr(o, {3, 3, 11, 20}, 0.5);
+       }},
+      {"linear_lr", [](Opt o) { return linear_lr(o); }},
+      {"linear_lr_down",
+       [](Opt o) { return linear_lr(o, {.start_factor = 1.0, .end_factor = 0.1, .total_iters = 17}); }},
+      {"cosine_annealing", [](Opt o) { return cosine_annealing_lr(o, 9, 1e-3); }},
+      {"cosine_annealing_long", [](Opt o) { return cosine_annealing_lr(o, 40); }},
+      {"warm_restarts", [](Opt o) { return cosine_annealing_warm_restarts(o, {.T_0 = 7}); }},
+      {"warm_restarts_longer",
+       [](Opt o) { return cosine_annealing_warm_restarts(o, {.T_0 = 4, .T_mult = 2, .eta_min = 1e-4}); }},
+      {"cyclic",
+       [](Opt o) {
+         return cyclic_lr(o, {.base_lr = {0.01}, .max_lr = {0.1, 0.2}, .step_size_up = 5});
+       }},
+      {"cyclic_halved",
+       [](Opt o) {
+         return cyclic_lr(o, {.base_lr = {0.01, 0.02},
+                              .max_lr = {0.1},
+                              .step_size_up = 5,
+                              .step_size_down = 3,
+                              .mode = CyclicMode::triangular2});
+       }},
+      {"cyclic_exponential",
+       [](Opt o) {
+         return cyclic_lr(o, {.base_lr = {0.01},
+                              .max_lr = {0.1},
+                              .step_size_up = 4,
+                              .mode = CyclicMode::exp_range,
+                              .gamma = 0.97,
+                              .cycle_momentum = false});
+       }},
+      {"cyclic_own_scale",
+       [](Opt o) {
+         return cyclic_lr(o, {.base_lr = {0.01},
+                              .max_lr = {0.1},
+                              .step_size_up = 4,
+                              .scale_fn = [](double n) { return 1 / (n + 1); },
+                              .scale_mode = ScaleMode::iterations});
+       }},
+      {"sequential",
+       [](Opt o) {
+         // Made in another order than they follow in: the rates that the optimizer had are those of the first that was
+         // made.
+         const auto second = cosine_annealing_lr(o, 20, 1e-4);
+         return sequential_lr(o, {linear_lr(o, {.total_iters = 6}), second}, {6});
+       }},
+      {"sequential_of_all",
+       [](Opt o) {
+         return sequential_lr(
+             o,
+             {multi_step_lr(o, {0, 2}, 0.5), exponential_lr(o, 0.8), cosine_annealing_warm_restarts(o, {.T_0 = 3}),
+              lambda_lr(o, [](int64_t n) { return std::pow(0.95, n); }),
+              // Python's can't hold another one that begins later; it is as if its parts were there.
+              sequential_lr(
+                  o,
+                  {linear_lr(o, {.total_iters = 2}), from_torch(o, std::make_shared<torch::optim::StepLR>(o, 2, 0.7))},
+                  {3})},
+             {4, 9, 15, 21});
+       }},
       {"step", [](Opt o) { return from_torch(o, std::make_shared<torch::optim::StepLR>(o, 5, 0.7)); }},
       {"plateau",
        [](Opt o) {
@@ -131,7 +193,7 @@ TEST(Scheduler, EveryScheduleGivesPythonsRates) {
 TEST(Scheduler, StateHasPythonsKeysAndResumesAnywhere) {
   for (const Json& expected : cases()) {
     const auto name = expected["name"].get<std::string>();
-    if (name == "step") continue;  // LibTorch's own: see below
+    if (name == "step" || name == "sequential_of_all") continue;  // with LibTorch's own: see below
     auto first = make_optimizer(expected["optimizer"]);
     const Scheduler saved = makers().at(name)(*first);
     const auto metric = [&](size_t step) {
@@ -191,11 +253,27 @@ TEST(Scheduler, WrongUseIsNamed) {
   EXPECT_THROW(one_cycle(*optimizer, {.max_lr = {1.0}}), ConfigError);
   EXPECT_THROW(one_cycle(*optimizer, {.max_lr = {1.0, 2.0, 3.0}, .total_steps = 4}), ConfigError);
   EXPECT_THROW(one_cycle(*optimizer, {.max_lr = {1.0}, .total_steps = 0}), ConfigError);
+  EXPECT_THROW(linear_lr(*optimizer, {.start_factor = 0}), ConfigError);
+  EXPECT_THROW(linear_lr(*optimizer, {.end_factor = 1.5}), ConfigError);
+  EXPECT_THROW(linear_lr(*optimizer, {.total_iters = 0}), ConfigError);
+  EXPECT_THROW(cosine_annealing_lr(*optimizer, 0), ConfigError);
+  EXPECT_THROW(cosine_annealing_warm_restarts(*optimizer, {.T_0 = 0}), ConfigError);
+  EXPECT_THROW(cosine_annealing_warm_restarts(*optimizer, {.T_0 = 1, .T_mult = 0}), ConfigError);
+  EXPECT_THROW(cyclic_lr(*optimizer, {.base_lr = {0.1}, .max_lr = {}}), ConfigError);
+  EXPECT_THROW(cyclic_lr(*optimizer, {.base_lr = {0.1}, .max_lr = {1.0}, .step_size_up = 0}), ConfigError);
+  EXPECT_THROW(sequential_lr(*optimizer, {}, {}), ConfigError);
+  EXPECT_THROW(sequential_lr(*optimizer, {linear_lr(*optimizer)}, {1}), ConfigError);
+  EXPECT_THROW(sequential_lr(*optimizer, {linear_lr(*optimizer), linear_lr(*optimizer), linear_lr(*optimizer)}, {4, 4}),
+               ConfigError);
+  EXPECT_THROW(sequential_lr(*optimizer, {reduce_lr_on_plateau(*optimizer)}, {}), ConfigError);
+  auto another = make_optimizer();
+  EXPECT_THROW(sequential_lr(*optimizer, {linear_lr(*another)}, {}), ConfigError);
   EXPECT_THROW(reduce_lr_on_plateau(*optimizer, {.factor = 1.0}), ConfigError);
   EXPECT_THROW(reduce_lr_on_plateau(*optimizer).step(), ConfigError);
   torch::optim::Adagrad adagrad(std::vector<at::Tensor>{torch::zeros(1, torch::requires_grad())},
                                 torch::optim::AdagradOptions(0.1));
   EXPECT_THROW(one_cycle(adagrad, {.max_lr = {1.0}, .total_steps = 4}), ConfigError);
+  EXPECT_THROW(cyclic_lr(adagrad, {.base_lr = {0.1}, .max_lr = {1.0}}), ConfigError);
   const Scheduler cycle = one_cycle(*optimizer, {.max_lr = {1.0}, .total_steps = 3});
   for (int step = 0; step < 3; ++step) cycle.step();
   EXPECT_THROW(cycle.step(), ConfigError);

@@ -50,9 +50,17 @@ class ACCELERATE_API LRScheduler {
   /// @throws CheckpointError when keys are missing or the number of groups differs; nothing is changed then.
   virtual void load_state_dict(const c10::IValue& state);
 
+  /// Begins anew at step 0, as if the groups had had the rates `initial` when it was made. For sequential_lr.
+  /// @throws ConfigError where a schedule can't, because it steps with a metric.
+  virtual void restart(const std::vector<double>& initial);
+  /// Larger for those that were made later.
+  int64_t made() const { return made_; }
+
  protected:
   /// Rates for last_epoch(), one per group. Called by `step` after counting.
   virtual std::vector<double> compute_lrs() = 0;
+  /// Rates for step 0 from base_lrs_ alone, for schedules whose compute_lrs() goes on from the present rates.
+  virtual std::vector<double> first_lrs() { return compute_lrs(); }
   std::vector<double> current_lrs() const;
   void set_lrs(const std::vector<double>& lrs);
 
@@ -66,6 +74,7 @@ class ACCELERATE_API LRScheduler {
   /// Applies the rate of step 0.
   virtual void initial_step() { step(); }
   torch::optim::Optimizer& optimizer_;
+  int64_t made_;
 };
 
 /// Cheap-to-copy handle on a schedule; copies share it.

@@ -81,6 +81,66 @@ struct OneCycleOptions {
 /// on contradictory options.
 ACCELERATE_API Scheduler one_cycle(torch::optim::Optimizer& optimizer, const OneCycleOptions& options);
 
+/// Times gamma at each step. Source of these and the following: PyTorch's documentation of torch.optim.lr_scheduler.
+ACCELERATE_API Scheduler exponential_lr(torch::optim::Optimizer& optimizer, double gamma);
+/// Times gamma at each milestone (a step; one that is named twice counts twice).
+ACCELERATE_API Scheduler multi_step_lr(torch::optim::Optimizer& optimizer, const std::vector<int64_t>& milestones,
+                                       double gamma = 0.1);
+
+struct LinearOptions {
+  double start_factor = 1.0 / 3;  ///< in (0, 1]
+  double end_factor = 1.0;        ///< in [0, 1]
+  int64_t total_iters = 5;        ///< steps from the one to the other; then it stays
+};
+/// start_factor -> end_factor over total_iters steps. @throws ConfigError for factors out of range.
+ACCELERATE_API Scheduler linear_lr(torch::optim::Optimizer& optimizer, const LinearOptions& options = {});
+
+/// A cosine from the group's rate to eta_min (a rate) in T_max steps, and back in the next T_max, and so on
+/// (arXiv:1608.03983, without restarts). @throws ConfigError for T_max below 1.
+ACCELERATE_API Scheduler cosine_annealing_lr(torch::optim::Optimizer& optimizer, int64_t T_max, double eta_min = 0);
+
+struct WarmRestartsOptions {
+  int64_t T_0 = 1;     ///< steps of the first period
+  int64_t T_mult = 1;  ///< each period is so many times as long as the one before
+  double eta_min = 0;  ///< rate at the end of a period
+};
+/// A cosine from the group's rate to eta_min in each period (arXiv:1608.03983). @throws ConfigError for numbers
+/// below 1.
+ACCELERATE_API Scheduler cosine_annealing_warm_restarts(torch::optim::Optimizer& optimizer,
+                                                        const WarmRestartsOptions& options);
+
+/// How the height of a cycle changes: not; half as high each time; times gamma at each step.
+enum class CyclicMode { triangular, triangular2, exp_range };
+/// What scale_fn gets: the number of the cycle, from 1, or that of the step, from 0.
+enum class ScaleMode { cycle, iterations };
+
+struct CyclicOptions {
+  std::vector<double> base_lr;  ///< lower end; one for all groups, or one per group
+  std::vector<double> max_lr;   ///< upper end, likewise
+  int64_t step_size_up = 2000;
+  std::optional<int64_t> step_size_down;  ///< unset: as step_size_up
+  CyclicMode mode = CyclicMode::triangular;
+  double gamma = 1.0;  ///< of exp_range
+  /// Height by number, instead of `mode`. Not part of state_dict.
+  std::function<double(double)> scale_fn;
+  ScaleMode scale_mode = ScaleMode::cycle;  ///< of scale_fn
+  /// Move the momentum (SGD, RMSprop) or beta1 (Adam, AdamW) against the rate.
+  bool cycle_momentum = true;
+  std::vector<double> base_momentum = {0.8};
+  std::vector<double> max_momentum = {0.9};
+};
+/// Up and down between two rates (arXiv:1506.01186). @throws ConfigError when numbers of values or steps are wrong, or
+/// the optimizer has no momentum to move.
+ACCELERATE_API Scheduler cyclic_lr(torch::optim::Optimizer& optimizer, const CyclicOptions& options);
+
+/// One schedule after the other: from step milestones[i] on the i-th after the first, which begins at its step 0 there.
+/// All are made for this optimizer, before; each takes for the groups' own rates what they were when the first of them
+/// was made.
+/// @throws ConfigError unless milestones grow and are one less than schedules, for schedules of another optimizer, and
+/// for those that step with a metric.
+ACCELERATE_API Scheduler sequential_lr(torch::optim::Optimizer& optimizer, std::vector<Scheduler> schedulers,
+                                       std::vector<int64_t> milestones);
+
 struct ReduceLROnPlateauOptions {
   bool maximize = false;               ///< the metric is to grow (mode "max")
   double factor = 0.1;                 ///< in (0, 1): the rate is multiplied by it
