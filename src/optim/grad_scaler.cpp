@@ -43,6 +43,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
     scale_ = fp32_scalar(kwargs_.init_scale, loss.device());
     growth_tracker_ = at::full({}, initial_growth_tracker_, at::TensorOptions().dtype(at::kInt).device(loss.device()));
   }
+  last_loss_ = loss.detach();
   return loss.mul(scale_.to(loss.device(), /*non_blocking=*/true));
 }
 
@@ -173,6 +174,10 @@ void GradScaler::update(double new_scale) {
 }
 
 void GradScaler::forget(torch::optim::Optimizer& optimizer) { optimizers_.erase(&optimizer); }
+
+bool GradScaler::last_loss_is_finite() const {
+  return !last_loss_.defined() || last_loss_.isfinite().all().item<bool>();
+}
 
 double GradScaler::get_scale() const {
   if (!is_enabled()) return 1.0;

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
 
 #include <unordered_set>
 #include <utility>
@@ -26,7 +27,8 @@ struct AcceleratedOptimizer::Impl {
   GradientState gradients;
   bool step_was_skipped = false;
   bool step_was_fused = false;
-  int64_t steps = 0;  ///< that changed the parameters
+  int64_t steps = 0;    ///< that changed the parameters
+  int64_t skipped = 0;  ///< the last ones, in a row
   std::vector<std::pair<const void*, StepHooks>>
       hooks;  ///< in the order of their coming, which is the same on all ranks: they are collective
 
@@ -57,6 +59,23 @@ void keep_each_parameter_once(torch::optim::Optimizer& optimizer) {
   for (auto& group : optimizer.param_groups())
     std::erase_if(group.params(),
                   [&](const at::Tensor& parameter) { return !seen.insert(parameter.unsafeGetTensorImpl()).second; });
+}
+
+/// The scale finds its place in a few steps; after so many it will not, and nothing has been trained.
+constexpr int64_t kSuspiciouslyManySkipped = 10;
+
+void warn_of_skipped_steps(int64_t skipped, const optim::GradScaler& scaler) {
+  int64_t n = skipped;
+  while (n % 10 == 0) n /= 10;
+  if (skipped < kSuspiciouslyManySkipped || n != 1) return;  // again after 100, 1000, …
+  const bool finite = scaler.last_loss_is_finite();
+  if (finite && !PartialState().is_main_process()) return;  // the rank whose loss it is says so
+  TORCH_WARN("AcceleratedOptimizer::step: the last ", skipped,
+             " steps were skipped, because in fp16 gradients were inf or NaN on some rank; nothing is trained. ",
+             finite ? "The loss of this rank is a number, so something on the way back overflows, or another rank's "
+                      "loss does. Train with mixed_precision \"bf16\" or \"no\" to see which."
+                    : "The loss itself is inf or NaN on this rank, which no scale can mend: look at the batch, the "
+                      "learning rate and the model's outputs; bf16 has the range of fp32.");
 }
 
 }  // namespace
@@ -94,6 +113,8 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   at::Tensor loss = self.step_now(closure);
   for (const auto& [owner, hooks] : self.hooks) hooks.after();
   if (!self.step_was_skipped) report_optimizer_step(++self.steps);
+  if (self.step_was_skipped) warn_of_skipped_steps(++self.skipped, *self.scaler);
+  else self.skipped = 0;
   return loss;
 }
 

@@ -62,6 +62,8 @@ class ACCELERATE_API GradScaler {
   /// Begins a new step for `optimizer` without changing the scale: its gradients were thrown away.
   void forget(torch::optim::Optimizer& optimizer);
 
+  /// The loss that was scaled last, on this rank, is a number. Waits for the device; true when disabled.
+  bool last_loss_is_finite() const;
   double get_scale() const;  ///< 1 when disabled. Waits for the device.
   double get_growth_factor() const { return kwargs_.growth_factor; }
   double get_backoff_factor() const { return kwargs_.backoff_factor; }
@@ -89,6 +91,7 @@ class ACCELERATE_API GradScaler {
   int64_t initial_growth_tracker_ = 0;
   at::Tensor scale_;           ///< fp32 scalar; undefined until the first scale()
   at::Tensor growth_tracker_;  ///< int32 scalar
+  at::Tensor last_loss_;       ///< without its graph
   std::map<const torch::optim::Optimizer*, PerOptimizer> optimizers_;
 };
 
