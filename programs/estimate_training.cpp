@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "blocks.hpp"
+#include "utils/error_text.hpp"
 #include "utils/raise.hpp"
 
 namespace {
@@ -346,7 +347,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "accelerate estimate-memory: %s\n", error.what());
     return error.exit_code();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "accelerate estimate-memory: unexpected error: %s\n", error.what());
+    std::fprintf(stderr, "accelerate estimate-memory: unexpected error: %s\n", accelerate::text_of(error).c_str());
     return 70;
   }
 }

@@ -6,6 +6,7 @@
 
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/utils/error.hpp"
+#include "utils/error_text.hpp"
 
 int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
@@ -35,7 +36,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "accelerate merge-weights: %s\n", error.what());
     return error.exit_code();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "accelerate merge-weights: unexpected error: %s\n", error.what());
+    std::fprintf(stderr, "accelerate merge-weights: unexpected error: %s\n", accelerate::text_of(error).c_str());
     return 70;
   }
 }

@@ -9,6 +9,7 @@
 #include "accelerate/state.hpp"
 #include "accelerate/utils/error.hpp"
 #include "utils/environment.hpp"
+#include "utils/error_text.hpp"
 
 namespace accelerate {
 namespace {
@@ -36,7 +37,7 @@ int record(const std::function<void()>& body) {
   } catch (const Error& error) {
     return fail(error.what(), error.exit_code());
   } catch (const std::exception& error) {
-    return fail(error.what(), 1);
+    return fail(text_of(error), 1);
   } catch (...) {
     return fail("an exception that is not a std::exception", 1);
   }

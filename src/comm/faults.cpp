@@ -1,5 +1,3 @@
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 
 #include "comm/group_impl.hpp"
@@ -25,11 +23,6 @@ std::string whereabouts(const RankStatus& peer, const std::string& key, const Gr
 }
 
 }  // namespace
-
-std::string text_of(const std::exception& error) {
-  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  return c10_error ? c10_error->what_without_backtrace() : error.what();
-}
 
 void Group::Impl::check_usable(const char* operation) const {
   if (const std::string failure = progress->failure(); !failure.empty())

@@ -32,7 +32,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const c10::intrusive_p
       raise<CommError>(
           "joining the process group: rank {} could not connect to its peers by {}; a peer may have failed while "
           "joining, or the network interface is wrong (GLOO_SOCKET_IFNAME selects one). ({})",
-          ranks[static_cast<size_t>(options.rank)], options.backend, error.what());
+          ranks[static_cast<size_t>(options.rank)], options.backend, text_of(error));
     }
   }();
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(options.rank),

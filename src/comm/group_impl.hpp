@@ -7,6 +7,7 @@
 #include "comm/group.hpp"
 #include "comm/progress.hpp"
 #include "comm/watchdog.hpp"
+#include "utils/error_text.hpp"
 
 namespace c10d {
 class Store;
@@ -44,8 +45,7 @@ struct Group::Impl {
   [[noreturn]] void fail(const std::string& what, const std::string& key, const std::vector<int64_t>& ranks);
 };
 
-/// Without the stack trace that c10's errors carry.
-std::string text_of(const std::exception& error);
+using accelerate::text_of;  // beside this module's own of that name
 
 /// Back ends know few dtypes; copying bytes needs none.
 inline at::Tensor as_bytes(const at::Tensor& contiguous) { return contiguous.view({-1}).view(at::kByte); }

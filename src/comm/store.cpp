@@ -13,6 +13,7 @@
 
 #include "comm/rank_list.hpp"
 #include "utils/environment.hpp"
+#include "utils/error_text.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::comm {
@@ -51,11 +52,11 @@ c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options, const c10d:
       raise<ConfigError>(
           "rendezvous: rank 0 can't serve the store on {}; the port is probably busy: choose another with MASTER_PORT "
           "or --main_process_port. ({})",
-          where, error.what());
+          where, accelerate::text_of(error));
     raise<CommError>(
         "rendezvous: rank {} can't reach rank 0's store on {} within {} s; rank 0 may not have started or a firewall "
         "may be in the way: check MASTER_ADDR and MASTER_PORT. ({})",
-        options.rank, where, options.timeout.count() / 1000, error.what());
+        options.rank, where, options.timeout.count() / 1000, accelerate::text_of(error));
   }
 }
 

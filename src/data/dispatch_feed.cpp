@@ -4,6 +4,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/utils/archive.hpp"
 #include "feeds.hpp"
+#include "utils/error_text.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::data::detail {
@@ -120,7 +121,7 @@ std::string what_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& e) {
-    return *e.what() ? e.what() : "an exception without a text";
+    return text_of(e);
   } catch (...) {
     return "an exception that is no std::exception";
   }

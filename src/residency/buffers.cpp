@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include "accelerate/utils/memory.hpp"
+#include "utils/error_text.hpp"
 #include "utils/huge_pages.hpp"
 #include "utils/raise.hpp"
 
@@ -34,7 +35,7 @@ at::Tensor Buffers::take(int64_t numel, at::ScalarType dtype, const at::Device& 
     raise<ResourceError>(
         "residency: no memory for the {} bytes of a unit on {}; wrap smaller modules, prefetch less, or "
         "lower the batch size. ({})",
-        numel * static_cast<int64_t>(c10::elementSize(dtype)), device.str(), error.what());
+        numel * static_cast<int64_t>(c10::elementSize(dtype)), device.str(), text_of(error));
   }
 }
 

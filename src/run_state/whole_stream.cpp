@@ -7,6 +7,7 @@
 #include "accelerate/comm.hpp"
 #include "formats/torch_archive.hpp"
 #include "utils/atomic_file.hpp"
+#include "utils/error_text.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::run_state {
@@ -101,7 +102,7 @@ void on_all_ranks_or_throw(const std::function<void()>& f) {
     throw;  // the ranks are no longer in step
   } catch (const std::exception& error) {
     own = std::current_exception();
-    failed = *error.what() ? error.what() : "unknown error";
+    failed = text_of(error);
   }
   const auto all = comm::all_gather_bytes(failed);
   if (own) std::rethrow_exception(own);

@@ -23,6 +23,7 @@
 #include "residency/deferred/storage.hpp"
 #include "residency/deferred/tape.hpp"
 #include "residency/member.hpp"
+#include "utils/error_text.hpp"
 #include "utils/meta_kernels.hpp"
 #include "utils/raise.hpp"
 
@@ -180,7 +181,7 @@ struct Pipeline::Impl {
       decision = decide_here();
     } catch (const std::exception& thrown) {
       error = std::current_exception();
-      text = thrown.what();
+      text = text_of(thrown);
     }
     const auto texts = comm::all_gather_bytes(*group, text);
     if (error) std::rethrow_exception(error);
@@ -245,7 +246,7 @@ Pipeline::Pipeline(const ModelRef& model, const PippyOptions& options, const std
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {
-    if (!impl_->agreed) impl_->group->announce_failure(std::string("prepare_pippy: ") + error.what());
+    if (!impl_->agreed) impl_->group->announce_failure("prepare_pippy: " + text_of(error));
     throw;
   }
 }
@@ -357,9 +358,7 @@ void PipelineCall::run(const std::function<void()>& forward) {
     throw;
   } catch (const std::exception& error) {
     impl_->finished = true;
-    const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-    impl_->pipeline.group->announce_failure(std::string("pipeline: ") +
-                                            (c10_error ? c10_error->what_without_backtrace() : error.what()));
+    impl_->pipeline.group->announce_failure("pipeline: " + text_of(error));
     throw;
   }
 }
