@@ -120,6 +120,9 @@ class ACCELERATE_API AcceleratorState : public PartialState {
  public:
   explicit AcceleratorState(const AcceleratorStateOptions& options = {});
   PrecisionType mixed_precision() const;
+  /// How models are split, as the first Accelerator was told; of a type that only Accelerators know. Later ones that
+  /// are told nothing do the same. Null before, and after reset().
+  static std::shared_ptr<void>& shared_engine();
   static bool initialized();
   /// Forgets the training settings; with `reset_partial_state`, the process group too.
   static void reset(bool reset_partial_state = false);

@@ -26,6 +26,25 @@ GradientAccumulationPlugin accumulation_of(const AcceleratorOptions& options) {
                            .value_or(options.gradient_accumulation_steps)};
 }
 
+/// What all Accelerators of a process share about their engine.
+struct SharedEngine {
+  std::optional<FullyShardedDataParallelPlugin> fsdp_plugin;
+  std::optional<ParallelismConfig> parallelism_config;
+};
+
+/// What this one was not told, the first one was.
+void take_shared(AcceleratorOptions& options) {
+  const auto first = std::static_pointer_cast<SharedEngine>(AcceleratorState::shared_engine());
+  if (!first) return;
+  if (!options.fsdp_plugin) options.fsdp_plugin = first->fsdp_plugin;
+  if (!options.parallelism_config) options.parallelism_config = first->parallelism_config;
+}
+
+void share(const AcceleratorOptions& options) {
+  auto& first = AcceleratorState::shared_engine();
+  if (!first) first = std::make_shared<SharedEngine>(SharedEngine{options.fsdp_plugin, options.parallelism_config});
+}
+
 /// Rank 0 warns of a compiler that is not here, without which all works.
 void warn_of_missing_compiler() {
   const auto dynamo = resolve(TorchDynamoPlugin{});
@@ -76,6 +95,7 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
     throw ConfigError(
         "Accelerator: log_with is set without a folder to write to, expected project_dir (or "
         "project_config.logging_dir)");
+  take_shared(options);
   // Before this process joins a group, which the others would wait in.
   parallelism = parallel::requested_parallelism(options.parallelism_config);
   engine = parallel::choose_engine({.fsdp = options.fsdp_plugin,
@@ -92,6 +112,7 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   if (parallelism) parallelism = parallel::validate(*parallelism, engine->job(state->num_processes()));
   engine->set_precision(state->mixed_precision());
   if (state->mixed_precision() == PrecisionType::FP16) run.scaler = std::make_shared<optim::GradScaler>(scaling);
+  share(options);
 }
 
 Accelerator::Accelerator(AcceleratorOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}

@@ -47,10 +47,15 @@ AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options) : Par
 }
 
 PrecisionType AcceleratorState::mixed_precision() const { return *shared_precision(); }
+std::shared_ptr<void>& AcceleratorState::shared_engine() {
+  static std::shared_ptr<void> engine;
+  return engine;
+}
 bool AcceleratorState::initialized() { return shared_precision().has_value(); }
 
 void AcceleratorState::reset(bool reset_partial_state) {
   shared_precision().reset();
+  shared_engine().reset();
   if (reset_partial_state) PartialState::reset();
 }
 

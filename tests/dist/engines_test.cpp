@@ -111,6 +111,7 @@ AcceleratorOptions options_for(const std::string& engine, int64_t accumulation =
                                  }});
     return true;
   }();
+  AcceleratorState::reset();  // else it would have the engine of the first Accelerator
   columns_wanted = engine == "columns";
   AcceleratorOptions options{.gradient_accumulation_steps = accumulation, .cpu = true};
   if (engine == "fsdp")
