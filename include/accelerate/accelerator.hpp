@@ -36,6 +36,14 @@
 #include "accelerate/utils/kwargs.hpp"
 #include "accelerate/utils/split.hpp"
 
+namespace torch::data {
+template <typename Dataset, typename Batch, typename BatchRequest> class DataLoaderBase;
+}  // namespace torch::data
+namespace torch::optim {
+class LRScheduler;
+class ReduceLROnPlateauScheduler;
+}  // namespace torch::optim
+
 namespace accelerate {
 
 struct DeepSpeedPlugin;   // accelerate/parallel/deepspeed_plugin.hpp
@@ -68,7 +76,8 @@ struct AcceleratorOptions {
   /// Instead of gradient_accumulation_steps.
   std::optional<GradientAccumulationPlugin> gradient_accumulation_plugin;
   /// Shard parameters, gradients and optimizer states. Also on when `accelerate launch --use_fsdp` started this
-  /// process.
+  /// process. Like parallelism_config, a later Accelerator that is not given one has the first one's, until
+  /// AcceleratorState::reset().
   std::optional<FullyShardedDataParallelPlugin> fsdp_plugin;
   /// Refused, as ACCELERATE_USE_DEEPSPEED is: there is no ZeRO engine of DeepSpeed's here. The error names the
   /// fsdp_plugin that comes nearest.
@@ -119,6 +128,31 @@ template <class T> inline constexpr bool is_loader = false;
 template <class Batch> inline constexpr bool is_loader<data::DataLoader<Batch>> = true;
 template <class T>
 concept ScheduleObject = std::same_as<T, optim::Scheduler>;
+
+/// T, or what a pointer of this type points to.
+template <class T> struct Target { using type = T; };
+template <class T>
+requires requires(T& p) {
+  *p;
+  p.get();
+}
+struct Target<T> {
+  using type = std::remove_cvref_t<decltype(*std::declval<T&>())>;
+};
+template <class T>
+requires std::is_pointer_v<T>
+struct Target<T> {
+  using type = std::remove_cv_t<std::remove_pointer_t<T>>;
+};
+template <class T> using target_t = typename Target<T>::type;
+
+template <class T>
+concept TorchLoader = requires(T* p) {
+  []<class D, class B, class R>(torch::data::DataLoaderBase<D, B, R>*) {}(p);
+};
+template <class T>
+concept TorchSchedule =
+    std::derived_from<T, torch::optim::LRScheduler> || std::derived_from<T, torch::optim::ReduceLROnPlateauScheduler>;
 }  // namespace detail
 
 /// One per training run; several of a process share state. Constructing the first one is collective (see PartialState).
@@ -196,8 +230,9 @@ class ACCELERATE_API Accelerator {
 
   /// Prepares any number of models, optimizers, loaders and schedules, in any order, and returns the prepared ones in
   /// that order (a tuple; one argument: the object itself). What it does not know, and what is prepared already, comes
-  /// back as it is. Optimizers and schedules given as lvalues stay yours: keep them alive. Collective when models are
-  /// among them.
+  /// back as it is; but LibTorch's own loaders and schedules, and modules without a holder, are errors when compiled,
+  /// which say what to use. Optimizers and schedules given as lvalues stay yours: keep them alive. Collective when
+  /// models are among them.
   template <class... Objects> auto prepare(Objects&&... objects) {
     // Schedules need their prepared optimizers, wherever those stand in the list.
     // Braces, because they evaluate from left to right: the order is that of the files of a checkpoint.
@@ -237,8 +272,10 @@ class ACCELERATE_API Accelerator {
   // Training.
 
   /// Gradients of `loss`, a scalar. Scaled by the loss scaler; divided by gradient_accumulation_steps. On a
-  /// synchronising step it is collective.
-  /// @throws ConfigError with GradientAverage::tokens, which needs the number of items.
+  /// synchronising step it is collective. The first one looks whether all that is trained was prepared: it warns of an
+  /// optimizer whose parameters nobody trains, and of a loader of which each rank reads everything.
+  /// @throws ConfigError with GradientAverage::tokens, which needs the number of items; on several ranks also for a
+  /// prepared optimizer with parameters that no engine averages.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
   /// The same with GradientAverage::tokens: over a whole accumulation group and all ranks every item weighs the same.
   /// @param num_items  how many items `loss` is the mean of. Call it once per micro-step, with the sum of the losses if
@@ -374,7 +411,20 @@ class ACCELERATE_API Accelerator {
     else if constexpr (detail::is_loader<U>) return prepare_data_loader(object);
     else if constexpr (detail::OptimizerObject<T>) return prepare_optimizer(std::forward<T>(object));
     else if constexpr (detail::OptimizerPointer<U>) return prepare_optimizer(std::forward<T>(object));
-    else return U(std::forward<T>(object));
+    else {
+      using Target = detail::target_t<U>;
+      static_assert(!detail::TorchLoader<Target>,
+                    "prepare can't share out LibTorch's loader, of which every process would read everything: make an "
+                    "accelerate::data::DataLoader of the data set, with the same batch size");
+      static_assert(
+          !detail::TorchSchedule<Target>,
+          "prepare can't see which optimizer LibTorch's schedule drives: pass "
+          "accelerate::optim::from_torch(optimizer, schedule), or a schedule of accelerate/optim/schedules.hpp");
+      static_assert(!std::derived_from<Target, torch::nn::Module>,
+                    "prepare takes a module by its holder (TORCH_MODULE) or by a std::shared_ptr to a class with a "
+                    "forward: this is the module itself, or a pointer that does not share it");
+      return U(std::forward<T>(object));
+    }
   }
   template <class T> auto finish_one(T& object) {
     if constexpr (detail::ScheduleObject<T>) return prepare_scheduler(object);
@@ -393,6 +443,7 @@ class ACCELERATE_API Accelerator {
   Scope resume_sync(const std::shared_ptr<parallel::Engine>& model);
   void join(const parallel::Engines& models, const std::function<void()>& loop, std::optional<bool> even_batches);
   void run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options);
+  void check_belonging();
   std::map<std::string, at::Tensor> state_dict_of(const ModelRef& model) const;
   void save_model_files(const ModelRef& model, const std::filesystem::path& folder, const std::string& max_shard_size,
                         bool safe_serialization) const;

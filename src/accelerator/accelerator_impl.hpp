@@ -35,6 +35,10 @@ struct Accelerator::Impl {
     return state->is_main_process() || (options.project_config.save_on_each_node && state->is_local_main_process());
   }
 
+  /// How many models and optimizers were there when it was last looked whether they belong together.
+  std::pair<size_t, size_t> checked = {0, 0};
+  bool checked_loaders = false;  ///< whether an unprepared one was spoken of
+
   double num_items = 0;  ///< of the accumulation group, with GradientAverage::tokens
   bool trigger = false;
   int exceptions_at_start = 0;

@@ -1,6 +1,10 @@
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 
+#include <unordered_set>
+
+#include "accelerate/data/loader.hpp"
 #include "accelerate/parallel/ddp.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "parallel/gradients.hpp"
@@ -102,12 +106,72 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
   parallel::gradients_of(impl_->run.engines(), parameters).scale(static_cast<double>(num_processes()) / all);
 }
 
+namespace {
+
+/// An optimizer that was made for another model than the one that is trained does nothing, or trains each rank by
+/// itself; neither shows.
+void check_optimizers(const run_state::RunState& run) {
+  std::unordered_set<const at::TensorImpl*> prepared, trained;
+  for (const auto& model : run.models) {
+    for (const auto& [name, parameter] : model->model.parameters()) {
+      prepared.insert(parameter.unsafeGetTensorImpl());
+      if (model->engine) trained.insert(parameter.unsafeGetTensorImpl());
+    }
+    if (!model->engine) continue;
+    for (const auto& holding : model->engine->pieces())
+      for (auto* known : {&prepared, &trained}) known->insert(holding.held().unsafeGetTensorImpl());
+  }
+  const int64_t ranks = PartialState().num_processes();
+  for (size_t i = 0; i < run.optimizers.size(); ++i) {
+    bool ours = false, moves = false;
+    int64_t index = -1;
+    for (const auto& group : run.optimizers[i].optimizer().param_groups())
+      for (const auto& parameter : group.params()) {
+        ++index;
+        ours |= prepared.contains(parameter.unsafeGetTensorImpl());
+        if (!parameter.grad().defined()) continue;
+        moves = true;
+        if (ranks > 1 && !trained.contains(parameter.unsafeGetTensorImpl()))
+          raise<ConfigError>(
+              "backward: parameter {} of prepared optimizer {}, of shape {}, has a gradient and belongs to no model "
+              "that was prepared for training, so that each of the {} processes would go its own way, expected "
+              "parameters of prepared models only; pass the model that holds it to prepare(), or step it with an "
+              "optimizer that is not prepared",
+              index, i, parameter.sizes(), ranks);
+      }
+    if (!ours && !moves)
+      TORCH_WARN("backward: prepared optimizer ", i,
+                 " holds no parameter of a prepared model, and none of its own has a gradient: its steps will change "
+                 "nothing. It was probably made for another model, or for a copy of this one.");
+  }
+}
+
+}  // namespace
+
+void Accelerator::check_belonging() {
+  if (!sync_gradients()) return;
+  const auto& run = impl_->run;
+  if (const auto now = std::pair(run.models.size(), run.optimizers.size()); now != impl_->checked) {
+    impl_->checked = now;
+    if (!run.models.empty()) check_optimizers(run);
+  }
+  if (impl_->checked_loaders || !use_distributed() || gradient_state().in_dataloader()) return;
+  if (data::detail::unprepared_passes() == 0) return;
+  impl_->checked_loaders = true;
+  if (is_main_process())
+    TORCH_WARN("backward: the loop reads a DataLoader that was not prepared, while ", num_processes(),
+               " processes train: each of them reads all of its batches. Pass the loader to prepare(), which gives "
+               "each its share; nothing is wrong if each process has data of its own.");
+}
+
 void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {
   const at::Tensor weighted = weight == 1.0 ? loss : loss * weight;
   const at::Tensor scaled = impl_->run.scaler ? impl_->run.scaler->scale(weighted) : weighted;
+  for (const auto& engine : impl_->run.engines()) engine->before_backward(scaled);
   parallel::guard_backward(
       [&] { scaled.backward({}, options.retain_graph || options.create_graph, options.create_graph); });
   for (const auto& engine : impl_->run.engines()) engine->after_backward();
+  check_belonging();
 }
 
 AutocastGuard Accelerator::autocast() const {

@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string_view>
 #include <utility>
 
@@ -65,9 +66,14 @@ std::shared_ptr<LoaderCore> stream_core(std::shared_ptr<StreamSource> source, Da
   return std::make_shared<LoaderCore>(std::move(source), std::move(options));
 }
 
+std::atomic<int64_t> unprepared{0};
+
 class PlainCursor final : public BatchCursor {
  public:
-  explicit PlainCursor(std::unique_ptr<Pass> pass) : pass_(std::move(pass)) {}
+  explicit PlainCursor(std::unique_ptr<Pass> pass) : pass_(std::move(pass)) { ++unprepared; }
+  ~PlainCursor() override { --unprepared; }
+  PlainCursor(const PlainCursor&) = delete;
+  PlainCursor& operator=(const PlainCursor&) = delete;
   const AnyBatch* next() override {
     current_.reset();  // before the next one is read
     current_ = pass_->next();
@@ -80,6 +86,8 @@ class PlainCursor final : public BatchCursor {
 };
 
 }  // namespace
+
+int64_t unprepared_passes() { return unprepared; }
 
 void draw_base_seed(const std::optional<at::Generator>& generator) { draw_seed(generator); }
 

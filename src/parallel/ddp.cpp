@@ -3,7 +3,11 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
@@ -39,20 +43,48 @@ void broadcast_in_place(const std::vector<at::Tensor>& tensors, int64_t from) {
   c10d::broadcast_coalesced(process_group(), tensors, kBroadcastBytes, static_cast<int>(from));
 }
 
+/// c10d's Reducer, which can be asked where it stands.
+class BucketReducer final : public c10d::Reducer {
+ public:
+  using c10d::Reducer::Reducer;
+  /// Gradients that arrive now are averaged.
+  bool expects_gradients() const {
+    const std::lock_guard lock(mutex_);
+    return expect_autograd_hooks_;
+  }
+  /// Averaging has begun and waits for gradients that have not come.
+  bool unfinished() const {
+    const std::lock_guard lock(mutex_);
+    return require_finalize_;
+  }
+};
+
+using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
+
 }  // namespace
 
 struct DistributedDataParallel::Impl {
   NamedTensors parameters;
   std::vector<at::Tensor> buffers;
   DistributedDataParallelKwargs kwargs;
-  std::shared_ptr<c10d::Reducer> reducer;
+  std::shared_ptr<BucketReducer> reducer;
   std::shared_ptr<c10d::Logger> logger;  ///< the Reducer's search for unused parameters writes to it, unasked
   bool graph_is_static = false;          ///< the Reducer has been told
   bool delayed = false;                  ///< static_graph: the first backward has been told to average at its end
-  bool grad_sync = true;                 ///< the next backward averages
+  bool buffers_differ = false;           ///< a forward that nobody announced may have changed them
+  WeakTensor loss{at::Tensor().getIntrusivePtr()};  ///< of the backward that runs
+  bool grad_sync = true;                            ///< the next backward averages
   bool forward_sync =
       true;  ///< the last forward was followed by an averaging backward, so buffers may differ from rank 0's
   bool joining = false;  ///< inside join()
+
+  struct Trained {
+    std::string name;
+    decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
+    uintptr_t hook;             ///< ours, among those that run after a gradient was added
+    bool has_gradient = false;  ///< since the Reducer was last told to expect gradients
+  };
+  std::vector<Trained> trained_parameters;  ///< in the Reducer's order
 
   void make_reducer() {
     std::vector<at::Tensor> trained;
@@ -63,6 +95,16 @@ struct DistributedDataParallel::Impl {
       trained.push_back(tensor);
     }
     if (trained.empty()) return;  // a frozen model has nothing to average
+    // Before the Reducer's own hooks: it learns in time of a backward that no forward has announced.
+    for (size_t i = 0; i < trained.size(); ++i) {
+      auto accumulator = torch::autograd::impl::grad_accumulator(trained[i]);
+      const auto hook = accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+          [this, i](const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>&) {
+            on_gradient(i);
+            return outputs;
+          }));
+      trained_parameters.push_back({.name = names.at(i), .accumulator = std::move(accumulator), .hook = hook});
+    }
     // Regrouping sends tensors from the device to the host, which those of a dry run can't do; its first grouping is
     // the one that a real run regroups to.
     if (trained.front().is_meta()) kwargs.find_unused_parameters = true;
@@ -77,7 +119,7 @@ struct DistributedDataParallel::Impl {
             : std::vector<size_t>{static_cast<size_t>(kMiB), static_cast<size_t>(cap)};
     auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(trained, limits, sparse));
     std::reverse(buckets.begin(), buckets.end());  // gradients become ready from the last layer to the first
-    reducer = std::make_shared<c10d::Reducer>(
+    reducer = std::make_shared<BucketReducer>(
         trained, buckets, process_group(), sparse, cap, kwargs.find_unused_parameters, kwargs.gradient_as_bucket_view,
         names, kMiB,
         /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false, std::vector<int64_t>{});
@@ -88,18 +130,77 @@ struct DistributedDataParallel::Impl {
     reducer->register_comm_hook(make_gradient_hook(kwargs.comm_hook));
   }
 
-  /// The first backward of a static graph only learns which gradients come when; it averages all of them at its end,
-  /// which somebody inside of it must ask for.
-  void delay_first_reduction(const std::vector<at::Tensor>& outputs) {
-    if (std::exchange(delayed, true)) return;
-    const auto asked = std::make_shared<bool>(false);
-    for (const auto& output : outputs) {
-      if (!output.requires_grad()) continue;
-      output.register_hook([asked, reducer = reducer](const at::Tensor&) {
-        if (!std::exchange(*asked, true))
-          torch::autograd::Engine::get_default_engine().queue_callback([reducer] { reducer->delay_all_reduce(); });
-      });
+  void on_gradient(size_t index) {
+    if (!grad_sync) return;
+    // The same parameter again: an earlier backward, whose forward was the module's own, has left others out.
+    if (trained_parameters[index].has_gradient && !kwargs.static_graph) check_finished();
+    if (!reducer->expects_gradients()) expect_unannounced();
+    // The first backward of a static graph only learns which gradients come when; it averages all of them at its end,
+    // which somebody inside of it must ask for.
+    if (kwargs.static_graph && !std::exchange(delayed, true))
+      torch::autograd::Engine::get_default_engine().queue_callback([told = reducer] { told->delay_all_reduce(); });
+    trained_parameters[index].has_gradient = true;
+  }
+
+  /// The model was called by its own forward, or this is a second backward of one forward: what before_forward() and
+  /// after_forward() do for averaging is done here, inside of the backward and before its first gradient is counted.
+  void expect_unannounced() {
+    if (joining)
+      throw ConfigError(
+          "backward: within join_uneven_inputs the model was called by its own forward (m->forward(x), "
+          "net->forward(x)), expected m(x) with the prepared handle m: only that tells the ranks without data that a "
+          "step is coming");
+    std::vector<at::Tensor> roots;
+    if (searches_unused()) {
+      const at::Tensor root(loss.lock());
+      if (!root.defined())
+        throw ConfigError(
+            "backward: find_unused_parameters is on and the model was called by its own forward, expected m(x) with "
+            "the prepared handle m, or accelerator.backward(loss): which parameters are unused is looked for from "
+            "there");
+      roots.push_back(root);
     }
+    begin_step();
+    reducer->rebuild_buckets();
+    expect_gradients(roots);
+    forward_sync = buffers_differ = true;
+  }
+
+  bool searches_unused() const { return kwargs.find_unused_parameters && !kwargs.static_graph; }
+
+  /// Before a forward whose gradients are to be averaged.
+  void begin_step() {
+    // Not before: the Reducer would count the gradients of earlier backwards without averaging into the graph that it
+    // learns in the first one with it.
+    if (kwargs.static_graph && !std::exchange(graph_is_static, true)) reducer->set_static_graph();
+    reducer->prepare_for_forward();
+  }
+
+  void expect_gradients(const std::vector<at::Tensor>& roots) {
+    check_finished();
+    for (auto& parameter : trained_parameters) parameter.has_gradient = false;
+    reducer->prepare_for_backward(roots);
+  }
+
+  /// @throws ConfigError naming parameters that the last averaging backward waits for.
+  void check_finished() const {
+    if (!reducer->unfinished()) return;
+    constexpr size_t kMost = 10;
+    std::vector<std::string> without;
+    for (const auto& parameter : trained_parameters)
+      if (!parameter.has_gradient) without.push_back(fmt::format("'{}'", parameter.name));
+    const size_t count = without.size();
+    if (count == 0) return;  // it ended by an error, which somebody has got
+    if (count > kMost) without.resize(kMost);
+    raise<ConfigError>(
+        "forward: the last backward gave no gradient to {}{}, expected one for every parameter, because averaging over "
+        "ranks waits for all of them. {}",
+        fmt::join(without, ", "), count > kMost ? fmt::format(", … ({} parameters)", count) : "",
+        searches_unused()
+            ? "Unused parameters are looked for from what the forward returns, so all of that must go into the loss: "
+              "return less, or call detach() on the rest."
+            : "Remove what takes no part, freeze it (requires_grad_(false)), or add "
+              "DistributedDataParallelKwargs{.find_unused_parameters = true} to kwargs_handlers.");
   }
 
   void sync_buffers(int64_t from) { broadcast_in_place(buffers, from); }
@@ -151,18 +252,15 @@ DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, NamedT
 
 DistributedDataParallel::~DistributedDataParallel() {
   if (impl_->reducer) impl_->reducer->remove_autograd_hooks();
+  for (const auto& parameter : impl_->trained_parameters) parameter.accumulator->del_post_hook(parameter.hook);
 }
 
 void DistributedDataParallel::before_forward() {
   Impl& ddp = *impl_;
   comm::world_group()->guard("forward", [&] {
     const bool training = at::GradMode::is_enabled();
-    if (training && ddp.grad_sync && ddp.reducer) {
-      // Not before: the Reducer would count the gradients of earlier backwards without averaging into the graph that it
-      // learns in the first one with it.
-      if (ddp.kwargs.static_graph && !std::exchange(ddp.graph_is_static, true)) ddp.reducer->set_static_graph();
-      ddp.reducer->prepare_for_forward();
-    }
+    if (training && ddp.reducer) ddp.check_finished();
+    if (training && ddp.grad_sync && ddp.reducer) ddp.begin_step();
     if (ddp.joining && training) ddp.count_active(true);
     if (training && ddp.reducer) ddp.reducer->rebuild_buckets();
     // As in PyTorch, the first evaluating forward after training takes rank 0's buffers too, so that all ranks evaluate
@@ -176,9 +274,18 @@ void DistributedDataParallel::after_forward(const std::vector<at::Tensor>& outpu
   Impl& ddp = *impl_;
   ddp.forward_sync = at::GradMode::is_enabled() && ddp.grad_sync;
   if (!ddp.forward_sync || !ddp.reducer) return;
-  if (ddp.kwargs.static_graph) ddp.delay_first_reduction(outputs);
-  ddp.reducer->prepare_for_backward(
-      ddp.kwargs.find_unused_parameters && !ddp.kwargs.static_graph ? outputs : std::vector<at::Tensor>{});
+  ddp.expect_gradients(ddp.searches_unused() ? outputs : std::vector<at::Tensor>{});
+}
+
+void DistributedDataParallel::before_backward(const at::Tensor& loss) {
+  impl_->loss = WeakTensor(loss.getIntrusivePtr());
+}
+
+void DistributedDataParallel::after_backward() {
+  Impl& ddp = *impl_;
+  // Not within the backward, which may need those of its forward.
+  if (!std::exchange(ddp.buffers_differ, false) || !ddp.kwargs.broadcast_buffers || ddp.buffers.empty()) return;
+  comm::world_group()->guard("backward", [&] { ddp.sync_buffers(0); });
 }
 
 bool DistributedDataParallel::require_backward_grad_sync() const { return impl_->grad_sync; }
@@ -187,7 +294,8 @@ void DistributedDataParallel::set_require_backward_grad_sync(bool value) { impl_
 void DistributedDataParallel::prepare_backward_sync() {
   impl_->grad_sync = true;
   impl_->forward_sync = true;
-  if (impl_->reducer) impl_->reducer->prepare_for_backward({});
+  // Unused parameters are looked for when the loss is known.
+  if (impl_->reducer && !impl_->searches_unused()) impl_->expect_gradients({});
 }
 
 void DistributedDataParallel::begin_join() { impl_->joining = true; }

@@ -7,11 +7,15 @@
 #include <torch/script.h>
 #include <torch/torch.h>
 
+#include "message_of.hpp"
 #include "ranks.hpp"
+#include "warnings_of.hpp"
 
 using namespace accelerate;
+using support::message_of;
 using support::rank;
 using support::world_size;
+using testing::AllOf;
 using testing::HasSubstr;
 
 namespace {
@@ -94,6 +98,7 @@ struct Case {
   int64_t accumulate = 1;
   double tolerance = 1e-6;
   bool sync_each_batch = false;
+  bool own_forward = false;  ///< the module's own is called, in LibTorch's way
 };
 
 /// Does this rank use the right head in this step? None at all does in step 2, so that one head has no gradient
@@ -120,7 +125,12 @@ void compare_with_one_process(const Case& test) {
     const auto all = rows(step, 6);
     {
       auto scope = accelerator.accumulate(model);
-      accelerator.backward(loss_of(model(share(all), uses_right(test.net, step, rank()))));
+      const bool right = uses_right(test.net, step, rank());
+      accelerator.backward(loss_of(test.own_forward ? net->forward(share(all), right) : model(share(all), right)));
+      if (test.sync_each_batch) {
+        const auto gradients = gather(net->left->bias.grad().unsqueeze(0));
+        EXPECT_TRUE(gradients[0].equal(gradients[1])) << "sync_each_batch did not average micro-step " << step;
+      }
       optimizer.step();
       optimizer.zero_grad();
     }
@@ -177,9 +187,120 @@ RANKS_TEST(Ddp, EqualsOneProcessAfterEveryStep, 2, 3) {
       {.name = "frozen parameter", .net = {.frozen = true}},
       {.name = "batch norm", .net = {.norm = true}},
       {.name = "fp16 on the wire", .kwargs = {.comm_hook = DDPCommunicationHookType::fp16}, .tolerance = 1e-3},
+      {.name = "own forward", .own_forward = true},
+      {.name = "own forward, accumulation", .accumulate = 3, .own_forward = true},
+      {.name = "own forward, gradient_as_bucket_view",
+       .kwargs = {.gradient_as_bucket_view = true},
+       .accumulate = 2,
+       .own_forward = true},
+      {.name = "own forward, static_graph", .kwargs = {.static_graph = true}, .accumulate = 2, .own_forward = true},
+      {.name = "own forward, unused parameters",
+       .kwargs = {.find_unused_parameters = true},
+       .net = {.heads = true},
+       .accumulate = 2,
+       .own_forward = true},
+      {.name = "own forward, batch norm", .net = {.norm = true}, .own_forward = true},
       {.name = "bf16 on the wire", .kwargs = {.comm_hook = DDPCommunicationHookType::bf16}, .tolerance = 1e-2},
   };
   for (const auto& test : cases) compare_with_one_process(test);
+}
+
+// Whoever calls backward, and however often for one forward: what is stepped is the average.
+RANKS_TEST(Ddp, EveryBackwardIsAveraged, 2, 3) {
+  for (const bool facade : {true, false}) {
+    SCOPED_TRACE(facade ? "accelerator.backward" : "loss.backward");
+    Accelerator accelerator;
+    Net net(NetOptions{}), alone(NetOptions{});
+    auto alone_optimizer = sgd(alone->trained());
+    auto [model, optimizer] = accelerator.prepare(net, sgd(net->trained()));
+    const auto backward = [&](const torch::Tensor& loss) { facade ? accelerator.backward(loss) : loss.backward(); };
+    for (int64_t step = 0; step < kSteps; ++step) {
+      const auto one = rows(3 * step, 6), two = rows(3 * step + 1, 6), three = rows(3 * step + 2, 6);
+      const auto first = loss_of(model(share(one))), second = loss_of(model(share(two)));
+      backward(first);
+      backward(second);
+      backward(loss_of(net->forward(share(three))));
+      optimizer.step();
+      optimizer.zero_grad();
+      (loss_of(alone(one)) + loss_of(alone(two)) + loss_of(alone(three))).backward();
+      alone_optimizer.step();
+      alone_optimizer.zero_grad();
+      ASSERT_LE(distance(net->trained(), alone->trained()), 1e-6) << "after step " << step;
+    }
+  }
+}
+
+RANKS_TEST(Ddp, WhatCannotBeAveragedIsNamed, 2) {
+  {
+    Accelerator accelerator;
+    Net net(NetOptions{.heads = true});
+    auto model = accelerator.prepare(net);
+    accelerator.backward(loss_of(model(share(rows(0, 6)))));
+    const auto text = message_of<ConfigError>([&] { model(share(rows(1, 6))); });
+    EXPECT_THAT(text, HasSubstr("gave no gradient to 'right.weight', 'right.bias', expected"));
+    EXPECT_THAT(text, HasSubstr("DistributedDataParallelKwargs{.find_unused_parameters = true}"));
+    EXPECT_THAT(message_of<ConfigError>([&] {
+                  accelerator.backward(loss_of(net->forward(share(rows(1, 6)))));
+                  accelerator.backward(loss_of(net->forward(share(rows(1, 6)))));
+                }),
+                HasSubstr("'right.weight'"));
+  }
+  {
+    Accelerator accelerator({.kwargs_handlers = {DistributedDataParallelKwargs{.find_unused_parameters = true}}});
+    Net net(NetOptions{.heads = true});
+    auto model = accelerator.prepare(net);
+    EXPECT_THAT(message_of<ConfigError>([&] { loss_of(net->forward(share(rows(0, 6)))).backward(); }),
+                HasSubstr("expected m(x) with the prepared handle m, or accelerator.backward(loss)"));
+  }
+  {
+    Accelerator accelerator;
+    Net net(NetOptions{});
+    auto model = accelerator.prepare(net);
+    EXPECT_THAT(message_of<ConfigError>([&] {
+                  accelerator.join_uneven_inputs(
+                      model, [&] { accelerator.backward(loss_of(net->forward(share(rows(0, 6))))); });
+                }),
+                HasSubstr("within join_uneven_inputs"));
+  }
+}
+
+RANKS_TEST(Ddp, WhatIsTrainedButNotPreparedIsNamed, 2) {
+  {
+    Accelerator accelerator;
+    Net net(NetOptions{});
+    torch::nn::Linear other(2, 2);
+    auto [model, optimizer] = accelerator.prepare(net, sgd(other->parameters()));
+    EXPECT_THAT(
+        message_of<ConfigError>([&] { accelerator.backward(loss_of(other(model(share(rows(0, 6)))))); }),
+        AllOf(HasSubstr("parameter 0 of prepared optimizer 0, of shape [2, 2], has a gradient and belongs to no model"),
+              HasSubstr("each of the 2 processes")));
+  }
+  {
+    Accelerator accelerator;
+    Net net(NetOptions{}), copy(NetOptions{});
+    auto [model, optimizer] = accelerator.prepare(net, sgd(copy->trained()));
+    const auto warned = support::warnings_of([&] {
+      for (int64_t step = 0; step < 2; ++step) accelerator.backward(loss_of(model(share(rows(step, 6)))));
+    });
+    EXPECT_THAT(warned, HasSubstr("prepared optimizer 0 holds no parameter of a prepared model"));
+    EXPECT_EQ(warned.find("prepared optimizer 0"), warned.rfind("prepared optimizer 0")) << "once";
+  }
+  Accelerator accelerator;
+  Net net(NetOptions{});
+  auto [model, optimizer] = accelerator.prepare(net, sgd(net->trained()));
+  const std::vector<torch::Tensor> samples(4, torch::ones({6}));
+  const auto train = [&](auto& loader) {
+    return support::warnings_of([&] {
+      for (auto& batch : loader) accelerator.backward(loss_of(model(batch)));
+    });
+  };
+  auto prepared = accelerator.prepare(data::DataLoader(samples, {.batch_size = 2}));
+  EXPECT_EQ(train(prepared), "");
+  auto plain = data::DataLoader(samples, {.batch_size = 2});
+  const auto warned = train(plain);
+  if (rank() == 0) EXPECT_THAT(warned, HasSubstr("reads a DataLoader that was not prepared, while 2 processes train"));
+  else EXPECT_EQ(warned, "");
+  EXPECT_EQ(train(plain), "") << "once";
 }
 
 RANKS_TEST(Ddp, TwoModelsAndSeveralForwards, 2) {

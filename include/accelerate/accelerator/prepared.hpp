@@ -41,7 +41,8 @@ class ForwardScope {
 
 /// Cheap-to-copy handle; copies share the model. `m(...)` runs the module's forward: under autocast if mixed precision
 /// is on (results come back as fp32), and so that backward averages gradients over ranks; hooks of the model
-/// (model/hooks.hpp) run around it. `m->...` is your own module; calling m->forward directly leaves these out.
+/// (model/hooks.hpp) run around it. `m->...` is your own module; calling m->forward directly leaves out autocast and
+/// hooks, while gradients are averaged (or sharded) all the same.
 ///
 /// With several processes a training forward is collective when the module has buffers (they are broadcast).
 template <ModelLike Model> class Prepared : public Callable<Prepared<Model>, Model> {

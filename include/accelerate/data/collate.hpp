@@ -13,6 +13,7 @@
 /// | struct with ACCELERATE_FIELDS   | the same struct where every member collates to its own type; else its     |
 /// |                                 | `Collated` type if it declares one (a struct with as many fields); else a |
 /// |                                 | std::tuple                                                                |
+/// | other struct with public members| std::vector of it; a loader refuses to compile without a collate function |
 /// | anything else                   | std::vector of it                                                         |
 
 #include <ATen/core/Tensor.h>

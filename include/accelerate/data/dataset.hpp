@@ -93,6 +93,18 @@ struct DefaultCollate {
   template <class T> collated_t<T> operator()(std::vector<T> samples) const { return collate(samples); }
 };
 
+/// No struct whose members nobody finds.
+template <class T> struct IsNoHiddenStruct : std::bool_constant<!(std::is_aggregate_v<T> && std::is_class_v<T>)> {};
+
+/// Where samples of a data set are collated by default: that they can be.
+template <class D> constexpr void check_samples() {
+  using R = Raw<typename Pointee<D>::type>;
+  if constexpr (is_sample_list<R>)
+    static_assert(nested::all_leaves<typename R::value_type, IsNoHiddenStruct>,
+                  "the members of this struct can't be found, so its samples can't become tensors: declare "
+                  "ACCELERATE_FIELDS(first, second, ...) in it, or pass a collate function to the loader");
+}
+
 /// The batch type of a data set (as passed: by value, shared_ptr or reference_wrapper) with a collate function.
 template <class D, class Collate = DefaultCollate> auto batch_type() {
   using R = Raw<typename Pointee<D>::type>;

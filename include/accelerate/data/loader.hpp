@@ -4,6 +4,7 @@
 
 #include <ATen/core/Generator.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <iterator>
@@ -46,6 +47,9 @@ namespace detail {
 class LoaderCore;
 /// Called with the options, checked, and the size of the data set.
 using MakeSampler = std::function<std::shared_ptr<AnyBatchSampler>(const DataLoaderOptions&, int64_t data_size)>;
+
+/// How many loops of this process read a loader that was not prepared.
+ACCELERATE_API int64_t unprepared_passes();
 
 /// @throws ConfigError naming `what` when `value` is unset.
 ACCELERATE_API int64_t known(const std::optional<int64_t>& value, const char* what);
@@ -93,7 +97,9 @@ template <class Batch> class DataLoader : public AnyDataLoader {
   /// shuffled.
   template <DatasetLike D>
   explicit DataLoader(D dataset, DataLoaderOptions options = {})
-      : DataLoader(std::move(dataset), std::move(options), detail::DefaultCollate{}) {}
+      : DataLoader(std::move(dataset), std::move(options), detail::DefaultCollate{}) {
+    detail::check_samples<D>();
+  }
 
   /// @param collate  `Batch collate(std::vector<Sample>)`; called by several workers at once.
   template <DatasetLike D, class Collate>
@@ -104,13 +110,25 @@ template <class Batch> class DataLoader : public AnyDataLoader {
   /// itself.
   template <DatasetLike D, SamplerLike S>
   DataLoader(D dataset, S sampler, DataLoaderOptions options = {})
-      : DataLoader(std::move(dataset), std::move(sampler), std::move(options), detail::DefaultCollate{}) {}
+      : DataLoader(std::move(dataset), std::move(sampler), std::move(options), detail::DefaultCollate{}) {
+    detail::check_samples<D>();
+  }
 
   template <DatasetLike D, class S, class Collate>
   requires(SamplerLike<S> || std::is_null_pointer_v<S>)
       DataLoader(D dataset, S sampler, DataLoaderOptions options, Collate collate)
       : AnyDataLoader(detail::make_source<Batch>(detail::Pointee<D>::share(std::move(dataset)), std::move(collate)),
                       std::move(options), sampler_maker<D>(sampler)) {}
+
+  /// Says what a data set needs.
+  template <class D, class Collate = detail::DefaultCollate>
+  requires(!DatasetLike<D> &&
+           !std::derived_from<D, AnyDataLoader>) explicit DataLoader(const D&, DataLoaderOptions = {}, Collate = {})
+      : AnyDataLoader(std::shared_ptr<detail::MapSource>(), {}, {}) {
+    static_assert(DatasetLike<D>,
+                  "this is no data set: it needs size() and get(i) or operator[](i), or as a stream reset() and "
+                  "std::optional<Sample> next(); accelerate/data/dataset.hpp has all kinds");
+  }
 
   /// Starts a pass and reads its first batch.
   BatchIterator<Batch> begin() const { return BatchIterator<Batch>(start()); }
@@ -144,6 +162,11 @@ template <DatasetLike D, SamplerLike S> DataLoader(D, S) -> DataLoader<detail::b
 template <DatasetLike D, SamplerLike S> DataLoader(D, S, DataLoaderOptions) -> DataLoader<detail::batch_of<D>>;
 template <DatasetLike D, SamplerLike S, class Collate>
 DataLoader(D, S, DataLoaderOptions, Collate) -> DataLoader<detail::batch_of<D, Collate>>;
+// Of what is no data set: the constructor refuses it.
+template <class D, class Collate = detail::DefaultCollate>
+requires(!DatasetLike<D> && !std::derived_from<D, AnyDataLoader>)
+    DataLoader(const D&, DataLoaderOptions = {}, Collate = {})
+->DataLoader<at::Tensor>;
 
 /// A loader that leaves out the first batches of every pass. Map data sets are not read for them.
 template <class Batch> DataLoader<Batch> skip_first_batches(const DataLoader<Batch>& loader, int64_t num_batches) {

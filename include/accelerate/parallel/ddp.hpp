@@ -18,7 +18,9 @@
 
 namespace accelerate::parallel {
 
-/// Knows a model only by its tensors. The model's forward runs between before_forward() and after_forward().
+/// Knows a model only by its tensors. The model's forward runs between before_forward() and after_forward(). Gradients
+/// of a forward that did not (the module's own was called) are averaged too: the first one that arrives makes up for
+/// it, and after_backward() for the buffers, which then follow rank 0's behind the backward.
 ///
 /// All ranks construct it with the same parameters in the same order; the constructor is collective and gives every
 /// rank rank 0's values.
@@ -33,6 +35,9 @@ class ACCELERATE_API DistributedDataParallel final : public Engine {
   void before_forward() override;
   /// `outputs`: the tensors of the model's result, through which unused parameters are found.
   void after_forward(const std::vector<at::Tensor>& outputs) override;
+  /// `loss` is where unused parameters are looked for after a forward of the module's own.
+  void before_backward(const at::Tensor& loss) override;
+  void after_backward() override;
 
   bool require_backward_grad_sync() const override;
   void set_require_backward_grad_sync(bool value) override;

@@ -58,7 +58,9 @@ class ACCELERATE_API Engine {
   virtual void after_forward(const std::vector<at::Tensor>& outputs) = 0;
   /// The forward is over, also when it threw; after_forward() may have come before. Not collective.
   virtual void leave_forward() noexcept {}
-  /// Right after a backward that may have gone through the model.
+  /// Right before a backward of `loss` that may go through the model. Not collective.
+  virtual void before_backward(const at::Tensor& loss) { static_cast<void>(loss); }
+  /// Right after it.
   virtual void after_backward() {}
   /// Around each optimizer step that happens, and around changes of the pieces by others (loading a checkpoint).
   virtual void before_step() {}
