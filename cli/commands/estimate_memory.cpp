@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 
@@ -13,6 +14,36 @@ namespace {
 nlohmann::ordered_json bytes(double number) {
   return number == std::floor(number) ? nlohmann::ordered_json(static_cast<int64_t>(number))
                                       : nlohmann::ordered_json(number);
+}
+
+/// What the figures count.
+struct Counted {
+  explicit Counted(const accelerate::ModuleTree& tree)
+      : total_bytes(accelerate::compute_module_sizes(tree)[""]),
+        buffer_bytes(accelerate::compute_module_sizes(tree, {.buffers_only = true})[""]) {
+    add_buffers(tree);
+  }
+  void add_buffers(const accelerate::ModuleTree& tree) {
+    for (const auto& buffer : tree.buffers)
+      if (std::find(buffers.begin(), buffers.end(), buffer.name) == buffers.end()) buffers.push_back(buffer.name);
+    for (const auto& child : tree.children) add_buffers(child);
+  }
+  double parameter_bytes() const { return total_bytes - buffer_bytes; }
+
+  double total_bytes, buffer_bytes;
+  std::vector<std::string> buffers;  ///< within their modules, each once
+};
+
+std::string sentence(const accelerate::ModelDescription& model, const Counted& counted) {
+  const std::string whose = model.tree.class_name.empty() ? model.source : model.tree.class_name;
+  std::string text = fmt::format("Counted: {} in float32, {} parameters ({})", whose, model.tree.numel(),
+                                 accelerate::convert_bytes(counted.parameter_bytes()));
+  text += counted.buffers.empty() ? ", no buffers"
+                                  : fmt::format(", buffers {} ({})", fmt::join(counted.buffers, ", "),
+                                                accelerate::convert_bytes(counted.buffer_bytes));
+  if (model.no_split_module_classes.empty()) return text + ". A layer is a module without parts";
+  return text +
+         fmt::format(". A layer is a module without parts, or a {}", fmt::join(model.no_split_module_classes, ", a "));
 }
 
 nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const accelerate::MaximumSizes& sizes,
@@ -31,11 +62,17 @@ nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const 
                     {"total", bytes(row.total)},
                     {"training_adam", training}});
   }
+  const Counted counted(model.tree);
   return {{"model", model.name},
           {"library", model.library.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(model.library)},
           {"class", model.tree.class_name},
           {"source", model.source},
           {"parameters", model.tree.numel()},
+          {"counted",
+           {{"parameters", bytes(counted.parameter_bytes())},
+            {"buffers", bytes(counted.buffer_bytes)},
+            {"buffer_names", counted.buffers},
+            {"kept_whole", model.no_split_module_classes}}},
           {"largest_layer_names", sizes.largest_layer.names},
           {"unit", "bytes"},
           {"rows", rows}};
@@ -73,7 +110,7 @@ int run_estimate_memory(const cli::Arguments& arguments) {
     std::cerr << "accelerate estimate-memory: no code of the model is run; the sizes are those of " << model.source
               << "\n";
   if (arguments.on("json")) std::cout << json_of(model, sizes, estimates).dump(2) << "\n";
-  else std::cout << accelerate::memory_table(name, estimates) << "\n";
+  else std::cout << accelerate::memory_table(name, estimates) << "\n" << sentence(model, Counted(model.tree)) << "\n";
   return 0;
 }
 

@@ -10,16 +10,14 @@ namespace accelerate {
 namespace bigmodel {
 namespace {
 
-/// Fields that have the library's default are left out. Three models have fields of ours, so that they give the figures
-/// that Hugging Face has published for them, with an older transformers:
-/// - `_may_split`: classes that were not yet kept whole, which makes the largest layer smaller.
-/// - `_cached_rotary_tables`: cosines and sines of all positions in every attention (until transformers 4.37). With
-/// them idefics-80b gives its published sizes to the byte.
-/// - `_unexplained_buffer_floats`: for llama-3-8B they give 28.208 GB, and 112.83 GB to train it; published are 28.21
-/// and 112.84, four times the rounded number. 2 MB make up the difference.
+/// Fields that have the library's default are left out. Three models have fields of ours, for what the transformers did
+/// with which Hugging Face published these models' sizes. What they count is printed with the figures.
+/// - `_cached_rotary_tables`: cosines and sines of all positions were buffers of every attention until 4.40. With them
+///   idefics-80b gives its published sizes to the byte, and llama-3-8B its 28.21 GB.
+/// - `_no_split_modules`: BERT's embeddings were not kept whole, so that the largest layer was the words' alone.
 constexpr BuiltInModel kModels[] = {
     {"google-bert/bert-base-cased", "",
-     R"({"model_type": "bert", "vocab_size": 28996, "_may_split": ["BertEmbeddings"]})"},
+     R"({"model_type": "bert", "vocab_size": 28996, "_no_split_modules": ["BertLayer"]})"},
     {"google-bert/bert-base-uncased", "", R"({"model_type": "bert"})"},
     {"google-bert/bert-large-uncased", "",
      R"({"model_type": "bert", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096})"},
@@ -48,7 +46,7 @@ constexpr BuiltInModel kModels[] = {
      R"({"model_type": "llama", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672})"},
     {"meta-llama/Meta-Llama-3-8B", "llama-3-8b",
      R"({"model_type": "llama", "vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 8192,
-         "_cached_rotary_tables": true, "_unexplained_buffer_floats": 528630})"},
+         "_cached_rotary_tables": true})"},
     {"meta-llama/Meta-Llama-3-70B", "llama-3-70b",
      R"({"model_type": "llama", "vocab_size": 128256, "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672})"},
     {"mistralai/Mistral-7B-v0.1", "mistral-7b", R"({"model_type": "mistral"})"},

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -13,6 +14,7 @@
 #include "bigmodel/built_in_models.hpp"
 #include "bigmodel/torch_file.hpp"
 #include "formats/gguf_header.hpp"
+#include "formats/index_file.hpp"
 #include "formats/mapped_file.hpp"
 #include "utils/raise.hpp"
 
@@ -106,17 +108,10 @@ ModelDescription from_weights(const fs::path& path) {
     add_file(tree, path);
     return described();
   }
-  const auto index = json::parse(read_text(path), nullptr, false);
-  if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-    raise<CheckpointError>(
-        "'{}': it has no object \"weight_map\" from tensor names to file names, so it is no index of a model in "
-        "several files.",
-        path.string());
   std::set<std::string> shards;
-  for (const auto& [name, shard] : index["weight_map"].items())
-    if (shard.is_string()) shards.insert(shard.get<std::string>());
+  for (const auto& [name, shard] : formats::read_index(path)) shards.insert(shard);
   for (const auto& shard : shards) {
-    if (fs::path(shard).filename() != shard || !fs::exists(path.parent_path() / shard))
+    if (!fs::exists(path.parent_path() / shard))
       raise<CheckpointError>(
           "index '{}': there is no file '{}' beside it. Copy all files of the model into one folder.", path.string(),
           shard);
@@ -126,8 +121,8 @@ ModelDescription from_weights(const fs::path& path) {
 }
 
 std::optional<fs::path> weights_in(const fs::path& folder) {
-  for (const char* name :
-       {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"})
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                           "pytorch_model.bin.index.json", "index.json"})
     if (fs::exists(folder / name)) return folder / name;
   return std::nullopt;
 }
@@ -140,8 +135,8 @@ ModelDescription from_config(const fs::path& path) {
 
 ModelDescription from_path(const fs::path& path) {
   if (!fs::is_directory(path)) {
-    if (path.extension() == ".safetensors" || path.extension() == ".gguf" ||
-        path.filename().string().ends_with(".index.json") || is_torch_file(path))
+    if (path.extension() == ".safetensors" || path.extension() == ".gguf" || formats::is_index_name(path) ||
+        is_torch_file(path))
       return from_weights(path);
     if (path.extension() == ".json") return from_config(path);
     raise<ConfigError>(
@@ -165,17 +160,58 @@ ModelDescription from_path(const fs::path& path) {
   return from_weights(*weights);
 }
 
+/// Where Hugging Face's programs keep what they have downloaded.
+fs::path hub_cache() {
+  const auto variable = [](const char* name) {
+    const char* text = std::getenv(name);
+    return std::string(text ? text : "");
+  };
+  for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"})
+    if (const auto folder = variable(name); !folder.empty()) return folder;
+  if (const auto home = variable("HF_HOME"); !home.empty()) return fs::path(home) / "hub";
+  const auto caches = variable("XDG_CACHE_HOME");
+  return (caches.empty() ? fs::path(variable("HOME")) / ".cache" : fs::path(caches)) / "huggingface" / "hub";
+}
+
+/// The folder with the files of a model's newest revision there, as refs/main names it; nothing if there is none.
+std::optional<fs::path> in_hub_cache(const std::string& name) {
+  std::string folder = "models--";
+  for (const char c : name) folder += c == '/' ? "--" : std::string(1, c);
+  const fs::path model = hub_cache() / folder;
+  std::string revision;
+  if (!(std::ifstream(model / "refs" / "main") >> revision) || fs::path(revision).filename() != revision)
+    return std::nullopt;
+  std::error_code ignored;
+  const fs::path files = model / "snapshots" / revision;
+  return fs::is_directory(files, ignored) ? std::optional(files) : std::nullopt;
+}
+
+/// Words in lines of at most a terminal's width.
+std::string wrapped(const std::vector<std::string>& words) {
+  constexpr size_t kColumns = 100;
+  std::string lines = "\n ";
+  size_t column = 1;
+  for (const auto& word : words) {
+    if (column + 1 + word.size() > kColumns) lines += "\n ", column = 1;
+    lines += " " + word;
+    column += 1 + word.size();
+  }
+  return lines;
+}
+
 ModelDescription from_name(const std::string& name) {
   if (const auto* built_in = bigmodel::find_built_in(name)) {
     auto model = describe_architecture(std::string(built_in->config));
     model.source = "built in";
     return model;
   }
+  if (const auto folder = in_hub_cache(name)) return from_path(*folder);
   const auto nearest = nearest_name(name, bigmodel::built_in_names());
   raise<ConfigError>(
-      "'{}' is neither a file or folder nor the name of a built-in model.{} Nothing is downloaded: get its config.json "
-      "(a few KB) and give that. Built-in: {}.",
-      name, nearest ? fmt::format(" Did you mean '{}'?", *nearest) : "", fmt::join(bigmodel::built_in_names(), " "));
+      "'{}' is neither a file or folder, nor the name of a built-in model, nor one of the Hugging Face cache {}.{} "
+      "Nothing is downloaded: get its config.json (a few KB) and give that. Built-in:{}",
+      name, hub_cache().string(), nearest ? fmt::format(" Did you mean '{}'?", *nearest) : "",
+      wrapped(bigmodel::built_in_names()));
 }
 
 }  // namespace

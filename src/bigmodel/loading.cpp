@@ -5,18 +5,16 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <set>
 #include <unordered_map>
-
-#include <nlohmann/json.hpp>
 
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/config.hpp"
 #include "accelerate/formats/gguf.hpp"
 #include "bigmodel/loading_plan.hpp"
 #include "bigmodel/replace.hpp"
+#include "formats/index_file.hpp"
 #include "formats/torch_dtypes.hpp"
 #include "utils/raise.hpp"
 
@@ -71,19 +69,8 @@ Checkpoint open_index(const fs::path& index) {
   const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
     raise<CheckpointError>("checkpoint index '{}': {}", index.string(), fmt::format(what, std::forward<Args>(args)...));
   };
-  std::ifstream stream(index);
-  if (!stream) fail("can't open it. Check the path and the rights.");
-  const auto root = nlohmann::json::parse(stream, nullptr, false);
-  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object())
-    fail(
-        "it has no object \"weight_map\" from names of tensors to names of files. Is it truncated, or of another "
-        "format?");
   std::map<std::string, std::vector<std::string>> names_in;
-  for (const auto& [name, file] : root["weight_map"].items()) {
-    if (!file.is_string() || fs::path(file.get<std::string>()).filename() != file.get<std::string>())
-      fail("'{}' should be in {}, which is not the name of a file beside it.", name, file.dump());
-    names_in[file.get<std::string>()].push_back(name);
-  }
+  for (const auto& [name, file] : formats::read_index(index)) names_in[file].push_back(name);
   Checkpoint checkpoint{.mapped = true};
   std::vector<std::string> missing;
   for (const auto& [file, names] : names_in)
@@ -113,7 +100,7 @@ Checkpoint open(const fs::path& path) {
     if (fs::exists(path / name)) return open(path / name);
   std::vector<fs::path> indexes;
   for (const auto& entry : fs::directory_iterator(path))
-    if (entry.path().filename().string().ends_with(".index.json")) indexes.push_back(entry.path());
+    if (formats::is_index_name(entry.path())) indexes.push_back(entry.path());
   if (indexes.size() == 1) return open_index(indexes.front());
   raise<CheckpointError>(
       "checkpoint folder '{}': it has neither model.safetensors nor pytorch_model.bin, and {} files *.index.json. "

@@ -1,9 +1,8 @@
-#include <fstream>
+#include <algorithm>
 #include <set>
 
-#include <nlohmann/json.hpp>
-
 #include "accelerate/formats/safetensors.hpp"
+#include "formats/index_file.hpp"
 #include "formats/input_file.hpp"
 #include "formats/torch_archive.hpp"
 #include "utils/raise.hpp"
@@ -18,35 +17,10 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kPickledWeights = "pytorch_model.bin";
 constexpr const char* kPickledIndex = "pytorch_model.bin.index.json";
 
-/// tensor -> shard, from the index's "weight_map".
-std::map<std::string, std::string> read_weight_map(const fs::path& path) {
-  const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
-    raise<CheckpointError>("checkpoint index '{}': {}", path.string(), fmt::format(what, std::forward<Args>(args)...));
-  };
-  std::ifstream file(path);
-  if (!file) fail("can't open it. Check the path and the rights.");
-  const auto root = nlohmann::json::parse(file, nullptr, false);
-  if (root.is_discarded()) fail("it is not valid JSON. It is probably truncated: copy or download it again.");
-  if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object())
-    fail("it has no object \"weight_map\" from tensor names to file names. Is it the index of another format?");
-  std::map<std::string, std::string> shards;
-  for (const auto& [name, shard] : root["weight_map"].items()) {
-    if (!shard.is_string())
-      fail("tensor '{}' maps to {}, expected a file name.", name,
-           shard.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-    const fs::path file_name = shard.get<std::string>();
-    if (file_name.empty() || file_name.filename() != file_name || file_name == "." || file_name == "..")
-      fail("tensor '{}' maps to '{}', which is not the plain name of a file beside the index.", name,
-           file_name.string());
-    shards.emplace(name, file_name.string());
-  }
-  return shards;
-}
-
 /// The tensors of an index, from shards that `open` opens, each once. All that is missing is named.
 template <class Tensor, class Open, class Find>
 std::map<std::string, Tensor> tensors_of(const fs::path& index, Open&& open, Find&& find) {
-  const auto weight_map = read_weight_map(index);
+  const auto weight_map = formats::read_index(index);
   std::map<std::string, decltype(open(index))> files;
   std::vector<std::string> missing;
   std::set<std::string> shards;
@@ -107,6 +81,12 @@ std::map<std::string, at::Tensor> load_archives(const fs::path& index) {
                                 });
 }
 
+bool has_pickled_shards(const fs::path& index) {
+  const auto files = formats::read_index(index);
+  return std::any_of(files.begin(), files.end(),
+                     [](const auto& entry) { return fs::path(entry.second).extension() != ".safetensors"; });
+}
+
 }  // namespace
 
 std::map<std::string, SafetensorsFile> open_checkpoint_files(const fs::path& path) {
@@ -125,6 +105,7 @@ std::map<std::string, at::Tensor> load_checkpoint_files(const fs::path& path) {
     if (fs::exists(path / kPickledWeights)) return load_archive(path / kPickledWeights);
     if (fs::exists(path / kPickledIndex)) return load_archives(path / kPickledIndex);
   }
+  if (path.extension() == ".json" && has_pickled_shards(path)) return load_archives(path);
   std::map<std::string, at::Tensor> tensors;
   for (const auto& [name, file] : open_checkpoint_files(path)) tensors.emplace(name, file.tensor(name));
   return tensors;

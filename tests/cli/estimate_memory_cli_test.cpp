@@ -41,7 +41,15 @@ TEST(EstimateMemory, PrintsThePublishedTables) {
   EXPECT_EQ(row(bert, "float16"), "│float16│42.47MB│206.59MB│826.36MB│");
   EXPECT_EQ(row(bert, "int8"), "│int8│21.24MB│103.29MB│N/A│");
   EXPECT_EQ(row(bert, "int4"), "│int4│10.62MB│51.65MB│N/A│");
-  EXPECT_THAT(row(estimate({"llama-3-8B"}), "float32"), HasSubstr("│28.21GB│112.84GB│"));
+  EXPECT_THAT(bert.out, HasSubstr("Counted: BertModel in float32, 108310272 parameters (413.17 MB), buffers "));
+  EXPECT_THAT(bert.out, HasSubstr("A layer is a module without parts, or a BertLayer\n"));
+  // Published are 112.84 GB, which is four times the rounded number.
+  const auto llama = estimate({"llama-3-8B"});
+  EXPECT_THAT(row(llama, "float32"), HasSubstr("│28.21GB│112.83GB│"));
+  EXPECT_THAT(llama.out,
+              HasSubstr("Counted: LlamaModel in float32, 7504924672 parameters (27.96 GB), buffers "
+                        "inv_freq, cos_cached, sin_cached (256.01 MB). A layer is a module without parts, or a "
+                        "LlamaDecoderLayer\n"));
   const auto idefics = estimate({"HuggingFaceM4/idefics-80b-instruct", "--library_name", "transformers"});
   EXPECT_EQ(row(idefics, "float32"), "│float32│3.02GB│297.12GB│1.16TB│");
   EXPECT_EQ(row(idefics, "float16"), "│float16│1.51GB│148.56GB│594.24GB│");
@@ -69,6 +77,9 @@ TEST(EstimateMemory, PrintsJson) {
   EXPECT_THAT(result.err, HasSubstr("no code of the model is run"));
   const auto json = nlohmann::json::parse(result.out);
   EXPECT_EQ(json["parameters"], 108310272);
+  EXPECT_EQ(json["counted"]["parameters"], 4 * 108310272);
+  EXPECT_EQ(json["counted"]["parameters"].get<int64_t>() + json["counted"]["buffers"].get<int64_t>(), 433249280);
+  EXPECT_EQ(json["counted"]["kept_whole"], nlohmann::json::parse(R"(["BertLayer"])"));
   EXPECT_EQ(json["rows"], nlohmann::json::parse(R"([{"dtype": "float32", "largest_layer": 89075712, "total": 433249280,
       "training_adam": {"model": 433249280, "gradients": 433249280, "optimizer": 866498560, "step": 1732997120, "peak": 1732997120}}])"));
 }
@@ -80,6 +91,38 @@ TEST(EstimateMemory, ReadsAConfigOfTheUser) {
   const auto json = nlohmann::json::parse(estimate({path.string(), "--json"}).out);
   EXPECT_EQ(json["parameters"], 1000 * 64 + 100 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64);
   EXPECT_EQ(json["class"], "GPT2Model");
+}
+
+TEST(EstimateMemory, FindsModelsOfTheHuggingFaceCache) {
+  const auto home = std::filesystem::path(support::scratch_dir()) / "hf_home";
+  const auto model = home / "hub/models--someone--tiny";
+  std::filesystem::create_directories(model / "refs");
+  std::filesystem::create_directories(model / "snapshots/0123abc");
+  std::ofstream(model / "refs/main") << "0123abc";
+  std::ofstream(model / "snapshots/0123abc/config.json")
+      << R"({"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "vocab_size": 1000, "n_positions": 100})";
+  const auto run = [](const std::vector<std::string>& words, std::vector<std::string> env) {
+    std::vector<std::string> all{cli_test::accelerate(), "estimate-memory"};
+    all.insert(all.end(), words.begin(), words.end());
+    return cli_test::Program(all, {.env = std::move(env)}).wait();
+  };
+  using Env = std::vector<std::string>;
+  for (const auto& env :
+       {Env{"HF_HUB_CACHE=", "HF_HOME=" + home.string()}, Env{"HF_HUB_CACHE=" + home.string() + "/hub"}}) {
+    const auto found = run({"someone/tiny", "--json"}, env);
+    ASSERT_EQ(found.exit_code, 0) << found.err;
+    const auto json = nlohmann::json::parse(found.out);
+    EXPECT_EQ(json["class"], "GPT2Model");
+    EXPECT_EQ(json["source"], (model / "snapshots/0123abc/config.json").string());
+  }
+  const auto missing = run({"someone/else"}, {"HF_HUB_CACHE=", "HF_HOME=" + home.string()});
+  EXPECT_EQ(missing.exit_code, 64);
+  EXPECT_THAT(missing.err, HasSubstr("the Hugging Face cache " + (home / "hub").string()));
+  std::istringstream lines(missing.err);  // the list of built-in names is wrapped
+  std::string first;
+  std::getline(lines, first);
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
+  EXPECT_THAT(missing.err, HasSubstr("\n  google-bert/bert-base-cased bert-base-cased"));
 }
 
 TEST(EstimateMemory, SaysWhatIsWrong) {

@@ -135,6 +135,9 @@ TEST(FindModel, ReadsAllFilesOfAnIndexAndMissesNone) {
       dir / "model.safetensors.index.json",
       R"({"weight_map": {"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"}})");
   EXPECT_EQ(accelerate::find_model(dir.string()).tree.numel(), 9);
+  write(dir / "index.json",
+        R"({"a.weight": "model-00001-of-00002.safetensors", "b.weight": "model-00002-of-00002.safetensors"})");
+  EXPECT_EQ(accelerate::find_model((dir / "index.json").string()).tree.numel(), 9) << "the map alone";
   fs::remove(dir / "model-00002-of-00002.safetensors");
   EXPECT_THAT(message_of([&] { accelerate::find_model(dir.string()); }),
               AllOf(HasSubstr("no file 'model-00002-of-00002.safetensors'"), HasSubstr("Copy all files")));

@@ -215,8 +215,22 @@ TEST(LoadCheckpoint, BadMapsAndFoldersAreErrors) {
               HasSubstr("gone (in model.safetensors), lost (in model.safetensors)"));
   std::ofstream(saved.path / "x.index.json") << R"({"weight_map": {"body.weight": "../model.safetensors"}})";
   EXPECT_THAT(message_of([&] { load_checkpoint_in_model(net, saved.path / "x.index.json"); }),
-              HasSubstr("not the name of a file beside it"));
+              HasSubstr("not the plain name of a file beside the index"));
   EXPECT_TRUE(accelerate::is_deferred(net->body->weight));
+}
+
+TEST(LoadCheckpoint, AnIndexMayBeTheMapAlone) {
+  Saved saved("plain_index");
+  fs::rename(saved.path / "model.safetensors", saved.path / "first.safetensors");
+  std::string index;
+  for (const auto& [name, value] : state_of(saved.net))
+    index += (index.empty() ? "{\"" : ", \"") + name + "\": \"first.safetensors\"";
+  std::ofstream(saved.path / "index.json") << index << "}";
+  for (const auto& path : {saved.path / "index.json", saved.path}) {
+    auto net = empty_net();
+    load_checkpoint_in_model(net, path);
+    EXPECT_TRUE(torch::equal(output(net, saved.input), saved.expected)) << path;
+  }
 }
 
 TEST(LoadCheckpoint, AMapFromInferenceCanBeUsedAsItIs) {

@@ -273,6 +273,8 @@ TEST(CheckpointFiles, OneFileOrShardsBehindAnIndex) {
       R"({"metadata":{"total_size":40},"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}})");
   expect_same(accelerate::load_checkpoint_files(folder), {{"a", a}, {"b", b}});
   expect_same(accelerate::load_checkpoint_files(folder / "model.safetensors.index.json"), {{"a", a}, {"b", b}});
+  write(folder / "index.json", R"({"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"})");
+  expect_same(accelerate::load_checkpoint_files(folder / "index.json"), {{"a", a}, {"b", b}});
   accelerate::save_safetensors(folder / "model.safetensors", {{"whole", a}});
   expect_same(accelerate::load_checkpoint_files(folder), {{"whole", a}});
   expect_same(accelerate::load_checkpoint_files(folder / "model.safetensors"), {{"whole", a}});
@@ -290,6 +292,7 @@ TEST(CheckpointFiles, EachDamageOfAnIndexHasItsMessage) {
               HasSubstr("holds neither model.safetensors nor"));
   EXPECT_THAT(load("{"), HasSubstr("not valid JSON"));
   EXPECT_THAT(load("[]"), HasSubstr("no object \"weight_map\""));
+  EXPECT_THAT(load(R"({"a":{"dtype":"float32"}})"), HasSubstr("is no such object itself"));
   EXPECT_THAT(load(R"({"weight_map":{"a":1}})"), HasSubstr("maps to 1, expected a file name"));
   EXPECT_THAT(load(R"({"weight_map":{"a":"../shard.safetensors"}})"), HasSubstr("not the plain name of a file"));
   EXPECT_THAT(load(R"({"weight_map":{"a":"other.safetensors"}})"),

@@ -30,8 +30,9 @@ struct ACCELERATE_API StateDictCheck {
 };
 
 /// Compares names, shapes and dtypes; reads no weight.
-/// @param checkpoint  A file of tensors (.safetensors, or one that Python's torch.save wrote), an index (*.index.json),
-/// or a folder with model.safetensors, pytorch_model.bin, or exactly one index.
+/// @param checkpoint  A file of tensors (.safetensors, or one that Python's torch.save wrote), an index (*.index.json
+/// or index.json, with its weight_map or the map alone), or a folder with model.safetensors, pytorch_model.bin, or one
+/// index.
 /// @throws CheckpointError when there is none of these, a file is damaged, an index names a file that is not there or a
 /// tensor that its file lacks.
 ACCELERATE_API StateDictCheck check_state_dict(const ModelRef& model, const std::filesystem::path& checkpoint);

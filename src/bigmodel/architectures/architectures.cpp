@@ -117,9 +117,7 @@ ModelDescription describe_architecture(const std::string& text, const std::strin
   for (const auto& [alias, key] : known->aliases) config.rename(alias, key);
   const std::string family = known->family;
   auto [tree, no_split] = known->build(config, family);
-  if (const int64_t unexplained = config.size("_unexplained_buffer_floats", 0); unexplained > 0)
-    tree.buffers.push_back({"_unexplained", {unexplained}, "float32", 0, false});
-  for (const auto& name : config.texts("_may_split")) std::erase(no_split, name);
+  if (config.find("_no_split_modules")) no_split = config.texts("_no_split_modules");
   if (!class_name.empty() && class_name != tree.class_name) {
     const std::string with = *known->body ? family + known->head_class : "";
     if (class_name != with)

@@ -30,7 +30,7 @@ Architecture idefics(const Config& config, const std::string& family);
 Architecture timm_resnet(const Config& config, const std::string& family);
 
 /// The module with the tables of rotary positions. A config with `_cached_rotary_tables` has them for all positions, as
-/// transformers had until 4.37.
+/// transformers had until 4.40.
 ModuleTree rotary_embedding(const Config& config, const std::string& class_name, int64_t head_dim);
 
 }  // namespace accelerate::bigmodel

@@ -1,5 +1,7 @@
 #include <ATen/ops/empty.h>
 
+#include <ranges>
+
 #include "formats/dcp.hpp"
 #include "formats/similar_names.hpp"
 #include "formats/torch_archive.hpp"

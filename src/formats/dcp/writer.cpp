@@ -1,4 +1,5 @@
 #include <map>
+#include <ranges>
 #include <regex>
 #include <set>
 
