@@ -296,16 +296,24 @@ int talk(const fs::path& model, const Given& given) {
     }
   };
 
+  const bool person = ::isatty(STDIN_FILENO);
   if (const auto prompt = given.text("prompt")) {
+    if (given.on("chat"))
+      accelerate::raise<ConfigError>("--chat takes its prompts from standard input: leave --prompt or --chat out");
     one(*prompt);
-  } else if (::isatty(STDIN_FILENO)) {
-    std::fprintf(stderr, "A conversation with %s. Ctrl-C ends an answer, Ctrl-D the conversation.\n",
-                 model.filename().c_str());
-    for (std::string line; std::fprintf(stderr, "> "), std::getline(std::cin, line);) {
+  } else if (person || given.on("chat")) {
+    if (person)
+      std::fprintf(stderr, "A conversation with %s. Ctrl-C ends an answer, Ctrl-D the conversation.\n",
+                   model.filename().c_str());
+    const auto next_line = [&](std::string& line) {
+      if (person) std::fprintf(stderr, "> ");
+      return static_cast<bool>(std::getline(std::cin, line));
+    };
+    for (std::string line; next_line(line);) {
       interrupted = false;
       if (!line.empty()) one(line);
     }
-    std::fprintf(stderr, "\n");
+    if (person) std::fprintf(stderr, "\n");
     return 0;
   } else {
     one({std::istreambuf_iterator<char>(std::cin), {}});

@@ -7,6 +7,7 @@
 #include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerate/utils/memory.hpp"
 #include "accelerator/accelerator_impl.hpp"
+#include "accelerator/recording.hpp"
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
 
@@ -118,7 +119,8 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
 Accelerator::Accelerator(AcceleratorOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
 
 Accelerator::~Accelerator() {
-  if (std::uncaught_exceptions() > impl_->exceptions_at_start) impl_->state->abort("an exception ended its training");
+  if (std::uncaught_exceptions() > impl_->exceptions_at_start && !leave_announcement_to_record())
+    impl_->state->abort("an exception ended its training");
 }
 
 const AcceleratorState& Accelerator::state() const { return *impl_->state; }

@@ -8,11 +8,24 @@
 
 #include "accelerate/state.hpp"
 #include "accelerate/utils/error.hpp"
+#include "accelerator/recording.hpp"
 #include "utils/environment.hpp"
 #include "utils/error_text.hpp"
 
 namespace accelerate {
 namespace {
+
+/// One call of record(), the innermost of its thread.
+struct Recording {
+  Recording() { innermost = this; }
+  ~Recording() { innermost = outer; }
+  Recording(const Recording&) = delete;
+
+  Recording* const outer = innermost;
+  bool unannounced = false;  ///< an exception has ended a training, and the other ranks have not been told
+  static thread_local Recording* innermost;
+};
+thread_local Recording* Recording::innermost = nullptr;
 
 int fail(const std::string& what, int exit_code) {
   if (PartialState::initialized()) PartialState().abort(what);
@@ -30,9 +43,17 @@ int fail(const std::string& what, int exit_code) {
 
 }  // namespace
 
+bool leave_announcement_to_record() noexcept {
+  if (Recording::innermost) Recording::innermost->unannounced = true;
+  return Recording::innermost != nullptr;
+}
+
 int record(const std::function<void()>& body) {
+  const Recording recording;
   try {
     body();
+    // The body may have caught it, and gone on alone.
+    if (recording.unannounced && PartialState::initialized()) PartialState().abort("an exception ended its training");
     return 0;
   } catch (const Error& error) {
     return fail(error.what(), error.exit_code());

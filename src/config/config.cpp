@@ -1,12 +1,13 @@
 #include "accelerate/config.hpp"
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
 
 #include "accelerate/utils/error.hpp"
 #include "config/config_file.hpp"
 #include "config/yaml.hpp"
+#include "utils/device_types.hpp"
 
 extern char** environ;
 
@@ -77,18 +78,12 @@ TpuConfig tpu_config(const fs::path& file) {
 }
 
 int64_t count_accelerators() {
-  int64_t count = 0;
-  std::error_code ignored;
-  for (fs::directory_iterator entry("/dev", ignored), end; !ignored && entry != end; entry.increment(ignored)) {
-    const std::string name = entry->path().filename();
-    count +=
-        name.starts_with("nvidia") && name.size() > 6 && name.find_first_not_of("0123456789", 6) == std::string::npos;
-  }
-  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES"); count > 0 && visible) {
-    const std::string_view list(visible);
-    count = std::min<int64_t>(count, list.empty() || list == "-1" ? 0 : std::count(list.begin(), list.end(), ',') + 1);
-  }
-  return count;
+  const auto* type = devices::present("/");
+  if (!type) return 0;
+  return devices::count(*type, "/", [](const char* name) {
+    const char* text = std::getenv(name);
+    return text ? std::optional<std::string>(text) : std::nullopt;
+  });
 }
 
 }  // namespace accelerate

@@ -28,8 +28,8 @@ std::string expand_home(const std::string& path, const Environment& environment)
   return path == "~" || path.starts_with("~/") ? variable(environment, "HOME") + path.substr(1) : path;
 }
 
-constexpr const char* kSections[] = {"fp8_config",         "deepspeed_config", "fsdp_config",  "parallelism_config",
-                                     "megatron_lm_config", "mpirun_config",    "dynamo_config"};
+constexpr const char* kSections[] = {"fp8_config",         "deepspeed_config", "fsdp_config",   "parallelism_config",
+                                     "megatron_lm_config", "mpirun_config",    "dynamo_config", "ipex_config"};
 
 /// What the reference gives to keys that a file leaves out; the others have none.
 Value cluster_defaults() {

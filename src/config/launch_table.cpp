@@ -397,6 +397,7 @@ constexpr Option kFsdp[] = {
      .kind = text,
      .value = "NAME",
      .help = "BACKWARD_PRE, BACKWARD_POST or NO_PREFETCH",
+     .flags = "--fsdp_backward_prefetch,--fsdp_backward_prefetch_policy",
      .section = "fsdp_config",
      .variable = "FSDP_BACKWARD_PREFETCH",
      .form = Form::text},
@@ -963,6 +964,25 @@ constexpr Option kFileOnly[] = {
      .form = Form::text},
 };
 
+/// Read, so that old files and commands work, and without effect. The help says what happens instead.
+constexpr Option kRetiredSettings[] = {
+    {.name = "ipex",
+     .kind = flag,
+     .fallback = false,
+     .help = "Intel's extension of PyTorch is discontinued, its work is in PyTorch itself: processes compute with that",
+     .section = "ipex_config"},
+    {.name = "use_xpu",
+     .kind = flag,
+     .fallback = false,
+     .help = "Belonged to Intel's extension of PyTorch: an XPU is used where LibTorch finds one, --cpu prevents it",
+     .section = "ipex_config"},
+    {.name = "mpirun_ccl",
+     .kind = text,
+     .value = "N",
+     .help = "Workers of oneCCL: ranks on the CPU communicate by gloo or MPI, which have none",
+     .section = "mpirun_config"},
+};
+
 constexpr Option kSageMaker[] = {
     {.name = "compute_environment",
      .kind = text,
@@ -1094,6 +1114,7 @@ const CommandTable& launch_table() {
                                    {"ParallelismConfig", kParallelism},
                                    {"Positional", kProgram},
                                    {kAdditions, kOurs},
+                                   {kRetired, kRetiredSettings},
                                    {"Config files only", kFileOnly}}};
   return table;
 }

@@ -4,6 +4,7 @@
 #include "accelerate/config.hpp"
 #include "config/config_file.hpp"
 #include "config/yaml.hpp"
+#include "utils/device_types.hpp"
 #include "utils/raise.hpp"
 
 /// The questions of `accelerate config`: which setting is asked for when. What is asked, its default and what it may be
@@ -225,7 +226,9 @@ void ask_fsdp(Questions& q, Value& config) {
                                 {"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"}, "TRANSFORMER_BASED_WRAP");
   section["fsdp_auto_wrap_policy"] = policy;
   if (policy == "TRANSFORMER_BASED_WRAP" &&
-      !q.yes("Does the model say by itself which layers (a model of Transformers with _no_split_modules)?", false))
+      !q.yes("Does the model say by itself which layers? Models of Transformers and of this library do, own C++ models "
+             "don't:",
+             false))
     section["fsdp_transformer_layer_cls_to_wrap"] =
         q.something("Which classes of modules, with commas (BertLayer,GPT2Block)?");
   if (policy == "SIZE_BASED_WRAP") section["fsdp_min_num_params"] = q.setting("fsdp_min_num_params");
@@ -347,12 +350,15 @@ Value ask_cluster(Questions& q) {
   for (const auto& machine : kMachines) labels.emplace_back(machine.label);
   const Machine& machine = kMachines[q.choose("What should the training run on?", labels)];
   std::string type = machine.type;
-  const bool devices = type.starts_with("MULTI_") && type != "MULTI_CPU";
+  const bool on_devices = type.starts_with("MULTI_") && type != "MULTI_CPU";
   if (type.starts_with("MULTI_")) {
     ask_machines(q, config);
     config["debug"] = q.yes(
         "Should tensor shapes be compared before each collective? Slower, but an error instead of a hang:", false);
   }
+  if (const auto* device = devices::of_distributed_type(type); device && device->backend != std::string_view("nccl"))
+    q.say("C++ programs can't use several: this library has no back end " + std::string(device->backend) +
+          ". Python programs can.");
   bool cpu = type == "MULTI_CPU";
   if (type == "NO") cpu = q.yes("Should it run on the CPU even where there is an accelerator?", false);
   config["use_cpu"] = cpu;
@@ -362,9 +368,10 @@ Value ask_cluster(Questions& q) {
     config["mpirun_config"]["mpirun_hostfile"] = file;
   }
   ask_dynamo(q, config);
-  if ((devices || type == "NO") && type != "MULTI_NEURON" && q.yes("Train with DeepSpeed?", false))
+  if ((on_devices || type == "NO") && type != "MULTI_NEURON" && q.yes("Train with DeepSpeed?", false))
     type = "DEEPSPEED", ask_deepspeed(q, config);
-  if (devices && type == machine.type && type != "MULTI_NEURON" &&
+  const bool ranks_on_cpu = type == "MULTI_CPU" && !config.contains("mpirun_config");
+  if ((on_devices || ranks_on_cpu) && type == machine.type && type != "MULTI_NEURON" &&
       q.yes("Shard parameters, gradients and optimizer state (FSDP)?", false))
     type = "FSDP", ask_fsdp(q, config);
   if (type == "MULTI_GPU" && q.yes("Train with Megatron-LM?", false)) type = "MEGATRON_LM", ask_megatron(q, config);
@@ -384,7 +391,7 @@ Value ask_cluster(Questions& q) {
       q.say(std::to_string(processes) + " can't be shared equally by " + std::to_string(machines) + " machines.");
     }
   }
-  if ((devices || type == "NO") && (type == machine.type) && !cpu) {
+  if ((on_devices || type == "NO") && (type == machine.type) && !cpu) {
     config["gpu_ids"] = q.text(
         "Which accelerators of this machine, by their numbers with commas?", "all",
         [](const std::string& answer) -> std::string {

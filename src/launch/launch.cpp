@@ -102,7 +102,12 @@ int launch_here(Job& job, const Host& host, Monitor* monitor) {
                                        .commands = {command_line(job, host)},
                                        .say = report,
                                        .monitor = monitor});
-    if (!outcome.first_failure || outcome.stop_signal || job.attempt >= job.max_restarts) return outcome.exit_code();
+    hand_on_error_file(job, host, logs, outcome);
+    if (!outcome.first_failure || outcome.stop_signal) return outcome.exit_code();
+    if (job.attempt >= job.max_restarts) {
+      if (job.max_restarts > 0) say(job, fmt::format("no restart is left of {}: giving up", job.max_restarts));
+      return outcome.exit_code();
+    }
     say(job, fmt::format("starting all processes again (restart {} of {})", job.attempt + 1, job.max_restarts));
   }
 }

@@ -36,8 +36,9 @@ PrecisionType precision_from_string(const std::string& text) {
 AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options) : PartialState(options.partial) {
   auto& precision = shared_precision();
   if (!precision) {
-    precision = precision_from_string(
-        options.mixed_precision.value_or(environment::text("ACCELERATE_MIXED_PRECISION").value_or("no")));
+    // The launch's is read where the program says another one, too: fp8 must not become the program's without a word.
+    const auto launched = precision_from_string(environment::text("ACCELERATE_MIXED_PRECISION").value_or("no"));
+    precision = options.mixed_precision ? precision_from_string(*options.mixed_precision) : launched;
   } else if (options.mixed_precision && precision_from_string(*options.mixed_precision) != *precision) {
     raise<ConfigError>(
         "AcceleratorState: mixed_precision is '{}', but an Accelerator of this process already runs with '{}' and all "

@@ -1,4 +1,5 @@
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <cstdio>
@@ -7,6 +8,7 @@
 #include "accelerate/state.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/group.hpp"
+#include "utils/device_types.hpp"
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
 #include "utils/slurm.hpp"
@@ -63,8 +65,16 @@ Identity read_identity() {
 at::Device choose_device(bool cpu, int64_t local_rank) {
   if (const auto wanted = environment::text("ACCELERATE_TORCH_DEVICE")) {
     try {
-      return at::Device(*wanted);
+      const at::Device device(*wanted);
+      at::empty({0}, device);  // what LibTorch can't use is an error now, not at the first tensor
+      return device;
     } catch (const c10::Error&) {
+      const std::string type = wanted->substr(0, wanted->find(':'));
+      if (devices::find(type))
+        raise<NotBuiltError>(
+            "environment: ACCELERATE_TORCH_DEVICE is '{}', and this LibTorch can't use {} here. Take a build of "
+            "LibTorch for it and check its driver, or unset the variable",
+            *wanted, type);
       raise<ConfigError>(
           "environment: ACCELERATE_TORCH_DEVICE is '{}', expected a device such as cpu, cuda, cuda:1, xpu or mps",
           *wanted);
@@ -85,6 +95,29 @@ at::Device choose_device(bool cpu, int64_t local_rank) {
   const at::Device device(*type, static_cast<c10::DeviceIndex>(local_rank));
   at::accelerator::setDeviceIndex(device.index());
   return device;
+}
+
+/// A launch for devices must not end on the CPU without a word.
+void check_launched_for(const at::Device& device) {
+  const auto wanted = environment::text("ACCELERATE_LAUNCHED_FOR");
+  if (!wanted || device.type() == at::kMeta || *wanted == c10::DeviceTypeName(device.type(), true)) return;
+  raise<NotBuiltError>(
+      "PartialState: the launch was for {} devices (--multi_gpu, or distributed_type in the config file), and this "
+      "LibTorch finds none: it would train on {}. Use a build of LibTorch for {} and check the driver, or launch with "
+      "--cpu",
+      *wanted, c10::DeviceTypeName(device.type(), true), *wanted);
+}
+
+/// The back end for several ranks on such devices.
+std::string backend_for(const at::Device& device) {
+  if (device.is_cpu()) return "gloo";
+  if (device.is_cuda()) return comm::kNccl.available ? "nccl" : "gloo";
+  const std::string name = c10::DeviceTypeName(device.type(), true);
+  const auto* type = devices::find(name);
+  raise<NotBuiltError>(
+      "PartialState: several ranks on {} devices {}, and this library has no back end for that. Train in one process, "
+      "or on the CPU (--cpu)",
+      name, type && *type->backend ? fmt::format("communicate through {}", type->backend) : "can't communicate");
 }
 
 }  // namespace
@@ -131,6 +164,7 @@ PartialState::PartialState(const PartialStateOptions& options) {
   fresh->cpu = options.cpu.value_or(environment::flag("ACCELERATE_USE_CPU").value_or(false));
   fresh->debug = environment::flag("ACCELERATE_DEBUG_MODE").value_or(false);
   fresh->device = pretence ? at::Device(at::kMeta) : choose_device(fresh->cpu, id.local_rank);
+  if (!pretence && !fresh->cpu) check_launched_for(fresh->device);
   fresh->num_processes = id.world_size;
   fresh->process_index = id.rank;
   fresh->local_process_index = id.local_rank;
@@ -145,13 +179,10 @@ PartialState::PartialState(const PartialStateOptions& options) {
                                       .dry = pretence->traffic});
     comm::set_world_group(fresh->group);
   } else if (id.world_size > 1) {
-    const bool cuda = fresh->device.is_cuda();
     fresh->type = fresh->device.is_cpu()   ? DistributedType::MULTI_CPU
                   : fresh->device.is_xpu() ? DistributedType::MULTI_XPU
                                            : DistributedType::MULTI_GPU;
-    fresh->backend = !options.process_group.backend.empty() ? options.process_group.backend
-                     : cuda && comm::kNccl.available        ? "nccl"
-                                                            : "gloo";
+    fresh->backend = options.process_group.backend.empty() ? backend_for(fresh->device) : options.process_group.backend;
     if (id.master_port < 1 || id.master_port > 65535)
       raise<ConfigError>("environment: MASTER_PORT is {}, expected 1 to 65535", id.master_port);
     fresh->group = comm::Group::join(

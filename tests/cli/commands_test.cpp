@@ -254,6 +254,9 @@ TEST_F(Commands, QuestionsOfEveryKind) {
        "0\n4\n1\nno\nno\nno\nyes\n1\nyes\nno\n2\n0\nyes\nno\nyes\n1\n2\n1\n2\nalltoall\n4\nno\n",
        {"parallelism_config_dp_shard_size: 2", "parallelism_config_cp_size: 2",
         "parallelism_config_cp_comm_strategy: alltoall"}},
+      {"FSDP on the CPU",
+       "0\n1\n1\nno\nno\nno\nyes\n1\nyes\nno\n2\n0\nno\nno\nno\n2\nno\n",
+       {"distributed_type: FSDP", "use_cpu: true", "num_processes: 2", "fsdp_version: 2"}},
       {"Megatron-LM",
        "0\n4\n1\nno\nno\nno\nno\nyes\n2\nyes\n2\n4\nno\nyes\n0.5\n4\nno\n",
        {"distributed_type: MEGATRON_LM", "megatron_lm_tp_degree: 2", "megatron_lm_sequence_parallelism: true",
@@ -288,6 +291,17 @@ TEST_F(Commands, QuestionsOfEveryKind) {
   }
 }
 
+TEST_F(Commands, FsdpOnTheCpuIsLaunchedThere) {
+  const auto file = write("cpu.yaml", "distributed_type: FSDP\nnum_processes: 2\nuse_cpu: true\n");
+  EXPECT_THAT(run({"launch", "--config_file", file, "--dry_run", "/bin/true"}).out,
+              AllOf(HasSubstr("ACCELERATE_USE_CPU=True\n"), HasSubstr("ACCELERATE_USE_FSDP=true\n")));
+}
+
+TEST_F(Commands, QuestionsSayWhatCppProgramsCantUse) {
+  EXPECT_THAT(run({"config"}, "0\n2\n1\nno\n").out, HasSubstr("this library has no back end xccl"));
+  EXPECT_THAT(run({"config"}, "0\n4\n1\nno\n").out, Not(HasSubstr("has no back end")));
+}
+
 TEST_F(Commands, QuestionsEndWithTheInput) {
   const auto result = run({"config", "--config_file", folder / "asked.yaml"}, "0\n");
   EXPECT_EQ(result.exit_code, 64);
@@ -314,6 +328,8 @@ TEST_F(Commands, QuestionsOnATerminal) {
   program.type("\n");
   program.type("\n");
   ASSERT_TRUE(program.wait_for("torch.compile"));
+  program.type("\n");
+  ASSERT_TRUE(program.wait_for("(FSDP)"));
   program.type("\n");
   ASSERT_TRUE(program.wait_for("processes on all machines"));
   program.type("3\n");
@@ -427,6 +443,11 @@ TEST_F(Commands, ManualPage) {
 TEST_F(Commands, NamesWithADash) {
   const auto alias = accelerate() + "-launch";
   EXPECT_EQ(Program({alias, "-q", "/bin/sh", "-c", "exit 3"}).wait().exit_code, 3);
+  for (const std::string name : {"config", "env", "estimate-memory", "test", "tpu-config"}) {
+    const auto help = Program({accelerate() + "-" + name, "--help"}).wait();
+    EXPECT_EQ(help.exit_code, 0) << name << help.err;
+    EXPECT_THAT(help.out, HasSubstr("accelerate " + name)) << name;
+  }
 }
 
 TEST_F(Commands, MistypedCommands) {
@@ -444,6 +465,35 @@ TEST_F(Commands, FlagsWithoutEffectAreNamed) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("--fsdp_offload_params has no effect without --use_fsdp"),
                                 HasSubstr("--zero_stage has no effect without --use_deepspeed"),
                                 HasSubstr("--rdzv_conf has no effect")));
+}
+
+TEST_F(Commands, RetiredSettingsAreReadAndSayWhatHappensInstead) {
+  const auto file = write("ipex.yaml",
+                          "distributed_type: MULTI_CPU\nipex_config:\n  ipex: true\n  use_xpu: false\nmpirun_config:\n"
+                          "  mpirun_ccl: '1'\nnum_processes: 2\nuse_cpu: true\n");
+  const auto result = run({"launch", "--config_file", file, "--dry_run", "/bin/true"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("'ipex' in the config file " + file + " is retired and has no effect."),
+                                HasSubstr("'mpirun_ccl' in the config file"), Not(HasSubstr("use_xpu"))));
+  const auto flags = run({"launch", "--ipex", "--use_xpu", "--dry_run", "/bin/true"});
+  EXPECT_EQ(flags.exit_code, 0);
+  EXPECT_THAT(flags.err, AllOf(HasSubstr("--ipex is retired"), HasSubstr("--use_xpu is retired")));
+  EXPECT_THAT(run({"launch", "--dry_run", "/bin/true"}).err, Not(HasSubstr("retired")));
+}
+
+TEST_F(Commands, WhatTheDocumentationCallsSettingsIsRead) {
+  const auto fp8 = write("fp8.yaml",
+                         "distributed_type: 'NO'\nmixed_precision: fp8\nfp8_config:\n  amax_compute_algorithm: max\n"
+                         "  amax_history_length: 512\n  backend: TE\n  override_linear_precision: false\n");
+  const auto plan = run({"launch", "--config_file", fp8, "--dry_run", "/bin/true"});
+  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_THAT(plan.out, AllOf(HasSubstr("ACCELERATE_FP8_OVERRIDE_FPROP=False\n"),
+                              HasSubstr("ACCELERATE_FP8_OVERRIDE_WGRAD=False\n"),
+                              HasSubstr("ACCELERATE_FP8_AMAX_HISTORY_LEN=512\n")));
+  EXPECT_THAT(run({"launch", "--use_fsdp", "--fsdp_backward_prefetch_policy", "BACKWARD_POST", "--num_processes", "2",
+                   "--dry_run", "/bin/true"})
+                  .out,
+              HasSubstr("FSDP_BACKWARD_PREFETCH=BACKWARD_POST\n"));
 }
 
 TEST_F(Commands, WhatCantWorkHereIsAnError) {
@@ -538,6 +588,9 @@ TEST_F(Commands, FailedJobsAreRestarted) {
   for (const auto& entry : fs::recursive_directory_iterator(folder / "logs"))
     logs += entry.path().filename() == "stdout.log";
   EXPECT_EQ(logs, 6);
+  const auto says = run({"launch", "--max_restarts", "2", "/bin/sh", "-c", "exit 7"});
+  EXPECT_THAT(says.err, HasSubstr("no restart is left of 2"));
+  EXPECT_THAT(run({"launch", "/bin/sh", "-c", "exit 7"}).err, Not(HasSubstr("no restart")));
   const auto gives_up = run({"launch", "-q", "--max_restarts", "1", "/bin/sh", "-c", "echo x; exit 7"});
   EXPECT_EQ(gives_up.exit_code, 7);
   EXPECT_EQ(gives_up.out, "x\nx\n");

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "program.hpp"
 #include "python.hpp"
@@ -93,6 +94,22 @@ TEST(Generate, TextsFromStandardInputStopTextsAndRawPrompts) {
   const auto raw = answer({model(), "--raw", "--prompt", "The capital of France is", "--max_new_tokens", "3"});
   EXPECT_THAT(raw.at("text").get<std::string>(), HasSubstr("Paris"));
   EXPECT_EQ(raw.at("prompt_tokens"), 5) << "no template around it";
+}
+
+TEST(Generate, AChatThroughAPipeAnswersEachLine) {
+  SKIP_WITHOUT_DATA();
+  const auto chat = generate({model(), "--chat", "--json", "--max_new_tokens", "8"},
+                             {.input = "My name is Ada. Say hello.\n\nWhat is my name?\n"});
+  ASSERT_EQ(chat.exit_code, 0) << chat.err;
+  std::istringstream all(chat.out);
+  std::vector<int64_t> prompts;
+  for (nlohmann::json turn; all >> std::ws && !all.eof();) {
+    all >> turn;
+    prompts.push_back(turn.at("prompt_tokens").get<int64_t>());
+  }
+  ASSERT_EQ(prompts.size(), 2u);
+  EXPECT_GT(prompts[1], prompts[0] + 8) << "the second prompt has the first and its answer before it";
+  EXPECT_THAT(generate(with({model(), "--chat"}, kQuestion)).err, HasSubstr("leave --prompt or --chat out"));
 }
 
 TEST(Generate, TheSeedDecidesWhatIsDrawn) {

@@ -22,6 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace cli_test;
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 using Clock = std::chrono::steady_clock;
@@ -129,7 +130,7 @@ TEST(Cli, LaunchHelpListsEveryOptionOnce) {
     EXPECT_THAT(help.out, HasSubstr("\n  " + std::string(option) + " ")) << option;
   size_t options = 0;
   for (const auto& line : lines(help.out)) options += line.starts_with("  -");
-  EXPECT_EQ(options, 136u);
+  EXPECT_EQ(options, 139u);
 }
 
 TEST(Cli, MistakesAreExplained) {
@@ -394,6 +395,16 @@ TEST_F(Launch, LossOfAPeerIsNotTheCauseEvenIfItIsSeenFirst) {
   }
 }
 
+TEST_F(Launch, WhoOnlyReportsAPeersFailureWaitsForItsReason) {
+  // Rank 0 still unwinds when rank 1 has heard and left: longer than the usual patience.
+  const auto result = launch(shells(
+      2,
+      "if [ $RANK = 1 ]; then echo rank 0 failed >&2; exit 69; else sleep 1; echo the disk is full >&2; exit 1; fi"));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("rank 0 of 2 failed first: it ended with exit code 1"),
+                                HasSubstr("    | the disk is full\n"), Not(HasSubstr("| rank 0 failed"))));
+}
+
 TEST_F(Launch, TailHasTheLastTwentyLines) {
   const auto result = launch(shells(
       2, "[ $RANK = 1 ] || exec sleep 30; i=1; while [ $i -le 100 ]; do echo line $i. >&2; i=$((i+1)); done; exit 1"));
@@ -452,6 +463,23 @@ TEST_F(Launch, ErrorFileOfTheRankIsRead) {
                                     "[ $RANK = 0 ] && exec sleep 30; echo '{\"message\": {\"message\": \"ValueError: "
                                     "bad batch\"}}' > $TORCHELASTIC_ERROR_FILE; exit 1"));
   EXPECT_THAT(result.err, HasSubstr("ValueError: bad batch"));
+}
+
+TEST_F(Launch, ErrorFileIsHandedOnToWhoStartedTheLauncher) {
+  const std::string file = folder / "outer.json";
+  const auto run = [&](const std::string& script, const std::vector<std::string>& flags = {}) {
+    const auto result = launch(shells(2, script, flags), {.env = {"TORCHELASTIC_ERROR_FILE=" + file}});
+    std::ifstream in(file);
+    return std::pair(result.exit_code, std::string(std::istreambuf_iterator<char>(in), {}));
+  };
+  const std::string waits = "[ $RANK = 0 ] && exec sleep 30; ";
+  const auto told = run(waits + "echo '{\"message\": {\"message\": \"bad batch\"}}' >$TORCHELASTIC_ERROR_FILE; exit 5");
+  EXPECT_EQ(told.first, 5);
+  EXPECT_THAT(told.second, AllOf(HasSubstr("\"message\":\"bad batch\""), HasSubstr("\"errorCode\":5")));
+  EXPECT_THAT(run(waits + "exit 6").second, HasSubstr("rank 1 of 2 ended with exit code 6"));
+  const auto restarted = run("[ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 7", {"--max_restarts", "1"});
+  EXPECT_EQ(restarted, std::pair(0, std::string()));
+  EXPECT_FALSE(fs::exists(file)) << "the job has ended well";
 }
 
 TEST_F(Launch, FailureLeavesNoGrandchildren) {
@@ -529,6 +557,17 @@ TEST_F(Launch, RanksDieWithTheLauncherEvenWithoutTheWarden) {
   program.signal(SIGKILL);
   program.wait();
   for (pid_t pid : ranks) EXPECT_TRUE(gone(pid)) << pid;
+}
+
+TEST_F(Launch, SignalsReachProgramsOfTestsThatIgnoreThem) {  // as where ctest runs in a shell's background, by nohup
+  for (const int number : {SIGINT, SIGHUP}) {
+    const auto before = ::signal(number, SIG_IGN);
+    Program program(with_launch(shells(1, "echo ready; sleep 60")));
+    ::signal(number, before);
+    ASSERT_TRUE(program.wait_for("ready"));
+    program.signal(number);
+    EXPECT_EQ(program.wait(milliseconds(10000)).exit_code, 128 + number);
+  }
 }
 
 TEST_F(Launch, IgnoredSignalsStayIgnored) {  // nohup

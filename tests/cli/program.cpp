@@ -63,6 +63,8 @@ Program::Program(const std::vector<std::string>& arguments, const Options& optio
     pid_ = ::fork();
   }
   if (pid_ == 0) {
+    // A shell without job control and nohup start what runs in the background with these ignored; that is inherited.
+    for (const int number : {SIGINT, SIGQUIT, SIGHUP}) ::signal(number, SIG_DFL);
     if (!options.terminal) {
       ::setpgid(0, 0);
       ::dup2(in[0], 0);

@@ -92,6 +92,38 @@ TEST(RankFault, RankZeroKilledInTheMiddleOfAStep) {
       SIGKILL);
 }
 
+// What ends the scope of an Accelerator inside record() is announced with its text.
+RANKS_TEST(RankFault, RecordTellsTheOthersWhy, 2) {
+  std::string error;
+  const int code = record([&] {
+    Accelerator accelerator;
+    error = train(accelerator, [](int64_t step) {
+              if (rank() == 1 && step == 3) throw std::runtime_error("the disk is full");
+            }).error;
+  });
+  EXPECT_EQ(code, rank() == 1 ? 1 : 0);
+  if (rank() == 1) return EXPECT_TRUE(support::heard("why", 1, std::chrono::seconds(12))), void();
+  EXPECT_THAT(error, HasSubstr("rank 1 failed: the disk is full"));
+  support::say("why");
+}
+
+// Where the body catches it, the others are told when the body ends.
+RANKS_TEST(RankFault, RecordTellsTheOthersWhatItsBodyCaught, 2) {
+  std::string error;
+  record([&] {
+    try {
+      Accelerator accelerator;
+      error = train(accelerator, [](int64_t step) {
+                if (rank() == 1 && step == 3) throw std::runtime_error("the disk is full");
+              }).error;
+    } catch (const std::runtime_error&) {
+    }
+  });
+  if (rank() == 1) return EXPECT_TRUE(support::heard("that it failed", 1, std::chrono::seconds(12))), void();
+  EXPECT_THAT(error, HasSubstr("rank 1 failed: an exception ended its training"));
+  support::say("that it failed");
+}
+
 // The process that throws lives on until the others have heard, so that nothing but the announcement can tell them.
 RANKS_TEST(RankFault, ThrowsAndLivesOn, 3) {
   std::string error;

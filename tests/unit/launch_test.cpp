@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,7 +11,9 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -33,10 +36,12 @@
 #include "launch/system/output.hpp"
 #include "launch/system/ports.hpp"
 #include "ranks.hpp"
+#include "utils/device_types.hpp"
 #include "utils/slurm.hpp"
 
 namespace {
 
+namespace fs = std::filesystem;
 using namespace accelerate;
 using namespace accelerate::launcher;
 using nlohmann::json;
@@ -151,6 +156,78 @@ TEST(LaunchEnvironment, AccumulationStepsArePassedOn) {
 TEST(LaunchEnvironment, ChangesReplaceInheritedValues) {
   const Host host{.physical_cores = 1, .environment = {{"A", "1"}, {"B", "2"}}};
   EXPECT_THAT(merged(host, {{"B", "3"}, {"C", "4"}}), ElementsAre("A=1", "B=3", "C=4"));
+}
+
+/// A folder that stands in for "/", with these files in it.
+fs::path machine_with(const std::string& name, const std::map<std::string, std::string>& files) {
+  const fs::path root = fs::path(support::scratch_dir()) / ("machine_" + name);
+  fs::remove_all(root);
+  for (const auto& [file, text] : files) {
+    fs::create_directories((root / file).parent_path());
+    std::ofstream(root / file) << text;
+  }
+  return root;
+}
+
+TEST(DeviceTypes, AreCountedByTheirNodesAndTheVariableThatHidesSome) {
+  const auto count = [](const char* type, const fs::path& root, std::optional<std::string> visible = std::nullopt) {
+    return devices::count(*devices::find(type), root, [&](const char*) { return visible; });
+  };
+  const auto nvidia = machine_with("nvidia", {{"dev/nvidia0", ""}, {"dev/nvidia1", ""}, {"dev/nvidiactl", ""}});
+  EXPECT_STREQ(devices::present(nvidia)->name, "cuda");
+  EXPECT_THAT((std::vector{count("cuda", nvidia), count("cuda", nvidia, "1"), count("cuda", nvidia, ""),
+                           count("cuda", nvidia, "-1"), count("npu", nvidia)}),
+              ElementsAre(2, 1, 0, 0, 0));
+  const auto ascend = machine_with("ascend", {{"dev/davinci0", ""}, {"dev/davinci7", ""}, {"dev/davinci_manager", ""}});
+  EXPECT_STREQ(devices::present(ascend)->name, "npu");
+  EXPECT_EQ(count("npu", ascend), 2);
+  const auto intel = machine_with("intel", {{"dev/dri/renderD128", ""},
+                                            {"sys/class/drm/renderD128/device/vendor", "0x8086\n"},
+                                            {"dev/dri/renderD129", ""},
+                                            {"sys/class/drm/renderD129/device/vendor", "0x1002\n"}});
+  EXPECT_STREQ(devices::present(intel)->name, "xpu");
+  EXPECT_EQ(count("xpu", intel), 1) << "the other is AMD's";
+  EXPECT_EQ(devices::present(machine_with("none", {{"dev/null", ""}})), nullptr);
+}
+
+TEST(DeviceTypes, GpuIdsGoToTheVariableOfTheirKind) {
+  for (const auto& type : devices::types()) {
+    if (!*type.visible) continue;
+    const Host host{.environment = {}, .accelerators = 4, .device_type = type.name};
+    const Job job = job_of({.command = {"x"}, .num_processes = 2, .settings = {{"gpu_ids", "0,1"}}}, host);
+    const auto env = build_environment(job, host, 0);
+    EXPECT_EQ(env.at(type.visible), "0,1") << type.name;
+    EXPECT_EQ(env.contains("CUDA_VISIBLE_DEVICES"), type.name == std::string("cuda"));
+    EXPECT_FALSE(env.contains("ACCELERATE_LAUNCHED_FOR")) << "nobody asked for devices";
+    EXPECT_EQ(testing::PrintToString(job.settings.remarks()).find("communicate through") != std::string::npos,
+              type.name != std::string("cuda"));
+  }
+  // A file says which kind, whatever this machine has.
+  const auto file = machine_with("file", {{"c.yaml", "distributed_type: MULTI_XPU\nnum_processes: 2\ngpu_ids: 2,3\n"}});
+  const Host host{.environment = {}};
+  const Job job = job_of({.command = {"x"}, .config_file = file / "c.yaml"}, host);
+  const auto env = build_environment(job, host, 0);
+  EXPECT_EQ(env.at("ZE_AFFINITY_MASK"), "2,3");
+  EXPECT_EQ(env.at("ACCELERATE_LAUNCHED_FOR"), "xpu");
+  const Job gpus = job_of({.command = {"x"}, .num_processes = 2, .settings = {{"multi_gpu", "true"}}}, host);
+  EXPECT_EQ(build_environment(gpus, host, 0).at("ACCELERATE_LAUNCHED_FOR"), "cuda");
+}
+
+TEST(DeviceTypes, OldDriversOfRtx40GetNoDirectTransfers) {
+  const auto machine = [](const std::string& driver, const std::string& model) {
+    return machine_with("rtx",
+                        {{"proc/driver/nvidia/gpus/0/information", "Model: \t NVIDIA GeForce " + model + "\n"},
+                         {"proc/driver/nvidia/gpus/1/information", "Model: \t NVIDIA GeForce RTX 3090\n"},
+                         {"proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  " + driver +
+                                                            "  Thu Jan 1 2024\nGCC version: 13.2.0\n"}});
+  };
+  EXPECT_TRUE(devices::peer_access_is_broken(machine("545.23.08", "RTX 4090")));
+  EXPECT_FALSE(devices::peer_access_is_broken(machine("550.40.07", "RTX 4090")));
+  EXPECT_FALSE(devices::peer_access_is_broken(machine("545.23.08", "RTX 3090")));
+  const Host host{.environment = {{"NCCL_IB_DISABLE", "0"}}, .accelerators = 2, .peer_access_is_broken = true};
+  const auto env = build_environment(job_of({.command = {"x"}}, host), host, 0);
+  EXPECT_EQ(env.at("NCCL_P2P_DISABLE"), "1");
+  EXPECT_FALSE(env.contains("NCCL_IB_DISABLE")) << "the caller has decided that";
 }
 
 TEST(LaunchOptions, ContradictionsAreNamed) {
@@ -283,6 +360,13 @@ TEST(StopClock, AsksAfterPatienceAndKillsAfterGrace) {
   EXPECT_EQ(clock.due(start + milliseconds(1100)), StopClock::Due::kill);
   clock.killed(start + milliseconds(1100));
   EXPECT_EQ(clock.due(start + milliseconds(5000)), StopClock::Due::nothing);
+  // A rank that only reports the end of another gives that one time; the failure of that one counts at once.
+  StopClock patient(milliseconds(100), milliseconds(10000));
+  patient.failed(start, /*only_of_a_peer=*/true);
+  EXPECT_EQ(patient.due(start + milliseconds(2900)), StopClock::Due::nothing);
+  EXPECT_EQ(patient.due(start + milliseconds(3000)), StopClock::Due::ask);
+  patient.failed(start + milliseconds(1000));
+  EXPECT_EQ(patient.due(start + milliseconds(1100)), StopClock::Due::ask);
 }
 
 TEST(Outcome, FirstFailure) {
@@ -361,8 +445,48 @@ TEST(LaunchFunction, Restarts) {
       },
       {.num_processes = 1, .max_restarts = 5});
   EXPECT_EQ(count(), 3u);
-  EXPECT_THAT(message_of([] { launch_function([] { ::_exit(9); }, {.num_processes = 1, .max_restarts = 1}); }),
-              HasSubstr("exit code 9 (after 1 restarts)"));
+  for (const int64_t restarts : {0, 2}) {
+    fs::remove(file);
+    const auto fails = [&] {
+      std::ofstream(file, std::ios::app) << 'x';
+      ::_exit(9);
+    };
+    const auto message = message_of([&] { launch_function(fails, {.num_processes = 1, .max_restarts = restarts}); });
+    EXPECT_THAT(message, HasSubstr(restarts ? "exit code 9 (after 2 restarts)" : "exit code 9"));
+    EXPECT_EQ(count(), static_cast<size_t>(1 + restarts));
+  }
+}
+
+TEST(LaunchFunction, NumaAffinityBindsProcessesToSharesOfTheCores) {
+  const auto mine = [] {
+    std::set<int> cores;
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    ::sched_getaffinity(0, sizeof(cpus), &cpus);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+      if (CPU_ISSET(cpu, &cpus)) cores.insert(cpu);
+    return cores;
+  };
+  if (mine().size() < 2) GTEST_SKIP() << "needs two cores";
+  const std::string folder = support::scratch_dir();
+  launch_function(
+      [&] {
+        const auto rank = std::stoll(std::getenv("LOCAL_RANK"));
+        set_numa_affinity(rank, 2);
+        std::ofstream out(folder + "/cores_" + std::to_string(rank));
+        for (const int cpu : mine()) out << cpu << ' ';
+      },
+      {.num_processes = 2});
+  std::set<int> all;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    const auto share = cores_of(Topology::current(), {}, rank, 2);
+    std::ifstream in(folder + "/cores_" + std::to_string(rank));
+    const std::set<int> bound{std::istream_iterator<int>(in), {}};
+    EXPECT_EQ(bound, std::set<int>(share.begin(), share.end())) << "rank " << rank;
+    EXPECT_LT(bound.size(), mine().size());
+    for (const int cpu : bound) EXPECT_TRUE(all.insert(cpu).second) << "core " << cpu << " is of both";
+  }
+  EXPECT_THAT(message_of([] { set_numa_affinity(2, 2); }), HasSubstr("local_rank is 2, expected 0 to 1"));
 }
 
 TEST(LaunchFunction, TwoMachinesWithRestarts) {
@@ -498,6 +622,15 @@ TEST(LastLines, KeepsTheEndAndTheLastStateOfABar) {
   EXPECT_THAT(last_lines("a\nb\nc\n", 2), ElementsAre("b", "c"));
   EXPECT_THAT(last_lines("a\n\n 10%\r 20%\r", 5), ElementsAre("a", " 20%"));
   EXPECT_THAT(last_lines("", 5), ElementsAre());
+}
+
+TEST(LastLines, LeaveBacktracesOut) {
+  std::string text =
+      "step 7\n  what():  mat1 and mat2 shapes cannot be multiplied\n"
+      "Exception raised from meta at /src/LinearAlgebra.cpp:203 (most recent call first):\n";
+  for (int i = 0; i < 128; ++i)
+    text += "frame #" + std::to_string(i) + ": <unknown function> + 0x1234 (0x7f in lib.so)\n";
+  EXPECT_THAT(last_lines(text, 20), ElementsAre("step 7", "  what():  mat1 and mat2 shapes cannot be multiplied"));
 }
 
 TEST(ErrorFile, BothOfTorchrunsFormats) {

@@ -237,6 +237,13 @@ TEST(State, EnvironmentAndPrecisionNames) {
   AcceleratorState::reset(true);
   ::setenv("ACCELERATE_MIXED_PRECISION", "int3", 1);
   EXPECT_THAT(message_of<ConfigError>([] { AcceleratorState(); }), HasSubstr("'int3', expected no, fp16 or bf16"));
+  ::setenv("ACCELERATE_MIXED_PRECISION", "fp8", 1);
+  EXPECT_THAT(message_of<ConfigError>([] { AcceleratorState({.mixed_precision = "bf16"}); }),
+              HasSubstr("'fp8', expected no, fp16 or bf16"))
+      << "the launch asked for what is not there";
+  ::setenv("ACCELERATE_MIXED_PRECISION", "fp16", 1);
+  EXPECT_EQ(AcceleratorState({.mixed_precision = "bf16"}).mixed_precision(), PrecisionType::BF16) << "the program wins";
+  AcceleratorState::reset(true);
   ::unsetenv("ACCELERATE_MIXED_PRECISION");
   PartialState::reset();
   ::setenv("ACCELERATE_DEBUG_MODE", "perhaps", 1);
@@ -249,7 +256,23 @@ TEST(State, EnvironmentAndPrecisionNames) {
   EXPECT_FALSE(PartialState::initialized());
   ::setenv("ACCELERATE_TORCH_DEVICE", "gpu7", 1);
   EXPECT_THAT(message_of<ConfigError>([] { PartialState(); }), HasSubstr("'gpu7'"));
+  // What this LibTorch can't use, and devices that can't communicate, are errors before anything is trained.
+  ::setenv("ACCELERATE_TORCH_DEVICE", "mps", 1);
+  EXPECT_THAT(message_of<accelerate::NotBuiltError>([] { PartialState(); }), HasSubstr("can't use mps here"));
+  ::setenv("ACCELERATE_TORCH_DEVICE", "npu:1", 1);
+  EXPECT_THAT(message_of<accelerate::NotBuiltError>([] { PartialState(); }), HasSubstr("can't use npu here"));
+  ::setenv("ACCELERATE_TORCH_DEVICE", "meta", 1);
+  ::setenv("WORLD_SIZE", "2", 1);
+  EXPECT_THAT(message_of<accelerate::NotBuiltError>([] { PartialState(); }),
+              HasSubstr("several ranks on meta devices can't communicate"));
+  ::unsetenv("WORLD_SIZE");
   ::unsetenv("ACCELERATE_TORCH_DEVICE");
+  ::setenv("ACCELERATE_LAUNCHED_FOR", "xpu", 1);
+  EXPECT_THAT(message_of<accelerate::NotBuiltError>([] { PartialState(); }),
+              HasSubstr("the launch was for xpu devices"));
+  EXPECT_TRUE(PartialState({.cpu = true}).device().is_cpu()) << "the CPU was asked for";
+  ::unsetenv("ACCELERATE_LAUNCHED_FOR");
+  PartialState::reset();
   const PartialState cpu({.cpu = true});
   EXPECT_TRUE(cpu.device().is_cpu());
   EXPECT_THROW(PartialState({.cpu = false}), ConfigError);

@@ -82,6 +82,9 @@ std::span<const Option> sagemaker_keys();
 const std::vector<CommandTable>& command_tables();
 /// The title under which the launch table has what the reference doesn't.
 inline constexpr const char* kAdditions = "Beyond the reference";
+/// The title under which it has what older versions of the reference had: it is accepted, with a remark, and does
+/// nothing.
+inline constexpr const char* kRetired = "Retired";
 
 /// Nested keys of config files that stand for a setting of another name (older versions, and what the reference's own
 /// questions write).

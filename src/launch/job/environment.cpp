@@ -8,6 +8,7 @@
 #include "accelerate/config/option.hpp"
 #include "launch/job/host.hpp"
 #include "launch/job/job.hpp"
+#include "utils/device_types.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -103,7 +104,8 @@ std::map<std::string, std::string> protocol(const Settings& settings, const Host
   if (precision == "fp8") add_fp8(env, settings);
   if (settings.on("debug")) env["ACCELERATE_DEBUG_MODE"] = "true";
   if (settings.on("enable_cpu_affinity")) env["ACCELERATE_CPU_AFFINITY"] = "1";
-  if (const std::string ids = settings.text("gpu_ids"); !ids.empty() && ids != "all") env["CUDA_VISIBLE_DEVICES"] = ids;
+  const auto& device = settings.device_type();
+  if (const std::string ids = settings.text("gpu_ids"); !ids.empty() && ids != "all") env[device.visible] = ids;
   if (const auto steps = settings.integer("gradient_accumulation_steps"))
     env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = std::to_string(*steps);
   if (launcher == Launcher::deepspeed) {
@@ -120,6 +122,9 @@ std::map<std::string, std::string> protocol(const Settings& settings, const Host
       env.insert({{"KMP_AFFINITY", "granularity=fine,compact,1,0"}, {"KMP_BLOCKTIME", "1"}});
     return env;
   }
+  if (host.peer_access_is_broken && device.backend == std::string_view("nccl"))
+    for (const char* name : {"NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"})
+      if (!host.environment.contains(name)) env[name] = "1";
   if (launcher == Launcher::torchrun && settings.on("use_fsdp")) {
     env["ACCELERATE_USE_FSDP"] = "true";
     add_section(env, settings, "fsdp_config");
@@ -128,6 +133,8 @@ std::map<std::string, std::string> protocol(const Settings& settings, const Host
     env["ACCELERATE_USE_MEGATRON_LM"] = "true";
     add_section(env, settings, "megatron_lm_config");
   }
+  // FSDP on the CPU has no flag of its own. Files say use_cpu.
+  if (launcher == Launcher::torchrun && settings.on("use_cpu")) env["ACCELERATE_USE_CPU"] = "True";
   if (settings.on("use_parallelism_config")) add_parallelism(env, settings);
   return env;
 }
@@ -174,6 +181,10 @@ std::map<std::string, std::string> build_environment(const Job& job, const Host&
         {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
     for (const auto& [name, value] : places) env[name] = value;
   }
+  // Ranks that find no such device say so, where they would else train on the CPU. Nobody asks for that with FSDP.
+  if (job.settings.on("multi_gpu") && job.settings.source("multi_gpu") > Source::fallback &&
+      !job.settings.computes_on_cpu())
+    env["ACCELERATE_LAUNCHED_FOR"] = job.settings.device_type().name;
   if (!host.environment.contains("TORCH_NCCL_ASYNC_ERROR_HANDLING"))
     env.emplace("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   return env;

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "accelerate/config.hpp"
+#include "utils/device_types.hpp"
 
 extern char** environ;
 
@@ -41,6 +42,8 @@ Host Host::current() {
       host.environment.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   host.accelerators = count_accelerators();
+  if (const auto* type = devices::present("/")) host.device_type = type->name;
+  host.peer_access_is_broken = devices::peer_access_is_broken("/");
   return host;
 }
 

@@ -12,7 +12,9 @@ namespace accelerate::launcher {
 struct Host {
   int64_t physical_cores = 1;  ///< hyper-threads counted once, limited to those that this process may use
   std::map<std::string, std::string> environment;  ///< the caller's
-  int64_t accelerators = 0;                        ///< GPUs that this process may use
+  int64_t accelerators = 0;                        ///< GPUs and the like that this process may use
+  const char* device_type = "cuda";                ///< their kind (utils/device_types.hpp)
+  bool peer_access_is_broken = false;              ///< between GPUs, though their driver claims it
   static Host current();
 
   /// The variable's text; nothing if it is unset or empty.

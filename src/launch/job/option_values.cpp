@@ -42,8 +42,10 @@ Value from_file(const config::Option& option, const Value& value, const std::str
     case Kind::flag:
       return value.is_string() ? Value(config::str_to_bool(value, where)) : Value(config::truthy(value));
     case Kind::booleans: {
+      if (value.is_boolean()) return Value::array({value, value, value});  // one word for all three
       if (!value.is_string()) {
-        require(value.is_array() && value.size() == 3, "{} is {}, expected three values: [false, false, false]", where,
+        require(value.is_array() && value.size() == 3,
+                "{} is {}, expected true, false, or three values: [false, false, false]", where,
                 config::python_text(value));
         return value;
       }

@@ -29,7 +29,7 @@ std::string describe(const End& end) {
                     : fmt::format("ended with exit code {}", end.exit_code);
 }
 
-int blame_kind(const End& end) { return end.signal && end.signal != SIGABRT ? 0 : end.exit_code == 69 ? 2 : 1; }
+int blame_kind(const End& end) { return end.signal && end.signal != SIGABRT ? 0 : end.exit_code == 69 ? kOfAPeer : 1; }
 
 std::optional<size_t> first_failure(const std::vector<RankRecord>& ranks) {
   std::optional<size_t> first;

@@ -28,6 +28,7 @@ std::string describe(const End& end);
 /// How likely a failure is the cause of those of other ranks, 0 being the likeliest. Nobody else causes a kill or an
 /// invalid access, whereas 69 is how a program of this library ends when a *peer* went away.
 int blame_kind(const End& end);
+inline constexpr int kOfAPeer = 2;  ///< the kind of 69
 
 /// What is known of a rank: that it runs, and afterwards how it ended.
 struct RankRecord {

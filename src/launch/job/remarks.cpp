@@ -52,6 +52,20 @@ void Settings::remark() {
   if (launcher_ != Launcher::simple && source("mpirun_hostfile") == Source::flag)
     remarks_.push_back(
         "--mpirun_hostfile has no effect here: mpirun starts processes that compute on the CPU, with --cpu");
+  for (const auto& group : config::launch_table().groups)
+    if (group.title == std::string_view(config::kRetired))
+      for (const auto& option : group.options)
+        if (config::truthy((*this)[option.name]))
+          remarks_.push_back(fmt::format("{} is retired and has no effect. {}",
+                                         source(option.name) == Source::flag
+                                             ? flag_of(option)
+                                             : fmt::format("'{}' in the config file {}", option.name, file_name_),
+                                         option.help));
+  if (on("multi_gpu") && !computes_on_cpu() && device_type_->backend != std::string_view("nccl"))
+    remarks_.push_back(
+        fmt::format("{} communicate through {}, which C++ programs of this library have no back end for: "
+                    "they stop at their start, unless they compute on the CPU (--cpu)",
+                    device_type_->plural, device_type_->backend));
   if (source("monitor_host") == Source::flag && !integer("monitor_port"))
     remarks_.push_back("--monitor_host has no effect without --monitor_port");
   if (source("monitor_seconds") == Source::flag && !integer("monitor_port") && !on("monitor"))

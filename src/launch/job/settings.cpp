@@ -198,6 +198,10 @@ void Settings::fill_in(const Host& host) {
   }
   if ((*this)["mixed_precision"].is_null()) set("mixed_precision", "no", Source::fallback);
   if ((*this)["dynamo_backend"].is_null()) set("dynamo_backend", "no", Source::fallback);
+  // MULTI_GPU is what the reference's files say of any machine whose devices behave like CUDA's.
+  const auto* named = devices::of_distributed_type(text("distributed_type"));
+  const auto* here = devices::find(host.device_type);
+  device_type_ = named && named->name != std::string_view("cuda") ? named : here;
   const std::string ids = text("gpu_ids");
   require(!on("multi_gpu") || on("cpu") || num_machines() > 1 || ids.empty() || ids == "all" ||
               ids.find(',') != std::string::npos,

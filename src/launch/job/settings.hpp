@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "config/value.hpp"
+#include "utils/device_types.hpp"
 
 namespace accelerate::launcher {
 
@@ -57,6 +58,8 @@ class Settings {
   int64_t num_machines() const { return integer("num_machines").value_or(1); }
   /// MIN of --num_machines MIN:MAX.
   int64_t min_machines() const { return std::min(min_machines_.value_or(num_machines()), num_machines()); }
+  /// Kind of the devices that the job computes on, unless it does on the CPU: the file's, else this machine's.
+  const devices::DeviceType& device_type() const { return *device_type_; }
   bool computes_on_cpu() const { return on("cpu") || on("use_cpu"); }
   int64_t threads_per_process() const { return threads_; }
   bool threads_chosen() const { return threads_chosen_; }  ///< by us: neither a flag nor the environment said how many
@@ -83,6 +86,7 @@ class Settings {
   config::Value file_;
   std::string file_name_;
   Launcher launcher_ = Launcher::simple;
+  const devices::DeviceType* device_type_ = nullptr;
   std::vector<std::string> remarks_;
   std::optional<int64_t> min_machines_;
   std::string slurm_step_;  // the step whose tasks are this job's launchers

@@ -156,7 +156,10 @@ void Coordinator::end(const std::vector<Node>& nodes, Clock::time_point now) {
     const auto& [kind, code, text] =
         *std::min_element(failures.begin(), failures.end(),
                           [](const Blame& a, const Blame& b) { return std::get<0>(a) < std::get<0>(b); });
-    if (decision_.restarts >= settings_.max_restarts) return close(code, text);
+    if (decision_.restarts >= settings_.max_restarts)
+      return close(code, settings_.max_restarts == 0
+                             ? text
+                             : fmt::format("{} (no restart is left of {})", text, settings_.max_restarts));
     ++decision_.restarts;
     decision_.why = text;
   }

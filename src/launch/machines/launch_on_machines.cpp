@@ -49,6 +49,7 @@ int launch_on_machines(Job job, const Host& host, const std::vector<std::string>
                                        .say = report,
                                        .peers = &agent,
                                        .monitor = monitor});
+    hand_on_error_file(job, host, logs, outcome);
     if (outcome.stop_signal) {
       agent.leave("its launcher was stopped by " + signal_name(outcome.stop_signal));
       return outcome.exit_code();

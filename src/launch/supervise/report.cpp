@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "launch/job/host.hpp"
 #include "launch/job/job.hpp"
 #include "launch/job/outcome.hpp"
 #include "launch/supervise/log_files.hpp"
@@ -114,6 +115,25 @@ std::string report(const Job& job, const LogFiles& logs, const Outcome& outcome)
   if (outcome.stop_signal == 0 || job.quiet()) return "";
   return fmt::format("{}stopped by {}; {}.\n", kName, signal_name(outcome.stop_signal),
                      outcome.killed ? "some ranks did not end by themselves and were killed" : "all ranks have ended");
+}
+
+void hand_on_error_file(const Job& job, const Host& host, const LogFiles& logs, const Outcome& outcome) {
+  const auto file = host.variable("TORCHELASTIC_ERROR_FILE");
+  if (!file || !job.distributed()) return;  // one rank writes there itself
+  std::error_code ignored;
+  if (!outcome.first_failure) {
+    if (job.attempt > 0) std::filesystem::remove(*file, ignored);
+    return;
+  }
+  const RankRecord& rank = outcome.ranks[*outcome.first_failure];
+  std::ifstream in(logs.of(rank.local_rank).error_file);
+  auto json = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("message"))
+    json = {{"message",
+             {{"message", fmt::format("rank {} of {} {}", rank.rank, job.world_size, describe(*rank.end))},
+              {"extraInfo", {{"timestamp", std::to_string(std::time(nullptr))}}}}}};
+  if (json["message"].is_object()) json["message"]["errorCode"] = outcome.exit_code();
+  std::ofstream(*file) << json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 std::string error_file_message(const std::filesystem::path& file) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 
@@ -16,9 +17,13 @@ class StopClock {
   /// @param grace     from asking to killing
   StopClock(std::chrono::milliseconds patience, std::chrono::milliseconds grace) : patience_(patience), grace_(grace) {}
 
-  /// A rank has failed. Nothing if an earlier failure counts already, or if ranks have been asked to stop.
-  void failed(Clock::time_point now) {
-    if (!ask_at_ && !kill_at_) ask_at_ = now + patience_;
+  /// A rank has failed. Of several failures the one counts that is to be answered first; none does once ranks have been
+  /// asked to stop.
+  /// @param only_of_a_peer  it only reports that another rank is gone or has failed: that one, which may still be
+  ///   unwinding, gets the time to say why
+  void failed(Clock::time_point now, bool only_of_a_peer = false) {
+    const auto at = now + (only_of_a_peer ? std::max(patience_, kForTheCause) : patience_);
+    if (!kill_at_) ask_at_ = std::min(ask_at_.value_or(at), at);
   }
   /// The ranks have been asked to stop.
   void asked(Clock::time_point now) {
@@ -43,6 +48,7 @@ class StopClock {
   std::optional<Clock::time_point> next() const { return ask_at_ ? ask_at_ : kill_at_; }
 
  private:
+  static constexpr std::chrono::milliseconds kForTheCause{3000};
   const std::chrono::milliseconds patience_, grace_;
   std::optional<Clock::time_point> ask_at_, kill_at_;
   Clock::time_point asked_at_{};

@@ -312,7 +312,7 @@ class Supervisor {
     (info.si_code == CLD_EXITED ? end.exit_code : end.signal) = info.si_status;
     rank.end = end;
     rank.place = job_.local_world_size - running_--;
-    if (!end.good()) clock_.failed(now_);
+    if (!end.good()) clock_.failed(now_, blame_kind(end) == kOfAPeer);
   }
 
   const Supervision& s_;

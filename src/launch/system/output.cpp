@@ -14,7 +14,7 @@ namespace accelerate::launcher {
 namespace {
 
 constexpr size_t kLongLine = 1 << 20;
-constexpr size_t kTailBytes = 16 << 10;
+constexpr size_t kTailBytes = 32 << 10;  // LibTorch prints 128 frames after an error's text
 
 }  // namespace
 
@@ -112,6 +112,16 @@ void LineForwarder::finish() {
 
 void say_on_stderr(const std::string& line) { std::fprintf(stderr, "accelerate launch: %s\n", line.c_str()); }
 
+namespace {
+
+/// A line of the C++ backtrace that LibTorch appends to its errors' texts.
+bool is_backtrace(std::string_view line) {
+  return (line.starts_with("frame #") && line.find(": ") != std::string_view::npos) ||
+         (line.starts_with("Exception raised from ") && line.ends_with("(most recent call first):"));
+}
+
+}  // namespace
+
 std::vector<std::string> last_lines(std::string_view text, size_t count) {
   constexpr size_t kWidth = 500;
   std::vector<std::string> lines;
@@ -122,7 +132,8 @@ std::vector<std::string> last_lines(std::string_view text, size_t count) {
     text.remove_suffix(line.size());
     while (!line.empty() && line.back() == '\r') line.remove_suffix(1);
     line.remove_prefix(line.rfind('\r') + 1);
-    if (!line.empty()) lines.push_back(std::string(line.substr(0, kWidth)) + (line.size() > kWidth ? " ..." : ""));
+    if (!line.empty() && !is_backtrace(line))
+      lines.push_back(std::string(line.substr(0, kWidth)) + (line.size() > kWidth ? " ..." : ""));
   }
   std::reverse(lines.begin(), lines.end());
   return lines;

@@ -84,7 +84,8 @@ class LineForwarder {
 /// Prints a line of the launcher's own: "accelerate launch: LINE". Where ranks run, their supervisor's sink does it.
 void say_on_stderr(const std::string& line);
 
-/// The last `count` lines of `text`, each cut to a readable length and, for a progress bar, reduced to its last state.
+/// The last `count` lines of `text` without the backtraces that LibTorch appends to errors, each cut to a readable
+/// length and, for a progress bar, reduced to its last state.
 std::vector<std::string> last_lines(std::string_view text, size_t count);
 
 }  // namespace accelerate::launcher
