@@ -133,8 +133,9 @@ std::map<std::string, std::string> protocol(const Settings& settings, const Host
     env["ACCELERATE_USE_MEGATRON_LM"] = "true";
     add_section(env, settings, "megatron_lm_config");
   }
-  // FSDP on the CPU has no flag of its own. Files say use_cpu.
-  if (launcher == Launcher::torchrun && settings.on("use_cpu")) env["ACCELERATE_USE_CPU"] = "True";
+  // FSDP on the CPU has no flag of its own: files say use_cpu. A flag --use_fsdp is stronger than a file about the CPU.
+  if (settings.on("use_fsdp") && settings.on("use_cpu") && settings.source("use_cpu") >= settings.source("use_fsdp"))
+    env["ACCELERATE_USE_CPU"] = "True";
   if (settings.on("use_parallelism_config")) add_parallelism(env, settings);
   return env;
 }
