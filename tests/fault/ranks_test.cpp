@@ -102,9 +102,12 @@ RANKS_TEST(RankFault, RecordTellsTheOthersWhy, 2) {
             }).error;
   });
   EXPECT_EQ(code, rank() == 1 ? 1 : 0);
-  if (rank() == 1) return EXPECT_TRUE(support::heard("why", 1, std::chrono::seconds(12))), void();
-  EXPECT_THAT(error, HasSubstr("rank 1 failed: the disk is full"));
-  support::say("why");
+  if (rank() == 1) {
+    EXPECT_TRUE(support::heard("why", 1, std::chrono::seconds(12)));
+  } else {
+    EXPECT_THAT(error, HasSubstr("rank 1 failed: the disk is full"));
+    support::say("why");
+  }
 }
 
 // Where the body catches it, the others are told when the body ends.
@@ -119,9 +122,12 @@ RANKS_TEST(RankFault, RecordTellsTheOthersWhatItsBodyCaught, 2) {
     } catch (const std::runtime_error&) {
     }
   });
-  if (rank() == 1) return EXPECT_TRUE(support::heard("that it failed", 1, std::chrono::seconds(12))), void();
-  EXPECT_THAT(error, HasSubstr("rank 1 failed: an exception ended its training"));
-  support::say("that it failed");
+  if (rank() == 1) {
+    EXPECT_TRUE(support::heard("that it failed", 1, std::chrono::seconds(12)));
+  } else {
+    EXPECT_THAT(error, HasSubstr("rank 1 failed: an exception ended its training"));
+    support::say("that it failed");
+  }
 }
 
 // The process that throws lives on until the others have heard, so that nothing but the announcement can tell them.
