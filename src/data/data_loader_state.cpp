@@ -18,6 +18,9 @@ c10::IValue DataLoaderState::to_ivalue() const {
   dict.insert("batches_yielded", batches_yielded);
   dict.insert("sampler_rng_state", bytes(sampler_rng_state));
   dict.insert("default_rng_state", bytes(default_rng_state));
+  dict.insert("samples_before", samples_before);
+  dict.insert("total_batch_size", total_batch_size);
+  dict.insert("num_processes", num_processes);
   return dict;
 }
 
@@ -50,6 +53,11 @@ DataLoaderState DataLoaderState::from_ivalue(const c10::IValue& value) {
   state.batches_yielded = number("batches_yielded");
   state.sampler_rng_state = tensor("sampler_rng_state");
   state.default_rng_state = tensor("default_rng_state");
+  if (dict.contains("num_processes")) {
+    state.samples_before = number("samples_before");
+    state.total_batch_size = number("total_batch_size");
+    state.num_processes = number("num_processes");
+  }
   return state;
 }
 

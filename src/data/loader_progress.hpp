@@ -36,23 +36,30 @@ class LoaderProgress : public PreparedStatus {
 
  protected:
   /// Synchronises generators, resets the flags and announces the loader to GradientState. Collective.
-  /// `start(skip)` begins reading; it runs with the generators as they were at the start of the pass.
-  void begin_pass(const std::function<void(int64_t skip)>& start);
+  /// `start` begins reading after so many samples and then so many steps; it runs with the generators as they were at
+  /// the start of the pass.
+  void begin_pass(const std::function<void(int64_t samples, int64_t steps)>& start);
   void end_pass(bool completed) noexcept;
   void count_batch(bool last, const std::optional<int64_t>& remainder);
 
   const PreparedSettings& settings() const { return settings_; }
+  /// Null for streams.
+  const std::shared_ptr<AnyBatchSampler>& batches() const { return batches_; }
   bool drop_last() const { return drop_last_; }
 
  private:
+  /// What `state` is for this number of ranks and this batch size.
+  DataLoaderState fitted(const DataLoaderState& state) const;
+
   PreparedSettings settings_;
+  std::shared_ptr<AnyBatchSampler> batches_;
   std::optional<bool> even_override_;
   std::optional<at::Generator> generator_;
   std::optional<int64_t> batch_size_, num_samples_;
-  bool drop_last_, is_stream_;
+  bool drop_last_, is_stream_, can_shard_;
   int64_t skip_;
   int64_t iteration_ = 0;
-  int64_t yielded_ = 0;
+  int64_t yielded_ = 0, samples_before_ = 0;  // of the pass: batches, and the samples before the first of them
   bool end_ = false;
   int64_t remainder_ = -1;
   at::Tensor sampler_rng_state_, default_rng_state_;  // at the start of the pass

@@ -28,13 +28,20 @@ class RecordingBatchSampler : public BatchSamplerWrapper {
   std::shared_ptr<Indices> first_ = std::make_shared<Indices>();
 };
 
+/// Batches of the samples that are left. @param batches  a BatchSampler
+std::shared_ptr<AnyBatchSampler> without_first(const AnyBatchSampler& batches, int64_t samples) {
+  const auto& fixed = dynamic_cast<const BatchSampler&>(batches);
+  return std::make_shared<BatchSampler>(std::make_shared<SkipSampler>(fixed.sampler(), samples), *fixed.batch_size(),
+                                        fixed.drop_last());
+}
+
 }  // namespace
 
 /// One pass.
 class PreparedLoader::Cursor final : public BatchCursor {
  public:
   explicit Cursor(std::shared_ptr<PreparedLoader> loader) : loader_(std::move(loader)) {
-    loader_->begin_pass([this](int64_t skip) { feed_ = loader_->make_feed(skip); });
+    loader_->begin_pass([this](int64_t samples, int64_t steps) { feed_ = loader_->make_feed(samples, steps); });
     active_ = true;
   }
   ~Cursor() override { stop(false); }
@@ -89,19 +96,17 @@ class PreparedLoader::Cursor final : public BatchCursor {
 };
 
 PreparedLoader::PreparedLoader(std::shared_ptr<LoaderCore> core, const PreparedSettings& settings,
-                               std::shared_ptr<AnyBatchSampler> batches, SliceFunction<AnyBatch> slice, int64_t skip)
-    : LoaderProgress(*core, settings, batches, skip),
-      core_(std::move(core)),
-      batches_(std::move(batches)),
-      slice_(std::move(slice)) {
+                               const std::shared_ptr<AnyBatchSampler>& batches, SliceFunction<AnyBatch> slice,
+                               int64_t skip)
+    : LoaderProgress(*core, settings, batches, skip), core_(std::move(core)), slice_(std::move(slice)) {
   if (!core_->ops().archivable() && (settings.dispatch || self_sharding())) throw_not_archivable();
-  if (batches_ && !settings.dispatch) (void)sharded_sampler();  // its checks
+  if (batches && !settings.dispatch) (void)sharded_sampler(batches);  // its checks
   if (core_->is_stream() && settings.config.split_batches) (void)stream_plan();
 }
 
 void PreparedLoader::set_epoch(int64_t epoch) {
   set_iteration(epoch);
-  if (batches_) batches_->set_epoch(epoch);
+  if (batches()) batches()->set_epoch(epoch);
   core_->set_epoch(epoch);
 }
 
@@ -111,10 +116,10 @@ std::optional<int64_t> PreparedLoader::size() const {
     return drop ? count / by : (count + by - 1) / by;
   };
   if (settings().num_processes == 1 || settings().dispatch) {
-    const auto whole = batches_ ? batches_->size() : core_->num_batches();
+    const auto whole = batches() ? batches()->size() : core_->num_batches();
     if (whole) all = settings().config.split_batches ? *whole : divided(*whole, settings().num_processes);
-  } else if (batches_) {
-    all = sharded_sampler()->size();
+  } else if (batches()) {
+    all = sharded_sampler(batches())->size();
   } else if (!self_sharding() && core_->dataset_size()) {
     all = divided(*core_->dataset_size(), stream_plan().group);
   }
@@ -123,7 +128,7 @@ std::optional<int64_t> PreparedLoader::size() const {
 }
 
 std::shared_ptr<PreparedStatus> PreparedLoader::skipping(int64_t num_batches) const {
-  auto copy = std::make_shared<PreparedLoader>(core_, settings(), batches_, slice_, skip() + num_batches);
+  auto copy = std::make_shared<PreparedLoader>(core_, settings(), batches(), slice_, skip() + num_batches);
   copy->set_iteration(iteration());
   return copy;
 }
@@ -139,12 +144,13 @@ bool PreparedLoader::self_sharding() const {
   return !settings().dispatch && settings().num_processes > 1 && core_->can_shard();
 }
 
-std::shared_ptr<AnyBatchSampler> PreparedLoader::sharded_sampler() const {
-  if (settings().num_processes == 1) return batches_;
-  return std::make_shared<BatchSamplerShard>(batches_, ShardOptions{.num_processes = settings().num_processes,
-                                                                    .process_index = settings().process_index,
-                                                                    .split_batches = settings().config.split_batches,
-                                                                    .even_batches = even_batches()});
+std::shared_ptr<AnyBatchSampler> PreparedLoader::sharded_sampler(
+    const std::shared_ptr<AnyBatchSampler>& batches) const {
+  if (settings().num_processes == 1) return batches;
+  return std::make_shared<BatchSamplerShard>(batches, ShardOptions{.num_processes = settings().num_processes,
+                                                                   .process_index = settings().process_index,
+                                                                   .split_batches = settings().config.split_batches,
+                                                                   .even_batches = even_batches()});
 }
 
 StreamPlan PreparedLoader::stream_plan() const {
@@ -167,12 +173,17 @@ StreamPlan PreparedLoader::stream_plan() const {
           .world_size = ranks};
 }
 
-std::unique_ptr<Feed> PreparedLoader::make_feed(int64_t skip) {
+std::unique_ptr<Feed> PreparedLoader::make_feed(int64_t samples, int64_t steps) {
   set_epoch(iteration());
   const bool dispatch = settings().dispatch;
-  PassPlan plan{.skip = skip, .generator = dispatch ? std::nullopt : core_->options().generator};
-  if (core_->is_stream()) plan.stream = stream_plan();
-  else plan.batches = dispatch ? batches_ : sharded_sampler();
+  PassPlan plan{.skip = steps, .generator = dispatch ? std::nullopt : core_->options().generator};
+  if (core_->is_stream()) {
+    plan.stream = stream_plan();
+    plan.stream.skip_samples = samples;
+  } else {
+    const auto all = samples == 0 ? batches() : without_first(*batches(), samples);
+    plan.batches = dispatch ? all : sharded_sampler(all);
+  }
   if (dispatch) return make_dispatch_feed(plan);
   auto pass = core_->start(plan);
   if (self_sharding() && settings().config.even_batches)
@@ -194,7 +205,7 @@ std::unique_ptr<Feed> PreparedLoader::make_dispatch_feed(PassPlan& plan) {
   }
   return std::make_unique<DispatchFeed>(core_->ops(), std::move(pass), settings(),
                                         DispatchFeed::Plan{.drop_last = drop_last(),
-                                                           .sizes_vary = batches_ && !batches_->batch_size(),
+                                                           .sizes_vary = batches() && !batches()->batch_size(),
                                                            .slice = slice_,
                                                            .first_rows = std::move(first_rows)});
 }

@@ -16,7 +16,7 @@ class PreparedLoader final : public LoaderProgress, public std::enable_shared_fr
   /// @param batches  null for streams
   /// @throws ConfigError for settings that the loader can't follow.
   PreparedLoader(std::shared_ptr<LoaderCore> core, const PreparedSettings& settings,
-                 std::shared_ptr<AnyBatchSampler> batches, SliceFunction<AnyBatch> slice, int64_t skip);
+                 const std::shared_ptr<AnyBatchSampler>& batches, SliceFunction<AnyBatch> slice, int64_t skip);
 
   void set_epoch(int64_t epoch) override;
   std::optional<int64_t> size() const override;
@@ -28,15 +28,16 @@ class PreparedLoader final : public LoaderProgress, public std::enable_shared_fr
 
   /// The stream reads its own share only.
   bool self_sharding() const;
-  std::shared_ptr<AnyBatchSampler> sharded_sampler() const;
+  /// @param batches  those of all ranks
+  std::shared_ptr<AnyBatchSampler> sharded_sampler(const std::shared_ptr<AnyBatchSampler>& batches) const;
   StreamPlan stream_plan() const;
-  std::unique_ptr<Feed> make_feed(int64_t skip);
+  /// Of a pass that leaves out so many samples and then so many steps.
+  std::unique_ptr<Feed> make_feed(int64_t samples, int64_t steps);
   std::unique_ptr<Feed> make_dispatch_feed(PassPlan& plan);
   /// The first rows of a pass of which `plan` leaves out the start. Streams are read for them, then rewound.
   std::function<AnyBatch()> first_rows_of(PassPlan& plan);
 
   std::shared_ptr<LoaderCore> core_;
-  std::shared_ptr<AnyBatchSampler> batches_;
   SliceFunction<AnyBatch> slice_;
   std::weak_ptr<Cursor> running_;
 };

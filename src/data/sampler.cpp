@@ -122,6 +122,20 @@ std::optional<int64_t> SkipBatchSampler::size() const {
 
 namespace detail {
 
+Cursor<int64_t> SkipSampler::start() {
+  return [next = inner_->start(), skip = skip_samples_]() mutable -> std::optional<int64_t> {
+    for (; skip > 0; --skip)
+      if (!next()) return std::nullopt;
+    return next();
+  };
+}
+
+std::optional<int64_t> SkipSampler::size() const {
+  const auto all = inner_->size();
+  if (!all) return std::nullopt;
+  return std::max<int64_t>(*all - skip_samples_, 0);
+}
+
 struct DefaultGeneratorScope::Saved {
   at::Generator default_generator;
   at::Generator generator;

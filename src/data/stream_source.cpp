@@ -10,6 +10,11 @@ void CollatedStreamSource::reset(const StreamPlan& plan, int64_t skip) {
   rewind(plan);
   first_.reset();
   ended_ = false;
+  for (int64_t left = plan.skip_samples; left > 0 && !ended_;) {
+    const AnyBatch batch = request(std::min(plan.chunk, left));
+    ended_ = !batch;
+    if (batch) left -= ops().rows(batch);
+  }
   while (skip-- > 0 && read(plan)) {
   }
 }

@@ -16,6 +16,7 @@ struct StreamPlan {
   int64_t chunk = 1;                 ///< samples per request to a LibTorch stream
   bool complete = false;             ///< complete a short last group with samples of the first one
   bool drop_last = false;            ///< leave a short last group out
+  int64_t skip_samples = 0;          ///< left out before the first group, which another run has read
   int64_t rank = 0, world_size = 1;  ///< what a stream that shards itself is told; 1: nothing
 };
 

@@ -15,7 +15,8 @@
 
 namespace accelerate::data {
 
-/// Where a loader stands. Equal on all ranks but for the default generator, so rank 0's may be loaded everywhere.
+/// Where a loader stands. Equal on all ranks but for the default generator, so rank 0's may be loaded everywhere, also
+/// by another number of ranks, see PreparedStatus::load_state_dict().
 struct ACCELERATE_API DataLoaderState {
   /// Pass that the loader is in, or that comes next.
   int64_t iteration = 0;
@@ -25,7 +26,14 @@ struct ACCELERATE_API DataLoaderState {
   at::Tensor sampler_rng_state;
   /// LibTorch's default CPU generator at the start of the pass; empty between passes.
   at::Tensor default_rng_state;
-  ACCELERATE_FIELDS(iteration, batches_yielded, sampler_rng_state, default_rng_state)
+  /// Samples of the pass that came before those batches, when a run with other global batches gave them.
+  int64_t samples_before = 0;
+  /// Samples per step over all ranks; 0 when batches vary in size.
+  int64_t total_batch_size = 0;
+  /// Ranks that shared the pass; 0: nobody said, as in files of earlier versions.
+  int64_t num_processes = 0;
+  ACCELERATE_FIELDS(iteration, batches_yielded, sampler_rng_state, default_rng_state, samples_before, total_batch_size,
+                    num_processes)
 
   /// A dictionary of the fields, for checkpoints.
   c10::IValue to_ivalue() const;
@@ -56,7 +64,10 @@ class ACCELERATE_API PreparedStatus : public LoaderStatus {
   virtual bool dispatches() const = 0;
 
   virtual DataLoaderState state_dict() const = 0;
-  /// The next pass goes on where the state was taken, in the order of that pass.
+  /// The next pass goes on where the state was taken, in the order of that pass. With another number of ranks or
+  /// another batch size every sample that is left comes once, in global batches of this loader's size.
+  /// @throws CheckpointError with both sides' numbers where that can't be: in the middle of a pass over a stream that
+  /// shards itself, or of batches that a sampler of your own makes (unless they go up in steps of all ranks).
   virtual void load_state_dict(const DataLoaderState& state) = 0;
 
   /// Steps that are left out at the start of each pass.

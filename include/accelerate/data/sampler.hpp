@@ -25,6 +25,12 @@ namespace accelerate::data {
 using Indices = std::vector<int64_t>;
 template <class T> using Cursor = std::function<std::optional<T>()>;
 
+namespace detail {
+inline std::optional<at::Generator> if_defined(at::Generator generator) {
+  return generator.defined() ? std::optional(std::move(generator)) : std::nullopt;
+}
+}  // namespace detail
+
 /// The order of single samples. Derive from it to write your own.
 class ACCELERATE_API AnySampler {
  public:
@@ -39,7 +45,8 @@ class ACCELERATE_API AnySampler {
   virtual bool random() const { return false; }
   /// The generator that start() draws from; empty: LibTorch's default one.
   const std::optional<at::Generator>& generator() const { return generator_; }
-  void set_generator(at::Generator generator) { generator_ = std::move(generator); }
+  /// An undefined one: draw from LibTorch's default one again.
+  void set_generator(at::Generator generator) { generator_ = detail::if_defined(std::move(generator)); }
 
  protected:
   std::optional<at::Generator> generator_;
@@ -113,6 +120,7 @@ class ACCELERATE_API AnyBatchSampler {
   virtual void set_epoch(int64_t /*epoch*/) {}
   virtual bool random() const { return false; }
   virtual std::optional<at::Generator> generator() const { return std::nullopt; }
+  /// An undefined one: draw from LibTorch's default one again.
   virtual void set_generator(at::Generator /*generator*/) {}
 };
 
@@ -197,6 +205,19 @@ class ACCELERATE_API SkipBatchSampler : public detail::BatchSamplerWrapper {
 
 namespace detail {
 
+/// The samples of another sampler but for the first ones.
+class ACCELERATE_API SkipSampler final : public AnySampler {
+ public:
+  SkipSampler(std::shared_ptr<AnySampler> inner, int64_t skip_samples)
+      : inner_(std::move(inner)), skip_samples_(skip_samples) {}
+  Cursor<int64_t> start() override;
+  std::optional<int64_t> size() const override;
+
+ private:
+  std::shared_ptr<AnySampler> inner_;
+  int64_t skip_samples_;
+};
+
 /// While it lives, LibTorch's default CPU generator draws from `generator`'s stream; afterwards the default is as
 /// before and `generator` has moved on.
 class ACCELERATE_API DefaultGeneratorScope {
@@ -273,7 +294,7 @@ template <class S> class ForeignBatchSampler : public AnyBatchSampler {
   }
   bool random() const override { return true; }  // who knows
   std::optional<at::Generator> generator() const override { return generator_; }
-  void set_generator(at::Generator generator) override { generator_ = std::move(generator); }
+  void set_generator(at::Generator generator) override { generator_ = if_defined(std::move(generator)); }
 
  private:
   std::shared_ptr<S> sampler_;

@@ -153,18 +153,13 @@ class SampleStreamSource final : public SourceOf<StreamSource, D, Batch> {
     stream_.rewind(*this->dataset_, plan);
     groups_.reset();
     buffer_.clear();
+    leave_out(plan.skip_samples, plan.chunk);
     if (skip > 0 && plan.complete) {  // the first group may be needed at the end
       int64_t got = 0;
       groups_.read([&] { return next(plan.chunk); }, plan, got);
       --skip;
     }
-    int64_t samples = skip * plan.group;
-    if constexpr (requires(D & d) { d.skip(samples); }) {
-      if (samples > 0) this->dataset_->skip(samples);
-    } else {
-      while (samples-- > 0 && next(plan.chunk)) {
-      }
-    }
+    leave_out(skip * plan.group, plan.chunk);
   }
 
   std::optional<LoadedBatch> read(const StreamPlan& plan) override {
@@ -176,6 +171,14 @@ class SampleStreamSource final : public SourceOf<StreamSource, D, Batch> {
   }
 
  private:
+  void leave_out(int64_t samples, int64_t chunk) {
+    if constexpr (requires(D & d) { d.skip(samples); }) {
+      if (samples > 0) this->dataset_->skip(samples);
+    } else {
+      while (samples-- > 0 && next(chunk)) {
+      }
+    }
+  }
   std::optional<Sample> next(int64_t chunk) {
     if constexpr (PlainStream<D>) {
       return this->dataset_->next();
