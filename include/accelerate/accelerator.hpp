@@ -339,7 +339,7 @@ class ACCELERATE_API Accelerator {
     return accelerate::pad_across_processes(data, dim, pad_index, pad_first);
   }
   /// Gathers and, on the last batch of the loader being iterated, drops the samples that were repeated to fill it.
-  /// Lists of things that are not tensors go as objects; `use_gather_object` sends tensors in lists so, too.
+  /// Lists of things that are not tensors go as objects, with `use_gather_object` everything: see metrics.hpp.
   template <class T> T gather_for_metrics(const T& data, bool use_gather_object = false) const {
     return accelerate::gather_for_metrics(data, use_gather_object);
   }
@@ -362,28 +362,46 @@ class ACCELERATE_API Accelerator {
   /// only (empty elsewhere), gathered unit by unit; collective then.
   std::map<std::string, at::Tensor> get_state_dict(const ModelRef& model) const { return state_dict_of(model); }
   /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return
-  /// the folder. Under FSDP models and optimizers go, by the plugin's state_dict_type, into
+  /// the folder. It appears whole or not at all: what is written goes into another one, which gets the name when all is
+  /// on the disk. A folder that is there already keeps what is no checkpoint's, and its older checkpoint until the new
+  /// one is complete. In the middle of an accumulation group the gradients so far are saved, by each rank its own.
+  /// Under FSDP models and optimizers go, by the plugin's state_dict_type, into
   /// - full: pytorch_model_fsdp.bin (_1, …) and optimizer.bin, whole, keyed by names; rank 0 writes, and holds one unit
   /// - sharded: the folders pytorch_model_fsdp_0 and optimizer_0, …: distributed checkpoints to which each rank writes
   ///   its own pieces
   /// - local: pytorch_model_fsdp_rank<r>.bin and optimizer_0_rank<r>.bin, …: each rank's pieces, for the same run only
-  /// What an earlier save left in the folder in another form is removed.
+  /// @throws CheckpointError, ResourceError, on all ranks; with automatic naming also where checkpoints lie that this
+  /// run would not come after.
   std::filesystem::path save_state(const std::filesystem::path& output_dir = {}, bool safe_serialization = true);
-  /// Reads it back into the same objects; no folder: the newest automatic checkpoint. Collective. All forms but local
-  /// fit any number of ranks and any plugin or none, also those that Python wrote: each rank reads what it needs.
+  /// Reads it back into the same objects; no folder: the newest automatic checkpoint that is complete; a warning names
+  /// newer ones that are not. Collective. All forms but local fit any number of ranks and any plugin or none, also
+  /// those that Python wrote: each rank reads what it needs. Loaders go on in the middle of a pass (see
+  /// PreparedStatus::load_state_dict) and accumulation in the middle of a group: with as many micro-steps as it was
+  /// saved with, or with as many batches of one rank in the whole group.
   /// @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of
-  /// them.
+  /// them, or if the run can't go on with these ranks: then with the numbers.
   void load_state(const std::filesystem::path& input_dir = {});
   /// Your own objects: anything with `c10::IValue state_dict()` and `load_state_dict(const c10::IValue&)`, or any value
   /// that an archive takes (numbers, strings, containers, structs with ACCELERATE_FIELDS). Kept by reference.
   template <class... Objects> void register_for_checkpointing(Objects&... objects) {
     (register_custom(checkpointing::custom_object(objects)), ...);
   }
-  /// Called before save_state writes / load_state reads, with the folder. The returned scope removes the hook when it
-  /// ends; keep it.
+  /// Called before save_state writes / load_state reads, with the folder that it writes into (not yet by its name) or
+  /// reads. The returned scope removes the hook when it ends; keep it. On all ranks.
   using StateHook = std::function<void(const std::filesystem::path&)>;
   Scope register_save_state_pre_hook(StateHook hook);
   Scope register_load_state_pre_hook(StateHook hook);
+  /// Hooks that change what is saved, as the reference's. `weights` are those of `models`, in their order, on the host;
+  /// what the hook leaves there is written, as model.safetensors, model_1.safetensors, … None where a model is held in
+  /// pieces or FSDP has a form of its own for it; such models are written as they are.
+  using ModelWeights = std::vector<std::map<std::string, at::Tensor>>;
+  using SaveStateHook =
+      std::function<void(const std::vector<ModelRef>& models, ModelWeights& weights, const std::filesystem::path&)>;
+  Scope register_save_state_pre_hook(SaveStateHook hook);
+  /// And what is loaded: models that the hook removes are left alone, the others are read in the order in which they
+  /// stand there.
+  using LoadStateHook = std::function<void(std::vector<ModelRef>& models, const std::filesystem::path&)>;
+  Scope register_load_state_pre_hook(LoadStateHook hook);
   template <class Loader> auto skip_first_batches(const Loader& loader, int64_t num_batches = 0) const {
     return detail::skip_batches(loader, num_batches);
   }

@@ -201,7 +201,6 @@ bool Accelerator::check_trigger() {
 
 void Accelerator::free_memory() {
   impl_->run.clear();
-  impl_->num_items = 0;
   clear_device_cache();
 }
 

@@ -5,6 +5,7 @@
 #include "accelerate/accelerator.hpp"
 #include "accelerate/trackers/tracker.hpp"
 #include "parallel/engines.hpp"
+#include "run_state/checkpoint_folders.hpp"
 #include "run_state/run_state.hpp"
 
 namespace accelerate {
@@ -27,7 +28,12 @@ struct Accelerator::Impl {
 
   data::PrepareDataLoaderOptions loader_options;
   run_state::RunState run;  ///< all that was prepared
-  std::list<StateHook> save_hooks, load_hooks;
+  struct OneSaveHook {
+    SaveStateHook call;
+    bool wants_weights;
+  };
+  std::list<OneSaveHook> save_hooks;
+  std::list<LoadStateHook> load_hooks;
   std::vector<std::unique_ptr<GeneralTracker>> trackers;
 
   /// The one rank that writes what all have, or with save_on_each_node one on each machine.
@@ -39,7 +45,11 @@ struct Accelerator::Impl {
   std::pair<size_t, size_t> checked = {0, 0};
   bool checked_loaders = false;  ///< whether an unprepared one was spoken of
 
-  double num_items = 0;  ///< of the accumulation group, with GradientAverage::tokens
+  /// Calls the save hooks. @return what they want to be written instead of the models' weights, if any of them cares
+  std::optional<ModelWeights> weights_by_hooks(const std::filesystem::path& folder, run_state::StateForm form);
+  run_state::LoadOptions load_options() const;
+  run_state::Lacks lacks() const;
+
   bool trigger = false;
   int exceptions_at_start = 0;
 };

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "run_state/checkpoint_folders.hpp"
@@ -33,8 +35,20 @@ template <class Hook> Scope add_hook(std::list<Hook>& hooks, Hook hook) {
 
 }  // namespace
 
-Scope Accelerator::register_save_state_pre_hook(StateHook hook) { return add_hook(impl_->save_hooks, std::move(hook)); }
-Scope Accelerator::register_load_state_pre_hook(StateHook hook) { return add_hook(impl_->load_hooks, std::move(hook)); }
+Scope Accelerator::register_save_state_pre_hook(StateHook hook) {
+  const auto call = [hook = std::move(hook)](const auto&, auto&, const fs::path& folder) { hook(folder); };
+  return add_hook(impl_->save_hooks, Impl::OneSaveHook{call, /*wants_weights=*/false});
+}
+Scope Accelerator::register_save_state_pre_hook(SaveStateHook hook) {
+  return add_hook(impl_->save_hooks, Impl::OneSaveHook{std::move(hook), /*wants_weights=*/true});
+}
+Scope Accelerator::register_load_state_pre_hook(StateHook hook) {
+  return register_load_state_pre_hook(
+      [hook = std::move(hook)](std::vector<ModelRef>&, const fs::path& folder) { hook(folder); });
+}
+Scope Accelerator::register_load_state_pre_hook(LoadStateHook hook) {
+  return add_hook(impl_->load_hooks, std::move(hook));
+}
 
 namespace {
 
@@ -47,6 +61,38 @@ run_state::StateForm form_of_state(const parallel::ChosenEngine& engine, bool sa
 
 }  // namespace
 
+std::optional<Accelerator::ModelWeights> Accelerator::Impl::weights_by_hooks(const fs::path& folder,
+                                                                             run_state::StateForm form) {
+  using run_state::StateForm;
+  const bool asked =
+      std::any_of(save_hooks.begin(), save_hooks.end(), [](const auto& hook) { return hook.wants_weights; });
+  const auto engines = run.engines();
+  const bool whole =
+      (form == StateForm::safetensors || form == StateForm::archive) &&
+      std::none_of(engines.begin(), engines.end(), [](const auto& engine) { return engine->holds_pieces(); });
+  std::vector<ModelRef> models;
+  ModelWeights weights;
+  for (const auto& model : run.models) {
+    models.push_back(model->model);
+    if (asked && whole) weights.push_back(checkpointing::state_dict(model->model));
+  }
+  for (const auto& hook : save_hooks) hook.call(models, weights, folder);
+  return asked && whole ? std::optional(std::move(weights)) : std::nullopt;
+}
+
+run_state::LoadOptions Accelerator::Impl::load_options() const {
+  return {.preferred = form_of_state(*engine, /*safe_serialization=*/true),
+          .loaders = options.dataloader_config.use_stateful_dataloader,
+          .num_steps = gradients->num_steps(),
+          .average = gradients->average(),
+          .device = state->device()};
+}
+
+run_state::Lacks Accelerator::Impl::lacks() const {
+  // Hooks may load models in their own way.
+  return [this](const fs::path& folder) { return run_state::lacks(run, load_hooks.empty(), folder, load_options()); };
+}
+
 fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serialization) {
   auto& project = impl_->options.project_config;
   const fs::path all = project.project_dir / "checkpoints";
@@ -55,28 +101,35 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
     throw ConfigError(
         "save_state: no folder was given, expected one because ProjectConfiguration::automatic_checkpoint_naming is "
         "off");
+  if (named && project.total_limit.value_or(1) < 1)
+    raise<ConfigError>(
+        "save_state: ProjectConfiguration::total_limit is {}, expected at least 1, the checkpoint that is being "
+        "written",
+        *project.total_limit);
   const fs::path folder = named ? run_state::checkpoint_folder(all, project.iteration) : output_dir;
-  // Who writes makes the folder; the others hear of a failure instead of waiting for what will not come.
   run_state::on_all_ranks_or_throw([&] {
-    if (!writes) return;
-    if (named && fs::exists(folder))
+    if (const int64_t last = run_state::last_checkpoint(all); writes && named && last >= project.iteration)
       raise<CheckpointError>(
-          "save_state: '{}' exists already; set ProjectConfiguration::iteration to the next free number to go on after "
-          "it",
-          folder.string());
-    run_state::make_folder(folder);
+          "save_state: '{}' exists already, from a run that this one did not continue, and would count as newer than "
+          "number {}, which comes next; call load_state() before training to go on after it, set "
+          "ProjectConfiguration::iteration to {}, or choose another project_dir",
+          run_state::checkpoint_folder(all, last).string(), project.iteration, last + 1);
   });
-  run_state::make_folder(folder);  // on a machine with a disk of its own
-  for (const auto& hook : impl_->save_hooks) hook(folder);
-  run_state::save(impl_->run, folder,
-                  {.form = form_of_state(*impl_->engine, safe_serialization),
+  run_state::UnfinishedCheckpoint checkpoint(folder, is_local_main_process());
+  const auto form = form_of_state(*impl_->engine, safe_serialization);
+  const auto weights = impl_->weights_by_hooks(checkpoint.where(), form);
+  run_state::save(impl_->run, checkpoint.where(),
+                  {.form = form,
+                   .weights = weights ? &*weights : nullptr,
                    .writers = {.here = writes, .several = project.save_on_each_node},
                    .loaders = impl_->options.dataloader_config.use_stateful_dataloader,
+                   .num_steps = impl_->gradients->num_steps(),
                    .device = device()});
+  checkpoint.publish();  // nobody goes on, or reads, before it is complete
   ++project.iteration;
-  wait_for_everyone();  // nobody goes on, or reads, before it is complete
   // The reference prunes first; a crash while writing then costs an old checkpoint as well as the new one.
-  if (writes && named && project.total_limit) run_state::prune_checkpoints(all, *project.total_limit);
+  if (writes && named && project.total_limit)
+    run_state::prune_checkpoints(all, *project.total_limit, folder, impl_->lacks());
   return folder;
 }
 
@@ -86,17 +139,19 @@ void Accelerator::load_state(const fs::path& input_dir) {
     throw ConfigError(
         "load_state: no folder was given, expected one because ProjectConfiguration::automatic_checkpoint_naming is "
         "off");
-  const fs::path folder =
-      input_dir.empty() ? run_state::newest_checkpoint(project.project_dir / "checkpoints") : input_dir;
+  const fs::path all = project.project_dir / "checkpoints";
+  const fs::path folder = input_dir.empty() ? run_state::newest_checkpoint(all, impl_->lacks()) : input_dir;
+  run_state::finish_checkpoint(folder, is_local_main_process());
   if (!fs::is_directory(folder))
     raise<CheckpointError>("load_state: '{}' is not a folder; give the one that save_state wrote", folder.string());
-  for (const auto& hook : impl_->load_hooks) hook(folder);
-  run_state::load(impl_->run, folder,
-                  {.preferred = form_of_state(*impl_->engine, /*safe_serialization=*/true),
-                   .loaders = impl_->options.dataloader_config.use_stateful_dataloader,
-                   .device = device()});
+  std::vector<ModelRef> models;
+  for (const auto& model : impl_->run.models) models.push_back(model->model);
+  for (const auto& hook : impl_->load_hooks) hook(models, folder);
+  run_state::load(impl_->run, models, folder, impl_->load_options());
   if (project.automatic_checkpoint_naming)
-    if (const auto number = run_state::checkpoint_number(folder)) project.iteration = *number + 1;
+    if (const auto number = run_state::checkpoint_number(folder))
+      // After those that were passed over, too; whoever asks for an older one decides by himself what comes next.
+      project.iteration = (input_dir.empty() ? std::max(*number, run_state::last_checkpoint(all)) : *number) + 1;
   wait_for_everyone();
 }
 

@@ -84,17 +84,17 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
         "backward: num_items was given, but gradients are averaged over steps; set GradientAccumulationPlugin::average "
         "to GradientAverage::tokens, or leave it out");
   if (num_items < 0) raise<ConfigError>("backward: num_items is {}, expected 0 or more", num_items);
-  impl_->num_items += static_cast<double>(num_items);
+  impl_->run.num_items += static_cast<double>(num_items);
   // The mean times its count is a sum: sums of micro-steps and ranks add up, and are divided once by the count of all.
   run_backward(num_items == 0 ? loss.nan_to_num() : loss, static_cast<double>(num_items), options);
   if (!sync_gradients()) return;
   const double all =
-      comm::all_reduce(
-          at::full({1}, impl_->num_items,
+      comm::agreed::all_reduce(
+          at::full({1}, impl_->run.num_items,
                    at::TensorOptions().dtype(at::kDouble).device(device().is_mps() ? at::Device(at::kCPU) : device())),
           Reduction::sum, 1.0)
           .item<double>();
-  impl_->num_items = 0;
+  impl_->run.num_items = 0;
   if (all == 0)
     throw ConfigError(
         "backward: no rank had any item in this accumulation group, so there is no average; skip groups without items");

@@ -1,11 +1,18 @@
 #include "run_state/checkpoint_folders.hpp"
 
-#include <algorithm>
-#include <charconv>
-#include <string>
-#include <utility>
-#include <vector>
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <fstream>
+#include <regex>
+#include <utility>
+
+#include "accelerate/comm.hpp"
+#include "run_state/whole_stream.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::run_state {
@@ -16,14 +23,18 @@ namespace {
 const std::string kPrefix = "checkpoint_";
 
 /// Oldest first.
-std::vector<std::pair<int64_t, fs::path>> numbered_checkpoints(const fs::path& all) {
-  std::vector<std::pair<int64_t, fs::path>> found;
+std::vector<int64_t> numbers_in(const fs::path& all) {
+  std::vector<int64_t> found;
   if (!fs::is_directory(all)) return found;
   for (const auto& entry : fs::directory_iterator(all))
-    if (const auto number = checkpoint_number(entry.path()); number && entry.is_directory())
-      found.emplace_back(*number, entry.path());
+    if (const auto number = checkpoint_number(entry.path()); number && entry.is_directory()) found.push_back(*number);
   std::sort(found.begin(), found.end());
   return found;
+}
+
+/// A name that no checkpoint has, beside `folder`.
+fs::path beside(const fs::path& folder, const char* what) {
+  return folder.parent_path() / ("." + folder.filename().string() + "." + what);
 }
 
 }  // namespace
@@ -39,26 +50,173 @@ std::optional<int64_t> checkpoint_number(const fs::path& folder) {
   return error == std::errc() && end == last ? std::optional(number) : std::nullopt;
 }
 
-fs::path newest_checkpoint(const fs::path& all) {
-  const auto present = numbered_checkpoints(all);
-  if (present.empty())
-    raise<CheckpointError>(
-        "load_state: found no checkpoint_<n> in '{}', expected at least one; was save_state() called with this "
-        "project_dir?",
-        all.string());
-  return present.back().second;
+int64_t last_checkpoint(const fs::path& all) {
+  const auto numbers = numbers_in(all);
+  return numbers.empty() ? -1 : numbers.back();
 }
 
-void prune_checkpoints(const fs::path& all, int64_t limit) {
-  const auto present = numbered_checkpoints(all);
-  for (size_t i = 0; i + static_cast<size_t>(limit) < present.size(); ++i) fs::remove_all(present[i].second);
+fs::path newest_checkpoint(const fs::path& all, const Lacks& lacks) {
+  // The main process's list, since every look of one rank at a folder is one of all.
+  std::vector<std::vector<int64_t>> numbers{numbers_in(all)};
+  broadcast_object_list(numbers);
+  std::string passed_over;
+  for (auto number = numbers[0].rbegin(); number != numbers[0].rend(); ++number) {
+    const fs::path folder = checkpoint_folder(all, *number);
+    const auto lacking = gather_object(lacks(folder));
+    if (lacking.empty()) {
+      if (!passed_over.empty() && comm::rank() == 0)
+        TORCH_WARN("load_state: takes '", folder.string(), "', the newest checkpoint that is complete, and passes over",
+                   passed_over);
+      return folder;
+    }
+    passed_over += fmt::format("\n  '{}', which has no {}", folder.string(), lacking.front());
+  }
+  raise<CheckpointError>(
+      "load_state: found no checkpoint_<n> in '{}' that is complete, expected at least one; was save_state() called "
+      "with this project_dir?{}",
+      all.string(), passed_over.empty() ? "" : " Passed over:" + passed_over);
 }
 
-void make_folder(const fs::path& folder) {
+void prune_checkpoints(const fs::path& all, int64_t limit, const fs::path& newest, const Lacks& lacks) {
+  std::vector<fs::path> complete;
+  for (const int64_t number : numbers_in(all))
+    if (const auto folder = checkpoint_folder(all, number); folder != newest && lacks(folder).empty())
+      complete.push_back(folder);
+  for (size_t i = 0; i + static_cast<size_t>(limit) <= complete.size(); ++i) {
+    const auto removed = beside(complete[i], "removed");
+    fs::remove_all(removed);
+    fs::rename(complete[i], removed);  // so that nobody meets half of it
+    fs::remove_all(removed);
+  }
+}
+
+namespace {
+
+constexpr const char* kUnfinished = ".unfinished";  ///< within a folder that has something in it
+constexpr const char* kFinished = ".finished";      ///< complete, and about to take the place of what is there
+constexpr const char* kStale = ".stale";            ///< in it: names of an older checkpoint's files, which go first
+
+/// Whether save_state() gives files or folders this name.
+bool is_ours(const std::string& name) {
+  static const std::regex names(
+      "model(_\\d+)?\\.safetensors|pytorch_model(_\\d+)?\\.bin|pytorch_model_fsdp(_\\d+)?(_rank\\d+)?\\.bin|"
+      "pytorch_model_fsdp_\\d+|optimizer(_\\d+)?\\.bin|optimizer_\\d+(_rank\\d+\\.bin)?|scheduler(_\\d+)?\\.bin|"
+      "dl_state_dict(_\\d+)?\\.bin|scaler\\.pt|(custom_checkpoint|random_states)_\\d+\\.pkl|gradients_\\d+\\.bin");
+  return std::regex_match(name, names);
+}
+
+void sync(const fs::path& path) {
+  // Not every file system can flush folders, and not every file may be opened: then the system does it in its time.
+  if (const int handle = ::open(path.c_str(), O_RDONLY | O_CLOEXEC); handle >= 0) {
+    ::fsync(handle);
+    ::close(handle);
+  }
+}
+
+[[noreturn]] void fail(const fs::path& folder, const std::string& what, const std::error_code& error) {
+  raise<CheckpointError>("save_state: the folder '{}' {}: {}", folder.string(), what, error.message());
+}
+
+void make_folder(const fs::path& folder, const fs::path& where) {
   std::error_code failure;
-  fs::create_directories(folder, failure);
-  if (!fs::is_directory(folder))
-    raise<CheckpointError>("save_state: the folder '{}' can't be created: {}", folder.string(), failure.message());
+  fs::remove_all(where, failure);
+  fs::create_directories(where, failure);
+  if (!fs::is_directory(where)) fail(folder, "can't be created", failure);
+}
+
+/// Puts what is in `.finished` in its place. May be repeated at any point.
+void replace_older(const fs::path& folder) {
+  const fs::path finished = folder / kFinished;
+  std::ifstream stale(finished / kStale);
+  for (std::string name; std::getline(stale, name);) fs::remove_all(folder / name);
+  std::vector<fs::path> names;  // first, since renaming changes what is being listed
+  for (const auto& entry : fs::directory_iterator(finished))
+    if (entry.path().filename() != kStale) names.push_back(entry.path().filename());
+  for (const auto& name : names) {
+    if (fs::is_directory(folder / name)) fs::remove_all(folder / name);
+    fs::rename(finished / name, folder / name);
+  }
+  sync(folder);
+  fs::remove_all(finished);
+}
+
+void publish_in(const fs::path& where, const fs::path& folder) {
+  for (const auto& entry : fs::recursive_directory_iterator(where))
+    if (entry.is_regular_file() || entry.is_directory()) sync(entry.path());
+  sync(where);
+  std::error_code error;
+  if (where.parent_path() != folder) {
+    fs::rename(where, folder, error);  // takes the place of an empty folder, too
+    sync(folder.parent_path());
+    if (!error) return;
+    if (error != std::errc::directory_not_empty && error != std::errc::file_exists)
+      fail(folder, "can't get what was written beside it", error);
+  }
+  std::ofstream stale(where / kStale);
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (const auto name = entry.path().filename().string(); is_ours(name) && !fs::exists(where / name))
+      stale << name << '\n';
+  stale.close();
+  sync(where / kStale), sync(where);
+  fs::rename(where, folder / kFinished, error);
+  sync(folder);
+  if (error) fail(folder, "can't get what was written", error);
+  replace_older(folder);
+}
+
+}  // namespace
+
+UnfinishedCheckpoint::UnfinishedCheckpoint(const fs::path& folder, bool first_here)
+    : folder_(fs::absolute(folder).lexically_normal()), first_here_(first_here) {
+  if (!folder_.has_filename()) folder_ = folder_.parent_path();  // "checkpoint/"
+  finish_checkpoint(folder_, first_here);
+  constexpr const char* kMark = ".shared";
+  std::vector<bool> within{false};
+  const auto choose = [&] { where_ = within[0] ? folder_ / kUnfinished : beside(folder_, "unfinished"); };
+  on_all_ranks_or_throw([&] {
+    if (fs::exists(folder_)) folder_ = fs::canonical(folder_);  // a link stays one
+    if (comm::rank() != 0) return;
+    // An empty folder gives way, if it can: a mount point can't.
+    std::error_code stays;
+    within[0] = fs::exists(folder_) && !(fs::is_directory(folder_) && fs::remove(folder_, stays));
+    choose();
+    make_folder(folder_, where_);
+    std::ofstream(where_ / kMark).flush();
+  });
+  broadcast_object_list(within);
+  choose();
+  on_all_ranks_or_throw([&] {
+    // Who does not see the mark has a disk of its own.
+    if (comm::rank() != 0 && first_here_ && !fs::exists(where_ / kMark)) make_folder(folder_, where_);
+  });
+  if (comm::rank() == 0) fs::remove(where_ / kMark);
+}
+
+UnfinishedCheckpoint::~UnfinishedCheckpoint() {
+  std::error_code ignored;
+  if (!published_ && first_here_) fs::remove_all(where_, ignored);
+}
+
+void UnfinishedCheckpoint::publish() {
+  on_all_ranks_or_throw([&] {
+    if (comm::rank() == 0) publish_in(where_, folder_);
+  });
+  on_all_ranks_or_throw([&] {
+    if (comm::rank() != 0 && first_here_ && fs::exists(where_)) publish_in(where_, folder_);
+  });
+  published_ = true;
+}
+
+void finish_checkpoint(const fs::path& folder, bool first_here) {
+  const auto finish = [&] {
+    if (fs::exists(folder / kFinished)) replace_older(folder);
+  };
+  on_all_ranks_or_throw([&] {
+    if (comm::rank() == 0) finish();
+  });
+  on_all_ranks_or_throw([&] {
+    if (comm::rank() != 0 && first_here) finish();
+  });
 }
 
 }  // namespace accelerate::run_state

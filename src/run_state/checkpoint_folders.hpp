@@ -2,20 +2,56 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
+#include <string>
+#include <vector>
 
-/// Folders of checkpoints that name themselves: checkpoint_0, checkpoint_1, …
+/// Folders of checkpoints: they appear whole or not at all, and some name themselves checkpoint_0, checkpoint_1, …
 namespace accelerate::run_state {
 
 std::filesystem::path checkpoint_folder(const std::filesystem::path& all, int64_t number);
 /// Nothing for a folder of another name.
 std::optional<int64_t> checkpoint_number(const std::filesystem::path& folder);
-/// The one with the highest number. @throws CheckpointError if there is none.
-std::filesystem::path newest_checkpoint(const std::filesystem::path& all);
-/// Removes the oldest above the limit.
-void prune_checkpoints(const std::filesystem::path& all, int64_t limit);
+/// The highest number that is there, complete or not; -1 without any.
+int64_t last_checkpoint(const std::filesystem::path& all);
 
-/// @throws CheckpointError when there is no folder then.
-void make_folder(const std::filesystem::path& folder);
+/// What a checkpoint lacks that is needed here; nothing: it is complete.
+using Lacks = std::function<std::vector<std::string>(const std::filesystem::path& folder)>;
+
+/// The one with the highest number that is complete on all ranks. Says on the main process which it passed over.
+/// Collective. @throws CheckpointError, on all ranks, if there is none.
+std::filesystem::path newest_checkpoint(const std::filesystem::path& all, const Lacks& lacks);
+/// Removes the oldest complete ones above the limit, but never `newest`. Each goes as a whole. Not collective.
+void prune_checkpoints(const std::filesystem::path& all, int64_t limit, const std::filesystem::path& newest,
+                       const Lacks& lacks);
+
+/// A checkpoint that is being written: into a folder beside the one whose name it gets, by a single rename, when all of
+/// it is on the disk. Where that folder has something in it already, it is written within it, and what is complete is
+/// marked so (again by a rename) before its files take the places of older ones: whoever comes after a crash finishes
+/// that, see finish_checkpoint(). Files of the folder that are no checkpoint's stay.
+class UnfinishedCheckpoint {
+ public:
+  /// Makes the folder to write into, on each machine that has a disk of its own. What an interrupted save left there is
+  /// removed. Collective. @param first_here  one rank of each machine, rank 0 among them
+  /// @throws CheckpointError on all ranks.
+  UnfinishedCheckpoint(const std::filesystem::path& folder, bool first_here);
+  /// Removes what was written, unless it was published.
+  ~UnfinishedCheckpoint();
+  UnfinishedCheckpoint(const UnfinishedCheckpoint&) = delete;
+  UnfinishedCheckpoint& operator=(const UnfinishedCheckpoint&) = delete;
+
+  const std::filesystem::path& where() const { return where_; }
+  /// Flushes what was written to the disk and gives it its name. Collective. @throws CheckpointError on all ranks.
+  void publish();
+
+ private:
+  std::filesystem::path folder_, where_;
+  bool first_here_, published_ = false;
+};
+
+/// If a crash came when files of a complete checkpoint were about to replace older ones, replaces the rest. Collective.
+/// @throws CheckpointError on all ranks.
+void finish_checkpoint(const std::filesystem::path& folder, bool first_here);
 
 }  // namespace accelerate::run_state

@@ -112,6 +112,10 @@ void save_model(const detail::PreparedModel& model, const StateFile& file, const
   }
 }
 
+void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateFile& file) {
+  write_tensors(file.path, tensors, file.form == StateForm::safetensors);
+}
+
 StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& file) : engine_(model.engine.get()) {
   const auto holdings = holdings_of(model);
   if (file.form == StateForm::local) {

@@ -16,6 +16,9 @@ namespace accelerate::run_state {
 
 void save_model(const detail::PreparedModel& model, const StateFile& file, const Writers& writers);
 
+/// Somebody's tensors in a model's place, on the rank that calls it. Not collective.
+void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateFile& file);
+
 /// A model's weights, read and found to fit, not yet in their place. Holds as many bytes as this rank holds of the
 /// model. Not collective but for apply().
 class StagedModel {

@@ -7,6 +7,7 @@
 
 #include "accelerate/comm.hpp"
 #include "optim/optimizer_state.hpp"
+#include "run_state/accumulation.hpp"
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"
 #include "run_state/whole_stream.hpp"
@@ -35,6 +36,7 @@ void RunState::clear() {
   schedulers.clear();
   loaders.clear();
   step = 0;
+  num_items = 0;
 }
 
 namespace {
@@ -77,6 +79,16 @@ void give_pieces_to_optimizers(const RunState& run) {
 
 namespace {
 
+const detail::PreparedModel& prepared_of(const RunState& run, const ModelRef& model) {
+  const auto found = run.find(model);
+  if (!found)
+    throw ConfigError(
+        "load_state: a hook has put a model that was not prepared into the list of those to load, expected it to "
+        "remove "
+        "or to reorder models only");
+  return *found;  // the run holds it, too
+}
+
 fs::path custom_file(const fs::path& folder, size_t index) {
   return folder / fmt::format("custom_checkpoint_{}.pkl", index);
 }
@@ -88,7 +100,12 @@ fs::path random_states_file(const fs::path& folder) {
 
 void save(const RunState& run, const fs::path& folder, const SaveOptions& options) {
   const StateForm form = options.form;
-  for (size_t i = 0; i < run.models.size(); ++i)
+  if (options.weights)
+    on_all_ranks_or_throw([&] {
+      for (size_t i = 0; options.writers.here && i < options.weights->size(); ++i)
+        save_tensors((*options.weights)[i], in_form(model_files(folder, i), form));
+    });
+  for (size_t i = 0; !options.weights && i < run.models.size(); ++i)
     save_model(*run.models[i], in_form(model_files(folder, i), form), options.writers);
   for (size_t i = 0; i < run.optimizers.size(); ++i)
     save_optimizer(run.optimizers[i], run.models, {form, in_form(optimizer_files(folder, i), form).path},
@@ -104,24 +121,42 @@ void save(const RunState& run, const fs::path& folder, const SaveOptions& option
       if (run.scaler) save_object(run.scaler->state_dict(), folder / "scaler.pt");
       for (size_t i = 0; i < run.customs.size(); ++i) save_object(run.customs[i].state_dict(), custom_file(folder, i));
     }
-    save_object(checkpointing::random_states(run.step, options.device), random_states_file(folder));
-    if (options.writers.here) {
-      for (size_t i = 0; i < run.models.size(); ++i) remove_other_forms(model_files(folder, i), form);
-      for (size_t i = 0; i < run.optimizers.size(); ++i) remove_other_forms(optimizer_files(folder, i), form);
-    }
+    save_object(checkpointing::random_states(run.step % options.num_steps, options.device), random_states_file(folder));
+    save_accumulation(run, folder, options.num_steps);
   });
 }
 
-void load(RunState& run, const fs::path& folder, const LoadOptions& options) {
+std::vector<std::string> lacks(const RunState& run, bool models, const fs::path& folder, const LoadOptions& options) {
+  std::vector<std::string> missing;
+  const auto need = [&](const fs::path& file) {
+    if (!fs::exists(file)) missing.push_back(file.filename().string());
+  };
+  const auto need_one_of = [&](const std::vector<StateFile>& files) {
+    for (const auto& file : files)
+      if (fs::exists(file.path)) return;
+    missing.push_back(in_form(files, options.preferred).path.filename().string());
+  };
+  for (size_t i = 0; models && i < run.models.size(); ++i) need_one_of(model_files(folder, i));
+  for (size_t i = 0; i < run.optimizers.size(); ++i) need_one_of(optimizer_files(folder, i));
+  for (size_t i = 0; i < run.schedulers.size(); ++i) need(folder / numbered("scheduler", i, ".bin"));
+  if (options.loaders)
+    for (size_t i = 0; i < run.loaders.size(); ++i) need(folder / numbered("dl_state_dict", i, ".bin"));
+  if (run.scaler) need(folder / "scaler.pt");
+  for (size_t i = 0; i < run.customs.size(); ++i) need(custom_file(folder, i));
+  return missing;
+}
+
+void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& folder, const LoadOptions& options) {
   // Read everything before anything changes, on any rank.
-  std::vector<StagedModel> models;
+  std::vector<StagedModel> staged;
   std::vector<c10::IValue> optimizers, schedulers, customs;
   std::vector<data::DataLoaderState> loaders;
   std::optional<c10::IValue> scaler, random;
+  std::optional<StagedAccumulation> accumulation;
   on_all_ranks_or_throw([&] {
     using checkpointing::load_object;
-    for (size_t i = 0; i < run.models.size(); ++i)
-      models.emplace_back(*run.models[i],
+    for (size_t i = 0; i < models.size(); ++i)
+      staged.emplace_back(prepared_of(run, models[i]),
                           find_state(model_files(folder, i), options.preferred, fmt::format("prepared model {}", i)));
     for (size_t i = 0; i < run.optimizers.size(); ++i)
       optimizers.push_back(read_optimizer(
@@ -135,6 +170,7 @@ void load(RunState& run, const fs::path& folder, const LoadOptions& options) {
             data::DataLoaderState::from_ivalue(load_object(folder / numbered("dl_state_dict", i, ".bin"))));
     for (size_t i = 0; i < run.customs.size(); ++i) customs.push_back(load_object(custom_file(folder, i)));
     if (run.scaler) scaler = load_object(folder / "scaler.pt");
+    accumulation.emplace(run, folder, options);
     try {
       random = load_object(random_states_file(folder));
     } catch (const CheckpointError& error) {
@@ -144,9 +180,12 @@ void load(RunState& run, const fs::path& folder, const LoadOptions& options) {
     }
   });
 
+  accumulation->agree();
+
   // Whatever refuses its part, on any rank: those that took theirs get back what they had. Models come last: they have
   // been checked, so that no copy of them is needed.
   std::vector<std::function<void()>> undo;
+  std::vector<int64_t> step{run.step};
   const auto take = [&](auto& object, const auto& state) {
     undo.push_back([&object, before = object.state_dict()] { object.load_state_dict(before); });
     object.load_state_dict(state);
@@ -158,13 +197,15 @@ void load(RunState& run, const fs::path& folder, const LoadOptions& options) {
       for (size_t i = 0; i < loaders.size(); ++i) take(*run.loaders[i], loaders[i]);
       if (scaler) take(*run.scaler, *scaler);
       for (size_t i = 0; i < customs.size(); ++i) take(run.customs[i], customs[i]);
-      if (random) run.step = checkpointing::load_random_states(*random, options.device);
+      if (random) step[0] = checkpointing::load_random_states(*random, options.device);
     });
   } catch (...) {
     for (; !undo.empty(); undo.pop_back()) undo.back()();
     throw;
   }
-  for (const auto& model : models) model.apply();
+  for (const auto& model : staged) model.apply();
+  broadcast_object_list(step);  // ranks that wrote no file of their own count with the others
+  accumulation->apply(run, step[0] % options.num_steps);
 }
 
 }  // namespace accelerate::run_state

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "accelerate/checkpoint.hpp"
@@ -14,6 +16,7 @@
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/optim/optimizer.hpp"
 #include "accelerate/run_state/prepared_model.hpp"
+#include "accelerate/utils/kwargs.hpp"
 #include "run_state/state_files.hpp"
 
 /// What was prepared, and how is it saved and loaded?
@@ -27,7 +30,8 @@ struct RunState {
   std::vector<std::shared_ptr<data::PreparedStatus>> loaders = {};
   std::shared_ptr<optim::GradScaler> scaler = nullptr;
   std::vector<checkpointing::CustomObject> customs = {};
-  int64_t step = 0;  ///< micro-steps since the last forced synchronisation
+  int64_t step = 0;      ///< micro-steps since the last forced synchronisation
+  double num_items = 0;  ///< of the accumulation group, with GradientAverage::tokens
 
   /// Of the models that have one.
   parallel::Engines engines() const;
@@ -44,21 +48,31 @@ void give_pieces_to_optimizers(const RunState& run);
 
 struct SaveOptions {
   StateForm form = StateForm::safetensors;  ///< of models and optimizers
+  /// Written in the place of the models, all of which are whole on all ranks then; null: the models.
+  const std::vector<std::map<std::string, at::Tensor>>* weights = nullptr;
   Writers writers = {};
-  bool loaders = false;  ///< save where they stand
+  bool loaders = false;   ///< save where they stand
+  int64_t num_steps = 1;  ///< of an accumulation group
   at::Device device = at::kCPU;
 };
-/// Writes everything into a folder that exists on all machines, and removes what an earlier save left there in another
-/// form. Collective. @throws CheckpointError, ResourceError, on all ranks.
+/// Writes everything into a fresh folder that exists on all machines. Collective. @throws CheckpointError,
+/// ResourceError, on all ranks.
 void save(const RunState& run, const std::filesystem::path& folder, const SaveOptions& options);
 
 struct LoadOptions {
   StateForm preferred = StateForm::safetensors;  ///< if a model or an optimizer is there in several
   bool loaders = false;
+  int64_t num_steps = 1;  ///< of an accumulation group
+  GradientAverage average = GradientAverage::steps;
   at::Device device = at::kCPU;
 };
-/// Reads everything back into the same objects. Collective.
+/// Files that load() could not do without and that are not there. Not collective. @param models  those of models count
+std::vector<std::string> lacks(const RunState& run, bool models, const std::filesystem::path& folder,
+                               const LoadOptions& options);
+
+/// Reads everything back into the same objects. Collective. @param models  those to load, in the order of their files
 /// @throws CheckpointError on all ranks, and leaves all as it was, if a file is missing or does not fit on any of them.
-void load(RunState& run, const std::filesystem::path& folder, const LoadOptions& options);
+void load(RunState& run, const std::vector<ModelRef>& models, const std::filesystem::path& folder,
+          const LoadOptions& options);
 
 }  // namespace accelerate::run_state

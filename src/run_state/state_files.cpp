@@ -50,26 +50,6 @@ StateFile find_state(const std::vector<StateFile>& files, StateForm preferred, c
                          files.front().path.parent_path().string(), what);
 }
 
-void remove_other_forms(const std::vector<StateFile>& files, StateForm kept) {
-  const auto keep = in_form(files, kept);
-  for (const auto& file : files) {
-    if (file.form != StateForm::local) {
-      if (file.path != keep.path) fs::remove_all(file.path);
-      continue;
-    }
-    // Pieces of all ranks, those of more ranks than there are now among them.
-    const std::string name = file.path.filename().string(),
-                      stem = name.substr(0, name.size() - rank_suffix().size()) + "_rank", end = ".bin";
-    for (const auto& entry : fs::directory_iterator(file.path.parent_path())) {
-      const auto other = entry.path().filename().string();
-      if (!other.starts_with(stem) || !other.ends_with(end) || other.size() <= stem.size() + end.size()) continue;
-      const auto digits = other.substr(stem.size(), other.size() - stem.size() - end.size());
-      if (digits.size() > 9 || digits.find_first_not_of("0123456789") != std::string::npos) continue;
-      if (keep.form != StateForm::local || std::stoll(digits) >= comm::world_size()) fs::remove(entry.path());
-    }
-  }
-}
-
 StateForm form_of(StateDictType type) {
   return type == StateDictType::full_state_dict      ? StateForm::full
          : type == StateDictType::sharded_state_dict ? StateForm::sharded

@@ -35,10 +35,6 @@ std::vector<StateFile> optimizer_files(const std::filesystem::path& folder, size
 StateFile find_state(const std::vector<StateFile>& files, StateForm preferred, const std::string& what);
 /// The one of this form; an optimizer's other than sharded and local is the archive.
 StateFile in_form(const std::vector<StateFile>& files, StateForm form);
-/// Removes, on the rank that calls it, what an earlier save left in other forms: it would be taken for part of this
-/// one.
-void remove_other_forms(const std::vector<StateFile>& files, StateForm kept);
-
 StateForm form_of(StateDictType type);
 
 }  // namespace accelerate::run_state

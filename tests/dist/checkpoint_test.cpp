@@ -7,7 +7,15 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include <signal.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
 #include <fstream>
+#include <numeric>
+#include <random>
+#include <thread>
 
 #include "message_of.hpp"
 #include "python.hpp"
@@ -153,6 +161,10 @@ TEST_F(CheckpointTest, ResumedRunIsTheUninterruptedOneBitByBit) {
   expect_resumes(folder / "epoch", 11, "no");      // the last batch of an epoch
   expect_resumes(folder / "fp16", 17, "fp16");
   expect_resumes(folder / "bin", 17, "bf16", false);
+  // In the middle of an accumulation group, whose gradients are kept.
+  expect_resumes(folder / "group", 16, "no");
+  expect_resumes(folder / "group fp16", 18, "fp16");
+  EXPECT_TRUE(files_in(folder / "group").contains("gradients_0.bin"));
   EXPECT_EQ(files_in(folder / "fp16"), (std::set<std::string>{"model.safetensors", "optimizer.bin", "scheduler.bin",
                                                               "scaler.pt", "dl_state_dict.bin", "random_states_0.pkl",
                                                               "custom_checkpoint_0.pkl", "custom_checkpoint_1.pkl"}));
@@ -163,7 +175,38 @@ RANKS_TEST(CheckpointRanks, ResumedRunIsTheUninterruptedOneBitByBit, 2) {
   const PartialState state;
   expect_resumes(fs::path(support::scratch_dir()) / "two", 6, "no");
   expect_resumes(fs::path(support::scratch_dir()) / "two fp16", 9, "fp16");
+  expect_resumes(fs::path(support::scratch_dir()) / "two, group", 7, "no");
+  EXPECT_TRUE(files_in(fs::path(support::scratch_dir()) / "two, group").contains("gradients_1.bin"));
+  EXPECT_FALSE(files_in(fs::path(support::scratch_dir()) / "two").contains("gradients_0.bin"));
   EXPECT_TRUE(files_in(fs::path(support::scratch_dir()) / "two").contains("random_states_1.pkl"));
+}
+
+// Two machines without a common file system: each rank is one, and has folders of its own.
+RANKS_TEST(CheckpointRanks, EachMachineCanWriteItsOwnCopy, 2) {
+  ::setenv("LOCAL_RANK", "0", 1);
+  ::setenv("LOCAL_WORLD_SIZE", "1", 1);
+  const auto disk = fs::path(support::scratch_dir()) / ("machine " + std::to_string(rank()));
+  for (const bool each : {true, false}) {
+    Accelerator accelerator(
+        {.project_config = {.project_dir = disk, .automatic_checkpoint_naming = true, .save_on_each_node = each}});
+    auto net = make_net();
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    auto [model, opt] = accelerator.prepare(net, optimizer);
+    const bool writes = each || rank() == 0;
+    const std::string own = "random_states_" + std::to_string(rank()) + ".pkl";
+    if (!each) fs::remove_all(disk), fs::create_directories(disk);
+    accelerator.wait_for_everyone();
+    const auto folder = accelerator.save_state();
+    EXPECT_EQ(files_in(folder),
+              writes ? (std::set<std::string>{"model.safetensors", "optimizer.bin", own}) : std::set<std::string>{own});
+    EXPECT_EQ(files_in(folder.parent_path()), std::set<std::string>{"checkpoint_0"}) << "something was left";
+    accelerator.save(c10::IValue(3), disk / "object");
+    accelerator.save_model(net, disk / "weights");
+    EXPECT_EQ(fs::exists(disk / "object"), writes);
+    EXPECT_EQ(fs::exists(disk / "weights" / "model.safetensors"), writes);
+    if (each) accelerator.load_state();
+    accelerator.free_memory();
+  }
 }
 
 TEST_F(CheckpointTest, AutomaticNamesLimitAndNewest) {
@@ -195,6 +238,344 @@ TEST_F(CheckpointTest, AutomaticNamesLimitAndNewest) {
   EXPECT_THROW(third.load_state(), ConfigError);
   Accelerator fourth({.project_config = {.project_dir = folder / "none", .automatic_checkpoint_naming = true}});
   EXPECT_THAT(message_of<CheckpointError>([&] { fourth.load_state(); }), HasSubstr("found no checkpoint_<n>"));
+}
+
+TEST_F(CheckpointTest, NoCheckpointOfAnEarlierRunIsLost) {
+  const auto all = folder / "checkpoints";
+  ProjectConfiguration project{
+      .project_dir = folder, .automatic_checkpoint_naming = true, .total_limit = 3, .iteration = 13};
+  const auto three = [] { return std::set<std::string>{"checkpoint_13", "checkpoint_14", "checkpoint_15"}; };
+  Counter counter;
+  {
+    Accelerator earlier({.project_config = project});
+    earlier.register_for_checkpointing(counter);
+    for (int i = 0; i < 3; ++i) earlier.save_state();
+  }
+  project.iteration = 0;
+  Accelerator accelerator({.project_config = project});
+  accelerator.register_for_checkpointing(counter);
+  const auto text = message_of<CheckpointError>([&] { accelerator.save_state(); });
+  for (const char* part : {"checkpoint_15' exists already", "number 0", "iteration to 16", "load_state()"})
+    EXPECT_THAT(text, HasSubstr(part));
+  EXPECT_EQ(files_in(all), three()) << "what was there was touched, or something was left";
+  accelerator.load_state();
+  EXPECT_EQ(accelerator.save_state(), all / "checkpoint_16");
+  EXPECT_EQ(files_in(all), (std::set<std::string>{"checkpoint_14", "checkpoint_15", "checkpoint_16"}));
+  project.total_limit = 0;
+  Accelerator none({.project_config = project});
+  EXPECT_THAT(message_of<ConfigError>([&] { none.save_state(); }), HasSubstr("total_limit is 0"));
+}
+
+TEST_F(CheckpointTest, ACheckpointThatLacksSomethingIsPassedOverByName) {
+  ProjectConfiguration project{.project_dir = folder, .automatic_checkpoint_naming = true, .total_limit = 2};
+  Accelerator accelerator({.project_config = project});
+  auto net = make_net();
+  accelerator.prepare(net);
+  Counter counter;
+  accelerator.register_for_checkpointing(counter);
+  for (counter.answer = 0; counter.answer < 4; ++counter.answer) accelerator.save_state();
+  const auto all = folder / "checkpoints";
+  fs::remove(all / "checkpoint_3" / "model.safetensors");
+  fs::create_directories(all / "checkpoint_7");
+  testing::internal::CaptureStderr();
+  accelerator.load_state();
+  const auto said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(counter.answer, 2);
+  EXPECT_THAT(said, AllOf(HasSubstr("checkpoint_2', the newest checkpoint that is complete"),
+                          HasSubstr("checkpoint_7', which has no model.safetensors"),
+                          HasSubstr("checkpoint_3', which has no model.safetensors")));
+  // The next one is the newest, and incomplete ones don't count when old ones go.
+  EXPECT_EQ(accelerator.save_state(), all / "checkpoint_8");
+  EXPECT_EQ(files_in(all), (std::set<std::string>{"checkpoint_2", "checkpoint_3", "checkpoint_7", "checkpoint_8"}));
+  for (const char* name : {"checkpoint_2", "checkpoint_8"}) fs::remove(all / name / "custom_checkpoint_0.pkl");
+  EXPECT_THAT(
+      message_of<CheckpointError>([&] { accelerator.load_state(); }),
+      AllOf(HasSubstr("found no checkpoint_<n>"), HasSubstr("checkpoint_8', which has no custom_checkpoint_0.pkl")));
+}
+
+TEST_F(CheckpointTest, AFolderAppearsWholeOrNotAtAll) {
+  struct Failing : Counter {
+    bool fails = false;
+    c10::IValue state_dict() const {
+      if (fails) throw std::runtime_error("no state today");
+      return Counter::state_dict();
+    }
+  };
+  Accelerator accelerator;
+  auto net = make_net();
+  accelerator.prepare(net);
+  Failing counter;
+  accelerator.register_for_checkpointing(counter);
+  const auto where = folder / "new";
+  auto hook = accelerator.register_save_state_pre_hook([&](const fs::path& unfinished) {
+    EXPECT_FALSE(fs::exists(where / "model.safetensors"));
+    std::ofstream(unfinished / "notes.txt") << counter.answer;
+  });
+  counter.fails = true;
+  EXPECT_THROW(accelerator.save_state(where), std::runtime_error);
+  EXPECT_EQ(files_in(folder), std::set<std::string>{}) << "a save that fails leaves nothing";
+  counter.fails = false;
+  counter.answer = 1;
+  accelerator.save_state(where / "");
+  const std::set<std::string> files{"custom_checkpoint_0.pkl", "model.safetensors", "notes.txt", "random_states_0.pkl"};
+  EXPECT_EQ(files_in(where), files);
+  EXPECT_EQ(files_in(folder), std::set<std::string>{"new"});
+  // Into a folder that has something in it: the older checkpoint goes, somebody's files stay.
+  hook = Scope();
+  std::ofstream(where / "log.txt") << "mine";
+  fs::create_directories(where / "pytorch_model_fsdp_0");
+  std::ofstream(where / "gradients_0.bin") << "of an unfinished group";
+  counter.answer = 2;
+  counter.fails = true;
+  EXPECT_THROW(accelerator.save_state(where), std::runtime_error);
+  EXPECT_TRUE(fs::exists(where / "pytorch_model_fsdp_0")) << "the older one is whole until the new one is";
+  counter.fails = false;
+  accelerator.save_state(where, /*safe_serialization=*/false);
+  EXPECT_EQ(files_in(where), (std::set<std::string>{"custom_checkpoint_0.pkl", "log.txt", "notes.txt",
+                                                    "pytorch_model.bin", "random_states_0.pkl"}));
+  accelerator.load_state(where);
+  EXPECT_EQ(counter.answer, 2);
+  // A crash while files of a complete checkpoint take the places of older ones: who comes next goes on with that.
+  counter.answer = 3;
+  accelerator.save_state(folder / "next");
+  fs::rename(folder / "next", where / ".finished");
+  fs::rename(where / ".finished" / "random_states_0.pkl", where / "random_states_0.pkl");
+  std::ofstream(where / ".finished" / ".stale") << "pytorch_model.bin\n";
+  accelerator.load_state(where);
+  EXPECT_EQ(counter.answer, 3);
+  EXPECT_EQ(files_in(where), (std::set<std::string>{"custom_checkpoint_0.pkl", "log.txt", "model.safetensors",
+                                                    "notes.txt", "random_states_0.pkl"}));
+}
+
+namespace {
+
+/// Every rank of a run that saves all the time is killed at some moment, and the run is started again. What it finds
+/// must load, and be no older than what was last known to be saved.
+void save_until_killed(const fs::path& folder, bool named) {
+  const PartialState state;
+  const auto known = folder / "known";  // what save_state() has returned from
+  const fs::path one = named ? fs::path() : folder / "one";
+  Accelerator accelerator(
+      {.project_config = {.project_dir = folder, .automatic_checkpoint_naming = named, .total_limit = 2}});
+  auto net = make_net();
+  torch::optim::AdamW optimizer(net->parameters(), 0.01);
+  auto [model, opt] = accelerator.prepare(net, optimizer);
+  Counter counter;
+  accelerator.register_for_checkpointing(counter);
+  int64_t last = -1;
+  std::ifstream(known) >> last;
+  if (last >= 0 || fs::exists(named ? folder / "checkpoints" / "checkpoint_0" : one)) {
+    accelerator.load_state(one);
+    ASSERT_GE(counter.answer, last);
+  }
+  accelerator.wait_for_everyone();
+  const auto limit = std::chrono::microseconds(std::stoll(std::getenv("KILL_AFTER_US")) + 300 * rank());
+  for (int64_t saves_left = std::stoll(std::getenv("KILL_AFTER_SAVES"));; --saves_left) {
+    if (saves_left == 0)
+      std::thread([limit] {
+        std::this_thread::sleep_for(limit);
+        ::kill(::getpid(), SIGKILL);
+      }).detach();
+    ++counter.answer;
+    accelerator.save_state(one);
+    if (rank() == 0) {
+      std::ofstream(folder / "known.new") << counter.answer;
+      fs::rename(folder / "known.new", known);
+    }
+  }
+}
+
+}  // namespace
+
+// Not under 3 s: each kill costs the start of two ranks.
+TEST(CheckpointRanks, KilledAtAnyMomentARunGoesOn) {
+  if (support::is_rank()) return save_until_killed(std::getenv("RUN_FOLDER"), std::getenv("RUN_NAMED")[0] == '1');
+  const char* wanted = std::getenv("ACCELERATE_TEST_KILLS");
+  const int kills = wanted ? std::stoi(wanted) : 8;
+  std::mt19937 random(7);
+  const auto scratch = fs::path(support::scratch_dir());
+  for (int i = 0; i < kills; ++i) {
+    const auto after = std::uniform_int_distribution<int>(1000, 60000)(random);
+    SCOPED_TRACE(testing::Message() << "kill " << i << " after " << after << " us");
+    const auto ranks =
+        support::run_test_in_ranks("CheckpointRanks.KilledAtAnyMomentARunGoesOn",
+                                   {.world_size = 2,
+                                    .env = {{"KILL_AFTER_US", std::to_string(after)},
+                                            {"KILL_AFTER_SAVES", i < 2 ? "1" : "0"},
+                                            {"RUN_NAMED", i % 2 ? "1" : "0"},
+                                            {"RUN_FOLDER", (scratch / (i % 2 ? "named" : "given")).string()}}});
+    for (const auto& result : ranks) ASSERT_EQ(result.signal, SIGKILL) << result.output;
+  }
+  for (const char* mode : {"named", "given"}) EXPECT_TRUE(fs::exists(scratch / mode / "known")) << "nothing was saved";
+}
+
+namespace {
+
+constexpr int64_t kRowsOfPart = 24;
+
+/// A part of a run over kRowsOfPart samples in one pass: from its start, or from a checkpoint, to micro-step `save_at`,
+/// or to its end.
+struct Part {
+  int64_t ranks = 1, batch_size = 1, num_steps = 1;
+  bool shuffle = false;
+  bool resume = false;
+  int64_t save_at = 0;  ///< 0: at the end of the pass the weights are saved instead
+  GradientAverage average = GradientAverage::steps;
+  ACCELERATE_FIELDS(ranks, batch_size, num_steps, shuffle, resume, save_at, average)
+};
+
+void run_part(const Part& part, const fs::path& folder) {
+  AcceleratorState::reset(false);
+  GradientState::reset();
+  torch::manual_seed(part.resume ? 1 : 2);
+  Accelerator accelerator({.dataloader_config = {.use_stateful_dataloader = true},
+                           .gradient_accumulation_plugin =
+                               GradientAccumulationPlugin{.num_steps = part.num_steps, .average = part.average}});
+  torch::nn::Linear net(4, 2);
+  {
+    torch::NoGradGuard no_grad;
+    for (auto& parameter : net->parameters()) parameter.fill_(0.5);
+  }
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  auto [model, opt, loader] = accelerator.prepare(
+      net, optimizer, data::DataLoader(rows(kRowsOfPart), {.batch_size = part.batch_size, .shuffle = part.shuffle}));
+  if (part.resume) accelerator.load_state(folder / "checkpoint");
+  std::ofstream seen(folder / "seen", std::ios::app);
+  int64_t step = 0;
+  for (auto& batch : loader) {
+    auto scope = accelerator.accumulate(model);
+    const auto loss = (model(batch) - batch.sum(1, true)).pow(2).mean();
+    if (part.average == GradientAverage::tokens) accelerator.backward(loss, batch.size(0));
+    else accelerator.backward(loss);
+    opt.step();
+    opt.zero_grad();
+    const auto all = accelerator.gather_for_metrics(batch.select(1, 0).contiguous());
+    if (accelerator.is_main_process())
+      for (int64_t i = 0; i < all.size(0); ++i) seen << std::lround(100 * all[i].item<double>()) << std::endl;
+    if (++step == part.save_at) {
+      accelerator.save_state(folder / "checkpoint");
+      return;
+    }
+  }
+  if (accelerator.is_main_process())
+    save_safetensors(folder / "weights", {{"weight", net->weight.detach()}, {"bias", net->bias.detach()}}, {});
+}
+
+/// In this process or, for several, in ranks. @return what the first rank printed, if they failed
+std::string run_part_in_ranks(const Part& part, const fs::path& folder, const std::string& test) {
+  fs::create_directories(folder);
+  if (part.ranks == 1) {
+    const std::string what = message_of<CheckpointError>([&] {
+      run_part(part, folder);
+      throw CheckpointError("");
+    });
+    AcceleratorState::reset(true);
+    return what;
+  }
+  checkpointing::save_object(checkpointing::bytes_as_object(to_bytes(part)), folder / "part");
+  std::string failure;
+  for (const auto& result :
+       support::run_test_in_ranks(test, {.world_size = part.ranks, .env = {{"PART_FOLDER", folder.string()}}}))
+    if (result.exit_code != 0) failure += result.output;
+  return failure;
+}
+
+}  // namespace
+
+// Not under 3 s: nine starts of ranks.
+TEST(CheckpointRanks, ARunGoesOnWithAnotherNumberOfRanks) {
+  const std::string name = "CheckpointRanks.ARunGoesOnWithAnotherNumberOfRanks";
+  if (support::is_rank()) {
+    const fs::path folder = std::getenv("PART_FOLDER");
+    return run_part(from_bytes<Part>(checkpointing::object_as_bytes(checkpointing::load_object(folder / "part"))),
+                    folder);
+  }
+  const fs::path folder = support::scratch_dir();
+  int number = 0;
+  const auto weights = [](const fs::path& of) { return load_safetensors(of / "weights"); };
+  const auto expect_goes_on = [&](Part first, Part second, bool same_weights) {
+    SCOPED_TRACE(testing::Message() << first.ranks << " ranks, batches of " << first.batch_size << ", micro-step "
+                                    << first.save_at << " of " << first.num_steps << ", then " << second.ranks << ", "
+                                    << second.batch_size << ", " << second.num_steps);
+    const auto here = folder / std::to_string(number++);
+    second.resume = true;
+    ASSERT_EQ(run_part_in_ranks(first, here, name), "");
+    ASSERT_EQ(run_part_in_ranks(second, here, name), "");
+    std::vector<int64_t> seen;
+    std::ifstream in(here / "seen");
+    for (int64_t sample = 0; in >> sample;) seen.push_back(sample);
+    std::sort(seen.begin(), seen.end());
+    std::vector<int64_t> every(kRowsOfPart);
+    std::iota(every.begin(), every.end(), 0);
+    EXPECT_EQ(seen, every) << "not each sample once";
+    if (!same_weights) return;
+    const Part whole{
+        .batch_size = first.batch_size * first.ranks, .num_steps = first.num_steps, .average = first.average};
+    ASSERT_EQ(run_part_in_ranks(whole, here / "whole", name), "");
+    for (const auto& [key, value] : weights(here / "whole"))
+      EXPECT_TRUE(torch::allclose(weights(here).at(key), value, 1e-5, 1e-6)) << key;
+  };
+  // Global batches stay as large: in the middle of a group and at its end.
+  expect_goes_on({.ranks = 1, .batch_size = 4, .num_steps = 3, .save_at = 2},
+                 {.ranks = 2, .batch_size = 2, .num_steps = 3}, true);
+  expect_goes_on({.ranks = 2, .batch_size = 2, .num_steps = 2, .save_at = 3},
+                 {.ranks = 1, .batch_size = 4, .num_steps = 2}, true);
+  expect_goes_on({.ranks = 3, .batch_size = 2, .num_steps = 2, .save_at = 1, .average = GradientAverage::tokens},
+                 {.ranks = 2, .batch_size = 3, .num_steps = 2, .average = GradientAverage::tokens}, true);
+  // Groups stay as large, of batches of one rank.
+  expect_goes_on({.ranks = 1, .batch_size = 2, .num_steps = 4, .save_at = 6},
+                 {.ranks = 2, .batch_size = 2, .num_steps = 2}, true);
+  // Neither: every sample comes once all the same, and nobody waits for anybody.
+  expect_goes_on({.ranks = 1, .batch_size = 2, .num_steps = 4, .shuffle = true, .save_at = 3},
+                 {.ranks = 2, .batch_size = 2, .num_steps = 4, .shuffle = true}, false);
+  expect_goes_on({.ranks = 2, .batch_size = 2, .num_steps = 4, .shuffle = true, .save_at = 3},
+                 {.ranks = 3, .batch_size = 2, .num_steps = 4, .shuffle = true}, false);
+  // What can't be the same is refused, on all ranks and with the numbers.
+  const auto refused = folder / "refused";
+  ASSERT_EQ(run_part_in_ranks({.ranks = 1, .batch_size = 2, .num_steps = 4, .save_at = 3}, refused, name), "");
+  const auto text = run_part_in_ranks({.ranks = 2, .batch_size = 2, .num_steps = 2, .resume = true}, refused, name);
+  EXPECT_THAT(text, HasSubstr("saved by 1 ranks after micro-step 3 of 4 of an accumulation group, and is loaded by 2 "
+                              "ranks with groups of 2"));
+  EXPECT_EQ(text.find("CommError"), std::string::npos);
+}
+
+TEST_F(CheckpointTest, HooksChangeWhatIsSavedAndLoaded) {
+  Accelerator accelerator;
+  auto first = make_net();
+  torch::nn::Linear second(2, 2);
+  accelerator.prepare(first, second);
+  const auto before = state_of(*second);
+  using Weights = Accelerator::ModelWeights;
+  auto save_hook = accelerator.register_save_state_pre_hook(
+      [&](const std::vector<ModelRef>& models, Weights& weights, const fs::path& unfinished) {
+        ASSERT_EQ(models.size(), 2u);
+        ASSERT_EQ(weights.size(), 2u);
+        EXPECT_TRUE(weights[1].at("weight").equal(second->weight));
+        weights[0].at("0.bias") = torch::full({8}, 7.0F);
+        save_safetensors(unfinished / "my_linear.safetensors", weights[1], {});
+        weights.pop_back();
+      });
+  accelerator.save_state(folder / "saved");
+  EXPECT_EQ(files_in(folder / "saved"),
+            (std::set<std::string>{"model.safetensors", "my_linear.safetensors", "random_states_0.pkl"}));
+  EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder / "saved"); }),
+              HasSubstr("model_1.safetensors"));
+  {
+    torch::NoGradGuard no_grad;
+    second->weight.zero_();
+  }
+  auto load_hook = accelerator.register_load_state_pre_hook([&](std::vector<ModelRef>& models, const fs::path& from) {
+    ASSERT_EQ(models.size(), 2u);
+    checkpointing::load_state_dict(models.back(), load_safetensors(from / "my_linear.safetensors"));
+    models.pop_back();
+  });
+  accelerator.load_state(folder / "saved");
+  EXPECT_TRUE(first->named_parameters()["0.bias"].eq(7).all().item<bool>());
+  EXPECT_TRUE(same(state_of(*second), before));
+  save_hook = Scope();
+  load_hook = Scope();
+  accelerator.save_state(folder / "saved");
+  EXPECT_TRUE(fs::exists(folder / "saved" / "model_1.safetensors"));
 }
 
 TEST_F(CheckpointTest, WhatDoesNotFitChangesNothing) {

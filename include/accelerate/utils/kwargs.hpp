@@ -52,7 +52,8 @@ struct DataLoaderConfiguration {
   std::optional<int64_t> data_seed;
   /// Copy to the device without waiting (with pinned memory).
   bool non_blocking = false;
-  /// Accepted for parity: every loader here has state_dict/load_state_dict.
+  /// Checkpoints of save_state() hold where the prepared loaders stand, in the middle of a pass, and load_state() takes
+  /// them back there. (state_dict() and load_state_dict() every loader has whatever is set here.)
   bool use_stateful_dataloader = false;
 };
 
@@ -62,7 +63,7 @@ struct ProjectConfiguration {
   std::filesystem::path logging_dir;
   /// save_state() without a folder writes project_dir/checkpoints/checkpoint_<n>.
   bool automatic_checkpoint_naming = false;
-  /// Keep at most this many of them; the oldest goes first.
+  /// Keep at most this many complete ones, at least 1; the oldest goes first.
   std::optional<int64_t> total_limit;
   /// Number of the next automatic checkpoint.
   int64_t iteration = 0;
