@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <thread>
 
@@ -265,6 +266,76 @@ RANKS_TEST(AcceleratorRanks, WhoAmIAndWhoGoesFirst, 3) {
   EXPECT_FALSE(accelerator.check_trigger()) << "checking resets it";
 }
 
+namespace {
+
+/// This rank is one of two machines of so many ranks each. Before anything asks who it is.
+void pretend_machines_of(int64_t ranks) {
+  ::setenv("LOCAL_RANK", std::to_string(rank() % ranks).c_str(), 1);
+  ::setenv("LOCAL_WORLD_SIZE", std::to_string(ranks).c_str(), 1);
+}
+
+}  // namespace
+
+RANKS_TEST(AcceleratorRanks, EachMachineHasAMainProcessThatGoesFirst, 4) {
+  pretend_machines_of(2);
+  const Accelerator accelerator;
+  const int64_t machine = rank() / 2;
+  EXPECT_EQ(accelerator.local_process_index(), rank() % 2);
+  EXPECT_EQ(accelerator.is_local_main_process(), rank() == 0 || rank() == 2);
+  const auto mark = [](int64_t of) {
+    return std::filesystem::path(support::scratch_dir()) / ("machine " + std::to_string(of));
+  };
+  {
+    const auto first = accelerator.local_main_process_first();
+    if (accelerator.is_local_main_process()) {
+      EXPECT_FALSE(std::filesystem::exists(mark(machine))) << "the main process of a machine came after another";
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      std::ofstream(mark(machine)) << "done";
+    }
+    EXPECT_TRUE(std::filesystem::exists(mark(machine))) << "a rank went before the main process of its machine";
+  }
+  std::vector<int64_t> ran;
+  accelerator.on_local_main_process([&] { ran.push_back(rank()); });
+  EXPECT_EQ(gather_object(ran), (std::vector<int64_t>{0, 2}));
+}
+
+TEST_F(AcceleratorTest, BatchesStayWhereTheyAreWithoutDevicePlacement) {
+  // Tensors without values can't come to the CPU.
+  const data::DataLoader loader(std::vector<torch::Tensor>(4, torch::empty({2}, torch::kMeta)), {.batch_size = 2});
+  Accelerator accelerator({.device_placement = false});
+  auto kept = accelerator.prepare(loader);
+  for (auto& batch : kept) EXPECT_TRUE(batch.is_meta());
+  Accelerator placing;
+  auto placed = placing.prepare(loader);
+  EXPECT_ANY_THROW(for (auto& batch : placed)(void) batch);
+}
+
+RANKS_TEST(AcceleratorRanks, LoadersSynchroniseTheGeneratorsThatWereAskedFor, 2) {
+  const auto after_begin = [](std::vector<RNGType> types) {
+    torch::manual_seed(100 + rank());
+    Accelerator accelerator({.rng_types = std::move(types)});
+    auto loader = accelerator.prepare(data::DataLoader(samples(8), {.batch_size = 2, .shuffle = true}));
+    auto batch = loader.begin();
+    const auto draws = accelerator.gather(torch::rand({1}));
+    const auto orders = accelerator.gather(loader.state_dict().sampler_rng_state.unsqueeze(0));
+    return std::pair(draws[0].equal(draws[1]), orders[0].equal(orders[1]));
+  };
+  EXPECT_EQ(after_begin({RNGType::generator}), std::pair(false, true)) << "the sampler's, which is the default";
+  EXPECT_EQ(after_begin({RNGType::torch}), std::pair(true, false)) << "LibTorch's";
+  EXPECT_EQ(after_begin({RNGType::torch, RNGType::generator}), std::pair(true, true));
+  EXPECT_EQ(after_begin({}), std::pair(false, false));
+}
+
+RANKS_TEST(AcceleratorRanks, SplitBatchesHasAShorthand, 2) {
+  for (const bool split : {true, false}) {
+    Accelerator accelerator({.split_batches = split});
+    EXPECT_EQ(accelerator.split_batches(), split);
+    auto loader = accelerator.prepare(data::DataLoader(samples(8), {.batch_size = 4}));
+    EXPECT_EQ(loader.total_batch_size(), split ? 4 : 8);
+    for (auto& batch : loader) EXPECT_EQ(batch.target.size(0), split ? 2 : 4);
+  }
+}
+
 RANKS_TEST(AcceleratorRanks, GatherForMetricsDropsTheRepeatedTail, 2, 3) {
   Accelerator accelerator;
   const int64_t count = 17;
@@ -292,6 +363,34 @@ RANKS_TEST(AcceleratorRanks, GatherForMetricsDropsTheRepeatedTail, 2, 3) {
       << "one object per rank; the last batch of two ranks has one sample only";
   EXPECT_EQ(accelerator.gather_for_metrics(torch::ones({2})).size(0), 2 * world_size())
       << "outside of a loop nothing is dropped";
+}
+
+RANKS_TEST(AcceleratorRanks, RaggedResultsGoAsObjects, 2, 3) {
+  Accelerator accelerator;
+  const int64_t n = world_size(), all = n * (n + 1) / 2;
+  const auto mine = torch::full({rank() + 1, 2}, rank());  // rank r has r + 1 rows
+  EXPECT_THAT(message_of<CommError>([&] { accelerator.gather_for_metrics(mine); }),
+              testing::HasSubstr("Process 1: gather of [2, 2] Long cpu"));
+  const auto rows = accelerator.gather_for_metrics(mine, true);
+  ASSERT_EQ(rows.sizes(), (std::vector<int64_t>{all, 2}));
+  const std::map<std::string, std::tuple<torch::Tensor, torch::Tensor>> nested{{"a", {mine, torch::tensor(rank())}}};
+  const auto [first, numbers] = accelerator.gather_for_metrics(nested, true).at("a");
+  EXPECT_TRUE(first.equal(rows));
+  EXPECT_TRUE(numbers.equal(torch::arange(n)));
+  for (int64_t r = 0, at = 0; r < n; at += ++r)
+    EXPECT_TRUE(rows.slice(0, at, at + r + 1).eq(r).all().item<bool>()) << "rank " << r;
+  const auto list = accelerator.gather_for_metrics(std::vector<torch::Tensor>{torch::ones({rank()}), mine}, true);
+  ASSERT_EQ(list.size(), static_cast<size_t>(2 * n));
+  EXPECT_EQ(list[2].size(0), 1);
+  EXPECT_THAT(message_of<ShapeError>([&] {
+                accelerator.gather_for_metrics(torch::ones({1, rank() + 1}), true);
+              }),
+              testing::HasSubstr("[1, 1], [1, 2]"));
+  // The repeated tail goes here, too.
+  auto loader = accelerator.prepare(data::DataLoader(samples(4 * n + 1), {.batch_size = 4}));
+  int64_t seen = 0;
+  for (auto& batch : loader) seen += accelerator.gather_for_metrics(batch.target, true).size(0);
+  EXPECT_EQ(seen, 4 * n + 1);
 }
 
 RANKS_TEST(AcceleratorRanks, SplitBetweenProcesses, 3) {
