@@ -18,6 +18,7 @@
 #include "accelerate/data/random.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/model/model_ref.hpp"
+#include "accelerate/model/no_split.hpp"
 #include "accelerate/optim.hpp"
 #include "accelerate/parallel/ddp.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"

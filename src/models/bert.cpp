@@ -16,7 +16,7 @@ namespace detail {
 using torch::Tensor;
 
 /// Sum of word, segment and position embeddings. [B, T] -> [B, T, D]
-class BertEmbeddings : public torch::nn::Cloneable<BertEmbeddings> {
+class BertEmbeddings : public torch::nn::Cloneable<BertEmbeddings>, public NoSplit {
  public:
   explicit BertEmbeddings(const BertConfig& config) : config_(config) { reset(); }
 
@@ -124,7 +124,7 @@ class BertIntermediate : public torch::nn::Cloneable<BertIntermediate> {
   std::shared_ptr<Dense> dense_;
 };
 
-class BertLayer : public torch::nn::Cloneable<BertLayer> {
+class BertLayer : public torch::nn::Cloneable<BertLayer>, public NoSplit {
  public:
   explicit BertLayer(const BertConfig& config) : config_(config) { reset(); }
 

@@ -82,7 +82,7 @@ class GPT2MLP : public torch::nn::Cloneable<GPT2MLP> {
   std::shared_ptr<Conv1D> c_fc_, c_proj_;
 };
 
-class GPT2Block : public torch::nn::Cloneable<GPT2Block> {
+class GPT2Block : public torch::nn::Cloneable<GPT2Block>, public NoSplit {
  public:
   GPT2Block(const GPT2Config& config, int64_t layer) : config_(config), layer_(layer) { reset(); }
 

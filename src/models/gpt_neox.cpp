@@ -113,7 +113,7 @@ class GPTNeoXMLP : public torch::nn::Cloneable<GPTNeoXMLP> {
   std::shared_ptr<Dense> dense_h_to_4h_, dense_4h_to_h_;
 };
 
-class GPTNeoXLayer : public torch::nn::Cloneable<GPTNeoXLayer> {
+class GPTNeoXLayer : public torch::nn::Cloneable<GPTNeoXLayer>, public NoSplit {
  public:
   GPTNeoXLayer(const GPTNeoXConfig& config, int64_t layer) : config_(config), layer_(layer) { reset(); }
 

@@ -104,7 +104,7 @@ class GPTJMLP : public torch::nn::Cloneable<GPTJMLP> {
 };
 
 /// Attention and MLP side by side, behind one norm.
-class GPTJBlock : public torch::nn::Cloneable<GPTJBlock> {
+class GPTJBlock : public torch::nn::Cloneable<GPTJBlock>, public NoSplit {
  public:
   GPTJBlock(const GPTJConfig& config, int64_t layer) : config_(config), layer_(layer) { reset(); }
 

@@ -8,6 +8,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "accelerate/model/no_split.hpp"
 #include "models/row_operators.hpp"
 
 /// Layers that several architectures share. They start uninitialised: weights come from a file, or from the model's own

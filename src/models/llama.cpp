@@ -86,7 +86,7 @@ class LlamaMLP : public torch::nn::Cloneable<LlamaMLP> {
   std::shared_ptr<Dense> gate_proj_, up_proj_, down_proj_;
 };
 
-class LlamaDecoderLayer : public torch::nn::Cloneable<LlamaDecoderLayer> {
+class LlamaDecoderLayer : public torch::nn::Cloneable<LlamaDecoderLayer>, public NoSplit {
  public:
   LlamaDecoderLayer(const LlamaConfig& config, int64_t layer)
       : Cloneable(config.family() + "DecoderLayer"), config_(config), layer_(layer) {

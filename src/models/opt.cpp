@@ -72,7 +72,7 @@ class OPTAttention : public torch::nn::Cloneable<OPTAttention> {
   std::shared_ptr<Dense> k_proj_, v_proj_, q_proj_, out_proj_;
 };
 
-class OPTDecoderLayer : public torch::nn::Cloneable<OPTDecoderLayer> {
+class OPTDecoderLayer : public torch::nn::Cloneable<OPTDecoderLayer>, public NoSplit {
  public:
   OPTDecoderLayer(const OPTConfig& config, int64_t layer) : config_(config), layer_(layer) { reset(); }
 

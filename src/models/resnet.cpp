@@ -39,7 +39,7 @@ struct ResNetConfig {
 };
 
 /// Convolution, batch norm and perhaps an activation.
-class ResNetConvLayer : public torch::nn::Cloneable<ResNetConvLayer> {
+class ResNetConvLayer : public torch::nn::Cloneable<ResNetConvLayer>, public NoSplit {
  public:
   struct Options {
     int64_t inputs, outputs, kernel = 3, stride = 1;

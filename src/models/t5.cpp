@@ -221,7 +221,7 @@ struct Encoded {
   Tensor mask;                                    ///< added to the scores, or undefined
 };
 
-class T5Block : public torch::nn::Cloneable<T5Block> {
+class T5Block : public torch::nn::Cloneable<T5Block>, public NoSplit {
  public:
   T5Block(const T5Config& config, Side side, int64_t layer) : config_(config), side_(side), index_(layer) { reset(); }
 

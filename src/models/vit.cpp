@@ -71,7 +71,7 @@ class ViTPatchEmbeddings : public torch::nn::Cloneable<ViTPatchEmbeddings> {
 };
 
 /// [B, C, height, width] -> [B, T, D]
-class ViTEmbeddings : public torch::nn::Cloneable<ViTEmbeddings> {
+class ViTEmbeddings : public torch::nn::Cloneable<ViTEmbeddings>, public NoSplit {
  public:
   explicit ViTEmbeddings(const ViTConfig& config) : config_(config) { reset(); }
 
@@ -150,7 +150,7 @@ class ViTAttention : public torch::nn::Cloneable<ViTAttention> {
   std::shared_ptr<ViTOutput> output_;
 };
 
-class ViTLayer : public torch::nn::Cloneable<ViTLayer> {
+class ViTLayer : public torch::nn::Cloneable<ViTLayer>, public NoSplit {
  public:
   explicit ViTLayer(const ViTConfig& config) : config_(config) { reset(); }
 

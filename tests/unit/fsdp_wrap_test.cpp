@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "accelerate/model/no_split.hpp"
 #include "accelerate/models/bert.hpp"
 #include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
@@ -347,9 +348,22 @@ TEST(FsdpWrap, AClassThatIsNotThereIsNamedWithTheNearest) {
               }),
               AllOf(HasSubstr("could not find the transformer layer class BertAtention"),
                     HasSubstr("BertEncoder, BertForSequenceClassification"), HasSubstr("did you mean BertAttention?")));
-  EXPECT_THAT(support::message_of<ConfigError>(
-                  [] { wrap_units(bert(), resolve({.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap})); }),
-              HasSubstr("no class is named"));
+}
+
+TEST(FsdpWrap, WithoutNamesModelsSayWhichLayersStayWhole) {
+  EXPECT_THAT(wrapped_modules(bert(), transformer({})),
+              ElementsAre("bert.embeddings", "bert.encoder.layer.0", "bert.encoder.layer.1", "bert.encoder.layer.2"));
+  const auto unnamed = resolve({.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap});
+  struct LayerImpl : torch::nn::Module, NoSplit {
+    LayerImpl() { linear = register_module("linear", torch::nn::Linear(2, 2)); }
+    at::Tensor forward(const at::Tensor& x) { return linear->forward(x); }
+    torch::nn::Linear linear = nullptr;
+  };
+  const ModelRef own(torch::nn::Sequential(std::make_shared<LayerImpl>(), torch::nn::Linear(2, 2)).ptr());
+  EXPECT_THAT(wrapped_modules(own, unnamed), ElementsAre("0"));
+  EXPECT_THAT(
+      support::message_of<ConfigError>([&] { wrap_units(ModelRef(std::make_shared<gpt::ModelImpl>()), unnamed); }),
+      AllOf(HasSubstr("no class is named"), HasSubstr("accelerate::NoSplit")));
 }
 
 }  // namespace

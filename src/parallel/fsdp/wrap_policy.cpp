@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <map>
@@ -11,6 +12,7 @@
 #include <string_view>
 
 #include "accelerate/config.hpp"
+#include "accelerate/model/no_split.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
@@ -41,6 +43,9 @@ bool has_class(const Submodule& module, const std::string& name) {
   whole.remove_suffix(4);
   return ends_in_name(whole);
 }
+
+/// A layer by the model's own word.
+bool is_no_split(const Submodule& module) { return dynamic_cast<const NoSplit*>(module.module) != nullptr; }
 
 /// The tree with what the policies ask about it.
 class Tree {
@@ -134,8 +139,8 @@ class Tree {
         const auto names = plugin_.transformer_cls_names_to_wrap.value_or(std::vector<std::string>{});
         check_classes(names);
         return wrap_recursively([&](const Submodule& module, bool recurse, int64_t) {
-          return recurse ||
-                 std::any_of(names.begin(), names.end(), [&](const auto& name) { return has_class(module, name); });
+          const auto is_named = [&](const auto& name) { return has_class(module, name); };
+          return recurse || (names.empty() ? is_no_split(module) : std::any_of(names.begin(), names.end(), is_named));
         });
       }
       case AutoWrapPolicy::size_based_wrap: {
@@ -157,11 +162,12 @@ class Tree {
     for (const auto& module : modules_) present.insert(module.class_name);
     const std::vector<std::string> classes(present.begin(), present.end());
     const auto list = fmt::format("{}", fmt::join(classes, ", "));
-    if (names.empty())
+    if (names.empty() && std::none_of(modules_.begin(), modules_.end(), is_no_split))
       raise<ConfigError>(
-          "FSDP: the auto wrap policy is TRANSFORMER_BASED_WRAP, but no class is named, so that nothing would be "
-          "wrapped. Set transformer_cls_names_to_wrap (FSDP_TRANSFORMER_CLS_TO_WRAP) to the model's repeated block, or "
-          "the policy to NO_WRAP. The model's classes are {}",
+          "FSDP: the auto wrap policy is TRANSFORMER_BASED_WRAP, but no class is named and the model has none that "
+          "derives from accelerate::NoSplit, so that nothing would be wrapped. Set transformer_cls_names_to_wrap "
+          "(FSDP_TRANSFORMER_CLS_TO_WRAP) to the model's repeated block, or the policy to NO_WRAP. The model's classes "
+          "are {}",
           list);
     for (const auto& name : names) {
       if (std::any_of(modules_.begin(), modules_.end(), [&](const auto& module) { return has_class(module, name); }))

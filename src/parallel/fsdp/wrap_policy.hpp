@@ -25,8 +25,8 @@ struct WrapUnit {
 /// size_based_wrap takes every module with *more* than min_num_params elements below it, wrapped or not. Better than
 /// there: version 2 also asks a policy function, which the reference forgets, and size_based_wrap passes over
 /// containers without a forward (ModuleList, ModuleDict), which fully_shard refuses.
-/// @throws ConfigError when transformer_based_wrap names no class or one that the model does not have, or
-/// ignored_modules is no regular expression.
+/// @throws ConfigError when transformer_based_wrap names no class and no module is a NoSplit, or names one that the
+/// model does not have, or ignored_modules is no regular expression.
 std::vector<std::string> wrapped_modules(const ModelRef& model, const FullyShardedDataParallelPlugin& plugin);
 
 /// The model's parameters by unit: each once, in the innermost wrapped module that contains it, the rest in the root's
