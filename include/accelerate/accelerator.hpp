@@ -359,8 +359,14 @@ class ACCELERATE_API Accelerator {
     save_model_files(model, folder, max_shard_size, safe_serialization);
   }
   /// Parameters and buffers by name, in the parameters' own dtype. Of a sharded model: whole, on the host, on rank 0
-  /// only (empty elsewhere), gathered unit by unit; collective then.
+  /// only (empty elsewhere), gathered unit by unit; collective then. With full_state_dict the plugin's
+  /// state_dict_config says who gets them and where they lie.
   std::map<std::string, at::Tensor> get_state_dict(const ModelRef& model) const { return state_dict_of(model); }
+  /// An optimizer's state by its parameters' names: {"state": {name: {kind: tensor}}, "param_groups": […]}, for
+  /// checkpoints of your own. Tensors are whole copies on the host, in the optimizer's dtypes. Collective. Of
+  /// sharded parameters rank 0 gets it and the others an empty dict; with full_state_dict as the plugin's
+  /// optim_state_dict_config says.
+  c10::IValue get_optimizer_state_dict(const AcceleratedOptimizer& optimizer) const;
   /// Writes everything that was prepared or registered; with automatic naming into a new folder. Collective. @return
   /// the folder. It appears whole or not at all: what is written goes into another one, which gets the name when all is
   /// on the disk. A folder that is there already keeps what is no checkpoint's, and its older checkpoint until the new

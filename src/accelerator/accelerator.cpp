@@ -144,7 +144,6 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model,
   if (const auto known = impl_->run.find(model); known && (known->engine || evaluation_mode || !use_distributed()))
     return known;
   const auto& chosen = *impl_->engine;
-  chosen.check(model);
   if (!chosen.places_models()) {
     materialize(model, {.device = impl_->options.device_placement ? std::optional(device()) : std::nullopt});
     if (impl_->options.device_placement) model.to(device());
@@ -155,6 +154,7 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model,
   core->engine = chosen.make(model, device(), evaluation_mode);
   if (core->engine) {
     core->input_dtype = core->engine->input_dtype();
+    core->output_dtype = core->engine->output_dtype();
     // Casts of parameters that come and go are made anew each time: kept ones would keep evicted bytes alive.
     if (!core->engine->keeps_parameters()) core->autocast.cache_enabled = false;
   }

@@ -4,6 +4,7 @@
 #include "accelerator/accelerator_impl.hpp"
 #include "run_state/checkpoint_folders.hpp"
 #include "run_state/models.hpp"
+#include "run_state/optimizers.hpp"
 #include "run_state/whole_stream.hpp"
 #include "utils/raise.hpp"
 
@@ -167,7 +168,12 @@ std::shared_ptr<detail::PreparedModel> model_in_pieces(const run_state::RunState
 
 std::map<std::string, at::Tensor> Accelerator::state_dict_of(const ModelRef& model) const {
   const auto in_pieces = model_in_pieces(impl_->run, model);
-  return in_pieces ? run_state::whole_state(*in_pieces) : checkpointing::state_dict(model);
+  return in_pieces ? run_state::whole_state(*in_pieces, impl_->engine->state_dict_config())
+                   : checkpointing::state_dict(model);
+}
+
+c10::IValue Accelerator::get_optimizer_state_dict(const AcceleratedOptimizer& optimizer) const {
+  return run_state::whole_state(optimizer, impl_->run.models, impl_->engine->optim_state_dict_config());
 }
 
 void Accelerator::save_model_files(const ModelRef& model, const fs::path& folder, const std::string& max_shard_size,

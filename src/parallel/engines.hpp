@@ -38,6 +38,9 @@ class ChosenEngine {
   virtual std::optional<DistributedType> distributed_type() const { return std::nullopt; }
   /// How save_state() writes models and optimizers; unset: whole, in the files of plain training.
   virtual std::optional<StateDictType> state_dict_type() const { return std::nullopt; }
+  /// Who gets a whole state dict that the program asks for, and where its tensors lie: of models and of optimizers.
+  virtual StateDictConfig state_dict_config() const { return {.rank0_only = true}; }
+  virtual StateDictConfig optim_state_dict_config() const { return {.rank0_only = true}; }
   /// Axes of a ParallelismConfig that this engine splits besides those of the data: "tp", "cp", "sp".
   virtual bool splits(const std::string& /*axis*/) const { return false; }
   /// What the axes are checked against, of a job of so many ranks.
@@ -47,8 +50,6 @@ class ChosenEngine {
   /// Once it is known, before the first make().
   virtual void set_precision(PrecisionType /*mixed_precision*/) {}
 
-  /// Before anything of a model changes. @throws ConfigError for settings with which models can't be prepared.
-  virtual void check(const ModelRef& /*model*/) const {}
   /// Whether make() gives the model its memory and its place. Otherwise prepare() has moved it to the device before.
   virtual bool places_models() const { return false; }
   /// The engine of one model; null where it needs none (alone, or in evaluation mode). Collective.

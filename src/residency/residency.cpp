@@ -107,12 +107,21 @@ void Residency::arrive(Unit& unit) {
 
 /// @param units  at most so many are fetched ahead
 void Residency::look_ahead(int64_t units) {
+  std::vector<bool> seen;
+  if (units == Policy::kWholePass) {
+    seen.resize(units_.size());
+    if (current_) seen[static_cast<size_t>(current_->index_)] = true;
+  }
   const int64_t allowed =
       policy_.outstanding +
       (current_ && current_->state_ == State::fetching ? 1 : 0);  // who is being waited for does not count
   for (int64_t ahead = 1; ahead <= units && outstanding_ < allowed; ++ahead) {
     const int32_t index = trace_.next(ahead);
     if (index < 0) return;
+    if (!seen.empty()) {
+      if (seen[static_cast<size_t>(index)]) return;
+      seen[static_cast<size_t>(index)] = true;
+    }
     Unit& next = *units_[static_cast<size_t>(index)];
     if (next.state_ != State::absent) continue;
     // Fetching ahead may push out only what is needed later than it.

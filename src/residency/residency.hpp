@@ -19,6 +19,9 @@
 namespace accelerate::residency {
 
 struct Policy {
+  /// All that comes before a unit comes again: the rest of a forward, or of a backward.
+  static constexpr int64_t kWholePass = std::numeric_limits<int64_t>::max();
+
   /// Units fetched ahead of their touch, as the trace predicts them.
   int64_t prefetch = 1;
   /// Fetches that nobody has touched yet, at most.

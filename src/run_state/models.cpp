@@ -169,17 +169,21 @@ void StagedModel::apply() const {
   if (engine_) engine_->after_step();
 }
 
-std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model) {
+std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model, const StateDictConfig& config) {
   const auto holdings = holdings_of(model);
   WholeStream::Stage weights;
   for (const auto& holding : holdings)
     if (holding.in_pieces()) weights.push_back(wanted_weight(holding));
-  WholeStream stream({std::move(weights)}, {.copies = true});
+  const bool everywhere = !config.rank0_only.value_or(true);
+  WholeStream stream({std::move(weights)},
+                     {.everywhere = everywhere, .copies = true, .on_host = config.offload_to_cpu});
   const auto pieces = pieces_among(holdings);
   std::map<std::string, at::Tensor> state;
-  if (comm::rank() == 0)
+  if (everywhere || comm::rank() == 0)
     for (const auto& [name, tensor] : model.model.state())
-      state.emplace(name, pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor) : tensor.detach());
+      state.emplace(name, pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor)
+                          : config.offload_to_cpu                       ? tensor.detach().cpu()
+                                                                        : tensor.detach());
   stream.finish();
   return state;
 }

@@ -34,8 +34,9 @@ class StagedModel {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
 };
 
-/// Parameters and buffers by name, tied weights under each of theirs, on rank 0; empty elsewhere. For models in pieces.
-std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model);
+/// Parameters and buffers by name, tied weights under each of theirs, for whom `config` says; empty elsewhere. For
+/// models in pieces.
+std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model, const StateDictConfig& config);
 
 /// As checkpointing::save_model(), for models in pieces; rank 0 writes.
 void save_weights(const detail::PreparedModel& model, const std::filesystem::path& folder, int64_t max_shard_bytes,

@@ -275,6 +275,35 @@ void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels&
   }
 }
 
+c10::IValue whole_state(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
+                        const StateDictConfig& config) {
+  const OptimizerView view(optimizer, models);
+  auto in_pieces = states_in_pieces(view, in_order_of_parts(view));
+  const bool everywhere = in_pieces.empty() || !config.rank0_only.value_or(true);
+  std::vector<WholeStream::Stage> stages;
+  if (!in_pieces.empty()) stages.push_back(std::move(in_pieces));
+  WholeStream stream(std::move(stages), {.everywhere = everywhere, .copies = true, .on_host = config.offload_to_cpu});
+  Dict result = make_dict();
+  if (everywhere || comm::rank() == 0) {
+    Dict states = make_dict();
+    for (size_t i = 0; i < view.parameters.size(); ++i) {
+      if (view.state[i].empty()) continue;
+      const auto& holding = view.parameters[i];
+      const auto device = config.offload_to_cpu ? at::Device(at::kCPU) : holding.tensor.device();
+      Dict state = make_dict();
+      for (const auto& [kind, value] : view.state[i])
+        state.insert(kind, kind == kSteps        ? value.clone()
+                           : holding.in_pieces() ? stream.get(holding.tensor, kind)
+                                                 : value.to(device, /*non_blocking=*/false, /*copy=*/true));
+      states.insert(holding.names.front(), state);
+    }
+    result.insert("state", states);
+    result.insert("param_groups", make_list(view.groups));
+  }
+  stream.finish();
+  return result;
+}
+
 c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file) {
   const auto parameters = parameters_of(optimizer, models);
   if (file.form == StateForm::local) return load_own_pieces(parameters, file.path);

@@ -19,6 +19,11 @@ using PreparedModels = std::vector<std::shared_ptr<detail::PreparedModel>>;
 void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file,
                     const Writers& writers);
 
+/// {"state": {name: {kind: tensor}}, "param_groups": […]} with whole tensors that are copies, for whom `config` says;
+/// an empty dict elsewhere. An optimizer without pieces gives it to all. Collective.
+c10::IValue whole_state(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
+                        const StateDictConfig& config);
+
 /// The state for optimizer.load_state_dict(), with this rank's pieces, whoever wrote it. Not collective. @throws
 /// CheckpointError naming what is missing or has another size.
 c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file);

@@ -49,8 +49,9 @@ void WholeStream::advance() {
         },
         [&, &kind = kind](const parallel::Engine::Whole& tensor) {
           if (!tensor.value.defined()) return;
+          const at::Device device = options_.on_host ? at::Device(at::kCPU) : tensor.parameter.device();
           whole_[{tensor.parameter.unsafeGetTensorImpl(), kind}] =
-              options_.copies ? tensor.value.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true) : tensor.value;
+              options_.copies ? tensor.value.to(device, /*non_blocking=*/false, /*copy=*/true) : tensor.value;
         },
         options_.everywhere);
   }

@@ -34,9 +34,9 @@ class WholeStream {
 
   struct Options {
     bool everywhere = false;  ///< false: only rank 0 gets whole tensors
-    /// Tensors come as copies on the host. Otherwise as views of their gathered part, for who is done with each before
-    /// the next.
+    /// Tensors come as copies. Otherwise as views of their gathered part, for who is done with each before the next.
     bool copies = false;
+    bool on_host = true;  ///< where copies lie; else with their parameter
   };
 
   /// The same stages on all ranks, but for the pieces.

@@ -172,6 +172,8 @@ TEST(FsdpPlugin, MixedPrecisionFieldsWinOverThePreset) {
   EXPECT_THAT(refused(1, {.preset = "bf61"}),
               AllOf(HasSubstr("fp8, fp16, bf16, fp32"), HasSubstr("did you mean bf16?")));
   EXPECT_THAT(refused(1, {.output_dtype = at::kHalf}), HasSubstr("output_dtype is set, but only fsdp_version 2"));
+  EXPECT_THAT(refused(1, {.cast_forward_inputs = true}),
+              AllOf(HasSubstr("cast_forward_inputs is true"), HasSubstr("cast_root_forward_inputs")));
   EXPECT_THAT(refused(2, {.buffer_dtype = at::kHalf}), HasSubstr("buffer_dtype is set, but only fsdp_version 1"));
   EXPECT_THAT(refused(2, {.keep_low_precision_grads = true}), HasSubstr("keep_low_precision_grads"));
   EXPECT_THAT(refused(2, {.cast_root_forward_inputs = false}), HasSubstr("cast_root_forward_inputs"));
@@ -181,10 +183,15 @@ TEST(FsdpPlugin, MixedPrecisionFieldsWinOverThePreset) {
 }
 
 TEST(FsdpPlugin, StateDictConfigsFollowTheType) {
-  const Plugin sharded = resolve({.state_dict_type = StateDictType::sharded_state_dict,
-                                  .state_dict_config = StateDictConfig{.offload_to_cpu = false}});
-  EXPECT_FALSE(sharded.state_dict_config->offload_to_cpu || *sharded.state_dict_config->rank0_only);
+  const Plugin sharded = resolve({.state_dict_type = StateDictType::sharded_state_dict});
+  EXPECT_FALSE(*sharded.state_dict_config->rank0_only);
   EXPECT_TRUE(sharded.optim_state_dict_config->offload_to_cpu);
+  EXPECT_THAT(refusal({.state_dict_type = StateDictType::sharded_state_dict,
+                       .state_dict_config = StateDictConfig{.offload_to_cpu = false}}),
+              AllOf(HasSubstr("state_dict_config has offload_to_cpu = false"), HasSubstr("SHARDED_STATE_DICT")));
+  EXPECT_THAT(refusal({.state_dict_type = StateDictType::local_state_dict,
+                       .optim_state_dict_config = StateDictConfig{.offload_to_cpu = false}}),
+              HasSubstr("optim_state_dict_config has offload_to_cpu = false"));
   const Plugin full = resolve({.optim_state_dict_config = StateDictConfig{.rank0_only = false}});
   EXPECT_TRUE(*full.state_dict_config->rank0_only);
   EXPECT_FALSE(*full.optim_state_dict_config->rank0_only);

@@ -40,9 +40,9 @@ class ForwardScope {
 }  // namespace detail
 
 /// Cheap-to-copy handle; copies share the model. `m(...)` runs the module's forward: under autocast if mixed precision
-/// is on (results come back as fp32), and so that backward averages gradients over ranks; hooks of the model
-/// (model/hooks.hpp) run around it. `m->...` is your own module; calling m->forward directly leaves out autocast and
-/// hooks, while gradients are averaged (or sharded) all the same.
+/// is on (results come back as fp32, or as a sharded model's output_dtype says), and so that backward averages
+/// gradients over ranks; hooks of the model (model/hooks.hpp) run around it. `m->...` is your own module; calling
+/// m->forward directly leaves out autocast and hooks, while gradients are averaged (or sharded) all the same.
 ///
 /// With several processes a training forward is collective when the module has buffers (they are broadcast).
 template <ModelLike Model> class Prepared : public Callable<Prepared<Model>, Model> {
@@ -58,7 +58,8 @@ template <ModelLike Model> class Prepared : public Callable<Prepared<Model>, Mod
       after_forward({});
     } else {
       Output output = call_in_precision(std::forward<Args>(args)...);
-      if (core_->autocast_dtype) output = convert_outputs_to_fp32(output);
+      if (core_->output_dtype) output = cast_floating(output, *core_->output_dtype);
+      else if (core_->autocast_dtype) output = convert_outputs_to_fp32(output);
       std::vector<at::Tensor> tensors;
       if (core_->engine) nested::for_each_tensor(output, [&](const at::Tensor& t) { tensors.push_back(t); });
       after_forward(tensors);
@@ -80,11 +81,12 @@ template <ModelLike Model> class Prepared : public Callable<Prepared<Model>, Mod
     return run(std::forward<Args>(args)...);
   }
   template <class T> T cast_input(const T& input) const {
-    if constexpr (nested::all_tensors<T>)
-      return nested::map_tensors(input, [this](const at::Tensor& t) {
-        return t.defined() && t.is_floating_point() ? t.to(*core_->input_dtype) : t;
-      });
+    if constexpr (nested::all_tensors<T>) return cast_floating(input, *core_->input_dtype);
     else return input;
+  }
+  template <class T> static T cast_floating(const T& value, at::ScalarType dtype) {
+    return nested::map_tensors(
+        value, [dtype](const at::Tensor& t) { return t.defined() && t.is_floating_point() ? t.to(dtype) : t; });
   }
   void after_forward(const std::vector<at::Tensor>& outputs) const {
     if (core_->engine) core_->engine->after_forward(outputs);

@@ -68,6 +68,8 @@ class ACCELERATE_API Engine {
 
   /// What floating-point inputs of the forward are converted to; unset: they come as they are. Not collective.
   virtual std::optional<at::ScalarType> input_dtype() const { return std::nullopt; }
+  /// What floating-point results of the forward are converted to; unset: as mixed precision has them. Not collective.
+  virtual std::optional<at::ScalarType> output_dtype() const { return std::nullopt; }
   /// False where parameters have bytes only while operators use them: nobody may keep copies of them (autocast's cache)
   /// in the hope that the original stays. Not collective.
   virtual bool keeps_parameters() const { return true; }

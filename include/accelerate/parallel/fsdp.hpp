@@ -39,6 +39,7 @@ class ACCELERATE_API FullyShardedDataParallel final : public Engine {
   void before_step() override;
   void after_step() override;
   std::optional<at::ScalarType> input_dtype() const override;
+  std::optional<at::ScalarType> output_dtype() const override;
   bool keeps_parameters() const override { return false; }
 
   bool require_backward_grad_sync() const override;

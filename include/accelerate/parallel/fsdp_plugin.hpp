@@ -21,7 +21,7 @@ namespace accelerate {
 enum class ShardingStrategy {
   full_shard = 1,  ///< parameters, gradients and optimizer states; parameters are given back after each forward
   shard_grad_op,   ///< as full_shard, but gathered parameters stay from forward to backward
-  no_shard,        ///< nothing: every rank holds all, gradients are all-reduced
+  no_shard,        ///< nothing: every rank holds all, from rank 0's values on; gradients are all-reduced
   hybrid_shard,  ///< full_shard among the ranks of one machine, or as dp_shard_size says; other machines hold replicas
   hybrid_shard_zero2  ///< the same with shard_grad_op
 };
@@ -41,7 +41,7 @@ enum class StateDictType {
 
 /// Which modules become units, whose parameters are gathered and given back together.
 enum class AutoWrapPolicy {
-  transformer_based_wrap,  ///< each module of a class in `transformer_cls_names_to_wrap`
+  transformer_based_wrap,  ///< each module of a class in `transformer_cls_names_to_wrap`, or that says so itself
   size_based_wrap,         ///< modules of at least `min_num_params` parameters that are in no unit yet
   no_wrap                  ///< the whole model is one unit
 };
@@ -87,25 +87,31 @@ struct MixedPrecision {
   std::string preset;
   /// Parameters as gathered and computed with.
   std::optional<at::ScalarType> param_dtype;
-  /// Gradients on the wire. Unset: as they are computed.
+  /// Gradients on the wire between ranks. Unset: as they are computed.
   std::optional<at::ScalarType> reduce_dtype;
   /// Buffers, converted once. Version 1.
   std::optional<at::ScalarType> buffer_dtype;
-  /// Floating-point results of a unit's forward. Version 2.
+  /// Floating-point results of the model's forward. Version 2. Unset: as the model gives them, under the Accelerator's
+  /// mixed precision fp32, also where that precision made this policy.
   std::optional<at::ScalarType> output_dtype;
   /// Leave gradients in reduce_dtype for the optimizer. Version 1.
   bool keep_low_precision_grads = false;
-  /// Convert inputs of every unit to param_dtype. Unset: false in version 1, true in 2.
+  /// Convert inputs of the model's forward to param_dtype. Unset: true in version 2. Inputs of units within stay as the
+  /// model makes them, because calls of LibTorch's modules can't be seen; operators name dtypes that don't fit. So in
+  /// version 1, where it is about these units alone, true is an error; unset is false there.
   std::optional<bool> cast_forward_inputs;
-  /// Convert inputs of the model to param_dtype. Version 1; version 2 does it with cast_forward_inputs.
+  /// The same for version 1.
   bool cast_root_forward_inputs = true;
   /// Classes of modules that become units of their own and compute in full precision. Unset: the batch norms in version
   /// 1, none in 2.
   std::optional<std::vector<std::string>> module_classes_to_ignore;
 };
 
-/// Of model or optimizer state.
+/// What Accelerator::get_state_dict() and get_optimizer_state_dict() give the program with full_state_dict. Files are
+/// written alike whatever it says: by rank 0, part by part. With the other types anything but the defaults is an error,
+/// because their pieces go to files only.
 struct StateDictConfig {
+  /// Tensors come on the host. Off: they stay on the device that computes.
   bool offload_to_cpu = true;
   /// Only rank 0 gets the tensors. full_state_dict only. Unset: true there.
   std::optional<bool> rank0_only;
@@ -144,10 +150,13 @@ struct FullyShardedDataParallelPlugin {
   /// FSDP_STATE_DICT_TYPE, else full_state_dict in version 1 and sharded_state_dict in 2, which has no
   /// local_state_dict.
   std::optional<StateDictType> state_dict_type;
-  /// Unset: offloaded, and on rank 0 only if full.
+  /// Unset: offloaded, and on rank 0 only if full. Of get_state_dict().
   std::optional<StateDictConfig> state_dict_config;
+  /// The same of get_optimizer_state_dict().
   std::optional<StateDictConfig> optim_state_dict_config;
-  /// Bound how many gathers may be under way, so that fast issuing does not fill the memory.
+  /// At most two gathers are under way, so that whole parameters don't fill the memory. Off: where units are fetched
+  /// ahead (in forward, and in backward with backward_pre), all that the pass still needs is asked for at once: most
+  /// overlap, and up to the whole model present.
   bool limit_all_gathers = true;
   /// Of version 1 (2 always does). Accepted for parity: parameters are the original ones here, always.
   /// FSDP_USE_ORIG_PARAMS, else false.
@@ -155,8 +164,8 @@ struct FullyShardedDataParallelPlugin {
   /// Gives parameters of a module that has none yet (deferred initialisation) memory and values. Unset: memory without
   /// values.
   std::function<void(torch::nn::Module&)> param_init_fn;
-  /// Of version 1: rank 0's values for everyone at the start. FSDP_SYNC_MODULE_STATES, else false; true with
-  /// cpu_ram_efficient_loading.
+  /// Of version 1: rank 0's parameters and buffers for everyone at the start; ignored modules are left alone.
+  /// FSDP_SYNC_MODULE_STATES, else false; true with cpu_ram_efficient_loading.
   std::optional<bool> sync_module_states;
   /// Of version 1: ask for the next unit in forward as well; the order of units must not change. Setting it in version
   /// 2 is an error. FSDP_FORWARD_PREFETCH, else false.
@@ -170,10 +179,13 @@ struct FullyShardedDataParallelPlugin {
   /// Keep the inputs that recomputing starts from on the host. Version 2, with activation_checkpointing.
   /// FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD, else false.
   std::optional<bool> activation_checkpointing_offload;
-  /// Rank 0 reads a checkpoint, the others get their shards from it. FSDP_CPU_RAM_EFFICIENT_LOADING, else false.
+  /// Only rank 0 reads a checkpoint, the others build the model without memory (init_empty_weights) or with any values:
+  /// prepare() gives all ranks rank 0's parameters, those of ignored modules among them, and buffers, one tensor at a
+  /// time. FSDP_CPU_RAM_EFFICIENT_LOADING, else false.
   std::optional<bool> cpu_ram_efficient_loading;
   /// For transformer_based_wrap: class names, with or without namespace and `Impl`. FSDP_TRANSFORMER_CLS_TO_WRAP,
-  /// separated by commas.
+  /// separated by commas, else the classes that derive from NoSplit (model/no_split.hpp), as the layers of
+  /// accelerate::models do.
   std::optional<std::vector<std::string>> transformer_cls_names_to_wrap;
   /// For size_based_wrap; 0 is no_wrap. FSDP_MIN_NUM_PARAMS, else 0.
   std::optional<int64_t> min_num_params;

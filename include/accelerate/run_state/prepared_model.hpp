@@ -21,7 +21,8 @@ struct PreparedModel {
   at::DeviceType device_type = at::kCPU;
   std::optional<at::ScalarType> autocast_dtype;
   AutocastKwargs autocast;
-  std::optional<at::ScalarType> input_dtype;  ///< floating-point inputs are converted to it
+  std::optional<at::ScalarType> input_dtype;   ///< floating-point inputs are converted to it
+  std::optional<at::ScalarType> output_dtype;  ///< floating-point results are, instead of to fp32 under autocast
 };
 
 }  // namespace accelerate::detail

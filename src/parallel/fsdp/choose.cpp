@@ -1,4 +1,3 @@
-#include "accelerate/parallel/ddp.hpp"
 #include "accelerate/parallel/fsdp.hpp"
 #include "parallel/engines.hpp"
 #include "utils/environment.hpp"
@@ -36,49 +35,65 @@ std::optional<FullyShardedDataParallelPlugin> requested_sharding(const EngineReq
   return resolve(std::move(plugin));
 }
 
-/// With NO_SHARD models are averaged whole, and only files and names are those of sharded runs.
 class Sharding final : public ChosenEngine {
  public:
-  Sharding(FullyShardedDataParallelPlugin plugin, std::unique_ptr<ChosenEngine> whole)
-      : plugin_(std::move(plugin)), whole_(std::move(whole)) {}
+  explicit Sharding(FullyShardedDataParallelPlugin plugin) : plugin_(std::move(plugin)) {}
 
   std::optional<DistributedType> distributed_type() const override { return DistributedType::FSDP; }
   std::optional<StateDictType> state_dict_type() const override { return plugin_.state_dict_type; }
+  StateDictConfig state_dict_config() const override { return of_whole_state(plugin_.state_dict_config); }
+  StateDictConfig optim_state_dict_config() const override { return of_whole_state(plugin_.optim_state_dict_config); }
   JobFacts job(int64_t num_processes) const override {
     return {.num_processes = num_processes, .is_fsdp2 = plugin_.fsdp_version == 2};
   }
   void set_precision(PrecisionType precision) override {
-    if (!plugin_.mixed_precision_policy && precision != PrecisionType::NO)
-      plugin_.mixed_precision_policy = mixed_precision_policy(to_string(precision), *plugin_.fsdp_version);
+    if (plugin_.mixed_precision_policy || precision == PrecisionType::NO) return;
+    plugin_.mixed_precision_policy = mixed_precision_policy(to_string(precision), *plugin_.fsdp_version);
+    // Results come back as fp32, sharded or not, unless the program itself asks for another type.
+    plugin_.mixed_precision_policy->output_dtype.reset();
   }
-  void check(const ModelRef&) const override {
-    if (!shards() && plugin_.activation_checkpointing.value_or(false))
-      throw ConfigError(
-          "prepare: activation_checkpointing recomputes the units of sharded models, but the sharding strategy is "
-          "NO_SHARD, expected another one; HYBRID_SHARD with dp_shard_size 1 keeps whole models on all ranks and has "
-          "units");
-  }
-  bool places_models() const override { return shards(); }
+  bool places_models() const override { return true; }
 
-  std::shared_ptr<Engine> make(const ModelRef& model, const at::Device& device, bool evaluation_mode) const override {
-    // Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.
-    if (shards()) return std::make_shared<FullyShardedDataParallel>(model, device, plugin_);
-    return whole_->make(model, device, evaluation_mode);
+  /// Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.
+  std::shared_ptr<Engine> make(const ModelRef& model, const at::Device& device, bool) const override {
+    return std::make_shared<FullyShardedDataParallel>(model, device, plugin_);
   }
 
  private:
-  bool shards() const { return effective_strategy(plugin_) != ShardingStrategy::no_shard; }
+  /// With the other types the settings are about pieces, and a whole state goes to rank 0.
+  StateDictConfig of_whole_state(const std::optional<StateDictConfig>& config) const {
+    return plugin_.state_dict_type == StateDictType::full_state_dict ? *config : StateDictConfig{.rank0_only = true};
+  }
 
   FullyShardedDataParallelPlugin plugin_;
-  std::unique_ptr<ChosenEngine> whole_;
 };
+
+/// What data parallelism does by its buckets and its graph. The other settings hold for sharded models anyway: unused
+/// parameters are found, gradients are views, buffers are not sent before forwards.
+void refuse_settings_of_ddp(const DistributedDataParallelKwargs& kwargs) {
+  const DistributedDataParallelKwargs defaults;
+  const auto refuse = [](const char* field, const std::string& value, const char* why) {
+    raise<ConfigError>(
+        "Accelerator: DistributedDataParallelKwargs::{} is {}, but models are sharded (FSDP), where {}; leave it out",
+        field, value, why);
+  };
+  if (kwargs.bucket_cap_mb != defaults.bucket_cap_mb)
+    refuse("bucket_cap_mb", fmt::format("{}", kwargs.bucket_cap_mb),
+           "gradients travel by units: auto_wrap_policy and min_num_params decide how large they are");
+  if (kwargs.static_graph)
+    refuse("static_graph", "true", "nothing is taken from the first step's graph that a later one could break");
+  if (kwargs.comm_hook != defaults.comm_hook)
+    refuse("comm_hook", kwargs.comm_hook == DDPCommunicationHookType::fp16 ? "fp16" : "bf16",
+           "mixed_precision_policy.reduce_dtype says how gradients travel");
+}
 
 }  // namespace
 
 std::unique_ptr<ChosenEngine> choose_fsdp(const EngineRequest& request) {
   auto plugin = requested_sharding(request);
   if (!plugin) return nullptr;
-  return std::make_unique<Sharding>(std::move(*plugin), choose_ddp(request));
+  refuse_settings_of_ddp(request.ddp);
+  return std::make_unique<Sharding>(std::move(*plugin));
 }
 
 }  // namespace accelerate::parallel

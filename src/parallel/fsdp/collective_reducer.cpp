@@ -18,13 +18,16 @@ namespace {
 
 class LocalReducer final : public GradientReducer {
  public:
-  explicit LocalReducer(std::vector<ShardedPart>& parts) : arrived_(parts.size()) {}
+  LocalReducer(std::vector<ShardedPart>& parts, const ReducerOptions& options)
+      : options_(options), arrived_(parts.size()) {}
 
   bool take(ShardedPart& part, ShardedMember& member, const at::Tensor& gradient) override {
     at::NoGradGuard no_grad;
     auto& shard = member.shard;
     // In the order of the parameter's bytes, which need not be the order of its indices.
-    const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1}).to(shard.device(), shard.scalar_type());
+    const auto type =
+        options_.keep_low_precision ? options_.reduce_dtype.value_or(gradient.scalar_type()) : shard.scalar_type();
+    const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1}).to(shard.device(), type);
     if (shard.grad().defined()) shard.mutable_grad().add_(flat);
     else shard.mutable_grad() = flat;
     return ++arrived_[part.index] == part.members.size();
@@ -32,6 +35,7 @@ class LocalReducer final : public GradientReducer {
   void finish() override { std::fill(arrived_.begin(), arrived_.end(), 0); }
 
  private:
+  ReducerOptions options_;
   std::vector<size_t> arrived_;
 };
 
@@ -53,9 +57,7 @@ class CollectiveReducer final : public GradientReducer {
     State& state = states_[part.index];
     if (!state.gradient.begun()) {
       make_room();
-      const auto dtype = options_.reduce_dtype.value_or(gradient.scalar_type());
-      const meta_memory::Purpose whole(MemoryUse::staging);
-      state.gradient.begin(part, buffers_.take(part.numel(), dtype, gradient.device()));
+      begin(part, options_.reduce_dtype.value_or(gradient.scalar_type()));
     }
     if (!state.gradient.take(member, gradient)) return false;
     if (!learnt_) seen_.push_back(static_cast<int64_t>(part.index));
@@ -65,43 +67,31 @@ class CollectiveReducer final : public GradientReducer {
 
   void finish() override {
     at::NoGradGuard no_grad;
-    // Whose gradients exist anywhere? Where a rank has none it sends zeros; where nobody has any the optimizer must not
-    // see zeros.
     int64_t members = 0;
     for (size_t i : order_) members += static_cast<int64_t>(parts_[i].members.size());
     if (members == 0) return;
     at::Tensor present = at::zeros({members}, at::kInt);
     auto* flags = present.data_ptr<int32_t>();
-    for (size_t i : order_) {
+    for (size_t i : order_)
       for (size_t m = 0; m < parts_[i].members.size(); ++m) *flags++ = states_[i].gradient.came(m);
-    }
+    // Where a rank has no gradient it sends zeros, of whole parts too: others may have sent theirs already, and all
+    // must send the same in the same order.
+    for (size_t i : order_)
+      if (!states_[i].gradient.complete()) complete(i);
+    advance();
+    while (!running_.empty()) collect();
+    // Whose gradients exist anywhere? Where nobody has any the optimizer must not see zeros.
     at::Tensor common = present.to(group_->device());
     group_->all_reduce_(common, Reduction::max);
     common = common.cpu();
     const auto* common_flags = common.data_ptr<int32_t>();
     std::vector<std::vector<char>> used(parts_.size());
-    for (size_t i : order_) {
+    for (size_t i : order_)
       for (size_t m = 0; m < parts_[i].members.size(); ++m) used[i].push_back(*common_flags++ != 0);
-      if (std::find(used[i].begin(), used[i].end(), 1) == used[i].end()) states_[i].skipped = true;
-      else if (!states_[i].gradient.complete()) complete(i);
-    }
-    advance();
-    while (!running_.empty()) collect();
-    if (replicas_) {
-      for (size_t i : order_) {
-        if (!states_[i].skipped) continue;
-        states_[i].result = at::zeros({parts_[i].numel() / group_->world_size()},
-                                      at::TensorOptions()
-                                          .dtype(options_.reduce_dtype.value_or(parts_[i].compute_dtype))
-                                          .device(group_->device()));
-        replicas_->add(i, states_[i].result);
-      }
-      replicas_->finish(used);
-    }
+    if (replicas_) replicas_->finish(used);
     for (size_t i : order_) {
-      State& state = states_[i];
-      if (state.result.defined()) give(parts_[i], state.result, used[i]);
-      state = {};
+      give(parts_[i], states_[i].result, used[i]);
+      states_[i] = {};
     }
     next_ = 0;
     learn_order();
@@ -111,19 +101,23 @@ class CollectiveReducer final : public GradientReducer {
   struct State {
     FlatGradient gradient;  ///< whole
     at::Tensor result;      ///< this rank's stretch of the average
-    bool skipped = false;
     c10::intrusive_ptr<c10::ivalue::Future> reduced;
   };
+
+  /// Where the part is computed with and gradients travel, which is not where offloaded masters lie.
+  static at::Device device_of(const ShardedPart& part) { return part.members.front().tensor.device(); }
+
+  void begin(const ShardedPart& part, at::ScalarType dtype) {
+    // What nobody else has a piece of is the result.
+    const meta_memory::Purpose whole(group_->world_size() == 1 ? MemoryUse::gradients : MemoryUse::staging);
+    states_[part.index].gradient.begin(part, buffers_.take(part.numel(), dtype, device_of(part)));
+  }
 
   /// Zeros for the members that have no gradient here.
   void complete(size_t index) {
     const auto& part = parts_[index];
     FlatGradient& gradient = states_[index].gradient;
-    if (!gradient.begun()) {
-      const meta_memory::Purpose whole(MemoryUse::staging);
-      gradient.begin(
-          part, buffers_.take(part.numel(), options_.reduce_dtype.value_or(part.compute_dtype), part.master.device()));
-    }
+    if (!gradient.begun()) begin(part, options_.reduce_dtype.value_or(part.compute_dtype));
     gradient.fill(part);
   }
 
@@ -133,8 +127,12 @@ class CollectiveReducer final : public GradientReducer {
     for (; next_ < order_.size(); ++next_) {
       const size_t index = order_[next_];
       State& state = states_[index];
-      if (state.skipped) continue;
       if (!state.gradient.complete()) return;
+      if (group_->world_size() == 1) {
+        state.result = state.gradient.release();
+        reduced(index);
+        continue;
+      }
       at::Tensor flat = state.gradient.flat();
       auto [before, after] = divisors(flat.scalar_type());
       if (before != 1) flat.div_(before);
@@ -170,7 +168,11 @@ class CollectiveReducer final : public GradientReducer {
     buffers_.give(state.gradient.release());
     const auto after = divisors(state.result.scalar_type()).second;
     if (after != 1) state.result.div_(after);
-    if (replicas_) replicas_->add(index, state.result);
+    reduced(index);
+  }
+  /// The replica has its average.
+  void reduced(size_t index) {
+    if (replicas_) replicas_->add(index, states_[index].result);
   }
 
   void give(ShardedPart& part, at::Tensor result, const std::vector<char>& used) {
@@ -210,8 +212,8 @@ class CollectiveReducer final : public GradientReducer {
 
 }  // namespace
 
-std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts) {
-  return std::make_unique<LocalReducer>(parts);
+std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts, const ReducerOptions& options) {
+  return std::make_unique<LocalReducer>(parts, options);
 }
 
 std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const Mesh& mesh,

@@ -43,18 +43,26 @@ bool keeps_parameters(ShardingStrategy strategy) {
 }
 
 Phases phases_of(const FullyShardedDataParallelPlugin& plugin) {
+  const bool limited = plugin.limit_all_gathers;
+  const auto ahead = [limited](int64_t units) { return limited ? units : Policy::kWholePass; };
   Phases phases;
-  const int64_t outstanding = plugin.limit_all_gathers ? 2 : std::numeric_limits<int64_t>::max();
-  phases.forward = {.prefetch = plugin.forward_prefetch.value_or(false) ? 2 : 1,
-                    .outstanding = outstanding,
+  phases.forward = {.prefetch = ahead(plugin.forward_prefetch.value_or(false) ? 2 : 1),
+                    .outstanding = limited ? 2 : std::numeric_limits<int64_t>::max() - 1,
                     .evict_after_use = !keeps_parameters(effective_strategy(plugin))};
   phases.backward = phases.forward;
   // Version 2 always fetches one unit ahead.
   const auto prefetch = plugin.fsdp_version == 2 ? BackwardPrefetch::backward_pre
                                                  : plugin.backward_prefetch.value_or(BackwardPrefetch::no_prefetch);
-  phases.backward.prefetch = prefetch == BackwardPrefetch::backward_pre ? 1 : 0;
+  phases.backward.prefetch = prefetch == BackwardPrefetch::backward_pre ? ahead(1) : 0;
   phases.prefetch_after_unit = prefetch == BackwardPrefetch::backward_post;
   return phases;
+}
+
+/// Whether all ranks start with rank 0's values, so that the others need not have any.
+bool starts_from_rank0(const FullyShardedDataParallelPlugin& plugin) {
+  // Models that are whole everywhere start as in data parallelism.
+  return plugin.sync_module_states.value_or(false) || plugin.cpu_ram_efficient_loading.value_or(false) ||
+         effective_strategy(plugin) == ShardingStrategy::no_shard;
 }
 
 bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
@@ -137,7 +145,7 @@ struct FullyShardedDataParallel::Impl {
   /// Rank 0's values for everybody; the others need not have any. One parameter at a time is whole on the others.
   void place_from_rank0(const ModelRef& model, const at::Device& device) {
     const auto number = [&](int64_t part, int64_t member) {
-      return at::tensor({part, member}, at::TensorOptions().dtype(at::kLong).device(device));
+      return at::tensor({part, member}, at::TensorOptions().dtype(at::kLong).device(group->device()));
     };
     constexpr int64_t kEnd = -1;
     if (group->rank() == 0) {
@@ -153,13 +161,19 @@ struct FullyShardedDataParallel::Impl {
       group->broadcast(number(kEnd, kEnd), 0);
       return;
     }
+    const auto receive = [&](const ShardedMember& member) {
+      const auto options = at::TensorOptions().dtype(member.tensor.scalar_type()).device(device);
+      place(member, group->broadcast(at::empty(member.tensor.sizes(), options), 0));
+    };
+    if (group->dry()) {  // no rank 0 tells the order, and any costs the same
+      for (const auto& part : parts) std::for_each(part.members.begin(), part.members.end(), receive);
+      return;
+    }
     for (;;) {
       const at::Tensor which = group->broadcast(number(0, 0), 0).cpu();
       const int64_t p = which[0].item<int64_t>(), m = which[1].item<int64_t>();
       if (p == kEnd) return;
-      const auto& member = parts[static_cast<size_t>(p)].members[static_cast<size_t>(m)];
-      const auto options = at::TensorOptions().dtype(member.tensor.scalar_type()).device(device);
-      place(member, group->broadcast(at::empty(member.tensor.sizes(), options), 0));
+      receive(parts[static_cast<size_t>(p)].members[static_cast<size_t>(m)]);
     }
   }
 
@@ -173,7 +187,7 @@ struct FullyShardedDataParallel::Impl {
       part.cut(mesh.rank(), mesh.ranks());
       for (auto& member : part.members) member_of[member.tensor.unsafeGetTensorImpl()] = &member;
     }
-    const bool from_rank0 = group && plugin.sync_module_states.value_or(false);
+    const bool from_rank0 = group && starts_from_rank0(plugin);
     if (from_rank0) place_from_rank0(model, device);
     else
       place_deferred(model, device,
@@ -204,6 +218,31 @@ struct FullyShardedDataParallel::Impl {
     reducer = store->make_reducer();
   }
 
+  /// What is not sharded: buffers, and the parameters of ignored modules.
+  void place_rest(const ModelRef& model, const at::Device& device) {
+    materialize(model, {.device = device.is_meta() ? std::optional(device) : std::nullopt});
+    at::NoGradGuard no_grad;
+    const auto keep = [](at::Tensor tensor, const at::Tensor& value) {
+      if (!value.is_same(tensor)) tensor.set_data(value);
+    };
+    // Ignored modules are left alone, but where only rank 0 has read the checkpoint, only it has their values.
+    const bool only_rank0_has_values = group && plugin.cpu_ram_efficient_loading.value_or(false);
+    for (const auto& [name, parameter] : model.parameters()) {
+      if (find(parameter)) continue;
+      const at::Tensor value = parameter.to(device);
+      keep(parameter, only_rank0_has_values ? group->broadcast(value, 0) : value);
+    }
+    const auto buffer_dtype = plugin.mixed_precision_policy.value_or(MixedPrecision{}).buffer_dtype;
+    for (const auto& [name, buffer] : model.buffers()) {
+      at::Tensor value = buffer.to(device);
+      if (group && starts_from_rank0(plugin)) value = group->broadcast(value, 0);
+      const bool stays = std::any_of(full_precision.begin(), full_precision.end(),
+                                     [&name = name](const auto& path) { return name.starts_with(path + "."); });
+      if (buffer_dtype && value.is_floating_point() && !stays) value = value.to(*buffer_dtype);
+      keep(buffer, value);
+    }
+  }
+
   ShardedMember* find(const at::Tensor& parameter) const {
     const auto found = member_of.find(parameter.unsafeGetTensorImpl());
     return found == member_of.end() ? nullptr : found->second;
@@ -228,7 +267,8 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
   self.mesh = make_mesh(plugin, self.group);
   self.phases = phases_of(plugin);
   self.phases.keep_for_backward = self.mesh.near != nullptr;
-  verify_parameters(model.parameters());
+  // Buffers travel only where rank 0's are taken.
+  verify_parameters(starts_from_rank0(plugin) ? model.state() : model.parameters());
   if (plugin.param_init_fn)
     for (const auto& submodule : model.submodules())
       if (submodule.module && std::any_of(submodule.parameters.begin(), submodule.parameters.end(),
@@ -236,23 +276,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
         plugin.param_init_fn(*submodule.module);
   const auto build = [&] {
     self.take_over(model, device);
-    materialize(model, {.device = device.is_meta() ? std::optional(device) : std::nullopt});  // what is not sharded
-    at::NoGradGuard no_grad;
-    const auto buffer_dtype = plugin.mixed_precision_policy.value_or(MixedPrecision{}).buffer_dtype;
-    const auto keep = [&](at::Tensor tensor, const at::Tensor& value) {
-      if (!value.is_same(tensor)) tensor.set_data(value);
-    };
-    for (const auto& [name, parameter] : model.parameters())
-      if (!self.find(parameter)) keep(parameter, parameter.to(device));
-    for (const auto& [name, buffer] : model.buffers()) {
-      at::Tensor value = buffer.to(device);
-      if (self.group && plugin.sync_module_states.value_or(false)) value = self.group->broadcast(value, 0);
-      const bool stays =
-          std::any_of(self.full_precision.begin(), self.full_precision.end(),
-                      [&, &name = name](const std::string& path) { return name.starts_with(path + "."); });
-      if (buffer_dtype && value.is_floating_point() && !stays) value = value.to(*buffer_dtype);
-      keep(buffer, value);
-    }
+    self.place_rest(model, device);
   };
   if (self.group) self.group->guard("prepare", build);
   else build();
@@ -351,6 +375,11 @@ std::optional<at::ScalarType> FullyShardedDataParallel::input_dtype() const {
   return casts ? precision->param_dtype : std::nullopt;
 }
 
+std::optional<at::ScalarType> FullyShardedDataParallel::output_dtype() const {
+  const auto& precision = impl_->plugin.mixed_precision_policy;
+  return precision ? precision->output_dtype : std::nullopt;
+}
+
 void FullyShardedDataParallel::before_step() { impl_->store->before_step(); }
 
 void FullyShardedDataParallel::after_step() {
@@ -375,7 +404,9 @@ void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::f
       if (member.shard.numel() > 0) member.piece_in(stretch).copy_(piece);
     }
     at::Tensor flat = stretch;
-    if (self.mesh.shard && stretch.defined()) flat = self.mesh.shard->all_gather(stretch.to(self.mesh.shard->device()));
+    // Offloaded pieces travel on the device that computes.
+    if (self.mesh.shard && stretch.defined())
+      flat = self.mesh.shard->all_gather(stretch.to(part.members.front().tensor.device()));
     if (!everywhere && self.mesh.rank() != 0) continue;
     for (const auto& member : part.members)
       take({.name = member.name,

@@ -31,7 +31,7 @@ struct ReducerOptions {
 };
 
 /// Alone: gradients are the shards' gradients.
-std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts);
+std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts, const ReducerOptions& options);
 /// By c10d, asynchronously, in one order on all ranks. Collective.
 std::unique_ptr<GradientReducer> collective_reducer(std::vector<ShardedPart>& parts, const Mesh& mesh,
                                                     const ReducerOptions& options);

@@ -16,6 +16,14 @@ int64_t shard_size(const FullyShardedDataParallelPlugin& plugin, const comm::Gro
   const int64_t all = world.world_size();
   const auto& replicas = plugin.dp_replicate_size;
   const auto& shards = plugin.dp_shard_size;
+  if (strategy == ShardingStrategy::no_shard) {
+    if (shards && *shards != 1)
+      raise<ConfigError>(
+          "FSDP: dp_shard_size is {}, but NO_SHARD leaves the model whole on each of the {} ranks; leave it out, or "
+          "use HYBRID_SHARD",
+          *shards, all);
+    return 1;
+  }
   if (strategy != ShardingStrategy::hybrid_shard && strategy != ShardingStrategy::hybrid_shard_zero2) {
     if (shards && *shards != all)
       raise<ConfigError>(

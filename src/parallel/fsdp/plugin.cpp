@@ -131,6 +131,11 @@ MixedPrecision resolve(MixedPrecision policy, int64_t version) {
       refuse_fsdp(
           "mixed_precision_policy has the dtype {}, expected floating-point types such as Half, BFloat16 or Float",
           at::toString(*field));
+  if (version == 1 && policy.cast_forward_inputs.value_or(false))
+    refuse_fsdp(
+        "mixed_precision_policy.cast_forward_inputs is true, which in fsdp_version 1 is about the inputs of units "
+        "within the model, but calls of LibTorch's modules can't be seen, expected false; cast_root_forward_inputs "
+        "converts the model's inputs, and x.to(...) in a forward those of a module");
   if (!policy.cast_forward_inputs) policy.cast_forward_inputs = version == 2;
   if (version == 1 && !policy.module_classes_to_ignore)
     policy.module_classes_to_ignore = {{"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}};
@@ -206,16 +211,21 @@ void resolve_state_dict(FullyShardedDataParallelPlugin& plugin, int64_t version)
     refuse_fsdp(
         "state_dict_type is LOCAL_STATE_DICT, which fsdp_version 2 does not have: its shards always belong to named "
         "tensors. Set it to SHARDED_STATE_DICT or FULL_STATE_DICT");
-  for (auto* config : {&plugin.state_dict_config, &plugin.optim_state_dict_config}) {
-    if (!*config && !local) *config = StateDictConfig{};
-    if (!*config) continue;
-    if (!full && (*config)->rank0_only.value_or(false))
+  const auto resolve_config = [&](const char* name, std::optional<StateDictConfig>& config) {
+    if (!config && !local) config = StateDictConfig{};
+    if (!config) return;
+    if (!full && config->rank0_only.value_or(false))
+      refuse_fsdp("{} has rank0_only, but state_dict_type is {}, of which every rank has a part; use FULL_STATE_DICT",
+                  name, to_string(*plugin.state_dict_type));
+    if (!full && !config->offload_to_cpu)
       refuse_fsdp(
-          "a state dict config has rank0_only, but state_dict_type is {}, of which every rank has a part; use "
-          "FULL_STATE_DICT",
-          to_string(*plugin.state_dict_type));
-    if (!(*config)->rank0_only) (*config)->rank0_only = full;
-  }
+          "{} has offload_to_cpu = false, but state_dict_type is {}, whose pieces never come to the program and go "
+          "to files through the host, expected true; leave it out, or use FULL_STATE_DICT",
+          name, to_string(*plugin.state_dict_type));
+    if (!config->rank0_only) config->rank0_only = full;
+  };
+  resolve_config("state_dict_config", plugin.state_dict_config);
+  resolve_config("optim_state_dict_config", plugin.optim_state_dict_config);
 }
 
 void resolve_wrapping(FullyShardedDataParallelPlugin& plugin) {

@@ -49,11 +49,16 @@ class GatheredStore final : public ShardStore {
   ReducerOptions options_;
 };
 
-/// One process: the flat storage is the only shard.
+/// One process, or a whole model on each rank: the flat storage is the only shard.
 class LocalStore final : public ShardStore {
  public:
-  LocalStore(std::vector<ShardedPart>& parts, const at::Device& device, const CPUOffload& offload)
-      : parts_(parts), device_(device), offload_(offload) {
+  LocalStore(std::vector<ShardedPart>& parts, const Mesh& mesh, const at::Device& device,
+             const FullyShardedDataParallelPlugin& plugin)
+      : parts_(parts),
+        mesh_(mesh),
+        device_(device),
+        offload_(plugin.cpu_offload.value_or(CPUOffload())),
+        options_(reducer_options(plugin)) {
     if (offloads()) worker_ = std::make_shared<residency::Worker>();
   }
 
@@ -75,7 +80,9 @@ class LocalStore final : public ShardStore {
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
     return offloads() ? residency::host_home(part.master, worker_) : residency::memory_home(computed_[part.index]);
   }
-  std::unique_ptr<GradientReducer> make_reducer() override { return local_reducer(parts_); }
+  std::unique_ptr<GradientReducer> make_reducer() override {
+    return mesh_.replicate ? collective_reducer(parts_, mesh_, options_) : local_reducer(parts_, options_);
+  }
   void publish() override {
     at::NoGradGuard no_grad;
     if (offloads()) return;
@@ -87,8 +94,10 @@ class LocalStore final : public ShardStore {
   bool offloads() const { return offload_.offload_params && !device_.is_cpu() && !device_.is_meta(); }
 
   std::vector<ShardedPart>& parts_;
+  Mesh mesh_;
   at::Device device_;
   CPUOffload offload_;
+  ReducerOptions options_;
   std::shared_ptr<residency::Worker> worker_;
   std::vector<at::Tensor> computed_;  ///< per part: master itself, or its image in the compute dtype
 };
@@ -97,7 +106,7 @@ class LocalStore final : public ShardStore {
 
 std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const Mesh& mesh,
                                              const at::Device& device, const FullyShardedDataParallelPlugin& plugin) {
-  if (!mesh.shard) return std::make_unique<LocalStore>(parts, device, plugin.cpu_offload.value_or(CPUOffload()));
+  if (mesh.ranks() == 1) return std::make_unique<LocalStore>(parts, mesh, device, plugin);
   if (device.is_cpu())
     if (auto store = shared_memory_store(parts, mesh, reducer_options(plugin))) return store;
   return std::make_unique<GatheredStore>(parts, mesh, device, plugin);

@@ -29,7 +29,7 @@ class ShardStore {
   virtual void publish() {}
 };
 
-/// Ranks of one host share their memory, alone nothing moves, all others gather through c10d. Collective.
+/// Ranks of one host share their memory, whole models don't move, all others gather through c10d. Collective.
 std::unique_ptr<ShardStore> make_shard_store(std::vector<ShardedPart>& parts, const Mesh& mesh,
                                              const at::Device& device, const FullyShardedDataParallelPlugin& plugin);
 
