@@ -2,6 +2,7 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
+#include <ATen/ops/promote_types.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
