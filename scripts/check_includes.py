@@ -13,6 +13,7 @@ It fails on
   - a circle of arrows, a module that is not drawn, a public header that belongs to no module;
   - a public header or an example that includes a private header;
   - the command line program, the launcher or their helpers (TORCH_FREE) reaching a LibTorch header through any number of includes;
+  - a public header that accelerate.hpp, which is to have everything, does not reach; but for those of OWN_LIBRARY, and other umbrellas;
   - the program given with --program being linked with LibTorch.
 
 usage: check_includes.py [--program build/release/bin/accelerate]
@@ -30,6 +31,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.M)
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 TORCH_FREE = ("cli", "launch", "config", "programs/sagemaker")  # with the folders below them
 UMBRELLA = "umbrella"
+OWN_LIBRARY = ("models",)
 
 
 def is_door(path):
@@ -175,11 +177,24 @@ def check():
                 problems.append(f"{shown}: includes '{name}': {module} -> {other} is not drawn in ARCHITECTURE.md")
         if torch_free(module) and (chain := path_to_libtorch(path, set())):
             problems.append(f"{shown}: {module} starts processes and must not need LibTorch, but reaches it: " + " -> ".join(chain))
+    everything = reached(PUBLIC / "accelerate/accelerate.hpp", set())
+    problems += [f"accelerate.hpp does not reach {path.relative_to(PUBLIC)}" for path in sources("include")
+                 if path not in everything and not is_door(path) and module_of(path, arrows) not in OWN_LIBRARY]
     problems += [f"{path.relative_to(ROOT)}: an example includes the private header '{name}'" for path in sources("examples")
                  for name, target in includes(path) if target and target.is_relative_to(PRIVATE)]
     problems += [f"ARCHITECTURE.md draws {a} -> {b}, which no #include uses: delete the arrow" for a in sorted(arrows)
                  for b in sorted(arrows[a] - for_all) if (a, b) not in used]
     return problems, len(used)
+
+
+def reached(path, seen):
+    """This header and all of this repository that it includes."""
+    if path not in seen:
+        seen.add(path)
+        for _, target in includes(path):
+            if target:
+                reached(target, seen)
+    return seen
 
 
 def linked_with_libtorch(program):

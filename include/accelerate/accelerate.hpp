@@ -1,8 +1,9 @@
 #pragma once
 
-/// Everything. Declares nothing itself, and brings LibTorch's own umbrella along, since a training program needs it
-/// anyway; sources that care for their compile time include the headers below one by one, which pull in as little of
-/// LibTorch as they can.
+/// Everything of the library accelerate::accelerate. Left out is accelerate/models/, which belongs to a library of its
+/// own, accelerate::models. Declares nothing itself, and brings LibTorch's own umbrella along, since a training program
+/// needs it anyway; sources that care for their compile time include the headers below one by one, which pull in as
+/// little of LibTorch as they can.
 
 #include <torch/torch.h>
 
@@ -12,11 +13,18 @@
 #include "accelerate/accelerator/prepared.hpp"
 #include "accelerate/accelerator/record.hpp"
 #include "accelerate/bigmodel.hpp"
+#include "accelerate/bigmodel/estimate.hpp"
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
+#include "accelerate/config.hpp"
+#include "accelerate/config/option.hpp"
 #include "accelerate/data.hpp"
 #include "accelerate/data/random.hpp"
+#include "accelerate/formats/gguf.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/launch.hpp"
+#include "accelerate/model/callable.hpp"
+#include "accelerate/model/hooks.hpp"
 #include "accelerate/model/model_ref.hpp"
 #include "accelerate/model/no_split.hpp"
 #include "accelerate/optim.hpp"

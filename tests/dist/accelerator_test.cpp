@@ -2,6 +2,8 @@
 // several Accelerators, trackers.
 #include <accelerate/accelerate.hpp>
 
+#include <ATen/autocast_mode.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -14,11 +16,14 @@
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
+#include "warnings_of.hpp"
 
 using namespace accelerate;
 using support::rank;
 using support::world_size;
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 using support::message_of;
 
@@ -47,6 +52,9 @@ Samples samples(int64_t count) {
 }
 
 }  // namespace
+
+// accelerate.hpp has all of the library: these come from its last corners.
+static_assert(std::is_class_v<LaunchOptions> && std::is_class_v<ModelHook>);
 
 TEST_F(AcceleratorTest, AloneIsMainAndLast) {
   Accelerator accelerator;
@@ -181,6 +189,72 @@ TEST_F(AcceleratorTest, ClippingEqualsLibTorch) {
   EXPECT_THROW(accelerator.clip_grad_norm_(net->parameters(), -1), ConfigError);
 }
 
+// In fp16 gradients are scaled until they are unscaled: clipping must not see them before.
+TEST_F(AcceleratorTest, ClippingByValueSeesUnscaledGradients) {
+  Accelerator accelerator({.mixed_precision = "fp16", .kwargs_handlers = {GradScalerKwargs{.init_scale = 1024}}});
+  torch::nn::Linear net(torch::nn::LinearOptions(2, 1).bias(false));
+  auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 1.0));
+  const auto before = net->weight.detach().clone();
+  accelerator.backward(model(torch::tensor({{-3.0f, 0.25f}})).sum());
+  accelerator.clip_grad_value_(net->parameters(), 0.5);
+  EXPECT_TRUE(net->weight.grad().equal(torch::tensor({{-0.5f, 0.25f}}))) << net->weight.grad();
+  optimizer.step();
+  EXPECT_TRUE(net->weight.equal(before + torch::tensor({{0.5f, -0.25f}})));
+}
+
+TEST_F(AcceleratorTest, AutocastKwargsReachForwardsAndRegions) {
+  torch::nn::Linear net(64, 64);
+  const auto x = torch::randn({8, 64});
+  Accelerator on({.mixed_precision = "bf16", .kwargs_handlers = {AutocastKwargs{.cache_enabled = false}}});
+  {
+    const auto region = on.autocast();
+    EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
+    EXPECT_EQ(net(x).scalar_type(), torch::kBFloat16);
+  }
+  EXPECT_FALSE(on.prepare(net)(x).equal(net(x)));
+  Accelerator off({.kwargs_handlers = {AutocastKwargs{.enabled = false}}});
+  EXPECT_EQ(off.mixed_precision(), "bf16");
+  EXPECT_TRUE(off.prepare(net)(x).equal(net(x))) << "autocast was switched off";
+  const auto region = off.autocast();
+  EXPECT_EQ(net(x).scalar_type(), torch::kFloat);
+}
+
+TEST_F(AcceleratorTest, StepsThatAreAlwaysSkippedAreSpokenOf) {
+  Accelerator accelerator({.mixed_precision = "fp16"});
+  torch::nn::Linear net(4, 1);
+  auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+  const auto steps = [&](int64_t count, double factor) {
+    return support::warnings_of([&] {
+      for (int64_t i = 0; i < count; ++i) {
+        accelerator.backward(model(torch::ones({1, 4})).sum() * factor);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    });
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(steps(9, nan), "") << "some skipped steps are how the scale is found";
+  EXPECT_THAT(steps(1, nan),
+              AllOf(HasSubstr("the last 10 steps were skipped"), HasSubstr("The loss itself is inf or NaN")));
+  EXPECT_EQ(steps(20, nan), "") << "not each time";
+  EXPECT_EQ(steps(1, 1), "");
+  EXPECT_EQ(steps(9, nan), "") << "a good step begins a new count";
+  accelerator.scaler()->update(65536.0);
+  EXPECT_THAT(steps(1, 1e38), HasSubstr("The loss of this rank is a number"));
+}
+
+TEST_F(AcceleratorTest, LaterOnesSplitModelsAsTheFirst) {
+  FullyShardedDataParallelPlugin plugin{.fsdp_version = 2, .min_num_params = 7};
+  Accelerator first({.cpu = true, .fsdp_plugin = plugin, .parallelism_config = ParallelismConfig{}});
+  Accelerator second;
+  ASSERT_TRUE(second.options().fsdp_plugin);
+  EXPECT_EQ(second.options().fsdp_plugin->min_num_params, 7);
+  EXPECT_EQ(second.distributed_type(), first.distributed_type());
+  EXPECT_TRUE(second.parallelism_config());
+  AcceleratorState::reset();
+  EXPECT_FALSE(Accelerator().options().fsdp_plugin);
+}
+
 TEST_F(AcceleratorTest, OptionsThatContradictAreRefused) {
   const auto refused = [](AcceleratorOptions options) {
     return message_of<ConfigError>([&] { Accelerator accelerator(std::move(options)); });
@@ -216,6 +290,29 @@ TEST_F(AcceleratorTest, TokensNeedTheirCountAndStepsDont) {
   const auto loss = torch::ones({}, torch::requires_grad());
   EXPECT_THAT(message_of<ConfigError>([&] { accelerator.backward(loss, 3); }), HasSubstr("GradientAverage::tokens"));
   accelerator.backward(loss);
+}
+
+TEST_F(AcceleratorTest, RecordsSayWhatWentWrongWithoutABacktrace) {
+  int exit_code = 0;
+  testing::internal::CaptureStderr();
+  exit_code = record([] { torch::ones({2, 3}).matmul(torch::ones({2, 3})); });
+  const auto text = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(exit_code, 1);
+  EXPECT_THAT(text, HasSubstr("shapes cannot be multiplied"));
+  EXPECT_THAT(text, Not(HasSubstr("frame #")));
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+}
+
+TEST_F(AcceleratorTest, LogsGoToTheFolderForLogs) {
+  const std::filesystem::path folder = support::scratch_dir();
+  Accelerator accelerator({.log_with = {"tensorboard"},
+                           .project_config = {.project_dir = folder / "project", .logging_dir = folder / "logs"}});
+  EXPECT_EQ(accelerator.logging_dir(), folder / "logs");
+  accelerator.init_trackers("run");
+  accelerator.log({{"loss", 1.0}}, 0);
+  accelerator.end_training();
+  EXPECT_FALSE(std::filesystem::is_empty(folder / "logs" / "run"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "project"));
 }
 
 TEST_F(AcceleratorTest, TensorBoardReadsOurEvents) {
@@ -391,6 +488,39 @@ RANKS_TEST(AcceleratorRanks, RaggedResultsGoAsObjects, 2, 3) {
   int64_t seen = 0;
   for (auto& batch : loader) seen += accelerator.gather_for_metrics(batch.target, true).size(0);
   EXPECT_EQ(seen, 4 * n + 1);
+}
+
+// Two ranks: a schedule that follows the optimizer counts both ranks' batches, one that does not counts its own calls.
+RANKS_TEST(AcceleratorRanks, SchedulesFollowTheOptimizerOrNot, 2) {
+  for (const bool follow : {true, false}) {
+    Accelerator accelerator({.gradient_accumulation_steps = 2, .step_scheduler_with_optimizer = follow});
+    torch::nn::Linear net(2, 1);
+    auto optimizer = torch::optim::SGD(net->parameters(), 0.1);
+    auto schedule = optim::lambda_lr(optimizer, [](int64_t step) { return 1.0 / static_cast<double>(step + 1); });
+    auto [model, opt, sched] = accelerator.prepare(net, optimizer, schedule);
+    for (int64_t step = 0; step < 4; ++step) {
+      const auto scope = accelerator.accumulate(model);
+      accelerator.backward(model(torch::ones({1, 2})).sum());
+      opt.step();
+      sched.step();
+      opt.zero_grad();
+    }
+    EXPECT_EQ(sched.last_epoch(), 4) << "2 steps of 2 ranks, or 4 calls";
+    EXPECT_EQ(sched.scheduler().step_count(), follow ? 7 : 5) << "micro-steps count where it follows";
+    sched.step();
+    EXPECT_EQ(sched.last_epoch(), follow ? 6 : 5);
+  }
+}
+
+RANKS_TEST(AcceleratorRanks, ALaterAcceleratorShardsAsTheFirst, 2) {
+  Accelerator first({.cpu = true, .fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2}});
+  Accelerator second;
+  EXPECT_EQ(second.distributed_type(), DistributedType::FSDP);
+  torch::nn::Linear net(4, 4);
+  auto [model, optimizer] = second.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+  EXPECT_TRUE(model.core()->engine->holds_pieces());
+  second.backward(model(torch::ones({1, 4})).sum());  // the optimizer's pieces are known as the model's
+  optimizer.step();
 }
 
 RANKS_TEST(AcceleratorRanks, SplitBetweenProcesses, 3) {
