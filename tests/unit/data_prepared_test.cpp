@@ -275,6 +275,146 @@ INSTANTIATE_TEST_SUITE_P(
                     ResumeCase{"stream_workers", true, false, false, 2}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// --- resume on another number of ranks
+
+struct OtherRanksCase {
+  const char* name;
+  bool stream, shuffle, seedable, split, drop_last;
+};
+
+class ResumeOnOtherRanks : public testing::TestWithParam<OtherRanksCase> {
+ protected:
+  static constexpr int64_t kSamples = 23;
+  using Loader = PreparedDataLoader<torch::Tensor>;
+
+  std::vector<Loader> make(int64_t ranks) const {
+    const auto& c = GetParam();
+    const DataLoaderOptions options{.batch_size = c.split ? 6 : 2, .shuffle = c.shuffle, .drop_last = c.drop_last};
+    const accelerate::DataLoaderConfiguration config{
+        .split_batches = c.split, .use_seedable_sampler = c.seedable, .data_seed = 3};
+    std::vector<Loader> all;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      torch::manual_seed(11);  // as if ranks had agreed on their generators
+      if (c.stream)
+        all.push_back(prepare_data_loader(DataLoader(Stream{kSamples}, options), as_rank(rank, ranks, config)));
+      else all.push_back(prepare_data_loader(DataLoader(numbers(kSamples), options), as_rank(rank, ranks, config)));
+    }
+    return all;
+  }
+
+  /// What all ranks together get in up to `steps` steps, without what is repeated to fill the last one, and rank 0's
+  /// state then.
+  static std::pair<std::vector<int64_t>, DataLoaderState> read(std::vector<Loader>& ranks, size_t steps) {
+    std::vector<std::vector<std::vector<int64_t>>> by_step;
+    DataLoaderState state;
+    bool ended = false;
+    for (auto& loader : ranks) {
+      torch::manual_seed(17);
+      size_t step = 0;
+      for (auto& batch : loader) {
+        by_step.resize(std::max(by_step.size(), step + 1));
+        by_step[step].push_back(values(batch));
+        if (&loader == &ranks[0]) state = loader.state_dict();
+        ended = loader.end_of_dataloader();
+        if (++step == steps) break;
+      }
+    }
+    std::vector<int64_t> all;
+    size_t before_last = 0;
+    for (const auto& batches : by_step) {
+      before_last = all.size();
+      for (const auto& batch : batches) all.insert(all.end(), batch.begin(), batch.end());
+    }
+    if (ended && ranks[0].remainder() > 0) all.resize(before_last + static_cast<size_t>(ranks[0].remainder()));
+    return {all, state};
+  }
+};
+
+TEST_P(ResumeOnOtherRanks, EverySampleComesOnceInTheOrderOfThePass) {
+  constexpr size_t kAll = 100;
+  for (int64_t before = 1; before <= 3; ++before)
+    for (int64_t after = 1; after <= 3; ++after) {
+      auto uninterrupted = make(before);
+      auto order = read(uninterrupted, kAll).first;
+      const auto num_steps = static_cast<size_t>(uninterrupted[0].size());
+      for (size_t steps = 1; steps < num_steps; ++steps) {
+        SCOPED_TRACE(testing::Message() << before << " ranks, " << steps << " steps, then " << after);
+        auto first = make(before);
+        auto [seen, state] = read(first, steps);
+        auto second = make(after);
+        for (auto& loader : second) {
+          loader.load_state_dict(DataLoaderState::from_ivalue(state.to_ivalue()));
+          loader.load_state_dict(loader.state_dict());  // saved again before anything is read
+        }
+        // Once more, after a step of the new run.
+        auto [then, state_then] = read(second, 1);
+        seen.insert(seen.end(), then.begin(), then.end());
+        if (!second[0].end_of_dataloader()) {
+          auto third = make(before);
+          for (auto& loader : third) loader.load_state_dict(state_then);
+          const auto rest = read(third, kAll).first;
+          seen.insert(seen.end(), rest.begin(), rest.end());
+        }
+        auto expected = order;
+        if (GetParam().drop_last) {  // how much is left out depends on the size of the steps
+          EXPECT_GE(seen.size(), static_cast<size_t>(kSamples) - 6);
+          const auto both = std::min(seen.size(), expected.size());
+          seen.resize(both), expected.resize(both);
+        }
+        EXPECT_EQ(seen, expected);
+      }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ResumeOnOtherRanks,
+                         testing::Values(OtherRanksCase{"map", false, false, false, false, false},
+                                         OtherRanksCase{"shuffled", false, true, false, false, false},
+                                         OtherRanksCase{"seedable", false, true, true, false, false},
+                                         OtherRanksCase{"split", false, true, false, true, false}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(DataLoaderState, WhatCannotGoOnOnOtherRanksIsRefusedWithTheNumbers) {
+  const auto state_after = [](auto prepared, int64_t steps) {
+    auto it = prepared.begin();
+    for (int64_t i = 1; i < steps; ++i) ++it;
+    return prepared.state_dict();
+  };
+  const auto text_of = [](const auto& prepared, const DataLoaderState& state) {
+    try {
+      auto loader = prepared;
+      loader.load_state_dict(state);
+    } catch (const accelerate::CheckpointError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  // Batches of a user's own making go to ranks in turn: two of one rank are one step of two.
+  const DataLoader growing(numbers(21), Growing{21});
+  const auto alone = prepare_data_loader(growing, as_rank(0, 1)),
+             second_of_two = prepare_data_loader(growing, as_rank(1, 2));
+  const auto text = text_of(second_of_two, state_after(alone, 3));
+  EXPECT_NE(text.find("saved by 1 ranks after 3 steps"), std::string::npos) << text;
+  EXPECT_NE(text.find("loaded by 2 ranks"), std::string::npos) << text;
+  auto resumed = second_of_two;
+  resumed.load_state_dict(state_after(alone, 2));
+  EXPECT_EQ(values(*resumed.begin()), (std::vector<int64_t>{6, 7, 8, 9}));  // {0} {1 2} | {3 4 5} {6 7 8 9}
+  const DataLoader stream(SelfSharding{{24}}, {.batch_size = 2});
+  const auto share = text_of(prepare_data_loader(stream, as_rank(0, 2, {.even_batches = false})),
+                             state_after(prepare_data_loader(stream, as_rank(0, 3, {.even_batches = false})), 2));
+  EXPECT_NE(share.find("saved by 3 ranks after 2 steps of 6 samples"), std::string::npos) << share;
+  EXPECT_NE(text_of(prepare_data_loader(stream, as_rank(0, 1)),
+                    state_after(prepare_data_loader(stream, as_rank(0, 2, {.even_batches = false})), 2)),
+            "");
+  // Between passes nothing is in the way, and a file of an earlier version is taken as it is.
+  auto between = state_after(alone, 3);
+  between.batches_yielded = 0;
+  EXPECT_EQ(text_of(second_of_two, between), "");
+  auto old = state_after(alone, 3).to_ivalue().toGenericDict();
+  for (const char* name : {"samples_before", "total_batch_size", "num_processes"}) (void)old.erase(name);
+  EXPECT_EQ(DataLoaderState::from_ivalue(old).num_processes, 0);
+  EXPECT_EQ(text_of(second_of_two, DataLoaderState::from_ivalue(old)), "");
+}
+
 TEST(DataLoaderState, RefusesOtherFiles) {
   EXPECT_THROW(DataLoaderState::from_ivalue(c10::IValue(3)), accelerate::CheckpointError);
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
