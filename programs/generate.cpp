@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <iostream>
 #include <iterator>
+#include <limits>
 #include <random>
 #include <set>
 
@@ -21,6 +22,7 @@
 #include <nlohmann/json.hpp>
 
 #include "blocks.hpp"
+#include "utils/error_text.hpp"
 #include "utils/raise.hpp"
 
 namespace {
@@ -164,12 +166,13 @@ struct Measured {
 class Speaker {
  public:
   Speaker(models::AutoModelForCausalLM model, models::Tokenizer tokenizer, models::GenerationConfig config,
-          at::Device device, bool streams)
+          at::Device device, bool streams, bool limited)
       : model_(std::move(model)),
         tokenizer_(std::move(tokenizer)),
         config_(std::move(config)),
         device_(device),
-        streams_(streams) {}
+        streams_(streams),
+        limited_(limited) {}
 
   std::string answer(const std::string& text, bool special_tokens, Measured& measured) {
     const auto ids = tokenizer_.encode(text, special_tokens);
@@ -185,6 +188,10 @@ class Speaker {
       std::fflush(stdout);
     };
     models::GenerateOptions options{.tokenizer = tokenizer_};
+    auto config = config_;
+    // The default is a wish, which ends with the model's context; a number that was asked for is kept or refused.
+    const int64_t room = model_.max_positions().value_or(std::numeric_limits<int64_t>::max()) - measured.prompt_tokens;
+    if (!limited_ && room >= 0 && *config.max_new_tokens > room) config.max_new_tokens = room + 1;
     if (config_.num_beams == 1)
       options.on_tokens = [&](const at::Tensor& tokens) {
         if (measured.new_tokens++ == 0) measured.first_token = seconds_since(begin);
@@ -192,7 +199,7 @@ class Speaker {
         return !interrupted && !decoder.stopped();
       };
     const at::Tensor all =
-        models::generate(model_, torch::tensor(ids, at::kLong).unsqueeze(0).to(device_), config_, options);
+        models::generate(model_, torch::tensor(ids, at::kLong).unsqueeze(0).to(device_), config, options);
     if (config_.num_beams > 1) {
       for (const int64_t id :
            std::vector<int64_t>(all.data_ptr<int64_t>() + ids.size(), all.data_ptr<int64_t>() + all.numel()))
@@ -201,6 +208,9 @@ class Speaker {
     }
     say(decoder.finish());
     if (streams_) std::printf("\n"), std::fflush(stdout);
+    if (config.max_new_tokens != config_.max_new_tokens && measured.new_tokens == *config.max_new_tokens)
+      std::fprintf(stderr, "accelerate generate: the answer ends here because the model's %lld positions are full\n",
+                   static_cast<long long>(*model_.max_positions()));
     measured.seconds = seconds_since(begin);
     return said;
   }
@@ -211,6 +221,7 @@ class Speaker {
   models::GenerationConfig config_;
   at::Device device_;
   bool streams_;
+  bool limited_;  ///< the number of new tokens was asked for
 };
 
 models::GenerationConfig generation_of(const fs::path& checkpoint, const models::Tokenizer& tokenizer,
@@ -273,7 +284,8 @@ int talk(const fs::path& model, const Given& given) {
   std::vector<ChatMessage> messages;
   if (const auto system = given.text("system")) messages.push_back({"system", *system});
   const bool json = given.on("json"), raw = given.on("raw");
-  Speaker speaker(language_model, tokenizer, config, weights.main_device(), !json);
+  Speaker speaker(language_model, tokenizer, config, weights.main_device(), !json,
+                  given.text("max_new_tokens").has_value());
   std::signal(SIGINT, on_interrupt);
   const auto one = [&](const std::string& prompt) {
     Measured measured;
@@ -337,7 +349,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "accelerate generate: %s\n", error.what());
     return error.exit_code();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "accelerate generate: unexpected error: %s\n", error.what());
+    std::fprintf(stderr, "accelerate generate: unexpected error: %s\n", accelerate::text_of(error).c_str());
     return 70;
   }
 }

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <torch/nn/module.h>
@@ -22,6 +23,7 @@ struct Architecture {
   AutoModelForCausalLM::Forward causal;
   AutoModelForSeq2SeqLM::Encode encode;
   AutoModel::Forward forward;
+  std::optional<int64_t> max_positions = {};  ///< of a causal one; unset: no end
 };
 
 /// @param config      The file config.json.

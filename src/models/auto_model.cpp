@@ -93,7 +93,7 @@ AutoModelForCausalLM as_causal(Architecture model, const fs::path& path) {
   if (!model.causal)
     raise<CheckpointError>("'{}': {} is no causal language model; use AutoModel{}", config_file(path).string(),
                            model.module->name(), model.encode ? "ForSeq2SeqLM." : ".");
-  return {std::move(model.module), std::move(model.causal)};
+  return {std::move(model.module), std::move(model.causal), model.max_positions};
 }
 
 AutoModelForSeq2SeqLM as_seq2seq(Architecture model, const fs::path& path) {

@@ -218,7 +218,8 @@ Architecture build_gptj(const std::filesystem::path& path, const std::string&) {
   return {.module = model,
           .rules = rules,
           .initialize = initialize_normal(config.deviation),
-          .causal = causal_forward(model)};
+          .causal = causal_forward(model),
+          .max_positions = config.positions};
 }
 
 }  // namespace accelerate::models

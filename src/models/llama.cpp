@@ -189,6 +189,11 @@ LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config, Weights we
   if (weights == Weights::fresh) initialize_all(*this, config_);
 }
 
+std::optional<int64_t> LlamaForCausalLMImpl::max_positions() const {
+  if (config_.rope_scaling.type == "dynamic") return std::nullopt;
+  return config_.max_position_embeddings;
+}
+
 void LlamaForCausalLMImpl::reset() {
   model_ = register_module("model", LlamaModel(config_, Weights::uninitialized));
   if (!config_.tie_word_embeddings)

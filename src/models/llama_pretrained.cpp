@@ -64,7 +64,8 @@ Architecture build_llama(const fs::path& path, const std::string&) {
           .rules = rules(config),
           .initialize = [config](const std::string& name,
                                  at::Tensor parameter) { initialize(name, std::move(parameter), config); },
-          .causal = causal_forward(model)};
+          .causal = causal_forward(model),
+          .max_positions = model->max_positions()};
 }
 
 }  // namespace accelerate::models

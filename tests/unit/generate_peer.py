@@ -57,6 +57,13 @@ def small(folder):
                 with torch.no_grad():
                     result = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids) if attention_mask is None else attention_mask, max_new_tokens=12, do_sample=False, **settings)
                 cases.append({"model": name, "settings": settings, "input_ids": ids.tolist(), "attention_mask": None if attention_mask is None else mask.tolist(), "result": result.tolist()})
+    # Two prompts for which it matters whether beams may hope for all of the length that is left.
+    hopeful = torch.stack([torch.randint(2, 40, (12, 6), generator=torch.Generator().manual_seed(seed))[row] for seed, row in [(1, 5), (3, 1)]])
+    for early in (False, "never"):
+        settings = {"num_beams": 4, "eos_token_id": [7, 11, 3, 20, 21, 30, 31, 32], "pad_token_id": 1, "early_stopping": early}
+        with torch.no_grad():
+            result = models["llama"].generate(input_ids=hopeful, attention_mask=torch.ones_like(hopeful), max_new_tokens=12, do_sample=False, **settings)
+        cases.append({"model": "llama", "settings": settings, "input_ids": hopeful.tolist(), "attention_mask": None, "result": result.tolist(), "hopeful": True})
     model = T5ForConditionalGeneration(T5Config(vocab_size=40, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, relative_attention_num_buckets=8, relative_attention_max_distance=12)).eval()
     for parameter in model.parameters():
         parameter.data.mul_(2)  # else all tokens are about equally likely

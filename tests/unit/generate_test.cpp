@@ -1,6 +1,7 @@
 /// Generation against transformers, and alone.
 
 #include <fstream>
+#include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -136,6 +137,47 @@ TEST(Generate, WrongSettingsAreNamed) {
   EXPECT_THROW(generate(model, torch::zeros({1, 0}, at::kLong), {.max_new_tokens = 1}), accelerate::ShapeError);
 }
 
+// What does not fit is refused before the model runs; the last token is never read, so it needs no position.
+TEST(Generate, TheEndOfTheContextIsAnError) {
+  Counter model;
+  const auto generated = [&](int64_t prompt, int64_t new_tokens) {
+    return generate(model, torch::ones({1, prompt}, at::kLong), {.max_new_tokens = new_tokens}, {.max_positions = 8})
+        .size(1);
+  };
+  const auto error = [&](int64_t prompt, int64_t new_tokens) {
+    model.calls = 0;
+    const auto text = support::message_of<accelerate::Error>([&] { generated(prompt, new_tokens); });
+    EXPECT_EQ(model.calls, 0);
+    return text;
+  };
+  EXPECT_EQ(generated(8, 1), 9);
+  EXPECT_EQ(generated(3, 6), 9);
+  EXPECT_THAT(error(9, 1), HasSubstr("the prompts have 9 tokens, and the model has positions for 8"));
+  EXPECT_THAT(error(3, 7), HasSubstr("the prompts have 3 tokens and up to 7 new ones are asked for, but the model has "
+                                     "positions for 8: there is room for 6"));
+  // Models say it by themselves; rotary positions of type dynamic have no end.
+  LlamaConfig config{.vocab_size = 20,
+                     .hidden_size = 16,
+                     .intermediate_size = 16,
+                     .num_hidden_layers = 1,
+                     .num_attention_heads = 2,
+                     .max_position_embeddings = 16};
+  LlamaForCausalLM llama(config);
+  const auto long_prompt = torch::ones({1, 17}, at::kLong);
+  EXPECT_THROW(generate(llama, long_prompt, {.max_new_tokens = 1}), accelerate::ShapeError);
+  EXPECT_THROW(generate(llama, long_prompt.slice(1, 0, 16), {.max_new_tokens = 2}), ConfigError);
+  config.rope_scaling = {.type = "dynamic", .factor = 2};
+  LlamaForCausalLM endless(config);
+  EXPECT_EQ(generate(endless, long_prompt, {.max_new_tokens = 1}).size(1), 18);
+  GPT2LMHeadModel gpt2(GPT2Config{.vocab_size = 20, .n_positions = 16, .n_embd = 16, .n_layer = 1, .n_head = 2});
+  EXPECT_THROW(generate(gpt2, long_prompt.slice(1, 0, 16), {.max_new_tokens = 2}), ConfigError);
+  const auto folder = scratch("context");
+  llama->save_pretrained(folder);
+  const auto loaded = AutoModelForCausalLM::from_pretrained(folder);
+  EXPECT_EQ(loaded.max_positions(), 16);
+  EXPECT_THROW(generate(loaded, long_prompt, {.max_new_tokens = 1}), accelerate::ShapeError);
+}
+
 /// A vocabulary of bytes '0' to '9' with the ids 0 to 9, and "67" as 10.
 Tokenizer digits() {
   const auto path = scratch("digits");
@@ -247,7 +289,11 @@ TEST(GenerateParity, GreedyAndBeamsOfLlamaGpt2AndT5) {
   const auto t5 = AutoModelForSeq2SeqLM::from_pretrained(folder / "t5");
   llama->eval(), gpt2->eval();
   const auto cases = json::parse(std::ifstream(folder / "cases.json"));
-  EXPECT_EQ(cases.size(), 2 * 2 * 21U + 2 * 4U);
+  EXPECT_EQ(cases.size(), 2 * 2 * 21U + 2U + 2 * 4U);
+  std::set<json> hopeful;
+  for (const auto& entry : cases)
+    if (entry.contains("hopeful")) hopeful.insert(entry["result"]);
+  EXPECT_EQ(hopeful.size(), 2U) << "early_stopping \"never\" should differ from false for these prompts";
   for (const auto& entry : cases) {
     GenerateOptions options;
     if (!entry["attention_mask"].is_null()) options.attention_mask = tensor_of(entry["attention_mask"]);

@@ -41,8 +41,9 @@ class ACCELERATE_API AutoModelForCausalLM {
   using Forward =
       std::function<at::Tensor(const at::Tensor& input_ids, const at::Tensor& attention_mask,
                                const at::Tensor& position_ids, KeyValueCache* cache, int64_t logits_to_keep)>;
-  AutoModelForCausalLM(std::shared_ptr<torch::nn::Module> module, Forward forward)
-      : module_(std::move(module)), forward_(std::move(forward)) {}
+  AutoModelForCausalLM(std::shared_ptr<torch::nn::Module> module, Forward forward,
+                       std::optional<int64_t> max_positions = std::nullopt)
+      : module_(std::move(module)), forward_(std::move(forward)), max_positions_(max_positions) {}
 
   /// Loads a folder: config.json, and safetensors or pytorch_model.bin, each one file or shards with an index; or a
   /// .gguf file.
@@ -73,10 +74,14 @@ class ACCELERATE_API AutoModelForCausalLM {
   }
 
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
+  /// Tokens that it has positions for, or was trained for (max_position_embeddings): generate() refuses more. Unset: no
+  /// end, or not known.
+  std::optional<int64_t> max_positions() const { return max_positions_; }
 
  private:
   std::shared_ptr<torch::nn::Module> module_;
   Forward forward_;
+  std::optional<int64_t> max_positions_;
 };
 
 /// An encoder whose result a decoder reads. A value: copies share the module.

@@ -62,7 +62,8 @@ struct GenerateOptions {
   /// Called with each step's new tokens, int64 [B] (padding for rows that have ended). Returning false ends generation.
   /// Not with beams.
   std::function<bool(const at::Tensor& tokens)> on_tokens;
-  std::optional<Tokenizer> tokenizer;  ///< the model's, for stop_strings
+  std::optional<Tokenizer> tokenizer;    ///< the model's, for stop_strings
+  std::optional<int64_t> max_positions;  ///< that the model has; unset: what its max_positions() says, if it has that
 };
 
 /// The model's forward: see AutoModelForCausalLM::forward.
@@ -73,8 +74,9 @@ using CausalForward =
 /// Continues prompts. Without gradients; the model should be in evaluation mode.
 /// @param input_ids  [B, T] int64, T at least 1
 /// @return [B, T + N] int64: prompts, new tokens with the end token, padding
-/// @throws ConfigError for fields out of range, no limit on tokens, or stop strings without a tokenizer; ShapeError if
-/// shapes differ.
+/// @throws ConfigError for fields out of range, no limit on tokens, stop strings without a tokenizer, or more new
+/// tokens than the model has positions for; ShapeError if shapes differ, or the prompts alone have too many. All of
+/// these before the model runs.
 ACCELERATE_API at::Tensor generate(const CausalForward& forward, const at::Tensor& input_ids,
                                    const GenerationConfig& config, const GenerateOptions& options = {});
 
@@ -92,7 +94,12 @@ requires(!std::is_convertible_v<const Model&, CausalForward> ||
       return model->forward(ids, mask, positions, cache, logits_to_keep);
     }
   };
-  return generate(forward, input_ids, config, options);
+  GenerateOptions known = options;
+  if (!known.max_positions) {
+    if constexpr (requires { model.max_positions(); }) known.max_positions = model.max_positions();
+    else if constexpr (requires { model->max_positions(); }) known.max_positions = model->max_positions();
+  }
+  return generate(forward, input_ids, config, known);
 }
 
 }  // namespace accelerate::models

@@ -108,6 +108,8 @@ class ACCELERATE_API GPT2LMHeadModelImpl : public torch::nn::Cloneable<GPT2LMHea
                         int64_t logits_to_keep = 0);
 
   const GPT2Config& config() const { return config_; }
+  /// For generate(), which refuses more tokens.
+  std::optional<int64_t> max_positions() const { return config_.n_positions; }
   /// As GPT2ModelImpl::save_pretrained.
   void save_pretrained(const std::filesystem::path& folder) const;
 

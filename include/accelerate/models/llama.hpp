@@ -75,7 +75,7 @@ struct ACCELERATE_API LlamaConfig {
   std::optional<int64_t> head_dim;  ///< hidden_size / num_attention_heads where it is not given.
   std::string hidden_act = "silu";  ///< As BertConfig::hidden_act.
   int64_t max_position_embeddings =
-      2048;                         ///< Rotary positions have no end: only rope_scaling of type dynamic asks for it.
+      2048;  ///< What it was trained for. The forward takes more, as rotary positions have no end; generate() does not.
   double initializer_range = 0.02;  ///< Standard deviation of fresh weights.
   double rms_norm_eps = 1e-6;
   std::optional<int64_t> pad_token_id;  ///< Its embedding gets no gradient.
@@ -171,6 +171,9 @@ class ACCELERATE_API LlamaForCausalLMImpl : public torch::nn::Cloneable<LlamaFor
                         int64_t logits_to_keep = 0);
 
   const LlamaConfig& config() const { return config_; }
+  /// For generate(), which refuses more tokens: max_position_embeddings; unset where rotary positions grow with the
+  /// text (rope_scaling of type dynamic).
+  std::optional<int64_t> max_positions() const;
   /// As LlamaModelImpl::save_pretrained.
   void save_pretrained(const std::filesystem::path& folder) const;
 

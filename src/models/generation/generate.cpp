@@ -26,6 +26,20 @@ void check(const Tensor& input_ids, const Tensor& attention_mask) {
         "so.");
 }
 
+/// @param max_length  of prompts and new tokens together; the last one is never read
+void check_context(int64_t prompt, int64_t max_length, int64_t positions) {
+  if (prompt > positions)
+    raise<ShapeError>(
+        "generate: the prompts have {} tokens, and the model has positions for {}. Shorten them, or use a model with a "
+        "longer context.",
+        prompt, positions);
+  if (max_length - 1 > positions)
+    raise<ConfigError>(
+        "generate: the prompts have {} tokens and up to {} new ones are asked for, but the model has positions for {}: "
+        "there is room for {}. Lower max_new_tokens or max_length, or shorten the prompts.",
+        prompt, max_length - prompt, positions, positions - prompt + 1);
+}
+
 Tensor is_any_of(const Tensor& tokens, const std::vector<int64_t>& ids) {
   auto result = torch::zeros_like(tokens, at::kBool);
   for (const auto id : ids) result |= tokens == id;
@@ -79,6 +93,7 @@ Tensor generate(const CausalForward& forward, const Tensor& input_ids, const Gen
         "generate: the prompts have {} tokens and max_length is {}, which leaves no room for new ones. Raise it, or "
         "set max_new_tokens.",
         prompt, max_length);
+  if (options.max_positions) check_context(prompt, max_length, *options.max_positions);
   const torch::NoGradGuard no_grad;
   const StopStrings stops(config, options.tokenizer);
   Decoder decoder(forward, options.attention_mask, max_length);
