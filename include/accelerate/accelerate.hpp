@@ -27,6 +27,7 @@
 #include "accelerate/model/hooks.hpp"
 #include "accelerate/model/model_ref.hpp"
 #include "accelerate/model/no_split.hpp"
+#include "accelerate/model/tie.hpp"
 #include "accelerate/optim.hpp"
 #include "accelerate/parallel/ddp.hpp"
 #include "accelerate/parallel/deepspeed_plugin.hpp"

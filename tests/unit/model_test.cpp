@@ -83,6 +83,40 @@ struct Pair : torch::nn::Module {
   Block first, second;
 };
 
+TEST(Tie, MakesTwoNamesOneWeight) {
+  torch::nn::Embedding embedding(7, 3);
+  torch::nn::Linear head(torch::nn::LinearOptions(3, 7));
+  const auto fresh = head->weight;
+  head->weight = embedding->weight;  // LibTorch's trap
+  EXPECT_TRUE(head->named_parameters()["weight"].is_same(fresh));
+  accelerate::tie(embedding, "weight", head, "weight");
+  EXPECT_TRUE(head->named_parameters()["weight"].is_same(embedding->weight));
+  EXPECT_TRUE(head->weight.is_same(embedding->weight));
+  torch::nn::Sequential both(embedding, head);
+  EXPECT_EQ(accelerate::ModelRef(both).parameters().size(), 2U) << "the weight once, and the bias";
+  both->forward(torch::tensor({1, 2})).sum().backward();
+  EXPECT_EQ(embedding->weight.grad().count_nonzero(at::IntArrayRef{1}).ne(0).sum().item<int64_t>(), 7)
+      << "the head's gradient has come to the embedding's rows";
+
+  torch::nn::Linear bare(torch::nn::LinearOptions(3, 7).bias(false)), wide(4, 7);
+  const auto kept = bare->weight;
+  using accelerate::ConfigError;
+  EXPECT_THAT(support::message_of<ConfigError>([&] { accelerate::tie(embedding, "weights", bare, "weight"); }),
+              HasSubstr("has no parameter 'weights' of its own, expected one of weight"));
+  EXPECT_THAT(support::message_of<ConfigError>([&] { accelerate::tie(head, "bias", bare, "bias"); }),
+              HasSubstr("has no parameter 'bias'"));
+  EXPECT_THAT(
+      support::message_of<accelerate::ShapeError>([&] { accelerate::tie(embedding, "weight", wide, "weight"); }),
+      HasSubstr("'weight' is Float [7, 3]"));
+  bare->weight = torch::zeros({7, 3});
+  EXPECT_THAT(support::message_of<ConfigError>([&] { accelerate::tie(embedding, "weight", bare, "weight"); }),
+              HasSubstr("another tensor than the registered one"));
+  EXPECT_TRUE(bare->named_parameters()["weight"].is_same(kept)) << "nothing is changed";
+  torch::nn::GRU gru(3, 3), other(3, 3);
+  EXPECT_THAT(support::message_of<ConfigError>([&] { accelerate::tie(gru, "weight_ih_l0", other, "weight_ih_l0"); }),
+              HasSubstr("out of reach"));
+}
+
 TEST(Hooks, OfSubmodulesRunThroughCallAndEndWithTheModule) {
   std::vector<std::string> log;
   const auto pair = std::make_shared<Pair>();
