@@ -26,7 +26,14 @@ namespace accelerate {
 /// kind, also without memory. Class names are those of Submodule.
 ACCELERATE_API ModuleTree describe(const ModelRef& model);
 
-// The same functions for models themselves.
+namespace bigmodel {
+/// describe(), for `caller`. @throws ConfigError naming a class that no module of the model has, and the nearest one.
+ACCELERATE_API ModuleTree describe_for(const char* caller, const ModelRef& model,
+                                       const std::vector<std::string>& no_split_module_classes);
+}  // namespace bigmodel
+
+// The same functions for models themselves. @throws ConfigError for names in no_split_module_classes that the model
+// does not have; descriptions, as in the reference, may lack them.
 
 inline ModuleSizes compute_module_sizes(const ModelRef& model, const SizeOptions& options = {}) {
   return compute_module_sizes(describe(model), options);
@@ -36,17 +43,21 @@ inline std::vector<std::vector<std::string>> find_tied_parameters(const ModelRef
 }
 inline MaximumSizes calculate_maximum_sizes(const ModelRef& model,
                                             const std::vector<std::string>& no_split_module_classes = {}) {
-  return calculate_maximum_sizes(describe(model), no_split_module_classes);
+  return calculate_maximum_sizes(bigmodel::describe_for("calculate_maximum_sizes", model, no_split_module_classes),
+                                 no_split_module_classes);
 }
 inline DeviceMap infer_auto_device_map(const ModelRef& model, const DeviceMapOptions& options = {}) {
-  return infer_auto_device_map(describe(model), options);
+  return infer_auto_device_map(bigmodel::describe_for("infer_auto_device_map", model, options.no_split_module_classes),
+                               options);
 }
 inline MaxMemory get_balanced_memory(const ModelRef& model, const BalancedMemoryOptions& options = {}) {
-  return get_balanced_memory(describe(model), options);
+  return get_balanced_memory(bigmodel::describe_for("get_balanced_memory", model, options.no_split_module_classes),
+                             options);
 }
 inline DeviceMap make_device_map(const ModelRef& model, const std::string& strategy,
                                  const DeviceMapOptions& options = {}) {
-  return make_device_map(describe(model), strategy, options);
+  return make_device_map(bigmodel::describe_for("make_device_map", model, options.no_split_module_classes), strategy,
+                         options);
 }
 inline std::vector<std::string> check_device_map(const ModelRef& model, const DeviceMap& device_map) {
   return check_device_map(describe(model), device_map);

@@ -1,7 +1,9 @@
 #include <cstdint>
+#include <set>
 #include <unordered_map>
 
 #include "accelerate/bigmodel.hpp"
+#include "accelerate/config.hpp"
 #include "formats/torch_dtypes.hpp"
 #include "utils/raise.hpp"
 
@@ -47,6 +49,22 @@ ModuleTree describe(const ModelRef& model) {
     return tree;
   };
   return build(build, 0);
+}
+
+ModuleTree bigmodel::describe_for(const char* caller, const ModelRef& model,
+                                  const std::vector<std::string>& no_split_module_classes) {
+  auto tree = describe(model);
+  std::set<std::string> present;
+  if (!no_split_module_classes.empty())
+    for (const auto& module : model.submodules()) present.insert(module.class_name);
+  for (const auto& name : no_split_module_classes) {
+    if (present.contains(name)) continue;
+    const auto nearest = nearest_name(name, {present.begin(), present.end()});
+    raise<ConfigError>(
+        "{}: no_split_module_classes names '{}', which is no class of a module of this model, expected some of {}{}",
+        caller, name, fmt::join(present, ", "), nearest ? fmt::format("; did you mean {}?", *nearest) : "");
+  }
+  return tree;
 }
 
 }  // namespace accelerate

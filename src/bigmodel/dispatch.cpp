@@ -452,10 +452,15 @@ DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const
   std::map<std::string, OffloadedWeight> saved;
   if (index) saved.insert(index->begin(), index->end());
   NamedTensors to_write;
-  std::string missing;
+  std::string missing;  // the first of them
+  constexpr int64_t kNamed = 5;
+  int64_t num_missing = 0;
+  const auto note_missing = [&](const auto& weight) {
+    if (num_missing++ < kNamed) missing += "\n  " + weight.name();
+  };
   for (auto& weight : weights) {
     const auto& target = weight.target;
-    if (target.tensor.is_meta() && !goes_to_disk(target, options.offload_buffers)) missing += "\n  " + weight.name();
+    if (target.tensor.is_meta() && !goes_to_disk(target, options.offload_buffers)) note_missing(weight);
     if (!goes_to_disk(target, options.offload_buffers)) continue;
     if (options.offload_dir.empty() && !index)
       raise<ConfigError>(
@@ -473,16 +478,16 @@ DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const
             caller, *found, c10::str(at::IntArrayRef(weight.file->shape)), options.offload_dir.string(),
             c10::str(target.tensor.sizes()));
     } else if (target.tensor.is_meta()) {
-      missing += "\n  " + weight.name();
+      note_missing(weight);
     } else {
       to_write.emplace_back(weight.name(), target.tensor);
     }
   }
-  if (!missing.empty())
+  if (num_missing > 0)
     raise<ConfigError>(
         "{}: these weights have no values (they are on the meta device), neither in the model nor in state_dict nor in "
-        "the offload folder:{}\nLoad a checkpoint with load_checkpoint_and_dispatch, or materialize() the model.",
-        caller, missing);
+        "the offload folder:{}{}\nLoad a checkpoint with load_checkpoint_and_dispatch, or materialize() the model.",
+        caller, missing, num_missing > kNamed ? fmt::format("\n  … ({} in all)", num_missing) : "");
   // Where they will be, so that everything can be checked before anything is written.
   for (auto& weight : weights) {
     if (weight.file || !goes_to_disk(weight.target, options.offload_buffers)) continue;
@@ -548,6 +553,7 @@ DispatchedModel load_checkpoint_and_dispatch(const ModelRef& model, const fs::pa
     throw ConfigError(
         "load_checkpoint_and_dispatch: found broadcast_from_rank0 = true, which is not needed: every process reads the "
         "checkpoint by itself, and those of one machine share its pages. Put the files where all can read them.");
+  const auto tree = bigmodel::describe_for(caller, model, options.no_split_module_classes);
   LoadCheckpointOptions loading{.device_map = std::nullopt,
                                 .dtype = options.dtype,
                                 .keep_in_fp32_modules = options.keep_in_fp32_modules,
@@ -570,7 +576,7 @@ DispatchedModel load_checkpoint_and_dispatch(const ModelRef& model, const fs::pa
       map_options.dtype = std::string(c10::elementSize(*options.dtype) == 2   ? "float16"
                                       : c10::elementSize(*options.dtype) == 1 ? "int8"
                                                                               : "float32");
-    map = make_device_map(describe(model), std::get<std::string>(*options.device_map), std::move(map_options));
+    map = make_device_map(tree, std::get<std::string>(*options.device_map), std::move(map_options));
   }
   check_devices(caller, map, std::nullopt);
   if (options.device_map) loading.device_map = map;

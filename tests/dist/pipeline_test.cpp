@@ -469,6 +469,8 @@ RANKS_TEST(Pipeline, WrongSplitPointsAreNamed, 3) {
   EXPECT_THAT(error({.split_points = {"layer2", "layer1"}}), HasSubstr("'layer1' leaves the stage before it empty"));
   EXPECT_THAT(error({.split_points = {"layer0", "layer1"}}), HasSubstr("'layer0' leaves the stage before it empty"));
   EXPECT_THAT(error({.num_chunks = -1}), HasSubstr("num_chunks is -1"));
+  EXPECT_THAT(error({.no_split_module_classes = {"Linear", "Linaer"}}),
+              HasSubstr("no_split_module_classes names 'Linaer', which is no class of a module of this model"));
   EXPECT_THAT(error({.balance = PipelineBalance::time}), HasSubstr("no example inputs were given"));
   EXPECT_THAT(support::message_of<ConfigError>([] { prepare_pippy(nn::Linear(2, 2)); }),
               HasSubstr("has 1 parts that can be a stage"));

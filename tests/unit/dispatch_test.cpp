@@ -404,6 +404,13 @@ TEST_F(Dispatch, MapsAndBudgetsAreCheckedBeforeAnythingIsLoaded) {
   EXPECT_THAT(dispatching({.device_map = DeviceMap{{"block3", 7}, {"", "cpu"}}}),
               HasSubstr("found 'block3' on GPU 7, but this machine has"));
   EXPECT_THAT(dispatching({.device_map = "evenly"}), HasSubstr("evenly"));
+  for (const auto& map :
+       {std::variant<std::string, DeviceMap>("auto"), std::variant<std::string, DeviceMap>(DeviceMap{{"", "cpu"}})})
+    EXPECT_THAT(dispatching({.device_map = map, .no_split_module_classes = {"Block", "Blok"}}),
+                AllOf(HasSubstr("no_split_module_classes names 'Blok', which is no class of a module of this model"),
+                      HasSubstr("did you mean Block?")));
+  EXPECT_THAT(error([&] { accelerate::infer_auto_device_map(net, {.no_split_module_classes = {"BlockImpl"}}); }),
+              HasSubstr("infer_auto_device_map: no_split_module_classes names 'BlockImpl'"));
   EXPECT_THAT(dispatching({.device_map = DeviceMap{{"", "disk"}}, .offload = {.budget_bytes = kLayerBytes - 1}}),
               AllOf(HasSubstr("less than 'block0.linear' needs"),
                     HasSubstr("At least " + std::to_string(kLayerBytes) + " bytes")));
@@ -420,6 +427,9 @@ TEST_F(Dispatch, MapsAndBudgetsAreCheckedBeforeAnythingIsLoaded) {
                 (void)accelerate::dispatch_model(net, {{"", "cpu"}});
               }),
               AllOf(HasSubstr("have no values"), HasSubstr("block0.linear.weight")));
+  const auto missing = error([&] { (void)accelerate::disk_offload(net, folder / "offload"); });
+  EXPECT_THAT(missing, AllOf(HasSubstr("block0.linear.weight"), HasSubstr("in all)")));
+  EXPECT_LE(std::count(missing.begin(), missing.end(), '\n'), 7) << "not the name of every weight";
   for (const auto& [name, tensor] : accelerate::ModelRef(net.ptr()).parameters()) EXPECT_TRUE(tensor.is_meta()) << name;
 }
 

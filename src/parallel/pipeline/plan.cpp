@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "accelerate/config.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel::pipeline {
@@ -68,6 +69,16 @@ std::vector<Layer> layers_of(const ModelRef& model, const PippyOptions& options,
   const std::vector<bool> single = whole;
   if (options.split_points != std::vector<std::string>{"auto"}) return collect(model, modules, single);
   const auto& classes = options.no_split_module_classes;
+  std::set<std::string> present;
+  for (const auto& module : modules) present.insert(module.class_name);
+  for (const auto& name : classes) {
+    if (present.contains(name)) continue;
+    const auto nearest = nearest_name(name, {present.begin(), present.end()});
+    raise<ConfigError>(
+        "prepare_pippy: no_split_module_classes names '{}', which is no class of a module of this model, expected some "
+        "of {}{}",
+        name, fmt::join(present, ", "), nearest ? fmt::format("; did you mean {}?", *nearest) : "");
+  }
   for (size_t i = 0; i < modules.size(); ++i)
     whole[i] = classes.empty() ? is_list_member(modules, i)
                                : std::find(classes.begin(), classes.end(), modules[i].class_name) != classes.end();
