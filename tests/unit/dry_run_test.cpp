@@ -263,6 +263,31 @@ TEST(DryRun, UnitsComeAndGoAsInARealRun) {
   EXPECT_EQ(dry.peak_resident_bytes, real.peak_resident_bytes);
 }
 
+TEST(DryRun, GradientsTravelInBucketsOfTheSizeAskedFor) {
+  const auto backward_of = [](int64_t bucket_cap_mb) {
+    return dry_run(
+               {.num_processes = 4},
+               [&](const DryRunMark& mark) {
+                 Accelerator accelerator(
+                     {.kwargs_handlers = {DistributedDataParallelKwargs{.bucket_cap_mb = bucket_cap_mb}}});
+                 torch::nn::Sequential net;  // 8 MB
+                 for (int i = 0; i < 32; ++i)
+                   net->push_back(torch::nn::Linear(torch::nn::LinearOptions(256, 256).bias(false)));
+                 auto model = accelerator.prepare(net);
+                 const auto loss = model(torch::ones({1, 256}, at::TensorOptions().device(accelerator.device()))).sum();
+                 mark("forward");
+                 accelerator.backward(loss);
+                 mark("backward");
+               })
+        .phase("backward")
+        .traffic;
+  };
+  const auto small = backward_of(1), middle = backward_of(3), large = backward_of(25);
+  EXPECT_EQ(small.volume(), large.volume()) << "the same gradients";
+  EXPECT_EQ(small.messages - large.messages, 8 - 2) << "buckets of 1 MB; or a first one of 1 MB and one of the rest";
+  EXPECT_EQ(middle.messages - large.messages, 4 - 2) << "1, 3, 3 and 1 MB";
+}
+
 TEST(DryRun, LeavesNothingBehind) {
   for (int round = 0; round < 2; ++round) {
     EXPECT_THROW(dry_run({.num_processes = 4},
