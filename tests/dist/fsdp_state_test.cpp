@@ -88,6 +88,8 @@ struct RunOptions {
   int64_t from = 0, save_at = 3, to = 6;
   std::optional<std::string> precision;
   bool hybrid = false;
+  int64_t num_steps = 1;         ///< of an accumulation group
+  bool sync_each_batch = false;  ///< within it
 };
 
 End run(const RunOptions& options) {
@@ -96,10 +98,13 @@ End run(const RunOptions& options) {
   torch::manual_seed(options.load.empty() ? 5 : 99);
   std::optional<FullyShardedDataParallelPlugin> plugin;
   if (options.type) plugin = plugin_of(*options.type, options.hybrid);
-  Accelerator accelerator({.mixed_precision = options.precision,
-                           .cpu = true,
-                           .fsdp_plugin = plugin,
-                           .kwargs_handlers = {GradScalerKwargs{.init_scale = 64, .growth_interval = 2}}});
+  Accelerator accelerator(
+      {.mixed_precision = options.precision,
+       .cpu = true,
+       .gradient_accumulation_plugin =
+           GradientAccumulationPlugin{.num_steps = options.num_steps, .sync_each_batch = options.sync_each_batch},
+       .fsdp_plugin = plugin,
+       .kwargs_handlers = {GradScalerKwargs{.init_scale = 64, .growth_interval = 2}}});
   Net net;
   nn::Linear other(4, 3);
   auto adamw = make_adamw(net);
@@ -117,6 +122,7 @@ End run(const RunOptions& options) {
   for (int64_t step = options.from; step < options.to; ++step) {
     auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(100 + step));
     const auto x = torch::randn({kBatch, 5}, generator).narrow(0, accelerator.process_index() * share, share);
+    const auto scope = accelerator.accumulate(m, n);
     auto loss = m(x).pow(2).mean();
     accelerator.backward(loss);
     auto loss2 = n(x.narrow(1, 0, 4)).pow(2).mean();
@@ -185,6 +191,18 @@ RANKS_TEST(FsdpState, ResumesBitByBit, 1, 2, 3, 4) {
 }
 
 /// Only the first replica writes, all read.
+// Gradients are whole on each rank until the group's end, or in pieces when every micro-step communicates.
+RANKS_TEST(FsdpState, ResumesBitByBitInTheMiddleOfAnAccumulationGroup, 1, 2) {
+  for (const bool each : {false, true}) {
+    const fs::path folder = fs::path(support::scratch_dir()) / (each ? "each" : "last");
+    const auto type = StateDictType::sharded_state_dict;
+    const End whole = run({.type = type, .save = folder, .num_steps = 2, .sync_each_batch = each});
+    EXPECT_TRUE(files_in(folder).contains("gradients_" + std::to_string(support::rank()) + ".bin"));
+    const End resumed = run({.type = type, .load = folder, .from = 3, .num_steps = 2, .sync_each_batch = each});
+    expect_equal(whole, resumed, 3, 0, each ? "each" : "last");
+  }
+}
+
 RANKS_TEST(FsdpState, ReplicasResumeBitByBit, 2, 4) {
   for (const auto& [what, type] : kTypes)
     for (const auto& precision : {std::optional<std::string>(), std::optional<std::string>("fp16")}) {

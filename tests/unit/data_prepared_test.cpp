@@ -296,7 +296,7 @@ class ResumeOnOtherRanks : public testing::TestWithParam<OtherRanksCase> {
     for (int64_t rank = 0; rank < ranks; ++rank) {
       torch::manual_seed(11);  // as if ranks had agreed on their generators
       if (c.stream)
-        all.push_back(prepare_data_loader(DataLoader(Stream{kSamples}, options), as_rank(rank, ranks, config)));
+        all.push_back(prepare_data_loader(DataLoader(SizedStream(kSamples), options), as_rank(rank, ranks, config)));
       else all.push_back(prepare_data_loader(DataLoader(numbers(kSamples), options), as_rank(rank, ranks, config)));
     }
     return all;
@@ -349,7 +349,7 @@ TEST_P(ResumeOnOtherRanks, EverySampleComesOnceInTheOrderOfThePass) {
         // Once more, after a step of the new run.
         auto [then, state_then] = read(second, 1);
         seen.insert(seen.end(), then.begin(), then.end());
-        if (!second[0].end_of_dataloader()) {
+        if (!then.empty() && !second[0].end_of_dataloader()) {
           auto third = make(before);
           for (auto& loader : third) loader.load_state_dict(state_then);
           const auto rest = read(third, kAll).first;
@@ -370,7 +370,10 @@ INSTANTIATE_TEST_SUITE_P(All, ResumeOnOtherRanks,
                          testing::Values(OtherRanksCase{"map", false, false, false, false, false},
                                          OtherRanksCase{"shuffled", false, true, false, false, false},
                                          OtherRanksCase{"seedable", false, true, true, false, false},
-                                         OtherRanksCase{"split", false, true, false, true, false}),
+                                         OtherRanksCase{"split", false, true, false, true, false},
+                                         OtherRanksCase{"drop_last", false, true, false, false, true},
+                                         OtherRanksCase{"stream", true, false, false, false, false},
+                                         OtherRanksCase{"stream_split", true, false, false, true, false}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(DataLoaderState, WhatCannotGoOnOnOtherRanksIsRefusedWithTheNumbers) {
