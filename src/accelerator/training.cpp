@@ -1,6 +1,7 @@
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <algorithm>
 
 #include <unordered_set>
 
@@ -167,10 +168,15 @@ void Accelerator::check_belonging() {
 void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {
   const at::Tensor weighted = weight == 1.0 ? loss : loss * weight;
   const at::Tensor scaled = impl_->run.scaler ? impl_->run.scaler->scale(weighted) : weighted;
-  for (const auto& engine : impl_->run.engines()) engine->before_backward(scaled);
+  const auto engines = impl_->run.engines();
+  for (const auto& engine : engines) engine->before_backward(scaled);
   parallel::guard_backward(
       [&] { scaled.backward({}, options.retain_graph || options.create_graph, options.create_graph); });
-  for (const auto& engine : impl_->run.engines()) engine->after_backward();
+  // A model whose forward has run may have a loss of its own, which comes later.
+  const bool anyone =
+      std::any_of(engines.begin(), engines.end(), [](const auto& engine) { return engine->took_part(); });
+  for (const auto& engine : engines)
+    if (!anyone || engine->took_part()) engine->after_backward();
   check_belonging();
 }
 

@@ -455,9 +455,9 @@ RANKS_TEST(FsdpState, WhatDoesNotFitChangesNothing, 2, 3) {
   // A folder that can't be written: an error on all ranks, and no rank waits.
   fresh(StateDictType::full_state_dict, [&](Accelerator& accelerator) {
     const fs::path blocked = folder / "blocked";
-    if (accelerator.is_main_process()) fs::create_directories(blocked / "pytorch_model_fsdp.bin" / "x");
+    if (accelerator.is_main_process()) std::ofstream(blocked) << "a file";
     accelerator.wait_for_everyone();
-    EXPECT_THAT(message_of<Error>([&] { accelerator.save_state(blocked); }), HasSubstr("pytorch_model_fsdp.bin"));
+    EXPECT_THAT(message_of<Error>([&] { accelerator.save_state(blocked / "checkpoint"); }), HasSubstr("blocked"));
     accelerator.wait_for_everyone();
   });
 }

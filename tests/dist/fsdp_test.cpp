@@ -139,6 +139,48 @@ RANKS_TEST(Fsdp, EqualsPlainTraining, 1, 2, 3, 4) {
   }
 }
 
+/// Two forwards, then a loss of each model: the first backward is none of the second model's.
+RANKS_TEST(Fsdp, ModelsWithLossesOfTheirOwn, 1, 2, 3) {
+  const auto train = [](Accelerator* accelerator) {
+    torch::manual_seed(3);
+    nn::Sequential first(nn::Linear(6, 8), nn::Tanh(), nn::Linear(8, 3)), second(nn::Linear(6, 5), nn::Linear(5, 1));
+    torch::optim::SGD one(first->parameters(), 0.1), two(second->parameters(), 0.2);
+    std::vector<at::Tensor> losses;
+    const auto steps = [&](auto& a, auto& b, auto& opt_a, auto& opt_b, const auto& share, const auto& backward) {
+      for (int64_t step = 0; step < 4; ++step) {
+        auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(7 + step));
+        const auto x = share(torch::randn({kGlobalBatch, 6}, generator));
+        opt_a.zero_grad(), opt_b.zero_grad();
+        const auto of_a = a(x), of_b = b(x);
+        const auto loss_a = of_a.pow(2).mean(), loss_b = (of_b - 1).pow(2).mean();
+        backward(loss_a), backward(loss_b);
+        opt_a.step(), opt_b.step();
+        losses.push_back(torch::stack({loss_a, loss_b}).detach());
+      }
+    };
+    if (!accelerator) {
+      const auto call = [](auto& model) { return [&](const at::Tensor& x) { return model->forward(x); }; };
+      const auto a = call(first), b = call(second);
+      steps(
+          a, b, one, two, [](const at::Tensor& x) { return x; }, [](const at::Tensor& loss) { loss.backward(); });
+      return torch::stack(losses);
+    }
+    auto [a, b, opt_a, opt_b] = accelerator->prepare(first, second, one, two);
+    steps(
+        a, b, opt_a, opt_b, [&](const at::Tensor& x) { return mine(x, *accelerator); },
+        [&](const at::Tensor& loss) { accelerator->backward(loss); });
+    return accelerator->reduce(torch::stack(losses), "mean");
+  };
+  const auto plain = train(nullptr);
+  for (const int64_t version : {1, 2}) {
+    AcceleratorState::reset();
+    GradientState::reset();
+    Accelerator accelerator({.cpu = true, .fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = version}});
+    // Sums in another order: a few roundings of fp32 in losses of about 1.
+    EXPECT_LT((train(&accelerator) - plain).abs().max().item<double>(), 1e-5) << version;
+  }
+}
+
 RANKS_TEST(Fsdp, ParanoidModeIsBitEqual, 1, 2, 3) {
   for (const size_t which : {size_t{0}, size_t{3}}) {
     const Run normal = train_sharded(kPlugins[which].second, 5);

@@ -383,7 +383,8 @@ TEST_P(CausalReference, ModelsEqualTransformers) {
     for (int64_t t = 0; t < ids.size(1); ++t)
       tokens.push_back(model(ids.slice(1, t, t + 1), mask.slice(1, 0, t + 1), {}, &cache));
     EXPECT_LT(largest_difference(torch::cat(tokens, 1) * seen, expected.at("cached_logits") * seen), kTolerance);
-    EXPECT_TRUE(generate(model, ids.slice(0, 1), {.max_new_tokens = 8}, {.attention_mask = mask.slice(0, 1)})
+    EXPECT_TRUE(generate(model, ids.slice(0, 1), {.max_new_tokens = 8},
+                         {.attention_mask = mask.slice(0, 1), .max_positions = 1000})
                     .equal(expected.at("generated")));
   }
 }

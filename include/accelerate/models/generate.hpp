@@ -82,8 +82,10 @@ ACCELERATE_API at::Tensor generate(const CausalForward& forward, const at::Tenso
 
 /// The same for a model: any class with such a forward, a module holder or a pointer to one.
 template <class Model>
-requires(!std::is_convertible_v<const Model&, CausalForward> ||
-         requires(Model & m, const at::Tensor& t) { m.forward(t, t, t, nullptr, int64_t{1}); }) at::Tensor
+requires(
+    !std::is_convertible_v<const Model&, CausalForward> ||
+    requires(Model & m, const at::Tensor& t) { m.forward(t, t, t, nullptr, int64_t{1}); } ||
+    requires(Model & m) { m->max_positions(); }) at::Tensor
     generate(Model& model, const at::Tensor& input_ids, const GenerationConfig& config,
              const GenerateOptions& options = {}) {
   const CausalForward forward = [&model](const at::Tensor& ids, const at::Tensor& mask, const at::Tensor& positions,

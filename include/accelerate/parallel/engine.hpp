@@ -60,7 +60,9 @@ class ACCELERATE_API Engine {
   virtual void leave_forward() noexcept {}
   /// Right before a backward of `loss` that may go through the model. Not collective.
   virtual void before_backward(const at::Tensor& loss) { static_cast<void>(loss); }
-  /// Right after it.
+  /// Whether the latest backward gave gradients to parameters of the model. Not collective.
+  virtual bool took_part() const { return true; }
+  /// Right after a backward in which the model took part, or no model did.
   virtual void after_backward() {}
   /// Around each optimizer step that happens, and around changes of the pieces by others (loading a checkpoint).
   virtual void before_step() {}

@@ -35,6 +35,8 @@ class ACCELERATE_API FullyShardedDataParallel final : public Engine {
   void before_forward() override;
   void after_forward(const std::vector<at::Tensor>& outputs) override;
   void leave_forward() noexcept override;
+  void before_backward(const at::Tensor& loss) override;
+  bool took_part() const override;
   void after_backward() override;
   void before_step() override;
   void after_step() override;

@@ -91,7 +91,8 @@ struct FullyShardedDataParallel::Impl {
       full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
   std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for
   bool sync = true;
-  bool backward_is_due = false;
+  bool backward_is_due = false;  ///< peers wait for what this rank gives to the reduction, if only for nothing
+  bool took_part = false;        ///< in the latest backward
 
   /// Decides where everything will lie, before anything moves.
   std::vector<std::pair<WrapUnit, std::vector<size_t>>> plan(const ModelRef& model) {
@@ -249,12 +250,29 @@ struct FullyShardedDataParallel::Impl {
   }
 
   void take_gradient(ShardedMember& member) {
+    took_part = true;
     if (!sync) return;
+    backward_is_due = true;
     ShardedPart& part = parts[member.part];
     const at::Tensor gradient = std::exchange(member.tensor.mutable_grad(), at::Tensor());
     if (!reducer->take(part, member, gradient)) return;
     if (!part.unit->keep()) units->evict(*part.unit);
     if (phases.prefetch_after_unit) units->prefetch_next();
+  }
+
+  void finish_backward() {
+    if (!backward_is_due || !sync) return;
+    const auto finish = [&] {
+      // What accumulated without synchronisation and got nothing in this backward.
+      for (auto& part : parts)
+        for (auto& member : part.members)
+          if (member.tensor.grad().defined()) take_gradient(member);
+      reducer->finish();
+    };
+    if (group) group->guard("backward", finish);
+    else finish();
+    backward_is_due = false;
+    units->release();
   }
 };
 
@@ -330,21 +348,9 @@ void FullyShardedDataParallel::leave_forward() noexcept {
   if (impl_->checkpoints) impl_->checkpoints->end();
 }
 
-void FullyShardedDataParallel::after_backward() {
-  Impl& self = *impl_;
-  if (!self.backward_is_due || !self.sync) return;
-  self.backward_is_due = false;
-  const auto finish = [&] {
-    // What accumulated without synchronisation and got nothing in this backward.
-    for (auto& part : self.parts)
-      for (auto& member : part.members)
-        if (member.tensor.grad().defined()) self.take_gradient(member);
-    self.reducer->finish();
-  };
-  if (self.group) self.group->guard("backward", finish);
-  else finish();
-  self.units->release();
-}
+void FullyShardedDataParallel::before_backward(const at::Tensor&) { impl_->took_part = false; }
+bool FullyShardedDataParallel::took_part() const { return impl_->took_part; }
+void FullyShardedDataParallel::after_backward() { impl_->finish_backward(); }
 
 bool FullyShardedDataParallel::require_backward_grad_sync() const { return impl_->sync; }
 void FullyShardedDataParallel::set_require_backward_grad_sync(bool value) { impl_->sync = value; }
@@ -380,7 +386,10 @@ std::optional<at::ScalarType> FullyShardedDataParallel::output_dtype() const {
   return precision ? precision->output_dtype : std::nullopt;
 }
 
-void FullyShardedDataParallel::before_step() { impl_->store->before_step(); }
+void FullyShardedDataParallel::before_step() {
+  impl_->finish_backward();  // of a forward that no backward went through
+  impl_->store->before_step();
+}
 
 void FullyShardedDataParallel::after_step() {
   impl_->units->release();
