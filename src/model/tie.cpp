@@ -2,6 +2,9 @@
 
 #include <torch/nn/module.h>
 
+#include <string>
+#include <vector>
+
 #include "utils/raise.hpp"
 
 namespace accelerate::detail {
@@ -11,9 +14,14 @@ namespace {
 struct Registered : torch::nn::Module {
   static at::Tensor& of(torch::nn::Module& module, const std::string& name) {
     auto& parameters = module.*(&Registered::parameters_);
-    if (auto* found = parameters.find(name)) return *found;
+    std::vector<std::string> known;
+    for (auto& item : parameters) {
+      if (!item.value().defined()) continue;  // a Linear without bias has one by name
+      if (item.key() == name) return item.value();
+      known.push_back(item.key());
+    }
     raise<ConfigError>("tie: {} has no parameter '{}' of its own, expected one of {}", module.name(), name,
-                       fmt::join(parameters.keys(), ", "));
+                       fmt::join(known, ", "));
   }
 };
 

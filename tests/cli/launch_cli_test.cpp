@@ -562,7 +562,7 @@ TEST_F(Launch, RanksDieWithTheLauncherEvenWithoutTheWarden) {
 TEST_F(Launch, SignalsReachProgramsOfTestsThatIgnoreThem) {  // as where ctest runs in a shell's background, by nohup
   for (const int number : {SIGINT, SIGHUP}) {
     const auto before = ::signal(number, SIG_IGN);
-    Program program(with_launch(shells(1, "echo ready; sleep 60")));
+    Program program(with_launch(shells(1, "echo ready; exec sleep 60")));
     ::signal(number, before);
     ASSERT_TRUE(program.wait_for("ready"));
     program.signal(number);
