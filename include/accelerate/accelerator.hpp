@@ -456,7 +456,7 @@ class ACCELERATE_API Accelerator {
   }
 
   int64_t coordinate(const char* dim_name) const;
-  std::shared_ptr<detail::PreparedModel> prepare_core(ModelRef model, bool evaluation_mode);
+  std::shared_ptr<detail::PreparedModel> prepare_core(const ModelRef& model, bool evaluation_mode);
   AcceleratedOptimizer register_optimizer(AcceleratedOptimizer optimizer);
   void register_loader(std::shared_ptr<data::PreparedStatus> loader);
   void give_pieces_to_optimizers();

@@ -139,7 +139,7 @@ const ProjectConfiguration& Accelerator::project_configuration() const { return 
 std::filesystem::path Accelerator::logging_dir() const { return project_configuration().logging_dir; }
 std::shared_ptr<optim::GradScaler> Accelerator::scaler() const { return impl_->run.scaler; }
 
-std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(ModelRef model, bool evaluation_mode) {
+std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef& model, bool evaluation_mode) {
   // The same module again: the same preparation, not a second layer.
   if (const auto known = impl_->run.find(model); known && (known->engine || evaluation_mode || !use_distributed()))
     return known;

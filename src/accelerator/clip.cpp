@@ -31,8 +31,8 @@ void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, do
   unscale_gradients();
   at::NoGradGuard no_grad;
   const auto gradients = parallel::gradients_of(impl_->run.engines(), parameters);
-  for (at::Tensor gradient : gradients.whole) gradient.clamp_(-clip_value, clip_value);
-  for (at::Tensor gradient : gradients.pieces) gradient.clamp_(-clip_value, clip_value);
+  for (const at::Tensor& gradient : gradients.whole) gradient.clamp_(-clip_value, clip_value);
+  for (const at::Tensor& gradient : gradients.pieces) gradient.clamp_(-clip_value, clip_value);
 }
 
 }  // namespace accelerate

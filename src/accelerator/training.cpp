@@ -89,7 +89,7 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
   // The mean times its count is a sum: sums of micro-steps and ranks add up, and are divided once by the count of all.
   run_backward(num_items == 0 ? loss.nan_to_num() : loss, static_cast<double>(num_items), options);
   if (!sync_gradients()) return;
-  const double all =
+  const auto all =
       comm::agreed::all_reduce(
           at::full({1}, impl_->run.num_items,
                    at::TensorOptions().dtype(at::kDouble).device(device().is_mps() ? at::Device(at::kCPU) : device())),

@@ -21,7 +21,7 @@ void FileTree::add(const std::string& name, TensorSpec tensor) {
                            kDeepest, name.substr(0, 60));
   ModuleTree* module = &root_;
   size_t begin = 0;
-  for (size_t dot; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1) {
+  for (size_t dot = 0; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1) {
     const auto [place, is_new] = place_.try_emplace(name.substr(0, dot), module->children.size());
     if (is_new) {
       count(dot);

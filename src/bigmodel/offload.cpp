@@ -139,7 +139,7 @@ void offload_weight(const at::Tensor& weight, const std::string& name, const fs:
 at::Tensor load_offloaded_weight(const fs::path& file, const OffloadedWeight& weight) {
   const auto type = type_of(weight.dtype, "offloaded weight '" + file.string() + "'");
   const auto map = std::make_shared<formats::MappedFile>(file);
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(type));
+  auto bytes = static_cast<int64_t>(c10::elementSize(type));
   for (const int64_t size : weight.shape)
     if (__builtin_mul_overflow(bytes, size, &bytes)) bytes = std::numeric_limits<int64_t>::max();
   if (map->size() < bytes)
@@ -216,8 +216,8 @@ residency::TensorInFile tensor_in_folder(const fs::path& folder, const std::stri
                                  .shape = weight.shape,
                                  .map = nullptr,
                                  .decode = nullptr};
-  result.bytes =
-      load_offloaded_weight(result.file, weight).nbytes();  // also checks that the file is there, and long enough
+  // Also checks that the file is there, and long enough.
+  result.bytes = static_cast<int64_t>(load_offloaded_weight(result.file, weight).nbytes());
   result.map = [file = result.file, weight] { return load_offloaded_weight(file, weight); };
   return result;
 }

@@ -9,7 +9,7 @@ namespace accelerate::bigmodel {
 
 /// tensor.set_data(value), also from and to the meta device, which LibTorch's does not allow. The tensor keeps its
 /// identity.
-inline void replace_values(at::Tensor tensor, const at::Tensor& value) {
+inline void replace_values(const at::Tensor& tensor, const at::Tensor& value) {
   if (value.is_meta() || (tensor.is_meta() && !is_deferred(tensor)))
     tensor.unsafeGetTensorImpl()->shallow_copy_from(value.getIntrusivePtr());
   else tensor.set_data(value);

@@ -37,7 +37,7 @@ bool keeps_its_dtype(const std::string& dtype) {
 TensorSpec* find_tensor(ModuleTree& tree, const std::string& name) {
   ModuleTree* module = &tree;
   size_t begin = 0;
-  for (size_t dot; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1) {
+  for (size_t dot = 0; (dot = name.find('.', begin)) != std::string::npos; begin = dot + 1) {
     const auto child = std::find_if(module->children.begin(), module->children.end(),
                                     [&](const auto& c) { return c.name == name.substr(begin, dot - begin); });
     if (child == module->children.end()) return nullptr;

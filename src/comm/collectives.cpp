@@ -193,7 +193,7 @@ std::vector<std::string> all_gather_bytes(Group& group, const std::string& bytes
 std::string broadcast_bytes(Group& group, const std::string& bytes, int64_t from) {
   if (group.dry()) return bytes;  // peers that don't exist say what we say
   const bool mine = group.rank() == from;
-  const int64_t length =
+  const auto length =
       group.broadcast(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(group.device()), from)
           .item<int64_t>();
   at::Tensor buffer = at::empty({length}, at::kByte);

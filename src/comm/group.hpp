@@ -81,7 +81,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// Starts a sum over ranks in place and returns at once. The future's value is the list of that one tensor, as c10d's
   /// communication hooks want; it fails with a CommError when a peer announces its failure, even while nothing moves.
-  c10::intrusive_ptr<c10::ivalue::Future> all_reduce_async(at::Tensor tensor);
+  c10::intrusive_ptr<c10::ivalue::Future> all_reduce_async(const at::Tensor& tensor);
   /// The same for an all-gather: output [P*n], input [n], 1-D and contiguous. Both stay untouched until the future is
   /// complete.
   c10::intrusive_ptr<c10::ivalue::Future> all_gather_async(at::Tensor output, at::Tensor input);

@@ -80,7 +80,7 @@ void Group::barrier() {
   if (!device().is_cpu()) token.item<float>();  // the host must wait too
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Group::all_reduce_async(at::Tensor tensor) {
+c10::intrusive_ptr<c10::ivalue::Future> Group::all_reduce_async(const at::Tensor& tensor) {
   std::vector<at::Tensor> tensors{tensor};
   return run_async("all_reduce of gradients", tensor, [&] { return impl_->process_group->allreduce(tensors); });
 }
@@ -103,7 +103,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
       [output, pieces, input, world = world_size()]() mutable {
         at::NoGradGuard no_grad;
         const auto rows = pieces.view({world, -1});
-        at::Tensor sum = output;
+        const at::Tensor& sum = output;
         sum.copy_(rows[0]);
         for (int64_t rank = 1; rank < world; ++rank) sum.add_(rows[rank]);
       });

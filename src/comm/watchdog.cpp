@@ -90,7 +90,7 @@ void Watchdog::run() {
   }
 }
 
-void Watchdog::publish(RankStatus status) { store_->set(status_key(rank_), bytes_of(to_bytes(status))); }
+void Watchdog::publish(const RankStatus& status) { store_->set(status_key(rank_), bytes_of(to_bytes(status))); }
 
 void Watchdog::announce_failure(const std::string& reason) noexcept {
   if (failed_.exchange(true)) return;

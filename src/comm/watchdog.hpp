@@ -62,7 +62,7 @@ class Watchdog {
 
  private:
   void run();
-  void publish(RankStatus status);
+  void publish(const RankStatus& status);
   void wait_for_leavers();
 
   c10::intrusive_ptr<c10d::Store> store_;

@@ -9,7 +9,7 @@
 #include "config/yaml.hpp"
 #include "utils/device_types.hpp"
 
-extern char** environ;
+extern char** environ;  // NOLINT(readability-redundant-declaration): only GNU's headers declare it
 
 namespace accelerate {
 namespace {

@@ -227,10 +227,10 @@ Value basic_config(const std::string& mixed_precision, int64_t accelerators) {
 
 Value to_fsdp2(Value config, std::vector<std::string>& notes) {
   const Value old = config.is_object() ? config.value("fsdp_config", Value::object()) : Value::object();
-  if (!truthy(old)) return notes.push_back("there is no fsdp_config: nothing to convert"), config;
+  if (!truthy(old)) return notes.emplace_back("there is no fsdp_config: nothing to convert"), config;
   if (!old.is_object()) raise<ConfigError>("'fsdp_config' is not a group of keys and values");
   if (old.contains("fsdp_version") && (old["fsdp_version"] == 2 || old["fsdp_version"] == "2"))
-    return notes.push_back("the file is for FSDP version 2 already: nothing to convert"), config;
+    return notes.emplace_back("the file is for FSDP version 2 already: nothing to convert"), config;
   Value converted = Value::object();
   for (const auto& [key, value] : old.items()) {
     const bool strategy = key == "fsdp_sharding_strategy" || key == "fsdp_reshard_after_forward";

@@ -80,7 +80,7 @@ Value parse_value(const Option& option, const std::string& text, const std::stri
     case Kind::booleans: {
       Value list = Value::array();
       size_t begin = 0;
-      for (size_t comma; (comma = text.find(',', begin)) != std::string::npos; begin = comma + 1)
+      for (size_t comma = 0; (comma = text.find(',', begin)) != std::string::npos; begin = comma + 1)
         list.push_back(str_to_bool(text.substr(begin, comma - begin), name) ? 1 : 0);
       list.push_back(str_to_bool(text.substr(begin), name) ? 1 : 0);
       if (list.size() != 3)

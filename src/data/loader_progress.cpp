@@ -124,7 +124,7 @@ void LoaderProgress::load_state_dict(const DataLoaderState& state) {
 
 void LoaderProgress::begin_pass(const std::function<void(int64_t, int64_t)>& start) {
   const auto resumed = std::exchange(loaded_, std::nullopt);
-  at::Generator default_generator = at::detail::getDefaultCPUGenerator();
+  const at::Generator& default_generator = at::detail::getDefaultCPUGenerator();
   const bool midway = resumed && (resumed->batches_yielded > 0 || resumed->samples_before > 0);
   const bool had_generator = resumed && resumed->sampler_rng_state.defined() && resumed->sampler_rng_state.numel() > 0;
   // A rank alone has no generator for its sampler, several have one: the pass is drawn as it was begun.

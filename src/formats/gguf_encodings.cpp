@@ -23,7 +23,7 @@ float half_to_float(uint16_t half) {
   const uint32_t endless = (exponent + 0x400U) >> 15,
                  tiny = 0U - ((exponent - 1U) >> 31);  // 1 for the largest exponent; all bits for the least
   const uint32_t normal = ((bits & 0x7FFFU) << 13) + kRebias + endless * kRebias;
-  const uint32_t subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(fraction)) * 0x1p-24F);
+  const auto subnormal = std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(fraction)) * 0x1p-24F);
   return std::bit_cast<float>((subnormal & tiny) | (normal & ~tiny) | sign);
 }
 
@@ -138,7 +138,7 @@ struct Q2_K {
     const Byte *scales = b, *codes = b + 16;
     const float d = scale_at(b + 80), d_least = scale_at(b + 82);
     for (int part = 0; part < 8; ++part) {  // 32 codes: two bits of each of 32 bytes
-      const Byte* q = codes + part / 4 * 32;
+      const Byte* q = codes + ptrdiff_t{32} * (part / 4);
       const int shift = part % 4 * 2;
       for (int half = 0; half < 2; ++half) {
         const Byte code = scales[part * 2 + half];
@@ -156,7 +156,7 @@ struct Q3_K {
     const Byte *third = b, *codes = b + 32, *packed = b + 96;
     const float d = scale_at(b + 108);
     for (int part = 0; part < 8; ++part) {
-      const Byte* q = codes + part / 4 * 32;
+      const Byte* q = codes + ptrdiff_t{32} * (part / 4);
       const int shift = part % 4 * 2;
       for (int half = 0; half < 2; ++half) {
         const int i = part * 2 + half;
@@ -190,7 +190,7 @@ struct Q4_K {
     const float d = scale_at(b), d_least = scale_at(b + 2);
     const SixBitPairs pairs(b + 4);
     for (int part = 0; part < 8; ++part) {
-      const Byte* q = b + 16 + part / 2 * 32;
+      const Byte* q = b + 16 + ptrdiff_t{32} * (part / 2);
       const int shift = part % 2 * 4;
       const float scale = d * static_cast<float>(pairs.scale[part]),
                   least = d_least * static_cast<float>(pairs.least[part]);
@@ -206,7 +206,7 @@ struct Q5_K {
     const SixBitPairs pairs(b + 4);
     const Byte* fifth = b + 16;
     for (int part = 0; part < 8; ++part) {
-      const Byte* q = b + 48 + part / 2 * 32;
+      const Byte* q = b + 48 + ptrdiff_t{32} * (part / 2);
       const int shift = part % 2 * 4;
       const float scale = d * static_cast<float>(pairs.scale[part]),
                   least = d_least * static_cast<float>(pairs.least[part]);
@@ -221,7 +221,8 @@ struct Q6_K {
   static void decode(const Byte* __restrict b, float* __restrict to) {
     const float d = scale_at(b + 208);
     for (int part = 0; part < 8; ++part) {
-      const Byte *low = b + part / 4 * 64 + part % 2 * 32, *high = b + 128 + part / 4 * 32;
+      const Byte *low = b + ptrdiff_t{64} * (part / 4) + ptrdiff_t{32} * (part % 2),
+                 *high = b + 128 + ptrdiff_t{32} * (part / 4);
       const int low_shift = part % 4 / 2 * 4, high_shift = part % 4 * 2;
       for (int half = 0; half < 2; ++half) {
         const float scale = d * static_cast<float>(static_cast<signed char>(b[192 + part * 2 + half]));

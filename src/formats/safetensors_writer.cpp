@@ -103,7 +103,7 @@ void formats::write_safetensors(const std::filesystem::path& path, std::vector<T
     const auto* dtype = find_dtype(source.dtype);
     SafetensorsInfo info{std::string(dtype->name), source.sizes, end, 0};
     if (dtype->packed > 1) info.shape.back() *= dtype->packed;
-    int64_t bytes = static_cast<int64_t>(c10::elementSize(source.dtype));
+    auto bytes = static_cast<int64_t>(c10::elementSize(source.dtype));
     for (const auto size : source.sizes) bytes *= size;
     end += bytes;
     info.end = end;

@@ -9,12 +9,12 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
 #include <ATen/ops/tanh.h>
-#include <ranges>
 
 #include <numbers>
 
 #include "models/activations.hpp"
 #include "utils/raise.hpp"
+#include "utils/strings_of.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -74,7 +74,9 @@ std::optional<Activation> find_activation(const std::string& name) {
   return std::nullopt;
 }
 
-std::string known_activations() { return fmt::format("{}", fmt::join(std::views::keys(kActivations), ", ")); }
+std::string known_activations() {
+  return fmt::format("{}", fmt::join(strings_of(kActivations, [](const auto& one) { return one.first; }), ", "));
+}
 
 Activation read_activation(const JsonFile& config, const char* key, std::string name) {
   config.read(key, name);

@@ -137,7 +137,7 @@ std::vector<at::Tensor> take_inputs(const AutoModel::Tensors& inputs, const std:
 }
 
 std::function<void(const std::string&, at::Tensor)> initialize_normal(double deviation) {
-  return [deviation](const std::string& name, at::Tensor parameter) {
+  return [deviation](const std::string& name, const at::Tensor& parameter) {
     const c10::NoGradGuard no_grad;
     // The last part but one names the module: input_layernorm, ln_1, self_attn_layer_norm.
     const auto end = name.rfind('.'), begin = end == std::string::npos ? end : name.rfind('.', end - 1);

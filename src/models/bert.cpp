@@ -203,7 +203,7 @@ void initialize_all(torch::nn::Module& module, const BertConfig& config) {
 
 }  // namespace
 
-void initialize(const std::string& name, Tensor parameter, const BertConfig& config) {
+void initialize(const std::string& name, const Tensor& parameter, const BertConfig& config) {
   const torch::NoGradGuard no_grad;
   if (name.ends_with("bias")) {
     parameter.zero_();

@@ -11,7 +11,7 @@ namespace accelerate::models {
 /// Weights as BERT was trained from: normal with the configured deviation, no bias, neutral layer norms, nothing for
 /// padding.
 /// @param name  Of the parameter, in Hugging Face's spelling.
-void initialize(const std::string& name, at::Tensor parameter, const BertConfig& config);
+void initialize(const std::string& name, const at::Tensor& parameter, const BertConfig& config);
 
 /// The text of config.json. @param architecture  The Python class that the weights belong to. @param dtype  Of the
 /// weights, e.g. "float32".

@@ -58,10 +58,11 @@ void BertForSequenceClassificationImpl::save_pretrained(const fs::path& folder) 
 
 Architecture build_bert(const fs::path& path, const std::string& class_name) {
   const auto config = BertConfig::from_pretrained(path);
-  Architecture result{
-      .module = nullptr, .rules = rules(), .initialize = [config](const std::string& name, at::Tensor parameter) {
-        initialize(name, std::move(parameter), config);
-      }};
+  Architecture result{.module = nullptr,
+                      .rules = rules(),
+                      .initialize = [config](const std::string& name, const at::Tensor& parameter) {
+                        initialize(name, parameter, config);
+                      }};
   const auto take = [](const AutoModel::Tensors& inputs) {
     return take_inputs(inputs, {"input_ids", "attention_mask", "token_type_ids"}, 1);
   };

@@ -58,9 +58,9 @@ struct EfficientNetLiteConfig {
   double norm_momentum() const { return same_padding ? 0.01 : 0.1; }
 
   int64_t channels(int64_t count) const {
-    constexpr int64_t kMultiple = 8;
+    constexpr int64_t kMultiple = 8, kHalf = kMultiple / 2;
     const double wanted = static_cast<double>(count) * variant.width;
-    const int64_t rounded = std::max(kMultiple, static_cast<int64_t>(wanted + kMultiple / 2) / kMultiple * kMultiple);
+    const int64_t rounded = std::max(kMultiple, static_cast<int64_t>(wanted + kHalf) / kMultiple * kMultiple);
     return static_cast<double>(rounded) < 0.9 * wanted ? rounded + kMultiple : rounded;
   }
   /// The first and the last stage do not get deeper.
@@ -134,7 +134,7 @@ class InvertedResidual : public torch::nn::Cloneable<InvertedResidual> {
         add("conv_dw", {.inputs = inner, .outputs = inner, .kernel = kernel, .stride = stride, .groups = inner}));
     convolutions_.push_back(add(expansion == 1 ? "conv_pw" : "conv_pwl", {.inputs = inner, .outputs = outputs}));
     for (size_t i = 1; i <= convolutions_.size(); ++i)
-      norms_.push_back(
+      norms_.emplace_back(
           register_module("bn" + std::to_string(i), make_norm(config_, i < convolutions_.size() ? inner : outputs)));
   }
 

@@ -46,8 +46,8 @@ class GPT2Attention : public torch::nn::Cloneable<GPT2Attention> {
   Tensor forward(const Tensor& hidden, const AttentionMask& mask, KeyValueCache* cache) {
     const auto parts = c_attn_->forward(hidden).chunk(3, -1);
     const auto heads = [&](const Tensor& x) { return split_heads(x, config_.n_embd / config_.n_head); };
-    double scale =
-        config_.scale_attn_weights ? 1 / std::sqrt(static_cast<double>(config_.n_embd / config_.n_head)) : 1.0;
+    const int64_t head_dim = config_.n_embd / config_.n_head;
+    double scale = config_.scale_attn_weights ? 1 / std::sqrt(static_cast<double>(head_dim)) : 1.0;
     if (config_.scale_attn_by_inverse_layer_idx) scale /= static_cast<double>(layer_ + 1);
     const auto [key, value] = remember(cache, layer_, heads(parts[1]), heads(parts[2]));
     const auto attended = attend(heads(parts[0]), key, value, mask,
@@ -123,7 +123,7 @@ void initialize_all(torch::nn::Module& module, const GPT2Config& config) {
 
 }  // namespace
 
-void initialize(const std::string& name, Tensor parameter, const GPT2Config& config) {
+void initialize(const std::string& name, const Tensor& parameter, const GPT2Config& config) {
   const torch::NoGradGuard no_grad;
   if (name.ends_with("bias")) {
     parameter.zero_();

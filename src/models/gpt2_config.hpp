@@ -9,7 +9,7 @@
 namespace accelerate::models {
 
 /// Weights as GPT-2 was trained from. @param name  Of the parameter, in Hugging Face's spelling.
-void initialize(const std::string& name, at::Tensor parameter, const GPT2Config& config);
+void initialize(const std::string& name, const at::Tensor& parameter, const GPT2Config& config);
 
 /// The text of config.json. @param architecture  The Python class that the weights belong to. @param dtype  Of the
 /// weights, e.g. "float32".

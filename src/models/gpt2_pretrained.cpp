@@ -15,7 +15,7 @@ WeightRules rules(const GPT2Config& config) {
                     .head_prefixes = {"lm_head."},
                     .ignored_suffixes = {".attn.bias", ".attn.masked_bias"}};  // the causal mask, which old files have
   if (config.tie_word_embeddings)
-    rules.ignored_suffixes.push_back("lm_head.weight"),
+    rules.ignored_suffixes.emplace_back("lm_head.weight"),
         rules.tied_to = "transformer.wte.weight";  // a copy of the embeddings
   return rules;
 }
@@ -57,7 +57,7 @@ Architecture build_gpt2(const fs::path& path, const std::string&) {
   return {.module = model,
           .rules = rules(config),
           .initialize = [config](const std::string& name,
-                                 at::Tensor parameter) { initialize(name, std::move(parameter), config); },
+                                 const at::Tensor& parameter) { initialize(name, parameter, config); },
           .causal = causal_forward(model),
           .max_positions = model->max_positions()};
 }

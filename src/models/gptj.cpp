@@ -214,7 +214,7 @@ Architecture build_gptj(const std::filesystem::path& path, const std::string&) {
   WeightRules rules{.base_prefix = "transformer.",
                     .head_prefixes = {"lm_head."},
                     .ignored_suffixes = {".attn.bias", ".attn.masked_bias", ".attn.embed_positions"}};
-  if (config.tied) rules.ignored_suffixes.push_back("lm_head.weight"), rules.tied_to = "transformer.wte.weight";
+  if (config.tied) rules.ignored_suffixes.emplace_back("lm_head.weight"), rules.tied_to = "transformer.wte.weight";
   return {.module = model,
           .rules = rules,
           .initialize = initialize_normal(config.deviation),

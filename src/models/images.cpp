@@ -19,7 +19,7 @@ void check_images(const std::string& model, const at::Tensor& pixel_values, int6
                     pixel_values.sizes(), channels);
 }
 
-void initialize_convolutional(const std::string& name, at::Tensor parameter) {
+void initialize_convolutional(const std::string& name, const at::Tensor& parameter) {
   const c10::NoGradGuard no_grad;
   if (parameter.dim() < 2) {
     parameter.fill_(name.ends_with("weight") ? 1 : 0);

@@ -18,6 +18,6 @@ void check_images(const std::string& model, const at::Tensor& pixel_values, int6
 
 /// Fresh weights of convolutional networks: convolutions and linear layers normal with a variance of 2 over their
 /// outputs, norms neutral, biases 0. Source: arXiv:1502.01852.
-void initialize_convolutional(const std::string& name, at::Tensor parameter);
+void initialize_convolutional(const std::string& name, const at::Tensor& parameter);
 
 }  // namespace accelerate::models

@@ -139,7 +139,7 @@ void initialize_all(torch::nn::Module& module, const LlamaConfig& config) {
 
 }  // namespace
 
-void initialize(const std::string& name, Tensor parameter, const LlamaConfig& config) {
+void initialize(const std::string& name, const Tensor& parameter, const LlamaConfig& config) {
   const torch::NoGradGuard no_grad;
   if (name.ends_with("bias")) {
     parameter.zero_();

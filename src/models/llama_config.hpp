@@ -10,7 +10,7 @@ namespace accelerate::models {
 
 /// Weights as LLaMA is trained from: normal with the configured deviation, no bias, neutral norms, nothing for padding.
 /// @param name  Of the parameter, in Hugging Face's spelling.
-void initialize(const std::string& name, at::Tensor parameter, const LlamaConfig& config);
+void initialize(const std::string& name, const at::Tensor& parameter, const LlamaConfig& config);
 
 /// The text of config.json. @param architecture  The Python class that the weights belong to. @param dtype  Of the
 /// weights, e.g. "float32".

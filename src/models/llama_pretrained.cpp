@@ -16,7 +16,7 @@ WeightRules rules(const LlamaConfig& config) {
       .head_prefixes = {"lm_head."},
       .ignored_suffixes = {"rotary_emb.inv_freq"}};  // worked out from the configuration; old files have it
   if (config.tie_word_embeddings)
-    rules.ignored_suffixes.push_back("lm_head.weight"),
+    rules.ignored_suffixes.emplace_back("lm_head.weight"),
         rules.tied_to = "model.embed_tokens.weight";  // a copy of the embeddings
   return rules;
 }
@@ -63,7 +63,7 @@ Architecture build_llama(const fs::path& path, const std::string&) {
   return {.module = model,
           .rules = rules(config),
           .initialize = [config](const std::string& name,
-                                 at::Tensor parameter) { initialize(name, std::move(parameter), config); },
+                                 const at::Tensor& parameter) { initialize(name, parameter, config); },
           .causal = causal_forward(model),
           .max_positions = model->max_positions()};
 }

@@ -94,11 +94,11 @@ class ResNetBlock : public torch::nn::Cloneable<ResNetBlock> {
     };
     if (config_.bottleneck) {
       const int64_t reduced = outputs_ / 4, first = config_.downsample_in_bottleneck ? stride_ : 1;
-      add({.inputs = inputs_, .outputs = reduced, .kernel = 1, .stride = first, .activation = kInner});
-      add({.inputs = reduced, .outputs = reduced, .stride = stride_ / first, .activation = kInner});
+      add({.inputs = inputs_, .outputs = reduced, .kernel = 1, .stride = first, .activation = inner_activation});
+      add({.inputs = reduced, .outputs = reduced, .stride = stride_ / first, .activation = inner_activation});
       add({.inputs = reduced, .outputs = outputs_, .kernel = 1});
     } else {
-      add({.inputs = inputs_, .outputs = outputs_, .stride = stride_, .activation = kInner});
+      add({.inputs = inputs_, .outputs = outputs_, .stride = stride_, .activation = inner_activation});
       add({.inputs = outputs_, .outputs = outputs_});
     }
   }
@@ -110,7 +110,9 @@ class ResNetBlock : public torch::nn::Cloneable<ResNetBlock> {
   }
 
  private:
-  static Tensor kInner(const Tensor& x) { return torch::relu(x); }  // whatever hidden_act is, as in transformers
+  static Tensor inner_activation(const Tensor& x) {
+    return torch::relu(x);
+  }  // whatever hidden_act is, as in transformers
 
   ResNetConfig config_;
   int64_t inputs_, outputs_, stride_;

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <map>
-#include <ranges>
 
 #include "models/check_field.hpp"
 #include "utils/raise.hpp"
+#include "utils/strings_of.hpp"
 
 namespace accelerate::models {
 namespace {
@@ -23,7 +23,9 @@ const std::map<std::string, std::vector<const char*>> kTypes = {
     {"llama3", {"factor", "low_freq_factor", "high_freq_factor"}},
     {"proportional", {}}};
 
-std::string known_types() { return fmt::format("{}", fmt::join(std::views::keys(kTypes), ", ")); }
+std::string known_types() {
+  return fmt::format("{}", fmt::join(strings_of(kTypes, [](const auto& one) { return one.first; }), ", "));
+}
 
 /// rope_scaling, or where that is missing or empty rope_parameters; null where there is neither.
 const char* rope_key(const JsonFile& file) {

@@ -38,8 +38,8 @@ Rotary::Frequencies dynamic(const RotaryOptions& options, const LlamaRopeScaling
 }
 
 Rotary::Frequencies yarn(const RotaryOptions& options, const LlamaRopeScaling& scaling, const at::TensorOptions& fp32) {
-  const double n = static_cast<double>(options.dimensions),
-               original = static_cast<double>(scaling.original_max_position_embeddings);
+  const auto n = static_cast<double>(options.dimensions),
+             original = static_cast<double>(scaling.original_max_position_embeddings);
   // The frequency, as a number from 0 to n / 2, that turns so often within the original context.
   const auto turning = [&](double times) {
     return n * std::log(original / (times * 2 * std::numbers::pi)) / (2 * std::log(options.base));
@@ -71,7 +71,7 @@ Rotary::Frequencies longrope(const RotaryOptions& options, const LlamaRopeScalin
 }
 
 at::Tensor proportional(const RotaryOptions& options, const LlamaRopeScaling& scaling, const at::TensorOptions& fp32) {
-  const double n = static_cast<double>(options.dimensions);
+  const auto n = static_cast<double>(options.dimensions);
   const auto turned = static_cast<int64_t>(std::floor(scaling.partial_rotary_factor * n / 2));
   const auto plain = 1.0 / at::pow(options.base, at::arange(0, 2 * turned, 2, fp32) / n);
   return at::cat({plain, at::zeros({options.dimensions / 2 - turned}, fp32)}) / scaling.factor;

@@ -322,7 +322,7 @@ class T5ForConditionalGeneration : public torch::nn::Cloneable<T5ForConditionalG
   }
 
   /// Fresh weights as T5 was trained from. @param name  Of the parameter.
-  void initialize(const std::string& name, Tensor parameter) const {
+  void initialize(const std::string& name, const Tensor& parameter) const {
     const torch::NoGradGuard no_grad;
     const auto inverse_root = [](int64_t size) { return 1 / std::sqrt(static_cast<double>(size)); };
     double deviation = inverse_root(config_.d_model);
@@ -376,14 +376,14 @@ Architecture build_t5(const std::filesystem::path& path, const std::string&) {
       return model->decode(*encoded, ids, mask, cache, logits_to_keep);
     };
   };
-  return {.module = model,
-          .rules = {.head_prefixes = {"lm_head."},
-                    .ignored_suffixes = {"embed_tokens.weight", "EncDecAttention.relative_attention_bias.weight",
-                                         "lm_head.weight"},
-                    .tied_to = config.tied ? "shared.weight" : ""},
-          .initialize = [model](const std::string& name,
-                                Tensor parameter) { model->initialize(name, std::move(parameter)); },
-          .encode = encode};
+  return {
+      .module = model,
+      .rules = {.head_prefixes = {"lm_head."},
+                .ignored_suffixes = {"embed_tokens.weight", "EncDecAttention.relative_attention_bias.weight",
+                                     "lm_head.weight"},
+                .tied_to = config.tied ? "shared.weight" : ""},
+      .initialize = [model](const std::string& name, const Tensor& parameter) { model->initialize(name, parameter); },
+      .encode = encode};
 }
 
 }  // namespace accelerate::models

@@ -171,20 +171,22 @@ LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::pat
     int64_t first;
   };
   std::vector<RowRange> ranges;
-  auto report = load_weights(module, tensors, rules, source.string(), [&](const std::string& name, at::Tensor target) {
-    if (!target.is_cpu() || !target.is_contiguous()) {
-      const auto decoded =
-          at::empty(target.sizes(), target.options().device(at::kCPU).memory_format(at::MemoryFormat::Contiguous));
-      file.read(name, decoded);
-      target.copy_(decoded);
-      return;
-    }
-    constexpr int64_t kElements = 1 << 20;  // long enough that few take long, short enough that all threads have some
-    const at::Tensor rows = target.detach().view({-1, target.dim() > 0 ? target.size(-1) : 1});
-    for (int64_t row = 0, most = std::max<int64_t>(kElements / std::max<int64_t>(rows.size(1), 1), 1);
-         row < rows.size(0); row += most)
-      ranges.push_back({name, rows.narrow(0, row, std::min(most, rows.size(0) - row)), row});
-  });
+  auto report =
+      load_weights(module, tensors, rules, source.string(), [&](const std::string& name, const at::Tensor& target) {
+        if (!target.is_cpu() || !target.is_contiguous()) {
+          const auto decoded =
+              at::empty(target.sizes(), target.options().device(at::kCPU).memory_format(at::MemoryFormat::Contiguous));
+          file.read(name, decoded);
+          target.copy_(decoded);
+          return;
+        }
+        constexpr int64_t kElements =
+            1 << 20;  // long enough that few take long, short enough that all threads have some
+        const at::Tensor rows = target.detach().view({-1, target.dim() > 0 ? target.size(-1) : 1});
+        for (int64_t row = 0, most = std::max<int64_t>(kElements / std::max<int64_t>(rows.size(1), 1), 1);
+             row < rows.size(0); row += most)
+          ranges.push_back({name, rows.narrow(0, row, std::min(most, rows.size(0) - row)), row});
+      });
   parallel_ranges(static_cast<int64_t>(ranges.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       file.read(ranges[static_cast<size_t>(i)].name, ranges[static_cast<size_t>(i)].rows,

@@ -215,7 +215,7 @@ WordPieceTokenizer WordPieceTokenizer::from_pretrained(const fs::path& folder) {
     config.read("strip_accents", options.strip_accents);
     config.read("tokenize_chinese_chars", options.tokenize_chinese_chars);
     // Some writers put 1e30 there for "no limit".
-    double limit = static_cast<double>(options.model_max_length);
+    auto limit = static_cast<double>(options.model_max_length);
     config.read("model_max_length", limit);
     if (limit >= 1 && limit < 1e9) options.model_max_length = static_cast<int64_t>(limit);
     const std::pair<const char*, std::string*> tokens[] = {{"unk_token", &options.unk_token},

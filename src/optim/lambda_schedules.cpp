@@ -55,8 +55,8 @@ Scheduler lambda_lr(torch::optim::Optimizer& optimizer, std::vector<LambdaFactor
   return Scheduler(std::make_shared<LambdaLR>(optimizer, std::move(factors)));
 }
 
-Scheduler lambda_lr(torch::optim::Optimizer& optimizer, LambdaFactor factor) {
-  return lambda_lr(optimizer, std::vector<LambdaFactor>(optimizer.param_groups().size(), std::move(factor)));
+Scheduler lambda_lr(torch::optim::Optimizer& optimizer, const LambdaFactor& factor) {
+  return lambda_lr(optimizer, std::vector<LambdaFactor>(optimizer.param_groups().size(), factor));
 }
 
 Scheduler constant_schedule(torch::optim::Optimizer& optimizer) {

@@ -31,7 +31,7 @@ class OneCycleLR : public LRScheduler {
         throw ConfigError("one_cycle: the optimizer has neither momentum nor betas; set cycle_momentum = false.");
     }
     const double rise = options.pct_start * static_cast<double>(total_steps_);
-    const double end = static_cast<double>(total_steps_ - 1);
+    const auto end = static_cast<double>(total_steps_ - 1);
     if (options.three_phase)
       phases_ = {{rise - 1, kInitial, kMax, true, false},
                  {2 * rise - 2, kMax, kInitial, false, true},

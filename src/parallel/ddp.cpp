@@ -234,7 +234,7 @@ struct DistributedDataParallel::Impl {
   }
 };
 
-DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, NamedTensors buffers,
+DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, const NamedTensors& buffers,
                                                  const DistributedDataParallelKwargs& kwargs)
     : impl_(std::make_unique<Impl>()) {
   if (kwargs.bucket_cap_mb < 1)

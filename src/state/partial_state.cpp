@@ -83,7 +83,7 @@ at::Device choose_device(bool cpu, int64_t local_rank) {
   if (cpu) return at::kCPU;
   const auto type = at::getAccelerator();
   if (!type) return at::kCPU;
-  const int64_t count = at::accelerator::deviceCount();
+  const int64_t count = at::accelerator::deviceCount();  // NOLINT(bugprone-signed-char-misuse): c10 counts in them
   if (count < 1) return at::kCPU;
   if (environment::text("SLURM_GPUS_PER_TASK") && count < local_rank + 1)
     local_rank %= count;  // each task sees its own devices only, counted from 0

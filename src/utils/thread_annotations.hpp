@@ -52,6 +52,7 @@ class ACCELERATE_THREAD_ANNOTATION(scoped_lockable) MutexLock {
   MutexLock(Mutex& mutex, std::adopt_lock_t adopt) ACCELERATE_REQUIRES(mutex) : lock_(mutex.mutex_, adopt) {}
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
+  // A defaulted one takes no annotation. NOLINTNEXTLINE(modernize-use-equals-default)
   ~MutexLock() ACCELERATE_THREAD_ANNOTATION(release_capability()) {}
 
   void lock() ACCELERATE_THREAD_ANNOTATION(acquire_capability()) { lock_.lock(); }

@@ -58,7 +58,7 @@ template <ModelLike Model> class PipelinedModel : public Callable<PipelinedModel
     const std::tuple<std::decay_t<const Args&>...> inputs(args...);
     std::vector<at::Tensor> tensors;
     nested::for_each_tensor(inputs, [&](const at::Tensor& tensor) { tensors.push_back(tensor); });
-    parallel::PipelineCall run(*core_, std::move(tensors));
+    parallel::PipelineCall run(*core_, tensors);
     std::vector<Output> outputs;
     for (int64_t chunk = 0; chunk < run.num_chunks(); ++chunk) {
       const auto part = nested::map_tensors(inputs, [&](const at::Tensor&) { return run.next_input(); });

@@ -34,7 +34,7 @@ class ACCELERATE_API Place {
   int64_t gpu() const { return gpu_; }  ///< meaningful for is_gpu()
   std::string str() const;              ///< "0", "mps", "cpu", "disk"
 
-  auto operator<=>(const Place&) const = default;
+  auto operator<=>(const Place&) const = default;  // NOLINT(modernize-use-nullptr): version 14 sees a 0 in it
 
  private:
   enum class Kind { gpu, mps, cpu, disk };

@@ -122,8 +122,9 @@ template <class Batch> class DataLoader : public AnyDataLoader {
 
   /// Says what a data set needs.
   template <class D, class Collate = detail::DefaultCollate>
-  requires(!DatasetLike<D> &&
-           !std::derived_from<D, AnyDataLoader>) explicit DataLoader(const D&, DataLoaderOptions = {}, Collate = {})
+  requires(!DatasetLike<D> && !std::derived_from<D, AnyDataLoader>) explicit DataLoader(const D&,
+                                                                                        const DataLoaderOptions& = {},
+                                                                                        Collate = {})
       : AnyDataLoader(std::shared_ptr<detail::MapSource>(), {}, {}) {
     static_assert(DatasetLike<D>,
                   "this is no data set: it needs size() and get(i) or operator[](i), or as a stream reset() and "

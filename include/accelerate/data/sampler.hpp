@@ -45,7 +45,8 @@ class ACCELERATE_API AnySampler {
   virtual bool random() const { return false; }
   /// The generator that start() draws from; empty: LibTorch's default one.
   const std::optional<at::Generator>& generator() const { return generator_; }
-  /// An undefined one: draw from LibTorch's default one again.
+  /// An undefined one: draw from LibTorch's default one again. Overriders keep the handle.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param)
   void set_generator(at::Generator generator) { generator_ = detail::if_defined(std::move(generator)); }
 
  protected:
@@ -120,7 +121,8 @@ class ACCELERATE_API AnyBatchSampler {
   virtual void set_epoch(int64_t /*epoch*/) {}
   virtual bool random() const { return false; }
   virtual std::optional<at::Generator> generator() const { return std::nullopt; }
-  /// An undefined one: draw from LibTorch's default one again.
+  /// An undefined one: draw from LibTorch's default one again. Overriders keep the handle.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param)
   virtual void set_generator(at::Generator /*generator*/) {}
 };
 

@@ -26,7 +26,7 @@ namespace accelerate::optim {
 using LambdaFactor = std::function<double(int64_t step)>;
 
 /// One function for all groups. Functions are not part of state_dict.
-ACCELERATE_API Scheduler lambda_lr(torch::optim::Optimizer& optimizer, LambdaFactor factor);
+ACCELERATE_API Scheduler lambda_lr(torch::optim::Optimizer& optimizer, const LambdaFactor& factor);
 /// One function per group. @throws ConfigError when their number is not the number of groups.
 ACCELERATE_API Scheduler lambda_lr(torch::optim::Optimizer& optimizer, std::vector<LambdaFactor> factors);
 

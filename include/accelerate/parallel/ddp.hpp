@@ -28,7 +28,8 @@ namespace accelerate::parallel {
 /// CommError. Source: PyTorch DDP (arXiv:2006.15704); reference documentation of DistributedDataParallelKwargs.
 class ACCELERATE_API DistributedDataParallel final : public Engine {
  public:
-  DistributedDataParallel(NamedTensors parameters, NamedTensors buffers, const DistributedDataParallelKwargs& kwargs);
+  DistributedDataParallel(NamedTensors parameters, const NamedTensors& buffers,
+                          const DistributedDataParallelKwargs& kwargs);
   ~DistributedDataParallel() override;
 
   /// Broadcasts buffers when due and readies the Reducer.

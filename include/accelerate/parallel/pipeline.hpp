@@ -88,7 +88,7 @@ class ACCELERATE_API Pipeline {
 class ACCELERATE_API PipelineCall {
  public:
   /// @param inputs  all tensors of the arguments in their order; rank 0's values and sizes are everyone's.
-  PipelineCall(Pipeline& pipeline, std::vector<at::Tensor> inputs);
+  PipelineCall(Pipeline& pipeline, const std::vector<at::Tensor>& inputs);
   PipelineCall(const PipelineCall&) = delete;
   PipelineCall& operator=(const PipelineCall&) = delete;
   ~PipelineCall();

@@ -106,7 +106,7 @@ ModelDescription describe_architecture(const std::string& text, const std::strin
   if (known == std::end(kKnown)) {
     std::vector<std::string_view> models;
     for (const auto& k : kKnown)
-      if ((std::string_view(k.library) == "timm") == timm) models.push_back(k.model_type);
+      if ((std::string_view(k.library) == "timm") == timm) models.emplace_back(k.model_type);
     const auto nearest = nearest_name(type, known_architectures());
     raise<ConfigError>(
         "{}{}. Known are: {}. For another one give the file or folder with its weights: then sizes are read from their "

@@ -60,8 +60,8 @@ Architecture gpt_neox(const Config& config, const std::string& family) {
   const bool bias = config.flag("attention_bias", true);
   const double share = std::clamp(
       config.inner("rope_parameters").number("partial_rotary_factor", config.number("rotary_pct", 0.25)), 0.0, 1.0);
-  const auto rotary =
-      static_cast<int64_t>(static_cast<double>(dim / config.divisor("num_attention_heads", 64)) * share);
+  const int64_t head_dim = dim / config.divisor("num_attention_heads", 64);
+  const auto rotary = static_cast<int64_t>(static_cast<double>(head_dim) * share);
   const auto layer = [&](int64_t) {
     return module(
         "", family + "Layer",

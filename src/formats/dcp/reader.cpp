@@ -1,11 +1,10 @@
 #include <ATen/ops/empty.h>
 
-#include <ranges>
-
 #include "formats/dcp.hpp"
 #include "formats/similar_names.hpp"
 #include "formats/torch_archive.hpp"
 #include "utils/raise.hpp"
+#include "utils/strings_of.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -48,8 +47,7 @@ const DcpEntry* DcpCheckpoint::find(const std::string& name) const {
 const DcpEntry& DcpCheckpoint::entry(const std::string& name) const {
   if (const auto* found = find(name)) return *found;
   raise<CheckpointError>("checkpoint '{}' has no '{}'; it has {} others.{}", folder_.string(), name,
-                         metadata_.entries.size(),
-                         similar_names(name, std::views::transform(metadata_.entries, &DcpEntry::name)));
+                         metadata_.entries.size(), similar_names(name, strings_of(metadata_.entries, &DcpEntry::name)));
 }
 
 const DcpTensorInfo& DcpCheckpoint::tensor(const std::string& name) const {
@@ -94,7 +92,7 @@ std::vector<DcpCheckpoint::SavedRegion> DcpCheckpoint::find_regions(const std::s
   }
   // Parts don't overlap, so a box is covered when the numbers of elements agree.
   if (const auto wanted = *checked_numel(box.sizes); covered != wanted) {
-    const auto saved = std::views::transform(info.chunks, [](const auto& chunk) { return to_string(chunk.box); });
+    const auto saved = strings_of(info.chunks, [](const auto& chunk) { return to_string(chunk.box); });
     raise<CheckpointError>(
         "{}the wanted part with {} has {} elements, of which only {} were saved ({}). The save was incomplete: not all "
         "ranks took part.",

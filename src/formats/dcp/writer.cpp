@@ -1,5 +1,4 @@
 #include <map>
-#include <ranges>
 #include <regex>
 #include <set>
 
@@ -9,6 +8,7 @@
 #include "formats/torch_archive.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
+#include "utils/strings_of.hpp"
 
 namespace accelerate::formats {
 namespace {
@@ -48,7 +48,7 @@ void check_cover(const DcpEntry& entry, const DcpTensorInfo& info) {
   }
   for (const auto* box : boxes) covered += *checked_numel(box->sizes);
   if (covered != *checked_numel(info.sizes)) {
-    const auto parts = std::views::transform(boxes, [](const DcpBox* box) { return to_string(*box); });
+    const auto parts = strings_of(boxes, [](const DcpBox* box) { return to_string(*box); });
     fail("only {} of {} elements were written ({})", covered, *checked_numel(info.sizes),
          fmt::format("{}", fmt::join(parts, "; ")).substr(0, 1000));
   }

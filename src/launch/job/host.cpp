@@ -13,7 +13,7 @@
 #include "accelerate/config.hpp"
 #include "utils/device_types.hpp"
 
-extern char** environ;
+extern char** environ;  // NOLINT(readability-redundant-declaration): only GNU's headers declare it
 
 namespace accelerate::launcher {
 namespace {

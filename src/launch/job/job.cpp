@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <ctime>
 #include <fstream>
@@ -28,7 +29,7 @@ std::string new_run_id(int64_t machine_rank) {
 std::chrono::milliseconds read_seconds(const Settings& s, const char* name) {
   const double seconds = s[name].get<double>();
   require(seconds >= 0 && seconds < 1e6, "--{} is a number of seconds from 0 to 999999", name);
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000 + 0.5));
+  return std::chrono::milliseconds(std::llround(seconds * 1000));
 }
 
 /// What holds for every kind of job.

@@ -15,7 +15,7 @@ using config::Value;
 const config::Option& option_called(const std::string& name) {
   if (const config::Option* option = config::launch_table().find(name)) return *option;
   std::vector<std::string> names;
-  for_each_option([&](const config::Option& option) { names.push_back(option.name); });
+  for_each_option([&](const config::Option& option) { names.emplace_back(option.name); });
   const auto nearest = nearest_name(name, names);
   raise<ConfigError>("there is no setting '{}'{}", name, nearest ? fmt::format(". Did you mean '{}'?", *nearest) : "");
 }

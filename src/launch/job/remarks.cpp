@@ -50,7 +50,7 @@ void Settings::remark() {
       if (source(name) == Source::flag)
         remarks_.push_back(fmt::format("--{} has no effect: the config file is not one for Amazon SageMaker", name));
   if (launcher_ != Launcher::simple && source("mpirun_hostfile") == Source::flag)
-    remarks_.push_back(
+    remarks_.emplace_back(
         "--mpirun_hostfile has no effect here: mpirun starts processes that compute on the CPU, with --cpu");
   for (const auto& group : config::launch_table().groups)
     if (group.title == std::string_view(config::kRetired))
@@ -67,11 +67,11 @@ void Settings::remark() {
                     "they stop at their start, unless they compute on the CPU (--cpu)",
                     device_type_->plural, device_type_->backend));
   if (source("monitor_host") == Source::flag && !integer("monitor_port"))
-    remarks_.push_back("--monitor_host has no effect without --monitor_port");
+    remarks_.emplace_back("--monitor_host has no effect without --monitor_port");
   if (source("monitor_seconds") == Source::flag && !integer("monitor_port") && !on("monitor"))
-    remarks_.push_back("--monitor_seconds has no effect without --monitor or --monitor_port");
+    remarks_.emplace_back("--monitor_seconds has no effect without --monitor or --monitor_port");
   if (source("rdzv_conf") == Source::flag && num_machines() == 1)
-    remarks_.push_back(
+    remarks_.emplace_back(
         "--rdzv_conf has no effect on one machine, where nobody needs to be waited for; how long the ranks wait for "
         "each other is InitProcessGroupKwargs.timeout in the program");
   if (!slurm_step_.empty())
@@ -79,7 +79,7 @@ void Settings::remark() {
                                    text("machine_rank"), text("num_machines"), text("main_process_ip"),
                                    text("main_process_port")));
   if (on("use_parallelism_config") && (!on("use_fsdp") || text("fsdp_version") != "2"))
-    remarks_.push_back("the parallelism config is for FSDP version 2");
+    remarks_.emplace_back("the parallelism config is for FSDP version 2");
 }
 
 }  // namespace accelerate::launcher

@@ -78,7 +78,7 @@ void Agent::tell(const json& message) {
 
 bool Agent::read_some() {
   char bytes[4096];
-  ssize_t got;
+  ssize_t got = 0;
   do got = ::read(socket_.get(), bytes, sizeof(bytes));
   while (got < 0 && errno == EINTR);
   if (got <= 0) return false;

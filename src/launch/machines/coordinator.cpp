@@ -144,13 +144,13 @@ void Coordinator::end(const std::vector<Node>& nodes, Clock::time_point now) {
     const Node& node = *find(nodes, decision_.members[i].id);
     const auto name = name_of(node, static_cast<int64_t>(i));
     if (!lives(node, now))
-      failures.push_back({-1, 69,
-                          name + (node.state == "left" ? " left the job" + (node.text.empty() ? "" : ": " + node.text)
-                                                       : " was lost")});
+      failures.emplace_back(
+          -1, 69,
+          name + (node.state == "left" ? " left the job" + (node.text.empty() ? "" : ": " + node.text) : " was lost"));
     else if (node.round != decision_.round ? node.state != "joining" : !ended(node))
       return;  // is still stopping its ranks
     else if (node.round == decision_.round && node.state == "failed")
-      failures.push_back({2 * node.kind + (node.id != first_failing_), node.code, name + ": " + node.text});
+      failures.emplace_back(2 * node.kind + (node.id != first_failing_), node.code, name + ": " + node.text);
   }
   if (!failures.empty()) {
     const auto& [kind, code, text] =

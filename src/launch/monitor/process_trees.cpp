@@ -56,7 +56,7 @@ void ProcessTrees::find_members(const std::vector<pid_t>& roots) {
   DIR* folder = ::opendir("/proc");
   if (!folder) return;
   while (const dirent* entry = ::readdir(folder)) {
-    const pid_t pid = static_cast<pid_t>(std::atoi(entry->d_name));
+    const auto pid = static_cast<pid_t>(std::atoi(entry->d_name));
     if (pid <= 0) continue;
     const auto stat = read_stat(pid);
     if (!stat || stat->parent == 2) continue;  // threads of the kernel
@@ -90,7 +90,7 @@ std::vector<std::optional<ProcessUse>> ProcessTrees::look(const std::vector<pid_
   ++looks_;
   const double seconds = std::chrono::duration<double>(now - before_).count();
   before_ = now;
-  static const double ticks_per_second = static_cast<double>(::sysconf(_SC_CLK_TCK));
+  static const auto ticks_per_second = static_cast<double>(::sysconf(_SC_CLK_TCK));
   static const int64_t page_bytes = ::sysconf(_SC_PAGESIZE);
   std::vector<std::optional<ProcessUse>> uses;
   for (auto& tree : trees_) {

@@ -20,10 +20,10 @@ namespace {
 std::string worker_command(const Job& job) {
   const Settings& s = job.settings;
   std::vector<std::string> words;
-  if (s.on("tpu_use_sudo")) words.push_back("sudo");
-  words.push_back("env");  // behind sudo, which would drop the variables
+  if (s.on("tpu_use_sudo")) words.emplace_back("sudo");
+  words.emplace_back("env");  // behind sudo, which would drop the variables
   for (const auto& [name, value] : protocol(s, Host{})) words.push_back(fmt::format("{}={}", name, value));
-  words.push_back("ACCELERATE_IN_TPU_POD=1");
+  words.emplace_back("ACCELERATE_IN_TPU_POD=1");
   for (const char* list : {"tpu_env", "env"})  // of two values the last one counts
     if (s[list].is_array())
       for (const auto& entry : s[list]) {
@@ -37,7 +37,7 @@ std::string worker_command(const Job& job) {
                              "--mixed_precision", "no", "--dynamo_backend", "no"});
   if (s.num_processes() > 0) words.insert(words.end(), {"--num_processes", std::to_string(s.num_processes())});
   words.insert(words.end(), {"--main_training_function", training_function(job)});
-  if (job.settings.on("module")) words.push_back("--module");
+  if (job.settings.on("module")) words.emplace_back("--module");
   words.insert(words.end(), job.command.begin(), job.command.end());
   return shell_text(words);
 }

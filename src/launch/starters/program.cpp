@@ -70,7 +70,7 @@ std::vector<std::string> deepspeed_command(const Job& job, const Host& host) {
       "DeepSpeed on several machines is started by its program `deepspeed`, which is not in PATH. Install DeepSpeed, "
       "or give --deepspeed_multinode_launcher standard and run this command on each machine");
   if (!job.settings.on("module") && !job.settings.on("no_python") && fs::path(job.command.front()).extension() != ".py")
-    words.push_back("--no_python");
+    words.emplace_back("--no_python");
   words.insert(words.end(), job.command.begin(), job.command.end());
   return words;
 }
@@ -93,11 +93,11 @@ std::vector<std::string> command_line(const Job& job, const Host& host) {
   const auto run_by_python = [&] {
     result.push_back(find_python(host));
     if (job.local_world_size > 1 || job.starter == Job::Starter::mpirun)
-      result.push_back("-u");  // its output goes through a pipe, where Python would hold it back
+      result.emplace_back("-u");  // its output goes through a pipe, where Python would hold it back
   };
   if (job.settings.on("module")) {
     run_by_python();
-    result.push_back("-m");
+    result.emplace_back("-m");
     result.insert(result.end(), job.command.begin(), job.command.end());
     return result;
   }

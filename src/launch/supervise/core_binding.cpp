@@ -15,7 +15,7 @@ std::vector<int64_t> visible_gpus(const Job& job, const Host& host) {
   if (list.empty() || list == "all") list = host.variable("CUDA_VISIBLE_DEVICES").value_or("");
   std::vector<int64_t> ids;
   std::istringstream text(list);
-  for (int64_t id; text >> id; text.ignore()) ids.push_back(id);
+  for (int64_t id = 0; text >> id; text.ignore()) ids.push_back(id);
   return ids;
 }
 

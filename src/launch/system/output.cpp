@@ -18,7 +18,7 @@ constexpr size_t kTailBytes = 32 << 10;  // LibTorch prints 128 frames after an 
 
 }  // namespace
 
-Sink::Sink(int fd) : fd_(fd), chunk_(PIPE_BUF) {
+Sink::Sink(int fd) : fd_(fd) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) closed_ = true;
   if (S_ISREG(status.st_mode)) chunk_ = kQueueBytes;

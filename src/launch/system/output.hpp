@@ -40,7 +40,7 @@ class Sink {
   static constexpr size_t kQueueBytes = 256 << 10;
   Fd own_;
   int fd_;
-  size_t chunk_;  ///< bytes that one write() may take without blocking once poll() says "writable"
+  size_t chunk_ = PIPE_BUF;  ///< bytes that one write() may take without blocking once poll() says "writable"
   bool closed_ = false;
   const void* open_line_ = nullptr;
   std::string queue_;

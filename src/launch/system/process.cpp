@@ -114,7 +114,7 @@ pid_t spawn(const SpawnOptions& options, const Signals& signals, const Warden& w
   if (options.own_group) ::setpgid(pid, pid);  // also here, so that the group exists whoever comes first
   failure.write.reset();
   int error = 0;
-  ssize_t got;
+  ssize_t got = 0;
   do got = ::read(failure.read.get(), &error, sizeof(error));
   while (got < 0 && errno == EINTR);
   if (got <= 0) return pid;
@@ -139,7 +139,7 @@ std::vector<pid_t> children_of_this_process() {
   std::error_code ignored;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", ignored)) {
     std::ifstream children(task.path() / "children");
-    for (pid_t pid; children >> pid;) result.push_back(pid);
+    for (pid_t pid = 0; children >> pid;) result.push_back(pid);
   }
   return result;
 }

@@ -85,7 +85,7 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
     ids.emplace(token, static_cast<int64_t>(id));
     auto meant = is_added[id] ? std::nullopt : bytes_of_token(token);
     if (meant) mergeable[id] = *meant;
-    bytes[id] = meant ? std::move(*meant) : token;
+    bytes[id] = meant.value_or(token);
   }
   std::vector<Bpe::Merge> merges;
   merges.reserve(parts.merges.size());

@@ -87,7 +87,7 @@ class CollectiveReducer final : public GradientReducer {
     const auto* common_flags = common.data_ptr<int32_t>();
     std::vector<std::vector<char>> used(parts_.size());
     for (size_t i : order_)
-      for (size_t m = 0; m < parts_[i].members.size(); ++m) used[i].push_back(*common_flags++ != 0);
+      for (size_t m = 0; m < parts_[i].members.size(); ++m) used[i].push_back(static_cast<char>(*common_flags++ != 0));
     if (replicas_) replicas_->finish(used);
     for (size_t i : order_) {
       give(parts_[i], states_[i].result, used[i]);

@@ -172,7 +172,7 @@ struct FullyShardedDataParallel::Impl {
     }
     for (;;) {
       const at::Tensor which = group->broadcast(number(0, 0), 0).cpu();
-      const int64_t p = which[0].item<int64_t>(), m = which[1].item<int64_t>();
+      const auto p = which[0].item<int64_t>(), m = which[1].item<int64_t>();
       if (p == kEnd) return;
       receive(parts[static_cast<size_t>(p)].members[static_cast<size_t>(m)]);
     }
@@ -223,7 +223,7 @@ struct FullyShardedDataParallel::Impl {
   void place_rest(const ModelRef& model, const at::Device& device) {
     materialize(model, {.device = device.is_meta() ? std::optional(device) : std::nullopt});
     at::NoGradGuard no_grad;
-    const auto keep = [](at::Tensor tensor, const at::Tensor& value) {
+    const auto keep = [](const at::Tensor& tensor, const at::Tensor& value) {
       if (!value.is_same(tensor)) tensor.set_data(value);
     };
     // Ignored modules are left alone, but where only rank 0 has read the checkpoint, only it has their values.

@@ -48,15 +48,15 @@ void Replicas::finish(std::vector<std::vector<char>>& used) {
   int64_t members = 0;
   for (const size_t p : order_) members += static_cast<int64_t>(used[p].size());
   at::Tensor flags = at::zeros({members}, at::kInt);
-  int32_t* flag = flags.mutable_data_ptr<int32_t>();
+  auto* flag = flags.mutable_data_ptr<int32_t>();
   for (const size_t p : order_)
-    for (const char one : used[p]) *flag++ = one;
+    for (const char one : used[p]) *flag++ = one != 0;
   flags = flags.to(group_->device());
   group_->all_reduce_(flags, Reduction::max);
   flags = flags.cpu();
-  const int32_t* common = flags.const_data_ptr<int32_t>();
+  const auto* common = flags.const_data_ptr<int32_t>();
   for (const size_t p : order_)
-    for (char& one : used[p]) one = *common++ != 0;
+    for (char& one : used[p]) one = static_cast<char>(*common++ != 0);
   for (auto& gradient : gradients_) gradient.reset();
   next_ = 0;
 }

@@ -243,7 +243,7 @@ class SharedReducer final : public GradientReducer {
     State& state = states_[p];
     state.announced = true;
     char* used = mapping_->used(generation_, group_->rank(), p);
-    for (size_t m = 0; m < parts_[p].members.size(); ++m) used[m] = state.whole.came(m);
+    for (size_t m = 0; m < parts_[p].members.size(); ++m) used[m] = static_cast<char>(state.whole.came(m));
     auto& announcement = mapping_->announcement(generation_, group_->rank(), p);
     announcement.offset = state.offset;
     announcement.generation.store(generation_, std::memory_order_release);
@@ -279,7 +279,7 @@ class SharedReducer final : public GradientReducer {
       if (offset != kNothing)
         inputs.push_back(mapping_->room(rank) + offset + first * static_cast<int64_t>(c10::elementSize(type)));
       const char* theirs = mapping_->used(generation_, rank, p);
-      for (size_t m = 0; m < used.size(); ++m) used[m] |= theirs[m];
+      for (size_t m = 0; m < used.size(); ++m) used[m] = static_cast<char>(used[m] | theirs[m]);
     }
     if (!inputs.empty() || replicas_) {
       at::Tensor& gradient = states_[p].gradient;

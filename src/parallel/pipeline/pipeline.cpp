@@ -291,7 +291,7 @@ struct PipelineCall::Impl {
   int64_t last() const { return pipeline.stages - 1; }
 };
 
-PipelineCall::PipelineCall(Pipeline& pipeline, std::vector<at::Tensor> inputs)
+PipelineCall::PipelineCall(Pipeline& pipeline, const std::vector<at::Tensor>& inputs)
     : impl_(new Impl{.pipeline = *pipeline.impl_, .inputs = {}}) {
   auto& p = impl_->pipeline;
   const auto throw_alone = [&](const std::string& text) {

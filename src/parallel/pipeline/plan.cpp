@@ -35,7 +35,7 @@ std::vector<Layer> collect(const ModelRef& model, const std::vector<Submodule>& 
   std::set<size_t> seen;
   for (size_t i = 0; i < modules.size(); ++i) {
     size_t owner = i;  // the outermost module that is not to be split, else the module itself
-    for (int64_t up = static_cast<int64_t>(i); up >= 0; up = modules[static_cast<size_t>(up)].parent)
+    for (auto up = static_cast<int64_t>(i); up >= 0; up = modules[static_cast<size_t>(up)].parent)
       if (whole[static_cast<size_t>(up)]) owner = static_cast<size_t>(up);
     for (const auto& [name, tensor] : modules[i].parameters) {
       const size_t parameter = index.at(tensor.unsafeGetTensorImpl());

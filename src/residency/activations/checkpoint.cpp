@@ -289,7 +289,7 @@ void Frame::run_again(int pass, size_t asked) {
     std::atomic<std::thread::id>& id;
   } const runner(runner_);
   std::shared_ptr<const Recipe> recipe;
-  bool first_in_pass;
+  bool first_in_pass = false;
   {
     const MutexLock lock(mutex_);
     recipe = recipe_;

@@ -78,7 +78,7 @@ void UnitCheckpoints::open(const Unit& unit, const OperatorCall& call) {
     if (options_.offload)
       inputs = span->tape->take_out(
           call, [](const at::Tensor& tensor) { return Member::of(tensor) != nullptr || !tensor.is_floating_point(); });
-    span->first_run.emplace([tape = span->tape](std::vector<at::Tensor> given) { tape->replay(given); }, inputs,
+    span->first_run.emplace([tape = span->tape](const std::vector<at::Tensor>& given) { tape->replay(given); }, inputs,
                             CheckpointOptions{});
   } catch (...) {
     opening_ = false;

@@ -91,7 +91,8 @@ at::Tensor with_storage(const at::Tensor& like, const at::Storage& storage) {
 }
 
 void adopt(const at::Tensor& tensor, const at::Storage& real) {
-  const at::Storage kept = real;  // the owner, who may hold `real`, ends with the last tensor that is adopted
+  // The owner, who may hold `real`, ends with the last tensor that is adopted.
+  const at::Storage kept = real;  // NOLINT(performance-unnecessary-copy-initialization)
   {
     const c10::InferenceMode kind(tensor.is_inference());
     tensor.unsafeGetTensorImpl()->shallow_copy_from(make(tensor, kept, keys_for(tensor, kept.device())));

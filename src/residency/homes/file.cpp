@@ -289,7 +289,7 @@ class ReadHome final : public Home {
     return std::make_unique<AllOf>(std::move(readings));
   }
 
-  static void read(const Extent& extent, at::Tensor to) {
+  static void read(const Extent& extent, const at::Tensor& to) {
     if (extent.decode) return extent.decode(to);
     if (extent.dtype == to.scalar_type())
       return extent.file->read(extent.begin, static_cast<char*>(to.mutable_data_ptr()), extent.bytes, extent.name);
