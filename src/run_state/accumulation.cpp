@@ -1,5 +1,6 @@
 #include "run_state/accumulation.hpp"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/promote_types.h>
@@ -131,7 +132,7 @@ StagedAccumulation::StagedAccumulation(const RunState& run, const fs::path& fold
       whole = std::move(saved.whole), pieces = std::move(saved.pieces);
     } else {
       // Of sums over items each rank's part, of averages over ranks the average.
-      const double parts =
+      const auto parts =
           static_cast<double>(options.average == GradientAverage::tokens ? ranks : position_.num_processes);
       for (int64_t r = 0; r < position_.num_processes; ++r) {
         saved = read_group(gradients_file(folder, r));
