@@ -32,6 +32,7 @@ void ArchiveReader::raw(void* data, size_t size) {
         "receiving an object: the message ends after {} bytes, expected at least {} for this type; the ranks may run "
         "different programs or call with different types",
         bytes_.size(), at_ + size);
+  if (size == 0) return;  // an empty tensor has no address
   std::memcpy(data, bytes_.data() + at_, size);
   at_ += size;
 }
