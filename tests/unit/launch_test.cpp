@@ -285,6 +285,7 @@ TEST(LaunchOptions, FieldsAreShortForSettings) {
                               .module = true,
                               .num_processes = 3,
                               .mixed_precision = "bf16",
+                              .num_cpu_threads_per_process = 5,
                               .log_dir = "logs",
                               .redirects = "0:1",
                               .tee = "3",
@@ -293,11 +294,27 @@ TEST(LaunchOptions, FieldsAreShortForSettings) {
                               .grace = std::chrono::seconds(3),
                               .settings = {{"role", "worker"}, {"tee", "1"}},
                               .dry_run = true};
-  EXPECT_THAT(request_of(options).settings,
-              ElementsAre(Pair("module", "true"), Pair("num_processes", "3"), Pair("mixed_precision", "bf16"),
-                          Pair("log_dir", "logs"), Pair("redirects", "0:1"), Pair("tee", "3"),
-                          Pair("max_restarts", "2"), Pair("monitor_interval", "1.25"), Pair("grace_seconds", "3"),
-                          Pair("dry_run", "true"), Pair("role", "worker"), Pair("tee", "1")));
+  EXPECT_THAT(
+      request_of(options).settings,
+      ElementsAre(Pair("module", "true"), Pair("num_processes", "3"), Pair("mixed_precision", "bf16"),
+                  Pair("num_cpu_threads_per_process", "5"), Pair("log_dir", "logs"), Pair("redirects", "0:1"),
+                  Pair("tee", "3"), Pair("max_restarts", "2"), Pair("monitor_interval", "1.25"),
+                  Pair("grace_seconds", "3"), Pair("dry_run", "true"), Pair("role", "worker"), Pair("tee", "1")));
+  const LaunchOptions others{.no_python = true,
+                             .num_machines = 2,
+                             .machine_rank = 1,
+                             .main_process_ip = "10.0.0.1",
+                             .main_process_port = 29500,
+                             .cpu = true,
+                             .gradient_accumulation_steps = 4,
+                             .debug = true,
+                             .quiet = true,
+                             .role = "worker"};
+  EXPECT_THAT(request_of(others).settings,
+              ElementsAre(Pair("no_python", "true"), Pair("num_machines", "2"), Pair("machine_rank", "1"),
+                          Pair("main_process_ip", "10.0.0.1"), Pair("main_process_port", "29500"), Pair("cpu", "true"),
+                          Pair("gradient_accumulation_steps", "4"), Pair("debug", "true"), Pair("quiet", "true"),
+                          Pair("role", "worker")));
   const Job job = job_of(options, Host{});
   EXPECT_EQ(std::tuple(job.monitor_interval, job.grace, job.max_restarts, job.settings.text("tee")),
             std::tuple(std::chrono::milliseconds(1250), std::chrono::milliseconds(3000), 2, "1"));

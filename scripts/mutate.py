@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""Proves the tests of options: takes out each option's effect in turn, and sees the option's test fail.
+
+tests/mutations/faults.py lists the faults, with the tests that have to notice each. All are compiled in at once, in a copy of the sources, as
+`fault("name") ? wrong : right`; ACCELERATE_FAULT names the one that is active in a run, so that a hundred faults cost one build. Each test is
+run once without any fault, where it must pass, and once with each of its faults, where it must fail. A test that passes all the same is printed
+as survived, and the exit status is 1.
+
+--check only looks whether each fault's text stands in the sources, exactly once, and its tests exist: ctest does that (structure.mutations), so
+that the list follows the sources. It also finds option fields that have neither a fault nor a reason for having none.
+
+The copy is built in --copy (build/mutants here), preset release; what ccache has is not compiled again.
+
+usage: mutate.py [--check] [--copy FOLDER] [--jobs N] [--build-only] [--run-only] [NAME ...]      NAME: faults, or parts of their names
+"""
+import argparse
+import collections
+import fnmatch
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests/mutations"), str(ROOT / "scripts")]
+sys.dont_write_bytecode = True
+import check_options  # noqa: E402
+import faults as listed  # noqa: E402
+
+SECONDS = 120  # of one test; what hangs has noticed
+
+
+def pattern_of(text):
+    """A regular expression for a text of the sources however it is broken into lines."""
+    return r"\s+".join(re.escape(word) for word in text.split())
+
+
+def place_of(fault, source):
+    """(begin, end) of what the fault replaces. @throws ValueError"""
+    if fault.text.count("«") != 1 or fault.text.count("»") != 1:
+        raise ValueError("its text marks no part to replace with « and »")
+    before, right, after = re.split("[«»]", fault.text)
+    expression = "".join((pattern_of(before), r"\s*" if before.strip() else "", f"({pattern_of(right)})",
+                          r"\s*" if after.strip() else "", pattern_of(after)))
+    found = list(re.finditer(expression, source))
+    if len(found) != 1:
+        raise ValueError(f"its text is found {len(found)} times in {fault.file}, expected once: {fault.text}")
+    return found[0].span(1)
+
+
+def replacement(fault, right):
+    active = f'mutations::fault("{fault.name}")' if not fault.each else f'mutations::fault(std::string("{fault.name}") + {fault.each})'
+    if right.rstrip().endswith((";", "}")):
+        return f"{{ if ({active}) {{ {fault.wrong} }} else {{ {right} }} }}"
+    return f"({active} ? ({fault.wrong}) : ({right}))"
+
+
+def with_faults(path, source, faults):
+    """The source with all its faults compiled in. @throws ValueError"""
+    places = sorted(((*place_of(fault, source), fault) for fault in faults), key=lambda place: place[:2])
+    for (_, end, one), (begin, _, other) in zip(places, places[1:]):
+        if begin < end:
+            raise ValueError(f"the faults '{one.name}' and '{other.name}' replace the same text of {path}")
+    for begin, end, fault in reversed(places):
+        source = source[:begin] + replacement(fault, source[begin:end]) + source[end:]
+    header = os.path.relpath(ROOT / "tests/mutations/fault.hpp", (ROOT / path).parent)
+    return f'#include "{header}"\n{source}'
+
+
+def runs_of(faults):
+    """{name: tests} of what can be active. Rows of one name are one fault in several places; a family has a fault for each of its names."""
+    runs = {}
+    for fault in faults:
+        for suffix in fault.of or ("",):
+            its_tests = runs.setdefault(fault.name + suffix, [])
+            its_tests += [test for test in fault.tests if test not in its_tests]
+    return runs
+
+
+def by_file(faults):
+    files = collections.defaultdict(list)
+    for fault in faults:
+        files[fault.file].append(fault)
+    return files
+
+
+def known_tests():
+    """{binary: names of its tests}, as the sources and the fragments of CMake say."""
+    declared = re.compile(r"^(?:TEST|TEST_F|TEST_P|RANKS_TEST)\(\s*(\w+),\s*(\w+)", re.M)
+    tests = {}
+    for fragment in (ROOT / "tests").glob("*/*.cmake"):
+        for name, sources in re.findall(r"accelerate_test\(NAME (\w+)\s+SOURCES (.*?)\)\s*$", fragment.read_text(), re.M | re.S):
+            files = re.findall(r"\$\{TEST_DIR\}/([\w/]+\.cpp)", sources)
+            tests[name] = {".".join(test) for file in files for test in declared.findall((fragment.parent / file).read_text())}
+    tests["conformance_tests"] = {cases.stem for cases in (ROOT / "tests/conformance/cases").glob("*.json")}
+    return tests
+
+
+def check(faults):
+    problems, tests = [], known_tests()
+    for path, of_file in by_file(faults).items():
+        try:
+            source = (ROOT / path).read_text()
+            for fault in of_file:
+                place_of(fault, source)
+            with_faults(path, source, of_file)
+        except (OSError, ValueError) as error:
+            problems.append(f"{path}: {error}")
+    for fault in faults:
+        for test in fault.tests:
+            binary, _, name = test.partition(" ")
+            if not any(fnmatch.fnmatch(one, name) for one in tests.get(binary, ())):
+                problems.append(f"fault '{fault.name}': there is no test {test}")
+    problems += [f"fault '{name}' has no test" for name, its_tests in runs_of(faults).items() if not its_tests]
+    # An option is proved by a fault of its name: Struct::field, or that and more words.
+    proved = {name.split()[0] for name in runs_of(faults)}
+    fields = {f"{struct}::{field}" for struct, field in check_options.fields()}
+    excused = {field for field in fields if field in listed.WITHOUT or field.partition("::")[0] in listed.WITHOUT}
+    for field in sorted(fields - proved - excused):
+        problems.append(f"{field} has no fault, and tests/mutations/faults.py says no reason (WITHOUT) why not")
+    for name in listed.WITHOUT:
+        if name not in fields and name not in {field.partition("::")[0] for field in fields}:
+            problems.append(f"WITHOUT names {name}, which is no option")
+        if name in proved:
+            problems.append(f"WITHOUT names {name}, which has a fault: take it off the list")
+    return problems, len(fields & proved), len(fields)
+
+
+def copy_tree(copy, faults):
+    """Makes the copy what the sources are, with faults; files that stay as they were keep their dates."""
+    def git(*arguments):
+        return subprocess.run(["git", *arguments, "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+    faulty, wanted = by_file(faults), set(git("ls-files", "-co", "--exclude-standard"))
+    for name in wanted:
+        source, target = ROOT / name, copy / name
+        if not source.is_file():
+            continue
+        content = source.read_bytes()
+        if name in faulty:
+            content = with_faults(name, content.decode(), faulty[name]).encode()
+        if target.is_file() and target.read_bytes() == content:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+        target.chmod(source.stat().st_mode)
+    for folder in ("src", "include", "cli", "programs", "tests"):
+        for path in (copy / folder).rglob("*"):
+            if path.is_file() and str(path.relative_to(copy)) not in wanted and "__pycache__" not in path.parts:
+                path.unlink()
+    if (ROOT / ".deps").exists() and not (copy / ".deps").exists():
+        (copy / ".deps").symlink_to((ROOT / ".deps").resolve())
+
+
+def build(copy, binaries, jobs):
+    if not (copy / "build/release/build.ninja").exists():
+        subprocess.run(["cmake", "--preset", "release"], cwd=copy, check=True)
+    subprocess.run(["cmake", "--build", "--preset", "release", "-j", str(jobs), "--target", *sorted(binaries)], cwd=copy, check=True)
+
+
+def run_test(copy, test, fault=""):
+    """(passed, output, seconds)"""
+    binary, _, name = test.partition(" ")
+    cases = binary == "conformance_tests"
+    arguments = ["--cases", copy / "tests/conformance/cases", "--only", name] if cases else [f"--gtest_filter={name}"]
+    begin = time.monotonic()
+    process = subprocess.Popen([copy / "build/release/bin" / binary, *arguments], cwd=copy / "build/release/tests",
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                               env={**os.environ, "ACCELERATE_FAULT": fault}, start_new_session=True)
+    try:
+        output = process.communicate(timeout=SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output = process.communicate()[0] + f"\nkilled after {SECONDS} s"
+    if process.returncode == 0 and not cases and not re.search(r"\[  PASSED  \] [1-9]", output):
+        output += "\nno test ran"
+        return False, output, time.monotonic() - begin
+    return process.returncode == 0, output, time.monotonic() - begin
+
+
+def run(copy, runs):
+    survived, broken = [], set()
+    tests = sorted({test for its_tests in runs.values() for test in its_tests})
+    for number, test in enumerate(tests, 1):
+        passed, output, seconds = run_test(copy, test)
+        print(f"[{number}/{len(tests)}] without a fault: {test} {'passes' if passed else 'FAILS'} ({seconds:.1f} s)", flush=True)
+        if not passed:
+            broken.add(test)
+            print(output[-3000:])
+    for number, (name, its_tests) in enumerate(runs.items(), 1):
+        for test in its_tests:
+            if test in broken:
+                continue
+            passed, _, seconds = run_test(copy, test, name)
+            print(f"[{number}/{len(runs)}] {'SURVIVED' if passed else 'caught'}: {name} by {test} ({seconds:.1f} s)", flush=True)
+            if passed:
+                survived.append(f"{name}, which {test} does not notice")
+    for line in survived:
+        print(f"survived: {line}")
+    for test in sorted(broken):
+        print(f"fails without a fault: {test}")
+    print(f"mutate: {len(runs)} faults, {len(survived)} survived, {len(broken)} tests fail without one")
+    return 1 if survived or broken else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="faults, or parts of their names; default: all")
+    parser.add_argument("--check", action="store_true", help="only look whether the list fits the sources")
+    parser.add_argument("--copy", type=pathlib.Path, default=ROOT / "build/mutants", help="where the copy is made and built")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
+    parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--run-only", action="store_true", help="of the copy as it is")
+    options = parser.parse_args()
+    problems, proved, fields = check(listed.FAULTS)
+    for problem in problems:
+        print(problem)
+    if options.check or problems:
+        print(f"mutate: {len(runs_of(listed.FAULTS))} faults, which prove {proved} of {fields} option fields; {len(problems)} problems")
+        return 1 if problems else 0
+    runs = {name: its_tests for name, its_tests in runs_of(listed.FAULTS).items()
+            if not options.names or any(part in name for part in options.names)}
+    copy = options.copy.resolve()
+    if not options.run_only:
+        copy_tree(copy, listed.FAULTS)
+        build(copy, {test.split()[0] for its_tests in runs.values() for test in its_tests}, options.jobs)
+    return 0 if options.build_only else run(copy, runs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

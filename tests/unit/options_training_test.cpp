@@ -1,0 +1,175 @@
+// Options around training that no other test hands over: what each changes.
+#include <ATen/record_function.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "accelerate/accelerate.hpp"
+#include "comm/dry_process_group.hpp"
+#include "message_of.hpp"
+#include "ranks.hpp"
+#include "variable.hpp"
+
+namespace options_training {
+namespace {
+
+using namespace accelerate;
+
+/// A model whose weight has no values.
+struct HollowImpl : torch::nn::Module {
+  HollowImpl() { weight = register_parameter("weight", torch::empty({2}, torch::kMeta)); }
+  torch::Tensor forward(const torch::Tensor& x) { return weight * x; }
+  torch::Tensor weight;
+};
+TORCH_MODULE(Hollow);
+
+struct OptionsOfTraining : testing::Test {
+  OptionsOfTraining() { forget(); }
+  ~OptionsOfTraining() override { forget(); }
+  static void forget() {
+    AcceleratorState::reset(true);
+    GradientState::reset();
+  }
+};
+
+TEST_F(OptionsOfTraining, GraphsAreKeptOrMadeForGradients) {
+  Accelerator accelerator({.cpu = true});
+  const auto x = torch::full({1}, 3.0, torch::requires_grad());
+  const auto loss = x.pow(3).sum();
+  accelerator.backward(loss, {.retain_graph = true});
+  EXPECT_FALSE(x.grad().requires_grad());
+  accelerator.backward(loss);
+  EXPECT_EQ(x.grad().item<double>(), 2 * 27);
+  EXPECT_ANY_THROW(accelerator.backward(loss)) << "its graph is gone";
+  x.mutable_grad() = at::Tensor();
+  accelerator.backward(x.pow(3).sum(), {.create_graph = true});
+  ASSERT_TRUE(x.grad().requires_grad());
+  EXPECT_EQ(torch::autograd::grad({x.grad().sum()}, {x})[0].item<double>(), 18) << "the second derivative";
+  x.mutable_grad() = at::Tensor();  // it holds x by its graph
+}
+
+TEST_F(OptionsOfTraining, AStateMayPretendAndStayOnTheCpu) {
+  {
+    const PartialState pretended(
+        {.pretence = PartialStateOptions::Pretence{
+             .process_index = 2, .num_processes = 5, .traffic = std::make_shared<comm::TrafficCounter>()}});
+    EXPECT_EQ(pretended.process_index(), 2);
+    EXPECT_EQ(pretended.num_processes(), 5);
+    EXPECT_TRUE(pretended.device().is_meta());
+  }
+  forget();
+  const AcceleratorState state({.mixed_precision = "bf16", .partial = {.cpu = true}});
+  EXPECT_TRUE(state.device().is_cpu());
+  EXPECT_EQ(state.mixed_precision(), PrecisionType::BF16);
+  EXPECT_THROW(PartialState({.cpu = false}), ConfigError) << "it has been told";
+}
+
+TEST_F(OptionsOfTraining, AnAcceleratorMayStayOnTheCpu) {
+  const Accelerator accelerator({.cpu = true});
+  EXPECT_TRUE(accelerator.device().is_cpu());
+  EXPECT_THROW(PartialState({.cpu = false}), ConfigError) << "it has been told";
+}
+
+/// A backend that does not exist is an error before anybody is waited for.
+TEST_F(OptionsOfTraining, TheProcessGroupIsTheOneThatWasAskedFor) {
+  const support::Variable rank("RANK", "0"), local_rank("LOCAL_RANK", "0"), world_size("WORLD_SIZE", "2"),
+      address("MASTER_ADDR", "127.0.0.1"), port("MASTER_PORT", std::to_string(support::free_port()));
+  const InitProcessGroupKwargs pigeons{.backend = "pigeons", .timeout = std::chrono::seconds(1)};
+  EXPECT_THAT(support::message_of<Error>([&] { Accelerator({.cpu = true, .kwargs_handlers = {pigeons}}); }),
+              testing::HasSubstr("pigeons"));
+}
+
+TEST_F(OptionsOfTraining, LossesAreNotScaledWhereTheScalerIsOff) {
+  for (const bool enabled : {true, false}) {
+    forget();
+    const GradScalerKwargs kwargs{.init_scale = 8, .enabled = enabled};
+    const Accelerator accelerator({.mixed_precision = "fp16", .cpu = true, .kwargs_handlers = {kwargs}});
+    EXPECT_EQ(accelerator.scaler()->get_scale(), enabled ? 8 : 1);
+  }
+}
+
+/// A tensor without values can't come to the host.
+TEST_F(OptionsOfTraining, ModelsStayWhereTheyAreWithoutDevicePlacement) {
+  const auto prepare = [](bool device_placement) {
+    Accelerator accelerator({.device_placement = device_placement, .cpu = true});
+    return accelerator.prepare(Hollow())->weight.is_meta();
+  };
+  EXPECT_TRUE(prepare(false));
+  EXPECT_ANY_THROW(prepare(true));
+}
+
+/// A tensor without values can't come to the host.
+TEST_F(OptionsOfTraining, BatchesArePutOnTheDeviceOrLeft) {
+  const data::DataLoader loader(std::vector<torch::Tensor>(4, torch::empty({2}, torch::kMeta)), {.batch_size = 2});
+  for (auto& batch : data::prepare_data_loader(loader, {.put_on_device = false, .device = torch::Device("cpu")}))
+    EXPECT_TRUE(batch.is_meta());
+  const auto placed = data::prepare_data_loader(loader, {.device = torch::Device("cpu")});
+  EXPECT_ANY_THROW(for (auto& batch : placed)(void) batch);
+}
+
+/// Whether copies may overtake shows only on a GPU, so: what the operator that copies is told.
+TEST_F(OptionsOfTraining, CopiesToTheDeviceWaitOrNot) {
+  static std::vector<bool> told;
+  const auto copies_with = [](bool non_blocking) {
+    told.clear();
+    const auto handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
+          constexpr size_t kNonBlocking = 5;  // self, dtype, layout, device, pin_memory, non_blocking, memory_format
+          if (std::string_view(function.name()) == "aten::_to_copy")
+            told.push_back(function.inputs().at(kNonBlocking).toBool());
+          return nullptr;
+        }).needsInputs(true));
+    const data::DataLoader loader(std::vector<torch::Tensor>(4, torch::zeros({2})), {.batch_size = 2});
+    const data::PrepareDataLoaderOptions options{.config = {.non_blocking = non_blocking},
+                                                 .device = torch::Device("meta")};
+    for (auto& batch : data::prepare_data_loader(loader, options)) EXPECT_TRUE(batch.is_meta());
+    at::removeCallback(handle);
+    return told;
+  };
+  EXPECT_EQ(copies_with(true), (std::vector<bool>{true, true}));
+  EXPECT_EQ(copies_with(false), (std::vector<bool>{false, false}));
+}
+
+TEST_F(OptionsOfTraining, CyclesHaveTheirFactorsAndMomentums) {
+  const auto rate_and_momentum = [](const optim::Scheduler& schedule, int64_t steps) {
+    for (int64_t i = 0; i < steps; ++i) schedule.step();
+    const auto& options =
+        static_cast<const torch::optim::SGDOptions&>(schedule.optimizer().param_groups()[0].options());
+    return std::pair(options.lr(), options.momentum());
+  };
+  const std::vector<torch::Tensor> weight = {torch::zeros({1}, torch::requires_grad())};
+  torch::optim::SGD sgd(weight, torch::optim::SGDOptions(0.1).momentum(0.9));
+  const optim::OneCycleOptions once{.max_lr = {1.0},
+                                    .total_steps = 10,
+                                    .base_momentum = 0.25,
+                                    .max_momentum = 0.75,
+                                    .div_factor = 8,
+                                    .final_div_factor = 4};
+  EXPECT_EQ(rate_and_momentum(optim::one_cycle(sgd, once), 0), std::pair(1.0 / 8, 0.75));
+  EXPECT_EQ(rate_and_momentum(optim::one_cycle(sgd, once), 2), std::pair(1.0, 0.25)) << "the peak";
+  EXPECT_NEAR(rate_and_momentum(optim::one_cycle(sgd, once), 9).first, 1.0 / 8 / 4, 1e-12);
+  const optim::CyclicOptions cyclic{
+      .base_lr = {0.125}, .max_lr = {1.0}, .step_size_up = 4, .base_momentum = {0.25}, .max_momentum = {0.75}};
+  EXPECT_EQ(rate_and_momentum(optim::cyclic_lr(sgd, cyclic), 0), std::pair(0.125, 0.75));
+  EXPECT_EQ(rate_and_momentum(optim::cyclic_lr(sgd, cyclic), 4), std::pair(1.0, 0.25));
+}
+
+TEST_F(OptionsOfTraining, BarsAreDrawnAsOftenAsIsAskedForAndCountInTheirUnit) {
+  const support::Variable terminal("ACCELERATE_LAUNCH_COLUMNS", "80");
+  const auto drawn = [](std::chrono::milliseconds interval) {
+    testing::internal::CaptureStderr();
+    {
+      ProgressBar bar({.total = 5, .unit = "page", .min_interval = interval, .enabled = true});
+      for (int i = 0; i < 5; ++i) bar.update();
+    }
+    return testing::internal::GetCapturedStderr();
+  };
+  const auto often = drawn(std::chrono::milliseconds(0)), seldom = drawn(std::chrono::hours(1));
+  EXPECT_EQ(std::count(often.begin(), often.end(), '\r'), 7) << "at the beginning, five times, and at the end";
+  EXPECT_EQ(std::count(seldom.begin(), seldom.end(), '\r'), 2);
+  EXPECT_THAT(often, testing::HasSubstr("page/s"));
+}
+
+}  // namespace
+}  // namespace options_training
