@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Checks that each field of the public option structs is used by a test.
 
-An option that no test sets, or looks at, may do nothing without anybody's notice. A field counts as used where the code of a test (.cpp, .hpp;
-not its comments and texts) has its name after `.`, `->` or `::`. That a test fails where the option's effect is taken out is what
-scripts/mutate.py shows; this check is for what it would not even be asked about.
+An option that no test sets, or looks at, may do nothing without anybody's notice. A field counts as used where the code
+of a test (.cpp, .hpp; not its comments and texts) has its name after `.`, `->` or `::`. That a test fails where the
+option's effect is taken out is what scripts/mutate.py shows.
 
 usage: check_options.py
 """
@@ -12,7 +12,8 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-OPTIONS = re.compile(r"\bstruct\s+(?:ACCELERATE_API\s+)?(\w*(?:Plugin|Kwargs|Options|Configuration|Config|Precision|Offload))\s*(?::[^{;]*)?\{")
+OPTIONS = re.compile(r"\bstruct\s+(?:ACCELERATE_API\s+)?"
+                     r"(\w*(?:Plugin|Kwargs|Options|Configuration|Config|Precision|Offload))\s*(?::[^{;]*)?\{")
 NO_FIELD = re.compile(r"(using|return|friend|static|struct|enum|explicit|template|typedef)\b")
 
 
@@ -23,7 +24,7 @@ def code(text):
 
 
 def outer_level(text, begin):
-    """What follows the brace at `begin`, up to its partner, without what stands in further braces and parentheses: those are left empty."""
+    """What follows the brace at `begin`, up to its partner; further braces and parentheses are left empty."""
     kept, depth = [], 0
     for letter in text[begin:]:
         depth -= letter in ")}"
@@ -58,12 +59,14 @@ def fields():
 
 
 def main():
-    tests = "".join(code(f.read_text(errors="replace")) for f in (ROOT / "tests").rglob("*") if f.suffix in (".cpp", ".hpp"))
+    files = (file for file in (ROOT / "tests").rglob("*") if file.suffix in (".cpp", ".hpp"))
+    tests = "".join(code(file.read_text(errors="replace")) for file in files)
     used = set(re.findall(r"(?:\.|->|::)\s*(\w+)", tests))
     all_fields = fields()
     unused = [f"{struct}::{field}" for struct, field in all_fields if field not in used]
     for name in unused:
-        print(f"{name} is used by no test: write one that fails where the option does nothing, and a fault for it (tests/mutations/faults.py)")
+        print(f"{name} is used by no test: write one that fails where the option does nothing, and a fault that shows "
+              "it (tests/mutations/faults.py)")
     print(f"check_options: {len(all_fields)} fields, {len(unused)} without a test")
     return 1 if unused or len(all_fields) < 400 else 0
 

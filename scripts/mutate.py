@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """Proves the tests of options: takes out each option's effect in turn, and sees the option's test fail.
 
-tests/mutations/faults.py lists the faults, with the tests that have to notice each. All are compiled in at once, in a copy of the sources, as
-`fault("name") ? wrong : right`; ACCELERATE_FAULT names the one that is active in a run, so that a hundred faults cost one build. Each test is
-run once without any fault, where it must pass, and once with each of its faults, where it must fail. A test that passes all the same is printed
-as survived, and the exit status is 1.
+tests/mutations/faults.py lists the faults, with the tests that have to notice each. All are compiled in at once, in a
+copy of the sources, as `fault("name") ? wrong : right`; ACCELERATE_FAULT names the one that is active in a run, so that
+hundreds of faults cost one build. Each test is run once without any fault, where it must pass, and once with each of
+its faults, where it must fail. Where a test passes all the same the fault has survived, and the exit status is 1.
 
---check only looks whether each fault's text stands in the sources, exactly once, and its tests exist: ctest does that (structure.mutations), so
-that the list follows the sources. It also finds option fields that have neither a fault nor a reason for having none.
+--check only looks whether each fault's text stands in the sources, exactly once, and its tests exist: ctest does that
+(structure.mutations), so that the list follows the sources. It also finds option fields that have neither a fault nor a
+reason for having none.
 
 The copy is built in --copy (build/mutants here), preset release; what ccache has is not compiled again.
 
-usage: mutate.py [--check] [--copy FOLDER] [--jobs N] [--build-only] [--run-only] [NAME ...]      NAME: faults, or parts of their names
+usage: mutate.py [--check] [--copy FOLDER] [--jobs N] [--build-only | --run-only] [NAME ...]
 """
 import argparse
 import collections
@@ -52,7 +53,8 @@ def place_of(fault, source):
 
 
 def replacement(fault, right):
-    active = f'mutations::fault("{fault.name}")' if not fault.each else f'mutations::fault(std::string("{fault.name}") + {fault.each})'
+    name = f'std::string("{fault.name}") + {fault.each}' if fault.each else f'"{fault.name}"'
+    active = f"mutations::fault({name})"
     if right.rstrip().endswith((";", "}")):
         return f"{{ if ({active}) {{ {fault.wrong} }} else {{ {right} }} }}"
     return f"({active} ? ({fault.wrong}) : ({right}))"
@@ -71,7 +73,7 @@ def with_faults(path, source, faults):
 
 
 def runs_of(faults):
-    """{name: tests} of what can be active. Rows of one name are one fault in several places; a family has a fault for each of its names."""
+    """{name: tests} of what can be active. Rows of one name are one fault; a family has one for each of its names."""
     runs = {}
     for fault in faults:
         for suffix in fault.of or ("",):
@@ -91,10 +93,11 @@ def known_tests():
     """{binary: names of its tests}, as the sources and the fragments of CMake say."""
     declared = re.compile(r"^(?:TEST|TEST_F|TEST_P|RANKS_TEST)\(\s*(\w+),\s*(\w+)", re.M)
     tests = {}
+    call = re.compile(r"accelerate_test\(NAME (\w+)\s+SOURCES (.*?)\)\s*$", re.M | re.S)
     for fragment in (ROOT / "tests").glob("*/*.cmake"):
-        for name, sources in re.findall(r"accelerate_test\(NAME (\w+)\s+SOURCES (.*?)\)\s*$", fragment.read_text(), re.M | re.S):
-            files = re.findall(r"\$\{TEST_DIR\}/([\w/]+\.cpp)", sources)
-            tests[name] = {".".join(test) for file in files for test in declared.findall((fragment.parent / file).read_text())}
+        for name, sources in call.findall(fragment.read_text()):
+            files = [fragment.parent / file for file in re.findall(r"\$\{TEST_DIR\}/([\w/]+\.cpp)", sources)]
+            tests[name] = {".".join(test) for file in files for test in declared.findall(file.read_text())}
     tests["conformance_tests"] = {cases.stem for cases in (ROOT / "tests/conformance/cases").glob("*.json")}
     return tests
 
@@ -131,9 +134,9 @@ def check(faults):
 
 def copy_tree(copy, faults):
     """Makes the copy what the sources are, with faults; files that stay as they were keep their dates."""
-    def git(*arguments):
-        return subprocess.run(["git", *arguments, "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
-    faulty, wanted = by_file(faults), set(git("ls-files", "-co", "--exclude-standard"))
+    listing = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, stdout=subprocess.PIPE,
+                             text=True, check=True)
+    faulty, wanted = by_file(faults), set(listing.stdout.split("\0")[:-1])
     for name in wanted:
         source, target = ROOT / name, copy / name
         if not source.is_file():
@@ -157,7 +160,8 @@ def copy_tree(copy, faults):
 def build(copy, binaries, jobs):
     if not (copy / "build/release/build.ninja").exists():
         subprocess.run(["cmake", "--preset", "release"], cwd=copy, check=True)
-    subprocess.run(["cmake", "--build", "--preset", "release", "-j", str(jobs), "--target", *sorted(binaries)], cwd=copy, check=True)
+    command = ["cmake", "--build", "--preset", "release", "-j", str(jobs), "--target", *sorted(binaries)]
+    subprocess.run(command, cwd=copy, check=True)
 
 
 def run_test(copy, test, fault=""):
@@ -167,8 +171,8 @@ def run_test(copy, test, fault=""):
     arguments = ["--cases", copy / "tests/conformance/cases", "--only", name] if cases else [f"--gtest_filter={name}"]
     begin = time.monotonic()
     process = subprocess.Popen([copy / "build/release/bin" / binary, *arguments], cwd=copy / "build/release/tests",
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                               env={**os.environ, "ACCELERATE_FAULT": fault}, start_new_session=True)
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               errors="replace", env={**os.environ, "ACCELERATE_FAULT": fault}, start_new_session=True)
     try:
         output = process.communicate(timeout=SECONDS)[0]
     except subprocess.TimeoutExpired:
@@ -185,7 +189,8 @@ def run(copy, runs):
     tests = sorted({test for its_tests in runs.values() for test in its_tests})
     for number, test in enumerate(tests, 1):
         passed, output, seconds = run_test(copy, test)
-        print(f"[{number}/{len(tests)}] without a fault: {test} {'passes' if passed else 'FAILS'} ({seconds:.1f} s)", flush=True)
+        found = "passes" if passed else "FAILS"
+        print(f"[{number}/{len(tests)}] without a fault: {test} {found} ({seconds:.1f} s)", flush=True)
         if not passed:
             broken.add(test)
             print(output[-3000:])
@@ -194,7 +199,8 @@ def run(copy, runs):
             if test in broken:
                 continue
             passed, _, seconds = run_test(copy, test, name)
-            print(f"[{number}/{len(runs)}] {'SURVIVED' if passed else 'caught'}: {name} by {test} ({seconds:.1f} s)", flush=True)
+            found = "SURVIVED" if passed else "caught"
+            print(f"[{number}/{len(runs)}] {found}: {name} by {test} ({seconds:.1f} s)", flush=True)
             if passed:
                 survived.append(f"{name}, which {test} does not notice")
     for line in survived:
@@ -209,7 +215,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="faults, or parts of their names; default: all")
     parser.add_argument("--check", action="store_true", help="only look whether the list fits the sources")
-    parser.add_argument("--copy", type=pathlib.Path, default=ROOT / "build/mutants", help="where the copy is made and built")
+    parser.add_argument("--copy", type=pathlib.Path, default=ROOT / "build/mutants", help="where the copy is built")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--run-only", action="store_true", help="of the copy as it is")
@@ -218,7 +224,8 @@ def main():
     for problem in problems:
         print(problem)
     if options.check or problems:
-        print(f"mutate: {len(runs_of(listed.FAULTS))} faults, which prove {proved} of {fields} option fields; {len(problems)} problems")
+        print(f"mutate: {len(runs_of(listed.FAULTS))} faults, which prove {proved} of {fields} option fields; "
+              f"{len(problems)} problems")
         return 1 if problems else 0
     runs = {name: its_tests for name, its_tests in runs_of(listed.FAULTS).items()
             if not options.names or any(part in name for part in options.names)}

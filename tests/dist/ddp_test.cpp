@@ -205,6 +205,27 @@ RANKS_TEST(Ddp, EqualsOneProcessAfterEveryStep, 2, 3) {
   for (const auto& test : cases) compare_with_one_process(test);
 }
 
+// The averages are the same either way: these options show in whose buffers ranks have, and where gradients lie.
+RANKS_TEST(Ddp, BuffersAndBucketsAreAsAskedFor, 2) {
+  for (const bool on : {false, true}) {
+    Accelerator accelerator(
+        {.kwargs_handlers = {DistributedDataParallelKwargs{.broadcast_buffers = on, .gradient_as_bucket_view = on}}});
+    Net net(NetOptions{.norm = true});
+    auto [model, optimizer] = accelerator.prepare(net, sgd(net->trained()));
+    for (int64_t step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      accelerator.backward(loss_of(model(share(rows(step, 6)))));
+      optimizer.step();
+    }
+    EXPECT_EQ(net->first->weight.grad().is_alias_of(net->second->weight.grad()), on) << "one bucket has both";
+    const torch::NoGradGuard no_grad;
+    net->eval();
+    model(share(rows(99, 6)));
+    const auto means = gather(net->norm->running_mean.unsqueeze(0));
+    EXPECT_EQ(means[0].equal(means[1]), on);
+  }
+}
+
 // Whoever calls backward, and however often for one forward: what is stepped is the average.
 RANKS_TEST(Ddp, EveryBackwardIsAveraged, 2, 3) {
   for (const bool facade : {true, false}) {

@@ -1,0 +1,841 @@
+"""The faults that scripts/mutate.py compiles in, one for each option: where its effect is taken out, and which tests
+have to notice.
+
+A row is F(name, file, text, wrong, tests...):
+  name   what fails to act, Struct::field first; rows of one name are one fault in several places
+  text   stands in the file once, however it is broken into lines; what is between « and » is replaced
+  wrong  what takes its place: an expression of the same type, or statements where a statement with its semicolon is
+         replaced
+  tests  "binary Suite.Case", each of which must fail; "conformance_tests FILE" for a file of cases
+  each   an expression of C++, for families: there is a fault for each of its values, named name + value, and `of` lists
+         those that are run
+"""
+import dataclasses
+
+
+@dataclasses.dataclass
+class Fault:
+    name: str
+    file: str
+    text: str
+    wrong: str
+    tests: tuple
+    each: str = ""
+    of: tuple = ()
+
+
+FAULTS = []
+
+
+def F(name, file, text, wrong, *tests, **more):
+    FAULTS.append(Fault(name, file, text, wrong, tests, **more))
+
+
+# ---- the facade
+file = "src/accelerator/accelerator.cpp"
+t = "accelerator_tests AcceleratorTest."
+r = "accelerator_tests AcceleratorRanks."
+o = "options_tests OptionsOfTraining."
+F("AcceleratorOptions::split_batches", file,
+  "«if (options.split_batches) options.dataloader_config.split_batches = *options.split_batches;»", "",
+  r + "SplitBatchesHasAShorthand")
+F("AcceleratorOptions::device_placement of batches", file, ".put_on_device = «options.device_placement»", "true",
+  t + "BatchesStayWhereTheyAreWithoutDevicePlacement")
+F("AcceleratorOptions::device_placement of models", file, "if («impl_->options.device_placement») model.to(device());",
+  "true", o + "ModelsStayWhereTheyAreWithoutDevicePlacement")
+F("AcceleratorOptions::mixed_precision", file, ".mixed_precision = «options.mixed_precision»",
+  "std::optional<std::string>()", t + "Bf16RunsLinearLayersInBf16AndGivesFp32")
+F("AcceleratorOptions::gradient_accumulation_steps", file, ".value_or(«options.gradient_accumulation_steps»)", "1",
+  t + "ReferenceAccumulationExampleEndsAt204")
+F("AcceleratorOptions::cpu", file, ".partial = {.cpu = «options.cpu»,", "std::optional<bool>()",
+  o + "AnAcceleratorMayStayOnTheCpu")
+F("AcceleratorOptions::dataloader_config", file, ".config = «options.dataloader_config»", "DataLoaderConfiguration{}",
+  r + "SplitBatchesHasAShorthand")
+F("AcceleratorOptions::rng_types", file, ".rng_types = «options.rng_types»", "std::vector<RNGType>{RNGType::generator}",
+  r + "LoadersSynchroniseTheGeneratorsThatWereAskedFor")
+F("AcceleratorOptions::log_with", file,
+  "if (!is_main_process()) return; for (const auto& name : «impl_->options.log_with»)", "std::vector<std::string>()",
+  t + "LogsGoToTheFolderForLogs")
+F("AcceleratorOptions::project_dir", file, "project.project_dir = «options.project_dir»;", "std::filesystem::path()",
+  t + "TensorBoardReadsOurEvents")
+F("ProjectConfiguration::logging_dir", file, "if («project.logging_dir.empty()»)", "true",
+  t + "LogsGoToTheFolderForLogs")
+F("AcceleratorOptions::gradient_accumulation_plugin", file, "«return *options.gradient_accumulation_plugin;»",
+  "return {};", "ddp_tests Ddp.TokenWeightedAverageIsTheMeanOverAllTokens")
+F("AcceleratorOptions::fsdp_plugin", file, "{.fsdp = «options.fsdp_plugin»,",
+  "std::optional<FullyShardedDataParallelPlugin>()", r + "ALaterAcceleratorShardsAsTheFirst")
+F("AcceleratorOptions::deepspeed_plugin", file, ".deepspeed = «options.deepspeed_plugin»", "Given<DeepSpeedPlugin>()",
+  "parallelism_tests MissingEngines.DeepSpeedIsAnsweredWithTheNearestSharding")
+F("AcceleratorOptions::megatron_lm_plugin", file, ".megatron_lm = «options.megatron_lm_plugin»",
+  "Given<MegatronLMPlugin>()", "parallelism_tests MissingEngines.MegatronAndAxesAndTheProfiler")
+F("AcceleratorOptions::parallelism_config", file, "requested_parallelism(«options.parallelism_config»)",
+  "std::optional<ParallelismConfig>()", t + "LaterOnesSplitModelsAsTheFirst")
+F("AcceleratorOptions::step_scheduler_with_optimizer", file,
+  "«impl_->options.step_scheduler_with_optimizer», split_batches()", "true", r + "SchedulesFollowTheOptimizerOrNot")
+F("AcceleratorOptions::kwargs_handlers DistributedDataParallelKwargs", file,
+  "DistributedDataParallelKwargs>) «ddp = kwargs;»", "",
+  "dry_run_tests DryRun.GradientsTravelInBucketsOfTheSizeAskedFor")
+F("AcceleratorOptions::kwargs_handlers GradScalerKwargs", file, "GradScalerKwargs>) «scaling = kwargs;»", "",
+  r + "Fp16OverflowOnOneRankSkipsTheStepOnAll")
+F("AcceleratorOptions::kwargs_handlers InitProcessGroupKwargs", file,
+  "InitProcessGroupKwargs>) «process_group = kwargs;»", "", o + "TheProcessGroupIsTheOneThatWasAskedFor")
+F("AcceleratorOptions::kwargs_handlers AutocastKwargs", file, "AutocastKwargs>) «autocast = kwargs;»", "",
+  t + "AutocastKwargsReachForwardsAndRegions")
+F("GradScalerKwargs::enabled", file, "run.scaler = «std::make_shared<optim::GradScaler>(scaling)»;",
+  "[this] { auto on = scaling; on.enabled = true; return std::make_shared<optim::GradScaler>(on); }()",
+  o + "LossesAreNotScaledWhereTheScalerIsOff")
+
+file = "src/accelerator/training.cpp"
+F("GradientAccumulationPlugin::sync_with_dataloader", file, "if («gradients.sync_with_dataloader()» && gradients.end",
+  "true", "conformance_tests grad_accumulation")
+F("accumulation begins anew after a loader's end", file, "gradients.end_of_dataloader()) { «impl_->run.step = 0;»", "",
+  "conformance_tests grad_accumulation")
+F("GradientAccumulationPlugin::num_steps", file, "impl_->run.step % «gradients.num_steps()» == 0", "int64_t{1}",
+  t + "ReferenceAccumulationExampleEndsAt204")
+F("GradientAccumulationPlugin::sync_each_batch", file, "use_distributed() && «gradients.sync_each_batch()»", "false",
+  "ddp_tests Ddp.EqualsOneProcessAfterEveryStep")
+F("BackwardOptions::retain_graph", file, "«options.retain_graph» || options.create_graph, options.create_graph",
+  "false", o + "GraphsAreKeptOrMadeForGradients")
+F("BackwardOptions::create_graph", file, "options.retain_graph || options.create_graph, «options.create_graph»",
+  "false", o + "GraphsAreKeptOrMadeForGradients")
+F("clip_grad_value_ unscales", "src/accelerator/clip.cpp",
+  'raise<ConfigError>("clip_grad_value_: clip_value is {}, expected 0 or more", clip_value); «unscale_gradients();»',
+  "", t + "ClippingByValueSeesUnscaledGradients")
+
+file = "src/accelerator/checkpointing.cpp"
+c = "checkpoint_tests "
+F("ProjectConfiguration::automatic_checkpoint_naming", file, "named = «project.automatic_checkpoint_naming»;", "false",
+  c + "CheckpointTest.AutomaticNamesLimitAndNewest")
+F("ProjectConfiguration::total_limit", file, "if («writes && named» && project.total_limit)", "false",
+  c + "CheckpointTest.AutomaticNamesLimitAndNewest")
+F("ProjectConfiguration::iteration", file,
+  "named ? run_state::checkpoint_folder(all, «project.iteration») : output_dir", "int64_t{0}",
+  c + "CheckpointTest.AutomaticNamesLimitAndNewest")
+F("ProjectConfiguration::project_dir", file,
+  'const fs::path all = «project.project_dir» / "checkpoints"; const bool writes', 'fs::path("elsewhere")',
+  c + "CheckpointTest.AutomaticNamesLimitAndNewest")
+F("ProjectConfiguration::save_on_each_node of what is in pieces", file, ".several = «project.save_on_each_node»",
+  "false", c + "CheckpointRanks.EachMachineCanWriteItsOwnCopy")
+F("ProjectConfiguration::save_on_each_node", "src/accelerator/accelerator_impl.hpp",
+  "(«options.project_config.save_on_each_node» &&", "false", c + "CheckpointRanks.EachMachineCanWriteItsOwnCopy")
+F("DataLoaderConfiguration::use_stateful_dataloader", file,
+  ".loaders = «impl_->options.dataloader_config.use_stateful_dataloader», .num_steps", "false",
+  c + "CheckpointTest.PythonReadsEveryFileAndGoesOn")
+
+# ---- state
+file = "src/state/partial_state.cpp"
+F("local_main_process_first", file, "return first_then_others(«is_local_main_process()»);", "!is_local_main_process()",
+  r + "EachMachineHasAMainProcessThatGoesFirst")
+F("PartialStateOptions::cpu", file,
+  'fresh->cpu = «options.cpu.value_or(environment::flag("ACCELERATE_USE_CPU").value_or(false))»;',
+  'environment::flag("ACCELERATE_USE_CPU").value_or(false)', o + "AStateMayPretendAndStayOnTheCpu")
+F("InitProcessGroupKwargs::backend", file,
+  "fresh->backend = «options.process_group.backend.empty() ? backend_for(fresh->device) : "
+  "options.process_group.backend»;", "backend_for(fresh->device)", o + "TheProcessGroupIsTheOneThatWasAskedFor")
+F("InitProcessGroupKwargs::timeout", file,
+  '.timeout = «options.process_group.timeout.value_or(std::chrono::seconds(fresh->backend == "nccl" ? 600 : 1800))»',
+  "std::chrono::milliseconds(60000)", "comm_tests Comm.TimeoutNamesWhoIsLateAndWhatItDidLast")
+F("PartialStateOptions::pretence", file,
+  "fresh->device = «pretence ? at::Device(at::kMeta) : choose_device(fresh->cpu, id.local_rank)»;",
+  "choose_device(fresh->cpu, id.local_rank)", o + "AStateMayPretendAndStayOnTheCpu")
+file = "src/state/accelerator_state.cpp"
+F("AcceleratorStateOptions::partial", file, ": PartialState(«options.partial»)", "PartialStateOptions{}",
+  o + "AStateMayPretendAndStayOnTheCpu")
+F("AcceleratorStateOptions::mixed_precision", file,
+  "precision = «options.mixed_precision ? precision_from_string(*options.mixed_precision) : launched»;", "launched",
+  o + "AStateMayPretendAndStayOnTheCpu")
+file = "src/state/gradient_state.cpp"
+F("GradientAccumulationPlugin::average", file, "{ return «shared_->plugin.average»; }", "GradientAverage::steps",
+  "ddp_tests Ddp.TokenWeightedAverageIsTheMeanOverAllTokens")
+F("GradientAccumulationPlugin::adjust_scheduler", file, "{ return «shared_->plugin.adjust_scheduler»; }", "true",
+  "optim_tests AcceleratedSchedulerTest.DoesNotCountWithoutAdjustScheduler")
+
+# ---- precision
+file = "src/precision/autocast.cpp"
+F("AutocastKwargs::enabled", file, "set_autocast_enabled(device_type, «kwargs.enabled» && dtype.has_value());", "true",
+  t + "AutocastKwargsReachForwardsAndRegions")
+F("AutocastKwargs::enabled", "src/accelerator/accelerator.cpp", "if («impl_->autocast.enabled») core->autocast_dtype",
+  "true")
+F("AutocastKwargs::enabled", "src/accelerator/training.cpp", "«impl_->autocast.enabled» ? autocast_dtype", "true")
+F("AutocastKwargs::cache_enabled", file, "«kwargs.cache_enabled.value_or(previous_cache_enabled_)»",
+  "previous_cache_enabled_", t + "AutocastKwargsReachForwardsAndRegions")
+
+# ---- loaders
+p = "data_tests PreparedDataLoader."
+file = "src/data/prepared_loader.cpp"
+F("DataLoaderConfiguration::non_blocking", file, "«settings.config.non_blocking»", "false",
+  o + "CopiesToTheDeviceWaitOrNot")
+F("DataLoaderConfiguration::split_batches", file, ".split_batches = «settings().config.split_batches», .even_batches",
+  "false", r + "SplitBatchesHasAShorthand")
+F("DataLoaderConfiguration::even_batches", file, ".even_batches = «even_batches()»", "true", p + "VaryingBatchSizes")
+F("DataLoaderConfiguration::even_batches of streams", file, "if (self_sharding() && «settings().config.even_batches»)",
+  "true", "data_dist_tests DataDist.UnevenRanksWithoutEvenBatches")
+F("DataLoaderOptions::drop_last of dispatched batches", file, "DispatchFeed::Plan{.drop_last = «drop_last()»,", "false",
+  "conformance_tests prepared_dataloader")
+file = "src/data/prepared_settings.cpp"
+F("PrepareDataLoaderOptions::put_on_device", file, "if («options.put_on_device») settings.device", "true",
+  o + "BatchesArePutOnTheDeviceOrLeft")
+F("PrepareDataLoaderOptions::device", file,
+  "settings.device = «options.device ? *options.device : PartialState().device()»;", "PartialState().device()",
+  o + "CopiesToTheDeviceWaitOrNot")
+F("PrepareDataLoaderOptions::num_processes", file,
+  "«options.num_processes ? *options.num_processes : PartialState().num_processes()»;",
+  "PartialState().num_processes()", p + "EmptyAndTinyDatasets")
+F("PrepareDataLoaderOptions::process_index", file,
+  "«options.process_index ? *options.process_index : PartialState().process_index()»;",
+  "PartialState().process_index()", p + "CollatedStreamsAreSharedOutByRows")
+F("PrepareDataLoaderOptions::config", file, "settings{.config = «options.config»,",
+  "DataLoaderConfiguration{.dispatch_batches = false}", p + "VaryingBatchSizes")
+F("PrepareDataLoaderOptions::rng_types", file, ".rng_types = «options.rng_types»",
+  "std::vector<RNGType>{RNGType::generator}", r + "LoadersSynchroniseTheGeneratorsThatWereAskedFor")
+F("DataLoaderConfiguration::dispatch_batches", file,
+  "«options.config.dispatch_batches.value_or(options.put_on_device && core.is_stream() && !core.can_shard())»",
+  "options.put_on_device && core.is_stream() && !core.can_shard()",
+  "data_dist_tests DataDist.DispatchWithAnOwnSliceFunction")
+F("DataLoaderConfiguration::use_seedable_sampler", file, "if («settings.config.use_seedable_sampler») {", "false",
+  p + "SeedableSamplerFollowsTheEpoch")
+F("DataLoaderConfiguration::data_seed", file, "random->data_size(), «settings.config.data_seed»,",
+  "std::optional<int64_t>()", p + "SeedableSamplerFollowsTheEpoch")
+d = "data_tests DataLoader."
+file = "src/data/loader_core.cpp"
+F("DataLoaderOptions::batch_size", file, "std::move(sampler), «options.batch_size», options.drop_last", "1",
+  d + "VectorsInOrder")
+F("DataLoaderOptions::drop_last", file, "std::move(sampler), options.batch_size, «options.drop_last»);", "false",
+  p + "EmptyAndTinyDatasets")
+F("DataLoaderOptions::shuffle", file, "if («options.shuffle») sampler = ", "false", d + "ShufflesAsPythonDoes")
+F("DataLoaderOptions::generator", file, "{.generator = «options.generator»}", "std::optional<at::Generator>()",
+  d + "ShufflesAsPythonDoes")
+F("DataLoaderOptions::seed", file, "options.generator = seeded_generator(«*options.seed»);", "12345",
+  d + "ShufflesAsPythonDoes")
+F("DataLoaderOptions::num_workers", file, "if («options_.num_workers == 0») return nullptr;", "true",
+  "data_tests Workers.ReadAtTheSameTime")
+F("DataLoaderOptions::prefetch_factor", file, "options_.num_workers * «options_.prefetch_factor»", "int64_t{1000}",
+  "data_tests Workers.ReadOnlySoFarAhead")
+file = "src/data/sampler.cpp"
+s = "data_tests RandomSampler."
+F("RandomSamplerOptions::replacement", file, "*size(), «options_.replacement», generator", "false",
+  s + "ReplacementAndNumSamples")
+F("RandomSamplerOptions::generator", file, "generator_ = «options_.generator»;", "std::optional<at::Generator>()",
+  s + "DrawsAsPythonDoes")
+file = "src/data/batch_sampler_shard.cpp"
+F("ShardOptions::split_batches", file, "if («options_.split_batches») return SplitCursor", "false",
+  "conformance_tests batch_sampler_shard")
+F("ShardOptions::even_batches", file, "if («!options_.even_batches») { if (mine_", "false",
+  "conformance_tests batch_sampler_shard")
+F("ShardOptions::num_processes", file, "const int64_t turn = count_++ % «options_.num_processes»;", "int64_t{1}",
+  "conformance_tests batch_sampler_shard")
+F("ShardOptions::process_index", file, "if (turn == «options_.process_index») mine_ = last_;", "int64_t{0}",
+  "conformance_tests batch_sampler_shard")
+file = "src/data/stream_source.cpp"
+i = "conformance_tests iterable_dataset_shard"
+F("IterableDatasetShardOptions::num_processes", file, "const int64_t ranks = «options.num_processes»;", "int64_t{1}", i)
+F("IterableDatasetShardOptions::process_index", file, ".begin = share * «options.process_index»,", "int64_t{0}", i)
+F("IterableDatasetShardOptions::drop_last", file, ".drop_last = «options.drop_last»}; }", "false", i)
+F("IterableDatasetShardOptions::drop_last", file, ".complete = «!options.drop_last»,", "true")
+file = "src/data/random.cpp"
+F("SetSeedOptions::device_specific", file, "if («options.device_specific») seed += comm::rank();", "false",
+  "data_dist_tests RandomDist.GeneratorsGetRankZerosState")
+F("SetSeedOptions::deterministic", file, "if («options.deterministic») at::globalContext()", "false",
+  "data_tests SetSeed.RepeatsAndRefusesAMissingGenerator")
+
+# ---- optimizers and schedules
+file = "src/optim/grad_scaler.cpp"
+g = "optim_tests GradScalerTest."
+F("GradScalerKwargs::init_scale", file, "fp32_scalar(«kwargs_.init_scale», loss.device());", "65536.0",
+  r + "Fp16OverflowOnOneRankSkipsTheStepOnAll")
+F("GradScalerKwargs::growth_factor", file, "found_inf, «kwargs_.growth_factor», kwargs_.backoff_factor", "7.0",
+  g + "SkipsOverflowShrinksAndGrows")
+F("GradScalerKwargs::backoff_factor", file, "found_inf, kwargs_.growth_factor, «kwargs_.backoff_factor»,", "0.125",
+  g + "SkipsOverflowShrinksAndGrows")
+F("GradScalerKwargs::growth_interval", file, "kwargs_.backoff_factor, «kwargs_.growth_interval»);", "2000",
+  g + "SkipsOverflowShrinksAndGrows")
+F("AcceleratedOptimizerOptions::fused", "src/optim/optimizer.cpp", "if («options.fused.value_or(true)») impl_->fused",
+  "true", "optim_tests OptimTest.FusedStepEqualsPlainStepWithinRounding")
+file = "src/optim/accelerated_scheduler.cpp"
+F("schedules of split batches step once", file, "if («self.split_batches») return self.scheduler.step(metric);",
+  "false", "optim_ranks_tests OptimRanks.SchedulesStepOncePerProcess")
+e = "optim_tests Scheduler.EveryScheduleGivesPythonsRates"
+cycles = o + "CyclesHaveTheirFactorsAndMomentums"
+file = "src/optim/one_cycle.cpp"
+F("OneCycleOptions::max_lr", file, "max_lrs_.push_back(«options.max_lr[options.max_lr.size() == 1 ? 0 : i]»);",
+  "0.0123", e)
+F("OneCycleOptions::pct_start", file, "«options.pct_start» * static_cast<double>(total_steps_)", "0.3", e)
+F("OneCycleOptions::anneal_strategy", file, "if («options_.anneal_strategy == AnnealStrategy::linear») return", "false",
+  e)
+F("OneCycleOptions::three_phase", file, "if («options.three_phase») phases_", "false", e)
+F("OneCycleOptions::cycle_momentum", file, "if («options_.cycle_momentum») set_momentum(groups[i].options(), anneal",
+  "false", cycles)
+F("OneCycleOptions::base_momentum", file, "options_.max_momentum : «options_.base_momentum»;", "0.85", cycles)
+F("OneCycleOptions::max_momentum", file, "return max ? «options_.max_momentum» :", "0.95", cycles)
+F("OneCycleOptions::div_factor", file, "max_lrs_[i] / «options.div_factor»;", "25.0", cycles)
+F("OneCycleOptions::final_div_factor", file, "base_lrs_[i] / «options_.final_div_factor»", "1e4", cycles)
+file = "src/optim/cyclic_schedules.cpp"
+F("WarmRestartsOptions::T_0", file, "length_ = «options_.T_0»;", "int64_t{1}",
+  "optim_tests Scheduler.StateHasPythonsKeysAndResumesAnywhere")
+F("WarmRestartsOptions::T_0", file, "length_(«options.T_0»)", "int64_t{1}", e)
+F("WarmRestartsOptions::T_mult", file, "length_ *= «options_.T_mult»;", "int64_t{1}", e)
+F("WarmRestartsOptions::eta_min", file, "lr = «options_.eta_min» + (lr - options_.eta_min)", "0.0", e)
+F("CyclicOptions::base_lr", file, 'one_per_group("base_lr", «options.base_lr»)', "std::vector<double>{0.0123}", e)
+F("CyclicOptions::max_lr", file, 'one_per_group("max_lr", «options.max_lr»)', "std::vector<double>{0.123}", e)
+F("CyclicOptions::step_size_up", file, "const int64_t up = «options.step_size_up»,", "int64_t{2000}", e)
+F("CyclicOptions::step_size_down", file, "down = «options.step_size_down.value_or(up)»;", "up", e)
+F("CyclicOptions::mode", file, "switch («options_.mode») {", "CyclicMode::triangular", e)
+F("CyclicOptions::gamma", file, "std::pow(«options_.gamma», x)", "1.0", e)
+F("CyclicOptions::scale_fn", file, "«if (options_.scale_fn) return options_.scale_fn(x);»", "", e)
+F("CyclicOptions::scale_mode", file, "«options_.scale_mode == ScaleMode::cycle» ? cycle : static_cast", "true", e)
+F("CyclicOptions::cycle_momentum", file,
+  "if («options_.cycle_momentum») set_momentum(groups[i].options(), max_momentums_[i] - ", "false", cycles)
+F("CyclicOptions::base_momentum", file, 'one_per_group("base_momentum", «options.base_momentum»)',
+  "std::vector<double>{0.8}", cycles)
+F("CyclicOptions::max_momentum", file, 'one_per_group("max_momentum", «options.max_momentum»)',
+  "std::vector<double>{0.9}", cycles)
+file = "src/optim/chained_schedules.cpp"
+F("LinearOptions::start_factor", file, "return lr * «options_.start_factor»;", "1.0 / 3", e)
+F("LinearOptions::end_factor", file, "? start : 1.0 + («end» - start)", "1.0", e)
+F("LinearOptions::total_iters", file, "if (last_epoch_ > «total») return current_lrs();", "int64_t{5}", e)
+file = "src/optim/lambda_schedules.cpp"
+F("PolynomialDecayOptions::lr_end", file, "return «options.lr_end» / lr_init;", "1e-7", e)
+F("PolynomialDecayOptions::power", file, "std::pow(remaining, «options.power»)", "1.0", e)
+file = "src/optim/reduce_lr_on_plateau.cpp"
+F("ReduceLROnPlateauOptions::factor", file, "lrs[i] * «options_.factor»,", "0.1", e)
+F("ReduceLROnPlateauOptions::patience", file, "num_bad_epochs_ > «options_.patience»", "int64_t{10}", e)
+F("ReduceLROnPlateauOptions::min_lr", file, "options_.factor, «options_.min_lr.at(i)»)", "0.0", e)
+F("ReduceLROnPlateauOptions::eps", file, "if (lrs[i] - reduced > «options_.eps»)", "1e-8", e)
+F("ReduceLROnPlateauOptions::cooldown", file, "cooldown_counter_ = «options_.cooldown»;", "int64_t{0}", e)
+
+# ---- data parallelism
+file = "src/parallel/ddp.cpp"
+q = "ddp_tests Ddp.EqualsOneProcessAfterEveryStep"
+F("DistributedDataParallelKwargs::broadcast_buffers", file, "if («ddp.kwargs.broadcast_buffers» && ddp.forward_sync",
+  "true", "ddp_tests Ddp.BuffersAndBucketsAreAsAskedFor")
+F("DistributedDataParallelKwargs::bucket_cap_mb", file, "const int64_t cap = «kwargs.bucket_cap_mb» * kMiB;", "25",
+  "dry_run_tests DryRun.GradientsTravelInBucketsOfTheSizeAskedFor")
+F("DistributedDataParallelKwargs::find_unused_parameters", file,
+  "sparse, cap, «kwargs.find_unused_parameters», kwargs.gradient", "false", q)
+F("DistributedDataParallelKwargs::gradient_as_bucket_view", file,
+  "kwargs.find_unused_parameters, «kwargs.gradient_as_bucket_view», names", "false",
+  "ddp_tests Ddp.BuffersAndBucketsAreAsAskedFor")
+F("DistributedDataParallelKwargs::static_graph", file,
+  "if («kwargs.static_graph» && !std::exchange(graph_is_static, true))", "false", q)
+F("DistributedDataParallelKwargs::comm_hook", file, "make_gradient_hook(«kwargs.comm_hook»)",
+  "DDPCommunicationHookType::no", q)
+
+# ---- sharding
+f = "fsdp_features_tests FsdpOptions."
+file = "src/parallel/fsdp/fsdp.cpp"
+F("FullyShardedDataParallelPlugin::limit_all_gathers", file, "const bool limited = «plugin.limit_all_gathers»;", "true",
+  f + "UnitsAreFetchedAheadAsFarAsIsAskedFor")
+F("FullyShardedDataParallelPlugin::forward_prefetch", file, "ahead(«plugin.forward_prefetch.value_or(false)» ? 2 : 1)",
+  "false", f + "UnitsAreFetchedAheadAsFarAsIsAskedFor")
+F("FullyShardedDataParallelPlugin::backward_prefetch BACKWARD_PRE", file,
+  "= «prefetch == BackwardPrefetch::backward_pre» ? ahead(1) : 0;", "false",
+  f + "UnitsAreFetchedAheadAsFarAsIsAskedFor")
+F("FullyShardedDataParallelPlugin::backward_prefetch BACKWARD_POST", file,
+  "phases.prefetch_after_unit = «prefetch == BackwardPrefetch::backward_post»;", "false",
+  f + "UnitsAreFetchedAheadAsFarAsIsAskedFor")
+F("FullyShardedDataParallelPlugin::sync_module_states", file, "return «plugin.sync_module_states.value_or(false)» ||",
+  "false", f + "RanksStartWithRankZerosParametersAndBuffers")
+F("FullyShardedDataParallelPlugin::sync_module_states of buffers", file,
+  "if («group && starts_from_rank0(plugin)») value = group->broadcast(value, 0);", "false",
+  f + "RanksStartWithRankZerosParametersAndBuffers")
+F("FullyShardedDataParallelPlugin::cpu_ram_efficient_loading", file,
+  "|| «plugin.cpu_ram_efficient_loading.value_or(false)» || effective", "false",
+  f + "RanksStartWithRankZerosParametersAndBuffers")
+F("FullyShardedDataParallelPlugin::cpu_ram_efficient_loading of ignored modules", file,
+  "= group && «plugin.cpu_ram_efficient_loading.value_or(false)»;", "false",
+  f + "RanksStartWithRankZerosParametersAndBuffers")
+F("FullyShardedDataParallelPlugin::param_init_fn", file, "«plugin.param_init_fn(*submodule.module);»", "",
+  f + "NoShardObeysTheOtherOptions")
+F("FullyShardedDataParallelPlugin::mixed_precision_policy", file,
+  "const MixedPrecision precision = «plugin.mixed_precision_policy.value_or(MixedPrecision{})»;", "MixedPrecision{}",
+  f + "NoShardObeysTheOtherOptions")
+F("MixedPrecision::param_dtype", file, "part.compute_dtype = «converts» ?", "false", f + "NoShardObeysTheOtherOptions")
+F("MixedPrecision::buffer_dtype", file, "if (buffer_dtype && «value.is_floating_point()» && !stays)", "false",
+  f + "MixedPrecisionPolicies")
+F("MixedPrecision::output_dtype", file, "return precision ? «precision->output_dtype» :",
+  "std::optional<at::ScalarType>()", f + "MixedPrecisionPolicies")
+F("MixedPrecision::cast_forward_inputs", file, "«precision->cast_forward_inputs.value_or(true)»", "true",
+  f + "MixedPrecisionPolicies")
+F("MixedPrecision::cast_root_forward_inputs", file, "«precision->cast_root_forward_inputs»;", "true",
+  f + "MixedPrecisionPolicies")
+F("FullyShardedDataParallelPlugin::activation_checkpointing", file,
+  "if («plugin.activation_checkpointing.value_or(false)») {", "false",
+  "fsdp_checkpointing_tests FsdpCheckpointing.NeedsUnits")
+F("FullyShardedDataParallelPlugin::activation_checkpointing_offload", file,
+  ".offload = «plugin.activation_checkpointing_offload.value_or(false)»", "false",
+  "fsdp_checkpointing_tests FsdpCheckpointing.KeepsLess")
+file = "src/parallel/fsdp/shard_store.cpp"
+F("MixedPrecision::reduce_dtype", file, "{.reduce_dtype = «precision.reduce_dtype»,", "std::optional<at::ScalarType>()",
+  f + "GradientsKeepTheLowPrecisionInWhichTheyTravelled")
+F("MixedPrecision::keep_low_precision_grads", file, ".keep_low_precision = «precision.keep_low_precision_grads»",
+  "false", f + "GradientsKeepTheLowPrecisionInWhichTheyTravelled")
+F("CPUOffload::offload_params", file, "(«offload_.offload_params» || device_.is_cpu())", "false",
+  f + "OffloadedShardsLieOnTheHost")
+F("CPUOffload::offload_params alone", file, "return «offload_.offload_params» && !device_.is_cpu()", "false",
+  f + "OffloadedShardsLieOnTheHost")
+F("FullyShardedDataParallelPlugin::cpu_offload", file,
+  "device_(device), offload_(«plugin.cpu_offload.value_or(CPUOffload())»), options_(reducer_options(plugin)) {}",
+  "CPUOffload()", f + "OffloadedShardsLieOnTheHost")
+file = "src/parallel/fsdp/wrap_policy.cpp"
+F("FullyShardedDataParallelPlugin::ignored_modules", file, "if («!plugin_.ignored_modules») return;", "true",
+  f + "NoShardObeysTheOtherOptions")
+F("FullyShardedDataParallelPlugin::auto_wrap_policy", file, "switch («std::get<AutoWrapPolicy>(policy)») {",
+  "AutoWrapPolicy::no_wrap", f + "UnitsAreFetchedAheadAsFarAsIsAskedFor")
+F("FullyShardedDataParallelPlugin::transformer_cls_names_to_wrap", file,
+  "«plugin_.transformer_cls_names_to_wrap.value_or(std::vector<std::string>{})»", "std::vector<std::string>{}",
+  f + "UnitsAreFetchedAheadAsFarAsIsAskedFor")
+F("FullyShardedDataParallelPlugin::min_num_params", file, "const int64_t least = «plugin_.min_num_params.value_or(0)»;",
+  "int64_t{0}", "fsdp_plugin_tests FsdpWrap.BertIsWrappedAsPyTorchAndTheReferenceDo")
+F("MixedPrecision::module_classes_to_ignore", file,
+  "«precision->module_classes_to_ignore.value_or(std::vector<std::string>{})»", "std::vector<std::string>{}",
+  "fsdp_plugin_tests FsdpWrap.BatchNormsComputeInFullPrecisionOfTheirOwn")
+file = "src/parallel/fsdp/plugin.cpp"
+F("FullyShardedDataParallelPlugin::fsdp_version", file, "const int64_t version = «*plugin.fsdp_version»;", "int64_t{1}",
+  "conformance_tests fsdp_plugin")
+F("FullyShardedDataParallelPlugin::sharding_strategy", file,
+  "if (!reshard) return «resolved.sharding_strategy.value()»;", "ShardingStrategy::full_shard",
+  f + "NoShardObeysTheOtherOptions")
+F("FullyShardedDataParallelPlugin::reshard_after_forward", file, "const bool keeps = «whether && !*whether»;", "false",
+  "dry_run_tests AgainstZero.ShardGradOp")
+file = "src/parallel/fsdp/mesh.cpp"
+F("FullyShardedDataParallelPlugin::dp_shard_size", file, "const int64_t size = «shards ? *shards : all / *replicas»;",
+  "all / replicas.value_or(1)", "fsdp_hybrid_tests FsdpHybrid.ReplicasBeginAlikeAndStayAlike")
+F("FullyShardedDataParallelPlugin::dp_replicate_size", file,
+  "const int64_t count = «replicas ? *replicas : all / size»;", "all / size",
+  "fsdp_hybrid_tests FsdpHybrid.NumbersThatDoNotFitAreRefused")
+file = "src/parallel/fsdp/choose.cpp"
+u = f + "StateDictConfigsSayWhoGetsWholeStates"
+F("FullyShardedDataParallelPlugin::state_dict_type", file,
+  "return «plugin_.state_dict_type == StateDictType::full_state_dict» ? *config", "true", u)
+F("FullyShardedDataParallelPlugin::state_dict_config", file, "of_whole_state(«plugin_.state_dict_config»)",
+  "std::optional<StateDictConfig>(StateDictConfig{.rank0_only = true})", u)
+F("FullyShardedDataParallelPlugin::optim_state_dict_config", file, "of_whole_state(«plugin_.optim_state_dict_config»)",
+  "std::optional<StateDictConfig>(StateDictConfig{.rank0_only = true})", u)
+F("StateDictConfig::rank0_only", "src/run_state/models.cpp",
+  "const bool everywhere = «!config.rank0_only.value_or(true)»;", "false", u)
+F("StateDictConfig::rank0_only of optimizers", "src/run_state/optimizers.cpp",
+  "in_pieces.empty() || «!config.rank0_only.value_or(true)»;", "false", u)
+F("StateDictConfig::offload_to_cpu", "src/run_state/models.cpp", ".copies = true, .on_host = «config.offload_to_cpu»}",
+  "false", f + "StatesThatAreNotOffloadedStayOnTheDevice")
+
+# ---- residency
+a = "activations_tests Checkpoint."
+file = "src/residency/activations/checkpoint.cpp"
+F("CheckpointOptions::preserve_rng_state", file, "ReplayState(«options.preserve_rng_state»)", "true",
+  a + "RepeatsRandomNumbersAndPutsTheGeneratorBack")
+F("CheckpointOptions::early_stop", file, "early_stop_(«options.early_stop»)", "true",
+  a + "StopsOnceTheLastSavedTensorIsThere")
+F("CheckpointOptions::determinism_check", file, 'compare_(«options.determinism_check == "default"»)', "true",
+  a + "NamesWhatDiffersInTheSecondRun")
+file = "src/residency/activations/offload.cpp"
+F("ActivationOffloadOptions::min_bytes", file, "tensor.element_size() < «options_.min_bytes» ||", "int64_t{0}",
+  "activations_tests ActivationOffloadTest.ParametersTheirViewsAndSmallTensorsStay")
+F("ActivationOffloadOptions::prefetch_bytes", file, "bytes < «options_.prefetch_bytes»;", "int64_t{0}",
+  "activations_tests ActivationOffloadTest.MemoryFallsAndIsFetchedAheadInBackward")
+F("SummonOptions::writeback", "src/residency/summon.cpp", "RawAccess(«options.writeback» ?", "true",
+  "fsdp_state_tests FsdpState.UnwrappedUnderSummon")
+F("SummonOptions::rank0_only", "src/residency/summon.cpp",
+  "const bool keeps = «!options.rank0_only || comm::rank() == 0»;", "true",
+  "fsdp_state_tests FsdpState.UnwrappedUnderSummon")
+F("InitEmptyWeightsOptions::include_buffers", "src/residency/deferred/materialize.cpp",
+  "impl->include_buffers = «options.include_buffers»;", "true", "deferred_tests DeferredScope.*")
+
+# ---- models of any size
+b = "options_tests OptionsOfDispatch."
+w = "bigmodel_tests Dispatch."
+file = "src/bigmodel/dispatch.cpp"
+F("DispatchOptions::main_device", file, ".main = main_of(map, «options.main_device»),", "std::optional<at::Device>()",
+  w + "OnTheMetaDeviceOffloadingIsADryRun")
+F("DispatchOptions::state_dict", file, "take_over(caller, weights, «options.state_dict»);",
+  "std::map<std::string, at::Tensor>()", w + "ValuesMayComeFromAStateDict")
+F("DispatchOptions::offload_index", file, "std::optional<OffloadIndex> index = «options.offload_index»;",
+  "std::optional<OffloadIndex>()", b + "AnIndexMayReplaceTheFoldersOwn")
+F("DispatchOptions::offload_dir", file, "index = load_offload_index(«options.offload_dir»);",
+  'std::filesystem::path("elsewhere")', w + "AModelInMemoryMovesToDiskAndIsReadFromThereAgain")
+keys, hooks = ".skip_keys = options.skip_keys", ".force_hooks = options.force_hooks"
+classes = ".whole_classes = options.preload_module_classes"
+for options, end in (("DispatchOptions", ".max_memory = std::nullopt"),
+                     ("LoadAndDispatchOptions", ".max_memory = options.max_memory")):
+    F(f"{options}::skip_keys", file, f".skip_keys = «options.skip_keys», {classes}, {hooks}, {end}",
+      "std::vector<std::string>()", b + "InputsComeToTheModelButForThoseThatAreNamed")
+    F(f"{options}::preload_module_classes", file,
+      f"{keys}, .whole_classes = «options.preload_module_classes», {hooks}, {end}", "std::vector<std::string>()",
+      b + "ClassesAreFetchedWhole")
+    F(f"{options}::force_hooks", file, f"{keys}, {classes}, .force_hooks = «options.force_hooks», {end}", "false",
+      b + "InputsComeToTheModelButForThoseThatAreNamed")
+F("OffloadAllOptions::preload_module_classes", file, ".preload_module_classes = «options.preload_module_classes»,",
+  "std::vector<std::string>()", b + "ClassesAreFetchedWhole")
+F("OffloadAllOptions::execution_device", file,
+  "{.main_device = «options.execution_device.value_or(accelerator_or_host())»,", "accelerator_or_host()",
+  w + "OnTheMetaDeviceOffloadingIsADryRun")
+F("LoadAndDispatchOptions::max_memory", file, ".max_memory = «options.max_memory», .no_split_module_classes",
+  "std::optional<MaxMemory>()", w + "StrategiesPlaceByMemory")
+F("LoadAndDispatchOptions::device_map", file, "if («!options.device_map») {", "true",
+  w + "AModelOnDiskComputesAlikeWithinItsBudget")
+F("LoadAndDispatchOptions::full_state_dict", file, "if («!options.full_state_dict»)", "false",
+  w + "MapsAndBudgetsAreCheckedBeforeAnythingIsLoaded")
+F("LoadAndDispatchOptions::broadcast_from_rank0", file, "if («options.broadcast_from_rank0»)", "false",
+  w + "MapsAndBudgetsAreCheckedBeforeAnythingIsLoaded")
+F("OffloadOptions::readers", file, "std::max<int64_t>(«settings_.offload.readers», 1)", "int64_t{2}",
+  b + "SeveralThreadsRead")
+F("OffloadOptions::always_read", file, "= «!settings_.offload.always_read» && on_disk", "true",
+  w + "AModelInMemoryMovesToDiskAndIsReadFromThereAgain")
+F("OffloadOptions::budget_bytes", file,
+  "«if (settings_.offload.budget_bytes) return *settings_.offload.budget_bytes;» if (settings_.max_memory) if "
+  "(const auto given = memory_of(*settings_.max_memory, device))", "", w + "AModelOnDiskComputesAlikeWithinItsBudget")
+file = "src/bigmodel/loading.cpp"
+l = "bigmodel_tests LoadCheckpoint."
+F("LoadCheckpointOptions::dtype", file,
+  "if («!options.dtype || !target.tensor.is_floating_point()») return target.tensor.scalar_type();", "true",
+  l + "ConvertsAndKeepsWhatWasAskedFor")
+F("LoadCheckpointOptions::keep_in_fp32_modules", file, "for (const auto& module : «options.keep_in_fp32_modules»)",
+  "std::vector<std::string>()", l + "ConvertsAndKeepsWhatWasAskedFor")
+F("LoadCheckpointOptions::strict", file, "if («!options.strict») check.missing.clear()", "false",
+  l + "NotStrictLoadsWhatIsInBoth")
+F("LoadCheckpointOptions::device_map", file,
+  "«if (options.device_map) place(caller, model, plan.targets, *options.device_map);»", "",
+  l + "PartsOnDiskLieInTheFileAndComputeAlike")
+F("OffloadedWeightsLoaderOptions::save_folder", "src/bigmodel/offload.cpp",
+  "options.index = load_offload_index(«options.save_folder»);", 'std::filesystem::path("elsewhere")',
+  "bigmodel_tests OffloadFolder.WhatIsInMemoryGoesFirst")
+
+# ---- launch
+n = "launch_tests LaunchFunction."
+file = "src/launch/function.cpp"
+F("FunctionLaunchOptions::max_restarts", file, "if («attempt >= options.max_restarts»)",
+  "attempt + 1 >= options.max_restarts", n + "Restarts")
+F("FunctionLaunchOptions::mixed_precision", file, '{"ACCELERATE_MIXED_PRECISION", «o.mixed_precision»}',
+  'std::string("no")', n + "RunsCopiesWithTheirRanks")
+F("FunctionLaunchOptions::cpu", file, '{"ACCELERATE_USE_CPU", «o.cpu» ?', "false", n + "RunsCopiesWithTheirRanks")
+F("FunctionLaunchOptions::num_processes", file, "for (int64_t i = 0; i < «o.num_processes»; ++i) { Pipe", "int64_t{1}",
+  n + "RunsCopiesWithTheirRanks")
+F("FunctionLaunchOptions::num_nodes", file, "std::to_string(o.num_processes * «o.num_nodes»)", "int64_t{1}",
+  n + "TwoMachinesWithRestarts")
+F("FunctionLaunchOptions::node_rank", file, "const int64_t rank = «o.node_rank» * o.num_processes", "int64_t{0}",
+  n + "TwoMachinesWithRestarts")
+F("FunctionLaunchOptions::master_addr", file, '{"MASTER_ADDR", «o.master_addr»}', 'std::string("127.0.0.1")',
+  n + "TwoMachinesWithRestarts")
+F("FunctionLaunchOptions::use_port", file, "«options.use_port.value_or(0) > 0 ? *options.use_port : choose_port()»",
+  "choose_port()", n + "TwoMachinesWithRestarts")
+F("set_numa_affinity", file, "if («::sched_setaffinity(0, sizeof(cpus), &cpus) != 0»)", "false",
+  n + "NumaAffinityBindsProcessesToSharesOfTheCores")
+request = ("module", "no_python", "num_processes", "num_machines", "machine_rank", "main_process_port", "cpu",
+           "gradient_accumulation_steps", "num_cpu_threads_per_process", "debug", "quiet", "redirects", "tee",
+           "max_restarts", "role", "monitor_interval", "grace_seconds", "dry_run")
+file = "src/launch/request.cpp"
+F("LaunchOptions::", file, "«if (value) given.emplace_back(name, flag_text(*value));»", "",
+  "launch_tests LaunchOptions.FieldsAreShortForSettings", each="name", of=request)
+F("LaunchOptions::", file, "«if (!value.empty()) given.emplace_back(name, flag_text(value));»", "",
+  "launch_tests LaunchOptions.FieldsAreShortForSettings", each="name",
+  of=("main_process_ip", "mixed_precision", "log_dir"))
+F("LaunchOptions::settings", file, "«given.insert(given.end(), o.settings.begin(), o.settings.end());»", "",
+  "launch_tests LaunchOptions.FieldsAreShortForSettings")
+file = "src/launch/job/environment.cpp"
+
+# ---- maps of devices, sizes
+file = "src/bigmodel/infer_device_map.cpp"
+m = "conformance_tests infer_auto_device_map"
+F("DeviceMapOptions::no_split_module_classes", file, "no_split_(«options.no_split_module_classes»)",
+  "std::vector<std::string>()", m)
+F("DeviceMapOptions::dtype", file, "sizes_(compute_module_sizes(tree, {.dtype = «options.dtype»,",
+  "std::optional<std::string>()", m)
+F("DeviceMapOptions::special_dtypes", file,
+  "sizes_(compute_module_sizes(tree, {.dtype = options.dtype, .special_dtypes = «options.special_dtypes»}))",
+  "std::map<std::string, std::string>()", m)
+F("DeviceMapOptions::max_memory", file,
+  "const MaxMemory max_memory = «options.max_memory ? *options.max_memory : get_max_memory()»;", "get_max_memory()", m)
+file = "src/bigmodel/device_map.cpp"
+y = "conformance_tests balanced_memory"
+F("BalancedMemoryOptions::max_memory", file,
+  "MaxMemory memory = «options.max_memory ? *options.max_memory : get_max_memory()»;", "get_max_memory()", y)
+F("BalancedMemoryOptions::low_zero", file, "const bool low_zero = «options.low_zero» &&", "false", y)
+F("BalancedMemoryOptions::dtype", file, "compute_module_sizes(tree, {.dtype = «options.dtype»,",
+  "std::optional<std::string>()", y)
+F("BalancedMemoryOptions::no_split_module_classes", file,
+  "largest_unsplittable(tree, sizes, «options.no_split_module_classes»)", "std::vector<std::string>()", y)
+file = "src/bigmodel/sizes.cpp"
+z = "conformance_tests module_sizes"
+F("SizeOptions::dtype", file, "= «options.dtype ? std::optional(dtype_byte_size(*options.dtype)) : std::nullopt»;",
+  "std::optional<double>()", z)
+F("SizeOptions::buffers_only", file, "if («options.buffers_only» && kind", "false", z)
+
+# ---- pipelines
+file = "src/parallel/pipeline/pipeline.cpp"
+k = "pipeline_tests Pipeline."
+F("PippyOptions::split_points", file,
+  'const bool automatic = «options.split_points == std::vector<std::string>{"auto"}»;', "true",
+  k + "NamedSplitPointsAndOtherNumbersOfParts")
+F("PippyOptions::num_chunks", file, "«p.options.num_chunks ? p.options.num_chunks : p.stages»", "p.stages",
+  k + "NamedSplitPointsAndOtherNumbersOfParts")
+F("PippyOptions::gather_output", file, "|| «!p.options.gather_output» ||", "false",
+  k + "NestedArgumentsAndResultsOfAllStages")
+F("PippyOptions::balance", file, "PipelineBalance balance = «options.balance»;", "PipelineBalance::bytes",
+  k + "BalancedByMeasuredTime")
+
+# ---- progress, dry runs
+F("ProgressBarOptions::min_interval", "src/utils/progress.cpp", "now - drawn < «options.min_interval»",
+  "std::chrono::milliseconds(100)", o + "BarsAreDrawnAsOftenAsIsAskedForAndCountInTheirUnit")
+F("ProgressBarOptions::unit", "src/utils/progress.cpp", "rate_text(rate, «options.unit»)", 'std::string("it")',
+  o + "BarsAreDrawnAsOftenAsIsAskedForAndCountInTheirUnit")
+F("ProgressBarOptions::description", "src/utils/progress.cpp",
+  'head = «options.description.empty() ? "" : options.description + ": "»;', "std::string()",
+  "utils_tests Progress.OneLineAtTheEndWhereThereIsNoTerminal")
+F("ProgressBarOptions::total", "src/utils/progress.cpp",
+  '«if (options.total) tail += "/" + std::to_string(*options.total);»', "",
+  "utils_tests Progress.OneLineAtTheEndWhereThereIsNoTerminal")
+F("ProgressBarOptions::enabled", "src/utils/progress.cpp",
+  '«impl_->options.enabled.value_or(environment::integer({"LOCAL_RANK"}).value_or(0) == 0)»', "true",
+  "utils_tests Progress.OneLineAtTheEndWhereThereIsNoTerminal")
+F("DryRunOptions::num_processes", "src/accelerator/dry_run.cpp", ".num_processes = «options.num_processes», .traffic",
+  "int64_t{1}", "dry_run_tests DryRun.AllRanksHaveTheSameToDo")
+
+# ---- settings of the launcher, as ranks find them
+F("launch --", "src/launch/job/environment.cpp", "if («option.form == config::Form::none» || !option.section", "true",
+  "conformance_tests cli_launch_env", each="option.name",
+  of=("fsdp_version", "fsdp_sharding_strategy", "fsdp_auto_wrap_policy", "fsdp_offload_params", "fsdp_state_dict_type",
+      "dynamo_mode", "megatron_lm_tp_degree", "zero_stage", "offload_optimizer_device",
+      "parallelism_config_dp_replicate_size"))
+F("launch --gradient_accumulation_steps", "src/launch/job/environment.cpp",
+  'if (const auto steps = settings.integer("gradient_accumulation_steps")) '
+  '«env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = std::to_string(*steps);» if (launcher == Launcher::deepspeed)', "",
+  "launch_tests LaunchEnvironment.AccumulationStepsArePassedOn")
+F("launch --mixed_precision", "src/launch/job/environment.cpp",
+  'Variables env{{"ACCELERATE_MIXED_PRECISION", «precision»}};', 'std::string("no")',
+  "conformance_tests cli_launch_env")
+F("launch --debug", "src/launch/job/environment.cpp",
+  'if (precision == "fp8") add_fp8(env, settings); if («settings.on("debug")»)', "false",
+  "conformance_tests cli_launch_env")
+F("launch --num_cpu_threads_per_process", "src/launch/job/settings.cpp", "threads_ = «*given»;", "int64_t{1}",
+  "conformance_tests cli_launch_env")
+F("launch --max_restarts", "src/launch/job/job.cpp", 'job.max_restarts = «s["max_restarts"].get<int64_t>()»;',
+  "int64_t{0}", "launch_tests LaunchOptions.FieldsAreShortForSettings")
+F("launch --grace_seconds", "src/launch/job/job.cpp", 'job.grace = read_seconds(s, «"grace_seconds"»);',
+  '"monitor_interval"', "launch_tests LaunchOptions.FieldsAreShortForSettings")
+F("launch --monitor_interval", "src/launch/job/job.cpp",
+  'job.monitor_interval = read_seconds(s, «"monitor_interval"»);', '"grace_seconds"',
+  "launch_tests LaunchOptions.FieldsAreShortForSettings")
+file = "src/config/config.cpp"
+tpu = "plugins_tests TpuFields.ComeFromTheFile"
+F("TpuConfig::name", file, 'text_of(config[«"tpu_name"»]);', '"tpu_zone"', tpu)
+F("TpuConfig::zone", file, 'text_of(config[«"tpu_zone"»]);', '"tpu_name"', tpu)
+F("TpuConfig::command_file", file, 'text_of(config[«"command_file"»]);', '"tpu_name"', tpu)
+F("TpuConfig::commands", file, 'if («config["commands"].is_array()»)', "false", tpu)
+
+# ---- generation
+file = "src/models/generation/beam_search.cpp"
+parity = "generate_tests GenerateParity.GreedyAndBeamsOfLlamaGpt2AndT5"
+F("GenerationConfig::early_stopping never", file,
+  "= «config.early_stopping == EarlyStopping::never» && config.length_penalty", "false", parity)
+F("GenerationConfig::early_stopping", file, "(all_full && «config.early_stopping == EarlyStopping::yes»)", "false",
+  parity)
+F("GenerationConfig::early_stopping", file,
+  "!row.improvable || («config.early_stopping == EarlyStopping::yes» && full(row))", "false", parity)
+F("GenerationConfig::length_penalty", file, "static_cast<double>(length), «config.length_penalty»", "1.0", parity)
+F("GenerationConfig::num_beams", "src/models/generation/generate.cpp", "if («config.num_beams > 1») {", "false", parity)
+file = "src/models/generation/logits.cpp"
+scores = "generate_tests GenerateParity.ScoresAreProcessedAlike"
+F("GenerationConfig::repetition_penalty", file, "if («config.repetition_penalty != 1»)", "false", scores)
+F("GenerationConfig::min_new_tokens", file, "if (new_tokens < «config.min_new_tokens»)", "int64_t{0}", scores)
+F("GenerationConfig::temperature", file, "if («config.temperature != 1»)", "false", scores)
+F("GenerationConfig::top_k", file, "if («config.top_k > 0»)", "false", scores)
+F("GenerationConfig::top_p", file, "if («config.top_p < 1»)", "false", scores)
+
+x = "generate_tests Generate."
+file = "src/models/generation/generate.cpp"
+F("GenerationConfig::do_sample", file, "auto chosen = «config.do_sample» ?", "false", x + "DrawsFromTheDistribution")
+F("GenerationConfig::eos_token_id", file, "if («!config.eos_token_id.empty()») ended |=", "false",
+  x + "GreedyStopsAtEndTokensAndPads")
+F("GenerationConfig::pad_token_id", file,
+  "padding = «config.pad_token_id.value_or(config.eos_token_id.empty() ? 0 : config.eos_token_id.front())»;",
+  "int64_t{1}", x + "GreedyStopsAtEndTokensAndPads")
+F("GenerationConfig::max_new_tokens", file, "prompt + «*config.max_new_tokens» :", "int64_t{1}",
+  x + "GreedyStopsAtEndTokensAndPads")
+F("GenerationConfig::max_length", file, ": «*config.max_length»;", "prompt + 1", x + "TheEndOfTheContextIsAnError")
+F("GenerationConfig::stop_strings", "src/models/generation/stop_strings.cpp", "strings_(«config.stop_strings»)",
+  "decltype(config.stop_strings)()", x + "StopStringsEndRowsWithTheirToken")
+F("GenerateOptions::attention_mask", file, "without_padding(input_ids, «options.attention_mask»)", "at::Tensor()",
+  x + "PaddingIsNoRepetition")
+F("GenerateOptions::generator", file, "/*replacement=*/false, «options.generator»)", "std::optional<at::Generator>()",
+  x + "ASeedGivesTheSameTokens")
+F("GenerateOptions::on_tokens", file, "if («options.on_tokens && !options.on_tokens(chosen)») break;", "false",
+  x + "CallbackSeesTokensAndCanStop")
+F("GenerateOptions::tokenizer", file, "stops(config, «options.tokenizer»);", "decltype(options.tokenizer)()",
+  x + "StopStringsEndRowsWithTheirToken")
+F("GenerateOptions::max_positions", file,
+  "«if (options.max_positions) check_context(prompt, max_length, *options.max_positions);»", "",
+  x + "TheEndOfTheContextIsAnError")
+
+# ---- WordPiece
+file = "src/models/wordpiece.cpp"
+words = "options_tests OptionsOfModels.WordPiece"
+F("WordPieceOptions::unk_token", file, "unk = ids.at(«options.unk_token»);", 'std::string("[UNK]")', words)
+F("WordPieceOptions::cls_token", file, "cls = ids.at(«options.cls_token»);", 'std::string("[CLS]")', words)
+F("WordPieceOptions::sep_token", file, "sep = ids.at(«options.sep_token»);", 'std::string("[SEP]")', words)
+F("WordPieceOptions::pad_token", file, "pad = ids.at(«options.pad_token»);", 'std::string("[PAD]")', words)
+F("WordPieceOptions::mask_token", file, "&options.pad_token, «&options.mask_token»}) {", "&options.pad_token", words)
+F("WordPieceOptions::max_input_chars_per_word", file, "code_points(word) > «options.max_input_chars_per_word»",
+  "int64_t{100}", words)
+F("WordPieceOptions::tokenize_chinese_chars", file,
+  "value_or(options.do_lower_case), «options.tokenize_chinese_chars»}", "true", words)
+F("WordPieceOptions::do_lower_case", file, "{«options.do_lower_case», options.strip_accents.value_or", "true",
+  "wordpiece_tests WordPiece.CasedModelsKeepCaseAndAccents")
+F("WordPieceOptions::strip_accents", file, "«options.strip_accents.value_or(options.do_lower_case)», options.tokenize",
+  "options.do_lower_case", "wordpiece_tests WordPiece.CasedModelsKeepCaseAndAccents")
+F("WordPieceOptions::model_max_length", file, "how.max_length.value_or(«options.model_max_length»);", "int64_t{512}",
+  "wordpiece_tests WordPiece.TemplatesTruncationAndPadding")
+F("EncodeOptions::truncation", file, "if («how.truncation») {", "false",
+  "wordpiece_tests WordPiece.TemplatesTruncationAndPadding")
+F("EncodeOptions::padding", file, "if («how.padding == Padding::max_length» &&", "false",
+  "wordpiece_tests WordPiece.TemplatesTruncationAndPadding")
+F("EncodeOptions::add_special_tokens", file, "if («how.add_special_tokens») ids.push_back(cls);", "true",
+  "wordpiece_tests WordPiece.TemplatesTruncationAndPadding")
+
+# ---- models' configurations, as far as single places read them
+file = "src/models/gpt2.cpp"
+gpt2 = "options_tests OptionsOfModels.Gpt2"
+F("GPT2Config::attn_pdrop", file, "is_training() ? «config_.attn_pdrop» : 0.0", "0.0", gpt2)
+F("GPT2Config::embd_pdrop", file, "wpe_(positions), «config_.embd_pdrop», is_training()", "0.0", gpt2)
+F("GPT2Config::resid_pdrop of attention", file, "c_proj_->forward(attended), «config_.resid_pdrop», is_training()",
+  "0.1", gpt2)
+F("GPT2Config::activation_function", file, "find_activation(«config.activation_function»)", 'std::string("gelu_new")',
+  gpt2)
+F("GPT2Config::scale_attn_weights", file, "«config_.scale_attn_weights» ? 1 / std::sqrt", "true", gpt2)
+F("GPT2Config::scale_attn_by_inverse_layer_idx", file, "if («config_.scale_attn_by_inverse_layer_idx»)", "false", gpt2)
+file = "src/models/llama.cpp"
+llama = "options_tests OptionsOfModels.Llama"
+F("LlamaConfig::attention_dropout", file, "is_training() ? «config_.attention_dropout» : 0.0", "0.0", llama)
+F("LlamaConfig::attention_bias", file, "all, config_.hidden_size, «config_.attention_bias»)", "false", llama)
+F("LlamaConfig::qkv_bias", file, "const bool bias = config_.attention_bias || «config_.qkv_bias»;", "false", llama)
+F("LlamaConfig::mlp_bias", file,
+  '"up_proj", std::make_shared<Dense>(config_.hidden_size, config_.intermediate_size, «config_.mlp_bias»)', "false",
+  llama)
+F("LlamaConfig::num_local_experts", file, "if («config_.num_local_experts») { experts_", "0", llama)
+file = "src/models/bert.cpp"
+bert = "options_tests OptionsOfModels.Bert"
+F("BertConfig::attention_probs_dropout_prob", file, "is_training() ? «config_.attention_probs_dropout_prob» : 0.0",
+  "0.0", bert)
+F("BertConfig::classifier_dropout", file, "pooled, «config_.classifier_dropout.value_or(config_.hidden_dropout_prob)»,",
+  "config_.hidden_dropout_prob", bert)
+F("BertConfig::type_vocab_size", file, "make_embedding(«config_.type_vocab_size», config_.hidden_size)", "int64_t{2}",
+  bert)
+
+# ---- models of any size, the rest
+file = "src/bigmodel/dispatch.cpp"
+F("DispatchOptions::offload_buffers", file,
+  ".main = main_of(map, options.main_device), .offload_buffers = «options.offload_buffers»,", "false",
+  b + "BuffersTravelWhereTheyAreOffloaded")
+F("LoadAndDispatchOptions::offload_buffers", file,
+  ".main = main_of(map, std::nullopt), .offload_buffers = «options.offload_buffers»,", "false",
+  b + "BuffersTravelWhereTheyAreOffloaded")
+F("OffloadAllOptions::offload_buffers", file,
+  ".offload_index = std::nullopt, .offload_buffers = «options.offload_buffers»,", "false",
+  b + "BuffersTravelWhereTheyAreOffloaded")
+F("OffloadAllOptions::state_dict", file, ".state_dict = «options.state_dict»,", "decltype(options.state_dict)()",
+  w + "ValuesMayComeFromAStateDict")
+F("LoadAndDispatchOptions::dtype", file, "loading{.device_map = std::nullopt, .dtype = «options.dtype»,",
+  "std::optional<at::ScalarType>()", b + "CheckpointsAreConvertedAndNeedNotFit")
+F("LoadAndDispatchOptions::keep_in_fp32_modules", file, ".keep_in_fp32_modules = «options.keep_in_fp32_modules»,",
+  "std::vector<std::string>()", b + "CheckpointsAreConvertedAndNeedNotFit")
+F("LoadAndDispatchOptions::strict", file, ".strict = «options.strict»}", "true",
+  b + "CheckpointsAreConvertedAndNeedNotFit")
+F("LoadAndDispatchOptions::offload_folder", file,
+  "if (!tensor.bytes || («converted && !options.offload_folder.empty()»)) {", "false",
+  w + "OtherDtypesAreConvertedAtEachUseOrOnceInAFolder")
+F("LoadAndDispatchOptions::no_split_module_classes", file,
+  "map_options{.max_memory = options.max_memory, .no_split_module_classes = «options.no_split_module_classes»,",
+  "std::vector<std::string>()", w + "StrategiesPlaceByMemory")
+F("OffloadOptions::prefetch", file,
+  "«settings_.offload.prefetch.value_or(std::clamp<int64_t>(bytes / 4 / largest, 1, 8))»",
+  "std::clamp<int64_t>(bytes / 4 / largest, 1, 8)", b + "UnitsAreFetchedAheadAsFarAsIsAskedFor")
+F("OffloadOptions::scratch", file, ".scratch = «settings_.offload.scratch»,", "std::filesystem::path()",
+  b + "ChangesGoToTheScratchFolder")
+F("OffloadedWeightsLoaderOptions::state_dict", "src/bigmodel/offload.cpp",
+  "content->in_memory = «std::move(options.state_dict)»;", "decltype(options.state_dict)()",
+  "bigmodel_tests OffloadFolder.WhatIsInMemoryGoesFirst")
+F("SizeOptions::special_dtypes", "src/bigmodel/sizes.cpp",
+  "if (const auto special = options.special_dtypes.find(name); «special != options.special_dtypes.end()»)", "false",
+  "conformance_tests module_sizes")
+F("DeviceMapOptions::clean_result", "src/bigmodel/infer_device_map.cpp", "return «options_.clean_result» ?", "true",
+  "conformance_tests infer_auto_device_map")
+F("DeviceMapOptions::fallback_allocation", "src/bigmodel/infer_device_map.cpp", "&& «options_.fallback_allocation» &&",
+  "false", "conformance_tests device_map_misc")
+
+# ---- schedules and padding, the rest
+file = "src/optim/reduce_lr_on_plateau.cpp"
+F("ReduceLROnPlateauOptions::maximize", file, "return «options_.maximize» ? metric > bar", "false", e)
+F("ReduceLROnPlateauOptions::threshold", file, "options_.maximize ? «options_.threshold» : -options_.threshold;",
+  "1e-4", e)
+F("ReduceLROnPlateauOptions::threshold", file, "options_.maximize ? options_.threshold : «-options_.threshold»;",
+  "-1e-4", e)
+F("ReduceLROnPlateauOptions::absolute_threshold", file, "= «options_.absolute_threshold» ? best_ + margin", "false", e)
+file = "src/optim/one_cycle.cpp"
+F("OneCycleOptions::total_steps", file, "options.total_steps ? «*options.total_steps» :", "int64_t{17}", e)
+F("OneCycleOptions::epochs", file, ": «*options.epochs» *", "int64_t{5}",
+  "optim_tests AcceleratedSchedulerTest.OneCycleNeverPassesItsEnd")
+F("OneCycleOptions::steps_per_epoch", file, "*options.epochs * «*options.steps_per_epoch»;", "int64_t{7}",
+  "optim_tests AcceleratedSchedulerTest.OneCycleNeverPassesItsEnd")
+file = "src/utils/ops.cpp"
+pad = "comm_tests Comm.PadAcrossProcesses"
+F("PadOptions::dim", file, "pad_to(const at::Tensor& tensor, int64_t size, const PadOptions& options) { "
+  "const int64_t dim = «options.dim < 0 ? options.dim + tensor.dim() : options.dim»;", "int64_t{0}", pad)
+F("PadOptions::pad_index", file, "at::full(sizes, «options.pad_index», tensor.options());", "0", pad)
+F("PadOptions::pad_first", file, "narrow(dim, «options.pad_first» ? missing", "false", pad)
+
+F("EncodeOptions::max_length", "src/models/wordpiece.cpp", "limit = «how.max_length».value_or(",
+  "std::optional<int64_t>()", "wordpiece_tests WordPiece.TemplatesTruncationAndPadding")
+F("OffloadedWeightsLoaderOptions::index", "src/bigmodel/offload.cpp", "for (auto& [name, weight] : «*options.index») {",
+  "OffloadIndex()", "bigmodel_tests OffloadFolder.WhatIsInMemoryGoesFirst")
+F("LoadCheckpointOptions::offload_buffers", "src/bigmodel/loading.cpp",
+  "(!target.is_buffer || «options.offload_buffers»);", "false",
+  "bigmodel_tests LoadCheckpoint.PartsOnDiskLieInTheFileAndComputeAlike")
+F("LoadCheckpointOptions::offload_folder", "src/bigmodel/loading.cpp",
+  "const auto& folder = «plan.options.offload_folder»;", 'std::filesystem::path("elsewhere")',
+  "bigmodel_tests LoadCheckpoint.PartsOnDiskLieInTheFileAndComputeAlike")
+F("PippyOptions::no_split_module_classes", "src/parallel/pipeline/plan.cpp",
+  "const auto& classes = «options.no_split_module_classes»;", "std::vector<std::string>()",
+  "pipeline_tests Pipeline.WrongSplitPointsAreNamed")
+F("DryRunOptions::process_index", "src/accelerator/dry_run.cpp",
+  ".process_index = «options.process_index», .num_processes = options.num_processes, .traffic", "int64_t{0}",
+  "dry_run_tests DryRun.AllRanksHaveTheSameToDo")
+F("MaterializeOptions::device", "src/residency/deferred/materialize.cpp",
+  "if («options.device && options.device->is_meta()») return", "false", "dry_run_tests DryRun.AllRanksHaveTheSameToDo")
+file = "src/residency/activations/offload.cpp"
+F("ActivationOffloadOptions::directory", file, "if («!options.directory && !residency::current_accelerator()») return;",
+  "!residency::current_accelerator()", "activations_tests ActivationOffloadTest.MemoryFallsAndIsFetchedAheadInBackward")
+F("ActivationOffloadOptions::keep", file, "return «options_.keep && options_.keep(tensor)»;", "false",
+  "activations_tests ActivationOffloadTest.ParametersTheirViewsAndSmallTensorsStay")
+F("ActivationOffloadOptions::max_pending_bytes", file,
+  "make_disk_home(*options.directory, «options.max_pending_bytes»)", "std::numeric_limits<int64_t>::max()",
+  "activations_tests ActivationOffloadTest.MemoryFallsAndIsFetchedAheadInBackward")
+
+# ---- merging
+file = "src/checkpoint/merge_fsdp_weights.cpp"
+merge = "fsdp_state_tests FsdpState.SaveModelAndMerge"
+F("MergeFsdpWeightsOptions::safe_serialization", file, "if («options_.safe_serialization») write_safetensors", "true",
+  merge)
+F("MergeFsdpWeightsOptions::max_shard_size", file, "max_bytes = «options_.max_shard_size» ?",
+  "std::optional<std::string>()", merge)
+F("MergeFsdpWeightsOptions::remove_checkpoint_dir", file,
+  "«if (options.remove_checkpoint_dir) fs::remove_all(folder);»", "", merge)
+
+# Options without a fault, by struct or Struct::field, and why.
+WITHOUT = {name: why for why, names in {
+    "settings of another program: tests compare what it is given, field by field":
+        "MegatronLMPlugin DeepSpeedPlugin ProfileKwargs TorchDynamoPlugin TorchTensorParallelConfig "
+        "TorchContextParallelConfig DeepSpeedSequenceParallelConfig",
+    "of a model: its numbers are compared with transformers', and options_models_test.cpp says what fields change":
+        "BertConfig GPT2Config LlamaConfig BertModelOptions BertLoadOptions LlamaLoadOptions AutoLoadOptions",
+    "a struct whose fields have faults":
+        "AcceleratorOptions::project_config PartialStateOptions::process_group DispatchOptions::offload "
+        "LoadAndDispatchOptions::offload OffloadAllOptions::offload",
+    "pinned memory, which needs a GPU":
+        "CPUOffload::pin_memory DataLoaderOptions::pin_memory ActivationOffloadOptions::pin_memory",
+    "read in a header, which tests compile themselves": "FindBatchSizeOptions RandomSamplerOptions::num_samples",
+    "compared with the reference, case by case (tests/conformance)":
+        "ParallelismConfig BalancedMemoryOptions::special_dtypes DeviceMapOptions::offload_buffers "
+        "IterableDatasetShardOptions::batch_size IterableDatasetShardOptions::split_batches MixedPrecision::preset",
+    "filled in or printed, not acted on": "DeviceMapOptions::verbose DeviceMapOptions::report",
+    "the original parameters are always kept; version 2 warns": "FullyShardedDataParallelPlugin::use_orig_params",
+    "without it nothing runs, or there is an error": "LaunchOptions::command LaunchOptions::config_file",
+    "its fault has the name of its setting, grace_seconds": "LaunchOptions::grace",
+}.items() for name in names.split()}
