@@ -12,7 +12,9 @@ reason for having none.
 
 The copy is built in --copy (build/mutants here), preset release; what ccache has is not compiled again.
 
-usage: mutate.py [--check] [--copy FOLDER] [--jobs N] [--build-only | --run-only] [NAME ...]
+--others says for each fault which tests of other faults fail as well: the proof that a test is about its option.
+
+usage: mutate.py [--check] [--copy FOLDER] [--jobs N] [--build-only | --run-only] [--others] [NAME ...]
 """
 import argparse
 import collections
@@ -184,7 +186,18 @@ def run_test(copy, test, fault=""):
     return process.returncode == 0, output, time.monotonic() - begin
 
 
-def run(copy, runs):
+def others_that_fail(copy, its_tests, all_tests, name):
+    """Tests of other faults, of the same binaries, that this fault fails as well."""
+    failing = []
+    for binary in {test.split()[0] for test in its_tests} - {"conformance_tests"}:
+        others = [test.partition(" ")[2] for test in all_tests if test.split()[0] == binary and test not in its_tests]
+        if others:
+            output = run_test(copy, f"{binary} {':'.join(others)}", name)[1]
+            failing += sorted(set(re.findall(r"^\[  FAILED  \] (\w+\.\w+)", output, re.M)))
+    return failing
+
+
+def run(copy, runs, others=False):
     survived, broken = [], set()
     tests = sorted({test for its_tests in runs.values() for test in its_tests})
     for number, test in enumerate(tests, 1):
@@ -203,6 +216,8 @@ def run(copy, runs):
             print(f"[{number}/{len(runs)}] {found}: {name} by {test} ({seconds:.1f} s)", flush=True)
             if passed:
                 survived.append(f"{name}, which {test} does not notice")
+        if others and (failing := others_that_fail(copy, its_tests, tests, name)):
+            print(f"    also fails: {' '.join(failing)}", flush=True)
     for line in survived:
         print(f"survived: {line}")
     for test in sorted(broken):
@@ -217,6 +232,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="only look whether the list fits the sources")
     parser.add_argument("--copy", type=pathlib.Path, default=ROOT / "build/mutants", help="where the copy is built")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
+    parser.add_argument("--others", action="store_true", help="say which tests of other faults fail, too")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--run-only", action="store_true", help="of the copy as it is")
     options = parser.parse_args()
@@ -233,7 +249,7 @@ def main():
     if not options.run_only:
         copy_tree(copy, listed.FAULTS)
         build(copy, {test.split()[0] for its_tests in runs.values() for test in its_tests}, options.jobs)
-    return 0 if options.build_only else run(copy, runs)
+    return 0 if options.build_only else run(copy, runs, options.others)
 
 
 if __name__ == "__main__":
