@@ -57,7 +57,7 @@ def place_of(fault, source):
 def replacement(fault, right):
     name = f'std::string("{fault.name}") + {fault.each}' if fault.each else f'"{fault.name}"'
     active = f"mutations::fault({name})"
-    if right.rstrip().endswith((";", "}")):
+    if right.rstrip().endswith(";"):
         return f"{{ if ({active}) {{ {fault.wrong} }} else {{ {right} }} }}"
     return f"({active} ? ({fault.wrong}) : ({right}))"
 
