@@ -103,6 +103,7 @@ class Reader {
         result_.given.emplace_back(option->name, words_[++next_]);
       return;
     }
+    if (!attached && option->bare) return void(result_.given.emplace_back(option->name, option->bare));
     if (!attached) {
       const bool negative_number = next_ + 1 < words_.size() && words_[next_ + 1].size() > 1 &&
                                    words_[next_ + 1][0] == '-' &&
@@ -188,6 +189,7 @@ std::string help(const CommandTable& table) {
         if (spelling.find('-', 2) == std::string::npos || option.positional())
           left += (left.empty() ? "" : ", ") + spelling;
       if (option.positional()) left = option.value;
+      else if (option.bare) left += fmt::format("[={}]", option.value);
       else if (option.takes_value())
         left += " " + std::string(option.value                                                     ? option.value
                                   : option.choices && std::string_view(option.choices).size() < 30 ? option.choices

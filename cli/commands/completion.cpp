@@ -55,7 +55,7 @@ void bash() {
   std::map<std::string, std::string> seen;  // one list of choices per spelling
   for (const auto& table : command_tables())
     for_each(table, [&](const Option& option) {
-      if (option.choices)
+      if (option.choices && !option.bare)
         for (const auto& spelling : offered(option)) seen.emplace(spelling, spaced(option.choices));
     });
   for (const auto& [spelling, choices] : seen)
@@ -94,7 +94,7 @@ void zsh() {
       std::string help = option.help;
       for (const char* special : {"[", "]", ":"})
         for (size_t at = 0; (at = help.find(special, at)) != std::string::npos; at += 2) help.insert(at, "\\");
-      const std::string after = !option.takes_value()
+      const std::string after = !option.takes_value() || option.bare
                                     ? ""
                                     : ":" + std::string(option.value ? option.value : "value") + ":" +
                                           (option.choices ? "(" + spaced(option.choices) + ")" : "_files");
@@ -125,8 +125,8 @@ void fish() {
       for (const auto& spelling : offered(option))
         std::printf(spelling.starts_with("--") ? " -l %s" : " -s %s",
                     spelling.substr(spelling.starts_with("--") ? 2 : 1).c_str());
-      if (option.choices) std::printf(" -x -a %s", quoted(spaced(option.choices)).c_str());
-      else if (option.takes_value()) std::printf(" -r");
+      if (option.choices && !option.bare) std::printf(" -x -a %s", quoted(spaced(option.choices)).c_str());
+      else if (option.takes_value() && !option.bare) std::printf(" -r");
       std::printf(" -d %s\n", quoted(option.help).c_str());
     });
   }

@@ -18,6 +18,7 @@ std::string names_of(const Option& option) {
       names += (names.empty() ? "" : ", ") + spelling;
   if (option.positional()) return option.value;
   if (names.empty()) return "";
+  if (option.bare) return names + "[=" + option.value + "]";
   return names + (option.takes_value() && option.value ? " " + std::string(option.value) : "");
 }
 
@@ -56,7 +57,7 @@ constexpr std::pair<const char*, const char*> kExitCodes[] = {
     {"64",
      "a mistake on the command line, in a config file or in a variable; machines that were started with different "
      "settings, or with another token"},
-    {"65", "damaged files"},
+    {"65", "damaged files; with --receipts=strict, a setting that was asked for and had no effect"},
     {"69", "a machine was lost, or the one that hosts the rendezvous has gone"},
     {"70", "a defect of this program"},
     {"71",

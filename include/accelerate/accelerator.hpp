@@ -34,6 +34,7 @@
 #include "accelerate/state.hpp"
 #include "accelerate/utils/given.hpp"
 #include "accelerate/utils/kwargs.hpp"
+#include "accelerate/utils/receipts.hpp"
 #include "accelerate/utils/split.hpp"
 
 namespace torch::data {
@@ -423,8 +424,12 @@ class ACCELERATE_API Accelerator {
   void init_trackers(const std::string& project_name, const std::map<std::string, std::string>& config = {});
   /// Sends values to all trackers, on the main process.
   void log(const std::map<std::string, double>& values, std::optional<int64_t> step = std::nullopt);
-  /// Closes all trackers and waits for everyone. Collective.
+  /// Closes all trackers and waits for everyone. Collective. With ACCELERATE_RECEIPTS=1 the main process prints its
+  /// receipts; where this is never called, the Accelerator's destructor or the process's end does.
   void end_training();
+  /// What each setting of this run did up to now, on this rank: settings, where they come from, and their effect in
+  /// numbers (see utils/receipts.hpp). Numbers are of the whole process. Not collective.
+  Receipts receipts() const;
 
  private:
   struct Impl;
@@ -468,6 +473,9 @@ class ACCELERATE_API Accelerator {
   void join(const parallel::Engines& models, const std::function<void()>& loop, std::optional<bool> even_batches);
   void run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options);
   void check_belonging();
+  void expect_receipts() const;
+  void give_receipts() const noexcept;
+  void forget_receipts() const noexcept;
   std::map<std::string, at::Tensor> state_dict_of(const ModelRef& model) const;
   void save_model_files(const ModelRef& model, const std::filesystem::path& folder, const std::string& max_shard_size,
                         bool safe_serialization) const;

@@ -8,6 +8,7 @@
 #include "accelerate/utils/memory.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "accelerator/recording.hpp"
+#include "utils/counts.hpp"
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
 
@@ -59,7 +60,7 @@ void warn_of_missing_compiler() {
 at::DeviceType computing_device(const at::Device& device) { return device.is_meta() ? at::kCPU : device.type(); }
 
 Accelerator::Impl::Impl(AcceleratorOptions given)
-    : options(std::move(given)), exceptions_at_start(std::uncaught_exceptions()) {
+    : asked(given), options(std::move(given)), exceptions_at_start(std::uncaught_exceptions()) {
   std::array<bool, std::variant_size_v<KwargsHandler>> seen{};
   for (const auto& handler : options.kwargs_handlers) {
     if (std::exchange(seen[handler.index()], true))
@@ -116,11 +117,17 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   share(options);
 }
 
-Accelerator::Accelerator(AcceleratorOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+Accelerator::Accelerator(AcceleratorOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
+  expect_receipts();
+}
 
 Accelerator::~Accelerator() {
-  if (std::uncaught_exceptions() > impl_->exceptions_at_start && !leave_announcement_to_record())
-    impl_->state->abort("an exception ended its training");
+  if (std::uncaught_exceptions() <= impl_->exceptions_at_start) {
+    give_receipts();
+    return;
+  }
+  forget_receipts();  // those of half a training
+  if (!leave_announcement_to_record()) impl_->state->abort("an exception ended its training");
 }
 
 const AcceleratorState& Accelerator::state() const { return *impl_->state; }
@@ -214,6 +221,7 @@ void Accelerator::init_trackers(const std::string& project_name, const std::map<
     auto tracker = make_tracker(name, project_name, logging_dir());
     if (!config.empty()) tracker->store_init_configuration(config);
     impl_->trackers.push_back(std::move(tracker));
+    counts::add(counts::Count::trackers);
   }
 }
 
@@ -225,6 +233,7 @@ void Accelerator::end_training() {
   for (const auto& tracker : impl_->trackers) tracker->finish();
   impl_->trackers.clear();
   wait_for_everyone();
+  give_receipts();
 }
 
 }  // namespace accelerate

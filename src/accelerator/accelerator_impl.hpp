@@ -16,6 +16,7 @@ at::DeviceType computing_device(const at::Device& device);
 struct Accelerator::Impl {
   explicit Impl(AcceleratorOptions given);
 
+  const AcceleratorOptions asked;  ///< as the program gave them
   AcceleratorOptions options;
   DistributedDataParallelKwargs ddp;
   GradScalerKwargs scaling;

@@ -6,6 +6,7 @@
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"
 #include "run_state/whole_stream.hpp"
+#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -127,6 +128,8 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
                    .num_steps = impl_->gradients->num_steps(),
                    .device = device()});
   checkpoint.publish();  // nobody goes on, or reads, before it is complete
+  if (named) counts::add(counts::Count::automatic_checkpoints);
+  if (writes && !is_main_process()) counts::add(counts::Count::copies_on_nodes);
   ++project.iteration;
   // The reference prunes first; a crash while writing then costs an old checkpoint as well as the new one.
   if (writes && named && project.total_limit)
@@ -168,11 +171,13 @@ std::shared_ptr<detail::PreparedModel> model_in_pieces(const run_state::RunState
 
 std::map<std::string, at::Tensor> Accelerator::state_dict_of(const ModelRef& model) const {
   const auto in_pieces = model_in_pieces(impl_->run, model);
+  if (in_pieces) counts::add(counts::Count::whole_states);
   return in_pieces ? run_state::whole_state(*in_pieces, impl_->engine->state_dict_config())
                    : checkpointing::state_dict(model);
 }
 
 c10::IValue Accelerator::get_optimizer_state_dict(const AcceleratedOptimizer& optimizer) const {
+  counts::add(counts::Count::whole_optimizer_states);
   return run_state::whole_state(optimizer, impl_->run.models, impl_->engine->optim_state_dict_config());
 }
 

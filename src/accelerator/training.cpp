@@ -10,20 +10,34 @@
 #include "accelerator/accelerator_impl.hpp"
 #include "parallel/gradients.hpp"
 #include "parallel/join.hpp"
+#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
 
+using counts::Count;
+
 Scope Accelerator::begin_accumulate(const parallel::Engines& models) {
   const auto& gradients = gradient_state();
-  if (gradients.sync_with_dataloader() && gradients.end_of_dataloader()) {
+  const bool due = (impl_->run.step + 1) % gradients.num_steps() == 0, at_end = gradients.end_of_dataloader();
+  counts::add(Count::micro_steps);
+  if (at_end && !due)
+    counts::add(gradients.sync_with_dataloader() ? Count::loader_end_synchronisations : Count::loader_ends_passed);
+  if (gradients.sync_with_dataloader() && at_end) {
     impl_->run.step = 0;
     gradients.set_sync_gradients(true);
   } else {
     ++impl_->run.step;
-    gradients.set_sync_gradients(impl_->run.step % gradients.num_steps() == 0);
+    gradients.set_sync_gradients(due);
   }
-  if (gradients.sync_gradients() || (use_distributed() && gradients.sync_each_batch())) return Scope();
+  if (gradients.sync_gradients()) {
+    counts::add(Count::synchronised_steps);
+    return Scope();
+  }
+  if (use_distributed() && gradients.sync_each_batch()) {
+    counts::add(Count::early_synchronisations);
+    return Scope();
+  }
   return suspend_sync(models);
 }
 
@@ -86,6 +100,7 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
         "to GradientAverage::tokens, or leave it out");
   if (num_items < 0) raise<ConfigError>("backward: num_items is {}, expected 0 or more", num_items);
   impl_->run.num_items += static_cast<double>(num_items);
+  counts::add(Count::items, num_items);
   // The mean times its count is a sum: sums of micro-steps and ranks add up, and are divided once by the count of all.
   run_backward(num_items == 0 ? loss.nan_to_num() : loss, static_cast<double>(num_items), options);
   if (!sync_gradients()) return;
@@ -166,6 +181,7 @@ void Accelerator::check_belonging() {
 }
 
 void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {
+  counts::add(Count::backwards);
   const at::Tensor weighted = weight == 1.0 ? loss : loss * weight;
   const at::Tensor scaled = impl_->run.scaler ? impl_->run.scaler->scale(weighted) : weighted;
   const auto engines = impl_->run.engines();

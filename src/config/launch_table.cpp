@@ -922,6 +922,14 @@ constexpr Option kOurs[] = {
      .kind = number,
      .value = "SECONDS",
      .help = "How often the monitor looks (default 1; without a terminal it prints every 10)"},
+    {.name = "receipts",
+     .kind = text,
+     .choices = "on|strict",
+     .value = "strict",
+     .help = "At the end, list what each setting did, and where it came from (docs/receipts.md). With =strict the exit "
+             "code is 65 if a setting that was asked for had no effect",
+     .bare = "on"},
+    {.name = "json", .kind = flag, .fallback = false, .help = "With --receipts: as JSON, all settings"},
 };
 
 /// In config files only.

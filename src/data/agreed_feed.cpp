@@ -3,6 +3,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/utils/archive.hpp"
 #include "feeds.hpp"
+#include "utils/counts.hpp"
 
 namespace accelerate::data::detail {
 
@@ -57,6 +58,7 @@ LoadedBatch AgreedFeed::shared_out(const AnyBatch& mine, int64_t samples) const 
   const int64_t each = (samples + ranks_ - 1) / ranks_;
   const AnyBatch joined = ops_.concat(all);
   const AnyBatch whole = ops_.complete(joined, joined, each * ranks_);
+  counts::add(counts::Count::samples_repeated, each * ranks_ - samples);
   return {ops_.slice(whole, each * rank_, each * (rank_ + 1), each * ranks_), samples};
 }
 

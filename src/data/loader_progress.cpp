@@ -9,6 +9,7 @@
 #include "accelerate/data/random.hpp"
 #include "accelerate/state.hpp"
 #include "draws.hpp"
+#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::data::detail {
@@ -167,6 +168,10 @@ void LoaderProgress::count_batch(bool last, const std::optional<int64_t>& remain
   if (!last) return;
   end_ = true;
   if (remainder) remainder_ = *remainder;
+  if (settings_.num_processes == 1 || settings_.dispatch || is_stream_ || remainder_ < 0) return;
+  if (remainder_ == 0) counts::add(counts::Count::even_passes);
+  else if (!even_batches()) counts::add(counts::Count::uneven_passes);
+  else counts::add(counts::Count::samples_repeated, *total_batch_size() - remainder_);
 }
 
 }  // namespace accelerate::data::detail

@@ -1,4 +1,5 @@
 #include "prepared_loader.hpp"
+#include "utils/counts.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -69,6 +70,7 @@ class PreparedLoader::Cursor final : public BatchCursor {
       throw;
     }
     loader_->count_batch(!ahead_ && !failed_, current_->remainder);
+    count();
     return &current_->batch;
   }
 
@@ -80,6 +82,17 @@ class PreparedLoader::Cursor final : public BatchCursor {
   }
 
  private:
+  /// What the batch that the loop gets now went through.
+  void count() const {
+    using counts::Count;
+    const PreparedSettings& settings = loader_->settings();
+    counts::add(Count::batches);
+    if (settings.num_processes == 1) return;
+    if (settings.config.split_batches) counts::add(Count::batches_split);
+    if (settings.dispatch) counts::add(Count::batches_dispatched);
+    else if (loader_->is_stream()) counts::add(Count::stream_batches);
+  }
+
   std::optional<LoadedBatch> read() {
     auto loaded = feed_->next();
     const PreparedSettings& settings = loader_->settings();
@@ -237,6 +250,7 @@ std::shared_ptr<PreparedStatus> prepare(const AnyDataLoader& loader, const Prepa
                                         SliceFunction<AnyBatch> slice) {
   const auto& core = loader.core();
   const PreparedSettings settings = resolve(options, *core);
+  counts::add(counts::Count::loaders);
   return std::make_shared<PreparedLoader>(core, settings, prepared_sampler(core->batches(), settings), std::move(slice),
                                           loader.skip());
 }

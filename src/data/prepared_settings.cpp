@@ -3,6 +3,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
 #include "draws.hpp"
+#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::data::detail {
@@ -49,13 +50,15 @@ std::shared_ptr<AnyBatchSampler> prepared_sampler(std::shared_ptr<AnyBatchSample
   if (settings.config.use_seedable_sampler) {
     const auto fixed = std::dynamic_pointer_cast<BatchSampler>(batches);
     const auto random = fixed ? std::dynamic_pointer_cast<RandomSampler>(fixed->sampler()) : nullptr;
-    if (random && !std::dynamic_pointer_cast<SeedableRandomSampler>(random))
+    if (random && !std::dynamic_pointer_cast<SeedableRandomSampler>(random)) {
+      counts::add(counts::Count::seedable_samplers);
       return std::make_shared<BatchSampler>(
           std::make_shared<SeedableRandomSampler>(random->data_size(), settings.config.data_seed,
                                                   RandomSamplerOptions{.replacement = random->options().replacement,
                                                                        .num_samples = random->options().num_samples,
                                                                        .generator = random->generator()}),
           *fixed->batch_size(), fixed->drop_last());
+    }
   }
   if (settings.num_processes > 1 && !settings.dispatch && batches->random() && !batches->generator())
     batches->set_generator(seeded_generator(draw_seed(std::nullopt)));

@@ -23,6 +23,7 @@
 #include "launch/starters/shell_text.hpp"
 #include "launch/starters/xla.hpp"
 #include "launch/supervise/log_files.hpp"
+#include "launch/supervise/receipts_desk.hpp"
 #include "launch/supervise/report.hpp"
 #include "launch/supervise/supervisor.hpp"
 #include "launch/system/output.hpp"
@@ -138,8 +139,9 @@ int launch(const LaunchOptions& options) {
   if (job.settings.threads_chosen() && launcher != Launcher::deepspeed && launcher != Launcher::tpu)
     say(job, fmt::format("OMP_NUM_THREADS={} for each process; --num_cpu_threads_per_process changes it",
                          job.settings.threads_per_process()));
-  if (job.needs_agent()) return launch_on_machines(job, host, command, monitor.get());
-  return launch_here(job, host, monitor.get());
+  const ReceiptsDesk receipts(job);
+  return receipts.close(job.needs_agent() ? launch_on_machines(job, host, command, monitor.get())
+                                          : launch_here(job, host, monitor.get()));
 }
 
 }  // namespace accelerate

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "accelerate/state.hpp"
+#include "utils/counts.hpp"
 
 namespace accelerate {
 
@@ -23,19 +24,30 @@ AcceleratedScheduler::AcceleratedScheduler(optim::Scheduler scheduler, std::vect
 
 void AcceleratedScheduler::step(std::optional<double> metric) const {
   const Impl& self = *impl_;
-  if (!self.step_with_optimizer) return self.scheduler.step(metric);
+  using counts::Count;
+  const auto step_once = [&] {
+    self.scheduler.step(metric);
+    counts::add(Count::schedule_steps);
+  };
+  if (!self.step_with_optimizer) {
+    counts::add(Count::schedule_steps_alone);
+    return step_once();
+  }
   if (!self.gradients.sync_gradients()) {
-    if (self.gradients.adjust_scheduler()) self.scheduler.schedule().count_step();
+    if (self.gradients.adjust_scheduler()) {
+      self.scheduler.schedule().count_step();
+      counts::add(Count::schedule_counts);
+    }
     return;
   }
   if (std::any_of(self.optimizers.begin(), self.optimizers.end(),
                   [](const auto& optimizer) { return optimizer.step_was_skipped(); }))
     return;
-  if (self.split_batches) return self.scheduler.step(metric);
+  if (self.split_batches) return step_once();
   const int64_t num_processes = PartialState().num_processes();
   for (int64_t i = 0; i < num_processes; ++i) {
     const auto total = self.scheduler.total_steps();
-    if (!total || self.scheduler.step_count() <= *total) self.scheduler.step(metric);
+    if (!total || self.scheduler.step_count() <= *total) step_once();
   }
 }
 

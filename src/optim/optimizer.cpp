@@ -12,6 +12,7 @@
 #include "accelerate/state.hpp"
 #include "optim/fused_step.hpp"
 #include "optim/optimizer_state.hpp"
+#include "utils/counts.hpp"
 #include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
 #include "utils/step_report.hpp"
@@ -112,6 +113,7 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   for (const auto& [owner, hooks] : self.hooks) hooks.before();
   at::Tensor loss = self.step_now(closure);
   for (const auto& [owner, hooks] : self.hooks) hooks.after();
+  counts::add(self.step_was_skipped ? counts::Count::steps_skipped : counts::Count::optimizer_steps);
   if (!self.step_was_skipped) report_optimizer_step(++self.steps);
   if (self.step_was_skipped) warn_of_skipped_steps(++self.skipped, *self.scaler);
   else self.skipped = 0;

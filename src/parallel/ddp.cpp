@@ -20,11 +20,14 @@
 #include "parallel/gradient_hook.hpp"
 #include "parallel/join.hpp"
 #include "parallel/verify_parameters.hpp"
+#include "utils/counts.hpp"
 #include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
 namespace {
+
+using counts::Count;
 
 constexpr int64_t kMiB = 1 << 20;
 constexpr size_t kBroadcastBytes = 250 * kMiB;
@@ -52,6 +55,8 @@ class BucketReducer final : public c10d::Reducer {
     const std::lock_guard lock(mutex_);
     return expect_autograd_hooks_;
   }
+  /// How many parameters the latest search found to take no part.
+  int64_t found_unused() const { return static_cast<int64_t>(unused_parameters_.size()); }
   /// Averaging has begun and waits for gradients that have not come.
   bool unfinished() const {
     const std::lock_guard lock(mutex_);
@@ -110,6 +115,9 @@ struct DistributedDataParallel::Impl {
     if (trained.front().is_meta()) kwargs.find_unused_parameters = true;
     const meta_memory::Purpose buckets_of(MemoryUse::gradients);
     const int64_t cap = kwargs.bucket_cap_mb * kMiB;
+    int64_t gradient_bytes = 0;
+    for (const auto& tensor : trained) gradient_bytes += static_cast<int64_t>(tensor.nbytes());
+    counts::most(Count::gradients_most, gradient_bytes);
     const std::vector<bool> sparse(trained.size(), false);
     // A static graph or unknown order: the Reducer regroups after the first backward, so the first grouping need not be
     // good.
@@ -172,7 +180,10 @@ struct DistributedDataParallel::Impl {
   void begin_step() {
     // Not before: the Reducer would count the gradients of earlier backwards without averaging into the graph that it
     // learns in the first one with it.
-    if (kwargs.static_graph && !std::exchange(graph_is_static, true)) reducer->set_static_graph();
+    if (kwargs.static_graph && !std::exchange(graph_is_static, true)) {
+      reducer->set_static_graph();
+      counts::add(Count::static_graphs);
+    }
     reducer->prepare_for_forward();
   }
 
@@ -180,6 +191,10 @@ struct DistributedDataParallel::Impl {
     check_finished();
     for (auto& parameter : trained_parameters) parameter.has_gradient = false;
     reducer->prepare_for_backward(roots);
+    if (searches_unused()) {
+      counts::add(Count::unused_searches);
+      counts::add(Count::unused_parameters, reducer->found_unused());
+    }
   }
 
   /// @throws ConfigError naming parameters that the last averaging backward waits for.
@@ -203,7 +218,11 @@ struct DistributedDataParallel::Impl {
               "DistributedDataParallelKwargs{.find_unused_parameters = true} to kwargs_handlers.");
   }
 
-  void sync_buffers(int64_t from) { broadcast_in_place(buffers, from); }
+  void sync_buffers(int64_t from) {
+    broadcast_in_place(buffers, from);
+    counts::add(Count::buffer_broadcasts);
+    for (const auto& buffer : buffers) counts::add(Count::buffer_bytes, static_cast<int64_t>(buffer.nbytes()));
+  }
 
   /// Sums {ranks that still train, ranks of those that will average} over all ranks; a joined rank adds nothing.
   std::pair<int64_t, int64_t> count_active(bool active) const {
@@ -245,7 +264,7 @@ DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, const 
   impl_->kwargs = kwargs;
   comm::world_group()->guard("prepare", [&] {
     broadcast_in_place(tensors_of(impl_->parameters), 0);
-    impl_->sync_buffers(0);
+    broadcast_in_place(impl_->buffers, 0);
     impl_->make_reducer();
   });
 }
@@ -265,8 +284,9 @@ void DistributedDataParallel::before_forward() {
     if (training && ddp.reducer) ddp.reducer->rebuild_buckets();
     // As in PyTorch, the first evaluating forward after training takes rank 0's buffers too, so that all ranks evaluate
     // one model.
-    if (ddp.kwargs.broadcast_buffers && ddp.forward_sync && !ddp.buffers.empty() && (training || !ddp.joining))
-      ddp.sync_buffers(ddp.joining ? last_candidate(true) : 0);
+    if (!ddp.forward_sync || ddp.buffers.empty() || (!training && ddp.joining)) return;
+    if (ddp.kwargs.broadcast_buffers) ddp.sync_buffers(ddp.joining ? last_candidate(true) : 0);
+    else counts::add(Count::buffers_left_alone);
   });
 }
 
@@ -310,7 +330,7 @@ bool DistributedDataParallel::shadow_step() {
 
 void DistributedDataParallel::finish_join(int64_t source) {
   broadcast_in_place(tensors_of(impl_->parameters), source);
-  impl_->sync_buffers(source);
+  broadcast_in_place(impl_->buffers, source);
 }
 
 namespace {

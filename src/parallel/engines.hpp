@@ -41,6 +41,8 @@ class ChosenEngine {
   /// Who gets a whole state dict that the program asks for, and where its tensors lie: of models and of optimizers.
   virtual StateDictConfig state_dict_config() const { return {.rank0_only = true}; }
   virtual StateDictConfig optim_state_dict_config() const { return {.rank0_only = true}; }
+  /// The plugin with every field decided, of an engine that shards; null otherwise.
+  virtual const FullyShardedDataParallelPlugin* sharding() const { return nullptr; }
   /// Axes of a ParallelismConfig that this engine splits besides those of the data: "tp", "cp", "sp".
   virtual bool splits(const std::string& /*axis*/) const { return false; }
   /// What the axes are checked against, of a job of so many ranks.

@@ -4,6 +4,7 @@
 
 #include "comm/group.hpp"
 #include "comm/shared_all_reduce.hpp"
+#include "utils/counts.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -16,6 +17,7 @@ class GradientHook : public c10d::CommHookInterface {
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
     at::Tensor buffer = bucket.getBufferRef();
     const bool compress = wire_ != at::ScalarType::Undefined && buffer.scalar_type() != wire_;
+    count(bucket, compress);
     if (buffer.is_cpu()) {
       at::Tensor averaged = compress ? buffer.to(wire_) : buffer;
       if (shared_.average_(bucket.getIndex(), averaged, static_cast<double>(group_->world_size()))) {
@@ -43,6 +45,19 @@ class GradientHook : public c10d::CommHookInterface {
   }
 
  private:
+  void count(const c10d::GradBucket& bucket, bool compress) const {
+    using counts::Count;
+    const at::Tensor& buffer = bucket.getBuffer();
+    const auto bytes = static_cast<int64_t>(buffer.nbytes());
+    counts::add(Count::gradient_buckets);
+    counts::add(Count::gradient_bytes, bytes);
+    counts::most(Count::bucket_bytes_most, bytes);
+    if (compress)
+      counts::add(Count::bytes_saved, bytes - buffer.numel() * static_cast<int64_t>(c10::elementSize(wire_)));
+    for (const at::Tensor& parameter : bucket.getParameters())
+      if (parameter.grad().defined() && parameter.grad().is_alias_of(buffer)) counts::add(Count::gradients_in_buckets);
+  }
+
   std::shared_ptr<comm::Group> group_;
   comm::SharedAllReduce shared_;
   at::ScalarType wire_;

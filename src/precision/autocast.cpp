@@ -1,6 +1,7 @@
 #include <ATen/autocast_mode.h>
 
 #include "accelerate/precision.hpp"
+#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -42,7 +43,9 @@ AutocastGuard::AutocastGuard(at::DeviceType device_type, std::optional<at::Scala
   previous_enabled_ = at::autocast::is_autocast_enabled(device_type);
   previous_dtype_ = at::autocast::get_autocast_dtype(device_type);
   previous_cache_enabled_ = at::autocast::is_autocast_cache_enabled();
-  at::autocast::set_autocast_enabled(device_type, kwargs.enabled && dtype.has_value());
+  const bool enabled = kwargs.enabled && dtype.has_value();
+  counts::add(enabled ? counts::Count::autocast_regions : counts::Count::regions_without_autocast);
+  at::autocast::set_autocast_enabled(device_type, enabled);
   if (dtype) at::autocast::set_autocast_dtype(device_type, *dtype);
   at::autocast::increment_nesting();
   at::autocast::set_autocast_cache_enabled(kwargs.cache_enabled.value_or(previous_cache_enabled_));

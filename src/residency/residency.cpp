@@ -9,6 +9,7 @@
 #include "accelerate/utils/error.hpp"
 #include "residency/counters.hpp"
 #include "residency/devices.hpp"
+#include "utils/counts.hpp"
 #include "utils/meta_memory.hpp"
 
 namespace accelerate::residency {
@@ -205,7 +206,7 @@ void Residency::start(Unit& unit) {
   }
   if (!unit.fixed_) present_bytes_ += unit.bytes();  // what never goes is in no budget
   unit.state_ = State::fetching;
-  ++outstanding_;
+  counts::most(counts::Count::fetches_most, ++outstanding_);
 }
 
 void Residency::finish(Unit& unit) {

@@ -13,6 +13,7 @@
 
 #include "accelerate/comm.hpp"
 #include "run_state/whole_stream.hpp"
+#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::run_state {
@@ -87,6 +88,7 @@ void prune_checkpoints(const fs::path& all, int64_t limit, const fs::path& newes
     fs::remove_all(removed);
     fs::rename(complete[i], removed);  // so that nobody meets half of it
     fs::remove_all(removed);
+    counts::add(counts::Count::checkpoints_pruned);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"
 #include "run_state/whole_stream.hpp"
+#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::run_state {
@@ -100,6 +101,8 @@ fs::path random_states_file(const fs::path& folder) {
 
 void save(const RunState& run, const fs::path& folder, const SaveOptions& options) {
   const StateForm form = options.form;
+  counts::add(counts::Count::checkpoints);
+  if (options.loaders) counts::add(counts::Count::loader_positions, static_cast<int64_t>(run.loaders.size()));
   if (options.weights)
     on_all_ranks_or_throw([&] {
       for (size_t i = 0; options.writers.here && i < options.weights->size(); ++i)

@@ -1,4 +1,5 @@
 #include "accelerate/utils/ops.hpp"
+#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 #include <ATen/ATen.h>
@@ -6,7 +7,10 @@
 namespace accelerate::ops {
 
 at::Tensor to_device(const at::Tensor& tensor, const at::Device& device, bool non_blocking) {
-  return tensor.defined() && tensor.device() != device ? tensor.to(device, non_blocking) : tensor;
+  if (!tensor.defined()) return tensor;
+  const bool moves = tensor.device() != device;
+  counts::add(moves ? counts::Count::tensors_moved : counts::Count::tensors_in_place);
+  return moves ? tensor.to(device, non_blocking) : tensor;
 }
 
 at::Tensor slice(const at::Tensor& tensor, int64_t begin, int64_t end) { return tensor.slice(0, begin, end); }

@@ -48,6 +48,7 @@ struct Option {
   const char* variable = nullptr;  ///< of started processes, and read by the launcher where the flag isn't given
   Form form = Form::none;
   bool required = false;
+  const char* bare = nullptr;  ///< what the flag alone means, where its value is optional (and attached by '=')
 
   /// Every spelling, each also with '-' for '_': "--num_processes", "--num-processes".
   std::vector<std::string> spellings() const;

@@ -8,6 +8,7 @@
 #include "accelerate/config/option.hpp"
 #include "launch/job/host.hpp"
 #include "launch/job/job.hpp"
+#include "launch/job/option_values.hpp"
 #include "utils/device_types.hpp"
 
 namespace accelerate::launcher {
@@ -69,6 +70,39 @@ void add_deepspeed(Variables& env, const Settings& settings, const Host& host) {
   add_section(env, settings, "deepspeed_config");
   const auto path = host.variable("PYTHONPATH");
   env["PYTHONPATH"] = (path ? *path + ":" : "") + std::filesystem::current_path().string();
+}
+
+/// Where a setting's value comes from, as receipts say it.
+std::string origin_of(const config::Option& option, Source source, const std::filesystem::path& file) {
+  switch (source) {
+    case Source::flag:
+      return "flag " + flag_of(option);
+    case Source::environment:
+      return fmt::format("variable {}", option.variable ? option.variable : "SLURM_*");
+    case Source::file:
+      return "file " + file.string();
+    case Source::fallback:
+      break;
+  }
+  return "default";
+}
+
+/// So that ranks can say of each variable who has set it.
+void add_receipts(Variables& env, const Job& job) {
+  if (job.receipts_file.empty()) return;
+  const Settings& s = job.settings;
+  config::Value sources = config::Value::object();
+  const auto tell = [&](const char* variable, const std::string& name) {
+    sources[variable] = origin_of(option_called(name), s.source(name), job.config_file);
+  };
+  for_each_option([&](const config::Option& option) {
+    if (option.variable && option.kind != config::Kind::unset) tell(option.variable, option.name);
+  });
+  tell("WORLD_SIZE", "num_processes");
+  if (s.source("use_cpu") > s.source("cpu")) tell("ACCELERATE_USE_CPU", "use_cpu");
+  env["ACCELERATE_RECEIPTS"] = s.text("receipts") == "strict" ? "strict" : "1";
+  env["ACCELERATE_RECEIPTS_FILE"] = job.receipts_file.string();
+  env["ACCELERATE_RECEIPTS_SOURCES"] = sources.dump(-1, ' ', false, config::Value::error_handler_t::replace);
 }
 
 Variables tpu_protocol(const Settings& settings) {
@@ -142,6 +176,7 @@ std::map<std::string, std::string> protocol(const Settings& settings, const Host
 
 std::map<std::string, std::string> build_environment(const Job& job, const Host& host, int64_t local_rank) {
   Variables env = protocol(job.settings, host);
+  add_receipts(env, job);
   if (!job.distributed()) {
     // Alone, though srun has started other launchers: the program must not take their tasks for its peers.
     if (job.starter == Job::Starter::launcher && host.number("SLURM_STEP_NUM_TASKS").value_or(1) > 1)

@@ -46,6 +46,18 @@ void check_ranges(const Settings& s) {
   require(s["max_restarts"].get<int64_t>() >= 0, "--max_restarts can't be negative");
 }
 
+/// Only what this library's programs are told by this launcher comes back to it.
+void check_receipts(const Job& job) {
+  const Settings& s = job.settings;
+  require(!s.on("json") || !s.text("receipts").empty(), "--json says how --receipts are shown: give --receipts, too");
+  if (s.text("receipts").empty()) return;
+  require(job.starter == Job::Starter::launcher && s.launcher() != Launcher::sagemaker &&
+              s.launcher() != Launcher::deepspeed,
+          "--receipts come from C++ processes that this launcher starts itself, and this job's are started by another "
+          "program (DeepSpeed, PyTorch/XLA, mpirun, Amazon SageMaker, or launchers of --hostfile): leave it out; in "
+          "programs of this library, ACCELERATE_RECEIPTS=1 prints them at the end of training");
+}
+
 void check_streams(const Job& job) {
   for (const char* name : {"tee", "redirects"})
     parse_streams(fmt::format("--{}", name), job.settings.text(name), job.local_world_size);
@@ -169,6 +181,7 @@ Job make_job(const LaunchRequest& request, const Host& host) {
     else plan_ranks(job);
     check_streams(job);
   }
+  check_receipts(job);
   job.run_id = new_run_id(job.machine_rank);
   return job;
 }

@@ -39,6 +39,8 @@ struct Job {
 
   std::chrono::milliseconds monitor_interval{100};  ///< after a failure, for the others to end by themselves
   std::chrono::milliseconds grace{10000};           ///< from asking ranks to stop to killing them
+  /// Where the main process leaves its receipts; empty: nobody asked for them.
+  std::filesystem::path receipts_file;
   int64_t max_restarts = 0;
   int64_t attempt = 0;  ///< how often the ranks have been started before
   std::string run_id;   ///< names the log folder; also TORCHELASTIC_RUN_ID

@@ -43,6 +43,7 @@ class Sharding final : public ChosenEngine {
   std::optional<StateDictType> state_dict_type() const override { return plugin_.state_dict_type; }
   StateDictConfig state_dict_config() const override { return of_whole_state(plugin_.state_dict_config); }
   StateDictConfig optim_state_dict_config() const override { return of_whole_state(plugin_.optim_state_dict_config); }
+  const FullyShardedDataParallelPlugin* sharding() const override { return &plugin_; }
   JobFacts job(int64_t num_processes) const override {
     return {.num_processes = num_processes, .is_fsdp2 = plugin_.fsdp_version == 2};
   }

@@ -11,6 +11,7 @@
 #include "parallel/fsdp/gradient_reducer.hpp"
 #include "parallel/fsdp/replicas.hpp"
 #include "residency/buffers.hpp"
+#include "utils/counts.hpp"
 #include "utils/meta_memory.hpp"
 
 namespace accelerate::parallel {
@@ -28,6 +29,7 @@ class LocalReducer final : public GradientReducer {
     const auto type =
         options_.keep_low_precision ? options_.reduce_dtype.value_or(gradient.scalar_type()) : shard.scalar_type();
     const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1}).to(shard.device(), type);
+    if (options_.keep_low_precision && type != shard.scalar_type()) counts::add(counts::Count::low_precision_gradients);
     if (shard.grad().defined()) shard.mutable_grad().add_(flat);
     else shard.mutable_grad() = flat;
     return ++arrived_[part.index] == part.members.size();
@@ -139,6 +141,7 @@ class CollectiveReducer final : public GradientReducer {
       const int64_t length = parts_[index].numel() / group_->world_size();
       const meta_memory::Purpose shard(MemoryUse::gradients);
       state.result = at::empty({length}, flat.options());
+      count_reduced(flat);
       state.reduced = group_->reduce_scatter_async(state.result, flat);
       running_.push_back(index);
     }
@@ -177,6 +180,8 @@ class CollectiveReducer final : public GradientReducer {
 
   void give(ShardedPart& part, at::Tensor result, const std::vector<char>& used) {
     const meta_memory::Purpose shards(MemoryUse::gradients);
+    if (options_.keep_low_precision && result.scalar_type() != part.master_dtype)
+      counts::add(counts::Count::low_precision_gradients);
     result =
         result.to(part.master.device(), options_.keep_low_precision
                                             ? result.scalar_type()

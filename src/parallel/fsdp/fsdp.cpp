@@ -25,10 +25,12 @@
 #include "residency/activations/unit_checkpoints.hpp"
 #include "residency/deferred/materialize.hpp"
 #include "residency/residency.hpp"
+#include "utils/counts.hpp"
 
 namespace accelerate::parallel {
 namespace {
 
+using counts::Count;
 using residency::Policy;
 
 /// How units come and go. Source: fsdp.md, sections 1 and 2.
@@ -63,6 +65,12 @@ bool starts_from_rank0(const FullyShardedDataParallelPlugin& plugin) {
   // Models that are whole everywhere start as in data parallelism.
   return plugin.sync_module_states.value_or(false) || plugin.cpu_ram_efficient_loading.value_or(false) ||
          effective_strategy(plugin) == ShardingStrategy::no_shard;
+}
+
+/// One tensor of rank 0's that all have now.
+void count_from_rank0(const at::Tensor& value) {
+  counts::add(Count::tensors_from_rank0);
+  counts::add(Count::bytes_from_rank0, static_cast<int64_t>(value.nbytes()));
 }
 
 bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
@@ -153,6 +161,7 @@ struct FullyShardedDataParallel::Impl {
       const auto send = [&](const ShardedMember& member, const at::Tensor& value) {
         group->broadcast(number(static_cast<int64_t>(member.part), static_cast<int64_t>(member.index)), 0);
         group->broadcast(value.detach().to(device), 0);
+        count_from_rank0(value);
         place(member, value);
       };
       place_deferred(model, device, send);
@@ -164,7 +173,9 @@ struct FullyShardedDataParallel::Impl {
     }
     const auto receive = [&](const ShardedMember& member) {
       const auto options = at::TensorOptions().dtype(member.tensor.scalar_type()).device(device);
-      place(member, group->broadcast(at::empty(member.tensor.sizes(), options), 0));
+      const at::Tensor value = group->broadcast(at::empty(member.tensor.sizes(), options), 0);
+      count_from_rank0(value);
+      place(member, value);
     };
     if (group->dry()) {  // no rank 0 tells the order, and any costs the same
       for (const auto& part : parts) std::for_each(part.members.begin(), part.members.end(), receive);
@@ -211,6 +222,13 @@ struct FullyShardedDataParallel::Impl {
       // From here on the whole parameters of this unit are gone.
       residency::Unit& added = units->add(unit.path, std::move(specs), /*keep=*/unit.path.empty());
       for (const size_t index : indices) parts[index].unit = &added;
+      counts::add(Count::units);
+      if (unit.full_precision) counts::add(Count::full_precision_units);
+    }
+    for (const auto& part : parts) {
+      counts::add(Count::elements_sharded, part.numel());
+      counts::add(Count::elements_held, part.numel() / mesh.ranks());
+      if (part.compute_dtype != part.master_dtype) counts::add(Count::elements_converted, part.numel());
     }
     // Ranks of one replica may bring different values and make one model of them; replicas must be equal.
     if (mesh.replicate && !from_rank0)
@@ -230,16 +248,27 @@ struct FullyShardedDataParallel::Impl {
     const bool only_rank0_has_values = group && plugin.cpu_ram_efficient_loading.value_or(false);
     for (const auto& [name, parameter] : model.parameters()) {
       if (find(parameter)) continue;
-      const at::Tensor value = parameter.to(device);
-      keep(parameter, only_rank0_has_values ? group->broadcast(value, 0) : value);
+      counts::add(Count::parameters_ignored);
+      at::Tensor value = parameter.to(device);
+      if (only_rank0_has_values) {
+        value = group->broadcast(value, 0);
+        count_from_rank0(value);
+      }
+      keep(parameter, value);
     }
     const auto buffer_dtype = plugin.mixed_precision_policy.value_or(MixedPrecision{}).buffer_dtype;
     for (const auto& [name, buffer] : model.buffers()) {
       at::Tensor value = buffer.to(device);
-      if (group && starts_from_rank0(plugin)) value = group->broadcast(value, 0);
+      if (group && starts_from_rank0(plugin)) {
+        value = group->broadcast(value, 0);
+        count_from_rank0(value);
+      }
       const bool stays = std::any_of(full_precision.begin(), full_precision.end(),
                                      [&name = name](const auto& path) { return name.starts_with(path + "."); });
-      if (buffer_dtype && value.is_floating_point() && !stays) value = value.to(*buffer_dtype);
+      if (buffer_dtype && value.is_floating_point() && !stays && value.scalar_type() != *buffer_dtype) {
+        value = value.to(*buffer_dtype);
+        counts::add(Count::buffers_converted);
+      }
       keep(buffer, value);
     }
   }
@@ -291,7 +320,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
     for (const auto& submodule : model.submodules())
       if (submodule.module && std::any_of(submodule.parameters.begin(), submodule.parameters.end(),
                                           [](const auto& item) { return is_deferred(item.second); }))
-        plugin.param_init_fn(*submodule.module);
+        counts::add(Count::modules_initialised), plugin.param_init_fn(*submodule.module);
   const auto build = [&] {
     self.take_over(model, device);
     self.place_rest(model, device);
@@ -331,6 +360,7 @@ void FullyShardedDataParallel::before_forward() {
   policy.keep_for_backward = self.phases.keep_for_backward && c10::GradMode::is_enabled();
   self.units->set_policy(policy);
   if (self.checkpoints && c10::GradMode::is_enabled()) self.checkpoints->begin();
+  counts::add(Count::forwards_sharded);
 }
 
 void FullyShardedDataParallel::after_forward(const std::vector<at::Tensor>&) {

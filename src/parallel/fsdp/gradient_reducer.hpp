@@ -9,6 +9,7 @@
 
 #include "parallel/fsdp/mesh.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
+#include "utils/counts.hpp"
 
 namespace accelerate::parallel {
 
@@ -29,6 +30,13 @@ struct ReducerOptions {
   std::optional<at::ScalarType> reduce_dtype;  ///< on the wire; unset: the gradients' own
   bool keep_low_precision = false;             ///< leave the result in it
 };
+
+/// A part's gradients on their way to other ranks.
+inline void count_reduced(const at::Tensor& flat) {
+  counts::add(counts::Count::gradients_reduced);
+  counts::add(counts::Count::gradient_elements, flat.numel());
+  counts::add(counts::Count::gradient_wire_bytes, static_cast<int64_t>(flat.nbytes()));
+}
 
 /// Alone: gradients are the shards' gradients.
 std::unique_ptr<GradientReducer> local_reducer(std::vector<ShardedPart>& parts, const ReducerOptions& options);

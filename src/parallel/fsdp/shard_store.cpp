@@ -7,6 +7,7 @@
 #include "comm/group.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/shard.hpp"
+#include "utils/counts.hpp"
 #include "utils/meta_memory.hpp"
 
 namespace accelerate::parallel {
@@ -34,7 +35,12 @@ class GatheredStore final : public ShardStore {
     part.master =
         at::zeros({part.numel() / mesh_.ranks()},
                   at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_));
-    if (on_host && !device_.is_cpu() && offload_.pin_memory) part.master = part.master.pin_memory();
+    if (!on_host || device_.is_cpu()) return;
+    counts::add(counts::Count::parts_offloaded);
+    if (offload_.pin_memory) {
+      part.master = part.master.pin_memory();
+      counts::add(counts::Count::parts_pinned);
+    }
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) override {
     return residency::shard_home(part.master, mesh_.shard, mesh_.near, name);
@@ -68,7 +74,11 @@ class LocalStore final : public ShardStore {
         at::zeros({part.numel()},
                   at::TensorOptions().dtype(part.master_dtype).device(offloads() ? at::Device(at::kCPU) : device_));
     if (offloads()) {
-      if (offload_.pin_memory) part.master = part.master.pin_memory();
+      counts::add(counts::Count::parts_offloaded);
+      if (offload_.pin_memory) {
+        part.master = part.master.pin_memory();
+        counts::add(counts::Count::parts_pinned);
+      }
       return;
     }
     computed_.resize(parts_.size());

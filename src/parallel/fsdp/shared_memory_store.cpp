@@ -18,6 +18,7 @@
 #include "parallel/fsdp/replicas.hpp"
 #include "parallel/fsdp/shard_store.hpp"
 #include "residency/homes/host.hpp"
+#include "utils/counts.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -246,6 +247,7 @@ class SharedReducer final : public GradientReducer {
     for (size_t m = 0; m < parts_[p].members.size(); ++m) used[m] = static_cast<char>(state.whole.came(m));
     auto& announcement = mapping_->announcement(generation_, group_->rank(), p);
     announcement.offset = state.offset;
+    if (state.whole.begun()) count_reduced(state.whole.flat());
     announcement.generation.store(generation_, std::memory_order_release);
   }
 
@@ -297,6 +299,8 @@ class SharedReducer final : public GradientReducer {
   void give(size_t p) {
     ShardedPart& part = parts_[p];
     const at::Tensor& gradient = states_[p].gradient;
+    if (options_.keep_low_precision && gradient.scalar_type() != part.master_dtype)
+      counts::add(counts::Count::low_precision_gradients);
     part.add_to_gradients(options_.keep_low_precision ? gradient : gradient.to(part.master_dtype), used_[p]);
   }
 
@@ -349,6 +353,7 @@ class SharedMemoryStore final : public ShardStore {
                       : at::zeros(stretch.sizes(), stretch.options().dtype(part.master_dtype));
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
+    counts::add(counts::Count::units_shared);
     return std::make_unique<SharedHome>(computed_[part.index], group_->world_size());
   }
   std::unique_ptr<GradientReducer> make_reducer() override {

@@ -11,6 +11,7 @@
 #include "residency/activations/saved_tensor_hooks.hpp"
 #include "residency/member.hpp"
 #include "residency/residency.hpp"
+#include "utils/counts.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::residency {
@@ -78,8 +79,12 @@ void UnitCheckpoints::open(const Unit& unit, const OperatorCall& call) {
     if (options_.offload)
       inputs = span->tape->take_out(
           call, [](const at::Tensor& tensor) { return Member::of(tensor) != nullptr || !tensor.is_floating_point(); });
-    span->first_run.emplace([tape = span->tape](const std::vector<at::Tensor>& given) { tape->replay(given); }, inputs,
-                            CheckpointOptions{});
+    counts::add(counts::Count::inputs_offloaded, static_cast<int64_t>(inputs.size()));
+    const auto again = [tape = span->tape](const std::vector<at::Tensor>& given) {
+      counts::add(counts::Count::units_recomputed);
+      tape->replay(given);
+    };
+    span->first_run.emplace(again, inputs, CheckpointOptions{});
   } catch (...) {
     opening_ = false;
     throw;

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Checks that every setting of a run has an entry in the table of receipts (src/accelerator/receipts_of_*.cpp).
+
+Settings of a run are the public fields of the structs of RUN: what an Accelerator is made with. A field that has no entry is listed in LEFT_OUT
+with the reason. It fails on a field with neither or with both, on an entry or a listed name without a field, and on a public struct that is
+called ...Plugin, ...Kwargs or ...Configuration and is in neither list.
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Structs, and how the entries of their fields begin.
+RUN = {
+    "AcceleratorOptions": ("",),
+    "DataLoaderConfiguration": ("dataloader_config.",),
+    "GradientAccumulationPlugin": ("gradient_accumulation_plugin.",),
+    "ProjectConfiguration": ("project_config.",),
+    "DistributedDataParallelKwargs": ("DistributedDataParallelKwargs.",),
+    "GradScalerKwargs": ("GradScalerKwargs.",),
+    "InitProcessGroupKwargs": ("InitProcessGroupKwargs.",),
+    "AutocastKwargs": ("AutocastKwargs.",),
+    "FullyShardedDataParallelPlugin": ("fsdp_plugin.",),
+    "CPUOffload": ("fsdp_plugin.cpu_offload.",),
+    "MixedPrecision": ("fsdp_plugin.mixed_precision_policy.",),
+    "StateDictConfig": ("fsdp_plugin.state_dict_config.", "fsdp_plugin.optim_state_dict_config."),
+    "ParallelismConfig": ("parallelism_config.",),
+}
+PARTS = "has entries of its own fields"
+REFUSED = "anything but its default is refused"
+LEFT_OUT = {
+    "dataloader_config": PARTS, "project_config": PARTS, "gradient_accumulation_plugin": PARTS, "fsdp_plugin": PARTS, "kwargs_handlers": PARTS,
+    "parallelism_config": PARTS, "fsdp_plugin.cpu_offload": PARTS, "fsdp_plugin.mixed_precision_policy": PARTS,
+    "fsdp_plugin.state_dict_config": PARTS, "fsdp_plugin.optim_state_dict_config": PARTS,
+    "deepspeed_plugin": REFUSED, "megatron_lm_plugin": REFUSED,
+    "parallelism_config.tp_size": REFUSED, "parallelism_config.cp_size": REFUSED, "parallelism_config.sp_size": REFUSED,
+    "parallelism_config.cp_backend": "of an axis that is refused", "parallelism_config.sp_backend": "of an axis that is refused",
+    "parallelism_config.tp_handler": "of an axis that is refused", "parallelism_config.cp_handler": "of an axis that is refused",
+    "parallelism_config.sp_handler": "of an axis that is refused",
+}
+NO_RUN = {
+    "DeepSpeedPlugin": "AcceleratorOptions refuses it", "MegatronLMPlugin": "AcceleratorOptions refuses it", "ProfileKwargs": "kwargs_handlers refuses it",
+    "TorchDynamoPlugin": "read from the launch alone: entries launch.dynamo_*",
+}
+FIELD = re.compile(r"^  (?!using|return|friend|static|struct|explicit)[\w:<>,\s*&()]+?\s&?(\w+(?:, \w+)*)(?:\s*=\s*[^;]*|\{[^()]*\})?;")
+
+
+def public_structs():
+    """{name: [fields]} of all public headers."""
+    structs = {}
+    for header in sorted((ROOT / "include").rglob("*.hpp")):
+        for name, body in re.findall(r"^struct (?:ACCELERATE_API )?(\w+)[^;{]*\{\n(.*?)\n\};", header.read_text(), re.M | re.S):
+            fields = [name for line in body.splitlines() for match in [FIELD.match(line)]
+                      if match and ") const" not in line for name in match.group(1).split(", ")]
+            structs.setdefault(name, fields)
+    return structs
+
+
+def main():
+    structs, wrong = public_structs(), []
+    table = "".join(f.read_text() for f in sorted((ROOT / "src/accelerator").glob("receipts_of_*.cpp")))
+    entries = re.findall(r'^\s+\{"([\w.]+)",', table, re.M)
+    known = set()
+    for struct, prefixes in RUN.items():
+        if not structs.get(struct):
+            wrong.append(f"{struct}: no public struct with fields is called so")
+        for name in (prefix + field for field in structs.get(struct, []) for prefix in prefixes):
+            known.add(name)
+            if (name in entries) == (name in LEFT_OUT):
+                both = name in entries
+                wrong.append(f"{name} ({struct}): " + ("has an entry and is in LEFT_OUT" if both else
+                             "has no entry in src/accelerator/receipts_of_*.cpp and is not in LEFT_OUT with a reason"))
+    for name in [e for e in entries if not e.startswith("launch.")] + list(LEFT_OUT):
+        if name not in known:
+            wrong.append(f"{name}: an entry without a public field")
+    wrong += [f"{name}: two entries" for name in set(entries) if entries.count(name) > 1]
+    for struct in structs:
+        if re.search(r"(Plugin|Kwargs|Configuration)$", struct) and struct not in RUN and struct not in NO_RUN:
+            wrong.append(f"{struct}: is it given to an Accelerator? Then it goes to RUN, else to NO_RUN with the reason")
+    for line in wrong:
+        print(f"check_receipts: {line}")
+    if not wrong:
+        print(f"check_receipts: {len(known)} settings, {len(entries)} entries")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+/// Receipts of data parallelism, precision, schedules and what the launcher decides.
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <ATen/Parallel.h>
+
+#include <cmath>
+
+#include "accelerator/receipts.hpp"
+#include "utils/environment.hpp"
+
+namespace accelerate::receipts {
+namespace {
+
+using Options = AcceleratorOptions;
+using Ddp = DistributedDataParallelKwargs;
+using Scaling = GradScalerKwargs;
+
+// ---- DistributedDataParallelKwargs
+
+constexpr const char* kAveraging = "where several processes average gradients";
+
+/// @param sharded  why it has no meaning where models are sharded
+std::optional<Deed> no_averaging(const Facts& f, const char* sharded) {
+  if (f.ranks == 1) return nothing("one process has nobody to average with");
+  if (f.sharding) return nothing("models are sharded (FSDP), {}", sharded);
+  if (f.models == 0) return not_due("no model was prepared");
+  return std::nullopt;
+}
+
+Deed broadcast_buffers(const Facts& f) {
+  if (const auto none = no_averaging(f, "whose buffers are not sent before forwards")) return *none;
+  if (const int64_t sent = f[Count::buffer_broadcasts]; sent > 0)
+    return acted("rank 0's buffers were sent {}, {}", counted(sent, "time", "times"), bytes(f[Count::buffer_bytes]));
+  if (const int64_t left = f[Count::buffers_left_alone]; left > 0)
+    return acted("each rank kept its own buffers in {}", counted(left, "forward", "forwards"));
+  if (f[Count::gradient_buckets] == 0) return not_due("nothing was trained");
+  return nothing("the models have no buffers");
+}
+
+Deed bucket_cap_mb(const Facts& f) {
+  if (const auto none = no_averaging(f, "whose gradients travel by units")) return *none;
+  if (f[Count::gradient_buckets] == 0) return not_due("nothing was trained");
+  constexpr int64_t kMiB = 1 << 20;
+  // What differs from the default shows where gradients take more than the smaller of both.
+  const int64_t cap = std::min(f.ddp.bucket_cap_mb, Ddp{}.bucket_cap_mb) * kMiB, all = f[Count::gradients_most];
+  if (f.ddp.bucket_cap_mb != Ddp{}.bucket_cap_mb && all <= cap + kMiB)
+    return nothing("all gradients of a model take {}, for which the buckets are the same as by default", bytes(all));
+  return acted("{} buckets were averaged, the largest of {}", f[Count::gradient_buckets],
+               bytes(f[Count::bucket_bytes_most]));
+}
+
+Deed find_unused_parameters(const Facts& f) {
+  if (const auto none = no_averaging(f, "where unused parameters are found anyway")) return *none;
+  if (!f.ddp.find_unused_parameters) return not_due("off");
+  if (f.ddp.static_graph) return nothing("static_graph is on, which finds them in the first step");
+  if (f[Count::unused_searches] == 0) return not_due("nothing was trained");
+  if (f[Count::unused_parameters] == 0)
+    return not_due("looked {}, and all parameters were used; each look walks through the graph",
+                   counted(f[Count::unused_searches], "time", "times"));
+  return acted("looked {}, {} of parameters without a gradient", counted(f[Count::unused_searches], "time", "times"),
+               counted(f[Count::unused_parameters], "find", "finds"));
+}
+
+Deed gradient_as_bucket_view(const Facts& f) {
+  if (const auto none = no_averaging(f, "whose gradients are pieces")) return *none;
+  if (!f.ddp.gradient_as_bucket_view) return not_due("off");
+  if (f[Count::gradient_buckets] == 0) return not_due("nothing was trained");
+  if (f[Count::gradients_in_buckets] == 0) return nothing("no gradient lay in its bucket");
+  return acted("{} were averaged where they lay, and {} of copies were not needed",
+               counted(f[Count::gradients_in_buckets], "gradient", "gradients"), bytes(f[Count::gradients_most]));
+}
+
+Deed static_graph(const Facts& f) {
+  if (const auto none = no_averaging(f, "where nothing is taken from the first graph")) return *none;
+  if (!f.ddp.static_graph) return not_due("off");
+  if (f[Count::static_graphs] == 0) return not_due("nothing was trained");
+  return acted("{} learnt in the first step",
+               counted(f[Count::static_graphs], "model's graph was", "models' graphs were"));
+}
+
+Deed comm_hook(const Facts& f) {
+  if (const auto none = no_averaging(f, "whose reduce_dtype says how gradients travel")) return *none;
+  if (f.ddp.comm_hook == DDPCommunicationHookType::no)
+    return not_due("off: {} as they are", bytes(f[Count::gradient_bytes]));
+  if (f[Count::gradient_buckets] == 0) return not_due("nothing was trained");
+  if (f[Count::bytes_saved] == 0) return nothing("gradients are {} already", text_of(f.ddp.comm_hook));
+  return acted("{} of gradients travelled as {}", bytes(f[Count::gradient_bytes]),
+               bytes(f[Count::gradient_bytes] - f[Count::bytes_saved]));
+}
+
+// ---- precision
+
+constexpr const char* kAutocast = "with mixed_precision fp16 or bf16";
+constexpr const char* kScaled = "with mixed_precision fp16";
+
+Deed mixed_precision(const Facts& f) {
+  if (f.precision == PrecisionType::NO) return not_due("no: everything in the model's own type");
+  if (f.sharding && f[Count::forwards_sharded] > 0)
+    return acted("{} of sharded models, {} of {} parameter elements converted for them",
+                 counted(f[Count::forwards_sharded], "forward", "forwards"), f[Count::elements_converted],
+                 f[Count::elements_sharded]);
+  if (f[Count::autocast_regions] > 0)
+    return acted("{} ran under autocast", counted(f[Count::autocast_regions], "region", "regions"));
+  if (!f.autocast.enabled) return nothing("AutocastKwargs.enabled is false");
+  return not_due("no prepared model was called");
+}
+
+Deed autocast_enabled(const Facts& f) {
+  if (f.precision == PrecisionType::NO) return nothing("mixed_precision is no");
+  if (!f.autocast.enabled) return acted("forwards ran without autocast, in the model's own type");
+  if (f[Count::autocast_regions] == 0) return not_due("no prepared model was called");
+  return acted("{} ran under autocast", counted(f[Count::autocast_regions], "region", "regions"));
+}
+
+Deed autocast_cache_enabled(const Facts& f) {
+  if (!f.autocast.cache_enabled) return not_due("unset");
+  if (f.precision == PrecisionType::NO || !f.autocast.enabled) return nothing("there is no autocast");
+  if (f.sharding && *f.autocast.cache_enabled)
+    return nothing("models are sharded, of whose parameters no copies are kept");
+  if (f[Count::autocast_regions] == 0) return not_due("no prepared model was called");
+  return acted("{}: casts of weights are {}", counted(f[Count::autocast_regions], "region", "regions"),
+               *f.autocast.cache_enabled ? "kept for the region" : "made anew each time");
+}
+
+std::optional<Deed> no_scaling(const Facts& f) {
+  if (f.precision != PrecisionType::FP16)
+    return nothing("mixed_precision is {}, where losses are not scaled", to_string(f.precision));
+  if (!f.scaling.enabled) return nothing("GradScalerKwargs.enabled is false");
+  if (f[Count::backwards] == 0 || !f.loss_scale) return not_due("nothing was trained");
+  return std::nullopt;
+}
+
+/// How often the scale grew: it is init_scale * growth_factor^growths * backoff_factor^skipped.
+int64_t growths(const Facts& f) {
+  const double left = std::log(*f.loss_scale / f.scaling.init_scale) -
+                      static_cast<double>(f[Count::steps_skipped]) * std::log(f.scaling.backoff_factor);
+  return std::lround(left / std::log(f.scaling.growth_factor));
+}
+
+Deed init_scale(const Facts& f) {
+  if (const auto none = no_scaling(f)) return *none;
+  return acted("{} scaled, first by {}, at last by {}", counted(f[Count::backwards], "loss was", "losses were"),
+               f.scaling.init_scale, *f.loss_scale);
+}
+Deed growth(const Facts& f) {
+  if (const auto none = no_scaling(f)) return *none;
+  if (const int64_t n = growths(f); n > 0)
+    return acted("the scale grew {}, to {}", counted(n, "time", "times"), *f.loss_scale);
+  return not_due("no {} steps in a row without an overflow yet", f.scaling.growth_interval);
+}
+Deed backoff(const Facts& f) {
+  if (const auto none = no_scaling(f)) return *none;
+  if (f[Count::steps_skipped] == 0) return not_due("no gradient overflowed");
+  return acted("{} skipped, each with a smaller scale after it; it is {}",
+               counted(f[Count::steps_skipped], "step was", "steps were"), *f.loss_scale);
+}
+Deed scaling_enabled(const Facts& f) {
+  if (f.precision != PrecisionType::FP16)
+    return nothing("mixed_precision is {}, where losses are not scaled", to_string(f.precision));
+  if (f[Count::backwards] == 0) return not_due("nothing was trained");
+  return f.scaling.enabled ? init_scale(f)
+                           : acted("{} not scaled", counted(f[Count::backwards], "loss was", "losses were"));
+}
+
+// ---- the process group, schedules, the launch
+
+Deed backend(const Facts& f) {
+  if (f.ranks == 1) return nothing("one process has no process group");
+  return acted("{} ranks talk through {}", f.ranks, f.backend);
+}
+Deed timeout(const Facts& f) {
+  if (f.ranks == 1) return nothing("one process waits for nobody");
+  if (!f.process_group.timeout) return not_due("by the back end");
+  return acted("in force for all waits; none took as long");
+}
+Deed step_scheduler_with_optimizer(const Facts& f) {
+  if (f.schedulers == 0) return nothing("no schedule was prepared");
+  if (const int64_t alone = f[Count::schedule_steps_alone]; alone > 0)
+    return acted("schedules made {} of their own", counted(alone, "step", "steps"));
+  if (f[Count::schedule_steps] == 0) return not_due("no schedule made a step");
+  return acted("schedules made {} after {} of optimizers", counted(f[Count::schedule_steps], "step", "steps"),
+               counted(f[Count::optimizer_steps], "step", "steps"));
+}
+
+/// What only the environment says.
+template <const char* const& Variable> Asked by_variable(const Facts&) {
+  return {false, environment::text(Variable).value_or("unset")};
+}
+constexpr const char* kWorldSize = "WORLD_SIZE";
+constexpr const char* kDebug = "ACCELERATE_DEBUG_MODE";
+constexpr const char* kThreads = "OMP_NUM_THREADS";
+constexpr const char* kAffinity = "ACCELERATE_CPU_AFFINITY";
+constexpr const char* kUseFsdp = "ACCELERATE_USE_FSDP";
+constexpr const char* kUseParallelism = "ACCELERATE_USE_PARALLELISM_CONFIG";
+constexpr const char* kDynamo[] = {"ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE",
+                                   "ACCELERATE_DYNAMO_USE_FULLGRAPH", "ACCELERATE_DYNAMO_USE_DYNAMIC",
+                                   "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"};
+
+Deed num_processes(const Facts& f) {
+  return f.ranks == 1 ? not_due("this process is alone") : acted("{} processes form one job", f.ranks);
+}
+Deed cpu(const Facts& f) {
+  if (!f.device.is_cpu()) return not_due("the device is {}", f.device.str());
+  return at::hasCUDA() ? acted("the accelerator of this machine is left alone")
+                       : not_due("there is no accelerator, so the CPU computes anyway");
+}
+Deed debug(const Facts& f) {
+  if (!f.debug) return not_due("off");
+  if (f.ranks == 1) return nothing("one process has nobody to compare with");
+  return acted("collectives compare more over {} ranks before they start", f.ranks);
+}
+Deed threads(const Facts&) {
+  if (!environment::text(kThreads))
+    return not_due("unset: LibTorch takes {}", counted(at::get_num_threads(), "thread", "threads"));
+  return acted("operators use {}", counted(at::get_num_threads(), "thread", "threads"));
+}
+Deed affinity(const Facts&) {
+  if (!environment::flag(kAffinity).value_or(false)) return not_due("off");
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  const long all = ::sysconf(_SC_NPROCESSORS_ONLN);
+  if (::sched_getaffinity(0, sizeof(allowed), &allowed) != 0 || CPU_COUNT(&allowed) >= all)
+    return nothing("this process may use all {} cores of the machine", all);
+  return acted("this process is bound to {} of {} cores", CPU_COUNT(&allowed), all);
+}
+Deed use_fsdp(const Facts& f) {
+  if (!f.sharding) return not_due("off");
+  return f[Count::units] > 0 ? acted("{} of models were sharded", counted(f[Count::units], "unit", "units"))
+                             : not_due("no model was prepared");
+}
+Deed use_parallelism_config(const Facts& f) {
+  if (!environment::flag(kUseParallelism).value_or(false)) return not_due("off");
+  return acted("ranks are laid out by it");
+}
+Deed dynamo(const Facts&) {
+  if (const auto text = environment::text(kDynamo[0]); !text || *text == "no" || *text == "NO") return not_due("off");
+  return nothing("compiling models is torch.compile's, in Python; C++ models run as they are");
+}
+template <size_t Index> Row dynamo_row(const char* setting) {
+  return {setting, kDynamo[Index], "never in C++",
+          [](const Facts&) {
+            return Asked{false, environment::text(kDynamo[Index]).value_or("unset")};
+          },
+          dynamo};
+}
+
+}  // namespace
+
+std::vector<Row> rows_of_training() {
+  return {
+      {"DistributedDataParallelKwargs.broadcast_buffers", nullptr, "in models with buffers",
+       asked<&Facts::ddp, &Ddp::broadcast_buffers>, broadcast_buffers},
+      {"DistributedDataParallelKwargs.bucket_cap_mb", nullptr, kAveraging, asked<&Facts::ddp, &Ddp::bucket_cap_mb>,
+       bucket_cap_mb},
+      {"DistributedDataParallelKwargs.find_unused_parameters", nullptr, kAveraging,
+       asked<&Facts::ddp, &Ddp::find_unused_parameters>, find_unused_parameters},
+      {"DistributedDataParallelKwargs.gradient_as_bucket_view", nullptr, kAveraging,
+       asked<&Facts::ddp, &Ddp::gradient_as_bucket_view>, gradient_as_bucket_view},
+      {"DistributedDataParallelKwargs.static_graph", nullptr, kAveraging, asked<&Facts::ddp, &Ddp::static_graph>,
+       static_graph},
+      {"DistributedDataParallelKwargs.comm_hook", nullptr, kAveraging, asked<&Facts::ddp, &Ddp::comm_hook>, comm_hook},
+      {"mixed_precision", "ACCELERATE_MIXED_PRECISION", "in forwards of prepared models",
+       asked<&Facts::given, &Options::mixed_precision>, mixed_precision},
+      {"AutocastKwargs.enabled", nullptr, kAutocast, asked<&Facts::autocast, &AutocastKwargs::enabled>,
+       autocast_enabled},
+      {"AutocastKwargs.cache_enabled", nullptr, kAutocast, asked<&Facts::autocast, &AutocastKwargs::cache_enabled>,
+       autocast_cache_enabled},
+      {"GradScalerKwargs.init_scale", nullptr, kScaled, asked<&Facts::scaling, &Scaling::init_scale>, init_scale},
+      {"GradScalerKwargs.growth_factor", nullptr, kScaled, asked<&Facts::scaling, &Scaling::growth_factor>, growth},
+      {"GradScalerKwargs.backoff_factor", nullptr, "when a gradient overflows",
+       asked<&Facts::scaling, &Scaling::backoff_factor>, backoff},
+      {"GradScalerKwargs.growth_interval", nullptr, kScaled, asked<&Facts::scaling, &Scaling::growth_interval>, growth},
+      {"GradScalerKwargs.enabled", nullptr, kScaled, asked<&Facts::scaling, &Scaling::enabled>, scaling_enabled},
+      {"InitProcessGroupKwargs.backend", nullptr, "with several processes",
+       asked<&Facts::process_group, &InitProcessGroupKwargs::backend>, backend},
+      {"InitProcessGroupKwargs.timeout", nullptr, "when a peer does not answer",
+       asked<&Facts::process_group, &InitProcessGroupKwargs::timeout>, timeout},
+      {"step_scheduler_with_optimizer", nullptr, "in prepared schedules",
+       asked<&Facts::given, &Options::step_scheduler_with_optimizer>, step_scheduler_with_optimizer},
+      {"cpu", "ACCELERATE_USE_CPU", "where there is an accelerator", asked<&Facts::given, &Options::cpu>, cpu},
+      {"launch.num_processes", kWorldSize, "always", by_variable<kWorldSize>, num_processes},
+      {"launch.num_cpu_threads_per_process", kThreads, "in operators on the CPU", by_variable<kThreads>, threads},
+      {"launch.enable_cpu_affinity", kAffinity, "where processes share a machine", by_variable<kAffinity>, affinity},
+      {"launch.debug", kDebug, "with several processes", by_variable<kDebug>, debug},
+      {"launch.use_fsdp", kUseFsdp, "in prepare()", by_variable<kUseFsdp>, use_fsdp},
+      {"launch.use_parallelism_config", kUseParallelism, "in prepare()", by_variable<kUseParallelism>,
+       use_parallelism_config},
+      dynamo_row<0>("launch.dynamo_backend"),
+      dynamo_row<1>("launch.dynamo_mode"),
+      dynamo_row<2>("launch.dynamo_use_fullgraph"),
+      dynamo_row<3>("launch.dynamo_use_dynamic"),
+      dynamo_row<4>("launch.dynamo_use_regional_compilation"),
+  };
+}
+
+}  // namespace accelerate::receipts

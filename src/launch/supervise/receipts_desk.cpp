@@ -1,0 +1,42 @@
+#include "launch/supervise/receipts_desk.hpp"
+
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "accelerate/utils/receipts.hpp"
+#include "launch/job/job.hpp"
+#include "launch/system/output.hpp"
+
+namespace accelerate::launcher {
+namespace {
+
+constexpr int kWithoutEffect = 65;  ///< as for other input that is wrong (EX_DATAERR of sysexits.h)
+
+}  // namespace
+
+ReceiptsDesk::ReceiptsDesk(Job& job) : job_(job) {
+  if (job.settings.text("receipts").empty()) return;
+  folder_.emplace();
+  job.receipts_file = folder_->path() / "receipts.json";
+}
+
+int ReceiptsDesk::close(int exit_code) const {
+  if (!folder_) return exit_code;
+  const bool strict = job_.settings.text("receipts") == "strict";
+  std::ifstream file(job_.receipts_file);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (text.empty()) {
+    // A job that failed has said why; with several machines they are on that of rank 0.
+    if (exit_code != 0 || job_.num_machines > 1) return exit_code;
+    say_on_stderr("no receipts: the main process made no Accelerator of this library, or ended without its end");
+    return strict ? kWithoutEffect : 0;
+  }
+  const Receipts receipts = Receipts::from_json(text);
+  std::fputs(job_.settings.on("json") ? (text + "\n").c_str() : receipts.text().c_str(), stdout);
+  std::fflush(stdout);
+  return exit_code == 0 && strict && !receipts.without_effect().empty() ? kWithoutEffect : exit_code;
+}
+
+}  // namespace accelerate::launcher

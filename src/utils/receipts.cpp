@@ -1,0 +1,104 @@
+#include "accelerate/utils/receipts.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "utils/raise.hpp"
+
+namespace accelerate {
+namespace {
+
+constexpr ReceiptState kStates[] = {ReceiptState::acted, ReceiptState::not_due, ReceiptState::without_effect};
+
+ReceiptState state_called(const std::string& name) {
+  for (const auto state : kStates)
+    if (name == to_string(state)) return state;
+  raise<ConfigError>("receipts: the state is '{}', expected acted, not_due or without_effect", name);
+}
+
+/// The longest text of a column, within reason: longer ones push what follows to the right.
+size_t width_of(const std::vector<const Receipt*>& rows, std::string Receipt::*column) {
+  constexpr size_t kMost = 48;
+  size_t width = 0;
+  for (const auto* row : rows) width = std::max(width, std::min((row->*column).size(), kMost));
+  return width;
+}
+
+}  // namespace
+
+const char* to_string(ReceiptState state) {
+  switch (state) {
+    case ReceiptState::acted:
+      return "acted";
+    case ReceiptState::not_due:
+      return "not_due";
+    case ReceiptState::without_effect:
+      return "without_effect";
+  }
+  return "?";
+}
+
+const Receipt& Receipts::operator[](std::string_view setting) const {
+  for (const auto& entry : entries)
+    if (entry.setting == setting) return entry;
+  raise<ConfigError>("receipts: there is no setting '{}'; entries lists them", setting);
+}
+
+std::vector<Receipt> Receipts::without_effect() const {
+  std::vector<Receipt> found;
+  for (const auto& entry : entries)
+    if (entry.asked() && entry.state == ReceiptState::without_effect) found.push_back(entry);
+  return found;
+}
+
+std::string Receipts::text() const {
+  std::vector<const Receipt*> asked;
+  for (const auto& entry : entries)
+    if (entry.asked()) asked.push_back(&entry);
+  std::string text = "Receipts: what the settings that were asked for did, on the main process\n";
+  const size_t settings = width_of(asked, &Receipt::setting), values = width_of(asked, &Receipt::value),
+               sources = width_of(asked, &Receipt::source);
+  for (const auto* row : asked) {
+    const char* word = row->state == ReceiptState::acted     ? ""
+                       : row->state == ReceiptState::not_due ? "not yet: "
+                                                             : "NO EFFECT: ";
+    text += fmt::format("  {:{}}  {:{}}  {:{}}  {}{}\n", row->setting, settings, row->value, values, row->source,
+                        sources, word, row->effect);
+  }
+  const size_t idle = without_effect().size(), rest = entries.size() - asked.size();
+  if (asked.empty()) return text + fmt::format("  Nobody asked for anything: all {} are at their defaults.\n", rest);
+  return text + fmt::format("{} of {} had no effect. {} more are at their defaults (--json lists them).\n", idle,
+                            asked.size(), rest);
+}
+
+std::string Receipts::json() const {
+  auto rows = nlohmann::ordered_json::array();
+  for (const auto& entry : entries)
+    rows.push_back({{"setting", entry.setting},
+                    {"value", entry.value},
+                    {"source", entry.source},
+                    {"expected", entry.expected},
+                    {"state", to_string(entry.state)},
+                    {"effect", entry.effect}});
+  const nlohmann::ordered_json all{{"receipts", rows}, {"without_effect", without_effect().size()}};
+  return all.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);  // paths need not be UTF-8
+}
+
+Receipts Receipts::from_json(const std::string& text) {
+  Receipts receipts;
+  try {
+    for (const auto& row : nlohmann::json::parse(text).at("receipts"))
+      receipts.entries.push_back({.setting = row.at("setting"),
+                                  .value = row.at("value"),
+                                  .source = row.at("source"),
+                                  .expected = row.at("expected"),
+                                  .state = state_called(row.at("state")),
+                                  .effect = row.at("effect")});
+  } catch (const nlohmann::json::exception& error) {
+    raise<ConfigError>("receipts: found a text that is no JSON of receipts, expected what Receipts::json() wrote: {}",
+                       error.what());
+  }
+  return receipts;
+}
+
+}  // namespace accelerate
