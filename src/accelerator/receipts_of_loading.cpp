@@ -193,7 +193,7 @@ Deed project_dir(const Facts& f) {
 Deed logging_dir(const Facts& f) {
   if (f.given.log_with.empty()) return nothing("there is no tracker (log_with)");
   if (f[Count::trackers] == 0) return not_due("init_trackers() was not called");
-  return acted("{} wrote there", counted(f[Count::trackers], "tracker", "trackers"));
+  return acted("{} wrote to {}", counted(f[Count::trackers], "tracker", "trackers"), f.project.logging_dir.string());
 }
 
 Deed log_with(const Facts& f) {

@@ -173,6 +173,12 @@ Deed optim_state_dict_config(const Facts& f) {
                       "get_optimizer_state_dict");
 }
 
+/// Of offload_to_cpu, which is about devices that are not the CPU.
+template <Deed (*Of)(const Facts&)> Deed on_host(const Facts& f) {
+  if (f.sharding && f.device.is_cpu()) return nothing("the device is the CPU, so states are on the host already");
+  return Of(f);
+}
+
 // ---- starting
 
 Deed use_orig_params(const Facts& f) {
@@ -316,11 +322,11 @@ std::vector<Row> rows_of_sharding() {
       {"fsdp_plugin.ignored_modules", "FSDP_IGNORED_MODULES", kSharding, ignored_modules_asked, ignored_modules},
       {"fsdp_plugin.state_dict_type", "FSDP_STATE_DICT_TYPE", kSaving, fsdp<&Fsdp::state_dict_type>, state_dict_type},
       {"fsdp_plugin.state_dict_config.offload_to_cpu", nullptr, "in get_state_dict()",
-       asked<&Facts::state_dict_config, &StateDictConfig::offload_to_cpu>, state_dict_config},
+       asked<&Facts::state_dict_config, &StateDictConfig::offload_to_cpu>, on_host<state_dict_config>},
       {"fsdp_plugin.state_dict_config.rank0_only", nullptr, "in get_state_dict()",
        asked<&Facts::state_dict_config, &StateDictConfig::rank0_only>, state_dict_config},
       {"fsdp_plugin.optim_state_dict_config.offload_to_cpu", nullptr, "in get_optimizer_state_dict()",
-       asked<&Facts::optim_state_dict_config, &StateDictConfig::offload_to_cpu>, optim_state_dict_config},
+       asked<&Facts::optim_state_dict_config, &StateDictConfig::offload_to_cpu>, on_host<optim_state_dict_config>},
       {"fsdp_plugin.optim_state_dict_config.rank0_only", nullptr, "in get_optimizer_state_dict()",
        asked<&Facts::optim_state_dict_config, &StateDictConfig::rank0_only>, optim_state_dict_config},
       {"fsdp_plugin.limit_all_gathers", nullptr, kOverRanks, fsdp<&Fsdp::limit_all_gathers>, limit_all_gathers},

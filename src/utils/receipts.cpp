@@ -87,7 +87,8 @@ std::string Receipts::json() const {
 Receipts Receipts::from_json(const std::string& text) {
   Receipts receipts;
   try {
-    for (const auto& row : nlohmann::json::parse(text).at("receipts"))
+    const auto parsed = nlohmann::json::parse(text);
+    for (const auto& row : parsed.at("receipts"))
       receipts.entries.push_back({.setting = row.at("setting"),
                                   .value = row.at("value"),
                                   .source = row.at("source"),

@@ -1,0 +1,743 @@
+// Receipts: each setting in a job in which it acts, and in one without it. What the job did differs, and the receipt
+// says so.
+
+#include <accelerate/accelerate.hpp>
+
+#include <ATen/autocast_mode.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "../cli/program.hpp"
+#include "both_stores.hpp"
+#include "message_of.hpp"
+#include "ranks.hpp"
+#include "utils/counts.hpp"
+#include "variable.hpp"
+
+namespace receipts_test {
+namespace {
+
+using namespace accelerate;
+using counts::Count;
+using support::reset_states;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+namespace fs = std::filesystem;
+namespace nn = torch::nn;
+using Ddp = DistributedDataParallelKwargs;
+using Fsdp = FullyShardedDataParallelPlugin;
+
+constexpr int64_t kWidth = 4;
+
+/// Layers, a norm with buffers, one that may stay unused; and what its forward met.
+struct NetImpl : nn::Module {
+  NetImpl(int64_t seed, int64_t hidden) {
+    torch::manual_seed(seed);
+    first = register_module("first", nn::Linear(kWidth, hidden));
+    norm = register_module("norm", nn::BatchNorm1d(hidden));
+    second = register_module("second", nn::Linear(hidden, hidden));
+    third = register_module("third", nn::Linear(hidden, hidden));
+    last = register_module("last", nn::Linear(hidden, 1));
+    spare = register_module("spare", nn::Linear(1, 1));
+    offset = register_buffer("offset", torch::full({hidden}, 0.1));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    input = c10::toString(x.scalar_type());
+    cache = at::autocast::is_autocast_cache_enabled();
+    auto y = first(at::autocast::is_autocast_enabled(at::kCPU) ? x : x.to(first->weight.scalar_type()));
+    computed = c10::toString(y.scalar_type());
+    norm_type = c10::toString(norm->weight.scalar_type());
+    buffer_type = c10::toString(offset.scalar_type());
+    // A batch norm of another type than its statistics' can't run.
+    const auto normal = norm_type == "Float" ? norm(y.to(at::kFloat)) : (y - y.mean(0)) * norm->weight + norm->bias;
+    y = third(torch::tanh(second((normal + offset).to(y.scalar_type()))));
+    y = last(torch::tanh(y));
+    return leaves_out_spare ? y : spare(y);
+  }
+  bool leaves_out_spare = false, cache = true;
+  std::string input, computed, norm_type, buffer_type;
+  nn::Linear first{nullptr}, second{nullptr}, third{nullptr}, last{nullptr}, spare{nullptr};
+  at::Tensor offset;
+  nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(Net);
+
+using Sample = torch::data::Example<>;
+
+/// Counts what is read here.
+struct Samples {
+  int64_t n;
+  std::shared_ptr<int64_t> reads = std::make_shared<int64_t>(0);
+  int64_t size() const { return n; }
+  Sample get(size_t index) const {
+    ++*reads;
+    return {torch::sin(torch::arange(kWidth).to(torch::kFloat) + static_cast<double>(index)),
+            torch::tensor(static_cast<float>(index))};
+  }
+};
+
+/// The job.
+struct Job {
+  AcceleratorOptions options = {};
+  int64_t hidden = 6, samples = 11, epochs = 2;
+  bool different_seeds = false, leaves_out_spare = false, tokens = false, overflows = false, tracks = false,
+       empty = false;
+  int64_t saves = 0;
+  fs::path save_to = {};  ///< empty: by itself
+};
+
+/// What can be seen of it from outside of the library.
+struct Seen {
+  std::string order, reads, draws, parameters, buffers, gradients, lr, counted, scale, files, computed, cache, input,
+      output, norm_type, buffer_type, shards, middle, states, optimizer_states, error, numbers;
+  Receipts receipts;
+};
+
+std::string digits(const at::Tensor& tensor) {
+  return tensor.defined() ? fmt::format("{:.9g}", tensor.detach().to(at::kDouble).abs().sum().item<double>()) : "none";
+}
+
+std::string files_in(const fs::path& folder) {
+  std::set<std::string> names;
+  if (fs::exists(folder))
+    for (const auto& entry : fs::recursive_directory_iterator(folder))
+      names.insert(fs::relative(entry.path(), folder).string().substr(0, 40));
+  std::string all;
+  for (const auto& name : names)
+    if (name.find("tfevents") == std::string::npos) all += name + " ";
+    else all += name.substr(0, name.find("events")) + "events ";
+  return all;
+}
+
+Seen run(const Job& job) {
+  reset_states();
+  counts::reset();
+  residency::reset_stats();
+  Seen seen;
+  Accelerator accelerator(job.options);
+  const int64_t rank = accelerator.process_index();
+  const auto make = [&] { return Net(job.different_seeds ? 10 + rank : 10, job.hidden); };
+  const auto make_empty = [&] {
+    const auto empty = init_empty_weights();
+    return make();
+  };
+  Net net = job.empty ? make_empty() : make();
+  net->leaves_out_spare = job.leaves_out_spare;
+  torch::manual_seed(100 + rank);
+  const Samples samples{job.samples};
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
+  auto schedule = optim::lambda_lr(optimizer, [](int64_t step) { return 1.0 / static_cast<double>(step + 1); });
+  auto [m, opt, sched, loader] =
+      accelerator.prepare(net, optimizer, schedule, data::DataLoader(samples, {.batch_size = 4, .shuffle = true}));
+  if (job.tracks) accelerator.init_trackers("run");
+  int64_t step = 0;
+  try {
+    for (int64_t epoch = 0; epoch < job.epochs; ++epoch)
+      for (auto& batch : loader) {
+        if (step == 0) seen.draws = digits(torch::rand({3}));
+        seen.order += fmt::format(
+            "{} ", fmt::join(std::vector<float>(batch.target.template data_ptr<float>(),
+                                                batch.target.template data_ptr<float>() + batch.target.numel()),
+                             ","));
+        const auto scope = accelerator.accumulate(m);
+        const auto output = m(batch.data);
+        seen.output = c10::toString(output.scalar_type());
+        auto loss = (output.to(at::kFloat).squeeze(1) - 0.1 * batch.target).pow(2).mean();
+        if (job.overflows && step == 0) loss = loss * INFINITY;
+        if (job.tokens) accelerator.backward(loss, batch.target.numel());
+        else accelerator.backward(loss);
+        if (!accelerator.sync_gradients()) seen.middle = digits(net->last->bias.grad());
+        seen.gradients.clear();
+        for (const auto& group : opt.optimizer().param_groups())
+          for (const auto& parameter : group.params())
+            if (const auto& gradient = parameter.grad(); gradient.defined())
+              seen.gradients += fmt::format("{}{} ", c10::toString(gradient.scalar_type()),
+                                            gradient.storage().nbytes() > gradient.nbytes() ? " in a bucket" : "");
+        opt.step();
+        sched.step();
+        opt.zero_grad();
+        ++step;
+      }
+  } catch (const ConfigError& error) {
+    seen.error = "an error";
+  }
+  seen.reads = fmt::format("{}", *samples.reads);
+  for (int64_t i = 0; i < job.saves; ++i) accelerator.save_state(job.save_to);
+  accelerator.wait_for_everyone();
+  seen.files = files_in(support::scratch_dir());
+  accelerator.wait_for_everyone();
+  const auto weights = accelerator.get_state_dict(m);
+  seen.states = weights.empty() ? "here not" : "here";
+  seen.optimizer_states = accelerator.get_optimizer_state_dict(opt).toGenericDict().empty() ? "here not" : "here";
+  {
+    const auto here = residency::summon(ModelRef(net));
+    for (const auto& parameter : net->parameters()) seen.parameters += digits(parameter) + " ";
+    for (const auto& buffer : net->buffers()) seen.buffers += digits(buffer) + " ";
+  }
+  for (const auto& group : opt.optimizer().param_groups())
+    for (const auto& parameter : group.params()) seen.shards += fmt::format("{} ", parameter.numel());
+  seen.lr = fmt::format("{}", sched.get_last_lr()[0]);
+  seen.counted = fmt::format("{}", sched.step_count());
+  seen.scale = accelerator.scaler() && accelerator.scaler()->is_enabled()
+                   ? fmt::format("{}", accelerator.scaler()->get_scale())
+                   : "none";
+  seen.computed = net->computed, seen.cache = fmt::format("{}", net->cache), seen.input = net->input;
+  seen.norm_type = net->norm_type, seen.buffer_type = net->buffer_type;
+  const auto moved = residency::stats();
+  seen.numbers =
+      fmt::format("{} buckets, {} searches, {} graphs, {} of {} fetches ahead, {} given back, {} at a time, {} units",
+                  counts::read(Count::gradient_buckets), counts::read(Count::unused_searches),
+                  counts::read(Count::static_graphs), moved.prefetch_hits, moved.prefetch_hits + moved.faults,
+                  moved.evictions, counts::read(Count::fetches_most), counts::read(Count::units));
+  seen.receipts = accelerator.receipts();
+  return seen;
+}
+
+/// A setting, the job with it and the job without, what of them differs, and words of the receipt.
+struct Row {
+  std::string setting;
+  Job with, without;
+  std::string Seen::*differs;
+  std::string says;
+};
+
+/// An empty folder for the next job.
+void clear() {
+  const PartialState state({.cpu = true});
+  state.wait_for_everyone();
+  if (state.is_main_process()) fs::remove_all(fs::path(support::scratch_dir()) / "p");
+  state.wait_for_everyone();
+}
+
+/// Runs both jobs of each row. Differences may show on one rank only.
+void check(const std::vector<Row>& rows) {
+  for (const auto& row : rows) {
+    SCOPED_TRACE(row.setting);
+    clear();
+    const Seen without = run(row.without);
+    clear();
+    const Seen with = run(row.with);
+    bool anywhere = false;
+    for (const bool one : gather_object(std::vector<bool>{with.*row.differs != without.*row.differs})) anywhere |= one;
+    EXPECT_TRUE(anywhere) << "with:    " << with.*row.differs << "\nwithout: " << without.*row.differs;
+    const Receipt& receipt = with.receipts[row.setting];
+    EXPECT_EQ(receipt.source, "call");
+    std::vector<std::string> states{std::string(to_string(receipt.state)) + ": " + receipt.effect};
+    states = gather_object(states);
+    EXPECT_THAT(states, testing::Contains(AllOf(testing::StartsWith("acted"), HasSubstr(row.says))));
+    EXPECT_EQ(without.receipts[row.setting].source, "default");
+    EXPECT_NE(without.receipts[row.setting].effect, receipt.effect) << "the receipt tells them apart";
+    EXPECT_THAT(with.receipts.text(), HasSubstr(row.setting));
+    EXPECT_THAT(without.receipts.text(), Not(HasSubstr("  " + row.setting + " ")));
+  }
+}
+
+AcceleratorOptions ddp(const Ddp& kwargs) { return {.cpu = true, .kwargs_handlers = {kwargs}}; }
+AcceleratorOptions loading(const DataLoaderConfiguration& config) { return {.cpu = true, .dataloader_config = config}; }
+AcceleratorOptions accumulating(const GradientAccumulationPlugin& plugin) {
+  return {.cpu = true, .gradient_accumulation_plugin = plugin};
+}
+AcceleratorOptions fsdp(const Fsdp& plugin) { return {.cpu = true, .fsdp_plugin = plugin}; }
+
+RANKS_TEST(Receipts, LoadersAndAccumulation, 2) {
+  const Job plain{.options = {.cpu = true}};
+  const Job accumulates{.options = accumulating({.num_steps = 3})};
+  check({
+      {"split_batches", {.options = {.split_batches = true, .cpu = true}}, plain, &Seen::order, "cut in 2"},
+      {"dataloader_config.split_batches",
+       {.options = loading({.split_batches = true})},
+       plain,
+       &Seen::order,
+       "cut in 2"},
+      {"dataloader_config.dispatch_batches",
+       {.options = loading({.dispatch_batches = true})},
+       plain,
+       &Seen::reads,
+       "4 batches came from rank 0, in "},
+      {"dataloader_config.even_batches",
+       {.options = loading({.even_batches = false}), .samples = 14},
+       {.options = {.cpu = true}, .samples = 14},
+       &Seen::order,
+       "2 passes ended with what was left"},
+      {"dataloader_config.use_seedable_sampler",
+       {.options = loading({.use_seedable_sampler = true})},
+       plain,
+       &Seen::order,
+       "1 loader shuffle"},
+      {"dataloader_config.data_seed",
+       {.options = loading({.use_seedable_sampler = true, .data_seed = 7})},
+       {.options = loading({.use_seedable_sampler = true})},
+       &Seen::order,
+       "from seed 7"},
+      {"rng_types",
+       {.options = {.cpu = true, .rng_types = {RNGType::generator, RNGType::torch}}},
+       plain,
+       &Seen::draws,
+       "2 of the default one"},
+      {"gradient_accumulation_steps",
+       {.options = {.gradient_accumulation_steps = 2, .cpu = true}},
+       plain,
+       &Seen::parameters,
+       "4 micro-steps in groups of 2: gradients were synchronised in 2"},
+      {"gradient_accumulation_plugin.num_steps", accumulates, plain, &Seen::parameters, "in groups of 3"},
+      {"gradient_accumulation_plugin.adjust_scheduler",
+       {.options = accumulating({.num_steps = 3, .adjust_scheduler = false})},
+       accumulates,
+       &Seen::counted,
+       "did not count the 2"},
+      {"gradient_accumulation_plugin.sync_with_dataloader",
+       {.options = accumulating({.num_steps = 3, .sync_with_dataloader = false})},
+       accumulates,
+       &Seen::parameters,
+       "which went on in the next one"},
+      {"gradient_accumulation_plugin.sync_each_batch",
+       {.options = accumulating({.num_steps = 3, .sync_each_batch = true})},
+       accumulates,
+       &Seen::middle,
+       "averaged in 2 micro-steps"},
+      {"gradient_accumulation_plugin.average",
+       {.options = accumulating({.num_steps = 3, .average = GradientAverage::tokens}), .tokens = true},
+       accumulates,
+       &Seen::parameters,
+       "16 items"},
+      {"step_scheduler_with_optimizer",
+       {.options = {.cpu = true, .step_scheduler_with_optimizer = false}},
+       plain,
+       &Seen::lr,
+       "4 steps of their own"},
+  });
+}
+
+RANKS_TEST(Receipts, SavingAndTracking, 2) {
+  const fs::path p = fs::path(support::scratch_dir()) / "p";
+  const auto saving = [&](const ProjectConfiguration& project) {
+    return Job{.options = {.cpu = true, .project_config = project}, .saves = 3};
+  };
+  const Job plain{.options = {.cpu = true}, .saves = 1, .save_to = p / "one"};
+  const ProjectConfiguration named{.project_dir = p, .automatic_checkpoint_naming = true};
+  auto stateful = plain;
+  stateful.options.dataloader_config.use_stateful_dataloader = true;
+  auto limited = named, numbered = named;
+  limited.total_limit = 2, numbered.iteration = 5;
+  Job tracked{.options = {.cpu = true, .log_with = {"tensorboard"}, .project_dir = p}, .tracks = true};
+  Job elsewhere = tracked;
+  elsewhere.options.project_config.logging_dir = p / "logs";
+  check({
+      {"dataloader_config.use_stateful_dataloader", stateful, plain, &Seen::files, "1 checkpoint with positions"},
+      {"project_config.project_dir", saving(named), plain, &Seen::files, "3 checkpoints and"},
+      {"project_config.automatic_checkpoint_naming", saving(named), plain, &Seen::files, "up to checkpoint_2"},
+      {"project_config.total_limit", saving(limited), saving(named), &Seen::files, "1 older checkpoint was removed"},
+      {"project_config.iteration", saving(numbered), saving(named), &Seen::files, "number 7"},
+      {"log_with", tracked, plain, &Seen::files, "1 tracker opened"},
+      {"project_dir", tracked, plain, &Seen::files, "1 tracker"},
+      {"project_config.logging_dir", elsewhere, tracked, &Seen::files, "1 tracker wrote to"},
+  });
+}
+
+RANKS_TEST(Receipts, DataParallelismAndPrecision, 2) {
+  const Job plain{.options = {.cpu = true}}, large{.options = {.cpu = true}, .hidden = 800, .epochs = 1};
+  const Job lacking{.options = {.cpu = true}, .leaves_out_spare = true};
+  const auto with = [](Job job, const Ddp& kwargs) { return job.options.kwargs_handlers = {kwargs}, job; };
+  const Job bf16{.options = {.mixed_precision = "bf16", .cpu = true}},
+      fp16{.options = {.mixed_precision = "fp16", .cpu = true}};
+  const auto and_handler = [](Job job, const KwargsHandler& handler) {
+    return job.options.kwargs_handlers.push_back(handler), job;
+  };
+  // With the default scale the first gradients overflow.
+  const auto scaled = [&](GradScalerKwargs kwargs) { return kwargs.init_scale = 64, and_handler(fp16, kwargs); };
+  const auto overflowing = [](Job job) { return job.overflows = true, job; };
+  check({
+      {"DistributedDataParallelKwargs.broadcast_buffers", with(plain, {.broadcast_buffers = false}), plain,
+       &Seen::buffers, "kept its own buffers in 4 forwards"},
+      {"DistributedDataParallelKwargs.bucket_cap_mb", with(large, {.bucket_cap_mb = 1}), large, &Seen::numbers,
+       "buckets were averaged"},
+      {"DistributedDataParallelKwargs.find_unused_parameters", with(lacking, {.find_unused_parameters = true}), lacking,
+       &Seen::error, "looked 4 times, 8 finds"},
+      {"DistributedDataParallelKwargs.gradient_as_bucket_view", with(plain, {.gradient_as_bucket_view = true}), plain,
+       &Seen::gradients, "averaged where they lay"},
+      {"DistributedDataParallelKwargs.static_graph", with(plain, {.static_graph = true}), plain, &Seen::numbers,
+       "1 model's graph was learnt"},
+      {"DistributedDataParallelKwargs.comm_hook", with(plain, {.comm_hook = DDPCommunicationHookType::bf16}), plain,
+       &Seen::parameters, "of gradients travelled as"},
+      {"mixed_precision", bf16, plain, &Seen::computed, "4 regions ran under autocast"},
+      {"AutocastKwargs.enabled", and_handler(bf16, AutocastKwargs{.enabled = false}), bf16, &Seen::computed,
+       "without autocast"},
+      {"AutocastKwargs.cache_enabled", and_handler(bf16, AutocastKwargs{.cache_enabled = false}), bf16, &Seen::cache,
+       "made anew each time"},
+      {"GradScalerKwargs.init_scale", and_handler(fp16, GradScalerKwargs{.init_scale = 64}), fp16, &Seen::scale,
+       "4 losses were scaled, first by 64"},
+      {"GradScalerKwargs.growth_interval", scaled({.growth_interval = 2}), scaled({}), &Seen::scale,
+       "the scale grew 2 times, to 256"},
+      {"GradScalerKwargs.growth_factor", scaled({.growth_factor = 4, .growth_interval = 2}),
+       scaled({.growth_interval = 2}), &Seen::scale, "the scale grew 2 times, to 1024"},
+      {"GradScalerKwargs.backoff_factor", overflowing(scaled({.backoff_factor = 0.25})), overflowing(scaled({})),
+       &Seen::scale, "1 step was skipped"},
+      {"GradScalerKwargs.enabled", and_handler(fp16, GradScalerKwargs{.enabled = false}), fp16, &Seen::scale,
+       "4 losses were not scaled"},
+  });
+}
+
+RANKS_TEST(Receipts, Sharding, 2) {
+  const support::Variable sent("ACCELERATE_SHARED_MEMORY", "0");
+  const auto by_size = AutoWrapPolicy::size_based_wrap;
+  const Fsdp one{.fsdp_version = 1, .auto_wrap_policy = by_size, .min_num_params = 20},
+      two{.fsdp_version = 2, .auto_wrap_policy = by_size, .min_num_params = 20};
+  // Running statistics move twice where a unit with a norm is recomputed.
+  const Fsdp norms{.fsdp_version = 2,
+                   .auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap,
+                   .transformer_cls_names_to_wrap = std::vector<std::string>{"BatchNorm1d", "Linear"}};
+  const auto with = [](Fsdp plugin, auto change) { return change(plugin), Job{.options = fsdp(plugin)}; };
+  const auto policy = [&](const Fsdp& base, const MixedPrecision& precision) {
+    return with(base, [&](Fsdp& p) { p.mixed_precision_policy = precision; });
+  };
+  const Job v1{.options = fsdp(one)}, v2{.options = fsdp(two)};
+  const auto seeds = [](Job job) { return job.different_seeds = true, job; };
+  const auto saving = [](Job job) {
+    return job.saves = 1, job.save_to = fs::path(support::scratch_dir()) / "p" / "one", job;
+  };
+  const auto empty = [](Job job) { return job.empty = true, job; };
+  const auto fills = [](Fsdp& p) {
+    p.param_init_fn = [](nn::Module& module) {
+      materialize(ModelRef(module.shared_from_this()));
+      at::NoGradGuard no_grad;
+      for (auto& parameter : module.parameters(false)) parameter.fill_(0.25);
+    };
+  };
+  const auto half = at::kBFloat16;
+  const MixedPrecision computing{.param_dtype = half}, reducing{.param_dtype = half, .reduce_dtype = half};
+  check({
+      {"fsdp_plugin.fsdp_version", v2, {.options = {.cpu = true}}, &Seen::shards, "version 2"},
+      {"fsdp_plugin.sharding_strategy", with(one, [](Fsdp& p) { p.sharding_strategy = ShardingStrategy::no_shard; }),
+       v1, &Seen::shards, "NO_SHARD: this rank holds"},
+      {"fsdp_plugin.reshard_after_forward", with(two, [](Fsdp& p) { p.reshard_after_forward = false; }), v2,
+       &Seen::numbers, "units were gathered"},
+      {"fsdp_plugin.dp_replicate_size", with(two, [](Fsdp& p) { p.dp_replicate_size = 2; }), v2, &Seen::shards,
+       "averaged over replicas"},
+      {"fsdp_plugin.dp_shard_size", with(two, [](Fsdp& p) { p.dp_shard_size = 1; }), v2, &Seen::shards,
+       "averaged over replicas"},
+      {"fsdp_plugin.backward_prefetch",
+       with(one, [](Fsdp& p) { p.backward_prefetch = BackwardPrefetch::backward_pre; }), v1, &Seen::numbers,
+       "gathers were under way before"},
+      {"fsdp_plugin.forward_prefetch", with(one, [](Fsdp& p) { p.forward_prefetch = true; }), v1, &Seen::numbers,
+       "gathers were under way before"},
+      {"fsdp_plugin.limit_all_gathers", with(two, [](Fsdp& p) { p.limit_all_gathers = false; }), v2, &Seen::numbers,
+       "at a time"},
+      {"fsdp_plugin.auto_wrap_policy", v2, with(two, [](Fsdp& p) { p.auto_wrap_policy = {}, p.min_num_params = {}; }),
+       &Seen::numbers, "units"},
+      {"fsdp_plugin.min_num_params", v2, with(two, [](Fsdp& p) { p.min_num_params = {}; }), &Seen::numbers, "units"},
+      {"fsdp_plugin.transformer_cls_names_to_wrap",
+       with(two,
+            [](Fsdp& p) {
+              p.auto_wrap_policy = AutoWrapPolicy::transformer_based_wrap, p.min_num_params = {};
+              p.transformer_cls_names_to_wrap = std::vector<std::string>{"Linear"};
+            }),
+       v2, &Seen::numbers, "6 units"},
+      {"fsdp_plugin.ignored_modules", with(two, [](Fsdp& p) { p.ignored_modules = "last"; }), v2, &Seen::shards,
+       "2 parameters were left alone"},
+      {"fsdp_plugin.state_dict_type",
+       saving(with(one, [](Fsdp& p) { p.state_dict_type = StateDictType::sharded_state_dict; })), saving(v1),
+       &Seen::files, "SHARDED_STATE_DICT"},
+      {"fsdp_plugin.state_dict_config.rank0_only",
+       with(one, [](Fsdp& p) { p.state_dict_config = StateDictConfig{.rank0_only = false}; }), v1, &Seen::states,
+       "all ranks"},
+      {"fsdp_plugin.optim_state_dict_config.rank0_only",
+       with(one, [](Fsdp& p) { p.optim_state_dict_config = StateDictConfig{.rank0_only = false}; }), v1,
+       &Seen::optimizer_states, "all ranks"},
+      {"fsdp_plugin.param_init_fn", empty(with(two, fills)), empty(v2), &Seen::parameters, "called for 6 modules"},
+      {"parallelism_config.dp_replicate_size",
+       {.options = {.cpu = true, .fsdp_plugin = two, .parallelism_config = ParallelismConfig{.dp_replicate_size = 2}}},
+       v2,
+       &Seen::shards,
+       "averaged over replicas"},
+      {"parallelism_config.dp_shard_size",
+       {.options = {.cpu = true, .parallelism_config = ParallelismConfig{.dp_shard_size = 2}}},
+       {.options = {.cpu = true}},
+       &Seen::shards,
+       "this rank holds"},
+      {"fsdp_plugin.sync_module_states", seeds(with(one, [](Fsdp& p) { p.sync_module_states = true; })), seeds(v1),
+       &Seen::parameters, "16 tensors"},
+      {"fsdp_plugin.cpu_ram_efficient_loading", seeds(with(two, [](Fsdp& p) { p.cpu_ram_efficient_loading = true; })),
+       seeds(v2), &Seen::parameters, "16 tensors"},
+      {"fsdp_plugin.activation_checkpointing",
+       with(norms, [](Fsdp& p) { p.activation_checkpointing = true; }),
+       {.options = fsdp(norms)},
+       &Seen::buffers,
+       "units were recomputed"},
+      {"fsdp_plugin.mixed_precision_policy.preset", policy(two, {.preset = "bf16"}), v2, &Seen::computed, "BFloat16"},
+      {"fsdp_plugin.mixed_precision_policy.param_dtype", policy(two, computing), v2, &Seen::computed, "BFloat16"},
+      {"fsdp_plugin.mixed_precision_policy.reduce_dtype", policy(two, {.reduce_dtype = half}), v2, &Seen::parameters,
+       "as BFloat16"},
+      {"fsdp_plugin.mixed_precision_policy.buffer_dtype", policy(one, {.buffer_dtype = half}), v1, &Seen::buffer_type,
+       "1 buffer was converted"},
+      {"fsdp_plugin.mixed_precision_policy.output_dtype", policy(two, {.output_dtype = at::kDouble}), v2, &Seen::output,
+       "results of 4 forwards came as Double"},
+      {"fsdp_plugin.mixed_precision_policy.keep_low_precision_grads",
+       policy(one, {.param_dtype = half, .reduce_dtype = half, .keep_low_precision_grads = true}),
+       policy(one, reducing), &Seen::gradients, "as they were reduced"},
+      {"fsdp_plugin.mixed_precision_policy.cast_forward_inputs",
+       policy(two, {.param_dtype = half, .cast_forward_inputs = false}), policy(two, computing), &Seen::input,
+       "came as they were"},
+      {"fsdp_plugin.mixed_precision_policy.cast_root_forward_inputs",
+       policy(one, {.param_dtype = half, .cast_root_forward_inputs = false}), policy(one, computing), &Seen::input,
+       "came as they were"},
+      {"fsdp_plugin.mixed_precision_policy.module_classes_to_ignore",
+       policy(one, {.param_dtype = half, .module_classes_to_ignore = std::vector<std::string>{}}),
+       policy(one, computing), &Seen::norm_type, "no module computes in full precision"},
+  });
+}
+
+/// Each rank is the first of a machine.
+RANKS_TEST(Receipts, SavingOnEachNode, 2) {
+  const support::Variable local("LOCAL_RANK", "0"), ranks("LOCAL_WORLD_SIZE", "1");
+  const fs::path folder = fs::path(support::scratch_dir()) / "p" / "one";
+  Job job{.options = {.cpu = true, .kwargs_handlers = {InitProcessGroupKwargs{.timeout = std::chrono::minutes(2)}}},
+          .saves = 1,
+          .save_to = folder};
+  const Seen without = run(job);
+  clear();
+  job.options.project_config.save_on_each_node = true;
+  const Seen with = run(job);
+  const auto& receipt = with.receipts["project_config.save_on_each_node"];
+  if (support::rank() == 1) {
+    EXPECT_EQ(receipt.state, ReceiptState::acted);
+    EXPECT_EQ(receipt.effect, "1 checkpoint was written here besides rank 0's");
+  } else {
+    EXPECT_EQ(receipt.state, ReceiptState::not_due);
+  }
+  EXPECT_EQ(without.receipts["project_config.save_on_each_node"].source, "default");
+  EXPECT_EQ(with.receipts["InitProcessGroupKwargs.timeout"].state, ReceiptState::acted);
+  EXPECT_EQ(with.receipts["InitProcessGroupKwargs.timeout"].value, "120000 ms");
+  EXPECT_THAT(with.receipts["InitProcessGroupKwargs.backend"].effect, HasSubstr("2 ranks talk through gloo"));
+}
+
+/// On a device that is not the CPU, if one without bytes.
+TEST(Receipts, DevicesGetTheirBatches) {
+  if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
+  AcceleratorState::reset(true);
+  const support::Variable device("ACCELERATE_TORCH_DEVICE", "meta");
+  for (const bool placed : {true, false}) {
+    reset_states();
+    counts::reset();
+    Accelerator accelerator({.device_placement = placed, .dataloader_config = {.non_blocking = true}});
+    const auto loader = accelerator.prepare(data::DataLoader(Samples{8}, {.batch_size = 4}));
+    for (auto& batch : loader) EXPECT_EQ(batch.data.is_meta(), placed);
+    const Receipts receipts = accelerator.receipts();
+    EXPECT_EQ(receipts["device_placement"].state, ReceiptState::acted);
+    EXPECT_THAT(receipts["device_placement"].effect,
+                HasSubstr(placed ? "4 tensors of batches moved to meta" : "stayed where they were"));
+    EXPECT_EQ(receipts["dataloader_config.non_blocking"].state,
+              placed ? ReceiptState::acted : ReceiptState::without_effect);
+    EXPECT_THAT(receipts["dataloader_config.non_blocking"].effect,
+                HasSubstr(placed ? "4 of 4 copies were started" : "device_placement is off"));
+  }
+  AcceleratorState::reset(true);
+}
+
+/// What can't act says why; strict counts it.
+TEST(Receipts, WithoutEffectHasAReason) {
+  if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
+  AcceleratorState::reset(true);
+  const auto reason = [](const AcceleratorOptions& options, const std::string& setting) {
+    const Receipts receipts = run({.options = options, .epochs = 1}).receipts;
+    EXPECT_EQ(receipts[setting].state, ReceiptState::without_effect) << setting;
+    EXPECT_EQ(receipts.without_effect().size(), 1u) << receipts.text();
+    EXPECT_THAT(receipts.text(), HasSubstr("NO EFFECT"));
+    return receipts[setting].effect;
+  };
+  EXPECT_EQ(reason(loading({.non_blocking = true}), "dataloader_config.non_blocking"),
+            "0 of 6 copies, batches are on the cpu already");
+  EXPECT_THAT(reason(loading({.split_batches = true}), "dataloader_config.split_batches"), HasSubstr("one process"));
+  EXPECT_THAT(reason(loading({.data_seed = 1}), "dataloader_config.data_seed"),
+              HasSubstr("use_seedable_sampler is off"));
+  EXPECT_THAT(reason(ddp({.bucket_cap_mb = 1}), "DistributedDataParallelKwargs.bucket_cap_mb"),
+              HasSubstr("one process"));
+  EXPECT_THAT(reason(accumulating({.sync_each_batch = true}), "gradient_accumulation_plugin.sync_each_batch"),
+              HasSubstr("one process"));
+  EXPECT_THAT(
+      reason({.cpu = true, .kwargs_handlers = {GradScalerKwargs{.init_scale = 2}}}, "GradScalerKwargs.init_scale"),
+      HasSubstr("mixed_precision is no"));
+  EXPECT_THAT(reason({.cpu = true, .log_with = {"tensorboard"}, .project_dir = support::scratch_dir()}, "log_with"),
+              HasSubstr("init_trackers() was not called"));
+  EXPECT_THAT(reason(fsdp({.cpu_offload = true}), "fsdp_plugin.cpu_offload.offload_params"),
+              HasSubstr("on the host already"));
+  EXPECT_THAT(reason(fsdp({.ignored_modules = "nobody"}), "fsdp_plugin.ignored_modules"), HasSubstr("no module"));
+  EXPECT_THAT(reason(fsdp({.state_dict_config = StateDictConfig{.offload_to_cpu = false}}),
+                     "fsdp_plugin.state_dict_config.offload_to_cpu"),
+              HasSubstr("the device is the CPU"));
+  EXPECT_THAT(reason(fsdp({.optim_state_dict_config = StateDictConfig{.offload_to_cpu = false}}),
+                     "fsdp_plugin.optim_state_dict_config.offload_to_cpu"),
+              HasSubstr("the device is the CPU"));
+  EXPECT_THAT(reason(fsdp({.use_orig_params = false}), "fsdp_plugin.use_orig_params"), HasSubstr("always"));
+  AcceleratorState::reset(true);
+}
+
+TEST(Receipts, VariablesSayWhereTheyCameFrom) {
+  if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
+  AcceleratorState::reset(true);
+  const support::Variable steps("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "2"), version("FSDP_VERSION", "2"),
+      type("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT");
+  {
+    const Receipts alone = run({.options = {.gradient_accumulation_steps = 3, .cpu = true}, .epochs = 1}).receipts;
+    EXPECT_EQ(alone["gradient_accumulation_steps"].source, "variable ACCELERATE_GRADIENT_ACCUMULATION_STEPS")
+        << "it wins";
+    EXPECT_EQ(alone["gradient_accumulation_steps"].value, "2");
+  }
+  const support::Variable sources(
+      "ACCELERATE_RECEIPTS_SOURCES",
+      R"({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "file a.yaml", "FSDP_VERSION": "default",)"
+      R"( "FSDP_STATE_DICT_TYPE": "flag --fsdp_state_dict_type"})");
+  const Receipts launched = run({.options = fsdp({.fsdp_version = 2}), .epochs = 1}).receipts;
+  EXPECT_EQ(launched["gradient_accumulation_steps"].source, "file a.yaml");
+  EXPECT_EQ(launched["fsdp_plugin.fsdp_version"].source, "call") << "the call wins";
+  EXPECT_EQ(launched["fsdp_plugin.state_dict_type"].source, "flag --fsdp_state_dict_type");
+  EXPECT_EQ(launched["fsdp_plugin.state_dict_type"].value, "SHARDED_STATE_DICT");
+  EXPECT_EQ(launched["fsdp_plugin.backward_prefetch"].source, "default");
+  AcceleratorState::reset(true);
+}
+
+TEST(Receipts, JsonGoesBothWays) {
+  Receipts receipts;
+  receipts.entries = {{"a", "1", "call", "always", ReceiptState::without_effect, "no \"reason\""},
+                      {"b", "\xff", "default", "never", ReceiptState::not_due, "off"}};
+  const Receipts back = Receipts::from_json(receipts.json());
+  ASSERT_EQ(back.entries.size(), 2u);
+  EXPECT_EQ(back["a"].effect, "no \"reason\"");
+  EXPECT_EQ(back.without_effect().size(), 1u);
+  EXPECT_EQ(back["b"].state, ReceiptState::not_due);
+  EXPECT_THAT(support::message_of<ConfigError>([&] { receipts["c"]; }), HasSubstr("no setting 'c'"));
+  EXPECT_THAT(support::message_of<ConfigError>([] { Receipts::from_json("{"); }), HasSubstr("no JSON of receipts"));
+}
+
+/// A count costs next to nothing: a step of the smallest model takes some 200 us, and counts a few dozen times.
+TEST(Receipts, ACountTakesNanoseconds) {
+  constexpr int kTimes = 1'000'000;
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < kTimes; ++i) counts::add(Count::batches);
+  const auto took = std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - begin).count() / kTimes;
+  RecordProperty("nanoseconds", fmt::format("{:.1f}", took));
+  std::printf("a count takes %.1f ns\n", took);
+  EXPECT_LT(took, 500) << "100 of them would be 0.5 % of a step of 10 ms";
+  counts::reset();
+}
+
+// ---- under the launcher
+
+/// What the launcher starts in the next tests.
+TEST(ReceiptsJob, Trains) {
+  const char* how = std::getenv("RECEIPTS_TEST_JOB");
+  if (!how) GTEST_SKIP() << "is started by other cases";
+  AcceleratorOptions options{.dataloader_config = {.split_batches = true}};
+  if (std::string_view(how) != "sharded") options.kwargs_handlers = {Ddp{.comm_hook = DDPCommunicationHookType::bf16}};
+  if (std::string_view(how) == "idle") options.dataloader_config.non_blocking = true;
+  const auto accelerator = std::make_unique<Accelerator>(options);
+  Net net(3, 6);
+  torch::optim::SGD optimizer(net->parameters(), 0.05);
+  auto [m, opt, loader] =
+      accelerator->prepare(net, optimizer, data::DataLoader(Samples{16}, {.batch_size = 4, .shuffle = true}));
+  for (auto& batch : loader) {
+    const auto scope = accelerator->accumulate(m);
+    accelerator->backward(m(batch.data).mean());
+    opt.step();
+    opt.zero_grad();
+  }
+  if (std::string_view(how) == "exit") std::exit(0);
+  if (std::string_view(how) != "destructor") accelerator->end_training();
+}
+
+cli_test::Result launch_job(const std::string& how, std::vector<std::string> options,
+                            std::vector<std::string> env = {}) {
+  options.insert(options.begin(), {"-q", "--num_processes", "2", "--gradient_accumulation_steps", "2"});
+  options.insert(options.end(), {fs::read_symlink("/proc/self/exe"), "--gtest_filter=ReceiptsJob.Trains"});
+  env.push_back("RECEIPTS_TEST_JOB=" + how);
+  env.push_back("OMP_NUM_THREADS=1");
+  return cli_test::launch(options, {.env = env});
+}
+
+TEST(ReceiptsLaunch, PrintsATableAtTheEnd) {
+  const auto result = launch_job("", {"--receipts"});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  const auto table = result.out.find("Receipts: what");
+  ASSERT_NE(table, std::string::npos) << result.out;
+  EXPECT_EQ(result.out.find("[  PASSED  ]", table), std::string::npos) << "the table is last";
+  const std::string text = result.out.substr(table);
+  EXPECT_THAT(text, AllOf(HasSubstr("dataloader_config.split_batches "), HasSubstr("  call "),
+                          HasSubstr("4 batches of this rank are pieces of global batches, cut in 2"),
+                          HasSubstr("flag --gradient_accumulation_steps"),
+                          HasSubstr("4 micro-steps in groups of 2: gradients were synchronised in 2"),
+                          HasSubstr("DistributedDataParallelKwargs.comm_hook"), HasSubstr("flag --num_processes")));
+  EXPECT_THAT(text, HasSubstr("\n0 of 4 had no effect."));
+  EXPECT_THAT(text, Not(HasSubstr("mixed_precision")));
+}
+
+TEST(ReceiptsLaunch, StrictEndsWith65WhereASettingHadNoEffect) {
+  for (const std::string how : {"idle", "destructor", "exit"}) {
+    SCOPED_TRACE(how);
+    const auto result = launch_job(how, {"--receipts=strict", "--json"});
+    EXPECT_EQ(result.exit_code, how == "idle" ? 65 : 0) << result.out << result.err;
+    const auto begin = result.out.find("{\n \"receipts\"");
+    ASSERT_NE(begin, std::string::npos) << "whatever the program's end: " << result.out;
+    const Receipts receipts = Receipts::from_json(result.out.substr(begin));
+    EXPECT_EQ(receipts.without_effect().size(), how == "idle" ? 1u : 0u) << receipts.text();
+    EXPECT_EQ(receipts["dataloader_config.split_batches"].state, ReceiptState::acted);
+    EXPECT_EQ(receipts["cpu"].source, "default");
+  }
+}
+
+TEST(ReceiptsLaunch, FlagsHaveReceipts) {
+  const auto result = launch_job(
+      "sharded", {"--receipts=strict", "--json", "--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy",
+                  "SIZE_BASED_WRAP", "--fsdp_min_num_params", "20", "--mixed_precision", "bf16",
+                  "--num_cpu_threads_per_process", "1", "--debug", "--dynamo_backend", "inductor"});
+  const auto begin = result.out.find("{\n \"receipts\"");
+  ASSERT_NE(begin, std::string::npos) << result.out << result.err;
+  const Receipts receipts = Receipts::from_json(result.out.substr(begin));
+  EXPECT_EQ(result.exit_code, 65) << "torch.compile is Python's";
+  ASSERT_EQ(receipts.without_effect().size(), 1u) << receipts.text();
+  EXPECT_EQ(receipts.without_effect()[0].setting, "launch.dynamo_backend");
+  for (const char* setting :
+       {"launch.num_processes", "launch.num_cpu_threads_per_process", "launch.debug", "launch.use_fsdp",
+        "fsdp_plugin.fsdp_version", "fsdp_plugin.auto_wrap_policy", "fsdp_plugin.min_num_params", "mixed_precision"}) {
+    EXPECT_EQ(receipts[setting].state, ReceiptState::acted) << setting << ": " << receipts[setting].effect;
+    EXPECT_THAT(receipts[setting].source, testing::StartsWith("flag --")) << setting;
+  }
+  EXPECT_EQ(receipts["fsdp_plugin.sharding_strategy"].source, "default") << "what the launcher sets by default";
+}
+
+TEST(ReceiptsLaunch, SaysWhenThereAreNone) {
+  const auto shell = [](const char* how, const char* script) {
+    return cli_test::launch({how, "--num_processes", "2", "/bin/sh", "-c", script});
+  };
+  const auto none = shell("--receipts", "true"), strict = shell("--receipts=strict", "true"),
+             failed = shell("--receipts=strict", "exit 3");
+  EXPECT_EQ(none.exit_code, 0);
+  EXPECT_THAT(none.err, HasSubstr("no receipts: the main process made no Accelerator"));
+  EXPECT_EQ(strict.exit_code, 65);
+  EXPECT_EQ(failed.exit_code, 3);
+  EXPECT_THAT(failed.err, Not(HasSubstr("no receipts")));
+  EXPECT_THAT(cli_test::launch({"--json", "/bin/true"}).err, HasSubstr("give --receipts, too"));
+  EXPECT_THAT(cli_test::launch({"--receipts=all", "/bin/true"}).err, HasSubstr("expected one of: on, strict"));
+  EXPECT_THAT(cli_test::launch({"--receipts", "--use_deepspeed", "/bin/true"}).err,
+              HasSubstr("this job's are started by another program"));
+}
+
+TEST(ReceiptsLaunch, WithoutTheLauncherTheProcessPrintsThem) {
+  cli_test::Program program({fs::read_symlink("/proc/self/exe"), "--gtest_filter=ReceiptsJob.Trains"},
+                            {.env = {"RECEIPTS_TEST_JOB=idle", "ACCELERATE_RECEIPTS=1"}});
+  const auto result = program.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("Receipts: what"), HasSubstr("NO EFFECT: 0 of 8 copies, batches are on the cpu")));
+  EXPECT_EQ(result.out.find("Receipts: what"), result.out.rfind("Receipts: what")) << "once";
+}
+
+}  // namespace
+}  // namespace receipts_test
