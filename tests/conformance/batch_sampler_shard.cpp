@@ -56,10 +56,11 @@ void run_fixed(const json& file, Report& report) {
     for (const json& rank : row[6]) counts.push_back(rank.size());
     if (batches == row[6] && lengths == counts && row[7] != counts) {
       report.differs(
+          row,
           "the length is the number of batches that the rank gets; the reference counts one that only lower ranks get");
       continue;
     }
-    report.check(batches == row[6] && lengths == row[7],
+    report.check(row, batches == row[6] && lengths == row[7],
                  [&] { return row.dump() + "\n    found " + batches.dump() + " " + lengths.dump(); });
   }
   for (const json& row : file.value("errors", json::array())) {
@@ -84,7 +85,7 @@ void run_listed(const json& file, Report& report, bool with_size) {
       BatchSamplerShard shard(listed, {.num_processes = row[at], .process_index = rank, .even_batches = row[at + 1]});
       batches.push_back(batches_of(shard));
     }
-    report.check(batches == row[at + 2], [&] { return row.dump() + "\n    found " + batches.dump(); });
+    report.check(row, batches == row[at + 2], [&] { return row.dump() + "\n    found " + batches.dump(); });
   }
   if (!with_size) {  // the file's note: split_batches needs a batch size
     const auto listed = std::make_shared<ListedBatches>(std::vector<Indices>{{0, 1}}, std::nullopt, false);
@@ -105,10 +106,10 @@ void run_skip(const json& file, Report& report) {
     const json batches = batches_of(skipping);
     const int64_t size = *skipping.size();
     if (row[4] < 0 && batches == row[3] && size == 0) {
-      report.differs("a loader of which more is skipped than there is has 0 batches, not a negative number");
+      report.differs(row, "a loader of which more is skipped than there is has 0 batches, not a negative number");
       continue;
     }
-    report.check(batches == row[3] && size == row[4],
+    report.check(row, batches == row[3] && size == row[4],
                  [&] { return row.dump() + "\n    found " + batches.dump() + " " + std::to_string(size); });
   }
 }

@@ -347,9 +347,9 @@ void run_launch_env(const json& file, Report& report) {
       passed = found == expected;
     }
     const std::string why = passed ? "" : reason(row, found, with_config);
-    if (!why.empty()) report.differs(why);
+    if (!why.empty()) report.differs(test, why);
     else
-      report.check(passed, [&] {
+      report.check(test, passed, [&] {
         return test["argv"].dump() + " " + test["config"].dump() + "\n    found    " + found.dump() +
                "\n    expected " + row.expect.dump();
       });
@@ -379,14 +379,14 @@ void run_roundtrip(const json& file, Report& report) {
     const bool sagemaker = row[1].is_object() && row[1].value("compute_environment", "") == "AMAZON_SAGEMAKER";
     if (expects_error && !failed && sagemaker &&
         row[2]["error"].get<std::string>().find("'num_processes'") != std::string::npos)
-      report.differs("a file for SageMaker loads; the reference adds a key to it and then complains of that");
+      report.differs(row, "a file for SageMaker loads; the reference adds a key to it and then complains of that");
     else if (!failed && !expects_error && row[0] == "yaml" && text != row[2] &&
              accelerate::config::read_yaml(text, "ours") == accelerate::config::read_yaml(row[2], "theirs"))
-      report.differs("the same text in other quotes: letters beyond ASCII stand as they are, line ends as \\n");
+      report.differs(row, "the same text in other quotes: letters beyond ASCII stand as they are, line ends as \\n");
     else if (failed && !expects_error && what.find("unknown keys in '") != std::string::npos)
-      report.differs("unknown keys of sections are errors");
+      report.differs(row, "unknown keys of sections are errors");
     else
-      report.check(expects_error ? failed : !failed && text == row[2],
+      report.check(row, expects_error ? failed : !failed && text == row[2],
                    [&] { return row.dump() + "\n    found " + (failed ? what : text); });
   }
 }

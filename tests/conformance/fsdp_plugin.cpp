@@ -112,7 +112,7 @@ void run(const json& file, Report& report) {
     const json& kwargs = row[1];
     json expected = row[2];
     if (kwargs.contains("min_num_params") && kwargs["min_num_params"].is_string()) {
-      report.differs("min_num_params is an integer by type: text does not compile, the reference raises");
+      report.differs(row, "min_num_params is an integer by type: text does not compile, the reference raises");
       continue;
     }
     const Environment environment(row[0]);
@@ -122,14 +122,14 @@ void run(const json& file, Report& report) {
       // Settings that the reference takes on a machine with a GPU only: there it goes on with sync_module_states.
       if (found.is_object() && found["sync_module_states"] == true)
         report.differs(
-            "sync_module_states also works on the CPU, for which the reference says that it finds no device");
+            row, "sync_module_states also works on the CPU, for which the reference says that it finds no device");
       else report.check(false, [&] { return row.dump() + "\n    found " + found.dump(); });
       continue;
     }
     for (const char* config :
          {"state_dict_config", "optim_state_dict_config"})  // _use_dtensor is Python's choice of a tensor type
       if (expected.contains(config) && expected[config].is_object()) expected[config].erase("_use_dtensor");
-    report.check(expected.contains("error") ? found.is_null() : found == expected,
+    report.check(row, expected.contains("error") ? found.is_null() : found == expected,
                  [&] { return row.dump() + "\n    found " + found.dump(); });
   }
   for (const json& row : file.at("mixed_precision")) {

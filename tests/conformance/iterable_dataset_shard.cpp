@@ -35,10 +35,10 @@ void run(const json& file, Report& report) {
     }
     if (samples == row[5] && lengths == counts && row[6] != counts) {
       report.differs(
-          "with split_batches the length is what the rank gets; the reference counts num_processes times as many");
+          row, "with split_batches the length is what the rank gets; the reference counts num_processes times as many");
       continue;
     }
-    report.check(samples == row[5] && lengths == row[6],
+    report.check(row, samples == row[5] && lengths == row[6],
                  [&] { return row.dump() + "\n    found " + samples.dump() + " " + lengths.dump(); });
   }
 }

@@ -43,6 +43,7 @@ void run_handlers(const json& handlers, Report& report) {
                rendered(to_dict(InitProcessGroupKwargs{.backend = backend == "None" ? "" : backend}))["timeout"]);
     } else if (what == "InitProcessGroupKwargs() default backend") {
       report.differs(
+          what,
           "the default backend is the one of the device that the process computes on; the reference has nccl in its "
           "dataclass and replaces it later");
     } else if (what == "TorchDynamoPlugin env") {

@@ -149,9 +149,10 @@ void run(const json& file, Report& report) {
         wrong = compare(rows[i], ranks, found[r][i], rows[i][7][r], reason);
         if (!wrong.empty()) wrong += " on rank " + std::to_string(r) + ": " + found[r][i].dump();
       }
-      if (wrong.empty() && !reason.empty()) report.differs(reason);
+      if (wrong.empty() && !reason.empty()) report.differs({world_size, rows[i]}, reason);
       else
-        report.check(wrong.empty(), [&] { return world_size + " ranks, " + rows[i].dump() + "\n    wrong: " + wrong; });
+        report.check({world_size, rows[i]}, wrong.empty(),
+                     [&] { return world_size + " ranks, " + rows[i].dump() + "\n    wrong: " + wrong; });
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,24 +14,40 @@ namespace conformance {
 
 using json = nlohmann::json;
 
+/// Rows of one file where the reference is wrong and we are right: each by its name, with the reason. They stand in
+/// differing/<file>.json as {reason: [names]}, which `conformance_tests --cases DIR --write-differing DIR` writes
+/// again.
+using Differing = std::map<std::string, std::string>;
+
 /// Counts the rows of one file and keeps the details of the first failures.
 class Report {
  public:
+  explicit Report(Differing listed = {}) : listed_(std::move(listed)) {}
+
   /// One row: passed, or failed with what was found.
   void check(bool passed, const std::function<std::string()>& detail);
-  /// One row where the reference is wrong and we gave the right answer. Each reason is printed once, with its count.
-  void differs(const std::string& reason) { ++differing_[reason]; }
+  /// One row of a file of which some differ. It fails, too, if it passes though it is listed as one that differs.
+  void check(const json& row, bool passed, const std::function<std::string()>& detail);
+  /// One row where the reference is wrong and we gave the right answer. It fails unless it is listed with this reason.
+  void differs(const json& row, const std::string& reason);
 
   int64_t passed() const { return passed_; }
   int64_t failed() const { return failed_; }
-  int64_t differing() const;
   const std::vector<std::string>& details() const { return details_; }
-  const std::map<std::string, int64_t>& reasons() const { return differing_; }
+  /// What differed, whether it was listed or not.
+  const Differing& found() const { return found_; }
+  /// Listed rows that the file does not have.
+  std::vector<std::string> not_met() const;
+
+  /// The name of a row: its beginning, and a number that tells it from others.
+  static std::string name_of(const json& row);
 
  private:
   int64_t passed_ = 0, failed_ = 0;
   std::vector<std::string> details_;
-  std::map<std::string, int64_t> differing_;
+  const Differing listed_;
+  Differing found_;
+  std::set<std::string> met_;
 };
 
 /// A kind of cases: its name is the file's name without ".json".
