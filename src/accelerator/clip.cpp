@@ -10,6 +10,8 @@ namespace accelerate {
 
 void Accelerator::unscale_gradients() {
   const auto& run = impl_->run;
+  if (sync_gradients())
+    for (const auto& engine : run.engines()) engine->settle_gradients();
   if (!run.scaler) return;
   for (const auto& optimizer : run.optimizers) run.scaler->unscale_(optimizer.optimizer());
 }

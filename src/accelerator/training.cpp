@@ -115,6 +115,7 @@ void Accelerator::backward(const at::Tensor& loss, int64_t num_items, const Back
     throw ConfigError(
         "backward: no rank had any item in this accumulation group, so there is no average; skip groups without items");
   at::NoGradGuard no_grad;
+  for (const auto& engine : impl_->run.engines()) engine->settle_gradients();
   // Averaging over ranks has divided by their number already.
   std::vector<at::Tensor> parameters;
   for (const auto& model : impl_->run.models)

@@ -1,6 +1,8 @@
 #include "accelerate/parallel/ddp.hpp"
 
+#include <ATen/ops/any.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/intrusive_ptr.h>
@@ -62,6 +64,14 @@ class BucketReducer final : public c10d::Reducer {
     const std::lock_guard lock(mutex_);
     return require_finalize_;
   }
+  /// Counts parameters as used in the micro-steps so far; null: none of them. Where unused ones are looked for.
+  void count_as_used(const std::vector<char>* used) {
+    const std::lock_guard lock(mutex_);
+    if (!local_used_map_.defined()) return;
+    local_used_map_.fill_(0);
+    auto* const counts = local_used_map_.mutable_data_ptr<int32_t>();
+    for (size_t i = 0; used && i < used->size(); ++i) counts[i] = (*used)[i];
+  }
 };
 
 using WeakTensor = c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl>;
@@ -82,9 +92,12 @@ struct DistributedDataParallel::Impl {
   bool forward_sync =
       true;  ///< the last forward was followed by an averaging backward, so buffers may differ from rank 0's
   bool joining = false;  ///< inside join()
+  /// There were micro-steps without averaging since the last averaging backward; the same on all ranks.
+  bool suspended = false;
 
   struct Trained {
     std::string name;
+    at::Tensor tensor;
     decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
     uintptr_t hook;             ///< ours, among those that run after a gradient was added
     bool has_gradient = false;  ///< since the Reducer was last told to expect gradients
@@ -108,7 +121,8 @@ struct DistributedDataParallel::Impl {
             on_gradient(i);
             return outputs;
           }));
-      trained_parameters.push_back({.name = names.at(i), .accumulator = std::move(accumulator), .hook = hook});
+      trained_parameters.push_back(
+          {.name = names.at(i), .tensor = trained[i], .accumulator = std::move(accumulator), .hook = hook});
     }
     // Regrouping sends tensors from the device to the host, which those of a dry run can't do; its first grouping is
     // the one that a real run regroups to.
@@ -190,11 +204,47 @@ struct DistributedDataParallel::Impl {
   void expect_gradients(const std::vector<at::Tensor>& roots) {
     check_finished();
     for (auto& parameter : trained_parameters) parameter.has_gradient = false;
+    suspended = false;
     reducer->prepare_for_backward(roots);
     if (searches_unused()) {
       counts::add(Count::unused_searches);
       counts::add(Count::unused_parameters, reducer->found_unused());
     }
+  }
+
+  /// Which of the trained parameters have a gradient.
+  std::vector<char> with_gradients() const {
+    std::vector<char> result;
+    for (const auto& parameter : trained_parameters) result.push_back(parameter.tensor.grad().defined());
+    return result;
+  }
+
+  /// Averages gradients without a backward; a parameter that has one on any rank has one on all of them then.
+  void average_what_is_left() {
+    const auto& group = comm::world_group();
+    const auto here = with_gradients();
+    at::Tensor anywhere = at::tensor(std::vector<int32_t>(here.begin(), here.end()), at::kInt);
+    if (!group->dry()) {
+      anywhere = anywhere.to(group->device());
+      group->all_reduce_(anywhere, Reduction::max);
+      anywhere = anywhere.cpu();
+    }
+    if (joining && anywhere.any().item<bool>())
+      throw ConfigError(
+          "step: within join_uneven_inputs the last micro-step of an accumulation group did not use a model that "
+          "earlier ones gave gradients to, expected that it uses all of them: ranks without data don't average the "
+          "rest");
+    at::NoGradGuard no_grad;
+    for (size_t i = 0; i < here.size(); ++i) {
+      if (anywhere[static_cast<int64_t>(i)].item<int32_t>() == 0) continue;
+      at::Tensor& gradient = trained_parameters[i].tensor.mutable_grad();
+      if (!gradient.defined()) gradient = at::zeros_like(trained_parameters[i].tensor);
+      // Divided before the sum, which half precision might not hold.
+      at::Tensor average = gradient.div(comm::world_size()).contiguous();
+      group->all_reduce_(average, Reduction::sum);
+      gradient.copy_(average);
+    }
+    reducer->count_as_used(nullptr);
   }
 
   /// @throws ConfigError naming parameters that the last averaging backward waits for.
@@ -309,7 +359,21 @@ void DistributedDataParallel::after_backward() {
 }
 
 bool DistributedDataParallel::require_backward_grad_sync() const { return impl_->grad_sync; }
-void DistributedDataParallel::set_require_backward_grad_sync(bool value) { impl_->grad_sync = value; }
+void DistributedDataParallel::set_require_backward_grad_sync(bool value) {
+  impl_->grad_sync = value;
+  if (!value) impl_->suspended = true;
+}
+
+void DistributedDataParallel::resume_accumulation() {
+  impl_->suspended = true;
+  const auto used = impl_->with_gradients();
+  if (impl_->reducer) impl_->reducer->count_as_used(&used);
+}
+
+void DistributedDataParallel::settle_gradients() {
+  if (!std::exchange(impl_->suspended, false) || !impl_->reducer) return;
+  comm::world_group()->guard("step", [&] { impl_->average_what_is_left(); });
+}
 
 void DistributedDataParallel::prepare_backward_sync() {
   impl_->grad_sync = true;

@@ -194,6 +194,8 @@ void StagedAccumulation::apply(RunState& run, int64_t step) const {
         " of an accumulation group, without the gradients of those before; the next optimizer step has a part of "
         "them only");
   for (const auto& [holder, gradient] : gradients_) at::Tensor(holder).mutable_grad() = gradient;
+  if (position_.step > 0)
+    for (const auto& engine : run.engines()) engine->resume_accumulation();
 }
 
 }  // namespace accelerate::run_state

@@ -67,13 +67,18 @@ void give_pieces(const PieceOfParameter& pieces, torch::optim::Optimizer& optimi
 
 void give_pieces_to_optimizers(const RunState& run) {
   for (const auto& engine : run.engines()) {
-    if (!engine->holds_pieces()) continue;
     PieceOfParameter pieces;
     for (auto& holding : engine->pieces()) pieces.emplace(holding.tensor.unsafeGetTensorImpl(), holding);
     for (const auto& optimizer : run.optimizers) {
-      give_pieces(pieces, optimizer.optimizer());
+      if (engine->holds_pieces()) give_pieces(pieces, optimizer.optimizer());
+      // An optimizer does not keep the engine: its hooks on the parameters end with the prepared model.
+      const auto tell = [told = std::weak_ptr(engine)](void (parallel::Engine::*what)()) {
+        return [told, what] {
+          if (const auto here = told.lock()) ((*here).*what)();
+        };
+      };
       optimizer.set_step_hooks(
-          engine.get(), {.before = [engine] { engine->before_step(); }, .after = [engine] { engine->after_step(); }});
+          engine.get(), {.before = tell(&parallel::Engine::before_step), .after = tell(&parallel::Engine::after_step)});
     }
   }
 }

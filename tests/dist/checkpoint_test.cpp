@@ -181,6 +181,113 @@ RANKS_TEST(CheckpointRanks, ResumedRunIsTheUninterruptedOneBitByBit, 2) {
   EXPECT_TRUE(files_in(fs::path(support::scratch_dir()) / "two").contains("random_states_1.pkl"));
 }
 
+namespace {
+
+/// Groups of two micro-steps: both layers get gradients in the first, in the one that synchronises `first` alone does.
+struct HalfUsed {
+  bool sharded, one_model, clips;
+  fs::path load = {}, save = {};  ///< after the third of six micro-steps, in the middle of the second group
+};
+
+struct PairImpl : torch::nn::Module {
+  PairImpl() {
+    torch::manual_seed(11);
+    first = register_module("first", torch::nn::Linear(3, 1));
+    second = register_module("second", torch::nn::Linear(3, 1));
+  }
+  at::Tensor forward(const at::Tensor& x, bool both) { return both ? first(x) + second(x) : first(x); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Pair);
+
+constexpr double kNorm = 0.3;
+
+at::Tensor rows_of(int64_t step) {
+  return torch::randn({8, 3}, at::detail::createCPUGenerator(static_cast<uint64_t>(30 + step)));
+}
+at::Tensor loss_of(const at::Tensor& y) { return (y - 1).pow(2).mean(); }
+
+/// The weights at the end, on rank 0 at least.
+std::map<std::string, at::Tensor> train(const HalfUsed& how) {
+  AcceleratorState::reset();
+  GradientState::reset();
+  std::optional<FullyShardedDataParallelPlugin> plugin;
+  if (how.sharded) plugin.emplace();
+  Accelerator accelerator({.gradient_accumulation_steps = 2,
+                           .cpu = true,
+                           .fsdp_plugin = plugin,
+                           .kwargs_handlers = {DistributedDataParallelKwargs{.find_unused_parameters = true}}});
+  Pair pair;
+  torch::optim::SGD optimizer(pair->parameters(), 0.1);
+  const auto steps = [&](auto& opt, const auto& forward, const auto&... models) {
+    if (!how.load.empty()) accelerator.load_state(how.load);
+    for (int64_t step = how.load.empty() ? 0 : 3; step < 6; ++step) {
+      const auto scope = accelerator.accumulate(models...);
+      const auto mine = rows_of(step).narrow(0, 8 / world_size() * rank(), 8 / world_size());
+      accelerator.backward(loss_of(forward(mine, step % 2 == 0)));
+      if (how.clips && accelerator.sync_gradients()) accelerator.clip_grad_norm_(pair->parameters(), kNorm);
+      opt.step(), opt.zero_grad();
+      if (step == 2 && !how.save.empty()) accelerator.save_state(how.save);
+    }
+  };
+  if (how.one_model) {
+    auto [m, opt] = accelerator.prepare(pair, optimizer);
+    steps(opt, m, m);
+    return accelerator.get_state_dict(m);
+  }
+  auto [a, b, opt] = accelerator.prepare(pair->first, pair->second, optimizer);
+  steps(
+      opt, [&a = a, &b = b](const at::Tensor& x, bool both) { return both ? a(x) + b(x) : a(x); }, a, b);
+  auto weights = accelerator.get_state_dict(a);
+  for (const auto& [name, value] : accelerator.get_state_dict(b)) weights["second." + name] = value;
+  return weights;
+}
+
+std::map<std::string, at::Tensor> train_alone(const HalfUsed& how) {
+  Pair pair;
+  torch::optim::SGD optimizer(pair->parameters(), 0.1);
+  for (int64_t step = 0; step < 6; ++step) {
+    (loss_of(pair->forward(rows_of(step), step % 2 == 0)) / 2).backward();
+    if (step % 2 == 0) continue;
+    if (how.clips) torch::nn::utils::clip_grad_norm_(pair->parameters(), kNorm);
+    optimizer.step(), optimizer.zero_grad();
+  }
+  std::map<std::string, at::Tensor> weights;
+  for (const auto& item : pair->named_parameters()) {
+    auto name = item.key();
+    if (!how.one_model && name.starts_with("first.")) name = name.substr(6);
+    weights[name] = item.value().detach();
+  }
+  return weights;
+}
+
+}  // namespace
+
+RANKS_TEST(CheckpointRanks, WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun, 2) {
+  const PartialState state({.cpu = true});
+  for (const bool sharded : {false, true})
+    for (const bool one_model : {false, true})
+      for (const bool clips : {false, true}) {
+        SCOPED_TRACE(testing::Message() << (sharded ? "FSDP" : "DDP") << (one_model ? ", one model" : ", two models")
+                                        << (clips ? ", clipped" : ""));
+        HalfUsed how{.sharded = sharded, .one_model = one_model, .clips = clips};
+        const auto folder =
+            fs::path(support::scratch_dir()) / std::to_string(4 * int{sharded} + 2 * int{one_model} + int{clips});
+        const auto plain = train_alone(how);
+        how.save = folder;
+        const auto whole = train(how);
+        how.save.clear(), how.load = folder;
+        const auto resumed = train(how);
+        if (sharded && rank() > 0) continue;
+        ASSERT_EQ(whole.size(), plain.size());
+        for (const auto& [name, value] : whole) {
+          // Sums in another order: a few roundings of fp32.
+          EXPECT_TRUE(torch::allclose(value, plain.at(name), 1e-5, 1e-6)) << name << value << plain.at(name);
+          EXPECT_TRUE(torch::equal(value, resumed.at(name))) << name << value << resumed.at(name);
+        }
+      }
+}
+
 // Two machines without a common file system: each rank is one, and has folders of its own.
 RANKS_TEST(CheckpointRanks, EachMachineCanWriteItsOwnCopy, 2) {
   ::setenv("LOCAL_RANK", "0", 1);

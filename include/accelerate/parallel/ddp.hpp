@@ -43,6 +43,8 @@ class ACCELERATE_API DistributedDataParallel final : public Engine {
   bool require_backward_grad_sync() const override;
   void set_require_backward_grad_sync(bool value) override;
   void prepare_backward_sync() override;
+  void resume_accumulation() override;
+  void settle_gradients() override;
 
   /// Ranks may join: one without data adds zeros to the others' averages.
   void begin_join() override;

@@ -65,7 +65,7 @@ class ACCELERATE_API Engine {
   /// Right after a backward in which the model took part, or no model did.
   virtual void after_backward() {}
   /// Around each optimizer step that happens, and around changes of the pieces by others (loading a checkpoint).
-  virtual void before_step() {}
+  virtual void before_step() { settle_gradients(); }
   virtual void after_step() {}
 
   /// What floating-point inputs of the forward are converted to; unset: they come as they are. Not collective.
@@ -83,6 +83,12 @@ class ACCELERATE_API Engine {
   virtual void set_require_backward_grad_sync(bool value) = 0;
   /// After forwards without synchronisation: makes the next backward synchronise all the same. Not collective.
   virtual void prepare_backward_sync() = 0;
+  /// Parameters have been given gradients that micro-steps without synchronisation left before a checkpoint was saved:
+  /// they count as if these micro-steps had just been. Not collective, but for all ranks alike.
+  virtual void resume_accumulation() {}
+  /// Before gradients of a synchronising step are looked at: averages what micro-steps without synchronisation have
+  /// left and no backward has averaged since, because it did not go through the model.
+  virtual void settle_gradients() {}
 
   // What this rank holds.
 

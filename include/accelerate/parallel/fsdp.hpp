@@ -47,6 +47,8 @@ class ACCELERATE_API FullyShardedDataParallel final : public Engine {
   bool require_backward_grad_sync() const override;
   void set_require_backward_grad_sync(bool value) override;
   void prepare_backward_sync() override;
+  void resume_accumulation() override;
+  void settle_gradients() override;
 
   std::vector<Holding> pieces() const override;
   std::optional<PieceGradient> gradient(const at::Tensor& parameter) const override;

@@ -416,8 +416,12 @@ std::optional<at::ScalarType> FullyShardedDataParallel::output_dtype() const {
   return precision ? precision->output_dtype : std::nullopt;
 }
 
+void FullyShardedDataParallel::resume_accumulation() { impl_->backward_is_due = true; }
+// Of forwards that no backward went through, too.
+void FullyShardedDataParallel::settle_gradients() { impl_->finish_backward(); }
+
 void FullyShardedDataParallel::before_step() {
-  impl_->finish_backward();  // of a forward that no backward went through
+  settle_gradients();
   impl_->store->before_step();
 }
 
