@@ -10,3 +10,7 @@ foreach(case ${conformance_cases})
   add_test(NAME conformance.${name} COMMAND conformance_tests --cases ${TEST_DIR}/cases --only ${name})
   set_tests_properties(conformance.${name} PROPERTIES LABELS conformance TIMEOUT 300)
 endforeach()
+# The runner itself, on lists of rows that are right and wrong.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+add_test(NAME conformance.runner COMMAND Python3::Interpreter ${TEST_DIR}/check_runner.py $<TARGET_FILE:conformance_tests> ${TEST_DIR}/cases)
+set_tests_properties(conformance.runner PROPERTIES LABELS conformance TIMEOUT 120)

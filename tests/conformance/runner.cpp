@@ -44,7 +44,7 @@ void Report::differs(const json& row, const std::string& reason) {
   const auto listed = listed_.find(name);
   met_.insert(name);
   found_[name] = reason;
-  if (listed == listed_.end() || listed->second != reason)
+  if (listed == listed_.end() ? complete_ : listed->second != reason)
     check(false, [&] {
       return "this row differs from the reference and is not on the list of those that may, with this reason: " + name +
              "\n    " + reason;
@@ -54,7 +54,7 @@ void Report::differs(const json& row, const std::string& reason) {
 std::vector<std::string> Report::not_met() const {
   std::vector<std::string> names;
   for (const auto& [name, reason] : listed_)
-    if (!met_.contains(name)) names.push_back(name);
+    if (complete_ && !met_.contains(name)) names.push_back(name);
   return names;
 }
 
@@ -139,10 +139,19 @@ json companion(const std::string& name) {
 
 namespace {
 
+/// Where the lists of rows that differ are, and what to do with them.
+struct Lists {
+  fs::path folder;
+  bool complete = false;  ///< the cases are those of which the lists were made
+  bool write = false;     ///< make the lists instead of obeying them
+};
+
+fs::path list_of(const Lists& lists, const std::string& name) { return lists.folder / (name + ".json"); }
+
 /// {reason: [names]} of a file, turned around.
-Differing listed(const std::string& name) {
+Differing listed(const fs::path& file) {
   Differing result;
-  std::ifstream stream(fs::path(CONFORMANCE_DIFFERING) / (name + ".json"));
+  std::ifstream stream(file);
   if (!stream) return result;
   const auto reasons = json::parse(stream);
   for (const auto& [reason, names] : reasons.items())
@@ -153,14 +162,14 @@ Differing listed(const std::string& name) {
 void write_differing(const Report& report, const fs::path& file) {
   json reasons = json::object();
   for (const auto& [name, reason] : report.found()) reasons[reason].push_back(name);
-  if (!reasons.empty()) std::ofstream(file) << reasons.dump(1) << "\n";
+  if (reasons.empty()) fs::remove(file);
+  else std::ofstream(file) << reasons.dump(1) << "\n";
 }
 
 /// Prints a file's line; true unless a row failed.
-/// @param write_to  folder for the list of rows that differ; empty: it is not written
-bool run_file(const fs::path& path, const Kind& kind, const fs::path& write_to) {
+bool run_file(const fs::path& path, const Kind& kind, const Lists& lists) {
   const std::string name = path.stem().string();
-  Report report(write_to.empty() ? listed(name) : Differing{});
+  Report report(lists.write ? Differing{} : listed(list_of(lists, name)), lists.complete && !lists.write);
   std::string broken;
   try {
     std::ifstream stream(path);
@@ -168,10 +177,8 @@ bool run_file(const fs::path& path, const Kind& kind, const fs::path& write_to) 
   } catch (const std::exception& e) {
     broken = e.what();
   }
-  if (!write_to.empty()) write_differing(report, write_to / (name + ".json"));
-  // Another folder may have other rows than those of which the list was made.
-  const bool own = fs::equivalent(path.parent_path(), CONFORMANCE_CASES);
-  const auto not_met = own ? report.not_met() : std::vector<std::string>();
+  if (lists.write) write_differing(report, list_of(lists, name));
+  const auto not_met = report.not_met();
   const bool good = broken.empty() && report.failed() == 0 && report.passed() > 0 && not_met.empty();
   std::cout << name << ": " << report.passed() << " passed, " << report.failed() << " failed (" << report.found().size()
             << " differ on purpose)\n";
@@ -195,10 +202,12 @@ int run_rank(const std::string& kind, const fs::path& dir) {
 }
 
 int usage() {
-  std::cerr
-      << "usage: conformance_tests --cases DIR [--only NAME] [--write-differing DIR]\n"
-         "  Runs every DIR/*.json and prints one line per file. NAME is a file name with or without .json.\n"
-         "  With --write-differing it writes which rows differ on purpose, for differing/, instead of comparing.\n";
+  std::cerr << "usage: conformance_tests --cases DIR [--only NAME] [--differing DIR | --write-differing DIR]\n"
+               "  Runs every DIR/*.json and prints one line per file. NAME is a file name with or without .json.\n"
+               "  --differing: the folder with the lists of rows that differ on purpose, which then have to name all "
+               "of them.\n"
+               "  That is so by itself for this repository's own cases; rows of others need not be listed.\n"
+               "  --write-differing: writes these lists anew, instead of obeying them.\n";
   return 64;
 }
 
@@ -206,9 +215,9 @@ int run(const std::vector<std::string>& arguments) {
   std::map<std::string, std::string> flags;
   for (size_t i = 0; i < arguments.size(); i += 2) {
     const std::string& flag = arguments[i];
-    if (i + 1 == arguments.size() || (flag != "--cases" && flag != "--only" && flag != "--rank-of" && flag != "--dir" &&
-                                      flag != "--write-differing"))
-      return usage();
+    static const std::set<std::string> known{"--cases", "--only",      "--rank-of",
+                                             "--dir",   "--differing", "--write-differing"};
+    if (i + 1 == arguments.size() || !known.contains(flag)) return usage();
     flags[flag] = arguments[i + 1];
   }
   if (flags.contains("--rank-of")) return run_rank(flags["--rank-of"], flags["--dir"]);
@@ -219,6 +228,9 @@ int run(const std::vector<std::string>& arguments) {
     return 66;
   }
   folder_of_cases = folder;
+  Lists lists{CONFORMANCE_DIFFERING, fs::equivalent(folder, CONFORMANCE_CASES)};
+  if (flags.contains("--differing")) lists = {flags["--differing"], true};
+  if (flags.contains("--write-differing")) lists = {flags["--write-differing"], lists.complete, true};
   std::string only = flags["--only"];
   if (only.ends_with(".json")) only.resize(only.size() - 5);
   std::map<std::string, fs::path> files;
@@ -236,7 +248,7 @@ int run(const std::vector<std::string>& arguments) {
       std::cout << name << ": no runner\n";
       good = good && only.empty();  // asked for by name, it must be run
     } else {
-      good = run_file(path, kind->second, flags["--write-differing"]) && good;
+      good = run_file(path, kind->second, lists) && good;
     }
     std::cout.flush();
   }

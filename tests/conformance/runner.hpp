@@ -22,13 +22,16 @@ using Differing = std::map<std::string, std::string>;
 /// Counts the rows of one file and keeps the details of the first failures.
 class Report {
  public:
-  explicit Report(Differing listed = {}) : listed_(std::move(listed)) {}
+  /// @param complete  Whether `listed` knows all rows of the file. Cases of other folders may have rows that nobody
+  /// could list: there a reason that the runner finds by itself is enough.
+  explicit Report(Differing listed, bool complete) : listed_(std::move(listed)), complete_(complete) {}
 
   /// One row: passed, or failed with what was found.
   void check(bool passed, const std::function<std::string()>& detail);
   /// One row of a file of which some differ. It fails, too, if it passes though it is listed as one that differs.
   void check(const json& row, bool passed, const std::function<std::string()>& detail);
-  /// One row where the reference is wrong and we gave the right answer. It fails unless it is listed with this reason.
+  /// One row where the reference is wrong and we gave the right answer. It fails unless it is listed with this reason,
+  /// and where the list is complete.
   void differs(const json& row, const std::string& reason);
 
   int64_t passed() const { return passed_; }
@@ -36,7 +39,7 @@ class Report {
   const std::vector<std::string>& details() const { return details_; }
   /// What differed, whether it was listed or not.
   const Differing& found() const { return found_; }
-  /// Listed rows that the file does not have.
+  /// Listed rows that a file with a complete list does not have.
   std::vector<std::string> not_met() const;
 
   /// The name of a row: its beginning, and a number that tells it from others.
@@ -46,6 +49,7 @@ class Report {
   int64_t passed_ = 0, failed_ = 0;
   std::vector<std::string> details_;
   const Differing listed_;
+  const bool complete_;
   Differing found_;
   std::set<std::string> met_;
 };
