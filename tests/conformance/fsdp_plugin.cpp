@@ -1,6 +1,8 @@
-// FullyShardedDataParallelPlugin: what the environment and the program's settings become, and mixed precision by name.
+// FullyShardedDataParallelPlugin: what the environment and the program's settings become and what they do in a run, and
+// mixed precision by name.
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "environment.hpp"
+#include "fsdp_effects.hpp"
 
 namespace conformance::fsdp_plugin_cases {
 namespace {
@@ -131,6 +133,13 @@ void run(const json& file, Report& report) {
       if (expected.contains(config) && expected[config].is_object()) expected[config].erase("_use_dtensor");
     report.check(row, expected.contains("error") ? found.is_null() : found == expected,
                  [&] { return row.dump() + "\n    found " + found.dump(); });
+    if (found.is_null() || expected.contains("error")) continue;
+    const json effects = effects_of(plugin_of(kwargs));
+    const json wanted = expected_effects(expected);
+    report.check(effects == wanted, [&] {
+      return row[0].dump() + " " + kwargs.dump() + "\n    did      " + effects.dump() + "\n    expected " +
+             wanted.dump();
+    });
   }
   for (const json& row : file.at("mixed_precision")) {
     const int64_t version = row[0];
