@@ -459,12 +459,15 @@ TEST_F(Commands, MistypedCommands) {
 // ---------------------------------------------------------------- what launch does with them
 
 TEST_F(Commands, FlagsWithoutEffectAreNamed) {
-  const auto result =
-      run({"launch", "--fsdp_offload_params", "true", "--zero_stage", "3", "--rdzv_conf", "timeout=5", "/bin/true"});
+  const auto result = run({"launch", "--fsdp_offload_params", "true", "--zero_stage", "3", "--rdzv_conf", "timeout=5",
+                           "--same_network", "/bin/true"});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.err, AllOf(HasSubstr("--fsdp_offload_params has no effect without --use_fsdp"),
                                 HasSubstr("--zero_stage has no effect without --use_deepspeed"),
-                                HasSubstr("--rdzv_conf has no effect")));
+                                HasSubstr("--rdzv_conf has no effect"), HasSubstr("--same_network has no effect")));
+  const auto several = write("several.yaml", "num_processes: 2\nnum_machines: 1\nsame_network: true\n");
+  EXPECT_THAT(run({"launch", "--config_file", several, "--dry_run", "/bin/true"}).err, Not(HasSubstr("same_network")))
+      << "`accelerate config` writes it into every file";
 }
 
 TEST_F(Commands, RetiredSettingsAreReadAndSayWhatHappensInstead) {

@@ -74,6 +74,10 @@ void Settings::remark() {
     remarks_.emplace_back(
         "--rdzv_conf has no effect on one machine, where nobody needs to be waited for; how long the ranks wait for "
         "each other is InitProcessGroupKwargs.timeout in the program");
+  if (source("same_network") == Source::flag)
+    remarks_.push_back(
+        "--same_network has no effect: machines meet at --main_process_ip and --main_process_port, whether they are on "
+        "one network or not");
   if (!slurm_step_.empty())
     remarks_.push_back(fmt::format("Slurm's step {}: machine {} of {}, meeting at {}:{}", slurm_step_,
                                    text("machine_rank"), text("num_machines"), text("main_process_ip"),
