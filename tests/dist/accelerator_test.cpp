@@ -3,6 +3,9 @@
 #include <accelerate/accelerate.hpp>
 
 #include <ATen/autocast_mode.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -421,6 +424,54 @@ RANKS_TEST(AcceleratorRanks, LoadersSynchroniseTheGeneratorsThatWereAskedFor, 2)
   EXPECT_EQ(after_begin({RNGType::torch}), std::pair(true, false)) << "LibTorch's";
   EXPECT_EQ(after_begin({RNGType::torch, RNGType::generator}), std::pair(true, true));
   EXPECT_EQ(after_begin({}), std::pair(false, false));
+}
+
+namespace {
+
+/// An accelerator that has nothing but a default generator.
+struct GeneratorOnly final : at::PrivateUse1HooksInterface {
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return generator; }
+  at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(100 + rank()));
+};
+
+}  // namespace
+
+RANKS_TEST(AcceleratorRanks, LoadersSynchroniseTheAcceleratorsGenerator, 2) {
+  const PartialState state({.cpu = true});  // which must not compute on what comes now
+  static GeneratorOnly hooks;
+  static c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::PrivateUse1> guard;
+  const c10::impl::DeviceGuardImplRegistrar registrar(c10::DeviceType::PrivateUse1, &guard);
+  c10::register_privateuse1_backend("stand_in");
+  at::RegisterPrivateUse1HooksInterface(&hooks);
+  const auto draws_alike = [](std::vector<RNGType> types) {
+    Accelerator accelerator({.cpu = true, .rng_types = std::move(types)});
+    auto loader = accelerator.prepare(data::DataLoader(samples(8), {.batch_size = 2, .shuffle = true}));
+    auto batch = loader.begin();
+    const auto draws = accelerator.gather(at::rand({1}, hooks.generator));
+    return draws[0].equal(draws[1]);
+  };
+  EXPECT_FALSE(draws_alike({RNGType::generator, RNGType::torch}));
+  EXPECT_TRUE(draws_alike({RNGType::device}));
+}
+
+TEST_F(AcceleratorTest, BatchesAreCopiedWithoutWaitingWhereThatIsAskedFor) {
+  // Each copy says how it was asked for before it fails, as tensors without values can't come to the CPU.
+  static std::vector<bool> copies;
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+        constexpr size_t kNonBlocking = 5;
+        if (call.name() == std::string_view("aten::_to_copy")) copies.push_back(call.inputs()[kNonBlocking].toBool());
+        return nullptr;
+      }).needsInputs(true));
+  const data::DataLoader loader(std::vector<torch::Tensor>(4, torch::empty({2}, torch::kMeta)), {.batch_size = 2});
+  for (const bool asked : {false, true}) {
+    Accelerator accelerator({.dataloader_config = {.non_blocking = asked}});
+    auto placed = accelerator.prepare(loader);
+    copies.clear();
+    EXPECT_ANY_THROW(for (auto& batch : placed)(void) batch);
+    EXPECT_EQ(copies, std::vector<bool>{asked});
+  }
+  at::removeCallback(handle);
 }
 
 RANKS_TEST(AcceleratorRanks, SplitBatchesHasAShorthand, 2) {
