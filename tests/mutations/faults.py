@@ -86,11 +86,11 @@ F("GradScalerKwargs::enabled", file, "run.scaler = «std::make_shared<optim::Gra
   o + "LossesAreNotScaledWhereTheScalerIsOff")
 
 file = "src/accelerator/training.cpp"
-F("GradientAccumulationPlugin::sync_with_dataloader", file, "if («gradients.sync_with_dataloader()» && gradients.end",
+F("GradientAccumulationPlugin::sync_with_dataloader", file, "if («gradients.sync_with_dataloader()» && at_end",
   "true", "conformance_tests grad_accumulation")
-F("accumulation begins anew after a loader's end", file, "gradients.end_of_dataloader()) { «impl_->run.step = 0;»", "",
+F("accumulation begins anew after a loader's end", file, "&& at_end) { «impl_->run.step = 0;»", "",
   "conformance_tests grad_accumulation")
-F("GradientAccumulationPlugin::num_steps", file, "impl_->run.step % «gradients.num_steps()» == 0", "int64_t{1}",
+F("GradientAccumulationPlugin::num_steps", file, "(impl_->run.step + 1) % «gradients.num_steps()» == 0", "int64_t{1}",
   t + "ReferenceAccumulationExampleEndsAt204")
 F("GradientAccumulationPlugin::sync_each_batch", file, "use_distributed() && «gradients.sync_each_batch()»", "false",
   "ddp_tests Ddp.EqualsOneProcessAfterEveryStep")
@@ -152,7 +152,7 @@ F("GradientAccumulationPlugin::adjust_scheduler", file, "{ return «shared_->plu
 
 # ---- precision
 file = "src/precision/autocast.cpp"
-F("AutocastKwargs::enabled", file, "set_autocast_enabled(device_type, «kwargs.enabled» && dtype.has_value());", "true",
+F("AutocastKwargs::enabled", file, "const bool enabled = «kwargs.enabled» && dtype", "true",
   t + "AutocastKwargsReachForwardsAndRegions")
 F("AutocastKwargs::enabled", "src/accelerator/accelerator.cpp", "if («impl_->autocast.enabled») core->autocast_dtype",
   "true")
@@ -252,7 +252,7 @@ F("GradScalerKwargs::growth_interval", file, "kwargs_.backoff_factor, «kwargs_.
 F("AcceleratedOptimizerOptions::fused", "src/optim/optimizer.cpp", "if («options.fused.value_or(true)») impl_->fused",
   "true", "optim_tests OptimTest.FusedStepEqualsPlainStepWithinRounding")
 file = "src/optim/accelerated_scheduler.cpp"
-F("schedules of split batches step once", file, "if («self.split_batches») return self.scheduler.step(metric);",
+F("schedules of split batches step once", file, "if («self.split_batches») return step_once();",
   "false", "optim_ranks_tests OptimRanks.SchedulesStepOncePerProcess")
 e = "optim_tests Scheduler.EveryScheduleGivesPythonsRates"
 cycles = o + "CyclesHaveTheirFactorsAndMomentums"
@@ -306,7 +306,7 @@ F("ReduceLROnPlateauOptions::cooldown", file, "cooldown_counter_ = «options_.co
 # ---- data parallelism
 file = "src/parallel/ddp.cpp"
 q = "ddp_tests Ddp.EqualsOneProcessAfterEveryStep"
-F("DistributedDataParallelKwargs::broadcast_buffers", file, "if («ddp.kwargs.broadcast_buffers» && ddp.forward_sync",
+F("DistributedDataParallelKwargs::broadcast_buffers", file, "if («ddp.kwargs.broadcast_buffers») ddp.sync_buffers",
   "true", "ddp_tests Ddp.BuffersAndBucketsAreAsAskedFor")
 F("DistributedDataParallelKwargs::bucket_cap_mb", file, "const int64_t cap = «kwargs.bucket_cap_mb» * kMiB;", "25",
   "dry_run_tests DryRun.GradientsTravelInBucketsOfTheSizeAskedFor")
@@ -336,7 +336,7 @@ F("FullyShardedDataParallelPlugin::backward_prefetch BACKWARD_POST", file,
 F("FullyShardedDataParallelPlugin::sync_module_states", file, "return «plugin.sync_module_states.value_or(false)» ||",
   "false", f + "RanksStartWithRankZerosParametersAndBuffers")
 F("FullyShardedDataParallelPlugin::sync_module_states of buffers", file,
-  "if («group && starts_from_rank0(plugin)») value = group->broadcast(value, 0);", "false",
+  "if («group && starts_from_rank0(plugin)») { value = group->broadcast(value, 0);", "false",
   f + "RanksStartWithRankZerosParametersAndBuffers")
 F("FullyShardedDataParallelPlugin::cpu_ram_efficient_loading", file,
   "|| «plugin.cpu_ram_efficient_loading.value_or(false)» || effective", "false",
@@ -350,7 +350,7 @@ F("FullyShardedDataParallelPlugin::mixed_precision_policy", file,
   "const MixedPrecision precision = «plugin.mixed_precision_policy.value_or(MixedPrecision{})»;", "MixedPrecision{}",
   f + "NoShardObeysTheOtherOptions")
 F("MixedPrecision::param_dtype", file, "part.compute_dtype = «converts» ?", "false", f + "NoShardObeysTheOtherOptions")
-F("MixedPrecision::buffer_dtype", file, "if (buffer_dtype && «value.is_floating_point()» && !stays)", "false",
+F("MixedPrecision::buffer_dtype", file, "if (buffer_dtype && «value.is_floating_point()» && !stays", "false",
   f + "MixedPrecisionPolicies")
 F("MixedPrecision::output_dtype", file, "return precision ? «precision->output_dtype» :",
   "std::optional<at::ScalarType>()", f + "MixedPrecisionPolicies")
