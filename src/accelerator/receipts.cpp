@@ -82,6 +82,7 @@ Receipts Accelerator::receipts() const {
   if (self.run.scaler && self.run.scaler->is_enabled()) facts.loss_scale = self.run.scaler->get_scale();
   facts.backend = state().backend();
   facts.debug = state().debug();
+  facts.main_process = is_main_process();
   const auto moved = residency::stats();
   facts.fetches = moved.faults + moved.prefetch_hits;
   facts.fetches_ahead = moved.prefetch_hits;

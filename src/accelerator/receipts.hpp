@@ -47,7 +47,7 @@ struct Facts {
   PrecisionType precision = PrecisionType::NO;
   std::optional<double> loss_scale;  ///< now; nothing: no loss was scaled
   std::string backend;
-  bool debug = false;
+  bool debug = false, main_process = true;
   int64_t fetches = 0, fetches_ahead = 0, evictions = 0;  ///< of sharded units
 
   int64_t operator[](Count what) const { return counts::read(what); }
