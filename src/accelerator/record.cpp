@@ -8,6 +8,7 @@
 
 #include "accelerate/state.hpp"
 #include "accelerate/utils/error.hpp"
+#include "accelerate/utils/memory.hpp"
 #include "accelerator/recording.hpp"
 #include "utils/environment.hpp"
 #include "utils/error_text.hpp"
@@ -58,7 +59,8 @@ int record(const std::function<void()>& body) {
   } catch (const Error& error) {
     return fail(error.what(), error.exit_code());
   } catch (const std::exception& error) {
-    return fail(text_of(error), 1);
+    // Which of the two it is decides what a scheduler may try again with.
+    return fail(text_of(error), should_reduce_batch_size(error) ? ResourceError("").exit_code() : 1);
   } catch (...) {
     return fail("an exception that is not a std::exception", 1);
   }

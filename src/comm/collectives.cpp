@@ -193,9 +193,9 @@ std::vector<std::string> all_gather_bytes(Group& group, const std::string& bytes
 std::string broadcast_bytes(Group& group, const std::string& bytes, int64_t from) {
   if (group.dry()) return bytes;  // peers that don't exist say what we say
   const bool mine = group.rank() == from;
-  const auto length =
-      group.broadcast(at::full({1}, static_cast<int64_t>(bytes.size()), at::kLong).to(group.device()), from)
-          .item<int64_t>();
+  const auto what = fmt::format("broadcast of objects from rank {}", from);
+  const int64_t length =
+      agree(group, "broadcast_object_list", what, static_cast<int64_t>(bytes.size()))[static_cast<size_t>(from)];
   at::Tensor buffer = at::empty({length}, at::kByte);
   if (mine) std::copy(bytes.begin(), bytes.end(), buffer.data_ptr<uint8_t>());
   buffer = group.broadcast(buffer.to(group.device()), from).cpu();

@@ -34,8 +34,8 @@ void Group::Impl::fail(const std::string& what, const std::string& key, const st
   const auto where = fmt::format("{} (collective {} of the {}, {}) on rank {}", mine.operation, mine.sequence,
                                  mine.name, options.backend, own());
   if (const std::string failure = progress->failure(); !failure.empty()) raise<CommError>("{}: {}", where, failure);
-  bool store_is_gone = false;
-  const auto peers = watchdog->ask_peers(std::chrono::milliseconds(1500), store_is_gone);
+  StoreState store_state = StoreState::answers;
+  const auto peers = watchdog->ask_peers(std::chrono::milliseconds(1500), store_state);
   std::string late, cause;
   std::vector<int64_t> arrived;
   for (int64_t rank = 0; rank < static_cast<int64_t>(peers.size()); ++rank) {
@@ -44,14 +44,15 @@ void Group::Impl::fail(const std::string& what, const std::string& key, const st
     const bool member = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
     const auto line = fmt::format("\n  rank {}{}", rank, member ? "" : " (of another group)");
     if (!peer) {
-      if (rank == 0 && store_is_gone) late += line + " has gone: its process ended (it served the store)";
-      else if (store_is_gone) continue;  // nobody can be asked any more
+      if (rank == 0 && store_state == StoreState::gone)
+        late += line + " has gone: its process ended (it served the store)";
+      else if (rank > 0 && store_state != StoreState::answers) continue;  // nobody can be asked any more
       else late += line + " has gone or is stopped: its process does not answer";
       continue;
     }
     if (peer->note.starts_with("failed: ")) {
       late += line + " " + peer->note;
-      cause = peer->note;
+      cause = fmt::format("rank {} {}", rank, peer->note);
       continue;
     }
     if (!member) continue;
@@ -65,17 +66,19 @@ void Group::Impl::fail(const std::string& what, const std::string& key, const st
       late += line + " has not arrived: it " + whereabouts(*peer, key, here);
     } else if (here.operation != mine.operation && here.sequence == mine.sequence) {
       late += fmt::format("{} is elsewhere: its collective {} is {}", line, here.sequence, here.operation);
+    } else if (here.history != mine.history && here.sequence == mine.sequence) {
+      late += fmt::format(
+          "{} is elsewhere: its collective {} is {} too, but those up to it were others than here, or of other sizes",
+          line, here.sequence, here.operation);
     } else {
       arrived.push_back(rank);
     }
   }
-  progress->broken("an earlier collective failed: " + what);
+  const auto why = mine.operation + ": " + (!cause.empty() ? cause : late.empty() ? what : "missing:" + late);
+  progress->broken("an earlier collective failed: " + why);
   // Peers that hear of this before they find out themselves should learn who was missing, not just that this rank gave
   // up.
-  watchdog->announce_failure(mine.operation + ": " +
-                             (!cause.empty() ? cause
-                              : late.empty() ? what
-                                             : "missing:" + late));
+  watchdog->announce_failure(why);
   raise<CommError>(
       "{}: no result after {} (limit {}){}{} All ranks must call the same collectives in the same order; look first at "
       "the output of the ranks named above. ({})",

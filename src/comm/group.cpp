@@ -46,8 +46,15 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const c10::intrusive_p
 }
 
 std::shared_ptr<Group>& world() {
-  static std::shared_ptr<Group> group;
-  return group;
+  struct World {
+    /// exit() in the middle of a training destroys nothing that is on the stack: the others shall hear of it.
+    ~World() {
+      if (group) group->leave();
+    }
+    std::shared_ptr<Group> group;
+  };
+  static World world;
+  return world.group;
 }
 
 }  // namespace
@@ -109,7 +116,22 @@ std::shared_ptr<Group> Group::split(const std::string& name, const std::function
 }
 
 Group::Group(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Group::~Group() = default;
+
+Group::~Group() {
+  // A peer that has failed and lives on would keep the back end's destructor waiting for what it does not send. So that
+  // is left to the end of the process, which is what remains after a failure.
+  if (impl_->options.dry || impl_->progress->failure().empty()) return;
+  const auto settles = find_backend(impl_->options.backend).settles;
+  if (!settles) return;
+  const auto backend = impl_->process_group->getBackend(impl_->options.device.type());
+  if (settles(*backend, std::chrono::seconds(1))) return;
+  static auto& left = *new std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>;  // reached from here, for leak checkers
+  left.push_back(impl_->process_group);
+}
+
+void Group::leave() noexcept {
+  if (impl_->watchdog) impl_->watchdog->leave();
+}
 
 int64_t Group::rank() const { return impl_->options.rank; }
 int64_t Group::world_size() const { return impl_->options.world_size; }

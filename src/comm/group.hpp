@@ -70,7 +70,7 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Nobody else is there: tensors of the meta device may be sent, and `device()`, where ranks' notes to each other
   /// lie, is the CPU.
   bool dry() const;
-  /// For c10d components (Reducer, broadcast_coalesced). Waits inside them are bounded by the group's timeout.
+  /// For c10d components (Reducer). Waits inside them are bounded by the group's timeout.
   const c10::intrusive_ptr<c10d::ProcessGroup>& process_group() const;
 
   /// @param operation  for messages
@@ -111,14 +111,18 @@ class Group : public std::enable_shared_from_this<Group> {
   /// pass through.
   void guard(const char* operation, const std::function<void()>& body);
 
+  /// Tells all peers that this rank takes no part any more, as the group's end does. Not collective.
+  void leave() noexcept;
   /// Tells all peers that this rank failed. Never throws, not collective.
   void announce_failure(const std::string& reason) noexcept;
 
  private:
   struct Impl;
   explicit Group(std::unique_ptr<Impl> impl);
-  void run(const char* operation, const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
-  c10::intrusive_ptr<c10::ivalue::Future> run_async(const char* operation, const at::Tensor& result,
+  void run(const char* operation, const at::Tensor& brought,
+           const std::function<c10::intrusive_ptr<c10d::Work>()>& start);
+  c10::intrusive_ptr<c10::ivalue::Future> run_async(const char* operation, const at::Tensor& brought,
+                                                    const at::Tensor& result,
                                                     const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
                                                     std::function<void()> after = nullptr);
   std::unique_ptr<Impl> impl_;

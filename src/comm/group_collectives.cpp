@@ -43,7 +43,7 @@ at::Tensor Group::all_gather(const at::Tensor& tensor, const char* operation) {
     return output;
   }
   at::Tensor in = as_bytes(input), out = as_bytes(output);
-  run(operation, [&] { return compat::all_gather_single(*impl_->process_group, out, in); });
+  run(operation, in, [&] { return compat::all_gather_single(*impl_->process_group, out, in); });
   return output;
 }
 
@@ -59,7 +59,7 @@ at::Tensor Group::broadcast(const at::Tensor& tensor, int64_t from) {
   std::vector<at::Tensor> bytes{as_bytes(output)};
   c10d::BroadcastOptions options;
   options.rootRank = from;
-  run("broadcast", [&] { return impl_->process_group->broadcast(bytes, options); });
+  run("broadcast", output, [&] { return impl_->process_group->broadcast(bytes, options); });
   return output;
 }
 
@@ -70,36 +70,36 @@ void Group::all_reduce_(at::Tensor& tensor, Reduction reduction) {
   c10d::AllreduceOptions options;
   options.reduceOp = reduction == Reduction::max ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
   if (tensor.numel() == 0) return barrier();
-  run("reduce", [&] { return impl_->process_group->allreduce(tensors, options); });
+  run("reduce", tensor, [&] { return impl_->process_group->allreduce(tensors, options); });
 }
 
 void Group::barrier() {
   at::Tensor token = at::zeros({1}, at::TensorOptions().device(device()));
   std::vector<at::Tensor> tensors{token};
-  run("barrier", [&] { return impl_->process_group->allreduce(tensors); });
+  run("barrier", token, [&] { return impl_->process_group->allreduce(tensors); });
   if (!device().is_cpu()) token.item<float>();  // the host must wait too
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::all_reduce_async(const at::Tensor& tensor) {
   std::vector<at::Tensor> tensors{tensor};
-  return run_async("all_reduce of gradients", tensor, [&] { return impl_->process_group->allreduce(tensors); });
+  return run_async("all_reduce of gradients", tensor, tensor, [&] { return impl_->process_group->allreduce(tensors); });
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor output, at::Tensor input) {
-  return run_async("all_gather of parameters", output,
+  return run_async("all_gather of parameters", input, output,
                    [&] { return compat::all_gather_single(*impl_->process_group, output, input); });
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input) {
   constexpr const char* kName = "reduce_scatter of gradients";
   if (!device().is_cpu() || dry())
-    return run_async(kName, output,
+    return run_async(kName, input, output,
                      [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
   // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank
   // gets its pieces instead, and adds them in the order of the ranks.
   at::Tensor pieces = at::empty_like(input);
   return run_async(
-      kName, output, [&] { return compat::all_to_all_single(*impl_->process_group, pieces, input); },
+      kName, input, output, [&] { return compat::all_to_all_single(*impl_->process_group, pieces, input); },
       [output, pieces, input, world = world_size()]() mutable {
         at::NoGradGuard no_grad;
         const auto rows = pieces.view({world, -1});

@@ -3,6 +3,8 @@
 #include <ATen/core/ivalue.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <functional>
+#include <string_view>
 #include <vector>
 
 #include "accelerate/utils/error.hpp"
@@ -32,10 +34,13 @@ Activity& Progress::activity(const std::string& key, const std::string& group) {
   return activity;
 }
 
-void Progress::begin(Activity& activity, const char* operation) {
+void Progress::begin(Activity& activity, const char* operation, int64_t bytes) {
   const MutexLock lock(mutex_);
   ++activity.sequence, ++activity.inside;
   activity.operation = operation;
+  const auto name = std::hash<std::string_view>()(operation);
+  activity.history = static_cast<int64_t>((static_cast<uint64_t>(activity.history) ^ name) * 0x9E3779B97F4A7C15U +
+                                          static_cast<uint64_t>(bytes));
   activity.since = Clock::now();
 }
 
@@ -57,6 +62,7 @@ RankStatus Progress::status() {
         .sequence = activity.sequence,
         .operation = activity.operation,
         .inside = activity.inside > 0,
+        .history = activity.history,
         .age_ms = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - activity.since).count()};
   return status;
 }
@@ -76,7 +82,7 @@ void Progress::peer_failed(const std::string& reason) {
   }
   changed_.notify_all();
   for (const auto& work : failed)
-    work->fail(std::make_exception_ptr(CommError(std::string(work->operation) + ": " + reason)));
+    work->fail(std::make_exception_ptr(PeerFailure(std::string(work->operation) + ": " + reason)));
 }
 
 void Progress::broken(const std::string& reason) {

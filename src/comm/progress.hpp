@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 
+#include "accelerate/utils/error.hpp"
 #include "comm/watchdog.hpp"
 #include "utils/thread_annotations.hpp"
 
@@ -24,6 +25,11 @@ struct Future;
 }
 
 namespace accelerate::comm {
+
+/// Of a future that waited for a peer that has failed. Who waits for it knows where that was.
+struct PeerFailure : CommError {
+  using CommError::CommError;
+};
 
 /// A future that either the transport or the watchdog completes, whoever is first.
 struct Pending {
@@ -41,6 +47,7 @@ struct Activity {
   std::string group;  ///< for messages: "group of all 4 ranks"
   int64_t sequence = 0;
   const char* operation = "none";
+  int64_t history = 0;
   int64_t inside = 0;
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 };
@@ -51,7 +58,8 @@ class Progress {
  public:
   /// By the group's key. Stays where it is as long as this lives.
   Activity& activity(const std::string& key, const std::string& group);
-  void begin(Activity& activity, const char* operation);
+  /// @param bytes  that every rank should bring
+  void begin(Activity& activity, const char* operation, int64_t bytes = 0);
   void end(Activity& activity);
   RankStatus status();
 
@@ -90,9 +98,9 @@ class Progress {
 /// For the length of a scope.
 class InCollective {
  public:
-  InCollective(Progress& progress, Activity& activity, const char* operation)
+  InCollective(Progress& progress, Activity& activity, const char* operation, int64_t bytes = 0)
       : progress_(progress), activity_(activity) {
-    progress_.begin(activity_, operation);
+    progress_.begin(activity_, operation, bytes);
   }
   ~InCollective() { progress_.end(activity_); }
   InCollective(const InCollective&) = delete;

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "comm/no_sigpipe.hpp"
 #include "comm/rank_list.hpp"
 #include "utils/environment.hpp"
 #include "utils/error_text.hpp"
@@ -44,6 +45,7 @@ int64_t joined_before = 0;
 
 c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options, const c10d::TCPStoreOptions& tcp,
                                         const std::string& where) {
+  const NoSigpipe of_the_server;
   try {
     return c10::make_intrusive<c10d::TCPStore>(is_loopback(options.master_addr) ? "127.0.0.1" : options.master_addr,
                                                tcp);

@@ -13,6 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+int64_t bytes_of(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+
 /// Also when nobody has asked for its exit status yet.
 bool has_ended(int64_t pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
@@ -25,10 +27,11 @@ bool has_ended(int64_t pid) {
 
 }  // namespace
 
-void Group::run(const char* operation, const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
+void Group::run(const char* operation, const at::Tensor& brought,
+                const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
   impl_->check_usable(operation);
   auto progress = impl_->progress;
-  const InCollective inside(*progress, *impl_->activity, operation);
+  const InCollective inside(*progress, *impl_->activity, operation, bytes_of(brought));
   try {
     const auto work = start();
     if (impl_->options.backend == "gloo") {
@@ -43,13 +46,14 @@ void Group::run(const char* operation, const std::function<c10::intrusive_ptr<c1
   }
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, const at::Tensor& result,
+c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, const at::Tensor& brought,
+                                                         const at::Tensor& result,
                                                          const std::function<c10::intrusive_ptr<c10d::Work>()>& start,
                                                          std::function<void()> after) {
   impl_->check_usable(operation);
   auto progress = impl_->progress;
   Activity* activity = impl_->activity;
-  progress->begin(*activity, operation);
+  progress->begin(*activity, operation, bytes_of(brought));
   const auto work = start();
   const auto future = work->getFuture();
   if (!device().is_cpu()) {  // streams order device work; nothing blocks the host
@@ -106,6 +110,8 @@ void Group::guard(const char* operation, const std::function<void()>& body) {
   impl_->check_usable(operation);
   try {
     body();
+  } catch (const PeerFailure& error) {
+    impl_->fail(error.what());
   } catch (const CommError&) {
     throw;
   } catch (const std::exception& error) {

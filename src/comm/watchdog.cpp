@@ -2,7 +2,16 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <future>
+#include <limits>
+#include <thread>
+#include <utility>
+
 #include "accelerate/utils/archive.hpp"
+#include "utils/thread_annotations.hpp"
 
 namespace accelerate::comm {
 namespace {
@@ -16,120 +25,181 @@ std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), 
 
 }  // namespace
 
-Watchdog::Watchdog(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t world_size, Callbacks callbacks)
-    : store_(store->clone()),
-      rank_(rank),
-      world_size_(world_size),
-      callbacks_(std::move(callbacks)),
-      // A thousand ranks ask the one store a thousand times a second at most.
-      period_(std::max<int64_t>(250, world_size)) {
-  thread_ = std::thread([this] { run(); });
-}
+/// The conversation with the store. Nothing ends a thread that waits for an answer which never comes, because the
+/// process that serves the store is stopped: it stays behind, with this.
+struct Watchdog::Talk {
+  const c10::intrusive_ptr<c10d::Store> store;
+  const int64_t rank, world_size;
+  const Callbacks callbacks;
+  const std::chrono::milliseconds period;
+  std::atomic<bool> failed{false};  ///< and the peers have been told
+  std::atomic<bool> silent{false};  ///< the store has not answered in time
+  Mutex mutex;
+  std::condition_variable changed;
+  bool stop ACCELERATE_GUARDED_BY(mutex) = false;
+  bool stopped ACCELERATE_GUARDED_BY(mutex) = false;
 
-Watchdog::~Watchdog() {
-  {
-    const MutexLock lock(mutex_);
-    stop_ = true;
+  void publish(RankStatus status) { store->set(status_key(rank), bytes_of(to_bytes(status))); }
+
+  void watch() {
+    int64_t seen = 0;
+    MutexLock lock(mutex);
+    while (!stop) {
+      lock.wait_for(changed, period);
+      if (stop) return;
+      lock.unlock();
+      try {
+        look(seen);
+      } catch (const std::exception&) {
+        // Rank 0 ended. That is no failure by itself: this rank may need nobody any more. A collective that does will
+        // say so.
+        return;
+      }
+      lock.lock();
+    }
   }
-  stop_changed_.notify_all();
-  thread_.join();
-  if (failed_) {
-    // Rank 0's process serves the store: while it lingers the peers can read why it failed.
-    if (rank_ == 0) std::this_thread::sleep_for(2 * period_);
-    return;
+
+  void look(int64_t& seen) {
+    const int64_t events = store->add(kEvents, 0);
+    if (events == seen) return;
+    if (store->check({kFailure})) {
+      const auto failure = from_bytes<std::pair<int64_t, std::string>>(text_of(store->get(kFailure)));
+      if (failure.first != rank)
+        callbacks.on_peer_failure("rank " + std::to_string(failure.first) + " failed: " + failure.second);
+    }
+    RankStatus status = callbacks.status();
+    status.round = events;
+    publish(status);
+    seen = events;
   }
-  try {
-    RankStatus status = callbacks_.status();
+
+  void say_goodbye() {
+    RankStatus status = callbacks.status();
     status.note = "left";
     status.round = std::numeric_limits<int64_t>::max();  // stays true whatever is asked later
     publish(status);
-    if (rank_ == 0) wait_for_leavers();
+    if (rank == 0) wait_for_leavers();
+  }
+
+  void wait_for_leavers() {
+    // The store ends with this process, and c10d complains aloud in every rank that still has a connection to it.
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+    for (int64_t peer = 1; peer < world_size;) {
+      const bool left = store->check({status_key(peer)}) &&
+                        !from_bytes<RankStatus>(text_of(store->get(status_key(peer)))).note.empty();
+      if (left) ++peer;
+      else if (std::chrono::steady_clock::now() > deadline) return;
+      else std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+
+  void announce(const std::string& reason) {
+    // The first failure is the cause; later ones are usually its consequences.
+    store->compareSet(kFailure, {}, bytes_of(to_bytes(std::make_pair(rank, reason))));
+    RankStatus status = callbacks.status();
+    status.note = "failed: " + reason;
+    status.round = std::numeric_limits<int64_t>::max();
+    publish(status);
+    store->add(kEvents, 1);
+  }
+
+  /// By rank. `answers` has what came so far when this throws, because the store is gone.
+  void ask(std::chrono::milliseconds patience, std::vector<std::optional<RankStatus>>& answers) {
+    const auto deadline = std::chrono::steady_clock::now() + patience;
+    const int64_t round = store->add(kEvents, 1);
+    int64_t missing = world_size - 1;
+    for (;;) {
+      for (int64_t peer = 0; peer < world_size; ++peer) {
+        auto& answer = answers[static_cast<size_t>(peer)];
+        if (peer == rank || answer || !store->check({status_key(peer)})) continue;
+        auto status = from_bytes<RankStatus>(text_of(store->get(status_key(peer))));
+        if (status.round < round) continue;
+        answer = std::move(status);
+        --missing;
+      }
+      if (missing == 0 || std::chrono::steady_clock::now() > deadline) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  }
+};
+
+namespace {
+
+/// `ask` on a thread of its own, since the store's calls have no deadline. @return false: no answer in time, nor later.
+/// @throws what `ask` throws.
+template <class Talk, class Ask>
+bool answered(const std::shared_ptr<Talk>& talk, std::chrono::milliseconds limit, Ask ask) {
+  if (talk->silent) return false;
+  std::packaged_task<void()> task([talk, ask = std::move(ask)] { ask(*talk); });
+  auto answer = task.get_future();
+  std::thread(std::move(task)).detach();
+  talk->silent = answer.wait_for(limit) != std::future_status::ready;
+  if (!talk->silent) answer.get();
+  return !talk->silent;
+}
+
+}  // namespace
+
+Watchdog::Watchdog(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t world_size, Callbacks callbacks)
+    : talk_(new Talk{.store = store->clone(),
+                     .rank = rank,
+                     .world_size = world_size,
+                     .callbacks = std::move(callbacks),
+                     // A thousand ranks ask the one store a thousand times a second at most.
+                     .period = std::chrono::milliseconds(std::max<int64_t>(250, world_size))}) {
+  std::thread([talk = talk_] {
+    talk->watch();
+    const MutexLock lock(talk->mutex);
+    talk->stopped = true;
+    talk->changed.notify_all();
+  }).detach();
+}
+
+void Watchdog::leave() {
+  constexpr auto kLimit = std::chrono::seconds(5);
+  {
+    MutexLock lock(talk_->mutex);
+    if (std::exchange(talk_->stop, true)) return;
+    talk_->changed.notify_all();
+    const auto deadline = std::chrono::steady_clock::now() + kLimit;
+    while (!talk_->stopped && !talk_->silent && std::chrono::steady_clock::now() < deadline)
+      lock.wait_for(talk_->changed, talk_->period);
+    if (!talk_->stopped) return;  // it waits for the store, and so would we
+  }
+  if (talk_->failed) {
+    // Rank 0's process serves the store: while it lingers the peers can read why it failed.
+    if (talk_->rank == 0) std::this_thread::sleep_for(2 * talk_->period);
+    return;
+  }
+  try {
+    answered(talk_, kLimit, [](Talk& talk) { talk.say_goodbye(); });
   } catch (const std::exception&) {
     // The store may have gone first; then there is nobody to tell.
   }
 }
 
-void Watchdog::wait_for_leavers() {
-  // The store ends with this process, and c10d complains aloud in every rank that still has a connection to it.
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
-  for (int64_t rank = 1; rank < world_size_;) {
-    const bool left = store_->check({status_key(rank)}) &&
-                      !from_bytes<RankStatus>(text_of(store_->get(status_key(rank)))).note.empty();
-    if (left) ++rank;
-    else if (std::chrono::steady_clock::now() > deadline) return;
-    else std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-}
-
-void Watchdog::run() {
-  int64_t seen = 0;
-  MutexLock lock(mutex_);
-  while (!stop_) {
-    lock.wait_for(stop_changed_, period_);
-    if (stop_) return;
-    lock.unlock();
-    try {
-      const int64_t events = store_->add(kEvents, 0);
-      if (events != seen) {
-        if (store_->check({kFailure})) {
-          const auto failure = from_bytes<std::pair<int64_t, std::string>>(text_of(store_->get(kFailure)));
-          if (failure.first != rank_)
-            callbacks_.on_peer_failure("rank " + std::to_string(failure.first) + " failed: " + failure.second);
-        }
-        RankStatus status = callbacks_.status();
-        status.round = events;
-        publish(status);
-        seen = events;
-      }
-    } catch (const std::exception&) {
-      // Rank 0 ended. That is no failure by itself: this rank may need nobody any more. A collective that does will say
-      // so.
-      return;
-    }
-    lock.lock();
-  }
-}
-
-void Watchdog::publish(const RankStatus& status) { store_->set(status_key(rank_), bytes_of(to_bytes(status))); }
-
 void Watchdog::announce_failure(const std::string& reason) noexcept {
-  if (failed_.exchange(true)) return;
+  if (talk_->failed.exchange(true)) return;
   try {
-    // The first failure is the cause; later ones are usually its consequences.
-    store_->compareSet(kFailure, {}, bytes_of(to_bytes(std::make_pair(rank_, reason))));
-    RankStatus status = callbacks_.status();
-    status.note = "failed: " + reason;
-    status.round = std::numeric_limits<int64_t>::max();
-    publish(status);
-    store_->add(kEvents, 1);
+    answered(talk_, std::chrono::seconds(2), [reason](Talk& talk) { talk.announce(reason); });
   } catch (const std::exception&) {
     // Without a store the peers notice by their connections.
   }
 }
 
-std::vector<std::optional<RankStatus>> Watchdog::ask_peers(std::chrono::milliseconds patience, bool& store_is_gone) {
-  std::vector<std::optional<RankStatus>> answers(static_cast<size_t>(world_size_));
-  store_is_gone = false;
+std::vector<std::optional<RankStatus>> Watchdog::ask_peers(std::chrono::milliseconds patience, StoreState& store) {
+  const auto size = static_cast<size_t>(talk_->world_size);
+  const auto answers = std::make_shared<std::vector<std::optional<RankStatus>>>(size);
+  patience += 2 * talk_->period;
   try {
-    const auto deadline = std::chrono::steady_clock::now() + patience + 2 * period_;
-    const int64_t round = store_->add(kEvents, 1);
-    int64_t missing = world_size_ - 1;
-    for (;;) {
-      for (int64_t rank = 0; rank < world_size_; ++rank) {
-        auto& answer = answers[static_cast<size_t>(rank)];
-        if (rank == rank_ || answer || !store_->check({status_key(rank)})) continue;
-        auto status = from_bytes<RankStatus>(text_of(store_->get(status_key(rank))));
-        if (status.round < round) continue;
-        answer = std::move(status);
-        --missing;
-      }
-      if (missing == 0 || std::chrono::steady_clock::now() > deadline) return answers;
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
+    const bool in_time =
+        answered(talk_, patience + std::chrono::seconds(1), [=](Talk& talk) { talk.ask(patience, *answers); });
+    store = in_time ? StoreState::answers : StoreState::silent;
+    if (!in_time) return std::vector<std::optional<RankStatus>>(size);  // the others belong to a thread that waits
   } catch (const std::exception&) {
-    store_is_gone = true;
+    store = StoreState::gone;
   }
-  return answers;
+  return *answers;
 }
 
 }  // namespace accelerate::comm

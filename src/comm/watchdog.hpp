@@ -2,19 +2,15 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
-#include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "accelerate/utils/nested.hpp"
-#include "utils/thread_annotations.hpp"
 
 namespace c10d {
 class Store;
@@ -28,8 +24,9 @@ struct GroupStatus {
   int64_t sequence = 0;            ///< number of collectives begun
   std::string operation = "none";  ///< the last one begun
   bool inside = false;             ///< has not come back from it
+  int64_t history = 0;             ///< a sum over what it has begun so far: equal on ranks that are in step
   int64_t age_ms = 0;              ///< since it began (inside) or ended
-  ACCELERATE_FIELDS(name, sequence, operation, inside, age_ms)
+  ACCELERATE_FIELDS(name, sequence, operation, inside, history, age_ms)
 };
 
 /// What a rank is doing, as it tells others when they ask.
@@ -38,6 +35,13 @@ struct RankStatus {
   std::string note;                           ///< "left" after a normal end, "failed: …" after an error, else empty
   int64_t round = 0;                          ///< the question that this answers
   ACCELERATE_FIELDS(groups, note, round)
+};
+
+/// What becomes of a question to the store, which rank 0's process serves.
+enum class StoreState {
+  answers,
+  gone,   ///< the process has ended
+  silent  ///< it does not answer in time: it is stopped, or its machine can't be reached
 };
 
 /// One thread per process that answers peers' questions and hears of failures while the main thread computes or is
@@ -51,30 +55,20 @@ class Watchdog {
   };
 
   Watchdog(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t world_size, Callbacks callbacks);
-  /// Tells the peers that this rank left in peace unless a failure was announced.
-  ~Watchdog();
+  ~Watchdog() { leave(); }
+
+  /// Stops, and tells the peers that this rank left in peace unless a failure was announced. Like all that asks the
+  /// store here, it takes some seconds at most, also where the store does not answer. Once; later calls do nothing.
+  void leave();
 
   /// Tells all peers that this rank failed.
   void announce_failure(const std::string& reason) noexcept;
-  /// Asks every peer what it is doing; nothing for one that did not answer in `patience`. `store_is_gone` is set when
-  /// rank 0's store can't be reached.
-  std::vector<std::optional<RankStatus>> ask_peers(std::chrono::milliseconds patience, bool& store_is_gone);
+  /// Asks every peer what it is doing; nothing for one that did not answer in `patience`.
+  std::vector<std::optional<RankStatus>> ask_peers(std::chrono::milliseconds patience, StoreState& store);
 
  private:
-  void run();
-  void publish(const RankStatus& status);
-  void wait_for_leavers();
-
-  c10::intrusive_ptr<c10d::Store> store_;
-  const int64_t rank_;
-  const int64_t world_size_;
-  const Callbacks callbacks_;
-  const std::chrono::milliseconds period_;
-  std::atomic<bool> failed_{false};
-  Mutex mutex_;
-  std::condition_variable stop_changed_;
-  bool stop_ ACCELERATE_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  struct Talk;
+  std::shared_ptr<Talk> talk_;  ///< shared with threads that nothing ends
 };
 
 }  // namespace accelerate::comm

@@ -1,6 +1,7 @@
 #include "accelerate/parallel/ddp.hpp"
 
 #include <ATen/ops/any.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
@@ -36,16 +37,32 @@ constexpr size_t kBroadcastBytes = 250 * kMiB;
 
 c10::intrusive_ptr<c10d::ProcessGroup> process_group() { return comm::world_group()->process_group(); }
 
+/// Those of one dtype beside each other.
 std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : named) tensors.push_back(tensor.detach());
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const auto& a, const auto& b) { return a.scalar_type() < b.scalar_type(); });
   return tensors;
 }
 
+/// Everyone gets rank `from`'s values, in few messages. c10d's function for it would not hear of a peer's failure.
 void broadcast_in_place(const std::vector<at::Tensor>& tensors, int64_t from) {
-  if (tensors.empty()) return;
   at::NoGradGuard no_grad;
-  c10d::broadcast_coalesced(process_group(), tensors, kBroadcastBytes, static_cast<int>(from));
+  auto& group = *comm::world_group();
+  for (size_t begin = 0, end = 0; begin < tensors.size(); begin = end) {
+    std::vector<at::Tensor> flat;
+    const auto type = tensors[begin].scalar_type();
+    for (size_t bytes = 0; end < tensors.size() && tensors[end].scalar_type() == type && bytes < kBroadcastBytes; ++end)
+      bytes += tensors[end].nbytes(), flat.push_back(tensors[end].reshape({-1}));
+    const at::Tensor all = group.broadcast(flat.size() == 1 ? flat[0] : at::cat(flat), from);
+    int64_t at = 0;
+    for (size_t i = begin; i < end && group.rank() != from; ++i) {
+      const int64_t length = tensors[i].numel();
+      at::Tensor(tensors[i]).copy_(all.narrow(0, at, length).view(tensors[i].sizes()));
+      at += length;
+    }
+  }
 }
 
 /// c10d's Reducer, which can be asked where it stands.

@@ -29,6 +29,52 @@ struct Child {
   int out = -1;
   bool running = true;
   RankResult result{};
+
+  void read() {
+    char buffer[4096];
+    const ssize_t got = ::read(out, buffer, sizeof(buffer));
+    if (got > 0) {
+      result.output.append(buffer, static_cast<size_t>(got));
+      return;
+    }
+    const int status = process.wait();
+    ::close(out);
+    running = false;
+    result.ended = std::chrono::steady_clock::now();
+    if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
+    if (WIFSIGNALED(status)) result.signal = WTERMSIG(status);
+  }
+  bool is_stopped() const {
+    std::ifstream in("/proc/" + std::to_string(process.pid()) + "/stat");
+    std::string text;
+    std::getline(in, text);
+    const size_t name_end = text.rfind(')');
+    return name_end != std::string::npos && text.compare(name_end + 2, 1, "T") == 0;
+  }
+};
+
+struct Job {
+  std::vector<Child> children;
+  std::chrono::steady_clock::time_point deadline;
+  bool late = false;
+
+  int64_t num_running() const {
+    return std::count_if(children.begin(), children.end(), [](const Child& child) { return child.running; });
+  }
+  void kill_what_stays() {
+    if (const bool now_late = std::chrono::steady_clock::now() > deadline; now_late && !late) {
+      late = true;
+      for (auto& child : children)
+        if (child.running)
+          child.result.output += "\n[killed: the deadline of the test passed]\n", ::kill(child.process.pid(), SIGKILL);
+    }
+    if (num_running() == static_cast<int64_t>(children.size())) return;
+    if (std::any_of(children.begin(), children.end(),
+                    [](const Child& child) { return child.running && !child.is_stopped(); }))
+      return;
+    for (const auto& child : children)
+      if (child.running) ::kill(child.process.pid(), SIGKILL);
+  }
 };
 
 /// This process's environment with `variables` on top.
@@ -63,6 +109,29 @@ std::string name_of_case() {
 
 std::string said(const std::string& what, int64_t rank) {
   return scratch_dir() + "/said " + what + " by " + std::to_string(rank) + " of " + std::to_string(world_size());
+}
+
+Job start_job(const std::vector<std::string>& arguments, const RankOptions& options) {
+  const auto port = std::to_string(free_port());
+  const auto world_size = std::to_string(options.world_size);
+  Job job;
+  for (int64_t rank = 0; rank < options.world_size; ++rank) {
+    std::vector<std::pair<std::string, std::string>> env{
+        {"RANK", std::to_string(rank)}, {"LOCAL_RANK", std::to_string(rank)},
+        {"WORLD_SIZE", world_size},     {"LOCAL_WORLD_SIZE", world_size},
+        {"MASTER_ADDR", "127.0.0.1"},   {"MASTER_PORT", port},
+        {"ACCELERATE_USE_CPU", "true"}, {"OMP_NUM_THREADS", "1"},
+        {"ACCELERATE_TEST_RANK", "1"},  {"ACCELERATE_TEST_DIR", scratch_dir()},
+        {"GTEST_OUTPUT", ""},           {"GTEST_TOTAL_SHARDS", "1"},
+        {"GTEST_SHARD_INDEX", "0"}};
+    for (const auto& extra : options.env) {
+      std::erase_if(env, [&](const auto& entry) { return entry.first == extra.first; });
+      env.push_back(extra);
+    }
+    job.children.push_back(start(arguments, env));
+  }
+  job.deadline = std::chrono::steady_clock::now() + options.deadline;
+  return job;
 }
 
 }  // namespace
@@ -122,56 +191,34 @@ bool heard(const std::string& what, int64_t num_ranks, std::chrono::seconds limi
 }
 
 std::vector<RankResult> run_program(const std::vector<std::string>& arguments, const RankOptions& options) {
-  const auto port = std::to_string(free_port());
-  const auto world_size = std::to_string(options.world_size);
-  std::vector<Child> children;
-  for (int64_t rank = 0; rank < options.world_size; ++rank) {
-    std::vector<std::pair<std::string, std::string>> env{
-        {"RANK", std::to_string(rank)}, {"LOCAL_RANK", std::to_string(rank)},
-        {"WORLD_SIZE", world_size},     {"LOCAL_WORLD_SIZE", world_size},
-        {"MASTER_ADDR", "127.0.0.1"},   {"MASTER_PORT", port},
-        {"ACCELERATE_USE_CPU", "true"}, {"OMP_NUM_THREADS", "1"},
-        {"ACCELERATE_TEST_RANK", "1"},  {"ACCELERATE_TEST_DIR", scratch_dir()},
-        {"GTEST_OUTPUT", ""},           {"GTEST_TOTAL_SHARDS", "1"},
-        {"GTEST_SHARD_INDEX", "0"}};
-    for (const auto& extra : options.env) {
-      std::erase_if(env, [&](const auto& entry) { return entry.first == extra.first; });
-      env.push_back(extra);
-    }
-    children.push_back(start(arguments, env));
-  }
-  const auto deadline = std::chrono::steady_clock::now() + options.deadline;
-  bool late = false;
+  return run_programs(arguments, {options}, 1)[0];
+}
+
+std::vector<std::vector<RankResult>> run_programs(const std::vector<std::string>& arguments,
+                                                  const std::vector<RankOptions>& jobs, size_t at_a_time) {
+  std::vector<Job> started;
   for (;;) {
+    const auto running = std::count_if(started.begin(), started.end(), [](Job& job) { return job.num_running() > 0; });
+    if (running == 0 && started.size() == jobs.size()) break;
+    if (started.size() < jobs.size() && running < static_cast<std::ptrdiff_t>(at_a_time)) {
+      started.push_back(start_job(arguments, jobs[started.size()]));
+      continue;
+    }
     std::vector<pollfd> fds;
     std::vector<Child*> owners;
-    for (auto& child : children)
-      if (child.running) fds.push_back({child.out, POLLIN, 0}), owners.push_back(&child);
-    if (fds.empty()) break;
+    for (auto& job : started)
+      for (auto& child : job.children)
+        if (child.running) fds.push_back({child.out, POLLIN, 0}), owners.push_back(&child);
     ::poll(fds.data(), fds.size(), 200);
-    for (size_t i = 0; i < fds.size(); ++i) {
-      if (!(fds[i].revents & (POLLIN | POLLHUP))) continue;
-      char buffer[4096];
-      const ssize_t got = ::read(fds[i].fd, buffer, sizeof(buffer));
-      if (got > 0) {
-        owners[i]->result.output.append(buffer, static_cast<size_t>(got));
-        continue;
-      }
-      const int status = owners[i]->process.wait();
-      ::close(owners[i]->out);
-      owners[i]->running = false;
-      if (WIFEXITED(status)) owners[i]->result.exit_code = WEXITSTATUS(status);
-      if (WIFSIGNALED(status)) owners[i]->result.signal = WTERMSIG(status);
-    }
-    if (!late && std::chrono::steady_clock::now() > deadline) {
-      late = true;
-      for (auto& child : children)
-        if (child.running)
-          child.result.output += "\n[killed: the deadline of the test passed]\n", ::kill(child.process.pid(), SIGKILL);
-    }
+    for (size_t i = 0; i < fds.size(); ++i)
+      if (fds[i].revents & (POLLIN | POLLHUP)) owners[i]->read();
+    for (auto& job : started) job.kill_what_stays();
   }
-  std::vector<RankResult> results;
-  for (auto& child : children) results.push_back(std::move(child.result));
+  std::vector<std::vector<RankResult>> results;
+  for (auto& job : started) {
+    auto& ranks = results.emplace_back();
+    for (auto& child : job.children) ranks.push_back(std::move(child.result));
+  }
   return results;
 }
 

@@ -14,6 +14,7 @@ struct RankResult {
   int exit_code = -1;  ///< exit status, or -1 when a signal ended it
   int signal = 0;      ///< the signal, or 0
   std::string output;  ///< stdout and stderr together
+  std::chrono::steady_clock::time_point ended;
 };
 
 struct RankOptions {
@@ -27,8 +28,13 @@ bool is_rank();
 int64_t rank();
 int64_t world_size();
 
-/// Runs this program with `arguments` in world_size processes and waits for all of them.
+/// Runs this program with `arguments` in world_size processes and waits for all of them. Processes that are stopped are
+/// killed when all others have ended.
 std::vector<RankResult> run_program(const std::vector<std::string>& arguments, const RankOptions& options);
+
+/// The same for several jobs, of which so many run at a time.
+std::vector<std::vector<RankResult>> run_programs(const std::vector<std::string>& arguments,
+                                                  const std::vector<RankOptions>& jobs, size_t at_a_time);
 
 /// Runs one GoogleTest case of this program in every rank.
 std::vector<RankResult> run_test_in_ranks(const std::string& test_name, const RankOptions& options);

@@ -34,6 +34,9 @@ struct BackendFactory {
   bool (*has_thrown)(const std::exception& error);
   /// What to do to get it.
   const char* how_to_build;
+  /// Whether nothing is under way any more, waiting for that `limit` at most: its destructor would wait on for what is.
+  /// Null: that does not wait.
+  bool (*settles)(c10d::Backend& backend, std::chrono::milliseconds limit) = nullptr;
 };
 
 extern const BackendFactory kGloo;
