@@ -39,7 +39,7 @@ struct Watchdog::Talk {
   bool stop ACCELERATE_GUARDED_BY(mutex) = false;
   bool stopped ACCELERATE_GUARDED_BY(mutex) = false;
 
-  void publish(RankStatus status) { store->set(status_key(rank), bytes_of(to_bytes(status))); }
+  void publish(const RankStatus& status) { store->set(status_key(rank), bytes_of(to_bytes(status))); }
 
   void watch() {
     int64_t seen = 0;

@@ -143,8 +143,9 @@ constexpr Option kDistributed[] = {
     {.name = "same_network",
      .kind = flag,
      .fallback = false,
-     .help = "All machines are on one local network. They meet at --main_process_ip and --main_process_port whether they "
-             "are or not",
+     .help =
+         "All machines are on one local network. They meet at --main_process_ip and --main_process_port whether they "
+         "are or not",
      .section = kTop},
     {.name = "machine_rank",
      .kind = integer,
