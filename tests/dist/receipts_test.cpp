@@ -636,7 +636,7 @@ TEST(Receipts, ACountTakesNanoseconds) {
 /// What the launcher starts in the next tests.
 TEST(ReceiptsJob, Trains) {
   const char* how = std::getenv("RECEIPTS_TEST_JOB");
-  if (!how) GTEST_SKIP() << "is started by other cases";
+  if (!how) return;  // other cases start it
   AcceleratorOptions options{.dataloader_config = {.split_batches = true}};
   if (std::string_view(how) != "sharded") options.kwargs_handlers = {Ddp{.comm_hook = DDPCommunicationHookType::bf16}};
   if (std::string_view(how) == "idle") options.dataloader_config.non_blocking = true;
