@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -18,10 +19,19 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int kTimeout = 3;              ///< of the process group, in seconds
-constexpr double kSoon = 8;              ///< seconds, for a failure that shows by itself
-constexpr double kAsked = kTimeout + 8;  ///< seconds, the first of them the timeout, to ask who is missing
-constexpr size_t kAtATime = 6;           ///< jobs, which mostly wait
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+constexpr int kSlower = kSanitized ? 5 : 1;
+constexpr int kTimeout = 3 * kSlower;              ///< of the process group, in seconds
+constexpr double kSoon = 8 * kSlower;              ///< seconds, for a failure that shows by itself
+constexpr double kAsked = kTimeout + 8 * kSlower;  ///< seconds, the first of them the timeout, to ask who is missing
+constexpr size_t kAtATime = 6;                     ///< jobs, which mostly wait
+
+/// A sanitizer's allocator ends the process, and it must be the first library.
+bool can_happen(const std::string& way) { return !kSanitized || (way != "out of memory" && way != "clock jumps"); }
 
 /// How a rank ends.
 struct End {
@@ -95,13 +105,15 @@ void check(const Case& one, const std::vector<support::RankResult>& ranks) {
   }
 }
 
-void check_all(const std::vector<Case>& cases) {
+void check_all(std::vector<Case> cases) {
+  std::erase_if(cases, [](const Case& one) { return !can_happen(one.way); });
   std::vector<support::RankOptions> jobs;
   for (size_t i = 0; i < cases.size(); ++i) {
     const auto folder = fs::path(support::scratch_dir()) / std::to_string(i);
     fs::create_directory(folder);
-    jobs.push_back(
-        {.world_size = 3, .deadline = std::chrono::seconds(60), .env = environment_of(cases[i], folder.string())});
+    jobs.push_back({.world_size = 3,
+                    .deadline = std::chrono::seconds(60 * kSlower),
+                    .env = environment_of(cases[i], folder.string())});
   }
   const auto results = support::run_programs(kProgram, jobs, kAtATime);
   for (size_t i = 0; i < cases.size(); ++i) check(cases[i], results[i]);
@@ -126,7 +138,7 @@ std::vector<Case> usual(const std::string& job, bool sockets = false) {
       {job, "different parameters", 1, {65}, 65, kSoon, {"the model differs between ranks"}},
       {job, "out of memory", 1, {73}, 69, kSoon, {"on rank ", "rank 1 failed: ", "can't allocate memory"}},
       {job, "disk full", 1, {73}, 65, kSoon, {"on rank 1: ", "Free some space"}},
-      {job, "clock jumps", 1, {0}, 0, 30, {}},  // it goes on to its end
+      {job, "clock jumps", 1, {0}, 0, 40, {}},  // it goes on to its end
   };
   std::vector<Case> result;
   for (Case one : cases) {
@@ -206,16 +218,17 @@ TEST(FailureTable, UnderTheLauncher) {
     int exit_code;
     std::string says;
   };
-  const std::vector<Job> jobs{{"killed", 128 + SIGKILL, "rank 1 of 2 failed first: it was killed by signal 9"},
-                              {"stopped", 69, "rank 1 has gone or is stopped: its process does not answer"},
-                              {"throws within", 1, "rank 1 of 2 failed first: it ended with exit code 1"},
-                              {"exits 0", 69, "rank 1 has left"},
-                              {"other order", 69, "gather"},
-                              {"out of memory", 73, "rank 1 of 2 failed first: it ended with exit code 73"}};
+  std::vector<Job> jobs{{"killed", 128 + SIGKILL, "rank 1 of 2 failed first: it was killed by signal 9"},
+                        {"stopped", 69, "rank 1 has gone or is stopped: its process does not answer"},
+                        {"throws within", 1, "rank 1 of 2 failed first: it ended with exit code 1"},
+                        {"exits 0", 69, "rank 1 has left"},
+                        {"other order", 69, "gather"},
+                        {"out of memory", 73, "rank 1 of 2 failed first: it ended with exit code 73"}};
+  std::erase_if(jobs, [](const Job& job) { return !can_happen(job.way); });
   for (size_t first = 0; first < jobs.size(); first += 2) {
     std::vector<std::unique_ptr<cli_test::Program>> programs;
     std::vector<std::string> folders;
-    for (size_t i = first; i < first + 2; ++i) {
+    for (size_t i = first; i < std::min(first + 2, jobs.size()); ++i) {
       const auto folder = fs::path(support::scratch_dir()) / std::to_string(i);
       fs::create_directory(folder);
       folders.push_back(folder.string());
@@ -256,8 +269,9 @@ TEST(FailureTable, KilledAtRandom) {
                      .sockets = any(1) == 1});
     const auto folder = fs::path(support::scratch_dir()) / std::to_string(i);
     fs::create_directory(folder);
-    jobs.push_back(
-        {.world_size = 3, .deadline = std::chrono::seconds(60), .env = environment_of(cases.back(), folder.string())});
+    jobs.push_back({.world_size = 3,
+                    .deadline = std::chrono::seconds(60 * kSlower),
+                    .env = environment_of(cases.back(), folder.string())});
     jobs.back().env.emplace_back("FAULT_AFTER_US", std::to_string(any(1000000)));
   }
   const auto results = support::run_programs(kProgram, jobs, kAtATime);

@@ -40,9 +40,14 @@ class GlooInStep final : public Gloo {
     number({input});
     return Gloo::alltoall_base(output, input, output_counts, input_counts, options);
   }
+  // These write on the caller's thread, the one the data, the other that it is ready.
   Work send(std::vector<at::Tensor>& tensors, int to, int tag) override {
-    const NoSigpipe here;  // it writes on the caller's thread
+    const NoSigpipe here;
     return Gloo::send(tensors, to, tag);
+  }
+  Work recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
+    const NoSigpipe here;
+    return Gloo::recv(tensors, from, tag);
   }
 
   bool settles(std::chrono::milliseconds limit) {
