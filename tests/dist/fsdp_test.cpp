@@ -181,6 +181,28 @@ RANKS_TEST(Fsdp, ModelsWithLossesOfTheirOwn, 1, 2, 3) {
   }
 }
 
+/// The other model's parameters stay for its own backward, and nothing is sent for it before.
+TEST(Fsdp, ABackwardIsOnlyTheModelsThatItWentThrough) {
+  const auto report = dry_run({.num_processes = 2}, [](const DryRunMark& mark) {
+    Accelerator accelerator({.fsdp_plugin = FullyShardedDataParallelPlugin{}});
+    auto [a, b] = accelerator.prepare(nn::Linear(6, 3), nn::Linear(6, 3));
+    for (int step = 0; step < 2; ++step) {
+      const auto x = torch::zeros({2, 6}, accelerator.device());
+      const auto of_a = a(x).mean(), of_b = b(x).mean();
+      mark("forwards");
+      accelerator.backward(of_a);
+      mark("first");
+      accelerator.backward(of_b);
+      mark("second");
+    }
+  });
+  const auto first = report.phase("first").traffic, second = report.phase("second").traffic;
+  EXPECT_GT(first.reduce_scatter, 0);
+  EXPECT_EQ(first.reduce_scatter, second.reduce_scatter);
+  EXPECT_EQ(first.messages, second.messages);
+  EXPECT_EQ(second.all_gather, first.all_gather);
+}
+
 RANKS_TEST(Fsdp, ParanoidModeIsBitEqual, 1, 2, 3) {
   for (const size_t which : {size_t{0}, size_t{3}}) {
     const Run normal = train_sharded(kPlugins[which].second, 5);
