@@ -163,14 +163,18 @@ struct Measured {
   }
 };
 
+/// Of so many the reading is shown from its beginning, of fewer ones if it takes long all the same.
+constexpr int64_t kManyTokens = 256;
+
 class Speaker {
  public:
   Speaker(models::AutoModelForCausalLM model, models::Tokenizer tokenizer, models::GenerationConfig config,
-          at::Device device, bool streams, bool limited)
+          at::Device device, int64_t layers, bool streams, bool limited)
       : model_(std::move(model)),
         tokenizer_(std::move(tokenizer)),
         config_(std::move(config)),
         device_(device),
+        layers_(layers),
         streams_(streams),
         limited_(limited) {}
 
@@ -188,18 +192,36 @@ class Speaker {
       std::fflush(stdout);
     };
     models::GenerateOptions options{.tokenizer = tokenizer_};
+    std::optional<accelerate::ProgressBar> reading;
+    if (layers_ > 0 && ::isatty(STDERR_FILENO)) {
+      reading.emplace(accelerate::ProgressBarOptions{
+          .total = layers_,
+          .description = "reading " + std::to_string(measured.prompt_tokens) + " tokens",
+          .unit = "layer",
+          .delay = std::chrono::milliseconds(measured.prompt_tokens < kManyTokens ? 500 : 0),
+          .enabled = true});
+      options.on_layer = [&reading](int64_t layer) { reading->update(layer - reading->count()); };
+    }
+    const auto have_read = [&] {
+      if (reading) reading->update(layers_ - reading->count());
+      reading.reset();
+    };
     auto config = config_;
     // The default is a wish, which ends with the model's context; a number that was asked for is kept or refused.
     const int64_t room = model_.max_positions().value_or(std::numeric_limits<int64_t>::max()) - measured.prompt_tokens;
     if (!limited_ && room >= 0 && *config.max_new_tokens > room) config.max_new_tokens = room + 1;
     if (config_.num_beams == 1)
       options.on_tokens = [&](const at::Tensor& tokens) {
-        if (measured.new_tokens++ == 0) measured.first_token = seconds_since(begin);
+        if (measured.new_tokens++ == 0) {
+          measured.first_token = seconds_since(begin);
+          have_read();
+        }
         say(decoder.push(tokens.item<int64_t>()));
         return !interrupted && !decoder.stopped();
       };
     const at::Tensor all =
         models::generate(model_, torch::tensor(ids, at::kLong).unsqueeze(0).to(device_), config, options);
+    have_read();
     if (config_.num_beams > 1) {
       for (const int64_t id :
            std::vector<int64_t>(all.data_ptr<int64_t>() + ids.size(), all.data_ptr<int64_t>() + all.numel()))
@@ -220,6 +242,7 @@ class Speaker {
   models::Tokenizer tokenizer_;
   models::GenerationConfig config_;
   at::Device device_;
+  int64_t layers_;  ///< blocks that read the prompt one after the other
   bool streams_;
   bool limited_;  ///< the number of new tokens was asked for
 };
@@ -284,7 +307,8 @@ int talk(const fs::path& model, const Given& given) {
   std::vector<ChatMessage> messages;
   if (const auto system = given.text("system")) messages.push_back({"system", *system});
   const bool json = given.on("json"), raw = given.on("raw");
-  Speaker speaker(language_model, tokenizer, config, weights.main_device(), !json,
+  Speaker speaker(language_model, tokenizer, config, weights.main_device(),
+                  static_cast<int64_t>(blocks_of(*language_model.module()).size()), !json,
                   given.text("max_new_tokens").has_value());
   std::signal(SIGINT, on_interrupt);
   const auto one = [&](const std::string& prompt) {

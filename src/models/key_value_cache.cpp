@@ -23,6 +23,7 @@ at::Tensor grown(const at::Tensor& old, const at::Tensor& like, int64_t length, 
 
 std::pair<at::Tensor, at::Tensor> KeyValueCache::update(int64_t layer, const at::Tensor& key, const at::Tensor& value) {
   const c10::NoGradGuard no_grad;
+  if (listener_) listener_(layer);
   if (layer >= static_cast<int64_t>(layers_.size())) layers_.resize(layer + 1);
   auto& own = layers_[layer];
   const int64_t end = own.length + key.size(2);

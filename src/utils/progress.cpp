@@ -72,8 +72,10 @@ struct ProgressBar::Impl {
            std::string(static_cast<size_t>(room - full), ' ') + "|" + tail;
   }
 
+  bool too_soon() const { return Clock::now() - begin < options.delay; }
+
   void draw(bool always) {
-    if (!enabled || closed || !terminal) return;
+    if (!enabled || closed || !terminal || too_soon()) return;
     const auto now = Clock::now();
     if (!always && now - drawn < options.min_interval) return;
     drawn = now;
@@ -104,7 +106,7 @@ int64_t ProgressBar::count() const { return impl_->count; }
 void ProgressBar::close() {
   if (impl_->closed || !impl_->enabled) return;
   impl_->draw(true);
-  std::fprintf(stderr, "%s\n", impl_->terminal ? "" : impl_->line(80).c_str());
+  if (!impl_->too_soon()) std::fprintf(stderr, "%s\n", impl_->terminal ? "" : impl_->line(80).c_str());
   impl_->closed = true;
 }
 

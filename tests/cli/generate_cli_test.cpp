@@ -18,6 +18,7 @@ namespace fs = std::filesystem;
 using namespace cli_test;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr milliseconds kDeadline(120000);
 
@@ -69,7 +70,25 @@ TEST(Generate, StreamsWhatItSays) {
   EXPECT_FALSE(gone(program.pid(), milliseconds(1)));
   const auto result = program.wait(kDeadline);
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_THAT(result.err, HasSubstr("tokens written"));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("tokens written"), Not(HasSubstr("reading"))))
+      << "a bar is for terminals only";
+}
+
+TEST(Generate, ALongPromptShowsHowFarItIsRead) {
+  SKIP_WITHOUT_DATA();
+  std::string prompt;
+  for (int i = 0; i < 135; ++i) prompt += "yes no ";
+  const auto seen =
+      Program({accelerate(), "generate", model(), "--raw", "--prompt", prompt, "--stats", "--max_new_tokens", "2"},
+              {.terminal = true, .rows = 20, .columns = 100})
+          .wait(kDeadline);
+  EXPECT_EQ(seen.exit_code, 0) << seen.out;
+  const size_t bar = seen.out.find("reading 271 tokens"), done = seen.out.find("100%|"),
+               answered = seen.out.find("tokens written");
+  EXPECT_NE(bar, std::string::npos) << seen.out;
+  EXPECT_LT(bar, done);
+  EXPECT_LT(done, answered) << seen.out;
+  EXPECT_THAT(seen.out, HasSubstr("30/30"));
 }
 
 TEST(Generate, InterruptingEndsTheAnswer) {

@@ -67,6 +67,21 @@ TEST(Generate, GreedyStopsAtEndTokensAndPads) {
         << "5 is the third";
 }
 
+TEST(Generate, ShowsHowFarTheReadingIs) {
+  const CausalForward three_layers = [](const torch::Tensor& ids, const torch::Tensor&, const torch::Tensor&,
+                                        KeyValueCache* cache, int64_t) {
+    const auto kv = torch::zeros({ids.size(0), 1, ids.size(1), 2});
+    for (const int64_t layer : {0, 1, 2}) cache->update(layer, kv, kv);
+    return torch::tensor({0.F, 1.F}).expand({ids.size(0), 1, 2});
+  };
+  for (const int64_t beams : {1, 2}) {
+    std::vector<int64_t> layers;
+    generate(three_layers, torch::zeros({1, 5}, at::kLong), {.max_new_tokens = 4, .num_beams = beams},
+             {.on_layer = [&](int64_t layer) { layers.push_back(layer); }});
+    EXPECT_THAT(layers, ElementsAre(0, 1, 2)) << beams << " beams: of the prompt, not of the tokens after it";
+  }
+}
+
 TEST(Generate, PaddingIsNoRepetition) {
   const CausalForward three_before_four = [](const torch::Tensor& ids, const torch::Tensor&, const torch::Tensor&,
                                              KeyValueCache* cache, int64_t) {

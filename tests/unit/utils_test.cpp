@@ -189,6 +189,14 @@ TEST(Progress, OneLineAtTheEndWhereThereIsNoTerminal) {
   }
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 
+  for (const auto& [delay, lines] :
+       {std::pair(std::chrono::milliseconds(60000), 0), {std::chrono::milliseconds(0), 1}}) {
+    testing::internal::CaptureStderr();
+    { ProgressBar soon_done({.total = 1, .delay = delay, .enabled = true}); }
+    const auto shown = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(std::count(shown.begin(), shown.end(), '\n'), lines) << shown;
+  }
+
   testing::internal::CaptureStderr();
   std::vector<int> values{1, 2, 3};
   int sum = 0;

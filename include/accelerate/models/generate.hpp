@@ -62,6 +62,9 @@ struct GenerateOptions {
   /// Called with each step's new tokens, int64 [B] (padding for rows that have ended). Returning false ends generation.
   /// Not with beams.
   std::function<bool(const at::Tensor& tokens)> on_tokens;
+  /// Called while the prompts are read, which can take long, when each attention layer begins: 0, 1, 2, … Only where
+  /// the model uses the cache that it is given, as those of this library do.
+  std::function<void(int64_t layer)> on_layer;
   std::optional<Tokenizer> tokenizer;    ///< the model's, for stop_strings
   std::optional<int64_t> max_positions;  ///< that the model has; unset: what its max_positions() says, if it has that
 };

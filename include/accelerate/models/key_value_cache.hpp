@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,9 @@ class ACCELERATE_API KeyValueCache {
   /// @throws ShapeError if B, H or d are not those of before.
   std::pair<at::Tensor, at::Tensor> update(int64_t layer, const at::Tensor& key, const at::Tensor& value);
 
+  /// Calls `listener` at the beginning of each update(), to show how far a long forward is. Empty: nobody.
+  void on_update(std::function<void(int64_t layer)> listener) { listener_ = std::move(listener); }
+
   /// S: tokens that all layers hold, 0 while there are none. So between forwards; within one the last layer has not
   /// seen the new tokens yet.
   int64_t length() const;
@@ -42,6 +46,7 @@ class ACCELERATE_API KeyValueCache {
     int64_t length = 0;
   };
   std::vector<Layer> layers_;
+  std::function<void(int64_t)> listener_;
 };
 
 }  // namespace accelerate::models

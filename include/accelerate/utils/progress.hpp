@@ -16,6 +16,7 @@ struct ProgressBarOptions {
   std::string description;       ///< in front of the bar
   std::string unit = "it";
   std::chrono::milliseconds min_interval{100};  ///< between two drawings
+  std::chrono::milliseconds delay{0};           ///< before the first one; what is done by then draws nothing at all
   /// Unset: draws on the main process of each machine only, a bar on a terminal and, elsewhere, just one line at the
   /// end.
   std::optional<bool> enabled;

@@ -52,7 +52,10 @@ Tensor without_padding(const Tensor& input_ids, const Tensor& attention_mask) {
   return attention_mask.defined() ? input_ids.masked_fill(attention_mask.to(at::kBool).logical_not(), -1) : input_ids;
 }
 
-Decoder::Decoder(const CausalForward& forward, const Tensor& attention_mask, int64_t max_length) : forward_(forward) {
+Decoder::Decoder(const CausalForward& forward, const Tensor& attention_mask, int64_t max_length,
+                 std::function<void(int64_t)> on_layer)
+    : forward_(forward) {
+  cache_.on_update(std::move(on_layer));
   if (!attention_mask.defined()) return;
   mask_ = torch::ones({attention_mask.size(0), max_length}, attention_mask.options().dtype(at::kLong));
   mask_.narrow(1, 0, attention_mask.size(1)).copy_(attention_mask.to(at::kBool));
@@ -68,9 +71,9 @@ Tensor Decoder::step(const Tensor& tokens) {
                     : (mask.cumsum(1) - 1).clamp_min(0);  // padding has positions, too, which nobody sees
     positions_ = positions.slice(1, -1);
   }
-  return forward_(tokens, mask, positions, &cache_, 1)
-      .select(1, -1)
-      .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  const Tensor logits = forward_(tokens, mask, positions, &cache_, 1);
+  cache_.on_update(nullptr);  // the prompts are read
+  return logits.select(1, -1).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
 void Decoder::reorder(const Tensor& rows) {
@@ -96,7 +99,7 @@ Tensor generate(const CausalForward& forward, const Tensor& input_ids, const Gen
   if (options.max_positions) check_context(prompt, max_length, *options.max_positions);
   const torch::NoGradGuard no_grad;
   const StopStrings stops(config, options.tokenizer);
-  Decoder decoder(forward, options.attention_mask, max_length);
+  Decoder decoder(forward, options.attention_mask, max_length, options.on_layer);
   if (config.num_beams > 1) {
     if (options.on_tokens)
       raise<ConfigError>(

@@ -30,7 +30,9 @@ at::Tensor beam_search(Decoder& decoder, const at::Tensor& input_ids, const at::
 /// The model, its cache and the mask of a growing batch.
 class Decoder {
  public:
-  Decoder(const CausalForward& forward, const at::Tensor& attention_mask, int64_t max_length);
+  /// @param on_layer  as GenerateOptions'
+  Decoder(const CausalForward& forward, const at::Tensor& attention_mask, int64_t max_length,
+          std::function<void(int64_t)> on_layer = nullptr);
   /// @param tokens  [B, T]: the prompts at first, then one token a row @return logits of the last one, [B, V] fp32, the
   /// caller's own
   at::Tensor step(const at::Tensor& tokens);
