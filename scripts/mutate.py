@@ -170,7 +170,8 @@ def run_test(copy, test, fault=""):
     """(passed, output, seconds)"""
     binary, _, name = test.partition(" ")
     cases = binary == "conformance_tests"
-    arguments = ["--cases", copy / "tests/conformance/cases", "--only", name] if cases else [f"--gtest_filter={name}"]
+    names = ":".join(f"{one}:*/{one}/*" for one in name.split(":"))  # with parameters, too
+    arguments = ["--cases", copy / "tests/conformance/cases", "--only", name] if cases else [f"--gtest_filter={names}"]
     begin = time.monotonic()
     process = subprocess.Popen([copy / "build/release/bin" / binary, *arguments], cwd=copy / "build/release/tests",
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -193,7 +194,7 @@ def others_that_fail(copy, its_tests, all_tests, name):
         others = [test.partition(" ")[2] for test in all_tests if test.split()[0] == binary and test not in its_tests]
         if others:
             output = run_test(copy, f"{binary} {':'.join(others)}", name)[1]
-            failing += sorted(set(re.findall(r"^\[  FAILED  \] (\w+\.\w+)", output, re.M)))
+            failing += sorted(set(re.findall(r"^\[  FAILED  \] ((?:\w+/)?\w+\.\w+)", output, re.M)))
     return failing
 
 

@@ -155,6 +155,23 @@ TEST_F(OptionsOfTraining, CyclesHaveTheirFactorsAndMomentums) {
   EXPECT_EQ(rate_and_momentum(optim::cyclic_lr(sgd, cyclic), 4), std::pair(1.0, 0.25));
 }
 
+TEST_F(OptionsOfTraining, PlateausHaveTheirBarAndTheirLeastStep) {
+  const auto halved = [](optim::ReduceLROnPlateauOptions options, double first, double second) {
+    const std::vector<torch::Tensor> weight = {torch::zeros({1}, torch::requires_grad())};
+    torch::optim::SGD sgd(weight, torch::optim::SGDOptions(1.0));
+    options.factor = 0.5, options.patience = 0;
+    const auto schedule = optim::reduce_lr_on_plateau(sgd, options);
+    schedule.step(first), schedule.step(second);
+    return schedule.get_last_lr()[0] == 0.5;
+  };
+  EXPECT_FALSE(halved({}, 10, 9.5));
+  EXPECT_TRUE(halved({.threshold = 0.1}, 10, 9.5)) << "a tenth less would be better";
+  EXPECT_FALSE(halved({.threshold = 0.1, .absolute_threshold = true}, 10, 9.5));
+  EXPECT_TRUE(halved({.maximize = true, .threshold = 0.1}, 10, 10.5));
+  EXPECT_TRUE(halved({}, 10, 11));
+  EXPECT_FALSE(halved({.eps = 0.6}, 10, 11)) << "the step is too small";
+}
+
 TEST_F(OptionsOfTraining, BarsAreDrawnAsOftenAsIsAskedForAndCountInTheirUnit) {
   const support::Variable terminal("ACCELERATE_LAUNCH_COLUMNS", "80");
   const auto drawn = [](std::chrono::milliseconds interval) {
