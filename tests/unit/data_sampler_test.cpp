@@ -53,6 +53,15 @@ TEST(RandomSampler, ReplacementAndNumSamples) {
   const auto order = order_of(replaced);
   EXPECT_EQ(order.size(), 70u);
   EXPECT_TRUE(std::all_of(order.begin(), order.end(), [](int64_t i) { return i >= 0 && i < 3; }));
+  const auto of_seed = [](int64_t seed, bool replacement) {
+    RandomSampler sampler(3, {.replacement = replacement,
+                              .num_samples = 70,
+                              .generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed))});
+    return order_of(sampler);
+  };
+  EXPECT_EQ(of_seed(5, true), order) << "the generator decides";
+  EXPECT_NE(of_seed(6, true), order);
+  EXPECT_NE(of_seed(5, false), order);
   RandomSampler longer(3, {.num_samples = 8});
   auto twice = order_of(longer);
   EXPECT_EQ(twice.size(), 8u);
