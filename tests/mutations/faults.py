@@ -583,6 +583,8 @@ F("ProgressBarOptions::description", "src/utils/progress.cpp",
 F("ProgressBarOptions::total", "src/utils/progress.cpp",
   '«if (options.total) tail += "/" + std::to_string(*options.total);»', "",
   "utils_tests Progress.OneLineAtTheEndWhereThereIsNoTerminal")
+F("ProgressBarOptions::delay", "src/utils/progress.cpp", "now() - begin < «options.delay»;", "std::chrono::milliseconds(0)",
+  "utils_tests Progress.OneLineAtTheEndWhereThereIsNoTerminal")
 F("ProgressBarOptions::enabled", "src/utils/progress.cpp",
   '«impl_->options.enabled.value_or(environment::integer({"LOCAL_RANK"}).value_or(0) == 0)»', "true",
   "utils_tests Progress.OneLineAtTheEndWhereThereIsNoTerminal")
@@ -661,6 +663,8 @@ F("GenerateOptions::on_tokens", file, "if («options.on_tokens && !options.on_to
   x + "CallbackSeesTokensAndCanStop")
 F("GenerateOptions::tokenizer", file, "stops(config, «options.tokenizer»);", "decltype(options.tokenizer)()",
   x + "StopStringsEndRowsWithTheirToken")
+F("GenerateOptions::on_layer", file, "max_length, «options.on_layer»);", "std::function<void(int64_t)>()",
+  "generate_tests Generate.ShowsHowFarTheReadingIs")
 F("GenerateOptions::max_positions", file,
   "«if (options.max_positions) check_context(prompt, max_length, *options.max_positions);»", "",
   x + "TheEndOfTheContextIsAnError")
