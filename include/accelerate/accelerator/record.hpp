@@ -8,7 +8,7 @@ namespace accelerate {
 
 /// Runs a program's body and turns what it throws into what a launcher understands: the text goes to stderr and into
 /// $TORCHELASTIC_ERROR_FILE, the other ranks are told at once, and the result is the exit status (0,
-/// Error::exit_code(), or 1 for other exceptions).
+/// Error::exit_code(), 73 where memory is exhausted, or 1 for other exceptions).
 ///
 ///     int main() { return accelerate::record([] { … }); }
 ///
