@@ -273,7 +273,9 @@ RANKS_TEST(Comm, WhatDiffersBetweenRanksIsListedOnAllOfThem, 2, 3) {
     const auto text = message_of<CommError>(call);
     EXPECT_THAT(text, HasSubstr("Process 0: " + rank_0 + "\n"));
     EXPECT_THAT(text, HasSubstr("Process 1: " + rank_1 + "\n"));
-    if (n == 3) EXPECT_THAT(text, HasSubstr("Process 2: " + rank_0 + "\n"));
+    if (n == 3) {
+      EXPECT_THAT(text, HasSubstr("Process 2: " + rank_0 + "\n"));
+    }
     EXPECT_THAT(text, HasSubstr(std::string("Operation: `") + operation + "`"));
     ASSERT_TRUE(gather(torch::tensor({rank()})).equal(torch::arange(n))) << "the group is not as good as before";
   };
