@@ -87,7 +87,7 @@ class BucketReducer final : public c10d::Reducer {
     if (!local_used_map_.defined()) return;
     local_used_map_.fill_(0);
     auto* const counts = local_used_map_.mutable_data_ptr<int32_t>();
-    for (size_t i = 0; used && i < used->size(); ++i) counts[i] = (*used)[i];
+    for (size_t i = 0; used && i < used->size(); ++i) counts[i] = (*used)[i] != 0;
   }
 };
 
@@ -232,7 +232,8 @@ struct DistributedDataParallel::Impl {
   /// Which of the trained parameters have a gradient.
   std::vector<char> with_gradients() const {
     std::vector<char> result;
-    for (const auto& parameter : trained_parameters) result.push_back(parameter.tensor.grad().defined());
+    for (const auto& parameter : trained_parameters)
+      result.push_back(static_cast<char>(parameter.tensor.grad().defined()));
     return result;
   }
 

@@ -75,7 +75,7 @@ void Settings::remark() {
         "--rdzv_conf has no effect on one machine, where nobody needs to be waited for; how long the ranks wait for "
         "each other is InitProcessGroupKwargs.timeout in the program");
   if (source("same_network") == Source::flag)
-    remarks_.push_back(
+    remarks_.emplace_back(
         "--same_network has no effect: machines meet at --main_process_ip and --main_process_port, whether they are on "
         "one network or not");
   if (!slurm_step_.empty())
