@@ -230,7 +230,7 @@ Deed use_fsdp(const Facts& f) {
   return f[Count::units] > 0 ? acted("{} of models were sharded", counted(f[Count::units], "unit", "units"))
                              : not_due("no model was prepared");
 }
-Deed use_parallelism_config(const Facts& f) {
+Deed use_parallelism_config(const Facts&) {
   if (!environment::flag(kUseParallelism).value_or(false)) return not_due("off");
   return acted("ranks are laid out by it");
 }
