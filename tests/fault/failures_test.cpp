@@ -25,10 +25,10 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 constexpr int kSlower = kSanitized ? 5 : 1;
-constexpr int kTimeout = 3 * kSlower;              ///< of the process group, in seconds
+constexpr int kTimeout = 6 * kSlower;              ///< of the process group, in seconds; ranks must meet within it, too
 constexpr double kSoon = 8 * kSlower;              ///< seconds, for a failure that shows by itself
 constexpr double kAsked = kTimeout + 8 * kSlower;  ///< seconds, the first of them the timeout, to ask who is missing
-constexpr size_t kAtATime = 10;                    ///< jobs, which mostly wait
+constexpr size_t kAtATime = 6;                     ///< jobs, which mostly wait
 
 /// A sanitizer's allocator ends the process, and it must be the first library.
 bool can_happen(const std::string& way) { return !kSanitized || (way != "out of memory" && way != "clock jumps"); }
