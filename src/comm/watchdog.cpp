@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "accelerate/utils/archive.hpp"
+#include "utils/error_text.hpp"
+#include "utils/raise.hpp"
 #include "utils/thread_annotations.hpp"
 
 namespace accelerate::comm {
@@ -138,10 +140,22 @@ bool answered(const std::shared_ptr<Talk>& talk, std::chrono::milliseconds limit
   return !talk->silent;
 }
 
+/// A connection of the watchdog's own, since a waiting call holds the one that it was made on.
+c10::intrusive_ptr<c10d::Store> connect_again(c10d::Store& store, int64_t rank) {
+  try {
+    return store.clone();
+  } catch (const std::exception& error) {
+    raise<CommError>(
+        "joining the process group: rank {} could not connect to rank 0's store for a second time; rank 0 has probably "
+        "failed since: look at its output. ({})",
+        rank, accelerate::text_of(error));
+  }
+}
+
 }  // namespace
 
 Watchdog::Watchdog(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t world_size, Callbacks callbacks)
-    : talk_(new Talk{.store = store->clone(),
+    : talk_(new Talk{.store = connect_again(*store, rank),
                      .rank = rank,
                      .world_size = world_size,
                      .callbacks = std::move(callbacks),

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <signal.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 
 #include "comm/group.hpp"
 #include "comm/shared_memory.hpp"
+#include "comm/watchdog.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -490,4 +492,20 @@ RANKS_TEST(Comm, WhoWaitsInAGroupHearsWhereTheOthersAre, 4) {
             HasSubstr("rank 3 has not arrived: it came out of collective 0 (none)")))
         << text;
   }
+}
+
+// Rank 0 may fail between the ranks' meeting and the first collective.
+TEST(Comm, AStoreThatIsGoneWhenTheWatchdogStartsIsAnErrorWithItsRank) {
+  c10d::TCPStoreOptions options;
+  options.isServer = true;
+  options.port = 0;
+  auto server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  options.isServer = false;
+  options.port = server->getPort();
+  options.timeout = std::chrono::milliseconds(500);
+  const auto client = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  server.reset();
+  const auto text = message_of<CommError>([&] { comm::Watchdog(client, 2, 3, {}); });
+  EXPECT_THAT(text, HasSubstr("rank 2 could not connect to rank 0's store for a second time"));
+  EXPECT_THAT(text, testing::Not(HasSubstr("frame #")));
 }
