@@ -142,8 +142,13 @@ bool answered(const std::shared_ptr<Talk>& talk, std::chrono::milliseconds limit
 
 /// A connection of the watchdog's own, since a waiting call holds the one that it was made on.
 c10::intrusive_ptr<c10d::Store> connect_again(c10d::Store& store, int64_t rank) {
+  const auto timeout = store.getTimeout();
   try {
-    return store.clone();
+    store.setTimeout(std::min(timeout, std::chrono::milliseconds(30000)));  // it was there a moment ago
+    auto again = store.clone();
+    again->setTimeout(timeout);
+    store.setTimeout(timeout);
+    return again;
   } catch (const std::exception& error) {
     raise<CommError>(
         "joining the process group: rank {} could not connect to rank 0's store for a second time; rank 0 has probably "
