@@ -82,7 +82,7 @@ std::shared_ptr<Group> Group::join(const GroupOptions& options) {
                               .timeout = options.timeout});
     impl->connect("group of all " + ranks);
     impl->watchdog = std::make_shared<Watchdog>(
-        impl->store, options.rank, options.world_size,
+        impl->store, options.rank, options.world_size, options.timeout,
         Watchdog::Callbacks{
             .status = [progress] { return progress->status(); },
             .on_peer_failure = [progress](const std::string& reason) { progress->peer_failed(reason); }});

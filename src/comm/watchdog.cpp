@@ -141,8 +141,7 @@ bool answered(const std::shared_ptr<Talk>& talk, std::chrono::milliseconds limit
 }
 
 /// A connection of the watchdog's own, since a waiting call holds the one that it was made on.
-c10::intrusive_ptr<c10d::Store> connect_again(c10d::Store& store, int64_t rank) {
-  const auto timeout = store.getTimeout();
+c10::intrusive_ptr<c10d::Store> connect_again(c10d::Store& store, int64_t rank, std::chrono::milliseconds timeout) {
   try {
     store.setTimeout(std::min(timeout, std::chrono::milliseconds(30000)));  // it was there a moment ago
     auto again = store.clone();
@@ -159,8 +158,9 @@ c10::intrusive_ptr<c10d::Store> connect_again(c10d::Store& store, int64_t rank) 
 
 }  // namespace
 
-Watchdog::Watchdog(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t world_size, Callbacks callbacks)
-    : talk_(new Talk{.store = connect_again(*store, rank),
+Watchdog::Watchdog(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t world_size,
+                   std::chrono::milliseconds timeout, Callbacks callbacks)
+    : talk_(new Talk{.store = connect_again(*store, rank, timeout),
                      .rank = rank,
                      .world_size = world_size,
                      .callbacks = std::move(callbacks),

@@ -54,7 +54,10 @@ class Watchdog {
     std::function<void(std::string)> on_peer_failure;  ///< a peer called `announce_failure`, or the store is gone
   };
 
-  Watchdog(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t world_size, Callbacks callbacks);
+  /// @param timeout  of the store's calls
+  /// @throws CommError when the store is gone
+  Watchdog(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t world_size,
+           std::chrono::milliseconds timeout, Callbacks callbacks);
   ~Watchdog() { leave(); }
 
   /// Stops, and tells the peers that this rank left in peace unless a failure was announced. Like all that asks the

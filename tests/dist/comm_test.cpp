@@ -505,7 +505,7 @@ TEST(Comm, AStoreThatIsGoneWhenTheWatchdogStartsIsAnErrorWithItsRank) {
   options.timeout = std::chrono::milliseconds(500);
   const auto client = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   server.reset();
-  const auto text = message_of<CommError>([&] { comm::Watchdog(client, 2, 3, {}); });
+  const auto text = message_of<CommError>([&] { comm::Watchdog(client, 2, 3, options.timeout, {}); });
   EXPECT_THAT(text, HasSubstr("rank 2 could not connect to rank 0's store for a second time"));
   EXPECT_THAT(text, testing::Not(HasSubstr("frame #")));
 }
