@@ -199,11 +199,8 @@ class Agent {
     if (o_.token.empty()) {
       store_ = serve(fd, listen == "0.0.0.0" || listen == "::" ? "localhost" : listen, port, o_.read_timeout);
     } else {
-      int64_t inner = 0;
-      const int inner_fd = listen_at("127.0.0.1", inner);
-      if (inner_fd < 0) raise<LaunchError>("no port can be opened on 127.0.0.1: {}", std::strerror(-inner_fd));
-      store_ = serve(inner_fd, "127.0.0.1", inner, o_.read_timeout);
-      gate_ = std::make_unique<Gate>(fd, inner, o_.token);
+      gate_ = std::make_unique<Gate>(fd, o_.token);
+      store_ = serve(gate_->store().listening(), "127.0.0.1", gate_->store().port(), o_.read_timeout);
     }
     coordinator_.emplace(
         Coordinator::Settings{o_.min_machines, o_.max_machines, o_.max_restarts, o_.is_static(), o_.join_timeout,

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/ssl.h>
@@ -11,23 +12,22 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <functional>
-#include <sstream>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "agent/address.hpp"
+#include "utils/network/peer_user.hpp"
+#include "utils/network/relay.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::agent {
 namespace {
 
-using launcher::Fd;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kIdentity = "accelerate";
-constexpr milliseconds kHandshake{10000};  // a stranger that says nothing holds a connection no longer
 
 }  // namespace
 
@@ -86,174 +86,157 @@ class Context {
 
 namespace {
 
-void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
+/// The end of a connection that is encrypted, and between two who know the token.
+class TlsStream : public Stream {
+ public:
+  TlsStream(std::shared_ptr<Context> context, bool server, Fd fd)
+      : context_(std::move(context)), server_(server), fd_(std::move(fd)), ssl_(::SSL_new(context_->get())) {
+    const int on = 1;
+    ::fcntl(fd_.get(), F_SETFL, ::fcntl(fd_.get(), F_GETFL) | O_NONBLOCK);
+    ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    if (!ssl_ || ::SSL_set_fd(ssl_.get(), fd_.get()) != 1) raise<InternalError>("OpenSSL can't be set up");
+  }
+  Now open() override {
+    if (!agreed_) {
+      ::ERR_clear_error();
+      const int result = server_ ? ::SSL_accept(ssl_.get()) : ::SSL_connect(ssl_.get());
+      if (result != 1) return may_come(result);
+      if (!::SSL_session_reused(ssl_.get())) {  // agreed on something else than the key
+        refused_ = true;
+        return Now::over;
+      }
+      agreed_ = true;
+    }
+    // A client learns from the first byte that the server has accepted it; until then the handshake is over for the
+    // client only.
+    char byte = '!';
+    ::ERR_clear_error();
+    const int result = server_ ? ::SSL_write(ssl_.get(), &byte, 1) : ::SSL_read(ssl_.get(), &byte, 1);
+    return result == 1 ? Now::moved : may_come(result);
+  }
+  Now read(std::string& into) override {
+    char bytes[16 << 10];
+    ::ERR_clear_error();
+    const int got = ::SSL_read(ssl_.get(), bytes, sizeof(bytes));
+    if (got <= 0) return may_come(got);
+    into.append(bytes, static_cast<size_t>(got));
+    return Now::moved;
+  }
+  Now write(std::string& from) override {
+    ::ERR_clear_error();
+    const int written = ::SSL_write(ssl_.get(), from.data(), static_cast<int>(from.size()));
+    if (written <= 0) return may_come(written);
+    from.erase(0, static_cast<size_t>(written));
+    return Now::moved;
+  }
+  void finish() override { ::SSL_shutdown(ssl_.get()); }
+  int fd() const override { return fd_.get(); }
+  /// Whether the other end said that it does not agree, and did not only go away.
+  bool was_refused() const { return refused_; }
 
-/// Waits for what OpenSSL asked for. @return false when the deadline passes or it failed.
-bool wait_for(SSL* ssl, int result, Clock::time_point deadline) {
-  const int error = ::SSL_get_error(ssl, result);
-  if (error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE) return false;
-  pollfd ready{::SSL_get_fd(ssl), static_cast<short>(error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT), 0};
-  const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()).count();
-  return left > 0 && ::poll(&ready, 1, static_cast<int>(left)) > 0;
+ private:
+  Now may_come(int result) {
+    const int error = ::SSL_get_error(ssl_.get(), result);
+    if (error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE) {
+      wanted = static_cast<short>(wanted | (error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT));
+      return Now::waits;
+    }
+    // An end of the connection without words counts as a protocol error from OpenSSL 3 on.
+    refused_ = error == SSL_ERROR_SSL && ERR_GET_REASON(::ERR_peek_error()) != SSL_R_UNEXPECTED_EOF_WHILE_READING;
+    return Now::over;
+  }
+
+  const std::shared_ptr<Context> context_;
+  const bool server_;
+  const Fd fd_;
+  const Ssl ssl_;
+  bool agreed_ = false, refused_ = false;
+};
+
+enum class Answer { accepted, refused, none };
+
+/// Whether the gate accepts the token. Blocks.
+Answer try_gate(const std::shared_ptr<Context>& context, Fd fd, Clock::time_point deadline) {
+  TlsStream stream(context, false, std::move(fd));
+  for (;;) {
+    const auto now = stream.open();
+    if (now == Stream::Now::moved) return Answer::accepted;
+    if (now == Stream::Now::over) return stream.was_refused() ? Answer::refused : Answer::none;
+    pollfd ready{stream.fd(), std::exchange(stream.wanted, short{0}), 0};
+    const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()).count();
+    if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) <= 0) return Answer::none;
+  }
 }
 
-/// @return null when the other end does not know the token.
-Ssl shake_hands(const Context& context, bool server, int fd) {
-  set_nonblocking(fd);
-  ::ERR_clear_error();
-  Ssl ssl(::SSL_new(context.get()));
-  ::SSL_set_fd(ssl.get(), fd);
-  const auto deadline = Clock::now() + kHandshake;
-  for (;;) {
-    const int result = server ? ::SSL_accept(ssl.get()) : ::SSL_connect(ssl.get());
-    if (result == 1) break;
-    if (!wait_for(ssl.get(), result, deadline)) return nullptr;
-  }
-  if (!::SSL_session_reused(ssl.get())) return nullptr;  // agreed on something else than the key
-  // A client learns from the first byte that the server has accepted it; until then the handshake is over for the
-  // client only.
-  char byte = '!';
-  for (;;) {
-    const int result = server ? ::SSL_write(ssl.get(), &byte, 1) : ::SSL_read(ssl.get(), &byte, 1);
-    if (result == 1) return ssl;
-    if (!wait_for(ssl.get(), result, deadline)) return nullptr;
-  }
-}
-
-/// Carries bytes between the two until one of them ends.
-void pump(SSL* ssl, int plain) {
-  set_nonblocking(plain);
-  std::string to_plain, to_ssl;
-  char bytes[16 << 10];
-  for (;;) {
-    bool moved = false;
-    if (to_plain.empty()) {
-      const int got = ::SSL_read(ssl, bytes, sizeof(bytes));
-      if (got > 0) to_plain.assign(bytes, static_cast<size_t>(got)), moved = true;
-      else if (const int error = ::SSL_get_error(ssl, got);
-               error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE)
-        return;
-    }
-    if (!to_plain.empty()) {
-      const ssize_t written = ::send(plain, to_plain.data(), to_plain.size(), MSG_NOSIGNAL);
-      if (written > 0) to_plain.erase(0, static_cast<size_t>(written)), moved = true;
-      else if (errno != EAGAIN && errno != EINTR) return;
-    }
-    if (to_ssl.empty()) {
-      const ssize_t got = ::recv(plain, bytes, sizeof(bytes), 0);
-      if (got > 0) to_ssl.assign(bytes, static_cast<size_t>(got)), moved = true;
-      else if (got == 0 || (errno != EAGAIN && errno != EINTR)) return;
-    }
-    if (!to_ssl.empty()) {
-      const int written = ::SSL_write(ssl, to_ssl.data(), static_cast<int>(to_ssl.size()));
-      if (written > 0) to_ssl.erase(0, static_cast<size_t>(written)), moved = true;
-      else if (const int error = ::SSL_get_error(ssl, written);
-               error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE)
-        return;
-    }
-    if (moved) continue;
-    pollfd ready[2] = {{::SSL_get_fd(ssl), static_cast<short>(POLLIN | (to_ssl.empty() ? 0 : POLLOUT)), 0},
-                       {plain, static_cast<short>(to_plain.empty() ? POLLIN : POLLOUT), 0}};
-    ::poll(ready, 2, -1);
-  }
-}
-
-/// Accepts connections for as long as the process lives, each on a thread of its own.
-void serve(int listening, const std::function<void(Fd)>& connection) {
-  for (;;) {
-    Fd fd(::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC));
-    if (fd)
-      std::thread([connection, moved = std::make_shared<Fd>(std::move(fd))] {
-        connection(std::move(*moved));
-      }).detach();
-    else if (errno == EINVAL || errno == EBADF) return;  // shut down
-    else std::this_thread::sleep_for(milliseconds(10));  // no descriptors left, or the peer has gone again
-  }
+/// A connection that is being made, or none.
+Fd begin_to_connect(const sockaddr_storage& to) {
+  Fd fd(::socket(to.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const auto length = static_cast<socklen_t>(to.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
+  if (fd && ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&to), length) != 0 && errno != EINPROGRESS) return {};
+  return fd;
 }
 
 }  // namespace
 
 struct Gate::State {
-  State(int fd, const std::string& token) : listening(fd), context(std::make_shared<Context>(true, token)) {}
-  Fd listening;
-  std::shared_ptr<Context> context;
-  std::thread thread;
+  GuardedPort store;
+  std::optional<Relay> relay;
 };
 
-Gate::Gate(int listening, int64_t inner_port, const std::string& token)
-    : state_(std::make_unique<State>(listening, token)) {
-  state_->thread = std::thread([fd = listening, context = state_->context, inner_port] {
-    serve(fd, [context, inner_port](Fd outside) {
-      const Ssl ssl = shake_hands(*context, true, outside.get());
-      if (!ssl) return;
-      const Fd inside = connect_to("127.0.0.1", inner_port);
-      if (inside) pump(ssl.get(), inside.get());
-    });
-  });
+Gate::Gate(int listening, const std::string& token) {
+  std::string why;
+  auto store = GuardedPort::open(0, why);
+  if (!store) raise<LaunchError>("no port can be opened on 127.0.0.1: {}", why);
+  state_ = std::make_unique<State>(std::move(*store));
+  const auto context = std::make_shared<Context>(true, token);
+  state_->relay.emplace(
+      listening,
+      Relay::Ends{.admit = nullptr,
+                  .near = [context](Fd fd) { return std::make_unique<TlsStream>(context, true, std::move(fd)); },
+                  .far = [&inner = state_->store]() -> std::unique_ptr<Stream> {
+                    Fd fd = inner.connect();
+                    return fd ? plain_stream(std::move(fd)) : nullptr;
+                  }});
 }
-
-Gate::~Gate() {
-  ::shutdown(state_->listening.get(), SHUT_RDWR);
-  state_->thread.join();
-}
+Gate::~Gate() = default;
+GuardedPort& Gate::store() { return state_->store; }
 
 struct Door::State {
-  std::shared_ptr<Context> context;
-  Fd listening;
   int64_t port = 0;
-  std::thread thread;
+  std::optional<Relay> relay;
 };
 
 Door::Door(const std::string& host, int64_t port, const std::string& token, milliseconds timeout)
     : state_(std::make_unique<State>()) {
-  state_->context = std::make_shared<Context>(false, token);
-  const Fd fd = wait_for_port(host, port, timeout);
-  if (!shake_hands(*state_->context, false, fd.get()))
-    raise<ConfigError>(
-        "the host of the rendezvous at {}:{} refuses this machine: the token (--rdzv_conf token or token_file) is not "
-        "the one that it was started with, or it was started without",
-        host, port);
-  state_->listening = Fd(listen_at("127.0.0.1", state_->port));
-  if (!state_->listening) raise<LaunchError>("no port can be opened on 127.0.0.1");
-  state_->thread = std::thread([fd = state_->listening.get(), context = state_->context, host, port] {
-    serve(fd, [context, host, port](Fd inside) {
-      if (!is_own_peer(inside.get())) return;
-      const Fd outside = connect_to(host, port);
-      if (!outside) return;
-      if (const Ssl ssl = shake_hands(*context, false, outside.get())) pump(ssl.get(), inside.get());
-    });
-  });
-}
-
-Door::~Door() {
-  if (!state_->thread.joinable()) return;
-  ::shutdown(state_->listening.get(), SHUT_RDWR);
-  state_->thread.join();
-}
-
-int64_t Door::port() const { return state_->port; }
-
-bool is_own_peer(int socket) {
-  sockaddr_in peer{};
-  socklen_t length = sizeof(peer);
-  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &length) != 0 || peer.sin_family != AF_INET)
-    return false;
-  char wanted[32];
-  std::snprintf(wanted, sizeof(wanted), "%08X:%04X", peer.sin_addr.s_addr, ntohs(peer.sin_port));
-  for (const char* table :
-       {"/proc/net/tcp", "/proc/net/tcp6"}) {  // a v6 socket may speak v4: its address ends like the v4 one
-    std::ifstream in(table);
-    std::string line;
-    std::getline(in, line);
-    while (std::getline(in, line)) {
-      std::istringstream words(line);
-      std::string slot, local, remote, state, queues, timer, retries;
-      int64_t uid = -1;
-      words >> slot >> local >> remote >> state >> queues >> timer >> retries >> uid;
-      if (local.ends_with(wanted) && state == "01") return uid == static_cast<int64_t>(::getuid());
-    }
+  const auto context = std::make_shared<Context>(false, token);
+  const auto end = Clock::now() + timeout;
+  sockaddr_storage gate{};
+  int tries = 20;
+  for (auto answer = Answer::none; answer != Answer::accepted;) {
+    Fd fd = wait_for_port(host, port, std::chrono::ceil<milliseconds>(end - Clock::now()));
+    socklen_t length = sizeof(gate);
+    const bool connected = ::getpeername(fd.get(), reinterpret_cast<sockaddr*>(&gate), &length) == 0;
+    if (connected) answer = try_gate(context, std::move(fd), end);
+    // A gate that many knock at may drop one of them.
+    if (answer == Answer::refused || (answer == Answer::none && (--tries == 0 || Clock::now() > end)))
+      raise<ConfigError>(
+          "the host of the rendezvous at {}:{} refuses this machine: the token (--rdzv_conf token or token_file) is "
+          "not "
+          "the one that it was started with, or it was started without",
+          host, port);
+    if (answer == Answer::none) std::this_thread::sleep_for(milliseconds(50));
   }
-  return false;
+  const int listening = listen_at("127.0.0.1", state_->port);
+  if (listening < 0) raise<LaunchError>("no port can be opened on 127.0.0.1: {}", std::strerror(-listening));
+  state_->relay.emplace(listening, Relay::Ends{.admit = is_own_peer,
+                                               .near = [](Fd fd) { return plain_stream(std::move(fd)); },
+                                               .far = [context, gate]() -> std::unique_ptr<Stream> {
+                                                 Fd fd = begin_to_connect(gate);
+                                                 if (!fd) return nullptr;
+                                                 return std::make_unique<TlsStream>(context, false, std::move(fd));
+                                               }});
 }
+Door::~Door() = default;
+int64_t Door::port() const { return state_->port; }
 
 }  // namespace accelerate::agent

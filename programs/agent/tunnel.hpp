@@ -4,23 +4,24 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 
-#include "launch/system/process.hpp"
+#include "utils/network/guarded_port.hpp"
 
 /// c10d's TCPStore believes whoever connects. With a token the store listens on loopback only, and a gate stands before
 /// it: TLS 1.3 with the token as the pre-shared key (OpenSSL), which proves to either end that the other knows the
 /// token, and encrypts what follows. Nothing that a stranger sends reaches the store.
 namespace accelerate::agent {
 
-/// The host's end: passes connections that know the token on to a port of 127.0.0.1. Blocking calls run on threads of
-/// its own until the process ends.
+/// The host's end: passes connections that know the token on to the store.
 class Gate {
  public:
   /// @param listening  a listening socket, which it takes over
-  Gate(int listening, int64_t inner_port, const std::string& token);
+  /// @throws LaunchError when no further port can be opened
+  Gate(int listening, const std::string& token);
   ~Gate();
   Gate(const Gate&) = delete;
+  /// Where the store is to listen: nobody else of this machine gets there without the token.
+  GuardedPort& store();
 
  private:
   struct State;
@@ -41,8 +42,5 @@ class Door {
   struct State;
   std::unique_ptr<State> state_;
 };
-
-/// Whether the process at the other end of a loopback connection belongs to this user.
-bool is_own_peer(int socket);
 
 }  // namespace accelerate::agent

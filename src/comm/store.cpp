@@ -1,44 +1,41 @@
 #include "comm/store.hpp"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <optional>
 
 #include "comm/no_sigpipe.hpp"
 #include "comm/rank_list.hpp"
 #include "utils/environment.hpp"
 #include "utils/error_text.hpp"
+#include "utils/network/guarded_port.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::comm {
 namespace {
 
-// The store would listen on every interface; on one machine nobody outside has any business with it.
-int listen_on_loopback(uint16_t port) {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int on = 1;
-  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 || ::listen(fd, 2048) != 0) {
-    const std::string why = std::strerror(errno);
-    ::close(fd);
-    raise<ConfigError>(
-        "rendezvous: can't listen on 127.0.0.1:{} ({}), where rank 0 must serve the other ranks; another job probably "
-        "uses this port. Choose another with MASTER_PORT or --main_process_port (0 picks a free one)",
-        port, why);
-  }
-  return fd;
+// The store would listen on every interface and believe whoever connects; on one machine nobody outside has any
+// business with it, and no other user either.
+GuardedPort guard(uint16_t port) {
+  std::string why;
+  if (auto guarded = GuardedPort::open(port, why)) return std::move(*guarded);
+  raise<ConfigError>(
+      "rendezvous: can't listen on 127.0.0.1:{} ({}), where rank 0 must serve the other ranks; another job probably "
+      "uses this port. Choose another with MASTER_PORT or --main_process_port (0 picks a free one)",
+      port, why);
 }
+
+/// Rank 0's store behind a guard, which goes with it.
+class GuardedStore : public c10d::PrefixStore {
+ public:
+  GuardedStore(const std::string& prefix, c10::intrusive_ptr<c10d::Store> store, GuardedPort guarded)
+      : c10d::PrefixStore(prefix, std::move(store)), guarded_(std::move(guarded)) {}
+
+ private:
+  const GuardedPort guarded_;
+};
 
 /// How many groups this process has joined: as many as its peers, when the next one begins.
 int64_t joined_before = 0;
@@ -90,14 +87,20 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
   tcp.waitWorkers = false;  // we wait ourselves, to say who is missing
   // Under torchrun the agent serves the store and rank 0 is a client like the rest.
   tcp.isServer = options.rank == 0 && environment::text("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
-  if (tcp.isServer && is_loopback(options.master_addr)) tcp.masterListenFd = listen_on_loopback(options.master_port);
+  std::optional<GuardedPort> guarded;
+  if (tcp.isServer && is_loopback(options.master_addr)) {
+    guarded = guard(options.master_port);
+    tcp.masterListenFd = guarded->listening();
+  }
   // Neither a restarted job nor a second group of these processes may read the keys of the one before.
   const std::string prefix = "accelerate/" + environment::text("TORCHELASTIC_RESTART_COUNT").value_or("0") +
                              (joined_before ? "/" + std::to_string(joined_before) : "");
   c10::intrusive_ptr<c10d::Store> store;
   do {
     tcp.timeout = left();
-    store = c10::make_intrusive<c10d::PrefixStore>(prefix, connect(options, tcp, where));
+    store = connect(options, tcp, where);
+    if (guarded) store = c10::make_intrusive<GuardedStore>(prefix, std::move(store), std::move(*guarded));
+    else store = c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
     // Who is back first may meet the store of the group before, which rank 0 is about to leave.
   } while (joined_before > 0 && !tcp.isServer && !is_of_this_group(*store, left()));
   store->set("joined/" + std::to_string(options.rank), std::vector<uint8_t>{1});

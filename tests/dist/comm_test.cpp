@@ -8,7 +8,11 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -492,6 +496,37 @@ RANKS_TEST(Comm, WhoWaitsInAGroupHearsWhereTheOthersAre, 4) {
             HasSubstr("rank 3 has not arrived: it came out of collective 0 (none)")))
         << text;
   }
+}
+
+// Whoever may write there can end the job, by a word that a rank has failed.
+RANKS_TEST(Comm, OtherUsersOfTheMachineCannotWriteToTheStore, 2) {
+  const PartialState state;
+  if (rank() == 1 && ::getuid() == 0) {  // only root can be somebody else
+    const pid_t stranger = ::fork();
+    if (stranger == 0) {
+      if (::setuid(65534) != 0) ::_exit(1);
+      int status = 0;
+      for (const char* address : {"127.0.0.1", "127.0.0.2"}) {  // the guard, and what it stands before
+        const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+        sockaddr_in place{};
+        place.sin_family = AF_INET;
+        place.sin_port = htons(static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT"))));
+        ::inet_pton(AF_INET, address, &place.sin_addr);
+        const timeval limit{2, 0};
+        ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+        char byte = 0;
+        if (::connect(fd, reinterpret_cast<const sockaddr*>(&place), sizeof(place)) != 0) continue;
+        const int64_t hello = 0;  // anything; the store would wait for more
+        ::send(fd, &hello, sizeof(hello), MSG_NOSIGNAL);
+        if (::recv(fd, &byte, 1, 0) > 0 || errno == EAGAIN) status = 2;
+      }
+      ::_exit(status);
+    }
+    int status = 0;
+    EXPECT_EQ(::waitpid(stranger, &status, 0), stranger);
+    EXPECT_EQ(status, 0);
+  }
+  state.wait_for_everyone();
 }
 
 // Rank 0 may fail between the ranks' meeting and the first collective.

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -391,6 +392,149 @@ TEST_F(Machines, WrongTokenIsRefusedAndDisturbsNobody) {
   EXPECT_EQ(second.exit_code, 0) << second.err;
   EXPECT_THAT(sorted_lines(first.out + second.out),
               ElementsAre("0 127.0.0.1", "1 127.0.0.1", "2 127.0.0.1", "3 127.0.0.1"));
+}
+
+/// A connection of a stranger's.
+class Stranger {
+ public:
+  explicit Stranger(const std::string& port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in place{};
+    place.sin_family = AF_INET;
+    place.sin_port = htons(static_cast<uint16_t>(std::stoi(port)));
+    place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const timeval limit{20, 0};
+    ::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    connected = ::connect(fd_, reinterpret_cast<const sockaddr*>(&place), sizeof(place)) == 0;
+  }
+  ~Stranger() { ::close(fd_); }
+  Stranger(const Stranger&) = delete;
+  void say(const std::string& text) const { ::send(fd_, text.data(), text.size(), MSG_NOSIGNAL); }
+  /// All until the other end closes; nothing more when it does not within 20 s.
+  std::string hear() const {
+    std::string all;
+    char bytes[4096];
+    ssize_t got = 0;
+    while ((got = ::recv(fd_, bytes, sizeof(bytes), 0)) > 0) all.append(bytes, static_cast<size_t>(got));
+    return got == 0 || errno == ECONNRESET ? all : "still open after " + all;
+  }
+  int fd() const { return fd_; }
+  bool connected = false;
+
+ private:
+  int fd_;
+};
+
+/// Carries one connection to `port` after the other, and remembers what each client said first.
+class Tap {
+ public:
+  explicit Tap(std::string to) : to_(std::move(to)), listening_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in own{};
+    own.sin_family = AF_INET;
+    own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(own);
+    ::bind(listening_, reinterpret_cast<sockaddr*>(&own), length);
+    ::listen(listening_, 16);
+    ::getsockname(listening_, reinterpret_cast<sockaddr*>(&own), &length);
+    port = std::to_string(ntohs(own.sin_port));
+    thread_ = std::thread([this] {
+      for (int near; (near = ::accept(listening_, nullptr, nullptr)) >= 0;)
+        carriers_.emplace_back([this, near] { carry(near); });
+    });
+  }
+  ~Tap() {
+    ::shutdown(listening_, SHUT_RDWR);
+    thread_.join();
+    for (auto& carrier : carriers_) carrier.join();
+    ::close(listening_);
+  }
+  std::vector<std::string> said() {
+    const std::lock_guard lock(mutex_);
+    return said_;
+  }
+  std::string port;
+
+ private:
+  void carry(int near) {
+    const Stranger far(to_);
+    size_t index = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      index = said_.size();
+      said_.emplace_back();
+    }
+    std::thread back([&] { pass(far.fd(), near, nullptr); });
+    pass(near, far.fd(), &index);
+    back.join();
+    ::close(near);
+  }
+  void pass(int from, int to, const size_t* index) {
+    char bytes[16 << 10];
+    for (;;) {
+      const ssize_t got = ::recv(from, bytes, sizeof(bytes), 0);
+      if (got < 0 && errno == EAGAIN) continue;
+      if (got <= 0) break;
+      if (index) {
+        const std::lock_guard lock(mutex_);
+        said_[*index].append(bytes, static_cast<size_t>(got));
+      }
+      ::send(to, bytes, static_cast<size_t>(got), MSG_NOSIGNAL);
+    }
+    ::shutdown(to, SHUT_WR);
+    ::shutdown(from, SHUT_RD);
+  }
+  const std::string to_;
+  const int listening_;
+  std::mutex mutex_;
+  std::vector<std::string> said_;
+  std::vector<std::thread> carriers_;
+  std::thread thread_;
+};
+
+TEST_F(Machines, StrangersNeitherEndNorDelayAJobWithAToken) {
+  const std::string script = "touch " + file("up") + "_$RANK; while [ ! -e " + file("go") + " ]; do sleep 0.05; done";
+  auto host = machine(0, script, kTwo, ",token=the right words");
+  for (const auto end = Clock::now() + kLong; Clock::now() < end && !Stranger(port).connected;)
+    std::this_thread::sleep_for(milliseconds(20));
+  std::vector<std::unique_ptr<Stranger>> silent;
+  const auto flood = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      silent.push_back(std::make_unique<Stranger>(port));
+      if (i % 7 == 0) silent.back()->say(i % 2 ? "GET / HTTP/1.1\r\n\r\n" : std::string("\x16\x03\x01\x02", 4));
+      if (silent.size() > 400) silent.erase(silent.begin(), silent.begin() + 100);
+    }
+  };
+  flood(1000);
+  // The other machine comes through a place where all that it says is written down.
+  Tap tap(port);
+  auto guest = std::make_unique<Program>(std::vector<std::string>{
+      accelerate(), "launch", "--main_process_ip", "127.0.0.1", "--main_process_port", tap.port, "--rdzv_conf",
+      "local_addr=127.0.0.2,keep_alive_interval=0.5,keep_alive_max_attempt=8,join_timeout=60,close_timeout=8,token=the "
+      "right words",
+      "--machine_rank", "1", "--num_machines", "2", "--num_processes", "4", "/bin/sh", "-c", script});
+  for (const auto end = Clock::now() + kLong; Clock::now() < end && !fs::exists(file("up") + "_3");)
+    std::this_thread::sleep_for(milliseconds(20));
+  guest->read_for(milliseconds(0));
+  ASSERT_TRUE(fs::exists(file("up") + "_3")) << guest->errors();
+  flood(9000);
+  const auto agents = children_of(host->pid(), "accelerate-agen");
+  ASSERT_EQ(agents.size(), 1u);
+  size_t threads = 0;
+  for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(agents[0]) + "/task"))
+    threads += entry.exists();
+  EXPECT_LT(threads, 16u);
+  const auto said = tap.said();
+  ASSERT_FALSE(said.empty());
+  for (const auto& words : said) {
+    EXPECT_THAT(words, Not(HasSubstr("accelerate.agent")));  // it is not to be read on the way
+    const Stranger again(port);
+    again.say(words);
+    // An answer to the first message, which is not secret; then an end.
+    EXPECT_THAT(again.hear(), Not(HasSubstr("still open")));
+  }
+  std::ofstream(file("go")) << "\n";
+  const auto first = host->wait(kLong), second = guest->wait(kLong);
+  EXPECT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_EQ(second.exit_code, 0) << second.err;
 }
 
 TEST_F(Machines, HostWithoutTokenIsNotTrustedByAClientWithOne) {

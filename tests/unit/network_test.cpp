@@ -1,0 +1,301 @@
+// What stands before servers that believe whoever connects: strangers, neighbours, thousands of them.
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <filesystem>
+#include <future>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "utils/network/guarded_port.hpp"
+#include "utils/network/peer_user.hpp"
+#include "utils/network/relay.hpp"
+
+namespace accelerate {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+constexpr milliseconds kLong{20000};  // nothing takes a second on an idle machine
+
+sockaddr_in at(const char* address, int64_t port) {
+  sockaddr_in place{};
+  place.sin_family = AF_INET;
+  place.sin_port = htons(static_cast<uint16_t>(port));
+  ::inet_pton(AF_INET, address, &place.sin_addr);
+  return place;
+}
+
+Fd listening(int64_t& port) {
+  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in own = at("127.0.0.1", 0);
+  socklen_t length = sizeof(own);
+  EXPECT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&own), length), 0);
+  EXPECT_EQ(::listen(fd.get(), 4096), 0);
+  ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length);
+  port = ntohs(own.sin_port);
+  return fd;
+}
+
+/// A connection, or none when it can't be had in time.
+Fd connected(int64_t port, const char* from = "127.0.0.1", const char* to = "127.0.0.1",
+             milliseconds patience = kLong) {
+  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const sockaddr_in own = at(from, 0), server = at(to, port);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&own), sizeof(own)) != 0) return {};
+  ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&server), sizeof(server));
+  pollfd ready{fd.get(), POLLOUT, 0};
+  int error = 0;
+  socklen_t length = sizeof(error);
+  if (::poll(&ready, 1, static_cast<int>(patience.count())) != 1 ||
+      ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0)
+    return {};
+  ::fcntl(fd.get(), F_SETFL, 0);
+  const timeval limit{20, 0};
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  return fd;
+}
+
+/// Sends and waits for as many bytes. @return what came; shorter when the connection has ended
+std::string asked(const Fd& fd, const std::string& question) {
+  if (::send(fd.get(), question.data(), question.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(question.size()))
+    return {};
+  std::string answer(question.size(), '\0');
+  const ssize_t got = ::recv(fd.get(), answer.data(), answer.size(), MSG_WAITALL);
+  return answer.substr(0, static_cast<size_t>(std::max<ssize_t>(got, 0)));
+}
+
+/// Sends back what comes, in capitals.
+class Server {
+ public:
+  explicit Server(int fd) : fd_(fd), thread_([this] { run(); }) {}
+  ~Server() {
+    ::shutdown(fd_.get(), SHUT_RDWR);
+    thread_.join();
+    for (auto& one : ones_) one.join();
+  }
+  std::atomic<int> accepted = 0;
+
+ private:
+  void run() {
+    for (;;) {
+      const int fd = ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC);
+      if (fd < 0) return;
+      ++accepted;
+      ones_.emplace_back([connection = Fd(fd)] {
+        char bytes[64 << 10];
+        for (ssize_t got; (got = ::recv(connection.get(), bytes, sizeof(bytes), 0)) > 0;) {
+          for (ssize_t i = 0; i < got; ++i) bytes[i] = static_cast<char>(::toupper(bytes[i]));
+          for (ssize_t done = 0, sent = 0; done < got; done += sent)
+            if ((sent = ::send(connection.get(), bytes + done, static_cast<size_t>(got - done), MSG_NOSIGNAL)) <= 0)
+              return;
+        }
+      });
+    }
+  }
+  Fd fd_;
+  std::vector<std::thread> ones_;
+  std::thread thread_;
+};
+
+/// Opens when the first byte is the right one: a handshake that strangers don't know.
+class Knocking : public Stream {
+ public:
+  explicit Knocking(Fd fd) : plain_(plain_stream(std::move(fd))) {}
+  Now open() override {
+    std::string byte;
+    char first = 0;
+    const ssize_t got = ::recv(plain_->fd(), &first, 1, MSG_DONTWAIT);
+    if (got < 0) return waits();
+    return got == 1 && first == '!' ? Now::moved : Now::over;
+  }
+  Now read(std::string& into) override { return pass(plain_->read(into)); }
+  Now write(std::string& from) override { return pass(plain_->write(from)); }
+  void finish() override { plain_->finish(); }
+  int fd() const override { return plain_->fd(); }
+
+ private:
+  Now waits() {
+    wanted = static_cast<short>(wanted | POLLIN);
+    return Now::waits;
+  }
+  Now pass(Now now) {
+    wanted = static_cast<short>(wanted | std::exchange(plain_->wanted, short{0}));
+    return now;
+  }
+  const std::unique_ptr<Stream> plain_;
+};
+
+/// A server behind a door at which one knocks.
+class Knocked : public testing::Test {
+ protected:
+  Knocked() {
+    Fd inner = listening(inner_port);
+    server = std::make_unique<Server>(inner.release());
+    relay = std::make_unique<Relay>(listening(port).release(),
+                                    Relay::Ends{.admit = nullptr,
+                                                .near = [](Fd fd) { return std::make_unique<Knocking>(std::move(fd)); },
+                                                .far = [this] { return plain_stream(connected(inner_port)); }});
+  }
+  /// How long a client that knows how needs to get an answer.
+  milliseconds time_to_answer(const char* from = "127.0.0.1") const {
+    const auto begin = Clock::now();
+    const Fd client = connected(port, from);
+    EXPECT_TRUE(client);
+    EXPECT_EQ(::send(client.get(), "!", 1, MSG_NOSIGNAL), 1);
+    EXPECT_EQ(asked(client, "who is there"), "WHO IS THERE");
+    return std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
+  }
+  int64_t inner_port = 0, port = 0;
+  std::unique_ptr<Server> server;
+  std::unique_ptr<Relay> relay;
+};
+
+size_t threads() {
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) count += entry.exists();
+  return count;
+}
+
+TEST_F(Knocked, TenThousandSilentConnectionsDoNotSlowTheOthers) {
+  time_to_answer();
+  const size_t before = threads();
+  std::deque<Fd> silent;
+  for (int i = 0; i < 10000; ++i) {
+    silent.push_back(connected(port, "127.0.0.7"));
+    ASSERT_TRUE(silent.back()) << i;
+    if (silent.size() > 500) silent.pop_front();
+    if (i % 1000 == 999) {
+      EXPECT_LT(time_to_answer(), milliseconds(2000)) << i;
+    }
+  }
+  EXPECT_LE(threads(), before + 10);  // the server's, one for each that got in
+}
+
+// Each from an address of its own, so that none is more suspicious than the others: they have a second each.
+TEST_F(Knocked, SilentConnectionsFromManyAddressesGiveWayInTime) {
+  std::vector<Fd> silent;
+  for (int i = 0; i < 400; ++i) {
+    const std::string from = "127.1." + std::to_string(i / 200) + "." + std::to_string(1 + i % 200);
+    silent.push_back(connected(port, from.c_str()));
+    ASSERT_TRUE(silent.back());
+  }
+  EXPECT_LT(time_to_answer(), Relay::kTimeToOpen);
+}
+
+TEST_F(Knocked, SilentOnesAreClosedInTimeAndGarbageAtOnce) {
+  const Fd silent = connected(port), wrong = connected(port);
+  const auto begin = Clock::now();
+  char byte = 0;
+  EXPECT_EQ(::send(wrong.get(), "?", 1, MSG_NOSIGNAL), 1);
+  EXPECT_EQ(::recv(wrong.get(), &byte, 1, 0), 0);
+  EXPECT_LT(Clock::now() - begin, Relay::kTimeToOpen);
+  EXPECT_EQ(::recv(silent.get(), &byte, 1, 0), 0);
+  EXPECT_GE(Clock::now() - begin, Relay::kTimeToOpen);
+  EXPECT_EQ(server->accepted, 0);
+}
+
+TEST_F(Knocked, MuchGoesBothWaysAtOnceAndAnEndOfOneWayIsNoneOfTheOther) {
+  const Fd client = connected(port);
+  EXPECT_EQ(::send(client.get(), "!", 1, MSG_NOSIGNAL), 1);
+  const std::string text(20 << 20, 'x');
+  std::thread sender([&] {
+    for (size_t done = 0; done < text.size();) {
+      const ssize_t sent = ::send(client.get(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
+      if (sent <= 0) break;
+      done += static_cast<size_t>(sent);
+    }
+    ::shutdown(client.get(), SHUT_WR);
+  });
+  std::string back(text.size(), '\0');
+  size_t got = 0;
+  for (ssize_t n; got < back.size() && (n = ::recv(client.get(), back.data() + got, back.size() - got, 0)) > 0;)
+    got += static_cast<size_t>(n);
+  sender.join();
+  char byte = 0;
+  EXPECT_EQ(::recv(client.get(), &byte, 1, 0), 0);  // the server has heard of the end
+  back.resize(got);
+  EXPECT_TRUE(back == std::string(text.size(), 'X')) << got;
+}
+
+TEST(PeerUser, IsKnownWhileTheConnectionStands) {
+  int64_t port = 0;
+  const Fd server = listening(port);
+  Fd client = connected(port);
+  const Fd accepted(::accept4(server.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  EXPECT_EQ(user_of_peer(accepted.get()), ::getuid());
+  EXPECT_EQ(user_of_peer_by_table(accepted.get()), ::getuid());
+  EXPECT_TRUE(is_own_peer(accepted.get()));
+  client.reset();  // a socket that is going away belongs to root, says the kernel
+  EXPECT_EQ(user_of_peer(accepted.get()), std::nullopt);
+  EXPECT_EQ(user_of_peer_by_table(accepted.get()), std::nullopt);
+  EXPECT_FALSE(is_own_peer(accepted.get()));
+}
+
+GuardedPort open_guarded() {
+  std::string why;
+  auto port = GuardedPort::open(0, why);
+  EXPECT_TRUE(port) << why;
+  return std::move(*port);
+}
+
+TEST(GuardedPort, LetsThisUserThroughAndNobodyReachesTheServerOtherwise) {
+  GuardedPort guarded = open_guarded();
+  Server server(guarded.listening());
+  std::vector<Fd> clients;
+  for (int i = 0; i < 300; ++i) {
+    clients.push_back(connected(guarded.port()));
+    ASSERT_EQ(asked(clients.back(), "here"), "HERE") << i;
+  }
+  EXPECT_EQ(server.accepted, 300);
+  EXPECT_FALSE(connected(guarded.port(), "127.0.0.1", "127.0.0.2", milliseconds(1500)));  // a second try is in it
+  EXPECT_EQ(server.accepted, 300);
+  Fd inside = guarded.connect();
+  pollfd ready{inside.get(), POLLOUT, 0};
+  ASSERT_EQ(::poll(&ready, 1, static_cast<int>(kLong.count())), 1);
+  ::fcntl(inside.get(), F_SETFL, 0);
+  EXPECT_EQ(asked(inside, "past it"), "PAST IT");
+}
+
+TEST(GuardedPort, OtherUsersGetNoWordToTheServer) {
+  if (::getuid() != 0) GTEST_SKIP() << "only root can be somebody else";
+  GuardedPort guarded = open_guarded();
+  Server server(guarded.listening());
+  const pid_t stranger = ::fork();
+  if (stranger == 0) {
+    if (::setuid(65534) != 0) ::_exit(2);
+    char byte = 0;
+    const Fd fd = connected(guarded.port());
+    ::send(fd.get(), "let me in", 9, MSG_NOSIGNAL);
+    const bool closed = ::recv(fd.get(), &byte, 1, 0) <= 0;
+    const bool reached = static_cast<bool>(connected(guarded.port(), "127.0.0.1", "127.0.0.2", milliseconds(1500)));
+    ::_exit(closed && !reached ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(stranger, &status, 0), stranger);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(server.accepted, 0);
+  EXPECT_EQ(asked(connected(guarded.port()), "mine"), "MINE");
+}
+
+TEST(GuardedPort, ABusyPortIsSaidWithTheReason) {
+  int64_t port = 0;
+  const Fd server = listening(port);
+  std::string why;
+  EXPECT_FALSE(GuardedPort::open(port, why));
+  EXPECT_THAT(why, testing::HasSubstr("in use"));
+}
+
+}  // namespace
+}  // namespace accelerate
