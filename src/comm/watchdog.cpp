@@ -41,6 +41,18 @@ struct Watchdog::Talk {
   bool stop ACCELERATE_GUARDED_BY(mutex) = false;
   bool stopped ACCELERATE_GUARDED_BY(mutex) = false;
 
+  /// @throws CommError when it was written by somebody else
+  template <class T> T read(const std::string& key) {
+    const auto bytes = text_of(store->get(key));
+    try {
+      return from_bytes<T>(bytes);
+    } catch (const Error& error) {
+      raise<CommError>(
+          "what the store has under {} can't be read ({}): another program, or another version of this library, writes "
+          "to this job's store. Use a port of its own for each job",
+          key, error.what());
+    }
+  }
   void publish(const RankStatus& status) { store->set(status_key(rank), bytes_of(to_bytes(status))); }
 
   void watch() {
@@ -52,6 +64,9 @@ struct Watchdog::Talk {
       lock.unlock();
       try {
         look(seen);
+      } catch (const CommError& error) {
+        callbacks.on_peer_failure(error.what());
+        return;
       } catch (const std::exception&) {
         // Rank 0 ended. That is no failure by itself: this rank may need nobody any more. A collective that does will
         // say so.
@@ -65,7 +80,7 @@ struct Watchdog::Talk {
     const int64_t events = store->add(kEvents, 0);
     if (events == seen) return;
     if (store->check({kFailure})) {
-      const auto failure = from_bytes<std::pair<int64_t, std::string>>(text_of(store->get(kFailure)));
+      const auto failure = read<std::pair<int64_t, std::string>>(kFailure);
       if (failure.first != rank)
         callbacks.on_peer_failure("rank " + std::to_string(failure.first) + " failed: " + failure.second);
     }
@@ -87,8 +102,7 @@ struct Watchdog::Talk {
     // The store ends with this process, and c10d complains aloud in every rank that still has a connection to it.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(2);
     for (int64_t peer = 1; peer < world_size;) {
-      const bool left = store->check({status_key(peer)}) &&
-                        !from_bytes<RankStatus>(text_of(store->get(status_key(peer)))).note.empty();
+      const bool left = store->check({status_key(peer)}) && !read<RankStatus>(status_key(peer)).note.empty();
       if (left) ++peer;
       else if (std::chrono::steady_clock::now() > deadline) return;
       else std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -114,7 +128,12 @@ struct Watchdog::Talk {
       for (int64_t peer = 0; peer < world_size; ++peer) {
         auto& answer = answers[static_cast<size_t>(peer)];
         if (peer == rank || answer || !store->check({status_key(peer)})) continue;
-        auto status = from_bytes<RankStatus>(text_of(store->get(status_key(peer))));
+        RankStatus status;
+        try {
+          status = read<RankStatus>(status_key(peer));
+        } catch (const CommError& error) {
+          status = {.note = std::string("failed: ") + error.what(), .round = round};
+        }
         if (status.round < round) continue;
         answer = std::move(status);
         --missing;

@@ -559,6 +559,47 @@ TEST_F(Launch, RanksDieWithTheLauncherEvenWithoutTheWarden) {
   for (pid_t pid : ranks) EXPECT_TRUE(gone(pid)) << pid;
 }
 
+TEST_F(Launch, AKilledLauncherLeavesNoTemporaryFolder) {
+  Program program(with_launch(shells(2, "echo ready; exec sleep 60")), {.env = {"TMPDIR=" + folder.string()}});
+  ASSERT_TRUE(program.wait_for("ready"));
+  EXPECT_FALSE(fs::is_empty(folder));  // where ranks may leave why they failed
+  program.signal(SIGKILL);
+  program.wait();
+  const auto end = Clock::now() + std::chrono::seconds(10);
+  while (!fs::is_empty(folder) && Clock::now() < end) std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_TRUE(fs::is_empty(folder));
+}
+
+TEST_F(Launch, SignalsAreTakenWhileThousandsOfRanksStart) {
+  const auto begin = Clock::now();
+  Program program(
+      with_launch({"-q", "--num_processes", "4000", "/bin/sh", "-c", "echo $$ >> " + pids() + "; exec sleep 100"}));
+  pids_in(pids(), 20);
+  program.signal(SIGTERM);
+  EXPECT_EQ(program.wait(milliseconds(30000)).exit_code, 128 + SIGTERM);
+  const auto started = lines(content(pids())).size();
+  EXPECT_LT(started, 4000u) << "in " << seconds_since(begin) << " s";
+}
+
+// A folder of logs may be one where everybody can write. The first attempt makes what the second one meets.
+TEST_F(Launch, LogsAreNotWrittenThroughLinks) {
+  for (const std::string& trap :
+       {"ln -s " + (folder / "victim").string() + " $run/attempt_1",
+        "mkdir -p $run/attempt_1/0; ln -s " + (folder / "victim/file").string() + " $run/attempt_1/0/stdout.log"}) {
+    fs::remove_all(folder / "logs");
+    fs::create_directories(folder / "victim");
+    std::ofstream(folder / "victim/file") << "precious";
+    const std::string script = "run=$(dirname $(dirname $(dirname $TORCHELASTIC_ERROR_FILE))); [ $RANK = 1 ] || { " +
+                               trap + "; }; echo lost; exit 1";
+    const auto result = launch(
+        {"-q", "--num_processes", "2", "--max_restarts", "1", "--log_dir", folder / "logs", "/bin/sh", "-c", script});
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_THAT(result.err, HasSubstr("is a link")) << trap;
+    EXPECT_EQ(content(folder / "victim/file"), "precious");
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder / "victim"), {}), 1);
+  }
+}
+
 TEST_F(Launch, SignalsReachProgramsOfTestsThatIgnoreThem) {  // as where ctest runs in a shell's background, by nohup
   for (const int number : {SIGINT, SIGHUP}) {
     const auto before = ::signal(number, SIG_IGN);

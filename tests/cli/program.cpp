@@ -42,11 +42,12 @@ Program::Program(const std::vector<std::string>& arguments, const Options& optio
           return ours.starts_with(std::string(*entry, std::strcspn(*entry, "=") + 1));
         }))
       env.push_back(*entry);
-  env.push_back("TMPDIR=" + support::scratch_dir());  // a launcher that is killed can't tidy up
-  if (std::none_of(options.env.begin(), options.env.end(),
-                   [](const auto& ours) { return ours.starts_with("HF_HOME="); }))
-    env.push_back("HF_HOME=" + support::scratch_dir() +
-                  "/no_config_file");  // the user's own config file must not decide
+  const auto unless_given = [&](const std::string& name, const std::string& value) {
+    if (std::none_of(options.env.begin(), options.env.end(), [&](const auto& ours) { return ours.starts_with(name); }))
+      env.push_back(name + value);
+  };
+  unless_given("TMPDIR=", support::scratch_dir());
+  unless_given("HF_HOME=", support::scratch_dir() + "/no_config_file");  // the user's own config file must not decide
   env.insert(env.end(), options.env.begin(), options.env.end());
   std::vector<char*> argv, envp;
   for (const auto& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));

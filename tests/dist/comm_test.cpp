@@ -17,6 +17,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <future>
 #include <thread>
 
 #include "comm/group.hpp"
@@ -527,6 +528,28 @@ RANKS_TEST(Comm, OtherUsersOfTheMachineCannotWriteToTheStore, 2) {
     EXPECT_EQ(status, 0);
   }
   state.wait_for_everyone();
+}
+
+TEST(Comm, AWordInTheStoreThatNoRankWroteIsReported) {
+  c10d::TCPStoreOptions options;
+  options.isServer = true;
+  options.port = 0;
+  const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  std::promise<std::string> heard;
+  comm::Watchdog watchdog(store, 1, 2, std::chrono::seconds(5),
+                          {.status = [] { return comm::RankStatus{}; },
+                           .on_peer_failure = [&](const std::string& text) { heard.set_value(text); }});
+  store->set("watch/status/0", std::vector<uint8_t>{'x'});
+  comm::StoreState state{};
+  const auto answers = watchdog.ask_peers(std::chrono::milliseconds(500), state);
+  EXPECT_EQ(state, comm::StoreState::answers);
+  ASSERT_TRUE(answers[0]);
+  EXPECT_THAT(answers[0]->note, HasSubstr("under watch/status/0 can't be read"));
+  store->set("watch/failure", std::vector<uint8_t>{'y'});
+  store->add("watch/events", 1);
+  auto text = heard.get_future();
+  ASSERT_EQ(text.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  EXPECT_THAT(text.get(), HasSubstr("under watch/failure can't be read"));
 }
 
 // Rank 0 may fail between the ranks' meeting and the first collective.

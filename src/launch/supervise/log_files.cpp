@@ -1,5 +1,8 @@
 #include "launch/supervise/log_files.hpp"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "launch/job/job.hpp"
@@ -9,6 +12,23 @@
 namespace accelerate::launcher {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+/// A folder of logs may lie where others can write, as /tmp: what they made or linked there is not taken for ours.
+void create_own_folders(const fs::path& base, const fs::path& below) {
+  fs::path folder = base;
+  for (const auto& part : below) {
+    folder /= part;
+    fs::create_directory(folder);
+    struct stat info {};
+    if (::lstat(folder.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid())
+      raise<LaunchError>("the folder {} for log files is a link or belongs to somebody else. Choose another --log_dir",
+                         folder.string());
+  }
+}
+
+}  // namespace
 
 LogFiles::LogFiles(const Job& job) : ranks_(static_cast<size_t>(job.local_world_size)) {
   const fs::path log_dir = job.settings.text("log_dir");
@@ -24,13 +44,14 @@ LogFiles::LogFiles(const Job& job) : ranks_(static_cast<size_t>(job.local_world_
   try {
     if (logs) folder_ = fs::absolute(log_dir.empty() ? new_temporary_folder() : log_dir) / job.run_id;
     else if (job.distributed()) scratch_.emplace();
-    const fs::path base = logs       ? folder_ / fmt::format("attempt_{}", job.attempt)
-                          : scratch_ ? scratch_->path()
-                                     : fs::path();
-    for (size_t i = 0; i < ranks_.size() && !base.empty(); ++i) {
-      const fs::path folder = base / std::to_string(i);
-      fs::create_directories(folder);
+    if (logs) fs::create_directories(folder_.parent_path());
+    for (size_t i = 0; i < ranks_.size(); ++i) {
       auto& rank = ranks_[i];
+      if (scratch_) rank.error_file = scratch_->path() / fmt::format("error_{}.json", i);
+      if (!logs) continue;
+      const fs::path below = job.run_id / fs::path(fmt::format("attempt_{}", job.attempt)) / std::to_string(i);
+      create_own_folders(folder_.parent_path(), below);
+      const fs::path folder = folder_.parent_path() / below;
       rank.error_file = folder / "error.json";
       rank.prefix = prefix;
       const int files = tee[i] | redirects[i];

@@ -25,7 +25,11 @@ bool same_file(int a, int b) {
 }
 
 Fd open_log(const std::filesystem::path& file) {
-  Fd fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  Fd fd(::open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666));
+  if (!fd && errno == ELOOP)
+    raise<LaunchError>(
+        "the log file {} is a link, through which somebody else could name what is overwritten: remove it",
+        file.string());
   if (!fd) raise<LaunchError>("the log file {} can't be opened: {}", file.string(), std::strerror(errno));
   return fd;
 }

@@ -69,7 +69,7 @@ class Supervisor {
 
   Outcome run() {
     if (monitor_) monitor_->begin(job_, streams_.errors(), warden_);
-    for (int64_t i = 0; i < job_.local_world_size; ++i) start(i);
+    start_all();
     while (running_ > 0) poll_once();
     // The ranks are gone: what they left behind in their groups goes too. They are not reaped yet, so their numbers
     // can't have been given to others.
@@ -100,6 +100,18 @@ class Supervisor {
   }
 
   // ---------------------------------------------------------------- starting ranks
+
+  /// Thousands take a while, in which signals are heard and failures seen.
+  void start_all() {
+    for (int64_t i = 0; i < job_.local_world_size; ++i) {
+      start(i);
+      now_ = Clock::now();
+      take_signals();
+      if (!clock_.has_asked()) continue;
+      outcome_.ranks.resize(static_cast<size_t>(i + 1));  // the others never were
+      return;
+    }
+  }
 
   void start(int64_t local_rank) {
     const auto& command = s_.commands[s_.commands.size() == 1 ? 0 : static_cast<size_t>(local_rank)];
@@ -305,8 +317,8 @@ class Supervisor {
 
   void look_at(RankRecord& rank) {
     siginfo_t info{};
-    if (rank.end || ::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-        info.si_pid == 0)
+    if (rank.pid <= 0 || rank.end ||
+        ::waitid(P_PID, static_cast<id_t>(rank.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
       return;
     End end{.at = now_, .asked = clock_.has_asked()};
     (info.si_code == CLD_EXITED ? end.exit_code : end.signal) = info.si_status;

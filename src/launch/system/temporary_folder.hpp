@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace accelerate::launcher {
 
@@ -9,10 +10,11 @@ namespace accelerate::launcher {
 /// one.
 std::filesystem::path new_temporary_folder();
 
-/// Such a folder that is removed, with all that is in it, together with this object.
+/// Such a folder that is removed, with all that is in it, together with this object; by the Warden when the launcher is
+/// killed.
 class TemporaryFolder {
  public:
-  TemporaryFolder() : path_(new_temporary_folder()) {}
+  TemporaryFolder();
   ~TemporaryFolder();
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;
@@ -21,5 +23,8 @@ class TemporaryFolder {
  private:
   const std::filesystem::path path_;
 };
+
+/// Those of this process that are there now.
+std::vector<std::string> temporary_folders();
 
 }  // namespace accelerate::launcher

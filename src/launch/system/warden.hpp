@@ -6,7 +6,8 @@
 
 namespace accelerate::launcher {
 
-/// A small process that outlives the launcher's sudden death just long enough to kill what is registered here.
+/// A small process that outlives the launcher's sudden death just long enough to kill what is registered here, and to
+/// remove the launcher's temporary folders.
 ///
 /// The kernel kills the ranks when the launcher dies (PR_SET_PDEATHSIG) but not the processes that the ranks started;
 /// these are reached by their process groups. The warden sleeps in read() on a pipe from the launcher: the end of the
@@ -17,7 +18,7 @@ class Warden {
   /// @param terminal a descriptor on which `restore` is written if the launcher dies while terminal_divided(); -1:
   /// none.
   explicit Warden(size_t capacity, int terminal = -1, const char* restore = "");
-  /// Kills what is still registered.
+  /// Kills what is still registered. Folders stay, for they have owners.
   ~Warden();
   Warden(const Warden&) = delete;
   Warden& operator=(const Warden&) = delete;
@@ -26,7 +27,7 @@ class Warden {
   /// child that registers itself there leaves no moment in which it has started something and is not known here.
   void watch(pid_t target) const { tell(target, 1); }
   void forget(pid_t target) const { tell(target, 0); }
-  void terminal_divided(bool divided) const { tell(0, divided); }
+  void terminal_divided(bool divided) const;
 
  private:
   void tell(pid_t target, pid_t wanted) const;
