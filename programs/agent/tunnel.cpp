@@ -196,7 +196,8 @@ Gate::Gate(int listening, const std::string& token) {
                   .far = [&inner = state_->store]() -> std::unique_ptr<Stream> {
                     Fd fd = inner.connect();
                     return fd ? plain_stream(std::move(fd)) : nullptr;
-                  }});
+                  },
+                  .exhausted = nullptr});
 }
 Gate::~Gate() = default;
 GuardedPort& Gate::store() { return state_->store; }
@@ -234,7 +235,8 @@ Door::Door(const std::string& host, int64_t port, const std::string& token, mill
                                                  Fd fd = begin_to_connect(gate);
                                                  if (!fd) return nullptr;
                                                  return std::make_unique<TlsStream>(context, false, std::move(fd));
-                                               }});
+                                               },
+                                               .exhausted = nullptr});
 }
 Door::~Door() = default;
 int64_t Door::port() const { return state_->port; }

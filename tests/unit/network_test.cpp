@@ -146,7 +146,8 @@ class Knocked : public testing::Test {
     relay = std::make_unique<Relay>(listening(port).release(),
                                     Relay::Ends{.admit = nullptr,
                                                 .near = [](Fd fd) { return std::make_unique<Knocking>(std::move(fd)); },
-                                                .far = [this] { return plain_stream(connected(inner_port)); }});
+                                                .far = [this] { return plain_stream(connected(inner_port)); },
+                                                .exhausted = [this] { exhausted = true; }});
   }
   /// How long a client that knows how needs to get an answer.
   milliseconds time_to_answer(const char* from = "127.0.0.1") const {
@@ -160,6 +161,7 @@ class Knocked : public testing::Test {
   int64_t inner_port = 0, port = 0;
   std::unique_ptr<Server> server;
   std::unique_ptr<Relay> relay;
+  std::atomic<bool> exhausted = false;
 };
 
 size_t threads() {
@@ -204,6 +206,22 @@ TEST_F(Knocked, SilentOnesAreClosedInTimeAndGarbageAtOnce) {
   EXPECT_EQ(::recv(silent.get(), &byte, 1, 0), 0);
   EXPECT_GE(Clock::now() - begin, Relay::kTimeToOpen);
   EXPECT_EQ(server->accepted, 0);
+}
+
+TEST_F(Knocked, WithoutDescriptorsClientsAreClosedAndNotLeftWaiting) {
+  time_to_answer();
+  std::vector<Fd> all;
+  for (int fd = 0; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) all.emplace_back(fd);
+  ASSERT_EQ(errno, EMFILE);
+  all.pop_back();  // for the client, which is in this process, too
+  const auto begin = Clock::now();
+  const Fd client = connected(port);
+  char byte = 0;
+  EXPECT_LE(::recv(client.get(), &byte, 1, 0), 0);
+  EXPECT_LT(Clock::now() - begin, milliseconds(2000));
+  EXPECT_TRUE(exhausted);
+  all.clear();
+  time_to_answer();
 }
 
 TEST_F(Knocked, MuchGoesBothWaysAtOnceAndAnEndOfOneWayIsNoneOfTheOther) {

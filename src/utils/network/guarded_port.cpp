@@ -2,10 +2,12 @@
 
 #include <linux/filter.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <iterator>
 
@@ -50,6 +52,20 @@ void admit_only(const Fd& listening, int64_t source_port) {
   ::setsockopt(listening.get(), SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof(filter));
 }
 
+/// A connection takes two descriptors here and one of the server's. The usual limit is there for programs that use
+/// select(), and 1024.
+void raise_limit_of_descriptors() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+void say_exhausted() {
+  std::fputs("no file descriptors are left for connections to this job's store: raise the limit (`ulimit -n`)\n",
+             stderr);
+}
+
 constexpr int kBacklog = 2048;
 
 }  // namespace
@@ -80,6 +96,7 @@ struct GuardedPort::Way {
 };
 
 std::optional<GuardedPort> GuardedPort::open(int64_t port, std::string& why) {
+  raise_limit_of_descriptors();
   GuardedPort result;
   result.way_ = std::make_shared<Way>();
   Fd outside = new_socket();
@@ -105,7 +122,8 @@ std::optional<GuardedPort> GuardedPort::open(int64_t port, std::string& why) {
                                                              .far = [way = result.way_]() -> std::unique_ptr<Stream> {
                                                                Fd fd = way->connect();
                                                                return fd ? plain_stream(std::move(fd)) : nullptr;
-                                                             }});
+                                                             },
+                                                             .exhausted = say_exhausted});
   return result;
 }
 

@@ -212,6 +212,17 @@ class Loop {
     return wait;
   }
 
+  /// A client that nobody accepts would wait for ever: it gets the descriptor that is kept for this, and is closed.
+  void refuse_one() {
+    if (!drop_one()) {
+      reserve_.reset();
+      Fd(::accept4(listening_, nullptr, nullptr, SOCK_CLOEXEC)).reset();
+      reserve_ = spare();
+      if (ends_.exhausted && !std::exchange(said_, true)) ends_.exhausted();
+    }
+    pause();
+  }
+  static Fd spare() { return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
   void pause() { pause_until_ = Clock::now() + kPause; }
   /// @return false: the socket was shut down
   bool accept_all() {
@@ -227,10 +238,7 @@ class Loop {
       if (!fd) {
         if (errno == EINVAL || errno == EBADF) return false;
         if (errno == EAGAIN) return true;
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-          drop_one();
-          pause();
-        }
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) refuse_one();
         continue;  // or the peer has gone again
       }
       if (ends_.admit && !ends_.admit(fd.get())) continue;
@@ -249,6 +257,8 @@ class Loop {
   const Relay::Ends ends_;
   std::vector<std::unique_ptr<Connection>> connections_;  // in the order in which they came
   Clock::time_point pause_until_{};
+  Fd reserve_ = spare();
+  bool said_ = false;
 };
 
 }  // namespace

@@ -44,6 +44,7 @@ class Relay {
     std::function<bool(int)> admit;                   ///< whether an accepted descriptor may stay
     std::function<std::unique_ptr<Stream>(Fd)> near;  ///< of an accepted descriptor
     std::function<std::unique_ptr<Stream>()> far;     ///< once the near end is open; null: can't be had
+    std::function<void()> exhausted;  ///< no descriptors are left, and clients are closed: said once; may be null
   };
   static constexpr size_t kMostUnopened = 256;                     ///< connections whose handshake is not done
   static constexpr std::chrono::milliseconds kTimeToOpen{3000};    ///< after which they are closed
