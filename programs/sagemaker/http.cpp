@@ -10,8 +10,13 @@
 namespace sagemaker {
 namespace {
 
+constexpr size_t kMostBytes = 16 << 20;  // AWS's longest answers here, pages of log lines, have 1 MB
+
+/// @return less than `count`, which libcurl takes for an error, when the body grows too long
 size_t take_body(char* data, size_t, size_t count, void* into) {
-  static_cast<std::string*>(into)->append(data, count);
+  auto& body = *static_cast<std::string*>(into);
+  if (count > kMostBytes - body.size()) return 0;
+  body.append(data, count);
   return count;
 }
 
@@ -76,6 +81,8 @@ HttpResponse Http::send(const HttpRequest& request) {
   }
   curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers.get());
   const CURLcode code = curl_easy_perform(curl);
+  if (code == CURLE_WRITE_ERROR)
+    throw NoAnswer("the answer is longer than " + std::to_string(kMostBytes >> 20) + " MB, as none of AWS's is");
   if (code != CURLE_OK) throw NoAnswer(*reason ? reason : curl_easy_strerror(code));
   curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &response.status);
   return response;

@@ -2,16 +2,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
 #include "sagemaker/credentials.hpp"
+#include "sagemaker/http.hpp"
 #include "sagemaker/image.hpp"
 #include "sagemaker/job.hpp"
 #include "sagemaker/source.hpp"
@@ -48,6 +53,32 @@ TEST(SageMakerImage, IsTheSageMakerSdks) {
                               .pytorch = row[2],
                               .python = row[3]}),
               row[4]);
+}
+
+// The body's end is the connection's, and it does not come.
+TEST(SageMakerHttp, AnswersWithoutAnEndAreGivenUp) {
+  const int listening = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in own{};
+  own.sin_family = AF_INET;
+  own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(own);
+  ASSERT_EQ(::bind(listening, reinterpret_cast<sockaddr*>(&own), length), 0);
+  ASSERT_EQ(::listen(listening, 1), 0);
+  ::getsockname(listening, reinterpret_cast<sockaddr*>(&own), &length);
+  size_t sent = 0;
+  std::thread server([&] {
+    const int client = ::accept(listening, nullptr, nullptr);
+    std::string bytes = "HTTP/1.1 200 OK\r\n\r\n";
+    for (ssize_t n = 0; (n = ::send(client, bytes.data(), bytes.size(), MSG_NOSIGNAL)) > 0;)
+      sent += static_cast<size_t>(n), bytes.assign(1 << 16, 'x');
+    ::close(client);
+  });
+  const auto text = support::message_of<NoAnswer>(
+      [&] { Http().send({.url = "http://127.0.0.1:" + std::to_string(ntohs(own.sin_port)), .direct = true}); });
+  server.join();
+  ::close(listening);
+  EXPECT_THAT(text, HasSubstr("longer than 16 MB"));
+  EXPECT_LT(sent, 64U << 20);
 }
 
 TEST(SageMakerImage, TypesOfMachines) {
