@@ -537,6 +537,34 @@ TEST_F(Machines, StrangersNeitherEndNorDelayAJobWithAToken) {
   EXPECT_EQ(second.exit_code, 0) << second.err;
 }
 
+TEST_F(Machines, TheTokenIsInNoTraceOfAJob) {
+  const std::string secret = "sesame-4711-open";
+  std::ofstream(file("secret")) << secret << "\n";
+  fs::permissions(file("secret"), fs::perms::owner_read | fs::perms::owner_write);
+  // The command lines and variables of all processes, as a rank of this user sees them.
+  const std::string script =
+      "grep -a -l 'sesame-471[1]' /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null; echo seen; echo broken >&2; [ "
+      "$RANK = 0 ] || sleep 60; exit 3";
+  std::vector<std::unique_ptr<Program>> launchers;
+  for (const int rank : {0, 1})
+    launchers.push_back(
+        machine(rank, script,
+                kTwo + std::vector<std::string>{"--log_dir", file("logs" + std::to_string(rank)), "--tee", "3",
+                                                "--receipts", "--monitor_interval", "0.2"},
+                ",token_file=" + file("secret")));
+  std::string traces;
+  for (auto& launcher : launchers) {
+    const auto result = launcher->wait(kLong);
+    EXPECT_NE(result.exit_code, 0);
+    traces += result.out + result.err;
+  }
+  EXPECT_THAT(traces, HasSubstr("seen"));
+  EXPECT_THAT(traces, Not(testing::ContainsRegex("/proc/[0-9]+/")));
+  for (const auto& entry : fs::recursive_directory_iterator(folder))
+    if (entry.is_regular_file() && entry.path().filename() != "secret") traces += content(entry.path());
+  EXPECT_THAT(traces, Not(HasSubstr(secret)));
+}
+
 TEST_F(Machines, HostWithoutTokenIsNotTrustedByAClientWithOne) {
   auto host = machine(0, "echo started", kTwo, ",join_timeout=15");
   const auto client = machine(1, "echo started", kTwo, ",token=secret,join_timeout=10")->wait(kLong);
