@@ -11,11 +11,11 @@
 #include <iostream>
 
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include "blocks.hpp"
 #include "utils/error_text.hpp"
-#include "utils/raise.hpp"
+#include "utils/json.hpp"
+#include "utils/read_file.hpp"
 
 namespace {
 
@@ -39,19 +39,18 @@ class TrainedModel {
   explicit TrainedModel(const Settings& settings) : settings_(settings) {
     const auto& name = settings.model;
     std::string text = accelerate::built_in_config(name);
-    if (fs::exists(name)) {
-      const fs::path file = fs::is_directory(name) ? fs::path(name) / "config.json" : fs::path(name);
+    if (accelerate::is_there(name)) {
+      const fs::path file = accelerate::is_folder(name) ? fs::path(name) / "config.json" : fs::path(name);
       if (file.extension() != ".json")
         accelerate::raise<ConfigError>(
             "'{}' holds weights, expected a folder with a config.json, the file itself, or the name of a built-in "
             "model: a dry run builds the model",
             name);
-      std::ifstream stream(file);
-      text.assign(std::istreambuf_iterator<char>(stream), {});
+      text = accelerate::read_text<accelerate::CheckpointError>("", file, accelerate::kMostSettingsBytes);
     } else if (text.empty()) {
       accelerate::find_model(name);  // throws, naming what is nearest
     }
-    config_ = nlohmann::ordered_json::parse(text, nullptr, false);
+    config_ = accelerate::parse_json<nlohmann::ordered_json>(text);
     if (!config_.is_object())
       accelerate::raise<accelerate::CheckpointError>(
           "'{}' has no config.json, or it is no JSON object, expected the model's config", name);

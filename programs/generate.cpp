@@ -19,11 +19,11 @@
 #include <set>
 
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include "blocks.hpp"
 #include "utils/error_text.hpp"
-#include "utils/raise.hpp"
+#include "utils/json.hpp"
+#include "utils/read_file.hpp"
 
 namespace {
 
@@ -88,7 +88,7 @@ std::variant<std::string, accelerate::DeviceMap> device_map_of(const std::string
   if (text == "cpu" || text == "disk" || text == "mps" || text.find_first_not_of("0123456789") == std::string::npos)
     return accelerate::DeviceMap{{"", accelerate::Place(text)}};
   if (!text.starts_with("{")) return text;  // a strategy; another word is refused with the known ones
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto json = accelerate::parse_json<nlohmann::json>(text);
   if (!json.is_object())
     accelerate::raise<ConfigError>(
         "--device_map: found '{}', which is no JSON object, expected for example '{{\"model.embed_tokens\": \"cpu\", "
@@ -96,23 +96,25 @@ std::variant<std::string, accelerate::DeviceMap> device_map_of(const std::string
         text);
   accelerate::DeviceMap map;
   for (const auto& [name, place] : json.items()) {
-    if (place.is_number_integer()) map.emplace(name, accelerate::Place(place.get<int>()));
+    const int64_t number = accelerate::whole_number(place).value_or(-1);
+    if (number >= 0 && number <= 0xFFFF) map.emplace(name, accelerate::Place(static_cast<int>(number)));
     else if (place.is_string()) map.emplace(name, accelerate::Place(place.get<std::string>()));
     else
       accelerate::raise<ConfigError>(
-          "--device_map: found {} for '{}', expected the number of a GPU, \"cpu\" or \"disk\"", place.dump(), name);
+          "--device_map: found {} for '{}', expected the number of a GPU, \"cpu\" or \"disk\"",
+          accelerate::show_json(place), name);
   }
   return map;
 }
 
 /// A folder that holds nothing but a .gguf file means that file.
 fs::path checkpoint_of(const fs::path& given) {
-  if (!fs::exists(given))
+  if (!accelerate::is_there(given))
     accelerate::raise<accelerate::CheckpointError>(
         "'{}' does not exist, expected a folder with a model or a .gguf file. Nothing is downloaded: fetch the model "
         "first.",
         given.string());
-  if (!fs::is_directory(given) || fs::exists(given / "config.json")) return given;
+  if (!accelerate::is_folder(given) || accelerate::is_there(given / "config.json")) return given;
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(given))
     if (entry.path().extension() == ".gguf") files.push_back(entry.path());

@@ -5,11 +5,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "accelerate/config.hpp"
 #include "accelerate/utils/version.hpp"
 #include "command.hpp"
+#include "utils/json.hpp"
 
 namespace {
 
@@ -82,7 +82,8 @@ int run_env(const cli::Arguments& arguments) {
     for (const auto& [name, value] : facts()) result[name] = value;
     result["config file"] = there ? nlohmann::ordered_json(file.string()) : nlohmann::ordered_json();
     result["`accelerate` configs"] =
-        there ? nlohmann::ordered_json::parse(accelerate::config_as_json(file)) : nlohmann::ordered_json("Not found");
+        there ? accelerate::parse_json<nlohmann::ordered_json>(accelerate::config_as_json(file))
+              : nlohmann::ordered_json("Not found");
     std::printf("%s\n", result.dump(2).c_str());
     return 0;
   }

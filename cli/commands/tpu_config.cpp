@@ -3,18 +3,19 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
+#include <sstream>
 
 #include "accelerate/config.hpp"
 #include "command.hpp"
-#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 namespace {
 
 std::vector<std::string> lines_of(const std::string& file) {
-  std::ifstream in(file);
-  if (!in)
-    accelerate::raise<accelerate::ConfigError>("the file of commands {} can't be read: {}", file, std::strerror(errno));
+  std::string text;
+  if (const auto problem = accelerate::read_file(file, accelerate::kMostSettingsBytes, text); !problem.empty())
+    accelerate::raise<accelerate::ConfigError>("the file of commands {} can't be read: {}", file, problem);
+  std::istringstream in(text);
   std::vector<std::string> lines;
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
-#include <nlohmann/json.hpp>
 #include <thread>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -18,6 +17,7 @@
 #include "agent/no_operators.hpp"
 #include "agent/tunnel.hpp"
 #include "launch/machines/coordinator.hpp"
+#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::agent {
@@ -245,7 +245,7 @@ class Agent {
     if (me_.state == "left") return true;  // the launcher ends in a moment
     if (Clock::now() >= next_beat_) write();
     if (is_host()) coordinate();
-    else decision_ = json::parse(text(store_->get(kOurs + "decision"))).get<Decision>();
+    else decision_ = accelerate::parse_json<json>(text(store_->get(kOurs + "decision"))).get<Decision>();
     follow();
     return true;
   }
@@ -258,7 +258,7 @@ class Agent {
     if (got <= 0) return false;
     input_.append(more, static_cast<size_t>(got));
     for (size_t end; (end = input_.find('\n')) != std::string::npos; input_.erase(0, end + 1))
-      hear(json::parse(input_.substr(0, end)));
+      hear(accelerate::parse_json<json>(input_.substr(0, end)));
     return true;
   }
 
@@ -370,7 +370,7 @@ class Agent {
       store_->set(key, bytes(json{{"address", me_.address}, {"port", port}}.dump()));
     }
     store_->setTimeout(o_.read_timeout);
-    const json place = json::parse(text(store_->get(key)));
+    const json place = accelerate::parse_json<json>(text(store_->get(key)));
     return {place.at("address"), place.at("port")};
   }
 
@@ -396,7 +396,8 @@ class Agent {
     }
     std::vector<Node> machines;
     if (!keys.empty())
-      for (const auto& value : store_->multiGet(keys)) machines.push_back(json::parse(text(value)).get<Node>());
+      for (const auto& value : store_->multiGet(keys))
+        machines.push_back(accelerate::parse_json<json>(text(value)).get<Node>());
     return machines;
   }
 
@@ -446,7 +447,7 @@ int main_program() {
     return tell({{"event", "closed"}, {"code", code}, {"why", why}}), code;
   };
   try {
-    const Options options = options_of(json::parse(line));
+    const Options options = options_of(accelerate::parse_json<json>(line));
     // Whatever the main thread waits for when the launcher goes, it does not outlive it by more than a goodbye.
     std::thread([patience = options.close_timeout + std::chrono::seconds(2), joined = &entered] {
       pollfd gone{STDIN_FILENO, POLLRDHUP, 0};

@@ -1,4 +1,5 @@
 #include "sagemaker/aws.hpp"
+#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 #include <openssl/evp.h>
@@ -46,7 +47,7 @@ std::string sha256(const std::string& bytes) {
 /// like.
 std::pair<std::string, std::string> complaint(const HttpResponse& response) {
   std::string code, message;
-  if (const Json body = Json::parse(response.body, nullptr, false); body.is_object()) {
+  if (const Json body = accelerate::parse_json<Json>(response.body); body.is_object()) {
     for (const char* key : {"__type", "code", "Code"})
       if (code.empty() && body.contains(key) && body[key].is_string()) code = body[key];
     for (const char* key : {"message", "Message"})
@@ -169,7 +170,7 @@ Json Aws::call(const std::string& service, const std::string& target, const Json
   request.body = body.dump();
   const auto response = send(name, service, std::move(request), true);
   if (response.body.empty()) return Json::object();
-  Json answer = Json::parse(response.body, nullptr, false);
+  Json answer = accelerate::parse_json<Json>(response.body);
   if (!answer.is_object())
     throw AwsError(name + ": " + endpoint(service) + " answered what is no JSON object. Is it the right address?", "",
                    response.status);

@@ -1,12 +1,12 @@
 #include "sagemaker/credentials.hpp"
-#include "utils/raise.hpp"
+#include "utils/json.hpp"
+#include "utils/read_file.hpp"
 
 #include <sys/wait.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
-#include <fstream>
 #include <set>
 
 namespace sagemaker {
@@ -16,16 +16,16 @@ using accelerate::ConfigError;
 using std::chrono::milliseconds;
 
 std::string first_line(const std::string& file, const std::string& what) {
-  std::ifstream in(file);
   std::string line;
-  if (!in || !std::getline(in, line) || line.empty())
-    accelerate::raise<ConfigError>("{} names {}, which can't be read or is empty", what, file);
+  accelerate::read_file(file, accelerate::kMostSettingsBytes, line);
+  line = line.substr(0, line.find('\n'));
+  if (line.empty()) accelerate::raise<ConfigError>("{} names {}, which can't be read or is empty", what, file);
   return line;
 }
 
 /// What the metadata services and credential processes answer: JSON with a few names.
 Credentials from_json(const std::string& text, const std::string& token_key, const std::string& what) {
-  const Json answer = Json::parse(text, nullptr, false);
+  const Json answer = accelerate::parse_json<Json>(text);
   const auto field = [&](const std::string& name) {
     return answer.is_object() && answer.contains(name) && answer[name].is_string() ? answer[name].get<std::string>()
                                                                                    : "";

@@ -9,12 +9,12 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
+#include <sstream>
 
 #include "accelerate/config.hpp"
 #include "sagemaker/image.hpp"
 #include "sagemaker/start_script.hpp"
-#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 namespace sagemaker {
 namespace {
@@ -132,8 +132,10 @@ void lay_over(Json& below, const Json& above) {
 /// A table with a heading: two columns, a tab between them.
 std::vector<std::pair<std::string, std::string>> read_table(const std::string& file, const std::string& key,
                                                             const std::string& columns) {
-  std::ifstream in(file);
-  require(static_cast<bool>(in), key + " is " + file + ", which can't be read: " + std::strerror(errno));
+  std::string text;
+  const auto problem = accelerate::read_file(file, accelerate::kMostSettingsBytes, text);
+  require(problem.empty(), key + " is " + file + ", which can't be read: " + problem);
+  std::istringstream in(text);
   std::vector<std::pair<std::string, std::string>> rows;
   std::string line;
   for (int64_t number = 1; std::getline(in, line); ++number) {

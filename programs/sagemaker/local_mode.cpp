@@ -12,6 +12,7 @@
 #include <random>
 
 #include "sagemaker/image.hpp"
+#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace sagemaker {
@@ -176,7 +177,7 @@ int run_locally(const TrainingJob& job, const Plan& plan, const Environment& env
   if (plan.dry_run) {
     const fs::path root = fs::temp_directory_path() / "accelerate-sagemaker-XXXXXX";
     Json files = Json::object();
-    for (const auto& [name, content] : container_files(job, host)) files[name] = Json::parse(content);
+    for (const auto& [name, content] : container_files(job, host)) files[name] = accelerate::parse_json<Json>(content);
     Json source = Json::array();
     for (const auto& file : job.source()) source.push_back({{"name", file.name}, {"bytes", file.bytes}});
     const Json shown{

@@ -11,6 +11,7 @@
 #include "sagemaker/job.hpp"
 #include "sagemaker/local_mode.hpp"
 #include "sagemaker/role.hpp"
+#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 extern char** environ;
@@ -162,7 +163,7 @@ int submit(const TrainingJob& job, const Plan& plan, const Environment& environm
 
 int run() {
   const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
-  const Json plan_text = Json::parse(text, nullptr, false);
+  const Json plan_text = accelerate::parse_json<Json>(text);
   if (!plan_text.is_object())
     accelerate::raise<accelerate::ConfigError>(
         "this program is a part of `accelerate launch`, which tells it on the standard input what to do. Start that");

@@ -1,9 +1,9 @@
 #include "sagemaker/profiles.hpp"
-#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 #include <algorithm>
 #include <cctype>
-#include <fstream>
+#include <sstream>
 
 namespace sagemaker {
 namespace {
@@ -32,7 +32,11 @@ Profiles::Profiles(const Environment& environment)
 }
 
 void Profiles::read(const fs::path& file, bool is_config) {
-  std::ifstream in(file);
+  std::string whole;
+  const auto problem = accelerate::read_file(file, accelerate::kMostSettingsBytes, whole);
+  if (std::error_code ignored; !problem.empty() && fs::exists(file, ignored))
+    accelerate::raise<accelerate::ConfigError>("{}: {}", file.string(), problem);
+  std::istringstream in(whole);
   Profile* profile = nullptr;
   bool started = false;
   int64_t number = 0;

@@ -9,6 +9,7 @@
 #include "accelerate/residency.hpp"
 #include "accelerator/accelerator_impl.hpp"
 #include "utils/environment.hpp"
+#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -19,7 +20,7 @@ namespace {
 /// it a variable is the user's own.
 std::string source_of(const char* variable) {
   if (const auto sources = environment::text("ACCELERATE_RECEIPTS_SOURCES")) {
-    const auto known = nlohmann::json::parse(*sources, nullptr, /*allow_exceptions=*/false);
+    const auto known = parse_json<nlohmann::json>(*sources);
     if (known.is_object() && known.contains(variable) && known[variable].is_string()) return known[variable];
   }
   return fmt::format("variable {}", variable);

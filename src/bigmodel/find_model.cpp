@@ -1,13 +1,6 @@
 #include <algorithm>
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <iterator>
-#include <map>
 #include <set>
-
-#include <nlohmann/json.hpp>
 
 #include "accelerate/bigmodel/estimate.hpp"
 #include "accelerate/config.hpp"
@@ -16,62 +9,26 @@
 #include "formats/gguf_header.hpp"
 #include "formats/index_file.hpp"
 #include "formats/mapped_file.hpp"
-#include "utils/raise.hpp"
+#include "formats/safetensors_elements.hpp"
+#include "formats/safetensors_header.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
-
-std::string read_text(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file || fs::is_directory(path))
-    raise<CheckpointError>("can't open '{}': {}.", path.string(), std::strerror(errno));
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-/// What the header of a safetensors file says about its tensors. Names and numbers are all that is wanted here; the
-/// reader in the library checks every rule of the format.
-json read_header(const fs::path& path) {
-  const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
-    raise<CheckpointError>("safetensors file '{}': {}", path.string(), fmt::format(what, std::forward<Args>(args)...));
-  };
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail("can't open it: {}.", std::strerror(errno));
-  std::error_code error;
-  const auto size = fs::file_size(path, error);
-  unsigned char length_bytes[8];
-  if (error || !file.read(reinterpret_cast<char*>(length_bytes), sizeof length_bytes))
-    fail("it has no room for the length of a header. It is truncated or no safetensors file.");
-  uint64_t length = 0;
-  for (int i = 7; i >= 0; --i) length = length << 8 | length_bytes[i];
-  constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the format's limit
-  if (length > kMaxHeaderBytes || length + sizeof length_bytes > size)
-    fail("its header has {} bytes, the file {}. It is truncated or no safetensors file.", length, size);
-  std::string text(length, '\0');
-  if (!file.read(text.data(), static_cast<std::streamsize>(length))) fail("its header can't be read.");
-  auto header = json::parse(text, nullptr, false);
-  if (!header.is_object()) fail("its header is not a JSON object. It is damaged.");
-  return header;
-}
 
 /// PyTorch's name; floating-point numbers become float32, which models are counted in.
-std::string counted_as(const std::string& dtype, const fs::path& path) {
-  static const std::map<std::string, std::string> kIntegers = {{"BOOL", "bool"},  {"U8", "uint8"},   {"I8", "int8"},
-                                                               {"I16", "int16"},  {"U16", "uint16"}, {"I32", "int32"},
-                                                               {"U32", "uint32"}, {"I64", "int64"},  {"U64", "uint64"}};
-  if (const auto found = kIntegers.find(dtype); found != kIntegers.end()) return found->second;
-  if (dtype.starts_with("F") || dtype == "BF16") return "float32";
-  if (dtype == "C64") return "complex64";
-  raise<CheckpointError>("safetensors file '{}': there is no dtype '{}'. It is damaged or of a newer format.",
-                         path.string(), dtype);
+std::string counted_as(const std::string& dtype) {
+  const auto name = formats::find_element(dtype)->torch;  // the header's reader knows all
+  return std::string(name.empty() || name.find("float") != std::string_view::npos ? "float32" : name);
 }
 
 /// By its first bytes, whatever its name: a zip, or a pickle of protocol 2.
 bool is_torch_file(const fs::path& path) {
   char begin[4] = {};
-  std::ifstream(path, std::ios::binary).read(begin, sizeof begin);
+  const formats::InputFile file(path);
+  file.read(0, begin, std::min<int64_t>(file.size(), sizeof begin));
   return std::string_view(begin, 4) == "PK\3\4" || std::string_view(begin, 2) == "\x80\x02";
 }
 
@@ -79,25 +36,16 @@ void add_file(bigmodel::FileTree& tree, const fs::path& path) {
   if (path.extension() != ".safetensors" && is_torch_file(path)) return bigmodel::add_torch_file(tree, path);
   if (path.extension() == ".gguf") {
     const formats::MappedFile file(path);
-    for (auto& tensor :
-         formats::parse_gguf_header({file.data(), static_cast<size_t>(file.size())}, path.string()).tensors)
-      tree.add(tensor.name, {.name = "", .shape = std::move(tensor.shape)});
+    auto header = formats::parse_gguf_header({file.data(), static_cast<size_t>(file.size())}, path.string());
+    formats::check_gguf_data(header, file.size(), path.string());
+    for (auto& tensor : header.tensors) tree.add(tensor.name, {.name = "", .shape = std::move(tensor.shape)});
     return;
   }
-  const auto header = read_header(path);
-  for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") continue;
-    const bool valid = entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() &&
-                       entry.contains("shape") && entry["shape"].is_array() &&
-                       std::all_of(entry["shape"].begin(), entry["shape"].end(), [](const json& size) {
-                         return size.is_number_unsigned() && size.get<int64_t>() >= 0;
-                       });
-    if (!valid)
-      raise<CheckpointError>("safetensors file '{}': '{}' has no dtype and shape. Its header is damaged.",
-                             path.string(), name);
-    tree.add(
-        name,
-        {.name = "", .shape = entry["shape"].get<std::vector<int64_t>>(), .dtype = counted_as(entry["dtype"], path)});
+  auto header = formats::read_safetensors_header(formats::InputFile(path));
+  std::sort(header.names.begin(), header.names.end());  // as layers are numbered, not as bytes lie
+  for (const auto& name : header.names) {
+    auto& info = header.tensors.at(name);
+    tree.add(name, {.name = "", .shape = std::move(info.shape), .dtype = counted_as(info.dtype)});
   }
 }
 
@@ -111,7 +59,7 @@ ModelDescription from_weights(const fs::path& path) {
   std::set<std::string> shards;
   for (const auto& [name, shard] : formats::read_index(path)) shards.insert(shard);
   for (const auto& shard : shards) {
-    if (!fs::exists(path.parent_path() / shard))
+    if (!is_there(path.parent_path() / shard))
       raise<CheckpointError>(
           "index '{}': there is no file '{}' beside it. Copy all files of the model into one folder.", path.string(),
           shard);
@@ -123,18 +71,18 @@ ModelDescription from_weights(const fs::path& path) {
 std::optional<fs::path> weights_in(const fs::path& folder) {
   for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
                            "pytorch_model.bin.index.json", "index.json"})
-    if (fs::exists(folder / name)) return folder / name;
+    if (is_there(folder / name)) return folder / name;
   return std::nullopt;
 }
 
 ModelDescription from_config(const fs::path& path) {
-  auto model = describe_architecture(read_text(path));
+  auto model = describe_architecture(read_text<CheckpointError>("", path, kMostSettingsBytes));
   model.source = path.string();
   return model;
 }
 
 ModelDescription from_path(const fs::path& path) {
-  if (!fs::is_directory(path)) {
+  if (!is_folder(path)) {
     if (path.extension() == ".safetensors" || path.extension() == ".gguf" || formats::is_index_name(path) ||
         is_torch_file(path))
       return from_weights(path);
@@ -145,7 +93,7 @@ ModelDescription from_path(const fs::path& path) {
         path.string());
   }
   const auto weights = weights_in(path);
-  if (fs::exists(path / "config.json")) {
+  if (is_there(path / "config.json")) {
     try {
       return from_config(path / "config.json");
     } catch (const ConfigError&) {
@@ -179,11 +127,11 @@ std::optional<fs::path> in_hub_cache(const std::string& name) {
   for (const char c : name) folder += c == '/' ? "--" : std::string(1, c);
   const fs::path model = hub_cache() / folder;
   std::string revision;
-  if (!(std::ifstream(model / "refs" / "main") >> revision) || fs::path(revision).filename() != revision)
-    return std::nullopt;
-  std::error_code ignored;
+  if (!read_file(model / "refs" / "main", kMostSettingsBytes, revision).empty()) return std::nullopt;
+  revision = revision.substr(0, revision.find_first_of("\r\n"));
+  if (revision.empty() || fs::path(revision).filename() != revision) return std::nullopt;
   const fs::path files = model / "snapshots" / revision;
-  return fs::is_directory(files, ignored) ? std::optional(files) : std::nullopt;
+  return is_folder(files) ? std::optional(files) : std::nullopt;
 }
 
 /// Words in lines of at most a terminal's width.
@@ -217,7 +165,7 @@ ModelDescription from_name(const std::string& name) {
 }  // namespace
 
 ModelDescription find_model(const std::string& name, const std::string& library) {
-  auto model = fs::exists(name) ? from_path(name) : from_name(name);
+  auto model = is_there(name) ? from_path(name) : from_name(name);
   model.name = name;
   if (!library.empty() && !model.library.empty() && model.library != library)
     raise<ConfigError>("'{}' is a model of {}, not of {}. Leave out --library_name, or give the other.", name,

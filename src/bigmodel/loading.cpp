@@ -16,7 +16,7 @@
 #include "bigmodel/replace.hpp"
 #include "formats/index_file.hpp"
 #include "formats/torch_dtypes.hpp"
-#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
@@ -74,7 +74,7 @@ Checkpoint open_index(const fs::path& index) {
   Checkpoint checkpoint{.mapped = true};
   std::vector<std::string> missing;
   for (const auto& [file, names] : names_in)
-    if (!fs::exists(index.parent_path() / file)) missing.push_back(file);
+    if (!is_there(index.parent_path() / file)) missing.push_back(file);
   if (!missing.empty())
     fail("files that it names are not there: {}. Copy or download all files into the folder of the index.",
          fmt::join(missing, ", "));
@@ -95,9 +95,9 @@ Checkpoint open_index(const fs::path& index) {
 
 Checkpoint open(const fs::path& path) {
   if (path.extension() == ".json") return open_index(path);
-  if (!fs::is_directory(path)) return {open_file(path), is_safetensors(path)};
+  if (!is_folder(path)) return {open_file(path), is_safetensors(path)};
   for (const char* name : {"model.safetensors", "pytorch_model.bin"})
-    if (fs::exists(path / name)) return open(path / name);
+    if (is_there(path / name)) return open(path / name);
   std::vector<fs::path> indexes;
   for (const auto& entry : fs::directory_iterator(path))
     if (formats::is_index_name(entry.path())) indexes.push_back(entry.path());

@@ -4,12 +4,8 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <fstream>
-#include <limits>
 #include <mutex>
 #include <set>
-
-#include <nlohmann/json.hpp>
 
 #include "accelerate/config.hpp"
 #include "accelerate/formats/safetensors.hpp"
@@ -18,8 +14,9 @@
 #include "formats/safetensors_dtypes.hpp"
 #include "formats/torch_dtypes.hpp"
 #include "utils/atomic_file.hpp"
+#include "utils/json.hpp"
 #include "utils/parallel.hpp"
-#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
@@ -39,6 +36,11 @@ fs::path file_of(const fs::path& folder, const std::string& name) {
         "of weights have no '/'.",
         folder.string(), name);
   return folder / (name + ".dat");
+}
+
+/// The same, to be read.
+fs::path stored_file(const fs::path& folder, const std::string& name) {
+  return file_inside("offloaded weight '" + name + "'", folder, file_of(folder, name).filename());
 }
 
 /// bool and numbers that NumPy has, bfloat16 and the 8-bit floats: what the reference can write.
@@ -73,22 +75,20 @@ ordered_json json_of(const OffloadedWeight& weight) {
 }
 
 ordered_json parse_index(const fs::path& file) {
-  std::ifstream stream(file);
-  if (!stream)
-    raise<CheckpointError>("offload index '{}': can't open it. Is its folder one that offload_state_dict wrote?",
-                           file.string());
-  auto root = ordered_json::parse(stream, nullptr, false);
+  std::string problem;
+  auto root = parse_json<ordered_json>(read_text<CheckpointError>("offload index", file, kMostListBytes,
+                                                                  "Is its folder one that offload_state_dict wrote?"),
+                                       &problem);
   if (!root.is_object())
     raise<CheckpointError>(
-        "offload index '{}': it is not a JSON object. It is probably truncated: offload the weights again.",
-        file.string());
+        "offload index '{}': it is not a JSON object{}. It is probably truncated: offload the weights again.",
+        file.string(), problem.empty() ? "" : ": it " + problem);
   return root;
 }
 
 OffloadedWeight weight_of(const std::string& name, const ordered_json& entry, const fs::path& file) {
   const auto fail = [&](const std::string& what) {
-    raise<CheckpointError>("offload index '{}': '{}' is {}, {}", file.string(), name,
-                           entry.dump(-1, ' ', false, ordered_json::error_handler_t::replace), what);
+    raise<CheckpointError>("offload index '{}': '{}' is {}, {}", file.string(), name, show_json(entry, 200), what);
   };
   const auto text = [&](const char* key) -> std::string {
     if (!entry.contains(key) || entry[key].is_null()) return "";
@@ -101,9 +101,11 @@ OffloadedWeight weight_of(const std::string& name, const ordered_json& entry, co
   if (!weight.safetensors_file.empty()) return weight;
   if (weight.dtype.empty() || !entry.contains("shape") || !entry["shape"].is_array())
     fail("expected \"dtype\" and \"shape\", or \"safetensors_file\".");
+  constexpr size_t kMostDimensions = 64;  // PyTorch's limit
+  if (entry["shape"].size() > kMostDimensions) fail(fmt::format("expected at most {} dimensions.", kMostDimensions));
   for (const auto& size : entry["shape"]) {
-    if (!size.is_number_integer() || size.get<int64_t>() < 0) fail("expected sizes of 0 or more in its shape.");
-    weight.shape.push_back(size.get<int64_t>());
+    weight.shape.push_back(whole_number(size).value_or(-1));
+    if (weight.shape.back() < 0) fail("expected sizes of 0 or more in its shape.");
   }
   return weight;
 }
@@ -140,8 +142,15 @@ at::Tensor load_offloaded_weight(const fs::path& file, const OffloadedWeight& we
   const auto type = type_of(weight.dtype, "offloaded weight '" + file.string() + "'");
   const auto map = std::make_shared<formats::MappedFile>(file);
   auto bytes = static_cast<int64_t>(c10::elementSize(type));
+  bool empty = false;
   for (const int64_t size : weight.shape)
-    if (__builtin_mul_overflow(bytes, size, &bytes)) bytes = std::numeric_limits<int64_t>::max();
+    // Strides are products of the other sizes even where one size is 0, so these must not overflow either.
+    if (empty = empty || size == 0; __builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes))
+      raise<CheckpointError>(
+          "offloaded weight '{}': its shape {} has more bytes than there are numbers. The index is "
+          "damaged.",
+          file.string(), weight.shape);
+  if (empty) bytes = 0;
   if (map->size() < bytes)
     raise<CheckpointError>(
         "offloaded weight '{}': the file has {} bytes, its shape and dtype {} need {}. It is truncated or of another "
@@ -155,7 +164,7 @@ at::Tensor load_offloaded_weight(const fs::path& file, const OffloadedWeight& we
 void save_offload_index(const OffloadIndex& index, const fs::path& folder) {
   if (index.empty()) return;
   const auto file = index_of(folder);
-  auto root = fs::exists(file) ? parse_index(file) : ordered_json::object();
+  auto root = is_there(file) ? parse_index(file) : ordered_json::object();
   for (const auto& [name, weight] : index) root[name] = json_of(weight);
   AtomicFile out("save_offload_index", file);
   out.write(root.dump(2, ' ', /*ensure_ascii=*/true));
@@ -166,7 +175,11 @@ OffloadIndex load_offload_index(const fs::path& folder) {
   const auto file = index_of(folder);
   OffloadIndex index;
   const auto root = parse_index(file);
-  for (const auto& [name, entry] : root.items()) index.emplace_back(name, weight_of(name, entry, file));
+  for (const auto& [name, entry] : root.items()) {
+    index.emplace_back(name, weight_of(name, entry, file));
+    if (const auto& other = index.back().second.safetensors_file; !other.empty())
+      check_inside(fmt::format("offload index '{}': '{}'", file.string(), name), folder, other);
+  }
   return index;
 }
 
@@ -209,7 +222,7 @@ residency::TensorInFile tensor_in_folder(const fs::path& folder, const std::stri
   }
   if (folder.empty())
     raise<ConfigError>("{} is in a file of its own, and no folder was given to look for it. Give offload_dir.", where);
-  residency::TensorInFile result{.file = file_of(folder, name),
+  residency::TensorInFile result{.file = stored_file(folder, name),
                                  .begin = 0,
                                  .bytes = 0,
                                  .dtype = type_of(weight.dtype, where),
@@ -275,7 +288,7 @@ at::Tensor OffloadedWeightsLoader::operator[](const std::string& name) const {
     if (content_->folder.empty())
       raise<ConfigError>(
           "OffloadedWeightsLoader: '{}' is in a file of its own, and no save_folder was given to look for it.", name);
-    return load_offloaded_weight(file_of(content_->folder, name), weight);
+    return load_offloaded_weight(stored_file(content_->folder, name), weight);
   }
   const auto tensor =
       content_->opened(weight.safetensors_file).tensor(weight.weight_name.empty() ? name : weight.weight_name);

@@ -11,7 +11,7 @@
 #include "formats/tensor_source.hpp"
 #include "formats/torch_archive.hpp"
 #include "utils/atomic_file.hpp"
-#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
@@ -24,12 +24,12 @@ using formats::DcpTensorInfo;
 
 /// The folder with the metadata: the one given, or the only model's in it.
 fs::path checkpoint_folder(const fs::path& given) {
-  if (fs::exists(given / formats::kDcpMetadataFile)) return given;
+  if (is_there(given / formats::kDcpMetadataFile)) return given;
   const std::regex model("pytorch_model_fsdp_\\d+"), optimizer("optimizer_\\d+");
   std::vector<fs::path> models, optimizers;
-  if (fs::is_directory(given))
+  if (is_folder(given))
     for (const auto& entry : fs::directory_iterator(given)) {
-      if (!fs::exists(entry.path() / formats::kDcpMetadataFile)) continue;
+      if (!is_there(entry.path() / formats::kDcpMetadataFile)) continue;
       const auto name = entry.path().filename().string();
       if (std::regex_match(name, model)) models.push_back(entry.path());
       if (std::regex_match(name, optimizer)) optimizers.push_back(entry.path());
@@ -39,7 +39,7 @@ fs::path checkpoint_folder(const fs::path& given) {
   for (const auto* list : {&models, &optimizers})
     for (const auto& path : *list) found.push_back(fmt::format("'{}'", path.string()));
   raise<CheckpointError>("merge_fsdp_weights: '{}' {}, expected the folder of a distributed checkpoint.{}",
-                         given.string(), fs::exists(given) ? "holds no file .metadata" : "does not exist",
+                         given.string(), is_there(given) ? "holds no file .metadata" : "does not exist",
                          found.empty()
                              ? " Only SHARDED_STATE_DICT saves one; the other state dict types need no merging."
                              : fmt::format(" It contains some: pass one of {}.", fmt::join(found, ", ")));

@@ -12,7 +12,8 @@
 #include "accelerate/config.hpp"
 #include "accelerate/config/option.hpp"
 #include "config/yaml.hpp"
-#include "utils/raise.hpp"
+#include "utils/json.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::config {
 namespace {
@@ -121,20 +122,16 @@ fs::path default_config_file(const Environment& environment) {
 Value read_config(const fs::path& file) {
   std::error_code ignored;
   if (fs::is_directory(file, ignored)) raise<ConfigError>("the config file {} is a folder", file.string());
-  std::ifstream in(file, std::ios::binary);
-  if (!in) {
-    const bool missing = !fs::exists(file, ignored);
+  std::string text, problem;
+  if (const auto why = read_file(file, kMostSettingsBytes, text); !why.empty())
     raise<ConfigError>("the config file {}{}", file.string(),
-                       missing ? " does not exist. Write one with `accelerate config`, or leave --config_file out"
-                               : std::string(" can't be read: ") + std::strerror(errno));
-  }
-  std::string text(2 << 20, '\0');  // more than the reader takes
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(in.gcount()));
+                       !fs::exists(file, ignored)
+                           ? " does not exist. Write one with `accelerate config`, or leave --config_file out"
+                           : " can't be read: " + why);
   if (file.extension() != ".json") return read_yaml(text, file.string());
-  const auto json = Value::parse(text, nullptr, /*allow_exceptions=*/false);
+  Value json = parse_json<Value>(text, &problem);
   if (json.is_discarded())
-    raise<ConfigError>("the config file {} is not JSON, which its name says that it is", file.string());
+    raise<ConfigError>("the config file {} is not JSON, which its name says that it is: it {}", file.string(), problem);
   return json;
 }
 

@@ -5,7 +5,7 @@
 #include "formats/index_file.hpp"
 #include "formats/input_file.hpp"
 #include "formats/torch_archive.hpp"
-#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
@@ -26,7 +26,7 @@ std::map<std::string, Tensor> tensors_of(const fs::path& index, Open&& open, Fin
   std::set<std::string> shards;
   for (const auto& [name, shard] : weight_map) shards.insert(shard);
   for (const auto& shard : shards)
-    if (!fs::exists(index.parent_path() / shard)) missing.push_back(fmt::format("the shard '{}' is not there", shard));
+    if (!is_there(index.parent_path() / shard)) missing.push_back(fmt::format("the shard '{}' is not there", shard));
   if (!missing.empty())
     raise<CheckpointError>("checkpoint index '{}': {}. Copy or download all shards into the folder of the index.",
                            index.string(), fmt::join(missing, ", "));
@@ -90,10 +90,10 @@ bool has_pickled_shards(const fs::path& index) {
 }  // namespace
 
 std::map<std::string, SafetensorsFile> open_checkpoint_files(const fs::path& path) {
-  if (!fs::is_directory(path)) return path.extension() == ".json" ? open_index(path) : open_file(path);
-  if (fs::exists(path / kWeights)) return open_file(path / kWeights);
-  if (fs::exists(path / kIndex)) return open_index(path / kIndex);
-  const bool pickled = fs::exists(path / kPickledWeights) || fs::exists(path / kPickledIndex);
+  if (!is_folder(path)) return path.extension() == ".json" ? open_index(path) : open_file(path);
+  if (is_there(path / kWeights)) return open_file(path / kWeights);
+  if (is_there(path / kIndex)) return open_index(path / kIndex);
+  const bool pickled = is_there(path / kPickledWeights) || is_there(path / kPickledIndex);
   raise<CheckpointError>(
       "folder '{}' holds neither {} nor {}.{}", path.string(), kWeights, kIndex,
       pickled ? " It holds pytorch_model.bin, which can't be mapped; load_checkpoint_files() reads it into memory."
@@ -101,9 +101,9 @@ std::map<std::string, SafetensorsFile> open_checkpoint_files(const fs::path& pat
 }
 
 std::map<std::string, at::Tensor> load_checkpoint_files(const fs::path& path) {
-  if (fs::is_directory(path) && !fs::exists(path / kWeights) && !fs::exists(path / kIndex)) {
-    if (fs::exists(path / kPickledWeights)) return load_archive(path / kPickledWeights);
-    if (fs::exists(path / kPickledIndex)) return load_archives(path / kPickledIndex);
+  if (is_folder(path) && !is_there(path / kWeights) && !is_there(path / kIndex)) {
+    if (is_there(path / kPickledWeights)) return load_archive(path / kPickledWeights);
+    if (is_there(path / kPickledIndex)) return load_archives(path / kPickledIndex);
   }
   if (path.extension() == ".json" && has_pickled_shards(path)) return load_archives(path);
   std::map<std::string, at::Tensor> tensors;

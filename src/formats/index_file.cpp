@@ -1,11 +1,10 @@
 #include "formats/index_file.hpp"
 
 #include <algorithm>
-#include <fstream>
+#include <set>
 
-#include <nlohmann/json.hpp>
-
-#include "utils/raise.hpp"
+#include "utils/json.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::formats {
 
@@ -15,10 +14,10 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
   const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
     raise<CheckpointError>("checkpoint index '{}': {}", path.string(), fmt::format(what, std::forward<Args>(args)...));
   };
-  std::ifstream file(path);
-  if (!file) fail("can't open it. Check the path and the rights.");
-  const auto root = nlohmann::json::parse(file, nullptr, false);
-  if (root.is_discarded()) fail("it is not valid JSON. It is probably truncated: copy or download it again.");
+  std::string problem;
+  const auto root =
+      parse_json<nlohmann::json>(read_text<CheckpointError>("checkpoint index", path, kMostListBytes), &problem);
+  if (root.is_discarded()) fail("it {}. It is probably truncated: copy or download it again.", problem);
   const bool inside = root.is_object() && root.contains("weight_map");
   const auto& map = inside ? root["weight_map"] : root;
   const bool plain = map.is_object() && !map.empty() &&
@@ -28,15 +27,14 @@ std::map<std::string, std::string> read_index(const fs::path& path) {
         "it has no object \"weight_map\" from tensor names to file names, and is no such object itself. Is it the "
         "index of another format?");
   std::map<std::string, std::string> files;
+  std::set<std::string> checked;
   for (const auto& [name, value] : map.items()) {
-    if (!value.is_string())
-      fail("tensor '{}' maps to {}, expected a file name.", name,
-           value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-    const fs::path file_name = value.get<std::string>();
-    if (file_name.empty() || file_name.filename() != file_name || file_name == "." || file_name == "..")
-      fail("tensor '{}' maps to '{}', which is not the plain name of a file beside the index.", name,
-           file_name.string());
-    files.emplace(name, file_name.string());
+    if (!value.is_string()) fail("tensor '{}' maps to {}, expected a file name.", name, show_json(value));
+    const auto& file_name = value.get_ref<const std::string&>();
+    if (checked.insert(file_name).second)
+      file_inside(fmt::format("checkpoint index '{}': tensor '{}'", path.string(), name), path.parent_path(),
+                  file_name);
+    files.emplace(name, file_name);
   }
   return files;
 }

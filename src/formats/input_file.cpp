@@ -1,8 +1,7 @@
 #include "formats/input_file.hpp"
-#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,18 +9,14 @@
 
 namespace accelerate::formats {
 
-InputFile::InputFile(const std::filesystem::path& path)
-    : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-  if (file_ < 0)
+InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
+  const auto opened = open_regular(path);
+  if (opened.file < 0)
     raise<CheckpointError>(
-        "can't open '{}': {}. Check the path and the rights; a checkpoint must be copied with all of its files.",
-        path.string(), std::strerror(errno));
-  struct stat status {};
-  if (::fstat(file_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    ::close(file_);
-    raise<CheckpointError>("can't read '{}': it is not a regular file.", path.string());
-  }
-  size_ = status.st_size;
+        "can't read '{}': {}. Check the path and the rights; a checkpoint must be copied with all of its files.",
+        path.string(), opened.problem);
+  file_ = opened.file;
+  size_ = opened.size;
 }
 
 InputFile::~InputFile() { ::close(file_); }

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,26 +10,19 @@
 #include <filesystem>
 #include <string>
 
-#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::formats {
 
 /// A whole file in memory, page by page as it is touched. Private: a write copies the page and the file stays as it is.
 class MappedFile {
  public:
-  explicit MappedFile(const std::filesystem::path& path)
-      : MappedFile(::open(path.c_str(), O_RDONLY | O_CLOEXEC), path) {}
+  explicit MappedFile(const std::filesystem::path& path) : MappedFile(descriptor_of(path), path) {}
   /// Of a descriptor, which is closed. @param path  for errors
   MappedFile(int file, const std::filesystem::path& path) {
-    if (file < 0)
-      raise<CheckpointError>("can't open '{}': {}. Check the path and the rights.", path.string(),
-                             std::strerror(errno));
     struct stat status {};
-    if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
-      ::close(file);
-      raise<CheckpointError>("can't read '{}': it is not a regular file. Pass the file, not its folder.",
-                             path.string());
-    }
+    if (file < 0 || ::fstat(file, &status) != 0)
+      raise<CheckpointError>("can't read '{}': {}.", path.string(), std::strerror(errno));
     size_ = status.st_size;
     int error = 0;
     if (size_ > 0) {
@@ -52,6 +44,14 @@ class MappedFile {
   int64_t size() const { return size_; }
 
  private:
+  static int descriptor_of(const std::filesystem::path& path) {
+    const auto opened = open_regular(path);
+    if (opened.file < 0)
+      raise<CheckpointError>("can't open '{}': {}. Check the path and the rights; pass the file, not its folder.",
+                             path.string(), opened.problem);
+    return opened.file;
+  }
+
   void* data_ = nullptr;
   int64_t size_ = 0;
 };

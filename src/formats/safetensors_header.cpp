@@ -4,12 +4,11 @@
 #include <bit>
 #include <cstring>
 #include <limits>
-#include <set>
+#include <tuple>
 #include <utility>
 
-#include <nlohmann/json.hpp>
-
-#include "formats/safetensors_dtypes.hpp"
+#include "formats/safetensors_elements.hpp"
+#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::formats {
@@ -25,71 +24,34 @@ template <class... Args>
   raise<CheckpointError>("safetensors file '{}': {}", file, fmt::format(what, std::forward<Args>(args)...));
 }
 
+using NamedInfo = std::pair<const std::string, SafetensorsInfo>;
+
+/// A name in a message.
+std::string cut(const std::string& name) { return name.size() <= 200 ? name : name.substr(0, 197) + "..."; }
+
 std::string show_range(const SafetensorsInfo& info) { return fmt::format("[{}, {})", info.begin, info.end); }
 
-/// A value in a message: short, whatever a hostile file holds.
-std::string show(const json& value) {
-  auto text = value.dump(-1, ' ', false, json::error_handler_t::replace);
-  if (text.size() > 60) text.replace(57, std::string::npos, "...");
-  return text;
-}
-
-/// Refuses while parsing what the JSON library lets pass: keys that occur twice (it keeps the last) and deep nesting
-/// (memory).
-class StrictKeys {
- public:
-  explicit StrictKeys(const std::string& file) : file_(file) {}
-
-  bool operator()(int depth, json::parse_event_t event, json& parsed) {
-    constexpr int kDeepest = 3;  // header > tensor > shape > number
-    if (depth > kDeepest)
-      fail(file_,
-           "the header is nested deeper than tensors, their fields and lists of numbers. It is damaged or no "
-           "safetensors header.");
-    if (event == json::parse_event_t::object_start) {
-      if (keys_.size() <= static_cast<size_t>(depth)) keys_.resize(static_cast<size_t>(depth) + 1);
-      keys_[static_cast<size_t>(depth)].clear();
-    } else if (event == json::parse_event_t::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
-      if (!keys_[static_cast<size_t>(depth) - 1].insert(key).second)
-        fail(file_,
-             "the key {} occurs twice in one object of the header, so which one holds is open. Write the file again "
-             "with unique names.",
-             show(parsed));
-    }
-    return true;
-  }
-
- private:
-  const std::string& file_;
-  std::vector<std::set<std::string>> keys_;
-};
-
-json parse_json(std::string_view text, const std::string& file) {
+json parse_header(std::string_view text, const std::string& file) {
   if (text.empty() || text.front() != '{')
     fail(file,
          "the header does not start with '{{'. A safetensors header is one JSON object; is this a file of another "
          "format?");
-  // The JSON library takes a NUL for the end of its input and would ignore what follows.
   if (text.find('\0') != std::string_view::npos)
     fail(file, "the header holds a NUL byte; it must be JSON padded with spaces. The file is damaged.");
-  try {
-    return json::parse(text, StrictKeys(file));
-  } catch (const json::exception& error) {
-    const std::string_view detail = error.what();
-    if (detail.find("UTF-8") != std::string_view::npos)
-      fail(file, "the header is not valid UTF-8 ({}). The file is damaged.", detail);
-    fail(file, "the header is not valid JSON ({}). The file is damaged or of another format.", detail);
-  }
+  std::string problem;
+  constexpr size_t kDeepest = 3;  // header > tensor > shape
+  auto root = parse_json<json>(text, &problem, {.deepest = kDeepest, .unique_keys = true});
+  if (root.is_discarded()) fail(file, "the header {}. The file is damaged or of another format.", problem);
+  return root;
 }
 
 int64_t as_count(const json& value, const std::string& what, const std::string& file) {
   if (!value.is_number_integer())
-    fail(file, "{} holds {}, which is not an integer that fits in 64 bits.", what, show(value));
-  if (!value.is_number_unsigned()) fail(file, "{} holds the negative number {}.", what, show(value));
+    fail(file, "{} holds {}, which is not an integer that fits in 64 bits.", what, show_json(value));
+  if (!value.is_number_unsigned()) fail(file, "{} holds the negative number {}.", what, show_json(value));
   const auto count = value.get<uint64_t>();
   if (count > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-    fail(file, "{} holds {}, which is larger than 2^63 - 1.", what, show(value));
+    fail(file, "{} holds {}, which is larger than 2^63 - 1.", what, show_json(value));
   return static_cast<int64_t>(count);
 }
 
@@ -100,7 +62,7 @@ const json& field(const json& entry, const char* key, const std::string& what, c
 }
 
 /// Bytes that the shape needs, with every step checked.
-int64_t byte_size(const SafetensorsInfo& info, const SafetensorsDtype& dtype, const std::string& what,
+int64_t byte_size(const SafetensorsInfo& info, const SafetensorsElement& dtype, const std::string& what,
                   const std::string& file) {
   int64_t elements = 1;
   int64_t bits = 0;
@@ -123,24 +85,28 @@ int64_t byte_size(const SafetensorsInfo& info, const SafetensorsDtype& dtype, co
 
 SafetensorsInfo parse_entry(const json& entry, const std::string& what, const std::string& file) {
   if (!entry.is_object())
-    fail(file, "{} is described by {}, expected an object with dtype, shape and data_offsets.", what, show(entry));
+    fail(file, "{} is described by {}, expected an object with dtype, shape and data_offsets.", what, show_json(entry));
   SafetensorsInfo info;
   const auto& dtype = field(entry, "dtype", what, file);
-  if (!dtype.is_string()) fail(file, "{} has the dtype {}, expected a name such as \"F32\".", what, show(dtype));
+  if (!dtype.is_string()) fail(file, "{} has the dtype {}, expected a name such as \"F32\".", what, show_json(dtype));
   info.dtype = dtype.get<std::string>();
-  const auto* row = find_dtype(info.dtype);
+  const auto* row = find_element(info.dtype);
   if (!row)
     fail(file, "{} has the unknown dtype {}. The file may come from a newer writer; convert it to a known dtype.", what,
-         show(dtype));
+         show_json(dtype));
 
   const auto& shape = field(entry, "shape", what, file);
-  if (!shape.is_array()) fail(file, "{} has the shape {}, expected a list of sizes.", what, show(shape));
+  if (!shape.is_array()) fail(file, "{} has the shape {}, expected a list of sizes.", what, show_json(shape));
+  constexpr size_t kMostDimensions = 64;  // PyTorch's limit
+  if (shape.size() > kMostDimensions)
+    fail(file, "{} has a shape of {} dimensions, expected at most {}. The header is damaged.", what, shape.size(),
+         kMostDimensions);
   info.shape.reserve(shape.size());
   for (const auto& size : shape) info.shape.push_back(as_count(size, what + ": its shape", file));
 
   const auto& offsets = field(entry, "data_offsets", what, file);
   if (!offsets.is_array() || offsets.size() != 2)
-    fail(file, "{} has the data_offsets {}, expected two integers: begin and end.", what, show(offsets));
+    fail(file, "{} has the data_offsets {}, expected two integers: begin and end.", what, show_json(offsets));
   info.begin = as_count(offsets[0], what + ": its data_offsets", file);
   info.end = as_count(offsets[1], what + ": its data_offsets", file);
   if (info.begin > info.end) fail(file, "{} begins at byte {}, after its end at {}.", what, info.begin, info.end);
@@ -157,27 +123,28 @@ SafetensorsInfo parse_entry(const json& entry, const std::string& what, const st
 std::map<std::string, std::string> parse_metadata(const json& entries, const std::string& file) {
   std::map<std::string, std::string> metadata;
   if (entries.is_null()) return metadata;
-  if (!entries.is_object()) fail(file, "__metadata__ is {}, expected an object of strings.", show(entries));
+  if (!entries.is_object()) fail(file, "__metadata__ is {}, expected an object of strings.", show_json(entries));
   for (const auto& [key, value] : entries.items()) {
     if (!value.is_string())
-      fail(file, "__metadata__ has for '{}' the value {}, but only strings are allowed there.", key, show(value));
+      fail(file, "__metadata__ has for '{}' the value {}, but only strings are allowed there.", key, show_json(value));
     metadata.emplace(key, value.get<std::string>());
   }
   return metadata;
 }
 
-/// The tensors must fill the data section from its first byte to its last, each byte once.
-void check_coverage(const SafetensorsHeader& header, int64_t data_bytes, const std::string& file) {
+/// The tensors, in the order of their bytes, must fill the data section from its first byte to its last, each byte
+/// once.
+void check_coverage(const std::vector<const NamedInfo*>& tensors, int64_t data_bytes, const std::string& file) {
   int64_t covered = 0;
   const std::string* before = nullptr;
-  for (const auto& name : header.names) {
-    const auto& info = header.tensors.at(name);
+  for (const auto* tensor : tensors) {
+    const auto& [name, info] = *tensor;
     if (info.begin < covered)
-      fail(file, "tensor '{}' at bytes {} overlaps tensor '{}', which ends at {}. The header is damaged.", name,
-           show_range(info), *before, covered);
+      fail(file, "tensor '{}' at bytes {} overlaps tensor '{}', which ends at {}. The header is damaged.", cut(name),
+           show_range(info), cut(*before), covered);
     if (info.begin > covered)
       fail(file, "the bytes [{}, {}) before tensor '{}' belong to no tensor; holes are not allowed.", covered,
-           info.begin, name);
+           info.begin, cut(name));
     covered = info.end;
     before = &name;
   }
@@ -185,7 +152,7 @@ void check_coverage(const SafetensorsHeader& header, int64_t data_bytes, const s
     fail(file,
          "tensor '{}' ends at byte {} of the data, but the file holds only {} bytes of data. It is probably truncated: "
          "copy or download it again.",
-         *before, covered, data_bytes);
+         cut(*before), covered, data_bytes);
   if (covered < data_bytes)
     fail(file,
          "the last {} of the {} bytes of data belong to no tensor. Something was appended, or the header is that of "
@@ -194,6 +161,20 @@ void check_coverage(const SafetensorsHeader& header, int64_t data_bytes, const s
 }
 
 }  // namespace
+
+SafetensorsHeader read_safetensors_header(const InputFile& file) {
+  std::string start(static_cast<size_t>(std::min(file.size(), kLengthBytes)), '\0');
+  file.read(0, start.data(), static_cast<int64_t>(start.size()));
+  if (static_cast<int64_t>(start.size()) == kLengthBytes) {
+    uint64_t length = 0;
+    std::memcpy(&length, start.data(), sizeof length);
+    const auto wanted = static_cast<int64_t>(std::min<uint64_t>(length, kMaxHeaderBytes + 1));
+    const int64_t more = std::min(wanted, file.size() - kLengthBytes);
+    start.resize(static_cast<size_t>(kLengthBytes + more));
+    file.read(kLengthBytes, start.data() + kLengthBytes, more);
+  }
+  return parse_safetensors_header(start, file.size(), file.path().string());
+}
 
 SafetensorsHeader parse_safetensors_header(std::string_view bytes, int64_t file_bytes, const std::string& file) {
   if (file_bytes < kLengthBytes)
@@ -212,22 +193,18 @@ SafetensorsHeader parse_safetensors_header(std::string_view bytes, int64_t file_
 
   SafetensorsHeader header;
   header.data_begin = kLengthBytes + static_cast<int64_t>(length);
-  const auto root = parse_json(bytes.substr(static_cast<size_t>(kLengthBytes), static_cast<size_t>(length)), file);
+  const auto root = parse_header(bytes.substr(static_cast<size_t>(kLengthBytes), static_cast<size_t>(length)), file);
+  std::vector<const NamedInfo*> tensors;
   for (const auto& [name, entry] : root.items()) {
-    if (name == kMetadataKey) {
-      header.metadata = parse_metadata(entry, file);
-    } else {
-      header.tensors.emplace(name, parse_entry(entry, "tensor '" + name + "'", file));
-      header.names.push_back(name);
-    }
+    if (name == kMetadataKey) header.metadata = parse_metadata(entry, file);
+    else
+      tensors.push_back(&*header.tensors.emplace(name, parse_entry(entry, "tensor '" + cut(name) + "'", file)).first);
   }
-  const auto by_place = [&](const std::string& a, const std::string& b) {
-    const auto& left = header.tensors.at(a);
-    const auto& right = header.tensors.at(b);
-    return std::tie(left.begin, left.end, a) < std::tie(right.begin, right.end, b);
-  };
-  std::sort(header.names.begin(), header.names.end(), by_place);
-  check_coverage(header, file_bytes - header.data_begin, file);
+  std::sort(tensors.begin(), tensors.end(), [](const NamedInfo* a, const NamedInfo* b) {
+    return std::tie(a->second.begin, a->second.end, a->first) < std::tie(b->second.begin, b->second.end, b->first);
+  });
+  check_coverage(tensors, file_bytes - header.data_begin, file);
+  for (const auto* tensor : tensors) header.names.push_back(tensor->first);
   return header;
 }
 

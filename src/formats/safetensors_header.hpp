@@ -7,7 +7,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "accelerate/formats/safetensors.hpp"
+#include "accelerate/formats/safetensors_info.hpp"
+#include "formats/input_file.hpp"
 
 namespace accelerate::formats {
 
@@ -24,6 +25,9 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
   int64_t data_begin = 0;  ///< Byte of the file at which the data section starts.
 };
+
+/// The header of a file, of which no more is read. Needs no LibTorch. @throws CheckpointError as the next
+SafetensorsHeader read_safetensors_header(const InputFile& file);
 
 /// Parses and checks the start of a file.
 /// @param bytes  The file, or as much of it as contains the header.

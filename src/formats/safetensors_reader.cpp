@@ -1,5 +1,3 @@
-#include <algorithm>
-#include <cstring>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -16,27 +14,8 @@
 
 namespace accelerate {
 
-namespace {
-
-/// The start of the file, as far as its header says that it goes.
-formats::SafetensorsHeader read_header(const formats::InputFile& file) {
-  std::string start(static_cast<size_t>(std::min(file.size(), formats::kLengthBytes)), '\0');
-  file.read(0, start.data(), static_cast<int64_t>(start.size()));
-  if (static_cast<int64_t>(start.size()) == formats::kLengthBytes) {
-    uint64_t length = 0;
-    std::memcpy(&length, start.data(), sizeof length);
-    const auto wanted = static_cast<int64_t>(std::min<uint64_t>(length, formats::kMaxHeaderBytes + 1));
-    const int64_t more = std::min(wanted, file.size() - formats::kLengthBytes);
-    start.resize(static_cast<size_t>(formats::kLengthBytes + more));
-    file.read(formats::kLengthBytes, start.data() + formats::kLengthBytes, more);
-  }
-  return formats::parse_safetensors_header(start, file.size(), file.path().string());
-}
-
-}  // namespace
-
 struct SafetensorsFile::Content {
-  explicit Content(const std::filesystem::path& path) : file(path), header(read_header(file)) {}
+  explicit Content(const std::filesystem::path& path) : file(path), header(formats::read_safetensors_header(file)) {}
 
   /// Mapped when the first tensor is asked for: a mapping counts against RLIMIT_DATA, and who only reads parts needs
   /// none.

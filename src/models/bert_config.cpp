@@ -114,7 +114,7 @@ BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
 }
 
 std::string to_json(const BertConfig& config, const std::string& architecture, const std::string& dtype) {
-  auto json = ordered_json::parse(config.other_fields);
+  auto json = parse_fields(config.other_fields);
   json["architectures"] = {architecture};
   json["model_type"] = "bert";
   json["vocab_size"] = config.vocab_size;

@@ -64,7 +64,7 @@ GPT2Config GPT2Config::from_pretrained(const std::filesystem::path& folder) {
 }
 
 std::string to_json(const GPT2Config& config, const std::string& architecture, const std::string& dtype) {
-  auto json = ordered_json::parse(config.other_fields);
+  auto json = parse_fields(config.other_fields);
   json["architectures"] = {architecture};
   json["model_type"] = "gpt2";
   json["vocab_size"] = config.vocab_size;

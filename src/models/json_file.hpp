@@ -5,26 +5,30 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "accelerate/formats/gguf.hpp"
-#include "utils/raise.hpp"
+#include "utils/json.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::models {
 
-inline std::string read_text_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file || std::filesystem::is_directory(path))
-    raise<CheckpointError>("can't open '{}': {}. Is this the folder of a saved model?", path.string(),
-                           std::strerror(errno));
-  return {std::istreambuf_iterator<char>(file), {}};
+inline std::string read_text_file(const std::filesystem::path& path, int64_t most_bytes = kMostListBytes) {
+  return read_text<CheckpointError>("", path, most_bytes, "Is this the folder of a saved model?");
+}
+
+/// What a model's config keeps of fields that it does not know, to be written again.
+inline nlohmann::ordered_json parse_fields(const std::string& text) {
+  std::string problem;
+  auto fields = parse_json<nlohmann::ordered_json>(text, &problem);
+  if (!fields.is_object())
+    raise<ConfigError>("other_fields {}, expected the text of a JSON object",
+                       problem.empty() ? "is " + show_json(fields) : problem);
+  return fields;
 }
 
 inline void write_text_file(const std::filesystem::path& path, const std::string& text) {
@@ -44,7 +48,7 @@ inline void create_folder(const std::filesystem::path& folder) {
 
 /// config.json of a folder, or the path itself where that is no folder.
 inline std::filesystem::path config_file(const std::filesystem::path& path) {
-  return std::filesystem::is_directory(path) ? path / "config.json" : path;
+  return is_folder(path) ? path / "config.json" : path;
 }
 
 /// A JSON object in a file, whose fields are read with their types checked. Of a .gguf file it is the config.json that
@@ -53,11 +57,12 @@ class JsonFile {
  public:
   explicit JsonFile(std::filesystem::path path)
       : path_(std::move(path)),
-        root_(nlohmann::ordered_json::parse(
-            path_.extension() == ".gguf" ? GgufFile(path_).config_json() : read_text_file(path_), nullptr, false)) {
+        root_(parse_json<nlohmann::ordered_json>(
+            path_.extension() == ".gguf" ? GgufFile(path_).config_json() : read_text_file(path_, kMostSettingsBytes),
+            &problem_)) {
     if (!root_.is_object())
-      raise<CheckpointError>("'{}': it is not a JSON object. It is probably truncated: copy or download it again.",
-                             path_.string());
+      raise<CheckpointError>("'{}': it is not a JSON object{}. It is probably truncated: copy or download it again.",
+                             path_.string(), problem_.empty() ? "" : ": it " + problem_);
   }
 
   const nlohmann::ordered_json& root() const { return root_; }
@@ -93,7 +98,7 @@ class JsonFile {
     if (found == root_.end() || found->is_null()) return;
     const bool fits = std::is_same_v<T, bool>          ? found->is_boolean()
                       : std::is_same_v<T, std::string> ? found->is_string()
-                      : std::is_integral_v<T>          ? found->is_number_integer()
+                      : std::is_integral_v<T>          ? whole_number(*found).has_value()
                                                        : found->is_number();
     constexpr const char* kExpected = std::is_same_v<T, bool>          ? "true or false"
                                       : std::is_same_v<T, std::string> ? "a text"
@@ -134,7 +139,7 @@ class JsonFile {
     if (found == root_.end() || found->is_null()) return fallback;
     std::vector<int64_t> result;
     for (const auto& item : found->is_array() ? *found : nlohmann::ordered_json::array())
-      result.push_back(item.is_number_integer() ? item.get<int64_t>() : 0);
+      result.push_back(whole_number(item).value_or(0));
     if (result.empty() || *std::min_element(result.begin(), result.end()) < 1)
       fail(key, *found, "a list of integers of at least 1");
     return result;
@@ -165,14 +170,15 @@ class JsonFile {
 
   [[noreturn]] void fail(const std::string& key, const nlohmann::ordered_json& found,
                          const std::string& expected) const {
-    raise<CheckpointError>("'{}': {} is {}, expected {}.", path_.string(), key,
-                           found.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace), expected);
+    raise<CheckpointError>("'{}': {} is {}, expected {}.", path_.string(), key.substr(0, 200), show_json(found, 200),
+                           expected);
   }
 
  private:
   JsonFile(std::filesystem::path path, nlohmann::ordered_json root) : path_(std::move(path)), root_(std::move(root)) {}
 
   std::filesystem::path path_;
+  std::string problem_;  ///< while it is made
   nlohmann::ordered_json root_;
 };
 

@@ -193,7 +193,7 @@ LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
 }
 
 std::string to_json(const LlamaConfig& config, const std::string& architecture, const std::string& dtype) {
-  auto json = ordered_json::parse(config.other_fields);
+  auto json = parse_fields(config.other_fields);
   json["architectures"] = {architecture};
   json["model_type"] = config.model_type;
   json["vocab_size"] = config.vocab_size;

@@ -156,7 +156,7 @@ LoadReport load_weights(torch::nn::Module& module, const Tensors& tensors, const
 }
 
 LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::path& source, const WeightRules& rules) {
-  if (const auto config = config_file(source); source.extension() != ".gguf" && std::filesystem::exists(config))
+  if (const auto config = config_file(source); source.extension() != ".gguf" && is_there(config))
     refuse_quantized(JsonFile(config));
   gather(named_weights(module));
   if (source.extension() != ".gguf") return load_weights(module, load_checkpoint_files(source), rules, source.string());

@@ -9,12 +9,13 @@
 #include <charconv>
 #include <fstream>
 #include <regex>
+#include <sstream>
 #include <utility>
 
 #include "accelerate/comm.hpp"
 #include "run_state/whole_stream.hpp"
 #include "utils/counts.hpp"
-#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::run_state {
 
@@ -129,9 +130,13 @@ void make_folder(const fs::path& folder, const fs::path& where) {
 /// Puts what is in `.finished` in its place. May be repeated at any point.
 void replace_older(const fs::path& folder) {
   const fs::path finished = folder / kFinished;
-  std::ifstream stale(finished / kStale);
-  for (std::string name; std::getline(stale, name);) fs::remove_all(folder / name);
-  std::vector<fs::path> names;  // first, since renaming changes what is being listed
+  std::string stale;
+  if (fs::exists(finished / kStale))
+    stale = read_text<CheckpointError>("list of older files", finished / kStale, kMostSettingsBytes);
+  std::istringstream lines(stale);
+  for (std::string name; std::getline(lines, name);)
+    if (is_ours(name)) fs::remove_all(folder / name);  // the list may be a stranger's
+  std::vector<fs::path> names;                         // first, since renaming changes what is being listed
   for (const auto& entry : fs::directory_iterator(finished))
     if (entry.path().filename() != kStale) names.push_back(entry.path().filename());
   for (const auto& name : names) {

@@ -1,8 +1,7 @@
 #include "accelerate/utils/receipts.hpp"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
-
+#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -87,7 +86,7 @@ std::string Receipts::json() const {
 Receipts Receipts::from_json(const std::string& text) {
   Receipts receipts;
   try {
-    const auto parsed = nlohmann::json::parse(text);
+    const auto parsed = parse_json<nlohmann::json>(text);
     for (const auto& row : parsed.at("receipts"))
       receipts.entries.push_back({.setting = row.at("setting"),
                                   .value = row.at("value"),

@@ -447,11 +447,14 @@ TEST_F(CheckpointTest, AFolderAppearsWholeOrNotAtAll) {
   accelerator.save_state(folder / "next");
   fs::rename(folder / "next", where / ".finished");
   fs::rename(where / ".finished" / "random_states_0.pkl", where / "random_states_0.pkl");
-  std::ofstream(where / ".finished" / ".stale") << "pytorch_model.bin\n";
+  fs::create_directories(folder / "victim");
+  std::ofstream(where / ".finished" / ".stale") << "pytorch_model.bin\n../victim\n"
+                                                << (folder / "victim").string() << "\nlog.txt\n";
   accelerator.load_state(where);
   EXPECT_EQ(counter.answer, 3);
   EXPECT_EQ(files_in(where), (std::set<std::string>{"custom_checkpoint_0.pkl", "log.txt", "model.safetensors",
                                                     "notes.txt", "random_states_0.pkl"}));
+  EXPECT_TRUE(fs::exists(folder / "victim")) << "a stranger's list names what no checkpoint has";
 }
 
 namespace {

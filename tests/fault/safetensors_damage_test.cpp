@@ -49,6 +49,12 @@ std::string one(const std::string& dtype, const std::string& shape, const std::s
   return R"({"a":{"dtype":)" + dtype + R"(,"shape":)" + shape + R"(,"data_offsets":)" + offsets + "}}";
 }
 
+std::string ones(int count) {
+  std::string text = "1";
+  for (int i = 1; i < count; ++i) text += ",1";
+  return text;
+}
+
 std::vector<Damage> damages() {
   std::string nested = R"({"a":)";
   nested += std::string(100000, '[');
@@ -73,11 +79,11 @@ std::vector<Damage> damages() {
       {"deep nesting", nested, 0, "nested deeper"},
       {"tensor named twice",
        R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
-       1, "key \"a\" occurs twice"},
+       1, "key \"a\" twice in one object"},
       {"field named twice", R"({"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1,
-       "key \"dtype\" occurs twice"},
-      {"metadata twice", R"({"__metadata__":{},"__metadata__":{}})", 0, "key \"__metadata__\" occurs twice"},
-      {"metadata key twice", R"({"__metadata__":{"k":"1","k":"2"}})", 0, "key \"k\" occurs twice"},
+       "key \"dtype\" twice in one object"},
+      {"metadata twice", R"({"__metadata__":{},"__metadata__":{}})", 0, "key \"__metadata__\" twice in one object"},
+      {"metadata key twice", R"({"__metadata__":{"k":"1","k":"2"}})", 0, "key \"k\" twice in one object"},
       {"metadata is text", R"({"__metadata__":"pt"})", 0, "__metadata__ is \"pt\", expected an object of strings"},
       {"metadata value is a number", R"({"__metadata__":{"epoch":3}})", 0, "for 'epoch' the value 3, but only strings"},
       {"metadata value is an object", R"({"__metadata__":{"e":{"f":"g"}}})", 0,
@@ -101,6 +107,7 @@ std::vector<Damage> damages() {
        "overflows 64 bits"},
       {"product times dtype overflows", one("\"F64\"", "[1152921504606846977]", "[0,8]"), 8, "overflows 64 bits"},
       {"overflow hidden by a zero", one("\"U8\"", "[0,4294967296,4294967296]", "[0,0]"), 0, "overflows 64 bits"},
+      {"dimensions without end", one("\"U8\"", "[" + ones(65) + "]", "[0,1]"), 1, "a shape of 65 dimensions"},
       {"half a byte", one("\"F4\"", "[3]", "[0,1]"), 1, "does not end on a whole byte"},
       {"dtype that LibTorch lacks", one("\"F6_E2M3\"", "[4]", "[0,3]"), 3, "which LibTorch has no type for"},
       {"pairs across a row", one("\"F4\"", "[2,1]", "[0,1]"), 1, "no multiple of 2"},

@@ -1,11 +1,12 @@
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 add_test(NAME structure COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_includes.py --program $<TARGET_FILE:accelerate_cli>)
 add_test(NAME structure.receipts COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_receipts.py)
+add_test(NAME structure.inputs COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_inputs.py)
 add_test(NAME format COMMAND ${PROJECT_SOURCE_DIR}/scripts/format.sh --check)
 # Every option is in a test, and the faults that prove these tests (scripts/mutate.py, which takes an hour) fit the sources.
 add_test(NAME structure.options COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_options.py)
 add_test(NAME structure.mutations COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/mutate.py --check)
-set_tests_properties(structure structure.receipts structure.options structure.mutations format PROPERTIES LABELS packaging TIMEOUT 60)
+set_tests_properties(structure structure.receipts structure.inputs structure.options structure.mutations format PROPERTIES LABELS packaging TIMEOUT 60)
 set_tests_properties(format PROPERTIES SKIP_RETURN_CODE 77)
 
 set(settings -DBUILD_DIR=${PROJECT_BINARY_DIR} -DSOURCE_DIR=${PROJECT_SOURCE_DIR} -DTORCH_DIR=${Torch_DIR} -DGENERATOR=${CMAKE_GENERATOR}

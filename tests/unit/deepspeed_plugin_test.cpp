@@ -52,11 +52,11 @@ TEST(DeepSpeedConfig, WhatIsNoConfigurationIsNamed) {
   EXPECT_THAT(unreadable(std::filesystem::temp_directory_path().string()), HasSubstr("is no file"));
   const auto file = std::filesystem::path(support::scratch_dir()) / "cut.json";
   std::ofstream(file) << R"({"zero_optimization": {"stage")";
-  EXPECT_THAT(unreadable(file.string()), AllOf(HasSubstr("cut.json' is no JSON"), HasSubstr("line 1")));
+  EXPECT_THAT(unreadable(file.string()), AllOf(HasSubstr("cut.json' is not valid JSON"), HasSubstr("line 1")));
   EXPECT_THAT(unreadable("[1]"), HasSubstr("expected a JSON object"));
   EXPECT_THAT(unreadable("7"), HasSubstr("expected a JSON object"));
   EXPECT_THAT(unreadable(""), HasSubstr("expected the path"));
-  EXPECT_THAT(unreadable(std::string(100'000, '[')), HasSubstr("more than 64 levels"));
+  EXPECT_THAT(unreadable(std::string(100'000, '[')), HasSubstr("nested deeper than 64 levels"));
   EXPECT_THAT(unreadable(R"({"a\u0000b": 1})"), HasSubstr("zero byte"));
   EXPECT_THAT(unreadable(R"({"a": "\u0000number 1"})"), HasSubstr("zero byte"));
   EXPECT_THAT(unreadable("{NaN: 1}"), HasSubstr("name of a setting"));

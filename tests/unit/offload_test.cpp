@@ -163,9 +163,17 @@ TEST(OffloadFolder, SaysWhatIsWrong) {
   write(path / "a.dat", std::string(16, '\0'));
   EXPECT_THAT(index(R"({"a": {"dtype": "float33", "shape": [2]}})"), HasSubstr("dtype 'float33'"));
   EXPECT_THAT(index(R"({"a": {"dtype": "float32", "shape": [4611686018427387904, 4]}})"),
-              HasSubstr("need 9223372036854775807"));
+              HasSubstr("more bytes than there are numbers"));
+  EXPECT_THAT(index(R"({"a": {"dtype": "float32", "shape": [4611686018427387904, 4611686018427387904, 0]}})"),
+              HasSubstr("more bytes than there are numbers"));
   EXPECT_THAT(index(R"({"a": {"safetensors_file": "/nonexistent.safetensors"}})"),
-              HasSubstr("/nonexistent.safetensors"));
+              AllOf(HasSubstr("/nonexistent.safetensors"), HasSubstr("neither in the folder")));
+  EXPECT_THAT(index(R"({"a": {"safetensors_file": ")" + (path / "absent").string() + "\"}}"),
+              HasSubstr("No such file"));
+  fs::remove(path / "a.dat");
+  fs::create_symlink("/etc/passwd", path / "a.dat");
+  EXPECT_THAT(index(R"({"a": {"dtype": "uint8", "shape": [2]}})"),
+              AllOf(HasSubstr("leads to '/etc/passwd'"), HasSubstr("neither in the folder")));
 }
 
 }  // namespace

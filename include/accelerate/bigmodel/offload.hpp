@@ -50,7 +50,8 @@ ACCELERATE_API at::Tensor load_offloaded_weight(const std::filesystem::path& fil
 /// for an empty index.
 ACCELERATE_API void save_offload_index(const OffloadIndex& index, const std::filesystem::path& folder);
 
-/// @throws CheckpointError naming the entry that is malformed or the missing file.
+/// @throws CheckpointError naming the entry that is malformed or the missing file. A safetensors_file must lie in the
+/// folder (an index that the caller makes may name any); files of weights may not be links that lead out of it.
 ACCELERATE_API OffloadIndex load_offload_index(const std::filesystem::path& folder);
 
 /// Writes all weights and the index, in the order given; makes the folder.

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "accelerate/formats/safetensors_info.hpp"
 #include "accelerate/utils/export.hpp"
 
 /// Reading and writing of safetensors files. The format is described in docs/formats/safetensors.md.
@@ -16,14 +17,6 @@
 /// A file that breaks a rule of the format is refused as a whole with a CheckpointError that names the file, the rule
 /// and the numbers; nothing is half loaded. A file that is written appears under its name complete or not at all.
 namespace accelerate {
-
-/// What the header of a file says about one tensor.
-struct SafetensorsInfo {
-  std::string dtype;           ///< The format's name, e.g. "F32" or "BF16".
-  std::vector<int64_t> shape;  ///< In elements, row major; empty for a scalar.
-  int64_t begin = 0;           ///< First byte, counted from the start of the data section.
-  int64_t end = 0;             ///< One past the last byte.
-};
 
 /// A safetensors file opened for reading.
 ///
@@ -80,8 +73,9 @@ ACCELERATE_API void save_safetensors(const std::filesystem::path& path,
 /// names;
 ///   or one of these files itself. Or a folder with `pytorch_model.bin` or its shards with an index, which are read
 ///   into memory: as data, nothing in a pickle is executed.
-/// @throws CheckpointError if there is neither, if the index is malformed, points out of its folder, or names a tensor
-/// that its shard lacks.
+/// @throws CheckpointError if there is neither, if the index is malformed, points out of its folder (a link counts as
+///   what it points at, except into the blobs of the Hugging Face cache that the folder belongs to), or names a tensor
+///   that its shard lacks.
 ACCELERATE_API std::map<std::string, at::Tensor> load_checkpoint_files(const std::filesystem::path& path);
 /// The same without pickles, but which file holds each tensor instead of the tensors.
 ACCELERATE_API std::map<std::string, SafetensorsFile> open_checkpoint_files(const std::filesystem::path& path);

@@ -97,7 +97,7 @@ std::vector<std::string> known_architectures() {
 }
 
 ModelDescription describe_architecture(const std::string& text, const std::string& class_name) {
-  Config config(nlohmann::json::parse(text, nullptr, false));
+  Config config(parse_json<nlohmann::json>(text));
   const bool timm = !config.find("model_type") && config.find("architecture");
   const std::string type = config.text(timm ? "architecture" : "model_type", "");
   const auto known = std::find_if(std::begin(kKnown), std::end(kKnown), [&](const Known& k) {

@@ -3,7 +3,7 @@
 #include "formats/dcp.hpp"
 #include "formats/similar_names.hpp"
 #include "formats/torch_archive.hpp"
-#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 #include "utils/strings_of.hpp"
 
 namespace accelerate::formats {
@@ -13,21 +13,24 @@ namespace fs = std::filesystem;
 
 DcpMetadata read_metadata(const fs::path& folder) {
   const auto path = folder / kDcpMetadataFile;
-  if (!fs::exists(path)) {
-    std::string why = fs::is_directory(folder)
+  if (!is_there(path)) {
+    std::string why = is_folder(folder)
                           ? " Is it the folder of a distributed checkpoint? Its parent or a folder in it may be."
                           : " The folder is not there: check the path.";
-    if (fs::exists(folder / "__0.metadata"))
+    if (is_there(folder / "__0.metadata"))
       why =
           " It was saved without collectives, each rank for itself (__0.metadata is there), which can only be loaded "
           "by the same ranks of Python's DCP. Save with use_collectives=True.";
-    else if (fs::exists(folder / "__0_0.distcp"))
+    else if (is_there(folder / "__0_0.distcp"))
       why =
           " Data files are there: the save did not finish, or .metadata, a hidden file, was not copied with the rest.";
     raise<CheckpointError>("loading '{}': found no file .metadata, which every distributed checkpoint has.{}",
                            folder.string(), why);
   }
   const InputFile file(path);
+  if (file.size() > static_cast<int64_t>(Pickle::kMaxBytes))
+    raise<CheckpointError>("'{}' has {} bytes, expected at most {} of metadata.", path.string(), file.size(),
+                           Pickle::kMaxBytes);
   std::string bytes(static_cast<size_t>(file.size()), '\0');
   file.read(0, bytes.data(), file.size());
   return parse_dcp_metadata(bytes, path.string());
@@ -58,7 +61,10 @@ const DcpTensorInfo& DcpCheckpoint::tensor(const std::string& name) const {
 std::shared_ptr<const InputFile> DcpCheckpoint::file(const std::string& name) const {
   std::lock_guard lock(mutex_);
   auto& file = files_[name];
-  if (!file) file = std::make_shared<InputFile>(folder_ / name);
+  if (!file) {
+    check_inside("distributed checkpoint '" + folder_.string() + "'", folder_, folder_ / name);
+    file = std::make_shared<InputFile>(folder_ / name);
+  }
   return file;
 }
 

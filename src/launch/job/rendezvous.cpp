@@ -4,13 +4,13 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <vector>
 
 #include "accelerate/config.hpp"
 #include "config/value.hpp"
 #include "launch/job/require.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -34,9 +34,10 @@ milliseconds read_time(const std::string& key, const std::string& text) {
 
 std::string read_token(const std::string& file) {
   using std::filesystem::perms;
-  std::ifstream in(file);
   std::string token;
-  if (!in || !std::getline(in, token))
+  const auto problem = read_file(file, kMostSettingsBytes, token);
+  token = token.substr(0, token.find('\n'));
+  if (!problem.empty() || token.empty())
     raise<ConfigError>(
         "--rdzv_conf token_file={} can't be read, or is empty. Write the shared secret in its first line, for example "
         "by `openssl rand -hex 32`",

@@ -7,10 +7,10 @@
 
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 #include "launch/job/job.hpp"
 #include "launch/monitor/monitor.hpp"
+#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::launcher {
@@ -89,7 +89,7 @@ bool Agent::read_some() {
 std::optional<json> Agent::next() {
   const size_t end = buffer_.find('\n');
   if (end == std::string::npos) return std::nullopt;
-  auto event = json::parse(buffer_.substr(0, end));
+  auto event = parse_json<json>(std::string_view(buffer_).substr(0, end));
   buffer_.erase(0, end + 1);
   return event;
 }

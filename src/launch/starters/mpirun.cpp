@@ -1,24 +1,25 @@
 #include "launch/starters/mpirun.hpp"
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <set>
 #include <sstream>
 
 #include "launch/job/host.hpp"
 #include "launch/job/require.hpp"
 #include "launch/job/settings.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::launcher {
 namespace {
 
 /// Names at the beginning of the file's lines. MPICH writes host:slots, Open MPI host slots=n.
 std::set<std::string> machines_in(const std::string& file) {
-  std::ifstream in(file);
-  require(static_cast<bool>(in), "--mpirun_hostfile {} can't be read: {}", file, std::strerror(errno));
+  std::string text;
+  const auto problem = read_file(file, kMostSettingsBytes, text);
+  require(problem.empty(), "--mpirun_hostfile {} can't be read: {}", file, problem);
+  std::istringstream in(text);
   std::set<std::string> names;
   for (std::string line; std::getline(in, line);) {
     std::string name;

@@ -1,13 +1,12 @@
 #include "launch/supervise/receipts_desk.hpp"
 
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <string>
 
 #include "accelerate/utils/receipts.hpp"
 #include "launch/job/job.hpp"
 #include "launch/system/output.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -25,8 +24,8 @@ ReceiptsDesk::ReceiptsDesk(Job& job) : job_(job) {
 int ReceiptsDesk::close(int exit_code) const {
   if (!folder_) return exit_code;
   const bool strict = job_.settings.text("receipts") == "strict";
-  std::ifstream file(job_.receipts_file);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  read_file(job_.receipts_file, kMostSettingsBytes, text);
   if (text.empty()) {
     // A job that failed has said why; with several machines they are on that of rank 0.
     if (exit_code != 0 || job_.num_machines > 1) return exit_code;

@@ -6,7 +6,6 @@
 #include <csignal>
 #include <ctime>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "launch/job/host.hpp"
@@ -15,6 +14,8 @@
 #include "launch/supervise/log_files.hpp"
 #include "launch/system/output.hpp"
 #include "launch/system/process.hpp"
+#include "utils/json.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -117,6 +118,17 @@ std::string report(const Job& job, const LogFiles& logs, const Outcome& outcome)
                      outcome.killed ? "some ranks did not end by themselves and were killed" : "all ranks have ended");
 }
 
+namespace {
+
+/// What a rank left there, which is the user's program; discarded where it is no JSON.
+nlohmann::json read_error_file(const std::filesystem::path& file) {
+  std::string text;
+  read_file(file, kMostSettingsBytes, text);
+  return parse_json<nlohmann::json>(text);
+}
+
+}  // namespace
+
 void hand_on_error_file(const Job& job, const Host& host, const LogFiles& logs, const Outcome& outcome) {
   const auto file = host.variable("TORCHELASTIC_ERROR_FILE");
   if (!file || !job.distributed()) return;  // one rank writes there itself
@@ -126,8 +138,7 @@ void hand_on_error_file(const Job& job, const Host& host, const LogFiles& logs, 
     return;
   }
   const RankRecord& rank = outcome.ranks[*outcome.first_failure];
-  std::ifstream in(logs.of(rank.local_rank).error_file);
-  auto json = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
+  auto json = read_error_file(logs.of(rank.local_rank).error_file);
   if (!json.is_object() || !json.contains("message"))
     json = {{"message",
              {{"message", fmt::format("rank {} of {} {}", rank.rank, job.world_size, describe(*rank.end))},
@@ -138,8 +149,7 @@ void hand_on_error_file(const Job& job, const Host& host, const LogFiles& logs, 
 
 std::string error_file_message(const std::filesystem::path& file) {
   if (file.empty()) return "";
-  std::ifstream in(file);
-  const auto json = nlohmann::json::parse(in, nullptr, /*allow_exceptions=*/false);
+  const auto json = read_error_file(file);
   if (!json.is_object() || !json.contains("message")) return "";
   const auto& message = json["message"];
   if (message.is_string()) return message;

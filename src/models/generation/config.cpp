@@ -16,8 +16,9 @@ void read_end_tokens(const JsonFile& file, std::vector<int64_t>& ids) {
   if (found == file.root().end() || found->is_null()) return;
   ids.clear();
   for (const auto& id : found->is_array() ? *found : ordered_json::array({*found})) {
-    if (!id.is_number_integer()) file.fail("eos_token_id", *found, "an id or a list of ids");
-    ids.push_back(id.get<int64_t>());
+    const auto number = whole_number(id);
+    if (!number) file.fail("eos_token_id", *found, "an id or a list of ids");
+    ids.push_back(*number);
   }
 }
 
@@ -77,7 +78,7 @@ void GenerationConfig::validate() const {
 
 GenerationConfig GenerationConfig::from_pretrained(const fs::path& folder) {
   GenerationConfig config;
-  const bool own_file = folder.extension() != ".gguf" && fs::exists(folder / "generation_config.json");
+  const bool own_file = folder.extension() != ".gguf" && is_there(folder / "generation_config.json");
   const JsonFile file(own_file ? folder / "generation_config.json" : config_file(folder));
   read_end_tokens(file, config.eos_token_id);
   file.read("pad_token_id", config.pad_token_id);

@@ -1,17 +1,15 @@
 #include <cmath>
-#include <fstream>
-#include <iterator>
 #include <limits>
 
 #include "parallel/deepspeed/document.hpp"
-#include "utils/raise.hpp"
+#include "utils/json.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate {
 namespace {
 
 using json = nlohmann::ordered_json;
 
-constexpr int64_t kMaxDepth = 64;                          // DeepSpeed's own has 4; what walks through it is recursive
 const std::string kMark("\0number ", 8);                   // begins strings that stand for numbers without a JSON form
 constexpr std::string_view kWritten = "\"\\u0000number ";  // the same in JSON
 
@@ -26,11 +24,9 @@ const std::map<std::string, double>& words() {
   return words;
 }
 
-/// Python's JSON has three words for numbers that the standard lacks: they become marked strings. Also counts levels,
-/// before anything recurses.
+/// Python's JSON has three words for numbers that the standard lacks: they become marked strings.
 std::string strict_json(std::string_view text) {
   std::string result;
-  int64_t depth = 0;
   bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -39,12 +35,6 @@ std::string strict_json(std::string_view text) {
       if (c == '\\' && i + 1 < text.size()) result += text[++i];
       else if (c == '"') in_string = false;
       continue;
-    }
-    if (c == '[' || c == '{') {
-      if (++depth > kMaxDepth)
-        refuse_document("found more than {} levels of sections and lists; DeepSpeed's configuration has 4", kMaxDepth);
-    } else if (c == ']' || c == '}') {
-      --depth;
     }
     in_string = c == '"';
     const std::string* word = nullptr;
@@ -88,14 +78,10 @@ void words_from_numbers(json& node) {
 
 /// Nothing when it is no JSON; `why` then says so.
 std::optional<json> parsed(std::string_view text, std::string& why) {
-  try {
-    auto result = json::parse(strict_json(text));
-    numbers_from_words(result);
-    return result;
-  } catch (const json::exception& error) {
-    why = error.what();
-    return std::nullopt;
-  }
+  auto result = parse_json<json>(strict_json(text), &why);
+  if (result.is_discarded()) return std::nullopt;
+  numbers_from_words(result);
+  return result;
 }
 
 /// Nothing when a character is none of base64.
@@ -133,11 +119,11 @@ json read(const std::string& source) {
   if (source.find('\0') == std::string::npos && fs::exists(source, ignored)) {
     if (!fs::is_regular_file(source, ignored))
       refuse_document("'{}' is no file, expected the path of a JSON file", source);
-    std::ifstream stream(source, std::ios::binary);
-    const std::string text{std::istreambuf_iterator<char>(stream), {}};
-    if (!stream) refuse_document("'{}' can't be read; check its permissions", source);
+    std::string text;
+    if (const auto problem = read_file(source, kMostSettingsBytes, text); !problem.empty())
+      refuse_document("'{}': {}; check its permissions", source, problem);
     result = parsed(text, why);
-    if (!result) refuse_document("'{}' is no JSON: {}", source, why);
+    if (!result) refuse_document("'{}' {}", source, why);
   } else {
     result = parsed(source, why);
     if (!result)
@@ -145,12 +131,11 @@ json read(const std::string& source) {
     if (!result)
       refuse_document(
           "found '{}', expected the path of an existing file, JSON, or JSON in base64; if it is a path, compare it "
-          "with the folder that the program runs in. As JSON: {}",
+          "with the folder that the program runs in. As JSON it {}",
           shortened(source), why);
   }
   if (!result->is_object())
-    refuse_document("found {}, expected a JSON object with sections such as zero_optimization",
-                    shortened(result->dump(-1, ' ', false, json::error_handler_t::replace)));
+    refuse_document("found {}, expected a JSON object with sections such as zero_optimization", show_json(*result, 80));
   return *std::move(result);
 }
 
@@ -161,7 +146,7 @@ const json* find(const json& root, std::string_view key) {
     if (node->is_null()) return nullptr;
     if (!node->is_object())
       refuse_document("'{}' is {}, expected a section, which has '{}'", key.substr(0, begin ? begin - 1 : 0),
-                      shortened(node->dump(-1, ' ', false, json::error_handler_t::replace)), key.substr(begin));
+                      show_json(*node, 80), key.substr(begin));
     const size_t end = std::min(key.find('.', begin), key.size());
     const auto child = node->find(std::string(key.substr(begin, end - begin)));
     if (child == node->end()) return nullptr;

@@ -7,6 +7,7 @@
 #include "accelerate/config.hpp"
 #include "parallel/deepspeed/document.hpp"
 #include "utils/environment.hpp"
+#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -46,7 +47,7 @@ void fill(json& node, const std::string& key, const DeepSpeedValues& values, std
     const auto number = [](const json& n) { return n.is_boolean() ? json(n.get<bool>() ? 1 : 0) : n; };
     const json given = to_node(value->second);
     if (number(node) != number(given))
-      mismatches->push_back(fmt::format("{} is {}, but {} is used", key, node.dump(), given.dump()));
+      mismatches->push_back(fmt::format("{} is {}, but {} is used", key, show_json(node), show_json(given)));
   }
 }
 
@@ -66,7 +67,7 @@ struct Shared {
 };
 
 [[noreturn]] void wrong_type(const char* key, const DeepSpeedValue& found, const char* expected) {
-  refuse_plugin("the configuration's {} is {}, expected {}", key, to_node(found).dump(), expected);
+  refuse_plugin("the configuration's {} is {}, expected {}", key, show_json(to_node(found)), expected);
 }
 
 double number_of(const DeepSpeedValue& value, const char* key) {

@@ -23,7 +23,7 @@
 #include "residency/homes/host.hpp"
 #include "residency/spill_file.hpp"
 #include "utils/huge_pages.hpp"
-#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -57,13 +57,14 @@ char* window() {
 /// One file, open for reading by several threads.
 class OpenFile {
  public:
-  OpenFile(const fs::path& path, bool direct) : path_(path), file_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (file_ < 0)
-      raise<CheckpointError>("file home: can't open '{}': {}. Check the path and the rights.", path.string(),
-                             std::generic_category().message(errno));
+  OpenFile(const fs::path& path, bool direct) : path_(path) {
+    const auto opened = open_regular(path);
+    if (opened.file < 0)
+      raise<CheckpointError>("file home: '{}': {}. Check the path and the rights.", path.string(), opened.problem);
+    file_ = opened.file;
     if (direct)
-      direct_ =
-          ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);  // EINVAL where the file system has no such thing
+      direct_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT | O_NONBLOCK);  // EINVAL where the file system has
+                                                                                     // no such thing
   }
   OpenFile(const OpenFile&) = delete;
   OpenFile& operator=(const OpenFile&) = delete;

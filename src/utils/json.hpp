@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+#include "accelerate/utils/export.hpp"
+
+/// The one way in for JSON that others may have written. Needs no LibTorch.
+namespace accelerate {
+
+struct JsonRules {
+  size_t deepest = 64;       ///< lists and objects in each other: who reads, copies or writes them is recursive
+  bool unique_keys = false;  ///< else the last one counts, as in Python
+};
+
+/// Parses the whole of `text`. Takes time and memory in proportion to its size: deep nesting is refused, and values
+/// that take many times the memory of their text are where they are too many.
+/// @return a discarded value where it is not valid
+/// @param problem  what is wrong, to come behind the name of the text: "is not valid JSON (...)"
+template <class Json>
+Json parse_json(std::string_view text, std::string* problem = nullptr, const JsonRules& rules = {});
+
+extern template ACCELERATE_API nlohmann::json parse_json(std::string_view, std::string*, const JsonRules&);
+extern template ACCELERATE_API nlohmann::ordered_json parse_json(std::string_view, std::string*, const JsonRules&);
+
+/// A value in a message, cut before it is written: short whatever it holds.
+template <class Json> std::string show_json(const Json& value, size_t most_bytes = 60);
+
+extern template ACCELERATE_API std::string show_json(const nlohmann::json&, size_t);
+extern template ACCELERATE_API std::string show_json(const nlohmann::ordered_json&, size_t);
+
+/// A whole number that fits, without the silent conversions of get<int64_t>().
+template <class Json> std::optional<int64_t> whole_number(const Json& value) {
+  if (!value.is_number_integer()) return std::nullopt;
+  if (value.is_number_unsigned() && value.template get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
+    return std::nullopt;
+  return value.template get<int64_t>();
+}
+
+}  // namespace accelerate
