@@ -1,12 +1,11 @@
 #include <ATen/ops/empty.h>
 #include <caffe2/serialize/inline_container.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 
 #include <algorithm>
-#include <fstream>
 
 #include "accelerate/checkpoint.hpp"
+#include "formats/torch_archive.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
 
@@ -95,25 +94,9 @@ std::string object_as_bytes(const c10::IValue& object) {
   return {reinterpret_cast<const char*>(tensor.data_ptr<uint8_t>()), static_cast<size_t>(tensor.numel())};
 }
 
-c10::IValue load_object(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary | std::ios::ate);
-  if (!in)
-    raise<CheckpointError>(
-        "load '{}': the file can't be opened; check the checkpoint folder, the file may belong to an object that was "
-        "not saved",
-        file.string());
-  std::vector<char> bytes(static_cast<size_t>(in.tellg()));
-  in.seekg(0);
-  if (!in.read(bytes.data(), static_cast<std::streamsize>(bytes.size())))
-    raise<CheckpointError>("load '{}': reading it failed half-way", file.string());
-  try {
-    return torch::jit::pickle_load(bytes);
-  } catch (const std::exception& error) {
-    raise<CheckpointError>(
-        "load '{}': expected a torch archive of plain data (numbers, text, tensors, lists, dicts); it may be damaged, "
-        "or hold objects of Python classes, which are never executed here. ({})",
-        file.string(), std::string(error.what()).substr(0, 300));
-  }
+c10::IValue load_object(const std::filesystem::path& path) {
+  const auto file = std::make_shared<formats::InputFile>(path);
+  return formats::TorchArchive(file, 0, file->size(), "load '" + path.string() + "'").value();
 }
 
 }  // namespace accelerate::checkpointing

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <string>
 #include <string_view>
@@ -51,8 +52,8 @@ struct PickleNode {
 class Pickle {
  public:
   using Kind = PickleNode::Kind;
-  /// A part of a tensor takes some 150 bytes of metadata: room for a few thousand tensors on a thousand ranks. A byte
-  /// can become a value of 80, so the limit also bounds memory.
+  /// A part of a tensor takes some 150 bytes of metadata: room for a few thousand tensors on a thousand ranks. How many
+  /// values may be in it depends on its length, so that it takes at most some 20 times that.
   static constexpr size_t kMaxBytes = size_t{1} << 30;
 
   /// @param bytes    Must outlive this object, as must `globals`.
@@ -95,7 +96,7 @@ class Pickle {
  private:
   friend class PickleParser;
   std::string source_;
-  std::vector<PickleNode> nodes_;
+  std::deque<PickleNode> nodes_;  // not moved as it grows
   uint32_t root_ = 0;
   size_t size_ = 0;
 };

@@ -126,12 +126,33 @@ class PickleParser {
   }
 
   PickleNode& add(Kind kind) {
-    if (pickle_.nodes_.size() >= std::numeric_limits<uint32_t>::max()) fail("it has more than 2^32 values.");
+    // A value takes 70 bytes and one that holds others 100, though an opcode may be all that the file has of it. What
+    // files hold takes more than that.
+    const bool is_plain = kind == Kind::integer || kind == Kind::real || kind == Kind::text || kind == Kind::bytes;
+    weight_ += is_plain ? 1 : 2;
+    if (const auto most = 300'000 + bytes_.size() / 5; weight_ > most)
+      fail("it has more than {} values, which is more than a file of its length can mean.", most);
     stack_.push_back(static_cast<uint32_t>(pickle_.nodes_.size()));
     auto& node = pickle_.nodes_.emplace_back();
     node.kind = kind;
     node.at = static_cast<int64_t>(at_);
     return node;
+  }
+
+  /// A value that cannot change: one node for all of its kind and number.
+  void add_shared(Kind kind, int64_t number) {
+    const auto slot = static_cast<size_t>(kind == Kind::none      ? 0
+                                          : kind == Kind::boolean ? 1 + number
+                                          : kind == Kind::tuple   ? 3
+                                                                  : 4 + number);
+    if (slot >= shared_.size()) shared_.resize(slot + 1, kNoNode);
+    auto& place = shared_[slot];
+    if (place == kNoNode) {
+      add(kind).integer = number;
+      place = stack_.back();
+    } else {
+      stack_.push_back(place);
+    }
   }
 
   size_t bottom() const { return marks_.empty() ? 0 : marks_.back(); }
@@ -236,24 +257,20 @@ class PickleParser {
         pop_mark();
         return;
       case 'N':
-        add(Kind::none);
+        add_shared(Kind::none, 0);
         return;
       case 0x88:
-        add(Kind::boolean).integer = 1;
+        add_shared(Kind::boolean, 1);
         return;
       case 0x89:
-        add(Kind::boolean).integer = 0;
+        add_shared(Kind::boolean, 0);
         return;
-      case 'K': {
-        const auto value = number<uint8_t>();
-        add(Kind::integer).integer = value;
+      case 'K':
+        add_shared(Kind::integer, number<uint8_t>());
         return;
-      }
-      case 'M': {
-        const auto value = number<uint16_t>();
-        add(Kind::integer).integer = value;
+      case 'M':
+        add_shared(Kind::integer, number<uint16_t>());
         return;
-      }
       case 'J': {
         const auto value = number<int32_t>();
         add(Kind::integer).integer = value;
@@ -287,7 +304,7 @@ class PickleParser {
         text(Kind::bytes, number<uint64_t>());
         return;
       case ')':
-        add(Kind::tuple);
+        add_shared(Kind::tuple, 0);
         return;
       case 0x85:
         tuple(1);
@@ -404,6 +421,9 @@ class PickleParser {
   std::vector<uint32_t> stack_;
   std::vector<size_t> marks_;
   std::vector<uint32_t> memo_;
+  static constexpr uint32_t kNoNode = std::numeric_limits<uint32_t>::max();
+  std::vector<uint32_t> shared_;  ///< see add_shared
+  size_t weight_ = 0;             ///< of the values
 };
 
 Pickle::Pickle(std::string_view bytes, const std::vector<std::string_view>& globals, std::string source)

@@ -24,6 +24,8 @@ struct SavedTensor {
   std::vector<int64_t> strides;  ///< in elements
   int64_t begin =
       0;  ///< byte of the file at which element [0, 0, ...] lies; all of them were checked to lie within the archive
+  int64_t storage_begin = 0;  ///< byte of the file at which its storage lies, which other tensors may view too
+  int64_t storage_bytes = 0;
 };
 
 /// An archive within a file, opened for reading. Nothing in it is executed.
@@ -37,6 +39,7 @@ class TorchArchive {
   /// The tensor that was saved, not yet read. @throws CheckpointError if it is something else.
   SavedTensor tensor() const;
   /// What was saved, tensors read: numbers, strings (bytes become strings too), None, lists, tuples, dicts, tensors.
+  /// Tensors that view one storage share it, as in Python, so that no more bytes are read than the archive has.
   /// @throws CheckpointError for objects of other Python classes and for damaged contents.
   c10::IValue value() const;
   /// The same with `read(saved)` in the place of each tensor, so that the caller decides when, and how much of it, is

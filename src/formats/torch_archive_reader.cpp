@@ -1,13 +1,12 @@
 #include <algorithm>
-#include <cstring>
-#include <numeric>
+#include <map>
 #include <utility>
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/set.h>
 #include <c10/core/GradMode.h>
 
 #include "formats/dcp/box.hpp"
@@ -32,9 +31,10 @@ std::vector<std::string_view> globals_of_objects() {
 }  // namespace
 
 struct TorchArchive::Impl {
-  Impl(std::shared_ptr<const InputFile> input, int64_t offset, int64_t length, std::string source)
+  Impl(std::shared_ptr<const InputFile> input, int64_t offset, int64_t archive_bytes, std::string source)
       : file(std::move(input)),
-        container(file, offset, length, std::move(source), globals_of_objects()),
+        length(archive_bytes),
+        container(file, offset, archive_bytes, std::move(source), globals_of_objects()),
         pickle(container.pickle()) {}
 
   std::optional<SavedTensor> tensor_of(const PickleNode& node) const {
@@ -42,8 +42,8 @@ struct TorchArchive::Impl {
     if (!pickled) return std::nullopt;
     const auto* row = find_torch_dtype("torch." + pickled->dtype);
     if (!row) pickle.fail(node.at, "found the dtype {}, expected that of a plain tensor.", pickled->dtype);
-    SavedTensor saved{row->type, pickled->sizes, pickled->strides, 0};
     const auto bytes = container.storage(pickled->storage);
+    SavedTensor saved{row->type, pickled->sizes, pickled->strides, 0, bytes.begin, bytes.size};
     // The last byte that it reaches must be there. Elements that share bytes (stride 0) are never saved: they would let
     // a small file ask for any amount of memory.
     const auto width = static_cast<int64_t>(c10::elementSize(saved.dtype));
@@ -60,8 +60,9 @@ struct TorchArchive::Impl {
   c10::IValue value(const PickleNode& node, int64_t depth, int64_t& budget, const ReadTensor& read_tensor) const {
     // A short pickle can describe a huge or endless value by using one list in many places.
     if (depth > kMaxDepth) pickle.fail(node.at, "values are nested deeper than {} levels.", kMaxDepth);
-    if ((budget -= 1 + static_cast<int64_t>(node.text.size()) / kTextBytesPerValue) < 0)
-      pickle.fail(node.at, "it describes more than {} values.", kMaxValues);
+    const bool holds = node.kind == Kind::list || node.kind == Kind::tuple || node.kind == Kind::dict;
+    if ((budget -= price(node)) < (holds ? static_cast<int64_t>(node.items.size()) : 0))  // each of which costs, too
+      pickle.fail(node.at, "it describes more values than a file of its length can mean, at most {}.", most_values());
     switch (node.kind) {
       case Kind::none:
         return {};
@@ -76,6 +77,7 @@ struct TorchArchive::Impl {
         return std::string(node.text);
       case Kind::list: {
         c10::impl::GenericList list(c10::AnyType::get());
+        list.reserve(node.items.size());
         for (const auto item : node.items) list.push_back(value(pickle[item], depth + 1, budget, read_tensor));
         return list;
       }
@@ -130,11 +132,28 @@ struct TorchArchive::Impl {
   }
 
   static constexpr int64_t kMaxDepth = 100;
-  static constexpr int64_t kMaxValues = 10'000'000;
-  static constexpr int64_t kTextBytesPerValue =
-      128;  ///< this much of a text counts as a value: all that a pickle can hold once, but not again and again
+  /// A few bytes of the pickle can name a large value again and again: each time counts, by the memory that it takes,
+  /// in numbers of 16 bytes.
+  int64_t most_values() const { return 1'000'000 + static_cast<int64_t>(pickle.size()) / 2; }
+  static int64_t price(const PickleNode& node) {
+    switch (node.kind) {
+      case Kind::list:
+      case Kind::tuple:
+        return 6;
+      case Kind::dict:
+        return 12 + static_cast<int64_t>(node.items.size());
+      case Kind::text:
+      case Kind::bytes:
+        return 4 + static_cast<int64_t>(node.text.size()) / 16;
+      case Kind::call:
+        return 32;  // a tensor, without its elements
+      default:
+        return 1;
+    }
+  }
 
   std::shared_ptr<const InputFile> file;
+  int64_t length;
   TorchContainer container;
   const Pickle& pickle;
 };
@@ -158,15 +177,25 @@ SavedTensor TorchArchive::tensor() const {
 }
 
 c10::IValue TorchArchive::value() const {
-  return value([this](const SavedTensor& saved) {
-    auto result = at::empty_strided(saved.sizes, saved.strides, at::TensorOptions().dtype(saved.dtype));
-    read_part(*impl_->file, saved, std::vector<int64_t>(saved.sizes.size(), 0), result);
-    return result;
+  std::map<std::pair<int64_t, int64_t>, at::Tensor> storages;  // by their place: several names may be of one
+  int64_t bytes = 0;
+  return value([&](const SavedTensor& saved) {
+    auto& storage = storages[{saved.storage_begin, saved.storage_bytes}];
+    if (!storage.defined()) {
+      if ((bytes += saved.storage_bytes) > impl_->length)
+        impl_->container.fail("its tensors have more bytes than it has, {}: their storages overlap. It is damaged.",
+                              impl_->length);
+      storage = at::empty({saved.storage_bytes}, at::TensorOptions().dtype(at::kByte));
+      impl_->file->read(saved.storage_begin, storage.mutable_data_ptr(), saved.storage_bytes);
+    }
+    const auto first = (saved.begin - saved.storage_begin) / static_cast<int64_t>(c10::elementSize(saved.dtype));
+    return at::empty({0}, at::TensorOptions().dtype(saved.dtype))
+        .set_(storage.storage(), first, saved.sizes, saved.strides);
   });
 }
 
 c10::IValue TorchArchive::value(const std::function<at::Tensor(const SavedTensor&)>& read) const {
-  auto budget = Impl::kMaxValues;
+  auto budget = impl_->most_values();
   return impl_->value(impl_->pickle.root(), 0, budget, read);
 }
 
