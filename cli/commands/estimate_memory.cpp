@@ -12,8 +12,9 @@ namespace {
 
 /// Whole numbers without a point. int4 and bools leave fractions.
 nlohmann::ordered_json bytes(double number) {
-  return number == std::floor(number) ? nlohmann::ordered_json(static_cast<int64_t>(number))
-                                      : nlohmann::ordered_json(number);
+  constexpr double kMost = 9e18;  // what an integer holds
+  return number == std::floor(number) && number < kMost ? nlohmann::ordered_json(static_cast<int64_t>(number))
+                                                        : nlohmann::ordered_json(number);
 }
 
 /// What the figures count.

@@ -1,4 +1,5 @@
 #include "config/yaml.hpp"
+#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 #include <yaml-cpp/yaml.h>
@@ -13,7 +14,7 @@
 namespace accelerate::config {
 namespace {
 
-constexpr size_t kMostBytes = 1 << 20;
+constexpr size_t kMostBytes = 1 << 18;
 constexpr int kMostNodes = 20000, kMostLevels = 32;
 
 bool one_of(std::string_view text, std::initializer_list<std::string_view> words) {
@@ -196,8 +197,8 @@ bool has_several_documents(const std::string& text) {
 Value read_yaml(const std::string& text, const std::string& file) {
   Reader reader(file);
   if (text.size() > kMostBytes)
-    raise<ConfigError>("the config file {} is longer than {} MB. Is it a config file? One has some hundred bytes", file,
-                       kMostBytes >> 20);
+    raise<ConfigError>("the config file {} is longer than {} KB. Is it a config file? One has some hundred bytes", file,
+                       kMostBytes >> 10);
   try {
     if (has_several_documents(text))
       raise<ConfigError>("the config file {} holds several documents (parted by ---), expected one", file);
@@ -215,7 +216,7 @@ std::string write_yaml(const Value& value) {
 }
 
 std::string write_json(const Value& value) {
-  return nlohmann::json::parse(value.dump(-1, ' ', false, Value::error_handler_t::replace))
+  return parse_json<nlohmann::json>(value.dump(-1, ' ', false, Value::error_handler_t::replace))
              .dump(2, ' ', /*ensure_ascii=*/true) +
          "\n";
 }

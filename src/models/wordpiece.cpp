@@ -201,6 +201,12 @@ WordPieceTokenizer WordPieceTokenizer::from_pretrained(const fs::path& folder) {
   const auto path = folder / kVocabFile;
   const auto text = read_text_file(path);
   std::vector<std::string> vocabulary;
+  // A token takes some hundred bytes, and a line one: vocabularies have 8 a line and more.
+  const auto lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+  if (const size_t most = 250'000 + text.size() / 8; lines > most)
+    raise<CheckpointError>("'{}': it has {} lines, expected at most {} in {} bytes. It is damaged.", path.string(),
+                           lines, most, text.size());
+  vocabulary.reserve(lines + 1);
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.find('\n', begin), text.size());
     const bool carriage_return = end > begin && text[end - 1] == '\r';
@@ -209,7 +215,7 @@ WordPieceTokenizer WordPieceTokenizer::from_pretrained(const fs::path& folder) {
   }
 
   WordPieceOptions options;
-  if (const auto config_path = folder / kConfigFile; fs::exists(config_path)) {
+  if (const auto config_path = folder / kConfigFile; is_there(config_path)) {
     const JsonFile config(config_path);
     config.read("do_lower_case", options.do_lower_case);
     config.read("strip_accents", options.strip_accents);

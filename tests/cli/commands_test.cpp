@@ -125,11 +125,27 @@ TEST_F(Commands, MistakesInConfigFilesAreNamed) {
   EXPECT_THAT(error("distributed_type: 'NO'\n  x: [\n"), AllOf(HasSubstr("not YAML"), HasSubstr("line ")));
   EXPECT_THAT(error(""), HasSubstr("it is empty"));
   EXPECT_THAT(error("distributed_type: MULTI_GPU\n"), HasSubstr("give --num_processes"));
-  EXPECT_THAT(error(std::string(10 << 20, 'x')), HasSubstr("is longer than 1 MB"));
+  EXPECT_THAT(error("distributed_type: MULTI_CPU\nnum_processes: 100000000\n"),
+              AllOf(HasSubstr("100000000"), HasSubstr("expected at most")));
+  EXPECT_THAT(error("distributed_type: MULTI_CPU\nnum_processes: -99999999999\n"), HasSubstr("-99999999999"));
+  EXPECT_THAT(error("distributed_type: MULTI_CPU\nnum_processes: 18446744073709551615\n"),
+              HasSubstr("expected a whole number"));
+  EXPECT_THAT(error("distributed_type: MULTI_CPU\nnum_processes: 2\nnum_machines: 9000000000\n"),
+              HasSubstr("expected at most"));
+  for (const char* deep : {"[", "{a: ", "- ", "? "})
+    EXPECT_THAT(error("x: \n  " +
+                      [&] {
+                        std::string text;
+                        for (int i = 0; i < 60'000; ++i) text += deep;
+                        return text;
+                      }()),
+                HasSubstr("bad.yaml"))
+        << deep;
+  EXPECT_THAT(error(std::string(10 << 20, 'x')), HasSubstr("is longer than 256 KB"));
   std::string noise(10 << 20, '\0');
   std::mt19937 generator(1);
   for (auto& byte : noise) byte = static_cast<char>(generator());
-  EXPECT_THAT(error(noise), HasSubstr("is longer than 1 MB"));
+  EXPECT_THAT(error(noise), HasSubstr("is longer than 256 KB"));
   EXPECT_THAT(error(noise.substr(0, 100000)), HasSubstr("bad.yaml"));
   EXPECT_THAT(error(","), HasSubstr("bad.yaml"));  // yaml-cpp's way of reading all documents never ended here
   EXPECT_THAT(error("---\ndistributed_type: 'NO'\n---\ndistributed_type: 'NO'\n"), HasSubstr("several documents"));

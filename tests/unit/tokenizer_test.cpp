@@ -143,6 +143,39 @@ TEST(Tokenizer, NamesWhatItCantDo) {
               HasSubstr("neither tokenizer.json nor vocab.json"));
 }
 
+/// A few bytes that ask for memory of millions of tokens, ids that no model has, nesting without end.
+TEST(Tokenizer, IdsAndDepthAreBoundedByWhatTheFileHolds) {
+  const auto with_id = [](const json& id) {
+    auto changed = small_json();
+    changed["model"]["vocab"]["zz"] = id;
+    return changed;
+  };
+  for (const json& id : {json(99'999'999), json(-1), json(1.0), json("7"), json(~uint64_t{0})})
+    EXPECT_THAT(error_of(with_id(id)), HasSubstr("the token 'zz' has the id " + id.dump() + ", expected 0 to"));
+  EXPECT_EQ(load(with_id(60'000)).vocab_size(), 60'001) << "gaps as special tokens leave them";
+  auto changed = small_json();
+  changed["added_tokens"][0]["id"] = 99'999'999;
+  EXPECT_THAT(error_of(changed), HasSubstr("the added token '<s>' has the id 99999999, expected 0 to"));
+  for (const json& id : {json(int64_t{1} << 62), json(-5), json(204)}) {
+    changed = small_json();
+    changed["post_processor"] = {{"type", "TemplateProcessing"},
+                                 {"single", {{{"SpecialToken", {{"id", "<s>"}}}}, {{"Sequence", {{"id", "A"}}}}}},
+                                 {"special_tokens", {{"<s>", {{"ids", {id}}}}}}};
+    EXPECT_THAT(error_of(changed), HasSubstr("a special token has the id " + id.dump() + ", and there are 204 tokens"))
+        << "which encode() would give out";
+  }
+  json nested;
+  for (int i = 0; i < 40; ++i) nested = {{"type", "Sequence"}, {"normalizers", {nested}}};
+  changed = small_json();
+  changed["normalizer"] = nested;
+  EXPECT_THAT(error_of(changed), HasSubstr("it is nested deeper than 64 levels"));
+  const auto path = folder("two_files");
+  std::ofstream(path / "merges.txt") << "a b\n";
+  std::ofstream(path / "vocab.json") << R"({"a": 0, "b": 100000000})";
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { Tokenizer::from_pretrained(path); }),
+              HasSubstr("the token 'b' has the id 100000000, expected 0 to 65537 for 2 tokens"));
+}
+
 TEST(Tokenizer, ChatMlIsRecognisedAndNothingElse) {
   const std::vector<accelerate::models::ChatMessage> question = {{"user", "Hi {{ x }}"}};
   const auto render = [&](const std::string& text, bool prompt = true) {

@@ -7,8 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
+#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::bigmodel {
@@ -32,9 +31,9 @@ class Config {
     const auto* value = find(key);
     if (!value) return otherwise;
     constexpr int64_t kLargest = int64_t{1} << 40;
-    if (!value->is_number_integer() || value->get<int64_t>() < 0 || value->get<int64_t>() > kLargest)
-      fail(key, *value, "a size from 0 to 2^40");
-    return value->get<int64_t>();
+    const int64_t number = whole_number(*value).value_or(-1);
+    if (number < 0 || number > kLargest) fail(key, *value, "a size from 0 to 2^40");
+    return number;
   }
   /// How many times something is built. A number that would fill the memory is a mistake.
   int64_t count(const char* key, int64_t otherwise) const {
@@ -82,9 +81,9 @@ class Config {
     std::vector<int64_t> result;
     for (const auto& item : *value) {
       constexpr int64_t kMost = 10'000;
-      if (!item.is_number_integer() || item.get<int64_t>() < 1 || item.get<int64_t>() > kMost)
-        fail(key, *value, "a list of sizes from 1 to 10000");
-      result.push_back(item.get<int64_t>());
+      result.push_back(whole_number(item).value_or(0));
+      if (result.back() < 1 || result.back() > kMost || result.size() > static_cast<size_t>(kMost))
+        fail(key, *value, "a list of at most 10000 sizes from 1 to 10000");
     }
     return result;
   }
@@ -115,8 +114,7 @@ class Config {
 
  private:
   [[noreturn]] void fail(const char* key, const nlohmann::json& found, const char* expected) const {
-    raise<CheckpointError>("config.json: {} is {}, expected {}.", key,
-                           found.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), expected);
+    raise<CheckpointError>("config.json: {} is {}, expected {}.", key, show_json(found, 200), expected);
   }
 
   nlohmann::json root_;

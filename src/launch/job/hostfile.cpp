@@ -64,7 +64,7 @@ std::vector<RemoteHost> parse_filter(const std::vector<RemoteHost>& hosts, const
 std::vector<RemoteHost> parse_hostfile(const std::string& text, const std::string& file) {
   std::vector<RemoteHost> hosts;
   std::istringstream in(text);
-  int64_t number = 0;
+  int64_t number = 0, all = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
     std::istringstream words(line.substr(0, line.find('#')));
@@ -73,9 +73,11 @@ std::vector<RemoteHost> parse_hostfile(const std::string& text, const std::strin
     int64_t count = 0;
     words >> slots;
     if (!slots.starts_with("slots=") || !read_number(std::string_view(slots).substr(6), count) || count < 1 ||
-        count > 4096 || (words >> more) || name.starts_with("-"))
-      raise<ConfigError>("the hostfile {}, line {} is '{}', expected NAME slots=N", file, number, line);
+        count > 4096 || (words >> more) || name.starts_with("-") || name.find('\0') != std::string::npos)
+      raise<ConfigError>("the hostfile {}, line {} is '{}', expected NAME slots=N", file, number, line.substr(0, 200));
     require(!is_among(hosts, name), "the hostfile {}, line {} names {} again", file, number, name);
+    constexpr int64_t kMostSlots = 1'000'000;
+    require((all += count) <= kMostSlots, "the hostfile {} has more than {} slots", file, kMostSlots);
     RemoteHost host{name, {}, false};
     for (int64_t slot = 0; slot < count; ++slot) host.slots.push_back(slot);
     hosts.push_back(host);

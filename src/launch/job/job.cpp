@@ -7,12 +7,11 @@
 #include <cmath>
 #include <cstring>
 #include <ctime>
-#include <fstream>
-#include <iterator>
 
 #include "launch/job/host.hpp"
 #include "launch/job/require.hpp"
 #include "launch/job/streams.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::launcher {
 namespace {
@@ -91,10 +90,10 @@ void plan_tpu(Job& job) {
 /// A launcher on each machine of a hostfile takes the place of a rank.
 void plan_hostfile(Job& job, const std::string& hostfile, bool c10d) {
   const Settings& s = job.settings;
-  std::ifstream in(hostfile);
-  require(static_cast<bool>(in), "--hostfile {} can't be read: {}", hostfile, std::strerror(errno));
-  job.remote = filter_hosts(parse_hostfile({std::istreambuf_iterator<char>(in), {}}, hostfile), s.text("include"),
-                            s.text("exclude"));
+  std::string text;
+  const auto problem = read_file(hostfile, kMostSettingsBytes, text);
+  require(problem.empty(), "--hostfile {} can't be read: {}", hostfile, problem);
+  job.remote = filter_hosts(parse_hostfile(text, hostfile), s.text("include"), s.text("exclude"));
   for (const char* name : {"num_machines", "num_processes", "machine_rank", "processes_per_machine"})
     require(s.source(name) != Source::flag,
             "--hostfile says how many machines and processes there are: leave out --num_machines, --num_processes, "
@@ -141,6 +140,10 @@ void plan_ranks(Job& job) {
   require(job.main_port >= 0 && job.main_port <= 65535,
           "--main_process_port is {}, expected 1 to 65535, or 0 for any free one", job.main_port);
   job.world_size = std::max<int64_t>(1, s.num_processes());
+  constexpr int64_t kMostRanks = 1'000'000, kMostHere = 16'384;  // more would fill the memory before they fail
+  require(job.world_size <= kMostRanks && s.num_processes() >= 0 && job.num_machines <= kMostRanks,
+          "--num_processes is {} on {} machines, expected at most {} of each", s.num_processes(), job.num_machines,
+          kMostRanks);
   job.machine_rank = job.rendezvous.rank.value_or(s.integer("machine_rank").value_or(0));
   if (const std::string hostfile = s.text("hostfile"); !hostfile.empty()) plan_hostfile(job, hostfile, c10d);
   const auto here = s.integer("processes_per_machine");
@@ -150,6 +153,8 @@ void plan_ranks(Job& job) {
           "--machine_rank is {}, expected 0 to {} (--num_machines is {})", job.machine_rank, job.num_machines - 1,
           job.num_machines);
   job.local_world_size = here && job.starter != Job::Starter::hostfile ? *here : job.world_size / job.num_machines;
+  require(job.local_world_size <= kMostHere || job.starter == Job::Starter::hostfile,
+          "{} processes are to be started on this machine, expected at most {}", job.local_world_size, kMostHere);
   if (job.starter == Job::Starter::launcher && s.launcher() == Launcher::simple && !s.text("mpirun_hostfile").empty())
     job.starter = Job::Starter::mpirun;
   if (job.starter == Job::Starter::launcher && s.launcher() == Launcher::deepspeed && job.num_machines > 1 &&

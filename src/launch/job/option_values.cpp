@@ -6,6 +6,7 @@
 
 #include "accelerate/config.hpp"
 #include "launch/job/require.hpp"
+#include "utils/json.hpp"
 
 namespace accelerate::launcher {
 
@@ -34,7 +35,7 @@ Value from_file(const config::Option& option, const Value& value, const std::str
     return nullptr;
   switch (option.kind) {
     case Kind::integer:
-      if (!value.is_number_integer()) return config::parse_value(option, config::python_text(value), where);
+      if (!whole_number(value)) return config::parse_value(option, config::python_text(value), where);
       return value;
     case Kind::number:
       if (!value.is_number()) return config::parse_value(option, config::python_text(value), where);

@@ -34,6 +34,9 @@ struct AddedToken {
   bool normalized = false;                       ///< looked for in the normalised text
 };
 
+/// Ids that no token has, at most: the largest id is below the number of tokens and this.
+inline constexpr int64_t kMostGaps = 65'536;
+
 /// What the readers of files fill in.
 struct TokenizerParts {
   std::vector<std::string> tokens;  ///< by id, as files spell them; empty where an id is not used

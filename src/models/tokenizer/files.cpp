@@ -3,8 +3,6 @@
 #include <optional>
 #include <set>
 
-#include <nlohmann/json.hpp>
-
 #include "accelerate/formats/gguf.hpp"
 #include "models/json_file.hpp"
 #include "models/tokenizer/content.hpp"
@@ -29,10 +27,32 @@ template <class... Args>
 }
 
 json read_json(const fs::path& path) {
-  auto value = json::parse(read_text_file(path), nullptr, false);
+  std::string problem;
+  auto value = parse_json<json>(read_text_file(path), &problem);
   if (!value.is_object())
-    refuse_file(path, "it is not a JSON object. It is probably truncated: copy or download it again.");
+    refuse_file(path, "it is not a JSON object{}. It is probably truncated: copy or download it again.",
+                problem.empty() ? "" : ": it " + problem);
   return value;
+}
+
+/// Ids may leave gaps, as special tokens at round numbers do; but a few tokens must not ask for memory of millions.
+void add_tokens(const json& vocabulary, const fs::path& path, std::vector<std::string>& tokens) {
+  const auto most = static_cast<int64_t>(vocabulary.size()) + kMostGaps;
+  if (!vocabulary.is_object()) refuse_file(path, "its vocabulary is no object from tokens to ids. It is damaged.");
+  for (const auto& [token, id] : vocabulary.items()) {
+    const auto place = whole_number(id).value_or(-1);
+    if (place < 0 || place >= most)
+      refuse_file(path, "the token '{}' has the id {}, expected 0 to {} for {} tokens. It is damaged.",
+                  token.substr(0, 100), show_json(id), most - 1, vocabulary.size());
+    if (static_cast<size_t>(place) >= tokens.size()) tokens.resize(static_cast<size_t>(place) + 1);
+    tokens[static_cast<size_t>(place)] = token;
+  }
+}
+
+int64_t id_in(const json& id, const fs::path& path) {
+  const auto number = whole_number(id);
+  if (!number) refuse_file(path, "a token has the id {}, expected a whole number. It is damaged.", show_json(id));
+  return *number;
 }
 
 /// tokenizer.json, a piece at a time. The json library's own exceptions say what has a wrong type.
@@ -56,8 +76,7 @@ class TokenizerJson {
 
  private:
   [[noreturn]] void unsupported(const std::string& what, const json& found) const {
-    refuse_file(path_, "{} {} is not supported; this is a byte-level BPE tokenizer.", what,
-                found.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 200));
+    refuse_file(path_, "{} {} is not supported; this is a byte-level BPE tokenizer.", what, show_json(found, 200));
   }
   static std::string type_of(const json& part) { return part.at("type").get<std::string>(); }
 
@@ -69,12 +88,8 @@ class TokenizerJson {
         unsupported(std::string("the model's ") + field, model[field]);
     if (model.value("byte_fallback", false)) unsupported("the model's byte_fallback", true);
     parts_.whole_words = model.value("ignore_merges", false);
-    for (const auto& [token, id] : model.at("vocab").items()) {
-      const auto place = id.get<size_t>();
-      if (place > 100'000'000) refuse_file(path_, "the token '{}' has the id {}. It is damaged.", token, id.dump());
-      if (place >= parts_.tokens.size()) parts_.tokens.resize(place + 1);
-      parts_.tokens[place] = token;
-    }
+    add_tokens(model.at("vocab"), path_, parts_.tokens);
+    parts_.merges.reserve(model.at("merges").size());
     for (const auto& merge : model.at("merges")) {
       if (merge.is_array()) {
         parts_.merges.emplace_back(merge.at(0).get<std::string>(), merge.at(1).get<std::string>());
@@ -83,13 +98,13 @@ class TokenizerJson {
       const auto& line = merge.get_ref<const std::string&>();
       const auto space = line.find(' ');
       if (space == std::string::npos)
-        refuse_file(path_, "the merge '{}' has no space between its parts. It is damaged.", line);
+        refuse_file(path_, "the merge '{}' has no space between its parts. It is damaged.", line.substr(0, 100));
       parts_.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
     }
   }
   void read_added(const json& token) {
     if (token.value("single_word", false)) unsupported("the added token", token);
-    parts_.added.push_back({token.at("content").get<std::string>(), token.at("id").get<int64_t>(),
+    parts_.added.push_back({token.at("content").get<std::string>(), id_in(token.at("id"), path_),
                             token.value("special", false), token.value("lstrip", false), token.value("rstrip", false),
                             token.value("normalized", false)});
   }
@@ -144,7 +159,7 @@ class TokenizerJson {
       } else {
         for (const auto& id :
              part.at("special_tokens").at(item.at("SpecialToken").at("id").get<std::string>()).at("ids"))
-          side->push_back(id.get<int64_t>());
+          side->push_back(id_in(id, path_));
       }
     }
   }
@@ -163,13 +178,13 @@ class TokenizerJson {
 TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges) {
   TokenizerParts parts;
   const auto ids = read_json(vocab);
-  for (const auto& [token, id] : ids.items()) {
-    if (!id.is_number_unsigned() || id.get<size_t>() > 100'000'000)
-      refuse_file(vocab, "the token '{}' has no valid id. It is damaged.", token);
-    if (id.get<size_t>() >= parts.tokens.size()) parts.tokens.resize(id.get<size_t>() + 1);
-    parts.tokens[id.get<size_t>()] = token;
-  }
+  add_tokens(ids, vocab, parts.tokens);
   const auto text = read_text_file(merges);
+  // A merge takes some hundred bytes: lines have 8 and more.
+  const auto lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
+  if (const size_t most = 500'000 + text.size() / 8; lines > most)
+    refuse_file(merges, "it has {} lines, expected at most {} in {} bytes. It is damaged.", lines, most, text.size());
+  parts.merges.reserve(lines + 1);
   for (size_t begin = 0; begin < text.size();) {
     const auto end = std::min(text.find('\n', begin), text.size());
     auto line = text.substr(begin, end - begin);
@@ -179,7 +194,7 @@ TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges) {
     const auto space = line.find(' ');
     if (line.empty() || comment) continue;
     if (space == std::string::npos)
-      refuse_file(merges, "the line '{}' has no space between its parts. It is damaged.", line);
+      refuse_file(merges, "the line '{}' has no space between its parts. It is damaged.", line.substr(0, 100));
     parts.merges.emplace_back(line.substr(0, space), line.substr(space + 1));
   }
   parts.pre_tokenizers.emplace_back(SplitStep{Pattern(kGpt2Pattern)});
@@ -194,9 +209,9 @@ TokenizerParts read_vocabulary(const fs::path& vocab, const fs::path& merges) {
 
 /// Special tokens and the chat template, beside the vocabulary.
 void read_settings(const fs::path& folder, TokenizerParts& parts) {
-  if (fs::exists(folder / "chat_template.jinja")) parts.chat_template = read_text_file(folder / "chat_template.jinja");
+  if (is_there(folder / "chat_template.jinja")) parts.chat_template = read_text_file(folder / "chat_template.jinja");
   const auto path = folder / "tokenizer_config.json";
-  if (!fs::exists(path)) return;
+  if (!is_there(path)) return;
   const JsonFile config(path);
   const auto id_of = [&](const char* key) -> std::optional<int64_t> {
     std::string token;
@@ -248,7 +263,7 @@ TokenizerParts read_gguf(const fs::path& path) {
   for (const auto& merge : *merges) {
     const auto space = merge.find(' ', 1);
     if (space == std::string::npos)
-      refuse_file(path, "the merge '{}' has no space between its parts. It is damaged.", merge);
+      refuse_file(path, "the merge '{}' has no space between its parts. It is damaged.", merge.substr(0, 100));
     parts.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
   }
   if (const auto* kinds = metadata.find_as<std::vector<int64_t>>("tokenizer.ggml.token_type");
@@ -280,12 +295,12 @@ TokenizerParts read_gguf(const fs::path& path) {
 
 TokenizerParts read_tokenizer(const fs::path& path) {
   if (path.extension() == ".gguf") return read_gguf(path);
-  const auto folder = fs::is_directory(path) ? path : path.parent_path();
+  const auto folder = is_folder(path) ? path : path.parent_path();
   TokenizerParts parts;
   if (path.filename() != "vocab.json" && path.filename() != "merges.txt" &&
-      (!fs::is_directory(path) || fs::exists(folder / "tokenizer.json"))) {
-    parts = TokenizerJson(fs::is_directory(path) ? folder / "tokenizer.json" : path).read();
-  } else if (fs::exists(folder / "vocab.json") && fs::exists(folder / "merges.txt")) {
+      (!is_folder(path) || is_there(folder / "tokenizer.json"))) {
+    parts = TokenizerJson(is_folder(path) ? folder / "tokenizer.json" : path).read();
+  } else if (is_there(folder / "vocab.json") && is_there(folder / "merges.txt")) {
     parts = read_vocabulary(folder / "vocab.json", folder / "merges.txt");
   } else {
     refuse_file(

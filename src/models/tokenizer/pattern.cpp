@@ -28,7 +28,7 @@ std::string with_unicode_space(const std::string& expression) {
       } else if (escaped == 'S' && !in_class) {
         result += "[^" + std::string(kSpace) + "]";
       } else if (escaped == 'S') {
-        raise<CheckpointError>("tokenizer pattern '{}': \\S within [] is not supported.", expression);
+        raise<CheckpointError>("tokenizer pattern '{}': \\S within [] is not supported.", expression.substr(0, 200));
       } else {
         result += {c, escaped};
       }
@@ -49,7 +49,9 @@ struct Pattern::Code {
     PCRE2_SIZE place = 0;
     compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
                              options | PCRE2_UTF | PCRE2_UCP | PCRE2_NO_UTF_CHECK, &error, &place, nullptr);
-    if (!compiled) raise<CheckpointError>("tokenizer pattern '{}': {} at byte {}.", expression, message(error), place);
+    if (!compiled)
+      raise<CheckpointError>("tokenizer pattern '{}': {} at byte {}.", expression.substr(0, 200), message(error),
+                             place);
     pcre2_jit_compile(compiled, PCRE2_JIT_COMPLETE);  // where that is not available it is interpreted
   }
   ~Code() { pcre2_code_free(compiled); }

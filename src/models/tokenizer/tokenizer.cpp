@@ -65,9 +65,11 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
     raise<CheckpointError>("tokenizer '{}': {}", file, fmt::format(what, std::forward<Args>(args)...));
   };
   std::unordered_map<std::string, int32_t> id_of_bytes;
+  const auto most = static_cast<int64_t>(parts.tokens.size() + parts.added.size()) + kMostGaps;
   for (const auto& token : parts.added) {
-    if (token.id < 0 || token.id > 100'000'000)
-      fail("the added token '{}' has the id {}. The file is damaged.", token.content, token.id);
+    if (token.id < 0 || token.id >= most)
+      fail("the added token '{}' has the id {}, expected 0 to {} for {} tokens. The file is damaged.",
+           token.content.substr(0, 100), token.id, most - 1, parts.tokens.size() + parts.added.size());
     if (static_cast<size_t>(token.id) >= parts.tokens.size()) parts.tokens.resize(static_cast<size_t>(token.id) + 1);
     parts.tokens[static_cast<size_t>(token.id)] = token.content;
   }
@@ -95,7 +97,7 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
       fail(
           "the merge of '{}' and '{}' is of tokens that the vocabulary lacks. The files are of different "
           "tokenizers, or damaged.",
-          left, right);
+          left.substr(0, 100), right.substr(0, 100));
     merges.push_back(
         {static_cast<int32_t>(a->second), static_cast<int32_t>(b->second), static_cast<int32_t>(both->second)});
   }
@@ -113,9 +115,13 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
     for (auto& starts : *table)
       std::stable_sort(starts.begin(), starts.end(),
                        [](const AddedToken* a, const AddedToken* b) { return a->content.size() > b->content.size(); });
+  const auto check = [&](int64_t id) {
+    if (id < 0 || static_cast<size_t>(id) >= size)
+      fail("a special token has the id {}, and there are {} tokens. The file is damaged.", id, size);
+  };
   for (const auto& id : {parts.bos, parts.eos, parts.pad})
-    if (id && (*id < 0 || static_cast<size_t>(*id) >= size))
-      fail("a special token has the id {}, and there are {} tokens. The file is damaged.", *id, size);
+    if (id) check(*id);
+  for (const auto* around : {&parts.prefix, &parts.suffix}) std::for_each(around->begin(), around->end(), check);
 }
 
 void Tokenizer::Content::encode(std::string_view text, std::vector<int64_t>& out) const {
