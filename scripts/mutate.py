@@ -33,7 +33,9 @@ sys.dont_write_bytecode = True
 import check_options  # noqa: E402
 import faults as listed  # noqa: E402
 
-SECONDS = 120  # of one test; what hangs has noticed
+# What hangs has noticed: with a fault a test may take so many times what it took without, and at least so many seconds,
+# since machines have other things to do. Without a fault, it may take the seconds of a whole run of ctest.
+TIMES, LEAST_SECONDS, SECONDS_WITHOUT = 5, 120, 720
 
 
 def pattern_of(text):
@@ -51,7 +53,10 @@ def place_of(fault, source):
     found = list(re.finditer(expression, source))
     if len(found) != 1:
         raise ValueError(f"its text is found {len(found)} times in {fault.file}, expected once: {fault.text}")
-    return found[0].span(1)
+    begin, end = found[0].span(1)
+    if right.rstrip().endswith(";") and source[:begin].rstrip()[-1] not in "{};)":
+        raise ValueError(f"what it replaces ends as a statement does, and begins in the middle of one: {fault.text}")
+    return begin, end
 
 
 def replacement(fault, right):
@@ -166,8 +171,8 @@ def build(copy, binaries, jobs):
     subprocess.run(command, cwd=copy, check=True)
 
 
-def run_test(copy, test, fault=""):
-    """(passed, output, seconds)"""
+def run_test(copy, test, fault="", limit=SECONDS_WITHOUT):
+    """(passed, output, seconds); limit is in seconds."""
     binary, _, name = test.partition(" ")
     cases = binary == "conformance_tests"
     names = ":".join(f"{one}:*/{one}/*" for one in name.split(":"))  # with parameters, too
@@ -177,10 +182,10 @@ def run_test(copy, test, fault=""):
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                errors="replace", env={**os.environ, "ACCELERATE_FAULT": fault}, start_new_session=True)
     try:
-        output = process.communicate(timeout=SECONDS)[0]
+        output = process.communicate(timeout=limit)[0]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        output = process.communicate()[0] + f"\nkilled after {SECONDS} s"
+        output = process.communicate()[0] + f"\nkilled after {limit:.0f} s"
     if process.returncode == 0 and not cases and not re.search(r"\[  PASSED  \] [1-9]", output):
         output += "\nno test ran"
         return False, output, time.monotonic() - begin
@@ -199,21 +204,24 @@ def others_that_fail(copy, its_tests, all_tests, name):
 
 
 def run(copy, runs, others=False):
-    survived, broken = [], set()
+    survived, limits, counts = [], {}, collections.defaultdict(collections.Counter)
     tests = sorted({test for its_tests in runs.values() for test in its_tests})
     for number, test in enumerate(tests, 1):
         passed, output, seconds = run_test(copy, test)
         found = "passes" if passed else "FAILS"
         print(f"[{number}/{len(tests)}] without a fault: {test} {found} ({seconds:.1f} s)", flush=True)
-        if not passed:
-            broken.add(test)
+        if passed:
+            limits[test] = max(LEAST_SECONDS, TIMES * seconds)
+        else:
             print(output[-3000:])
+    broken = [test for test in tests if test not in limits]
     for number, (name, its_tests) in enumerate(runs.items(), 1):
         for test in its_tests:
             if test in broken:
                 continue
-            passed, _, seconds = run_test(copy, test, name)
+            passed, _, seconds = run_test(copy, test, name, limits[test])
             found = "SURVIVED" if passed else "caught"
+            counts[test.split()[0]][found] += 1
             print(f"[{number}/{len(runs)}] {found}: {name} by {test} ({seconds:.1f} s)", flush=True)
             if passed:
                 survived.append(f"{name}, which {test} does not notice")
@@ -221,7 +229,9 @@ def run(copy, runs, others=False):
             print(f"    also fails: {' '.join(failing)}", flush=True)
     for line in survived:
         print(f"survived: {line}")
-    for test in sorted(broken):
+    for suite, found in sorted(counts.items()):
+        print(f"{suite}: {found['caught']} caught, {found['SURVIVED']} survived")
+    for test in broken:
         print(f"fails without a fault: {test}")
     print(f"mutate: {len(runs)} faults, {len(survived)} survived, {len(broken)} tests fail without one")
     return 1 if survived or broken else 0
