@@ -116,6 +116,7 @@ TEST_F(AcceleratorTest, PrepareKeepsTheOrderAndWhatItDoesNotKnow) {
   owned.step();
   EXPECT_TRUE(accelerator.unwrap_model(by_pointer) == pointer);
   accelerator.free_memory();
+  EXPECT_FALSE(accelerator.prepare(net).core() == model.core()) << "what was prepared is forgotten";
 }
 
 TEST_F(AcceleratorTest, ReferenceAccumulationExampleEndsAt204) {
@@ -193,7 +194,7 @@ TEST_F(AcceleratorTest, ClippingEqualsLibTorch) {
 }
 
 // In fp16 gradients are scaled until they are unscaled: clipping must not see them before.
-TEST_F(AcceleratorTest, ClippingByValueSeesUnscaledGradients) {
+TEST_F(AcceleratorTest, ClippingSeesUnscaledGradients) {
   Accelerator accelerator({.mixed_precision = "fp16", .kwargs_handlers = {GradScalerKwargs{.init_scale = 1024}}});
   torch::nn::Linear net(torch::nn::LinearOptions(2, 1).bias(false));
   auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 1.0));
@@ -203,6 +204,25 @@ TEST_F(AcceleratorTest, ClippingByValueSeesUnscaledGradients) {
   EXPECT_TRUE(net->weight.grad().equal(torch::tensor({{-0.5f, 0.25f}}))) << net->weight.grad();
   optimizer.step();
   EXPECT_TRUE(net->weight.equal(before + torch::tensor({{0.5f, -0.25f}})));
+  optimizer.zero_grad();
+  accelerator.backward(model(torch::tensor({{-3.0f, 4.0f}})).sum());
+  EXPECT_EQ(accelerator.clip_grad_norm_(net->parameters(), 0.5).item<double>(), 5);
+}
+
+// Steps of one optimizer are skipped: its schedule waits, and the other's does not.
+TEST_F(AcceleratorTest, SchedulesFollowTheOptimizerThatTheyDrive) {
+  Accelerator accelerator({.mixed_precision = "fp16", .kwargs_handlers = {GradScalerKwargs{.init_scale = 8}}});
+  torch::nn::Linear fine(2, 1), broken(2, 1);
+  torch::optim::SGD first(fine->parameters(), 0.1), second(broken->parameters(), 0.1);
+  const auto constant = [](int64_t) { return 1.0; };
+  auto [a, b, opt_a, opt_b, sched_a, sched_b] = accelerator.prepare(
+      fine, broken, first, second, optim::lambda_lr(first, constant), optim::lambda_lr(second, constant));
+  const auto x = torch::ones({1, 2});
+  accelerator.backward(a(x).sum() + (b(x) * std::numeric_limits<double>::infinity()).sum());
+  opt_a.step(), opt_b.step();
+  sched_a.step(), sched_b.step();
+  EXPECT_EQ(sched_a.last_epoch(), 1);
+  EXPECT_EQ(sched_b.last_epoch(), 0);
 }
 
 TEST_F(AcceleratorTest, AutocastKwargsReachForwardsAndRegions) {
@@ -339,6 +359,8 @@ TEST_F(AcceleratorTest, TensorBoardReadsOurEvents) {
 }
 
 RANKS_TEST(AcceleratorRanks, WhoAmIAndWhoGoesFirst, 3) {
+  const InitProcessGroupKwargs pigeons{.backend = "pigeons"};
+  EXPECT_THAT(message_of<Error>([&] { Accelerator({.kwargs_handlers = {pigeons}}); }), HasSubstr("pigeons"));
   Accelerator accelerator;
   EXPECT_EQ(accelerator.distributed_type(), DistributedType::MULTI_CPU);
   EXPECT_EQ(accelerator.process_index(), rank());

@@ -130,6 +130,9 @@ RANKS_TEST(DataDist, StreamsShardThemselvesByDefaultAndReadOnlyTheirShare, 2, 3)
           accelerate::gather_object(std::vector<int64_t>{static_cast<int64_t>(batches_of(loader).size())});
       EXPECT_EQ(steps, std::vector<int64_t>(steps.size(), steps[0])) << "all ranks do the same number of steps";
     }
+  auto uneven =
+      prepared(DataLoader(SelfSharding(2 * state.num_processes() + 1), {.batch_size = 2}), {.even_batches = false});
+  EXPECT_EQ(batches_of(uneven).size(), state.process_index() == 0 ? 2U : 1U);
   auto dropping = prepared(DataLoader(SelfSharding(13), {.batch_size = 2, .drop_last = true}));
   EXPECT_EQ(gathered(dropping).size(),
             static_cast<size_t>(13 / (2 * state.num_processes()) * 2 * state.num_processes()));

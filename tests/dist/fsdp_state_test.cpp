@@ -496,6 +496,8 @@ RANKS_TEST(FsdpState, SaveModelAndMerge, 1, 2, 3) {
   accelerator.save_model(m, base / "bin", "0.2KB", /*safe_serialization=*/false);
   accelerator.save_state(base / "state");
   merge_fsdp_weights(base / "state", base / "merged");
+  merge_fsdp_weights(base / "state", base / "merged in files", {.max_shard_size = "0.2KB"});
+  merge_fsdp_weights(base / "state", base / "merged bin", {.safe_serialization = false, .remove_checkpoint_dir = true});
   if (support::rank() != 0) {
     EXPECT_TRUE(state.empty());
     return;
@@ -504,7 +506,13 @@ RANKS_TEST(FsdpState, SaveModelAndMerge, 1, 2, 3) {
   EXPECT_TRUE(torch::equal(expected.at("tied"), expected.at("first.weight")));
   const auto merged = load_checkpoint_files(base / "merged");
   expect_same(expected, merged, "merged");  // with the tied name, as the reference merges
-  expected.erase("first.weight");           // its first name is "tied"
+  EXPECT_TRUE(fs::exists(base / "merged" / "model.safetensors"));
+  expect_same(expected, load_checkpoint_files(base / "merged in files"), "merged in files");
+  EXPECT_TRUE(fs::exists(base / "merged in files" / "model.safetensors.index.json"));
+  const auto pickled = checkpointing::load_object(base / "merged bin" / "pytorch_model.bin").toGenericDict();
+  EXPECT_TRUE(torch::equal(pickled.at("tied").toTensor(), expected.at("tied")));
+  EXPECT_FALSE(fs::exists(base / "state" / "pytorch_model_fsdp_0"));
+  expected.erase("first.weight");  // its first name is "tied"
   expect_same(expected, load_checkpoint_files(base / "one"), "one file");
   expect_same(expected, load_checkpoint_files(base / "shards"), "few");
   expect_same(expected, load_checkpoint_files(base / "many"), "many files");
@@ -539,6 +547,11 @@ RANKS_TEST(FsdpState, UnwrappedUnderSummon, 2) {
   const auto m = accelerator.prepare(net);
   const Net unwrapped = accelerator.unwrap_model(m);
   EXPECT_EQ(unwrapped.get(), net.get());
+  {
+    const auto absent = residency::stats().resident_bytes;
+    const auto on_rank0 = residency::summon(unwrapped, {.writeback = false, .rank0_only = true});
+    EXPECT_EQ(residency::stats().resident_bytes > absent, support::rank() == 0);
+  }
   const auto present = residency::summon(unwrapped);
   EXPECT_EQ(std::memcmp(unwrapped->cube.data_ptr(), before.data_ptr(), before.nbytes()), 0);
 }

@@ -78,7 +78,7 @@ F("AcceleratorOptions::kwargs_handlers DistributedDataParallelKwargs", file,
 F("AcceleratorOptions::kwargs_handlers GradScalerKwargs", file, "GradScalerKwargs>) «scaling = kwargs;»", "",
   r + "Fp16OverflowOnOneRankSkipsTheStepOnAll")
 F("AcceleratorOptions::kwargs_handlers InitProcessGroupKwargs", file,
-  "InitProcessGroupKwargs>) «process_group = kwargs;»", "", o + "TheProcessGroupIsTheOneThatWasAskedFor")
+  "InitProcessGroupKwargs>) «process_group = kwargs;»", "", r + "WhoAmIAndWhoGoesFirst")
 F("AcceleratorOptions::kwargs_handlers AutocastKwargs", file, "AutocastKwargs>) «autocast = kwargs;»", "",
   t + "AutocastKwargsReachForwardsAndRegions")
 F("GradScalerKwargs::enabled", file, "run.scaler = «std::make_shared<optim::GradScaler>(scaling)»;",
@@ -100,7 +100,7 @@ F("BackwardOptions::create_graph", file, "options.retain_graph || options.create
   "false", o + "GraphsAreKeptOrMadeForGradients")
 F("clip_grad_value_ unscales", "src/accelerator/clip.cpp",
   'raise<ConfigError>("clip_grad_value_: clip_value is {}, expected 0 or more", clip_value); «unscale_gradients();»',
-  "", t + "ClippingByValueSeesUnscaledGradients")
+  "", t + "ClippingSeesUnscaledGradients")
 
 file = "src/accelerator/checkpointing.cpp"
 c = "checkpoint_tests "
@@ -114,13 +114,11 @@ F("ProjectConfiguration::iteration", file,
 F("ProjectConfiguration::project_dir", file,
   'const fs::path all = «project.project_dir» / "checkpoints"; const bool writes', 'fs::path("elsewhere")',
   c + "CheckpointTest.AutomaticNamesLimitAndNewest")
-F("ProjectConfiguration::save_on_each_node of what is in pieces", file, ".several = «project.save_on_each_node»",
-  "false", c + "CheckpointRanks.EachMachineCanWriteItsOwnCopy")
 F("ProjectConfiguration::save_on_each_node", "src/accelerator/accelerator_impl.hpp",
   "(«options.project_config.save_on_each_node» &&", "false", c + "CheckpointRanks.EachMachineCanWriteItsOwnCopy")
 F("DataLoaderConfiguration::use_stateful_dataloader", file,
   ".loaders = «impl_->options.dataloader_config.use_stateful_dataloader», .num_steps", "false",
-  c + "CheckpointTest.PythonReadsEveryFileAndGoesOn")
+  c + "CheckpointTest.ResumedRunIsTheUninterruptedOneBitByBit")
 
 # ---- state
 file = "src/state/partial_state.cpp"
@@ -169,7 +167,7 @@ F("DataLoaderConfiguration::split_batches", file, ".split_batches = «settings()
   "false", r + "SplitBatchesHasAShorthand")
 F("DataLoaderConfiguration::even_batches", file, ".even_batches = «even_batches()»", "true", p + "VaryingBatchSizes")
 F("DataLoaderConfiguration::even_batches of streams", file, "if (self_sharding() && «settings().config.even_batches»)",
-  "true", "data_dist_tests DataDist.UnevenRanksWithoutEvenBatches")
+  "true", "data_dist_tests DataDist.StreamsShardThemselvesByDefaultAndReadOnlyTheirShare")
 F("DataLoaderOptions::drop_last of dispatched batches", file, "DispatchFeed::Plan{.drop_last = «drop_last()»,", "false",
   "conformance_tests prepared_dataloader")
 file = "src/data/prepared_settings.cpp"
@@ -346,7 +344,7 @@ F("FullyShardedDataParallelPlugin::cpu_ram_efficient_loading", file,
 F("FullyShardedDataParallelPlugin::cpu_ram_efficient_loading of ignored modules", file,
   "= group && «plugin.cpu_ram_efficient_loading.value_or(false)»;", "false",
   f + "RanksStartWithRankZerosParametersAndBuffers")
-F("FullyShardedDataParallelPlugin::param_init_fn", file, "«plugin.param_init_fn(*submodule.module);»", "",
+F("FullyShardedDataParallelPlugin::param_init_fn", file, "«plugin.param_init_fn(*submodule.module)»;", "void()",
   f + "NoShardObeysTheOtherOptions")
 F("FullyShardedDataParallelPlugin::mixed_precision_policy", file,
   "const MixedPrecision precision = «plugin.mixed_precision_policy.value_or(MixedPrecision{})»;", "MixedPrecision{}",
@@ -365,7 +363,7 @@ F("FullyShardedDataParallelPlugin::activation_checkpointing", file,
   "fsdp_checkpointing_tests FsdpCheckpointing.NeedsUnits")
 F("FullyShardedDataParallelPlugin::activation_checkpointing_offload", file,
   ".offload = «plugin.activation_checkpointing_offload.value_or(false)»", "false",
-  "fsdp_checkpointing_tests FsdpCheckpointing.KeepsLess")
+  "fsdp_checkpointing_tests FsdpCheckpointing.TrainsBitByBitAsWithout")
 file = "src/parallel/fsdp/shard_store.cpp"
 F("MixedPrecision::reduce_dtype", file, "{.reduce_dtype = «precision.reduce_dtype»,", "std::optional<at::ScalarType>()",
   f + "GradientsKeepTheLowPrecisionInWhichTheyTravelled")
@@ -398,10 +396,10 @@ F("FullyShardedDataParallelPlugin::sharding_strategy", file,
   "if (!reshard) return «resolved.sharding_strategy.value()»;", "ShardingStrategy::full_shard",
   f + "NoShardObeysTheOtherOptions")
 F("FullyShardedDataParallelPlugin::reshard_after_forward", file, "const bool keeps = «whether && !*whether»;", "false",
-  "dry_run_tests AgainstZero.ShardGradOp")
+  "fsdp_plugin_tests FsdpPlugin.TheStrategyThatResults")
 file = "src/parallel/fsdp/mesh.cpp"
 F("FullyShardedDataParallelPlugin::dp_shard_size", file, "const int64_t size = «shards ? *shards : all / *replicas»;",
-  "all / replicas.value_or(1)", "fsdp_hybrid_tests FsdpHybrid.ReplicasBeginAlikeAndStayAlike")
+  "all / replicas.value_or(1)", "fsdp_hybrid_tests FsdpHybrid.NumbersThatDoNotFitAreRefused")
 F("FullyShardedDataParallelPlugin::dp_replicate_size", file,
   "const int64_t count = «replicas ? *replicas : all / size»;", "all / size",
   "fsdp_hybrid_tests FsdpHybrid.NumbersThatDoNotFitAreRefused")
@@ -435,7 +433,7 @@ F("ActivationOffloadOptions::min_bytes", file, "tensor.element_size() < «option
 F("ActivationOffloadOptions::prefetch_bytes", file, "bytes < «options_.prefetch_bytes»;", "int64_t{0}",
   "activations_tests ActivationOffloadTest.MemoryFallsAndIsFetchedAheadInBackward")
 F("SummonOptions::writeback", "src/residency/summon.cpp", "RawAccess(«options.writeback» ?", "true",
-  "fsdp_state_tests FsdpState.UnwrappedUnderSummon")
+  "residency_tests ResidencySummon.MakesAllPresentAndWritesBackWhenAsked")
 F("SummonOptions::rank0_only", "src/residency/summon.cpp",
   "const bool keeps = «!options.rank0_only || comm::rank() == 0»;", "true",
   "fsdp_state_tests FsdpState.UnwrappedUnderSummon")
@@ -541,7 +539,7 @@ F("DeviceMapOptions::dtype", file, "sizes_(compute_module_sizes(tree, {.dtype = 
   "std::optional<std::string>()", m)
 F("DeviceMapOptions::special_dtypes", file,
   "sizes_(compute_module_sizes(tree, {.dtype = options.dtype, .special_dtypes = «options.special_dtypes»}))",
-  "std::map<std::string, std::string>()", m)
+  "std::map<std::string, std::string>()", "conformance_tests device_map_more")
 F("DeviceMapOptions::max_memory", file,
   "const MaxMemory max_memory = «options.max_memory ? *options.max_memory : get_max_memory()»;", "get_max_memory()", m)
 file = "src/bigmodel/device_map.cpp"
@@ -583,13 +581,14 @@ F("ProgressBarOptions::description", "src/utils/progress.cpp",
 F("ProgressBarOptions::total", "src/utils/progress.cpp",
   '«if (options.total) tail += "/" + std::to_string(*options.total);»', "",
   "utils_tests Progress.OneLineAtTheEndWhereThereIsNoTerminal")
-F("ProgressBarOptions::delay", "src/utils/progress.cpp", "now() - begin < «options.delay»;", "std::chrono::milliseconds(0)",
+F("ProgressBarOptions::delay", "src/utils/progress.cpp", "now() - begin < «options.delay»;",
+  "std::chrono::milliseconds(0)",
   "utils_tests Progress.OneLineAtTheEndWhereThereIsNoTerminal")
 F("ProgressBarOptions::enabled", "src/utils/progress.cpp",
   '«impl_->options.enabled.value_or(environment::integer({"LOCAL_RANK"}).value_or(0) == 0)»', "true",
   "utils_tests Progress.OneLineAtTheEndWhereThereIsNoTerminal")
 F("DryRunOptions::num_processes", "src/accelerator/dry_run.cpp", ".num_processes = «options.num_processes», .traffic",
-  "int64_t{1}", "dry_run_tests DryRun.AllRanksHaveTheSameToDo")
+  "int64_t{1}", "dry_run_tests AgainstZero.FullShard")
 
 # ---- settings of the launcher, as ranks find them
 F("launch --", "src/launch/job/environment.cpp", "if («option.form == config::Form::none» || !option.section", "true",
@@ -637,7 +636,8 @@ F("GenerationConfig::num_beams", "src/models/generation/generate.cpp", "if («co
 file = "src/models/generation/logits.cpp"
 scores = "generate_tests GenerateParity.ScoresAreProcessedAlike"
 F("GenerationConfig::repetition_penalty", file, "if («config.repetition_penalty != 1»)", "false", scores)
-F("GenerationConfig::min_new_tokens", file, "if (new_tokens < «config.min_new_tokens»)", "int64_t{0}", scores)
+F("GenerationConfig::min_new_tokens", file, "if (new_tokens < «config.min_new_tokens»)", "int64_t{0}",
+  "generate_tests Generate.GreedyStopsAtEndTokensAndPads")
 F("GenerationConfig::temperature", file, "if («config.temperature != 1»)", "false", scores)
 F("GenerationConfig::top_k", file, "if («config.top_k > 0»)", "false", scores)
 F("GenerationConfig::top_p", file, "if («config.top_p < 1»)", "false", scores)
@@ -652,7 +652,7 @@ F("GenerationConfig::pad_token_id", file,
   "int64_t{1}", x + "GreedyStopsAtEndTokensAndPads")
 F("GenerationConfig::max_new_tokens", file, "prompt + «*config.max_new_tokens» :", "int64_t{1}",
   x + "GreedyStopsAtEndTokensAndPads")
-F("GenerationConfig::max_length", file, ": «*config.max_length»;", "prompt + 1", x + "TheEndOfTheContextIsAnError")
+F("GenerationConfig::max_length", file, ": «*config.max_length»;", "prompt + 1", x + "GreedyStopsAtEndTokensAndPads")
 F("GenerationConfig::stop_strings", "src/models/generation/stop_strings.cpp", "strings_(«config.stop_strings»)",
   "decltype(config.stop_strings)()", x + "StopStringsEndRowsWithTheirToken")
 F("GenerateOptions::attention_mask", file, "without_padding(input_ids, «options.attention_mask»)", "at::Tensor()",
@@ -749,7 +749,11 @@ F("LoadAndDispatchOptions::offload_folder", file,
   w + "OtherDtypesAreConvertedAtEachUseOrOnceInAFolder")
 F("LoadAndDispatchOptions::no_split_module_classes", file,
   "map_options{.max_memory = options.max_memory, .no_split_module_classes = «options.no_split_module_classes»,",
-  "std::vector<std::string>()", w + "StrategiesPlaceByMemory")
+  "std::vector<std::string>()", b + "ClassesThatMustNotBeSplitStayWholeInMapsAndWhenTheyAreFetched")
+F("LoadAndDispatchOptions::no_split_module_classes of what is fetched", file,
+  "«settings.whole_classes.insert(settings.whole_classes.end(), options.no_split_module_classes.begin(), "
+  "options.no_split_module_classes.end());»", "",
+  b + "ClassesThatMustNotBeSplitStayWholeInMapsAndWhenTheyAreFetched")
 F("OffloadOptions::prefetch", file,
   "«settings_.offload.prefetch.value_or(std::clamp<int64_t>(bytes / 4 / largest, 1, 8))»",
   "std::clamp<int64_t>(bytes / 4 / largest, 1, 8)", b + "UnitsAreFetchedAheadAsFarAsIsAskedFor")
@@ -760,11 +764,11 @@ F("OffloadedWeightsLoaderOptions::state_dict", "src/bigmodel/offload.cpp",
   "bigmodel_tests OffloadFolder.WhatIsInMemoryGoesFirst")
 F("SizeOptions::special_dtypes", "src/bigmodel/sizes.cpp",
   "if (const auto special = options.special_dtypes.find(name); «special != options.special_dtypes.end()»)", "false",
-  "conformance_tests module_sizes")
+  "bigmodel_tests Describe.HasNamesClassesShapesAndDtypesOfAModule")
 F("DeviceMapOptions::clean_result", "src/bigmodel/infer_device_map.cpp", "return «options_.clean_result» ?", "true",
   "conformance_tests infer_auto_device_map")
 F("DeviceMapOptions::fallback_allocation", "src/bigmodel/infer_device_map.cpp", "&& «options_.fallback_allocation» &&",
-  "false", "conformance_tests device_map_misc")
+  "false", "conformance_tests device_map_more")
 
 # ---- schedules and padding, the rest
 file = "src/optim/reduce_lr_on_plateau.cpp"
@@ -797,7 +801,7 @@ F("LoadCheckpointOptions::offload_buffers", "src/bigmodel/loading.cpp",
   "bigmodel_tests LoadCheckpoint.PartsOnDiskLieInTheFileAndComputeAlike")
 F("LoadCheckpointOptions::offload_folder", "src/bigmodel/loading.cpp",
   "const auto& folder = «plan.options.offload_folder»;", 'std::filesystem::path("elsewhere")',
-  "bigmodel_tests LoadCheckpoint.PartsOnDiskLieInTheFileAndComputeAlike")
+  "bigmodel_tests LoadCheckpoint.ConvertsAndKeepsWhatWasAskedFor")
 F("PippyOptions::no_split_module_classes", "src/parallel/pipeline/plan.cpp",
   "const auto& classes = «options.no_split_module_classes»;", "std::vector<std::string>()",
   "pipeline_tests Pipeline.WrongSplitPointsAreNamed")
@@ -805,7 +809,8 @@ F("DryRunOptions::process_index", "src/accelerator/dry_run.cpp",
   ".process_index = «options.process_index», .num_processes = options.num_processes, .traffic", "int64_t{0}",
   "dry_run_tests DryRun.AllRanksHaveTheSameToDo")
 F("MaterializeOptions::device", "src/residency/deferred/materialize.cpp",
-  "if («options.device && options.device->is_meta()») return", "false", "dry_run_tests DryRun.AllRanksHaveTheSameToDo")
+  "if («options.device && options.device->is_meta()») return", "false",
+  "deferred_tests DeferredIdentity.OnTheMetaDeviceNothingIsDrawn")
 file = "src/residency/activations/offload.cpp"
 F("ActivationOffloadOptions::directory", file, "if («!options.directory && !residency::current_accelerator()») return;",
   "!residency::current_accelerator()", "activations_tests ActivationOffloadTest.MemoryFallsAndIsFetchedAheadInBackward")
@@ -813,7 +818,7 @@ F("ActivationOffloadOptions::keep", file, "return «options_.keep && options_.ke
   "activations_tests ActivationOffloadTest.ParametersTheirViewsAndSmallTensorsStay")
 F("ActivationOffloadOptions::max_pending_bytes", file,
   "make_disk_home(*options.directory, «options.max_pending_bytes»)", "std::numeric_limits<int64_t>::max()",
-  "activations_tests ActivationOffloadTest.MemoryFallsAndIsFetchedAheadInBackward")
+  "activations_tests ActivationOffloadTest.ForwardWaitsForTheDiskWhereTooMuchIsPending")
 
 # ---- merging
 file = "src/checkpoint/merge_fsdp_weights.cpp"
@@ -824,6 +829,81 @@ F("MergeFsdpWeightsOptions::max_shard_size", file, "max_bytes = «options_.max_s
   "std::optional<std::string>()", merge)
 F("MergeFsdpWeightsOptions::remove_checkpoint_dir", file,
   "«if (options.remove_checkpoint_dir) fs::remove_all(folder);»", "", merge)
+
+# ---- what functions of the facade are given, and what they promise
+file = "src/accelerator/clip.cpp"
+clip = t + "ClippingEqualsLibTorch"
+F("clip_grad_norm_ norm_type", file, "parallel::norm_of(gradients, engines, «norm_type», device());", "2.0", clip)
+F("clip_grad_norm_ max_norm", file, "gradients.scale((«max_norm» / (total + 1e-6)).clamp_max(1.0));", "0.07", clip)
+F("clip_grad_norm_ lengthens nothing", file, "(total + 1e-6)).clamp_max(«1.0»));", "1e9", clip)
+F("clip_grad_norm_ unscales", file,
+  'raise<ConfigError>("clip_grad_norm_: max_norm is {}, expected 0 or more", max_norm); «unscale_gradients();»', "",
+  t + "ClippingSeesUnscaledGradients")
+F("clip_grad_value_ clip_value", file, "gradients.whole) gradient.clamp_(-«clip_value», clip_value);", "1e4", clip)
+F("clip_grad_value_ of pieces", file, "gradients.pieces) «gradient.clamp_(-clip_value, clip_value);»", "",
+  "engines_tests Engines.ClipTheNormOfTheWhole")
+F("clipping waits for what was not averaged yet", file, "run.engines()) «engine->settle_gradients();»", "",
+  c + "CheckpointRanks.WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun")
+file = "src/accelerator/training.cpp"
+joined = "ddp_tests Ddp.JoinWithUnevenBatchesOfALoader"
+F("join_uneven_inputs even_batches", file, "overridden |= loader->override_even_batches(«even_batches»);",
+  "std::optional<bool>(true)", joined)
+F("join_uneven_inputs puts even_batches back", file, "«loader->override_even_batches(std::nullopt);»", "", joined)
+F("backward divides by the steps of a group", file,
+  "run_backward(loss, «1.0 / static_cast<double>(gradient_accumulation_steps())», options);", "1.0",
+  t + "ReferenceAccumulationExampleEndsAt204")
+F("backward num_items", file, "impl_->run.num_items += «static_cast<double>(num_items)»;", "1.0",
+  "ddp_tests Ddp.TokenWeightedAverageIsTheMeanOverAllTokens")
+F("optimizer_step_was_skipped", file, "if («optimizer.step_was_skipped()») return true;", "false",
+  r + "Fp16OverflowOnOneRankSkipsTheStepOnAll")
+F("no_sync", file, "{ return with_sync(models, «false»); }", "true",
+  "ddp_tests Ddp.ForwardsWithoutSyncThenOneBackwardThatSyncs")
+file = "src/accelerator/accelerator.cpp"
+F("prepare_model evaluation_mode", file, "chosen.make(model, device(), «evaluation_mode»);", "false",
+  "ddp_tests Ddp.FrozenModelAndEvaluationNeedNoGroup")
+F("schedules follow the optimizer that they drive", file,
+  "if («&optimizer.optimizer() == &scheduler.optimizer()») followed", "false",
+  t + "SchedulesFollowTheOptimizerThatTheyDrive")
+F("check_trigger forgets", file, "«impl_->trigger = false;»", "", r + "WhoAmIAndWhoGoesFirst")
+F("free_memory", file, "«impl_->run.clear();»", "", t + "PrepareKeepsTheOrderAndWhatItDoesNotKnow")
+F("init_trackers config", file, "if («!config.empty()»)", "false", t + "TensorBoardReadsOurEvents")
+F("log step", file, "tracker->log(values, «step»);", "std::nullopt", t + "TensorBoardReadsOurEvents")
+file = "src/accelerator/checkpointing.cpp"
+F("save_state safe_serialization", file, "form_of_state(*impl_->engine, «safe_serialization»);", "true",
+  c + "CheckpointTest.ResumedRunIsTheUninterruptedOneBitByBit")
+F("save_model max_shard_size", file, "const int64_t bytes = «checkpointing::parse_size(max_shard_size)»;",
+  "int64_t{1} << 40", c + "CheckpointTest.SaveModelHasTheReferencesLayout")
+F("save_model safe_serialization", file, "checkpointing::save_model(model, folder, bytes, «safe_serialization»);",
+  "true", c + "CheckpointTest.SaveModelHasTheReferencesLayout")
+F("register_load_state_pre_hook", file, "for (const auto& hook : impl_->load_hooks) «hook(models, folder);»", "",
+  c + "CheckpointTest.HooksChangeWhatIsSavedAndLoaded")
+F("load_state goes on counting", file, "project.iteration = («input_dir.empty()» ?", "false",
+  c + "CheckpointTest.ACheckpointThatLacksSomethingIsPassedOverByName")
+file = "src/run_state/run_state.cpp"
+resumed = c + "CheckpointTest.ResumedRunIsTheUninterruptedOneBitByBit"
+for what, statement in (("optimizers", "take(run.optimizers[i], optimizers[i]);"),
+                        ("schedules", "take(run.schedulers[i], schedulers[i]);"),
+                        ("loaders", "take(*run.loaders[i], loaders[i]);"),
+                        ("the scaler", "take(*run.scaler, *scaler);"),
+                        ("the user's objects", "take(run.customs[i], customs[i]);"),
+                        ("random numbers", "step[0] = checkpointing::load_random_states(*random, options.device);"),
+                        ("models", "model.apply();")):
+    F(f"load_state takes up {what}", file, f"«{statement}»", "", resumed)
+F("load_state takes up a group of steps", file, "«accumulation->apply(run, step[0] % options.num_steps)»;", "void()",
+  resumed)
+file = "src/comm/collectives.cpp"
+everything = "comm_tests Comm.EveryOperationOnEveryDtype"
+F("reduce scale", file, "return «scale == 1.0» ? result : result * scale;", "true", everything)
+F("reduce reduction", file, "world->all_reduce_(result, «reduction»);", "Reduction::sum", everything)
+F("reduce reduction mean", file, "if («reduction == Reduction::mean») result = result /", "false", everything)
+F("broadcast from_process", file, "return world->broadcast(tensor, «from_process»);", "int64_t{0}", everything)
+file = "src/data/prepared_loader.cpp"
+F("skip_first_batches num_batches", file, "slice_, skip() + «num_batches»);", "int64_t{0}",
+  p + "SkipFirstBatchesKeepsRemainderAndEpoch")
+F("skip_first_batches keeps the epoch", file, "«copy->set_iteration(iteration());»", "",
+  p + "SkipFirstBatchesKeepsRemainderAndEpoch")
+F("loaders' batch samplers learn the epoch", file, "«if (batches()) batches()->set_epoch(epoch);»", "",
+  p + "SeedableSamplerFollowsTheEpoch")
 
 # Options without a fault, by struct or Struct::field, and why.
 WITHOUT = {name: why for why, names in {

@@ -83,6 +83,22 @@ TEST_F(ActivationOffloadTest, GradientsAreTheSameBitForBit) {
       }
 }
 
+// A product by a fresh factor is quicker than writing the factor.
+TEST_F(ActivationOffloadTest, ForwardWaitsForTheDiskWhereTooMuchIsPending) {
+  auto& memory = support::CountingAllocator::install();
+  constexpr int64_t kLayers = 200, kSize = 1 << 16, kBytes = kSize * 4;
+  const auto x = torch::ones({kSize}, torch::requires_grad());
+  const auto before = memory.live();
+  memory.reset_peak();
+  ActivationOffload offload({.directory = directory, .max_pending_bytes = 2 * kBytes});
+  auto h = x * 1;
+  for (int64_t i = 0; i < kLayers; ++i) h = h * torch::ones({kSize});
+  offload.close();
+  // Two that are pending, the factor in use and one just let go, the product and the one before.
+  EXPECT_LE(memory.peak() - before, 6 * kBytes);
+  EXPECT_EQ(offload.stats().moved, kLayers);
+}
+
 TEST_F(ActivationOffloadTest, MemoryFallsAndIsFetchedAheadInBackward) {
   auto& memory = support::CountingAllocator::install();
   constexpr int64_t kLayers = 24, kSize = 1 << 16, kBytes = kSize * 4;

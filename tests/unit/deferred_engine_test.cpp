@@ -56,6 +56,20 @@ int64_t resident_bytes() {
   return resident * 4096;
 }
 
+TEST(DeferredIdentity, OnTheMetaDeviceNothingIsDrawn) {
+  nn::Linear model{nullptr};
+  {
+    const auto scope = init_empty_weights();
+    model = nn::Linear(4, 4);
+  }
+  const auto generator = at::detail::getDefaultCPUGenerator();
+  const auto before = generator.get_state();
+  materialize(model, {.device = at::kMeta});
+  EXPECT_TRUE(model->weight.is_meta());
+  EXPECT_FALSE(is_deferred(model->weight));
+  EXPECT_TRUE(torch::equal(generator.get_state(), before));
+}
+
 TEST(DeferredIdentity, OptimizersTiedWeightsAndHandlesStay) {
   torch::manual_seed(kSeed);
   nn::Linear eager(4, 4);

@@ -203,6 +203,8 @@ TEST(DryRun, AllRanksHaveTheSameToDo) {
   const auto first = train(small(), ShardingStrategy::full_shard, 16).report,
              last = train(small(), ShardingStrategy::full_shard, 16, 15).report;
   EXPECT_EQ(last.process_index, 15);
+  dry_run({.num_processes = 5, .process_index = 3},
+          [](const DryRunMark&) { EXPECT_EQ(PartialState().process_index(), 3); });
   ASSERT_EQ(first.phases.size(), last.phases.size());
   for (size_t i = 0; i < first.phases.size(); ++i) {
     EXPECT_EQ(first.phases[i].traffic.volume(), last.phases[i].traffic.volume());

@@ -368,6 +368,10 @@ TEST(GenerateParity, ScoresAreProcessedAlike) {
   for (const int64_t k : {1, 5, 100}) EXPECT_TRUE(same(keep_top_k(scores, k), "top_k." + std::to_string(k))) << k;
   for (const auto& [p, name] : {std::pair{0.01, "top_p.0.01"}, {0.5, "top_p.0.5"}, {0.95, "top_p.0.95"}})
     EXPECT_TRUE(same(keep_top_p(scores, p), name)) << p;
+  // Each alone: together they hide each other's absence.
+  EXPECT_TRUE(same(process_scores(scores.clone(), ids, 0, {.repetition_penalty = 1.4}), "repetition"));
+  EXPECT_TRUE(same(process_scores(scores.clone(), ids, 0, {.do_sample = true, .top_k = 5}), "top_k.5"));
+  EXPECT_TRUE(same(process_scores(scores.clone(), ids, 0, {.do_sample = true, .top_k = 0, .top_p = 0.5}), "top_p.0.5"));
   GenerationConfig config{.do_sample = true, .temperature = 0.7, .top_k = 20, .top_p = 0.8, .repetition_penalty = 1.2};
   EXPECT_TRUE(same(process_scores(scores.clone(), ids, 0, config), "all"));
 }

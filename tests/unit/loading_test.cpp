@@ -119,6 +119,11 @@ TEST(LoadCheckpoint, PartsOnDiskLieInTheFileAndComputeAlike) {
   EXPECT_TRUE(
       lies_in_file(net->body->weight));  // it had no memory of its own: nothing is copied before it is written to
   EXPECT_FALSE(lies_in_file(net->norm->running_mean));  // buffers are in memory unless offload_buffers
+  auto with_buffers = empty_net();
+  load_checkpoint_in_model(with_buffers, saved.path,
+                           {.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload_buffers = true});
+  EXPECT_TRUE(lies_in_file(with_buffers->norm->running_mean));
+  EXPECT_TRUE(torch::equal(output(with_buffers, saved.input), saved.expected));
 }
 
 TEST(LoadCheckpoint, ConvertsAndKeepsWhatWasAskedFor) {

@@ -183,6 +183,9 @@ TEST_F(OptimTest, FallsBackWhereTheKernelsCannot) {
   EXPECT_FALSE(step_with({weight}, {}, sparse));
   EXPECT_EQ(weight[1][0].item<float>(), 0.5F);
   EXPECT_THROW(step_with({weight}, {.fused = true}, sparse), ConfigError);
+  const auto dense = [&] { weight.mutable_grad() = torch::zeros({4, 3}); };
+  EXPECT_TRUE(step_with({weight}, {}, dense));
+  EXPECT_FALSE(step_with({weight}, {.fused = false}, dense));
   const auto other_layout = [&] { weight.mutable_grad() = torch::arange(12.0).reshape({3, 4}).t(); };
   EXPECT_FALSE(step_with({weight}, {}, other_layout));
   EXPECT_EQ(weight[3][0].item<float>(), 1.0F - 0.5F * 3);

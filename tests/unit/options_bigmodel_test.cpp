@@ -114,6 +114,22 @@ TEST_F(OptionsOfDispatch, ClassesAreFetchedWhole) {
   EXPECT_EQ(offloaded(pairs), 2);
 }
 
+TEST_F(OptionsOfDispatch, ClassesThatMustNotBeSplitStayWholeInMapsAndWhenTheyAreFetched) {
+  const auto load = [&](const auto& map, std::optional<MaxMemory> memory, const std::vector<std::string>& classes) {
+    auto model = load_checkpoint_and_dispatch(
+        without_memory<TwoPairs>(), folder / "checkpoint",
+        {.device_map = map, .max_memory = std::move(memory), .no_split_module_classes = classes, .offload = little});
+    EXPECT_TRUE(torch::equal(model(input), expected));
+    return model;
+  };
+  // Room for a pair beside a layer that comes and goes, but not beside a pair that comes and goes.
+  const MaxMemory memory{{"cpu", 7 * kBytes / 2}};
+  EXPECT_EQ(load("sequential", memory, {}).hf_device_map(), (DeviceMap{{"a", "cpu"}, {"b", "disk"}}));
+  EXPECT_EQ(load("sequential", memory, {"Pair"}).hf_device_map(), (DeviceMap{{"", "disk"}}));
+  EXPECT_EQ(load(on_disk, std::nullopt, {}).units(), 4);
+  EXPECT_EQ(load(on_disk, std::nullopt, {"Pair"}).units(), 2);
+}
+
 TEST_F(OptionsOfDispatch, AnIndexMayReplaceTheFoldersOwn) {
   const auto index = load_offload_index(folder / "offloaded");
   fs::remove(folder / "offloaded" / "index.json");

@@ -76,6 +76,8 @@ TEST(WordPiece, TemplatesTruncationAndPadding) {
   const auto pair = small().encode("the the the the", "a a", {.truncation = true, .max_length = 8});
   EXPECT_THAT(pair.input_ids, ElementsAre(2, 8, 8, 8, 3, 9, 9, 3)) << "the longer text is cut first";
   EXPECT_THAT(pair.token_type_ids, ElementsAre(0, 0, 0, 0, 0, 1, 1, 1));
+  EXPECT_THAT(small({.model_max_length = 4}).encode("the a the a", {.truncation = true}).input_ids,
+              ElementsAre(2, 8, 9, 3));
   const auto padded = small().encode("the", {.truncation = true, .max_length = 5, .padding = Padding::max_length});
   EXPECT_THAT(padded.input_ids, ElementsAre(2, 8, 3, 0, 0));
   EXPECT_THAT(padded.attention_mask, ElementsAre(1, 1, 1, 0, 0));
