@@ -14,10 +14,11 @@ The copy is built in --copy (build/mutants here), preset release; what ccache ha
 
 --others says for each fault which tests of other faults fail as well: the proof that a test is about its option.
 
-usage: mutate.py [--check] [--copy FOLDER] [--jobs N] [--build-only | --run-only] [--others] [NAME ...]
+usage: mutate.py [--check] [--copy FOLDER] [--jobs N] [--build-only | --run-only] [--at-once N] [--others] [NAME ...]
 """
 import argparse
 import collections
+import concurrent.futures
 import fnmatch
 import os
 import pathlib
@@ -203,34 +204,34 @@ def others_that_fail(copy, its_tests, all_tests, name):
     return failing
 
 
-def run(copy, runs, others=False):
+def run(copy, runs, others, at_once):
     survived, limits, counts = [], {}, collections.defaultdict(collections.Counter)
     tests = sorted({test for its_tests in runs.values() for test in its_tests})
-    for number, test in enumerate(tests, 1):
-        passed, output, seconds = run_test(copy, test)
-        found = "passes" if passed else "FAILS"
-        print(f"[{number}/{len(tests)}] without a fault: {test} {found} ({seconds:.1f} s)", flush=True)
-        if passed:
-            limits[test] = max(LEAST_SECONDS, TIMES * seconds)
-        else:
-            print(output[-3000:])
-    broken = [test for test in tests if test not in limits]
-    for number, (name, its_tests) in enumerate(runs.items(), 1):
-        for test in its_tests:
-            if test in broken:
-                continue
-            passed, _, seconds = run_test(copy, test, name, limits[test])
-            found = "SURVIVED" if passed else "caught"
-            counts[test.split()[0]][found] += 1
-            print(f"[{number}/{len(runs)}] {found}: {name} by {test} ({seconds:.1f} s)", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        found = zip(tests, pool.map(lambda test: run_test(copy, test), tests))
+        for number, (test, (passed, output, seconds)) in enumerate(found, 1):
+            outcome = "passes" if passed else "FAILS"
+            print(f"[{number}/{len(tests)}] without a fault: {test} {outcome} ({seconds:.1f} s)", flush=True)
+            if passed:
+                limits[test] = max(LEAST_SECONDS, TIMES * seconds)
+            else:
+                print(output[-3000:])
+        pairs = [(name, test) for name, its_tests in runs.items() for test in its_tests if test in limits]
+        found = zip(pairs, pool.map(lambda pair: run_test(copy, pair[1], pair[0], limits[pair[1]]), pairs))
+        for number, ((name, test), (passed, _, seconds)) in enumerate(found, 1):
+            outcome = "SURVIVED" if passed else "caught"
+            counts[test.split()[0]][outcome] += 1
+            print(f"[{number}/{len(pairs)}] {outcome}: {name} by {test} ({seconds:.1f} s)", flush=True)
             if passed:
                 survived.append(f"{name}, which {test} does not notice")
-        if others and (failing := others_that_fail(copy, its_tests, tests, name)):
-            print(f"    also fails: {' '.join(failing)}", flush=True)
+    for name, its_tests in runs.items() if others else ():
+        if failing := others_that_fail(copy, its_tests, tests, name):
+            print(f"{name} also fails: {' '.join(failing)}", flush=True)
     for line in survived:
         print(f"survived: {line}")
-    for suite, found in sorted(counts.items()):
-        print(f"{suite}: {found['caught']} caught, {found['SURVIVED']} survived")
+    for suite, outcomes in sorted(counts.items()):
+        print(f"{suite}: {outcomes['caught']} caught, {outcomes['SURVIVED']} survived")
+    broken = [test for test in tests if test not in limits]
     for test in broken:
         print(f"fails without a fault: {test}")
     print(f"mutate: {len(runs)} faults, {len(survived)} survived, {len(broken)} tests fail without one")
@@ -243,6 +244,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="only look whether the list fits the sources")
     parser.add_argument("--copy", type=pathlib.Path, default=ROOT / "build/mutants", help="where the copy is built")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at a time")
+    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="tests at a time; some measure time")
     parser.add_argument("--others", action="store_true", help="say which tests of other faults fail, too")
     parser.add_argument("--build-only", action="store_true")
     parser.add_argument("--run-only", action="store_true", help="of the copy as it is")
@@ -260,7 +262,7 @@ def main():
     if not options.run_only:
         copy_tree(copy, listed.FAULTS)
         build(copy, {test.split()[0] for its_tests in runs.values() for test in its_tests}, options.jobs)
-    return 0 if options.build_only else run(copy, runs, options.others)
+    return 0 if options.build_only else run(copy, runs, options.others, options.at_once)
 
 
 if __name__ == "__main__":
