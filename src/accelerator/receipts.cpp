@@ -1,5 +1,7 @@
 #include "accelerator/receipts.hpp"
 
+#include <ATen/DeviceAccelerator.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -74,11 +76,14 @@ Receipts Accelerator::receipts() const {
                         .average = self.gradients->average()};
   facts.project = self.options.project_config;
   if (const auto* plugin = self.engine->sharding()) facts.sharding = *plugin;
+  facts.layout = self.parallelism;
   facts.ranks = num_processes();
+  facts.machines = environment::integer({"GROUP_WORLD_SIZE"}).value_or(1);
   facts.models = static_cast<int64_t>(self.run.models.size());
   facts.optimizers = static_cast<int64_t>(self.run.optimizers.size());
   facts.schedulers = static_cast<int64_t>(self.run.schedulers.size());
   facts.device = device();
+  if (at::accelerator::deviceCount() > 0) facts.accelerator = at::getAccelerator();
   facts.precision = state().mixed_precision();
   if (self.run.scaler && self.run.scaler->is_enabled()) facts.loss_scale = self.run.scaler->get_scale();
   facts.backend = state().backend();

@@ -42,8 +42,10 @@ struct Facts {
   GradientAccumulationPlugin accumulating;
   ProjectConfiguration project;
   std::optional<FullyShardedDataParallelPlugin> sharding;  ///< resolved; nothing: models are not sharded
-  int64_t ranks = 1, models = 0, optimizers = 0, schedulers = 0;
+  std::optional<ParallelismConfig> layout;                 ///< resolved; nothing: nobody asked for one
+  int64_t ranks = 1, machines = 1, models = 0, optimizers = 0, schedulers = 0;
   at::Device device = at::kCPU;
+  std::optional<at::DeviceType> accelerator;  ///< that LibTorch can use here
   PrecisionType precision = PrecisionType::NO;
   std::optional<double> loss_scale;  ///< now; nothing: no loss was scaled
   std::string backend;
@@ -65,7 +67,12 @@ struct Deed {
 template <class... Args> Deed acted(fmt::format_string<Args...> text, Args&&... args) {
   return {ReceiptState::acted, fmt::format(text, std::forward<Args>(args)...)};
 }
+/// Its occasion has not come.
 template <class... Args> Deed not_due(fmt::format_string<Args...> text, Args&&... args) {
+  return {ReceiptState::not_due, "not yet: " + fmt::format(text, std::forward<Args>(args)...)};
+}
+/// Its value asks for nothing, or for what is so without it.
+template <class... Args> Deed off(fmt::format_string<Args...> text, Args&&... args) {
   return {ReceiptState::not_due, fmt::format(text, std::forward<Args>(args)...)};
 }
 template <class... Args> Deed nothing(fmt::format_string<Args...> text, Args&&... args) {

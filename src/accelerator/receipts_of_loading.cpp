@@ -32,9 +32,9 @@ std::optional<Deed> no_shared_batches(const Facts& f) {
 
 Deed split_batches(const Facts& f) {
   if (const auto none = no_shared_batches(f)) return *none;
-  if (!f.loading.split_batches) return not_due("off: {}, whole", counted(f[Count::batches], "batch", "batches"));
-  return acted("{} of this rank are pieces of global batches, cut in {}",
-               counted(f[Count::batches_split], "batch", "batches"), f.ranks);
+  if (!f.loading.split_batches) return off("off: {}, whole", counted(f[Count::batches], "batch", "batches"));
+  return acted("{} cut in {}, a piece for each process", counted(f[Count::batches_split], "batch was", "batches were"),
+               f.ranks);
 }
 
 Deed dispatch_batches(const Facts& f) {
@@ -44,7 +44,7 @@ Deed dispatch_batches(const Facts& f) {
                  bytes(f[Count::dispatched_bytes]));
   if (f[Count::stream_batches] > 0 && f.loading.dispatch_batches)
     return acted("{} of streams were read by this rank itself", counted(f[Count::stream_batches], "batch", "batches"));
-  return not_due("indexed data sets are read by each rank itself, as by default");
+  return off("indexed data sets are read by each rank itself, as by default");
 }
 
 Deed even_batches(const Facts& f) {
@@ -62,13 +62,13 @@ Deed even_batches(const Facts& f) {
 
 Deed use_seedable_sampler(const Facts& f) {
   if (f[Count::loaders] == 0) return nothing("no loader was prepared");
-  if (!f.loading.use_seedable_sampler) return not_due("off");
+  if (!f.loading.use_seedable_sampler) return off("off");
   if (f[Count::seedable_samplers] == 0) return nothing("no prepared loader shuffles by a random sampler");
   return acted("{} shuffle by seed and epoch", counted(f[Count::seedable_samplers], "loader", "loaders"));
 }
 
 Deed data_seed(const Facts& f) {
-  if (!f.loading.data_seed) return not_due("unset");
+  if (!f.loading.data_seed) return off("unset");
   if (!f.loading.use_seedable_sampler) return nothing("use_seedable_sampler is off, and other samplers have their own");
   if (f[Count::seedable_samplers] == 0) return nothing("no prepared loader shuffles by a random sampler");
   return acted("{} shuffle from seed {}", counted(f[Count::seedable_samplers], "loader", "loaders"),
@@ -78,7 +78,7 @@ Deed data_seed(const Facts& f) {
 Deed non_blocking(const Facts& f) {
   if (const auto none = no_batches(f)) return *none;
   const int64_t moved = f[Count::tensors_moved], all = moved + f[Count::tensors_in_place];
-  if (!f.loading.non_blocking) return not_due("off: {}, waited for", counted(moved, "copy", "copies"));
+  if (!f.loading.non_blocking) return off("off: {}, waited for", counted(moved, "copy", "copies"));
   if (!f.given.device_placement) return nothing("device_placement is off, so that loaders copy nothing");
   if (moved == 0)
     return nothing("0 of {}, batches are on the {} already", counted(all, "copy", "copies"), f.device.str());
@@ -86,7 +86,7 @@ Deed non_blocking(const Facts& f) {
 }
 
 Deed use_stateful_dataloader(const Facts& f) {
-  if (!f.loading.use_stateful_dataloader) return not_due("off");
+  if (!f.loading.use_stateful_dataloader) return off("off");
   if (f[Count::loaders] == 0) return nothing("no loader was prepared");
   if (f[Count::loader_positions] == 0) return not_due("nothing was saved");
   return acted("{} with positions of loaders ({} in all)", counted(f[Count::checkpoints], "checkpoint", "checkpoints"),
@@ -97,7 +97,7 @@ Deed device_placement(const Facts& f) {
   const int64_t moved = f[Count::tensors_moved], all = moved + f[Count::tensors_in_place];
   if (f.given.device_placement)
     return moved > 0 ? acted("{} of batches moved to {}", counted(moved, "tensor", "tensors"), f.device.str())
-                     : not_due("all lies on the {} already", f.device.str());
+                     : off("all lies on the {} already", f.device.str());
   if (f.device.is_cpu()) return nothing("everything lies on the CPU anyway");
   return acted("models, optimizers and batches stayed where they were, {} looked at",
                counted(all, "tensor", "tensors"));
@@ -123,13 +123,13 @@ constexpr const char* kAccumulate = "where the loop calls accumulate()";
 
 Deed num_steps(const Facts& f) {
   const int64_t steps = f.accumulating.num_steps, micro = f[Count::micro_steps];
-  if (steps == 1) return not_due("off: each step is an optimizer's");
+  if (steps == 1) return off("off: each step is an optimizer's");
   if (f[Count::backwards] == 0) return not_due("nothing was trained");
   if (micro == 0)
     return nothing("accumulate() was never called, so each of {} was an optimizer's, with a loss divided by {}",
                    counted(f[Count::backwards], "step", "steps"), steps);
-  return acted("{} in groups of {}: gradients were synchronised in {}", counted(micro, "micro-step", "micro-steps"),
-               steps, f[Count::synchronised_steps]);
+  return acted("{} in groups of {}: gradients were synchronised in {} of them",
+               counted(micro, "micro-step", "micro-steps"), steps, f[Count::synchronised_steps]);
 }
 
 std::optional<Deed> no_accumulation(const Facts& f) {
@@ -162,7 +162,7 @@ Deed sync_with_dataloader(const Facts& f) {
 }
 
 Deed sync_each_batch(const Facts& f) {
-  if (!f.accumulating.sync_each_batch) return not_due("off");
+  if (!f.accumulating.sync_each_batch) return off("off");
   if (f.ranks == 1) return nothing("one process has nobody to synchronise with");
   if (const auto none = no_accumulation(f)) return *none;
   if (f[Count::early_synchronisations] == 0) return not_due("no micro-step was in the middle of a group");
@@ -171,7 +171,7 @@ Deed sync_each_batch(const Facts& f) {
 }
 
 Deed average(const Facts& f) {
-  if (f.accumulating.average == GradientAverage::steps) return not_due("by steps and processes");
+  if (f.accumulating.average == GradientAverage::steps) return off("by steps and processes");
   if (f[Count::backwards] == 0) return not_due("nothing was trained");
   return acted("gradients of {} weigh the same in {}", counted(f[Count::items], "item", "items"),
                counted(f[Count::backwards], "backward", "backwards"));
@@ -180,7 +180,7 @@ Deed average(const Facts& f) {
 // ---- projects
 
 Deed project_dir(const Facts& f) {
-  if (f.project.project_dir.empty()) return not_due("unset");
+  if (f.project.project_dir.empty()) return off("unset");
   const int64_t used = f[Count::automatic_checkpoints] + f[Count::trackers];
   if (used > 0)
     return acted("{} and {} went there", counted(f[Count::automatic_checkpoints], "checkpoint", "checkpoints"),
@@ -198,14 +198,14 @@ Deed logging_dir(const Facts& f) {
 }
 
 Deed log_with(const Facts& f) {
-  if (f.given.log_with.empty()) return not_due("unset");
+  if (f.given.log_with.empty()) return off("unset");
   if (!f.main_process) return not_due("trackers are the main process's");
   if (f[Count::trackers] == 0) return nothing("init_trackers() was not called");
   return acted("{} opened", counted(f[Count::trackers], "tracker", "trackers"));
 }
 
 Deed automatic_checkpoint_naming(const Facts& f) {
-  if (!f.project.automatic_checkpoint_naming) return not_due("off");
+  if (!f.project.automatic_checkpoint_naming) return off("off");
   if (f[Count::automatic_checkpoints] == 0) return not_due("nothing was saved");
   return acted("{} named themselves, up to checkpoint_{}",
                counted(f[Count::automatic_checkpoints], "checkpoint", "checkpoints"), f.project.iteration - 1);
@@ -217,7 +217,7 @@ Deed of_automatic_naming(const Facts& f, const char* what) {
 }
 
 Deed total_limit(const Facts& f) {
-  if (!f.project.total_limit) return not_due("unset");
+  if (!f.project.total_limit) return off("unset");
   if (f[Count::automatic_checkpoints] == 0) return of_automatic_naming(f, "only checkpoints that it names are removed");
   if (f[Count::checkpoints_pruned] == 0) return not_due("there were never more than {}", *f.project.total_limit);
   return acted("{} removed", counted(f[Count::checkpoints_pruned], "older checkpoint was", "older checkpoints were"));
@@ -229,12 +229,12 @@ Deed iteration(const Facts& f) {
 }
 
 Deed save_on_each_node(const Facts& f) {
-  if (!f.project.save_on_each_node) return not_due("off");
+  if (!f.project.save_on_each_node) return off("off");
   if (f[Count::checkpoints] == 0) return not_due("nothing was saved");
   if (f[Count::copies_on_nodes] > 0)
     return acted("{} written here besides rank 0's",
                  counted(f[Count::copies_on_nodes], "checkpoint was", "checkpoints were"));
-  return not_due("rank 0 writes in any case; what the first ranks of other machines wrote is in their receipts");
+  return off("rank 0 writes in any case; what the first ranks of other machines wrote is in their receipts");
 }
 
 }  // namespace

@@ -42,8 +42,8 @@ std::optional<Deed> not_of_version(const Facts& f, int64_t version) {
   return std::nullopt;
 }
 std::string shares(const Facts& f) {
-  return fmt::format("this rank holds {} of {} elements, in {}", f[Count::elements_held], f[Count::elements_sharded],
-                     counted(f[Count::units], "unit", "units"));
+  return fmt::format("this rank holds {} of {} elements (with padding), in {}", f[Count::elements_held],
+                     f[Count::elements_sharded], counted(f[Count::units], "unit", "units"));
 }
 
 Deed fsdp_version(const Facts& f) {
@@ -84,7 +84,7 @@ Deed backward_prefetch(const Facts& f) {
 }
 Deed forward_prefetch(const Facts& f) {
   if (const auto none = not_of_version(f, 1)) return *none;
-  if (f.sharding && !f.sharding->forward_prefetch.value_or(false)) return not_due("off");
+  if (f.sharding && !f.sharding->forward_prefetch.value_or(false)) return off("off");
   return fetching_ahead(f);
 }
 Deed limit_all_gathers(const Facts& f) {
@@ -97,7 +97,7 @@ Deed auto_wrap_policy(const Facts& f) {
   const int64_t units = f[Count::units];
   if (units > f.models) return acted("models were cut into {}", counted(units, "unit", "units"));
   return f.fsdp.auto_wrap_policy ? nothing("no module became a unit besides the whole model")
-                                 : not_due("the whole model is one unit");
+                                 : off("the whole model is one unit");
 }
 Asked wrap_policy_asked(const Facts& f) {
   const auto& given = f.fsdp.auto_wrap_policy;
@@ -106,14 +106,14 @@ Asked wrap_policy_asked(const Facts& f) {
   return {true, policy ? to_string(*policy) : "a function"};
 }
 Deed transformer_cls_names_to_wrap(const Facts& f) {
-  if (!f.sharding || !f.sharding->transformer_cls_names_to_wrap) return no_sharding(f).value_or(not_due("unset"));
+  if (!f.sharding || !f.sharding->transformer_cls_names_to_wrap) return no_sharding(f).value_or(off("unset"));
   const auto* wrap = std::get_if<AutoWrapPolicy>(&*f.sharding->auto_wrap_policy);
   if (!wrap || *wrap != AutoWrapPolicy::transformer_based_wrap)
     return nothing("auto_wrap_policy is not TRANSFORMER_BASED_WRAP");
   return auto_wrap_policy(f);
 }
 Deed min_num_params(const Facts& f) {
-  if (!f.sharding || !f.sharding->min_num_params) return no_sharding(f).value_or(not_due("unset"));
+  if (!f.sharding || !f.sharding->min_num_params) return no_sharding(f).value_or(off("unset"));
   const auto* wrap = std::get_if<AutoWrapPolicy>(&*f.sharding->auto_wrap_policy);
   if (!wrap || *wrap != AutoWrapPolicy::size_based_wrap) return nothing("auto_wrap_policy is not SIZE_BASED_WRAP");
   return auto_wrap_policy(f);
@@ -121,7 +121,7 @@ Deed min_num_params(const Facts& f) {
 
 Deed offload_params(const Facts& f) {
   if (const auto none = no_sharding(f)) return *none;
-  if (!f.sharding->cpu_offload->offload_params) return not_due("off");
+  if (!f.sharding->cpu_offload->offload_params) return off("off");
   if (f[Count::parts_offloaded] == 0)
     return nothing("the device is the {}, so parameters are on the host already", f.device.str());
   return acted("{} of units live on the host", counted(f[Count::parts_offloaded], "part", "parts"));
@@ -131,12 +131,12 @@ Deed pin_memory(const Facts& f) {
   if (!f.sharding->cpu_offload->offload_params) return nothing("offload_params is off");
   if (f[Count::parts_offloaded] == 0)
     return nothing("the device is the {}, which needs no page-locked memory", f.device.str());
-  return acted("{} of {} are in page-locked memory", f[Count::parts_pinned],
+  return acted("in page-locked memory: {} of {}", f[Count::parts_pinned],
                counted(f[Count::parts_offloaded], "part", "parts"));
 }
 Deed ignored_modules(const Facts& f) {
   if (const auto none = no_sharding(f)) return *none;
-  if (!f.sharding->ignored_modules) return not_due("unset");
+  if (!f.sharding->ignored_modules) return off("unset");
   if (f[Count::parameters_ignored] == 0) return nothing("no module of the prepared models is meant by it");
   return acted("{} left alone", counted(f[Count::parameters_ignored], "parameter was", "parameters were"));
 }
@@ -187,11 +187,11 @@ Deed use_orig_params(const Facts& f) {
   if (f.sharding->use_orig_params.value_or(false))
     return acted("parameters are the original ones, as they always are here");
   return f.fsdp.use_orig_params ? nothing("parameters are the original ones here, always")
-                                : not_due("parameters are the original ones here, always");
+                                : off("parameters are the original ones here, always");
 }
 Deed param_init_fn(const Facts& f) {
   if (const auto none = no_sharding(f)) return *none;
-  if (!f.fsdp.param_init_fn) return not_due("unset");
+  if (!f.fsdp.param_init_fn) return off("unset");
   if (f[Count::modules_initialised] == 0) return nothing("no parameter was without memory (init_empty_weights)");
   return acted("called for {}", counted(f[Count::modules_initialised], "module", "modules"));
 }
@@ -200,7 +200,7 @@ Asked param_init_fn_asked(const Facts& f) {
   return {given, given ? "a function" : "unset"};
 }
 Deed from_rank0(const Facts& f, bool on) {
-  if (!on) return not_due("off");
+  if (!on) return off("off");
   if (const auto none = no_sharding_over_ranks(f)) return *none;
   return acted("{}, {}, from rank 0", counted(f[Count::tensors_from_rank0], "tensor", "tensors"),
                bytes(f[Count::bytes_from_rank0]));
@@ -214,13 +214,13 @@ Deed cpu_ram_efficient_loading(const Facts& f) {
 }
 Deed activation_checkpointing(const Facts& f) {
   if (const auto none = no_sharding(f)) return *none;
-  if (!f.sharding->activation_checkpointing.value_or(false)) return not_due("off");
+  if (!f.sharding->activation_checkpointing.value_or(false)) return off("off");
   if (f[Count::units_recomputed] == 0) return not_due("nothing was trained");
   return acted("units were recomputed {}", counted(f[Count::units_recomputed], "time", "times"));
 }
 Deed activation_checkpointing_offload(const Facts& f) {
   if (const auto none = no_sharding(f)) return *none;
-  if (!f.sharding->activation_checkpointing_offload.value_or(false)) return not_due("off");
+  if (!f.sharding->activation_checkpointing_offload.value_or(false)) return off("off");
   if (f.device.is_cpu()) return nothing("the device is the CPU, so inputs of units are on the host already");
   if (f[Count::inputs_offloaded] == 0) return not_due("nothing was trained");
   return acted("{} of units waited on the host", counted(f[Count::inputs_offloaded], "input", "inputs"));
@@ -235,7 +235,7 @@ std::optional<Deed> no_forward(const Facts& f) {
 }
 Deed param_dtype(const Facts& f) {
   if (const auto none = no_sharding(f)) return *none;
-  if (!f.policy().param_dtype) return not_due("unset");
+  if (!f.policy().param_dtype) return off("unset");
   if (f[Count::elements_converted] == 0)
     return nothing("parameters are {} already", c10::toString(*f.policy().param_dtype));
   return acted("{} of {} elements are computed with as {}", f[Count::elements_converted], f[Count::elements_sharded],
@@ -243,7 +243,7 @@ Deed param_dtype(const Facts& f) {
 }
 Deed reduce_dtype(const Facts& f) {
   if (const auto none = no_sharding_over_ranks(f)) return *none;
-  if (!f.policy().reduce_dtype) return not_due("unset");
+  if (!f.policy().reduce_dtype) return off("unset");
   if (f[Count::gradients_reduced] == 0) return not_due("nothing was trained");
   if (*f.policy().reduce_dtype == f.policy().param_dtype.value_or(at::kFloat))
     return nothing("gradients are computed as {} already", c10::toString(*f.policy().reduce_dtype));
@@ -252,25 +252,25 @@ Deed reduce_dtype(const Facts& f) {
 }
 Deed buffer_dtype(const Facts& f) {
   if (const auto none = no_sharding(f)) return *none;
-  if (!f.policy().buffer_dtype) return not_due("unset");
+  if (!f.policy().buffer_dtype) return off("unset");
   if (f[Count::buffers_converted] == 0) return nothing("no buffer had another floating-point type");
   return acted("{} converted to {}", counted(f[Count::buffers_converted], "buffer was", "buffers were"),
                c10::toString(*f.policy().buffer_dtype));
 }
 Deed output_dtype(const Facts& f) {
   if (const auto none = no_forward(f)) return *none;
-  if (!f.policy().output_dtype) return not_due("unset");
+  if (!f.policy().output_dtype) return off("unset");
   return acted("results of {} came as {}", counted(f[Count::forwards_sharded], "forward", "forwards"),
                c10::toString(*f.policy().output_dtype));
 }
 Deed preset(const Facts& f) {
   if (const auto none = no_forward(f)) return *none;
-  if (f.policy().preset.empty()) return not_due("unset");
+  if (f.policy().preset.empty()) return off("unset");
   return param_dtype(f);
 }
 Deed keep_low_precision_grads(const Facts& f) {
   if (const auto none = no_forward(f)) return *none;
-  if (!f.policy().keep_low_precision_grads) return not_due("off");
+  if (!f.policy().keep_low_precision_grads) return off("off");
   if (f[Count::low_precision_gradients] == 0)
     return nothing("no gradient has a narrower type than its parameter (reduce_dtype)");
   return acted("optimizers got {} as they were reduced",
@@ -293,7 +293,7 @@ Deed cast_root_forward_inputs(const Facts& f) {
 }
 Deed module_classes_to_ignore(const Facts& f) {
   if (const auto none = no_sharding(f)) return *none;
-  if (!f.policy().module_classes_to_ignore) return not_due("unset");
+  if (!f.policy().module_classes_to_ignore) return off("unset");
   const int64_t units = f[Count::full_precision_units];
   if (units > 0) return acted("{} compute in full precision", counted(units, "unit", "units"));
   const auto& given = f.precision_policy.module_classes_to_ignore;

@@ -47,13 +47,13 @@ Deed bucket_cap_mb(const Facts& f) {
   const int64_t cap = std::min(f.ddp.bucket_cap_mb, Ddp{}.bucket_cap_mb) * kMiB, all = f[Count::gradients_most];
   if (f.ddp.bucket_cap_mb != Ddp{}.bucket_cap_mb && all <= cap + kMiB)
     return nothing("all gradients of a model take {}, for which the buckets are the same as by default", bytes(all));
-  return acted("{} buckets were averaged, the largest of {}", f[Count::gradient_buckets],
+  return acted("{} averaged, the largest of {}", counted(f[Count::gradient_buckets], "bucket was", "buckets were"),
                bytes(f[Count::bucket_bytes_most]));
 }
 
 Deed find_unused_parameters(const Facts& f) {
   if (const auto none = no_averaging(f, "where unused parameters are found anyway")) return *none;
-  if (!f.ddp.find_unused_parameters) return not_due("off");
+  if (!f.ddp.find_unused_parameters) return off("off");
   if (f.ddp.static_graph) return nothing("static_graph is on, which finds them in the first step");
   if (f[Count::unused_searches] == 0) return not_due("nothing was trained");
   if (f[Count::unused_parameters] == 0)
@@ -65,7 +65,7 @@ Deed find_unused_parameters(const Facts& f) {
 
 Deed gradient_as_bucket_view(const Facts& f) {
   if (const auto none = no_averaging(f, "whose gradients are pieces")) return *none;
-  if (!f.ddp.gradient_as_bucket_view) return not_due("off");
+  if (!f.ddp.gradient_as_bucket_view) return off("off");
   if (f[Count::gradient_buckets] == 0) return not_due("nothing was trained");
   if (f[Count::gradients_in_buckets] == 0) return nothing("no gradient lay in its bucket");
   return acted("{} were averaged where they lay, and {} of copies were not needed",
@@ -74,7 +74,7 @@ Deed gradient_as_bucket_view(const Facts& f) {
 
 Deed static_graph(const Facts& f) {
   if (const auto none = no_averaging(f, "where nothing is taken from the first graph")) return *none;
-  if (!f.ddp.static_graph) return not_due("off");
+  if (!f.ddp.static_graph) return off("off");
   if (f[Count::static_graphs] == 0) return not_due("nothing was trained");
   return acted("{} learnt in the first step",
                counted(f[Count::static_graphs], "model's graph was", "models' graphs were"));
@@ -83,7 +83,7 @@ Deed static_graph(const Facts& f) {
 Deed comm_hook(const Facts& f) {
   if (const auto none = no_averaging(f, "whose reduce_dtype says how gradients travel")) return *none;
   if (f.ddp.comm_hook == DDPCommunicationHookType::no)
-    return not_due("off: {} as they are", bytes(f[Count::gradient_bytes]));
+    return off("off: {} as they are", bytes(f[Count::gradient_bytes]));
   if (f[Count::gradient_buckets] == 0) return not_due("nothing was trained");
   if (f[Count::bytes_saved] == 0) return nothing("gradients are {} already", text_of(f.ddp.comm_hook));
   return acted("{} of gradients travelled as {}", bytes(f[Count::gradient_bytes]),
@@ -96,7 +96,7 @@ constexpr const char* kAutocast = "with mixed_precision fp16 or bf16";
 constexpr const char* kScaled = "with mixed_precision fp16";
 
 Deed mixed_precision(const Facts& f) {
-  if (f.precision == PrecisionType::NO) return not_due("no: everything in the model's own type");
+  if (f.precision == PrecisionType::NO) return off("no: everything in the model's own type");
   if (f.sharding && f[Count::forwards_sharded] > 0)
     return acted("{} of sharded models, {} of {} parameter elements converted for them",
                  counted(f[Count::forwards_sharded], "forward", "forwards"), f[Count::elements_converted],
@@ -115,7 +115,7 @@ Deed autocast_enabled(const Facts& f) {
 }
 
 Deed autocast_cache_enabled(const Facts& f) {
-  if (!f.autocast.cache_enabled) return not_due("unset");
+  if (!f.autocast.cache_enabled) return off("unset");
   if (f.precision == PrecisionType::NO || !f.autocast.enabled) return nothing("there is no autocast");
   if (f.sharding && *f.autocast.cache_enabled)
     return nothing("models are sharded, of whose parameters no copies are kept");
@@ -172,7 +172,7 @@ Deed backend(const Facts& f) {
 }
 Deed timeout(const Facts& f) {
   if (f.ranks == 1) return nothing("one process waits for nobody");
-  if (!f.process_group.timeout) return not_due("by the back end");
+  if (!f.process_group.timeout) return off("by the back end");
   return acted("in force for all waits; none took as long");
 }
 Deed step_scheduler_with_optimizer(const Facts& f) {
@@ -189,6 +189,7 @@ template <const char* const& Variable> Asked by_variable(const Facts&) {
   return {false, environment::text(Variable).value_or("unset")};
 }
 constexpr const char* kWorldSize = "WORLD_SIZE";
+constexpr const char* kMachines = "GROUP_WORLD_SIZE";
 constexpr const char* kDebug = "ACCELERATE_DEBUG_MODE";
 constexpr const char* kThreads = "OMP_NUM_THREADS";
 constexpr const char* kAffinity = "ACCELERATE_CPU_AFFINITY";
@@ -199,25 +200,31 @@ constexpr const char* kDynamo[] = {"ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNA
                                    "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"};
 
 Deed num_processes(const Facts& f) {
-  return f.ranks == 1 ? not_due("this process is alone") : acted("{} processes form one job", f.ranks);
+  return f.ranks == 1 ? off("this process is alone") : acted("{} processes form one job", f.ranks);
+}
+Deed num_machines(const Facts& f) {
+  if (f.machines == 1) return off("all processes are on this machine");
+  return acted("the {} processes are on {} machines, {} of them on this one", f.ranks, f.machines,
+               environment::integer({"LOCAL_WORLD_SIZE"}).value_or(1));
 }
 Deed cpu(const Facts& f) {
-  if (!f.device.is_cpu()) return not_due("the device is {}", f.device.str());
-  return at::hasCUDA() ? acted("the accelerator of this machine is left alone")
-                       : not_due("there is no accelerator, so the CPU computes anyway");
+  if (!f.device.is_cpu()) return off("the device is {}", f.device.str());
+  return f.accelerator
+             ? acted("the {} devices of this machine are left alone", c10::DeviceTypeName(*f.accelerator, true))
+             : off("there is no accelerator, so the CPU computes anyway");
 }
 Deed debug(const Facts& f) {
-  if (!f.debug) return not_due("off");
+  if (!f.debug) return off("off");
   if (f.ranks == 1) return nothing("one process has nobody to compare with");
   return acted("collectives compare more over {} ranks before they start", f.ranks);
 }
 Deed threads(const Facts&) {
   if (!environment::text(kThreads))
-    return not_due("unset: LibTorch takes {}", counted(at::get_num_threads(), "thread", "threads"));
+    return off("unset: LibTorch takes {}", counted(at::get_num_threads(), "thread", "threads"));
   return acted("operators use {}", counted(at::get_num_threads(), "thread", "threads"));
 }
 Deed affinity(const Facts&) {
-  if (!environment::flag(kAffinity).value_or(false)) return not_due("off");
+  if (!environment::flag(kAffinity).value_or(false)) return off("off");
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   const long all = ::sysconf(_SC_NPROCESSORS_ONLN);
@@ -226,16 +233,20 @@ Deed affinity(const Facts&) {
   return acted("this process is bound to {} of {} cores", CPU_COUNT(&allowed), all);
 }
 Deed use_fsdp(const Facts& f) {
-  if (!f.sharding) return not_due("off");
+  if (!f.sharding) return off("off");
   return f[Count::units] > 0 ? acted("{} of models were sharded", counted(f[Count::units], "unit", "units"))
                              : not_due("no model was prepared");
 }
-Deed use_parallelism_config(const Facts&) {
-  if (!environment::flag(kUseParallelism).value_or(false)) return not_due("off");
-  return acted("ranks are laid out by it");
+Deed use_parallelism_config(const Facts& f) {
+  if (!environment::flag(kUseParallelism).value_or(false)) return off("off");
+  if (!f.layout || f.layout->total_size() == 1) return nothing("all its sizes are 1");
+  const ParallelMesh mesh = f.layout->mesh();
+  return acted("ranks are laid out as {} ({})", fmt::join(mesh.shape, " x "), fmt::join(mesh.dim_names, " x "));
 }
+/// All five: the launcher hands them on to Python programs.
 Deed dynamo(const Facts&) {
-  if (const auto text = environment::text(kDynamo[0]); !text || *text == "no" || *text == "NO") return not_due("off");
+  if (const auto text = environment::text(kDynamo[0]); !text || *text == "no" || *text == "NO")
+    return nothing("dynamo_backend is no");
   return nothing("compiling models is torch.compile's, in Python; C++ models run as they are");
 }
 template <size_t Index> Row dynamo_row(const char* setting) {
@@ -281,6 +292,7 @@ std::vector<Row> rows_of_training() {
        asked<&Facts::given, &Options::step_scheduler_with_optimizer>, step_scheduler_with_optimizer},
       {"cpu", "ACCELERATE_USE_CPU", "where there is an accelerator", asked<&Facts::given, &Options::cpu>, cpu},
       {"launch.num_processes", kWorldSize, "always", by_variable<kWorldSize>, num_processes},
+      {"launch.num_machines", kMachines, "with several machines", by_variable<kMachines>, num_machines},
       {"launch.num_cpu_threads_per_process", kThreads, "in operators on the CPU", by_variable<kThreads>, threads},
       {"launch.enable_cpu_affinity", kAffinity, "where processes share a machine", by_variable<kAffinity>, affinity},
       {"launch.debug", kDebug, "with several processes", by_variable<kDebug>, debug},

@@ -16,10 +16,10 @@ ReceiptState state_called(const std::string& name) {
 }
 
 /// The longest text of a column, within reason: longer ones push what follows to the right.
-size_t width_of(const std::vector<const Receipt*>& rows, std::string Receipt::*column) {
+size_t width_of(const std::vector<Receipt>& rows, std::string Receipt::*column) {
   constexpr size_t kMost = 48;
   size_t width = 0;
-  for (const auto* row : rows) width = std::max(width, std::min((row->*column).size(), kMost));
+  for (const auto& row : rows) width = std::max(width, std::min((row.*column).size(), kMost));
   return width;
 }
 
@@ -51,23 +51,29 @@ std::vector<Receipt> Receipts::without_effect() const {
 }
 
 std::string Receipts::text() const {
-  std::vector<const Receipt*> asked;
-  for (const auto& entry : entries)
-    if (entry.asked()) asked.push_back(&entry);
-  std::string text = "Receipts: what the settings that were asked for did, on the main process\n";
-  const size_t settings = width_of(asked, &Receipt::setting), values = width_of(asked, &Receipt::value),
-               sources = width_of(asked, &Receipt::source);
-  for (const auto* row : asked) {
-    const char* word = row->state == ReceiptState::acted     ? ""
-                       : row->state == ReceiptState::not_due ? "not yet: "
-                                                             : "NO EFFECT: ";
-    text += fmt::format("  {:{}}  {:{}}  {:{}}  {}{}\n", row->setting, settings, row->value, values, row->source,
-                        sources, word, row->effect);
+  std::vector<Receipt> rows{
+      {.setting = "setting", .value = "value", .source = "asked for by", .effect = "what it did"}};
+  size_t acted = 0;
+  for (const auto& entry : entries) {
+    if (!entry.asked()) continue;
+    auto& row = rows.emplace_back(entry);
+    if (row.source == "call") row.source = "the program";
+    if (row.state == ReceiptState::without_effect) row.effect = "NO EFFECT: " + row.effect;
+    acted += row.state == ReceiptState::acted;
   }
-  const size_t idle = without_effect().size(), rest = entries.size() - asked.size();
-  if (asked.empty()) return text + fmt::format("  Nobody asked for anything: all {} are at their defaults.\n", rest);
-  return text + fmt::format("{} of {} had no effect. {} more are at their defaults (--json lists them).\n", idle,
-                            asked.size(), rest);
+  const size_t asked = rows.size() - 1, idle = without_effect().size(), rest = entries.size() - asked;
+  if (asked == 0)
+    return fmt::format("Receipts: nobody asked for anything, all {} settings are at their defaults.\n", rest);
+  std::string text = "Receipts: what each setting that was asked for did, as the main process saw it\n";
+  const size_t settings = width_of(rows, &Receipt::setting), values = width_of(rows, &Receipt::value),
+               sources = width_of(rows, &Receipt::source);
+  for (const auto& row : rows)
+    text += fmt::format("  {:{}}  {:{}}  {:{}}  {}\n", row.setting, settings, row.value, values, row.source, sources,
+                        row.effect);
+  text += fmt::format("Of {} asked for, {} acted", asked, acted);
+  if (idle > 0) text += fmt::format(", {} had NO EFFECT", idle);
+  if (const size_t waiting = asked - acted - idle; waiting > 0) text += fmt::format(", {} had nothing to do", waiting);
+  return text + fmt::format(". {} more are at their defaults (--json lists them).\n", rest);
 }
 
 std::string Receipts::json() const {

@@ -10,14 +10,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <set>
 
 #include "../cli/program.hpp"
+#include "accelerator/receipts.hpp"
 #include "both_stores.hpp"
 #include "message_of.hpp"
+#include "parallel/fsdp/shard_store.hpp"
 #include "ranks.hpp"
 #include "utils/counts.hpp"
 #include "variable.hpp"
@@ -289,7 +294,7 @@ RANKS_TEST(Receipts, LoadersAndAccumulation, 2) {
        {.options = {.gradient_accumulation_steps = 2, .cpu = true}},
        plain,
        &Seen::parameters,
-       "4 micro-steps in groups of 2: gradients were synchronised in 2"},
+       "4 micro-steps in groups of 2: gradients were synchronised in 2 of them"},
       {"gradient_accumulation_plugin.num_steps", accumulates, plain, &Seen::parameters, "in groups of 3"},
       {"gradient_accumulation_plugin.adjust_scheduler",
        {.options = accumulating({.num_steps = 3, .adjust_scheduler = false})},
@@ -544,6 +549,84 @@ TEST(Receipts, DevicesGetTheirBatches) {
   AcceleratorState::reset(true);
 }
 
+/// What needs an accelerator, without one: the store of shards puts them on the host for a GPU that need not be there,
+/// a sharded job on the CPU counts the inputs and states that would leave a device, and the entries say it of a GPU.
+TEST(Receipts, WhatNeedsAnAcceleratorSaysWhatItWouldDo) {
+  if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
+  AcceleratorState::reset(true);
+  const at::Device gpu(at::kCUDA, 0);
+  receipts::Facts with, without;
+  const auto expect = [&](const std::string& setting, const std::string& words, const std::string& otherwise) {
+    SCOPED_TRACE(setting);
+    const Receipt on = receipts::make(with)[setting], off = receipts::make(without)[setting];
+    EXPECT_EQ(on.source, "call");
+    EXPECT_EQ(on.state, ReceiptState::acted);
+    EXPECT_EQ(on.effect, words);
+    EXPECT_EQ(off.source, "default");
+    EXPECT_EQ(off.effect, otherwise);
+  };
+  const auto shard = [](receipts::Facts& facts, const Fsdp& plugin) {
+    facts.fsdp = plugin;
+    facts.sharding = parallel::resolve(plugin);
+    facts.cpu_offload = plugin.cpu_offload.value_or(CPUOffload());
+    facts.state_dict_config = plugin.state_dict_config.value_or(StateDictConfig{});
+    facts.optim_state_dict_config = plugin.optim_state_dict_config.value_or(StateDictConfig{});
+  };
+  with.device = without.device = gpu;
+
+  counts::reset();
+  with.given.cpu = true, with.device = at::kCPU, with.accelerator = gpu.type();
+  expect("cpu", "the cuda devices of this machine are left alone", "the device is cuda:0");
+  with.accelerator.reset();
+  EXPECT_EQ(receipts::make(with)["cpu"].state, ReceiptState::not_due) << "there is none";
+  with.device = gpu;
+
+  const auto weight = torch::zeros({4, 4});
+  const auto place = [&](const Fsdp& plugin) {
+    std::vector<parallel::ShardedPart> parts(1);
+    parts[0].layout = residency::lay_out({weight});
+    parts[0].members.push_back({.name = "weight", .tensor = weight, .shard = {}});
+    parallel::make_shard_store(parts, {}, gpu, plugin)->allocate(parts[0]);
+    return parts[0].master;
+  };
+  const Fsdp offloads{.cpu_offload = CPUOffload(true, /*pin_memory=*/false)};
+  counts::add(Count::units);
+  EXPECT_TRUE(place(offloads).is_cpu());
+  shard(with, offloads), shard(without, {});
+  expect("fsdp_plugin.cpu_offload.offload_params", "1 part of units live on the host", "off");
+  expect("fsdp_plugin.cpu_offload.pin_memory", "in page-locked memory: 0 of 1 part", "offload_params is off");
+  counts::add(Count::parts_pinned);  // only a GPU's driver can lock pages
+  EXPECT_EQ(receipts::make(with)["fsdp_plugin.cpu_offload.pin_memory"].effect, "in page-locked memory: 1 of 1 part");
+
+  const auto wrapped = [](std::optional<bool> offload) {
+    return Fsdp{.fsdp_version = 2,
+                .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+                .activation_checkpointing = true,
+                .activation_checkpointing_offload = offload,
+                .min_num_params = 20};
+  };
+  const Fsdp recomputes = wrapped(true);
+  Receipts here = run({.options = fsdp(recomputes), .epochs = 1}).receipts;
+  EXPECT_EQ(here["fsdp_plugin.activation_checkpointing_offload"].effect,
+            "the device is the CPU, so inputs of units are on the host already");
+  shard(with, recomputes), shard(without, wrapped({}));
+  const int64_t inputs = counts::read(Count::inputs_offloaded);
+  EXPECT_GE(inputs, 3) << "a batch for each of three steps at least";
+  expect("fsdp_plugin.activation_checkpointing_offload", fmt::format("{} inputs of units waited on the host", inputs),
+         "off");
+
+  const StateDictConfig stays{.offload_to_cpu = false};
+  const Fsdp keeps{.fsdp_version = 1, .state_dict_config = stays, .optim_state_dict_config = stays};
+  here = run({.options = fsdp(keeps), .epochs = 1}).receipts;
+  shard(with, keeps), shard(without, {.fsdp_version = 1});
+  for (const std::string config : {"fsdp_plugin.state_dict_config", "fsdp_plugin.optim_state_dict_config"}) {
+    EXPECT_EQ(here[config + ".offload_to_cpu"].effect, "the device is the CPU, so states are on the host already");
+    expect(config + ".offload_to_cpu", "1 whole state was given to rank 0, on their device",
+           "1 whole state was given to rank 0, on the host");
+  }
+  AcceleratorState::reset(true);
+}
+
 /// What can't act says why; strict counts it.
 TEST(Receipts, WithoutEffectHasAReason) {
   if (support::is_rank()) GTEST_SKIP() << "runs in one process only";
@@ -638,30 +721,34 @@ TEST(ReceiptsJob, Trains) {
   const char* how = std::getenv("RECEIPTS_TEST_JOB");
   if (!how) return;  // other cases start it
   AcceleratorOptions options{.dataloader_config = {.split_batches = true}};
+  const int64_t rows = std::string_view(how) == "sharded" ? 8 : 4;  // a norm needs two of each of four ranks
   if (std::string_view(how) != "sharded") options.kwargs_handlers = {Ddp{.comm_hook = DDPCommunicationHookType::bf16}};
   if (std::string_view(how) == "idle") options.dataloader_config.non_blocking = true;
+  cpu_set_t cores;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(cores), &cores), 0);
   const auto accelerator = std::make_unique<Accelerator>(options);
   Net net(3, 6);
   torch::optim::SGD optimizer(net->parameters(), 0.05);
   auto [m, opt, loader] =
-      accelerator->prepare(net, optimizer, data::DataLoader(Samples{16}, {.batch_size = 4, .shuffle = true}));
+      accelerator->prepare(net, optimizer, data::DataLoader(Samples{4 * rows}, {.batch_size = rows, .shuffle = true}));
   for (auto& batch : loader) {
     const auto scope = accelerator->accumulate(m);
     accelerator->backward(m(batch.data).mean());
     opt.step();
     opt.zero_grad();
   }
+  int64_t held = 0;
+  for (const auto& group : opt.optimizer().param_groups())
+    for (const auto& parameter : group.params()) held += parameter.numel();
+  std::cout << fmt::format("{} cores, {} elements\n", CPU_COUNT(&cores), held) << std::flush;
   if (std::string_view(how) == "exit") std::exit(0);
   if (std::string_view(how) != "destructor") accelerator->end_training();
 }
 
-cli_test::Result launch_job(const std::string& how, std::vector<std::string> options,
-                            std::vector<std::string> env = {}) {
-  options.insert(options.begin(), {"-q", "--num_processes", "2", "--gradient_accumulation_steps", "2"});
+cli_test::Result launch_job(const std::string& how, std::vector<std::string> options, const std::string& ranks = "2") {
+  options.insert(options.begin(), {"-q", "--num_processes", ranks, "--gradient_accumulation_steps", "2"});
   options.insert(options.end(), {fs::read_symlink("/proc/self/exe"), "--gtest_filter=ReceiptsJob.Trains"});
-  env.push_back("RECEIPTS_TEST_JOB=" + how);
-  env.push_back("OMP_NUM_THREADS=1");
-  return cli_test::launch(options, {.env = env});
+  return cli_test::launch(options, {.env = {"RECEIPTS_TEST_JOB=" + how, "OMP_NUM_THREADS=1"}});
 }
 
 TEST(ReceiptsLaunch, PrintsATableAtTheEnd) {
@@ -671,12 +758,12 @@ TEST(ReceiptsLaunch, PrintsATableAtTheEnd) {
   ASSERT_NE(table, std::string::npos) << result.out;
   EXPECT_EQ(result.out.find("[  PASSED  ]", table), std::string::npos) << "the table is last";
   const std::string text = result.out.substr(table);
-  EXPECT_THAT(text, AllOf(HasSubstr("dataloader_config.split_batches "), HasSubstr("  call "),
-                          HasSubstr("4 batches of this rank are pieces of global batches, cut in 2"),
+  EXPECT_THAT(text, AllOf(HasSubstr("dataloader_config.split_batches "), HasSubstr("  the program "),
+                          HasSubstr("4 batches were cut in 2, a piece for each process"),
                           HasSubstr("flag --gradient_accumulation_steps"),
-                          HasSubstr("4 micro-steps in groups of 2: gradients were synchronised in 2"),
+                          HasSubstr("4 micro-steps in groups of 2: gradients were synchronised in 2 of them"),
                           HasSubstr("DistributedDataParallelKwargs.comm_hook"), HasSubstr("flag --num_processes")));
-  EXPECT_THAT(text, HasSubstr("\n0 of 4 had no effect."));
+  EXPECT_THAT(text, HasSubstr("\nOf 4 asked for, 4 acted. "));
   EXPECT_THAT(text, Not(HasSubstr("mixed_precision")));
 }
 
@@ -695,16 +782,25 @@ TEST(ReceiptsLaunch, StrictEndsWith65WhereASettingHadNoEffect) {
 }
 
 TEST(ReceiptsLaunch, FlagsHaveReceipts) {
-  const auto result = launch_job(
-      "sharded", {"--receipts=strict", "--json", "--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy",
-                  "SIZE_BASED_WRAP", "--fsdp_min_num_params", "20", "--mixed_precision", "bf16",
-                  "--num_cpu_threads_per_process", "1", "--debug", "--dynamo_backend", "inductor"});
+  const std::vector<std::string> flags{"--receipts=strict",
+                                       "--json",
+                                       "--use_fsdp",
+                                       "--fsdp_version",
+                                       "2",
+                                       "--fsdp_auto_wrap_policy",
+                                       "SIZE_BASED_WRAP",
+                                       "--fsdp_min_num_params",
+                                       "20",
+                                       "--mixed_precision",
+                                       "bf16",
+                                       "--num_cpu_threads_per_process",
+                                       "1",
+                                       "--debug"};
+  const auto result = launch_job("sharded", flags);
   const auto begin = result.out.find("{\n \"receipts\"");
   ASSERT_NE(begin, std::string::npos) << result.out << result.err;
   const Receipts receipts = Receipts::from_json(result.out.substr(begin));
-  EXPECT_EQ(result.exit_code, 65) << "torch.compile is Python's";
-  ASSERT_EQ(receipts.without_effect().size(), 1u) << receipts.text();
-  EXPECT_EQ(receipts.without_effect()[0].setting, "launch.dynamo_backend");
+  EXPECT_EQ(result.exit_code, 0) << receipts.text();
   for (const char* setting :
        {"launch.num_processes", "launch.num_cpu_threads_per_process", "launch.debug", "launch.use_fsdp",
         "fsdp_plugin.fsdp_version", "fsdp_plugin.auto_wrap_policy", "fsdp_plugin.min_num_params", "mixed_precision"}) {
@@ -712,6 +808,80 @@ TEST(ReceiptsLaunch, FlagsHaveReceipts) {
     EXPECT_THAT(receipts[setting].source, testing::StartsWith("flag --")) << setting;
   }
   EXPECT_EQ(receipts["fsdp_plugin.sharding_strategy"].source, "default") << "what the launcher sets by default";
+
+  // Others: ranks share the cores out; two of four hold the model, which all four would share without them; compiling
+  // is Python's.
+  const auto laid_out = launch_job(
+      "sharded",
+      {"--receipts=strict", "--json", "--use_fsdp", "--fsdp_version", "2", "--enable_cpu_affinity",
+       "--use_parallelism_config", "--parallelism_config_dp_replicate_size", "2", "--parallelism_config_dp_shard_size",
+       "2", "--dynamo_backend", "inductor", "--dynamo_mode", "max-autotune", "--dynamo_use_fullgraph",
+       "--dynamo_use_dynamic", "--dynamo_use_regional_compilation"},
+      "4");
+  ASSERT_NE(laid_out.out.find("{\n \"receipts\""), std::string::npos) << laid_out.out << laid_out.err;
+  const Receipts changed = Receipts::from_json(laid_out.out.substr(laid_out.out.find("{\n \"receipts\"")));
+  EXPECT_EQ(laid_out.exit_code, 65) << "torch.compile is Python's";
+  std::vector<std::string> idle;
+  for (const auto& receipt : changed.without_effect()) idle.push_back(receipt.setting);
+  EXPECT_THAT(idle, testing::ElementsAre("launch.dynamo_backend", "launch.dynamo_mode", "launch.dynamo_use_fullgraph",
+                                         "launch.dynamo_use_dynamic", "launch.dynamo_use_regional_compilation"));
+  for (const auto& setting : idle) {
+    EXPECT_EQ(changed[setting].source, "flag --" + setting.substr(7));
+    EXPECT_THAT(changed[setting].effect, HasSubstr("is torch.compile's, in Python"));
+    EXPECT_EQ(receipts[setting].source, "default");
+    EXPECT_EQ(receipts[setting].effect, "dynamo_backend is no");
+  }
+  EXPECT_EQ(changed["launch.dynamo_mode"].value, "max-autotune");
+  EXPECT_EQ(changed["launch.use_parallelism_config"].effect, "ranks are laid out as 2 x 2 (dp_replicate x dp_shard)");
+  EXPECT_EQ(receipts["launch.use_parallelism_config"].effect, "off");
+  EXPECT_THAT(changed["parallelism_config.dp_shard_size"].effect, HasSubstr("this rank holds 144 of 288 elements"));
+  EXPECT_EQ(changed["parallelism_config.dp_shard_size"].source, "flag --parallelism_config_dp_shard_size");
+  EXPECT_THAT(laid_out.out, AllOf(HasSubstr(" cores, 84 elements\n"), HasSubstr(" cores, 51 elements\n")))
+      << "two ranks hold all 135";
+  cpu_set_t cores;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(cores), &cores), 0);
+  if (const int all = CPU_COUNT(&cores); all > 1) {
+    EXPECT_THAT(result.out, HasSubstr(fmt::format("{} cores, ", all)));
+    EXPECT_THAT(laid_out.out, Not(HasSubstr(fmt::format("{} cores, ", all))));
+    EXPECT_THAT(changed["launch.enable_cpu_affinity"].effect, testing::StartsWith("this process is bound to "));
+    EXPECT_EQ(receipts["launch.enable_cpu_affinity"].effect, "off");
+  }
+}
+
+/// Two machines that are launchers on this one: the one with rank 0 has the table, and strict is its exit code.
+TEST(ReceiptsLaunch, OfSeveralMachinesTheFirstPrintsThem) {
+  const auto job = [](const std::vector<std::string>& program) {
+    const auto port = std::to_string(support::free_port());
+    const auto machine = [&](const std::string& rank) {
+      std::vector<std::string> words{
+          cli_test::accelerate(), "launch",
+          "--num_machines",       "2",
+          "--num_processes",      "2",
+          "--machine_rank",       rank,
+          "--main_process_ip",    "127.0.0.1",
+          "--main_process_port",  port,
+          "--rdzv_conf",          "join_timeout=60,close_timeout=8,local_addr=127.0.0." + rank + "1",
+          "--receipts=strict"};
+      words.insert(words.end(), program.begin(), program.end());
+      return std::make_unique<cli_test::Program>(
+          words, cli_test::Program::Options{.env = {"RECEIPTS_TEST_JOB=idle", "OMP_NUM_THREADS=1"}});
+    };
+    const auto second = machine("1"), first = machine("0");
+    return std::pair(first->wait(), second->wait());
+  };
+  const auto [first, second] = job({fs::read_symlink("/proc/self/exe"), "--gtest_filter=ReceiptsJob.Trains"});
+  EXPECT_EQ(first.exit_code, 65) << first.out << first.err;
+  EXPECT_THAT(first.out, AllOf(HasSubstr("NO EFFECT: 0 of 8 copies"), HasSubstr(", 1 had NO EFFECT"),
+                               HasSubstr("the 2 processes are on 2 machines, 1 of them on this one"),
+                               HasSubstr("  flag --num_machines ")));
+  EXPECT_EQ(second.exit_code, 0) << second.out << second.err;
+  EXPECT_THAT(second.out, Not(HasSubstr("Receipts: what")));
+  EXPECT_THAT(second.err, HasSubstr("receipts: rank 0 is on machine 0 of 2"));
+
+  const auto [silent, other] = job({"/bin/true"});
+  EXPECT_EQ(silent.exit_code, 65) << silent.err;
+  EXPECT_THAT(silent.err, HasSubstr("no receipts: the main process made no Accelerator"));
+  EXPECT_EQ(other.exit_code, 0) << other.err;
 }
 
 TEST(ReceiptsLaunch, SaysWhenThereAreNone) {

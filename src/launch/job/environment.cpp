@@ -99,6 +99,7 @@ void add_receipts(Variables& env, const Job& job) {
     if (option.variable && option.kind != config::Kind::unset) tell(option.variable, option.name);
   });
   tell("WORLD_SIZE", "num_processes");
+  tell("GROUP_WORLD_SIZE", "num_machines");
   if (s.source("use_cpu") > s.source("cpu")) tell("ACCELERATE_USE_CPU", "use_cpu");
   env["ACCELERATE_RECEIPTS"] = s.text("receipts") == "strict" ? "strict" : "1";
   env["ACCELERATE_RECEIPTS_FILE"] = job.receipts_file.string();

@@ -23,7 +23,7 @@ bool tell_end(Agent& agent, const Outcome& outcome, int64_t world_size) {
 
 }  // namespace
 
-int launch_on_machines(Job job, const Host& host, const std::vector<std::string>& command, Monitor* monitor) {
+int launch_on_machines(Job& job, const Host& host, const std::vector<std::string>& command, Monitor* monitor) {
   const auto say = [&](const std::string& line) {
     if (!job.quiet()) say_on_stderr(line);
   };

@@ -1,5 +1,7 @@
 #include "launch/supervise/receipts_desk.hpp"
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <string>
 
@@ -23,12 +25,18 @@ ReceiptsDesk::ReceiptsDesk(Job& job) : job_(job) {
 
 int ReceiptsDesk::close(int exit_code) const {
   if (!folder_) return exit_code;
+  if (job_.round && job_.round->first_rank > 0) {
+    if (!job_.quiet())
+      say_on_stderr(
+          fmt::format("receipts: rank 0 is on machine 0 of {}, whose launcher prints them if it has --receipts",
+                      job_.num_machines));
+    return exit_code;
+  }
   const bool strict = job_.settings.text("receipts") == "strict";
   std::string text;
   read_file(job_.receipts_file, kMostSettingsBytes, text);
   if (text.empty()) {
-    // A job that failed has said why; with several machines they are on that of rank 0.
-    if (exit_code != 0 || job_.num_machines > 1) return exit_code;
+    if (exit_code != 0) return exit_code;  // the job has said why
     say_on_stderr("no receipts: the main process made no Accelerator of this library, or ended without its end");
     return strict ? kWithoutEffect : 0;
   }
