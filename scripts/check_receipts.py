@@ -3,13 +3,15 @@
 
 Settings of a run are the public fields of the structs of RUN: what an Accelerator is made with. A field that has no entry is listed in LEFT_OUT
 with the reason. It fails on a field with neither or with both, on an entry or a listed name without a field, and on a public struct that is
-called ...Plugin, ...Kwargs or ...Configuration and is in neither list.
+called ...Plugin, ...Kwargs or ...Configuration and is in neither list; and on an entry that TESTS, where each has a job in which it acts, does not
+name.
 """
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+TESTS = "tests/dist/receipts_test.cpp"
 # Structs, and how the entries of their fields begin.
 RUN = {
     "AcceleratorOptions": ("",),
@@ -59,7 +61,9 @@ def public_structs():
 def main():
     structs, wrong = public_structs(), []
     table = "".join(f.read_text() for f in sorted((ROOT / "src/accelerator").glob("receipts_of_*.cpp")))
-    entries = re.findall(r'^\s+\{"([\w.]+)",', table, re.M)
+    entries = re.findall(r'^\s+(?:\{|dynamo_row<\d>\()"([\w.]+)"', table, re.M)
+    tests = (ROOT / TESTS).read_text()
+    wrong += [f"{name}: {TESTS} does not name it" for name in entries if not re.search(rf"{re.escape(name)}\b", tests)]
     known = set()
     for struct, prefixes in RUN.items():
         if not structs.get(struct):

@@ -873,7 +873,7 @@ TEST(ReceiptsLaunch, OfSeveralMachinesTheFirstPrintsThem) {
   EXPECT_EQ(first.exit_code, 65) << first.out << first.err;
   EXPECT_THAT(first.out, AllOf(HasSubstr("NO EFFECT: 0 of 8 copies"), HasSubstr(", 1 had NO EFFECT"),
                                HasSubstr("the 2 processes are on 2 machines, 1 of them on this one"),
-                               HasSubstr("  flag --num_machines ")));
+                               HasSubstr("launch.num_machines "), HasSubstr("  flag --num_machines ")));
   EXPECT_EQ(second.exit_code, 0) << second.out << second.err;
   EXPECT_THAT(second.out, Not(HasSubstr("Receipts: what")));
   EXPECT_THAT(second.err, HasSubstr("receipts: rank 0 is on machine 0 of 2"));
