@@ -211,7 +211,9 @@ RANKS_TEST(Ddp, BuffersAndBucketsAreAsAskedFor, 2) {
     Accelerator accelerator(
         {.kwargs_handlers = {DistributedDataParallelKwargs{.broadcast_buffers = on, .gradient_as_bucket_view = on}}});
     Net net(NetOptions{.norm = true});
+    net->norm->running_mean.fill_(static_cast<double>(7 - rank()));
     auto [model, optimizer] = accelerator.prepare(net, sgd(net->trained()));
+    EXPECT_TRUE(net->norm->running_mean.eq(7).all().item<bool>()) << "all begin with rank 0's";
     for (int64_t step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       accelerator.backward(loss_of(model(share(rows(step, 6)))));

@@ -905,6 +905,66 @@ F("skip_first_batches keeps the epoch", file, "«copy->set_iteration(iteration()
 F("loaders' batch samplers learn the epoch", file, "«if (batches()) batches()->set_epoch(epoch);»", "",
   p + "SeedableSamplerFollowsTheEpoch")
 
+# ---- what nobody asks for and everybody relies on
+file = "src/optim/optimizer.cpp"
+waits = "optim_tests OptimTest.DoesNothingWhileGradientsAccumulate"
+F("step waits for the end of a group", file, "if («!self.gradients.sync_gradients()») return {};", "false", waits)
+F("zero_grad waits for the end of a group", file, "if («!impl_->gradients.sync_gradients()») return;", "false", waits)
+F("zero_grad set_to_none", file, "if («set_to_none») { parameter.mutable_grad().reset();", "true", waits)
+F("tied weights are stepped once", file, "«keep_each_parameter_once(*optimizer);»", "",
+  "optim_tests OptimTest.TiedWeightsAreSteppedOnce")
+F("the scale follows what it finds", file, "«self.scaler->update(optimizer);»", "",
+  r + "Fp16OverflowOnOneRankSkipsTheStepOnAll")
+file = "src/optim/accelerated_scheduler.cpp"
+F("schedules wait where a step was skipped", file, "{ return «optimizer.step_was_skipped()»; })) return;", "false",
+  t + "SchedulesFollowTheOptimizerThatTheyDrive")
+F("schedules wait for the end of a group", file, "if («!self.gradients.sync_gradients()») {", "false",
+  "optim_tests AcceleratedSchedulerTest.WaitsWhileGradientsAccumulate")
+F("schedules step for each process", file, "i < «num_processes»; ++i", "int64_t{1}",
+  "optim_ranks_tests OptimRanks.SchedulesStepOncePerProcess")
+F("schedules stop at their end", file, "if («!total || self.scheduler.step_count() <= *total») step_once();", "true",
+  "optim_tests AcceleratedSchedulerTest.OneCycleNeverPassesItsEnd")
+F("AcceleratedScheduler::step metric", file, "self.scheduler.step(«metric»); counts::add", "std::optional<double>(1.0)",
+  "optim_tests AcceleratedSchedulerTest.PlateausSeeTheMetric")
+file = "src/data/loader_progress.cpp"
+F("gather_for_metrics drops what is repeated", file,
+  "remainder_ = «(*num_samples_ - samples_before_) % *total_batch_size()»;", "int64_t{-1}",
+  r + "GatherForMetricsDropsTheRepeatedTail")
+F("passes are counted", file, "«++iteration_;» yielded_ =", "", p + "SeedableSamplerFollowsTheEpoch")
+F("the last batch is known as such", file, "if (!last) return; «end_ = true;»", "",
+  p + "EndIsKnownWhileTheLastBatchIsHeld")
+F("generators are synchronised before a pass", file,
+  "if (!midway) «synchronize_rng_states(settings_.rng_types, generator_);»", "",
+  r + "LoadersSynchroniseTheGeneratorsThatWereAskedFor")
+F("a resumed pass has the sampler's numbers", file,
+  "if (resumed && generator_) «restore_generator(*generator_, resumed->sampler_rng_state);»", "",
+  "data_tests Resume.GivesExactlyTheBatchesThatWereNotSeen")
+F("a resumed pass has the default generator's numbers", file,
+  "if (midway) «restore_generator(default_generator, resumed->default_rng_state);»", "",
+  "data_tests DataLoaderState.DefaultGeneratorGoesOnAfterResuming")
+F("a resumed pass puts the default generator back", file,
+  "if (midway) «restore_generator(default_generator, before);»", "",
+  "data_tests DataLoaderState.DefaultGeneratorGoesOnAfterResuming")
+file = "src/parallel/ddp.cpp"
+F("DDP begins with rank 0's parameters", file, "«broadcast_in_place(tensors_of(impl_->parameters), 0);»", "",
+  "ddp_tests Ddp.EqualsOneProcessAfterEveryStep")
+F("DDP begins with rank 0's buffers", file, "«broadcast_in_place(impl_->buffers, 0);»", "",
+  "ddp_tests Ddp.BuffersAndBucketsAreAsAskedFor")
+F("what is averaged late is divided", file, "gradient.div(«comm::world_size()»).contiguous();", "1",
+  c + "CheckpointRanks.WhatTheLastMicroStepLeavesOutIsAveragedAlsoInAResumedRun")
+F("joined ranks end with the last one's parameters", file,
+  "«broadcast_in_place(tensors_of(impl_->parameters), source);»", "", "ddp_tests Ddp.JoinUnevenInputs")
+file = "src/parallel/gradients.cpp"
+F("norms count each element once", file, "if («piece->primary») found.counted", "true",
+  "fsdp_hybrid_tests FsdpHybrid.NormsCountEachElementOnce")
+F("the largest of all pieces is the infinity norm", file, "largest ? «Reduction::max» : Reduction::sum, 1.0)",
+  "Reduction::sum", "fsdp_features_tests FsdpFeatures.ClipsByTheNormOfTheWhole")
+file = "src/run_state/checkpoint_folders.cpp"
+F("load_state passes over what is not complete", file, "if («lacking.empty()») { if (!passed_over", "true",
+  c + "CheckpointTest.ACheckpointThatLacksSomethingIsPassedOverByName")
+F("main_process_first", "src/state/partial_state.cpp", "return first_then_others(«is_main_process()»);",
+  "!is_main_process()", r + "WhoAmIAndWhoGoesFirst")
+
 # Options without a fault, by struct or Struct::field, and why.
 WITHOUT = {name: why for why, names in {
     "settings of another program: tests compare what it is given, field by field":

@@ -353,6 +353,12 @@ TEST_F(AcceleratedSchedulerTest, OneCycleNeverPassesItsEnd) {
   EXPECT_EQ(schedule.last_epoch(), 2);
 }
 
+TEST_F(AcceleratedSchedulerTest, PlateausSeeTheMetric) {
+  const AcceleratedScheduler schedule(reduce_lr_on_plateau(adamw, {.factor = 0.5, .patience = 0}), {optimizer});
+  for (const double metric : {3.0, 2.0, 2.5}) schedule.step(metric);
+  EXPECT_DOUBLE_EQ(schedule.get_last_lr()[0], 0.5);
+}
+
 TEST_F(AcceleratedSchedulerTest, LinearScheduleEndsAtZeroUnderAccumulation) {
   for (int64_t num_steps : {1, 2, 4}) {
     GradientState::reset();
