@@ -540,7 +540,7 @@ RANKS_TEST(FsdpState, SaveModelAndMerge, 1, 2, 3) {
 
 /// unwrap_model gives the module; its parameters are there under summon.
 RANKS_TEST(FsdpState, UnwrappedUnderSummon, 2) {
-  ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);  // whole ones there are on all ranks anyway
+  ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);  // in shared memory whole parameters are on all ranks
   AcceleratorState::reset();
   GradientState::reset();
   torch::manual_seed(4);
