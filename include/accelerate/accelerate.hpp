@@ -20,6 +20,7 @@
 #include "accelerate/config/option.hpp"
 #include "accelerate/data.hpp"
 #include "accelerate/data/random.hpp"
+#include "accelerate/distributed_checkpoint.hpp"
 #include "accelerate/formats/gguf.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/launch.hpp"

@@ -34,6 +34,7 @@ struct DcpTensorItem {
 struct DcpObjectItem {
   std::string name;
   c10::IValue value;
+  bool is_bytes = false;  ///< `value` is a string that becomes Python's bytes; read_object() makes no difference
 };
 
 /// What one rank wrote, for the metadata. Plain data that can be sent to another rank.
@@ -99,6 +100,8 @@ class DcpCheckpoint {
   /// @throws ShapeError if the sizes differ or the box doesn't lie within the tensor; CheckpointError if a file is
   /// missing or damaged or the box is not covered.
   void read_chunk(const std::string& name, const DcpBox& box, const at::Tensor& destination) const;
+  /// Throws what the above would throw, but for errors of the disk, and reads no elements.
+  void check_chunk(const std::string& name, const DcpBox& box) const;
   /// As above into a new tensor on the CPU, of the saved dtype, contiguous.
   at::Tensor read_chunk(const std::string& name, const DcpBox& box) const;
   at::Tensor read_full(const std::string& name) const;

@@ -116,7 +116,8 @@ class PickleWriter {
   void boolean(bool value) { op(value ? '\x88' : '\x89'); }
   void integer(int64_t value);
   void real(double value);
-  void text(const std::string& value);  ///< @throws CheckpointError unless it is UTF-8
+  void text(const std::string& value);   ///< @throws CheckpointError unless it is UTF-8
+  void bytes(const std::string& value);  ///< Python's bytes, of which protocol 2 has no opcode
   void global(const std::string& module, const std::string& name);
 
   void mark() { op('('); }

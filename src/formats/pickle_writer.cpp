@@ -48,6 +48,16 @@ void PickleWriter::text(const std::string& value) {
   });
 }
 
+void PickleWriter::bytes(const std::string& value) {
+  std::string characters;  // of the same numbers
+  for (const char one : value) {
+    const auto number = static_cast<unsigned char>(one);
+    if (number >= 0x80) characters += static_cast<char>(0xc0 | (number >> 6));
+    characters += static_cast<char>(number < 0x80 ? number : 0x80 | (number & 0x3f));
+  }
+  global("_codecs", "encode"), mark(), text(characters), text("latin1"), tuple_of_mark(), reduce();
+}
+
 void PickleWriter::global(const std::string& module, const std::string& name) {
   once("c" + module + "\n" + name, [&] { bytes_ += "c" + module + "\n" + name + "\n"; });
 }

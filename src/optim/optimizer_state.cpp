@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -61,8 +62,8 @@ struct DescribeSGD {
     v("lr", o.lr()), v("momentum", o.momentum()), v("dampening", o.dampening()), v("weight_decay", o.weight_decay()),
         v("nesterov", o.nesterov());
   }
-  template <class V> static void state(State& s, const Options&, V&& v) {
-    v("momentum_buffer", s.momentum_buffer(), false);
+  template <class V> static void state(State& s, const Options& o, V&& v) {
+    v("momentum_buffer", s.momentum_buffer(), o.momentum() != 0);
   }
   static std::vector<std::pair<const char*, c10::IValue>> fixed() {
     return {{"maximize", false}, {"foreach", {}}, {"differentiable", false}, {"fused", {}}};
@@ -153,6 +154,15 @@ struct WriteState {
   }
 };
 
+struct BeginState {
+  std::map<std::string, at::Tensor>& fields;
+  const at::Tensor& parameter;
+  void operator()(const char* name, int64_t) const { fields[name] = at::scalar_tensor(0, at::kFloat); }
+  void operator()(const char* name, const at::Tensor&, bool required) const {
+    if (required) fields[name] = at::zeros_like(parameter, parameter.options().requires_grad(false));
+  }
+};
+
 struct ReadState {
   DictReader& reader;
   const at::Tensor& parameter;
@@ -221,6 +231,16 @@ c10::IValue optimizer_state_dict(Optimizer& optimizer) {
     result.insert("param_groups", make_list(groups));
   });
   return result;
+}
+
+std::map<std::string, at::Tensor> initial_state(Optimizer& optimizer, const OptimizerParamGroup& group,
+                                                const at::Tensor& parameter) {
+  std::map<std::string, at::Tensor> fields;
+  require_description(optimizer, "optimizer state_dict", [&]<class D>() {
+    typename D::State state;
+    D::state(state, static_cast<const typename D::Options&>(group.options()), BeginState{fields, parameter});
+  });
+  return fields;
 }
 
 void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {

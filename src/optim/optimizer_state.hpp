@@ -4,6 +4,8 @@
 #include <torch/optim/optimizer.h>
 
 #include <functional>
+#include <map>
+#include <string>
 
 namespace accelerate::optim {
 
@@ -11,6 +13,11 @@ namespace accelerate::optim {
 c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer);
 /// Takes it over. @throws CheckpointError, having changed nothing.
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state);
+/// What it would hold of a parameter of the group before the first step, by Python's names: {"step": 0, "exp_avg":
+/// zeros, …}. Empty where it would hold nothing. @throws ConfigError for classes without a counterpart.
+std::map<std::string, at::Tensor> initial_state(torch::optim::Optimizer& optimizer,
+                                                const torch::optim::OptimizerParamGroup& group,
+                                                const at::Tensor& parameter);
 /// Replaces every tensor of the state by f(tensor). Classes that are not known here are left as they are.
 void map_optimizer_state(torch::optim::Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor&)>& f);
 /// What the optimizer holds for `from` becomes its state of `to`, every tensor replaced by f(tensor); f sees those that

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "accelerate/comm.hpp"
+#include "formats/dcp/metadata.hpp"
 #include "run_state/whole_stream.hpp"
 #include "utils/counts.hpp"
 #include "utils/read_file.hpp"
@@ -99,13 +100,14 @@ constexpr const char* kUnfinished = ".unfinished";  ///< within a folder that ha
 constexpr const char* kFinished = ".finished";      ///< complete, and about to take the place of what is there
 constexpr const char* kStale = ".stale";            ///< in it: names of an older checkpoint's files, which go first
 
-/// Whether save_state() gives files or folders this name.
-bool is_ours(const std::string& name) {
-  static const std::regex names(
-      "model(_\\d+)?\\.safetensors|pytorch_model(_\\d+)?\\.bin|pytorch_model_fsdp(_\\d+)?(_rank\\d+)?\\.bin|"
-      "pytorch_model_fsdp_\\d+|optimizer(_\\d+)?\\.bin|optimizer_\\d+(_rank\\d+\\.bin)?|scheduler(_\\d+)?\\.bin|"
-      "dl_state_dict(_\\d+)?\\.bin|scaler\\.pt|(custom_checkpoint|random_states)_\\d+\\.pkl|gradients_\\d+\\.bin");
-  return std::regex_match(name, names);
+/// Whether a checkpoint of this kind gives files or folders this name.
+bool is_ours(const std::string& name, CheckpointKind kind) {
+  static const std::regex of_distributed("__\\d+_\\d+\\.distcp|\\.metadata"),
+      of_run(
+          "model(_\\d+)?\\.safetensors|pytorch_model(_\\d+)?\\.bin|pytorch_model_fsdp(_\\d+)?(_rank\\d+)?\\.bin|"
+          "pytorch_model_fsdp_\\d+|optimizer(_\\d+)?\\.bin|optimizer_\\d+(_rank\\d+\\.bin)?|scheduler(_\\d+)?\\.bin|"
+          "dl_state_dict(_\\d+)?\\.bin|scaler\\.pt|(custom_checkpoint|random_states)_\\d+\\.pkl|gradients_\\d+\\.bin");
+  return std::regex_match(name, kind == CheckpointKind::run ? of_run : of_distributed);
 }
 
 void sync(const fs::path& path) {
@@ -117,7 +119,7 @@ void sync(const fs::path& path) {
 }
 
 [[noreturn]] void fail(const fs::path& folder, const std::string& what, const std::error_code& error) {
-  raise<CheckpointError>("save_state: the folder '{}' {}: {}", folder.string(), what, error.message());
+  raise<CheckpointError>("saving a checkpoint: the folder '{}' {}: {}", folder.string(), what, error.message());
 }
 
 void make_folder(const fs::path& folder, const fs::path& where) {
@@ -130,15 +132,20 @@ void make_folder(const fs::path& folder, const fs::path& where) {
 /// Puts what is in `.finished` in its place. May be repeated at any point.
 void replace_older(const fs::path& folder) {
   const fs::path finished = folder / kFinished;
+  // Readers that know nothing of this find no distributed checkpoint until all of it is in its place.
+  const fs::path last = formats::kDcpMetadataFile;
+  if (fs::exists(finished / last)) fs::remove(folder / last);
   std::string stale;
   if (fs::exists(finished / kStale))
     stale = read_text<CheckpointError>("list of older files", finished / kStale, kMostSettingsBytes);
   std::istringstream lines(stale);
-  for (std::string name; std::getline(lines, name);)
-    if (is_ours(name)) fs::remove_all(folder / name);  // the list may be a stranger's
-  std::vector<fs::path> names;                         // first, since renaming changes what is being listed
+  for (std::string name; std::getline(lines, name);)  // the list may be a stranger's
+    if (is_ours(name, CheckpointKind::run) || is_ours(name, CheckpointKind::distributed))
+      fs::remove_all(folder / name);
+  std::vector<fs::path> names;  // first, since renaming changes what is being listed
   for (const auto& entry : fs::directory_iterator(finished))
-    if (entry.path().filename() != kStale) names.push_back(entry.path().filename());
+    if (const auto name = entry.path().filename(); name != kStale && name != last) names.push_back(name);
+  if (fs::exists(finished / last)) names.push_back(last);
   for (const auto& name : names) {
     if (fs::is_directory(folder / name)) fs::remove_all(folder / name);
     fs::rename(finished / name, folder / name);
@@ -147,7 +154,7 @@ void replace_older(const fs::path& folder) {
   fs::remove_all(finished);
 }
 
-void publish_in(const fs::path& where, const fs::path& folder) {
+void publish_in(const fs::path& where, const fs::path& folder, CheckpointKind kind) {
   for (const auto& entry : fs::recursive_directory_iterator(where))
     if (entry.is_regular_file() || entry.is_directory()) sync(entry.path());
   sync(where);
@@ -161,7 +168,7 @@ void publish_in(const fs::path& where, const fs::path& folder) {
   }
   std::ofstream stale(where / kStale);
   for (const auto& entry : fs::directory_iterator(folder))
-    if (const auto name = entry.path().filename().string(); is_ours(name) && !fs::exists(where / name))
+    if (const auto name = entry.path().filename().string(); is_ours(name, kind) && !fs::exists(where / name))
       stale << name << '\n';
   stale.close();
   sync(where / kStale), sync(where);
@@ -173,8 +180,8 @@ void publish_in(const fs::path& where, const fs::path& folder) {
 
 }  // namespace
 
-UnfinishedCheckpoint::UnfinishedCheckpoint(const fs::path& folder, bool first_here)
-    : folder_(fs::absolute(folder).lexically_normal()), first_here_(first_here) {
+UnfinishedCheckpoint::UnfinishedCheckpoint(const fs::path& folder, bool first_here, CheckpointKind kind)
+    : folder_(fs::absolute(folder).lexically_normal()), first_here_(first_here), kind_(kind) {
   if (!folder_.has_filename()) folder_ = folder_.parent_path();  // "checkpoint/"
   finish_checkpoint(folder_, first_here);
   constexpr const char* kMark = ".shared";
@@ -206,10 +213,10 @@ UnfinishedCheckpoint::~UnfinishedCheckpoint() {
 
 void UnfinishedCheckpoint::publish() {
   on_all_ranks_or_throw([&] {
-    if (comm::rank() == 0) publish_in(where_, folder_);
+    if (comm::rank() == 0) publish_in(where_, folder_, kind_);
   });
   on_all_ranks_or_throw([&] {
-    if (comm::rank() != 0 && first_here_ && fs::exists(where_)) publish_in(where_, folder_);
+    if (comm::rank() != 0 && first_here_ && fs::exists(where_)) publish_in(where_, folder_, kind_);
   });
   published_ = true;
 }

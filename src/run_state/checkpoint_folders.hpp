@@ -26,16 +26,21 @@ std::filesystem::path newest_checkpoint(const std::filesystem::path& all, const 
 void prune_checkpoints(const std::filesystem::path& all, int64_t limit, const std::filesystem::path& newest,
                        const Lacks& lacks);
 
+enum class CheckpointKind {
+  run,          ///< what save_state() writes
+  distributed,  ///< a distributed checkpoint, in the folder itself
+};
+
 /// A checkpoint that is being written: into a folder beside the one whose name it gets, by a single rename, when all of
 /// it is on the disk. Where that folder has something in it already, it is written within it, and what is complete is
 /// marked so (again by a rename) before its files take the places of older ones: whoever comes after a crash finishes
-/// that, see finish_checkpoint(). Files of the folder that are no checkpoint's stay.
+/// that, see finish_checkpoint(). Files of the folder that belong to no checkpoint of this kind stay.
 class UnfinishedCheckpoint {
  public:
   /// Makes the folder to write into, on each machine that has a disk of its own. What an interrupted save left there is
   /// removed. Collective. @param first_here  one rank of each machine, rank 0 among them
   /// @throws CheckpointError on all ranks.
-  UnfinishedCheckpoint(const std::filesystem::path& folder, bool first_here);
+  UnfinishedCheckpoint(const std::filesystem::path& folder, bool first_here, CheckpointKind kind = CheckpointKind::run);
   /// Removes what was written, unless it was published.
   ~UnfinishedCheckpoint();
   UnfinishedCheckpoint(const UnfinishedCheckpoint&) = delete;
@@ -48,6 +53,7 @@ class UnfinishedCheckpoint {
  private:
   std::filesystem::path folder_, where_;
   bool first_here_, published_ = false;
+  CheckpointKind kind_;
 };
 
 /// If a crash came when files of a complete checkpoint were about to replace older ones, replaces the rest. Collective.

@@ -2,55 +2,85 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+
 #include "accelerate/comm.hpp"
 #include "run_state/whole_stream.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::run_state {
 namespace {
 
-bool writes_for_all() { return comm::rank() == 0; }
+using distributed_checkpoint::Bytes;
+
+bool is_main() { return comm::rank() == 0; }
 
 }  // namespace
 
-std::string DistributedItems::name(const formats::DcpPath& path) {
-  auto text = formats::dcp_name(path);
-  paths_[text] = path;
-  return text;
+DistributedItems::DistributedItems(const StateDict& state) {
+  std::vector<Leaf> leaves;
+  std::vector<SentLeaf> mine;
+  on_all_ranks_or_throw([&] {
+    leaves = leaves_of(state);
+    std::transform(leaves.begin(), leaves.end(), std::back_inserter(mine), as_sent);
+  });
+  const auto all = gather_object(mine);
+  std::map<std::string, const SentLeaf*> first;  // of the ranks that have it
+  for (const auto& leaf : all) {
+    const auto [found, fresh] = first.try_emplace(leaf.name, &leaf);
+    if (fresh) paths_[leaf.name] = path_of(leaf);
+    else if (!leaf.is_like(*found->second))
+      raise<CheckpointError>(
+          "saving a distributed checkpoint: '{}' is {} on rank {} and {} on rank {}, expected the same on all ranks "
+          "that have it; give what is each rank's own a name of its own",
+          leaf.name, found->second->text(), found->second->rank, leaf.text(), leaf.rank);
+  }
+  for (const auto& leaf : leaves) add(leaf, first.at(leaf.name)->rank == comm::rank());
 }
 
-void DistributedItems::object(const formats::DcpPath& path, const c10::IValue& value) {
-  const auto text = name(path);
-  if (writes_for_all()) objects_.push_back({text, value});
+void DistributedItems::add(const Leaf& leaf, bool first) {
+  if (const auto* sharded = std::get_if<ShardedTensor>(&leaf.value->kind())) {
+    if (std::find(sharded->sizes.begin(), sharded->sizes.end(), 0) == sharded->sizes.end()) {
+      if (!sharded->primary) return;
+      for (const auto& part : sharded->parts)
+        tensors_.push_back(
+            {leaf.name, sharded->sizes, {part.offsets, part.values.sizes().vec()}, part.values.detach()});
+    } else if (first) {  // nothing to share out
+      const auto empty = at::empty(sharded->sizes, at::TensorOptions().dtype(sharded->dtype));
+      tensors_.push_back({leaf.name, sharded->sizes, formats::whole(sharded->sizes), empty});
+    }
+    return;
+  }
+  if (!first) return;
+  if (const auto* tensor = std::get_if<at::Tensor>(&leaf.value->kind())) {
+    const auto sizes = tensor->sizes().vec();
+    tensors_.push_back({leaf.name, sizes, formats::whole(sizes), tensor->detach()});
+  } else if (const auto* bytes = std::get_if<Bytes>(&leaf.value->kind())) {
+    objects_.push_back({leaf.name, bytes->bytes, /*is_bytes=*/true});
+  } else {
+    objects_.push_back({leaf.name, leaf.value->to_ivalue()});
+  }
 }
 
-void DistributedItems::whole(const formats::DcpPath& path, const at::Tensor& tensor) {
-  const auto text = name(path);
-  const auto sizes = tensor.sizes().vec();
-  if (writes_for_all()) tensors_.push_back({text, sizes, formats::whole(sizes), tensor.detach()});
-}
-
-void DistributedItems::piece(const formats::DcpPath& path, const parallel::Holding& holding, const at::Tensor& values) {
-  if (holding.tensor.numel() == 0)
-    return whole(path, at::empty(holding.tensor.sizes(), values.options().requires_grad(false)));
-  const auto text = name(path);
-  if (!holding.primary) return;
-  for (auto& part : boxes_of(holding, values.detach()))
-    tensors_.push_back({text, holding.tensor.sizes().vec(), part.box, part.values});
+void DistributedItems::write_into(const std::filesystem::path& folder) const {
+  std::vector<formats::DcpRecord> records;
+  on_all_ranks_or_throw([&] { records = formats::write_dcp_items(folder, comm::rank(), objects_, tensors_); });
+  records = gather_object(records);
+  on_all_ranks_or_throw([&] {
+    if (is_main()) formats::write_dcp_metadata(folder, records, paths_);
+  });
 }
 
 void DistributedItems::write(const std::filesystem::path& folder) const {
   namespace fs = std::filesystem;
   const fs::path unfinished = folder.parent_path() / ("." + folder.filename().string() + ".unfinished"),
                  replaced = folder.parent_path() / ("." + folder.filename().string() + ".replaced");
-  std::vector<formats::DcpRecord> records;
   on_all_ranks_or_throw([&] {
-    if (writes_for_all()) formats::prepare_dcp_folder(unfinished);
+    if (is_main()) formats::prepare_dcp_folder(unfinished);
   });
-  on_all_ranks_or_throw([&] { records = formats::write_dcp_items(unfinished, comm::rank(), objects_, tensors_); });
-  records = gather_object(records);
+  write_into(unfinished);
   on_all_ranks_or_throw([&] {
-    if (!writes_for_all()) return;
-    formats::write_dcp_metadata(unfinished, records, paths_);
+    if (!is_main()) return;
     fs::remove_all(replaced);
     if (fs::exists(folder)) fs::rename(folder, replaced);
     fs::rename(unfinished, folder);

@@ -6,28 +6,30 @@
 #include <vector>
 
 #include "formats/dcp.hpp"
-#include "run_state/holdings.hpp"
+#include "run_state/state_dict.hpp"
 
 namespace accelerate::run_state {
 
-/// What one rank writes into a distributed checkpoint; names and paths on all ranks alike.
+/// What this rank writes of a state dict into a distributed checkpoint. What several ranks have alike is the first
+/// one's to write; a rank may have values of its own.
 class DistributedItems {
  public:
-  void object(const formats::DcpPath& path, const c10::IValue& value);
-  /// The same on all ranks.
-  void whole(const formats::DcpPath& path, const at::Tensor& tensor);
-  /// `values` lie in pieces as the holding does.
-  void piece(const formats::DcpPath& path, const parallel::Holding& holding, const at::Tensor& values);
+  /// The dict's tensors are read when they are written. Collective.
+  /// @throws CheckpointError on all ranks, naming the values of which ranks have tensors of different sizes or dtypes;
+  /// ConfigError as leaves_of().
+  explicit DistributedItems(const StateDict& state);
 
+  /// Into a folder that is there, without a distributed checkpoint in it. Collective. @throws on all ranks.
+  void write_into(const std::filesystem::path& folder) const;
   /// The folder appears when it is complete; one that was there is replaced then. Collective.
   void write(const std::filesystem::path& folder) const;
 
  private:
-  std::string name(const formats::DcpPath& path);
+  void add(const Leaf& leaf, bool first);
 
   std::vector<formats::DcpObjectItem> objects_;
   std::vector<formats::DcpTensorItem> tensors_;
-  std::map<std::string, formats::DcpPath> paths_;
+  std::map<std::string, formats::DcpPath> paths_;  ///< of all ranks
 };
 
 }  // namespace accelerate::run_state

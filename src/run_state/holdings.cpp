@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <utility>
 
 namespace accelerate::run_state {
 
@@ -29,6 +30,18 @@ std::vector<checkpointing::StretchPart> boxes_of(const parallel::Holding& holdin
   if (holding.place.corner.empty()) return checkpointing::parts_of(holding.tensor, holding.place.begin, values);
   if (values.numel() == 0) return {};
   return {{.box = {holding.place.corner, values.sizes().vec()}, .values = values}};
+}
+
+distributed_checkpoint::ShardedTensor sharded(const parallel::Holding& holding, const at::Tensor& values,
+                                              std::shared_ptr<parallel::Engine> engine) {
+  distributed_checkpoint::ShardedTensor result{.sizes = holding.tensor.sizes().vec(),
+                                               .dtype = values.scalar_type(),
+                                               .parts = {},
+                                               .primary = holding.primary,
+                                               .engine = std::move(engine)};
+  for (auto& part : boxes_of(holding, values.detach()))
+    result.parts.push_back({std::move(part.box.offsets), std::move(part.values)});
+  return result;
 }
 
 at::Tensor read_piece(const checkpointing::StoredTensor& stored, const parallel::Holding& holding) {

@@ -19,8 +19,6 @@
 namespace accelerate::run_state {
 namespace {
 
-using formats::DcpPath;
-
 WholeStream::Wanted wanted_weight(const HeldTensor& holding) { return wanted(holding, "", holding.piece); }
 
 /// The tensors in pieces among a model's, by the module's tensor.
@@ -35,17 +33,6 @@ void write_tensors(const std::filesystem::path& file, const std::map<std::string
                    bool safe_serialization) {
   if (safe_serialization) save_safetensors(file, tensors, {{"format", "pt"}});
   else checkpointing::save_object(checkpointing::to_dict(tensors), file);
-}
-
-void save_distributed_model(const std::vector<HeldTensor>& holdings, const std::filesystem::path& folder) {
-  DistributedItems items;
-  for (const auto& holding : holdings)
-    for (const auto& name : holding.names) {
-      const DcpPath path{std::string("model"), name};
-      if (holding.in_pieces()) items.piece(path, holding, holding.piece);
-      else items.whole(path, holding.tensor);
-    }
-  items.write(folder);
 }
 
 void save_own_model(const std::vector<HeldTensor>& holdings, const std::filesystem::path& file) {
@@ -94,7 +81,7 @@ void save_model(const detail::PreparedModel& model, const StateFile& file, bool 
     case StateForm::full:
       return save_full_model(holdings, file.path);
     case StateForm::sharded:
-      return save_distributed_model(holdings, file.path);
+      return DistributedItems(StateDict{{"model", distributed_state(model)}}).write(file.path);
     case StateForm::local:
       return save_own_model(holdings, file.path);
   }
@@ -105,19 +92,34 @@ void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateF
 }
 
 StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& file) : engine_(model.engine.get()) {
-  const auto holdings = holdings_of(model);
   if (file.form == StateForm::local) {
-    stage_own_pieces(holdings, file.path);
+    stage_own_pieces(holdings_of(model), file.path);
     return;
   }
-  const auto stored = file.form == StateForm::safetensors ? checkpointing::open_safetensors(file.path)
-                      : file.form == StateForm::sharded   ? checkpointing::open_distributed(file.path)
-                                                          : checkpointing::open_archive(file.path);
+  stage(model,
+        file.form == StateForm::safetensors ? checkpointing::open_safetensors(file.path)
+        : file.form == StateForm::sharded   ? checkpointing::open_distributed(file.path)
+                                            : checkpointing::open_archive(file.path),
+        /*may_miss=*/{});
+}
+
+StagedModel::StagedModel(const detail::PreparedModel& model, const checkpointing::StoredTensors& stored,
+                         const std::set<std::string>& may_miss)
+    : engine_(model.engine.get()) {
+  stage(model, stored, may_miss);
+}
+
+void StagedModel::stage(const detail::PreparedModel& model, const checkpointing::StoredTensors& stored,
+                        const std::set<std::string>& may_miss) {
   std::map<std::string, at::Tensor> sizes;
-  for (const auto& [name, tensor] : stored)
-    sizes[name] = at::empty(tensor.sizes, at::TensorOptions().dtype(tensor.dtype).device(at::kMeta));
+  const auto note = [&](const std::string& name, at::IntArrayRef size) {
+    sizes.try_emplace(name, at::empty(size, at::TensorOptions().device(at::kMeta)));
+  };
+  for (const auto& [name, tensor] : stored) note(name, tensor.sizes);
+  for (const auto& [name, tensor] : model.model.state())
+    if (may_miss.contains(name)) note(name, tensor.sizes());
   checkpointing::check_state_dict(model.model, sizes);
-  for (const auto& holding : holdings) {
+  for (const auto& holding : holdings_of(model)) {
     for (const auto& name : holding.names) {
       const auto found = stored.find(name);
       if (found == stored.end()) continue;
@@ -155,6 +157,15 @@ void StagedModel::apply() const {
   if (engine_) engine_->before_step();
   for (const auto& [target, value] : copies_) at::Tensor(target).copy_(value);
   if (engine_) engine_->after_step();
+}
+
+StateDict distributed_state(const detail::PreparedModel& model) {
+  StateDict state;
+  for (const auto& holding : holdings_of(model))
+    for (const auto& name : holding.names)
+      state.emplace(name, holding.in_pieces() ? Value(sharded(holding, holding.piece, model.engine))
+                                              : Value(holding.tensor.detach()));
+  return state;
 }
 
 std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model, const StateDictConfig& config) {

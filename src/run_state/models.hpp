@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "run_state/holdings.hpp"
+#include "run_state/state_dict.hpp"
 #include "run_state/state_files.hpp"
 
 /// Weights of prepared models, to files and back. Tensors in pieces become whole one part at a time, or, in files that
@@ -26,17 +28,25 @@ class StagedModel {
  public:
   /// @throws CheckpointError listing every missing, unexpected and misshapen tensor.
   StagedModel(const detail::PreparedModel& model, const StateFile& file);
+  /// @param may_miss  names that need not be there; those tensors stay as they are
+  StagedModel(const detail::PreparedModel& model, const checkpointing::StoredTensors& stored,
+              const std::set<std::string>& may_miss = {});
   void apply() const;
 
  private:
+  void stage(const detail::PreparedModel& model, const checkpointing::StoredTensors& stored,
+             const std::set<std::string>& may_miss);
   void stage_own_pieces(const std::vector<HeldTensor>& holdings, const std::filesystem::path& file);
 
   parallel::Engine* engine_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
 };
 
-/// Parameters and buffers by name, tied weights under each of theirs, for whom `config` says; empty elsewhere. For
-/// models in pieces.
+/// Parameters and buffers by name, tied weights under each of theirs: what this rank holds of them, without copies. Not
+/// collective.
+StateDict distributed_state(const detail::PreparedModel& model);
+
+/// Parameters and buffers by name, tied weights under each of theirs, for whom `config` says; empty elsewhere.
 std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model, const StateDictConfig& config);
 
 /// As checkpointing::save_model(), for models in pieces; rank 0 writes.

@@ -13,6 +13,7 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
 #include "formats/torch_archive.hpp"
+#include "optim/optimizer_state.hpp"
 #include "run_state/distributed_items.hpp"
 #include "run_state/own_pieces.hpp"
 #include "run_state/whole_stream.hpp"
@@ -23,7 +24,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpointing::StoredOptimizer;
-using formats::DcpPath;
 using Dict = c10::impl::GenericDict;
 using List = c10::impl::GenericList;
 
@@ -52,6 +52,7 @@ std::vector<HeldTensor> parameters_of(const AcceleratedOptimizer& optimizer, con
       const auto found = known.find(parameter.unsafeGetTensorImpl());
       if (found == known.end()) {
         result.push_back({{.names = {"parameter_" + std::to_string(result.size())}, .tensor = parameter}});
+        result.back().of_no_model = true;
         model_of.emplace_back();
       } else {
         result.push_back(found->second.second);
@@ -80,7 +81,8 @@ struct OptimizerView {
   std::vector<std::map<std::string, at::Tensor>> state;  ///< per parameter; this rank's pieces
   std::vector<Dict> groups;                              ///< with the names as `params`
 
-  OptimizerView(const AcceleratedOptimizer& optimizer, const PreparedModels& models)
+  OptimizerView(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
+                Untouched untouched = Untouched::left_out)
       : parameters(parameters_of(optimizer, models)), state(parameters.size()) {
     const auto dict = optimizer.state_dict().toGenericDict();
     std::vector<Field> fields;
@@ -100,6 +102,13 @@ struct OptimizerView {
                                               : at::zeros(held.sizes(), held.options().requires_grad(false));
     }
     size_t next = 0;
+    if (untouched == Untouched::at_start)
+      for (const auto& group : optimizer.param_groups())
+        for (const auto& parameter : group.params()) {
+          if (auto& fields = state[next++]; fields.empty() && parameter.requires_grad())
+            fields = optim::initial_state(optimizer.optimizer(), group, parameter);
+        }
+    next = 0;
     for (const c10::IValue& item : dict.at("param_groups").toListRef()) {
       Dict group = make_dict();
       for (const auto& option : item.toGenericDict())
@@ -176,25 +185,17 @@ void save_plain_optimizer(const AcceleratedOptimizer& optimizer, const fs::path&
   });
 }
 
-void save_distributed_optimizer(const OptimizerView& view, const fs::path& folder) {
-  DistributedItems items;
-  bool empty = true;
+StateDict to_state_dict(const OptimizerView& view) {
+  StateDict states;
   for (size_t i = 0; i < view.parameters.size(); ++i) {
+    if (view.state[i].empty()) continue;
     const auto& holding = view.parameters[i];
-    for (const auto& [kind, value] : view.state[i]) {
-      const DcpPath path{std::string("optimizer"), std::string("state"), holding.names.front(), kind};
-      if (kind == kSteps || !holding.in_pieces()) items.whole(path, value);
-      else items.piece(path, holding, value);
-      empty = false;
-    }
+    StateDict fields;
+    for (const auto& [kind, value] : view.state[i])
+      fields.emplace(kind, kind == kSteps || !holding.in_pieces() ? Value(value) : Value(sharded(holding, value)));
+    states.emplace(holding.names.front(), std::move(fields));
   }
-  if (empty) items.object({std::string("optimizer"), std::string("state")}, make_dict());
-  for (size_t g = 0; g < view.groups.size(); ++g)
-    for (const auto& option : view.groups[g])
-      items.object(
-          {std::string("optimizer"), std::string("param_groups"), static_cast<int64_t>(g), option.key().toStringRef()},
-          option.value());
-  items.write(folder);
+  return {{"state", std::move(states)}, {"param_groups", Value(c10::IValue(make_list(view.groups)))}};
 }
 
 /// Our parameter for each key of the file's state.
@@ -243,7 +244,7 @@ void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels&
     case StateForm::full:
       return save_full_optimizer(OptimizerView(optimizer, models), file.path);
     case StateForm::sharded:
-      return save_distributed_optimizer(OptimizerView(optimizer, models), file.path);
+      return DistributedItems(StateDict{{"optimizer", distributed_state(optimizer, models)}}).write(file.path);
     case StateForm::local:
       return on_all_ranks_or_throw([&] {
         checkpointing::save_object(own_pieces(parameters_of(optimizer, models), optimizer.state_dict()), file.path);
@@ -251,9 +252,32 @@ void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels&
   }
 }
 
+StateDict distributed_state(const AcceleratedOptimizer& optimizer, const PreparedModels& models, Untouched untouched) {
+  return to_state_dict(OptimizerView(optimizer, models, untouched));
+}
+
+std::vector<std::vector<HeldTensor>> parameters_by_group(const AcceleratedOptimizer& optimizer,
+                                                         const PreparedModels& models) {
+  const auto parameters = parameters_of(optimizer, models);
+  std::vector<std::vector<HeldTensor>> result;
+  auto next = parameters.begin();
+  for (const auto& group : optimizer.param_groups()) {
+    const auto end = next + static_cast<int64_t>(group.params().size());
+    const auto stranger = std::find_if(next, end, [](const auto& holding) { return holding.of_no_model; });
+    if (stranger != end)
+      raise<ConfigError>(
+          "optimizer state: parameter {} of group {}, of size {}, is none of the model's, expected an optimizer of the "
+          "parameters of the model that is given with it, both as prepare() returned them",
+          stranger - next, result.size(), stranger->tensor.sizes());
+    result.emplace_back(next, end);
+    next = end;
+  }
+  return result;
+}
+
 c10::IValue whole_state(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
-                        const StateDictConfig& config) {
-  const OptimizerView view(optimizer, models);
+                        const StateDictConfig& config, Untouched untouched) {
+  const OptimizerView view(optimizer, models, untouched);
   auto in_pieces = states_in_pieces(view, in_order_of_parts(view));
   const bool everywhere = in_pieces.empty() || !config.rank0_only.value_or(true);
   std::vector<WholeStream::Stage> stages;
@@ -281,10 +305,15 @@ c10::IValue whole_state(const AcceleratedOptimizer& optimizer, const PreparedMod
 }
 
 c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file) {
+  if (file.form == StateForm::local) return load_own_pieces(parameters_of(optimizer, models), file.path);
+  return read_optimizer(optimizer, models,
+                        file.form == StateForm::sharded ? checkpointing::open_distributed_optimizer(file.path)
+                                                        : checkpointing::open_optimizer_archive(file.path));
+}
+
+c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
+                           const StoredOptimizer& stored) {
   const auto parameters = parameters_of(optimizer, models);
-  if (file.form == StateForm::local) return load_own_pieces(parameters, file.path);
-  const auto stored = file.form == StateForm::sharded ? checkpointing::open_distributed_optimizer(file.path)
-                                                      : checkpointing::open_optimizer_archive(file.path);
   const auto& groups = optimizer.param_groups();
   const auto index_of = match(stored, parameters, groups);
   Dict states(c10::IntType::get(), c10::AnyType::get());

@@ -1,7 +1,9 @@
 """Peer of fsdp_state_test: checkpoints of sharded training by PyTorch's FSDP and Accelerate's functions, and what they make of ours.
 
-usage: fsdp_state_peer.py save FOLDER   two ranks train two steps and save with Accelerate: FOLDER/fsdp1_sharded, fsdp2_sharded, fsdp2_full
-       fsdp_state_peer.py check FOLDER  FOLDER/<name>_on are those two steps later; ours_sharded and ours_full are read by FSDP 2, by a plain model and by Accelerate's merge
+usage: fsdp_state_peer.py save FOLDER   two ranks train two steps and save with Accelerate: FOLDER/fsdp1_sharded, fsdp2_sharded, fsdp2_full; and own_python, a dict
+                                        with all of that in it, with torch.distributed.checkpoint
+       fsdp_state_peer.py check FOLDER  FOLDER/<name>_on, own_sharded and own_plain are those two steps later; ours_sharded and ours_full are read by FSDP 2, by a plain
+                                        model and by Accelerate's merge
 
 Accelerate doesn't shard on the CPU, so that its save and load functions are called with an object that has what they need of an Accelerator.
 FSDP 1 can't save FULL_STATE_DICT on the CPU (the process crashes in torch 2.13); its sharded form is what differs from FSDP 2's.
@@ -84,6 +86,49 @@ def save(base):
         save_fsdp_model(plugin, accelerator(version), net, folder, 0)
         save_fsdp_optimizer(plugin, accelerator(version), optimizer, net, folder, 0)
         dist.barrier()
+        if (version, kind) == (2, "sharded"):
+            dcp.save(own_dict(net, optimizer, 2), checkpoint_id=os.path.join(base, "own_python"))
+
+
+def own_dict(net, optimizer, step):
+    """What a user saves: model and optimizer with everything else that a run needs."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    weights, state = get_state_dict(net, optimizer)
+    rank = dist.get_rank()
+    return {"app": {"model": weights, "optim": state}, "step": step, "ratio": 0.5, "text": "gr\u00fc\u00df", "bytes": bytes(range(256)), "nothing": None,
+            "list": [torch.arange(3.0), {"lr": 0.25}], "plain": [1, "a", None], "pair": (1, 2.5), f"rank{rank}": torch.full((rank + 1,), float(rank))}
+
+
+def own_values(state):
+    """All but tensors that lie in pieces, in a form that can be compared."""
+    rank = dist.get_rank()
+    return [state[key] for key in ("step", "ratio", "text", "bytes", "nothing", "plain", "pair")] + [state["list"][0].tolist(), state["list"][1], state[f"rank{rank}"].tolist()]
+
+
+def load_own(base):
+    """FSDP 2 on two ranks goes on from ours with PyTorch's own functions, into a model and an optimizer that have not stepped."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+    plain = model()
+    plain_optimizer = adamw(plain, MATRICES)
+    steps(plain, plain_optimizer, 5)
+    for name in ("own_sharded", "own_plain"):
+        net = sharded(2)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.zero_()
+        optimizer = adamw(net, MATRICES)
+        state = own_dict(net, optimizer, 0)
+        wanted = own_values({**state, "step": 4})
+        state.update(ratio=0.0, text="", bytes=b"", nothing=1, plain=None, pair=None, list=[torch.zeros(3), {"lr": 0.0}])
+        state[f"rank{dist.get_rank()}"].fill_(9)
+        dcp.load(state, checkpoint_id=f"{base}/{name}")
+        set_state_dict(net, optimizer, model_state_dict=state["app"]["model"], optim_state_dict=state["app"]["optim"])
+        assert own_values(state) == wanted, (own_values(state), wanted)
+        steps(net, optimizer, 1)
+        weights, moments = get_state_dict(net, optimizer, options=StateDictOptions(full_state_dict=True))
+        equal(weights, dict(plain.state_dict()), name, 1e-6)
+        for parameter_name, parameter in plain.named_parameters():
+            equal(moments["state"][parameter_name], plain_optimizer.state[parameter], name + parameter_name, 1e-6)
 
 
 def equal(found, wanted, what, tolerance=0.0):
@@ -146,6 +191,11 @@ def load_ours(base):
                     equal(state["state"][name], plain_optimizer.state[parameter], kind + name, 1e-6)
 
 
+def load_everything(base):
+    load_ours(base)
+    load_own(base)
+
+
 def resume_plain(base, kind):
     """A plain model of Python goes on from ours."""
     net = model()
@@ -165,7 +215,7 @@ def resume_plain(base, kind):
 
 
 def check(base):
-    in_ranks(2, load_ours, base)
+    in_ranks(2, load_everything, base)
     check_continued(base)
     with tempfile.TemporaryDirectory() as scratch:
         from accelerate import PartialState

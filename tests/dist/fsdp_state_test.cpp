@@ -607,6 +607,56 @@ TEST(FsdpStatePythonJob, DISABLED_Run) {
   accelerator.save_state(variable("JOB_TO"));
 }
 
+/// Another part: the user's own dict by distributed_checkpoint, of the form that the script's own_dict() has.
+TEST(FsdpStatePythonJob, DISABLED_OwnDict) {
+  namespace dcp = distributed_checkpoint;
+  const auto variable = [](const char* name) { return std::string(std::getenv(name)); };
+  std::optional<FullyShardedDataParallelPlugin> plugin;
+  if (const auto type = type_of(variable("JOB_FORM"))) plugin = plugin_of(*type);
+  Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin});
+  PythonNet net;
+  auto adamw = python_adamw(net);
+  auto [m, opt] = accelerator.prepare(net, adamw);
+  auto [weights, moments] = dcp::get_state_dict(m, opt);
+  dcp::StateDict state{
+      {"app", dcp::StateDict{{"model", std::move(weights)}, {"optim", std::move(moments)}}},
+      {"step", 0},
+      {"ratio", 0.0},
+      {"text", ""},
+      {"bytes", dcp::Bytes{}},
+      {"nothing", 1},
+      {"list", dcp::List{torch::zeros({3}), dcp::StateDict{{"lr", 0.0}}}},
+      {"plain", dcp::Value()},
+      {"pair", dcp::Value()},
+      {"rank0", torch::zeros({1})},
+      {"rank1", torch::zeros({2})},
+  };
+  dcp::load(state, variable("JOB_FROM"));
+  auto& app = state.at("app").as<dcp::StateDict>();
+  dcp::set_state_dict(m, opt, app.at("model").as<dcp::StateDict>(), app.at("optim").as<dcp::StateDict>());
+  EXPECT_EQ(state.at("step").to<int64_t>(), 2);
+  EXPECT_EQ(state.at("ratio").to<double>(), 0.5);
+  EXPECT_EQ(state.at("text").to<std::string>(), "grüß");
+  std::string bytes;
+  for (int i = 0; i < 256; ++i) bytes += static_cast<char>(i);
+  EXPECT_EQ(state.at("bytes").as<dcp::Bytes>().bytes, bytes);
+  EXPECT_TRUE(state.at("nothing").as<c10::IValue>().isNone());
+  const auto& list = state.at("list").as<dcp::List>();
+  EXPECT_TRUE(torch::equal(list[0].as<at::Tensor>(), torch::arange(3, torch::kFloat)));
+  EXPECT_EQ(list[1].as<dcp::StateDict>().at("lr").to<double>(), 0.25);
+  EXPECT_EQ(state.at("plain").as<dcp::List>()[1].to<std::string>(), "a");
+  EXPECT_EQ(state.at("pair").as<c10::IValue>().toTupleRef().elements()[1].toDouble(), 2.5);
+  EXPECT_TRUE(torch::equal(state.at("rank1").as<at::Tensor>(), torch::ones({2})));
+  for (int step = 0; step < 2; ++step) {
+    accelerator.backward(m());
+    opt.step();
+    opt.zero_grad();
+  }
+  std::tie(app.at("model").as<dcp::StateDict>(), app.at("optim").as<dcp::StateDict>()) = dcp::get_state_dict(m, opt);
+  state["step"] = 4;
+  dcp::save(state, variable("JOB_TO"));
+}
+
 TEST(FsdpState, Python) {
   if (support::is_rank()) return;
   SKIP_WITHOUT_PYTHON();
@@ -617,9 +667,10 @@ TEST(FsdpState, Python) {
     const auto result = support::run_python("tests/dist/fsdp_state_peer.py", all);
     EXPECT_EQ(result.exit_code, 0) << result.output;
   };
-  const auto job = [&](int64_t ranks, const std::string& form, const fs::path& from, const fs::path& to) {
+  const auto job = [&](int64_t ranks, const std::string& form, const fs::path& from, const fs::path& to,
+                       const std::string& part = "DISABLED_Run") {
     support::expect_ranks_pass(
-        "FsdpStatePythonJob.DISABLED_Run",
+        "FsdpStatePythonJob." + part,
         {.world_size = ranks, .env = {{"JOB_FORM", form}, {"JOB_FROM", from.string()}, {"JOB_TO", to.string()}}});
   };
   // Accelerate's own functions save after two steps, from FSDP 1 and 2 on two ranks; ours goes on for two steps, on
@@ -632,6 +683,9 @@ TEST(FsdpState, Python) {
     job(ranks, "sharded", base / name, base / (name + "_on"));
   }
   job(1, "plain", base / "fsdp2_full", base / "fsdp2_full_plain");
+  // A dict of one's own, with the model, the optimizer and all kinds of values.
+  job(2, "sharded", base / "own_python", base / "own_sharded", "DISABLED_OwnDict");
+  job(1, "plain", base / "own_python", base / "own_plain", "DISABLED_OwnDict");
   // Ours, sharded by three ranks, whole from two.
   job(3, "sharded", "", base / "ours_sharded");
   job(2, "full", base / "ours_sharded", base / "ours_full");

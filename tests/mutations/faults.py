@@ -418,6 +418,25 @@ F("StateDictConfig::rank0_only of optimizers", "src/run_state/optimizers.cpp",
 F("StateDictConfig::offload_to_cpu", "src/run_state/models.cpp", ".copies = true, .on_host = «config.offload_to_cpu»}",
   "false", f + "StatesThatAreNotOffloadedStayOnTheDevice")
 
+# ---- distributed checkpoints of the user's own dict
+file = "src/accelerator/distributed_checkpoint.cpp"
+d = "distributed_checkpoint_tests DistributedCheckpoint."
+F("LoadOptions::allow_partial_load", file, "{.allow_partial = «options.allow_partial_load»}", "false",
+  d + "WhatDoesNotFitChangesNothing")
+d += "OptionsOfStateDicts"
+F("StateDictOptions::full_state_dict", file, "if («!options.full_state_dict») state = run_state", "true", d)
+F("StateDictOptions::cpu_offload", file, ".rank0_only = «options.cpu_offload»}", "false", d)
+F("StateDictOptions::cpu_offload of optimizers", file,
+  "if («options.full_state_dict && options.cpu_offload && comm::rank() != 0») return {};", "false", d)
+F("StateDictOptions::ignore_frozen_params", file, "if («options.ignore_frozen_params») for", "false", d)
+F("StateDictOptions::ignore_frozen_params when it is set", file,
+  "may_miss = «options.ignore_frozen_params» ? frozen_names", "false", d)
+F("StateDictOptions::strict", file, "if («!options.strict») {", "false", d)
+F("StateDictOptions::strict of optimizers", file, "if («options.strict» && !there", "true", d)
+F("StateDictOptions::broadcast_from_rank0", file, "if («options.broadcast_from_rank0») {", "false", d)
+F("StateDictOptions::flatten_optimizer_state_dict", file, "if («options.flatten_optimizer_state_dict») state", "false",
+  d)
+
 # ---- residency
 a = "activations_tests Checkpoint."
 file = "src/residency/activations/checkpoint.cpp"

@@ -138,6 +138,8 @@ void DcpCheckpoint::read_chunk(const std::string& name, const DcpBox& box, const
   copy_regions(find_regions(name, box), box, destination);
 }
 
+void DcpCheckpoint::check_chunk(const std::string& name, const DcpBox& box) const { find_regions(name, box); }
+
 at::Tensor DcpCheckpoint::read_chunk(const std::string& name, const DcpBox& box) const {
   const auto regions = find_regions(name, box);  // before memory is taken: damaged metadata may claim any size
   auto result = at::empty(box.sizes, at::TensorOptions().dtype(tensor(name).dtype));

@@ -101,7 +101,8 @@ std::vector<DcpRecord> write_dcp_items(const fs::path& folder, int64_t rank, con
   };
   for (const auto& item : objects) {
     TorchPickle pickle;
-    pickle.value(item.value);
+    if (item.is_bytes) pickle.bytes(item.value.toStringRef());
+    else pickle.value(item.value);
     write({.name = item.name}, std::move(pickle));
   }
   for (const auto& item : tensors) {

@@ -1,0 +1,1 @@
+accelerate_test(NAME distributed_checkpoint_tests SOURCES ${TEST_DIR}/distributed_checkpoint_test.cpp LABELS dist COST 20)
