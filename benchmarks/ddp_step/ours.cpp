@@ -5,6 +5,8 @@
 #include <chrono>
 #include <iostream>
 
+#include "../counts_switch.hpp"
+
 namespace nn = torch::nn;
 using torch::Tensor;
 
@@ -73,7 +75,9 @@ template <class Model, class Step> void run(std::shared_ptr<Model> model, int64_
   auto [m, opt] = accelerator.prepare(model, optimizer);
   torch::manual_seed(100 + accelerator.process_index());
   std::string losses, times;
+  CountsSwitch counts;
   for (int64_t i = 0; i < steps; ++i) {
+    counts.next();
     const auto begin = std::chrono::steady_clock::now();
     auto loss = step(m);
     accelerator.backward(loss);
@@ -81,13 +85,15 @@ template <class Model, class Step> void run(std::shared_ptr<Model> model, int64_
     opt.zero_grad();
     const double value = loss.template item<double>();
     const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+    counts.end();
     char text[64];
     std::snprintf(text, sizeof(text), "%.9g", value);
     losses += (i ? "," : "") + std::string(text);
     times += (i ? "," : "") + std::to_string(ms);
   }
   if (accelerator.is_main_process())
-    std::cout << "{\"contestant\":\"ours\",\"answer\":[" << losses << "],\"ms\":[" << times << "]}" << std::endl;
+    std::cout << "{\"contestant\":\"ours\",\"answer\":[" << losses << "],\"ms\":[" << times << "]" << counts.json()
+              << "}" << std::endl;
 }
 
 int main(int argc, char** argv) {

@@ -8,6 +8,8 @@
 #include <fstream>
 #include <iostream>
 
+#include "../counts_switch.hpp"
+
 namespace nn = torch::nn;
 using torch::Tensor;
 
@@ -116,6 +118,7 @@ void run(std::shared_ptr<Model> model, const std::string& unit, int64_t steps, i
   auto [m, opt] = accelerator.prepare(model, optimizer);
   torch::manual_seed(100 + accelerator.process_index());
   std::string losses, times;
+  CountsSwitch counts;
   double pss = 0;
   for (int64_t i = 0; i < steps + 1; ++i) {
     const bool timed = i < steps;  // one more step looks at what the ranks share
@@ -123,6 +126,7 @@ void run(std::shared_ptr<Model> model, const std::string& unit, int64_t steps, i
       accelerate::residency::reset_stats();
       std::ofstream("/proc/self/clear_refs") << 5;  // the peak starts here
     }
+    counts.next();
     const auto begin = std::chrono::steady_clock::now();
     auto loss = loss_of(m);
     if (!timed) pss = std::max(pss, memory("smaps_rollup", "Pss"));
@@ -133,6 +137,7 @@ void run(std::shared_ptr<Model> model, const std::string& unit, int64_t steps, i
     const double value = loss.template item<double>();
     if (!timed) break;
     const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+    counts.end();
     char text[64];
     std::snprintf(text, sizeof(text), "%.9g", value);
     losses += (i ? "," : "") + std::string(text);
@@ -152,7 +157,8 @@ void run(std::shared_ptr<Model> model, const std::string& unit, int64_t steps, i
   std::cout << "{\"contestant\":\"ours\",\"answer\":[" << losses << "],\"ms\":[" << times
             << "],\"rss_mb\":" << worst[0].template item<double>() << ",\"pss_mb\":" << worst[1].template item<double>()
             << ",\"parameters_mb\":" << worst[2].template item<double>() << ",\"parameters_bound_mb\":" << bound
-            << ",\"faults\":" << stats.faults << ",\"prefetch_hits\":" << stats.prefetch_hits << "}" << std::endl;
+            << ",\"faults\":" << stats.faults << ",\"prefetch_hits\":" << stats.prefetch_hits << counts.json() << "}"
+            << std::endl;
 }
 
 int main(int argc, char** argv) {
