@@ -47,7 +47,7 @@ class MappedFile {
   static int descriptor_of(const std::filesystem::path& path) {
     const auto opened = open_regular(path);
     if (opened.file < 0)
-      raise<CheckpointError>("can't open '{}': {}. Check the path and the rights; pass the file, not its folder.",
+      raise<CheckpointError>("can't read '{}': {}. Check the path and the rights; pass the file, not its folder.",
                              path.string(), opened.problem);
     return opened.file;
   }

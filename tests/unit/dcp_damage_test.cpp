@@ -62,7 +62,7 @@ TEST_F(DcpDamage, MissingFiles) {
   EXPECT_THAT(message_of<CheckpointError>([&] { DcpCheckpoint(scratch / "nowhere"); }),
               HasSubstr("found no file .metadata, which every distributed checkpoint has. The folder is not there"));
   fs::rename(scratch / "__1_0.distcp", scratch / "moved");
-  EXPECT_THAT(message(), AllOf(HasSubstr("can't open '"), HasSubstr("__1_0.distcp': No such file")));
+  EXPECT_THAT(message(), HasSubstr("__1_0.distcp': can't open it: No such file"));
   fs::remove(scratch / ".metadata");
   EXPECT_THAT(message(),
               HasSubstr("Data files are there: the save did not finish, or .metadata, a hidden file, was not copied"));

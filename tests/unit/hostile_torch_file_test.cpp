@@ -88,7 +88,7 @@ TEST(HostileTorchFile, ModulesInCirclesAndInTheDepthAreErrors) {
   EXPECT_THAT(script_error(begin + "N" + end), HasSubstr("nested deeper than 100 levels"));
   // Values in values, where a tensor is expected.
   std::string lists, closing;
-  for (int i = 0; i < 200'000; ++i) lists += "]", closing += "a";
+  for (int i = 0; i < 100'000; ++i) lists += "]", closing += "a";
   EXPECT_THAT(tensors_error(text("w") + lists + "N" + closing), HasSubstr("under 'w' is a list, expected a tensor"));
   std::string name = "w";
   for (int i = 0; i < 200; ++i) name += ".w";
