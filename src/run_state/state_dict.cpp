@@ -18,7 +18,7 @@ namespace {
 template <class... Fs> struct Overloaded : Fs... { using Fs::operator()...; };
 template <class... Fs> Overloaded(Fs...) -> Overloaded<Fs...>;
 
-const char* kName[] = {"plain data", "a tensor", "a sharded tensor", "bytes", "a list", "a dict"};
+constexpr const char* kName[] = {"plain data", "a tensor", "a sharded tensor", "bytes", "a list", "a dict"};
 
 [[noreturn]] void throw_other_type(const c10::IValue& value, const char* expected) {
   raise<ConfigError>("state dict: found {}, expected {}", value.tagKind(), expected);
