@@ -140,8 +140,7 @@ void replace_older(const fs::path& folder) {
     stale = read_text<CheckpointError>("list of older files", finished / kStale, kMostSettingsBytes);
   std::istringstream lines(stale);
   for (std::string name; std::getline(lines, name);)  // the list may be a stranger's
-    if (is_ours(name, CheckpointKind::run) || is_ours(name, CheckpointKind::distributed))
-      fs::remove_all(folder / name);
+    if (is_ours(name, CheckpointKind::run) || is_ours(name, CheckpointKind::distributed)) fs::remove_all(folder / name);
   std::vector<fs::path> names;  // first, since renaming changes what is being listed
   for (const auto& entry : fs::directory_iterator(finished))
     if (const auto name = entry.path().filename(); name != kStale && name != last) names.push_back(name);
