@@ -140,9 +140,9 @@ def facade():
 def hook():
     both = []
     for _ in range(args.rounds):
-        first, second = launch(2, os.path.join(args.bin, "bench_comm"), "hook", args.steps)["backward"]
+        first, second = launch(2, os.path.join(args.bin, "bench_comm"), "hook", args.steps)["backward, CPU"]
         both += zip(first[WARM_UP:], second[WARM_UP:])
-    show("backward of 128 parameters, 2 ranks", "us", both)
+    show("backward of 128 parameters, 2 ranks, CPU", "us", both)
 
 
 print("| what | best tenth: without | with | middle: without | difference (its 95 % interval) | share of it | pairs |")

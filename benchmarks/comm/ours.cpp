@@ -2,16 +2,16 @@
 //
 //   facade BYTES ROUNDS   gather, broadcast, reduce with the question whether all ranks do the same, and without; what
 //                         the question takes alone; and pad_across_processes, which has no form without
-//   hook ROUNDS           backward of a DDP model of 128 parameters with the hook behind each of them, and without
+//   hook ROUNDS           backward of a DDP model of 128 parameters with the hook behind each of them, and without, by
+//                         the time that the process computes
 //
-// usage: accelerate launch --num_processes 2 bench_comm facade|hook …     prints JSON: {"name": [[with], [without]]},
-// us
+// usage: accelerate launch --num_processes 2 bench_comm facade|hook …
+// prints JSON: {"name": [[microseconds with], [without]]}
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 #include <accelerate/accelerate.hpp>
 
-#include <chrono>
-#include <cstdio>
+#include <ctime>
 #include <functional>
 #include <iostream>
 #include <string>
@@ -23,21 +23,28 @@ using namespace accelerate;
 namespace nn = torch::nn;
 using Call = std::function<void()>;
 
-double microseconds(const Call& call) {
-  const auto begin = std::chrono::steady_clock::now();
-  call();
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+double now(clockid_t clock) {
+  timespec time{};
+  ::clock_gettime(clock, &time);
+  return 1e6 * static_cast<double>(time.tv_sec) + 1e-3 * static_cast<double>(time.tv_nsec);
 }
 
-/// Times of both calls, taken in turns: with, without, without, with, … @param prepare  comes before each, untimed
-std::string compare(
-    const std::string& name, int64_t rounds, const Call& with, const Call& without,
-    const std::function<void(bool with)>& prepare = [](bool) {}) {
+/// What the two are compared by, and what comes before each call, untimed.
+struct How {
+  clockid_t clock = CLOCK_MONOTONIC;
+  std::function<void(bool with)> prepare = [](bool) {};
+};
+
+/// Microseconds of both calls, taken in turns: with, without, without, with, …
+std::string compare(const std::string& name, int64_t rounds, const Call& with, const Call& without,
+                    const How& how = {}) {
   std::vector<double> times[2];
   for (int64_t i = 0; i < 2 * rounds; ++i) {
     const bool second = i % 4 == 1 || i % 4 == 2;
-    prepare(!second);
-    times[second].push_back(microseconds(second ? without : with));
+    how.prepare(!second);
+    const double begin = now(how.clock);
+    second ? without() : with();
+    times[second].push_back(now(how.clock) - begin);
   }
   std::string text = "\"" + name + "\":[";
   for (const auto& series : times) {
@@ -88,9 +95,10 @@ std::string hook(Accelerator& accelerator, int64_t rounds) {
     if (hooks.size() != 2 || !accumulator->del_post_hook(reinterpret_cast<uintptr_t>(hooks.front().get())))
       throw InternalError("bench_comm: the hooks behind a parameter are others than expected");
   }
+  const auto forward = [&](bool with) { nets[with ? 0 : 1]->zero_grad(), forwards[with ? 0 : 1](); };
   return compare(
-      "backward", rounds, [&] { losses[0].backward(); }, [&] { losses[1].backward(); },
-      [&](bool with) { nets[with ? 0 : 1]->zero_grad(), forwards[with ? 0 : 1](); });
+      "backward, CPU", rounds, [&] { losses[0].backward(); }, [&] { losses[1].backward(); },
+      {.clock = CLOCK_PROCESS_CPUTIME_ID, .prepare = forward});
 }
 
 }  // namespace
