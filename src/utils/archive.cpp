@@ -2,6 +2,8 @@
 #include "utils/raise.hpp"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 namespace accelerate {
@@ -66,7 +68,23 @@ void ArchiveReader::read_tensor(at::Tensor& tensor) {
   read(dtype);
   std::vector<int64_t> sizes(static_cast<size_t>(read_count()));
   for (int64_t& size : sizes) read(size);
-  tensor = at::empty(sizes, at::TensorOptions().dtype(static_cast<at::ScalarType>(dtype)));
+  // Custom checkpoints come from files: what they say is compared with what they hold before memory is asked for.
+  const auto type = static_cast<at::ScalarType>(dtype);
+  const bool known = dtype >= 0 && type < at::ScalarType::NumOptions && type != at::ScalarType::Undefined;
+  const uint64_t room = known ? (bytes_.size() - at_) / c10::elementSize(type) : 0;
+  bool fits = known, empty = false;
+  int64_t count = 1;  // of elements, if none of the sizes were 0
+  for (const int64_t size : sizes) {
+    empty = empty || size == 0;
+    fits = fits && size >= 0 && (size == 0 || !__builtin_mul_overflow(count, size, &count));
+  }
+  fits = fits && (empty || static_cast<uint64_t>(count) <= room);
+  if (!fits)
+    raise<CommError>(
+        "receiving an object: found a tensor of dtype number {} and sizes [{}] where {} bytes are left; the ranks may "
+        "run different programs or call with different types, or the file is damaged",
+        static_cast<int>(dtype), fmt::join(sizes, ", "), bytes_.size() - at_);
+  tensor = at::empty(sizes, at::TensorOptions().dtype(type));
   raw(tensor.data_ptr(), tensor.nbytes());
 }
 

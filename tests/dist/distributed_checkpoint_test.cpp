@@ -195,6 +195,7 @@ struct Training {
     torch::manual_seed(seed);
     AcceleratorOptions options{.cpu = true};
     if (form == "plain") return options;
+    if (form == "bf16") options.mixed_precision = form;  // computes with copies of the pieces
     options.fsdp_plugin = FullyShardedDataParallelPlugin{.sharding_strategy = ShardingStrategy::full_shard,
                                                          .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
                                                          .min_num_params = 40};
@@ -266,7 +267,7 @@ RANKS_TEST(DistributedCheckpoint, RunsGoOnBitByBit, 1, 2, 4) {
 
 /// Loading alone is enough for the model: its tensors are those of the dict.
 RANKS_TEST(DistributedCheckpoint, LoadedParametersAreTheModels, 1, 2) {
-  for (const std::string form : {"plain", "sharded"}) {
+  for (const std::string form : {"plain", "sharded", "bf16"}) {
     const auto folder = support::scratch(form);
     Training first(form, 5);
     const auto x = torch::ones({12, 5});
@@ -635,7 +636,8 @@ RANKS_TEST(DistributedCheckpoint, WhatDoesNotFitChangesNothing, 1, 2) {
   other.set(mine);
   expect_equal(run.whole(), other.whole(), "partial");
 
-  // Damage.
+  // Damage, with other values in the model than in the files.
+  other.train(2, 3);
   const auto after = other.whole();
   const auto last = "__" + std::to_string(support::world_size() - 1) + "_0.distcp";
   const auto size = fs::file_size(folder / last);

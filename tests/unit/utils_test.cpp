@@ -136,6 +136,18 @@ TEST(Archive, EveryTruncationIsAnErrorAndNeverReadsBeyondTheEnd) {
     EXPECT_THROW(from_bytes<std::string>(to_bytes(count)), CommError);
     EXPECT_THROW(from_bytes<std::vector<double>>(to_bytes(count)), CommError);
   }
+  const auto tensor = [](int dtype, std::vector<int64_t> sizes) {
+    std::string text = to_bytes(true) + to_bytes(static_cast<int8_t>(dtype)) + to_bytes(sizes);
+    return from_bytes<torch::Tensor>(text);
+  };
+  constexpr int kFloat = static_cast<int>(at::kFloat);
+  EXPECT_EQ(tensor(kFloat, {5, 0}).sizes(), torch::IntArrayRef({5, 0}));
+  EXPECT_THROW(tensor(kFloat, {1 << 20, 1 << 20}), CommError);  // 4 TB
+  EXPECT_THROW(tensor(kFloat, {int64_t{1} << 62, int64_t{1} << 62, 0}), CommError);
+  EXPECT_THROW(tensor(kFloat, {-1}), CommError);
+  EXPECT_THROW(tensor(kFloat, {1}), CommError);
+  EXPECT_THROW(tensor(-3, {0}), CommError);
+  EXPECT_THROW(tensor(120, {0}), CommError);
 }
 
 TEST(Memory, KnowsWhatASmallerBatchCures) {
