@@ -123,7 +123,7 @@ fs::path Accelerator::save_state(const fs::path& output_dir, bool safe_serializa
   run_state::save(impl_->run, checkpoint.where(),
                   {.form = form,
                    .weights = weights ? &*weights : nullptr,
-                   .writes = writes,
+                   .writers = {.here = writes, .several = project.save_on_each_node},
                    .loaders = impl_->options.dataloader_config.use_stateful_dataloader,
                    .num_steps = impl_->gradients->num_steps(),
                    .device = device()});

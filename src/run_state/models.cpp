@@ -9,6 +9,7 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "checkpoint/model_state.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "formats/torch_archive.hpp"
 #include "run_state/distributed_items.hpp"
@@ -63,21 +64,32 @@ void save_full_model(const std::vector<HeldTensor>& holdings, const std::filesys
   });
 }
 
-/// The file of plain training, where models are whole on all ranks: tied weights once, under their first name.
-void save_plain_model(const ModelRef& model, const StateFile& file, bool writes) {
-  on_all_ranks_or_throw([&] {
-    if (writes) save_tensors(checkpointing::state_dict(model), file);
+/// The file of plain training, which is written at once: tied weights once, under their first name.
+void save_plain_model(const ModelRef& model, const std::vector<HeldTensor>& holdings, const StateFile& file,
+                      const Writers& writers) {
+  WholeStream::Stage weights;
+  for (const auto& holding : holdings)
+    if (holding.in_pieces()) weights.push_back(wanted_weight(holding));
+  std::vector<WholeStream::Stage> stages;
+  if (!weights.empty()) stages.push_back(std::move(weights));
+  WholeStream stream(std::move(stages), {.everywhere = writers.several, .copies = true});
+  const auto pieces = pieces_among(holdings);
+  write_in_step(stream, writers.here, [&] {
+    const auto tensors = checkpointing::state_dict(model, [&](const at::Tensor& tensor) {
+      return pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor) : tensor.detach().cpu();
+    });
+    write_tensors(file.path, tensors, file.form == StateForm::safetensors);
   });
 }
 
 }  // namespace
 
-void save_model(const detail::PreparedModel& model, const StateFile& file, bool writes) {
+void save_model(const detail::PreparedModel& model, const StateFile& file, const Writers& writers) {
   const auto holdings = holdings_of(model);
   switch (file.form) {
     case StateForm::safetensors:
     case StateForm::archive:
-      return save_plain_model(model.model, file, writes);
+      return save_plain_model(model.model, holdings, file, writers);
     case StateForm::full:
       return save_full_model(holdings, file.path);
     case StateForm::sharded:

@@ -16,8 +16,7 @@
 /// are written at once, one file at a time. All functions are collective, and throw what goes wrong on all ranks.
 namespace accelerate::run_state {
 
-/// @param writes  whether this rank does, where several would write the same: files of plain training
-void save_model(const detail::PreparedModel& model, const StateFile& file, bool writes);
+void save_model(const detail::PreparedModel& model, const StateFile& file, const Writers& writers);
 
 /// Somebody's tensors in a model's place, on the rank that calls it. Not collective.
 void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateFile& file);

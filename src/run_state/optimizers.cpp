@@ -178,10 +178,34 @@ void save_full_optimizer(const OptimizerView& view, const fs::path& file) {
   });
 }
 
-/// The file of plain training, where states are whole on all ranks: parameters are numbers.
-void save_plain_optimizer(const AcceleratedOptimizer& optimizer, const fs::path& file, bool writes) {
-  on_all_ranks_or_throw([&] {
-    if (writes) checkpointing::save_object(optimizer.state_dict(), file);
+/// The file of plain training, which is written at once: parameters are numbers. Nothing in pieces needs nobody's help.
+void save_plain_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const fs::path& file,
+                          const Writers& writers) {
+  const auto parameters = parameters_of(optimizer, models);
+  std::optional<OptimizerView> view;
+  WholeStream::Stage states;
+  if (std::any_of(parameters.begin(), parameters.end(), [](const auto& holding) { return holding.in_pieces(); })) {
+    view.emplace(optimizer, models);
+    states = states_in_pieces(*view, in_order_of_parts(*view));
+  }
+  std::vector<WholeStream::Stage> stages;
+  if (!states.empty()) stages.push_back(std::move(states));
+  WholeStream stream(std::move(stages), {.everywhere = writers.several, .copies = true});
+  write_in_step(stream, writers.here, [&] {
+    const auto dict = optimizer.state_dict();
+    if (view) {
+      Dict whole(c10::IntType::get(), c10::AnyType::get());
+      for (size_t i = 0; i < view->parameters.size(); ++i) {
+        if (view->state[i].empty()) continue;
+        const auto& holding = view->parameters[i];
+        Dict state = make_dict();
+        for (const auto& [kind, value] : view->state[i])
+          state.insert(kind, kind == kSteps || !holding.in_pieces() ? value : stream.get(holding.tensor, kind));
+        whole.insert(static_cast<int64_t>(i), state);
+      }
+      dict.toGenericDict().insert_or_assign("state", whole);
+    }
+    checkpointing::save_object(dict, file);
   });
 }
 
@@ -236,11 +260,11 @@ std::map<std::string, size_t> match(const StoredOptimizer& stored, const std::ve
 }  // namespace
 
 void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file,
-                    bool writes) {
+                    const Writers& writers) {
   switch (file.form) {
     case StateForm::safetensors:
     case StateForm::archive:
-      return save_plain_optimizer(optimizer, file.path, writes);
+      return save_plain_optimizer(optimizer, models, file.path, writers);
     case StateForm::full:
       return save_full_optimizer(OptimizerView(optimizer, models), file.path);
     case StateForm::sharded:

@@ -23,9 +23,8 @@ enum class Untouched {
 };
 
 /// Collective; throws what goes wrong on all ranks.
-/// @param writes  whether this rank does, where several would write the same: files of plain training
 void save_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file,
-                    bool writes);
+                    const Writers& writers);
 
 /// {"state": {name: {kind: tensor}}, "param_groups": […]} with whole tensors that are copies, for whom `config` says;
 /// an empty dict elsewhere. An optimizer without pieces gives it to all. Collective.

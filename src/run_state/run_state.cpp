@@ -110,17 +110,17 @@ void save(const RunState& run, const fs::path& folder, const SaveOptions& option
   if (options.loaders) counts::add(counts::Count::loader_positions, static_cast<int64_t>(run.loaders.size()));
   if (options.weights)
     on_all_ranks_or_throw([&] {
-      for (size_t i = 0; options.writes && i < options.weights->size(); ++i)
+      for (size_t i = 0; options.writers.here && i < options.weights->size(); ++i)
         save_tensors((*options.weights)[i], in_form(model_files(folder, i), form));
     });
   for (size_t i = 0; !options.weights && i < run.models.size(); ++i)
-    save_model(*run.models[i], in_form(model_files(folder, i), form), options.writes);
+    save_model(*run.models[i], in_form(model_files(folder, i), form), options.writers);
   for (size_t i = 0; i < run.optimizers.size(); ++i)
     save_optimizer(run.optimizers[i], run.models, {form, in_form(optimizer_files(folder, i), form).path},
-                   options.writes);
+                   options.writers);
   on_all_ranks_or_throw([&] {
     using checkpointing::save_object;
-    if (options.writes) {
+    if (options.writers.here) {
       for (size_t i = 0; i < run.schedulers.size(); ++i)
         save_object(run.schedulers[i].state_dict(), folder / numbered("scheduler", i, ".bin"));
       if (options.loaders)

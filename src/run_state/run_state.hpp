@@ -50,7 +50,7 @@ struct SaveOptions {
   StateForm form = StateForm::safetensors;  ///< of models and optimizers
   /// Written in the place of the models, all of which are whole on all ranks then; null: the models.
   const std::vector<std::map<std::string, at::Tensor>>* weights = nullptr;
-  bool writes = true;     ///< whether this rank does, where several would write the same
+  Writers writers = {};
   bool loaders = false;   ///< save where they stand
   int64_t num_steps = 1;  ///< of an accumulation group
   at::Device device = at::kCPU;

@@ -16,6 +16,12 @@ std::string numbered(const std::string& stem, size_t index, const std::string& e
 /// A model or an optimizer can lie in a checkpoint in one of these forms.
 enum class StateForm { safetensors, archive, full, sharded, local };
 
+/// Which ranks write files that each would write alike.
+struct Writers {
+  bool here = true;      ///< this one
+  bool several = false;  ///< one on each machine, not only the first of all
+};
+
 struct StateFile {
   StateForm form;
   std::filesystem::path path;  ///< a folder if sharded
