@@ -167,10 +167,9 @@ struct Trained {
   Prepared<Net> model;
   AcceleratedOptimizer optimizer;
 
-  explicit Trained(const std::string& engine, int64_t accumulation = 1)
-      : accelerator(options_for(engine, accumulation)),
-        model(accelerator.prepare(net)),
-        optimizer(accelerator.prepare(own)) {}
+  explicit Trained(const std::string& engine, int64_t accumulation = 1) : Trained(options_for(engine, accumulation)) {}
+  explicit Trained(const AcceleratorOptions& options)
+      : accelerator(options), model(accelerator.prepare(net)), optimizer(accelerator.prepare(own)) {}
 
   void backward(int64_t step) { accelerator.backward(loss_of(model(own_rows(step)))); }
   void step(int64_t number) {
@@ -276,6 +275,28 @@ RANKS_TEST(Engines, SaveAndLoad, 2, 3) {
       for (const auto& [name, value] : resumed)
         EXPECT_TRUE(torch::allclose(value, last.at(name), 1e-4, 1e-6)) << from << " to " << to << " " << name;
     }
+  }
+}
+
+/// Each machine has a disk of its own: what lies in pieces on all of them is made whole on each.
+RANKS_TEST(Engines, SaveOnEachMachine, 2) {
+  ::setenv("LOCAL_RANK", "0", 1);
+  ::setenv("LOCAL_WORLD_SIZE", "1", 1);
+  for (const std::string engine : {"ddp", "columns"}) {
+    AcceleratorOptions options = options_for(engine, 1);
+    options.project_config.save_on_each_node = true;
+    Trained trained(options);
+    trained.step(0);
+    const auto disk = std::filesystem::path(support::scratch_dir()) / (engine + std::to_string(rank()));
+    trained.accelerator.save_state(disk);
+    ASSERT_TRUE(std::filesystem::exists(disk / "model.safetensors")) << engine;
+    trained.accelerator.wait_for_everyone();
+    if (rank() != 0) continue;
+    const auto other = std::filesystem::path(support::scratch_dir()) / (engine + "1");
+    const auto weights = load_safetensors(disk / "model.safetensors");
+    expect_equal(load_safetensors(other / "model.safetensors"), weights, engine);
+    EXPECT_EQ(weights.size(), 5u);
+    EXPECT_EQ(std::filesystem::file_size(disk / "optimizer.bin"), std::filesystem::file_size(other / "optimizer.bin"));
   }
 }
 

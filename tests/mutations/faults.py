@@ -114,6 +114,8 @@ F("ProjectConfiguration::iteration", file,
 F("ProjectConfiguration::project_dir", file,
   'const fs::path all = «project.project_dir» / "checkpoints"; const bool writes', 'fs::path("elsewhere")',
   c + "CheckpointTest.AutomaticNamesLimitAndNewest")
+F("ProjectConfiguration::save_on_each_node of what is in pieces", file, ".several = «project.save_on_each_node»",
+  "false", "engines_tests Engines.SaveOnEachMachine")
 F("ProjectConfiguration::save_on_each_node", "src/accelerator/accelerator_impl.hpp",
   "(«options.project_config.save_on_each_node» &&", "false", c + "CheckpointRanks.EachMachineCanWriteItsOwnCopy")
 F("DataLoaderConfiguration::use_stateful_dataloader", file,
