@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -52,12 +53,13 @@ void admit_only(const Fd& listening, int64_t source_port) {
   ::setsockopt(listening.get(), SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof(filter));
 }
 
-/// A connection takes two descriptors here and one of the server's. The usual limit is there for programs that use
-/// select(), and 1024.
+/// A connection takes two descriptors here and one of the server's, and the usual limit is 1024. No more than is of
+/// use: there are programs that go through all numbers that a descriptor may have.
 void raise_limit_of_descriptors() {
+  constexpr rlim_t kEnough = 65536;
   rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kEnough) return;
+  limit.rlim_cur = std::min(limit.rlim_max, kEnough);
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 

@@ -215,10 +215,10 @@ class Loop {
   /// A client that nobody accepts would wait for ever: it gets the descriptor that is kept for this, and is closed.
   void refuse_one() {
     if (!drop_one()) {
+      if (ends_.exhausted && !std::exchange(said_, true)) ends_.exhausted();
       reserve_.reset();
       Fd(::accept4(listening_, nullptr, nullptr, SOCK_CLOEXEC)).reset();
       reserve_ = spare();
-      if (ends_.exhausted && !std::exchange(said_, true)) ends_.exhausted();
     }
     pause();
   }
