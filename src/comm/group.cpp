@@ -15,6 +15,21 @@
 namespace accelerate::comm {
 namespace {
 
+/// A rank that ends as soon as it has connected closes its ends of connections that others are still making, who would
+/// take it for failed.
+void wait_until_all_have_connected(c10d::Store& store, const GroupOptions& options) {
+  try {
+    if (store.add("connected", 1) == options.world_size) store.set("all_connected", std::vector<uint8_t>{1});
+    store.wait({"all_connected"}, options.timeout);
+  } catch (const std::exception& error) {
+    raise<CommError>(
+        "joining the process group: rank {} of {} is connected, but not all of its peers are after {} s; one of them "
+        "has "
+        "probably failed: look at its output. ({})",
+        options.rank, options.world_size, options.timeout.count() / 1000, text_of(error));
+  }
+}
+
 /// Blocks until all ranks have called it.
 c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                           const GroupOptions& options,
@@ -35,6 +50,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const c10::intrusive_p
           ranks[static_cast<size_t>(options.rank)], options.backend, text_of(error));
     }
   }();
+  wait_until_all_have_connected(*store, options);
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(options.rank),
                                                        static_cast<int>(options.world_size));
   const auto type = options.backend == "nccl"  ? c10d::ProcessGroup::BackendType::NCCL

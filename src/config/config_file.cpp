@@ -129,7 +129,7 @@ Value read_config(const fs::path& file) {
                            ? " does not exist. Write one with `accelerate config`, or leave --config_file out"
                            : " can't be read: " + why);
   if (file.extension() != ".json") return read_yaml(text, file.string());
-  Value json = parse_json<Value>(text, &problem);
+  auto json = parse_json<Value>(text, &problem);
   if (json.is_discarded())
     raise<ConfigError>("the config file {} is not JSON, which its name says that it is: it {}", file.string(), problem);
   return json;
