@@ -299,6 +299,7 @@ TEST(GuardedPort, OtherUsersGetNoWordToTheServer) {
   if (::getuid() != 0) GTEST_SKIP() << "only root can be somebody else";
   GuardedPort guarded = open_guarded();
   Server server(guarded.listening());
+  testing::internal::CaptureStderr();
   const pid_t stranger = ::fork();
   if (stranger == 0) {
     if (::setuid(65534) != 0) ::_exit(2);
@@ -314,6 +315,7 @@ TEST(GuardedPort, OtherUsersGetNoWordToTheServer) {
   EXPECT_EQ(status, 0);
   EXPECT_EQ(server.accepted, 0);
   EXPECT_EQ(asked(connected(guarded.port()), "mine"), "MINE");
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::HasSubstr("a process of user 65534 tried to connect"));
 }
 
 TEST(GuardedPort, ABusyPortIsSaidWithTheReason) {
