@@ -331,7 +331,7 @@ void parted_without_debug_mode(const char* shared, const std::string& name) {
   if (!support::is_rank())
     return support::expect_ranks_pass(
         name, {.world_size = 2, .deadline = std::chrono::seconds(60), .env = {{"ACCELERATE_SHARED_MEMORY", shared}}});
-  constexpr std::chrono::seconds kTimeout(3);
+  constexpr std::chrono::seconds kTimeout(6);  // bounds their meeting, too
   Accelerator accelerator(
       {.cpu = true, .fsdp_plugin = every_linear(), .kwargs_handlers = {InitProcessGroupKwargs{.timeout = kTimeout}}});
   Net net;
