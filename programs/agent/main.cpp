@@ -83,14 +83,15 @@ json contract(const Options& o) {
       {"accelerate", 1}, {"backend", o.backend}, {"min_machines", o.min_machines}, {"max_machines", o.max_machines}};
 }
 
-Store serve(int fd, const std::string& host, int64_t port, milliseconds timeout) {
+/// Behind the gate.
+Store serve(Gate& gate, milliseconds timeout) {
   c10d::TCPStoreOptions tcp;
-  tcp.port = static_cast<uint16_t>(port);
+  tcp.port = static_cast<uint16_t>(gate.store().port());
   tcp.isServer = true;
   tcp.waitWorkers = false;
   tcp.timeout = timeout;
-  tcp.masterListenFd = fd;
-  return c10::make_intrusive<c10d::TCPStore>(host, tcp);
+  tcp.masterListenFd = gate.store().listening();
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", tcp);
 }
 
 Store connect(const std::string& host, int64_t port, milliseconds timeout) {
@@ -196,12 +197,8 @@ class Agent {
                                "to listen on with --rdzv_conf bind=ADDRESS (0.0.0.0 is all)"
                              : "");
     }
-    if (o_.token.empty()) {
-      store_ = serve(fd, listen == "0.0.0.0" || listen == "::" ? "localhost" : listen, port, o_.read_timeout);
-    } else {
-      gate_ = std::make_unique<Gate>(fd, o_.token);
-      store_ = serve(gate_->store().listening(), "127.0.0.1", gate_->store().port(), o_.read_timeout);
-    }
+    gate_ = std::make_unique<Gate>(fd, o_.token);
+    store_ = serve(*gate_, o_.read_timeout);
     coordinator_.emplace(
         Coordinator::Settings{o_.min_machines, o_.max_machines, o_.max_restarts, o_.is_static(), o_.join_timeout,
                               o_.last_call_timeout, o_.keep_alive_interval * o_.keep_alive_max_attempt},
@@ -366,7 +363,9 @@ class Agent {
             "no port can be opened on {}, where the others would reach this machine: {}. Name an address of this "
             "machine with --rdzv_conf local_addr=ADDRESS",
             me_.address, std::strerror(-fd));
-      ranks_store_ = serve(fd, me_.address, port, o_.read_timeout);
+      ranks_store_.reset();  // of the round before
+      ranks_gate_ = std::make_unique<Gate>(fd, "");
+      ranks_store_ = serve(*ranks_gate_, o_.read_timeout);
       store_->set(key, bytes(json{{"address", me_.address}, {"port", port}}.dump()));
     }
     store_->setTimeout(o_.read_timeout);
@@ -426,7 +425,7 @@ class Agent {
   bool told_closed_ = false;
   std::vector<bool> seen_;
   std::optional<Coordinator> coordinator_;
-  std::unique_ptr<Gate> gate_;
+  std::unique_ptr<Gate> gate_, ranks_gate_;
   std::unique_ptr<Door> door_;
   Store store_, ranks_store_;
 };

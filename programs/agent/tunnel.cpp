@@ -133,12 +133,14 @@ class TlsStream : public Stream {
   int fd() const override { return fd_.get(); }
   /// Whether the other end said that it does not agree, and did not only go away.
   bool was_refused() const { return refused_; }
+  /// poll()'s event for which the last call waits.
+  short wanted() const { return wanted_; }
 
  private:
   Now may_come(int result) {
     const int error = ::SSL_get_error(ssl_.get(), result);
     if (error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE) {
-      wanted = static_cast<short>(wanted | (error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT));
+      wanted_ = error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT;
       return Now::waits;
     }
     // An end of the connection without words counts as a protocol error from OpenSSL 3 on.
@@ -151,6 +153,7 @@ class TlsStream : public Stream {
   const Fd fd_;
   const Ssl ssl_;
   bool agreed_ = false, refused_ = false;
+  short wanted_ = 0;
 };
 
 enum class Answer { accepted, refused, none };
@@ -162,7 +165,7 @@ Answer try_gate(const std::shared_ptr<Context>& context, Fd fd, Clock::time_poin
     const auto now = stream.open();
     if (now == Stream::Now::moved) return Answer::accepted;
     if (now == Stream::Now::over) return stream.was_refused() ? Answer::refused : Answer::none;
-    pollfd ready{stream.fd(), std::exchange(stream.wanted, short{0}), 0};
+    pollfd ready{stream.fd(), stream.wanted(), 0};
     const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now()).count();
     if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) <= 0) return Answer::none;
   }
@@ -188,16 +191,20 @@ Gate::Gate(int listening, const std::string& token) {
   auto store = GuardedPort::open(0, why);
   if (!store) raise<LaunchError>("no port can be opened on 127.0.0.1: {}", why);
   state_ = std::make_unique<State>(std::move(*store));
-  const auto context = std::make_shared<Context>(true, token);
-  state_->relay.emplace(
-      listening,
-      Relay::Ends{.admit = nullptr,
-                  .near = [context](Fd fd) { return std::make_unique<TlsStream>(context, true, std::move(fd)); },
-                  .far = [&inner = state_->store]() -> std::unique_ptr<Stream> {
-                    Fd fd = inner.connect();
-                    return fd ? plain_stream(std::move(fd)) : nullptr;
-                  },
-                  .exhausted = nullptr});
+  Relay::Ends ends{.admit = admit_own_or_remote,
+                   .near = [](Fd fd) { return plain_stream(std::move(fd)); },
+                   .far = [&inner = state_->store]() -> std::unique_ptr<Stream> {
+                     Fd fd = inner.connect();
+                     return fd ? plain_stream(std::move(fd)) : nullptr;
+                   },
+                   .exhausted = nullptr};
+  if (!token.empty()) {
+    ends.admit = nullptr;  // who knows the token may be anybody
+    ends.near = [context = std::make_shared<Context>(true, token)](Fd fd) {
+      return std::make_unique<TlsStream>(context, true, std::move(fd));
+    };
+  }
+  state_->relay.emplace(listening, std::move(ends));
 }
 Gate::~Gate() = default;
 GuardedPort& Gate::store() { return state_->store; }
@@ -229,7 +236,7 @@ Door::Door(const std::string& host, int64_t port, const std::string& token, mill
   }
   const int listening = listen_at("127.0.0.1", state_->port);
   if (listening < 0) raise<LaunchError>("no port can be opened on 127.0.0.1: {}", std::strerror(-listening));
-  state_->relay.emplace(listening, Relay::Ends{.admit = is_own_peer,
+  state_->relay.emplace(listening, Relay::Ends{.admit = admit_own,
                                                .near = [](Fd fd) { return plain_stream(std::move(fd)); },
                                                .far = [context, gate]() -> std::unique_ptr<Stream> {
                                                  Fd fd = begin_to_connect(gate);

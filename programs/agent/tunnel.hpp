@@ -7,20 +7,22 @@
 
 #include "utils/network/guarded_port.hpp"
 
-/// c10d's TCPStore believes whoever connects. With a token the store listens on loopback only, and a gate stands before
-/// it: TLS 1.3 with the token as the pre-shared key (OpenSSL), which proves to either end that the other knows the
-/// token, and encrypts what follows. Nothing that a stranger sends reaches the store.
+/// c10d's TCPStore believes whoever connects. So it listens on loopback only, and a gate stands before it. With a token
+/// that speaks TLS 1.3 with the token as the pre-shared key (OpenSSL), which proves to either end that the other knows
+/// the token, and encrypts what follows: nothing that a stranger sends reaches the store. Without one it passes on what
+/// comes from other machines, and of this one what comes from this user's processes.
 namespace accelerate::agent {
 
-/// The host's end: passes connections that know the token on to the store.
+/// The host's end: passes connections that may come on to the store.
 class Gate {
  public:
   /// @param listening  a listening socket, which it takes over
+  /// @param token      empty: none is asked for
   /// @throws LaunchError when no further port can be opened
   Gate(int listening, const std::string& token);
   ~Gate();
   Gate(const Gate&) = delete;
-  /// Where the store is to listen: nobody else of this machine gets there without the token.
+  /// Where the store is to listen: other users of this machine get there through the gate only.
   GuardedPort& store();
 
  private:

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -346,10 +347,10 @@ TEST_F(Machines, OnOneMachineTheStoreListensOnLoopbackOnly) {
       std::vector<std::string> word{std::istream_iterator<std::string>(words), {}};
       if (word.size() < 10 || word[3] != "0A" || !sockets.contains(word[9])) continue;
       ++listening;
-      EXPECT_TRUE(word[1].starts_with("0100007F:")) << word[1];
+      EXPECT_THAT(word[1], testing::ContainsRegex("^0.00007F:")) << word[1];
     }
   }
-  EXPECT_EQ(listening, 1u);
+  EXPECT_EQ(listening, 3u);  // the gate, and the store's two ends
 }
 
 TEST_F(Machines, AgentsAreSmall) {
@@ -397,11 +398,12 @@ TEST_F(Machines, WrongTokenIsRefusedAndDisturbsNobody) {
 /// A connection of a stranger's.
 class Stranger {
  public:
-  explicit Stranger(const std::string& port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit Stranger(const std::string& port, const std::string& address = "127.0.0.1")
+      : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in place{};
     place.sin_family = AF_INET;
     place.sin_port = htons(static_cast<uint16_t>(std::stoi(port)));
-    place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ::inet_pton(AF_INET, address.c_str(), &place.sin_addr);
     const timeval limit{20, 0};
     ::setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
     connected = ::connect(fd_, reinterpret_cast<const sockaddr*>(&place), sizeof(place)) == 0;
@@ -535,6 +537,35 @@ TEST_F(Machines, StrangersNeitherEndNorDelayAJobWithAToken) {
   const auto first = host->wait(kLong), second = guest->wait(kLong);
   EXPECT_EQ(first.exit_code, 0) << first.err;
   EXPECT_EQ(second.exit_code, 0) << second.err;
+}
+
+// Whoever may write to the agents' store or to the ranks' can end the job.
+TEST_F(Machines, OtherUsersOfTheMachineGetToNoStore) {
+  if (::getuid() != 0) GTEST_SKIP() << "only root can be somebody else";
+  const std::string script = "echo $MASTER_ADDR $MASTER_PORT >> " + file("stores") + "; exec sleep 100";
+  const auto more = kElastic + std::vector<std::string>{"--num_machines", "2"};
+  auto a = machine(0, script, more), b = machine(1, script, more);
+  ASSERT_TRUE(lines_in("stores", 4));
+  std::string ranks_address, ranks_port;
+  std::istringstream(content(file("stores"))) >> ranks_address >> ranks_port;
+  ASSERT_NE(ranks_port, port);
+  for (const auto& [address, store] :
+       {std::pair(std::string("127.0.0.1"), port), std::pair(ranks_address, ranks_port)}) {
+    // c10d's greeting, and the question how many keys there are.
+    const std::string question = std::string("\0\xce\xf7\x85\x3c", 5) + "\7";
+    const auto is_answered = [&] {
+      const Stranger client(store, address);
+      client.say(question);
+      char byte = 0;
+      return ::recv(client.fd(), &byte, 1, 0) == 1;
+    };
+    EXPECT_TRUE(is_answered()) << store;
+    const pid_t stranger = ::fork();
+    if (stranger == 0) ::_exit(::setuid(65534) != 0 ? 2 : is_answered() ? 1 : 0);
+    int status = 0;
+    ASSERT_EQ(::waitpid(stranger, &status, 0), stranger);
+    EXPECT_EQ(status, 0) << store;
+  }
 }
 
 TEST_F(Machines, TheTokenIsInNoTraceOfAJob) {

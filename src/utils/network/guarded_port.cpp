@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <iterator>
+#include <system_error>
 
 #include "utils/network/peer_user.hpp"
 
@@ -68,27 +69,6 @@ void say_exhausted() {
              stderr);
 }
 
-/// Who is refused waits and does not know why: the job's user may, whose ranks run as several users.
-bool admit(int socket) {
-  if (is_own_peer(socket)) return true;
-  static std::atomic<bool> said = false;
-  if (const auto user = user_of_peer(socket); user && !said.exchange(true))
-    std::fprintf(
-        stderr, "a process of user %d tried to connect to the store of this job, which is user %d's, and was refused\n",
-        static_cast<int>(*user), static_cast<int>(::getuid()));
-  return false;
-}
-
-/// Whether the kernel says whose connections are. Some sandboxes don't.
-bool users_are_known() {
-  const Fd server = new_socket(), client = new_socket();
-  if (!server || !client || !bind_to(server, place(INADDR_LOOPBACK, 0)) || ::listen(server.get(), 1) != 0) return true;
-  const sockaddr_in where = place(INADDR_LOOPBACK, port_of(server));
-  if (::connect(client.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where)) != 0) return true;
-  const Fd accepted(::accept4(server.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  return !accepted || user_of_peer(accepted.get());
-}
-
 constexpr int kBacklog = 2048;
 
 }  // namespace
@@ -139,15 +119,19 @@ std::optional<GuardedPort> GuardedPort::open(int64_t port, std::string& why) {
   }
   admit_only(result.listening_, result.way_->source_port);
   if (::listen(result.listening_.get(), kBacklog) != 0) return fails();
-  Relay::Ends ends{.admit = nullptr,
-                   .near = [](Fd fd) { return plain_stream(std::move(fd)); },
-                   .far = [way = result.way_]() -> std::unique_ptr<Stream> {
-                     Fd fd = way->connect();
-                     return fd ? plain_stream(std::move(fd)) : nullptr;
-                   },
-                   .exhausted = say_exhausted};
-  if (users_are_known()) ends.admit = admit;
-  result.relay_ = std::make_unique<Relay>(outside.release(), std::move(ends));
+  try {
+    result.relay_ = std::make_unique<Relay>(outside.release(),
+                                            Relay::Ends{.admit = admit_own,
+                                                        .near = [](Fd fd) { return plain_stream(std::move(fd)); },
+                                                        .far = [way = result.way_]() -> std::unique_ptr<Stream> {
+                                                          Fd fd = way->connect();
+                                                          return fd ? plain_stream(std::move(fd)) : nullptr;
+                                                        },
+                                                        .exhausted = say_exhausted});
+  } catch (const std::system_error& error) {
+    why = error.code().message();
+    return std::nullopt;
+  }
   return result;
 }
 

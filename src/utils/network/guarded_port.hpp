@@ -17,8 +17,8 @@ namespace accelerate {
 /// connects, carries from it.
 class GuardedPort {
  public:
-  /// Listens. Where the kernel has no filters for sockets, or does not say whose connections are (it is not Linux but
-  /// acts so), every process of this machine gets to the server. Another user's that was refused is spoken of once.
+  /// Listens. Where the kernel has no filters for sockets (it is not Linux but acts so), every process of this machine
+  /// gets to the server. Who else is let in says admit_own().
   /// @param port  0: one that is free
   /// @return nothing, with the system's reason in `why`, when the port is busy or no socket can be had
   static std::optional<GuardedPort> open(int64_t port, std::string& why);

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -12,6 +13,8 @@
 #include <cstring>
 #include <exception>
 #include <map>
+#include <system_error>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -31,7 +34,7 @@ class PlainStream : public Stream {
   }
   Now open() override {
     pollfd ready{fd_.get(), POLLOUT, 0};
-    if (::poll(&ready, 1, 0) == 0) return waits_for(POLLOUT);
+    if (::poll(&ready, 1, 0) == 0) return Now::waits;
     int error = 0;
     socklen_t length = sizeof(error);
     const bool good = ::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
@@ -40,13 +43,13 @@ class PlainStream : public Stream {
   Now read(std::string& into) override {
     char bytes[16 << 10];
     const ssize_t got = ::recv(fd_.get(), bytes, sizeof(bytes), 0);
-    if (got < 0) return may_come(POLLIN);
+    if (got < 0) return after_error();
     into.append(bytes, static_cast<size_t>(got));
     return got > 0 ? Now::moved : Now::over;
   }
   Now write(std::string& from) override {
     const ssize_t written = ::send(fd_.get(), from.data(), from.size(), MSG_NOSIGNAL);
-    if (written < 0) return may_come(POLLOUT);
+    if (written < 0) return after_error();
     from.erase(0, static_cast<size_t>(written));
     return Now::moved;
   }
@@ -54,11 +57,7 @@ class PlainStream : public Stream {
   int fd() const override { return fd_.get(); }
 
  private:
-  Now waits_for(short events) {
-    wanted = static_cast<short>(wanted | events);
-    return Now::waits;
-  }
-  Now may_come(short events) { return errno == EAGAIN || errno == EINTR ? waits_for(events) : Now::over; }
+  static Now after_error() { return errno == EAGAIN || errno == EINTR ? Now::waits : Now::over; }
   Fd fd_;
 };
 
@@ -78,8 +77,6 @@ class Connection {
 
   /// Does what can be done without waiting. @return false: it has ended
   bool advance(const Relay::Ends& ends) {
-    near_->wanted = 0;
-    if (far_) far_->wanted = 0;
     unfinished_ = false;
     if (!opened) {
       if (!far_) {
@@ -99,11 +96,14 @@ class Connection {
     }
     return !there_.finished || !back_.finished;
   }
-  void watch(std::vector<pollfd>& watched) const {
-    for (const Stream* stream : {near_.get(), far_.get()}) {
-      const bool watches = stream && stream->wanted;  // an end that has closed would wake poll() for nothing
-      watched.push_back({watches ? stream->fd() : -1, watches ? stream->wanted : short{0}, 0});
+  /// Has the kernel say under `id` when an end can do more than it could, from now on. @return false: it can't
+  bool watch(const Fd& epoll, uint64_t id) {
+    for (auto [stream, watched] : {std::pair(near_.get(), &near_watched_), std::pair(far_.get(), &far_watched_)}) {
+      if (!stream || std::exchange(*watched, true)) continue;
+      epoll_event event{.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data = {.u64 = id}};
+      if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, stream->fd(), &event) != 0) return false;
     }
+    return true;
   }
   bool goes_on_at_once() const { return unfinished_; }
 
@@ -136,52 +136,61 @@ class Connection {
   const std::unique_ptr<Stream> near_;
   std::unique_ptr<Stream> far_;
   Way there_, back_;
+  bool near_watched_ = false, far_watched_ = false;
   bool unfinished_ = false;
 };
 
-/// What the thread does.
+/// What the thread does. What an event costs does not depend on how many connections there are.
 class Loop {
  public:
-  Loop(int listening, Relay::Ends ends) : listening_(listening), ends_(std::move(ends)) {
-    ::fcntl(listening, F_SETFL, ::fcntl(listening, F_GETFL) | O_NONBLOCK);
-  }
+  Loop(int listening, Fd epoll, Relay::Ends ends)
+      : listening_(listening), ends_(std::move(ends)), epoll_(std::move(epoll)) {}
 
   void run() {
-    std::vector<pollfd> watched;
+    std::array<epoll_event, 256> events;
+    std::vector<uint64_t> ready;
     for (;;) {
-      watched.assign(1, {Clock::now() < pause_until_ ? -1 : listening_, POLLIN, 0});
-      for (const auto& connection : connections_) connection->watch(watched);
-      ::poll(watched.data(), watched.size(), static_cast<int>(time_to_wait().count()));
-      const auto now = Clock::now();
-      size_t kept = 0;
-      for (size_t i = 0; i < connections_.size(); ++i) {
-        auto& connection = connections_[i];
-        const bool ready = watched[1 + 2 * i].revents || watched[2 + 2 * i].revents || connection->goes_on_at_once();
-        if ((ready && !advance(*connection)) || is_late(*connection, now)) continue;
-        if (kept != i) connections_[kept] = std::move(connection);
-        ++kept;
+      const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), time_to_wait());
+      bool knocks = false;
+      ready.clear();
+      ready.swap(again_);
+      for (int i = 0; i < count; ++i) {
+        const uint64_t id = events[static_cast<size_t>(i)].data.u64;
+        if (id == kListening) knocks = true;
+        else ready.push_back(id);
       }
-      connections_.resize(kept);
-      if (watched[0].revents && !accept_all()) return;
+      for (const uint64_t id : ready) advance(id);
+      drop_late();
+      if (paused_ && Clock::now() >= pause_until_) listen(true);
+      if (knocks && !accept_all()) return;
     }
   }
 
  private:
-  static bool is_late(const Connection& connection, Clock::time_point now) {
-    return !connection.opened && now - connection.since > Relay::kTimeToOpen;
-  }
-
-  bool advance(Connection& connection) {
+  /// The connection may be gone: of descriptors that a child process has inherited the kernel goes on speaking.
+  void advance(uint64_t id) {
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) return;
+    Connection& connection = *found->second;
+    const bool was_opened = connection.opened;
+    bool lives = false;
     try {
-      return connection.advance(ends_);
-    } catch (const std::exception&) {
-      return false;  // memory or descriptors are exhausted; who comes back finds more
+      lives = connection.advance(ends_) && connection.watch(epoll_, id);
+    } catch (const std::exception&) {  // memory or descriptors are exhausted; who comes back finds more
     }
+    if (!was_opened && (connection.opened || !lives)) std::erase(unopened_, id);
+    if (!lives) connections_.erase(found);
+    else if (connection.goes_on_at_once()) again_.push_back(id);
   }
 
-  size_t unopened() const {
-    return static_cast<size_t>(
-        std::count_if(connections_.begin(), connections_.end(), [](const auto& one) { return !one->opened; }));
+  void drop(uint64_t id) {
+    std::erase(unopened_, id);
+    connections_.erase(id);
+  }
+  void drop_late() {
+    const auto now = Clock::now();
+    while (!unopened_.empty() && now - connections_.at(unopened_.front())->since > Relay::kTimeToOpen)
+      drop(unopened_.front());
   }
   bool someone_waits() const {
     pollfd ready{listening_, POLLIN, 0};
@@ -191,25 +200,19 @@ class Loop {
   /// which may become something.
   bool drop_one() {
     std::map<std::string, size_t> counts;
-    for (const auto& one : connections_)
-      if (!one->opened) ++counts[one->from];
+    for (const uint64_t id : unopened_) ++counts[connections_.at(id)->from];
     const auto most = std::max_element(counts.begin(), counts.end(),
                                        [](const auto& a, const auto& b) { return a.second < b.second; });
     if (most == counts.end()) return false;
-    const auto oldest = std::find_if(connections_.begin(), connections_.end(),
-                                     [&](const auto& one) { return !one->opened && one->from == most->first; });
-    if (most->second == 1 && Clock::now() - (*oldest)->since < Relay::kTimeWhenMany) return false;
-    connections_.erase(oldest);
+    const uint64_t oldest = *std::find_if(unopened_.begin(), unopened_.end(),
+                                          [&](uint64_t id) { return connections_.at(id)->from == most->first; });
+    if (most->second == 1 && Clock::now() - connections_.at(oldest)->since < Relay::kTimeWhenMany) return false;
+    drop(oldest);
     return true;
   }
-  milliseconds time_to_wait() const {
-    milliseconds wait{-1};
-    if (Clock::now() < pause_until_) wait = kPause;
-    for (const auto& one : connections_) {
-      if (one->goes_on_at_once()) return milliseconds(0);
-      if (!one->opened) wait = kPause;
-    }
-    return wait;
+  int time_to_wait() const {
+    if (!again_.empty()) return 0;
+    return paused_ || !unopened_.empty() ? static_cast<int>(kPause.count()) : -1;
   }
 
   /// A client that nobody accepts would wait for ever: it gets the descriptor that is kept for this, and is closed.
@@ -223,12 +226,20 @@ class Loop {
     pause();
   }
   static Fd spare() { return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
-  void pause() { pause_until_ = Clock::now() + kPause; }
+  void listen(bool on) {
+    paused_ = !on;
+    epoll_event event{.events = on ? EPOLLIN : 0U, .data = {.u64 = kListening}};
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listening_, &event);
+  }
+  void pause() {
+    pause_until_ = Clock::now() + kPause;
+    listen(false);
+  }
   /// @return false: the socket was shut down
   bool accept_all() {
     constexpr int kAtOnce = 64;
     for (int i = 0; i < kAtOnce && someone_waits(); ++i) {
-      if (unopened() >= Relay::kMostUnopened && !drop_one()) {
+      if (unopened_.size() >= Relay::kMostUnopened && !drop_one()) {
         pause();
         break;
       }
@@ -243,8 +254,10 @@ class Loop {
       }
       if (ends_.admit && !ends_.admit(fd.get())) continue;
       try {
-        auto connection = std::make_unique<Connection>(ends_.near(std::move(fd)), address_of(peer));
-        if (advance(*connection)) connections_.push_back(std::move(connection));
+        const uint64_t id = next_++;
+        connections_.emplace(id, std::make_unique<Connection>(ends_.near(std::move(fd)), address_of(peer)));
+        unopened_.push_back(id);
+        advance(id);
       } catch (const std::exception&) {
         pause();
       }
@@ -253,9 +266,15 @@ class Loop {
   }
 
   static constexpr milliseconds kPause{20};
+  static constexpr uint64_t kListening = 0;
   const int listening_;
   const Relay::Ends ends_;
-  std::vector<std::unique_ptr<Connection>> connections_;  // in the order in which they came
+  const Fd epoll_;
+  std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
+  std::vector<uint64_t> unopened_;  // in the order in which they came
+  std::vector<uint64_t> again_;     // had more to do when their turn was over
+  uint64_t next_ = kListening + 1;
+  bool paused_ = false;
   Clock::time_point pause_until_{};
   Fd reserve_ = spare();
   bool said_ = false;
@@ -266,7 +285,14 @@ class Loop {
 std::unique_ptr<Stream> plain_stream(Fd fd) { return std::make_unique<PlainStream>(std::move(fd)); }
 
 Relay::Relay(int listening, Ends ends) : listening_(listening) {
-  thread_ = std::thread([listening, ends = std::move(ends)] { Loop(listening, ends).run(); });
+  Fd epoll(::epoll_create1(EPOLL_CLOEXEC));
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
+  if (::fcntl(listening, F_SETFL, ::fcntl(listening, F_GETFL) | O_NONBLOCK) != 0 || !epoll ||
+      ::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, listening, &event) != 0)
+    throw std::system_error(errno, std::generic_category());
+  thread_ = std::thread([listening, epoll = std::move(epoll), ends = std::move(ends)]() mutable {
+    Loop(listening, std::move(epoll), std::move(ends)).run();
+  });
 }
 
 Relay::~Relay() {

@@ -16,7 +16,7 @@ class Stream {
  public:
   enum class Now {
     moved,  ///< done
-    waits,  ///< until the descriptor is as `wanted` says
+    waits,  ///< until more comes in or can go out
     over    ///< the other end has closed it, or does not speak the protocol
   };
   virtual ~Stream() = default;
@@ -29,8 +29,6 @@ class Stream {
   /// Tells the other end that no more will be written.
   virtual void finish() = 0;
   virtual int fd() const = 0;
-
-  short wanted = 0;  ///< poll()'s events; added to by what waits
 };
 
 /// Bytes as they are. The descriptor, which it takes over, may still be connecting.
@@ -51,6 +49,7 @@ class Relay {
   static constexpr std::chrono::milliseconds kTimeWhenMany{1000};  ///< the same while others wait for their turn
 
   /// @param listening  a listening socket, which it takes over
+  /// @throws std::system_error when no descriptor is left
   Relay(int listening, Ends ends);
   ~Relay();
   Relay(const Relay&) = delete;
