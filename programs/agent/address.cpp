@@ -1,4 +1,5 @@
 #include "agent/address.hpp"
+#include "utils/network/local_address.hpp"
 #include "utils/raise.hpp"
 
 #include <arpa/inet.h>
@@ -80,17 +81,10 @@ int listen_at(const std::string& host, int64_t& port) {
 }
 
 std::string address_towards(const std::string& host, int64_t port) {
-  const Info info = resolve(host, port);
-  const int fd = ::socket(info->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);  // connecting it sends nothing
-  sockaddr_storage own{};
-  socklen_t length = sizeof(own);
-  const bool good = fd >= 0 && ::connect(fd, info->ai_addr, info->ai_addrlen) == 0 &&
-                    ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0;
-  if (fd >= 0) ::close(fd);
-  if (!good)
-    raise<LaunchError>("there is no way from this machine to {}: {}. Check --main_process_ip and the network", host,
-                       std::strerror(errno));
-  return text_of(reinterpret_cast<const sockaddr*>(&own), length);
+  resolve(host, port);
+  if (auto own = local_address_towards(host)) return std::move(*own);
+  raise<LaunchError>("there is no way from this machine to {}: {}. Check --main_process_ip and the network", host,
+                     std::strerror(errno));
 }
 
 launcher::Fd connect_to(const std::string& host, int64_t port) {

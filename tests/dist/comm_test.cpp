@@ -9,6 +9,8 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -17,7 +19,9 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <future>
+#include <set>
 #include <thread>
 
 #include "comm/group.hpp"
@@ -500,6 +504,51 @@ RANKS_TEST(Comm, WhoWaitsInAGroupHearsWhereTheOthersAre, 4) {
             HasSubstr("rank 3 has not arrived: it came out of collective 0 (none)")))
         << text;
   }
+}
+
+/// An address of version 4 that is not loopback's, if the machine has one.
+std::string outside_address() {
+  ifaddrs* all = nullptr;
+  std::string found;
+  if (::getifaddrs(&all) != 0) return found;
+  for (const ifaddrs* entry = all; entry && found.empty(); entry = entry->ifa_next) {
+    if (!entry->ifa_addr || entry->ifa_addr->sa_family != AF_INET || !(entry->ifa_flags & IFF_UP) ||
+        (entry->ifa_flags & IFF_LOOPBACK))
+      continue;
+    char text[INET_ADDRSTRLEN];
+    found = ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(entry->ifa_addr)->sin_addr, text, sizeof(text));
+  }
+  ::freeifaddrs(all);
+  return found;
+}
+
+/// The addresses at which this process listens.
+std::set<std::string> listening_at() {
+  std::set<std::string> result;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    int listens = 0;
+    sockaddr_in own{};
+    socklen_t length = sizeof(listens), own_length = sizeof(own);
+    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || !listens ||
+        ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_length) != 0 || own.sin_family != AF_INET)
+      continue;
+    char text[INET_ADDRSTRLEN];
+    result.insert(::inet_ntop(AF_INET, &own.sin_addr, text, sizeof(text)));
+  }
+  return result;
+}
+
+// The name of a machine is often 127.0.1.1 in its own /etc/hosts, where no other machine finds it.
+TEST(Comm, OnSeveralMachinesGlooTakesTheWayToTheMaster) {
+  const auto outside = outside_address();
+  if (outside.empty()) GTEST_SKIP() << "this machine has no address but loopback";
+  if (!support::is_rank())
+    return support::expect_ranks_pass("Comm.OnSeveralMachinesGlooTakesTheWayToTheMaster",
+                                      {.world_size = 2, .env = {{"MASTER_ADDR", outside}}});
+  const PartialState state;
+  EXPECT_EQ(gather(torch::ones({1})).size(0), 2);
+  EXPECT_THAT(listening_at(), testing::Contains(outside));
 }
 
 // Whoever may write there can end the job, by a word that a rank has failed.

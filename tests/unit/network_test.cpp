@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "utils/network/guarded_port.hpp"
+#include "utils/network/local_address.hpp"
 #include "utils/network/peer_user.hpp"
 #include "utils/network/relay.hpp"
 
@@ -288,6 +289,12 @@ TEST(PeerUser, IsKnownWithAddressesOfVersion6) {
     EXPECT_TRUE(is_on_this_machine(accepted.get())) << address;
     EXPECT_TRUE(admit_own_or_remote(accepted.get())) << address;
   }
+}
+
+TEST(LocalAddress, IsTheOneFromWhichThisMachineSends) {
+  EXPECT_EQ(local_address_towards("127.0.0.1"), "127.0.0.1");
+  EXPECT_EQ(local_address_towards("localhost").value_or("").empty(), false);
+  EXPECT_EQ(local_address_towards("no-such-machine.invalid"), std::nullopt);
 }
 
 GuardedPort open_guarded() {

@@ -9,6 +9,7 @@
 #include "comm/no_sigpipe.hpp"
 #include "comm/store.hpp"
 #include "utils/environment.hpp"
+#include "utils/network/local_address.hpp"
 
 namespace accelerate::comm {
 namespace {
@@ -84,8 +85,10 @@ std::vector<std::shared_ptr<gloo::transport::Device>> devices(const BackendOptio
     }
     return found;
   }
-  // On one machine nothing needs to leave it; and resolving the host's own name is a frequent cause of failures there.
+  // gloo would take the address that this machine's name has, which in many /etc/hosts is a loopback one, or none. On
+  // one machine nothing needs to leave it; otherwise the way to the master is one that the others have, too.
   if (is_loopback(options.master_addr)) return {Gloo::createDeviceForHostname("127.0.0.1")};
+  if (const auto own = local_address_towards(options.master_addr)) return {Gloo::createDeviceForHostname(*own)};
   return {Gloo::createDefaultDevice()};
 }
 

@@ -159,6 +159,8 @@ class Loop {
         if (id == kListening) knocks = true;
         else ready.push_back(id);
       }
+      std::sort(ready.begin(), ready.end());  // either end may have said something
+      ready.erase(std::unique(ready.begin(), ready.end()), ready.end());
       for (const uint64_t id : ready) advance(id);
       drop_late();
       if (paused_ && Clock::now() >= pause_until_) listen(true);
