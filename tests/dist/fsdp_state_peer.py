@@ -9,7 +9,6 @@ Accelerate doesn't shard on the CPU, so that its save and load functions are cal
 FSDP 1 can't save FULL_STATE_DICT on the CPU (the process crashes in torch 2.13); its sharded form is what differs from FSDP 2's.
 """
 import os
-import socket
 import sys
 import tempfile
 from types import SimpleNamespace
@@ -19,25 +18,8 @@ import torch
 import torch._dynamo  # optimizers do it when they are made; here it is done once
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from python_ranks import in_ranks
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-
-
-def in_ranks(count, function, *arguments):
-    """As forks, which share the imports; so this process must not have computed anything yet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.multiprocessing.start_processes(start, (count, port, function, arguments), nprocs=count, start_method="fork")
-
-
-def start(rank, count, port, function, arguments):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(count), LOCAL_RANK=str(rank))
-    dist.init_process_group("gloo")
-    from accelerate import PartialState
-    PartialState(cpu=True)  # Accelerate's log wants one
-    torch.set_num_threads(1)
-    function(*arguments)
-    dist.destroy_process_group()
 
 
 def model():
@@ -75,8 +57,9 @@ def sharded(version):
 
 
 def save(base):
-    from accelerate import FullyShardedDataParallelPlugin
+    from accelerate import FullyShardedDataParallelPlugin, PartialState
     from accelerate.utils.fsdp_utils import save_fsdp_model, save_fsdp_optimizer
+    PartialState(cpu=True)  # Accelerate's log wants one
     for version, kind in ((1, "sharded"), (2, "sharded"), (2, "full")):
         net = sharded(version)
         optimizer = adamw(net, MATRICES)
@@ -192,6 +175,8 @@ def load_ours(base):
 
 
 def load_everything(base):
+    from accelerate import PartialState
+    PartialState(cpu=True)
     load_ours(base)
     load_own(base)
 

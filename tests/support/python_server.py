@@ -58,7 +58,7 @@ os.dup2(output, 1)
 os.dup2(output, 2)
 os.close(output)
 sys.argv = [script, *arguments]
-sys.path[0] = os.path.dirname(script)
+sys.path.insert(0, os.path.dirname(script))  # before this file's
 main = types.ModuleType("__main__")
 main.__file__ = script
 sys.modules["__main__"] = main

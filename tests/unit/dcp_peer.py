@@ -9,7 +9,6 @@ usage: dcp_peer.py save FOLDER           two ranks save FOLDER/<case>/, beside e
 import json
 import os
 import pickle
-import socket
 import sys
 import tempfile
 
@@ -17,7 +16,7 @@ import torch
 import torch._dynamo  # optimizers do it when they are made; here it is done once
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing as mp
+from python_ranks import in_ranks
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -25,22 +24,6 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-
-def in_ranks(count, function, *arguments):
-    """As forks, which share the imports; so this process must not have computed anything yet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.start_processes(start, args=(count, port, function, arguments), nprocs=count, start_method="fork")
-
-
-def start(rank, count, port, function, arguments):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=count)
-    torch.set_num_threads(1)
-    function(*arguments)
-    dist.destroy_process_group()
 
 
 def model():
