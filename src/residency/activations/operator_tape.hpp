@@ -71,7 +71,6 @@ class OperatorTape {
   std::vector<Input> inputs_;
   std::unordered_map<const c10::TensorImpl*, Known> known_;
   int32_t slots_ = 0;
-  size_t given_ = 0;
 };
 
 }  // namespace accelerate::residency
