@@ -16,7 +16,7 @@
 #include "agent/address.hpp"
 #include "agent/no_operators.hpp"
 #include "agent/tunnel.hpp"
-#include "launch/machines/coordinator.hpp"
+#include "launch/machines/messages.hpp"
 #include "utils/json.hpp"
 #include "utils/raise.hpp"
 
@@ -242,7 +242,7 @@ class Agent {
     if (me_.state == "left") return true;  // the launcher ends in a moment
     if (Clock::now() >= next_beat_) write();
     if (is_host()) coordinate();
-    else decision_ = accelerate::parse_json<json>(text(store_->get(kOurs + "decision"))).get<Decision>();
+    else decision_ = launcher::parse_decision(text(store_->get(kOurs + "decision")));
     follow();
     return true;
   }
@@ -369,8 +369,7 @@ class Agent {
       store_->set(key, bytes(json{{"address", me_.address}, {"port", port}}.dump()));
     }
     store_->setTimeout(o_.read_timeout);
-    const json place = accelerate::parse_json<json>(text(store_->get(key)));
-    return {place.at("address"), place.at("port")};
+    return launcher::parse_place(text(store_->get(key)));
   }
 
   // ---- the host's part
@@ -386,17 +385,18 @@ class Agent {
   std::vector<Node> read_machines() {
     const int64_t count = store_->add(kOurs + "machines", 0);
     std::vector<std::string> keys;
+    std::vector<int64_t> ids;
     for (int64_t id = 1; id <= count; ++id) {
       const std::string key = kOurs + "machine/" + std::to_string(id);
       if (static_cast<size_t>(id) > seen_.size()) seen_.push_back(false);
       // A machine takes its number a moment before it says who it is.
       if (!seen_[static_cast<size_t>(id - 1)]) seen_[static_cast<size_t>(id - 1)] = store_->check({key});
-      if (seen_[static_cast<size_t>(id - 1)]) keys.push_back(key);
+      if (seen_[static_cast<size_t>(id - 1)]) keys.push_back(key), ids.push_back(id);
     }
     std::vector<Node> machines;
-    if (!keys.empty())
-      for (const auto& value : store_->multiGet(keys))
-        machines.push_back(accelerate::parse_json<json>(text(value)).get<Node>());
+    if (keys.empty()) return machines;
+    const auto values = store_->multiGet(keys);
+    for (size_t i = 0; i < ids.size(); ++i) machines.push_back(launcher::parse_node(text(values.at(i)), ids[i]));
     return machines;
   }
 

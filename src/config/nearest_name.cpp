@@ -29,11 +29,16 @@ size_t distance(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::optional<std::string> nearest_name(std::string_view given, const std::vector<std::string>& valid) {
+  constexpr size_t kLongest = 1000;  // nobody mistypes more; files may hold names of megabytes
+  if (given.size() > kLongest) return std::nullopt;
   const std::string wanted = plain(given);
   std::optional<std::string> best;
   size_t best_distance = std::max<size_t>(1, wanted.size() / 3) + 1;
-  for (const auto& name : valid)
+  for (const auto& name : valid) {
+    // As many letters must at least be inserted or removed.
+    if (std::max(name.size(), wanted.size()) - std::min(name.size(), wanted.size()) >= best_distance) continue;
     if (const size_t d = distance(wanted, plain(name)); d < best_distance) best = name, best_distance = d;
+  }
   return best;
 }
 

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -176,6 +177,17 @@ TEST(Steps, SlowStepsHaveARateToo) {
   EXPECT_DOUBLE_EQ(*counter.per_second(220 * kSecond), 1.0 / 60);
 }
 
+TEST(Steps, WhateverIsInTheFile) {
+  const std::string file = support::scratch_dir() + "/odd_steps";
+  StepCounter counter(file);
+  counter.add({~uint64_t{0}, 100 * kSecond});
+  EXPECT_EQ(counter.steps(), INT64_MAX);
+  ::unlink(file.c_str());
+  ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+  counter.look();  // does not wait for a writer
+  EXPECT_EQ(counter.steps(), INT64_MAX);
+}
+
 // ---------------------------------------------------------------- processes
 
 TEST(Processes, AWholeTreeIsMeasured) {
@@ -276,6 +288,9 @@ TEST(Http, OnlyUnderThisMachinesNames) {
        {"evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "", ":80", "[::1",
         "[evil.example]", "127.0.0.1@evil.example"})
     EXPECT_THAT(answer(get("/state.json", host), "node7"), StartsWith("HTTP/1.1 403 ")) << host;
+  // C's functions would look at the part before the NUL only.
+  EXPECT_THAT(answer(get("/state.json", std::string("127.0.0.1\0.evil.example", 23)), "node7"),
+              StartsWith("HTTP/1.1 403 "));
   EXPECT_THAT(answer("GET / HTTP/1.1\r\n"), StartsWith("HTTP/1.1 400 "));
   EXPECT_THAT(answer("GET / HTTP/1.1\r\nHost: localhost\r\nhost: evil.example\r\n"), StartsWith("HTTP/1.1 400 "));
 }

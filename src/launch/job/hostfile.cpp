@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 #include <sstream>
 
 #include "accelerate/config.hpp"
@@ -51,8 +52,10 @@ std::vector<RemoteHost> parse_filter(const std::vector<RemoteHost>& hosts, const
         if (!read_number(number, slot) || std::find(host.slots.begin(), host.slots.end(), slot) == host.slots.end())
           raise<ConfigError>("{} names slot '{}' of {}, which has slots 0 to {}", flag, number, host.name,
                              host.slots.size() - 1);
-        entry.slots.push_back(slot);
+        if (std::find(entry.slots.begin(), entry.slots.end(), slot) == entry.slots.end()) entry.slots.push_back(slot);
       }
+    require(!entry.chosen_slots || !entry.slots.empty(), "{} names no slot in '{}', expected numbers after the colon",
+            flag, part);
     require(!is_among(named, entry.name), "{} names '{}' twice", flag, entry.name);
     named.push_back(entry);
   }
@@ -63,6 +66,7 @@ std::vector<RemoteHost> parse_filter(const std::vector<RemoteHost>& hosts, const
 
 std::vector<RemoteHost> parse_hostfile(const std::string& text, const std::string& file) {
   std::vector<RemoteHost> hosts;
+  std::set<std::string> names;
   std::istringstream in(text);
   int64_t number = 0, all = 0;
   for (std::string line; std::getline(in, line);) {
@@ -75,7 +79,7 @@ std::vector<RemoteHost> parse_hostfile(const std::string& text, const std::strin
     if (!slots.starts_with("slots=") || !read_number(std::string_view(slots).substr(6), count) || count < 1 ||
         count > 4096 || (words >> more) || name.starts_with("-") || name.find('\0') != std::string::npos)
       raise<ConfigError>("the hostfile {}, line {} is '{}', expected NAME slots=N", file, number, line.substr(0, 200));
-    require(!is_among(hosts, name), "the hostfile {}, line {} names {} again", file, number, name);
+    require(names.insert(name).second, "the hostfile {}, line {} names {} again", file, number, name);
     constexpr int64_t kMostSlots = 1'000'000;
     require((all += count) <= kMostSlots, "the hostfile {} has more than {} slots", file, kMostSlots);
     RemoteHost host{name, {}, false};

@@ -7,10 +7,10 @@
 
 #include <cerrno>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
 #include "launch/job/job.hpp"
 #include "launch/monitor/monitor.hpp"
-#include "utils/json.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::launcher {
@@ -86,29 +86,30 @@ bool Agent::read_some() {
   return true;
 }
 
-std::optional<json> Agent::next() {
+std::optional<Event> Agent::next() {
   const size_t end = buffer_.find('\n');
   if (end == std::string::npos) return std::nullopt;
-  auto event = parse_json<json>(std::string_view(buffer_).substr(0, end));
+  const auto line = buffer_.substr(0, end);
   buffer_.erase(0, end + 1);
-  return event;
+  return parse_event(line);
 }
 
-json Agent::wait() {
+Event Agent::wait() {
   for (;;) {
     if (auto event = next()) return *event;
     if (monitor_) monitor_->serve_until(socket_.get());
     if (!read_some())
-      return {{"event", "closed"},
-              {"code", 71},
-              {"why", "the program accelerate-agent, which keeps the connection to the other machines, has died"}};
+      return {.kind = Event::Kind::closed,
+              .round = {},
+              .code = 71,
+              .why = "the program accelerate-agent, which keeps the connection to the other machines, has died"};
   }
 }
 
-bool Agent::over(const json& event) {
-  if (event.at("event") != "closed") return false;
+bool Agent::over(const Event& event) {
+  if (event.kind != Event::Kind::closed) return false;
   over_ = true;
-  closed_ = {event.at("code"), event.at("why")};
+  closed_ = {event.code, event.why};
   return true;
 }
 
@@ -117,13 +118,9 @@ std::optional<Round> Agent::join() {
   recalled_ = false;
   tell({{"say", "join"}});
   for (;;) {
-    const json event = wait();
+    const auto event = wait();
     if (over(event)) return std::nullopt;
-    if (event.at("event") != "round") continue;
-    return Round{event.at("number"),           event.at("restarts"),        event.at("group_rank"),
-                 event.at("group_world_size"), event.at("first_rank"),      event.at("world_size"),
-                 event.at("first_role_rank"),  event.at("role_world_size"), event.at("master_addr"),
-                 event.at("master_port"),      event.at("run_id")};
+    if (event.kind == Event::Kind::round) return event.round;
   }
 }
 
@@ -132,18 +129,11 @@ void Agent::leave(const std::string& text) { tell({{"say", "leave"}, {"text", te
 
 std::optional<std::string> Agent::recalled() {
   pollfd ready{socket_.get(), POLLIN, 0};
-  json event;
+  std::optional<Event> event;
   if (::poll(&ready, 1, 0) > 0 && !read_some()) event = wait();  // what is left of its words, then its death
-  while (event.is_object() || !buffer_.empty()) {
-    if (!event.is_object()) {
-      auto line = next();
-      if (!line) break;
-      event = *line;
-    }
-    if ((over(event) || event.at("event") == "recall") && !recalled_)
-      return recalled_ = true, event.at("why").get<std::string>();
-    event = json();
-  }
+  if (!event) event = next();
+  for (; event; event = next())
+    if ((over(*event) || event->kind == Event::Kind::recall) && !recalled_) return recalled_ = true, event->why;
   return std::nullopt;
 }
 
@@ -151,9 +141,9 @@ bool Agent::ended(const std::string& how, int64_t kind, int64_t code, const std:
   if (over_) return false;
   tell({{"say", "ended"}, {"how", how}, {"kind", kind}, {"code", code}, {"text", text}});
   for (;;) {
-    const json event = wait();
+    const auto event = wait();
     if (over(event)) return false;
-    if (event.at("event") == "again") return true;
+    if (event.kind == Event::Kind::again) return true;
   }
 }
 

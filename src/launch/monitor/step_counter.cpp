@@ -23,7 +23,7 @@ StepCounter::StepCounter(std::filesystem::path file) : file_(std::move(file)) {
 }
 
 void StepCounter::look() {
-  Fd fd(::open(file_.c_str(), O_RDONLY | O_CLOEXEC));
+  Fd fd(::open(file_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a FIFO in its place would keep us waiting
   StepRecord record{};
   if (fd && ::pread(fd.get(), &record, sizeof(record), 0) == sizeof(record)) add(record);
 }
@@ -39,7 +39,7 @@ void StepCounter::add(const StepRecord& record) {
 
 std::optional<int64_t> StepCounter::steps() const {
   if (seen_.empty()) return std::nullopt;
-  return static_cast<int64_t>(seen_.back().steps);
+  return static_cast<int64_t>(std::min<uint64_t>(seen_.back().steps, INT64_MAX));
 }
 
 std::optional<double> StepCounter::per_second(uint64_t now_ns) const {

@@ -36,6 +36,7 @@ std::string_view trimmed(std::string_view text) {
 }
 
 bool is_address(const std::string& text) {
+  if (text.find('\0') != std::string::npos) return false;  // behind which C's functions would not look
   in_addr four{};
   in6_addr six{};
   return ::inet_pton(AF_INET, text.c_str(), &four) == 1 || ::inet_pton(AF_INET6, text.c_str(), &six) == 1;
