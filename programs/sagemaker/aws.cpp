@@ -43,26 +43,6 @@ std::string sha256(const std::string& bytes) {
   return text;
 }
 
-/// What a service says went wrong: {code, message}. JSON services answer JSON, the others XML, proxies whatever they
-/// like.
-std::pair<std::string, std::string> complaint(const HttpResponse& response) {
-  std::string code, message;
-  if (const Json body = accelerate::parse_json<Json>(response.body); body.is_object()) {
-    for (const char* key : {"__type", "code", "Code"})
-      if (code.empty() && body.contains(key) && body[key].is_string()) code = body[key];
-    for (const char* key : {"message", "Message"})
-      if (message.empty() && body.contains(key) && body[key].is_string()) message = body[key];
-  } else {
-    code = xml_text(response.body, "Code");
-    message = xml_text(response.body, "Message");
-  }
-  if (code.empty())
-    if (const auto header = response.headers.find("x-amzn-errortype"); header != response.headers.end())
-      code = header->second;
-  code = code.substr(code.rfind('#') + 1);
-  return {code.substr(0, code.find(':')), message};
-}
-
 bool is_busy(const std::string& code) {
   for (const char* name :
        {"Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException",
@@ -111,19 +91,6 @@ std::string domain_of(const std::string& region) {
   if (starts(region, "us-iso-")) return "c2s.ic.gov";
   if (starts(region, "us-isob-")) return "sc2s.sgov.gov";
   return "amazonaws.com";
-}
-
-std::string xml_text(const std::string& xml, const std::string& name) {
-  const size_t from = xml.find("<" + name + ">");
-  if (from == std::string::npos) return "";
-  const size_t begin = from + name.size() + 2, end = xml.find("</" + name + ">", begin);
-  if (end == std::string::npos) return "";
-  std::string text = xml.substr(begin, end - begin);
-  for (const auto& [entity, character] :
-       {std::pair{"&lt;", "<"}, {"&gt;", ">"}, {"&quot;", "\""}, {"&apos;", "'"}, {"&#39;", "'"}, {"&amp;", "&"}})
-    for (size_t at = 0; (at = text.find(entity, at)) != std::string::npos; ++at)
-      text.replace(at, std::char_traits<char>::length(entity), character);
-  return text;
 }
 
 Aws::Aws(std::string region, const Environment& environment, const Profile& profile)

@@ -6,13 +6,12 @@
 #include <vector>
 
 #include "accelerate/utils/error.hpp"
+#include "sagemaker/answers.hpp"
 #include "sagemaker/http.hpp"
 #include "sagemaker/profiles.hpp"
 
 /// AWS's services as far as a training job needs them.
 namespace sagemaker {
-
-using Json = nlohmann::ordered_json;
 
 /// A service answered that it won't, or never answered.
 struct AwsError : accelerate::LaunchError {
@@ -67,8 +66,5 @@ class Aws {
   Http http_;
   bool repeated_ = false;
 };
-
-/// The text of the first <name>…</name>, "" when there is none.
-std::string xml_text(const std::string& xml, const std::string& name);
 
 }  // namespace sagemaker

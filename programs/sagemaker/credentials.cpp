@@ -1,5 +1,4 @@
 #include "sagemaker/credentials.hpp"
-#include "utils/json.hpp"
 #include "utils/read_file.hpp"
 
 #include <sys/wait.h>
@@ -21,27 +20,6 @@ std::string first_line(const std::string& file, const std::string& what) {
   line = line.substr(0, line.find('\n'));
   if (line.empty()) accelerate::raise<ConfigError>("{} names {}, which can't be read or is empty", what, file);
   return line;
-}
-
-/// What the metadata services and credential processes answer: JSON with a few names.
-Credentials from_json(const std::string& text, const std::string& token_key, const std::string& what) {
-  const Json answer = accelerate::parse_json<Json>(text);
-  const auto field = [&](const std::string& name) {
-    return answer.is_object() && answer.contains(name) && answer[name].is_string() ? answer[name].get<std::string>()
-                                                                                   : "";
-  };
-  Credentials found{field("AccessKeyId"), field("SecretAccessKey"), field(token_key)};
-  if (found.key_id.empty() || found.secret.empty())
-    accelerate::raise<ConfigError>("{} gave no AccessKeyId and SecretAccessKey",
-                                   what);  // what it gave may hold secrets
-  return found;
-}
-
-Credentials from_sts(const std::string& xml, const std::string& what) {
-  Credentials found{xml_text(xml, "AccessKeyId"), xml_text(xml, "SecretAccessKey"), xml_text(xml, "SessionToken")};
-  if (found.key_id.empty() || found.secret.empty() || found.token.empty())
-    accelerate::raise<ConfigError>("{}: STS answered without credentials", what);
-  return found;
 }
 
 std::optional<Credentials> of_environment(const Environment& e) {
@@ -125,7 +103,7 @@ class Chain {
     while (const size_t count = std::fread(bytes, 1, sizeof(bytes), pipe)) output.append(bytes, count);
     if (::pclose(pipe) != 0)
       accelerate::raise<ConfigError>("the credential_process of {} failed; its own message is above", called(profile));
-    return from_json(output, "SessionToken", "the credential_process of " + called(profile));
+    return credentials_in_json(output, "SessionToken", "the credential_process of " + called(profile));
   }
 
   Found of_role(const Profile& profile) {
@@ -185,7 +163,7 @@ class Chain {
     if (const auto id = profile.get("external_id"); !id.empty()) form.emplace_back("ExternalId", id);
     if (const auto seconds = profile.get("duration_seconds"); !seconds.empty())
       form.emplace_back("DurationSeconds", seconds);
-    return {from_sts(sts.query("sts", form), "the role " + role), called(profile) + " (role " + role + ")"};
+    return {credentials_in_xml(sts.query("sts", form), "the role " + role), called(profile) + " (role " + role + ")"};
   }
 
   Found of_web_identity(const std::string& file, const std::string& role, const std::string& session,
@@ -199,7 +177,7 @@ class Chain {
                                 {"RoleSessionName", session.empty() ? session_name() : session},
                                 {"WebIdentityToken", first_line(file, who)}},
                                false);
-    return {from_sts(xml, "the role " + role), "a web identity (role " + role + ")"};
+    return {credentials_in_xml(xml, "the role " + role), "a web identity (role " + role + ")"};
   }
 
   std::optional<Found> of_container() {
@@ -230,7 +208,7 @@ class Chain {
       accelerate::raise<ConfigError>("the container's credentials at {} can't be had: {}",
                                      relative.empty() ? full : relative,
                                      response ? "HTTP " + std::to_string(response->status) : "no answer");
-    return Found{from_json(response->body, "Token", "the container's endpoint"), "the container's role"};
+    return Found{credentials_in_json(response->body, "Token", "the container's endpoint"), "the container's role"};
   }
 
   std::optional<Found> of_machine() {
@@ -254,7 +232,8 @@ class Chain {
     if (!keys || keys->status != 200)
       accelerate::raise<ConfigError>(
           "this machine has the role '{}', but its metadata service gives no credentials for it", name);
-    return Found{from_json(keys->body, "Token", "the machine's metadata service"), "the machine's role '" + name + "'"};
+    return Found{credentials_in_json(keys->body, "Token", "the machine's metadata service"),
+                 "the machine's role '" + name + "'"};
   }
 
   /// Nothing when nobody answers: most machines are not in a data centre of AWS.

@@ -14,16 +14,6 @@ volatile std::sig_atomic_t interrupted = 0;
 
 void remember(int number) { interrupted = number; }
 
-std::string time_text(const Json& seconds) {
-  if (!seconds.is_number()) return "";
-  const std::time_t time = static_cast<std::time_t>(seconds.get<double>());
-  std::tm utc{};
-  ::gmtime_r(&time, &utc);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S ", &utc);
-  return text;
-}
-
 double poll_seconds(const Environment& environment) {
   const auto found = environment.find("ACCELERATE_SAGEMAKER_POLL_SECONDS");
   if (found == environment.end() || found->second.empty()) return 10;
@@ -53,10 +43,10 @@ class Logs {
       Json query{{"logGroupName", kLogGroup}, {"logStreamNamePrefix", job_ + "/"}, {"orderBy", "LogStreamName"}};
       while (true) {
         const Json page = aws_.call("logs", "Logs_20140328.DescribeLogStreams", query);
-        for (const auto& stream : page.value("logStreams", Json::array()))
-          next_.try_emplace(stream.value("logStreamName", ""));
-        if (!page.contains("nextToken") || !page["nextToken"].is_string()) break;
-        query["nextToken"] = page["nextToken"];
+        for (const auto& stream : list_in(page, "logStreams")) next_.try_emplace(text_in(stream, "logStreamName"));
+        const auto next = text_in(page, "nextToken");
+        if (next.empty()) break;
+        query["nextToken"] = next;
       }
       for (auto& [stream, token] : next_) print(stream, token);
     } catch (const AwsError& error) {
@@ -73,12 +63,12 @@ class Logs {
       Json query{{"logGroupName", kLogGroup}, {"logStreamName", stream}, {"startFromHead", true}};
       if (!token.empty()) query["nextToken"] = token;
       const Json page = aws_.call("logs", "Logs_20140328.GetLogEvents", query);
-      const Json events = page.value("events", Json::array());
+      const Json events = list_in(page, "events");
       // JOB/algo-1-1700000000: which machine it is matters where there are several.
       const std::string host = stream.substr(stream.rfind('/') + 1);
       const std::string mark = next_.size() > 1 ? "[" + host.substr(0, host.rfind('-')) + "] " : "";
-      for (const auto& event : events) std::printf("%s%s\n", mark.c_str(), event.value("message", "").c_str());
-      const std::string next = page.value("nextForwardToken", "");
+      for (const auto& event : events) std::printf("%s%s\n", mark.c_str(), text_in(event, "message").c_str());
+      const std::string next = text_in(page, "nextForwardToken");
       const bool end = next.empty() || next == token || events.empty();
       if (!next.empty()) token = next;
       if (end) return;
@@ -126,21 +116,21 @@ Json follow(Aws& aws, const std::string& job, const Environment& environment) {
       pause(seconds);
       continue;
     }
-    const Json steps = description.value("SecondaryStatusTransitions", Json::array());
+    const Json steps = list_in(description, "SecondaryStatusTransitions");
     for (size_t i = 0; i < steps.size(); ++i) {
-      const std::string line = steps[i].value("Status", "") + " - " + steps[i].value("StatusMessage", "");
+      const std::string line = text_in(steps[i], "Status") + " - " + text_in(steps[i], "StatusMessage");
       if (i < shown && !(i + 1 == shown && line != last)) continue;
-      std::printf("%s%s\n",
-                  time_text(i + 1 < steps.size() ? steps[i].value("StartTime", Json())
-                                                 : description.value("LastModifiedTime", Json()))
-                      .c_str(),
-                  line.c_str());
+      std::printf(
+          "%s%s\n",
+          time_text(i + 1 < steps.size() ? field(steps[i], "StartTime") : field(description, "LastModifiedTime"))
+              .c_str(),
+          line.c_str());
       last = line;
     }
     shown = steps.size();
     logs.print();
     std::fflush(stdout);
-    const std::string status = description.value("TrainingJobStatus", "");
+    const std::string status = text_in(description, "TrainingJobStatus");
     if (status == "Completed" || status == "Failed" || status == "Stopped") {
       pause(std::min(seconds, 2.0));
       logs.print();

@@ -83,15 +83,16 @@ void pull(const TrainingJob& job, const std::string& image, const CredentialsQue
   aws.use(found->credentials, found->source);
   const Json answer =
       aws.call("ecr", "AmazonEC2ContainerRegistry_V20150921.GetAuthorizationToken", {{"registryIds", {account}}});
-  const Json data = answer.value("authorizationData", Json::array());
-  const std::string pair = data.empty() ? "" : base64_decoded(data[0].value("authorizationToken", ""));
+  const Json data = list_in(answer, "authorizationData"), first = data.empty() ? Json() : data[0];
+  const std::string pair = base64_decoded(text_in(first, "authorizationToken")),
+                    proxy = text_in(first, "proxyEndpoint");
   const size_t colon = pair.find(':');
   if (colon == std::string::npos)
     accelerate::raise<accelerate::LaunchError>("Amazon's registry gave no token for docker");
   const std::string password = pair.substr(colon + 1);
   std::string said;  // "Login Succeeded"
-  if (run({"docker", "login", data[0].value("proxyEndpoint", image.substr(0, image.find('/'))), "-u",
-           pair.substr(0, colon), "--password-stdin"},
+  if (run({"docker", "login", proxy.empty() ? image.substr(0, image.find('/')) : proxy, "-u", pair.substr(0, colon),
+           "--password-stdin"},
           &password, &said) != 0)
     accelerate::raise<accelerate::LaunchError>("docker could not log in to Amazon's registry; its message is above");
   if (run({"docker", "pull", image}) != 0)

@@ -91,17 +91,16 @@ void create(const Json& request, Aws& aws) {
 
 /// What became of the job, and the exit code for it.
 int report(const Json& description, const TrainingJob& job) {
-  const std::string status = description.value("TrainingJobStatus", ""), name = job.name();
+  const std::string status = text_in(description, "TrainingJobStatus"), name = job.name();
   const auto seconds = [&](const char* key, const char* what) {
-    if (description.contains(key) && description[key].is_number())
-      std::printf("%s seconds: %lld\n", what,
-                  description[key].get<long long>() * job.words()["instance_count"].get<long long>());
+    if (const auto found = seconds_in(description, key))
+      std::printf("%s seconds: %lld\n", what, *found * job.words()["instance_count"].get<long long>());
   };
   if (status == "Completed" || status == "Stopped") {
     seconds("TrainingTimeInSeconds", "Training");
     seconds("BillableTimeInSeconds", "Billable");
   }
-  const std::string model = description.value("ModelArtifacts", Json::object()).value("S3ModelArtifacts", "");
+  const std::string model = text_in(field(description, "ModelArtifacts"), "S3ModelArtifacts");
   if (status == "Completed") {
     std::printf("You can find your model data at: %s\n", model.c_str());
     return 0;
@@ -113,8 +112,9 @@ int report(const Json& description, const TrainingJob& job) {
                  name.c_str(), model.empty() ? "" : "; what it had saved is at ", model.c_str());
     return 1;
   }
+  const std::string reason = text_in(description, "FailureReason");
   std::fprintf(stderr, "accelerate launch: the training job %s failed: %s\n", name.c_str(),
-               description.value("FailureReason", "no reason is given").c_str());
+               reason.empty() ? "no reason is given" : reason.c_str());
   return 1;
 }
 
@@ -150,7 +150,7 @@ int submit(const TrainingJob& job, const Plan& plan, const Environment& environm
         "the training job " + job.name() + " has been created and goes on, but can't be followed: " + error.what(), "",
         0);
   }
-  const std::string status = description.value("TrainingJobStatus", "");
+  const std::string status = text_in(description, "TrainingJobStatus");
   if (Interruption::happened() && status != "Completed" && status != "Failed" && status != "Stopped") {
     std::fprintf(stderr,
                  "accelerate launch: the training job %s goes on without being followed. To stop it: aws sagemaker "

@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -203,6 +204,26 @@ TEST(SageMakerEndpoints, AreAwsOwnUnlessSomebodySaysOtherwise) {
 TEST(SageMakerXml, IsReadByName) {
   EXPECT_EQ(xml_text("<a><Code>x &lt;&amp;lt; y</Code></a>", "Code"), "x <&lt; y");
   EXPECT_EQ(xml_text("<Code>unfinished", "Code"), "");
+  // As long as an answer may be: once over it.
+  std::string entities;
+  for (int i = 0; i < 4'000'000; ++i) entities += "&lt;";
+  const auto before = std::clock();
+  EXPECT_EQ(xml_text("<Code>" + entities + "</Code>", "Code"), std::string(4'000'000, '<'));
+  EXPECT_LT(std::clock() - before, 2 * CLOCKS_PER_SEC);
+}
+
+TEST(SageMakerAnswers, WhatAFieldShouldNotBeIsNotThere) {
+  const auto json = Json::parse(R"({"a":3,"b":"x","c":[1],"big":1e300,"time":1700000000.5,"seconds":60,"less":-1})");
+  EXPECT_EQ(text_in(json, "a") + text_in(json, "b") + text_in(json, "z") + text_in(Json(3), "a"), "x");
+  EXPECT_EQ(list_in(json, "c").size() + list_in(json, "b").size() + list_in(Json::array(), "c").size(), 1u);
+  EXPECT_EQ(seconds_in(json, "seconds"), 60);
+  for (const char* key : {"big", "less", "b", "z", "time"}) EXPECT_EQ(seconds_in(json, key), std::nullopt) << key;
+  EXPECT_EQ(time_text(json["time"]), "2023-11-14 22:13:20 ");
+  for (const char* key : {"big", "less", "b"}) EXPECT_EQ(time_text(json[key]), "") << key;
+  EXPECT_THAT(support::message_of<ConfigError>([] { credentials_in_json(R"({"AccessKeyId":3})", "Token", "it"); }),
+              HasSubstr("it gave no AccessKeyId"));
+  EXPECT_EQ(complaint({.status = 400, .headers = {}, .body = R"({"__type":["x"],"code":"a#b:c","message":{}})"}).first,
+            "b");
 }
 
 }  // namespace
