@@ -1,3 +1,4 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/erf.h>
 #include <ATen/ops/gelu.h>

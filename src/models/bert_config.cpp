@@ -18,11 +18,13 @@ using nlohmann::ordered_json;
 std::vector<std::string> read_labels(const JsonFile& file, const ordered_json& id2label) {
   const char* const kExpected = "an object of names with the keys \"0\", \"1\", ...";
   if (!id2label.is_object()) file.fail("id2label", id2label, kExpected);
+  std::map<std::string, const ordered_json*> names;  // the object itself would be searched from its beginning
+  for (const auto& [id, name] : id2label.items()) names.emplace(id, &name);
   std::vector<std::string> labels(id2label.size());
   for (size_t id = 0; id < labels.size(); ++id) {
-    const auto found = id2label.find(std::to_string(id));
-    if (found == id2label.end() || !found->is_string()) file.fail("id2label", id2label, kExpected);
-    labels[id] = found->get<std::string>();
+    const auto found = names.find(std::to_string(id));
+    if (found == names.end() || !found->second->is_string()) file.fail("id2label", id2label, kExpected);
+    labels[id] = found->second->get<std::string>();
   }
   return labels;
 }
@@ -46,6 +48,8 @@ void BertConfig::validate() const {
                                                    {"max_position_embeddings", max_position_embeddings},
                                                    {"type_vocab_size", type_vocab_size}};
   for (const auto& [field, size] : sizes) require(size >= 1, field, size, "at least 1");
+  require(num_hidden_layers <= kMostLayers, "num_hidden_layers", num_hidden_layers,
+          fmt::format("at most {}", kMostLayers));
   require(hidden_size % num_attention_heads == 0, "hidden_size", hidden_size,
           fmt::format("a multiple of num_attention_heads, which is {}", num_attention_heads));
   require(find_activation(hidden_act).has_value(), "hidden_act", "'" + hidden_act + "'",
@@ -107,6 +111,8 @@ BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
   file.read("num_labels", num_labels);
   if (const auto id2label = file.root().find("id2label"); id2label != file.root().end() && !id2label->is_null())
     config.labels = read_labels(file, *id2label);
+  constexpr int64_t kMostLabels = 1'000'000;
+  if (num_labels > kMostLabels) file.fail("num_labels", num_labels, fmt::format("at most {}", kMostLabels));
   if (file.root().contains("num_labels") || config.labels.empty())
     config.set_num_labels(num_labels);  // wins over names, as in transformers
   config.other_fields = file.root().dump();

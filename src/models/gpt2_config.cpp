@@ -25,6 +25,7 @@ void GPT2Config::validate() const {
       {"resid_pdrop", resid_pdrop}, {"embd_pdrop", embd_pdrop}, {"attn_pdrop", attn_pdrop}};
   for (const auto& [field, probability] : probabilities)
     require(probability >= 0 && probability < 1, field, probability, "a probability from 0 to below 1");
+  require(n_layer <= kMostLayers, "n_layer", n_layer, fmt::format("at most {}", kMostLayers));
   require(initializer_range >= 0, "initializer_range", initializer_range, "0 or more");
   require(layer_norm_epsilon > 0, "layer_norm_epsilon", layer_norm_epsilon, "more than 0");
 }

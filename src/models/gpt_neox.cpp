@@ -24,7 +24,7 @@ struct GPTNeoXConfig {
   explicit GPTNeoXConfig(const JsonFile& file)
       : vocab_size(file.size("vocab_size", 50432)),
         hidden_size(file.size("hidden_size", 6144)),
-        layers(file.size("num_hidden_layers", 44)),
+        layers(file.count("num_hidden_layers", 44)),
         heads(file.divisor("num_attention_heads", 64, "hidden_size", hidden_size)),
         intermediate_size(file.size("intermediate_size", 24576)),
         parallel(file.get("use_parallel_residual", true)),
@@ -42,10 +42,16 @@ struct GPTNeoXConfig {
     rope_scaling.partial_rotary_factor = share;
     const int64_t size = file.size(
         "head_dim", head_size());  // transformers believes the field here, and nowhere else in this architecture
+    const auto check_share = [&](bool good) {
+      if (!good)
+        file.fail("rotary_pct", share,
+                  fmt::format("a share of the head's {} dimensions that pairs fit in", head_size()));
+    };
+    const double turned = static_cast<double>(size) * share;
+    check_share(turned >= 0 && turned < static_cast<double>(int64_t{1} << 41));  // which an int64_t can hold
     // "proportional" turns all dimensions, most of them by nothing.
-    rotary_dim = rope_scaling.type == "proportional" ? size : static_cast<int64_t>(static_cast<double>(size) * share);
-    if (share < 0 || rotary_dim + rotary_dim % 2 > head_size())
-      file.fail("rotary_pct", share, fmt::format("a share of the head's {} dimensions that pairs fit in", head_size()));
+    rotary_dim = rope_scaling.type == "proportional" ? size : static_cast<int64_t>(turned);
+    check_share(rotary_dim + rotary_dim % 2 <= head_size());
   }
 
   int64_t vocab_size, hidden_size, layers, heads, intermediate_size, rotary_dim = 0;

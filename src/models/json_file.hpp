@@ -40,6 +40,9 @@ inline void write_text_file(const std::filesystem::path& path, const std::string
                            std::strerror(errno));
 }
 
+/// Of a model; more would fill the memory before any weight is there.
+inline constexpr int64_t kMostLayers = 10'000;
+
 inline void create_folder(const std::filesystem::path& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
@@ -121,10 +124,17 @@ class JsonFile {
     return fallback;
   }
   std::string get(const char* key, const char* fallback) const { return get(key, std::string(fallback)); }
-  /// A number of things, 1 or more.
+  /// A number of things, 1 or more, and small enough that a product of some is no overflow.
   int64_t size(const char* key, int64_t fallback) const {
+    constexpr int64_t kLargest = int64_t{1} << 40;
     const int64_t found = get(key, fallback);
-    if (found < 1) fail(key, found, "at least 1");
+    if (found < 1 || found > kLargest) fail(key, found, "at least 1, and at most 2^40");
+    return found;
+  }
+  /// How many times something is built. A number that would fill the memory is a mistake.
+  int64_t count(const char* key, int64_t fallback) const {
+    const int64_t found = size(key, fallback);
+    if (found > kMostLayers) fail(key, found, fmt::format("at least 1, and at most {}", kMostLayers));
     return found;
   }
   /// size(), of which `whole`, the value of the field `of`, is a multiple.

@@ -88,8 +88,10 @@ void read_positions(const JsonFile& file, LlamaConfig& config) {
   auto& scaling = config.rope_scaling;
   if (scaling.type == "proportional") {
     scaling.partial_rotary_factor = share;
-  } else if (scaling.type != "default" &&
-             static_cast<int64_t>(static_cast<double>(config.head_size()) * share) != config.head_size()) {
+    return;
+  }
+  const auto turned = static_cast<double>(config.head_size()) * share, all = static_cast<double>(config.head_size());
+  if (scaling.type != "default" && !(turned >= all && turned < all + 1)) {
     // Without scaling transformers ignores the field in these architectures; with it, it fails.
     file.fail("partial_rotary_factor", share, "1: these architectures turn all dimensions of a head");
   }
@@ -114,6 +116,8 @@ void LlamaConfig::validate() const {
                                                    {"num_key_value_heads", key_value_heads()},
                                                    {"max_position_embeddings", max_position_embeddings}};
   for (const auto& [field, size] : sizes) require(size >= 1, field, size, "at least 1");
+  require(num_hidden_layers <= kMostLayers, "num_hidden_layers", num_hidden_layers,
+          fmt::format("at most {}", kMostLayers));
   require(num_attention_heads % key_value_heads() == 0, "num_key_value_heads", key_value_heads(),
           fmt::format("a divisor of num_attention_heads, which is {}", num_attention_heads));
   if (!head_dim)
@@ -166,8 +170,8 @@ LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
   file.read("vocab_size", config.vocab_size);
   file.read("hidden_size", config.hidden_size);
   file.read("intermediate_size", config.intermediate_size);
-  file.read("num_hidden_layers", config.num_hidden_layers);
-  file.read("num_attention_heads", config.num_attention_heads);
+  config.num_attention_heads = file.size("num_attention_heads", config.num_attention_heads);  // is divided by
+  config.num_hidden_layers = file.count("num_hidden_layers", config.num_hidden_layers);
   if (file.is_null("num_key_value_heads")) config.num_key_value_heads.reset();  // a missing key means the default
   file.read("num_key_value_heads", config.num_key_value_heads);
   file.read("head_dim", config.head_dim);

@@ -28,6 +28,10 @@ struct ResNetConfig {
         activation(read_activation(file, "hidden_act", "relu")) {
     const auto type = file.get("layer_type", "bottleneck");
     if (type != "bottleneck" && type != "basic") file.fail("layer_type", type, "bottleneck or basic");
+    int64_t layers = 0;
+    for (const auto depth : depths)
+      if (depth > kMostLayers || (layers += depth) > kMostLayers)
+        file.fail("depths", depths, fmt::format("at most {} layers", kMostLayers));
     if (depths.size() != hidden_sizes.size())
       file.fail("depths", depths, fmt::format("as many numbers as hidden_sizes has, {}", hidden_sizes.size()));
   }

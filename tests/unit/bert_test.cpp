@@ -1,3 +1,4 @@
+#include <ctime>
 #include <fstream>
 #include <iterator>
 
@@ -162,6 +163,14 @@ TEST(BertConfig, DamagedFilesAreRefused) {
   EXPECT_THAT(load(R"({"hidden_size":"768"})"), HasSubstr("hidden_size is \"768\", expected an integer"));
   EXPECT_THAT(load(R"({"hidden_size":770})"), HasSubstr("config.json': BertConfig: hidden_size is 770"));
   EXPECT_THAT(load(R"({"id2label":{"0":"a","2":"b"}})"), HasSubstr("id2label is"));
+  EXPECT_THAT(load(R"({"num_labels":1000000000000})"), HasSubstr("num_labels is 1000000000000, expected at most"));
+  EXPECT_THAT(load(R"({"num_hidden_layers":1000000000000})"), HasSubstr("expected at most 10000"));
+  std::string names;
+  for (int i = 0; i < 200'000; ++i) names += (i ? ",\"" : "\"") + std::to_string(i) + "\":\"x\"";
+  write(folder / "config.json", "{\"id2label\":{" + names + "}}");
+  const auto before = std::clock();
+  EXPECT_EQ(BertConfig::from_pretrained(folder).labels.size(), 200'000u);
+  EXPECT_LT(std::clock() - before, 5 * CLOCKS_PER_SEC);
   EXPECT_THAT(
       support::message_of<accelerate::CheckpointError>([] { BertConfig::from_pretrained(scratch("no_such_folder")); }),
       HasSubstr("can't open"));

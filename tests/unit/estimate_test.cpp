@@ -90,6 +90,13 @@ TEST(Architectures, UnknownOnesAndDamagedConfigsAreErrors) {
               AllOf(HasSubstr("n_embd is \"768\""), HasSubstr("expected a size")));
   EXPECT_THAT(message_of([] { describe_architecture(R"({"model_type": "gpt2", "n_layer": 1000000000})"); }),
               HasSubstr("n_layer is 1000000000"));
+  std::string depths = "10000";
+  for (int i = 1; i < 1000; ++i) depths += ",10000";
+  EXPECT_THAT(message_of([&] {
+                describe_architecture(R"({"model_type": "resnet", "depths": [)" + depths + R"(], "hidden_sizes": [)" +
+                                      depths + "]}");
+              }),
+              HasSubstr("depths are 10000000 layers in all, expected at most 10000"));
   EXPECT_THAT(message_of([] { describe_architecture(R"({"model_type": "llama", "num_attention_heads": 0})"); }),
               HasSubstr("num_attention_heads is 0"));
   EXPECT_THAT(message_of([] { describe_architecture(R"({"model_type": "resnet", "depths": [1, 2]})"); }),

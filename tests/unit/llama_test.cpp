@@ -331,6 +331,22 @@ TEST(LlamaLoading, ConfigurationsAreUnderstood) {
   }
 }
 
+TEST(LlamaLoading, ImpossibleNumbersAreRefused) {
+  const auto folder = scratch("impossible");
+  fs::create_directories(folder);
+  for (const auto& [fields, expected] : std::vector<std::pair<std::string, std::string>>{
+           {R"("num_attention_heads":0,"rope_scaling":{"type":"linear","factor":2})", "num_attention_heads is 0"},
+           {R"("num_hidden_layers":1000000000000000000,"model_type":"qwen2","use_sliding_window":true)",
+            "num_hidden_layers is 1000000000000000000, expected at least 1, and at most 2^40"},
+           {R"("num_hidden_layers":100000000,"model_type":"qwen2","use_sliding_window":true)", "at most 10000"},
+           {R"("rope_scaling":{"type":"linear","factor":2,"partial_rotary_factor":1e300})",
+            "partial_rotary_factor is 1e+300"}}) {
+    std::ofstream(folder / "config.json") << "{" << fields << "}";
+    EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] { LlamaConfig::from_pretrained(folder); }),
+                HasSubstr(expected));
+  }
+}
+
 /// Tolerance: the same fp32 operations in another order of summation; measured are at most 2e-6 for logits of a size of
 /// about 5.
 TEST(LlamaReference, LogitsAndGradientsEqualTransformers) {

@@ -198,6 +198,34 @@ TEST(Tokenizer, ChatMlIsRecognisedAndNothingElse) {
               HasSubstr("without a chat template"));
 }
 
+/// Templates come from files of others: neither deep recursion, as of std::regex, nor time beyond their length.
+TEST(Tokenizer, LongTemplatesAndOddPatternsEndInAnError) {
+  const std::vector<accelerate::models::ChatMessage> question = {{"user", "Hi"}};
+  for (const std::string& part : {std::string(1'000'000, ' '), std::string(1'000'000, '\n'),
+                                  std::string(1'000'000, '+'), "{%" + std::string(1'000'000, ' ') + "-%}"}) {
+    const auto tokenizer = load(small_json(), {{"chat_template", part + "{{- x -}}" + part}});
+    EXPECT_THAT(support::message_of<CheckpointError>([&] { tokenizer.apply_chat_template(question); }),
+                HasSubstr("not of a known form"));
+  }
+  auto with = small_json();
+  const auto split = [](const std::string& regex) {
+    return json{{"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}};
+  };
+  with["pre_tokenizer"] = split("\\C");  // would cut characters
+  EXPECT_THAT(error_of(with), HasSubstr("tokenizer pattern '\\C'"));
+  with["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", json::array()}};
+  for (int i = 0; i < 101; ++i) with["pre_tokenizer"]["pretokenizers"].push_back(split("a"));
+  EXPECT_THAT(error_of(with), HasSubstr("101 normalizers and pre-tokenizers, expected at most 100"));
+  // A match that begins before the last one ended, or behind its own end, cuts nothing twice.
+  for (const char* regex : {"(?<=\\Ka)", "a\\Kb", "(?=ab\\K)", "b(?=\\K)"}) {
+    with["pre_tokenizer"] = split(regex);
+    try {
+      EXPECT_EQ(load(with).decode(load(with).encode("!aabb!")), "!aabb!") << regex;
+    } catch (const CheckpointError&) {  // newer versions of PCRE2 refuse some
+    }
+  }
+}
+
 // --- against the reference
 // -----------------------------------------------------------------------------------------------------------
 

@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include "accelerate/config.hpp"
 #include "bigmodel/architectures/architectures.hpp"
 #include "bigmodel/architectures/layers.hpp"
@@ -49,6 +51,10 @@ Architecture resnet(const Config& config, const std::string& family) {
   if (widths.size() != depths.size())
     throw CheckpointError(
         "config.json: hidden_sizes and depths have different lengths, expected one number for each stage.");
+
+  constexpr int64_t kMostLayers = 10'000;  // of all stages: a list of some KB could say a hundred million
+  if (const auto layers = std::accumulate(depths.begin(), depths.end(), int64_t{0}); layers > kMostLayers)
+    raise<CheckpointError>("config.json: depths are {} layers in all, expected at most {}.", layers, kMostLayers);
 
   const auto convolution = [&](const char* name, int64_t in, int64_t out, int64_t kernel) {
     return module(name, family + "ConvLayer",

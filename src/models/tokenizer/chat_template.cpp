@@ -1,4 +1,6 @@
-#include <regex>
+#include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "models/tokenizer/content.hpp"
 #include "utils/raise.hpp"
@@ -11,10 +13,47 @@ struct ChatMl {
   std::optional<std::string> default_system;
 };
 
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-    text.replace(at, from.size(), to);
-  return text;
+std::string replaced(std::string_view text, std::string_view from, std::string_view to) {
+  std::string result;
+  for (size_t at = 0; (at = text.find(from)) != text.npos; text.remove_prefix(at + from.size()))
+    result.append(text.substr(0, at)).append(to);
+  return result.append(text);
+}
+
+constexpr std::string_view kSpace = " \t\n\v\f\r";
+
+/// Replaces marks, and takes away the characters `before` and `after` each. In one pass without recursion, which
+/// regular expressions don't promise: templates come from files.
+std::string tightened(std::string_view text, const std::vector<std::pair<std::string_view, std::string_view>>& marks,
+                      std::string_view before, std::string_view after) {
+  std::string result;
+  while (!text.empty()) {
+    const auto mark =
+        std::find_if(marks.begin(), marks.end(), [&](const auto& row) { return text.starts_with(row.first); });
+    if (mark == marks.end()) {
+      result += text.front();
+      text.remove_prefix(1);
+      continue;
+    }
+    while (!result.empty() && before.find(result.back()) != before.npos) result.pop_back();
+    result += mark->second;
+    text.remove_prefix(mark->first.size());
+    text.remove_prefix(std::min(text.find_first_not_of(after), text.size()));
+  }
+  return result;
+}
+
+/// Takes away the blanks before a block at the beginning of a line.
+std::string without_indents(std::string_view text) {
+  std::string result;
+  size_t line = 0;  // where it begins in the result, if it has had blanks only
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (line != result.npos && text.substr(i).starts_with("{%")) result.resize(line);
+    result += text[i];
+    if (text[i] == '\n') line = result.size();
+    else if (text[i] != ' ' && text[i] != '\t') line = result.npos;
+  }
+  return result;
 }
 
 /// Templates are programs in Jinja. Those of the ChatML family differ in spaces and quotes only, so that one form is
@@ -22,19 +61,19 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 std::optional<ChatMl> recognise(std::string text) {
   // Space that the template does not print: beside trimming marks, after a block at the end of a line and before one at
   // its beginning (transformers sets trim_blocks and lstrip_blocks).
-  text = replaced(std::move(text), "\r\n", "\n");
-  text = std::regex_replace(text, std::regex(R"(\s*\{(%|\{)-)"), "{$1");
-  text = std::regex_replace(text, std::regex(R"(-(%|\})\}\s*)"), "$1}");
-  text = std::regex_replace(text, std::regex(R"((^|\n)[ \t]+\{%)"), "$1{%");
-  text = replaced(std::move(text), "%}\n", "%}");
+  text = replaced(text, "\r\n", "\n");
+  text = tightened(text, {{"{%-", "{%"}, {"{{-", "{{"}}, kSpace, "");
+  text = tightened(text, {{"-%}", "%}"}, {"-}}", "}}"}}, "", kSpace);
+  text = without_indents(text);
+  text = replaced(text, "%}\n", "%}");
   // Spelt alike: line breaks within texts as \n, one kind of quotes, no spaces around operators.
-  text = replaced(std::move(text), "\n", "\\n");
-  text = std::regex_replace(text, std::regex(R"((\{%|\{\{) +)"), "$1");
-  text = std::regex_replace(text, std::regex(R"( +(%\}|\}\}))"), "$1");
-  text = std::regex_replace(text, std::regex(R"( *(\+|==|!=) *)"), "$1");
-  text = replaced(std::move(text), "\"", "'");
-  text = replaced(std::move(text), "message.role", "message['role']");
-  text = replaced(std::move(text), "message.content", "message['content']");
+  text = replaced(text, "\n", "\\n");
+  text = tightened(text, {{"{%", "{%"}, {"{{", "{{"}}, "", " ");
+  text = tightened(text, {{"%}", "%}"}, {"}}", "}}"}}, " ", "");
+  text = tightened(text, {{"+", "+"}, {"==", "=="}, {"!=", "!="}}, " ", " ");
+  text = replaced(text, "\"", "'");
+  text = replaced(text, "message.role", "message['role']");
+  text = replaced(text, "message.content", "message['content']");
   static const std::string kLoop = "{%for message in messages%}",
                            kEnd = "{%endfor%}{%if add_generation_prompt%}{{'<|im_start|>assistant\\n'}}{%endif%}";
   static const std::string kBegin = "{%if loop.first and messages[0]['role']!='system'%}{{'<|im_start|>system\\n",
@@ -51,7 +90,7 @@ std::optional<ChatMl> recognise(std::string text) {
     const auto end = middle.find(kBeginEnd);
     if (end == std::string_view::npos || middle.substr(0, end).find_first_of("'+={}") != std::string_view::npos)
       return std::nullopt;  // what the lines above may have changed
-    result.default_system = replaced(std::string(middle.substr(0, end)), "\\n", "\n");
+    result.default_system = replaced(middle.substr(0, end), "\\n", "\n");
     middle.remove_prefix(end + kBeginEnd.size());
   }
   return middle == kTurn || middle == kShortTurn ? std::optional(result) : std::nullopt;

@@ -71,6 +71,11 @@ class TokenizerJson {
     } catch (const json::exception& error) {
       refuse_file(path_, "a field is not of the form that the format has: {}", error.what());
     }
+    // Each goes over all of a text.
+    constexpr size_t kMostSteps = 100;
+    if (const size_t steps = parts_.normalizers.size() + parts_.pre_tokenizers.size(); steps > kMostSteps)
+      refuse_file(path_, "it has {} normalizers and pre-tokenizers, expected at most {}. It is damaged.", steps,
+                  kMostSteps);
     return std::move(parts_);
   }
 

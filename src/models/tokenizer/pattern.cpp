@@ -48,7 +48,8 @@ struct Pattern::Code {
     int error = 0;
     PCRE2_SIZE place = 0;
     compiled = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
-                             options | PCRE2_UTF | PCRE2_UCP | PCRE2_NO_UTF_CHECK, &error, &place, nullptr);
+                             options | PCRE2_UTF | PCRE2_UCP | PCRE2_NO_UTF_CHECK | PCRE2_NEVER_BACKSLASH_C, &error,
+                             &place, nullptr);
     if (!compiled)
       raise<CheckpointError>("tokenizer pattern '{}': {} at byte {}.", expression.substr(0, 200), message(error),
                              place);
@@ -85,7 +86,7 @@ void Pattern::split(std::string_view text, bool keep_matches, std::vector<std::s
     if (found < 0)
       raise<ResourceError>("tokenizing {} bytes: {}. Tokenize shorter texts.", text.size(), message(found));
     const size_t begin = range[0], end = range[1];
-    if (end == begin) {  // an empty match cuts nothing; on to the next character
+    if (end <= begin || end <= from || begin < done) {  // an empty match cuts nothing, nor does one that \\K moved
       do ++from;
       while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xC0) == 0x80);
       continue;
