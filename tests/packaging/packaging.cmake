@@ -2,6 +2,7 @@ find_package(Python3 REQUIRED COMPONENTS Interpreter)
 add_test(NAME structure COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_includes.py --program $<TARGET_FILE:accelerate_cli>)
 add_test(NAME structure.receipts COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_receipts.py)
 add_test(NAME structure.inputs COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_inputs.py)
+add_test(NAME structure.clocks COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_clocks.py)
 add_test(NAME format COMMAND ${PROJECT_SOURCE_DIR}/scripts/format.sh --check)
 # Every option is in a test, and the faults that prove these tests (scripts/mutate.py, which takes an hour) fit the sources.
 add_test(NAME structure.options COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_options.py)
