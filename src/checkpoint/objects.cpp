@@ -94,6 +94,29 @@ std::string object_as_bytes(const c10::IValue& object) {
   return {reinterpret_cast<const char*>(tensor.data_ptr<uint8_t>()), static_cast<size_t>(tensor.numel())};
 }
 
+void read_object_bytes(const c10::IValue& object, const std::function<void(ArchiveReader&)>& read) {
+  const auto bytes = object_as_bytes(object);
+  ArchiveReader reader(bytes, [](std::string pickled) {
+    const auto file = std::make_shared<formats::InputFile>("a value of a registered object", std::move(pickled));
+    return formats::TorchArchive(file, 0, file->size(), "load " + file->path().string()).value();
+  });
+  try {
+    read(reader);
+  } catch (const CommError& error) {
+    raise<CheckpointError>(
+        "load: the bytes of a registered object are not what this program registers ({}). Register the same objects in "
+        "the same order as the program that saved, or save again.",
+        error.what());
+  }
+}
+
+void check_can_be_read_again(const at::Tensor& tensor) {
+  if (tensor.defined() && (tensor.layout() != at::kStrided || tensor.is_quantized()))
+    raise<CheckpointError>(
+        "save: a registered object has a tensor that is {}, which is not read back from files. Call {} on it.",
+        tensor.is_quantized() ? "quantized" : "sparse", tensor.is_quantized() ? "dequantize()" : "to_dense()");
+}
+
 c10::IValue load_object(const std::filesystem::path& path) {
   const auto file = std::make_shared<formats::InputFile>(path);
   return formats::TorchArchive(file, 0, file->size(), "load '" + path.string() + "'").value();

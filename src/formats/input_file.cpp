@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -19,14 +20,21 @@ InputFile::InputFile(const std::filesystem::path& path) : path_(path) {
   size_ = opened.size;
 }
 
-InputFile::~InputFile() { ::close(file_); }
+InputFile::InputFile(std::string name, std::string bytes)
+    : path_(std::move(name)), bytes_(std::move(bytes)), size_(static_cast<int64_t>(bytes_.size())) {}
+
+InputFile::~InputFile() {
+  if (file_ >= 0) ::close(file_);
+}
 
 int InputFile::duplicate() const { return ::fcntl(file_, F_DUPFD_CLOEXEC, 0); }
 
 void InputFile::read(int64_t offset, void* data, int64_t count) const {
   auto* to = static_cast<char*>(data);
   while (count > 0) {
-    const auto got = ::pread(file_, to, static_cast<size_t>(count), offset);
+    const auto got = file_ < 0 ? static_cast<int64_t>(bytes_.copy(to, static_cast<size_t>(count),
+                                                                  static_cast<size_t>(std::min(offset, size_))))
+                               : ::pread(file_, to, static_cast<size_t>(count), offset);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) raise<CheckpointError>("reading '{}' at byte {}: {}.", path_.string(), offset, std::strerror(errno));
     if (got == 0)

@@ -10,6 +10,7 @@
 #include <c10/core/GradMode.h>
 
 #include "formats/dcp/box.hpp"
+#include "formats/script_types.hpp"
 #include "formats/torch_archive.hpp"
 #include "formats/torch_dtypes.hpp"
 #include "utils/raise.hpp"
@@ -23,7 +24,8 @@ constexpr std::string_view kEncode = "_codecs.encode";  // how protocol 2 writes
 
 /// Beside those of tensors.
 std::vector<std::string_view> globals_of_objects() {
-  std::vector<std::string_view> names{kTorchSize, kEncode};
+  std::vector<std::string_view> names{kTorchSize, kEncode, kTypeTag, kComplex, kDevice};
+  for (const auto& list : kScriptLists) names.push_back(list.function);
   for (const auto& dtype : kTorchDtypes) names.push_back(dtype.name);
   return names;
 }
@@ -115,7 +117,30 @@ struct TorchArchive::Impl {
       return value(pickle[arguments->front()], depth + 1, budget, read_tensor);
     if (const auto* arguments = pickle.call_of(node, kEncode); arguments && arguments->size() == 2)
       return latin1(pickle.text(pickle[arguments->front()], "encoded bytes"), node);
+    if (const auto* arguments = pickle.call_of(node, kTypeTag); arguments && arguments->size() == 2)
+      return typed(value(pickle[arguments->front()], depth + 1, budget, read_tensor),
+                   pickle.text(pickle[arguments->back()], "the type of a container"), node);
+    for (const auto& list : kScriptLists)
+      if (const auto* arguments = pickle.call_of(node, list.function); arguments && arguments->size() == 1)
+        return typed(value(pickle[arguments->front()], depth + 1, budget, read_tensor), list.type, node);
+    if (const auto* arguments = pickle.call_of(node, kComplex); arguments && arguments->size() == 2) {
+      const auto part = [&](size_t i) {
+        return pickle.expect(pickle[(*arguments)[i]], Kind::real, "a part of a complex number").real;
+      };
+      return c10::complex<double>(part(0), part(1));
+    }
+    if (const auto* arguments = pickle.call_of(node, kDevice); arguments && arguments->size() == 1) {
+      const auto device = parse_device(pickle.text(pickle[arguments->front()], "a device"));
+      if (device) return *device;
+    }
     pickle.fail(node.at, "found a call that makes no plain data.");
+  }
+
+  c10::IValue typed(c10::IValue container, std::string_view type, const PickleNode& node) const {
+    if (!set_script_type(container, type))
+      pickle.fail(node.at, "found {} that is said to be '{}', which it is not. The file is damaged.",
+                  container.tagKind(), type.substr(0, 100));
+    return container;
   }
 
   /// Bytes that were written as the text of the same code points.
@@ -135,7 +160,7 @@ struct TorchArchive::Impl {
   /// A few bytes of the pickle can name a large value again and again: each time counts, by the memory that it takes,
   /// in numbers of 16 bytes.
   int64_t most_values() const { return 1'000'000 + static_cast<int64_t>(pickle.size()) / 2; }
-  static int64_t price(const PickleNode& node) {
+  int64_t price(const PickleNode& node) const {
     switch (node.kind) {
       case Kind::list:
       case Kind::tuple:
@@ -145,8 +170,8 @@ struct TorchArchive::Impl {
       case Kind::text:
       case Kind::bytes:
         return 4 + static_cast<int64_t>(node.text.size()) / 16;
-      case Kind::call:
-        return 32;  // a tensor, without its elements
+      case Kind::call:  // a tensor, without its elements, or a list's or a dict's type
+        return pickle[node.items[0]].text.starts_with("torch.jit.") ? 2 : 32;
       default:
         return 1;
     }

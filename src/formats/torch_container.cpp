@@ -1,6 +1,7 @@
 #include "formats/torch_container.hpp"
 
 #include <algorithm>
+#include <span>
 
 #include "accelerate/utils/error.hpp"
 
@@ -23,9 +24,10 @@ template <class T> T little(std::string_view bytes, size_t at) {
 std::string_view without_torch(std::string_view name) { return name.starts_with("torch.") ? name.substr(6) : name; }
 
 const TorchStorage* find_storage(std::string_view global) {
-  const auto* found = std::find_if(std::begin(kTorchStorages), std::end(kTorchStorages),
-                                   [&](const TorchStorage& row) { return row.global == global; });
-  return found == std::end(kTorchStorages) ? nullptr : found;
+  for (const std::span<const TorchStorage> table : {std::span<const TorchStorage>(kTorchStorages), {kScriptStorages}})
+    for (const auto& row : table)
+      if (row.global == global) return &row;
+  return nullptr;
 }
 
 // Zip, as PKWARE's APPNOTE describes it: sizes of its parts and their first bytes.
@@ -49,6 +51,7 @@ TorchContainer::TorchContainer(std::shared_ptr<const InputFile> file, int64_t of
       source_(std::move(source)),
       globals_{kRebuild, kRebuildWithDtype, kRebuildParameter, kPickleOrderedDict, kUntypedStorage} {
   for (const auto& row : kTorchStorages) globals_.push_back(row.global);
+  for (const auto& row : kScriptStorages) globals_.push_back(row.global);
   globals_.insert(globals_.end(), globals.begin(), globals.end());
   if (length_ >= kStreamBegin.size() && read(0, kStreamBegin.size()) == kStreamBegin) {
     read_stream();

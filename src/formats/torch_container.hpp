@@ -35,6 +35,19 @@ inline constexpr TorchStorage kTorchStorages[] = {
     {"torch.ComplexFloatStorage", "complex64", 8},
     {"torch.ComplexDoubleStorage", "complex128", 16},
 };
+/// Those that LibTorch writes and Python does not know.
+inline constexpr TorchStorage kScriptStorages[] = {
+    {"torch.UInt16Storage", "uint16", 2},
+    {"torch.UInt32Storage", "uint32", 4},
+    {"torch.UInt64Storage", "uint64", 8},
+    {"torch.ComplexHalfStorage", "complex32", 4},
+    {"torch.Float8_e4m3fnStorage", "float8_e4m3fn", 1},
+    {"torch.Float8_e5m2Storage", "float8_e5m2", 1},
+    {"torch.Float8_e4m3fnuzStorage", "float8_e4m3fnuz", 1},
+    {"torch.Float8_e5m2fnuzStorage", "float8_e5m2fnuz", 1},
+    {"torch.Float8_e8m0fnuStorage", "float8_e8m0fnu", 1},
+    {"torch.Float4_e2m1fn_x2Storage", "float4_e2m1fn_x2", 1},
+};
 /// Holds bytes; the tensor says what they are.
 inline constexpr std::string_view kUntypedStorage = "torch.storage.UntypedStorage";
 

@@ -91,7 +91,8 @@ void ArchiveReader::read_tensor(at::Tensor& tensor) {
 void ArchiveReader::read_ivalue(c10::IValue& value) {
   std::string bytes;
   read_string(bytes);
-  value = torch::jit::pickle_load(std::vector<char>(bytes.begin(), bytes.end()));
+  value = read_ivalue_ ? read_ivalue_(std::move(bytes))
+                       : torch::jit::pickle_load(std::vector<char>(bytes.begin(), bytes.end()));
 }
 
 }  // namespace accelerate

@@ -241,6 +241,61 @@ TEST(TorchArchives, ObjectsAreReadByTheSameReader) {
 }
 
 /// A few bytes whose values use each other again and again: an error, whether they are many or long.
+/// All that a value of TorchScript says of itself.
+std::string words(const c10::IValue& value) {
+  std::ostringstream text;
+  text << *value.type() << " = " << value;
+  return text.str();
+}
+
+TEST(RegisteredObjects, ValuesOfTorchScriptComeBackWithTheirTypes) {
+  using Object = std::pair<std::vector<int>, std::vector<c10::IValue>>;
+  const auto numbers = torch::arange(6, torch::kFloat).view({2, 3});
+  c10::Dict<std::string, c10::List<int64_t>> dict;
+  dict.insert("a", c10::List<int64_t>({1, 300, 70000, -1, int64_t{1} << 40}));
+  dict.insert("b", c10::List<int64_t>());
+  c10::List<c10::optional<int64_t>> optional;
+  optional.push_back(3), optional.push_back(c10::nullopt);
+  c10::impl::GenericDict any(c10::IntType::get(), c10::AnyType::get());
+  any.insert(3, "x"), any.insert(4, c10::IValue(dict)), any.insert(5, numbers);
+  Object object{{1, 2},
+                {c10::IValue(), true, int64_t{-7}, 0.5, "text", c10::complex<double>(1, -2), c10::Device("cuda:1"),
+                 c10::List<double>({0.25}), c10::List<bool>({true, false}), c10::List<at::Tensor>({numbers, numbers}),
+                 c10::List<std::string>({"a", "b", "a"}), dict, any, optional,
+                 c10::ivalue::Tuple::create({1, "x", numbers.t(), numbers.select(0, 1), c10::IValue(dict)})}};
+  for (const auto dtype : {torch::kBool, torch::kHalf, torch::kBFloat16, torch::kLong, torch::kComplexDouble,
+                           torch::kComplexHalf, torch::kUInt16, torch::kUInt32, torch::kUInt64, torch::kFloat8_e4m3fn,
+                           torch::kFloat8_e5m2, torch::kFloat8_e4m3fnuz, torch::kFloat8_e5m2fnuz})
+    object.second.emplace_back(numbers.to(dtype));
+  const auto path = fs::path(support::scratch_dir()) / "object";
+  accelerate::checkpointing::save_object(accelerate::checkpointing::custom_object(object).state_dict(), path);
+  Object read;
+  accelerate::checkpointing::custom_object(read).load_state_dict(accelerate::checkpointing::load_object(path));
+  EXPECT_EQ(read.first, object.first);
+  ASSERT_EQ(read.second.size(), object.second.size());
+  for (size_t i = 0; i < read.second.size(); ++i) {
+    const auto &value = read.second[i], &expected = object.second[i];
+    EXPECT_EQ(*value.type(), *expected.type()) << i;
+    if (!value.isTensor()) EXPECT_EQ(words(value), words(expected)) << i;
+    else EXPECT_EQ(words(value.toTensor().view(torch::kByte)), words(expected.toTensor().view(torch::kByte))) << i;
+  }
+  EXPECT_EQ(read.second[11].toGenericDict().at("a").toIntVector().back(), int64_t{1} << 40);
+}
+
+TEST(RegisteredObjects, SayWhyTheyCanNotBeSavedOrLoaded) {
+  using accelerate::CheckpointError;
+  std::vector<c10::IValue> object{torch::eye(2).to_sparse()};
+  const auto custom = accelerate::checkpointing::custom_object(object);
+  EXPECT_THAT(support::message_of<CheckpointError>([&] { custom.state_dict(); }),
+              AllOf(HasSubstr("sparse"), HasSubstr("to_dense()")));
+  object = {3};
+  EXPECT_THAT(support::message_of<CheckpointError>([&] {
+                custom.load_state_dict(accelerate::checkpointing::bytes_as_object(accelerate::to_bytes(true)));
+              }),
+              HasSubstr("not what this program registers"));
+  EXPECT_EQ(object[0].toInt(), 3) << "a load that failed leaves the object as it was";
+}
+
 TEST(TorchArchives, DoNotGrowWithoutLimit) {
   const auto error = [](const std::string& pickle) {
     const auto path = fs::path(support::scratch_dir()) / "values.pt";

@@ -64,7 +64,13 @@ class ACCELERATE_API ArchiveWriter {
 /// @throws CommError when the bytes end early (ranks that run different programs).
 class ACCELERATE_API ArchiveReader {
  public:
-  explicit ArchiveReader(const std::string& bytes) : bytes_(bytes) {}
+  /// Makes a c10::IValue of the bytes that ArchiveWriter wrote for one.
+  using IValueReader = c10::IValue (*)(std::string bytes);
+
+  /// @param bytes        must outlive this
+  /// @param read_ivalue  for bytes that may come from strangers; without it LibTorch's own reader, which trusts them
+  explicit ArchiveReader(const std::string& bytes, IValueReader read_ivalue = nullptr)
+      : bytes_(bytes), read_ivalue_(read_ivalue) {}
 
   template <class T> void read(T& value) {
     if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
@@ -90,8 +96,8 @@ class ACCELERATE_API ArchiveReader {
         value[i] = bit;
       }
     } else if constexpr (nested::is_container<T>) {
-      if constexpr (nested::detail::is_instance<T, std::vector>) value.resize(static_cast<size_t>(read_count()));
-      else if constexpr (nested::Sequence<T>) read_count();
+      if constexpr (nested::detail::is_instance<T, std::vector>) return read_items(value);
+      if constexpr (nested::Sequence<T>) read_count();
       if constexpr (nested::OptionalLike<T>) {
         bool present = false;
         read(present);
@@ -107,12 +113,18 @@ class ACCELERATE_API ArchiveReader {
   }
 
  private:
+  /// One by one: memory grows with what is there, not with what a count promises.
+  template <class T> void read_items(std::vector<T>& items) {
+    items.clear();
+    for (int64_t n = read_count(); n > 0; --n) read(items.emplace_back());
+  }
   void raw(void* data, size_t size);
   int64_t read_count();
   void read_string(std::string& text);
   void read_tensor(at::Tensor& tensor);
   void read_ivalue(c10::IValue& value);
   const std::string& bytes_;
+  IValueReader read_ivalue_;
   size_t at_ = 0;
 };
 
