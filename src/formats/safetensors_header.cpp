@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <tuple>
 #include <utility>
@@ -31,18 +32,25 @@ std::string cut(const std::string& name) { return name.size() <= 200 ? name : na
 
 std::string show_range(const SafetensorsInfo& info) { return fmt::format("[{}, {})", info.begin, info.end); }
 
-json parse_header(std::string_view text, const std::string& file) {
+/// Each name that is new.
+void parse_header(std::string_view text, const std::string& file,
+                  const std::function<bool(const std::string& name, const json& entry)>& add) {
   if (text.empty() || text.front() != '{')
     fail(file,
          "the header does not start with '{{'. A safetensors header is one JSON object; is this a file of another "
          "format?");
   if (text.find('\0') != std::string_view::npos)
     fail(file, "the header holds a NUL byte; it must be JSON padded with spaces. The file is damaged.");
-  std::string problem;
   constexpr size_t kDeepest = 3;  // header > tensor > shape
-  auto root = parse_json<json>(text, &problem, {.deepest = kDeepest, .unique_keys = true});
-  if (root.is_discarded()) fail(file, "the header {}. The file is damaged or of another format.", problem);
-  return root;
+  const auto problem = parse_json_members(
+      text,
+      [&](const std::string& name, const json& entry) {
+        if (!add(name, entry))
+          fail(file, "the header has the key {} twice in one object, so which one holds is open. The file is damaged.",
+               show_json(json(name)));
+      },
+      {.deepest = kDeepest, .unique_keys = true});
+  if (!problem.empty()) fail(file, "the header {}. The file is damaged or of another format.", problem);
 }
 
 int64_t as_count(const json& value, const std::string& what, const std::string& file) {
@@ -193,13 +201,18 @@ SafetensorsHeader parse_safetensors_header(std::string_view bytes, int64_t file_
 
   SafetensorsHeader header;
   header.data_begin = kLengthBytes + static_cast<int64_t>(length);
-  const auto root = parse_header(bytes.substr(static_cast<size_t>(kLengthBytes), static_cast<size_t>(length)), file);
   std::vector<const NamedInfo*> tensors;
-  for (const auto& [name, entry] : root.items()) {
-    if (name == kMetadataKey) header.metadata = parse_metadata(entry, file);
-    else
-      tensors.push_back(&*header.tensors.emplace(name, parse_entry(entry, "tensor '" + cut(name) + "'", file)).first);
-  }
+  bool has_metadata = false;
+  const auto add = [&](const std::string& name, const json& entry) {
+    if (name == kMetadataKey) {
+      header.metadata = parse_metadata(entry, file);
+      return !std::exchange(has_metadata, true);
+    }
+    const auto [added, fresh] = header.tensors.emplace(name, parse_entry(entry, "tensor '" + cut(name) + "'", file));
+    if (fresh) tensors.push_back(&*added);
+    return fresh;
+  };
+  parse_header(bytes.substr(static_cast<size_t>(kLengthBytes), static_cast<size_t>(length)), file, add);
   std::sort(tensors.begin(), tensors.end(), [](const NamedInfo* a, const NamedInfo* b) {
     return std::tie(a->second.begin, a->second.end, a->first) < std::tie(b->second.begin, b->second.end, b->first);
   });

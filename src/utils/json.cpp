@@ -19,9 +19,12 @@ template <class Json> class Builder {
   using string_t = typename Json::string_t;
   using binary_t = typename Json::binary_t;
 
-  Builder(size_t text_bytes, const JsonRules& rules)
+  using TakeMember = std::function<void(const string_t& name, const Json& value)>;
+
+  /// @param take_member  if it is there, the root must be an object and loses its members to it
+  Builder(size_t text_bytes, const JsonRules& rules, const TakeMember* take_member = nullptr)
       // A value takes up to 100 bytes, and 2 of text.
-      : left_(500'000 + text_bytes / 6), rules_(rules) {}
+      : left_(500'000 + text_bytes / 6), rules_(rules), take_member_(take_member) {}
 
   Json take() { return std::move(root_); }
   std::string& problem() { return problem_; }
@@ -70,6 +73,10 @@ template <class Json> class Builder {
       return nullptr;
     }
     if (open_.empty()) return &root_;
+    if (is_member()) {
+      name_ = std::move(key_);
+      return &member_;
+    }
     Json& in = *open_.back();
     if (in.is_array()) return &in.template get_ref<typename Json::array_t&>().emplace_back();
     auto& object = in.template get_ref<typename Json::object_t&>();
@@ -87,8 +94,9 @@ template <class Json> class Builder {
   }
   template <class T> bool add(T&& value) {
     Json* const to = place();
-    if (to) *to = std::forward<T>(value);
-    return to;
+    if (!to) return false;
+    *to = std::forward<T>(value);
+    return complete();
   }
   bool open(Json container) {
     if (open_.size() == rules_.deepest) return fail(fmt::format("is nested deeper than {} levels", rules_.deepest));
@@ -100,6 +108,14 @@ template <class Json> class Builder {
   }
   bool close() {
     open_.pop_back();
+    return complete();
+  }
+
+  /// Whether the value that comes or has come belongs to the root, which gives its members away.
+  bool is_member() const { return take_member_ && open_.size() == 1; }
+  bool complete() {
+    if (take_member_ && !root_.is_object()) return fail("is not a JSON object");
+    if (is_member()) (*take_member_)(name_, member_);
     return true;
   }
 
@@ -128,13 +144,22 @@ template <class Json> class Builder {
     return true;
   }
 
-  Json root_;
+  Json root_, member_;
+  string_t name_;            ///< of the member
   std::vector<Json*> open_;  ///< lists and objects that have begun; none of them moves while it is open
   string_t key_;
   size_t left_;
   const JsonRules& rules_;
+  const TakeMember* take_member_;
   std::string problem_;
 };
+
+template <class Json> bool fill(Builder<Json>& builder, std::string_view text) {
+  // The JSON library takes a NUL for the end of its input and would ignore what follows.
+  const bool has_nul = text.find('\0') != text.npos;
+  if (has_nul) builder.problem() = "is not valid JSON: it holds a NUL byte";
+  return !has_nul && Json::sax_parse(text.begin(), text.end(), &builder);
+}
 
 template <class Json> void show(const Json& value, size_t most, std::string& text) {
   if (text.size() > most) return;
@@ -159,12 +184,16 @@ template <class Json> void show(const Json& value, size_t most, std::string& tex
 
 template <class Json> Json parse_json(std::string_view text, std::string* problem, const JsonRules& rules) {
   Builder<Json> builder(text.size(), rules);
-  // The JSON library takes a NUL for the end of its input and would ignore what follows.
-  const bool has_nul = text.find('\0') != text.npos;
-  if (has_nul) builder.problem() = "is not valid JSON: it holds a NUL byte";
-  if (!has_nul && Json::sax_parse(text.begin(), text.end(), &builder)) return builder.take();
+  if (fill(builder, text)) return builder.take();
   if (problem) *problem = builder.problem();
   return Json(Json::value_t::discarded);
+}
+
+std::string parse_json_members(std::string_view text,
+                               const std::function<void(const std::string& name, const nlohmann::json& value)>& take,
+                               const JsonRules& rules) {
+  Builder<nlohmann::json> builder(text.size(), rules, &take);
+  return fill(builder, text) ? "" : builder.problem();
 }
 
 template <class Json> std::string show_json(const Json& value, size_t most_bytes) {

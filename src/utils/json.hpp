@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,6 +27,13 @@ Json parse_json(std::string_view text, std::string* problem = nullptr, const Jso
 
 extern template ACCELERATE_API nlohmann::json parse_json(std::string_view, std::string*, const JsonRules&);
 extern template ACCELERATE_API nlohmann::ordered_json parse_json(std::string_view, std::string*, const JsonRules&);
+
+/// The same for an object of very many members: each is given to `take` as soon as it is whole and then forgotten, so
+/// that they cost neither the memory nor the time of a tree of all. Whether names are unique is for `take` to say.
+/// @return what is wrong, also of a value that is no object; errors of `take` come out
+ACCELERATE_API std::string parse_json_members(
+    std::string_view text, const std::function<void(const std::string& name, const nlohmann::json& value)>& take,
+    const JsonRules& rules = {});
 
 /// A value in a message, cut before it is written: short whatever it holds.
 template <class Json> std::string show_json(const Json& value, size_t most_bytes = 60);

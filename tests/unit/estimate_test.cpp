@@ -270,14 +270,27 @@ TEST(FindModel, SaysWhatIsWrongWithAFile) {
 
 TEST(FindModel, ReadsAHeaderOf200000TensorsInOneSecond) {
   const auto dir = folder("many");
-  json header;
+  std::string header;
   for (int i = 0; i < 200'000; ++i)
-    header[fmt::format("model.layers.{}.weight{}", i % 100, i)] = entry("F16", {0, 128});
-  write(dir / "many.safetensors", header_file(header));
-  const auto start = std::clock();  // of this thread, whatever else the machine does
-  const auto model = accelerate::find_model((dir / "many.safetensors").string());
-  EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 2) << "a quadratic reader takes minutes";
-  EXPECT_EQ(model.tree.children.front().children.front().children.size(), 100u);
+    header += fmt::format(R"({}"model.layers.{}.weight{}":{{"dtype":"F16","shape":[0,128],"data_offsets":[0,0]}})",
+                          i == 0 ? '{' : ',', i % 100, i);
+  header += '}';
+  const auto length = static_cast<uint64_t>(header.size());
+  write(dir / "many.safetensors", std::string(reinterpret_cast<const char*>(&length), sizeof length) + header);
+#ifdef NDEBUG
+  constexpr double kMostSeconds = 1;
+#else
+  constexpr double kMostSeconds = 10;  // not optimised, or with a sanitizer
+#endif
+  double seconds = 0;
+  for (int attempt = 0; attempt < 3; ++attempt) {  // others may slow the processor down
+    const auto start = std::clock();               // of this process
+    const auto model = accelerate::find_model((dir / "many.safetensors").string());
+    seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+    EXPECT_EQ(model.tree.children.front().children.front().children.size(), 100u);
+    if (seconds < kMostSeconds) break;
+  }
+  EXPECT_LT(seconds, kMostSeconds) << "a quadratic reader takes minutes";
 }
 
 TEST(FindModel, FollowsLinksOfACacheOnly) {
