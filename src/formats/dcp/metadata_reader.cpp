@@ -125,19 +125,33 @@ class MetadataReader {
     const auto* paths = pickle_.find(root, "planner_data");
     if (!paths || paths->kind == Kind::none) return;
     pickle_.expect(*paths, Kind::dict, "planner_data");
+    // A list is as long as its largest index, stored or not: Python fills gaps with None. What all of them take
+    // together is bounded by what is there.
+    std::map<DcpPath, int64_t> lengths;  // by where the list is
+    const auto most = kMostUnstored + static_cast<int64_t>(pickle_.size()) / 4;
+    int64_t all = 0;
     for (size_t i = 0; i < paths->items.size(); i += 2) {
       const auto name = pickle_.text(pickle_[paths->items[i]], "a name in planner_data");
       const auto& steps = pickle_.expect(pickle_[paths->items[i + 1]], Kind::tuple, "the path of '" + name + "'");
-      if (steps.items.empty()) pickle_.fail(steps.at, "the path of '{}' is empty.", name);
+      if (steps.items.empty() || steps.items.size() > kMostSteps)
+        pickle_.fail(steps.at, "the path of '{}' has {} steps, expected 1 to {}.", name, steps.items.size(),
+                     kMostSteps);
       const auto found = by_name_.find(name);
       if (found == by_name_.end()) continue;
       DcpPath path;
       for (const auto item : steps.items) {
         const auto& step = pickle_[item];
         if (step.kind == Kind::integer) {
-          if (step.integer < 0 || step.integer > kMaxListIndex)
-            pickle_.fail(step.at, "the path of '{}' has the list index {}, expected 0 to {}.", name, step.integer,
-                         kMaxListIndex);
+          const auto [list, fresh] = lengths.try_emplace(path, 0);
+          if (fresh) all += static_cast<int64_t>(path.size());  // which the table repeats
+          const bool fits = step.integer >= 0 && step.integer < most;
+          const int64_t more = fits ? std::max<int64_t>(step.integer + 1 - list->second, 0) : 0;
+          if (!fits || (all += more) > most)
+            pickle_.fail(step.at,
+                         "the path of '{}' has the list index {}, with which lists have more than {} items: too many "
+                         "for a file of its length.",
+                         name, step.integer, most);
+          list->second += more;
           path.emplace_back(step.integer);
         } else {
           path.emplace_back(pickle_.text(step, "a step of the path of '" + name + "'"));
@@ -233,8 +247,9 @@ class MetadataReader {
   }
 
   static constexpr int64_t kMaxElementBytes = 16;
-  static constexpr size_t kMaxDims = 64;                // LibTorch's own limit for most operators
-  static constexpr int64_t kMaxListIndex = 10'000'000;  // a list is as long as its largest index, stored or not
+  static constexpr size_t kMaxDims = 64;             // LibTorch's own limit for most operators
+  static constexpr size_t kMostSteps = 100;          // of a path: who walks it is recursive
+  static constexpr int64_t kMostUnstored = 100'000;  // items of lists
 
   Pickle pickle_;
   DcpMetadata metadata_;
