@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include <charconv>
+#include <optional>
 #include <regex>
 #include <set>
 #include <utility>
@@ -15,10 +16,7 @@ namespace accelerate::checkpointing {
 namespace {
 
 std::string shard_name(const std::string& stem, const std::string& extension, size_t index, size_t count) {
-  if (count == 1) return stem + extension;
-  char part[32];
-  std::snprintf(part, sizeof(part), "-%05zu-of-%05zu", index + 1, count);
-  return stem + part + extension;
+  return count == 1 ? stem + extension : fmt::format("{}-{:05}-of-{:05}{}", stem, index + 1, count, extension);
 }
 
 }  // namespace
@@ -82,18 +80,21 @@ void write_weight_files(const std::filesystem::path& folder, const std::vector<W
   std::set<std::string> written;
   int64_t total = 0;
   for (const auto& weight : weights) total += weight.bytes;
+  std::optional<AtomicFiles> files;  // one alone appears when it is finished
+  if (shards.size() > 1) files.emplace("save_model", folder);
   for (size_t i = 0; i < shards.size(); ++i) {
     const auto name = shard_name(stem, extension, i, shards.size());
     for (const auto& tensor : shards[i]) sorted[tensor] = name;
-    write(folder / name, shards[i]);
+    write(files ? files->place(name) : folder / name, shards[i]);
     written.insert(name);
   }
-  if (shards.size() > 1) {
+  if (files) {
     for (const auto& [tensor, file] : sorted) weight_map[tensor] = file;
     const auto name = stem + extension + ".index.json";
-    AtomicFile out("save_model", folder / name);
+    AtomicFile out("save_model", files->place(name));
     out.write(nlohmann::ordered_json{{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}}.dump(2) + "\n");
     out.finish();
+    files->finish();
     written.insert(name);
   }
   // Shards of an earlier save would be taken for part of this one.

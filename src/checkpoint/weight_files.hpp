@@ -22,8 +22,8 @@ std::vector<std::vector<std::string>> split_weights(const std::vector<WeightSize
 using WriteWeights = std::function<void(const std::filesystem::path& file, const std::vector<std::string>& names)>;
 
 /// The Hugging Face layout: model.safetensors (pytorch_model.bin without `safe_serialization`), or the files of
-/// split_weights() with their index, written in that order. Files of an earlier save that this one does not replace are
-/// removed.
+/// split_weights() with their index, written in that order. They appear when all are complete; when one can't be
+/// written, those of an earlier save stay. Files of an earlier save that this one does not replace are removed then.
 void write_weight_files(const std::filesystem::path& folder, const std::vector<WeightSize>& weights,
                         int64_t max_shard_bytes, bool safe_serialization, const WriteWeights& write);
 

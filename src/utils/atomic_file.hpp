@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace accelerate {
 
@@ -28,6 +29,29 @@ class AtomicFile {
   std::filesystem::path temporary_;
   int file_ = -1;
   bool finished_ = false;
+};
+
+/// Several files of a folder that appear under their names when all are finished, and leave nothing behind when they
+/// are not: until then they lie in a folder within it.
+class AtomicFiles {
+ public:
+  /// @throws CheckpointError, ResourceError, as AtomicFile
+  AtomicFiles(std::string operation, const std::filesystem::path& folder);
+  ~AtomicFiles();
+  AtomicFiles(const AtomicFiles&) = delete;
+  AtomicFiles& operator=(const AtomicFiles&) = delete;
+
+  /// Where to write the file that will have this name.
+  std::filesystem::path place(const std::string& name);
+  /// Gives the files their names, in the order of place(). The last one says which belong together: one that is there
+  /// is removed first, so that whoever looks meanwhile finds no mixture of old and new ones.
+  void finish();
+
+ private:
+  std::string operation_;
+  std::filesystem::path folder_;
+  std::string temporary_;
+  std::vector<std::string> names_;
 };
 
 }  // namespace accelerate

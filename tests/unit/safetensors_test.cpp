@@ -9,8 +9,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "accelerate/checkpoint.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/utils/error.hpp"
+#include "message_of.hpp"
 #include "python.hpp"
 #include "scratch.hpp"
 
@@ -235,23 +237,58 @@ TEST(Safetensors, AFailedWriteLeavesTheOldFileAndNoTemporaryOne) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 2);
 }
 
+/// A limit on the size of files, which stands in for a full disk.
+template <class F> void with_files_of_4096_bytes(F&& f) {
+  rlimit old{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{.rlim_cur = 4096, .rlim_max = old.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  f();
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, old_handler);
+}
+
 TEST(Safetensors, RunningOutOfSpaceMidWriteIsAResourceErrorAndKeepsTheOldFile) {
   const auto folder = scratch("full");
   fs::create_directory(folder);
   const auto path = folder / "model.safetensors";
   accelerate::save_safetensors(path, {{"a", torch::ones(2)}});
   const auto before = read(path);
-  // A limit on the size of files stands in for a full disk.
-  rlimit old{};
-  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
-  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
-  const rlimit small{.rlim_cur = 4096, .rlim_max = old.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-  EXPECT_THROW(accelerate::save_safetensors(path, {{"a", torch::ones(5000)}}), accelerate::ResourceError);
-  ::setrlimit(RLIMIT_FSIZE, &old);
-  std::signal(SIGXFSZ, old_handler);
+  with_files_of_4096_bytes([&] {
+    EXPECT_THROW(accelerate::save_safetensors(path, {{"a", torch::ones(5000)}}), accelerate::ResourceError);
+  });
   EXPECT_EQ(read(path), before);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 1) << "the temporary file must be gone";
+}
+
+/// The second file does not fit: the first one must not stand among those of the earlier save.
+TEST(Safetensors, AModelInSeveralFilesThatDoesNotFitKeepsAllOldOnes) {
+  const auto folder = scratch("shards");
+  for (const bool safe : {true, false}) {
+    fs::remove_all(folder);
+    torch::nn::Sequential model(torch::nn::Linear(10, 30), torch::nn::Linear(10, 400));
+    const auto save = [&] { accelerate::checkpointing::save_model(model.ptr(), folder, 17'000, safe); };
+    const auto files = [&] {
+      std::map<std::string, std::string> bytes;
+      for (const auto& entry : fs::directory_iterator(folder)) bytes[entry.path().filename()] = read(entry.path());
+      return bytes;
+    };
+    save();
+    const auto before = files();
+    ASSERT_EQ(before.size(), 4u);
+    torch::nn::init::ones_(model->at<torch::nn::LinearImpl>(0).weight);
+    with_files_of_4096_bytes([&] {
+      EXPECT_THAT(support::message_of<accelerate::ResourceError>(save),
+                  AllOf(HasSubstr("00002-of-00003"), HasSubstr("Free some space")));
+    });
+    EXPECT_TRUE(files() == before);
+    save();
+    const auto after = files();
+    EXPECT_EQ(after.size(), before.size());
+    EXPECT_FALSE(after == before);
+    EXPECT_TRUE(accelerate::load_checkpoint_files(folder).at("0.weight").equal(torch::ones({30, 10})));
+  }
 }
 
 TEST(Safetensors, AMissingTensorShowsTheNearestNames) {
