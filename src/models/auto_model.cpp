@@ -6,6 +6,7 @@
 
 #include "models/architecture.hpp"
 #include "models/json_file.hpp"
+#include "utils/error_text.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::models {
@@ -67,7 +68,15 @@ const ArchitectureRow& find_row(const JsonFile& file) {
 Architecture build(const fs::path& path) {
   const auto file = config_file(path);
   const auto& row = find_row(JsonFile(file));
-  return row.build(file, row.class_name);
+  try {
+    return row.build(file, row.class_name);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {  // of memory that is not there, or of products that overflow
+    raise<ResourceError>(
+        "'{}': a model of these sizes can't be made: {}. Check the sizes in it, or use a larger machine.",
+        file.string(), text_of(error).substr(0, 200));
+  }
 }
 
 Architecture built(const fs::path& path, Weights weights) {

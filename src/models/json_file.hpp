@@ -109,6 +109,7 @@ class JsonFile {
                                                                        : "a number";
     if (!fits) fail(key, *found, kExpected);
     value = found->get<T>();
+    if constexpr (std::is_integral_v<T>) check_layers(key, static_cast<int64_t>(value));
   }
   template <class T> void read(const char* key, std::optional<T>& value) const {
     T inner{};
@@ -152,6 +153,7 @@ class JsonFile {
       result.push_back(whole_number(item).value_or(0));
     if (result.empty() || *std::min_element(result.begin(), result.end()) < 1)
       fail(key, *found, "a list of integers of at least 1");
+    for (const auto size : result) check_layers(key, size);
     return result;
   }
   /// A list of numbers; empty where the key is missing or null.
@@ -185,6 +187,13 @@ class JsonFile {
   }
 
  private:
+  /// Layers and experts are made, each a few KB, before anybody can see that the files have no weights for them.
+  void check_layers(std::string_view key, int64_t count) const {
+    constexpr int64_t kMost = 10'000;
+    const bool counts = key.find("layer") != key.npos || key.find("experts") != key.npos || key == "depths";
+    if (counts && count > kMost) fail(std::string(key).c_str(), count, fmt::format("at most {}", kMost));
+  }
+
   JsonFile(std::filesystem::path path, nlohmann::ordered_json root) : path_(std::move(path)), root_(std::move(root)) {}
 
   std::filesystem::path path_;

@@ -71,7 +71,15 @@ Tensor Decoder::step(const Tensor& tokens) {
                     : (mask.cumsum(1) - 1).clamp_min(0);  // padding has positions, too, which nobody sees
     positions_ = positions.slice(1, -1);
   }
-  const Tensor logits = forward_(tokens, mask, positions, &cache_, 1);
+  Tensor logits;
+  try {
+    logits = forward_(tokens, mask, positions, &cache_, 1);
+  } catch (const c10::IndexError& error) {
+    raise<ConfigError>(
+        "generate: the model has no embedding for a token or a position ({}); the tokens are from {} to {}. The "
+        "tokenizer, pad_token_id or eos_token_id may be another model's.",
+        error.what_without_backtrace(), tokens.min().item<int64_t>(), tokens.max().item<int64_t>());
+  }
   cache_.on_update(nullptr);  // the prompts are read
   return logits.select(1, -1).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
