@@ -710,6 +710,18 @@ TEST_F(Forwarding, HalfALineWaitsForItsEnd) {
   EXPECT_EQ(shown(), "other\nhello\nunfin\n");
 }
 
+TEST_F(Forwarding, AFullDiskEndsTheLogOnceAndNotTheLines) {
+  Fd in;
+  Pipe pipe = make_pipe();
+  in = std::move(pipe.write);
+  LineForwarder forwarder(
+      std::move(pipe.read),
+      {.sink = &sink_, .prefix = "", .log = Fd(::open("/dev/full", O_WRONLY)), .log_name = "logs/stdout.log"});
+  say(in, forwarder, "one\n");
+  say(in, forwarder, "two\n");
+  EXPECT_EQ(shown(), "accelerate launch: the log file logs/stdout.log ends here: No space left on device\none\ntwo\n");
+}
+
 TEST_F(Forwarding, ProgressBarMovesAtOnceAndDoesNotSwallowLines) {
   Fd a_in, b_in;
   auto a = make(a_in), b = make(b_in);

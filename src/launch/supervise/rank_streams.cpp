@@ -64,7 +64,8 @@ Fd RankStreams::connect(int64_t local_rank, Streams kind) {
                       LineForwarder(std::move(pipe.read),
                                     {.sink = kind == kStdout ? &out_ : errors_,
                                      .prefix = logs.prefix ? fmt::format("[rank{}]:", job_.rank(local_rank)) : "",
-                                     .log = file.empty() ? Fd() : open_log(file)})});
+                                     .log = file.empty() ? Fd() : open_log(file),
+                                     .log_name = file.string()})});
   return std::move(pipe.write);
 }
 

@@ -9,6 +9,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
+
+#include <fmt/format.h>
 
 namespace accelerate::launcher {
 namespace {
@@ -66,8 +69,15 @@ void LineForwarder::read_some(std::chrono::steady_clock::time_point now) {
   for (size_t done = 0; options_.log && done < bytes.size();) {
     const ssize_t written = ::write(options_.log.get(), bytes.data() + done, bytes.size() - done);
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) options_.log.reset();  // a full disk costs the log, not the training run
-    else done += static_cast<size_t>(written);
+    if (written > 0) {
+      done += static_cast<size_t>(written);
+      continue;
+    }
+    // A full disk costs the log, not the training run.
+    if (options_.sink)
+      options_.sink->write(&options_.log, fmt::format("accelerate launch: the log file {} ends here: {}\n",
+                                                      options_.log_name, std::strerror(errno)));
+    options_.log.reset();
   }
   tail_ += bytes.substr(bytes.size() - std::min(bytes.size(), kTailBytes));
   if (tail_.size() > 4 * kTailBytes) tail_.erase(0, tail_.size() - kTailBytes);

@@ -55,9 +55,10 @@ class Sink {
 class LineForwarder {
  public:
   struct Options {
-    Sink* sink = nullptr;  ///< null: not shown
-    std::string prefix;    ///< put before each line that is shown
-    Fd log;                ///< file that receives a copy as it is
+    Sink* sink = nullptr;       ///< null: not shown
+    std::string prefix;         ///< put before each line that is shown
+    Fd log;                     ///< file that receives a copy as it is
+    std::string log_name = {};  ///< for a message where it can't be written
   };
   LineForwarder(Fd pipe, Options options);
   /// The pipe to poll, or -1: finished, or nothing may be read now because the sink is full.
