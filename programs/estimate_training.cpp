@@ -59,7 +59,10 @@ class TrainedModel {
     if (!::mkdtemp(folder.data()))
       accelerate::raise<accelerate::ResourceError>("can't make a folder in {}", fs::temp_directory_path().string());
     folder_ = folder;
-    std::ofstream(folder_ / "config.json") << config_.dump();
+    std::ofstream file(folder_ / "config.json");
+    file << config_.dump() << std::flush;
+    if (!file)
+      accelerate::raise<accelerate::ResourceError>("can't write a file in {}. Is the disk full?", folder_.string());
     if (takes_images() && settings.tokens)
       accelerate::raise<ConfigError>("--seq was given, but '{}' takes images, expected --batch alone", name);
   }
