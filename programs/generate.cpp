@@ -116,8 +116,12 @@ fs::path checkpoint_of(const fs::path& given) {
         given.string());
   if (!accelerate::is_folder(given) || accelerate::is_there(given / "config.json")) return given;
   std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(given))
-    if (entry.path().extension() == ".gguf") files.push_back(entry.path());
+  std::error_code error;
+  for (fs::directory_iterator entry(given, error), end; !error && entry != end; entry.increment(error))
+    if (entry->path().extension() == ".gguf") files.push_back(entry->path());
+  if (error)
+    accelerate::raise<accelerate::CheckpointError>("the folder '{}' can't be read: {}. Check its rights.",
+                                                   given.string(), error.message());
   if (files.size() == 1) return files.front();
   accelerate::raise<accelerate::CheckpointError>(
       "'{}' has no config.json and {} .gguf files, expected a folder with a model; name the file if there are several",

@@ -27,13 +27,17 @@ fs::path checkpoint_folder(const fs::path& given) {
   if (is_there(given / formats::kDcpMetadataFile)) return given;
   const std::regex model("pytorch_model_fsdp_\\d+"), optimizer("optimizer_\\d+");
   std::vector<fs::path> models, optimizers;
+  std::error_code error;
   if (is_folder(given))
-    for (const auto& entry : fs::directory_iterator(given)) {
-      if (!is_there(entry.path() / formats::kDcpMetadataFile)) continue;
-      const auto name = entry.path().filename().string();
-      if (std::regex_match(name, model)) models.push_back(entry.path());
-      if (std::regex_match(name, optimizer)) optimizers.push_back(entry.path());
+    for (fs::directory_iterator entry(given, error), end; !error && entry != end; entry.increment(error)) {
+      if (!is_there(entry->path() / formats::kDcpMetadataFile)) continue;
+      const auto name = entry->path().filename().string();
+      if (std::regex_match(name, model)) models.push_back(entry->path());
+      if (std::regex_match(name, optimizer)) optimizers.push_back(entry->path());
     }
+  if (error)
+    raise<CheckpointError>("merge_fsdp_weights: the folder '{}' can't be read: {}. Check its rights.", given.string(),
+                           error.message());
   if (models.size() == 1) return models.front();
   std::vector<std::string> found;
   for (const auto* list : {&models, &optimizers})

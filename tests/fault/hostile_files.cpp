@@ -326,9 +326,55 @@ void add_archives(Collector& all) {
   all.no_files(Reader::archive, "pytorch_model.bin", false);
 }
 
+void add_custom(Collector& all) {
+  const auto counted = [](const std::string& bytes) { return little(bytes.size(), 8) + bytes; };
+  const auto add = [&](const std::string& name, const std::string& bytes) {
+    const auto tensor = "ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") + "ctorch\nByteStorage\n" +
+                        text("0") + text("cpu") + integer(bytes.size()) + "tQ" + integer(0) + tuple({bytes.size()}) +
+                        tuple({1}) + "\x89" + "ccollections\nOrderedDict\n)RtR";
+    all.add(Reader::custom, "custom_" + name, "custom_checkpoint_0.pkl",
+            support::stored_zip({{"m/data.pkl", "\x80\x02" + tensor + "."}, {"m/data/0", bytes}}));
+  };
+  const auto with = [&](const std::string& value) {  // two names, and a value of that key
+    return little(2, 8) + counted("a") + counted("b") + little(1, 8) + counted("k") + counted(value);
+  };
+  const auto call = [](const std::string& name, const std::string& arguments) {
+    return "ctorch.jit._pickle\n" + name + "\n(" + arguments + "tR";
+  };
+  const auto good = with(archive(call("restore_type_tag", "](" + integer(3) + "e" + text("List[int]"))));
+  add("good", good);
+  for (size_t cut = 0; cut < good.size(); cut += 11) add("cut", good.substr(0, cut));
+  for (const auto length : kLengths) {
+    add("count", little(length, 8) + good.substr(8));
+    add("length", good.substr(0, 8) + little(length, 8) + good.substr(16));
+  }
+  add("many", little(1 << 20, 8) + std::string(8 << 20, '\0') + little(0, 8));
+  add("promised", little(8 << 20, 8) + std::string(8 << 20, '\0'));
+  for (const auto& pickle : pickles()) add("pickle", with(archive(pickle)));
+  for (const auto& type :
+       {std::string("List[str]"), std::string("Dict[str, int]"), std::string("int"), std::string(), std::string("List"),
+        std::string("List[__torch__.A]"), repeated(kDeep, "List["), repeated(99, "List[") + "int" + repeated(99, "]"),
+        repeated(kDeep, "("), repeated(kDeep, "not "), repeated(kDeep, "-"), repeated(4000, "a.") + "a",
+        "List[Tuple[" + repeated(3000, "a,") + "a]]", std::string("List[\xc3\xa9]")})
+    add("type", with(archive(call("restore_type_tag", "](" + integer(3) + "e" + text(type)))));
+  for (const char* name : {"build_intlist", "build_doublelist", "build_boollist", "build_tensorlist"})
+    for (const auto& items : {text("x"), "}" + text("a"), "](" + integer(1) + text("x") + "e"}) {
+      add("list", with(archive(call(name, items))));
+      add("list", with(archive(call(name, "](" + items + "e"))));
+    }
+  add("keys", with(archive(call("restore_type_tag", "}(" + integer(3) + integer(4) + "u" + text("Dict[str, int]")))));
+  add("deep", with(archive(repeated(1000, "ctorch.jit._pickle\nbuild_intlist\n(") + "]" + repeated(1000, "tR"))));
+  add("deep", with(archive(repeated(kDeep, "ctorch.jit._pickle\nbuild_intlist\n(") + "]" + repeated(kDeep, "tR"))));
+  add("self", with(archive("]" + put(0) + call("restore_type_tag", get(0) + text("List[Any]")) + "a")));
+  for (const auto& device : {std::string(), std::string("cpu:99999999999999999999"), std::string(1 << 20, 'x')})
+    add("device", with(archive("ctorch\ndevice\n(" + text(device) + "tR")));
+  add("complex", with(archive("cbuiltins\ncomplex\n(" + text("x") + integer(1) + "tR")));
+}
+
 /// A distributed checkpoint's .metadata with one tensor in one file.
+/// @param path  of the tensor in the dicts and lists that were saved, a tuple
 std::string dcp_metadata(const std::string& size, const std::string& file, uint64_t offset, uint64_t length,
-                         const std::string& name = "w") {
+                         const std::string& name = "w", const std::string& path = "") {
   const std::string in = "ctorch.distributed.checkpoint.metadata\n", made = ")\x81}(";
   const auto torch_size = [](const std::string& items) { return "ctorch\nSize\n" + items + "\x85R"; };
   const std::string chunk = in + "ChunkStorageMetadata\n" + made + text("offsets") + torch_size(tuple({0})) +
@@ -342,7 +388,8 @@ std::string dcp_metadata(const std::string& size, const std::string& file, uint6
                             text("relative_path") + text(file) + text("offset") + integer(offset) + text("length") +
                             integer(length) + "ub";
   return "\x80\x02" + in + "Metadata\n" + made + text("state_dict_metadata") + "}(" + text(name) + tensor + "u" +
-         text("planner_data") + "N" + text("storage_data") + "}(" + index + place + "u" + "ub.";
+         text("planner_data") + (path.empty() ? "N" : "}(" + text(name) + path + "u") + text("storage_data") + "}(" +
+         index + place + "u" + "ub.";
 }
 
 void add_dcp(Collector& all) {
@@ -367,6 +414,24 @@ void add_dcp(Collector& all) {
   add("device", good, {{data.name, "/dev/zero", File::Kind::link}});
   add("fifo", good, {{data.name, "", File::Kind::fifo}});
   add("no_data", good, {});
+  const auto at = [&](const std::string& steps) {
+    return dcp_metadata(tuple({4}), data.name, 0, item.size(), "w", "(" + steps + "t");
+  };
+  for (const uint64_t index : {UINT64_C(0), UINT64_C(90'000), UINT64_C(9'999'999), UINT64_C(1) << 62, ~UINT64_C(0)})
+    add("path", at(text("model") + integer(index)), {data});
+  add("path", at(text("model") + repeated(60, text("k") + integer(50'000))), {data});
+  add("path", at(repeated(kDeep, text("k"))), {data});
+  add("path", at(repeated(kDeep, "K\1")), {data});
+  for (const char* odd : {"", "N", "}", "\x88"}) add("path", at(odd), {data});
+  // As save_state leaves them: a folder for each model.
+  const auto in_folders = [&](std::vector<File> files) { all.add(Reader::dcp, "dcp_folders", "", std::move(files)); };
+  const std::string first = "pytorch_model_fsdp_0", second = "pytorch_model_fsdp_1";
+  in_folders({{first + "/.metadata", good}, {first + "/" + data.name, item}});
+  in_folders({{first + "/.metadata", good}, {second + "/.metadata", good}});
+  in_folders({{first + "/.metadata", "", File::Kind::fifo}});
+  in_folders({{first, "", File::Kind::fifo}});
+  for (const char* to : {".", "..", "/dev/zero", "/proc/self", "pytorch_model_fsdp_0"})
+    in_folders({{first, to, File::Kind::link}});
   for (const auto& pickle : pickles()) add("pickle", "\x80\x02" + pickle + ".", {data});
   for (const auto& pickle : pickles()) {
     const auto bytes = archive(pickle);
@@ -496,6 +561,71 @@ void add_tokenizers(Collector& all) {
   all.no_files(Reader::wordpiece, "vocab.txt", true);
 }
 
+/// A model's folder, of which one file is hostile: what `accelerate generate` opens.
+void add_models(Collector& all) {
+  const std::string config = replaced(replaced(kConfig, "\"vocab_size\":64", "\"vocab_size\":4"),
+                                      "\"num_hidden_layers\":2", "\"num_hidden_layers\":1");
+  std::string header = "{";
+  size_t bytes = 0;
+  const auto weight = [&](const std::string& name, size_t rows, size_t columns) {
+    header += (header.size() > 1 ? ",\"" : "\"") + name + R"(.weight":{"dtype":"F32","shape":[)" +
+              (rows > 0 ? std::to_string(rows) + "," : "") + std::to_string(columns) + R"(],"data_offsets":[)" +
+              std::to_string(bytes) + ",";
+    bytes += std::max<size_t>(rows, 1) * columns * 4;
+    header += std::to_string(bytes) + "]}";
+  };
+  weight("model.embed_tokens", 4, 16), weight("model.norm", 0, 16), weight("lm_head", 4, 16);
+  const std::string layer = "model.layers.0.";
+  weight(layer + "input_layernorm", 0, 16), weight(layer + "post_attention_layernorm", 0, 16);
+  weight(layer + "self_attn.q_proj", 16, 16), weight(layer + "self_attn.o_proj", 16, 16);
+  weight(layer + "self_attn.k_proj", 8, 16), weight(layer + "self_attn.v_proj", 8, 16);
+  weight(layer + "mlp.gate_proj", 32, 16), weight(layer + "mlp.up_proj", 32, 16);
+  weight(layer + "mlp.down_proj", 16, 32);
+  header += "}";
+  const std::string weights = safetensors(header, bytes);
+  constexpr const char *kGeneration = "generation_config.json", *kWeights = "model.safetensors";
+  const std::string generation = R"({"eos_token_id":2,"pad_token_id":2,"max_length":20,"do_sample":false})";
+  const std::vector<File> whole{
+      {"config.json", config}, {kWeights, weights}, {"tokenizer.json", kTokenizer}, {kGeneration, generation}};
+  const auto others = [&](const std::string& name) {
+    auto files = whole;
+    std::erase_if(files, [&](const File& file) { return file.name == name; });
+    return files;
+  };
+  const auto add = [&](const std::string& name, const std::string& file, const std::string& content) {
+    all.in_folder(Reader::model, "model_" + name, file, content, others(file));
+  };
+  add("good", kGeneration, generation);
+  for (const auto& text : json_texts()) add("generation", kGeneration, text);
+  for (const char* field : {"eos_token_id", "pad_token_id", "max_new_tokens", "max_length", "min_new_tokens",
+                            "do_sample", "num_beams", "temperature", "top_k", "top_p", "repetition_penalty",
+                            "length_penalty", "early_stopping", "stop_strings", "no_such_field"})
+    for (const auto& odd : kNumbers)
+      add("generation_field", kGeneration, "{\"" + std::string(field) + "\":" + odd + "}");
+  for (const char* field : {"\"vocab_size\":4", "\"hidden_size\":16", "\"intermediate_size\":32",
+                            "\"num_hidden_layers\":1", "\"num_attention_heads\":4", "\"num_key_value_heads\":2",
+                            "\"max_position_embeddings\":32", "\"rms_norm_eps\":1e-5", "\"rope_theta\":10000.0"})
+    for (const char* odd : {"0", "1", "3", "1000000", "100000000", "4611686018427387904", "1e300", "-1"}) {
+      const std::string text(field);
+      add("config", "config.json", replaced(config, text, text.substr(0, text.find(':') + 1) + odd));
+    }
+  for (const char* id : {"4", "1000", "2147483647"})  // tokens that the model has not
+    add("token", "tokenizer.json", replaced(kTokenizer, "\"ab\":3", std::string("\"ab\":") + id));
+  for (size_t cut = 0; cut < weights.size(); cut += weights.size() / 8) add("cut", kWeights, weights.substr(0, cut));
+  for (const auto& [from, to] : std::vector<std::pair<const char*, const char*>>{{"lm_head", "other"},
+                                                                                 {"F32", "F64"},
+                                                                                 {"F32", "U32"},
+                                                                                 {"[4,16]", "[16,4]"},
+                                                                                 {"[4,16]", "[64]"},
+                                                                                 {"[16,16]", "[2,2,2,2,2,2,2,2]"}})
+    add("weights", kWeights, safetensors(replaced(header, from, to), bytes));
+  for (const auto& map : {std::string("{}"), std::string(R"({"lm_head.weight":"model.safetensors"})"),
+                          std::string(R"({"a":"../model.safetensors"})"), std::string(R"({"a":"config.json"})")})
+    all.in_folder(Reader::model, "model_index", "model.safetensors.index.json", "{\"weight_map\":" + map + "}",
+                  others(kWeights));
+  for (const auto& file : whole) all.no_files(Reader::model, file.name, true, others(file.name));
+}
+
 void add_offload(Collector& all) {
   const File weight{"a.dat", std::string(16, '\1')};
   const auto add = [&](const std::string& name, const std::string& index, const std::vector<File>& others) {
@@ -566,8 +696,8 @@ void add_launch(Collector& all) {
 
 std::vector<Case> cases() {
   Collector all;
-  for (const auto& add : {add_safetensors, add_index, add_archives, add_dcp, add_gguf, add_model_configs,
-                          add_tokenizers, add_offload, add_launch})
+  for (const auto& add : {add_safetensors, add_index, add_archives, add_custom, add_dcp, add_gguf, add_model_configs,
+                          add_tokenizers, add_models, add_offload, add_launch})
     add(all);
   return all.take();
 }
@@ -576,6 +706,7 @@ fs::path write(const Case& a_case, const fs::path& folder) {
   fs::create_directories(folder);
   for (const auto& file : a_case.files) {
     const auto path = folder / file.name;
+    fs::create_directories(path.parent_path());
     switch (file.kind) {
       case File::Kind::bytes:
         std::ofstream(path, std::ios::binary) << file.bytes;

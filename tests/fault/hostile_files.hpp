@@ -14,9 +14,11 @@ enum class Reader {
   safetensors,
   index,    ///< of a checkpoint in several files
   archive,  ///< torch.save
+  custom,   ///< a registered object: bytes of ours in an archive, with pickles of LibTorch's in them
   dcp,      ///< a distributed checkpoint's folder
   gguf,
   model_config,   ///< config.json
+  model,          ///< a folder with all that a model needs to speak
   tokenizer,      ///< a folder
   wordpiece,      ///< a folder
   offload,        ///< a folder

@@ -13,6 +13,8 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/formats/gguf.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "accelerate/models/auto_model.hpp"
+#include "accelerate/models/generate.hpp"
 #include "accelerate/models/llama.hpp"
 #include "accelerate/models/tokenizer.hpp"
 #include "accelerate/models/wordpiece.hpp"
@@ -35,6 +37,28 @@ void read_dcp(const fs::path& folder) {
     if (std::holds_alternative<accelerate::formats::DcpTensorInfo>(entry.content)) checkpoint.read_full(entry.name);
     else checkpoint.read_object(entry.name);
   }
+}
+
+/// What `accelerate merge-weights` does with a folder.
+void merge(const fs::path& folder) {
+  for (const bool safe : {true, false}) {
+    try {
+      accelerate::merge_fsdp_weights(folder, folder / "merged", {.safe_serialization = safe});
+    } catch (const accelerate::Error&) {
+    }
+  }
+}
+
+/// What `accelerate generate` does with one.
+void speak(const fs::path& folder) {
+  namespace models = accelerate::models;
+  const torch::NoGradGuard no_grad;
+  const auto ids = models::Tokenizer::from_pretrained(folder).encode("ab");
+  auto config = models::GenerationConfig::from_pretrained(folder);
+  if (config.num_beams > 4) return;  // takes what it says
+  config.max_new_tokens = 2;
+  auto model = models::AutoModelForCausalLM::from_pretrained(folder);
+  models::generate(model, torch::tensor(ids, at::kLong).unsqueeze(0), config);
 }
 
 void read_gguf(const fs::path& path) {
@@ -60,13 +84,21 @@ void read(Reader reader, const fs::path& path) {
       }
       accelerate::load_checkpoint_files(path.parent_path());
       return;
+    case Reader::custom: {
+      std::pair<std::vector<std::string>, std::map<std::string, c10::IValue>> object;
+      return accelerate::checkpointing::custom_object(object).load_state_dict(
+          accelerate::checkpointing::load_object(path));
+    }
     case Reader::dcp:
+      merge(path);
       return read_dcp(path);
     case Reader::gguf:
       return read_gguf(path);
     case Reader::model_config:
       accelerate::models::LlamaConfig::from_pretrained(path);
       return;
+    case Reader::model:
+      return speak(path);
     case Reader::tokenizer:
       accelerate::models::Tokenizer::from_pretrained(path).encode("ab ba aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!");
       return;

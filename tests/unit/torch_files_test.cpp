@@ -294,6 +294,21 @@ TEST(RegisteredObjects, SayWhyTheyCanNotBeSavedOrLoaded) {
               }),
               HasSubstr("not what this program registers"));
   EXPECT_EQ(object[0].toInt(), 3) << "a load that failed leaves the object as it was";
+  // LibTorch believes what a pickle says of the types in a list.
+  const auto loading = [&](const std::string& pickle) {
+    const auto archive = support::stored_zip({{"m/data.pkl", "\x80\x02" + pickle + "."}});
+    const auto bytes = accelerate::to_bytes(int64_t{1}) + accelerate::to_bytes(archive);
+    return support::message_of<CheckpointError>(
+        [&] { custom.load_state_dict(accelerate::checkpointing::bytes_as_object(bytes)); });
+  };
+  const auto call = [](const std::string& name, const std::string& arguments) {
+    return "ctorch.jit._pickle\n" + name + "\n(" + arguments + "tR";
+  };
+  EXPECT_THAT(loading(call("build_intlist", "](" + text("x") + "e")), HasSubstr("said to be 'List[int]', which it is"));
+  EXPECT_THAT(loading(call("restore_type_tag", "}" + text("k") + "K\1s" + text("Dict[str, Tensor]"))),
+              HasSubstr("said to be 'Dict[str, Tensor]', which it is not"));
+  EXPECT_THAT(loading(call("restore_type_tag", "]" + text("List[__torch__.A]"))), HasSubstr("which it is not"));
+  EXPECT_THAT(loading("N" + std::string(200'000, '\x85')), HasSubstr("nested deeper than 100 levels"));
 }
 
 TEST(TorchArchives, DoNotGrowWithoutLimit) {
