@@ -15,6 +15,9 @@ std::vector<std::string> lines_of(const std::string& file) {
   std::string text;
   if (const auto problem = accelerate::read_file(file, accelerate::kMostSettingsBytes, text); !problem.empty())
     accelerate::raise<accelerate::ConfigError>("the file of commands {} can't be read: {}", file, problem);
+  if (text.find('\0') != std::string::npos)
+    accelerate::raise<accelerate::ConfigError>(
+        "the file of commands {} holds a NUL byte, where the shell would stop reading: it is no text", file);
   std::istringstream in(text);
   std::vector<std::string> lines;
   for (std::string line; std::getline(in, line);) lines.push_back(line);

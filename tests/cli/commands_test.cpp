@@ -79,6 +79,21 @@ TEST_F(Commands, ConfigDefaultWritesAFileThatLaunchTakes) {
   EXPECT_THAT(content(folder / "other.json"), StartsWith("{\n  \"compute_environment\": \"LOCAL_MACHINE\","));
 }
 
+/// The system reads arguments and variables up to their first NUL: what is behind it would be lost without a word.
+TEST_F(Commands, NulBytesAreRefused) {
+  const auto text = write("nul.yaml", std::string("distributed_type: 'NO'\n\0x: 1\n", 29));
+  EXPECT_THAT(run({"launch", "--config_file", text, "/bin/true"}).err, HasSubstr("holds a NUL byte: it is not YAML"));
+  const auto lines = write("commands", std::string("ls\n\0rm\n", 7));
+  EXPECT_THAT(run({"tpu-config", "--debug", "--tpu_name", "a", "--tpu_zone", "b", "--command_file", lines}).err,
+              HasSubstr("holds a NUL byte, where the shell would stop reading"));
+  const auto escaped = write("escaped.yaml",
+                             "distributed_type: FSDP\nnum_processes: 2\nuse_cpu: true\n"
+                             "fsdp_config:\n  fsdp_transformer_layer_cls_to_wrap: \"A\\0B\"\n");
+  const auto result = run({"launch", "--config_file", escaped, "/bin/true"});
+  EXPECT_EQ(result.exit_code, 64);
+  EXPECT_THAT(result.err, HasSubstr("has a NUL byte behind 'FSDP_TRANSFORMER_CLS_TO_WRAP=A'"));
+}
+
 TEST_F(Commands, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
   const auto file = write("c.yaml", "distributed_type: 'NO'\nmixed_precision: bf16\n");
   const auto precision = [&](std::vector<std::string> options, std::vector<std::string> env) {

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -69,6 +70,20 @@ const char* probable_reason(int error) {
   }
 }
 
+std::vector<char*> as_the_system_takes(const std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (const auto& text : texts) {
+    if (text.find('\0') != std::string::npos)
+      raise<ConfigError>(
+          "an argument or a variable of a process to start has a NUL byte behind '{}', at which the system would stop "
+          "reading: take it out of the setting that it comes from",
+          text.substr(0, std::min<size_t>(text.find('\0'), 100)));
+    pointers.push_back(const_cast<char*>(text.c_str()));
+  }
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
 }  // namespace
 
 void raise_no_process() {
@@ -77,11 +92,7 @@ void raise_no_process() {
 
 pid_t spawn(const SpawnOptions& options, const Signals& signals, const Warden& warden) {
   // All that allocates happens before fork(): other threads of the caller may hold the allocator's lock.
-  std::vector<char*> argv, envp;
-  for (const auto& argument : options.command) argv.push_back(const_cast<char*>(argument.c_str()));
-  for (const auto& variable : options.environment) envp.push_back(const_cast<char*>(variable.c_str()));
-  argv.push_back(nullptr);
-  envp.push_back(nullptr);
+  auto argv = as_the_system_takes(options.command), envp = as_the_system_takes(options.environment);
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
   for (const int cpu : options.cpus) CPU_SET(cpu, &cpus);
