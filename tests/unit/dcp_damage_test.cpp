@@ -119,6 +119,22 @@ TEST_F(DcpDamage, WrongPlaces) {
   EXPECT_NO_THROW(read_all()) << "a tensor is an object too";
 }
 
+/// A list is as long as its largest index: a few bytes must not make many GB of it, nor paths without end.
+TEST_F(DcpDamage, ListsAndPathsLongerThanTheFileCanMean) {
+  const auto with = [&](accelerate::formats::DcpPath path) {
+    SetUp();
+    change([&](DcpMetadata& m) { m.entries[0].path = std::move(path); });
+  };
+  with({"model", int64_t{90'000}, "w"});
+  EXPECT_NO_THROW(read_all());
+  with({"model", int64_t{9'000'000}, "w"});
+  EXPECT_THAT(message(), AllOf(HasSubstr("the list index 9000000"), HasSubstr("too many for a file of its length")));
+  with({"model", int64_t{60'000}, int64_t{60'000}, "w"});
+  EXPECT_THAT(message(), HasSubstr("too many for a file of its length")) << "of all lists together";
+  with(accelerate::formats::DcpPath(101, "k"));
+  EXPECT_THAT(message(), HasSubstr("has 101 steps, expected 1 to 100"));
+}
+
 TEST_F(DcpDamage, MetadataThatContradictsItself) {
   const auto refuse = [&](const std::function<void(DcpMetadata&)>& edit) {
     SetUp();
