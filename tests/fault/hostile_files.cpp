@@ -338,10 +338,14 @@ void add_custom(Collector& all) {
   const auto with = [&](const std::string& value) {  // two names, and a value of that key
     return little(2, 8) + counted("a") + counted("b") + little(1, 8) + counted("k") + counted(value);
   };
+  const auto pickled = [](const std::string& pickle) {  // as LibTorch writes and reads them
+    return support::stored_zip(
+        {{"m/data.pkl", "\x80\x02" + pickle + "."}, {"m/data/0", std::string(16, '\1')}, {"m/version", "3\n"}});
+  };
   const auto call = [](const std::string& name, const std::string& arguments) {
     return "ctorch.jit._pickle\n" + name + "\n(" + arguments + "tR";
   };
-  const auto good = with(archive(call("restore_type_tag", "](" + integer(3) + "e" + text("List[int]"))));
+  const auto good = with(pickled(call("restore_type_tag", "](" + integer(3) + "e" + text("List[int]"))));
   add("good", good);
   for (size_t cut = 0; cut < good.size(); cut += 11) add("cut", good.substr(0, cut));
   for (const auto length : kLengths) {
@@ -350,25 +354,25 @@ void add_custom(Collector& all) {
   }
   add("many", little(1 << 20, 8) + std::string(8 << 20, '\0') + little(0, 8));
   add("promised", little(8 << 20, 8) + std::string(8 << 20, '\0'));
-  for (const auto& pickle : pickles()) add("pickle", with(archive(pickle)));
+  for (const auto& pickle : pickles()) add("pickle", with(pickled(pickle)));
   for (const auto& type :
        {std::string("List[str]"), std::string("Dict[str, int]"), std::string("int"), std::string(), std::string("List"),
         std::string("List[__torch__.A]"), repeated(kDeep, "List["), repeated(99, "List[") + "int" + repeated(99, "]"),
         repeated(kDeep, "("), repeated(kDeep, "not "), repeated(kDeep, "-"), repeated(4000, "a.") + "a",
         "List[Tuple[" + repeated(3000, "a,") + "a]]", std::string("List[\xc3\xa9]")})
-    add("type", with(archive(call("restore_type_tag", "](" + integer(3) + "e" + text(type)))));
+    add("type", with(pickled(call("restore_type_tag", "](" + integer(3) + "e" + text(type)))));
   for (const char* name : {"build_intlist", "build_doublelist", "build_boollist", "build_tensorlist"})
     for (const auto& items : {text("x"), "}" + text("a"), "](" + integer(1) + text("x") + "e"}) {
-      add("list", with(archive(call(name, items))));
-      add("list", with(archive(call(name, "](" + items + "e"))));
+      add("list", with(pickled(call(name, items))));
+      add("list", with(pickled(call(name, "](" + items + "e"))));
     }
-  add("keys", with(archive(call("restore_type_tag", "}(" + integer(3) + integer(4) + "u" + text("Dict[str, int]")))));
-  add("deep", with(archive(repeated(1000, "ctorch.jit._pickle\nbuild_intlist\n(") + "]" + repeated(1000, "tR"))));
-  add("deep", with(archive(repeated(kDeep, "ctorch.jit._pickle\nbuild_intlist\n(") + "]" + repeated(kDeep, "tR"))));
-  add("self", with(archive("]" + put(0) + call("restore_type_tag", get(0) + text("List[Any]")) + "a")));
+  add("keys", with(pickled(call("restore_type_tag", "}(" + integer(3) + integer(4) + "u" + text("Dict[str, int]")))));
+  add("deep", with(pickled(repeated(1000, "ctorch.jit._pickle\nbuild_intlist\n(") + "]" + repeated(1000, "tR"))));
+  add("deep", with(pickled(repeated(kDeep, "ctorch.jit._pickle\nbuild_intlist\n(") + "]" + repeated(kDeep, "tR"))));
+  add("self", with(pickled("]" + put(0) + call("restore_type_tag", get(0) + text("List[Any]")) + "a")));
   for (const auto& device : {std::string(), std::string("cpu:99999999999999999999"), std::string(1 << 20, 'x')})
-    add("device", with(archive("ctorch\ndevice\n(" + text(device) + "tR")));
-  add("complex", with(archive("cbuiltins\ncomplex\n(" + text("x") + integer(1) + "tR")));
+    add("device", with(pickled("ctorch\ndevice\n(" + text(device) + "tR")));
+  add("complex", with(pickled("cbuiltins\ncomplex\n(" + text("x") + integer(1) + "tR")));
 }
 
 /// A distributed checkpoint's .metadata with one tensor in one file.
