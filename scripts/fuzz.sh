@@ -34,6 +34,7 @@ if [ -n "$build" ]; then
     -DACCELERATE_EXAMPLES=OFF -DACCELERATE_PCH=OFF -DTorch_DIR="$torch_dir" >"$deps/configure-fuzz.log" 2>&1 || { cat "$deps/configure-fuzz.log" >&2; fail "CMake could not configure"; }
   ninja -C "$folder" -j "$(num_jobs)" "${targets[@]/%/_fuzz}"
 fi
+for target in "${targets[@]}"; do [ -x "$folder/bin/${target}_fuzz" ] || fail "$folder/bin/${target}_fuzz has not been built"; done
 
 most_corpus_bytes=100000 most_input_bytes=4096
 limits=(-rss_limit_mb=1024 -timeout=10 -max_len=$most_input_bytes)
@@ -71,8 +72,8 @@ fuzz() {
   # A finding ends the run: it is to be repaired before what lies behind it is looked for.
   local status=0
   "$program" "$work/inputs" "${limits[@]}" -max_total_time="$seconds" -print_final_stats=1 -artifact_prefix="$found/" >"$log" 2>&1 || status=$?
-  "$program" -merge=1 "${limits[@]}" -artifact_prefix="$found/" "$work/least" "$work/inputs" >"$log.merge" 2>&1 || status=$?
-  pack "$work/least" "$corpus"
+  # A corpus is replaced by a whole one only.
+  if "$program" -merge=1 "${limits[@]}" -artifact_prefix="$found/" "$work/least" "$work/inputs" >"$log.merge" 2>&1; then pack "$work/least" "$corpus"; else status=1; fi
   local runs covered
   runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
   covered=$(sed -n 's/^#[0-9]*\t.* cov: \([0-9]*\) ft: .*/\1/p' "$log" | tail -n 1)

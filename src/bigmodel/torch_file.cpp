@@ -65,7 +65,9 @@ class TorchFile {
   std::optional<TensorSpec> spec_of(const formats::PickleNode& node) {
     auto tensor = container_.tensor_of(node);
     if (!tensor) return std::nullopt;
-    if (!container_.is_script()) check_storage(node, *tensor);  // which TorchScript leaves out on the meta device
+    const auto width = width_of(node, tensor->dtype);
+    if (!container_.is_script())
+      check_storage(node, *tensor, width);  // which TorchScript leaves out on the meta device
     if (tensor->dtype.starts_with("float") || tensor->dtype.starts_with("bfloat")) tensor->dtype = "float32";
     // Those that share a storage from the same element on are one, under several names.
     const auto [seen, is_new] = seen_.try_emplace({tensor->storage, tensor->first, tensor->sizes});
@@ -73,10 +75,18 @@ class TorchFile {
     return TensorSpec{.name = "", .shape = tensor->sizes, .dtype = tensor->dtype, .identity = seen->second};
   }
 
+  /// Bytes of an element. The name may be any that a file gives.
+  int64_t width_of(const formats::PickleNode& node, const std::string& dtype) const {
+    try {
+      return static_cast<int64_t>(dtype_byte_size(dtype));
+    } catch (const ConfigError& error) {
+      pickle_.fail(node.at, "{}", error.what());
+    }
+  }
+
   /// What whoever loads it would find: that its elements are there.
-  void check_storage(const formats::PickleNode& node, const formats::PickledTensor& tensor) const {
+  void check_storage(const formats::PickleNode& node, const formats::PickledTensor& tensor, int64_t width) const {
     const auto bytes = container_.storage(tensor.storage).size;
-    const auto width = static_cast<int64_t>(dtype_byte_size(tensor.dtype));
     if (width > 0 && tensor.last >= bytes / width)
       pickle_.fail(node.at,
                    "a tensor of size {} and stride {} from element {} does not fit into the {} bytes of its "

@@ -112,7 +112,8 @@ BertConfig BertConfig::from_pretrained(const std::filesystem::path& folder) {
   if (const auto id2label = file.root().find("id2label"); id2label != file.root().end() && !id2label->is_null())
     config.labels = read_labels(file, *id2label);
   constexpr int64_t kMostLabels = 1'000'000;
-  if (num_labels > kMostLabels) file.fail("num_labels", num_labels, fmt::format("at most {}", kMostLabels));
+  if (num_labels < 1 || num_labels > kMostLabels)
+    file.fail("num_labels", num_labels, fmt::format("1 to {}", kMostLabels));
   if (file.root().contains("num_labels") || config.labels.empty())
     config.set_num_labels(num_labels);  // wins over names, as in transformers
   config.other_fields = file.root().dump();

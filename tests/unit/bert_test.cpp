@@ -163,7 +163,9 @@ TEST(BertConfig, DamagedFilesAreRefused) {
   EXPECT_THAT(load(R"({"hidden_size":"768"})"), HasSubstr("hidden_size is \"768\", expected an integer"));
   EXPECT_THAT(load(R"({"hidden_size":770})"), HasSubstr("config.json': BertConfig: hidden_size is 770"));
   EXPECT_THAT(load(R"({"id2label":{"0":"a","2":"b"}})"), HasSubstr("id2label is"));
-  EXPECT_THAT(load(R"({"num_labels":1000000000000})"), HasSubstr("num_labels is 1000000000000, expected at most"));
+  for (const std::string number : {"0", "-1", "1000000000000"})
+    EXPECT_THAT(load("{\"num_labels\":" + number + "}"),
+                HasSubstr("config.json': num_labels is " + number + ", expected 1 to 1000000"));
   EXPECT_THAT(load(R"({"num_hidden_layers":1000000000000})"), HasSubstr("expected at most 10000"));
   std::string names;
   for (int i = 0; i < 200'000; ++i) names += (i ? ",\"" : "\"") + std::to_string(i) + "\":\"x\"";

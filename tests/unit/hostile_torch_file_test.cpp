@@ -111,6 +111,16 @@ TEST(HostileTorchFile, ManyAttributesOfOneModuleInManyPlacesAreErrors) {
   EXPECT_THAT(script_error(root + "0" + module(attributes)), HasSubstr("describes more than 1000000"));
 }
 
+TEST(HostileTorchFile, DtypesThatDoNotExistAreErrorsOfTheFile) {
+  for (const bool script : {false, true}) {
+    const auto tensor = "ctorch._utils\n_rebuild_tensor_v3\n((" + text("storage") + "ctorch.storage\nUntypedStorage\n" +
+                        text("0") + text("cpu") + integer(4) + "tQ" + integer(0) + tuple({2}) + tuple({1}) + "\x89" +
+                        "ccollections\nOrderedDict\n)Rctorch\nuint15\ntR";
+    EXPECT_THAT(script ? script_error(module(text("w") + tensor)) : tensors_error(text("w") + tensor),
+                HasSubstr("there is no dtype 'uint15'"));
+  }
+}
+
 TEST(HostileTorchFile, ImpossibleTensorsAreErrors) {
   constexpr int64_t kLarge = int64_t{1} << 62;
   EXPECT_EQ(tensors(text("w") + tensor({2, 2}, {2, 1})).tree.numel(), 4);

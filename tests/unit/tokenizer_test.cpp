@@ -216,6 +216,12 @@ TEST(Tokenizer, LongTemplatesAndOddPatternsEndInAnError) {
   with["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", json::array()}};
   for (int i = 0; i < 101; ++i) with["pre_tokenizer"]["pretokenizers"].push_back(split("a"));
   EXPECT_THAT(error_of(with), HasSubstr("101 normalizers and pre-tokenizers, expected at most 100"));
+  auto misspelt = small_json();
+  misspelt["normalizr"] = {{"type", "NFC"}};
+  EXPECT_THAT(error_of(misspelt), HasSubstr("it has a field 'normalizr', and the format has added_tokens, decoder"));
+  auto newer = small_json();
+  newer["version"] = "1.1";
+  EXPECT_THAT(error_of(newer), HasSubstr("it is of version \"1.1\", expected \"1.0\""));
   // A match that begins before the last one ended, or behind its own end, cuts nothing twice.
   for (const char* regex : {"(?<=\\Ka)", "a\\Kb", "(?=ab\\K)", "b(?=\\K)"}) {
     with["pre_tokenizer"] = split(regex);

@@ -61,6 +61,16 @@ class TokenizerJson {
   explicit TokenizerJson(const fs::path& path) : path_(path), root_(read_json(path)) {}
 
   TokenizerParts read() {
+    // A misspelt field would be left out, and the ids be others.
+    static const std::set<std::string> known = {"version",        "truncation", "padding",
+                                                "added_tokens",   "normalizer", "pre_tokenizer",
+                                                "post_processor", "decoder",    "model"};
+    for (const auto& [name, value] : root_.items())
+      if (!known.contains(name))
+        refuse_file(path_, "it has a field '{}', and the format has {} only. Is it misspelt, or of a newer version?",
+                    name.substr(0, 100), fmt::join(known, ", "));
+    if (root_.contains("version") && root_["version"] != "1.0")
+      refuse_file(path_, "it is of version {}, expected \"1.0\".", show_json(root_["version"], 100));
     try {
       read_model();
       for (const auto& token : root_.value("added_tokens", json::array())) read_added(token);
