@@ -64,7 +64,7 @@ Event parse_event(std::string_view line) {
 
 Node parse_node(std::string_view text, int64_t id) {
   const auto what = fmt::format("what machine {} says of itself", id);
-  const auto node = message_of(what, text, [](const json& value) { return value.get<Node>(); });
+  auto node = message_of(what, text, [](const json& value) { return value.get<Node>(); });
   check_range(what, text, "id", node.id, id, id);
   check_range(what, text, "local_world_size", node.local_world_size, 1, kMostRanks);
   check_range(what, text, "kind", node.kind, 0, 100);
