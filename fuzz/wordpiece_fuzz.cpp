@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   folder.write("tokenizer_config.json", files[1].empty() ? "{}" : files[1]);
   try {
     const auto tokenizer = models::WordPieceTokenizer::from_pretrained(folder.path());
-    for (const std::string text :
+    for (const std::string& text :
          {std::string(files[2]), std::string("Un\xc3\xa9 caf\xc3\xa9, [MASK]b\xe4\xbd\xa0\xff aaab")}) {
       const auto encoding = tokenizer.encode(text);
       for (const auto id : encoding.input_ids)
