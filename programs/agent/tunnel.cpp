@@ -182,6 +182,7 @@ Fd begin_to_connect(const sockaddr_storage& to) {
 }  // namespace
 
 struct Gate::State {
+  explicit State(GuardedPort port) : store(std::move(port)) {}
   GuardedPort store;
   std::optional<Relay> relay;
 };
