@@ -19,8 +19,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const auto tokenizer = models::Tokenizer::from_pretrained(folder.path());
     for (const std::string& text : {std::string("Hello, world's 123  \r\n\t<s>ab abab aabb"),
-                                   std::string("\xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x99\x82 e\xcc\x81 \xc2\x85"),
-                                   std::string("\xff\xfe\0a", 4), std::string(200, 'a') + std::string(200, ' ')})
+                                    std::string("\xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x99\x82 e\xcc\x81 \xc2\x85"),
+                                    std::string("\xff\xfe\0a", 4), std::string(200, 'a') + std::string(200, ' ')})
       try {
         const auto ids = tokenizer.encode(text);
         for (const auto id : ids)

@@ -128,12 +128,7 @@ Value read_config(const fs::path& file) {
                        !fs::exists(file, ignored)
                            ? " does not exist. Write one with `accelerate config`, or leave --config_file out"
                            : " can't be read: " + why);
-  if (file.extension() != ".json") {
-    // The parser takes a NUL for the end; PyYAML refuses it, too.
-    if (text.find('\0') != std::string::npos)
-      raise<ConfigError>("the config file {} holds a NUL byte: it is not YAML", file.string());
-    return read_yaml(text, file.string());
-  }
+  if (file.extension() != ".json") return read_yaml(text, file.string());
   auto json = parse_json<Value>(text, &problem);
   if (json.is_discarded())
     raise<ConfigError>("the config file {} is not JSON, which its name says that it is: it {}", file.string(), problem);

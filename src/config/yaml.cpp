@@ -199,6 +199,9 @@ Value read_yaml(const std::string& text, const std::string& file) {
   if (text.size() > kMostBytes)
     raise<ConfigError>("the config file {} is longer than {} KB. Is it a config file? One has some hundred bytes", file,
                        kMostBytes >> 10);
+  // The parser takes a NUL for the end; PyYAML refuses it, too.
+  if (text.find('\0') != std::string::npos)
+    raise<ConfigError>("the config file {} holds a NUL byte: it is not YAML", file);
   try {
     if (has_several_documents(text))
       raise<ConfigError>("the config file {} holds several documents (parted by ---), expected one", file);

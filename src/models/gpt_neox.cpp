@@ -24,7 +24,7 @@ struct GPTNeoXConfig {
   explicit GPTNeoXConfig(const JsonFile& file)
       : vocab_size(file.size("vocab_size", 50432)),
         hidden_size(file.size("hidden_size", 6144)),
-        layers(file.count("num_hidden_layers", 44)),
+        layers(file.size("num_hidden_layers", 44)),
         heads(file.divisor("num_attention_heads", 64, "hidden_size", hidden_size)),
         intermediate_size(file.size("intermediate_size", 24576)),
         parallel(file.get("use_parallel_residual", true)),

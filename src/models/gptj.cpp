@@ -23,7 +23,7 @@ struct GPTJConfig {
       : vocab_size(file.size("vocab_size", 50400)),
         positions(file.size("n_positions", 2048)),
         hidden_size(file.size("n_embd", 4096)),
-        layers(file.count("n_layer", 28)),
+        layers(file.size("n_layer", 28)),
         heads(file.divisor("n_head", 16, "n_embd", hidden_size)),
         rotary_dim(file.is_null("rotary_dim") ? hidden_size : file.size("rotary_dim", 64)),
         inner_size(file.size("n_inner", 4 * hidden_size)),

@@ -132,12 +132,6 @@ class JsonFile {
     if (found < 1 || found > kLargest) fail(key, found, "at least 1, and at most 2^40");
     return found;
   }
-  /// How many times something is built. A number that would fill the memory is a mistake.
-  int64_t count(const char* key, int64_t fallback) const {
-    const int64_t found = size(key, fallback);
-    if (found > kMostLayers) fail(key, found, fmt::format("at least 1, and at most {}", kMostLayers));
-    return found;
-  }
   /// size(), of which `whole`, the value of the field `of`, is a multiple.
   int64_t divisor(const char* key, int64_t fallback, const char* of, int64_t whole) const {
     const int64_t found = size(key, fallback);
@@ -189,9 +183,8 @@ class JsonFile {
  private:
   /// Layers and experts are made, each a few KB, before anybody can see that the files have no weights for them.
   void check_layers(std::string_view key, int64_t count) const {
-    constexpr int64_t kMost = 10'000;
     const bool counts = key.find("layer") != key.npos || key.find("experts") != key.npos || key == "depths";
-    if (counts && count > kMost) fail(std::string(key).c_str(), count, fmt::format("at most {}", kMost));
+    if (counts && count > kMostLayers) fail(std::string(key), count, fmt::format("at most {}", kMostLayers));
   }
 
   JsonFile(std::filesystem::path path, nlohmann::ordered_json root) : path_(std::move(path)), root_(std::move(root)) {}

@@ -171,7 +171,7 @@ LlamaConfig LlamaConfig::from_pretrained(const std::filesystem::path& folder) {
   file.read("hidden_size", config.hidden_size);
   file.read("intermediate_size", config.intermediate_size);
   config.num_attention_heads = file.size("num_attention_heads", config.num_attention_heads);  // is divided by
-  config.num_hidden_layers = file.count("num_hidden_layers", config.num_hidden_layers);
+  config.num_hidden_layers = file.size("num_hidden_layers", config.num_hidden_layers);
   if (file.is_null("num_key_value_heads")) config.num_key_value_heads.reset();  // a missing key means the default
   file.read("num_key_value_heads", config.num_key_value_heads);
   file.read("head_dim", config.head_dim);

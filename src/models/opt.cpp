@@ -22,7 +22,7 @@ struct OPTConfig {
       : vocab_size(file.size("vocab_size", 50272)),
         hidden_size(file.size("hidden_size", 768)),
         word_size(file.size("word_embed_proj_dim", hidden_size)),
-        layers(file.count("num_hidden_layers", 12)),
+        layers(file.size("num_hidden_layers", 12)),
         heads(file.divisor("num_attention_heads", 12, "hidden_size", hidden_size)),
         ffn_dim(file.size("ffn_dim", 3072)),
         positions(file.size("max_position_embeddings", 2048)),

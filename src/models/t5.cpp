@@ -25,11 +25,11 @@ struct T5Config {
         d_model(file.size("d_model", 512)),
         d_kv(file.size("d_kv", 64)),
         d_ff(file.size("d_ff", 2048)),
-        layers(file.count(
-            "num_hidden_layers",
-            file.count("num_layers",
-                       6))),  // two names of one field, but the decoder follows the second, as in transformers
-        decoder_layers(file.count("num_decoder_layers", file.count("num_layers", 6))),
+        layers(
+            file.size("num_hidden_layers",
+                      file.size("num_layers",
+                                6))),  // two names of one field, but the decoder follows the second, as in transformers
+        decoder_layers(file.size("num_decoder_layers", file.size("num_layers", 6))),
         heads(file.size("num_heads", 8)),
         buckets(file.size("relative_attention_num_buckets", 32)),
         max_distance(file.size("relative_attention_max_distance", 128)),

@@ -29,7 +29,7 @@ std::vector<int64_t> read_area(const JsonFile& file, const char* key, int64_t fa
 struct ViTConfig {
   explicit ViTConfig(const JsonFile& file)
       : hidden_size(file.size("hidden_size", 768)),
-        layers(file.count("num_hidden_layers", 12)),
+        layers(file.size("num_hidden_layers", 12)),
         heads(file.divisor("num_attention_heads", 12, "hidden_size", hidden_size)),
         intermediate_size(file.size("intermediate_size", 3072)),
         channels(file.size("num_channels", 3)),
