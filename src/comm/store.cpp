@@ -11,6 +11,7 @@
 #include "utils/environment.hpp"
 #include "utils/error_text.hpp"
 #include "utils/network/guarded_port.hpp"
+#include "utils/network/wait_for_server.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::comm {
@@ -40,22 +41,25 @@ class GuardedStore : public c10d::PrefixStore {
 /// How many groups this process has joined: as many as its peers, when the next one begins.
 int64_t joined_before = 0;
 
-c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options, const c10d::TCPStoreOptions& tcp,
-                                        const std::string& where) {
+[[noreturn]] void raise_unreachable(const StoreOptions& options, const std::string& where, const std::string& why) {
+  raise<CommError>(
+      "rendezvous: rank {} can't reach rank 0's store on {} within {} s; rank 0 may not have started or a firewall may "
+      "be in the way: check MASTER_ADDR and MASTER_PORT. ({})",
+      options.rank, where, options.timeout.count() / 1000, why);
+}
+
+c10::intrusive_ptr<c10d::Store> connect(const StoreOptions& options, const std::string& host,
+                                        const c10d::TCPStoreOptions& tcp, const std::string& where) {
   const NoSigpipe of_the_server;
   try {
-    return c10::make_intrusive<c10d::TCPStore>(is_loopback(options.master_addr) ? "127.0.0.1" : options.master_addr,
-                                               tcp);
+    return c10::make_intrusive<c10d::TCPStore>(host, tcp);
   } catch (const std::exception& error) {
     if (tcp.isServer)
       raise<ConfigError>(
           "rendezvous: rank 0 can't serve the store on {}; the port is probably busy: choose another with MASTER_PORT "
           "or --main_process_port. ({})",
           where, accelerate::text_of(error));
-    raise<CommError>(
-        "rendezvous: rank {} can't reach rank 0's store on {} within {} s; rank 0 may not have started or a firewall "
-        "may be in the way: check MASTER_ADDR and MASTER_PORT. ({})",
-        options.rank, where, options.timeout.count() / 1000, accelerate::text_of(error));
+    raise_unreachable(options, where, accelerate::text_of(error));
   }
 }
 
@@ -74,8 +78,13 @@ bool is_of_this_group(c10d::Store& store, std::chrono::milliseconds timeout) {
 
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
+std::chrono::milliseconds tcp_store_timeout(std::chrono::milliseconds time) {
+  return std::max(time / 3, std::chrono::milliseconds(1000));
+}
+
 c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
   const std::string where = options.master_addr + ":" + std::to_string(options.master_port);
+  const std::string host = is_loopback(options.master_addr) ? "127.0.0.1" : options.master_addr;
   const auto end = std::chrono::steady_clock::now() + options.timeout;
   const auto left = [end] {
     const auto now = std::chrono::steady_clock::now();
@@ -97,8 +106,10 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
                              (joined_before ? "/" + std::to_string(joined_before) : "");
   c10::intrusive_ptr<c10d::Store> store;
   do {
-    tcp.timeout = left();
-    store = connect(options, tcp, where);
+    std::string why;
+    if (!tcp.isServer && !wait_for_server(host, options.master_port, end, why)) raise_unreachable(options, where, why);
+    tcp.timeout = tcp_store_timeout(left());
+    store = connect(options, host, tcp, where);
     if (guarded) store = c10::make_intrusive<GuardedStore>(prefix, std::move(store), std::move(*guarded));
     else store = c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));
     // Who is back first may meet the store of the group before, which rank 0 is about to leave.

@@ -23,6 +23,7 @@
 #include "utils/network/local_address.hpp"
 #include "utils/network/peer_user.hpp"
 #include "utils/network/relay.hpp"
+#include "utils/network/wait_for_server.hpp"
 
 namespace accelerate {
 namespace {
@@ -295,6 +296,28 @@ TEST(LocalAddress, IsTheOneFromWhichThisMachineSends) {
   EXPECT_EQ(local_address_towards("127.0.0.1"), "127.0.0.1");
   EXPECT_EQ(local_address_towards("localhost").value_or("").empty(), false);
   EXPECT_EQ(local_address_towards("no-such-machine.invalid"), std::nullopt);
+}
+
+TEST(WaitForServer, EndsWhenSomebodyListensAndSaysWhatStandsInTheWay) {
+  int64_t port = 0;
+  listening(port);  // and no longer
+  const auto here = static_cast<uint16_t>(port);
+  std::string why;
+  const auto begin = Clock::now();
+  EXPECT_FALSE(wait_for_server("127.0.0.1", here, begin + milliseconds(200), why));
+  EXPECT_GE(Clock::now() - begin, milliseconds(100));
+  EXPECT_EQ(why, "Connection refused");
+  EXPECT_FALSE(wait_for_server("no-such-machine.invalid", here, Clock::now() + milliseconds(20), why));
+  EXPECT_THAT(why, testing::HasSubstr("Name or service not known"));
+
+  Fd late(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  auto found =
+      std::async(std::launch::async, [&] { return wait_for_server("localhost", here, Clock::now() + kLong, why); });
+  EXPECT_EQ(found.wait_for(milliseconds(200)), std::future_status::timeout);
+  const sockaddr_in own = at("127.0.0.1", port);
+  ASSERT_EQ(::bind(late.get(), reinterpret_cast<const sockaddr*>(&own), sizeof(own)), 0);
+  ASSERT_EQ(::listen(late.get(), 1), 0);
+  EXPECT_TRUE(found.get());
 }
 
 GuardedPort open_guarded() {

@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
+#include <future>
 #include <thread>
 
 #include "comm/backends/backend.hpp"
@@ -10,6 +11,7 @@
 #include "comm/store.hpp"
 #include "utils/environment.hpp"
 #include "utils/network/local_address.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::comm {
 namespace {
@@ -94,11 +96,19 @@ std::vector<std::shared_ptr<gloo::transport::Device>> devices(const BackendOptio
 
 c10::intrusive_ptr<c10d::Backend> create_gloo(const c10::intrusive_ptr<c10d::Store>& store,
                                               const BackendOptions& options) {
-  const NoSigpipe of_its_threads;
-  auto gloo = Gloo::Options::create(options.timeout);
-  gloo->devices = devices(options);
-  return c10::make_intrusive<GlooInStep>(store, static_cast<int>(options.rank), static_cast<int>(options.world_size),
-                                         gloo);
+  // A peer that ends while they connect is waited for 30 s by gloo, whatever it is told. Then this stays behind.
+  std::packaged_task<c10::intrusive_ptr<c10d::Backend>()> connect([store, options] {
+    const NoSigpipe of_its_threads;
+    auto gloo = Gloo::Options::create(options.timeout);
+    gloo->devices = devices(options);
+    return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<GlooInStep>(
+        store, static_cast<int>(options.rank), static_cast<int>(options.world_size), gloo));
+  });
+  auto connected = connect.get_future();
+  std::thread(std::move(connect)).detach();
+  if (connected.wait_for(options.timeout) != std::future_status::ready)
+    raise<CommError>("not all of the peers are connected after {} s", options.timeout.count() / 1000);
+  return connected.get();
 }
 
 /// A connection that failed or timed out, or a message of another length than was expected.
