@@ -3,7 +3,8 @@ if(NOT PROJECT_IS_TOP_LEVEL)
   set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)  # what the libraries link must also be known where another project links them
 endif()
 find_package(Threads REQUIRED)
-find_package(Torch 2.11 REQUIRED)
+include(AccelerateTorch)
+accelerate_find_torch(2.11 REQUIRED)
 if(PROJECT_IS_TOP_LEVEL)
   # Programs find the LibTorch that they were linked with, by one path before and after they are installed: of two, CMake
   # fills up the shorter with empty entries, by which the loader looks for libraries in the current folder.
@@ -18,12 +19,13 @@ find_package(nlohmann_json REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(fmt REQUIRED)  # headers only (src/utils/raise.hpp); consumers of the library do not need it
 include_directories(AFTER SYSTEM $<TARGET_PROPERTY:fmt::fmt,INTERFACE_INCLUDE_DIRECTORIES>)
-find_package(ICU REQUIRED COMPONENTS uc)
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(PCRE2 REQUIRED IMPORTED_TARGET libpcre2-8)
+find_package(ICU REQUIRED COMPONENTS uc data)  # data: what a static uc looks up
+find_package(PCRE2 REQUIRED)
 find_package(OpenSSL 3 REQUIRED)  # the token of jobs on several machines
-find_package(CURL 7.85 REQUIRED)  # accelerate-sagemaker; older ones leave headers out of AWS signatures
-find_package(ZLIB REQUIRED)
+if(ACCELERATE_SAGEMAKER)
+  find_package(CURL 7.85 REQUIRED)  # older ones leave headers out of AWS signatures
+  find_package(ZLIB REQUIRED)
+endif()
 
 # LibTorch holds the compiled code of c10d's back ends but the wheel leaves out Gloo's headers.
 find_path(GLOO_INCLUDE_DIR gloo/config.h)
@@ -37,12 +39,28 @@ if(GLOO_INCLUDE_DIR)
   target_compile_definitions(accelerate_c10d INTERFACE USE_C10D_GLOO)
 endif()
 set(ACCELERATE_HAS_NCCL OFF)
-if(TORCH_CUDA_LIBRARIES AND TARGET torch_cuda)
-  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${TORCH_INSTALL_PREFIX}/../nvidia/nccl/include ${TORCH_INSTALL_PREFIX}/../nvidia/cu13/include)
-  if(NCCL_INCLUDE_DIR)
+if(TARGET torch_cuda)
+  # Headers alone, of the CUDA toolkit or of NVIDIA's wheels beside LibTorch's. Only src/comm/backends/nccl.cpp sees them.
+  set(cuda_hints ${TORCH_INSTALL_PREFIX}/../nvidia/cu13/include ${TORCH_INSTALL_PREFIX}/../nvidia/nccl/include $ENV{CUDA_HOME}/include /usr/local/cuda/include)
+  list(TRANSFORM cuda_hints APPEND /cccl OUTPUT_VARIABLE cccl_hints)
+  foreach(header cuda_runtime_api.h crt/host_defines.h nv/target cublas_v2.h cusparse.h cusolverDn.h nccl.h)
+    string(MAKE_C_IDENTIFIER "ACCELERATE_DIR_OF_${header}" folder)
+    find_path(${folder} ${header} HINTS ${cuda_hints} ${cccl_hints})
+    mark_as_advanced(${folder})
+    if(${folder})
+      list(APPEND ACCELERATE_CUDA_INCLUDE_DIRS ${${folder}})
+    else()
+      list(APPEND lacking ${header})
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES ACCELERATE_CUDA_INCLUDE_DIRS)
+  if(lacking)
+    list(JOIN lacking ", " lacking)
+    message(WARNING "This LibTorch is one for NVIDIA's GPUs, but these headers are not found: ${lacking}. Without them there is no nccl, and processes on several GPUs "
+                    "talk through gloo, by way of the host. pip's nvidia-cuda-crt and nvidia-cuda-cccl beside LibTorch (of nvidia-cuda-runtime's version) have what its "
+                    "wheel lacks; CUDA_HOME names a CUDA toolkit.")
+  else()
     set(ACCELERATE_HAS_NCCL ON)
-    target_include_directories(accelerate_c10d INTERFACE ${NCCL_INCLUDE_DIR})
-    target_compile_definitions(accelerate_c10d INTERFACE USE_C10D_NCCL)
   endif()
 endif()
 set(ACCELERATE_HAS_MPI OFF)

@@ -8,12 +8,13 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/accelerateConfig.cmake.i
                               INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/accelerate)
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/accelerateConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/accelerateConfig.cmake ${CMAKE_BINARY_DIR}/accelerateConfigVersion.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/AccelerateTorch.cmake ${CMAKE_CURRENT_LIST_DIR}/FindPCRE2.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/accelerate)
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 # What `cmake --install` copies, and nothing else: `cmake --build … --target installed`.
 add_custom_target(installed DEPENDS accelerate accelerate_launch accelerate_models accelerate_cli accelerate_merge_weights accelerate_self_test
-                  accelerate_estimate_training accelerate_generate accelerate_agent accelerate_sagemaker)
+                  accelerate_estimate_training accelerate_generate accelerate_agent $<TARGET_NAME_IF_EXISTS:accelerate_sagemaker>)
 
 # `cpack` in the build folder makes a .deb and a .tar.gz. LibTorch is no Debian package: the description names the version, and programs look for it where
 # it was when they were linked, then in LD_LIBRARY_PATH.

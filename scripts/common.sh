@@ -5,7 +5,7 @@
 #   ACCELERATE_DEPS_DIR    where the virtual environment and the data go (default: .deps in the repository, which git ignores)
 #   ACCELERATE_JOBS        compilers that run at a time (default: one per core, as far as there are 2 GB of memory for each)
 #   ACCELERATE_TORCH_SPEC  what pip installs as LibTorch (default: torch==2.13.0, the build for CPUs where pip's index has it; with an
-#                          NVIDIA GPU and nvcc the index's own choice). PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and pip.conf choose the index.
+#                          NVIDIA GPU the index's own choice). PIP_INDEX_URL, PIP_EXTRA_INDEX_URL and pip.conf choose the index.
 #   Torch_DIR, CMAKE_PREFIX_PATH   a LibTorch of yours, 2.11 or newer; then none is installed for the build
 #   PYTHON                 interpreter that makes the virtual environment (default: python3)
 
@@ -27,7 +27,7 @@ step() { printf '\n[%s] %s\n' "$1" "$2"; }
 # --- system packages ---------------------------------------------------------------------------------------------------------------
 
 # What the build needs, and what only makes it faster or lets more tests run.
-required=(g++ make cmake pkg-config ninja-build libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libicu-dev libpcre2-dev libssl-dev libcurl4-openssl-dev zlib1g-dev libgtest-dev libgmock-dev libfmt-dev)
+required=(g++ make cmake ninja-build libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libicu-dev libpcre2-dev libssl-dev libcurl4-openssl-dev zlib1g-dev libgtest-dev libgmock-dev libfmt-dev)
 faster=(ccache mold openmpi-bin)
 # What only tests need: a browser for the page of `accelerate launch --monitor_port` (without it those tests fail and say why), other ways to start processes, other shells, what builds the manual.
 testing=(chromium openssh-server openssh-client pdsh slurmctld slurmd slurm-client munge zsh fish mkdocs doxygen graphviz)
@@ -116,24 +116,24 @@ pip_install() {
 
 wheel_torch_dir() { compgen -G "$venv/lib/python3*/site-packages/torch/share/cmake/Torch" | head -n 1 || true; }
 
-# LibTorch as a Python package. The index's default build for x86-64 may be the one for NVIDIA's GPUs, several gigabytes that CMake accepts only where
-# NVIDIA's compiler is installed; so the build for CPUs is asked for by its full name first.
+# LibTorch as a Python package. The index's default build for x86-64 is the one for NVIDIA's GPUs, several gigabytes; without a GPU the build for CPUs is asked for
+# by its full name first.
 install_torch_wheel() {
   if [ -n "${ACCELERATE_TORCH_SPEC:-}" ]; then
     pip_install "$ACCELERATE_TORCH_SPEC" || fail "pip could not install '$ACCELERATE_TORCH_SPEC' (ACCELERATE_TORCH_SPEC)"
-    return
+  elif ! grep -qxE "torch={2,3}$torch_version(\+cpu)?" "$venv/installed-by-accelerate.txt" 2>/dev/null; then
+    { [ ! -e /dev/nvidiactl ] && pip_install "torch==$torch_version+cpu" 2>/dev/null; } || pip_install "torch===$torch_version" || pip_install "torch==$torch_version" ||
+      fail "pip could not install torch $torch_version; it needs a Python package index that has it, and Python 3.10 or newer"
   fi
-  grep -qxE "torch==$torch_version(\+cpu)?" "$venv/installed-by-accelerate.txt" 2>/dev/null && return
-  if [ -e /dev/nvidiactl ] && command -v nvcc >/dev/null; then
-    pip_install "torch==$torch_version" || fail "pip could not install torch $torch_version; it needs a Python package index that has it, and Python 3.10 or newer"
-    return
-  fi
-  pip_install "torch==$torch_version+cpu" 2>/dev/null || pip_install "torch==$torch_version" ||
-    fail "pip could not install torch $torch_version; it needs a Python package index that has it, and Python 3.10 or newer"
-  local dir
-  dir=$(wheel_torch_dir)
-  [ ! -e "$dir/../../../lib/libtorch_cuda.so" ] || fail "pip's index gave the torch build for NVIDIA GPUs, and there is no nvcc here to use it with.
-Set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds (its install page shows the address), remove $venv and start again."
+  [ ! -e "$(wheel_torch_dir)/../../../lib/libtorch_cuda.so" ] || install_cuda_headers
+}
+
+# What NVIDIA's headers beside a LibTorch for its GPUs lack, of the same version.
+install_cuda_headers() {
+  local runtime
+  runtime=$("$venv/bin/python" -c 'import importlib.metadata as m; print(".".join(m.version("nvidia-cuda-runtime").split(".")[:2]))') ||
+    fail "torch in $venv is a build for NVIDIA GPUs, but there is no nvidia-cuda-runtime beside it; remove $venv and start again"
+  pip_install "nvidia-cuda-crt==$runtime.*" "nvidia-cuda-cccl==$runtime.*" || fail "pip could not install nvidia-cuda-crt and nvidia-cuda-cccl $runtime"
 }
 
 # find_torch: sets torch_dir to the folder of TorchConfig.cmake, installing LibTorch when none was given.

@@ -1,0 +1,10 @@
+# PCRE2 with patterns of bytes: PCRE2::8. Debian's package has no file for CMake, and pkg-config is not everywhere.
+find_path(PCRE2_INCLUDE_DIR pcre2.h)
+find_library(PCRE2_8_LIBRARY pcre2-8)
+mark_as_advanced(PCRE2_INCLUDE_DIR PCRE2_8_LIBRARY)
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(PCRE2 REQUIRED_VARS PCRE2_8_LIBRARY PCRE2_INCLUDE_DIR)
+if(PCRE2_FOUND AND NOT TARGET PCRE2::8)
+  add_library(PCRE2::8 UNKNOWN IMPORTED)
+  set_target_properties(PCRE2::8 PROPERTIES IMPORTED_LOCATION ${PCRE2_8_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${PCRE2_INCLUDE_DIR})
+endif()
