@@ -57,6 +57,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_process_group(const c10::intrusive_p
                     : options.backend == "mpi" ? c10d::ProcessGroup::BackendType::MPI
                                                : c10d::ProcessGroup::BackendType::GLOO;
   group->setBackend(options.device.type(), type, backend);
+  if (type == c10d::ProcessGroup::BackendType::GLOO) group->setBackend(at::kCPU, type, backend);  // transfers' way
   group->setDefaultBackend(type);
   return group;
 }

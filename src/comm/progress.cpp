@@ -16,8 +16,11 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-Pending::Pending(const char* operation)
-    : operation(operation), future(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors())) {}
+Pending::Pending(const char* operation, const at::Device& device)
+    : operation(operation),
+      future(c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::ofTensors(),
+          device.is_cpu() || device.is_meta() ? std::vector<at::Device>() : std::vector<at::Device>{device})) {}
 
 void Pending::fail(const std::exception_ptr& error) {
   if (!done.exchange(true)) future->setError(error);

@@ -33,7 +33,8 @@ struct PeerFailure : CommError {
 
 /// A future that either the transport or the watchdog completes, whoever is first.
 struct Pending {
-  explicit Pending(const char* operation);
+  /// @param device  of the tensor that completes it
+  Pending(const char* operation, const at::Device& device);
   void fail(const std::exception_ptr& error);
   void complete(const at::Tensor& tensor);
 

@@ -22,9 +22,11 @@ class Group::Transfer {
     ranks_ = {group.ranks[static_cast<size_t>(first)], group.ranks[static_cast<size_t>(second)]};
     key_ = group.key + "/pair:" + list_of(ranks_);
     inside_.emplace(*progress_, progress_->activity(key_, "ranks " + list_of(ranks_)), "transfer");
-    std::vector<at::Tensor> bytes{as_bytes(contiguous)};
+    // gloo has no way from a device's memory to another rank's.
+    moved_ = {group.options.backend == "gloo" ? as_bytes(contiguous).cpu() : as_bytes(contiguous)};
+    receives_ = start == &c10d::ProcessGroup::recv;
     try {
-      work_ = (group.process_group.get()->*start)(bytes, static_cast<int>(other), /*tag=*/0);
+      work_ = (group.process_group.get()->*start)(moved_, static_cast<int>(other), /*tag=*/0);
     } catch (const std::exception& error) {
       group.fail(text_of(error), key_, ranks_);
     }
@@ -43,11 +45,14 @@ class Group::Transfer {
       error = "a peer failed";
     }
     if (!error.empty()) group.fail(error, key_, ranks_);
+    if (receives_ && !tensor_.is_cpu() && moved_.front().is_cpu()) as_bytes(tensor_).copy_(moved_.front());
     inside_.reset();
   }
 
  private:
-  const at::Tensor tensor_;  ///< lives as long as the transport reads it
+  const at::Tensor tensor_;
+  std::vector<at::Tensor> moved_;  ///< its bytes; live as long as the transport reads them
+  bool receives_ = false;
   const std::shared_ptr<Progress> progress_;
   std::string key_;  ///< of the two ranks' activity
   std::vector<int64_t> ranks_;

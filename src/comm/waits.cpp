@@ -56,11 +56,11 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, 
   progress->begin(*activity, operation, bytes_of(brought));
   const auto work = start();
   const auto future = work->getFuture();
-  if (!device().is_cpu()) {  // streams order device work; nothing blocks the host
+  if (!device().is_cpu() && impl_->options.backend != "gloo") {  // streams order the work; nothing blocks the host
     progress->end(*activity);
     return future;
   }
-  auto pending = std::make_shared<Pending>(operation);
+  auto pending = std::make_shared<Pending>(operation, device());
   progress->add(pending);
   future->addCallback([progress, activity, pending, result, after = std::move(after)](c10::ivalue::Future& transport) {
     if (!transport.hasError() && after) after();

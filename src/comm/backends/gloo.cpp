@@ -1,3 +1,7 @@
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gloo/common/error.h>
 #include <gloo/common/logging.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -18,6 +22,23 @@ namespace {
 
 using Gloo = c10d::ProcessGroupGloo;
 
+/// c10d's own of this kind waits for an error as for a success.
+class FutureWork final : public c10d::Work {
+ public:
+  explicit FutureWork(c10::intrusive_ptr<c10::ivalue::Future> future) : future_(std::move(future)) {}
+  bool isCompleted() override { return future_->completed(); }
+  bool isSuccess() const override { return future_->completed() && !future_->hasError(); }
+  bool wait(std::chrono::milliseconds) override {
+    future_->waitAndThrow();
+    return true;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  std::vector<at::Tensor> result() override { return future_->value().toTensorVector(); }
+
+ private:
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
 /// gloo pairs what ranks send by the collective's kind and number alone. A message that is longer than expected then
 /// ends the process on a thread of the transport, and a shorter one passes for the data. Here the length is a part of
 /// the number: ranks that are out of step wait for each other, until the group's timeout says so.
@@ -28,20 +49,23 @@ class GlooInStep final : public Gloo {
 
   Work broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
     number(tensors, options.rootRank);
-    return Gloo::broadcast(tensors, options);
+    return through_host(tensors, tensors, [&](auto& host) { return Gloo::broadcast(host, options); });
   }
   Work allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
     number(tensors);
-    return Gloo::allreduce(tensors, options);
+    return through_host(tensors, tensors, [&](auto& host) { return Gloo::allreduce(host, options); });
   }
   Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
     number({input});
-    return Gloo::_allgather_base(output, input, options);
+    return through_host({output}, {output, input},
+                        [&](auto& host) { return Gloo::_allgather_base(host[0], host[1], options); });
   }
   Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_counts,
                      std::vector<int64_t>& input_counts, const c10d::AllToAllOptions& options) override {
     number({input});
-    return Gloo::alltoall_base(output, input, output_counts, input_counts, options);
+    return through_host({output}, {output, input}, [&](auto& host) {
+      return Gloo::alltoall_base(host[0], host[1], output_counts, input_counts, options);
+    });
   }
   // These write on the caller's thread, the one the data, the other that it is ready.
   Work send(std::vector<at::Tensor>& tensors, int to, int tag) override {
@@ -68,6 +92,32 @@ class GlooInStep final : public Gloo {
   }
 
  private:
+  /// A device's tensors are copied to the host, where gloo gets them, and the results back: on the stream that is
+  /// current now, and before the work is done. gloo's own way with a GPU's tensors has half of the collectives, and its
+  /// futures don't wait for its copies.
+  /// @param results  the first of `tensors`
+  template <class Start>
+  static Work through_host(const std::vector<at::Tensor>& results, std::vector<at::Tensor> tensors, Start start) {
+    const at::Device device = tensors.front().device();
+    if (device.is_cpu()) return start(tensors);
+    for (auto& tensor : tensors) tensor = tensor.cpu();
+    const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+    const auto moved = start(tensors)->getFuture();
+    auto done = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), std::vector<c10::Device>{device});
+    moved->addCallback([done, results, tensors, stream](c10::ivalue::Future& moved) {
+      try {
+        moved.value();  // or its error
+        const at::NoGradGuard no_grad;
+        const c10::StreamGuard on(stream);
+        for (size_t i = 0; i < results.size(); ++i) at::Tensor(results[i]).copy_(tensors[i]);
+        done->markCompleted(results);
+      } catch (...) {
+        done->setError(std::current_exception());
+      }
+    });
+    return c10::make_intrusive<FutureWork>(done);
+  }
+
   /// The low half of the next collective's number says what it moves; the high half counts.
   void number(const std::vector<at::Tensor>& tensors, int64_t root = 0) {
     uint64_t what = static_cast<uint64_t>(root) + 1;
