@@ -117,11 +117,11 @@ class Check:
     def benchmarks(self):
         limit = int(min(self.limit("benchmarks"), self.left() - 10))
         command = [sys.executable, os.path.join(ROOT, "benchmarks", "gpu", "run.py"), "--bin", os.path.join(BUILD, "bin"), "--python", sys.executable, "--out", self.args.out,
-                   "--seconds", str(limit - 10)]
+                   "--work", os.path.join(ROOT, "build", "gpu_work"), "--seconds", str(limit - 10), "--layers", "16", "--rounds", "2"]
         if self.args.rehearse:
             command.append("--rehearse")
         self.run("benchmarks", command, "benchmarks", self.environment())
-        path = os.path.join(self.args.out, "benchmarks.json")
+        path = os.path.join(self.args.out, "gpu.json")
         if os.path.exists(path):
             with open(path) as file:
                 self.report["benchmarks"] = json.load(file)
@@ -174,7 +174,7 @@ def markdown(report, out):
         for test in sorted(tests, key=lambda test: ("failed", "skipped", "passed").index(test["status"])):
             said = " ".join(part.strip() for part in test["said"] if part.strip()).replace("|", "/")[-200:]
             lines.append(f"| {test['name']} | {test['status']} | {test['seconds']:.1f} | {said} |")
-    table = os.path.join(out, "benchmarks.md")
+    table = os.path.join(out, "gpu.md")
     if report["benchmarks"] is not None and os.path.exists(table):
         with open(table) as file:
             lines += ["", file.read().rstrip()]

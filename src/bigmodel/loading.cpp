@@ -99,7 +99,7 @@ Checkpoint open(const fs::path& path) {
   for (const char* name : {"model.safetensors", "pytorch_model.bin"})
     if (is_there(path / name)) return open(path / name);
   std::vector<fs::path> indexes;
-  for (const auto& entry : fs::directory_iterator(path))
+  for (const auto& entry : read_folder<CheckpointError>("checkpoint folder", path))
     if (formats::is_index_name(entry.path())) indexes.push_back(entry.path());
   if (indexes.size() == 1) return open_index(indexes.front());
   raise<CheckpointError>(

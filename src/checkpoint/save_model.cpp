@@ -11,6 +11,7 @@
 #include "checkpoint/weight_files.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 
 namespace accelerate::checkpointing {
 namespace {
@@ -99,7 +100,7 @@ void write_weight_files(const std::filesystem::path& folder, const std::vector<W
   }
   // Shards of an earlier save would be taken for part of this one.
   const std::regex ours("(model|pytorch_model)(-\\d{5}-of-\\d{5})?\\.(safetensors|bin)(\\.index\\.json)?");
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  for (const auto& entry : read_folder<CheckpointError>("saving to", folder)) {
     const auto name = entry.path().filename().string();
     if (entry.is_regular_file() && std::regex_match(name, ours) && !written.contains(name))
       std::filesystem::remove(entry.path());

@@ -29,7 +29,7 @@ const std::string kPrefix = "checkpoint_";
 std::vector<int64_t> numbers_in(const fs::path& all) {
   std::vector<int64_t> found;
   if (!fs::is_directory(all)) return found;
-  for (const auto& entry : fs::directory_iterator(all))
+  for (const auto& entry : read_folder<CheckpointError>("checkpoints", all))
     if (const auto number = checkpoint_number(entry.path()); number && entry.is_directory()) found.push_back(*number);
   std::sort(found.begin(), found.end());
   return found;

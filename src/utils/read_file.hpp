@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "accelerate/utils/export.hpp"
 #include "utils/raise.hpp"
@@ -28,7 +29,20 @@ ACCELERATE_API OpenedFile open_regular(const std::filesystem::path& path);
 /// All of such a file. @return what is wrong, or nothing
 ACCELERATE_API std::string read_file(const std::filesystem::path& path, int64_t most_bytes, std::string& text);
 
-/// The same with an error: "<what> '<path>': can't open it: No such file or directory. <hint>".
+/// What is in a folder, in no order. @throws E that says why it can't be read
+template <class E>
+std::vector<std::filesystem::directory_entry> read_folder(std::string_view what, const std::filesystem::path& path) {
+  std::vector<std::filesystem::directory_entry> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator next(path, error), end; !error && next != end; next.increment(error))
+    found.push_back(*next);
+  if (error)
+    raise<E>("{} '{}': can't read the folder: {}. Check the path and the rights.", what, path.string(),
+             error.message());
+  return found;
+}
+
+/// A file with an error: "<what> '<path>': can't open it: No such file or directory. <hint>".
 template <class E>
 std::string read_text(std::string_view what, const std::filesystem::path& path, int64_t most_bytes,
                       std::string_view hint = "Check the path and the rights.") {

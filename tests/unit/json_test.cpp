@@ -142,6 +142,10 @@ TEST(ReadFile, TakesRegularFilesOnlyAndDoesNotWait) {
   EXPECT_THAT(support::message_of<CheckpointError>(
                   [&] { accelerate::read_text<CheckpointError>("list", dir / "fifo", 9, "Give a file."); }),
               testing::AllOf(HasSubstr("list '"), HasSubstr("not a regular file. Give a file.")));
+  EXPECT_EQ(accelerate::read_folder<CheckpointError>("folder", dir).size(), 4U);
+  EXPECT_THAT(
+      support::message_of<CheckpointError>([&] { accelerate::read_folder<CheckpointError>("folder", dir / "file"); }),
+      HasSubstr("file': can't read the folder: Not a directory."));
 }
 
 TEST(FileInside, IsBesideTheIndexOrInTheBlobsOfItsCache) {

@@ -8,6 +8,7 @@
 #include "formats/torch_archive.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
+#include "utils/read_file.hpp"
 #include "utils/strings_of.hpp"
 
 namespace accelerate::formats {
@@ -76,7 +77,7 @@ void prepare_dcp_folder(const fs::path& folder) {
   fs::remove(folder / kDcpMetadataFile);
   const std::regex data("__\\d+_\\d+\\.distcp");
   std::vector<fs::path> old;
-  for (const auto& entry : fs::directory_iterator(folder))
+  for (const auto& entry : read_folder<CheckpointError>("saving to", folder))
     if (std::regex_match(entry.path().filename().string(), data)) old.push_back(entry.path());
   for (const auto& path : old) fs::remove(path);
 }
