@@ -1,7 +1,7 @@
 """The same with torch, transformers and Hugging Face Accelerate. usage: as ours.cpp, and
 peer.py prepare FOLDER LAYERS [tiny]    writes the model of load, cpu_offload and disk_offload, 13.5 GB with 32 layers
 """
-import json, os, sys, time
+import gc, json, os, sys, time
 import accelerate
 import torch
 from torch import distributed, nn
@@ -58,6 +58,7 @@ def make_gpt2(size):
 
 
 def train(size, way):
+    gc.collect()  # what the way before has left
     model = make_gpt2(size)
     accelerator = accelerate.Accelerator(mixed_precision="bf16")
     if way == "fsdp":

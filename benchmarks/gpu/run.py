@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Ours against torch and Hugging Face Accelerate on one GPU: answers first, then times, within a budget of time.
 
-usage: run.py --bin build/release/bin --python PYTHON --work FOLDER --out FOLDER [--seconds 300] [--rounds 3] [--only TASK]
+usage: run.py --bin build/release/bin --python PYTHON --work FOLDER --out FOLDER [--seconds 300] [--rounds 3] [--only TASK,…]
        [--layers 32] [--tokens 6] [--rehearse]
 PYTHON needs torch, accelerate and transformers; without it only our own times are shown. A LLaMA of 7 B (fp16, 13.5 GB; less with fewer
 --layers) is written into --work once. Writes gpu.json and gpu.md into --out. --rehearse: the same on the CPU with tiny models, which
 proves this program and nothing about speed. Rounds go on while there is time; what fails or is late is named and does not stop the rest.
+Tables are written anew after each contestant, so that whoever ends this program has what was measured until then.
 Exit status 1: something failed, or answers differed. Targets that are missed are in the table only.
 """
-import argparse, json, os, platform, signal, socket, statistics, subprocess, sys, tempfile, time
+import argparse, functools, json, os, platform, shutil, signal, socket, statistics, subprocess, sys, tempfile, time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OURS, PEER = "ours", "peer"
@@ -26,6 +27,10 @@ def tasks(args):
     for size in sizes[1:]:
         yield f"train {size}", ["train", size], 90
     yield "disk_offload", ["disk_offload", folder, str(min(args.tokens, 3))], 120  # seconds each where the disk is slow
+
+
+def wanted(args, task):
+    return any(task.startswith(name) for name in args.only.split(","))
 
 
 def rows(args):
@@ -100,12 +105,13 @@ class Job:
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=self.environment(), start_new_session=True)
                 try:
                     status = process.wait(limit)
+                    problem = f"exit status {status}" if status else ""
                 except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-                    status, problem = 0, f"killed after {limit:.0f} s"
-                if status:
-                    problem = f"exit status {status}"
+                    problem = f"killed after {limit:.0f} s"
+                finally:  # also when this program is to end
+                    if process.poll() is None:
+                        os.killpg(process.pid, signal.SIGKILL)
+                        process.wait()
             except OSError as error:
                 problem = str(error)
             wall = (time.perf_counter() - begin) * 1000
@@ -150,15 +156,18 @@ class Job:
                 return ""
         except (OSError, ValueError):
             pass
+        free = shutil.disk_usage(folder).free / 1e9
+        if not self.args.rehearse and free < 5 + 0.41 * layers:
+            return f"{free:.0f} GB are free in {folder}, {5 + 0.41 * layers:.0f} are needed; give fewer --layers"
         command = [self.args.python, os.path.join(HERE, "peer.py"), "prepare", folder, str(layers)] + (["tiny"] if self.args.rehearse else [])
         return self.run(command, 150)[2]
 
-    def all(self):
+    def all(self, report):
         contestants = [OURS, PEER] if self.args.python else [OURS]
         unprepared = None
         for number in range(self.args.rounds):
             for task, arguments, limit in tasks(self.args):
-                if self.args.only not in task:
+                if not wanted(self.args, task):
                     continue
                 if len(arguments) == 3 and unprepared is None:
                     unprepared = self.prepare()
@@ -179,6 +188,7 @@ class Job:
                         self.walls.setdefault((task, who), []).append(wall)
                     self.take(task, who, lines)
                     print(f"round {number + 1}, {task}, {who}: {wall / 1000:.1f} s {self.problems.get((task, who), '')}", flush=True)
+                    report()
 
     def value(self, task, who, measure, what):
         samples = self.walls.get((task, who), []) if what == "wall" else self.results.get(task, {}).get(who, {}).get(measure, {}).get(what, [])
@@ -196,7 +206,7 @@ def spread(job, task, who, measure, what):
 def table(job):
     """Rows as dicts; an answer that differs leaves no ratio."""
     for title, task, our, their, what, target in rows(job.args):
-        if job.args.only not in task:
+        if not wanted(job.args, task):
             continue
         ours, theirs = job.value(task, OURS, our, what), job.value(task, PEER, their, what)
         row = {"title": title, "ours_ms": ours, "peer_ms": theirs, "target": target, "ours": spread(job, task, OURS, our, what), "peer": spread(job, task, PEER, their, what), "ratio": None, "note": ""}
@@ -218,12 +228,13 @@ def derived(job):
             shares = []
             for who in (OURS, PEER):
                 plain, other = (job.value(f"train {size}", who, one, "ms") for one in ("plain", way))
-                shares.append(f"{who} {100 * (other / plain - 1):+.1f} %" if plain and other else f"{who} -")
-            yield f"GPT-2 {size}: {way} of one rank against plain: {', '.join(shares)}."
-        if job.args.rehearse:
-            continue
-        peaks = [f"{way} {job.value(f'train {size}', OURS, way, 'peak_mb') or 0:.0f} and {job.value(f'train {size}', PEER, way, 'peak_mb') or 0:.0f}" for way in ("plain", "ddp", "fsdp")]
-        yield f"GPT-2 {size}: peak of the allocator in 10^6 bytes, ours and peer's: {'; '.join(peaks)}."
+                shares += [f"{who} {100 * (other / plain - 1):+.1f} %"] if plain and other else []
+            if shares:
+                yield f"GPT-2 {size}: {way} of one rank against plain: {', '.join(shares)}."
+        peaks = [(way, [job.value(f"train {size}", who, way, "peak_mb") for who in (OURS, PEER)]) for way in ("plain", "ddp", "fsdp")]
+        peaks = [f"{way} {mine:.0f} and {theirs:.0f}" for way, (mine, theirs) in peaks if mine and theirs]
+        if peaks:
+            yield f"GPT-2 {size}: peak of the allocator in 10^6 bytes, ours and the peer's: {'; '.join(peaks)}."
     link = [job.value("cpu_offload", who, "bandwidth", "gb_per_s") for who in (OURS, PEER)]
     link = max((one for one in link if one), default=None)
     for way in ["cpu_offload", "disk_offload"]:
@@ -239,7 +250,8 @@ def derived(job):
         yield f"Ours gives the same logits bit for bit wherever the weights are: {'no: ' + ', '.join(others) if others else 'yes'} ({len(known)} ways)."
 
 
-def machine(args):
+@functools.cache
+def machine(python):
     def said(command):
         try:
             return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
@@ -248,7 +260,36 @@ def machine(args):
 
     gpu = said(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]) or "no GPU"
     versions = "import importlib.metadata as m; print(', '.join(n + ' ' + m.version(n) for n in ('torch', 'accelerate', 'transformers')))"
-    return f"{gpu}; {os.cpu_count()} cores, {platform.machine()}; {said([args.python, '-c', versions]) if args.python else 'no peers'}"
+    return f"{gpu}; {os.cpu_count()} cores, {platform.machine()}; {said([python, '-c', versions]) if python else 'no peers'}"
+
+
+def report(job):
+    """Writes both files. @return the table, and whether something failed or differed"""
+    args, table_rows, sentences = job.args, list(table(job)), list(derived(job))
+    problems = {f"{task}, {who}": text for (task, who), text in job.problems.items()}
+    lines = [
+        f"# Ours and the peers on one GPU, {time.strftime('%Y-%m-%d')}" + (" (rehearsal on the CPU with tiny models: says nothing about speed)" if args.rehearse else ""),
+        "",
+        f"{machine(args.python)}. {args.layers} layers in the 7 B model; at most {args.rounds} rounds in turns, {args.seconds - job.deadline + time.monotonic():.0f} s in all.",
+        "Milliseconds, median (range). Ratio: how many times faster ours is; only where the answers were the same: losses within 0.5 % (bf16), logits within 2 % of the largest (fp16), tokens exactly. The checkpoint was in the",
+        "system's cache where that has room: files are not read cold.",
+        "",
+        "| task | ours | torch, accelerate | ratio | target | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in table_rows:
+        ratio, met = (f"{row['ratio']:.2f}x", "met" if row["ratio"] >= row["target"] else "**missed**") if row["ratio"] else ("-", row["note"])
+        lines.append(f"| {row['title']} | {row['ours']} | {row['peer']} | {ratio} | {row['target']:.0f}x | {met} |")
+    lines += ["", *[f"- {sentence}" for sentence in sentences]]
+    if problems:
+        lines += ["", "What failed:", ""] + [f"- {who}: `{' '.join(problem.split())[-600:]}`" for who, problem in problems.items()]
+    text = "\n".join(lines) + "\n"
+    with open(os.path.join(args.out, "gpu.md"), "w") as file:
+        file.write(text)
+    walls = {f"{task}, {who}": ms for (task, who), ms in job.walls.items()}
+    with open(os.path.join(args.out, "gpu.json"), "w") as file:
+        json.dump({"machine": machine(args.python), "rehearsal": args.rehearse, "layers": args.layers, "rows": table_rows, "sentences": sentences, "results": job.results, "walls_ms": walls, "problems": problems}, file, indent=1)
+    return text, bool(problems) or any(row["note"].startswith("answers") for row in table_rows)
 
 
 def main():
@@ -268,33 +309,12 @@ def main():
     args.layers = args.layers or (4 if args.rehearse else 32)
     os.makedirs(args.work, exist_ok=True)
     os.makedirs(args.out, exist_ok=True)
-    begin, job = time.time(), Job(args)
-    job.all()
-    table_rows, sentences = list(table(job)), list(derived(job))
-    unlike = [row["title"] for row in table_rows if row["note"].startswith("answers")]
-    lines = [
-        f"# Ours and the peers on one GPU, {time.strftime('%Y-%m-%d')}" + (" (rehearsal on the CPU with tiny models: says nothing about speed)" if args.rehearse else ""),
-        "",
-        f"{machine(args)}. {args.layers} layers in the 7 B model; at most {args.rounds} rounds in turns, {time.time() - begin:.0f} s in all.",
-        "Milliseconds, median (range). Ratio: how many times faster ours is; only where the answers were the same: losses within 0.5 % (bf16), logits within 2 % of the largest (fp16), tokens exactly. The checkpoint was in the",
-        "system's cache where that has room: files are not read cold.",
-        "",
-        "| task | ours | torch, accelerate | ratio | target | |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in table_rows:
-        ratio, met = (f"{row['ratio']:.2f}x", "met" if row["ratio"] >= row["target"] else "**missed**") if row["ratio"] else ("-", row["note"])
-        lines.append(f"| {row['title']} | {row['ours']} | {row['peer']} | {ratio} | {row['target']:.0f}x | {met} |")
-    lines += ["", *[f"- {sentence}" for sentence in sentences]]
-    if job.problems:
-        lines += ["", "What failed:", ""] + [f"- {task}, {who}: `{' '.join(problem.split())[-600:]}`" for (task, who), problem in job.problems.items()]
-    text = "\n".join(lines) + "\n"
+    job = Job(args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    job.all(lambda: report(job))
+    text, failed = report(job)
     print(text)
-    with open(os.path.join(args.out, "gpu.md"), "w") as file:
-        file.write(text)
-    with open(os.path.join(args.out, "gpu.json"), "w") as file:
-        json.dump({"machine": machine(args), "rehearsal": args.rehearse, "rows": table_rows, "sentences": sentences, "results": job.results, "walls_ms": {f"{task}, {who}": ms for (task, who), ms in job.walls.items()}, "problems": {f"{task}, {who}": text for (task, who), text in job.problems.items()}}, file, indent=1)
-    return 1 if job.problems or unlike else 0
+    return 1 if failed else 0
 
 
 sys.exit(main())
