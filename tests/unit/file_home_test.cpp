@@ -1,9 +1,11 @@
 /// Parameters that live in safetensors files: one test per arrow of the state table, training bit-equal to plain, and
 /// what happens when the disk goes wrong.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
@@ -87,6 +89,41 @@ TEST_F(FileHome, AnAbsentUnitIsReadByATouch) {
       EXPECT_EQ(t.units[name]->state(), State::resident);
     }
   }
+}
+
+/// Bytes that the system has read from disks for this process, pages of its program among them.
+int64_t read_from_disks() {
+  std::ifstream in("/proc/self/io");
+  for (std::string word; in >> word;)
+    if (int64_t bytes = 0; word == "read_bytes:" && in >> bytes) return bytes;
+  return 0;
+}
+
+TEST_F(FileHome, WhatTheSystemHoldsIsReadFromThereAndNothingElseIsAddedToIt) {
+  constexpr int64_t kBytes = 9 << 20;  // more than one direct read
+  const std::map<std::string, at::Tensor> values{{"a", torch::randn({kBytes / 4})}};
+  const auto path = folder / "model.safetensors";
+  accelerate::save_safetensors(path, values);
+  FromFile t(files({.direct = true}), values, {.prefetch = 0});
+  const auto disk_reads = [&] {
+    t.engine.evict(*t.units["a"]);
+    const int64_t before = read_from_disks();
+    EXPECT_TRUE(t.right("a"));
+    return read_from_disks() - before;
+  };
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  ::fsync(file);  // what is not on the disk yet can't be dropped
+  EXPECT_LT(disk_reads(), kBytes / 2) << "it has just been written";
+  ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+  const int64_t cold = disk_reads();
+  if (cold > 0) {
+    EXPECT_GE(cold, kBytes);
+    EXPECT_GE(disk_reads(), kBytes) << "the first read has not filled the cache";
+    const auto held = bytes_of(path);
+    EXPECT_LT(disk_reads(), kBytes / 2) << "another program has read it";
+  }
+  ::close(file);
+  if (cold == 0) GTEST_SKIP() << "the scratch folder is in memory: no disk to read from";
 }
 
 TEST_F(FileHome, APrefetchedUnitIsFetchingUntilItIsTouched) {

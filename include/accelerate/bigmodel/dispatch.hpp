@@ -14,9 +14,9 @@
 /// of its own, ahead of time).
 /// - **"disk"**: the file that has the weights is their home, none is copied unless it must be. On the host they are
 /// mapped where they fit into memory, with a thread that reads ahead; else, and for GPUs, they
-///   are read past the system's cache by threads of their own into recycled buffers. What was read stays as long as the
-///   budget allows; what is needed last goes first, so a decode loop finds a part of the model present. The order of
-///   the modules in the model is taken for the order of use until that is known.
+///   are read by threads of their own into recycled buffers, past the system's cache, but for what it holds already.
+///   What was read stays as long as the budget allows; what is needed last goes first, so a decode loop finds a part of
+///   the model present. The order of the modules in the model is taken for the order of use until that is known.
 /// - A weight that is written to (training, in-place changes) is kept: in memory, or in a scratch file without a name.
 /// The checkpoint never changes.
 /// - The result owns all of it: destroy it and touching an offloaded weight is an error that says so.

@@ -22,6 +22,7 @@
 #include "formats/safetensors_dtypes.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/spill_file.hpp"
+#include "utils/cached_pages.hpp"
 #include "utils/huge_pages.hpp"
 #include "utils/read_file.hpp"
 
@@ -62,9 +63,11 @@ class OpenFile {
     if (opened.file < 0)
       raise<CheckpointError>("file home: '{}': {}. Check the path and the rights.", path.string(), opened.problem);
     file_ = opened.file;
-    if (direct)
+    if (direct) {
       direct_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT | O_NONBLOCK);  // EINVAL where the file system has
                                                                                      // no such thing
+      cached_.emplace(file_, path);
+    }
   }
   OpenFile(const OpenFile&) = delete;
   OpenFile& operator=(const OpenFile&) = delete;
@@ -76,6 +79,11 @@ class OpenFile {
   /// @param name  of the tensor, for errors.
   void read(int64_t offset, char* data, int64_t count, const std::string& name) const {
     if (direct_ >= 0 && direct_works_.load(std::memory_order_relaxed) && read_direct(offset, data, count, name)) return;
+    read_through_cache(offset, data, count, name);
+  }
+
+ private:
+  void read_through_cache(int64_t offset, char* data, int64_t count, const std::string& name) const {
     while (count > 0) {
       const auto got = ::pread(file_, data, static_cast<size_t>(count), offset);
       if (got < 0 && errno == EINTR) continue;
@@ -84,13 +92,18 @@ class OpenFile {
     }
   }
 
- private:
-  /// Through the window, because tensors begin where they like. @return false: this file system can't after all.
+  /// Past the cache, but for what is in it. Through the window, because tensors begin where they like. @return false:
+  /// this file system can't after all.
   bool read_direct(int64_t offset, char* data, int64_t count, const std::string& name) const {
     char* const memory = window();
     while (count > 0) {
       const int64_t begin = offset / kBlock * kBlock, skip = offset - begin;
       const int64_t length = std::min(kWindow, (skip + count + kBlock - 1) / kBlock * kBlock);
+      if (const int64_t here = std::min(length - skip, count); cached_->hold(offset, here)) {
+        read_through_cache(offset, data, here, name);
+        data += here, offset += here, count -= here;
+        continue;
+      }
       const auto got = ::pread(direct_, memory, static_cast<size_t>(length), begin);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0 && errno == EINVAL) {
@@ -118,6 +131,7 @@ class OpenFile {
 
   fs::path path_;
   int file_ = -1, direct_ = -1;
+  std::optional<CachedPages> cached_;
   mutable std::atomic<bool> direct_works_{true};
 };
 

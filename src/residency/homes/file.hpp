@@ -19,7 +19,7 @@ namespace accelerate::residency {
 
 struct FileOptions {
   /// Read past the system's cache of files, where the file system can: bytes that are read once for each use would only
-  /// push out what is needed.
+  /// push out what is needed. What the cache holds already comes from there.
   bool direct = true;
   /// Folder for the values of units that were changed; the checkpoint itself is never written. Empty: the system's for
   /// temporary files. Nothing stays behind.
