@@ -1,7 +1,7 @@
 """The same with torch, transformers and Hugging Face Accelerate. usage: as ours.cpp, and
 peer.py prepare FOLDER LAYERS [tiny]    writes the model of load, cpu_offload and disk_offload, 13.5 GB with 32 layers
 """
-import gc, json, os, sys, time
+import gc, glob, json, os, sys, time
 import accelerate
 import torch
 from torch import distributed, nn
@@ -157,6 +157,9 @@ def prepare(folder, layers, tiny=None):
     shards.append({"model.norm.weight": (width,), "lm_head.weight": (vocabulary, width)})
     checkpoint = os.path.join(os.path.abspath(folder), "checkpoint")
     os.makedirs(checkpoint, exist_ok=True)
+    for old in [os.path.join(folder, "index.json"), *glob.glob(os.path.join(checkpoint, "model-*-of-*.safetensors"))]:
+        if os.path.exists(old):  # of another size; the index comes last and says that all is there
+            os.remove(old)
     torch.manual_seed(0)
     largest, step = max(vocabulary, inner) * width, 4099  # elements by which the next weight's piece begins later
     pool = (torch.randn(largest + step * layers * len(parts) + step * 8) * 0.02).half()
