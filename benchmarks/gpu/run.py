@@ -36,7 +36,7 @@ def wanted(args, task):
 def rows(args):
     """Title, task, our measure, their measure, what of it ("ms": the median; another: that fact; "wall": of the process), target."""
     for size in ["tiny"] if args.rehearse else ["124m", "774m"]:
-        for way, title in [("plain", "plain"), ("ddp", "DDP, one rank on nccl"), ("fsdp", "FSDP, one rank")]:
+        for way, title in [("plain", "plain"), ("ddp", "DDP, a group of one rank"), ("fsdp", "FSDP, one rank")]:
             yield f"GPT-2 {size}, step, {title}", f"train {size}", way, way, "ms", 1.0
     yield "7 B, checkpoint to GPU", "load", "load", "load", "ms", 1.0
     yield "7 B, token, weights on the GPU", "load", "token", "token", "ms", 1.0
