@@ -1,0 +1,70 @@
+/// The programs where there is a GPU.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <optional>
+
+#include "../cli/program.hpp"
+#include "gpu.hpp"
+#include "launch/monitor/gpus.hpp"
+#include "scratch.hpp"
+
+namespace gpu_test {
+namespace {
+
+using cli_test::milliseconds;
+using cli_test::Program;
+using testing::HasSubstr;
+using testing::Not;
+
+class GpuPrograms : public GpuTest {};
+
+TEST_F(GpuPrograms, EnvNamesTheGpu) {
+  const auto result = Program({cli_test::accelerate(), "env"}).wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("GPU"));
+  if (on_cuda()) {
+    EXPECT_THAT(result.out, Not(HasSubstr("GPU: none")));
+  }
+}
+
+TEST_F(GpuPrograms, TestPasses) {
+  const auto result = Program({cli_test::accelerate(), "test"}).wait(milliseconds(180000));
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("training: as one process"));
+  EXPECT_THAT(result.out, Not(HasSubstr("FAILED")));
+}
+
+/// A case of this program, started as users' programs are: it finds the device by itself.
+TEST_F(GpuPrograms, LaunchedProgramsTrainOnTheGpu) {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  std::vector<std::string> arguments{cli_test::accelerate(), "launch", "--num_processes", "1"};
+  if (!on_cuda()) arguments.emplace_back("--cpu");
+  arguments.insert(arguments.end(), {self, "--gtest_filter=GpuPlacement.PrepareMovesModelBatchesAndOptimizerState"});
+  Program::Options options;
+  if (!on_cuda()) options.env.emplace_back("ACCELERATE_GPU_REHEARSAL=1");
+  const auto result = Program(arguments, options).wait(milliseconds(180000));
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[  PASSED  ] 1 test"));
+}
+
+/// What the launcher's monitor shows of a rank's GPU, without LibTorch: bytes that this process takes are seen there.
+TEST_F(GpuPrograms, TheMonitorSeesTheMemoryInUse) {
+  NEEDS_CUDA("no driver to ask");
+  accelerate::launcher::Gpus gpus;
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  const auto names = accelerate::launcher::gpu_names(visible ? visible : "", 1);
+  torch::empty({1}, device());  // the context is there
+  const auto look = [&]() -> std::optional<accelerate::launcher::GpuUse> { return gpus.look(names).at(0); };
+  const auto before = look();
+  ASSERT_TRUE(before.has_value());
+  constexpr int64_t kBytes = int64_t{4} << 30;
+  const auto block = torch::empty({kBytes}, at::TensorOptions().dtype(at::kByte).device(device()));
+  const auto after = look();
+  EXPECT_GE(after->used_bytes - before->used_bytes, kBytes * 9 / 10);
+  const auto total = static_cast<int64_t>(at::accelerator::getMemoryInfo(device().index()).second);
+  EXPECT_NEAR(static_cast<double>(after->total_bytes), static_cast<double>(total), 0.05 * static_cast<double>(total));
+}
+
+}  // namespace
+}  // namespace gpu_test
