@@ -359,7 +359,7 @@ class Dispatcher {
       std::vector<at::Tensor> tensors;
       for (const auto& [name, tensor] : some) tensors.push_back(tensor);
       residency::PartSpec part;
-      part.layout = residency::lay_out(tensors);
+      part.layout = residency::lay_out(tensors, 1, device);
       part.dtype = kind.first;
       part.device = device;
       const bool pin = at::isAccelerator(device.type());

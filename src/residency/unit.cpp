@@ -1,5 +1,6 @@
 #include "residency/unit.hpp"
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/util/safe_numerics.h>
 
 #include "accelerate/utils/error.hpp"
@@ -7,7 +8,7 @@
 namespace accelerate::residency {
 namespace {
 
-constexpr int64_t kAlignment = 16;  ///< elements
+constexpr int64_t kAlignment = 16, kDeviceAlignment = 128;  ///< elements
 
 int64_t round_up(int64_t value, int64_t multiple) {
   int64_t sum = 0;
@@ -18,15 +19,16 @@ int64_t round_up(int64_t value, int64_t multiple) {
 
 }  // namespace
 
-Layout lay_out(const std::vector<at::Tensor>& tensors, int64_t shards) {
+Layout lay_out(const std::vector<at::Tensor>& tensors, int64_t shards, const at::Device& device) {
+  const int64_t alignment = at::isAccelerator(device.type()) ? kDeviceAlignment : kAlignment;
   Layout layout;
   for (const auto& tensor : tensors) {
     layout.offsets.push_back(layout.numel);
     if (__builtin_add_overflow(layout.numel, tensor.numel(), &layout.numel))
       throw ShapeError("residency: a unit would have more elements than 64 bits can count");
-    layout.numel = round_up(layout.numel, kAlignment);
+    layout.numel = round_up(layout.numel, alignment);
   }
-  layout.numel = round_up(layout.numel, kAlignment * shards);
+  layout.numel = round_up(layout.numel, alignment * shards);
   return layout;
 }
 

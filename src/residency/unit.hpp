@@ -21,9 +21,10 @@ struct Layout {
   int64_t numel = 0;             ///< of the flat storage, padded
 };
 
-/// Starts are aligned to 64 bytes of a 4-byte type, as fresh tensors are, because kernels may round differently on
-/// other alignments; the end is padded so that `shards` equal shards are aligned too.
-Layout lay_out(const std::vector<at::Tensor>& tensors, int64_t shards = 1);
+/// Starts are aligned as fresh tensors are, because kernels may round differently on other alignments: to 64 bytes of a
+/// 4-byte type on the host, to 256 bytes of a 2-byte type on an accelerator `device` (cuBLASLt looks at so many). The
+/// end is padded so that `shards` equal shards are aligned too.
+Layout lay_out(const std::vector<at::Tensor>& tensors, int64_t shards = 1, const at::Device& device = at::kCPU);
 
 /// What a part is made of, before it is one.
 struct PartSpec {

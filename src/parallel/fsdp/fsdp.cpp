@@ -103,7 +103,7 @@ struct FullyShardedDataParallel::Impl {
   bool took_part = false;        ///< in the latest backward
 
   /// Decides where everything will lie, before anything moves.
-  std::vector<std::pair<WrapUnit, std::vector<size_t>>> plan(const ModelRef& model) {
+  std::vector<std::pair<WrapUnit, std::vector<size_t>>> plan(const ModelRef& model, const at::Device& device) {
     const MixedPrecision precision = plugin.mixed_precision_policy.value_or(MixedPrecision{});
     std::vector<std::pair<WrapUnit, std::vector<size_t>>> planned;
     for (auto& unit : wrap_units(model, plugin)) {
@@ -114,7 +114,7 @@ struct FullyShardedDataParallel::Impl {
         part.trained = kind.second;
         std::vector<at::Tensor> tensors;
         for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
-        part.layout = residency::lay_out(tensors, mesh.ranks());
+        part.layout = residency::lay_out(tensors, mesh.ranks(), device);
         for (size_t m = 0; m < parameters.size(); ++m)
           part.members.push_back({.name = parameters[m].first,
                                   .tensor = parameters[m].second,
@@ -191,7 +191,7 @@ struct FullyShardedDataParallel::Impl {
 
   void take_over(const ModelRef& model, const at::Device& device) {
     units = std::make_unique<residency::Residency>(phases.forward);
-    const auto planned = plan(model);
+    const auto planned = plan(model, device);
     store = make_shard_store(parts, mesh, device, plugin);
     at::NoGradGuard no_grad;
     for (auto& part : parts) {

@@ -422,7 +422,7 @@ std::vector<PartSpec> FileTensors::read(const NamedTensors& members, const at::D
     std::vector<at::Tensor> tensors;
     for (const auto& [name, member] : some) tensors.push_back(member);
     PartSpec part;
-    part.layout = lay_out(tensors);
+    part.layout = lay_out(tensors, 1, device);
     std::vector<Extent> extents;
     for (size_t i = 0; i < some.size(); ++i) {
       const auto& [name, member] = some[i];
