@@ -43,7 +43,9 @@ class ShardHome final : public Home {
     if (group_->debug()) agree();
     const meta_memory::Purpose on_the_way(MemoryUse::staging);
     const auto& group = left_.defined() ? near_ : group_;
-    at::Tensor sent = left_.defined() ? left_ : shard_.detach().to(flat.options());
+    // A shard in pinned memory goes to the device behind what that computes; nobody changes it before its gradient,
+    // which comes later on the same stream.
+    at::Tensor sent = left_.defined() ? left_ : shard_.detach().to(flat.options(), /*non_blocking=*/true);
     forget();
     auto done = group->all_gather_async(flat.view(at::kByte), sent.view(at::kByte));
     return std::make_unique<Gathering>(group, std::move(done), std::move(sent));
