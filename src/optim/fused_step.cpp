@@ -149,7 +149,8 @@ template <class Kernel> class FusedStepOf : public FusedStep {
       buckets_[layout_[i].bucket].grads.push_back(std::move(entries_[i].grad));
     bool outdated = false;
     for (auto& bucket : buckets_) {
-      Kernel::run(bucket, static_cast<const Options&>(optimizer_.param_groups()[bucket.group].options()), grad_scale);
+      Kernel::run(bucket, static_cast<const Options&>(optimizer_.param_groups()[bucket.group].options()),
+                  grad_scale ? std::optional(grad_scale->to(bucket.device)) : std::nullopt);
       bucket.grads.clear();  // backward reuses a gradient's memory only if nobody else holds it
       outdated |= Kernel::lists_outdated(bucket);
     }

@@ -20,8 +20,8 @@ class FusedStep {
 
   /// Collects the gradients. @return null when `run` can take the step, else why not (nothing has changed then).
   virtual const char* prepare() = 0;
-  /// Takes the step that was prepared. @param grad_scale fp32 scalar on the parameters' device that gradients are
-  /// divided by first.
+  /// Takes the step that was prepared. @param grad_scale fp32 scalar that gradients are divided by first; it is brought
+  /// to the parameters, which may be on the host while losses are on a GPU.
   virtual void run(const std::optional<at::Tensor>& grad_scale) = 0;
   /// Lets go of the gradients that were prepared when the step is not taken.
   virtual void discard() = 0;

@@ -44,7 +44,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
     growth_tracker_ = at::full({}, initial_growth_tracker_, at::TensorOptions().dtype(at::kInt).device(loss.device()));
   }
   last_loss_ = loss.detach();
-  return loss.mul(scale_.to(loss.device(), /*non_blocking=*/true));
+  return loss.mul(scale_.to(loss.device()));
 }
 
 void GradScaler::require_scale(const char* operation) const {
@@ -76,9 +76,9 @@ void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimi
   at::Tensor found_inf = fp32_scalar(0, scale_.device());
   for (auto& [key, grads] : by_device_and_dtype) {
     at::Tensor found_here = fp32_scalar(0, grads[0].device());
-    at::_amp_foreach_non_finite_check_and_unscale_(grads, found_here,
-                                                   inverse_scale.to(grads[0].device(), /*non_blocking=*/true));
-    found_inf = at::maximum(found_inf, found_here.to(found_inf.device(), /*non_blocking=*/true));
+    // Gradients of offloaded parameters are on the host, which must not read the scale before it is there.
+    at::_amp_foreach_non_finite_check_and_unscale_(grads, found_here, inverse_scale.to(grads[0].device()));
+    found_inf = at::maximum(found_inf, found_here.to(found_inf.device()));
   }
   // Were one rank to skip alone, the ranks' parameters would drift apart unnoticed.
   if (comm::world_size() > 1) found_inf = comm::agreed::all_reduce(found_inf, Reduction::max, 1.0);
