@@ -36,6 +36,11 @@ class GpuGroupOfOne : public GpuTest {
                                .device = device()});
     comm::set_world_group(group);
   }
+  void TearDown() override {
+    if (support::is_rank()) return;  // which ends with its group, as programs do
+    comm::set_world_group(nullptr);
+    group.reset();
+  }
   std::shared_ptr<comm::Group> group;
 };
 
@@ -109,6 +114,14 @@ TEST_F(GpuGroupOfOne, ShardsBecomeWhole) {
       home->store(flat);
       EXPECT_TRUE(same_bits(shard.to(type), flat));
     }
+}
+
+TEST_F(GpuGroupOfOne, ProcessesEndWellWithTheirGroup) {
+  if (!support::is_rank())
+    return support::expect_ranks_pass("GpuGroupOfOne.ProcessesEndWellWithTheirGroup",
+                                      {.world_size = 1, .env = {{"ACCELERATE_USE_CPU", on_cuda() ? "false" : "true"}}});
+  at::Tensor x = numbers({8}, 1);
+  group->all_reduce_(x, Reduction::sum);
 }
 
 // ------------------------------------------------------------------------------------------------ one rank, sharded
@@ -267,7 +280,7 @@ TEST_F(GpuTwoRanks, CollectivesOfDeviceTensors) {
 /// Who waits for a rank that does not come is told what for, and for whom.
 TEST_F(GpuTwoRanks, HangReportNamesTheCollective) {
   if (!support::is_rank()) return in_two_ranks();
-  const PartialState state({.process_group = {.backend = "gloo", .timeout = std::chrono::seconds(6)}});
+  const PartialState state({.process_group = {.backend = "gloo", .timeout = std::chrono::seconds(10)}});
   ASSERT_EQ(state.device(), device());
   reduce(torch::ones({1}, device()));
   if (rank() == 1) {

@@ -25,6 +25,7 @@ class GpuTest : public testing::Test {
     if (!on_cuda() && !rehearsal())
       GTEST_SKIP()
           << "LibTorch finds no GPU here (ACCELERATE_GPU_REHEARSAL=1 runs these tests on the CPU, to try them)";
+    ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // without it cuBLAS warns at each call
     // fp32 means fp32 (TF32 has ten bits), and kernels that may add in any order are left alone: equal is equal then.
     at::globalContext().setFloat32MatmulPrecision("highest");
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
@@ -82,7 +83,9 @@ inline testing::AssertionResult same_bits(const at::Tensor& found, const at::Ten
     return testing::AssertionSuccess();
   return testing::AssertionFailure() << "found " << a.dtype() << " " << a.sizes() << ", expected " << b.dtype() << " "
                                      << b.sizes() << "; the largest difference is "
-                                     << (a.sizes() == b.sizes() ? (a - b).abs().max().item<double>() : -1);
+                                     << (a.sizes() == b.sizes()
+                                             ? (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>()
+                                             : -1);
 }
 
 /// Relative to the largest of the expected numbers.

@@ -35,17 +35,21 @@ TEST_F(GpuPrograms, TestPasses) {
   EXPECT_THAT(result.out, Not(HasSubstr("FAILED")));
 }
 
-/// A case of this program, started as users' programs are: it finds the device by itself.
+/// Cases of this program, started as users' programs are: they find the device by themselves.
 TEST_F(GpuPrograms, LaunchedProgramsTrainOnTheGpu) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   std::vector<std::string> arguments{cli_test::accelerate(), "launch", "--num_processes", "1"};
-  if (!on_cuda()) arguments.emplace_back("--cpu");
-  arguments.insert(arguments.end(), {self, "--gtest_filter=GpuPlacement.PrepareMovesModelBatchesAndOptimizerState"});
   Program::Options options;
-  if (!on_cuda()) options.env.emplace_back("ACCELERATE_GPU_REHEARSAL=1");
+  if (!on_cuda()) {
+    arguments.emplace_back("--cpu");
+    options.env.emplace_back("ACCELERATE_GPU_REHEARSAL=1");
+  }
+  arguments.insert(arguments.end(), {self,
+                                     "--gtest_filter=GpuPlacement.PrepareMovesModelBatchesAndOptimizerState:"
+                                     "GpuSharding.OneRankTrainsAsWithoutIt:GpuGroupOfOne.DataParallel*"});
   const auto result = Program(arguments, options).wait(milliseconds(180000));
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  EXPECT_THAT(result.out, HasSubstr("[  PASSED  ] 1 test"));
+  EXPECT_THAT(result.out, HasSubstr("3 tests from 3 test suites ran"));
 }
 
 /// What the launcher's monitor shows of a rank's GPU, without LibTorch: bytes that this process takes are seen there.
@@ -54,6 +58,7 @@ TEST_F(GpuPrograms, TheMonitorSeesTheMemoryInUse) {
   accelerate::launcher::Gpus gpus;
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   const auto names = accelerate::launcher::gpu_names(visible ? visible : "", 1);
+  if (names.at(0).starts_with("MIG")) GTEST_SKIP() << "the driver's library counts whole GPUs only";
   torch::empty({1}, device());  // the context is there
   const auto look = [&]() -> std::optional<accelerate::launcher::GpuUse> { return gpus.look(names).at(0); };
   const auto before = look();
