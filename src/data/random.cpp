@@ -17,7 +17,7 @@ namespace {
 
 std::optional<at::Generator> default_device_generator() {
   const auto kind = at::getAccelerator(false);
-  if (!kind) return std::nullopt;
+  if (!kind || at::accelerator::deviceCount() < 1) return std::nullopt;  // LibTorch for GPUs, on a machine without one
   return at::globalContext().defaultGenerator(at::Device(*kind, at::accelerator::getDeviceIndex()));
 }
 
