@@ -107,7 +107,7 @@ class Check:
         # Peers shall not look for anything on the network.
         env = {"ACCELERATE_TEST_PYTHON": sys.executable, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         if self.args.rehearse:
-            env["ACCELERATE_GPU_REHEARSAL"] = "1"
+            env["ACCELERATE_GPU_REHEARSAL"] = "cpu"
         return env
 
     def tests(self):

@@ -92,7 +92,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::all_gather_async(at::Tensor outpu
 
 c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor output, at::Tensor input) {
   constexpr const char* kName = "reduce_scatter of gradients";
-  if ((!device().is_cpu() && impl_->options.backend != "gloo") || dry())
+  if (impl_->on_streams() || dry())
     return run_async(kName, input, output,
                      [&] { return compat::reduce_scatter_single(*impl_->process_group, output, input); });
   // gloo's reduce-scatter can't be waited for together with other events, and sends everything to everyone. Each rank

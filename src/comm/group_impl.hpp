@@ -28,6 +28,10 @@ struct Group::Impl {
   Activity* activity = nullptr;  ///< in progress
   std::vector<int64_t> pids;     ///< by rank, or none
 
+  /// Whether collectives run on streams of the device, where nothing blocks the host. gloo takes tensors of a device
+  /// through host memory, by threads of its own.
+  bool on_streams() const { return !options.device.is_cpu() && options.backend != "gloo"; }
+
   int64_t own() const { return ranks[static_cast<size_t>(options.rank)]; }
 
   /// Makes process_group and activity of the rest. Blocks until all members have called it.

@@ -23,7 +23,7 @@ class Group::Transfer {
     key_ = group.key + "/pair:" + list_of(ranks_);
     inside_.emplace(*progress_, progress_->activity(key_, "ranks " + list_of(ranks_)), "transfer");
     // gloo has no way from a device's memory to another rank's.
-    moved_ = {group.options.backend == "gloo" ? as_bytes(contiguous).cpu() : as_bytes(contiguous)};
+    moved_ = {group.on_streams() ? as_bytes(contiguous) : as_bytes(contiguous).cpu()};
     receives_ = start == &c10d::ProcessGroup::recv;
     try {
       work_ = (group.process_group.get()->*start)(moved_, static_cast<int>(other), /*tag=*/0);

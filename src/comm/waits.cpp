@@ -56,7 +56,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, 
   progress->begin(*activity, operation, bytes_of(brought));
   const auto work = start();
   const auto future = work->getFuture();
-  if (!device().is_cpu() && impl_->options.backend != "gloo") {  // streams order the work; nothing blocks the host
+  if (impl_->on_streams()) {
     progress->end(*activity);
     return future;
   }

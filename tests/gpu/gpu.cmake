@@ -1,3 +1,15 @@
-# On a GPU, or skipped; ACCELERATE_GPU_REHEARSAL=1 runs what it can of them on the CPU. One after the other, because they measure times and memory.
-accelerate_test(NAME gpu_tests SOURCES ${TEST_DIR}/placement_test.cpp ${TEST_DIR}/streams_test.cpp ${TEST_DIR}/engines_test.cpp ${TEST_DIR}/precision_test.cpp ${TEST_DIR}/offload_test.cpp ${TEST_DIR}/big_model_test.cpp ${TEST_DIR}/checkpoint_test.cpp ${TEST_DIR}/memory_test.cpp ${TEST_DIR}/programs_test.cpp ${TEST_DIR}/../cli/program.cpp LIBS accelerate_models accelerate_launch nlohmann_json::nlohmann_json LABELS gpu ALONE TIMEOUT 300)
+# On a GPU; where LibTorch has none, on the fake one of support/fake_gpu.cpp. On a GPU nothing runs beside them, because they measure times and memory.
+set(concepts placement streams engines precision offload big_model checkpoint memory programs)
+list(TRANSFORM concepts REPLACE "(.+)" "${TEST_DIR}/\\1_test.cpp" OUTPUT_VARIABLE sources)
+set(alone ALONE)
+if(NOT TARGET torch_cuda)
+  list(APPEND sources ${TEST_DIR}/../support/fake_gpu.cpp)
+  set(alone "")
+endif()
+accelerate_test(NAME gpu_tests SOURCES ${sources} ${TEST_DIR}/../cli/program.cpp LIBS accelerate_models accelerate_launch nlohmann_json::nlohmann_json LABELS gpu ${alone} TIMEOUT 300)
 add_dependencies(gpu_tests accelerate_cli accelerate_self_test)
+if(NOT TARGET torch_cuda)
+  foreach(concept ${concepts})
+    set_property(TEST gpu.${concept} APPEND PROPERTY ENVIRONMENT ACCELERATE_GPU_REHEARSAL=fake)
+  endforeach()
+endif()

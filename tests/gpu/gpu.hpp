@@ -10,13 +10,13 @@
 
 #include "accelerate/state.hpp"
 
-/// Tests that need a GPU. They run on cuda:0; where there is none, on the CPU if ACCELERATE_GPU_REHEARSAL is set, which
-/// proves that their own code is right; else they are skipped. Accelerators of the cases choose the device by
-/// themselves, as users' do.
+/// Tests that need a GPU. They run on cuda:0; where there is none, as ACCELERATE_GPU_REHEARSAL says: "fake" on the fake
+/// GPU (support/fake_gpu.cpp, which builds for CPUs have), "cpu" on the CPU; without it they are skipped. Accelerators
+/// of the cases choose the device by themselves, as users' do.
 namespace gpu_test {
 
-inline bool on_cuda() { return torch::cuda::is_available(); }
-inline bool rehearsal() { return !on_cuda() && std::getenv("ACCELERATE_GPU_REHEARSAL") != nullptr; }
+inline bool on_cuda() { return torch::cuda::is_available(); }  ///< or on the fake GPU
+inline bool rehearsal() { return std::getenv("ACCELERATE_GPU_REHEARSAL") != nullptr; }
 inline at::Device device() { return on_cuda() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU); }
 
 class GpuTest : public testing::Test {
@@ -24,7 +24,7 @@ class GpuTest : public testing::Test {
   void SetUp() override {
     if (!on_cuda() && !rehearsal())
       GTEST_SKIP()
-          << "LibTorch finds no GPU here (ACCELERATE_GPU_REHEARSAL=1 runs these tests on the CPU, to try them)";
+          << "LibTorch finds no GPU here (ACCELERATE_GPU_REHEARSAL=cpu runs these tests on the CPU, to try them)";
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // without it cuBLAS warns at each call
     // fp32 means fp32 (TF32 has ten bits), and kernels that may add in any order are left alone: equal is equal then.
     at::globalContext().setFloat32MatmulPrecision("highest");
@@ -33,9 +33,9 @@ class GpuTest : public testing::Test {
   }
 };
 
-/// What has no meaning on the CPU ends here in a rehearsal.
+/// What only a real GPU has ends here in a rehearsal.
 #define NEEDS_CUDA(why) \
-  if (!gpu_test::on_cuda()) GTEST_SKIP() << "a rehearsal on the CPU: " << (why)
+  if (gpu_test::rehearsal()) GTEST_SKIP() << "a rehearsal without a GPU: " << (why)
 
 inline void synchronize() {
   if (on_cuda()) torch::cuda::synchronize();
