@@ -17,6 +17,7 @@ namespace gpu_test {
 
 inline bool on_cuda() { return torch::cuda::is_available(); }  ///< or on the fake GPU
 inline bool rehearsal() { return std::getenv("ACCELERATE_GPU_REHEARSAL") != nullptr; }
+inline bool on_gpu() { return on_cuda() && !rehearsal(); }  ///< what is large, long or timed is for real ones
 inline at::Device device() { return on_cuda() ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU); }
 
 class GpuTest : public testing::Test {

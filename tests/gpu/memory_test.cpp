@@ -46,7 +46,7 @@ void train_once(int64_t width, int64_t depth) {
 /// Many layers, so that what one of them needs besides is small: the temporaries of the plain optimizer step, which
 /// the dry run counts and fused kernels do without, and cuBLAS's workspace of 32 MiB, which it does not know.
 TEST_F(GpuMemory, DryRunForetellsThePeak) {
-  const int64_t width = on_cuda() ? 2048 : 256, depth = 96;
+  const int64_t width = on_gpu() ? 2048 : 256, depth = 96;
   train_once(64, 2);  // what libraries keep for themselves is there from now on
   start_again();
   synchronize();

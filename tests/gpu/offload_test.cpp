@@ -86,7 +86,7 @@ int64_t allocated() {
 }
 
 Backward backward_with(const std::optional<ActivationOffloadOptions>& options) {
-  const int64_t rows = on_cuda() ? 4096 : 256;
+  const int64_t rows = on_gpu() ? 4096 : 256;
   Mlp net(kOffloadWidth, kOffloadDepth);
   net->to(device());
   const auto x = numbers({rows, kOffloadWidth}, 1);

@@ -90,7 +90,7 @@ TEST_F(GpuPlacement, TrainsAsTheCpuDoes) {
 /// Copies of batches wait behind what the device computes, while the loop and the workers go on: memory that was used
 /// again too early would show other rows.
 TEST_F(GpuLoader, PinnedBatchesThatAreCopiedLateArriveWhole) {
-  const int64_t count = 64, width = on_cuda() ? 1 << 18 : 1 << 10, busy = on_cuda() ? 4096 : 16;
+  const int64_t count = 64, width = on_gpu() ? 1 << 18 : 1 << 10, busy = on_gpu() ? 4096 : 16;
   std::vector<at::Tensor> rows;
   for (int64_t i = 0; i < count; ++i) rows.push_back(torch::full({width}, static_cast<double>(i)));
   Accelerator accelerator({.dataloader_config = {.non_blocking = true}});

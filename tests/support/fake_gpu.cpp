@@ -26,7 +26,7 @@
 namespace {
 
 constexpr auto kType = c10::DeviceType::CUDA;
-constexpr size_t kTotalBytes = size_t{1} << 30;  ///< so much memory does the device have
+constexpr size_t kTotalBytes = size_t{8} << 30;  ///< so much memory does the device have
 
 /// Pages that are closed to the host, but while a kernel runs.
 class Memory {
