@@ -73,31 +73,37 @@ TEST_F(GpuGroupOfOne, FuturesAreWaitedForOnTheStream) {
   }
 }
 
-/// c10d's Reducer with our hook, through nccl: the average over one rank is its own gradient.
+/// c10d's Reducer with our hook: the average over one rank is its own gradient, rounded to what travels.
 TEST_F(GpuGroupOfOne, DataParallelGradientsAreThoseOfThePlainModel) {
-  Mlp net(64, 4), plain(64, 4);
-  net->to(device());
-  plain->to(device());
-  const ModelRef model(net.ptr());
-  parallel::DistributedDataParallel engine(model.parameters(), model.buffers(), {});
-  const int64_t before = counts::of(counts::Count::gradient_buckets);
-  for (uint64_t step = 0; step < 4; ++step) {
-    const auto x = numbers({16, 64}, step);
-    engine.before_forward();
-    const auto y = net(x);
-    engine.after_forward({y});
-    engine.leave_forward();
-    const auto loss = loss_of(y);
-    engine.before_backward(loss);
-    parallel::guard_backward([&] { loss.backward(); });
-    engine.after_backward();
-    loss_of(plain(x)).backward();
-    const auto found = gradients_of(*net), expected = gradients_of(*plain);
-    for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(same_bits(found[i], expected[i])) << "step " << step;
-    net->zero_grad();
-    plain->zero_grad();
+  for (const auto hook : {DDPCommunicationHookType::no, DDPCommunicationHookType::bf16}) {
+    Mlp net(64, 4), plain(64, 4);
+    net->to(device());
+    plain->to(device());
+    const ModelRef model(net.ptr());
+    parallel::DistributedDataParallel engine(model.parameters(), model.buffers(), {.comm_hook = hook});
+    const int64_t before = counts::of(counts::Count::gradient_buckets);
+    for (uint64_t step = 0; step < 4; ++step) {
+      const auto x = numbers({16, 64}, step);
+      engine.before_forward();
+      const auto y = net(x);
+      engine.after_forward({y});
+      engine.leave_forward();
+      const auto loss = loss_of(y);
+      engine.before_backward(loss);
+      parallel::guard_backward([&] { loss.backward(); });
+      engine.after_backward();
+      loss_of(plain(x)).backward();
+      const auto found = gradients_of(*net), expected = gradients_of(*plain);
+      for (size_t i = 0; i < found.size(); ++i)
+        EXPECT_TRUE(same_bits(found[i], hook == DDPCommunicationHookType::no
+                                            ? expected[i]
+                                            : expected[i].to(at::kBFloat16).to(at::kFloat)))
+            << "step " << step;
+      net->zero_grad();
+      plain->zero_grad();
+    }
+    EXPECT_GE(counts::of(counts::Count::gradient_buckets) - before, 4) << "nothing was reduced";
   }
-  EXPECT_GE(counts::of(counts::Count::gradient_buckets) - before, 4) << "nothing was reduced";
 }
 
 /// The whole of a unit comes from its shards, of which there is one, also if that lies in pinned memory on the host.

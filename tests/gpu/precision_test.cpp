@@ -30,7 +30,7 @@ TEST_F(GpuPrecision, AutocastChoosesTheTypeAndGivesFp32Back) {
     start_again();
     Accelerator accelerator({.mixed_precision = name});
     Watched net;
-    auto [m] = std::tuple(accelerator.prepare_model(net));
+    const auto m = accelerator.prepare_model(net);
     const auto y = m(numbers({4, 16}, 1));
     EXPECT_EQ(net->computed_in, type) << name;
     EXPECT_EQ(y.scalar_type(), at::kFloat) << name;
@@ -44,7 +44,7 @@ TEST_F(GpuPrecision, AnOverflowSkipsTheStepAndHalvesTheScale) {
   Accelerator accelerator({.mixed_precision = "fp16", .kwargs_handlers = {GradScalerKwargs{.init_scale = 1024}}});
   Mlp net(16, 2);
   auto [m, optimizer] = accelerator.prepare(net, torch::optim::AdamW(net->parameters(), 1e-2));
-  const auto step = [&](double factor) {
+  const auto step = [&, &m = m, &optimizer = optimizer](double factor) {
     accelerator.backward(factor * loss_of(m(numbers({8, 16}, 1))));
     optimizer.step();
     optimizer.zero_grad();
