@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <regex>
 
 #include "../cli/program.hpp"
 #include "gpu.hpp"
@@ -52,7 +53,19 @@ TEST_F(GpuPrograms, LaunchedProgramsTrainOnTheGpu) {
   EXPECT_THAT(result.out, HasSubstr("3 tests from 3 test suites ran"));
 }
 
-/// What the launcher's monitor shows of a rank's GPU, without LibTorch: bytes that this process takes are seen there.
+TEST_F(GpuPrograms, TheMonitorShowsTheGpuOfARank) {
+  std::vector<std::string> arguments{cli_test::accelerate(), "launch", "--num_processes", "1", "--monitor",
+                                     "--monitor_seconds",    "0.5"};
+  if (!on_cuda()) arguments.emplace_back("--cpu");
+  arguments.insert(arguments.end(), {"/bin/sleep", "4"});
+  const auto result = Program(arguments).wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("rank  state"));
+  // "0: 12 %, 1.5 GiB of 139.8 GiB"
+  EXPECT_EQ(std::regex_search(result.err, std::regex("[0-9]: .*[KMG]iB of [0-9.]+ GiB")), on_cuda()) << result.err;
+}
+
+/// What the launcher's monitor knows of a rank's GPU, without LibTorch: bytes that this process takes are seen there.
 TEST_F(GpuPrograms, TheMonitorSeesTheMemoryInUse) {
   NEEDS_CUDA("no driver to ask");
   accelerate::launcher::Gpus gpus;
