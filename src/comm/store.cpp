@@ -78,10 +78,6 @@ bool is_of_this_group(c10d::Store& store, std::chrono::milliseconds timeout) {
 
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
-std::chrono::milliseconds tcp_store_timeout(std::chrono::milliseconds time) {
-  return std::max(time / 3, std::chrono::milliseconds(1000));
-}
-
 c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
   const std::string where = options.master_addr + ":" + std::to_string(options.master_port);
   const std::string host = is_loopback(options.master_addr) ? "127.0.0.1" : options.master_addr;
@@ -106,9 +102,10 @@ c10::intrusive_ptr<c10d::Store> open_store(const StoreOptions& options) {
                              (joined_before ? "/" + std::to_string(joined_before) : "");
   c10::intrusive_ptr<c10d::Store> store;
   do {
+    // Where nobody listens c10d's store goes on for two to three times as long as it is told.
     std::string why;
     if (!tcp.isServer && !wait_for_server(host, options.master_port, end, why)) raise_unreachable(options, where, why);
-    tcp.timeout = tcp_store_timeout(left());
+    tcp.timeout = left();
     store = connect(options, host, tcp, where);
     if (guarded) store = c10::make_intrusive<GuardedStore>(prefix, std::move(store), std::move(*guarded));
     else store = c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store));

@@ -13,10 +13,6 @@ namespace accelerate::comm {
 
 bool is_loopback(const std::string& host);
 
-/// What to tell c10d's TCPStore where it shall give up after `time`: it goes on for about three times what it was told,
-/// and takes less than a second for none.
-std::chrono::milliseconds tcp_store_timeout(std::chrono::milliseconds time);
-
 struct StoreOptions {
   int64_t rank = 0;
   int64_t world_size = 1;

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "accelerate/utils/archive.hpp"
-#include "comm/store.hpp"
 #include "utils/error_text.hpp"
 #include "utils/raise.hpp"
 #include "utils/thread_annotations.hpp"
@@ -163,8 +162,7 @@ bool answered(const std::shared_ptr<Talk>& talk, std::chrono::milliseconds limit
 /// A connection of the watchdog's own, since a waiting call holds the one that it was made on.
 c10::intrusive_ptr<c10d::Store> connect_again(c10d::Store& store, int64_t rank, std::chrono::milliseconds timeout) {
   try {
-    // It was there a moment ago.
-    store.setTimeout(tcp_store_timeout(std::min(timeout, std::chrono::milliseconds(30000))));
+    store.setTimeout(std::min(timeout, std::chrono::milliseconds(30000)));  // it was there a moment ago
     auto again = store.clone();
     again->setTimeout(timeout);
     store.setTimeout(timeout);
