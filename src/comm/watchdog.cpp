@@ -220,7 +220,7 @@ void Watchdog::leave() {
 void Watchdog::announce_failure(const std::string& reason) noexcept {
   if (talk_->failed.exchange(true)) return;
   try {
-    answered(talk_, std::chrono::seconds(2), [reason](Talk& talk) { talk.announce(reason); });
+    answered(talk_, std::chrono::seconds(5), [reason](Talk& talk) { talk.announce(reason); });
   } catch (const std::exception&) {
     // Without a store the peers notice by their connections.
   }
