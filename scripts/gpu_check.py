@@ -73,13 +73,13 @@ class Check:
         code, text = self.run("torch", [sys.executable, "-c", TORCH], "question")
         if code == 0:
             facts.update(json.loads(text.strip().splitlines()[-1]))
+        if not facts.get("gpu") and not self.args.rehearse:
+            self.fail("torch of python3 sees no GPU here; --rehearse tries on the CPU what has a meaning there")
         for name, command in {"g++": ["g++", "--version"], "cmake_program": ["cmake", "--version"], "ninja": ["ninja", "--version"],
                               "driver": ["nvidia-smi", "--query-gpu=driver_version,memory.used,clocks.sm", "--format=csv,noheader"]}.items():
             if shutil.which(command[0]):
                 done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
                 facts[name] = (done.stdout.splitlines() or [""])[0]
-        if not facts.get("gpu") and not self.args.rehearse:
-            self.fail("torch of python3 sees no GPU here; --rehearse tries on the CPU what has a meaning there")
 
     def fail(self, why):
         self.report["steps"].append({"name": "precondition", "status": why, "seconds": 0, "log": None})
@@ -195,7 +195,10 @@ def main():
     for step in STEPS:
         # What the others ask of the machine, they ask in any case.
         if not args.only or step in args.only or step == "machine":
-            getattr(check, step)()
+            try:
+                getattr(check, step)()
+            except (OSError, ValueError, subprocess.SubprocessError) as error:  # a driver that does not answer, a report that was cut off
+                check.fail(f"{step}: {error}")
             check.write()
     failed = check.failed()
     print(f"{len(failed)} of {len(check.report['steps']) + len(check.report['tests'])} failed; {os.path.join(args.out, 'gpu_check.md')}", flush=True)

@@ -143,14 +143,14 @@ TEST_F(GpuBigModel, LayersOnTheGpuAndOnTheHost) {
   for (int pass = 0; pass < 3; ++pass) EXPECT_TRUE(close(model(x), whole(x), 1e-5));
 }
 
-const int64_t kTokens = on_gpu() ? 20 : 5;
+int64_t tokens() { return on_gpu() ? 20 : 5; }
 
 template <class Model> void same_tokens(Model& on_host, Model& on_device) {
   on_host->eval();
   on_device->eval();
   on_device->to(device());
   for (const int64_t beams : {1, 3}) {
-    const models::GenerationConfig config{.max_new_tokens = kTokens, .num_beams = beams};
+    const models::GenerationConfig config{.max_new_tokens = tokens(), .num_beams = beams};
     const auto expected = models::generate(on_host, some_ids(at::kCPU), config);
     const auto found = models::generate(on_device, some_ids(device()), config);
     EXPECT_EQ(found.device(), device());
@@ -175,7 +175,7 @@ TEST_F(GpuGenerate, LlamaGivesTheTokensThatItGivesOnTheCpu) {
 TEST_F(GpuGenerate, SamplingRepeatsWithItsSeed) {
   auto net = fresh_gpt2();
   net->to(device());
-  const models::GenerationConfig config{.max_new_tokens = kTokens, .do_sample = true};
+  const models::GenerationConfig config{.max_new_tokens = tokens(), .do_sample = true};
   const auto sample = [&](uint64_t seed) {
     torch::manual_seed(seed);
     return models::generate(net, some_ids(device()), config);
@@ -190,7 +190,7 @@ TEST_F(GpuGenerate, OffloadedModelsGiveTheSameTokens) {
   auto whole = fresh_gpt2(), net = fresh_gpt2();
   whole->to(device());
   const auto model = cpu_offload(net, {.execution_device = device(), .offload = {.budget_bytes = bytes_of(*net) / 2}});
-  const models::GenerationConfig config{.max_new_tokens = kTokens};
+  const models::GenerationConfig config{.max_new_tokens = tokens()};
   EXPECT_TRUE(same_bits(models::generate(net, some_ids(device()), config),
                         models::generate(whole, some_ids(device()), config)));
 }

@@ -24,12 +24,12 @@ class GpuGroupOfOne : public GpuTest {
   void SetUp() override {
     GpuTest::SetUp();
     if (IsSkipped()) return;
-    if (on_cuda() && !comm::kNccl.available) GTEST_SKIP() << "this build has no nccl";
+    if (on_gpu() && !comm::kNccl.available) GTEST_SKIP() << "this build has no nccl";
     const PartialState state;  // which chooses the device
     ASSERT_EQ(state.device(), device());
     group = comm::Group::join({.rank = 0,
                                .world_size = 1,
-                               .backend = on_cuda() ? "nccl" : "gloo",
+                               .backend = on_gpu() ? "nccl" : "gloo",
                                .master_addr = "127.0.0.1",
                                .master_port = support::free_port(),
                                .timeout = std::chrono::seconds(60),

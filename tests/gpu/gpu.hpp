@@ -26,6 +26,9 @@ class GpuTest : public testing::Test {
     if (!on_cuda() && !rehearsal())
       GTEST_SKIP()
           << "LibTorch finds no GPU here (ACCELERATE_GPU_REHEARSAL=cpu runs these tests on the CPU, to try them)";
+    const char* how = std::getenv("ACCELERATE_GPU_REHEARSAL");
+    // LibTorch asks for devices once: a question before the fake GPU is there, and none ever is.
+    ASSERT_TRUE(on_cuda() || !how || std::string(how) != "fake") << "this program has no fake GPU";
     ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // without it cuBLAS warns at each call
     // fp32 means fp32 (TF32 has ten bits), and kernels that may add in any order are left alone: equal is equal then.
     at::globalContext().setFloat32MatmulPrecision("highest");

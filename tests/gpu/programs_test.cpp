@@ -62,7 +62,7 @@ TEST_F(GpuPrograms, TheMonitorShowsTheGpuOfARank) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("rank  state"));
   // "0: 12 %, 1.5 GiB of 139.8 GiB"
-  EXPECT_EQ(std::regex_search(result.err, std::regex("[0-9]: .*[KMG]iB of [0-9.]+ GiB")), on_cuda()) << result.err;
+  EXPECT_EQ(std::regex_search(result.err, std::regex("[0-9]: .*[KMG]iB of [0-9.]+ GiB")), on_gpu()) << result.err;
 }
 
 /// What the launcher's monitor knows of a rank's GPU, without LibTorch: bytes that this process takes are seen there.
