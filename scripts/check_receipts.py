@@ -34,6 +34,7 @@ LEFT_OUT = {
     "dataloader_config": PARTS, "project_config": PARTS, "gradient_accumulation_plugin": PARTS, "fsdp_plugin": PARTS, "kwargs_handlers": PARTS,
     "parallelism_config": PARTS, "fsdp_plugin.cpu_offload": PARTS, "fsdp_plugin.mixed_precision_policy": PARTS,
     "fsdp_plugin.state_dict_config": PARTS, "fsdp_plugin.optim_state_dict_config": PARTS,
+    "DistributedDataParallelKwargs.dim": REFUSED, "DistributedDataParallelKwargs.check_reduction": REFUSED,
     "deepspeed_plugin": REFUSED, "megatron_lm_plugin": REFUSED,
     "parallelism_config.tp_size": REFUSED, "parallelism_config.cp_size": REFUSED, "parallelism_config.sp_size": REFUSED,
     "parallelism_config.cp_backend": "of an axis that is refused", "parallelism_config.sp_backend": "of an axis that is refused",

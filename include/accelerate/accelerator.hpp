@@ -433,6 +433,7 @@ class ACCELERATE_API Accelerator {
 
  private:
   struct Impl;
+  friend class LocalSGD;  // accelerator/local_sgd.hpp
 
   template <class T> auto prepare_one(T&& object) {
     using U = std::remove_cvref_t<T>;

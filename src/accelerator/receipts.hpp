@@ -93,13 +93,17 @@ inline std::string text_of(bool value) { return value ? "true" : "false"; }
 inline std::string text_of(const std::string& value) { return value; }
 inline std::string text_of(const std::filesystem::path& value) { return value.string(); }
 inline std::string text_of(std::chrono::milliseconds value) { return fmt::format("{} ms", value.count()); }
+inline std::string text_of(const PowerSGDOptions& value) {
+  return fmt::format("rank {} from step {} on", value.matrix_approximation_rank, value.start_powerSGD_iter);
+}
 inline std::string text_of(at::ScalarType value) { return c10::toString(value); }
 inline std::string text_of(GradientAverage value) { return value == GradientAverage::steps ? "steps" : "tokens"; }
 inline std::string text_of(RNGType value) {
   return value == RNGType::torch ? "torch" : value == RNGType::device ? "device" : "generator";
 }
 inline std::string text_of(DDPCommunicationHookType value) {
-  return value == DDPCommunicationHookType::no ? "no" : value == DDPCommunicationHookType::fp16 ? "fp16" : "bf16";
+  constexpr const char* kNames[] = {"no", "fp16", "bf16", "power_sgd", "batched_power_sgd"};
+  return kNames[static_cast<size_t>(value)];
 }
 template <class T>
 requires std::is_arithmetic_v<T> std::string text_of(T value) { return fmt::format("{}", value); }

@@ -85,9 +85,39 @@ Deed comm_hook(const Facts& f) {
   if (f.ddp.comm_hook == DDPCommunicationHookType::no)
     return off("off: {} as they are", bytes(f[Count::gradient_bytes]));
   if (f[Count::gradient_buckets] == 0) return not_due("nothing was trained");
+  const bool powers = f.ddp.comm_hook == DDPCommunicationHookType::power_sgd ||
+                      f.ddp.comm_hook == DDPCommunicationHookType::batched_power_sgd;
+  if (powers && f[Count::buckets_compressed] == 0)
+    return not_due("no bucket was compressed; the first {} are averaged whole, and what is too small always is",
+                   counted(f.ddp.comm_state_option.start_powerSGD_iter, "step", "steps"));
   if (f[Count::bytes_saved] == 0) return nothing("gradients are {} already", text_of(f.ddp.comm_hook));
   return acted("{} of gradients travelled as {}", bytes(f[Count::gradient_bytes]),
                bytes(f[Count::gradient_bytes] - f[Count::bytes_saved]));
+}
+
+Deed comm_wrapper(const Facts& f) {
+  if (const auto none = no_averaging(f, "whose reduce_dtype says how gradients travel")) return *none;
+  if (f.ddp.comm_wrapper == DDPCommunicationHookType::no) return off("off");
+  if (f[Count::gradient_buckets] == 0) return not_due("nothing was trained");
+  if (f[Count::buckets_wrapped] == 0) return nothing("gradients are {} already", text_of(f.ddp.comm_wrapper));
+  return acted("{} converted to {} before the hook", counted(f[Count::buckets_wrapped], "bucket was", "buckets were"),
+               text_of(f.ddp.comm_wrapper));
+}
+
+Deed comm_state_option(const Facts& f) {
+  if (const auto none = no_averaging(f, "whose reduce_dtype says how gradients travel")) return *none;
+  if (f.ddp.comm_hook != DDPCommunicationHookType::power_sgd &&
+      f.ddp.comm_hook != DDPCommunicationHookType::batched_power_sgd)
+    return off("comm_hook is {}", text_of(f.ddp.comm_hook));
+  if (f[Count::buckets_compressed] == 0) return not_due("no bucket was compressed");
+  return acted("{} compressed", counted(f[Count::buckets_compressed], "bucket was", "buckets were"));
+}
+
+Deed communication_hook(const Facts& f) {
+  if (const auto none = no_averaging(f, "whose gradients are cut over ranks")) return *none;
+  if (!f.ddp.communication_hook) return off("unset");
+  if (f[Count::user_hook_calls] == 0) return not_due("nothing was trained");
+  return acted("it was called {}", counted(f[Count::user_hook_calls], "time", "times"));
 }
 
 // ---- precision
@@ -174,6 +204,11 @@ Deed timeout(const Facts& f) {
   if (f.ranks == 1) return nothing("one process waits for nobody");
   if (!f.process_group.timeout) return off("by the back end");
   return acted("in force for all waits; none took as long");
+}
+Deed init_method(const Facts& f) {
+  if (f.ranks == 1) return nothing("one process meets nobody");
+  if (f.process_group.init_method.empty()) return off("by MASTER_ADDR and MASTER_PORT");
+  return acted("{} ranks met through {}", f.ranks, f.process_group.init_method);
 }
 Deed step_scheduler_with_optimizer(const Facts& f) {
   if (f.schedulers == 0) return nothing("no schedule was prepared");
@@ -272,6 +307,15 @@ std::vector<Row> rows_of_training() {
       {"DistributedDataParallelKwargs.static_graph", nullptr, kAveraging, asked<&Facts::ddp, &Ddp::static_graph>,
        static_graph},
       {"DistributedDataParallelKwargs.comm_hook", nullptr, kAveraging, asked<&Facts::ddp, &Ddp::comm_hook>, comm_hook},
+      {"DistributedDataParallelKwargs.comm_wrapper", nullptr, kAveraging, asked<&Facts::ddp, &Ddp::comm_wrapper>,
+       comm_wrapper},
+      {"DistributedDataParallelKwargs.comm_state_option", nullptr, "with comm_hook power_sgd",
+       asked<&Facts::ddp, &Ddp::comm_state_option>, comm_state_option},
+      {"DistributedDataParallelKwargs.communication_hook", nullptr, kAveraging,
+       [](const Facts& f) {
+         return Asked{f.ddp.communication_hook != nullptr, f.ddp.communication_hook ? "set" : "unset"};
+       },
+       communication_hook},
       {"mixed_precision", "ACCELERATE_MIXED_PRECISION", "in forwards of prepared models",
        asked<&Facts::given, &Options::mixed_precision>, mixed_precision},
       {"AutocastKwargs.enabled", nullptr, kAutocast, asked<&Facts::autocast, &AutocastKwargs::enabled>,
@@ -288,6 +332,8 @@ std::vector<Row> rows_of_training() {
        asked<&Facts::process_group, &InitProcessGroupKwargs::backend>, backend},
       {"InitProcessGroupKwargs.timeout", nullptr, "when a peer does not answer",
        asked<&Facts::process_group, &InitProcessGroupKwargs::timeout>, timeout},
+      {"InitProcessGroupKwargs.init_method", nullptr, "with several processes",
+       asked<&Facts::process_group, &InitProcessGroupKwargs::init_method>, init_method},
       {"step_scheduler_with_optimizer", nullptr, "in prepared schedules",
        asked<&Facts::given, &Options::step_scheduler_with_optimizer>, step_scheduler_with_optimizer},
       {"cpu", "ACCELERATE_USE_CPU", "where there is an accelerator", asked<&Facts::given, &Options::cpu>, cpu},

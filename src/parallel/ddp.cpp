@@ -1,5 +1,7 @@
 #include "accelerate/parallel/ddp.hpp"
 
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
 #include <ATen/ops/any.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
@@ -22,6 +24,7 @@
 #include "parallel/engines.hpp"
 #include "parallel/gradient_hook.hpp"
 #include "parallel/join.hpp"
+#include "parallel/replica_average.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "utils/counts.hpp"
 #include "utils/meta_memory.hpp"
@@ -81,6 +84,20 @@ class BucketReducer final : public c10d::Reducer {
     const std::lock_guard lock(mutex_);
     return require_finalize_;
   }
+  /// Of which parameters each bucket is made, by their numbers.
+  std::vector<std::vector<size_t>> layout() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::vector<size_t>> all;
+    for (const auto& bucket : buckets_) all.push_back(bucket.variable_indices);
+    return all;
+  }
+  /// Makes such buckets, and no others after the first step. Between steps.
+  void set_layout(std::vector<std::vector<size_t>> layout) {
+    rebuilt_params_.clear();
+    rebuilt_param_indices_.clear();
+    initialize_buckets(std::move(layout));
+    has_rebuilt_bucket_ = true;
+  }
   /// Counts parameters as used in the micro-steps so far; null: none of them. Where unused ones are looked for.
   void count_as_used(const std::vector<char>* used) {
     const std::lock_guard lock(mutex_);
@@ -109,6 +126,8 @@ struct DistributedDataParallel::Impl {
   bool forward_sync =
       true;  ///< the last forward was followed by an averaging backward, so buffers may differ from rank 0's
   bool joining = false;  ///< inside join()
+  bool apart = false;    ///< nothing is averaged in backward
+  std::shared_ptr<GradientHook> hook;
   /// There were micro-steps without averaging since the last averaging backward; the same on all ranks.
   bool suspended = false;
 
@@ -166,7 +185,8 @@ struct DistributedDataParallel::Impl {
       logger = std::make_shared<c10d::Logger>(reducer);
       reducer->set_logger(logger);
     }
-    reducer->register_comm_hook(make_gradient_hook(kwargs.comm_hook));
+    hook = make_gradient_hook(kwargs);
+    reducer->register_comm_hook(reducer_hook(hook, kwargs));
   }
 
   void on_gradient(size_t index) {
@@ -378,8 +398,8 @@ void DistributedDataParallel::after_backward() {
 
 bool DistributedDataParallel::require_backward_grad_sync() const { return impl_->grad_sync; }
 void DistributedDataParallel::set_require_backward_grad_sync(bool value) {
-  impl_->grad_sync = value;
-  if (!value) impl_->suspended = true;
+  impl_->grad_sync = value && !impl_->apart;
+  if (!impl_->grad_sync) impl_->suspended = true;
 }
 
 void DistributedDataParallel::resume_accumulation() {
@@ -389,18 +409,87 @@ void DistributedDataParallel::resume_accumulation() {
 }
 
 void DistributedDataParallel::settle_gradients() {
-  if (!std::exchange(impl_->suspended, false) || !impl_->reducer) return;
+  if (impl_->apart || !std::exchange(impl_->suspended, false) || !impl_->reducer) return;
   comm::world_group()->guard("step", [&] { impl_->average_what_is_left(); });
 }
 
 void DistributedDataParallel::prepare_backward_sync() {
+  if (impl_->apart) return;
   impl_->grad_sync = true;
   impl_->forward_sync = true;
   // Unused parameters are looked for when the loss is known.
   if (impl_->reducer && !impl_->searches_unused()) impl_->expect_gradients({});
 }
 
-void DistributedDataParallel::begin_join() { impl_->joining = true; }
+void DistributedDataParallel::set_apart(bool apart) {
+  if (apart && impl_->joining)
+    throw ConfigError(
+        "LocalSGD: found it within join_uneven_inputs, expected it outside: a rank without data takes no part in "
+        "averages of parameters; let the loader give all ranks the same number of batches (even_batches)");
+  impl_->apart = apart;
+  impl_->grad_sync = impl_->forward_sync = !apart;
+  impl_->suspended = false;
+}
+
+std::optional<int64_t> DistributedDataParallel::apart() const {
+  return impl_->apart ? std::optional(comm::rank()) : std::nullopt;
+}
+
+void DistributedDataParallel::average_replicas(const std::vector<at::Tensor>& tensors) const {
+  average_in_place(*comm::world_group(), tensors);
+}
+
+c10::IValue DistributedDataParallel::own_state() const {
+  if (!impl_->hook || impl_->hook->state().isNone()) return {};
+  c10::List<c10::List<int64_t>> layout;
+  for (const auto& bucket : impl_->reducer->layout()) {
+    c10::List<int64_t> indices;
+    for (const size_t index : bucket) indices.push_back(static_cast<int64_t>(index));
+    layout.push_back(indices);
+  }
+  c10::impl::GenericDict state(c10::StringType::get(), c10::AnyType::get());
+  state.insert("buckets", layout);
+  state.insert("hook", impl_->hook->state());
+  return state;
+}
+
+std::function<void()> DistributedDataParallel::stage_own_state(const c10::IValue& state) {
+  if (!impl_->hook || impl_->hook->state().isNone()) return Engine::stage_own_state(state);
+  std::vector<std::vector<size_t>> layout;
+  std::vector<size_t> all;
+  c10::IValue hook;
+  try {
+    const auto dict = state.toGenericDict();
+    for (const auto& bucket : dict.at("buckets").toListRef()) {
+      layout.emplace_back();
+      for (const auto& index : bucket.toListRef()) layout.back().push_back(static_cast<size_t>(index.toInt()));
+      all.insert(all.end(), layout.back().begin(), layout.back().end());
+    }
+    hook = dict.at("hook");
+  } catch (const std::exception& error) {
+    raise<CheckpointError>("load_state: the state of gradients' buckets can't be read ({})", error.what());
+  }
+  std::sort(all.begin(), all.end());
+  bool fits = all.size() == impl_->trained_parameters.size();
+  for (size_t i = 0; fits && i < all.size(); ++i) fits = all[i] == i;
+  if (!fits)
+    raise<CheckpointError>(
+        "load_state: the checkpoint's buckets of gradients are of {} parameters, expected the {} that are trained "
+        "here; the model has changed",
+        all.size(), impl_->trained_parameters.size());
+  return [this, layout, take = impl_->hook->stage(hook)] {
+    if (impl_->reducer->layout() != layout) impl_->reducer->set_layout(layout);
+    take();
+  };
+}
+
+void DistributedDataParallel::begin_join() {
+  if (impl_->apart)
+    throw ConfigError(
+        "join_uneven_inputs: found it within LocalSGD, expected it outside: a rank without data takes no part in "
+        "averages of parameters; let the loader give all ranks the same number of batches (even_batches)");
+  impl_->joining = true;
+}
 void DistributedDataParallel::end_join() noexcept { impl_->joining = false; }
 
 bool DistributedDataParallel::shadow_step() {
@@ -432,6 +521,7 @@ class Averaging final : public ChosenEngine {
 }  // namespace
 
 std::unique_ptr<ChosenEngine> choose_ddp(const EngineRequest& request) {
+  check_hook_settings(request.ddp);
   return std::make_unique<Averaging>(request.ddp);
 }
 

@@ -1,5 +1,6 @@
 #include "accelerate/parallel/engine.hpp"
 
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_strided.h>
 
 #include "accelerate/utils/error.hpp"
@@ -19,6 +20,22 @@ void Engine::begin_join() {
 }
 
 void Engine::finish_join(int64_t) {}
+
+void Engine::set_apart(bool) {
+  throw ConfigError(
+      "LocalSGD: the ranks hold one replica of the model together, expected several that can train apart: data "
+      "parallelism, or FSDP with HYBRID_SHARD (dp_replicate_size)");
+}
+
+void Engine::average_replicas(const std::vector<at::Tensor>&) const {}
+
+c10::IValue Engine::own_state() const { return {}; }
+
+std::function<void()> Engine::stage_own_state(const c10::IValue&) {
+  throw CheckpointError(
+      "load_state: the checkpoint has a state of communication hooks, which this model's engine has none of, expected "
+      "the DistributedDataParallelKwargs that it was saved with");
+}
 
 at::Tensor stretch_of(const at::Tensor& like, const at::Tensor& value, int64_t begin, int64_t numel) {
   at::Tensor ordered = value.detach();

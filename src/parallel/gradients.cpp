@@ -66,9 +66,18 @@ at::Tensor norm_of(const Gradients& gradients, const Engines& engines, double no
   if (shared) {
     // The norm of the whole from the norms of its pieces.
     const bool largest = std::isinf(norm_type);
-    const at::Tensor sum = comm::agreed::all_reduce((largest ? total : total.pow(norm_type)).view({1}).to(device),
-                                                    largest ? Reduction::max : Reduction::sum, 1.0)
-                               .squeeze(0)
+    // Replicas that train apart have norms of their own: each has its place in the sum.
+    std::optional<int64_t> replica;
+    for (const auto& engine : engines)
+      if (engine && engine->holds_pieces() && engine->apart()) replica = engine->apart();
+    at::Tensor parts = (largest ? total : total.pow(norm_type)).view({1}).to(device);
+    if (replica) {
+      at::Tensor all = at::zeros({comm::world_size()}, parts.options());
+      all.narrow(0, *replica, 1).copy_(parts);
+      parts = all;
+    }
+    const at::Tensor sum = comm::agreed::all_reduce(parts, largest ? Reduction::max : Reduction::sum, 1.0)
+                               .select(0, replica.value_or(0))
                                .to(where);
     total = largest ? sum : sum.pow(1.0 / norm_type);
   }

@@ -10,6 +10,7 @@
 #include "run_state/accumulation.hpp"
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"
+#include "run_state/own_states.hpp"
 #include "run_state/whole_stream.hpp"
 #include "utils/counts.hpp"
 #include "utils/raise.hpp"
@@ -131,6 +132,7 @@ void save(const RunState& run, const fs::path& folder, const SaveOptions& option
     }
     save_object(checkpointing::random_states(run.step % options.num_steps, options.device), random_states_file(folder));
     save_accumulation(run, folder, options.num_steps);
+    save_own_states(run, folder);
   });
 }
 
@@ -161,6 +163,7 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
   std::vector<data::DataLoaderState> loaders;
   std::optional<c10::IValue> scaler, random;
   std::optional<StagedAccumulation> accumulation;
+  std::vector<std::function<void()>> own_states;
   on_all_ranks_or_throw([&] {
     using checkpointing::load_object;
     for (size_t i = 0; i < models.size(); ++i)
@@ -179,6 +182,7 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
     for (size_t i = 0; i < run.customs.size(); ++i) customs.push_back(load_object(custom_file(folder, i)));
     if (run.scaler) scaler = load_object(folder / "scaler.pt");
     accumulation.emplace(run, folder, options);
+    own_states = stage_own_states(run, folder);
     try {
       random = load_object(random_states_file(folder));
     } catch (const CheckpointError& error) {
@@ -212,6 +216,7 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
     throw;
   }
   for (const auto& model : staged) model.apply();
+  for (const auto& take_own : own_states) take_own();
   broadcast_object_list(step);  // ranks that wrote no file of their own count with the others
   accumulation->apply(run, step[0] % options.num_steps);
 }

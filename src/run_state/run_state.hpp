@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,6 +24,14 @@
 /// What was prepared, and how is it saved and loaded?
 namespace accelerate::run_state {
 
+/// Something that each rank knows for itself, see own_states.hpp.
+struct OwnState {
+  std::string name;
+  std::function<c10::IValue()> save;  ///< None: nothing
+  /// Looks whether it fits, and returns what takes it up. @throws CheckpointError.
+  std::function<std::function<void()>(const c10::IValue&)> stage;
+};
+
 /// All that one Accelerator has prepared, in the order of preparation, which is that of the files of a checkpoint.
 struct RunState {
   std::vector<std::shared_ptr<detail::PreparedModel>> models = {};
@@ -30,8 +40,9 @@ struct RunState {
   std::vector<std::shared_ptr<data::PreparedStatus>> loaders = {};
   std::shared_ptr<optim::GradScaler> scaler = nullptr;
   std::vector<checkpointing::CustomObject> customs = {};
-  int64_t step = 0;      ///< micro-steps since the last forced synchronisation
-  double num_items = 0;  ///< of the accumulation group, with GradientAverage::tokens
+  std::list<OwnState> own_states = {};  ///< besides those of models' engines
+  int64_t step = 0;                     ///< micro-steps since the last forced synchronisation
+  double num_items = 0;                 ///< of the accumulation group, with GradientAverage::tokens
 
   /// Of the models that have one.
   parallel::Engines engines() const;

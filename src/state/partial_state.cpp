@@ -62,6 +62,22 @@ Identity read_identity() {
   return id;
 }
 
+/// What InitProcessGroupKwargs::init_method says about where ranks meet.
+void meet_at(const std::string& init_method, Identity& id) {
+  if (init_method.empty() || init_method == "env://") return;
+  constexpr std::string_view kTcp = "tcp://";
+  const size_t colon = init_method.rfind(':');
+  const std::string port = colon == std::string::npos ? "" : init_method.substr(colon + 1);
+  if (!init_method.starts_with(kTcp) || colon < kTcp.size() + 1 || port.empty() || port.size() > 5 ||
+      port.find_first_not_of("0123456789") != std::string::npos)
+    raise<ConfigError>(
+        "InitProcessGroupKwargs: init_method is '{}', expected env:// (MASTER_ADDR and MASTER_PORT) or "
+        "tcp://host:port; ranks meet through a store on a port, so files and queries (?rank=) are not known",
+        init_method);
+  id.master_addr = init_method.substr(kTcp.size(), colon - kTcp.size());
+  id.master_port = std::stoll(port);
+}
+
 at::Device choose_device(bool cpu, int64_t local_rank) {
   if (const auto wanted = environment::text("ACCELERATE_TORCH_DEVICE")) {
     try {
@@ -156,11 +172,12 @@ PartialState::PartialState(const PartialStateOptions& options) {
   }
   auto fresh = std::make_shared<Shared>();
   const auto& pretence = options.pretence;
-  const Identity id = pretence ? Identity{.rank = pretence->process_index,
-                                          .world_size = pretence->num_processes,
-                                          .local_rank = 0,
-                                          .local_world_size = 1}
-                               : read_identity();
+  Identity id = pretence ? Identity{.rank = pretence->process_index,
+                                    .world_size = pretence->num_processes,
+                                    .local_rank = 0,
+                                    .local_world_size = 1}
+                         : read_identity();
+  meet_at(options.process_group.init_method, id);
   fresh->cpu = options.cpu.value_or(environment::flag("ACCELERATE_USE_CPU").value_or(false));
   fresh->debug = environment::flag("ACCELERATE_DEBUG_MODE").value_or(false);
   fresh->device = pretence ? at::Device(at::kMeta) : choose_device(fresh->cpu, id.local_rank);

@@ -38,7 +38,12 @@ enum class Count : size_t {
   unused_searches,     ///< backwards before which unused parameters were looked for
   unused_parameters,   ///< that were found
   gradients_in_buckets,
-  static_graphs,  ///< that were learnt
+  static_graphs,       ///< that were learnt
+  buckets_wrapped,     ///< converted before a communication hook got them
+  buckets_compressed,  ///< by PowerSGD
+  user_hook_calls,
+  // LocalSGD
+  replica_averages,
   // FSDP
   units,
   units_shared,  ///< in memory that all ranks see

@@ -37,9 +37,11 @@ TorchDynamoPlugin resolve(TorchDynamoPlugin plugin) {
 }
 
 KwargsDict to_dict(const DistributedDataParallelKwargs& kwargs) {
-  return {{"broadcast_buffers", kwargs.broadcast_buffers},
+  return {{"dim", kwargs.dim},
+          {"broadcast_buffers", kwargs.broadcast_buffers},
           {"bucket_cap_mb", kwargs.bucket_cap_mb},
           {"find_unused_parameters", kwargs.find_unused_parameters},
+          {"check_reduction", kwargs.check_reduction},
           {"gradient_as_bucket_view", kwargs.gradient_as_bucket_view},
           {"static_graph", kwargs.static_graph}};
 }
@@ -56,7 +58,9 @@ KwargsDict to_dict(const GradScalerKwargs& kwargs) {
 KwargsDict to_dict(const InitProcessGroupKwargs& kwargs) {
   const std::chrono::duration<double> timeout =
       kwargs.timeout.value_or(std::chrono::seconds(kwargs.backend == "nccl" ? 600 : 1800));
-  return {{"backend", kwargs.backend}, {"timeout", timeout.count()}};
+  return {{"backend", kwargs.backend},
+          {"init_method", kwargs.init_method.empty() ? KwargsValue(nullptr) : KwargsValue(kwargs.init_method)},
+          {"timeout", timeout.count()}};
 }
 
 KwargsDict to_dict(const AutocastKwargs& kwargs) {

@@ -354,6 +354,10 @@ RANKS_TEST(Receipts, DataParallelismAndPrecision, 2) {
   const Job plain{.options = {.cpu = true}}, large{.options = {.cpu = true}, .hidden = 800, .epochs = 1};
   const Job lacking{.options = {.cpu = true}, .leaves_out_spare = true};
   const auto with = [](Job job, const Ddp& kwargs) { return job.options.kwargs_handlers = {kwargs}, job; };
+  const auto power = DDPCommunicationHookType::power_sgd;
+  const parallel::CommunicationHook doubled = [](parallel::GradientBucket& bucket, parallel::HookGroup& group) {
+    return group.all_reduce(bucket.buffer);  // the sum
+  };
   const Job bf16{.options = {.mixed_precision = "bf16", .cpu = true}},
       fp16{.options = {.mixed_precision = "fp16", .cpu = true}};
   const auto and_handler = [](Job job, const KwargsHandler& handler) {
@@ -375,6 +379,14 @@ RANKS_TEST(Receipts, DataParallelismAndPrecision, 2) {
        "1 model's graph was learnt"},
       {"DistributedDataParallelKwargs.comm_hook", with(plain, {.comm_hook = DDPCommunicationHookType::bf16}), plain,
        &Seen::parameters, "of gradients travelled as"},
+      {"DistributedDataParallelKwargs.comm_wrapper",
+       with(plain, {.comm_hook = DDPCommunicationHookType::bf16, .comm_wrapper = DDPCommunicationHookType::fp16}),
+       with(plain, {.comm_hook = DDPCommunicationHookType::bf16}), &Seen::parameters, "converted to fp16"},
+      {"DistributedDataParallelKwargs.comm_state_option",
+       with(large, {.comm_hook = power, .comm_state_option = {.start_powerSGD_iter = 2, .min_compression_rate = 0.1}}),
+       with(large, {.comm_hook = power}), &Seen::parameters, "compressed"},
+      {"DistributedDataParallelKwargs.communication_hook", with(plain, {.communication_hook = doubled}), plain,
+       &Seen::parameters, "it was called"},
       {"mixed_precision", bf16, plain, &Seen::computed, "4 regions ran under autocast"},
       {"AutocastKwargs.enabled", and_handler(bf16, AutocastKwargs{.enabled = false}), bf16, &Seen::computed,
        "without autocast"},
@@ -523,6 +535,7 @@ RANKS_TEST(Receipts, SavingOnEachNode, 2) {
   EXPECT_EQ(without.receipts["project_config.save_on_each_node"].source, "default");
   EXPECT_EQ(with.receipts["InitProcessGroupKwargs.timeout"].state, ReceiptState::acted);
   EXPECT_EQ(with.receipts["InitProcessGroupKwargs.timeout"].value, "120000 ms");
+  EXPECT_EQ(with.receipts["InitProcessGroupKwargs.init_method"].state, ReceiptState::not_due);
   EXPECT_THAT(with.receipts["InitProcessGroupKwargs.backend"].effect, HasSubstr("2 ranks talk through gloo"));
 }
 

@@ -319,8 +319,57 @@ F("DistributedDataParallelKwargs::gradient_as_bucket_view", file,
   "ddp_tests Ddp.BuffersAndBucketsAreAsAskedFor")
 F("DistributedDataParallelKwargs::static_graph", file,
   "if («kwargs.static_graph» && !std::exchange(graph_is_static, true))", "false", q)
-F("DistributedDataParallelKwargs::comm_hook", file, "make_gradient_hook(«kwargs.comm_hook»)",
-  "DDPCommunicationHookType::no", q)
+F("DistributedDataParallelKwargs::comm_hook", "src/parallel/gradient_hook.cpp",
+  "return wire_hook(wire_of(«kwargs.comm_hook»));", "DDPCommunicationHookType::no", q)
+hooks = "communication_hooks_tests CommunicationHooks."
+parity = hooks + "AverageAsPyTorchsDo"
+refused = "communication_hooks_tests CommunicationHookSettings.WhatCanNotWorkIsRefusedByName"
+file = "src/parallel/gradient_hook.cpp"
+F("DistributedDataParallelKwargs::comm_wrapper", file, "wire_of(«kwargs.comm_wrapper»));",
+  "DDPCommunicationHookType::no", parity)
+F("DistributedDataParallelKwargs::communication_hook", file, "if («kwargs.communication_hook») return std::make_shared",
+  "false", hooks + "UsersHooksAverage")
+F("DistributedDataParallelKwargs::comm_state_option", file, "power_sgd_hook(«kwargs.comm_state_option»,",
+  "PowerSGDOptions{}", parity)
+F("DistributedDataParallelKwargs::dim", file, "if («kwargs.dim != 0»)", "false", refused)
+F("DistributedDataParallelKwargs::check_reduction", file, "if («kwargs.check_reduction»)", "false", refused)
+F("a communication hook's state in checkpoints", "src/run_state/run_state.cpp",
+  "«save_own_states(run, folder);»", "", hooks + "AResumedRunIsTheUninterruptedOneBitByBit")
+file = "src/parallel/power_sgd.cpp"
+F("PowerSGDOptions::matrix_approximation_rank", file, "std::min({n, m, «options_.matrix_approximation_rank»})",
+  "int64_t{1}", parity)
+F("PowerSGDOptions::start_powerSGD_iter", file, "if (iteration_ < «options_.start_powerSGD_iter»)", "int64_t{1000}",
+  parity)
+F("PowerSGDOptions::min_compression_rate", file, "static_cast<double>(narrow) * «options_.min_compression_rate»", "2.0",
+  parity)
+F("PowerSGDOptions::use_error_feedback", file,
+  "if («options_.use_error_feedback») { if (const auto error = errors_.find(b.index)", "true", parity)
+F("PowerSGDOptions::use_error_feedback", file, "if («options_.use_error_feedback») errors_[b.index] =", "true", parity)
+F("PowerSGDOptions::warm_start", file, "const bool fresh = «!options_.warm_start» || !rights.defined();", "false",
+  parity)
+F("PowerSGDOptions::warm_start", file, "if («!options_.warm_start») rights_.erase(b.index);", "false", parity)
+F("PowerSGDOptions::orthogonalization_epsilon", file, "batched_ ? 0 : «options_.orthogonalization_epsilon»", "0.0",
+  parity)
+F("PowerSGDOptions::random_seed", file, "random_(«options.random_seed»)", "0", parity)
+F("PowerSGDOptions::batch_tensors_with_same_shape", file,
+  "if («options_.batch_tensors_with_same_shape» && matrices.size() > 1)", "false", parity)
+F("PowerSGDOptions::compression_stats_logging_frequency", file,
+  "iteration_ + «*options_.compression_stats_logging_frequency»;", "1000",
+  hooks + "StatisticsAreWrittenAsOftenAsAskedFor")
+file = "src/accelerator/local_sgd.cpp"
+apart = "communication_hooks_tests LocalSgd.EqualsTheSameWrittenOut"
+F("LocalSGDOptions::local_sgd_steps", file, "impl_->num_steps % «impl_->options.local_sgd_steps» == 0", "int64_t{100}",
+  apart)
+F("LocalSGDOptions::enabled", file, "if («!options.enabled» || accelerator.num_processes() == 1) return;", "false",
+  "communication_hooks_tests LocalSgd.OffItChangesNothing")
+F("LocalSGDOptions::outer_optimizer", file, "if («options.outer_optimizer && !made») outer_step(", "false", apart)
+F("OuterOptimizer::lr", file, "velocity[i], «outer.lr»);", "0.7", apart)
+F("OuterOptimizer::momentum", file, "velocity[i].mul_(«outer.momentum»)", "0.9", apart)
+F("OuterOptimizer::nesterov", file, "common[i].sub_(«outer.nesterov» ?", "true", apart)
+F("LocalSGD averages at its end", file, "«impl_->average(/*at_end=*/true);»", "", apart)
+F("InitProcessGroupKwargs::init_method", "src/state/partial_state.cpp",
+  "«meet_at(options.process_group.init_method, id);»", "",
+  "communication_hooks_tests CommunicationHookSettings.InitMethodSaysWhereRanksMeet")
 
 # ---- sharding
 f = "fsdp_features_tests FsdpOptions."

@@ -46,6 +46,14 @@ class ACCELERATE_API DistributedDataParallel final : public Engine {
   void resume_accumulation() override;
   void settle_gradients() override;
 
+  /// Each rank is a replica.
+  void set_apart(bool apart) override;
+  std::optional<int64_t> apart() const override;
+  void average_replicas(const std::vector<at::Tensor>& tensors) const override;
+  /// What compression of gradients has lost, and of which parameters buckets are made.
+  c10::IValue own_state() const override;
+  std::function<void()> stage_own_state(const c10::IValue& state) override;
+
   /// Ranks may join: one without data adds zeros to the others' averages.
   void begin_join() override;
   void end_join() noexcept override;

@@ -15,6 +15,10 @@
 
 #include "accelerate/utils/export.hpp"
 
+namespace c10 {
+struct IValue;
+}
+
 namespace accelerate::parallel {
 
 /// Where a piece of a tensor lies in it.
@@ -89,6 +93,25 @@ class ACCELERATE_API Engine {
   /// Before gradients of a synchronising step are looked at: averages what micro-steps without synchronisation have
   /// left and no backward has averaged since, because it did not go through the model.
   virtual void settle_gradients() {}
+
+  // Replicas that train apart for a while, see LocalSGD.
+
+  /// From here on gradients are not averaged between replicas (data parallelism: each rank; hybrid sharding: the ranks
+  /// that hold the model together), or are again. @throws ConfigError where there is one replica only (the default).
+  /// Not collective, but for all ranks alike.
+  virtual void set_apart(bool apart);
+  /// The number of this rank's replica while they train apart; unset otherwise. Not collective.
+  virtual std::optional<int64_t> apart() const { return std::nullopt; }
+  /// Averages tensors, which all replicas have of the same sizes, over them, in place; half precision is summed in
+  /// fp32.
+  virtual void average_replicas(const std::vector<at::Tensor>& tensors) const;
+
+  // What each rank knows for itself and a resumed run needs: what compression of gradients has lost, for example.
+
+  /// None: nothing. Not collective.
+  virtual c10::IValue own_state() const;
+  /// Looks whether the state fits, and returns what takes it up. @throws CheckpointError. Not collective.
+  virtual std::function<void()> stage_own_state(const c10::IValue& state);
 
   // What this rank holds.
 

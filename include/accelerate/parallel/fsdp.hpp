@@ -50,6 +50,11 @@ class ACCELERATE_API FullyShardedDataParallel final : public Engine {
   void resume_accumulation() override;
   void settle_gradients() override;
 
+  /// With the hybrid strategies the ranks of each shard group are a replica.
+  void set_apart(bool apart) override;
+  std::optional<int64_t> apart() const override;
+  void average_replicas(const std::vector<at::Tensor>& tensors) const override;
+
   std::vector<Holding> pieces() const override;
   std::optional<PieceGradient> gradient(const at::Tensor& parameter) const override;
   bool holds_pieces() const override { return true; }

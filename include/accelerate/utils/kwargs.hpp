@@ -71,16 +71,59 @@ struct ProjectConfiguration {
   bool save_on_each_node = false;
 };
 
-enum class DDPCommunicationHookType { no, fp16, bf16 };
+enum class DDPCommunicationHookType { no, fp16, bf16, power_sgd, batched_power_sgd };
+
+/// How PowerSGD compresses gradients: a matrix travels as two narrow ones whose product comes near it. What that loses
+/// is added to the next step's gradients. Defaults and meaning are those of PyTorch's PowerSGDState (arXiv:1905.13727).
+struct PowerSGDOptions {
+  /// Columns of the narrow matrices, at least 1. Each doubling doubles what travels.
+  int64_t matrix_approximation_rank = 1;
+  /// Steps that are averaged whole before; at least 2 with use_error_feedback or warm_start.
+  int64_t start_powerSGD_iter = 1000;
+  /// A matrix is compressed if that makes it smaller by more than this factor. power_sgd only.
+  double min_compression_rate = 2;
+  /// Add what compression has lost to the next step's gradients; takes memory for the gradients a second time.
+  bool use_error_feedback = true;
+  /// Begin with the last step's matrices instead of random ones.
+  bool warm_start = true;
+  /// Added to norms of columns, for gradients that may be all zeros. power_sgd only.
+  double orthogonalization_epsilon = 0;
+  /// Of the random matrices, which are the same on all ranks.
+  uint32_t random_seed = 0;
+  /// Rank 0 writes a line about what compression has saved to stderr, each so many steps; unset: never.
+  std::optional<int64_t> compression_stats_logging_frequency;
+  /// Matrices of one shape are multiplied together. power_sgd only.
+  bool batch_tensors_with_same_shape = false;
+
+  bool operator==(const PowerSGDOptions&) const = default;
+};
+
+namespace parallel {
+struct GradientBucket;
+class HookGroup;
+class GradientFuture;
+/// A communication hook of your own, see accelerate/parallel/communication_hook.hpp.
+using CommunicationHook = std::function<GradientFuture(GradientBucket&, HookGroup&)>;
+}  // namespace parallel
 
 struct DistributedDataParallelKwargs {
+  /// Refused unless 0: a process computes on one device, and no batch is split along a dimension.
+  int64_t dim = 0;
   bool broadcast_buffers = true;
   int64_t bucket_cap_mb = 25;
   bool find_unused_parameters = false;
+  /// Refused: whether all gradients were averaged is always checked.
+  bool check_reduction = false;
   bool gradient_as_bucket_view = false;
   bool static_graph = false;
   /// Compress gradients on the wire.
   DDPCommunicationHookType comm_hook = DDPCommunicationHookType::no;
+  /// Convert gradients to this type (no, fp16, bf16) before comm_hook, or communication_hook, gets them.
+  DDPCommunicationHookType comm_wrapper = DDPCommunicationHookType::no;
+  /// Of power_sgd and batched_power_sgd.
+  PowerSGDOptions comm_state_option = {};
+  /// Extension: averages gradients in the place of comm_hook.
+  parallel::CommunicationHook communication_hook = {};
 };
 
 struct GradScalerKwargs {
@@ -94,6 +137,8 @@ struct GradScalerKwargs {
 struct InitProcessGroupKwargs {
   /// "gloo", "nccl" or "mpi"; empty: nccl where the device is CUDA and it is built in, else gloo.
   std::string backend;
+  /// How ranks find each other: "env://" or empty is by MASTER_ADDR and MASTER_PORT, "tcp://host:port" by these.
+  std::string init_method;
   /// Longest wait for a peer in one collective. Unset: 600 s with nccl, else 1800 s.
   std::optional<std::chrono::milliseconds> timeout;
 };

@@ -1,5 +1,6 @@
 #include "accelerate/parallel/fsdp.hpp"
 #include "parallel/engines.hpp"
+#include "parallel/gradient_hook.hpp"
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
 
@@ -84,8 +85,9 @@ void refuse_settings_of_ddp(const DistributedDataParallelKwargs& kwargs) {
   if (kwargs.static_graph)
     refuse("static_graph", "true", "nothing is taken from the first step's graph that a later one could break");
   if (kwargs.comm_hook != defaults.comm_hook)
-    refuse("comm_hook", kwargs.comm_hook == DDPCommunicationHookType::fp16 ? "fp16" : "bf16",
-           "mixed_precision_policy.reduce_dtype says how gradients travel");
+    refuse("comm_hook", name_of(kwargs.comm_hook), "mixed_precision_policy.reduce_dtype says how gradients travel");
+  if (kwargs.communication_hook)
+    refuse("communication_hook", "set", "gradients are cut over ranks instead of averaged in buckets");
 }
 
 }  // namespace
@@ -93,6 +95,7 @@ void refuse_settings_of_ddp(const DistributedDataParallelKwargs& kwargs) {
 std::unique_ptr<ChosenEngine> choose_fsdp(const EngineRequest& request) {
   auto plugin = requested_sharding(request);
   if (!plugin) return nullptr;
+  check_hook_settings(request.ddp);
   refuse_settings_of_ddp(request.ddp);
   return std::make_unique<Sharding>(std::move(*plugin));
 }

@@ -90,7 +90,7 @@ class CollectiveReducer final : public GradientReducer {
     std::vector<std::vector<char>> used(parts_.size());
     for (size_t i : order_)
       for (size_t m = 0; m < parts_[i].members.size(); ++m) used[i].push_back(static_cast<char>(*common_flags++ != 0));
-    if (replicas_) replicas_->finish(used);
+    if (replicas_ && !apart_) replicas_->finish(used);
     for (size_t i : order_) {
       give(parts_[i], states_[i].result, used[i]);
       states_[i] = {};
@@ -175,7 +175,7 @@ class CollectiveReducer final : public GradientReducer {
   }
   /// The replica has its average.
   void reduced(size_t index) {
-    if (replicas_) replicas_->add(index, states_[index].result);
+    if (replicas_ && !apart_) replicas_->add(index, states_[index].result);
   }
 
   void give(ShardedPart& part, at::Tensor result, const std::vector<char>& used) {

@@ -20,6 +20,7 @@
 #include "parallel/fsdp/shard_store.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
 #include "parallel/fsdp/wrap_policy.hpp"
+#include "parallel/replica_average.hpp"
 #include "parallel/stretch.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "residency/activations/unit_checkpoints.hpp"
@@ -99,6 +100,7 @@ struct FullyShardedDataParallel::Impl {
       full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
   std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for
   bool sync = true;
+  bool apart = false;            ///< gradients are averaged within this rank's replica only
   bool backward_is_due = false;  ///< peers wait for what this rank gives to the reduction, if only for nothing
   bool took_part = false;        ///< in the latest backward
 
@@ -400,7 +402,7 @@ at::Tensor FullyShardedDataParallel::local_shard(const at::Tensor& parameter) co
 std::optional<PieceGradient> FullyShardedDataParallel::gradient(const at::Tensor& parameter) const {
   const at::Tensor shard = local_shard(parameter);
   if (!shard.defined()) return std::nullopt;
-  return PieceGradient{.value = shard.grad(), .primary = replica() == 0};
+  return PieceGradient{.value = shard.grad(), .primary = impl_->apart || replica() == 0};
 }
 
 std::optional<at::ScalarType> FullyShardedDataParallel::input_dtype() const {
@@ -414,6 +416,20 @@ std::optional<at::ScalarType> FullyShardedDataParallel::input_dtype() const {
 std::optional<at::ScalarType> FullyShardedDataParallel::output_dtype() const {
   const auto& precision = impl_->plugin.mixed_precision_policy;
   return precision ? precision->output_dtype : std::nullopt;
+}
+
+void FullyShardedDataParallel::set_apart(bool apart) {
+  if (!impl_->mesh.replicate) return Engine::set_apart(apart);
+  impl_->apart = apart;
+  impl_->reducer->set_apart(apart);
+}
+
+std::optional<int64_t> FullyShardedDataParallel::apart() const {
+  return impl_->apart ? std::optional(replica()) : std::nullopt;
+}
+
+void FullyShardedDataParallel::average_replicas(const std::vector<at::Tensor>& tensors) const {
+  average_in_place(*impl_->mesh.replicate, tensors);
 }
 
 void FullyShardedDataParallel::resume_accumulation() { impl_->backward_is_due = true; }

@@ -145,7 +145,7 @@ class SharedReducer final : public GradientReducer {
       announce(p);
     }
     group_->wait_until("reduction of gradients", [&] { return progress(); });
-    if (replicas_) {
+    if (replicas_ && !apart_) {
       replicas_->finish(used_);
       for (const size_t p : trained_) give(p);
     }
@@ -283,13 +283,13 @@ class SharedReducer final : public GradientReducer {
       const char* theirs = mapping_->used(generation_, rank, p);
       for (size_t m = 0; m < used.size(); ++m) used[m] = static_cast<char>(used[m] | theirs[m]);
     }
-    if (!inputs.empty() || replicas_) {
+    if (!inputs.empty() || (replicas_ && !apart_)) {
       at::Tensor& gradient = states_[p].gradient;
       if (!gradient.defined() || gradient.scalar_type() != type || gradient.storage().use_count() > 1)
         gradient = at::empty({length}, at::TensorOptions().dtype(type));
       if (inputs.empty()) gradient.zero_();
       else comm::average(type, gradient.mutable_data_ptr(), inputs, length, static_cast<double>(world));
-      if (replicas_) replicas_->add(p, gradient);
+      if (replicas_ && !apart_) replicas_->add(p, gradient);
       else give(p);
     }
     for (int64_t rank = 0; rank < world; ++rank) mapping_->consumed(rank, p).fetch_add(1, std::memory_order_acq_rel);
