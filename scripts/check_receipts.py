@@ -42,7 +42,7 @@ LEFT_OUT = {
     "parallelism_config.sp_handler": "of an axis that is refused",
 }
 NO_RUN = {
-    "DeepSpeedPlugin": "AcceleratorOptions refuses it", "MegatronLMPlugin": "AcceleratorOptions refuses it", "ProfileKwargs": "kwargs_handlers refuses it",
+    "DeepSpeedPlugin": "AcceleratorOptions refuses it", "MegatronLMPlugin": "AcceleratorOptions refuses it", "ProfileKwargs": "of a profile, which shows what it recorded",
     "TorchDynamoPlugin": "read from the launch alone: entries launch.dynamo_*",
 }
 FIELD = re.compile(r"^  (?!using|return|friend|static|struct|explicit)[\w:<>,\s*&()]+?\s&?(\w+(?:, \w+)*)(?:\s*=\s*[^;]*|\{[^()]*\})?;")

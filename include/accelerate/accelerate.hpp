@@ -40,6 +40,7 @@
 #include "accelerate/parallel/megatron_lm_plugin.hpp"
 #include "accelerate/parallel/parallelism_config.hpp"
 #include "accelerate/precision.hpp"
+#include "accelerate/profiler.hpp"
 #include "accelerate/residency.hpp"
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/residency/recompute.hpp"

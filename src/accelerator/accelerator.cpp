@@ -3,6 +3,7 @@
 #include <array>
 #include <exception>
 
+#include "accelerate/profiler.hpp"
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerate/utils/memory.hpp"
@@ -76,10 +77,7 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
           else if constexpr (std::is_same_v<T, GradScalerKwargs>) scaling = kwargs;
           else if constexpr (std::is_same_v<T, InitProcessGroupKwargs>) process_group = kwargs;
           else if constexpr (std::is_same_v<T, AutocastKwargs>) autocast = kwargs;
-          else
-            throw ConfigError(
-                "Accelerator: kwargs_handlers holds ProfileKwargs, but this version has no profiler of its own; leave "
-                "it out, and trace with LibTorch's torch::autograd::profiler");
+          else profiling = kwargs;
         },
         handler);
   }
@@ -227,6 +225,11 @@ void Accelerator::init_trackers(const std::string& project_name, const std::map<
 
 void Accelerator::log(const std::map<std::string, double>& values, std::optional<int64_t> step) {
   for (const auto& tracker : impl_->trackers) tracker->log(values, step);
+}
+
+Profile Accelerator::profile(const std::optional<ProfileKwargs>& kwargs) const {
+  return Profile(kwargs ? *kwargs : impl_->profiling,
+                 {.rank = process_index(), .num_processes = num_processes(), .backend = state().backend()});
 }
 
 void Accelerator::end_training() {

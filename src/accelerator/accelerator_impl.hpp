@@ -22,6 +22,7 @@ struct Accelerator::Impl {
   GradScalerKwargs scaling;
   InitProcessGroupKwargs process_group;
   AutocastKwargs autocast;
+  ProfileKwargs profiling;
   std::unique_ptr<parallel::ChosenEngine> engine;
   std::optional<ParallelismConfig> parallelism;  ///< as it applies to this job
   std::optional<AcceleratorState> state;

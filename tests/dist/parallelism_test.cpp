@@ -212,13 +212,12 @@ TEST(MissingEngines, DeepSpeedIsAnsweredWithTheNearestSharding) {
                                  HasSubstr("reshard_after_forward false")));
 }
 
-TEST(MissingEngines, MegatronAndAxesAndTheProfiler) {
+TEST(MissingEngines, MegatronAndAxes) {
   EXPECT_THAT(refusal({.megatron_lm_plugin = MegatronLMPlugin{}}), HasSubstr("Megatron-LM is a Python program"));
   EXPECT_THAT(refusal({.parallelism_config = ParallelismConfig{.tp_size = 2}}),
               HasSubstr("tp_size 2, but tensor parallelism is not in this version"));
   EXPECT_THAT(refusal({.parallelism_config = ParallelismConfig{.cp_size = 2}}), HasSubstr("cp_size 2, but context"));
   EXPECT_THAT(refusal({.parallelism_config = ParallelismConfig{.sp_size = 2}}), HasSubstr("sp_size 2, but sequence"));
-  EXPECT_THAT(refusal({.kwargs_handlers = {ProfileKwargs{}}}), HasSubstr("no profiler"));
   {
     const Variable use("ACCELERATE_USE_MEGATRON_LM", "true");
     EXPECT_THAT(refusal({}), HasSubstr("ACCELERATE_USE_MEGATRON_LM is true"));

@@ -67,7 +67,7 @@ F("AcceleratorOptions::fsdp_plugin", file, "{.fsdp = «options.fsdp_plugin»,",
 F("AcceleratorOptions::deepspeed_plugin", file, ".deepspeed = «options.deepspeed_plugin»", "Given<DeepSpeedPlugin>()",
   "parallelism_tests MissingEngines.DeepSpeedIsAnsweredWithTheNearestSharding")
 F("AcceleratorOptions::megatron_lm_plugin", file, ".megatron_lm = «options.megatron_lm_plugin»",
-  "Given<MegatronLMPlugin>()", "parallelism_tests MissingEngines.MegatronAndAxesAndTheProfiler")
+  "Given<MegatronLMPlugin>()", "parallelism_tests MissingEngines.MegatronAndAxes")
 F("AcceleratorOptions::parallelism_config", file, "requested_parallelism(«options.parallelism_config»)",
   "std::optional<ParallelismConfig>()", t + "LaterOnesSplitModelsAsTheFirst")
 F("AcceleratorOptions::step_scheduler_with_optimizer", file,
@@ -1035,10 +1035,40 @@ F("load_state passes over what is not complete", file, "if («lacking.empty()»)
 F("main_process_first", "src/state/partial_state.cpp", "return first_then_others(«is_main_process()»);",
   "!is_main_process()", r + "WhoAmIAndWhoGoesFirst")
 
+# ---- profiler
+file, p = "src/profiler/profile.cpp", "profiler_tests Profile."
+F("ProfileKwargs::activities", file, "chosen_activities(«self.kwargs.activities»)", "std::nullopt",
+  p + "RefusesWhatItCannotDo")
+F("ProfileKwargs::schedule_option", file,
+  "«if (self.kwargs.schedule_option) self.schedule = profiler::parse_schedule(*self.kwargs.schedule_option);»", "",
+  p + "SchedulesRecordWhatPyTorchsRecord")
+F("ProfileKwargs::on_trace_ready", file, "|| !now) && «kwargs.on_trace_ready»)", "false",
+  p + "SchedulesRecordWhatPyTorchsRecord")
+F("ProfileKwargs::record_shapes", file, "KINETO, «kwargs.record_shapes» || kwargs.with_flops", "true", p + "RecordsWhatIsAskedForAndNoMore")
+F("ProfileKwargs::profile_memory", file, "kwargs.with_flops, «kwargs.profile_memory», kwargs", "true",
+  p + "RecordsWhatIsAskedForAndNoMore")
+F("ProfileKwargs::with_stack", file, "«kwargs.with_stack», kwargs.with_flops", "false", p + "StacksAndModulesOfTorchScript")
+F("ProfileKwargs::with_flops", file, "kwargs.with_stack, «kwargs.with_flops», kwargs", "true",
+  p + "RecordsWhatIsAskedForAndNoMore")
+F("ProfileKwargs::with_modules", file, "kwargs.with_flops, «kwargs.with_modules»)", "false",
+  p + "StacksAndModulesOfTorchScript")
+F("ProfileKwargs::output_trace_dir", file, "if («!self.kwargs.output_trace_dir» || !self.recording) return;", "true",
+  p + "TheAcceleratorWritesTheTraceOfItsRank")
+file, p = "src/profiler/table.cpp", "profiler_tests Profile.TablesArePyTorchsToTheLetter"
+F("ProfileTableOptions::sort_by", file, "if («options.sort_by») {", "false", p)
+F("ProfileTableOptions::row_limit", file, "if (printed == «options.row_limit») break;", "100", p)
+F("ProfileTableOptions::max_src_column_width", file, "static_cast<size_t>(«options.max_src_column_width»)", "75", p)
+F("ProfileTableOptions::max_name_column_width", file, "name_text(row->key, «options.max_name_column_width»)", "55", p)
+F("ProfileTableOptions::max_shapes_column_width", file, "static_cast<size_t>(«options.max_shapes_column_width»)", "80", p)
+F("ProfileTableOptions::header", file, "if («options.header») text", "false", p)
+F("ProfileTableOptions::top_level_events_only", file, "if («options.top_level_events_only» && !row->top_level) continue;",
+  "false", p)
+F("ProfileTableOptions::time_unit", file, "return time_text(us, «options.time_unit»); };", "std::optional<std::string>()", p)
+
 # Options without a fault, by struct or Struct::field, and why.
 WITHOUT = {name: why for why, names in {
     "settings of another program: tests compare what it is given, field by field":
-        "MegatronLMPlugin DeepSpeedPlugin ProfileKwargs TorchDynamoPlugin TorchTensorParallelConfig "
+        "MegatronLMPlugin DeepSpeedPlugin TorchDynamoPlugin TorchTensorParallelConfig "
         "TorchContextParallelConfig DeepSpeedSequenceParallelConfig",
     "of a model: its numbers are compared with transformers', and options_models_test.cpp says what fields change":
         "BertConfig GPT2Config LlamaConfig BertModelOptions BertLoadOptions LlamaLoadOptions AutoLoadOptions",

@@ -148,19 +148,30 @@ struct AutocastKwargs {
   std::optional<bool> cache_enabled;
 };
 
-/// What to trace. `Accelerator` refuses it: it has no profiler of its own yet; LibTorch's torch::autograd::profiler can
-/// be used beside it.
+class Profile;  // accelerate/profiler.hpp
+
+/// What `Accelerator::profile` records.
 struct ProfileKwargs {
-  /// "cpu", "cuda", "xpu", "mtia" or "hpu"; unset: all that there are.
+  /// "cpu", "cuda", "xpu", "mtia" or "hpu"; unset: all that there are. One that is not there is left out with a
+  /// warning.
   std::optional<std::vector<std::string>> activities;
-  /// Steps: wait, warmup, active, repeat, skip_first.
+  /// Steps, counted by Profile::step(): skip_first once, then wait, warmup, active, over and over or `repeat` times.
+  /// wait, warmup and active must be there. Unset: all is recorded, and steps mark nothing.
   std::optional<std::map<std::string, int64_t>> schedule_option;
+  /// Called with each recording that is complete: at the end of each cycle of the schedule, and of the profile where it
+  /// still records then. In step() or stop(), on the thread that calls them.
+  std::function<void(Profile&)> on_trace_ready;
+  /// Shapes of operators' inputs.
   bool record_shapes = false;
+  /// Bytes that operators allocate and release.
   bool profile_memory = false;
+  /// Where operators were called: the lines of TorchScript, which is all that LibTorch knows of in C++.
   bool with_stack = false;
+  /// Floating point operations of matrix products, convolutions, additions and multiplications, by formulas.
   bool with_flops = false;
+  /// The modules in which operators were called: those of TorchScript, as in PyTorch.
   bool with_modules = false;
-  /// Where traces in Chrome's format go; unset: nowhere.
+  /// When the profile ends, its last recording goes here as profile_<rank>.json, in Chrome's format; unset: nowhere.
   std::optional<std::string> output_trace_dir;
 };
 
