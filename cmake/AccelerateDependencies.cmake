@@ -19,6 +19,7 @@ find_package(nlohmann_json REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(fmt REQUIRED)  # headers only (src/utils/raise.hpp); consumers of the library do not need it
 include_directories(AFTER SYSTEM $<TARGET_PROPERTY:fmt::fmt,INTERFACE_INCLUDE_DIRECTORIES>)
+find_path(SPDLOG_INCLUDE_DIR spdlog/spdlog.h REQUIRED)  # headers only, as with fmt: src/utils/log_output.cpp
 find_package(ICU REQUIRED COMPONENTS uc data)  # data: what a static uc looks up
 find_package(PCRE2 REQUIRED)
 find_package(OpenSSL 3 REQUIRED)  # the token of jobs on several machines

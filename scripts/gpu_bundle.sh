@@ -32,7 +32,7 @@ headers() {
     done < <(dpkg -L "$package" | grep '^/usr/include/')
   done
 }
-headers nlohmann-json3-dev libfmt-dev libyaml-cpp-dev libicu-dev libpcre2-dev libssl-dev libgloo-dev libgtest-dev libgmock-dev
+headers nlohmann-json3-dev libfmt-dev libspdlog-dev libyaml-cpp-dev libicu-dev libpcre2-dev libssl-dev libgloo-dev libgtest-dev libgmock-dev
 for library in yaml-cpp icuuc icudata pcre2-8 ssl crypto gtest gtest_main gmock gmock_main; do
   found=$(find /usr/lib -name "lib$library.a" | head -n 1)
   [ -n "$found" ] || fail "there is no lib$library.a in /usr/lib"

@@ -1,5 +1,3 @@
-#include <c10/util/Exception.h>
-
 #include <array>
 #include <exception>
 
@@ -11,6 +9,7 @@
 #include "accelerator/recording.hpp"
 #include "utils/counts.hpp"
 #include "utils/environment.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -52,8 +51,10 @@ void share(const AcceleratorOptions& options) {
 void warn_of_missing_compiler() {
   const auto dynamo = resolve(TorchDynamoPlugin{});
   if (dynamo.backend != "no" && environment::integer({"RANK"}).value_or(0) == 0)
-    TORCH_WARN("Accelerator: ACCELERATE_DYNAMO_BACKEND is ", *dynamo.backend,
-               ", which has no effect: compiling models is torch.compile's, in Python. They run as they are.");
+    logs::warn("accelerate.accelerator",
+               "Accelerator: ACCELERATE_DYNAMO_BACKEND is {}, which has no effect: compiling models is "
+               "torch.compile's, in Python. They run as they are.",
+               *dynamo.backend);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "accelerator/accelerator_impl.hpp"
 #include "utils/environment.hpp"
 #include "utils/json.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -135,7 +136,7 @@ void Accelerator::give_receipts() const noexcept {
       std::fflush(stdout);
     }
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "receipts: %s\n", error.what());
+    logs::warn("accelerate.accelerator", "receipts: {}", error.what());
   }
 }
 

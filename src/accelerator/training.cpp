@@ -1,6 +1,5 @@
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
 #include <algorithm>
 
 #include <unordered_set>
@@ -11,6 +10,7 @@
 #include "parallel/gradients.hpp"
 #include "parallel/join.hpp"
 #include "utils/counts.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -157,9 +157,11 @@ void check_optimizers(const run_state::RunState& run) {
               index, i, parameter.sizes(), ranks);
       }
     if (!ours && !moves)
-      TORCH_WARN("backward: prepared optimizer ", i,
-                 " holds no parameter of a prepared model, and none of its own has a gradient: its steps will change "
-                 "nothing. It was probably made for another model, or for a copy of this one.");
+      logs::warn(
+          "accelerate.accelerator",
+          "backward: prepared optimizer {} holds no parameter of a prepared model, and none of its own has a gradient: "
+          "its steps will change nothing. It was probably made for another model, or for a copy of this one.",
+          i);
   }
 }
 
@@ -176,9 +178,11 @@ void Accelerator::check_belonging() {
   if (data::detail::unprepared_passes() == 0) return;
   impl_->checked_loaders = true;
   if (is_main_process())
-    TORCH_WARN("backward: the loop reads a DataLoader that was not prepared, while ", num_processes(),
-               " processes train: each of them reads all of its batches. Pass the loader to prepare(), which gives "
-               "each its share; nothing is wrong if each process has data of its own.");
+    logs::warn("accelerate.accelerator",
+               "backward: the loop reads a DataLoader that was not prepared, while {} processes train: each of them "
+               "reads all of its batches. Pass the loader to prepare(), which gives each its share; nothing is wrong "
+               "if each process has data of its own.",
+               num_processes());
 }
 
 void Accelerator::run_backward(const at::Tensor& loss, double weight, const BackwardOptions& options) {

@@ -1,5 +1,3 @@
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cmath>
 #include <deque>
@@ -7,6 +5,7 @@
 
 #include "accelerate/bigmodel/device_map.hpp"
 #include "bigmodel/walk.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -252,9 +251,10 @@ class Allocation {
     if (options_.offload_buffers || !has_gpu) offloaded = 0;
     fit = fit || offloaded == 0;
     if (!fit)
-      TORCH_WARN("infer_auto_device_map: the parts on cpu and disk have ", text_of(offloaded),
-                 " bytes of buffers, which stay on a GPU, and no GPU has room for them. If memory runs out, set "
-                 "offload_buffers.");
+      logs::warn("accelerate.bigmodel",
+                 "infer_auto_device_map: the parts on cpu and disk have {} bytes of buffers, which stay on a GPU, and "
+                 "no GPU has room for them. If memory runs out, set offload_buffers.",
+                 text_of(offloaded));
     for (const auto& [place, bytes] : minimum_)
       explain("Nothing fitted {}: the first part tried there needs {} bytes", place.str(), text_of(bytes));
     if (options_.report) *options_.report = {minimum_, offloaded, fit};

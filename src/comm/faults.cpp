@@ -87,6 +87,18 @@ void Group::Impl::fail(const std::string& what, const std::string& key, const st
       arrived.empty() ? "" : fmt::format(" Arrived: rank {}.", list_of(arrived)), what);
 }
 
+std::function<std::string()> Group::activity() const {
+  return [progress = impl_->progress] {
+    std::string text;
+    for (const auto& [key, group] : progress->status().groups)
+      text += fmt::format("{}{}: collective {} ({}), {} {}", text.empty() ? "" : "\n", group.name, group.sequence,
+                          group.operation, group.inside ? "inside since" : "ended, and outside of collectives since",
+                          seconds(std::chrono::milliseconds(group.age_ms)));
+    if (const std::string failure = progress->failure(); !failure.empty()) text += "\nfailed: " + failure;
+    return text;
+  };
+}
+
 void Group::announce_failure(const std::string& reason) noexcept {
   if (impl_->watchdog) impl_->watchdog->announce_failure(reason);
 }

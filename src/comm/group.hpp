@@ -111,6 +111,10 @@ class Group : public std::enable_shared_from_this<Group> {
   /// pass through.
   void guard(const char* operation, const std::function<void()>& body);
 
+  /// Says what this rank does in all groups of the job, a line for each, for people. Any thread, also after the end of
+  /// this group.
+  std::function<std::string()> activity() const;
+
   /// Tells all peers that this rank takes no part any more, as the group's end does. Not collective.
   void leave() noexcept;
   /// Tells all peers that this rank failed. Never throws, not collective.

@@ -1,6 +1,5 @@
 #include "comm/shared_memory.hpp"
 
-#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
 #include "utils/environment.hpp"
+#include "utils/log.hpp"
 
 namespace accelerate::comm {
 namespace {
@@ -103,8 +103,10 @@ std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>&
     if (failures[rank].empty()) continue;
     if (base != MAP_FAILED) ::munmap(base, length);
     if (group->rank() == 0)
-      TORCH_WARN("ranks of this host communicate through sockets instead of shared memory, because rank ", rank,
-                 " can't have it: ", failures[rank]);
+      logs::warn(
+          "accelerate.comm",
+          "ranks of this host communicate through sockets instead of shared memory, because rank {} can't have it: {}",
+          rank, failures[rank]);
     return nullptr;
   }
   std::vector<int64_t> pids;

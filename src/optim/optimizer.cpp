@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>
-#include <c10/util/Exception.h>
 
 #include <unordered_set>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "optim/fused_step.hpp"
 #include "optim/optimizer_state.hpp"
 #include "utils/counts.hpp"
+#include "utils/log.hpp"
 #include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
 #include "utils/step_report.hpp"
@@ -71,8 +71,10 @@ void warn_of_skipped_steps(int64_t skipped, const optim::GradScaler& scaler) {
   if (skipped < kSuspiciouslyManySkipped || n != 1) return;  // again after 100, 1000, …
   const bool finite = scaler.last_loss_is_finite();
   if (finite && !PartialState().is_main_process()) return;  // the rank whose loss it is says so
-  TORCH_WARN("AcceleratedOptimizer::step: the last ", skipped,
-             " steps were skipped, because in fp16 gradients were inf or NaN on some rank; nothing is trained. ",
+  logs::warn("accelerate.optim",
+             "AcceleratedOptimizer::step: the last {} steps were skipped, because in fp16 gradients were inf or NaN on "
+             "some rank; nothing is trained. {}",
+             skipped,
              finite ? "The loss of this rank is a number, so something on the way back overflows, or another rank's "
                       "loss does. Train with mixed_precision \"bf16\" or \"no\" to see which."
                     : "The loss itself is inf or NaN on this rank, which no scale can mend: look at the batch, the "

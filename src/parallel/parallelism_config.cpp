@@ -1,12 +1,11 @@
 #include "accelerate/parallel/parallelism_config.hpp"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <array>
 #include <cctype>
 
 #include "utils/environment.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -40,7 +39,8 @@ template <class... Args> [[noreturn]] void refuse_parallelism(fmt::format_string
 }
 
 void warn_on_rank_zero(const std::string& warnings) {
-  if (!warnings.empty() && environment::integer({"RANK"}).value_or(0) == 0) TORCH_WARN("ParallelismConfig:", warnings);
+  if (!warnings.empty() && environment::integer({"RANK"}).value_or(0) == 0)
+    logs::warn("accelerate.parallel", "ParallelismConfig:{}", warnings);
 }
 
 TorchContextParallelConfig resolve_handler(TorchContextParallelConfig handler) {

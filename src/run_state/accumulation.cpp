@@ -4,7 +4,6 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/promote_types.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <map>
@@ -12,6 +11,7 @@
 
 #include "accelerate/comm.hpp"
 #include "formats/dcp/box.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::run_state {
@@ -189,10 +189,10 @@ void StagedAccumulation::apply(RunState& run, int64_t step) const {
   run.num_items = num_items_;
   run.step = position_.step > 0 ? step_ : step;
   if (position_.step == 0 && step != 0 && comm::rank() == 0)
-    TORCH_WARN(
-        "load_state: the checkpoint was saved after micro-step ", step,
-        " of an accumulation group, without the gradients of those before; the next optimizer step has a part of "
-        "them only");
+    logs::warn("accelerate.run_state",
+               "load_state: the checkpoint was saved after micro-step {} of an accumulation group, without the "
+               "gradients of those before; the next optimizer step has a part of them only",
+               step);
   for (const auto& [holder, gradient] : gradients_) at::Tensor(holder).mutable_grad() = gradient;
   if (position_.step > 0)
     for (const auto& engine : run.engines()) engine->resume_accumulation();

@@ -1,6 +1,5 @@
 #include "run_state/checkpoint_folders.hpp"
 
-#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include "formats/dcp/metadata.hpp"
 #include "run_state/whole_stream.hpp"
 #include "utils/counts.hpp"
+#include "utils/log.hpp"
 #include "utils/read_file.hpp"
 
 namespace accelerate::run_state {
@@ -68,7 +68,8 @@ fs::path newest_checkpoint(const fs::path& all, const Lacks& lacks) {
     const auto lacking = gather_object(lacks(folder));
     if (lacking.empty()) {
       if (!passed_over.empty() && comm::rank() == 0)
-        TORCH_WARN("load_state: takes '", folder.string(), "', the newest checkpoint that is complete, and passes over",
+        logs::warn("accelerate.run_state",
+                   "load_state: takes '{}', the newest checkpoint that is complete, and passes over{}", folder.string(),
                    passed_over);
       return folder;
     }

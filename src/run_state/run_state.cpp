@@ -1,7 +1,5 @@
 #include "run_state/run_state.hpp"
 
-#include <c10/util/Exception.h>
-
 #include <functional>
 #include <unordered_map>
 
@@ -13,6 +11,7 @@
 #include "run_state/own_states.hpp"
 #include "run_state/whole_stream.hpp"
 #include "utils/counts.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::run_state {
@@ -188,7 +187,8 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
     } catch (const CheckpointError& error) {
       // Absent when the checkpoint comes from fewer processes; Python's own holds numpy's generator, which we can't
       // read.
-      TORCH_WARN("load_state: the random generators keep their present state: ", error.what());
+      logs::warn("accelerate.run_state", "load_state: the random generators keep their present state: {}",
+                 error.what());
     }
   });
 

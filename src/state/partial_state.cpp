@@ -10,6 +10,8 @@
 #include "comm/group.hpp"
 #include "utils/device_types.hpp"
 #include "utils/environment.hpp"
+#include "utils/hang_report.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 #include "utils/slurm.hpp"
 
@@ -161,6 +163,7 @@ std::shared_ptr<PartialState::Shared>& PartialState::shared() {
 
 PartialState::PartialState(const PartialStateOptions& options) {
   auto& state = shared();
+  logs::take_libtorch_warnings();  // also on a further thread
   if (state) {
     if (options.cpu && *options.cpu != state->cpu)
       raise<ConfigError>(
@@ -170,6 +173,7 @@ PartialState::PartialState(const PartialStateOptions& options) {
     shared_ = state;
     return;
   }
+  logs::check_settings();
   auto fresh = std::make_shared<Shared>();
   const auto& pretence = options.pretence;
   Identity id = pretence ? Identity{.rank = pretence->process_index,
@@ -214,6 +218,8 @@ PartialState::PartialState(const PartialStateOptions& options) {
          .local_world_size = id.local_world_size});
     comm::set_world_group(fresh->group);
   }
+  logs::set_rank(id.rank);
+  hang_report::answer(id.rank, fresh->group ? fresh->group->activity() : nullptr);
   shared_ = state = fresh;
 }
 
@@ -246,7 +252,7 @@ std::shared_ptr<void> first_then_others(bool first) {
     try {
       comm::barrier();
     } catch (const Error& error) {
-      std::fprintf(stderr, "main_process_first: %s\n", error.what());
+      logs::warn("accelerate.state", "main_process_first: {}", error.what());
     }
   });
 }
@@ -265,6 +271,7 @@ void PartialState::abort(const std::string& reason) const noexcept {
 bool PartialState::initialized() { return shared() != nullptr; }
 
 void PartialState::reset() {
+  hang_report::forget_activity();
   comm::set_world_group(nullptr);
   shared().reset();
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <c10/util/Exception.h>
+#include <malloc.h>
 
 #include <new>
 #include <stdexcept>
@@ -22,6 +23,13 @@ bool should_reduce_batch_size(const std::exception& error) {
 
 void clear_device_cache() {
   if (at::getAccelerator() && at::accelerator::deviceCount() > 0) at::accelerator::emptyCache();
+}
+
+void return_freed_memory() {
+  clear_device_cache();
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
 }
 
 }  // namespace accelerate

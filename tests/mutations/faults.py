@@ -1064,6 +1064,37 @@ F("ProfileTableOptions::header", file, "if («options.header») text", "false", 
 F("ProfileTableOptions::top_level_events_only", file, "if («options.top_level_events_only» && !row->top_level) continue;",
   "false", p)
 F("ProfileTableOptions::time_unit", file, "return time_text(us, «options.time_unit»); };", "std::optional<std::string>()", p)
+# ---- logging and debugging aids
+file = "src/logging/logger.cpp"
+l = "logging_tests Logging."
+lr = "logging_tests LoggingRanks."
+F("LogOptions::main_process_only", file, "if («!options.main_process_only || state.is_main_process()») say();", "true",
+  lr + "OnlyTheMainProcessSpeaksUnlessAllShall")
+F("LogOptions::in_order", file, "if («!options.in_order») {", "true", lr + "InOrderEachSpeaksAfterTheOneBefore")
+F("warning_once", file, "if («is_new(name_, text)») warning", "true", l + "OnceIsOnceForEachLoggerAndText")
+F("a level of get_logger is the root's", file, "«logs::set_level(\"\", log_level_from_string(*wanted));»", "",
+  l + "ALevelOfGetLoggerIsTheRootsToo")
+file = "src/utils/log.cpp"
+F("levels of dotted names", file, "name = «dot == std::string_view::npos» ? std::string_view()", "true",
+  l + "LevelsGoDownTheDottedNames")
+F("ACCELERATE_LOG_LEVEL", file, "return level >= «or_default(level_of_environment)»",
+  "std::optional<LogLevel>()", l + "TheEnvironmentSaysTheLevel")
+F("set_log_sink", file, "if («sink») return (*sink)(record);", "false", l + "ASinkTakesTheDefaultOnesPlaceUntilItGoes")
+F("ACCELERATE_LOG_RANK", "src/utils/log_output.cpp", "if («form.rank») payload +=", "false",
+  l + "TheRankIsSaidWhenAskedFor")
+F("LibTorch's warnings in the log", file, "if («typeid(present) == typeid(c10::WarningHandler)»)", "false",
+  l + "WarningsOfLibTorchAndOfTheLibraryGoTheSameWay")
+d = "debugging_tests "
+F("release_memory gives memory back", "src/utils/memory.cpp", "«::malloc_trim(0)»;", "0",
+  d + "Memory.ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack")
+file = "src/utils/environment_scope.cpp"
+F("clear_environment", file, "if («clear») ::clearenv();", "false", d + "Environment.IsEmptyForAScopeAndAsBeforeAfterIt")
+F("patch_environment", file, "for (const auto& [name, value] : «variables») ::setenv",
+  "std::map<std::string, std::string>()", d + "Environment.IsPatchedForAScope")
+F("stacks in the hang report", "src/utils/hang_report.cpp", "for (const auto& stack : «thread_stacks::take(kSignal)»)",
+  "std::vector<thread_stacks::ThreadStack>()", d + "HangReport.HasTheStacksOfAllThreadsAlsoOfBlockedOnes")
+F("collectives in the hang report", "src/comm/faults.cpp", "for (const auto& [key, group] : «progress->status().groups»)",
+  "decltype(RankStatus::groups)()", d + "HangReportRanks.SaysWhichCollectiveARankIsIn")
 
 # Options without a fault, by struct or Struct::field, and why.
 WITHOUT = {name: why for why, names in {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "accelerate/state.hpp"
+#include "utils/log.hpp"
 
 extern char** environ;
 
@@ -35,6 +36,7 @@ class FreshStart : public testing::EmptyTestEventListener {
     if (accelerate::AcceleratorState::initialized()) accelerate::AcceleratorState::reset();
     if (accelerate::PartialState::initialized()) accelerate::PartialState::reset();
     accelerate::GradientState::reset();
+    accelerate::logs::reset();
     // LibTorch seeds its default generator at random; a test that fails must fail again.
     at::manual_seed(20261121);
   }

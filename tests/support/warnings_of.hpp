@@ -1,21 +1,23 @@
 #pragma once
 
-#include <c10/util/Exception.h>
+#include <accelerate/utils/log_sink.hpp>
 
+#include <mutex>
 #include <string>
 
 namespace support {
 
-/// What LibTorch's warnings say while f() runs, on all threads of the caller's handler; one after the other.
+/// The warnings of this process while f() runs, the library's and LibTorch's; one after the other.
 template <class F> std::string warnings_of(F&& f) {
-  struct Collect : c10::WarningHandler {
-    void process(const c10::Warning& warning) override { text += warning.msg() + "\n"; }
-    std::string text;
-  } collect;
-  const c10::WarningUtils::WarningHandlerGuard guard(&collect);
-  const c10::WarningUtils::WarnAlways always;
+  std::mutex mutex;
+  std::string text;
+  auto before = accelerate::set_log_sink([&](const accelerate::LogRecord& record) {
+    const std::lock_guard lock(mutex);
+    if (record.level >= accelerate::LogLevel::warning) text += record.message + "\n";
+  });
   f();
-  return collect.text;
+  accelerate::set_log_sink(std::move(before));
+  return text;
 }
 
 }  // namespace support

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "accelerate/utils/error.hpp"
@@ -40,6 +42,31 @@ ACCELERATE_API bool should_reduce_batch_size(const std::exception& error);
 
 /// Gives cached device memory back to the system. Not collective.
 ACCELERATE_API void clear_device_cache();
+
+/// What has been freed, of the host and of devices, goes back to the system: what allocators keep for later. Not
+/// collective.
+ACCELERATE_API void return_freed_memory();
+
+/// Empties the caller's variables (tensors, holders of modules, smart pointers, optionals, containers) and gives the
+/// memory that this frees back to the system. What other variables, or an Accelerator (free_memory()), share lives on.
+/// Not collective. `release_memory(model, inputs);`
+template <class... Objects> void release_memory(Objects&... objects) {
+  const auto empty = [](auto& object) {
+    using Object = std::remove_reference_t<decltype(object)>;
+    if constexpr (requires { object.reset(); }) {
+      object.reset();
+    } else if constexpr (std::is_constructible_v<Object, std::nullptr_t> &&
+                         !std::is_convertible_v<Object, std::string_view>) {
+      object = nullptr;
+    } else {
+      static_assert(std::is_default_constructible_v<Object> && std::is_move_assignable_v<Object>,
+                    "release_memory: this type has no empty value; hold it by std::unique_ptr or std::optional");
+      object = Object();
+    }
+  };
+  (empty(objects), ...);
+  return_freed_memory();
+}
 
 struct FindBatchSizeOptions {
   int64_t starting_batch_size = 128;

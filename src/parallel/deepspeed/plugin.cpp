@@ -1,5 +1,3 @@
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -8,6 +6,7 @@
 #include "parallel/deepspeed/document.hpp"
 #include "utils/environment.hpp"
 #include "utils/json.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -298,7 +297,8 @@ DeepSpeedPlugin resolve(DeepSpeedPlugin plugin) {
   if (*plugin.zero3_init_flag && !config.is_zero3()) {
     // All ranks find the same; once is enough.
     if (environment::integer({"RANK"}).value_or(0) == 0)
-      TORCH_WARN("DeepSpeed plugin: zero3_init_flag has no effect below stage 3: it is now false.");
+      logs::warn("accelerate.parallel",
+                 "DeepSpeed plugin: zero3_init_flag has no effect below stage 3: it is now false.");
     plugin.zero3_init_flag = false;
   }
   if (*plugin.enable_msamp && !config.contains("msamp")) {

@@ -1,7 +1,5 @@
 #include "accelerate/parallel/fsdp_plugin.hpp"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <cctype>
 #include <span>
@@ -9,6 +7,7 @@
 
 #include "accelerate/config.hpp"
 #include "utils/environment.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -327,7 +326,8 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
     plugin.mixed_precision_policy = resolve(std::move(*plugin.mixed_precision_policy), version);
 
   // All ranks find the same; once is enough. The environment knows the rank before there is a process group.
-  if (!warnings.empty() && environment::integer({"RANK"}).value_or(0) == 0) TORCH_WARN("FSDP plugin:", warnings);
+  if (!warnings.empty() && environment::integer({"RANK"}).value_or(0) == 0)
+    logs::warn("accelerate.parallel", "FSDP plugin:{}", warnings);
   return plugin;
 }
 

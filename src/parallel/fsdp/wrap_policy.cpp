@@ -1,7 +1,6 @@
 #include "parallel/fsdp/wrap_policy.hpp"
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 
 #include "accelerate/config.hpp"
 #include "accelerate/model/no_split.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
@@ -108,9 +108,10 @@ class Tree {
       for (size_t i = 0; i < modules_.size(); ++i)
         if (std::regex_match(modules_[i].path, regex)) roots.push_back(i);
       if (roots.empty())
-        TORCH_WARN(
-            "FSDP: ignored_modules '", *pattern,
-            "' matches no module of this model. It has to match a whole dotted name; '.*' stands for any letters.");
+        logs::warn("accelerate.parallel",
+                   "FSDP: ignored_modules '{}' matches no module of this model. It has to match a whole dotted name; "
+                   "'.*' stands for any letters.",
+                   *pattern);
     } else {
       Modules given;
       for (const auto& module : std::get<std::vector<ModelRef>>(*plugin_.ignored_modules))

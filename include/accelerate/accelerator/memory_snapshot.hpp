@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "accelerate/utils/export.hpp"
+
+namespace accelerate {
+
+/// What LibTorch's allocator of one device has, in bytes. Zeros until something has been allocated there.
+struct DeviceMemory {
+  std::string device;          ///< "cuda:0"
+  int64_t allocated = 0;       ///< in tensors, now
+  int64_t peak_allocated = 0;  ///< the most so far, or since reset_peak_memory()
+  int64_t reserved = 0;        ///< taken from the device: also what is kept for later tensors
+  int64_t peak_reserved = 0;
+  int64_t free = 0;  ///< of the device, whoever uses it; 0 where its driver doesn't say
+  int64_t total = 0;
+};
+
+/// Memory of this process at one moment, in bytes. On the CPU, where LibTorch's allocator counts nothing, the kernel's
+/// numbers stand for it.
+struct MemorySnapshot {
+  int64_t resident = 0;        ///< of the process in the host's memory (VmRSS)
+  int64_t peak_resident = 0;   ///< the most so far, or since reset_peak_memory() (VmHWM)
+  int64_t host_total = 0;      ///< of the machine
+  int64_t host_available = 0;  ///< for whoever asks first, without swapping
+  int64_t gathered = 0;        ///< of it, or of the devices': whole parameters that are present of models which are
+                               ///< sharded or offloaded
+  int64_t peak_gathered = 0;
+  std::vector<DeviceMemory> devices;  ///< that LibTorch can use; none on the CPU
+
+  /// For people, a line for the host and one for each device.
+  std::string text() const;
+};
+
+/// Not collective; any thread. Reads three small files of /proc and asks each device's allocator: some 50 microseconds.
+/// @throws ResourceError where there is no /proc.
+ACCELERATE_API MemorySnapshot memory();
+/// The peaks start again at what is in use now. The kernel may refuse it for the host's, which then stays. Not
+/// collective.
+ACCELERATE_API void reset_peak_memory();
+
+}  // namespace accelerate

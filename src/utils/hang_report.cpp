@@ -1,0 +1,136 @@
+#include "utils/hang_report.hpp"
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "utils/log.hpp"
+#include "utils/symbols.hpp"
+#include "utils/thread_annotations.hpp"
+#include "utils/thread_stacks.hpp"
+
+namespace accelerate::hang_report {
+namespace {
+
+constexpr int kSignal = SIGUSR2;
+constexpr const char* kLogger = "accelerate.hang_report";
+
+sem_t asked;  ///< by somebody; what the handler may touch is static
+
+struct Speaker {
+  Mutex mutex;
+  bool installed ACCELERATE_GUARDED_BY(mutex) = false;
+  int64_t rank ACCELERATE_GUARDED_BY(mutex) = 0;
+  std::function<std::string()> activity ACCELERATE_GUARDED_BY(mutex);
+};
+
+Speaker& speaker() {
+  static auto& only = *new Speaker;  // its thread lives to the end of the process
+  return only;
+}
+
+void on_signal(int, siginfo_t* info, void* context) {
+  const int error = errno;
+  if (!thread_stacks::handle(*info, context)) ::sem_post(&asked);
+  errno = error;
+}
+
+/// Each line bears the rank, since those of several ranks may come out mixed.
+void say(int64_t rank, const std::string& text) {
+  const std::string prefix = "rank " + std::to_string(rank) + ": ";
+  std::string marked = prefix;
+  for (const char letter : text) {
+    marked += letter;
+    if (letter == '\n') marked += prefix;
+  }
+  logs::emit(LogLevel::info, kLogger, marked);
+}
+
+std::string text_of(const thread_stacks::ThreadStack& stack, Symbols& symbols) {
+  if (stack.frames.empty()) return "\n  it does not answer: it blocks the signal, or is stopped";
+  std::string text;
+  for (size_t i = 0; i < stack.frames.size(); ++i)
+    text += "\n  #" + std::to_string(i) + " " + symbols.describe(stack.frames[i], /*returns_to=*/i > 0);
+  return text;
+}
+
+void report() {
+  int64_t rank = 0;
+  std::function<std::string()> activity;
+  {
+    const MutexLock lock(speaker().mutex);
+    rank = speaker().rank, activity = speaker().activity;
+  }
+  const std::string process = "process " + std::to_string(::getpid());
+  say(rank, "asked what it does, " + process + (activity ? ":\n" + activity() : ""));
+  // Apart from it: finding names takes the dynamic loader's lock, which a thread that hangs may hold.
+  Symbols symbols;
+  std::vector<std::pair<std::string, std::string>> by_stack;  // threads of a pool hang alike
+  for (const auto& stack : thread_stacks::take(kSignal)) {
+    const std::string text = text_of(stack, symbols);
+    const std::string thread = std::to_string(stack.thread) + " (" + stack.name + ", " + stack.state +
+                               (stack.thread == ::getpid() ? ", the main thread)" : ")");
+    auto same = by_stack.begin();
+    while (same != by_stack.end() && same->second != text) ++same;
+    if (same == by_stack.end()) by_stack.emplace_back(thread, text);
+    else same->first += ", " + thread;
+  }
+  std::string text = "stacks of " + process;
+  for (const auto& [threads, stack] : by_stack) text += "\nthread " + threads + stack;
+  say(rank, text);
+}
+
+void serve() {
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  ::pthread_setname_np(::pthread_self(), "hang-report");
+  for (;;) {
+    while (::sem_wait(&asked) != 0) {
+    }
+    while (::sem_trywait(&asked) == 0) {  // who asks several times gets one answer
+    }
+    try {
+      report();
+    } catch (const std::exception& error) {
+      logs::emit(LogLevel::warning, kLogger, error.what());
+    }
+  }
+}
+
+/// @return false: the signal is taken.
+bool install() {
+  struct sigaction present {};
+  ::sigaction(kSignal, nullptr, &present);
+  if ((present.sa_flags & SA_SIGINFO) != 0 || present.sa_handler != SIG_DFL) return false;
+  thread_stacks::prepare();
+  ::sem_init(&asked, 0, 0);
+  std::thread(serve).detach();
+  struct sigaction action {};
+  action.sa_sigaction = on_signal;
+  action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
+  ::sigemptyset(&action.sa_mask);
+  return ::sigaction(kSignal, &action, nullptr) == 0;
+}
+
+}  // namespace
+
+void answer(int64_t rank, std::function<std::string()> activity) {
+  auto& all = speaker();
+  const MutexLock lock(all.mutex);
+  all.rank = rank, all.activity = std::move(activity);
+  if (!all.installed) all.installed = install();
+}
+
+void forget_activity() {
+  const MutexLock lock(speaker().mutex);
+  speaker().activity = nullptr;
+}
+
+}  // namespace accelerate::hang_report
