@@ -49,7 +49,7 @@
 #include "accelerate/state.hpp"
 #include "accelerate/state/available.hpp"
 #include "accelerate/trackers/tracker.hpp"
-#include "accelerate/utils/environment_scope.hpp"
+#include "accelerate/utils/clear_environment.hpp"
 #include "accelerate/utils/error.hpp"
 #include "accelerate/utils/kwargs.hpp"
 #include "accelerate/utils/kwargs_dict.hpp"

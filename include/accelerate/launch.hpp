@@ -81,7 +81,8 @@ struct LaunchOptions {
 /// with several, their lines are forwarded whole and rank 0 alone keeps standard input (unless that is a terminal).
 /// When a rank fails, the others get SIGTERM, then after `grace` SIGKILL, and a report on stderr names the one that
 /// failed first. SIGINT, SIGTERM and SIGHUP go to all ranks, with the same grace; a second SIGINT kills at once;
-/// SIGUSR1 and SIGUSR2 are passed on. Ranks die with the launcher, even if that is killed by SIGKILL.
+/// SIGUSR1 is passed on, and so is SIGUSR2, to processes that have a handler for it: ranks that use the library say
+/// what they do (docs/logging.md). Ranks die with the launcher, even if that is killed by SIGKILL.
 ///
 /// Call it from a thread of a program that does not wait for "any" child meanwhile and leaves SIGCHLD alone; signal
 /// settings are restored.

@@ -1,5 +1,6 @@
 #include "comm/watchdog.hpp"
 
+#include <pthread.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
@@ -187,6 +188,7 @@ Watchdog::Watchdog(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, i
                      // A thousand ranks ask the one store a thousand times a second at most.
                      .period = std::chrono::milliseconds(std::max<int64_t>(250, world_size))}) {
   std::thread([talk = talk_] {
+    ::pthread_setname_np(::pthread_self(), "rank-watchdog");
     talk->watch();
     const MutexLock lock(talk->mutex);
     talk->stopped = true;

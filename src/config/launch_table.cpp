@@ -910,7 +910,7 @@ constexpr Option kOurs[] = {
      .kind = flag,
      .fallback = false,
      .help = "Show live what each process does: a table below the output on a terminal, elsewhere now and then on "
-             "stderr (docs/monitor.md)"},
+             "stderr; the key h has each process say what it is doing (docs/monitor.md)"},
     {.name = "monitor_port",
      .kind = integer,
      .value = "PORT",

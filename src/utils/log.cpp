@@ -102,7 +102,7 @@ void emit(LogLevel level, std::string_view logger, std::string message) noexcept
     sink = all.sink;
   }
   try {
-    if (sink) return (*sink)(record);
+    if (sink != nullptr) return (*sink)(record);
   } catch (...) {  // the program's own sink failed: not a reason to lose the record, nor to end the training
   }
   write_to_stderr(record,

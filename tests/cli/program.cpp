@@ -7,10 +7,12 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <fstream>
 #include <thread>
 
@@ -94,14 +96,20 @@ Program::~Program() {
     ::kill(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
   }
-  if (out_ >= 0) ::close(out_);
-  if (err_ >= 0) ::close(err_);
+  for (const int fd : {out_, err_, held_})
+    if (fd >= 0) ::close(fd);
 }
 
 void Program::signal(int number) const { ::kill(pid_, number); }
 
 void Program::type(const std::string& text) const {
   ASSERT_EQ(::write(terminal_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+}
+
+bool Program::shows_what_is_typed() const {
+  termios modes{};
+  if (held_ < 0) held_ = ::open(::ptsname(terminal_), O_RDONLY | O_NOCTTY | O_CLOEXEC);
+  return ::tcgetattr(held_, &modes) == 0 && (modes.c_lflag & ECHO) != 0 && (modes.c_lflag & ICANON) != 0;
 }
 
 void Program::resize(int rows, int columns) const {
@@ -149,6 +157,7 @@ bool Program::wait_for(const std::string& text, milliseconds deadline) {
 }
 
 Result Program::wait(milliseconds deadline) {
+  if (held_ >= 0) ::close(std::exchange(held_, -1));  // its end would never come
   const auto end = Clock::now() + deadline;
   int status = 0;
   bool late = false;

@@ -40,6 +40,7 @@ class Program {
   void signal(int number) const;
   void type(const std::string& text) const;  ///< on the terminal
   void resize(int rows, int columns) const;  ///< the terminal, which tells the program
+  bool shows_what_is_typed() const;          ///< the terminal, and gives it on line by line
   void close_output();                       ///< the reader of its stdout goes away
   /// Reads until stdout or stderr contains `text`; false when the deadline passes or the program ends first.
   bool wait_for(const std::string& text, milliseconds deadline = milliseconds(20000));
@@ -55,6 +56,7 @@ class Program {
   bool read_once(milliseconds timeout);
   pid_t pid_ = -1;
   int out_ = -1, err_ = -1, terminal_ = -1;
+  mutable int held_ = -1;  ///< the terminal's other end, so that its modes outlive the program
   Result result_;
 };
 

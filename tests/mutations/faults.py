@@ -1079,7 +1079,7 @@ F("levels of dotted names", file, "name = «dot == std::string_view::npos» ? st
   l + "LevelsGoDownTheDottedNames")
 F("ACCELERATE_LOG_LEVEL", file, "return level >= «or_default(level_of_environment)»",
   "std::optional<LogLevel>()", l + "TheEnvironmentSaysTheLevel")
-F("set_log_sink", file, "if («sink») return (*sink)(record);", "false", l + "ASinkTakesTheDefaultOnesPlaceUntilItGoes")
+F("set_log_sink", file, "if («sink != nullptr») return (*sink)(record);", "false", l + "ASinkTakesTheDefaultOnesPlaceUntilItGoes")
 F("ACCELERATE_LOG_RANK", "src/utils/log_output.cpp", "if («form.rank») payload +=", "false",
   l + "TheRankIsSaidWhenAskedFor")
 F("LibTorch's warnings in the log", file, "if («typeid(present) == typeid(c10::WarningHandler)»)", "false",
@@ -1087,10 +1087,8 @@ F("LibTorch's warnings in the log", file, "if («typeid(present) == typeid(c10::
 d = "debugging_tests "
 F("release_memory gives memory back", "src/utils/memory.cpp", "«::malloc_trim(0)»;", "0",
   d + "Memory.ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack")
-file = "src/utils/environment_scope.cpp"
-F("clear_environment", file, "if («clear») ::clearenv();", "false", d + "Environment.IsEmptyForAScopeAndAsBeforeAfterIt")
-F("patch_environment", file, "for (const auto& [name, value] : «variables») ::setenv",
-  "std::map<std::string, std::string>()", d + "Environment.IsPatchedForAScope")
+F("clear_environment", "src/utils/clear_environment.cpp", "before_(all_variables()) { «::clearenv()»; }", "0",
+  d + "Environment.IsEmptyForAScopeAndAsBeforeAfterIt")
 F("stacks in the hang report", "src/utils/hang_report.cpp", "for (const auto& stack : «thread_stacks::take(kSignal)»)",
   "std::vector<thread_stacks::ThreadStack>()", d + "HangReport.HasTheStacksOfAllThreadsAlsoOfBlockedOnes")
 F("collectives in the hang report", "src/comm/faults.cpp", "for (const auto& [key, group] : «progress->status().groups»)",

@@ -14,7 +14,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
 #include "accelerate/state/available.hpp"
-#include "accelerate/utils/environment_scope.hpp"
+#include "accelerate/utils/clear_environment.hpp"
 #include "accelerate/utils/listify.hpp"
 #include "accelerate/utils/log_sink.hpp"
 #include "accelerate/utils/memory.hpp"
@@ -86,24 +86,6 @@ TEST(Environment, IsEmptyForAScopeAndAsBeforeAfterIt) {
   EXPECT_NE(::getenv("PATH"), nullptr);
 }
 
-TEST(Environment, IsPatchedForAScope) {
-  ::setenv("KEPT", "1", 1);
-  try {
-    const auto scope = patch_environment({{"KEPT", "2"}, {"new", "x=y"}});
-    EXPECT_STREQ(::getenv("KEPT"), "2");
-    EXPECT_STREQ(::getenv("new"), "x=y");
-    throw std::runtime_error("out of the scope");
-  } catch (const std::runtime_error&) {
-  }
-  EXPECT_STREQ(::getenv("KEPT"), "1");
-  EXPECT_EQ(::getenv("new"), nullptr);
-  EXPECT_THAT(message_of<ConfigError>([] {
-                const auto scope = patch_environment({{"KEPT", "3"}, {"a=b", "x"}});
-              }),
-              HasSubstr("'a=b'"));
-  EXPECT_STREQ(::getenv("KEPT"), "1");
-}
-
 // ---------------------------------------------------------------- what there is
 
 TEST(Available, SaysWhatThisBuildAndMachineHave) {
@@ -123,7 +105,7 @@ TEST(Available, PythonIsAskedForItsPackages) {
   EXPECT_TRUE(is_python_package_available("json"));
   EXPECT_FALSE(is_python_package_available("no_such_package"));
   EXPECT_THAT(message_of<ConfigError>([] { is_python_package_available("a'); import os #"); }), HasSubstr("import"));
-  const auto scope = patch_environment({{"ACCELERATE_PYTHON", "/no/such/python"}});
+  ::setenv("ACCELERATE_PYTHON", "/no/such/python", 1);
   EXPECT_FALSE(is_python_package_available("json"));
 }
 

@@ -1,6 +1,7 @@
 #include "launch/monitor/monitor.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -71,7 +72,10 @@ void Monitor::begin(const Job& job, Sink& sink, const Warden& warden) {
   processes_ = {};
   printed_ = 0;
   sink_ = &sink;
-  if (divides(sink.fd())) view_.emplace(sink, warden);
+  if (divides(sink.fd())) {
+    view_.emplace(sink, warden);
+    if (Keyboard::possible(sink.fd())) keyboard_.emplace();
+  }
   next_ = Clock::now() + std::chrono::milliseconds(100);  // the first look soon after the start
   next_print_ = Clock::now() + seconds(seconds_.value_or(kSecondsInLines));
 }
@@ -119,6 +123,7 @@ void Monitor::look(Clock::time_point now, const std::vector<Status>& ranks) {
 
 void Monitor::redraw() {
   if (!view_) return;
+  if (keyboard_) keyboard_->take();
   const auto room = view_->room();
   static const bool colours = !std::getenv("NO_COLOR");
   view_->draw(to_lines(snapshot_, room.columns, room.lines, colours));
@@ -141,8 +146,20 @@ void Monitor::end(const std::vector<Status>& ranks) {
   drop();
 }
 
-void Monitor::serve(std::span<const pollfd> polled) {
+void Monitor::add_to(std::vector<pollfd>& fds) {
+  polls_keyboard_ = keyboard_ && keyboard_->listens();
+  if (polls_keyboard_) fds.push_back({STDIN_FILENO, POLLIN, 0});
+  if (page_) page_->add_to(fds);
+}
+
+bool Monitor::serve(std::span<const pollfd> polled) {
+  bool asked = false;
+  if (polls_keyboard_) {
+    if (polled.front().revents) asked = keyboard_->read().find('h') != std::string::npos;
+    polled = polled.subspan(1);
+  }
   if (page_) page_->serve(polled, [this] { return to_json(snapshot_).dump(); });
+  return asked;
 }
 
 void Monitor::serve_until(int fd) {

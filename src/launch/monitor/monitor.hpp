@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "launch/monitor/gpus.hpp"
+#include "launch/monitor/keyboard.hpp"
 #include "launch/monitor/process_trees.hpp"
 #include "launch/monitor/snapshot.hpp"
 #include "launch/monitor/step_counter.hpp"
@@ -58,19 +59,20 @@ class Monitor {
   /// The ranks are gone: the terminal is given back, the page keeps what was seen last.
   void end(const std::vector<Status>& ranks);
   /// An exception passes: as end(), at once and without a word.
-  void drop() { view_.reset(), sink_ = nullptr; }
+  void drop() { keyboard_.reset(), view_.reset(), sink_ = nullptr; }
   /// Before and after the terminal is somebody else's (Ctrl-Z).
   void leave() {
+    if (keyboard_) keyboard_->leave();
     if (view_) view_->leave();
   }
   void redraw();
   /// Between begin() and end().
   bool watches() const { return sink_ != nullptr; }
 
-  void add_to(std::vector<pollfd>& fds) const {
-    if (page_) page_->add_to(fds);
-  }
-  void serve(std::span<const pollfd> polled);
+  void add_to(std::vector<pollfd>& fds);
+  /// @param polled  what add_to() added, after poll()
+  /// @return whether somebody has pressed "h": what do the ranks do?
+  bool serve(std::span<const pollfd> polled);
   /// Serves the page until something can be read from `fd`, while the launcher waits for other machines.
   void serve_until(int fd);
 
@@ -93,6 +95,8 @@ class Monitor {
   Gpus gpus_;
   Sink* sink_ = nullptr;
   std::optional<TerminalView> view_;
+  std::optional<Keyboard> keyboard_;
+  bool polls_keyboard_ = false;
   Clock::time_point next_{}, next_print_{};
   uint64_t printed_ = 0;  ///< where in the sink's bytes the last printed table ends
 };

@@ -26,6 +26,7 @@
 #include "launch/supervise/subreaper.hpp"
 #include "launch/system/process.hpp"
 #include "launch/system/warden.hpp"
+#include "utils/raise.hpp"
 #include "utils/step_file.hpp"
 
 namespace accelerate::launcher {
@@ -176,7 +177,7 @@ class Supervisor {
     if (fds[0].revents) take_signals();
     if (other_threads_) collect(0);
     if (peers < monitors && fds[peers].revents) hear_peers();
-    if (monitor_) monitor_->serve(std::span(fds).subspan(monitors));
+    if (monitor_ && monitor_->serve(std::span(fds).subspan(monitors)) && running_ > 0) ask_what_they_do();
     if (monitor_ && monitor_->watches() && now_ >= monitor_->next()) monitor_->look(now_, statuses());
     if (running_ > 0) stop_if_due();
     else if (drain_until_ && streams_.blocked()) drain_until_ = now_ + kDrain;  // the reader is slow, not the ranks
@@ -261,8 +262,10 @@ class Supervisor {
           collect(static_cast<pid_t>(info.ssi_pid));
           break;
         case SIGUSR1:
-        case SIGUSR2:
           send(signal);
+          break;
+        case SIGUSR2:
+          ask_what_they_do();
           break;
         case SIGWINCH:
           monitor_->redraw();
@@ -279,6 +282,24 @@ class Supervisor {
           break;
       }
     }
+  }
+
+  /// SIGUSR2 makes ranks that use the library say what they do (utils/hang_report), and would end what has no handler
+  /// for it: shells and helpers among the ranks' processes, and ranks that are still loading.
+  void ask_what_they_do() {
+    std::vector<std::string> deaf;
+    for (const auto& rank : outcome_.ranks) {
+      if (rank.pid <= 0 || rank.end) continue;
+      bool heard = false;
+      for (const pid_t pid : interactive_ ? std::vector{rank.pid} : members_of(rank.pid))
+        if (handles(pid, SIGUSR2)) heard |= ::kill(pid, SIGUSR2) == 0;
+      if (!heard) deaf.push_back(fmt::format("{} (process {})", rank.rank, rank.pid));
+    }
+    if (!deaf.empty())
+      streams_.errors().write(
+          this, fmt::format("accelerate launch: SIGUSR2 is not passed on to rank {}, which has no handler for it and "
+                            "would end; a program has one from its first Accelerator or PartialState on\n",
+                            fmt::join(deaf, ", ")));
   }
 
   void give_terminal_back() {

@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -148,6 +150,24 @@ std::vector<pid_t> children_of_this_process() {
     for (pid_t pid = 0; children >> pid;) result.push_back(pid);
   }
   return result;
+}
+
+std::vector<pid_t> members_of(pid_t group) {
+  std::vector<pid_t> result;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored))
+    if (const auto pid = static_cast<pid_t>(std::atoi(entry.path().filename().c_str()));
+        pid > 0 && ::getpgid(pid) == group)
+      result.push_back(pid);
+  return result;
+}
+
+bool handles(pid_t pid, int signal) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string word; status >> word;)
+    if (uint64_t caught = 0; word == "SigCgt:" && status >> std::hex >> caught)
+      return (caught >> (signal - 1) & 1) != 0;
+  return false;
 }
 
 std::string signal_name(int signal) {

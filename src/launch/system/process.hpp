@@ -62,6 +62,12 @@ std::string program_beside_this(const std::string& name, const std::string& purp
 /// The processes whose parent is this one (children of all threads' forks, and adopted orphans).
 std::vector<pid_t> children_of_this_process();
 
+/// All processes of a group; none when it is gone.
+std::vector<pid_t> members_of(pid_t group);
+
+/// Whether a process has a handler of its own for a signal; false when it is gone.
+bool handles(pid_t pid, int signal);
+
 /// "SIGKILL" for 9.
 std::string signal_name(int signal);
 

@@ -2,6 +2,7 @@
 
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -41,6 +42,8 @@ void remove(char* const* words) {
   ::dup2(pipe, 0);
   if (terminal >= 0) ::dup2(terminal, 1);
   ::close_range(terminal >= 0 ? 2 : 1, ~0U, 0);
+  termios modes{};
+  const bool has_modes = terminal >= 0 && ::tcgetattr(1, &modes) == 0;  // nobody has changed them yet
   bool divided = false, farewell = false;
   Note note;
   while (::read(0, &note, sizeof(note)) == sizeof(note)) {
@@ -55,8 +58,10 @@ void remove(char* const* words) {
   }
   for (pid_t target : targets)
     if (target != 0) ::kill(target, SIGKILL);
-  if (divided) [[maybe_unused]]
-    const ssize_t written = ::write(1, restore, std::strlen(restore));
+  if (divided) {
+    [[maybe_unused]] const ssize_t written = ::write(1, restore, std::strlen(restore));
+    if (has_modes) ::tcsetattr(1, TCSANOW, &modes);
+  }
   if (!farewell && remove_folders[3]) remove(remove_folders);
   ::_exit(0);
 }

@@ -15,8 +15,8 @@ namespace accelerate::launcher {
 class Warden {
  public:
   /// @param capacity the most targets registered at one time.
-  /// @param terminal a descriptor on which `restore` is written if the launcher dies while terminal_divided(); -1:
-  /// none.
+  /// @param terminal a descriptor on which `restore` is written if the launcher dies while terminal_divided(), and
+  /// whose modes are then what they are now; -1: none.
   explicit Warden(size_t capacity, int terminal = -1, const char* restore = "");
   /// Kills what is still registered. Folders stay, for they have owners.
   ~Warden();
