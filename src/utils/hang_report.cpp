@@ -25,7 +25,7 @@ sem_t asked;  ///< by somebody; what the handler may touch is static
 
 struct Speaker {
   Mutex mutex;
-  bool installed ACCELERATE_GUARDED_BY(mutex) = false;
+  pid_t process ACCELERATE_GUARDED_BY(mutex) = 0;  ///< that this has been installed in
   int64_t rank ACCELERATE_GUARDED_BY(mutex) = 0;
   std::function<std::string()> activity ACCELERATE_GUARDED_BY(mutex);
 };
@@ -104,11 +104,12 @@ void serve() {
   }
 }
 
-/// @return false: the signal is taken.
-bool install() {
+/// Nothing when the signal is taken.
+void install() {
   struct sigaction present {};
   ::sigaction(kSignal, nullptr, &present);
-  if ((present.sa_flags & SA_SIGINFO) != 0 || present.sa_handler != SIG_DFL) return false;
+  const bool ours = (present.sa_flags & SA_SIGINFO) != 0 && present.sa_sigaction == on_signal;  // a fork's parent's
+  if (!ours && ((present.sa_flags & SA_SIGINFO) != 0 || present.sa_handler != SIG_DFL)) return;
   thread_stacks::prepare();
   ::sem_init(&asked, 0, 0);
   std::thread(serve).detach();
@@ -116,7 +117,7 @@ bool install() {
   action.sa_sigaction = on_signal;
   action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
   ::sigemptyset(&action.sa_mask);
-  return ::sigaction(kSignal, &action, nullptr) == 0;
+  ::sigaction(kSignal, &action, nullptr);
 }
 
 }  // namespace
@@ -125,7 +126,7 @@ void answer(int64_t rank, std::function<std::string()> activity) {
   auto& all = speaker();
   const MutexLock lock(all.mutex);
   all.rank = rank, all.activity = std::move(activity);
-  if (!all.installed) all.installed = install();
+  if (std::exchange(all.process, ::getpid()) != ::getpid()) install();
 }
 
 void forget_activity() {

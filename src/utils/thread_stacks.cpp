@@ -8,10 +8,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cerrno>
+#include <cstdint>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 namespace accelerate::thread_stacks {
 namespace {
@@ -49,7 +52,7 @@ bool wait_for_answer() {
   return true;
 }
 
-/// @return false: it blocks the signal, has ended, or is stopped.
+/// @return false: it has ended, or does not answer.
 bool ask(pid_t thread, int signal) {
   siginfo_t info{};
   info.si_signo = signal;
@@ -63,6 +66,15 @@ bool ask(pid_t thread, int signal) {
   pid_t expected = thread;
   // It may have begun at the last moment.
   return !question.thread.compare_exchange_strong(expected, kNobody) && wait_for_answer();
+}
+
+/// Whether a signal would wait now: the thread blocks it, or is stopped.
+bool is_deaf(const ThreadStack& stack, int signal) {
+  std::ifstream status("/proc/self/task/" + std::to_string(stack.thread) + "/status");
+  uint64_t blocked = 0;
+  for (std::string word; status >> word;)
+    if (word == "SigBlk:" && status >> std::hex >> blocked) break;
+  return (blocked >> (signal - 1) & 1) != 0 || stack.state == 'T' || stack.state == 't';
 }
 
 /// Name and state.
@@ -110,7 +122,10 @@ std::vector<ThreadStack> take(int signal) {
   }
   for (auto& stack : stacks) {
     describe(stack);  // before the question wakes it
-    if (!ask(stack.thread, signal)) continue;
+    // The thread that got the question may still be on its way out of the handler, in which the signal is blocked.
+    int patience_ms = 20;
+    while (is_deaf(stack, signal) && patience_ms-- > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (patience_ms < 0 || !ask(stack.thread, signal)) continue;
     const auto end = question.frames + question.count;
     const auto begin = std::find(question.frames, end, question.interrupted);  // before it are the handler's own
     stack.frames.assign(begin == end ? question.frames : begin, end);

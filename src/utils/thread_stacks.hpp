@@ -21,7 +21,8 @@ void prepare();
 /// To be called first by the handler of `take`'s signal: true when the signal was one of take()'s, and is dealt with.
 /// Async-signal-safe.
 bool handle(const siginfo_t& info, const void* context);
-/// All threads but the calling one, the main thread first. One caller at a time. Waits a second for each.
+/// All threads but the calling one, the main thread first. One caller at a time. Some microseconds for each, a second
+/// for one that should answer and does not.
 /// @param signal  whose handler calls handle()
 std::vector<ThreadStack> take(int signal);
 

@@ -12,9 +12,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 #include <fstream>
 #include <thread>
+#include <utility>
 
 #include "ranks.hpp"
 

@@ -8,9 +8,8 @@
 #include <iostream>
 #include <stdexcept>
 
-#include <c10/util/Exception.h>
-
 #include "accelerate/utils/error.hpp"
+#include "accelerate/utils/log_sink.hpp"
 #include "rank_server.hpp"
 #include "ranks.hpp"
 
@@ -258,15 +257,9 @@ int run(const std::vector<std::string>& arguments) {
 }  // namespace
 }  // namespace conformance
 
-/// Thousands of rows ask for what the library warns of.
-struct NoWarnings final : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
 int main(int argc, char** argv) {
   return support::main_or_rank_server(argc, argv, [](int count, char** arguments) {
-    NoWarnings none;
-    c10::WarningUtils::set_warning_handler(&none);
+    accelerate::set_log_sink([](const accelerate::LogRecord&) {});  // thousands of rows ask for what is warned of
     try {
       return conformance::run({arguments + 1, arguments + count});
     } catch (const std::exception& e) {

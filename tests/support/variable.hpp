@@ -1,7 +1,5 @@
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <cstdlib>
 #include <string>
 
@@ -17,17 +15,6 @@ class Variable {
 
  private:
   const char* name_;
-};
-
-/// LibTorch's warnings of a scope.
-class Warnings : public c10::WarningHandler {
- public:
-  Warnings() : guard_(this) {}
-  void process(const c10::Warning& warning) override { text += warning.msg(); }
-  std::string text;
-
- private:
-  c10::WarningUtils::WarningHandlerGuard guard_;
 };
 
 }  // namespace support

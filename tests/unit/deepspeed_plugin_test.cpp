@@ -15,6 +15,7 @@
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "variable.hpp"
+#include "warnings_of.hpp"
 
 namespace {
 

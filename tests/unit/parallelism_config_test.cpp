@@ -7,6 +7,7 @@
 #include "accelerate/utils/error.hpp"
 #include "message_of.hpp"
 #include "variable.hpp"
+#include "warnings_of.hpp"
 
 namespace {
 

@@ -13,6 +13,7 @@
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "variable.hpp"
+#include "warnings_of.hpp"
 
 namespace settings_fields {
 namespace {
