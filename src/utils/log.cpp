@@ -129,7 +129,7 @@ void wait_for_reader() {
   }
   struct stat status {};
   if (::fstat(STDERR_FILENO, &status) != 0 || !S_ISFIFO(status.st_mode)) return;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(200);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   for (int waiting = 0;
        ::ioctl(STDERR_FILENO, FIONREAD, &waiting) == 0 && waiting > 0 && std::chrono::steady_clock::now() < deadline;)
     std::this_thread::sleep_for(std::chrono::microseconds(100));

@@ -36,7 +36,7 @@ template <class... Args> void warn(std::string_view logger, fmt::format_string<A
 /// What LibTorch warns of on this thread comes here, unless the program has a handler of its own for it.
 void take_libtorch_warnings();
 
-/// Waits until a reader at the other end of the default sink's pipe has taken what was written, 200 ms at most: a
+/// Waits until a reader at the other end of the default sink's pipe has taken what was written, a second at most: a
 /// launcher that reads a pipe of each rank then knows the order.
 void wait_for_reader();
 

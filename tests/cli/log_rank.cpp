@@ -25,7 +25,7 @@ int main(int, char** arguments) {
     for (int i = 0; i < 500; ++i) logger.info(std::string(1000, rank[0]), {.main_process_only = false});
   } else {
     logger.info("rank " + rank + " begins", {.in_order = true});
-    if (state.process_index() == 1) busy_with_something_else();
+    if (state.is_last_process()) busy_with_something_else();
     std::vector<int> numbers{1};
     broadcast_object_list(numbers);
   }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
+#include <thread>
 
 #include "program.hpp"
 
@@ -34,6 +35,10 @@ std::vector<std::string> lines_of(const std::string& text) {
 
 TEST(LoggingLaunched, InOrderIsTheOrderAtTheEndOfTheLauncher) {
   Program program(launching({"--num_processes", "3"}, "in_order"));
+  ASSERT_TRUE(program.wait_for("round 3 of rank 0"));
+  program.signal(SIGSTOP);  // what ranks say meanwhile waits in a pipe of each
+  std::this_thread::sleep_for(milliseconds(150));
+  program.signal(SIGCONT);
   const auto result = program.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const auto lines = lines_of(result.err);
@@ -80,6 +85,17 @@ TEST(HangReportLaunched, TheLauncherPassesTheQuestionOn) {
   expect_reports(program.errors());
   program.signal(SIGTERM);
   EXPECT_EQ(program.wait().exit_code, 143);  // they were alive
+}
+
+// It has the terminal, and no group of its own.
+TEST(HangReportLaunched, ASingleRankOnTheTerminalAnswersToo) {
+  Program program(launching({"--num_processes", "1"}, "hang"), {.terminal = true, .rows = 50, .columns = 200});
+  ASSERT_TRUE(program.wait_for("rank 0 begins"));
+  program.read_for(milliseconds(200));
+  program.signal(SIGUSR2);
+  EXPECT_TRUE(program.wait_for("busy_with_something_else"));
+  program.signal(SIGTERM);
+  EXPECT_EQ(program.wait().exit_code, 143);
 }
 
 // A shell that starts a rank, and ranks that are no programs of this library, would die of the signal.

@@ -27,6 +27,7 @@ using Clock = std::chrono::steady_clock;
 
 /// Variables of a launch around the tests, and what would change the launcher's choices.
 bool is_launchers(const std::string& entry) {
+  if (entry.starts_with("ACCELERATE_FAULT=")) return false;  // of scripts/mutate.py
   for (const char* prefix : {"RANK=", "LOCAL_", "WORLD_SIZE=", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC_",
                              "ACCELERATE_", "OMP_NUM_THREADS=", "TMPDIR=", "HF_HOME="})
     if (entry.starts_with(prefix)) return true;

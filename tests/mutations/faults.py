@@ -1093,6 +1093,15 @@ F("stacks in the hang report", "src/utils/hang_report.cpp", "for (const auto& st
   "std::vector<thread_stacks::ThreadStack>()", d + "HangReport.HasTheStacksOfAllThreadsAlsoOfBlockedOnes")
 F("collectives in the hang report", "src/comm/faults.cpp", "for (const auto& [key, group] : «progress->status().groups»)",
   "decltype(RankStatus::groups)()", d + "HangReportRanks.SaysWhichCollectiveARankIsIn")
+c = "logging_cli_tests "
+F("in_order waits for the launcher", "src/logging/logger.cpp", "say(); «logs::wait_for_reader();»", "",
+  c + "LoggingLaunched.InOrderIsTheOrderAtTheEndOfTheLauncher")
+F("SIGUSR2 spares what has no handler", "src/launch/supervise/supervisor.cpp", "if («handles(pid, SIGUSR2)»)", "true",
+  c + "HangReportLaunched.WhatHasNoHandlerIsSpared")
+F("the monitor's key", "src/launch/monitor/monitor.cpp", "asked = «keyboard_->read().find('h') != std::string::npos»;",
+  "false", c + "HangReportLaunched.AKeyOfTheMonitorAsks")
+F("the terminal's modes outlive the launcher", "src/launch/system/warden.cpp", "if («has_modes») ::tcsetattr", "false",
+  c + "HangReportLaunched.TheTerminalIsGivenBack")
 
 # Options without a fault, by struct or Struct::field, and why.
 WITHOUT = {name: why for why, names in {
