@@ -13,6 +13,7 @@
 #include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
 #include "message_of.hpp"
+#include "python.hpp"
 #include "ranks.hpp"
 #include "utils/log.hpp"
 
@@ -248,6 +249,48 @@ TEST(Logging, ThreadsDoNotMix) {
   int count = 0;
   for (std::string line; std::getline(lines, line); ++count) ASSERT_TRUE(std::regex_match(line, whole)) << line;
   EXPECT_EQ(count, 2000);
+}
+
+/// As logging_peer.py.
+std::string said_in(const std::string& level, const std::string& environment, const std::string& own,
+                    const std::string& other) {
+  const std::string name = level + "," + environment + "," + own + "," + other;
+  std::string said = name + "\n";
+  logs::reset();
+  ::unsetenv("ACCELERATE_LOG_LEVEL");
+  if (environment != "-") ::setenv("ACCELERATE_LOG_LEVEL", environment.c_str(), 1);
+  set_log_sink([&](const LogRecord& record) {
+    said += std::string(to_string(record.level)) + " " + record.logger + " " + record.message + "\n";
+  });
+  const auto ask = [](const std::string& logger, const std::string& wanted) {
+    return get_logger(logger, wanted == "-" ? std::nullopt : std::optional(wanted));
+  };
+  const std::vector loggers{ask("other", other), ask("a.b", level)};
+  if (own != "-") logs::set_level("a", log_level_from_string(own));
+  for (const auto& logger : loggers) {
+    logger.debug("d"), logger.info("i"), logger.warning("w"), logger.error("e"), logger.critical("c");
+    for (int i = 0; i < 2; ++i) logger.warning_once(name);
+  }
+  set_log_sink({});
+  return said;
+}
+
+TEST(Logging, SaysWhatTheReferenceSays) {
+  SKIP_WITHOUT_PYTHON();
+  const PartialState state;
+  std::vector<std::string> cases;
+  std::string said;
+  for (const char* level : {"-", "DEBUG", "error"})
+    for (const char* environment : {"-", "info"})
+      for (const char* own : {"-", "ERROR", "INFO"})
+        for (const char* other : {"-", "DEBUG", "error"}) {
+          const std::string of_case = said_in(level, environment, own, other);
+          cases.push_back(of_case.substr(0, of_case.find('\n')));
+          said += of_case;
+        }
+  const auto python = support::run_python("tests/unit/logging_peer.py", cases);
+  EXPECT_EQ(python.exit_code, 0);
+  EXPECT_EQ(said, python.output);
 }
 
 // ---------------------------------------------------------------- several ranks
