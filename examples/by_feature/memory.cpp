@@ -30,22 +30,18 @@ void train(examples::Arguments args) {
 
   torch::nn::Sequential network;
   for (int64_t i = 0; i < layers; ++i) network->push_back(torch::nn::Linear(width, width));
-  auto optimizer = std::make_optional<torch::optim::AdamW>(network->parameters(), 1e-3);
-  {
-    auto [model, opt] = accelerator.prepare(network, *optimizer);
-    report("after prepare");
-    auto input = torch::ones({16, width}, accelerator.device());
-    for (int step = 0; step < 2; ++step) {
-      auto loss = model(input).pow(2).mean();
-      accelerator.backward(loss);
-      opt.step();
-      opt.zero_grad();
-      report("after step " + std::to_string(step + 1));
-      accelerate::release_memory(loss);
-    }
+  auto [model, optimizer] = accelerator.prepare(network, torch::optim::AdamW(network->parameters(), 1e-3));
+  report("after prepare");
+  auto input = torch::ones({16, width}, accelerator.device());
+  for (int step = 0; step < 2; ++step) {
+    auto loss = model(input).pow(2).mean();
+    accelerator.backward(loss);
+    optimizer.step();
+    optimizer.zero_grad();
+    report("after step " + std::to_string(step + 1));
+    accelerate::release_memory(loss);
   }
-  accelerator.free_memory();                       // what it holds
-  accelerate::release_memory(network, optimizer);  // what this function holds
+  accelerator.free_memory(model, optimizer, network, input);  // what it holds, and these
   report("after the end");
   logger.info("in full: " + accelerate::memory().text());
 }

@@ -34,6 +34,7 @@
 #include "accelerate/state.hpp"
 #include "accelerate/utils/given.hpp"
 #include "accelerate/utils/kwargs.hpp"
+#include "accelerate/utils/memory.hpp"
 #include "accelerate/utils/receipts.hpp"
 #include "accelerate/utils/split.hpp"
 
@@ -417,6 +418,14 @@ class ACCELERATE_API Accelerator {
   /// alive.
   void free_memory();
   void clear() { free_memory(); }
+  /// And empties those, see release_memory(): `accelerator.free_memory(model, optimizer, loader);`
+  template <class First, class... Objects> void free_memory(First& first, Objects&... objects) {
+    free_memory();
+    release_memory(first, objects...);
+  }
+  template <class First, class... Objects> void clear(First& first, Objects&... objects) {
+    free_memory(first, objects...);
+  }
 
   // Tracking.
 

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "accelerate/accelerator.hpp"
 #include "accelerate/accelerator/memory_snapshot.hpp"
 #include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
@@ -73,6 +74,25 @@ TEST(Memory, ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack) {
   EXPECT_TRUE(holder.is_empty());
   EXPECT_EQ(shared, nullptr);
   EXPECT_FALSE(optimizer.has_value());
+}
+
+TEST(Memory, ATrainingIsReleasedWithItsHandles) {
+  Accelerator accelerator;
+  const auto before = memory().resident;
+  torch::nn::Sequential network;
+  for (int i = 0; i < 25; ++i) network->push_back(torch::nn::Linear(1024, 1024));  // 100 MiB
+  torch::optim::SGD sgd(network->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  auto [model, optimizer] = accelerator.prepare(network, sgd);
+  accelerator.backward(model(torch::ones({2, 1024})).sum());
+  optimizer.step();
+  optimizer.zero_grad();
+  const auto trained = memory().resident;
+  EXPECT_GT(trained, before + 190 * kMiB);  // and the momenta
+  accelerator.free_memory();
+  EXPECT_GT(memory().resident, trained - 20 * kMiB);  // they hold it, too
+  accelerator.free_memory(model, optimizer, network, sgd);
+  EXPECT_LT(memory().resident, before + 40 * kMiB);
+  EXPECT_TRUE(network.is_empty());
 }
 
 #endif
