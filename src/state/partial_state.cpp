@@ -272,6 +272,7 @@ bool PartialState::initialized() { return shared() != nullptr; }
 
 void PartialState::reset() {
   hang_report::forget_activity();
+  logs::set_rank({});
   comm::set_world_group(nullptr);
   shared().reset();
 }

@@ -85,7 +85,7 @@ bool enabled(std::string_view logger, LogLevel level) {
   return level >= or_default(level_of_environment).value_or(LogLevel::warning);
 }
 
-void set_rank(int64_t rank) { settings().rank = rank; }
+void set_rank(std::optional<int64_t> rank) { settings().rank = rank.value_or(-1); }
 
 void check_settings() {
   level_of_environment();
@@ -136,11 +136,11 @@ void wait_for_reader() {
 }
 
 void reset() {
+  set_rank({});
   auto& all = settings();
   const MutexLock lock(all.mutex);
   all.levels.clear();
   all.sink.reset();
-  all.rank = -1;
 }
 
 }  // namespace logs

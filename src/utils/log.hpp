@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,8 +18,8 @@ namespace accelerate::logs {
 void set_level(const std::string& logger, LogLevel level);
 bool enabled(std::string_view logger, LogLevel level);
 
-/// For records' `rank`; without it RANK of the environment.
-void set_rank(int64_t rank);
+/// For records' `rank`; nothing: RANK of the environment.
+void set_rank(std::optional<int64_t> rank);
 
 /// @throws ConfigError when ACCELERATE_LOG_LEVEL, ACCELERATE_LOG_FORMAT or ACCELERATE_LOG_RANK can't be understood,
 /// which logging itself passes over.

@@ -10,6 +10,7 @@
 #include <regex>
 #include <thread>
 
+#include "accelerate/accelerator/dry_run.hpp"
 #include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
 #include "message_of.hpp"
@@ -205,6 +206,20 @@ TEST(Logging, TheRankIsSaidWhenAskedFor) {
   EXPECT_THAT(packets.next(), HasSubstr(" - who - [RANK 0] me\n"));
   ::setenv("ACCELERATE_LOG_RANK", "perhaps", 1);
   EXPECT_THAT(message_of<ConfigError>([] { get_logger("x"); }), HasSubstr("ACCELERATE_LOG_RANK"));
+}
+
+// A dry run is another rank, as long as it lasts.
+TEST(Logging, TheRankIsThatOfTheState) {
+  int64_t rank = -1;
+  set_log_sink([&](const LogRecord& record) { rank = record.rank; });
+  dry_run({.num_processes = 4, .process_index = 3}, [](const DryRunMark&) {
+    const PartialState state;
+    get_logger("r").warning("x", {.main_process_only = false});
+  });
+  EXPECT_EQ(rank, 3);
+  ::setenv("RANK", "2", 1);
+  logs::warn("accelerate.test", "before there is a state");
+  EXPECT_EQ(rank, 2);
 }
 
 TEST(Logging, JsonIsALineForEachRecord) {
