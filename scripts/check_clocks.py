@@ -15,7 +15,7 @@ STAMPS = {
     "include/accelerate/utils/log_sink.hpp": "the time of a log record",
     "src/utils/log.cpp": "the time of a log record",
     "src/utils/log_output.cpp": "the time of a log record, for people and collectors",
-    "src/trackers/event_file.cpp": "TensorBoard's wall time of an event",
+    "src/trackers/record.cpp": "when something was logged",
     "programs/sagemaker/credentials.cpp": "a name for a session at Amazon's",
     "programs/sagemaker/job.cpp": "when a file in an archive was made",
     "programs/sagemaker/main.cpp": "a name for a job",

@@ -32,6 +32,7 @@
 #include "accelerate/parallel/parallelism_config.hpp"
 #include "accelerate/precision.hpp"
 #include "accelerate/state.hpp"
+#include "accelerate/trackers/tracker.hpp"
 #include "accelerate/utils/given.hpp"
 #include "accelerate/utils/kwargs.hpp"
 #include "accelerate/utils/memory.hpp"
@@ -70,8 +71,8 @@ struct AcceleratorOptions {
   DataLoaderConfiguration dataloader_config;
   /// Generators that prepared loaders synchronise over ranks at the start of each pass.
   std::vector<RNGType> rng_types = {RNGType::generator};
-  /// Where `log` writes: "tensorboard".
-  std::vector<std::string> log_with;
+  /// Where `log` writes: names ("tensorboard", "jsonl", "memory", …), "all", trackers of your own, in any mix.
+  std::vector<TrackerChoice> log_with;
   /// Short for project_config.project_dir.
   std::filesystem::path project_dir;
   ProjectConfiguration project_config;
@@ -427,12 +428,39 @@ class ACCELERATE_API Accelerator {
     free_memory(first, objects...);
   }
 
-  // Tracking.
+  // Tracking. None of these is collective, and none waits for a tracker (docs/tracking.md says what happens to records
+  // that one does not take). On the main process, but for trackers whose main_process_only() is false.
 
-  /// Opens a run in every tracker of log_with, on the main process.
-  void init_trackers(const std::string& project_name, const std::map<std::string, std::string>& config = {});
-  /// Sends values to all trackers, on the main process.
-  void log(const std::map<std::string, double>& values, std::optional<int64_t> step = std::nullopt);
+  /// Opens a run in every tracker of log_with. Exceptions of their start() come out of it. A second call closes the
+  /// runs of the first.
+  /// @param config       hyperparameters; maps of numbers, texts, … do, too (to_tracker_values)
+  /// @param init_kwargs  by tracker: what its start takes, as in the reference. @throws ConfigError for a tracker that
+  ///                     log_with does not name, and for names that the tracker does not know
+  void init_trackers(const std::string& project_name, const TrackerValues& config = {},
+                     const TrackerKwargs& init_kwargs = {});
+  /// Sends values to all trackers.
+  /// @param log_kwargs  by tracker, as in the reference. @throws ConfigError for one that log_with does not name
+  void log(TrackerValues values, std::optional<int64_t> step = std::nullopt, const TrackerKwargs& log_kwargs = {});
+  template <class T>
+  void log(const std::map<std::string, T>& values, std::optional<int64_t> step = std::nullopt,
+           const TrackerKwargs& log_kwargs = {}) {
+    log(to_tracker_values(values), step, log_kwargs);
+  }
+  /// To those trackers that take them: see GeneralTracker for shapes. Tensors are copied to the host before it returns.
+  /// @throws ConfigError if trackers are open and none takes them, ShapeError
+  void log_images(const std::map<std::string, at::Tensor>& images, std::optional<int64_t> step = std::nullopt,
+                  const TrackerKwargs& log_kwargs = {});
+  void log_table(const std::string& table_name, const std::vector<std::string>& columns,
+                 const std::vector<TrackerList>& rows, std::optional<int64_t> step = std::nullopt,
+                 const TrackerKwargs& log_kwargs = {});
+  void log_histogram(const std::string& histogram_name, const at::Tensor& values,
+                     std::optional<int64_t> step = std::nullopt, const TrackerKwargs& log_kwargs = {});
+  /// The tracker of that name, to log to it alone; it may be used by any thread. On processes on which it is not open,
+  /// one that does nothing.
+  /// @param unwrap  the tracker itself, after all that was logged up to now is written (waits, at most
+  ///                ACCELERATE_TRACKER_TIMEOUT seconds). From then on mind that its own thread may use it.
+  /// @throws ConfigError for a name that is none of log_with's, or before init_trackers
+  std::shared_ptr<GeneralTracker> get_tracker(const std::string& name, bool unwrap = false);
   /// Closes all trackers and waits for everyone. Collective. With ACCELERATE_RECEIPTS=1 the main process prints its
   /// receipts; where this is never called, the Accelerator's destructor or the process's end does.
   void end_training();

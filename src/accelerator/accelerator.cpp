@@ -82,20 +82,13 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
         },
         handler);
   }
-  for (const auto& name : options.log_with)
-    if (!is_tracker(name))
-      raise<ConfigError>("Accelerator: log_with holds '{}', expected tensorboard, the tracker that this version has",
-                         name);
   if (options.split_batches) options.dataloader_config.split_batches = *options.split_batches;
   loader_options = {
       .config = options.dataloader_config, .put_on_device = options.device_placement, .rng_types = options.rng_types};
   auto& project = options.project_config;
   if (project.project_dir.empty()) project.project_dir = options.project_dir;
   if (project.logging_dir.empty()) project.logging_dir = project.project_dir;
-  if (!options.log_with.empty() && project.logging_dir.empty())
-    throw ConfigError(
-        "Accelerator: log_with is set without a folder to write to, expected project_dir (or "
-        "project_config.logging_dir)");
+  trackers.choose(options.log_with, project.logging_dir);
   take_shared(options);
   // Before this process joins a group, which the others would wait in.
   parallelism = parallel::requested_parallelism(options.parallelism_config);
@@ -210,22 +203,33 @@ void Accelerator::free_memory() {
   clear_device_cache();
 }
 
-void Accelerator::init_trackers(const std::string& project_name, const std::map<std::string, std::string>& config) {
-  if (impl_->options.log_with.empty())
-    throw ConfigError(
-        "init_trackers: no tracker was asked for, expected names in AcceleratorOptions::log_with, e.g. "
-        "{\"tensorboard\"}");
-  if (!is_main_process()) return;
-  for (const auto& name : impl_->options.log_with) {
-    auto tracker = make_tracker(name, project_name, logging_dir());
-    if (!config.empty()) tracker->store_init_configuration(config);
-    impl_->trackers.push_back(std::move(tracker));
-    counts::add(counts::Count::trackers);
-  }
+void Accelerator::init_trackers(const std::string& project_name, const TrackerValues& config,
+                                const TrackerKwargs& init_kwargs) {
+  impl_->trackers.open({project_name, config, init_kwargs, process_index()});
 }
 
-void Accelerator::log(const std::map<std::string, double>& values, std::optional<int64_t> step) {
-  for (const auto& tracker : impl_->trackers) tracker->log(values, step);
+void Accelerator::log(TrackerValues values, std::optional<int64_t> step, const TrackerKwargs& log_kwargs) {
+  impl_->trackers.log(std::move(values), {step, log_kwargs});
+}
+
+void Accelerator::log_images(const std::map<std::string, at::Tensor>& images, std::optional<int64_t> step,
+                             const TrackerKwargs& log_kwargs) {
+  impl_->trackers.log_images(images, {step, log_kwargs});
+}
+
+void Accelerator::log_table(const std::string& table_name, const std::vector<std::string>& columns,
+                            const std::vector<TrackerList>& rows, std::optional<int64_t> step,
+                            const TrackerKwargs& log_kwargs) {
+  impl_->trackers.log_table(table_name, columns, rows, {step, log_kwargs});
+}
+
+void Accelerator::log_histogram(const std::string& histogram_name, const at::Tensor& values,
+                                std::optional<int64_t> step, const TrackerKwargs& log_kwargs) {
+  impl_->trackers.log_histogram(histogram_name, values, {step, log_kwargs});
+}
+
+std::shared_ptr<GeneralTracker> Accelerator::get_tracker(const std::string& name, bool unwrap) {
+  return impl_->trackers.get(name, unwrap);
 }
 
 Profile Accelerator::profile(const std::optional<ProfileKwargs>& kwargs) const {
@@ -234,8 +238,7 @@ Profile Accelerator::profile(const std::optional<ProfileKwargs>& kwargs) const {
 }
 
 void Accelerator::end_training() {
-  for (const auto& tracker : impl_->trackers) tracker->finish();
-  impl_->trackers.clear();
+  impl_->trackers.finish();
   wait_for_everyone();
   give_receipts();
 }

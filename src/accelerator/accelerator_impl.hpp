@@ -3,10 +3,10 @@
 #include <list>
 
 #include "accelerate/accelerator.hpp"
-#include "accelerate/trackers/tracker.hpp"
 #include "parallel/engines.hpp"
 #include "run_state/checkpoint_folders.hpp"
 #include "run_state/run_state.hpp"
+#include "trackers/tracker_set.hpp"
 
 namespace accelerate {
 
@@ -36,7 +36,7 @@ struct Accelerator::Impl {
   };
   std::list<OneSaveHook> save_hooks;
   std::list<LoadStateHook> load_hooks;
-  std::vector<std::unique_ptr<GeneralTracker>> trackers;
+  TrackerSet trackers;
 
   /// The one rank that writes what all have, or with save_on_each_node one on each machine.
   bool writes_for_all() const {

@@ -92,6 +92,7 @@ inline std::string bytes(int64_t n) {
 inline std::string text_of(bool value) { return value ? "true" : "false"; }
 inline std::string text_of(const std::string& value) { return value; }
 inline std::string text_of(const std::filesystem::path& value) { return value.string(); }
+inline std::string text_of(const TrackerChoice& value) { return value.name(); }
 inline std::string text_of(std::chrono::milliseconds value) { return fmt::format("{} ms", value.count()); }
 inline std::string text_of(const PowerSGDOptions& value) {
   return fmt::format("rank {} from step {} on", value.matrix_approximation_rank, value.start_powerSGD_iter);

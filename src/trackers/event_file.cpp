@@ -1,11 +1,12 @@
 #include "trackers/event_file.hpp"
+
+#include "trackers/record.hpp"
 #include "utils/raise.hpp"
 
 #include <unistd.h>
 
 #include <array>
 #include <bit>
-#include <chrono>
 
 namespace accelerate {
 namespace {
@@ -41,10 +42,6 @@ std::string varint(uint64_t value) {
 // Wire types: 0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes.
 std::string key(int field, int wire_type) { return varint(static_cast<uint64_t>(field << 3 | wire_type)); }
 std::string bytes_field(int field, const std::string& bytes) { return key(field, 2) + varint(bytes.size()) + bytes; }
-
-double wall_time() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
 
 std::string file_name() {
   char host[256] = "localhost";

@@ -1,14 +1,78 @@
-#include "accelerate/trackers/tracker.hpp"
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "accelerate/trackers/memory_tracker.hpp"
+#include "trackers/built_in.hpp"
 #include "utils/raise.hpp"
+#include "utils/thread_annotations.hpp"
 
 namespace accelerate {
+namespace {
 
-bool is_tracker(const std::string& name) { return name == "tensorboard"; }
+struct TrackerRegistry {
+  Mutex mutex;
+  std::map<std::string, TrackerClass> classes ACCELERATE_GUARDED_BY(mutex) = {
+      {"jsonl", json_lines_class()}, {"memory", memory_class()}, {"tensorboard", tensorboard_class()}};
+};
 
-std::unique_ptr<GeneralTracker> make_tracker(const std::string& name, const std::string& run_name,
-                                             const std::filesystem::path& logging_dir) {
-  if (name == "tensorboard") return make_tensorboard_tracker(run_name, logging_dir);
-  raise<ConfigError>("log_with: found '{}', expected tensorboard, the tracker that this version has", name);
+TrackerRegistry& tracker_registry() {
+  static TrackerRegistry registry;
+  return registry;
+}
+
+}  // namespace
+
+void register_tracker_class(const std::string& name, TrackerClass tracker) {
+  if (name.empty() || name == "all")
+    raise<ConfigError>("register_tracker_class: found the name '{}', expected one that log_with can tell from others",
+                       name);
+  if (!tracker.make || !tracker.available)
+    raise<ConfigError>("register_tracker_class: '{}' lacks {}, expected a function", name,
+                       tracker.make ? "available" : "make");
+  auto& registry = tracker_registry();
+  const MutexLock lock(registry.mutex);
+  if (registry.classes.contains(name))
+    TORCH_WARN("register_tracker_class: '", name, "' was registered already, and is another tracker from now on");
+  registry.classes.insert_or_assign(name, std::move(tracker));
+}
+
+std::vector<std::string> tracker_names() {
+  auto& registry = tracker_registry();
+  const MutexLock lock(registry.mutex);
+  std::vector<std::string> names;
+  for (const auto& [name, tracker] : registry.classes) names.push_back(name);
+  return names;
+}
+
+std::vector<std::string> available_trackers() {
+  auto names = tracker_names();
+  std::erase_if(names, [](const auto& name) { return !tracker_class(name).available(); });
+  return names;
+}
+
+TrackerClass tracker_class(const std::string& name) {
+  auto& registry = tracker_registry();
+  {
+    const MutexLock lock(registry.mutex);
+    if (const auto found = registry.classes.find(name); found != registry.classes.end()) return found->second;
+  }
+  raise<ConfigError>("log_with: found '{}', expected one of {}, all, or a tracker of your own", name,
+                     fmt::join(tracker_names(), ", "));
+}
+
+void check_init_kwargs(const char* tracker, const TrackerSetup& setup, const std::vector<std::string>& known) {
+  for (const auto& [name, value] : setup.init_kwargs)
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      raise<ConfigError>("init_trackers: init_kwargs for {} has '{}', expected {}", tracker, name,
+                         known.empty() ? "none" : fmt::format("some of {}", fmt::join(known, ", ")));
+}
+
+TrackerClass memory_class() {
+  return {.make = [](const TrackerSetup& setup) -> std::shared_ptr<GeneralTracker> {
+    check_init_kwargs("memory", setup, {});
+    return std::make_shared<MemoryTracker>();
+  }};
 }
 
 }  // namespace accelerate

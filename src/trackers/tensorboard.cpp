@@ -1,6 +1,6 @@
 #include <fstream>
 
-#include "accelerate/trackers/tracker.hpp"
+#include "trackers/built_in.hpp"
 #include "trackers/event_file.hpp"
 #include "utils/raise.hpp"
 
@@ -18,36 +18,42 @@ std::filesystem::path created(const std::filesystem::path& folder) {
 
 class TensorBoardTracker : public GeneralTracker {
  public:
-  explicit TensorBoardTracker(const std::filesystem::path& folder) : folder_(created(folder)), events_(folder_) {}
+  explicit TensorBoardTracker(std::filesystem::path folder) : folder_(std::move(folder)) {}
   std::string name() const override { return "tensorboard"; }
+  bool requires_logging_directory() const override { return true; }
+  void start() override { events_.emplace(created(folder_)); }
 
-  void store_init_configuration(const std::map<std::string, std::string>& config) override {
+  void store_init_configuration(const TrackerValues& config) override {
     std::ofstream out(folder_ / "hparams.yml");
     for (const auto& [key, value] : config) {
       out << key << ": '";
-      for (const char c : value) out << c << (c == '\'' ? "'" : "");  // YAML doubles a quote inside quotes
+      for (const char c : value.text() ? *value.text() : "?")
+        out << c << (c == '\'' ? "'" : "");  // YAML doubles a quote inside quotes
       out << "'\n";
     }
     if (!out.flush()) raise<CheckpointError>("tensorboard: '{}' can't be written", (folder_ / "hparams.yml").string());
   }
 
-  void log(const std::map<std::string, double>& values, std::optional<int64_t> step) override {
-    for (const auto& [tag, value] : values) events_.scalar(tag, value, step.value_or(0));
-    events_.flush();
+  void log(const TrackerValues& values, std::optional<int64_t> step, const TrackerValues&) override {
+    for (const auto& [tag, value] : values)
+      if (const auto number = value.number()) events_->scalar(tag, *number, step.value_or(0));
   }
-
-  void finish() override { events_.flush(); }
+  void flush() override { events_->flush(); }
+  void finish() override { events_.reset(); }
 
  private:
   std::filesystem::path folder_;
-  EventFile events_;
+  std::optional<EventFile> events_;
 };
 
 }  // namespace
 
-std::unique_ptr<GeneralTracker> make_tensorboard_tracker(const std::string& run_name,
-                                                         const std::filesystem::path& logging_dir) {
-  return std::make_unique<TensorBoardTracker>(logging_dir / run_name);
+TrackerClass tensorboard_class() {
+  return {.make = [](const TrackerSetup& setup) -> std::shared_ptr<GeneralTracker> {
+            check_init_kwargs("tensorboard", setup, {});
+            return std::make_shared<TensorBoardTracker>(setup.logging_dir / setup.project_name);
+          },
+          .requires_logging_directory = true};
 }
 
 }  // namespace accelerate

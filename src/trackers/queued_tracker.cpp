@@ -1,0 +1,70 @@
+#include "trackers/queued_tracker.hpp"
+
+#include "utils/environment.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate {
+namespace {
+
+/// How long a flush, or the end of a run, may take.
+std::chrono::milliseconds tracker_timeout() {
+  constexpr const char* kVariable = "ACCELERATE_TRACKER_TIMEOUT";
+  const double seconds = environment::number(kVariable).value_or(60);
+  if (seconds < 0 || seconds > 1e6)
+    raise<ConfigError>("{}: found {}, expected seconds from 0 to 1000000", kVariable, seconds);
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+}  // namespace
+
+QueuedTracker::QueuedTracker(std::shared_ptr<GeneralTracker> tracker, SpillFile::Options spill,
+                             const TrackerQueue::Limits& limits)
+    : tracker_(std::move(tracker)),
+      spill_(std::make_shared<SpillFile>(std::move(spill))),
+      timeout_(tracker_timeout()),
+      queue_(
+          tracker_,
+          [spill = spill_](const TrackerQueue::Entry* entry, const std::string& reason) { spill->take(entry, reason); },
+          limits) {}
+
+void QueuedTracker::push(Record record, const TrackerValues& log_kwargs) {
+  if (record->kind && !takes(*record->kind)) {
+    constexpr std::array kinds = {"images", "tables", "histograms"};
+    raise<ConfigError>("tracker '{}': found {}, which it does not take; log them to another one", name(),
+                       kinds[static_cast<size_t>(*record->kind)]);
+  }
+  if (!queue_.push({std::move(record), log_kwargs}))
+    raise<ConfigError>("tracker '{}': found something to log after end_training, expected it before: the run is closed",
+                       name());
+}
+
+void QueuedTracker::store_init_configuration(const TrackerValues& config) { push(record_of_configuration(config), {}); }
+
+void QueuedTracker::log(const TrackerValues& values, std::optional<int64_t> step, const TrackerValues& log_kwargs) {
+  push(record_of_values(values, step), log_kwargs);
+}
+
+void QueuedTracker::log_images(const std::map<std::string, at::Tensor>& images, std::optional<int64_t> step,
+                               const TrackerValues& log_kwargs) {
+  push(record_of_images(images, step), log_kwargs);
+}
+
+void QueuedTracker::log_table(const std::string& table_name, const std::vector<std::string>& columns,
+                              const std::vector<TrackerList>& rows, std::optional<int64_t> step,
+                              const TrackerValues& log_kwargs) {
+  push(record_of_table(table_name, columns, rows, step), log_kwargs);
+}
+
+void QueuedTracker::log_histogram(const std::string& histogram_name, const at::Tensor& values,
+                                  std::optional<int64_t> step, const TrackerValues& log_kwargs) {
+  push(record_of_histogram(histogram_name, values, step), log_kwargs);
+}
+
+void QueuedTracker::flush() { queue_.flush(timeout_); }
+
+void QueuedTracker::finish() {
+  queue_.finish(timeout_);
+  spill_->finish(timeout_);
+}
+
+}  // namespace accelerate

@@ -1,0 +1,189 @@
+#include "trackers/tracker_queue.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+
+#include "utils/thread_annotations.hpp"
+
+namespace accelerate {
+namespace {
+using Clock = std::chrono::steady_clock;
+}  // namespace
+
+struct TrackerQueue::Shared {
+  Shared(std::shared_ptr<GeneralTracker> tracker, Refused refused, const Limits& limits)
+      : tracker(std::move(tracker)), refused(std::move(refused)), limits(limits) {}
+
+  const std::shared_ptr<GeneralTracker> tracker;
+  const Refused refused;
+  const Limits limits;
+
+  Mutex mutex;
+  std::condition_variable woken;     ///< for the thread: there is something to do
+  std::condition_variable advanced;  ///< for those who wait: it has done something
+  /// What is not written yet; the first one may be on its way.
+  std::deque<Entry> entries ACCELERATE_GUARDED_BY(mutex);
+  size_t bytes ACCELERATE_GUARDED_BY(mutex) = 0;
+  int64_t pushed ACCELERATE_GUARDED_BY(mutex) = 0;
+  int64_t flushed ACCELERATE_GUARDED_BY(mutex) = 0;   ///< of those pushed, whatever has become of them
+  int64_t hurry_to ACCELERATE_GUARDED_BY(mutex) = 0;  ///< somebody waits until so many are flushed
+  bool idle ACCELERATE_GUARDED_BY(mutex) = false;     ///< the thread waits for the first record
+  bool closing ACCELERATE_GUARDED_BY(mutex) = false;
+  bool abandoned ACCELERATE_GUARDED_BY(mutex) = false;
+  bool ended ACCELERATE_GUARDED_BY(mutex) = false;
+
+  bool half_full() const ACCELERATE_REQUIRES(mutex) {
+    return entries.size() * 2 >= limits.records || bytes * 2 >= limits.bytes;
+  }
+
+  // The thread's own.
+  std::string gone;  ///< why there is no use in trying
+  Clock::time_point last_flush = Clock::now();
+
+  /// Runs `f` for a record, or for none, and tells of what it throws.
+  template <class F> void attempt(const Entry* entry, F&& f) {
+    if (gone.empty()) try {
+        f();
+        return;
+      } catch (const TrackerGone& error) {
+        gone = error.what();
+        refused(entry, gone);
+        return;
+      } catch (const std::exception& error) {
+        refused(entry, error.what());
+        return;
+      } catch (...) {
+        refused(entry, "it threw something that is no std::exception");
+        return;
+      }
+    if (entry) refused(entry, gone);
+  }
+  void write(const Entry& entry) {
+    attempt(&entry, [&] {
+      tracker->set_time(entry.record->time);
+      entry.record->write(*tracker, entry.log_kwargs);
+    });
+  }
+  void flush() {
+    attempt(nullptr, [&] { tracker->flush(); });
+    last_flush = Clock::now();
+  }
+};
+
+void TrackerQueue::run(Shared& shared) {
+  try {
+    shared.tracker->connect();
+  } catch (const std::exception& error) {
+    shared.gone = error.what();
+  } catch (...) {
+    shared.gone = "it threw something that is no std::exception";
+  }
+
+  MutexLock lock(shared.mutex);
+  while (!shared.abandoned) {
+    while (shared.entries.empty() && !shared.closing) {
+      shared.idle = true;
+      lock.wait(shared.woken);
+    }
+    shared.idle = false;
+    if (shared.entries.empty()) break;
+    const auto until = Clock::now() + shared.limits.delay;
+    for (auto now = Clock::now();
+         now < until && !shared.closing && shared.hurry_to <= shared.flushed && !shared.half_full(); now = Clock::now())
+      lock.wait_for(shared.woken, until - now);
+
+    int64_t written = shared.flushed;
+    while (!shared.entries.empty() && !shared.abandoned) {
+      const Entry entry = shared.entries.front();  // a copy: finish() may take the queue away
+      lock.unlock();
+      shared.write(entry);
+      if (Clock::now() - shared.last_flush > shared.limits.delay) shared.flush();
+      lock.lock();
+      if (shared.abandoned) return;
+      shared.bytes -= entry.record->bytes;
+      shared.entries.pop_front();
+      ++written;
+    }
+    lock.unlock();
+    shared.flush();
+    lock.lock();
+    shared.flushed = written;
+    shared.advanced.notify_all();
+  }
+  if (shared.abandoned) return;
+  lock.unlock();
+  shared.attempt(nullptr, [&] { shared.tracker->finish(); });
+  lock.lock();
+  shared.ended = true;
+  shared.advanced.notify_all();
+}
+
+TrackerQueue::TrackerQueue(std::shared_ptr<GeneralTracker> tracker, Refused refused, const Limits& limits)
+    : shared_(std::make_shared<Shared>(std::move(tracker), std::move(refused), limits)),
+      writer_([shared = shared_] { run(*shared); }) {}
+
+TrackerQueue::~TrackerQueue() { finish(std::chrono::milliseconds(0)); }
+
+bool TrackerQueue::push(Entry entry) {
+  MutexLock lock(shared_->mutex);
+  if (shared_->closing) return false;
+  const size_t bytes = entry.record->bytes;
+  // A record that is larger than the whole queue goes alone.
+  if (shared_->entries.size() >= shared_->limits.records ||
+      (shared_->bytes > 0 && shared_->bytes + bytes > shared_->limits.bytes)) {
+    lock.unlock();
+    shared_->refused(&entry, "it does not keep up with what is logged");
+    return true;
+  }
+  shared_->bytes += bytes;
+  shared_->entries.push_back(std::move(entry));
+  ++shared_->pushed;
+  if (shared_->idle || shared_->half_full()) {
+    shared_->idle = false;
+    shared_->woken.notify_one();
+  }
+  return true;
+}
+
+bool TrackerQueue::flush(std::chrono::milliseconds time) {
+  const auto until = Clock::now() + time;
+  MutexLock lock(shared_->mutex);
+  const int64_t target = shared_->pushed;
+  shared_->hurry_to = std::max(shared_->hurry_to, target);
+  shared_->woken.notify_one();
+  while (shared_->flushed < target && !shared_->ended && !shared_->abandoned) {
+    const auto now = Clock::now();
+    if (now >= until) return false;
+    lock.wait_for(shared_->advanced, until - now);
+  }
+  return !shared_->abandoned;
+}
+
+bool TrackerQueue::finish(std::chrono::milliseconds time) {
+  if (!writer_.joinable()) return true;
+  const auto until = Clock::now() + time;
+  std::deque<Entry> left;
+  MutexLock lock(shared_->mutex);
+  shared_->closing = true;
+  shared_->woken.notify_one();
+  for (auto now = Clock::now(); !shared_->ended && now < until; now = Clock::now())
+    lock.wait_for(shared_->advanced, until - now);
+  if (shared_->ended) {
+    lock.unlock();
+    writer_.join();
+    return true;
+  }
+  shared_->abandoned = true;
+  left.swap(shared_->entries);
+  shared_->bytes = 0;
+  shared_->advanced.notify_all();
+  lock.unlock();
+  writer_.detach();
+  const std::string reason = "it did not end in time";
+  if (left.empty()) shared_->refused(nullptr, reason);
+  for (const auto& entry : left) shared_->refused(&entry, reason);
+  return false;
+}
+
+}  // namespace accelerate
