@@ -192,14 +192,14 @@ Deed project_dir(const Facts& f) {
 
 Deed logging_dir(const Facts& f) {
   if (f.given.log_with.empty()) return nothing("there is no tracker (log_with)");
-  if (!f.main_process) return not_due("trackers are the main process's");
+  if (!f.main_process && f[Count::trackers] == 0) return not_due("trackers are the main process's");
   if (f[Count::trackers] == 0) return not_due("init_trackers() was not called");
   return acted("{} wrote to {}", counted(f[Count::trackers], "tracker", "trackers"), f.project.logging_dir.string());
 }
 
 Deed log_with(const Facts& f) {
   if (f.given.log_with.empty()) return off("unset");
-  if (!f.main_process) return not_due("trackers are the main process's");
+  if (!f.main_process && f[Count::trackers] == 0) return not_due("trackers are the main process's");
   if (f[Count::trackers] == 0) return nothing("init_trackers() was not called");
   return acted("{} opened", counted(f[Count::trackers], "tracker", "trackers"));
 }

@@ -9,7 +9,4 @@ TrackerClass tensorboard_class();
 TrackerClass json_lines_class();
 TrackerClass memory_class();
 
-/// Refuses init_kwargs that `tracker` does not know.
-void check_init_kwargs(const char* tracker, const TrackerSetup& setup, const std::vector<std::string>& known);
-
 }  // namespace accelerate

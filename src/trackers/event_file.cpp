@@ -1,73 +1,74 @@
 #include "trackers/event_file.hpp"
 
-#include "trackers/record.hpp"
-#include "utils/raise.hpp"
-
 #include <unistd.h>
 
-#include <array>
-#include <bit>
+#include <atomic>
+
+#include "trackers/crc.hpp"
+#include "trackers/protobuf.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "records are little-endian");
-
-uint32_t crc32c(const std::string& bytes) {
-  static const auto table = [] {
-    std::array<uint32_t, 256> entries{};
-    for (uint32_t i = 0; i < 256; ++i) {
-      uint32_t value = i;
-      for (int bit = 0; bit < 8; ++bit) value = value & 1 ? (value >> 1) ^ 0x82F63B78u : value >> 1;
-      entries[i] = value;
-    }
-    return entries;
-  }();
-  uint32_t crc = 0xFFFFFFFFu;
-  for (const unsigned char byte : bytes) crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8);
-  return crc ^ 0xFFFFFFFFu;
-}
+namespace pb = protobuf;
 
 /// The format stores checksums rotated and offset, so that a checksum of data that holds checksums stays meaningful.
-uint32_t masked(uint32_t crc) { return ((crc >> 15) | (crc << 17)) + 0xA282EAD8u; }
-
-template <class T> std::string raw(T value) { return {reinterpret_cast<const char*>(&value), sizeof(T)}; }
-
-std::string varint(uint64_t value) {
-  std::string bytes;
-  for (; value >= 0x80; value >>= 7) bytes += static_cast<char>(value | 0x80);
-  return bytes + static_cast<char>(value);
+uint32_t masked_crc(const std::string& bytes) {
+  const uint32_t crc = crc_of<0x82F63B78u>(bytes);
+  return ((crc >> 15) | (crc << 17)) + 0xA282EAD8u;
 }
 
-// Wire types: 0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes.
-std::string key(int field, int wire_type) { return varint(static_cast<uint64_t>(field << 3 | wire_type)); }
-std::string bytes_field(int field, const std::string& bytes) { return key(field, 2) + varint(bytes.size()) + bytes; }
-
-std::string file_name() {
+/// TensorBoard reads files in the order of their names.
+std::string event_file_name(double time, const std::string& suffix) {
+  static std::atomic<int64_t> files = 0;
   char host[256] = "localhost";
   ::gethostname(host, sizeof(host) - 1);
-  return fmt::format("events.out.tfevents.{}.{}.{}.0", static_cast<int64_t>(wall_time()), host, ::getpid());
+  return fmt::format("events.out.tfevents.{:010d}.{}.{}.{}{}", static_cast<int64_t>(time), host, ::getpid(), files++,
+                     suffix);
+}
+
+std::filesystem::path made(const std::filesystem::path& folder) {
+  std::error_code failure;
+  std::filesystem::create_directories(folder, failure);
+  if (failure)
+    raise<CheckpointError>("tensorboard: the folder '{}' can't be created: {}; check project_dir and logging_dir",
+                           folder.string(), failure.message());
+  return folder;
 }
 
 }  // namespace
 
-EventFile::EventFile(const std::filesystem::path& folder) : path_(folder / file_name()), out_(path_, std::ios::binary) {
-  record(key(1, 1) + raw(wall_time()) +
-         bytes_field(3, "brain.Event:2"));  // every file begins with the version of the format
-  out_.flush();
-}
-
-void EventFile::scalar(const std::string& tag, double value, int64_t step) {
-  const std::string entry = bytes_field(1, tag) + key(2, 5) + raw(static_cast<float>(value));
-  record(key(1, 1) + raw(wall_time()) + key(2, 0) + varint(static_cast<uint64_t>(step)) +
-         bytes_field(5, bytes_field(1, entry)));
-}
-
-void EventFile::record(const std::string& event) {
-  const std::string length = raw(static_cast<uint64_t>(event.size()));
-  out_ << length << raw(masked(crc32c(length))) << event << raw(masked(crc32c(event)));
+EventFile::EventFile(const std::filesystem::path& folder, double time, const Options& options)
+    : path_(made(folder) / event_file_name(time, options.filename_suffix)), out_(path_, std::ios::binary) {
   if (!out_)
-    raise<CheckpointError>(
+    raise<CheckpointError>("tensorboard: '{}' can't be written; check project_dir, logging_dir and the rights",
+                           path_.string());
+  event(pb::bytes(3, "brain.Event:2"), 0, time);  // every file begins with the version of the format
+  if (options.purge_step) {
+    constexpr int64_t kStart = 1;
+    event(pb::bytes(7, pb::whole(1, kStart)), *options.purge_step, time);
+  }
+  flush();
+}
+
+void EventFile::add(const std::string& summary, int64_t step, double time) { event(pb::bytes(5, summary), step, time); }
+
+void EventFile::event(const std::string& fields, int64_t step, double time) {
+  const std::string event = pb::real(1, time) + pb::whole(2, step) + fields;
+  const std::string length = pb::raw(static_cast<uint64_t>(event.size()));
+  out_ << length << pb::raw(masked_crc(length)) << event << pb::raw(masked_crc(event));
+  check();
+}
+
+void EventFile::flush() {
+  out_.flush();
+  check();
+}
+
+void EventFile::check() const {
+  if (!out_)
+    raise<ResourceError>(
         "tensorboard: writing '{}' failed; check that the folder may be written to and the disk is not full",
         path_.string());
 }

@@ -9,16 +9,25 @@
 namespace accelerate {
 
 /// TensorBoard's file of events: a sequence of records {length, crc of length, bytes, crc of bytes}, each a protocol
-/// buffer `Event`. Few fields are needed, so they are written by hand; LibTorch exports protobuf symbols of its own
-/// that a second copy would clash with.
+/// buffer `Event`.
 class EventFile {
  public:
-  explicit EventFile(const std::filesystem::path& folder);
-  void scalar(const std::string& tag, double value, int64_t step);
-  void flush() { out_.flush(); }
+  struct Options {
+    std::string filename_suffix;
+    /// TensorBoard forgets what the folder's older files say of this step and later ones.
+    std::optional<int64_t> purge_step;
+  };
+  /// Makes the folder. @throws CheckpointError
+  EventFile(const std::filesystem::path& folder, double time, const Options& options);
+  /// One of the summaries of summaries.hpp. @param time  seconds since 1970. @throws ResourceError
+  void add(const std::string& summary, int64_t step, double time);
+  /// Out of this process. @throws ResourceError
+  void flush();
 
  private:
-  void record(const std::string& event);
+  void event(const std::string& fields, int64_t step, double time);
+  void check() const;
+
   std::filesystem::path path_;
   std::ofstream out_;
 };

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "trackers/built_in.hpp"
+#include "trackers/keyword_arguments.hpp"
 #include "utils/base64.hpp"
 #include "utils/json.hpp"
 #include "utils/raise.hpp"
@@ -22,15 +23,26 @@ constexpr int64_t kVersion = 1;
 /// Of a line in memory before it is written without waiting for a flush.
 constexpr size_t kMostPending = size_t{1} << 20;
 
-Json number_to_json(double number) {
-  if (std::isfinite(number)) return number;
-  return {{"$number", std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf"}};
-}
-
-Json map_to_json(const TrackerValues& values) {
-  Json map = Json::object();
-  for (const auto& [name, one] : values) map[name.starts_with('$') ? '$' + name : name] = to_json(one);
-  return map;
+/// `exact`: so that value_from_json gives the same back, else as other readers expect it.
+Json converted(const TrackerValue& value, bool exact) {
+  if (const auto* list = value.list()) {
+    Json result = Json::array();
+    for (const auto& one : *list) result.push_back(converted(one, exact));
+    return result;
+  }
+  if (const auto* map = value.map()) {
+    Json result = Json::object();
+    for (const auto& [name, one] : *map)
+      result[exact && name.starts_with('$') ? '$' + name : name] = converted(one, exact);
+    return result;
+  }
+  if (const auto* text = value.text()) return *text;
+  if (const auto* truth = std::get_if<bool>(&value.value)) return *truth;
+  if (const auto whole = value.whole()) return *whole;
+  const auto number = value.number();
+  if (!number) return nullptr;
+  if (std::isfinite(*number) || !exact) return *number;
+  return {{"$number", std::isnan(*number) ? "nan" : *number > 0 ? "inf" : "-inf"}};
 }
 
 [[noreturn]] void bad(const std::string& what, const Json& found) {
@@ -132,19 +144,8 @@ JsonLine parsed(std::string_view text) {
 
 }  // namespace
 
-Json to_json(const TrackerValue& value) {
-  if (const auto* list = value.list()) {
-    Json result = Json::array();
-    for (const auto& one : *list) result.push_back(to_json(one));
-    return result;
-  }
-  if (const auto* map = value.map()) return map_to_json(*map);
-  if (const auto* text = value.text()) return *text;
-  if (const auto* truth = std::get_if<bool>(&value.value)) return *truth;
-  if (const auto whole = value.whole()) return *whole;
-  if (const auto number = value.number()) return number_to_json(*number);
-  return nullptr;
-}
+Json to_json(const TrackerValue& value) { return converted(value, true); }
+Json to_plain_json(const TrackerValue& value) { return converted(value, false); }
 
 TrackerValue value_from_json(const Json& json) {
   if (json.is_null()) return nullptr;
@@ -204,7 +205,7 @@ at::Tensor tensor_from_json(const Json& json) {
 
 TrackerClass json_lines_class() {
   return {.make = [](const TrackerSetup& setup) -> std::shared_ptr<GeneralTracker> {
-            check_init_kwargs("jsonl", setup, {});
+            const KeywordArguments none("jsonl: init_kwargs", setup.init_kwargs, {});
             return std::make_shared<JsonLinesTracker>(JsonLinesTracker::Options{
                 .project_name = setup.project_name, .path = setup.logging_dir / setup.project_name / "log.jsonl"});
           },
@@ -227,17 +228,17 @@ void JsonLinesTracker::line(const char* kind, std::optional<int64_t> step, const
   Json line{{"kind", kind}, {"run", options_.project_name}, {"time", time()}};
   if (step) line["step"] = *step;
   line.update(content);
-  if (!log_kwargs.empty()) line["kwargs"] = map_to_json(log_kwargs);
+  if (!log_kwargs.empty()) line["kwargs"] = to_json(log_kwargs);
   pending_ += line.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
   if (pending_.size() > kMostPending) flush();
 }
 
 void JsonLinesTracker::store_init_configuration(const TrackerValues& config) {
-  line("config", std::nullopt, {}, {{"values", map_to_json(config)}});
+  line("config", std::nullopt, {}, {{"values", to_json(config)}});
 }
 
 void JsonLinesTracker::log(const TrackerValues& values, std::optional<int64_t> step, const TrackerValues& log_kwargs) {
-  line("log", step, log_kwargs, {{"values", map_to_json(values)}});
+  line("log", step, log_kwargs, {{"values", to_json(values)}});
 }
 
 void JsonLinesTracker::log_images(const std::map<std::string, at::Tensor>& images, std::optional<int64_t> step,
@@ -283,11 +284,13 @@ void read_json_lines(const std::filesystem::path& path, const std::function<void
   const auto text = read_text<CheckpointError>("read_json_lines", path, kMostBytes);
   int64_t number = 1;
   for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1, ++number) {
+    JsonLine line;
     try {
-      take(parsed(std::string_view(text).substr(begin, end - begin)));
-    } catch (const CheckpointError& error) {
+      line = parsed(std::string_view(text).substr(begin, end - begin));
+    } catch (const Error& error) {
       raise<CheckpointError>("read_json_lines: line {} of '{}': {}", number, path.string(), error.what());
     }
+    take(std::move(line));
   }
 }
 

@@ -19,6 +19,8 @@ namespace accelerate {
 /// Values as JSON, and back. What JSON has no numbers for is {"$number": "nan"}, "inf" or "-inf"; names in maps that
 /// begin with a dollar get another one in front. docs/formats/json_lines.md.
 nlohmann::ordered_json to_json(const TrackerValue& value);
+/// With names as they are, and numbers that JSON can't write as numbers all the same.
+nlohmann::ordered_json to_plain_json(const TrackerValue& value);
 /// @throws CheckpointError for what to_json does not write
 TrackerValue value_from_json(const nlohmann::ordered_json& json);
 /// A tensor on the host as {"shape", "dtype", "data"}, and back.

@@ -4,6 +4,7 @@
 
 #include "accelerate/trackers/memory_tracker.hpp"
 #include "trackers/built_in.hpp"
+#include "trackers/keyword_arguments.hpp"
 #include "utils/raise.hpp"
 #include "utils/thread_annotations.hpp"
 
@@ -61,16 +62,9 @@ TrackerClass tracker_class(const std::string& name) {
                      fmt::join(tracker_names(), ", "));
 }
 
-void check_init_kwargs(const char* tracker, const TrackerSetup& setup, const std::vector<std::string>& known) {
-  for (const auto& [name, value] : setup.init_kwargs)
-    if (std::find(known.begin(), known.end(), name) == known.end())
-      raise<ConfigError>("init_trackers: init_kwargs for {} has '{}', expected {}", tracker, name,
-                         known.empty() ? "none" : fmt::format("some of {}", fmt::join(known, ", ")));
-}
-
 TrackerClass memory_class() {
   return {.make = [](const TrackerSetup& setup) -> std::shared_ptr<GeneralTracker> {
-    check_init_kwargs("memory", setup, {});
+    const KeywordArguments none("memory: init_kwargs", setup.init_kwargs, {});
     return std::make_shared<MemoryTracker>();
   }};
 }

@@ -53,9 +53,8 @@ F("AcceleratorOptions::dataloader_config", file, ".config = «options.dataloader
   r + "SplitBatchesHasAShorthand")
 F("AcceleratorOptions::rng_types", file, ".rng_types = «options.rng_types»", "std::vector<RNGType>{RNGType::generator}",
   r + "LoadersSynchroniseTheGeneratorsThatWereAskedFor")
-F("AcceleratorOptions::log_with", file,
-  "if (!is_main_process()) return; for (const auto& name : «impl_->options.log_with»)", "std::vector<std::string>()",
-  t + "LogsGoToTheFolderForLogs")
+F("AcceleratorOptions::log_with", file, "trackers.choose(«options.log_with», project.logging_dir);",
+  "std::vector<TrackerChoice>()", t + "LogsGoToTheFolderForLogs")
 F("AcceleratorOptions::project_dir", file, "project.project_dir = «options.project_dir»;", "std::filesystem::path()",
   t + "TensorBoardReadsOurEvents")
 F("ProjectConfiguration::logging_dir", file, "if («project.logging_dir.empty()»)", "true",
@@ -936,8 +935,55 @@ F("schedules follow the optimizer that they drive", file,
   t + "SchedulesFollowTheOptimizerThatTheyDrive")
 F("check_trigger forgets", file, "«impl_->trigger = false;»", "", r + "WhoAmIAndWhoGoesFirst")
 F("free_memory", file, "«impl_->run.clear();»", "", t + "PrepareKeepsTheOrderAndWhatItDoesNotKnow")
-F("init_trackers config", file, "if («!config.empty()»)", "false", t + "TensorBoardReadsOurEvents")
-F("log step", file, "tracker->log(values, «step»);", "std::nullopt", t + "TensorBoardReadsOurEvents")
+F("log step", file, "trackers.log(std::move(values), {«step», log_kwargs});", "std::nullopt",
+  t + "TensorBoardReadsOurEvents")
+
+# ---- trackers
+t = "trackers_tests Trackers."
+q = "trackers_tests TrackerQueue."
+b = "trackers_tests TensorBoard."
+file = "src/trackers/tracker_set.cpp"
+F("init_trackers config", file, "if («!run.config.empty()») send(", "false",
+  t + "NamesAndObjectsMixAndArgumentsReachTheirs")
+F("init_trackers init_kwargs", file, "TrackerValues{} : «given->second»", "TrackerValues{}",
+  t + "OnesOfYourOwnHaveNamesAndAllAreThoseThatWork")
+F("log log_kwargs", file, "TrackerValues{} : «kwargs->second»", "TrackerValues{}",
+  t + "NamesAndObjectsMixAndArgumentsReachTheirs")
+F("log_with all", file, "for (const auto& name : «available_trackers()»)", "std::vector<std::string>()",
+  t + "AllIsWhatIsAvailableOnce")
+F("GeneralTracker::main_process_only", file, "if («tracker->main_process_only()» &&", "true",
+  "trackers_tests TrackerRanks.OpenOnTheMainProcessUnlessTheySayOtherwise")
+F("get_tracker unwrap flushes", file, "«tracker->flush();»", "", t + "NamesAndObjectsMixAndArgumentsReachTheirs")
+file = "src/trackers/registry.cpp"
+F("TrackerClass::available", file, "return «!tracker_class(name).available()»;", "false",
+  t + "OnesOfYourOwnHaveNamesAndAllAreThoseThatWork")
+F("TrackerClass::requires_logging_directory", "src/trackers/json_lines.cpp", ".requires_logging_directory = «true»",
+  "false", t + "WhatIsWrongIsSaidAtOnce")
+file = "src/trackers/queued_tracker.cpp"
+F("ACCELERATE_TRACKER_TIMEOUT", file, "«environment::number(kVariable)».value_or(60)", "std::optional<double>()",
+  q + "OneThatDoesNotEndIsLeftBehindAndLosesNothing")
+file = "src/trackers/tracker_queue.cpp"
+F("TrackerQueue::Limits::records", file, "«shared_->entries.size() >= shared_->limits.records»", "false",
+  q + "OneThatHangsHoldsNobodyAndWhatHasNoRoomGoesToAFile")
+F("TrackerQueue::Limits::bytes", file, "«shared_->bytes > 0» &&", "false", q + "BytesAreBoundedToo")
+file = "src/trackers/tensorboard.cpp"
+F("tensorboard init_kwargs filename_suffix", file, ".filename_suffix = «kwargs.text(\"filename_suffix\")»",
+  "std::string()", b + "InitKwargsReachTheFile")
+F("tensorboard init_kwargs purge_step", file, ".purge_step = «kwargs.whole(\"purge_step\")»",
+  "std::optional<int64_t>()", b + "InitKwargsReachTheFile")
+F("tensorboard init_kwargs flush_secs", file, "«kwargs.number(\"flush_secs\").value_or(0)»", "0.0",
+  b + "InitKwargsReachTheFile")
+F("tensorboard log_kwargs new_style", file, "«kwargs.truth(\"new_style\", false)»", "false",
+  b + "ItsEventsAreThoseOfTorch")
+F("tensorboard log_kwargs double_precision", file, "«kwargs.truth(\"double_precision\", false)»", "false",
+  b + "ItsEventsAreThoseOfTorch")
+F("tensorboard log_kwargs walltime", file, "return «kwargs.number(\"walltime\").value_or(time())»;", "time()", b + "ItsEventsAreThoseOfTorch")
+F("tensorboard log_kwargs max_bins", file, "summaries::histogram(histogram_name, values, «most»)", "std::nullopt",
+  b + "ItsEventsAreThoseOfTorch")
+F("tensorboard log_kwargs dataformats", file, "images_as_nhwc(tag, image, «log_kwargs»)", "TrackerValues{}",
+  b + "ItsEventsAreThoseOfTorch")
+file = "src/accelerator/accelerator.cpp"
+t = "accelerator_tests AcceleratorTest."
 file = "src/accelerator/checkpointing.cpp"
 F("save_state safe_serialization", file, "form_of_state(*impl_->engine, «safe_serialization»);", "true",
   c + "CheckpointTest.ResumedRunIsTheUninterruptedOneBitByBit")
