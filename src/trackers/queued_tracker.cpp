@@ -1,5 +1,7 @@
 #include "trackers/queued_tracker.hpp"
 
+#include <algorithm>
+
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
 
@@ -62,9 +64,11 @@ void QueuedTracker::log_histogram(const std::string& histogram_name, const at::T
 
 void QueuedTracker::flush() { queue_.flush(timeout_); }
 
-void QueuedTracker::finish() {
-  queue_.finish(timeout_);
-  spill_->finish(timeout_);
+QueuedTracker::~QueuedTracker() { finish_within(std::min(timeout_, std::chrono::milliseconds(2000))); }
+
+void QueuedTracker::finish_within(std::chrono::milliseconds time) {
+  queue_.finish(time);
+  spill_->finish(time);
 }
 
 }  // namespace accelerate

@@ -15,7 +15,8 @@ class QueuedTracker : public GeneralTracker {
  public:
   /// `tracker` has been started.
   QueuedTracker(std::shared_ptr<GeneralTracker> tracker, SpillFile::Options spill, const TrackerQueue::Limits& limits);
-  ~QueuedTracker() override { finish(); }
+  /// Closes the run, but waits two seconds at most: an exception may be on its way.
+  ~QueuedTracker() override;
 
   std::string name() const override { return tracker_->name(); }
   bool main_process_only() const override { return tracker_->main_process_only(); }
@@ -33,13 +34,15 @@ class QueuedTracker : public GeneralTracker {
   /// Waits for all that was logged; no longer than ACCELERATE_TRACKER_TIMEOUT.
   void flush() override;
   /// Closes the run; waits no longer either.
-  void finish() override;
+  void finish() override { finish_within(timeout_); }
 
   /// @throws ConfigError after finish, and where takes() says no
   void push(Record record, const TrackerValues& log_kwargs);
   const std::shared_ptr<GeneralTracker>& unwrap() const { return tracker_; }
 
  private:
+  void finish_within(std::chrono::milliseconds time);
+
   std::shared_ptr<GeneralTracker> tracker_;
   std::shared_ptr<SpillFile> spill_;  ///< with the queue's thread, which may outlive us
   std::chrono::milliseconds timeout_;

@@ -209,6 +209,23 @@ TEST(TrackerQueue, WithoutAnEndItIsFlushedToo) {
   EXPECT_TRUE(tracker->finished);
 }
 
+TEST(TrackerQueue, WithoutAnEndAHangingOneDelaysTheProgramByTwoSecondsOnly) {
+  std::shared_ptr<StubbornTracker> tracker;
+  Clock::time_point begin;
+  const auto text = said([&] {
+    Queued run([](auto& one) { one.hangs_at_end = true; });
+    tracker = run.tracker;
+    run.log(0, 3);
+    begin = Clock::now();
+  });
+  EXPECT_LT(Clock::now() - begin, milliseconds(8000));
+  EXPECT_THAT(text, HasSubstr("it did not end in time"));
+  EXPECT_THAT(text, Not(HasSubstr("unsent"))) << "nothing is";
+  tracker->hangs_at_end = false;
+  while (tracker.use_count() > 1) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_EQ(tracker->rows.size(), 3u);
+}
+
 TEST(TrackerQueue, ManyThreadsMayLog) {
   Queued run;
   std::vector<std::thread> threads;
