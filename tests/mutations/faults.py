@@ -960,12 +960,22 @@ F("TrackerClass::available", file, "return «!tracker_class(name).available()»;
 F("TrackerClass::requires_logging_directory", "src/trackers/json_lines.cpp", ".requires_logging_directory = «true»",
   "false", t + "WhatIsWrongIsSaidAtOnce")
 file = "src/trackers/queued_tracker.cpp"
-F("ACCELERATE_TRACKER_TIMEOUT", file, "«environment::number(kVariable)».value_or(60)", "std::optional<double>()",
+F("ACCELERATE_TRACKER_TIMEOUT", file, "«environment::number(kVariable)».value_or(60)", "std::optional<double>(2)",
   q + "OneThatDoesNotEndIsLeftBehindAndLosesNothing")
 file = "src/trackers/tracker_queue.cpp"
 F("TrackerQueue::Limits::records", file, "«shared_->entries.size() >= shared_->limits.records»", "false",
   q + "OneThatHangsHoldsNobodyAndWhatHasNoRoomGoesToAFile")
+F("TrackerQueue flushes", file, "lock.unlock(); «shared.flush();» lock.lock(); shared.flushed = written;", "",
+  q + "WhatIsLoggedIsFlushedSoonWithoutBeingAsked")
+F("TrackerQueue flushes", file, "«if (Clock::now() - shared.last_flush > shared.limits.delay) shared.flush();»", "")
+F("TrackerQueue times", file, "«tracker->set_time(entry.record->time);»", "", q + "TimesAreThoseOfTheLogging")
+F("TrackerQueue lets go of a tracker that hangs", file, "«if (shared.abandoned) return;» shared.bytes", "",
+  q + "OneThatDoesNotEndIsLeftBehindAndLosesNothing")
 F("TrackerQueue::Limits::bytes", file, "«shared_->bytes > 0» &&", "false", q + "BytesAreBoundedToo")
+F("log_images copies", "src/trackers/record.cpp", "tensor.scalar_type(), false, «true»)", "false",
+  t + "ImagesAndTheirKinGoToThoseThatTakeThem")
+F("records that a tracker refuses", "src/trackers/spill_file.cpp", "«if (entry && queue_) queue_->push(*entry);»", "",
+  q + "ARecordThatIsNotTakenGoesToTheFileAndTheOthersGoOn")
 file = "src/trackers/tensorboard.cpp"
 F("tensorboard init_kwargs filename_suffix", file, ".filename_suffix = «kwargs.text(\"filename_suffix\")»",
   "std::string()", b + "InitKwargsReachTheFile")

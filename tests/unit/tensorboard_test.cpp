@@ -40,7 +40,7 @@ TEST(TensorBoard, ItsEventsAreThoseOfTorch) {
   accelerator.log({{"note", "ünï *markdown*"}});
   accelerator.log({{"both/curves", {{"a", 1.5}, {"b", 2}}}}, 4);
   const auto tensorboard = accelerator.get_tracker("tensorboard"), lines = accelerator.get_tracker("jsonl");
-  const auto layout = torch::rand({5, 7, 3}), transparent = torch::rand({4, 7, 5}), few = torch::randn({1000});
+  const auto layout = torch::rand({4, 7, 3}), transparent = torch::rand({4, 7, 5}), few = torch::randn({1000});
   for (const auto& one : {tensorboard, lines}) {
     one->log({{"new", 0.1}}, 5, {{"new_style", true}, {"walltime", 1234.5}});
     one->log({{"precise", 0.1}}, 5, {{"new_style", true}, {"double_precision", true}, {"walltime", 1234.5}});
