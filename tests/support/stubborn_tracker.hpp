@@ -20,6 +20,7 @@ struct StubbornTracker : accelerate::MemoryTracker {
   std::string goes_at;  ///< a value: with this name there is no going on
   bool every_process = false, connects = true;
   std::atomic<int64_t> flushes = 0;
+  std::atomic<int64_t> taken = 0;  ///< rows, for those who have not waited for the thread
 
   std::string name() const override { return called; }
   bool main_process_only() const override { return !every_process; }
@@ -36,6 +37,7 @@ struct StubbornTracker : accelerate::MemoryTracker {
     if (values.contains(refuses)) throw std::runtime_error("it does not like " + refuses);
     if (values.contains(goes_at)) throw accelerate::TrackerGone("its program has died");
     MemoryTracker::log(values, step, log_kwargs);
+    ++taken;
   }
   void flush() override { ++flushes; }
   void finish() override {
