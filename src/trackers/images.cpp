@@ -108,7 +108,7 @@ std::string encode_png(const at::Tensor& hwc) {
   std::string header;
   put_big_endian(header, static_cast<uint32_t>(image.size(1)));
   put_big_endian(header, static_cast<uint32_t>(height));
-  header += 8;  // bits
+  header += '\x08';  // bits
   header += image.size(2) == 1 ? kGrey : image.size(2) == 3 ? kColours : kWithAlpha;
   header.append(3, '\0');  // deflate, filters by row, not interlaced
   std::string png = "\x89PNG\r\n\x1a\n";

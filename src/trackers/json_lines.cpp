@@ -189,7 +189,7 @@ at::Tensor tensor_from_json(const Json& json) {
   std::vector<int64_t> sizes;
   const auto bytes = base64_decode(text_member(json, "data"));
   if (!bytes) bad("base64 as 'data'", member(json, "data"));
-  int64_t expected = static_cast<int64_t>(c10::elementSize(kept->dtype));
+  auto expected = static_cast<int64_t>(c10::elementSize(kept->dtype));
   for (const auto& size : shape) {
     const auto n = whole_number(size);
     if (!n || *n < 0 || __builtin_mul_overflow(expected, *n, &expected)) bad("sizes as 'shape'", shape);
@@ -224,7 +224,7 @@ void JsonLinesTracker::start() {
 }
 
 void JsonLinesTracker::line(const char* kind, std::optional<int64_t> step, const TrackerValues& log_kwargs,
-                            Json content) {
+                            const Json& content) {
   Json line{{"kind", kind}, {"run", options_.project_name}, {"time", time()}};
   if (step) line["step"] = *step;
   line.update(content);

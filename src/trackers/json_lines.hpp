@@ -57,7 +57,7 @@ class JsonLinesTracker : public GeneralTracker {
 
  private:
   void line(const char* kind, std::optional<int64_t> step, const TrackerValues& log_kwargs,
-            nlohmann::ordered_json content);
+            const nlohmann::ordered_json& content);
 
   Options options_;
   Fd file_;

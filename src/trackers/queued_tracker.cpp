@@ -31,9 +31,9 @@ QueuedTracker::QueuedTracker(std::shared_ptr<GeneralTracker> tracker, SpillFile:
 
 void QueuedTracker::push(Record record, const TrackerValues& log_kwargs) {
   if (record->kind && !takes(*record->kind)) {
-    constexpr std::array kinds = {"images", "tables", "histograms"};
+    constexpr std::array kKinds = {"images", "tables", "histograms"};
     raise<ConfigError>("tracker '{}': found {}, which it does not take; log them to another one", name(),
-                       kinds[static_cast<size_t>(*record->kind)]);
+                       kKinds[static_cast<size_t>(*record->kind)]);
   }
   if (!queue_.push({std::move(record), log_kwargs}))
     raise<ConfigError>("tracker '{}': found something to log after end_training, expected it before: the run is closed",

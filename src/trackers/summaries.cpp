@@ -86,7 +86,7 @@ std::string image(const std::string& tag, const at::Tensor& hwc) {
 
 std::string histogram(const std::string& tag, const at::Tensor& values, std::optional<int64_t> max_bins) {
   const auto all = values.detach().to(at::kCPU, at::kDouble).reshape({-1}).contiguous();
-  const double* data = all.const_data_ptr<double>();
+  const auto* data = all.const_data_ptr<double>();
   const auto& edges = bin_edges();
   std::vector<double> counts(edges.size() - 1), limits(edges);
   double least = HUGE_VAL, most = -HUGE_VAL, sum = 0, squares = 0;

@@ -9,6 +9,7 @@
 namespace accelerate {
 namespace {
 using Clock = std::chrono::steady_clock;
+constexpr const char* kNoException = "it threw something that is no std::exception";
 }  // namespace
 
 struct TrackerQueue::Shared {
@@ -38,26 +39,25 @@ struct TrackerQueue::Shared {
   }
 
   // The thread's own.
-  std::string gone;  ///< why there is no use in trying
+  std::optional<std::string> gone;  ///< why there is no use in trying
   Clock::time_point last_flush = Clock::now();
 
   /// Runs `f` for a record, or for none, and tells of what it throws.
   template <class F> void attempt(const Entry* entry, F&& f) {
-    if (gone.empty()) try {
-        f();
-        return;
-      } catch (const TrackerGone& error) {
-        gone = error.what();
-        refused(entry, gone);
-        return;
-      } catch (const std::exception& error) {
-        refused(entry, error.what());
-        return;
-      } catch (...) {
-        refused(entry, "it threw something that is no std::exception");
-        return;
-      }
-    if (entry) refused(entry, gone);
+    if (gone) {
+      if (entry) refused(entry, *gone);
+      return;
+    }
+    try {
+      f();
+    } catch (const TrackerGone& error) {
+      gone = error.what();
+      refused(entry, *gone);
+    } catch (const std::exception& error) {
+      refused(entry, error.what());
+    } catch (...) {
+      refused(entry, kNoException);
+    }
   }
   void write(const Entry& entry) {
     attempt(&entry, [&] {
@@ -77,7 +77,7 @@ void TrackerQueue::run(Shared& shared) {
   } catch (const std::exception& error) {
     shared.gone = error.what();
   } catch (...) {
-    shared.gone = "it threw something that is no std::exception";
+    shared.gone = kNoException;
   }
 
   MutexLock lock(shared.mutex);

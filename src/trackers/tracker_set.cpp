@@ -61,9 +61,13 @@ void TrackerSet::choose(const std::vector<TrackerChoice>& log_with, std::filesys
   logging_dir_ = std::move(logging_dir);
 }
 
+bool TrackerSet::is_chosen(const std::string& name) const {
+  return std::any_of(chosen_.begin(), chosen_.end(), [&](const auto& choice) { return choice.name() == name; });
+}
+
 void TrackerSet::check_names(const TrackerKwargs& kwargs, const char* argument) const {
   for (const auto& [name, values] : kwargs)
-    if (std::none_of(chosen_.begin(), chosen_.end(), [&](const auto& choice) { return choice.name() == name; }))
+    if (!is_chosen(name))
       raise<ConfigError>("{}: found '{}', expected a tracker of log_with ({})", argument, name, names_of(chosen_));
 }
 
@@ -74,7 +78,8 @@ void TrackerSet::open(const Run& run) {
         "{\"tensorboard\"}");
   check_names(run.init_kwargs, "init_trackers: init_kwargs");
   finish();
-  initialised_ = true;
+  initialised_ = false;
+  decltype(open_) opened;  // closed again where one that comes later can't be
   for (const auto& choice : chosen_) {
     const auto given = run.init_kwargs.find(choice.name());
     auto tracker = choice.object();
@@ -90,15 +95,17 @@ void TrackerSet::open(const Run& run) {
                            .init_kwargs = given == run.init_kwargs.end() ? TrackerValues{} : given->second});
     if (tracker->main_process_only() && run.process_index != 0) continue;
     tracker->start();
-    const auto unsent = (logging_dir_.empty() ? std::filesystem::path(".") : logging_dir_) / "unsent" /
+    const auto unsent = std::filesystem::absolute(logging_dir_.empty() ? "." : logging_dir_) / "unsent" /
                         fmt::format("{}-{}-rank{}-{}.jsonl", file_part(run.project_name), file_part(choice.name()),
                                     run.process_index, ::getpid());
-    open_.push_back(std::make_shared<QueuedTracker>(
+    opened.push_back(std::make_shared<QueuedTracker>(
         std::move(tracker),
         SpillFile::Options{.tracker = choice.name(), .project_name = run.project_name, .path = unsent},
         TrackerQueue::Limits{}));
-    counts::add(counts::Count::trackers);
   }
+  counts::add(counts::Count::trackers, static_cast<int64_t>(opened.size()));
+  open_ = std::move(opened);
+  initialised_ = true;
   if (!run.config.empty()) send(record_of_configuration(run.config), {});
 }
 
@@ -141,7 +148,7 @@ void TrackerSet::log_histogram(const std::string& histogram_name, const at::Tens
 }
 
 std::shared_ptr<GeneralTracker> TrackerSet::get(const std::string& name, bool unwrap) const {
-  if (std::none_of(chosen_.begin(), chosen_.end(), [&](const auto& choice) { return choice.name() == name; }))
+  if (!is_chosen(name))
     raise<ConfigError>("get_tracker: found '{}', expected a tracker of log_with ({})", name, names_of(chosen_));
   if (!initialised_) raise<ConfigError>("get_tracker: '{}' is not open yet, expected init_trackers() before", name);
   for (const auto& tracker : open_)

@@ -43,6 +43,7 @@ class TrackerSet {
   void finish();
 
  private:
+  bool is_chosen(const std::string& name) const;
   void check_names(const TrackerKwargs& kwargs, const char* argument) const;
   bool anyone_takes(TrackerData data, const char* operation) const;
   void send(const Record& record, const TrackerKwargs& log_kwargs) const;

@@ -332,6 +332,21 @@ TEST(Trackers, ASecondRunClosesTheFirst) {
   EXPECT_EQ(mine->rows.size(), 2u);
 }
 
+TEST(Trackers, OneThatDoesNotStartClosesTheOthers) {
+  struct NeverStarts : StubbornTracker {
+    void start() override { throw CheckpointError("the folder is full"); }
+  };
+  const auto mine = std::make_shared<StubbornTracker>();
+  const auto never = std::make_shared<NeverStarts>();
+  never->called = "never";
+  Accelerator accelerator({.log_with = {mine, never}});
+  EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.init_trackers("p", {{"lr", 1}}); }), HasSubstr("is full"));
+  EXPECT_TRUE(mine->finished);
+  EXPECT_TRUE(mine->configuration.empty());
+  accelerator.log({{"x", 1}}, 1);
+  EXPECT_THROW(accelerator.get_tracker("stubborn"), ConfigError);
+}
+
 TEST(Trackers, TheTimeForTheirEndIsChecked) {
   const support::Variable timeout("ACCELERATE_TRACKER_TIMEOUT", "-1");
   Accelerator accelerator({.log_with = {"memory"}});
