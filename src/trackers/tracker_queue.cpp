@@ -3,6 +3,9 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "utils/thread_annotations.hpp"
 
@@ -38,35 +41,51 @@ struct TrackerQueue::Shared {
     return entries.size() * 2 >= limits.records || bytes * 2 >= limits.bytes;
   }
 
+  /// What the tracker has taken since it was last flushed: it may still be in its hands.
+  std::vector<Entry> unflushed ACCELERATE_GUARDED_BY(mutex);
+
   // The thread's own.
   std::optional<std::string> gone;  ///< why there is no use in trying
   Clock::time_point last_flush = Clock::now();
 
-  /// Runs `f` for a record, or for none, and tells of what it throws.
-  template <class F> void attempt(const Entry* entry, F&& f) {
-    if (gone) {
-      if (entry) refused(entry, *gone);
-      return;
-    }
+  std::vector<Entry> take_unflushed() {
+    const MutexLock lock(mutex);
+    return std::exchange(unflushed, {});
+  }
+  /// Tells of what went wrong. It concerns the record, if there is one, and what is not flushed, unless it is of that
+  /// record alone.
+  void fail(const Entry* entry, const std::string& reason) {
+    const auto lost = entry && !gone ? std::vector<Entry>{} : take_unflushed();
+    for (const auto& one : lost) refused(&one, reason);
+    if (entry || lost.empty()) refused(entry, reason);
+  }
+  /// Runs `f` for a record, or for none. @return false: it threw
+  template <class F> bool attempt(const Entry* entry, F&& f) {
     try {
       f();
+      return true;
     } catch (const TrackerGone& error) {
       gone = error.what();
-      refused(entry, *gone);
+      fail(entry, *gone);
     } catch (const std::exception& error) {
-      refused(entry, error.what());
+      fail(entry, error.what());
     } catch (...) {
-      refused(entry, kNoException);
+      fail(entry, kNoException);
     }
+    return false;
   }
-  void write(const Entry& entry) {
-    attempt(&entry, [&] {
+  bool write(const Entry& entry) {
+    if (gone) {
+      refused(&entry, *gone);
+      return false;
+    }
+    return attempt(&entry, [&] {
       tracker->set_time(entry.record->time);
       entry.record->write(*tracker, entry.log_kwargs);
     });
   }
   void flush() {
-    attempt(nullptr, [&] { tracker->flush(); });
+    if (!gone && attempt(nullptr, [&] { tracker->flush(); })) take_unflushed();
     last_flush = Clock::now();
   }
 };
@@ -97,13 +116,17 @@ void TrackerQueue::run(Shared& shared) {
     while (!shared.entries.empty() && !shared.abandoned) {
       const Entry entry = shared.entries.front();  // a copy: finish() may take the queue away
       lock.unlock();
-      shared.write(entry);
-      if (Clock::now() - shared.last_flush > shared.limits.delay) shared.flush();
+      const bool taken = shared.write(entry);
       lock.lock();
       if (shared.abandoned) return;
       shared.bytes -= entry.record->bytes;
       shared.entries.pop_front();
+      if (taken) shared.unflushed.push_back(entry);
       ++written;
+      if (Clock::now() - shared.last_flush <= shared.limits.delay) continue;
+      lock.unlock();
+      shared.flush();
+      lock.lock();
     }
     lock.unlock();
     shared.flush();
@@ -113,7 +136,7 @@ void TrackerQueue::run(Shared& shared) {
   }
   if (shared.abandoned) return;
   lock.unlock();
-  shared.attempt(nullptr, [&] { shared.tracker->finish(); });
+  if (!shared.gone) shared.attempt(nullptr, [&] { shared.tracker->finish(); });
   lock.lock();
   shared.ended = true;
   shared.advanced.notify_all();
@@ -176,6 +199,8 @@ bool TrackerQueue::finish(std::chrono::milliseconds time) {
   }
   shared_->abandoned = true;
   left.swap(shared_->entries);
+  left.insert(left.begin(), shared_->unflushed.begin(), shared_->unflushed.end());
+  shared_->unflushed.clear();
   shared_->bytes = 0;
   shared_->advanced.notify_all();
   lock.unlock();

@@ -959,15 +959,17 @@ F("TrackerClass::available", file, "return «!tracker_class(name).available()»;
   t + "OnesOfYourOwnHaveNamesAndAllAreThoseThatWork")
 F("TrackerClass::requires_logging_directory", "src/trackers/json_lines.cpp", ".requires_logging_directory = «true»",
   "false", t + "WhatIsWrongIsSaidAtOnce")
-file = "src/trackers/queued_tracker.cpp"
-F("ACCELERATE_TRACKER_TIMEOUT", file, "«environment::number(kVariable)».value_or(60)", "std::optional<double>(2)",
+F("ACCELERATE_TRACKER_TIMEOUT", "src/trackers/tracker_timeout.cpp",
+  "«environment::number(kVariable)».value_or(60)", "std::optional<double>(2)",
   q + "OneThatDoesNotEndIsLeftBehindAndLosesNothing")
 file = "src/trackers/tracker_queue.cpp"
 F("TrackerQueue::Limits::records", file, "«shared_->entries.size() >= shared_->limits.records»", "false",
   q + "OneThatHangsHoldsNobodyAndWhatHasNoRoomGoesToAFile")
 F("TrackerQueue flushes", file, "lock.unlock(); «shared.flush();» lock.lock(); shared.flushed = written;", "",
   q + "WhatIsLoggedIsFlushedSoonWithoutBeingAsked")
-F("TrackerQueue flushes", file, "«if (Clock::now() - shared.last_flush > shared.limits.delay) shared.flush();»", "")
+F("TrackerQueue flushes", file, "++written; «if (Clock::now() - shared.last_flush <= shared.limits.delay) continue;»", "continue;")
+F("TrackerQueue keeps what is not flushed", file, "if (taken) «shared.unflushed.push_back(entry);»", "",
+  q + "WhatIsNotFlushedIsNotTaken")
 F("TrackerQueue times", file, "«tracker->set_time(entry.record->time);»", "", q + "TimesAreThoseOfTheLogging")
 F("TrackerQueue lets go of a tracker that hangs", file, "«if (shared.abandoned) return;» shared.bytes", "",
   q + "OneThatDoesNotEndIsLeftBehindAndLosesNothing")

@@ -15,7 +15,7 @@ struct StubbornTracker : accelerate::MemoryTracker {
   std::string called = "stubborn";
   std::atomic<bool> holds = false;   ///< log() waits while it is set
   std::atomic<bool> inside = false;  ///< log() has been called
-  std::atomic<bool> hangs_at_end = false;
+  std::atomic<bool> hangs_at_end = false, flush_fails = false;
   std::string refuses;  ///< a value: with this name throws
   std::string goes_at;  ///< a value: with this name there is no going on
   bool every_process = false, connects = true;
@@ -39,7 +39,10 @@ struct StubbornTracker : accelerate::MemoryTracker {
     MemoryTracker::log(values, step, log_kwargs);
     ++taken;
   }
-  void flush() override { ++flushes; }
+  void flush() override {
+    ++flushes;
+    if (flush_fails.exchange(false)) throw std::runtime_error("the disk is full");
+  }
   void finish() override {
     wait(hangs_at_end);
     MemoryTracker::finish();

@@ -150,15 +150,31 @@ TEST(TrackerQueue, ARecordThatIsNotTakenGoesToTheFileAndTheOthersGoOn) {
 TEST(TrackerQueue, AfterATrackerIsGoneAllGoesToTheFile) {
   const auto text = said([] {
     Queued run([](auto& tracker) { tracker.goes_at = "death"; });
-    run.log(0, 2);
+    run.log(0, 1);
+    run.queued->flush();
+    run.log(1, 2);
     run.queued->log({{"death", 1}}, 2);
     run.log(3, 5);
     run.queued->finish();
     EXPECT_THAT(Queued::steps(*run.tracker), ElementsAre(0, 1));
-    EXPECT_THAT(run.spilled(), ElementsAre(2, 3, 4));
+    EXPECT_THAT(run.spilled(), ElementsAre(1, 2, 3, 4)) << "what it had not flushed died with it";
     EXPECT_FALSE(run.tracker->finished) << "nobody is there to be told";
   });
   EXPECT_THAT(text, HasSubstr("its program has died"));
+  EXPECT_EQ(times(text, "\n"), 1u) << text;
+}
+
+TEST(TrackerQueue, WhatIsNotFlushedIsNotTaken) {
+  const auto text = said([] {
+    Queued run([](auto& tracker) { tracker.flush_fails = true; });
+    run.log(0, 3);
+    run.queued->flush();
+    run.log(3, 5);
+    run.queued->finish();
+    EXPECT_EQ(run.spilled(), range(0, 3));
+    EXPECT_EQ(Queued::steps(*run.tracker), range(0, 5));
+  });
+  EXPECT_THAT(text, HasSubstr("the disk is full"));
   EXPECT_EQ(times(text, "\n"), 1u) << text;
 }
 

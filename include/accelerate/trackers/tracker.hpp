@@ -76,6 +76,8 @@ class ACCELERATE_API GeneralTracker {
   virtual void log_histogram(const std::string& histogram_name, const at::Tensor& values, std::optional<int64_t> step,
                              const TrackerValues& log_kwargs = {});
   /// Called at least every half second while there is something new: what was logged should outlive this process.
+  /// Until then a tracker may keep what it is given: if this throws, all that came since the last flush goes to the
+  /// file.
   virtual void flush() {}
   /// Writes what is pending. Nothing is logged after it.
   virtual void finish() {}
