@@ -103,6 +103,13 @@ make_venv() {
   "${PYTHON:-python3}" -m venv --clear "$venv" || fail "${PYTHON:-python3} can't make a virtual environment in $venv; PYTHON chooses another interpreter"
 }
 
+# install_trackers: the packages of the trackers, in an environment of their own (they want other versions of what the others use).
+install_trackers() {
+  local venv=$deps/trackers
+  pip_install mlflow-skinny==3.17.2 flask==3.1.3 flask-cors==6.0.5 graphene==3.4.3 pandas==3.1.1 wandb==0.31.0 comet_ml==3.58.8 clearml==2.1.12 aim==3.29.1 swanlab==0.10.3 \
+    trackio==0.43.0 dvclive==3.49.1
+}
+
 # pip_install SPEC...: installs what has not been installed before; the list beside the packages is written once pip has succeeded.
 pip_install() {
   local done_list=$venv/installed-by-accelerate.txt spec new=()

@@ -23,6 +23,7 @@ find_torch
 [ -n "$(wheel_torch_dir)" ] || install_torch_wheel
 pip_install numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3 transformers==5.23.0 accelerate==1.15.0 tensorboard==2.21.0 gguf==0.19.0 clang-format==14.0.6 'moto[server]==5.2.5' ||
   fail "pip could not install the packages that the tests compare with"
+install_trackers || fail "pip could not install the packages of the trackers"
 step 3/5 "weights and data"
 fetch_data minilm pairs mnist smollm2
 # A gigabyte to fetch, for one test that compiles one file.
@@ -39,7 +40,7 @@ done
 build "$preset" "${targets[@]}"
 
 step 5/5 "tests"
-export ACCELERATE_TEST_PYTHON=$venv/bin/python
+export ACCELERATE_TEST_PYTHON=$venv/bin/python ACCELERATE_TEST_TRACKERS_PYTHON=$deps/trackers/bin/python
 ACCELERATE_TEST_DATA=$(cd "$deps/data" && pwd)
 export ACCELERATE_TEST_DATA
 # The peers must not look for anything on the network.

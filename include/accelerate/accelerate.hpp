@@ -49,6 +49,8 @@
 #include "accelerate/state.hpp"
 #include "accelerate/state/available.hpp"
 #include "accelerate/trackers/memory_tracker.hpp"
+#include "accelerate/trackers/mlflow_tracker.hpp"
+#include "accelerate/trackers/python_tracker.hpp"
 #include "accelerate/trackers/tracker.hpp"
 #include "accelerate/trackers/value.hpp"
 #include "accelerate/utils/clear_environment.hpp"

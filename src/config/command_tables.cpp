@@ -236,6 +236,29 @@ constexpr Option kCompletion[] = {
      .flags = "shell",
      .required = true},
 };
+constexpr Option kTrackReplay[] = {
+    {.name = "file",
+     .kind = text,
+     .value = "FILE",
+     .help = "What a tracker did not take, or the tracker jsonl wrote: lines of JSON",
+     .flags = "file",
+     .required = true},
+};
+constexpr Option kTrackReplayOptions[] = {
+    {.name = "to", .kind = text, .value = "NAME", .help = "Tracker that gets the records", .required = true},
+    {.name = "project_name",
+     .kind = text,
+     .value = "PROJECT",
+     .help = "Open the run under this name (default: that in the file)"},
+    {.name = "logging_dir",
+     .kind = text,
+     .value = "FOLDER",
+     .help = "Where trackers that write files write them (default: the current folder)"},
+    {.name = "init_kwargs",
+     .kind = text,
+     .value = "JSON",
+     .help = "What init_trackers would give this tracker, e.g. '{\"run_id\": \"…\"}' to go on with a run of MLflow"},
+};
 constexpr Option kDocs[] = {
     {.name = "form",
      .kind = text,
@@ -294,6 +317,11 @@ const std::vector<CommandTable>& command_tables() {
        "Run commands on all workers of a TPU pod",
        "accelerate tpu-config [options]",
        {{"Config", kTpuConfig}, {"TPU", kTpuPod}}},
+      {"track", "Send to a tracker what was logged", "accelerate track replay FILE --to NAME", {}},
+      {"track replay",
+       "Send the records of a file to a tracker",
+       "accelerate track replay FILE --to NAME [options]",
+       {{"Positional", kTrackReplay}, {"", kTrackReplayOptions}}},
       {"completion",
        "Print a completion script for a shell",
        "accelerate completion bash|zsh|fish",

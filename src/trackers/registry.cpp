@@ -13,8 +13,17 @@ namespace {
 
 struct TrackerRegistry {
   Mutex mutex;
-  std::map<std::string, TrackerClass> classes ACCELERATE_GUARDED_BY(mutex) = {
-      {"jsonl", json_lines_class()}, {"memory", memory_class()}, {"tensorboard", tensorboard_class()}};
+  std::map<std::string, TrackerClass> classes ACCELERATE_GUARDED_BY(mutex) = {{"aim", python_class("aim")},
+                                                                              {"clearml", python_class("clearml")},
+                                                                              {"comet_ml", python_class("comet_ml")},
+                                                                              {"dvclive", dvclive_class()},
+                                                                              {"jsonl", json_lines_class()},
+                                                                              {"memory", memory_class()},
+                                                                              {"mlflow", mlflow_class()},
+                                                                              {"swanlab", python_class("swanlab")},
+                                                                              {"tensorboard", tensorboard_class()},
+                                                                              {"trackio", python_class("trackio")},
+                                                                              {"wandb", python_class("wandb")}};
 };
 
 TrackerRegistry& tracker_registry() {

@@ -974,6 +974,13 @@ F("TrackerQueue times", file, "«tracker->set_time(entry.record->time);»", "", 
 F("TrackerQueue lets go of a tracker that hangs", file, "«if (shared.abandoned) return;» shared.bytes", "",
   q + "OneThatDoesNotEndIsLeftBehindAndLosesNothing")
 F("TrackerQueue::Limits::bytes", file, "«shared_->bytes > 0» &&", "false", q + "BytesAreBoundedToo")
+x = "external_trackers_tests "
+F("PythonTracker init_kwargs", "src/trackers/python_tracker.cpp", "to_json(«impl_->setup.init_kwargs»)", "TrackerValues{}",
+  x + "PythonTracker.GivesTheSdkWhatWasLogged")
+F("PythonTracker time limit", "src/trackers/python_child.cpp", "«if (left_until(deadline).count() == 0)» give_up(", "if (false)",
+  x + "All/PythonTrackerFaults.EndTheTrackerAndNothingElse/init_hang")
+F("DvcliveFiles dir", "src/trackers/dvclive_files.cpp", "folder_ = «folder.get<std::string>()»;", '"dvclive"',
+  x + "DvcliveTest.BeginsAnewOrGoesOn")
 F("log_images copies", "src/trackers/record.cpp", "tensor.scalar_type(), false, «true»)", "false",
   t + "ImagesAndTheirKinGoToThoseThatTakeThem")
 F("records that a tracker refuses", "src/trackers/spill_file.cpp", "«if (entry && queue_) queue_->push(*entry);»", "",
