@@ -977,8 +977,9 @@ F("TrackerQueue::Limits::bytes", file, "«shared_->bytes > 0» &&", "false", q +
 x = "external_trackers_tests "
 F("PythonTracker init_kwargs", "src/trackers/python_tracker.cpp", "to_json(«impl_->setup.init_kwargs»)", "TrackerValues{}",
   x + "PythonTracker.GivesTheSdkWhatWasLogged")
-F("PythonTracker time limit", "src/trackers/python_child.cpp", "«if (left_until(deadline).count() == 0)» give_up(", "if (false)",
-  x + "All/PythonTrackerFaults.EndTheTrackerAndNothingElse/init_hang")
+F("PythonTracker log_kwargs", "src/trackers/python_tracker.cpp",
+  '{"values", to_json(values)}, {"step", step_of(step)}, {"options", to_json(«log_kwargs»)}', "TrackerValues{}",
+  x + "PythonTracker.GivesTheSdkWhatWasLogged")
 F("DvcliveFiles dir", "src/trackers/dvclive_files.cpp", "folder_ = «folder.get<std::string>()»;", '"dvclive"',
   x + "DvcliveTest.BeginsAnewOrGoesOn")
 F("log_images copies", "src/trackers/record.cpp", "tensor.scalar_type(), false, «true»)", "false",
