@@ -20,7 +20,7 @@ class TrackerQueue {
     TrackerValues log_kwargs;
   };
   struct Limits {
-    size_t records = size_t{1} << 16;
+    size_t records = size_t{1} << 17;
     size_t bytes = size_t{64} << 20;
     /// How long the thread lets records gather. A quick tracker's are on their way out of the process after so long.
     std::chrono::milliseconds delay{200};

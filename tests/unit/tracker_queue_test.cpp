@@ -122,6 +122,15 @@ TEST(TrackerQueue, OneThatHangsHoldsNobodyAndWhatHasNoRoomGoesToAFile) {
   EXPECT_EQ(times(text, "does not take all"), 1u) << text;
 }
 
+TEST(TrackerQueue, AHundredThousandAtOnceFit) {
+  Queued run([](auto& tracker) { tracker.holds = true; });
+  run.log(0, 100000);
+  run.tracker->holds = false;
+  run.queued->finish();
+  EXPECT_EQ(run.tracker->rows.size(), 100000u);
+  EXPECT_FALSE(std::filesystem::exists(run.path));
+}
+
 TEST(TrackerQueue, BytesAreBoundedToo) {
   said([] {
     Queued run([](auto& tracker) { tracker.holds = true; }, {.bytes = 10000});
