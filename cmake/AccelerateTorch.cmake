@@ -17,7 +17,13 @@ macro(accelerate_find_torch)
     if(_torch_least MATCHES "^[0-9]" AND Torch_VERSION VERSION_LESS _torch_least)
       message(FATAL_ERROR "Torch_DIR is ${Torch_DIR}, which is LibTorch ${Torch_VERSION}; ${_torch_least} or newer is needed.")
     endif()
-    set(_torch_names c10 torch_cpu c10_cuda torch_cuda)
+    set(_torch_names c10 torch_cpu)
+    set(_torch_links torch_cpu c10)
+    if(NOT DEFINED ACCELERATE_CUDA OR ACCELERATE_CUDA)
+      list(APPEND _torch_names c10_cuda torch_cuda)
+      # Of libtorch_cuda.so nothing is called by name; it brings the kernels when it is loaded.
+      set(_torch_links "-Wl,--no-as-needed;torch_cuda;-Wl,--as-needed;torch_cpu;c10_cuda;c10")
+    endif()
     foreach(_torch_name ${_torch_names})
       add_library(${_torch_name} SHARED IMPORTED GLOBAL)
       set_target_properties(${_torch_name} PROPERTIES IMPORTED_LOCATION ${TORCH_INSTALL_PREFIX}/lib/lib${_torch_name}.so)
@@ -27,8 +33,7 @@ macro(accelerate_find_torch)
     set_target_properties(torch PROPERTIES
       INTERFACE_INCLUDE_DIRECTORIES "${TORCH_INSTALL_PREFIX}/include;${TORCH_INSTALL_PREFIX}/include/torch/csrc/api/include"
       INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO;USE_RPC;USE_TENSORPIPE"  # as LibTorch's package says
-      # Of libtorch_cuda.so nothing is called by name; it brings the kernels when it is loaded.
-      INTERFACE_LINK_LIBRARIES "-Wl,--no-as-needed;torch_cuda;-Wl,--as-needed;torch_cpu;c10_cuda;c10"
+      INTERFACE_LINK_LIBRARIES "${_torch_links}"
       INTERFACE_LINK_OPTIONS "LINKER:--allow-shlib-undefined")
   endif()
 endmacro()

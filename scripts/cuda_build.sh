@@ -2,7 +2,7 @@
 # Builds what touches CUDA, on a machine that need have no GPU and no CUDA toolkit: LibTorch's wheels for NVIDIA's GPUs and NVIDIA's headers come from pip's index.
 #
 #   scripts/cuda_build.sh [VERSION ...]         library, programs, tests labelled gpu, benchmarks and examples, with preset cuda in build/cuda-VERSION, for each of
-#                                               these versions of LibTorch (default: 2.11.0 2.13.0); then the same against 2.11.0 for CPUs. 10 GB of wheels.
+#                                               these versions of LibTorch (default: 2.11.0 2.13.0); then the same against 2.11.0's part for CPUs. 10 GB of wheels.
 #   scripts/cuda_build.sh --fetch-headers       gets the headers alone (1 GB of wheels, of which 24 MB are kept)
 #   scripts/cuda_build.sh --syntax              compiles the files that only CUDA builds have, without code and with those headers: seconds. Exit status 77 without them.
 #
@@ -45,15 +45,16 @@ syntax() {
   done
 }
 
-# build_with SPEC NAME: preset cuda with the torch that pip knows by SPEC, in build/cuda-NAME.
+# build_with VERSION FOLDER [CMAKE OPTION...]: preset cuda with this version of LibTorch, in FOLDER.
 build_with() {
-  local folder=build/cuda-$2
-  venv=$deps/torch-$2
+  local version=$1 folder=$2
+  shift 2
+  venv=$deps/torch-$version
   make_venv
-  pip_install "$1" numpy || fail "pip could not install $1"
+  pip_install "torch===$version" numpy || fail "pip could not install torch $version"
   torch_dir=$(wheel_torch_dir)
   [ ! -e "$torch_dir/../../../lib/libtorch_cuda.so" ] || install_cuda_headers
-  [ -f "$folder/build.ninja" ] || cmake --preset cuda -B "$folder" -DTorch_DIR="$torch_dir" >"$deps/configure-cuda-$2.log" 2>&1 || { cat "$deps/configure-cuda-$2.log" >&2; fail "CMake could not configure"; }
+  [ -f "$folder/build.ninja" ] || cmake --preset cuda -B "$folder" -DTorch_DIR="$torch_dir" "$@" >"$deps/configure-${folder##*/}.log" 2>&1 || { cat "$deps/configure-${folder##*/}.log" >&2; fail "CMake could not configure"; }
   ninja -C "$folder" -j "$(num_jobs)" || fail "the build failed; the compiler's message is above"
   "$folder/bin/accelerate" env | grep -E 'LibTorch|Back ends'
   (cd "$folder" && ctest -L gpu --no-tests=error) || fail "a test labelled gpu failed"
@@ -68,10 +69,11 @@ case ${1:-} in
     install_system_packages
     for version in "$@"; do
       step "$version" "LibTorch $version for NVIDIA's GPUs"
-      build_with "torch===$version" "$version"
+      build_with "$version" "build/cuda-$version"
       "build/cuda-$version/bin/accelerate" env | grep -q 'Back ends:.*nccl' || fail "nccl was left out"
     done
-    step 2.11.0+cpu "LibTorch 2.11.0 for CPUs"
-    build_with "torch==2.11.0+cpu" 2.11.0-cpu
+    # Pip's index has no wheel of it for CPUs alone; the part for CPUs is the same.
+    step 2.11.0 "LibTorch 2.11.0, its part for CPUs"
+    build_with 2.11.0 build/cpu-2.11.0 -DACCELERATE_CUDA=OFF
     ;;
 esac
