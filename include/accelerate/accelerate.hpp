@@ -28,6 +28,7 @@
 #include "accelerate/launch.hpp"
 #include "accelerate/logging.hpp"
 #include "accelerate/model/callable.hpp"
+#include "accelerate/model/compiled_model.hpp"
 #include "accelerate/model/hooks.hpp"
 #include "accelerate/model/model_ref.hpp"
 #include "accelerate/model/no_split.hpp"

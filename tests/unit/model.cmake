@@ -1,1 +1,2 @@
 accelerate_test(NAME model_tests SOURCES ${TEST_DIR}/model_test.cpp LABELS unit)
+accelerate_test(NAME compiled_model_tests SOURCES ${TEST_DIR}/compiled_model_test.cpp LABELS unit)
