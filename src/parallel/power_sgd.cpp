@@ -23,6 +23,7 @@
 #include "comm/group.hpp"
 #include "parallel/gradient_hook.hpp"
 #include "utils/counts.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
@@ -288,10 +289,11 @@ class PowerSGD final : public GradientHook {
     if (!options_.compression_stats_logging_frequency || !bucket.last || iteration_ < next_report_) return;
     next_report_ = iteration_ + *options_.compression_stats_logging_frequency;
     if (group_->rank() != 0) return;
-    const auto text = fmt::format(
-        "PowerSGD: after {} steps {} elements of gradients became {}, {:.2f} times fewer\n", iteration_, numel_before_,
-        numel_after_, static_cast<double>(numel_before_) / static_cast<double>(std::max<int64_t>(numel_after_, 1)));
-    std::fputs(text.c_str(), stderr);
+    // Somebody asked for it: whatever the level is.
+    const double fewer = static_cast<double>(numel_before_) / static_cast<double>(std::max<int64_t>(numel_after_, 1));
+    logs::emit(LogLevel::info, "accelerate.parallel",
+               fmt::format("PowerSGD: after {} steps {} elements of gradients became {}, {:.2f} times fewer",
+                           iteration_, numel_before_, numel_after_, fewer));
   }
 
   PowerSGDOptions options_;

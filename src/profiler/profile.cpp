@@ -11,6 +11,7 @@
 #include "profiler/events.hpp"
 #include "profiler/schedule.hpp"
 #include "utils/json.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 // Declared in kineto_shim.h, which includes a header of libkineto that LibTorch's include paths don't reach.
@@ -53,7 +54,9 @@ std::vector<Activity> chosen_activities(const std::optional<std::vector<std::str
     if (found == all.end())
       raise<ConfigError>("ProfileKwargs: activities has '{}', expected cpu, cuda, xpu, mtia or hpu", name);
     if (found->there) chosen.push_back(*found);
-    else TORCH_WARN("ProfileKwargs: activities has '", name, "', of which this process has none; it is left out.");
+    else
+      logs::warn("accelerate.profiler",
+                 "ProfileKwargs: activities has '{}', of which this process has none; it is left out.", name);
   }
   if (chosen.empty())
     raise<ConfigError>("ProfileKwargs: activities is [{}], expected at least one that is there, e.g. \"cpu\"",
@@ -148,7 +151,8 @@ Profile::Profile(ProfileKwargs kwargs, ProfileProcess process) : impl_(std::make
   if (torch::profiler::impl::profilerEnabled())
     throw ConfigError("Profile: another profiler records in this thread, expected one at a time; end it first");
   if (self.schedule && self.schedule->warmup == 0)
-    TORCH_WARN("ProfileKwargs: schedule_option has warmup = 0, so the first recorded step pays for the start.");
+    logs::warn("accelerate.profiler",
+               "ProfileKwargs: schedule_option has warmup = 0, so the first recorded step pays for the start.");
   self.action = self.action_at(0);
   self.go(*this, std::nullopt, self.action);
   self.mark_step();
@@ -161,7 +165,7 @@ Profile::~Profile() {
   try {
     stop();
   } catch (const std::exception& error) {
-    TORCH_WARN("Profile: ", error.what());
+    logs::warn("accelerate.profiler", "Profile: {}", error.what());
   }
 }
 

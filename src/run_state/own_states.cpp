@@ -6,6 +6,7 @@
 #include <map>
 
 #include "accelerate/comm.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::run_state {
@@ -63,17 +64,20 @@ std::vector<std::function<void()>> stage_own_states(const RunState& run, const f
     const auto item = saved.find(state.name);
     if (item == saved.end()) {
       if (comm::rank() == 0 && !state.save().isNone())
-        TORCH_WARN("load_state: the checkpoint has no state of ", state.name,
-                   " that this run keeps beside it; it stays as it is, so that the run does not go on exactly as the "
-                   "one that was saved");
+        logs::warn("accelerate.run_state",
+                   "load_state: the checkpoint has no state of {} that this run keeps beside it; it stays as it is, so "
+                   "that the run does not go on exactly as the one that was saved",
+                   state.name);
       continue;
     }
     take.push_back(state.stage(item->second));
     saved.erase(item);
   }
   if (!saved.empty() && comm::rank() == 0)
-    TORCH_WARN("load_state: the checkpoint has a state of ", saved.begin()->first,
-               ", which nothing here takes up. A LocalSGD must be there when load_state() is called.");
+    logs::warn("accelerate.run_state",
+               "load_state: the checkpoint has a state of {}, which nothing here takes up. A LocalSGD must be there "
+               "when load_state() is called.",
+               saved.begin()->first);
   return take;
 }
 

@@ -1,11 +1,10 @@
-#include <c10/util/Exception.h>
-
 #include "trackers/built_in.hpp"
 #include "trackers/dvclive_files.hpp"
 #include "trackers/images.hpp"
 #include "trackers/json_lines.hpp"
 #include "trackers/said_once.hpp"
 #include "utils/atomic_file.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -23,7 +22,8 @@ class DvcliveTracker : public GeneralTracker {
   void log(const TrackerValues& values, std::optional<int64_t> step, const TrackerValues& log_kwargs) override {
     for (const auto& name : files_->log(to_plain_json(values), {step, time()}, to_plain_json(log_kwargs)))
       if (said_.is_first(name))
-        TORCH_WARN("dvclive: '", name, "' is neither a number nor a text. Left out; this is said once.");
+        logs::warn("accelerate.trackers", "dvclive: '{}' is neither a number nor a text. Left out; this is said once.",
+                   name);
   }
 
   void log_images(const std::map<std::string, at::Tensor>& images, std::optional<int64_t> step,

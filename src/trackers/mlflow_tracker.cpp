@@ -1,6 +1,5 @@
 #include "accelerate/trackers/mlflow_tracker.hpp"
 
-#include <c10/util/Exception.h>
 #include <pwd.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include "trackers/url.hpp"
 #include "utils/environment.hpp"
 #include "utils/json.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 #include "utils/read_file.hpp"
 
@@ -106,7 +106,8 @@ struct MlflowTracker::Impl {
   SaidOnce said = {};
 
   void left_out(const std::string& name, const std::string& why) {
-    if (said.is_first(name)) TORCH_WARN("mlflow: '", name, "' ", why, ". Left out; this is said once.");
+    if (said.is_first(name))
+      logs::warn("accelerate.trackers", "mlflow: '{}' {}. Left out; this is said once.", name, why);
   }
 
   std::string find_experiment() {

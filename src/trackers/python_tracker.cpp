@@ -1,7 +1,5 @@
 #include "accelerate/trackers/python_tracker.hpp"
 
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 
 #include "trackers/built_in.hpp"
@@ -11,6 +9,7 @@
 #include "trackers/said_once.hpp"
 #include "trackers/tracker_timeout.hpp"
 #include "utils/json.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 #include "utils/thread_annotations.hpp"
 
@@ -49,7 +48,7 @@ struct PythonTracker::Impl {
       raise<ResourceError>("{}: its SDK failed in '{}': {}", name, what, found->get<std::string>());
     if (const auto found = answer.find("refused"); found != answer.end() && found->is_string())
       if (said.is_first(found->get<std::string>()))
-        TORCH_WARN(name, " ", found->get<std::string>(), ". Left out; this is said once.");
+        logs::warn("accelerate.trackers", "{} {}. Left out; this is said once.", name, found->get<std::string>());
     if (const auto found = answer.find("details"); found != answer.end() && found->is_object())
       for (const auto& [key, value] : found->items())
         if (value.is_string()) details[key] = value.get<std::string>();

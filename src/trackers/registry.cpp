@@ -1,10 +1,9 @@
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 
 #include "accelerate/trackers/memory_tracker.hpp"
 #include "trackers/built_in.hpp"
 #include "trackers/keyword_arguments.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 #include "utils/thread_annotations.hpp"
 
@@ -43,7 +42,8 @@ void register_tracker_class(const std::string& name, TrackerClass tracker) {
   auto& registry = tracker_registry();
   const MutexLock lock(registry.mutex);
   if (registry.classes.contains(name))
-    TORCH_WARN("register_tracker_class: '", name, "' was registered already, and is another tracker from now on");
+    logs::warn("accelerate.trackers",
+               "register_tracker_class: '{}' was registered already, and is another tracker from now on", name);
   registry.classes.insert_or_assign(name, std::move(tracker));
 }
 

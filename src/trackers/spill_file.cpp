@@ -1,8 +1,9 @@
 #include "trackers/spill_file.hpp"
 
-#include <c10/util/Exception.h>
+#include <mutex>
 
 #include "trackers/json_lines.hpp"
+#include "utils/log.hpp"
 
 namespace accelerate {
 
@@ -16,28 +17,32 @@ void SpillFile::take(const TrackerQueue::Entry* entry, const std::string& reason
       queue_ = std::make_unique<TrackerQueue>(
           file,
           [](const TrackerQueue::Entry*, const std::string& why) {
-            TORCH_WARN_ONCE(
-                "trackers: records are lost that could be written neither to their tracker nor to a local "
-                "file: ",
-                why);
+            static std::once_flag said;
+            std::call_once(said, [&] {
+              logs::warn("accelerate.trackers",
+                         "trackers: records are lost that could be written neither to their tracker nor to a local "
+                         "file: {}",
+                         why);
+            });
           },
           TrackerQueue::Limits{.records = size_t{1} << 18, .bytes = size_t{256} << 20});
     } catch (const std::exception& error) {
       lost_ = true;
-      TORCH_WARN("trackers: '", options_.tracker, "' has a problem (", reason,
-                 "), and what it does not take is lost: ", error.what());
+      logs::warn("accelerate.trackers", "trackers: '{}' has a problem ({}), and what it does not take is lost: {}",
+                 options_.tracker, reason, error.what());
     }
   }
   if (entry && queue_) queue_->push(*entry);
   if (!queue_) {
     if (lost_ || std::exchange(warned_, true)) return;
-    TORCH_WARN("trackers: '", options_.tracker, "': ", reason, ". The training goes on.");
+    logs::warn("accelerate.trackers", "trackers: '{}': {}. The training goes on.", options_.tracker, reason);
     return;
   }
   if (std::exchange(warned_of_file_, true)) return;
-  TORCH_WARN("trackers: '", options_.tracker, "' does not take all that is logged: ", reason,
-             ". The training goes on, and such records go to ", options_.path.string(), "; `accelerate track replay ",
-             options_.path.string(), " --to ", options_.tracker, "` sends them later.");
+  logs::warn("accelerate.trackers",
+             "trackers: '{0}' does not take all that is logged: {1}. The training goes on, and such records go to {2}; "
+             "`accelerate track replay {2} --to {0}` sends them later.",
+             options_.tracker, reason, options_.path.string());
 }
 
 void SpillFile::finish(std::chrono::milliseconds time) {
