@@ -107,6 +107,38 @@ TEST_F(GpuMemory, TooLargeBatchesAreMadeSmallerAfterARealOutOfMemory) {
                ResourceError);
 }
 
+TEST_F(GpuMemory, SnapshotsSayWhatTheDeviceHolds) {
+  const auto here = [] {
+    for (const auto& one : memory().devices)
+      if (one.device == device().str()) return one;
+    return DeviceMemory{};
+  };
+  constexpr int64_t kBytes = int64_t{64} << 20;  // far above what the allocator rounds up to
+  at::zeros({1}, device());                      // which exists from now on
+  reset_peak_memory();
+  const DeviceMemory before = here();
+  at::Tensor tensor = at::empty({kBytes}, at::TensorOptions().dtype(at::kByte).device(device()));
+  const DeviceMemory during = here();
+  release_memory(tensor);
+  const DeviceMemory after = here();
+  reset_peak_memory();
+  const DeviceMemory again = here();
+  if (!on_cuda()) {
+    EXPECT_THAT(memory().devices, testing::IsEmpty()) << "the CPU is the host";
+    return;
+  }
+  EXPECT_EQ(before.device, device().str());
+  EXPECT_EQ(during.allocated, before.allocated + kBytes);
+  EXPECT_EQ(after.allocated, before.allocated);
+  EXPECT_GE(after.peak_allocated, during.allocated);
+  EXPECT_EQ(again.peak_allocated, again.allocated);
+  if (!on_gpu()) return;  // the fake GPU keeps nothing for later, and has no size
+  EXPECT_GE(during.reserved, during.allocated);
+  EXPECT_LT(after.reserved, during.reserved) << "release_memory empties the cache";
+  EXPECT_GT(during.total, during.free);
+  EXPECT_GT(during.free, 0);
+}
+
 TEST_F(GpuMemory, ClearingTheCacheGivesMemoryBack) {
   NEEDS_CUDA("the CPU's allocator has no cache");
   const auto free_bytes = [] { return at::accelerator::getMemoryInfo(device().index()).first; };
