@@ -467,9 +467,9 @@ class ACCELERATE_API Accelerator {
   /// What each setting of this run did up to now, on this rank: settings, where they come from, and their effect in
   /// numbers (see utils/receipts.hpp). Numbers are of the whole process. Not collective.
   Receipts receipts() const;
-  /// Records operators until the scope ends; see accelerate/profiler.hpp, which the caller includes. Without `kwargs` as
-  /// the ProfileKwargs among kwargs_handlers say, else with defaults. Not collective: each rank records itself, and may
-  /// leave it to others. @throws ConfigError for kwargs that can't be met, or while another profiler records.
+  /// Records operators until the scope ends; see accelerate/profiler.hpp, which the caller includes. Without `kwargs`
+  /// as the ProfileKwargs among kwargs_handlers say, else with defaults. Not collective: each rank records itself, and
+  /// may leave it to others. @throws ConfigError for kwargs that can't be met, or while another profiler records.
   [[nodiscard]] Profile profile(const std::optional<ProfileKwargs>& kwargs = std::nullopt) const;
 
  private:

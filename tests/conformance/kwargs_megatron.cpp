@@ -28,9 +28,7 @@ void run_handlers(const json& handlers, Report& report) {
         json fields_here = fields;
         json found;
         if (name == "GradScalerKwargs") found = rendered(to_dict(GradScalerKwargs{}));
-        else if (name == "DistributedDataParallelKwargs")
-          found = rendered(to_dict(DistributedDataParallelKwargs{})), fields_here.erase("dim"),
-          fields_here.erase("check_reduction");  // for one process with several devices, and nothing: torch says so
+        else if (name == "DistributedDataParallelKwargs") found = rendered(to_dict(DistributedDataParallelKwargs{}));
         else if (name == "AutocastKwargs") found = rendered(to_dict(AutocastKwargs{}));
         else if (name == "ProfileKwargs")
           found = rendered(to_dict(ProfileKwargs{})), fields_here.erase("on_trace_ready");  // a Python function

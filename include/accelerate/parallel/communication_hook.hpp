@@ -24,7 +24,7 @@
 
 namespace accelerate::comm {
 class Group;
-}
+}  // namespace accelerate::comm
 
 namespace accelerate::parallel {
 
