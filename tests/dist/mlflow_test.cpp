@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -42,6 +43,7 @@ class MlflowServerProcess {
                 folder()) {
     EXPECT_TRUE(server_.wait_for("Application startup complete", std::chrono::seconds(60))) << server_.errors();
   }
+  ~MlflowServerProcess() { ::kill(-server_.pid(), SIGKILL); }  // its whole group: its workers outlive it
 
  private:
   static cli_test::Program::Options folder() {
