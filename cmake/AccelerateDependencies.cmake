@@ -41,7 +41,8 @@ if(GLOO_INCLUDE_DIR)
 endif()
 set(ACCELERATE_HAS_NCCL OFF)
 if(TARGET torch_cuda)
-  # Headers alone, of the CUDA toolkit or of NVIDIA's wheels beside LibTorch's. Only src/comm/backends/nccl.cpp sees them.
+  # Headers alone, of the CUDA toolkit or of NVIDIA's wheels beside LibTorch's. Only src/comm/backends/nccl.cpp and
+  # src/model/cuda_graphs/cuda_recorder.cpp see them.
   set(cuda_hints ${TORCH_INSTALL_PREFIX}/../nvidia/cu13/include ${TORCH_INSTALL_PREFIX}/../nvidia/nccl/include $ENV{CUDA_HOME}/include /usr/local/cuda/include)
   list(TRANSFORM cuda_hints APPEND /cccl OUTPUT_VARIABLE cccl_hints)
   foreach(header cuda_runtime_api.h crt/host_defines.h nv/target cublas_v2.h cusparse.h cusolverDn.h nccl.h)
@@ -57,8 +58,8 @@ if(TARGET torch_cuda)
   list(REMOVE_DUPLICATES ACCELERATE_CUDA_INCLUDE_DIRS)
   if(lacking)
     list(JOIN lacking ", " lacking)
-    message(WARNING "This LibTorch is one for NVIDIA's GPUs, but these headers are not found: ${lacking}. Without them there is no nccl, and processes on several GPUs "
-                    "talk through gloo, by way of the host. pip's nvidia-cuda-crt and nvidia-cuda-cccl beside LibTorch (of nvidia-cuda-runtime's version) have what its "
+    message(WARNING "This LibTorch is one for NVIDIA's GPUs, but these headers are not found: ${lacking}. Without them there are no CUDA graphs and no nccl, and processes on "
+                    "several GPUs talk through gloo, by way of the host. pip's nvidia-cuda-crt and nvidia-cuda-cccl beside LibTorch (of nvidia-cuda-runtime's version) have what its "
                     "wheel lacks; CUDA_HOME names a CUDA toolkit.")
   else()
     set(ACCELERATE_HAS_NCCL ON)

@@ -6,45 +6,13 @@
 #include <accelerate/models/bert.hpp>
 #include <accelerate/models/wordpiece.hpp>
 
-#include <algorithm>
-#include <fstream>
-#include <random>
-
 #include "arguments.hpp"
+#include "pairs.hpp"
 
+namespace examples = accelerate_examples;
 namespace models = accelerate::models;
 
-struct Pair {
-  int64_t label;
-  std::string first, second;
-};
-
-struct Batch {
-  torch::Tensor input_ids, attention_mask, token_type_ids, labels;
-  ACCELERATE_FIELDS(input_ids, attention_mask, token_type_ids, labels)
-};
-
-// Rows of "label <tab> sentence <tab> sentence" behind a header, in a random order that is the same on every rank.
-std::vector<Pair> read_pairs(const std::string& path) {
-  std::ifstream in(path);
-  if (!in)
-    throw accelerate::ConfigError("nlp_example: --pairs '" + path +
-                                  "' can't be opened; scripts/fetch_data.sh makes it");
-  std::vector<Pair> pairs;
-  std::string line;
-  std::getline(in, line);
-  while (std::getline(in, line)) {
-    const size_t tab = line.find('\t'), second = line.find('\t', tab + 1);
-    if (second == std::string::npos)
-      throw accelerate::ConfigError("nlp_example: '" + path + "' line " + std::to_string(pairs.size() + 2) +
-                                    " has fewer than 3 tab-separated fields");
-    pairs.push_back({std::stoll(line.substr(0, tab)), line.substr(tab + 1, second - tab - 1), line.substr(second + 1)});
-  }
-  std::shuffle(pairs.begin(), pairs.end(), std::mt19937(42));
-  return pairs;
-}
-
-void train(accelerate_examples::Arguments args) {
+void train(examples::Arguments args) {
   const auto model_dir = args.get<std::string>("--model", ".deps/data/minilm");
   const auto output_dir = args.get<std::string>("--output_dir", "build/nlp_example_output");
   const auto train_size = args.get<int64_t>("--train_size", 3600), eval_size = args.get<int64_t>("--eval_size", 800);
@@ -57,25 +25,12 @@ void train(accelerate_examples::Arguments args) {
   accelerate::Accelerator accelerator({.split_batches = true});
   accelerate::set_seed(42);
 
-  const auto pairs = read_pairs(pairs_file);
-  if (train_size + eval_size > static_cast<int64_t>(pairs.size()))
-    throw accelerate::ConfigError("nlp_example: --train_size + --eval_size exceed the " + std::to_string(pairs.size()) +
-                                  " pairs");
-  const std::vector<Pair> train_pairs(pairs.begin(), pairs.begin() + train_size),
-      eval_pairs(pairs.begin() + train_size, pairs.begin() + train_size + eval_size);
-
+  const auto pairs = examples::read_pairs(pairs_file, train_size, eval_size);
   const auto tokenizer = models::WordPieceTokenizer::from_pretrained(model_dir);
-  const auto collate = [&](const std::vector<Pair>& rows) {
-    std::vector<std::string> first, second;
-    std::vector<int64_t> labels;
-    for (const auto& row : rows) first.push_back(row.first), second.push_back(row.second), labels.push_back(row.label);
-    const auto tokens = tokenizer.encode_batch(
-        first, second, {.truncation = true, .max_length = 128, .padding = models::Padding::longest});
-    return Batch{tokens.input_ids, tokens.attention_mask, tokens.token_type_ids, torch::tensor(labels)};
-  };
+  const auto collate = examples::collate_by(tokenizer);
   auto train_loader = accelerate::data::DataLoader(
-      train_pairs, {.batch_size = batch_size, .shuffle = true, .drop_last = true}, collate);
-  auto eval_loader = accelerate::data::DataLoader(eval_pairs, {.batch_size = 4 * batch_size}, collate);
+      pairs.train, {.batch_size = batch_size, .shuffle = true, .drop_last = true}, collate);
+  auto eval_loader = accelerate::data::DataLoader(pairs.eval, {.batch_size = 4 * batch_size}, collate);
 
   auto model = models::BertForSequenceClassification::from_pretrained(model_dir, {.num_labels = 2});
   auto optimizer = torch::optim::AdamW(model->parameters(), torch::optim::AdamWOptions(learning_rate));
@@ -104,20 +59,14 @@ void train(accelerate_examples::Arguments args) {
 
     m->eval();
     torch::NoGradGuard no_grad;
-    int64_t seen = 0, correct = 0, true_positive = 0, positive = 0, predicted_positive = 0;
+    examples::PairScore score;
     for (auto& batch : accelerate::tqdm(eval_dl, {.description = "evaluating"})) {
       const auto logits = m(batch.input_ids, batch.attention_mask, batch.token_type_ids);
       const auto [predicted, labels] = accelerator.gather_for_metrics(std::make_tuple(logits.argmax(1), batch.labels));
-      seen += labels.size(0);
-      correct += (predicted == labels).sum().item<int64_t>();
-      true_positive += (predicted * labels).sum().item<int64_t>();
-      positive += labels.sum().item<int64_t>();
-      predicted_positive += predicted.sum().item<int64_t>();
+      score.add(predicted, labels);
     }
-    const double accuracy = static_cast<double>(correct) / static_cast<double>(seen);
-    const double f1 = 2.0 * static_cast<double>(true_positive) /
-                      static_cast<double>(std::max<int64_t>(positive + predicted_positive, 1));
-    accelerator.print("epoch", epoch + 1, "accuracy", accuracy, "f1", f1, "on", seen, "held-out pairs");
+    accelerator.print("epoch", epoch + 1, "accuracy", score.accuracy(), "f1", score.f1(), "on", score.seen(),
+                      "held-out pairs");
   }
 
   accelerator.wait_for_everyone();

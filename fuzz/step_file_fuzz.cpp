@@ -19,6 +19,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto rate = counter.per_second(record.at_ns + at);
     if (rate && !(std::isfinite(*rate) && *rate >= 0)) std::abort();
     if (const auto steps = counter.steps(); steps && *steps < 0) std::abort();
+    if (const auto tokens = counter.tokens(); tokens && *tokens < 0) std::abort();
+    for (const auto& figure : {counter.tokens_per_second(record.at_ns), counter.flops_per_second(record.at_ns)})
+      if (figure && !(std::isfinite(*figure) && *figure >= 0)) std::abort();
+    for (const auto& share : {counter.comm_share(), counter.data_share()})
+      if (share && !(*share >= 0 && *share <= 1)) std::abort();
   }
   return 0;
 }

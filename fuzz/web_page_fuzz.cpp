@@ -11,7 +11,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view request(reinterpret_cast<const char*>(data), size);
   const std::string kState = "{\"ranks\":[]}";
   bool told = false;
-  const auto answer = respond(request, "node-1", [&] { return told = true, kState; });
+  const auto tell = [&] { return told = true, kState; };
+  const auto answer = respond(request, "node-1", {.state = tell, .history = tell});
   const size_t end = answer.find("\r\n\r\n");
   if (!answer.starts_with("HTTP/1.1 ") || end == answer.npos) std::abort();
   const auto body = answer.substr(end + 4);

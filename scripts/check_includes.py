@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PUBLIC, PRIVATE = ROOT / "include", ROOT / "src"
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)', re.M)
 LIBTORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
-TORCH_FREE = ("cli", "launch", "config", "programs/sagemaker")  # with the folders below them
+TORCH_FREE = ("cli", "launch", "config", "timeline", "programs/sagemaker")  # with the folders below them
 UMBRELLA = "umbrella"
 OWN_LIBRARY = ("models",)
 

@@ -10,7 +10,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-cuda_only=(src/comm/backends/nccl.cpp)
+cuda_only=(src/comm/backends/nccl.cpp src/model/cuda_graphs/cuda_recorder.cpp)
 headers=$deps/cuda_headers
 
 fetch_headers() {

@@ -21,7 +21,7 @@ step 2/5 "LibTorch, and the Python packages that the tests compare with"
 find_torch
 # They need torch in Python too, also where the build uses another LibTorch.
 [ -n "$(wheel_torch_dir)" ] || install_torch_wheel
-pip_install numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3 transformers==5.23.0 accelerate==1.15.0 tensorboard==2.21.0 gguf==0.19.0 clang-format==14.0.6 'moto[server]==5.2.5' ||
+pip_install numpy==2.4.6 safetensors==0.8.0 tokenizers==0.23.3 transformers==5.23.0 accelerate==1.15.0 tensorboard==2.21.0 gguf==0.19.0 schedulefree==1.4.1 bitsandbytes==0.50.2 peft==0.21.2 clang-format==14.0.6 'moto[server]==5.2.5' ||
   fail "pip could not install the packages that the tests compare with"
 install_trackers || fail "pip could not install the packages of the trackers"
 step 3/5 "weights and data"

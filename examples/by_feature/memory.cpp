@@ -41,6 +41,7 @@ void train(examples::Arguments args) {
     report("after step " + std::to_string(step + 1));
     accelerate::release_memory(loss);
   }
+  logger.info("by purpose: " + accelerator.memory().text());
   accelerator.free_memory(model, optimizer, network, input);  // what it holds, and these
   report("after the end");
   logger.info("in full: " + accelerate::memory().text());

@@ -20,6 +20,7 @@
 #include <variant>
 #include <vector>
 
+#include "accelerate/accelerator/model_summary.hpp"
 #include "accelerate/accelerator/prepared.hpp"
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
@@ -49,8 +50,10 @@ class ReduceLROnPlateauScheduler;
 
 namespace accelerate {
 
-struct DeepSpeedPlugin;   // accelerate/parallel/deepspeed_plugin.hpp
-struct MegatronLMPlugin;  // accelerate/parallel/megatron_lm_plugin.hpp
+struct DeepSpeedPlugin;    // accelerate/parallel/deepspeed_plugin.hpp
+struct MegatronLMPlugin;   // accelerate/parallel/megatron_lm_plugin.hpp
+struct MemorySnapshot;     // accelerate/accelerator/memory_snapshot.hpp
+struct TorchDynamoPlugin;  // accelerate/utils/kwargs_dict.hpp
 
 using KwargsHandler = std::variant<DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs,
                                    AutocastKwargs, ProfileKwargs>;
@@ -91,6 +94,12 @@ struct AcceleratorOptions {
   bool step_scheduler_with_optimizer = true;
   /// At most one of each kind.
   std::vector<KwargsHandler> kwargs_handlers;
+  /// Short for dynamo_plugin.backend. Only "no" is not refused.
+  std::optional<std::string> dynamo_backend;
+  /// torch.compile's settings: read, completed from the environment and kept in options(). A backend other than "no",
+  /// also ACCELERATE_DYNAMO_BACKEND's, is refused unless the plugin says `disable`: LibTorch has no compiler for
+  /// graphs. The error says what runs compiled models.
+  Given<TorchDynamoPlugin> dynamo_plugin;
   /// How ranks are laid out. dp_replicate_size alone: data parallelism. With dp_shard_size: sharding within groups of
   /// so many ranks, with fsdp_plugin's other settings (fsdp_version 2, also when nothing else asks for it). Other axes
   /// are refused. Also read when `accelerate launch --use_parallelism_config` started this process.
@@ -467,6 +476,14 @@ class ACCELERATE_API Accelerator {
   /// What each setting of this run did up to now, on this rank: settings, where they come from, and their effect in
   /// numbers (see utils/receipts.hpp). Numbers are of the whole process. Not collective.
   Receipts receipts() const;
+  /// The model's modules, where their tensors live, and what each rank keeps of them; see model_summary.hpp. Takes
+  /// models prepared or not, dispatched, sharded, without memory yet. Reads no values. Collective; the same on all
+  /// ranks but for bytes_here.
+  ModelSummary summary(const ModelRef& model) const;
+  /// The same as a table, which the main process prints. Collective.
+  void print_summary(const ModelRef& model, const SummaryOptions& options = {}) const;
+  /// accelerate::memory(), with what the prepared models and optimizers hold of it. Not collective.
+  MemorySnapshot memory() const;
   /// Records operators until the scope ends; see accelerate/profiler.hpp, which the caller includes. Without `kwargs`
   /// as the ProfileKwargs among kwargs_handlers say, else with defaults. Not collective: each rank records itself, and
   /// may leave it to others. @throws ConfigError for kwargs that can't be met, or while another profiler records.

@@ -1,5 +1,5 @@
 #pragma once
 
-/// Telling `accelerate launch --monitor` about steps that Accelerator does not see. Declares nothing itself.
+/// Telling `accelerate launch --monitor` about what Accelerator does not see. Declares nothing itself.
 
 #include "accelerate/utils/monitor.hpp"

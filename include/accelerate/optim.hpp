@@ -3,6 +3,7 @@
 /// What happens at `step()`: optimizers, schedules, loss scaling.
 
 #include "accelerate/optim/accelerated_scheduler.hpp"
+#include "accelerate/optim/adam8bit.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/optim/optimizer.hpp"
 #include "accelerate/optim/scheduler.hpp"

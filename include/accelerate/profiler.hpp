@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,7 +46,10 @@ struct ProfileEvent : ProfileCosts {
   c10::DeviceType device_type = c10::DeviceType::CPU;
   int64_t device_index = 0;
   std::vector<std::vector<int64_t>> input_shapes;  ///< one list per input, empty for what is no tensor
+  /// Where it was called, innermost first: lines of TorchScript ("model.py(12): forward"), else functions of C++
+  /// ("program(0x12ab): train", with the address that addr2line wants). A backward has its forward's.
   std::vector<std::string> stack;
+  /// The modules in whose forward it was called, outermost first; of C++ their classes, without "Impl".
   std::vector<std::string> module_hierarchy;
   std::optional<int64_t> parent;  ///< its place in ProfileEvents::events
   std::vector<int64_t> children;  ///< calls directly within, as places
@@ -117,15 +121,33 @@ struct ACCELERATE_API ProfileEvents {
   std::string table(const ProfileTableOptions& options = {}) const;
 };
 
+/// A storage whose purpose is known, for the memory timeline.
+struct ProfileStorage {
+  enum class Kind { parameter, gradient, optimizer_state };
+  const void* data = nullptr;  ///< where it begins: tensor.storage().data()
+  Kind kind = Kind::parameter;
+};
+
 /// Who this process is, for the file of the trace.
 struct ProfileProcess {
+  /// How far its clock is from rank 0's.
+  struct Clock {
+    int64_t offset_ns = 0;  ///< to add to its times to get rank 0's
+    int64_t error_ns = 0;   ///< at most
+  };
   int64_t rank = 0;
   int64_t num_processes = 1;
   std::string backend;
+  std::optional<Clock> clock;  ///< unset: nobody knows
+  /// Asked when a recording with profile_memory has ended, on the thread that ends it: storages that live then.
+  /// `Accelerator::profile` gives those of prepared models and optimizers. Unset: nobody knows.
+  std::function<std::vector<ProfileStorage>()> storages;
 };
 
-/// Records from its construction to stop() or its end. Operators are seen of the thread that made it and of the threads
-/// of autograd that work for it; step() and stop() are that thread's. One at a time in a thread. Not collective.
+/// Records from its construction to stop() or its end: operators of all threads, and this library's own spans (waits
+/// for data, for units, for other ranks, files of checkpoints; docs/formats/profile_trace.md). Shapes, bytes,
+/// operations and stacks are known of the thread that made it and of the threads of autograd that work for it; step()
+/// and stop() are that thread's. One at a time in a process. Not collective.
 class ACCELERATE_API Profile {
  public:
   /// @throws ConfigError for activities, keys or numbers that don't exist, and while another profiler records.
@@ -153,6 +175,14 @@ class ACCELERATE_API Profile {
   /// One line per call that has a stack: "outermost;…;innermost microseconds", for flame graphs.
   /// @param metric  "self_cpu_time_total", or with cuda, xpu or privateuse1 in the place of cpu.
   void export_stacks(const std::filesystem::path& file, const std::string& metric = "self_cpu_time_total") const;
+  /// Writes how many bytes of a device were for what over the time of the last recording; what is told from what is in
+  /// docs/profiling.md. The file's name says the form: .raw.json is a list of [ns since 1970 or -1, action, bytes,
+  /// category], .json [times in µs, [[0, bytes of each category], …]], both as PyTorch writes them; .html is a page
+  /// with a plot.
+  /// @param device  "cpu", "cuda:0", …
+  /// @throws ConfigError without profile_memory and record_shapes, for other names, and for a device of which nothing
+  /// was recorded; ResourceError; CheckpointError where the folder is missing
+  void export_memory_timeline(const std::filesystem::path& file, const std::string& device = "cpu") const;
 
  private:
   struct Impl;

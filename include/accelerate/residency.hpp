@@ -21,6 +21,8 @@ struct Stats {
   int64_t bytes_stored = 0;         ///< written back because an operator changed them
   int64_t resident_bytes = 0;       ///< of units present or on their way, now
   int64_t peak_resident_bytes = 0;  ///< the most so far
+  int64_t products_on_codes = 0;    ///< operators on weights in few bits that needed no fetch
+  int64_t decodes = 0;              ///< times that such a weight was decoded whole
 };
 ACCELERATE_API Stats stats();
 /// Sets all to zero but resident_bytes; the peak starts there.

@@ -1,16 +1,22 @@
+#include <algorithm>
 #include <array>
 #include <exception>
 
 #include "accelerate/profiler.hpp"
 #include "accelerate/residency/deferred.hpp"
-#include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerate/utils/memory.hpp"
 #include "accelerator/accelerator_impl.hpp"
+#include "accelerator/flops.hpp"
+#include "accelerator/model_summary.hpp"
 #include "accelerator/recording.hpp"
+#include "adapters/lora_layer.hpp"
+#include "comm/clock_offset.hpp"
+#include "comm/group.hpp"
 #include "utils/counts.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
+#include "utils/step_report.hpp"
 
 namespace accelerate {
 namespace {
@@ -47,16 +53,6 @@ void share(const AcceleratorOptions& options) {
   if (!first) first = std::make_shared<SharedEngine>(SharedEngine{options.fsdp_plugin, options.parallelism_config});
 }
 
-/// Rank 0 warns of a compiler that is not here, without which all works.
-void warn_of_missing_compiler() {
-  const auto dynamo = resolve(TorchDynamoPlugin{});
-  if (dynamo.backend != "no" && environment::integer({"RANK"}).value_or(0) == 0)
-    logs::warn("accelerate.accelerator",
-               "Accelerator: ACCELERATE_DYNAMO_BACKEND is {}, which has no effect: compiling models is "
-               "torch.compile's, in Python. They run as they are.",
-               *dynamo.backend);
-}
-
 }  // namespace
 
 at::DeviceType computing_device(const at::Device& device) { return device.is_meta() ? at::kCPU : device.type(); }
@@ -91,13 +87,13 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   trackers.choose(options.log_with, project.logging_dir);
   take_shared(options);
   // Before this process joins a group, which the others would wait in.
+  options.dynamo_plugin = without_compiler(options);
   parallelism = parallel::requested_parallelism(options.parallelism_config);
   engine = parallel::choose_engine({.fsdp = options.fsdp_plugin,
                                     .deepspeed = options.deepspeed_plugin,
                                     .megatron_lm = options.megatron_lm_plugin,
                                     .parallelism = parallelism,
                                     .ddp = ddp});
-  warn_of_missing_compiler();
   const auto plugin = accumulation_of(options);
   state.emplace(AcceleratorStateOptions{.mixed_precision = options.mixed_precision,
                                         .partial = {.cpu = options.cpu, .process_group = process_group}});
@@ -107,6 +103,23 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   engine->set_precision(state->mixed_precision());
   if (state->mixed_precision() == PrecisionType::FP16) run.scaler = std::make_shared<optim::GradScaler>(scaling);
   share(options);
+  prepare_profile(std::any_of(options.kwargs_handlers.begin(), options.kwargs_handlers.end(),
+                              [](const auto& handler) { return std::holds_alternative<ProfileKwargs>(handler); }));
+}
+
+void Accelerator::Impl::prepare_profile(bool asked) {
+  if (const auto& group = comm::world_group(); group && (asked || profiler::RunProfile::asked())) {
+    const auto measured = comm::clock_offset(*group);
+    clock = {.offset_ns = measured.offset_ns, .error_ns = measured.error_ns};
+  }
+  run_profile = profiler::RunProfile::begin(process());
+}
+
+ProfileProcess Accelerator::Impl::process() const {
+  return {.rank = state->process_index(),
+          .num_processes = state->num_processes(),
+          .backend = state->backend(),
+          .clock = clock};
 }
 
 Accelerator::Accelerator(AcceleratorOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
@@ -151,6 +164,7 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef&
       detail::PreparedModel{.model = model, .device_type = computing_device(device()), .autocast = impl_->autocast});
   if (impl_->autocast.enabled) core->autocast_dtype = autocast_dtype(state().mixed_precision());
   core->engine = chosen.make(model, device(), evaluation_mode);
+  detail::watch_all_again();  // weights may lie elsewhere now
   if (core->engine) {
     core->input_dtype = core->engine->input_dtype();
     core->output_dtype = core->engine->output_dtype();
@@ -158,6 +172,10 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef&
     if (!core->engine->keeps_parameters()) core->autocast.cache_enabled = false;
   }
   impl_->run.models.push_back(core);
+  if (is_monitored()) {
+    const auto flops = flops_per_token(model);
+    count_flops_per_token(flops.forward, evaluation_mode ? 0 : flops.backward);
+  }
   return core;
 }
 
@@ -200,6 +218,7 @@ bool Accelerator::check_trigger() {
 
 void Accelerator::free_memory() {
   impl_->run.clear();
+  forget_flops_per_token();
   clear_device_cache();
 }
 
@@ -232,12 +251,27 @@ std::shared_ptr<GeneralTracker> Accelerator::get_tracker(const std::string& name
   return impl_->trackers.get(name, unwrap);
 }
 
+ModelSummary Accelerator::summary(const ModelRef& model) const {
+  const auto known = impl_->run.find(model);
+  return summarize(model, known ? known->engine.get() : nullptr);
+}
+
+void Accelerator::print_summary(const ModelRef& model, const SummaryOptions& options) const {
+  const std::string text = summary(model).text(options);
+  if (is_main_process()) state().print(text);
+}
+
 Profile Accelerator::profile(const std::optional<ProfileKwargs>& kwargs) const {
-  return Profile(kwargs ? *kwargs : impl_->profiling,
-                 {.rank = process_index(), .num_processes = num_processes(), .backend = state().backend()});
+  if (impl_->run_profile) impl_->run_profile->give_way();
+  auto process = impl_->process();
+  process.storages = [impl = impl_.get(), alive = std::weak_ptr(impl_->alive)] {
+    return alive.expired() ? std::vector<ProfileStorage>() : impl->storages();
+  };
+  return Profile(kwargs ? *kwargs : impl_->profiling, std::move(process));
 }
 
 void Accelerator::end_training() {
+  if (impl_->run_profile) impl_->run_profile->end();
   impl_->trackers.finish();
   wait_for_everyone();
   give_receipts();

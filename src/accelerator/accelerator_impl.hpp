@@ -1,9 +1,13 @@
 #pragma once
 
+#include <functional>
 #include <list>
+#include <memory>
 
 #include "accelerate/accelerator.hpp"
+#include "accelerate/utils/kwargs_dict.hpp"
 #include "parallel/engines.hpp"
+#include "profiler/run_profile.hpp"
 #include "run_state/checkpoint_folders.hpp"
 #include "run_state/run_state.hpp"
 #include "trackers/tracker_set.hpp"
@@ -12,6 +16,10 @@ namespace accelerate {
 
 /// Where autocast is switched: of the meta device there is none, and tensors there are left as they are.
 at::DeviceType computing_device(const at::Device& device);
+
+/// What the options, and else the environment, say of torch.compile. @throws ConfigError if it is to compile, which it
+/// can't here, or if dynamo_backend and dynamo_plugin are both given.
+TorchDynamoPlugin without_compiler(const AcceleratorOptions& options);
 
 struct Accelerator::Impl {
   explicit Impl(AcceleratorOptions given);
@@ -23,6 +31,8 @@ struct Accelerator::Impl {
   InitProcessGroupKwargs process_group;
   AutocastKwargs autocast;
   ProfileKwargs profiling;
+  std::optional<ProfileProcess::Clock> clock;         ///< known where a profile was asked for from the start
+  std::unique_ptr<profiler::RunProfile> run_profile;  ///< null: nobody asked
   std::unique_ptr<parallel::ChosenEngine> engine;
   std::optional<ParallelismConfig> parallelism;  ///< as it applies to this job
   std::optional<AcceleratorState> state;
@@ -52,8 +62,17 @@ struct Accelerator::Impl {
   run_state::LoadOptions load_options() const;
   run_state::Lacks lacks() const;
 
+  /// @param asked  whether all ranks know that there will be a profile. Collective then.
+  void prepare_profile(bool asked);
+  ProfileProcess process() const;
+  /// Tensors that this rank holds of prepared models, gradients of theirs, and states of prepared optimizers; undefined
+  /// ones too. @param f  gets the kind, the tensor, and whether it is one of many in its storage
+  void for_each_held(const std::function<void(ProfileStorage::Kind, const at::Tensor&, bool is_piece)>& f) const;
+  std::vector<ProfileStorage> storages() const;
+
   bool trigger = false;
   int exceptions_at_start = 0;
+  std::shared_ptr<void> alive = std::make_shared<char>();  ///< the last member: profiles may live longer
 };
 
 }  // namespace accelerate

@@ -76,6 +76,7 @@ Receipts Accelerator::receipts() const {
                         .sync_each_batch = self.gradients->sync_each_batch(),
                         .average = self.gradients->average()};
   facts.project = self.options.project_config;
+  facts.compiling = *self.options.dynamo_plugin;
   if (const auto* plugin = self.engine->sharding()) facts.sharding = *plugin;
   facts.layout = self.parallelism;
   facts.ranks = num_processes();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "accelerate/accelerator.hpp"
+#include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerate/utils/receipts.hpp"
 #include "utils/counts.hpp"
 
@@ -41,6 +42,7 @@ struct Facts {
   DataLoaderConfiguration loading;
   GradientAccumulationPlugin accumulating;
   ProjectConfiguration project;
+  TorchDynamoPlugin compiling;                             ///< resolved
   std::optional<FullyShardedDataParallelPlugin> sharding;  ///< resolved; nothing: models are not sharded
   std::optional<ParallelismConfig> layout;                 ///< resolved; nothing: nobody asked for one
   int64_t ranks = 1, machines = 1, models = 0, optimizers = 0, schedulers = 0;

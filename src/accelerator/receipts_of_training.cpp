@@ -16,6 +16,7 @@ namespace {
 using Options = AcceleratorOptions;
 using Ddp = DistributedDataParallelKwargs;
 using Scaling = GradScalerKwargs;
+using Dynamo = TorchDynamoPlugin;
 
 // ---- DistributedDataParallelKwargs
 
@@ -230,9 +231,6 @@ constexpr const char* kThreads = "OMP_NUM_THREADS";
 constexpr const char* kAffinity = "ACCELERATE_CPU_AFFINITY";
 constexpr const char* kUseFsdp = "ACCELERATE_USE_FSDP";
 constexpr const char* kUseParallelism = "ACCELERATE_USE_PARALLELISM_CONFIG";
-constexpr const char* kDynamo[] = {"ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE",
-                                   "ACCELERATE_DYNAMO_USE_FULLGRAPH", "ACCELERATE_DYNAMO_USE_DYNAMIC",
-                                   "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"};
 
 Deed num_processes(const Facts& f) {
   return f.ranks == 1 ? off("this process is alone") : acted("{} processes form one job", f.ranks);
@@ -278,19 +276,20 @@ Deed use_parallelism_config(const Facts& f) {
   const ParallelMesh mesh = f.layout->mesh();
   return acted("ranks are laid out as {} ({})", fmt::join(mesh.shape, " x "), fmt::join(mesh.dim_names, " x "));
 }
-/// All five: the launcher hands them on to Python programs.
-Deed dynamo(const Facts&) {
-  if (const auto text = environment::text(kDynamo[0]); !text || *text == "no" || *text == "NO")
-    return nothing("dynamo_backend is no");
-  return nothing("compiling models is torch.compile's, in Python; C++ models run as they are");
+constexpr const char* kCompiling = "never in C++";
+Asked dynamo_backend_asked(const Facts& f) {
+  return {f.given.dynamo_backend || (f.given.dynamo_plugin && f.given.dynamo_plugin->backend),
+          text_of(f.compiling.backend)};
 }
-template <size_t Index> Row dynamo_row(const char* setting) {
-  return {setting, kDynamo[Index], "never in C++",
-          [](const Facts&) {
-            return Asked{false, environment::text(kDynamo[Index]).value_or("unset")};
-          },
-          dynamo};
+template <auto Field> Asked dynamo_asked(const Facts& f) {
+  return {f.given.dynamo_plugin && (*f.given.dynamo_plugin.*Field).has_value(), text_of(f.compiling.*Field)};
 }
+/// Where it would compile, there is no Accelerator.
+Deed dynamo_backend(const Facts& f) {
+  if (f.compiling.disable && *f.compiling.backend != "no") return off("disabled: models run as they are");
+  return off("models run as they are");
+}
+Deed dynamo(const Facts&) { return nothing("nothing is compiled"); }
 
 }  // namespace
 
@@ -345,11 +344,14 @@ std::vector<Row> rows_of_training() {
       {"launch.use_fsdp", kUseFsdp, "in prepare()", by_variable<kUseFsdp>, use_fsdp},
       {"launch.use_parallelism_config", kUseParallelism, "in prepare()", by_variable<kUseParallelism>,
        use_parallelism_config},
-      dynamo_row<0>("launch.dynamo_backend"),
-      dynamo_row<1>("launch.dynamo_mode"),
-      dynamo_row<2>("launch.dynamo_use_fullgraph"),
-      dynamo_row<3>("launch.dynamo_use_dynamic"),
-      dynamo_row<4>("launch.dynamo_use_regional_compilation"),
+      {"launch.dynamo_backend", "ACCELERATE_DYNAMO_BACKEND", kCompiling, dynamo_backend_asked, dynamo_backend},
+      {"launch.dynamo_mode", "ACCELERATE_DYNAMO_MODE", kCompiling, dynamo_asked<&Dynamo::mode>, dynamo},
+      {"launch.dynamo_use_fullgraph", "ACCELERATE_DYNAMO_USE_FULLGRAPH", kCompiling, dynamo_asked<&Dynamo::fullgraph>,
+       dynamo},
+      {"launch.dynamo_use_dynamic", "ACCELERATE_DYNAMO_USE_DYNAMIC", kCompiling, dynamo_asked<&Dynamo::dynamic>,
+       dynamo},
+      {"launch.dynamo_use_regional_compilation", "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", kCompiling,
+       dynamo_asked<&Dynamo::use_regional_compilation>, dynamo},
   };
 }
 

@@ -6,19 +6,25 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <set>
 #include <unordered_map>
 
 #include "accelerate/bigmodel.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "bigmodel/loading_plan.hpp"
 #include "bigmodel/offload_places.hpp"
+#include "bigmodel/quantizer.hpp"
 #include "bigmodel/replace.hpp"
+#include "codes/bitsandbytes.hpp"
+#include "residency/homes/encoded.hpp"
 #include "residency/homes/file.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/read_ahead.hpp"
 #include "residency/residency.hpp"
 #include "residency/worker.hpp"
+#include "utils/held_bytes.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -26,18 +32,22 @@ namespace {
 
 namespace fs = std::filesystem;
 using bigmodel::LoadTarget;
+using bigmodel::Quantizer;
 using residency::TensorInFile;
 
 /// One tensor of the model, and what becomes of it.
 struct Weight {
   LoadTarget target;
   at::Device computes = at::kCPU;
-  std::optional<TensorInFile> file;  ///< on disk: its bytes
-  bool offloaded = false;            ///< comes and goes
-  bool in_memory_whole = false;      ///< on disk, and used where it is mapped
+  std::optional<TensorInFile> file;      ///< on disk: its bytes
+  bool offloaded = false;                ///< comes and goes
+  bool in_memory_whole = false;          ///< on disk, and used where it is mapped
+  std::function<codes::Codes()> encode;  ///< in few bits: makes the codes, or maps them
+  int64_t code_bytes = 0;                ///< that they take in memory, about
 
   const std::string& name() const { return target.names.front(); }
   int64_t bytes() const { return target.tensor.numel() * static_cast<int64_t>(c10::elementSize(target.dtype)); }
+  int64_t memory_bytes() const { return encode ? code_bytes : bytes(); }
 };
 
 /// What moves as one.
@@ -57,6 +67,7 @@ struct Settings {
   bool force_hooks = false;
   std::optional<MaxMemory> max_memory;
   OffloadOptions offload;
+  const Quantizer* quantizer = nullptr;
 };
 
 /// A GPU that isn't there is an error now, not in the middle of loading.
@@ -87,11 +98,15 @@ at::Device main_of(const DeviceMap& map, const std::optional<at::Device>& given)
   return first ? bigmodel::device_of(*first) : at::Device(at::kCPU);
 }
 
-at::Device accelerator_or_host() {
+}  // namespace
+
+at::Device bigmodel::accelerator_or_host() {
   const auto accelerator = at::getAccelerator();
   return accelerator && at::accelerator::deviceCount() > 0 ? at::Device(*accelerator, at::accelerator::getDeviceIndex())
                                                            : at::Device(at::kCPU);
 }
+
+namespace {
 
 constexpr int64_t kUnitBytes = 64 << 20;  ///< large for a disk or a bus, small beside a model: the smaller the units,
                                           ///< the more of the budget is left for those that stay
@@ -166,7 +181,8 @@ struct DispatchedModel::Impl {
   at::Device main = at::kCPU;
   bool moves_inputs = false;
   std::set<std::string> skip_keys;
-  int64_t streamed = 0, units = 0;
+  int64_t streamed = 0, units = 0, code_bytes = 0;
+  HeldBytes on_host{Held::offloaded_host};
   std::map<std::string, std::unique_ptr<residency::Residency>>
       engines;  ///< by device; "resident": what never moves of a model across devices
   std::optional<residency::ReadAhead> ahead;
@@ -176,6 +192,7 @@ const DeviceMap& DispatchedModel::hf_device_map() const { return impl_->map; }
 at::Device DispatchedModel::main_device() const { return impl_->main; }
 int64_t DispatchedModel::streamed_bytes() const { return impl_->streamed; }
 int64_t DispatchedModel::units() const { return impl_->units; }
+int64_t DispatchedModel::code_bytes() const { return impl_->code_bytes; }
 bool DispatchedModel::moves_inputs() const { return impl_->moves_inputs; }
 bool DispatchedModel::skips(const std::string& key) const { return impl_->skip_keys.contains(key); }
 
@@ -213,7 +230,8 @@ class Dispatcher {
     self.moves_inputs = spread_ || !settings_.main.is_cpu();
     map_files();
     for (auto& weight : weights_)
-      if (!weight.offloaded && weight.target.tensor.device() != weight.computes && !weight.target.tensor.is_meta())
+      if (!weight.offloaded && !weight.encode && weight.target.tensor.device() != weight.computes &&
+          !weight.target.tensor.is_meta())
         bigmodel::replace_values(weight.target.tensor, weight.target.tensor.to(weight.computes));
     const auto worker = units_.empty() ? nullptr : std::make_shared<residency::Worker>();
     std::map<std::string, TensorInFile> in_files;
@@ -237,6 +255,7 @@ class Dispatcher {
       ++self.units;
     }
     for (auto& [device, one] : self.engines) one->expect_order_of_addition();
+    keep_codes();
     if (spread_) keep_resident();
     return DispatchedModel(impl_);
   }
@@ -266,16 +285,19 @@ class Dispatcher {
       const bool mappable =
           weight.file && weight.file->map && weight.file->dtype == weight.target.dtype && weight.computes.is_cpu();
       weight.in_memory_whole = mappable && mapped;
-      weight.offloaded = !weight.in_memory_whole && stays_out(weight) && (weight.file || !weight.computes.is_cpu()) &&
-                         weight.target.tensor.numel() > 0;
+      weight.offloaded = !weight.encode && !weight.in_memory_whole && stays_out(weight) &&
+                         (weight.file || !weight.computes.is_cpu()) && weight.target.tensor.numel() > 0;
     }
     std::map<std::string, std::pair<at::Device, int64_t>> resident;
     for (const auto& weight : weights_) {
       auto& [device, bytes] = resident.try_emplace(weight.computes.str(), weight.computes, 0).first->second;
       // Buffers of parts on disk come on top, as in infer_auto_device_map(): what the map has put there counts.
       if (!weight.offloaded && !weight.in_memory_whole && !(weight.target.place && weight.target.place->is_disk()))
-        bytes += weight.bytes();
+        bytes += weight.encode ? 0 : weight.bytes();
     }
+    if (const auto host = resident.find(at::Device(at::kCPU).str()); host != resident.end())
+      for (const auto& weight : weights_)  // codes are in host memory, wherever they compute
+        host->second.second += weight.code_bytes;
     for (const auto& [name, of] : resident) budgets_[name] = budget(of.first, of.second);
     int64_t unit_bytes = kUnitBytes;
     for (const auto& [name, bytes] : budgets_) unit_bytes = std::min(unit_bytes, bytes / 4);
@@ -307,7 +329,7 @@ class Dispatcher {
   int64_t in_host_memory_bytes() const {
     int64_t bytes = 0;
     for (const auto& weight : weights_)
-      if (!weight.file && weight.computes.is_cpu()) bytes += weight.bytes();
+      if (weight.encode || (!weight.file && weight.computes.is_cpu())) bytes += weight.memory_bytes();
     return bytes;
   }
 
@@ -373,10 +395,47 @@ class Dispatcher {
                 part.layout.offsets[i])
             .copy_(tensors[i]);
       part.members = std::move(some);
+      impl_->on_host.add(static_cast<int64_t>(master.nbytes()));
       part.home = residency::host_home(master, worker);
       parts.push_back(std::move(part));
     }
     return parts;
+  }
+
+  /// Weights in few bits, each a unit of its own: it is decoded only for operators that can't compute on codes, and
+  /// goes when another one is.
+  void keep_codes() {
+    int64_t most = 0;
+    for (const auto& weight : weights_)
+      if (weight.encode) most = std::max(most, weight.bytes());
+    if (most == 0) return;
+    const Quantizer& quantizer = *settings_.quantizer;
+    auto& engine = impl_->engines["codes"];
+    engine = std::make_unique<residency::Residency>(residency::Policy{
+        .prefetch = 0, .outstanding = 1, .budget_bytes = most, .across_devices = spread_, .encoded = true});
+    for (auto& weight : weights_) {
+      if (!weight.encode) continue;
+      const auto encoded = std::make_shared<const residency::EncodedWeight>(
+          residency::EncodedWeight{.codes = weight.encode(),
+                                   .compute_dtype = quantizer.compute_dtype,
+                                   .outlier_threshold = quantizer.outlier_threshold,
+                                   .exact = quantizer.exact});
+      codes::check(encoded->codes, weight.name());
+      const at::Tensor tensor = weight.target.tensor;
+      tensor.set_requires_grad(false);
+      bigmodel::replace_values(
+          tensor, at::empty(tensor.sizes(), at::TensorOptions().dtype(weight.target.dtype).device(at::kMeta)));
+      residency::PartSpec part;
+      part.members = {{weight.name(), tensor}};
+      part.layout = {.offsets = {0}, .numel = tensor.numel()};
+      part.dtype = weight.target.dtype;
+      part.device = weight.computes;
+      part.home = residency::encoded_home(encoded);
+      std::vector<residency::PartSpec> parts;
+      parts.push_back(std::move(part));
+      engine->add(weight.name(), std::move(parts));
+      impl_->code_bytes += encoded->codes.bytes();
+    }
   }
 
   /// Weights that never move are watched too: operands come to them.
@@ -385,7 +444,8 @@ class Dispatcher {
     engine = std::make_unique<residency::Residency>(residency::Policy{.prefetch = 0, .across_devices = true});
     for (auto& weight : weights_) {
       const at::Tensor& tensor = weight.target.tensor;
-      if (weight.offloaded || tensor.is_meta() || tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense())
+      if (weight.offloaded || weight.encode || tensor.is_meta() || tensor.numel() == 0 ||
+          !tensor.is_non_overlapping_and_dense())
         continue;
       residency::PartSpec part;
       part.members = {{weight.name(), tensor}};
@@ -414,6 +474,71 @@ std::vector<Weight> weights_of(std::vector<LoadTarget> targets) {
   return weights;
 }
 
+/// About what codes take: 8 or 4 bits, and the scales.
+int64_t bytes_of_codes(int64_t numel, const codes::EncodeOptions& how) {
+  return how.encoding == codes::Encoding::int8_rowwise ? numel + numel / 64 : numel / 2 + numel / how.block_size * 4;
+}
+
+/// As bitsandbytes does it: int8 codes are made of the values in fp16.
+codes::Codes encode_value(const std::string& name, const at::Tensor& value, at::ScalarType dtype,
+                          const codes::EncodeOptions& how) {
+  const c10::NoGradGuard no_grad;
+  try {
+    const at::Tensor values = value.to(at::kCPU, dtype);
+    codes::Codes codes =
+        codes::encode(how.encoding == codes::Encoding::int8_rowwise ? values.to(at::kHalf) : values, how);
+    codes.dtype = dtype;
+    return codes;
+  } catch (const ConfigError& error) {
+    raise<ConfigError>("load_and_quantize_model: '{}': {}", name, error.what());
+  }
+}
+
+/// Codes that are to be on disk: written in bitsandbytes' form, and mapped.
+codes::Codes on_disk(const std::string& name, const codes::Codes& codes, const fs::path& folder) {
+  if (folder.empty())
+    raise<ConfigError>(
+        "load_and_quantize_model: the device map puts '{}' on disk, and there is no offload_folder, expected a folder "
+        "with room for its codes",
+        name);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) raise<CheckpointError>("can't create the folder '{}': {}.", folder.string(), error.message());
+  const fs::path file = folder / (name + ".safetensors");
+  save_safetensors(file, codes::bitsandbytes_tensors(name, codes));
+  const SafetensorsFile mapped(file);
+  const auto weights = codes::find_bitsandbytes_weights(mapped.names());
+  return codes::read_bitsandbytes(
+      weights.at(0), [&](const std::string& part) { return mapped.tensor(part); }, codes.dtype);
+}
+
+/// Decides which weights are in few bits. @param checkpoint  null: the model has its values
+void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, const bigmodel::Checkpoint* checkpoint) {
+  for (auto& weight : weights) {
+    const LoadTarget& target = weight.target;
+    if (target.is_buffer || target.tensor.numel() == 0 || !c10::isFloatingType(target.dtype)) continue;
+    if (checkpoint && quantizer.keep_codes && target.stored) {
+      if (const auto kept = checkpoint->codes.find(target.stored->first); kept != checkpoint->codes.end()) {
+        codes::Codes codes = kept->second(target.dtype);
+        codes.dtype = target.dtype;
+        if (codes.data.defined()) {  // of a mapped file, whose pages come and go
+          weight.encode = [codes = std::move(codes)] { return codes; };
+          continue;
+        }
+      }
+    }
+    const auto how = quantizer.how ? quantizer.how(target) : std::nullopt;
+    if (!how || (checkpoint && !target.stored)) continue;
+    const bool disk = target.place && target.place->is_disk();
+    if (!disk) weight.code_bytes = bytes_of_codes(target.tensor.numel(), *how);
+    weight.encode = [name = weight.name(), tensor = target.tensor, stored = checkpoint ? target.stored : nullptr, disk,
+                     dtype = target.dtype, how = *how, folder = quantizer.offload_folder] {
+      const codes::Codes codes = encode_value(name, stored ? stored->second.read_whole() : tensor, dtype, how);
+      return disk ? on_disk(name, codes, folder) : codes;
+    };
+  }
+}
+
 bool goes_to_disk(const LoadTarget& target, bool offload_buffers) {
   return target.place && target.place->is_disk() && (!target.is_buffer || offload_buffers);
 }
@@ -439,13 +564,20 @@ void take_over(const std::string& caller, std::vector<Weight>& weights,
       }
 }
 
-DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const DeviceMap& map,
-                         const DispatchOptions& options) {
+}  // namespace
+
+DispatchedModel bigmodel::dispatch(const std::string& caller, const ModelRef& model, const DeviceMap& map,
+                                   const DispatchOptions& options, const Quantizer* quantizer) {
   check_devices(caller, map, options.main_device);
   auto targets = bigmodel::targets_of(model);
   bigmodel::place(caller.c_str(), model, targets, map);
   auto weights = weights_of(std::move(targets));
   take_over(caller, weights, options.state_dict);
+  if (quantizer) {
+    for (auto& weight : weights)
+      if (weight.target.tensor.is_floating_point()) weight.target.dtype = quantizer->dtype(weight.target);
+    choose_codes(weights, *quantizer, nullptr);
+  }
   std::optional<OffloadIndex> index = options.offload_index;
   if (!index && !options.offload_dir.empty() && fs::exists(options.offload_dir / "index.json"))
     index = load_offload_index(options.offload_dir);
@@ -460,8 +592,9 @@ DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const
   };
   for (auto& weight : weights) {
     const auto& target = weight.target;
-    if (target.tensor.is_meta() && !goes_to_disk(target, options.offload_buffers)) note_missing(weight);
-    if (!goes_to_disk(target, options.offload_buffers)) continue;
+    if (target.tensor.is_meta() && (weight.encode || !goes_to_disk(target, options.offload_buffers)))
+      note_missing(weight);
+    if (weight.encode || !goes_to_disk(target, options.offload_buffers)) continue;
     if (options.offload_dir.empty() && !index)
       raise<ConfigError>(
           "{}: the device map has parts on disk ('{}' is the first), and offload_dir is empty. Give a folder for them, "
@@ -490,7 +623,7 @@ DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const
         caller, missing, num_missing > kNamed ? fmt::format("\n  … ({} in all)", num_missing) : "");
   // Where they will be, so that everything can be checked before anything is written.
   for (auto& weight : weights) {
-    if (weight.file || !goes_to_disk(weight.target, options.offload_buffers)) continue;
+    if (weight.file || weight.encode || !goes_to_disk(weight.target, options.offload_buffers)) continue;
     const auto& tensor = weight.target.tensor;
     const auto file = options.offload_dir / (weight.name() + ".dat");
     weight.file = TensorInFile{
@@ -510,14 +643,23 @@ DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const
                     .whole_classes = options.preload_module_classes,
                     .force_hooks = options.force_hooks,
                     .max_memory = std::nullopt,
-                    .offload = options.offload};
+                    .offload = options.offload,
+                    .quantizer = quantizer};
+  if (quantizer) {
+    const c10::NoGradGuard no_grad;
+    for (const auto& weight : weights)
+      if (!weight.encode && weight.target.tensor.scalar_type() != weight.target.dtype)
+        bigmodel::replace_values(weight.target.tensor, weight.target.tensor.to(weight.target.dtype));
+  }
   Dispatcher dispatcher(model, std::move(settings), std::move(weights));
   if (!to_write.empty()) offload_state_dict(options.offload_dir, to_write);
   return dispatcher.finish();
 }
 
+namespace {
+
 DispatchOptions whole_model(const OffloadAllOptions& options, const fs::path& offload_dir) {
-  return {.main_device = options.execution_device.value_or(accelerator_or_host()),
+  return {.main_device = options.execution_device.value_or(bigmodel::accelerator_or_host()),
           .state_dict = options.state_dict,
           .offload_dir = offload_dir,
           .offload_index = std::nullopt,
@@ -531,20 +673,31 @@ DispatchOptions whole_model(const OffloadAllOptions& options, const fs::path& of
 }  // namespace
 
 DispatchedModel dispatch_model(const ModelRef& model, const DeviceMap& device_map, const DispatchOptions& options) {
-  return dispatch("dispatch_model", model, device_map, options);
+  return bigmodel::dispatch("dispatch_model", model, device_map, options, nullptr);
 }
 
 DispatchedModel cpu_offload(const ModelRef& model, const CpuOffloadOptions& options) {
-  return dispatch("cpu_offload", model, {{"", "cpu"}}, whole_model(options, {}));
+  return bigmodel::dispatch("cpu_offload", model, {{"", "cpu"}}, whole_model(options, {}), nullptr);
 }
 
 DispatchedModel disk_offload(const ModelRef& model, const fs::path& offload_dir, const DiskOffloadOptions& options) {
-  return dispatch("disk_offload", model, {{"", "disk"}}, whole_model(options, offload_dir));
+  return bigmodel::dispatch("disk_offload", model, {{"", "disk"}}, whole_model(options, offload_dir), nullptr);
 }
 
 DispatchedModel load_checkpoint_and_dispatch(const ModelRef& model, const fs::path& checkpoint,
                                              const LoadAndDispatchOptions& options) {
-  const char* const caller = "load_checkpoint_and_dispatch";
+  const Quantizer codes_as_they_are{
+      .how = {}, .keep_codes = true, .exact = options.exact_products, .offload_folder = options.offload_folder};
+  if (options.exact_products && !options.keep_codes)
+    throw ConfigError(
+        "load_checkpoint_and_dispatch: found exact_products without keep_codes, expected both: products with decoded "
+        "weights are exact anyway");
+  return bigmodel::load_and_dispatch("load_checkpoint_and_dispatch", model, checkpoint, options,
+                                     options.keep_codes ? &codes_as_they_are : nullptr);
+}
+
+DispatchedModel bigmodel::load_and_dispatch(const char* caller, const ModelRef& model, const fs::path& checkpoint,
+                                            const LoadAndDispatchOptions& options, const Quantizer* quantizer) {
   if (!options.full_state_dict)
     throw ConfigError(
         "load_checkpoint_and_dispatch: found full_state_dict = false, expected a checkpoint of whole tensors; sharded "
@@ -576,6 +729,8 @@ DispatchedModel load_checkpoint_and_dispatch(const ModelRef& model, const fs::pa
       map_options.dtype = std::string(c10::elementSize(*options.dtype) == 2   ? "float16"
                                       : c10::elementSize(*options.dtype) == 1 ? "int8"
                                                                               : "float32");
+    if (quantizer && quantizer->map_dtype) map_options.dtype = quantizer->map_dtype;
+    if (quantizer) map_options.special_dtypes = quantizer->special_dtypes;
     map = make_device_map(tree, std::get<std::string>(*options.device_map), std::move(map_options));
   }
   check_devices(caller, map, std::nullopt);
@@ -589,14 +744,17 @@ DispatchedModel load_checkpoint_and_dispatch(const ModelRef& model, const fs::pa
                     .whole_classes = options.preload_module_classes,
                     .force_hooks = options.force_hooks,
                     .max_memory = options.max_memory,
-                    .offload = options.offload};
+                    .offload = options.offload,
+                    .quantizer = quantizer};
   settings.whole_classes.insert(settings.whole_classes.end(), options.no_split_module_classes.begin(),
                                 options.no_split_module_classes.end());
   auto weights = weights_of(plan.targets);
-  std::set<const at::TensorImpl*> where_they_lie;
+  if (quantizer) choose_codes(weights, *quantizer, &plan.checkpoint);
+  std::set<const at::TensorImpl*> where_they_lie;  // and those that are read by themselves
   for (auto& weight : weights) {
     const auto* stored = weight.target.stored;
-    if (!stored || !plan.on_disk(weight.target)) continue;
+    if (weight.encode) where_they_lie.insert(weight.target.tensor.unsafeGetTensorImpl());
+    if (weight.encode || !stored || !plan.on_disk(weight.target)) continue;
     const auto& [name, tensor] = *stored;
     const bool converted = tensor.dtype != weight.target.dtype || (tensor.bytes && tensor.bytes->decode);
     if (!tensor.bytes || (converted && !options.offload_folder.empty())) {

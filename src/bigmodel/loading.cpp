@@ -14,6 +14,7 @@
 #include "accelerate/formats/gguf.hpp"
 #include "bigmodel/loading_plan.hpp"
 #include "bigmodel/replace.hpp"
+#include "codes/bitsandbytes.hpp"
 #include "formats/index_file.hpp"
 #include "formats/torch_dtypes.hpp"
 #include "utils/read_file.hpp"
@@ -60,6 +61,67 @@ StoredTensors open_gguf(const fs::path& path) {
   return tensors;
 }
 
+/// What a file of blocks has as they are.
+void find_gguf_codes(const fs::path& path, Checkpoint& checkpoint) {
+  const GgufFile file(path);
+  for (const auto& name : file.names()) {
+    const auto encoding = codes::encoding_named(file.info(name).encoding);
+    if (!encoding) continue;
+    checkpoint.codes[name] = [file, name = name, encoding = *encoding](at::ScalarType dtype) {
+      return codes::Codes{
+          .encoding = encoding, .shape = file.info(name).shape, .dtype = dtype, .data = file.stored_rows(name)};
+    };
+  }
+}
+
+/// Weights that bitsandbytes' modules saved take the place of their parts.
+void join_bitsandbytes(Checkpoint& checkpoint) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : checkpoint.tensors) names.push_back(name);
+  for (const auto& weight : codes::find_bitsandbytes_weights(names)) {
+    const auto stored = checkpoint.tensors.find(weight.weight);
+    if (stored == checkpoint.tensors.end())
+      raise<CheckpointError>(
+          "checkpoint: it has '{}' and no '{}', to which that belongs. Files are of different models",
+          weight.parts.front(), weight.weight);
+    std::map<std::string, std::function<at::Tensor()>> parts{{weight.weight, stored->second.read_whole}};
+    for (const auto& part : weight.parts) {
+      parts.emplace(part, checkpoint.tensors.at(part).read_whole);
+      checkpoint.tensors.erase(part);
+    }
+    auto read = [weight, parts](at::ScalarType dtype) {
+      return codes::read_bitsandbytes(
+          weight, [&](const std::string& name) { return parts.at(name)(); }, dtype);
+    };
+    auto whole = [read] { return codes::decode(read(at::kHalf)); };
+    auto& tensor = stored->second;
+    if (weight.encoding != codes::Encoding::int8_rowwise) {
+      const auto form = read(at::kHalf);
+      tensor.sizes = form.shape;
+      tensor.dtype = form.dtype;
+    } else {
+      tensor.dtype = at::kHalf;
+    }
+    tensor.bytes =
+        checkpointing::StoredBytes{.file = tensor.bytes ? tensor.bytes->file : fs::path(),
+                                   .begin = 0,
+                                   .bytes = 0,
+                                   .decode = [read](const at::Tensor& to) {
+                                     if (to.scalar_type() == at::kDouble)
+                                       return void(to.copy_(codes::decode(read(at::kFloat), at::kFloat).view(-1)));
+                                     codes::decode_into(read(at::kHalf), to);
+                                   }};
+    tensor.read_whole = whole;
+    tensor.read = [whole](const formats::DcpBox& box, const at::Tensor& destination) {
+      at::Tensor part = whole();
+      for (int64_t dim = 0; dim < part.dim(); ++dim)
+        part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
+      destination.copy_(part);
+    };
+    checkpoint.codes[weight.weight] = std::move(read);
+  }
+}
+
 StoredTensors open_file(const fs::path& file) {
   if (file.extension() == ".gguf") return open_gguf(file);
   return is_safetensors(file) ? checkpointing::open_safetensors(file) : checkpointing::open_archive(file);
@@ -71,7 +133,8 @@ Checkpoint open_index(const fs::path& index) {
   };
   std::map<std::string, std::vector<std::string>> names_in;
   for (const auto& [name, file] : formats::read_index(index)) names_in[file].push_back(name);
-  Checkpoint checkpoint{.mapped = true};
+  Checkpoint checkpoint;
+  checkpoint.mapped = true;
   std::vector<std::string> missing;
   for (const auto& [file, names] : names_in)
     if (!is_there(index.parent_path() / file)) missing.push_back(file);
@@ -93,11 +156,11 @@ Checkpoint open_index(const fs::path& index) {
   return checkpoint;
 }
 
-Checkpoint open(const fs::path& path) {
+Checkpoint open_as_it_is(const fs::path& path) {
   if (path.extension() == ".json") return open_index(path);
-  if (!is_folder(path)) return {open_file(path), is_safetensors(path)};
+  if (!is_folder(path)) return {.tensors = open_file(path), .mapped = is_safetensors(path), .codes = {}};
   for (const char* name : {"model.safetensors", "pytorch_model.bin"})
-    if (is_there(path / name)) return open(path / name);
+    if (is_there(path / name)) return open_as_it_is(path / name);
   std::vector<fs::path> indexes;
   for (const auto& entry : read_folder<CheckpointError>("checkpoint folder", path))
     if (formats::is_index_name(entry.path())) indexes.push_back(entry.path());
@@ -106,6 +169,13 @@ Checkpoint open(const fs::path& path) {
       "checkpoint folder '{}': it has neither model.safetensors nor pytorch_model.bin, and {} files *.index.json. "
       "Expected one of these; give the file itself if it has another name.",
       path.string(), indexes.size());
+}
+
+Checkpoint open(const fs::path& path) {
+  Checkpoint checkpoint = open_as_it_is(path);
+  if (path.extension() == ".gguf") find_gguf_codes(path, checkpoint);
+  join_bitsandbytes(checkpoint);
+  return checkpoint;
 }
 
 std::string show(at::IntArrayRef sizes, at::ScalarType dtype) {

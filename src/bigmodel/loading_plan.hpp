@@ -4,11 +4,13 @@
 
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "accelerate/bigmodel/loading.hpp"
+#include "accelerate/codes/codes.hpp"
 #include "checkpoint/saved_state.hpp"
 
 /// Loading in two steps: everything is checked, then what should be in memory is loaded.
@@ -18,6 +20,10 @@ namespace accelerate::bigmodel {
 struct Checkpoint {
   checkpointing::StoredTensors tensors;
   bool mapped = false;  ///< Reading a tensor gives a view of its file.
+  /// Of tensors that are in few bits, by name: the codes, mapped where the format allows it. The argument is the dtype
+  /// that the tensor is said to have had, where the file does not know it. Without data for a tensor whose elements are
+  /// in another order than the file's.
+  std::map<std::string, std::function<codes::Codes(at::ScalarType)>> codes;
 };
 
 /// One tensor of a model under all of its names.

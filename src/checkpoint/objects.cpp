@@ -8,6 +8,7 @@
 #include "formats/torch_archive.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
+#include "utils/trace.hpp"
 
 namespace accelerate::checkpointing {
 
@@ -44,6 +45,8 @@ c10::IValue plain(const c10::IValue& value) {
 }  // namespace
 
 void save_object(const c10::IValue& object, const std::filesystem::path& file) {
+  trace::Span span(trace::Kind::checkpoint_write, file.filename().string());
+  int64_t written = 0;
   const c10::IValue value = plain(object);
   std::string pickle;
   torch::jit::Pickler pickler([&](const char* bytes, size_t size) { pickle.append(bytes, size); }, nullptr, nullptr,
@@ -60,6 +63,7 @@ void save_object(const c10::IValue& object, const std::filesystem::path& file) {
     } catch (...) {
       failure = std::current_exception();
     }
+    written += static_cast<int64_t>(size);
     return size;
   });
   archive.writeRecord("data.pkl", pickle.data(), pickle.size());
@@ -70,6 +74,7 @@ void save_object(const c10::IValue& object, const std::filesystem::path& file) {
   archive.writeEndOfFile();
   if (failure) std::rethrow_exception(failure);
   out.finish();
+  span.set_bytes(written);
 }
 
 c10::IValue to_dict(const std::map<std::string, at::Tensor>& tensors) {
@@ -119,6 +124,7 @@ void check_can_be_read_again(const at::Tensor& tensor) {
 
 c10::IValue load_object(const std::filesystem::path& path) {
   const auto file = std::make_shared<formats::InputFile>(path);
+  const trace::Span span(trace::Kind::checkpoint_read, path.filename().string(), static_cast<int64_t>(file->size()));
   return formats::TorchArchive(file, 0, file->size(), "load '" + path.string() + "'").value();
 }
 

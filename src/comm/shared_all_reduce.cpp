@@ -6,6 +6,7 @@
 
 #include "comm/average.hpp"
 #include "comm/group.hpp"
+#include "utils/trace.hpp"
 
 namespace accelerate::comm {
 namespace {
@@ -46,6 +47,7 @@ bool SharedAllReduce::average_(size_t slot, at::Tensor& tensor, double divisor) 
     if (impossible_) return false;
     move_storage(tensor, stretch(rank), place.memory);
   }
+  const trace::Span span(trace::label_of(kName, static_cast<int64_t>(bytes)), trace::Lane::thread);
   char* data = static_cast<char*>(tensor.mutable_data_ptr());
   char* mine = stretch(rank);
   if (data != mine) std::memcpy(mine, data, bytes);

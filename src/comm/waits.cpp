@@ -7,6 +7,8 @@
 #include "accelerate/utils/error.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/group_impl.hpp"
+#include "utils/trace.hpp"
+#include "utils/wait_clock.hpp"
 
 namespace accelerate::comm {
 namespace {
@@ -31,7 +33,9 @@ void Group::run(const char* operation, const at::Tensor& brought,
                 const std::function<c10::intrusive_ptr<c10d::Work>()>& start) {
   impl_->check_usable(operation);
   auto progress = impl_->progress;
+  const trace::Span span(trace::Kind::collective, operation, bytes_of(brought));
   const InCollective inside(*progress, *impl_->activity, operation, bytes_of(brought));
+  const WaitClock waiting(counts::Count::comm_wait_ns, !impl_->on_streams());
   try {
     const auto work = start();
     if (impl_->options.backend == "gloo") {
@@ -54,25 +58,32 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::run_async(const char* operation, 
   auto progress = impl_->progress;
   Activity* activity = impl_->activity;
   progress->begin(*activity, operation, bytes_of(brought));
+  const auto label = trace::label_of(operation, std::max(bytes_of(brought), bytes_of(result)));
+  auto span = std::make_shared<trace::Span>(label, trace::Lane::communication);
   const auto work = start();
   const auto future = work->getFuture();
   if (impl_->on_streams()) {
+    span->cancel();  // it lasts as long as its kernels, which the profiler sees by itself
     progress->end(*activity);
     return future;
   }
   auto pending = std::make_shared<Pending>(operation, device());
   progress->add(pending);
-  future->addCallback([progress, activity, pending, result, after = std::move(after)](c10::ivalue::Future& transport) {
-    if (!transport.hasError() && after) after();
-    progress->remove(pending, transport.hasError());
-    progress->end(*activity);
-    if (transport.hasError()) pending->fail(transport.exception_ptr());
-    else pending->complete(result);
-  });
+  future->addCallback(
+      [progress, activity, pending, result, span, after = std::move(after)](c10::ivalue::Future& transport) {
+        if (!transport.hasError() && after) after();
+        span->end();
+        progress->remove(pending, transport.hasError());
+        progress->end(*activity);
+        if (transport.hasError()) pending->fail(transport.exception_ptr());
+        else pending->complete(result);
+      });
   return pending->future;
 }
 
 void Group::wait(const char* operation, c10::ivalue::Future& future) {
+  const trace::Span span(trace::Kind::comm_wait, operation);
+  const WaitClock waiting(counts::Count::comm_wait_ns, !impl_->on_streams());
   guard(operation, [&] { future.waitAndThrow(); });
 }
 
@@ -84,9 +95,11 @@ void Group::wait_until(const char* operation, const std::function<bool()>& done)
   impl_->check_usable(operation);
   auto progress = impl_->progress;
   const InCollective inside(*progress, *impl_->activity, operation);
+  const WaitClock waiting(counts::Count::comm_wait_ns);
   for (int i = 0; i < kSpins; ++i)
     if (done()) return;
   constexpr auto kLook = std::chrono::milliseconds(200);
+  const trace::Span span(trace::Kind::comm_wait, operation);
   const auto start = Clock::now();
   Clock::duration next_look = kLook;
   while (!done()) {

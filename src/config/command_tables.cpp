@@ -165,6 +165,61 @@ constexpr Option kGenerateMemory[] = {
      .help = "Number format of the weights in memory (default: float32)"},
     {.name = "num_threads", .kind = integer, .value = "N", .help = "Threads that compute (default: one for each core)"},
 };
+constexpr Option kProfile[] = {
+    {.name = "program",
+     .kind = words,
+     .value = "PROGRAM [ARGUMENT ...]",
+     .help = "What to run, with its arguments; `launch ...` is `accelerate launch ...`",
+     .flags = "program"},
+};
+constexpr Option kProfileOptions[] = {
+    {.name = "out", .kind = text, .fallback = "profile", .value = "FOLDER", .help = "Where the traces go"},
+    {.name = "overwrite",
+     .kind = flag,
+     .fallback = false,
+     .help = "Remove what an earlier profile left there; without, it is an error that there is some"},
+    {.name = "num_processes",
+     .kind = integer,
+     .value = "N",
+     .help = "Start so many processes by `accelerate launch` (default: the program itself)"},
+    {.name = "no_merge",
+     .kind = flag,
+     .fallback = false,
+     .help = "Leave the ranks' traces alone: no merged trace, report and summary"},
+};
+constexpr Option kProfileSchedule[] = {
+    {.name = "skip_first", .kind = integer, .value = "N", .help = "Steps to leave out at the beginning, once"},
+    {.name = "wait", .kind = integer, .value = "N", .help = "Then, in each cycle: steps to leave out"},
+    {.name = "warmup", .kind = integer, .value = "N", .help = "Steps in which the profiler runs and keeps nothing"},
+    {.name = "active",
+     .kind = integer,
+     .value = "N",
+     .help = "Steps to record; needed for the others (default: everything, from begin to end)"},
+    {.name = "repeat", .kind = integer, .value = "N", .help = "Cycles; 0: until the end"},
+};
+constexpr Option kProfileContents[] = {
+    {.name = "record_shapes", .kind = flag, .fallback = false, .help = "Record shapes of inputs"},
+    {.name = "profile_memory", .kind = flag, .fallback = false, .help = "Record what is allocated and released"},
+    {.name = "with_stack", .kind = flag, .fallback = false, .help = "Record where operators are called"},
+    {.name = "with_flops", .kind = flag, .fallback = false, .help = "Estimate operations of operators"},
+    {.name = "with_modules", .kind = flag, .fallback = false, .help = "Record the modules that call operators"},
+};
+constexpr Option kProfileMerge[] = {
+    {.name = "folder",
+     .kind = text,
+     .value = "FOLDER",
+     .help = "Has the ranks' traces: profile_<rank>.json, or *.pt.trace.json of PyTorch",
+     .flags = "folder",
+     .required = true},
+};
+constexpr Option kProfileMergeOptions[] = {
+    {.name = "json", .kind = flag, .fallback = false, .help = "Print the numbers as JSON"},
+    {.name = "html", .kind = text, .value = "FILE", .help = "Write a page with plots, which needs no network"},
+    {.name = "out",
+     .kind = text,
+     .value = "FILE",
+     .help = "Where the joined trace goes (default: merged.json in the folder)"},
+};
 constexpr Option kTestOurs[] = {
     {.name = "num_processes",
      .kind = integer,
@@ -305,6 +360,17 @@ const std::vector<CommandTable>& command_tables() {
        "Merge sharded weights into one file",
        "accelerate merge-weights [options] FOLDER OUTPUT",
        {{"Positional", kMergeWeights}, {"", kMergeOptions}}},
+      {"profile",
+       "Record what a program's steps cost, and sum it up",
+       "accelerate profile [options] PROGRAM [ARGUMENT ...]",
+       {{"Positional", kProfile},
+        {"", kProfileOptions},
+        {"Schedule", kProfileSchedule},
+        {"Contents", kProfileContents}}},
+      {"profile merge",
+       "Join the ranks' traces and say what they mean",
+       "accelerate profile merge FOLDER [options]",
+       {{"Positional", kProfileMerge}, {"", kProfileMergeOptions}}},
       {"test",
        "Test this machine under the chosen config",
        "accelerate test [options]",

@@ -1,7 +1,9 @@
 #include "prepared_loader.hpp"
-#include "utils/counts.hpp"
+#include "utils/trace.hpp"
+#include "utils/wait_clock.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <utility>
 
@@ -29,6 +31,12 @@ class RecordingBatchSampler : public BatchSamplerWrapper {
   std::shared_ptr<Indices> first_ = std::make_shared<Indices>();
 };
 
+/// For traces: which of the process's loaders it is.
+std::string next_name() {
+  static std::atomic<int64_t> made{0};
+  return "loader" + std::to_string(made++);
+}
+
 /// Batches of the samples that are left. @param batches  a BatchSampler
 std::shared_ptr<AnyBatchSampler> without_first(const AnyBatchSampler& batches, int64_t samples) {
   const auto& fixed = dynamic_cast<const BatchSampler&>(batches);
@@ -51,6 +59,7 @@ class PreparedLoader::Cursor final : public BatchCursor {
 
   const AnyBatch* next() override {
     if (!active_) return nullptr;
+    const WaitClock waiting(counts::Count::data_wait_ns);
     try {
       if (!std::exchange(begun_, true)) ahead_ = read();
       current_ = std::move(ahead_);
@@ -94,7 +103,9 @@ class PreparedLoader::Cursor final : public BatchCursor {
   }
 
   std::optional<LoadedBatch> read() {
+    trace::Span span(trace::Kind::loader_wait, loader_->name_);
     auto loaded = feed_->next();
+    if (loaded && trace::recording()) span.set_bytes(loader_->core_->ops().bytes(loaded->batch));
     const PreparedSettings& settings = loader_->settings();
     if (loaded && settings.device)
       loader_->core_->ops().to_device(loaded->batch, *settings.device, settings.config.non_blocking);
@@ -111,7 +122,10 @@ class PreparedLoader::Cursor final : public BatchCursor {
 PreparedLoader::PreparedLoader(std::shared_ptr<LoaderCore> core, const PreparedSettings& settings,
                                const std::shared_ptr<AnyBatchSampler>& batches, SliceFunction<AnyBatch> slice,
                                int64_t skip)
-    : LoaderProgress(*core, settings, batches, skip), core_(std::move(core)), slice_(std::move(slice)) {
+    : LoaderProgress(*core, settings, batches, skip),
+      core_(std::move(core)),
+      slice_(std::move(slice)),
+      name_(next_name()) {
   if (!core_->ops().archivable() && (settings.dispatch || self_sharding())) throw_not_archivable();
   if (batches && !settings.dispatch) (void)sharded_sampler(batches);  // its checks
   if (core_->is_stream() && settings.config.split_batches) (void)stream_plan();

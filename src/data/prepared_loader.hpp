@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "feeds.hpp"
 #include "loader_progress.hpp"
@@ -40,6 +41,7 @@ class PreparedLoader final : public LoaderProgress, public std::enable_shared_fr
   std::shared_ptr<LoaderCore> core_;
   SliceFunction<AnyBatch> slice_;
   std::weak_ptr<Cursor> running_;
+  const std::string name_;  ///< for traces
 };
 
 }  // namespace accelerate::data::detail

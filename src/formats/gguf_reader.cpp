@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include "accelerate/formats/gguf.hpp"
 #include "formats/gguf_header.hpp"
@@ -122,6 +123,22 @@ void GgufFile::read(const std::string& name, const at::Tensor& rows, int64_t fir
     decode(r, until, part.mutable_data_ptr<float>());
     flat.narrow(0, r * stored_row, elements).copy_(part.narrow(0, 0, elements));
   }
+}
+
+at::Tensor GgufFile::stored_rows(const std::string& name) const {
+  const auto& [info, source] = content_->find(name);
+  const auto& stored = content_->header.tensors[source.tensor];
+  const int64_t row = info.shape.empty() ? 1 : info.shape.back();
+  if (source.transposed || row == 0 || row != stored.row() || row % stored.encoding->block != 0) return {};
+  const int64_t rows = Content::numel(info.shape) / row, row_bytes = stored.row_bytes();
+  auto* begin = reinterpret_cast<uint8_t*>(content_->map.data()) + stored.begin + source.first_row * row_bytes;
+  const at::Tensor mapped = at::from_blob(
+      begin, {rows, row_bytes}, [content = content_](void*) {}, at::TensorOptions().dtype(at::kByte));
+  if (source.rotary_heads == 0) return mapped;
+  // Row (head, part, i) of Hugging Face's is row (head, i, part) of the file's.
+  return mapped.view({source.rotary_heads, rows / source.rotary_heads / 2, 2, row_bytes})
+      .transpose(1, 2)
+      .reshape({rows, row_bytes});
 }
 
 }  // namespace accelerate

@@ -22,6 +22,9 @@ struct CompiledModelImpl::Impl {
 
 namespace {
 
+/// Compiled code asks for it when it is opened. Set before main(), when no other thread reads the environment.
+[[maybe_unused]] const int kInputsAreChecked = ::setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
+
 /// The device that a package is for, if it says so, must be here: the loader would speak of a missing runner.
 void check_device(const std::string& package, const std::string& name) {
   const auto metadata = AOTIModelPackageLoader::load_metadata_from_package(package, name);
@@ -43,7 +46,6 @@ CompiledModelImpl::CompiledModelImpl(const std::filesystem::path& package, const
   if (!std::filesystem::is_regular_file(package))
     raise<CheckpointError>("CompiledModel: found no file '{}', expected a package (.pt2) of aoti_compile_and_package",
                            package.string());
-  ::setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
   try {
     check_device(impl_->package, name);
     impl_->loader = std::make_unique<AOTIModelPackageLoader>(impl_->package, name);

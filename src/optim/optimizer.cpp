@@ -116,7 +116,7 @@ at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   at::Tensor loss = self.step_now(closure);
   for (const auto& [owner, hooks] : self.hooks) hooks.after();
   counts::add(self.step_was_skipped ? counts::Count::steps_skipped : counts::Count::optimizer_steps);
-  if (!self.step_was_skipped) report_optimizer_step(++self.steps);
+  if (!self.step_was_skipped) report_optimizer_step(++self.steps, self.optimizer.get());
   if (self.step_was_skipped) warn_of_skipped_steps(++self.skipped, *self.scaler);
   else self.skipped = 0;
   return loss;

@@ -12,6 +12,7 @@
 #include <typeinfo>
 #include <unordered_map>
 
+#include "accelerate/optim/own_state_dict.hpp"
 #include "optim/ivalue_access.hpp"
 #include "utils/raise.hpp"
 
@@ -120,7 +121,9 @@ template <class F> void require_description(Optimizer& optimizer, const char* op
   if (!with_description(optimizer, f))
     raise<ConfigError>(
         "{}: found an optimizer of class {}, expected SGD, Adam, AdamW, Adagrad or RMSprop; others (LBFGS among them) "
-        "have no state layout in common with Python. Save it by torch::save in a custom checkpoint object instead.",
+        "have no state layout in common with Python. Derive it from optim::OwnStateDict, too, or save it by "
+        "torch::save "
+        "in a custom checkpoint object.",
         operation, typeid(optimizer).name());
 }
 
@@ -203,7 +206,10 @@ template <class D> void check_fixed(DictReader& reader) {
 
 }  // namespace
 
+bool has_own_state_dict(const Optimizer& optimizer) { return dynamic_cast<const OwnStateDict*>(&optimizer); }
+
 c10::IValue optimizer_state_dict(Optimizer& optimizer) {
+  if (const auto* own = dynamic_cast<const OwnStateDict*>(&optimizer)) return own->state_dict();
   Dict result = make_dict();
   require_description(optimizer, "optimizer state_dict", [&]<class D>() {
     Dict states(c10::IntType::get(), c10::AnyType::get());
@@ -244,6 +250,7 @@ std::map<std::string, at::Tensor> initial_state(Optimizer& optimizer, const Opti
 }
 
 void load_optimizer_state_dict(Optimizer& optimizer, const c10::IValue& saved) {
+  if (auto* own = dynamic_cast<OwnStateDict*>(&optimizer)) return own->load_state_dict(saved);
   require_description(optimizer, "optimizer load_state_dict", [&]<class D>() {
     using Options = typename D::Options;
     using State = typename D::State;
@@ -333,6 +340,7 @@ void move_optimizer_state(Optimizer& optimizer, const at::Tensor& from, const at
 }
 
 void map_optimizer_state(Optimizer& optimizer, const std::function<at::Tensor(const at::Tensor&)>& f) {
+  if (auto* own = dynamic_cast<OwnStateDict*>(&optimizer)) return own->map_state(f);
   with_description(optimizer, [&]<class D>() {
     for (auto& [key, state] : optimizer.state())
       D::state(static_cast<typename D::State&>(*state), static_cast<typename D::Options&>(optimizer.defaults()),

@@ -13,6 +13,8 @@ namespace accelerate::optim {
 c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer);
 /// Takes it over. @throws CheckpointError, having changed nothing.
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state);
+/// An OwnStateDict: what it holds is for nobody to look into.
+bool has_own_state_dict(const torch::optim::Optimizer& optimizer);
 /// What it would hold of a parameter of the group before the first step, by Python's names: {"step": 0, "exp_avg":
 /// zeros, …}. Empty where it would hold nothing. @throws ConfigError for classes without a counterpart.
 std::map<std::string, at::Tensor> initial_state(torch::optim::Optimizer& optimizer,

@@ -27,8 +27,10 @@
 #include "parallel/replica_average.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "utils/counts.hpp"
+#include "utils/held_bytes.hpp"
 #include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
+#include "utils/wait_clock.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -117,10 +119,11 @@ struct DistributedDataParallel::Impl {
   std::vector<at::Tensor> buffers;
   DistributedDataParallelKwargs kwargs;
   std::shared_ptr<BucketReducer> reducer;
-  std::shared_ptr<c10d::Logger> logger;  ///< the Reducer's search for unused parameters writes to it, unasked
-  bool graph_is_static = false;          ///< the Reducer has been told
-  bool delayed = false;                  ///< static_graph: the first backward has been told to average at its end
-  bool buffers_differ = false;           ///< a forward that nobody announced may have changed them
+  HeldBytes bucket_bytes{Held::communication};  ///< but for those that are the gradients
+  std::shared_ptr<c10d::Logger> logger;         ///< the Reducer's search for unused parameters writes to it, unasked
+  bool graph_is_static = false;                 ///< the Reducer has been told
+  bool delayed = false;         ///< static_graph: the first backward has been told to average at its end
+  bool buffers_differ = false;  ///< a forward that nobody announced may have changed them
   WeakTensor loss{at::Tensor().getIntrusivePtr()};  ///< of the backward that runs
   bool grad_sync = true;                            ///< the next backward averages
   bool forward_sync =
@@ -168,6 +171,7 @@ struct DistributedDataParallel::Impl {
     int64_t gradient_bytes = 0;
     for (const auto& tensor : trained) gradient_bytes += static_cast<int64_t>(tensor.nbytes());
     counts::most(Count::gradients_most, gradient_bytes);
+    if (!kwargs.gradient_as_bucket_view) bucket_bytes.add(gradient_bytes);
     const std::vector<bool> sparse(trained.size(), false);
     // A static graph or unknown order: the Reducer regroups after the first backward, so the first grouping need not be
     // good.
@@ -307,6 +311,7 @@ struct DistributedDataParallel::Impl {
   }
 
   void sync_buffers(int64_t from) {
+    const WaitClock waiting(Count::comm_wait_ns, on_host());
     broadcast_in_place(buffers, from);
     counts::add(Count::buffer_broadcasts);
     for (const auto& buffer : buffers) counts::add(Count::buffer_bytes, static_cast<int64_t>(buffer.nbytes()));
@@ -322,8 +327,12 @@ struct DistributedDataParallel::Impl {
     return {counts[0].item<int64_t>(), counts[1].item<int64_t>()};
   }
 
+  /// Whether collectives block the host, and not the device's streams.
+  static bool on_host() { return comm::world_group()->device().is_cpu(); }
+
   /// What a rank without data does while others take a step, which `averaging` of them will average.
   void shadow(int64_t averaging) {
+    const WaitClock waiting(Count::comm_wait_ns, on_host());
     if (reducer) reducer->rebuild_buckets();
     if (kwargs.broadcast_buffers && forward_sync && !buffers.empty()) sync_buffers(last_candidate(false));
     forward_sync = averaging > 0;
@@ -526,8 +535,11 @@ std::unique_ptr<ChosenEngine> choose_ddp(const EngineRequest& request) {
 }
 
 void guard_backward(const std::function<void()>& backward) {
-  if (const auto& group = comm::world_group()) group->guard("backward", backward);
-  else backward();
+  const auto& group = comm::world_group();
+  if (!group) return backward();
+  take_wait_since_last_bucket();  // of a backward that threw
+  group->guard("backward", backward);
+  counts::add(Count::comm_wait_ns, take_wait_since_last_bucket());
 }
 
 }  // namespace accelerate::parallel

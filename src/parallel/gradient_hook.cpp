@@ -3,9 +3,13 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include <atomic>
+#include <chrono>
+
 #include "comm/group.hpp"
 #include "utils/counts.hpp"
 #include "utils/raise.hpp"
+#include "utils/trace.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -29,14 +33,29 @@ GradientBucket converted(const GradientBucket& bucket, at::ScalarType type) {
   return narrow;
 }
 
+std::atomic<int64_t> last_bucket_began{0};  ///< 0: none
+
+int64_t now_ns() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
 /// What c10d's Reducer calls.
 class ReducerHook final : public c10d::CommHookInterface {
  public:
   ReducerHook(std::shared_ptr<GradientHook> hook, at::ScalarType wrapper) : hook_(std::move(hook)), wrapper_(wrapper) {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& theirs) override {
+    auto averaged = start(theirs);
+    if (theirs.isLast() && theirs.getBuffer().is_cpu()) last_bucket_began = now_ns();
+    return averaged;
+  }
+
+  at::Tensor parseHookResult(const c10::IValue& result) override { return tensor_of(result); }
+
+ private:
+  c10::intrusive_ptr<c10::ivalue::Future> start(c10d::GradBucket& theirs) {
     const at::Tensor buffer = theirs.getBufferRef();
     count(theirs);
+    const trace::Topic topic(trace::Kind::gradient_reduce, "bucket", static_cast<int64_t>(buffer.nbytes()),
+                             static_cast<int64_t>(theirs.getIndex()));
     GradientBucket bucket{.index = theirs.getIndex(),
                           .last = theirs.isLast(),
                           .buffer = buffer,
@@ -44,7 +63,7 @@ class ReducerHook final : public c10d::CommHookInterface {
                           .parameters = theirs.getParameters()};
     if (wrapper_ == at::ScalarType::Undefined || buffer.scalar_type() == wrapper_) return hook_->run(bucket);
     counts::add(Count::buckets_wrapped);
-    const int64_t width = static_cast<int64_t>(buffer.element_size() - c10::elementSize(wrapper_));
+    const auto width = static_cast<int64_t>(buffer.element_size() - c10::elementSize(wrapper_));
     counts::add(Count::bytes_saved, buffer.numel() * width);
     GradientBucket narrow = converted(bucket, wrapper_);
     return hook_->run(narrow)->then(
@@ -55,9 +74,6 @@ class ReducerHook final : public c10d::CommHookInterface {
         c10::ListType::ofTensors());
   }
 
-  at::Tensor parseHookResult(const c10::IValue& result) override { return tensor_of(result); }
-
- private:
   static void count(const c10d::GradBucket& bucket) {
     const at::Tensor& buffer = bucket.getBuffer();
     const auto bytes = static_cast<int64_t>(buffer.nbytes());
@@ -114,12 +130,18 @@ GradientHookFuture completed(const at::Tensor& gradients) {
   return done;
 }
 
+int64_t take_wait_since_last_bucket() {
+  const int64_t began = last_bucket_began.exchange(0);
+  return began == 0 ? 0 : now_ns() - began;
+}
+
 std::function<void()> GradientHook::stage(const c10::IValue&) {
   throw CheckpointError(
       "load_state: the checkpoint has a state of PowerSGD, but gradients are not compressed by it now, expected the "
       "comm_hook that it was saved with");
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): what hooks return converts to it
 GradientFuture::GradientFuture(at::Tensor tensor) : future_(completed(tensor)) {}
 GradientFuture::GradientFuture(c10::intrusive_ptr<c10::ivalue::Future> future) : future_(std::move(future)) {}
 

@@ -34,6 +34,9 @@ std::shared_ptr<GradientHook> make_gradient_hook(const DistributedDataParallelKw
 /// The hook as c10d's Reducer takes it.
 std::unique_ptr<c10d::CommHookInterface> reducer_hook(std::shared_ptr<GradientHook> hook,
                                                       const DistributedDataParallelKwargs& kwargs);
+/// Nanoseconds since the last bucket of a backward was on its way, after which the Reducer only waits; 0 when there was
+/// none on the host since the last call. Any thread.
+int64_t take_wait_since_last_bucket();
 /// Before anything is joined. @throws ConfigError.
 void check_hook_settings(const DistributedDataParallelKwargs& kwargs);
 /// "power_sgd"

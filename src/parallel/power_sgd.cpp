@@ -216,7 +216,7 @@ class PowerSGD final : public GradientHook {
   /// Into what is compressed and what is not worth it.
   void divide(Running& b, const GradientBucket& bucket) {
     if (batched_) {
-      const int64_t side = static_cast<int64_t>(std::lround(std::sqrt(static_cast<double>(b.square.numel()))));
+      const auto side = static_cast<int64_t>(std::lround(std::sqrt(static_cast<double>(b.square.numel()))));
       numel_before_ += b.buffer.numel();
       numel_after_ += side * rank_of(side, side) * 2;
       b.batches.push_back({.matrices = b.square.view({1, side, side}), .originals = {}, .left = {}, .right = {}});

@@ -27,7 +27,7 @@ std::string shapes_text(const std::vector<std::vector<int64_t>>& shapes) {
 
 ProfileAverage row_of(const ProfileEvent& event) {
   ProfileAverage row;
-  static_cast<ProfileCosts&>(row) = event;
+  static_cast<ProfileCosts&>(row) = static_cast<const ProfileCosts&>(event);
   row.key = event.name;
   row.count = 1;
   row.is_async = event.is_async;

@@ -75,6 +75,17 @@ ProfileEvent event_of(const KinetoEvent& from, uint64_t start_ns) {
   return event;
 }
 
+ProfileEvent event_of(const trace::Event& from, uint64_t start_ns) {
+  ProfileEvent event;
+  event.name = from.name;
+  event.start_us = microseconds(static_cast<uint64_t>(from.begin_ns), start_ns);
+  event.end_us = microseconds(static_cast<uint64_t>(from.end_ns), start_ns);
+  event.thread = event.forward_thread = from.thread;
+  event.is_async = from.lane == trace::Lane::communication;
+  event.is_user_annotation = !from.is_operator;
+  return event;
+}
+
 /// By the time of its begin; of those that begin together the longest first, as it holds the others.
 bool begins_before(const ProfileEvent& a, const ProfileEvent& b) {
   return a.start_us != b.start_us ? a.start_us < b.start_us : a.end_us > b.end_us;
@@ -133,19 +144,25 @@ void remove_doubles(std::vector<ProfileEvent>& events, std::vector<double>& kern
 
 /// Backwards, and what they call, stand where their forwards were called.
 void take_stacks_of_forwards(std::vector<ProfileEvent>& events) {
+  struct Site {
+    std::vector<std::string> stack, modules;
+  };
   std::vector<std::optional<size_t>> backward(events.size());  // that an event is within; parents come first
-  std::map<std::pair<int64_t, uint64_t>, std::vector<std::string>> stacks;
+  std::map<std::pair<int64_t, uint64_t>, Site> sites;
   for (size_t i = 0; i < events.size(); ++i) {
     const auto& event = events[i];
     if (event.is_backward) backward[i] = i;
     else if (event.parent) backward[i] = backward[*event.parent];
-    if (!backward[i]) stacks.try_emplace({event.sequence_number, event.thread}, event.stack);
+    if (!backward[i])
+      sites.try_emplace({event.sequence_number, event.thread}, Site{event.stack, event.module_hierarchy});
   }
   for (size_t i = 0; i < events.size(); ++i) {
     if (!backward[i]) continue;
     const auto& of = events[*backward[i]];
-    const auto found = stacks.find({of.sequence_number, of.forward_thread});
-    events[i].stack = found == stacks.end() ? std::vector<std::string>() : found->second;
+    const auto found = sites.find({of.sequence_number, of.forward_thread});
+    const auto site = found == sites.end() ? Site() : found->second;
+    events[i].stack = site.stack;
+    events[i].module_hierarchy = site.modules;
   }
 }
 
@@ -176,7 +193,8 @@ void sum_up(std::vector<ProfileEvent>& events, const std::vector<double>& kernel
 
 }  // namespace
 
-ProfileEvents collect_events(const torch::autograd::profiler::ProfilerResult& recording, ProfileContext context) {
+ProfileEvents collect_events(const torch::autograd::profiler::ProfilerResult& recording,
+                             const std::vector<trace::Event>& spans, const CallSites& sites, ProfileContext context) {
   const uint64_t start_ns = recording.trace_start_ns();
   struct Allocation {
     const KinetoEvent* record;
@@ -191,22 +209,36 @@ ProfileEvents collect_events(const torch::autograd::profiler::ProfilerResult& re
   std::stable_sort(allocations.begin(), allocations.end(),
                    [](const auto& a, const auto& b) { return a.record->startNs() < b.record->startNs(); });
 
+  const auto add_allocations = [&](ProfileEvent& event, int64_t begin_ns, int64_t end_ns) {
+    auto at = std::lower_bound(allocations.begin(), allocations.end(), static_cast<uint64_t>(begin_ns),
+                               [](const auto& a, uint64_t ns) { return a.record->startNs() < ns; });
+    for (; at != allocations.end() && at->record->startNs() <= static_cast<uint64_t>(end_ns); ++at) {
+      add_memory(event, *at->record);
+      at->within_a_call = true;
+    }
+  };
+
   std::vector<ProfileEvent> events;
   std::unordered_map<int64_t, size_t> callers;                     // by id
   std::unordered_map<uint64_t, std::vector<size_t>> on_behalf_of;  // events by the id of their caller
-  for (const auto& record : recording.events()) {
+  const auto site_of = sites.of(recording.events());
+  for (size_t i = 0; i < recording.events().size(); ++i) {
+    const auto& record = recording.events()[i];
     if (is_hidden(record.name()) || record.isHiddenEvent()) continue;
     auto event = event_of(record, start_ns);
-    if (event.device_type == c10::DeviceType::CPU) {
-      auto at = std::lower_bound(allocations.begin(), allocations.end(), record.startNs(),
-                                 [](const auto& a, uint64_t ns) { return a.record->startNs() < ns; });
-      for (; at != allocations.end() && at->record->startNs() <= record.endNs(); ++at) {
-        add_memory(event, *at->record);
-        at->within_a_call = true;
-      }
+    if (const auto* const site = site_of[i]) {
+      if (event.stack.empty()) event.stack = site->stack;
+      if (event.module_hierarchy.empty()) event.module_hierarchy = site->modules;
     }
+    if (event.device_type == c10::DeviceType::CPU)
+      add_allocations(event, static_cast<int64_t>(record.startNs()), static_cast<int64_t>(record.endNs()));
     if (record.linkedCorrelationId() > 0) on_behalf_of[record.linkedCorrelationId()].push_back(events.size());
     else if (event.device_type == c10::DeviceType::CPU && !event.is_async) callers[event.id] = events.size();
+    events.push_back(std::move(event));
+  }
+  for (const auto& span : spans) {
+    auto event = event_of(span, start_ns);
+    if (!event.is_async) add_allocations(event, span.begin_ns, span.end_ns);
     events.push_back(std::move(event));
   }
   std::vector<double> kernels_us(events.size());

@@ -1,21 +1,30 @@
 #include <ATen/Context.h>
 #include <ATen/record_function.h>
+#include <c10/util/ApproximateClock.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <set>
 #include <utility>
 
 #include "accelerate/profiler.hpp"
 #include "profiler/events.hpp"
+#include "profiler/memory_timeline.hpp"
+#include "profiler/native_stacks.hpp"
+#include "profiler/other_threads.hpp"
 #include "profiler/schedule.hpp"
+#include "profiler/trace_file.hpp"
+#include "utils/atomic_file.hpp"
 #include "utils/json.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
+#include "utils/trace.hpp"
 
 // Declared in kineto_shim.h, which includes a header of libkineto that LibTorch's include paths don't reach.
 namespace torch::autograd::profiler {
+// NOLINTNEXTLINE(readability-identifier-naming): its own name
 TORCH_API void addMetadataJson(const std::string& key, const std::string& value);
 }  // namespace torch::autograd::profiler
 
@@ -71,9 +80,25 @@ std::unique_ptr<at::RecordFunction> named_range(const std::string& name) {
   return range;
 }
 
+/// Kineto's state is the process's: a second profile, on another thread, would end the first one's recording.
+class OnlyOne {
+ public:
+  OnlyOne() {
+    if (taken.exchange(true))
+      throw ConfigError("Profile: another one of this process has not ended, expected one at a time; stop() it first");
+  }
+  ~OnlyOne() { taken = false; }
+  OnlyOne(const OnlyOne&) = delete;
+  OnlyOne& operator=(const OnlyOne&) = delete;
+
+ private:
+  static inline std::atomic<bool> taken{false};
+};
+
 }  // namespace
 
 struct Profile::Impl {
+  std::unique_ptr<OnlyOne> claim;  ///< until it is stopped
   ProfileKwargs kwargs;
   ProfileProcess process;
   std::optional<profiler::Schedule> schedule;
@@ -82,7 +107,15 @@ struct Profile::Impl {
   Action action = Action::record;
   bool stopped = false;
   std::unique_ptr<at::RecordFunction> step_range;
+  int64_t step_begin_ns = c10::getTime();
+  std::vector<trace::Step> steps;                       ///< of this recording, as the program counts them by step()
+  std::optional<trace::Recorder> recorder;              ///< while it records
+  std::optional<profiler::OtherThreads> other_threads;  ///< the same
+  std::optional<profiler::NativeStacks> native_stacks;  ///< the same, where they are asked for
+  trace::Recording spans;                               ///< of the last one that ended
+  profiler::CallSites call_sites;                       ///< the same
   std::unique_ptr<kineto::ProfilerResult> recording;
+  std::vector<ProfileStorage> storages;  ///< that lived at its end
   std::optional<ProfileEvents> events;
   mutable std::optional<std::filesystem::path> saved;  ///< where Kineto wrote it, which it does once
 
@@ -106,8 +139,12 @@ struct Profile::Impl {
   }
 
   void prepare() const { kineto::prepareProfiler(config(), types()); }
-  void begin() const {
+  void begin() {
     kineto::enableProfiler(config(), types());
+    recorder.emplace();
+    other_threads.emplace();
+    if (kwargs.with_stack || kwargs.with_modules) native_stacks.emplace(kwargs.with_stack, kwargs.with_modules);
+    steps.clear();
     if (process.num_processes > 1)
       kineto::addMetadataJson(
           "distributedInfo",
@@ -115,8 +152,16 @@ struct Profile::Impl {
               .dump());
   }
   void end() {
+    other_threads.reset();
+    spans = recorder->stop();
+    recorder.reset();
+    if (!steps.empty()) spans.steps = std::exchange(steps, {});
     recording = kineto::disableProfiler();
-    events = profiler::collect_events(*recording, context());
+    storages.clear();
+    if (kwargs.profile_memory && process.storages) storages = process.storages();
+    call_sites = native_stacks ? native_stacks->stop() : profiler::CallSites();
+    native_stacks.reset();
+    events = profiler::collect_events(*recording, spans.events, call_sites, context());
     saved.reset();
   }
 
@@ -127,6 +172,9 @@ struct Profile::Impl {
     const bool goes_on = before == Action::record && now && *now != Action::none && *now != Action::warmup;
     if (before == Action::warmup && (!now || *now == Action::none)) {
       begin();
+      native_stacks.reset();
+      other_threads.reset();
+      recorder.reset();
       kineto::disableProfiler();
     }
     if (recorded && !goes_on) {
@@ -150,6 +198,7 @@ Profile::Profile(ProfileKwargs kwargs, ProfileProcess process) : impl_(std::make
   if (self.kwargs.schedule_option) self.schedule = profiler::parse_schedule(*self.kwargs.schedule_option);
   if (torch::profiler::impl::profilerEnabled())
     throw ConfigError("Profile: another profiler records in this thread, expected one at a time; end it first");
+  self.claim = std::make_unique<OnlyOne>();
   if (self.schedule && self.schedule->warmup == 0)
     logs::warn("accelerate.profiler",
                "ProfileKwargs: schedule_option has warmup = 0, so the first recorded step pays for the start.");
@@ -173,6 +222,9 @@ void Profile::step() {
   auto& self = *impl_;
   if (self.stopped) throw ConfigError("Profile: step() after stop(), expected it before");
   self.step_range.reset();
+  const int64_t now_ns = c10::getTime();
+  if (self.recorder) self.steps.push_back({self.step, self.step_begin_ns, now_ns});
+  self.step_begin_ns = now_ns;
   const Action before = self.action;
   self.action = self.action_at(++self.step);
   self.go(*this, before, self.action);
@@ -182,6 +234,7 @@ void Profile::step() {
 void Profile::stop() {
   auto& self = *impl_;
   if (std::exchange(self.stopped, true)) return;
+  const auto claim = std::move(self.claim);
   self.step_range.reset();
   self.go(*this, self.action, std::nullopt);
   if (!self.kwargs.output_trace_dir || !self.recording) return;
@@ -210,6 +263,11 @@ void Profile::export_chrome_trace(const std::filesystem::path& file) const {
     impl_->recording->save(file.string());
     if (std::filesystem::file_size(file, error) == 0 || error)
       raise<ResourceError>("export_chrome_trace: {} was not written; is the disk full?", file.string());
+    auto head = nlohmann::json::object();
+    if (const auto& clock = impl_->process.clock)
+      head["accelerate_clock"] = {{"offset_ns", clock->offset_ns}, {"error_ns", clock->error_ns}};
+    profiler::complete_trace(file, impl_->spans, head);
+    if (!impl_->call_sites.calls.empty()) profiler::add_call_sites(file, impl_->call_sites);
     impl_->saved = std::filesystem::absolute(file);
     return;
   }
@@ -241,6 +299,33 @@ void Profile::export_stacks(const std::filesystem::path& file, const std::string
   std::ofstream out(file);
   out << text;
   if (!out.flush()) raise<ResourceError>("export_stacks: can't write {}", file.string());
+}
+
+void Profile::export_memory_timeline(const std::filesystem::path& file, const std::string& device) const {
+  events();
+  if (!impl_->kwargs.profile_memory || !impl_->kwargs.record_shapes)
+    raise<ConfigError>(
+        "export_memory_timeline: profile_memory is {} and record_shapes is {}, expected both to be true: allocations "
+        "come from the one, what they are for from the other",
+        impl_->kwargs.profile_memory, impl_->kwargs.record_shapes);
+  const std::string name = file.filename().string();
+  const bool raw = name.ends_with(".raw.json"), page = name.ends_with(".html");
+  if (!page && !name.ends_with(".json"))
+    raise<ConfigError>("export_memory_timeline: the file is '{}', expected .json, .raw.json or .html{}", name,
+                       name.ends_with(".json.gz") ? "; compress it when it is written (gzip FILE)" : "");
+  std::optional<at::Device> of;
+  try {
+    of.emplace(device);
+  } catch (const c10::Error&) {
+    raise<ConfigError>("export_memory_timeline: device is '{}', expected one like cpu or cuda:0", device);
+  }
+  const auto lifetimes = profiler::memory_lifetimes(*impl_->recording, impl_->storages);
+  const auto changes = profiler::memory_changes(lifetimes, *of);
+  AtomicFile out("export_memory_timeline", file);
+  if (raw) out.write(profiler::to_json(changes));
+  else if (page) out.write(profiler::to_page(profiler::memory_moments(changes), *of));
+  else out.write(profiler::to_json(profiler::memory_moments(changes)));
+  out.finish(/*flush=*/false);
 }
 
 }  // namespace accelerate

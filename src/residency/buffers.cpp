@@ -14,7 +14,7 @@ at::Tensor Buffers::take(int64_t numel, at::ScalarType dtype, const at::Device& 
   if (found != free_.end() && !found->second.empty()) {
     at::Tensor flat = std::move(found->second.back());
     found->second.pop_back();
-    kept_bytes_ -= static_cast<int64_t>(flat.nbytes());
+    kept_.add(-static_cast<int64_t>(flat.nbytes()));
     return flat;
   }
   const auto allocate = [&] {
@@ -42,14 +42,14 @@ at::Tensor Buffers::take(int64_t numel, at::ScalarType dtype, const at::Device& 
 void Buffers::give(at::Tensor flat) {
   auto& same = free_[{flat.numel(), flat.scalar_type(), flat.device().type(), flat.device().index()}];
   if (same.size() >= kKept) return;
-  kept_bytes_ += static_cast<int64_t>(flat.nbytes());
+  kept_.add(static_cast<int64_t>(flat.nbytes()));
   same.push_back(std::move(flat));
 }
 
 void Buffers::keep_at_most(int64_t bytes) {
   for (auto& [size, same] : free_)
-    while (kept_bytes_ > bytes && !same.empty()) {
-      kept_bytes_ -= static_cast<int64_t>(same.back().nbytes());
+    while (kept_.bytes() > bytes && !same.empty()) {
+      kept_.add(-static_cast<int64_t>(same.back().nbytes()));
       same.pop_back();
     }
 }

@@ -7,6 +7,8 @@
 #include <tuple>
 #include <vector>
 
+#include "utils/held_bytes.hpp"
+
 namespace accelerate::residency {
 
 /// Flat storages that were given back wait here for the next unit of their size: a fresh allocation costs page faults
@@ -19,13 +21,13 @@ class Buffers {
   /// Frees of what nobody uses as much as it takes for no more than `bytes` to be kept.
   void keep_at_most(int64_t bytes);
   /// Frees what nobody uses.
-  void trim() { free_.clear(), kept_bytes_ = 0; }
+  void trim() { free_.clear(), kept_.add(-kept_.bytes()); }
 
  private:
   static constexpr size_t kKept = 2;  ///< of each size: the unit in use and the one on its way
   using Size = std::tuple<int64_t, at::ScalarType, at::DeviceType, at::DeviceIndex>;
   std::map<Size, std::vector<at::Tensor>> free_;
-  int64_t kept_bytes_ = 0;
+  HeldBytes kept_{Held::communication};
 };
 
 }  // namespace accelerate::residency

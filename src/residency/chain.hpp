@@ -12,12 +12,13 @@ enum class Link : size_t {
   record,     ///< deferred initialisation: write it down instead (deferred/record.cpp)
   place,      ///< pipeline: run, work out sizes only, or receive first (parallel/pipeline/stages.cpp)
   recompute,  ///< activation checkpointing of units: run, and write down how to run again (activations/)
+  adapt,      ///< adapters on frozen weights: add their part to what is computed (adapters/lora_handler.cpp)
   shard,      ///< tensor and sequence parallelism: run on this rank's share, or gather first
   codes,      ///< quantized members: a kernel for the encoding. Who has none leaves it to touch, whose fetch decodes
   touch,      ///< residency: make units present and pin them (touch.cpp)
   devices,    ///< models across devices: bring operands together (devices.cpp)
 };
-inline constexpr size_t kLinks = 7;
+inline constexpr size_t kLinks = 8;
 
 /// The rest of the chain: the handlers that come later, then the operator.
 class Next {

@@ -8,7 +8,7 @@ namespace accelerate::residency {
 /// Of the whole process; stats() reads them.
 struct Counters {
   std::atomic<int64_t> touches{0}, faults{0}, prefetch_hits{0}, evictions{0}, bytes_fetched{0}, bytes_stored{0},
-      resident_bytes{0}, peak_resident_bytes{0};
+      resident_bytes{0}, peak_resident_bytes{0}, products_on_codes{0}, decodes{0};
 
   void add_resident(int64_t bytes) {
     const int64_t now = resident_bytes.fetch_add(bytes, std::memory_order_relaxed) + bytes;

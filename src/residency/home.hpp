@@ -8,6 +8,8 @@
 
 namespace accelerate::residency {
 
+struct EncodedWeight;
+
 /// Bytes on their way. Destroying one that was not waited for waits too, and drops the error.
 class Transfer {
  public:
@@ -16,6 +18,8 @@ class Transfer {
   /// transfer threw.
   virtual void wait() = 0;
 };
+
+enum class Place { memory, host, file, shards };
 
 /// Where the bytes of one flat storage are while nobody computes with them. The residency calls it from one thread at a
 /// time, in the order of touches. `flat` is 1-D, contiguous, of the unit's compute dtype and device, and without the
@@ -39,11 +43,17 @@ class Home {
   /// fetches nor stores.
   virtual std::optional<at::Tensor> mapped() { return std::nullopt; }
 
+  /// For people: what kind of place it is. `memory`: that of the unit's device.
+  virtual Place place() const { return Place::memory; }
+
   /// How many processes a mapped home's bytes are shared by: each counts its share.
   virtual int64_t sharers() const { return 1; }
 
   /// Whether fetch() is a collective, so that all ranks must touch units in one order.
   virtual bool collective() const { return false; }
+
+  /// Of a home of one weight in few bits: it. Valid as long as the home.
+  virtual const EncodedWeight* encoded() const { return nullptr; }
 };
 
 }  // namespace accelerate::residency

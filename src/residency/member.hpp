@@ -10,6 +10,7 @@
 namespace accelerate::residency {
 
 class Unit;
+struct EncodedWeight;
 
 /// The key that members carry, so that every operator on them, and on views of them, comes by the fallback first.
 /// PyTorch itself does not use it.
@@ -42,6 +43,9 @@ class Member {
   int64_t numel() const { return numel_; }
   /// Elements from the start of the flat storage.
   int64_t offset() const { return offset_; }
+  /// Its bytes are codes, and these are they; null for others.
+  const EncodedWeight* encoded() const { return encoded_; }
+  void set_encoded(const EncodedWeight* encoded) { encoded_ = encoded; }
   /// The module still holds this tensor with this storage (module->to(...) replaces it).
   bool intact() const;
 
@@ -59,6 +63,7 @@ class Member {
   size_t bytes_before_;  ///< offset in bytes
   c10::intrusive_ptr<c10::StorageImpl> storage_;
   bool open_ = false;
+  const EncodedWeight* encoded_ = nullptr;
 };
 
 }  // namespace accelerate::residency

@@ -9,8 +9,10 @@
 #include "accelerate/utils/error.hpp"
 #include "residency/counters.hpp"
 #include "residency/devices.hpp"
+#include "residency/encoded.hpp"
 #include "utils/counts.hpp"
 #include "utils/meta_memory.hpp"
+#include "utils/trace.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -29,6 +31,7 @@ struct PlainTensors {
 Residency::Residency(const Policy& policy) : policy_(policy) {
   install_fallback();
   if (policy.across_devices) devices_.emplace(Link::devices, devices_handler());
+  if (policy.encoded) encoded_.emplace(Link::codes, encoded_handler());
 }
 
 Residency::~Residency() {
@@ -61,6 +64,8 @@ Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool 
       unit->parts_[p].members.push_back(
           std::make_unique<Member>(*unit, parts[p].members[i].first, parts[p].members[i].second, parts[p].dtype,
                                    parts[p].device, parts[p].layout.offsets[i], !unit->fixed_ || across_devices()));
+  for (const auto& part : unit->parts_)
+    for (const auto& member : part.members) member->set_encoded(part.home->encoded());
   units_.push_back(std::move(unit));
   Unit& added = *units_.back();
   if (added.fixed_) {
@@ -193,7 +198,11 @@ void Residency::start(Unit& unit) {
       }
       counters().add_resident(part.resident_bytes());
       if (part.mapped.defined()) continue;
+      const auto kind = part.home->collective() ? trace::Kind::unit_gather : trace::Kind::unit_fetch;
+      const trace::Topic topic(kind, unit.name_, part.bytes());
+      trace::Span at_once(kind, unit.name_, part.bytes());
       part.transfer = part.home->fetch(part.flat);
+      if (part.transfer) at_once.cancel();  // who carries it out tells of it
       counters().bytes_fetched.fetch_add(part.bytes(), std::memory_order_relaxed);
     }
   } catch (...) {
@@ -211,6 +220,8 @@ void Residency::start(Unit& unit) {
 
 void Residency::finish(Unit& unit) {
   --outstanding_;
+  trace::Span waits(trace::Kind::unit_wait, unit.name_, unit.bytes());
+  if (unit.fixed_) waits.cancel();
   try {
     for (auto& part : unit.parts_)
       if (part.transfer) part.transfer->wait();
@@ -232,6 +243,7 @@ void Residency::drop(Unit& unit) {
   if (unit.fixed_) return;
   if (unit.state_ == State::fetching) finish(unit);
   if (unit.state_ == State::absent) return;
+  const trace::Span evicts(trace::Kind::unit_evict, unit.name_, unit.bytes());
   for (auto& part : unit.parts_) {  // first: what can't be stored stays, whole and as it is
     if (!unit.dirty_ || part.mapped.defined()) continue;
     part.home->store(part.flat);

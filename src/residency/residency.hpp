@@ -36,6 +36,9 @@ struct Policy {
   /// The model lies on several devices: an operator's operands come to its unit's device (see devices.hpp), of units
   /// that never move too. Decided once, when the Residency is made.
   bool across_devices = false;
+  /// Homes are encoded ones, of one member each: operators on these are answered from their codes (encoded.hpp).
+  /// Decided once, when the Residency is made.
+  bool encoded = false;
 };
 
 /// The units of one model: who is where, who comes next, who has to go. All decisions follow from the order of touches
@@ -94,6 +97,7 @@ class Residency {
   void look_ahead(int64_t units) ACCELERATE_REQUIRES(mutex_);
 
   std::optional<ProcessHandler> devices_;     ///< of a model across devices
+  std::optional<ProcessHandler> encoded_;     ///< of weights in few bits
   std::vector<std::unique_ptr<Unit>> units_;  ///< all there before anybody touches one
   mutable Mutex mutex_;                       ///< of what follows, and of what the units and their parts hold
   Policy policy_ ACCELERATE_GUARDED_BY(mutex_);

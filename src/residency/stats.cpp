@@ -22,12 +22,16 @@ Stats stats() {
           .bytes_fetched = c.bytes_fetched,
           .bytes_stored = c.bytes_stored,
           .resident_bytes = c.resident_bytes,
-          .peak_resident_bytes = c.peak_resident_bytes};
+          .peak_resident_bytes = c.peak_resident_bytes,
+          .products_on_codes = c.products_on_codes,
+          .decodes = c.decodes};
 }
 
 void reset_stats() {
   Counters& c = counters();
-  for (auto* counter : {&c.faults, &c.prefetch_hits, &c.evictions, &c.bytes_fetched, &c.bytes_stored}) *counter = 0;
+  for (auto* counter :
+       {&c.faults, &c.prefetch_hits, &c.evictions, &c.bytes_fetched, &c.bytes_stored, &c.products_on_codes, &c.decodes})
+    *counter = 0;
   c.peak_resident_bytes = c.resident_bytes.load();
 }
 

@@ -6,6 +6,7 @@
 #include "residency/member.hpp"
 #include "residency/raw_access.hpp"
 #include "residency/residency.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::residency {
 
@@ -24,6 +25,9 @@ Summon::Summon(const ModelRef& model, const SummonOptions& options)
   for (const auto& [name, tensor] : model.parameters()) {  // in order of registration: the same on every rank
     const Member* member = Member::of(tensor);
     if (!member || !fetched.insert(&member->unit()).second) continue;
+    if (member->encoded() && options.writeback)
+      raise<ConfigError>(
+          "summon: found writeback with '{}', which is kept in few bits and frozen, expected writeback = false", name);
     if (keeps) {
       impl_->access.add(*member);
     } else {

@@ -6,6 +6,8 @@
 
 #include <latch>
 
+#include "utils/trace.hpp"
+
 namespace accelerate::residency {
 namespace {
 
@@ -49,6 +51,11 @@ Worker::~Worker() {
 }
 
 std::unique_ptr<Transfer> Worker::run(std::function<void()> work) {
+  if (auto label = trace::label_of("work", 0))
+    work = [label = std::move(label), work = std::move(work)] {
+      const trace::Span span(label, trace::Lane::thread);
+      work();
+    };
   std::packaged_task<void()> task(std::move(work));
   auto transfer = std::make_unique<Running>(task.get_future());
   {

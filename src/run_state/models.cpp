@@ -16,6 +16,7 @@
 #include "run_state/own_pieces.hpp"
 #include "run_state/whole_stream.hpp"
 #include "utils/raise.hpp"
+#include "utils/trace.hpp"
 
 namespace accelerate::run_state {
 namespace {
@@ -104,15 +105,17 @@ void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateF
 }
 
 StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& file) : engine_(model.engine.get()) {
-  if (file.form == StateForm::local) {
-    stage_own_pieces(holdings_of(model), file.path);
-    return;
-  }
-  stage(model,
-        file.form == StateForm::safetensors ? checkpointing::open_safetensors(file.path)
-        : file.form == StateForm::sharded   ? checkpointing::open_distributed(file.path)
-                                            : checkpointing::open_archive(file.path),
-        /*may_miss=*/{});
+  trace::Span span(trace::Kind::checkpoint_read, file.path.filename().string());
+  if (file.form == StateForm::local) stage_own_pieces(holdings_of(model), file.path);
+  else
+    stage(model,
+          file.form == StateForm::safetensors ? checkpointing::open_safetensors(file.path)
+          : file.form == StateForm::sharded   ? checkpointing::open_distributed(file.path)
+                                              : checkpointing::open_archive(file.path),
+          /*may_miss=*/{});
+  int64_t bytes = 0;
+  for (const auto& [target, value] : copies_) bytes += static_cast<int64_t>(value.nbytes());
+  span.set_bytes(bytes);
 }
 
 StagedModel::StagedModel(const detail::PreparedModel& model, const checkpointing::StoredTensors& stored,

@@ -2,12 +2,14 @@
 
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Type.h>
 
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <set>
+#include <typeinfo>
 #include <unordered_map>
 
 #include "accelerate/checkpoint.hpp"
@@ -67,6 +69,15 @@ std::vector<HeldTensor> parameters_of(const AcceleratedOptimizer& optimizer, con
   return result;
 }
 
+/// What writes its state in its own words can't be cut into pieces, nor put together from them.
+[[noreturn]] void refuse_pieces(const AcceleratedOptimizer& optimizer, const char* operation) {
+  raise<ConfigError>(
+      "{}: found an optimizer of class {}, whose state is of a layout of its own (AdamW8bit's codes come in blocks), "
+      "expected one whose states are tensors like their parameters; save it by save_state without FSDP, or use "
+      "torch::optim::AdamW",
+      operation, c10::demangle(typeid(optimizer.optimizer()).name()));
+}
+
 /// One field of one parameter's state.
 struct Field {
   int64_t parameter = 0;
@@ -84,6 +95,7 @@ struct OptimizerView {
   OptimizerView(const AcceleratedOptimizer& optimizer, const PreparedModels& models,
                 Untouched untouched = Untouched::left_out)
       : parameters(parameters_of(optimizer, models)), state(parameters.size()) {
+    if (optim::has_own_state_dict(optimizer.optimizer())) refuse_pieces(optimizer, "optimizer state");
     const auto dict = optimizer.state_dict().toGenericDict();
     std::vector<Field> fields;
     for (const auto& entry : dict.at("state").toGenericDict())
@@ -329,6 +341,10 @@ c10::IValue whole_state(const AcceleratedOptimizer& optimizer, const PreparedMod
 }
 
 c10::IValue read_optimizer(const AcceleratedOptimizer& optimizer, const PreparedModels& models, const StateFile& file) {
+  if (optim::has_own_state_dict(optimizer.optimizer())) {
+    if (file.form != StateForm::safetensors && file.form != StateForm::archive) refuse_pieces(optimizer, "load_state");
+    return checkpointing::load_object(file.path);
+  }
   if (file.form == StateForm::local) return load_own_pieces(parameters_of(optimizer, models), file.path);
   return read_optimizer(optimizer, models,
                         file.form == StateForm::sharded ? checkpointing::open_distributed_optimizer(file.path)

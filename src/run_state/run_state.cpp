@@ -1,6 +1,10 @@
 #include "run_state/run_state.hpp"
 
+#include <c10/util/Type.h>
+
+#include <algorithm>
 #include <functional>
+#include <typeinfo>
 #include <unordered_map>
 
 #include "accelerate/comm.hpp"
@@ -13,6 +17,7 @@
 #include "utils/counts.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
+#include "utils/trace.hpp"
 
 namespace accelerate::run_state {
 
@@ -45,6 +50,20 @@ namespace {
 using PieceOfParameter = std::unordered_map<const at::TensorImpl*, parallel::Holding>;
 
 void give_pieces(const PieceOfParameter& pieces, torch::optim::Optimizer& optimizer) {
+  const auto& groups = optimizer.param_groups();
+  if (optim::has_own_state_dict(optimizer) && std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
+        return std::any_of(group.params().begin(), group.params().end(), [&](const at::Tensor& parameter) {
+          return pieces.contains(parameter.unsafeGetTensorImpl());
+        });
+      }))
+    raise<ConfigError>(
+        "prepare: found an optimizer of class {} for parameters that are sharded, expected one whose states are "
+        "tensors "
+        "like their parameters: a state of a layout of its own (AdamW8bit's codes come in blocks of 256) can't be "
+        "saved "
+        "and loaded in pieces. Use torch::optim::AdamW, of whose states each rank holds its shard, or train without "
+        "fsdp_plugin",
+        c10::demangle(typeid(optimizer).name()));
   // Adagrad has states from its start, others when they have stepped before they are prepared.
   for (auto& group : optimizer.param_groups())
     for (auto& parameter : group.params())
@@ -168,10 +187,15 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
     for (size_t i = 0; i < models.size(); ++i)
       staged.emplace_back(prepared_of(run, models[i]),
                           find_state(model_files(folder, i), options.preferred, fmt::format("prepared model {}", i)));
-    for (size_t i = 0; i < run.optimizers.size(); ++i)
-      optimizers.push_back(read_optimizer(
-          run.optimizers[i], run.models,
-          find_state(optimizer_files(folder, i), options.preferred, fmt::format("prepared optimizer {}", i))));
+    for (size_t i = 0; i < run.optimizers.size(); ++i) {
+      const auto file =
+          find_state(optimizer_files(folder, i), options.preferred, fmt::format("prepared optimizer {}", i));
+      std::error_code is_folder;  // of a distributed checkpoint, of which each rank reads some parts
+      const auto bytes = fs::file_size(file.path, is_folder);
+      const trace::Span span(trace::Kind::checkpoint_read, file.path.filename().string(),
+                             is_folder ? 0 : static_cast<int64_t>(bytes));
+      optimizers.push_back(read_optimizer(run.optimizers[i], run.models, file));
+    }
     for (size_t i = 0; i < run.schedulers.size(); ++i)
       schedulers.push_back(load_object(folder / numbered("scheduler", i, ".bin")));
     if (options.loaders)

@@ -9,6 +9,7 @@
 #include "utils/atomic_file.hpp"
 #include "utils/error_text.hpp"
 #include "utils/raise.hpp"
+#include "utils/trace.hpp"
 
 namespace accelerate::run_state {
 
@@ -89,9 +90,15 @@ void write_in_step(WholeStream& stream, bool writes, const std::function<void()>
 }
 
 void write_archive(const std::filesystem::path& file, formats::TorchPickle&& pickle) {
+  trace::Span span(trace::Kind::checkpoint_write, file.filename().string());
+  int64_t written = 0;
   AtomicFile out("save_state", file);
-  formats::write_torch_archive(std::move(pickle), [&](std::string_view bytes) { out.write(bytes); });
+  formats::write_torch_archive(std::move(pickle), [&](std::string_view bytes) {
+    out.write(bytes);
+    written += static_cast<int64_t>(bytes.size());
+  });
   out.finish();
+  span.set_bytes(written);
 }
 
 void on_all_ranks_or_throw(const std::function<void()>& f) {

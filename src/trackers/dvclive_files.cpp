@@ -37,7 +37,7 @@ Value for_summary(const Value& value) {
   return value.is_number_float() && !std::isfinite(value.get<double>()) ? Value(config::python_text(value)) : value;
 }
 
-Value dvclive_option(const Value& options, const char* name, Value fallback) {
+Value dvclive_option(const Value& options, const char* name, const Value& fallback) {
   return options.contains(name) ? options[name] : fallback;
 }
 

@@ -72,7 +72,7 @@ void MlflowServer::put(const std::string& url, const std::string& content_type, 
        {.method = "PUT", .url = url, .headers = {{"Content-Type", content_type}}, .body = std::move(bytes)});
 }
 
-Value MlflowServer::send(const std::string& what, http::Request request) {
+Value MlflowServer::send(const std::string& what, const http::Request& request) {
   if (!client_) client_.emplace(server_);
   const auto begin = std::chrono::steady_clock::now();
   auto pause = kFirstPause;
@@ -80,7 +80,7 @@ Value MlflowServer::send(const std::string& what, http::Request request) {
     std::string why;
     try {
       const http::Answer answer = client_->send(request);
-      const Value body = parse_json<Value>(answer.body);
+      const auto body = parse_json<Value>(answer.body);
       if (answer.status >= 200 && answer.status < 300) return body.is_object() ? body : Value::object();
       std::string code, text = answer.body.substr(0, 300);
       if (body.is_object()) {

@@ -33,7 +33,7 @@ class MlflowServer {
   void put(const std::string& url, const std::string& content_type, std::string bytes);
 
  private:
-  config::Value send(const std::string& what, http::Request request);
+  config::Value send(const std::string& what, const http::Request& request);
 
   std::string uri_;
   http::Server server_;

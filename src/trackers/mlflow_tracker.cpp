@@ -205,6 +205,7 @@ MlflowTracker::MlflowTracker(const TrackerSetup& setup) {
         "mlflow: {}; expected both: nested_run, and in parent_run_id the run that the new one belongs to",
         nested ? "nested_run was given without a parent_run_id" : "parent_run_id was given without nested_run");
   const std::string experiment = text_option(given, "experiment_name", "MLFLOW_EXPERIMENT_NAME");
+  // NOLINTNEXTLINE(modernize-make-unique): an aggregate that does not move
   impl_.reset(new Impl{.experiment_name = experiment.empty() ? setup.project_name : experiment,
                        .run_id = text_option(given, "run_id", "MLFLOW_RUN_ID"),
                        .run_name = given.text("run_name"),

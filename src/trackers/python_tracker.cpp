@@ -41,7 +41,7 @@ struct PythonTracker::Impl {
     } catch (const ResourceError& error) {
       throw TrackerGone(fmt::format("{}: its Python process failed in '{}': {}", name, what, error.what()));
     }
-    const Value answer = parse_json<Value>(text);
+    const auto answer = parse_json<Value>(text);
     if (!answer.is_object())
       throw TrackerGone(fmt::format("{}: its Python process answered {}", name, show_json(answer)));
     if (const auto found = answer.find("error"); found != answer.end() && found->is_string())

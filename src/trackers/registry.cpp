@@ -40,11 +40,14 @@ void register_tracker_class(const std::string& name, TrackerClass tracker) {
     raise<ConfigError>("register_tracker_class: '{}' lacks {}, expected a function", name,
                        tracker.make ? "available" : "make");
   auto& registry = tracker_registry();
-  const MutexLock lock(registry.mutex);
-  if (registry.classes.contains(name))
+  bool is_new = true;
+  {
+    const MutexLock lock(registry.mutex);
+    is_new = registry.classes.insert_or_assign(name, std::move(tracker)).second;
+  }
+  if (!is_new)
     logs::warn("accelerate.trackers",
                "register_tracker_class: '{}' was registered already, and is another tracker from now on", name);
-  registry.classes.insert_or_assign(name, std::move(tracker));
 }
 
 std::vector<std::string> tracker_names() {

@@ -93,6 +93,9 @@ enum class Count : size_t {
   whole_states,     ///< of sharded models, for the program
   whole_optimizer_states,
   trackers,
+  // waiting of the training thread (utils/wait_clock.hpp); collectives on a GPU's streams don't block it
+  comm_wait_ns,
+  data_wait_ns,
   number_of_counts
 };
 

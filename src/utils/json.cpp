@@ -20,11 +20,18 @@ template <class Json> class Builder {
   using binary_t = typename Json::binary_t;
 
   using TakeMember = std::function<void(const string_t& name, const Json& value)>;
+  using TakeElement = std::function<void(Json& element)>;
 
   /// @param take_member  if it is there, the root must be an object and loses its members to it
   Builder(size_t text_bytes, const JsonRules& rules, const TakeMember* take_member = nullptr)
       // A value takes up to 100 bytes, and 2 of text.
-      : left_(500'000 + text_bytes / 6), rules_(rules), take_member_(take_member) {}
+      : most_(500'000 + text_bytes / 6), left_(most_), rules_(rules), take_member_(take_member) {}
+
+  /// The member `list` of the root, if it is a list, loses its elements to `take`.
+  void give_elements(const string_t& list, const TakeElement& take) {
+    list_ = &list;
+    take_element_ = &take;
+  }
 
   Json take() { return std::move(root_); }
   std::string& problem() { return problem_; }
@@ -73,6 +80,7 @@ template <class Json> class Builder {
       return nullptr;
     }
     if (open_.empty()) return &root_;
+    if (is_element()) return &element_;
     if (is_member()) {
       name_ = std::move(key_);
       return &member_;
@@ -103,6 +111,7 @@ template <class Json> class Builder {
     Json* const to = place();
     if (!to) return false;
     *to = std::move(container);
+    if (take_element_ && to == &member_ && name_ == *list_) in_list_ = to->is_array();
     open_.push_back(to);
     return true;
   }
@@ -113,9 +122,17 @@ template <class Json> class Builder {
 
   /// Whether the value that comes or has come belongs to the root, which gives its members away.
   bool is_member() const { return take_member_ && open_.size() == 1; }
+  bool is_element() const { return in_list_ && open_.size() == 2; }
   bool complete() {
     if (take_member_ && !root_.is_object()) return fail("is not a JSON object");
-    if (is_member()) (*take_member_)(name_, member_);
+    if (is_element()) {
+      (*take_element_)(element_);
+      left_ = most_;  // it is gone, and what it took
+    } else if (is_member()) {
+      in_list_ = false;
+      (*take_member_)(name_, member_);
+      if (take_element_) left_ = most_;
+    }
     return true;
   }
 
@@ -144,14 +161,62 @@ template <class Json> class Builder {
     return true;
   }
 
-  Json root_, member_;
+  Json root_, member_, element_;
   string_t name_;            ///< of the member
   std::vector<Json*> open_;  ///< lists and objects that have begun; none of them moves while it is open
   string_t key_;
-  size_t left_;
+  size_t most_, left_;
   const JsonRules& rules_;
   const TakeMember* take_member_;
+  const string_t* list_ = nullptr;
+  const TakeElement* take_element_ = nullptr;
+  bool in_list_ = false;
   std::string problem_;
+};
+
+/// The letters of a text that comes in pieces.
+class Pieces {
+ public:
+  explicit Pieces(const std::function<std::string_view()>& more) : more_(more) { next(); }
+  bool ended() const { return piece_.empty(); }
+  bool has_nul() const { return has_nul_; }
+  char letter() const { return piece_.front(); }
+  void advance() {
+    piece_.remove_prefix(1);
+    if (piece_.empty()) next();
+  }
+
+ private:
+  void next() {
+    piece_ = more_();
+    // As in fill(): the text ends here for the JSON library.
+    has_nul_ = has_nul_ || piece_.find('\0') != std::string_view::npos;
+  }
+
+  const std::function<std::string_view()>& more_;
+  std::string_view piece_;
+  bool has_nul_ = false;
+};
+
+class PiecesIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = char;
+
+  explicit PiecesIterator(Pieces* pieces = nullptr) : pieces_(pieces) {}
+  char operator*() const { return pieces_->letter(); }
+  PiecesIterator& operator++() {
+    pieces_->advance();
+    return *this;
+  }
+  bool operator==(const PiecesIterator& other) const { return at_end() == other.at_end(); }
+
+ private:
+  bool at_end() const { return !pieces_ || pieces_->ended(); }
+  Pieces* pieces_;
 };
 
 template <class Json> bool fill(Builder<Json>& builder, std::string_view text) {
@@ -194,6 +259,15 @@ std::string parse_json_members(std::string_view text,
                                const JsonRules& rules) {
   Builder<nlohmann::json> builder(text.size(), rules, &take);
   return fill(builder, text) ? "" : builder.problem();
+}
+
+std::string parse_json_stream(const JsonStream& stream, const JsonRules& rules) {
+  Builder<nlohmann::json> builder(0, rules, &stream.take_member);
+  builder.give_elements(stream.list, stream.take_element);
+  Pieces pieces(stream.more);
+  const bool valid = nlohmann::json::sax_parse(PiecesIterator(&pieces), PiecesIterator(), &builder);
+  if (pieces.has_nul()) return "is not valid JSON: it holds a NUL byte";
+  return valid ? "" : builder.problem();
 }
 
 template <class Json> std::string show_json(const Json& value, size_t most_bytes) {

@@ -35,6 +35,21 @@ ACCELERATE_API std::string parse_json_members(
     std::string_view text, const std::function<void(const std::string& name, const nlohmann::json& value)>& take,
     const JsonRules& rules = {});
 
+/// An object that is too large for memory, read piece by piece.
+struct JsonStream {
+  /// The next piece of the text, which stays until it is asked again; empty at the end.
+  std::function<std::string_view()> more;
+  /// The member that is a list of very many elements: each is given to `take_element`, which may change it, as soon as
+  /// it is whole.
+  std::string list;
+  std::function<void(nlohmann::json& element)> take_element;
+  /// The other members, and the list when it has ended, as an empty one.
+  std::function<void(const std::string& name, const nlohmann::json& value)> take_member;
+};
+
+/// Takes as much memory as the largest of what is given away. @return as parse_json_members()
+ACCELERATE_API std::string parse_json_stream(const JsonStream& stream, const JsonRules& rules = {});
+
 /// A value in a message, cut before it is written: short whatever it holds.
 template <class Json> std::string show_json(const Json& value, size_t most_bytes = 60);
 

@@ -5,12 +5,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <ctime>
+#include <mutex>
 
 #include "accelerate/utils/monitor.hpp"
+#include "utils/counts.hpp"
 #include "utils/step_file.hpp"
+#include "utils/trace.hpp"
 
 namespace accelerate {
 namespace {
@@ -35,32 +39,88 @@ StepRecord* record() {
   return mapped;
 }
 
-std::atomic<bool> program_reports{false};
+/// What this process has said so far. Locked for the few stores of a step, by whoever reports it.
+struct Figures {
+  std::mutex mutex;
+  double flops_forward = 0, flops_backward = 0;  ///< of a token
+  int64_t counted_tokens = 0;                    ///< those whose operations are in `flops`
+  double flops = 0;
+};
 
-void write(StepRecord& record, uint64_t steps) {
+Figures& figures() {
+  static Figures* const all = new Figures;  // threads of the program may outlive static objects
+  return *all;
+}
+
+std::atomic<bool> program_steps{false}, program_tokens{false}, program_flops{false};
+std::atomic<int64_t> tokens_of_program{0};
+std::atomic<double> flops_of_program{0};
+
+template <class T> void store(T& place, T value) { std::atomic_ref(place).store(value, std::memory_order_relaxed); }
+
+/// The caller holds the mutex.
+void write(StepRecord& record, Figures& known, uint64_t steps) {
+  const int64_t tokens = program_tokens.load(std::memory_order_relaxed)
+                             ? tokens_of_program.load(std::memory_order_relaxed)
+                             : counts::read(counts::Count::items);
+  const double per_token =
+      known.flops_forward + (counts::read(counts::Count::backwards) > 0 ? known.flops_backward : 0);
+  known.flops += per_token * static_cast<double>(std::max<int64_t>(tokens - known.counted_tokens, 0));
+  known.counted_tokens = tokens;
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
-  std::atomic_ref(record.at_ns)
-      .store(static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec),
-             std::memory_order_relaxed);
+  store(record.tokens, static_cast<uint64_t>(tokens));
+  store(record.flops,
+        program_flops.load(std::memory_order_relaxed) ? flops_of_program.load(std::memory_order_relaxed) : known.flops);
+  store(record.comm_wait_ns, static_cast<uint64_t>(counts::read(counts::Count::comm_wait_ns)));
+  store(record.data_wait_ns, static_cast<uint64_t>(counts::read(counts::Count::data_wait_ns)));
+  store(record.at_ns, static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec));
   std::atomic_ref(record.steps).store(steps, std::memory_order_release);
 }
 
 }  // namespace
 
 void report_step(int64_t steps) {
+  program_steps.store(true, std::memory_order_relaxed);
+  trace::step_done(steps, nullptr);
   StepRecord* const file = record();
   if (!file) return;
-  program_reports.store(true, std::memory_order_relaxed);
-  write(*file, static_cast<uint64_t>(steps));
+  const std::lock_guard lock(figures().mutex);
+  write(*file, figures(), static_cast<uint64_t>(steps));
 }
 
-void report_optimizer_step(int64_t steps) {
+void report_tokens(int64_t tokens) {
+  tokens_of_program.fetch_add(tokens, std::memory_order_relaxed);
+  program_tokens.store(true, std::memory_order_relaxed);
+}
+
+void report_flops(double flops) {
+  flops_of_program.fetch_add(flops, std::memory_order_relaxed);
+  program_flops.store(true, std::memory_order_relaxed);
+}
+
+void report_optimizer_step(int64_t steps, const void* optimizer) {
+  if (program_steps.load(std::memory_order_relaxed)) return;
+  trace::step_done(steps, optimizer);
   StepRecord* const file = record();
-  if (!file || program_reports.load(std::memory_order_relaxed)) return;
+  if (!file) return;
+  const std::lock_guard lock(figures().mutex);
   if (const auto done = static_cast<uint64_t>(steps);
       done > std::atomic_ref(file->steps).load(std::memory_order_relaxed))
-    write(*file, done);
+    write(*file, figures(), done);
+}
+
+bool is_monitored() { return record() != nullptr; }
+
+void count_flops_per_token(double forward, double backward) {
+  const std::lock_guard lock(figures().mutex);
+  figures().flops_forward += forward;
+  figures().flops_backward += backward;
+}
+
+void forget_flops_per_token() {
+  const std::lock_guard lock(figures().mutex);
+  figures().flops_forward = figures().flops_backward = 0;
 }
 
 }  // namespace accelerate

@@ -6,6 +6,14 @@ namespace accelerate {
 
 /// An optimizer's `steps`-th step is done. Of several optimizers the one that steps most counts. Not a word once the
 /// program calls report_step() itself.
-void report_optimizer_step(int64_t steps);
+void report_optimizer_step(int64_t steps, const void* optimizer);
+
+/// Whether somebody watches.
+bool is_monitored();
+/// A model is used from now on: floating-point operations that each token takes in the forward, and in the backward.
+/// What models take adds up.
+void count_flops_per_token(double forward, double backward);
+/// None is used any more.
+void forget_flops_per_token();
 
 }  // namespace accelerate

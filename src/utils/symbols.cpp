@@ -5,7 +5,6 @@
 #include <elf.h>
 #include <fcntl.h>
 #include <link.h>
-#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -49,7 +48,6 @@ struct Symbols::Table {
   void read() {
     const auto head = part<ElfW(Ehdr)>(0, 1);
     if (head.empty() || std::memcmp(head[0].e_ident, ELFMAG, SELFMAG) != 0) return;
-    absolute = head[0].e_type == ET_EXEC;
     const auto sections = part<ElfW(Shdr)>(head[0].e_shoff, head[0].e_shnum);
     for (const auto& section : sections) {
       if (section.sh_type != SHT_SYMTAB || section.sh_link >= sections.size()) continue;
@@ -75,7 +73,6 @@ struct Symbols::Table {
 
   const char* bytes = nullptr;
   size_t size = 0;
-  bool absolute = false;  ///< addresses are those of memory, not offsets from where the file lies in it
   std::span<const char> names;
   std::vector<const ElfW(Sym)*> functions;
 };
@@ -83,26 +80,40 @@ struct Symbols::Table {
 Symbols::Symbols() = default;
 Symbols::~Symbols() = default;
 
-std::string Symbols::describe(const void* address, bool returns_to) {
-  constexpr size_t kLongest = 200;  // LibTorch's templates have names of thousands of letters
-  Dl_info info{};
+std::optional<Symbols::Function> Symbols::find(const void* address, bool returns_to) {
   const auto place = reinterpret_cast<size_t>(address) - (returns_to ? 1 : 0);
-  if (::dladdr(reinterpret_cast<const void*>(place), &info) == 0 || !info.dli_fname) return fmt::format("{}", address);
-  const auto base = reinterpret_cast<size_t>(info.dli_fbase);
+  auto* const point = reinterpret_cast<void*>(place);  // NOLINT(performance-no-int-to-ptr): an address of code
+  dl_find_object object{};
+  if (::_dl_find_object(point, &object) != 0) return std::nullopt;
   // The program's own name may be one relative to a folder that is not the current one any more.
-  const bool program = base == reinterpret_cast<size_t>(::getauxval(AT_PHDR)) - sizeof(ElfW(Ehdr));
-  const std::string file = program ? "/proc/self/exe" : info.dli_fname;
+  const bool program = object.dlfo_link_map->l_name[0] == '\0';
+  const std::string file = program ? "/proc/self/exe" : object.dlfo_link_map->l_name;
+  std::error_code ignored;
+  const auto path = program ? std::filesystem::read_symlink(file, ignored) : std::filesystem::path(file);
+  Function function{.symbol = {}, .offset = 0, .file = path.filename().string(), .address = {}};
+  function.address = place - static_cast<size_t>(object.dlfo_link_map->l_addr);
   auto& table = tables_[file];
   if (!table) table = std::make_unique<Table>(file);
-  std::string text;
-  if (info.dli_sname) {
-    text = fmt::format("{}+{:#x}", c10::demangle(info.dli_sname), place - reinterpret_cast<size_t>(info.dli_saddr));
-  } else if (const auto found = table->find(place - (table->absolute ? 0 : base))) {
-    text = fmt::format("{}+{:#x}", c10::demangle(found->first), found->second);
+  Dl_info info{};
+  if (const auto found = table->find(function.address)) {
+    function.symbol = found->first;
+    function.offset = found->second;
+  } else if (::dladdr(point, &info) != 0 && info.dli_sname) {  // looks at all names of the file: a millisecond
+    function.symbol = info.dli_sname;
+    function.offset = place - reinterpret_cast<size_t>(info.dli_saddr);
   }
+  return function;
+}
+
+std::string Symbols::describe(const void* address, bool returns_to) {
+  constexpr size_t kLongest = 200;  // LibTorch's templates have names of thousands of letters
+  const auto function = find(address, returns_to);
+  if (!function) return fmt::format("{}", address);
+  std::string text;
+  if (!function->symbol.empty())
+    text = fmt::format("{}+{:#x}", c10::demangle(function->symbol.c_str()), function->offset);
   if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
-  return fmt::format("{}{}{} ({:#x})", text, text.empty() ? "" : " in ",
-                     std::filesystem::path(info.dli_fname).filename().string(), place - (table->absolute ? 0 : base));
+  return fmt::format("{}{}{} ({:#x})", text, text.empty() ? "" : " in ", function->file, function->address);
 }
 
 }  // namespace accelerate

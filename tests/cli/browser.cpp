@@ -144,6 +144,11 @@ bool Browser::wait_until(const std::string& expression, std::chrono::millisecond
   return false;
 }
 
+void Browser::prefer_dark() {
+  call("Emulation.setEmulatedMedia",
+       {{"features", json::array({{{"name", "prefers-color-scheme"}, {"value", "dark"}}})}});
+}
+
 void Browser::save_picture(const std::string& file) {
   const std::string bytes = from_base64(call("Page.captureScreenshot").at("data"));
   std::ofstream(file, std::ios::binary) << bytes;

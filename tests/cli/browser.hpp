@@ -23,6 +23,8 @@ class Browser {
   nlohmann::json evaluate(const std::string& expression);
   /// Asks again until the expression is true; false when the deadline passes.
   bool wait_until(const std::string& expression, std::chrono::milliseconds deadline = std::chrono::seconds(20));
+  /// As a user whose system is set to dark colours.
+  void prefer_dark();
   void save_picture(const std::string& file);
   /// Exceptions of scripts, and what the browser complained about (a violated policy, for example), so far.
   const std::vector<std::string>& complaints() const { return complaints_; }

@@ -36,7 +36,7 @@ nlohmann::json answer(std::vector<std::string> arguments) {
   return nlohmann::json::parse(result.out, nullptr, /*allow_exceptions=*/false);
 }
 
-const std::vector<std::string> kQuestion = {"--prompt", "What is the capital of France?", "--max_new_tokens", "16"};
+const std::vector<std::string> kQuestion = {"--prompt", "What is the capital of France?", "--max_new_tokens", "8"};
 
 std::vector<std::string> with(std::vector<std::string> first, const std::vector<std::string>& more) {
   first.insert(first.end(), more.begin(), more.end());
@@ -65,7 +65,7 @@ TEST(Generate, AnswersWithin150MegabytesAsItDoesInMemory) {
 TEST(Generate, StreamsWhatItSays) {
   SKIP_WITHOUT_DATA();
   Program program(with({accelerate(), "generate", model(), "--stats"},
-                       {"--prompt", "Tell me a long story about a river.", "--max_new_tokens", "120"}));
+                       {"--prompt", "Tell me a long story about a river.", "--max_new_tokens", "40"}));
   EXPECT_TRUE(program.wait_for("river", kDeadline)) << "before the end";
   EXPECT_FALSE(gone(program.pid(), milliseconds(1)));
   const auto result = program.wait(kDeadline);

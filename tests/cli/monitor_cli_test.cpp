@@ -246,8 +246,16 @@ TEST(MonitorPage, ShowsTheGpuOfEachRank) {
     program.wait();
     return std::pair{state["ranks"][0]["gpu"], state["ranks"][1]["gpu"]};
   };
-  const json first{{"index", 0}, {"busy_percent", 57}, {"used_bytes", 12ll << 30}, {"total_bytes", 80ll << 30}},
-      second{{"index", 1}, {"busy_percent", nullptr}, {"used_bytes", 12ll << 30}, {"total_bytes", 80ll << 30}};
+  const json first{{"index", 0},
+                   {"name", "NVIDIA A100-SXM4-80GB"},
+                   {"busy_percent", 57},
+                   {"used_bytes", 12ll << 30},
+                   {"total_bytes", 80ll << 30}},
+      second{{"index", 1},
+             {"name", "NVIDIA A100-SXM4-80GB"},
+             {"busy_percent", nullptr},
+             {"used_bytes", 12ll << 30},
+             {"total_bytes", 80ll << 30}};
   EXPECT_EQ(gpus("", {}), std::pair(first, second));
   EXPECT_EQ(gpus("GPU-second,0", {}), std::pair(second, first));
   EXPECT_EQ(gpus("", {"--gpu_ids", "1,5"}), std::pair(second, json()));
@@ -267,6 +275,10 @@ TEST(MonitorPage, MistakesAreExplained) {
               AllOf(StartsWith("64 "), HasSubstr("--monitor_host is 'no such host'")));
   EXPECT_THAT(error({"--monitor_port", "0", "--monitor_host", "192.0.2.1"}),
               AllOf(StartsWith("71 "), HasSubstr("can't be served at 192.0.2.1:0")));
+  EXPECT_THAT(error({"--monitor_peak_flops", "-1", "--monitor"}),
+              AllOf(StartsWith("64 "), HasSubstr("--monitor_peak_flops is -1")));
+  EXPECT_THAT(error({"--monitor_peak_flops", "1e12"}),
+              AllOf(StartsWith("0 "), HasSubstr("--monitor_peak_flops has no effect without --monitor")));
   EXPECT_THAT(error({"--monitor_host", "0.0.0.0"}),
               AllOf(StartsWith("0 "), HasSubstr("--monitor_host has no effect without --monitor_port")));
   EXPECT_THAT(error({"--monitor_host", "0.0.0.0", "--monitor_port", "0"}),
@@ -297,8 +309,66 @@ TEST(MonitorSteps, PreparedOptimizersReportThem) {
       EXPECT_LT(rank["steps_per_second"], 21);
       EXPECT_EQ(rank["steps"].get<int64_t>() / 1000, by_itself ? 1 : 0);
     }
-    program.signal(SIGKILL);
+    program.signal(SIGTERM);
+    program.wait();
   }
+}
+
+/// What a rank says for each of its steps.
+double per_step(const json& rank, const char* rate) {
+  return rank[rate].get<double>() / rank["steps_per_second"].get<double>();
+}
+
+TEST(MonitorFigures, TokensOperationsAndWaitsOfATraining) {
+  // Gradients are averaged in memory that both ranks see, or by gloo, which the Reducer waits for.
+  for (const std::string way : {"averaged", "averaged by gloo", "sharded"}) {
+    Program program(launching({"--num_processes", "2", "--monitor_port", "0", "--monitor_seconds", "0.2",
+                               "--monitor_peak_flops", "1e9"},
+                              {bin("monitor_training"), way.substr(0, way.find(' '))}),
+                    {.env = {way.ends_with("gloo") ? "ACCELERATE_SHARED_MEMORY=0" : "ACCELERATE_SHARED_MEMORY=1"}});
+    const auto state = state_when(url_of(program), [&](const json& s) {
+      return all_step(s) && s["ranks"][0]["steps"] > 60 && s["ranks"][1]["steps"] > 60;
+    });
+    for (const auto& rank : state["ranks"]) {
+      EXPECT_NEAR(per_step(rank, "tokens_per_second"), 32, 1e-6) << way;
+      EXPECT_EQ(rank["tokens"].get<int64_t>() % 32, 0) << way;
+      // Of 16 x 24 + 24 parameters each token takes two operations forward, two backward, and two for the weight.
+      EXPECT_NEAR(per_step(rank, "flops_per_second"), 32 * (4 * (16 * 24 + 24) + 2 * 16 * 24), 1e-3) << way;
+      EXPECT_EQ(rank["utilisation"], rank["flops_per_second"].get<double>() / 1e9) << way;
+      // At least 10 ms of a step are those of its batch, and more where the machine is busy.
+      EXPECT_GT(per_step(rank, "data_share") * 1000, 9) << way;
+      EXPECT_LE(rank["data_share"].get<double>() + rank["comm_share"].get<double>(), 1) << way;
+    }
+    // For 30 ms of what rank 1 does rank 0 waits. Who is last waits for nobody, but takes part.
+    const auto waited = [&](size_t rank) { return per_step(state["ranks"][rank], "comm_share") * 1000; };
+    EXPECT_GT(waited(0), 26) << way;
+    EXPECT_LT(waited(1), waited(0) - 10) << way;
+    program.signal(SIGTERM);
+    program.wait();
+  }
+}
+
+TEST(MonitorFigures, AreThoseOfTheProgramWhereItSaysThem) {
+  Program program(launching({"--monitor_port", "0", "--monitor_seconds", "0.2"}, {bin("monitor_training"), "figures"}));
+  const auto url = url_of(program);
+  const auto state = state_when(url, [&](const json& s) { return all_step(s) && s["ranks"][0]["steps"] > 30; });
+  const auto& rank = state["ranks"][0];
+  EXPECT_EQ(rank["tokens"], rank["steps"].get<int64_t>() * 300);
+  EXPECT_NEAR(per_step(rank, "tokens_per_second"), 300, 1e-6);
+  EXPECT_NEAR(per_step(rank, "flops_per_second"), 6e9, 1);
+  EXPECT_TRUE(rank["utilisation"].is_null());  // of what? nobody has said
+  EXPECT_TRUE(rank["comm_share"].is_null());
+  EXPECT_TRUE(rank["data_share"].is_null());
+  EXPECT_THAT(state["summary"].get<std::string>(), testing::ContainsRegex("; [0-9.]+k tokens/s$"));
+  const auto answer = request(url, "GET /history.json HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  const auto history = json::parse(answer.substr(answer.find("\r\n\r\n") + 4));
+  EXPECT_GT(history["seconds"].size(), 5u);
+  std::vector<std::string> names;
+  for (const auto& figure : history["figures"]) names.push_back(figure["name"]);
+  EXPECT_THAT(names, testing::ElementsAre("steps_per_second", "tokens_per_second", "flops_per_second", "resident_bytes",
+                                          "cpu_percent"));
+  program.signal(SIGTERM);
+  program.wait();
 }
 
 TEST(MonitorSteps, APythonProgramReportsThemAsTheDocumentationSays) {
@@ -587,6 +657,23 @@ TEST(MonitorBrowser, ShowsLiveRanksAndNoForeignHtml) {
   // It is live: numbers change without anybody's doing.
   const int64_t steps = browser.evaluate("Number(" + cell(1, "steps") + ")");
   EXPECT_TRUE(browser.wait_until("Number(" + cell(1, "steps") + ") > " + std::to_string(steps + 10)));
+  // Plots of what is known, each with a line, its range over the ranks, and a name for who can't see it.
+  EXPECT_TRUE(browser.wait_until("document.querySelectorAll('#plots figure').length === 3"));
+  for (const std::string name : {"steps_per_second", "resident_bytes", "cpu_percent"}) {
+    const std::string plot = "document.querySelector('#plot-" + name + " svg')";
+    EXPECT_TRUE(browser.wait_until(plot + ".querySelector('.mean').points.length > 3")) << name;
+    EXPECT_TRUE(browser.wait_until(plot + ".querySelector('.range').points.length > 6")) << name;
+    // Within the picture, and the mean between the extremes.
+    EXPECT_EQ(browser.evaluate("[..." + plot +
+                               ".querySelector('.mean').points].every(p => p.x >= 0 && p.x <= 260 && p.y "
+                               ">= 12 && p.y <= 68)"),
+              true)
+        << name;
+    EXPECT_THAT(browser.evaluate(plot + ".getAttribute('aria-label')").get<std::string>(), HasSubstr(", at most "));
+  }
+  EXPECT_THAT(
+      browser.evaluate("document.querySelector('#plot-steps_per_second figcaption').textContent").get<std::string>(),
+      testing::ContainsRegex("^steps [0-9.]+/s$"));
   // The line is text, to the letter, and nothing of it is alive.
   EXPECT_THAT(browser.evaluate(cell(0, "last line")).get<std::string>(), StartsWith(attack + " "));
   EXPECT_EQ(browser.evaluate("document.title"), "monitor_rank – accelerate launch");
@@ -609,6 +696,38 @@ TEST(MonitorBrowser, ShowsLiveRanksAndNoForeignHtml) {
   EXPECT_TRUE(
       browser.wait_until("document.getElementById('trouble').textContent.includes('does not answer any more')"));
   EXPECT_EQ(browser.evaluate("document.querySelectorAll('#ranks tbody tr').length"), 2);
+}
+
+TEST(MonitorBrowser, ShowsFiguresThatAProgramSays) {
+  ASSERT_NE(Browser::program(), "")
+      << "no browser: this test needs chromium (Debian: chromium), which scripts/test.sh installs";
+  Program program(launching({"--monitor_port", "0", "--monitor_seconds", "0.2", "--monitor_peak_flops", "1e12"},
+                            {bin("monitor_training"), "figures"}));
+  Browser browser;
+  browser.open(url_of(program));
+  // 300 tokens and 6e9 operations a step, at most 20 steps a second.
+  const auto cell = [](const std::string& title) {
+    return "document.querySelector('#ranks tbody tr')?.cells[[...document.querySelectorAll('#ranks th')].findIndex(h "
+           "=> "
+           "h.textContent === '" +
+           title + "')]?.textContent ?? ''";
+  };
+  EXPECT_TRUE(browser.wait_until("/^[1-6][.][0-9]k$/.test(" + cell("token/s") + ")"));
+  EXPECT_TRUE(browser.wait_until("/^[0-9.]+G$/.test(" + cell("FLOP/s") + ")"));
+  EXPECT_TRUE(browser.wait_until("Number(" + cell("MFU %") + ") > 2 && Number(" + cell("MFU %") + ") <= 12.5"));
+  EXPECT_EQ(browser.evaluate(cell("comm %")), "");  // which nobody knows
+  EXPECT_TRUE(browser.wait_until("/tokens\\/s$/.test(document.getElementById('summary').textContent)"));
+  for (const auto& [name, text] : {std::pair<std::string, std::string>{"tokens_per_second", "^tokens [0-9.]+k/s$"},
+                                   {"utilisation", "^model FLOPs utilisation [0-9.]+ %$"},
+                                   {"flops_per_second", "^model FLOPs [0-9.]+ GFLOP/s$"}}) {
+    EXPECT_TRUE(browser.wait_until("document.querySelector('#plot-" + name + " .mean').points.length > 3")) << name;
+    EXPECT_THAT(
+        browser.evaluate("document.querySelector('#plot-" + name + " figcaption').textContent").get<std::string>(),
+        testing::ContainsRegex(text));
+  }
+  EXPECT_THAT(browser.complaints(), testing::IsEmpty());
+  program.signal(SIGTERM);
+  program.wait();
 }
 
 TEST(MonitorBrowser, AnotherSitesNameGetsNothing) {

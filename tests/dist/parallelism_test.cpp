@@ -226,10 +226,40 @@ TEST(MissingEngines, MegatronAndAxes) {
   EXPECT_THAT(refusal({}), HasSubstr("tp_size 4"));
 }
 
-TEST(MissingEngines, ACompilerIsNotNeeded) {
+TEST(MissingEngines, ACompilerIsRefusedWithWhatRunsCompiledModels) {
+  EXPECT_THAT(refusal({.dynamo_backend = "INDUCTOR"}),
+              AllOf(HasSubstr("AcceleratorOptions::dynamo_backend is inductor"), HasSubstr("expected no"),
+                    HasSubstr("aoti_compile_and_package"), HasSubstr("CompiledModel"), HasSubstr("CudaGraphModel")));
+  EXPECT_THAT(refusal({.dynamo_plugin = TorchDynamoPlugin{.backend = "aot_eager"}}),
+              HasSubstr("AcceleratorOptions::dynamo_plugin has backend aot_eager"));
+  EXPECT_THAT(refusal({.dynamo_backend = "indctor"}), HasSubstr("backend is 'indctor', expected one of no, eager"));
+  EXPECT_THAT(refusal({.dynamo_backend = "no", .dynamo_plugin = TorchDynamoPlugin{}}),
+              HasSubstr("dynamo_backend = no beside a dynamo_plugin"));
+  // Before a group is joined: nobody is at that address, where it would wait.
+  const Variable rank("RANK", "1"), world("WORLD_SIZE", "2"), address("MASTER_ADDR", "127.0.0.1"),
+      port("MASTER_PORT", "9"), backend("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR");
+  EXPECT_THAT(refusal({}), HasSubstr("ACCELERATE_DYNAMO_BACKEND is inductor"));
+}
+
+TEST(MissingEngines, SettingsOfACompilerThatDoesNotCompileAreKept) {
+  reset();
+  {
+    const Variable backend("ACCELERATE_DYNAMO_BACKEND", "NO"), mode("ACCELERATE_DYNAMO_MODE", "max-autotune");
+    const Accelerator accelerator({.cpu = true});
+    EXPECT_EQ(accelerator.options().dynamo_plugin->backend, "no");
+    EXPECT_EQ(accelerator.options().dynamo_plugin->mode, "max-autotune");
+    EXPECT_EQ(accelerator.receipts()["launch.dynamo_mode"].state, ReceiptState::without_effect);
+  }
   reset();
   const Variable backend("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR");
-  EXPECT_NO_THROW(Accelerator accelerator({.cpu = true}));
+  const AcceleratorOptions options{.cpu = true, .dynamo_plugin = TorchDynamoPlugin{.fullgraph = true, .disable = true}};
+  const Accelerator accelerator(options);
+  EXPECT_EQ(accelerator.options().dynamo_plugin->backend, "inductor");
+  EXPECT_EQ(accelerator.options().dynamo_plugin->fullgraph, true);
+  EXPECT_FALSE(options.dynamo_plugin->backend) << "the program's own stays as it was";
+  const auto receipts = accelerator.receipts();
+  EXPECT_EQ(receipts["launch.dynamo_backend"].effect, "disabled: models run as they are");
+  EXPECT_EQ(receipts["launch.dynamo_use_fullgraph"].source, "call");
 }
 
 TEST(Parallelism, OneProcessIsTheSameProgram) {

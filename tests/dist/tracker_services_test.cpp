@@ -57,8 +57,11 @@ TEST_P(TrackerServices, FindWhatWasLogged) {
   } else {
     EXPECT_EQ(found.at("values").at("train_loss"), losses);
   }
-  if (name == "clearml") EXPECT_THAT(found.at("config").get<std::string>(), testing::HasSubstr("lr = 0.1"));
-  else if (name != "aim") EXPECT_EQ(found.at("config").at("lr"), 0.1);
+  if (name == "clearml") {
+    EXPECT_THAT(found.at("config").get<std::string>(), testing::HasSubstr("lr = 0.1"));
+  } else if (name != "aim") {
+    EXPECT_EQ(found.at("config").at("lr"), 0.1);
+  }
   if (name == "wandb" || name == "trackio" || name == "comet_ml" || name == "aim")
     EXPECT_EQ(found.at("project"), "project");
 }

@@ -225,10 +225,10 @@ TEST(FailureTable, UnderTheLauncher) {
                         {"other order", 69, "gather"},
                         {"out of memory", 73, "rank 1 of 2 failed first: it ended with exit code 73"}};
   std::erase_if(jobs, [](const Job& job) { return !can_happen(job.way); });
-  for (size_t first = 0; first < jobs.size(); first += 2) {
+  for (size_t first = 0; first < jobs.size(); first += kAtATime) {
     std::vector<std::unique_ptr<cli_test::Program>> programs;
     std::vector<std::string> folders;
-    for (size_t i = first; i < std::min(first + 2, jobs.size()); ++i) {
+    for (size_t i = first; i < std::min(first + kAtATime, jobs.size()); ++i) {
       const auto folder = fs::path(support::scratch_dir()) / std::to_string(i);
       fs::create_directory(folder);
       folders.push_back(folder.string());

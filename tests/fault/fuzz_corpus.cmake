@@ -10,7 +10,7 @@ function(accelerate_fuzz_corpus name)
     set_tests_properties(fuzz_corpus.${name} PROPERTIES ENVIRONMENT TMPDIR=/dev/shm)  # many small files, which a disk would write
   endif()
 endfunction()
-foreach(name agent_messages config_file hostfile step_file web_page)
+foreach(name agent_messages config_file hostfile profile_trace step_file web_page)
   accelerate_fuzz_corpus(${name})
 endforeach()
 accelerate_fuzz_corpus(aws_answers LIBS accelerate_sagemaker_parts)

@@ -41,6 +41,19 @@ TEST_F(GpuMemorySnapshot, FollowsTheDevicesAllocator) {
   EXPECT_THAT(memory().text(), testing::HasSubstr("\n" + before.devices[index].device + ": "));
 }
 
+TEST_F(GpuMemorySnapshot, SaysWhatIsOffloadedToTheHost) {
+  NEEDS_DEVICE("there is no device");
+  const auto before = memory().offloaded_host;
+  torch::nn::Linear network(256, 256);
+  const auto bytes = static_cast<int64_t>(network->weight.nbytes() + network->bias.nbytes());
+  {
+    const auto model = cpu_offload(network, {.execution_device = device()});
+    EXPECT_GE(memory().offloaded_host - before, bytes);
+    EXPECT_LE(memory().offloaded_host - before, bytes + 1024) << "but for alignment";
+  }
+  EXPECT_EQ(memory().offloaded_host, before);
+}
+
 TEST_F(GpuMemorySnapshot, TheDeviceIsAvailable) {
   EXPECT_EQ(is_cuda_available(), on_cuda());
   EXPECT_EQ(is_device_available(device().is_cpu() ? "cpu" : "cuda"), true);

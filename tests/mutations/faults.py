@@ -535,7 +535,8 @@ for options, end in (("DispatchOptions", ".max_memory = std::nullopt"),
 F("OffloadAllOptions::preload_module_classes", file, ".preload_module_classes = «options.preload_module_classes»,",
   "std::vector<std::string>()", b + "ClassesAreFetchedWhole")
 F("OffloadAllOptions::execution_device", file,
-  "{.main_device = «options.execution_device.value_or(accelerator_or_host())»,", "accelerator_or_host()",
+  "{.main_device = «options.execution_device.value_or(bigmodel::accelerator_or_host())»,",
+  "bigmodel::accelerator_or_host()",
   w + "OnTheMetaDeviceOffloadingIsADryRun")
 F("LoadAndDispatchOptions::max_memory", file, ".max_memory = «options.max_memory», .no_split_module_classes",
   "std::optional<MaxMemory>()", w + "StrategiesPlaceByMemory")
@@ -552,6 +553,62 @@ F("OffloadOptions::always_read", file, "= «!settings_.offload.always_read» && 
 F("OffloadOptions::budget_bytes", file,
   "«if (settings_.offload.budget_bytes) return *settings_.offload.budget_bytes;» if (settings_.max_memory) if "
   "(const auto given = memory_of(*settings_.max_memory, device))", "", w + "AModelOnDiskComputesAlikeWithinItsBudget")
+q = "quantize_tests Quantize"
+F("LoadAndDispatchOptions::keep_codes", file, "«options.keep_codes» ? &codes_as_they_are : nullptr", "false",
+  q + "Files.GgufBlocksStayAsTheyAre")
+F("LoadAndDispatchOptions::exact_products", file, "if («options.exact_products && !options.keep_codes»)", "false",
+  q + "Files.GgufBlocksStayAsTheyAre")
+file = "src/bigmodel/quantize.cpp"
+F("BnbQuantizationConfig::load_in_8bit", file, "if («config.load_in_8bit») return {.encoding", "false",
+  q + "Config.DtypesAndNamesDecideWhatBecomesOfEachWeight")
+F("BnbQuantizationConfig::load_in_4bit", file, "«load_in_8bit == load_in_4bit»", "!load_in_8bit",
+  q + "Config.DtypesAndNamesDecideWhatBecomesOfEachWeight")
+F("BnbQuantizationConfig::llm_int8_threshold", file, "config.load_in_8bit ? «config.llm_int8_threshold» : 0", "0.0",
+  q + "Int8.IsBitsandbytesLayerWithOutliersAndWithout")
+F("BnbQuantizationConfig::bnb_4bit_quant_type", file, "«config.bnb_4bit_quant_type == \"nf4\"» ?", "false",
+  q + "Operators.ComputeOnCodesWhereTheyCanAndDecodeWhereNot")
+F("BnbQuantizationConfig::bnb_4bit_use_double_quant", file, ".double_quantize = «config.bnb_4bit_use_double_quant»",
+  "false", q + "Config.ScalesBlocksAndStorageAreAsTheySay")
+F("BnbQuantizationConfig::bnb_4bit_blocksize", file, ".block_size = «config.bnb_4bit_blocksize»", "64",
+  q + "Config.ScalesBlocksAndStorageAreAsTheySay")
+F("BnbQuantizationConfig::bnb_4bit_quant_storage", file,
+  "quantized_state_dict(model, «config.bnb_4bit_quant_storage»)", "at::kByte",
+  q + "Config.ScalesBlocksAndStorageAreAsTheySay")
+F("BnbQuantizationConfig::bnb_4bit_compute_dtype", file,
+  "config.load_in_4bit ? std::optional(«config.bnb_4bit_compute_dtype») : std::nullopt", "at::kFloat",
+  q + "Config.ComputesInTheDtypeThatItSays")
+F("BnbQuantizationConfig::torch_dtype", "include/accelerate/bigmodel/quantize.hpp",
+  "return «torch_dtype.value_or(load_in_8bit ? at::kHalf : bnb_4bit_compute_dtype)»;",
+  "(load_in_8bit ? at::kHalf : bnb_4bit_compute_dtype)", q + "Config.ComputesInTheDtypeThatItSays")
+F("BnbQuantizationConfig::skip_modules", file,
+  "«config.skip_modules ? *config.skip_modules : get_keys_to_not_convert(model)»", "get_keys_to_not_convert(model)",
+  q + "Config.DtypesAndNamesDecideWhatBecomesOfEachWeight")
+F("BnbQuantizationConfig::keep_in_fp32_modules", file,
+  "«not_these.insert(not_these.end(), config.keep_in_fp32_modules.begin(), config.keep_in_fp32_modules.end());»", "",
+  q + "Config.DtypesAndNamesDecideWhatBecomesOfEachWeight")
+F("BnbQuantizationConfig::exact_products", file, ".exact = «config.exact_products»", "false",
+  q + "Operators.AskTheRegistryUnlessProductsAreToBeExact")
+F("LoadAndQuantizeOptions::device_map", file, ".device_map = «options.device_map.value_or(everything)»",
+  "decltype(options.device_map)(everything)", q + "Files.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
+F("LoadAndQuantizeOptions::offload_folder", file, ".offload_folder = «options.offload_folder»};",
+  "fs::path()", q + "Files.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
+F("LoadAndQuantizeOptions::max_memory", file,
+  ".device_map = options.device_map.value_or(everything), .max_memory = «options.max_memory»",
+  "std::optional<MaxMemory>()", q + "Files.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
+F("LoadAndQuantizeOptions::strict", file, ".strict = «options.strict»", "true",
+  q + "Files.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
+F("LoadAndQuantizeOptions::no_split_module_classes", file,
+  "«.no_split_module_classes = options.no_split_module_classes, .offload_folder» = options.offload_folder, .dtype",
+  ".offload_folder", q + "Files.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
+F("LoadAndQuantizeOptions::offload", file, ".strict = options.strict, .offload = «options.offload»}", "OffloadOptions{}",
+  q + "Files.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
+F("EncodeOptions::encoding", "src/codes/encode.cpp", "Codes codes{.encoding = «options.encoding»,", "Encoding::nf4",
+  "codes_tests Codes.AreAsNearAsTheirNumberOfBitsAllows")
+F("EncodeOptions::block_size", "src/codes/encode.cpp", "codes.block_size = «options.block_size»;", "64",
+  "codes_tests Codes.AreAsNearAsTheirNumberOfBitsAllows")
+F("EncodeOptions::double_quantize", "src/codes/encode.cpp",
+  "«if (options.double_quantize) double_quantize(codes);»", "",
+  "codes_tests Codes.WhosePartsDoNotFitAreRefusedByName")
 file = "src/bigmodel/loading.cpp"
 l = "bigmodel_tests LoadCheckpoint."
 F("LoadCheckpointOptions::dtype", file,
@@ -638,6 +695,50 @@ F("PippyOptions::gather_output", file, "|| «!p.options.gather_output» ||", "fa
   k + "NestedArgumentsAndResultsOfAllStages")
 F("PippyOptions::balance", file, "PipelineBalance balance = «options.balance»;", "PipelineBalance::bytes",
   k + "BalancedByMeasuredTime")
+
+# ---- memory by purpose, and torch.compile
+d = "debugging_tests Memory"
+file = "src/accelerator/memory_snapshot.cpp"
+F("memory() counts a storage once", file, "return «seen_.insert(storage).second» ?", "true",
+  d + ".SaysWhatModelsAndOptimizersHold")
+F("memory() counts pieces", file, "f(Kind::parameter, «holding.piece», true)", "holding.tensor", d + "Ranks.BucketsOfGradientsAndShards")
+F("memory() counts buckets", "src/parallel/ddp.cpp", "if («!kwargs.gradient_as_bucket_view») bucket_bytes.add", "true",
+  d + "Ranks.BucketsOfGradientsAndShards")
+F("memory() counts offloaded files", "src/residency/homes/file.cpp",
+  "for (const Extent& extent : extents) held_.add(«extent.bytes»);", "0", d + ".SaysWhatIsOffloadedToFiles")
+k = "parallelism_tests MissingEngines."
+F("AcceleratorOptions::dynamo_backend", "src/accelerator/missing_compiler.cpp",
+  "value_or({.backend = «options.dynamo_backend»})", "std::optional<std::string>()",
+  k + "ACompilerIsRefusedWithWhatRunsCompiledModels")
+F("AcceleratorOptions::dynamo_plugin", "src/accelerator/missing_compiler.cpp",
+  "plugin = resolve(«options.dynamo_plugin».value_or(", "Given<TorchDynamoPlugin>()", k + "SettingsOfACompilerThatDoesNotCompileAreKept")
+F("TorchDynamoPlugin::disable", "src/accelerator/missing_compiler.cpp", "|| «plugin.disable») return plugin;", "false",
+  k + "SettingsOfACompilerThatDoesNotCompileAreKept")
+F("torch.compile is refused", "src/accelerator/missing_compiler.cpp", 'if («*plugin.backend == "no"» ||', "true",
+  k + "ACompilerIsRefusedWithWhatRunsCompiledModels")
+
+# ---- recorded models
+k = "cuda_graph_tests CudaGraph."
+file = "src/model/graphed_call.cpp"
+F("CudaGraphModel copies inputs", file, "«inputs_[i].copy_(inputs[i], /*non_blocking=*/true);»", "",
+  k + "RepeatsWithEachCallsInputsAndGivesResultsOfTheirOwn")
+F("CudaGraphModel has inputs of its own", file, "inputs_.push_back(«at::empty_like(inputs[i]).copy_(inputs[i])»)", "inputs[i]",
+  k + "RepeatsWithEachCallsInputsAndGivesResultsOfTheirOwn")
+F("CudaGraphModel repeats", file, "«recording_->replay();»", "", k + "RepeatsWithEachCallsInputsAndGivesResultsOfTheirOwn",
+  k + "WeightsMayChangeInPlace")
+F("CudaGraphModel refuses other inputs", file, "«check_inputs(inputs);» check_model(inputs);", "", k + "InputsOfAnotherKindAreRefused")
+F("CudaGraphModel refuses training mode", file, "if («part.module->is_training()»)", "false", k + "TrainingModeIsRefused")
+F("CudaGraphModel refuses gradients", file, "const bool gradients = «c10::GradMode::is_enabled()»;", "false",
+  k + "GradientsAreRefusedWhereTheyWouldBeWanted")
+F("CudaGraphModel sees moved weights", file, "comes_and_goes(tensor) || «tensor.const_data_ptr() != data»", "false",
+  k + "WeightsElsewhereAreRefused")
+F("CudaGraphModel refuses residency's members", file, "if («comes_and_goes(tensor)») raise", "false", k + "WeightsThatComeAndGoAreRefused")
+F("CudaGraphModel makes ordinary tensors", file, "ordinary_tensors(«false»);", "c10::InferenceMode::is_enabled()",
+  k + "ScopesOfInferenceAndAutocastEndWithoutIt")
+F("CudaGraphModel leaves autocast's cache out", file, "at::autocast::set_autocast_cache_enabled(«false»);", "true",
+  k + "RepeatsWithEachCallsInputsAndGivesResultsOfTheirOwn")
+F("CudaGraphModel is refused without CUDA", "src/model/cuda_graph.cpp", "if («!kCudaRecorder») raise", "false",
+  k + "WithoutCudaOneIsToldWhatToUse")
 
 # ---- progress, dry runs
 F("ProgressBarOptions::min_interval", "src/utils/progress.cpp", "now - drawn < «options.min_interval»",
@@ -1108,7 +1209,7 @@ F("ProfileKwargs::activities", file, "chosen_activities(«self.kwargs.activities
 F("ProfileKwargs::schedule_option", file,
   "«if (self.kwargs.schedule_option) self.schedule = profiler::parse_schedule(*self.kwargs.schedule_option);»", "",
   p + "SchedulesRecordWhatPyTorchsRecord")
-F("ProfileKwargs::on_trace_ready", file, "|| !now) && «kwargs.on_trace_ready»)", "false",
+F("ProfileKwargs::on_trace_ready", file, "|| !now) && «kwargs.on_trace_ready»)", "std::function<void(Profile&)>()",
   p + "SchedulesRecordWhatPyTorchsRecord")
 F("ProfileKwargs::record_shapes", file, "KINETO, «kwargs.record_shapes» || kwargs.with_flops", "true", p + "RecordsWhatIsAskedForAndNoMore")
 F("ProfileKwargs::profile_memory", file, "kwargs.with_flops, «kwargs.profile_memory», kwargs", "true",
@@ -1118,18 +1219,60 @@ F("ProfileKwargs::with_flops", file, "kwargs.with_stack, «kwargs.with_flops», 
   p + "RecordsWhatIsAskedForAndNoMore")
 F("ProfileKwargs::with_modules", file, "kwargs.with_flops, «kwargs.with_modules»)", "false",
   p + "StacksAndModulesOfTorchScript")
+s = "profiler_tests ProfileStacks."
+F("with_stack and with_modules in C++", file, "if («kwargs.with_stack || kwargs.with_modules») native_stacks", "false",
+  s + "OperatorsSayWhichFunctionsCalledThem")
+F("stacks in traces", file,
+  "«if (!impl_->call_sites.calls.empty()) profiler::add_call_sites(file, impl_->call_sites);»", "", s + "TracesHaveThem")
+stacks = "src/profiler/native_stacks.cpp"
+F("stacks only where they are asked for", stacks, "if («stacks_») site.stack", "true",
+  s + "ModulesAreTheClassesWhoseForwardCalled")
+F("modules in C++", stacks, "if («modules_» && !frame", "false", s + "ModulesAreTheClassesWhoseForwardCalled")
+F("frames of LibTorch are left out", stacks, "if (!function || «tells_nothing(*function)») return", "false",
+  s + "OperatorsSayWhichFunctionsCalledThem")
+F("stacks of an earlier recording", stacks, "«all.calls.clear(); all.different.clear();»", "",
+  s + "EachRecordingHasItsOwn")
+F("backwards have modules", "src/profiler/events.cpp", "«events[i].module_hierarchy = site.modules;»", "",
+  s + "ModulesAreTheClassesWhoseForwardCalled")
 F("ProfileKwargs::output_trace_dir", file, "if («!self.kwargs.output_trace_dir» || !self.recording) return;", "true",
   p + "TheAcceleratorWritesTheTraceOfItsRank")
+file, p = "src/profiler/memory_timeline.cpp", "profiler_tests MemoryTimeline."
+F("ProfileProcess::storages", "src/profiler/profile.cpp", "if («kwargs.profile_memory && process.storages») storages", "false",
+  p + "SaysWhatATrainingsMemoryIsFor")
+F("gradients in memory timelines", file, "if («node && op->name_ == \"torch::autograd::AccumulateGrad\"» &&", "false",
+  p + "SaysWhatATrainingsMemoryIsFor")
+F("activations in memory timelines", file, "«follow_parameters();»\n    for", "", p + "IsPyTorchsOfTheSameOperators")
 file, p = "src/profiler/table.cpp", "profiler_tests Profile.TablesArePyTorchsToTheLetter"
-F("ProfileTableOptions::sort_by", file, "if («options.sort_by») {", "false", p)
+F("ProfileTableOptions::sort_by", file, "if («options.sort_by») {", "std::optional<std::string>()", p)
 F("ProfileTableOptions::row_limit", file, "if (printed == «options.row_limit») break;", "100", p)
 F("ProfileTableOptions::max_src_column_width", file, "static_cast<size_t>(«options.max_src_column_width»)", "75", p)
 F("ProfileTableOptions::max_name_column_width", file, "name_text(row->key, «options.max_name_column_width»)", "55", p)
 F("ProfileTableOptions::max_shapes_column_width", file, "static_cast<size_t>(«options.max_shapes_column_width»)", "80", p)
-F("ProfileTableOptions::header", file, "if («options.header») text", "false", p)
+F("ProfileTableOptions::header", file, "if («options.header») text", "std::optional<std::string>()", p)
 F("ProfileTableOptions::top_level_events_only", file, "if («options.top_level_events_only» && !row->top_level) continue;",
   "false", p)
 F("ProfileTableOptions::time_unit", file, "return time_text(us, «options.time_unit»); };", "std::optional<std::string>()", p)
+p = "profiled_ranks_tests ProfiledRanks."
+file, s = "src/profiler/run_profile.cpp", p + "TheEnvironmentAsksForSomeSteps"
+w = p + "TheEnvironmentSaysWhatIsRecorded"
+F("ACCELERATE_PROFILE_DIR", file, "if («!asked()» || current", "true", p + "TheEnvironmentAsksForAll")
+F("ACCELERATE_PROFILE_ACTIVE", file, ".schedule_option = «schedule()»,", "std::optional<std::map<std::string, int64_t>>()", s)
+F("ACCELERATE_PROFILE_RECORD_SHAPES", file, ".record_shapes = «flag(\"ACCELERATE_PROFILE_RECORD_SHAPES\")»", "false", s)
+F("ACCELERATE_PROFILE_MEMORY", file, ".profile_memory = «flag(\"ACCELERATE_PROFILE_MEMORY\")»", "false", s)
+F("ACCELERATE_PROFILE_STACK", file, ".with_stack = «flag(\"ACCELERATE_PROFILE_STACK\")»", "false", w)
+F("ACCELERATE_PROFILE_FLOPS", file, ".with_flops = «flag(\"ACCELERATE_PROFILE_FLOPS\")»", "false", w)
+F("ACCELERATE_PROFILE_MODULES", file, ".with_modules = «flag(\"ACCELERATE_PROFILE_MODULES\")»", "false", w)
+F("profiles of programs go first", "src/accelerator/accelerator.cpp", "«if (impl_->run_profile) impl_->run_profile->give_way();»",
+  "", p + "AProgramsOwnProfileGoesFirst")
+F("operators of other threads", "src/profiler/other_threads.cpp",
+  "return «std::make_unique<Running>()»;", "nullptr",
+  p + "OperatorsOfWorkersAreSeen")
+F("offsets of clocks", "src/comm/clock_offset.cpp", ".offset_ns = theirs - «(asked + half)»", "0", p + "ClocksAreCompared")
+F("bytes of batches in traces", "src/data/prepared_loader.cpp", "if («loaded && trace::recording()») span.set_bytes",
+  "false", p + "DataCheckpointsAndSteps")
+F("topics of spans", "src/utils/trace.cpp", "if («!innermost») return Label", "true", p + "ShardsAreGatheredAndGradientsReduced")
+F("lanes of communication", "src/profiler/trace_file.cpp", "if («event.lane == trace::Lane::communication») {", "false",
+  p + "ShardsAreGatheredAndGradientsReduced")
 # ---- logging and debugging aids
 file = "src/logging/logger.cpp"
 l = "logging_tests Logging."
@@ -1168,6 +1311,84 @@ F("the monitor's key", "src/launch/monitor/monitor.cpp", "asked = «keyboard_->r
   "false", c + "HangReportLaunched.AKeyOfTheMonitorAsks")
 F("the terminal's modes outlive the launcher", "src/launch/system/warden.cpp", "if («has_modes») ::tcsetattr", "false",
   c + "HangReportLaunched.TheTerminalIsGivenBack")
+
+# ---- live figures and summaries
+m = "monitor_cli_tests MonitorFigures."
+F("report_tokens", "src/utils/step_report.cpp", "«tokens_of_program.fetch_add(tokens, std::memory_order_relaxed);»", "",
+  m + "AreThoseOfTheProgramWhereItSaysThem")
+F("report_flops", "src/utils/step_report.cpp", "«flops_of_program.fetch_add(flops, std::memory_order_relaxed);»", "",
+  m + "AreThoseOfTheProgramWhereItSaysThem")
+F("launch --monitor_peak_flops", "src/launch/monitor/monitor.cpp",
+  'if («!s["monitor_peak_flops"].is_null()») peak_flops_', "false", m + "TokensOperationsAndWaitsOfATraining")
+F("operations of a token", "src/accelerator/flops.cpp", "if («table» || counted) continue;", "false",
+  m + "TokensOperationsAndWaitsOfATraining")
+F("waiting for data", "src/data/prepared_loader.cpp", "waiting(«counts::Count::data_wait_ns»);", "counts::Count::trackers",
+  m + "TokensOperationsAndWaitsOfATraining")
+F("waiting for the last bucket", "src/parallel/ddp.cpp",
+  "«counts::add(Count::comm_wait_ns, take_wait_since_last_bucket());»", "", m + "TokensOperationsAndWaitsOfATraining")
+F("SummaryOptions::depth", "src/accelerator/model_summary_text.cpp",
+  "if («options.depth && module.depth > *options.depth») continue;", "false", "summary_tests Summary.TheTableSaysItToPeople")
+# ---- products on codes
+file = "src/codes/kernels/linear.cpp"
+k = "codes_kernels_tests CodesKernels."
+F("LinearOptions::exact", file, "= «options.exact» ? nullptr", "false", k + "ExactIsTheProductWithDecodedWeights")
+F("LinearOptions::outlier_threshold", file, "return «options.outlier_threshold > 0» ?", "false",
+  k + "OutliersKeepTheirNumbers")
+# ---- adapters
+file = "src/adapters/lora.cpp"
+a = "adapters_tests Adapters."
+F("LoraConfig::r", "src/adapters/lora_config.cpp", "by_pattern(config.rank_pattern, path, «config.r»)", "int64_t{8}",
+  a + "TargetsAreChosenByName")
+F("LoraConfig::rank_pattern", "src/adapters/lora_config.cpp", "by_pattern(«config.rank_pattern», path, config.r)",
+  "std::map<std::string, int64_t>{}", a + "TargetsAreChosenByName")
+F("LoraConfig::lora_alpha", "src/adapters/lora_config.cpp",
+  "by_pattern(config.alpha_pattern, path, «config.lora_alpha»)", "8.0", a + "ScalingFollowsTheConfig")
+F("LoraConfig::alpha_pattern", "src/adapters/lora_config.cpp",
+  "by_pattern(«config.alpha_pattern», path, config.lora_alpha)", "std::map<std::string, double>{}",
+  a + "ScalingFollowsTheConfig")
+F("LoraConfig::lora_dropout", file, "layer->dropout = «config.lora_dropout»", "0", a + "DropoutIsBeforeAInTraining")
+F("LoraConfig::target_modules", file, "«!detail::is_listed(config.target_modules, place.path)»",
+  "place.parameters.empty() || place.class_name == \"Embedding\"", a + "OnlyTheyAreTrained")
+F("LoraConfig::exclude_modules", file, "place.path.empty() || «detail::is_listed(config.exclude_modules, place.path)»",
+  "false", a + "TargetsAreChosenByName")
+F("LoraConfig::use_rslora", file, "(«config.use_rslora» ? std::sqrt(rank) : rank)", "false",
+  a + "ScalingFollowsTheConfig")
+F("LoraConfig::fan_in_fan_out", file, "(«config.fan_in_fan_out» || place.class_name", "false",
+  a + "FanInFanOutSaysHowOtherModulesKeepTheirWeights")
+F("LoraConfig::init_lora_weights", file, "if («config.init_lora_weights == LoraInit::gaussian»)", "false",
+  a + "InitialValuesAreThoseOfTheConfig")
+F("LoraConfig::base_model_name_or_path", "src/adapters/lora_config.cpp",
+  "config.base_model_name_or_path = «reader.text(\"base_model_name_or_path\")»", "std::string()",
+  "adapters_tests AdapterFiles.GoThereAndBack")
+F("LoraConfig::task_type", "src/adapters/lora_config.cpp", "config.task_type = «reader.text(\"task_type\")»",
+  "std::string()", "adapters_tests AdapterFiles.GoThereAndBack")
+F("adapters do not act in backward", "src/adapters/lora_handler.cpp",
+  "layer->merged || «is_backward()») return false", "false", "adapters_ranks_tests AdapterRanks.ShardedModelsTrainThem")
+F("what an adapter adds is not written down to run again", "src/adapters/lora_handler.cpp",
+  "outer_(residency::exchange_thread_handler(Link::recompute, «nullptr»))",
+  "residency::thread_handler(Link::recompute)", "adapters_ranks_tests AdapterRanks.RecomputedUnitsHaveThem")
+F("adapters are renewed by prepare", "src/accelerator/accelerator.cpp", "«detail::watch_all_again();»", "",
+  "adapters_ranks_tests AdapterRanks.ShardedModelsTrainThem")
+F("adapters move with their model", "src/adapters/lora.cpp", "«detail::watch(*layer);\n  }\n};»", "}};",
+  a + "MoveWithTheirModel")
+F("zoo's kernels without autograd get the adapter's gradient", "src/adapters/lora_handler.cpp",
+  "if («!call.name().starts_with(\"accelerate_models::\")») return;", "true",
+  a + "OneTokenOfTheZooIsComputedAsMany")
+
+# ---- 8-bit optimizers
+file = "src/optim/adam8bit.cpp"
+s = "adam8bit_tests Adam8bitTest.TwentyStepsAreThoseOfBitsandbytesToTheBit"
+F("AdamW8bitOptions::lr", file, "lr(«options.lr()»),", "1e-3", s)
+F("AdamW8bitOptions::betas", file, "beta1(«std::get<0>(options.betas())»),", "0.9", s)
+F("AdamW8bitOptions::betas, second", file, "beta2(«std::get<1>(options.betas())»),", "0.999", s)
+F("AdamW8bitOptions::eps", file, "eps(«options.eps()»),", "1e-8", s)
+F("AdamW8bitOptions::weight_decay", file, "decay(1 - options.lr() * «options.weight_decay()»)", "0.01", s)
+F("AdamW8bitOptions::min_8bit_size", file, "parameter.numel() >= «options_of(group).min_8bit_size()»", "4096", s)
+F("a second moment that is not zero stays so", "src/codes/blockwise.cpp",
+  "«codes[code] == 0 && value > 0 && codes[0] == 0» ? 1", "false",
+  "adam8bit_tests Adam8bitTest.ASmallGradientAndThenNoneIsASmallStep")
+F("8-bit states are refused in pieces", "src/run_state/run_state.cpp", "if («optim::has_own_state_dict(optimizer)» &&",
+  "false", "adapters_ranks_tests Adam8bitRanks.ShardsAreRefusedByName")
 
 # Options without a fault, by struct or Struct::field, and why.
 WITHOUT = {name: why for why, names in {

@@ -12,6 +12,7 @@
 
 #include "accelerate/accelerator.hpp"
 #include "accelerate/accelerator/memory_snapshot.hpp"
+#include "accelerate/bigmodel.hpp"
 #include "accelerate/comm.hpp"
 #include "accelerate/state.hpp"
 #include "accelerate/state/available.hpp"
@@ -22,6 +23,7 @@
 #include "comm/backends/backend.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
+#include "scratch.hpp"
 
 namespace accelerate {
 namespace {
@@ -96,6 +98,70 @@ TEST(Memory, ATrainingIsReleasedWithItsHandles) {
 }
 
 #endif
+
+TEST(Memory, SaysWhatModelsAndOptimizersHold) {
+  Accelerator accelerator;
+  torch::nn::Linear network(512, 512);
+  network->register_buffer("shape", torch::ones(100));
+  constexpr int64_t kWeights = 4 * (512 * 512 + 512);
+  EXPECT_EQ(accelerator.memory().models->parameters, 0);
+  torch::optim::AdamW adam(network->parameters(), 1e-3);
+  auto [model, optimizer] = accelerator.prepare(network, adam);
+  accelerator.backward(model(torch::ones({2, 512})).sum());
+  const auto before = accelerator.memory().models.value();
+  EXPECT_EQ(before.parameters, kWeights + 400);
+  EXPECT_EQ(before.gradients, kWeights);
+  EXPECT_EQ(before.optimizer, 0);
+  optimizer.step();
+  optimizer.zero_grad();
+  const auto after = accelerator.memory();
+  EXPECT_EQ(after.models->gradients, 0);
+  EXPECT_EQ(after.models->optimizer, 2 * kWeights);  // both moments
+  EXPECT_EQ(after.models->on_host, 3 * kWeights + 400);
+  EXPECT_EQ(after.communication, 0);
+  EXPECT_THAT(after.text(), HasSubstr("\nmodels: parameters 1.0 MiB, gradients 0.0 MiB, optimizer 2.0 MiB"));
+  EXPECT_FALSE(memory().models.has_value());
+  const auto again = accelerator.prepare(torch::nn::Sequential(network));
+  EXPECT_EQ(accelerator.memory().models->parameters, kWeights + 400) << "a storage counts once";
+}
+
+TEST(Memory, SaysWhatIsOffloadedToFiles) {
+  torch::nn::Sequential network(torch::nn::Linear(256, 256), torch::nn::Linear(256, 256));
+  constexpr int64_t kWeights = 2 * 4 * (256 * 256 + 256);
+  const auto before = memory();
+  {
+    const auto model = disk_offload(network, support::scratch("weights"),
+                                    {.execution_device = at::kCPU, .offload = {.budget_bytes = kWeights / 2}});
+    EXPECT_EQ(memory().offloaded_file - before.offloaded_file, kWeights);
+    EXPECT_THAT(memory().text(), HasSubstr("; offloaded to files 0.5 MiB"));
+  }
+  EXPECT_EQ(memory().offloaded_file, before.offloaded_file);
+}
+
+RANKS_TEST(MemoryRanks, BucketsOfGradientsAndShards, 2) {
+  constexpr int64_t kWeights = 4 * 512 * 512;
+  const auto trained = [](const AcceleratorOptions& options) {
+    AcceleratorState::reset();
+    Accelerator accelerator(options);
+    torch::nn::Linear network(torch::nn::LinearOptions(512, 512).bias(false));
+    torch::optim::AdamW adam(network->parameters(), 1e-3);
+    auto [model, optimizer] = accelerator.prepare(network, adam);
+    accelerator.backward(model(torch::ones({2, 512})).sum());
+    optimizer.step();
+    return accelerator.memory();
+  };
+  const auto replicated = trained({});
+  EXPECT_EQ(replicated.communication, kWeights);
+  EXPECT_EQ(replicated.models->gradients, kWeights);
+  const auto in_buckets =
+      trained({.kwargs_handlers = {DistributedDataParallelKwargs{.gradient_as_bucket_view = true}}});
+  EXPECT_EQ(in_buckets.communication, 0);
+  EXPECT_EQ(in_buckets.models->gradients, kWeights);
+  const auto sharded = trained({.fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2}});
+  EXPECT_EQ(sharded.models->parameters, kWeights / 2);
+  EXPECT_EQ(sharded.models->gradients, kWeights / 2);
+  EXPECT_EQ(sharded.models->optimizer, kWeights);
+}
 
 // ---------------------------------------------------------------- environment
 

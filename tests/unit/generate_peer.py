@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 
+import quick_gguf  # noqa: F401
 import tokenizers
 import torch
 from safetensors.torch import save_file
@@ -135,15 +136,18 @@ def warpers(out):
 
 
 def gguf(path, prompts, out, tokens):
-    torch.set_num_threads(os.cpu_count())
     model = AutoModelForCausalLM.from_pretrained(os.path.dirname(path), gguf_file=os.path.basename(path), dtype=torch.float32).eval()
-    tensors = {}
+    prompts = json.load(open(prompts))
     with torch.no_grad():
-        for i, prompt in enumerate(json.load(open(prompts))):
-            ids = torch.tensor([prompt])
-            if i == 0:
-                tensors["logits"] = model(input_ids=ids).logits
-            tensors[f"ids.{i}"] = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=int(tokens), do_sample=False, eos_token_id=2, pad_token_id=2)
+        tensors = {"logits": model(input_ids=torch.tensor(prompts[:1])).logits}
+        # One pass over the weights serves all prompts, padded on the left.
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[2] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        results = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=int(tokens), do_sample=False, eos_token_id=2, pad_token_id=2)
+    for i, (prompt, result) in enumerate(zip(prompts, results)):
+        new = result[longest:].tolist()
+        tensors[f"ids.{i}"] = torch.tensor([prompt + (new[:new.index(2) + 1] if 2 in new else new)])
     save_file({k: v.contiguous() for k, v in tensors.items()}, out)
 
 

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "launch/monitor/gpus.hpp"
+#include "launch/monitor/history.hpp"
 #include "launch/monitor/plain_text.hpp"
 #include "launch/monitor/process_trees.hpp"
 #include "launch/monitor/snapshot.hpp"
@@ -99,6 +100,12 @@ Snapshot job_of(size_t ranks) {
                        .cpu_percent = 99.6,
                        .resident_bytes = 3 << 29,
                        .gpu = {},
+                       .tokens = {},
+                       .tokens_per_second = {},
+                       .flops_per_second = {},
+                       .peak_flops = {},
+                       .comm_share = {},
+                       .data_share = {},
                        .last_line = "loss 漢字 of a line that is long enough to be cut somewhere"});
   return s;
 }
@@ -115,8 +122,8 @@ TEST(Table, ShowsWhatIsKnownAndLeavesOutWhatNobodyHas) {
   EXPECT_THAT(lines[1], Not(HasSubstr("GPU")));
   EXPECT_THAT(lines[2], testing::ContainsRegex("^0 +running +1000 +1:01:40 +12 +3\\.2 +100 +1\\.5 GiB  loss 漢字"));
   EXPECT_THAT(lines[3], testing::ContainsRegex("^1 +failed SIGKILL +1001 +1:01:40 +- +- "));
-  s.ranks[0].gpu =
-      GpuUse{.index = 3, .busy_percent = 57, .used_bytes = int64_t{12} << 30, .total_bytes = int64_t{80} << 30};
+  s.ranks[0].gpu = GpuUse{
+      .index = 3, .name = {}, .busy_percent = 57, .used_bytes = int64_t{12} << 30, .total_bytes = int64_t{80} << 30};
   EXPECT_THAT(to_lines(s, 160, 10, false)[2], HasSubstr("3: 57 %, 12 GiB of 80 GiB"));
 }
 
@@ -140,6 +147,112 @@ TEST(Table, RanksThatDoNotFitAreSummedUpButFailuresAreShown) {
   EXPECT_THAT(lines[4], StartsWith("77 "));
   EXPECT_THAT(lines[5], StartsWith("and 97 more: 87 running, 10 done"));
   EXPECT_EQ(to_lines(s, 100, 102, false).size(), 102u);
+}
+
+/// A job that says all that can be said.
+Snapshot speaking_job() {
+  auto s = job_of(2);
+  for (auto& rank : s.ranks) {
+    rank.tokens = 123456, rank.tokens_per_second = 21400, rank.flops_per_second = 7.5e10, rank.peak_flops = 3e11;
+    rank.comm_share = 0.031, rank.data_share = 0.42;
+  }
+  return s;
+}
+
+TEST(Table, FiguresHaveColumnsWhereThereIsRoom) {
+  auto s = speaking_job();
+  const auto wide = to_lines(s, 160, 10, false);
+  EXPECT_THAT(wide[0], HasSubstr("2 running; 42.8k tokens/s"));
+  EXPECT_THAT(wide[1], testing::ContainsRegex("memory  token/s  comm %  data %  MFU %  FLOP/s  last line"));
+  EXPECT_THAT(wide[2], testing::ContainsRegex("1.5 GiB    21.4k     3.1      42     25   75.0G  loss"));
+  // What is there without them stays first; nothing is halved, and the last line keeps its room.
+  for (size_t width = 60; width < 160; ++width) {
+    const auto heads = to_lines(s, width, 10, false)[1];
+    if (width >= 100) {
+      EXPECT_THAT(heads, HasSubstr("last line")) << width;
+    }
+    for (const char* title : {"token/s", "comm %", "data %", "MFU %", "FLOP/s"})
+      if (const size_t at = heads.find(std::string(title).substr(0, 4)); at != std::string::npos) {
+        EXPECT_EQ(heads.substr(at, std::strlen(title)), title) << width;
+      }
+  }
+  EXPECT_THAT(to_lines(s, 100, 10, false)[1], Not(HasSubstr("FLOP/s")));
+  // What nobody says has none.
+  for (auto& rank : s.ranks) rank.data_share.reset(), rank.peak_flops.reset();
+  EXPECT_THAT(to_lines(s, 160, 10, false)[1], testing::ContainsRegex("token/s  comm %  FLOP/s  last line"));
+}
+
+TEST(Table, FiguresAreInTheJson) {
+  auto s = speaking_job();
+  s.ranks[1].peak_flops.reset(), s.ranks[1].tokens.reset();
+  const auto ranks = to_json(s)["ranks"];
+  EXPECT_EQ(ranks[0]["tokens"], 123456);
+  EXPECT_EQ(ranks[0]["tokens_per_second"], 21400);
+  EXPECT_EQ(ranks[0]["flops_per_second"], 7.5e10);
+  EXPECT_EQ(ranks[0]["peak_flops"], 3e11);
+  EXPECT_EQ(ranks[0]["utilisation"], 0.25);
+  EXPECT_EQ(ranks[0]["comm_share"], 0.031);
+  EXPECT_EQ(ranks[0]["data_share"], 0.42);
+  EXPECT_TRUE(ranks[1]["utilisation"].is_null());
+  EXPECT_TRUE(ranks[1]["tokens"].is_null());
+}
+
+// ---------------------------------------------------------------- over time
+
+nlohmann::ordered_json figure(const History& history, const std::string& name) {
+  const auto json = history.json();
+  for (const auto& one : json["figures"])
+    if (one["name"] == name) return one;
+  return {};
+}
+
+TEST(OverTime, IsLeastMeanAndMostOverTheRanks) {
+  History history;
+  auto s = speaking_job();
+  s.seconds = 1, s.ranks[1].steps_per_second = 1.25, s.ranks[1].comm_share.reset();
+  history.add(s);
+  s.seconds = 2.00009, s.ranks[0].steps_per_second.reset(), s.ranks[1].steps_per_second.reset();
+  history.add(s);
+  using nlohmann::ordered_json;
+  EXPECT_EQ(history.json()["seconds"], ordered_json({1, 2.0}));
+  EXPECT_EQ(figure(history, "steps_per_second"), ordered_json({{"name", "steps_per_second"},
+                                                               {"title", "steps"},
+                                                               {"unit", "/s"},
+                                                               {"least", {1.25, nullptr}},
+                                                               {"mean", {2.25, nullptr}},
+                                                               {"most", {3.25, nullptr}}}));
+  EXPECT_EQ(figure(history, "comm_share")["mean"], ordered_json({3.1, 3.1}));  // of the rank that knows
+  EXPECT_EQ(figure(history, "utilisation")["mean"], ordered_json({25, 25}));
+  EXPECT_EQ(figure(history, "flops_per_second")["unit"], "FLOP/s");
+  EXPECT_EQ(figure(history, "data_share")["most"][0], 42);
+  EXPECT_EQ(figure(history, "tokens_per_second")["least"][0], 21400);
+  EXPECT_EQ(figure(history, "resident_bytes")["mean"][0], 1611000000);  // four digits
+  EXPECT_TRUE(figure(history, "gpu_bytes").is_null());                  // nobody has one
+  s.ranks[0].gpu = GpuUse{.index = 0, .name = {}, .busy_percent = 5, .used_bytes = 1000, .total_bytes = 2000};
+  history.add(s);
+  EXPECT_EQ(figure(history, "gpu_bytes")["mean"], ordered_json({nullptr, nullptr, 1000}));
+}
+
+TEST(OverTime, ALongRunTakesAsMuchAsAShortOne) {
+  History history(4);
+  auto s = job_of(1);
+  for (int second = 1; second <= 1000; ++second) {
+    s.seconds = second, s.ranks[0].cpu_percent = second;
+    history.add(s);
+    EXPECT_LE(history.json()["seconds"].size(), 8u);
+  }
+  const auto cpu = figure(history, "cpu_percent");
+  const auto seconds = history.json()["seconds"];
+  EXPECT_EQ(seconds.back(), 1000);
+  EXPECT_EQ(cpu["least"][0], 1);
+  EXPECT_EQ(cpu["most"].back(), 1000);
+  // Each point is of all looks since the one before.
+  for (size_t i = 0; i < seconds.size(); ++i) {
+    const double first = i == 0 ? 1 : seconds[i - 1].get<double>() + 1, last = seconds[i].get<double>();
+    EXPECT_EQ(cpu["least"][i], first);
+    EXPECT_EQ(cpu["most"][i], last);
+    EXPECT_NEAR(cpu["mean"][i].get<double>(), (first + last) / 2, 0.06);
+  }
 }
 
 // ---------------------------------------------------------------- steps
@@ -175,6 +288,44 @@ TEST(Steps, SlowStepsHaveARateToo) {
   counter.add({2, 160 * kSecond});
   counter.add({3, 220 * kSecond});
   EXPECT_DOUBLE_EQ(*counter.per_second(220 * kSecond), 1.0 / 60);
+}
+
+TEST(Steps, WhatAStepTakesComesFromTheSameSteps) {
+  StepCounter counter(support::scratch_dir() + "/figures");
+  counter.add(
+      {.steps = 1, .at_ns = 100 * kSecond, .tokens = 500, .flops = 1e9, .comm_wait_ns = kSecond, .data_wait_ns = 1});
+  EXPECT_EQ(counter.tokens(), 500);
+  EXPECT_FALSE(counter.tokens_per_second(100 * kSecond) || counter.comm_share());
+  counter.add({.steps = 5,
+               .at_ns = 104 * kSecond,
+               .tokens = 900,
+               .flops = 5e9,
+               .comm_wait_ns = 2 * kSecond,
+               .data_wait_ns = 1 + 3 * kSecond});
+  EXPECT_DOUBLE_EQ(*counter.tokens_per_second(104 * kSecond), 100);
+  EXPECT_DOUBLE_EQ(*counter.flops_per_second(104 * kSecond), 1e9);
+  EXPECT_DOUBLE_EQ(*counter.comm_share(), 0.25);
+  EXPECT_DOUBLE_EQ(*counter.data_share(), 0.75);
+  // A rank that stands still does nothing with tokens either.
+  EXPECT_DOUBLE_EQ(*counter.tokens_per_second(114 * kSecond), 10);
+}
+
+TEST(Steps, WhatNobodySaysIsUnknown) {
+  StepCounter counter(support::scratch_dir() + "/silent");
+  counter.add({1, 100 * kSecond});
+  counter.add({2, 101 * kSecond});
+  EXPECT_FALSE(counter.tokens() || counter.tokens_per_second(101 * kSecond) ||
+               counter.flops_per_second(101 * kSecond) || counter.comm_share() || counter.data_share());
+  // What counts backwards, or is no number, is neither.
+  counter.add({.steps = 3, .at_ns = 102 * kSecond, .tokens = 100, .flops = 10, .comm_wait_ns = 9, .data_wait_ns = 9});
+  StepCounter odd(support::scratch_dir() + "/odd_figures");
+  odd.add({.steps = 1, .at_ns = 100 * kSecond, .tokens = 100, .flops = 10, .comm_wait_ns = 9, .data_wait_ns = 9});
+  odd.add(
+      {.steps = 2, .at_ns = 101 * kSecond, .tokens = 99, .flops = std::nan(""), .comm_wait_ns = 8, .data_wait_ns = 8});
+  EXPECT_FALSE(odd.tokens_per_second(101 * kSecond) || odd.flops_per_second(101 * kSecond) || odd.comm_share() ||
+               odd.data_share());
+  odd.add({.steps = 3, .at_ns = 102 * kSecond, .tokens = 1, .flops = 1e308, .comm_wait_ns = ~0ull, .data_wait_ns = 1});
+  EXPECT_DOUBLE_EQ(*odd.comm_share(), 1);  // nobody waits longer than it runs
 }
 
 TEST(Steps, WhateverIsInTheFile) {
@@ -251,10 +402,29 @@ TEST(Gpus, FollowTheVisibleDevices) {
   EXPECT_THAT(gpu_names("3,GPU-abc", 3), ElementsAre("3", "GPU-abc", ""));
 }
 
+TEST(Gpus, PeaksAreThoseOfKnownNames) {
+  const auto peak = [](const char* name, std::optional<int64_t> busy = 1) {
+    return peak_flops_of({.index = 0, .name = name, .busy_percent = busy, .used_bytes = 0, .total_bytes = 0})
+        .value_or(0);
+  };
+  EXPECT_EQ(peak("NVIDIA A100-SXM4-80GB"), 312e12);
+  EXPECT_EQ(peak("NVIDIA H100 80GB HBM3"), 989e12);
+  EXPECT_EQ(peak("NVIDIA H100 PCIe"), 756e12);
+  EXPECT_EQ(peak("NVIDIA H200"), 989e12);
+  EXPECT_EQ(peak("Tesla V100-SXM2-16GB"), 125e12);
+  EXPECT_EQ(peak("NVIDIA L40S"), 362e12);
+  EXPECT_EQ(peak("NVIDIA L4"), 121e12);
+  EXPECT_EQ(peak("NVIDIA L40"), 0);  // not an L4
+  EXPECT_EQ(peak("NVIDIA A3000"), 0);
+  EXPECT_EQ(peak(""), 0);
+  EXPECT_EQ(peak("NVIDIA A100-SXM4-80GB", std::nullopt), 0);  // a part of one
+}
+
 // ---------------------------------------------------------------- HTTP
 
 std::string answer(const std::string& request, const std::string& own_name = "127.0.0.1") {
-  return respond(request, own_name, [] { return std::string("{\"a\": 1}"); });
+  return respond(request, own_name,
+                 {.state = [] { return std::string("{\"a\": 1}"); }, .history = [] { return std::string("[]"); }});
 }
 std::string get(const std::string& target, const std::string& host = "127.0.0.1:80") {
   return "GET " + target + " HTTP/1.1\r\nHost: " + host + "\r\n";
@@ -272,6 +442,7 @@ TEST(Http, AnswersTwoAddresses) {
   EXPECT_THAT(state, HasSubstr("Content-Type: application/json"));
   EXPECT_THAT(state, HasSubstr("Content-Length: 8\r\n"));
   EXPECT_THAT(state, testing::EndsWith("\r\n\r\n{\"a\": 1}"));
+  EXPECT_THAT(answer(get("/history.json")), testing::EndsWith("\r\n\r\n[]"));
   EXPECT_THAT(answer("HEAD /state.json HTTP/1.1\r\nHost: localhost\r\n"), testing::EndsWith("\r\n\r\n"));
   EXPECT_THAT(answer(get("/etc/passwd")), StartsWith("HTTP/1.1 404 "));
   EXPECT_THAT(answer("POST / HTTP/1.1\r\nHost: localhost\r\n"),

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,14 @@ struct DeviceMemory {
   int64_t total = 0;
 };
 
+/// What an Accelerator's prepared objects hold, in bytes, each storage once: this rank's part of what is sharded.
+struct ModelMemory {
+  int64_t parameters = 0;  ///< and buffers; not what MemorySnapshot::gathered or offloaded_* count
+  int64_t gradients = 0;   ///< of these
+  int64_t optimizer = 0;   ///< states of optimizers of LibTorch's classes
+  int64_t on_host = 0;     ///< of all three, in the host's memory: all of them on the CPU
+};
+
 /// Memory of this process at one moment, in bytes. On the CPU, where LibTorch's allocator counts nothing, the kernel's
 /// numbers stand for it.
 struct MemorySnapshot {
@@ -29,9 +38,14 @@ struct MemorySnapshot {
   int64_t gathered = 0;        ///< of it, or of the devices': whole parameters that are present of models which are
                                ///< sharded or offloaded
   int64_t peak_gathered = 0;
+  int64_t offloaded_host = 0;         ///< of models that a device map spread: copies in the host's memory
+  int64_t offloaded_file = 0;         ///< units that are read from files when they are used
+  int64_t communication = 0;          ///< buckets that gradients travel in (with gradient_as_bucket_view they are the
+                                      ///< gradients), and whole units' buffers kept for the next ones
+  std::optional<ModelMemory> models;  ///< from Accelerator::memory() only
   std::vector<DeviceMemory> devices;  ///< that LibTorch can use; none on the CPU
 
-  /// For people, a line for the host and one for each device.
+  /// For people, a line for the host, one for what it is used for, and one for each device.
   std::string text() const;
 };
 

@@ -97,6 +97,8 @@ class ACCELERATE_API DispatchedModel {
   int64_t streamed_bytes() const;
   /// Number of units in which they travel.
   int64_t units() const;
+  /// Bytes of weights in few bits, in memory or mapped.
+  int64_t code_bytes() const;
   /// @throws ConfigError naming the first weight that was moved or replaced since, by module->to(...) for example.
   void check_intact() const;
 
@@ -207,6 +209,13 @@ struct LoadAndDispatchOptions {
   std::vector<std::string> skip_keys;  ///< as DispatchOptions, like the following
   std::vector<std::string> preload_module_classes;
   bool force_hooks = false;
+  /// Weights that the checkpoint has in few bits (GGUF's blocks, bitsandbytes' int8, nf4 and fp4) stay so, in the
+  /// mapped file, and are computed with as they are (accelerate/codes/codes.hpp); they are frozen. Otherwise they are
+  /// decoded when they are loaded or fetched.
+  bool keep_codes = false;
+  /// With keep_codes: products with the decoded weights, also where a kernel computes on the codes and rounds
+  /// activations for that.
+  bool exact_products = false;
   bool strict = true;  ///< unlike the reference's: a weight that the checkpoint lacks is an error
   /// Must stay true: a checkpoint of shards by rank is read by Accelerator::load_state().
   bool full_state_dict = true;

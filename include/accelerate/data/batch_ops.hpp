@@ -48,6 +48,8 @@ class ACCELERATE_API BatchOps {
  public:
   /// See rows_of.
   virtual int64_t rows(const AnyBatch& batch) const = 0;
+  /// Of its tensors.
+  virtual int64_t bytes(const AnyBatch& batch) const = 0;
   /// Rows [begin, end) of a batch of `rows` rows; tensors as views.
   virtual AnyBatch slice(const AnyBatch& batch, int64_t begin, int64_t end, int64_t rows) const = 0;
   /// One batch with the rows of all, of which there is at least one; of one alone a copy, with the same tensors.
@@ -73,6 +75,13 @@ class ACCELERATE_API BatchOps {
 template <class Batch> class BatchOpsOf final : public BatchOps {
  public:
   int64_t rows(const AnyBatch& batch) const override { return rows_of(of(batch)); }
+  int64_t bytes(const AnyBatch& batch) const override {
+    int64_t sum = 0;
+    nested::for_each_tensor(of(batch), [&](const at::Tensor& t) {
+      if (t.defined()) sum += static_cast<int64_t>(t.nbytes());
+    });
+    return sum;
+  }
   AnyBatch slice(const AnyBatch& batch, int64_t begin, int64_t end, int64_t rows) const override {
     return any_batch(slice_rows(of(batch), begin, end, rows));
   }

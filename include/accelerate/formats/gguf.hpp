@@ -90,6 +90,12 @@ class ACCELERATE_API GgufFile {
   /// fit.
   void read(const std::string& name, const at::Tensor& rows, int64_t first_row = 0) const;
 
+  /// The stored bytes of a tensor, for who computes on codes: uint8 [rows, bytes of a row], rows as read() has them.
+  /// Where rows are in the file's order it points into the mapping and keeps it alive; else it is a copy.
+  /// @return  undefined for a tensor whose elements are in another order than the file's (transposed ones), or whose
+  /// rows are no whole blocks. @throws CheckpointError if there is no such tensor
+  at::Tensor stored_rows(const std::string& name) const;
+
  private:
   struct Content;
   std::shared_ptr<const Content> content_;

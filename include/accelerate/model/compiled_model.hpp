@@ -24,8 +24,8 @@ namespace accelerate {
 class ACCELERATE_API CompiledModelImpl : public torch::nn::Module {
  public:
   /// Opens a package ("model.pt2") and runs its native code: open only files that you trust. Takes room in the folder
-  /// for temporary files while it lives. Also sets AOTI_RUNTIME_CHECK_INPUTS=1, unless you have set it: without it
-  /// compiled code reads inputs of other shapes as if they were right.
+  /// for temporary files while it lives. Programs with this class begin with AOTI_RUNTIME_CHECK_INPUTS=1, unless it
+  /// is set: without it compiled code reads inputs of other shapes as if they were right.
   /// @param name  which of the models in the package
   /// @throws CheckpointError when there is no such file or model, or it is damaged or for another machine;
   ///         ConfigError when it is for a device that is not here.

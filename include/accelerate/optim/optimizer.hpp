@@ -95,8 +95,8 @@ class ACCELERATE_API AcceleratedOptimizer {
 
   /// Python's layout: {'state': {0: {'step': …, 'exp_avg': …}}, 'param_groups': [{'lr': …, 'params': [0, 1]}]}. Tensors
   /// are shared with the optimizer.
-  /// @throws ConfigError for classes other than SGD, Adam, AdamW, Adagrad and RMSprop (also for LBFGS, whose history
-  /// has no common form).
+  /// @throws ConfigError for classes other than SGD, Adam, AdamW, Adagrad, RMSprop and those that are an
+  /// optim::OwnStateDict (also for LBFGS, whose history has no common form).
   c10::IValue state_dict() const;
   /// Takes over such a dict, written here or by Python, for the same parameters in the same order. Tensors are copied
   /// to the parameters' devices.

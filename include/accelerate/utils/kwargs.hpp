@@ -165,11 +165,13 @@ struct ProfileKwargs {
   bool record_shapes = false;
   /// Bytes that operators allocate and release.
   bool profile_memory = false;
-  /// Where operators were called: the lines of TorchScript, which is all that LibTorch knows of in C++.
+  /// Where operators were called: the lines of TorchScript, else the functions of C++ on the stack, as far as the
+  /// program and its libraries have names for them. LibTorch's own are left out.
   bool with_stack = false;
   /// Floating point operations of matrix products, convolutions, additions and multiplications, by formulas.
   bool with_flops = false;
-  /// The modules in which operators were called: those of TorchScript, as in PyTorch.
+  /// The modules in which operators were called: those of TorchScript, as in PyTorch, else the classes whose `forward`
+  /// was on the stack, by the names of functions. Not those that the compiler inlined, nor of stripped programs.
   bool with_modules = false;
   /// When the profile ends, its last recording goes here as profile_<rank>.json, in Chrome's format; unset: nowhere.
   std::optional<std::string> output_trace_dir;

@@ -1,6 +1,6 @@
 #pragma once
 
-/// Keyword handlers as names and values, and torch.compile's settings, which this library reads but does not act on.
+/// Keyword handlers as names and values, and torch.compile's settings, which this library reads and can't act on.
 
 #include <cstdint>
 #include <map>
@@ -14,8 +14,8 @@
 
 namespace accelerate {
 
-/// Settings of torch.compile, which is Python's: LibTorch has no compiler for graphs. Programs that start others, or
-/// write their configuration, read them here. Unset fields come from the environment that `accelerate launch` sets.
+/// Settings of torch.compile, which is Python's: LibTorch has no compiler for graphs, and AcceleratorOptions refuses
+/// what would compile. Unset fields come from the environment that `accelerate launch` sets.
 struct TorchDynamoPlugin {
   /// In any case. ACCELERATE_DYNAMO_BACKEND, else "no".
   std::optional<std::string> backend;

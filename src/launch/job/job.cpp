@@ -42,6 +42,9 @@ void check_ranges(const Settings& s) {
   if (const auto& seconds = s["monitor_seconds"]; !seconds.is_null())
     require(seconds.get<double>() >= 0.05 && seconds.get<double>() <= 86400,
             "--monitor_seconds is {}, expected a number of seconds from 0.05 to 86400", s.text("monitor_seconds"));
+  if (const auto& peak = s["monitor_peak_flops"]; !peak.is_null())
+    require(peak.get<double>() >= 1, "--monitor_peak_flops is {}, expected floating-point operations a second, as 2e11",
+            s.text("monitor_peak_flops"));
   require(s["max_restarts"].get<int64_t>() >= 0, "--max_restarts can't be negative");
 }
 

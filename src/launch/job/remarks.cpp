@@ -68,8 +68,9 @@ void Settings::remark() {
                     device_type_->plural, device_type_->backend));
   if (source("monitor_host") == Source::flag && !integer("monitor_port"))
     remarks_.emplace_back("--monitor_host has no effect without --monitor_port");
-  if (source("monitor_seconds") == Source::flag && !integer("monitor_port") && !on("monitor"))
-    remarks_.emplace_back("--monitor_seconds has no effect without --monitor or --monitor_port");
+  for (const std::string name : {"monitor_seconds", "monitor_peak_flops"})
+    if (source(name) == Source::flag && !integer("monitor_port") && !on("monitor"))
+      remarks_.push_back(fmt::format("--{} has no effect without --monitor or --monitor_port", name));
   if (source("rdzv_conf") == Source::flag && num_machines() == 1)
     remarks_.emplace_back(
         "--rdzv_conf has no effect on one machine, where nobody needs to be waited for; how long the ranks wait for "

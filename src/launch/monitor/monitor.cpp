@@ -39,6 +39,7 @@ std::unique_ptr<Monitor> Monitor::create(const Job& job) {
 Monitor::Monitor(const Job& job) : table_(job.settings.on("monitor")) {
   const Settings& s = job.settings;
   if (!s["monitor_seconds"].is_null()) seconds_ = s["monitor_seconds"].get<double>();
+  if (!s["monitor_peak_flops"].is_null()) peak_flops_ = s["monitor_peak_flops"].get<double>();
   if (const auto port = s.integer("monitor_port")) page_ = std::make_unique<WebPage>(s.text("monitor_host"), *port);
   snapshot_.program = std::filesystem::path(job.command.front()).filename();
   snapshot_.url = url();
@@ -100,10 +101,19 @@ void Monitor::update(Clock::time_point now, const std::vector<Status>& ranks) {
     if (ranks_are_ours_) {
       steps_[i].look();
       view.steps = steps_[i].steps();
-      if (!record.end) view.steps_per_second = steps_[i].per_second(monotonic_ns());
+      view.tokens = steps_[i].tokens();
+      if (!record.end) {
+        const uint64_t now_ns = monotonic_ns();
+        view.steps_per_second = steps_[i].per_second(now_ns);
+        view.tokens_per_second = steps_[i].tokens_per_second(now_ns);
+        view.flops_per_second = steps_[i].flops_per_second(now_ns);
+        view.comm_share = steps_[i].comm_share();
+        view.data_share = steps_[i].data_share();
+      }
     }
     if (uses[i]) view.cpu_percent = uses[i]->cpu_percent, view.resident_bytes = uses[i]->resident_bytes;
     if (i < gpus.size() && !record.end) view.gpu = gpus[i];
+    view.peak_flops = peak_flops_ ? peak_flops_ : view.gpu ? peak_flops_of(*view.gpu) : std::nullopt;
     if (!record.end)
       view.state = ranks[i].asked ? "stopping" : view.last_line.empty() && !view.steps ? "starting" : "running";
     else view.state = record.end->good() ? "done" : record.end->asked ? "stopped" : "failed";
@@ -112,6 +122,7 @@ void Monitor::update(Clock::time_point now, const std::vector<Status>& ranks) {
           record.end->signal ? signal_name(record.end->signal) : fmt::format("exit code {}", record.end->exit_code);
     snapshot_.ranks.push_back(std::move(view));
   }
+  if (page_) history_.add(snapshot_);
 }
 
 void Monitor::look(Clock::time_point now, const std::vector<Status>& ranks) {
@@ -158,7 +169,9 @@ bool Monitor::serve(std::span<const pollfd> polled) {
     if (polled.front().revents) asked = keyboard_->read().find('h') != std::string::npos;
     polled = polled.subspan(1);
   }
-  if (page_) page_->serve(polled, [this] { return to_json(snapshot_).dump(); });
+  if (page_)
+    page_->serve(polled, {.state = [this] { return to_json(snapshot_).dump(); },
+                          .history = [this] { return history_.json().dump(); }});
   return asked;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "launch/monitor/gpus.hpp"
+#include "launch/monitor/history.hpp"
 #include "launch/monitor/keyboard.hpp"
 #include "launch/monitor/process_trees.hpp"
 #include "launch/monitor/snapshot.hpp"
@@ -82,12 +83,14 @@ class Monitor {
   void print();
 
   const Clock::time_point began_ = Clock::now();
-  std::optional<double> seconds_;  ///< --monitor_seconds
+  std::optional<double> seconds_;     ///< --monitor_seconds
+  std::optional<double> peak_flops_;  ///< --monitor_peak_flops
   bool table_ = false;
   std::unique_ptr<WebPage> page_;
   const TemporaryFolder folder_;  ///< of the step files
 
   Snapshot snapshot_;
+  History history_;
   std::vector<std::string> names_, gpu_names_;
   bool ranks_are_ours_ = true;  ///< not machines that only speak through their output
   std::deque<StepCounter> steps_;

@@ -39,11 +39,23 @@ std::string rate(double per_second) {
   return format(per_second >= 100 ? "%.0f" : per_second >= 1 ? "%.1f" : "%.3f", per_second);
 }
 
+/// "21.4k", "989T"
+std::string with_prefix(double value) {
+  const char* prefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  size_t prefix = 0;
+  while (value >= 999.5 && prefix + 1 < std::size(prefixes)) value /= 1000, ++prefix;
+  return format(value < 99.95 && (prefix > 0 || value < 9.95) ? "%.1f%s" : "%.0f%s", value, prefixes[prefix]);
+}
+
+std::string percent(double share) { return format("%.*f", share < 0.0995 ? 1 : 0, share * 100); }
+
 struct Column {
   const char* title;
   size_t width;
   bool number;
   std::string (*text)(const RankView&);
+  /// Left out where no rank has it, or where the line is too narrow for it and the last line; null: never.
+  bool (*known)(const RankView&) = nullptr;
 };
 
 constexpr auto kNothing = "-";
@@ -57,7 +69,20 @@ const Column kColumns[] = {
     {"step/s", 6, true, [](const RankView& r) { return r.steps_per_second ? rate(*r.steps_per_second) : kNothing; }},
     {"CPU %", 5, true, [](const RankView& r) { return r.cpu_percent ? format("%.0f", *r.cpu_percent) : kNothing; }},
     {"memory", 8, true, [](const RankView& r) { return r.resident_bytes ? bytes(*r.resident_bytes) : kNothing; }},
-    {"GPU", 27, false, [](const RankView& r) { return r.gpu ? gpu(*r.gpu) : kNothing; }},
+    {"token/s", 7, true,
+     [](const RankView& r) { return r.tokens_per_second ? with_prefix(*r.tokens_per_second) : kNothing; },
+     [](const RankView& r) { return r.tokens_per_second.has_value(); }},
+    {"comm %", 6, true, [](const RankView& r) { return r.comm_share ? percent(*r.comm_share) : kNothing; },
+     [](const RankView& r) { return r.comm_share.has_value(); }},
+    {"data %", 6, true, [](const RankView& r) { return r.data_share ? percent(*r.data_share) : kNothing; },
+     [](const RankView& r) { return r.data_share.has_value(); }},
+    {"MFU %", 5, true, [](const RankView& r) { return utilisation(r) ? percent(*utilisation(r)) : kNothing; },
+     [](const RankView& r) { return utilisation(r).has_value(); }},
+    {"FLOP/s", 6, true,
+     [](const RankView& r) { return r.flops_per_second ? with_prefix(*r.flops_per_second) : kNothing; },
+     [](const RankView& r) { return r.flops_per_second.has_value(); }},
+    {"GPU", 27, false, [](const RankView& r) { return r.gpu ? gpu(*r.gpu) : kNothing; },
+     [](const RankView& r) { return r.gpu.has_value(); }},
     {"last line", 0, false, [](const RankView& r) { return r.last_line; }},
 };
 
@@ -83,8 +108,32 @@ std::string summary(const Snapshot& s) {
     text += "; machine " + std::to_string(s.machine_rank) + " of " + std::to_string(s.num_machines);
   if (s.world_size > static_cast<int64_t>(s.ranks.size()))
     text += "; " + std::to_string(s.world_size) + " ranks on all machines";
+  double tokens = 0;
+  for (const auto& rank : s.ranks) tokens += rank.tokens_per_second.value_or(0);
+  if (tokens > 0) text += "; " + with_prefix(tokens) + " tokens/s" + (s.num_machines > 1 ? " here" : "");
   if (s.max_restarts > 0) text += "; restart " + std::to_string(s.attempt) + " of " + std::to_string(s.max_restarts);
   return text;
+}
+
+/// Those that fit. What nobody has is left out, but for what a program could say.
+std::vector<Column> columns_of(const Snapshot& s, size_t width) {
+  constexpr size_t kForLastLine = 24;
+  std::vector<Column> columns;
+  size_t names = 4, taken = kForLastLine;
+  for (const auto& rank : s.ranks) names = std::clamp<size_t>(cells(rank.name), names, 24);
+  for (const Column& column : kColumns)
+    if (!column.known) taken += 2 + (column.title == std::string("rank") ? names : column.width);
+  for (Column column : kColumns) {
+    if (column.title == std::string("rank")) column.width = names;
+    if (column.known) {
+      const bool gpu = column.title == std::string("GPU");  // which was always shown
+      if (std::none_of(s.ranks.begin(), s.ranks.end(), column.known) || (!gpu && taken + 2 + column.width > width))
+        continue;
+      taken += 2 + column.width;
+    }
+    columns.push_back(column);
+  }
+  return columns;
 }
 
 const char* colour_of(const std::string& state) {
@@ -95,6 +144,11 @@ const char* colour_of(const std::string& state) {
 
 }  // namespace
 
+std::optional<double> utilisation(const RankView& rank) {
+  if (!rank.flops_per_second || !rank.peak_flops) return std::nullopt;
+  return *rank.flops_per_second / *rank.peak_flops;
+}
+
 nlohmann::ordered_json to_json(const Snapshot& s) {
   using json = nlohmann::ordered_json;
   const auto maybe = [](const auto& value) { return value ? json(*value) : json(); };
@@ -103,6 +157,7 @@ nlohmann::ordered_json to_json(const Snapshot& s) {
     json gpu;
     if (rank.gpu)
       gpu = {{"index", rank.gpu->index},
+             {"name", plain_text(rank.gpu->name)},
              {"busy_percent", maybe(rank.gpu->busy_percent)},
              {"used_bytes", rank.gpu->used_bytes},
              {"total_bytes", rank.gpu->total_bytes}};
@@ -117,6 +172,13 @@ nlohmann::ordered_json to_json(const Snapshot& s) {
                      {"cpu_percent", maybe(rank.cpu_percent)},
                      {"resident_bytes", maybe(rank.resident_bytes)},
                      {"gpu", gpu},
+                     {"tokens", maybe(rank.tokens)},
+                     {"tokens_per_second", maybe(rank.tokens_per_second)},
+                     {"flops_per_second", maybe(rank.flops_per_second)},
+                     {"peak_flops", maybe(rank.peak_flops)},
+                     {"utilisation", maybe(utilisation(rank))},
+                     {"comm_share", maybe(rank.comm_share)},
+                     {"data_share", maybe(rank.data_share)},
                      {"last_line", rank.last_line}});
   }
   return {{"program", plain_text(s.program)},
@@ -138,17 +200,7 @@ std::vector<std::string> to_lines(const Snapshot& s, size_t width, size_t max_li
   };
   std::vector<std::string> lines{styled(
       "\033[1m", fitted(plain_text(s.program) + ", " + summary(s) + (s.url.empty() ? "" : "; " + s.url), width))};
-  // Columns in which nobody has anything are left out, but for those that a program could fill.
-  std::vector<Column> columns;
-  size_t names = 4;
-  for (const auto& rank : s.ranks) names = std::clamp<size_t>(cells(rank.name), names, 24);
-  for (Column column : kColumns) {
-    if (column.title == std::string("GPU") &&
-        std::none_of(s.ranks.begin(), s.ranks.end(), [](const auto& rank) { return rank.gpu.has_value(); }))
-      continue;
-    if (column.title == std::string("rank")) column.width = names;
-    columns.push_back(column);
-  }
+  const auto columns = columns_of(s, width);
   const auto row = [&](auto text_of) {
     std::string line;
     size_t left = width;

@@ -12,6 +12,7 @@ namespace accelerate::launcher {
 
 struct GpuUse {
   int64_t index = 0;
+  std::string name = {};                ///< "NVIDIA H100 80GB HBM3", or ""
   std::optional<int64_t> busy_percent;  ///< unknown for parts of a GPU (MIG)
   int64_t used_bytes = 0, total_bytes = 0;
 };
@@ -29,8 +30,17 @@ struct RankView {
   std::optional<double> cpu_percent;       ///< of one core, with all its processes
   std::optional<int64_t> resident_bytes;   ///< of all its processes; what they share counts for each
   std::optional<GpuUse> gpu;
-  std::string last_line;  ///< plain text
+  std::optional<int64_t> tokens;
+  std::optional<double> tokens_per_second;
+  std::optional<double> flops_per_second;  ///< of the model
+  std::optional<double> peak_flops;        ///< that its device could do in a second
+  std::optional<double> comm_share;        ///< of its time that it waits for other ranks, 0 to 1
+  std::optional<double> data_share;        ///< and for batches
+  std::string last_line;                   ///< plain text
 };
+
+/// Model FLOPs utilisation: the share of what the device could do that the model's operations are.
+std::optional<double> utilisation(const RankView& rank);
 
 /// What the views show.
 struct Snapshot {

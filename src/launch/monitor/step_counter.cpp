@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 
 #include "launch/system/process.hpp"
@@ -51,6 +52,45 @@ std::optional<double> StepCounter::per_second(uint64_t now_ns) const {
   const double idle = now_ns > last.at_ns ? static_cast<double>(now_ns - last.at_ns) / 1e9 : 0;
   return idle * rate > 2 ? 1 / idle
                          : rate;  // twice as long as a step takes: it can't be faster than one step in that time
+}
+
+std::optional<int64_t> StepCounter::tokens() const {
+  if (seen_.empty() || seen_.back().tokens == 0) return std::nullopt;
+  return static_cast<int64_t>(std::min<uint64_t>(seen_.back().tokens, INT64_MAX));
+}
+
+/// So much for each step, at the rate of the steps.
+std::optional<double> StepCounter::over_window(double first, double last, uint64_t now_ns) const {
+  const auto steps = per_second(now_ns);
+  if (!steps || !(last > 0) || !(first >= 0) || !(last >= first)) return std::nullopt;
+  const double rate = *steps * ((last - first) / static_cast<double>(seen_.back().steps - seen_.front().steps));
+  return std::isfinite(rate) ? std::optional(rate) : std::nullopt;
+}
+
+std::optional<double> StepCounter::tokens_per_second(uint64_t now_ns) const {
+  if (seen_.size() < 2) return std::nullopt;
+  return over_window(static_cast<double>(seen_.front().tokens), static_cast<double>(seen_.back().tokens), now_ns);
+}
+
+std::optional<double> StepCounter::flops_per_second(uint64_t now_ns) const {
+  if (seen_.size() < 2) return std::nullopt;
+  return over_window(seen_.front().flops, seen_.back().flops, now_ns);
+}
+
+std::optional<double> StepCounter::share(uint64_t first_ns, uint64_t last_ns) const {
+  if (seen_.back().at_ns <= seen_.front().at_ns || last_ns == 0 || last_ns < first_ns) return std::nullopt;
+  return std::min(
+      static_cast<double>(last_ns - first_ns) / static_cast<double>(seen_.back().at_ns - seen_.front().at_ns), 1.0);
+}
+
+std::optional<double> StepCounter::comm_share() const {
+  if (seen_.size() < 2) return std::nullopt;
+  return share(seen_.front().comm_wait_ns, seen_.back().comm_wait_ns);
+}
+
+std::optional<double> StepCounter::data_share() const {
+  if (seen_.size() < 2) return std::nullopt;
+  return share(seen_.front().data_wait_ns, seen_.back().data_wait_ns);
 }
 
 }  // namespace accelerate::launcher

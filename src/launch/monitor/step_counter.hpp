@@ -24,7 +24,18 @@ class StepCounter {
   /// What look() does with what it reads.
   void add(const StepRecord& record);
 
+  /// What the program says beside its steps; nothing for what it doesn't say. Rates are of the same steps as
+  /// per_second(), and fall as that does; shares are of these steps' time, 0 to 1.
+  std::optional<int64_t> tokens() const;
+  std::optional<double> tokens_per_second(uint64_t now_ns) const;
+  std::optional<double> flops_per_second(uint64_t now_ns) const;
+  std::optional<double> comm_share() const;
+  std::optional<double> data_share() const;
+
  private:
+  std::optional<double> over_window(double first, double last, uint64_t now_ns) const;
+  std::optional<double> share(uint64_t first_ns, uint64_t last_ns) const;
+
   std::filesystem::path file_;
   std::deque<StepRecord> seen_;  ///< different ones, the oldest first
 };

@@ -73,7 +73,7 @@ std::string refusal(const char* status, const std::string& why, const std::strin
 
 }  // namespace
 
-std::string respond(std::string_view request, const std::string& own_name, const std::function<std::string()>& state) {
+std::string respond(std::string_view request, const std::string& own_name, const WebPage::Data& data) {
   const size_t line_end = request.find("\r\n");
   const std::string_view line = request.substr(0, line_end);
   const size_t first = line.find(' '), second = line.rfind(' ');
@@ -99,8 +99,9 @@ std::string respond(std::string_view request, const std::string& own_name, const
     return refusal("405 Method Not Allowed", "only GET and HEAD", "Allow: GET, HEAD\r\n");
   const std::string_view path = target.substr(0, target.find('?'));
   const bool body = method == "GET";
-  if (path == "/state.json") return response("200 OK", "application/json", state(), body);
-  if (path != "/") return refusal("404 Not Found", "there are / and /state.json");
+  if (path == "/state.json") return response("200 OK", "application/json", data.state(), body);
+  if (path == "/history.json") return response("200 OK", "application/json", data.history(), body);
+  if (path != "/") return refusal("404 Not Found", "there are /, /state.json and /history.json");
   const std::string nonce = random_hex(16);
   return response(
       "200 OK", "text/html", page_with(nonce), body,
@@ -146,11 +147,11 @@ void WebPage::add_to(std::vector<pollfd>& fds) const {
         {connection.fd.get(), static_cast<short>(connection.sent < connection.response.size() ? POLLOUT : POLLIN), 0});
 }
 
-void WebPage::serve(std::span<const pollfd> polled, const std::function<std::string()>& state) {
+void WebPage::serve(std::span<const pollfd> polled, const WebPage::Data& data) {
   const auto now = Clock::now();
   size_t i = 1;
   for (auto connection = connections_.begin(); connection != connections_.end();) {
-    if (polled[i++].revents) go_on(*connection, state);
+    if (polled[i++].revents) go_on(*connection, data);
     connection = connection->over || now > connection->until ? connections_.erase(connection) : std::next(connection);
   }
   if (!polled[0].revents) return;
@@ -164,7 +165,7 @@ void WebPage::serve(std::span<const pollfd> polled, const std::function<std::str
   }
 }
 
-void WebPage::go_on(Connection& c, const std::function<std::string()>& state) const {
+void WebPage::go_on(Connection& c, const WebPage::Data& data) const {
   char bytes[4096];
   ssize_t got = 1;
   while (got > 0 && c.request.size() <= kRequestBytes) {
@@ -174,7 +175,7 @@ void WebPage::go_on(Connection& c, const std::function<std::string()>& state) co
   const bool ended = got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
   if (c.response.empty()) {
     const size_t end = c.request.find("\r\n\r\n");
-    if (end != std::string::npos) c.response = respond(std::string_view(c.request).substr(0, end + 2), host_, state);
+    if (end != std::string::npos) c.response = respond(std::string_view(c.request).substr(0, end + 2), host_, data);
     else if (c.request.size() > kRequestBytes)
       c.response = refusal("431 Request Header Fields Too Large", "the request is too long");
   }

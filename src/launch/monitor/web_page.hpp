@@ -14,14 +14,18 @@
 
 namespace accelerate::launcher {
 
-/// Serves two addresses by HTTP, from the launcher's own loop: "/", a page without anything from elsewhere, and
-/// "/state.json", which it shows.
+/// Serves by HTTP, from the launcher's own loop: "/", a page without anything from elsewhere, and what it shows,
+/// "/state.json" and "/history.json".
 ///
 /// Only GET and HEAD, one request for each connection, and only with a Host header that names this machine as such (an
 /// address, localhost, its name): a page of another site whose name has been made to point here would send that site's
 /// name (DNS rebinding).
 class WebPage {
  public:
+  /// What the page shows, as JSON: the ranks now, and over time.
+  struct Data {
+    std::function<std::string()> state, history;
+  };
   /// Listens. @param port  0: any free one
   /// @throws LaunchError when it can't, ConfigError for an address that is none.
   WebPage(const std::string& host, int64_t port);
@@ -32,7 +36,7 @@ class WebPage {
 
   void add_to(std::vector<pollfd>& fds) const;
   /// @param polled  what add_to() added, after poll()
-  void serve(std::span<const pollfd> polled, const std::function<std::string()>& state);
+  void serve(std::span<const pollfd> polled, const Data& data);
 
  private:
   struct Connection {
@@ -42,7 +46,7 @@ class WebPage {
     size_t sent = 0;
     bool over = false;
   };
-  void go_on(Connection& connection, const std::function<std::string()>& state) const;
+  void go_on(Connection& connection, const Data& data) const;
 
   std::string host_, url_;
   bool open_to_others_ = false;
@@ -54,7 +58,7 @@ class WebPage {
 
 /// The answer to a whole request (up to the empty line).
 /// @param own_name  a name under which this machine is also reached
-std::string respond(std::string_view request, const std::string& own_name, const std::function<std::string()>& state);
+std::string respond(std::string_view request, const std::string& own_name, const WebPage::Data& data);
 
 /// The page, with a place for the nonce that its policy demands of the script and the style.
 std::string page_with(const std::string& nonce);

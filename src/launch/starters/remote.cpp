@@ -44,9 +44,9 @@ std::string without_token(const std::string& conf, bool keep_file) {
 
 /// Settings that say what this launcher does, or that each machine gets with a value of its own.
 const std::set<std::string> kOursAlone{
-    "hostfile",     "include",         "exclude",           "remote_shell",   "num_machines",          "num_processes",
-    "machine_rank", "main_process_ip", "main_process_port", "rdzv_conf",      "processes_per_machine", "config_file",
-    "monitor",      "monitor_port",    "monitor_host",      "monitor_seconds"};
+    "hostfile",     "include",         "exclude",           "remote_shell",    "num_machines",          "num_processes",
+    "machine_rank", "main_process_ip", "main_process_port", "rdzv_conf",       "processes_per_machine", "config_file",
+    "monitor",      "monitor_port",    "monitor_host",      "monitor_seconds", "monitor_peak_flops"};
 
 /// The variables that other machines get too: those by which people steer libraries. More can be set by the program's
 /// own environment there.

@@ -13,6 +13,7 @@
 #include "residency/buffers.hpp"
 #include "utils/counts.hpp"
 #include "utils/meta_memory.hpp"
+#include "utils/trace.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -142,6 +143,8 @@ class CollectiveReducer final : public GradientReducer {
       const meta_memory::Purpose shard(MemoryUse::gradients);
       state.result = at::empty({length}, flat.options());
       count_reduced(flat);
+      const trace::Topic topic(trace::Kind::gradient_reduce, parts_[index].unit_name(),
+                               static_cast<int64_t>(flat.nbytes()));
       state.reduced = group_->reduce_scatter_async(state.result, flat);
       running_.push_back(index);
     }

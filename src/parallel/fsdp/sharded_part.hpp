@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,8 @@ struct ShardedPart {
   at::Tensor master;                          ///< [numel / world]: this rank's stretch
 
   int64_t numel() const { return layout.numel; }
+  /// Its unit's, for people; empty before it has one.
+  std::string_view unit_name() const { return unit ? std::string_view(unit->name()) : std::string_view(); }
   NamedTensors named_tensors() const;
 
   /// Cuts `master` into the members' pieces.

@@ -19,6 +19,7 @@
 #include "parallel/fsdp/shard_store.hpp"
 #include "residency/homes/host.hpp"
 #include "utils/counts.hpp"
+#include "utils/trace.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -273,6 +274,8 @@ class SharedReducer final : public GradientReducer {
     ShardedPart& part = parts_[p];
     const int64_t world = group_->world_size(), length = part.numel() / world, first = group_->rank() * length;
     const auto type = wire(part);
+    const trace::Span span(trace::Kind::gradient_reduce, part.unit_name(),
+                           part.numel() * static_cast<int64_t>(c10::elementSize(type)));
     std::vector<const void*> inputs;
     auto& used = used_[p];
     used.assign(part.members.size(), 0);
@@ -323,6 +326,7 @@ class SharedHome final : public residency::Home {
   std::unique_ptr<residency::Transfer> fetch(const at::Tensor&) override { return nullptr; }
   void store(const at::Tensor&) override {}
   std::optional<at::Tensor> mapped() override { return flat_; }
+  residency::Place place() const override { return residency::Place::shards; }
   int64_t sharers() const override { return sharers_; }
 
  private:

@@ -23,6 +23,7 @@
 #include "residency/homes/host.hpp"
 #include "residency/spill_file.hpp"
 #include "utils/cached_pages.hpp"
+#include "utils/held_bytes.hpp"
 #include "utils/huge_pages.hpp"
 #include "utils/read_file.hpp"
 
@@ -244,6 +245,7 @@ class ReadHome final : public Home {
   ReadHome(const Extents& extents, at::ScalarType dtype, std::vector<std::shared_ptr<Worker>> workers,
            std::function<std::shared_ptr<SpillFile>()> spill)
       : workers_(std::move(workers)), spill_(std::move(spill)) {
+    for (const Extent& extent : extents) held_.add(extent.bytes);
     for (auto& share : shared_out(extents, dtype, static_cast<int64_t>(workers_.size())))
       shares_.push_back(std::make_shared<const Extents>(std::move(share)));
   }
@@ -283,6 +285,7 @@ class ReadHome final : public Home {
     changed->file->write(changed->offset, host.const_data_ptr(), bytes);
     changed_ = std::move(changed);
   }
+  Place place() const override { return Place::file; }
 
  private:
   /// The readers fill `host`, and call `then` for each share (an empty one stands for everything).
@@ -318,6 +321,7 @@ class ReadHome final : public Home {
   std::function<std::shared_ptr<SpillFile>()> spill_;
   std::optional<c10::Stream> stream_;       ///< of copies to a device
   std::shared_ptr<const Changed> changed_;  ///< null: as in the checkpoint
+  HeldBytes held_{Held::offloaded_file};
 };
 
 }  // namespace
@@ -399,7 +403,7 @@ std::vector<PartSpec> FileTensors::mapped(const NamedTensors& members) const {
     part.members = {{name, member}};
     part.layout = {.offsets = {0}, .numel = value.numel()};
     part.dtype = value.scalar_type();
-    part.home = memory_home(value.view({-1}));
+    part.home = memory_home(value.view({-1}), Place::file);
     parts.push_back(std::move(part));
   }
   return parts;

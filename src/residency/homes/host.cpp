@@ -45,6 +45,7 @@ class HostHome final : public Home {
   void store(const at::Tensor& flat) override {
     if (!flat.is_meta()) master_.copy_(flat);
   }
+  Place place() const override { return Place::host; }
 
  private:
   at::Tensor master_;
@@ -54,13 +55,15 @@ class HostHome final : public Home {
 
 class MemoryHome final : public Home {
  public:
-  explicit MemoryHome(at::Tensor flat) : flat_(std::move(flat)) {}
+  MemoryHome(at::Tensor flat, Place place) : flat_(std::move(flat)), place_(place) {}
   std::unique_ptr<Transfer> fetch(const at::Tensor&) override { return nullptr; }
   void store(const at::Tensor&) override {}
   std::optional<at::Tensor> mapped() override { return flat_; }
+  Place place() const override { return place_; }
 
  private:
   at::Tensor flat_;
+  Place place_;
 };
 
 }  // namespace
@@ -68,6 +71,8 @@ class MemoryHome final : public Home {
 std::unique_ptr<Home> host_home(at::Tensor master, std::shared_ptr<Worker> worker) {
   return std::make_unique<HostHome>(std::move(master), std::move(worker));
 }
-std::unique_ptr<Home> memory_home(at::Tensor flat) { return std::make_unique<MemoryHome>(std::move(flat)); }
+std::unique_ptr<Home> memory_home(at::Tensor flat, Place place) {
+  return std::make_unique<MemoryHome>(std::move(flat), place);
+}
 
 }  // namespace accelerate::residency

@@ -14,6 +14,7 @@ namespace accelerate::residency {
 std::unique_ptr<Home> host_home(at::Tensor master, std::shared_ptr<Worker> worker);
 
 /// Memory that is the flat storage itself: nothing moves.
-std::unique_ptr<Home> memory_home(at::Tensor flat);
+/// @param place  Place::file for a file that is mapped
+std::unique_ptr<Home> memory_home(at::Tensor flat, Place place = Place::memory);
 
 }  // namespace accelerate::residency

@@ -75,6 +75,7 @@ class ShardHome final : public Home {
   }
 
   bool collective() const override { return true; }
+  Place place() const override { return Place::shards; }
 
  private:
   /// Debug mode: do all ranks want the same unit, at the same place in their order?

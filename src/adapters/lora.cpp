@@ -1,0 +1,360 @@
+#include "accelerate/adapters.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "accelerate/formats/safetensors.hpp"
+#include "accelerate/residency/deferred.hpp"
+#include "adapters/lora_config.hpp"
+#include "adapters/lora_layer.hpp"
+#include "residency/unit.hpp"
+#include "utils/atomic_file.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate {
+namespace {
+
+namespace fs = std::filesystem;
+using detail::LoraLayer;
+using residency::Member;
+
+constexpr const char* kPrefix = "base_model.model.";  ///< of all names in PEFT's files
+constexpr const char* kA = "lora_A";
+constexpr const char* kB = "lora_B";
+
+/// A or B in the tree of modules. The children of a target make its parameters those of the model: for optimizers,
+/// engines and checkpoints.
+struct LoraWeightImpl : torch::nn::Module {
+  explicit LoraWeightImpl(const at::Tensor& value) : torch::nn::Module("LoraWeight") {
+    weight = register_parameter("weight", value, value.requires_grad());
+  }
+  // A module moves its children before its own parameters: so the adapted weight is moved already, and watched where it
+  // lies by then, when its own module comes to it.
+  void to(at::Device device, at::ScalarType dtype, bool non_blocking) override {
+    move_with_weight(device, dtype, non_blocking);
+  }
+  void to(at::ScalarType dtype, bool non_blocking) override { move_with_weight(dtype, non_blocking); }
+  void to(at::Device device, bool non_blocking) override { move_with_weight(device, non_blocking); }
+
+  at::Tensor weight;
+  std::shared_ptr<LoraLayer> layer;  ///< lora_A keeps it alive
+
+ private:
+  template <class... Where> void move_with_weight(Where... where) {
+    torch::nn::Module::to(where...);
+    if (!layer || !layer->watched || Member::of(layer->weight)) return;
+    const at::NoGradGuard no_grad;
+    layer->weight.set_data(layer->weight.to(where...));
+    detail::watch(*layer);
+  }
+};
+
+struct Target {
+  Submodule place;
+  at::Tensor weight;
+  bool transposed = false;
+
+  int64_t inputs() const { return weight.size(transposed ? 0 : 1); }
+  int64_t outputs() const { return weight.size(transposed ? 1 : 0); }
+};
+
+bool moves_between_ranks(const at::Tensor& tensor) {
+  const Member* member = Member::of(tensor);
+  if (!member) return false;
+  const auto& parts = member->unit().parts();
+  return std::any_of(parts.begin(), parts.end(), [](const auto& part) { return part.home->collective(); });
+}
+
+template <class E> Target target_at(const Submodule& place, const LoraConfig& config, const char* operation) {
+  const auto found = std::find_if(place.parameters.begin(), place.parameters.end(),
+                                  [](const auto& item) { return item.first == "weight"; });
+  const bool is_table = place.class_name.find("Embedding") != std::string::npos;
+  if (found == place.parameters.end() || found->second.dim() != 2 || is_table)
+    raise<E>(
+        "{}: found {} '{}' ({}), expected a module with a weight of two dimensions that linear, addmm, mm or matmul "
+        "multiply by{}; name such modules in target_modules",
+        operation, place.class_name, place.path,
+        found == place.parameters.end() ? std::string("no parameter \"weight\" of its own")
+                                        : fmt::format("weight {}", found->second.sizes()),
+        is_table ? " (tables that are looked up are not offered)" : "");
+  const auto& weight = found->second;
+  if (is_deferred(weight))
+    raise<E>("{}: the weight of '{}' is deferred, expected one with values; materialize the model first", operation,
+             place.path);
+  if (moves_between_ranks(weight))
+    raise<E>(
+        "{}: the weight of '{}' is sharded over ranks, expected a model that is not prepared; add the adapter first",
+        operation, place.path);
+  return {place, weight, place.class_name != "Linear" && (config.fan_in_fan_out || place.class_name == "Conv1D")};
+}
+
+std::vector<Submodule> modules_of(const ModelRef& model, const char* operation) {
+  if (!model.module())
+    raise<ConfigError>(
+        "{}: found a script module, to which no parameters can be added, expected one of torch::nn; apply PEFT in "
+        "Python "
+        "before it is scripted",
+        operation);
+  const auto all = model.submodules();
+  for (const auto& place : all)
+    if (place.module && dynamic_cast<const LoraWeightImpl*>(place.module))
+      raise<ConfigError>(
+          "{}: '{}' belongs to an adapter, expected a model without one; remove() it, or merge() and remove()",
+          operation, place.path);
+  return all;
+}
+
+/// Each weight once. @throws E when two of the targets share one
+template <class E> void keep_each_once(std::vector<Target>& targets, const char* operation) {
+  std::set<const void*> modules;
+  std::erase_if(targets, [&](const Target& target) { return !modules.insert(target.place.identity).second; });
+  for (size_t i = 0; i < targets.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      if (targets[i].weight.is_same(targets[j].weight))
+        raise<E>(
+            "{}: '{}' and '{}' share their weight, expected one of them as a target: an adapter belongs to a weight",
+            operation, targets[j].place.path, targets[i].place.path);
+}
+
+std::shared_ptr<LoraLayer> attach(const Target& target, const LoraConfig& config, const at::Tensor& a,
+                                  const at::Tensor& b) {
+  const auto first = std::make_shared<LoraWeightImpl>(a), second = std::make_shared<LoraWeightImpl>(b);
+  auto layer = std::make_shared<LoraLayer>();
+  layer->path = target.place.path;
+  layer->module = target.place.module->shared_from_this();
+  layer->weight = target.weight;
+  layer->a = first->weight;
+  layer->b = second->weight;
+  layer->transposed = target.transposed;
+  const auto rank = static_cast<double>(a.size(0));
+  layer->scaling = detail::alpha_of(config, layer->path) / (config.use_rslora ? std::sqrt(rank) : rank);
+  layer->dropout = config.lora_dropout;
+  first->layer = layer;
+  first->train(target.place.module->is_training());
+  second->train(target.place.module->is_training());
+  target.place.module->register_module(kA, first);
+  target.place.module->register_module(kB, second);
+  detail::watch(*layer);
+  return layer;
+}
+
+void freeze(const ModelRef& model) {
+  for (const auto& [name, parameter] : model.parameters()) at::Tensor(parameter).set_requires_grad(false);
+}
+
+at::TensorOptions options_like(const at::Tensor& weight) {
+  return weight.options().requires_grad(false).dtype(weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
+void require_own_bytes(const LoraLayer& layer, const char* operation) {
+  if (Member::of(layer.weight))
+    raise<ConfigError>(
+        "LoraAdapter::{}: the bytes of '{}' are kept by a residency (sharded, offloaded or quantized), expected a "
+        "whole "
+        "model in memory; save the adapter and load it into one",
+        operation, layer.path);
+}
+
+void write(const LoraConfig& config, bool transposed, const fs::path& folder,
+           const std::map<std::string, at::Tensor>& tensors) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) raise<CheckpointError>("LoraAdapter::save: can't make '{}': {}", folder.string(), error.message());
+  AtomicFiles files("LoraAdapter::save", folder);
+  save_safetensors(files.place("adapter_model.safetensors"), tensors, {{"format", "pt"}});
+  AtomicFile text("LoraAdapter::save", files.place("adapter_config.json"));
+  text.write(detail::to_json(config, transposed));
+  text.finish();
+  files.finish();
+}
+
+}  // namespace
+
+NamedTensors LoraAdapter::parameters() const {
+  NamedTensors result;
+  for (const auto& layer : layers_) {
+    result.emplace_back(layer->path + "." + kA + ".weight", layer->a);
+    result.emplace_back(layer->path + "." + kB + ".weight", layer->b);
+  }
+  return result;
+}
+
+void LoraAdapter::set_enabled(bool enabled) const {
+  for (const auto& layer : layers_) layer->enabled = enabled;
+}
+
+void LoraAdapter::merge() const {
+  const at::NoGradGuard no_grad;
+  for (const auto& layer : layers_) require_own_bytes(*layer, "merge");
+  for (const auto& layer : layers_)
+    if (!std::exchange(layer->merged, true)) layer->weight.add_(layer->difference());
+}
+
+void LoraAdapter::unmerge() const {
+  const at::NoGradGuard no_grad;
+  for (const auto& layer : layers_) require_own_bytes(*layer, "unmerge");
+  for (const auto& layer : layers_)
+    if (std::exchange(layer->merged, false)) layer->weight.sub_(layer->difference());
+}
+
+bool LoraAdapter::merged() const { return !layers_.empty() && layers_.front()->merged; }
+
+void LoraAdapter::remove() const {
+  for (const auto& layer : layers_) {
+    detail::stop_watching(*layer);
+    const auto module = layer->module.lock();
+    if (!module || !module->named_children().contains(kA)) continue;
+    module->unregister_module(kA);
+    module->unregister_module(kB);
+  }
+}
+
+void LoraAdapter::save(const fs::path& folder) const {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, tensor] : parameters()) {
+    if (moves_between_ranks(tensor))
+      raise<ConfigError>(
+          "LoraAdapter::save: '{}' is sharded over ranks, expected whole tensors; pass "
+          "Accelerator::get_state_dict(model) "
+          "as the second argument on the main process",
+          name);
+    tensors.emplace(kPrefix + name, tensor.detach());
+  }
+  write(*config_, std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->transposed; }),
+        folder, tensors);
+}
+
+void LoraAdapter::save(const fs::path& folder, const std::map<std::string, at::Tensor>& state) const {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [name, tensor] : parameters()) {
+    const auto found = state.find(name);
+    if (found == state.end() || found->second.sizes() != tensor.sizes())
+      raise<CheckpointError>(
+          "LoraAdapter::save: found {} for '{}' in the state, expected {}: that of the model with its adapter, on a "
+          "rank "
+          "that has it",
+          found == state.end() ? std::string("nothing") : fmt::format("{}", found->second.sizes()), name,
+          tensor.sizes());
+    tensors.emplace(kPrefix + name, found->second.detach());
+  }
+  write(*config_, std::any_of(layers_.begin(), layers_.end(), [](const auto& layer) { return layer->transposed; }),
+        folder, tensors);
+}
+
+LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config) {
+  constexpr const char* kName = "add_adapter";
+  detail::check(config);
+  const bool all = config.target_modules == std::vector<std::string>{"all-linear"};
+  std::vector<Target> targets;
+  for (const auto& place : modules_of(model, kName)) {
+    if (place.path.empty() || detail::is_listed(config.exclude_modules, place.path)) continue;
+    if (all) {
+      const bool linear = place.class_name == "Linear" || place.class_name == "Conv1D" || place.class_name == "Dense";
+      if (!linear || place.path == "lm_head" || place.path == "embed_out") continue;
+    } else if (!detail::is_listed(config.target_modules, place.path)) {
+      continue;
+    }
+    targets.push_back(target_at<ConfigError>(place, config, kName));
+  }
+  keep_each_once<ConfigError>(targets, kName);
+  if (targets.empty())
+    raise<ConfigError>(
+        "add_adapter: found no module of the names [{}], expected some; names are those of model.named_modules(), or "
+        "their ends: \"query\", \"q_proj\"",
+        fmt::join(config.target_modules, ", "));
+  for (const auto& target : targets)
+    if (detail::rank_of(config, target.place.path) <= 0)
+      raise<ConfigError>("add_adapter: found a rank of 0 for '{}'", target.place.path);
+
+  const at::NoGradGuard no_grad;
+  freeze(model);
+  LoraAdapter adapter;
+  adapter.config_ = std::make_shared<const LoraConfig>(config);
+  for (const auto& target : targets) {
+    const int64_t rank = detail::rank_of(config, target.place.path);
+    const auto options = options_like(target.weight);
+    auto a = at::empty({rank, target.inputs()}, options), b = at::zeros({target.outputs(), rank}, options);
+    const auto spread = [](int64_t inputs) { return 1 / std::sqrt(static_cast<double>(inputs)); };
+    if (config.init_lora_weights == LoraInit::gaussian) a.normal_(0, 1.0 / static_cast<double>(rank));
+    else a.uniform_(-spread(target.inputs()), spread(target.inputs()));
+    if (config.init_lora_weights == LoraInit::random) b.uniform_(-spread(rank), spread(rank));
+    adapter.layers_.push_back(attach(target, config, a.set_requires_grad(true), b.set_requires_grad(true)));
+  }
+  return adapter;
+}
+
+LoraAdapter load_adapter(const ModelRef& model, const fs::path& folder, bool is_trainable) {
+  constexpr const char* kName = "load_adapter";
+  auto [config, whole_names] = detail::read_config(folder / "adapter_config.json");
+  const auto tensors = load_safetensors(folder / "adapter_model.safetensors");
+  const auto where = fmt::format("load_adapter: '{}'", (folder / "adapter_model.safetensors").string());
+  std::map<std::string, std::pair<at::Tensor, at::Tensor>> pairs;
+  for (const auto& [name, tensor] : tensors) {
+    std::string_view path = name;
+    const auto take = [&](std::string_view end) {
+      if (!path.ends_with(end)) return false;
+      path.remove_suffix(end.size());
+      return true;
+    };
+    if (path.starts_with(kPrefix)) path.remove_prefix(std::string_view(kPrefix).size());
+    else path = {};
+    const bool is_a = take(".lora_A.weight");
+    if (path.empty() || (!is_a && !take(".lora_B.weight")))
+      raise<CheckpointError>("{}: found '{}', expected {}<module>.lora_A.weight and .lora_B.weight only", where, name,
+                             kPrefix);
+    auto& pair = pairs[std::string(path)];
+    (is_a ? pair.first : pair.second) = tensor;
+  }
+  if (pairs.empty()) raise<CheckpointError>("{}: found no tensors, expected an adapter's", where);
+
+  const auto modules = modules_of(model, kName);
+  std::vector<Target> targets;
+  for (const auto& [path, pair] : pairs) {
+    const auto& [a, b] = pair;
+    if (!a.defined() || !b.defined())
+      raise<CheckpointError>("{}: found no {} of '{}', expected both lora_A and lora_B", where, a.defined() ? kB : kA,
+                             path);
+    const auto place =
+        std::find_if(modules.begin(), modules.end(), [&](const auto& item) { return item.path == path; });
+    if (place == modules.end())
+      raise<CheckpointError>(
+          "{}: found an adapter for '{}', which the model does not have; it may belong to another model", where, path);
+    targets.push_back(target_at<CheckpointError>(*place, config, kName));
+    const auto& target = targets.back();
+    const int64_t rank = detail::rank_of(config, path);
+    if (a.dim() != 2 || b.dim() != 2 || a.size(0) != rank || a.size(1) != target.inputs() ||
+        b.size(0) != target.outputs() || b.size(1) != rank)
+      raise<CheckpointError>("{}: found lora_A {} and lora_B {} of '{}', expected [{}, {}] and [{}, {}]", where,
+                             a.sizes(), b.sizes(), path, rank, target.inputs(), target.outputs(), rank);
+    if (!a.is_floating_point() || !b.is_floating_point())
+      raise<CheckpointError>("{}: found {} in '{}', expected floating point", where, c10::toString(a.scalar_type()),
+                             path);
+  }
+  keep_each_once<CheckpointError>(targets, kName);
+  if (whole_names)
+    for (const auto& [path, pair] : pairs) config.target_modules.push_back(path);
+
+  const at::NoGradGuard no_grad;
+  freeze(model);
+  LoraAdapter adapter;
+  adapter.config_ = std::make_shared<const LoraConfig>(config);
+  for (const auto& target : targets) {
+    const auto& [a, b] = pairs.at(target.place.path);
+    const auto own = [&](const at::Tensor& saved) {
+      return saved.to(options_like(target.weight), /*non_blocking=*/false, /*copy=*/true)
+          .set_requires_grad(is_trainable);
+    };
+    adapter.layers_.push_back(attach(target, config, own(a), own(b)));
+  }
+  return adapter;
+}
+
+}  // namespace accelerate

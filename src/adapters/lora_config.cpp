@@ -1,0 +1,239 @@
+#include "adapters/lora_config.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <regex>
+#include <string_view>
+
+#include "utils/json.hpp"
+#include "utils/raise.hpp"
+#include "utils/read_file.hpp"
+
+namespace accelerate::detail {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using nlohmann::json;
+
+template <class T> T by_pattern(const std::map<std::string, T>& patterns, const std::string& path, T otherwise) {
+  for (const auto& [pattern, value] : patterns)
+    if (std::regex_match(path, std::regex("(.*\\.)?(" + pattern + ")"))) return value;
+  return otherwise;
+}
+
+template <class T> void check_patterns(const char* field, const std::map<std::string, T>& patterns) {
+  for (const auto& [pattern, value] : patterns) {
+    try {
+      const std::regex expression(pattern);
+    } catch (const std::regex_error& error) {
+      raise<ConfigError>("LoraConfig: '{}' in {} is no regular expression: {}", pattern, field, error.what());
+    }
+    if (!(value > 0))
+      raise<ConfigError>("LoraConfig: found {} for '{}' in {}, expected more than 0", value, pattern, field);
+  }
+}
+
+/// Fields of PEFT's config that change what an adapter computes, beside those that LoraConfig has. Each is there with
+/// the value that leaves it off; an empty list, dict or text, false and null mean so, too.
+constexpr std::array kOff{"use_dora",
+                          "modules_to_save",
+                          "trainable_token_indices",
+                          "target_parameters",
+                          "lora_bias",
+                          "use_qalora",
+                          "alora_invocation_tokens",
+                          "layer_replication",
+                          "megatron_config",
+                          "use_bdlora",
+                          "arrow_config",
+                          "kasa_config",
+                          "velora_config",
+                          "monteclora_config"};
+constexpr std::array kNull{"auto_mapping",        "revision",      "eva_config", "corda_config", "lora_ga_config",
+                           "layers_to_transform", "layers_pattern"};
+
+bool is_off(const json& value) {
+  return value.is_null() || value == false || value == "" || (value.is_structured() && value.empty());
+}
+
+class Reader {
+ public:
+  Reader(const json& fields, std::string where) : fields_(fields), where_(std::move(where)) {}
+
+  template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
+    raise<CheckpointError>("{}: {}", where_, fmt::format(what, std::forward<Args>(args)...));
+  }
+  json at(const char* name) const {
+    const auto found = fields_.find(name);
+    return found == fields_.end() ? json() : *found;
+  }
+  double number(const char* name, double otherwise) const {
+    const auto value = at(name);
+    if (value.is_null()) return otherwise;
+    if (!value.is_number()) fail("found {} at '{}', expected a number", show_json(value), name);
+    return value.get<double>();
+  }
+  int64_t whole(const json& value, const std::string& name) const {
+    const auto number = whole_number(value);
+    if (!number) fail("found {} at '{}', expected a whole number", show_json(value), name);
+    return *number;
+  }
+  bool truth(const char* name) const {
+    const auto value = at(name);
+    if (!value.is_null() && !value.is_boolean())
+      fail("found {} at '{}', expected true or false", show_json(value), name);
+    return value == true;
+  }
+  std::string text(const char* name) const {
+    const auto value = at(name);
+    if (value.is_null()) return {};
+    if (!value.is_string()) fail("found {} at '{}', expected a text", show_json(value), name);
+    return value.get<std::string>();
+  }
+  std::vector<std::string> texts(const char* name) const {
+    const auto value = at(name);
+    std::vector<std::string> result;
+    if (value.is_null()) return result;
+    if (!value.is_array()) fail("found {} at '{}', expected a list of names", show_json(value), name);
+    for (const auto& item : value) {
+      if (!item.is_string()) fail("found {} in '{}', expected a name", show_json(item), name);
+      result.push_back(item.get<std::string>());
+    }
+    return result;
+  }
+  template <class T, class Get> std::map<std::string, T> patterns(const char* name, Get&& get) const {
+    const auto value = at(name);
+    std::map<std::string, T> result;
+    if (value.is_null()) return result;
+    if (!value.is_object()) fail("found {} at '{}', expected an object", show_json(value), name);
+    for (const auto& [pattern, item] : value.items()) result[pattern] = get(item);
+    return result;
+  }
+
+ private:
+  const json& fields_;
+  std::string where_;
+};
+
+}  // namespace
+
+void check(const LoraConfig& config) {
+  if (config.r <= 0) raise<ConfigError>("LoraConfig: found r {}, expected at least 1", config.r);
+  if (!(config.lora_alpha > 0) || !std::isfinite(config.lora_alpha))
+    raise<ConfigError>("LoraConfig: found lora_alpha {}, expected more than 0", config.lora_alpha);
+  if (!(config.lora_dropout >= 0 && config.lora_dropout < 1))
+    raise<ConfigError>("LoraConfig: found lora_dropout {}, expected at least 0 and less than 1", config.lora_dropout);
+  check_patterns("rank_pattern", config.rank_pattern);
+  check_patterns("alpha_pattern", config.alpha_pattern);
+}
+
+bool is_listed(const std::vector<std::string>& modules, const std::string& path) {
+  return std::any_of(modules.begin(), modules.end(),
+                     [&](const std::string& name) { return path == name || path.ends_with("." + name); });
+}
+
+int64_t rank_of(const LoraConfig& config, const std::string& path) {
+  return by_pattern(config.rank_pattern, path, config.r);
+}
+double alpha_of(const LoraConfig& config, const std::string& path) {
+  return by_pattern(config.alpha_pattern, path, config.lora_alpha);
+}
+
+std::string to_json(const LoraConfig& config, bool transposed) {
+  Json fields;
+  const auto text = [](const std::string& value) { return value.empty() ? Json() : Json(value); };
+  const auto list = [](const std::vector<std::string>& values) { return values.empty() ? Json() : Json(values); };
+  const auto alpha = [](double value) {
+    return value == std::floor(value) ? Json(static_cast<int64_t>(value)) : Json(value);
+  };
+  for (const char* name : kNull) fields[name] = nullptr;
+  for (const char* name : kOff) fields[name] = nullptr;
+  for (const char* name : {"use_dora", "lora_bias", "use_qalora"}) fields[name] = false;
+  fields["peft_type"] = "LORA";
+  fields["task_type"] = text(config.task_type);
+  fields["base_model_name_or_path"] = text(config.base_model_name_or_path);
+  fields["inference_mode"] = true;
+  fields["r"] = config.r;
+  fields["lora_alpha"] = alpha(config.lora_alpha);
+  fields["lora_dropout"] = config.lora_dropout;
+  fields["target_modules"] = config.target_modules == std::vector<std::string>{"all-linear"}
+                                 ? Json("all-linear")
+                                 : list(config.target_modules);
+  fields["exclude_modules"] = list(config.exclude_modules);
+  fields["rank_pattern"] = Json(config.rank_pattern);
+  fields["alpha_pattern"] = Json::object();
+  for (const auto& [pattern, value] : config.alpha_pattern) fields["alpha_pattern"][pattern] = alpha(value);
+  fields["use_rslora"] = config.use_rslora;
+  fields["fan_in_fan_out"] = transposed;
+  fields["bias"] = "none";
+  fields["init_lora_weights"] = config.init_lora_weights == LoraInit::gaussian
+                                    ? Json("gaussian")
+                                    : Json(config.init_lora_weights == LoraInit::kaiming);
+  fields["loftq_config"] = Json::object();
+  std::vector<std::string> names;
+  for (const auto& [name, value] : fields.items()) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  Json sorted;
+  for (const auto& name : names) sorted[name] = fields[name];
+  return sorted.dump(2);
+}
+
+LoadedConfig read_config(const std::filesystem::path& file) {
+  std::string text;
+  const auto where = "load_adapter: '" + file.string() + "'";
+  if (const auto problem = read_file(file, kMostSettingsBytes, text); !problem.empty())
+    raise<CheckpointError>("{}: {}; expected a folder that PEFT's save_pretrained or LoraAdapter::save wrote", where,
+                           problem);
+  std::string problem;
+  const auto fields = parse_json<json>(text, &problem);
+  if (fields.is_discarded()) raise<CheckpointError>("{} {}", where, problem);
+  const Reader reader(fields, where);
+  if (!fields.is_object()) reader.fail("found {}, expected an object", show_json(fields));
+  if (const auto type = reader.text("peft_type"); type != "LORA")
+    reader.fail("found peft_type {}, expected \"LORA\", the one kind of adapter that is offered",
+                show_json(reader.at("peft_type")));
+  for (const char* name : kOff)
+    if (!is_off(reader.at(name)))
+      reader.fail("found '{}' {}, expected it to be off: that is not offered here", name, show_json(reader.at(name)));
+  if (const auto bias = reader.text("bias"); !bias.empty() && bias != "none")
+    reader.fail("found bias \"{}\", expected \"none\": biases are not trained here", bias);
+  LoadedConfig result;
+  LoraConfig& config = result.config;
+  if (const auto init = reader.at("init_lora_weights"); init == "gaussian")
+    config.init_lora_weights = LoraInit::gaussian;
+  else if (init == false) config.init_lora_weights = LoraInit::random;
+  else if (!init.is_null() && init != true)
+    reader.fail(
+        "found init_lora_weights {}, expected true, false or \"gaussian\": others change the base model (PiSSA, OLoRA, "
+        "CorDA, LoftQ), so that the file alone says too little. Convert it by PEFT's "
+        "save_pretrained(path_initial_model_for_weight_conversion=…)",
+        show_json(init));
+  if (const auto rank = reader.at("r"); !rank.is_null()) config.r = reader.whole(rank, "r");
+  config.lora_alpha = reader.number("lora_alpha", config.lora_alpha);
+  config.lora_dropout = reader.number("lora_dropout", 0);
+  config.use_rslora = reader.truth("use_rslora");
+  config.fan_in_fan_out = reader.truth("fan_in_fan_out");
+  config.rank_pattern =
+      reader.patterns<int64_t>("rank_pattern", [&](const json& value) { return reader.whole(value, "rank_pattern"); });
+  config.alpha_pattern = reader.patterns<double>("alpha_pattern", [&](const json& value) {
+    if (!value.is_number()) reader.fail("found {} in 'alpha_pattern', expected a number", show_json(value));
+    return value.get<double>();
+  });
+  result.whole_names = reader.at("target_modules").is_string() || reader.at("exclude_modules").is_string() ||
+                       !is_off(reader.at("layers_to_transform")) || !is_off(reader.at("layers_pattern"));
+  if (!result.whole_names) {
+    config.target_modules = reader.texts("target_modules");
+    config.exclude_modules = reader.texts("exclude_modules");
+  }
+  config.base_model_name_or_path = reader.text("base_model_name_or_path");
+  config.task_type = reader.text("task_type");
+  try {
+    check(config);
+  } catch (const ConfigError& error) {
+    reader.fail("{}", error.what());
+  }
+  return result;
+}
+
+}  // namespace accelerate::detail

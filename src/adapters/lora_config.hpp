@@ -1,0 +1,28 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "accelerate/adapters.hpp"
+
+namespace accelerate::detail {
+
+/// @throws ConfigError for numbers out of range
+void check(const LoraConfig& config);
+/// The target (`name`, or a name that ends with it) is in the list.
+bool is_listed(const std::vector<std::string>& modules, const std::string& path);
+/// Of one module.
+int64_t rank_of(const LoraConfig& config, const std::string& path);
+double alpha_of(const LoraConfig& config, const std::string& path);
+
+/// The text of adapter_config.json. @param transposed  some weight is [inputs, outputs]
+std::string to_json(const LoraConfig& config, bool transposed);
+struct LoadedConfig {
+  LoraConfig config;
+  bool whole_names = false;  ///< targets are chosen in a way that we don't write: by a regular expression, by layers
+};
+/// @throws CheckpointError
+LoadedConfig read_config(const std::filesystem::path& file);
+
+}  // namespace accelerate::detail

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "accelerate/bigmodel/dispatch.hpp"
+#include "accelerate/codes/codes.hpp"
+#include "bigmodel/loading_plan.hpp"
+
+/// Dispatching with some weights in few bits.
+namespace accelerate::bigmodel {
+
+struct Quantizer {
+  /// How a weight is encoded; none: it stays as it is. Empty: as none of all.
+  std::function<std::optional<codes::EncodeOptions>(const LoadTarget&)> how;
+  /// What the checkpoint has in few bits stays so.
+  bool keep_codes = false;
+  /// As residency::EncodedWeight.
+  std::optional<at::ScalarType> compute_dtype;
+  double outlier_threshold = 0;
+  bool exact = false;
+  /// Dtypes of the weights of a model that has its values.
+  std::function<at::ScalarType(const LoadTarget&)> dtype;
+  /// As DeviceMapOptions, for maps that are worked out.
+  std::optional<std::string> map_dtype;
+  std::map<std::string, std::string> special_dtypes;
+  std::filesystem::path offload_folder;
+};
+
+/// load_checkpoint_and_dispatch() and dispatch_model() for `caller`. @param quantizer  null: nothing is in few bits
+DispatchedModel load_and_dispatch(const char* caller, const ModelRef& model, const std::filesystem::path& checkpoint,
+                                  const LoadAndDispatchOptions& options, const Quantizer* quantizer);
+DispatchedModel dispatch(const std::string& caller, const ModelRef& model, const DeviceMap& map,
+                         const DispatchOptions& options, const Quantizer* quantizer);
+/// Where weights compute that nobody gave a place.
+at::Device accelerator_or_host();
+
+}  // namespace accelerate::bigmodel

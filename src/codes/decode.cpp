@@ -1,0 +1,172 @@
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/irange.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "codes/blockwise.hpp"
+#include "codes/encodings.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate::codes {
+namespace {
+
+/// Decodes stretches of the flattened tensor. GGUF's begin and end at a block, those of four bits at an even element.
+class Decoder {
+ public:
+  explicit Decoder(const Codes& codes) : codes_(codes), columns_(codes.columns()) {
+    if (is_gguf(codes.encoding)) {
+      gguf_ = &gguf_encoding(codes.encoding);
+    } else {
+      scales_ = plain_scales(codes);
+      if (is_four_bit(codes.encoding)) table_ = table(codes.encoding);
+    }
+  }
+  /// What stretches have to begin with a multiple of.
+  int64_t unit() const { return gguf_ ? gguf_->block : 2; }
+
+  void operator()(int64_t begin, int64_t end, float* to) const {
+    if (gguf_) {
+      const auto* bytes = codes_.data.const_data_ptr<uint8_t>();
+      gguf_->decode(bytes + begin / gguf_->block * gguf_->block_bytes, (end - begin) / gguf_->block, to);
+    } else if (codes_.encoding == Encoding::int8_rowwise) {
+      rowwise(begin, end, to);
+    } else {
+      four_bits(begin, end, to);
+    }
+  }
+
+ private:
+  void rowwise(int64_t begin, int64_t end, float* __restrict to) const {
+    constexpr float kInverse = 7.874015718698502e-3F;  // 1 / 127, as bitsandbytes writes it
+    const auto* from = codes_.data.const_data_ptr<int8_t>();
+    const auto* scales = scales_.const_data_ptr<float>();
+    for (int64_t i = begin; i < end;) {
+      const int64_t row = i / columns_, until = std::min(end, (row + 1) * columns_);
+      const float scale = scales[row];
+      for (; i < until; ++i) to[i - begin] = static_cast<float>(from[i]) * scale * kInverse;
+    }
+  }
+
+  void four_bits(int64_t begin, int64_t end, float* __restrict to) const {
+    const auto* from = codes_.data.const_data_ptr<uint8_t>();
+    const auto* scales = scales_.const_data_ptr<float>();
+    for (int64_t i = begin; i < end;) {
+      const int64_t block = i / codes_.block_size, until = std::min(end, (block + 1) * codes_.block_size);
+      std::array<float, 16> values;
+      for (size_t code = 0; code < values.size(); ++code) values[code] = table_[code] * scales[block];
+      for (; i + 1 < until; i += 2) {
+        to[i - begin] = values[from[i / 2] >> 4];
+        to[i - begin + 1] = values[from[i / 2] & 15];
+      }
+      if (i < until) to[i - begin] = values[from[i / 2] >> 4], ++i;
+    }
+  }
+
+  const Codes& codes_;
+  const formats::GgufEncoding* gguf_ = nullptr;
+  at::Tensor scales_;
+  c10::ArrayRef<float> table_;
+  int64_t columns_;
+};
+
+/// Elements [first, first + to.numel()) of the flattened tensor. What begins in the middle of a unit is decoded from
+/// its begin.
+void decode_stretch(const Decoder& decoder, int64_t first, const at::Tensor& to) {
+  const int64_t count = to.numel(), unit = decoder.unit(), lead = first % unit;
+  constexpr int64_t kPart = 1 << 13;  // elements: 32 KiB of fp32 stay near
+  const bool direct = to.scalar_type() == at::kFloat && lead == 0 && (count % unit == 0 || unit == 2);
+  const at::Tensor flat = to.view({-1});
+  at::parallel_for(0, (lead + count + kPart - 1) / kPart, 4, [&](int64_t begin, int64_t end) {
+    const at::Tensor part = direct ? at::Tensor() : at::empty({kPart}, at::TensorOptions().dtype(at::kFloat));
+    for (const int64_t i : c10::irange(begin, end)) {
+      const int64_t from = i * kPart, until = std::min(from + kPart, lead + count);  // counted from first - lead
+      if (direct) {
+        decoder(first + from, first + until, flat.mutable_data_ptr<float>() + from);
+        continue;
+      }
+      const int64_t end_of_unit = unit == 2 ? until : (until + unit - 1) / unit * unit;
+      decoder(first - lead + from, first - lead + end_of_unit, part.mutable_data_ptr<float>());
+      const int64_t skip = i == 0 ? lead : 0;
+      flat.narrow(0, from + skip - lead, until - from - skip).copy_(part.narrow(0, skip, until - from - skip));
+    }
+  });
+}
+
+at::Tensor fresh(at::IntArrayRef sizes, const Codes& codes, std::optional<at::ScalarType> dtype) {
+  return at::empty(sizes, at::TensorOptions().dtype(dtype.value_or(codes.dtype)));
+}
+
+void expect_dtype(at::ScalarType dtype) {
+  if (dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16)
+    raise<ConfigError>("decode: found {} to decode to, expected fp32, fp16 or bf16", c10::toString(dtype));
+}
+
+}  // namespace
+
+at::Tensor plain_scales(const Codes& codes) {
+  if (is_gguf(codes.encoding))
+    raise<ShapeError>("codes: {} has its scales within its blocks, not beside them", name(codes.encoding));
+  if (!codes.nested) return codes.scales;
+  const at::Tensor scales =
+      decode_blockwise({.codes = codes.scales, .absmax = codes.nested->absmax}, Map::dynamic, codes.nested->block_size);
+  auto* values = scales.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < scales.numel(); ++i) values[i] += codes.nested->offset;
+  return scales;
+}
+
+at::Tensor decode(const Codes& codes, std::optional<at::ScalarType> dtype) {
+  expect_dtype(dtype.value_or(codes.dtype));
+  check(codes, "decode");
+  at::Tensor values = fresh(codes.shape, codes, dtype);
+  decode_stretch(Decoder(codes), 0, values);
+  return values;
+}
+
+at::Tensor decode_rows(const Codes& codes, int64_t first, int64_t count, std::optional<at::ScalarType> dtype) {
+  expect_dtype(dtype.value_or(codes.dtype));
+  check(codes, "decode_rows");
+  if (first < 0 || count < 0 || first > codes.rows() - count)
+    raise<ShapeError>("decode_rows: found rows {} to {}, expected rows of the {} that there are", first, first + count,
+                      codes.rows());
+  at::Tensor values = fresh({count, codes.columns()}, codes, dtype);
+  decode_stretch(Decoder(codes), first * codes.columns(), values);
+  return values;
+}
+
+at::Tensor embedding(const at::Tensor& indices, const Codes& w, std::optional<at::ScalarType> dtype) {
+  expect_dtype(dtype.value_or(w.dtype));
+  check(w, "codes::embedding: the table");
+  if (w.shape.size() != 2)
+    raise<ShapeError>("codes::embedding: the table has {} dimensions, expected [N, K].", w.shape.size());
+  if (!indices.is_cpu() || (indices.scalar_type() != at::kLong && indices.scalar_type() != at::kInt))
+    raise<ConfigError>("codes::embedding: indices are {} on {}, expected int64 or int32 on the CPU.",
+                       c10::toString(indices.scalar_type()), indices.device().str());
+  const at::Tensor wanted = indices.reshape({-1}).to(at::kLong).contiguous();
+  const auto* row = wanted.const_data_ptr<int64_t>();
+  std::vector<int64_t> sizes = indices.sizes().vec();
+  sizes.push_back(w.columns());
+  at::Tensor values = fresh(sizes, w, dtype);
+  const at::Tensor rows = values.view({wanted.numel(), w.columns()});
+  const Decoder decoder(w);
+  for (const int64_t i : c10::irange(wanted.numel())) {
+    if (row[i] < 0 || row[i] >= w.rows())
+      raise<ShapeError>("codes::embedding: index {} of a table of {} rows.", row[i], w.rows());
+    decode_stretch(decoder, row[i] * w.columns(), rows.select(0, i));
+  }
+  return values;
+}
+
+void decode_into(const Codes& codes, const at::Tensor& values) {
+  expect_dtype(values.scalar_type());
+  check(codes, "decode_into");
+  if (values.numel() != codes.numel() || !values.is_contiguous() || !values.is_cpu())
+    raise<ShapeError>("decode_into: found {} elements{} on {}, expected {}, contiguous, on the CPU", values.numel(),
+                      values.is_contiguous() ? "" : " with gaps", values.device().str(), codes.numel());
+  decode_stretch(Decoder(codes), 0, values);
+}
+
+}  // namespace accelerate::codes

@@ -1,0 +1,108 @@
+#include "codes/kernels/product_loops.hpp"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+#include <immintrin.h>
+
+namespace accelerate::codes::kernels {
+namespace {
+
+/// A vector is half of the rows.
+struct Avx2 {
+  static constexpr int kRows = 8;
+  static constexpr int kTile = 4;  // rows of x whose sums fit the registers
+  static constexpr float kWideOffset = 0;
+  using Bytes = __m256i;
+  using Ints = __m256i;
+  using Floats = __m256;
+  using Small = __m128i;
+  using Entries = __m256i;
+
+  static Bytes load(const Byte* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
+  static Small load_small(const Byte* from) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from)); }
+  static Bytes bits(Bytes a, int mask) { return _mm256_and_si256(a, _mm256_set1_epi8(static_cast<char>(mask))); }
+  static Small bits(Small a, int mask) { return _mm_and_si128(a, _mm_set1_epi8(static_cast<char>(mask))); }
+  static Bytes either(Bytes a, Bytes b) { return _mm256_or_si256(a, b); }
+  static Small either(Small a, Small b) { return _mm_or_si128(a, b); }
+  static Bytes right(Bytes a, int by) { return _mm256_srl_epi16(a, _mm_cvtsi32_si128(by)); }
+  static Small right(Small a, int by) { return _mm_srl_epi16(a, _mm_cvtsi32_si128(by)); }
+  static Bytes left(Bytes a, int by) { return _mm256_sll_epi16(a, _mm_cvtsi32_si128(by)); }
+  static Entries table(const Byte* entries) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
+  }
+  static Bytes look_up(Entries entries, Bytes indices) { return _mm256_shuffle_epi8(entries, indices); }
+  static Ints zero() { return _mm256_setzero_si256(); }
+  /// Pairs are added in 16 bits: right for codes up to 127.
+  static Ints dot(Ints sum, Bytes codes, int32_t x) {
+    return _mm256_add_epi32(sum,
+                            _mm256_madd_epi16(_mm256_maddubs_epi16(codes, _mm256_set1_epi32(x)), _mm256_set1_epi16(1)));
+  }
+  static Bytes wide(Bytes codes) { return codes; }
+  /// The first factor of that instruction has no sign: the other one takes it.
+  static Ints dot_wide(Ints sum, Bytes codes, int32_t x) {
+    const auto pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(_mm256_set1_epi32(x), codes));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  static Ints times_128(Ints a) { return _mm256_slli_epi32(a, 7); }
+  static Floats to_floats_of(Ints a) { return _mm256_cvtepi32_ps(a); }
+  static Floats to_floats(Small a) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(a)); }
+  static Floats to_signed_floats(Small a) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(a)); }
+  static Floats halves(const Byte* from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
+  static Floats numbers(const float* from) { return _mm256_loadu_ps(from); }
+  static Floats all(float a) { return _mm256_set1_ps(a); }
+  static Floats negative(Floats a) { return _mm256_sub_ps(_mm256_setzero_ps(), a); }
+  static Floats times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+  static Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+  static void store(float* to, Floats a) { _mm256_storeu_ps(to, a); }
+
+  static float quantize_part(const float* x, signed char* to, int32_t* sums) {
+    const __m256 sign = _mm256_set1_ps(-0.0F);
+    __m256 magnitudes = _mm256_setzero_ps(), differences = _mm256_setzero_ps();
+    for (int i = 0; i < kPart; i += 8) {
+      const __m256 a = _mm256_loadu_ps(x + i);
+      magnitudes = _mm256_max_ps(magnitudes, _mm256_andnot_ps(sign, a));
+      differences = _mm256_add_ps(differences, _mm256_sub_ps(a, a));
+    }
+    float lanes[16];
+    _mm256_storeu_ps(lanes, magnitudes);
+    _mm256_storeu_ps(lanes + 8, differences);
+    float largest = 0, undefined = 0;
+    for (int i = 0; i < 8; ++i) largest = lanes[i] > largest ? lanes[i] : largest, undefined += lanes[i + 8];
+    const __m256 inverse = _mm256_set1_ps(largest > kSmallest && undefined == 0 ? 127 / largest : 0);
+    for (int half = 0; half < 2; ++half) {
+      const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * half), inverse)),
+                    b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * half + 8), inverse));
+      // The packing instructions work within halves of a register: words are put in order between them.
+      const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0b11011000);
+      const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(to + 16 * half), bytes);
+      int32_t both[8];
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(both), _mm256_add_epi32(a, b));
+      sums[half] = 0;
+      for (const int32_t sum : both) sums[half] += sum;
+    }
+    return largest / 127 + undefined;
+  }
+};
+
+constexpr InstructionSet kInstructions = instructions<Avx2>("avx2");
+
+}  // namespace
+
+const InstructionSet* avx2_instructions() {
+  // Not every compiler can ask for F16C, which all processors with AVX2 have.
+  static const bool there = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return there ? &kInstructions : nullptr;
+}
+
+}  // namespace accelerate::codes::kernels
+
+#else
+
+namespace accelerate::codes::kernels {
+const InstructionSet* avx2_instructions() { return nullptr; }
+}  // namespace accelerate::codes::kernels
+
+#endif

@@ -1,0 +1,106 @@
+#include "launch/monitor/history.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace accelerate::launcher {
+namespace {
+
+struct Figure {
+  const char *name, *title, *unit;
+  std::optional<double> (*of)(const RankView&);
+};
+
+template <class T> std::optional<double> number(const std::optional<T>& value) {
+  return value ? std::optional(static_cast<double>(*value)) : std::nullopt;
+}
+
+std::optional<double> percent(const std::optional<double>& share) {
+  return share ? std::optional(*share * 100) : std::nullopt;
+}
+
+constexpr std::array<Figure, History::kFigures> kAll = {{
+    {"steps_per_second", "steps", "/s", [](const RankView& r) { return r.steps_per_second; }},
+    {"tokens_per_second", "tokens", "/s", [](const RankView& r) { return r.tokens_per_second; }},
+    {"utilisation", "model FLOPs utilisation", "%", [](const RankView& r) { return percent(utilisation(r)); }},
+    {"flops_per_second", "model FLOPs", "FLOP/s", [](const RankView& r) { return r.flops_per_second; }},
+    {"comm_share", "waiting for other ranks", "%", [](const RankView& r) { return percent(r.comm_share); }},
+    {"data_share", "waiting for data", "%", [](const RankView& r) { return percent(r.data_share); }},
+    {"resident_bytes", "memory", "bytes", [](const RankView& r) { return number(r.resident_bytes); }},
+    {"gpu_bytes", "GPU memory", "bytes",
+     [](const RankView& r) { return r.gpu ? std::optional(static_cast<double>(r.gpu->used_bytes)) : std::nullopt; }},
+    {"cpu_percent", "CPU", "%", [](const RankView& r) { return r.cpu_percent; }},
+}};
+
+/// Four digits are more than a plot shows, and an answer with all of them would be three times as long.
+double rounded(double value) {
+  if (value == 0 || !std::isfinite(value)) return 0;
+  const double scale = std::pow(10, 3 - std::floor(std::log10(std::abs(value))));
+  return std::round(value * scale) / scale;
+}
+
+}  // namespace
+
+History::Point History::merged(const Point& a, const Point& b) {
+  Point both{.seconds = b.seconds, .looks = a.looks + b.looks, .figures = {}};
+  for (size_t i = 0; i < kFigures; ++i) {
+    const auto &x = a.figures[i], &y = b.figures[i];
+    if (!x || !y) both.figures[i] = x ? x : y;
+    else
+      both.figures[i] = {std::min(x->least, y->least),
+                         (x->mean * static_cast<double>(a.looks) + y->mean * static_cast<double>(b.looks)) /
+                             static_cast<double>(both.looks),
+                         std::max(x->most, y->most)};
+  }
+  return both;
+}
+
+void History::add(const Snapshot& snapshot) {
+  Point now{.seconds = snapshot.seconds, .looks = 1, .figures = {}};
+  for (size_t i = 0; i < kFigures; ++i) {
+    double sum = 0;
+    int64_t known = 0;
+    for (const auto& rank : snapshot.ranks) {
+      const auto value = kAll[i].of(rank);
+      if (!value || !std::isfinite(*value)) continue;
+      auto& range = now.figures[i];
+      if (!range) range = Range{*value, 0, *value};
+      range->least = std::min(range->least, *value), range->most = std::max(range->most, *value);
+      sum += *value, ++known;
+    }
+    if (known > 0) now.figures[i]->mean = sum / static_cast<double>(known);
+  }
+  if (!all_.empty() && all_.back().looks < looks_per_point_) all_.back() = merged(all_.back(), now);
+  else all_.push_back(now);
+  if (all_.size() < 2 * points_ || all_.back().looks < looks_per_point_) return;
+  for (size_t i = 0; i < points_; ++i) all_[i] = merged(all_[2 * i], all_[2 * i + 1]);
+  all_.resize(points_);
+  looks_per_point_ *= 2;
+}
+
+nlohmann::ordered_json History::json() const {
+  using json = nlohmann::ordered_json;
+  json result{{"seconds", json::array()}, {"figures", json::array()}};
+  for (const auto& point : all_) result["seconds"].push_back(rounded(point.seconds));
+  for (size_t i = 0; i < kFigures; ++i) {
+    if (std::none_of(all_.begin(), all_.end(), [&](const Point& point) { return point.figures[i].has_value(); }))
+      continue;
+    json least = json::array(), mean = json::array(), most = json::array();
+    for (const auto& point : all_) {
+      const auto& range = point.figures[i];
+      least.push_back(range ? json(rounded(range->least)) : json());
+      mean.push_back(range ? json(rounded(range->mean)) : json());
+      most.push_back(range ? json(rounded(range->most)) : json());
+    }
+    result["figures"].push_back({{"name", kAll[i].name},
+                                 {"title", kAll[i].title},
+                                 {"unit", kAll[i].unit},
+                                 {"least", least},
+                                 {"mean", mean},
+                                 {"most", most}});
+  }
+  return result;
+}
+
+}  // namespace accelerate::launcher

@@ -1,0 +1,350 @@
+#include "accelerate/optim/adam8bit.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+
+#include "codes/blockwise.hpp"
+#include "optim/ivalue_access.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate::optim {
+namespace {
+
+using codes::Map;
+using torch::optim::OptimizerParamGroup;
+
+constexpr int64_t kBlock = 256;
+/// Elements that are decoded at a time on the CPU: a whole number of blocks, and of the parts that LibTorch gives to
+/// its threads; what is computed in between stays in the cache.
+constexpr int64_t kStretch = 131072;
+/// Under which bitsandbytes hides its tensors from PyTorch.
+constexpr const char* kWrapped = "__bnb_optimizer_quant_state__";
+
+int64_t blocks_of(int64_t numel) { return (numel + kBlock - 1) / kBlock; }
+
+/// One moment of the gradients, of all elements of a parameter.
+struct Moment {
+  Map map;
+  at::Tensor values;  ///< uint8 codes, or fp32; of the parameter's shape
+  at::Tensor absmax;  ///< undefined: `values` is fp32
+
+  Moment(Map map, const at::Tensor& parameter, bool in_codes)
+      : map(map),
+        values(at::zeros(parameter.sizes(),
+                         parameter.options().requires_grad(false).dtype(in_codes ? at::kByte : at::kFloat))) {
+    if (in_codes) absmax = at::zeros({blocks_of(parameter.numel())}, values.options().dtype(at::kFloat));
+  }
+  Moment(Map map, at::Tensor values, at::Tensor absmax)
+      : map(map), values(std::move(values)), absmax(std::move(absmax)) {}
+
+  bool in_codes() const { return absmax.defined(); }
+  codes::Blockwise stretch(int64_t begin, int64_t end) const {
+    return {values.view(-1).slice(0, begin, end), absmax.slice(0, begin / kBlock, blocks_of(end))};
+  }
+};
+
+struct State : torch::optim::OptimizerParamState {
+  int64_t step = 0;
+  Moment first, second;
+
+  State(const at::Tensor& parameter, bool in_codes)
+      : first(Map::dynamic, parameter, in_codes), second(Map::dynamic_unsigned, parameter, in_codes) {}
+  State(int64_t step, Moment first, Moment second) : step(step), first(std::move(first)), second(std::move(second)) {}
+  std::unique_ptr<OptimizerParamState> clone() const override { return std::make_unique<State>(*this); }
+};
+
+const AdamW8bitOptions& options_of(const OptimizerParamGroup& group) {
+  return static_cast<const AdamW8bitOptions&>(group.options());
+}
+
+void check(const AdamW8bitOptions& options) {
+  const auto [beta1, beta2] = options.betas();
+  const auto in = [](const char* name, double value, double below) {
+    if (!(value >= 0 && value < below))
+      raise<ConfigError>("AdamW8bit: found {} {}, expected a number of at least 0{}", name, value,
+                         std::isinf(below) ? "" : " and below 1");
+  };
+  constexpr double kAny = std::numeric_limits<double>::infinity();
+  in("lr", options.lr(), kAny), in("eps", options.eps(), kAny), in("weight_decay", options.weight_decay(), kAny);
+  in("betas[0]", beta1, 1), in("betas[1]", beta2, 1);
+  in("min_8bit_size", static_cast<double>(options.min_8bit_size()), kAny);
+}
+
+/// What a step takes from the options and the number of steps.
+struct Rates {
+  double beta1, beta2, eps, correction1, correction2, lr, decay;
+
+  Rates(const AdamW8bitOptions& options, int64_t step)
+      : beta1(std::get<0>(options.betas())),
+        beta2(std::get<1>(options.betas())),
+        eps(options.eps()),
+        correction1(1 - std::pow(beta1, static_cast<double>(step))),
+        correction2(std::sqrt(1 - std::pow(beta2, static_cast<double>(step)))),
+        lr(options.lr()),
+        decay(1 - options.lr() * options.weight_decay()) {}
+
+  void advance(const at::Tensor& first, const at::Tensor& second, const at::Tensor& gradient) const {
+    first.mul_(beta1).add_(gradient, 1 - beta1);
+    second.mul_(beta2).addcmul_(gradient, gradient, 1 - beta2);
+  }
+};
+
+// In the order of bitsandbytes' operations, which differs between the two, so that results are equal to the bit.
+
+/// Of one stretch, whose tensors are flat and, but for the moments, fp32.
+void step_in_codes(const at::Tensor& parameter, const at::Tensor& gradient, const Moment& first, const Moment& second,
+                   int64_t begin, int64_t end, const Rates& rates) {
+  const auto first_codes = first.stretch(begin, end), second_codes = second.stretch(begin, end);
+  const auto m = codes::decode_blockwise(first_codes, first.map, kBlock);
+  const auto v = codes::decode_blockwise(second_codes, second.map, kBlock);
+  rates.advance(m, v, gradient);
+  const auto divisor = v.sqrt().div_(rates.correction2).add_(rates.eps);
+  if (rates.decay != 1) parameter.mul_(rates.decay);
+  parameter.addcdiv_(m, divisor, -rates.lr / rates.correction1);
+  codes::encode_blockwise(m, first.map, kBlock, codes::Search::nearest, first_codes);
+  codes::encode_blockwise(v, second.map, kBlock, codes::Search::nearest, second_codes);
+}
+
+void step_in_fp32(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& first,
+                  const at::Tensor& second, const Rates& rates) {
+  rates.advance(first, second, gradient);
+  if (rates.decay != 1) parameter.mul_(rates.decay);
+  const auto update = first / second.sqrt().add_(rates.eps * rates.correction2);
+  parameter.add_(update, -rates.lr * rates.correction2 / rates.correction1);
+}
+
+void step_parameter(const at::Tensor& whole, State& state, const AdamW8bitOptions& options) {
+  const Rates rates(options, ++state.step);
+  const auto parameter = whole.detach().contiguous().view(-1);
+  const auto gradient = whole.grad().detach().contiguous().view(-1);
+  const int64_t count = parameter.numel();
+  const int64_t stretch = parameter.is_cpu() ? kStretch : std::max<int64_t>(count, 1);
+  for (int64_t begin = 0; begin < count; begin += stretch) {
+    const int64_t end = std::min(begin + stretch, count);
+    const auto place = parameter.slice(0, begin, end);
+    const auto p = place.to(at::kFloat), g = gradient.slice(0, begin, end).to(at::kFloat);
+    if (state.first.in_codes()) {
+      step_in_codes(p, g, state.first, state.second, begin, end, rates);
+    } else {
+      step_in_fp32(p, g, state.first.values.view(-1).slice(0, begin, end),
+                   state.second.values.view(-1).slice(0, begin, end), rates);
+    }
+    if (!p.is_same(place)) place.copy_(p);
+  }
+  if (!whole.is_contiguous()) whole.detach().copy_(parameter.view(whole.sizes()));
+}
+
+}  // namespace
+
+AdamW8bit::AdamW8bit(const std::vector<OptimizerParamGroup>& groups, const AdamW8bitOptions& defaults)
+    : Optimizer(groups, std::make_unique<AdamW8bitOptions>(defaults)) {
+  check(defaults);
+  for (auto& group : param_groups()) {
+    check(options_of(group));
+    for (const auto& parameter : group.params())
+      if (const auto dtype = parameter.scalar_type();
+          dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16)
+        raise<ConfigError>(
+            "AdamW8bit: found a parameter of {} {}, expected fp32, fp16 or bf16: steps are computed in fp32. Use "
+            "torch::optim::AdamW for it",
+            c10::toString(dtype), parameter.sizes());
+  }
+}
+
+at::Tensor AdamW8bit::step(LossClosure closure) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  for (const auto& group : param_groups())
+    for (const auto& parameter : group.params())
+      if (parameter.grad().defined() && parameter.grad().layout() != at::kStrided)
+        raise<ConfigError>(
+            "AdamW8bit::step: found a sparse gradient of a parameter {}, expected dense ones; make the embedding with "
+            "sparse(false), or use torch::optim::SparseAdam's counterpart for it",
+            parameter.sizes());
+  for (auto& group : param_groups())
+    for (const auto& parameter : group.params()) {
+      if (!parameter.grad().defined()) continue;
+      auto& place = state()[parameter.unsafeGetTensorImpl()];
+      if (!place) place = std::make_unique<State>(parameter, parameter.numel() >= options_of(group).min_8bit_size());
+      step_parameter(parameter, static_cast<State&>(*place), options_of(group));
+    }
+  return loss;
+}
+
+c10::IValue AdamW8bit::state_dict() const {
+  Dict states(c10::IntType::get(), c10::AnyType::get());
+  std::vector<c10::IValue> groups;
+  int64_t index = 0;
+  for (const auto& group : param_groups()) {
+    const auto& options = options_of(group);
+    Dict entry = make_dict();
+    entry.insert("lr", options.lr());
+    const auto [beta1, beta2] = options.betas();
+    entry.insert("betas", c10::ivalue::Tuple::create({c10::IValue(beta1), c10::IValue(beta2)}));
+    entry.insert("eps", options.eps());
+    entry.insert("weight_decay", options.weight_decay());
+    entry.insert("alpha", 0.0);  // of AdEMAMix, with which it shares its class
+    entry.insert("t_alpha", c10::IValue());
+    entry.insert("t_beta3", c10::IValue());
+    std::vector<int64_t> indices;
+    for (const auto& parameter : group.params()) {
+      if (const auto found = state().find(parameter.unsafeGetTensorImpl()); found != state().end()) {
+        const auto& held = static_cast<const State&>(*found->second);
+        Dict tensors = make_dict();
+        for (const auto& [moment, number] : {std::pair(&held.first, "1"), std::pair(&held.second, "2")}) {
+          tensors.insert(std::string("state") + number, moment->values);
+          if (!moment->in_codes()) continue;
+          tensors.insert(std::string("qmap") + number, codes::values_of(moment->map));
+          tensors.insert(std::string("absmax") + number, moment->absmax);
+        }
+        Dict fields = make_dict();
+        fields.insert("step", held.step);
+        fields.insert(kWrapped, tensors);
+        states.insert(index, fields);
+      }
+      indices.push_back(index++);
+    }
+    entry.insert("params", make_list(indices));
+    groups.emplace_back(entry);
+  }
+  Dict result = make_dict();
+  result.insert("state", states);
+  result.insert("param_groups", make_list(groups));
+  return result;
+}
+
+namespace {
+
+const at::Tensor& tensor_at(DictReader& fields, const std::string& name) {
+  const auto& value = fields.at(name);
+  if (!value.isTensor()) fields.fail("found {} at '{}', expected a tensor", value.tagKind(), name);
+  return value.toTensor();
+}
+
+Moment read_moment(DictReader& fields, Map map, const std::string& number, const at::Tensor& parameter) {
+  const auto owned = [&](const at::Tensor& saved) {
+    return at::empty(saved.sizes(), saved.options().device(parameter.device())).copy_(saved);
+  };
+  const auto& values = tensor_at(fields, "state" + number);
+  if (values.sizes() != parameter.sizes())
+    fields.fail(
+        "found 'state{}' of shape {}, expected {} like its parameter; the state may belong to another model or to "
+        "parameters in another order",
+        number, values.sizes(), parameter.sizes());
+  if (values.scalar_type() == at::kFloat) return {map, owned(values), at::Tensor()};
+  if (values.scalar_type() != at::kByte)
+    fields.fail("found 'state{}' of {}, expected codes (uint8) or fp32", number, c10::toString(values.scalar_type()));
+  const auto& absmax = tensor_at(fields, "absmax" + number);
+  const int64_t blocks = blocks_of(parameter.numel());
+  if (absmax.scalar_type() != at::kFloat || absmax.dim() != 1 || absmax.size(0) != blocks)
+    fields.fail(
+        "found 'absmax{}' of {} {}, expected fp32 [{}]: a scale per {} elements of {}; blocks of another size (2048 "
+        "before bitsandbytes 0.44) can't be read",
+        number, c10::toString(absmax.scalar_type()), absmax.sizes(), blocks, kBlock, parameter.numel());
+  const auto& known = codes::values_of(map);
+  if (const auto& qmap = tensor_at(fields, "qmap" + number);
+      qmap.sizes() != known.sizes() || !at::allclose(qmap.to(at::kCPU, at::kFloat), known, 1e-5, 1e-9))
+    fields.fail("found another 'qmap{}' than the dynamic map, expected that one; nothing else is understood", number);
+  return {map, owned(values), owned(absmax)};
+}
+
+std::unique_ptr<State> read_state(const c10::IValue& saved, const at::Tensor& parameter, int64_t index) {
+  const auto where = "optimizer state of parameter " + std::to_string(index);
+  DictReader outer(saved, where);
+  const auto* wrapped = outer.find(kWrapped);
+  DictReader fields(wrapped ? *wrapped : saved, where);
+  for (const auto& [name, option] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"max1", "block_wise=False"}, {"gnorm_vec", "percentile_clipping"}, {"unorm_vec", "max_unorm"}})
+    if (fields.find(name))
+      fields.fail(
+          "found '{}', which bitsandbytes keeps with {}, expected the state of AdamW8bit with its defaults; that "
+          "option "
+          "is not offered here",
+          name, option);
+  auto first = read_moment(fields, Map::dynamic, "1", parameter);
+  auto second = read_moment(fields, Map::dynamic_unsigned, "2", parameter);
+  if (first.in_codes() != second.in_codes())
+    fields.fail("found 'state1' and 'state2' of different kinds, expected both as codes or both in fp32");
+  return std::make_unique<State>(outer.integer("step"), std::move(first), std::move(second));
+}
+
+}  // namespace
+
+void AdamW8bit::load_state_dict(const c10::IValue& saved) {
+  DictReader reader(saved, "state of AdamW8bit");
+  const auto saved_groups = reader.items("param_groups");
+  if (saved_groups.size() != param_groups().size())
+    reader.fail(
+        "found {} parameter groups, expected {}; build the optimizer with the groups it had when the state was saved",
+        saved_groups.size(), param_groups().size());
+  // Everything is read and checked first, so that a bad file changes nothing.
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
+  std::unordered_map<int64_t, const at::Tensor*> parameters;
+  for (size_t g = 0; g < saved_groups.size(); ++g) {
+    DictReader group(saved_groups[g], "state of AdamW8bit, parameter group " + std::to_string(g));
+    auto options = options_of(param_groups()[g]);
+    const auto betas = group.numbers("betas");
+    if (betas.size() != 2) group.fail("found {} numbers at 'betas', expected 2", betas.size());
+    options.lr(group.number("lr")).betas({betas[0], betas[1]}).eps(group.number("eps"));
+    options.weight_decay(group.number("weight_decay"));
+    const auto indices = group.items("params");
+    const auto& own = param_groups()[g].params();
+    if (indices.size() != own.size())
+      group.fail("found {} parameters, expected {}; the model has probably changed", indices.size(), own.size());
+    for (size_t i = 0; i < own.size(); ++i) {
+      if (!indices[i].isInt()) group.fail("found {} in 'params', expected whole numbers", indices[i].tagKind());
+      parameters[indices[i].toInt()] = &own[i];
+    }
+    new_options.push_back(std::make_unique<AdamW8bitOptions>(options));
+  }
+  if (!reader.at("state").isGenericDict())
+    reader.fail("found {} at 'state', expected a dict", reader.at("state").tagKind());
+  ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>> states;
+  for (const auto& entry : reader.at("state").toGenericDict()) {
+    if (!entry.key().isInt() || !parameters.contains(entry.key().toInt()))
+      reader.fail("found a key in 'state' that no group lists in 'params'; the file is damaged or was edited");
+    const auto& parameter = *parameters.at(entry.key().toInt());
+    states[parameter.unsafeGetTensorImpl()] = read_state(entry.value(), parameter, entry.key().toInt());
+  }
+  for (size_t g = 0; g < new_options.size(); ++g) param_groups()[g].set_options(std::move(new_options[g]));
+  state() = std::move(states);
+}
+
+void AdamW8bit::map_state(const std::function<at::Tensor(const at::Tensor&)>& f) {
+  for (auto& [parameter, held] : state())
+    for (Moment* moment : {&static_cast<State&>(*held).first, &static_cast<State&>(*held).second}) {
+      moment->values = f(moment->values);
+      if (moment->in_codes()) moment->absmax = f(moment->absmax);
+    }
+}
+
+void AdamW8bit::save(torch::serialize::OutputArchive& archive) const {
+  static_cast<void>(archive);
+  throw ConfigError(
+      "torch::save: AdamW8bit has no layout in LibTorch's archives; write state_dict() by accelerate::checkpointing, "
+      "or "
+      "let Accelerator::save_state do it");
+}
+void AdamW8bit::load(torch::serialize::InputArchive& archive) {
+  static_cast<void>(archive);
+  throw ConfigError(
+      "torch::load: AdamW8bit has no layout in LibTorch's archives; read by load_state_dict(), or let "
+      "Accelerator::load_state do it");
+}
+
+}  // namespace accelerate::optim

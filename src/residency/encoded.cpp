@@ -1,0 +1,175 @@
+#include "residency/encoded.hpp"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/linear.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "accelerate/codes/kernels.hpp"
+#include "codes/llm_int8.hpp"
+#include "residency/counters.hpp"
+#include "residency/homes/encoded.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate::residency {
+namespace {
+
+using OptionalTensor = std::optional<at::Tensor>;
+
+at::Tensor decoded(const EncodedWeight& weight, at::ScalarType dtype, const at::Device& device) {
+  counters().decodes.fetch_add(1, std::memory_order_relaxed);
+  // What codes can't be decoded to (fp64) is converted.
+  const bool offered = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+  return codes::decode(weight.codes, offered ? dtype : at::kFloat).to(device, dtype);
+}
+
+/// x w^T + bias in x's dtype, without autograd.
+/// @param trains  no kernel rounds activations then: gradients are those of the decoded weight
+at::Tensor product(const at::Tensor& x, const EncodedWeight& weight, const OptionalTensor& bias, bool trains) {
+  counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
+  const bool int8 = weight.codes.encoding == codes::Encoding::int8_rowwise;
+  if (!weight.exact && !trains && x.is_cpu())
+    if (const auto kernel = codes::kernels_of(weight.codes.encoding).linear; kernel && !int8)
+      if (at::Tensor y = kernel(x, weight.codes, bias); y.defined()) return y;
+  if (int8 && !weight.exact) return codes::llm_int8_linear(x, weight.codes, bias, weight.outlier_threshold);
+  return at::linear(x, decoded(weight, x.scalar_type(), x.device()), bias);
+}
+
+/// The weight is frozen, so that backward needs only its codes.
+struct EncodedLinear : torch::autograd::Function<EncodedLinear> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const OptionalTensor& bias,
+                            const EncodedWeight* weight, const at::Tensor& owner) {
+    context->saved_data["owner"] = owner;  // not the codes: they may go before backward, which has to notice
+    context->saved_data["bias"] = bias && bias->defined() ? bias->dim() : int64_t{-1};
+    const at::AutoDispatchBelowADInplaceOrView no_views;  // autograd refuses to add to one of ours
+    return product(x, *weight, bias, true);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const at::Tensor& gradient = gradients[0];
+    at::Tensor of_x, of_bias;
+    if (context->needs_input_grad(0)) {
+      const at::Tensor owner = context->saved_data["owner"].toTensor();
+      const Member* member = Member::of(owner);
+      if (!member || !member->encoded())
+        throw ConfigError(
+            "backward: a weight in few bits has gone, because what load_and_quantize_model returned was destroyed; "
+            "keep it until after backward");
+      of_x = gradient.matmul(decoded(*member->encoded(), gradient.scalar_type(), gradient.device()));
+    }
+    if (context->saved_data["bias"].toInt() >= 0 && context->needs_input_grad(1)) {
+      std::vector<int64_t> rows(static_cast<size_t>(gradient.dim() - 1));
+      for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int64_t>(i);
+      of_bias = rows.empty() ? gradient : gradient.sum(rows);
+    }
+    return {of_x, of_bias, at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor linear(const at::Tensor& x, const Member& member, const OptionalTensor& bias) {
+  const EncodedWeight& weight = *member.encoded();
+  const at::ScalarType given = x.scalar_type(), computes = weight.compute_dtype.value_or(given);
+  const bool int8 = weight.codes.encoding == codes::Encoding::int8_rowwise;
+  const at::Device device = member.tensor().device();
+  const at::Tensor input = int8 ? x.to(device) : x.to(device, computes);
+  const OptionalTensor added = bias && bias->defined() && !int8 ? OptionalTensor(bias->to(computes)) : bias;
+  const bool trains =
+      at::GradMode::is_enabled() && (x.requires_grad() || (bias && bias->defined() && bias->requires_grad()));
+  const at::Tensor y =
+      trains ? EncodedLinear::apply(input, added, &weight, member.tensor()) : product(input, weight, added, false);
+  return y.to(given);
+}
+
+bool is_whole(const at::Tensor& tensor, const Member& member) {
+  return tensor.sizes().equals(member.encoded()->codes.shape) && tensor.is_contiguous() && tensor.storage_offset() == 0;
+}
+
+/// The transpose of a matrix.
+bool is_turned(const at::Tensor& tensor, const Member& member) {
+  return tensor.dim() == 2 && is_whole(tensor.t(), member);
+}
+
+/// Makes the call's result if it can; else nothing.
+using Rule = OptionalTensor (*)(const OperatorCall& call, const Member& member, size_t place);
+
+bool is_input(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() >= 1 &&
+         value.toTensor().is_floating_point() && !Member::of(value.toTensor());
+}
+OptionalTensor bias_of(const c10::IValue& value) { return value.toOptional<at::Tensor>(); }
+
+OptionalTensor linear_rule(const OperatorCall& call, const Member& member, size_t place) {
+  const auto values = call.arguments();
+  if (place != 1 || !is_input(values[0]) || values[1].toTensor().dim() != 2 || !is_whole(values[1].toTensor(), member))
+    return {};
+  return linear(values[0].toTensor(), member, bias_of(values[2]));
+}
+
+OptionalTensor matmul_rule(const OperatorCall& call, const Member& member, size_t place) {
+  const auto values = call.arguments();
+  if (place != 1 || !is_input(values[0]) || !is_turned(values[1].toTensor(), member)) return {};
+  return linear(values[0].toTensor(), member, {});
+}
+
+OptionalTensor addmm_rule(const OperatorCall& call, const Member& member, size_t place) {
+  const auto values = call.arguments();
+  if (place != 2 || !is_input(values[1]) || !is_turned(values[2].toTensor(), member) ||
+      values[0].toTensor().dim() != 1 || values[3].toScalar().toDouble() != 1 || values[4].toScalar().toDouble() != 1)
+    return {};
+  return linear(values[1].toTensor(), member, values[0].toTensor());
+}
+
+OptionalTensor embedding_rule(const OperatorCall& call, const Member& member, size_t place) {
+  const auto values = call.arguments();
+  if (place != 0 || values[0].toTensor().dim() != 2 || !is_whole(values[0].toTensor(), member)) return {};
+  const EncodedWeight& weight = *member.encoded();
+  const at::Tensor& indices = values[1].toTensor();
+  counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
+  return codes::embedding(indices.cpu(), weight.codes, member.tensor().scalar_type()).to(member.tensor().device());
+}
+
+const std::unordered_map<std::string_view, Rule> kRules{{"aten::linear", &linear_rule},
+                                                        {"aten::matmul", &matmul_rule},
+                                                        {"aten::mm", &matmul_rule},
+                                                        {"aten::addmm", &addmm_rule},
+                                                        {"accelerate_models::row_product", &linear_rule},
+                                                        {"aten::embedding", &embedding_rule}};
+
+struct Encoded final : Handler {
+  bool handle(OperatorCall& call, Next) override {
+    const Member* member = nullptr;
+    size_t place = 0;
+    call.for_each_tensor([&](const at::Tensor& tensor, size_t i) {
+      const Member* one = Member::of(tensor);
+      if (!one || !one->encoded()) return;
+      if (call.writes(i) && call.facts.needs_bytes)
+        raise<ConfigError>(
+            "{}: it would write to '{}', which is kept in few bits ({}) and frozen, because its values can't all be "
+            "had in them. Train adapters beside it, or load the model without quantization",
+            call.name(), one->name(), codes::name(one->encoded()->codes.encoding));
+      if (!member) member = one, place = i;
+    });
+    if (!member || !call.facts.needs_bytes || member->tensor().is_meta()) return false;
+    const auto rule = kRules.find(call.name());
+    if (rule == kRules.end()) return false;
+    auto result = rule->second(call, *member, place);
+    if (!result) return false;
+    call.finish({*std::move(result)});
+    return true;
+  }
+};
+
+}  // namespace
+
+Handler& encoded_handler() {
+  static Encoded encoded;
+  return encoded;
+}
+
+}  // namespace accelerate::residency

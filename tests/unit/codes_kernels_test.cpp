@@ -1,0 +1,369 @@
+/// Products on codes against products with decoded weights, for every encoding and instruction set.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstring>
+#include <limits>
+#include <thread>
+
+#include "accelerate/codes/codes.hpp"
+#include "accelerate/codes/kernels.hpp"
+#include "accelerate/utils/error.hpp"
+#include "codes/kernels/multiply.hpp"
+#include "message_of.hpp"
+
+namespace {
+
+namespace codes = accelerate::codes;
+namespace kernels = accelerate::codes::kernels;
+using accelerate::ConfigError;
+using accelerate::ShapeError;
+using at::Tensor;
+using codes::Codes;
+using codes::Encoding;
+using ::testing::HasSubstr;
+
+constexpr Encoding kAll[] = {Encoding::int8_rowwise, Encoding::nf4,  Encoding::fp4,  Encoding::q4_0, Encoding::q4_1,
+                             Encoding::q5_0,         Encoding::q5_1, Encoding::q8_0, Encoding::q2_k, Encoding::q3_k,
+                             Encoding::q4_k,         Encoding::q5_k, Encoding::q6_k};
+
+std::vector<Encoding> with_products() {
+  std::vector<Encoding> found;
+  for (const auto encoding : kAll)
+    if (kernels::form_of(encoding)) found.push_back(encoding);
+  return found;
+}
+
+/// Blocks of any bits, but for their fp16 scales, which lie at these bytes.
+struct RandomBlocks {
+  int64_t columns, bytes;
+  std::vector<int64_t> scales;
+};
+RandomBlocks blocks_of(Encoding encoding) {
+  switch (encoding) {
+    case Encoding::q2_k:
+      return {256, 84, {80, 82}};
+    case Encoding::q3_k:
+      return {256, 110, {108}};
+    case Encoding::q4_k:
+      return {256, 144, {0, 2}};
+    case Encoding::q5_k:
+      return {256, 176, {0, 2}};
+    case Encoding::q6_k:
+      return {256, 210, {208}};
+    default:
+      return {};
+  }
+}
+
+/// The least unit in which an encoding has columns, here.
+int64_t unit_of(Encoding encoding) {
+  if (encoding == Encoding::int8_rowwise) return 1;
+  if (codes::is_four_bit(encoding)) return 64;
+  return encoding >= Encoding::q2_k ? 256 : 32;
+}
+
+Codes random_codes(Encoding encoding, int64_t rows, int64_t columns) {
+  if (encoding < Encoding::q2_k) {
+    // Rows of very different sizes, and none with a mean of zero.
+    const auto values = (torch::randn({rows, columns}) + 0.3) * torch::exp(torch::randn({rows, 1}));
+    return codes::encode(values, {.encoding = encoding});
+  }
+  const auto blocks = blocks_of(encoding);
+  auto data = torch::randint(256, {rows, columns / blocks.columns, blocks.bytes}, at::kByte);
+  for (const auto at : blocks.scales) {
+    const auto scales = (torch::rand({rows, columns / blocks.columns, 1}) * 0.1 - 0.02).to(at::kHalf);
+    data.narrow(2, at, 2).copy_(scales.view(at::kByte));
+  }
+  return {.encoding = encoding, .shape = {rows, columns}, .data = data.view({rows, -1})};
+}
+
+/// As products see x: in parts of 32, each rounded to 127 steps of its largest magnitude.
+Tensor rounded(const Tensor& x) {
+  const int64_t rows = x.size(0), columns = x.size(1), parts = (columns + 31) / 32;
+  const auto whole = torch::constant_pad_nd(x, {0, parts * 32 - columns}).view({rows, parts, 32});
+  const auto largest = whole.abs().amax(-1, true);
+  const auto codes = torch::where(largest > 0, torch::round(whole * (127 / largest)), torch::zeros_like(whole));
+  return (codes * (largest / 127)).view({rows, parts * 32}).narrow(1, 0, columns);
+}
+
+double relative_error(const Tensor& found, const Tensor& expected) {
+  const auto e = expected.to(at::kDouble);
+  return ((found.to(at::kDouble) - e).norm() / (e.norm() + 1e-30)).item<double>();
+}
+
+TEST(CodesKernels, HaveTheInstructionsOfThisProcessor) {
+  ASSERT_FALSE(kernels::instruction_sets().empty());
+  EXPECT_STREQ(kernels::instruction_sets().back()->name, "plain");
+#if defined(__x86_64__)
+  EXPECT_EQ(kernels::avx2_instructions() != nullptr, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"));
+  EXPECT_EQ(kernels::avx512_instructions() != nullptr,
+            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"));
+#endif
+}
+
+/// The kernels do no rounding of their own but that of inputs: against that, they err by fp32's roundings only, and by
+/// the 14 bits of nf4's table.
+TEST(CodesKernels, EqualProductsOfRoundedInputs) {
+  torch::manual_seed(1);
+  for (const auto* instructions : kernels::instruction_sets()) {
+    for (const auto encoding : with_products()) {
+      const int64_t unit = unit_of(encoding);
+      std::vector<int64_t> columns = {unit, 3 * unit};
+      if (unit == 1) columns = {1, 31, 32, 33, 100, 257};
+      if (codes::is_four_bit(encoding)) columns.push_back(10 * unit);
+      for (const int64_t k : columns) {
+        for (const int64_t n : {1, 15, 16, 17, 40}) {
+          const auto w = random_codes(encoding, n, k);
+          const auto packed = kernels::pack(w);
+          ASSERT_TRUE(packed);
+          const auto decoded = codes::decode(w, at::kFloat).to(at::kDouble);
+          for (const int64_t rows : {0, 1, 2, 3, 5, 8, 15, 23}) {
+            const auto x = torch::randn({rows, k}) * 3 + 1;
+            const auto inputs = rounded(x).to(at::kDouble);
+            const auto expected = torch::matmul(inputs, decoded.t()),
+                       sizes = torch::matmul(inputs.abs(), decoded.abs().t());
+            const auto found = kernels::multiply(*instructions, x, *packed);
+            ASSERT_EQ(found.sizes(), expected.sizes());
+            // To the sum of magnitudes: a product may be next to nothing.
+            const auto error = ((found - expected).abs() - (encoding == Encoding::nf4 ? 1e-4 : 2e-6) * sizes);
+            EXPECT_TRUE(rows == 0 || error.max().item<double>() <= 0)
+                << instructions->name << " " << codes::name(encoding) << " " << n << "x" << k << ", " << rows;
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Codes at the ends of their ranges with inputs at theirs: nothing overflows on the way.
+TEST(CodesKernels, SurviveTheLargestNumbers) {
+  for (const auto* instructions : kernels::instruction_sets()) {
+    for (const auto encoding : {Encoding::int8_rowwise, Encoding::q8_0, Encoding::q5_1, Encoding::nf4, Encoding::fp4}) {
+      const auto signs = torch::where(torch::arange(256) % 3 == 0, torch::tensor(-1.0F), torch::tensor(1.0F));
+      auto w = codes::encode(torch::stack({torch::ones({256}), -torch::ones({256}), signs}), {.encoding = encoding});
+      if (encoding == Encoding::q8_0) w.data.view(at::kByte).view({3, -1, 34}).narrow(2, 2, 32).select(0, 1).fill_(128);
+      const auto packed = kernels::pack(w);
+      const auto decoded = codes::decode(w, at::kFloat);
+      for (const auto& x : {torch::ones({1, 256}), -torch::ones({1, 256}), signs.unsqueeze(0)})
+        EXPECT_LT(relative_error(kernels::multiply(*instructions, x, *packed), torch::matmul(x, decoded.t())), 1e-4)
+            << instructions->name << " " << codes::name(encoding);
+    }
+  }
+}
+
+TEST(CodesKernels, ErrByLessThanAHundredthOfTheProduct) {
+  torch::manual_seed(2);
+  for (const auto encoding : with_products()) {
+    const auto w = random_codes(encoding, 300, 512);
+    const auto x = torch::randn({7, 512});
+    const auto expected = torch::matmul(x, codes::decode(w, at::kFloat).t());
+    const double error = relative_error(codes::linear(x, w), expected);
+    EXPECT_LT(error, 0.01) << codes::name(encoding);
+    EXPECT_GT(error, 1e-4) << codes::name(encoding) << ": was it computed on codes at all?";
+  }
+}
+
+TEST(CodesKernels, TakeAnyShapeAndDtypeOfInputs) {
+  torch::manual_seed(3);
+  const auto w = random_codes(Encoding::q4_1, 50, 64);
+  const auto bias = torch::randn({50});
+  const auto x = torch::randn({2, 3, 64});
+  const auto expected = torch::nn::functional::linear(x, codes::decode(w, at::kFloat), bias);
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
+    for (const bool exact : {false, true}) {
+      const auto found = codes::linear(x.to(dtype), w, bias.to(dtype), {.exact = exact});
+      EXPECT_EQ(found.scalar_type(), dtype);
+      EXPECT_EQ(found.sizes(), expected.sizes());
+      EXPECT_LT(relative_error(found, expected), dtype == at::kBFloat16 ? 0.02 : 0.01) << dtype << exact;
+    }
+  }
+  const auto turned = torch::randn({64, 5}).t();  // not contiguous
+  EXPECT_TRUE(codes::linear(turned, w).equal(codes::linear(turned.contiguous(), w)));
+  EXPECT_EQ(codes::linear(torch::randn({64}), w).sizes(), (std::vector<int64_t>{50}));
+  EXPECT_EQ(codes::linear(torch::randn({0, 64}), w).sizes(), (std::vector<int64_t>{0, 50}));
+  for (const auto encoding : {Encoding::int8_rowwise, Encoding::nf4, Encoding::q8_0}) {
+    EXPECT_EQ(
+        codes::linear(torch::randn({2, 64}), codes::encode(torch::empty({0, 64}), {.encoding = encoding})).sizes(),
+        (std::vector<int64_t>{2, 0}));
+    EXPECT_TRUE(codes::linear(torch::empty({2, 0}), codes::encode(torch::empty({5, 0}), {.encoding = encoding}))
+                    .equal(torch::zeros({2, 5})));
+  }
+}
+
+TEST(CodesKernels, ExactIsTheProductWithDecodedWeights) {
+  torch::manual_seed(4);
+  for (const auto encoding : kAll) {
+    const auto w = random_codes(encoding, 40, 256);
+    const auto x = torch::randn({3, 256});
+    EXPECT_LT(
+        relative_error(codes::linear(x, w, {}, {.exact = true}), torch::matmul(x, codes::decode(w, at::kFloat).t())),
+        1e-6)
+        << codes::name(encoding);
+  }
+  // More rows than are decoded at a time.
+  const auto w = random_codes(Encoding::q8_0, 4100, 1024);
+  const auto x = torch::randn({2, 1024}), bias = torch::randn({4100});
+  EXPECT_LT(relative_error(codes::linear(x, w, bias, {.exact = true}),
+                           torch::nn::functional::linear(x, codes::decode(w, at::kFloat), bias)),
+            1e-6);
+}
+
+TEST(CodesKernels, BlocksThatGoOnInTheNextRowAreDecoded) {
+  const auto w = codes::encode(torch::randn({10, 96}), {.encoding = Encoding::nf4, .block_size = 64});
+  const auto x = torch::randn({3, 96});
+  EXPECT_FALSE(kernels::pack(w));
+  EXPECT_LT(relative_error(codes::linear(x, w), torch::matmul(x, codes::decode(w, at::kFloat).t())), 1e-6);
+  EXPECT_FALSE(codes::kernels_of(Encoding::nf4).linear(x, w, {}).defined());
+}
+
+TEST(CodesKernels, ScalesMayBeCodesToo) {
+  torch::manual_seed(5);
+  for (const int64_t block_size : {32, 64, 256}) {
+    const auto w = codes::encode(torch::randn({40, 512}),
+                                 {.encoding = Encoding::nf4, .block_size = block_size, .double_quantize = true});
+    const auto x = torch::randn({9, 512});
+    EXPECT_LT(relative_error(codes::linear(x, w), torch::matmul(rounded(x), codes::decode(w, at::kFloat).t())), 1e-4);
+  }
+}
+
+TEST(CodesKernels, UndefinedInputsStayUndefined) {
+  for (const auto* instructions : kernels::instruction_sets()) {
+    for (const auto bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      const auto packed = kernels::pack(random_codes(Encoding::q4_1, 20, 64));
+      auto x = torch::randn({3, 64});
+      x[1][40] = bad;
+      const auto y = kernels::multiply(*instructions, x, *packed);
+      EXPECT_TRUE(y[1].isnan().all().item<bool>()) << instructions->name << bad;
+      EXPECT_TRUE(y[0].isfinite().all().item<bool>() && y[2].isfinite().all().item<bool>());
+    }
+    const auto zeros =
+        kernels::multiply(*instructions, torch::zeros({1, 64}), *kernels::pack(random_codes(Encoding::q8_0, 20, 64)));
+    EXPECT_EQ(zeros.abs().max().item<float>(), 0);
+    const auto tiny = kernels::multiply(*instructions, torch::full({1, 64}, 1e-42F),
+                                        *kernels::pack(random_codes(Encoding::q8_0, 20, 64)));
+    EXPECT_LT(tiny.abs().max().item<float>(), 1e-35);
+  }
+}
+
+TEST(CodesKernels, OutliersKeepTheirNumbers) {
+  torch::manual_seed(6);
+  const auto w = random_codes(Encoding::int8_rowwise, 64, 256);
+  auto x = torch::randn({4, 256});
+  x.select(1, 7).fill_(300), x[2][100] = -80;
+  const auto expected = torch::matmul(x, codes::decode(w, at::kFloat).t());
+  // The part of each outlier has a coarse scale otherwise.
+  auto others = x.clone();
+  others.select(1, 7).zero_(), others.select(1, 100).zero_();
+  auto kept = rounded(others);
+  kept.select(1, 7).copy_(x.select(1, 7)), kept.select(1, 100).copy_(x.select(1, 100));
+  const auto found = codes::linear(x, w, {}, {.outlier_threshold = 6});
+  EXPECT_LT(relative_error(found, torch::matmul(kept, codes::decode(w, at::kFloat).t())), 1e-5);
+  EXPECT_LT((found - expected).norm().item<double>(), (codes::linear(x, w) - expected).norm().item<double>() / 2);
+  EXPECT_TRUE(codes::linear(x, w, {}, {.outlier_threshold = 1000}).equal(codes::linear(x, w)));
+  EXPECT_THAT(support::message_of<ConfigError>([&] {
+                codes::linear(torch::randn({1, 64}), random_codes(Encoding::q8_0, 4, 64), {}, {.outlier_threshold = 6});
+              }),
+              HasSubstr("q8_0"));
+}
+
+TEST(CodesKernels, GradientsAreThoseOfDecodedWeights) {
+  torch::manual_seed(7);
+  for (const auto encoding : {Encoding::nf4, Encoding::int8_rowwise, Encoding::q4_k}) {
+    const auto w = random_codes(encoding, 40, 256);
+    const auto decoded = codes::decode(w, at::kFloat);
+    const auto x = torch::randn({2, 3, 256}).requires_grad_(), bias = torch::randn({40}).requires_grad_();
+    const auto y = torch::nn::functional::linear(x, decoded, bias);
+    const auto expected = torch::autograd::grad({(y * y).sum()}, {x, bias});
+    const auto z = codes::linear(x, w, bias);
+    const auto found = torch::autograd::grad({(z * z).sum()}, {x, bias});
+    EXPECT_LT(relative_error(found[0], expected[0]), 1e-5) << codes::name(encoding);
+    EXPECT_LT(relative_error(found[1], expected[1]), 1e-5) << codes::name(encoding);
+  }
+}
+
+TEST(CodesKernels, EmbeddingsAreDecodedRowsToTheBit) {
+  torch::manual_seed(8);
+  const auto indices = torch::tensor({{3, 0, 19}, {3, 7, 1}});
+  for (const auto encoding : kAll) {
+    for (const bool nested : {false, true}) {
+      if (nested && !codes::is_four_bit(encoding)) continue;
+      const auto w = nested ? codes::encode(torch::randn({20, 256}), {.encoding = encoding, .double_quantize = true})
+                            : random_codes(encoding, 20, 256);
+      for (const auto dtype : {at::kFloat, at::kBFloat16})
+        EXPECT_TRUE(codes::embedding(indices, w, dtype).equal(torch::embedding(codes::decode(w, dtype), indices)))
+            << codes::name(encoding) << nested;
+      EXPECT_TRUE(codes::embedding(indices.to(at::kInt), w).equal(torch::embedding(codes::decode(w), indices)));
+    }
+  }
+  for (const int64_t columns : {33, 40}) {
+    const auto across = codes::encode(torch::randn({20, columns}), {.encoding = Encoding::fp4, .block_size = 64});
+    EXPECT_TRUE(codes::embedding(indices, across).equal(torch::embedding(codes::decode(across), indices))) << columns;
+  }
+  const auto odd = codes::encode(torch::randn({20, 40}), {.encoding = Encoding::fp4, .block_size = 64});
+  EXPECT_EQ(codes::embedding(torch::empty({2, 0}, at::kLong), odd).sizes(), (std::vector<int64_t>{2, 0, 40}));
+  for (const int64_t bad : {-1, 20})
+    EXPECT_THAT(support::message_of<ShapeError>([&] { codes::embedding(torch::tensor({bad}), odd); }),
+                HasSubstr("of a table of 20 rows"));
+}
+
+TEST(CodesKernels, ThePackedFormIsACacheOfTheCodes) {
+  torch::manual_seed(9);
+  auto w = random_codes(Encoding::q4_1, 32, 64);
+  const auto copy = w;
+  const auto x = torch::randn({1, 64});
+  EXPECT_EQ(codes::packed_bytes(w), 0);
+  const auto y = codes::linear(x, w);
+  EXPECT_EQ(codes::packed_bytes(w), w.data.numel());
+  EXPECT_EQ(codes::packed_bytes(copy), w.data.numel()) << "copies share it";
+  codes::drop_packed(w);
+  EXPECT_EQ(codes::packed_bytes(copy), 0);
+  EXPECT_TRUE(codes::linear(x, w).equal(y));
+  w.data.copy_(random_codes(Encoding::q4_1, 32, 64).data);  // written in place, as loading does
+  const auto changed = torch::matmul(rounded(x), codes::decode(w, at::kFloat).t());
+  EXPECT_LT(relative_error(codes::linear(x, w), changed), 1e-4);
+  w.data = random_codes(Encoding::q4_1, 32, 64).data;
+  EXPECT_LT(relative_error(codes::linear(x, w), torch::matmul(rounded(x), codes::decode(w, at::kFloat).t())), 1e-4);
+  EXPECT_LT(relative_error(codes::linear(x, copy), changed), 1e-4);
+}
+
+TEST(CodesKernels, SeveralThreadsComputeTheSame) {
+  torch::manual_seed(10);
+  const auto w = random_codes(Encoding::q6_k, 700, 256);
+  const auto x = torch::randn({70, 256});
+  const int before = at::get_num_threads();
+  at::set_num_threads(1);
+  const auto alone = codes::linear(x, w);
+  codes::drop_packed(w);
+  at::set_num_threads(3);
+  EXPECT_TRUE(codes::linear(x, w).equal(alone));
+  at::set_num_threads(before);
+  codes::drop_packed(w);
+  std::vector<Tensor> found(4);
+  std::vector<std::thread> threads;
+  for (auto& y : found) threads.emplace_back([&] { y = codes::linear(x, w); });
+  for (auto& thread : threads) thread.join();
+  for (const auto& y : found) EXPECT_TRUE(y.equal(alone));
+}
+
+TEST(CodesKernels, SayWhatDoesNotFit) {
+  const auto w = random_codes(Encoding::q8_0, 5, 64);
+  const auto message = [&](const Tensor& x, const std::optional<Tensor>& bias = {}) {
+    return support::message_of<ShapeError>([&] { codes::linear(x, w, bias); });
+  };
+  EXPECT_THAT(message(torch::randn({2, 65})), HasSubstr("expected [.., 64]"));
+  EXPECT_THAT(message(torch::randn({})), HasSubstr("expected [.., 64]"));
+  EXPECT_THAT(message(torch::randn({2, 64}), torch::randn({4})), HasSubstr("expected [5]"));
+  EXPECT_THAT(support::message_of<ConfigError>([&] {
+                codes::linear(torch::randn({2, 64}, at::kDouble), w);
+              }),
+              HasSubstr("expected fp32, fp16 or bf16"));
+  EXPECT_FALSE(codes::kernels_of(Encoding::q8_0).linear(torch::randn({2, 64}, at::kDouble), w, {}).defined());
+  EXPECT_THAT(support::message_of<ConfigError>([&] { codes::embedding(torch::randn({2}), w); }),
+              HasSubstr("expected int64 or int32"));
+}
+
+}  // namespace

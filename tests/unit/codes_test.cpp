@@ -1,0 +1,197 @@
+/// Weights in few bits: codes, scales and decoded values against bitsandbytes and gguf, to the bit.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "accelerate/codes/codes.hpp"
+#include "accelerate/codes/kernels.hpp"
+#include "accelerate/formats/safetensors.hpp"
+#include "accelerate/utils/error.hpp"
+#include "message_of.hpp"
+#include "python.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+namespace codes = accelerate::codes;
+namespace fs = std::filesystem;
+using accelerate::ConfigError;
+using accelerate::ShapeError;
+using codes::Codes;
+using codes::Encoding;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// "nf4/64/dq/normal"
+struct Case {
+  Encoding encoding;
+  int64_t block_size;
+  bool nested;
+
+  explicit Case(const std::string& name) {
+    const size_t first = name.find('/'), second = name.find('/', first + 1);
+    encoding = codes::encoding_named(name.substr(0, first)).value();
+    block_size = std::stoll(name.substr(first + 1, second - first - 1));
+    nested = name.compare(second + 1, 3, "dq/") == 0;
+  }
+};
+
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && (a.numel() == 0 || a.equal(b));
+}
+
+TEST(Codes, AreThoseOfThePeersToTheBit) {
+  SKIP_WITHOUT_PYTHON();
+  SKIP_WITHOUT_DATA();
+  const auto file = fs::path(support::scratch_dir()) / "codes.safetensors";
+  const auto run =
+      support::run_python("tests/unit/codes_peer.py",
+                          {"encode", file.string(), (*support::data_dir() / "minilm/model.safetensors").string()});
+  ASSERT_EQ(run.exit_code, 0) << run.output;
+  const accelerate::SafetensorsFile expected(file);
+  std::set<std::string> cases;
+  for (const auto& name : expected.names())
+    if (name.ends_with(".input")) cases.insert(name.substr(0, name.size() - 6));
+  EXPECT_GE(cases.size(), 150U);
+  for (const auto& name : cases) {
+    SCOPED_TRACE(name);
+    const Case how(name);
+    const auto input = expected.tensor(name + ".input");
+    codes::EncodeOptions options{.encoding = how.encoding, .double_quantize = how.nested};
+    if (how.block_size > 0) options.block_size = how.block_size;
+    const Codes made = codes::encode(input, options);
+    EXPECT_NO_THROW(codes::check(made));
+    EXPECT_EQ(made.dtype, input.scalar_type());
+    EXPECT_EQ(at::IntArrayRef(made.shape), input.sizes());
+    EXPECT_EQ(made.numel(), input.numel());
+    if (made.numel() > 0 || !codes::is_four_bit(how.encoding))
+      EXPECT_TRUE(same(made.data.view(-1), expected.tensor(name + ".data").view(-1)));
+    int64_t bytes = static_cast<int64_t>(made.data.nbytes());
+    if (!codes::is_gguf(how.encoding)) {
+      EXPECT_TRUE(same(made.scales, expected.tensor(name + ".scales")));
+      bytes += static_cast<int64_t>(made.scales.nbytes());
+    }
+    ASSERT_EQ(made.nested.has_value(), how.nested);
+    if (how.nested) {
+      EXPECT_TRUE(same(made.nested->absmax, expected.tensor(name + ".nested")));
+      EXPECT_EQ(made.nested->offset, expected.tensor(name + ".offset").item<float>());
+      bytes += static_cast<int64_t>(made.nested->absmax.nbytes());
+    }
+    EXPECT_EQ(made.bytes(), bytes);
+    EXPECT_TRUE(same(codes::decode(made), expected.tensor(name + ".decoded")));
+  }
+  const auto values = [](c10::ArrayRef<float> list) { return torch::tensor(list.vec()); };
+  EXPECT_TRUE(same(values(codes::dynamic_map()), expected.tensor("dynamic_map")));
+  EXPECT_TRUE(same(values(codes::table(Encoding::nf4)), expected.tensor("nf4")));
+  EXPECT_TRUE(same(values(codes::table(Encoding::fp4)), expected.tensor("fp4")));
+}
+
+/// Every encoding that can be made.
+std::vector<codes::EncodeOptions> all_ways() {
+  std::vector<codes::EncodeOptions> ways;
+  for (const auto encoding : {Encoding::int8_rowwise, Encoding::nf4, Encoding::fp4, Encoding::q4_0, Encoding::q4_1,
+                              Encoding::q5_0, Encoding::q5_1, Encoding::q8_0})
+    ways.push_back({.encoding = encoding});
+  ways.push_back({.encoding = Encoding::nf4, .block_size = 256, .double_quantize = true});
+  return ways;
+}
+
+TEST(Codes, OfPartsAndOtherDtypesAreDecodedAsTheWhole) {
+  torch::manual_seed(1);
+  const auto values = torch::randn({6, 5, 96});
+  for (const auto& way : all_ways()) {
+    SCOPED_TRACE(std::string(codes::name(way.encoding)));
+    const Codes made = codes::encode(values, way);
+    const auto whole = codes::decode(made);
+    EXPECT_TRUE(same(codes::decode(made, at::kBFloat16), whole.to(at::kBFloat16)));
+    EXPECT_TRUE(same(codes::decode(made, at::kHalf), whole.to(at::kHalf)));
+    for (const auto& [first, count] : std::vector<std::pair<int64_t, int64_t>>{{0, 30}, {7, 11}, {29, 1}, {30, 0}})
+      EXPECT_TRUE(same(codes::decode_rows(made, first, count, at::kHalf),
+                       whole.view({30, 96}).narrow(0, first, count).to(at::kHalf)));
+    const auto place = torch::empty({30 * 96}, torch::kBFloat16);
+    codes::decode_into(made, place);
+    EXPECT_TRUE(same(place, whole.flatten().to(at::kBFloat16)));
+    EXPECT_THAT(support::message_of<ShapeError>([&] { codes::decode_rows(made, 30, 1); }), HasSubstr("of the 30"));
+  }
+  // Rows of an odd number of elements begin in the middle of a byte.
+  const auto odd = codes::encode(torch::randn({9, 33}), {.encoding = Encoding::nf4});
+  EXPECT_TRUE(same(codes::decode_rows(odd, 3, 4), codes::decode(odd).narrow(0, 3, 4)));
+  EXPECT_TRUE(same(codes::decode(codes::encode(values.transpose(0, 2), {}))  // strides don't matter
+                   ,
+                   codes::decode(codes::encode(values.transpose(0, 2).contiguous(), {}))));
+}
+
+/// Relative errors in the Frobenius norm, of a large normal matrix.
+TEST(Codes, AreAsNearAsTheirNumberOfBitsAllows) {
+  torch::manual_seed(2);
+  const auto values = torch::randn({1024, 1024});
+  const auto error = [&](const codes::EncodeOptions& way) {
+    return ((codes::decode(codes::encode(values, way)) - values).norm() / values.norm()).item<double>();
+  };
+  EXPECT_LT(error({.encoding = Encoding::int8_rowwise}), 0.00868 * 1.02);
+  EXPECT_LT(error({.encoding = Encoding::nf4}), 0.0920 * 1.02);
+  EXPECT_LT(error({.encoding = Encoding::nf4, .block_size = 256}), 0.0987 * 1.02);
+  EXPECT_LT(error({.encoding = Encoding::nf4, .double_quantize = true}), 0.0920 * 1.02);
+  EXPECT_LT(error({.encoding = Encoding::fp4}), 0.1219 * 1.02);
+  EXPECT_LT(error({.encoding = Encoding::q8_0}), 0.006);
+}
+
+TEST(Codes, HaveNamesBothWays) {
+  for (size_t i = 0; i < codes::kEncodings; ++i) {
+    const auto encoding = static_cast<Encoding>(i);
+    EXPECT_EQ(codes::encoding_named(codes::name(encoding)), encoding);
+  }
+  EXPECT_EQ(codes::encoding_named("Q4_K"), Encoding::q4_k);
+  EXPECT_EQ(codes::encoding_named("q4"), std::nullopt);
+}
+
+TEST(Codes, ThatCantBeAreRefusedWithTheReason) {
+  const auto says = [](const at::Tensor& values, const codes::EncodeOptions& way) {
+    return support::message_of<accelerate::Error>([&] { codes::encode(values, way); });
+  };
+  auto values = torch::ones({4, 64});
+  values[2][5] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_THAT(says(values, {}), AllOf(HasSubstr("element 133"), HasSubstr("nan")));
+  values[2][5] = -std::numeric_limits<float>::infinity();
+  EXPECT_THAT(says(values, {.encoding = Encoding::int8_rowwise}), HasSubstr("-inf"));
+  EXPECT_THAT(says(torch::ones({4, 33}), {.encoding = Encoding::q8_0}), HasSubstr("33 elements"));
+  EXPECT_THAT(says(torch::ones({4, 64}), {.block_size = 96}), HasSubstr("block_size = 96"));
+  EXPECT_THAT(says(torch::ones({4, 256}), {.encoding = Encoding::q4_k}), HasSubstr("q4_k"));
+  EXPECT_THAT(says(torch::ones({4, 64}, torch::kDouble), {}), HasSubstr("Double"));
+  EXPECT_THAT(says(torch::ones({}), {.encoding = Encoding::int8_rowwise}), HasSubstr("at least one dimension"));
+  EXPECT_THAT(says(torch::full({1, 32}, 1e7), {.encoding = Encoding::q8_0}), HasSubstr("fp16"));
+  EXPECT_THAT(says(torch::ones({0, 64}), {.double_quantize = true}), HasSubstr("empty"));
+  EXPECT_THAT(says(torch::ones({1, 64}), {.encoding = Encoding::q8_0, .double_quantize = true}),
+              HasSubstr("double_quantize"));
+}
+
+TEST(Codes, WhosePartsDoNotFitAreRefusedByName) {
+  const auto good = codes::encode(torch::ones({4, 64}), {.double_quantize = true});
+  const auto says = [](Codes broken) { return support::message_of<ShapeError>([&] { codes::decode(broken); }); };
+  auto broken = good;
+  broken.shape = {5, 64};
+  EXPECT_THAT(says(broken), HasSubstr("the codes is Byte [128, 1] on cpu, expected Byte [160, 1]"));
+  broken = good, broken.scales = at::Tensor();
+  EXPECT_THAT(says(broken), HasSubstr("the scales is missing"));
+  broken = good, broken.scales = torch::ones({4});
+  EXPECT_THAT(says(broken), HasSubstr("Float"));
+  broken = good, broken.block_size = 63;
+  EXPECT_THAT(says(broken), HasSubstr("63"));
+  broken = good, broken.nested->absmax = torch::ones({2});
+  EXPECT_THAT(says(broken), HasSubstr("scales' scales"));
+  broken = good, broken.data = broken.data.repeat({1, 2}).slice(1, 0, 1);
+  EXPECT_THAT(says(broken), HasSubstr("with gaps"));
+  broken = good, broken.encoding = Encoding::q4_0;
+  EXPECT_THAT(says(broken), HasSubstr("codes"));
+  auto rows = codes::encode(torch::ones({4, 64}), {.encoding = Encoding::int8_rowwise});
+  rows.shape = {-4, 64};
+  EXPECT_THAT(says(rows), HasSubstr("negative"));
+}
+
+}  // namespace

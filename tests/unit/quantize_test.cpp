@@ -1,0 +1,663 @@
+/// Models in few bits: against transformers with bitsandbytes in both directions, operators on codes, and what is
+/// refused.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "accelerate/adapters.hpp"
+#include "accelerate/bigmodel.hpp"
+#include "accelerate/bigmodel/quantize.hpp"
+#include "accelerate/codes/codes.hpp"
+#include "accelerate/codes/kernels.hpp"
+#include "accelerate/formats/gguf.hpp"
+#include "accelerate/formats/safetensors.hpp"
+#include "accelerate/model/tie.hpp"
+#include "accelerate/models/bert.hpp"
+#include "accelerate/models/llama.hpp"
+#include "accelerate/residency.hpp"
+#include "accelerate/residency/deferred.hpp"
+#include "accelerate/utils/error.hpp"
+#include "message_of.hpp"
+#include "python.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+namespace codes = accelerate::codes;
+using accelerate::BnbQuantizationConfig;
+using accelerate::CheckpointError;
+using accelerate::ConfigError;
+using accelerate::load_and_quantize_model;
+using accelerate::quantized_state_dict;
+using accelerate::models::BertConfig;
+using accelerate::models::BertModel;
+using accelerate::models::LlamaConfig;
+using accelerate::models::LlamaForCausalLM;
+using accelerate::models::Weights;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+fs::path scratch(const std::string& name) { return fs::path(support::scratch_dir()) / name; }
+template <class F> std::string message_of(F&& f) { return support::message_of<accelerate::Error>(f); }
+
+struct NetImpl : torch::nn::Module {
+  NetImpl()
+      : first(register_module("first", torch::nn::Linear(64, 128))),
+        second(register_module("second", torch::nn::Linear(128, 64))),
+        head(register_module("head", torch::nn::Linear(64, 10))) {}
+  at::Tensor forward(const at::Tensor& x) { return head(torch::relu(second(torch::relu(first(x))))); }
+  torch::nn::Linear first, second, head;
+};
+TORCH_MODULE(Net);
+
+Net empty_net() {
+  const auto empty = accelerate::init_empty_weights();
+  return Net();
+}
+
+/// The net's weights as a file.
+fs::path saved_net(const Net& net, const std::string& name = "net.safetensors") {
+  std::map<std::string, at::Tensor> tensors;
+  for (const auto& [key, tensor] : accelerate::ModelRef(net).state()) tensors.emplace(key, tensor.detach().clone());
+  accelerate::save_safetensors(scratch(name), tensors);
+  return scratch(name);
+}
+
+/// Exact, so that results are those of decoded weights to the bit.
+BnbQuantizationConfig nf4() {
+  return {
+      .load_in_4bit = true, .bnb_4bit_quant_type = "nf4", .bnb_4bit_compute_dtype = at::kFloat, .exact_products = true};
+}
+
+// --- Hugging Face
+// ------------------------------------------------------------------------------------------------------
+
+BertModel empty_minilm(const fs::path& folder) {
+  const auto empty = accelerate::init_empty_weights();
+  return BertModel(BertConfig::from_pretrained(folder), accelerate::models::BertModelOptions{}, Weights::uninitialized);
+}
+
+std::pair<at::Tensor, at::Tensor> run(BertModel& model) {
+  const torch::NoGradGuard no_grad;
+  model->eval();
+  const auto out = model(torch::arange(1000, 1012).view({2, 6}));
+  return {out.last_hidden_state, out.pooler_output};
+}
+
+void expect_near(const std::pair<at::Tensor, at::Tensor>& ours, const fs::path& file, double most) {
+  const auto theirs = accelerate::load_safetensors(file);
+  EXPECT_LT((ours.first - theirs.at("hidden")).abs().max().item<double>(), most);
+  EXPECT_LT((ours.second - theirs.at("pooled")).abs().max().item<double>(), most);
+}
+
+struct Quantization {
+  std::string kind;
+  BnbQuantizationConfig config;
+  double most;  ///< difference of results: of the order of the rounding of products
+};
+
+class WithTransformers : public ::testing::TestWithParam<Quantization> {};
+
+TEST_P(WithTransformers, FilesAndResultsAreTheSameInBothDirections) {
+  SKIP_WITHOUT_PYTHON();
+  SKIP_WITHOUT_DATA();
+  const auto& [kind, config, most] = GetParam();
+  const fs::path minilm = *support::data_dir() / "minilm", theirs = scratch("theirs_" + kind),
+                 ours = scratch("ours_" + kind);
+  const auto peer = support::run_python("tests/unit/quantize_peer.py", {"save", kind, minilm.string(), theirs.string(),
+                                                                        scratch("theirs.safetensors").string()});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+
+  // Ours, quantized while it is loaded: their bits.
+  auto model = empty_minilm(minilm);
+  const auto quantized =
+      load_and_quantize_model(model, config, minilm / "model.safetensors", {.device_map = "auto", .strict = false});
+  const auto result = run(model);
+  expect_near(result, scratch("theirs.safetensors"), most);
+  const auto state = quantized_state_dict(model);
+  const auto expected = accelerate::load_safetensors(theirs / "model.safetensors");
+  for (const auto& [name, tensor] : expected) {
+    ASSERT_TRUE(state.contains(name)) << name;
+    if (name.find("quant_state") == std::string::npos) {  // the same JSON, but for spaces
+      EXPECT_TRUE(tensor.equal(state.at(name).view(tensor.sizes()))) << name;
+    }
+  }
+  for (const auto& [name, tensor] : state)
+    EXPECT_TRUE(expected.contains(name) || name.find("position_ids") != std::string::npos) << name;
+
+  // They load ours.
+  fs::create_directories(ours);
+  fs::copy_file(minilm / "config.json", ours / "config.json", fs::copy_options::overwrite_existing);
+  accelerate::save_quantized_model(model, config, ours);
+  const auto loaded = support::run_python("tests/unit/quantize_peer.py",
+                                          {"load", ours.string(), scratch("loaded.safetensors").string()});
+  ASSERT_EQ(loaded.exit_code, 0) << loaded.output;
+  expect_near(result, scratch("loaded.safetensors"), most);
+
+  // We load theirs, with the configuration that the folder says: the codes as they are.
+  std::ifstream text(theirs / "config.json");
+  const auto read = BnbQuantizationConfig::from_json({std::istreambuf_iterator<char>(text), {}});
+  EXPECT_EQ(read.load_in_8bit, config.load_in_8bit);
+  EXPECT_EQ(read.bnb_4bit_use_double_quant, config.bnb_4bit_use_double_quant);
+  auto again = empty_minilm(minilm);
+  auto config_again = read;
+  config_again.torch_dtype = at::kFloat;
+  config_again.exact_products = config.exact_products;
+  const auto kept = load_and_quantize_model(again, config_again, theirs, {.strict = false});
+  EXPECT_EQ(kept.code_bytes(), quantized.code_bytes());
+  const auto repeated = run(again);
+  EXPECT_LT((repeated.first - result.first).abs().max().item<double>(), most);
+
+  // Without quantization the same folder is decoded.
+  auto plain = empty_minilm(minilm);
+  accelerate::load_checkpoint_in_model(plain, theirs, {.dtype = at::kFloat, .strict = false});
+  EXPECT_LT((run(plain).first - result.first).abs().max().item<double>(), kind == "int8" ? 0.5 : 1e-5);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Quantize, WithTransformers,
+    ::testing::Values(
+        Quantization{"nf4",
+                     {.load_in_4bit = true,
+                      .bnb_4bit_quant_type = "nf4",
+                      .bnb_4bit_use_double_quant = true,
+                      .bnb_4bit_compute_dtype = at::kFloat,
+                      .exact_products = true},
+                     2e-5},
+        Quantization{"fp4", {.load_in_4bit = true, .bnb_4bit_compute_dtype = at::kFloat, .exact_products = true}, 2e-5},
+        // A rounding of an activation that falls the other way is a step of 1/127 of its row's largest.
+        Quantization{"int8", {.load_in_8bit = true, .torch_dtype = at::kFloat}, 2e-2}),
+    [](const auto& info) { return info.param.kind; });
+
+TEST(QuantizeInt8, IsBitsandbytesLayerWithOutliersAndWithout) {
+  SKIP_WITHOUT_PYTHON();
+  const auto file = scratch("int8.safetensors");
+  const auto peer = support::run_python("tests/unit/quantize_peer.py", {"int8", file.string()});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  const auto expected = accelerate::load_safetensors(file);
+  for (const double threshold : {0.0, 6.0}) {
+    torch::nn::Sequential net(torch::nn::Linear(64, 48));
+    {
+      const torch::NoGradGuard no_grad;
+      net[0]->as<torch::nn::LinearImpl>()->weight.copy_(expected.at("weight"));
+      net[0]->as<torch::nn::LinearImpl>()->bias.copy_(expected.at("bias"));
+    }
+    const auto model = load_and_quantize_model(net, {.load_in_8bit = true,
+                                                     .llm_int8_threshold = threshold,
+                                                     .torch_dtype = at::kFloat,
+                                                     .skip_modules = std::vector<std::string>{}});
+    const torch::NoGradGuard no_grad;
+    const auto& x = expected.at("x");
+    const std::string y = "y." + std::to_string(static_cast<int>(threshold)) + ".";
+    EXPECT_TRUE(torch::allclose(net->forward(x), expected.at(y + "all"), 1e-6, 1e-6));
+    EXPECT_TRUE(torch::allclose(net->forward(x[1].slice(0, 2, 3)), expected.at(y + "one"), 1e-6, 1e-6));
+    // bitsandbytes rounds the bias to fp16 first, which may be a last digit of fp16.
+    EXPECT_TRUE(torch::allclose(net->forward(x.to(at::kHalf)), expected.at(y + "half"), 1e-3, 1e-2));
+    EXPECT_EQ(net->forward(x.to(at::kHalf)).scalar_type(), at::kHalf);
+  }
+  EXPECT_FALSE(torch::allclose(expected.at("y.0.all"), expected.at("y.6.all"), 1e-2, 1e-2));
+}
+
+// --- operators
+// ---------------------------------------------------------------------------------------------------------
+
+TEST(QuantizeOperators, ComputeOnCodesWhereTheyCanAndDecodeWhereNot) {
+  torch::manual_seed(4);
+  Net net;
+  const auto x = torch::randn({5, 64}), second = torch::randn({5, 128});
+  const auto original = net->first->weight.detach().clone();
+  const auto model = load_and_quantize_model(net, nf4());
+  const auto w = codes::decode(codes::encode(original, {.encoding = codes::Encoding::nf4}));
+  const auto& weight = net->first->weight;
+  const auto& bias = net->first->bias;
+  EXPECT_EQ(weight.sizes(), original.sizes());
+  EXPECT_FALSE(weight.requires_grad());
+  EXPECT_TRUE(bias.requires_grad());
+  EXPECT_EQ(model.code_bytes(), 2 * (64 * 128 / 2 + 64 * 128 / 64 * 4));  // the head stays
+  EXPECT_TRUE(net->head->weight.requires_grad());
+  const torch::NoGradGuard no_grad;
+  const auto products = [](const auto& f) {
+    const auto before = accelerate::residency::stats();
+    f();
+    const auto after = accelerate::residency::stats();
+    return std::pair(after.products_on_codes - before.products_on_codes, after.faults - before.faults);
+  };
+  const std::pair<int64_t, int64_t> on_codes(1, 0), decoded(0, 1);
+  EXPECT_EQ(products([&] { EXPECT_TRUE(torch::linear(x, weight, bias).equal(torch::linear(x, w, bias))); }), on_codes);
+  EXPECT_EQ(products([&] { EXPECT_TRUE(torch::linear(x, weight).equal(torch::linear(x, w))); }), on_codes);
+  EXPECT_EQ(products([&] { EXPECT_TRUE(torch::matmul(x, weight.t()).equal(torch::matmul(x, w.t()))); }), on_codes);
+  EXPECT_EQ(products([&] { EXPECT_TRUE(torch::mm(x, weight.t()).equal(torch::mm(x, w.t()))); }), on_codes);
+  EXPECT_EQ(products([&] { EXPECT_TRUE(torch::addmm(bias, x, weight.t()).equal(torch::addmm(bias, x, w.t()))); }),
+            on_codes);
+  const auto indices = torch::tensor({{3, 127}, {0, 3}});
+  EXPECT_EQ(products([&] { EXPECT_TRUE(torch::embedding(weight, indices).equal(torch::embedding(w, indices))); }),
+            on_codes);
+  EXPECT_EQ(products([&] { EXPECT_TRUE((weight * 2).equal(w * 2)); }), decoded);
+  // While it is present, there is no fault; what is not its whole or its transpose is not computed from codes.
+  EXPECT_TRUE(torch::matmul(second, weight).equal(torch::matmul(second, w)));
+  EXPECT_TRUE(torch::linear(x, weight.slice(0, 4, 9)).equal(torch::linear(x, w.slice(0, 4, 9))));
+  EXPECT_TRUE(torch::addmm(bias, x, weight.t(), 2).equal(torch::addmm(bias, x, w.t(), 2)));
+  EXPECT_TRUE(weight.t().contiguous().equal(w.t()));
+  // One leaves when another comes.
+  EXPECT_EQ(products([&] { net->second->weight.sum(); }), decoded);
+  EXPECT_EQ(products([&] { weight.sum(); }), decoded);
+  EXPECT_LE(accelerate::residency::stats().resident_bytes, 64 * 128 * 4);
+}
+
+TEST(QuantizeOperators, GradientsFlowThroughFrozenCodes) {
+  torch::manual_seed(5);
+  for (auto config : {nf4(), BnbQuantizationConfig{.load_in_8bit = true, .torch_dtype = at::kFloat}}) {
+    Net net, twin;
+    for (auto& parameter : net->named_parameters()) {
+      const torch::NoGradGuard no_grad;
+      twin->named_parameters()[parameter.key()].copy_(parameter.value());
+    }
+    config.exact_products = config.load_in_8bit;  // 4 bits: in training they are without asking
+    const auto model = load_and_quantize_model(net, config);
+    {
+      const torch::NoGradGuard no_grad;
+      for (const char* name : {"first.weight", "second.weight"})
+        twin->named_parameters()[name].copy_(net->named_parameters()[name].clone());
+    }
+    auto x = torch::randn({3, 2, 64}).requires_grad_();
+    auto x_of_twin = x.detach().clone().requires_grad_();
+    net->forward(x).square().sum().backward();
+    twin->forward(x_of_twin).square().sum().backward();
+    EXPECT_LT((x.grad() - x_of_twin.grad()).abs().max().item<double>(), 1e-5);
+    for (const auto& parameter : twin->named_parameters()) {
+      const auto ours = net->named_parameters()[parameter.key()].grad();
+      if (parameter.key() == "first.weight" || parameter.key() == "second.weight") EXPECT_FALSE(ours.defined());
+      else EXPECT_LT((ours - parameter.value().grad()).abs().max().item<double>(), 1e-5) << parameter.key();
+    }
+  }
+}
+
+TEST(QuantizeOperators, AdaptersTrainBesideFrozenCodes) {
+  for (auto config : {nf4(), BnbQuantizationConfig{.load_in_8bit = true, .torch_dtype = at::kFloat}}) {
+    torch::manual_seed(7);
+    Net net, twin;
+    config.exact_products = config.load_in_8bit;
+    const auto model = load_and_quantize_model(net, config, saved_net(net));
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : twin->named_parameters())
+        parameter.value().copy_(net->named_parameters()[parameter.key()].clone());
+    }
+    const accelerate::LoraConfig lora{.r = 4,
+                                      .lora_alpha = 8,
+                                      .target_modules = {"first", "second"},
+                                      .init_lora_weights = accelerate::LoraInit::random};
+    torch::manual_seed(8);
+    const auto adapter = add_adapter(net, lora);
+    torch::manual_seed(8);
+    const auto of_twin = add_adapter(twin, lora);
+    auto x = torch::randn({3, 2, 64}).requires_grad_();
+    auto x_of_twin = x.detach().clone().requires_grad_();
+    const auto y = net->forward(x), y_of_twin = twin->forward(x_of_twin);
+    EXPECT_LT((y - y_of_twin).abs().max().item<double>(), 1e-5);
+    adapter.set_enabled(false);
+    EXPECT_GT((net->forward(x) - y).abs().max().item<double>(), 1e-2) << "the adapter does nothing";
+    adapter.set_enabled(true);
+    y.square().sum().backward();
+    y_of_twin.square().sum().backward();
+    EXPECT_LT((x.grad() - x_of_twin.grad()).abs().max().item<double>(), 1e-5);
+    const auto parameters = adapter.parameters(), twins = of_twin.parameters();
+    for (size_t i = 0; i < parameters.size(); ++i)
+      EXPECT_LT((parameters[i].second.grad() - twins[i].second.grad()).abs().max().item<double>(), 1e-5)
+          << parameters[i].first;
+    EXPECT_FALSE(net->first->weight.grad().defined());
+    EXPECT_THAT(message_of([&] { adapter.merge(); }), HasSubstr("are kept by a residency"));
+  }
+}
+
+TEST(QuantizeOperators, InferenceIsNearExactProductsAndNotThem) {
+  torch::manual_seed(9);
+  const auto x = torch::randn({5, 64});
+  const Net plain;
+  const auto file = saved_net(plain);
+  const auto result = [&](bool exact) {
+    auto config = nf4();
+    config.exact_products = exact;
+    auto net = empty_net();
+    const auto model = load_and_quantize_model(net, config, file);
+    const torch::NoGradGuard no_grad;
+    return net->forward(x);
+  };
+  const auto exact = result(true), quick = result(false);
+  const double difference = ((quick - exact).norm() / exact.norm()).item<double>();
+  EXPECT_LT(difference, 0.02) << "each of two products rounds by about half a percent of its norm";
+  if (__builtin_cpu_supports("avx2")) {
+    EXPECT_GT(difference, 1e-4) << "no kernel computed on the codes";
+  }
+}
+
+std::atomic<int> kernel_calls{0};
+at::Tensor counting_kernel(const at::Tensor& x, const codes::Codes& w, const std::optional<at::Tensor>& bias) {
+  ++kernel_calls;
+  if (x.size(0) == 7) return {};  // nothing better to offer
+  return torch::linear(x, codes::decode(w, x.scalar_type()), bias) + 1;
+}
+
+TEST(QuantizeOperators, AskTheRegistryUnlessProductsAreToBeExact) {
+  torch::manual_seed(6);
+  const auto before = codes::exchange_kernels(codes::Encoding::nf4, {.linear = &counting_kernel});
+  for (const bool exact : {false, true}) {
+    Net net;
+    auto config = nf4();
+    config.exact_products = exact;
+    const auto model = load_and_quantize_model(net, config);
+    const torch::NoGradGuard no_grad;
+    kernel_calls = 0;
+    const auto x = torch::randn({2, 64});
+    const auto difference = net->first->forward(x) - torch::linear(x, net->first->weight.clone(), net->first->bias);
+    EXPECT_NEAR(difference.mean().item<double>(), exact ? 0 : 1, 1e-5);
+    EXPECT_EQ(kernel_calls, exact ? 0 : 1);
+    const auto seven = torch::randn({7, 64});
+    EXPECT_TRUE(torch::allclose(net->first->forward(seven),
+                                torch::linear(seven, net->first->weight.clone(), net->first->bias)));
+  }
+  codes::exchange_kernels(codes::Encoding::nf4, before);
+}
+
+TEST(QuantizeOperators, RefuseToWriteAndSayWhenTheCodesHaveGone) {
+  Net net;
+  {
+    const auto model = load_and_quantize_model(net, nf4());
+    const torch::NoGradGuard no_grad;
+    EXPECT_THAT(message_of([&] { net->first->weight.mul_(2); }),
+                AllOf(HasSubstr("'first.weight'"), HasSubstr("nf4"), HasSubstr("frozen")));
+    EXPECT_THAT(message_of([&] { net->first->weight.copy_(torch::ones({128, 64})); }), HasSubstr("first.weight"));
+    EXPECT_THAT(message_of([&] { (void)accelerate::residency::summon(net); }), HasSubstr("writeback = false"));
+    {
+      const auto present = accelerate::residency::summon(net, {.writeback = false});
+      EXPECT_NE(net->first->weight.const_data_ptr(), nullptr);
+    }
+    EXPECT_NO_THROW(model.check_intact());
+  }
+  EXPECT_ANY_THROW(net->forward(torch::ones({1, 64})));
+}
+
+// --- configuration
+// -----------------------------------------------------------------------------------------------------
+
+TEST(QuantizeConfig, DtypesAndNamesDecideWhatBecomesOfEachWeight) {
+  torch::manual_seed(7);
+  const Net source;
+  const auto file = saved_net(source);
+  const auto dtypes = [&](const BnbQuantizationConfig& config) {
+    auto net = empty_net();
+    const auto model = load_and_quantize_model(net, config, file);
+    std::map<std::string, std::string> found;
+    for (const auto& [name, tensor] : quantized_state_dict(net)) found[name] = c10::toString(tensor.scalar_type());
+    if (config.keep_in_fp32_modules.empty()) {  // else products meet two dtypes
+      EXPECT_EQ(net->forward(torch::ones({2, 64}, found.at("head.weight") == "Half" ? at::kHalf : at::kFloat)).sizes(),
+                (std::vector<int64_t>{2, 10}));
+    }
+    return found;
+  };
+  const auto eight = dtypes({.load_in_8bit = true});
+  EXPECT_EQ(eight.at("first.weight"), "Char");
+  EXPECT_EQ(eight.at("first.SCB"), "Float");
+  EXPECT_EQ(eight.at("first.weight_format"), "Byte");
+  EXPECT_EQ(eight.at("first.bias"), "Half");  // torch_dtype's default
+  EXPECT_EQ(eight.at("head.weight"), "Half");
+  const auto four = dtypes(
+      {.load_in_4bit = true, .bnb_4bit_compute_dtype = at::kFloat, .skip_modules = std::vector<std::string>{"second"}});
+  EXPECT_EQ(four.at("first.weight"), "Byte");
+  EXPECT_TRUE(four.contains("first.weight.quant_state.bitsandbytes__fp4"));
+  EXPECT_EQ(four.at("second.weight"), "Float");
+  EXPECT_EQ(four.at("head.weight"), "Byte");
+  const auto kept = dtypes({.load_in_8bit = true, .keep_in_fp32_modules = {"second"}});
+  EXPECT_EQ(kept.at("second.weight"), "Float");
+  EXPECT_EQ(kept.at("head.weight"), "Half");
+}
+
+TEST(QuantizeConfig, ScalesBlocksAndStorageAreAsTheySay) {
+  torch::manual_seed(8);
+  auto config = nf4();
+  config.bnb_4bit_blocksize = 128;
+  config.bnb_4bit_use_double_quant = true;
+  config.bnb_4bit_quant_storage = at::kBFloat16;
+  Net net;
+  const auto original = net->first->weight.detach().clone();
+  const auto model = load_and_quantize_model(net, config);
+  const auto state = quantized_state_dict(net, config.bnb_4bit_quant_storage);
+  const auto expected =
+      codes::encode(original, {.encoding = codes::Encoding::nf4, .block_size = 128, .double_quantize = true});
+  EXPECT_EQ(state.at("first.weight").scalar_type(), at::kBFloat16);
+  EXPECT_EQ(state.at("first.weight").sizes(), (std::vector<int64_t>{64 * 128 / 4, 1}));
+  EXPECT_TRUE(state.at("first.weight").view(at::kByte).view(-1).equal(expected.data.view(-1)));
+  EXPECT_TRUE(state.at("first.weight.absmax").equal(expected.scales));
+  EXPECT_TRUE(state.at("first.weight.nested_absmax").equal(expected.nested->absmax));
+  accelerate::save_quantized_model(net, config, scratch("stored"));
+  auto again = empty_net();
+  const auto loaded = load_and_quantize_model(again, config, scratch("stored"));
+  const auto x = torch::randn({3, 64});
+  EXPECT_TRUE(torch::allclose(again->forward(x), net->forward(x), 1e-6, 1e-6));
+  std::ifstream text(scratch("stored") / "config.json");
+  const std::string json(std::istreambuf_iterator<char>(text), {});
+  const auto read = BnbQuantizationConfig::from_json(json);
+  EXPECT_EQ(read.bnb_4bit_blocksize, 128);
+  EXPECT_EQ(read.bnb_4bit_quant_storage, at::kBFloat16);
+  EXPECT_EQ(read.bnb_4bit_compute_dtype, at::kFloat);
+  EXPECT_EQ(read.to_json(), config.to_json());
+}
+
+TEST(QuantizeConfig, ComputesInTheDtypeThatItSays) {
+  torch::manual_seed(9);
+  Net net;
+  const auto x = torch::randn({4, 64});
+  auto config = nf4();
+  config.bnb_4bit_compute_dtype = at::kBFloat16;
+  config.torch_dtype = at::kFloat;
+  const auto model = load_and_quantize_model(net, config);
+  const torch::NoGradGuard no_grad;
+  const auto y = net->first->forward(x);
+  EXPECT_EQ(y.scalar_type(), at::kFloat);
+  EXPECT_TRUE(y.equal(
+      torch::linear(x.to(at::kBFloat16), net->first->weight.to(at::kBFloat16), net->first->bias.to(at::kBFloat16))
+          .to(at::kFloat)));
+}
+
+TEST(QuantizeConfig, WhatCanNotBeIsRefusedByName) {
+  const auto says = [](const BnbQuantizationConfig& config) { return message_of([&] { config.validate(); }); };
+  EXPECT_THAT(says({}), HasSubstr("load_in_8bit"));
+  EXPECT_THAT(says({.load_in_8bit = true, .load_in_4bit = true}), HasSubstr("expected one of them"));
+  EXPECT_THAT(says({.llm_int8_threshold = 5, .load_in_4bit = true}), HasSubstr("llm_int8_threshold = 5"));
+  EXPECT_THAT(says({.load_in_8bit = true, .llm_int8_threshold = -1}), HasSubstr("-1"));
+  EXPECT_THAT(says({.load_in_4bit = true, .bnb_4bit_quant_type = "np4"}), HasSubstr("'np4'"));
+  EXPECT_THAT(says({.load_in_4bit = true, .bnb_4bit_compute_dtype = at::kDouble}), HasSubstr("bnb_4bit_compute_dtype"));
+  EXPECT_THAT(says({.load_in_4bit = true, .bnb_4bit_quant_storage = at::kBool}), HasSubstr("bnb_4bit_quant_storage"));
+  EXPECT_THAT(says({.load_in_4bit = true, .bnb_4bit_blocksize = 48}), HasSubstr("48"));
+  EXPECT_THAT(says({.load_in_8bit = true, .torch_dtype = at::kInt}), HasSubstr("torch_dtype"));
+  const auto reads = [](const std::string& json) {
+    return message_of([&] { BnbQuantizationConfig::from_json(json); });
+  };
+  EXPECT_THAT(reads("{"), HasSubstr("quantization_config"));
+  EXPECT_THAT(reads(R"({"model_type": "bert"})"), HasSubstr("there is none"));
+  EXPECT_THAT(reads(R"({"quantization_config": {"quant_method": "gptq"}})"), HasSubstr("gptq"));
+  EXPECT_THAT(reads(R"({"load_in_8bit": true, "llm_int8_has_fp16_weight": true})"), HasSubstr("has_fp16_weight"));
+  EXPECT_THAT(reads(R"({"load_in_4bit": "yes"})"), HasSubstr("load_in_4bit is \"yes\""));
+}
+
+TEST(QuantizeConfig, HeadsAndTiedWeightsStayByDefault) {
+  EXPECT_THAT(accelerate::get_keys_to_not_convert(Net()), ElementsAre("head"));
+  struct Tied : torch::nn::Module {
+    Tied() {
+      register_module("embed", embed);
+      register_module("body", body);
+      register_module("out", out);
+      accelerate::tie(embed, "weight", out, "weight");
+    }
+    torch::nn::Embedding embed{10, 64};
+    torch::nn::Linear body{64, 64};
+    torch::nn::Linear out{torch::nn::LinearOptions(64, 10).bias(false)};
+  };
+  EXPECT_THAT(accelerate::get_keys_to_not_convert(std::shared_ptr<torch::nn::Module>(std::make_shared<Tied>())),
+              UnorderedElementsAre("embed", "out"));
+}
+
+// --- files
+// -------------------------------------------------------------------------------------------------------------
+
+TEST(QuantizeFiles, OfAllKindsGiveTheSameModelInMemoryAndOnDisk) {
+  torch::manual_seed(10);
+  const Net source;
+  const auto file = saved_net(source);
+  const auto x = torch::randn({3, 64});
+  Net reference;
+  for (auto& parameter : reference->named_parameters()) {
+    const torch::NoGradGuard no_grad;
+    parameter.value().copy_(source->named_parameters()[parameter.key()]);
+  }
+  const auto kept = load_and_quantize_model(reference, nf4());
+  const auto expected = reference->forward(x);
+  const auto loads = [&](const fs::path& from, const accelerate::LoadAndQuantizeOptions& options = {}) {
+    auto net = empty_net();
+    const auto model = load_and_quantize_model(net, nf4(), from, options);
+    EXPECT_EQ(model.code_bytes(), kept.code_bytes());
+    EXPECT_TRUE(torch::allclose(net->forward(x), expected, 1e-6, 1e-6));  // mapped biases lie on other addresses
+    return model.hf_device_map();
+  };
+  loads(file);
+  // Shards with an index.
+  fs::create_directories(scratch("shards"));
+  auto tensors = accelerate::load_safetensors(file);
+  nlohmann::json index;
+  for (const auto& [name, tensor] : tensors) {
+    const std::string shard = name.starts_with("first") ? "a.safetensors" : "b.safetensors";
+    index["weight_map"][name] = shard;
+  }
+  for (const char* shard : {"a.safetensors", "b.safetensors"}) {
+    std::map<std::string, at::Tensor> part;
+    for (const auto& [name, tensor] : tensors)
+      if (index["weight_map"][name] == shard) part.emplace(name, tensor);
+    accelerate::save_safetensors(scratch("shards") / shard, part);
+  }
+  std::ofstream(scratch("shards") / "model.safetensors.index.json") << index.dump();
+  loads(scratch("shards"));
+  // Codes on disk are written once and mapped.
+  loads(file, {.device_map = accelerate::DeviceMap{{"", "disk"}}, .offload_folder = scratch("codes")});
+  EXPECT_TRUE(fs::exists(scratch("codes") / "second.weight.safetensors"));
+  EXPECT_THAT(message_of([&] {
+                loads(file, {.device_map = accelerate::DeviceMap{{"", "disk"}}});
+              }),
+              HasSubstr("offload_folder"));
+  // A map that is worked out counts codes: 2 x 4096 bytes, and what stays; as fp32 it would take 68 KB.
+  const auto map = loads(file, {.device_map = "auto",
+                                .no_split_module_classes = {"Linear"},
+                                .max_memory = accelerate::MaxMemory{{"cpu", "60KB"}},
+                                .offload_folder = scratch("codes")});
+  EXPECT_EQ(map, (accelerate::DeviceMap{{"", "cpu"}}));
+  EXPECT_THAT(message_of([&] { loads(file, {.device_map = "auto", .no_split_module_classes = {"Block"}}); }),
+              HasSubstr("'Block'"));
+  EXPECT_THAT(message_of([&] {
+                loads(file, {.device_map = accelerate::DeviceMap{{"", "disk"}},
+                             .offload_folder = scratch("codes"),
+                             .offload = {.budget_bytes = 16, .always_read = true}});
+              }),
+              HasSubstr("budget_bytes"));
+  auto more = tensors;
+  more["third.weight"] = torch::ones({2, 2});
+  accelerate::save_safetensors(scratch("more.safetensors"), more);
+  loads(scratch("more.safetensors"), {.strict = false});
+  EXPECT_THAT(message_of([&] { loads(scratch("more.safetensors")); }), HasSubstr("third.weight"));
+  if (support::python()) {
+    const auto peer = support::run_python("tests/unit/quantize_peer.py",
+                                          {"torch", file.string(), scratch("pytorch_model.bin").string()});
+    ASSERT_EQ(peer.exit_code, 0) << peer.output;
+    loads(scratch("pytorch_model.bin"));
+  }
+}
+
+TEST(QuantizeFiles, ThatAreDamagedAreRefusedByName) {
+  torch::manual_seed(11);
+  Net net;
+  auto config = nf4();
+  config.bnb_4bit_use_double_quant = true;
+  const auto model = load_and_quantize_model(net, config);
+  const auto good = quantized_state_dict(net);
+  const auto says = [&](const std::function<void(std::map<std::string, at::Tensor>&)>& break_it) {
+    auto state = good;
+    break_it(state);
+    accelerate::save_safetensors(scratch("damaged.safetensors"), state);
+    auto other = empty_net();
+    return support::message_of<CheckpointError>(
+        [&] { (void)load_and_quantize_model(other, nf4(), scratch("damaged.safetensors")); });
+  };
+  const std::string weight = "first.weight", state_name = weight + ".quant_state.bitsandbytes__nf4";
+  const auto text = [](const std::string& json) {
+    return torch::tensor(std::vector<uint8_t>(json.begin(), json.end()), torch::kByte);
+  };
+  using State = std::map<std::string, at::Tensor>;
+  EXPECT_THAT(says([&](State& s) { s.erase(weight + ".absmax"); }),
+              AllOf(HasSubstr("'first.weight'"), HasSubstr(".absmax' is missing")));
+  EXPECT_THAT(says([&](State& s) { s.erase(weight); }), HasSubstr("no 'first.weight'"));
+  EXPECT_THAT(says([&](State& s) { s[weight + ".absmax"] = s[weight + ".absmax"].slice(0, 1).clone(); }),
+              HasSubstr("the scales"));
+  EXPECT_THAT(says([&](State& s) { s[weight + ".quant_map"] = torch::linspace(-1, 1, 16); }),
+              HasSubstr("quant_map is another table"));
+  EXPECT_THAT(says([&](State& s) { s[state_name] = text("{"); }), HasSubstr("quant_state"));
+  EXPECT_THAT(says([&](State& s) {
+                s[state_name] = text(R"({"shape": [128, 64], "dtype": "float32", "blocksize": 63, "nested_blocksize":
+                                     256, "nested_offset": 0.1})");
+              }),
+              HasSubstr("63"));
+  EXPECT_THAT(says([&](State& s) {
+                s[weight + ".quant_state.bitsandbytes__af4"] = s[state_name].clone();
+                s.erase(state_name);
+              }),
+              HasSubstr("'af4'"));
+  auto with_nan = accelerate::load_safetensors(saved_net(Net(), "nan.safetensors"));
+  with_nan["second.weight"] = with_nan["second.weight"].clone();
+  with_nan["second.weight"][3][4] = std::numeric_limits<float>::quiet_NaN();
+  accelerate::save_safetensors(scratch("with_nan.safetensors"), with_nan);
+  EXPECT_THAT(message_of([&] {
+                auto other = empty_net();
+                (void)load_and_quantize_model(other, nf4(), scratch("with_nan.safetensors"));
+              }),
+              AllOf(HasSubstr("'second.weight'"), HasSubstr("nan"), HasSubstr("388")));
+}
+
+TEST(QuantizeFiles, GgufBlocksStayAsTheyAre) {
+  SKIP_WITHOUT_DATA();
+  const auto path = *support::data_dir() / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf";
+  LlamaForCausalLM net{nullptr};
+  {
+    const auto empty = accelerate::init_empty_weights();
+    net = LlamaForCausalLM(LlamaConfig::from_pretrained(path), Weights::uninitialized);
+  }
+  const auto model = accelerate::load_checkpoint_and_dispatch(
+      net, path,
+      {.device_map = accelerate::DeviceMap{{"", "cpu"}}, .keep_codes = true, .exact_products = true, .strict = false});
+  EXPECT_GT(model.code_bytes(), 80'000'000);
+  EXPECT_LT(model.code_bytes(), static_cast<int64_t>(fs::file_size(path)));
+  auto plain = LlamaForCausalLM::from_pretrained(path);
+  const torch::NoGradGuard no_grad;
+  net->eval(), plain->eval();
+  const auto tokens = torch::arange(400, 412).view({1, 12});
+  const auto before = accelerate::residency::stats();
+  const auto logits = net->forward(tokens);
+  EXPECT_LT((logits - plain->forward(tokens)).abs().max().item<double>(), 1e-4);
+  const auto after = accelerate::residency::stats();
+  EXPECT_EQ(after.faults, before.faults);  // the embedding's rows, 30 layers with 7 products, the head
+  EXPECT_EQ(after.products_on_codes - before.products_on_codes, 1 + 30 * 7 + 1);
+  EXPECT_THAT(message_of([&] { (void)accelerate::load_checkpoint_and_dispatch(net, path, {.exact_products = true}); }),
+              HasSubstr("keep_codes"));
+}
+
+}  // namespace
