@@ -545,7 +545,11 @@ TEST_F(Machines, OtherUsersOfTheMachineGetToNoStore) {
   const std::string script = "echo $MASTER_ADDR $MASTER_PORT >> " + file("stores") + "; exec sleep 100";
   const auto more = kElastic + std::vector<std::string>{"--num_machines", "2"};
   auto a = machine(0, script, more), b = machine(1, script, more);
-  ASSERT_TRUE(lines_in("stores", 4));
+  const auto what_was_said = [](Program& launcher) {
+    launcher.signal(SIGTERM);
+    return launcher.wait(kLong).err;
+  };
+  ASSERT_TRUE(lines_in("stores", 4)) << "first: " << what_was_said(*a) << "\nsecond: " << what_was_said(*b);
   std::string ranks_address, ranks_port;
   std::istringstream(content(file("stores"))) >> ranks_address >> ranks_port;
   ASSERT_NE(ranks_port, port);

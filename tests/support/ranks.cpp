@@ -14,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <string_view>
 #include <thread>
 
@@ -141,16 +142,21 @@ int64_t rank() { return std::atoll(std::getenv("RANK")); }
 int64_t world_size() { return std::atoll(std::getenv("WORLD_SIZE")); }
 
 uint16_t free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  if (::bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 ||
-      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0)
-    std::abort();
-  ::close(fd);
-  return ntohs(address.sin_port);
+  // Below the range from which the kernel takes ports for connections and for whoever asks for any: one of those could
+  // be given to a test beside this one before the caller listens.
+  std::random_device random;
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_ANY);
+    const auto port = std::uniform_int_distribution<uint16_t>(10000, 32000)(random);
+    address.sin_port = htons(port);
+    const bool is_free = ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+    ::close(fd);
+    if (is_free) return port;
+  }
+  std::abort();
 }
 
 std::string scratch_dir() {
