@@ -295,9 +295,9 @@ class Dispatcher {
       if (!weight.offloaded && !weight.in_memory_whole && !(weight.target.place && weight.target.place->is_disk()))
         bytes += weight.encode ? 0 : weight.bytes();
     }
-    if (const auto host = resident.find(at::Device(at::kCPU).str()); host != resident.end())
-      for (const auto& weight : weights_)  // codes are in host memory, wherever they compute
-        host->second.second += weight.code_bytes;
+    for (const auto& weight : weights_)
+      if (const auto there = resident.find(codes_device(weight).str()); there != resident.end())
+        there->second.second += weight.code_bytes;
     for (const auto& [name, of] : resident) budgets_[name] = budget(of.first, of.second);
     int64_t unit_bytes = kUnitBytes;
     for (const auto& [name, bytes] : budgets_) unit_bytes = std::min(unit_bytes, bytes / 4);
@@ -329,8 +329,15 @@ class Dispatcher {
   int64_t in_host_memory_bytes() const {
     int64_t bytes = 0;
     for (const auto& weight : weights_)
-      if (weight.encode || (!weight.file && weight.computes.is_cpu())) bytes += weight.memory_bytes();
+      if (weight.encode ? codes_device(weight).is_cpu() : !weight.file && weight.computes.is_cpu())
+        bytes += weight.memory_bytes();
     return bytes;
+  }
+
+  /// Where the codes of a weight lie: where it computes, but in host memory if the map has it there or on disk.
+  static at::Device codes_device(const Weight& weight) {
+    const bool offloaded = weight.target.place && (weight.target.place->is_cpu() || weight.target.place->is_disk());
+    return offloaded || weight.computes.is_meta() ? at::Device(at::kCPU) : weight.computes;
   }
 
   int64_t budget(const at::Device& device, int64_t resident) const {
@@ -416,7 +423,7 @@ class Dispatcher {
     for (auto& weight : weights_) {
       if (!weight.encode) continue;
       const auto encoded = std::make_shared<const residency::EncodedWeight>(
-          residency::EncodedWeight{.codes = weight.encode(),
+          residency::EncodedWeight{.codes = codes::to(weight.encode(), codes_device(weight)),
                                    .compute_dtype = quantizer.compute_dtype,
                                    .outlier_threshold = quantizer.outlier_threshold,
                                    .exact = quantizer.exact});

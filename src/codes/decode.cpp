@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "codes/blockwise.hpp"
+#include "codes/decode_by_operators.hpp"
 #include "codes/encodings.hpp"
 #include "utils/raise.hpp"
 
@@ -97,7 +98,31 @@ void decode_stretch(const Decoder& decoder, int64_t first, const at::Tensor& to)
 }
 
 at::Tensor fresh(at::IntArrayRef sizes, const Codes& codes, std::optional<at::ScalarType> dtype) {
-  return at::empty(sizes, at::TensorOptions().dtype(dtype.value_or(codes.dtype)));
+  return at::empty(sizes, at::TensorOptions().dtype(dtype.value_or(codes.dtype)).device(codes.data.device()));
+}
+
+/// decode_rows() without looking at its arguments.
+at::Tensor rows_of(const Codes& codes, int64_t first, int64_t count, at::ScalarType dtype) {
+  if (!codes.data.is_cpu()) return decode_by_operators(codes, first, count, dtype);
+  at::Tensor values = fresh({count, codes.columns()}, codes, dtype);
+  decode_stretch(Decoder(codes), first * codes.columns(), values);
+  return values;
+}
+
+/// On another device than the CPU: writes all rows, few at a time, since operators take memory meanwhile.
+void decode_there(const Codes& codes, const at::Tensor& values) {
+  constexpr int64_t kElements = 1 << 22;
+  const int64_t rows = codes.rows(), step = std::max<int64_t>(1, kElements / std::max<int64_t>(1, codes.columns()));
+  const at::Tensor matrix = values.view({rows, codes.columns()});
+  for (int64_t first = 0; first < rows; first += step) {
+    const int64_t count = std::min(step, rows - first);
+    matrix.narrow(0, first, count).copy_(decode_by_operators(codes, first, count, values.scalar_type()));
+  }
+}
+
+void write_all(const Codes& codes, const at::Tensor& values) {
+  if (codes.data.is_cpu()) decode_stretch(Decoder(codes), 0, values);
+  else if (values.numel() > 0) decode_there(codes, values);
 }
 
 void expect_dtype(at::ScalarType dtype) {
@@ -111,6 +136,7 @@ at::Tensor plain_scales(const Codes& codes) {
   if (is_gguf(codes.encoding))
     raise<ShapeError>("codes: {} has its scales within its blocks, not beside them", name(codes.encoding));
   if (!codes.nested) return codes.scales;
+  if (!codes.data.is_cpu()) return scales_by_operators(codes);
   const at::Tensor scales =
       decode_blockwise({.codes = codes.scales, .absmax = codes.nested->absmax}, Map::dynamic, codes.nested->block_size);
   auto* values = scales.mutable_data_ptr<float>();
@@ -122,7 +148,7 @@ at::Tensor decode(const Codes& codes, std::optional<at::ScalarType> dtype) {
   expect_dtype(dtype.value_or(codes.dtype));
   check(codes, "decode");
   at::Tensor values = fresh(codes.shape, codes, dtype);
-  decode_stretch(Decoder(codes), 0, values);
+  write_all(codes, values);
   return values;
 }
 
@@ -132,9 +158,7 @@ at::Tensor decode_rows(const Codes& codes, int64_t first, int64_t count, std::op
   if (first < 0 || count < 0 || first > codes.rows() - count)
     raise<ShapeError>("decode_rows: found rows {} to {}, expected rows of the {} that there are", first, first + count,
                       codes.rows());
-  at::Tensor values = fresh({count, codes.columns()}, codes, dtype);
-  decode_stretch(Decoder(codes), first * codes.columns(), values);
-  return values;
+  return rows_of(codes, first, count, dtype.value_or(codes.dtype));
 }
 
 at::Tensor embedding(const at::Tensor& indices, const Codes& w, std::optional<at::ScalarType> dtype) {
@@ -142,31 +166,35 @@ at::Tensor embedding(const at::Tensor& indices, const Codes& w, std::optional<at
   check(w, "codes::embedding: the table");
   if (w.shape.size() != 2)
     raise<ShapeError>("codes::embedding: the table has {} dimensions, expected [N, K].", w.shape.size());
-  if (!indices.is_cpu() || (indices.scalar_type() != at::kLong && indices.scalar_type() != at::kInt))
-    raise<ConfigError>("codes::embedding: indices are {} on {}, expected int64 or int32 on the CPU.",
-                       c10::toString(indices.scalar_type()), indices.device().str());
-  const at::Tensor wanted = indices.reshape({-1}).to(at::kLong).contiguous();
+  if (indices.device() != w.data.device() || (indices.scalar_type() != at::kLong && indices.scalar_type() != at::kInt))
+    raise<ConfigError>("codes::embedding: indices are {} on {}, expected int64 or int32 on {}.",
+                       c10::toString(indices.scalar_type()), indices.device().str(), w.data.device().str());
+  const at::Tensor wanted = indices.reshape({-1}).to(at::kCPU, at::kLong).contiguous();
   const auto* row = wanted.const_data_ptr<int64_t>();
   std::vector<int64_t> sizes = indices.sizes().vec();
   sizes.push_back(w.columns());
   at::Tensor values = fresh(sizes, w, dtype);
   const at::Tensor rows = values.view({wanted.numel(), w.columns()});
-  const Decoder decoder(w);
-  for (const int64_t i : c10::irange(wanted.numel())) {
+  for (const int64_t i : c10::irange(wanted.numel()))
     if (row[i] < 0 || row[i] >= w.rows())
       raise<ShapeError>("codes::embedding: index {} of a table of {} rows.", row[i], w.rows());
-    decode_stretch(decoder, row[i] * w.columns(), rows.select(0, i));
+  if (!w.data.is_cpu()) {
+    rows.copy_(rows_by_operators(w, indices.reshape({-1})));
+    return values;
   }
+  const Decoder decoder(w);
+  for (const int64_t i : c10::irange(wanted.numel())) decode_stretch(decoder, row[i] * w.columns(), rows.select(0, i));
   return values;
 }
 
 void decode_into(const Codes& codes, const at::Tensor& values) {
   expect_dtype(values.scalar_type());
   check(codes, "decode_into");
-  if (values.numel() != codes.numel() || !values.is_contiguous() || !values.is_cpu())
-    raise<ShapeError>("decode_into: found {} elements{} on {}, expected {}, contiguous, on the CPU", values.numel(),
-                      values.is_contiguous() ? "" : " with gaps", values.device().str(), codes.numel());
-  decode_stretch(Decoder(codes), 0, values);
+  if (values.numel() != codes.numel() || !values.is_contiguous() || values.device() != codes.data.device())
+    raise<ShapeError>("decode_into: found {} elements{} on {}, expected {}, contiguous, on {}", values.numel(),
+                      values.is_contiguous() ? "" : " with gaps", values.device().str(), codes.numel(),
+                      codes.data.device().str());
+  write_all(codes, values);
 }
 
 }  // namespace accelerate::codes

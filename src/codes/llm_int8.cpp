@@ -3,10 +3,29 @@
 #include <ATen/ops/_int_mm.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/amax.h>
+#include <ATen/ops/constant_pad_nd.h>
 
+#include <algorithm>
 #include <vector>
 
 namespace accelerate::codes {
+namespace {
+
+/// int8 [m, k] and [n, k] give a b^T, int32 [m, n]. On GPUs LibTorch wants more than 16 rows, and other sizes that are
+/// multiples of 8.
+at::Tensor int8_product(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_cpu()) return at::_int_mm(a, b.t());
+  const auto padded = [](const at::Tensor& matrix, int64_t rows) {
+    const int64_t more = rows - matrix.size(0), columns = (8 - matrix.size(1) % 8) % 8;
+    return more > 0 || columns > 0 ? at::constant_pad_nd(matrix, {0, columns, 0, more}) : matrix;
+  };
+  const int64_t n = (b.size(0) + 7) / 8 * 8;
+  return at::_int_mm(padded(a, std::max<int64_t>(a.size(0), 17)), padded(b, n).t())
+      .narrow(0, 0, a.size(0))
+      .narrow(1, 0, b.size(0));
+}
+
+}  // namespace
 
 at::Tensor llm_int8_linear(const at::Tensor& x, const Codes& w, const std::optional<at::Tensor>& bias,
                            double threshold) {
@@ -26,7 +45,7 @@ at::Tensor llm_int8_linear(const at::Tensor& x, const Codes& w, const std::optio
   at::Tensor codes = (half * inverse.unsqueeze(1)).round().to(at::kChar);
   if (columns.defined() && columns.numel() > 0 && rows.size(0) > 1) codes.index_fill_(1, columns, 0);
   constexpr double kInverseSquare = 6.200124e-05;  // 1 / 127^2, as bitsandbytes writes it
-  at::Tensor y = at::_int_mm(codes, w.data.to(x.device()).t()) *
+  at::Tensor y = int8_product(codes, w.data.to(x.device())) *
                  (scales.unsqueeze(1) * w.scales.to(x.device()).unsqueeze(0)) * kInverseSquare;
   if (bias && bias->defined()) y += *bias;
   y = y.to(x.scalar_type());

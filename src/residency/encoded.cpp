@@ -26,7 +26,7 @@ at::Tensor decoded(const EncodedWeight& weight, at::ScalarType dtype, const at::
   counters().decodes.fetch_add(1, std::memory_order_relaxed);
   // What codes can't be decoded to (fp64) is converted.
   const bool offered = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
-  return codes::decode(weight.codes, offered ? dtype : at::kFloat).to(device, dtype);
+  return codes::decode(codes::to(weight.codes, device), offered ? dtype : at::kFloat).to(dtype);
 }
 
 /// x w^T + bias in x's dtype, without autograd.
@@ -129,9 +129,9 @@ OptionalTensor embedding_rule(const OperatorCall& call, const Member& member, si
   const auto values = call.arguments();
   if (place != 0 || values[0].toTensor().dim() != 2 || !is_whole(values[0].toTensor(), member)) return {};
   const EncodedWeight& weight = *member.encoded();
-  const at::Tensor& indices = values[1].toTensor();
+  const at::Tensor indices = values[1].toTensor().to(weight.codes.data.device());
   counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
-  return codes::embedding(indices.cpu(), weight.codes, member.tensor().scalar_type()).to(member.tensor().device());
+  return codes::embedding(indices, weight.codes, member.tensor().scalar_type()).to(member.tensor().device());
 }
 
 const std::unordered_map<std::string_view, Rule> kRules{{"aten::linear", &linear_rule},

@@ -13,6 +13,7 @@
 #include "accelerate/codes/kernels.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/utils/error.hpp"
+#include "codes/decode_by_operators.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
@@ -70,8 +71,9 @@ TEST(Codes, AreThoseOfThePeersToTheBit) {
     EXPECT_EQ(made.dtype, input.scalar_type());
     EXPECT_EQ(at::IntArrayRef(made.shape), input.sizes());
     EXPECT_EQ(made.numel(), input.numel());
-    if (made.numel() > 0 || !codes::is_four_bit(how.encoding))
+    if (made.numel() > 0 || !codes::is_four_bit(how.encoding)) {
       EXPECT_TRUE(same(made.data.view(-1), expected.tensor(name + ".data").view(-1)));
+    }
     int64_t bytes = static_cast<int64_t>(made.data.nbytes());
     if (!codes::is_gguf(how.encoding)) {
       EXPECT_TRUE(same(made.scales, expected.tensor(name + ".scales")));
@@ -125,6 +127,45 @@ TEST(Codes, OfPartsAndOtherDtypesAreDecodedAsTheWhole) {
   EXPECT_TRUE(same(codes::decode(codes::encode(values.transpose(0, 2), {}))  // strides don't matter
                    ,
                    codes::decode(codes::encode(values.transpose(0, 2).contiguous(), {}))));
+}
+
+/// What other devices do: any codes, those with infinite scales too.
+TEST(Codes, AreDecodedByOperatorsAsByLoopsToTheBit) {
+  torch::manual_seed(3);
+  std::vector<Codes> all;
+  for (const auto& way : all_ways()) all.push_back(codes::encode(torch::randn({7, 512}), way));
+  for (const int64_t numel : {33 * 9, 31, 64}) {  // blocks that go on from row to row
+    all.push_back(codes::encode(torch::randn({1, numel}), {.encoding = Encoding::fp4, .block_size = 32}));
+    all.push_back(codes::encode(torch::randn({numel, 3}), {.encoding = Encoding::nf4, .double_quantize = true}));
+  }
+  for (const auto& [encoding, bytes] : std::vector<std::pair<Encoding, int64_t>>{{Encoding::q4_0, 18 * 16},
+                                                                                 {Encoding::q5_1, 24 * 16},
+                                                                                 {Encoding::q2_k, 84 * 2},
+                                                                                 {Encoding::q3_k, 110 * 2},
+                                                                                 {Encoding::q4_k, 144 * 2},
+                                                                                 {Encoding::q5_k, 176 * 2},
+                                                                                 {Encoding::q6_k, 210 * 2}}) {
+    Codes any;
+    any.encoding = encoding;
+    any.shape = {50, 512};
+    any.data = torch::randint(256, {50, bytes}, torch::kByte);
+    all.push_back(any);
+  }
+  const auto same_bits = [](const at::Tensor& a, const at::Tensor& b) {
+    return same(a.isnan(), b.isnan()) && same(a.nan_to_num(5), b.nan_to_num(5));  // NaN's own bits mean nothing
+  };
+  for (const Codes& one : all) {
+    SCOPED_TRACE(std::string(codes::name(one.encoding)) + (one.nested ? " nested" : ""));
+    const int64_t rows = one.rows(), first = rows / 3, count = rows - first;
+    EXPECT_TRUE(same_bits(codes::decode_by_operators(one, 0, rows, at::kFloat), codes::decode(one, at::kFloat)));
+    EXPECT_TRUE(same_bits(codes::decode_by_operators(one, first, count, at::kHalf),
+                          codes::decode_rows(one, first, count, at::kHalf)));
+    const auto indices = torch::randint(rows, {5}, torch::kLong);
+    EXPECT_TRUE(same_bits(codes::rows_by_operators(one, indices), codes::embedding(indices, one, at::kFloat)));
+    if (codes::is_four_bit(one.encoding)) {
+      EXPECT_TRUE(same(codes::scales_by_operators(one), codes::plain_scales(one)));
+    }
+  }
 }
 
 /// Relative errors in the Frobenius norm, of a large normal matrix.

@@ -6,9 +6,11 @@
 /// - `int8_rowwise`, `nf4` and `fp4` are those of bitsandbytes 0.50, to the bit: codes, scales and decoded values.
 /// - `q4_0` to `q6_k` are the blocks of GGUF files, as they lie there; decoded to the bit as the Python package `gguf`.
 ///
-/// All tensors are on the CPU. Nothing here changes its arguments, and all functions may be called from any thread.
+/// Codes are made on the CPU; `to` brings them to another device, where they are decoded by LibTorch's operators.
+/// Nothing here changes its arguments, and all functions may be called from any thread.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
@@ -67,7 +69,7 @@ struct Nested {
 struct PackedCache;
 ACCELERATE_API std::shared_ptr<PackedCache> new_packed_cache();
 
-/// A tensor in few bits. Copies share the codes.
+/// A tensor in few bits. Copies share the codes. All of its tensors are on one device.
 struct Codes {
   Encoding encoding = Encoding::nf4;
   std::vector<int64_t> shape;         ///< of the tensor; int8_rowwise and GGUF's: at least one dimension
@@ -101,13 +103,16 @@ struct EncodeOptions {
   bool double_quantize = false;
 };
 
+/// The same codes on another device; shared with `codes` if they are there already. Blocks until they are there.
+ACCELERATE_API Codes to(const Codes& codes, const at::Device& device);
+
 /// @param values  fp32, fp16 or bf16, on the CPU, any strides; may be empty. int8_rowwise: [.., K]. GGUF's: a last
 /// dimension that is a whole number of blocks.
 /// @throws ShapeError for sizes that the encoding can't have; ConfigError for an infinite or undefined (NaN) value,
 /// with its place, another dtype, a block size or an encoding that is not offered.
 ACCELERATE_API Codes encode(const at::Tensor& values, const EncodeOptions& options);
 
-/// @return  contiguous, of codes.shape, a tensor of its own
+/// @return  contiguous, of codes.shape, a tensor of its own, where the codes are
 /// @param dtype  fp32, fp16 or bf16; default: codes.dtype. Rounded once, from fp32.
 /// @throws as check()
 ACCELERATE_API at::Tensor decode(const Codes& codes, std::optional<at::ScalarType> dtype = std::nullopt);
@@ -118,12 +123,13 @@ ACCELERATE_API at::Tensor decode_rows(const Codes& codes, int64_t first, int64_t
                                       std::optional<at::ScalarType> dtype = std::nullopt);
 
 /// Rows of a table in few bits: decode() of those rows, to the bit, and of no others.
-/// @param indices  int64 or int32, of any shape, on the CPU. @param w  [N, K]. @param dtype  as of decode()
+/// @param indices  int64 or int32, of any shape, where the codes are. @param w  [N, K]. @param dtype  as of decode()
 /// @return  [.., K]. @throws as check(), ShapeError for an index that is not there, ConfigError for other indices
 ACCELERATE_API at::Tensor embedding(const at::Tensor& indices, const Codes& w,
                                     std::optional<at::ScalarType> dtype = std::nullopt);
 
-/// Writes decode()'s values into memory of the caller: contiguous, of as many elements, fp32, fp16 or bf16.
+/// Writes decode()'s values into memory of the caller where the codes are: contiguous, of as many elements, fp32, fp16
+/// or bf16.
 ACCELERATE_API void decode_into(const Codes& codes, const at::Tensor& values);
 
 /// fp32, one per row or block: Codes::scales, decoded if they are codes. @throws ShapeError for GGUF's blocks

@@ -22,9 +22,11 @@ struct LinearOptions {
   double outlier_threshold = 0;
 };
 
-/// y = x w^T + bias for a weight in few bits, on the CPU with AVX-512 (VNNI), AVX2 or neither, as the processor has it
-/// and ATEN_CPU_CAPABILITY allows. At the first product, codes are copied in the order of products (packed_bytes());
-/// q2_k and q3_k, and nf4 and fp4 whose blocks go on from row to row, have none and are always exact.
+/// y = x w^T + bias for a weight in few bits, for codes on the CPU with AVX-512 (VNNI), AVX2 or neither, as the
+/// processor has it and ATEN_CPU_CAPABILITY allows. At the first product, codes are copied in the order of products
+/// (packed_bytes()); q2_k and q3_k, and nf4 and fp4 whose blocks go on from row to row, have none and are always exact.
+///
+/// On another device, where codes::to() brought the weight, all products are exact.
 ///
 /// Where a gradient is wanted for x or the bias it is computed exactly, forwards and backwards. The weight has none.
 /// @param x  [.., K], fp32, fp16 or bf16. @param w  [N, K]. @param bias  [N] or none

@@ -103,9 +103,9 @@ void check_arguments(const at::Tensor& x, const Codes& w, const Bias& bias, cons
                       w.rows(), w.columns(), w.columns());
   if (has(bias) && (bias->dim() != 1 || bias->size(0) != w.rows()))
     raise<ShapeError>("codes::linear: the bias has the shape {}, expected [{}].", bias->sizes(), w.rows());
-  if (!x.is_cpu() || !is_known(x.scalar_type()))
-    raise<ConfigError>("codes::linear: x is {} on {}, expected fp32, fp16 or bf16 on the CPU.",
-                       c10::toString(x.scalar_type()), x.device().str());
+  if (x.device() != w.data.device() || !is_known(x.scalar_type()))
+    raise<ConfigError>("codes::linear: x is {} on {}, expected fp32, fp16 or bf16 on {}, where the weight is.",
+                       c10::toString(x.scalar_type()), x.device().str(), w.data.device().str());
   if (options.outlier_threshold != 0 && (w.encoding != Encoding::int8_rowwise || !(options.outlier_threshold > 0)))
     raise<ConfigError>(
         "codes::linear: outlier_threshold is {} for a weight in {}, expected 0, or a positive number with "
@@ -121,7 +121,7 @@ at::Tensor linear(const at::Tensor& x, const Codes& w, const std::optional<at::T
   check_arguments(x, w, bias, options);
   if (needs_gradient(x, bias)) return ExactLinear::apply(x, has(bias) ? *bias : at::Tensor(), w);
   const at::NoGradGuard no_grad;
-  const auto packed = options.exact ? nullptr : kernels::packed_of(w);
+  const auto packed = options.exact || !x.is_cpu() ? nullptr : kernels::packed_of(w);
   if (!packed) return exact_linear(x, w, bias);
   return options.outlier_threshold > 0 ? linear_with_outliers(x, w, *packed, bias, options.outlier_threshold)
                                        : fast_linear(x, *packed, bias);

@@ -15,8 +15,7 @@ class EncodedHome final : public Home {
   std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
     if (flat.is_meta()) return nullptr;  // a dry run
     const at::Tensor values = flat.narrow(0, 0, weight_->codes.numel());
-    if (values.is_cpu()) codes::decode_into(weight_->codes, values);
-    else values.copy_(codes::decode(weight_->codes, values.scalar_type()).view({-1}));
+    codes::decode_into(codes::to(weight_->codes, values.device()), values);
     counters().decodes.fetch_add(1, std::memory_order_relaxed);
     return nullptr;
   }
