@@ -1,9 +1,7 @@
 #include "accelerator/model_summary.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <fstream>
 #include <map>
 #include <set>
 #include <unordered_map>
@@ -13,6 +11,7 @@
 #include "accelerate/residency/deferred.hpp"
 #include "residency/homes/encoded.hpp"
 #include "residency/unit.hpp"
+#include "utils/file_mappings.hpp"
 
 namespace accelerate {
 namespace {
@@ -30,34 +29,6 @@ const residency::Home* home_of(const at::Tensor& tensor) {
       if (other.get() == member) return part.home.get();
   return nullptr;
 }
-
-/// Where files are mapped into this process, as the kernel says: such bytes are the file's until they are written to.
-class FileMappings {
- public:
-  FileMappings() {
-    std::ifstream maps("/proc/self/maps");
-    for (std::string line; std::getline(maps, line);) {
-      // 7f00-7f10 rw-p 00000000 08:01 123456   /data/model.safetensors
-      const size_t path = line.find('/');
-      if (path == std::string::npos || line.compare(path, 5, "/dev/") == 0 || line.compare(path, 7, "/memfd:") == 0)
-        continue;
-      uintptr_t begin = 0, end = 0;
-      const char* const last = line.data() + line.size();
-      const auto first = std::from_chars(line.data(), last, begin, 16);
-      if (first.ec == std::errc() && first.ptr != last && *first.ptr == '-' &&
-          std::from_chars(first.ptr + 1, last, end, 16).ec == std::errc())
-        ends_.emplace(begin, end);
-    }
-  }
-  bool hold(const void* address) const {
-    const auto value = reinterpret_cast<uintptr_t>(address);
-    const auto after = ends_.upper_bound(value);
-    return after != ends_.begin() && value < std::prev(after)->second;
-  }
-
- private:
-  std::map<uintptr_t, uintptr_t> ends_;  ///< by begin
-};
 
 /// Fills in where the tensor is and what this rank keeps of it.
 void find(TensorSummary& summary, const at::Tensor& tensor, const parallel::Holding* holding,

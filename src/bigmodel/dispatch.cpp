@@ -12,19 +12,23 @@
 #include <unordered_map>
 
 #include "accelerate/bigmodel.hpp"
+#include "accelerate/codes/kernels.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "bigmodel/loading_plan.hpp"
 #include "bigmodel/offload_places.hpp"
 #include "bigmodel/quantizer.hpp"
 #include "bigmodel/replace.hpp"
 #include "codes/bitsandbytes.hpp"
+#include "codes/kernels/multiply.hpp"
 #include "residency/homes/encoded.hpp"
 #include "residency/homes/file.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/read_ahead.hpp"
 #include "residency/residency.hpp"
 #include "residency/worker.hpp"
+#include "utils/file_mappings.hpp"
 #include "utils/held_bytes.hpp"
+#include "utils/huge_pages.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -420,14 +424,22 @@ class Dispatcher {
     auto& engine = impl_->engines["codes"];
     engine = std::make_unique<residency::Residency>(residency::Policy{
         .prefetch = 0, .outstanding = 1, .budget_bytes = most, .across_devices = spread_, .encoded = true});
+    std::optional<FileMappings> files;
     for (auto& weight : weights_) {
       if (!weight.encode) continue;
+      codes::Codes codes = weight.encode();
+      codes::check(codes, weight.name());
+      if (weight.computes.is_cpu() && !quantizer.exact && codes::kernels::has_fast_instructions() &&
+          codes::kernels_of(codes.encoding).linear) {
+        // Products have an order of their own: two copies would take twice the memory.
+        if (!files) files.emplace();
+        codes::keep_once(codes, files->hold(codes.data.const_data_ptr()));
+      }
       const auto encoded = std::make_shared<const residency::EncodedWeight>(
-          residency::EncodedWeight{.codes = codes::to(weight.encode(), codes_device(weight)),
+          residency::EncodedWeight{.codes = codes::to(codes, codes_device(weight)),
                                    .compute_dtype = quantizer.compute_dtype,
                                    .outlier_threshold = quantizer.outlier_threshold,
                                    .exact = quantizer.exact});
-      codes::check(encoded->codes, weight.name());
       const at::Tensor tensor = weight.target.tensor;
       tensor.set_requires_grad(false);
       bigmodel::replace_values(
@@ -529,7 +541,8 @@ void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, cons
         codes::Codes codes = kept->second(target.dtype);
         codes.dtype = target.dtype;
         if (codes.data.defined()) {  // of a mapped file, whose pages come and go
-          weight.encode = [codes = std::move(codes)] { return codes; };
+          // Asked for once: there may be a copy, whose memory is not to be held twice.
+          weight.encode = [codes = std::move(codes)]() mutable { return std::move(codes); };
           continue;
         }
       }
@@ -538,9 +551,12 @@ void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, cons
     if (!how || (checkpoint && !target.stored)) continue;
     const bool disk = target.place && target.place->is_disk();
     if (!disk) weight.code_bytes = bytes_of_codes(target.tensor.numel(), *how);
-    weight.encode = [name = weight.name(), tensor = target.tensor, stored = checkpoint ? target.stored : nullptr, disk,
-                     dtype = target.dtype, how = *how, folder = quantizer.offload_folder] {
-      const codes::Codes codes = encode_value(name, stored ? stored->second.read_whole() : tensor, dtype, how);
+    weight.encode = [name = weight.name(), tensor = target.tensor, mapped = checkpoint && checkpoint->mapped,
+                     stored = checkpoint ? target.stored : nullptr, disk, dtype = target.dtype, how = *how,
+                     folder = quantizer.offload_folder] {
+      const at::Tensor value = stored ? stored->second.read_whole() : tensor;
+      const codes::Codes codes = encode_value(name, value, dtype, how);
+      if (mapped) give_pages_back(value.mutable_data_ptr(), static_cast<int64_t>(value.nbytes()));
       return disk ? on_disk(name, codes, folder) : codes;
     };
   }

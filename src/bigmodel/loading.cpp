@@ -17,6 +17,7 @@
 #include "codes/bitsandbytes.hpp"
 #include "formats/index_file.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "utils/huge_pages.hpp"
 #include "utils/read_file.hpp"
 
 namespace accelerate {
@@ -335,8 +336,11 @@ void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& le
                           : target.is_meta() ? at::Device(at::kCPU)
                                              : target.device();
       // A weight without memory of its own needs no copy: what is written to a mapped one later stays in this process.
+      const at::Tensor stored = value;
       value = value.to(at::TensorOptions().dtype(planned.dtype).device(device), /*non_blocking=*/false,
                        /*copy=*/plan.checkpoint.mapped && !target.is_meta());
+      if (plan.checkpoint.mapped && !value.is_same(stored))  // or the file would be in this process beside its copy
+        give_pages_back(stored.mutable_data_ptr(), static_cast<int64_t>(stored.nbytes()));
     }
     replace_values(target, value);
   }

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "accelerate/codes/kernels.hpp"
 #include "accelerate/utils/error.hpp"
 #include "formats/torch_dtypes.hpp"
 #include "utils/json.hpp"
@@ -67,9 +68,10 @@ at::ScalarType dtype_named(const std::string& weight, const std::string& name) {
 
 }  // namespace
 
-std::map<std::string, at::Tensor> bitsandbytes_tensors(const std::string& weight, const Codes& codes,
+std::map<std::string, at::Tensor> bitsandbytes_tensors(const std::string& weight, const Codes& given,
                                                        at::ScalarType storage) {
-  check(codes, weight);
+  check(given, weight);
+  const Codes codes = unpacked(given);
   if (codes.encoding == Encoding::int8_rowwise) {
     const std::string module = module_of(weight);
     return {{weight, codes.data},

@@ -3,6 +3,7 @@
 #include <c10/util/accumulate.h>
 
 #include "codes/encodings.hpp"
+#include "codes/kernels/packed_cache.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::codes {
@@ -12,10 +13,11 @@ int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; 
 
 /// One tensor of codes is as it must be.
 void expect(std::string_view what, std::string_view tensor, const at::Tensor& found, at::ScalarType dtype,
-            at::IntArrayRef sizes, const at::Device& device) {
+            at::IntArrayRef sizes, const at::Device& device, bool kept = false) {
   if (!found.defined())
     raise<ShapeError>("{}: {} is missing, expected {} {}", what, tensor, c10::toString(dtype), sizes);
-  if (found.scalar_type() != dtype || found.sizes() != sizes || !found.is_contiguous() || found.device() != device)
+  if (found.scalar_type() != dtype || found.sizes() != sizes || !found.is_contiguous() ||
+      !(found.device() == device || (kept && found.is_meta())))
     raise<ShapeError>("{}: {} is {} {}{} on {}, expected {} {}, contiguous, on {}", what, tensor,
                       c10::toString(found.scalar_type()), found.sizes(), found.is_contiguous() ? "" : " with gaps",
                       found.device().str(), c10::toString(dtype), sizes, device.str());
@@ -38,9 +40,13 @@ int64_t Codes::bytes() const {
   return bytes;
 }
 
+at::Device Codes::device() const {
+  return data.defined() && !data.is_meta() ? data.device() : at::Device(at::kCPU);
+}
+
 Codes to(const Codes& codes, const at::Device& device) {
-  if (codes.data.device() == device) return codes;
-  Codes moved = codes;
+  if (codes.device() == device) return codes;
+  Codes moved = unpacked(codes);
   for (at::Tensor* tensor : {&moved.data, &moved.scales, moved.nested ? &moved.nested->absmax : nullptr})
     if (tensor && tensor->defined()) *tensor = tensor->to(device);
   moved.packed = new_packed_cache();
@@ -49,7 +55,8 @@ Codes to(const Codes& codes, const at::Device& device) {
 
 void check(const Codes& codes, std::string_view what) {
   const Encoding encoding = codes.encoding;
-  const at::Device device = codes.data.defined() ? codes.data.device() : at::Device(at::kCPU);
+  const bool kept = kernels::is_kept_once(codes);
+  const at::Device device = codes.device();
   if (!at::isFloatingType(codes.dtype) || c10::elementSize(codes.dtype) < 2)
     raise<ShapeError>("{}: they are of a tensor of dtype {}, expected a floating-point one", what,
                       c10::toString(codes.dtype));
@@ -63,7 +70,7 @@ void check(const Codes& codes, std::string_view what) {
       raise<ShapeError>("{}: the block size is {}, expected 0 of {}", what, codes.block_size, name(encoding));
   }
   if (encoding == Encoding::int8_rowwise) {
-    expect(what, "the codes", codes.data, at::kChar, codes.shape, device);
+    expect(what, "the codes", codes.data, at::kChar, codes.shape, device, kept);
     return expect(what, "the scales", codes.scales, at::kFloat, {codes.rows()}, device);
   }
   if (is_gguf(encoding)) {
@@ -73,14 +80,14 @@ void check(const Codes& codes, std::string_view what) {
                         name(encoding), block.block);
     expect_none(what, "scales beside the blocks", codes.scales.defined(), encoding);
     return expect(what, "the codes", codes.data, at::kByte,
-                  {codes.rows(), codes.columns() / block.block * block.block_bytes}, device);
+                  {codes.rows(), codes.columns() / block.block * block.block_bytes}, device, kept);
   }
   const int64_t size = codes.block_size;
   if (size < 32 || size > 4096 || (size & (size - 1)) != 0)
     raise<ShapeError>("{}: the block size is {}, expected a power of two from 32 to 4096", what, size);
   const int64_t numel = codes.numel(), blocks = pieces(numel, size);
-  expect(what, "the codes", codes.data, at::kByte, {pieces(numel, 2), 1}, device);
-  expect(what, "the scales", codes.scales, codes.nested ? at::kByte : at::kFloat, {blocks}, device);
+  expect(what, "the codes", codes.data, at::kByte, {pieces(numel, 2), 1}, device, kept);
+  expect(what, "the scales", codes.scales, codes.nested ? at::kByte : at::kFloat, {blocks}, device, kept);
   if (!codes.nested) return;
   if (codes.nested->block_size < 1)
     raise<ShapeError>("{}: the block size of the scales is {}, expected at least 1", what, codes.nested->block_size);

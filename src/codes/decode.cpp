@@ -5,11 +5,15 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include "accelerate/codes/kernels.hpp"
 #include "codes/blockwise.hpp"
 #include "codes/decode_by_operators.hpp"
 #include "codes/encodings.hpp"
+#include "codes/kernels/packed_cache.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::codes {
@@ -18,12 +22,12 @@ namespace {
 /// Decodes stretches of the flattened tensor. GGUF's begin and end at a block, those of four bits at an even element.
 class Decoder {
  public:
-  explicit Decoder(const Codes& codes) : codes_(codes), columns_(codes.columns()) {
-    if (is_gguf(codes.encoding)) {
-      gguf_ = &gguf_encoding(codes.encoding);
+  explicit Decoder(Codes codes) : codes_(std::move(codes)), columns_(codes_.columns()) {
+    if (is_gguf(codes_.encoding)) {
+      gguf_ = &gguf_encoding(codes_.encoding);
     } else {
-      scales_ = plain_scales(codes);
-      if (is_four_bit(codes.encoding)) table_ = table(codes.encoding);
+      scales_ = plain_scales(codes_);
+      if (is_four_bit(codes_.encoding)) table_ = table(codes_.encoding);
     }
   }
   /// What stretches have to begin with a multiple of.
@@ -67,7 +71,7 @@ class Decoder {
     }
   }
 
-  const Codes& codes_;
+  const Codes codes_;
   const formats::GgufEncoding* gguf_ = nullptr;
   at::Tensor scales_;
   c10::ArrayRef<float> table_;
@@ -98,14 +102,15 @@ void decode_stretch(const Decoder& decoder, int64_t first, const at::Tensor& to)
 }
 
 at::Tensor fresh(at::IntArrayRef sizes, const Codes& codes, std::optional<at::ScalarType> dtype) {
-  return at::empty(sizes, at::TensorOptions().dtype(dtype.value_or(codes.dtype)).device(codes.data.device()));
+  return at::empty(sizes, at::TensorOptions().dtype(dtype.value_or(codes.dtype)).device(codes.device()));
 }
 
 /// decode_rows() without looking at its arguments.
 at::Tensor rows_of(const Codes& codes, int64_t first, int64_t count, at::ScalarType dtype) {
-  if (!codes.data.is_cpu()) return decode_by_operators(codes, first, count, dtype);
+  if (!codes.device().is_cpu()) return decode_by_operators(codes, first, count, dtype);
   at::Tensor values = fresh({count, codes.columns()}, codes, dtype);
-  decode_stretch(Decoder(codes), first * codes.columns(), values);
+  const auto rows = kernels::rows_of(codes, first, count);
+  decode_stretch(Decoder(rows.codes), rows.first * codes.columns(), values);
   return values;
 }
 
@@ -121,7 +126,7 @@ void decode_there(const Codes& codes, const at::Tensor& values) {
 }
 
 void write_all(const Codes& codes, const at::Tensor& values) {
-  if (codes.data.is_cpu()) decode_stretch(Decoder(codes), 0, values);
+  if (codes.device().is_cpu()) decode_stretch(Decoder(unpacked(codes)), 0, values);
   else if (values.numel() > 0) decode_there(codes, values);
 }
 
@@ -135,8 +140,8 @@ void expect_dtype(at::ScalarType dtype) {
 at::Tensor plain_scales(const Codes& codes) {
   if (is_gguf(codes.encoding))
     raise<ShapeError>("codes: {} has its scales within its blocks, not beside them", name(codes.encoding));
-  if (!codes.nested) return codes.scales;
-  if (!codes.data.is_cpu()) return scales_by_operators(codes);
+  if (!codes.nested) return codes.scales.is_meta() ? unpacked(codes).scales : codes.scales;
+  if (!codes.device().is_cpu()) return scales_by_operators(codes);
   const at::Tensor scales =
       decode_blockwise({.codes = codes.scales, .absmax = codes.nested->absmax}, Map::dynamic, codes.nested->block_size);
   auto* values = scales.mutable_data_ptr<float>();
@@ -166,9 +171,9 @@ at::Tensor embedding(const at::Tensor& indices, const Codes& w, std::optional<at
   check(w, "codes::embedding: the table");
   if (w.shape.size() != 2)
     raise<ShapeError>("codes::embedding: the table has {} dimensions, expected [N, K].", w.shape.size());
-  if (indices.device() != w.data.device() || (indices.scalar_type() != at::kLong && indices.scalar_type() != at::kInt))
+  if (indices.device() != w.device() || (indices.scalar_type() != at::kLong && indices.scalar_type() != at::kInt))
     raise<ConfigError>("codes::embedding: indices are {} on {}, expected int64 or int32 on {}.",
-                       c10::toString(indices.scalar_type()), indices.device().str(), w.data.device().str());
+                       c10::toString(indices.scalar_type()), indices.device().str(), w.device().str());
   const at::Tensor wanted = indices.reshape({-1}).to(at::kCPU, at::kLong).contiguous();
   const auto* row = wanted.const_data_ptr<int64_t>();
   std::vector<int64_t> sizes = indices.sizes().vec();
@@ -178,22 +183,30 @@ at::Tensor embedding(const at::Tensor& indices, const Codes& w, std::optional<at
   for (const int64_t i : c10::irange(wanted.numel()))
     if (row[i] < 0 || row[i] >= w.rows())
       raise<ShapeError>("codes::embedding: index {} of a table of {} rows.", row[i], w.rows());
-  if (!w.data.is_cpu()) {
+  if (!w.device().is_cpu()) {
     rows.copy_(rows_by_operators(w, indices.reshape({-1})));
     return values;
   }
-  const Decoder decoder(w);
-  for (const int64_t i : c10::irange(wanted.numel())) decode_stretch(decoder, row[i] * w.columns(), rows.select(0, i));
+  const auto whole = kernels::plain_of(w);
+  const std::optional<Decoder> decoder = whole ? std::optional<Decoder>(*whole) : std::nullopt;
+  for (const int64_t i : c10::irange(wanted.numel())) {
+    if (decoder) {
+      decode_stretch(*decoder, row[i] * w.columns(), rows.select(0, i));
+    } else {  // in the order of products: each row is put back for itself
+      const auto found = kernels::rows_of(w, row[i], 1);
+      decode_stretch(Decoder(found.codes), found.first * w.columns(), rows.select(0, i));
+    }
+  }
   return values;
 }
 
 void decode_into(const Codes& codes, const at::Tensor& values) {
   expect_dtype(values.scalar_type());
   check(codes, "decode_into");
-  if (values.numel() != codes.numel() || !values.is_contiguous() || values.device() != codes.data.device())
+  if (values.numel() != codes.numel() || !values.is_contiguous() || values.device() != codes.device())
     raise<ShapeError>("decode_into: found {} elements{} on {}, expected {}, contiguous, on {}", values.numel(),
                       values.is_contiguous() ? "" : " with gaps", values.device().str(), codes.numel(),
-                      codes.data.device().str());
+                      codes.device().str());
   write_all(codes, values);
 }
 

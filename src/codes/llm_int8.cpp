@@ -8,6 +8,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "accelerate/codes/kernels.hpp"
+#include "codes/kernels/multiply.hpp"
+#include "codes/kernels/packed_cache.hpp"
+
 namespace accelerate::codes {
 namespace {
 
@@ -45,13 +49,17 @@ at::Tensor llm_int8_linear(const at::Tensor& x, const Codes& w, const std::optio
   at::Tensor codes = (half * inverse.unsqueeze(1)).round().to(at::kChar);
   if (columns.defined() && columns.numel() > 0 && rows.size(0) > 1) codes.index_fill_(1, columns, 0);
   constexpr double kInverseSquare = 6.200124e-05;  // 1 / 127^2, as bitsandbytes writes it
-  at::Tensor y = int8_product(codes, w.data.to(x.device())) *
-                 (scales.unsqueeze(1) * w.scales.to(x.device()).unsqueeze(0)) * kInverseSquare;
+  const auto packed = x.is_cpu() && kernels::has_fast_instructions() ? kernels::packed_of(w) : nullptr;
+  const at::Tensor data = packed ? at::Tensor() : unpacked(w).data.to(x.device());
+  at::Tensor y =
+      (packed ? kernels::multiply_whole(kernels::instruction_set(), codes, *packed) : int8_product(codes, data)) *
+      (scales.unsqueeze(1) * w.scales.to(x.device()).unsqueeze(0)) * kInverseSquare;
   if (bias && bias->defined()) y += *bias;
   y = y.to(x.scalar_type());
   if (columns.defined() && columns.numel() > 0) {
     constexpr double kInverse = 7.874015718698502e-3;  // 1 / 127
-    const at::Tensor weight = w.data.to(x.device()).index_select(1, columns) * w.scales.to(x.device()).unsqueeze(1);
+    const at::Tensor chosen = packed ? kernels::columns_of_bytes(*packed, columns) : data.index_select(1, columns);
+    const at::Tensor weight = chosen * w.scales.to(x.device()).unsqueeze(1);
     y = at::addmm(y, rows.index_select(1, columns), (weight * kInverse).to(x.scalar_type()).t());
   }
   return y.view(sizes);

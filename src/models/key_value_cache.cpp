@@ -44,6 +44,23 @@ std::pair<at::Tensor, at::Tensor> KeyValueCache::update(int64_t layer, const at:
   return {own.keys.narrow(2, 0, end), own.values.narrow(2, 0, end)};
 }
 
+std::optional<KeyValueCache::Rows> KeyValueCache::append_row(int64_t layer, int64_t heads, int64_t size) {
+  if (layer >= static_cast<int64_t>(layers_.size())) return std::nullopt;
+  auto& own = layers_[layer];
+  const auto fits = [&](const at::Tensor& buffer) {
+    return buffer.is_cpu() && buffer.scalar_type() == at::kFloat && buffer.is_contiguous() && buffer.size(0) == 1 &&
+           buffer.size(1) == heads && buffer.size(3) == size;
+  };
+  if (!own.length || !fits(own.keys) || !fits(own.values)) return std::nullopt;
+  if (listener_) listener_(layer);
+  if (own.length == own.keys.size(2)) {
+    own.keys = grown(own.keys, own.keys, own.length, 2 * own.length);
+    own.values = grown(own.values, own.values, own.length, 2 * own.length);
+  }
+  ++own.length;
+  return Rows{own.keys.mutable_data_ptr<float>(), own.values.mutable_data_ptr<float>(), own.keys.size(2), own.length};
+}
+
 int64_t KeyValueCache::length() const {
   if (layers_.empty()) return 0;
   return std::min_element(layers_.begin(), layers_.end(),

@@ -29,6 +29,8 @@ class Dense : public torch::nn::Cloneable<Dense> {
     if (with_bias_) bias_ = register_parameter("bias", torch::empty({outputs_}));
   }
   torch::Tensor forward(const torch::Tensor& x) { return project(x, weight_, bias_); }
+  const torch::Tensor& weight() const { return weight_; }
+  const torch::Tensor& bias() const { return bias_; }  ///< undefined where there is none
 
  private:
   int64_t inputs_, outputs_;
@@ -43,6 +45,8 @@ class RmsNorm : public torch::nn::Cloneable<RmsNorm> {
 
   void reset() override { weight_ = register_parameter("weight", torch::empty({size_})); }
   torch::Tensor forward(const torch::Tensor& x) { return rms_norm(x, weight_, eps_); }
+  const torch::Tensor& weight() const { return weight_; }
+  double eps() const { return eps_; }
 
  private:
   int64_t size_;

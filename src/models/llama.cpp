@@ -2,8 +2,15 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <optional>
+#include <vector>
+
 #include "models/activations.hpp"
 #include "models/attention.hpp"
+#include "models/direct_rows.hpp"
 #include "models/layers.hpp"
 #include "models/llama_config.hpp"
 #include "models/mixtral.hpp"
@@ -17,11 +24,21 @@ namespace detail {
 
 using torch::Tensor;
 
+template <class... Layers>
+std::optional<std::array<DirectWeight, sizeof...(Layers)>> direct_weights(const Layers&... layers) {
+  const std::array found{direct_weight(layers->weight(), layers->bias())...};
+  if (!std::all_of(found.begin(), found.end(), [](const auto& weight) { return weight.has_value(); })) return {};
+  std::array<DirectWeight, sizeof...(Layers)> weights;
+  for (size_t i = 0; i < weights.size(); ++i) weights[i] = *found[i];
+  return weights;
+}
+
 /// What all layers of one forward share.
 struct LlamaContext {
   Rotary rotary;
   AttentionMask mask, window_mask;  ///< For layers that see all tokens before, and for those that see the last few.
   KeyValueCache* cache;
+  std::optional<Rotary::Row> row;  ///< of one token that may go through layers directly; they change it in place
 };
 
 class LlamaAttention : public torch::nn::Cloneable<LlamaAttention> {
@@ -39,6 +56,11 @@ class LlamaAttention : public torch::nn::Cloneable<LlamaAttention> {
     k_proj_ = register_module("k_proj", std::make_shared<Dense>(config_.hidden_size, shared, bias));
     v_proj_ = register_module("v_proj", std::make_shared<Dense>(config_.hidden_size, shared, bias));
     o_proj_ = register_module("o_proj", std::make_shared<Dense>(all, config_.hidden_size, config_.attention_bias));
+  }
+
+  /// The weights of this layer, in the order of their names above; none where a row can't go through directly.
+  std::optional<std::array<DirectWeight, 4>> direct() const {
+    return direct_weights(q_proj_, k_proj_, v_proj_, o_proj_);
   }
 
   Tensor forward(const Tensor& hidden, const LlamaContext& context) {
@@ -76,6 +98,12 @@ class LlamaMLP : public torch::nn::Cloneable<LlamaMLP> {
         "down_proj", std::make_shared<Dense>(config_.intermediate_size, config_.hidden_size, config_.mlp_bias));
   }
 
+  /// As LlamaAttention::direct().
+  std::optional<std::array<DirectWeight, 3>> direct() const {
+    if (activation_ != find_activation("silu")) return std::nullopt;
+    return direct_weights(gate_proj_, up_proj_, down_proj_);
+  }
+
   Tensor forward(const Tensor& hidden) {
     return down_proj_->forward(activation_(gate_proj_->forward(hidden)) * up_proj_->forward(hidden));
   }
@@ -107,12 +135,57 @@ class LlamaDecoderLayer : public torch::nn::Cloneable<LlamaDecoderLayer>, public
   }
 
   Tensor forward(const Tensor& hidden, const LlamaContext& context) {
+    if (context.row && forward_row(hidden, context)) return hidden;
     const auto attended = hidden + self_attn_->forward(input_layernorm_->forward(hidden), context);
     const auto normal = post_attention_layernorm_->forward(attended);
     return attended + (experts_ ? experts_->forward(normal) : mlp_->forward(normal));
   }
 
  private:
+  /// @return false, with nothing done, where a weight is not at hand
+  bool forward_row(const Tensor& hidden, const LlamaContext& context) {
+    const auto* const before = direct_numbers(input_layernorm_->weight());
+    const auto* const between = direct_numbers(post_attention_layernorm_->weight());
+    if (!before || !between || !mlp_) return false;
+    const auto attention = self_attn_->direct();
+    const auto mlp = attention ? mlp_->direct() : std::nullopt;
+    if (!mlp) return false;
+    const int64_t width = config_.hidden_size, size = config_.head_size(), queries = config_.num_attention_heads,
+                  groups = config_.key_value_heads(), inner = config_.intermediate_size;
+    const auto kept = context.cache->append_row(layer_, groups, size);
+    if (!kept) return false;
+    std::vector<float> memory(static_cast<size_t>(width + (2 * queries + 2 * groups) * size + 2 * inner));
+    float *const normal = memory.data(), *const query = normal + width, *const key = query + queries * size,
+                 *const value = key + groups * size, *const attended = value + groups * size,
+                 *const gate = attended + queries * size, *const up = gate + inner,
+                 *const x = hidden.mutable_data_ptr<float>();
+    norm_row(x, before, input_layernorm_->eps(), width, normal);
+    const auto& [q, k, v, o] = *attention;
+    multiply_row(normal, {{q, query}, {k, key}, {v, value}});
+    turn_row(query, queries + groups, size, context.row->cosines, context.row->sines, context.row->turned);
+    for (int64_t head = 0; head < groups; ++head) {
+      const int64_t place = (head * kept->capacity + kept->tokens - 1) * size;
+      std::copy_n(key + head * size, size, kept->keys + place);
+      std::copy_n(value + head * size, size, kept->values + place);
+    }
+    attend_row(query,
+               {.keys = kept->keys,
+                .values = kept->values,
+                .capacity = kept->capacity,
+                .tokens = kept->tokens,
+                .heads = queries,
+                .groups = groups,
+                .size = size,
+                .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(size)))},
+               attended);
+    multiply_row(attended, {{o, x, true}});
+    norm_row(x, between, post_attention_layernorm_->eps(), width, normal);
+    multiply_row(normal, {{(*mlp)[0], gate}, {(*mlp)[1], up}});
+    gate_row(gate, up, inner);
+    multiply_row(gate, {{(*mlp)[2], x, true}});
+    return true;
+  }
+
   LlamaConfig config_;
   int64_t layer_;
   std::shared_ptr<LlamaAttention> self_attn_;
@@ -173,12 +246,17 @@ Tensor LlamaModelImpl::forward(const Tensor& input_ids, const Tensor& attention_
   Tensor hidden = embed_tokens_(input_ids);
   const auto window_mask =
       config_.sliding_window ? causal_mask(attention_mask, hidden, past, config_.sliding_window) : AttentionMask();
-  const detail::LlamaContext context{
+  detail::LlamaContext context{
       .rotary = detail::stretched_rotary({config_.head_size(), config_.rope_theta, config_.max_position_embeddings},
                                          config_.rope_scaling, position_ids, past, hidden),
       .mask = causal_mask(attention_mask, hidden, past),
       .window_mask = window_mask,
-      .cache = cache};
+      .cache = cache,
+      .row = {}};
+  if (cache && past > 0 && hidden.numel() == config_.hidden_size && detail::direct_numbers(hidden) &&
+      !context.mask.added.defined() && !context.window_mask.added.defined() && !is_training() &&
+      detail::rows_go_directly())
+    context.row = context.rotary.row();
   for (const auto& layer : *layers_) hidden = layer->as<detail::LlamaDecoderLayer>()->forward(hidden, context);
   return norm_->forward(hidden);
 }

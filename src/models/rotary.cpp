@@ -127,6 +127,15 @@ at::Tensor Rotary::rotate(const at::Tensor& x) const {
   return at::addcmul(x * cos_, partners, sin_);
 }
 
+std::optional<Rotary::Row> Rotary::row() const {
+  const int64_t turned = cos_.size(-1);
+  const auto fits = [&](const at::Tensor& x) {
+    return x.is_cpu() && x.scalar_type() == at::kFloat && x.is_contiguous() && x.numel() == turned;
+  };
+  if (pairs_ != Pairs::halves || turned % 2 != 0 || !fits(cos_) || !fits(sin_)) return std::nullopt;
+  return Row{cos_.const_data_ptr<float>(), sin_.const_data_ptr<float>(), turned};
+}
+
 at::Tensor rotary_frequencies(int64_t n, double base, const at::Device& device) {
   const auto exponents =
       at::arange(0, n, 2, at::TensorOptions().dtype(at::kFloat).device(device)) / static_cast<double>(n);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 
 namespace accelerate::models {
@@ -29,6 +31,14 @@ class Rotary {
 
   /// Turns the first n of d dimensions. @param x  [B, H, T, d]
   at::Tensor rotate(const at::Tensor& x) const;
+
+  /// Of one position of one sequence, in fp32 on the CPU: by what numbers are multiplied, and their partners (which are
+  /// half of the turned dimensions further). None otherwise.
+  struct Row {
+    const float *cosines, *sines;
+    int64_t turned;
+  };
+  std::optional<Row> row() const;
 
  private:
   Pairs pairs_;

@@ -14,51 +14,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "models/row_loops.hpp"
 #include "utils/parallel.hpp"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace accelerate::models::detail {
 namespace {
-
-#if defined(__x86_64__)
-
-bool is_supported() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-
-__attribute__((target("avx2,fma"))) float dot(const float* a, const float* b, int64_t count) {
-  // Four chains, because each step waits for the one before it in its chain.
-  constexpr int64_t kLanes = 8, kChains = 4;
-  __m256 sums[kChains] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
-  int64_t i = 0;
-  for (; i + kChains * kLanes <= count; i += kChains * kLanes)
-    for (int64_t chain = 0; chain < kChains; ++chain)
-      sums[chain] = _mm256_fmadd_ps(_mm256_loadu_ps(a + i + chain * kLanes), _mm256_loadu_ps(b + i + chain * kLanes),
-                                    sums[chain]);
-  float parts[kLanes];
-  _mm256_storeu_ps(parts, _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3])));
-  float sum = ((parts[0] + parts[4]) + (parts[1] + parts[5])) + ((parts[2] + parts[6]) + (parts[3] + parts[7]));
-  for (; i < count; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
-/// to += factor * from
-__attribute__((target("avx2,fma"))) void add_scaled(float* to, const float* from, float factor, int64_t count) {
-  const auto factors = _mm256_set1_ps(factor);
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8)
-    _mm256_storeu_ps(to + i, _mm256_fmadd_ps(_mm256_loadu_ps(from + i), factors, _mm256_loadu_ps(to + i)));
-  for (; i < count; ++i) to[i] += factor * from[i];
-}
-
-#else
-
-bool is_supported() { return false; }
-float dot(const float*, const float*, int64_t) { return 0; }  // none of these is called
-void add_scaled(float*, const float*, float, int64_t) {}
-
-#endif
 
 /// The kernel. x has one row; all are contiguous fp32.
 at::Tensor row_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {

@@ -63,6 +63,11 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 void Next::operator()() const { ask(call_, link_); }
 
+bool only_homes_are_asked() {
+  const uint32_t active = of_thread.active | of_process.active.load(std::memory_order_acquire);
+  return (active & ~(1u << slot(Link::codes) | 1u << slot(Link::touch))) == 0;
+}
+
 Handler* thread_handler(Link link) { return of_thread.handlers[slot(link)]; }
 Handler* exchange_thread_handler(Link link, Handler* handler) {
   if (handler) of_thread.active |= 1u << slot(link);

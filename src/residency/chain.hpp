@@ -76,6 +76,8 @@ class ProcessHandler {
 Handler* thread_handler(Link link);
 /// For regions that are no scopes of C++. @return the one before
 Handler* exchange_thread_handler(Link link, Handler* handler);
+/// Whether nobody but *codes* and *touch* would be asked about an operator of this thread.
+bool only_homes_are_asked();
 /// The handler of all threads, or null.
 Handler* process_handler(Link link);
 

@@ -12,6 +12,9 @@
 #include <vector>
 
 #include "accelerate/codes/kernels.hpp"
+#include "codes/kernels/linear.hpp"
+#include "codes/kernels/multiply.hpp"
+#include "codes/kernels/packed_cache.hpp"
 #include "codes/llm_int8.hpp"
 #include "residency/counters.hpp"
 #include "residency/homes/encoded.hpp"
@@ -129,7 +132,7 @@ OptionalTensor embedding_rule(const OperatorCall& call, const Member& member, si
   const auto values = call.arguments();
   if (place != 0 || values[0].toTensor().dim() != 2 || !is_whole(values[0].toTensor(), member)) return {};
   const EncodedWeight& weight = *member.encoded();
-  const at::Tensor indices = values[1].toTensor().to(weight.codes.data.device());
+  const at::Tensor indices = values[1].toTensor().to(weight.codes.device());
   counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
   return codes::embedding(indices, weight.codes, member.tensor().scalar_type()).to(member.tensor().device());
 }
@@ -166,6 +169,18 @@ struct Encoded final : Handler {
 };
 
 }  // namespace
+
+std::shared_ptr<const codes::kernels::Packed> packed_for_rows(const at::Tensor& weight) {
+  const Member* const member = Member::of(weight);
+  const EncodedWeight* const encoded = member ? member->encoded() : nullptr;
+  if (!encoded || encoded->exact || encoded->compute_dtype.value_or(at::kFloat) != at::kFloat ||
+      encoded->codes.encoding == codes::Encoding::int8_rowwise || !is_whole(weight, *member) ||
+      codes::kernels_of(encoded->codes.encoding).linear != &codes::kernels::try_linear ||
+      !codes::kernels::has_fast_instructions() || !only_homes_are_asked())
+    return nullptr;
+  counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
+  return codes::kernels::packed_of(encoded->codes);
+}
 
 Handler& encoded_handler() {
   static Encoded encoded;

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <memory>
+
+#include "codes/kernels/packed.hpp"
 #include "residency/chain.hpp"
 
 namespace accelerate::residency {
@@ -9,5 +12,9 @@ namespace accelerate::residency {
 /// activations and the bias. Other operators are left to *touch*, whose fetch decodes the weight for them. Operators
 /// that write to such a weight are refused.
 Handler& encoded_handler();
+
+/// For who computes one row after the other and has no time for operators: a weight in few bits as products with fp32
+/// read it; counts as a product. Null for other weights, and where the chain or the weight wants products otherwise.
+std::shared_ptr<const codes::kernels::Packed> packed_for_rows(const at::Tensor& weight);
 
 }  // namespace accelerate::residency

@@ -14,7 +14,8 @@ constexpr int64_t kHugePage = 2 << 20;
 void prefer_huge_pages(const void* begin, int64_t bytes);
 void prefer_huge_pages(const at::Tensor& tensor);
 
-/// Gives the whole pages of a range back to the system, which keeps the addresses; what is read there later is 0.
+/// Gives the whole pages of a range back to the system, which keeps the addresses; what is read there later is 0, or in
+/// a mapped file what that has.
 void give_pages_back(void* begin, int64_t bytes);
 
 }  // namespace accelerate

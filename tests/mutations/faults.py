@@ -1334,6 +1334,17 @@ k = "codes_kernels_tests CodesKernels."
 F("LinearOptions::exact", file, "= «options.exact» ? nullptr", "false", k + "ExactIsTheProductWithDecodedWeights")
 F("LinearOptions::outlier_threshold", file, "return «options.outlier_threshold > 0» ?", "false",
   k + "OutliersKeepTheirNumbers")
+file = "src/codes/kernels/packed_cache.cpp"
+F("keep_once: the memory of the codes goes", file, "«cache.data = cache.scales = at::Tensor();»", "",
+  k + "CodesThatAreKeptOnceAreTheSameInEitherOrder")
+F("keep_once: the pages of a file go", file, "«if (cache.in_file)»", "if (false)",
+  k + "PagesOfAFileGoWhenItsCodesArePacked")
+F("drop_packed of codes that are kept once", file, "«const Codes plain = once ? unpacked(codes) : Codes();»",
+  "const Codes plain;", k + "CodesThatAreKeptOnceAreTheSameInEitherOrder")
+F("one row goes through layers directly", "src/models/llama.cpp", "if («context.row && forward_row(hidden, context)»)",
+  "false", "llama_tests Llama.OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators")
+F("a profile sees operators of one row", "src/models/direct_rows.cpp", "«!at::hasCallbacks()»", "true",
+  "llama_tests Llama.OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators")
 # ---- adapters
 file = "src/adapters/lora.cpp"
 a = "adapters_tests Adapters."

@@ -4,7 +4,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <thread>
 
@@ -328,6 +335,152 @@ TEST(CodesKernels, ThePackedFormIsACacheOfTheCodes) {
   w.data = random_codes(Encoding::q4_1, 32, 64).data;
   EXPECT_LT(relative_error(codes::linear(x, w), torch::matmul(rounded(x), codes::decode(w, at::kFloat).t())), 1e-4);
   EXPECT_LT(relative_error(codes::linear(x, copy), changed), 1e-4);
+}
+
+/// Of every kind that can be packed, with their scales in every form.
+std::vector<Codes> packable(int64_t rows) {
+  std::vector<Codes> all;
+  for (const auto encoding : with_products()) all.push_back(random_codes(encoding, rows, 256));
+  all.push_back(random_codes(Encoding::int8_rowwise, rows, 45));  // no whole number of parts
+  all.push_back(codes::encode(torch::randn({rows, 256}), {.encoding = Encoding::fp4, .double_quantize = true}));
+  return all;
+}
+
+bool same(const Codes& a, const Codes& b) {
+  const auto equal = [](const Tensor& x, const Tensor& y) {
+    return x.defined() == y.defined() && (!x.defined() || (x.sizes() == y.sizes() && x.equal(y)));
+  };
+  return a.encoding == b.encoding && a.shape == b.shape && a.dtype == b.dtype && a.block_size == b.block_size &&
+         equal(a.data, b.data) && equal(a.scales, b.scales) && a.nested.has_value() == b.nested.has_value();
+}
+
+TEST(CodesKernels, PackingMovesBitsAndLosesNone) {
+  torch::manual_seed(11);
+  for (const int64_t rows : {1, 16, 45}) {
+    for (const auto& w : packable(rows)) {
+      const auto packed = kernels::pack(w);
+      ASSERT_TRUE(packed);
+      auto data = torch::empty_like(w.data);
+      kernels::unpack(*packed, 0, rows, data.mutable_data_ptr());
+      EXPECT_TRUE(data.equal(w.data)) << codes::name(w.encoding) << rows;
+      if (packed->scales.defined())
+        EXPECT_TRUE(kernels::unpacked_scales(*packed, 0, rows).equal(codes::plain_scales(w)))
+            << codes::name(w.encoding);
+      if (rows < 45) continue;
+      const auto plain = w.data.view({rows, -1});
+      for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {15, 2}, {7, 30}, {44, 1}, {20, 0}}) {
+        auto some = torch::empty({count, plain.size(1)}, w.data.options());
+        kernels::unpack(*packed, first, count, some.mutable_data_ptr());
+        EXPECT_TRUE(some.equal(plain.narrow(0, first, count))) << codes::name(w.encoding) << first;
+      }
+    }
+  }
+}
+
+TEST(CodesKernels, CodesThatAreKeptOnceAreTheSameInEitherOrder) {
+  torch::manual_seed(12);
+  const auto x = torch::randn({3, 256}), indices = torch::tensor({44, 0, 17});
+  for (const auto& w : packable(45)) {
+    auto once = w;
+    once.data = w.data.clone();
+    const auto storage = c10::weak_intrusive_ptr<c10::StorageImpl>(once.data.storage().getWeakStorageImpl());
+    ASSERT_TRUE(codes::keep_once(once));
+    ASSERT_TRUE(once.data.is_meta());
+    EXPECT_EQ(once.bytes(), w.bytes());
+    const auto copy = once;
+    const auto input = x.narrow(1, 0, w.columns());
+    const auto y = codes::linear(input, w);
+    const auto expect_same = [&](const char* when) {
+      for (const Codes* one : {static_cast<const Codes*>(&once), &copy}) {
+        codes::check(*one);
+        EXPECT_TRUE(same(codes::unpacked(*one), w)) << codes::name(w.encoding) << when;
+        EXPECT_TRUE(codes::decode(*one).equal(codes::decode(w))) << codes::name(w.encoding) << when;
+        EXPECT_TRUE(codes::decode_rows(*one, 15, 20).equal(codes::decode_rows(w, 15, 20))) << when;
+        EXPECT_TRUE(codes::embedding(indices, *one).equal(codes::embedding(indices, w))) << when;
+        EXPECT_TRUE(codes::is_gguf(w.encoding) || codes::plain_scales(*one).equal(codes::plain_scales(w))) << when;
+      }
+    };
+    expect_same("before");
+    EXPECT_EQ(codes::packed_bytes(once), 0);
+    EXPECT_FALSE(storage.expired());
+    EXPECT_TRUE(codes::linear(input, once).equal(y));
+    EXPECT_GT(codes::packed_bytes(once), 0);
+    EXPECT_TRUE(storage.expired()) << codes::name(w.encoding) << ": the memory went with the first product";
+    expect_same("packed");
+    EXPECT_TRUE(codes::linear(input, copy, {}, {.exact = true}).equal(codes::linear(input, w, {}, {.exact = true})));
+    codes::drop_packed(copy);
+    EXPECT_EQ(codes::packed_bytes(once), 0);
+    expect_same("dropped");
+    EXPECT_TRUE(codes::linear(input, once).equal(y));
+    auto other = once;  // a copy that is given data of its own does not disturb the others
+    other.data = torch::zeros_like(w.data);
+    if (codes::is_four_bit(w.encoding) && !w.nested) other.scales = w.scales;
+    EXPECT_FALSE(codes::linear(input, other).equal(y));
+    EXPECT_TRUE(codes::linear(input, once).equal(y));
+  }
+  auto across = codes::encode(torch::randn({10, 96}), {.encoding = Encoding::nf4, .block_size = 64});
+  EXPECT_FALSE(codes::keep_once(across));
+  EXPECT_TRUE(across.data.is_cpu());
+  auto stray = random_codes(Encoding::q8_0, 4, 64);
+  stray.data = stray.data.to(at::kMeta);
+  EXPECT_THAT(support::message_of<ShapeError>([&] { codes::decode(stray); }), HasSubstr("expected Byte"));
+}
+
+/// Bytes of a mapping that are in this process.
+int64_t resident_bytes(const void* begin) {
+  std::ifstream maps("/proc/self/smaps");
+  const auto address = fmt::format("{:x}-", reinterpret_cast<uintptr_t>(begin));
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.starts_with(address)) inside = true;
+    else if (inside && line.starts_with("Rss:")) return std::stoll(line.substr(4)) * 1024;
+  }
+  return -1;
+}
+
+#if defined(__linux__)
+TEST(CodesKernels, PagesOfAFileGoWhenItsCodesArePacked) {
+  torch::manual_seed(13);
+  const auto w = random_codes(Encoding::q8_0, 512, 4096);
+  const auto bytes = static_cast<size_t>(w.data.nbytes());
+  const auto path = std::filesystem::path(::testing::TempDir()) / fmt::format("codes_{}", ::getpid());
+  std::ofstream(path, std::ios::binary).write(static_cast<const char*>(w.data.const_data_ptr()), w.data.nbytes());
+  const int file = ::open(path.c_str(), O_RDONLY);
+  void* const begin = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+  ASSERT_NE(begin, MAP_FAILED);
+  ::close(file);
+  std::filesystem::remove(path);
+  {
+    auto mapped = w;
+    mapped.data = torch::from_blob(begin, w.data.sizes(), at::kByte);
+    ASSERT_TRUE(codes::keep_once(mapped, /*in_file=*/true));
+    EXPECT_TRUE(mapped.data.is_cpu());
+    EXPECT_TRUE(mapped.data.equal(w.data));
+    EXPECT_GE(resident_bytes(begin), static_cast<int64_t>(bytes));
+    const auto x = torch::randn({1, 4096});
+    EXPECT_TRUE(codes::linear(x, mapped).equal(codes::linear(x, w)));
+    EXPECT_LT(resident_bytes(begin), 1 << 16);
+    EXPECT_TRUE(codes::decode(mapped).equal(codes::decode(w))) << "the file has them";
+  }
+  ::munmap(begin, bytes);
+}
+#endif
+
+TEST(CodesKernels, WholeNumbersAreMultipliedExactly) {
+  torch::manual_seed(14);
+  for (const auto* instructions : kernels::instruction_sets()) {
+    for (const int64_t k : {1, 31, 64, 257}) {
+      for (const int64_t n : {1, 16, 37}) {
+        const auto w = random_codes(Encoding::int8_rowwise, n, k);
+        for (const int64_t rows : {0, 1, 5, 9}) {
+          const auto x = torch::randint(-127, 128, {rows, k}, at::kChar);
+          const auto expected = torch::matmul(x.to(at::kDouble), w.data.to(at::kDouble).t());
+          EXPECT_TRUE(kernels::multiply_whole(*instructions, x, *kernels::pack(w)).to(at::kDouble).equal(expected))
+              << instructions->name << " " << n << "x" << k << ", " << rows;
+        }
+      }
+    }
+  }
 }
 
 TEST(CodesKernels, SeveralThreadsComputeTheSame) {

@@ -1,9 +1,13 @@
 /// LLaMA against transformers, and alone.
 
 #include <array>
+#include <atomic>
 #include <fstream>
 #include <set>
 
+#include <ATen/record_function.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -135,6 +139,56 @@ TEST(Llama, BeamsReorderTheCache) {
 
 /// One row without gradients takes another way than at::linear, an operator of our own. Sizes with and without a rest
 /// behind the vectors. Tolerance: sums of up to 600 products of a size of 1 in another order.
+/// Counts what is allocated on this thread: layers without operators make no tensors.
+struct Allocations final : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void*, int64_t bytes, size_t, size_t, c10::Device) override { count += bytes > 0; }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t count = 0;
+};
+
+TEST(Llama, OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators) {
+  torch::manual_seed(3);
+  auto grouped = tiny(), biased = tiny(), odd = tiny(), gelu = tiny();
+  biased.qkv_bias = biased.attention_bias = biased.mlp_bias = true;
+  odd.num_key_value_heads.reset(), odd.head_dim = 6, odd.tie_word_embeddings = true;
+  gelu.hidden_act = "gelu";
+  for (const auto& config : {grouped, biased, odd, gelu}) {
+    LlamaForCausalLM model(config);
+    model->eval();
+    const auto tokens = torch::randint(20, {1, 70});  // more than a cache has room for at first
+    const auto last_logits = [&](int64_t prompt, int64_t& allocations) {
+      KeyValueCache cache;
+      at::Tensor logits = model->forward(tokens.narrow(1, 0, prompt), {}, {}, &cache, 1);
+      auto counted = std::make_shared<Allocations>();
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, counted);
+      for (int64_t i = prompt; i < tokens.size(1); ++i)
+        logits = model->forward(tokens.narrow(1, i, 1), {}, {}, &cache, 1);
+      EXPECT_EQ(cache.length(), tokens.size(1));
+      allocations = counted->count;
+      return logits;
+    };
+    const torch::NoGradGuard no_grad;
+    int64_t direct = 0, by_operators = 0, with_gradients = 0;
+    const auto whole = model->forward(tokens, {}, {}, nullptr, 1);
+    EXPECT_LT(largest_difference(last_logits(3, direct), whole), 1e-5);
+    {
+      const torch::AutoGradMode watched(true);
+      EXPECT_LT(largest_difference(last_logits(3, with_gradients).detach(), whole), 1e-5);
+    }
+    std::atomic<int64_t> operators{0};
+    static std::atomic<int64_t>* seen;
+    seen = &operators;
+    const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(
+        [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> { return ++*seen, nullptr; }));
+    EXPECT_LT(largest_difference(last_logits(3, by_operators), whole), 1e-5);
+    at::removeCallback(handle);
+    EXPECT_GT(operators, 67 * 2 * 7) << "a profile shows all operators";
+    EXPECT_GT(with_gradients, by_operators / 2);
+    if (config.hidden_act == "silu") EXPECT_LT(direct, by_operators / 2) << "no tensors in the layers";
+    else EXPECT_GT(direct, by_operators / 2) << "another activation goes by operators";
+  }
+}
+
 TEST(RowProduct, EqualsLinear) {
   torch::manual_seed(0);
   for (const int64_t inputs : {1, 15, 16, 576, 601}) {

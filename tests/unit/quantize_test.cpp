@@ -660,4 +660,30 @@ TEST(QuantizeFiles, GgufBlocksStayAsTheyAre) {
               HasSubstr("keep_codes"));
 }
 
+TEST(QuantizeFiles, GgufBlocksDecodeTokenByTokenInOneCopy) {
+  SKIP_WITHOUT_DATA();
+  const auto path = *support::data_dir() / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf";
+  LlamaForCausalLM net{nullptr};
+  {
+    const auto empty = accelerate::init_empty_weights();
+    net = LlamaForCausalLM(LlamaConfig::from_pretrained(path), Weights::uninitialized);
+  }
+  const auto model = accelerate::load_checkpoint_and_dispatch(
+      net, path, {.device_map = accelerate::DeviceMap{{"", "cpu"}}, .keep_codes = true, .strict = false});
+  net->eval();
+  const torch::NoGradGuard no_grad;
+  const auto tokens = torch::arange(400, 408).view({1, 8});
+  accelerate::models::KeyValueCache cache;
+  net->forward(tokens.narrow(1, 0, 7), {}, {}, &cache, 1);
+  const auto before = accelerate::residency::stats();
+  const auto logits = net->forward(tokens.narrow(1, 7, 1), {}, {}, &cache, 1);
+  const auto after = accelerate::residency::stats();
+  EXPECT_EQ(after.products_on_codes - before.products_on_codes, 1 + 30 * 7 + 1);
+  EXPECT_EQ(after.decodes, before.decodes);
+  // All tokens at once round the same inputs; those that come out differently by fp32's last bits may fall to the next
+  // of 127 steps, which moves logits by some thousandths.
+  const auto whole = net->forward(tokens, {}, {}, nullptr, 1);
+  EXPECT_LT(((logits - whole).norm() / whole.norm()).item<double>(), 0.01);
+}
+
 }  // namespace

@@ -79,6 +79,7 @@ struct Codes {
   /// - nf4, fp4: uint8 [(numel + 1) / 2, 1]; elements 2i and 2i + 1 of the flattened tensor in the high and the low
   ///   half of byte i. An odd tensor's last half is the code of zero.
   /// - GGUF's: uint8 [rows, bytes of a row]; a row is a whole number of blocks.
+  /// On the meta device, without memory, where keep_once() has taken them (kernels.hpp).
   at::Tensor data;
   /// int8_rowwise: fp32 [rows], the largest magnitude of the row; a value is code * scale / 127.
   /// nf4, fp4: fp32 [ceil(numel / block_size)], or uint8 of that shape with `nested`. GGUF's: undefined.
@@ -87,6 +88,7 @@ struct Codes {
   std::optional<Nested> nested;
   std::shared_ptr<PackedCache> packed = new_packed_cache();  ///< never null; shared by copies
 
+  at::Device device() const;  ///< of all tensors
   int64_t numel() const;
   int64_t rows() const;     ///< numel / columns; 1 for a vector
   int64_t columns() const;  ///< size of the last dimension

@@ -37,11 +37,24 @@ ACCELERATE_API at::Tensor linear(const at::Tensor& x, const Codes& w,
                                  const std::optional<at::Tensor>& bias = std::nullopt,
                                  const LinearOptions& options = {});
 
-/// Bytes that products keep beside these codes: as many as the codes have, in another order (and what fills up groups
-/// of 16 rows). 0 before the first product.
+/// Bytes that products keep beside these codes, or in their place (keep_once()): as many as the codes have, in another
+/// order (and what fills up groups of 16 rows, and scales of nf4 and fp4 as fp32). 0 before the first product.
 ACCELERATE_API int64_t packed_bytes(const Codes& codes);
-/// Frees them. The next product makes them again; products that are under way keep theirs.
+/// Frees them; of codes that are kept once, it puts these into their own order again. The next product makes them anew;
+/// products that are under way keep theirs.
 ACCELERATE_API void drop_packed(const Codes& codes);
+
+/// Gives the codes' memory up as soon as a product has put them into its own order: then there is one copy of them, and
+/// not two. The codes keep their data themselves from now on; in the place of `codes.data`, and of scales of nf4 and
+/// fp4 that are no codes, are tensors without memory (on the meta device) of the same sizes. What is done with codes
+/// here (decode(), embedding(), linear() …) works as before; unpacked() has them to the bit.
+/// @param codes    of its copies from before, each keeps the data that it has
+/// @param in_file  the data is in a mapped file, where it stays; its pages, which the file has anyway, may go from
+///                 memory instead. Nobody may have written to them
+/// @return false where products have no order of their own: then nothing has changed. @throws as check()
+ACCELERATE_API bool keep_once(Codes& codes, bool in_file = false);
+/// The same codes with data: themselves, or those that are kept once, put back into their own order.
+ACCELERATE_API Codes unpacked(const Codes& codes);
 
 /// y = x w^T + bias for a weight in few bits, where that is faster than decoding it.
 /// @param x  [.., K], fp32, fp16 or bf16. @param w  [N, K]. @param bias  [N] or none

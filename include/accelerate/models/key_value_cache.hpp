@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -25,6 +26,16 @@ class ACCELERATE_API KeyValueCache {
   /// @param layer  0, 1, 2, …; attention layers call this once each per forward.
   /// @throws ShapeError if B, H or d are not those of before.
   std::pair<at::Tensor, at::Tensor> update(int64_t layer, const at::Tensor& key, const at::Tensor& value);
+
+  /// A layer's memory, of one sequence in fp32 on the CPU. Valid until the next call of this object.
+  struct Rows {
+    float *keys, *values;              ///< [H][capacity][d]
+    int64_t capacity = 0, tokens = 0;  ///< S + 1
+  };
+  /// As update() for one token of one sequence, whose keys and values the caller writes to [h][tokens - 1], for layers
+  /// that have had a token. None, and nothing appended, where the layer holds anything else than [1, heads, S, size] of
+  /// fp32 on the CPU.
+  std::optional<Rows> append_row(int64_t layer, int64_t heads, int64_t size);
 
   /// Calls `listener` at the beginning of each update(), to show how far a long forward is. Empty: nobody.
   void on_update(std::function<void(int64_t layer)> listener) { listener_ = std::move(listener); }

@@ -87,8 +87,7 @@ at::Tensor linear_with_outliers(const at::Tensor& x, const Codes& w, const kerne
   const auto inputs = x.to(at::kFloat);
   const auto columns = inputs.abs().ge(threshold).reshape({-1, packed.columns}).any(0).nonzero().squeeze(1);
   if (columns.numel() == 0) return fast_linear(x, packed, bias);
-  const auto part = w.data.view({packed.n, packed.columns}).index_select(1, columns).to(at::kFloat) *
-                    (plain_scales(w) / 127).unsqueeze(1);
+  const auto part = kernels::columns_of_bytes(packed, columns) * (plain_scales(w) / 127).unsqueeze(1);
   const auto y = kernels::multiply(kernels::instruction_set(), inputs.index_fill(-1, columns, 0).contiguous(), packed) +
                  at::matmul(inputs.index_select(-1, columns), part.t());
   return (has(bias) ? y + *bias : y).to(x.scalar_type());
@@ -103,9 +102,9 @@ void check_arguments(const at::Tensor& x, const Codes& w, const Bias& bias, cons
                       w.rows(), w.columns(), w.columns());
   if (has(bias) && (bias->dim() != 1 || bias->size(0) != w.rows()))
     raise<ShapeError>("codes::linear: the bias has the shape {}, expected [{}].", bias->sizes(), w.rows());
-  if (x.device() != w.data.device() || !is_known(x.scalar_type()))
+  if (x.device() != w.device() || !is_known(x.scalar_type()))
     raise<ConfigError>("codes::linear: x is {} on {}, expected fp32, fp16 or bf16 on {}, where the weight is.",
-                       c10::toString(x.scalar_type()), x.device().str(), w.data.device().str());
+                       c10::toString(x.scalar_type()), x.device().str(), w.device().str());
   if (options.outlier_threshold != 0 && (w.encoding != Encoding::int8_rowwise || !(options.outlier_threshold > 0)))
     raise<ConfigError>(
         "codes::linear: outlier_threshold is {} for a weight in {}, expected 0, or a positive number with "
@@ -128,8 +127,7 @@ at::Tensor linear(const at::Tensor& x, const Codes& w, const std::optional<at::T
 }
 
 at::Tensor kernels::try_linear(const at::Tensor& x, const Codes& w, const std::optional<at::Tensor>& bias) {
-  const bool is_slow = &instruction_set() == &plain_instructions();
-  if (is_slow || !x.is_cpu() || !is_known(x.scalar_type()) || w.shape.size() != 2) return {};
+  if (!has_fast_instructions() || !x.is_cpu() || !is_known(x.scalar_type()) || w.shape.size() != 2) return {};
   if (!needs_gradient(x, bias) && !packed_of(w)) return {};
   return linear(x, w, bias, {});
 }

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string_view>
+#include <vector>
 
 #include <ATen/Version.h>
 #include <ATen/core/DimVector.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 
 #include "utils/parallel.hpp"
@@ -36,6 +39,39 @@ const InstructionSet& instruction_set() {
   return chosen;
 }
 
+bool has_fast_instructions() { return &instruction_set() != &plain_instructions(); }
+
+namespace {
+
+int64_t chunk_of(int64_t k) {
+  constexpr int64_t kInputBytes = 1 << 17, kTile = 8;  // inputs that the nearer cache has room for
+  return std::max(kTile, kInputBytes / k / kTile * kTile);
+}
+
+Product product_of(const Packed& packed, float* y) {
+  return {.codes = packed.codes.const_data_ptr<uint8_t>(),
+          .group_bytes = packed.codes.size(1),
+          .period = packed.period,
+          .table = packed.table,
+          .n = packed.n,
+          .k = packed.k,
+          .y = y};
+}
+
+/// All groups of the weight for some inputs, one after another, then for the next.
+void run(const InstructionSet& instructions, const Packed& packed, const Product& product, int64_t rows) {
+  constexpr int64_t kProductGrain = 1 << 16;
+  const int64_t chunk = chunk_of(packed.k), chunks = (rows + chunk - 1) / chunk, groups = packed.groups(),
+                grain = kProductGrain / (kGroup * packed.k * std::min(rows, chunk));
+  const auto run = instructions.product[static_cast<size_t>(packed.form)];
+  parallel_ranges(groups * chunks, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      run(product, i % groups, i / groups * chunk, std::min(rows, (i / groups + 1) * chunk));
+  });
+}
+
+}  // namespace
+
 at::Tensor multiply(const InstructionSet& instructions, const at::Tensor& x, const Packed& packed) {
   at::DimVector sizes(x.sizes());
   sizes.back() = packed.n;
@@ -44,10 +80,12 @@ at::Tensor multiply(const InstructionSet& instructions, const at::Tensor& x, con
   const int64_t rows = y.numel() / packed.n, k = packed.k, parts = k / kPart;
   const auto form = static_cast<size_t>(packed.form);
   const int sums = instructions.sums[form];
+  const bool takes_words = packed.form == Form::table && instructions.table_takes_words;
   if (k == 0) return y.zero_();
   const int64_t bytes = rows * k, numbers = rows * parts;
   // No tensors: making one takes longer than rounding a row.
   const auto memory = std::make_unique_for_overwrite<signed char[]>(static_cast<size_t>(bytes));
+  const auto words = std::make_unique_for_overwrite<int16_t[]>(static_cast<size_t>(takes_words ? bytes : 0));
   const auto floats = std::make_unique_for_overwrite<float[]>(static_cast<size_t>((1 + sums) * numbers));
   auto* const inputs = memory.get();
   auto* const scales = floats.get();
@@ -58,27 +96,69 @@ at::Tensor multiply(const InstructionSet& instructions, const at::Tensor& x, con
     for (int64_t r = begin; r < end; ++r)
       instructions.quantize(from + r * packed.columns, packed.columns, k, packed.unit, sums, instructions.factor[form],
                             inputs + r * k, scales + r * parts, input_sums + r * parts * sums);
+    if (takes_words) std::copy(inputs + begin * k, inputs + end * k, words.get() + begin * k);
   });
-  const Product product{.codes = packed.codes.const_data_ptr<uint8_t>(),
-                        .group_bytes = packed.codes.size(1),
-                        .scales = packed.scales.defined() ? packed.scales.const_data_ptr<float>() : nullptr,
-                        .period = packed.period,
-                        .table = packed.table,
-                        .n = packed.n,
-                        .k = k,
-                        .inputs = inputs,
-                        .input_scales = scales,
-                        .input_sums = input_sums,
-                        .y = y.mutable_data_ptr<float>()};
-  // Inputs that the nearer cache has room for, with all groups of the weight, one after another.
-  constexpr int64_t kInputBytes = 1 << 17, kTile = 8, kProductGrain = 1 << 16;
-  const int64_t chunk = std::max(kTile, kInputBytes / k / kTile * kTile), chunks = (rows + chunk - 1) / chunk,
-                groups = packed.groups(), grain = kProductGrain / (kGroup * k * std::min(rows, chunk));
-  const auto run = instructions.product[form];
-  parallel_ranges(groups * chunks, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      run(product, i % groups, i / groups * chunk, std::min(rows, (i / groups + 1) * chunk));
-  });
+  Product product = product_of(packed, y.mutable_data_ptr<float>());
+  product.scales = packed.scales.defined() ? packed.scales.const_data_ptr<float>() : nullptr;
+  product.inputs = inputs;
+  product.words = words.get();
+  product.input_scales = scales;
+  product.input_sums = input_sums;
+  run(instructions, packed, product, rows);
+  return y;
+}
+
+RoundedRow::RoundedRow(const InstructionSet& instructions, const float* x, const Packed& weight)
+    : instructions_(instructions),
+      k_(weight.k),
+      unit_(weight.unit),
+      factor_(instructions.factor[static_cast<size_t>(weight.form)]),
+      sums_(instructions.sums[static_cast<size_t>(weight.form)]),
+      takes_words_(weight.form == Form::table && instructions.table_takes_words),
+      inputs_(static_cast<size_t>(k_)),
+      scales_(static_cast<size_t>(k_ / kPart)),
+      input_sums_(static_cast<size_t>(k_ / kPart * sums_)) {
+  instructions.quantize(x, weight.columns, k_, unit_, sums_, factor_, inputs_.data(), scales_.data(),
+                        input_sums_.data());
+  if (takes_words_) words_.assign(inputs_.begin(), inputs_.end());
+}
+
+bool RoundedRow::suits(const Packed& weight) const {
+  const auto form = static_cast<size_t>(weight.form);
+  return weight.k == k_ && weight.unit == unit_ && instructions_.factor[form] == factor_ &&
+         instructions_.sums[form] == sums_ &&
+         takes_words_ == (weight.form == Form::table && instructions_.table_takes_words);
+}
+
+void RoundedRow::multiply(const Packed& weight, int64_t begin, int64_t end, float* y) const {
+  Product product = product_of(weight, y);
+  product.scales = weight.scales.defined() ? weight.scales.const_data_ptr<float>() : nullptr;
+  product.inputs = inputs_.data();
+  product.words = words_.data();
+  product.input_scales = scales_.data();
+  product.input_sums = input_sums_.data();
+  const auto run = instructions_.product[static_cast<size_t>(weight.form)];
+  for (int64_t group = begin; group < end; ++group) run(product, group, 0, 1);
+}
+
+at::Tensor multiply_whole(const InstructionSet& instructions, const at::Tensor& x, const Packed& packed) {
+  at::Tensor y = at::empty({x.size(0), packed.n}, x.options().dtype(at::kFloat));
+  if (y.numel() == 0) return y;
+  const int64_t rows = x.size(0), k = packed.k, parts = k / kPart;
+  if (k == 0) return y.zero_();
+  const at::Tensor padded = k == packed.columns ? x : at::constant_pad_nd(x, {0, k - packed.columns});
+  const auto* const inputs = padded.const_data_ptr<int8_t>();
+  const std::vector<float> ones(static_cast<size_t>(std::max(packed.groups() * kGroup, rows * parts)), 1.0F);
+  std::vector<float> sums(static_cast<size_t>(rows * parts), 0.0F);
+  if (const float factor = instructions.factor[static_cast<size_t>(Form::bytes)]; factor != 0)
+    for (int64_t part = 0; part < rows * parts; ++part)
+      sums[static_cast<size_t>(part)] =
+          factor * static_cast<float>(std::accumulate(inputs + part * kPart, inputs + (part + 1) * kPart, 0));
+  Product product = product_of(packed, y.mutable_data_ptr<float>());
+  product.scales = product.input_scales = ones.data();
+  product.inputs = reinterpret_cast<const signed char*>(inputs);
+  product.input_sums = sums.data();
+  run(instructions, packed, product, rows);
   return y;
 }
 

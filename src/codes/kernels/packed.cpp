@@ -3,16 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
-#include <ATen/ops/zeros.h>
-#include <sys/mman.h>
 
+#include "codes/kernels/pages.hpp"
 #include "utils/parallel.hpp"
-#include "utils/raise.hpp"
 
 namespace accelerate::codes::kernels {
 namespace {
@@ -53,48 +50,74 @@ uint32_t turn_fifth_bits(uint32_t bits) {
   return turned;
 }
 
+uint32_t turn_fifth_bits_back(uint32_t turned) {
+  uint32_t bits = 0;
+  for (uint32_t i = 0; i < 8; ++i)
+    for (uint32_t j = 0; j < 4; ++j) bits |= (turned >> (8 * j + i) & 1) << (4 * i + j);
+  return bits;
+}
+
 /// Of 32 columns in 16 bytes: bitsandbytes has neighbours in one byte, the even one above; GGUF and we the columns j
 /// and j + 16, the first one below.
 void nibbles_from_neighbours(const Byte* from, Byte* to) {
-  const auto column = [&](int i) { return i % 2 == 0 ? from[i / 2] >> 4 : from[i / 2] & 15; };
-  for (int j = 0; j < 16; ++j) to[j] = static_cast<Byte>(column(j) | column(j + 16) << 4);
+  for (int i = 0; i < 8; ++i) {
+    const Byte first = from[i], second = from[i + 8];
+    to[2 * i] = static_cast<Byte>(first >> 4 | (second & 0xF0));
+    to[2 * i + 1] = static_cast<Byte>((first & 15) | second << 4);
+  }
+}
+void neighbours_from_nibbles(const Byte* from, Byte* to) {
+  for (int i = 0; i < 8; ++i) {
+    const Byte even = from[2 * i], odd = from[2 * i + 1];
+    to[i] = static_cast<Byte>(even << 4 | (odd & 15));
+    to[i + 8] = static_cast<Byte>((even & 0xF0) | odd >> 4);
+  }
 }
 
-/// One row of a group, of `blocks` blocks. `packed` is where the group begins.
-void pack_row(const Blocks& form, int64_t blocks, int64_t row, const Byte* plain, Byte* packed) {
-  for (int64_t b = 0; b < blocks; ++b) {
-    for (const auto& section : form.sections) {
-      Byte* to = packed + row * section.unit;
-      for (int64_t at = 0; at < section.bytes; at += section.unit, to += section.unit * kGroup) {
-        if (section.unit != 4) {
-          std::memcpy(to, plain + at, static_cast<size_t>(section.unit));
-          continue;
-        }
-        uint32_t four = 0;
-        std::memcpy(&four, plain + at, sizeof four);
-        if (section.are_fifth_bits) four = turn_fifth_bits(four);
-        std::memcpy(to, &four, sizeof four);
-      }
-      plain += section.bytes;
-      packed += section.bytes * kGroup;
+/// Rows of a group, within it.
+struct Range {
+  int64_t begin, end;
+};
+struct AllRows {
+  static constexpr int64_t begin = 0, end = kGroup;
+};
+
+/// Moves a section of `bytes` of each row to where it lies in a group, or back.
+template <bool kPack, int kUnit, class Rows>
+void move_section(Rows range, int64_t bytes, Byte* const* rows, Byte* packed) {
+  for (int64_t at = 0; at < bytes; at += kUnit, packed += kUnit * kGroup) {
+    for (int64_t r = range.begin; r < range.end; ++r) {
+      Byte *const plain = rows[r] + at, *const place = packed + r * kUnit;
+      std::memcpy(kPack ? place : plain, kPack ? plain : place, kUnit);
     }
   }
 }
 
-/// Memory in pages of 2 MB where that pays: a product goes through all of it once, and would spend time on looking up
-/// addresses.
-at::Tensor empty_bytes(int64_t groups, int64_t bytes) {
-  constexpr size_t kPage = 2 << 20;
-  const auto size = static_cast<size_t>(groups * bytes);
-  if (size < 2 * kPage) return at::empty({groups, bytes}, at::kByte);
-  const size_t whole = (size + kPage - 1) / kPage * kPage;
-  void* const memory = std::aligned_alloc(kPage, whole);
-  if (!memory) raise<ResourceError>("codes: no memory for {} bytes of codes in the order of products.", whole);
-#if defined(__linux__)
-  (void)madvise(memory, whole, MADV_HUGEPAGE);  // without them it is slower, not wrong
-#endif
-  return at::from_blob(
-      memory, {groups, bytes}, [](void* at) { std::free(at); }, at::kByte);
+template <bool kPack, class Rows> void move_fifth_bits(Rows range, Byte* const* rows, Byte* packed) {
+  for (int64_t r = range.begin; r < range.end; ++r) {
+    Byte *const plain = rows[r], *const place = packed + r * 4;
+    uint32_t four = 0;
+    std::memcpy(&four, kPack ? plain : place, 4);
+    four = kPack ? turn_fifth_bits(four) : turn_fifth_bits_back(four);
+    std::memcpy(kPack ? place : plain, &four, 4);
+  }
+}
+
+/// Rows of a group, of `blocks` blocks each. @param rows  16 of them, of which those in range are looked at
+/// @param packed  where the group begins
+template <bool kPack, class Rows>
+void move_rows(const Blocks& form, int64_t blocks, Rows range, std::array<Byte*, kGroup> rows, Byte* packed) {
+  for (int64_t b = 0; b < blocks; ++b) {
+    for (const auto& section : form.sections) {
+      if (section.bytes == 0) break;
+      if (section.are_fifth_bits) move_fifth_bits<kPack>(range, rows.data(), packed);
+      else if (section.unit == 4) move_section<kPack, 4>(range, section.bytes, rows.data(), packed);
+      else if (section.unit == 2) move_section<kPack, 2>(range, section.bytes, rows.data(), packed);
+      else move_section<kPack, 1>(range, section.bytes, rows.data(), packed);
+      for (auto& row : rows) row += section.bytes;
+      packed += section.bytes * kGroup;
+    }
+  }
 }
 
 /// Numbers of 14 bits for a table from -1 to 1, as two times 7 bits, and what one is worth.
@@ -144,14 +167,48 @@ std::optional<Form> form_of(Encoding encoding) {
   return std::nullopt;
 }
 
+namespace {
+
+/// How a row lies in Codes::data, and whether it does so in a group.
+struct RowForm {
+  const Blocks& blocks;
+  int64_t count;   ///< of blocks
+  int64_t bytes;   ///< of a row in a group
+  int64_t stored;  ///< of a row of Codes::data
+  bool is_copied;  ///< the two differ in more than their places
+
+  explicit RowForm(const Packed& packed)
+      : blocks(kBlocks[static_cast<size_t>(packed.form)]),
+        count(packed.k / blocks.columns),
+        bytes(count * blocks.bytes),
+        stored(packed.form == Form::bytes ? packed.columns : bytes),
+        is_copied(packed.form == Form::table || stored != bytes) {}
+
+  void into_group(Form form, const Byte* from, Byte* to) const {
+    if (form == Form::table)
+      for (int64_t at = 0; at < bytes; at += 16) nibbles_from_neighbours(from + at, to + at);
+    else std::fill(std::copy_n(from, stored, to), to + bytes, Byte{0});
+  }
+  void from_group(Form form, const Byte* from, Byte* to) const {
+    if (form == Form::table)
+      for (int64_t at = 0; at < bytes; at += 16) neighbours_from_nibbles(from + at, to + at);
+    else std::copy_n(from, stored, to);
+  }
+};
+
+}  // namespace
+
+bool can_be_packed(const Codes& codes) {
+  return form_of(codes.encoding) && (!is_four_bit(codes.encoding) || codes.columns() % codes.block_size == 0);
+}
+
 std::optional<Packed> pack(const Codes& codes) {
+  if (!can_be_packed(codes)) return std::nullopt;
   const auto form = form_of(codes.encoding);
   const int64_t columns = codes.columns();
-  if (!form || (is_four_bit(codes.encoding) && columns % codes.block_size != 0)) return std::nullopt;
   Packed packed{.form = *form, .n = codes.rows(), .columns = columns, .k = (columns + kPart - 1) / kPart * kPart};
-  const auto& blocks = kBlocks[static_cast<size_t>(*form)];
-  const int64_t count = packed.k / blocks.columns, row_bytes = count * blocks.bytes;
-  packed.codes = empty_bytes(groups_of(packed.n), row_bytes * kGroup);
+  const RowForm row(packed);
+  packed.codes = empty_in_huge_pages({groups_of(packed.n), row.bytes * kGroup}, at::kByte);
   if (*form == Form::table) {
     packed.unit = fill_table(codes.encoding, packed.table);
     packed.period = codes.block_size / kPart;
@@ -164,33 +221,80 @@ std::optional<Packed> pack(const Codes& codes) {
   if (packed.period > 0) {
     periods = packed.k / kPart / packed.period;
     plain = plain_scales(codes).contiguous();
-    packed.scales = at::zeros({packed.groups(), periods, kGroup}, at::kFloat);
+    packed.scales = empty_in_huge_pages({packed.groups(), periods, kGroup}, at::kFloat);
   }
-  const auto* const data = static_cast<const Byte*>(codes.data.const_data_ptr());
+  auto* const data = static_cast<Byte*>(const_cast<void*>(codes.data.const_data_ptr()));  // only read
   const auto* const factors = plain.defined() ? plain.const_data_ptr<float>() : nullptr;
   auto* const to = packed.codes.mutable_data_ptr<Byte>();
   auto* const scales = plain.defined() ? packed.scales.mutable_data_ptr<float>() : nullptr;
-  const int64_t stored = *form == Form::bytes ? columns : row_bytes;  // of a row of Codes::data
   parallel_ranges(packed.groups(), 8, [&](int64_t begin, int64_t end) {
-    std::vector<Byte> row(static_cast<size_t>(row_bytes));
+    std::vector<Byte> copies(static_cast<size_t>(row.is_copied ? kGroup * row.bytes : 0));
+    std::vector<Byte> zeros(static_cast<size_t>(end * kGroup > packed.n ? row.bytes : 0));
     for (int64_t group = begin; group < end; ++group) {
+      std::array<Byte*, kGroup> rows{};
       for (int64_t r = 0; r < kGroup; ++r) {
         const int64_t index = group * kGroup + r;
-        const Byte* from = row.data();
-        if (index >= packed.n) std::fill(row.begin(), row.end(), Byte{0});
-        else if (*form == Form::table)
-          for (int64_t b = 0; b < count; ++b)
-            nibbles_from_neighbours(data + index * stored + b * 16, row.data() + b * 16);
-        else if (stored != row_bytes)
-          std::fill(std::copy_n(data + index * stored, stored, row.begin()), row.end(), Byte{0});
-        else from = data + index * stored;
-        pack_row(blocks, count, r, from, to + group * row_bytes * kGroup);
-        for (int64_t i = 0; index < packed.n && i < periods; ++i)
-          scales[(group * periods + i) * kGroup + r] = factors[index * periods + i];
+        if (index >= packed.n) {
+          rows[r] = zeros.data();
+        } else if (row.is_copied) {
+          rows[r] = copies.data() + r * row.bytes;
+          row.into_group(*form, data + index * row.stored, rows[r]);
+        } else {
+          rows[r] = data + index * row.stored;
+        }
+        for (int64_t i = 0; i < periods; ++i)
+          scales[(group * periods + i) * kGroup + r] = index < packed.n ? factors[index * periods + i] : 0;
       }
+      move_rows<true>(row.blocks, row.count, AllRows(), rows, to + group * row.bytes * kGroup);
     }
   });
   return packed;
+}
+
+void unpack(const Packed& packed, int64_t first, int64_t count, void* data) {
+  const RowForm row(packed);
+  auto* const to = static_cast<Byte*>(data);
+  auto* const from = const_cast<Byte*>(packed.codes.const_data_ptr<Byte>());  // only read
+  const int64_t first_group = first / kGroup, groups = count > 0 ? (first + count - 1) / kGroup + 1 - first_group : 0;
+  parallel_ranges(groups, 8, [&](int64_t begin, int64_t end) {
+    std::vector<Byte> copies(static_cast<size_t>(row.is_copied ? kGroup * row.bytes : 0));
+    for (int64_t group = first_group + begin; group < first_group + end; ++group) {
+      const Range range{std::max<int64_t>(first - group * kGroup, 0),
+                        std::min<int64_t>(first + count - group * kGroup, kGroup)};
+      std::array<Byte*, kGroup> rows{};
+      for (int64_t r = range.begin; r < range.end; ++r)
+        rows[r] = row.is_copied ? copies.data() + r * row.bytes : to + (group * kGroup + r - first) * row.stored;
+      auto* const place = from + group * row.bytes * kGroup;
+      if (range.begin == 0 && range.end == kGroup) move_rows<false>(row.blocks, row.count, AllRows(), rows, place);
+      else move_rows<false>(row.blocks, row.count, range, rows, place);
+      for (int64_t r = range.begin; row.is_copied && r < range.end; ++r)
+        row.from_group(packed.form, rows[r], to + (group * kGroup + r - first) * row.stored);
+    }
+  });
+}
+
+at::Tensor unpacked_scales(const Packed& packed, int64_t first, int64_t count) {
+  const int64_t periods = packed.k / kPart / packed.period;
+  at::Tensor scales = at::empty({count * periods}, at::TensorOptions().dtype(at::kFloat));
+  const auto* const from = packed.scales.const_data_ptr<float>();
+  auto* to = scales.mutable_data_ptr<float>();
+  for (int64_t r = first; r < first + count; ++r)
+    for (int64_t i = 0; i < periods; ++i) *to++ = from[(r / kGroup * periods + i) * kGroup + r % kGroup];
+  return scales;
+}
+
+at::Tensor columns_of_bytes(const Packed& packed, const at::Tensor& columns) {
+  const int64_t count = columns.numel();
+  at::Tensor values = at::empty({packed.n, count}, at::TensorOptions().dtype(at::kFloat));
+  const auto* const from = reinterpret_cast<const signed char*>(packed.codes.const_data_ptr<Byte>());
+  const at::Tensor indices = columns.contiguous();
+  const auto* const wanted = indices.const_data_ptr<int64_t>();
+  auto* const to = values.mutable_data_ptr<float>();
+  for (int64_t n = 0; n < packed.n; ++n)
+    for (int64_t i = 0; i < count; ++i)
+      to[n * count + i] =
+          from[n / kGroup * packed.codes.size(1) + wanted[i] / 4 * 4 * kGroup + n % kGroup * 4 + wanted[i] % 4];
+  return values;
 }
 
 }  // namespace accelerate::codes::kernels

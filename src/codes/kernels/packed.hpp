@@ -28,8 +28,16 @@ struct Packed {
 /// The form in which products read this encoding; none where there are none.
 std::optional<Form> form_of(Encoding encoding);
 
-/// @param codes  [N, K], checked. @return none where rows are no whole number of blocks (nf4 and fp4, whose blocks go
-/// on from row to row), or where there is no form
+/// Whether there is a form, and rows are whole numbers of blocks (those of nf4 and fp4 may go on from row to row).
+bool can_be_packed(const Codes& codes);
+/// @param codes  [N, K], checked, with data. @return none where they can't be packed
 std::optional<Packed> pack(const Codes& codes);
+
+/// The inverse for rows [first, first + count), to the bit: what these have in Codes::data.
+void unpack(const Packed& packed, int64_t first, int64_t count, void* data);
+/// Of nf4, fp4 and int8_rowwise: fp32 [scales of these rows].
+at::Tensor unpacked_scales(const Packed& packed, int64_t first, int64_t count);
+/// Of int8_rowwise: these columns of the codes. @param columns  int64 [C] @return fp32 [N, C]
+at::Tensor columns_of_bytes(const Packed& packed, const at::Tensor& columns);
 
 }  // namespace accelerate::codes::kernels

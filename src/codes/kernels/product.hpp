@@ -36,6 +36,7 @@ struct Product {
   int64_t n = 0;                         ///< rows of the weight, up to 15 less than the groups have
   int64_t k = 0;                         ///< columns, a multiple of kPart
   const signed char* inputs = nullptr;   ///< [rows of x][k]
+  const int16_t* words = nullptr;        ///< the same as words, for InstructionSet::table_takes_words
   const float* input_scales = nullptr;   ///< [rows of x][k / kPart]
   const float* input_sums = nullptr;     ///< [rows of x][k / kPart][InstructionSet::sums]
   float* y = nullptr;                    ///< [rows of x][n]
@@ -55,6 +56,7 @@ struct InstructionSet {
   /// By Form: 1 where weights have a least value, else the offset, negated.
   float factor[kForms];
   int sums[kForms];
+  bool table_takes_words;  ///< products of Form::table read Product::words, and neither inputs nor input_sums
 };
 
 const InstructionSet& plain_instructions();

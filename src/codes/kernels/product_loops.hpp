@@ -232,6 +232,17 @@ template <class V, class F> typename V::Ints dot(typename V::Ints sum, typename 
   else return V::dot(sum, codes, four);
 }
 
+/// Rows [row, row + V::kRows) of a group are so many columns of y, as far as it has them.
+template <class V>
+void store_columns(const Product& p, int64_t group, int64_t of_x, int64_t row, typename V::Floats sums) {
+  float* const to = p.y + of_x * p.n + group * kGroup + row;
+  const int64_t columns = p.n - group * kGroup - row;
+  if (V::kRows <= columns) return V::store(to, sums);
+  float all[V::kRows];
+  V::store(all, sums);
+  for (int64_t i = 0; i < columns; ++i) to[i] = all[i];
+}
+
 /// 16 columns of kTile rows of y. Codes are unpacked once for all of them.
 template <class V, class F, int kTile> void tile(const Product& p, int64_t group, int64_t first) {
   const int64_t parts = p.k / kPart, columns = p.n - group * kGroup;
@@ -292,16 +303,7 @@ template <class V, class F, int kTile> void tile(const Product& p, int64_t group
         }
       }
     }
-    for (int r = 0; r < kTile; ++r) {
-      float* const to = p.y + (first + r) * p.n + group * kGroup + row;
-      if (row + V::kRows <= columns) {
-        V::store(to, total[r]);
-      } else {
-        float all[V::kRows];
-        V::store(all, total[r]);
-        for (int64_t i = 0; row + i < columns; ++i) to[i] = all[i];
-      }
-    }
+    for (int r = 0; r < kTile; ++r) store_columns<V>(p, group, first + r, row, total[r]);
   }
 }
 
@@ -341,7 +343,8 @@ template <class V> constexpr InstructionSet instructions(const char* name) {
            product<V, Q4_K<V>>, product<V, Q5_K<V>>, product<V, Q6_K<V>>, product<V, Bytes<V>>, product<V, Table<V>>},
           {-Q4_0<V>::kOffset, -Q4_1<V>::kOffset, -Q5_0<V>::kOffset, -Q5_1<V>::kOffset, -Q8_0<V>::kOffset,
            -Q4_K<V>::kOffset, -Q5_K<V>::kOffset, -Q6_K<V>::kOffset, -Bytes<V>::kOffset, -Table<V>::kOffset},
-          {1, 1, 1, 1, 1, 1, 1, 2, 1, 1}};
+          {1, 1, 1, 1, 1, 1, 1, 2, 1, 1},
+          /*table_takes_words=*/false};
 }
 
 }  // namespace

@@ -1,0 +1,59 @@
+// One linear layer in few bits, as bitsandbytes_peer.py runs it against bitsandbytes: loads the weight and the inputs
+// from a file, and writes results there; prints the milliseconds of each round.
+//
+// usage: bench_codes_layers FILE.safetensors OUT.safetensors ROUNDS
+#include <accelerate/bigmodel/quantize.hpp>
+#include <accelerate/formats/safetensors.hpp>
+
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <map>
+#include <string>
+
+namespace {
+
+/// As Python's process_time with one thread, and the clock with more.
+double seconds() {
+  if (at::get_num_threads() > 1)
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 4) return std::fprintf(stderr, "usage: bench_codes_layers FILE OUT ROUNDS\n"), 64;
+  const torch::NoGradGuard no_grad;
+  const auto given = accelerate::load_safetensors(argv[1]);
+  const auto& weight = given.at("weight");
+  std::map<std::string, at::Tensor> results;
+  std::string times;
+  for (const std::string kind : {"fp32", "int8", "nf4"}) {
+    torch::nn::Sequential net(torch::nn::Linear(torch::nn::LinearOptions(weight.size(1), weight.size(0)).bias(false)));
+    net[0]->as<torch::nn::LinearImpl>()->weight.copy_(weight);
+    accelerate::BnbQuantizationConfig config{.skip_modules = std::vector<std::string>{}, .torch_dtype = at::kFloat};
+    if (kind == "int8") config.load_in_8bit = true, config.llm_int8_threshold = 0;
+    else config.load_in_4bit = true, config.bnb_4bit_quant_type = "nf4", config.bnb_4bit_compute_dtype = at::kFloat;
+    std::optional<accelerate::DispatchedModel> quantized;
+    if (kind != "fp32") quantized = accelerate::load_and_quantize_model(net, config);
+    for (const auto& [name, x] : given) {
+      if (!name.starts_with("x.")) continue;
+      double best = 1e9;
+      for (int round = 0; round < std::atoi(argv[3]); ++round) {
+        const double begin = seconds();
+        const auto y = net->forward(x);
+        best = std::min(best, seconds() - begin);
+        results[kind + name.substr(1)] = y;
+      }
+      times += (times.empty() ? "" : ",") + ("\"" + kind + name.substr(1) + "\":") + std::to_string(best * 1e3);
+    }
+  }
+  accelerate::save_safetensors(argv[2], results);
+  std::printf("{%s}\n", times.c_str());
+}
