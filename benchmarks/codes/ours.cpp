@@ -48,20 +48,6 @@ double milliseconds(const std::function<void()>& work) {
   return now() - begin;
 }
 
-/// Nobody encodes the K family here: blocks of any bits with small scales do as well for times.
-Codes make_codes(Encoding encoding, int64_t n, int64_t k) {
-  const int64_t scales = encoding == Encoding::q6_k ? 208 : 0, bytes = encoding == Encoding::q6_k   ? 210
-                                                                       : encoding == Encoding::q5_k ? 176
-                                                                       : encoding == Encoding::q4_k ? 144
-                                                                                                    : 0;
-  if (bytes == 0) return codes::encode(torch::randn({n, k}), {.encoding = encoding});
-  const auto data = torch::randint(256, {n, k / 256, bytes}, at::kByte);
-  const auto scale = (torch::rand({n, k / 256, 1}) * 0.01 + 0.01).to(at::kHalf).view(at::kByte);
-  data.narrow(2, scales, 2).copy_(scale);
-  if (scales == 0) data.narrow(2, 2, 2).copy_(scale);
-  return {.encoding = encoding, .shape = {n, k}, .data = data.view({n, -1})};
-}
-
 volatile uint64_t sink = 0;
 
 /// Reads all bytes once, on all threads: the memory's speed.
@@ -89,7 +75,7 @@ void rows_table(int rounds) {
   std::printf("| rows | fp32 |");
   std::vector<Codes> weights;
   for (const auto encoding : kEncodings) {
-    weights.push_back(make_codes(encoding, kN, kK));
+    weights.push_back(codes::encode(torch::randn({kN, kK}), {.encoding = encoding}));
     std::printf(" %s |", std::string(codes::name(encoding)).c_str());
   }
   std::printf("\n|---|---|");
@@ -125,7 +111,7 @@ void token(int rounds) {
   std::vector<Tensor> inputs;
   int64_t bytes = 0;
   const auto add = [&](int64_t n, int64_t k, Encoding encoding) {
-    weights.push_back(make_codes(encoding, n, k));
+    weights.push_back(codes::encode(torch::randn({n, k}), {.encoding = encoding}));
     inputs.push_back(torch::randn({1, k}));
     bytes += weights.back().bytes();
   };

@@ -1,7 +1,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <c10/util/Half.h>
 #include <c10/util/irange.h>
 
 #include <algorithm>
@@ -13,10 +12,12 @@
 
 #include "codes/blockwise.hpp"
 #include "codes/encodings.hpp"
+#include "codes/half_scale.hpp"
+#include "codes/k_blocks.hpp"
 #include "utils/raise.hpp"
 
 // Numbers are worked out with the operations, in the order, and with the roundings that bitsandbytes and gguf use, so
-// that codes agree to the bit.
+// that codes agree to the bit. (gguf has none for the K family: k_blocks.cpp is our own.)
 
 namespace accelerate::codes {
 namespace {
@@ -137,12 +138,7 @@ void double_quantize(Codes& codes) {
 constexpr int kBlock = 32;
 
 void put_half(float value, uint8_t*& to) {
-  const c10::Half half(value);
-  if (!std::isfinite(static_cast<float>(half)))
-    raise<ConfigError>(
-        "encode: a block's scale or least value is {}, beyond what fp16 holds (65504), in which GGUF's blocks keep it. "
-        "Scale the tensor, or use nf4 or int8_rowwise, whose scales are fp32",
-        value);
+  const c10::Half half = half_scale(value);
   std::memcpy(to, &half.x, sizeof half.x);
   to += sizeof half.x;
 }
@@ -204,6 +200,10 @@ void encode_gguf(const at::Tensor& flat, Codes& codes) {
   codes.data = empty({codes.rows(), codes.columns() / form.block * form.block_bytes}, at::kByte);
   const float* from = flat.const_data_ptr<float>();
   auto* to = codes.data.mutable_data_ptr<uint8_t>();
+  if (codes.encoding >= Encoding::q2_k)
+    return at::parallel_for(0, blocks, 8, [&](int64_t begin, int64_t end) {
+      encode_k_blocks(codes.encoding, from + begin * form.block, end - begin, to + begin * form.block_bytes);
+    });
   at::parallel_for(0, blocks, kGrain / kBlock, [&](int64_t begin, int64_t end) {
     for (const int64_t i : c10::irange(begin, end)) {
       const float* x = from + i * kBlock;
@@ -230,11 +230,6 @@ void encode_gguf(const at::Tensor& flat, Codes& codes) {
 
 void check_options(const at::Tensor& values, const EncodeOptions& options) {
   const Encoding encoding = options.encoding;
-  if (encoding > Encoding::q8_0)
-    raise<ConfigError>(
-        "encode: found {}, expected one of int8_rowwise, nf4, fp4, q4_0, q4_1, q5_0, q5_1 and q8_0. The K family is "
-        "read and decoded only; llama-quantize writes files in it",
-        name(encoding));
   const auto dtype = values.scalar_type();
   if (dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16)
     raise<ConfigError>("encode: found a tensor of {}, expected fp32, fp16 or bf16", c10::toString(dtype));
@@ -249,8 +244,9 @@ void check_options(const at::Tensor& values, const EncodeOptions& options) {
   if (!is_four_bit(encoding) && values.dim() == 0)
     raise<ShapeError>("encode: a single number can't be {}, expected at least one dimension", name(encoding));
   if (is_gguf(encoding) && values.size(-1) % gguf_encoding(encoding).block != 0)
-    raise<ShapeError>("encode: rows of {} elements can't be {}, whose blocks have {}. Use nf4, fp4 or int8_rowwise",
-                      values.size(-1), name(encoding), gguf_encoding(encoding).block);
+    raise<ShapeError>("encode: rows of {} elements can't be {}, whose blocks have {}. Use {}nf4, fp4 or int8_rowwise",
+                      values.size(-1), name(encoding), gguf_encoding(encoding).block,
+                      values.size(-1) % kBlock == 0 ? "q8_0, q5_1, q4_1, " : "");
 }
 
 }  // namespace
