@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 
 #include "residency/operator_call.hpp"
 
@@ -38,6 +39,9 @@ class Handler {
   /// results are there (true): by calling `next` at most once, with something before and after it, or by doing
   /// without.
   virtual bool handle(OperatorCall& call, Next next) = 0;
+  /// Of Link::codes on a thread: who handles the same operators when they run again for backward, where the first run's
+  /// scope may have ended. Null: nobody.
+  virtual std::shared_ptr<Handler> for_replay() { return nullptr; }
 
  protected:
   ~Handler() = default;

@@ -134,7 +134,9 @@ void OperatorTape::replay(const std::vector<at::Tensor>& inputs) const {
       map_tensors(stack.back(), [&](const at::Tensor&) { return values[static_cast<size_t>(argument.slots[next++])]; });
     }
     {
-      const c10::impl::ForceDispatchKeyGuard keys(record.keys.included_.remove(kKey), record.keys.excluded_);
+      // Who computes on codes in this replay sees what has no member among its arguments, too.
+      const auto included = thread_handler(Link::codes) ? record.keys.included_ : record.keys.included_.remove(kKey);
+      const c10::impl::ForceDispatchKeyGuard keys(included, record.keys.excluded_);
       const at::AutoGradMode grad(record.grad_mode);
       record.op.callBoxed(stack);
     }

@@ -43,6 +43,7 @@ ReplayState::ReplayState(bool random)
     : device_(current_accelerator()), autocast_cache_(at::autocast::is_autocast_cache_enabled()) {
   if (random) generators_.push_back({at::kCPU, present_state(at::kCPU)});
   if (random && device_) generators_.push_back({*device_, present_state(*device_)});
+  if (Handler* codes = thread_handler(Link::codes)) codes_ = codes->for_replay();
   autocast_.push_back(present_autocast(at::kCPU));
   if (device_ && at::autocast::is_autocast_available(device_->type()))
     autocast_.push_back(present_autocast(device_->type()));
@@ -68,6 +69,7 @@ ReplayState::Scope::Scope(const ReplayState& state)
   for (const auto& autocast : state.autocast_) apply(autocast);
   at::autocast::set_autocast_cache_enabled(state.autocast_cache_);
   at::autocast::increment_nesting();
+  if (state.codes_) codes_.emplace(Link::codes, *state.codes_);
 }
 
 ReplayState::Scope::~Scope() {

@@ -5,15 +5,19 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/ScalarType.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
+
+#include "residency/chain.hpp"
 
 namespace accelerate::residency {
 
 /// The accelerator's device that is current on this thread; nothing on a machine without one.
 std::optional<c10::Device> current_accelerator();
 
-/// What a closure's result depends on besides its arguments: generators, autocast, the current device.
+/// What a closure's result depends on besides its arguments: generators, autocast, who computes on codes, the current
+/// device.
 class ReplayState {
  public:
   /// Records this thread's state.
@@ -43,6 +47,7 @@ class ReplayState {
   std::vector<Generator> generators_;
   std::vector<Autocast> autocast_;
   bool autocast_cache_;
+  std::shared_ptr<Handler> codes_;  ///< null where this thread had none
 };
 
 class ReplayState::Scope {
@@ -57,6 +62,7 @@ class ReplayState::Scope {
   std::vector<Autocast> autocast_before_;
   bool cache_before_;
   c10::OptionalDeviceGuard device_;
+  std::optional<HandlerScope> codes_;
 };
 
 }  // namespace accelerate::residency
