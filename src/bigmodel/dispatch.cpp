@@ -435,7 +435,7 @@ class Dispatcher {
         if (!files) files.emplace();
         codes::keep_once(codes, files->hold(codes.data.const_data_ptr()));
       }
-      const auto encoded = std::make_shared<const residency::EncodedWeight>(
+      const auto encoded = std::make_shared<residency::EncodedWeight>(
           residency::EncodedWeight{.codes = codes::to(codes, codes_device(weight)),
                                    .compute_dtype = quantizer.compute_dtype,
                                    .outlier_threshold = quantizer.outlier_threshold,

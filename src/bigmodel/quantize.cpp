@@ -272,10 +272,14 @@ std::map<std::string, at::Tensor> quantized_state_dict(const ModelRef& model, at
   std::set<const at::TensorImpl*> seen;  // tied weights are saved once, under their first name
   for (const auto& [name, tensor] : model.state()) {
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-    const auto* member = residency::Member::of(tensor);
-    if (member && member->encoded())
-      state.merge(codes::bitsandbytes_tensors(name, member->encoded()->codes, quant_storage));
-    else state.emplace(name, tensor.detach());
+    if (const auto* weight = residency::encoded_weight(tensor)) {
+      residency::Pins pins;
+      residency::pin_codes(*weight, pins);
+      for (auto& [part, values] : codes::bitsandbytes_tensors(name, weight->codes, quant_storage))
+        state.emplace(part, residency::Member::of(values) ? values.clone() : values);
+    } else {
+      state.emplace(name, tensor.detach());
+    }
   }
   return state;
 }

@@ -22,10 +22,12 @@
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
 #include "parallel/engines.hpp"
+#include "parallel/frozen_codes.hpp"
 #include "parallel/gradient_hook.hpp"
 #include "parallel/join.hpp"
 #include "parallel/replica_average.hpp"
 #include "parallel/verify_parameters.hpp"
+#include "residency/homes/encoded.hpp"
 #include "utils/counts.hpp"
 #include "utils/held_bytes.hpp"
 #include "utils/meta_memory.hpp"
@@ -42,10 +44,11 @@ constexpr size_t kBroadcastBytes = 250 * kMiB;
 
 c10::intrusive_ptr<c10d::ProcessGroup> process_group() { return comm::world_group()->process_group(); }
 
-/// Those of one dtype beside each other.
+/// Those of one dtype beside each other. Codes, which never change, are agreed on at the start.
 std::vector<at::Tensor> tensors_of(const NamedTensors& named) {
   std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : named) tensors.push_back(tensor.detach());
+  for (const auto& [name, tensor] : named)
+    if (!residency::encoded_weight(tensor)) tensors.push_back(tensor.detach());
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const auto& a, const auto& b) { return a.scalar_type() < b.scalar_type(); });
   return tensors;
@@ -360,6 +363,7 @@ DistributedDataParallel::DistributedDataParallel(NamedTensors parameters, const 
   impl_->buffers = tensors_of(buffers);
   impl_->kwargs = kwargs;
   comm::world_group()->guard("prepare", [&] {
+    agree_on_codes(impl_->parameters);
     broadcast_in_place(tensors_of(impl_->parameters), 0);
     broadcast_in_place(impl_->buffers, 0);
     impl_->make_reducer();

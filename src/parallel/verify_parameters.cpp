@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "accelerate/codes/codes.hpp"
 #include "accelerate/comm.hpp"
+#include "residency/homes/encoded.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::parallel {
@@ -10,8 +12,14 @@ namespace {
 
 std::string describe_parameter(const std::pair<std::string, at::Tensor>& parameter) {
   const auto& [name, tensor] = parameter;
-  return fmt::format("'{}' {} {}{}", name, at::toString(tensor.scalar_type()), tensor.sizes(),
-                     tensor.requires_grad() ? "" : " (frozen)");
+  std::string text = fmt::format("'{}' {} {}{}", name, at::toString(tensor.scalar_type()), tensor.sizes(),
+                                 tensor.requires_grad() ? "" : " (frozen)");
+  if (const auto* weight = residency::encoded_weight(tensor)) {
+    text += fmt::format(" in {}", codes::name(weight->codes.encoding));
+    if (weight->codes.block_size > 0)
+      text += fmt::format(", blocks of {}{}", weight->codes.block_size, weight->codes.nested ? ", nested" : "");
+  }
+  return text;
 }
 
 }  // namespace

@@ -36,6 +36,8 @@ at::Tensor decoded(const EncodedWeight& weight, at::ScalarType dtype, const at::
 /// @param trains  no kernel rounds activations then: gradients are those of the decoded weight
 at::Tensor product(const at::Tensor& x, const EncodedWeight& weight, const OptionalTensor& bias, bool trains) {
   counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
+  Pins pins;
+  pin_codes(weight, pins);
   const bool int8 = weight.codes.encoding == codes::Encoding::int8_rowwise;
   if (!weight.exact && !trains && x.is_cpu())
     if (const auto kernel = codes::kernels_of(weight.codes.encoding).linear; kernel && !int8)
@@ -64,6 +66,8 @@ struct EncodedLinear : torch::autograd::Function<EncodedLinear> {
         throw ConfigError(
             "backward: a weight in few bits has gone, because what load_and_quantize_model returned was destroyed; "
             "keep it until after backward");
+      Pins pins;
+      pin_codes(*member->encoded(), pins);
       of_x = gradient.matmul(decoded(*member->encoded(), gradient.scalar_type(), gradient.device()));
     }
     if (context->saved_data["bias"].toInt() >= 0 && context->needs_input_grad(1)) {
@@ -132,6 +136,8 @@ OptionalTensor embedding_rule(const OperatorCall& call, const Member& member, si
   const auto values = call.arguments();
   if (place != 0 || values[0].toTensor().dim() != 2 || !is_whole(values[0].toTensor(), member)) return {};
   const EncodedWeight& weight = *member.encoded();
+  Pins pins;
+  pin_codes(weight, pins);
   const at::Tensor indices = values[1].toTensor().to(weight.codes.device());
   counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
   return codes::embedding(indices, weight.codes, member.tensor().scalar_type()).to(member.tensor().device());
@@ -176,7 +182,7 @@ std::shared_ptr<const codes::kernels::Packed> packed_for_rows(const at::Tensor& 
   if (!encoded || encoded->exact || encoded->compute_dtype.value_or(at::kFloat) != at::kFloat ||
       encoded->codes.encoding == codes::Encoding::int8_rowwise || !is_whole(weight, *member) ||
       codes::kernels_of(encoded->codes.encoding).linear != &codes::kernels::try_linear ||
-      !codes::kernels::has_fast_instructions() || !only_homes_are_asked())
+      !encoded->codes.packed || !codes::kernels::has_fast_instructions() || !only_homes_are_asked())
     return nullptr;
   counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
   return codes::kernels::packed_of(encoded->codes);

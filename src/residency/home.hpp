@@ -53,7 +53,7 @@ class Home {
   virtual bool collective() const { return false; }
 
   /// Of a home of one weight in few bits: it. Valid as long as the home.
-  virtual const EncodedWeight* encoded() const { return nullptr; }
+  virtual EncodedWeight* encoded() const { return nullptr; }
 };
 
 }  // namespace accelerate::residency

@@ -44,8 +44,8 @@ class Member {
   /// Elements from the start of the flat storage.
   int64_t offset() const { return offset_; }
   /// Its bytes are codes, and these are they; null for others.
-  const EncodedWeight* encoded() const { return encoded_; }
-  void set_encoded(const EncodedWeight* encoded) { encoded_ = encoded; }
+  EncodedWeight* encoded() const { return encoded_; }
+  void set_encoded(EncodedWeight* encoded) { encoded_ = encoded; }
   /// The module still holds this tensor with this storage (module->to(...) replaces it).
   bool intact() const;
 
@@ -63,7 +63,7 @@ class Member {
   size_t bytes_before_;  ///< offset in bytes
   c10::intrusive_ptr<c10::StorageImpl> storage_;
   bool open_ = false;
-  const EncodedWeight* encoded_ = nullptr;
+  EncodedWeight* encoded_ = nullptr;
 };
 
 }  // namespace accelerate::residency

@@ -1,6 +1,7 @@
 #include "run_state/models.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
 
 #include <set>
@@ -12,6 +13,8 @@
 #include "checkpoint/model_state.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "formats/torch_archive.hpp"
+#include "residency/homes/encoded.hpp"
+#include "residency/member.hpp"
 #include "run_state/distributed_items.hpp"
 #include "run_state/own_pieces.hpp"
 #include "run_state/whole_stream.hpp"
@@ -30,6 +33,19 @@ std::unordered_map<const at::TensorImpl*, const HeldTensor*> pieces_among(const 
     if (holding.in_pieces()) result.emplace(holding.tensor.unsafeGetTensorImpl(), &holding);
   return result;
 }
+
+/// Codes that are sharded are whole on all ranks meanwhile: whoever reads a weight in few bits decodes it, and in files
+/// for one process that is rank 0 alone. Collective.
+class WholeCodes {
+ public:
+  explicit WholeCodes(const ModelRef& model) {
+    for (const auto& [name, tensor] : model.parameters())
+      if (const auto* weight = residency::encoded_weight(tensor)) residency::pin_codes(*weight, pins_);
+  }
+
+ private:
+  residency::Pins pins_;
+};
 
 void write_tensors(const std::filesystem::path& file, const std::map<std::string, at::Tensor>& tensors,
                    bool safe_serialization) {
@@ -86,6 +102,7 @@ void save_plain_model(const ModelRef& model, const std::vector<HeldTensor>& hold
 }  // namespace
 
 void save_model(const detail::PreparedModel& model, const StateFile& file, const Writers& writers) {
+  const WholeCodes codes(model.model);
   const auto holdings = holdings_of(model);
   switch (file.form) {
     case StateForm::safetensors:
@@ -169,8 +186,15 @@ void StagedModel::stage_own_pieces(const std::vector<HeldTensor>& holdings, cons
 
 void StagedModel::apply() const {
   at::NoGradGuard no_grad;
+  for (const auto& [target, value] : copies_)
+    if (residency::encoded_weight(target) && !at::equal(target, value.to(target.options())))
+      raise<CheckpointError>(
+          "load: '{}' is kept in few bits and frozen, and the checkpoint has other values for it; expected those with "
+          "which it was saved. Load the model from the same files, in the same encoding. Nothing was changed",
+          residency::Member::of(target)->name());
   if (engine_) engine_->before_step();
-  for (const auto& [target, value] : copies_) at::Tensor(target).copy_(value);
+  for (const auto& [target, value] : copies_)
+    if (!residency::encoded_weight(target)) at::Tensor(target).copy_(value);
   if (engine_) engine_->after_step();
 }
 
@@ -184,6 +208,7 @@ StateDict distributed_state(const detail::PreparedModel& model) {
 }
 
 std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model, const StateDictConfig& config) {
+  const WholeCodes codes(model.model);
   const auto holdings = holdings_of(model);
   WholeStream::Stage weights;
   for (const auto& holding : holdings)
@@ -204,6 +229,7 @@ std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model
 
 void save_weights(const detail::PreparedModel& model, const std::filesystem::path& folder, int64_t max_shard_bytes,
                   bool safe_serialization) {
+  const WholeCodes codes(model.model);
   const auto holdings = holdings_of(model);
   const auto pieces = pieces_among(holdings);
   // Every tensor once, under its first name, in the order of the module's state.

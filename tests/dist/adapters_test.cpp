@@ -5,7 +5,9 @@
 
 #include "accelerate/accelerator.hpp"
 #include "accelerate/adapters.hpp"
+#include "accelerate/bigmodel/quantize.hpp"
 #include "accelerate/optim/adam8bit.hpp"
+#include "accelerate/residency.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "small_gpt.hpp"
@@ -104,6 +106,125 @@ RANKS_TEST(AdapterRanks, WhatIsShardedIsRefusedByName, 2) {
   const auto adapter = adapt(gpt);
   auto model = accelerator.prepare(gpt);
   EXPECT_THAT(message_of<ConfigError>([&] { adapter.merge(); }), HasSubstr("residency"));
+}
+
+// ---- on weights in few bits
+
+std::shared_ptr<const DispatchedModel> quantize(Gpt& gpt, const BnbQuantizationConfig& how) {
+  return std::make_shared<const DispatchedModel>(load_and_quantize_model(ModelRef(gpt), how, {}, {}));
+}
+BnbQuantizationConfig int8() {
+  return {.load_in_8bit = true, .torch_dtype = at::kFloat, .skip_modules = std::vector<std::string>{}};
+}
+BnbQuantizationConfig nf4() {
+  return {.load_in_4bit = true,
+          .bnb_4bit_quant_type = "nf4",
+          .bnb_4bit_use_double_quant = true,
+          .bnb_4bit_compute_dtype = at::kFloat,
+          .torch_dtype = at::kFloat,
+          .skip_modules = std::vector<std::string>{}};
+}
+
+/// As expect_trained_as_alone(), of codes; here also what is resumed from a checkpoint in the middle.
+/// @param others  ranks other than 0 begin with other weights
+void expect_codes_trained_as_alone(const AcceleratorOptions& options, const BnbQuantizationConfig& how, bool others) {
+  Gpt alone = make_gpt();
+  const auto alone_codes = quantize(alone, how);
+  const auto reference = adapt(alone);
+  auto reference_optimizer = adamw(alone);
+  std::vector<double> losses;
+  for (int64_t step = 0; step < 4; ++step) {
+    const auto loss = loss_of(alone, rows(step));
+    loss.backward();
+    reference_optimizer.step(), reference_optimizer.zero_grad();
+    losses.push_back(loss.item<double>());
+  }
+  const auto folder = std::filesystem::path(support::scratch_dir()) / "state";
+  std::vector<double> found;
+  const auto train = [&](int64_t first, int64_t last, bool resume) {
+    Accelerator accelerator(options);
+    Gpt gpt = make_gpt();
+    if (others && support::rank() > 0) {
+      const torch::NoGradGuard no_grad;
+      for (auto& p : gpt->parameters()) p.mul_(1.5);
+    }
+    const auto codes = quantize(gpt, how);
+    const auto adapter = adapt(gpt);
+    auto optimizer = adamw(gpt);
+    auto [model, opt] = accelerator.prepare(gpt, optimizer);
+    if (resume) accelerator.load_state(folder);
+    residency::reset_stats();
+    for (int64_t step = first; step < last; ++step) {
+      const auto loss = loss_of(model, mine(rows(step)));
+      accelerator.backward(loss);
+      opt.step(), opt.zero_grad();
+      found.push_back(accelerator.reduce(loss.detach(), "mean").item<double>());
+    }
+    const auto stats = residency::stats();
+    EXPECT_GT(stats.products_on_codes, 0);
+    if (options.fsdp_plugin && support::world_size() > 1) {
+      EXPECT_GT(stats.bytes_fetched, 0);
+    }
+    if (last == 2) accelerator.save_state(folder);
+    const auto state = accelerator.get_state_dict(model);
+    if (last == 4 && accelerator.is_main_process()) {
+      for (const auto& item : alone->named_parameters())
+        EXPECT_LT((state.at(item.key()) - item.value()).abs().max().item<double>(), 2e-4) << item.key();
+      adapter.save(std::filesystem::path(support::scratch_dir()) / "adapter", state);
+      Gpt loaded = make_gpt();
+      const auto loaded_codes = quantize(loaded, how);
+      load_adapter(loaded, std::filesystem::path(support::scratch_dir()) / "adapter");
+      const torch::NoGradGuard no_grad;
+      EXPECT_LT((loaded(rows(9)) - alone(rows(9))).abs().max().item<double>(), 2e-3);
+    }
+    AcceleratorState::reset();
+  };
+  train(0, 2, false);
+  train(2, 4, true);
+  for (size_t step = 0; step < losses.size(); ++step) EXPECT_NEAR(found[step], losses[step], 2e-5) << step;
+}
+
+RANKS_TEST(CodesRanks, ReplicasTrainAdaptersOnThem, 1, 2) {
+  expect_codes_trained_as_alone({.cpu = true}, nf4(), /*others=*/false);
+}
+RANKS_TEST(CodesRanks, ReplicasTakeThoseOfRank0, 2) {
+  expect_codes_trained_as_alone({.cpu = true}, int8(), /*others=*/true);
+}
+RANKS_TEST(CodesRanks, TheyAreSharded, 1, 2) {
+  expect_codes_trained_as_alone({.cpu = true, .fsdp_plugin = sharded()}, nf4(), /*others=*/false);
+}
+RANKS_TEST(CodesRanks, TheyAreShardedAndRecomputed, 2) {
+  auto plugin = sharded();
+  plugin.activation_checkpointing = true;
+  expect_codes_trained_as_alone({.cpu = true, .fsdp_plugin = plugin}, int8(), /*others=*/true);
+}
+
+RANKS_TEST(CodesRanks, OtherEncodingsAreRefusedByName, 2) {
+  Gpt gpt = make_gpt();
+  const auto codes = quantize(gpt, support::rank() == 0 ? nf4() : int8());
+  Accelerator accelerator({.cpu = true});
+  EXPECT_THAT(message_of<ShapeError>([&] { accelerator.prepare(gpt); }),
+              AllOf(HasSubstr("int8_rowwise"), HasSubstr("nf4, blocks of 64, nested")));
+}
+
+RANKS_TEST(CodesRanks, ACheckpointOfOtherWeightsIsRefused, 1) {
+  const auto folder = std::filesystem::path(support::scratch_dir()) / "state";
+  const auto prepared = [&](double factor, const auto& use) {
+    Gpt gpt = make_gpt();
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& p : gpt->parameters()) p.mul_(factor);
+    }
+    const auto codes = quantize(gpt, nf4());
+    Accelerator accelerator({.cpu = true});
+    auto model = accelerator.prepare(gpt);
+    use(accelerator);
+  };
+  prepared(1, [&](Accelerator& accelerator) { accelerator.save_state(folder); });
+  prepared(1.1, [&](Accelerator& accelerator) {
+    EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder); }),
+                AllOf(HasSubstr("few bits"), HasSubstr("same files")));
+  });
 }
 
 // ---- 8-bit optimizers

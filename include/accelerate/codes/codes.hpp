@@ -86,7 +86,7 @@ struct Codes {
   at::Tensor scales;
   int64_t block_size = 0;  ///< nf4, fp4: elements that share a scale; else 0
   std::optional<Nested> nested;
-  std::shared_ptr<PackedCache> packed = new_packed_cache();  ///< never null; shared by copies
+  std::shared_ptr<PackedCache> packed = new_packed_cache();  ///< shared by copies; null: products keep nothing
 
   at::Device device() const;  ///< of all tensors
   int64_t numel() const;

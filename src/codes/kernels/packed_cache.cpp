@@ -90,6 +90,7 @@ bool keep_once(Codes& codes, bool in_file) {
 Codes unpacked(const Codes& codes) { return kernels::rows_of(codes, 0, codes.rows()).codes; }
 
 void drop_packed(const Codes& codes) {
+  if (!codes.packed) return;
   const bool once = kernels::is_kept_once(codes);
   const Codes plain = once ? unpacked(codes) : Codes();
   const MutexLock lock(codes.packed->mutex);
@@ -99,6 +100,7 @@ void drop_packed(const Codes& codes) {
 }
 
 int64_t packed_bytes(const Codes& codes) {
+  if (!codes.packed) return 0;
   const MutexLock lock(codes.packed->mutex);
   const auto& packed = codes.packed->packed;
   if (!packed) return 0;
@@ -106,7 +108,7 @@ int64_t packed_bytes(const Codes& codes) {
 }
 
 bool kernels::is_kept_once(const Codes& codes) {
-  return codes.data.defined() && codes.data.is_meta() && codes.packed->stands_for.is_same(codes.data);
+  return codes.data.defined() && codes.data.is_meta() && codes.packed && codes.packed->stands_for.is_same(codes.data);
 }
 
 std::optional<Codes> kernels::plain_of(const Codes& codes) {
@@ -123,6 +125,7 @@ kernels::Rows kernels::rows_of(const Codes& codes, int64_t first, int64_t count)
 }
 
 std::shared_ptr<const kernels::Packed> kernels::packed_of(const Codes& codes) {
+  if (!codes.packed) return nullptr;
   auto& cache = *codes.packed;
   if (codes.data.is_meta()) {
     cache_of(codes);

@@ -20,11 +20,13 @@
 #include "parallel/fsdp/shard_store.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
 #include "parallel/fsdp/wrap_policy.hpp"
+#include "parallel/frozen_codes.hpp"
 #include "parallel/replica_average.hpp"
 #include "parallel/stretch.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "residency/activations/unit_checkpoints.hpp"
 #include "residency/deferred/materialize.hpp"
+#include "residency/homes/encoded.hpp"
 #include "residency/residency.hpp"
 #include "utils/counts.hpp"
 
@@ -76,11 +78,27 @@ void count_from_rank0(const at::Tensor& value) {
 
 bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
-/// The unit's tensors in groups of one dtype that are all trained or all frozen.
-std::map<std::pair<at::ScalarType, bool>, NamedTensors> parts_of(const NamedTensors& parameters) {
-  std::map<std::pair<at::ScalarType, bool>, NamedTensors> parts;
-  for (const auto& [name, tensor] : parameters)
-    parts[{tensor.scalar_type(), tensor.requires_grad()}].emplace_back(name, tensor);
+/// Weights in few bits, and the bytes that are sharded for each.
+using CodeBytes = std::vector<std::pair<residency::EncodedWeight*, at::Tensor>>;
+
+/// What the tensors of a part have in common.
+struct Kind {
+  at::ScalarType dtype;
+  bool trained, codes;
+  auto operator<=>(const Kind&) const = default;
+};
+
+/// The unit's tensors by kind. Codes are sharded as bytes, in place of the weights that they stand for.
+std::map<Kind, NamedTensors> parts_of(const NamedTensors& parameters, CodeBytes& code_bytes) {
+  std::map<Kind, NamedTensors> parts;
+  for (const auto& [name, tensor] : parameters) {
+    if (auto* weight = residency::encoded_weight(tensor)) {
+      code_bytes.emplace_back(weight, residency::bytes_of(weight->codes));
+      parts[{at::kByte, false, true}].emplace_back(name, code_bytes.back().second);
+    } else {
+      parts[{tensor.scalar_type(), tensor.requires_grad(), false}].emplace_back(name, tensor);
+    }
+  }
   return parts;
 }
 
@@ -93,6 +111,7 @@ struct FullyShardedDataParallel::Impl {
   Phases phases;
   std::unique_ptr<residency::Residency> units;
   std::vector<ShardedPart> parts;
+  CodeBytes code_bytes;  ///< members of `parts` that are no parameters of the model
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<GradientReducer> reducer;
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of;  ///< by the module's parameter; of `parts`
@@ -110,10 +129,11 @@ struct FullyShardedDataParallel::Impl {
     std::vector<std::pair<WrapUnit, std::vector<size_t>>> planned;
     for (auto& unit : wrap_units(model, plugin)) {
       std::vector<size_t> indices;
-      for (auto& [kind, parameters] : parts_of(unit.parameters)) {
+      for (auto& [kind, parameters] : parts_of(unit.parameters, code_bytes)) {
         ShardedPart part;
         part.index = parts.size();
-        part.trained = kind.second;
+        part.trained = kind.trained;
+        part.codes = kind.codes;
         std::vector<at::Tensor> tensors;
         for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
         part.layout = residency::lay_out(tensors, mesh.ranks(), device);
@@ -124,11 +144,11 @@ struct FullyShardedDataParallel::Impl {
                                   .index = m,
                                   .offset = part.layout.offsets[m],
                                   .shard = {}});
-        const bool converts = precision.param_dtype && at::isFloatingType(kind.first) && !unit.full_precision;
-        part.compute_dtype = converts ? *precision.param_dtype : kind.first;
+        const bool converts = precision.param_dtype && at::isFloatingType(kind.dtype) && !unit.full_precision;
+        part.compute_dtype = converts ? *precision.param_dtype : kind.dtype;
         // As the reference: in mixed precision the optimizer works on fp32, whatever the checkpoint was stored in.
         part.master_dtype =
-            precision.param_dtype && part.trained && is_low_precision(kind.first) ? at::kFloat : kind.first;
+            precision.param_dtype && part.trained && is_low_precision(kind.dtype) ? at::kFloat : kind.dtype;
         indices.push_back(parts.size());
         parts.push_back(std::move(part));
       }
@@ -227,6 +247,7 @@ struct FullyShardedDataParallel::Impl {
       counts::add(Count::units);
       if (unit.full_precision) counts::add(Count::full_precision_units);
     }
+    for (const auto& [weight, bytes] : code_bytes) residency::lay_codes_in(*weight, bytes);
     for (const auto& part : parts) {
       counts::add(Count::elements_sharded, part.numel());
       counts::add(Count::elements_held, part.numel() / mesh.ranks());
@@ -249,7 +270,7 @@ struct FullyShardedDataParallel::Impl {
     // Ignored modules are left alone, but where only rank 0 has read the checkpoint, only it has their values.
     const bool only_rank0_has_values = group && plugin.cpu_ram_efficient_loading.value_or(false);
     for (const auto& [name, parameter] : model.parameters()) {
-      if (find(parameter)) continue;
+      if (find(parameter) || residency::encoded_weight(parameter)) continue;
       counts::add(Count::parameters_ignored);
       at::Tensor value = parameter.to(device);
       if (only_rank0_has_values) {
@@ -324,6 +345,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
                                           [](const auto& item) { return is_deferred(item.second); }))
         counts::add(Count::modules_initialised), plugin.param_init_fn(*submodule.module);
   const auto build = [&] {
+    agree_on_codes(model.parameters());
     self.take_over(model, device);
     self.place_rest(model, device);
   };
@@ -452,6 +474,7 @@ void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::f
   if (!everywhere && replica() != 0) return;
   at::NoGradGuard no_grad;
   for (const auto& part : self.parts) {
+    if (part.codes) continue;
     at::Tensor stretch;
     std::vector<bool> defined;
     const int64_t length = part.numel() / self.mesh.ranks();
@@ -476,7 +499,8 @@ void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::f
 
 std::vector<Holding> FullyShardedDataParallel::pieces() const {
   std::vector<Holding> all;
-  for (const auto& part : impl_->parts)
+  for (const auto& part : impl_->parts) {
+    if (part.codes) continue;
     for (const auto& member : part.members)
       all.push_back({.names = {member.name},
                      .tensor = member.tensor,
@@ -484,6 +508,7 @@ std::vector<Holding> FullyShardedDataParallel::pieces() const {
                      .place = {.begin = member.begin},
                      .part = static_cast<int64_t>(part.index),
                      .primary = replica() == 0});
+  }
   return all;
 }
 

@@ -1,20 +1,27 @@
 #include "residency/homes/encoded.hpp"
 
-#include <utility>
+#include <ATen/ops/empty.h>
 
+#include <utility>
+#include <vector>
+
+#include "accelerate/codes/kernels.hpp"
 #include "accelerate/utils/error.hpp"
 #include "residency/counters.hpp"
+#include "residency/member.hpp"
 
 namespace accelerate::residency {
 namespace {
 
 class EncodedHome final : public Home {
  public:
-  explicit EncodedHome(std::shared_ptr<const EncodedWeight> weight) : weight_(std::move(weight)) {}
+  explicit EncodedHome(std::shared_ptr<EncodedWeight> weight) : weight_(std::move(weight)) {}
 
   std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
     if (flat.is_meta()) return nullptr;  // a dry run
     const at::Tensor values = flat.narrow(0, 0, weight_->codes.numel());
+    Pins pins;
+    pin_codes(*weight_, pins);
     codes::decode_into(codes::to(weight_->codes, values.device()), values);
     counters().decodes.fetch_add(1, std::memory_order_relaxed);
     return nullptr;
@@ -26,15 +33,61 @@ class EncodedHome final : public Home {
         "in so few bits. Train adapters beside it, or load the model without quantization");
   }
 
-  const EncodedWeight* encoded() const override { return weight_.get(); }
+  EncodedWeight* encoded() const override { return weight_.get(); }
 
  private:
-  const std::shared_ptr<const EncodedWeight> weight_;
+  const std::shared_ptr<EncodedWeight> weight_;
 };
+
+/// Of each tensor that there is, where it begins: a multiple of what vectors want.
+int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+template <class Tensors> std::vector<at::Tensor*> parts_of(Tensors& codes) {
+  std::vector<at::Tensor*> parts{&codes.data};
+  if (codes.scales.defined()) parts.push_back(&codes.scales);
+  if (codes.nested) parts.push_back(&codes.nested->absmax);
+  return parts;
+}
 
 }  // namespace
 
-std::unique_ptr<Home> encoded_home(std::shared_ptr<const EncodedWeight> weight) {
+EncodedWeight* encoded_weight(const at::Tensor& tensor) {
+  const Member* member = Member::of(tensor);
+  return member ? member->encoded() : nullptr;
+}
+
+at::Tensor bytes_of(const codes::Codes& codes) {
+  codes::Codes plain = codes::unpacked(codes);
+  int64_t size = 0;
+  for (const at::Tensor* part : parts_of(plain)) size += aligned(static_cast<int64_t>(part->nbytes()));
+  at::Tensor bytes = at::empty({size}, at::TensorOptions().dtype(at::kByte));
+  bytes.zero_();
+  int64_t at = 0;
+  for (const at::Tensor* part : parts_of(plain)) {
+    const auto length = static_cast<int64_t>(part->nbytes());
+    if (length > 0) bytes.narrow(0, at, length).copy_(part->contiguous().view({-1}).view(at::kByte));
+    at += aligned(length);
+  }
+  return bytes;
+}
+
+void lay_codes_in(EncodedWeight& weight, const at::Tensor& bytes) {
+  codes::Codes laid = weight.codes;
+  laid.packed = nullptr;
+  int64_t at = 0;
+  for (at::Tensor* part : parts_of(laid)) {
+    const auto length = static_cast<int64_t>(part->nbytes());
+    *part = bytes.narrow(0, at, length).view(part->scalar_type()).view(part->sizes());
+    at += aligned(length);
+  }
+  weight.codes = std::move(laid);
+}
+
+void pin_codes(const EncodedWeight& weight, Pins& pins) {
+  if (Member* bytes = Member::of(weight.codes.data)) pins.add(bytes->unit(), /*writes=*/false);
+}
+
+std::unique_ptr<Home> encoded_home(std::shared_ptr<EncodedWeight> weight) {
   return std::make_unique<EncodedHome>(std::move(weight));
 }
 

@@ -7,10 +7,11 @@
 
 #include "accelerate/codes/codes.hpp"
 #include "residency/home.hpp"
+#include "residency/pins.hpp"
 
 namespace accelerate::residency {
 
-/// A weight in few bits, and how products with it are made.
+/// A weight in few bits, and how products with it are made. Changed by engines only, while nobody computes.
 struct EncodedWeight {
   codes::Codes codes;
   /// Activations are converted to it, and results back. None: products are in the activations' dtype.
@@ -23,6 +24,18 @@ struct EncodedWeight {
 
 /// Codes in host memory (or in a mapped file) as the home of one member that fills its part: what fetches it decodes.
 /// Most products never do, see encoded.hpp. The weight is frozen: nothing is stored.
-std::unique_ptr<Home> encoded_home(std::shared_ptr<const EncodedWeight> weight);
+std::unique_ptr<Home> encoded_home(std::shared_ptr<EncodedWeight> weight);
+
+/// The weight that `tensor`, a parameter, stands for; null for those that are no codes.
+EncodedWeight* encoded_weight(const at::Tensor& tensor);
+
+/// All that the codes consist of, one after the other: uint8 [n], memory of its own. The same on every process that
+/// has the same codes.
+at::Tensor bytes_of(const codes::Codes& codes);
+/// From now on the codes are what lies in `bytes`, as bytes_of() laid it out, and products keep nothing beside them.
+/// Where `bytes` is a member of a unit (an engine that shards them), pin() brings them.
+void lay_codes_in(EncodedWeight& weight, const at::Tensor& bytes);
+/// Codes that lie in a unit are there while `pins` lives: may block, and is collective if fetching that unit is.
+void pin_codes(const EncodedWeight& weight, Pins& pins);
 
 }  // namespace accelerate::residency

@@ -1,0 +1,62 @@
+#include "parallel/frozen_codes.hpp"
+
+#include <functional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+
+#include "accelerate/comm.hpp"
+#include "residency/homes/encoded.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+using residency::EncodedWeight;
+
+/// What the codes consist of, as text for the others.
+std::string message_of(const EncodedWeight& weight) {
+  const float offset = weight.codes.nested ? weight.codes.nested->offset : 0;
+  const at::Tensor bytes = residency::bytes_of(weight.codes);
+  std::string text(reinterpret_cast<const char*>(&offset), sizeof(offset));
+  return text.append(bytes.const_data_ptr<char>(), static_cast<size_t>(bytes.numel()));
+}
+
+void take(EncodedWeight& weight, const std::string& text) {
+  float offset = 0;
+  const at::Tensor bytes =
+      at::empty({static_cast<int64_t>(text.size() - sizeof(offset))}, at::TensorOptions().dtype(at::kByte));
+  text.copy(reinterpret_cast<char*>(&offset), sizeof(offset));
+  text.copy(bytes.mutable_data_ptr<char>(), text.size() - sizeof(offset), sizeof(offset));
+  residency::lay_codes_in(weight, bytes);
+  weight.codes.packed = codes::new_packed_cache();
+  if (weight.codes.nested) weight.codes.nested->offset = offset;
+}
+
+}  // namespace
+
+void agree_on_codes(const NamedTensors& parameters) {
+  std::vector<EncodedWeight*> weights;
+  for (const auto& [name, tensor] : parameters)
+    if (auto* weight = residency::encoded_weight(tensor)) weights.push_back(weight);
+  if (weights.empty() || comm::world_size() == 1) return;
+  std::vector<int64_t> mine;
+  for (const auto* weight : weights)
+    mine.push_back(static_cast<int64_t>(std::hash<std::string_view>{}(message_of(*weight))));
+  const auto first = from_bytes<std::vector<int64_t>>(comm::broadcast_bytes(to_bytes(mine), 0));
+  std::vector<int64_t> others;
+  for (size_t i = 0; i < mine.size(); ++i)
+    if (mine[i] != first[i]) others.push_back(static_cast<int64_t>(i));
+  std::set<int64_t> wanted;
+  for (const auto& theirs : comm::all_gather_bytes(to_bytes(others)))
+    for (const int64_t i : from_bytes<std::vector<int64_t>>(theirs)) wanted.insert(i);
+  for (const int64_t i : wanted) {
+    EncodedWeight& weight = *weights[static_cast<size_t>(i)];
+    const std::string text = comm::broadcast_bytes(comm::rank() == 0 ? message_of(weight) : std::string(), 0);
+    if (mine[static_cast<size_t>(i)] != first[static_cast<size_t>(i)]) take(weight, text);
+  }
+}
+
+}  // namespace accelerate::parallel
