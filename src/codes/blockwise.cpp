@@ -1,6 +1,7 @@
 #include "codes/blockwise.hpp"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/bucketize.h>

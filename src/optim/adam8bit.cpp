@@ -8,14 +8,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <initializer_list>
 #include <limits>
+#include <map>
 #include <string>
 #include <tuple>
 #include <unordered_map>
 
 #include "codes/blockwise.hpp"
 #include "optim/ivalue_access.hpp"
+#include "optim/paged_memory.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::optim {
@@ -28,29 +31,49 @@ constexpr int64_t kBlock = 256;
 /// Elements that are decoded at a time on the CPU: a whole number of blocks, and of the parts that LibTorch gives to
 /// its threads; what is computed in between stays in the cache.
 constexpr int64_t kStretch = 131072;
+/// Of which a parameter's states are paged: bitsandbytes' number.
+constexpr int64_t kLeastPaged = 100000;
 /// Under which bitsandbytes hides its tensors from PyTorch.
 constexpr const char* kWrapped = "__bnb_optimizer_quant_state__";
 
 int64_t blocks_of(int64_t numel) { return (numel + kBlock - 1) / kBlock; }
 
+/// Where a state's values live.
+enum class Place : uint8_t { beside_parameter, host, file };
+
+/// Zeros for the values of one parameter's states. @param pages  of Place::file
+at::Tensor make_values(const at::Tensor& parameter, at::ScalarType dtype, Place place, const PagedMemory* pages) {
+  if (place == Place::file) return pages->zeros(parameter.sizes(), dtype);
+  return at::zeros(parameter.sizes(), at::TensorOptions().dtype(dtype).device(
+                                          place == Place::host ? at::Device(at::kCPU) : parameter.device()));
+}
+
 /// One moment of the gradients, of all elements of a parameter.
 struct Moment {
   Map map;
   at::Tensor values;  ///< uint8 codes, or fp32; of the parameter's shape
-  at::Tensor absmax;  ///< undefined: `values` is fp32
+  at::Tensor absmax;  ///< undefined: `values` is fp32. On the parameter's device
+  Place place;
 
-  Moment(Map map, const at::Tensor& parameter, bool in_codes)
-      : map(map),
-        values(at::zeros(parameter.sizes(),
-                         parameter.options().requires_grad(false).dtype(in_codes ? at::kByte : at::kFloat))) {
-    if (in_codes) absmax = at::zeros({blocks_of(parameter.numel())}, values.options().dtype(at::kFloat));
+  Moment(Map map, const at::Tensor& parameter, bool in_codes, Place place, const PagedMemory* pages)
+      : map(map), values(make_values(parameter, in_codes ? at::kByte : at::kFloat, place, pages)), place(place) {
+    if (in_codes)
+      absmax = at::zeros({blocks_of(parameter.numel())}, parameter.options().requires_grad(false).dtype(at::kFloat));
   }
-  Moment(Map map, at::Tensor values, at::Tensor absmax)
-      : map(map), values(std::move(values)), absmax(std::move(absmax)) {}
+  Moment(Map map, at::Tensor values, at::Tensor absmax, Place place)
+      : map(map), values(std::move(values)), absmax(std::move(absmax)), place(place) {}
 
   bool in_codes() const { return absmax.defined(); }
-  codes::Blockwise stretch(int64_t begin, int64_t end) const {
-    return {values.view(-1).slice(0, begin, end), absmax.slice(0, begin / kBlock, blocks_of(end))};
+  /// A part of the values on the parameter's device: they themselves where they are there, else a copy.
+  at::Tensor part(int64_t begin, int64_t end, const at::Device& device) const {
+    return values.view(-1).slice(0, begin, end).to(device);
+  }
+  /// What part() gave, changed.
+  void put(int64_t begin, int64_t end, const at::Tensor& part) const {
+    if (part.device() != values.device()) values.view(-1).slice(0, begin, end).copy_(part);
+  }
+  codes::Blockwise stretch(int64_t begin, int64_t end, const at::Device& device) const {
+    return {part(begin, end, device), absmax.slice(0, begin / kBlock, blocks_of(end))};
   }
 };
 
@@ -58,10 +81,18 @@ struct State : torch::optim::OptimizerParamState {
   int64_t step = 0;
   Moment first, second;
 
-  State(const at::Tensor& parameter, bool in_codes)
-      : first(Map::dynamic, parameter, in_codes), second(Map::dynamic_unsigned, parameter, in_codes) {}
+  State(const at::Tensor& parameter, bool in_codes, Place place, const PagedMemory* pages)
+      : first(Map::dynamic, parameter, in_codes, place, pages),
+        second(Map::dynamic_unsigned, parameter, in_codes, place, pages) {}
   State(int64_t step, Moment first, Moment second) : step(step), first(std::move(first)), second(std::move(second)) {}
   std::unique_ptr<OptimizerParamState> clone() const override { return std::make_unique<State>(*this); }
+
+  void will_need() const {
+    if (first.place == Place::file) PagedMemory::will_need(first.values), PagedMemory::will_need(second.values);
+  }
+  void let_go() const {
+    if (first.place == Place::file) PagedMemory::let_go(first.values), PagedMemory::let_go(second.values);
+  }
 };
 
 const AdamW8bitOptions& options_of(const OptimizerParamGroup& group) {
@@ -79,6 +110,14 @@ void check(const AdamW8bitOptions& options) {
   in("lr", options.lr(), kAny), in("eps", options.eps(), kAny), in("weight_decay", options.weight_decay(), kAny);
   in("betas[0]", beta1, 1), in("betas[1]", beta2, 1);
   in("min_8bit_size", static_cast<double>(options.min_8bit_size()), kAny);
+  if (!options.paged() && !options.paging_folder().empty())
+    raise<ConfigError>("AdamW8bit: found paging_folder '{}' without paged, expected paged(true) with it",
+                       options.paging_folder());
+}
+
+Place place_for(const at::Tensor& parameter, const AdamW8bitOptions& options) {
+  if (!options.paged() || parameter.numel() < kLeastPaged) return Place::beside_parameter;
+  return parameter.is_cpu() || !options.paging_folder().empty() ? Place::file : Place::host;
 }
 
 /// What a step takes from the options and the number of steps.
@@ -105,7 +144,8 @@ struct Rates {
 /// Of one stretch, whose tensors are flat and, but for the moments, fp32.
 void step_in_codes(const at::Tensor& parameter, const at::Tensor& gradient, const Moment& first, const Moment& second,
                    int64_t begin, int64_t end, const Rates& rates) {
-  const auto first_codes = first.stretch(begin, end), second_codes = second.stretch(begin, end);
+  const auto device = parameter.device();
+  const auto first_codes = first.stretch(begin, end, device), second_codes = second.stretch(begin, end, device);
   const auto m = codes::decode_blockwise(first_codes, first.map, kBlock);
   const auto v = codes::decode_blockwise(second_codes, second.map, kBlock);
   rates.advance(m, v, gradient);
@@ -114,6 +154,7 @@ void step_in_codes(const at::Tensor& parameter, const at::Tensor& gradient, cons
   parameter.addcdiv_(m, divisor, -rates.lr / rates.correction1);
   codes::encode_blockwise(m, first.map, kBlock, codes::Search::nearest, first_codes);
   codes::encode_blockwise(v, second.map, kBlock, codes::Search::nearest, second_codes);
+  first.put(begin, end, first_codes.codes), second.put(begin, end, second_codes.codes);
 }
 
 void step_in_fp32(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& first,
@@ -137,8 +178,9 @@ void step_parameter(const at::Tensor& whole, State& state, const AdamW8bitOption
     if (state.first.in_codes()) {
       step_in_codes(p, g, state.first, state.second, begin, end, rates);
     } else {
-      step_in_fp32(p, g, state.first.values.view(-1).slice(0, begin, end),
-                   state.second.values.view(-1).slice(0, begin, end), rates);
+      const auto m = state.first.part(begin, end, p.device()), v = state.second.part(begin, end, p.device());
+      step_in_fp32(p, g, m, v, rates);
+      state.first.put(begin, end, m), state.second.put(begin, end, v);
     }
     if (!p.is_same(place)) place.copy_(p);
   }
@@ -147,11 +189,27 @@ void step_parameter(const at::Tensor& whole, State& state, const AdamW8bitOption
 
 }  // namespace
 
+struct AdamW8bit::Pages {
+  /// Null where nothing lies in a file. @throws as SpillFile
+  const PagedMemory* of(const AdamW8bitOptions& options) {
+    if (!options.paged()) return nullptr;
+    auto& memory = by_folder[options.paging_folder()];
+    if (!memory) {
+      const bool given = !options.paging_folder().empty();
+      memory = std::make_unique<PagedMemory>(given ? std::filesystem::path(options.paging_folder())
+                                                   : std::filesystem::temp_directory_path());
+    }
+    return memory.get();
+  }
+  std::map<std::string, std::unique_ptr<PagedMemory>> by_folder;
+};
+
 AdamW8bit::AdamW8bit(const std::vector<OptimizerParamGroup>& groups, const AdamW8bitOptions& defaults)
-    : Optimizer(groups, std::make_unique<AdamW8bitOptions>(defaults)) {
+    : Optimizer(groups, std::make_unique<AdamW8bitOptions>(defaults)), pages_(std::make_shared<Pages>()) {
   check(defaults);
   for (auto& group : param_groups()) {
     check(options_of(group));
+    pages_->of(options_of(group));
     for (const auto& parameter : group.params())
       if (const auto dtype = parameter.scalar_type();
           dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16)
@@ -176,13 +234,29 @@ at::Tensor AdamW8bit::step(LossClosure closure) {
             "AdamW8bit::step: found a sparse gradient of a parameter {}, expected dense ones; make the embedding with "
             "sparse(false), or use torch::optim::SparseAdam's counterpart for it",
             parameter.sizes());
+  struct Work {
+    const at::Tensor* parameter;
+    State* state;
+    const AdamW8bitOptions* options;
+  };
+  std::vector<Work> work;
   for (auto& group : param_groups())
     for (const auto& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
-      auto& place = state()[parameter.unsafeGetTensorImpl()];
-      if (!place) place = std::make_unique<State>(parameter, parameter.numel() >= options_of(group).min_8bit_size());
-      step_parameter(parameter, static_cast<State&>(*place), options_of(group));
+      const auto& options = options_of(group);
+      auto& held = state()[parameter.unsafeGetTensorImpl()];
+      if (!held) {
+        const Place place = place_for(parameter, options);
+        held = std::make_unique<State>(parameter, parameter.numel() >= options.min_8bit_size(), place,
+                                       place == Place::file ? pages_->of(options) : nullptr);
+      }
+      work.push_back({&parameter, static_cast<State*>(held.get()), &options});
     }
+  for (size_t i = 0; i < work.size(); ++i) {
+    if (i + 1 < work.size()) work[i + 1].state->will_need();
+    step_parameter(*work[i].parameter, *work[i].state, *work[i].options);
+    work[i].state->let_go();
+  }
   return loss;
 }
 
@@ -236,9 +310,15 @@ const at::Tensor& tensor_at(DictReader& fields, const std::string& name) {
   return value.toTensor();
 }
 
-Moment read_moment(DictReader& fields, Map map, const std::string& number, const at::Tensor& parameter) {
+Moment read_moment(DictReader& fields, Map map, const std::string& number, const at::Tensor& parameter, Place place,
+                   const PagedMemory* pages) {
   const auto owned = [&](const at::Tensor& saved) {
     return at::empty(saved.sizes(), saved.options().device(parameter.device())).copy_(saved);
+  };
+  const auto owned_values = [&](const at::Tensor& saved) {
+    const auto copy = make_values(parameter, saved.scalar_type(), place, pages).copy_(saved);
+    if (place == Place::file) PagedMemory::let_go(copy);
+    return copy;
   };
   const auto& values = tensor_at(fields, "state" + number);
   if (values.sizes() != parameter.sizes())
@@ -246,7 +326,7 @@ Moment read_moment(DictReader& fields, Map map, const std::string& number, const
         "found 'state{}' of shape {}, expected {} like its parameter; the state may belong to another model or to "
         "parameters in another order",
         number, values.sizes(), parameter.sizes());
-  if (values.scalar_type() == at::kFloat) return {map, owned(values), at::Tensor()};
+  if (values.scalar_type() == at::kFloat) return {map, owned_values(values), at::Tensor(), place};
   if (values.scalar_type() != at::kByte)
     fields.fail("found 'state{}' of {}, expected codes (uint8) or fp32", number, c10::toString(values.scalar_type()));
   const auto& absmax = tensor_at(fields, "absmax" + number);
@@ -260,10 +340,11 @@ Moment read_moment(DictReader& fields, Map map, const std::string& number, const
   if (const auto& qmap = tensor_at(fields, "qmap" + number);
       qmap.sizes() != known.sizes() || !at::allclose(qmap.to(at::kCPU, at::kFloat), known, 1e-5, 1e-9))
     fields.fail("found another 'qmap{}' than the dynamic map, expected that one; nothing else is understood", number);
-  return {map, owned(values), owned(absmax)};
+  return {map, owned_values(values), owned(absmax), place};
 }
 
-std::unique_ptr<State> read_state(const c10::IValue& saved, const at::Tensor& parameter, int64_t index) {
+std::unique_ptr<State> read_state(const c10::IValue& saved, const at::Tensor& parameter, int64_t index, Place place,
+                                  const PagedMemory* pages) {
   const auto where = "optimizer state of parameter " + std::to_string(index);
   DictReader outer(saved, where);
   const auto* wrapped = outer.find(kWrapped);
@@ -276,8 +357,8 @@ std::unique_ptr<State> read_state(const c10::IValue& saved, const at::Tensor& pa
           "option "
           "is not offered here",
           name, option);
-  auto first = read_moment(fields, Map::dynamic, "1", parameter);
-  auto second = read_moment(fields, Map::dynamic_unsigned, "2", parameter);
+  auto first = read_moment(fields, Map::dynamic, "1", parameter, place, pages);
+  auto second = read_moment(fields, Map::dynamic_unsigned, "2", parameter, place, pages);
   if (first.in_codes() != second.in_codes())
     fields.fail("found 'state1' and 'state2' of different kinds, expected both as codes or both in fp32");
   return std::make_unique<State>(outer.integer("step"), std::move(first), std::move(second));
@@ -294,7 +375,7 @@ void AdamW8bit::load_state_dict(const c10::IValue& saved) {
         saved_groups.size(), param_groups().size());
   // Everything is read and checked first, so that a bad file changes nothing.
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
-  std::unordered_map<int64_t, const at::Tensor*> parameters;
+  std::unordered_map<int64_t, std::pair<const at::Tensor*, const AdamW8bitOptions*>> parameters;
   for (size_t g = 0; g < saved_groups.size(); ++g) {
     DictReader group(saved_groups[g], "state of AdamW8bit, parameter group " + std::to_string(g));
     auto options = options_of(param_groups()[g]);
@@ -308,7 +389,7 @@ void AdamW8bit::load_state_dict(const c10::IValue& saved) {
       group.fail("found {} parameters, expected {}; the model has probably changed", indices.size(), own.size());
     for (size_t i = 0; i < own.size(); ++i) {
       if (!indices[i].isInt()) group.fail("found {} in 'params', expected whole numbers", indices[i].tagKind());
-      parameters[indices[i].toInt()] = &own[i];
+      parameters[indices[i].toInt()] = {&own[i], &options_of(param_groups()[g])};
     }
     new_options.push_back(std::make_unique<AdamW8bitOptions>(options));
   }
@@ -318,8 +399,10 @@ void AdamW8bit::load_state_dict(const c10::IValue& saved) {
   for (const auto& entry : reader.at("state").toGenericDict()) {
     if (!entry.key().isInt() || !parameters.contains(entry.key().toInt()))
       reader.fail("found a key in 'state' that no group lists in 'params'; the file is damaged or was edited");
-    const auto& parameter = *parameters.at(entry.key().toInt());
-    states[parameter.unsafeGetTensorImpl()] = read_state(entry.value(), parameter, entry.key().toInt());
+    const auto& [parameter, options] = parameters.at(entry.key().toInt());
+    const Place place = place_for(*parameter, *options);
+    states[parameter->unsafeGetTensorImpl()] = read_state(entry.value(), *parameter, entry.key().toInt(), place,
+                                                          place == Place::file ? pages_->of(*options) : nullptr);
   }
   for (size_t g = 0; g < new_options.size(); ++g) param_groups()[g].set_options(std::move(new_options[g]));
   state() = std::move(states);
@@ -328,7 +411,8 @@ void AdamW8bit::load_state_dict(const c10::IValue& saved) {
 void AdamW8bit::map_state(const std::function<at::Tensor(const at::Tensor&)>& f) {
   for (auto& [parameter, held] : state())
     for (Moment* moment : {&static_cast<State&>(*held).first, &static_cast<State&>(*held).second}) {
-      moment->values = f(moment->values);
+      // Paged values are where they belong.
+      if (moment->place == Place::beside_parameter) moment->values = f(moment->values);
       if (moment->in_codes()) moment->absmax = f(moment->absmax);
     }
 }

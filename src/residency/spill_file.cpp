@@ -1,6 +1,8 @@
 #include "residency/spill_file.hpp"
 
 #include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -116,6 +118,20 @@ void SpillFile::read(int64_t offset, void* data, int64_t bytes) {
     if (done <= 0) fail("reading", bytes, done < 0 ? errno : EIO);
     next += done, offset += done, left -= done;
   }
+}
+
+void* SpillFile::map(int64_t offset, int64_t bytes) {
+  // Where room could not be promised, the file may still be shorter.
+  {
+    const MutexLock lock(mutex_);
+    struct stat status {};
+    if (::fstat(file_, &status) != 0 || (status.st_size < end_ && ::ftruncate(file_, end_) != 0))
+      fail("making room", bytes, errno);
+  }
+  void* const memory = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file_,
+                              static_cast<off_t>(offset));
+  if (memory == MAP_FAILED) fail("mapping", bytes, errno);
+  return memory;
 }
 
 }  // namespace accelerate::residency

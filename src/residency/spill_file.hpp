@@ -32,6 +32,8 @@ class SpillFile {
   void release(int64_t offset, int64_t bytes) noexcept;
   void write(int64_t offset, const void* data, int64_t bytes);
   void read(int64_t offset, void* data, int64_t bytes);
+  /// Reserved room as memory of this process: what is written there is in the file. It stays until munmap().
+  void* map(int64_t offset, int64_t bytes);
 
  private:
   [[noreturn]] void fail(const char* operation, int64_t bytes, int error) const;

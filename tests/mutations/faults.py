@@ -561,7 +561,7 @@ F("LoadAndDispatchOptions::exact_products", file, "if («options.exact_products 
 file = "src/bigmodel/quantize.cpp"
 F("BnbQuantizationConfig::load_in_8bit", file, "if («config.load_in_8bit») return {.encoding", "false",
   q + "Config.DtypesAndNamesDecideWhatBecomesOfEachWeight")
-F("BnbQuantizationConfig::load_in_4bit", file, "«load_in_8bit == load_in_4bit»", "!load_in_8bit",
+F("BnbQuantizationConfig::load_in_4bit", "src/bigmodel/quantization_config.cpp", "«load_in_8bit == load_in_4bit»", "!load_in_8bit",
   q + "Config.DtypesAndNamesDecideWhatBecomesOfEachWeight")
 F("BnbQuantizationConfig::llm_int8_threshold", file, "config.load_in_8bit ? «config.llm_int8_threshold» : 0", "0.0",
   q + "Int8.IsBitsandbytesLayerWithOutliersAndWithout")
@@ -588,6 +588,16 @@ F("BnbQuantizationConfig::keep_in_fp32_modules", file,
   q + "Config.DtypesAndNamesDecideWhatBecomesOfEachWeight")
 F("BnbQuantizationConfig::exact_products", file, ".exact = «config.exact_products»", "false",
   q + "Operators.AskTheRegistryUnlessProductsAreToBeExact")
+F("between weights and description of a saved model none is believed", file,
+  "«put_description({{\"quant_method\", bigmodel::kUnfinished}, {\"before\", std::move(before)}});»", "",
+  q + "Files.AKilledSaveLeavesWhatIsWholeOrIsRefused")
+F("folders of other quantization methods are refused", file,
+  "if («!weights_location.empty() && is_there(weights_location / \"config.json\")»)", "false",
+  q + "Files.OfOtherMethodsAreRefusedByTheirNames")
+F("damaged int8 codes show before anything is loaded", "src/bigmodel/loading.cpp",
+  "const auto form = «read(at::kHalf)»;",
+  "(weight.encoding == codes::Encoding::int8_rowwise ? codes::Codes{.shape = tensor.sizes, .dtype = at::kHalf} : "
+  "read(at::kHalf))", q + "Files.DamagedInEightBitsAreRefusedByNameAndNothingIsLoaded")
 F("LoadAndQuantizeOptions::device_map", file, ".device_map = «options.device_map.value_or(everything)»",
   "decltype(options.device_map)(everything)", q + "Files.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
 F("LoadAndQuantizeOptions::offload_folder", file, ".offload_folder = «options.offload_folder»};",
@@ -604,6 +614,8 @@ F("LoadAndQuantizeOptions::offload", file, ".strict = options.strict, .offload =
   q + "Files.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
 F("EncodeOptions::encoding", "src/codes/encode.cpp", "Codes codes{.encoding = «options.encoding»,", "Encoding::nf4",
   "codes_tests Codes.AreAsNearAsTheirNumberOfBitsAllows")
+F("codes of the K family: several ranges are tried", "src/codes/k_blocks.cpp",
+  "low + span / Last * «ranges.offset(i)»", "0.0F", "codes_tests CodesOfTheKFamily.AreNearerThanThoseOfGgml")
 F("EncodeOptions::block_size", "src/codes/encode.cpp", "codes.block_size = «options.block_size»;", "64",
   "codes_tests Codes.AreAsNearAsTheirNumberOfBitsAllows")
 F("EncodeOptions::double_quantize", "src/codes/encode.cpp",
@@ -1394,7 +1406,15 @@ F("AdamW8bitOptions::betas", file, "beta1(«std::get<0>(options.betas())»),", "
 F("AdamW8bitOptions::betas, second", file, "beta2(«std::get<1>(options.betas())»),", "0.999", s)
 F("AdamW8bitOptions::eps", file, "eps(«options.eps()»),", "1e-8", s)
 F("AdamW8bitOptions::weight_decay", file, "decay(1 - options.lr() * «options.weight_decay()»)", "0.01", s)
-F("AdamW8bitOptions::min_8bit_size", file, "parameter.numel() >= «options_of(group).min_8bit_size()»", "4096", s)
+F("AdamW8bitOptions::min_8bit_size", file, "parameter.numel() >= «options.min_8bit_size()»", "4096", s)
+F("paged states leave memory", "src/optim/adam8bit.cpp", "«work[i].state->let_go();»", "",
+  "adam8bit_tests Adam8bitTest.PagedStatesAreEqualToTheBitAndOutOfMemory")
+F("AdamW8bitOptions::paging_folder", "src/optim/adam8bit.cpp",
+  "const bool given = «!options.paging_folder().empty()»;", "false",
+  "adam8bit_tests Adam8bitTest.WhatCanNotWorkIsRefusedByName")
+F("AdamW8bitOptions::paged", "src/optim/adam8bit.cpp",
+  "if («!options.paged()» || parameter.numel() < kLeastPaged) return Place::beside_parameter;", "true",
+  "adam8bit_tests Adam8bitTest.PagedStatesAreEqualToTheBitAndOutOfMemory")
 F("a second moment that is not zero stays so", "src/codes/blockwise.cpp",
   "«codes[code] == 0 && value > 0 && codes[0] == 0» ? 1", "false",
   "adam8bit_tests Adam8bitTest.ASmallGradientAndThenNoneIsASmallStep")

@@ -4,7 +4,11 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <limits>
+#include <string>
 
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/optim.hpp"
@@ -183,6 +187,7 @@ c10::IValue case_of(const Settings& settings, const Tensors& params, int64_t fir
 
 std::shared_ptr<AdamW8bit> make(const Settings& settings, const Tensors& params) {
   if (settings.name == std::string("Adam8bit")) return std::make_shared<Adam8bit>(params, settings.options);
+  if (settings.name == std::string("PagedAdamW8bit")) return std::make_shared<PagedAdamW8bit>(params, settings.options);
   return std::make_shared<AdamW8bit>(params, settings.options);
 }
 
@@ -260,25 +265,27 @@ TEST(Adam8bitTest, TwentyStepsAreNearThoseOfBitsandbytesOwnLibrary) {
   EXPECT_TRUE(same(params[0].detach().view(-1).slice(0, 0, 585), start.view(-1).slice(0, 0, 585)));
 }
 
+/// Ours plain, theirs paged, and ours paged: the files are the same.
 TEST(Adam8bitTest, StatesGoToBitsandbytesAndBack) {
   SKIP_WITHOUT_PYTHON();
   const Settings settings{"AdamW8bit", AdamW8bitOptions(1e-2)};
-  const auto params = make_parameters();
+  const auto params = make_parameters(at::kFloat, true);
   const auto optimizer = make(settings, params);
-  for (int64_t i = 0; i < 5; ++i) step(*optimizer, params, i);
-  const auto wanted = case_of({"AdamW8bit", AdamW8bitOptions(0.5)}, params, 5, 5);  // the state brings its own rate
+  for (int64_t i = 0; i < 3; ++i) step(*optimizer, params, i);
+  const auto wanted =
+      case_of({"PagedAdamW8bit", AdamW8bitOptions(0.5)}, params, 3, 2);  // the state brings its own rate
   wanted.toGenericDict().insert("state", optimizer->state_dict());
   checkpointing::save_object(wanted, scratch("case.bin"));
   run_peer({"train", scratch("case.bin"), scratch("result.bin"), "nearest"});
   const auto theirs = checkpointing::load_object(scratch("result.bin")).toGenericDict();
-  for (int64_t i = 5; i < 10; ++i) step(*optimizer, params, i);
+  for (int64_t i = 3; i < 5; ++i) step(*optimizer, params, i);
   EXPECT_EQ(difference(optimizer->state_dict(), theirs.at("state")), "");
 
-  const auto again = make_parameters();
+  const auto again = make_parameters(at::kFloat, true);
   for (size_t i = 0; i < again.size(); ++i) again[i].detach().copy_(theirs.at("params").toListRef()[i].toTensor());
-  const auto loaded = make({"AdamW8bit", AdamW8bitOptions(0.5)}, again);
+  const auto loaded = make({"PagedAdamW8bit", AdamW8bitOptions(0.5)}, again);
   loaded->load_state_dict(theirs.at("state"));
-  step(*optimizer, params, 10), step(*loaded, again, 10);
+  step(*optimizer, params, 5), step(*loaded, again, 5);
   for (size_t i = 0; i < params.size(); ++i) EXPECT_TRUE(same(params[i], again[i])) << i;
 }
 
@@ -330,6 +337,64 @@ TEST(Adam8bitTest, StatesTakeAByteEach) {
   EXPECT_EQ(bytes, 2 * (1000000 + 4 * 3907));
 }
 
+/// How much of the memory at this place is in this process, in KB; -1 for a place that is not mapped by itself.
+int64_t resident_kilobytes(const void* place) {
+  std::ifstream maps("/proc/self/smaps");
+  const auto address = reinterpret_cast<uintptr_t>(place);
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2) inside = begin <= address && address < end;
+    else if (inside && line.starts_with("Rss:")) return std::stoll(line.substr(4));
+  }
+  return -1;
+}
+
+at::Tensor values_of_state(AdamW8bit& optimizer, int64_t parameter, const char* name) {
+  const auto fields = optimizer.state_dict().toGenericDict().at("state").toGenericDict().at(parameter).toGenericDict();
+  return fields.at("__bnb_optimizer_quant_state__").toGenericDict().at(name).toTensor();
+}
+
+Tensors large_parameters() {
+  torch::manual_seed(3);
+  return {torch::randn({500, 300}).set_requires_grad(true), torch::randn({3000}).set_requires_grad(true),
+          torch::randn({99999}).set_requires_grad(true), torch::randn({400, 301}).set_requires_grad(true)};
+}
+
+TEST(Adam8bitTest, PagedStatesAreEqualToTheBitAndOutOfMemory) {
+  const auto folder = scratch("pages");
+  std::filesystem::create_directories(folder);
+  for (const int64_t min_8bit_size : {4096, 1 << 30}) {
+    const auto params = large_parameters(), twins = large_parameters();
+    AdamW8bit plain(params, AdamW8bitOptions(1e-2).min_8bit_size(min_8bit_size));
+    PagedAdamW8bit paged(twins, AdamW8bitOptions(1e-2).min_8bit_size(min_8bit_size).paging_folder(folder.string()));
+    for (int64_t i = 0; i < 3; ++i) {
+      torch::manual_seed(i);
+      for (size_t p = 0; p < params.size(); ++p)
+        twins[p].mutable_grad() = params[p].mutable_grad() = torch::randn_like(params[p]);
+      plain.step(), paged.step();
+    }
+    const int64_t kilobytes = (min_8bit_size == 4096 ? 1 : 4) * 150;
+    for (const char* name : {"state1", "state2"}) {
+      // Of the first and the last parameter: the others are too small.
+      EXPECT_EQ(resident_kilobytes(values_of_state(paged, 0, name).const_data_ptr()), 0);
+      EXPECT_EQ(resident_kilobytes(values_of_state(paged, 3, name).const_data_ptr()), 0);
+      EXPECT_GE(resident_kilobytes(values_of_state(plain, 0, name).const_data_ptr()), kilobytes * 1000 / 1024);
+      EXPECT_NE(resident_kilobytes(values_of_state(paged, 2, name).const_data_ptr()), 0);
+    }
+    for (size_t p = 0; p < params.size(); ++p) EXPECT_TRUE(same(params[p], twins[p])) << p;
+    EXPECT_EQ(difference(plain.state_dict(), paged.state_dict()), "");
+    // What is loaded is paged, too, and goes on as it was.
+    PagedAdamW8bit again(twins, AdamW8bitOptions(0.5).min_8bit_size(min_8bit_size));
+    again.load_state_dict(plain.state_dict());
+    EXPECT_EQ(resident_kilobytes(values_of_state(again, 0, "state1").const_data_ptr()), 0);
+    plain.step(), again.step();
+    for (size_t p = 0; p < params.size(); ++p) EXPECT_TRUE(same(params[p], twins[p])) << p;
+    EXPECT_EQ(difference(plain.state_dict(), again.state_dict()), "");
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder)) << "the file has a name";
+}
+
 TEST(Adam8bitTest, AStateThatDoesNotFitChangesNothing) {
   const auto params = make_parameters();
   const auto optimizer = make(all_settings()[0], params);
@@ -373,6 +438,11 @@ TEST(Adam8bitTest, WhatCanNotWorkIsRefusedByName) {
               }),
               HasSubstr("betas[1]"));
   EXPECT_THAT(message_of<ConfigError>([&] { AdamW8bit(params, AdamW8bitOptions(-1)); }), HasSubstr("lr"));
+  EXPECT_THAT(message_of<ConfigError>([&] { AdamW8bit(params, AdamW8bitOptions(1e-3).paging_folder("/tmp")); }),
+              AllOf(HasSubstr("paging_folder '/tmp'"), HasSubstr("paged(true)")));
+  EXPECT_THAT(
+      message_of<ConfigError>([&] { AdamW8bit(params, AdamW8bitOptions(1e-3).paged(true).paging_folder("/nowhere")); }),
+      AllOf(HasSubstr("paged optimizer states"), HasSubstr("'/nowhere'")));
   AdamW8bit optimizer(params);
   params[0].mutable_grad() = torch::zeros({64, 65}).to_sparse();
   EXPECT_THAT(message_of<ConfigError>([&] { optimizer.step(); }), HasSubstr("sparse"));

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -27,10 +28,23 @@ struct ACCELERATE_API AdamW8bitOptions : torch::optim::OptimizerCloneableOptions
   /// Parameters with fewer elements have states in fp32, as they take little memory and are often the sensitive ones
   /// (norms, biases). A state that exists, or is loaded, stays what it is.
   TORCH_ARG(int64_t, min_8bit_size) = 4096;
+  /// States of parameters with 100000 elements or more live outside of the memory that the model needs, and come in for
+  /// their parameter's step only: for parameters on a device in the host's memory, unless paging_folder names a folder;
+  /// for those on the CPU in a file, whose pages leave this process's memory after the step (and the system's, when it
+  /// has written them; a folder that is itself in memory, tmpfs, gains nothing). All values stay as they are unpaged.
+  TORCH_ARG(bool, paged) = false;
+  /// Where that file is made; it has no name and goes with the states. Default: the system's folder for temporary
+  /// files. With `paged` only.
+  TORCH_ARG(std::string, paging_folder) = {};
 
  public:
   double get_lr() const override { return lr_; }
   void set_lr(double lr) override { lr_ = lr; }
+};
+
+/// bitsandbytes' PagedAdamW8bit.
+struct ACCELERATE_API PagedAdamW8bitOptions : AdamW8bitOptions {
+  explicit PagedAdamW8bitOptions(double lr = 1e-3) : AdamW8bitOptions(lr) { paged(true); }
 };
 
 /// bitsandbytes' Adam8bit is its AdamW8bit without weight decay by default; the decay is decoupled there, too.
@@ -46,7 +60,8 @@ struct ACCELERATE_API Adam8bitOptions : AdamW8bitOptions {
 /// arXiv:2110.02861; arithmetic to the bit, and files, as bitsandbytes 0.50.
 class ACCELERATE_API AdamW8bit : public torch::optim::Optimizer, public OwnStateDict {
  public:
-  /// @throws ConfigError for options out of range and for parameters in fp64.
+  /// @throws ConfigError for options out of range, for parameters in fp64, and for a paging_folder without `paged` or
+  /// that is none; ResourceError, here or in the first step, where no file can be made in it or the disk is full.
   explicit AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                      const AdamW8bitOptions& defaults = AdamW8bitOptions());
   explicit AdamW8bit(std::vector<at::Tensor> params, const AdamW8bitOptions& defaults = AdamW8bitOptions())
@@ -68,6 +83,20 @@ class ACCELERATE_API AdamW8bit : public torch::optim::Optimizer, public OwnState
   /// torch::save and torch::load of LibTorch, which have no layout for it: a ConfigError says what to use.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  struct Pages;
+  std::shared_ptr<Pages> pages_;  ///< files of paged states, by folder
+};
+
+/// AdamW8bit with `paged`, by bitsandbytes' name. (There it pages between a GPU and the host; on CPUs it does not.)
+class ACCELERATE_API PagedAdamW8bit : public AdamW8bit {
+ public:
+  explicit PagedAdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                          const AdamW8bitOptions& defaults = PagedAdamW8bitOptions())
+      : AdamW8bit(groups, AdamW8bitOptions(defaults).paged(true)) {}
+  explicit PagedAdamW8bit(std::vector<at::Tensor> params, const AdamW8bitOptions& defaults = PagedAdamW8bitOptions())
+      : AdamW8bit(std::move(params), AdamW8bitOptions(defaults).paged(true)) {}
 };
 
 class ACCELERATE_API Adam8bit : public AdamW8bit {
