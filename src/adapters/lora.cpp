@@ -13,6 +13,7 @@
 
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/residency/deferred.hpp"
+#include "adapters/adapter_file.hpp"
 #include "adapters/lora_config.hpp"
 #include "adapters/lora_layer.hpp"
 #include "residency/unit.hpp"
@@ -26,7 +27,7 @@ namespace fs = std::filesystem;
 using detail::LoraLayer;
 using residency::Member;
 
-constexpr const char* kPrefix = "base_model.model.";  ///< of all names in PEFT's files
+using detail::kPrefix;
 constexpr const char* kA = "lora_A";
 constexpr const char* kB = "lora_B";
 
@@ -293,35 +294,12 @@ LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config) {
 
 LoraAdapter load_adapter(const ModelRef& model, const fs::path& folder, bool is_trainable) {
   constexpr const char* kName = "load_adapter";
-  auto [config, whole_names] = detail::read_config(folder / "adapter_config.json");
-  const auto tensors = load_safetensors(folder / "adapter_model.safetensors");
+  auto [config, pairs, whole_names] = detail::read_adapter(folder);
   const auto where = fmt::format("load_adapter: '{}'", (folder / "adapter_model.safetensors").string());
-  std::map<std::string, std::pair<at::Tensor, at::Tensor>> pairs;
-  for (const auto& [name, tensor] : tensors) {
-    std::string_view path = name;
-    const auto take = [&](std::string_view end) {
-      if (!path.ends_with(end)) return false;
-      path.remove_suffix(end.size());
-      return true;
-    };
-    if (path.starts_with(kPrefix)) path.remove_prefix(std::string_view(kPrefix).size());
-    else path = {};
-    const bool is_a = take(".lora_A.weight");
-    if (path.empty() || (!is_a && !take(".lora_B.weight")))
-      raise<CheckpointError>("{}: found '{}', expected {}<module>.lora_A.weight and .lora_B.weight only", where, name,
-                             kPrefix);
-    auto& pair = pairs[std::string(path)];
-    (is_a ? pair.first : pair.second) = tensor;
-  }
-  if (pairs.empty()) raise<CheckpointError>("{}: found no tensors, expected an adapter's", where);
-
   const auto modules = modules_of(model, kName);
   std::vector<Target> targets;
   for (const auto& [path, pair] : pairs) {
     const auto& [a, b] = pair;
-    if (!a.defined() || !b.defined())
-      raise<CheckpointError>("{}: found no {} of '{}', expected both lora_A and lora_B", where, a.defined() ? kB : kA,
-                             path);
     const auto place =
         std::find_if(modules.begin(), modules.end(), [&](const auto& item) { return item.path == path; });
     if (place == modules.end())
@@ -330,13 +308,10 @@ LoraAdapter load_adapter(const ModelRef& model, const fs::path& folder, bool is_
     targets.push_back(target_at<CheckpointError>(*place, config, kName));
     const auto& target = targets.back();
     const int64_t rank = detail::rank_of(config, path);
-    if (a.dim() != 2 || b.dim() != 2 || a.size(0) != rank || a.size(1) != target.inputs() ||
-        b.size(0) != target.outputs() || b.size(1) != rank)
-      raise<CheckpointError>("{}: found lora_A {} and lora_B {} of '{}', expected [{}, {}] and [{}, {}]", where,
-                             a.sizes(), b.sizes(), path, rank, target.inputs(), target.outputs(), rank);
-    if (!a.is_floating_point() || !b.is_floating_point())
-      raise<CheckpointError>("{}: found {} in '{}', expected floating point", where, c10::toString(a.scalar_type()),
-                             path);
+    if (a.size(1) != target.inputs() || b.size(0) != target.outputs())
+      raise<CheckpointError>(
+          "{}: found lora_A {} and lora_B {} of '{}', expected [{}, {}] and [{}, {}]: the weight is {}", where,
+          a.sizes(), b.sizes(), path, rank, target.inputs(), target.outputs(), rank, target.weight.sizes());
   }
   keep_each_once<CheckpointError>(targets, kName);
   if (whole_names)

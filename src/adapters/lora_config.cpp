@@ -16,16 +16,32 @@ namespace {
 using Json = nlohmann::ordered_json;
 using nlohmann::json;
 
+constexpr size_t kMostPatternBytes = 1000;
+
+/// Patterns come from files. libstdc++ matches in a time that is polynomial, and without recursion, if it is told to;
+/// then it refuses back-references, which need more.
+std::regex expression_of(const std::string& pattern) {
+  auto flags = std::regex_constants::ECMAScript;
+#if defined(__GLIBCXX__)
+  flags |= std::regex_constants::__polynomial;
+#endif
+  return std::regex(pattern, flags);
+}
+
 template <class T> T by_pattern(const std::map<std::string, T>& patterns, const std::string& path, T otherwise) {
   for (const auto& [pattern, value] : patterns)
-    if (std::regex_match(path, std::regex("(.*\\.)?(" + pattern + ")"))) return value;
+    if (std::regex_match(path, expression_of("(.*\\.)?(" + pattern + ")"))) return value;
   return otherwise;
 }
 
 template <class T> void check_patterns(const char* field, const std::map<std::string, T>& patterns) {
   for (const auto& [pattern, value] : patterns) {
+    // Brackets in brackets are read by recursion.
+    if (pattern.size() > kMostPatternBytes)
+      raise<ConfigError>("LoraConfig: a pattern in {} has {} bytes, expected at most {}; name modules by their ends",
+                         field, pattern.size(), kMostPatternBytes);
     try {
-      const std::regex expression(pattern);
+      expression_of("(.*\\.)?(" + pattern + ")");
     } catch (const std::regex_error& error) {
       raise<ConfigError>("LoraConfig: '{}' in {} is no regular expression: {}", pattern, field, error.what());
     }
@@ -145,7 +161,7 @@ std::string to_json(const LoraConfig& config, bool transposed) {
   const auto text = [](const std::string& value) { return value.empty() ? Json() : Json(value); };
   const auto list = [](const std::vector<std::string>& values) { return values.empty() ? Json() : Json(values); };
   const auto alpha = [](double value) {
-    return value == std::floor(value) ? Json(static_cast<int64_t>(value)) : Json(value);
+    return value == std::floor(value) && std::abs(value) < 1e15 ? Json(static_cast<int64_t>(value)) : Json(value);
   };
   for (const char* name : kNull) fields[name] = nullptr;
   for (const char* name : kOff) fields[name] = nullptr;

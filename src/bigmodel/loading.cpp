@@ -96,13 +96,9 @@ void join_bitsandbytes(Checkpoint& checkpoint) {
     };
     auto whole = [read] { return codes::decode(read(at::kHalf)); };
     auto& tensor = stored->second;
-    if (weight.encoding != codes::Encoding::int8_rowwise) {
-      const auto form = read(at::kHalf);
-      tensor.sizes = form.shape;
-      tensor.dtype = form.dtype;
-    } else {
-      tensor.dtype = at::kHalf;
-    }
+    const auto form = read(at::kHalf);  // what is damaged shows before anything is loaded
+    tensor.sizes = form.shape;
+    tensor.dtype = form.dtype;
     tensor.bytes =
         checkpointing::StoredBytes{.file = tensor.bytes ? tensor.bytes->file : fs::path(),
                                    .begin = 0,
@@ -196,8 +192,10 @@ StateDictCheck compare(std::vector<LoadTarget>& targets, const StoredTensors& te
       continue;
     }
     const auto& [name, saved] = *target.stored;
-    const auto line = fmt::format("{}: {} in the checkpoint, {} in the model", name, show(saved.sizes, saved.dtype),
-                                  show(target.tensor.sizes(), target.tensor.scalar_type()));
+    auto line = fmt::format("{}: {} in the checkpoint, {} in the model", name, show(saved.sizes, saved.dtype),
+                            show(target.tensor.sizes(), target.tensor.scalar_type()));
+    if ((saved.dtype == at::kChar || saved.dtype == at::kByte) && target.tensor.is_floating_point())
+      line += ", as if it were codes whose scales and description are missing";
     if (at::IntArrayRef(saved.sizes) != target.tensor.sizes() ||
         c10::isFloatingType(saved.dtype) != target.tensor.is_floating_point())
       check.mismatched.push_back(line);

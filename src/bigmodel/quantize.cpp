@@ -24,16 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using bigmodel::LoadTarget;
 
-constexpr const char* kCaller = "load_and_quantize_model";
-
-std::string python_name(at::ScalarType dtype) {
-  const auto* known = formats::find_torch_dtype(dtype);
-  return known ? std::string(known->name.substr(known->name.find('.') + 1)) : c10::toString(dtype);
-}
-
-bool one_of(at::ScalarType dtype, std::initializer_list<at::ScalarType> all) {
-  return std::ranges::find(all, dtype) != all.end();
-}
+constexpr const char *kCaller = "load_and_quantize_model", *kSaver = "save_quantized_model";
 
 /// "a.b.weight" -> {"a.b", "weight"}
 std::pair<std::string, std::string> split(const std::string& name) {
@@ -71,120 +62,7 @@ codes::EncodeOptions how_of(const BnbQuantizationConfig& config) {
           .double_quantize = config.bnb_4bit_use_double_quant};
 }
 
-/// A key of a JSON object, if it is there and not null.
-const nlohmann::json* find(const nlohmann::json& object, const char* key) {
-  const auto found = object.find(key);
-  return found == object.end() || found->is_null() ? nullptr : &*found;
-}
-
-template <class T> void read_into(const nlohmann::json& object, const char* key, T& value) {
-  const auto* found = find(object, key);
-  if (!found) return;
-  try {
-    value = found->get<T>();
-  } catch (const nlohmann::json::exception&) {
-    raise<ConfigError>("quantization_config: {} is {}, expected {}", key, show_json(*found),
-                       std::is_same_v<T, bool>     ? "true or false"
-                       : std::is_same_v<T, double> ? "a number"
-                                                   : "a text, or a list of texts");
-  }
-}
-
-void read_into(const nlohmann::json& object, const char* key, at::ScalarType& value) {
-  std::string name;
-  read_into(object, key, name);
-  if (name.empty()) return;
-  const auto* known = formats::find_torch_dtype("torch." + name);
-  if (!known) raise<ConfigError>("quantization_config: {} is '{}', expected a dtype such as float16", key, name);
-  value = known->type;
-}
-
 }  // namespace
-
-void BnbQuantizationConfig::validate() const {
-  if (load_in_8bit == load_in_4bit)
-    raise<ConfigError>("BnbQuantizationConfig: found load_in_8bit = {0} and load_in_4bit = {0}, expected one of them",
-                       load_in_8bit);
-  if (!(llm_int8_threshold >= 0))
-    raise<ConfigError>("BnbQuantizationConfig: found llm_int8_threshold = {}, expected 0 or more", llm_int8_threshold);
-  if (load_in_4bit && llm_int8_threshold != 6.0)
-    raise<ConfigError>(
-        "BnbQuantizationConfig: found llm_int8_threshold = {} with load_in_4bit, expected it with load_in_8bit only",
-        llm_int8_threshold);
-  if (bnb_4bit_quant_type != "fp4" && bnb_4bit_quant_type != "nf4")
-    raise<ConfigError>("BnbQuantizationConfig: found bnb_4bit_quant_type = '{}', expected 'fp4' or 'nf4'",
-                       bnb_4bit_quant_type);
-  for (const auto& [name, dtype] :
-       {std::pair("bnb_4bit_compute_dtype", bnb_4bit_compute_dtype), std::pair("torch_dtype", loaded_dtype())})
-    if (!one_of(dtype, {at::kFloat, at::kHalf, at::kBFloat16}))
-      raise<ConfigError>("BnbQuantizationConfig: found {} = {}, expected float32, float16 or bfloat16", name,
-                         python_name(dtype));
-  if (!one_of(bnb_4bit_quant_storage, {at::kByte, at::kChar, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}))
-    raise<ConfigError>(
-        "BnbQuantizationConfig: found bnb_4bit_quant_storage = {}, expected uint8, int8, float16, bfloat16, float32 or "
-        "float64",
-        python_name(bnb_4bit_quant_storage));
-  const int64_t size = bnb_4bit_blocksize;
-  if (size < 32 || size > 4096 || (size & (size - 1)) != 0)
-    raise<ConfigError>("BnbQuantizationConfig: found bnb_4bit_blocksize = {}, expected a power of two from 32 to 4096",
-                       size);
-}
-
-std::string BnbQuantizationConfig::to_json() const {
-  nlohmann::ordered_json json{{"_load_in_4bit", load_in_4bit},
-                              {"_load_in_8bit", load_in_8bit},
-                              {"bnb_4bit_compute_dtype", python_name(bnb_4bit_compute_dtype)},
-                              {"bnb_4bit_quant_storage", python_name(bnb_4bit_quant_storage)},
-                              {"bnb_4bit_quant_type", bnb_4bit_quant_type},
-                              {"bnb_4bit_use_double_quant", bnb_4bit_use_double_quant},
-                              {"llm_int8_enable_fp32_cpu_offload", false},
-                              {"llm_int8_has_fp16_weight", false},
-                              {"llm_int8_skip_modules", nullptr},
-                              {"llm_int8_threshold", llm_int8_threshold},
-                              {"load_in_4bit", load_in_4bit},
-                              {"load_in_8bit", load_in_8bit},
-                              {"quant_method", "bitsandbytes"}};
-  if (skip_modules) json["llm_int8_skip_modules"] = *skip_modules;
-  if (bnb_4bit_blocksize != 64) json["bnb_4bit_blocksize"] = bnb_4bit_blocksize;
-  return json.dump(2);
-}
-
-BnbQuantizationConfig BnbQuantizationConfig::from_json(const std::string& text) {
-  std::string problem;
-  nlohmann::json json = parse_json<nlohmann::json>(text, &problem);
-  if (!json.is_object())
-    raise<ConfigError>("quantization_config: the text {}", problem.empty() ? "is no JSON object" : problem);
-  if (json.contains("quantization_config")) json = nlohmann::json(json["quantization_config"]);
-  const auto* method = json.is_object() ? find(json, "quant_method") : nullptr;
-  if (!json.is_object() || !(json.contains("load_in_4bit") || json.contains("load_in_8bit") || method))
-    raise<ConfigError>(
-        "quantization_config: there is none in the text, expected a config.json of a quantized model, or the object "
-        "itself");
-  if (method && *method != "bitsandbytes")
-    raise<ConfigError>("quantization_config: quant_method is {}, expected \"bitsandbytes\"", show_json(*method));
-  BnbQuantizationConfig config;
-  read_into(json, "load_in_8bit", config.load_in_8bit);
-  read_into(json, "load_in_4bit", config.load_in_4bit);
-  read_into(json, "bnb_4bit_quant_type", config.bnb_4bit_quant_type);
-  read_into(json, "bnb_4bit_use_double_quant", config.bnb_4bit_use_double_quant);
-  if (config.load_in_8bit) read_into(json, "llm_int8_threshold", config.llm_int8_threshold);
-  config.bnb_4bit_compute_dtype = at::kFloat;  // transformers' default
-  read_into(json, "bnb_4bit_compute_dtype", config.bnb_4bit_compute_dtype);
-  read_into(json, "bnb_4bit_quant_storage", config.bnb_4bit_quant_storage);
-  if (const auto* size = find(json, "bnb_4bit_blocksize")) config.bnb_4bit_blocksize = whole_number(*size).value_or(0);
-  if (find(json, "llm_int8_skip_modules")) {
-    config.skip_modules.emplace();
-    read_into(json, "llm_int8_skip_modules", *config.skip_modules);
-  }
-  bool fp16_weight = false;
-  read_into(json, "llm_int8_has_fp16_weight", fp16_weight);
-  if (fp16_weight)
-    raise<ConfigError>(
-        "quantization_config: found llm_int8_has_fp16_weight = true, which keeps weights in fp16 to train them; "
-        "expected false, weights in few bits are frozen here. Train adapters beside them");
-  config.validate();
-  return config;
-}
 
 std::vector<std::string> get_keys_to_not_convert(const ModelRef& model) {
   std::vector<std::string> keys;
@@ -213,6 +91,9 @@ std::vector<std::string> get_keys_to_not_convert(const ModelRef& model) {
 DispatchedModel load_and_quantize_model(const ModelRef& model, const BnbQuantizationConfig& config,
                                         const fs::path& weights_location, const LoadAndQuantizeOptions& options) {
   config.validate();
+  if (!weights_location.empty() && is_there(weights_location / "config.json"))
+    bigmodel::refuse_other_methods(
+        read_text<CheckpointError>(kCaller, weights_location / "config.json", kMostSettingsBytes));
   std::vector<std::string> not_these = config.skip_modules ? *config.skip_modules : get_keys_to_not_convert(model);
   not_these.insert(not_these.end(), config.keep_in_fp32_modules.begin(), config.keep_in_fp32_modules.end());
   const auto chosen = chosen_modules(model, not_these);
@@ -237,7 +118,7 @@ DispatchedModel load_and_quantize_model(const ModelRef& model, const BnbQuantiza
       .offload_folder = options.offload_folder};
   for (const auto& [name, tensor] : model.parameters()) {
     const auto matches = [&name = name](const std::string& key) { return name.find(key) != std::string::npos; };
-    if (std::ranges::any_of(not_these, matches)) quantizer.special_dtypes[name] = python_name(dtype);
+    if (std::ranges::any_of(not_these, matches)) quantizer.special_dtypes[name] = formats::python_name(dtype);
     if (in_fp32(name)) quantizer.special_dtypes[name] = "float32";
   }
   const auto device = bigmodel::accelerator_or_host();
@@ -294,16 +175,28 @@ void save_quantized_model(const ModelRef& model, const BnbQuantizationConfig& co
   const fs::path file = folder / "config.json";
   if (is_there(file)) {
     std::string problem;
-    description = parse_json<nlohmann::ordered_json>(
-        read_text<CheckpointError>("save_quantized_model", file, kMostSettingsBytes), &problem);
+    description =
+        parse_json<nlohmann::ordered_json>(read_text<CheckpointError>(kSaver, file, kMostSettingsBytes), &problem);
     if (!description.is_object())
       raise<CheckpointError>("'{}' {}", file.string(), problem.empty() ? "is no JSON object" : problem);
   }
-  description["quantization_config"] = parse_json<nlohmann::ordered_json>(config.to_json());
-  save_safetensors(folder / "model.safetensors", state, {{"format", "pt"}});
-  AtomicFile written("save_quantized_model", file);
-  written.write(description.dump(2) + "\n");
-  written.finish();
+  const auto put_description = [&](nlohmann::ordered_json quantization) {
+    auto with = description;
+    with["quantization_config"] = std::move(quantization);
+    AtomicFile written(kSaver, file);
+    written.write(with.dump(2) + "\n");
+    written.finish();
+  };
+  AtomicFiles weights(kSaver, folder);
+  save_safetensors(weights.place("model.safetensors"), state, {{"format", "pt"}});
+  // Two files can't change at once. Codes beside the description of something else would be read as weights; so until
+  // both are there, the description has a method that every reader refuses, and keeps what it said before.
+  nlohmann::ordered_json before = description.value("quantization_config", nlohmann::ordered_json());
+  if (before.is_object() && before.value("quant_method", nlohmann::ordered_json()) == bigmodel::kUnfinished)
+    before = before.value("before", nlohmann::ordered_json());
+  put_description({{"quant_method", bigmodel::kUnfinished}, {"before", std::move(before)}});
+  weights.finish();
+  put_description(parse_json<nlohmann::ordered_json>(config.to_json()));
 }
 
 }  // namespace accelerate

@@ -13,6 +13,13 @@
 /// Dispatching with some weights in few bits.
 namespace accelerate::bigmodel {
 
+/// quant_method in a config.json whose weights are being replaced, by save_quantized_model().
+inline constexpr const char* kUnfinished = "unfinished_save";
+
+/// Of a config.json's text: its weights are bitsandbytes', or not in few bits. Text that is no such thing passes.
+/// @throws ConfigError naming another method, or that of an unfinished save
+void refuse_other_methods(const std::string& config);
+
 struct Quantizer {
   /// How a weight is encoded; none: it stays as it is. Empty: as none of all.
   std::function<std::optional<codes::EncodeOptions>(const LoadTarget&)> how;

@@ -4,6 +4,7 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -18,11 +19,7 @@ namespace accelerate::codes {
 namespace {
 
 constexpr std::string_view kWeight = "weight", kState = ".quant_state.bitsandbytes__";
-
-std::string python_name(at::ScalarType dtype) {
-  const auto* known = formats::find_torch_dtype(dtype);
-  return std::string(known->name.substr(known->name.find('.') + 1));
-}
+constexpr int64_t kMostBlock = 4096;  ///< that bitsandbytes makes
 
 at::Tensor tensor_of(c10::ArrayRef<float> values) {
   at::Tensor tensor = at::empty({static_cast<int64_t>(values.size())}, at::TensorOptions().dtype(at::kFloat));
@@ -62,8 +59,18 @@ void expect_table(const std::string& weight, const char* what, const at::Tensor&
 
 at::ScalarType dtype_named(const std::string& weight, const std::string& name) {
   const auto* known = formats::find_torch_dtype("torch." + name);
-  if (!known) damaged(weight, "its dtype is '{}', expected PyTorch's name of one, such as float16", name);
+  if (!known || (known->type != at::kFloat && known->type != at::kHalf && known->type != at::kBFloat16))
+    damaged(weight, "its dtype is '{}', expected float32, float16 or bfloat16", name);
   return known->type;
+}
+
+/// A scale that is no number would make its whole block undefined, which nobody would see before the model's answers.
+void expect_finite(const std::string& weight, const std::string& name, const at::Tensor& scales) {
+  if (scales.scalar_type() != at::kFloat) return;  // codes always are; other dtypes are refused by check()
+  const auto* values = scales.const_data_ptr<float>();
+  for (int64_t i = 0; i < scales.numel(); ++i)
+    if (!std::isfinite(values[i]))
+      damaged(weight, "'{}' has {} at {}, expected finite numbers; the file may be damaged", name, values[i], i);
 }
 
 }  // namespace
@@ -92,7 +99,7 @@ std::map<std::string, at::Tensor> bitsandbytes_tensors(const std::string& weight
       {weight + ".quant_map", tensor_of(table(codes.encoding))}};
   nlohmann::ordered_json state{{"quant_type", name(codes.encoding)},
                                {"blocksize", codes.block_size},
-                               {"dtype", python_name(codes.dtype)},
+                               {"dtype", formats::python_name(codes.dtype)},
                                {"shape", codes.shape}};
   if (codes.nested) {
     tensors.emplace(weight + ".nested_absmax", codes.nested->absmax);
@@ -108,12 +115,20 @@ std::map<std::string, at::Tensor> bitsandbytes_tensors(const std::string& weight
 std::vector<BitsandbytesWeight> find_bitsandbytes_weights(const std::vector<std::string>& names) {
   const std::set<std::string> all(names.begin(), names.end());
   std::vector<BitsandbytesWeight> weights;
+  std::map<std::string, std::string> described;  // weight -> the tensor that says what it is
+  const auto add = [&](BitsandbytesWeight weight) {
+    const auto [found, is_new] = described.emplace(weight.weight, weight.parts.front());
+    if (!is_new)
+      damaged(weight.weight, "both '{}' and '{}' say what it is, expected one of them", found->second,
+              weight.parts.front());
+    weights.push_back(std::move(weight));
+  };
   for (const auto& name : names) {
     if (name.ends_with("SCB") && (name.size() == 3 || name[name.size() - 4] == '.')) {
       const std::string module = name.substr(0, name.size() - 3);
       BitsandbytesWeight weight{.weight = module + "weight", .encoding = Encoding::int8_rowwise, .parts = {name}};
       if (all.contains(module + "weight_format")) weight.parts.push_back(module + "weight_format");
-      weights.push_back(std::move(weight));
+      add(std::move(weight));
       continue;
     }
     const size_t state = name.rfind(kState);
@@ -125,7 +140,7 @@ std::vector<BitsandbytesWeight> find_bitsandbytes_weights(const std::vector<std:
     weight.encoding = *encoding;
     for (const char* part : {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"})
       if (all.contains(weight.weight + part)) weight.parts.push_back(weight.weight + part);
-    weights.push_back(std::move(weight));
+    add(std::move(weight));
   }
   return weights;
 }
@@ -141,12 +156,14 @@ Codes read_bitsandbytes(const BitsandbytesWeight& weight, const std::function<at
   if (weight.encoding == Encoding::int8_rowwise) {
     const std::string module = module_of(name);
     if (std::ranges::find(weight.parts, module + "weight_format") != weight.parts.end())
-      if (const auto format = read(module + "weight_format"); format.numel() != 1 || format.item<int64_t>() != 0)
+      if (const auto format = read(module + "weight_format");
+          format.numel() != 1 || !at::isIntegralType(format.scalar_type(), true) || format.item<int64_t>() != 0)
         damaged(name,
                 "its weight_format is not 0 (by rows), an arrangement for old GPUs; save it again with "
                 "bitsandbytes 0.45 or newer");
     codes.shape = codes.data.sizes().vec();
     codes.scales = part(module + "SCB").contiguous();
+    expect_finite(name, module + "SCB", codes.scales);
   } else {
     const std::string state_name = name + std::string(kState) + std::string(codes::name(weight.encoding));
     const at::Tensor bytes = part(state_name).contiguous();
@@ -161,24 +178,38 @@ Codes read_bitsandbytes(const BitsandbytesWeight& weight, const std::function<at
       return *number;
     };
     if (!state.contains("shape") || !state["shape"].is_array()) damaged(name, "'{}' has no shape", state_name);
+    int64_t numel = 1;
     for (const auto& size : state["shape"]) {
       const auto number = whole_number(size);
-      if (!number || *number < 0) damaged(name, "its shape has the size {}", show_json(size));
+      if (!number || *number < 0 || __builtin_mul_overflow(numel, *number, &numel))
+        damaged(name, "its shape {} has the size {}, expected sizes of a tensor", show_json(state["shape"]),
+                show_json(size));
       codes.shape.push_back(*number);
     }
     if (!state.contains("dtype") || !state["dtype"].is_string()) damaged(name, "'{}' has no dtype", state_name);
     codes.dtype = dtype_named(name, state["dtype"].get<std::string>());
+    if (state.contains("quant_type") && state["quant_type"] != codes::name(weight.encoding))
+      damaged(name, "'{}' has quant_type {}, expected \"{}\" as its name says", state_name,
+              show_json(state["quant_type"]), codes::name(weight.encoding));
     codes.block_size = whole("blocksize");
     expect_table(name, "quant_map", part(name + ".quant_map"), table(weight.encoding));
     codes.scales = part(name + ".absmax").contiguous();
-    if (std::ranges::find(weight.parts, name + ".nested_absmax") != weight.parts.end()) {
+    if (codes.scales.scalar_type() == at::kByte || state.contains("nested_blocksize") ||
+        std::ranges::find(weight.parts, name + ".nested_absmax") != weight.parts.end()) {
       expect_table(name, "nested_quant_map", part(name + ".nested_quant_map"), dynamic_map());
       if (!state.contains("nested_offset") || !state["nested_offset"].is_number())
         damaged(name, "'{}' has no number 'nested_offset'", state_name);
       codes.nested = Nested{.absmax = part(name + ".nested_absmax").contiguous(),
                             .block_size = whole("nested_blocksize"),
                             .offset = state["nested_offset"].get<float>()};
+      if (codes.nested->block_size < 1 || codes.nested->block_size > kMostBlock)
+        damaged(name, "'{}' has nested_blocksize {}, expected 1 to {}", state_name, codes.nested->block_size,
+                kMostBlock);
+      if (!std::isfinite(codes.nested->offset))
+        damaged(name, "'{}' has nested_offset {}, expected a finite number", state_name, codes.nested->offset);
+      expect_finite(name, name + ".nested_absmax", codes.nested->absmax);
     }
+    expect_finite(name, name + ".absmax", codes.scales);
     codes.data = codes.data.view({-1}).view(at::kByte).unsqueeze(1);
   }
   try {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include <c10/core/ScalarType.h>
@@ -53,6 +54,12 @@ constexpr const TorchDtype* find_torch_dtype(at::ScalarType type) {
   for (const auto& row : kTorchDtypes)
     if (row.type == type) return &row;
   return nullptr;
+}
+
+/// "float16", as Python and its configuration files name it.
+inline std::string python_name(at::ScalarType type) {
+  const auto* known = find_torch_dtype(type);
+  return known ? std::string(known->name.substr(known->name.find('.') + 1)) : c10::toString(type);
 }
 
 /// Null for a dtype that has no typed storage.

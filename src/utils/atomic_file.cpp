@@ -85,7 +85,7 @@ std::filesystem::path AtomicFiles::place(const std::string& name) {
 
 void AtomicFiles::finish() {
   if (names_.empty()) return;
-  if (const auto last = folder_ / names_.back(); ::unlink(last.c_str()) != 0 && errno != ENOENT)
+  if (const auto last = folder_ / names_.back(); names_.size() > 1 && ::unlink(last.c_str()) != 0 && errno != ENOENT)
     fail_at(operation_, last, "can't replace it");
   for (const auto& name : names_)
     if (::rename((std::filesystem::path(temporary_) / name).c_str(), (folder_ / name).c_str()) != 0)

@@ -10,6 +10,8 @@ import bitsandbytes.backends.cpu.ops as cpu
 import bitsandbytes.functional as F
 import torch
 
+torch.set_num_threads(1)
+
 
 def nearest(values, code, block=256):
     """The nearest value of the map, as bitsandbytes' own code for dtypes that its library does not take does it."""

@@ -554,8 +554,10 @@ TEST_F(AdapterFiles, OfOtherKindsAreRefusedByName) {
   EXPECT_THAT(with("init_lora_weights", "\"pissa\""), HasSubstr("pissa"));
   EXPECT_THAT(with("r", "\"3\""), HasSubstr("'r'"));
   EXPECT_THAT(with("r", "-1"), HasSubstr("r -1"));
-  EXPECT_THAT(with("r", "4"), AllOf(HasSubstr("[3, 10]"), HasSubstr("[4, 10]")));
+  EXPECT_THAT(with("r", "4"), AllOf(HasSubstr("[3, 10]"), HasSubstr("[4, inputs]")));
   EXPECT_THAT(with("lora_alpha", "null,"), HasSubstr("JSON"));
+  EXPECT_THAT(with("rank_pattern", "{\"" + std::string(2000, '(') + "\": 3}"), HasSubstr("2000 bytes"));
+  EXPECT_THAT(with("rank_pattern", R"({"(a)\\1": 3})"), HasSubstr("no regular expression"));
 }
 
 TEST_F(AdapterFiles, ThatAreDamagedAreRefused) {
@@ -575,6 +577,18 @@ TEST_F(AdapterFiles, ThatAreDamagedAreRefused) {
   changed["base_model.model.first.lora_embedding_A"] = torch::ones({3, 3});
   write(changed);
   EXPECT_THAT(message(), HasSubstr("lora_embedding_A"));
+  changed = tensors;
+  changed["base_model.model.first.lora_A.weight"] = torch::ones({3, 7});
+  write(changed);
+  EXPECT_THAT(message(), AllOf(HasSubstr("[3, 7]"), HasSubstr("expected [3, 6]"), HasSubstr("the weight is [8, 6]")));
+  changed = tensors;
+  changed["base_model.model.first.lora_A.weight"] = torch::ones({3, 6}, torch::kInt);
+  write(changed);
+  EXPECT_THAT(message(), AllOf(HasSubstr("Int"), HasSubstr("'first'")));
+  changed = tensors;
+  changed["base_model.model..lora_A.weight"] = torch::ones({3, 6});
+  write(changed);
+  EXPECT_THAT(message(), HasSubstr("'base_model.model..lora_A.weight'"));
   write({});
   EXPECT_THAT(message(), HasSubstr("no tensors"));
   fs::remove(folder / "adapter_model.safetensors");

@@ -1,11 +1,15 @@
 /// Models in few bits: against transformers with bitsandbytes in both directions, operators on codes, and what is
 /// refused.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdio.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
 
 #include <atomic>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -584,44 +588,167 @@ TEST(QuantizeFiles, OfAllKindsGiveTheSameModelInMemoryAndOnDisk) {
   }
 }
 
-TEST(QuantizeFiles, ThatAreDamagedAreRefusedByName) {
+using State = std::map<std::string, at::Tensor>;
+
+State state_of(const BnbQuantizationConfig& config) {
   torch::manual_seed(11);
   Net net;
+  const auto model = load_and_quantize_model(net, config);
+  State state;  // of its own: the model's codes end here
+  for (const auto& [name, tensor] : quantized_state_dict(net)) state.emplace(name, tensor.clone());
+  return state;
+}
+
+at::Tensor bytes_of(const std::string& text) {
+  return torch::tensor(std::vector<uint8_t>(text.begin(), text.end()), torch::kByte);
+}
+
+/// The error of loading the file into a model without values, and into one with values, which stay.
+std::string refusal(const fs::path& file, const BnbQuantizationConfig& config) {
+  auto empty = empty_net();
+  const auto says = support::message_of<CheckpointError>([&] { (void)load_and_quantize_model(empty, config, file); });
+  for (const auto& [name, tensor] : accelerate::ModelRef(empty).state())
+    EXPECT_TRUE(accelerate::is_deferred(tensor)) << name << " was loaded";
+  torch::manual_seed(12);
+  Net net;
+  State before;
+  for (const auto& [name, tensor] : accelerate::ModelRef(net).state()) before.emplace(name, tensor.detach().clone());
+  EXPECT_EQ(support::message_of<CheckpointError>([&] { (void)load_and_quantize_model(net, config, file); }), says);
+  for (const auto& [name, tensor] : accelerate::ModelRef(net).state())
+    EXPECT_TRUE(tensor.scalar_type() == at::kFloat && tensor.equal(before.at(name))) << name << " was changed";
+  return says;
+}
+
+struct Damage {
+  const char* name;
+  std::function<void(State&)> make;
+  std::vector<std::string> says;  ///< beside the weight
+};
+
+void expect_refusals(const BnbQuantizationConfig& config, c10::ArrayRef<Damage> damages) {
+  const auto good = state_of(config);
+  for (const auto& damage : damages) {
+    SCOPED_TRACE(damage.name);
+    auto state = good;
+    damage.make(state);
+    const auto file = scratch(std::string(damage.name) + ".safetensors");
+    accelerate::save_safetensors(file, state);
+    const auto says = refusal(file, config);
+    EXPECT_THAT(says, HasSubstr("first."));
+    for (const auto& part : damage.says) EXPECT_THAT(says, HasSubstr(part));
+  }
+}
+
+/// As message_of, of what may also work.
+template <class F> std::string outcome_of(F&& f) {
+  try {
+    f();
+  } catch (const accelerate::Error& error) {
+    return error.what();
+  }
+  return "it works";
+}
+
+const std::string kFirst = "first.weight", kText = kFirst + ".quant_state.bitsandbytes__nf4";
+
+/// Another text of the state: a value of a key, or none.
+std::function<void(State&)> with(const std::string& key, const nlohmann::json& value) {
+  return [=](State& state) {
+    const auto& text = state.at(kText);
+    auto json = nlohmann::json::parse(text.const_data_ptr<uint8_t>(), text.const_data_ptr<uint8_t>() + text.numel());
+    if (value.is_null()) json.erase(key);
+    else json[key] = value;
+    state[kText] = bytes_of(json.dump());
+  };
+}
+std::function<void(State&)> without(const std::string& name) {
+  return [=](State& state) { ASSERT_EQ(state.erase(name), 1U); };
+}
+std::function<void(State&)> instead(const std::string& name, const std::function<at::Tensor(const at::Tensor&)>& f) {
+  return [=](State& state) { state[name] = f(state.at(name)).contiguous(); };
+}
+at::Tensor half_of(const at::Tensor& tensor) { return tensor.slice(0, 0, tensor.size(0) / 2).clone(); }
+at::Tensor one_nan(const at::Tensor& tensor) {
+  auto copy = tensor.clone();
+  copy.view(-1)[copy.numel() - 1] = std::numeric_limits<float>::quiet_NaN();
+  return copy;
+}
+at::Tensor changed(const at::Tensor& tensor) { return tensor + 0.1; }
+
+TEST(QuantizeFiles, DamagedInFourBitsAreRefusedByNameAndNothingIsLoaded) {
   auto config = nf4();
   config.bnb_4bit_use_double_quant = true;
-  const auto model = load_and_quantize_model(net, config);
-  const auto good = quantized_state_dict(net);
-  const auto says = [&](const std::function<void(std::map<std::string, at::Tensor>&)>& break_it) {
-    auto state = good;
-    break_it(state);
-    accelerate::save_safetensors(scratch("damaged.safetensors"), state);
-    auto other = empty_net();
-    return support::message_of<CheckpointError>(
-        [&] { (void)load_and_quantize_model(other, nf4(), scratch("damaged.safetensors")); });
-  };
-  const std::string weight = "first.weight", state_name = weight + ".quant_state.bitsandbytes__nf4";
-  const auto text = [](const std::string& json) {
-    return torch::tensor(std::vector<uint8_t>(json.begin(), json.end()), torch::kByte);
-  };
-  using State = std::map<std::string, at::Tensor>;
-  EXPECT_THAT(says([&](State& s) { s.erase(weight + ".absmax"); }),
-              AllOf(HasSubstr("'first.weight'"), HasSubstr(".absmax' is missing")));
-  EXPECT_THAT(says([&](State& s) { s.erase(weight); }), HasSubstr("no 'first.weight'"));
-  EXPECT_THAT(says([&](State& s) { s[weight + ".absmax"] = s[weight + ".absmax"].slice(0, 1).clone(); }),
-              HasSubstr("the scales"));
-  EXPECT_THAT(says([&](State& s) { s[weight + ".quant_map"] = torch::linspace(-1, 1, 16); }),
-              HasSubstr("quant_map is another table"));
-  EXPECT_THAT(says([&](State& s) { s[state_name] = text("{"); }), HasSubstr("quant_state"));
-  EXPECT_THAT(says([&](State& s) {
-                s[state_name] = text(R"({"shape": [128, 64], "dtype": "float32", "blocksize": 63, "nested_blocksize":
-                                     256, "nested_offset": 0.1})");
-              }),
-              HasSubstr("63"));
-  EXPECT_THAT(says([&](State& s) {
-                s[weight + ".quant_state.bitsandbytes__af4"] = s[state_name].clone();
-                s.erase(state_name);
-              }),
-              HasSubstr("'af4'"));
+  const Damage damages[] = {
+        Damage{"no_codes", without(kFirst), {"no 'first.weight'"}},
+        Damage{"no_absmax", without(kFirst + ".absmax"), {".absmax' is missing"}},
+        Damage{"no_quant_map", without(kFirst + ".quant_map"), {".quant_map' is missing"}},
+        Damage{"no_nested_absmax", without(kFirst + ".nested_absmax"), {".nested_absmax' is missing"}},
+        Damage{"no_nested_map", without(kFirst + ".nested_quant_map"), {".nested_quant_map' is missing"}},
+        Damage{"no_state", without(kText), {"uint8 in the checkpoint", "description are missing"}},
+        Damage{"short_codes", instead(kFirst, half_of), {"the codes", "[2048, 1]", "[4096, 1]"}},
+        Damage{"short_absmax", instead(kFirst + ".absmax", half_of), {"the scales", "[64]", "[128]"}},
+        Damage{"long_nested_absmax",
+               instead(kFirst + ".nested_absmax", [](const at::Tensor& t) { return t.repeat({2}); }),
+               {"the scales' scales", "[2]", "[1]"}},
+        Damage{"half_nested_absmax",
+               instead(kFirst + ".nested_absmax", [](const at::Tensor& t) { return t.to(at::kHalf); }),
+               {"Half"}},
+        Damage{"nan_nested_absmax", instead(kFirst + ".nested_absmax", one_nan), {"nested_absmax' has nan at 0"}},
+        Damage{"other_map", instead(kFirst + ".quant_map", changed), {"quant_map is another table"}},
+        Damage{"other_nested_map", instead(kFirst + ".nested_quant_map", changed), {"nested_quant_map is another table"}},
+        Damage{"text_cut", instead(kText, half_of), {"quant_state", "JSON"}},
+        Damage{"text_of_floats", instead(kText, [](const at::Tensor& t) { return t.to(at::kFloat); }), {"no text"}},
+        Damage{"text_no_object", [](State& s) { s[kText] = bytes_of("[1]"); }, {"no JSON object"}},
+        Damage{"no_shape", with("shape", nullptr), {"has no shape"}},
+        Damage{"other_shape", with("shape", {64, 128}), {"[64, 128]", "[128, 64]", "another model"}},
+        Damage{"larger_shape", with("shape", {256, 64}), {"the codes", "[8192, 1]"}},
+        Damage{"endless_shape", with("shape", {int64_t{1} << 40, int64_t{1} << 40}), {"1099511627776"}},
+        Damage{"negative_shape", with("shape", {-128, -64}), {"-128"}},
+        Damage{"no_dtype", with("dtype", nullptr), {"has no dtype"}},
+        Damage{"odd_dtype", with("dtype", "int64"), {"'int64'"}},
+        Damage{"no_blocksize", with("blocksize", nullptr), {"'blocksize'"}},
+        Damage{"odd_blocksize", with("blocksize", 63), {"63"}},
+        Damage{"other_blocksize", with("blocksize", 128), {"the scales", "[64]"}},
+        Damage{"other_type", with("quant_type", "fp4"), {"quant_type \"fp4\"", "\"nf4\""}},
+        Damage{"no_nested_offset", with("nested_offset", nullptr), {"'nested_offset'"}},
+        Damage{"odd_nested_blocksize", with("nested_blocksize", 0), {"nested_blocksize 0"}},
+        Damage{"unknown_type",
+               [](State& s) {
+                 s[kFirst + ".quant_state.bitsandbytes__af4"] = s.at(kText).clone();
+                 s.erase(kText);
+               },
+               {"'af4'"}},
+        Damage{"two_types",
+               [](State& s) { s[kFirst + ".quant_state.bitsandbytes__fp4"] = s.at(kText).clone(); },
+               {"__fp4' and", "__nf4' say what it is"}},
+        Damage{"int8_scales_too", [](State& s) { s["first.SCB"] = torch::ones({128}); }, {"first.SCB' and"}}};
+  expect_refusals(config, damages);
+}
+
+at::Tensor number(double value, at::ScalarType dtype) { return torch::full({}, value, dtype); }
+
+TEST(QuantizeFiles, DamagedInEightBitsAreRefusedByNameAndNothingIsLoaded) {
+  const BnbQuantizationConfig config{.load_in_8bit = true, .torch_dtype = at::kFloat};
+  const Damage damages[] = {
+      Damage{"no_SCB",
+             [](State& s) { s.erase("first.SCB"), s.erase("first.weight_format"); },
+             {"int8 in the checkpoint", "scales and description are missing"}},
+      Damage{"no_SCB_but_format", without("first.SCB"), {"first.weight"}},
+      Damage{"no_weight", without(kFirst), {"no 'first.weight'"}},
+      Damage{"short_SCB", instead("first.SCB", half_of), {"the scales", "[64]", "[128]"}},
+      Damage{"half_SCB", instead("first.SCB", [](const at::Tensor& t) { return t.to(at::kHalf); }), {"Half"}},
+      Damage{"nan_SCB", instead("first.SCB", one_nan), {"SCB' has nan at 127"}},
+      Damage{"plain_weight",
+             instead(kFirst, [](const at::Tensor& t) { return t.to(at::kFloat); }),
+             {"the codes is Float", "expected Char"}},
+      Damage{"other_shape", instead(kFirst, [](const at::Tensor& t) { return t.t(); }), {"[64]", "[128]"}},
+      Damage{"for_old_gpus", [](State& s) { s["first.weight_format"] = number(2, at::kByte); }, {"weight_format"}},
+      Damage{
+          "format_of_floats", [](State& s) { s["first.weight_format"] = number(NAN, at::kFloat); }, {"weight_format"}}};
+  expect_refusals(config, damages);
+}
+
+TEST(QuantizeFiles, WithNumbersThatHaveNoCodeAreRefusedByName) {
   auto with_nan = accelerate::load_safetensors(saved_net(Net(), "nan.safetensors"));
   with_nan["second.weight"] = with_nan["second.weight"].clone();
   with_nan["second.weight"][3][4] = std::numeric_limits<float>::quiet_NaN();
@@ -631,6 +758,140 @@ TEST(QuantizeFiles, ThatAreDamagedAreRefusedByName) {
                 (void)load_and_quantize_model(other, nf4(), scratch("with_nan.safetensors"));
               }),
               AllOf(HasSubstr("'second.weight'"), HasSubstr("nan"), HasSubstr("388")));
+}
+
+TEST(QuantizeFiles, OfOtherMethodsAreRefusedByTheirNames) {
+  const auto folder = scratch("other_method");
+  fs::create_directories(folder);
+  fs::copy_file(saved_net(Net()), folder / "model.safetensors", fs::copy_options::overwrite_existing);
+  const auto says = [&](const std::string& config) {
+    std::ofstream(folder / "config.json") << config;
+    return outcome_of([&] {
+      auto net = empty_net();
+      (void)load_and_quantize_model(net, nf4(), folder);
+    });
+  };
+  for (const std::string method : {"gptq", "awq", "fp8", "compressed-tensors", "hqq", "unfinished_save"})
+    EXPECT_THAT(says(R"({"quantization_config": {"quant_method": ")" + method + "\"}}"),
+                AllOf(HasSubstr("\"" + method + "\""), HasSubstr("quant_method")));
+  EXPECT_THAT(says(R"({"quantization_config": {"quant_method": 7}})"), HasSubstr("quant_method is 7"));
+  for (const char* fine : {"{}", "no json", R"({"quantization_config": null})",
+                           R"({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": true}})"})
+    EXPECT_EQ(says(fine), "it works") << fine;
+}
+
+/// A GGUF file with the net's weights, in blocks of an encoding or fp32.
+std::string gguf_net(uint32_t encoding, int64_t block, int64_t block_bytes) {
+  std::string head, data;
+  const auto number = [&](auto value) { head.append(reinterpret_cast<const char*>(&value), sizeof value); };
+  const auto text = [&](const std::string& value) { number(uint64_t{value.size()}), head += value; };
+  const auto state = accelerate::ModelRef(Net()).state();
+  number(uint32_t{0x46554747}), number(uint32_t{3}), number(uint64_t{state.size()}), number(uint64_t{1});
+  text("general.architecture"), number(uint32_t{8}), text("mine");
+  for (const auto& [name, tensor] : state) {
+    const bool in_blocks = tensor.dim() == 2;
+    text(name), number(static_cast<uint32_t>(tensor.dim()));
+    for (int64_t dim = tensor.dim() - 1; dim >= 0; --dim) number(static_cast<uint64_t>(tensor.size(dim)));
+    number(in_blocks ? encoding : 0U), number(uint64_t{data.size()});
+    const int64_t bytes = in_blocks ? tensor.numel() / block * block_bytes : tensor.numel() * 4;
+    data.resize((data.size() + static_cast<size_t>(bytes) + 31) / 32 * 32, '\0');
+  }
+  head.resize((head.size() + 31) / 32 * 32, '\0');
+  return head + data;
+}
+
+TEST(QuantizeFiles, OfGgufThatAreDamagedAreRefusedByName) {
+  const auto says = [&](const std::string& bytes) {
+    std::ofstream(scratch("net.gguf"), std::ios::binary) << bytes;
+    auto net = empty_net();
+    const auto message = outcome_of([&] {
+      (void)accelerate::load_checkpoint_and_dispatch(
+          net, scratch("net.gguf"), {.device_map = accelerate::DeviceMap{{"", "cpu"}}, .keep_codes = true});
+    });
+    for (const auto& [name, tensor] : accelerate::ModelRef(net).state())
+      EXPECT_EQ(accelerate::is_deferred(tensor), message != "it works") << name;
+    return message;
+  };
+  const auto good = gguf_net(2, 32, 18);  // q4_0
+  EXPECT_EQ(says(good), "it works");
+  EXPECT_THAT(says(good.substr(0, good.size() - 40)), HasSubstr("net.gguf"));
+  EXPECT_THAT(says(good.substr(0, 100)), HasSubstr("net.gguf"));
+  EXPECT_THAT(says(gguf_net(99, 32, 18)), AllOf(HasSubstr("net.gguf"), HasSubstr("99")));
+  EXPECT_THAT(says(gguf_net(20, 32, 18)), HasSubstr("IQ4_NL"));
+  EXPECT_THAT(says(gguf_net(12, 256, 144)), HasSubstr("64"));  // rows of 64 are no blocks of 256
+  auto version = good;
+  version[4] = 9;
+  EXPECT_THAT(says(version), HasSubstr("version"));
+}
+
+// --- who is killed while the two files of a folder are replaced
+
+/// Which call of rename() from now on is not reached.
+int renames_to_live = -1;
+
+}  // namespace
+
+// The library is linked into this program, so that its calls come here.
+extern "C" int rename(const char* from, const char* to) {
+  if (renames_to_live >= 0 && renames_to_live-- == 0) ::raise(SIGKILL);
+  return ::renameat(AT_FDCWD, from, AT_FDCWD, to);
+}
+
+namespace {
+
+TEST(QuantizeFiles, AKilledSaveLeavesWhatIsWholeOrIsRefused) {
+  torch::manual_seed(12);
+  const auto folder = scratch("killed");
+  const auto read = [&](const char* file) {
+    std::ifstream in(folder / file);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const BnbQuantizationConfig int8{.load_in_8bit = true};
+  const std::string fields = R"({"model_type": "mine", "note": "kept"})";
+  struct Left {
+    bool new_weights;
+    const char* method;  ///< what the description says
+  };
+  // The renames: the weights' file within its folder, a description that is refused, the weights, the description.
+  const Left states[] = {
+      {false, "before"}, {false, "before"}, {false, "unfinished_save"}, {true, "unfinished_save"}, {true, "after"}};
+  Net old, net;
+  const auto old_model = load_and_quantize_model(old, nf4()), model = load_and_quantize_model(net, int8);
+  for (int renames = 0; renames < 5; ++renames) {
+    SCOPED_TRACE(renames);
+    fs::remove_all(folder);
+    fs::create_directories(folder);
+    std::ofstream(folder / "config.json") << fields;
+    accelerate::save_quantized_model(old, nf4(), folder);
+    const auto weights = read("model.safetensors"), description = read("config.json");
+    // gtest's child; this process goes on.
+    EXPECT_EXIT(
+        {
+          renames_to_live = renames;
+          accelerate::save_quantized_model(net, int8, folder);
+          std::_Exit(renames_to_live == 0 ? 0 : 1);
+        },
+        [&](int status) { return renames < 4 ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : status == 0; }, "");
+    const auto config = nlohmann::json::parse(read("config.json"));
+    EXPECT_EQ(config.at("note"), "kept");
+    EXPECT_EQ(config.at("model_type"), "mine");
+    EXPECT_EQ(read("model.safetensors") != weights, states[renames].new_weights);
+    EXPECT_NO_THROW(accelerate::load_safetensors(folder / "model.safetensors"));
+    const std::string method = states[renames].method;
+    if (method == "before") {
+      EXPECT_EQ(read("config.json"), description);
+    } else if (method == "after") {
+      EXPECT_TRUE(BnbQuantizationConfig::from_json(read("config.json")).load_in_8bit);
+    } else {
+      EXPECT_THAT(message_of([&] { BnbQuantizationConfig::from_json(read("config.json")); }),
+                  AllOf(HasSubstr("interrupted"), HasSubstr("Save the model again")));
+      EXPECT_EQ(config.at("quantization_config").at("before"),
+                nlohmann::json::parse(description).at("quantization_config"));
+      accelerate::save_quantized_model(net, int8, folder);  // mends it
+      EXPECT_TRUE(BnbQuantizationConfig::from_json(read("config.json")).load_in_8bit);
+      EXPECT_EQ(read("config.json").find("unfinished_save"), std::string::npos);
+    }
+  }
 }
 
 TEST(QuantizeFiles, GgufBlocksStayAsTheyAre) {

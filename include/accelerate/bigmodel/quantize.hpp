@@ -98,7 +98,8 @@ struct LoadAndQuantizeOptions {
 /// @param weights_location  as check_state_dict(): safetensors, torch.save's, sharded, or a .gguf file. Weights that it
 /// has in few bits already (saved by bitsandbytes, or GGUF's blocks) stay as they are. Empty: the model has its
 /// weights, which are replaced.
-/// @throws ConfigError for a configuration that is not valid and weights that can't be encoded (NaN), by name;
+/// @throws ConfigError for a configuration that is not valid, for a folder whose config.json names another quant_method
+/// (gptq, awq …), and for weights that can't be encoded (NaN), by name;
 /// otherwise as load_checkpoint_and_dispatch()
 ACCELERATE_API DispatchedModel load_and_quantize_model(const ModelRef& model, const BnbQuantizationConfig& config,
                                                        const std::filesystem::path& weights_location = {},
@@ -122,7 +123,9 @@ ACCELERATE_API std::map<std::string, at::Tensor> quantized_state_dict(const Mode
                                                                       at::ScalarType quant_storage = at::kByte);
 
 /// Writes model.safetensors with quantized_state_dict(), and `quantization_config` into the folder's config.json (made
-/// if there is none; its other fields stay), so that transformers and load_and_quantize_model() load the folder.
+/// if there is none; its other fields stay), so that transformers and load_and_quantize_model() load the folder. Each
+/// file is replaced when its new one is whole. Who is killed in between leaves a config.json with all its fields whose
+/// quant_method, "unfinished_save", is refused by from_json() and by transformers.
 /// @param config  with which the model was loaded
 /// @throws as quantized_state_dict() and save_safetensors()
 ACCELERATE_API void save_quantized_model(const ModelRef& model, const BnbQuantizationConfig& config,

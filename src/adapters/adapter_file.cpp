@@ -1,0 +1,50 @@
+#include "adapters/adapter_file.hpp"
+
+#include <string_view>
+
+#include "accelerate/formats/safetensors.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate::detail {
+
+AdapterFile read_adapter(const std::filesystem::path& folder) {
+  auto [config, whole_names] = read_config(folder / "adapter_config.json");
+  AdapterFile adapter{.config = std::move(config), .whole_names = whole_names};
+  const auto file = folder / "adapter_model.safetensors";
+  const auto where = "load_adapter: '" + file.string() + "'";
+  for (const auto& [name, tensor] : load_safetensors(file)) {
+    std::string_view path = name;
+    const auto take = [&](std::string_view end) {
+      if (!path.ends_with(end)) return false;
+      path.remove_suffix(end.size());
+      return true;
+    };
+    if (path.starts_with(kPrefix)) path.remove_prefix(std::string_view(kPrefix).size());
+    else path = {};
+    const bool is_a = take(".lora_A.weight");
+    if (path.empty() || (!is_a && !take(".lora_B.weight")) || path.empty())
+      raise<CheckpointError>("{}: found '{}', expected {}<module>.lora_A.weight and .lora_B.weight only", where, name,
+                             kPrefix);
+    auto& pair = adapter.pairs[std::string(path)];
+    (is_a ? pair.first : pair.second) = tensor;
+  }
+  if (adapter.pairs.empty()) raise<CheckpointError>("{}: found no tensors, expected an adapter's", where);
+  for (const auto& [path, pair] : adapter.pairs) {
+    const auto& [a, b] = pair;
+    if (!a.defined() || !b.defined())
+      raise<CheckpointError>("{}: found no {} of '{}', expected both lora_A and lora_B", where,
+                             a.defined() ? "lora_B" : "lora_A", path);
+    if (!a.is_floating_point() || !b.is_floating_point())
+      raise<CheckpointError>("{}: found {} in '{}', expected floating point", where,
+                             c10::toString((a.is_floating_point() ? b : a).scalar_type()), path);
+    const int64_t rank = rank_of(adapter.config, path);
+    if (a.dim() != 2 || b.dim() != 2 || a.size(0) != rank || b.size(1) != rank)
+      raise<CheckpointError>(
+          "{}: found lora_A {} and lora_B {} of '{}', expected [{}, inputs] and [outputs, {}], as adapter_config.json "
+          "has that rank for it",
+          where, a.sizes(), b.sizes(), path, rank, rank);
+  }
+  return adapter;
+}
+
+}  // namespace accelerate::detail
