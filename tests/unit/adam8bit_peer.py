@@ -1,7 +1,7 @@
 """What bitsandbytes' 8-bit optimizers do.
 
 usage: adam8bit_peer.py codes IN OUT         codes of IN's tensors, by each map and way to search
-       adam8bit_peer.py train IN OUT SEARCH  as many steps as IN has gradients; SEARCH: nearest or native
+       adam8bit_peer.py train IN OUT [IN OUT …] SEARCH  as many steps as IN has gradients; SEARCH: nearest or native
 """
 import sys
 
@@ -47,17 +47,18 @@ if mode == "codes":
                 result[key] = {"codes": codes, "absmax": absmax, "values": back}
     torch.save(result, sys.argv[3])
 elif mode == "train":
-    case = torch.load(sys.argv[2])
-    if sys.argv[4] == "nearest":
+    if sys.argv[-1] == "nearest":
         def encode(values, code, absmax, out, block):
             codes, scales = nearest(values, code, block)
             out.copy_(codes), absmax.copy_(scales)
         cpu._quant_blockwise_fp32_direct = encode
-    optimizer, params = make(case)
-    if "state" in case:
-        optimizer.load_state_dict(case["state"])
-    for gradients in case["gradients"]:
-        for p, g in zip(params, gradients):
-            p.grad = g.clone()
-        optimizer.step()
-    torch.save({"params": [p.detach() for p in params], "state": optimizer.state_dict()}, sys.argv[3])
+    for given, out in zip(sys.argv[2:-1:2], sys.argv[3:-1:2]):
+        case = torch.load(given)
+        optimizer, params = make(case)
+        if "state" in case:
+            optimizer.load_state_dict(case["state"])
+        for gradients in case["gradients"]:
+            for p, g in zip(params, gradients):
+                p.grad = g.clone()
+            optimizer.step()
+        torch.save({"params": [p.detach() for p in params], "state": optimizer.state_dict()}, out)

@@ -22,6 +22,7 @@
 namespace accelerate {
 namespace {
 
+namespace fs = std::filesystem;
 using namespace accelerate::optim;
 using codes::Map;
 using codes::Search;
@@ -229,19 +230,33 @@ const std::vector<Settings>& all_settings() {
 
 TEST(Adam8bitTest, TwentyStepsAreThoseOfBitsandbytesToTheBit) {
   SKIP_WITHOUT_PYTHON();
+  struct Run {
+    const Settings& settings;
+    Tensors params;
+    fs::path result;
+  };
+  std::vector<Run> runs;
+  std::vector<std::string> arguments{"train"};  // all in one process: its imports are what takes time
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     for (const auto& settings : all_settings()) {
       const auto params = make_parameters(dtype, dtype == at::kFloat && &settings == all_settings().data());
-      checkpointing::save_object(case_of(settings, params, 0, 20), scratch("case.bin"));
-      run_peer({"train", scratch("case.bin"), scratch("result.bin"), "nearest"});
-      const auto optimizer = make(settings, params);
-      for (int64_t i = 0; i < 20; ++i) step(*optimizer, params, i);
-      const auto theirs = checkpointing::load_object(scratch("result.bin")).toGenericDict();
-      const auto expected = theirs.at("params").toListRef();
-      for (size_t i = 0; i < params.size(); ++i)
-        EXPECT_TRUE(same(params[i].detach(), expected[i].toTensor())) << settings.name << " parameter " << i;
-      EXPECT_EQ(difference(optimizer->state_dict(), theirs.at("state")), "") << settings.name;
+      const auto number = std::to_string(runs.size());
+      const auto given = scratch("case" + number + ".bin"), result = scratch("result" + number + ".bin");
+      checkpointing::save_object(case_of(settings, params, 0, 20), given);
+      arguments.push_back(given), arguments.push_back(result);
+      runs.push_back({settings, params, result});
     }
+  arguments.push_back("nearest");
+  run_peer(arguments);
+  for (const auto& [settings, params, result] : runs) {
+    const auto optimizer = make(settings, params);
+    for (int64_t i = 0; i < 20; ++i) step(*optimizer, params, i);
+    const auto theirs = checkpointing::load_object(result).toGenericDict();
+    const auto expected = theirs.at("params").toListRef();
+    for (size_t i = 0; i < params.size(); ++i)
+      EXPECT_TRUE(same(params[i].detach(), expected[i].toTensor())) << settings.name << " parameter " << i;
+    EXPECT_EQ(difference(optimizer->state_dict(), theirs.at("state")), "") << settings.name;
+  }
 }
 
 /// bitsandbytes' library for CPUs finds codes on a grid (Search::on_grid): another rounding, and elements whose
