@@ -7,8 +7,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp2.h>
 #include <ATen/ops/floor.h>
-#include <ATen/ops/log2.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/log2.h>
 #include <ATen/ops/reciprocal.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
@@ -56,9 +56,7 @@ uint8_t* bytes_of(const at::Tensor& codes) { return static_cast<uint8_t*>(codes.
 
 }  // namespace
 
-at::ScalarType scalar_type(Float8 format) {
-  return format == Float8::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2;
-}
+at::ScalarType scalar_type(Float8 format) { return format == Float8::e4m3 ? at::kFloat8_e4m3fn : at::kFloat8_e5m2; }
 
 float largest(Float8 format) { return format == Float8::e4m3 ? 448.0f : 57344.0f; }
 
@@ -126,9 +124,10 @@ at::Tensor encode(const at::Tensor& x, const at::Tensor& scale, Float8 format) {
   require_floating("encode", x);
   const at::Tensor scaled = x.detach().to(at::kFloat).mul(scale);
   if (!scaled.sizes().equals(x.sizes()))
-    raise<ShapeError>("encode: scales of shape [{}] don't fit a tensor of shape [{}]; expected 1, or the tensor's size, "
-                      "in each dimension",
-                      fmt::join(scale.sizes(), ", "), fmt::join(x.sizes(), ", "));
+    raise<ShapeError>(
+        "encode: scales of shape [{}] don't fit a tensor of shape [{}]; expected 1, or the tensor's size, "
+        "in each dimension",
+        fmt::join(scale.sizes(), ", "), fmt::join(x.sizes(), ", "));
   return encode_once(scaled, at::scalar_tensor(1.0, scaled.options()), format, {}).codes;
 }
 

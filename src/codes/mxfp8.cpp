@@ -2,11 +2,11 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/ldexp.h>
-#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 
+#include <array>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -48,17 +48,20 @@ at::Tensor exponents_of(const at::Tensor& amax, Float8 format) {
   return special.to(at::kByte);
 }
 
-/// 2^(sign * (exponent - 127)) in fp32, NaN for 255.
+/// 2^(sign * (exponent - 127)), NaN for 255.
 at::Tensor powers(const at::Tensor& exponents, int sign) {
-  const at::Tensor power = exponents.to(at::kInt).sub(127).mul_(sign);
-  const at::Tensor value = at::ldexp(at::scalar_tensor(1.0, power.options().dtype(at::kDouble)), power).to(at::kFloat);
-  return value.masked_fill(exponents.eq(255), std::numeric_limits<float>::quiet_NaN());
+  std::array<float, 256> table{};
+  for (int i = 0; i < 255; ++i) table[static_cast<size_t>(i)] = std::ldexp(1.0f, sign * (i - 127));
+  table[255] = std::numeric_limits<float>::quiet_NaN();
+  const at::Tensor all = at::tensor(at::ArrayRef<float>(table.data(), table.size()), at::kFloat);
+  return all.to(exponents.device()).index_select(0, exponents.reshape({-1}).to(at::kInt)).view_as(exponents);
 }
 
 }  // namespace
 
 MxCodes encode_mx(const at::Tensor& x, Float8 format) {
-  if (x.dim() == 0) throw ShapeError("encode_mx: found a scalar, expected at least one dimension: blocks lie along the last");
+  if (x.dim() == 0)
+    throw ShapeError("encode_mx: found a scalar, expected at least one dimension: blocks lie along the last");
   const at::NoGradGuard no_grad;
   const at::Tensor blocks = in_blocks(x.detach().to(at::kFloat));
   const at::Tensor exponents = exponents_of(codes::amax(blocks, -1), format);

@@ -1,8 +1,8 @@
 #pragma once
 
-/// Numbers in 8 bits: E4M3 ("fn": no infinity, largest 448) and E5M2 (largest 57344), and scales that bring tensors into
-/// their range. Codes are ordinary tensors of LibTorch's kFloat8_e4m3fn and kFloat8_e5m2; scales are fp32 and say what
-/// values are *multiplied* by before they are rounded: value = code / scale.
+/// Numbers in 8 bits: E4M3 ("fn": no infinity, largest 448) and E5M2 (largest 57344), and scales that bring tensors
+/// into their range. Codes are ordinary tensors of LibTorch's kFloat8_e4m3fn and kFloat8_e5m2; scales are fp32 and say
+/// what values are *multiplied* by before they are rounded: value = code / scale.
 ///
 /// Casts saturate: what lies beyond the largest number becomes it, infinities too; NaN stays NaN. Ties go to even.
 /// (LibTorch's own conversion makes NaN (E4M3) or infinity (E5M2) of what is too large; within the range both agree to

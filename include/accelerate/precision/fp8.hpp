@@ -1,9 +1,10 @@
 #pragma once
 
-/// Training with products in 8-bit floating point, on unmodified models: while an FP8Scope is open on a thread, products
-/// with the model's weights (linear, addmm, matmul, mm with a whole parameter or its transpose) are computed from fp8
-/// codes of input and weight, and their backward from fp8 codes of the gradient. On CPUs, and GPUs before sm_89, that is
-/// emulated exactly (codes are decoded, products accumulate in fp32); from sm_89 on at::_scaled_mm computes.
+/// Training with products in 8-bit floating point, on unmodified models: while an FP8Scope is open on a thread,
+/// products with the model's weights (linear, addmm, matmul, mm with a whole parameter or its transpose) are computed
+/// from fp8 codes of input and weight, and their backward from fp8 codes of the gradient. On CPUs, and GPUs before
+/// sm_89, that is emulated exactly (codes are decoded, products accumulate in fp32); from sm_89 on at::_scaled_mm
+/// computes.
 ///
 ///     FP8Training training({.backend = FP8Backend::te}, model);   // once, after prepare
 ///     for (auto& batch : loader) {

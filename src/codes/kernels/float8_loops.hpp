@@ -1,7 +1,7 @@
 #pragma once
 
-/// The loops of Float8Loops, for the compiler to turn into vectors. Each file that includes this is compiled for another
-/// instruction set, so that nothing here may have a name that two of them share.
+/// The loops of Float8Loops, for the compiler to turn into vectors. Each file that includes this is compiled for
+/// another instruction set, so that nothing here may have a name that two of them share.
 
 #include <algorithm>
 #include <bit>
@@ -77,7 +77,8 @@ template <class Format> void decode_loop(const uint8_t* codes, int64_t count, fl
     const uint32_t special = 0u - static_cast<uint32_t>(magnitude >= Format::kFirstSpecial);
     const uint32_t nan = 0u - static_cast<uint32_t>(magnitude > 0x7c);
     const uint32_t normal = (magnitude << kShift) + kRebias;
-    const uint32_t value = choose(special, kInfinity | (nan & 0x400000), choose(small, std::bit_cast<uint32_t>(on_grid), normal));
+    const uint32_t value =
+        choose(special, kInfinity | (nan & 0x400000), choose(small, std::bit_cast<uint32_t>(on_grid), normal));
     values[i] = std::bit_cast<float>(value | (code & 0x80) << 24) * factor;
   }
 }
@@ -88,7 +89,8 @@ uint32_t amax_loop(const float* from, int64_t count) {
   return largest;
 }
 
-constexpr Float8Loops kFloat8Loops{{&encode_loop<E4M3>, &encode_loop<E5M2>}, {&decode_loop<E4M3>, &decode_loop<E5M2>}, &amax_loop};
+constexpr Float8Loops kFloat8Loops{
+    {&encode_loop<E4M3>, &encode_loop<E5M2>}, {&decode_loop<E4M3>, &decode_loop<E5M2>}, &amax_loop};
 
 }  // namespace
 }  // namespace accelerate::codes::kernels

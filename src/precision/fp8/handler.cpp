@@ -29,8 +29,8 @@ struct Places {
 
 const Places* places_of(const std::string& name) {
   static const std::unordered_map<std::string_view, Places> places{
-      {"aten::linear", {0, 1, 2, true}},     {"accelerate_models::row_product", {0, 1, 2, true}},
-      {"aten::mm", {0, 1, kNone, false}},    {"aten::matmul", {0, 1, kNone, false}},
+      {"aten::linear", {0, 1, 2, true}},  {"accelerate_models::row_product", {0, 1, 2, true}},
+      {"aten::mm", {0, 1, kNone, false}}, {"aten::matmul", {0, 1, kNone, false}},
       {"aten::addmm", {1, 2, 0, false}},
   };
   const auto found = places.find(name);
@@ -38,9 +38,7 @@ const Places* places_of(const std::string& name) {
 }
 
 /// Backward multiplies by weights, too, with the same operators; recomputed forwards run there with gradients on.
-bool within_backward() {
-  return torch::autograd::get_current_graph_task_id() != -1 && !at::GradMode::is_enabled();
-}
+bool within_backward() { return torch::autograd::get_current_graph_task_id() != -1 && !at::GradMode::is_enabled(); }
 
 bool has_other_factors(const OperatorCall& call) {
   for (const char* factor : {"alpha", "beta"})

@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -100,8 +101,7 @@ Made compute(const Job& job, const at::Tensor& x, const at::Tensor& w, const at:
              bool grad_w) {
   const Plan& plan = job.core().plan;
   const at::Tensor rows = as_matrix(x.detach());
-  const auto of_x =
-      make_operands(rows, &plan.x, grad_w ? &plan.x_for_w : nullptr, job.forward_scale(kInput), true);
+  const auto of_x = make_operands(rows, &plan.x, grad_w ? &plan.x_for_w : nullptr, job.forward_scale(kInput), true);
   if (const at::Tensor amax = amax_of(of_x); job.pass.records && amax.defined())
     job.core().forward->record(job.weight->slot, kInput, amax);
   const auto of_w = weight_operands(job, w.detach(), grad_x);
@@ -116,8 +116,9 @@ Made compute(const Job& job, const at::Tensor& x, const at::Tensor& w, const at:
 
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& w,
-                            const at::Tensor& bias, const c10::intrusive_ptr<Job>& job) {
+                            const std::optional<at::Tensor>& given_bias, const c10::intrusive_ptr<Job>& job) {
     const OnlyKernels kernels;
+    const at::Tensor bias = given_bias.value_or(at::Tensor());
     const bool grad_x = x.requires_grad(), grad_w = w.requires_grad();
     // A weight whose bytes come and go is there again in backward; its codes would stay meanwhile.
     const bool comes_again = Member::of(w) != nullptr;
@@ -132,9 +133,9 @@ struct Linear : torch::autograd::Function<Linear> {
     context->save_for_backward(std::move(saved));
     context->saved_data["job"] = c10::IValue::make_capsule(job);
     context->saved_data["x"] = c10::IValue(x.sizes());
-    context->saved_data["dtypes"] = std::vector<int64_t>{
-        static_cast<int64_t>(x.scalar_type()), static_cast<int64_t>(w.scalar_type()),
-        static_cast<int64_t>(bias.defined() ? bias.scalar_type() : at::kFloat), bias.defined()};
+    context->saved_data["dtypes"] =
+        std::vector<int64_t>{static_cast<int64_t>(x.scalar_type()), static_cast<int64_t>(w.scalar_type()),
+                             static_cast<int64_t>(bias.defined() ? bias.scalar_type() : at::kFloat), bias.defined()};
     return made.y;
   }
 
@@ -152,10 +153,10 @@ struct Linear : torch::autograd::Function<Linear> {
     const auto dtypes = context->saved_data["dtypes"].toIntVector();
     const auto dtype = [&](size_t i) { return static_cast<at::ScalarType>(dtypes[i]); };
     const at::Tensor g = as_matrix(gradients[0]);
-    const auto scale = core.backward ? core.backward->column(core.backward->scales(), job->weight->slot, kGradOutput)
-                                     : at::Tensor();
-    const auto of_g = make_operands(g, grad_x ? &core.plan.g_for_x : nullptr, grad_w ? &core.plan.g_for_w : nullptr,
-                                    scale, true);
+    const auto scale =
+        core.backward ? core.backward->column(core.backward->scales(), job->weight->slot, kGradOutput) : at::Tensor();
+    const auto of_g =
+        make_operands(g, grad_x ? &core.plan.g_for_x : nullptr, grad_w ? &core.plan.g_for_w : nullptr, scale, true);
     if (const at::Tensor amax = amax_of(of_g); amax.defined())
       job->core().backward->record(job->weight->slot, kGradOutput, amax);
     at::Tensor of_x, of_w, of_bias;
@@ -184,7 +185,7 @@ at::Tensor linear(const Pass& pass, const at::Tensor& x, const at::Tensor& w, co
   const auto job = c10::make_intrusive<Job>(pass, found.weight, found.turned);
   const bool graph = at::GradMode::is_enabled() &&
                      (x.requires_grad() || w.requires_grad() || (bias.defined() && bias.requires_grad()));
-  if (graph) return Linear::apply(x, w, bias, job);
+  if (graph) return Linear::apply(x, w, bias.defined() ? std::optional(bias) : std::nullopt, job);
   const OnlyKernels kernels;
   return compute(*job, x, w, bias, false, false).y;
 }

@@ -12,9 +12,9 @@ namespace accelerate::fp8 {
 /// How an open scope, or the recomputation of what ran in one, treats products.
 struct Pass {
   std::shared_ptr<Core> core;
-  at::Tensor scales;       ///< of delayed scaling, as the scope found them
-  bool records = false;    ///< amax: in training
-  bool replays = false;    ///< what ran before; nothing is recorded or kept then
+  at::Tensor scales;     ///< of delayed scaling, as the scope found them
+  bool records = false;  ///< amax: in training
+  bool replays = false;  ///< what ran before; nothing is recorded or kept then
   std::optional<bool> is_first_microbatch;
 };
 

@@ -61,8 +61,12 @@ at::Tensor padded(const at::Tensor& codes) {
 }  // namespace
 
 Operand Operand::turned() const {
-  return {codes.defined() ? codes.t() : codes, values.defined() ? values.t() : values, inverse, exponents,
-          high.defined() ? high.t() : high, amax};
+  return {codes.defined() ? codes.t() : codes,
+          values.defined() ? values.t() : values,
+          inverse,
+          exponents,
+          high.defined() ? high.t() : high,
+          amax};
 }
 
 Operand make_operand(const at::Tensor& matrix, const Cast& cast, const at::Tensor& scale, bool values) {

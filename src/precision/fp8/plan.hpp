@@ -29,9 +29,9 @@ struct Cast {
 
 /// The operands of a layer's three products, which sum over inputs, outputs and rows of x.
 struct Plan {
-  Cast x, w;                ///< y = x w^T
-  Cast g_for_x, w_for_x;    ///< gradient of x = g w
-  Cast g_for_w, x_for_w;    ///< gradient of w = g^T x
+  Cast x, w;                     ///< y = x w^T
+  Cast g_for_x, w_for_x;         ///< gradient of x = g w
+  Cast g_for_w, x_for_w;         ///< gradient of w = g^T x
   bool rounds_gradient = false;  ///< of the weight, to E4M3 (MS-AMP)
   bool pads = true;              ///< else what is summed over has to be a multiple of 16
 

@@ -30,6 +30,7 @@ struct Candidate {
   std::string name, module;
   at::Tensor weight;
   bool embeds = true;  ///< all modules that hold it are embeddings
+  bool layer = false;  ///< it is the weight of a layer that is no embedding
 };
 
 /// Parameters of two dimensions, in the order of modules; tied ones at their last place, as an output layer is often
@@ -47,7 +48,8 @@ std::vector<Candidate> candidates_of(const ModelRef& model) {
         if (embeds) continue;
         candidates.erase(before);
       }
-      candidates.push_back({names.at(tensor.unsafeGetTensorImpl()), module.path, tensor, embeds});
+      candidates.push_back(
+          {names.at(tensor.unsafeGetTensorImpl()), module.path, tensor, embeds, !embeds && name == "weight"});
     }
   return candidates;
 }
@@ -72,7 +74,7 @@ std::unordered_set<const at::TensorImpl*> left_out(const FP8RecipeKwargs& recipe
   }
   for (const auto& one : candidates)
     if (one.embeds) leave(one);
-  const auto is_linear = [](const Candidate& one) { return !one.embeds; };
+  const auto is_linear = [](const Candidate& one) { return one.layer; };
   const auto first = std::find_if(candidates.begin(), candidates.end(), is_linear);
   const auto last = std::find_if(candidates.rbegin(), candidates.rend(), is_linear);
   if (first != candidates.end()) leave(*first), leave(*last);
