@@ -378,7 +378,7 @@ TEST(FP8, BlocksFollowWhatIsSummedOver) {
 TEST(FP8, OverridesComputeThatProductInHighPrecision) {
   for (size_t which = 0; which < 3; ++which) {
     Layer layer(11), plain(11);
-    FP8RecipeKwargs recipe{.use_current_scaling = true};
+    FP8Recipe recipe{.use_current_scaling = true};
     recipe.override_linear_precision[which] = true;
     FP8Training training(recipe, layer.linear);
     layer.step(training);
@@ -394,18 +394,8 @@ TEST(FP8, OverridesComputeThatProductInHighPrecision) {
 
 TEST(FP8, MsampRoundsWeightGradients) {
   Layer layer(12);
-  std::unique_ptr<FP8Training> training;
-  EXPECT_THAT(support::warnings_of([&] {
-                training = std::make_unique<FP8Training>(
-                    FP8RecipeKwargs{.backend = FP8Backend::msamp, .opt_level = MSAMPOptLevel::O2}, layer.linear);
-              }),
-              AllOf(HasSubstr("deprecated"), HasSubstr("AdamW8bit")));
-  EXPECT_THAT(support::warnings_of([&] {
-                FP8Training(FP8RecipeKwargs{.backend = FP8Backend::msamp, .opt_level = MSAMPOptLevel::O1},
-                            layer.linear);
-              }),
-              AllOf(HasSubstr("deprecated"), ::testing::Not(HasSubstr("AdamW8bit"))));
-  layer.step(*training);
+  FP8Training training(FP8Recipe{.backend = FP8Backend::msamp}, layer.linear);
+  layer.step(training);
   const auto grad = layer.linear->weight.grad();
   EXPECT_TRUE(torch::allclose(fp8::rounded_to(grad, Float8::e4m3), grad, 1e-6, 0));
   const auto x = rounded(layer.rows(), present_scale(layer.rows(), Float8::e4m3), Float8::e4m3);
@@ -493,7 +483,7 @@ TEST(FP8, TakesTheProductsOfUnmodifiedModels) {
 }
 
 /// Gradients after steps in which scales changed.
-std::vector<at::Tensor> gradients_of(FP8RecipeKwargs recipe, bool recomputed) {
+std::vector<at::Tensor> gradients_of(FP8Recipe recipe, bool recomputed) {
   Net net = make_net();
   FP8Training training(std::move(recipe), net);
   for (int step = 0; step < 2; ++step) {
@@ -519,8 +509,8 @@ std::vector<at::Tensor> gradients_of(FP8RecipeKwargs recipe, bool recomputed) {
 }
 
 TEST(FP8, RecomputationUsesTheScalesOfTheFirstRun) {
-  for (const auto& recipe : {FP8RecipeKwargs{.amax_history_len = 3}, FP8RecipeKwargs{.use_current_scaling = true},
-                             FP8RecipeKwargs{.use_mxfp8_block_scaling = true}}) {
+  for (const auto& recipe : {FP8Recipe{.amax_history_len = 3}, FP8Recipe{.use_current_scaling = true},
+                             FP8Recipe{.use_mxfp8_block_scaling = true}}) {
     const auto plain = gradients_of(recipe, false), again = gradients_of(recipe, true);
     ASSERT_EQ(plain.size(), again.size());
     for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(plain[i].equal(again[i])) << i;
@@ -528,8 +518,7 @@ TEST(FP8, RecomputationUsesTheScalesOfTheFirstRun) {
 }
 
 TEST(FP8, WeightsWhoseBytesComeAndGoGiveTheSame) {
-  for (const auto& recipe :
-       {FP8RecipeKwargs{.amax_history_len = 3}, FP8RecipeKwargs{.use_mxfp8_block_scaling = true}}) {
+  for (const auto& recipe : {FP8Recipe{.amax_history_len = 3}, FP8Recipe{.use_mxfp8_block_scaling = true}}) {
     Net plain = make_net(), moved = make_net();
     FP8Training first(recipe, plain), second(recipe, moved);
     const auto units = residency_test::shard_children(moved.ptr(), {});
@@ -554,7 +543,7 @@ TEST(FP8, WeightsWhoseBytesComeAndGoGiveTheSame) {
 }
 
 TEST(FP8, EvaluationIsInHighPrecisionUnlessAskedFor) {
-  const auto products = [](FP8RecipeKwargs recipe) {
+  const auto products = [](FP8Recipe recipe) {
     Net net = make_net();
     FP8Training training(std::move(recipe), net);
     const torch::NoGradGuard no_grad;
@@ -601,7 +590,7 @@ TEST(FP8, InnerDimensionsThatAreNotPaddedAreRefused) {
 }
 
 TEST(FP8, MicroBatchesShareTheWeightsCodes) {
-  for (const auto& recipe : {FP8RecipeKwargs{}, FP8RecipeKwargs{.use_mxfp8_block_scaling = true}}) {
+  for (const auto& recipe : {FP8Recipe{}, FP8Recipe{.use_mxfp8_block_scaling = true}}) {
     Layer layer(14), fresh(14);
     FP8Training training(recipe, layer.linear), control(recipe, fresh.linear);
     layer.step(training, {.is_first_microbatch = true});
@@ -641,7 +630,7 @@ TEST(FP8, NobodyHasToCallTheUpdates) {
 
 TEST(FP8, StateContinuesWhereItWas) {
   Layer layer(16), other(16);
-  const FP8RecipeKwargs recipe{.interval = 2, .amax_history_len = 4, .amax_compute_algo = AmaxComputeAlgo::max};
+  const FP8Recipe recipe{.interval = 2, .amax_history_len = 4, .amax_compute_algo = AmaxComputeAlgo::max};
   FP8Training training(recipe, layer.linear), resumed(recipe, other.linear);
   for (int step = 0; step < 3; ++step) layer.step(training);
   resumed.load_state_dict(training.state_dict());
@@ -699,7 +688,7 @@ TEST(FP8, SecondDerivativesAreRefused) {
 }
 
 TEST(FP8, RecipesThatCannotActAreRefused) {
-  const auto message = [](const FP8RecipeKwargs& recipe) {
+  const auto message = [](const FP8Recipe& recipe) {
     return support::message_of<ConfigError>([&] { recipe.validate(); });
   };
   EXPECT_THAT(message({.interval = 0}), HasSubstr("interval is 0"));

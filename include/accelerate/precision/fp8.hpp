@@ -47,7 +47,7 @@ enum class MSAMPOptLevel { O1, O2 };
 
 /// All settings of fp8 training. Fields below a back-end's name act with that back-end only; validate() refuses others
 /// that differ from their default.
-struct FP8RecipeKwargs {
+struct FP8Recipe {
   FP8Backend backend = FP8Backend::te;
 
   // te
@@ -106,13 +106,13 @@ class ACCELERATE_API FP8Training {
  public:
   /// Takes part: every 2-D parameter whose sizes are multiples of 16 and that the recipe does not leave out. Holds the
   /// parameters (of FSDP: the members), so it is made after engines have replaced storages, or before: both work.
-  /// @throws ConfigError as FP8RecipeKwargs::validate. Warns about msamp (deprecated; says what O1/O2 mean here).
-  FP8Training(FP8RecipeKwargs recipe, const ModelRef& model);
+  /// @throws ConfigError as FP8Recipe::validate.
+  FP8Training(FP8Recipe recipe, const ModelRef& model);
   FP8Training(const FP8Training&) = delete;
   FP8Training& operator=(const FP8Training&) = delete;
   ~FP8Training();
 
-  const FP8RecipeKwargs& recipe() const;
+  const FP8Recipe& recipe() const;
   /// Names of the weights that take part, in the order of the model's parameters.
   const std::vector<std::string>& weights() const;
 

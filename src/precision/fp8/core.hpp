@@ -41,9 +41,9 @@ enum Backward : int64_t { kGradOutput, kGradInput, kBackwardWidth };
 
 /// All that fp8 training of one model shares between forward, backward and recomputation.
 struct Core {
-  explicit Core(FP8RecipeKwargs settings) : recipe(std::move(settings)), plan(plan_of(recipe)) {}
+  explicit Core(FP8Recipe settings) : recipe(std::move(settings)), plan(plan_of(recipe)) {}
 
-  const FP8RecipeKwargs recipe;
+  const FP8Recipe recipe;
   const Plan plan;
   std::vector<Weight> weights;
   std::vector<std::string> taking_part;

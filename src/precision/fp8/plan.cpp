@@ -8,14 +8,14 @@ namespace {
 void refuse_field(bool refused, FP8Backend backend, const char* field, const char* of) {
   static constexpr const char* kNames[] = {"te", "ao", "msamp"};
   if (refused)
-    raise<ConfigError>("FP8RecipeKwargs: {} was given with the back-end {}, expected its default: it acts with {} only",
+    raise<ConfigError>("FP8Recipe: {} was given with the back-end {}, expected its default: it acts with {} only",
                        field, kNames[static_cast<size_t>(backend)], of);
 }
 
 }  // namespace
 
-void FP8RecipeKwargs::validate() const {
-  const FP8RecipeKwargs defaults;
+void FP8Recipe::validate() const {
+  const FP8Recipe defaults;
   const bool te = backend == FP8Backend::te, ao = backend == FP8Backend::ao;
   refuse_field(!te && margin != defaults.margin, backend, "margin", "te");
   refuse_field(!te && interval != defaults.interval, backend, "interval", "te");
@@ -34,13 +34,13 @@ void FP8RecipeKwargs::validate() const {
                "enable_fsdp_float8_all_gather", "ao");
   refuse_field(backend != FP8Backend::msamp && opt_level != defaults.opt_level, backend, "opt_level", "msamp");
   if (margin < -120 || margin > 120)
-    raise<ConfigError>("FP8RecipeKwargs: margin is {}, expected -120 to 120: scales are divided by 2^margin", margin);
-  if (interval < 1) raise<ConfigError>("FP8RecipeKwargs: interval is {}, expected 1 update or more", interval);
+    raise<ConfigError>("FP8Recipe: margin is {}, expected -120 to 120: scales are divided by 2^margin", margin);
+  if (interval < 1) raise<ConfigError>("FP8Recipe: interval is {}, expected 1 update or more", interval);
   if (amax_history_len < 1)
-    raise<ConfigError>("FP8RecipeKwargs: amax_history_len is {}, expected 1 entry or more", amax_history_len);
+    raise<ConfigError>("FP8Recipe: amax_history_len is {}, expected 1 entry or more", amax_history_len);
   if (use_mxfp8_block_scaling && use_current_scaling)
     throw ConfigError(
-        "FP8RecipeKwargs: use_mxfp8_block_scaling and use_current_scaling are both set, expected one of them at most: "
+        "FP8Recipe: use_mxfp8_block_scaling and use_current_scaling are both set, expected one of them at most: "
         "they are different ways to choose scales");
   if (use_mxfp8_block_scaling || use_current_scaling) {
     const char* of = "delayed scaling: leave use_mxfp8_block_scaling and use_current_scaling off";
@@ -53,15 +53,15 @@ void FP8RecipeKwargs::validate() const {
 
 namespace fp8 {
 
-codes::Float8 forward_format(const FP8RecipeKwargs& recipe) {
+codes::Float8 forward_format(const FP8Recipe& recipe) {
   return recipe.fp8_format == FP8Format::e5m2 ? codes::Float8::e5m2 : codes::Float8::e4m3;
 }
 
-codes::Float8 backward_format(const FP8RecipeKwargs& recipe) {
+codes::Float8 backward_format(const FP8Recipe& recipe) {
   return recipe.fp8_format == FP8Format::e4m3 ? codes::Float8::e4m3 : codes::Float8::e5m2;
 }
 
-Plan plan_of(const FP8RecipeKwargs& recipe) {
+Plan plan_of(const FP8Recipe& recipe) {
   using codes::Float8;
   Plan plan;
   if (recipe.backend == FP8Backend::ao && recipe.config != AORecipe::tensorwise) {

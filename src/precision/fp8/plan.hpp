@@ -42,9 +42,9 @@ struct Plan {
   }
 };
 
-Plan plan_of(const FP8RecipeKwargs& recipe);
+Plan plan_of(const FP8Recipe& recipe);
 /// Of weights and activations, and of gradients.
-codes::Float8 forward_format(const FP8RecipeKwargs& recipe);
-codes::Float8 backward_format(const FP8RecipeKwargs& recipe);
+codes::Float8 forward_format(const FP8Recipe& recipe);
+codes::Float8 backward_format(const FP8Recipe& recipe);
 
 }  // namespace accelerate::fp8

@@ -10,7 +10,6 @@
 
 #include "accelerate/precision/fp8.hpp"
 #include "precision/fp8/handler.hpp"
-#include "utils/log.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -62,8 +61,7 @@ bool fits(const at::Tensor& weight) {
 
 /// torchao's rule as Accelerate has it: the first and the last linear layer stay in high precision. A weight that
 /// embeds, too, is the last one in disguise.
-std::unordered_set<const at::TensorImpl*> left_out(const FP8RecipeKwargs& recipe,
-                                                   const std::vector<Candidate>& candidates) {
+std::unordered_set<const at::TensorImpl*> left_out(const FP8Recipe& recipe, const std::vector<Candidate>& candidates) {
   std::unordered_set<const at::TensorImpl*> out;
   if (recipe.backend != FP8Backend::ao) return out;
   const auto leave = [&](const Candidate& one) { out.insert(one.weight.unsafeGetTensorImpl()); };
@@ -81,17 +79,6 @@ std::unordered_set<const at::TensorImpl*> left_out(const FP8RecipeKwargs& recipe
   return out;
 }
 
-void warn_of_msamp(const FP8RecipeKwargs& recipe) {
-  if (recipe.backend != FP8Backend::msamp) return;
-  logs::warn("accelerate.precision",
-             "FP8RecipeKwargs: the back-end msamp is deprecated, as MS-AMP is not maintained; use te or ao. Products "
-             "and gradients of weights are in fp8 as its level O1 has them; gradients travel between ranks in their "
-             "own type{}.",
-             recipe.opt_level == MSAMPOptLevel::O2
-                 ? ", and the states of optimizers, which O2 has in 8 and 16 bits, stay as they are: see AdamW8bit"
-                 : "");
-}
-
 const char* const kUpdates = "updates";
 
 [[noreturn]] void refuse_state(const std::string& what) {
@@ -101,9 +88,8 @@ const char* const kUpdates = "updates";
 
 }  // namespace
 
-FP8Training::FP8Training(FP8RecipeKwargs recipe, const ModelRef& model) : impl_(std::make_shared<Impl>()) {
+FP8Training::FP8Training(FP8Recipe recipe, const ModelRef& model) : impl_(std::make_shared<Impl>()) {
   recipe.validate();
-  warn_of_msamp(recipe);
   impl_->core = std::make_shared<Core>(std::move(recipe));
   Core& core = *impl_->core;
   const auto candidates = candidates_of(model);
@@ -129,7 +115,7 @@ FP8Training::FP8Training(FP8RecipeKwargs recipe, const ModelRef& model) : impl_(
 
 FP8Training::~FP8Training() = default;
 
-const FP8RecipeKwargs& FP8Training::recipe() const { return impl_->core->recipe; }
+const FP8Recipe& FP8Training::recipe() const { return impl_->core->recipe; }
 const std::vector<std::string>& FP8Training::weights() const { return impl_->core->taking_part; }
 FP8Training::Counts FP8Training::counts() const { return impl_->core->counts; }
 
@@ -210,7 +196,7 @@ struct FP8Scope::Open {
 
 FP8Scope::FP8Scope(FP8Training& training, FP8ScopeOptions options) {
   const std::shared_ptr<Core>& core = training.impl_->core;
-  const FP8RecipeKwargs& recipe = core->recipe;
+  const FP8Recipe& recipe = core->recipe;
   if (!options.training && recipe.backend == FP8Backend::te && !recipe.use_autocast_during_eval) return;
   core->index();
   core->settle();
