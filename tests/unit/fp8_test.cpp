@@ -22,7 +22,6 @@
 #include "python.hpp"
 #include "residency_support.hpp"
 #include "scratch.hpp"
-#include "warnings_of.hpp"
 
 namespace accelerate {
 namespace {
