@@ -36,7 +36,7 @@ struct CompleteOptions {
     return options;
   }
 
-  std::string mixed_precision;                    ///< no, fp16 or bf16
+  std::string mixed_precision;                    ///< no, fp16, bf16 or fp8
   std::string checkpointing_steps;                ///< a number of batches, or "epoch": when to save a checkpoint
   std::filesystem::path resume_from_checkpoint;   ///< a folder step_<n> or epoch_<n>, to go on from there
   std::filesystem::path output_dir, project_dir;  ///< of checkpoints and the model; of trackers

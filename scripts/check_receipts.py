@@ -27,6 +27,9 @@ RUN = {
     "MixedPrecision": ("fsdp_plugin.mixed_precision_policy.",),
     "StateDictConfig": ("fsdp_plugin.state_dict_config.", "fsdp_plugin.optim_state_dict_config."),
     "ParallelismConfig": ("parallelism_config.",),
+    "AORecipeKwargs": ("AORecipeKwargs.",),
+    "TERecipeKwargs": ("TERecipeKwargs.",),
+    "MSAMPRecipeKwargs": ("MSAMPRecipeKwargs.",),
 }
 PARTS = "has entries of its own fields"
 REFUSED = "anything but its default is refused"
@@ -44,6 +47,7 @@ LEFT_OUT = {
 NO_RUN = {
     "DeepSpeedPlugin": "AcceleratorOptions refuses it", "MegatronLMPlugin": "AcceleratorOptions refuses it", "ProfileKwargs": "of a profile, which shows what it recorded",
     "TorchDynamoPlugin": "AcceleratorOptions refuses what compiles; entries launch.dynamo_*",
+    "FP8RecipeKwargs": "deprecated; has the entries of TERecipeKwargs or MSAMPRecipeKwargs",
 }
 FIELD = re.compile(r"^  (?!using|return|friend|static|struct|explicit)[\w:<>,\s*&()]+?\s&?(\w+(?:, \w+)*)(?:\s*=\s*[^;]*|\{[^()]*\})?;")
 

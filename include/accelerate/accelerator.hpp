@@ -32,6 +32,7 @@
 #include "accelerate/parallel/fsdp_plugin.hpp"
 #include "accelerate/parallel/parallelism_config.hpp"
 #include "accelerate/precision.hpp"
+#include "accelerate/precision/fp8_kwargs.hpp"
 #include "accelerate/state.hpp"
 #include "accelerate/trackers/tracker.hpp"
 #include "accelerate/utils/given.hpp"
@@ -55,8 +56,9 @@ struct MegatronLMPlugin;   // accelerate/parallel/megatron_lm_plugin.hpp
 struct MemorySnapshot;     // accelerate/accelerator/memory_snapshot.hpp
 struct TorchDynamoPlugin;  // accelerate/utils/kwargs_dict.hpp
 
-using KwargsHandler = std::variant<DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs,
-                                   AutocastKwargs, ProfileKwargs>;
+using KwargsHandler =
+    std::variant<DistributedDataParallelKwargs, GradScalerKwargs, InitProcessGroupKwargs, AutocastKwargs, ProfileKwargs,
+                 AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs, FP8RecipeKwargs>;
 
 /// Fields in the order of the reference's constructor. What is left out comes from the environment that `accelerate
 /// launch` sets, else from the default.
@@ -65,7 +67,7 @@ struct AcceleratorOptions {
   bool device_placement = true;
   /// Short for dataloader_config.split_batches.
   std::optional<bool> split_batches;
-  /// "no", "fp16" or "bf16".
+  /// "no", "fp16", "bf16" or "fp8".
   std::optional<std::string> mixed_precision;
   /// Micro-steps per optimizer step. ACCELERATE_GRADIENT_ACCUMULATION_STEPS wins over it.
   int64_t gradient_accumulation_steps = 1;
@@ -92,7 +94,7 @@ struct AcceleratorOptions {
   Given<MegatronLMPlugin> megatron_lm_plugin;
   /// Schedules step only when their optimizers did, num_processes times.
   bool step_scheduler_with_optimizer = true;
-  /// At most one of each kind.
+  /// At most one of each kind, and one recipe of fp8.
   std::vector<KwargsHandler> kwargs_handlers;
   /// Short for dynamo_plugin.backend. Only "no" is not refused.
   std::optional<std::string> dynamo_backend;
@@ -191,6 +193,8 @@ class ACCELERATE_API Accelerator {
   bool is_last_process() const { return state().is_last_process(); }
   bool use_distributed() const { return state().use_distributed(); }
   std::string mixed_precision() const { return to_string(state().mixed_precision()); }
+  /// Whose fp8 recipe computes: that of the kwargs_handlers, else ACCELERATE_FP8_BACKEND's, else AO. NO without fp8.
+  FP8BackendType fp8_backend() const;
   const AcceleratorOptions& options() const;
   /// As it applies to this job; nothing when nobody gave one.
   const std::optional<ParallelismConfig>& parallelism_config() const;

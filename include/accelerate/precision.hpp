@@ -15,7 +15,7 @@
 
 namespace accelerate {
 
-/// fp16 -> Half, bf16 -> BFloat16, no -> nothing.
+/// fp16 -> Half, bf16 and fp8 (what is no fp8 product) -> BFloat16, no -> nothing.
 ACCELERATE_API std::optional<at::ScalarType> autocast_dtype(PrecisionType precision);
 
 /// @throws ConfigError when `device` can't run autocast in `precision`, naming what it can.

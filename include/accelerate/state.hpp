@@ -26,9 +26,10 @@ class TrafficCounter;
 enum class DistributedType { NO, MULTI_CPU, MULTI_GPU, MULTI_XPU, FSDP };
 ACCELERATE_API const char* to_string(DistributedType type);
 
-enum class PrecisionType { NO, FP16, BF16 };
+/// FP8: products of linear layers in 8 bits, all else as in BF16 (docs/fp8.md).
+enum class PrecisionType { NO, FP16, BF16, FP8 };
 ACCELERATE_API const char* to_string(PrecisionType type);
-/// "no", "fp16" or "bf16". @throws ConfigError naming the valid values.
+/// "no", "fp16", "bf16" or "fp8". @throws ConfigError naming the valid values.
 ACCELERATE_API PrecisionType precision_from_string(const std::string& text);
 
 struct PartialStateOptions {
@@ -109,7 +110,7 @@ class ACCELERATE_API PartialState {
 };
 
 struct AcceleratorStateOptions {
-  /// "no", "fp16", "bf16"; unset: ACCELERATE_MIXED_PRECISION, else "no".
+  /// "no", "fp16", "bf16", "fp8"; unset: ACCELERATE_MIXED_PRECISION, else "no".
   std::optional<std::string> mixed_precision;
   PartialStateOptions partial;
 };

@@ -2,6 +2,7 @@
 #include <array>
 #include <exception>
 
+#include "accelerate/parallel/communication_hook.hpp"
 #include "accelerate/profiler.hpp"
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/utils/memory.hpp"
@@ -12,6 +13,7 @@
 #include "adapters/lora_layer.hpp"
 #include "comm/clock_offset.hpp"
 #include "comm/group.hpp"
+#include "parallel/gradient_hook.hpp"
 #include "utils/counts.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
@@ -53,6 +55,19 @@ void share(const AcceleratorOptions& options) {
   if (!first) first = std::make_shared<SharedEngine>(SharedEngine{options.fsdp_plugin, options.parallelism_config});
 }
 
+/// MS-AMP's part beside the products. @throws ConfigError where the program says itself how gradients travel.
+DistributedDataParallelKwargs with_fp8_gradients(DistributedDataParallelKwargs ddp) {
+  const DistributedDataParallelKwargs defaults;
+  if (ddp.communication_hook || ddp.comm_hook != defaults.comm_hook || ddp.comm_wrapper != defaults.comm_wrapper)
+    throw ConfigError(
+        "Accelerator: found a hook for gradients in DistributedDataParallelKwargs (comm_hook, comm_wrapper or "
+        "communication_hook) beside MS-AMP's recipe, whose gradients travel as fp8, expected one of them; leave the "
+        "hook "
+        "out, or use AORecipeKwargs or TERecipeKwargs");
+  ddp.communication_hook = parallel::fp8_gradients();
+  return ddp;
+}
+
 }  // namespace
 
 at::DeviceType computing_device(const at::Device& device) { return device.is_meta() ? at::kCPU : device.type(); }
@@ -74,7 +89,7 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
           else if constexpr (std::is_same_v<T, GradScalerKwargs>) scaling = kwargs;
           else if constexpr (std::is_same_v<T, InitProcessGroupKwargs>) process_group = kwargs;
           else if constexpr (std::is_same_v<T, AutocastKwargs>) autocast = kwargs;
-          else profiling = kwargs;
+          else if constexpr (std::is_same_v<T, ProfileKwargs>) profiling = kwargs;
         },
         handler);
   }
@@ -89,6 +104,10 @@ Accelerator::Impl::Impl(AcceleratorOptions given)
   // Before this process joins a group, which the others would wait in.
   options.dynamo_plugin = without_compiler(options);
   parallelism = parallel::requested_parallelism(options.parallelism_config);
+  fp8 =
+      choose_fp8(options.kwargs_handlers, precision_to_be(options),
+                 options.fsdp_plugin || parallel::fsdp_requested() || (parallelism && parallelism->dp_shard_enabled()));
+  if (fp8.backend == FP8BackendType::MSAMP) ddp = with_fp8_gradients(std::move(ddp));
   engine = parallel::choose_engine({.fsdp = options.fsdp_plugin,
                                     .deepspeed = options.deepspeed_plugin,
                                     .megatron_lm = options.megatron_lm_plugin,
@@ -151,11 +170,24 @@ const ProjectConfiguration& Accelerator::project_configuration() const { return 
 std::filesystem::path Accelerator::logging_dir() const { return project_configuration().logging_dir; }
 std::shared_ptr<optim::GradScaler> Accelerator::scaler() const { return impl_->run.scaler; }
 
+FP8BackendType Accelerator::fp8_backend() const { return impl_->fp8.backend; }
+
+std::shared_ptr<FP8Training> Accelerator::Impl::make_fp8(const ModelRef& model) {
+  if (fp8.backend == FP8BackendType::NO) return nullptr;
+  auto training = std::make_shared<FP8Training>(fp8.recipe, model);
+  const auto* plugin = engine->sharding();
+  if (plugin && plugin->fsdp_version == 2 && fp8.backend == FP8BackendType::AO &&
+      fp8.recipe.enable_fsdp_float8_all_gather)
+    engine->gather_in_fp8(training->weights());
+  return training;
+}
+
 std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef& model, bool evaluation_mode) {
   // The same module again: the same preparation, not a second layer.
   if (const auto known = impl_->run.find(model); known && (known->engine || evaluation_mode || !use_distributed()))
     return known;
   const auto& chosen = *impl_->engine;
+  const auto fp8 = impl_->make_fp8(model);
   if (!chosen.places_models()) {
     materialize(model, {.device = impl_->options.device_placement ? std::optional(device()) : std::nullopt});
     if (impl_->options.device_placement) model.to(device());
@@ -164,6 +196,9 @@ std::shared_ptr<detail::PreparedModel> Accelerator::prepare_core(const ModelRef&
       detail::PreparedModel{.model = model, .device_type = computing_device(device()), .autocast = impl_->autocast});
   if (impl_->autocast.enabled) core->autocast_dtype = autocast_dtype(state().mixed_precision());
   core->engine = chosen.make(model, device(), evaluation_mode);
+  if (fp8 && !device().is_meta()) core->fp8 = fp8;
+  if (const auto& group = comm::world_group(); core->fp8 && core->engine && group)
+    core->fp8->set_amax_reduction([group](at::Tensor& bits) { group->all_reduce_(bits, Reduction::max); });
   detail::watch_all_again();  // weights may lie elsewhere now
   if (core->engine) {
     core->input_dtype = core->engine->input_dtype();

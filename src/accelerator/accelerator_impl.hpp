@@ -6,6 +6,7 @@
 
 #include "accelerate/accelerator.hpp"
 #include "accelerate/utils/kwargs_dict.hpp"
+#include "accelerator/fp8.hpp"
 #include "parallel/engines.hpp"
 #include "profiler/run_profile.hpp"
 #include "run_state/checkpoint_folders.hpp"
@@ -31,6 +32,7 @@ struct Accelerator::Impl {
   InitProcessGroupKwargs process_group;
   AutocastKwargs autocast;
   ProfileKwargs profiling;
+  ChosenFp8 fp8;
   std::optional<ProfileProcess::Clock> clock;         ///< known where a profile was asked for from the start
   std::unique_ptr<profiler::RunProfile> run_profile;  ///< null: nobody asked
   std::unique_ptr<parallel::ChosenEngine> engine;
@@ -64,6 +66,9 @@ struct Accelerator::Impl {
 
   /// @param asked  whether all ranks know that there will be a profile. Collective then.
   void prepare_profile(bool asked);
+  /// What a model computes in 8 bits, before its engine takes it over; null without fp8. The engine learns what is to
+  /// travel so.
+  std::shared_ptr<FP8Training> make_fp8(const ModelRef& model);
   ProfileProcess process() const;
   /// Tensors that this rank holds of prepared models, gradients of theirs, and states of prepared optimizers; undefined
   /// ones too. @param f  gets the kind, the tensor, and whether it is one of many in its storage

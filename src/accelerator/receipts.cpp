@@ -47,11 +47,34 @@ Receipt make_one(const Row& row, const Facts& facts) {
 
 Receipts make(const Facts& facts) {
   Receipts receipts;
-  for (const auto& rows : {rows_of_loading(), rows_of_training(), rows_of_sharding()})
+  for (const auto& rows : {rows_of_loading(), rows_of_training(), rows_of_sharding(), rows_of_fp8()})
     for (const auto& row : rows) receipts.entries.push_back(make_one(row, facts));
   return receipts;
 }
 
+namespace {
+
+/// Those that the program gave.
+void take_recipes(Facts& facts, const std::vector<KwargsHandler>& handlers) {
+  for (const auto& handler : handlers) {
+    if (const auto* ao = std::get_if<AORecipeKwargs>(&handler)) facts.ao = *ao;
+    if (const auto* te = std::get_if<TERecipeKwargs>(&handler)) facts.te = *te;
+    if (const auto* msamp = std::get_if<MSAMPRecipeKwargs>(&handler)) facts.msamp = *msamp;
+    if (const auto* all = std::get_if<FP8RecipeKwargs>(&handler)) {
+      facts.msamp.opt_level = all->opt_level;
+      facts.te = {.use_autocast_during_eval = all->use_autocast_during_eval,
+                  .margin = all->margin,
+                  .interval = all->interval,
+                  .fp8_format = all->fp8_format,
+                  .amax_history_len = all->amax_history_len,
+                  .amax_compute_algo = all->amax_compute_algo,
+                  .override_linear_precision = all->override_linear_precision,
+                  .use_mxfp8_block_scaling = all->use_mxfp8_block_scaling};
+    }
+  }
+}
+
+}  // namespace
 }  // namespace receipts
 
 Receipts Accelerator::receipts() const {
@@ -59,6 +82,7 @@ Receipts Accelerator::receipts() const {
   receipts::Facts facts;
   facts.given = self.asked;
   facts.ddp = self.ddp;
+  if (self.fp8.backend == FP8BackendType::MSAMP) facts.ddp.communication_hook = nullptr;  // the recipe's, not asked for
   facts.scaling = self.scaling;
   facts.process_group = self.process_group;
   facts.autocast = self.autocast;
@@ -69,6 +93,16 @@ Receipts Accelerator::receipts() const {
   facts.state_dict_config = facts.fsdp.state_dict_config.value_or(StateDictConfig{});
   facts.optim_state_dict_config = facts.fsdp.optim_state_dict_config.value_or(StateDictConfig{});
   facts.parallelism = self.asked.parallelism_config.value_or(ParallelismConfig{});
+  receipts::take_recipes(facts, self.asked.kwargs_handlers);
+  facts.fp8 = self.fp8;
+  for (const auto& model : self.run.models) {
+    if (!model->fp8) continue;
+    const auto counts = model->fp8->counts();
+    facts.fp8_counts.fp8_products += counts.fp8_products;
+    facts.fp8_counts.high_products += counts.high_products;
+    facts.fp8_counts.updates += counts.updates;
+    facts.fp8_weights += static_cast<int64_t>(model->fp8->weights().size());
+  }
   facts.loading = self.options.dataloader_config;
   facts.accumulating = {.num_steps = self.gradients->num_steps(),
                         .adjust_scheduler = self.gradients->adjust_scheduler(),

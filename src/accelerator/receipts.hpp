@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "accelerate/accelerator.hpp"
 #include "accelerate/utils/kwargs_dict.hpp"
 #include "accelerate/utils/receipts.hpp"
+#include "accelerator/fp8.hpp"
 #include "utils/counts.hpp"
 
 /// The table behind Accelerator::receipts(): a row for each setting that changes what a run does. tests/structure
@@ -37,8 +39,14 @@ struct Facts {
   CPUOffload cpu_offload;
   StateDictConfig state_dict_config, optim_state_dict_config;
   ParallelismConfig parallelism;
+  AORecipeKwargs ao;
+  TERecipeKwargs te;
+  MSAMPRecipeKwargs msamp;
 
   // What holds.
+  ChosenFp8 fp8;
+  FP8Training::Counts fp8_counts;  ///< of all prepared models
+  int64_t fp8_weights = 0;
   DataLoaderConfiguration loading;
   GradientAccumulationPlugin accumulating;
   ProjectConfiguration project;
@@ -99,6 +107,10 @@ inline std::string text_of(std::chrono::milliseconds value) { return fmt::format
 inline std::string text_of(const PowerSGDOptions& value) {
   return fmt::format("rank {} from step {} on", value.matrix_approximation_rank, value.start_powerSGD_iter);
 }
+inline std::string text_of(const Float8LinearConfig& value) { return value.recipe; }
+inline std::string text_of(const std::array<bool, 3>& value) {
+  return fmt::format("{},{},{}", value[0], value[1], value[2]);
+}
 inline std::string text_of(at::ScalarType value) { return c10::toString(value); }
 inline std::string text_of(GradientAverage value) { return value == GradientAverage::steps ? "steps" : "tokens"; }
 inline std::string text_of(RNGType value) {
@@ -146,10 +158,11 @@ struct Row {
 
 inline constexpr const char* kSaving = "when save_state() is called";
 
-/// The rows, in three files.
+/// The rows, in four files.
 std::vector<Row> rows_of_loading();
 std::vector<Row> rows_of_training();
 std::vector<Row> rows_of_sharding();
+std::vector<Row> rows_of_fp8();
 
 Receipts make(const Facts& facts);
 

@@ -123,11 +123,14 @@ Deed communication_hook(const Facts& f) {
 
 // ---- precision
 
-constexpr const char* kAutocast = "with mixed_precision fp16 or bf16";
+constexpr const char* kAutocast = "with mixed_precision fp16, bf16 or fp8";
 constexpr const char* kScaled = "with mixed_precision fp16";
 
 Deed mixed_precision(const Facts& f) {
   if (f.precision == PrecisionType::NO) return off("no: everything in the model's own type");
+  if (f.precision == PrecisionType::FP8 && f.fp8_counts.fp8_products > 0)
+    return acted("{} computed in fp8, all else in bf16",
+                 counted(f.fp8_counts.fp8_products, "product was", "products were"));
   if (f.sharding && f[Count::forwards_sharded] > 0)
     return acted("{} of sharded models, {} of {} parameter elements converted for them",
                  counted(f[Count::forwards_sharded], "forward", "forwards"), f[Count::elements_converted],

@@ -69,6 +69,16 @@ Scope Accelerator::resume_sync(const std::shared_ptr<parallel::Engine>& model) {
 
 void Accelerator::join(const parallel::Engines& models, const std::function<void()>& loop,
                        std::optional<bool> even_batches) {
+  // A rank without data runs no forwards, of which scales would be the maximum over all ranks.
+  for (const auto& model : impl_->run.models)
+    if (use_distributed() && model->fp8 && model->engine && remembers_scales(impl_->fp8.recipe) &&
+        std::find(models.begin(), models.end(), model->engine) != models.end())
+      throw ConfigError(
+          "join_uneven_inputs: the model computes in fp8 with scales from the past (TERecipeKwargs), which ranks agree "
+          "on "
+          "in each forward, expected as many batches on each rank; use AORecipeKwargs, whose scales are of each tensor "
+          "as "
+          "it is now, or give the ranks equal numbers of batches (even_batches)");
   // The setting returns even when the loop throws.
   Scope restore;
   if (even_batches) {
@@ -198,6 +208,8 @@ void Accelerator::run_backward(const at::Tensor& loss, double weight, const Back
       std::any_of(engines.begin(), engines.end(), [](const auto& engine) { return engine->took_part(); });
   for (const auto& engine : engines)
     if (!anyone || engine->took_part()) engine->after_backward();
+  for (const auto& model : impl_->run.models)
+    if (model->fp8) model->fp8->after_backward();
   check_belonging();
 }
 

@@ -122,6 +122,8 @@ void ModelRef::to(const at::Device& device) const {
   else script_->to(device);
 }
 
+bool ModelRef::is_training() const { return module_ ? module_->is_training() : script_->is_training(); }
+
 const void* ModelRef::identity() const {
   return module_ ? static_cast<const void*>(module_.get()) : script_->_ivalue().get();
 }

@@ -22,6 +22,7 @@ std::optional<at::ScalarType> autocast_dtype(PrecisionType precision) {
     case PrecisionType::FP16:
       return at::kHalf;
     case PrecisionType::BF16:
+    case PrecisionType::FP8:
       return at::kBFloat16;
     case PrecisionType::NO:
       return std::nullopt;

@@ -223,6 +223,7 @@ void Residency::finish(Unit& unit) {
   trace::Span waits(trace::Kind::unit_wait, unit.name_, unit.bytes());
   if (unit.fixed_) waits.cancel();
   try {
+    const PlainTensors plain;  // what arrives may have to be decoded
     for (auto& part : unit.parts_)
       if (part.transfer) part.transfer->wait();
   } catch (...) {

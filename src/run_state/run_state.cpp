@@ -8,8 +8,10 @@
 #include <unordered_map>
 
 #include "accelerate/comm.hpp"
+#include "accelerate/precision/fp8.hpp"
 #include "optim/optimizer_state.hpp"
 #include "run_state/accumulation.hpp"
+#include "run_state/fp8_states.hpp"
 #include "run_state/models.hpp"
 #include "run_state/optimizers.hpp"
 #include "run_state/own_states.hpp"
@@ -146,6 +148,7 @@ void save(const RunState& run, const fs::path& folder, const SaveOptions& option
         for (size_t i = 0; i < run.loaders.size(); ++i)
           save_object(run.loaders[i]->state_dict().to_ivalue(), folder / numbered("dl_state_dict", i, ".bin"));
       if (run.scaler) save_object(run.scaler->state_dict(), folder / "scaler.pt");
+      save_fp8_states(run, folder);
       for (size_t i = 0; i < run.customs.size(); ++i) save_object(run.customs[i].state_dict(), custom_file(folder, i));
     }
     save_object(checkpointing::random_states(run.step % options.num_steps, options.device), random_states_file(folder));
@@ -179,6 +182,7 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
   std::vector<StagedModel> staged;
   std::vector<c10::IValue> optimizers, schedulers, customs;
   std::vector<data::DataLoaderState> loaders;
+  std::vector<std::pair<FP8Training*, std::map<std::string, at::Tensor>>> scales;
   std::optional<c10::IValue> scaler, random;
   std::optional<StagedAccumulation> accumulation;
   std::vector<std::function<void()>> own_states;
@@ -204,6 +208,7 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
             data::DataLoaderState::from_ivalue(load_object(folder / numbered("dl_state_dict", i, ".bin"))));
     for (size_t i = 0; i < run.customs.size(); ++i) customs.push_back(load_object(custom_file(folder, i)));
     if (run.scaler) scaler = load_object(folder / "scaler.pt");
+    scales = read_fp8_states(run, folder);
     accumulation.emplace(run, folder, options);
     own_states = stage_own_states(run, folder);
     try {
@@ -232,6 +237,7 @@ void load(RunState& run, const std::vector<ModelRef>& models, const fs::path& fo
       for (size_t i = 0; i < schedulers.size(); ++i) take(run.schedulers[i], schedulers[i]);
       for (size_t i = 0; i < loaders.size(); ++i) take(*run.loaders[i], loaders[i]);
       if (scaler) take(*run.scaler, *scaler);
+      for (auto& [training, state] : scales) take(*training, state);
       for (size_t i = 0; i < customs.size(); ++i) take(run.customs[i], customs[i]);
       if (random) step[0] = checkpointing::load_random_states(*random, options.device);
     });

@@ -20,15 +20,17 @@ const char* to_string(PrecisionType type) {
       return "fp16";
     case PrecisionType::BF16:
       return "bf16";
+    case PrecisionType::FP8:
+      return "fp8";
   }
   return "?";
 }
 
 PrecisionType precision_from_string(const std::string& text) {
-  for (const auto type : {PrecisionType::NO, PrecisionType::FP16, PrecisionType::BF16})
+  for (const auto type : {PrecisionType::NO, PrecisionType::FP16, PrecisionType::BF16, PrecisionType::FP8})
     if (text == to_string(type)) return type;
   raise<ConfigError>(
-      "mixed_precision is '{}', expected no, fp16 or bf16; check the argument, --mixed_precision or "
+      "mixed_precision is '{}', expected no, fp16, bf16 or fp8; check the argument, --mixed_precision or "
       "ACCELERATE_MIXED_PRECISION",
       text);
 }
@@ -36,7 +38,7 @@ PrecisionType precision_from_string(const std::string& text) {
 AcceleratorState::AcceleratorState(const AcceleratorStateOptions& options) : PartialState(options.partial) {
   auto& precision = shared_precision();
   if (!precision) {
-    // The launch's is read where the program says another one, too: fp8 must not become the program's without a word.
+    // The launch's is read where the program says another one, too: a wrong name must not go by without a word.
     const auto launched = precision_from_string(environment::text("ACCELERATE_MIXED_PRECISION").value_or("no"));
     precision = options.mixed_precision ? precision_from_string(*options.mixed_precision) : launched;
   } else if (options.mixed_precision && precision_from_string(*options.mixed_precision) != *precision) {

@@ -56,6 +56,7 @@ enum class Count : size_t {
   bytes_from_rank0,
   buffers_converted,
   full_precision_units,
+  parts_as_fp8,  ///< whose parameters travel so
   forwards_sharded,
   gradients_reduced,  ///< parts, over ranks
   gradient_elements,  ///< in them
@@ -84,6 +85,7 @@ enum class Count : size_t {
   // precision
   autocast_regions,
   regions_without_autocast,
+  fp8_evaluations,  ///< forwards in evaluation mode with products in fp8
   // checkpoints
   checkpoints,
   automatic_checkpoints,  ///< that named themselves

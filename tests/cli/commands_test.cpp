@@ -524,6 +524,11 @@ TEST_F(Commands, WhatTheDocumentationCallsSettingsIsRead) {
   EXPECT_THAT(plan.out, AllOf(HasSubstr("ACCELERATE_FP8_OVERRIDE_FPROP=False\n"),
                               HasSubstr("ACCELERATE_FP8_OVERRIDE_WGRAD=False\n"),
                               HasSubstr("ACCELERATE_FP8_AMAX_HISTORY_LEN=512\n")));
+  const auto margin = run({"launch", "--mixed_precision", "fp8", "--fp8_backend", "ao", "--fp8_margin", "1",
+                           "--fp8_pad_inner_dim", "false", "--dry_run", "/bin/true"});
+  EXPECT_THAT(margin.err, AllOf(HasSubstr("--fp8_margin has no effect with --fp8_backend ao, but with te"),
+                                Not(HasSubstr("--fp8_pad_inner_dim"))));
+  EXPECT_THAT(margin.out, HasSubstr("ACCELERATE_FP8_MARGIN=1\n"));
   EXPECT_THAT(run({"launch", "--use_fsdp", "--fsdp_backward_prefetch_policy", "BACKWARD_POST", "--num_processes", "2",
                    "--dry_run", "/bin/true"})
                   .out,

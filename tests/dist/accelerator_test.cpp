@@ -282,7 +282,7 @@ TEST_F(AcceleratorTest, OptionsThatContradictAreRefused) {
   const auto refused = [](AcceleratorOptions options) {
     return message_of<ConfigError>([&] { Accelerator accelerator(std::move(options)); });
   };
-  EXPECT_THAT(refused({.mixed_precision = "fp8"}), HasSubstr("expected no, fp16 or bf16"));
+  EXPECT_THAT(refused({.mixed_precision = "fp9"}), HasSubstr("expected no, fp16, bf16 or fp8"));
   AcceleratorState::reset(true);
   EXPECT_THAT(refused({.gradient_accumulation_steps = 2, .gradient_accumulation_plugin = GradientAccumulationPlugin{}}),
               HasSubstr("num_steps"));

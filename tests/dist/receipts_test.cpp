@@ -95,7 +95,7 @@ struct Job {
   AcceleratorOptions options = {};
   int64_t hidden = 6, samples = 11, epochs = 2;
   bool different_seeds = false, leaves_out_spare = false, tokens = false, overflows = false, tracks = false,
-       empty = false;
+       empty = false, evaluates = false;
   int64_t saves = 0;
   fs::path save_to = {};  ///< empty: by itself
 };
@@ -103,7 +103,7 @@ struct Job {
 /// What can be seen of it from outside of the library.
 struct Seen {
   std::string order, reads, draws, parameters, buffers, gradients, lr, counted, scale, files, computed, cache, input,
-      output, norm_type, buffer_type, shards, middle, states, optimizer_states, error, numbers;
+      output, norm_type, buffer_type, shards, middle, states, optimizer_states, error, numbers, evaluated;
   Receipts receipts;
 };
 
@@ -174,6 +174,11 @@ Seen run(const Job& job) {
       }
   } catch (const ConfigError& error) {
     seen.error = "an error";
+  }
+  if (job.evaluates) {
+    net->eval();
+    seen.evaluated = digits(m(torch::ones({4, kWidth})));
+    net->train();
   }
   seen.reads = fmt::format("{}", *samples.reads);
   for (int64_t i = 0; i < job.saves; ++i) accelerator.save_state(job.save_to);
@@ -402,6 +407,51 @@ RANKS_TEST(Receipts, DataParallelismAndPrecision, 2) {
        &Seen::scale, "1 step was skipped"},
       {"GradScalerKwargs.enabled", and_handler(fp16, GradScalerKwargs{.enabled = false}), fp16, &Seen::scale,
        "4 losses were not scaled"},
+  });
+}
+
+// Products are in fp8 from 16 columns on.
+RANKS_TEST(Receipts, Recipes, 2) {
+  const auto fp8 = [](const KwargsHandler& handler) {
+    return Job{.options = {.mixed_precision = "fp8", .cpu = true, .kwargs_handlers = {handler}}, .hidden = 16};
+  };
+  const Job plain{.options = {.cpu = true}, .hidden = 16};
+  const auto te = [&](const TERecipeKwargs& kwargs) { return fp8(kwargs); };
+  const auto ao = [&](const AORecipeKwargs& kwargs) { return fp8(kwargs); };
+  const auto evaluating = [](Job job) { return job.evaluates = true, job; };
+  const auto sharded = [](Job job) { return job.options.fsdp_plugin = Fsdp{.fsdp_version = 2}, job; };
+  check({
+      {"mixed_precision", te({}), plain, &Seen::parameters, "products were computed in fp8, all else in bf16"},
+      {"TERecipeKwargs.use_autocast_during_eval", evaluating(te({.use_autocast_during_eval = true})),
+       evaluating(te({})), &Seen::evaluated, "1 forward of evaluated models"},
+      {"TERecipeKwargs.margin", te({.margin = 9}), te({}), &Seen::parameters, "left out a factor of 2^9"},
+      {"TERecipeKwargs.interval", te({.interval = 3}), te({}), &Seen::parameters, "each 3th"},
+      {"TERecipeKwargs.fp8_format", te({.fp8_format = "E4M3"}), te({}), &Seen::parameters, "of E4M3 numbers"},
+      {"TERecipeKwargs.amax_history_len", te({.amax_history_len = 1, .amax_compute_algo = "max"}),
+       te({.amax_compute_algo = "max"}), &Seen::parameters, "from up to 1 steps"},
+      {"TERecipeKwargs.amax_compute_algo", te({.amax_compute_algo = "max"}), te({}), &Seen::parameters,
+       "by the max value"},
+      {"TERecipeKwargs.override_linear_precision", te({.override_linear_precision = std::array{false, false, true}}),
+       te({}), &Seen::parameters, "in high precision: gradients of weights"},
+      {"TERecipeKwargs.use_mxfp8_block_scaling", te({.use_mxfp8_block_scaling = true}), te({}), &Seen::parameters,
+       "blocks of 32"},
+      {"AORecipeKwargs.config", ao({.config = Float8LinearConfig{.recipe = "rowwise", .pad_inner_dim = true}}), ao({}),
+       &Seen::parameters, "by the recipe rowwise"},
+      {"AORecipeKwargs.module_filter_func",
+       ao({.module_filter_func = [](const std::string& name, const at::Tensor&) { return name == "second"; }}), ao({}),
+       &Seen::parameters, "1 weight takes part"},
+  });
+  // Batches of 4 rows are no multiple of 16.
+  const Seen unpadded = run(ao({.pad_inner_dim = false}));
+  EXPECT_EQ(unpadded.error, "an error");
+  EXPECT_EQ(unpadded.receipts["AORecipeKwargs.pad_inner_dim"].effect, "not yet: no product was computed in fp8");
+  const auto msamp = run(fp8(MSAMPRecipeKwargs{.opt_level = "O1"})).receipts["MSAMPRecipeKwargs.opt_level"];
+  EXPECT_EQ(msamp.state, ReceiptState::acted);
+  EXPECT_THAT(msamp.effect, HasSubstr("of gradients did not travel"));
+  const support::Variable sent("ACCELERATE_SHARED_MEMORY", "0");
+  check({
+      {"AORecipeKwargs.enable_fsdp_float8_all_gather", sharded(ao({.enable_fsdp_float8_all_gather = false})),
+       sharded(ao({})), &Seen::parameters, "travelled in bf16"},
   });
 }
 
@@ -740,7 +790,7 @@ TEST(ReceiptsJob, Trains) {
   cpu_set_t cores;
   ASSERT_EQ(::sched_getaffinity(0, sizeof(cores), &cores), 0);
   const auto accelerator = std::make_unique<Accelerator>(options);
-  Net net(3, 6);
+  Net net(3, std::string_view(how) == "fp8" ? 16 : 6);
   torch::optim::SGD optimizer(net->parameters(), 0.05);
   auto [m, opt, loader] =
       accelerator->prepare(net, optimizer, data::DataLoader(Samples{4 * rows}, {.batch_size = rows, .shuffle = true}));
@@ -859,6 +909,20 @@ TEST(ReceiptsLaunch, FlagsHaveReceipts) {
     EXPECT_THAT(changed["launch.enable_cpu_affinity"].effect, testing::StartsWith("this process is bound to "));
     EXPECT_EQ(receipts["launch.enable_cpu_affinity"].effect, "off");
   }
+}
+
+TEST(ReceiptsLaunch, RecipesReachThePrograms) {
+  const auto result = launch_job("fp8", {"--receipts=strict", "--json", "--mixed_precision", "fp8", "--fp8_backend",
+                                         "te", "--fp8_margin", "1", "--fp8_format", "E4M3"});
+  const auto begin = result.out.find("{\n \"receipts\"");
+  ASSERT_NE(begin, std::string::npos) << result.out << result.err;
+  const Receipts receipts = Receipts::from_json(result.out.substr(begin));
+  EXPECT_EQ(result.exit_code, 0) << receipts.text();
+  for (const char* setting : {"mixed_precision", "TERecipeKwargs.margin", "TERecipeKwargs.fp8_format"}) {
+    EXPECT_EQ(receipts[setting].state, ReceiptState::acted) << setting << ": " << receipts[setting].effect;
+    EXPECT_THAT(receipts[setting].source, testing::StartsWith("flag --")) << setting;
+  }
+  EXPECT_THAT(receipts["TERecipeKwargs.fp8_format"].effect, HasSubstr("of E4M3 numbers"));
 }
 
 /// Two machines that are launchers on this one: the one with rank 0 has the table, and strict is its exit code.

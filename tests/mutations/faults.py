@@ -1443,3 +1443,59 @@ WITHOUT = {name: why for why, names in {
     "without it nothing runs, or there is an error": "LaunchOptions::command LaunchOptions::config_file",
     "its fault has the name of its setting, grace_seconds": "LaunchOptions::grace",
 }.items() for name in names.split()}
+
+# ---- fp8 of prepared models
+file = "src/accelerator/accelerator.cpp"
+t = "fp8_accelerator_tests Fp8Model."
+s = "fp8_accelerator_tests Fp8Settings."
+r = "fp8_accelerator_tests Fp8Ranks."
+c = "fp8_accelerator_tests Fp8Checkpoint."
+F("mixed_precision fp8", file, "«if (fp8 && !device().is_meta()) core->fp8 = fp8;»", "",
+  t + "ComputesInEightBitsWhileItTrains")
+F("fp8's scales are the same on all ranks", file,
+  "«core->fp8->set_amax_reduction([group](at::Tensor& bits) { group->all_reduce_(bits, Reduction::max); });»", "",
+  r + "HaveOneScale")
+F("Float8LinearConfig::enable_fsdp_float8_all_gather of a run", file, "«engine->gather_in_fp8(training->weights());»", "",
+  r + "GatherInFp8", t + "HalfAsManyBytesTravel")
+F("MS-AMP's gradients", file, "«ddp.communication_hook = parallel::fp8_gradients();»", "",
+  r + "SendGradientsAsMsAmpDoes")
+file = "src/accelerator/forward_scope.cpp"
+F("FP8ScopeOptions::training", file, "FP8ScopeOptions{.training = «training»}", "true",
+  t + "ComputesInEightBitsWhileItTrains")
+file = "src/accelerator/fp8.cpp"
+for field, wrong in {"use_autocast_during_eval": "false", "margin": "0", "interval": "1", "amax_history_len": "1024",
+                     "use_mxfp8_block_scaling": "false"}.items():
+  F("TERecipeKwargs::" + field, file, f"recipe.{field} = «*fp8.te.{field}»;", wrong, s + "EachFieldReachesTheRecipe")
+F("TERecipeKwargs::override_linear_precision", file,
+  "recipe.override_linear_precision = «*fp8.te.override_linear_precision»;", "std::array<bool, 3>{}",
+  s + "EachFieldReachesTheRecipe", t + "EachSettingChangesTheRun")
+F("TERecipeKwargs::fp8_format", file, '«*fp8.te.fp8_format == "HYBRID"» ?', "true", s + "EachFieldReachesTheRecipe",
+  t + "EachSettingChangesTheRun")
+F("TERecipeKwargs::amax_compute_algo", file, '«*fp8.te.amax_compute_algo == "max"» ?', "false",
+  s + "EachFieldReachesTheRecipe", t + "EachSettingChangesTheRun")
+F("Float8LinearConfig::recipe", file, "recipe.config = «recipes.at(config.recipe)»;", "AORecipe::tensorwise",
+  t + "EachSettingChangesTheRun")
+F("AORecipeKwargs::module_filter_func", file, "«recipe.module_filter_func = fp8.ao.module_filter_func;»", "",
+  t + "EachSettingChangesTheRun")
+F("Float8LinearConfig::pad_inner_dim", file, "recipe.pad_inner_dim = «config.pad_inner_dim»;", "true",
+  t + "PadsWhereItMay")
+F("MSAMPRecipeKwargs::opt_level", file, '«*fp8.msamp.opt_level == "O1"» ?', "false", s + "EachFieldReachesTheRecipe")
+F("one fp8 recipe", file, "if («given») raise<ConfigError>( \"Accelerator: kwargs_handlers holds {} and {},", "false",
+  s + "WhatContradictsIsRefused")
+file = "src/run_state/fp8_states.cpp"
+F("fp8's scales in checkpoints", "src/run_state/run_state.cpp", "«save_fp8_states(run, folder);»", "",
+  t + "ResumesToTheBit", c + "ThatIsDamagedIsRefused")
+F("another fp8 recipe's scales are refused", file, "saved.at(field).toInt(); «before != value»)", "false",
+  c + "OfAnotherRecipeIsRefused")
+F("damaged fp8 scales are refused", file, "«value.gt(0).all().item<bool>()»", "true", c + "ThatIsDamagedIsRefused")
+file = "src/precision/fp8_kwargs.cpp"
+for field in ("use_autocast_during_eval", "margin", "interval", "fp8_format", "amax_history_len", "amax_compute_algo",
+              "use_mxfp8_block_scaling"):
+  F("FP8RecipeKwargs::" + field, file, f"if («!kwargs.{field}»)", "true", "conformance_tests fp8_kwargs")
+F("FP8RecipeKwargs::override_linear_precision", file, "if («!kwargs.override_linear_precision»)", "true",
+  "conformance_tests fp8_kwargs")
+F("FP8RecipeKwargs::backend", file, "if («!kwargs.backend»)", "true", "conformance_tests fp8_kwargs")
+F("FP8RecipeKwargs::opt_level", file, "if («!kwargs.opt_level»)", "true", "conformance_tests fp8_kwargs")
+for field in ("pad_inner_dim", "enable_fsdp_float8_all_gather"):
+  F("AORecipeKwargs::" + field, file, f"if («!kwargs.{field}»)", "true", "conformance_tests fp8_kwargs")
+F("AORecipeKwargs::config", file, "if («kwargs.config») {", "false", t + "EachSettingChangesTheRun")

@@ -87,6 +87,7 @@ TEST(Precision, WrongDeviceAndDtypeAreNamed) {
 TEST(Precision, DtypeOfAPrecision) {
   EXPECT_EQ(autocast_dtype(PrecisionType::FP16), at::kHalf);
   EXPECT_EQ(autocast_dtype(PrecisionType::BF16), at::kBFloat16);
+  EXPECT_EQ(autocast_dtype(PrecisionType::FP8), at::kBFloat16) << "what is no product in 8 bits";
   EXPECT_EQ(autocast_dtype(PrecisionType::NO), std::nullopt);
 }
 

@@ -256,11 +256,13 @@ TEST(State, EnvironmentAndPrecisionNames) {
   EXPECT_EQ(AcceleratorState().mixed_precision(), PrecisionType::BF16);
   AcceleratorState::reset(true);
   ::setenv("ACCELERATE_MIXED_PRECISION", "int3", 1);
-  EXPECT_THAT(message_of<ConfigError>([] { AcceleratorState(); }), HasSubstr("'int3', expected no, fp16 or bf16"));
-  ::setenv("ACCELERATE_MIXED_PRECISION", "fp8", 1);
+  EXPECT_THAT(message_of<ConfigError>([] { AcceleratorState(); }), HasSubstr("'int3', expected no, fp16, bf16 or fp8"));
   EXPECT_THAT(message_of<ConfigError>([] { AcceleratorState({.mixed_precision = "bf16"}); }),
-              HasSubstr("'fp8', expected no, fp16 or bf16"))
+              HasSubstr("'int3', expected no, fp16, bf16 or fp8"))
       << "the launch asked for what is not there";
+  ::setenv("ACCELERATE_MIXED_PRECISION", "fp8", 1);
+  EXPECT_EQ(AcceleratorState().mixed_precision(), PrecisionType::FP8);
+  AcceleratorState::reset(true);
   ::setenv("ACCELERATE_MIXED_PRECISION", "fp16", 1);
   EXPECT_EQ(AcceleratorState({.mixed_precision = "bf16"}).mixed_precision(), PrecisionType::BF16) << "the program wins";
   AcceleratorState::reset(true);

@@ -19,28 +19,30 @@
 
 namespace accelerate {
 
+class FP8Scope;  // accelerate/precision/fp8.hpp
+
 namespace detail {
 
 /// The forward of a prepared model, also when it throws.
-class ForwardScope {
+class ACCELERATE_API ForwardScope {
  public:
-  explicit ForwardScope(parallel::Engine* engine) : engine_(engine) {
-    if (engine_) engine_->before_forward();
-  }
-  ~ForwardScope() {
-    if (engine_) engine_->leave_forward();
-  }
+  explicit ForwardScope(PreparedModel& model);
+  ~ForwardScope();
   ForwardScope(const ForwardScope&) = delete;
   ForwardScope& operator=(const ForwardScope&) = delete;
+  /// The module's forward has run; what follows computes as without fp8. Collective where scales are remembered.
+  void finish();
 
  private:
   parallel::Engine* engine_;
+  std::unique_ptr<FP8Scope> fp8_;  ///< null: no product in 8 bits
 };
 
 }  // namespace detail
 
 /// Cheap-to-copy handle; copies share the model. `m(...)` runs the module's forward: under autocast if mixed precision
-/// is on (results come back as fp32, or as a sharded model's output_dtype says), and so that backward averages
+/// is on (results come back as fp32, or as a sharded model's output_dtype says), with products in 8 bits if it is fp8
+/// (in evaluation only where the recipe says so), and so that backward averages
 /// gradients over ranks; hooks of the model (model/hooks.hpp) run around it. `m->...` is your own module; calling
 /// m->forward directly leaves out autocast and hooks, while gradients are averaged (or sharded) all the same.
 ///
@@ -52,12 +54,14 @@ template <ModelLike Model> class Prepared : public Callable<Prepared<Model>, Mod
 
   template <class... Args> auto forward(Args&&... args) const {
     using Output = std::decay_t<decltype(run(std::forward<Args>(args)...))>;
-    const detail::ForwardScope scope(core_->engine.get());
+    detail::ForwardScope scope(*core_);
     if constexpr (std::is_void_v<Output>) {
       call_in_precision(std::forward<Args>(args)...);
+      scope.finish();
       after_forward({});
     } else {
       Output output = call_in_precision(std::forward<Args>(args)...);
+      scope.finish();
       if (core_->output_dtype) output = cast_floating(output, *core_->output_dtype);
       else if (core_->autocast_dtype) output = convert_outputs_to_fp32(output);
       std::vector<at::Tensor> tensors;

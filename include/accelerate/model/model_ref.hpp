@@ -60,6 +60,8 @@ class ACCELERATE_API ModelRef {
   /// The root, then depth first in the order of registration: a module comes before its children.
   std::vector<Submodule> submodules() const;
   void to(const at::Device& device) const;
+  /// Rather than evaluates.
+  bool is_training() const;
   /// Equal for references to the same module.
   const void* identity() const;
   /// Null for script modules.

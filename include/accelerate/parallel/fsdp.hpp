@@ -27,9 +27,14 @@ namespace accelerate::parallel {
 /// ResourceError. Source: arXiv:2304.11277 (FSDP), arXiv:1910.02054 (ZeRO).
 class ACCELERATE_API FullyShardedDataParallel final : public Engine {
  public:
-  /// @param plugin  resolved, see parallel::resolve().
+  /// @param plugin       resolved, see parallel::resolve().
+  /// @param fp8_weights  names of parameters of two or more dimensions that travel between ranks as fp8 (E4M3, scaled
+  /// by
+  ///                     the largest value of the whole parameter) and are decoded where they are used. Of no effect
+  ///                     where nothing travels: alone, and where ranks share memory.
   FullyShardedDataParallel(const ModelRef& model, const at::Device& device,
-                           const FullyShardedDataParallelPlugin& plugin);
+                           const FullyShardedDataParallelPlugin& plugin,
+                           const std::vector<std::string>& fp8_weights = {});
   ~FullyShardedDataParallel() override;
 
   void before_forward() override;

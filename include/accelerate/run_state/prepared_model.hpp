@@ -5,12 +5,17 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 
 #include "accelerate/model/model_ref.hpp"
 #include "accelerate/parallel/engine.hpp"
 #include "accelerate/utils/kwargs.hpp"
+
+namespace accelerate {
+class FP8Training;  // accelerate/precision/fp8.hpp
+}
 
 namespace accelerate::detail {
 
@@ -23,6 +28,8 @@ struct PreparedModel {
   AutocastKwargs autocast;
   std::optional<at::ScalarType> input_dtype;   ///< floating-point inputs are converted to it
   std::optional<at::ScalarType> output_dtype;  ///< floating-point results are, instead of to fp32 under autocast
+  std::shared_ptr<FP8Training> fp8 = {};       ///< null: no product in 8 bits
+  int64_t fp8_codes_of = -1;                   ///< which values of the weights the codes are of that micro-steps share
 };
 
 }  // namespace accelerate::detail

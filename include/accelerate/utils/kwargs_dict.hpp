@@ -37,7 +37,7 @@ ACCELERATE_API TorchDynamoPlugin resolve(TorchDynamoPlugin plugin);
 
 /// A field's value; nullptr is Python's None.
 using KwargsValue = std::variant<std::nullptr_t, bool, int64_t, double, std::string, std::vector<int64_t>,
-                                 std::vector<std::string>, std::map<std::string, int64_t>>;
+                                 std::vector<std::string>, std::map<std::string, int64_t>, std::vector<bool>>;
 using KwargsDict = std::map<std::string, KwargsValue>;
 
 /// All fields by the names that the reference passes on, for logs and trackers. What is set by functions of its own

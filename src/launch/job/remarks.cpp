@@ -1,5 +1,9 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cctype>
+#include <initializer_list>
+
 #include "launch/job/option_values.hpp"
 #include "launch/job/settings.hpp"
 
@@ -21,6 +25,22 @@ void Settings::remark() {
   unused("megatron_lm_config", on("use_megatron_lm") && launcher_ == Launcher::torchrun, "--use_megatron_lm");
   unused("parallelism_config", on("use_parallelism_config"), "--use_parallelism_config");
   unused("fp8_config", text("mixed_precision") == "fp8", "--mixed_precision fp8");
+  // Without a back end a program chooses: Python's by what is installed.
+  std::string backend = text("fp8_backend");
+  std::transform(backend.begin(), backend.end(), backend.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (text("mixed_precision") == "fp8" && !backend.empty()) {
+    const auto only = [&](const char* owner, std::initializer_list<const char*> names) {
+      for (const char* name : names)
+        if (backend != owner && source(name) == Source::flag)
+          remarks_.push_back(fmt::format("{} has no effect with --fp8_backend {}, but with {}",
+                                         flag_of(option_called(name)), backend, owner));
+    };
+    only("te", {"fp8_use_autocast_during_eval", "fp8_margin", "fp8_interval", "fp8_format", "fp8_amax_history_len",
+                "fp8_amax_compute_algo", "fp8_override_linear_precision"});
+    only("ao", {"fp8_enable_fsdp_float8_all_gather", "fp8_pad_inner_dim"});
+    only("msamp", {"fp8_opt_level"});
+  }
   if (launcher_ != Launcher::deepspeed)
     for (const char* name :
          {"deepspeed_config_file", "zero_stage", "offload_optimizer_device", "offload_param_device",

@@ -54,11 +54,12 @@ class Sharding final : public ChosenEngine {
     // Results come back as fp32, sharded or not, unless the program itself asks for another type.
     plugin_.mixed_precision_policy->output_dtype.reset();
   }
+  void gather_in_fp8(std::vector<std::string> weights) override { fp8_weights_ = std::move(weights); }
   bool places_models() const override { return true; }
 
   /// Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.
   std::shared_ptr<Engine> make(const ModelRef& model, const at::Device& device, bool) const override {
-    return std::make_shared<FullyShardedDataParallel>(model, device, plugin_);
+    return std::make_shared<FullyShardedDataParallel>(model, device, plugin_, fp8_weights_);
   }
 
  private:
@@ -68,6 +69,7 @@ class Sharding final : public ChosenEngine {
   }
 
   FullyShardedDataParallelPlugin plugin_;
+  std::vector<std::string> fp8_weights_;  ///< of the next model
 };
 
 /// What data parallelism does by its buckets and its graph. The other settings hold for sharded models anyway: unused

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -81,22 +82,31 @@ bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type ==
 /// Weights in few bits, and the bytes that are sharded for each.
 using CodeBytes = std::vector<std::pair<residency::EncodedWeight*, at::Tensor>>;
 
-/// What the tensors of a part have in common.
-struct Kind {
+/// What the members of one part have in common.
+struct PartKind {
   at::ScalarType dtype;
-  bool trained, codes;
-  auto operator<=>(const Kind&) const = default;
+  bool trained;
+  bool fp8;    ///< gathered in 8 bits
+  bool codes;  ///< bytes of weights in few bits
+  auto operator<=>(const PartKind&) const = default;
 };
 
-/// The unit's tensors by kind. Codes are sharded as bytes, in place of the weights that they stand for.
-std::map<Kind, NamedTensors> parts_of(const NamedTensors& parameters, CodeBytes& code_bytes) {
-  std::map<Kind, NamedTensors> parts;
+/// The unit's tensors in groups of one dtype that are all trained or all frozen, and travel alike. Codes are sharded as
+/// bytes, in place of the weights that they stand for.
+std::map<PartKind, NamedTensors> parts_of(const NamedTensors& parameters, const std::set<std::string>& as_fp8,
+                                          CodeBytes& code_bytes) {
+  std::map<PartKind, NamedTensors> parts;
   for (const auto& [name, tensor] : parameters) {
     if (auto* weight = residency::encoded_weight(tensor)) {
       code_bytes.emplace_back(weight, residency::bytes_of(weight->codes));
-      parts[{at::kByte, false, true}].emplace_back(name, code_bytes.back().second);
+      parts[{.dtype = at::kByte, .trained = false, .fp8 = false, .codes = true}].emplace_back(name,
+                                                                                              code_bytes.back().second);
     } else {
-      parts[{tensor.scalar_type(), tensor.requires_grad(), false}].emplace_back(name, tensor);
+      parts[{.dtype = tensor.scalar_type(),
+             .trained = tensor.requires_grad(),
+             .fp8 = as_fp8.contains(name),
+             .codes = false}]
+          .emplace_back(name, tensor);
     }
   }
   return parts;
@@ -115,6 +125,7 @@ struct FullyShardedDataParallel::Impl {
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<GradientReducer> reducer;
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of;  ///< by the module's parameter; of `parts`
+  std::set<std::string> fp8_weights;                                    ///< names of what travels as fp8
   std::vector<std::string>
       full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
   std::unique_ptr<residency::UnitCheckpoints> checkpoints;  ///< null: not asked for
@@ -129,10 +140,11 @@ struct FullyShardedDataParallel::Impl {
     std::vector<std::pair<WrapUnit, std::vector<size_t>>> planned;
     for (auto& unit : wrap_units(model, plugin)) {
       std::vector<size_t> indices;
-      for (auto& [kind, parameters] : parts_of(unit.parameters, code_bytes)) {
+      for (auto& [kind, parameters] : parts_of(unit.parameters, fp8_weights, code_bytes)) {
         ShardedPart part;
         part.index = parts.size();
         part.trained = kind.trained;
+        part.fp8 = kind.fp8;
         part.codes = kind.codes;
         std::vector<at::Tensor> tensors;
         for (const auto& [name, tensor] : parameters) tensors.push_back(tensor);
@@ -329,10 +341,12 @@ struct FullyShardedDataParallel::Impl {
 };
 
 FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const at::Device& device,
-                                                   const FullyShardedDataParallelPlugin& plugin)
+                                                   const FullyShardedDataParallelPlugin& plugin,
+                                                   const std::vector<std::string>& fp8_weights)
     : impl_(std::make_unique<Impl>()) {
   Impl& self = *impl_;
   self.plugin = plugin;
+  self.fp8_weights.insert(fp8_weights.begin(), fp8_weights.end());
   self.group = comm::world_group();
   self.mesh = make_mesh(plugin, self.group);
   self.phases = phases_of(plugin);

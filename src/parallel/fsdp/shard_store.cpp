@@ -1,9 +1,12 @@
 #include "parallel/fsdp/shard_store.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include "accelerate/codes/float8.hpp"
 #include "comm/group.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/shard.hpp"
@@ -35,6 +38,9 @@ class GatheredStore final : public ShardStore {
     part.master =
         at::zeros({part.numel() / mesh_.ranks()},
                   at::TensorOptions().dtype(part.master_dtype).device(on_host ? at::Device(at::kCPU) : device_));
+    if (part.fp8)
+      part.fp8_scales =
+          at::ones({static_cast<int64_t>(part.members.size())}, at::TensorOptions().dtype(at::kFloat).device(device_));
     if (!on_host || device_.is_cpu()) return;
     counts::add(counts::Count::parts_offloaded);
     if (offload_.pin_memory) {
@@ -43,11 +49,39 @@ class GatheredStore final : public ShardStore {
     }
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) override {
-    return residency::shard_home(part.master, mesh_.shard, mesh_.near, name);
+    if (!part.fp8) return residency::shard_home(part.master, mesh_.shard, mesh_.near, name);
+    residency::Float8Wire wire{.scales = part.fp8_scales};
+    for (const auto& member : part.members)
+      wire.stretches.push_back({.begin = member.offset, .length = member.tensor.numel()});
+    counts::add(counts::Count::parts_as_fp8);
+    return residency::shard_home(part.master, mesh_.shard, mesh_.near, name, std::move(wire));
   }
   std::unique_ptr<GradientReducer> make_reducer() override { return collective_reducer(parts_, mesh_, options_); }
+  void publish() override { work_out_scales(); }
 
  private:
+  /// Of what travels as fp8: by the largest value that any rank holds of a weight.
+  void work_out_scales() {
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> largest;
+    for (const auto& part : parts_)
+      for (const auto& member : part.members)
+        if (part.fp8)
+          largest.push_back(device_.is_meta() ? at::empty({}, part.fp8_scales.options())  // a dry run
+                                              : codes::amax(member.shard).reshape({}).to(mesh_.shard->device()));
+    if (largest.empty()) return;
+    at::Tensor all = at::stack(largest);
+    mesh_.shard->all_reduce_(all, Reduction::max);
+    if (device_.is_meta()) return;
+    int64_t done = 0;
+    for (const auto& part : parts_) {
+      if (!part.fp8) continue;
+      const auto count = static_cast<int64_t>(part.members.size());
+      part.fp8_scales.copy_(codes::scale_of(all.narrow(0, done, count), codes::Float8::e4m3));
+      done += count;
+    }
+  }
+
   std::vector<ShardedPart>& parts_;
   Mesh mesh_;
   at::Device device_;

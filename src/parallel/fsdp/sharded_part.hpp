@@ -42,6 +42,8 @@ struct ShardedPart {
   at::ScalarType master_dtype = at::kFloat;   ///< of the shards, of what the optimizer sees
   at::ScalarType compute_dtype = at::kFloat;  ///< of the flat storage
   at::Tensor master;                          ///< [numel / world]: this rank's stretch
+  bool fp8 = false;                           ///< travels as fp8, where it travels
+  at::Tensor fp8_scales;                      ///< [members], fp32: what travels is members' values times these
 
   int64_t numel() const { return layout.numel; }
   /// Its unit's, for people; empty before it has one.

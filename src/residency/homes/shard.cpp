@@ -1,11 +1,17 @@
 #include "residency/homes/shard.hpp"
 
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <atomic>
+#include <functional>
 
+#include "accelerate/codes/float8.hpp"
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
 #include "residency/counters.hpp"
@@ -17,26 +23,67 @@ namespace {
 
 class Gathering final : public Transfer {
  public:
-  Gathering(std::shared_ptr<comm::Group> group, c10::intrusive_ptr<c10::ivalue::Future> done, at::Tensor sent)
-      : group_(std::move(group)), done_(std::move(done)), sent_(std::move(sent)) {}
+  Gathering(std::shared_ptr<comm::Group> group, c10::intrusive_ptr<c10::ivalue::Future> done, at::Tensor sent,
+            std::function<void()> arrived)
+      : group_(std::move(group)), done_(std::move(done)), sent_(std::move(sent)), arrived_(std::move(arrived)) {}
   ~Gathering() override {
     try {
       if (done_) done_->wait();
     } catch (...) {  // whoever did not wait does not want to know
     }
   }
-  void wait() override { group_->wait("all_gather of parameters", *std::exchange(done_, nullptr)); }
+  void wait() override {
+    group_->wait("all_gather of parameters", *std::exchange(done_, nullptr));
+    if (arrived_) arrived_();
+  }
 
  private:
   std::shared_ptr<comm::Group> group_;
   c10::intrusive_ptr<c10::ivalue::Future> done_;
   at::Tensor sent_;
+  std::function<void()> arrived_;
 };
+
+/// f(stretch of the tensor, its place in the wire's list) for what `tensor`, elements of the flat storage from `begin`
+/// on, has of each stretch.
+template <class F> void for_each_stretch(const Float8Wire& wire, const at::Tensor& tensor, int64_t begin, F&& f) {
+  for (size_t i = 0; i < wire.stretches.size(); ++i) {
+    const int64_t from = std::max(wire.stretches[i].begin, begin);
+    const int64_t to = std::min(wire.stretches[i].begin + wire.stretches[i].length, begin + tensor.numel());
+    if (from < to) f(from - begin, to - from, wire.scales[static_cast<int64_t>(i)]);
+  }
+}
+
+/// Bytes, one for each of the values.
+at::Tensor codes_of(const Float8Wire& wire, const at::Tensor& values, int64_t begin) {
+  const at::NoGradGuard no_grad;
+  at::Tensor bytes = at::zeros(values.sizes(), values.options().dtype(at::kByte));
+  if (values.is_meta()) return bytes;  // a dry run
+  const at::Tensor all = bytes.view(codes::scalar_type(codes::Float8::e4m3));
+  for_each_stretch(wire, values, begin, [&](int64_t at, int64_t length, const at::Tensor& scale) {
+    all.narrow(0, at, length).copy_(codes::encode(values.narrow(0, at, length), scale, codes::Float8::e4m3));
+  });
+  return bytes;
+}
+
+void decode(const Float8Wire& wire, const at::Tensor& bytes, int64_t begin, const at::Tensor& to) {
+  if (to.is_meta()) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor all = bytes.view(codes::scalar_type(codes::Float8::e4m3));
+  for_each_stretch(wire, to, begin, [&](int64_t at, int64_t length, const at::Tensor& scale) {
+    to.narrow(0, at, length).copy_(codes::decode(all.narrow(0, at, length), scale, to.scalar_type()));
+  });
+}
 
 class ShardHome final : public Home {
  public:
-  ShardHome(at::Tensor shard, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near, std::string name)
-      : shard_(std::move(shard)), group_(std::move(group)), near_(std::move(near)), name_(std::move(name)) {}
+  ShardHome(at::Tensor shard, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near, std::string name,
+            std::optional<Float8Wire> wire)
+      : shard_(std::move(shard)),
+        group_(std::move(group)),
+        near_(std::move(near)),
+        name_(std::move(name)),
+        wire_(std::move(wire)) {}
   ~ShardHome() override { forget(); }
 
   std::unique_ptr<Transfer> fetch(const at::Tensor& flat) override {
@@ -45,17 +92,28 @@ class ShardHome final : public Home {
     const auto& group = left_.defined() ? near_ : group_;
     // A shard in pinned memory goes to the device behind what that computes; nobody changes it before its gradient,
     // which comes later on the same stream.
-    at::Tensor sent = left_.defined() ? left_ : shard_.detach().to(flat.options(), /*non_blocking=*/true);
+    at::Tensor sent = left_;
+    if (!sent.defined() && wire_) sent = as_codes(shard_.detach().to(flat.device(), /*non_blocking=*/true));
+    else if (!sent.defined()) sent = shard_.detach().to(flat.options(), /*non_blocking=*/true);
     forget();
+    if (wire_) {
+      at::Tensor bytes = at::empty({flat.numel()}, flat.options().dtype(at::kByte));
+      auto done = group->all_gather_async(bytes, sent);
+      return std::make_unique<Gathering>(group, std::move(done), std::move(sent),
+                                         [this, bytes, flat] { decode(*wire_, bytes, 0, flat); });
+    }
     auto done = group->all_gather_async(flat.view(at::kByte), sent.view(at::kByte));
-    return std::make_unique<Gathering>(group, std::move(done), std::move(sent));
+    return std::make_unique<Gathering>(group, std::move(done), std::move(sent), nullptr);
   }
 
   void keep_for_backward(const at::Tensor& flat) override {
     if (!near_) return;
     forget();
     const int64_t length = flat.numel() / near_->world_size();
-    left_ = flat.narrow(0, near_->rank() * length, length).clone();
+    const int64_t begin = near_->rank() * length;
+    left_ = flat.narrow(0, begin, length);
+    // What was decoded encodes to the same codes: the rounding to the compute dtype is far less than half a code.
+    left_ = wire_ ? codes_of(*wire_, left_, begin) : left_.clone();
     counters().add_resident(static_cast<int64_t>(left_.nbytes()));
   }
   void forget() override {
@@ -67,17 +125,21 @@ class ShardHome final : public Home {
     forget();
     const at::Tensor mine = flat.narrow(0, group_->rank() * shard_.numel(), shard_.numel());
     at::Tensor shard = shard_.detach();
-    if (shard.scalar_type() == flat.scalar_type()) shard.copy_(mine);
+    if (shard.scalar_type() == flat.scalar_type() && !wire_) return void(shard.copy_(mine));
     // What nobody changed keeps the precision that the cast took from it.
-    else
-      shard.copy_(
-          at::where(at::eq(mine, shard.to(mine.options())), shard.to(mine.device()), mine.to(shard.scalar_type())));
+    at::Tensor came = shard.to(mine.options());
+    if (wire_) decode(*wire_, as_codes(shard.to(mine.device())), group_->rank() * shard_.numel(), came = came.clone());
+    shard.copy_(at::where(at::eq(mine, came), shard.to(mine.device()), mine.to(shard.scalar_type())));
   }
 
   bool collective() const override { return true; }
   Place place() const override { return Place::shards; }
 
  private:
+  at::Tensor as_codes(const at::Tensor& shard) const {
+    return codes_of(*wire_, shard, group_->rank() * shard_.numel());
+  }
+
   /// Debug mode: do all ranks want the same unit, at the same place in their order?
   void agree() {
     static std::atomic<int64_t> sequence{0};
@@ -101,13 +163,15 @@ class ShardHome final : public Home {
   std::shared_ptr<comm::Group> group_, near_;
   at::Tensor left_;  ///< by keep_for_backward(): this rank's stretch among near_
   std::string name_;
+  std::optional<Float8Wire> wire_;
 };
 
 }  // namespace
 
 std::unique_ptr<Home> shard_home(at::Tensor shard, std::shared_ptr<comm::Group> group,
-                                 std::shared_ptr<comm::Group> near, std::string name) {
-  return std::make_unique<ShardHome>(std::move(shard), std::move(group), std::move(near), std::move(name));
+                                 std::shared_ptr<comm::Group> near, std::string name, std::optional<Float8Wire> wire) {
+  return std::make_unique<ShardHome>(std::move(shard), std::move(group), std::move(near), std::move(name),
+                                     std::move(wire));
 }
 
 }  // namespace accelerate::residency

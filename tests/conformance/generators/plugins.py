@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes deepspeed_plugin_more.json, parallelism_config_more.json and kwargs_megatron_more.json from Hugging Face Accelerate 1.15: settings that the shared cases leave out.
+"""Makes deepspeed_plugin_more.json, parallelism_config_more.json, kwargs_megatron_more.json and fp8_kwargs.json from Hugging Face Accelerate 1.15: settings that the shared cases leave out.
 
 usage: plugins.py OUTPUT_FOLDER        (with the Python that has accelerate and torch; DeepSpeed and Megatron-LM are not needed)
 """
@@ -154,6 +154,55 @@ def megatron():
     return {"handlers": {}, "megatron": cases}
 
 
+def fp8():
+    """The handlers' fields as their constructors leave them; their packages need not be there."""
+    import accelerate.utils.dataclasses as handlers
+    for name in ("is_transformer_engine_available", "is_torchao_available"):
+        setattr(handlers, name, lambda: True)
+
+    class Config(dict):
+        def __init__(self, **fields):
+            super().__init__(fields)
+    sys.modules["torchao"] = sys.modules["torchao.float8"] = type(sys)("torchao")
+    sys.modules["torchao.float8"].Float8LinearConfig = Config
+    prefix = "ACCELERATE_FP8_"
+    cases = []
+
+    def case(kind, env=None, **kwargs):
+        env = {prefix + name: value for name, value in (env or {}).items()}
+
+        def make():
+            fields = dict(vars(getattr(handlers, kind)(**copy.deepcopy(kwargs))))
+            fields.pop("module_filter_func", None)
+            if kind == "AORecipeKwargs":
+                fields["config"] = {**fields["config"]}
+            return fields
+        cases.append([kind, env, kwargs, outcome(make, env)])
+
+    for kind in ("TERecipeKwargs", "FP8RecipeKwargs"):
+        case(kind)
+        for env in ({"USE_AUTOCAST_DURING_EVAL": "true"}, {"MARGIN": "3"}, {"MARGIN": "-1"}, {"INTERVAL": "4"}, {"FORMAT": "e4m3"}, {"FORMAT": "E5M2"}, {"FORMAT": "E4M4"},
+                    {"AMAX_HISTORY_LEN": "16"}, {"AMAX_COMPUTE_ALGO": "MAX"}, {"AMAX_COMPUTE_ALGO": "mean"}, {"OVERRIDE_FPROP": "1", "OVERRIDE_WGRAD": "yes"}, {"OVERRIDE_DGRAD": "True"},
+                    {"USE_MXFP8_BLOCK_SCALING": "true"}, {"MARGIN": "two"}):
+            case(kind, env)
+        for kwargs in ({"use_autocast_during_eval": True}, {"margin": 2}, {"interval": 3}, {"fp8_format": "e4m3"}, {"fp8_format": "fp8"}, {"amax_history_len": 32}, {"amax_compute_algo": "Max"},
+                       {"amax_compute_algo": "min"}, {"override_linear_precision": [True, False, True]}, {"use_mxfp8_block_scaling": True}):
+            case(kind, **kwargs)
+        case(kind, {"MARGIN": "3", "FORMAT": "E5M2", "OVERRIDE_DGRAD": "1"}, margin=5, fp8_format="E4M3", override_linear_precision=[False, False, True])
+    for env in ({"BACKEND": "te"}, {"BACKEND": "MSAMP"}, {"BACKEND": "AO"}, {"BACKEND": "cuda"}):
+        case("FP8RecipeKwargs", env)
+        case("FP8RecipeKwargs", env, backend="te")
+    for env in ({}, {"OPT_LEVEL": "O1"}, {"OPT_LEVEL": "o1"}, {"OPT_LEVEL": "O3"}):
+        case("MSAMPRecipeKwargs", env)
+        case("MSAMPRecipeKwargs", env, opt_level="O2")
+    case("MSAMPRecipeKwargs", opt_level="O4")
+    for env in ({}, {"PAD_INNER_DIM": "false"}, {"ENABLE_FSDP_FLOAT8_ALL_GATHER": "0"}, {"PAD_INNER_DIM": "maybe"}):
+        case("AORecipeKwargs", env)
+        case("AORecipeKwargs", env, pad_inner_dim=True)
+        case("AORecipeKwargs", env, enable_fsdp_float8_all_gather=False)
+    return {"fields": ["handler", "env", "kwargs", "fields|error"], "cases": cases}
+
+
 output = pathlib.Path(sys.argv[1])
-for name, rows in {"deepspeed_plugin_more": deepspeed(), "parallelism_config_more": parallelism(), "kwargs_megatron_more": megatron()}.items():
+for name, rows in {"deepspeed_plugin_more": deepspeed(), "parallelism_config_more": parallelism(), "kwargs_megatron_more": megatron(), "fp8_kwargs": fp8()}.items():
     (output / f"{name}.json").write_text(json.dumps({"accelerate": accelerate.__version__, **rows}, separators=(",", ":")) + "\n")

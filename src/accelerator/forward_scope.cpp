@@ -1,0 +1,49 @@
+#include <c10/core/GradMode.h>
+
+#include <utility>
+
+#include "accelerate/accelerator/prepared.hpp"
+#include "accelerate/precision/fp8.hpp"
+#include "accelerate/state.hpp"
+#include "utils/counts.hpp"
+
+namespace accelerate::detail {
+
+namespace {
+
+/// Micro-steps of one group compute with the same weights, of which the codes are made once. A number that changes with
+/// the weights says which: what writes into them counts up either of its parts.
+std::optional<bool> is_first_microbatch(PreparedModel& model, bool training) {
+  if (!training || !c10::GradMode::is_enabled() || GradientState().num_steps() == 1) return std::nullopt;
+  int64_t now = counts::read(counts::Count::optimizer_steps);
+  for (const auto& [name, parameter] : model.model.parameters())
+    if (!parameter.is_inference()) now += static_cast<int64_t>(parameter._version());
+  return std::exchange(model.fp8_codes_of, now) != now;
+}
+
+}  // namespace
+
+ForwardScope::ForwardScope(PreparedModel& model) : engine_(model.engine.get()) {
+  if (engine_) engine_->before_forward();
+  if (!model.fp8) return;
+  try {
+    const bool training = model.model.is_training();
+    fp8_ = std::make_unique<FP8Scope>(
+        *model.fp8, FP8ScopeOptions{.training = training, .is_first_microbatch = is_first_microbatch(model, training)});
+    if (!training && model.fp8->recipe().use_autocast_during_eval) counts::add(counts::Count::fp8_evaluations);
+  } catch (...) {
+    if (engine_) engine_->leave_forward();
+    throw;
+  }
+}
+
+ForwardScope::~ForwardScope() {
+  fp8_.reset();
+  if (engine_) engine_->leave_forward();
+}
+
+void ForwardScope::finish() {
+  if (fp8_) fp8_->finish();
+}
+
+}  // namespace accelerate::detail

@@ -1,0 +1,118 @@
+#include "run_state/fp8_states.hpp"
+
+#include <ATen/core/Dict.h>
+#include <ATen/ops/isfinite.h>
+#include <c10/util/Exception.h>
+
+#include <set>
+
+#include "accelerate/checkpoint.hpp"
+#include "accelerate/comm.hpp"
+#include "accelerate/precision/fp8.hpp"
+#include "utils/log.hpp"
+#include "utils/raise.hpp"
+
+namespace accelerate::run_state {
+namespace {
+
+namespace fs = std::filesystem;
+using Dict = c10::impl::GenericDict;
+
+Dict empty_dict() { return Dict(c10::StringType::get(), c10::AnyType::get()); }
+
+fs::path file_of(const fs::path& folder) { return folder / "fp8_states.bin"; }
+
+/// What scales depend on: who goes on with another recipe has none.
+std::map<std::string, int64_t> recipe_of(const FP8Training& training) {
+  const FP8Recipe& recipe = training.recipe();
+  return {{"backend", static_cast<int64_t>(recipe.backend)},
+          {"fp8_format", static_cast<int64_t>(recipe.fp8_format)},
+          {"amax_history_len", recipe.amax_history_len},
+          {"amax_compute_algo", static_cast<int64_t>(recipe.amax_compute_algo)},
+          {"margin", recipe.margin},
+          {"interval", recipe.interval}};
+}
+
+void check_recipe(const std::string& file, size_t model, const FP8Training& training, const Dict& saved) {
+  for (const auto& [field, value] : recipe_of(training))
+    if (const int64_t before = saved.at(field).toInt(); before != value)
+      raise<CheckpointError>(
+          "load '{}': the fp8 recipe of prepared model {} had {} = {} when it was saved, and now it is {}, so that the "
+          "scales in it are not this recipe's, expected the same; set the recipe as it was, or delete the file to "
+          "begin "
+          "with new scales",
+          file, model, field, before, value);
+}
+
+std::map<std::string, at::Tensor> tensors_of(const std::string& file, const Dict& saved) {
+  std::map<std::string, at::Tensor> state;
+  for (const auto& item : saved) {
+    const std::string name = item.key().toStringRef();
+    const at::Tensor value = item.value().toTensor();
+    if (name.find(".scale") != std::string::npos &&
+        !(at::isfinite(value).all().item<bool>() && value.gt(0).all().item<bool>()))
+      raise<CheckpointError>(
+          "load '{}': '{}' holds a scale that is zero, negative or no number, expected finite scales above 0; the file "
+          "is damaged. Take another checkpoint, or delete the file to begin with new scales",
+          file, name);
+    state.emplace(name, value);
+  }
+  return state;
+}
+
+}  // namespace
+
+void save_fp8_states(const RunState& run, const fs::path& folder) {
+  Dict file = empty_dict();
+  for (size_t i = 0; i < run.models.size(); ++i) {
+    const auto& training = run.models[i]->fp8;
+    if (!training) continue;
+    const auto state = training->state_dict();
+    if (state.empty()) continue;
+    Dict recipe = empty_dict(), one = empty_dict();
+    for (const auto& [field, value] : recipe_of(*training)) recipe.insert(field, value);
+    one.insert("recipe", recipe);
+    one.insert("state", checkpointing::to_dict(state));
+    file.insert(std::to_string(i), one);
+  }
+  if (!file.empty()) checkpointing::save_object(file, file_of(folder));
+}
+
+std::vector<std::pair<FP8Training*, std::map<std::string, at::Tensor>>> read_fp8_states(const RunState& run,
+                                                                                        const fs::path& folder) {
+  std::vector<std::pair<FP8Training*, std::map<std::string, at::Tensor>>> states;
+  const fs::path path = file_of(folder);
+  const std::string file = path.string();
+  std::optional<c10::IValue> saved;
+  if (fs::exists(path)) saved = checkpointing::load_object(path);
+  std::set<std::string> left;
+  try {
+    if (saved)
+      for (const auto& item : saved->toGenericDict()) left.insert(item.key().toStringRef());
+    for (size_t i = 0; i < run.models.size(); ++i) {
+      const auto& training = run.models[i]->fp8;
+      if (!training) continue;
+      const std::string key = std::to_string(i);
+      if (left.erase(key) == 0) {
+        if (comm::rank() == 0 && !training->state_dict().empty())
+          logs::warn("accelerate.run_state",
+                     "load_state: the checkpoint has no scales of fp8 for prepared model {}, which begin anew: the run "
+                     "does not go on exactly as the one that was saved",
+                     i);
+        continue;
+      }
+      const auto one = saved->toGenericDict().at(key).toGenericDict();
+      check_recipe(file, i, *training, one.at("recipe").toGenericDict());
+      states.emplace_back(training.get(), tensors_of(file, one.at("state").toGenericDict()));
+    }
+  } catch (const c10::Error&) {
+    raise<CheckpointError>("load '{}': it is damaged or not written by save_state", file);
+  }
+  if (!left.empty() && comm::rank() == 0)
+    logs::warn("accelerate.run_state",
+               "load_state: the checkpoint has scales of fp8 for prepared model {}, which computes without them here",
+               *left.begin());
+  return states;
+}
+
+}  // namespace accelerate::run_state
