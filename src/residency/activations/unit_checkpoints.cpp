@@ -56,6 +56,7 @@ void UnitCheckpoints::begin() {
   end();
   active_ = true;
   outer_ = exchange_thread_handler(Link::recompute, this);
+  included_ = c10::impl::tls_is_dispatch_key_included(kKey);
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
@@ -63,7 +64,7 @@ void UnitCheckpoints::end() {
   if (!std::exchange(active_, false)) return;
   close();
   exchange_thread_handler(Link::recompute, outer_);
-  if (!outer_) c10::impl::tls_set_dispatch_key_included(kKey, false);
+  c10::impl::tls_set_dispatch_key_included(kKey, included_);
 }
 
 void UnitCheckpoints::open(const Unit& unit, const OperatorCall& call) {

@@ -50,6 +50,7 @@ class UnitCheckpoints final : public Handler {
   const Residency& units_;
   const UnitCheckpointOptions options_;
   bool active_ = false, opening_ = false;
+  bool included_ = false;  ///< the members' key, for this thread, before begin()
   Handler* outer_ = nullptr;
   std::shared_ptr<Span> span_;
 };
