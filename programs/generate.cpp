@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "blocks.hpp"
+#include "residency/member.hpp"
 #include "utils/error_text.hpp"
 #include "utils/json.hpp"
 #include "utils/read_file.hpp"
@@ -147,6 +148,9 @@ accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& m
     options.device_map = accelerate::DeviceMap{{"", at::hasCUDA() ? accelerate::Place(0) : accelerate::Place("cpu")}};
   options.no_split_module_classes = block_classes(*module);
   options.dtype = dtype_of(given.text("dtype").value_or("float32"));
+  // As they are in the file they are smaller and faster. Who asks for numbers gets numbers, and parts that come and go
+  // are numbers, too.
+  options.keep_codes = !given.text("dtype") && !given.text("device_map") && !options.max_memory && !at::hasCUDA();
   return accelerate::load_checkpoint_and_dispatch(accelerate::ModelRef(module), checkpoint, options);
 }
 
@@ -273,13 +277,20 @@ models::GenerationConfig generation_of(const fs::path& checkpoint, const models:
   return config;
 }
 
+bool is_in_few_bits(const at::Tensor& tensor) {
+  const auto* const member = accelerate::residency::Member::of(tensor);
+  return member && member->encoded();
+}
+
 nlohmann::ordered_json report_of(const Measured& measured, double load_seconds, const torch::nn::Module& module,
                                  const accelerate::DispatchedModel& weights) {
   const auto stats = accelerate::residency::stats();
   int64_t all_bytes = 0;
   std::set<const at::TensorImpl*> seen;  // tied weights are one
   for (const auto& tensor : module.parameters())
-    if (seen.insert(tensor.unsafeGetTensorImpl()).second) all_bytes += static_cast<int64_t>(tensor.nbytes());
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second && !is_in_few_bits(tensor))
+      all_bytes += static_cast<int64_t>(tensor.nbytes());
+  all_bytes += weights.code_bytes();
   return {{"prompt_tokens", measured.prompt_tokens},
           {"new_tokens", measured.new_tokens},
           {"load_seconds", load_seconds},

@@ -37,7 +37,9 @@ int main(int argc, char** argv) {
   for (const std::string kind : {"fp32", "int8", "nf4"}) {
     torch::nn::Sequential net(torch::nn::Linear(torch::nn::LinearOptions(weight.size(1), weight.size(0)).bias(false)));
     net[0]->as<torch::nn::LinearImpl>()->weight.copy_(weight);
-    accelerate::BnbQuantizationConfig config{.skip_modules = std::vector<std::string>{}, .torch_dtype = at::kFloat};
+    accelerate::BnbQuantizationConfig config;
+    config.skip_modules.emplace();
+    config.torch_dtype = at::kFloat;
     if (kind == "int8") config.load_in_8bit = true, config.llm_int8_threshold = 0;
     else config.load_in_4bit = true, config.bnb_4bit_quant_type = "nf4", config.bnb_4bit_compute_dtype = at::kFloat;
     std::optional<accelerate::DispatchedModel> quantized;

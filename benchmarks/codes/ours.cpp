@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "codes/kernels/multiply.hpp"
+#include "codes/kernels/packed_cache.hpp"
 #include "models/row_operators.hpp"
 #include "utils/parallel.hpp"
 
@@ -133,7 +134,8 @@ void token(int rounds) {
                          for (size_t i = 0; i < weights.size(); ++i) codes::linear(inputs[i], weights[i]);
                        }));
     sum = std::min(sum, milliseconds([&] {
-                     for (const auto& w : weights) add_up(w.data);
+                     // Where products read them, so that both have the same pages.
+                     for (const auto& w : weights) add_up(codes::kernels::packed_of(w)->codes);
                    }));
   }
   std::printf(

@@ -8,6 +8,8 @@
 #include <accelerate/models/generate.hpp>
 #include <accelerate/residency/deferred.hpp>
 
+#include <torch/torch.h>
+
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

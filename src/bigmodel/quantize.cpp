@@ -80,6 +80,9 @@ std::vector<std::string> get_keys_to_not_convert(const ModelRef& model) {
                        modules.at(0).class_name.ends_with("Model") &&
                        !modules.at(0).class_name.ends_with("LMHeadModel");
   if (keys.empty() && is_base) return keys;
+  // A model of ours whose embeddings are its head has no module for that: its one child is the body.
+  const auto children = std::ranges::count_if(modules, [](const auto& module) { return module.parent == 0; });
+  if (children == 1 && root.find("accelerate::models::") != std::string::npos) return keys;
   for (auto module = modules.rbegin(); module != modules.rend(); ++module)
     if (module->parent == 0) {
       add(module->path);

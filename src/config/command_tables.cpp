@@ -162,7 +162,8 @@ constexpr Option kGenerateMemory[] = {
     {.name = "dtype",
      .kind = text,
      .choices = "float32|float16|bfloat16",
-     .help = "Number format of the weights in memory (default: float32)"},
+     .help = "Number format of the weights in memory (default: float32; but weights in few bits stay as the file has "
+             "them, and are multiplied with activations in 8 bits, unless a device map or a limit is given)"},
     {.name = "num_threads", .kind = integer, .value = "N", .help = "Threads that compute (default: one for each core)"},
 };
 constexpr Option kProfile[] = {

@@ -1,4 +1,5 @@
 #include "accelerate/models/key_value_cache.hpp"
+#include "utils/huge_pages.hpp"
 #include "utils/raise.hpp"
 
 #include <ATen/ops/empty.h>
@@ -14,7 +15,10 @@ constexpr int64_t kFirstCapacity = 64;  // tokens
 
 /// A buffer of the same kind with room for `capacity` tokens that begins with the first `length` tokens of `old`.
 at::Tensor grown(const at::Tensor& old, const at::Tensor& like, int64_t length, int64_t capacity) {
-  at::Tensor buffer = at::empty({like.size(0), like.size(1), capacity, like.size(3)}, like.options());
+  const std::vector<int64_t> sizes{like.size(0), like.size(1), capacity, like.size(3)};
+  // Not among the activations of a long prompt: as it stays when these go, no two of their places would become one.
+  at::Tensor buffer =
+      like.is_cpu() ? empty_in_huge_pages(sizes, like.scalar_type()) : at::empty(sizes, like.options());
   if (length) buffer.narrow(2, 0, length).copy_(old.narrow(2, 0, length));
   return buffer;
 }

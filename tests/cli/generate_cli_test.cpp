@@ -45,9 +45,14 @@ std::vector<std::string> with(std::vector<std::string> first, const std::vector<
 
 TEST(Generate, AnswersWithin150MegabytesAsItDoesInMemory) {
   SKIP_WITHOUT_DATA();
-  const auto whole = answer(with({model()}, kQuestion));
+  const auto whole = answer(with({model(), "--dtype", "float32"}, kQuestion));
   EXPECT_THAT(whole.at("text").get<std::string>(), HasSubstr("Paris"));
   EXPECT_EQ(whole.at("streamed_weight_bytes"), 0);
+  EXPECT_GT(whole.at("peak_resident_weight_bytes").get<int64_t>(), 530'000'000);
+  // Where nobody asks for numbers, the weights stay as the file has them.
+  const auto in_codes = answer(with({model()}, kQuestion));
+  EXPECT_THAT(in_codes.at("text").get<std::string>(), HasSubstr("Paris"));
+  EXPECT_LT(in_codes.at("peak_resident_weight_bytes").get<int64_t>(), 100'000'000);
   // The embedding, which is the head as well, takes 113 MB of it.
   const auto limited = answer(with({model(), "--max_memory", "cpu=150MB"}, kQuestion));
   EXPECT_EQ(limited.at("text"), whole.at("text"));

@@ -460,7 +460,11 @@ TEST(CodesKernels, PagesOfAFileGoWhenItsCodesArePacked) {
     const auto x = torch::randn({1, 4096});
     EXPECT_TRUE(codes::linear(x, mapped).equal(codes::linear(x, w)));
     EXPECT_LT(resident_bytes(begin), 1 << 16);
+    EXPECT_TRUE(codes::decode(mapped).equal(codes::decode(w)));
+    EXPECT_LT(resident_bytes(begin), 1 << 16) << "what is packed is not read from the file again";
+    codes::drop_packed(mapped);
     EXPECT_TRUE(codes::decode(mapped).equal(codes::decode(w))) << "the file has them";
+    EXPECT_GE(resident_bytes(begin), static_cast<int64_t>(bytes));
   }
   ::munmap(begin, bytes);
 }

@@ -499,6 +499,12 @@ TEST(QuantizeConfig, WhatCanNotBeIsRefusedByName) {
 }
 
 TEST(QuantizeConfig, HeadsAndTiedWeightsStayByDefault) {
+  LlamaConfig config;
+  config.vocab_size = 8, config.hidden_size = 4, config.intermediate_size = 4, config.num_hidden_layers = 1;
+  config.num_attention_heads = 1;
+  EXPECT_THAT(accelerate::get_keys_to_not_convert(LlamaForCausalLM(config)), ElementsAre("lm_head"));
+  config.tie_word_embeddings = true;
+  EXPECT_THAT(accelerate::get_keys_to_not_convert(LlamaForCausalLM(config)), IsEmpty()) << "no module is the head";
   EXPECT_THAT(accelerate::get_keys_to_not_convert(Net()), ElementsAre("head"));
   struct Tied : torch::nn::Module {
     Tied() {

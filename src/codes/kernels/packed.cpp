@@ -8,7 +8,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "codes/kernels/pages.hpp"
+#include "utils/huge_pages.hpp"
 #include "utils/parallel.hpp"
 
 namespace accelerate::codes::kernels {
