@@ -191,16 +191,16 @@ double error_of_k(const at::Tensor& values, Encoding encoding) {
   return (apart.norm() / values.norm()).item<double>();
 }
 
-/// Relative errors in the Frobenius norm: 1 % above what was measured; in the second place those of ggml's own encoder
-/// (llama.cpp of 2026-11, ggml_quantize_chunk without an importance matrix) on such a matrix.
+/// Relative errors in the Frobenius norm: half a percent above what was measured; in the second place those of ggml's
+/// own encoder (llama.cpp of 2026-11, ggml_quantize_chunk without an importance matrix) on such a matrix.
 TEST(CodesOfTheKFamily, AreNearerThanThoseOfGgml) {
   torch::manual_seed(2);
   const auto values = torch::randn({1024, 1024});
   const double most[] = {0.2591, 0.1438, 0.0694, 0.03431, 0.01654},
                of_ggml[] = {0.2967, 0.1509, 0.0713, 0.0361, 0.0177};
   for (size_t i = 0; i < 5; ++i) {
-    EXPECT_LT(error_of_k(values, kFamily[i]), most[i] * 1.01) << codes::name(kFamily[i]);
-    EXPECT_LT(most[i] * 1.01, of_ggml[i]);
+    EXPECT_LT(error_of_k(values, kFamily[i]), most[i] * 1.005) << codes::name(kFamily[i]);
+    EXPECT_LT(most[i] * 1.005, of_ggml[i]);
   }
 }
 
@@ -218,8 +218,8 @@ TEST(CodesOfTheKFamily, AreNearOnRealWeights) {
   const double of_dense[] = {0.2653, 0.1528, 0.0737, 0.0367, 0.0184},
                of_table[] = {0.2700, 0.1572, 0.0753, 0.0373, 0.0188};
   for (size_t i = 0; i < 5; ++i) {
-    EXPECT_LT(error_of_k(dense, kFamily[i]), of_dense[i] * 1.01) << codes::name(kFamily[i]);
-    EXPECT_LT(error_of_k(table, kFamily[i]), of_table[i] * 1.01) << codes::name(kFamily[i]);
+    EXPECT_LT(error_of_k(dense, kFamily[i]), of_dense[i] * 1.005) << codes::name(kFamily[i]);
+    EXPECT_LT(error_of_k(table, kFamily[i]), of_table[i] * 1.005) << codes::name(kFamily[i]);
   }
 }
 
