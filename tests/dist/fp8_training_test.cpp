@@ -305,10 +305,11 @@ RANKS_TEST(Fp8Ranks, SendGradientsAsMsAmpDoes, 2) {
   EXPECT_FALSE(torch::equal(mine, exact));
 }
 
-/// @param gathers  in fp8
-std::vector<double> sharded_losses(KwargsHandler handler, bool recompute = false) {
+std::vector<double> sharded_losses(KwargsHandler handler, bool recompute = false,
+                                   std::variant<bool, int64_t, ShardingStrategy> reshard = true) {
   AcceleratorOptions options = with({std::move(handler)});
   options.fsdp_plugin = FullyShardedDataParallelPlugin{.fsdp_version = 2,
+                                                       .reshard_after_forward = reshard,
                                                        .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
                                                        .activation_checkpointing = recompute,
                                                        .min_num_params = 100};
@@ -345,6 +346,12 @@ RANKS_TEST(Fp8Ranks, GatherInFp8, 2) {
   EXPECT_EQ(sharded_losses(AORecipeKwargs{}, /*recompute=*/true), gathered);
 }
 
+// Two of four ranks keep what they have gathered for backward, as codes: encoding what was decoded gives the same ones.
+RANKS_TEST(Fp8Ranks, KeepCodesForBackward, 4) {
+  ::setenv("ACCELERATE_SHARED_MEMORY", "0", 1);
+  EXPECT_EQ(sharded_losses(AORecipeKwargs{}, /*recompute=*/false, int64_t{2}), sharded_losses(AORecipeKwargs{}));
+}
+
 /// What a rank of two receives of parameters in one forward.
 int64_t gathered_bytes(bool as_fp8) {
   reset_states();
@@ -363,8 +370,8 @@ int64_t gathered_bytes(bool as_fp8) {
 
 TEST_F(Fp8Model, HalfAsManyBytesTravel) {
   const int64_t in_bf16 = gathered_bytes(false), middle = (2 * kWidth) * (2 * kWidth);
-  // A rank of two receives the other's half, of 2 bytes an element or of one.
-  EXPECT_EQ(in_bf16 - gathered_bytes(true), middle / 2);
+  // A gather's bytes are those of all ranks: 2 for an element of the middle layer's weight, or one.
+  EXPECT_EQ(in_bf16 - gathered_bytes(true), middle);
 }
 
 }  // namespace fp8_training
