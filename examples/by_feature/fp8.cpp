@@ -17,8 +17,8 @@ struct Settings {
 
 /// Sizes that are multiples of 16 can be in fp8; the first and the last layer have others.
 nn::Sequential make_wide_network() {
-  return {nn::Linear(2, 64),  nn::Tanh(), nn::Linear(64, 64), nn::Tanh(),
-          nn::Linear(64, 64), nn::Tanh(), nn::Linear(64, 2)};
+  return nn::Sequential(nn::Linear(2, 64), nn::Tanh(), nn::Linear(64, 64), nn::Tanh(), nn::Linear(64, 64), nn::Tanh(),
+                        nn::Linear(64, 2));
 }
 
 void train(const Settings& settings, const std::string& name, const std::string& mixed_precision,
