@@ -134,6 +134,10 @@ int main(int argc, char** argv) {
               << ", \"last_loss\": " << curve.back()
               << ", \"last_against_bf16_percent\": " << 100 * (curve.back() / reference.back() - 1)
               << ", \"furthest_from_bf16_percent\": " << 100 * furthest
-              << ", \"fp8_products\": " << (run.training ? run.training->counts().fp8_products : 0) << "}\n";
+              << ", \"fp8_products\": " << (run.training ? run.training->counts().fp8_products : 0)
+              << ", \"against_bf16_percent\": [";
+    for (size_t i = 0; i < curve.size(); ++i)
+      std::cout << (i ? ", " : "") << std::round(1e4 * (curve[i] / reference[i] - 1)) / 100;
+    std::cout << "]}\n";
   }
 }

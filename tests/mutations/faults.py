@@ -1357,6 +1357,67 @@ F("one row goes through layers directly", "src/models/llama.cpp", "if («context
   "false", "llama_tests Llama.OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators")
 F("a profile sees operators of one row", "src/models/direct_rows.cpp", "«!at::hasCallbacks()»", "true",
   "llama_tests Llama.OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators")
+# ---- products in fp8
+f = "fp8_tests Float8."
+d = "fp8_tests DelayedScaling."
+t = "fp8_tests FP8."
+file = "src/codes/kernels/float8_loops.hpp"
+F("fp8 saturates", file, "const uint32_t exact = «std::min(magnitude, kLargest)»;", "magnitude",
+  f + "EveryBf16IsCastAsLibTorchCasts")
+F("fp8 rounds ties to even", file, "((1u << (kShift - 1)) - 1) + «(exact >> kShift & 1)»;", "1u",
+  f + "EveryBf16IsCastAsLibTorchCasts")
+F("fp8 keeps NaN", file, "static_cast<uint8_t>(«choose(nan, 0x7f, code)»", "code", f + "EveryBf16IsCastAsLibTorchCasts")
+file = "src/codes/mxfp8.cpp"
+F("MXFP8's exponents round up", file, "const at::Tensor rounded = «exponent.add(up)»;", "exponent",
+  f + "ExponentsOfBlocksRoundUp")
+file = "src/precision/fp8/delayed.cpp"
+F("amax over ranks", file, "if («reduction») {", "false", d + "RanksAgreeOnTheLargest", t + "RanksShareOneMaximum")
+F("histories wait where nothing was seen", file, "history_ = at::where(«seen», rolled, history_);", "seen.logical_or(last.eq(0))",
+  d + "FollowsTransformerEnginesRule")
+F("FP8Recipe::interval", file, "if («updates_++ % rule_.interval != 0») return;", "false", d + "FollowsTransformerEnginesRule")
+F("FP8Recipe::margin", file, "std::exp2(«-static_cast<float>(rule_.margin)»)", "0.0f", d + "FollowsTransformerEnginesRule")
+F("FP8Recipe::amax_compute_algo", file, "«rule_.algorithm == AmaxComputeAlgo::most_recent» ?", "true",
+  d + "FollowsTransformerEnginesRule")
+F("infinite and missing amax keep the scale", file, "seen.logical_and(«amax.isfinite()»)", "amax.eq(amax)",
+  d + "FollowsTransformerEnginesRule")
+F("uses of one pass", file, "slot.copy_(«at::maximum(slot, amax)»);", "amax", d + "UsesInOnePassGiveTheLargest")
+file = "src/precision/fp8/plan.cpp"
+F("FP8Recipe::override_linear_precision fprop", file, "if («fprop») plan.x", "false",
+  t + "OverridesComputeThatProductInHighPrecision")
+F("FP8Recipe::override_linear_precision dgrad", file, "if («dgrad») plan.g_for_x", "false",
+  t + "OverridesComputeThatProductInHighPrecision")
+F("FP8Recipe::override_linear_precision wgrad", file, "if («wgrad») plan.g_for_w", "false",
+  t + "OverridesComputeThatProductInHighPrecision")
+F("FP8Recipe::fp8_format of gradients", file, "return «recipe.fp8_format == FP8Format::e4m3» ?", "true",
+  t + "CurrentScalingIsTheWrittenOutFormulaToTheBit")
+F("FP8Recipe::use_mxfp8_block_scaling", file, "scaling = «recipe.use_mxfp8_block_scaling» ?", "false",
+  t + "BlocksFollowWhatIsSummedOver")
+F("FP8Recipe::use_current_scaling", file, "recipe.backend == FP8Backend::te && «!recipe.use_current_scaling»", "true",
+  t + "CurrentScalingIsTheWrittenOutFormulaToTheBit")
+F("FP8Recipe::config", file, "recipe.backend == FP8Backend::ao && «recipe.config != AORecipe::tensorwise»", "false",
+  t + "RowsHaveScalesForEachProduct")
+F("weights' gradients of MS-AMP", file, "plan.rounds_gradient = «recipe.backend == FP8Backend::msamp»;", "false",
+  t + "MsampRoundsWeightGradients")
+F("FP8Recipe::pad_inner_dim", file, "recipe.backend != FP8Backend::ao || «recipe.pad_inner_dim»;", "true",
+  t + "InnerDimensionsThatAreNotPaddedAreRefused")
+file = "src/precision/fp8/training.cpp"
+F("FP8Recipe::module_filter_func", file, "if («recipe.module_filter_func») {", "false", t + "FirstAndLastLayersOfTorchaoStay")
+F("FP8Recipe::use_autocast_during_eval", file, "&& «!recipe.use_autocast_during_eval») return;", "false",
+  t + "EvaluationIsInHighPrecisionUnlessAskedFor")
+F("FP8ScopeOptions::training", file, "if («!options.training» && recipe.backend", "false",
+  t + "EvaluationIsInHighPrecisionUnlessAskedFor")
+F("FP8ScopeOptions::is_first_microbatch", file, ".is_first_microbatch = «options.is_first_microbatch»", "std::nullopt",
+  t + "MicroBatchesShareTheWeightsCodes")
+F("updates that nobody called", file, "«core->settle();»", "", t + "NobodyHasToCallTheUpdates")
+F("FP8Recipe::amax_history_len", file, "fp8::Histories::Rule{«core.recipe.amax_history_len»,", "int64_t{1024}",
+  t + "StateContinuesWhereItWas")
+F("recomputation in fp8", "src/residency/activations/replay_state.cpp", "«codes_ = codes->for_replay();»", "",
+  t + "RecomputationUsesTheScalesOfTheFirstRun")
+F("recomputation records no amax", "src/precision/fp8/handler.cpp", "again.records = «false»;", "true",
+  t + "RecomputationUsesTheScalesOfTheFirstRun")
+F("recomputed units in fp8", "src/residency/activations/operator_tape.cpp",
+  "«thread_handler(Link::codes)» ? record.keys.included_", "false", t + "WeightsWhoseBytesComeAndGoGiveTheSame")
+
 # ---- adapters
 file = "src/adapters/lora.cpp"
 a = "adapters_tests Adapters."

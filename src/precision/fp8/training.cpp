@@ -202,8 +202,10 @@ FP8Scope::FP8Scope(FP8Training& training, FP8ScopeOptions options) {
   core->settle();
   if (core->forward && !core->weights.empty()) {
     const auto device = core->weights.front().tensor.device();
-    core->forward->to(device);
-    core->backward->to(device);
+    if (!device.is_meta()) {  // dry runs compute nothing
+      core->forward->to(device);
+      core->backward->to(device);
+    }
   }
   open_ = std::make_unique<Open>(core, fp8::Pass{.core = core,
                                                  .scales = core->forward ? core->forward->scales() : at::Tensor(),
