@@ -13,7 +13,7 @@ ALLOWED = {
     "the system's own files, of /proc and /sys": """
         src/bigmodel/max_memory.cpp src/comm/shared_memory.cpp src/comm/waits.cpp src/utils/device_types.cpp
         src/launch/job/host.cpp src/launch/system/affinity.cpp
-        src/accelerator/memory_snapshot.cpp src/accelerator/model_summary.cpp src/utils/thread_stacks.cpp src/profiler/trace_file.cpp src/launch/system/ports.cpp src/launch/system/process.cpp src/utils/network/peer_user.cpp cli/commands/env.cpp""",
+        src/accelerator/memory_snapshot.cpp src/utils/file_mappings.cpp src/utils/thread_stacks.cpp src/profiler/trace_file.cpp src/launch/system/ports.cpp src/launch/system/process.cpp src/utils/network/peer_user.cpp cli/commands/env.cpp""",
     "files that it has made itself": "src/launch/supervise/rank_streams.cpp",
     "what files_of() has found to be regular files, to be sent as they are": "programs/sagemaker/source.cpp",
 }

@@ -1343,7 +1343,7 @@ F("SummaryOptions::depth", "src/accelerator/model_summary_text.cpp",
 # ---- products on codes
 file = "src/codes/kernels/linear.cpp"
 k = "codes_kernels_tests CodesKernels."
-F("LinearOptions::exact", file, "= «options.exact» ? nullptr", "false", k + "ExactIsTheProductWithDecodedWeights")
+F("LinearOptions::exact", file, "= «options.exact» || !x.is_cpu() ? nullptr", "false", k + "ExactIsTheProductWithDecodedWeights")
 F("LinearOptions::outlier_threshold", file, "return «options.outlier_threshold > 0» ?", "false",
   k + "OutliersKeepTheirNumbers")
 file = "src/codes/kernels/packed_cache.cpp"
@@ -1357,6 +1357,20 @@ F("one row goes through layers directly", "src/models/llama.cpp", "if («context
   "false", "llama_tests Llama.OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators")
 F("a profile sees operators of one row", "src/models/direct_rows.cpp", "«!at::hasCallbacks()»", "true",
   "llama_tests Llama.OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators")
+# ---- codes in jobs and in checkpoints
+r = "adapters_ranks_tests CodesRanks."
+F("replicas take rank 0's codes", "src/parallel/ddp.cpp", "«agree_on_codes(impl_->parameters);»", "",
+  r + "ReplicasTakeThoseOfRank0")
+F("ranks compare encodings", "src/parallel/verify_parameters.cpp",
+  "if (const auto* weight = «residency::encoded_weight(tensor)»)", "static_cast<residency::EncodedWeight*>(nullptr)",
+  r + "OtherEncodingsAreRefusedByName")
+F("shards take rank 0's codes", "src/parallel/fsdp/fsdp.cpp", "«agree_on_codes(model.parameters());»", "",
+  r + "TheyAreShardedAndRecomputed")
+F("codes are sharded", "src/parallel/fsdp/fsdp.cpp",
+  "for (const auto& [weight, bytes] : code_bytes) «residency::lay_codes_in(*weight, bytes);»", "", r + "TheyAreSharded")
+F("a checkpoint's frozen weights are compared", "src/run_state/models.cpp",
+  "if (residency::encoded_weight(target) && «!at::equal(target, value.to(target.options()))»)", "false",
+  r + "ACheckpointOfOtherWeightsIsRefused")
 # ---- products in fp8
 f = "fp8_tests Float8."
 d = "fp8_tests DelayedScaling."
@@ -1521,7 +1535,7 @@ F("Float8LinearConfig::enable_fsdp_float8_all_gather of a run", file, "«engine-
 F("MS-AMP's gradients", file, "«ddp.communication_hook = parallel::fp8_gradients();»", "",
   r + "SendGradientsAsMsAmpDoes")
 file = "src/accelerator/forward_scope.cpp"
-F("FP8ScopeOptions::training", file, "FP8ScopeOptions{.training = «training»}", "true",
+F("FP8ScopeOptions::training", file, "FP8ScopeOptions{.training = «training»,", "true",
   t + "ComputesInEightBitsWhileItTrains")
 file = "src/accelerator/fp8.cpp"
 for field, wrong in {"use_autocast_during_eval": "false", "margin": "0", "interval": "1", "amax_history_len": "1024",
