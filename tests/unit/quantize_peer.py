@@ -8,11 +8,15 @@ KIND: nf4, fp4 or int8.
 """
 import sys
 
-import bitsandbytes
 import torch
 import torch._dynamo
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, BitsAndBytesConfig
+
+# Imports take most of the time: each task has its own only.
+if sys.argv[1] != "torch":
+    import bitsandbytes
+if sys.argv[1] in ("save", "load"):
+    from transformers import AutoConfig, AutoModel, BitsAndBytesConfig
 
 torch.set_num_threads(1)
 torch._dynamo.config.disable = True
