@@ -156,8 +156,9 @@ Codes read_bitsandbytes(const BitsandbytesWeight& weight, const std::function<at
   if (weight.encoding == Encoding::int8_rowwise) {
     const std::string module = module_of(name);
     if (std::ranges::find(weight.parts, module + "weight_format") != weight.parts.end())
-      if (const auto format = read(module + "weight_format");
-          format.numel() != 1 || !at::isIntegralType(format.scalar_type(), true) || format.to(at::kDouble).item<double>() != 0)
+      if (const auto format = read(module + "weight_format"); format.numel() != 1 ||
+                                                              !at::isIntegralType(format.scalar_type(), true) ||
+                                                              format.to(at::kDouble).item<double>() != 0)
         damaged(name,
                 "its weight_format is not 0 (by rows), an arrangement for old GPUs; save it again with "
                 "bitsandbytes 0.45 or newer");
