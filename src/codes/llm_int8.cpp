@@ -49,7 +49,9 @@ at::Tensor llm_int8_linear(const at::Tensor& x, const Codes& w, const std::optio
   at::Tensor codes = (half * inverse.unsqueeze(1)).round().to(at::kChar);
   if (columns.defined() && columns.numel() > 0 && rows.size(0) > 1) codes.index_fill_(1, columns, 0);
   constexpr double kInverseSquare = 6.200124e-05;  // 1 / 127^2, as bitsandbytes writes it
-  const auto packed = x.is_cpu() && kernels::has_fast_instructions() ? kernels::packed_of(w) : nullptr;
+  constexpr int64_t kMostColumns = 1 << 16;        // whose products fit 32 bits, with codes from 0 to 255
+  const auto packed =
+      x.is_cpu() && k <= kMostColumns && kernels::has_fast_instructions() ? kernels::packed_of(w) : nullptr;
   const at::Tensor data = packed ? at::Tensor() : unpacked(w).data.to(x.device());
   at::Tensor y =
       (packed ? kernels::multiply_whole(kernels::instruction_set(), codes, *packed) : int8_product(codes, data)) *

@@ -17,8 +17,7 @@ constexpr int64_t kFirstCapacity = 64;  // tokens
 at::Tensor grown(const at::Tensor& old, const at::Tensor& like, int64_t length, int64_t capacity) {
   const std::vector<int64_t> sizes{like.size(0), like.size(1), capacity, like.size(3)};
   // Not among the activations of a long prompt: as it stays when these go, no two of their places would become one.
-  at::Tensor buffer =
-      like.is_cpu() ? empty_in_huge_pages(sizes, like.scalar_type()) : at::empty(sizes, like.options());
+  at::Tensor buffer = like.is_cpu() ? empty_in_huge_pages(sizes, like.scalar_type()) : at::empty(sizes, like.options());
   if (length) buffer.narrow(2, 0, length).copy_(old.narrow(2, 0, length));
   return buffer;
 }

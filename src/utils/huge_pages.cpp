@@ -48,8 +48,7 @@ class Block {
  public:
   explicit Block(int64_t bytes) : bytes_(bytes + kHugePage) {
     memory_ = ::mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory_ == MAP_FAILED)
-      raise<ResourceError>("there are no {} bytes of memory.", bytes);
+    if (memory_ == MAP_FAILED) raise<ResourceError>("there are no {} bytes of memory.", bytes);
     const auto address = reinterpret_cast<uintptr_t>(memory_);
     begin_ = static_cast<char*>(memory_) + ((address + kHugePage - 1) / kHugePage * kHugePage - address);
     prefer_huge_pages(begin_, bytes);

@@ -43,6 +43,8 @@ struct Avx2 {
     const auto pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(_mm256_set1_epi32(x), codes));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
+  static Ints sum(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+  static Ints all_ints(int32_t a) { return _mm256_set1_epi32(a); }
   static Ints times_128(Ints a) { return _mm256_slli_epi32(a, 7); }
   static Floats to_floats_of(Ints a) { return _mm256_cvtepi32_ps(a); }
   static Floats to_floats(Small a) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(a)); }

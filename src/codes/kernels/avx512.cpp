@@ -33,6 +33,8 @@ struct Avx512 {
   static Ints dot(Ints sum, Bytes codes, int32_t x) { return _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(x)); }
   static Bytes wide(Bytes codes) { return _mm512_xor_si512(codes, _mm512_set1_epi8(-128)); }
   static Ints dot_wide(Ints sum, Bytes codes, int32_t x) { return dot(sum, codes, x); }
+  static Ints sum(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+  static Ints all_ints(int32_t a) { return _mm512_set1_epi32(a); }
   static Ints times_128(Ints a) { return _mm512_slli_epi32(a, 7); }
   static Floats to_floats_of(Ints a) { return _mm512_cvtepi32_ps(a); }
   static Floats to_floats(Small a) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(a)); }

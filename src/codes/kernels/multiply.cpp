@@ -59,14 +59,14 @@ Product product_of(const Packed& packed, float* y) {
 }
 
 /// All groups of the weight for some inputs, one after another, then for the next.
-void run(const InstructionSet& instructions, const Packed& packed, const Product& product, int64_t rows) {
+void run(void (*part)(const Product&, int64_t, int64_t, int64_t), const Packed& packed, const Product& product,
+         int64_t rows) {
   constexpr int64_t kProductGrain = 1 << 16;
   const int64_t chunk = chunk_of(packed.k), chunks = (rows + chunk - 1) / chunk, groups = packed.groups(),
                 grain = kProductGrain / (kGroup * packed.k * std::min(rows, chunk));
-  const auto run = instructions.product[static_cast<size_t>(packed.form)];
   parallel_ranges(groups * chunks, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      run(product, i % groups, i / groups * chunk, std::min(rows, (i / groups + 1) * chunk));
+      part(product, i % groups, i / groups * chunk, std::min(rows, (i / groups + 1) * chunk));
   });
 }
 
@@ -104,7 +104,7 @@ at::Tensor multiply(const InstructionSet& instructions, const at::Tensor& x, con
   product.words = words.get();
   product.input_scales = scales;
   product.input_sums = input_sums;
-  run(instructions, packed, product, rows);
+  run(instructions.product[form], packed, product, rows);
   return y;
 }
 
@@ -148,17 +148,14 @@ at::Tensor multiply_whole(const InstructionSet& instructions, const at::Tensor& 
   if (k == 0) return y.zero_();
   const at::Tensor padded = k == packed.columns ? x : at::constant_pad_nd(x, {0, k - packed.columns});
   const auto* const inputs = padded.const_data_ptr<int8_t>();
-  const std::vector<float> ones(static_cast<size_t>(std::max(packed.groups() * kGroup, rows * parts)), 1.0F);
-  std::vector<float> sums(static_cast<size_t>(rows * parts), 0.0F);
-  if (const float factor = instructions.factor[static_cast<size_t>(Form::bytes)]; factor != 0)
-    for (int64_t part = 0; part < rows * parts; ++part)
-      sums[static_cast<size_t>(part)] =
-          factor * static_cast<float>(std::accumulate(inputs + part * kPart, inputs + (part + 1) * kPart, 0));
+  std::vector<int32_t> sums(static_cast<size_t>(rows), 0);
+  if (const auto factor = static_cast<int32_t>(instructions.factor[static_cast<size_t>(Form::bytes)]); factor != 0)
+    for (int64_t r = 0; r < rows; ++r)
+      sums[static_cast<size_t>(r)] = factor * std::accumulate(inputs + r * k, inputs + (r + 1) * k, 0);
   Product product = product_of(packed, y.mutable_data_ptr<float>());
-  product.scales = product.input_scales = ones.data();
   product.inputs = reinterpret_cast<const signed char*>(inputs);
-  product.input_sums = sums.data();
-  run(instructions, packed, product, rows);
+  product.whole_sums = sums.data();
+  run(instructions.whole_product, packed, product, rows);
   return y;
 }
 

@@ -44,8 +44,8 @@ class RoundedRow {
   std::vector<float> scales_, input_sums_;
 };
 
-/// x w^T of whole numbers, for weights of Form::bytes without their scales. Exact where sums stay below 2^24, which
-/// they do but for inputs made for it; else rounded as fp32.
+/// x w^T of whole numbers, for weights of Form::bytes without their scales. Sums are whole numbers, of which fp32 has
+/// those up to 2^24.
 /// @param x  int8 [R, K], contiguous, from -127 to 127. @return fp32 [R, N]
 at::Tensor multiply_whole(const InstructionSet& instructions, const at::Tensor& x, const Packed& packed);
 

@@ -46,6 +46,8 @@ struct Plain {
       sum += static_cast<signed char>(codes >> i & 255) * static_cast<signed char>(static_cast<uint32_t>(x) >> i & 255);
     return sum;
   }
+  static Ints sum(Ints a, Ints b) { return a + b; }
+  static Ints all_ints(int32_t a) { return a; }
   static Ints times_128(Ints a) { return a * 128; }
   static Floats to_floats_of(Ints a) { return static_cast<float>(a); }
   static Floats to_floats(Small a) { return a; }

@@ -39,6 +39,7 @@ struct Product {
   const int16_t* words = nullptr;        ///< the same as words, for InstructionSet::table_takes_words
   const float* input_scales = nullptr;   ///< [rows of x][k / kPart]
   const float* input_sums = nullptr;     ///< [rows of x][k / kPart][InstructionSet::sums]
+  const int32_t* whole_sums = nullptr;   ///< [rows of x]: what InstructionSet::whole_product adds
   float* y = nullptr;                    ///< [rows of x][n]
 };
 
@@ -57,6 +58,8 @@ struct InstructionSet {
   float factor[kForms];
   int sums[kForms];
   bool table_takes_words;  ///< products of Form::table read Product::words, and neither inputs nor input_sums
+  /// As `product` for Form::bytes without scales; sums are whole numbers of 32 bits.
+  void (*whole_product)(const Product& product, int64_t group, int64_t first, int64_t last);
 };
 
 const InstructionSet& plain_instructions();

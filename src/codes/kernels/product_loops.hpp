@@ -284,12 +284,18 @@ template <class V, class F, int kTile> void tile(const Product& p, int64_t group
           ACCELERATE_UNROLL
           for (int s = 0; s < F::kSums; ++s) {
             auto sum = V::zero();
-            ACCELERATE_UNROLL
-            for (int i = 0; i < 8 / F::kSums; ++i) sum = dot<V, F>(sum, part.codes[s * 4 + i], x + 4 * (s * 4 + i));
             if constexpr (F::kTable) {
-              sum = V::times_128(sum);
+              // Side by side: each four of x is loaded once for both.
+              auto lower_sum = V::zero();
               ACCELERATE_UNROLL
-              for (int i = 0; i < 8; ++i) sum = dot<V, F>(sum, fine[i], x + 4 * i);
+              for (int i = 0; i < 8; ++i) {
+                sum = dot<V, F>(sum, part.codes[i], x + 4 * i);
+                lower_sum = dot<V, F>(lower_sum, fine[i], x + 4 * i);
+              }
+              sum = V::sum(V::times_128(sum), lower_sum);
+            } else {
+              ACCELERATE_UNROLL
+              for (int i = 0; i < 8 / F::kSums; ++i) sum = dot<V, F>(sum, part.codes[s * 4 + i], x + 4 * (s * 4 + i));
             }
             const auto input_sum = V::all(p.input_sums[place * F::kSums + s]);
             if constexpr (F::kLeast) {
@@ -315,6 +321,37 @@ template <class V, class F> void product(const Product& p, int64_t group, int64_
   if constexpr (V::kTile >= 2)
     for (; first + 2 <= last; first += 2) tile<V, F, 2>(p, group, first);
   for (; first < last; ++first) tile<V, F, 1>(p, group, first);
+}
+
+/// As tile() for whole numbers: their sums need no scales on the way.
+template <class V, int kTile> void whole_tile(const Product& p, int64_t group, int64_t first) {
+  const int64_t parts = p.k / kPart, columns = p.n - group * kGroup;
+  for (int64_t row = 0; row < kGroup && row < columns; row += V::kRows) {
+    typename V::Ints total[kTile];
+    for (auto& sum : total) sum = V::zero();
+    const Byte* block = p.codes + group * p.group_bytes;
+    for (int64_t at = 0; at < parts; ++at, block += 512) {
+      typename V::Bytes codes[8];
+      for (int i = 0; i < 8; ++i) codes[i] = V::wide(line<V>(block, i, row));
+      ACCELERATE_UNROLL
+      for (int r = 0; r < kTile; ++r) {
+        const signed char* const x = p.inputs + ((first + r) * parts + at) * kPart;
+        ACCELERATE_UNROLL
+        for (int i = 0; i < 8; ++i) total[r] = dot<V, Bytes<V>>(total[r], codes[i], x + 4 * i);
+      }
+    }
+    for (int r = 0; r < kTile; ++r)
+      store_columns<V>(p, group, first + r, row,
+                       V::to_floats_of(V::sum(total[r], V::all_ints(p.whole_sums[first + r]))));
+  }
+}
+
+template <class V> void whole_product(const Product& p, int64_t group, int64_t first, int64_t last) {
+  if constexpr (V::kTile >= 8)
+    for (; first + 8 <= last; first += 8) whole_tile<V, 8>(p, group, first);
+  if constexpr (V::kTile >= 4)
+    for (; first + 4 <= last; first += 4) whole_tile<V, 4>(p, group, first);
+  for (; first < last; ++first) whole_tile<V, 1>(p, group, first);
 }
 
 /// The rest of a part that `columns` ends in: x, then zeros.
@@ -344,7 +381,8 @@ template <class V> constexpr InstructionSet instructions(const char* name) {
           {-Q4_0<V>::kOffset, -Q4_1<V>::kOffset, -Q5_0<V>::kOffset, -Q5_1<V>::kOffset, -Q8_0<V>::kOffset,
            -Q4_K<V>::kOffset, -Q5_K<V>::kOffset, -Q6_K<V>::kOffset, -Bytes<V>::kOffset, -Table<V>::kOffset},
           {1, 1, 1, 1, 1, 1, 1, 2, 1, 1},
-          /*table_takes_words=*/false};
+          /*table_takes_words=*/false,
+          whole_product<V>};
 }
 
 }  // namespace
