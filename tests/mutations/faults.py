@@ -1385,7 +1385,7 @@ file = "src/codes/mxfp8.cpp"
 F("MXFP8's exponents round up", file, "const at::Tensor rounded = «exponent.add(up)»;", "exponent",
   f + "ExponentsOfBlocksRoundUp")
 file = "src/precision/fp8/delayed.cpp"
-F("amax over ranks", file, "if («reduction») {", "false", d + "RanksAgreeOnTheLargest", t + "RanksShareOneMaximum")
+F("amax over ranks", file, "if («reduction») {", "AmaxReduction()", d + "RanksAgreeOnTheLargest", t + "RanksShareOneMaximum")
 F("histories wait where nothing was seen", file, "history_ = at::where(«seen», rolled, history_);", "seen.logical_or(last.eq(0))",
   d + "FollowsTransformerEnginesRule")
 F("FP8Recipe::interval", file, "if («updates_++ % rule_.interval != 0») return;", "false", d + "FollowsTransformerEnginesRule")
@@ -1415,7 +1415,8 @@ F("weights' gradients of MS-AMP", file, "plan.rounds_gradient = «recipe.backend
 F("FP8Recipe::pad_inner_dim", file, "recipe.backend != FP8Backend::ao || «recipe.pad_inner_dim»;", "true",
   t + "InnerDimensionsThatAreNotPaddedAreRefused")
 file = "src/precision/fp8/training.cpp"
-F("FP8Recipe::module_filter_func", file, "if («recipe.module_filter_func») {", "false", t + "FirstAndLastLayersOfTorchaoStay")
+F("FP8Recipe::module_filter_func", file, "if («recipe.module_filter_func») {", "decltype(recipe.module_filter_func)()",
+  t + "FirstAndLastLayersOfTorchaoStay")
 F("FP8Recipe::use_autocast_during_eval", file, "&& «!recipe.use_autocast_during_eval») return;", "false",
   t + "EvaluationIsInHighPrecisionUnlessAskedFor")
 F("FP8ScopeOptions::training", file, "if («!options.training» && recipe.backend", "false",
@@ -1430,7 +1431,8 @@ F("recomputation in fp8", "src/residency/activations/replay_state.cpp", "«codes
 F("recomputation records no amax", "src/precision/fp8/handler.cpp", "again.records = «false»;", "true",
   t + "RecomputationUsesTheScalesOfTheFirstRun")
 F("recomputed units in fp8", "src/residency/activations/operator_tape.cpp",
-  "«thread_handler(Link::codes)» ? record.keys.included_", "false", t + "WeightsWhoseBytesComeAndGoGiveTheSame")
+  "«thread_handler(Link::codes)» ? record.keys.included_", "static_cast<Handler*>(nullptr)",
+  t + "RecomputedUnitsHaveProductsWithOtherWeights")
 
 # ---- adapters
 file = "src/adapters/lora.cpp"

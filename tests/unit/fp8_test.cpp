@@ -554,6 +554,32 @@ TEST(FP8, WeightsWhoseBytesComeAndGoGiveTheSame) {
     }
 }
 
+// A unit's span goes on until another unit is touched: weights of nobody may be in it.
+TEST(FP8, RecomputedUnitsHaveProductsWithOtherWeights) {
+  Net plain = make_net(), moved = make_net();
+  FP8Training first({.use_current_scaling = true}, plain), second({.use_current_scaling = true}, moved);
+  residency::Residency units(residency::Policy{});
+  const auto worker = std::make_shared<residency::Worker>();
+  residency_test::add_unit(units, "in", ModelRef(moved->in.ptr()).parameters(),
+                           [&](at::Tensor bytes) { return residency::host_home(std::move(bytes), worker); });
+  residency::UnitCheckpoints checkpoints(units, {});
+  torch::manual_seed(22);
+  const auto x = torch::randn({16, 32});
+  for (auto [net, training] : {std::pair(plain, &first), std::pair(moved, &second)}) {
+    at::Tensor y;
+    {
+      FP8Scope scope(*training);
+      if (training == &second) checkpoints.begin();
+      y = net(x);
+      checkpoints.end();
+    }
+    y.square().mean().backward();
+  }
+  EXPECT_GT(second.counts().fp8_products, first.counts().fp8_products);
+  const auto a = plain->parameters(), b = moved->parameters();
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i].grad().equal(b[i].grad())) << i;
+}
+
 TEST(FP8, RecomputedForwardsLeaveTheScopeOpen) {
   Net inner = make_net(), outer = make_net();
   const auto units = residency_test::shard_children(inner.ptr(), {});
