@@ -174,6 +174,32 @@ TEST_F(Fp8Model, MicroStepsUseTheWeightsCodesAgain) {
   }
 }
 
+/// Each forward takes another way.
+struct BranchesImpl : nn::Module {
+  BranchesImpl() {
+    for (auto* branch : {&left, &right})
+      *branch = register_module(branch == &left ? "left" : "right", nn::Linear(kWidth, kWidth));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (calls++ % 2 == 0 ? left : right)(x); }
+  int64_t calls = 0;
+  nn::Linear left{nullptr}, right{nullptr};
+};
+TORCH_MODULE(Branches);
+
+TEST_F(Fp8Model, MicroStepsMayUseDifferentWeights) {
+  Accelerator accelerator(with({TERecipeKwargs{}}, /*micro_steps=*/2));
+  Branches net;
+  torch::optim::SGD optimizer(net->parameters(), 0.05);
+  auto [model, opt] = accelerator.prepare(net, optimizer);
+  for (int64_t step = 0; step < 4; ++step) {
+    const auto scope = accelerator.accumulate(model);
+    accelerator.backward(model(input_of(step)).square().mean());
+    opt.step();
+    opt.zero_grad();
+  }
+  EXPECT_EQ(model.core()->fp8->counts().weight_encodes, 4);
+}
+
 TEST_F(Fp8Model, ClipsGradients) {
   Job run(with({TERecipeKwargs{}}));
   run.clip = 1e-3;

@@ -1539,6 +1539,10 @@ F("MS-AMP's gradients", file, "«ddp.communication_hook = parallel::fp8_gradient
 file = "src/accelerator/forward_scope.cpp"
 F("FP8ScopeOptions::training", file, "FP8ScopeOptions{.training = «training»,", "true",
   t + "ComputesInEightBitsWhileItTrains")
+F("FP8ScopeOptions::is_first_microbatch", file, ".is_first_microbatch = «is_first_microbatch(model, training)»",
+  "std::nullopt", t + "MicroStepsUseTheWeightsCodesAgain")
+F("codes of the last group's weights are forgotten", "src/precision/fp8/training.cpp",
+  "for (Weight& weight : core->weights) «weight.kept.reset();»", "", t + "MicroStepsMayUseDifferentWeights")
 file = "src/accelerator/fp8.cpp"
 for field, wrong in {"use_autocast_during_eval": "false", "margin": "0", "interval": "1", "amax_history_len": "1024",
                      "use_mxfp8_block_scaling": "false"}.items():

@@ -73,9 +73,9 @@ class ACCELERATE_API HookGroup {
   std::shared_ptr<comm::Group> group_;
 };
 
-/// Sends gradients as E4M3 codes, a byte each, with a scale for each rank's gradient of each parameter, and averages what
-/// they decode to in fp32; all ranks get the same. A rank receives (P - 1) bytes an element, against about 8 of fp32
-/// (7 at P = 8): for larger groups bf16 is less. MSAMPRecipeKwargs takes it.
+/// Sends gradients as E4M3 codes, a byte each, with a scale for each rank's gradient of each parameter, and averages
+/// what they decode to in fp32; all ranks get the same. A rank receives (P - 1) bytes an element, against about 8 of
+/// fp32 (7 at P = 8): for larger groups bf16 is less. MSAMPRecipeKwargs takes it.
 ACCELERATE_API CommunicationHook fp8_gradients();
 
 }  // namespace accelerate::parallel

@@ -200,6 +200,9 @@ FP8Scope::FP8Scope(FP8Training& training, FP8ScopeOptions options) {
   if (!options.training && recipe.backend == FP8Backend::te && !recipe.use_autocast_during_eval) return;
   core->index();
   core->settle();
+  // Also those of weights that this scope may not use: they have changed since.
+  if (options.is_first_microbatch.value_or(false))
+    for (Weight& weight : core->weights) weight.kept.reset();
   if (core->forward && !core->weights.empty()) {
     const auto device = core->weights.front().tensor.device();
     if (!device.is_meta()) {  // dry runs compute nothing
