@@ -64,6 +64,11 @@ nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const 
                     {"training_adam", training}});
   }
   const Counted counted(model.tree);
+  nlohmann::ordered_json stored = nullptr;
+  if (model.stored)
+    stored = {{"encoding", model.stored->encoding},
+              {"largest_layer", bytes(model.stored->largest_layer)},
+              {"total", bytes(model.stored->total)}};
   return {{"model", model.name},
           {"library", model.library.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(model.library)},
           {"class", model.tree.class_name},
@@ -76,7 +81,17 @@ nlohmann::ordered_json json_of(const accelerate::ModelDescription& model, const 
             {"kept_whole", model.no_split_module_classes}}},
           {"largest_layer_names", sizes.largest_layer.names},
           {"unit", "bytes"},
+          {"stored", stored},
           {"rows", rows}};
+}
+
+/// The reference's table; weights in few bits have a line of their own, as they lie.
+std::string table(const std::string& name, const accelerate::ModelDescription& model,
+                  std::vector<accelerate::MemoryEstimate> estimates) {
+  if (model.stored)
+    estimates.push_back(
+        {model.stored->encoding + ", stored", model.stored->largest_layer, model.stored->total, /*training=*/{}});
+  return accelerate::memory_table(name, estimates);
 }
 
 /// Needs LibTorch, and is a program of its own.
@@ -111,7 +126,7 @@ int run_estimate_memory(const cli::Arguments& arguments) {
     std::cerr << "accelerate estimate-memory: no code of the model is run; the sizes are those of " << model.source
               << "\n";
   if (arguments.on("json")) std::cout << json_of(model, sizes, estimates).dump(2) << "\n";
-  else std::cout << accelerate::memory_table(name, estimates) << "\n" << sentence(model, Counted(model.tree)) << "\n";
+  else std::cout << table(name, model, estimates) << "\n" << sentence(model, Counted(model.tree)) << "\n";
   return 0;
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <set>
 
 #include "accelerate/bigmodel/estimate.hpp"
@@ -11,6 +12,7 @@
 #include "formats/mapped_file.hpp"
 #include "formats/safetensors_elements.hpp"
 #include "formats/safetensors_header.hpp"
+#include "utils/json.hpp"
 #include "utils/read_file.hpp"
 
 namespace accelerate {
@@ -32,12 +34,46 @@ bool is_torch_file(const fs::path& path) {
   return std::string_view(begin, 4) == "PK\3\4" || std::string_view(begin, 2) == "\x80\x02";
 }
 
-void add_file(bigmodel::FileTree& tree, const fs::path& path) {
+/// Of tensors in few bits, layer by layer.
+class StoredCount {
+ public:
+  /// @param layer  what is in one place at a time
+  void add(const std::string& layer, int64_t bytes) {
+    layers_[layer] += static_cast<double>(bytes);
+    total_ += static_cast<double>(bytes);
+  }
+  StoredSizes sizes(std::string encoding) const {
+    StoredSizes sizes{.encoding = std::move(encoding), .largest_layer = 0, .total = total_};
+    for (const auto& [layer, bytes] : layers_) sizes.largest_layer = std::max(sizes.largest_layer, bytes);
+    return sizes;
+  }
+
+ private:
+  std::map<std::string, double> layers_;
+  double total_ = 0;
+};
+
+std::optional<StoredSizes> stored_in(const formats::GgufHeader& header) {
+  StoredCount count;
+  std::map<std::string, int64_t> bytes_of;
+  for (const auto& tensor : header.tensors) {
+    count.add(tensor.name.substr(0, tensor.name.rfind('.')), tensor.bytes);
+    bytes_of[tensor.encoding->name] += tensor.bytes;
+  }
+  bool blocks = false;
+  for (const auto& tensor : header.tensors) blocks = blocks || tensor.encoding->block > 1;
+  if (!blocks) return std::nullopt;
+  const auto most = std::ranges::max_element(bytes_of, {}, [](const auto& entry) { return entry.second; });
+  return count.sizes(most->first);
+}
+
+void add_file(bigmodel::FileTree& tree, const fs::path& path, std::optional<StoredSizes>& stored) {
   if (path.extension() != ".safetensors" && is_torch_file(path)) return bigmodel::add_torch_file(tree, path);
   if (path.extension() == ".gguf") {
     const formats::MappedFile file(path);
     auto header = formats::parse_gguf_header({file.data(), static_cast<size_t>(file.size())}, path.string());
     formats::check_gguf_data(header, file.size(), path.string());
+    stored = stored_in(header);
     for (auto& tensor : header.tensors) tree.add(tensor.name, {.name = "", .shape = std::move(tensor.shape)});
     return;
   }
@@ -51,9 +87,12 @@ void add_file(bigmodel::FileTree& tree, const fs::path& path) {
 
 ModelDescription from_weights(const fs::path& path) {
   bigmodel::FileTree tree("'" + path.string() + "'");
-  const auto described = [&] { return ModelDescription{.source = path.string(), .tree = std::move(tree.root())}; };
+  std::optional<StoredSizes> stored;
+  const auto described = [&] {
+    return ModelDescription{.source = path.string(), .tree = std::move(tree.root()), .stored = std::move(stored)};
+  };
   if (path.extension() != ".json") {
-    add_file(tree, path);
+    add_file(tree, path, stored);
     return described();
   }
   std::set<std::string> shards;
@@ -63,7 +102,7 @@ ModelDescription from_weights(const fs::path& path) {
       raise<CheckpointError>(
           "index '{}': there is no file '{}' beside it. Copy all files of the model into one folder.", path.string(),
           shard);
-    add_file(tree, path.parent_path() / shard);
+    add_file(tree, path.parent_path() / shard, stored);
   }
   return described();
 }
@@ -75,9 +114,63 @@ std::optional<fs::path> weights_in(const fs::path& folder) {
   return std::nullopt;
 }
 
+/// What a quantization_config calls its encoding; nothing for a model without one.
+std::optional<std::string> quantized_as(const std::string& config) {
+  const auto json = parse_json<nlohmann::json>(config);
+  if (!json.is_object() || !json.contains("quantization_config") || !json["quantization_config"].is_object())
+    return std::nullopt;
+  const auto& how = json["quantization_config"];
+  const auto is = [&](const char* key) { return how.contains(key) && how[key] == true; };
+  const auto text = [&](const char* key, const char* fallback) {
+    return how.contains(key) && how[key].is_string() ? how[key].get<std::string>() : std::string(fallback);
+  };
+  if (is("load_in_8bit")) return "int8";
+  return is("load_in_4bit") ? text("bnb_4bit_quant_type", "fp4") : text("quant_method", "codes");
+}
+
+/// Paths of the modules that are kept whole.
+void collect_layers(const ModelDescription& model, const ModuleTree& module, const std::string& path,
+                    std::set<std::string>& layers) {
+  if (std::ranges::find(model.no_split_module_classes, module.class_name) != model.no_split_module_classes.end())
+    return void(layers.insert(path));
+  for (const auto& child : module.children)
+    collect_layers(model, child, path.empty() ? child.name : path + "." + child.name, layers);
+}
+
+StoredSizes stored_in(const ModelDescription& model, const fs::path& weights, std::string encoding) {
+  std::set<std::string> layers;
+  collect_layers(model, model.tree, "", layers);
+  std::set<fs::path> files{weights};
+  if (weights.extension() == ".json") {
+    files.clear();
+    for (const auto& [name, shard] : formats::read_index(weights)) files.insert(weights.parent_path() / shard);
+  }
+  // "l.weight.absmax" belongs to "l", and "model.layers.0.mlp" to "layers.0", whose file has a head, too.
+  const auto layer_of = [&](const std::string& name) {
+    for (size_t begin = 0, parts = 0; parts < 2; ++parts) {
+      for (size_t dot = name.find('.', begin); dot != std::string::npos; dot = name.find('.', dot + 1))
+        if (layers.contains(name.substr(begin, dot - begin))) return name.substr(0, dot);
+      begin = name.find('.') + 1;
+    }
+    const size_t weight = name.find(".weight");
+    return name.substr(0, weight == std::string::npos ? name.rfind('.') : weight);
+  };
+  StoredCount count;
+  for (const auto& file : files) {
+    const auto header = formats::read_safetensors_header(formats::InputFile(file));
+    for (const auto& [name, info] : header.tensors) count.add(layer_of(name), info.end - info.begin);
+  }
+  return count.sizes(std::move(encoding));
+}
+
 ModelDescription from_config(const fs::path& path) {
-  auto model = describe_architecture(read_text<CheckpointError>("", path, kMostSettingsBytes));
+  const std::string text = read_text<CheckpointError>("", path, kMostSettingsBytes);
+  auto model = describe_architecture(text);
   model.source = path.string();
+  if (auto encoding = quantized_as(text))
+    for (const char* name : {"model.safetensors", "model.safetensors.index.json"})
+      if (!model.stored && is_there(path.parent_path() / name))
+        model.stored = stored_in(model, path.parent_path() / name, std::move(*encoding));
   return model;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,12 @@
 
 namespace accelerate {
 
+/// What weights in few bits take as they lie in their files, scales included.
+struct StoredSizes {
+  std::string encoding;  ///< "nf4", "int8", another library's method, or of a .gguf file what most bytes are, "Q4_1"
+  double largest_layer = 0, total = 0;  ///< bytes
+};
+
 /// A model by its structure.
 struct ModelDescription {
   std::string name;     ///< what was asked for
@@ -20,6 +27,8 @@ struct ModelDescription {
   std::string source;   ///< the file that it was read from, or "built in"
   ModuleTree tree;
   std::vector<std::string> no_split_module_classes;  ///< the library's own for this class
+  /// Of .gguf files with blocks, and of folders whose config.json has a quantization_config beside safetensors.
+  std::optional<StoredSizes> stored;
 };
 
 /// The architectures that describe_architecture() knows, by their `model_type` (timm's by `architecture`).
