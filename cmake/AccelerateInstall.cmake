@@ -14,7 +14,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/LICENSE DEST
 
 # What `cmake --install` copies, and nothing else: `cmake --build … --target installed`.
 add_custom_target(installed DEPENDS accelerate accelerate_launch accelerate_models accelerate_cli accelerate_merge_weights accelerate_self_test
-                  accelerate_estimate_training accelerate_generate accelerate_track accelerate_agent $<TARGET_NAME_IF_EXISTS:accelerate_sagemaker>)
+                  accelerate_estimate_training accelerate_generate accelerate_quantize accelerate_track accelerate_agent $<TARGET_NAME_IF_EXISTS:accelerate_sagemaker>)
 
 # `cpack` in the build folder makes a .deb and a .tar.gz. LibTorch is no Debian package: the description names the version, and programs look for it where
 # it was when they were linked, then in LD_LIBRARY_PATH.

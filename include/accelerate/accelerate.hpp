@@ -19,6 +19,7 @@
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/bigmodel/estimate.hpp"
 #include "accelerate/bigmodel/quantize.hpp"
+#include "accelerate/bigmodel/quantize_files.hpp"
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/codes/codes.hpp"
 #include "accelerate/codes/float8.hpp"

@@ -234,6 +234,8 @@ StateDictCheck check_state_dict(const ModelRef& model, const fs::path& checkpoin
 
 namespace bigmodel {
 
+Checkpoint open_checkpoint(const fs::path& path) { return open(path); }
+
 std::vector<LoadTarget> targets_of(const ModelRef& model) {
   std::vector<LoadTarget> targets;
   std::unordered_map<const at::TensorImpl*, size_t> index;

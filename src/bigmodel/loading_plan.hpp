@@ -26,6 +26,9 @@ struct Checkpoint {
   std::map<std::string, std::function<codes::Codes(at::ScalarType)>> codes;
 };
 
+/// A folder, an index, or a file of safetensors, torch.save or GGUF; headers are read. @throws CheckpointError
+Checkpoint open_checkpoint(const std::filesystem::path& path);
+
 /// One tensor of a model under all of its names.
 struct LoadTarget {
   std::vector<std::string> names;

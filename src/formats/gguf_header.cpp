@@ -166,14 +166,17 @@ GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file) {
   reader.expect_room(tensors, kLeastTensorBytes, "tensors");
   reader.expect_room(values, kLeastValueBytes, "values of metadata");
   for (uint64_t i = 0; i < values; ++i) {
+    const auto begin = static_cast<int64_t>(reader.position());
     auto key = reader.text(kLongestKey);
     auto value = reader.value(reader.number<uint32_t>());
+    header.entries.push_back({key, begin, static_cast<int64_t>(reader.position()) - begin});
     if (const auto [place, fresh] = header.metadata.emplace(std::move(key), std::move(value)); !fresh)
       reader.fail("the key '{}' occurs twice in its metadata. It is damaged.", place->first);
   }
   const auto alignment = static_cast<uint64_t>(header.metadata.integer("general.alignment").value_or(32));
   if (!std::has_single_bit(alignment) || alignment > 1U << 30)
     reader.fail("general.alignment is {}, expected a power of two. It is damaged.", alignment);
+  header.alignment = static_cast<int64_t>(alignment);
 
   std::vector<uint64_t> offsets(tensors);
   header.tensors.reserve(tensors);

@@ -22,9 +22,18 @@ struct GgufTensor {
   int64_t row_bytes() const { return row() / encoding->block * encoding->block_bytes; }
 };
 
+/// A key of the metadata with its value, as they lie in the file: who writes them again keeps the widths of numbers.
+struct GgufEntry {
+  std::string key;
+  int64_t begin = 0;  ///< byte of the file
+  int64_t bytes = 0;
+};
+
 struct GgufHeader {
   uint32_t version = 0;
+  int64_t alignment = 32;
   GgufMetadata metadata;
+  std::vector<GgufEntry> entries;  ///< in the order of the file
   std::vector<GgufTensor> tensors;
 };
 

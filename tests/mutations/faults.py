@@ -621,6 +621,32 @@ F("EncodeOptions::block_size", "src/codes/encode.cpp", "codes.block_size = «opt
 F("EncodeOptions::double_quantize", "src/codes/encode.cpp",
   "«if (options.double_quantize) double_quantize(codes);»", "",
   "codes_tests Codes.WhosePartsDoNotFitAreRefusedByName")
+file = "src/bigmodel/quantize_files.cpp"
+q = "quantize_files_tests QuantizeFiles."
+F("QuantizeFilesOptions::to", file, ".bnb_4bit_quant_type = «options_.to»;", "\"nf4\"", q + "SaysWhatBecameOfEachTensor")
+F("QuantizeFilesOptions::block_size", file, "{.encoding = encoding_, .block_size = «options_.block_size»,", "64",
+  q + "SaysWhatBecameOfEachTensor")
+F("QuantizeFilesOptions::double_quantize", file, ".double_quantize = «options_.double_quantize && !int8»", "false",
+  q + "BitsandbytesTransformersAndGgufReadThem")
+F("QuantizeFilesOptions::skip_modules", file, "if (!is_among(module, «options_.skip_modules»)) return", "{}",
+  q + "SaysWhatBecameOfEachTensor")
+F("QuantizeFilesOptions::skip_modules of blocks", file, "if («is_among(tensor.name, skip)») return", "false",
+  q + "BlocksOfAFile")
+F("QuantizeFilesOptions::compute_dtype", file, ".bnb_4bit_compute_dtype = «options_.compute_dtype»", "at::kFloat",
+  q + "SaysWhatBecameOfEachTensor")
+F("QuantizeFilesOptions::threshold", file, "config.llm_int8_threshold = «options_.threshold»;", "6.0",
+  q + "SaysWhatBecameOfEachTensor")
+F("QuantizeFilesOptions::measure_errors", file, "if («options.measure_errors») result.tensors[i].error", "false",
+  q + "BlocksOfAFile")
+F("QuantizeFilesOptions::overwrite", file, "if («!overwrite») raise", "false", q + "BlocksOfAFile")
+F("QuantizeFilesOptions::on_progress", file, "if («options.on_progress») options.on_progress(static_cast", "false",
+  q + "WhatCantBeIsNamedAndLeavesNothing")
+file = "src/models/perplexity.cpp"
+F("PerplexityOptions::window", file, "window = «options.window»,", "512", "quantize_files_tests Perplexity.OfAModelThatKnows")
+F("PerplexityOptions::stride", file, "stride = «options.stride == 0 ? window : options.stride»", "window",
+  "quantize_files_tests Perplexity.OfAModelThatKnows")
+F("PerplexityOptions::on_window", file, "«if (options.on_window) options.on_window(scored);»", "",
+  "quantize_files_tests Perplexity.OfAModelThatKnows")
 file = "src/bigmodel/loading.cpp"
 l = "bigmodel_tests LoadCheckpoint."
 F("LoadCheckpointOptions::dtype", file,

@@ -1,0 +1,76 @@
+#pragma once
+
+/// A model's files in few bits, made from its files tensor by tensor: no model is built, and neither weights nor codes
+/// are in memory as a whole. What `accelerate quantize` does.
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accelerate/utils/export.hpp"
+
+namespace accelerate {
+
+struct QuantizeFilesOptions {
+  /// - "nf4", "fp4" or "int8" (bitsandbytes'): the weights of linear layers; the result is a Hugging Face folder.
+  /// - "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k" or "q6_k" (GGUF's blocks): of all matrices; from a .gguf
+  ///   file to a .gguf file.
+  std::string to = "nf4";
+  /// Of nf4 and fp4: elements to a scale, a power of two from 32 to 4096; bitsandbytes reads 64.
+  int64_t block_size = 64;
+  /// Of nf4 and fp4: scales in 8 bits.
+  bool double_quantize = false;
+  /// Modules that stay as they are, besides those of the default: names ("k_proj"), or dotted paths; of GGUF's blocks:
+  /// names of tensors, or what they begin with up to a dot ("blk.0").
+  std::vector<std::string> skip_modules;
+  /// Of nf4, fp4 and int8, float32, float16 or bfloat16: what config.json says that products of 4-bit weights are
+  /// computed in. Also the dtype of decoded blocks of a .gguf file that stay numbers.
+  at::ScalarType compute_dtype = at::kFloat;
+  /// Of int8: llm_int8_threshold in config.json. 0: no column of activations keeps its numbers.
+  double threshold = 6.0;
+  /// Fills in QuantizedTensor::error: everything is decoded once more.
+  bool measure_errors = false;
+  /// Replaces what is there: a file by a file, and a folder that has a quantization_config by a folder.
+  bool overwrite = false;
+  /// Called before each tensor, and, for folders, before each one is copied into the file that is kept. May throw, to
+  /// stop: then nothing is left.
+  std::function<void(int64_t done, int64_t all)> on_progress;
+};
+
+struct QuantizedTensor {
+  std::string name;  ///< as in the file that is read; Hugging Face's for a .gguf file that becomes a folder
+  std::string from;  ///< "float32", "Q4_1" …
+  std::string to;    ///< "nf4" …; as `from` for what stays, but see QuantizeFilesOptions::compute_dtype
+  std::string kept;  ///< why it stays, or empty
+  int64_t bytes_before = 0, bytes_after = 0;
+  /// |decoded - original| / |original|, Frobenius norms; 0 where the original is 0. Unset for what stays, and without
+  /// measure_errors.
+  std::optional<double> error;
+};
+
+struct QuantizedFiles {
+  std::vector<QuantizedTensor> tensors;
+  int64_t bytes_before = 0, bytes_after = 0;  ///< of all tensors
+  std::vector<std::string> notes;             ///< what else a reader should know, a sentence each
+};
+
+/// @param from  a Hugging Face folder with config.json (safetensors or torch.save's, with or without an index), or a
+/// .gguf file. @param to  a folder or a .gguf file, which appears when it is whole; beside it there are temporary files
+/// meanwhile, for folders twice as large as the result.
+/// - Folders: layers are known from the architecture (describe_architecture()). Heads stay, as does what
+///   transformers would leave out by itself; config.json gets a quantization_config that names them. Everything else in
+///   the folder but weights is copied, files of up to 64 MiB each. int8 is encoded from fp16, as bitsandbytes does.
+/// - GGUF's blocks: metadata is kept, but for general.file_type and general.quantization_version. Vectors, rows that
+///   are no whole blocks, and what llama.cpp reads as numbers stay as they are.
+/// @throws ConfigError for options that can't be, an architecture without known linear layers, a result that is there,
+/// and weights that can't be encoded (NaN), by name; CheckpointError for damaged or missing files and weights that are
+/// in bitsandbytes' few bits already; ResourceError for a full disk
+ACCELERATE_API QuantizedFiles quantize_files(const std::filesystem::path& from, const std::filesystem::path& to,
+                                             const QuantizeFilesOptions& options = {});
+
+}  // namespace accelerate

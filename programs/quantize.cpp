@@ -1,0 +1,246 @@
+// `accelerate quantize`, which starts this with IN, OUT and pairs of an option and its text, checked against the table
+// of options.
+#include <accelerate/accelerate.hpp>
+#include <accelerate/bigmodel.hpp>
+#include <accelerate/bigmodel/quantize_files.hpp>
+#include <accelerate/models/auto_model.hpp>
+#include <accelerate/models/perplexity.hpp>
+#include <accelerate/models/tokenizer.hpp>
+
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+
+#include <unistd.h>
+
+#include "blocks.hpp"
+#include "few_bits.hpp"
+#include "utils/error_text.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+namespace models = accelerate::models;
+
+volatile std::sig_atomic_t interrupted = 0;
+
+/// The first Ctrl-C stops and cleans up, the second one ends the program as it is.
+void on_interrupt(int) {
+  if (interrupted) ::_exit(130);
+  interrupted = 1;
+}
+
+struct Interrupted {};
+
+struct Given {
+  std::vector<std::pair<std::string, std::string>> texts;
+
+  std::vector<std::string> all(const std::string& name) const {
+    std::vector<std::string> result;
+    for (const auto& [key, text] : texts)
+      if (key == name) result.push_back(text);
+    return result;
+  }
+  std::optional<std::string> text(const std::string& name) const {
+    const auto found = all(name);
+    return found.empty() ? std::nullopt : std::optional(found.back());
+  }
+  bool on(const std::string& name) const { return text(name) == "true"; }
+};
+
+/// Draws on a terminal only.
+class Bar {
+ public:
+  Bar(std::string description, std::string unit) : description_(std::move(description)), unit_(std::move(unit)) {}
+  void show(int64_t done, int64_t all) {
+    if (interrupted) throw Interrupted();
+    if (!::isatty(STDERR_FILENO)) return;
+    if (!bar_)
+      bar_.emplace(
+          accelerate::ProgressBarOptions{.total = all, .description = description_, .unit = unit_, .enabled = true});
+    bar_->update(done - bar_->count());
+  }
+  void finish(int64_t all) {
+    if (bar_) bar_->update(all - bar_->count());
+    bar_.reset();
+  }
+
+ private:
+  std::string description_, unit_;
+  std::optional<accelerate::ProgressBar> bar_;
+};
+
+double perplexity_of(const fs::path& checkpoint, const at::Tensor& ids, const char* description, bool exact) {
+  auto model = [&] {
+    const auto empty = accelerate::init_empty_weights();
+    return models::AutoModelForCausalLM::from_config(checkpoint, models::Weights::uninitialized);
+  }();
+  model.module()->eval();
+  const accelerate::ModelRef module(model.module());
+  const auto weights = [&] {
+    if (auto config = quantization_of(checkpoint)) {
+      config->exact_products = exact;
+      return accelerate::load_and_quantize_model(module, *config, checkpoint);
+    }
+    return accelerate::load_checkpoint_and_dispatch(
+        module, checkpoint,
+        {.device_map = accelerate::DeviceMap{{"", at::hasCUDA() ? accelerate::Place(0) : accelerate::Place("cpu")}},
+         .dtype = at::kFloat,
+         .keep_codes = true,
+         .exact_products = exact});
+  }();
+  Bar bar(description, "token");
+  models::PerplexityOptions options;
+  options.on_window = [&](int64_t done) { bar.show(done, ids.numel()); };
+  if (const auto positions = model.max_positions()) options.window = std::min(options.window, *positions);
+  const double value = models::perplexity(model, ids, options, weights.main_device()).value;
+  bar.finish(ids.numel());
+  return value;
+}
+
+struct Report {
+  accelerate::QuantizedFiles files;
+  std::optional<double> before, after;
+  int64_t tokens = 0;
+};
+
+at::Tensor tokens_of(const fs::path& model, const fs::path& text, int64_t most) {
+  const auto tokenizer = models::Tokenizer::from_pretrained(model);
+  auto ids =
+      tokenizer.encode(accelerate::read_text<accelerate::ConfigError>("--text", text, accelerate::kMostListBytes));
+  if (static_cast<int64_t>(ids.size()) > most) ids.resize(static_cast<size_t>(most));
+  if (ids.size() < 2)
+    accelerate::raise<accelerate::ConfigError>("--text: '{}' has {} tokens, expected 2 or more", text.string(),
+                                               ids.size());
+  return torch::tensor(ids, at::kLong);
+}
+
+Report quantize(const fs::path& in, const fs::path& out, const Given& given) {
+  accelerate::QuantizeFilesOptions options;
+  options.to = *given.text("to");
+  if (const auto text = given.text("block_size")) options.block_size = std::stoll(*text);
+  options.double_quantize = given.on("double_quantize");
+  options.skip_modules = given.all("skip_modules");
+  if (const auto text = given.text("compute_dtype"))
+    options.compute_dtype = *text == "float16" ? at::kHalf : *text == "bfloat16" ? at::kBFloat16 : at::kFloat;
+  if (const auto text = given.text("threshold")) options.threshold = std::stod(*text);
+  options.measure_errors = given.on("report");
+  options.overwrite = given.on("overwrite");
+
+  Report report;
+  const auto text = given.text("text");
+  const bool exact = given.on("exact_products");
+  at::Tensor ids;
+  if (text) {
+    const auto most = given.text("max_tokens");
+    ids = tokens_of(in, *text, most ? std::stoll(*most) : 2048);
+    report.tokens = ids.numel();
+    if (accelerate::is_there(out) && !options.overwrite)
+      accelerate::raise<accelerate::ConfigError>(
+          "'{}' exists. Choose another place, or allow to overwrite it "
+          "(--overwrite)",
+          out.string());
+    report.before = perplexity_of(in, ids, "before", exact);
+  }
+  Bar bar("quantizing", "tensor");
+  int64_t all_tensors = 0;
+  options.on_progress = [&](int64_t done, int64_t all) { bar.show(done, all_tensors = all); };
+  report.files = accelerate::quantize_files(in, out, options);
+  bar.finish(all_tensors);
+  if (text) report.after = perplexity_of(out, ids, "after", exact);
+  return report;
+}
+
+nlohmann::ordered_json json_of(const Report& report, bool wants_report, const fs::path& out, const std::string& to) {
+  const auto number = [](const std::optional<double>& value) {
+    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json();
+  };
+  nlohmann::ordered_json json{{"out", out.string()},
+                              {"to", to},
+                              {"bytes_before", report.files.bytes_before},
+                              {"bytes_after", report.files.bytes_after},
+                              {"notes", report.files.notes}};
+  if (!wants_report) return json;
+  auto tensors = nlohmann::ordered_json::array();
+  for (const auto& tensor : report.files.tensors)
+    tensors.push_back({{"name", tensor.name},
+                       {"from", tensor.from},
+                       {"to", tensor.to},
+                       {"kept", tensor.kept.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(tensor.kept)},
+                       {"bytes_before", tensor.bytes_before},
+                       {"bytes_after", tensor.bytes_after},
+                       {"error", number(tensor.error)}});
+  json["tensors"] = std::move(tensors);
+  json["perplexity"] =
+      report.before
+          ? nlohmann::ordered_json{{"tokens", report.tokens}, {"before", *report.before}, {"after", *report.after}}
+          : nlohmann::ordered_json();
+  return json;
+}
+
+void print(const Report& report, bool wants_report, const fs::path& out, const std::string& to) {
+  const auto& files = report.files;
+  int64_t kept = 0;
+  if (wants_report) std::printf("%10s  %12s  %12s  tensor\n", "error", "bytes before", "after");
+  for (const auto& tensor : files.tensors) {
+    kept += !tensor.kept.empty();
+    if (!wants_report) continue;
+    std::printf("%10s  %12lld  %12lld  %s%s\n", tensor.error ? fmt::format("{:.5f}", *tensor.error).c_str() : "-",
+                static_cast<long long>(tensor.bytes_before), static_cast<long long>(tensor.bytes_after),
+                tensor.name.c_str(),
+                tensor.kept.empty() ? "" : fmt::format(" ({}: {})", tensor.to, tensor.kept).c_str());
+  }
+  std::printf("%zu tensors, %lld of them in %s: %s before, %s after\n", files.tensors.size(),
+              static_cast<long long>(static_cast<int64_t>(files.tensors.size()) - kept), to.c_str(),
+              accelerate::convert_bytes(static_cast<double>(files.bytes_before)).c_str(),
+              accelerate::convert_bytes(static_cast<double>(files.bytes_after)).c_str());
+  if (report.before)
+    std::printf("Perplexity on %lld tokens: %.4f before, %.4f after (%+.2f %%)\n",
+                static_cast<long long>(report.tokens), *report.before, *report.after,
+                (*report.after / *report.before - 1) * 100);
+  else if (wants_report) std::printf("Perplexity was not measured: --text FILE names a text for it\n");
+  for (const auto& note : files.notes) std::printf("%s\n", note.c_str());
+  std::printf("The model is in %s\n", out.c_str());
+}
+
+int run(const std::vector<std::string>& words) {
+  const fs::path in = words[0], out = words[1];
+  Given given;
+  for (size_t i = 2; i + 1 < words.size(); i += 2) given.texts.emplace_back(words[i].substr(2), words[i + 1]);
+  if (const auto threads = given.text("num_threads"); threads && std::stoll(*threads) > 0)
+    at::set_num_threads(static_cast<int>(std::stoll(*threads)));
+  std::signal(SIGINT, on_interrupt);
+  std::signal(SIGTERM, on_interrupt);
+  const bool wants_report = given.on("report");
+  if (!wants_report)
+    for (const char* option : {"text", "max_tokens", "exact_products"})
+      if (given.text(option))
+        accelerate::raise<accelerate::ConfigError>("--{} was given without --report, expected both", option);
+  const auto report = quantize(in, out, given);
+  if (given.on("json")) std::cout << json_of(report, wants_report, out, *given.text("to")).dump(2) << std::endl;
+  else print(report, wants_report, out, *given.text("to"));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.size() < 2 || words.size() % 2 != 0)
+    return std::fprintf(stderr,
+                        "accelerate-quantize is a part of `accelerate quantize`; see `accelerate quantize --help`\n"),
+           64;
+  try {
+    return run(words);
+  } catch (const Interrupted&) {
+    return std::fprintf(stderr, "accelerate quantize: interrupted, nothing was written\n"), 130;
+  } catch (const accelerate::Error& error) {
+    std::fprintf(stderr, "accelerate quantize: %s\n", error.what());
+    return error.exit_code();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "accelerate quantize: unexpected error: %s\n", accelerate::text_of(error).c_str());
+    return 70;
+  }
+}

@@ -1,0 +1,99 @@
+// `accelerate quantize` with SmolLM2-135M, and what the other commands make of its results.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <signal.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "program.hpp"
+#include "python.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace cli_test;
+using testing::HasSubstr;
+
+constexpr milliseconds kDeadline(120000);
+
+std::string smollm2() { return (*support::data_dir() / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf").string(); }
+std::string scratch(const std::string& name) { return (fs::path(support::scratch_dir()) / name).string(); }
+
+Result run(std::vector<std::string> words, const Program::Options& options = {}) {
+  words.insert(words.begin(), accelerate());
+  return Program(words, options).wait(kDeadline);
+}
+nlohmann::json json_of(const Result& result) {
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return nlohmann::json::parse(result.out, nullptr, /*allow_exceptions=*/false);
+}
+size_t files_in(const std::string& folder) {
+  return static_cast<size_t>(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
+}
+
+TEST(Quantize, AReportHasErrorsSizesAndPerplexity) {
+  SKIP_WITHOUT_DATA();
+  const std::string text = scratch("text.txt"), out = scratch("q8_0.gguf");
+  std::ofstream(text) << "In the beginning God created the heaven and the earth. And the earth was without form, and "
+                         "void; and darkness was upon the face of the deep.";
+  const auto report = json_of(
+      run({"quantize", smollm2(), out, "--to", "q8_0", "--report", "--text", text, "--max_tokens", "30", "--json"}));
+  EXPECT_EQ(report["perplexity"]["tokens"], 30);
+  const double before = report["perplexity"]["before"], after = report["perplexity"]["after"];
+  EXPECT_NEAR(std::log(after / before), 0, 0.02) << "8 bits for what had 4: rounding of a hundredth";
+  EXPECT_GT(before, 1);
+  EXPECT_LT(before, 30);
+  EXPECT_GT(report["bytes_after"], report["bytes_before"]);
+  double most = 0;
+  for (const auto& tensor : report["tensors"])
+    if (!tensor["error"].is_null()) most = std::max(most, tensor["error"].get<double>());
+  EXPECT_GT(most, 1e-3);
+  EXPECT_LT(most, 0.02);
+  const auto estimate = json_of(run({"estimate-memory", out, "--json"}));
+  EXPECT_EQ(estimate["stored"]["encoding"], "Q8_0");
+  EXPECT_EQ(estimate["stored"]["total"], report["bytes_after"]);
+  EXPECT_THAT(run({"estimate-memory", out}).out, HasSubstr("Q8_0, stored"));
+  const auto said =
+      json_of(run({"generate", out, "--prompt", "What is the capital of France?", "--max_new_tokens", "8", "--json"}));
+  EXPECT_THAT(said["text"].get<std::string>(), HasSubstr("Paris"));
+  EXPECT_LT(said["peak_resident_weight_bytes"], 160'000'000) << "codes, not numbers";
+}
+
+TEST(Quantize, GenerateComputesInTheBitsThatWereAskedFor) {
+  SKIP_WITHOUT_DATA();
+  EXPECT_THAT(run({"generate", smollm2(), "--prompt", "x", "--load_in_8bit"}).err,
+              HasSubstr("in blocks of few bits already"));
+  EXPECT_THAT(run({"generate", smollm2(), "--prompt", "x", "--bnb_4bit_quant_type", "fp4"}).err,
+              HasSubstr("without --load_in_4bit"));
+}
+
+TEST(Quantize, MistakesAreNamed) {
+  const auto nothing = run({"quantize", scratch("no_model"), scratch("x"), "--to", "nf4"});
+  EXPECT_NE(nothing.exit_code, 0);
+  EXPECT_THAT(nothing.err, HasSubstr("does not exist"));
+  EXPECT_THAT(run({"quantize", "a", "b"}).err, HasSubstr("--to must be given"));
+  EXPECT_THAT(run({"quantize", "a", "b", "--to", "q3_k"}).err, HasSubstr("q3_k"));
+  EXPECT_THAT(run({"quantize", "a", "b", "--to", "nf4", "--text", "c"}).err, HasSubstr("without --report"));
+}
+
+TEST(Quantize, InterruptingLeavesNothing) {
+  SKIP_WITHOUT_DATA();
+  const std::string folder = scratch("interrupted");
+  fs::create_directories(folder);
+  Program program({accelerate(), "quantize", smollm2(), folder + "/nf4", "--to", "nf4", "--num_threads", "1"},
+                  {.terminal = true, .rows = 20, .columns = 100});
+  ASSERT_TRUE(program.wait_for("quantizing", kDeadline));
+  EXPECT_EQ(files_in(folder), 1u) << "a temporary one";
+  program.signal(SIGINT);
+  const auto result = program.wait(kDeadline);
+  EXPECT_EQ(result.exit_code, 130) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("nothing was written"));
+  EXPECT_EQ(files_in(folder), 0u);
+}
+
+}  // namespace
