@@ -2,11 +2,14 @@
 // options.
 #include <accelerate/accelerate.hpp>
 #include <accelerate/bigmodel.hpp>
+#include <accelerate/codes/codes.hpp>
+#include <accelerate/formats/gguf.hpp>
 #include <accelerate/models/auto_model.hpp>
 #include <accelerate/models/generate.hpp>
 #include <accelerate/models/tokenizer.hpp>
 #include <accelerate/residency.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -21,6 +24,7 @@
 #include <unistd.h>
 
 #include "blocks.hpp"
+#include "few_bits.hpp"
 #include "residency/member.hpp"
 #include "utils/error_text.hpp"
 #include "utils/json.hpp"
@@ -138,6 +142,44 @@ at::ScalarType dtype_of(const std::string& name) {
   return name == "float16" ? at::kHalf : name == "bfloat16" ? at::kBFloat16 : at::kFloat;
 }
 
+bool has_blocks(const accelerate::GgufFile& file) {
+  return std::ranges::any_of(file.names(), [&](const std::string& name) {
+    return accelerate::codes::encoding_named(file.info(name).encoding).has_value();
+  });
+}
+
+/// How the weights of linear layers are to be in few bits: as it was asked for, or as the folder's config.json says.
+std::optional<accelerate::BnbQuantizationConfig> few_bits_of(const fs::path& checkpoint, const Given& given) {
+  auto config = quantization_of(checkpoint);
+  const bool asked = given.on("load_in_4bit") || given.on("load_in_8bit");
+  if (given.text("bnb_4bit_quant_type") && !given.on("load_in_4bit"))
+    accelerate::raise<ConfigError>("--bnb_4bit_quant_type was given without --load_in_4bit, expected both");
+  if (config && asked)
+    accelerate::raise<ConfigError>(
+        "--load_in_{}bit: the weights in '{}' are in few bits already; leave the flag out, they are used as they are",
+        given.on("load_in_4bit") ? 4 : 8, checkpoint.string());
+  if (asked && !accelerate::is_folder(checkpoint) && has_blocks(accelerate::GgufFile(checkpoint)))
+    accelerate::raise<ConfigError>(
+        "--load_in_{}bit: '{}' has its weights in blocks of few bits already, which are used as they are; leave the "
+        "flag "
+        "out",
+        given.on("load_in_4bit") ? 4 : 8, checkpoint.string());
+  if (asked) {
+    config.emplace();
+    config->load_in_4bit = given.on("load_in_4bit");
+    config->load_in_8bit = given.on("load_in_8bit");
+    config->bnb_4bit_quant_type = given.text("bnb_4bit_quant_type").value_or("nf4");
+    config->bnb_4bit_compute_dtype = dtype_of(given.text("dtype").value_or("float32"));
+    config->torch_dtype = config->bnb_4bit_compute_dtype;
+  } else if (config && given.text("dtype")) {
+    config->bnb_4bit_compute_dtype = dtype_of(*given.text("dtype"));
+  }
+  if (!config) return config;
+  if (!config->torch_dtype) config->torch_dtype = config->bnb_4bit_compute_dtype;
+  config->exact_products = given.on("exact_products");
+  return config;
+}
+
 accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& module, const fs::path& checkpoint,
                                      const Given& given) {
   accelerate::LoadAndDispatchOptions options;
@@ -148,9 +190,15 @@ accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& m
     options.device_map = accelerate::DeviceMap{{"", at::hasCUDA() ? accelerate::Place(0) : accelerate::Place("cpu")}};
   options.no_split_module_classes = block_classes(*module);
   options.dtype = dtype_of(given.text("dtype").value_or("float32"));
+  if (const auto config = few_bits_of(checkpoint, given))
+    return accelerate::load_and_quantize_model(accelerate::ModelRef(module), *config, checkpoint,
+                                               {.device_map = options.device_map,
+                                                .no_split_module_classes = options.no_split_module_classes,
+                                                .max_memory = options.max_memory});
   // As they are in the file they are smaller and faster. Who asks for numbers gets numbers, and parts that come and go
   // are numbers, too.
   options.keep_codes = !given.text("dtype") && !given.text("device_map") && !options.max_memory && !at::hasCUDA();
+  options.exact_products = options.keep_codes && given.on("exact_products");
   return accelerate::load_checkpoint_and_dispatch(accelerate::ModelRef(module), checkpoint, options);
 }
 
