@@ -46,8 +46,12 @@ void find(TensorSummary& summary, const at::Tensor& tensor, const parallel::Hold
   const auto* const home = home_of(tensor);
   if (const auto* weight = home ? home->encoded() : nullptr) {
     summary.place = fmt::format("{} codes", codes::name(weight->codes.encoding));
-    summary.bytes = summary.bytes_here = weight->codes.bytes();
-    if (files.hold(weight->codes.data.const_data_ptr())) summary.place += ", file", summary.bytes_here = 0;
+    summary.bytes = weight->bytes();
+    summary.bytes_here = summary.bytes / weight->sharers;
+    if (!weight->is_here()) summary.place += ", another stage", summary.bytes_here = 0;
+    else if (weight->sharers > 1) summary.place += ", sharded";
+    else if (!residency::Member::of(weight->codes.data) && files.hold(weight->codes.data.const_data_ptr()))
+      summary.place += ", file", summary.bytes_here = 0;
     return;
   }
   const auto place = home ? home->place() : residency::Place::memory;

@@ -34,8 +34,17 @@ std::unordered_map<const at::TensorImpl*, const HeldTensor*> pieces_among(const 
   return result;
 }
 
-/// Codes that are sharded are whole on all ranks meanwhile: whoever reads a weight in few bits decodes it, and in files
-/// for one process that is rank 0 alone. Collective.
+/// Weights in few bits are frozen: checkpoints leave them to the files that the model was quantized from.
+bool is_left_out(const at::Tensor& tensor) { return residency::encoded_weight(tensor) != nullptr; }
+
+std::vector<HeldTensor> saved_holdings(const detail::PreparedModel& model) {
+  auto holdings = holdings_of(model);
+  std::erase_if(holdings, [](const HeldTensor& holding) { return is_left_out(holding.tensor); });
+  return holdings;
+}
+
+/// Codes that are sharded are whole on all ranks meanwhile: whoever wants the values of a weight in few bits decodes it,
+/// and in files for one process that is rank 0 alone. Collective.
 class WholeCodes {
  public:
   explicit WholeCodes(const ModelRef& model) {
@@ -92,9 +101,12 @@ void save_plain_model(const ModelRef& model, const std::vector<HeldTensor>& hold
   WholeStream stream(std::move(stages), {.everywhere = writers.several, .copies = true});
   const auto pieces = pieces_among(holdings);
   write_in_step(stream, writers.here, [&] {
-    const auto tensors = checkpointing::state_dict(model, [&](const at::Tensor& tensor) {
-      return pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor) : tensor.detach().cpu();
+    auto tensors = checkpointing::state_dict(model, [&](const at::Tensor& tensor) {
+      return pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor)
+             : is_left_out(tensor)                         ? at::Tensor()
+                                                           : tensor.detach().cpu();
     });
+    std::erase_if(tensors, [](const auto& item) { return !item.second.defined(); });
     write_tensors(file.path, tensors, file.form == StateForm::safetensors);
   });
 }
@@ -102,8 +114,7 @@ void save_plain_model(const ModelRef& model, const std::vector<HeldTensor>& hold
 }  // namespace
 
 void save_model(const detail::PreparedModel& model, const StateFile& file, const Writers& writers) {
-  const WholeCodes codes(model.model);
-  const auto holdings = holdings_of(model);
+  const auto holdings = saved_holdings(model);
   switch (file.form) {
     case StateForm::safetensors:
     case StateForm::archive:
@@ -123,7 +134,7 @@ void save_tensors(const std::map<std::string, at::Tensor>& tensors, const StateF
 
 StagedModel::StagedModel(const detail::PreparedModel& model, const StateFile& file) : engine_(model.engine.get()) {
   trace::Span span(trace::Kind::checkpoint_read, file.path.filename().string());
-  if (file.form == StateForm::local) stage_own_pieces(holdings_of(model), file.path);
+  if (file.form == StateForm::local) stage_own_pieces(saved_holdings(model), file.path);
   else
     stage(model,
           file.form == StateForm::safetensors ? checkpointing::open_safetensors(file.path)
@@ -149,7 +160,7 @@ void StagedModel::stage(const detail::PreparedModel& model, const checkpointing:
   };
   for (const auto& [name, tensor] : stored) note(name, tensor.sizes);
   for (const auto& [name, tensor] : model.model.state())
-    if (may_miss.contains(name)) note(name, tensor.sizes());
+    if (may_miss.contains(name) || is_left_out(tensor)) note(name, tensor.sizes());
   checkpointing::check_state_dict(model.model, sizes);
   for (const auto& holding : holdings_of(model)) {
     for (const auto& name : holding.names) {
@@ -200,7 +211,7 @@ void StagedModel::apply() const {
 
 StateDict distributed_state(const detail::PreparedModel& model) {
   StateDict state;
-  for (const auto& holding : holdings_of(model))
+  for (const auto& holding : saved_holdings(model))
     for (const auto& name : holding.names)
       state.emplace(name, holding.in_pieces() ? Value(sharded(holding, holding.piece, model.engine))
                                               : Value(holding.tensor.detach()));

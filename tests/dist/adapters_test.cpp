@@ -4,8 +4,10 @@
 #include <torch/torch.h>
 
 #include "accelerate/accelerator.hpp"
+#include "accelerate/accelerator/inference.hpp"
 #include "accelerate/adapters.hpp"
 #include "accelerate/bigmodel/quantize.hpp"
+#include "accelerate/formats/safetensors.hpp"
 #include "accelerate/optim/adam8bit.hpp"
 #include "accelerate/residency.hpp"
 #include "message_of.hpp"
@@ -210,24 +212,79 @@ RANKS_TEST(CodesRanks, OtherEncodingsAreRefusedByName, 2) {
               AllOf(HasSubstr("int8_rowwise"), HasSubstr("nf4, blocks of 64, nested")));
 }
 
+/// Without codes of scales, whose sizes are easier to say.
+BnbQuantizationConfig plain_nf4() {
+  auto config = nf4();
+  config.bnb_4bit_use_double_quant = false;
+  return config;
+}
+
+RANKS_TEST(CodesRanks, ShardsAreThoseOfCodes, 2) {
+  Gpt gpt = make_gpt();
+  const auto codes = quantize(gpt, plain_nf4());
+  Accelerator accelerator({.cpu = true, .fsdp_plugin = sharded()});
+  auto model = accelerator.prepare(gpt);
+  int64_t whole = 0, here = 0;
+  for (const auto& tensor : accelerator.summary(gpt).tensors)
+    if (tensor.place == "nf4 codes, sharded") whole += tensor.bytes, here += tensor.bytes_here;
+  constexpr int64_t kWeights = 3 * 4, kPadding = 64;  // at most, of a weight
+  // 4.5 bits an element: a byte for two, and a scale for 64.
+  const int64_t bits = 24 * 24 * (3 + 1 + 4 + 4) * 3 * 9 / 2;
+  EXPECT_NEAR(static_cast<double>(whole), static_cast<double>(bits) / 8, kWeights * kPadding);
+  EXPECT_NEAR(static_cast<double>(here), static_cast<double>(whole) / 2, kWeights);
+  residency::reset_stats();
+  const torch::NoGradGuard no_grad;
+  model(rows(0));
+  const auto stats = residency::stats();
+  EXPECT_GE(stats.bytes_fetched, whole);
+  EXPECT_LE(stats.bytes_fetched, whole + kWeights * kPadding);
+}
+
+RANKS_TEST(CodesRanks, StagesKeepTheirOwn, 2) {
+  const PartialState state({.cpu = true});
+  auto config = plain_nf4();
+  config.exact_products = true;
+  Gpt gpt = make_gpt(), alone = make_gpt();
+  const auto codes = quantize(gpt, config), reference = quantize(alone, config);
+  const torch::NoGradGuard no_grad;
+  // As many rows as a chunk has, because kernels may round others differently.
+  const auto expected = torch::cat({alone(rows(0).narrow(0, 0, 2)), alone(rows(0).narrow(0, 2, 2))});
+  auto model = prepare_pippy(gpt, {.gather_output = true}, rows(0));
+  const auto found = model(rows(0));
+  EXPECT_TRUE(torch::equal(found, expected));
+  const auto report = model.report();
+  EXPECT_LT(report.held_bytes, 0.7 * static_cast<double>(report.model_bytes));
+  // 4.5 bits an element instead of 32.
+  EXPECT_LT(report.model_bytes, 24 * 24 * 12 * 3 + 20000);
+}
+
+RANKS_TEST(CodesRanks, CheckpointsLeaveThemOut, 2) {
+  const auto folder = std::filesystem::path(support::scratch_dir()) / "state";
+  Gpt gpt = make_gpt();
+  const auto codes = quantize(gpt, nf4());
+  Accelerator accelerator({.cpu = true});
+  auto model = accelerator.prepare(gpt);
+  accelerator.save_state(folder);
+  const auto names = SafetensorsFile(folder / "model.safetensors").names();
+  EXPECT_THAT(names, testing::Contains("h0.l1.weight"));
+  EXPECT_THAT(names, testing::Not(testing::Contains("h0.qkv.weight")));
+}
+
 RANKS_TEST(CodesRanks, ACheckpointOfOtherWeightsIsRefused, 1) {
   const auto folder = std::filesystem::path(support::scratch_dir()) / "state";
-  const auto prepared = [&](double factor, const auto& use) {
-    Gpt gpt = make_gpt();
-    {
-      const torch::NoGradGuard no_grad;
-      for (auto& p : gpt->parameters()) p.mul_(factor);
-    }
-    const auto codes = quantize(gpt, nf4());
+  {
+    Gpt plain = make_gpt();
     Accelerator accelerator({.cpu = true});
-    auto model = accelerator.prepare(gpt);
-    use(accelerator);
-  };
-  prepared(1, [&](Accelerator& accelerator) { accelerator.save_state(folder); });
-  prepared(1.1, [&](Accelerator& accelerator) {
-    EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder); }),
-                AllOf(HasSubstr("few bits"), HasSubstr("same files")));
-  });
+    auto model = accelerator.prepare(plain);
+    accelerator.save_state(folder);
+  }
+  AcceleratorState::reset();
+  Gpt gpt = make_gpt();
+  const auto codes = quantize(gpt, nf4());
+  Accelerator accelerator({.cpu = true});
+  auto model = accelerator.prepare(gpt);
+  EXPECT_THAT(message_of<CheckpointError>([&] { accelerator.load_state(folder); }),
+              AllOf(HasSubstr("few bits"), HasSubstr("same files")));
 }
 
 // ---- 8-bit optimizers

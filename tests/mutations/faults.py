@@ -1393,7 +1393,11 @@ F("ranks compare encodings", "src/parallel/verify_parameters.cpp",
 F("shards take rank 0's codes", "src/parallel/fsdp/fsdp.cpp", "«agree_on_codes(model.parameters());»", "",
   r + "TheyAreShardedAndRecomputed")
 F("codes are sharded", "src/parallel/fsdp/fsdp.cpp",
-  "for (const auto& [weight, bytes] : code_bytes) «residency::lay_codes_in(*weight, bytes);»", "", r + "TheyAreSharded")
+  "for (const auto& [weight, bytes] : code_bytes) «residency::lay_codes_in(*weight, bytes, mesh.ranks());»", "", r + "TheyAreSharded")
+F("a stage gives up others' codes", "src/parallel/pipeline/pipeline.cpp",
+  "weight && !held) «residency::give_up(*weight)»;", "static_cast<void>(0)", r + "StagesKeepTheirOwn")
+F("checkpoints leave frozen codes out", "src/run_state/models.cpp",
+  "return «residency::encoded_weight(tensor) != nullptr»;", "false", r + "CheckpointsLeaveThemOut")
 F("a checkpoint's frozen weights are compared", "src/run_state/models.cpp",
   "if (residency::encoded_weight(target) && «!at::equal(target, value.to(target.options()))»)", "false",
   r + "ACheckpointOfOtherWeightsIsRefused")

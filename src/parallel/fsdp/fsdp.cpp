@@ -259,7 +259,7 @@ struct FullyShardedDataParallel::Impl {
       counts::add(Count::units);
       if (unit.full_precision) counts::add(Count::full_precision_units);
     }
-    for (const auto& [weight, bytes] : code_bytes) residency::lay_codes_in(*weight, bytes);
+    for (const auto& [weight, bytes] : code_bytes) residency::lay_codes_in(*weight, bytes, mesh.ranks());
     for (const auto& part : parts) {
       counts::add(Count::elements_sharded, part.numel());
       counts::add(Count::elements_held, part.numel() / mesh.ranks());
@@ -313,6 +313,11 @@ struct FullyShardedDataParallel::Impl {
     return found == member_of.end() ? nullptr : found->second;
   }
 
+  bool has_codes(const residency::Unit& unit) const {
+    return std::any_of(parts.begin(), parts.end(),
+                       [&](const ShardedPart& part) { return part.codes && part.unit == &unit; });
+  }
+
   void take_gradient(ShardedMember& member) {
     took_part = true;
     if (!sync) return;
@@ -320,7 +325,8 @@ struct FullyShardedDataParallel::Impl {
     ShardedPart& part = parts[member.part];
     const at::Tensor gradient = std::exchange(member.tensor.mutable_grad(), at::Tensor());
     if (!reducer->take(part, member, gradient)) return;
-    if (!part.unit->keep()) units->evict(*part.unit);
+    // Gradients go through codes after the last adapter's gradient is there: such units go when the next one comes.
+    if (!part.unit->keep() && !has_codes(*part.unit)) units->evict(*part.unit);
     if (phases.prefetch_after_unit) units->prefetch_next();
   }
 

@@ -18,10 +18,12 @@
 #include "parallel/pipeline/plan.hpp"
 #include "parallel/pipeline/stages.hpp"
 #include "parallel/pipeline/stopwatch.hpp"
+#include "parallel/frozen_codes.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "residency/deferred/plain.hpp"
 #include "residency/deferred/storage.hpp"
 #include "residency/deferred/tape.hpp"
+#include "residency/homes/encoded.hpp"
 #include "residency/member.hpp"
 #include "utils/error_text.hpp"
 #include "utils/meta_kernels.hpp"
@@ -35,7 +37,15 @@ using pipeline::StagedParameter;
 using pipeline::Stages;
 namespace deferred = residency::deferred;
 
-int64_t bytes_of(const at::Tensor& tensor) { return tensor.numel() * static_cast<int64_t>(tensor.element_size()); }
+int64_t bytes_of(const at::Tensor& tensor) {
+  const auto* weight = residency::encoded_weight(tensor);
+  return weight ? weight->bytes() : tensor.numel() * static_cast<int64_t>(tensor.element_size());
+}
+
+bool is_held(const at::Tensor& tensor) {
+  const auto* weight = residency::encoded_weight(tensor);
+  return weight ? weight->is_here() : !tensor.is_meta();
+}
 
 std::vector<StagedParameter> all_in_one_stage(const NamedTensors& parameters) {
   std::vector<StagedParameter> staged;
@@ -144,6 +154,7 @@ at::Storage without_bytes(const at::Tensor& tensor) {
 
 /// Gives a parameter what its rank needs of it: values on the device, or none.
 void keep_or_empty(const at::Tensor& tensor, bool held, const at::Device& device) {
+  if (auto* weight = residency::encoded_weight(tensor); weight && !held) residency::give_up(*weight);
   if (residency::Member::of(tensor)) return;  // its bytes come and go already
   const deferred::Plain plain;
   if (!held) {
@@ -197,6 +208,7 @@ struct Pipeline::Impl {
       throw ConfigError("prepare_pippy: the model has no parameters, expected some, which make the stages");
     agreed = true;
     verify_parameters(named);
+    agree_on_codes(named);
     Decision decision =
         decided_by_all([&] { return decide(model, options, named, stages, example, /*may_measure=*/own == 0); });
     agreed = false;
@@ -258,7 +270,7 @@ PipelineReport Pipeline::report() const {
   for (const auto& named : {impl_->model.parameters(), impl_->model.buffers()})
     for (const auto& [name, tensor] : named) {
       report.model_bytes += bytes_of(tensor);
-      if (!tensor.is_meta()) report.held_bytes += bytes_of(tensor);
+      if (is_held(tensor)) report.held_bytes += bytes_of(tensor);
     }
   return report;
 }

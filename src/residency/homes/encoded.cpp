@@ -71,7 +71,8 @@ at::Tensor bytes_of(const codes::Codes& codes) {
   return bytes;
 }
 
-void lay_codes_in(EncodedWeight& weight, const at::Tensor& bytes) {
+void lay_codes_in(EncodedWeight& weight, const at::Tensor& bytes, int64_t sharers) {
+  weight.sharers = sharers;
   codes::Codes laid = weight.codes;
   laid.packed = nullptr;
   int64_t at = 0;
@@ -83,7 +84,20 @@ void lay_codes_in(EncodedWeight& weight, const at::Tensor& bytes) {
   weight.codes = std::move(laid);
 }
 
+void give_up(EncodedWeight& weight) {
+  if (!weight.is_here()) return;
+  weight.bytes_elsewhere = weight.codes.bytes();
+  weight.codes.data.reset();
+  weight.codes.scales.reset();
+  if (weight.codes.nested) weight.codes.nested->absmax.reset();
+  weight.codes.packed = nullptr;
+}
+
 void pin_codes(const EncodedWeight& weight, Pins& pins) {
+  if (!weight.is_here())
+    throw ConfigError(
+        "a weight in few bits is not on this rank: prepare_pippy left its codes to another stage; compute with the "
+        "model by the pipeline only");
   if (Member* bytes = Member::of(weight.codes.data)) pins.add(bytes->unit(), /*writes=*/false);
 }
 

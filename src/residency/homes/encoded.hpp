@@ -20,6 +20,12 @@ struct EncodedWeight {
   double outlier_threshold = 0;
   /// Products with the decoded weight, even if there is a kernel for its codes that rounds activations.
   bool exact = false;
+  int64_t bytes_elsewhere = 0;  ///< of codes that were given up
+  int64_t sharers = 1;          ///< processes that keep the bytes together
+
+  bool is_here() const { return codes.data.defined(); }
+  /// Of the codes, wherever they are.
+  int64_t bytes() const { return is_here() ? codes.bytes() : bytes_elsewhere; }
 };
 
 /// Codes in host memory (or in a mapped file) as the home of one member that fills its part: what fetches it decodes.
@@ -34,8 +40,11 @@ EncodedWeight* encoded_weight(const at::Tensor& tensor);
 at::Tensor bytes_of(const codes::Codes& codes);
 /// From now on the codes are what lies in `bytes`, as bytes_of() laid it out, and products keep nothing beside them.
 /// Where `bytes` is a member of a unit (an engine that shards them), pin() brings them.
-void lay_codes_in(EncodedWeight& weight, const at::Tensor& bytes);
+void lay_codes_in(EncodedWeight& weight, const at::Tensor& bytes, int64_t sharers = 1);
+/// This process does without the codes: products with them are those of another stage of a pipeline.
+void give_up(EncodedWeight& weight);
 /// Codes that lie in a unit are there while `pins` lives: may block, and is collective if fetching that unit is.
+/// @throws ConfigError for codes that were given up
 void pin_codes(const EncodedWeight& weight, Pins& pins);
 
 }  // namespace accelerate::residency
