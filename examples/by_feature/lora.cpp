@@ -1,10 +1,13 @@
 // Low-rank adapters and an 8-bit optimizer: MiniLM learns to tell whether two verses say the same, once with adapters
 // on the attention (and the head) alone and once in full, and both are compared on held-out pairs.
 //   accelerate launch --num_processes 2 build/release/bin/lora --model .deps/data/minilm --pairs .deps/data/pairs.tsv
-// On one process, --load_in_4bit: the adapters' weights are beside ones in 4 bits (QLoRA).
+// With --load_in_4bit the adapters are beside weights in 4 bits (QLoRA). --only adapters or --only full leaves the
+// other one out, so that a process's peak of memory is of that one alone.
 #include <accelerate/accelerate.hpp>
 #include <accelerate/models/bert.hpp>
 #include <accelerate/models/wordpiece.hpp>
+
+#include <chrono>
 
 #include "../arguments.hpp"
 #include "../pairs.hpp"
@@ -13,7 +16,7 @@ namespace examples = accelerate_examples;
 namespace models = accelerate::models;
 
 struct Settings {
-  std::string model_dir, output_dir;
+  std::string model_dir, output_dir, only;
   int64_t train_size, eval_size, epochs, batch_size, rank;
   bool load_in_4bit;
 };
@@ -58,6 +61,7 @@ void train(const Settings& settings, const examples::PairSets& pairs, bool with_
       accelerate::optim::AdamW8bit(trained, accelerate::optim::AdamW8bitOptions(with_adapters ? 2e-3 : 1e-4));
   auto [m, opt, train_dl, eval_dl] = accelerator.prepare(model, optimizer, train_loader, eval_loader);
 
+  const auto start = std::chrono::steady_clock::now();
   for (int64_t epoch = 0; epoch < settings.epochs; ++epoch) {
     m->train();
     for (auto& batch : train_dl) {
@@ -67,16 +71,21 @@ void train(const Settings& settings, const examples::PairSets& pairs, bool with_
       opt.zero_grad();
     }
   }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   m->eval();
   torch::NoGradGuard no_grad;
   examples::PairScore score;
+  double loss = 0;
   for (auto& batch : eval_dl) {
-    const auto predicted = m(batch.input_ids, batch.attention_mask, batch.token_type_ids).argmax(1);
-    const auto [all, labels] = accelerator.gather_for_metrics(std::make_tuple(predicted, batch.labels));
-    score.add(all, labels);
+    const auto logits = m(batch.input_ids, batch.attention_mask, batch.token_type_ids);
+    const auto [all, labels] = accelerator.gather_for_metrics(std::make_tuple(logits, batch.labels));
+    score.add(all.argmax(1), labels);
+    loss += torch::cross_entropy_loss(all, labels).item<double>() * static_cast<double>(labels.size(0));
   }
   accelerator.print(with_adapters ? "adapters:" : "in full: ", elements, "of", total, "elements are trained; accuracy",
                     score.accuracy(), "on", score.seen());
+  accelerator.print("held-out loss", loss / static_cast<double>(score.seen()), "after", seconds.count(),
+                    "s of training; at most", accelerator.memory().peak_resident >> 20, "MiB in memory");
   if (!adapter) return;
   const auto state = accelerator.get_state_dict(m);
   accelerator.on_main_process([&] { adapter->save(settings.output_dir, state); });
@@ -86,6 +95,7 @@ void train(const Settings& settings, const examples::PairSets& pairs, bool with_
 void run(examples::Arguments args) {
   const Settings settings{.model_dir = args.get<std::string>("--model", ".deps/data/minilm"),
                           .output_dir = args.get<std::string>("--output_dir", "build/lora_output"),
+                          .only = args.get<std::string>("--only", ""),
                           .train_size = args.get<int64_t>("--train_size", 1600),
                           .eval_size = args.get<int64_t>("--eval_size", 400),
                           .epochs = args.get<int64_t>("--epochs", 1),
@@ -94,8 +104,11 @@ void run(examples::Arguments args) {
                           .load_in_4bit = args.flag("--load_in_4bit")};
   const auto pairs_file = args.get<std::string>("--pairs", ".deps/data/pairs.tsv");
   args.check();
+  if (!settings.only.empty() && settings.only != "adapters" && settings.only != "full")
+    throw accelerate::ConfigError("--only is '" + settings.only + "', expected adapters or full");
   const auto pairs = examples::read_pairs(pairs_file, settings.train_size, settings.eval_size);
-  for (const bool with_adapters : {true, false}) train(settings, pairs, with_adapters);
+  for (const bool with_adapters : {true, false})
+    if (settings.only.empty() || with_adapters == (settings.only == "adapters")) train(settings, pairs, with_adapters);
 }
 
 int main(int argc, char** argv) {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <stdio.h>
 #include <sys/wait.h>
+#include <torch/script.h>
 #include <torch/torch.h>
 
 #include <atomic>
@@ -260,6 +261,74 @@ TEST(QuantizeOperators, ComputeOnCodesWhereTheyCanAndDecodeWhereNot) {
   EXPECT_EQ(products([&] { net->second->weight.sum(); }), decoded);
   EXPECT_EQ(products([&] { weight.sum(); }), decoded);
   EXPECT_LE(accelerate::residency::stats().resident_bytes, 64 * 128 * 4);
+}
+
+/// As torch.jit.script makes them.
+torch::jit::Module scripted_linear(int64_t inputs, int64_t outputs) {
+  torch::jit::Module module("__torch__.torch.nn.modules.linear.Linear");
+  module.register_parameter("weight", torch::randn({outputs, inputs}), false);
+  module.register_parameter("bias", torch::randn({outputs}), false);
+  module.define("def forward(self, x):\n  return torch.linear(x, self.weight, self.bias)");
+  return module;
+}
+
+TEST(QuantizeOperators, ScriptModulesComputeOnCodes) {
+  torch::manual_seed(15);
+  torch::jit::Module net("__torch__.Net");
+  net.register_module("first", scripted_linear(64, 128));
+  net.register_module("last", scripted_linear(128, 64));
+  net.define("def forward(self, x):\n  return self.last(torch.relu(self.first(x)))");
+  const auto x = torch::randn({3, 64}).requires_grad_();
+  const auto value = [&](const char* module, const char* name) {
+    return net.attr(module).toModule().attr(name).toTensor();
+  };
+  const auto decoded = [&](const char* module) {
+    return codes::decode(codes::encode(value(module, "weight").detach().clone(), {.encoding = codes::Encoding::nf4}));
+  };
+  const auto first = decoded("first"), last = decoded("last");
+  auto config = nf4();
+  config.skip_modules.emplace();
+  const auto model = load_and_quantize_model(accelerate::ModelRef(net), config);
+  const auto expected =
+      torch::linear(torch::relu(torch::linear(x, first, value("first", "bias"))), last, value("last", "bias"));
+  const auto of_x = torch::autograd::grad({expected.sum()}, {x}).at(0);
+  const auto before = accelerate::residency::stats();
+  constexpr int64_t kCalls = 4;  // the executor optimizes what it has seen a few times
+  for (int64_t i = 0; i < kCalls; ++i) {
+    const auto y = net.forward({x}).toTensor();
+    EXPECT_TRUE(y.equal(expected)) << i;
+    EXPECT_TRUE(torch::autograd::grad({y.sum()}, {x}).at(0).equal(of_x)) << i;
+  }
+  EXPECT_EQ(accelerate::residency::stats().products_on_codes - before.products_on_codes, 2 * kCalls);
+}
+
+struct TiedNetImpl : torch::nn::Module {
+  TiedNetImpl()
+      : table(register_module("table", torch::nn::Embedding(80, 64))),
+        head(register_module("head", torch::nn::Linear(torch::nn::LinearOptions(64, 80).bias(false)))) {
+    accelerate::tie(table, "weight", head, "weight");
+  }
+  at::Tensor forward(const at::Tensor& ids) { return head(table(ids)); }
+  torch::nn::Embedding table;
+  torch::nn::Linear head;
+};
+TORCH_MODULE(TiedNet);
+
+TEST(QuantizeOperators, TiedWeightsShareTheirCodes) {
+  torch::manual_seed(16);
+  TiedNet net;
+  const auto w = codes::decode(codes::encode(net->table->weight.detach().clone(), {.encoding = codes::Encoding::nf4}));
+  auto config = nf4();
+  config.skip_modules.emplace();  // by default what is tied stays as it is
+  const auto model = load_and_quantize_model(net, config);
+  EXPECT_EQ(model.code_bytes(), 80 * 64 / 2 + 80 * 64 / 64 * 4);
+  const auto ids = torch::tensor({{3, 79}, {0, 3}});
+  const torch::NoGradGuard no_grad;
+  const auto before = accelerate::residency::stats();
+  EXPECT_TRUE(net(ids).equal(torch::linear(torch::embedding(w, ids), w)));
+  const auto after = accelerate::residency::stats();
+  EXPECT_EQ(after.products_on_codes - before.products_on_codes, 2);
+  EXPECT_EQ(after.faults - before.faults, 0);
 }
 
 TEST(QuantizeOperators, GradientsFlowThroughFrozenCodes) {
