@@ -790,6 +790,13 @@ TEST(FP8, RecipesThatCannotActAreRefused) {
 // 40 steps of a small GPT-2 from the same weights, on batches that can be learnt: each token follows from the one
 // before. Emulated fp8 comes as near to bf16 as in the long run (benchmarks/results): 1 percent of the loss.
 TEST(FP8, TrainsASmallGptAsBf16Does) {
+  // Products this small only lose time with several threads, on a machine with other things to do up to 50 times as
+  // much.
+  struct OneThread {
+    int before = at::get_num_threads();
+    OneThread() { at::set_num_threads(1); }
+    ~OneThread() { at::set_num_threads(before); }
+  } const one_thread;
   const auto train = [](std::optional<FP8Recipe> recipe) {
     torch::manual_seed(30);
     models::GPT2LMHeadModel model(models::GPT2Config{.vocab_size = 64,
