@@ -44,8 +44,7 @@ void train(const Settings& settings, const examples::PairSets& pairs, bool with_
                                               .lora_alpha = 2.0 * static_cast<double>(settings.rank),
                                               .lora_dropout = 0.05,
                                               .target_modules = {"query", "key", "value"},
-                                              .base_model_name_or_path = "sentence-transformers/all-MiniLM-L6-v2",
-                                              .task_type = "SEQ_CLS"});
+                                              .base_model_name_or_path = "sentence-transformers/all-MiniLM-L6-v2"});
     for (auto& item : model->named_parameters())
       if (item.key().starts_with("classifier.")) item.value().set_requires_grad(true);
   }

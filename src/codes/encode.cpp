@@ -1,6 +1,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+<<<<<<< HEAD
 #include <ATen/ops/empty.h>
+=======
+#include <c10/util/Half.h>
+>>>>>>> 0e57bac (accelerate generate --dtype codes; codes beside the values they are made of; eight sums at a time for whole numbers)
 #include <c10/util/irange.h>
 
 #include <algorithm>
@@ -12,8 +16,12 @@
 
 #include "codes/blockwise.hpp"
 #include "codes/encodings.hpp"
+<<<<<<< HEAD
 #include "codes/half_scale.hpp"
 #include "codes/k_blocks.hpp"
+=======
+#include "utils/huge_pages.hpp"
+>>>>>>> 0e57bac (accelerate generate --dtype codes; codes beside the values they are made of; eight sums at a time for whole numbers)
 #include "utils/raise.hpp"
 
 // Numbers are worked out with the operations, in the order, and with the roundings that bitsandbytes and gguf use, so
@@ -24,9 +32,9 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 15;  ///< elements that are worth a thread
 
-at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) {
-  return at::empty(sizes, at::TensorOptions().dtype(dtype));
-}
+/// Not among the values that are encoded, which come and go: codes that stay between their places would keep them from
+/// being used for the next, larger ones.
+at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) { return empty_in_huge_pages(sizes, dtype); }
 
 void refuse_values_without_codes(const at::Tensor& flat) {
   const float* values = flat.const_data_ptr<float>();

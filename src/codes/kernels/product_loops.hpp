@@ -331,13 +331,13 @@ template <class V, int kTile> void whole_tile(const Product& p, int64_t group, i
     for (auto& sum : total) sum = V::zero();
     const Byte* block = p.codes + group * p.group_bytes;
     for (int64_t at = 0; at < parts; ++at, block += 512) {
-      typename V::Bytes codes[8];
-      for (int i = 0; i < 8; ++i) codes[i] = V::wide(line<V>(block, i, row));
+      // Row by row of x within: each step would wait for the one before it in its sum.
+      const signed char* const x = p.inputs + (first * parts + at) * kPart;
       ACCELERATE_UNROLL
-      for (int r = 0; r < kTile; ++r) {
-        const signed char* const x = p.inputs + ((first + r) * parts + at) * kPart;
+      for (int i = 0; i < 8; ++i) {
+        const auto codes = V::wide(line<V>(block, i, row));
         ACCELERATE_UNROLL
-        for (int i = 0; i < 8; ++i) total[r] = dot<V, Bytes<V>>(total[r], codes[i], x + 4 * i);
+        for (int r = 0; r < kTile; ++r) total[r] = dot<V, Bytes<V>>(total[r], codes, x + r * p.k + 4 * i);
       }
     }
     for (int r = 0; r < kTile; ++r)
