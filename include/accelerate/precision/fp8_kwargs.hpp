@@ -68,8 +68,8 @@ struct TERecipeKwargs {
   std::optional<int64_t> margin;
   /// Forwards between new scales, at least 1. ACCELERATE_FP8_INTERVAL, else 1.
   std::optional<int64_t> interval;
-  /// "HYBRID" (E4M3 in forward, E5M2 for gradients), "E4M3", or "E5M2", which does not train; in any case.
-  /// ACCELERATE_FP8_FORMAT, else HYBRID.
+  /// "HYBRID" (E4M3 in forward, E5M2 for gradients), "E4M3", or "E5M2", which Transformer Engine refuses to train with;
+  /// in any case. ACCELERATE_FP8_FORMAT, else HYBRID.
   std::optional<std::string> fp8_format;
   /// How many steps' largest values are remembered, at least 1. ACCELERATE_FP8_AMAX_HISTORY_LEN, else 1024.
   std::optional<int64_t> amax_history_len;
