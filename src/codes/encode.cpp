@@ -1,10 +1,5 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-<<<<<<< HEAD
-#include <ATen/ops/empty.h>
-=======
-#include <c10/util/Half.h>
->>>>>>> 0e57bac (accelerate generate --dtype codes; codes beside the values they are made of; eight sums at a time for whole numbers)
 #include <c10/util/irange.h>
 
 #include <algorithm>
@@ -16,12 +11,9 @@
 
 #include "codes/blockwise.hpp"
 #include "codes/encodings.hpp"
-<<<<<<< HEAD
 #include "codes/half_scale.hpp"
 #include "codes/k_blocks.hpp"
-=======
 #include "utils/huge_pages.hpp"
->>>>>>> 0e57bac (accelerate generate --dtype codes; codes beside the values they are made of; eight sums at a time for whole numbers)
 #include "utils/raise.hpp"
 
 // Numbers are worked out with the operations, in the order, and with the roundings that bitsandbytes and gguf use, so
