@@ -268,7 +268,7 @@ torch::jit::Module scripted_linear(int64_t inputs, int64_t outputs) {
   torch::jit::Module module("__torch__.torch.nn.modules.linear.Linear");
   module.register_parameter("weight", torch::randn({outputs, inputs}), false);
   module.register_parameter("bias", torch::randn({outputs}), false);
-  module.define("def forward(self, x):\n  return torch.linear(x, self.weight, self.bias)");
+  module.define("def forward(self, x):\n  return torch.linear(x, self.weight, self.bias)\n");
   return module;
 }
 
@@ -277,7 +277,7 @@ TEST(QuantizeOperators, ScriptModulesComputeOnCodes) {
   torch::jit::Module net("__torch__.Net");
   net.register_module("first", scripted_linear(64, 128));
   net.register_module("last", scripted_linear(128, 64));
-  net.define("def forward(self, x):\n  return self.last(torch.relu(self.first(x)))");
+  net.define("def forward(self, x):\n  return self.last.forward(torch.relu(self.first.forward(x)))\n");
   const auto x = torch::randn({3, 64}).requires_grad_();
   const auto value = [&](const char* module, const char* name) {
     return net.attr(module).toModule().attr(name).toTensor();

@@ -46,7 +46,11 @@ void OperatorTape::keep_before_write(const OperatorCall& call, const at::Tensor&
   slot_of(tensor);
   Input* kept = nullptr;
   for (auto& input : inputs_) {
-    if (!input.tensor.defined() || !input.tensor.has_storage() || !input.tensor.is_alias_of(tensor)) continue;
+    if (!input.tensor.defined() || !input.tensor.has_storage()) continue;
+    // Members share their storage with views only, and may not be asked for bytes, as is_alias_of() does, while absent.
+    const bool alias =
+        Member::of(input.tensor) ? Member::of(input.tensor) == Member::of(tensor) : input.tensor.is_alias_of(tensor);
+    if (!alias) continue;
     if (kept)
       raise<ConfigError>(
           "activation checkpointing of '{}': {} writes into a tensor from outside of the unit, of which the unit also "
