@@ -198,7 +198,7 @@ accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& m
   // As they are in the file they are smaller and faster. Who asks for numbers gets numbers, and parts that come and go
   // are numbers, too.
   options.keep_codes = !given.text("dtype") && !given.text("device_map") && !options.max_memory && !at::hasCUDA();
-  options.exact_products = options.keep_codes && given.on("exact_products");
+  options.exact_products = given.on("exact_products");
   return accelerate::load_checkpoint_and_dispatch(accelerate::ModelRef(module), checkpoint, options);
 }
 
@@ -367,6 +367,10 @@ int talk(const fs::path& model, const Given& given) {
   }();
   language_model.module()->eval();
   const auto weights = dispatch(language_model.module(), checkpoint, given);
+  if (given.on("exact_products") && weights.code_bytes() == 0)
+    accelerate::raise<ConfigError>(
+        "--exact_products was given for weights that are numbers, expected weights in few bits: those of a file that has "
+        "some, without --dtype, a map or a limit, or of --load_in_4bit and --load_in_8bit");
   const double load_seconds = seconds_since(begin);
 
   std::vector<ChatMessage> messages;

@@ -503,9 +503,13 @@ codes::Codes encode_value(const std::string& name, const at::Tensor& value, at::
                           const codes::EncodeOptions& how) {
   const c10::NoGradGuard no_grad;
   try {
-    const at::Tensor values = value.to(at::kCPU, dtype);
+    // In memory that goes back at once: among what stays, the allocator would keep the place of each.
+    const auto converted = [](const at::Tensor& from, at::ScalarType to) {
+      return from.is_cpu() && from.scalar_type() == to ? from : empty_in_huge_pages(from.sizes(), to).copy_(from);
+    };
+    const at::Tensor values = converted(value, dtype);
     codes::Codes codes =
-        codes::encode(how.encoding == codes::Encoding::int8_rowwise ? values.to(at::kHalf) : values, how);
+        codes::encode(how.encoding == codes::Encoding::int8_rowwise ? converted(values, at::kHalf) : values, how);
     codes.dtype = dtype;
     return codes;
   } catch (const ConfigError& error) {
