@@ -272,6 +272,34 @@ TEST(QuantizeFiles, BlocksOfAFile) {
   EXPECT_EQ(accelerate::GgufFile(root / "q4_0.gguf").info("a.weight").encoding, "Q4_0");
 }
 
+TEST(QuantizeFiles, BlocksOfTheKFamily) {
+  const fs::path root = scratch("k_blocks");
+  fs::create_directories(root);
+  torch::manual_seed(13);
+  const auto values = torch::randn({6, 512});
+  try {
+    codes::encode(values, {.encoding = codes::Encoding::q4_k});
+  } catch (const ConfigError& error) {
+    GTEST_SKIP() << "there is no encoder: " << error.what();
+  }
+  accelerate::formats::GgufOutline outline{
+      .tensors = {{"k.weight", values.sizes().vec(), accelerate::formats::find_gguf_encoding(0)}}};
+  accelerate::formats::GgufWriter writer("test", root / "f32.gguf", outline);
+  writer.write({static_cast<const char*>(values.const_data_ptr()), static_cast<size_t>(values.nbytes())});
+  writer.finish();
+  double before = 1;
+  for (const char* to : {"q4_k", "q5_k", "q6_k"}) {
+    const fs::path out = root / (std::string(to) + ".gguf");
+    const auto made = quantize_files(root / "f32.gguf", out, {.to = to, .measure_errors = true});
+    auto read = torch::empty_like(values);
+    accelerate::GgufFile(out).read("k.weight", read);
+    const auto expected = codes::encode(values, {.encoding = *codes::encoding_named(to)});
+    EXPECT_TRUE(torch::equal(read, codes::decode(expected))) << to;
+    EXPECT_LT(*made.tensors.at(0).error, before) << "a bit more than before";
+    before = *made.tensors.at(0).error;
+  }
+}
+
 TEST(QuantizeFiles, WhatCantBeIsNamedAndLeavesNothing) {
   const fs::path root = scratch("refused");
   auto weights = make_model(root / "model");
