@@ -21,7 +21,7 @@ std::string message_of(const EncodedWeight& weight) {
   const float offset = weight.codes.nested ? weight.codes.nested->offset : 0;
   const at::Tensor bytes = residency::bytes_of(weight.codes);
   std::string text(reinterpret_cast<const char*>(&offset), sizeof(offset));
-  return text.append(bytes.const_data_ptr<char>(), static_cast<size_t>(bytes.numel()));
+  return text.append(static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel()));
 }
 
 void take(EncodedWeight& weight, const std::string& text) {
@@ -29,7 +29,7 @@ void take(EncodedWeight& weight, const std::string& text) {
   const at::Tensor bytes =
       at::empty({static_cast<int64_t>(text.size() - sizeof(offset))}, at::TensorOptions().dtype(at::kByte));
   text.copy(reinterpret_cast<char*>(&offset), sizeof(offset));
-  text.copy(bytes.mutable_data_ptr<char>(), text.size() - sizeof(offset), sizeof(offset));
+  text.copy(static_cast<char*>(bytes.mutable_data_ptr()), text.size() - sizeof(offset), sizeof(offset));
   residency::lay_codes_in(weight, bytes);
   weight.codes.packed = codes::new_packed_cache();
   if (weight.codes.nested) weight.codes.nested->offset = offset;
