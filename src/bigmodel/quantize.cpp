@@ -75,14 +75,15 @@ std::vector<std::string> get_keys_to_not_convert(const ModelRef& model) {
       add(own == "weight" || own == "bias" ? module : name);
     }
   const auto modules = model.submodules();
-  const std::string& root = modules.at(0).qualified_class_name;
-  const bool is_base = root.find("accelerate::models::") != std::string::npos &&
-                       modules.at(0).class_name.ends_with("Model") &&
-                       !modules.at(0).class_name.ends_with("LMHeadModel");
-  if (keys.empty() && is_base) return keys;
+  // Some of ours have a name of their own, without a namespace; their layers tell.
+  const bool ours = std::ranges::any_of(modules, [](const auto& module) {
+    return module.qualified_class_name.find("accelerate::models::") != std::string::npos;
+  });
+  const std::string& root = modules.at(0).class_name;
+  const bool is_base = root.ends_with("Model") && !root.ends_with("LMHeadModel");
+  if (ours && keys.empty() && is_base) return keys;
   // A model of ours whose embeddings are its head has no module for that: its one child is the body.
-  const auto children = std::ranges::count_if(modules, [](const auto& module) { return module.parent == 0; });
-  if (children == 1 && root.find("accelerate::models::") != std::string::npos) return keys;
+  if (ours && std::ranges::count_if(modules, [](const auto& module) { return module.parent == 0; }) == 1) return keys;
   for (auto module = modules.rbegin(); module != modules.rend(); ++module)
     if (module->parent == 0) {
       add(module->path);
