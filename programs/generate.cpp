@@ -369,7 +369,8 @@ int talk(const fs::path& model, const Given& given) {
   const auto weights = dispatch(language_model.module(), checkpoint, given);
   if (given.on("exact_products") && weights.code_bytes() == 0)
     accelerate::raise<ConfigError>(
-        "--exact_products was given for weights that are numbers, expected weights in few bits: those of a file that has "
+        "--exact_products was given for weights that are numbers, expected weights in few bits: those of a file that "
+        "has "
         "some, without --dtype, a map or a limit, or of --load_in_4bit and --load_in_8bit");
   const double load_seconds = seconds_since(begin);
 

@@ -40,9 +40,7 @@ int64_t Codes::bytes() const {
   return bytes;
 }
 
-at::Device Codes::device() const {
-  return data.defined() && !data.is_meta() ? data.device() : at::Device(at::kCPU);
-}
+at::Device Codes::device() const { return data.defined() && !data.is_meta() ? data.device() : at::Device(at::kCPU); }
 
 Codes to(const Codes& codes, const at::Device& device) {
   if (codes.device() == device) return codes;

@@ -181,8 +181,8 @@ std::shared_ptr<const codes::kernels::Packed> packed_for_rows(const at::Tensor& 
   const EncodedWeight* const encoded = member ? member->encoded() : nullptr;
   if (!encoded || encoded->exact || encoded->compute_dtype.value_or(at::kFloat) != at::kFloat ||
       encoded->codes.encoding == codes::Encoding::int8_rowwise || !is_whole(weight, *member) ||
-      codes::kernels_of(encoded->codes.encoding).linear != &codes::kernels::try_linear ||
-      !encoded->codes.packed || !codes::kernels::has_fast_instructions() || !only_homes_are_asked())
+      codes::kernels_of(encoded->codes.encoding).linear != &codes::kernels::try_linear || !encoded->codes.packed ||
+      !codes::kernels::has_fast_instructions() || !only_homes_are_asked())
     return nullptr;
   counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
   return codes::kernels::packed_of(encoded->codes);

@@ -43,8 +43,8 @@ std::vector<HeldTensor> saved_holdings(const detail::PreparedModel& model) {
   return holdings;
 }
 
-/// Codes that are sharded are whole on all ranks meanwhile: whoever wants the values of a weight in few bits decodes it,
-/// and in files for one process that is rank 0 alone. Collective.
+/// Codes that are sharded are whole on all ranks meanwhile: whoever wants the values of a weight in few bits decodes
+/// it, and in files for one process that is rank 0 alone. Collective.
 class WholeCodes {
  public:
   explicit WholeCodes(const ModelRef& model) {

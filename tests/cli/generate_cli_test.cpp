@@ -111,13 +111,15 @@ TEST(Generate, InterruptingEndsTheAnswer) {
 
 TEST(Generate, TextsFromStandardInputStopTextsAndRawPrompts) {
   SKIP_WITHOUT_DATA();
-  const auto piped = generate({model(), "--exact_products", "--max_new_tokens", "16"}, {.input = "What is the capital of France?"});
+  const auto piped =
+      generate({model(), "--exact_products", "--max_new_tokens", "16"}, {.input = "What is the capital of France?"});
   EXPECT_EQ(piped.exit_code, 0) << piped.err;
   EXPECT_THAT(piped.out, HasSubstr("Paris"));
   const auto stopped = generate(with({model(), "--exact_products", "--stop", "Paris"}, kQuestion));
   EXPECT_EQ(stopped.exit_code, 0) << stopped.err;
   EXPECT_EQ(stopped.out.find("Paris"), std::string::npos) << stopped.out;
-  const auto raw = answer({model(), "--exact_products", "--raw", "--prompt", "The capital of France is", "--max_new_tokens", "3"});
+  const auto raw =
+      answer({model(), "--exact_products", "--raw", "--prompt", "The capital of France is", "--max_new_tokens", "3"});
   EXPECT_THAT(raw.at("text").get<std::string>(), HasSubstr("Paris"));
   EXPECT_EQ(raw.at("prompt_tokens"), 5) << "no template around it";
 }

@@ -41,9 +41,8 @@ TEST(Quantize, AReportHasErrorsSizesAndPerplexity) {
   const std::string text = scratch("text.txt"), out = scratch("q8_0.gguf");
   std::ofstream(text) << "In the beginning God created the heaven and the earth. And the earth was without form, and "
                          "void; and darkness was upon the face of the deep.";
-  const auto report = json_of(
-      run({"quantize", smollm2(), out, "--to", "q8_0", "--report", "--text", text, "--max_tokens", "30",
-           "--exact_products", "--json"}));
+  const auto report = json_of(run({"quantize", smollm2(), out, "--to", "q8_0", "--report", "--text", text,
+                                   "--max_tokens", "30", "--exact_products", "--json"}));
   EXPECT_EQ(report["perplexity"]["tokens"], 30);
   const double before = report["perplexity"]["before"], after = report["perplexity"]["after"];
   EXPECT_NEAR(std::log(after / before), 0, 0.02) << "8 bits for what had 4: rounding of a hundredth";
@@ -59,9 +58,8 @@ TEST(Quantize, AReportHasErrorsSizesAndPerplexity) {
   EXPECT_EQ(estimate["stored"]["encoding"], "Q8_0");
   EXPECT_EQ(estimate["stored"]["total"], report["bytes_after"]);
   EXPECT_THAT(run({"estimate-memory", out}).out, HasSubstr("Q8_0, stored"));
-  const auto said =
-      json_of(run({"generate", out, "--prompt", "What is the capital of France?", "--max_new_tokens", "8",
-                   "--exact_products", "--json"}));
+  const auto said = json_of(run({"generate", out, "--prompt", "What is the capital of France?", "--max_new_tokens", "8",
+                                 "--exact_products", "--json"}));
   EXPECT_THAT(said["text"].get<std::string>(), HasSubstr("Paris"));
   EXPECT_LT(said["peak_resident_weight_bytes"], 160'000'000) << "codes, not numbers";
 }

@@ -38,7 +38,7 @@ struct ShardedPart {
   std::vector<ShardedMember> members;
   residency::Layout layout;
   bool trained = false;
-  bool codes = false;  ///< of weights in few bits: their bytes in place of parameters, frozen
+  bool codes = false;                         ///< of weights in few bits: their bytes in place of parameters, frozen
   at::ScalarType master_dtype = at::kFloat;   ///< of the shards, of what the optimizer sees
   at::ScalarType compute_dtype = at::kFloat;  ///< of the flat storage
   at::Tensor master;                          ///< [numel / world]: this rank's stretch

@@ -14,11 +14,11 @@
 
 #include "accelerate/utils/archive.hpp"
 #include "comm/group.hpp"
+#include "parallel/frozen_codes.hpp"
 #include "parallel/pipeline/carrier.hpp"
 #include "parallel/pipeline/plan.hpp"
 #include "parallel/pipeline/stages.hpp"
 #include "parallel/pipeline/stopwatch.hpp"
-#include "parallel/frozen_codes.hpp"
 #include "parallel/verify_parameters.hpp"
 #include "residency/deferred/plain.hpp"
 #include "residency/deferred/storage.hpp"
