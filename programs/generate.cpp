@@ -198,7 +198,7 @@ accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& m
   // As they are in the file they are smaller and faster. Who asks for numbers gets numbers, and parts that come and go
   // are numbers, too.
   options.keep_codes = !given.text("dtype") && !given.text("device_map") && !options.max_memory && !at::hasCUDA();
-  options.exact_products = given.on("exact_products");
+  options.exact_products = options.keep_codes && given.on("exact_products");
   return accelerate::load_checkpoint_and_dispatch(accelerate::ModelRef(module), checkpoint, options);
 }
 

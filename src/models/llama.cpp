@@ -150,6 +150,9 @@ class LlamaDecoderLayer : public torch::nn::Cloneable<LlamaDecoderLayer>, public
     const auto attention = self_attn_->direct();
     const auto mlp = attention ? mlp_->direct() : std::nullopt;
     if (!mlp) return false;
+    // Numbers go by operators, which round as for weights that come and go: a model offloaded in parts says the same.
+    const auto in_few_bits = [](const DirectWeight& weight) { return weight.packed != nullptr; };
+    if (!std::ranges::all_of(*attention, in_few_bits) || !std::ranges::all_of(*mlp, in_few_bits)) return false;
     const int64_t width = config_.hidden_size, size = config_.head_size(), queries = config_.num_attention_heads,
                   groups = config_.key_value_heads(), inner = config_.intermediate_size;
     const auto kept = context.cache->append_row(layer_, groups, size);

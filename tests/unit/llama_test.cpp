@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "accelerate/bigmodel/quantize.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/models/llama.hpp"
 #include "accelerate/residency/deferred.hpp"
@@ -148,13 +149,20 @@ struct Allocations final : c10::MemoryReportingInfoBase {
 
 TEST(Llama, OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators) {
   torch::manual_seed(3);
-  auto grouped = tiny(), biased = tiny(), odd = tiny(), gelu = tiny();
+  auto grouped = tiny();
+  grouped.hidden_size = 32, grouped.intermediate_size = 64;  // whole blocks of codes
+  auto biased = grouped, odd = grouped, gelu = grouped;
   biased.qkv_bias = biased.attention_bias = biased.mlp_bias = true;
-  odd.num_key_value_heads.reset(), odd.head_dim = 6, odd.tie_word_embeddings = true;
+  odd.num_key_value_heads.reset(), odd.head_dim = 24, odd.tie_word_embeddings = true;
   gelu.hidden_act = "gelu";
   for (const auto& config : {grouped, biased, odd, gelu}) {
     LlamaForCausalLM model(config);
     model->eval();
+    const auto codes =
+        accelerate::load_and_quantize_model(accelerate::ModelRef(model), {.load_in_4bit = true,
+                                                                          .bnb_4bit_quant_type = "nf4",
+                                                                          .bnb_4bit_compute_dtype = at::kFloat,
+                                                                          .bnb_4bit_blocksize = 32});
     const auto tokens = torch::randint(20, {1, 70});  // more than a cache has room for at first
     const auto last_logits = [&](int64_t prompt, int64_t& allocations) {
       KeyValueCache cache;
@@ -170,17 +178,19 @@ TEST(Llama, OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators) {
     const torch::NoGradGuard no_grad;
     int64_t direct = 0, by_operators = 0, with_gradients = 0;
     const auto whole = model->forward(tokens, {}, {}, nullptr, 1);
-    EXPECT_LT(largest_difference(last_logits(3, direct), whole), 1e-5);
+    // Rounding activations to 8 bits changes half a percent of a product, and the last bit of one may decide on how.
+    const double near = 0.05 * whole.abs().max().item<double>();
+    EXPECT_LT(largest_difference(last_logits(3, direct), whole), near);
     {
       const torch::AutoGradMode watched(true);
-      EXPECT_LT(largest_difference(last_logits(3, with_gradients).detach(), whole), 1e-5);
+      EXPECT_LT(largest_difference(last_logits(3, with_gradients).detach(), whole), near);
     }
     std::atomic<int64_t> operators{0};
     static std::atomic<int64_t>* seen;
     seen = &operators;
     const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(
         [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> { return ++*seen, nullptr; }));
-    EXPECT_LT(largest_difference(last_logits(3, by_operators), whole), 1e-5);
+    EXPECT_LT(largest_difference(last_logits(3, by_operators), whole), near);
     at::removeCallback(handle);
     EXPECT_GT(operators, 67 * 2 * 7) << "a profile shows all operators";
     EXPECT_GT(with_gradients, by_operators / 2);

@@ -15,7 +15,7 @@
 
 namespace accelerate {
 class FP8Training;  // accelerate/precision/fp8.hpp
-}
+}  // namespace accelerate
 
 namespace accelerate::detail {
 

@@ -144,7 +144,7 @@ void RoundedRow::multiply(const Packed& weight, int64_t begin, int64_t end, floa
 at::Tensor multiply_whole(const InstructionSet& instructions, const at::Tensor& x, const Packed& packed) {
   at::Tensor y = at::empty({x.size(0), packed.n}, x.options().dtype(at::kFloat));
   if (y.numel() == 0) return y;
-  const int64_t rows = x.size(0), k = packed.k, parts = k / kPart;
+  const int64_t rows = x.size(0), k = packed.k;
   if (k == 0) return y.zero_();
   const at::Tensor padded = k == packed.columns ? x : at::constant_pad_nd(x, {0, k - packed.columns});
   const auto* const inputs = padded.const_data_ptr<int8_t>();

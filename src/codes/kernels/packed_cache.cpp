@@ -113,7 +113,7 @@ bool kernels::is_kept_once(const Codes& codes) {
 
 std::optional<Codes> kernels::plain_of(const Codes& codes) {
   if (!codes.data.is_meta()) {
-    if (!codes.packed->in_file) return codes;
+    if (!codes.packed || !codes.packed->in_file) return codes;
     const MutexLock lock(codes.packed->mutex);  // once packed, pages of the file would only come back
     return codes.packed->packed && codes.packed->data.is_same(codes.data) ? std::nullopt : std::optional(codes);
   }
