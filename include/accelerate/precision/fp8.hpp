@@ -76,7 +76,7 @@ struct FP8Recipe {
   std::function<bool(const std::string& module, const at::Tensor& weight)> module_filter_func;
   /// Pad the inner dimension of products to a multiple of 16; without it others are refused when they come.
   bool pad_inner_dim = true;
-  /// Gather weights in fp8 with FSDP version 2. (Acts in FSDP's gather, not here: lane 6.)
+  /// Gather weights in fp8 with FSDP version 2. Acts in FSDP's gather.
   bool enable_fsdp_float8_all_gather = true;
 
   // msamp
