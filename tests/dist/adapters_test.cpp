@@ -242,6 +242,20 @@ RANKS_TEST(CodesRanks, ShardsAreThoseOfCodes, 2) {
   EXPECT_LE(fetched, whole + others + kPadding) << "weights would be seven times as much";
 }
 
+RANKS_TEST(CodesRanks, ShardedOnesGoWithThePreparedModel, 2) {
+  Gpt gpt = make_gpt();
+  const auto codes = quantize(gpt, nf4());
+  {
+    Accelerator accelerator({.cpu = true, .fsdp_plugin = sharded()});
+    auto model = accelerator.prepare(gpt);
+  }
+  AcceleratorState::reset();
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                torch::linear(torch::ones({1, 24}), gpt->blocks[0]->qkv->weight);
+              }),
+              HasSubstr("was destroyed"));
+}
+
 RANKS_TEST(CodesRanks, StagesKeepTheirOwn, 2) {
   const PartialState state({.cpu = true});
   auto config = plain_nf4();

@@ -98,7 +98,12 @@ void pin_codes(const EncodedWeight& weight, Pins& pins) {
     throw ConfigError(
         "a weight in few bits is not on this rank: prepare_pippy left its codes to another stage; compute with the "
         "model by the pipeline only");
-  if (Member* bytes = Member::of(weight.codes.data)) pins.add(bytes->unit(), /*writes=*/false);
+  Member* bytes = Member::of(weight.codes.data);
+  if (bytes) pins.add(bytes->unit(), /*writes=*/false);
+  else if (!weight.codes.packed)  // laid in a unit, see lay_codes_in()
+    throw ConfigError(
+        "a weight in few bits has gone, because what Accelerator::prepare made of its model was destroyed, and its "
+        "codes were sharded; keep that while the module is in use");
 }
 
 std::unique_ptr<Home> encoded_home(std::shared_ptr<EncodedWeight> weight) {
