@@ -35,9 +35,10 @@ class Tpu : public testing::Test {
           "all = [context.Process(target=fn, args=(index, *args)) for index in range(2)]\n"
           "    [process.start() for process in all]\n    [process.join() for process in all]\n    raise "
           "SystemExit(max(process.exitcode for process in all))\n");
+    // Workers are reached at the same time: each of them writes its line in one piece.
     const auto gcloud = write("bin/gcloud",
-                              "#!/bin/sh\nfor word; do printf '[%s]' \"$word\" >> \"$LOG\"; done; echo >> "
-                              "\"$LOG\"\ncase $* in *wait*) sleep 60;; esac\nexit ${GCLOUD_EXIT:-0}\n");
+                              "#!/bin/sh\nline=$(printf '[%s]' \"$@\")\nprintf '%s\\n' \"$line\" >> \"$LOG\"\n"
+                              "case $* in *wait*) sleep 60;; esac\nexit ${GCLOUD_EXIT:-0}\n");
     ::chmod(gcloud.c_str(), 0755);
   }
 
