@@ -498,18 +498,31 @@ int64_t bytes_of_codes(int64_t numel, const codes::EncodeOptions& how) {
   return how.encoding == codes::Encoding::int8_rowwise ? numel + numel / 64 : numel / 2 + numel / how.block_size * 4;
 }
 
-/// As bitsandbytes does it: int8 codes are made of the values in fp16.
+/// Values in fp32 that have been rounded as the weight's dtype asks, and to fp16 before int8, as bitsandbytes does it.
+/// A part after the other, and in memory that goes back at once: beside the codes a model has room for little more.
+/// @param mapped  the value is in a mapped file, whose pages are given back as soon as they have been read
+at::Tensor rounded(const at::Tensor& value, at::ScalarType dtype, bool to_half, bool mapped) {
+  constexpr int64_t kPart = 1 << 20;
+  const at::Tensor from = value.reshape({-1}), floats = empty_in_huge_pages(value.sizes(), at::kFloat);
+  const at::Tensor kept = empty_in_huge_pages({std::min(kPart, from.numel())}, dtype),
+                   half = to_half ? empty_in_huge_pages(kept.sizes(), at::kHalf) : kept;
+  for (int64_t first = 0; first < from.numel(); first += kPart) {
+    const int64_t count = std::min(kPart, from.numel() - first);
+    const at::Tensor part = from.narrow(0, first, count);
+    kept.narrow(0, 0, count).copy_(part);
+    if (to_half) half.narrow(0, 0, count).copy_(kept.narrow(0, 0, count));
+    floats.view({-1}).narrow(0, first, count).copy_(half.narrow(0, 0, count));
+    if (mapped) give_pages_back(part.mutable_data_ptr(), static_cast<int64_t>(part.nbytes()));
+  }
+  return floats;
+}
+
 codes::Codes encode_value(const std::string& name, const at::Tensor& value, at::ScalarType dtype,
-                          const codes::EncodeOptions& how) {
+                          const codes::EncodeOptions& how, bool mapped) {
   const c10::NoGradGuard no_grad;
   try {
-    // In memory that goes back at once: among what stays, the allocator would keep the place of each.
-    const auto converted = [](const at::Tensor& from, at::ScalarType to) {
-      return from.is_cpu() && from.scalar_type() == to ? from : empty_in_huge_pages(from.sizes(), to).copy_(from);
-    };
-    const at::Tensor values = converted(value, dtype);
     codes::Codes codes =
-        codes::encode(how.encoding == codes::Encoding::int8_rowwise ? converted(values, at::kHalf) : values, how);
+        codes::encode(rounded(value, dtype, how.encoding == codes::Encoding::int8_rowwise, mapped), how);
     codes.dtype = dtype;
     return codes;
   } catch (const ConfigError& error) {
@@ -559,8 +572,7 @@ void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, cons
                      stored = checkpoint ? target.stored : nullptr, disk, dtype = target.dtype, how = *how,
                      folder = quantizer.offload_folder] {
       const at::Tensor value = stored ? stored->second.read_whole() : tensor;
-      const codes::Codes codes = encode_value(name, value, dtype, how);
-      if (mapped) give_pages_back(value.mutable_data_ptr(), static_cast<int64_t>(value.nbytes()));
+      const codes::Codes codes = encode_value(name, value, dtype, how, mapped && value.is_contiguous());
       return disk ? on_disk(name, codes, folder) : codes;
     };
   }

@@ -162,8 +162,8 @@ void encode_blockwise(const at::Tensor& values, Map map, int64_t block_size, Sea
         values, block_size, [&](float value) { return finder.on_grid(value); }, to);
 }
 
-at::Tensor decode_blockwise(const Blockwise& from, Map map, int64_t block_size) {
-  auto values = at::empty_like(from.codes, from.codes.options().dtype(at::kFloat));
+at::Tensor decode_blockwise(const Blockwise& from, Map map, int64_t block_size, const at::Tensor& out) {
+  auto values = out.defined() ? out : at::empty_like(from.codes, from.codes.options().dtype(at::kFloat));
   const int64_t count = values.numel();
   if (count == 0) return values;
   if (!values.is_cpu()) return values.is_meta() ? values : decode_by_operators(from, map, block_size);

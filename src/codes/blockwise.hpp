@@ -35,8 +35,9 @@ struct Blockwise {
 /// A block with a NaN or an infinity gets NaN for its scale, so that all of it decodes to NaN.
 /// @param values  fp32, contiguous, on any device; elsewhere than on the CPU `nearest` only
 void encode_blockwise(const at::Tensor& values, Map map, int64_t block_size, Search search, const Blockwise& to);
-/// value = map[code] * absmax of its block; fp32, of the codes' shape, a tensor of its own.
-at::Tensor decode_blockwise(const Blockwise& from, Map map, int64_t block_size);
+/// value = map[code] * absmax of its block; fp32, of the codes' shape.
+/// @param out  on the CPU: contiguous memory to write to. Undefined: a tensor of its own
+at::Tensor decode_blockwise(const Blockwise& from, Map map, int64_t block_size, const at::Tensor& out = {});
 
 /// The same by operators that all devices have, `nearest`; the two above use them elsewhere than on the CPU.
 void encode_by_operators(const at::Tensor& values, Map map, int64_t block_size, const Blockwise& to);

@@ -14,6 +14,7 @@
 #include "codes/decode_by_operators.hpp"
 #include "codes/encodings.hpp"
 #include "codes/kernels/packed_cache.hpp"
+#include "utils/huge_pages.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::codes {
@@ -143,7 +144,8 @@ at::Tensor plain_scales(const Codes& codes) {
   if (!codes.nested) return codes.scales.is_meta() ? unpacked(codes).scales : codes.scales;
   if (!codes.device().is_cpu()) return scales_by_operators(codes);
   const at::Tensor scales =
-      decode_blockwise({.codes = codes.scales, .absmax = codes.nested->absmax}, Map::dynamic, codes.nested->block_size);
+      decode_blockwise({.codes = codes.scales, .absmax = codes.nested->absmax}, Map::dynamic, codes.nested->block_size,
+                       empty_in_huge_pages(codes.scales.sizes(), at::kFloat));  // not between what stays
   auto* values = scales.mutable_data_ptr<float>();
   for (int64_t i = 0; i < scales.numel(); ++i) values[i] += codes.nested->offset;
   return scales;

@@ -24,8 +24,8 @@ namespace {
 
 constexpr int64_t kGrain = 1 << 15;  ///< elements that are worth a thread
 
-/// Not among the values that are encoded, which come and go: codes that stay between their places would keep them from
-/// being used for the next, larger ones.
+/// Codes, and values on the way to them: what stays between the places of what comes and goes would keep those from
+/// being used for the next, larger values (2 GB for a model of 1.5 billion).
 at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) { return empty_in_huge_pages(sizes, dtype); }
 
 void refuse_values_without_codes(const at::Tensor& flat) {
@@ -121,7 +121,7 @@ void double_quantize(Codes& codes) {
   const at::Tensor plain = codes.scales;
   if (plain.numel() == 0)
     raise<ShapeError>("encode: the tensor is empty, so its scales have no mean; expected double_quantize = false");
-  const at::Tensor mean = plain.mean(), rest = plain - mean;
+  const at::Tensor mean = plain.mean(), rest = empty(plain.sizes(), at::kFloat).copy_(plain).sub_(mean);
   Nested nested;
   nested.offset = mean.item<float>();
   nested.absmax = empty({(rest.numel() + nested.block_size - 1) / nested.block_size}, at::kFloat);
@@ -253,7 +253,8 @@ void check_options(const at::Tensor& values, const EncodeOptions& options) {
 
 Codes encode(const at::Tensor& values, const EncodeOptions& options) {
   check_options(values, options);
-  const at::Tensor flat = values.detach().reshape({-1}).to(at::kFloat).contiguous();
+  at::Tensor flat = values.detach().reshape({-1});
+  if (flat.scalar_type() != at::kFloat) flat = empty(flat.sizes(), at::kFloat).copy_(flat);
   refuse_values_without_codes(flat);
   Codes codes{.encoding = options.encoding, .shape = values.sizes().vec(), .dtype = values.scalar_type()};
   if (is_gguf(options.encoding)) {

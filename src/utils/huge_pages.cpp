@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/util/accumulate.h>
+#include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -41,6 +42,12 @@ void prefer_huge_pages(const at::Tensor& tensor) {
 
 void give_pages_back(void* begin, int64_t bytes) { advise(begin, bytes, ::sysconf(_SC_PAGESIZE), MADV_DONTNEED); }
 
+void give_freed_memory_back() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
+}
+
 namespace {
 
 /// Addresses that begin at a huge page. Memory comes when it is written to.
@@ -73,16 +80,18 @@ int64_t used ACCELERATE_GUARDED_BY(mutex) = 0;
 }  // namespace
 
 at::Tensor empty_in_huge_pages(at::IntArrayRef sizes, at::ScalarType dtype) {
-  constexpr int64_t kBlock = 64 << 20, kLine = 64;
+  constexpr int64_t kBlock = 64 << 20, kAlone = kBlock / 8, kLine = 64;
   const int64_t bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
   if (bytes < 1 << 16) return at::empty(sizes, at::TensorOptions().dtype(dtype));
   std::shared_ptr<Block> block;
   int64_t offset = 0;
-  {
+  if (bytes >= kAlone) {  // what does not fit would leave a block's last page, all of it, behind
+    block = std::make_shared<Block>(bytes);
+  } else {
     const MutexLock lock(mutex);
     block = current.lock();
     if (!block || used + bytes > kBlock) {
-      block = std::make_shared<Block>(std::max(bytes, kBlock));
+      block = std::make_shared<Block>(kBlock);
       current = block, used = 0;
     }
     offset = used;

@@ -2,11 +2,12 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <c10/util/Exception.h>
-#include <malloc.h>
 
 #include <new>
 #include <stdexcept>
 #include <string_view>
+
+#include "utils/huge_pages.hpp"
 
 namespace accelerate {
 
@@ -27,9 +28,7 @@ void clear_device_cache() {
 
 void return_freed_memory() {
   clear_device_cache();
-#ifdef __GLIBC__
-  ::malloc_trim(0);
-#endif
+  give_freed_memory_back();
 }
 
 }  // namespace accelerate

@@ -4,6 +4,7 @@
 
 #include "models/generation/logits.hpp"
 #include "models/generation/stop_strings.hpp"
+#include "utils/huge_pages.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::models {
@@ -81,6 +82,8 @@ Tensor Decoder::step(const Tensor& tokens) {
         error.what_without_backtrace(), tokens.min().item<int64_t>(), tokens.max().item<int64_t>());
   }
   cache_.on_update(nullptr);  // the prompts are read
+  constexpr int64_t kManyTokens = 64;
+  if (tokens.numel() >= kManyTokens) give_freed_memory_back();  // of a prompt's activations; later ones are small
   return logits.select(1, -1).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
