@@ -59,14 +59,17 @@ Product product_of(const Packed& packed, float* y) {
 }
 
 /// All groups of the weight for some inputs, one after another, then for the next.
-void run(void (*part)(const Product&, int64_t, int64_t, int64_t), const Packed& packed, const Product& product,
-         int64_t rows) {
+/// @param part  (group, groups, first row of x, last)  @param together  groups of which a part is better than of one
+template <class F> void run(F part, const Packed& packed, int64_t rows, int64_t together) {
   constexpr int64_t kProductGrain = 1 << 16;
   const int64_t chunk = chunk_of(packed.k), chunks = (rows + chunk - 1) / chunk, groups = packed.groups(),
+                steps = (groups + together - 1) / together,
                 grain = kProductGrain / (kGroup * packed.k * std::min(rows, chunk));
-  parallel_ranges(groups * chunks, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      part(product, i % groups, i / groups * chunk, std::min(rows, (i / groups + 1) * chunk));
+  parallel_ranges(steps * chunks, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t group = i % steps * together, first = i / steps * chunk;
+      part(group, std::min(together, groups - group), first, std::min(rows, first + chunk));
+    }
   });
 }
 
@@ -104,7 +107,8 @@ at::Tensor multiply(const InstructionSet& instructions, const at::Tensor& x, con
   product.words = words.get();
   product.input_scales = scales;
   product.input_sums = input_sums;
-  run(instructions.product[form], packed, product, rows);
+  const auto part = instructions.product[form];
+  run([&](int64_t group, int64_t, int64_t first, int64_t last) { part(product, group, first, last); }, packed, rows, 1);
   return y;
 }
 
@@ -155,7 +159,9 @@ at::Tensor multiply_whole(const InstructionSet& instructions, const at::Tensor& 
   Product product = product_of(packed, y.mutable_data_ptr<float>());
   product.inputs = reinterpret_cast<const signed char*>(inputs);
   product.whole_sums = sums.data();
-  run(instructions.whole_product, packed, product, rows);
+  run([&](int64_t group, int64_t groups, int64_t first,
+          int64_t last) { instructions.whole_product(product, group, groups, first, last); },
+      packed, rows, 2);
   return y;
 }
 

@@ -58,8 +58,8 @@ struct InstructionSet {
   float factor[kForms];
   int sums[kForms];
   bool table_takes_words;  ///< products of Form::table read Product::words, and neither inputs nor input_sums
-  /// As `product` for Form::bytes without scales; sums are whole numbers of 32 bits.
-  void (*whole_product)(const Product& product, int64_t group, int64_t first, int64_t last);
+  /// As `product` for Form::bytes without scales, and some groups; sums are whole numbers of 32 bits.
+  void (*whole_product)(const Product& product, int64_t group, int64_t groups, int64_t first, int64_t last);
 };
 
 const InstructionSet& plain_instructions();

@@ -323,35 +323,48 @@ template <class V, class F> void product(const Product& p, int64_t group, int64_
   for (; first < last; ++first) tile<V, F, 1>(p, group, first);
 }
 
-/// As tile() for whole numbers: their sums need no scales on the way.
-template <class V, int kTile> void whole_tile(const Product& p, int64_t group, int64_t first) {
-  const int64_t parts = p.k / kPart, columns = p.n - group * kGroup;
-  for (int64_t row = 0; row < kGroup && row < columns; row += V::kRows) {
-    typename V::Ints total[kTile];
+/// As tile() for whole numbers, whose sums need no scales on the way, and for kGroups groups: what is read of x serves
+/// all of them.
+template <class V, int kTile, int kGroups> void whole_tile(const Product& p, int64_t group, int64_t first) {
+  static_assert(kGroups == 1 || V::kRows == kGroup);
+  const int64_t parts = p.k / kPart;
+  for (int64_t row = 0; row < kGroup && row < p.n - group * kGroup; row += V::kRows) {
+    typename V::Ints total[kGroups * kTile];
     for (auto& sum : total) sum = V::zero();
     const Byte* block = p.codes + group * p.group_bytes;
     for (int64_t at = 0; at < parts; ++at, block += 512) {
       // Row by row of x within: each step would wait for the one before it in its sum.
-      const signed char* const x = p.inputs + (first * parts + at) * kPart;
+      const signed char* const x = p.inputs + first * p.k + at * kPart;
       ACCELERATE_UNROLL
       for (int i = 0; i < 8; ++i) {
-        const auto codes = V::wide(line<V>(block, i, row));
+        typename V::Bytes codes[kGroups];
+        for (int g = 0; g < kGroups; ++g) codes[g] = V::wide(line<V>(block + g * p.group_bytes, i, row));
         ACCELERATE_UNROLL
-        for (int r = 0; r < kTile; ++r) total[r] = dot<V, Bytes<V>>(total[r], codes, x + r * p.k + 4 * i);
+        for (int r = 0; r < kTile; ++r)
+          for (int g = 0; g < kGroups; ++g)
+            total[g * kTile + r] = dot<V, Bytes<V>>(total[g * kTile + r], codes[g], x + r * p.k + 4 * i);
       }
     }
-    for (int r = 0; r < kTile; ++r)
-      store_columns<V>(p, group, first + r, row,
-                       V::to_floats_of(V::sum(total[r], V::all_ints(p.whole_sums[first + r]))));
+    for (int g = 0; g < kGroups; ++g)
+      for (int r = 0; r < kTile; ++r)
+        store_columns<V>(p, group + g, first + r, row,
+                         V::to_floats_of(V::sum(total[g * kTile + r], V::all_ints(p.whole_sums[first + r]))));
   }
 }
 
-template <class V> void whole_product(const Product& p, int64_t group, int64_t first, int64_t last) {
+template <class V, int kGroups> void whole_tiles(const Product& p, int64_t group, int64_t first, int64_t last) {
   if constexpr (V::kTile >= 8)
-    for (; first + 8 <= last; first += 8) whole_tile<V, 8>(p, group, first);
+    for (; first + 8 <= last; first += 8) whole_tile<V, 8, kGroups>(p, group, first);
   if constexpr (V::kTile >= 4)
-    for (; first + 4 <= last; first += 4) whole_tile<V, 4>(p, group, first);
-  for (; first < last; ++first) whole_tile<V, 1>(p, group, first);
+    for (; first + 4 <= last; first += 4) whole_tile<V, 4, kGroups>(p, group, first);
+  for (; first < last; ++first) whole_tile<V, 1, kGroups>(p, group, first);
+}
+
+template <class V> void whole_product(const Product& p, int64_t group, int64_t groups, int64_t first, int64_t last) {
+  // Only a vector of all rows leaves registers for the sums of two groups.
+  if constexpr (V::kTile >= 8)
+    for (; groups >= 2; groups -= 2, group += 2) whole_tiles<V, 2>(p, group, first, last);
+  for (; groups > 0; --groups, ++group) whole_tiles<V, 1>(p, group, first, last);
 }
 
 /// The rest of a part that `columns` ends in: x, then zeros.
