@@ -1366,12 +1366,17 @@ F("waiting for the last bucket", "src/parallel/ddp.cpp",
   "«counts::add(Count::comm_wait_ns, take_wait_since_last_bucket());»", "", m + "TokensOperationsAndWaitsOfATraining")
 F("SummaryOptions::depth", "src/accelerator/model_summary_text.cpp",
   "if («options.depth && module.depth > *options.depth») continue;", "false", "summary_tests Summary.TheTableSaysItToPeople")
+F("values on their way to codes have memory of their own", "src/bigmodel/dispatch.cpp",
+  "floats = «empty_in_huge_pages(value.sizes(), at::kFloat)»;", "at::empty(value.sizes(), at::kFloat)",
+  "quantize_tests Quantize.ValuesThatAreEncodedLeaveNoHolesInMemory")
 # ---- products on codes
 file = "src/codes/kernels/linear.cpp"
 k = "codes_kernels_tests CodesKernels."
 F("LinearOptions::exact", file, "= «options.exact» || !x.is_cpu() ? nullptr", "false", k + "ExactIsTheProductWithDecodedWeights")
 F("LinearOptions::outlier_threshold", file, "return «options.outlier_threshold > 0» ?", "false",
   k + "OutliersKeepTheirNumbers")
+F("whole numbers: two groups of rows", "src/codes/kernels/product_loops.hpp", "block + «g» * p.group_bytes", "0",
+  k + "WholeNumbersAreMultipliedExactly")
 file = "src/codes/kernels/packed_cache.cpp"
 F("keep_once: the memory of the codes goes", file, "«cache.data = cache.scales = at::Tensor();»", "",
   k + "CodesThatAreKeptOnceAreTheSameInEitherOrder")

@@ -32,6 +32,7 @@
 #include "accelerate/residency.hpp"
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/utils/error.hpp"
+#include "accelerate/utils/memory.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
@@ -262,6 +263,45 @@ TEST(QuantizeOperators, ComputeOnCodesWhereTheyCanAndDecodeWhereNot) {
   EXPECT_EQ(products([&] { weight.sum(); }), decoded);
   EXPECT_LE(accelerate::residency::stats().resident_bytes, 64 * 128 * 4);
 }
+
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+/// Of this process, without pages of files.
+int64_t memory_in_use() {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("RssAnon:")) return std::stoll(line.substr(8)) * 1024;
+  throw std::runtime_error("no RssAnon in /proc/self/status");
+}
+
+TEST(Quantize, ValuesThatAreEncodedLeaveNoHolesInMemory) {
+  static constexpr int64_t kLayers = 16, kSize = 1024;
+  const auto path = scratch("no_holes.safetensors");
+  const auto model = [] {
+    torch::nn::Sequential net;
+    for (int64_t i = 0; i < kLayers; ++i) net->push_back(torch::nn::Linear(kSize, kSize));
+    return net;
+  };
+  {
+    std::map<std::string, at::Tensor> values;
+    for (const auto& weight : model()->named_parameters()) values.emplace(weight.key(), weight.value().detach());
+    accelerate::save_safetensors(path, values);
+  }
+  for (const bool eight : {true, false}) {
+    auto net = [&] {
+      const auto empty = accelerate::init_empty_weights();
+      return model();
+    }();
+    accelerate::return_freed_memory();
+    const int64_t before = memory_in_use();
+    BnbQuantizationConfig config{.load_in_8bit = eight, .load_in_4bit = !eight, .torch_dtype = at::kBFloat16};
+    config.skip_modules.emplace();
+    const auto weights = load_and_quantize_model(net, config, path);
+    // A value is 4 MB in fp32 and 2 MB in bf16: places of a few of them would be more than is allowed.
+    EXPECT_LE(memory_in_use() - before, weights.code_bytes() + (8 << 20)) << (eight ? "int8" : "nf4");
+  }
+  fs::remove(path);
+}
+#endif
 
 /// As torch.jit.script makes them.
 torch::jit::Module scripted_linear(int64_t inputs, int64_t outputs) {
