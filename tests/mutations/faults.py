@@ -1332,7 +1332,7 @@ F("ACCELERATE_LOG_RANK", "src/utils/log_output.cpp", "if («form.rank») payload
 F("LibTorch's warnings in the log", file, "if («typeid(present) == typeid(c10::WarningHandler)»)", "false",
   l + "WarningsOfLibTorchAndOfTheLibraryGoTheSameWay")
 d = "debugging_tests "
-F("release_memory gives memory back", "src/utils/memory.cpp", "«::malloc_trim(0)»;", "0",
+F("release_memory gives memory back", "src/utils/memory.cpp", "«give_freed_memory_back()»;", "0",
   d + "Memory.ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack")
 F("clear_environment", "src/utils/clear_environment.cpp", "before_(all_variables()) { «::clearenv()»; }", "0",
   d + "Environment.IsEmptyForAScopeAndAsBeforeAfterIt")
