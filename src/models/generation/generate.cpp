@@ -83,7 +83,8 @@ Tensor Decoder::step(const Tensor& tokens) {
   }
   cache_.on_update(nullptr);  // the prompts are read
   constexpr int64_t kManyTokens = 64;
-  if (tokens.numel() >= kManyTokens) give_freed_memory_back();  // of a prompt's activations; later ones are small
+  const bool prompts = length_ == tokens.size(1);
+  if (prompts && tokens.numel() >= kManyTokens) give_freed_memory_back();  // of activations; later ones are small
   return logits.select(1, -1).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
