@@ -11,6 +11,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace accelerate::formats;
   try {
     const auto header = parse_gguf_header({reinterpret_cast<const char*>(data), size}, "fuzz");
+    const auto shorter = parse_gguf_header({reinterpret_cast<const char*>(data), size}, "fuzz", GgufLists::short_ones);
+    if (shorter.entries.size() != header.entries.size() || shorter.tensors.size() != header.tensors.size())
+      std::abort();
+    for (const auto& entry : header.entries)
+      if (shorter.metadata.contains(entry.key) == (entry.elements > kMostInShortList)) std::abort();
     check_gguf_data(header, static_cast<int64_t>(size), "fuzz");
     for (const auto& tensor : header.tensors) {
       if (tensor.begin < 0 || tensor.bytes < 0 || static_cast<uint64_t>(tensor.begin + tensor.bytes) > size)

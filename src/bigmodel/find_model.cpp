@@ -71,7 +71,8 @@ void add_file(bigmodel::FileTree& tree, const fs::path& path, std::optional<Stor
   if (path.extension() != ".safetensors" && is_torch_file(path)) return bigmodel::add_torch_file(tree, path);
   if (path.extension() == ".gguf") {
     const formats::MappedFile file(path);
-    auto header = formats::parse_gguf_header({file.data(), static_cast<size_t>(file.size())}, path.string());
+    auto header = formats::parse_gguf_header({file.data(), static_cast<size_t>(file.size())}, path.string(),
+                                             formats::GgufLists::short_ones);
     formats::check_gguf_data(header, file.size(), path.string());
     stored = stored_in(header);
     for (auto& tensor : header.tensors) tree.add(tensor.name, {.name = "", .shape = std::move(tensor.shape)});

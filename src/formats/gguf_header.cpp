@@ -22,12 +22,16 @@ constexpr uint64_t kLeastBytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 12, 8, 8, 8};
 
 class Reader {
  public:
-  Reader(std::string_view bytes, const std::string& file) : bytes_(bytes), file_(file) {}
+  Reader(std::string_view bytes, const std::string& file, GgufLists lists)
+      : bytes_(bytes), file_(file), lists_(lists) {}
 
   template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
     raise<CheckpointError>("GGUF file '{}': {}", file_, fmt::format(what, std::forward<Args>(args)...));
   }
   uint64_t position() const { return at_; }
+  /// Of the list that was read last, and is not in another one.
+  int64_t elements() const { return elements_; }
+  bool leaves_out(int64_t elements) const { return lists_ == GgufLists::short_ones && elements > kMostInShortList; }
 
   template <class T> T number() {
     T value{};
@@ -87,6 +91,10 @@ class Reader {
     return begin;
   }
   template <class T, class Read> GgufValue list(uint64_t count, Read read) {
+    if (leaves_out(static_cast<int64_t>(count))) {
+      for (uint64_t i = 0; i < count; ++i) read();
+      return {std::vector<T>()};
+    }
     std::vector<T> values;
     values.reserve(count);
     for (uint64_t i = 0; i < count; ++i) values.push_back(read());
@@ -99,6 +107,7 @@ class Reader {
     if (type >= std::size(kLeastBytes)) fail_type(type);
     const auto count = number<uint64_t>();
     expect_room(count, kLeastBytes[type], "values in an array");
+    if (depth == 0) elements_ = static_cast<int64_t>(count);
     if (type == kText) return list<std::string>(count, [&] { return text(); });
     if (type == kArray) return list<GgufValue>(count, [&] { return array(depth + 1); });
     if (type == kF32) return list<double>(count, [&] { return double{number<float>()}; });
@@ -109,7 +118,9 @@ class Reader {
 
   std::string_view bytes_;
   const std::string& file_;
+  GgufLists lists_;
   uint64_t at_ = 0;
+  int64_t elements_ = 0;
 };
 
 /// Sizes are checked where they are multiplied: they come from the file.
@@ -150,10 +161,10 @@ GgufTensor read_tensor(Reader& reader, uint64_t longest_name, uint64_t& offset) 
 
 }  // namespace
 
-GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file) {
+GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file, GgufLists lists) {
   constexpr uint32_t kMagic = 0x46554747, kMagicTurned = 0x47475546, kOldest = 2, kNewest = 3;  // "GGUF"
   constexpr uint64_t kLongestKey = 65535, kLeastTensorBytes = 24, kLeastValueBytes = 13;
-  Reader reader(bytes, file);
+  Reader reader(bytes, file, lists);
   const auto magic = reader.number<uint32_t>();
   if (magic == kMagicTurned)
     reader.fail("it is of the big-endian variant, which is not supported. Convert it to little-endian.");
@@ -168,11 +179,15 @@ GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file) {
   for (uint64_t i = 0; i < values; ++i) {
     const auto begin = static_cast<int64_t>(reader.position());
     auto key = reader.text(kLongestKey);
-    auto value = reader.value(reader.number<uint32_t>());
-    header.entries.push_back({key, begin, static_cast<int64_t>(reader.position()) - begin});
+    const auto type = reader.number<uint32_t>();
+    auto value = reader.value(type);
+    header.entries.push_back(
+        {key, begin, static_cast<int64_t>(reader.position()) - begin, type == kArray ? reader.elements() : 0});
     if (const auto [place, fresh] = header.metadata.emplace(std::move(key), std::move(value)); !fresh)
       reader.fail("the key '{}' occurs twice in its metadata. It is damaged.", place->first);
   }
+  for (const auto& entry : header.entries)
+    if (reader.leaves_out(entry.elements)) header.metadata.erase(entry.key);
   const auto alignment = static_cast<uint64_t>(header.metadata.integer("general.alignment").value_or(32));
   if (!std::has_single_bit(alignment) || alignment > 1U << 30)
     reader.fail("general.alignment is {}, expected a power of two. It is damaged.", alignment);

@@ -27,7 +27,13 @@ struct GgufEntry {
   std::string key;
   int64_t begin = 0;  ///< byte of the file
   int64_t bytes = 0;
+  int64_t elements = 0;  ///< of an array
 };
+
+/// Whether lists of many elements, the vocabulary's, become a part of the metadata. They are checked in any case; what
+/// only wants tensors need not hold them in memory.
+enum class GgufLists { all, short_ones };
+inline constexpr int64_t kMostInShortList = 1024;
 
 struct GgufHeader {
   uint32_t version = 0;
@@ -40,9 +46,10 @@ struct GgufHeader {
 /// Parses and checks the start of a file; needs nothing of LibTorch.
 /// @param bytes  The file, or as much of it as contains the header.
 /// @param file  Its name, for messages.
+/// @param lists  `short_ones` leaves out of `metadata` (`entries` have them) lists of more than kMostInShortList.
 /// Source: ggml's docs/gguf.md; versions 2 and 3, little-endian.
 /// @throws CheckpointError for the first rule of the format that is broken.
-GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file);
+GgufHeader parse_gguf_header(std::string_view bytes, const std::string& file, GgufLists lists = GgufLists::all);
 
 /// @throws CheckpointError naming the first tensor that does not lie within a file of that size.
 void check_gguf_data(const GgufHeader& header, int64_t file_bytes, const std::string& file);

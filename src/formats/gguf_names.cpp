@@ -132,8 +132,8 @@ class Fields {
 int64_t vocabulary_size(const GgufHeader& header, const Fields& fields) {
   if (const auto* embeddings = fields.tensor("token_embd.weight"); embeddings && embeddings->shape.size() == 2)
     return embeddings->shape[0];
-  const auto* tokens = header.metadata.find_as<std::vector<std::string>>("tokenizer.ggml.tokens");
-  return tokens ? static_cast<int64_t>(tokens->size()) : fields.need_integer("vocab_size");
+  const auto tokens = std::ranges::find(header.entries, "tokenizer.ggml.tokens", &GgufEntry::key);
+  return tokens != header.entries.end() ? tokens->elements : fields.need_integer("vocab_size");
 }
 
 void add_special_tokens(ordered_json& config, const GgufHeader& header) {

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <mutex>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -10,6 +12,7 @@
 #include "formats/gguf_header.hpp"
 #include "formats/gguf_names.hpp"
 #include "formats/mapped_file.hpp"
+#include "utils/huge_pages.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate {
@@ -18,8 +21,9 @@ struct GgufFile::Content {
   explicit Content(const std::filesystem::path& file)
       : path(file),
         map(file),
-        header(formats::parse_gguf_header({map.data(), static_cast<size_t>(map.size())}, file.string())) {
+        header(formats::parse_gguf_header(bytes(), file.string(), formats::GgufLists::short_ones)) {
     check_gguf_data(header, map.size(), file.string());
+    give_pages_back(map.data(), map.size());  // of the vocabulary, which nobody has asked for
     for (auto& [name, source] : hugging_face_tensors(header, file.string())) {
       const auto& stored = header.tensors[source.tensor];
       names.push_back(name);
@@ -28,6 +32,15 @@ struct GgufFile::Content {
                           .stored_bytes = numel(source.shape) / stored.encoding->block * stored.encoding->block_bytes};
       tensors.emplace(std::move(name), std::pair(std::move(info), std::move(source)));
     }
+  }
+
+  std::string_view bytes() const { return {map.data(), static_cast<size_t>(map.size())}; }
+
+  /// Whoever has weights keeps the file open, and needs no vocabulary: some megabytes that come when they are asked
+  /// for.
+  const GgufMetadata& whole_metadata() const {
+    std::call_once(metadata_once, [this] { metadata = formats::parse_gguf_header(bytes(), path.string()).metadata; });
+    return metadata;
   }
 
   static int64_t numel(const std::vector<int64_t>& shape) {
@@ -48,7 +61,9 @@ struct GgufFile::Content {
 
   std::filesystem::path path;
   formats::MappedFile map;
-  formats::GgufHeader header;
+  formats::GgufHeader header;  ///< without long lists
+  mutable std::once_flag metadata_once;
+  mutable GgufMetadata metadata;  ///< with them
   std::vector<std::string> names;
   std::unordered_map<std::string, std::pair<GgufTensorInfo, formats::GgufSource>> tensors;
 };
@@ -56,7 +71,7 @@ struct GgufFile::Content {
 GgufFile::GgufFile(const std::filesystem::path& path) : content_(std::make_shared<const Content>(path)) {}
 
 const std::filesystem::path& GgufFile::path() const { return content_->path; }
-const GgufMetadata& GgufFile::metadata() const { return content_->header.metadata; }
+const GgufMetadata& GgufFile::metadata() const { return content_->whole_metadata(); }
 const std::vector<std::string>& GgufFile::names() const { return content_->names; }
 bool GgufFile::contains(const std::string& name) const { return content_->tensors.contains(name); }
 const GgufTensorInfo& GgufFile::info(const std::string& name) const { return content_->find(name).first; }

@@ -12,6 +12,7 @@
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/models/auto_model.hpp"
 #include "accelerate/utils/error.hpp"
+#include "formats/gguf_header.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
@@ -146,6 +147,34 @@ TEST(Gguf, SaysWhatIsWrongWithAFile) {
               HasSubstr("two tensors of the name 't'"));
   EXPECT_THAT(error_of(Writer().head(0, 1).text("general.alignment").number(kU32).number<uint32_t>(0)),
               HasSubstr("expected a power of two"));
+}
+
+TEST(Gguf, LongListsComeWhenTheyAreAskedFor) {
+  const auto file = [](const std::string& second) {
+    Writer writer;
+    writer.head(0, 2);
+    for (const auto& [key, count] : {std::pair(std::string("long"), 1025), {second, 1024}}) {
+      writer.text(key).number(kArray).number(kU32).number<uint64_t>(static_cast<uint64_t>(count));
+      for (int i = 0; i < count; ++i) writer.number<uint32_t>(static_cast<uint32_t>(i));
+    }
+    return writer;
+  };
+  const auto whole = file("short").bytes;
+  const auto header = accelerate::formats::parse_gguf_header(whole, "file", accelerate::formats::GgufLists::short_ones);
+  EXPECT_FALSE(header.metadata.contains("long"));
+  ASSERT_NE(header.metadata.find_as<std::vector<int64_t>>("short"), nullptr);
+  EXPECT_EQ(header.metadata.find_as<std::vector<int64_t>>("short")->size(), 1024U);
+  ASSERT_EQ(header.entries.size(), 2U);
+  EXPECT_EQ(header.entries[0].elements, 1025);
+  const GgufFile opened(save("long.gguf", whole));
+  const auto* values = opened.metadata().find_as<std::vector<int64_t>>("long");
+  ASSERT_NE(values, nullptr);
+  EXPECT_EQ(values->size(), 1025U);
+  EXPECT_EQ(values->back(), 1024);
+  EXPECT_THAT(error_of(file("long")), HasSubstr("the key 'long' occurs twice"));
+  auto cut = file("short");
+  cut.bytes.resize(1000);
+  EXPECT_THAT(error_of(cut), HasSubstr("truncated"));
 }
 
 TEST(Gguf, NoiseIsAnErrorOrAFileButNothingElse) {

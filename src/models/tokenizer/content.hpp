@@ -4,13 +4,13 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <variant>
 #include <vector>
 
 #include "accelerate/models/tokenizer.hpp"
 #include "models/tokenizer/bpe.hpp"
 #include "models/tokenizer/pattern.hpp"
+#include "models/tokenizer/token_index.hpp"
 
 namespace accelerate::models {
 
@@ -69,7 +69,7 @@ struct Tokenizer::Content {
   TokenizerParts parts;
   std::vector<std::string> bytes;  ///< by id
   std::vector<bool> special;       ///< by id
-  std::unordered_map<std::string_view, int64_t> ids;
+  std::optional<TokenIndex> ids;
   std::optional<Bpe> bpe;
   /// Added tokens that start with a byte, the longest first; those of the raw and those of the normalised text.
   std::array<std::vector<const AddedToken*>, 256> raw_added, normalized_added;

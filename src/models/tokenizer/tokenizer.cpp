@@ -1,6 +1,7 @@
 #include "accelerate/models/tokenizer.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
@@ -64,7 +65,6 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
   const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
     raise<CheckpointError>("tokenizer '{}': {}", file, fmt::format(what, std::forward<Args>(args)...));
   };
-  std::unordered_map<std::string, int32_t> id_of_bytes;
   const auto most = static_cast<int64_t>(parts.tokens.size() + parts.added.size()) + kMostGaps;
   for (const auto& token : parts.added) {
     if (token.id < 0 || token.id >= most)
@@ -77,31 +77,28 @@ Tokenizer::Content::Content(TokenizerParts given, const std::string& file) : par
   if (size == 0) fail("it has no tokens. The file is damaged.");
   bytes.resize(size);
   special.assign(size, false);
-  ids.reserve(size);
+  ids.emplace(parts.tokens);
   std::vector<std::string> mergeable(size);
   std::vector<bool> is_added(size, false);
   for (const auto& token : parts.added) is_added[static_cast<size_t>(token.id)] = true;
   for (size_t id = 0; id < size; ++id) {
     const auto& token = parts.tokens[id];
     if (token.empty()) continue;
-    ids.emplace(token, static_cast<int64_t>(id));
     auto meant = is_added[id] ? std::nullopt : bytes_of_token(token);
     if (meant) mergeable[id] = *meant;
     bytes[id] = meant.value_or(token);
   }
   std::vector<Bpe::Merge> merges;
   merges.reserve(parts.merges.size());
-  for (const auto& [left, right] : parts.merges) {
-    const auto a = ids.find(left), b = ids.find(right), both = ids.find(left + right);
-    if (a == ids.end() || b == ids.end() || both == ids.end())
+  for (const auto& [left, right] : std::exchange(parts.merges, {})) {
+    const Bpe::Merge merge{ids->find(left), ids->find(right), ids->find(left + right)};
+    if (merge.left < 0 || merge.right < 0 || merge.result < 0)
       fail(
           "the merge of '{}' and '{}' is of tokens that the vocabulary lacks. The files are of different "
           "tokenizers, or damaged.",
           left.substr(0, 100), right.substr(0, 100));
-    merges.push_back(
-        {static_cast<int32_t>(a->second), static_cast<int32_t>(b->second), static_cast<int32_t>(both->second)});
+    merges.push_back(merge);
   }
-  parts.merges = {};
   bpe.emplace(mergeable, merges, parts.whole_words);
   for (const auto& token : parts.added) {
     if (token.content.empty()) continue;
@@ -219,8 +216,8 @@ std::string Tokenizer::apply_chat_template(const std::vector<ChatMessage>& messa
 
 int64_t Tokenizer::vocab_size() const { return static_cast<int64_t>(content_->bytes.size()); }
 std::optional<int64_t> Tokenizer::token_to_id(std::string_view token) const {
-  const auto found = content_->ids.find(token);
-  return found == content_->ids.end() ? std::nullopt : std::optional(found->second);
+  const int32_t found = content_->ids->find(token);
+  return found < 0 ? std::nullopt : std::optional<int64_t>(found);
 }
 bool Tokenizer::is_special(int64_t id) const {
   return id >= 0 && id < vocab_size() && content_->special[static_cast<size_t>(id)];
