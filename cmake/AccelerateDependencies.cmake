@@ -28,6 +28,16 @@ if(ACCELERATE_SAGEMAKER)
   find_package(ZLIB REQUIRED)
 endif()
 
+# For programs that compute, in the place of the C library's allocator where it can be had: glibc's (until 2.38) can't put an aligned tensor into the place that one of the same size
+# has left, so that a prompt's activations go on and on through memory. Sanitizers have an allocator of their own.
+find_library(JEMALLOC_LIBRARY libjemalloc_pic.a)
+add_library(accelerate_allocator INTERFACE)
+if(JEMALLOC_LIBRARY AND NOT CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+  # mallctl: by which src/utils/huge_pages.cpp gives back what it keeps.
+  target_link_libraries(accelerate_allocator INTERFACE ${JEMALLOC_LIBRARY} ${CMAKE_DL_LIBS} Threads::Threads)
+  target_link_options(accelerate_allocator INTERFACE LINKER:--export-dynamic-symbol=mallctl)
+endif()
+
 # LibTorch holds the compiled code of c10d's back ends but the wheel leaves out Gloo's headers.
 find_path(GLOO_INCLUDE_DIR gloo/config.h)
 add_library(accelerate_c10d INTERFACE)

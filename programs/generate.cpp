@@ -28,6 +28,7 @@
 #include "residency/member.hpp"
 #include "utils/error_text.hpp"
 #include "utils/json.hpp"
+#include "utils/loading_pages.hpp"
 #include "utils/read_file.hpp"
 
 namespace {
@@ -372,6 +373,8 @@ int talk(const fs::path& model, const Given& given) {
         "--exact_products was given for weights that are numbers, expected weights in few bits: those of a file that "
         "has "
         "some, without --dtype, a map or a limit, or of --load_in_4bit and --load_in_8bit");
+  accelerate::return_freed_memory();
+  accelerate::give_loading_pages_back();
   const double load_seconds = seconds_since(begin);
 
   std::vector<ChatMessage> messages;

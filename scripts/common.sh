@@ -28,7 +28,7 @@ step() { printf '\n[%s] %s\n' "$1" "$2"; }
 
 # What the build needs, and what only makes it faster or lets more tests run.
 required=(g++ make cmake ninja-build libgloo-dev libyaml-cpp-dev nlohmann-json3-dev libicu-dev libpcre2-dev libssl-dev libcurl4-openssl-dev zlib1g-dev libgtest-dev libgmock-dev libfmt-dev libspdlog-dev)
-faster=(ccache mold openmpi-bin)
+faster=(ccache mold openmpi-bin libjemalloc-dev)
 # What only tests need: a browser for the page of `accelerate launch --monitor_port` (without it those tests fail and say why), other ways to start processes, other shells, what builds the manual.
 testing=(chromium openssh-server openssh-client pdsh slurmctld slurmd slurm-client munge zsh fish mkdocs doxygen graphviz)
 
@@ -36,6 +36,7 @@ testing=(chromium openssh-server openssh-client pdsh slurmctld slurmd slurm-clie
 cost_without() {
   case $1 in
     ccache) echo "what has been compiled once is compiled again" ;;
+    libjemalloc-dev) echo "\`accelerate generate\` and \`accelerate quantize\` take more memory" ;;
     mold) echo "programs are linked more slowly" ;;
     openmpi-bin) echo "programs can't be started by mpirun, and the tests that do so fail" ;;
     chromium) echo "the tests of the monitor's page fail" ;;

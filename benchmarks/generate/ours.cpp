@@ -11,6 +11,7 @@
 #include <accelerate/models/llama.hpp>
 #include <accelerate/models/tokenizer.hpp>
 #include <accelerate/residency/deferred.hpp>
+#include <accelerate/utils/memory.hpp>
 
 #include <chrono>
 #include <cstring>
@@ -18,6 +19,8 @@
 #include <fstream>
 #include <iostream>
 #include <string>
+
+#include "utils/loading_pages.hpp"
 
 namespace {
 
@@ -78,6 +81,8 @@ int main(int argc, char** argv) {
   double cpu = processor_milliseconds();
   auto [model, weights] = load(path, codes);
   const auto tokenizer = Tokenizer::from_pretrained(path);
+  accelerate::return_freed_memory();  // as `accelerate generate` does
+  accelerate::give_loading_pages_back();
   std::vector<double> times = {milliseconds(begin)}, cpu_times = {processor_milliseconds() - cpu};
   model->eval();
   if (task == "read") {

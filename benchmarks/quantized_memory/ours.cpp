@@ -7,6 +7,7 @@
 #include <accelerate/models/auto_model.hpp>
 #include <accelerate/models/generate.hpp>
 #include <accelerate/residency/deferred.hpp>
+#include <accelerate/utils/memory.hpp>
 
 #include <torch/torch.h>
 
@@ -15,6 +16,8 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+
+#include "utils/loading_pages.hpp"
 
 namespace {
 
@@ -60,6 +63,8 @@ int main(int argc, char** argv) {
   }();
   model.module()->eval();
   const auto weights = accelerate::load_and_quantize_model(model.module(), config, folder, {.strict = false});
+  accelerate::return_freed_memory();  // as `accelerate generate` does
+  accelerate::give_loading_pages_back();
   print("loaded", begin);
   begin = Clock::now();
   accelerate::models::GenerationConfig generation{.max_new_tokens = argc > 3 ? std::atoi(argv[3]) : 16};

@@ -14,10 +14,10 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "agent/address.hpp"
-#include "agent/no_operators.hpp"
 #include "agent/tunnel.hpp"
 #include "launch/machines/messages.hpp"
 #include "utils/json.hpp"
+#include "utils/loading_pages.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::agent {
@@ -141,7 +141,7 @@ class Agent {
     me_.id = store_->add(kOurs + "machines", 1);
     write();
     entered = true;
-    drop_pages_of_loading();
+    give_loading_pages_back();
     while (turn()) {
     }
     if (coordinator_) say_goodbye();

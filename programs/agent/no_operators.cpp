@@ -2,15 +2,11 @@
 // 0.3 s. The agent wants one class of it, c10d's store. A definition in the program comes before the library's in the
 // dynamic linker's search, and these, through which registrations go, keep nothing. A LibTorch that registers by other
 // ways costs memory again, which the test of the agent's memory would notice, and nothing else.
-#include "agent/no_operators.hpp"
 
 #include <ATen/core/op_registration/op_registration.h>
-#include <link.h>
-#include <sys/mman.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/csrc/jit/runtime/operator.h>
 #include <torch/library.h>
-#include <unistd.h>
 
 namespace torch {
 
@@ -38,23 +34,3 @@ std::variant<c10::OperatorName, c10::FunctionSchema> parseSchemaOrName(const std
 }  // namespace torch
 
 void c10::RegisterOperators::checkSchemaAndRegisterOp_(Options&&) {}
-
-namespace accelerate::agent {
-
-void drop_pages_of_loading() {
-  ::dl_iterate_phdr(
-      [](dl_phdr_info* object, size_t, void*) {
-        const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-        for (int i = 0; i < object->dlpi_phnum; ++i) {
-          const auto& segment = object->dlpi_phdr[i];
-          if (segment.p_type != PT_LOAD || (segment.p_flags & PF_W)) continue;
-          const uintptr_t first = (object->dlpi_addr + segment.p_vaddr) & ~(page - 1);
-          ::madvise(reinterpret_cast<void*>(first), object->dlpi_addr + segment.p_vaddr + segment.p_memsz - first,
-                    MADV_DONTNEED);
-        }
-        return 0;
-      },
-      nullptr);
-}
-
-}  // namespace accelerate::agent

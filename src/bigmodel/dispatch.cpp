@@ -433,7 +433,10 @@ class Dispatcher {
           codes::kernels_of(codes.encoding).linear) {
         // Products have an order of their own: two copies would take twice the memory.
         if (!files) files.emplace();
-        codes::keep_once(codes, files->hold(codes.data.const_data_ptr()));
+        const bool in_file = files->hold(codes.data.const_data_ptr());
+        codes::keep_once(codes, in_file);
+        // Reading a few bytes between weights in few bits has brought pages of these along.
+        if (in_file) give_pages_back(codes.data.mutable_data_ptr(), static_cast<int64_t>(codes.data.nbytes()));
       }
       const auto encoded = std::make_shared<residency::EncodedWeight>(
           residency::EncodedWeight{.codes = codes::to(codes, codes_device(weight)),

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/util/accumulate.h>
+#include <dlfcn.h>
 #include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -43,6 +44,10 @@ void prefer_huge_pages(const at::Tensor& tensor) {
 void give_pages_back(void* begin, int64_t bytes) { advise(begin, bytes, ::sysconf(_SC_PAGESIZE), MADV_DONTNEED); }
 
 void give_freed_memory_back() {
+  // jemalloc, in programs that have it in the place of the C library's allocator.
+  using Control = int (*)(const char*, void*, size_t*, void*, size_t);
+  static const auto control = reinterpret_cast<Control>(::dlsym(RTLD_DEFAULT, "mallctl"));
+  if (control) control("arena.4096.purge", nullptr, nullptr, nullptr, 0);  // 4096: of all arenas
 #ifdef __GLIBC__
   ::malloc_trim(0);
 #endif

@@ -23,8 +23,9 @@ at::Tensor empty_in_huge_pages(at::IntArrayRef sizes, at::ScalarType dtype);
 /// a mapped file what that has.
 void give_pages_back(void* begin, int64_t bytes);
 
-/// Gives back what the C library keeps of memory that has been freed: places of large tensors, between which small
-/// things stay. (GNU's; nothing elsewhere.) Some milliseconds: for the ends of phases, not for loops.
+/// Gives back what the allocator keeps of memory that has been freed: places of large tensors, between which small
+/// things stay. (GNU's C library and jemalloc; nothing elsewhere.) Some milliseconds: for the ends of phases, not
+/// for loops.
 void give_freed_memory_back();
 
 }  // namespace accelerate

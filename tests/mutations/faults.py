@@ -1334,6 +1334,10 @@ F("LibTorch's warnings in the log", file, "if («typeid(present) == typeid(c10::
 d = "debugging_tests "
 F("release_memory gives memory back", "src/utils/memory.cpp", "«give_freed_memory_back()»;", "0",
   d + "Memory.ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack")
+g = "generate_cli_tests Generate.KeepsLittleBesideTheWeightsAfterALongPrompt"
+F("programs give pages of loading back", "programs/generate.cpp", "«accelerate::give_loading_pages_back();»", "", g)
+F("a prompt's activations go back", "src/models/generation/generate.cpp",
+  "if (prompts && «tokens.numel() >= kManyTokens») give_freed_memory_back();", "false", g)
 F("clear_environment", "src/utils/clear_environment.cpp", "before_(all_variables()) { «::clearenv()»; }", "0",
   d + "Environment.IsEmptyForAScopeAndAsBeforeAfterIt")
 F("stacks in the hang report", "src/utils/hang_report.cpp", "for (const auto& stack : «thread_stacks::take(kSignal)»)",
