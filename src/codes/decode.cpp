@@ -4,7 +4,6 @@
 #include <c10/util/irange.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -12,7 +11,7 @@
 #include "accelerate/codes/kernels.hpp"
 #include "codes/blockwise.hpp"
 #include "codes/decode_by_operators.hpp"
-#include "codes/encodings.hpp"
+#include "codes/decoder.hpp"
 #include "codes/kernels/packed_cache.hpp"
 #include "utils/huge_pages.hpp"
 #include "utils/raise.hpp"
@@ -20,71 +19,12 @@
 namespace accelerate::codes {
 namespace {
 
-/// Decodes stretches of the flattened tensor. GGUF's begin and end at a block, those of four bits at an even element.
-class Decoder {
- public:
-  explicit Decoder(Codes codes) : codes_(std::move(codes)), columns_(codes_.columns()) {
-    if (is_gguf(codes_.encoding)) {
-      gguf_ = &gguf_encoding(codes_.encoding);
-    } else {
-      scales_ = plain_scales(codes_);
-      if (is_four_bit(codes_.encoding)) table_ = table(codes_.encoding);
-    }
-  }
-  /// What stretches have to begin with a multiple of.
-  int64_t unit() const { return gguf_ ? gguf_->block : 2; }
-
-  void operator()(int64_t begin, int64_t end, float* to) const {
-    if (gguf_) {
-      const auto* bytes = codes_.data.const_data_ptr<uint8_t>();
-      gguf_->decode(bytes + begin / gguf_->block * gguf_->block_bytes, (end - begin) / gguf_->block, to);
-    } else if (codes_.encoding == Encoding::int8_rowwise) {
-      rowwise(begin, end, to);
-    } else {
-      four_bits(begin, end, to);
-    }
-  }
-
- private:
-  void rowwise(int64_t begin, int64_t end, float* __restrict to) const {
-    constexpr float kInverse = 7.874015718698502e-3F;  // 1 / 127, as bitsandbytes writes it
-    const auto* from = codes_.data.const_data_ptr<int8_t>();
-    const auto* scales = scales_.const_data_ptr<float>();
-    for (int64_t i = begin; i < end;) {
-      const int64_t row = i / columns_, until = std::min(end, (row + 1) * columns_);
-      const float scale = scales[row];
-      for (; i < until; ++i) to[i - begin] = static_cast<float>(from[i]) * scale * kInverse;
-    }
-  }
-
-  void four_bits(int64_t begin, int64_t end, float* __restrict to) const {
-    const auto* from = codes_.data.const_data_ptr<uint8_t>();
-    const auto* scales = scales_.const_data_ptr<float>();
-    for (int64_t i = begin; i < end;) {
-      const int64_t block = i / codes_.block_size, until = std::min(end, (block + 1) * codes_.block_size);
-      std::array<float, 16> values;
-      for (size_t code = 0; code < values.size(); ++code) values[code] = table_[code] * scales[block];
-      for (; i + 1 < until; i += 2) {
-        to[i - begin] = values[from[i / 2] >> 4];
-        to[i - begin + 1] = values[from[i / 2] & 15];
-      }
-      if (i < until) to[i - begin] = values[from[i / 2] >> 4], ++i;
-    }
-  }
-
-  const Codes codes_;
-  const formats::GgufEncoding* gguf_ = nullptr;
-  at::Tensor scales_;
-  c10::ArrayRef<float> table_;
-  int64_t columns_;
-};
-
 /// Elements [first, first + to.numel()) of the flattened tensor. What begins in the middle of a unit is decoded from
 /// its begin.
 void decode_stretch(const Decoder& decoder, int64_t first, const at::Tensor& to) {
   const int64_t count = to.numel(), unit = decoder.unit(), lead = first % unit;
   constexpr int64_t kPart = 1 << 13;  // elements: 32 KiB of fp32 stay near
-  const bool direct = to.scalar_type() == at::kFloat && lead == 0 && (count % unit == 0 || unit == 2);
+  const bool direct = to.scalar_type() == at::kFloat && lead == 0 && (count % unit == 0 || unit <= 2);
   const at::Tensor flat = to.view({-1});
   at::parallel_for(0, (lead + count + kPart - 1) / kPart, 4, [&](int64_t begin, int64_t end) {
     const at::Tensor part = direct ? at::Tensor() : at::empty({kPart}, at::TensorOptions().dtype(at::kFloat));
@@ -94,7 +34,7 @@ void decode_stretch(const Decoder& decoder, int64_t first, const at::Tensor& to)
         decoder(first + from, first + until, flat.mutable_data_ptr<float>() + from);
         continue;
       }
-      const int64_t end_of_unit = unit == 2 ? until : (until + unit - 1) / unit * unit;
+      const int64_t end_of_unit = unit <= 2 ? until : (until + unit - 1) / unit * unit;
       decoder(first - lead + from, first - lead + end_of_unit, part.mutable_data_ptr<float>());
       const int64_t skip = i == 0 ? lead : 0;
       flat.narrow(0, from + skip - lead, until - from - skip).copy_(part.narrow(0, skip, until - from - skip));

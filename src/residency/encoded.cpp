@@ -1,10 +1,5 @@
 #include "residency/encoded.hpp"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/linear.h>
-#include <torch/csrc/autograd/custom_function.h>
-
-#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -12,6 +7,8 @@
 #include <vector>
 
 #include "accelerate/codes/kernels.hpp"
+#include "codes/kernels/exact.hpp"
+#include "codes/kernels/frozen.hpp"
 #include "codes/kernels/linear.hpp"
 #include "codes/kernels/multiply.hpp"
 #include "codes/kernels/packed_cache.hpp"
@@ -25,11 +22,10 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-at::Tensor decoded(const EncodedWeight& weight, at::ScalarType dtype, const at::Device& device) {
+/// Counts it, as it does where the weight is decoded as a whole.
+at::Tensor exact_linear(const at::Tensor& x, const EncodedWeight& weight, const OptionalTensor& bias) {
   counters().decodes.fetch_add(1, std::memory_order_relaxed);
-  // What codes can't be decoded to (fp64) is converted.
-  const bool offered = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
-  return codes::decode(codes::to(weight.codes, device), offered ? dtype : at::kFloat).to(dtype);
+  return codes::kernels::exact_linear(x, codes::to(weight.codes, x.device()), bias);
 }
 
 /// x w^T + bias in x's dtype, without autograd.
@@ -43,40 +39,25 @@ at::Tensor product(const at::Tensor& x, const EncodedWeight& weight, const Optio
     if (const auto kernel = codes::kernels_of(weight.codes.encoding).linear; kernel && !int8)
       if (at::Tensor y = kernel(x, weight.codes, bias); y.defined()) return y;
   if (int8 && !weight.exact) return codes::llm_int8_linear(x, weight.codes, bias, weight.outlier_threshold);
-  return at::linear(x, decoded(weight, x.scalar_type(), x.device()), bias);
+  return exact_linear(x, weight, bias);
 }
 
-/// The weight is frozen, so that backward needs only its codes.
-struct EncodedLinear : torch::autograd::Function<EncodedLinear> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const OptionalTensor& bias,
-                            const EncodedWeight* weight, const at::Tensor& owner) {
-    context->saved_data["owner"] = owner;  // not the codes: they may go before backward, which has to notice
-    context->saved_data["bias"] = bias && bias->defined() ? bias->dim() : int64_t{-1};
-    const at::AutoDispatchBelowADInplaceOrView no_views;  // autograd refuses to add to one of ours
-    return product(x, *weight, bias, true);
+/// Of a member. Not its codes: they may go before backward, which has to notice.
+struct FrozenMember final : codes::kernels::FrozenWeight {
+  explicit FrozenMember(at::Tensor tensor) : owner(std::move(tensor)) {}
+  at::Tensor with_codes(const at::Device& device,
+                        c10::function_ref<at::Tensor(const codes::Codes&)> use) const override {
+    const Member* member = Member::of(owner);
+    if (!member || !member->encoded())
+      throw ConfigError(
+          "backward: a weight in few bits has gone, because what load_and_quantize_model returned was destroyed; "
+          "keep it until after backward");
+    Pins pins;
+    pin_codes(*member->encoded(), pins);
+    counters().decodes.fetch_add(1, std::memory_order_relaxed);
+    return use(codes::to(member->encoded()->codes, device));
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    const at::Tensor& gradient = gradients[0];
-    at::Tensor of_x, of_bias;
-    if (context->needs_input_grad(0)) {
-      const at::Tensor owner = context->saved_data["owner"].toTensor();
-      const Member* member = Member::of(owner);
-      if (!member || !member->encoded())
-        throw ConfigError(
-            "backward: a weight in few bits has gone, because what load_and_quantize_model returned was destroyed; "
-            "keep it until after backward");
-      Pins pins;
-      pin_codes(*member->encoded(), pins);
-      of_x = gradient.matmul(decoded(*member->encoded(), gradient.scalar_type(), gradient.device()));
-    }
-    if (context->saved_data["bias"].toInt() >= 0 && context->needs_input_grad(1)) {
-      std::vector<int64_t> rows(static_cast<size_t>(gradient.dim() - 1));
-      for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int64_t>(i);
-      of_bias = rows.empty() ? gradient : gradient.sum(rows);
-    }
-    return {of_x, of_bias, at::Tensor(), at::Tensor()};
-  }
+  const at::Tensor owner;
 };
 
 at::Tensor linear(const at::Tensor& x, const Member& member, const OptionalTensor& bias) {
@@ -86,10 +67,11 @@ at::Tensor linear(const at::Tensor& x, const Member& member, const OptionalTenso
   const at::Device device = member.tensor().device();
   const at::Tensor input = int8 ? x.to(device) : x.to(device, computes);
   const OptionalTensor added = bias && bias->defined() && !int8 ? OptionalTensor(bias->to(computes)) : bias;
-  const bool trains =
-      at::GradMode::is_enabled() && (x.requires_grad() || (bias && bias->defined() && bias->requires_grad()));
+  const bool trains = codes::kernels::wants_gradient(x, bias);
+  const auto compute = [&] { return product(input, weight, added, trains); };
   const at::Tensor y =
-      trains ? EncodedLinear::apply(input, added, &weight, member.tensor()) : product(input, weight, added, false);
+      trains ? codes::kernels::frozen_linear(input, added, c10::make_intrusive<FrozenMember>(member.tensor()), compute)
+             : compute();
   return y.to(given);
 }
 

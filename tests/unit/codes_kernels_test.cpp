@@ -18,6 +18,7 @@
 #include "accelerate/codes/codes.hpp"
 #include "accelerate/codes/kernels.hpp"
 #include "accelerate/utils/error.hpp"
+#include "codes/kernels/exact.hpp"
 #include "codes/kernels/multiply.hpp"
 #include "message_of.hpp"
 
@@ -219,6 +220,62 @@ TEST(CodesKernels, ExactIsTheProductWithDecodedWeights) {
             1e-6);
 }
 
+TEST(CodesKernels, ExactProductsComeInPanelsBothWays) {
+  torch::manual_seed(15);
+  const auto expect_exact = [](const Codes& w, const Tensor& x, double most) {
+    const auto what =
+        fmt::format("{} [{}, {}] {}", codes::name(w.encoding), w.rows(), w.columns(), c10::toString(x.scalar_type()));
+    const auto weight = codes::decode(w, at::kFloat).to(at::kDouble);
+    const auto bias = torch::randn({w.rows()}).to(x.scalar_type()),
+               g = torch::randn({2, 3, w.rows()}).to(x.scalar_type());
+    const auto y = kernels::exact_linear(x, w, bias), back = kernels::exact_linear_back(g, w);
+    EXPECT_EQ(y.scalar_type(), x.scalar_type());
+    EXPECT_LT(relative_error(y, torch::matmul(x.to(at::kDouble), weight.t()) + bias), most) << what;
+    EXPECT_LT(relative_error(back, torch::matmul(g.to(at::kDouble), weight)), most) << what;
+  };
+  for (const auto encoding : kAll) {
+    const auto w = random_codes(encoding, 300, 512);  // a panel, and a narrow one, or one for each thread
+    expect_exact(w, torch::randn({5, 512}), 1e-6);
+    expect_exact(w, torch::randn({5, 512}).to(at::kBFloat16), 0.01);
+  }
+  // Sums in parts: so many are more than a panel has room for, and fp32 errs by a little more.
+  for (const auto encoding : {Encoding::int8_rowwise, Encoding::nf4, Encoding::q8_0})
+    expect_exact(random_codes(encoding, 16384, 64), torch::randn({64}), 5e-6);
+  for (const auto encoding : {Encoding::fp4, Encoding::q6_k})
+    expect_exact(random_codes(encoding, 80, 16384), torch::randn({1, 16384}), 5e-6);
+  expect_exact(random_codes(Encoding::q6_k, 6000, 256), torch::randn({1, 256}), 5e-6);
+  for (const auto& [n, k] : {std::pair(70, 96), {10, 33}, {1, 1}})  // blocks, and bytes, that go on in the next row
+    for (const auto dtype : {at::kFloat, at::kDouble})
+      expect_exact(codes::encode(torch::randn({n, k}), {.encoding = Encoding::fp4}), torch::randn({2, k}).to(dtype),
+                   1e-6);
+  auto once = random_codes(Encoding::nf4, 40, 128);
+  ASSERT_TRUE(codes::keep_once(once));
+  codes::linear(torch::randn({1, 128}), once);
+  EXPECT_GT(codes::packed_bytes(once), 0);
+  expect_exact(once, torch::randn({1, 128}), 1e-6);
+  EXPECT_EQ(codes::packed_bytes(once), 0) << "every product of a training step would put them back";
+}
+
+TEST(CodesKernels, AllInstructionsDecodeTheSame) {
+  torch::manual_seed(16);
+  const auto bytes = torch::randint(256, {200}, at::kByte);
+  const auto* const from = bytes.const_data_ptr<uint8_t>();
+  for (const auto encoding : {Encoding::nf4, Encoding::fp4}) {
+    const auto table = codes::table(encoding);
+    for (const auto* instructions : kernels::instruction_sets()) {
+      for (const int64_t count : {0, 1, 7, 8, 16, 33, 200}) {
+        std::vector<float> numbers(static_cast<size_t>(2 * count) + 1, 77);
+        instructions->four_bits(from, count, table.data(), 0.37F, numbers.data());
+        for (int64_t i = 0; i < count; ++i) {
+          ASSERT_EQ(numbers[2 * i], table[from[i] >> 4] * 0.37F) << instructions->name << i;
+          ASSERT_EQ(numbers[2 * i + 1], table[from[i] & 15] * 0.37F) << instructions->name << i;
+        }
+        EXPECT_EQ(numbers.back(), 77) << instructions->name << ": wrote further than it was to";
+      }
+    }
+  }
+}
+
 TEST(CodesKernels, BlocksThatGoOnInTheNextRowAreDecoded) {
   const auto w = codes::encode(torch::randn({10, 96}), {.encoding = Encoding::nf4, .block_size = 64});
   const auto x = torch::randn({3, 96});
@@ -289,6 +346,15 @@ TEST(CodesKernels, GradientsAreThoseOfDecodedWeights) {
     const auto found = torch::autograd::grad({(z * z).sum()}, {x, bias});
     EXPECT_LT(relative_error(found[0], expected[0]), 1e-5) << codes::name(encoding);
     EXPECT_LT(relative_error(found[1], expected[1]), 1e-5) << codes::name(encoding);
+    // Of gradients, too: that of one is a product with the weight again.
+    const auto twice = [&](const Tensor& result) {
+      const auto g = torch::autograd::grad({result.pow(3).sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+      return torch::autograd::grad({g.square().sum()}, {x, bias});
+    };
+    const auto expected_twice = twice(torch::nn::functional::linear(x, decoded, bias));
+    const auto found_twice = twice(codes::linear(x, w, bias));
+    for (const size_t i : {0, 1})
+      EXPECT_LT(relative_error(found_twice[i], expected_twice[i]), 1e-5) << codes::name(encoding) << i;
   }
 }
 

@@ -22,6 +22,7 @@
 #include "accelerate/adapters.hpp"
 #include "accelerate/bigmodel.hpp"
 #include "accelerate/bigmodel/quantize.hpp"
+#include "accelerate/bigmodel/quantize_files.hpp"
 #include "accelerate/codes/codes.hpp"
 #include "accelerate/codes/kernels.hpp"
 #include "accelerate/formats/gguf.hpp"
@@ -33,6 +34,7 @@
 #include "accelerate/residency/deferred.hpp"
 #include "accelerate/utils/error.hpp"
 #include "accelerate/utils/memory.hpp"
+#include "formats/gguf_writer.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
@@ -399,41 +401,125 @@ TEST(QuantizeOperators, GradientsFlowThroughFrozenCodes) {
   }
 }
 
-TEST(QuantizeOperators, AdaptersTrainBesideFrozenCodes) {
+/// Rows are whole blocks of every encoding.
+struct WideNetImpl : torch::nn::Module {
+  WideNetImpl()
+      : first(register_module("first", torch::nn::Linear(256, 512))),
+        second(register_module("second", torch::nn::Linear(512, 256))) {}
+  at::Tensor forward(const at::Tensor& x) { return second(torch::silu(first(x))); }
+  torch::nn::Linear first, second;
+};
+TORCH_MODULE(WideNet);
+
+/// As a file of GGUF's blocks, whose tensors have the module's own names.
+fs::path in_gguf(const WideNet& net, const std::string& encoding) {
+  namespace formats = accelerate::formats;
+  const auto tensors = accelerate::ModelRef(net).state();
+  formats::GgufOutline outline;
+  outline.entries = {formats::gguf_entry("general.file_type", 0)};
+  for (const auto& [name, tensor] : tensors)
+    outline.tensors.push_back({name, tensor.sizes().vec(), formats::find_gguf_encoding(0)});
+  formats::GgufWriter writer("test", scratch("f32.gguf"), outline);
+  for (const auto& [name, tensor] : tensors)
+    writer.write({static_cast<const char*>(tensor.const_data_ptr()), static_cast<size_t>(tensor.nbytes())});
+  writer.finish();
+  accelerate::quantize_files(scratch("f32.gguf"), scratch(encoding + ".gguf"), {.to = encoding});
+  return scratch(encoding + ".gguf");
+}
+
+/// QLoRA: what adapters learn beside codes is what they learn beside the weights that these stand for.
+class AdaptersOnCodes : public ::testing::TestWithParam<std::string> {
+ protected:
+  accelerate::DispatchedModel encode(WideNet& net) {
+    const std::string& name = GetParam();
+    if (name.starts_with("q"))
+      return accelerate::load_checkpoint_and_dispatch(
+          net, in_gguf(net, name), {.device_map = accelerate::DeviceMap{{"", "cpu"}}, .keep_codes = true});
+    BnbQuantizationConfig config{.torch_dtype = at::kFloat, .skip_modules = std::vector<std::string>{}};
+    if (name == "int8") {
+      config.load_in_8bit = config.exact_products = true;  // LLM.int8() rounds activations in training, too
+    } else {
+      config.load_in_4bit = true;
+      config.bnb_4bit_compute_dtype = at::kFloat;
+      config.bnb_4bit_quant_type = name.substr(0, 3);
+      config.bnb_4bit_use_double_quant = name == "nf4_nested";
+    }
+    return load_and_quantize_model(net, config);
+  }
+};
+
+TEST_P(AdaptersOnCodes, LearnAsBesideDecodedWeights) {
+  torch::manual_seed(7);
+  WideNet net, twin;
+  const auto model = encode(net);
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : twin->named_parameters())
+      parameter.value().copy_(net->named_parameters()[parameter.key()].clone());
+  }
+  const auto adapt = [](WideNet& to) {
+    torch::manual_seed(8);
+    return accelerate::add_adapter(to, {.r = 4,
+                                        .lora_alpha = 8,
+                                        .target_modules = {"first", "second"},
+                                        .init_lora_weights = accelerate::LoraInit::random});
+  };
+  const auto adapter = adapt(net), of_twin = adapt(twin);
+  const auto expect_near = [](const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
+    ASSERT_TRUE(found.defined()) << what;
+    EXPECT_LT(((found - expected).norm() / expected.norm()).item<double>(), 1e-5) << what;
+  };
+  const auto x = torch::randn({3, 2, 256}).requires_grad_(), x_of_twin = x.detach().clone().requires_grad_();
+  {
+    const torch::NoGradGuard no_grad;
+    net->forward(x);  // leaves codes in the order of products, where there is one
+  }
+  const auto before = accelerate::residency::stats();
+  const auto y = net->forward(x), y_of_twin = twin->forward(x_of_twin);
+  expect_near(y, y_of_twin, "forward");
+  y.square().sum().backward();
+  y_of_twin.square().sum().backward();
+  const auto after = accelerate::residency::stats();
+  EXPECT_EQ(after.products_on_codes - before.products_on_codes, 2);
+  EXPECT_EQ(after.faults, before.faults) << "a weight was decoded as a whole";
+  expect_near(x.grad(), x_of_twin.grad(), "x");
+  const auto parameters = adapter.parameters(), twins = of_twin.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i)
+    expect_near(parameters[i].second.grad(), twins[i].second.grad(), parameters[i].first);
+  EXPECT_FALSE(net->first->weight.grad().defined());
+  EXPECT_THAT(message_of([&] { adapter.merge(); }), HasSubstr("are kept by a residency"));
+  adapter.set_enabled(false);
+  EXPECT_GT((net->forward(x) - y).abs().max().item<double>(), 1e-2) << "the adapter does nothing";
+}
+
+INSTANTIATE_TEST_SUITE_P(Encodings, AdaptersOnCodes,
+                         ::testing::Values("nf4", "nf4_nested", "fp4", "int8", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0",
+                                           "q4_k", "q5_k", "q6_k"),
+                         [](const auto& info) { return info.param; });
+
+TEST(QuantizeOperators, GradientsHaveGradients) {
+  torch::manual_seed(5);
   for (auto config : {nf4(), BnbQuantizationConfig{.load_in_8bit = true, .torch_dtype = at::kFloat}}) {
-    torch::manual_seed(7);
     Net net, twin;
-    config.exact_products = config.load_in_8bit;
+    config.exact_products = true;
     const auto model = load_and_quantize_model(net, config, saved_net(net));
     {
       const torch::NoGradGuard no_grad;
       for (auto& parameter : twin->named_parameters())
         parameter.value().copy_(net->named_parameters()[parameter.key()].clone());
     }
-    const accelerate::LoraConfig lora{.r = 4,
-                                      .lora_alpha = 8,
-                                      .target_modules = {"first", "second"},
-                                      .init_lora_weights = accelerate::LoraInit::random};
-    torch::manual_seed(8);
-    const auto adapter = add_adapter(net, lora);
-    torch::manual_seed(8);
-    const auto of_twin = add_adapter(twin, lora);
-    auto x = torch::randn({3, 2, 64}).requires_grad_();
-    auto x_of_twin = x.detach().clone().requires_grad_();
-    const auto y = net->forward(x), y_of_twin = twin->forward(x_of_twin);
-    EXPECT_LT((y - y_of_twin).abs().max().item<double>(), 1e-5);
-    adapter.set_enabled(false);
-    EXPECT_GT((net->forward(x) - y).abs().max().item<double>(), 1e-2) << "the adapter does nothing";
-    adapter.set_enabled(true);
-    y.square().sum().backward();
-    y_of_twin.square().sum().backward();
-    EXPECT_LT((x.grad() - x_of_twin.grad()).abs().max().item<double>(), 1e-5);
-    const auto parameters = adapter.parameters(), twins = of_twin.parameters();
-    for (size_t i = 0; i < parameters.size(); ++i)
-      EXPECT_LT((parameters[i].second.grad() - twins[i].second.grad()).abs().max().item<double>(), 1e-5)
-          << parameters[i].first;
-    EXPECT_FALSE(net->first->weight.grad().defined());
-    EXPECT_THAT(message_of([&] { adapter.merge(); }), HasSubstr("are kept by a residency"));
+    const auto adapter = accelerate::add_adapter(net, {.r = 2, .target_modules = {"first"}});
+    const auto penalty = [](Net& of) {
+      auto x = torch::linspace(-1, 1, 2 * 64).view({2, 64}).requires_grad_();
+      const auto g = torch::autograd::grad({torch::sigmoid(of->forward(x)).sum()}, {x}, {}, true, true)[0];
+      g.square().sum().backward();
+      return std::pair(g.detach(), x.grad());
+    };
+    const auto [first, second] = penalty(net);
+    const auto [first_of_twin, second_of_twin] = penalty(twin);
+    EXPECT_LT(((first - first_of_twin).norm() / first_of_twin.norm()).item<double>(), 1e-5);
+    EXPECT_LT(((second - second_of_twin).norm() / second_of_twin.norm()).item<double>(), 1e-5);
+    EXPECT_GT(adapter.parameters()[1].second.grad().abs().max().item<double>(), 0);
   }
 }
 

@@ -59,6 +59,27 @@ struct Avx2 {
   static Floats fused(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
   static void store(float* to, Floats a) { _mm256_storeu_ps(to, a); }
 
+  static constexpr int kNumbers = 16;  // that numbers_of_halves() makes
+  struct Sixteen {
+    Floats first, second;
+  };
+  static Sixteen sixteen(const float* table, float scale) {
+    return {times(numbers(table), all(scale)), times(numbers(table + 8), all(scale))};
+  }
+  static void numbers_of_halves(const Sixteen& values, const Byte* from, float* to) {
+    const Small both = load_small(from), upper = bits(right(both, 4), 15), lower = bits(both, 15);
+    const auto store_eight = [&](Small indices, float* eight) {
+      const __m256i i = _mm256_cvtepu8_epi32(indices);
+      // The instruction looks at three bits of an index; the fourth, moved to the sign, chooses between two of them.
+      store(eight,
+            _mm256_blendv_ps(_mm256_permutevar8x32_ps(values.first, i), _mm256_permutevar8x32_ps(values.second, i),
+                             _mm256_castsi256_ps(_mm256_slli_epi32(i, 28))));
+    };
+    const Small indices = _mm_unpacklo_epi8(upper, lower);
+    store_eight(indices, to);
+    store_eight(_mm_srli_si128(indices, 8), to + 8);
+  }
+
   static float quantize_part(const float* x, signed char* to, int32_t* sums) {
     const __m256 sign = _mm256_set1_ps(-0.0F);
     __m256 magnitudes = _mm256_setzero_ps(), differences = _mm256_setzero_ps();

@@ -49,6 +49,15 @@ struct Avx512 {
   static Floats fused(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
   static void store(float* to, Floats a) { _mm512_storeu_ps(to, a); }
 
+  static constexpr int kNumbers = 32;  // that numbers_of_halves() makes
+  static Floats sixteen(const float* table, float scale) { return _mm512_mul_ps(_mm512_loadu_ps(table), all(scale)); }
+  static void numbers_of_halves(Floats values, const Byte* from, float* to) {
+    const Small both = load_small(from), upper = bits(right(both, 4), 15), lower = bits(both, 15);
+    const auto look_up_in = [&](Small indices) { return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(indices), values); };
+    store(to, look_up_in(_mm_unpacklo_epi8(upper, lower)));
+    store(to + 16, look_up_in(_mm_unpackhi_epi8(upper, lower)));
+  }
+
   static float quantize_part(const float* x, signed char* to, int32_t* sums) {
     const __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
     const float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));

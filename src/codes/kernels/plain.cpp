@@ -67,6 +67,20 @@ struct Plain {
   static Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
   static void store(float* to, Floats a) { *to = a; }
 
+  static constexpr int kNumbers = 2;  // that numbers_of_halves() makes
+  struct Sixteen {
+    float values[16];
+  };
+  static Sixteen sixteen(const float* table, float scale) {
+    Sixteen made;
+    for (int i = 0; i < 16; ++i) made.values[i] = table[i] * scale;
+    return made;
+  }
+  static void numbers_of_halves(const Sixteen& sixteen, const Byte* from, float* to) {
+    to[0] = sixteen.values[*from >> 4];
+    to[1] = sixteen.values[*from & 15];
+  }
+
   static float quantize_part(const float* x, signed char* to, int32_t* sums) {
     float largest = 0, undefined = 0;
     for (int i = 0; i < kPart; ++i) {

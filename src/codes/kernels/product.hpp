@@ -60,6 +60,8 @@ struct InstructionSet {
   bool table_takes_words;  ///< products of Form::table read Product::words, and neither inputs nor input_sums
   /// As `product` for Form::bytes without scales, and some groups; sums are whole numbers of 32 bits.
   void (*whole_product)(const Product& product, int64_t group, int64_t groups, int64_t first, int64_t last);
+  /// Two numbers of each byte, that of its upper half first: table[half] * scale.
+  void (*four_bits)(const unsigned char* from, int64_t bytes, const float* table, float scale, float* to);
 };
 
 const InstructionSet& plain_instructions();

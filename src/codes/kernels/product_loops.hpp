@@ -386,6 +386,13 @@ void quantize(const float* x, int64_t columns, int64_t k, float unit, int sums, 
   }
 }
 
+template <class V> void four_bits(const Byte* from, int64_t bytes, const float* table, float scale, float* to) {
+  const auto values = V::sixteen(table, scale);
+  for (; bytes >= V::kNumbers / 2; bytes -= V::kNumbers / 2, from += V::kNumbers / 2, to += V::kNumbers)
+    V::numbers_of_halves(values, from, to);
+  for (; bytes > 0; --bytes, ++from, to += 2) to[0] = table[*from >> 4] * scale, to[1] = table[*from & 15] * scale;
+}
+
 template <class V> constexpr InstructionSet instructions(const char* name) {
   return {name,
           quantize<V>,
@@ -395,7 +402,8 @@ template <class V> constexpr InstructionSet instructions(const char* name) {
            -Q4_K<V>::kOffset, -Q5_K<V>::kOffset, -Q6_K<V>::kOffset, -Bytes<V>::kOffset, -Table<V>::kOffset},
           {1, 1, 1, 1, 1, 1, 1, 2, 1, 1},
           /*table_takes_words=*/false,
-          whole_product<V>};
+          whole_product<V>,
+          four_bits<V>};
 }
 
 }  // namespace

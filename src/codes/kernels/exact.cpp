@@ -1,0 +1,117 @@
+#include "codes/kernels/exact.hpp"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "accelerate/codes/kernels.hpp"
+#include "codes/decoder.hpp"
+#include "codes/kernels/packed_cache.hpp"
+#include "utils/parallel.hpp"
+
+namespace accelerate::codes::kernels {
+namespace {
+
+using Bias = std::optional<at::Tensor>;
+
+bool has_bias(const Bias& bias) { return bias && bias->defined(); }
+
+bool is_decoded_to(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16; }
+
+/// Operators here are nobody's business: threads of LibTorch know nothing of autograd's mode, nor of inference mode.
+struct NoAutograd {
+  at::AutoDispatchBelowADInplaceOrView below;
+  at::NoGradGuard no_grad;
+};
+
+int64_t up_to(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+/// A product with the weight [N, K] sums over its columns, or, on the way back, over its rows. A panel is a stretch of
+/// what is not summed over.
+struct Panels {
+  bool back;
+  int64_t outputs, sums;  ///< N and K, or K and N
+  int64_t width, step;    ///< of outputs, and of the sum, at a time
+
+  Panels(const Codes& w, const Decoder& decoder, bool turned, bool is_fp32)
+      : back(turned), outputs(turned ? w.columns() : w.rows()), sums(turned ? w.rows() : w.columns()) {
+    constexpr int64_t kElements = 1 << 18;  // a megabyte of fp32
+    constexpr int64_t kLeastWidth = 64;     // below, LibTorch's products are slow
+    constexpr int64_t kWorthAThread = 1 << 14;
+    const int64_t unit = up_to(kLeastWidth, back ? decoder.unit() : 1);
+    const int64_t share = up_to(std::max(outputs / at::get_num_threads(), kWorthAThread / sums + 1), unit);
+    width = std::min(share, std::max(unit, kElements / sums / unit * unit));
+    // Numbers of 16 bits would be rounded between the parts of a sum.
+    const bool fits = !is_fp32 || width * sums <= 2 * kElements;
+    step = fits ? sums : up_to(kElements / width, back ? 1 : decoder.unit());
+  }
+};
+
+/// On the CPU, of codes with data whose rows begin with a unit of the decoder.
+at::Tensor by_panels(const at::Tensor& x, const Codes& w, const Decoder& decoder, const Bias& bias, bool back) {
+  const NoAutograd no_autograd;
+  const bool is_fp32 = x.scalar_type() == at::kFloat;
+  const Panels panels(w, decoder, back, is_fp32);
+  const int64_t columns = w.columns();
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = panels.outputs;
+  const at::Tensor y = at::empty(sizes, x.options());
+  const at::Tensor rows = x.detach().reshape({-1, panels.sums}), results = y.view({-1, panels.outputs});
+  const auto work = [&](int64_t begin, int64_t end) {
+    const NoAutograd here;
+    const auto options = at::TensorOptions().dtype(at::kFloat);
+    const at::Tensor numbers = at::empty({panels.width * panels.step}, options);
+    const at::Tensor rounded = is_fp32 ? numbers : at::empty({panels.width * panels.step}, x.options());
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t first = panel * panels.width, width = std::min(panels.width, panels.outputs - first);
+      at::Tensor to = results.narrow(1, first, width);
+      for (int64_t summed = 0; summed < panels.sums; summed += panels.step) {
+        const int64_t step = std::min(panels.step, panels.sums - summed);
+        const int64_t top = back ? summed : first, left = back ? first : summed;
+        const int64_t height = back ? step : width, length = back ? width : step;
+        for (int64_t row = 0; row < height; ++row) {
+          const int64_t element = (top + row) * columns + left;
+          decoder(element, element + length, numbers.mutable_data_ptr<float>() + row * length);
+        }
+        at::Tensor part = rounded.narrow(0, 0, height * length);
+        if (!is_fp32) part.copy_(numbers.narrow(0, 0, height * length));
+        part = part.view({height, length});
+        const at::Tensor from = rows.narrow(1, summed, step), by = back ? part : part.t();
+        if (summed > 0) to.addmm_(from, by);
+        else if (has_bias(bias)) at::addmm_out(to, bias->detach().narrow(0, first, width), from, by);
+        else at::mm_out(to, from, by);
+      }
+    }
+  };
+  const int64_t count = (panels.outputs + panels.width - 1) / panels.width;
+  parallel_ranges(count, 1, work);
+  return y;
+}
+
+at::Tensor product(const at::Tensor& x, const Codes& w, const Bias& bias, bool back) {
+  const auto dtype = x.scalar_type();
+  if (x.is_cpu() && is_decoded_to(dtype) && x.numel() > 0 && w.numel() > 0) {
+    if (!plain_of(w)) drop_packed(w);
+    const Decoder decoder(unpacked(w));
+    if (w.columns() % decoder.unit() == 0) return by_panels(x, w, decoder, bias, back);
+  }
+  // What codes can't be decoded to (fp64) is converted.
+  const at::Tensor weight = decode(w, is_decoded_to(dtype) ? dtype : at::kFloat).to(dtype);
+  return back ? at::matmul(x, weight) : at::linear(x, weight, bias);
+}
+
+}  // namespace
+
+at::Tensor exact_linear(const at::Tensor& x, const Codes& w, const Bias& bias) { return product(x, w, bias, false); }
+
+at::Tensor exact_linear_back(const at::Tensor& g, const Codes& w) { return product(g, w, {}, true); }
+
+}  // namespace accelerate::codes::kernels

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "accelerate/codes/codes.hpp"
+
+namespace accelerate::codes::kernels {
+
+/// x w^T + bias with the decoded weight, in x's dtype; without autograd. On the CPU a panel of the weight that stays in
+/// the cache is decoded and multiplied, then the next, by each thread. There, codes that are kept once are put into
+/// their own order first (drop_packed()): such products come one after another, in training.
+/// @param x  [.., K], any floating dtype, where the codes are. @param w  [N, K], checked. @param bias  [N] of x's
+/// dtype, or none
+/// @return  [.., N]
+at::Tensor exact_linear(const at::Tensor& x, const Codes& w, const std::optional<at::Tensor>& bias);
+
+/// The same with the weight's transpose, as gradients come back: g w.
+/// @param g  [.., N]. @return  [.., K]
+at::Tensor exact_linear_back(const at::Tensor& g, const Codes& w);
+
+}  // namespace accelerate::codes::kernels
