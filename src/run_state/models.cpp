@@ -230,10 +230,12 @@ std::map<std::string, at::Tensor> whole_state(const detail::PreparedModel& model
   const auto pieces = pieces_among(holdings);
   std::map<std::string, at::Tensor> state;
   if (everywhere || comm::rank() == 0)
-    for (const auto& [name, tensor] : model.model.state())
-      state.emplace(name, pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor)
-                          : config.offload_to_cpu                       ? tensor.detach().cpu()
-                                                                        : tensor.detach());
+    for (const auto& [name, tensor] : model.model.state()) {
+      at::Tensor value = pieces.contains(tensor.unsafeGetTensorImpl()) ? stream.get(tensor) : tensor.detach();
+      // What stands for codes would ask all ranks for them whenever it is read.
+      if (is_left_out(tensor)) value = value.clone();
+      state.emplace(name, config.offload_to_cpu ? value.cpu() : value);
+    }
   stream.finish();
   return state;
 }

@@ -10,6 +10,7 @@
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/optim/adam8bit.hpp"
 #include "accelerate/residency.hpp"
+#include "both_stores.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "residency/homes/encoded.hpp"
@@ -173,6 +174,9 @@ void expect_codes_trained_as_alone(const AcceleratorOptions& options, const BnbQ
     }
     if (last == 2) accelerator.save_state(folder);
     const auto state = accelerator.get_state_dict(model);
+    if (options.fsdp_plugin)
+      for (const auto& [name, value] : state)
+        EXPECT_EQ(residency::encoded_weight(value), nullptr) << name << " would be asked of all ranks when it is read";
     if (last == 4 && accelerator.is_main_process()) {
       for (const auto& item : alone->named_parameters())
         EXPECT_LT((state.at(item.key()) - item.value()).abs().max().item<double>(), 2e-4) << item.key();
@@ -203,6 +207,25 @@ RANKS_TEST(CodesRanks, TheyAreShardedAndRecomputed, 2) {
   auto plugin = sharded();
   plugin.activation_checkpointing = true;
   expect_codes_trained_as_alone({.cpu = true, .fsdp_plugin = plugin}, int8(), /*others=*/true);
+}
+
+FullyShardedDataParallelPlugin sharded_by(ShardingStrategy strategy) {
+  auto plugin = sharded();
+  plugin.sharding_strategy = strategy;
+  return plugin;
+}
+RANKS_TEST(CodesRanks, ReplicasOfShardsTrainAdaptersOnThem, 4) {
+  support::on_both_stores([](const std::string&) {
+    for (const auto strategy : {ShardingStrategy::hybrid_shard, ShardingStrategy::hybrid_shard_zero2}) {
+      auto plugin = sharded_by(strategy);
+      plugin.dp_replicate_size = 2;
+      expect_codes_trained_as_alone({.cpu = true, .fsdp_plugin = plugin}, nf4(), /*others=*/true);
+    }
+  });
+}
+RANKS_TEST(CodesRanks, TheyMayBeWholeInUnits, 2) {
+  for (const auto strategy : {ShardingStrategy::no_shard, ShardingStrategy::shard_grad_op})
+    expect_codes_trained_as_alone({.cpu = true, .fsdp_plugin = sharded_by(strategy)}, int8(), /*others=*/true);
 }
 
 RANKS_TEST(CodesRanks, OtherEncodingsAreRefusedByName, 2) {

@@ -1379,6 +1379,16 @@ k = "codes_kernels_tests CodesKernels."
 F("LinearOptions::exact", file, "= «options.exact» || !x.is_cpu() ? nullptr", "false", k + "ExactIsTheProductWithDecodedWeights")
 F("LinearOptions::outlier_threshold", file, "return «options.outlier_threshold > 0» ?", "false",
   k + "OutliersKeepTheirNumbers")
+F("gradients come back through codes", "src/codes/kernels/frozen.cpp",
+  'exact_product(gradients[0], weight, «!context->saved_data["back"].toBool()»)', 'context->saved_data["back"].toBool()',
+  k + "GradientsAreThoseOfDecodedWeights", "quantize_tests QuantizeOperators.GradientsFlowThroughFrozenCodes")
+F("gradients through codes have gradients", "src/codes/kernels/frozen.cpp",
+  "return «wants_gradient(x, {})» ? FrozenProduct::apply", "false", k + "GradientsAreThoseOfDecodedWeights",
+  "quantize_tests QuantizeOperators.GradientsHaveGradients")
+F("exact products: sums in parts", "src/codes/kernels/exact.cpp", "if (summed > 0) «to.addmm_(from, by)»;",
+  "at::mm_out(to, from, by)", k + "ExactProductsComeInPanelsBothWays")
+F("exact products: codes go back into their own order", "src/codes/kernels/exact.cpp",
+  "if (!plain_of(w)) «drop_packed(w)»;", "static_cast<void>(0)", k + "ExactProductsComeInPanelsBothWays")
 F("whole numbers: two groups of rows", "src/codes/kernels/product_loops.hpp", "block + «g» * p.group_bytes", "0",
   k + "WholeNumbersAreMultipliedExactly")
 file = "src/codes/kernels/packed_cache.cpp"
@@ -1400,13 +1410,15 @@ F("ranks compare encodings", "src/parallel/verify_parameters.cpp",
   "if (const auto* weight = «residency::encoded_weight(tensor)»)", "static_cast<residency::EncodedWeight*>(nullptr)",
   r + "OtherEncodingsAreRefusedByName")
 F("shards take rank 0's codes", "src/parallel/fsdp/fsdp.cpp", "«agree_on_codes(model.parameters());»", "",
-  r + "TheyAreShardedAndRecomputed")
+  r + "TheyAreShardedAndRecomputed", r + "ReplicasOfShardsTrainAdaptersOnThem", r + "TheyMayBeWholeInUnits")
 F("codes are sharded", "src/parallel/fsdp/fsdp.cpp",
   "for (const auto& [weight, bytes] : code_bytes) «residency::lay_codes_in(*weight, bytes, mesh.ranks());»", "", r + "TheyAreSharded")
 F("a stage gives up others' codes", "src/parallel/pipeline/pipeline.cpp",
   "weight && !held) «residency::give_up(*weight)»;", "static_cast<void>(0)", r + "StagesKeepTheirOwn")
 F("checkpoints leave frozen codes out", "src/run_state/models.cpp",
   "return «residency::encoded_weight(tensor) != nullptr»;", "false", r + "CheckpointsLeaveThemOut")
+F("a state has values in the place of codes", "src/run_state/models.cpp",
+  "if (is_left_out(tensor)) «value = value.clone()»;", "static_cast<void>(0)", r + "TheyAreSharded")
 F("a checkpoint's frozen weights are compared", "src/run_state/models.cpp",
   "if (residency::encoded_weight(target) && «!at::equal(target, value.to(target.options()))»)", "false",
   r + "ACheckpointOfOtherWeightsIsRefused")
