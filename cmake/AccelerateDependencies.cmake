@@ -50,9 +50,10 @@ if(GLOO_INCLUDE_DIR)
   target_compile_definitions(accelerate_c10d INTERFACE USE_C10D_GLOO)
 endif()
 set(ACCELERATE_HAS_NCCL OFF)
+set(ACCELERATE_HAS_NVRTC OFF)
 if(TARGET torch_cuda)
-  # Headers alone, of the CUDA toolkit or of NVIDIA's wheels beside LibTorch's. Only src/comm/backends/nccl.cpp and
-  # src/model/cuda_graphs/cuda_recorder.cpp see them.
+  # Headers alone, of the CUDA toolkit or of NVIDIA's wheels beside LibTorch's. Only src/comm/backends/nccl.cpp,
+  # src/model/cuda_graphs/cuda_recorder.cpp and src/codes/cuda/nvrtc.cpp see them.
   set(cuda_hints ${TORCH_INSTALL_PREFIX}/../nvidia/cu13/include ${TORCH_INSTALL_PREFIX}/../nvidia/nccl/include $ENV{CUDA_HOME}/include /usr/local/cuda/include)
   list(TRANSFORM cuda_hints APPEND /cccl OUTPUT_VARIABLE cccl_hints)
   foreach(header cuda_runtime_api.h crt/host_defines.h nv/target cublas_v2.h cusparse.h cusolverDn.h nccl.h)
@@ -65,6 +66,17 @@ if(TARGET torch_cuda)
       list(APPEND lacking ${header})
     endif()
   endforeach()
+  # The kernels on codes need these two alone.
+  find_path(ACCELERATE_DIR_OF_cuda_h cuda.h HINTS ${cuda_hints})
+  find_path(ACCELERATE_DIR_OF_nvrtc_h nvrtc.h HINTS ${cuda_hints})
+  mark_as_advanced(ACCELERATE_DIR_OF_cuda_h ACCELERATE_DIR_OF_nvrtc_h)
+  if(ACCELERATE_DIR_OF_cuda_h AND ACCELERATE_DIR_OF_nvrtc_h)
+    set(ACCELERATE_HAS_NVRTC ON)
+    list(APPEND ACCELERATE_CUDA_INCLUDE_DIRS ${ACCELERATE_DIR_OF_cuda_h} ${ACCELERATE_DIR_OF_nvrtc_h})
+  else()
+    message(WARNING "cuda.h or nvrtc.h is not found, which come with LibTorch's nvidia-cuda-runtime and nvidia-cuda-nvrtc, or with a CUDA toolkit that CUDA_HOME names. "
+                    "Without them weights in few bits are decoded by LibTorch's operators on GPUs, which saves no time.")
+  endif()
   list(REMOVE_DUPLICATES ACCELERATE_CUDA_INCLUDE_DIRS)
   if(lacking)
     list(JOIN lacking ", " lacking)

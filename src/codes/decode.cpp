@@ -10,6 +10,7 @@
 
 #include "accelerate/codes/kernels.hpp"
 #include "codes/blockwise.hpp"
+#include "codes/cuda/codes_on_gpu.hpp"
 #include "codes/decode_by_operators.hpp"
 #include "codes/decoder.hpp"
 #include "codes/kernels/packed_cache.hpp"
@@ -48,15 +49,17 @@ at::Tensor fresh(at::IntArrayRef sizes, const Codes& codes, std::optional<at::Sc
 
 /// decode_rows() without looking at its arguments.
 at::Tensor rows_of(const Codes& codes, int64_t first, int64_t count, at::ScalarType dtype) {
-  if (!codes.device().is_cpu()) return decode_by_operators(codes, first, count, dtype);
   at::Tensor values = fresh({count, codes.columns()}, codes, dtype);
+  if (!codes.device().is_cpu())
+    return cuda::decode_rows(codes, first, values) ? values : decode_by_operators(codes, first, count, dtype);
   const auto rows = kernels::rows_of(codes, first, count);
   decode_stretch(Decoder(rows.codes), rows.first * codes.columns(), values);
   return values;
 }
 
-/// On another device than the CPU: writes all rows, few at a time, since operators take memory meanwhile.
+/// On another device than the CPU: writes all rows; operators few at a time, since they take memory meanwhile.
 void decode_there(const Codes& codes, const at::Tensor& values) {
+  if (cuda::decode_rows(codes, 0, values)) return;
   constexpr int64_t kElements = 1 << 22;
   const int64_t rows = codes.rows(), step = std::max<int64_t>(1, kElements / std::max<int64_t>(1, codes.columns()));
   const at::Tensor matrix = values.view({rows, codes.columns()});
@@ -126,7 +129,8 @@ at::Tensor embedding(const at::Tensor& indices, const Codes& w, std::optional<at
     if (row[i] < 0 || row[i] >= w.rows())
       raise<ShapeError>("codes::embedding: index {} of a table of {} rows.", row[i], w.rows());
   if (!w.device().is_cpu()) {
-    rows.copy_(rows_by_operators(w, indices.reshape({-1})));
+    const at::Tensor flat = indices.reshape({-1});
+    if (!cuda::decode_rows(w, flat, rows)) rows.copy_(rows_by_operators(w, flat));
     return values;
   }
   const auto whole = kernels::plain_of(w);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "accelerate/codes/kernels.hpp"
+#include "codes/cuda/codes_on_gpu.hpp"
 #include "codes/kernels/exact.hpp"
 #include "codes/kernels/frozen.hpp"
 #include "codes/kernels/linear.hpp"
@@ -38,6 +39,8 @@ at::Tensor product(const at::Tensor& x, const EncodedWeight& weight, const Optio
   if (!weight.exact && !trains && x.is_cpu())
     if (const auto kernel = codes::kernels_of(weight.codes.encoding).linear; kernel && !int8)
       if (at::Tensor y = kernel(x, weight.codes, bias); y.defined()) return y;
+  // Kernels of GPUs take decoded weights and round nothing.
+  if (at::Tensor y = codes::cuda::linear(x, weight.codes, bias); y.defined()) return y;
   if (int8 && !weight.exact) return codes::llm_int8_linear(x, weight.codes, bias, weight.outlier_threshold);
   return exact_linear(x, weight, bias);
 }

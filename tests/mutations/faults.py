@@ -1391,6 +1391,20 @@ F("exact products: codes go back into their own order", "src/codes/kernels/exact
   "if (!plain_of(w)) «drop_packed(w)»;", "static_cast<void>(0)", k + "ExactProductsComeInPanelsBothWays")
 F("whole numbers: two groups of rows", "src/codes/kernels/product_loops.hpp", "block + «g» * p.group_bytes", "0",
   k + "WholeNumbersAreMultipliedExactly")
+file = "src/codes/cuda/codes_on_gpu.cpp"
+g = "codes_on_gpu_tests CodesOnGpu."
+F("kernels of GPUs: rows that a list names", file, "if («indices.defined()»)", "false", g + "AreDecodedToTheBit")
+F("kernels of GPUs: scales that are codes have an offset", file, "weight.offset = «codes.nested->offset»;", "0.0F",
+  g + "AreDecodedToTheBit")
+F("kernels of GPUs: scales of another number than a power of two", file,
+  "scales = «plain_scales(codes)»;", "codes.nested->absmax.repeat({3})", g + "AreDecodedToTheBit")
+F("kernels of GPUs: what begins at an odd address is copied", file,
+  "return «std::bit_cast<uintptr_t>(whole.const_data_ptr()) % 16 == 0» ? whole", "true", g + "MayBeginAnywhere")
+F("kernels of GPUs: rows of any length", file, "const bool in_units = «columns % kUnit == 0» &&", "true",
+  g + "OfAnyShapeAreDecodedToTheBit")
+F("kernels of GPUs: the bias", file, ".bias = «added.defined()» ?", "false", g + "AreMultipliedWithoutBeingDecoded")
+F("kernels of GPUs: many rows are for others", file, "«x.numel() / columns > kMostRows»)", "false",
+  g + "LeaveToOthersWhatTheyHaveNoKernelFor")
 file = "src/codes/kernels/packed_cache.cpp"
 F("keep_once: the memory of the codes goes", file, "«cache.data = cache.scales = at::Tensor();»", "",
   k + "CodesThatAreKeptOnceAreTheSameInEitherOrder")

@@ -17,6 +17,8 @@
 #include <sys/mman.h>
 #include <torch/library.h>
 
+#include "fake_gpu.hpp"
+
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -339,3 +341,6 @@ const bool kAsked = [] {
 }();
 
 }  // namespace
+
+support::OpenToHost::OpenToHost(const void* memory) : memory_(memory) { ::memory().open(memory_, 1); }
+support::OpenToHost::~OpenToHost() { ::memory().open(memory_, -1); }

@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "accelerate/codes/kernels.hpp"
+#include "codes/cuda/codes_on_gpu.hpp"
 #include "codes/decoder.hpp"
 #include "codes/kernels/packed_cache.hpp"
 #include "utils/parallel.hpp"
@@ -96,13 +98,35 @@ at::Tensor by_panels(const at::Tensor& x, const Codes& w, const Decoder& decoder
   return y;
 }
 
+/// On another device, which wants much work at once: rows of the weight, 32 MB of fp16, are decoded at a time.
+at::Tensor by_rows(const at::Tensor& x, const Codes& w, const Bias& bias, bool back) {
+  constexpr int64_t kElements = 1 << 24;
+  const int64_t rows = w.rows(), step = std::max<int64_t>(16, kElements / w.columns());
+  std::vector<at::Tensor> outputs;
+  at::Tensor sum;
+  for (int64_t first = 0; first < rows; first += step) {
+    const int64_t count = std::min(step, rows - first);
+    const at::Tensor part = decode_rows(w, first, count, x.scalar_type());
+    if (!back) {
+      outputs.push_back(at::linear(x, part, has_bias(bias) ? Bias(bias->narrow(0, first, count)) : Bias()));
+    } else {
+      const at::Tensor product = at::matmul(x.narrow(-1, first, count), part);
+      sum = sum.defined() ? sum + product : product;
+    }
+  }
+  return back ? sum : outputs.size() == 1 ? outputs.front() : at::cat(outputs, -1);
+}
+
 at::Tensor product(const at::Tensor& x, const Codes& w, const Bias& bias, bool back) {
+  if (!back)
+    if (at::Tensor y = cuda::linear(x, w, bias); y.defined()) return y;
   const auto dtype = x.scalar_type();
   if (x.is_cpu() && is_decoded_to(dtype) && x.numel() > 0 && w.numel() > 0) {
     if (!plain_of(w)) drop_packed(w);
     const Decoder decoder(unpacked(w));
     if (w.columns() % decoder.unit() == 0) return by_panels(x, w, decoder, bias, back);
   }
+  if (!x.is_cpu() && is_decoded_to(dtype) && w.numel() > 0) return by_rows(x, w, bias, back);
   // What codes can't be decoded to (fp64) is converted.
   const at::Tensor weight = decode(w, is_decoded_to(dtype) ? dtype : at::kFloat).to(dtype);
   return back ? at::matmul(x, weight) : at::linear(x, weight, bias);

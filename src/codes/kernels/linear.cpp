@@ -56,6 +56,9 @@ void check_arguments(const at::Tensor& x, const Codes& w, const Bias& bias, cons
                       w.rows(), w.columns(), w.columns());
   if (has(bias) && (bias->dim() != 1 || bias->size(0) != w.rows()))
     raise<ShapeError>("codes::linear: the bias has the shape {}, expected [{}].", bias->sizes(), w.rows());
+  if (has(bias) && bias->device() != w.device())
+    raise<ConfigError>("codes::linear: the bias is on {}, expected {}, where the weight is.", bias->device().str(),
+                       w.device().str());
   if (x.device() != w.device() || !is_known(x.scalar_type()))
     raise<ConfigError>("codes::linear: x is {} on {}, expected fp32, fp16 or bf16 on {}, where the weight is.",
                        c10::toString(x.scalar_type()), x.device().str(), w.device().str());

@@ -1,0 +1,7 @@
+#include "codes/cuda/launch.hpp"
+
+namespace accelerate::codes::cuda {
+
+const Launcher kNvrtc = nullptr;
+
+}  // namespace accelerate::codes::cuda
