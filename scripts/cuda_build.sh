@@ -3,29 +3,29 @@
 #
 #   scripts/cuda_build.sh [VERSION ...]         library, programs, tests labelled gpu, benchmarks and examples, with preset cuda in build/cuda-VERSION, for each of
 #                                               these versions of LibTorch (default: 2.11.0 2.13.0); then the same against 2.11.0's part for CPUs. 10 GB of wheels.
-#   scripts/cuda_build.sh --fetch-headers       gets the headers alone (1 GB of wheels, of which 24 MB are kept)
+#   scripts/cuda_build.sh --fetch-headers       gets the headers alone, and the compiler for scripts/nvrtc_check.py (1 GB of wheels, of which 140 MB are kept)
 #   scripts/cuda_build.sh --syntax              compiles the files that only CUDA builds have, without code and with those headers: seconds. Exit status 77 without them.
 #
 # scripts/common.sh lists the environment variables; CXX is the compiler of --syntax, Torch_DIR its LibTorch, which may be one for CPUs.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-cuda_only=(src/comm/backends/nccl.cpp src/model/cuda_graphs/cuda_recorder.cpp)
+cuda_only=(src/comm/backends/nccl.cpp src/model/cuda_graphs/cuda_recorder.cpp src/codes/cuda/nvrtc.cpp)
 headers=$deps/cuda_headers
 
 fetch_headers() {
-  [ ! -f "$headers/complete" ] || return 0
+  [ ! -f "$headers/complete" ] || [ ! -f "$headers/nvidia/cu13/lib/libnvrtc.so.13" ] || return 0
   make_venv
   rm -rf "$headers"
   mkdir -p "$headers/wheels"
   # As LibTorch 2.13.0 for CUDA 13.0 asks for them, and what its wheel leaves out.
   "$venv/bin/python" -m pip download -q --disable-pip-version-check --no-input --no-deps -d "$headers/wheels" nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 \
-    nvidia-cublas==13.1.1.3 nvidia-cusparse==12.6.3.3 nvidia-cusolver==12.0.4.66 nvidia-nccl-cu13==2.29.7 || fail "pip could not get NVIDIA's headers"
+    nvidia-cublas==13.1.1.3 nvidia-cusparse==12.6.3.3 nvidia-cusolver==12.0.4.66 nvidia-nccl-cu13==2.29.7 nvidia-cuda-nvrtc==13.0.88 || fail "pip could not get NVIDIA's headers"
   "$venv/bin/python" - "$headers" <<'EOF'
 import glob, sys, zipfile
 for wheel in glob.glob(sys.argv[1] + "/wheels/*.whl"):
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(sys.argv[1], [name for name in archive.namelist() if "/include/" in name])
+        archive.extractall(sys.argv[1], [name for name in archive.namelist() if "/include/" in name or ("/libnvrtc" in name and ".alt." not in name)])
 EOF
   rm -r "$headers/wheels"
   # What LibTorch's build for CUDA writes and its build for CPUs leaves out.

@@ -26,5 +26,5 @@ if [ "${1:-}" = --check ]; then
   shift
 fi
 formatter=$(find_formatter)
-if [ $# -gt 0 ]; then printf '%s\0' "$@"; else git ls-files -z -- '*.cpp' '*.hpp' '*.h'; fi |
+if [ $# -gt 0 ]; then printf '%s\0' "$@"; else git ls-files -z -- '*.cpp' '*.hpp' '*.h' '*.cuh'; fi |
   xargs -0 -n 50 -P "$(nproc)" "$formatter" --style=file "${way[@]}" || exit 1
