@@ -263,6 +263,78 @@ def offloaded(folder, count, disk):
     measure("token", token)
 
 
+# Weights in few bits
+
+
+def products(width):
+    import bitsandbytes
+
+    torch.manual_seed(0)
+    weight = torch.randn(width, width) * 0.02
+
+    def layer(kind):
+        if kind == "nf4":
+            made = bitsandbytes.nn.Linear4bit(width, width, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
+            made.weight = bitsandbytes.nn.Params4bit(weight.bfloat16(), requires_grad=False, quant_type="nf4")
+        elif kind == "int8":
+            made = bitsandbytes.nn.Linear8bitLt(width, width, bias=False, has_fp16_weights=False, threshold=0.0)
+            made.weight = bitsandbytes.nn.Int8Params(weight.half(), requires_grad=False, has_fp16_weights=False)
+        else:
+            made = nn.Linear(width, width, bias=False, dtype=torch.bfloat16)
+            made.weight = nn.Parameter(weight.bfloat16())
+        return made.to(DEVICE)
+
+    def product(net, rows):
+        torch.manual_seed(1)
+        x, ms = torch.randn(rows, width).to(DEVICE, torch.bfloat16), []
+        for block in range(-1, BLOCKS):
+            begin = now()
+            for _ in range(20):
+                y = net(x)
+            wait()
+            if block >= 0:
+                ms.append((now() - begin) / 20)
+        return {"answer": y.flatten()[:16].double().tolist(), "ms": ms}
+
+    with torch.inference_mode():
+        for kind in ("bf16", "nf4", "int8"):
+            net = layer(kind)
+            for rows in (1, 16, 256, width):
+                measure(f"{kind}, {rows} rows", lambda: product(net, rows))
+
+
+def qlora(folder, tokens):
+    def steps():
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+        config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_pretrained(os.path.join(folder, "checkpoint"), quantization_config=config, dtype=torch.bfloat16, device_map={"": DEVICE})
+        model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "v_proj"]))
+        optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4, fused=True)
+        model.train()
+        torch.manual_seed(1)
+        ids = torch.randint(model.config.vocab_size, (1, tokens)).to(DEVICE)
+        answer, ms = [], []
+        if DEVICE.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        for step in range(6):
+            begin = now()
+            logits = model(ids).logits
+            loss = nn.functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]).float(), ids[:, 1:].reshape(-1))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            wait()
+            if step > 0:
+                ms.append(now() - begin)
+            else:
+                answer = [loss.item()]
+        return {"answer": answer, "ms": ms, **({"peak_mb": torch.cuda.max_memory_allocated() / 1e6} if DEVICE.type == "cuda" else {})}
+
+    measure("step", steps)
+
+
 def main(task, *rest):
     if task == "train":
         train_all(rest[0])
@@ -272,6 +344,10 @@ def main(task, *rest):
         first_step()
     elif task == "prepare":
         prepare(rest[0], int(rest[1]), *rest[2:])
+    elif task == "products":
+        products(int(rest[0]))
+    elif task == "qlora":
+        qlora(rest[0], int(rest[1]))
     elif task == "load":
         load(rest[0], int(rest[1]))
     else:

@@ -20,13 +20,20 @@ def tasks(args):
     folder, tokens = os.path.abspath(args.work), str(args.tokens)
     sizes = ["tiny"] if args.rehearse else ["124m", "774m"]
     yield f"train {sizes[0]}", ["train", sizes[0]], 90
+    yield "products", ["products", width(args)], 90
     yield "cpu_offload", ["cpu_offload", folder, tokens], 120
     yield "load", ["load", folder, tokens], 90
+    yield "qlora", ["qlora", folder, "32" if args.rehearse else "512"], 120
     yield "launch", ["launch"], 60
     yield "all_reduce", ["all_reduce"], 60
     for size in sizes[1:]:
         yield f"train {size}", ["train", size], 90
     yield "disk_offload", ["disk_offload", folder, str(min(args.tokens, 3))], 120  # seconds each where the disk is slow
+
+
+def width(args):
+    """Of the weight of `products`."""
+    return "64" if args.rehearse else "4096"
 
 
 def wanted(args, task):
@@ -38,6 +45,11 @@ def rows(args):
     for size in ["tiny"] if args.rehearse else ["124m", "774m"]:
         for way, title in [("plain", "plain"), ("ddp", "DDP, a group of one rank"), ("fsdp", "FSDP, one rank")]:
             yield f"GPT-2 {size}, step, {title}", f"train {size}", way, way, "ms", 1.0
+    for kind, peer in [("bf16", "bf16"), ("nf4", "nf4"), ("int8", "int8"), ("fp8", "bf16")]:
+        for count in ["1", "16", "256", width(args)] if kind != "fp8" else ["16", "256", width(args)]:
+            title = f"{width(args)} x {width(args)}, {kind}{f' against {peer}' if peer != kind else ''}, rows: {count}"
+            yield title, "products", f"{kind}, {count} rows", f"{peer}, {count} rows", "ms", 1.0
+    yield "7 B, step of LoRA beside nf4, 512 tokens", "qlora", "step", "step", "ms", 1.0
     yield "7 B, checkpoint to GPU", "load", "load", "load", "ms", 1.0
     yield "7 B, token, weights on the GPU", "load", "token", "token", "ms", 1.0
     for way, name in [("cpu_offload", "cpu offload"), ("disk_offload", "disk offload")]:
@@ -51,7 +63,8 @@ def rows(args):
 
 
 # Of a loss, and of the largest of some logits: bf16 has 3 digits, fp16 rounds at other places in the two implementations.
-TOLERANCE = {"train": 5e-3, "load": 2e-2, "cpu_offload": 2e-2, "disk_offload": 2e-2}
+# fp8 and LLM.int8() round what ours and the peer's other products don't.
+TOLERANCE = {"train": 5e-3, "products": 0.1, "qlora": 2e-2, "load": 2e-2, "cpu_offload": 2e-2, "disk_offload": 2e-2}
 
 
 def differ(task, ours, theirs):
@@ -236,6 +249,13 @@ def derived(job):
         peaks = [f"{way} {mine:.0f} and {theirs:.0f}" for way, (mine, theirs) in peaks if mine and theirs]
         if peaks:
             yield f"GPT-2 {size}: peak of the allocator in 10^6 bytes, ours and the peer's: {'; '.join(peaks)}."
+    for kind in ("nf4", "int8", "fp8"):
+        shares = []
+        for count in ["1", "16", "256", width(job.args)]:
+            few, bf16 = (job.value("products", OURS, f"{one}, {count} rows", "ms") for one in (kind, "bf16"))
+            shares += [f"{bf16 / few:.2f} with {count}"] if few and bf16 else []
+        if shares:
+            yield f"Ours, a product in {kind}: times as fast as in bf16, by rows of x: {', '.join(shares)}."
     link = [job.value("cpu_offload", who, "bandwidth", "gb_per_s") for who in (OURS, PEER)]
     link = max((one for one in link if one), default=None)
     for way in ["cpu_offload", "disk_offload"]:
