@@ -1388,7 +1388,7 @@ F("gradients through codes have gradients", "src/codes/kernels/frozen.cpp",
 F("exact products: sums in parts", "src/codes/kernels/exact.cpp", "if (summed > 0) «to.addmm_(from, by)»;",
   "at::mm_out(to, from, by)", k + "ExactProductsComeInPanelsBothWays")
 F("exact products: codes go back into their own order", "src/codes/kernels/exact.cpp",
-  "if (!plain_of(w)) «drop_packed(w)»;", "static_cast<void>(0)", k + "ExactProductsComeInPanelsBothWays")
+  "if (!back && !plain_of(w)) «drop_packed(w)»;", "static_cast<void>(0)", k + "ExactProductsComeInPanelsBothWays")
 F("whole numbers: two groups of rows", "src/codes/kernels/product_loops.hpp", "block + «g» * p.group_bytes", "0",
   k + "WholeNumbersAreMultipliedExactly")
 file = "src/codes/cuda/codes_on_gpu.cpp"

@@ -122,7 +122,7 @@ at::Tensor product(const at::Tensor& x, const Codes& w, const Bias& bias, bool b
     if (at::Tensor y = cuda::linear(x, w, bias); y.defined()) return y;
   const auto dtype = x.scalar_type();
   if (x.is_cpu() && is_decoded_to(dtype) && x.numel() > 0 && w.numel() > 0) {
-    if (!plain_of(w)) drop_packed(w);
+    if (!back && !plain_of(w)) drop_packed(w);
     const Decoder decoder(unpacked(w));
     if (w.columns() % decoder.unit() == 0) return by_panels(x, w, decoder, bias, back);
   }
