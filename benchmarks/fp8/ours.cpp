@@ -1,7 +1,10 @@
 // Training in emulated fp8 next to bf16 and fp32: a small GPT-2 on bytes of a text, from the same weights, with the
-// same batches. usage: bench_fp8 TEXT STEPS WIDTH LAYERS [NAME...]; prints a line of JSON for each contestant. Losses
-// are means of 20 steps; times are those of forward and backward and the scales' updates, taken in turns, a step of
-// each at a time.
+// same batches; again from other weights with other batches, for each start. usage:
+//   bench_fp8 TEXT STEPS WIDTH LAYERS STARTS WARMUP [NAME...]
+// WARMUP: steps in which the learning rate rises. Prints a line of JSON for each start of each contestant, then one for
+// each contestant: mean and standard deviation over the starts of how far its losses are from bf16's. Losses are means
+// of 20 steps; times are those of forward and backward and the scales' updates, taken in turns, a step of each at a
+// time.
 #include <torch/torch.h>
 #include <accelerate/models/gpt2.hpp>
 #include <accelerate/precision.hpp>
@@ -21,6 +24,7 @@ using namespace accelerate;
 namespace {
 
 constexpr int64_t kBatch = 8, kTokens = 64, kWindow = 20;
+constexpr double kRate = 1e-3;
 
 struct Recipe {
   const char* name;
@@ -43,8 +47,8 @@ std::vector<Recipe> recipes() {
 }
 
 struct Run {
-  Run(Recipe made, int64_t width, int64_t layers) : recipe(std::move(made)) {
-    torch::manual_seed(0);
+  Run(const Recipe& made, int64_t width, int64_t layers, uint64_t seed) : recipe(made) {
+    torch::manual_seed(seed);
     model = models::GPT2LMHeadModel(models::GPT2Config{.vocab_size = 256,
                                                        .n_positions = kTokens,
                                                        .n_embd = width,
@@ -53,11 +57,12 @@ struct Run {
                                                        .resid_pdrop = 0,
                                                        .embd_pdrop = 0,
                                                        .attn_pdrop = 0});
-    optimizer = std::make_unique<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(1e-3));
+    optimizer = std::make_unique<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(kRate));
     if (recipe.fp8) training = std::make_unique<FP8Training>(*recipe.fp8, model);
   }
 
-  void step(const at::Tensor& ids) {
+  void step(const at::Tensor& ids, double rate) {
+    for (auto& group : optimizer->param_groups()) group.options().set_lr(rate);
     optimizer->zero_grad();
     const auto begin = std::chrono::steady_clock::now();
     at::Tensor loss;
@@ -93,11 +98,48 @@ struct Run {
   std::vector<double> losses, times;
 };
 
+/// Of one contestant.
+struct Result {
+  std::string name;
+  std::vector<double> milliseconds;                 ///< of all steps
+  std::vector<double> last_losses;                  ///< of each start
+  std::vector<std::vector<double>> against_bf16{};  ///< of each start and window, in percent
+};
+
+std::string numbers(const std::vector<double>& values) {
+  std::ostringstream text;
+  for (size_t i = 0; i < values.size(); ++i) text << (i ? ", " : "[") << std::round(1e4 * values[i]) / 1e4;
+  return text.str() + "]";
+}
+
+void print(Result& result) {
+  const auto& all = result.against_bf16;
+  const auto starts = static_cast<double>(all.size());
+  std::vector<double> means, deviations;
+  double furthest_mean = 0, furthest = 0;
+  for (size_t window = 0; window < all.front().size(); ++window) {
+    double sum = 0, squares = 0;
+    for (const auto& start : all) sum += start[window], furthest = std::max(furthest, std::abs(start[window]));
+    const double mean = sum / starts;
+    for (const auto& start : all) squares += (start[window] - mean) * (start[window] - mean);
+    means.push_back(mean);
+    deviations.push_back(std::sqrt(squares / std::max(1.0, starts - 1)));
+    furthest_mean = std::max(furthest_mean, std::abs(mean));
+  }
+  auto& times = result.milliseconds;
+  const auto middle = times.begin() + static_cast<ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  std::cout << "{\"name\": \"" << result.name << "\", \"starts\": " << all.size()
+            << ", \"median_milliseconds\": " << *middle << ", \"last_losses\": " << numbers(result.last_losses)
+            << ", \"furthest_mean_percent\": " << furthest_mean << ", \"furthest_percent\": " << furthest
+            << ", \"mean_percent\": " << numbers(means) << ", \"deviation_percent\": " << numbers(deviations) << "}\n";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 5) {
-    std::cerr << "usage: bench_fp8 TEXT STEPS WIDTH LAYERS [NAME...]\n";
+  if (argc < 7) {
+    std::cerr << "usage: bench_fp8 TEXT STEPS WIDTH LAYERS STARTS WARMUP [NAME...]\n";
     return 2;
   }
   std::ostringstream text;
@@ -109,35 +151,40 @@ int main(int argc, char** argv) {
   }
   auto all = torch::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
   std::copy(bytes.begin(), bytes.end(), all.data_ptr<uint8_t>());
-  const std::set<std::string> wanted(argv + 5, argv + argc);
-  std::vector<Run> runs;
-  for (const auto& recipe : recipes())
+  const int steps = std::atoi(argv[2]), starts = std::atoi(argv[5]), warmup = std::atoi(argv[6]);
+  const std::set<std::string> wanted(argv + 7, argv + argc);
+  std::vector<Recipe> chosen;
+  for (auto& recipe : recipes())
     if (wanted.empty() || wanted.contains(recipe.name) || std::string(recipe.name) == "bf16")
-      runs.emplace_back(recipe, std::atoi(argv[3]), std::atoi(argv[4]));
-  torch::manual_seed(1);
-  for (int step = 0; step < std::atoi(argv[2]); ++step) {
-    const auto starts = torch::randint(all.size(0) - kTokens - 1, {kBatch, 1}, at::kLong);
-    const auto ids = all.index({starts + torch::arange(kTokens + 1)}).to(at::kLong);
-    for (auto& run : runs) run.step(ids);
+      chosen.push_back(std::move(recipe));
+  std::vector<Result> results;
+  for (const auto& recipe : chosen) results.push_back({.name = recipe.name});
+  for (int start = 0; start < starts; ++start) {
+    const auto seed = static_cast<uint64_t>(2 * start);
+    std::vector<Run> runs;
+    for (const auto& recipe : chosen) runs.emplace_back(recipe, std::atoi(argv[3]), std::atoi(argv[4]), seed);
+    torch::manual_seed(seed + 1);
+    for (int step = 0; step < steps; ++step) {
+      const auto places = torch::randint(all.size(0) - kTokens - 1, {kBatch, 1}, at::kLong);
+      const auto ids = all.index({places + torch::arange(kTokens + 1)}).to(at::kLong);
+      for (auto& run : runs) run.step(ids, kRate * std::min(1.0, (step + 1.0) / std::max(1, warmup)));
+    }
+    const auto reference = std::find_if(runs.begin(), runs.end(), [](const Run& run) {
+                             return std::string(run.recipe.name) == "bf16";
+                           })->curve();
+    for (size_t i = 0; i < runs.size(); ++i) {
+      const auto curve = runs[i].curve();
+      std::vector<double> against;
+      for (size_t window = 0; window < curve.size(); ++window)
+        against.push_back(100 * (curve[window] / reference[window] - 1));
+      auto& result = results[i];
+      std::cout << "{\"name\": \"" << result.name << "\", \"start\": " << start
+                << ", \"fp8_products\": " << (runs[i].training ? runs[i].training->counts().fp8_products : 0)
+                << ", \"losses\": " << numbers(curve) << ", \"percent\": " << numbers(against) << "}" << std::endl;
+      result.milliseconds.insert(result.milliseconds.end(), runs[i].times.begin(), runs[i].times.end());
+      result.last_losses.push_back(curve.back());
+      result.against_bf16.push_back(against);
+    }
   }
-  const auto reference = std::find_if(runs.begin(), runs.end(), [](const Run& run) {
-                           return std::string(run.recipe.name) == "bf16";
-                         })->curve();
-  for (auto& run : runs) {
-    const auto curve = run.curve();
-    double furthest = 0;
-    for (size_t i = 0; i < curve.size(); ++i)
-      furthest = std::max(furthest, std::abs(curve[i] - reference[i]) / reference[i]);
-    std::nth_element(run.times.begin(), run.times.begin() + static_cast<ptrdiff_t>(run.times.size() / 2),
-                     run.times.end());
-    std::cout << "{\"name\": \"" << run.recipe.name << "\", \"milliseconds\": " << run.times[run.times.size() / 2]
-              << ", \"last_loss\": " << curve.back()
-              << ", \"last_against_bf16_percent\": " << 100 * (curve.back() / reference.back() - 1)
-              << ", \"furthest_from_bf16_percent\": " << 100 * furthest
-              << ", \"fp8_products\": " << (run.training ? run.training->counts().fp8_products : 0)
-              << ", \"against_bf16_percent\": [";
-    for (size_t i = 0; i < curve.size(); ++i)
-      std::cout << (i ? ", " : "") << std::round(1e4 * (curve[i] / reference[i] - 1)) / 100;
-    std::cout << "]}\n";
-  }
+  for (auto& result : results) print(result);
 }
