@@ -7,7 +7,9 @@
 #include <accelerate/models/bert.hpp>
 #include <accelerate/models/wordpiece.hpp>
 
+#include <algorithm>
 #include <chrono>
+#include <vector>
 
 #include "../arguments.hpp"
 #include "../pairs.hpp"
@@ -60,17 +62,20 @@ void train(const Settings& settings, const examples::PairSets& pairs, bool with_
       accelerate::optim::AdamW8bit(trained, accelerate::optim::AdamW8bitOptions(with_adapters ? 2e-3 : 1e-4));
   auto [m, opt, train_dl, eval_dl] = accelerator.prepare(model, optimizer, train_loader, eval_loader);
 
-  const auto start = std::chrono::steady_clock::now();
+  std::vector<double> milliseconds;  // of each step
   for (int64_t epoch = 0; epoch < settings.epochs; ++epoch) {
     m->train();
     for (auto& batch : train_dl) {
+      const auto start = std::chrono::steady_clock::now();
       accelerator.backward(
           torch::cross_entropy_loss(m(batch.input_ids, batch.attention_mask, batch.token_type_ids), batch.labels));
       opt.step();
       opt.zero_grad();
+      const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
+      milliseconds.push_back(time.count());
     }
   }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  std::nth_element(milliseconds.begin(), milliseconds.begin() + std::ssize(milliseconds) / 2, milliseconds.end());
   m->eval();
   torch::NoGradGuard no_grad;
   examples::PairScore score;
@@ -83,8 +88,9 @@ void train(const Settings& settings, const examples::PairSets& pairs, bool with_
   }
   accelerator.print(with_adapters ? "adapters:" : "in full: ", elements, "of", total, "elements are trained; accuracy",
                     score.accuracy(), "on", score.seen());
-  accelerator.print("held-out loss", loss / static_cast<double>(score.seen()), "after", seconds.count(),
-                    "s of training; at most", accelerator.memory().peak_resident >> 20, "MiB in memory");
+  accelerator.print("held-out loss", loss / static_cast<double>(score.seen()), "after", milliseconds.size(), "steps of",
+                    milliseconds.at(milliseconds.size() / 2), "ms (the median); at most",
+                    accelerator.memory().peak_resident >> 20, "MiB in memory");
   if (!adapter) return;
   const auto state = accelerator.get_state_dict(m);
   accelerator.on_main_process([&] { adapter->save(settings.output_dir, state); });
