@@ -1,7 +1,7 @@
 """The same with torch, transformers and Hugging Face Accelerate. usage: as ours.cpp, and
 peer.py prepare FOLDER LAYERS [tiny]    writes the model of load, cpu_offload and disk_offload, 13.5 GB with 32 layers
 """
-import gc, glob, json, os, sys, time
+import gc, glob, importlib.util, json, os, sys, time
 import accelerate
 import torch
 from torch import distributed, nn
@@ -263,11 +263,20 @@ def offloaded(folder, count, disk):
     measure("token", token)
 
 
-# Weights in few bits
+# Weights in few bits, as far as there are packages for them
+
+
+def has(*packages):
+    lacking = [one for one in packages if importlib.util.find_spec(one) is None]
+    if lacking:
+        print(f"not measured without {', '.join(lacking)}", file=sys.stderr)
+    return not lacking
 
 
 def products(width):
-    import bitsandbytes
+    kinds = ("bf16", "nf4", "int8") if has("bitsandbytes") else ("bf16",)
+    if len(kinds) > 1:
+        import bitsandbytes
 
     torch.manual_seed(0)
     weight = torch.randn(width, width) * 0.02
@@ -297,7 +306,7 @@ def products(width):
         return {"answer": y.flatten()[:16].double().tolist(), "ms": ms}
 
     with torch.inference_mode():
-        for kind in ("bf16", "nf4", "int8"):
+        for kind in kinds:
             net = layer(kind)
             for rows in (1, 16, 256, width):
                 measure(f"{kind}, {rows} rows", lambda: product(net, rows))
@@ -332,7 +341,8 @@ def qlora(folder, tokens):
                 answer = [loss.item()]
         return {"answer": answer, "ms": ms, **({"peak_mb": torch.cuda.max_memory_allocated() / 1e6} if DEVICE.type == "cuda" else {})}
 
-    measure("step", steps)
+    if has("bitsandbytes", "peft"):
+        measure("step", steps)
 
 
 def main(task, *rest):

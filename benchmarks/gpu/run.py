@@ -3,7 +3,7 @@
 
 usage: run.py --bin build/release/bin --python PYTHON --work FOLDER --out FOLDER [--seconds 300] [--rounds 3] [--only TASK,…]
        [--layers 32] [--tokens 6] [--rehearse]
-PYTHON needs torch, accelerate and transformers; without it only our own times are shown. A LLaMA of 7 B (fp16, 13.5 GB; less with fewer
+PYTHON needs torch, accelerate and transformers, and bitsandbytes and peft for weights in few bits; without it only our own times are shown. A LLaMA of 7 B (fp16, 13.5 GB; less with fewer
 --layers) is written into --work once. Writes gpu.json and gpu.md into --out. --rehearse: the same on the CPU with tiny models, which
 proves this program and nothing about speed. Rounds go on while there is time; what fails or is late is named and does not stop the rest.
 Tables are written anew after each contestant, so that whoever ends this program has what was measured until then.
@@ -292,7 +292,7 @@ def report(job):
         f"# Ours and the peers on one GPU, {time.strftime('%Y-%m-%d')}" + (" (rehearsal on the CPU with tiny models: says nothing about speed)" if args.rehearse else ""),
         "",
         f"{machine(args.python)}. {args.layers} layers in the 7 B model; at most {args.rounds} rounds in turns, {args.seconds - job.deadline + time.monotonic():.0f} s in all.",
-        "Milliseconds, median (range). Ratio: how many times faster ours is; only where the answers were the same: losses within 0.5 % (bf16), logits within 2 % of the largest (fp16), tokens exactly. The checkpoint was in the",
+        "Milliseconds, median (range). Ratio: how many times faster ours is; only where the answers were the same: losses within 0.5 % (bf16), logits within 2 % of the largest (fp16), tokens exactly, products in few bits within 10 % of the largest. The checkpoint was in the",
         "system's cache where that has room: files are not read cold.",
         "",
         "| task | ours | torch, accelerate | ratio | target | |",
