@@ -6,9 +6,9 @@
 /// - `int8_rowwise`, `nf4` and `fp4` are those of bitsandbytes 0.50, to the bit: codes, scales and decoded values.
 /// - `q4_0` to `q6_k` are the blocks of GGUF files, as they lie there; decoded to the bit as the Python package `gguf`.
 ///
-/// Codes are made on the CPU; `to` brings them to another device, where they are decoded by kernels of ours for NVIDIA's
-/// GPUs, else by LibTorch's operators.
-/// Nothing here changes its arguments, and all functions may be called from any thread.
+/// Codes are made on the CPU; `to` brings them to another device, where they are decoded by kernels of ours for
+/// NVIDIA's GPUs, else by LibTorch's operators. Nothing here changes its arguments, and all functions may be called
+/// from any thread.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
