@@ -10,7 +10,6 @@
 #include <accelerate/residency.hpp>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -24,9 +23,9 @@
 #include <unistd.h>
 
 #include "blocks.hpp"
+#include "command.hpp"
 #include "few_bits.hpp"
 #include "residency/member.hpp"
-#include "utils/error_text.hpp"
 #include "utils/json.hpp"
 #include "utils/loading_pages.hpp"
 #include "utils/read_file.hpp"
@@ -36,39 +35,11 @@ namespace {
 namespace fs = std::filesystem;
 namespace models = accelerate::models;
 using accelerate::ConfigError;
+using command::Given;
 using models::ChatMessage;
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-/// The options that were given.
-class Given {
- public:
-  explicit Given(std::vector<std::string> words) {
-    for (size_t i = 0; i + 1 < words.size(); i += 2) texts_.emplace_back(words[i].substr(2), words[i + 1]);
-  }
-  std::vector<std::string> all(const std::string& name) const {
-    std::vector<std::string> result;
-    for (const auto& [key, text] : texts_)
-      if (key == name) result.push_back(text);
-    return result;
-  }
-  std::optional<std::string> text(const std::string& name) const {
-    const auto found = all(name);
-    return found.empty() ? std::nullopt : std::optional(found.back());
-  }
-  bool on(const std::string& name) const { return text(name) == "true"; }
-  /// Sets what was given; the launcher has checked that it is a number.
-  void read(const std::string& name, int64_t& value) const {
-    if (const auto given = text(name)) value = std::stoll(*given);
-  }
-  void read(const std::string& name, double& value) const {
-    if (const auto given = text(name)) value = std::stod(*given);
-  }
-
- private:
-  std::vector<std::pair<std::string, std::string>> texts_;
-};
 
 // ---- the model
 // --------------------------------------------------------------------------------------------------------------------
@@ -206,13 +177,6 @@ accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& m
 // ---- the conversation
 // --------------------------------------------------------------------------------------------------------------------
 
-std::atomic<bool> interrupted{false};
-
-/// The first Ctrl-C ends the answer, the second one the program.
-void on_interrupt(int) {
-  if (interrupted.exchange(true)) ::_exit(130);
-}
-
 struct Measured {
   int64_t prompt_tokens = 0, new_tokens = 0;
   double first_token = 0, seconds = 0;  ///< of the answer, from its beginning
@@ -251,20 +215,12 @@ class Speaker {
       std::fflush(stdout);
     };
     models::GenerateOptions options{.tokenizer = tokenizer_};
-    std::optional<accelerate::ProgressBar> reading;
-    if (layers_ > 0 && ::isatty(STDERR_FILENO)) {
-      reading.emplace(accelerate::ProgressBarOptions{
-          .total = layers_,
-          .description = "reading " + std::to_string(measured.prompt_tokens) + " tokens",
-          .unit = "layer",
-          .delay = std::chrono::milliseconds(measured.prompt_tokens < kManyTokens ? 500 : 0),
-          .enabled = true});
-      options.on_layer = [&reading](int64_t layer) { reading->update(layer - reading->count()); };
+    command::Bar reading("reading " + std::to_string(measured.prompt_tokens) + " tokens", "layer",
+                         std::chrono::milliseconds(measured.prompt_tokens < kManyTokens ? 500 : 0));
+    if (layers_ > 0) {
+      reading.show(0, layers_);
+      options.on_layer = [&](int64_t layer) { reading.show(layer, layers_); };
     }
-    const auto have_read = [&] {
-      if (reading) reading->update(layers_ - reading->count());
-      reading.reset();
-    };
     auto config = config_;
     // The default is a wish, which ends with the model's context; a number that was asked for is kept or refused.
     const int64_t room = model_.max_positions().value_or(std::numeric_limits<int64_t>::max()) - measured.prompt_tokens;
@@ -273,14 +229,14 @@ class Speaker {
       options.on_tokens = [&](const at::Tensor& tokens) {
         if (measured.new_tokens++ == 0) {
           measured.first_token = seconds_since(begin);
-          have_read();
+          reading.finish(layers_);
         }
         say(decoder.push(tokens.item<int64_t>()));
-        return !interrupted && !decoder.stopped();
+        return !command::interrupted && !decoder.stopped();
       };
     const at::Tensor all =
         models::generate(model_, torch::tensor(ids, at::kLong).unsqueeze(0).to(device_), config, options);
-    have_read();
+    reading.finish(layers_);
     if (config_.num_beams > 1) {
       for (const int64_t id :
            std::vector<int64_t>(all.data_ptr<int64_t>() + ids.size(), all.data_ptr<int64_t>() + all.numel()))
@@ -383,7 +339,7 @@ int talk(const fs::path& model, const Given& given) {
   Speaker speaker(language_model, tokenizer, config, weights.main_device(),
                   static_cast<int64_t>(blocks_of(*language_model.module()).size()), !json,
                   given.text("max_new_tokens").has_value());
-  std::signal(SIGINT, on_interrupt);
+  command::listen_for(SIGINT);  // ends the answer
   const auto one = [&](const std::string& prompt) {
     Measured measured;
     messages.push_back({"user", prompt});
@@ -419,7 +375,7 @@ int talk(const fs::path& model, const Given& given) {
       return static_cast<bool>(std::getline(std::cin, line));
     };
     for (std::string line; next_line(line);) {
-      interrupted = false;
+      command::interrupted = 0;
       if (!line.empty()) one(line);
     }
     if (person) std::fprintf(stderr, "\n");
@@ -427,26 +383,13 @@ int talk(const fs::path& model, const Given& given) {
   } else {
     one({std::istreambuf_iterator<char>(std::cin), {}});
   }
-  return interrupted ? 130 : 0;
+  return command::interrupted ? 130 : 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<std::string> words(argv + 1, argv + argc);
-  if (words.empty() || words.size() % 2 == 0)
-    return std::fprintf(stderr,
-                        "accelerate-generate is a part of `accelerate generate`; see `accelerate generate --help`\n"),
-           64;
-  const fs::path model = words.front();
-  words.erase(words.begin());
-  try {
-    return talk(model, Given(std::move(words)));
-  } catch (const accelerate::Error& error) {
-    std::fprintf(stderr, "accelerate generate: %s\n", error.what());
-    return error.exit_code();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "accelerate generate: unexpected error: %s\n", accelerate::text_of(error).c_str());
-    return 70;
-  }
+  return command::main_of("generate", 1, argc, argv, [](const std::vector<std::string>& words) {
+    return talk(words.front(), command::Given(words, 1));
+  });
 }

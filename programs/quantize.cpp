@@ -13,64 +13,20 @@
 #include <iostream>
 #include <optional>
 
-#include <unistd.h>
-
 #include "blocks.hpp"
+#include "command.hpp"
 #include "few_bits.hpp"
-#include "utils/error_text.hpp"
 
 namespace {
 
 namespace fs = std::filesystem;
 namespace models = accelerate::models;
 
-volatile std::sig_atomic_t interrupted = 0;
+using command::Given;
 
-/// The first Ctrl-C stops and cleans up, the second one ends the program as it is.
-void on_interrupt(int) {
-  if (interrupted) ::_exit(130);
-  interrupted = 1;
+void stop_if_interrupted() {
+  if (command::interrupted) throw command::Interrupted();
 }
-
-struct Interrupted {};
-
-struct Given {
-  std::vector<std::pair<std::string, std::string>> texts;
-
-  std::vector<std::string> all(const std::string& name) const {
-    std::vector<std::string> result;
-    for (const auto& [key, text] : texts)
-      if (key == name) result.push_back(text);
-    return result;
-  }
-  std::optional<std::string> text(const std::string& name) const {
-    const auto found = all(name);
-    return found.empty() ? std::nullopt : std::optional(found.back());
-  }
-  bool on(const std::string& name) const { return text(name) == "true"; }
-};
-
-/// Draws on a terminal only.
-class Bar {
- public:
-  Bar(std::string description, std::string unit) : description_(std::move(description)), unit_(std::move(unit)) {}
-  void show(int64_t done, int64_t all) {
-    if (interrupted) throw Interrupted();
-    if (!::isatty(STDERR_FILENO)) return;
-    if (!bar_)
-      bar_.emplace(
-          accelerate::ProgressBarOptions{.total = all, .description = description_, .unit = unit_, .enabled = true});
-    bar_->update(done - bar_->count());
-  }
-  void finish(int64_t all) {
-    if (bar_) bar_->update(all - bar_->count());
-    bar_.reset();
-  }
-
- private:
-  std::string description_, unit_;
-  std::optional<accelerate::ProgressBar> bar_;
-};
 
 double perplexity_of(const fs::path& checkpoint, const at::Tensor& ids, const char* description, bool exact) {
   auto model = [&] {
@@ -91,9 +47,12 @@ double perplexity_of(const fs::path& checkpoint, const at::Tensor& ids, const ch
          .keep_codes = true,
          .exact_products = exact});
   }();
-  Bar bar(description, "token");
+  command::Bar bar(description, "token");
   models::PerplexityOptions options;
-  options.on_window = [&](int64_t done) { bar.show(done, ids.numel()); };
+  options.on_window = [&](int64_t done) {
+    stop_if_interrupted();
+    bar.show(done, ids.numel());
+  };
   if (const auto positions = model.max_positions()) options.window = std::min(options.window, *positions);
   const double value = models::perplexity(model, ids, options, weights.main_device()).value;
   bar.finish(ids.numel());
@@ -120,12 +79,12 @@ at::Tensor tokens_of(const fs::path& model, const fs::path& text, int64_t most) 
 Report quantize(const fs::path& in, const fs::path& out, const Given& given) {
   accelerate::QuantizeFilesOptions options;
   options.to = *given.text("to");
-  if (const auto text = given.text("block_size")) options.block_size = std::stoll(*text);
+  given.read("block_size", options.block_size);
   options.double_quantize = given.on("double_quantize");
   options.skip_modules = given.all("skip_modules");
   if (const auto text = given.text("compute_dtype"))
     options.compute_dtype = *text == "float16" ? at::kHalf : *text == "bfloat16" ? at::kBFloat16 : at::kFloat;
-  if (const auto text = given.text("threshold")) options.threshold = std::stod(*text);
+  given.read("threshold", options.threshold);
   options.measure_errors = given.on("report");
   options.overwrite = given.on("overwrite");
 
@@ -134,8 +93,9 @@ Report quantize(const fs::path& in, const fs::path& out, const Given& given) {
   const bool exact = given.on("exact_products");
   at::Tensor ids;
   if (text) {
-    const auto most = given.text("max_tokens");
-    ids = tokens_of(in, *text, most ? std::stoll(*most) : 2048);
+    int64_t most = 2048;
+    given.read("max_tokens", most);
+    ids = tokens_of(in, *text, most);
     report.tokens = ids.numel();
     if (accelerate::is_there(out) && !options.overwrite)
       accelerate::raise<accelerate::ConfigError>(
@@ -144,9 +104,12 @@ Report quantize(const fs::path& in, const fs::path& out, const Given& given) {
           out.string());
     report.before = perplexity_of(in, ids, "before", exact);
   }
-  Bar bar("quantizing", "tensor");
+  command::Bar bar("quantizing", "tensor");
   int64_t all_tensors = 0;
-  options.on_progress = [&](int64_t done, int64_t all) { bar.show(done, all_tensors = all); };
+  options.on_progress = [&](int64_t done, int64_t all) {
+    stop_if_interrupted();
+    bar.show(done, all_tensors = all);
+  };
   report.files = accelerate::quantize_files(in, out, options);
   bar.finish(all_tensors);
   if (text) report.after = perplexity_of(out, ids, "after", exact);
@@ -207,12 +170,11 @@ void print(const Report& report, bool wants_report, const fs::path& out, const s
 
 int run(const std::vector<std::string>& words) {
   const fs::path in = words[0], out = words[1];
-  Given given;
-  for (size_t i = 2; i + 1 < words.size(); i += 2) given.texts.emplace_back(words[i].substr(2), words[i + 1]);
-  if (const auto threads = given.text("num_threads"); threads && std::stoll(*threads) > 0)
-    at::set_num_threads(static_cast<int>(std::stoll(*threads)));
-  std::signal(SIGINT, on_interrupt);
-  std::signal(SIGTERM, on_interrupt);
+  const Given given(words, 2);
+  int64_t threads = 0;
+  given.read("num_threads", threads);
+  if (threads > 0) at::set_num_threads(static_cast<int>(threads));
+  for (const int signal : {SIGINT, SIGTERM}) command::listen_for(signal);
   const bool wants_report = given.on("report");
   if (!wants_report)
     for (const char* option : {"text", "max_tokens", "exact_products"})
@@ -226,21 +188,4 @@ int run(const std::vector<std::string>& words) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const std::vector<std::string> words(argv + 1, argv + argc);
-  if (words.size() < 2 || words.size() % 2 != 0)
-    return std::fprintf(stderr,
-                        "accelerate-quantize is a part of `accelerate quantize`; see `accelerate quantize --help`\n"),
-           64;
-  try {
-    return run(words);
-  } catch (const Interrupted&) {
-    return std::fprintf(stderr, "accelerate quantize: interrupted, nothing was written\n"), 130;
-  } catch (const accelerate::Error& error) {
-    std::fprintf(stderr, "accelerate quantize: %s\n", error.what());
-    return error.exit_code();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "accelerate quantize: unexpected error: %s\n", accelerate::text_of(error).c_str());
-    return 70;
-  }
-}
+int main(int argc, char** argv) { return command::main_of("quantize", 2, argc, argv, run); }
