@@ -440,6 +440,7 @@ class Dispatcher {
       }
       const auto encoded = std::make_shared<residency::EncodedWeight>(
           residency::EncodedWeight{.codes = codes::to(codes, codes_device(weight)),
+                                   .transposed = weight.target.transposed,
                                    .compute_dtype = quantizer.compute_dtype,
                                    .outlier_threshold = quantizer.outlier_threshold,
                                    .exact = quantizer.exact});
@@ -557,8 +558,9 @@ void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, cons
     const LoadTarget& target = weight.target;
     if (target.is_buffer || target.tensor.numel() == 0 || !c10::isFloatingType(target.dtype)) continue;
     if (checkpoint && quantizer.keep_codes && target.stored) {
-      if (const auto kept = checkpoint->codes.find(target.stored->first); kept != checkpoint->codes.end()) {
-        codes::Codes codes = kept->second(target.dtype);
+      if (const auto kept = checkpoint->codes.find(target.stored->first);
+          kept != checkpoint->codes.end() && kept->second.transposed == target.transposed) {
+        codes::Codes codes = kept->second.read(target.dtype);
         codes.dtype = target.dtype;
         if (codes.data.defined()) {  // of a mapped file, whose pages come and go
           // Asked for once: there may be a copy, whose memory is not to be held twice.
@@ -572,9 +574,10 @@ void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, cons
     const bool disk = target.place && target.place->is_disk();
     if (!disk) weight.code_bytes = bytes_of_codes(target.tensor.numel(), *how);
     weight.encode = [name = weight.name(), tensor = target.tensor, mapped = checkpoint && checkpoint->mapped,
-                     stored = checkpoint ? target.stored : nullptr, disk, dtype = target.dtype, how = *how,
-                     folder = quantizer.offload_folder] {
-      const at::Tensor value = stored ? stored->second.read_whole() : tensor;
+                     stored = checkpoint ? target.stored : nullptr, transposed = target.transposed, disk,
+                     dtype = target.dtype, how = *how, folder = quantizer.offload_folder] {
+      at::Tensor value = stored ? stored->second.read_whole() : tensor;
+      if (transposed) value = value.t();
       const codes::Codes codes = encode_value(name, value, dtype, how, mapped && value.is_contiguous());
       return disk ? on_disk(name, codes, folder) : codes;
     };

@@ -30,6 +30,16 @@ using checkpointing::StoredTensors;
 
 bool is_safetensors(const fs::path& file) { return file.extension() == ".safetensors"; }
 
+/// StoredTensor::read of what can be had as a whole only.
+auto part_of(std::function<at::Tensor()> whole) {
+  return [whole = std::move(whole)](const formats::DcpBox& box, const at::Tensor& destination) {
+    at::Tensor part = whole();
+    for (int64_t dim = 0; dim < part.dim(); ++dim)
+      part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
+    destination.copy_(part);
+  };
+}
+
 /// Weights are decoded when they are read, into any floating-point dtype; names and layouts are Hugging Face's.
 StoredTensors open_gguf(const fs::path& path) {
   StoredTensors tensors;
@@ -50,13 +60,7 @@ StoredTensors open_gguf(const fs::path& path) {
                                        .begin = 0,
                                        .bytes = info.stored_bytes,
                                        .decode = [file, name = name](const at::Tensor& to) { file.read(name, to); }},
-        .read =
-            [whole](const formats::DcpBox& box, const at::Tensor& destination) {
-              at::Tensor part = whole();
-              for (int64_t dim = 0; dim < part.dim(); ++dim)
-                part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
-              destination.copy_(part);
-            },
+        .read = part_of(whole),
         .read_whole = whole};
   }
   return tensors;
@@ -68,10 +72,15 @@ void find_gguf_codes(const fs::path& path, Checkpoint& checkpoint) {
   for (const auto& name : file.names()) {
     const auto encoding = codes::encoding_named(file.info(name).encoding);
     if (!encoding) continue;
-    checkpoint.codes[name] = [file, name = name, encoding = *encoding](at::ScalarType dtype) {
-      return codes::Codes{
-          .encoding = encoding, .shape = file.info(name).shape, .dtype = dtype, .data = file.stored_rows(name)};
-    };
+    auto shape = file.info(name).shape;
+    const bool transposed = file.info(name).transposed;
+    if (transposed) std::swap(shape[0], shape[1]);
+    checkpoint.codes[name] = {
+        .read =
+            [file, name = name, encoding = *encoding, shape](at::ScalarType dtype) {
+              return codes::Codes{.encoding = encoding, .shape = shape, .dtype = dtype, .data = file.stored_rows(name)};
+            },
+        .transposed = transposed};
   }
 }
 
@@ -102,21 +111,34 @@ void join_bitsandbytes(Checkpoint& checkpoint) {
     tensor.bytes =
         checkpointing::StoredBytes{.file = tensor.bytes ? tensor.bytes->file : fs::path(),
                                    .begin = 0,
-                                   .bytes = 0,
+                                   .bytes = form.bytes(),
                                    .decode = [read](const at::Tensor& to) {
                                      if (to.scalar_type() == at::kDouble)
                                        return void(to.copy_(codes::decode(read(at::kFloat), at::kFloat).view(-1)));
                                      codes::decode_into(read(at::kHalf), to);
                                    }};
     tensor.read_whole = whole;
-    tensor.read = [whole](const formats::DcpBox& box, const at::Tensor& destination) {
-      at::Tensor part = whole();
-      for (int64_t dim = 0; dim < part.dim(); ++dim)
-        part = part.narrow(dim, box.offsets[static_cast<size_t>(dim)], box.sizes[static_cast<size_t>(dim)]);
-      destination.copy_(part);
-    };
-    checkpoint.codes[weight.weight] = std::move(read);
+    tensor.read = part_of(whole);
+    checkpoint.codes[weight.weight] = {.read = std::move(read)};
   }
+}
+
+/// bitsandbytes does not know how a layer stores its weight: its codes are always those of [outputs, inputs].
+void turn_bitsandbytes(Checkpoint& checkpoint, const std::string& name) {
+  const auto found = checkpoint.codes.find(name);
+  if (found == checkpoint.codes.end()) return;
+  auto& tensor = checkpoint.tensors.at(name);
+  if (found->second.transposed || tensor.sizes.size() != 2) return;
+  found->second.transposed = true;
+  std::swap(tensor.sizes[0], tensor.sizes[1]);
+  const auto whole = [turned = std::move(tensor.read_whole)] { return turned().t().contiguous(); };
+  tensor.bytes->decode = [decode = std::move(tensor.bytes->decode), sizes = tensor.sizes](const at::Tensor& to) {
+    const at::Tensor turned = at::empty({sizes[1], sizes[0]}, to.options());
+    decode(turned.view({-1}));
+    to.view(sizes).copy_(turned.t());
+  };
+  tensor.read_whole = whole;
+  tensor.read = part_of(whole);
 }
 
 StoredTensors open_file(const fs::path& file) {
@@ -175,6 +197,16 @@ Checkpoint open(const fs::path& path) {
   return checkpoint;
 }
 
+/// As the model stores its weights.
+Checkpoint open_for(const std::vector<LoadTarget>& targets, const fs::path& path) {
+  Checkpoint checkpoint = open(path);
+  if (path.extension() == ".gguf") return checkpoint;  // whose names say how weights were stored
+  for (const auto& target : targets)
+    if (target.transposed)
+      for (const auto& name : target.names) turn_bitsandbytes(checkpoint, name);
+  return checkpoint;
+}
+
 std::string show(at::IntArrayRef sizes, at::ScalarType dtype) {
   const auto* known = formats::find_torch_dtype(dtype);
   return fmt::format("{} {}", sizes, known ? known->name.substr(known->name.find('.') + 1) : c10::toString(dtype));
@@ -229,7 +261,7 @@ std::string StateDictCheck::text() const {
 
 StateDictCheck check_state_dict(const ModelRef& model, const fs::path& checkpoint) {
   auto targets = bigmodel::targets_of(model);
-  return compare(targets, open(checkpoint).tensors);
+  return compare(targets, open_for(targets, checkpoint).tensors);
 }
 
 namespace bigmodel {
@@ -241,13 +273,18 @@ std::vector<LoadTarget> targets_of(const ModelRef& model) {
   std::unordered_map<const at::TensorImpl*, size_t> index;
   std::set<const at::TensorImpl*> buffers;
   for (const auto& [name, tensor] : model.buffers()) buffers.insert(tensor.unsafeGetTensorImpl());
+  std::set<std::string> transposed;
+  for (const auto& module : model.submodules())
+    if (is_transposed_linear(module)) transposed.insert(module.path.empty() ? "weight" : module.path + ".weight");
   for (const auto& [name, tensor] : model.state()) {
     const auto* impl = tensor.unsafeGetTensorImpl();
     const auto [found, is_new] = index.try_emplace(impl, targets.size());
     if (is_new)
       targets.push_back(
           {.names = {}, .tensor = tensor, .is_buffer = buffers.contains(impl), .dtype = tensor.scalar_type()});
-    targets[found->second].names.push_back(name);
+    auto& target = targets[found->second];
+    target.names.push_back(name);
+    target.transposed = target.transposed || (transposed.contains(name) && tensor.dim() == 2);
   }
   return targets;
 }
@@ -296,7 +333,7 @@ LoadPlan plan_loading(const char* caller, const ModelRef& model, const fs::path&
                       const LoadCheckpointOptions& options) {
   LoadPlan plan{.path = path, .options = options, .checkpoint = {}, .targets = targets_of(model)};
   if (options.device_map) place(caller, model, plan.targets, *options.device_map);
-  plan.checkpoint = open(path);
+  plan.checkpoint = open_for(plan.targets, path);
   auto check = compare(plan.targets, plan.checkpoint.tensors);
   if (!options.strict) check.missing.clear(), check.unexpected.clear();
   if (!check.fits()) {

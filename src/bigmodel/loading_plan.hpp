@@ -16,14 +16,19 @@
 /// Loading in two steps: everything is checked, then what should be in memory is loaded.
 namespace accelerate::bigmodel {
 
+/// A tensor in few bits as it lies in a checkpoint.
+struct StoredCodes {
+  /// Mapped where the format allows it. @param dtype  that the tensor is said to have had, where the file does not know
+  /// it
+  std::function<codes::Codes(at::ScalarType dtype)> read;
+  bool transposed = false;  ///< they are codes of its transpose
+};
+
 /// What a checkpoint has, before it is read.
 struct Checkpoint {
   checkpointing::StoredTensors tensors;
-  bool mapped = false;  ///< Reading a tensor gives a view of its file.
-  /// Of tensors that are in few bits, by name: the codes, mapped where the format allows it. The argument is the dtype
-  /// that the tensor is said to have had, where the file does not know it. Without data for a tensor whose elements are
-  /// in another order than the file's.
-  std::map<std::string, std::function<codes::Codes(at::ScalarType)>> codes;
+  bool mapped = false;                       ///< Reading a tensor gives a view of its file.
+  std::map<std::string, StoredCodes> codes;  ///< of tensors that are in few bits, by name
 };
 
 /// A folder, an index, or a file of safetensors, torch.save or GGUF; headers are read. @throws CheckpointError
@@ -34,6 +39,7 @@ struct LoadTarget {
   std::vector<std::string> names;
   at::Tensor tensor;
   bool is_buffer = false;
+  bool transposed = false;            ///< a layer's weight as [inputs, outputs], see is_transposed_linear()
   std::optional<Place> place;         ///< empty: where it is
   at::ScalarType dtype = at::kFloat;  ///< that it gets
   const checkpointing::StoredTensors::value_type* stored =
@@ -41,6 +47,9 @@ struct LoadTarget {
 };
 
 std::vector<LoadTarget> targets_of(const ModelRef& model);
+/// transformers' Conv1D, as GPT-2 has it, or a module of that name: a linear layer whose weight is [inputs, outputs].
+/// Its codes are those of the transpose, in all files.
+inline bool is_transposed_linear(const Submodule& module) { return module.class_name == "Conv1D"; }
 /// Fills in the places. @param caller  begins the messages. @throws ConfigError for keys that name nothing and tensors
 /// without a place.
 void place(const char* caller, const ModelRef& model, std::vector<LoadTarget>& targets, const DeviceMap& device_map);

@@ -42,9 +42,10 @@ bool stays(const std::string& path, const std::vector<std::string>& keys) {
   });
 }
 
-/// torch::nn's, a script module's, or that of accelerate::models.
+/// torch::nn's, a script module's, that of accelerate::models, or transformers' other one.
 bool is_linear(const Submodule& module) {
-  return module.class_name == "Linear" || module.qualified_class_name == "accelerate::models::detail::Dense";
+  return module.class_name == "Linear" || module.qualified_class_name == "accelerate::models::detail::Dense" ||
+         bigmodel::is_transposed_linear(module);
 }
 
 /// Paths of the modules whose weights are to be in few bits.
@@ -109,7 +110,9 @@ DispatchedModel load_and_quantize_model(const ModelRef& model, const BnbQuantiza
   bigmodel::Quantizer quantizer{
       .how = [chosen, how = how_of(config)](const LoadTarget& target) -> std::optional<codes::EncodeOptions> {
         for (const auto& name : target.names)
-          if (const auto [module, own] = split(name); own == "weight" && chosen.contains(module)) return how;
+          if (const auto [module, own] = split(name);
+              own == "weight" && chosen.contains(module) && target.tensor.dim() == 2)
+            return how;
         return std::nullopt;
       },
       .keep_codes = true,

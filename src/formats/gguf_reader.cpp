@@ -29,7 +29,8 @@ struct GgufFile::Content {
       names.push_back(name);
       GgufTensorInfo info{.encoding = stored.encoding->name,
                           .shape = source.shape,
-                          .stored_bytes = numel(source.shape) / stored.encoding->block * stored.encoding->block_bytes};
+                          .stored_bytes = numel(source.shape) / stored.encoding->block * stored.encoding->block_bytes,
+                          .transposed = source.transposed};
       tensors.emplace(std::move(name), std::pair(std::move(info), std::move(source)));
     }
   }
@@ -143,8 +144,8 @@ void GgufFile::read(const std::string& name, const at::Tensor& rows, int64_t fir
 at::Tensor GgufFile::stored_rows(const std::string& name) const {
   const auto& [info, source] = content_->find(name);
   const auto& stored = content_->header.tensors[source.tensor];
-  const int64_t row = info.shape.empty() ? 1 : info.shape.back();
-  if (source.transposed || row == 0 || row != stored.row() || row % stored.encoding->block != 0) return {};
+  const int64_t row = source.transposed ? stored.row() : info.shape.empty() ? 1 : info.shape.back();
+  if (row == 0 || row != stored.row() || row % stored.encoding->block != 0) return {};
   const int64_t rows = Content::numel(info.shape) / row, row_bytes = stored.row_bytes();
   auto* begin = reinterpret_cast<uint8_t*>(content_->map.data()) + stored.begin + source.first_row * row_bytes;
   const at::Tensor mapped = at::from_blob(

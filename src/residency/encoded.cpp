@@ -78,8 +78,11 @@ at::Tensor linear(const at::Tensor& x, const Member& member, const OptionalTenso
   return y.to(given);
 }
 
+/// All that the codes are of, in their order of dimensions.
 bool is_whole(const at::Tensor& tensor, const Member& member) {
-  return tensor.sizes().equals(member.encoded()->codes.shape) && tensor.is_contiguous() && tensor.storage_offset() == 0;
+  const EncodedWeight& weight = *member.encoded();
+  if (!tensor.sizes().equals(weight.codes.shape) || tensor.storage_offset() != 0) return false;
+  return weight.transposed ? tensor.t().is_contiguous() : tensor.is_contiguous();
 }
 
 /// The transpose of a matrix.

@@ -641,6 +641,15 @@ F("QuantizeFilesOptions::measure_errors", file, "if («options.measure_errors»)
 F("QuantizeFilesOptions::overwrite", file, "if («!overwrite») raise", "false", q + "BlocksOfAFile")
 F("QuantizeFilesOptions::on_progress", file, "if («options.on_progress») options.on_progress(static_cast", "false",
   q + "WhatCantBeIsNamedAndLeavesNothing")
+F("codes of transposed weights are products of their rows", "src/residency/encoded.cpp",
+  "return «weight.transposed» ? tensor.t().is_contiguous()", "false",
+  "quantize_tests QuantizeOperators.LayersThatStoreTheirTransposeHaveItsCodes")
+F("weights in bitsandbytes' few bits on disk are read where they lie", "src/bigmodel/loading.cpp",
+  ".bytes = «form.bytes()»,", "int64_t{0}",
+  "quantize_tests QuantizeOperators.LayersThatStoreTheirTransposeHaveItsCodes")
+F("codes of transposed weights are turned when they are loaded decoded", "src/bigmodel/loading.cpp",
+  "«for (const auto& name : target.names) turn_bitsandbytes(checkpoint, name);»", "{}",
+  "quantize_tests QuantizeOperators.LayersThatStoreTheirTransposeHaveItsCodes")
 file = "src/models/perplexity.cpp"
 F("PerplexityOptions::window", file, "window = «options.window»,", "512", "quantize_files_tests Perplexity.OfAModelThatKnows")
 F("PerplexityOptions::stride", file, "stride = «options.stride == 0 ? window : options.stride»", "window",

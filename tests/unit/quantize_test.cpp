@@ -356,6 +356,81 @@ struct TiedNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(TiedNet);
 
+/// GPT-2's layers: weights are [inputs, outputs].
+struct Conv1DImpl : torch::nn::Module {
+  Conv1DImpl(int64_t inputs, int64_t outputs) : torch::nn::Module("Conv1DImpl") {
+    weight = register_parameter("weight", torch::randn({inputs, outputs}));
+    bias = register_parameter("bias", torch::randn({outputs}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return torch::addmm(bias, x, weight); }
+  at::Tensor weight, bias;
+};
+TORCH_MODULE(Conv1D);
+
+struct TurnedNetImpl : torch::nn::Module {
+  Conv1D square = register_module("square", Conv1D(64, 64)), wide = register_module("wide", Conv1D(64, 128));
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(128, 10));
+};
+TORCH_MODULE(TurnedNet);
+
+TEST(QuantizeOperators, LayersThatStoreTheirTransposeHaveItsCodes) {
+  torch::manual_seed(21);
+  const auto x = torch::randn({5, 64}), y = torch::randn({5, 128});
+  const torch::NoGradGuard no_grad;
+  for (auto config : {nf4(), BnbQuantizationConfig{.load_in_8bit = true, .torch_dtype = at::kFloat}}) {
+    config.exact_products = true;
+    const auto encoding = config.load_in_8bit ? codes::Encoding::int8_rowwise : codes::Encoding::nf4;
+    const auto encoded = [&](const at::Tensor& weight) {
+      const auto turned = weight.t().contiguous();
+      return codes::encode(config.load_in_8bit ? turned.to(at::kHalf) : turned, {.encoding = encoding});
+    };
+    TurnedNet net;
+    const auto of_square = encoded(net->square->weight.detach()), of_wide = encoded(net->wide->weight.detach());
+    const auto out_in = codes::decode(of_wide, at::kFloat);
+    const auto square = codes::decode(of_square, at::kFloat).t().contiguous(), wide = out_in.t().contiguous();
+    const auto check = [&](TurnedNet loaded, int64_t codes) {
+      EXPECT_EQ(codes, of_square.bytes() + of_wide.bytes());
+      const auto& weight = loaded->wide->weight;
+      EXPECT_EQ(weight.sizes(), wide.sizes());
+      const auto before = accelerate::residency::stats();
+      EXPECT_TRUE(torch::allclose(loaded->square(x), torch::addmm(loaded->square->bias, x, square), 1e-4, 1e-4));
+      EXPECT_TRUE(torch::matmul(x, weight).equal(torch::linear(x, out_in)));
+      EXPECT_TRUE(torch::linear(x, weight.t()).equal(torch::linear(x, out_in)));
+      const auto after = accelerate::residency::stats();
+      EXPECT_EQ(after.products_on_codes - before.products_on_codes, 3);
+      EXPECT_EQ(after.faults - before.faults, 0);
+      EXPECT_TRUE((weight * 1).equal(wide)) << "decoded for what has no codes";
+      EXPECT_TRUE(torch::matmul(y, weight.t()).equal(torch::matmul(y, wide.t())));
+      EXPECT_TRUE(torch::embedding(weight, torch::tensor({3, 1})).equal(wide.index_select(0, torch::tensor({3, 1}))));
+    };
+    const auto model = load_and_quantize_model(net, config);
+    check(net, model.code_bytes());
+    const auto state = quantized_state_dict(net);
+    EXPECT_TRUE(state.at("wide.weight").equal(of_wide.data)) << "as transformers saves them";
+    accelerate::save_safetensors(scratch("turned.safetensors"), state);
+
+    TurnedNet again, plain, on_disk;
+    EXPECT_TRUE(accelerate::check_state_dict(again, scratch("turned.safetensors")).fits());
+    const auto loaded = load_and_quantize_model(again, config, scratch("turned.safetensors"));
+    check(again, loaded.code_bytes());
+    accelerate::load_checkpoint_in_model(plain, scratch("turned.safetensors"));
+    // Files in 8 bits don't say what the weights were: they are read as fp16.
+    const auto as_read = config.load_in_8bit ? at::kHalf : at::kFloat;
+    EXPECT_TRUE(plain->square->weight.equal(square.to(as_read).to(at::kFloat)));
+    EXPECT_TRUE(plain->wide->weight.equal(wide.to(as_read).to(at::kFloat)));
+    const auto offloaded = accelerate::load_checkpoint_and_dispatch(
+        on_disk, scratch("turned.safetensors"), {.device_map = accelerate::DeviceMap{{"", "disk"}}});
+    EXPECT_TRUE((on_disk->wide->weight * 1).equal(wide));
+
+    auto leaf = x.clone().requires_grad_();
+    {
+      const at::AutoGradMode with_gradients(true);
+      again->wide(leaf).sum().backward();
+    }
+    EXPECT_LT((leaf.grad() - torch::ones({5, 128}).matmul(wide.t())).abs().max().item<double>(), 1e-4);
+  }
+}
+
 TEST(QuantizeOperators, TiedWeightsShareTheirCodes) {
   torch::manual_seed(16);
   TiedNet net;

@@ -53,6 +53,7 @@ struct GgufTensorInfo {
   std::string encoding;        ///< The format's name of how elements are stored, e.g. "F32" or "Q4_1".
   std::vector<int64_t> shape;  ///< PyTorch's order of dimensions.
   int64_t stored_bytes = 0;    ///< What it takes in the file.
+  bool transposed = false;     ///< Rows of the file are columns of this matrix.
 };
 
 /// A GGUF file opened for reading, with Hugging Face's names and layouts of tensors.
@@ -91,9 +92,9 @@ class ACCELERATE_API GgufFile {
   void read(const std::string& name, const at::Tensor& rows, int64_t first_row = 0) const;
 
   /// The stored bytes of a tensor, for who computes on codes: uint8 [rows, bytes of a row], rows as read() has them.
-  /// Where rows are in the file's order it points into the mapping and keeps it alive; else it is a copy.
-  /// @return  undefined for a tensor whose elements are in another order than the file's (transposed ones), or whose
-  /// rows are no whole blocks. @throws CheckpointError if there is no such tensor
+  /// Of a transposed tensor they are its columns. Where rows are in the file's order it points into the mapping and
+  /// keeps it alive; else it is a copy.
+  /// @return  undefined for a tensor whose rows are no whole blocks. @throws CheckpointError if there is no such tensor
   at::Tensor stored_rows(const std::string& name) const;
 
  private:

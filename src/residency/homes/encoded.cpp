@@ -22,7 +22,10 @@ class EncodedHome final : public Home {
     const at::Tensor values = flat.narrow(0, 0, weight_->codes.numel());
     Pins pins;
     pin_codes(*weight_, pins);
-    codes::decode_into(codes::to(weight_->codes, values.device()), values);
+    const auto codes = codes::to(weight_->codes, values.device());
+    if (weight_->transposed)
+      values.view({codes.shape[1], codes.shape[0]}).copy_(codes::decode(codes, values.scalar_type()).t());
+    else codes::decode_into(codes, values);
     counters().decodes.fetch_add(1, std::memory_order_relaxed);
     return nullptr;
   }

@@ -14,6 +14,8 @@ namespace accelerate::residency {
 /// A weight in few bits, and how products with it are made. Changed by engines only, while nobody computes.
 struct EncodedWeight {
   codes::Codes codes;
+  /// The tensor is the transpose of the matrix that the codes are of: layers that store [inputs, outputs].
+  bool transposed = false;
   /// Activations are converted to it, and results back. None: products are in the activations' dtype.
   std::optional<at::ScalarType> compute_dtype;
   /// int8_rowwise: from this magnitude on a column of activations is multiplied apart (LLM.int8()).
