@@ -3,7 +3,9 @@
 #include <vector>
 
 #include "accelerate/utils/error.hpp"
+#include "formats/gguf_config.hpp"
 #include "formats/gguf_names.hpp"
+#include "formats/gguf_vocabulary.hpp"
 
 // Any bytes are a file whose tensors lie within it and can be decoded, or a CheckpointError.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -28,6 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
     for (const auto& [name, source] : hugging_face_tensors(header, "fuzz"))
       if (source.tensor >= header.tensors.size() || source.first_row < 0) std::abort();
+    tokenizer_files(header.metadata, "fuzz");
     gguf_config_json(header, "fuzz", nullptr);
   } catch (const CheckpointError&) {
   }

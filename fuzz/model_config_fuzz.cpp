@@ -6,10 +6,12 @@
 #include "accelerate/models/gpt2.hpp"
 #include "accelerate/models/llama.hpp"
 #include "accelerate/utils/error.hpp"
+#include "formats/gguf_config.hpp"
 #include "models/bert_config.hpp"
 #include "models/gpt2_config.hpp"
 #include "models/llama_config.hpp"
 #include "scratch_folder.hpp"
+#include "utils/json.hpp"
 
 namespace {
 
@@ -43,6 +45,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     models::GenerationConfig::from_pretrained(folder().path());
   } catch (const CheckpointError&) {
+  }
+  try {
+    const auto config = parse_json<nlohmann::json>({reinterpret_cast<const char*>(data), size});
+    if (config.is_object() && formats::gguf_model(config, "fuzz").form.layers < 1) std::abort();
+  } catch (const CheckpointError&) {
+  } catch (const ConfigError&) {
   }
   return 0;
 }

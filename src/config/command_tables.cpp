@@ -292,7 +292,7 @@ constexpr Option kQuantize[] = {
     {.name = "in",
      .kind = text,
      .value = "IN",
-     .help = "A Hugging Face folder (config.json and weights) or a .gguf file",
+     .help = "A Hugging Face folder (config.json, weights, tokenizer) or a .gguf file",
      .flags = "in",
      .required = true},
     {.name = "out",
@@ -307,8 +307,8 @@ constexpr Option kQuantizeOptions[] = {
      .kind = text,
      .choices = "nf4|fp4|int8|q4_0|q4_1|q5_0|q5_1|q8_0|q4_k|q5_k|q6_k",
      .help = "The encoding: nf4, fp4 and int8 make a folder as bitsandbytes and transformers have it (`accelerate "
-             "quantize my_model my_model_nf4 --to nf4`); the others make a .gguf file from a .gguf file (`accelerate "
-             "quantize f16.gguf q4.gguf --to q4_k`)",
+             "quantize my_model my_model_nf4 --to nf4`); the others make a .gguf file (`accelerate quantize my_model "
+             "q4.gguf --to q4_k`)",
      .required = true},
     {.name = "block_size",
      .kind = integer,
@@ -318,8 +318,8 @@ constexpr Option kQuantizeOptions[] = {
     {.name = "skip_modules",
      .kind = words,
      .value = "NAME",
-     .help = "Modules that stay as they are, besides the head: names (k_proj) or dotted paths; for a .gguf file its "
-             "tensors' names or what they begin with (blk.0)"},
+     .help = "Modules that stay as they are, besides the head: names (k_proj) or dotted paths; for a .gguf file also "
+             "its tensors' names or what they begin with (blk.0)"},
     {.name = "compute_dtype",
      .kind = text,
      .choices = "float32|float16|bfloat16",

@@ -1,19 +1,16 @@
 #include "formats/gguf_names.hpp"
-#include "utils/raise.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
-#include <cmath>
-#include <map>
-#include <numbers>
 #include <optional>
+#include <string_view>
 
-#include <nlohmann/json.hpp>
+#include "formats/gguf_fields.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::formats {
 namespace {
-
-using nlohmann::ordered_json;
 
 enum class Change { none, query, key, transposed, experts };
 
@@ -57,11 +54,6 @@ constexpr Rule kGpt2[] = {
     {"blk.#.ffn_down", "transformer.h.#.mlp.c_proj", Change::transposed},
 };
 
-std::string architecture_of(const GgufHeader& header) {
-  const auto* name = header.metadata.find_as<std::string>("general.architecture");
-  return name ? *name : std::string();
-}
-
 std::map<std::string, Rule> rules_of(const std::string& architecture) {
   std::map<std::string, Rule> rules;
   if (architecture == "llama" || architecture == "qwen2")
@@ -78,170 +70,138 @@ void replace(std::string& text, char mark, const std::string& by) {
   if (const auto at = text.find(mark); at != std::string::npos) text.replace(at, 1, by);
 }
 
-/// Fields of the metadata below the architecture's prefix.
-class Fields {
- public:
-  Fields(const GgufHeader& header, const std::string& file)
-      : header_(header), file_(file), architecture_(architecture_of(header)) {}
-
-  template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
-    raise<CheckpointError>("GGUF file '{}': {}", file_, fmt::format(what, std::forward<Args>(args)...));
-  }
-  const std::string& architecture() const { return architecture_; }
-  std::optional<int64_t> integer(const std::string& key) const {
-    return header_.metadata.integer(architecture_ + "." + key);
-  }
-  std::optional<double> number(const std::string& key) const {
-    return header_.metadata.number(architecture_ + "." + key);
-  }
-  const std::string* text(const std::string& key) const {
-    return header_.metadata.find_as<std::string>(architecture_ + "." + key);
-  }
-  int64_t need_integer(const std::string& key) const {
-    const auto value = integer(key);
-    if (!value)
-      fail("its metadata lacks the number '{}.{}', which the model needs. It holds no model, or is damaged.",
-           architecture_, key);
-    return *value;
-  }
-  double need_number(const std::string& key) const {
-    const auto value = number(key);
-    if (!value)
-      fail("its metadata lacks the number '{}.{}', which the model needs. It holds no model, or is damaged.",
-           architecture_, key);
-    return *value;
-  }
-  int64_t heads() const { return need_integer("attention.head_count"); }
-  int64_t key_value_heads() const { return integer("attention.head_count_kv").value_or(heads()); }
-
-  const GgufTensor* tensor(const std::string& name) const {
-    const auto found = std::find_if(header_.tensors.begin(), header_.tensors.end(),
-                                    [&](const GgufTensor& t) { return t.name == name; });
-    return found == header_.tensors.end() ? nullptr : &*found;
-  }
-
- private:
-  const GgufHeader& header_;
-  const std::string& file_;
-  std::string architecture_;
+/// A name of Hugging Face's, with "#" and "@" for its first and second number.
+struct Pattern {
+  std::string stem, ending;  ///< the ending with its dot
+  std::vector<int64_t> numbers;
 };
 
-// --- config.json
-// -------------------------------------------------------------------------------------------------------------------
-
-int64_t vocabulary_size(const GgufHeader& header, const Fields& fields) {
-  if (const auto* embeddings = fields.tensor("token_embd.weight"); embeddings && embeddings->shape.size() == 2)
-    return embeddings->shape[0];
-  const auto tokens = std::ranges::find(header.entries, "tokenizer.ggml.tokens", &GgufEntry::key);
-  return tokens != header.entries.end() ? tokens->elements : fields.need_integer("vocab_size");
-}
-
-void add_special_tokens(ordered_json& config, const GgufHeader& header) {
-  for (const auto& [field, key] :
-       {std::pair{"bos_token_id", "bos"}, {"eos_token_id", "eos"}, {"pad_token_id", "padding"}})
-    if (const auto id = header.metadata.integer("tokenizer.ggml." + std::string(key) + "_token_id"))
-      config[field] = *id;
-}
-
-/// LLaMA 3's stretching of slow frequencies lies in the file as one factor per frequency. The four numbers of
-/// config.json follow from it: the largest factor is its own, the others are the same in all models of that form, which
-/// is checked.
-ordered_json llama3_scaling(const Fields& fields, const GgufTensor& factors, const float* values, double theta,
-                            int64_t head_size) {
-  constexpr double kLow = 1, kHigh = 4, kContext = 8192, kTolerance = 1e-3;
-  const auto count = factors.row();
-  if (factors.shape.size() != 1 || count != head_size / 2)
-    fields.fail("'rope_freqs.weight' has {} factors, expected one for each of the {} frequencies.", count,
-                head_size / 2);
-  const double factor = *std::max_element(values, values + count);
-  for (int64_t i = 0; i < count; ++i) {
-    const double waves = kContext * std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(head_size)) /
-                         (2 * std::numbers::pi);
-    const double share = std::clamp((waves - kLow) / (kHigh - kLow), 0.0, 1.0);
-    const double expected = 1 / ((1 - share) / factor + share);
-    if (!(std::abs(values[i] - expected) <= kTolerance * expected))
-      fields.fail(
-          "'rope_freqs.weight' holds factors of rotary frequencies that are not LLaMA 3's ({} at {}, expected {}), and "
-          "no other form is supported.",
-          values[i], i, expected);
+Pattern pattern_of(const std::string& name) {
+  Pattern pattern;
+  const auto dot = std::min(name.rfind('.'), name.size());
+  pattern.ending = name.substr(dot);
+  for (size_t begin = 0; begin < dot;) {
+    const size_t end = std::min(name.find('.', begin), dot);
+    const auto part = name.substr(begin, end - begin);
+    constexpr size_t kMostDigits = 9;  // of layers and experts
+    const bool number = !part.empty() && part.size() <= kMostDigits && pattern.numbers.size() < 2 &&
+                        std::ranges::all_of(part, [](unsigned char c) { return std::isdigit(c); });
+    if (!pattern.stem.empty()) pattern.stem += '.';
+    pattern.stem += number ? pattern.numbers.empty() ? "#" : "@" : part;
+    if (number) pattern.numbers.push_back(std::stoll(part));
+    begin = end + 1;
   }
-  return {{"rope_type", "llama3"},
-          {"factor", factor},
-          {"low_freq_factor", kLow},
-          {"high_freq_factor", kHigh},
-          {"original_max_position_embeddings", static_cast<int64_t>(kContext)}};
+  return pattern;
 }
 
-ordered_json llama_config(const GgufHeader& header, const Fields& fields, const float* rope_factors) {
-  const auto experts = fields.integer("expert_count").value_or(0);
-  const bool qwen = fields.architecture() == "qwen2", mixtral = experts > 0;
-  ordered_json config;
-  config["architectures"] = {qwen ? "Qwen2ForCausalLM" : mixtral ? "MixtralForCausalLM" : "LlamaForCausalLM"};
-  config["model_type"] = qwen ? "qwen2" : mixtral ? "mixtral" : "llama";
-  config["vocab_size"] = vocabulary_size(header, fields);
-  config["hidden_size"] = fields.need_integer("embedding_length");
-  config["intermediate_size"] = fields.need_integer("feed_forward_length");
-  config["num_hidden_layers"] = fields.need_integer("block_count");
-  config["num_attention_heads"] = fields.heads();
-  config["num_key_value_heads"] = fields.key_value_heads();
-  const auto head_size =
-      fields.integer("attention.key_length")
-          .value_or(fields.integer("rope.dimension_count")
-                        .value_or(fields.need_integer("embedding_length") / std::max<int64_t>(fields.heads(), 1)));
-  config["head_dim"] = head_size;
-  config["hidden_act"] = "silu";
-  config["max_position_embeddings"] = fields.need_integer("context_length");
-  config["rms_norm_eps"] = fields.need_number("attention.layer_norm_rms_epsilon");
-  const double theta = fields.number("rope.freq_base").value_or(10000);
-  config["rope_theta"] = theta;
-  const auto* scaling = fields.text("rope.scaling.type");
-  if (rope_factors) {
-    config["rope_scaling"] =
-        llama3_scaling(fields, *fields.tensor("rope_freqs.weight"), rope_factors, theta, head_size);
-  } else if (scaling && *scaling != "none") {
-    if (*scaling != "linear" && *scaling != "yarn")
-      fields.fail("rope.scaling.type is '{}', expected none, linear or yarn: no other form is supported.", *scaling);
-    for (const char* key : {"attn_factor", "yarn_log_multiplier", "yarn_ext_factor", "yarn_attn_factor",
-                            "yarn_beta_fast", "yarn_beta_slow"})
-      if (fields.number(std::string("rope.scaling.") + key))
-        fields.fail("it has the field rope.scaling.{}, which is not supported.", key);
-    config["rope_scaling"] = {{"rope_type", *scaling}, {"factor", fields.need_number("rope.scaling.factor")}};
-    if (const auto original = fields.integer("rope.scaling.original_context_length"))
-      config["rope_scaling"]["original_max_position_embeddings"] = *original;
-  }
-  if (mixtral) {
-    config["num_local_experts"] = experts;
-    config["num_experts_per_tok"] = fields.need_integer("expert_used_count");
-  } else if (!qwen) {
-    config["attention_bias"] = fields.tensor("blk.0.attn_q.bias") != nullptr;
-  }
-  config["tie_word_embeddings"] = fields.tensor("output.weight") == nullptr;
-  add_special_tokens(config, header);
-  return config;
+/// What files of old models hold and every program works out by itself: frequencies, masks.
+bool is_worked_out(const std::string& name) {
+  return std::ranges::any_of(std::array{".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"},
+                             [&](const char* end) { return name.ends_with(end); });
 }
 
-ordered_json gpt2_config(const GgufHeader& header, const Fields& fields) {
-  ordered_json config;
-  config["architectures"] = {"GPT2LMHeadModel"};
-  config["model_type"] = "gpt2";
-  config["vocab_size"] = vocabulary_size(header, fields);
-  config["n_positions"] = fields.need_integer("context_length");
-  config["n_embd"] = fields.need_integer("embedding_length");
-  config["n_layer"] = fields.need_integer("block_count");
-  config["n_head"] = fields.heads();
-  config["n_inner"] = fields.need_integer("feed_forward_length");
-  config["activation_function"] = "gelu_new";
-  config["layer_norm_epsilon"] = fields.need_number("attention.layer_norm_epsilon");
-  config["tie_word_embeddings"] = fields.tensor("output.weight") == nullptr;
-  add_special_tokens(config, header);
-  return config;
+/// Whether a model of this form has the weight.
+bool is_needed(const Rule& rule, const GgufForm& form) {
+  const std::string_view name = rule.gguf;
+  if (name == "output") return !form.tied;
+  const bool of_experts = name.find("_exps") != name.npos || name.find("_inp") != name.npos;
+  if (of_experts) return form.experts > 0;
+  return form.experts == 0 || !name.starts_with("blk.#.ffn_") || name.ends_with("_norm");
 }
 
 }  // namespace
 
+std::vector<GgufTarget> gguf_tensors(const GgufForm& form, const std::map<std::string, std::vector<int64_t>>& shapes,
+                                     const std::string& source) {
+  const auto fail = [&]<class... Args>(fmt::format_string<Args...> what, Args&&... args) {
+    raise<CheckpointError>("'{}': {}", source, fmt::format(what, std::forward<Args>(args)...));
+  };
+  const auto rules = rules_of(form.architecture);
+  std::map<std::string, const Rule*> by_name;
+  std::string body;  // what comes before the names of a model without a head
+  for (const auto& [name, rule] : rules) {
+    by_name.emplace(rule.hugging_face, &rule);
+    if (name == "token_embd") body = std::string(rule.hugging_face, std::string_view(rule.hugging_face).find('.') + 1);
+  }
+  std::map<std::string, GgufTarget> targets;
+  for (const auto& [name, shape] : shapes) {
+    if (is_worked_out(name) || (form.tied && name == "lm_head.weight")) continue;
+    const auto pattern = pattern_of(name);
+    auto found = by_name.find(pattern.stem);
+    if (found == by_name.end()) found = by_name.find(body + pattern.stem);
+    if (found == by_name.end() || (pattern.ending != ".weight" && pattern.ending != ".bias") ||
+        std::ranges::count_if(pattern.stem, [](char c) { return c == '#' || c == '@'; }) !=
+            static_cast<std::ptrdiff_t>(pattern.numbers.size()))
+      fail(
+          "the tensor '{}' has no name in a .gguf file of the architecture {}, so that it would be lost. Is it of a "
+          "model with another head, or with adapters?",
+          name, form.architecture);
+    const auto& rule = *found->second;
+    auto stored = rule.gguf + pattern.ending;
+    if (!pattern.numbers.empty()) {
+      if (pattern.numbers[0] >= form.layers)
+        fail("the tensor '{}' is of layer {}, and config.json says that there are {}.", name, pattern.numbers[0],
+             form.layers);
+      replace(stored, '#', std::to_string(pattern.numbers[0]));
+    }
+    auto& target = targets[stored];
+    target.name = stored;
+    if (rule.change != Change::experts) {
+      if (!target.parts.empty()) fail("'{}' and '{}' are the same tensor.", target.parts[0], name);
+      target.parts = {name};
+      target.shape = shape;
+      target.transposed = rule.change == Change::transposed && shape.size() == 2;
+      if (target.transposed) std::swap(target.shape[0], target.shape[1]);
+      if (rule.change != Change::query && rule.change != Change::key) continue;
+      target.rotary_heads = rule.change == Change::query ? form.heads : form.key_value_heads;
+      if (shape.empty() || shape.size() > 2 || shape[0] % (2 * target.rotary_heads) != 0)
+        fail("'{}' has the shape [{}], expected an even number of rows for each of the {} heads.", name,
+             fmt::join(shape, ", "), target.rotary_heads);
+      continue;
+    }
+    const auto expert = static_cast<size_t>(pattern.numbers[1]);
+    if (expert >= static_cast<size_t>(form.experts))
+      fail("the tensor '{}' is of expert {}, and config.json says that there are {}.", name, expert, form.experts);
+    if (target.parts.empty()) {
+      target.parts.resize(static_cast<size_t>(form.experts));
+      target.shape = shape;
+      target.shape.insert(target.shape.begin(), form.experts);
+    } else if (!std::equal(shape.begin(), shape.end(), target.shape.begin() + 1, target.shape.end())) {
+      fail("'{}' has the shape [{}], other than the experts before it.", name, fmt::join(shape, ", "));
+    }
+    target.parts[expert] = name;
+  }
+  std::vector<GgufTarget> result;
+  for (const auto& [gguf, rule] : rules) {
+    if (!is_needed(rule, form)) continue;
+    const bool of_layers = gguf.find('#') != std::string::npos;
+    for (int64_t layer = 0; layer < (of_layers ? form.layers : 1); ++layer) {
+      auto stored = gguf;
+      replace(stored, '#', std::to_string(layer));
+      for (const char* ending : {".weight", ".bias"}) {
+        const auto target = targets.find(stored + ending);
+        if (target == targets.end()) {
+          if (ending == std::string_view(".bias")) continue;
+          auto missing = rule.hugging_face + std::string(ending);
+          replace(missing, '#', std::to_string(layer));
+          fail("it lacks the tensor '{}', which config.json asks for. Is the checkpoint whole?", missing);
+        }
+        for (size_t expert = 0; expert < target->second.parts.size(); ++expert)
+          if (target->second.parts[expert].empty())
+            fail("it lacks '{}' of expert {} in layer {}. Is the checkpoint whole?", rule.hugging_face, expert, layer);
+        result.push_back(std::move(target->second));
+        targets.erase(target);
+      }
+    }
+  }
+  if (!targets.empty())
+    fail("it has the tensor '{}', which a model of its config.json has not.", targets.begin()->second.parts.back());
+  return result;
+}
+
 std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufHeader& header,
                                                                      const std::string& file) {
-  const Fields fields(header, file);
+  const GgufFields fields(header, file);
   const auto rules = rules_of(fields.architecture());
   std::vector<std::pair<std::string, GgufSource>> result;
   for (size_t index = 0; index < header.tensors.size(); ++index) {
@@ -307,23 +267,6 @@ std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufH
     result.emplace_back(std::move(name), std::move(source));
   }
   return result;
-}
-
-std::string gguf_config_json(const GgufHeader& header, const std::string& file, const float* rope_factors) {
-  const Fields fields(header, file);
-  const auto& architecture = fields.architecture();
-  ordered_json config;
-  if (architecture == "llama" || architecture == "qwen2") {
-    config = llama_config(header, fields, rope_factors);
-  } else if (architecture == "gpt2") {
-    config = gpt2_config(header, fields);
-  } else if (architecture.empty()) {
-    fields.fail("its metadata names no architecture (general.architecture). It holds no model.");
-  } else {
-    fields.fail("it is of the architecture '{}', expected one of llama, qwen2, gpt2, those that are supported.",
-                architecture);
-  }
-  return config.dump(2) + "\n";
 }
 
 }  // namespace accelerate::formats

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,8 +25,27 @@ struct GgufSource {
 /// @throws CheckpointError if the metadata lacks what the mapping needs, or a tensor does not fit it.
 std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufHeader& header, const std::string& file);
 
-/// The text of config.json. @param rope_factors  The decoded numbers of the tensor rope_freqs.weight; null where there
-/// is none. @throws CheckpointError as GgufFile::config_json
-std::string gguf_config_json(const GgufHeader& header, const std::string& file, const float* rope_factors);
+/// What of a model decides how its tensors are stored.
+struct GgufForm {
+  std::string architecture;  ///< llama.cpp's name: "llama", "qwen2" or "gpt2"
+  int64_t layers = 0, heads = 0, key_value_heads = 0;
+  int64_t experts = 0;  ///< 0: one MLP in each layer
+  bool tied = false;    ///< the embeddings are the head
+};
+
+/// A tensor of a GGUF file, and what of a Hugging Face checkpoint it is made of: the reverse of GgufSource.
+struct GgufTarget {
+  std::string name;
+  std::vector<int64_t> shape;      ///< PyTorch's order of dimensions
+  std::vector<std::string> parts;  ///< names in the checkpoint: one, or those of the experts that are joined
+  int64_t rotary_heads = 0;
+  bool transposed = false;
+};
+
+/// All that a file of this model has, in an order of its own. @param shapes  of the checkpoint's tensors. What files of
+/// old models hold and every program works out by itself is left out, and so is the head of tied embeddings.
+/// @param source  begins messages. @throws CheckpointError for a tensor without a place, and for one that is missing
+std::vector<GgufTarget> gguf_tensors(const GgufForm& form, const std::map<std::string, std::vector<int64_t>>& shapes,
+                                     const std::string& source);
 
 }  // namespace accelerate::formats

@@ -9,6 +9,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "accelerate/formats/gguf.hpp"
+#include "formats/gguf_config.hpp"
 #include "formats/gguf_header.hpp"
 #include "formats/gguf_names.hpp"
 #include "formats/mapped_file.hpp"

@@ -26,12 +26,34 @@ int64_t up_to(int64_t bytes, int64_t alignment) { return (bytes + alignment - 1)
 
 }  // namespace
 
-std::string gguf_entry(std::string_view key, uint32_t value) {
-  constexpr uint32_t kU32 = 4;  // the format's number of this type
+std::string gguf_entry(std::string_view key, const GgufEntryValue& value) {
+  // The format's numbers of types.
+  constexpr uint32_t kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7, kText = 8, kArray = 9;
   std::string entry;
   put_text(entry, key);
-  put(entry, kU32);
-  put(entry, value);
+  const auto put_list = [&](uint32_t type, const auto& list, const auto& put_element) {
+    put(entry, kArray);
+    put(entry, type);
+    put<uint64_t>(entry, list.size());
+    for (const auto& element : list) put_element(element);
+  };
+  if (const auto* number = std::get_if<uint32_t>(&value)) {
+    put(entry, kU32);
+    put(entry, *number);
+  } else if (const auto* real = std::get_if<float>(&value)) {
+    put(entry, kF32);
+    put(entry, *real);
+  } else if (const auto* flag = std::get_if<bool>(&value)) {
+    put(entry, kBool);
+    put<uint8_t>(entry, *flag);
+  } else if (const auto* text = std::get_if<std::string>(&value)) {
+    put(entry, kText);
+    put_text(entry, *text);
+  } else if (const auto* numbers = std::get_if<std::vector<int32_t>>(&value)) {
+    put_list(kI32, *numbers, [&](int32_t element) { put(entry, element); });
+  } else {
+    put_list(kText, std::get<std::vector<std::string>>(value), [&](const auto& element) { put_text(entry, element); });
+  }
   return entry;
 }
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "formats/gguf_encodings.hpp"
@@ -11,8 +12,10 @@
 
 namespace accelerate::formats {
 
-/// A number of the metadata, as a GGUF file has it.
-std::string gguf_entry(std::string_view key, uint32_t value);
+using GgufEntryValue = std::variant<uint32_t, float, bool, std::string, std::vector<int32_t>, std::vector<std::string>>;
+
+/// A key of the metadata with its value, as a GGUF file has it.
+std::string gguf_entry(std::string_view key, const GgufEntryValue& value);
 
 /// What a file will hold.
 struct GgufOutline {

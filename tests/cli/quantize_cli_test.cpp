@@ -64,6 +64,17 @@ TEST(Quantize, AReportHasErrorsSizesAndPerplexity) {
   EXPECT_LT(said["peak_resident_weight_bytes"], 160'000'000) << "codes, not numbers";
 }
 
+TEST(Quantize, TheFolderOfAFileHasAllThatGenerateNeeds) {
+  SKIP_WITHOUT_DATA();
+  const std::string folder = scratch("smollm2_nf4");
+  EXPECT_EQ(json_of(run({"quantize", smollm2(), folder, "--to", "nf4", "--json"}))["notes"], nlohmann::json::array());
+  const auto said = json_of(
+      run({"generate", folder, "--prompt", "What is the capital of France?", "--max_new_tokens", "8", "--json"}));
+  EXPECT_THAT(said["text"].get<std::string>(), HasSubstr("Paris"));
+  EXPECT_EQ(said["new_tokens"], 8) << "the end of the answer is one of them";
+  EXPECT_THAT(run({"quantize", folder, scratch("x.gguf"), "--to", "q8_0"}).err, HasSubstr("in few bits already"));
+}
+
 TEST(Quantize, GenerateComputesInTheBitsThatWereAskedFor) {
   SKIP_WITHOUT_DATA();
   EXPECT_THAT(run({"generate", smollm2(), "--prompt", "x", "--load_in_8bit"}).err,

@@ -621,7 +621,7 @@ F("EncodeOptions::block_size", "src/codes/encode.cpp", "codes.block_size = «opt
 F("EncodeOptions::double_quantize", "src/codes/encode.cpp",
   "«if (options.double_quantize) double_quantize(codes);»", "",
   "codes_tests Codes.WhosePartsDoNotFitAreRefusedByName")
-file = "src/bigmodel/quantize_files.cpp"
+file = "src/bigmodel/quantize_to_folder.cpp"
 q = "quantize_files_tests QuantizeFiles."
 F("QuantizeFilesOptions::to", file, ".bnb_4bit_quant_type = «options_.to»;", "\"nf4\"", q + "SaysWhatBecameOfEachTensor")
 F("QuantizeFilesOptions::block_size", file, "{.encoding = encoding_, .block_size = «options_.block_size»,", "64",
@@ -630,17 +630,35 @@ F("QuantizeFilesOptions::double_quantize", file, ".double_quantize = «options_.
   q + "BitsandbytesTransformersAndGgufReadThem")
 F("QuantizeFilesOptions::skip_modules", file, "if (!is_among(module, «options_.skip_modules»)) return", "{}",
   q + "SaysWhatBecameOfEachTensor")
-F("QuantizeFilesOptions::skip_modules of blocks", file, "if («is_among(tensor.name, skip)») return", "false",
-  q + "BlocksOfAFile")
 F("QuantizeFilesOptions::compute_dtype", file, ".bnb_4bit_compute_dtype = «options_.compute_dtype»", "at::kFloat",
   q + "SaysWhatBecameOfEachTensor")
 F("QuantizeFilesOptions::threshold", file, "config.llm_int8_threshold = «options_.threshold»;", "6.0",
   q + "SaysWhatBecameOfEachTensor")
+F("transposed layers of a folder have the codes of their transposes", file,
+  "if («transposed») original = original.t().contiguous();", "false", q + "BitsandbytesTransformersAndGgufReadThem")
+F("a head that shares the embeddings is named among what stays", file,
+  "class_name.ends_with(\"ForCausalLM\") || «class_name.ends_with(\"LMHeadModel\")»", "false",
+  q + "BitsandbytesTransformersAndGgufReadThem")
+F("the vocabulary of a .gguf file is written", file, "«for (const auto& [name, text] : files) write_file(folder / name, text);»",
+  "", q + "AFolderBecomesAFileOfBlocksAndAFolderAgain")
+file = "src/bigmodel/quantize_to_gguf.cpp"
+F("QuantizeFilesOptions::skip_modules of blocks", file, "is_among(tensor.name, «options.skip_modules»));", "{}",
+  q + "BlocksOfAFile")
+F("QuantizeFilesOptions::skip_modules of blocks of a folder", file,
+  "|| «std::ranges::any_of(target.parts, skipped)»", "false", q + "AFolderBecomesAFileOfBlocksAndAFolderAgain")
 F("QuantizeFilesOptions::measure_errors", file, "if («options.measure_errors») result.tensors[i].error", "false",
   q + "BlocksOfAFile")
-F("QuantizeFilesOptions::overwrite", file, "if («!overwrite») raise", "false", q + "BlocksOfAFile")
 F("QuantizeFilesOptions::on_progress", file, "if («options.on_progress») options.on_progress(static_cast", "false",
   q + "WhatCantBeIsNamedAndLeavesNothing")
+F("rows of rotary projections are in llama.cpp's order", file, "if («target.rotary_heads == 0») return values;", "true",
+  q + "AFolderBecomesAFileOfBlocksAndAFolderAgain")
+F("what a .gguf file has no place for is said", file,
+  "«std::ranges::move(model.notes, std::back_inserter(result.notes));»", "",
+  q + "WhatAFileOfBlocksCanNotSayIsRefusedByName")
+F("rows that are no blocks of 256 become blocks of 32", file,
+  "if («row % codes::gguf_encoding(wanted).block == 0») return wanted;", "true", q + "BlocksOfTheKFamily")
+F("QuantizeFilesOptions::overwrite", "src/bigmodel/quantize_files.cpp", "if («!overwrite») raise", "false",
+  q + "BlocksOfAFile")
 F("codes of transposed weights are products of their rows", "src/residency/encoded.cpp",
   "return «weight.transposed» ? tensor.t().is_contiguous()", "false",
   "quantize_tests QuantizeOperators.LayersThatStoreTheirTransposeHaveItsCodes")
@@ -650,6 +668,9 @@ F("weights in bitsandbytes' few bits on disk are read where they lie", "src/bigm
 F("codes of transposed weights are turned when they are loaded decoded", "src/bigmodel/loading.cpp",
   "«for (const auto& name : target.names) turn_bitsandbytes(checkpoint, name);»", "{}",
   "quantize_tests QuantizeOperators.LayersThatStoreTheirTransposeHaveItsCodes")
+F("llama-bpe begins with a token where a .gguf file does not say", "src/models/tokenizer/files.cpp",
+  "asks_for(\"tokenizer.ggml.add_bos_token\", «cuts->adds_bos»)", "false",
+  "tokenizer_tests Tokenizer.OfAGgufFileBeginsWithATokenWhereItsKindDoes")
 file = "src/models/perplexity.cpp"
 F("PerplexityOptions::window", file, "window = «options.window»,", "512", "quantize_files_tests Perplexity.OfAModelThatKnows")
 F("PerplexityOptions::stride", file, "stride = «options.stride == 0 ? window : options.stride»", "window",

@@ -2,7 +2,7 @@
 
 usage: quantize_files_peer.py FOLDER
 
-FOLDER has model/, nf4/ (double quantization), int8/, ids.json, f32.gguf and q8_0.gguf …; all that is found goes to FOLDER/found.json
+FOLDER has ids.json, f32.gguf with q8_0.gguf …, and model/ and gpt2/ with X_nf4/ (double quantization), X_int8/, X.gguf and X_back/ made of that each; all that is found goes to FOLDER/found.json
 """
 import json
 import sys
@@ -12,8 +12,9 @@ import gguf
 import numpy as np
 import torch
 import torch._dynamo
+from bitsandbytes.nn import Linear4bit
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
 torch.set_num_threads(1)
 torch._dynamo.config.disable = True
@@ -39,11 +40,13 @@ def perplexity(model, ids, window, stride):
     return {"loss": total / tokens, "tokens": tokens}
 
 
-def codes(folder):
-    weights = load_file(f"{folder}/model/model.safetensors")
-    four, eight = load_file(f"{folder}/nf4/model.safetensors"), load_file(f"{folder}/int8/model.safetensors")
+def codes(folder, model):
+    weights = load_file(f"{folder}/{model}/model.safetensors")
+    four, eight = load_file(f"{folder}/{model}_nf4/model.safetensors"), load_file(f"{folder}/{model}_int8/model.safetensors")
     differing, seen = [], 0
     for name, weight in weights.items():
+        if model == "gpt2" and name + ".absmax" in four:
+            weight = weight.T.contiguous()  # Conv1D: transformers does so, too
         if name + ".absmax" in four:
             packed, state = bnb.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
             if not (torch.equal(packed, four[name]) and torch.equal(state.absmax, four[name + ".absmax"])):
@@ -52,7 +55,7 @@ def codes(folder):
         elif not torch.equal(four[name], weight):
             differing.append(name)
         scale = name.replace(".weight", ".SCB")
-        if scale in eight:
+        if scale in eight and scale != name:
             rows, scales, _ = bnb.int8_vectorwise_quant(weight.half())
             if not (torch.equal(rows, eight[name]) and torch.equal(scales, eight[scale])):
                 differing.append(name + " int8")
@@ -85,15 +88,31 @@ def blocks(folder, name, kind):
     return {"changed": changed, "differing": differing, "kinds": {key: value.tensor_type.name for key, value in tensors.items()}, "file_type": fields["general.file_type"][1]}
 
 
+def logits(model, ids, path):
+    for module in model.eval().modules():
+        module.training = isinstance(module, Linear4bit)  # which in evaluation change their weights for a kernel in bf16
+    with torch.no_grad():
+        save_file({"logits": model(ids).logits.contiguous()}, path)
+
+
+def converted(folder, model, ids):
+    """A .gguf file of ours of a folder, and the folder that became of it again."""
+    fields, tensors = read(f"{folder}/{model}.gguf")
+    if model != "gpt2":  # of which transformers reads files with 1024 positions only
+        logits(AutoModelForCausalLM.from_pretrained(folder, gguf_file=f"{model}.gguf"), ids, f"{folder}/{model}_gguf_logits.safetensors")
+    tokenizer = AutoTokenizer.from_pretrained(f"{folder}/{model}_back")
+    text = open(f"{folder}/text.txt").read()
+    return {"fields": {key: value for key, (_, value) in fields.items()}, "kinds": {key: value.tensor_type.name for key, value in tensors.items()}, "ids": tokenizer(text)["input_ids"],
+            "chat": tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True), "eos": tokenizer.eos_token_id}
+
+
 def main(folder):
     ids = torch.tensor(json.load(open(f"{folder}/ids.json")))[None]
-    found = {"codes": codes(folder)}
+    found = {"codes": {model: codes(folder, model) for model in ("model", "gpt2")}, "converted": {model: converted(folder, model, ids) for model in ("model", "gpt2")}}
     model = AutoModelForCausalLM.from_pretrained(f"{folder}/model").eval()
     found["perplexity"] = [perplexity(model, ids, window, stride) for window, stride in [(64, 64), (8, 8), (8, 3), (16, 15), (4096, 4096)]]
-    model = AutoModelForCausalLM.from_pretrained(f"{folder}/nf4")
-    model.train()  # in evaluation, layers of 4 bits change their weights for a kernel in bf16
-    with torch.no_grad():
-        save_file({"logits": model(ids).logits.contiguous()}, f"{folder}/logits.safetensors")
+    for name in ("model_nf4", "gpt2_nf4", "gpt2_int8"):
+        logits(AutoModelForCausalLM.from_pretrained(f"{folder}/{name}"), ids, f"{folder}/{name}_logits.safetensors")
     found["blocks"] = {name: blocks(folder, name, kind) for name, kind in [("q8_0", gguf.GGMLQuantizationType.Q8_0), ("q5_1", gguf.GGMLQuantizationType.Q5_1)]}
     with open(f"{folder}/found.json", "w") as file:
         json.dump(found, file)

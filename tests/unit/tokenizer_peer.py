@@ -1,6 +1,7 @@
 """Peer of the tokenizer tests: what the `tokenizers` package makes of many texts.
 
 usage: tokenizer_peer.py cases KIND GGUF FOLDER   writes FOLDER/tokenizer.json (for kind gpt2 vocab.json and merges.txt) and FOLDER/cases.jsonl: text, ids, decoded
+       tokenizer_peer.py auto FOLDER CASES        prints how many of these transformers' tokenizer of the folder has other ids for, and its chat
        tokenizer_peer.py speed FOLDER TEXT        prints the seconds that encoding a file takes, the best of three
 
 The vocabulary is SmolLM2's, from its .gguf file; KIND says what is around it: smollm, gpt2, llama3 or nfc.
@@ -86,4 +87,13 @@ def speed(folder, path):
     print(json.dumps({"seconds": best, "ids": ids}))
 
 
-{"cases": cases, "speed": speed}[sys.argv[1]](*sys.argv[2:])
+def auto(folder, cases):
+    from transformers import AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    wrong = [case["text"] for case in map(json.loads, open(cases, encoding="utf-8")) if tokenizer(case["text"])["input_ids"] != case["ids"]]
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True)
+    special = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
+    print(json.dumps({"wrong": len(wrong), "first": wrong[:3], "chat": chat, "special": special, "longest": tokenizer.model_max_length}))
+
+
+{"cases": cases, "speed": speed, "auto": auto}[sys.argv[1]](*sys.argv[2:])

@@ -8,8 +8,11 @@
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
 
+#include "accelerate/formats/gguf.hpp"
 #include "accelerate/models/tokenizer.hpp"
 #include "accelerate/utils/error.hpp"
+#include "formats/gguf_vocabulary.hpp"
+#include "formats/gguf_writer.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
@@ -280,6 +283,51 @@ TEST(TokenizerParity, SmolLm2FromItsModelAndFromTokenizerJson) {
   EXPECT_THAT(tokenizer.encode("<|im_end|>"), ElementsAre(2));
   EXPECT_EQ(tokenizer.eos_token_id(), 2);
   EXPECT_THAT(tokenizer.encode("The capital of France is"), ElementsAre(504, 3575, 282, 4649, 314));
+}
+
+TEST(TokenizerParity, SmolLm2FromFilesThatItsModelAmountsTo) {
+  SKIP_WITHOUT_PYTHON();
+  SKIP_WITHOUT_DATA();
+  run_peer("smollm");
+  const accelerate::GgufFile file(smollm());
+  for (const auto& [name, text] : accelerate::formats::tokenizer_files(file.metadata(), smollm().string()))
+    std::ofstream(folder("files") / name) << text;
+  const auto cases = folder("smollm") / "cases.jsonl";
+  const auto ours = Tokenizer::from_pretrained(folder("files")), of_model = Tokenizer::from_pretrained(smollm());
+  expect_same(ours, cases, "files");
+  const std::vector<accelerate::models::ChatMessage> chat{{"user", "Hi"}, {"assistant", "Yes?"}, {"user", "No."}};
+  EXPECT_EQ(ours.apply_chat_template(chat), of_model.apply_chat_template(chat));
+  EXPECT_EQ(ours.vocab_size(), of_model.vocab_size());
+  EXPECT_EQ(ours.bos_token_id(), of_model.bos_token_id());
+  EXPECT_EQ(ours.eos_token_id(), of_model.eos_token_id());
+  EXPECT_EQ(ours.pad_token_id(), of_model.pad_token_id());
+  const auto peer =
+      support::run_python("tests/unit/tokenizer_peer.py", {"auto", folder("files").string(), cases.string()});
+  ASSERT_EQ(peer.exit_code, 0) << peer.output;
+  const auto theirs = json::parse(peer.output);
+  EXPECT_EQ(theirs["wrong"], 0) << theirs;
+  EXPECT_EQ(theirs["chat"], ours.apply_chat_template({{"user", "Hi"}}));
+  EXPECT_EQ(theirs["special"], json({1, 2, 2}));
+  EXPECT_EQ(theirs["longest"], *file.metadata().integer("llama.context_length"));
+}
+
+/// As llama.cpp reads files that don't say whether texts begin with a token.
+TEST(Tokenizer, OfAGgufFileBeginsWithATokenWhereItsKindDoes) {
+  using accelerate::formats::gguf_entry;
+  for (const std::string cuts : {"llama-bpe", "gpt-2"}) {
+    const accelerate::formats::GgufOutline outline{
+        .entries = {gguf_entry("tokenizer.ggml.model", "gpt2"), gguf_entry("tokenizer.ggml.pre", cuts),
+                    gguf_entry("tokenizer.ggml.tokens", std::vector<std::string>{"a", "<s>"}),
+                    gguf_entry("tokenizer.ggml.token_type", std::vector<int32_t>{1, 3}),
+                    gguf_entry("tokenizer.ggml.merges", std::vector<std::string>()),
+                    gguf_entry("tokenizer.ggml.bos_token_id", 1U)}};
+    const auto path = folder("begins") / (cuts + ".gguf");
+    accelerate::formats::GgufWriter("test", path, outline).finish();
+    const std::vector<int64_t> expected = cuts == "llama-bpe" ? std::vector<int64_t>{1, 0} : std::vector<int64_t>{0};
+    EXPECT_EQ(Tokenizer::from_pretrained(path).encode("a"), expected) << cuts;
+    const auto files = accelerate::formats::tokenizer_files(accelerate::GgufFile(path).metadata(), path.string());
+    EXPECT_EQ(load(json::parse(files.at("tokenizer.json"))).encode("a"), expected) << cuts;
+  }
 }
 
 TEST(TokenizerParity, Gpt2FromVocabularyAndMerges) {

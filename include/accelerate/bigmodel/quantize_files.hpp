@@ -18,15 +18,15 @@ namespace accelerate {
 
 struct QuantizeFilesOptions {
   /// - "nf4", "fp4" or "int8" (bitsandbytes'): the weights of linear layers; the result is a Hugging Face folder.
-  /// - "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k" or "q6_k" (GGUF's blocks): of all matrices; from a .gguf
-  ///   file to a .gguf file.
+  /// - "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k" or "q6_k" (GGUF's blocks): of all matrices; the result
+  ///   is a .gguf file.
   std::string to = "nf4";
   /// Of nf4 and fp4: elements to a scale, a power of two from 32 to 4096; bitsandbytes reads 64.
   int64_t block_size = 64;
   /// Of nf4 and fp4: scales in 8 bits.
   bool double_quantize = false;
-  /// Modules that stay as they are, besides those of the default: names ("k_proj"), or dotted paths; of GGUF's blocks:
-  /// names of tensors, or what they begin with up to a dot ("blk.0").
+  /// Modules that stay as they are, besides those of the default: names ("k_proj"), or dotted paths; of GGUF's blocks
+  /// also names of tensors in the result, or what they begin with up to a dot ("blk.0").
   std::vector<std::string> skip_modules;
   /// Of nf4, fp4 and int8, float32, float16 or bfloat16: what config.json says that products of 4-bit weights are
   /// computed in. Also the dtype of decoded blocks of a .gguf file that stay numbers.
@@ -43,7 +43,7 @@ struct QuantizeFilesOptions {
 };
 
 struct QuantizedTensor {
-  std::string name;  ///< as in the file that is read; Hugging Face's for a .gguf file that becomes a folder
+  std::string name;  ///< as in the result: Hugging Face's in a folder, llama.cpp's in a .gguf file
   std::string from;  ///< "float32", "Q4_1" …
   std::string to;    ///< "nf4" …; as `from` for what stays, but see QuantizeFilesOptions::compute_dtype
   std::string kept;  ///< why it stays, or empty
@@ -63,13 +63,20 @@ struct QuantizedFiles {
 /// .gguf file. @param to  a folder or a .gguf file, which appears when it is whole; beside it there are temporary files
 /// meanwhile, for folders twice as large as the result.
 /// - Folders: layers are known from the architecture (describe_architecture()). Heads stay, as does what
-///   transformers would leave out by itself; config.json gets a quantization_config that names them. Everything else in
-///   the folder but weights is copied, files of up to 64 MiB each. int8 is encoded from fp16, as bitsandbytes does.
-/// - GGUF's blocks: metadata is kept, but for general.file_type and general.quantization_version. Vectors, rows that
-///   are no whole blocks, and what llama.cpp reads as numbers stay as they are.
-/// @throws ConfigError for options that can't be, an architecture without known linear layers, a result that is there,
-/// and weights that can't be encoded (NaN), by name; CheckpointError for damaged or missing files and weights that are
-/// in bitsandbytes' few bits already; ResourceError for a full disk
+///   transformers would leave out by itself; config.json gets a quantization_config that names them. Weights that are
+///   stored as [inputs, outputs] (GPT-2's) have the codes of their transposes, as in transformers. Everything else in
+///   the folder but weights is copied, files of up to 64 MiB each; of a .gguf file, tokenizer.json,
+///   tokenizer_config.json, generation_config.json and chat_template.jinja are made of a byte-level BPE vocabulary.
+///   int8 is encoded from fp16, as bitsandbytes does.
+/// - GGUF's blocks of a .gguf file: metadata is kept, but for general.file_type and general.quantization_version. Of a
+///   folder: names, order of rows and metadata as llama.cpp's converter has them, for model_type llama, mistral,
+///   mixtral, qwen2 and gpt2, with the vocabulary of a byte-level BPE tokenizer.json. Rows that are no whole blocks of
+///   256 get those of 32 that llama.cpp takes then: q5_0 for q4_k, q5_1 for q5_k, q8_0 for q6_k. Vectors, other rows
+///   that are no whole blocks, and what llama.cpp reads as numbers stay (of a folder: vectors in fp32).
+/// @throws ConfigError for options that can't be, an architecture without known linear layers or without a place in
+/// .gguf files, a vocabulary that has none, a result that is there, and weights that can't be encoded (NaN), by name;
+/// CheckpointError for damaged or missing files and weights that are in bitsandbytes' few bits already; ResourceError
+/// for a full disk
 ACCELERATE_API QuantizedFiles quantize_files(const std::filesystem::path& from, const std::filesystem::path& to,
                                              const QuantizeFilesOptions& options = {});
 

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "accelerate/formats/gguf.hpp"
+#include "formats/gguf_vocabulary.hpp"
 #include "models/json_file.hpp"
 #include "models/tokenizer/content.hpp"
 #include "utils/raise.hpp"
@@ -12,12 +13,8 @@ namespace accelerate::models {
 namespace {
 
 namespace fs = std::filesystem;
+using formats::GgufTokenKind;
 using nlohmann::json;
-
-constexpr const char* kLlama3Pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kQwen2Pattern =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 SplitStep digits(bool individual) { return {Pattern(individual ? R"(\p{N})" : R"(\p{N}+)")}; }
 
@@ -58,7 +55,9 @@ int64_t id_in(const json& id, const fs::path& path) {
 /// tokenizer.json, a piece at a time. The json library's own exceptions say what has a wrong type.
 class TokenizerJson {
  public:
-  explicit TokenizerJson(const fs::path& path) : path_(path), root_(read_json(path)) {}
+  explicit TokenizerJson(const fs::path& path) : TokenizerJson(path, read_json(path)) {}
+  /// @param root  some of what such a file has
+  TokenizerJson(fs::path path, json root) : path_(std::move(path)), root_(std::move(root)) {}
 
   TokenizerParts read() {
     // A misspelt field would be left out, and the ids be others.
@@ -74,8 +73,7 @@ class TokenizerJson {
     try {
       read_model();
       for (const auto& token : root_.value("added_tokens", json::array())) read_added(token);
-      if (root_.contains("normalizer")) read_normalizer(root_["normalizer"]);
-      if (root_.contains("pre_tokenizer")) read_pre_tokenizer(root_["pre_tokenizer"]);
+      read_steps();
       if (root_.contains("post_processor")) read_post_processor(root_["post_processor"]);
       if (root_.contains("decoder")) check_decoder(root_["decoder"]);
     } catch (const json::exception& error) {
@@ -89,7 +87,17 @@ class TokenizerJson {
     return std::move(parts_);
   }
 
+  /// Only how text is cut.
+  TokenizerParts read_cutting() {
+    read_steps();
+    return std::move(parts_);
+  }
+
  private:
+  void read_steps() {
+    if (root_.contains("normalizer")) read_normalizer(root_["normalizer"]);
+    if (root_.contains("pre_tokenizer")) read_pre_tokenizer(root_["pre_tokenizer"]);
+  }
   [[noreturn]] void unsupported(const std::string& what, const json& found) const {
     refuse_file(path_, "{} {} is not supported; this is a byte-level BPE tokenizer.", what, show_json(found, 200));
   }
@@ -245,19 +253,6 @@ void read_settings(const fs::path& folder, TokenizerParts& parts) {
     parts.chat_template = found->get<std::string>();
 }
 
-/// How the models cut text whose names llama.cpp's converter writes.
-std::vector<PreTokenizerStep> pre_tokenizer_of(const std::string& name, const fs::path& path) {
-  if (name == "smollm" || name == "starcoder" || name == "refact" || name == "command-r")
-    return {digits(true), SplitStep{Pattern(kGpt2Pattern)}};
-  if (name == "gpt-2") return {SplitStep{Pattern(kGpt2Pattern)}};
-  if (name == "llama-bpe") return {SplitStep{Pattern(kLlama3Pattern)}};
-  if (name == "qwen2") return {SplitStep{Pattern(kQwen2Pattern)}};
-  refuse_file(path,
-              "its text is cut the way of '{}' (tokenizer.ggml.pre), expected one of smollm, gpt-2, "
-              "llama-bpe, qwen2, starcoder, refact, command-r. Use the model's tokenizer.json.",
-              name);
-}
-
 TokenizerParts read_gguf(const fs::path& path) {
   const GgufFile file(path);
   const auto& metadata = file.metadata();
@@ -283,25 +278,33 @@ TokenizerParts read_gguf(const fs::path& path) {
   }
   if (const auto* kinds = metadata.find_as<std::vector<int64_t>>("tokenizer.ggml.token_type");
       kinds && kinds->size() == tokens->size()) {
-    constexpr int64_t kControl = 3, kUserDefined = 4;
     for (size_t id = 0; id < kinds->size(); ++id)
-      if ((*kinds)[id] == kControl || (*kinds)[id] == kUserDefined)
-        parts.added.push_back({(*tokens)[id], static_cast<int64_t>(id), (*kinds)[id] == kControl});
+      if (const auto kind = static_cast<GgufTokenKind>((*kinds)[id]);
+          kind == GgufTokenKind::control || kind == GgufTokenKind::user_defined)
+        parts.added.push_back({(*tokens)[id], static_cast<int64_t>(id), kind == GgufTokenKind::control});
   }
-  parts.pre_tokenizers = pre_tokenizer_of(text("tokenizer.ggml.pre"), path);
+  const auto* cuts = formats::find_gguf_pre_tokenizer(text("tokenizer.ggml.pre"));
+  if (!cuts)
+    refuse_file(path,
+                "its text is cut the way of '{}' (tokenizer.ggml.pre), expected one of {}. Use the model's "
+                "tokenizer.json.",
+                text("tokenizer.ggml.pre"), formats::gguf_pre_tokenizer_names());
+  auto cutting =
+      TokenizerJson(path, {{"normalizer", cuts->normalizer}, {"pre_tokenizer", cuts->pre_tokenizer}}).read_cutting();
+  parts.normalizers = std::move(cutting.normalizers);
+  parts.pre_tokenizers = std::move(cutting.pre_tokenizers);
   const auto* prefix_space = metadata.find_as<bool>("tokenizer.ggml.add_space_prefix");
   if (prefix_space && *prefix_space) parts.pre_tokenizers.insert(parts.pre_tokenizers.begin(), PrefixSpace{});
-  parts.whole_words = text("tokenizer.ggml.pre") == "llama-bpe";
-  if (text("tokenizer.ggml.pre") == "qwen2") parts.normalizers = {Normalization::nfc};
+  parts.whole_words = cuts->whole_words;
   parts.bos = metadata.integer("tokenizer.ggml.bos_token_id");
   parts.eos = metadata.integer("tokenizer.ggml.eos_token_id");
   parts.pad = metadata.integer("tokenizer.ggml.padding_token_id");
-  const auto asks_for = [&](const char* key) {
+  const auto asks_for = [&](const char* key, bool missing) {
     const auto* value = metadata.find_as<bool>(key);
-    return value && *value;
+    return value ? *value : missing;
   };
-  if (parts.bos && asks_for("tokenizer.ggml.add_bos_token")) parts.prefix = {*parts.bos};
-  if (parts.eos && asks_for("tokenizer.ggml.add_eos_token")) parts.suffix = {*parts.eos};
+  if (parts.bos && asks_for("tokenizer.ggml.add_bos_token", cuts->adds_bos)) parts.prefix = {*parts.bos};
+  if (parts.eos && asks_for("tokenizer.ggml.add_eos_token", false)) parts.suffix = {*parts.eos};
   parts.chat_template = text("tokenizer.chat_template");
   return parts;
 }
