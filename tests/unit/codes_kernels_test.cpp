@@ -227,7 +227,7 @@ TEST(CodesKernels, ExactProductsComeInPanelsBothWays) {
         fmt::format("{} [{}, {}] {}", codes::name(w.encoding), w.rows(), w.columns(), c10::toString(x.scalar_type()));
     const auto weight = codes::decode(w, at::kFloat).to(at::kDouble);
     const auto bias = torch::randn({w.rows()}).to(x.scalar_type()),
-               g = torch::randn({2, 3, w.rows()}).to(x.scalar_type());
+               g = torch::randn({x.numel() / w.columns(), w.rows()}).to(x.scalar_type());
     const auto y = kernels::exact_linear(x, w, bias), back = kernels::exact_linear_back(g, w);
     EXPECT_EQ(y.scalar_type(), x.scalar_type());
     EXPECT_LT(relative_error(y, torch::matmul(x.to(at::kDouble), weight.t()) + bias), most) << what;
@@ -237,6 +237,7 @@ TEST(CodesKernels, ExactProductsComeInPanelsBothWays) {
     const auto w = random_codes(encoding, 300, 512);  // a panel, and a narrow one, or one for each thread
     expect_exact(w, torch::randn({5, 512}), 1e-6);
     expect_exact(w, torch::randn({5, 512}).to(at::kBFloat16), 0.01);
+    expect_exact(w, torch::randn({2, 260, 512}), 1e-6);  // all threads on one panel
   }
   // Sums in parts: so many are more than a panel has room for, and fp32 errs by a little more.
   for (const auto encoding : {Encoding::int8_rowwise, Encoding::nf4, Encoding::q8_0})

@@ -41,19 +41,25 @@ int64_t up_to(int64_t value, int64_t unit) { return (value + unit - 1) / unit * 
 struct Panels {
   bool back;
   int64_t outputs, sums;  ///< N and K, or K and N
+  bool together;          ///< all threads multiply one panel: else each reads all of x, which may be much
   int64_t width, step;    ///< of outputs, and of the sum, at a time
 
-  Panels(const Codes& w, const Decoder& decoder, bool turned, bool is_fp32)
-      : back(turned), outputs(turned ? w.columns() : w.rows()), sums(turned ? w.rows() : w.columns()) {
-    constexpr int64_t kElements = 1 << 18;  // a megabyte of fp32
-    constexpr int64_t kLeastWidth = 64;     // below, LibTorch's products are slow
+  /// @param rows  of x
+  Panels(const Codes& w, const Decoder& decoder, bool turned, bool is_fp32, int64_t rows)
+      : back(turned),
+        outputs(turned ? w.columns() : w.rows()),
+        sums(turned ? w.rows() : w.columns()),
+        together(rows >= 512) {
+    const int64_t elements = together ? 1 << 21 : 1 << 18;  // eight megabytes of fp32, or one
+    constexpr int64_t kLeastWidth = 64;                     // below, LibTorch's products are slow
     constexpr int64_t kWorthAThread = 1 << 14;
     const int64_t unit = up_to(kLeastWidth, back ? decoder.unit() : 1);
-    const int64_t share = up_to(std::max(outputs / at::get_num_threads(), kWorthAThread / sums + 1), unit);
-    width = std::min(share, std::max(unit, kElements / sums / unit * unit));
+    const int64_t share =
+        together ? outputs : up_to(std::max(outputs / at::get_num_threads(), kWorthAThread / sums + 1), unit);
+    width = std::min(share, std::max(unit, elements / sums / unit * unit));
     // Numbers of 16 bits would be rounded between the parts of a sum.
-    const bool fits = !is_fp32 || width * sums <= 2 * kElements;
-    step = fits ? sums : up_to(kElements / width, back ? 1 : decoder.unit());
+    const bool fits = !is_fp32 || width * sums <= 2 * elements;
+    step = fits ? sums : up_to(elements / width, back ? 1 : decoder.unit());
   }
 };
 
@@ -61,7 +67,7 @@ struct Panels {
 at::Tensor by_panels(const at::Tensor& x, const Codes& w, const Decoder& decoder, const Bias& bias, bool back) {
   const NoAutograd no_autograd;
   const bool is_fp32 = x.scalar_type() == at::kFloat;
-  const Panels panels(w, decoder, back, is_fp32);
+  const Panels panels(w, decoder, back, is_fp32, x.numel() / x.size(-1));
   const int64_t columns = w.columns();
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = panels.outputs;
@@ -79,10 +85,12 @@ at::Tensor by_panels(const at::Tensor& x, const Codes& w, const Decoder& decoder
         const int64_t step = std::min(panels.step, panels.sums - summed);
         const int64_t top = back ? summed : first, left = back ? first : summed;
         const int64_t height = back ? step : width, length = back ? width : step;
-        for (int64_t row = 0; row < height; ++row) {
-          const int64_t element = (top + row) * columns + left;
-          decoder(element, element + length, numbers.mutable_data_ptr<float>() + row * length);
-        }
+        parallel_ranges(height, 16, [&](int64_t row, int64_t last) {
+          for (; row < last; ++row) {
+            const int64_t element = (top + row) * columns + left;
+            decoder(element, element + length, numbers.mutable_data_ptr<float>() + row * length);
+          }
+        });
         at::Tensor part = rounded.narrow(0, 0, height * length);
         if (!is_fp32) part.copy_(numbers.narrow(0, 0, height * length));
         part = part.view({height, length});
@@ -94,7 +102,8 @@ at::Tensor by_panels(const at::Tensor& x, const Codes& w, const Decoder& decoder
     }
   };
   const int64_t count = (panels.outputs + panels.width - 1) / panels.width;
-  parallel_ranges(count, 1, work);
+  if (panels.together) work(0, count);
+  else parallel_ranges(count, 1, work);
   return y;
 }
 

@@ -9,8 +9,9 @@
 namespace accelerate::codes::kernels {
 
 /// x w^T + bias with the decoded weight, in x's dtype; without autograd. On the CPU a panel of the weight that stays in
-/// the cache is decoded and multiplied, then the next, by each thread. There, codes that are kept once are put into
-/// their own order first (drop_packed()): such products come one after another, in training, and their gradients.
+/// the cache is decoded and multiplied, then the next, by each thread, or by all together for many rows. There, codes
+/// that are kept once are put into their own order first (drop_packed()): such products come one after another, in
+/// training, and their gradients.
 /// @param x  [.., K], any floating dtype, where the codes are. @param w  [N, K], checked. @param bias  [N] of x's
 /// dtype, or none
 /// @return  [.., N]
