@@ -30,12 +30,15 @@ struct Recipe {
   const char* name;
   bool autocasts;
   std::optional<FP8Recipe> fp8;
+  double moved = 0;  ///< weights of the start are, by so much of themselves, at random
 };
 
 std::vector<Recipe> recipes() {
   const auto ao = [](AORecipe config) { return FP8Recipe{.backend = FP8Backend::ao, .config = config}; };
   return {{"fp32", false, {}},
           {"bf16", true, {}},
+          // How far apart two runs are that begin as far apart as rounding to E4M3 moves weights, and then do the same.
+          {"bf16_moved", true, {}, 0.0265},
           {"te", true, FP8Recipe{}},
           {"te_max_16", true, FP8Recipe{.amax_history_len = 16, .amax_compute_algo = AmaxComputeAlgo::max}},
           {"te_current", true, FP8Recipe{.use_current_scaling = true}},
@@ -57,6 +60,10 @@ struct Run {
                                                        .resid_pdrop = 0,
                                                        .embd_pdrop = 0,
                                                        .attn_pdrop = 0});
+    if (recipe.moved > 0) {
+      const torch::NoGradGuard no_grad;
+      for (const auto& parameter : model->parameters()) parameter.mul_(1 + recipe.moved * torch::randn_like(parameter));
+    }
     optimizer = std::make_unique<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(kRate));
     if (recipe.fp8) training = std::make_unique<FP8Training>(*recipe.fp8, model);
   }
