@@ -491,7 +491,7 @@ fs::path in_gguf(const WideNet& net, const std::string& encoding) {
   namespace formats = accelerate::formats;
   const auto tensors = accelerate::ModelRef(net).state();
   formats::GgufOutline outline;
-  outline.entries = {formats::gguf_entry("general.file_type", 0)};
+  outline.entries = {formats::gguf_entry("general.file_type", 0U)};
   for (const auto& [name, tensor] : tensors)
     outline.tensors.push_back({name, tensor.sizes().vec(), formats::find_gguf_encoding(0)});
   formats::GgufWriter writer("test", scratch("f32.gguf"), outline);
