@@ -268,7 +268,7 @@ TEST(FindModel, SaysWhatIsWrongWithAFile) {
               AllOf(HasSubstr("neither a file or folder"), HasSubstr("Did you mean 'llama-3-8b'")));
 }
 
-TEST(FindModel, ReadsAHeaderOf200000TensorsInSeconds) {
+TEST(FindModel, ReadsAHeaderOf200000TensorsInOneSecond) {
   const auto dir = folder("many");
   std::string header;
   for (int i = 0; i < 200'000; ++i)
@@ -278,7 +278,7 @@ TEST(FindModel, ReadsAHeaderOf200000TensorsInSeconds) {
   const auto length = static_cast<uint64_t>(header.size());
   write(dir / "many.safetensors", std::string(reinterpret_cast<const char*>(&length), sizeof length) + header);
 #ifdef NDEBUG
-  constexpr double kMostSeconds = 3;  // alone one; beside others on the same core up to twice that
+  constexpr double kMostSeconds = 1;
 #else
   constexpr double kMostSeconds = 10;  // not optimised, or with a sanitizer
 #endif
