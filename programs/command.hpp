@@ -3,12 +3,16 @@
 /// What commands share whose launcher has checked their options against its table: it starts them with what they are
 /// about, and pairs of an option and its text.
 
+#include <charconv>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <functional>
+#include <iostream>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +24,7 @@
 #include <accelerate/utils/progress.hpp>
 
 #include "utils/error_text.hpp"
+#include "utils/raise.hpp"
 
 namespace command {
 
@@ -41,30 +46,61 @@ class Given {
     return found.empty() ? std::nullopt : std::optional(found.back());
   }
   bool on(const std::string& name) const { return text(name) == "true"; }
-  /// Sets what was given; the launcher has checked that it is a number.
-  void read(const std::string& name, int64_t& value) const {
-    if (const auto given = text(name)) value = std::stoll(*given);
+  std::optional<int64_t> whole(const std::string& name, int64_t least = std::numeric_limits<int64_t>::min(),
+                               int64_t most = std::numeric_limits<int64_t>::max()) const {
+    const auto value = number<int64_t>(name, "a whole number");
+    if (value && (*value < least || *value > most))
+      accelerate::raise<accelerate::ConfigError>("--{} is {}, expected {}", name, *value,
+                                                 most == std::numeric_limits<int64_t>::max()
+                                                     ? fmt::format("{} or more", least)
+                                                     : fmt::format("a number from {} to {}", least, most));
+    return value;
   }
-  void read(const std::string& name, double& value) const {
-    if (const auto given = text(name)) value = std::stod(*given);
+  std::optional<double> real(const std::string& name) const {
+    const auto value = number<double>(name, "a number");
+    if (value && !std::isfinite(*value))
+      accelerate::raise<accelerate::ConfigError>("--{} is {}, expected a finite number", name, *value);
+    return value;
   }
+  /// Sets what was given.
+  void read(const std::string& name, int64_t& value) const { value = whole(name).value_or(value); }
+  void read(const std::string& name, double& value) const { value = real(name).value_or(value); }
+  /// More than a large machine has would only take memory: for each one its stack, and in the end none is left.
+  std::optional<int> threads() const { return whole("num_threads", 1, 1024); }
 
  private:
+  template <class Number> std::optional<Number> number(const std::string& name, const char* expected) const {
+    const auto given = text(name);
+    if (!given) return std::nullopt;
+    Number value{};
+    const char *const begin = given->data() + given->starts_with('+'), *const end = given->data() + given->size();
+    if (const auto [rest, error] = std::from_chars(begin, end, value); error == std::errc() && rest == end)
+      return value;
+    accelerate::raise<accelerate::ConfigError>("--{} is '{}', expected {}", name, *given, expected);
+  }
+
   std::vector<std::pair<std::string, std::string>> texts_;
 };
 
-inline volatile std::sig_atomic_t interrupted = 0;
+inline volatile std::sig_atomic_t interrupted = 0;  ///< the signal
 
-/// The first signal asks what runs to stop, by `interrupted`; the second one ends the program as it is.
+/// As shells have it.
+inline int exit_code_of(int signal) { return 128 + signal; }
+
+/// The first signal asks what runs to stop, by `interrupted`; the second one ends the program as it is. The end of a
+/// terminal that is to be ignored (nohup) still is.
 inline void listen_for(int signal) {
-  std::signal(signal, [](int) {
-    if (interrupted) ::_exit(130);
-    interrupted = 1;
+  const auto before = std::signal(signal, [](int number) {
+    if (interrupted) ::_exit(exit_code_of(number));
+    interrupted = number;
   });
+  if (signal == SIGHUP && before == SIG_IGN) std::signal(signal, SIG_IGN);
 }
 
 /// Ends a command that was asked to stop and has cleaned up.
-struct Interrupted {};
+struct Interrupted {
+  std::string outcome = "nothing was written";
+};
 
 /// Draws on a terminal only.
 class Bar {
@@ -89,6 +125,14 @@ class Bar {
   std::optional<accelerate::ProgressBar> bar_;
 };
 
+/// @throws ResourceError if something that was written to standard output got lost
+inline void flush_output() {
+  std::cout.flush();
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) || !std::cout)
+    accelerate::raise<accelerate::ResourceError>(
+        "standard output can't be written, and what it had to say is lost; all else was done. Is the disk full?");
+}
+
 /// main() of `accelerate <name>`. @param about  words before the options @param run  gets all words
 inline int main_of(const char* name, size_t about, int argc, char** argv,
                    const std::function<int(const std::vector<std::string>&)>& run) {
@@ -98,9 +142,12 @@ inline int main_of(const char* name, size_t about, int argc, char** argv,
                         name),
            64;
   try {
-    return run(words);
-  } catch (const Interrupted&) {
-    return std::fprintf(stderr, "accelerate %s: interrupted, nothing was written\n", name), 130;
+    const int code = run(words);
+    flush_output();
+    return code;
+  } catch (const Interrupted& end) {
+    std::fprintf(stderr, "accelerate %s: interrupted, %s\n", name, end.outcome.c_str());
+    return exit_code_of(interrupted);
   } catch (const accelerate::Error& error) {
     std::fprintf(stderr, "accelerate %s: %s\n", name, error.what());
     return error.exit_code();

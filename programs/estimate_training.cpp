@@ -54,6 +54,7 @@ class TrainedModel {
     if (!config_.is_object())
       accelerate::raise<accelerate::CheckpointError>(
           "'{}' has no config.json, or it is no JSON object, expected the model's config", name);
+    refuse_codes();
     if (type() == "bert") config_["architectures"] = {"BertForSequenceClassification"};  // the body alone has no loss
     std::string folder = (fs::temp_directory_path() / "accelerate-estimate-XXXXXX").string();
     if (!::mkdtemp(folder.data()))
@@ -109,6 +110,23 @@ class TrainedModel {
   int64_t tokens() const { return settings_.tokens.value_or(128); }
 
  private:
+  /// Weights in few bits are frozen, so that a training loop of the whole model is none that could be run.
+  void refuse_codes() const {
+    std::string encoding;
+    try {
+      if (accelerate::is_there(settings_.model))
+        if (const auto model = accelerate::find_model(settings_.model); model.stored) encoding = model.stored->encoding;
+    } catch (const accelerate::Error&) {  // what is wrong with the model is said where it is built
+    }
+    const bool configured = config_.contains("quantization_config") && !config_["quantization_config"].is_null();
+    if (encoding.empty() && !configured) return;
+    accelerate::raise<ConfigError>(
+        "'{}' has weights in few bits ({}), expected a model in floating point: such weights are frozen, and "
+        "--strategy counts the training of all weights with AdamW. Give the model that they were made of, or its "
+        "config.json without quantization_config; without --strategy the table has what the files hold",
+        settings_.model, encoding.empty() ? "the quantization_config of its config.json" : encoding);
+  }
+
   std::string type() const {
     return config_.contains("model_type") && config_["model_type"].is_string()
                ? config_["model_type"].get<std::string>()

@@ -22,6 +22,7 @@
 
 #include <unistd.h>
 
+#include "bigmodel/left_over.hpp"
 #include "blocks.hpp"
 #include "command.hpp"
 #include "few_bits.hpp"
@@ -162,11 +163,13 @@ accelerate::DispatchedModel dispatch(const std::shared_ptr<torch::nn::Module>& m
     options.device_map = accelerate::DeviceMap{{"", at::hasCUDA() ? accelerate::Place(0) : accelerate::Place("cpu")}};
   options.no_split_module_classes = block_classes(*module);
   options.dtype = dtype_of(given.text("dtype").value_or("float32"));
+  options.strict = !accelerate::bigmodel::has_left_over_only(accelerate::ModelRef(module), checkpoint);
   if (const auto config = few_bits_of(checkpoint, given))
     return accelerate::load_and_quantize_model(accelerate::ModelRef(module), *config, checkpoint,
                                                {.device_map = options.device_map,
                                                 .no_split_module_classes = options.no_split_module_classes,
-                                                .max_memory = options.max_memory});
+                                                .max_memory = options.max_memory,
+                                                .strict = options.strict});
   // As they are in the file they are smaller and faster. Who asks for numbers gets numbers, and parts that come and go
   // are numbers, too.
   options.keep_codes = !given.text("dtype") && !given.text("device_map") && !options.max_memory && !at::hasCUDA();
@@ -266,7 +269,7 @@ models::GenerationConfig generation_of(const fs::path& checkpoint, const models:
                                        const Given& given) {
   auto config = models::GenerationConfig::from_pretrained(checkpoint);
   config.max_new_tokens = 256;
-  if (const auto text = given.text("max_new_tokens")) config.max_new_tokens = std::stoll(*text);
+  if (const auto most = given.whole("max_new_tokens")) config.max_new_tokens = most;
   if (auto stops = given.all("stop"); !stops.empty()) config.stop_strings = std::move(stops);
   given.read("temperature", config.temperature);
   given.read("top_k", config.top_k);
@@ -307,10 +310,8 @@ nlohmann::ordered_json report_of(const Measured& measured, double load_seconds, 
 }
 
 int talk(const fs::path& model, const Given& given) {
-  int64_t threads = 0;
-  given.read("num_threads", threads);
-  if (threads > 0) at::set_num_threads(static_cast<int>(threads));
-  if (const auto seed = given.text("seed")) torch::manual_seed(static_cast<uint64_t>(std::stoll(*seed)));
+  if (const auto threads = given.threads()) at::set_num_threads(*threads);
+  if (const auto seed = given.whole("seed")) torch::manual_seed(static_cast<uint64_t>(*seed));
   else torch::manual_seed(std::random_device()());
 
   const auto begin = Clock::now();
@@ -383,7 +384,7 @@ int talk(const fs::path& model, const Given& given) {
   } else {
     one({std::istreambuf_iterator<char>(std::cin), {}});
   }
-  return command::interrupted ? 130 : 0;
+  return command::interrupted ? command::exit_code_of(command::interrupted) : 0;
 }
 
 }  // namespace

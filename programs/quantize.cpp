@@ -11,8 +11,10 @@
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <optional>
 
+#include "bigmodel/left_over.hpp"
 #include "blocks.hpp"
 #include "command.hpp"
 #include "few_bits.hpp"
@@ -35,17 +37,19 @@ double perplexity_of(const fs::path& checkpoint, const at::Tensor& ids, const ch
   }();
   model.module()->eval();
   const accelerate::ModelRef module(model.module());
+  const bool strict = !accelerate::bigmodel::has_left_over_only(module, checkpoint);
   const auto weights = [&] {
     if (auto config = quantization_of(checkpoint)) {
       config->exact_products = exact;
-      return accelerate::load_and_quantize_model(module, *config, checkpoint);
+      return accelerate::load_and_quantize_model(module, *config, checkpoint, {.strict = strict});
     }
     return accelerate::load_checkpoint_and_dispatch(
         module, checkpoint,
         {.device_map = accelerate::DeviceMap{{"", at::hasCUDA() ? accelerate::Place(0) : accelerate::Place("cpu")}},
          .dtype = at::kFloat,
          .keep_codes = true,
-         .exact_products = exact});
+         .exact_products = exact,
+         .strict = strict});
   }();
   command::Bar bar(description, "token");
   models::PerplexityOptions options;
@@ -79,29 +83,23 @@ at::Tensor tokens_of(const fs::path& model, const fs::path& text, int64_t most) 
 Report quantize(const fs::path& in, const fs::path& out, const Given& given) {
   accelerate::QuantizeFilesOptions options;
   options.to = *given.text("to");
-  given.read("block_size", options.block_size);
+  options.block_size = given.whole("block_size");
   options.double_quantize = given.on("double_quantize");
   options.skip_modules = given.all("skip_modules");
   if (const auto text = given.text("compute_dtype"))
     options.compute_dtype = *text == "float16" ? at::kHalf : *text == "bfloat16" ? at::kBFloat16 : at::kFloat;
-  given.read("threshold", options.threshold);
+  options.threshold = given.real("threshold");
   options.measure_errors = given.on("report");
   options.overwrite = given.on("overwrite");
 
+  accelerate::check_quantize_files(in, out, options);
   Report report;
   const auto text = given.text("text");
   const bool exact = given.on("exact_products");
   at::Tensor ids;
   if (text) {
-    int64_t most = 2048;
-    given.read("max_tokens", most);
-    ids = tokens_of(in, *text, most);
+    ids = tokens_of(in, *text, given.whole("max_tokens", 2).value_or(2048));
     report.tokens = ids.numel();
-    if (accelerate::is_there(out) && !options.overwrite)
-      accelerate::raise<accelerate::ConfigError>(
-          "'{}' exists. Choose another place, or allow to overwrite it "
-          "(--overwrite)",
-          out.string());
     report.before = perplexity_of(in, ids, "before", exact);
   }
   command::Bar bar("quantizing", "tensor");
@@ -112,8 +110,20 @@ Report quantize(const fs::path& in, const fs::path& out, const Given& given) {
   };
   report.files = accelerate::quantize_files(in, out, options);
   bar.finish(all_tensors);
-  if (text) report.after = perplexity_of(out, ids, "after", exact);
+  if (!text) return report;
+  try {
+    report.after = perplexity_of(out, ids, "after", exact);
+  } catch (const command::Interrupted&) {
+    throw command::Interrupted{fmt::format("'{}' is whole; its perplexity was not measured", out.string())};
+  }
   return report;
+}
+
+/// How many tensors are in which encoding or dtype.
+std::map<std::string, int64_t> encodings_of(const accelerate::QuantizedFiles& files) {
+  std::map<std::string, int64_t> counts;
+  for (const auto& tensor : files.tensors) ++counts[tensor.to];
+  return counts;
 }
 
 nlohmann::ordered_json json_of(const Report& report, bool wants_report, const fs::path& out, const std::string& to) {
@@ -124,6 +134,7 @@ nlohmann::ordered_json json_of(const Report& report, bool wants_report, const fs
                               {"to", to},
                               {"bytes_before", report.files.bytes_before},
                               {"bytes_after", report.files.bytes_after},
+                              {"encodings", encodings_of(report.files)},
                               {"notes", report.files.notes}};
   if (!wants_report) return json;
   auto tensors = nlohmann::ordered_json::array();
@@ -143,20 +154,19 @@ nlohmann::ordered_json json_of(const Report& report, bool wants_report, const fs
   return json;
 }
 
-void print(const Report& report, bool wants_report, const fs::path& out, const std::string& to) {
+void print(const Report& report, bool wants_report, const fs::path& out) {
   const auto& files = report.files;
-  int64_t kept = 0;
   if (wants_report) std::printf("%10s  %12s  %12s  tensor\n", "error", "bytes before", "after");
   for (const auto& tensor : files.tensors) {
-    kept += !tensor.kept.empty();
     if (!wants_report) continue;
     std::printf("%10s  %12lld  %12lld  %s%s\n", tensor.error ? fmt::format("{:.5f}", *tensor.error).c_str() : "-",
                 static_cast<long long>(tensor.bytes_before), static_cast<long long>(tensor.bytes_after),
                 tensor.name.c_str(),
                 tensor.kept.empty() ? "" : fmt::format(" ({}: {})", tensor.to, tensor.kept).c_str());
   }
-  std::printf("%zu tensors, %lld of them in %s: %s before, %s after\n", files.tensors.size(),
-              static_cast<long long>(static_cast<int64_t>(files.tensors.size()) - kept), to.c_str(),
+  std::string counts;
+  for (const auto& [name, count] : encodings_of(files)) counts += fmt::format(", {} in {}", count, name);
+  std::printf("%zu tensors%s: %s before, %s after\n", files.tensors.size(), counts.c_str(),
               accelerate::convert_bytes(static_cast<double>(files.bytes_before)).c_str(),
               accelerate::convert_bytes(static_cast<double>(files.bytes_after)).c_str());
   if (report.before)
@@ -171,18 +181,18 @@ void print(const Report& report, bool wants_report, const fs::path& out, const s
 int run(const std::vector<std::string>& words) {
   const fs::path in = words[0], out = words[1];
   const Given given(words, 2);
-  int64_t threads = 0;
-  given.read("num_threads", threads);
-  if (threads > 0) at::set_num_threads(static_cast<int>(threads));
-  for (const int signal : {SIGINT, SIGTERM}) command::listen_for(signal);
+  if (const auto threads = given.threads()) at::set_num_threads(*threads);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) command::listen_for(signal);
   const bool wants_report = given.on("report");
-  if (!wants_report)
-    for (const char* option : {"text", "max_tokens", "exact_products"})
-      if (given.text(option))
-        accelerate::raise<accelerate::ConfigError>("--{} was given without --report, expected both", option);
+  const auto needs = [&](const char* option, const char* other, bool has_other) {
+    if (given.text(option) && !has_other)
+      accelerate::raise<accelerate::ConfigError>("--{} was given without --{}, expected both", option, other);
+  };
+  for (const char* option : {"text", "max_tokens", "exact_products"}) needs(option, "report", wants_report);
+  for (const char* option : {"max_tokens", "exact_products"}) needs(option, "text", given.text("text").has_value());
   const auto report = quantize(in, out, given);
   if (given.on("json")) std::cout << json_of(report, wants_report, out, *given.text("to")).dump(2) << std::endl;
-  else print(report, wants_report, out, *given.text("to"));
+  else print(report, wants_report, out);
   return 0;
 }
 

@@ -153,6 +153,8 @@ def check():
     if found := circle(arrows):
         problems.append("ARCHITECTURE.md draws a circle: " + " -> ".join(found))
 
+    problems += [f"{path.relative_to(ROOT)}: at::parallel_for is compiled into its caller, which has no OpenMP, and runs alone; use parallel_ranges() of utils/parallel.hpp"
+                 for path in sources("include", "src", "cli", "programs") if re.search(r"at::parallel_for\([^)]", path.read_text())]
     for path in sources("include", "src", "cli", "programs"):
         shown, module = path.relative_to(ROOT), module_of(path, arrows)
         if module == UMBRELLA:

@@ -140,6 +140,11 @@ concept OptimizerPointer = requires(T& p) {
 };
 template <class T> inline constexpr bool is_loader = false;
 template <class Batch> inline constexpr bool is_loader<data::DataLoader<Batch>> = true;
+/// What load_and_quantize_model, dispatch_model and their kin return.
+template <class T>
+concept DispatchedObject = WrappedModel<T> && requires(const T& m) {
+  m.hf_device_map();
+};
 template <class T>
 concept ScheduleObject = std::same_as<T, optim::Scheduler>;
 
@@ -245,10 +250,10 @@ class ACCELERATE_API Accelerator {
   // Preparation.
 
   /// Prepares any number of models, optimizers, loaders and schedules, in any order, and returns the prepared ones in
-  /// that order (a tuple; one argument: the object itself). What it does not know, and what is prepared already, comes
-  /// back as it is; but LibTorch's own loaders and schedules, and modules without a holder, are errors when compiled,
-  /// which say what to use. Optimizers and schedules given as lvalues stay yours: keep them alive. Collective when
-  /// models are among them.
+  /// that order (a tuple; one argument: the object itself). Of what load_and_quantize_model and dispatch_model return,
+  /// the model is prepared, and keeps it. What it does not know, and what is prepared already, comes back as it is; but
+  /// LibTorch's own loaders and schedules, and modules without a holder, are errors when compiled, which say what to
+  /// use. Optimizers and schedules given as lvalues stay yours: keep them alive. Collective when models are among them.
   template <class... Objects> auto prepare(Objects&&... objects) {
     // Schedules need their prepared optimizers, wherever those stand in the list.
     // Braces, because they evaluate from left to right: the order is that of the files of a checkpoint.
@@ -500,6 +505,7 @@ class ACCELERATE_API Accelerator {
   template <class T> auto prepare_one(T&& object) {
     using U = std::remove_cvref_t<T>;
     if constexpr (ModelLike<U>) return prepare_model(object);
+    else if constexpr (detail::DispatchedObject<U>) return prepare_dispatched(object);
     else if constexpr (detail::is_loader<U>) return prepare_data_loader(object);
     else if constexpr (detail::OptimizerObject<T>) return prepare_optimizer(std::forward<T>(object));
     else if constexpr (detail::OptimizerPointer<U>) return prepare_optimizer(std::forward<T>(object));
@@ -517,6 +523,12 @@ class ACCELERATE_API Accelerator {
                     "forward: this is the module itself, or a pointer that does not share it");
       return U(std::forward<T>(object));
     }
+  }
+  /// Its module, and the handle with it: it owns the weights.
+  template <class D> auto prepare_dispatched(const D& dispatched) {
+    auto prepared = prepare_model(dispatched.unwrap());
+    prepared.core()->owner = std::make_shared<D>(dispatched);
+    return prepared;
   }
   template <class T> auto finish_one(T& object) {
     if constexpr (detail::ScheduleObject<T>) return prepare_scheduler(object);

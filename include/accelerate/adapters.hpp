@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "accelerate/model/model_ref.hpp"
@@ -31,14 +32,16 @@ struct ACCELERATE_API LoraConfig {
   /// Share of x that is zeroed before A while the module is in training mode.
   double lora_dropout = 0;
   /// Modules by name ("encoder.layer.0.attention.self.query") or end of a name ("query"); the one entry "all-linear":
-  /// all that PEFT takes for linear layers (Linear and Conv1D), but the last one of a model with a head for tokens
-  /// ("lm_head" or "output").
+  /// all that PEFT takes for linear layers (Linear, which the zoo's Dense is, too, and Conv1D), but the last one of a
+  /// model with a head for tokens ("lm_head", "embed_out" of GPT-NeoX), or, with the task_type "SEQ_CLS", one with a
+  /// head for classes ("score", else "classifier").
   std::vector<std::string> target_modules;
   /// Left out of those, in the same way.
   std::vector<std::string> exclude_modules;
-  /// Other ranks and alphas, by a regular expression for the end of a module's name (after a dot) or all of it.
-  std::map<std::string, int64_t> rank_pattern;
-  std::map<std::string, double> alpha_pattern;
+  /// Other ranks and alphas, by a regular expression for the end of a module's name (after a dot) or all of it. The
+  /// first that fits counts, and each is there once.
+  std::vector<std::pair<std::string, int64_t>> rank_pattern;
+  std::vector<std::pair<std::string, double>> alpha_pattern;
   /// scaling is lora_alpha / sqrt(r), not lora_alpha / r.
   bool use_rslora = false;
   /// Weights are [inputs, outputs], of modules whose class does not say so: Linear's never are, Conv1D's always.
@@ -102,7 +105,8 @@ class ACCELERATE_API LoraAdapter {
 /// Source: arXiv:2106.09685; names, initial values and results as PEFT's LoraModel.
 ACCELERATE_API LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config);
 
-/// Adds the adapter that a folder holds, written by save() or by PEFT's save_pretrained().
+/// Adds the adapter that a folder holds, written by save() or by PEFT's save_pretrained(). Of which modules is what its
+/// tensors say; those of layers that layers_to_transform leaves out are left out, as PEFT does.
 /// @param is_trainable  go on training it; else its parameters are frozen, too
 /// @throws CheckpointError, and leaves the model as it was, where files are missing or damaged, tensors fit no module,
 /// or the config asks for what is not offered: other kinds than LoRA, use_dora, bias, modules_to_save,

@@ -8,8 +8,8 @@
 namespace accelerate::detail {
 
 AdapterFile read_adapter(const std::filesystem::path& folder) {
-  auto [config, whole_names] = read_config(folder / "adapter_config.json");
-  AdapterFile adapter{.config = std::move(config), .whole_names = whole_names};
+  const auto loaded = read_config(folder / "adapter_config.json");
+  AdapterFile adapter{.config = loaded.config, .whole_names = loaded.whole_names};
   const auto file = folder / "adapter_model.safetensors";
   const auto where = "load_adapter: '" + file.string() + "'";
   for (const auto& [name, tensor] : load_safetensors(file)) {
@@ -28,7 +28,10 @@ AdapterFile read_adapter(const std::filesystem::path& folder) {
     auto& pair = adapter.pairs[std::string(path)];
     (is_a ? pair.first : pair.second) = tensor;
   }
-  if (adapter.pairs.empty()) raise<CheckpointError>("{}: found no tensors, expected an adapter's", where);
+  std::erase_if(adapter.pairs, [&](const auto& item) { return loaded.leaves_out(item.first); });
+  if (adapter.pairs.empty())
+    raise<CheckpointError>("{}: found no tensors{}, expected an adapter's", where,
+                           loaded.layers ? " of the layers that layers_to_transform names" : "");
   for (const auto& [path, pair] : adapter.pairs) {
     const auto& [a, b] = pair;
     if (!a.defined() || !b.defined())

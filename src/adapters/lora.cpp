@@ -250,16 +250,33 @@ void LoraAdapter::save(const fs::path& folder, const std::map<std::string, at::T
         folder, tensors);
 }
 
+namespace {
+
+/// The head that PEFT leaves out of "all-linear", if the model has one: that for tokens, by the names that models of
+/// transformers have for it, else, when the task is to classify sequences, that for classes.
+std::string head_of(const std::vector<Submodule>& modules, const LoraConfig& config) {
+  std::vector<std::string> names{"lm_head", "embed_out"};
+  if (config.task_type == "SEQ_CLS") names.insert(names.end(), {"score", "classifier"});
+  for (const auto& name : names)
+    if (std::any_of(modules.begin(), modules.end(), [&](const auto& place) { return place.path == name; })) return name;
+  return {};
+}
+
+}  // namespace
+
 LoraAdapter add_adapter(const ModelRef& model, const LoraConfig& config) {
   constexpr const char* kName = "add_adapter";
   detail::check(config);
   const bool all = config.target_modules == std::vector<std::string>{"all-linear"};
+  const auto modules = modules_of(model, kName);
+  const auto head = head_of(modules, config);
   std::vector<Target> targets;
-  for (const auto& place : modules_of(model, kName)) {
+  for (const auto& place : modules) {
     if (place.path.empty() || detail::is_listed(config.exclude_modules, place.path)) continue;
     if (all) {
+      // The zoo's Dense is its Linear.
       const bool linear = place.class_name == "Linear" || place.class_name == "Conv1D" || place.class_name == "Dense";
-      if (!linear || place.path == "lm_head" || place.path == "embed_out") continue;
+      if (!linear || place.path == head) continue;
     } else if (!detail::is_listed(config.target_modules, place.path)) {
       continue;
     }
@@ -298,7 +315,8 @@ LoraAdapter load_adapter(const ModelRef& model, const fs::path& folder, bool is_
   const auto where = fmt::format("load_adapter: '{}'", (folder / "adapter_model.safetensors").string());
   const auto modules = modules_of(model, kName);
   std::vector<Target> targets;
-  for (const auto& [path, pair] : pairs) {
+  for (const auto& [name, pair] : pairs) {
+    const auto& path = name;  // which a lambda may capture
     const auto& [a, b] = pair;
     const auto place =
         std::find_if(modules.begin(), modules.end(), [&](const auto& item) { return item.path == path; });

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <charconv>
 #include <cmath>
 #include <regex>
+#include <set>
 #include <string_view>
 
 #include "utils/json.hpp"
@@ -13,8 +16,8 @@
 namespace accelerate::detail {
 namespace {
 
-using Json = nlohmann::ordered_json;
-using nlohmann::json;
+using Json = nlohmann::ordered_json;  // of the patterns the first that fits counts
+template <class T> using Patterns = std::vector<std::pair<std::string, T>>;
 
 constexpr size_t kMostPatternBytes = 1000;
 
@@ -28,14 +31,17 @@ std::regex expression_of(const std::string& pattern) {
   return std::regex(pattern, flags);
 }
 
-template <class T> T by_pattern(const std::map<std::string, T>& patterns, const std::string& path, T otherwise) {
+template <class T> T by_pattern(const Patterns<T>& patterns, const std::string& path, T otherwise) {
   for (const auto& [pattern, value] : patterns)
     if (std::regex_match(path, expression_of("(.*\\.)?(" + pattern + ")"))) return value;
   return otherwise;
 }
 
-template <class T> void check_patterns(const char* field, const std::map<std::string, T>& patterns) {
+template <class T> void check_patterns(const char* field, const Patterns<T>& patterns) {
+  std::set<std::string_view> seen;
   for (const auto& [pattern, value] : patterns) {
+    if (!seen.insert(pattern).second)
+      raise<ConfigError>("LoraConfig: found '{}' twice in {}, expected it once: the first would count", pattern, field);
     // Brackets in brackets are read by recursion.
     if (pattern.size() > kMostPatternBytes)
       raise<ConfigError>("LoraConfig: a pattern in {} has {} bytes, expected at most {}; name modules by their ends",
@@ -69,20 +75,20 @@ constexpr std::array kOff{"use_dora",
 constexpr std::array kNull{"auto_mapping",        "revision",      "eva_config", "corda_config", "lora_ga_config",
                            "layers_to_transform", "layers_pattern"};
 
-bool is_off(const json& value) {
+bool is_off(const Json& value) {
   return value.is_null() || value == false || value == "" || (value.is_structured() && value.empty());
 }
 
 class Reader {
  public:
-  Reader(const json& fields, std::string where) : fields_(fields), where_(std::move(where)) {}
+  Reader(const Json& fields, std::string where) : fields_(fields), where_(std::move(where)) {}
 
   template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
     raise<CheckpointError>("{}: {}", where_, fmt::format(what, std::forward<Args>(args)...));
   }
-  json at(const char* name) const {
+  Json at(const char* name) const {
     const auto found = fields_.find(name);
-    return found == fields_.end() ? json() : *found;
+    return found == fields_.end() ? Json() : *found;
   }
   double number(const char* name, double otherwise) const {
     const auto value = at(name);
@@ -90,7 +96,7 @@ class Reader {
     if (!value.is_number()) fail("found {} at '{}', expected a number", show_json(value), name);
     return value.get<double>();
   }
-  int64_t whole(const json& value, const std::string& name) const {
+  int64_t whole(const Json& value, const std::string& name) const {
     const auto number = whole_number(value);
     if (!number) fail("found {} at '{}', expected a whole number", show_json(value), name);
     return *number;
@@ -118,21 +124,88 @@ class Reader {
     }
     return result;
   }
-  template <class T, class Get> std::map<std::string, T> patterns(const char* name, Get&& get) const {
+  /// What may be one or a list of them.
+  template <class Get> void each(const char* name, Get&& get) const {
     const auto value = at(name);
-    std::map<std::string, T> result;
+    if (!value.is_array()) return value.is_null() ? void() : get(value);
+    for (const auto& item : value) get(item);
+  }
+  template <class T, class Get> Patterns<T> patterns(const char* name, Get&& get) const {
+    const auto value = at(name);
+    Patterns<T> result;
     if (value.is_null()) return result;
     if (!value.is_object()) fail("found {} at '{}', expected an object", show_json(value), name);
-    for (const auto& [pattern, item] : value.items()) result[pattern] = get(item);
+    for (const auto& [pattern, item] : value.items()) result.emplace_back(pattern, get(item));
     return result;
   }
 
  private:
-  const json& fields_;
+  const Json& fields_;
   std::string where_;
 };
 
+/// The parts of a path between its dots.
+std::vector<std::string_view> parts_of(std::string_view path) {
+  std::vector<std::string_view> parts;
+  for (size_t end = 0; end != std::string_view::npos; path.remove_prefix(std::min(path.size(), end + 1)))
+    parts.push_back(path.substr(0, end = path.find('.')));
+  return parts;
+}
+
+std::optional<int64_t> number_in(std::string_view text) {
+  int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (text.empty() || text.front() == '-' || error != std::errc() || end != text.data() + text.size()) return {};
+  return number;
+}
+
+/// The first number that stands after a part called `list`, or, without one, after two parts, and is not the last: what
+/// PEFT's regular expressions find.
+std::optional<int64_t> layer_of(const std::vector<std::string_view>& parts, const std::string& list) {
+  for (size_t i = list.empty() ? 2 : 1; i + 1 < parts.size(); ++i)
+    if (list.empty() || parts[i - 1] == list)
+      if (const auto number = number_in(parts[i])) return number;
+  return {};
+}
+
+bool is_name(const std::string& text) {
+  return !text.empty() &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+}
+
+/// layers_to_transform and layers_pattern, which only choose from target_modules by name.
+void read_layers(const Reader& reader, LoadedConfig& result) {
+  const auto layers = reader.at("layers_to_transform"), lists = reader.at("layers_pattern");
+  const bool by_layer = !layers.is_null() && !(layers.is_array() && layers.empty()), by_list = !is_off(lists);
+  if (by_list && layers.is_null())
+    reader.fail("found layers_pattern {} without layers_to_transform, expected both, as in PEFT", show_json(lists));
+  if (!by_layer) return;
+  if (reader.at("target_modules").is_string())
+    reader.fail("found layers_to_transform {} with target_modules {}, expected a list of names with it, as in PEFT",
+                show_json(layers), show_json(reader.at("target_modules")));
+  result.layers.emplace();
+  reader.each("layers_to_transform",
+              [&](const Json& item) { result.layers->push_back(reader.whole(item, "layers_to_transform")); });
+  if (!by_list) return;
+  reader.each("layers_pattern", [&](const Json& item) {
+    if (!item.is_string() || !is_name(item.get<std::string>()))
+      reader.fail(
+          "found {} in 'layers_pattern', expected the name of a list of layers (\"layers\", \"h\"): other patterns are "
+          "not offered here",
+          show_json(item));
+    result.layer_lists.push_back(item.get<std::string>());
+  });
+}
+
 }  // namespace
+
+bool LoadedConfig::leaves_out(const std::string& path) const {
+  if (!layers || std::find(named.begin(), named.end(), path) != named.end()) return false;
+  const auto parts = parts_of(path);
+  auto layer = layer_lists.empty() ? layer_of(parts, "") : std::nullopt;
+  for (size_t i = 0; !layer && i < layer_lists.size(); ++i) layer = layer_of(parts, layer_lists[i]);
+  return !layer || std::find(layers->begin(), layers->end(), *layer) == layers->end();
+}
 
 void check(const LoraConfig& config) {
   if (config.r <= 0) raise<ConfigError>("LoraConfig: found r {}, expected at least 1", config.r);
@@ -177,9 +250,11 @@ std::string to_json(const LoraConfig& config, bool transposed) {
                                  ? Json("all-linear")
                                  : list(config.target_modules);
   fields["exclude_modules"] = list(config.exclude_modules);
-  fields["rank_pattern"] = Json(config.rank_pattern);
-  fields["alpha_pattern"] = Json::object();
-  for (const auto& [pattern, value] : config.alpha_pattern) fields["alpha_pattern"][pattern] = alpha(value);
+  Json::object_t ranks, alphas;  // appended to: each is there once
+  for (const auto& [pattern, value] : config.rank_pattern) ranks.emplace_back(pattern, value);
+  for (const auto& [pattern, value] : config.alpha_pattern) alphas.emplace_back(pattern, alpha(value));
+  fields["rank_pattern"] = std::move(ranks);
+  fields["alpha_pattern"] = std::move(alphas);
   fields["use_rslora"] = config.use_rslora;
   fields["fan_in_fan_out"] = transposed;
   fields["bias"] = "none";
@@ -202,7 +277,7 @@ LoadedConfig read_config(const std::filesystem::path& file) {
     raise<CheckpointError>("{}: {}; expected a folder that PEFT's save_pretrained or LoraAdapter::save wrote", where,
                            problem);
   std::string problem;
-  const auto fields = parse_json<json>(text, &problem);
+  const auto fields = parse_json<Json>(text, &problem);
   if (fields.is_discarded()) raise<CheckpointError>("{} {}", where, problem);
   const Reader reader(fields, where);
   if (!fields.is_object()) reader.fail("found {}, expected an object", show_json(fields));
@@ -231,13 +306,15 @@ LoadedConfig read_config(const std::filesystem::path& file) {
   config.use_rslora = reader.truth("use_rslora");
   config.fan_in_fan_out = reader.truth("fan_in_fan_out");
   config.rank_pattern =
-      reader.patterns<int64_t>("rank_pattern", [&](const json& value) { return reader.whole(value, "rank_pattern"); });
-  config.alpha_pattern = reader.patterns<double>("alpha_pattern", [&](const json& value) {
+      reader.patterns<int64_t>("rank_pattern", [&](const Json& value) { return reader.whole(value, "rank_pattern"); });
+  config.alpha_pattern = reader.patterns<double>("alpha_pattern", [&](const Json& value) {
     if (!value.is_number()) reader.fail("found {} in 'alpha_pattern', expected a number", show_json(value));
     return value.get<double>();
   });
-  result.whole_names = reader.at("target_modules").is_string() || reader.at("exclude_modules").is_string() ||
-                       !is_off(reader.at("layers_to_transform")) || !is_off(reader.at("layers_pattern"));
+  read_layers(reader, result);
+  if (result.layers) result.named = reader.texts("target_modules");
+  result.whole_names =
+      reader.at("target_modules").is_string() || reader.at("exclude_modules").is_string() || result.layers.has_value();
   if (!result.whole_names) {
     config.target_modules = reader.texts("target_modules");
     config.exclude_modules = reader.texts("exclude_modules");

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,12 @@ std::string to_json(const LoraConfig& config, bool transposed);
 struct LoadedConfig {
   LoraConfig config;
   bool whole_names = false;  ///< targets are chosen in a way that we don't write: by a regular expression, by layers
+  /// layers_to_transform, if it chooses; the lists of modules that it counts in, or none for the first number of a
+  /// path; and target_modules, of which whole names are meant whatever their layer is.
+  std::optional<std::vector<int64_t>> layers;
+  std::vector<std::string> layer_lists, named;
+  /// The module is of another layer, or of none.
+  bool leaves_out(const std::string& path) const;
 };
 /// @throws CheckpointError
 LoadedConfig read_config(const std::filesystem::path& file);

@@ -5,7 +5,6 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <optional>
 #include <string_view>
@@ -15,6 +14,8 @@
 
 #include "adapters/lora_layer.hpp"
 #include "residency/member.hpp"
+#include "residency/products.hpp"
+#include "residency/replaced.hpp"
 #include "utils/raise.hpp"
 #include "utils/thread_annotations.hpp"
 
@@ -27,6 +28,7 @@ using residency::Link;
 using residency::Member;
 using residency::Next;
 using residency::OperatorCall;
+using residency::ProductPlaces;
 
 /// The same tensor with or without the key, through which operators on it come by.
 at::Tensor alias_with(const at::Tensor& tensor, c10::DispatchKeySet keys) {
@@ -63,6 +65,12 @@ class Registry {
     const auto found = by_storage_.find(storage);
     return found != by_storage_.end() && storage_of(found->second->weight) == storage ? found->second : nullptr;
   }
+  /// The layer whose weight the tensor is, even if its storage is another now.
+  LoraLayer* of(const at::Tensor& weight) {
+    const MutexLock lock(mutex_);
+    const auto found = by_weight_.find(weight.unsafeGetTensorImpl());
+    return found == by_weight_.end() ? nullptr : found->second;
+  }
   std::vector<LoraLayer*> all() {
     const MutexLock lock(mutex_);
     std::vector<LoraLayer*> layers;
@@ -81,22 +89,6 @@ Registry& registry() {
   return instance;
 }
 
-/// Which arguments of an operator are multiplied.
-struct Product {
-  size_t x, weight;
-  bool rows;  ///< each row of `weight` gives an output, as linear's; else each column
-};
-
-const Product* product_of(const std::string& name) {
-  static const std::unordered_map<std::string_view, Product> products{
-      {"aten::linear", {0, 1, true}}, {"accelerate_models::row_product", {0, 1, true}},  // the zoo's, for one row
-      {"aten::mm", {0, 1, false}},    {"aten::matmul", {0, 1, false}},
-      {"aten::addmm", {1, 2, false}},
-  };
-  const auto found = products.find(name);
-  return found == products.end() ? nullptr : &found->second;
-}
-
 /// Layers compute with their weights by these, too, but what an adapter means there nobody has said.
 bool is_other_layer(const std::string& name) {
   static const std::unordered_set<std::string_view> names{
@@ -104,10 +96,6 @@ bool is_other_layer(const std::string& name) {
       "aten::addmv",  "aten::conv1d", "aten::conv2d",  "aten::conv3d",   "aten::convolution", "aten::inner"};
   return names.contains(name);
 }
-
-/// Backward multiplies by weights, too: with the same operators, whose part of the gradient the adapter's own operators
-/// bring. Recomputed forwards run there with gradients switched on.
-bool is_backward() { return torch::autograd::get_current_graph_task_id() != -1 && !at::GradMode::is_enabled(); }
 
 [[noreturn]] void refuse(const LoraLayer& layer, const OperatorCall& call, const char* how) {
   raise<ConfigError>(
@@ -118,7 +106,7 @@ bool is_backward() { return torch::autograd::get_current_graph_task_id() != -1 &
       std::string_view(how) == "the other way round" ? ", or change fan_in_fan_out" : "");
 }
 
-void check_orientation(const LoraLayer& layer, const OperatorCall& call, const Product& product,
+void check_orientation(const LoraLayer& layer, const OperatorCall& call, const ProductPlaces& product,
                        const at::Tensor& operand) {
   const auto& weight = layer.weight;
   const auto same = [&](const at::Tensor& view) {
@@ -161,9 +149,9 @@ class WithinOperator {
 
 struct AdaptedProducts final : Handler {
   bool handle(OperatorCall& call, Next next) override {
-    const Product* product = product_of(call.name());
+    const ProductPlaces* product = residency::product_places(call.name());
     if (!product) {
-      if (is_other_layer(call.name()) && !is_backward())
+      if (is_other_layer(call.name()) && !residency::within_backward())
         call.for_each_tensor([&](const at::Tensor& tensor, size_t) {
           if (const auto* layer = registry().find(tensor); layer && layer->enabled && !layer->merged)
             refuse(*layer, call, "in a way that is not known");
@@ -172,7 +160,7 @@ struct AdaptedProducts final : Handler {
     }
     const at::Tensor operand = call.arguments()[product->weight].toTensor();
     const LoraLayer* layer = registry().find(operand);
-    if (!layer || !layer->enabled || layer->merged || is_backward()) return false;
+    if (!layer || !layer->enabled || layer->merged || residency::within_backward()) return false;
     check_orientation(*layer, call, *product, operand);
     const at::Tensor x = call.arguments()[product->x].toTensor();
     double factor = 1;
@@ -184,7 +172,7 @@ struct AdaptedProducts final : Handler {
     next();
     const WithinOperator scope(call);
     const at::Tensor part = part_of_adapter(*layer, x);
-    call.map_results([&](at::Tensor result) { return result.add_(part, factor); });
+    call.map_results([&](const at::Tensor& result) { return result.add_(part, factor); });
     return true;
   }
 };
@@ -210,6 +198,11 @@ void watch(LoraLayer& layer) {
     layer.weight.unsafeGetTensorImpl()->shallow_copy_from(alias.getIntrusivePtr());
   }
   registry().add(layer);
+  residency::replaced_listener.store(
+      [](const at::Tensor& tensor) {
+        if (LoraLayer* const known = registry().of(tensor)) watch(*known);
+      },
+      std::memory_order_release);
 }
 
 void watch_all_again() {

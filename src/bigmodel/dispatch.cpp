@@ -1,7 +1,9 @@
 #include "accelerate/bigmodel/dispatch.hpp"
 
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/abs.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -20,6 +22,7 @@
 #include "bigmodel/replace.hpp"
 #include "codes/bitsandbytes.hpp"
 #include "codes/kernels/multiply.hpp"
+#include "formats/torch_dtypes.hpp"
 #include "residency/homes/encoded.hpp"
 #include "residency/homes/file.hpp"
 #include "residency/homes/host.hpp"
@@ -521,16 +524,53 @@ at::Tensor rounded(const at::Tensor& value, at::ScalarType dtype, bool to_half, 
   return floats;
 }
 
+/// @throws ConfigError for values without codes: with what encoding said about them, unless rounding has made them so
+void refuse_values(const std::string& name, const at::Tensor& value, at::ScalarType dtype, bool to_half,
+                   const std::string& problem) {
+  const double most = at::abs(value).max().item<double>();
+  if (!std::isfinite(most)) raise<ConfigError>("load_and_quantize_model: '{}': {}", name, problem);
+  raise<ConfigError>(
+      "load_and_quantize_model: '{}': found a value of magnitude {}, expected what {} holds, to which weights are "
+      "rounded before they are encoded{}. {}, or leave the module out (skip_modules)",
+      name, most, formats::python_name(to_half ? at::kHalf : dtype),
+      to_half ? " (LLM.int8() begins with fp16, whatever torch_dtype is)" : "",
+      to_half ? "Use load_in_4bit with another torch_dtype than float16" : "Set torch_dtype to bfloat16 or float32");
+}
+
+bool rounds_to_half(const codes::EncodeOptions& how) { return how.encoding == codes::Encoding::int8_rowwise; }
+
 codes::Codes encode_value(const std::string& name, const at::Tensor& value, at::ScalarType dtype,
                           const codes::EncodeOptions& how, bool mapped) {
   const c10::NoGradGuard no_grad;
   try {
-    codes::Codes codes =
-        codes::encode(rounded(value, dtype, how.encoding == codes::Encoding::int8_rowwise, mapped), how);
+    codes::Codes codes = codes::encode(rounded(value, dtype, rounds_to_half(how), mapped), how);
     codes.dtype = dtype;
     return codes;
   } catch (const ConfigError& error) {
-    raise<ConfigError>("load_and_quantize_model: '{}': {}", name, error.what());
+    refuse_values(name, value, dtype, rounds_to_half(how), error.what());
+    throw;
+  }
+}
+
+/// What encoding would refuse, before it takes a model's own values away. A part after the other.
+void check_values(const std::string& name, const at::Tensor& value, at::ScalarType dtype,
+                  const codes::EncodeOptions& how) {
+  if (value.is_meta()) return;  // said later
+  if (residency::encoded_weight(value))
+    raise<ConfigError>(
+        "load_and_quantize_model: '{}' is in few bits already, expected a weight of numbers: errors would add up. Load "
+        "the model's files, or build it again",
+        name);
+  constexpr int64_t kPart = 1 << 20;
+  const at::Tensor flat = value.detach().reshape({-1});
+  for (int64_t first = 0; first < flat.numel(); first += kPart) {
+    at::Tensor part = flat.narrow(0, first, std::min(kPart, flat.numel() - first)).to(dtype);
+    if (rounds_to_half(how)) part = part.to(at::kHalf);
+    if (!at::isfinite(part).all().item<bool>())
+      refuse_values(name, value.detach(), dtype, rounds_to_half(how),
+                    fmt::format("found NaN or infinity among elements {} and following, expected finite values: no "
+                                "code stands for them. A weight that was trained into it, or a damaged file, is likely",
+                                first));
   }
 }
 
@@ -573,6 +613,7 @@ void choose_codes(std::vector<Weight>& weights, const Quantizer& quantizer, cons
     if (!how || (checkpoint && !target.stored)) continue;
     const bool disk = target.place && target.place->is_disk();
     if (!disk) weight.code_bytes = bytes_of_codes(target.tensor.numel(), *how);
+    if (!checkpoint) check_values(weight.name(), target.tensor, target.dtype, *how);
     weight.encode = [name = weight.name(), tensor = target.tensor, mapped = checkpoint && checkpoint->mapped,
                      stored = checkpoint ? target.stored : nullptr, transposed = target.transposed, disk,
                      dtype = target.dtype, how = *how, folder = quantizer.offload_folder] {

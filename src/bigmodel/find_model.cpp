@@ -67,7 +67,35 @@ std::optional<StoredSizes> stored_in(const formats::GgufHeader& header) {
   return count.sizes(most->first);
 }
 
-void add_file(bigmodel::FileTree& tree, const fs::path& path, std::optional<StoredSizes>& stored) {
+/// Weights of bitsandbytes among tensors, by the names of what lies beside them.
+class CodeNames {
+ public:
+  void look(const std::string& name) {
+    if (name == "SCB" || name.ends_with(".SCB")) weights_.emplace("int8", name);
+    else if (const size_t state = name.rfind(kState); state != std::string::npos)
+      weights_.emplace(name.substr(state + kState.size()), name.substr(0, state));
+  }
+  bool empty() const { return weights_.empty(); }
+  /// "nf4", or "fp4 and int8"
+  std::string encodings() const {
+    std::string all;
+    for (const auto& [encoding, weight] : weights_) {
+      if (encoding != "int8" && encoding != "nf4" && encoding != "fp4")
+        raise<CheckpointError>(
+            "the weight '{}' in bitsandbytes' form: its type is '{}', expected nf4 or fp4; the file may be damaged, or "
+            "of another library",
+            weight, encoding);
+      all += (all.empty() ? "" : " and ") + encoding;
+    }
+    return all;
+  }
+
+ private:
+  static constexpr std::string_view kState = ".quant_state.bitsandbytes__";
+  std::map<std::string, std::string> weights_;  ///< one of each encoding
+};
+
+void add_file(bigmodel::FileTree& tree, const fs::path& path, std::optional<StoredSizes>& stored, CodeNames& codes) {
   if (path.extension() != ".safetensors" && is_torch_file(path)) return bigmodel::add_torch_file(tree, path);
   if (path.extension() == ".gguf") {
     const formats::MappedFile file(path);
@@ -82,51 +110,9 @@ void add_file(bigmodel::FileTree& tree, const fs::path& path, std::optional<Stor
   std::sort(header.names.begin(), header.names.end());  // as layers are numbered, not as bytes lie
   for (const auto& name : header.names) {
     auto& info = header.tensors.at(name);
+    codes.look(name);
     tree.add(name, {.name = "", .shape = std::move(info.shape), .dtype = counted_as(info.dtype)});
   }
-}
-
-ModelDescription from_weights(const fs::path& path) {
-  bigmodel::FileTree tree("'" + path.string() + "'");
-  std::optional<StoredSizes> stored;
-  const auto described = [&] {
-    return ModelDescription{.source = path.string(), .tree = std::move(tree.root()), .stored = std::move(stored)};
-  };
-  if (path.extension() != ".json") {
-    add_file(tree, path, stored);
-    return described();
-  }
-  std::set<std::string> shards;
-  for (const auto& [name, shard] : formats::read_index(path)) shards.insert(shard);
-  for (const auto& shard : shards) {
-    if (!is_there(path.parent_path() / shard))
-      raise<CheckpointError>(
-          "index '{}': there is no file '{}' beside it. Copy all files of the model into one folder.", path.string(),
-          shard);
-    add_file(tree, path.parent_path() / shard, stored);
-  }
-  return described();
-}
-
-std::optional<fs::path> weights_in(const fs::path& folder) {
-  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
-                           "pytorch_model.bin.index.json", "index.json"})
-    if (is_there(folder / name)) return folder / name;
-  return std::nullopt;
-}
-
-/// What a quantization_config calls its encoding; nothing for a model without one.
-std::optional<std::string> quantized_as(const std::string& config) {
-  const auto json = parse_json<nlohmann::json>(config);
-  if (!json.is_object() || !json.contains("quantization_config") || !json["quantization_config"].is_object())
-    return std::nullopt;
-  const auto& how = json["quantization_config"];
-  const auto is = [&](const char* key) { return how.contains(key) && how[key] == true; };
-  const auto text = [&](const char* key, const char* fallback) {
-    return how.contains(key) && how[key].is_string() ? how[key].get<std::string>() : std::string(fallback);
-  };
-  if (is("load_in_8bit")) return "int8";
-  return is("load_in_4bit") ? text("bnb_4bit_quant_type", "fp4") : text("quant_method", "codes");
 }
 
 /// Paths of the modules that are kept whole.
@@ -138,7 +124,8 @@ void collect_layers(const ModelDescription& model, const ModuleTree& module, con
     collect_layers(model, child, path.empty() ? child.name : path + "." + child.name, layers);
 }
 
-StoredSizes stored_in(const ModelDescription& model, const fs::path& weights, std::string encoding) {
+/// @param weights  a .safetensors file or an index of some
+StoredSizes stored_in(const ModelDescription& model, const fs::path& weights, const CodeNames& codes) {
   std::set<std::string> layers;
   collect_layers(model, model.tree, "", layers);
   std::set<fs::path> files{weights};
@@ -161,17 +148,118 @@ StoredSizes stored_in(const ModelDescription& model, const fs::path& weights, st
     const auto header = formats::read_safetensors_header(formats::InputFile(file));
     for (const auto& [name, info] : header.tensors) count.add(layer_of(name), info.end - info.begin);
   }
-  return count.sizes(std::move(encoding));
+  return count.sizes(codes.encodings());
 }
 
-ModelDescription from_config(const fs::path& path) {
+ModelDescription from_weights(const fs::path& path) {
+  bigmodel::FileTree tree("'" + path.string() + "'");
+  std::optional<StoredSizes> stored;
+  CodeNames codes;
+  const auto described = [&] {
+    ModelDescription model{.source = path.string(), .tree = std::move(tree.root()), .stored = std::move(stored)};
+    if (!codes.empty()) model.stored = stored_in(model, path, codes);
+    return model;
+  };
+  if (path.extension() != ".json") {
+    add_file(tree, path, stored, codes);
+    return described();
+  }
+  std::set<std::string> shards;
+  for (const auto& [name, shard] : formats::read_index(path)) shards.insert(shard);
+  for (const auto& shard : shards) {
+    if (!is_there(path.parent_path() / shard))
+      raise<CheckpointError>(
+          "index '{}': there is no file '{}' beside it. Copy all files of the model into one folder.", path.string(),
+          shard);
+    add_file(tree, path.parent_path() / shard, stored, codes);
+  }
+  return described();
+}
+
+std::optional<fs::path> weights_in(const fs::path& folder) {
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                           "pytorch_model.bin.index.json", "index.json"})
+    if (is_there(folder / name)) return folder / name;
+  return std::nullopt;
+}
+
+/// Refuses a quantization_config as BnbQuantizationConfig::from_json() does, which needs LibTorch. @return whether
+/// there is one
+bool check_quantization(const std::string& config) {
+  const auto json = parse_json<nlohmann::json>(config);
+  if (!json.is_object() || !json.contains("quantization_config") || json["quantization_config"].is_null()) return false;
+  const auto& how = json["quantization_config"];
+  const auto find = [&](const char* key) {
+    const auto found = how.find(key);
+    return found == how.end() || found->is_null() ? nullptr : &*found;
+  };
+  if (!how.is_object() || !(how.contains("load_in_4bit") || how.contains("load_in_8bit") || find("quant_method")))
+    raise<ConfigError>(
+        "quantization_config: found {}, expected what bitsandbytes or `accelerate quantize` writes into config.json",
+        show_json(how));
+  if (const auto* method = find("quant_method"); method && *method == "unfinished_save")
+    raise<ConfigError>(
+        "quantization_config: quant_method is \"unfinished_save\": save_quantized_model() was interrupted while it "
+        "replaced the weights, expected a finished save. Save the model again");
+  else if (method && *method != "bitsandbytes")
+    raise<ConfigError>(
+        "quantization_config: quant_method is {}, expected \"bitsandbytes\": weights of other methods can't be read. "
+        "Take the model's folder before it was quantized, or one for bitsandbytes, or a GGUF file of it",
+        show_json(*method));
+  const auto flag = [&](const char* key) {
+    const auto* value = find(key);
+    if (value && !value->is_boolean())
+      raise<ConfigError>("quantization_config: {} is {}, expected true or false", key, show_json(*value));
+    return value && value->get<bool>();
+  };
+  if (const bool eight = flag("load_in_8bit"); eight == flag("load_in_4bit"))
+    raise<ConfigError>("quantization_config: found load_in_8bit = {0} and load_in_4bit = {0}, expected one of them",
+                       eight);
+  if (const auto* type = find("bnb_4bit_quant_type"); type && *type != "nf4" && *type != "fp4")
+    raise<ConfigError>("quantization_config: found bnb_4bit_quant_type = {}, expected \"fp4\" or \"nf4\"",
+                       show_json(*type));
+  return true;
+}
+
+/// The names in a .safetensors file or an index of some.
+CodeNames codes_in(const fs::path& weights) {
+  CodeNames codes;
+  if (weights.extension() == ".json")
+    for (const auto& [name, shard] : formats::read_index(weights)) codes.look(name);
+  else
+    for (const auto& name : formats::read_safetensors_header(formats::InputFile(weights)).names) codes.look(name);
+  return codes;
+}
+
+std::optional<fs::path> safetensors_in(const fs::path& folder) {
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json"})
+    if (is_there(folder / name)) return folder / name;
+  return std::nullopt;
+}
+
+/// @return nothing for an architecture that is not known, if `has_weights`, which say enough
+std::optional<ModelDescription> from_config(const fs::path& path, bool has_weights) {
   const std::string text = read_text<CheckpointError>("", path, kMostSettingsBytes);
-  auto model = describe_architecture(text);
+  const bool quantized = weights_in(path.parent_path()) && check_quantization(text);
+  ModelDescription model;
+  try {
+    model = describe_architecture(text);
+  } catch (const ConfigError& error) {
+    if (has_weights) return std::nullopt;
+    raise<ConfigError>(
+        "{} For another one give the file or folder with its weights: then sizes are read from their header.",
+        error.what());
+  }
   model.source = path.string();
-  if (auto encoding = quantized_as(text))
-    for (const char* name : {"model.safetensors", "model.safetensors.index.json"})
-      if (!model.stored && is_there(path.parent_path() / name))
-        model.stored = stored_in(model, path.parent_path() / name, std::move(*encoding));
+  if (const auto weights = safetensors_in(path.parent_path())) {
+    CodeNames codes;
+    try {
+      codes = codes_in(*weights);
+    } catch (const Error&) {
+      if (quantized) throw;  // else files that are not whole yet, which the architecture's sizes don't need
+    }
+    if (!codes.empty()) model.stored = stored_in(model, *weights, codes);
+  }
   return model;
 }
 
@@ -180,20 +268,15 @@ ModelDescription from_path(const fs::path& path) {
     if (path.extension() == ".safetensors" || path.extension() == ".gguf" || formats::is_index_name(path) ||
         is_torch_file(path))
       return from_weights(path);
-    if (path.extension() == ".json") return from_config(path);
+    if (path.extension() == ".json") return *from_config(path, /*has_weights=*/false);
     raise<ConfigError>(
         "'{}': expected a folder, a config.json, a .safetensors or .gguf file, one that torch.save or TorchScript "
         "wrote, or an index.",
         path.string());
   }
   const auto weights = weights_in(path);
-  if (is_there(path / "config.json")) {
-    try {
-      return from_config(path / "config.json");
-    } catch (const ConfigError&) {
-      if (!weights) throw;  // else an architecture that is not known, of which the weights say enough
-    }
-  }
+  if (is_there(path / "config.json"))
+    if (auto model = from_config(path / "config.json", weights.has_value())) return std::move(*model);
   if (!weights)
     raise<CheckpointError>(
         "folder '{}': it has neither config.json nor model.safetensors nor pytorch_model.bin (nor an index of several "

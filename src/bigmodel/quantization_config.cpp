@@ -32,9 +32,10 @@ template <class T> void read_into(const nlohmann::json& object, const char* key,
     value = found->get<T>();
   } catch (const nlohmann::json::exception&) {
     raise<ConfigError>("quantization_config: {} is {}, expected {}", key, show_json(*found),
-                       std::is_same_v<T, bool>     ? "true or false"
-                       : std::is_same_v<T, double> ? "a number"
-                                                   : "a text, or a list of texts");
+                       std::is_same_v<T, bool>          ? "true or false"
+                       : std::is_same_v<T, double>      ? "a number"
+                       : std::is_same_v<T, std::string> ? "a text"
+                                                        : "a list of texts");
   }
 }
 
@@ -70,6 +71,13 @@ void bigmodel::refuse_other_methods(const std::string& config) {
   if (method) check_method(*method);
 }
 
+void bigmodel::check_quant_storage(const char* caller, at::ScalarType dtype) {
+  if (!one_of(dtype, {at::kByte, at::kChar, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}))
+    raise<ConfigError>(
+        "{}: found bnb_4bit_quant_storage = {}, expected uint8, int8, float16, bfloat16, float32 or float64", caller,
+        python_name(dtype));
+}
+
 void BnbQuantizationConfig::validate() const {
   if (load_in_8bit == load_in_4bit)
     raise<ConfigError>("BnbQuantizationConfig: found load_in_8bit = {0} and load_in_4bit = {0}, expected one of them",
@@ -88,11 +96,7 @@ void BnbQuantizationConfig::validate() const {
     if (!one_of(dtype, {at::kFloat, at::kHalf, at::kBFloat16}))
       raise<ConfigError>("BnbQuantizationConfig: found {} = {}, expected float32, float16 or bfloat16", name,
                          python_name(dtype));
-  if (!one_of(bnb_4bit_quant_storage, {at::kByte, at::kChar, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}))
-    raise<ConfigError>(
-        "BnbQuantizationConfig: found bnb_4bit_quant_storage = {}, expected uint8, int8, float16, bfloat16, float32 or "
-        "float64",
-        python_name(bnb_4bit_quant_storage));
+  bigmodel::check_quant_storage("BnbQuantizationConfig", bnb_4bit_quant_storage);
   const int64_t size = bnb_4bit_blocksize;
   if (size < 32 || size > 4096 || (size & (size - 1)) != 0)
     raise<ConfigError>("BnbQuantizationConfig: found bnb_4bit_blocksize = {}, expected a power of two from 32 to 4096",
@@ -120,7 +124,7 @@ std::string BnbQuantizationConfig::to_json() const {
 
 BnbQuantizationConfig BnbQuantizationConfig::from_json(const std::string& text) {
   std::string problem;
-  nlohmann::json json = parse_json<nlohmann::json>(text, &problem);
+  auto json = parse_json<nlohmann::json>(text, &problem);
   if (!json.is_object())
     raise<ConfigError>("quantization_config: the text {}", problem.empty() ? "is no JSON object" : problem);
   if (json.contains("quantization_config")) json = nlohmann::json(json["quantization_config"]);

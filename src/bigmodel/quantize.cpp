@@ -15,6 +15,7 @@
 #include "residency/member.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/json.hpp"
+#include "utils/log.hpp"
 #include "utils/raise.hpp"
 #include "utils/read_file.hpp"
 
@@ -93,14 +94,24 @@ std::vector<std::string> get_keys_to_not_convert(const ModelRef& model) {
   return keys;
 }
 
+namespace {
+
+std::vector<std::string> modules_that_stay(const ModelRef& model, const BnbQuantizationConfig& config) {
+  auto names = config.skip_modules ? *config.skip_modules : get_keys_to_not_convert(model);
+  for (const auto& name : config.keep_in_fp32_modules)
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  return names;
+}
+
+}  // namespace
+
 DispatchedModel load_and_quantize_model(const ModelRef& model, const BnbQuantizationConfig& config,
                                         const fs::path& weights_location, const LoadAndQuantizeOptions& options) {
   config.validate();
   if (!weights_location.empty() && is_there(weights_location / "config.json"))
     bigmodel::refuse_other_methods(
         read_text<CheckpointError>(kCaller, weights_location / "config.json", kMostSettingsBytes));
-  std::vector<std::string> not_these = config.skip_modules ? *config.skip_modules : get_keys_to_not_convert(model);
-  not_these.insert(not_these.end(), config.keep_in_fp32_modules.begin(), config.keep_in_fp32_modules.end());
+  const auto not_these = modules_that_stay(model, config);
   const auto chosen = chosen_modules(model, not_these);
   const auto in_fp32 = [&](const std::string& name) {
     return std::ranges::any_of(config.keep_in_fp32_modules,
@@ -130,17 +141,25 @@ DispatchedModel load_and_quantize_model(const ModelRef& model, const BnbQuantiza
   }
   const auto device = bigmodel::accelerator_or_host();
   const DeviceMap everything{{"", device.is_cpu() ? Place("cpu") : Place(static_cast<int64_t>(device.index()))}};
+  const auto with_word = [](DispatchedModel dispatched) {
+    if (dispatched.code_bytes() == 0)
+      logs::warn(
+          "accelerate.bigmodel",
+          "load_and_quantize_model: no weight is in few bits: the model has no linear layers, or all of them are "
+          "among those that stay (skip_modules, its head, the model itself)");
+    return dispatched;
+  };
   if (!weights_location.empty())
-    return bigmodel::load_and_dispatch(kCaller, model, weights_location,
-                                       {.device_map = options.device_map.value_or(everything),
-                                        .max_memory = options.max_memory,
-                                        .no_split_module_classes = options.no_split_module_classes,
-                                        .offload_folder = options.offload_folder,
-                                        .dtype = dtype,
-                                        .keep_in_fp32_modules = config.keep_in_fp32_modules,
-                                        .strict = options.strict,
-                                        .offload = options.offload},
-                                       &quantizer);
+    return with_word(bigmodel::load_and_dispatch(kCaller, model, weights_location,
+                                                 {.device_map = options.device_map.value_or(everything),
+                                                  .max_memory = options.max_memory,
+                                                  .no_split_module_classes = options.no_split_module_classes,
+                                                  .offload_folder = options.offload_folder,
+                                                  .dtype = dtype,
+                                                  .keep_in_fp32_modules = config.keep_in_fp32_modules,
+                                                  .strict = options.strict,
+                                                  .offload = options.offload},
+                                                 &quantizer));
   DeviceMap map = everything;
   if (options.device_map) {
     const auto* strategy = std::get_if<std::string>(&*options.device_map);
@@ -151,11 +170,12 @@ DispatchedModel load_and_quantize_model(const ModelRef& model, const BnbQuantiza
                                       .special_dtypes = quantizer.special_dtypes})
                    : std::get<DeviceMap>(*options.device_map);
   }
-  return bigmodel::dispatch(kCaller, model, map, {.offload_dir = options.offload_folder, .offload = options.offload},
-                            &quantizer);
+  return with_word(bigmodel::dispatch(kCaller, model, map,
+                                      {.offload_dir = options.offload_folder, .offload = options.offload}, &quantizer));
 }
 
 std::map<std::string, at::Tensor> quantized_state_dict(const ModelRef& model, at::ScalarType quant_storage) {
+  bigmodel::check_quant_storage("quantized_state_dict", quant_storage);
   std::map<std::string, at::Tensor> state;
   std::set<const at::TensorImpl*> seen;  // tied weights are saved once, under their first name
   for (const auto& [name, tensor] : model.state()) {
@@ -172,8 +192,47 @@ std::map<std::string, at::Tensor> quantized_state_dict(const ModelRef& model, at
   return state;
 }
 
+namespace {
+
+/// @throws ConfigError unless the model's codes are what the configuration says
+void check_description(const ModelRef& model, const BnbQuantizationConfig& config) {
+  const auto wanted = how_of(config);
+  bool some = false;
+  for (const auto& [name, tensor] : model.state()) {
+    const auto* weight = residency::encoded_weight(tensor);
+    if (!weight) continue;
+    some = true;
+    const auto& codes = weight->codes;
+    const bool four = wanted.encoding != codes::Encoding::int8_rowwise;
+    if (codes.encoding != wanted.encoding ||
+        (four && (codes.block_size != wanted.block_size || codes.nested.has_value() != wanted.double_quantize)))
+      raise<ConfigError>(
+          "{}: '{}' is in {}, blocks of {}{}, and the configuration says {}, blocks of {}{}, expected the one with "
+          "which the weights were encoded (BnbQuantizationConfig::from_json() reads it from their config.json): "
+          "readers go by it",
+          kSaver, name, codes::name(codes.encoding), codes.block_size, codes.nested ? " with scales in 8 bits" : "",
+          codes::name(wanted.encoding), four ? wanted.block_size : codes.block_size,
+          four && wanted.double_quantize ? " with scales in 8 bits" : "");
+  }
+  if (!some)
+    raise<ConfigError>(
+        "{}: the model has no weights in few bits, expected one that load_and_quantize_model() has quantized; "
+        "Accelerator::save_model() saves others",
+        kSaver);
+}
+
+/// `config` with what was left out by name: readers make all other linear layers ones in few bits.
+BnbQuantizationConfig described(const ModelRef& model, BnbQuantizationConfig config) {
+  if (config.keep_in_fp32_modules.empty()) return config;
+  config.skip_modules = modules_that_stay(model, config);
+  return config;
+}
+
+}  // namespace
+
 void save_quantized_model(const ModelRef& model, const BnbQuantizationConfig& config, const fs::path& folder) {
   config.validate();
+  check_description(model, config);
   auto state = quantized_state_dict(model, config.bnb_4bit_quant_storage);
   std::error_code error;
   fs::create_directories(folder, error);
@@ -203,7 +262,7 @@ void save_quantized_model(const ModelRef& model, const BnbQuantizationConfig& co
     before = before.value("before", nlohmann::ordered_json());
   put_description({{"quant_method", bigmodel::kUnfinished}, {"before", std::move(before)}});
   weights.finish();
-  put_description(parse_json<nlohmann::ordered_json>(config.to_json()));
+  put_description(parse_json<nlohmann::ordered_json>(described(model, config).to_json()));
 }
 
 }  // namespace accelerate

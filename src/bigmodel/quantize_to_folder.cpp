@@ -4,13 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <cstring>
 #include <map>
 #include <set>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
-#include "accelerate/bigmodel/estimate.hpp"
 #include "accelerate/bigmodel/quantize.hpp"
 #include "accelerate/formats/gguf.hpp"
 #include "accelerate/formats/safetensors.hpp"
@@ -31,13 +32,15 @@ namespace fs = std::filesystem;
 using codes::Encoding;
 
 constexpr int64_t kLargestExtra = int64_t{64} << 20;
+constexpr const char* kOfExperts = "of experts, which are no linear layers";
 
 /// A folder that appears under its name when it is whole, and is gone when it is not.
 class NewFolder {
  public:
   explicit NewFolder(const fs::path& final_name)
       : final_name_(final_name.has_filename() ? final_name : final_name.parent_path()),
-        temporary_(final_name_.parent_path() / fmt::format(".{}.tmp-{}", final_name_.filename().string(), ::getpid())) {
+        temporary_(final_name_.parent_path() / fmt::format(".{}.tmp-{}", final_name_.filename().string(), ::getpid())),
+        replaces_(is_there(final_name_)) {
     std::error_code error;
     if (final_name_.has_parent_path()) fs::create_directories(final_name_.parent_path(), error);
     if (!error) fs::create_directory(temporary_, error);
@@ -54,54 +57,42 @@ class NewFolder {
 
   const fs::path& path() const { return temporary_; }
   void finish() {
-    const bool replaces = is_there(final_name_);
     if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_name_.c_str(),
-                    replaces ? RENAME_EXCHANGE : RENAME_NOREPLACE) != 0)
-      raise<CheckpointError>("{}: can't rename the finished folder to '{}': {}.", kOperation, final_name_.string(),
-                             std::strerror(errno));
+                    replaces_ ? RENAME_EXCHANGE : RENAME_NOREPLACE) == 0)
+      return;
+    std::error_code error(errno, std::generic_category());
+    if (error == std::errc::invalid_argument || error == std::errc::function_not_supported ||
+        error == std::errc::operation_not_supported)
+      error = rename_plainly();  // file systems such as NFS know no flags
+    if (!error) return;
+    fs::path kept = beside("finished");
+    std::error_code problem;
+    if (fs::rename(temporary_, kept, problem); problem) kept = temporary_;
+    temporary_.clear();
+    raise<CheckpointError>("{}: can't rename the finished folder to '{}': {}. It is kept as '{}'.", kOperation,
+                           final_name_.string(), error.message(), kept.string());
   }
 
  private:
-  fs::path final_name_, temporary_;
-};
-
-/// Paths of modules in the architecture: of linear layers, of those whose weight is stored as [inputs, outputs], and
-/// all that have a weight.
-struct Layers {
-  std::set<std::string> linear, transposed, with_weight;
-};
-
-void collect(const ModuleTree& module, const std::string& path, Layers& layers) {
-  if (module.class_name == "Linear" || module.class_name == "Conv1D") layers.linear.insert(path);
-  if (module.class_name == "Conv1D") layers.transposed.insert(path);
-  for (const auto& parameter : module.parameters)
-    if (parameter.name == "weight") layers.with_weight.insert(path);
-  for (const auto& child : module.children) collect(child, path.empty() ? child.name : path + "." + child.name, layers);
-}
-
-/// A checkpoint of a model with a head has the body's names behind the name of the body ("model.", "bert.").
-bool has(const std::set<std::string>& paths, const std::string& module) {
-  if (paths.contains(module)) return true;
-  const size_t dot = module.find('.');
-  return dot != std::string::npos && paths.contains(module.substr(dot + 1));
-}
-
-Layers layers_of(const std::string& config) {
-  ModelDescription model;
-  try {
-    model = describe_architecture(config);
-  } catch (const ConfigError& error) {
-    raise<ConfigError>(
-        "{}: {} Which of its matrices are linear layers is not known then; load_and_quantize_model() quantizes any "
-        "model that you build.",
-        kOperation, error.what());
+  fs::path beside(const char* what) const {
+    return final_name_.parent_path() / fmt::format("{}.{}-{}", final_name_.filename().string(), what, ::getpid());
   }
-  Layers layers;
-  collect(model.tree, "", layers);
-  if (layers.linear.empty())
-    raise<ConfigError>("{}: {} has no linear layers, expected some", kOperation, model.tree.class_name);
-  return layers;
-}
+  /// In two steps, between which there is nothing under the name.
+  std::error_code rename_plainly() const {
+    std::error_code error, ignored;
+    const fs::path old = beside("old");
+    if (replaces_) fs::rename(final_name_, old, error);
+    if (error) return error;
+    fs::rename(temporary_, final_name_, error);
+    if (!replaces_) return error;
+    if (error) fs::rename(old, final_name_, ignored);
+    else fs::remove_all(old, ignored);
+    return error;
+  }
+
+  fs::path final_name_, temporary_;
+  bool replaces_;
+};
 
 bool is_weights_file(const fs::path& file) {
   const std::string name = file.filename().string();
@@ -110,29 +101,67 @@ bool is_weights_file(const fs::path& file) {
   return false;
 }
 
-/// Tokenizers, settings of generation, read-mes: all that is neither weights nor large.
-void copy_extras(const fs::path& from, const fs::path& to, std::vector<std::string>& notes, bool is_top = true) {
-  for (const auto& entry : read_folder<CheckpointError>("folder", from)) {
+/// Tokenizers, settings of generation, read-mes: all that is neither weights nor large. Paths within `from`, folders
+/// before what is in them. @param to  is none of them, should it be in there
+void find_extras(const fs::path& from, const fs::path& folder, const fs::path& to, std::set<fs::path>& found,
+                 std::vector<std::string>& notes) {
+  for (const auto& entry : read_folder<CheckpointError>("folder", from / folder)) {
     const fs::path& file = entry.path();
-    const auto name = file.filename();
-    if (name.string().starts_with(".") || (is_top && name == "config.json") || is_weights_file(file)) continue;
+    const auto name = folder / file.filename();
+    if (file.filename().string().starts_with(".") || name == "config.json" || is_weights_file(file)) continue;
     std::error_code error;
+    if (fs::equivalent(file, to, error)) continue;
     if (fs::is_directory(file, error)) {
-      fs::create_directory(to / name, error);
-      copy_extras(file, to / name, notes, /*is_top=*/false);
+      found.insert(name);
+      find_extras(from, name, to, found, notes);
     } else if (fs::is_regular_file(file, error)) {
-      if (static_cast<int64_t>(fs::file_size(file, error)) > kLargestExtra) {
-        notes.push_back(fmt::format("'{}' has more than 64 MiB and was not copied.", file.string()));
-        continue;
-      }
-      if (!fs::copy_file(file, to / name, error))
-        raise<CheckpointError>("{}: can't copy '{}': {}.", kOperation, file.string(), error.message());
+      if (static_cast<int64_t>(fs::file_size(file, error)) <= kLargestExtra) found.insert(name);
+      else notes.push_back(fmt::format("'{}' has more than 64 MiB and was not copied.", file.string()));
     }
   }
 }
 
-bool is_language_model(const std::string& class_name) {
-  return class_name.ends_with("ForCausalLM") || class_name.ends_with("LMHeadModel");
+void copy_extras(const fs::path& from, const fs::path& to, const std::set<fs::path>& extras) {
+  for (const auto& name : extras) {
+    std::error_code error;
+    if (fs::is_directory(from / name, error)) fs::create_directory(to / name, error);
+    else fs::copy_file(from / name, to / name, error);
+    if (error) raise<CheckpointError>("{}: can't copy '{}': {}.", kOperation, (from / name).string(), error.message());
+  }
+}
+
+/// What any result has at its top.
+bool is_of_a_result(const std::string& name) {
+  constexpr std::array kNames{
+      "config.json",         "generation_config.json",  "tokenizer.json", "tokenizer_config.json",
+      "chat_template.jinja", "special_tokens_map.json", "vocab.json",     "merges.txt",
+      "added_tokens.json",   "tokenizer.model"};
+  return std::ranges::find(kNames, std::string_view(name)) != kNames.end() || name.ends_with(".safetensors") ||
+         name.ends_with(".safetensors.index.json");
+}
+
+/// @throws ConfigError if something in a folder that is to be replaced is no part of such a folder
+void refuse_foreign(const fs::path& to, const std::set<fs::path>& extras) {
+  std::vector<std::string> foreign;
+  const auto look = [&](const auto& self, const fs::path& folder) -> void {
+    for (const auto& entry : read_folder<CheckpointError>("folder", to / folder)) {
+      const auto name = folder / entry.path().filename();
+      if (folder.empty() && is_of_a_result(name.string())) continue;
+      std::error_code ignored;
+      if (!extras.contains(name)) foreign.push_back(name.string());
+      else if (entry.is_directory(ignored)) self(self, name);
+    }
+  };
+  look(look, {});
+  if (foreign.empty()) return;
+  std::ranges::sort(foreign);
+  constexpr size_t kMost = 5;
+  const size_t more = foreign.size() - std::min(foreign.size(), kMost);
+  foreign.resize(foreign.size() - more);
+  raise<ConfigError>(
+      "{}: '{}' would be replaced as a whole, and has what the new folder will not have: {}{}. Move it away, or choose "
+      "another place",
+      kOperation, to.string(), fmt::join(foreign, ", "), more == 0 ? "" : fmt::format(" and {} more", more));
 }
 
 class FolderMaker {
@@ -140,19 +169,28 @@ class FolderMaker {
   FolderMaker(const fs::path& from, const fs::path& to, Encoding encoding, const QuantizeFilesOptions& options)
       : from_(from), to_(to), encoding_(encoding), options_(options), is_gguf_(!is_folder(from)) {}
 
-  QuantizedFiles make() {
+  QuantizedFiles make(bool only_check) {
     BnbQuantizationConfig config{.load_in_8bit = encoding_ == Encoding::int8_rowwise,
                                  .load_in_4bit = encoding_ != Encoding::int8_rowwise,
                                  .bnb_4bit_use_double_quant = options_.double_quantize,
-                                 .bnb_4bit_compute_dtype = options_.compute_dtype,
-                                 .bnb_4bit_blocksize = options_.block_size};
+                                 .bnb_4bit_compute_dtype = options_.compute_dtype.value_or(at::kFloat),
+                                 .bnb_4bit_blocksize = block_size()};
     if (config.load_in_4bit) config.bnb_4bit_quant_type = options_.to;
-    else config.llm_int8_threshold = options_.threshold;
+    else config.llm_int8_threshold = options_.threshold.value_or(6.0);
     config.validate();
-    const std::string text = is_gguf_ ? GgufFile(from_).config_json() : text_of_config(from_);
-    const auto layers = layers_of(text);
-    const auto checkpoint = bigmodel::open_checkpoint(from_);
+    const auto model = config_of(from_);
+    auto checkpoint = bigmodel::open_checkpoint(from_);
     if (!is_gguf_) refuse_codes(from_, checkpoint.codes);
+    const Outline outline(model, checkpoint.tensors);
+    outline.check(from_, checkpoint.tensors, result_.notes);
+    std::set<std::string> modules;
+    if (!outline.head.empty()) modules.insert(outline.head);
+    for (const auto& [name, stored] : checkpoint.tensors) modules.insert(module_of(name));
+    check_skipped(options_.skip_modules, modules);
+    std::set<fs::path> extras;
+    if (!is_gguf_) find_extras(from_, {}, to_, extras, result_.notes);
+    if (is_there(to_)) refuse_foreign(to_, extras);
+    if (only_check) return {};
     NewFolder folder(to_);
     spill_ = folder.path() / ".codes";
     fs::create_directory(spill_);
@@ -160,13 +198,14 @@ class FolderMaker {
     std::vector<formats::TensorSource> sources;
     for (const auto& [name, stored] : checkpoint.tensors) {
       progress();
-      add(name, stored, layers, sources);
+      add(name, stored, outline, sources);
     }
+    say_what_stays();
     formats::write_safetensors(folder.path() / "model.safetensors", std::move(sources), {{"format", "pt"}});
     fs::remove_all(spill_);
-    write_config(folder.path(), text, config);
+    write_config(folder.path(), model.text, outline.head, config);
     if (is_gguf_) write_vocabulary(folder.path());
-    else copy_extras(from_, folder.path(), result_.notes);
+    copy_extras(from_, folder.path(), extras);
     folder.finish();
     return std::move(result_);
   }
@@ -178,21 +217,35 @@ class FolderMaker {
   }
 
   /// Why a tensor stays, or nothing.
-  std::string kept(const std::string& name, const checkpointing::StoredTensor& stored, const Layers& layers) {
+  std::string kept(const std::string& name, const checkpointing::StoredTensor& stored, const Outline& layers) {
+    if (name.find(".experts.") != std::string::npos) {
+      skipped_.push_back(module_of(name));
+      return kOfExperts;
+    }
     if (!name.ends_with(".weight") || stored.sizes.size() != 2 || !c10::isFloatingType(stored.dtype))
       return "not a matrix of a layer";
-    const std::string module = name.substr(0, name.size() - std::strlen(".weight"));
-    if (has(layers.linear, module)) {
-      if (!is_among(module, options_.skip_modules)) return "";
+    const std::string module = module_of(name);
+    if (layers.linear.contains(module)) {
+      const bool never = is_among(module, layers.keep_in_fp32_modules);
+      if (!never && !is_among(module, options_.skip_modules)) return "";
       skipped_.push_back(module);
-      return "to be left alone";
+      return never ? "of a module that transformers keeps in fp32" : "to be left alone";
     }
-    if (has(layers.with_weight, module)) return "not of a linear layer";
+    if (layers.with_weight.contains(module)) return "not of a linear layer";
     skipped_.push_back(module);
     return "of the model's head";
   }
 
-  void add(const std::string& name, const checkpointing::StoredTensor& stored, const Layers& layers,
+  void say_what_stays() {
+    const auto stays = std::ranges::count(result_.tensors, kOfExperts, &QuantizedTensor::kept);
+    if (stays > 0)
+      result_.notes.push_back(
+          fmt::format("{} tensors of {} stay: they are of experts, which transformers has as one tensor and not as "
+                      "linear layers.",
+                      stays, result_.tensors.size()));
+  }
+
+  void add(const std::string& name, const checkpointing::StoredTensor& stored, const Outline& layers,
            std::vector<formats::TensorSource>& sources) {
     int64_t elements = 1;
     for (const int64_t size : stored.sizes) elements *= size;
@@ -207,10 +260,10 @@ class FolderMaker {
       const auto& info = gguf().info(name);
       made.from = info.encoding;
       made.bytes_before = info.stored_bytes;
-      if (codes::encoding_named(info.encoding)) dtype = options_.compute_dtype;
+      if (codes::encoding_named(info.encoding)) dtype = options_.compute_dtype.value_or(at::kFloat);
     }
     if (made.kept.empty()) {
-      encode(made, stored, has(layers.transposed, name.substr(0, name.rfind('.'))), sources);
+      encode(made, stored, layers.transposed.contains(module_of(name)), sources);
     } else {
       made.to = dtype_name(dtype);
       made.bytes_after = elements * static_cast<int64_t>(c10::elementSize(dtype));
@@ -238,10 +291,9 @@ class FolderMaker {
           "{}: '{}' has numbers beyond fp16, which int8 is encoded from as in bitsandbytes. Choose "
           "another encoding, or leave the module alone",
           kOperation, made.name);
-    const auto codes = encode_named(made.name, values,
-                                    {.encoding = encoding_,
-                                     .block_size = options_.block_size,
-                                     .double_quantize = options_.double_quantize && !int8});
+    const auto codes =
+        encode_named(made.name, values,
+                     {.encoding = encoding_, .block_size = block_size(), .double_quantize = options_.double_quantize});
     if (options_.measure_errors) {
       RelativeError error;
       const int64_t rows = codes.rows(), step = std::max<int64_t>(kPart / std::max<int64_t>(codes.columns(), 1), 1);
@@ -267,14 +319,11 @@ class FolderMaker {
     }
   }
 
-  void write_config(const fs::path& folder, const std::string& text, BnbQuantizationConfig& config) {
+  /// @param head  one that shares the embeddings' weight is in no file
+  void write_config(const fs::path& folder, const std::string& text, const std::string& head,
+                    BnbQuantizationConfig& config) {
     auto json = parse_json<nlohmann::ordered_json>(text);
-    // A head that shares the embedding's weight is in no file.
-    if (const auto names = json.find("architectures"); names != json.end() && names->is_array())
-      for (const auto& name : *names)
-        if (name.is_string() && is_language_model(name.get<std::string>()) &&
-            std::ranges::find(skipped_, "lm_head") == skipped_.end())
-          skipped_.emplace_back("lm_head");
+    if (!head.empty() && std::ranges::find(skipped_, head) == skipped_.end()) skipped_.push_back(head);
     config.skip_modules = skipped_;
     json["quantization_config"] = parse_json<nlohmann::ordered_json>(config.to_json());
     write_file(folder / "config.json", json.dump(2) + "\n");
@@ -284,7 +333,7 @@ class FolderMaker {
     const auto files = formats::tokenizer_files(gguf().metadata(), from_.string());
     for (const auto& [name, text] : files) write_file(folder / name, text);
     if (files.empty())
-      result_.notes.push_back(
+      result_.notes.emplace_back(
           "The file's vocabulary is not written, because it is not byte-level BPE of a known form: copy tokenizer.json "
           "and what belongs to it from the model's own folder.");
   }
@@ -294,6 +343,8 @@ class FolderMaker {
     file.write(text);
     file.finish();
   }
+
+  int64_t block_size() const { return options_.block_size.value_or(64); }
 
   const GgufFile& gguf() {
     if (!gguf_) gguf_.emplace(from_);
@@ -313,8 +364,8 @@ class FolderMaker {
 }  // namespace
 
 QuantizedFiles make_folder(const fs::path& from, const fs::path& to, Encoding encoding,
-                           const QuantizeFilesOptions& options) {
-  return FolderMaker(from, to, encoding, options).make();
+                           const QuantizeFilesOptions& options, bool only_check) {
+  return FolderMaker(from, to, encoding, options).make(only_check);
 }
 
 }  // namespace accelerate::quantizing_files

@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "bigmodel/loading_plan.hpp"
@@ -88,27 +89,41 @@ Encoding encoding_for(Encoding wanted, int64_t row) {
                                     : wanted;
 }
 
+constexpr const char* kNoWholeBlocks = " no whole blocks of 32";
+
 /// What keeps a tensor of any file as it is, if something does.
-std::string why_kept(const Tensor& tensor, const GgufEncoding& encoding, bool is_skipped) {
+std::string why_kept(const Tensor& tensor, bool is_skipped) {
   if (tensor.shape.size() < 2 || tensor.bytes_before == 0) return "not a matrix";
   if (is_skipped) return "to be left alone";
   if (!tensor.name.ends_with("weight")) return "not a weight";
   if (is_read_as_numbers(tensor.name)) return "read as numbers";
-  if (tensor.row() % encoding.block != 0)
-    return fmt::format("rows of {} are no whole blocks of {}", tensor.row(), encoding.block);
+  if (tensor.row() % codes::gguf_encoding(Encoding::q8_0).block != 0)
+    return fmt::format("rows of {} are{}", tensor.row(), kNoWholeBlocks);
   return "";
 }
 
+/// By the name of the tensor itself, or of the module whose weight it is.
+bool is_skipped(const std::string& name, const std::vector<std::string>& modules) {
+  return is_among(module_of(name), modules) || std::ranges::find(modules, name) != modules.end();
+}
+
+/// @param names  besides those of the tensors: names that skip_modules may have
 QuantizedFiles write(const fs::path& to, Encoding encoding, formats::GgufOutline outline,
-                     const std::vector<Tensor>& tensors, const QuantizeFilesOptions& options) {
+                     const std::vector<Tensor>& tensors, std::set<std::string> names,
+                     const QuantizeFilesOptions& options, bool only_check) {
+  auto skipped = options.skip_modules;
+  for (const auto& tensor : tensors) names.insert(module_of(tensor.name)), std::erase(skipped, tensor.name);
+  check_skipped(skipped, names);
+  if (only_check) return {};
   outline.entries.push_back(formats::gguf_entry("general.file_type", file_type(encoding)));
   outline.entries.push_back(formats::gguf_entry("general.quantization_version", 2U));
   QuantizedFiles result;
-  int64_t others = 0;
+  int64_t others = 0, narrow = 0;
   std::string name_of_others;
   for (const auto& tensor : tensors) {
     const auto own = encoding_for(encoding, tensor.row());
     if (tensor.kept.empty() && own != encoding) ++others, name_of_others = codes::name(own);
+    narrow += tensor.kept.ends_with(kNoWholeBlocks);
     outline.tensors.push_back(
         {tensor.name, tensor.shape, tensor.kept.empty() ? &codes::gguf_encoding(own) : tensor.stays});
     const auto& made = outline.tensors.back();
@@ -122,9 +137,15 @@ QuantizedFiles write(const fs::path& to, Encoding encoding, formats::GgufOutline
     result.bytes_before += tensor.bytes_before;
     result.bytes_after += made.bytes();
   }
+  std::vector<std::string> other_rows;
   if (others > 0)
-    result.notes.push_back(fmt::format("{} matrices are in {}, because their rows are no whole blocks of {}.", others,
-                                       name_of_others, codes::gguf_encoding(encoding).block));
+    other_rows.push_back(fmt::format("{} matrices are in {}, because their rows are no whole blocks of {}", others,
+                                     name_of_others, codes::gguf_encoding(encoding).block));
+  if (narrow > 0)
+    other_rows.push_back(fmt::format(
+        "{} matrices of {} stay as they are, because their rows are{}", narrow,
+        std::ranges::count_if(tensors, [](const Tensor& tensor) { return tensor.shape.size() > 1; }), kNoWholeBlocks));
+  if (!other_rows.empty()) result.notes.push_back(fmt::format("{}.", fmt::join(other_rows, "; ")));
   formats::GgufWriter writer(kOperation, to, outline);
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (options.on_progress) options.on_progress(static_cast<int64_t>(i), static_cast<int64_t>(tensors.size()));
@@ -148,7 +169,7 @@ QuantizedFiles write(const fs::path& to, Encoding encoding, formats::GgufOutline
 // --------------------------------------------------------------------------------------------------------------------
 
 QuantizedFiles from_gguf(const fs::path& from, const fs::path& to, Encoding encoding,
-                         const QuantizeFilesOptions& options) {
+                         const QuantizeFilesOptions& options, bool only_check) {
   const formats::MappedFile map(from);
   const auto header = formats::parse_gguf_header({map.data(), static_cast<size_t>(map.size())}, from.string());
   check_gguf_data(header, map.size(), from.string());
@@ -165,7 +186,7 @@ QuantizedFiles from_gguf(const fs::path& from, const fs::path& to, Encoding enco
                   .bytes_before = stored.bytes,
                   .stays = stored.encoding};
     const auto& block = codes::gguf_encoding(encoding_for(encoding, tensor.row()));
-    tensor.kept = why_kept(tensor, block, is_among(tensor.name, options.skip_modules));
+    tensor.kept = why_kept(tensor, is_skipped(tensor.name, options.skip_modules));
     if (tensor.kept.empty() && !stored.encoding->decode)
       tensor.kept = fmt::format("{} can't be decoded", stored.encoding->name);
     if (tensor.kept.empty() && stored.encoding->id == block.id) tensor.kept = "in this encoding already";
@@ -182,7 +203,7 @@ QuantizedFiles from_gguf(const fs::path& from, const fs::path& to, Encoding enco
     tensor.copy = [bytes](formats::GgufWriter& writer) { writer.write(bytes); };
     tensors.push_back(std::move(tensor));
   }
-  return write(to, encoding, std::move(outline), tensors, options);
+  return write(to, encoding, std::move(outline), tensors, {}, options, only_check);
 }
 
 // ---- of a Hugging Face folder
@@ -249,14 +270,10 @@ Tensor rope_factors(std::vector<float> factors) {
 }
 
 QuantizedFiles from_folder(const fs::path& from, const fs::path& to, Encoding encoding,
-                           const QuantizeFilesOptions& options) {
-  std::string problem;
-  const auto config = parse_json<nlohmann::json>(text_of_config(from), &problem);
-  if (!config.is_object())
-    raise<CheckpointError>("{}: '{}' {}", kOperation, (from / "config.json").string(),
-                           problem.empty() ? "is no JSON object" : problem);
-  auto model = formats::gguf_model(config, (from / "config.json").string());
-  const auto checkpoint = bigmodel::open_checkpoint(from);
+                           const QuantizeFilesOptions& options, bool only_check) {
+  const auto config = config_of(from);
+  auto model = formats::gguf_model(config.json, config.source);
+  auto checkpoint = bigmodel::open_checkpoint(from);
   refuse_codes(from, checkpoint.codes);
   std::map<std::string, std::vector<int64_t>> shapes;
   for (const auto& [name, stored] : checkpoint.tensors) shapes.emplace(name, stored.sizes);
@@ -268,24 +285,27 @@ QuantizedFiles from_folder(const fs::path& from, const fs::path& to, Encoding en
        {std::pair("architecture", model.form.architecture), {"type", "model"}, {"name", name}})
     outline.entries.push_back(formats::gguf_entry(std::string("general.") + key, value));
   std::ranges::move(model.entries, std::back_inserter(outline.entries));
-  std::ranges::move(formats::gguf_vocabulary(from, config, model.vocabulary, model.notes),
+  std::ranges::move(formats::gguf_vocabulary(from, config.json, model.vocabulary, model.notes),
                     std::back_inserter(outline.entries));
 
   std::vector<Tensor> tensors;
+  std::set<std::string> modules;
   for (const auto& target : targets) {
     auto tensor = tensor_of(target, checkpoint.tensors);
-    const auto skipped = [&](const std::string& one) {
-      return is_among(one.substr(0, one.rfind('.')), options.skip_modules);
-    };
-    tensor.kept = why_kept(tensor, codes::gguf_encoding(encoding_for(encoding, tensor.row())),
-                           is_among(tensor.name, options.skip_modules) || std::ranges::any_of(target.parts, skipped));
+    for (const auto& part : target.parts) modules.insert(module_of(part));
+    const auto skipped = [&](const std::string& one) { return is_among(module_of(one), options.skip_modules); };
+    tensor.kept =
+        why_kept(tensor, is_skipped(tensor.name, options.skip_modules) || std::ranges::any_of(target.parts, skipped));
     tensors.push_back(std::move(tensor));
     if (target.name == "token_embd.weight" && target.shape.front() != model.vocabulary)
       raise<CheckpointError>("'{}': the embeddings have {} rows, and config.json says vocab_size {}", from.string(),
                              target.shape.front(), model.vocabulary);
   }
   if (!model.rope_factors.empty()) tensors.push_back(rope_factors(std::move(model.rope_factors)));
-  auto result = write(to, encoding, std::move(outline), tensors, options);
+  const Outline expected(config, checkpoint.tensors);
+  expected.check(from, checkpoint.tensors, model.notes);
+  if (!expected.head.empty()) modules.insert(expected.head);
+  auto result = write(to, encoding, std::move(outline), tensors, std::move(modules), options, only_check);
   std::ranges::move(model.notes, std::back_inserter(result.notes));
   return result;
 }
@@ -293,8 +313,8 @@ QuantizedFiles from_folder(const fs::path& from, const fs::path& to, Encoding en
 }  // namespace
 
 QuantizedFiles make_gguf(const fs::path& from, const fs::path& to, Encoding encoding,
-                         const QuantizeFilesOptions& options) {
-  return is_folder(from) ? from_folder(from, to, encoding, options) : from_gguf(from, to, encoding, options);
+                         const QuantizeFilesOptions& options, bool only_check) {
+  return (is_folder(from) ? from_folder : from_gguf)(from, to, encoding, options, only_check);
 }
 
 }  // namespace accelerate::quantizing_files

@@ -20,6 +20,9 @@ inline constexpr const char* kUnfinished = "unfinished_save";
 /// @throws ConfigError naming another method, or that of an unfinished save
 void refuse_other_methods(const std::string& config);
 
+/// @throws ConfigError for a dtype that BnbQuantizationConfig::bnb_4bit_quant_storage can't be
+void check_quant_storage(const char* caller, at::ScalarType dtype);
+
 struct Quantizer {
   /// How a weight is encoded; none: it stays as it is. Empty: as none of all.
   std::function<std::optional<codes::EncodeOptions>(const LoadTarget&)> how;

@@ -5,6 +5,7 @@
 
 #include "accelerate/checkpoint.hpp"
 #include "checkpoint/model_state.hpp"
+#include "residency/homes/encoded.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::checkpointing {
@@ -27,9 +28,12 @@ std::map<std::string, at::Tensor> state_dict(const ModelRef& model,
   return result;
 }
 
-std::map<std::string, at::Tensor> state_dict(const ModelRef& model) {
-  return state_dict(model, [](const at::Tensor& tensor) { return tensor.detach().cpu(); });
+at::Tensor value_of(const at::Tensor& tensor) {
+  const at::Tensor value = tensor.detach();
+  return residency::encoded_weight(tensor) != nullptr ? value.clone() : value.cpu();
 }
+
+std::map<std::string, at::Tensor> state_dict(const ModelRef& model) { return state_dict(model, value_of); }
 
 void check_state_dict(const ModelRef& model, const std::map<std::string, at::Tensor>& tensors) {
   const auto state = model.state();

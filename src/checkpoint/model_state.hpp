@@ -13,4 +13,7 @@ namespace accelerate::checkpointing {
 std::map<std::string, at::Tensor> state_dict(const ModelRef& model,
                                              const std::function<at::Tensor(const at::Tensor& tensor)>& value_of);
 
+/// On the CPU. Of a weight in few bits, a copy of its values; of others their memory, if it is there already.
+at::Tensor value_of(const at::Tensor& tensor);
+
 }  // namespace accelerate::checkpointing

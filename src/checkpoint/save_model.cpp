@@ -8,6 +8,7 @@
 
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/formats/safetensors.hpp"
+#include "checkpoint/model_state.hpp"
 #include "checkpoint/weight_files.hpp"
 #include "utils/atomic_file.hpp"
 #include "utils/raise.hpp"
@@ -109,7 +110,8 @@ void write_weight_files(const std::filesystem::path& folder, const std::vector<W
 
 void save_model(const ModelRef& model, const std::filesystem::path& folder, int64_t max_shard_bytes,
                 bool safe_serialization) {
-  const auto tensors = state_dict(model);
+  // Values are asked for when their file is written: those of weights in few bits are decoded for that.
+  const auto tensors = state_dict(model, [](const at::Tensor& tensor) { return tensor; });
   std::vector<WeightSize> weights;
   for (const auto& [name, ignored] : model.state())
     if (const auto found = tensors.find(name); found != tensors.end())
@@ -117,7 +119,7 @@ void save_model(const ModelRef& model, const std::filesystem::path& folder, int6
   write_weight_files(folder, weights, max_shard_bytes, safe_serialization,
                      [&](const std::filesystem::path& file, const std::vector<std::string>& names) {
                        std::map<std::string, at::Tensor> part;
-                       for (const auto& name : names) part.emplace(name, tensors.at(name));
+                       for (const auto& name : names) part.emplace(name, value_of(tensors.at(name)));
                        if (safe_serialization) save_safetensors(file, part, {{"format", "pt"}});
                        else save_object(to_dict(part), file);
                      });

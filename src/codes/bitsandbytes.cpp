@@ -88,7 +88,7 @@ std::map<std::string, at::Tensor> bitsandbytes_tensors(const std::string& weight
   if (!is_four_bit(codes.encoding))
     raise<ConfigError>("bitsandbytes' form: '{}' is {}, expected int8_rowwise, nf4 or fp4; GGUF files keep the others",
                        weight, name(codes.encoding));
-  const int64_t element = static_cast<int64_t>(c10::elementSize(storage));
+  const auto element = static_cast<int64_t>(c10::elementSize(storage));
   if (codes.data.numel() % element != 0)
     raise<ConfigError>(
         "bitsandbytes' form: the {} bytes of '{}' can't be seen as {} (bnb_4bit_quant_storage); use uint8",

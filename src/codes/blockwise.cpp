@@ -1,12 +1,12 @@
 #include "codes/blockwise.hpp"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/abs.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/isinf.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/tensor.h>
@@ -20,6 +20,7 @@
 #include <memory>
 #include <vector>
 
+#include "utils/parallel.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::codes {
@@ -48,7 +49,7 @@ at::Tensor make_values(bool with_negative) {
 /// A map with what finds codes quickly.
 struct Finder {
   explicit Finder(const at::Tensor& values) {
-    const float* map = values.const_data_ptr<float>();
+    const auto* map = values.const_data_ptr<float>();
     std::copy_n(map, kMapSize, codes.begin());
     codes[kMapSize] = std::numeric_limits<float>::infinity();
     for (uint32_t high = 0; high < below.size(); ++high) {
@@ -71,6 +72,7 @@ struct Finder {
     return static_cast<uint8_t>(codes[code] == 0 && value > 0 && codes[0] == 0 ? 1 : code);
   }
   uint8_t on_grid(float value) const {
+    // As bitsandbytes rounds. NOLINTNEXTLINE(bugprone-incorrect-roundings)
     return grid[static_cast<size_t>((value + 1.0F) * 0.5F * static_cast<float>(grid.size() - 1) + 0.5F)];
   }
 
@@ -93,22 +95,23 @@ void encode_block(const float* values, int64_t count, const Find& find, uint8_t*
     finite &= std::isfinite(values[i]);
     absmax = std::max(absmax, std::abs(values[i]));
   }
+  const float inverse = 1.0F / absmax;
   if (!finite) absmax = std::numeric_limits<float>::quiet_NaN();
-  if (!finite || absmax == 0) {
+  else if (!std::isfinite(inverse)) absmax = 0;  // it is zero, or so little that it counts as zero
+  if (!(absmax > 0)) {
     std::fill_n(codes, count, uint8_t{0});
     return;
   }
-  const float inverse = 1.0F / absmax;
   for (int64_t i = 0; i < count; ++i) codes[i] = find(std::clamp(values[i] * inverse, -1.0F, 1.0F));
 }
 
 template <class Find>
 void encode_on_cpu(const at::Tensor& values, int64_t block_size, const Find& find, const Blockwise& to) {
-  const float* from = values.const_data_ptr<float>();
-  uint8_t* codes = to.codes.mutable_data_ptr<uint8_t>();
-  float* absmax = to.absmax.mutable_data_ptr<float>();
+  const auto* from = values.const_data_ptr<float>();
+  auto* codes = to.codes.mutable_data_ptr<uint8_t>();
+  auto* absmax = to.absmax.mutable_data_ptr<float>();
   const int64_t count = values.numel();
-  at::parallel_for(0, to.absmax.numel(), 64, [&](int64_t begin, int64_t end) {
+  parallel_ranges(to.absmax.numel(), 64, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * block_size;
       encode_block(from + first, std::min(block_size, count - first), find, codes + first, absmax[block]);
@@ -128,7 +131,8 @@ void encode_by_operators(const at::Tensor& values, Map map, int64_t block_size, 
   const auto by_block =
       at::constant_pad_nd(values.view(-1), {0, blocks * block_size - count}).view({blocks, block_size});
   const auto largest = at::amax(at::abs(by_block), 1);
-  const auto absmax = largest + largest * 0;  // NaN for infinity
+  const auto finite = largest + largest * 0;  // NaN for infinity
+  const auto absmax = at::where(at::isinf(1 / finite), 0, finite);
   const auto inverse = at::where(absmax > 0, 1 / absmax, 0);
   const auto scaled = (by_block * inverse.unsqueeze(1)).clamp(-1, 1);
   const auto& known = values_of(map);
@@ -168,10 +172,10 @@ at::Tensor decode_blockwise(const Blockwise& from, Map map, int64_t block_size, 
   if (count == 0) return values;
   if (!values.is_cpu()) return values.is_meta() ? values : decode_by_operators(from, map, block_size);
   const auto& known = finder_of(map).codes;
-  const uint8_t* codes = from.codes.const_data_ptr<uint8_t>();
-  const float* absmax = from.absmax.const_data_ptr<float>();
-  float* to = values.mutable_data_ptr<float>();
-  at::parallel_for(0, from.absmax.numel(), 64, [&](int64_t begin, int64_t end) {
+  const auto* codes = from.codes.const_data_ptr<uint8_t>();
+  const auto* absmax = from.absmax.const_data_ptr<float>();
+  auto* to = values.mutable_data_ptr<float>();
+  parallel_ranges(from.absmax.numel(), 64, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block)
       for (int64_t i = block * block_size; i < std::min(count, (block + 1) * block_size); ++i)
         to[i] = known[codes[i]] * absmax[block];

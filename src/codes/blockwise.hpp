@@ -32,7 +32,8 @@ struct Blockwise {
 };
 
 /// Writes the codes of `values` into `to`, whose tensors have the sizes that they need. Nothing on the meta device.
-/// A block with a NaN or an infinity gets NaN for its scale, so that all of it decodes to NaN.
+/// A block with a NaN or an infinity gets NaN for its scale, so that all of it decodes to NaN; one whose largest
+/// magnitude has no inverse in fp32 (below 2.9e-39) is zeros.
 /// @param values  fp32, contiguous, on any device; elsewhere than on the CPU `nearest` only
 void encode_blockwise(const at::Tensor& values, Map map, int64_t block_size, Search search, const Blockwise& to);
 /// value = map[code] * absmax of its block; fp32, of the codes' shape.

@@ -2,6 +2,7 @@
 
 #include <c10/util/accumulate.h>
 
+#include "accelerate/codes/kernels.hpp"
 #include "codes/encodings.hpp"
 #include "codes/kernels/packed_cache.hpp"
 #include "utils/raise.hpp"
@@ -9,7 +10,8 @@
 namespace accelerate::codes {
 namespace {
 
-int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
+/// Rounded up, for any count: that of a file may be the largest number.
+int64_t pieces(int64_t count, int64_t size) { return count / size + (count % size != 0); }
 
 /// One tensor of codes is as it must be.
 void expect(std::string_view what, std::string_view tensor, const at::Tensor& found, at::ScalarType dtype,

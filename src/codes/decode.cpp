@@ -1,4 +1,4 @@
-#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/irange.h>
@@ -15,6 +15,7 @@
 #include "codes/decoder.hpp"
 #include "codes/kernels/packed_cache.hpp"
 #include "utils/huge_pages.hpp"
+#include "utils/parallel.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::codes {
@@ -27,7 +28,8 @@ void decode_stretch(const Decoder& decoder, int64_t first, const at::Tensor& to)
   constexpr int64_t kPart = 1 << 13;  // elements: 32 KiB of fp32 stay near
   const bool direct = to.scalar_type() == at::kFloat && lead == 0 && (count % unit == 0 || unit <= 2);
   const at::Tensor flat = to.view({-1});
-  at::parallel_for(0, (lead + count + kPart - 1) / kPart, 4, [&](int64_t begin, int64_t end) {
+  parallel_ranges((lead + count + kPart - 1) / kPart, 4, [&](int64_t begin, int64_t end) {
+    const at::AutoDispatchBelowADInplaceOrView below;  // LibTorch's threads know nothing of inference mode
     const at::Tensor part = direct ? at::Tensor() : at::empty({kPart}, at::TensorOptions().dtype(at::kFloat));
     for (const int64_t i : c10::irange(begin, end)) {
       const int64_t from = i * kPart, until = std::min(from + kPart, lead + count);  // counted from first - lead

@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/irange.h>
 
@@ -14,6 +13,7 @@
 #include "codes/half_scale.hpp"
 #include "codes/k_blocks.hpp"
 #include "utils/huge_pages.hpp"
+#include "utils/parallel.hpp"
 #include "utils/raise.hpp"
 
 // Numbers are worked out with the operations, in the order, and with the roundings that bitsandbytes and gguf use, so
@@ -29,7 +29,7 @@ constexpr int64_t kGrain = 1 << 15;  ///< elements that are worth a thread
 at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype) { return empty_in_huge_pages(sizes, dtype); }
 
 void refuse_values_without_codes(const at::Tensor& flat) {
-  const float* values = flat.const_data_ptr<float>();
+  const auto* values = flat.const_data_ptr<float>();
   const int64_t count = flat.numel();
   constexpr uint32_t kExponent = 0x7F800000;
   uint32_t odd = 0;
@@ -42,25 +42,27 @@ void refuse_values_without_codes(const at::Tensor& flat) {
       place, values[place]);
 }
 
+/// Of the inverse of what is zero, or so little that fp32 has no inverse of it: it counts as zero.
+float finite_or_zero(float x) { return std::isfinite(x) ? x : 0; }
+
 void encode_rows(const at::Tensor& flat, Codes& codes) {
   const int64_t columns = codes.columns(), rows = codes.rows();
   codes.data = empty(codes.shape, at::kChar);
   codes.scales = empty({rows}, at::kFloat);
-  const float* from = flat.const_data_ptr<float>();
+  const auto* from = flat.const_data_ptr<float>();
   auto* to = codes.data.mutable_data_ptr<int8_t>();
   auto* scales = codes.scales.mutable_data_ptr<float>();
-  at::parallel_for(0, rows, std::max<int64_t>(kGrain / std::max<int64_t>(columns, 1), 1),
-                   [&](int64_t begin, int64_t end) {
-                     for (const int64_t row : c10::irange(begin, end)) {
-                       const float* values = from + row * columns;
-                       float most = 0;
-                       for (int64_t k = 0; k < columns; ++k) most = std::max(most, std::abs(values[k]));
-                       scales[row] = most;
-                       const float inverse = most > 0 ? 1 / most * 127 : 0;  // in this order: PyTorch divides so
-                       for (int64_t k = 0; k < columns; ++k)
-                         to[row * columns + k] = static_cast<int8_t>(std::nearbyint(values[k] * inverse));
-                     }
-                   });
+  parallel_ranges(rows, std::max<int64_t>(kGrain / std::max<int64_t>(columns, 1), 1), [&](int64_t begin, int64_t end) {
+    for (const int64_t row : c10::irange(begin, end)) {
+      const float* values = from + row * columns;
+      float most = 0;
+      for (int64_t k = 0; k < columns; ++k) most = std::max(most, std::abs(values[k]));
+      const float inverse = finite_or_zero(1 / most * 127);  // in this order: PyTorch divides so
+      scales[row] = most;
+      for (int64_t k = 0; k < columns; ++k)
+        to[row * columns + k] = static_cast<int8_t>(std::nearbyint(values[k] * inverse));
+    }
+  });
 }
 
 /// The 15 values between neighbours of the table, and the code of each place between them.
@@ -96,10 +98,10 @@ void encode_four_bits(const at::Tensor& flat, Codes& codes) {
   const int64_t numel = flat.numel(), size = codes.block_size, blocks = (numel + size - 1) / size;
   codes.data = empty({(numel + 1) / 2, 1}, at::kByte);
   codes.scales = empty({blocks}, at::kFloat);
-  const float* from = flat.const_data_ptr<float>();
+  const auto* from = flat.const_data_ptr<float>();
   auto* to = codes.data.mutable_data_ptr<uint8_t>();
   auto* scales = codes.scales.mutable_data_ptr<float>();
-  at::parallel_for(0, blocks, std::max<int64_t>(kGrain / size, 1), [&](int64_t begin, int64_t end) {
+  parallel_ranges(blocks, std::max<int64_t>(kGrain / size, 1), [&](int64_t begin, int64_t end) {
     std::array<uint8_t, 4097> halves{};
     for (const int64_t block : c10::irange(begin, end)) {
       const float* values = from + block * size;
@@ -144,10 +146,7 @@ void put_half(float value, uint8_t*& to) {
 }
 
 /// 1 / x; 0 where that can't be had.
-float inverse_of(float x) {
-  const float inverse = x == 0 ? 0 : 1 / x;
-  return std::isfinite(inverse) ? inverse : 0;
-}
+float inverse_of(float x) { return finite_or_zero(1 / x); }
 
 /// Low halves of the bytes are the first 16 codes, high halves the others; fifth bits come before, if there are.
 void put_codes(const std::array<uint8_t, kBlock>& codes, bool fifth, uint8_t*& to) {
@@ -198,13 +197,13 @@ void encode_gguf(const at::Tensor& flat, Codes& codes) {
   const auto& form = gguf_encoding(codes.encoding);
   const int64_t blocks = flat.numel() / form.block;
   codes.data = empty({codes.rows(), codes.columns() / form.block * form.block_bytes}, at::kByte);
-  const float* from = flat.const_data_ptr<float>();
+  const auto* from = flat.const_data_ptr<float>();
   auto* to = codes.data.mutable_data_ptr<uint8_t>();
   if (codes.encoding >= Encoding::q2_k)
-    return at::parallel_for(0, blocks, 8, [&](int64_t begin, int64_t end) {
+    return parallel_ranges(blocks, 8, [&](int64_t begin, int64_t end) {
       encode_k_blocks(codes.encoding, from + begin * form.block, end - begin, to + begin * form.block_bytes);
     });
-  at::parallel_for(0, blocks, kGrain / kBlock, [&](int64_t begin, int64_t end) {
+  parallel_ranges(blocks, kGrain / kBlock, [&](int64_t begin, int64_t end) {
     for (const int64_t i : c10::irange(begin, end)) {
       const float* x = from + i * kBlock;
       uint8_t* place = to + i * form.block_bytes;

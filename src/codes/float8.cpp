@@ -18,6 +18,7 @@
 #include <string>
 
 #include "codes/kernels/float8.hpp"
+#include "codes/kernels/product.hpp"
 #include "utils/parallel.hpp"
 #include "utils/raise.hpp"
 
@@ -27,8 +28,11 @@ namespace {
 const kernels::Float8Loops& loops() {
   static const kernels::Float8Loops& chosen = []() -> const kernels::Float8Loops& {
     const std::string allowed = at::get_cpu_capability();
-    if (allowed == "AVX512" && kernels::avx512_float8()) return *kernels::avx512_float8();
-    if ((allowed == "AVX512" || allowed.starts_with("AVX2")) && kernels::avx2_float8()) return *kernels::avx2_float8();
+    // What these are compiled with is what the products' instruction sets ask the processor for.
+    const bool has_avx512 = kernels::avx512_instructions() && kernels::avx512_float8();
+    const bool has_avx2 = kernels::avx2_instructions() && kernels::avx2_float8();
+    if (allowed == "AVX512" && has_avx512) return *kernels::avx512_float8();
+    if ((allowed == "AVX512" || allowed.starts_with("AVX2")) && has_avx2) return *kernels::avx2_float8();
     return kernels::plain_float8();
   }();
   return chosen;
@@ -102,7 +106,7 @@ Float8Result encode_once(const at::Tensor& x, const at::Tensor& scale, Float8 fo
     return result;
   }
   const at::Tensor from = floats(x);
-  const float factor = scale.item<float>();
+  const auto factor = scale.item<float>();
   if (request.codes) result.codes = at::empty(x.sizes(), x.options().dtype(scalar_type(format)));
   if (request.values) result.values = at::empty(x.sizes(), x.options().dtype(at::kFloat));
   uint8_t* codes = request.codes ? bytes_of(result.codes) : nullptr;

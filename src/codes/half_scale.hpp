@@ -14,7 +14,7 @@ inline c10::Half half_scale(float value) {
   if (!std::isfinite(static_cast<float>(half)))
     raise<ConfigError>(
         "encode: a block's scale or least value is {}, beyond what fp16 holds (65504), in which GGUF's blocks keep it. "
-        "Scale the tensor, or use nf4 or int8_rowwise, whose scales are fp32",
+        "Scale the tensor, or use nf4, whose scales are fp32",
         value);
   return half;
 }

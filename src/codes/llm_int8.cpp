@@ -4,11 +4,13 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "accelerate/codes/kernels.hpp"
+#include "codes/kernels/exact.hpp"
 #include "codes/kernels/multiply.hpp"
 #include "codes/kernels/packed_cache.hpp"
 
@@ -33,11 +35,15 @@ at::Tensor int8_product(const at::Tensor& a, const at::Tensor& b) {
 
 at::Tensor llm_int8_linear(const at::Tensor& x, const Codes& w, const std::optional<at::Tensor>& bias,
                            double threshold) {
+  kernels::check_product(x, w, bias);
   const int64_t n = w.shape[0], k = w.shape[1];
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = n;
-  if (x.numel() == 0) return at::empty(sizes, x.options());
-  const at::Tensor rows = x.reshape({-1, k});
+  if (x.numel() == 0) {
+    const at::Tensor nothing = at::zeros(sizes, x.options());
+    return bias && bias->defined() ? nothing + bias->to(x.scalar_type()) : nothing;
+  }
+  const at::Tensor rows = x.reshape({-1, k}).contiguous();
   at::Tensor half = rows.to(at::kHalf, /*non_blocking=*/false, /*copy=*/true), columns;
   if (threshold > 0) {
     const at::Tensor outliers = half.abs().ge(threshold);

@@ -13,7 +13,7 @@ namespace accelerate::codes {
 /// the decoded weight. On CPUs as bitsandbytes 0.50 does it.
 /// @param x  [.., K] of any floating-point dtype. @param w  int8_rowwise, [N, K]
 /// @param threshold  0: no columns are treated apart
-/// @return  [.., N] of x's dtype. Source: LLM.int8(), arXiv:2208.07339
+/// @return  [.., N] of x's dtype. @throws as kernels::check_product(). Source: LLM.int8(), arXiv:2208.07339
 at::Tensor llm_int8_linear(const at::Tensor& x, const Codes& w, const std::optional<at::Tensor>& bias,
                            double threshold);
 

@@ -177,7 +177,10 @@ constexpr Option kGenerateMemory[] = {
      .kind = flag,
      .fallback = false,
      .help = "Multiply decoded weights, instead of codes with activations of 8 bits, where weights are in few bits"},
-    {.name = "num_threads", .kind = integer, .value = "N", .help = "Threads that compute (default: one for each core)"},
+    {.name = "num_threads",
+     .kind = integer,
+     .value = "N",
+     .help = "Threads that compute, 1 to 1024 (default: one for each core)"},
 };
 constexpr Option kProfile[] = {
     {.name = "program",
@@ -323,7 +326,8 @@ constexpr Option kQuantizeOptions[] = {
     {.name = "compute_dtype",
      .kind = text,
      .choices = "float32|float16|bfloat16",
-     .help = "Of nf4, fp4 and int8: what config.json says that 4-bit products are computed in (default: float32)"},
+     .help = "Of nf4 and fp4: what config.json says that products are computed in (default: float32); of a .gguf "
+             "file, then of int8, too: the dtype of blocks that stay numbers"},
     {.name = "threshold",
      .kind = number,
      .value = "X",
@@ -331,9 +335,12 @@ constexpr Option kQuantizeOptions[] = {
     {.name = "overwrite",
      .kind = flag,
      .fallback = false,
-     .help = "Replace a file by a file, or the folder of a quantized model by another"},
+     .help = "Replace a file by a file, or the folder of a quantized model, which has nothing else, by another"},
     {.name = "json", .kind = flag, .fallback = false, .help = "Print the result as JSON"},
-    {.name = "num_threads", .kind = integer, .value = "N", .help = "Threads that compute (default: one for each core)"},
+    {.name = "num_threads",
+     .kind = integer,
+     .value = "N",
+     .help = "Threads that compute, 1 to 1024 (default: one for each core)"},
 };
 constexpr Option kQuantizeReport[] = {
     {.name = "report",

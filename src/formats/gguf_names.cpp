@@ -12,6 +12,9 @@
 namespace accelerate::formats {
 namespace {
 
+/// Far more than models have. Each has a name, also those of a tensor without bytes, of which a file can say anything.
+constexpr int64_t kMostExperts = 65536;
+
 enum class Change { none, query, key, transposed, experts };
 
 struct Rule {
@@ -94,6 +97,12 @@ Pattern pattern_of(const std::string& name) {
   return pattern;
 }
 
+/// Whether the rows of each head come in pairs. Both are numbers of a file, so that their product may be none.
+bool has_pairs_of_rows(const std::vector<int64_t>& shape, int64_t heads) {
+  return heads >= 1 && (shape.size() == 1 || shape.size() == 2) && shape[0] >= heads && shape[0] % heads == 0 &&
+         shape[0] / heads % 2 == 0;
+}
+
 /// What files of old models hold and every program works out by itself: frequencies, masks.
 bool is_worked_out(const std::string& name) {
   return std::ranges::any_of(std::array{".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"},
@@ -154,7 +163,7 @@ std::vector<GgufTarget> gguf_tensors(const GgufForm& form, const std::map<std::s
       if (target.transposed) std::swap(target.shape[0], target.shape[1]);
       if (rule.change != Change::query && rule.change != Change::key) continue;
       target.rotary_heads = rule.change == Change::query ? form.heads : form.key_value_heads;
-      if (shape.empty() || shape.size() > 2 || shape[0] % (2 * target.rotary_heads) != 0)
+      if (!has_pairs_of_rows(shape, target.rotary_heads))
         fail("'{}' has the shape [{}], expected an even number of rows for each of the {} heads.", name,
              fmt::join(shape, ", "), target.rotary_heads);
       continue;
@@ -245,8 +254,7 @@ std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufH
       case Change::query:
       case Change::key: {
         source.rotary_heads = rule->second.change == Change::query ? fields.heads() : fields.key_value_heads();
-        if (source.rotary_heads < 1 || stored.shape.empty() || stored.shape.size() > 2 ||
-            stored.shape[0] % (2 * source.rotary_heads) != 0)
+        if (!has_pairs_of_rows(stored.shape, source.rotary_heads))
           wrong_shape(fmt::format("an even number of rows for each of the {} heads", source.rotary_heads));
         break;
       }
@@ -254,6 +262,11 @@ std::vector<std::pair<std::string, GgufSource>> hugging_face_tensors(const GgufH
         const auto experts = fields.need_integer("expert_count");
         if (stored.shape.size() != 3 || stored.shape[0] != experts)
           wrong_shape(fmt::format("three, the first of the {} experts", experts));
+        if (experts > kMostExperts || std::ranges::find(stored.shape, 0) != stored.shape.end())
+          fields.fail(
+              "tensor '{}' has the shape [{}], expected 1 to {} experts with at least one element each. The file may "
+              "be damaged; get it again.",
+              stored.name, fmt::join(stored.shape, ", "), kMostExperts);
         source.shape.erase(source.shape.begin());
         for (int64_t expert = 0; expert < experts; ++expert) {
           auto of_expert = name;

@@ -128,7 +128,7 @@ class VocabularyOfFolder {
   template <class... Args> [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
     raise<CheckpointError>("tokenizer '{}': {}", path_.string(), fmt::format(what, std::forward<Args>(args)...));
   }
-  void put(const std::string& key, GgufEntryValue value) {
+  void put(const std::string& key, const GgufEntryValue& value) {
     entries_.push_back(gguf_entry("tokenizer.ggml." + key, value));
   }
 

@@ -98,17 +98,23 @@ Architecture loaded(const fs::path& folder, const AutoLoadOptions& options, Load
   return result;
 }
 
+/// Without namespaces.
+std::string class_of(const torch::nn::Module& module) {
+  const std::string name = module.name();
+  return name.substr(name.rfind(':') + 1);  // all of it where there are none
+}
+
 AutoModelForCausalLM as_causal(Architecture model, const fs::path& path) {
   if (!model.causal)
     raise<CheckpointError>("'{}': {} is no causal language model; use AutoModel{}", config_file(path).string(),
-                           model.module->name(), model.encode ? "ForSeq2SeqLM." : ".");
+                           class_of(*model.module), model.encode ? "ForSeq2SeqLM." : ".");
   return {std::move(model.module), std::move(model.causal), model.max_positions};
 }
 
 AutoModelForSeq2SeqLM as_seq2seq(Architecture model, const fs::path& path) {
   if (!model.encode)
     raise<CheckpointError>("'{}': {} has no encoder with a decoder; use AutoModel{}", config_file(path).string(),
-                           model.module->name(), model.causal ? "ForCausalLM." : ".");
+                           class_of(*model.module), model.causal ? "ForCausalLM." : ".");
   return {std::move(model.module), std::move(model.encode)};
 }
 

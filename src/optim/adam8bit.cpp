@@ -1,10 +1,12 @@
 #include "accelerate/optim/adam8bit.hpp"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Type.h>
 
 #include <algorithm>
 #include <cmath>
@@ -14,6 +16,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <typeinfo>
 #include <unordered_map>
 
 #include "codes/blockwise.hpp"
@@ -95,24 +98,55 @@ struct State : torch::optim::OptimizerParamState {
   }
 };
 
+/// Others can be there, too: param_groups() is open to all.
 const AdamW8bitOptions& options_of(const OptimizerParamGroup& group) {
-  return static_cast<const AdamW8bitOptions&>(group.options());
+  const torch::optim::OptimizerOptions& options = group.options();
+  if (const auto* ours = dynamic_cast<const AdamW8bitOptions*>(&options)) return *ours;
+  raise<ConfigError>(
+      "AdamW8bit: found options of class {} in a parameter group, expected AdamW8bitOptions: those of other optimizers "
+      "have other fields, or mean something else by them. Give the group AdamW8bitOptions, or none",
+      c10::demangle(typeid(options).name()));
 }
 
-void check(const AdamW8bitOptions& options) {
+/// What a group's options say, and `defaults` in the place of what they leave at its default: as LibTorch merges those
+/// of its own classes.
+AdamW8bitOptions merged(const AdamW8bitOptions& given, const AdamW8bitOptions& defaults) {
+  const AdamW8bitOptions unset;
+  AdamW8bitOptions result = given;
+  const auto inherit = [](auto& value, const auto& left_out, const auto& otherwise) {
+    if (value == left_out) value = otherwise;
+  };
+  inherit(result.lr(), unset.lr(), defaults.lr());
+  inherit(result.betas(), unset.betas(), defaults.betas());
+  inherit(result.eps(), unset.eps(), defaults.eps());
+  inherit(result.weight_decay(), unset.weight_decay(), defaults.weight_decay());
+  inherit(result.min_8bit_size(), unset.min_8bit_size(), defaults.min_8bit_size());
+  inherit(result.paged(), unset.paged(), defaults.paged());
+  inherit(result.paging_folder(), unset.paging_folder(), defaults.paging_folder());
+  return result;
+}
+
+/// Nothing, or what is out of range.
+std::string problem_of(const AdamW8bitOptions& options) {
   const auto [beta1, beta2] = options.betas();
-  const auto in = [](const char* name, double value, double below) {
-    if (!(value >= 0 && value < below))
-      raise<ConfigError>("AdamW8bit: found {} {}, expected a number of at least 0{}", name, value,
-                         std::isinf(below) ? "" : " and below 1");
+  std::string problem;
+  const auto in = [&](const char* name, double value, double below) {
+    if (problem.empty() && !(value >= 0 && value < below))
+      problem = fmt::format("found {} {}, expected a number of at least 0{}", name, value,
+                            std::isinf(below) ? "" : " and below 1");
   };
   constexpr double kAny = std::numeric_limits<double>::infinity();
   in("lr", options.lr(), kAny), in("eps", options.eps(), kAny), in("weight_decay", options.weight_decay(), kAny);
   in("betas[0]", beta1, 1), in("betas[1]", beta2, 1);
   in("min_8bit_size", static_cast<double>(options.min_8bit_size()), kAny);
-  if (!options.paged() && !options.paging_folder().empty())
-    raise<ConfigError>("AdamW8bit: found paging_folder '{}' without paged, expected paged(true) with it",
-                       options.paging_folder());
+  if (problem.empty() && !options.paged() && !options.paging_folder().empty())
+    problem =
+        fmt::format("found paging_folder '{}' without paged, expected paged(true) with it", options.paging_folder());
+  return problem;
+}
+
+void check(const AdamW8bitOptions& options) {
+  if (const auto problem = problem_of(options); !problem.empty()) raise<ConfigError>("AdamW8bit: {}", problem);
 }
 
 Place place_for(const at::Tensor& parameter, const AdamW8bitOptions& options) {
@@ -205,19 +239,26 @@ struct AdamW8bit::Pages {
 };
 
 AdamW8bit::AdamW8bit(const std::vector<OptimizerParamGroup>& groups, const AdamW8bitOptions& defaults)
-    : Optimizer(groups, std::make_unique<AdamW8bitOptions>(defaults)), pages_(std::make_shared<Pages>()) {
+    : Optimizer(std::vector<OptimizerParamGroup>(), std::make_unique<AdamW8bitOptions>(defaults)),
+      pages_(std::make_shared<Pages>()) {
   check(defaults);
-  for (auto& group : param_groups()) {
-    check(options_of(group));
-    pages_->of(options_of(group));
-    for (const auto& parameter : group.params())
-      if (const auto dtype = parameter.scalar_type();
-          dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16)
-        raise<ConfigError>(
-            "AdamW8bit: found a parameter of {} {}, expected fp32, fp16 or bf16: steps are computed in fp32. Use "
-            "torch::optim::AdamW for it",
-            c10::toString(dtype), parameter.sizes());
-  }
+  for (const auto& group : groups) add_param_group(group);
+}
+
+void AdamW8bit::add_param_group(const OptimizerParamGroup& group) {
+  const auto& defaults = static_cast<const AdamW8bitOptions&>(this->defaults());  // the constructor's
+  auto options =
+      std::make_unique<AdamW8bitOptions>(group.has_options() ? merged(options_of(group), defaults) : defaults);
+  check(*options);
+  pages_->of(*options);
+  for (const auto& parameter : group.params())
+    if (const auto dtype = parameter.scalar_type(); dtype != at::kFloat && dtype != at::kHalf && dtype != at::kBFloat16)
+      raise<ConfigError>(
+          "AdamW8bit: found a parameter of {} {}, expected fp32, fp16 or bf16: steps are computed in fp32. Use "
+          "torch::optim::AdamW for it",
+          c10::toString(dtype), parameter.sizes());
+  Optimizer::add_param_group(OptimizerParamGroup(group.params()));
+  param_groups().back().set_options(std::move(options));
 }
 
 at::Tensor AdamW8bit::step(LossClosure closure) {
@@ -361,7 +402,12 @@ std::unique_ptr<State> read_state(const c10::IValue& saved, const at::Tensor& pa
   auto second = read_moment(fields, Map::dynamic_unsigned, "2", parameter, place, pages);
   if (first.in_codes() != second.in_codes())
     fields.fail("found 'state1' and 'state2' of different kinds, expected both as codes or both in fp32");
-  return std::make_unique<State>(outer.integer("step"), std::move(first), std::move(second));
+  constexpr int64_t kMostSteps = int64_t{1} << 53;  // of which a double, as files may have it, knows each
+  const double step = outer.number("step");
+  if (!(step >= 0 && step <= static_cast<double>(kMostSteps)) || step != std::floor(step))
+    outer.fail("found {} at 'step', expected how many steps were made, 0 or more; the file is damaged or was edited",
+               step);
+  return std::make_unique<State>(static_cast<int64_t>(step), std::move(first), std::move(second));
 }
 
 }  // namespace
@@ -383,6 +429,8 @@ void AdamW8bit::load_state_dict(const c10::IValue& saved) {
     if (betas.size() != 2) group.fail("found {} numbers at 'betas', expected 2", betas.size());
     options.lr(group.number("lr")).betas({betas[0], betas[1]}).eps(group.number("eps"));
     options.weight_decay(group.number("weight_decay"));
+    if (const auto problem = problem_of(options); !problem.empty())
+      group.fail("{}, as for an optimizer that is made; the file is damaged or was edited", problem);
     const auto indices = group.items("params");
     const auto& own = param_groups()[g].params();
     if (indices.size() != own.size())

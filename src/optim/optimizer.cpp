@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "accelerate/optim/adam8bit.hpp"
 #include "accelerate/optim/grad_scaler.hpp"
 #include "accelerate/state.hpp"
 #include "optim/fused_step.hpp"
@@ -176,6 +177,10 @@ void AcceleratedOptimizer::zero_grad(bool set_to_none) const {
 bool AcceleratedOptimizer::step_was_skipped() const { return impl_->step_was_skipped; }
 bool AcceleratedOptimizer::step_was_fused() const { return impl_->step_was_fused; }
 torch::optim::Optimizer& AcceleratedOptimizer::optimizer() const { return *impl_->optimizer; }
+void AcceleratedOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& group) const {
+  if (auto* const own = dynamic_cast<optim::AdamW8bit*>(&optimizer())) own->add_param_group(group);
+  else optimizer().add_param_group(group);
+}
 const std::shared_ptr<optim::GradScaler>& AcceleratedOptimizer::scaler() const { return impl_->scaler; }
 c10::IValue AcceleratedOptimizer::state_dict() const { return optim::optimizer_state_dict(*impl_->optimizer); }
 void AcceleratedOptimizer::load_state_dict(const c10::IValue& state) const {

@@ -53,7 +53,7 @@ class ChosenEngine {
   virtual void set_precision(PrecisionType /*mixed_precision*/) {}
 
   /// Before each make(): names of the model's weights that may travel as fp8, because that is what they compute as.
-  virtual void gather_in_fp8(std::vector<std::string> /*weights*/) {}
+  virtual void gather_in_fp8(const std::vector<std::string>& /*weights*/) {}
 
   /// Whether make() gives the model its memory and its place. Otherwise prepare() has moved it to the device before.
   virtual bool places_models() const { return false; }

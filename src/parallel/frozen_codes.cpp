@@ -8,7 +8,9 @@
 
 #include <ATen/ops/empty.h>
 
+#include "accelerate/codes/kernels.hpp"
 #include "accelerate/comm.hpp"
+#include "codes/kernels/packed_cache.hpp"
 #include "residency/homes/encoded.hpp"
 
 namespace accelerate::parallel {
@@ -25,13 +27,16 @@ std::string message_of(const EncodedWeight& weight) {
 }
 
 void take(EncodedWeight& weight, const std::string& text) {
+  const at::Device device = weight.codes.device();
+  const bool once = codes::kernels::is_kept_once(weight.codes);
   float offset = 0;
   const at::Tensor bytes =
       at::empty({static_cast<int64_t>(text.size() - sizeof(offset))}, at::TensorOptions().dtype(at::kByte));
   text.copy(reinterpret_cast<char*>(&offset), sizeof(offset));
   text.copy(static_cast<char*>(bytes.mutable_data_ptr()), text.size() - sizeof(offset), sizeof(offset));
-  residency::lay_codes_in(weight, bytes);
+  residency::lay_codes_in(weight, bytes.to(device));
   weight.codes.packed = codes::new_packed_cache();
+  if (once) codes::keep_once(weight.codes);
   if (weight.codes.nested) weight.codes.nested->offset = offset;
 }
 

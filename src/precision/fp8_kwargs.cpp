@@ -79,6 +79,32 @@ template <class Kwargs> void resolve_level(Kwargs& kwargs) {
   check_choice("opt_level", "ACCELERATE_FP8_OPT_LEVEL", *kwargs.opt_level, {"O1", "O2"});
 }
 
+/// Fields of FP8RecipeKwargs that its back end does not have. What is the same as without it says nothing, and may be
+/// what resolve() has put there; the environment may hold the settings of all back ends.
+void refuse_without_effect(const FP8RecipeKwargs& resolved) {
+  const auto refuse = [&](bool differs, const char* field, const char* backend) {
+    if (differs)
+      raise<ConfigError>(
+          "fp8: FP8RecipeKwargs::{} is given with the backend {}, expected {}, the one that has it: it would have no "
+          "effect; leave it out, or set backend = \"{}\"",
+          field, *resolved.backend, backend, backend);
+  };
+  FP8RecipeKwargs without;
+  if (*resolved.backend == "TE") {
+    resolve_level(without);
+    return refuse(resolved.opt_level != without.opt_level, "opt_level", "MSAMP");
+  }
+  resolve_delayed(without);
+  refuse(resolved.use_autocast_during_eval != without.use_autocast_during_eval, "use_autocast_during_eval", "TE");
+  refuse(resolved.margin != without.margin, "margin", "TE");
+  refuse(resolved.interval != without.interval, "interval", "TE");
+  refuse(resolved.fp8_format != without.fp8_format, "fp8_format", "TE");
+  refuse(resolved.amax_history_len != without.amax_history_len, "amax_history_len", "TE");
+  refuse(resolved.amax_compute_algo != without.amax_compute_algo, "amax_compute_algo", "TE");
+  refuse(resolved.override_linear_precision != without.override_linear_precision, "override_linear_precision", "TE");
+  refuse(resolved.use_mxfp8_block_scaling != without.use_mxfp8_block_scaling, "use_mxfp8_block_scaling", "TE");
+}
+
 template <class T> KwargsValue or_null(const std::optional<T>& field) {
   return field ? KwargsValue(*field) : KwargsValue(nullptr);
 }
@@ -189,6 +215,7 @@ FP8RecipeKwargs resolve(FP8RecipeKwargs kwargs) {
   check_choice("FP8RecipeKwargs::backend", "ACCELERATE_FP8_BACKEND", *kwargs.backend, {"MSAMP", "TE"});
   resolve_delayed(kwargs);
   resolve_level(kwargs);
+  refuse_without_effect(kwargs);
   return kwargs;
 }
 

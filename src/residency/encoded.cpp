@@ -1,10 +1,9 @@
 #include "residency/encoded.hpp"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
 #include <optional>
-#include <string_view>
-#include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "accelerate/codes/kernels.hpp"
 #include "codes/cuda/codes_on_gpu.hpp"
@@ -16,6 +15,7 @@
 #include "codes/llm_int8.hpp"
 #include "residency/counters.hpp"
 #include "residency/homes/encoded.hpp"
+#include "residency/products.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::residency {
@@ -69,8 +69,14 @@ at::Tensor linear(const at::Tensor& x, const Member& member, const OptionalTenso
   const bool int8 = weight.codes.encoding == codes::Encoding::int8_rowwise;
   const at::Device device = member.tensor().device();
   const at::Tensor input = int8 ? x.to(device) : x.to(device, computes);
-  const OptionalTensor added = bias && bias->defined() && !int8 ? OptionalTensor(bias->to(computes)) : bias;
+  const bool has_bias = bias && bias->defined();
+  // One that LibTorch broadcasts is for its own operators.
+  if (has_bias && (bias->dim() != 1 || bias->size(0) != weight.codes.rows()))
+    return linear(x, member, {}).add(bias->to(given));
+  const OptionalTensor added = has_bias && !int8 ? OptionalTensor(bias->to(computes)) : bias;
   const bool trains = codes::kernels::wants_gradient(x, bias);
+  // All types are chosen here.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto compute = [&] { return product(input, weight, added, trains); };
   const at::Tensor y =
       trains ? codes::kernels::frozen_linear(input, added, c10::make_intrusive<FrozenMember>(member.tensor()), compute)
@@ -90,37 +96,18 @@ bool is_turned(const at::Tensor& tensor, const Member& member) {
   return tensor.dim() == 2 && is_whole(tensor.t(), member);
 }
 
-/// Makes the call's result if it can; else nothing.
-using Rule = OptionalTensor (*)(const OperatorCall& call, const Member& member, size_t place);
+/// These make the call's result if they can; else nothing. @param place  which argument the member is
 
-bool is_input(const c10::IValue& value) {
-  return value.isTensor() && value.toTensor().defined() && value.toTensor().dim() >= 1 &&
-         value.toTensor().is_floating_point() && !Member::of(value.toTensor());
-}
-OptionalTensor bias_of(const c10::IValue& value) { return value.toOptional<at::Tensor>(); }
-
-OptionalTensor linear_rule(const OperatorCall& call, const Member& member, size_t place) {
+OptionalTensor product_of(const OperatorCall& call, const ProductPlaces& places, const Member& member, size_t place) {
   const auto values = call.arguments();
-  if (place != 1 || !is_input(values[0]) || values[1].toTensor().dim() != 2 || !is_whole(values[1].toTensor(), member))
-    return {};
-  return linear(values[0].toTensor(), member, bias_of(values[2]));
+  if (place != places.weight || !values[places.x].isTensor() || has_other_factors(call)) return {};
+  const at::Tensor &x = values[places.x].toTensor(), &weight = values[place].toTensor();
+  if (!x.defined() || x.dim() < 1 || !x.is_floating_point() || Member::of(x)) return {};
+  if (!(places.rows ? weight.dim() == 2 && is_whole(weight, member) : is_turned(weight, member))) return {};
+  return linear(x, member, places.bias == kNoArgument ? std::nullopt : values[places.bias].toOptional<at::Tensor>());
 }
 
-OptionalTensor matmul_rule(const OperatorCall& call, const Member& member, size_t place) {
-  const auto values = call.arguments();
-  if (place != 1 || !is_input(values[0]) || !is_turned(values[1].toTensor(), member)) return {};
-  return linear(values[0].toTensor(), member, {});
-}
-
-OptionalTensor addmm_rule(const OperatorCall& call, const Member& member, size_t place) {
-  const auto values = call.arguments();
-  if (place != 2 || !is_input(values[1]) || !is_turned(values[2].toTensor(), member) ||
-      values[0].toTensor().dim() != 1 || values[3].toScalar().toDouble() != 1 || values[4].toScalar().toDouble() != 1)
-    return {};
-  return linear(values[1].toTensor(), member, values[0].toTensor());
-}
-
-OptionalTensor embedding_rule(const OperatorCall& call, const Member& member, size_t place) {
+OptionalTensor embedding_of(const OperatorCall& call, const Member& member, size_t place) {
   const auto values = call.arguments();
   if (place != 0 || values[0].toTensor().dim() != 2 || !is_whole(values[0].toTensor(), member)) return {};
   const EncodedWeight& weight = *member.encoded();
@@ -130,13 +117,6 @@ OptionalTensor embedding_rule(const OperatorCall& call, const Member& member, si
   counters().products_on_codes.fetch_add(1, std::memory_order_relaxed);
   return codes::embedding(indices, weight.codes, member.tensor().scalar_type()).to(member.tensor().device());
 }
-
-const std::unordered_map<std::string_view, Rule> kRules{{"aten::linear", &linear_rule},
-                                                        {"aten::matmul", &matmul_rule},
-                                                        {"aten::mm", &matmul_rule},
-                                                        {"aten::addmm", &addmm_rule},
-                                                        {"accelerate_models::row_product", &linear_rule},
-                                                        {"aten::embedding", &embedding_rule}};
 
 struct Encoded final : Handler {
   bool handle(OperatorCall& call, Next) override {
@@ -152,10 +132,11 @@ struct Encoded final : Handler {
             call.name(), one->name(), codes::name(one->encoded()->codes.encoding));
       if (!member) member = one, place = i;
     });
-    if (!member || !call.facts.needs_bytes || member->tensor().is_meta()) return false;
-    const auto rule = kRules.find(call.name());
-    if (rule == kRules.end()) return false;
-    auto result = rule->second(call, *member, place);
+    // An operator with out= has the name of one that returns a new tensor.
+    if (!member || !call.facts.needs_bytes || call.facts.writes != 0 || member->tensor().is_meta()) return false;
+    OptionalTensor result;
+    if (const auto* const places = product_places(call.name())) result = product_of(call, *places, *member, place);
+    else if (call.name() == "aten::embedding") result = embedding_of(call, *member, place);
     if (!result) return false;
     call.finish({*std::move(result)});
     return true;

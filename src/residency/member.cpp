@@ -6,6 +6,7 @@
 #include <torch/version.h>
 
 #include "accelerate/utils/error.hpp"
+#include "residency/replaced.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -39,7 +40,9 @@ void allow_access(c10::StorageImpl&) {}
 std::string Member::absent_text() const {
   return "parameter '" + name_ +
          "' is not resident: its data was asked for outside of an operator (data_ptr(), torch::save, accessors) while "
-         "its bytes are elsewhere; use residency::summon(module) around such code";
+         "its bytes are elsewhere; use residency::summon(module) around such code, with writeback = false where it is "
+         "in "
+         "few bits";
 }
 
 Member::Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType dtype, const at::Device& device,
@@ -61,6 +64,7 @@ Member::Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType d
   if (tensor_.is_non_overlapping_and_dense()) impl->set_sizes_and_strides(tensor_.sizes(), tensor_.strides());
   else impl->set_sizes_contiguous(tensor_.sizes());
   tensor_.unsafeGetTensorImpl()->shallow_copy_from(impl);
+  say_replaced(tensor_);
 }
 
 Member::~Member() {

@@ -4,7 +4,10 @@
 #include <ATen/ops/isfinite.h>
 #include <c10/util/Exception.h>
 
+#include <map>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/comm.hpp"
@@ -33,6 +36,18 @@ std::map<std::string, int64_t> recipe_of(const FP8Training& training) {
           {"interval", recipe.interval}};
 }
 
+/// What the user calls it.
+std::string shown(const std::string& field, int64_t value) {
+  using Names = std::vector<const char*>;
+  static const std::map<std::string, Names> all{{"backend", {"TE", "AO", "MSAMP"}},
+                                                {"fp8_format", {"HYBRID", "E4M3", "E5M2"}},
+                                                {"amax_compute_algo", {"most_recent", "max"}}};
+  const auto names = all.find(field);
+  if (names == all.end()) return std::to_string(value);
+  const bool known = value >= 0 && value < static_cast<int64_t>(names->second.size());
+  return known ? names->second[static_cast<size_t>(value)] : fmt::format("unknown ({})", value);
+}
+
 void check_recipe(const std::string& file, size_t model, const FP8Training& training, const Dict& saved) {
   for (const auto& [field, value] : recipe_of(training))
     if (const int64_t before = saved.at(field).toInt(); before != value)
@@ -41,7 +56,7 @@ void check_recipe(const std::string& file, size_t model, const FP8Training& trai
           "scales in it are not this recipe's, expected the same; set the recipe as it was, or delete the file to "
           "begin "
           "with new scales",
-          file, model, field, before, value);
+          file, model, field, shown(field, before), shown(field, value));
 }
 
 std::map<std::string, at::Tensor> tensors_of(const std::string& file, const Dict& saved) {

@@ -48,7 +48,7 @@ struct Figures {
 };
 
 Figures& figures() {
-  static Figures* const all = new Figures;  // threads of the program may outlive static objects
+  static auto* const all = new Figures;  // threads of the program may outlive static objects
   return *all;
 }
 

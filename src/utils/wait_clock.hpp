@@ -26,7 +26,7 @@ class WaitClock {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static inline thread_local bool running_ = false;
+  static inline thread_local bool running_ = false;  // NOLINT(readability-identifier-naming): a private member's
   counts::Count what_;
   bool counts_;
   Clock::time_point began_;

@@ -251,6 +251,29 @@ TEST(EstimateTraining, PrintsATableForBuiltInModels) {
                                 HasSubstr("a dry run of SHARD_GRAD_OP")));
 }
 
+TEST(EstimateTraining, WeightsInFewBitsAreNotTrained) {
+  const auto folder = std::filesystem::path(support::scratch_dir()) / "few_bits";
+  std::filesystem::create_directories(folder);
+  const std::string config = R"({"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 1, "vocab_size": 100)";
+  const auto refused = [&](const std::string& whose) {
+    const auto result = estimate({folder.string(), "--strategy", "ddp"});
+    EXPECT_EQ(result.exit_code, 64) << result.out;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("'" + folder.string() + "' has weights in few bits (" + whose + ")"),
+                                  HasSubstr("such weights are frozen")));
+  };
+  std::ofstream(folder / "config.json") << config << R"(, "quantization_config": {"load_in_4bit": true}})";
+  refused("the quantization_config of its config.json");
+  std::ofstream(folder / "config.json") << config << "}";
+  EXPECT_EQ(estimate({folder.string(), "--strategy", "ddp"}).exit_code, 0);
+  const std::string header =
+      R"({"h.weight.quant_state.bitsandbytes__nf4": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}})";
+  const uint64_t size = header.size();
+  std::ofstream(folder / "model.safetensors", std::ios::binary)
+      << std::string(reinterpret_cast<const char*>(&size), sizeof size) << header << "x";
+  refused("nf4");
+  EXPECT_EQ(row(estimate({folder.string()}), "nf4,stored"), "│nf4,stored│1bytes│1bytes│N/A│");
+}
+
 TEST(EstimateTraining, SaysWhatIsWrong) {
   const auto expect = [](const std::vector<std::string>& arguments, const std::string& text) {
     const auto result = estimate(arguments);

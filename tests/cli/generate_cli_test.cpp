@@ -12,6 +12,7 @@
 #include "program.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
+#include "tiny_model.hpp"
 
 namespace {
 
@@ -179,6 +180,39 @@ TEST(Generate, TheSeedDecidesWhatIsDrawn) {
   const auto first = drawn("1");
   EXPECT_EQ(first, drawn("1"));
   EXPECT_NE(first, drawn("2"));
+}
+
+TEST(Generate, NumbersAreReadWhole) {
+  const std::pair<std::vector<std::string>, const char*> mistakes[] = {
+      {{"--num_threads", "100000"}, "--num_threads is 100000, expected a number from 1 to 1024"},
+      {{"--num_threads", "0"}, "--num_threads is 0, expected"},
+      {{"--seed", "1.5"}, "--seed is '1.5', expected a whole number"},
+      {{"--max_new_tokens", "1e3"}, "--max_new_tokens is '1e3', expected a whole number"},
+      {{"--temperature", "abc"}, "--temperature is 'abc', expected a number"}};
+  const std::string folder = (fs::path(support::scratch_dir()) / "numbers").string();
+  write_tiny_model(folder);
+  for (const auto& [words, message] : mistakes) {
+    const auto result = generate(with({folder, "--raw", "--prompt", "a"}, words));
+    EXPECT_EQ(result.exit_code, 64) << message;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  }
+}
+
+TEST(Generate, AHeadThatIsACopyOfTheEmbeddingsIsNone) {
+  const auto said = [](const char* name, const TinyModel& model) {
+    const std::string folder = (fs::path(support::scratch_dir()) / name).string();
+    write_tiny_model(folder, model);
+    return answer({folder, "--raw", "--prompt", "abc", "--max_new_tokens", "5"});
+  };
+  EXPECT_EQ(said("copy", {.has_copy = true}).at("text"), said("tied", {}).at("text"));
+}
+
+TEST(Generate, LogitsThatAreNoNumbersAreNamed) {
+  const std::string folder = (fs::path(support::scratch_dir()) / "broken").string();
+  write_tiny_model(folder, {.is_broken = true});
+  const auto result = generate({folder, "--raw", "--prompt", "abc", "--max_new_tokens", "5"});
+  EXPECT_EQ(result.exit_code, 65);
+  EXPECT_THAT(result.err, HasSubstr("no finite numbers"));
 }
 
 TEST(Generate, MistakesAreNamed) {

@@ -12,6 +12,7 @@
 #include "program.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
+#include "tiny_model.hpp"
 
 namespace {
 
@@ -107,6 +108,84 @@ TEST(Quantize, InterruptingLeavesNothing) {
   EXPECT_EQ(result.exit_code, 130) << result.out;
   EXPECT_THAT(result.out, HasSubstr("nothing was written"));
   EXPECT_EQ(files_in(folder), 0u);
+}
+
+TEST(Quantize, AClosedTerminalAndAnEndLeaveNothingEither) {
+  SKIP_WITHOUT_DATA();
+  for (const int signal : {SIGHUP, SIGTERM}) {
+    const std::string folder = scratch("ended" + std::to_string(signal));
+    fs::create_directories(folder);
+    Program program({accelerate(), "quantize", smollm2(), folder + "/nf4", "--to", "nf4", "--num_threads", "1"},
+                    {.terminal = true, .rows = 20, .columns = 100});
+    ASSERT_TRUE(program.wait_for("quantizing", kDeadline));
+    program.signal(signal);
+    EXPECT_EQ(program.wait(kDeadline).exit_code, 128 + signal);
+    EXPECT_EQ(files_in(folder), 0u);
+  }
+}
+
+TEST(Quantize, InterruptingTheSecondPerplexityKeepsTheResult) {
+  const std::string in = scratch("in"), out = scratch("out"), text = scratch("long.txt");
+  write_tiny_model(in);
+  std::ofstream(text) << std::string(400'000, 'a');
+  Program program({accelerate(), "quantize", in, out, "--to", "nf4", "--report", "--text", text, "--max_tokens",
+                   "400000", "--num_threads", "1"},
+                  {.terminal = true, .rows = 20, .columns = 100});
+  ASSERT_TRUE(program.wait_for("after", kDeadline));
+  program.signal(SIGINT);
+  const auto result = program.wait(kDeadline);
+  EXPECT_EQ(result.exit_code, 130) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("out' is whole; its perplexity was not measured"));
+  EXPECT_TRUE(fs::exists(out + "/config.json"));
+}
+
+TEST(Quantize, ResultsSayHowManyTensorsAreInWhat) {
+  const std::string in = scratch("in"), out = scratch("out.gguf");
+  write_tiny_model(in, {.has_copy = true});
+  const auto said = run({"quantize", in, out, "--to", "q4_k"});
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  EXPECT_THAT(said.out, HasSubstr("11 tensors, 3 in F32, 8 in Q5_0: "));
+  EXPECT_THAT(said.out, HasSubstr("8 matrices are in q5_0"));
+  const auto json = json_of(run({"quantize", in, out, "--to", "q4_k", "--overwrite", "--json"}));
+  EXPECT_EQ(json["encodings"], nlohmann::json({{"F32", 3}, {"Q5_0", 8}}));
+  EXPECT_EQ(json["notes"].size(), 2u) << json["notes"];
+  // A report that nobody gets is an error.
+  const auto lost =
+      Program(
+          {"/bin/sh", "-c", accelerate() + " quantize " + in + " " + out + " --to q8_0 --overwrite --json > /dev/full"})
+          .wait(kDeadline);
+  EXPECT_EQ(lost.exit_code, 73);
+  EXPECT_THAT(lost.err, HasSubstr("standard output can't be written"));
+}
+
+TEST(Quantize, MistakesAreNamedBeforeAnythingIsMeasured) {
+  const std::string in = scratch("in"), out = scratch("out"), text = scratch("text.txt");
+  write_tiny_model(in);
+  fs::create_directories(scratch("mine"));
+  const auto refused = [&](const std::string& to, const std::vector<std::string>& more) {
+    std::vector<std::string> words{"quantize", in, to, "--to", "nf4"};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto result = run(words);
+    EXPECT_EQ(result.exit_code, 64) << result.err;
+    return result.err;
+  };
+  // The text is not there, which would be the next mistake.
+  EXPECT_THAT(refused(out, {"--report", "--text", text, "--block_size", "48"}), HasSubstr("power of two"));
+  EXPECT_THAT(refused(scratch("mine"), {"--report", "--text", text, "--overwrite"}), HasSubstr("nothing else"));
+  EXPECT_THAT(refused(out + ".gguf", {"--report", "--text", text}), HasSubstr("does not end in .gguf"));
+  EXPECT_THAT(refused("", {}), HasSubstr("found ''"));
+  EXPECT_THAT(refused(out, {"--threshold", "6"}), HasSubstr("threshold was given with the encoding nf4"));
+  EXPECT_THAT(refused(out, {"--report", "--exact_products"}), HasSubstr("--exact_products was given without --text"));
+  EXPECT_THAT(refused(out, {"--report", "--max_tokens", "5"}), HasSubstr("--max_tokens was given without --text"));
+  for (const char* number : {"abc", "1e3", "64.0", ""})
+    EXPECT_THAT(refused(out, {"--block_size", number}),
+                HasSubstr("--block_size is '" + std::string(number) + "', expected a whole number"));
+  for (const char* number : {"0", "-3", "100000"})
+    EXPECT_THAT(refused(out, {"--num_threads", number}), HasSubstr("expected a number from 1 to 1024"));
+  std::ofstream(text) << "abc";
+  for (const char* number : {"0", "-1"})
+    EXPECT_THAT(refused(out, {"--report", "--text", text, "--max_tokens", number}), HasSubstr("expected 2 or more"));
+  EXPECT_FALSE(fs::exists(out));
 }
 
 }  // namespace

@@ -158,6 +158,24 @@ TEST_F(Fp8Settings, WhatContradictsIsRefused) {
                              TERecipeKwargs{.amax_history_len = 2, .use_mxfp8_block_scaling = true},
                              TERecipeKwargs{.amax_compute_algo = "max", .use_mxfp8_block_scaling = true}})
     EXPECT_THAT(te(kwargs), HasSubstr("together with use_mxfp8_block_scaling"));
+  const auto old = [](FP8RecipeKwargs kwargs) { return message_of<ConfigError>([&] { resolve(kwargs); }); };
+  EXPECT_THAT(old({.margin = 3, .backend = "MSAMP"}),
+              HasSubstr("FP8RecipeKwargs::margin is given with the backend MSAMP, expected TE"));
+  EXPECT_THAT(old({.opt_level = "O1", .backend = "TE"}),
+              HasSubstr("FP8RecipeKwargs::opt_level is given with the backend TE, expected MSAMP"));
+  const std::vector<std::pair<const char*, FP8RecipeKwargs>> of_te = {
+      {"use_autocast_during_eval", {.use_autocast_during_eval = true, .backend = "msamp"}},
+      {"interval", {.interval = 2, .backend = "msamp"}},
+      {"fp8_format", {.fp8_format = "e4m3", .backend = "msamp"}},
+      {"amax_history_len", {.amax_history_len = 2, .backend = "msamp"}},
+      {"amax_compute_algo", {.amax_compute_algo = "max", .backend = "msamp"}},
+      {"override_linear_precision", {.override_linear_precision = std::array{true, false, false}, .backend = "msamp"}},
+      {"use_mxfp8_block_scaling", {.use_mxfp8_block_scaling = true, .backend = "msamp"}}};
+  for (const auto& [field, kwargs] : of_te)
+    EXPECT_THAT(old(kwargs), HasSubstr(std::string("FP8RecipeKwargs::") + field + " is given with the backend MSAMP"));
+  EXPECT_THAT(
+      refused({.mixed_precision = "fp8", .kwargs_handlers = {FP8RecipeKwargs{.margin = 3, .backend = "MSAMP"}}}),
+      HasSubstr("FP8RecipeKwargs::margin"));
   const auto ao = [](AORecipeKwargs kwargs) { return message_of<ConfigError>([&] { resolve(kwargs); }); };
   EXPECT_THAT(ao({.config = Float8LinearConfig{}, .pad_inner_dim = true}),
               HasSubstr("pad_inner_dim = true beside a config with pad_inner_dim = false"));
@@ -167,6 +185,20 @@ TEST_F(Fp8Settings, WhatContradictsIsRefused) {
               HasSubstr("with the recipe rowwise, expected tensorwise"));
   const auto once = resolve(AORecipeKwargs{.pad_inner_dim = false});
   EXPECT_EQ(resolve(once).config, once.config) << "a resolved one says the same again";
+}
+
+// `accelerate launch` sets variables for all back ends.
+TEST_F(Fp8Settings, WhatTheLaunchSetsForOtherBackEndsIsNotRefused) {
+  const Variable margin("ACCELERATE_FP8_MARGIN", "3"), format("ACCELERATE_FP8_FORMAT", "E4M3"),
+      overrides("ACCELERATE_FP8_OVERRIDE_DGRAD", "1"), level("ACCELERATE_FP8_OPT_LEVEL", "O1");
+  for (const char* backend : {"MSAMP", "TE"}) {
+    const auto once = resolve(FP8RecipeKwargs{.backend = backend});
+    EXPECT_EQ(once.margin, 3);
+    EXPECT_EQ(once.opt_level, "O1");
+    EXPECT_EQ(resolve(once).margin, 3) << "a resolved one says the same again";
+  }
+  EXPECT_THAT(message_of<ConfigError>([] { resolve(FP8RecipeKwargs{.margin = 1, .backend = "MSAMP"}); }),
+              HasSubstr("FP8RecipeKwargs::margin"));
 }
 
 }  // namespace

@@ -200,6 +200,21 @@ TEST_F(Fp8Model, MicroStepsMayUseDifferentWeights) {
   EXPECT_EQ(model.core()->fp8->counts().weight_encodes, 4);
 }
 
+TEST_F(Fp8Model, OnesThatTakeTurnsHaveTheirOwnIntervals) {
+  Accelerator accelerator(with({TERecipeKwargs{.interval = 2}}));
+  Mlp first, second;
+  std::vector<Prepared<Mlp>> models{accelerator.prepare(first), accelerator.prepare(second)};
+  // Each computes twice; the first of the two is due, whoever comes first.
+  for (int64_t step = 0; step < 4; ++step)
+    accelerator.backward(models[static_cast<size_t>(step % 2)](input_of(step)).square().mean());
+  for (const auto& model : models) {
+    const auto state = model.core()->fp8->state_dict();
+    for (const char* name : {"middle.weight.scale_fwd", "middle.weight.scale_bwd"})
+      EXPECT_NE(state.at(name)[0].item<float>(), 1) << name;
+    EXPECT_TRUE(torch::equal(state.at("updates"), torch::tensor({2, 2}, at::kLong)));
+  }
+}
+
 TEST_F(Fp8Model, ClipsGradients) {
   Job run(with({TERecipeKwargs{}}));
   run.clip = 1e-3;
@@ -261,7 +276,19 @@ TEST_F(Fp8Checkpoint, OfAnotherRecipeIsRefused) {
   EXPECT_THAT(refused({.amax_history_len = 8}),
               HasSubstr("had amax_history_len = 4 when it was saved, and now it is 8"));
   EXPECT_THAT(refused({.margin = 1, .amax_history_len = 4}), HasSubstr("had margin = 0"));
-  EXPECT_THAT(refused({.fp8_format = "E4M3", .amax_history_len = 4}), HasSubstr("fp8_format"));
+  EXPECT_THAT(refused({.fp8_format = "E4M3", .amax_history_len = 4}),
+              HasSubstr("had fp8_format = HYBRID when it was saved, and now it is E4M3"));
+  EXPECT_THAT(refused({.amax_history_len = 4, .amax_compute_algo = "max"}),
+              HasSubstr("had amax_compute_algo = most_recent when it was saved, and now it is max"));
+}
+
+// Nor does it stay for a later run with such scales.
+TEST_F(Fp8Checkpoint, OfARunWithoutScalesHasNoneOfAnEarlierOne) {
+  Job run(with({AORecipeKwargs{}}));
+  run.step(0);
+  run.accelerator.save_state(folder);
+  EXPECT_FALSE(fs::exists(file));
+  run.accelerator.load_state(folder);
 }
 
 TEST_F(Fp8Checkpoint, ThatIsDamagedIsRefused) {

@@ -584,7 +584,7 @@ F("BnbQuantizationConfig::skip_modules", file,
   "«config.skip_modules ? *config.skip_modules : get_keys_to_not_convert(model)»", "get_keys_to_not_convert(model)",
   q + "Config.DtypesAndNamesDecideWhatBecomesOfEachWeight")
 F("BnbQuantizationConfig::keep_in_fp32_modules", file,
-  "«not_these.insert(not_these.end(), config.keep_in_fp32_modules.begin(), config.keep_in_fp32_modules.end());»", "",
+  "if (std::ranges::find(names, name) == names.end()) «names.push_back(name);»", "",
   q + "Config.DtypesAndNamesDecideWhatBecomesOfEachWeight")
 F("BnbQuantizationConfig::exact_products", file, ".exact = «config.exact_products»", "false",
   q + "Operators.AskTheRegistryUnlessProductsAreToBeExact")
@@ -624,25 +624,25 @@ F("EncodeOptions::double_quantize", "src/codes/encode.cpp",
 file = "src/bigmodel/quantize_to_folder.cpp"
 q = "quantize_files_tests QuantizeFiles."
 F("QuantizeFilesOptions::to", file, ".bnb_4bit_quant_type = «options_.to»;", "\"nf4\"", q + "SaysWhatBecameOfEachTensor")
-F("QuantizeFilesOptions::block_size", file, "{.encoding = encoding_, .block_size = «options_.block_size»,", "64",
+F("QuantizeFilesOptions::block_size", file, ".block_size = «block_size()»,", "64",
   q + "SaysWhatBecameOfEachTensor")
-F("QuantizeFilesOptions::double_quantize", file, ".double_quantize = «options_.double_quantize && !int8»", "false",
+F("QuantizeFilesOptions::double_quantize", file, ".double_quantize = «options_.double_quantize»}", "false",
   q + "BitsandbytesTransformersAndGgufReadThem")
-F("QuantizeFilesOptions::skip_modules", file, "if (!is_among(module, «options_.skip_modules»)) return", "{}",
+F("QuantizeFilesOptions::skip_modules", file, "if (!never && !is_among(module, «options_.skip_modules»)) return", "{}",
   q + "SaysWhatBecameOfEachTensor")
-F("QuantizeFilesOptions::compute_dtype", file, ".bnb_4bit_compute_dtype = «options_.compute_dtype»", "at::kFloat",
+F("QuantizeFilesOptions::compute_dtype", file, ".bnb_4bit_compute_dtype = «options_.compute_dtype.value_or(at::kFloat)»", "at::kFloat",
   q + "SaysWhatBecameOfEachTensor")
-F("QuantizeFilesOptions::threshold", file, "config.llm_int8_threshold = «options_.threshold»;", "6.0",
+F("QuantizeFilesOptions::threshold", file, "config.llm_int8_threshold = «options_.threshold.value_or(6.0)»;", "6.0",
   q + "SaysWhatBecameOfEachTensor")
 F("transposed layers of a folder have the codes of their transposes", file,
   "if («transposed») original = original.t().contiguous();", "false", q + "BitsandbytesTransformersAndGgufReadThem")
-F("a head that shares the embeddings is named among what stays", file,
+F("a head that shares the embeddings is named among what stays", "src/bigmodel/quantize_outline.cpp",
   "class_name.ends_with(\"ForCausalLM\") || «class_name.ends_with(\"LMHeadModel\")»", "false",
   q + "BitsandbytesTransformersAndGgufReadThem")
 F("the vocabulary of a .gguf file is written", file, "«for (const auto& [name, text] : files) write_file(folder / name, text);»",
   "", q + "AFolderBecomesAFileOfBlocksAndAFolderAgain")
 file = "src/bigmodel/quantize_to_gguf.cpp"
-F("QuantizeFilesOptions::skip_modules of blocks", file, "is_among(tensor.name, «options.skip_modules»));", "{}",
+F("QuantizeFilesOptions::skip_modules of blocks", file, "why_kept(tensor, is_skipped(tensor.name, «options.skip_modules»));", "{}",
   q + "BlocksOfAFile")
 F("QuantizeFilesOptions::skip_modules of blocks of a folder", file,
   "|| «std::ranges::any_of(target.parts, skipped)»", "false", q + "AFolderBecomesAFileOfBlocksAndAFolderAgain")
@@ -1406,7 +1406,7 @@ F("values on their way to codes have memory of their own", "src/bigmodel/dispatc
 # ---- products on codes
 file = "src/codes/kernels/linear.cpp"
 k = "codes_kernels_tests CodesKernels."
-F("LinearOptions::exact", file, "= «options.exact» || !x.is_cpu() ? nullptr", "false", k + "ExactIsTheProductWithDecodedWeights")
+F("LinearOptions::exact", file, "= «options.exact» || !x.is_cpu() || !kernels::has_fast_instructions() ? nullptr", "false", k + "ExactIsTheProductWithDecodedWeights")
 F("LinearOptions::outlier_threshold", file, "return «options.outlier_threshold > 0» ?", "false",
   k + "OutliersKeepTheirNumbers")
 F("gradients come back through codes", "src/codes/kernels/frozen.cpp",
@@ -1421,6 +1421,40 @@ F("exact products: codes go back into their own order", "src/codes/kernels/exact
   "if (!back && !plain_of(w)) «drop_packed(w)»;", "static_cast<void>(0)", k + "ExactProductsComeInPanelsBothWays")
 F("whole numbers: two groups of rows", "src/codes/kernels/product_loops.hpp", "block + «g» * p.group_bytes", "0",
   k + "WholeNumbersAreMultipliedExactly")
+q = "quantized_models_tests QuantizedModels."
+F("LLM.int8(): inputs in any order of memory", "src/codes/llm_int8.cpp",
+  "const at::Tensor rows = «x.reshape({-1, k}).contiguous()»;", "x.reshape({-1, k})", q + "TakeInputsOfAnyStrides")
+F("operators on codes write where they are told", "src/residency/encoded.cpp",
+  "!call.facts.needs_bytes || «call.facts.writes != 0» ||", "false", q + "WriteWhereOperatorsAreTold")
+F("products in 8 bits leave operators that write where they are told", "src/precision/fp8/handler.cpp",
+  "!places || «call.facts.writes != 0»", "false", "fp8_tests FP8.LeavesOperatorsThatWriteWhereTheyAreTold")
+F("codes are multiplied with inputs of their width alone", "src/codes/kernels/exact.cpp",
+  "if («x.dim() == 0 || x.size(-1) != w.columns()») raise", "false", q + "RefuseInputsOfAnotherWidth")
+F("biases that are broadcast", "src/residency/encoded.cpp",
+  "if (has_bias && («bias->dim() != 1 || bias->size(0) != weight.codes.rows()»))", "false",
+  q + "AddBiasesThatLibTorchBroadcasts")
+F("products on codes choose their types themselves", "src/residency/encoded.cpp",
+  "no_autocast(«c10::autocast_dispatch_keyset»);", "c10::DispatchKeySet()", q + "ChooseTypesThemselvesUnderAutocast")
+F("codes are saved as values", "src/checkpoint/model_state.cpp", "return «residency::encoded_weight(tensor) != nullptr» ?",
+  "false", q + "AreSavedAsOrdinaryTensors")
+F("values are looked at before a model's own are taken away", "src/bigmodel/dispatch.cpp",
+  "if (!checkpoint) «check_values(weight.name(), target.tensor, target.dtype, *how);»", "",
+  q + "KeepTheirValuesWhereQuantizingIsRefused")
+F("adapters stay with weights whose values are replaced", "src/adapters/lora_handler.cpp",
+  "known = «registry().of(tensor)») watch", "static_cast<LoraLayer*>(nullptr)", q + "KeepTheAdaptersThatTheyHadBefore")
+F("BnbQuantizationConfig::keep_in_fp32_modules of a folder", "src/bigmodel/quantize.cpp",
+  "if («config.keep_in_fp32_modules.empty()») return config;", "true", q + "AreDescribedAsTheyAre")
+F("a folder is described as its codes are", "src/bigmodel/quantize.cpp", "«check_description(model, config);»", "",
+  q + "AreDescribedAsTheyAre")
+F("AdamW8bitOptions of a group", "src/optim/adam8bit.cpp",
+  "group.has_options() ? «merged(options_of(group), defaults)» : defaults", "defaults",
+  "adam8bit_tests Adam8bitTest.GroupsHaveTheirOwnOptions")
+F("FP8RecipeKwargs of another back end", "src/precision/fp8_kwargs.cpp", "«refuse_without_effect(kwargs);»", "",
+  "fp8_accelerator_tests Fp8Settings.WhatContradictsIsRefused")
+F("blocks without an inverse are zero", "src/codes/blockwise.cpp", "else if («!std::isfinite(inverse)») absmax = 0;",
+  "absmax == 0", "codes_tests Codes.OfHardlyAnythingAreZero")
+F("biases of other types", "src/codes/kernels/exact.cpp", "Bias(«bias->to(x.scalar_type())»)", "*bias",
+  "codes_kernels_tests CodesKernels.TakeBiasesOfOtherTypes")
 file = "src/codes/cuda/codes_on_gpu.cpp"
 g = "codes_on_gpu_tests CodesOnGpu."
 F("kernels of GPUs: rows that a list names", file, "if («indices.defined()»)", "false", g + "AreDecodedToTheBit")
@@ -1483,7 +1517,10 @@ file = "src/precision/fp8/delayed.cpp"
 F("amax over ranks", file, "if («reduction») {", "AmaxReduction()", d + "RanksAgreeOnTheLargest", t + "RanksShareOneMaximum")
 F("histories wait where nothing was seen", file, "history_ = at::where(«seen», rolled, history_);", "seen.logical_or(last.eq(0))",
   d + "FollowsTransformerEnginesRule")
-F("FP8Recipe::interval", file, "if («updates_++ % rule_.interval != 0») return;", "false", d + "FollowsTransformerEnginesRule")
+F("FP8Recipe::interval", file, "const at::Tensor due = «updates_.remainder(rule_.interval).eq(0)»;", "seen",
+  d + "FollowsTransformerEnginesRule")
+F("FP8Recipe::interval counts updates that have seen something", file, "updates_.add_(«seen.any()»)", "at::ones({}, at::kLong)",
+  d + "AnIntervalCountsUpdatesThatHaveSeenSomething")
 F("FP8Recipe::margin", file, "std::exp2(«-static_cast<float>(rule_.margin)»)", "0.0f", d + "FollowsTransformerEnginesRule")
 F("FP8Recipe::amax_compute_algo", file, "«rule_.algorithm == AmaxComputeAlgo::most_recent» ?", "true",
   d + "FollowsTransformerEnginesRule")
@@ -1535,11 +1572,11 @@ a = "adapters_tests Adapters."
 F("LoraConfig::r", "src/adapters/lora_config.cpp", "by_pattern(config.rank_pattern, path, «config.r»)", "int64_t{8}",
   a + "TargetsAreChosenByName")
 F("LoraConfig::rank_pattern", "src/adapters/lora_config.cpp", "by_pattern(«config.rank_pattern», path, config.r)",
-  "std::map<std::string, int64_t>{}", a + "TargetsAreChosenByName")
+  "std::vector<std::pair<std::string, int64_t>>{}", a + "TargetsAreChosenByName")
 F("LoraConfig::lora_alpha", "src/adapters/lora_config.cpp",
   "by_pattern(config.alpha_pattern, path, «config.lora_alpha»)", "8.0", a + "ScalingFollowsTheConfig")
 F("LoraConfig::alpha_pattern", "src/adapters/lora_config.cpp",
-  "by_pattern(«config.alpha_pattern», path, config.lora_alpha)", "std::map<std::string, double>{}",
+  "by_pattern(«config.alpha_pattern», path, config.lora_alpha)", "std::vector<std::pair<std::string, double>>{}",
   a + "ScalingFollowsTheConfig")
 F("LoraConfig::lora_dropout", file, "layer->dropout = «config.lora_dropout»", "0", a + "DropoutIsBeforeAInTraining")
 F("LoraConfig::target_modules", file, "«!detail::is_listed(config.target_modules, place.path)»",
@@ -1558,7 +1595,7 @@ F("LoraConfig::base_model_name_or_path", "src/adapters/lora_config.cpp",
 F("LoraConfig::task_type", "src/adapters/lora_config.cpp", "config.task_type = «reader.text(\"task_type\")»",
   "std::string()", "adapters_tests AdapterFiles.GoThereAndBack")
 F("adapters do not act in backward", "src/adapters/lora_handler.cpp",
-  "layer->merged || «is_backward()») return false", "false", "adapters_ranks_tests AdapterRanks.ShardedModelsTrainThem")
+  "layer->merged || «residency::within_backward()») return false", "false", "adapters_ranks_tests AdapterRanks.ShardedModelsTrainThem")
 F("what an adapter adds is not written down to run again", "src/adapters/lora_handler.cpp",
   "outer_(residency::exchange_thread_handler(Link::recompute, «nullptr»))",
   "residency::thread_handler(Link::recompute)", "adapters_ranks_tests AdapterRanks.RecomputedUnitsHaveThem")

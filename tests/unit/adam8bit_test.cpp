@@ -438,10 +438,89 @@ TEST(Adam8bitTest, AStateThatDoesNotFitChangesNothing) {
               HasSubstr("different kinds"));
   EXPECT_THAT(changed([](Dict&, Dict& t) { static_cast<void>(t.erase("state1")); }), HasSubstr("'state1'"));
   EXPECT_THAT(changed([](Dict& s, Dict&) { static_cast<void>(s.erase("step")); }), HasSubstr("'step'"));
+  for (const c10::IValue& steps : {c10::IValue(-1), c10::IValue(0.5), c10::IValue(1e300)})
+    EXPECT_THAT(changed([&](Dict& s, Dict&) { s.insert_or_assign("step", steps); }),
+                AllOf(HasSubstr("parameter 0"), HasSubstr("'step'"), HasSubstr("0 or more")));
   EXPECT_THAT(changed([](Dict&, Dict& t) { t.insert("gnorm_vec", torch::zeros({100})); }),
               HasSubstr("percentile_clipping"));
   EXPECT_THAT(changed([](Dict&, Dict& t) { t.insert("max1", torch::zeros({1})); }), HasSubstr("block_wise=False"));
+  const auto with_option = [&](const char* name, const c10::IValue& value) {
+    auto saved = optimizer->state_dict().deepcopy();
+    auto group = saved.toGenericDict().at("param_groups").toListRef()[0].toGenericDict();
+    group.insert_or_assign(name, value);
+    return message_of<CheckpointError>([&] { optimizer->load_state_dict(saved); });
+  };
+  EXPECT_THAT(with_option("lr", -0.5), AllOf(HasSubstr("parameter group 0"), HasSubstr("found lr -0.5")));
+  EXPECT_THAT(with_option("lr", std::numeric_limits<double>::quiet_NaN()), HasSubstr("found lr nan"));
+  EXPECT_THAT(with_option("eps", -1.0), HasSubstr("found eps -1"));
+  EXPECT_THAT(with_option("weight_decay", -1.0), HasSubstr("found weight_decay -1"));
+  EXPECT_THAT(with_option("betas", make_list(std::vector<double>{0.9, 1.0})), HasSubstr("found betas[1] 1"));
   EXPECT_EQ(difference(before, optimizer->state_dict()), "");
+}
+
+using torch::optim::OptimizerParamGroup;
+
+/// Adam's first step is the learning rate, whatever the gradient; before it a parameter shrinks by lr * weight_decay.
+TEST(Adam8bitTest, GroupsHaveTheirOwnOptions) {
+  const auto make_parameter = [] { return torch::full({3}, 2.0).set_requires_grad(true); };
+  const Tensors p{make_parameter(), make_parameter(), make_parameter(), make_parameter(), make_parameter()};
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector{p[0]}, std::make_unique<AdamW8bitOptions>(1.0));
+  groups.emplace_back(std::vector{p[1]});
+  groups.emplace_back(std::vector{p[2]}, std::make_unique<Adam8bitOptions>(1.0));
+  groups.emplace_back(std::vector{p[3]}, std::make_unique<PagedAdamW8bitOptions>());
+  AdamW8bit optimizer(groups, AdamW8bitOptions(0.1).weight_decay(0.5).betas({0.8, 0.9}));
+  optimizer.add_param_group(
+      OptimizerParamGroup(Tensors{p[4]}, std::make_unique<AdamW8bitOptions>(AdamW8bitOptions(0.2).eps(1e-7))));
+  for (const auto& parameter : p) parameter.mutable_grad() = torch::full({3}, 0.25);
+  optimizer.step();
+  const auto value = [&](size_t i) { return p[i][0].item<double>(); };
+  EXPECT_NEAR(value(0), 2 * (1 - 1.0 * 0.5) - 1.0, 1e-5);
+  EXPECT_NEAR(value(1), 2 * (1 - 0.1 * 0.5) - 0.1, 1e-5);
+  EXPECT_NEAR(value(2), 2 - 1.0, 1e-5) << "Adam8bitOptions' decay is 0";
+  EXPECT_NEAR(value(3), 2 * (1 - 0.1 * 0.5) - 0.1, 1e-5);
+  EXPECT_NEAR(value(4), 2 * (1 - 0.2 * 0.5) - 0.2, 1e-5);
+  const auto options = [&](size_t i) {
+    return static_cast<const AdamW8bitOptions&>(optimizer.param_groups()[i].options());
+  };
+  for (size_t i = 0; i < p.size(); ++i) {
+    EXPECT_EQ(options(i).betas(), std::tuple(0.8, 0.9)) << i;
+    EXPECT_EQ(options(i).eps(), i == 4 ? 1e-7 : 1e-8) << i;
+    EXPECT_EQ(options(i).paged(), i == 3) << i;
+  }
+  accelerate::AcceleratedOptimizer(optimizer, /*device_placement=*/false)
+      .add_param_group(OptimizerParamGroup(Tensors{make_parameter()}, std::make_unique<AdamW8bitOptions>(0.3)));
+  EXPECT_EQ(options(p.size()).lr(), 0.3);
+  // An optimizer that pages does so in all groups.
+  std::vector<OptimizerParamGroup> paged_groups;
+  paged_groups.emplace_back(std::vector{p[0]}, std::make_unique<AdamW8bitOptions>(1.0));
+  PagedAdamW8bit paged(paged_groups, AdamW8bitOptions(0.1).min_8bit_size(7));
+  const auto& own = static_cast<const AdamW8bitOptions&>(paged.param_groups()[0].options());
+  EXPECT_TRUE(own.paged());
+  EXPECT_EQ(own.lr(), 1);
+  EXPECT_EQ(own.min_8bit_size(), 7);
+}
+
+TEST(Adam8bitTest, GroupsWithOtherOptionsAreRefusedByName) {
+  const auto params = make_parameters();
+  const auto group_of = [&](size_t i, std::unique_ptr<torch::optim::OptimizerOptions> options) {
+    return OptimizerParamGroup(Tensors{params[i]}, std::move(options));
+  };
+  const auto foreign = [&](size_t i) { return group_of(i, std::make_unique<torch::optim::AdamWOptions>(1.0)); };
+  const auto named = AllOf(HasSubstr("torch::optim::AdamWOptions"), HasSubstr("expected AdamW8bitOptions"));
+  EXPECT_THAT(message_of<ConfigError>([&] { AdamW8bit({foreign(0)}, AdamW8bitOptions(0.1)); }), named);
+  AdamW8bit optimizer({group_of(0, nullptr)}, AdamW8bitOptions(0.1));
+  EXPECT_THAT(message_of<ConfigError>([&] { optimizer.add_param_group(foreign(1)); }), named);
+  EXPECT_THAT(
+      message_of<ConfigError>([&] { optimizer.add_param_group(group_of(1, std::make_unique<AdamW8bitOptions>(-1))); }),
+      HasSubstr("found lr -1"));
+  const auto doubles = torch::zeros({3}, torch::dtype(torch::kDouble).requires_grad(true));
+  EXPECT_THAT(message_of<ConfigError>([&] { optimizer.add_param_group(OptimizerParamGroup(Tensors{doubles})); }),
+              HasSubstr("Double"));
+  EXPECT_EQ(optimizer.param_groups().size(), 1);
+  optimizer.param_groups()[0].set_options(std::make_unique<torch::optim::AdamWOptions>(1.0));
+  params[0].mutable_grad() = torch::ones({64, 65});
+  EXPECT_THAT(message_of<ConfigError>([&] { optimizer.step(); }), named);
 }
 
 TEST(Adam8bitTest, WhatCanNotWorkIsRefusedByName) {

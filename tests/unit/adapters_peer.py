@@ -21,7 +21,8 @@ BASES = {
                                                   initializer_range=0.3, bos_token_id=1, eos_token_id=2)),
 }
 CONFIGS = {
-    "gpt2": {"target_modules": ["c_attn", "mlp.c_proj"], "r": 4, "lora_alpha": 10, "fan_in_fan_out": True},
+    "gpt2": {"target_modules": ["c_attn", "mlp.c_proj"], "r": 4, "lora_alpha": 10, "fan_in_fan_out": True,
+             "layers_to_transform": [1], "layers_pattern": "h"},
     "llama": {"target_modules": "all-linear", "r": 3, "lora_alpha": 6.5, "use_rslora": True, "lora_dropout": 0.25,
               "rank_pattern": {"q_proj": 5, "layers.1.mlp.down_proj": 2}, "alpha_pattern": {".*v_proj": 2}},
 }

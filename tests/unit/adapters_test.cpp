@@ -308,6 +308,44 @@ TEST(Adapters, ScalingFollowsTheConfig) {
   EXPECT_NEAR(scaled({.lora_alpha = 20}), 5, 1e-9);
   EXPECT_NEAR(scaled({.lora_alpha = 20, .use_rslora = true}), 10, 1e-9);
   EXPECT_NEAR(scaled({.alpha_pattern = {{"fir.t", 12}}}), 3, 1e-9);
+  // The first that fits counts, not the first by name.
+  EXPECT_NEAR(scaled({.alpha_pattern = {{"first", 12}, {"fir.*", 200}}}), 3, 1e-9);
+  EXPECT_NEAR(scaled({.alpha_pattern = {{"other", 1}, {"fir.*", 200}, {"first", 12}}}), 50, 1e-9);
+}
+
+/// PEFT's example of why the order matters: "q_proj" fits "a.q_proj", too.
+TEST(Adapters, TheFirstPatternCountsNotTheFirstByName) {
+  const auto inner = std::make_shared<nn::Module>();
+  inner->register_module("q_proj", nn::Linear(4, 4));
+  const auto whole = std::make_shared<nn::Module>();
+  whole->register_module("a", inner);
+  const auto ranks = [&](const LoraConfig& config) {
+    const auto adapter = add_adapter(whole, config);
+    const auto rank = adapter.parameters()[0].second.size(0);
+    adapter.remove();
+    return rank;
+  };
+  EXPECT_EQ(ranks({.target_modules = {"q_proj"}, .rank_pattern = {{"q_proj", 3}, {"a.q_proj", 2}}}), 3);
+  EXPECT_EQ(ranks({.target_modules = {"q_proj"}, .rank_pattern = {{"a.q_proj", 2}, {"q_proj", 3}}}), 2);
+}
+
+TEST(Adapters, AllLinearLeavesOutTheHeadThatPeftDoes) {
+  const auto chosen = [](const std::vector<std::string>& children, const std::string& task = "") {
+    const auto net = std::make_shared<nn::Module>();
+    for (const auto& name : children) net->register_module(name, nn::Linear(2, 2));
+    std::vector<std::string> names;
+    for (const auto& [name, tensor] :
+         add_adapter(net, {.r = 1, .target_modules = {"all-linear"}, .task_type = task}).parameters())
+      if (name.ends_with(".lora_A.weight")) names.push_back(name.substr(0, name.find('.')));
+    return names;
+  };
+  EXPECT_THAT(chosen({"body", "lm_head"}), ElementsAre("body"));
+  EXPECT_THAT(chosen({"body", "embed_out"}), ElementsAre("body"));
+  EXPECT_THAT(chosen({"body", "output"}), ElementsAre("body", "output"));
+  EXPECT_THAT(chosen({"body", "classifier"}), ElementsAre("body", "classifier"));
+  EXPECT_THAT(chosen({"body", "classifier"}, "SEQ_CLS"), ElementsAre("body"));
+  EXPECT_THAT(chosen({"body", "score", "classifier"}, "SEQ_CLS"), ElementsAre("body", "classifier"));
+  EXPECT_THAT(chosen({"body", "lm_head", "classifier"}, "SEQ_CLS"), ElementsAre("body", "classifier"));
 }
 
 TEST(Adapters, InitialValuesAreThoseOfTheConfig) {
@@ -363,6 +401,8 @@ TEST(Adapters, WhatCanNotWorkIsRefusedByName) {
   EXPECT_THAT(refused({.lora_dropout = 1, .target_modules = {"first"}}), HasSubstr("lora_dropout"));
   EXPECT_THAT(refused({.target_modules = {"first"}, .rank_pattern = {{"(", 2}}}), HasSubstr("rank_pattern"));
   EXPECT_THAT(refused({.target_modules = {"first"}, .alpha_pattern = {{"first", 0}}}), HasSubstr("alpha_pattern"));
+  EXPECT_THAT(refused({.target_modules = {"first"}, .rank_pattern = {{"first", 2}, {"first", 3}}}),
+              HasSubstr("'first' twice in rank_pattern"));
   nn::Sequential convolution(nn::Conv2d(1, 2, 3));
   EXPECT_THAT(message_of<ConfigError>([&] { add_adapter(convolution, {.target_modules = {"0"}}); }),
               HasSubstr("Conv2d"));
@@ -480,7 +520,7 @@ TEST_P(AdaptersOfPeft, FreshOnesAreLoadedByPeft) {
   const auto [net, forward] = model();
   auto config = config_of({"all-linear"});
   config.exclude_modules = {"c_fc", "up_proj"};
-  config.alpha_pattern = {{"(q_proj|c_attn)", 5}};
+  config.alpha_pattern = {{"(q_proj|c_attn)", 5}, {"(.*q_proj|.*c_attn)", 200}};  // not in alphabetical order
   config.use_rslora = true;
   const auto adapter = add_adapter(net, config);
   adapter.save(folder() / "fresh");
@@ -544,6 +584,74 @@ TEST_F(AdapterFiles, GoThereAndBack) {
   EXPECT_TRUE(torch::equal(net->forward(ids()), again->forward(ids())));
   EXPECT_THAT(message_of<CheckpointError>([&] { adapter.save(scratch("none"), {}); }),
               HasSubstr("first.lora_A.weight"));
+}
+
+TEST_F(AdapterFiles, PatternsKeepTheirOrder) {
+  auto net = make_net(at::kFloat), again = make_net(at::kFloat);
+  auto config = config_of({"first", "conv"});
+  config.rank_pattern = {{"first", 5}, {"con.", 2}, {".*", 4}};
+  config.alpha_pattern = {{"first", 16}, {"(fir.*|conv)", 200}};
+  const auto adapter = add_adapter(net, config);
+  adapter.save(folder);
+  const auto loaded = load_adapter(again, folder);
+  EXPECT_EQ(loaded.config().rank_pattern, config.rank_pattern);
+  EXPECT_EQ(loaded.config().alpha_pattern, config.alpha_pattern);
+  EXPECT_EQ(loaded.parameters()[0].second.size(0) + loaded.parameters()[2].second.size(0), 5 + 2);
+  EXPECT_TRUE(torch::equal(net->forward(ids()), again->forward(ids())));
+}
+
+/// model.layers.0.q, model.layers.1.q, model.h.0.q and top.q.
+std::shared_ptr<nn::Module> layered_net() {
+  const auto root = std::make_shared<nn::Module>(), model = std::make_shared<nn::Module>();
+  const auto with_q = [](nn::Module& parent, const std::string& name) {
+    const auto layer = std::make_shared<nn::Module>();
+    layer->register_module("q", nn::Linear(4, 4));
+    parent.register_module(name, layer);
+  };
+  for (const char* list : {"layers", "h"}) {
+    const auto layers = std::make_shared<nn::Module>();
+    with_q(*layers, "0");
+    if (list[0] == 'l') with_q(*layers, "1");
+    model->register_module(list, layers);
+  }
+  root->register_module("model", model);
+  with_q(*root, "top");
+  return root;
+}
+
+TEST_F(AdapterFiles, OfSomeLayersAreOfThoseOnly) {
+  add_adapter(layered_net(), {.r = 2, .target_modules = {"q"}}).save(folder);
+  std::stringstream saved;
+  saved << std::ifstream(folder / "adapter_config.json").rdbuf();
+  const auto load = [&](const std::string& layers, const std::string& lists, const std::string& targets = "") {
+    auto text = saved.str();
+    const auto set = [&](const std::string& line, const std::string& other) {
+      const auto at = text.find(line);
+      EXPECT_NE(at, std::string::npos) << line;
+      text.replace(at, line.size(), other);
+    };
+    set("\"layers_to_transform\": null", "\"layers_to_transform\": " + layers);
+    set("\"layers_pattern\": null", "\"layers_pattern\": " + lists);
+    if (!targets.empty()) set("\"target_modules\": [\n    \"q\"\n  ]", "\"target_modules\": " + targets);
+    std::ofstream(folder / "adapter_config.json") << text;
+    const auto net = layered_net();
+    return load_adapter(net, folder).config().target_modules;
+  };
+  EXPECT_THAT(load("[1]", "null"), ElementsAre("model.layers.1.q"));
+  EXPECT_THAT(load("0", "null"), ElementsAre("model.h.0.q", "model.layers.0.q"));
+  EXPECT_THAT(load("[0, 1]", "\"layers\""), ElementsAre("model.layers.0.q", "model.layers.1.q"));
+  EXPECT_THAT(load("[0]", "[\"layers\", \"h\"]"), ElementsAre("model.h.0.q", "model.layers.0.q"));
+  EXPECT_THAT(load("[1]", "null", "[\"q\", \"top.q\"]"), ElementsAre("model.layers.1.q", "top.q"))
+      << "a whole name is meant whatever its layer is";
+  EXPECT_THAT(load("[]", "null"), ElementsAre("q"));
+  const auto refused = [&](const std::string& layers, const std::string& lists, const std::string& targets = "") {
+    return message_of<CheckpointError>([&] { load(layers, lists, targets); });
+  };
+  EXPECT_THAT(refused("[7]", "null"), HasSubstr("no tensors of the layers that layers_to_transform names"));
+  EXPECT_THAT(refused("[0.5]", "null"), HasSubstr("'layers_to_transform'"));
+  EXPECT_THAT(refused("null", "\"layers\""), HasSubstr("without layers_to_transform"));
+  EXPECT_THAT(refused("[0]", "\"(layers|h)\""), AllOf(HasSubstr("(layers|h)"), HasSubstr("'layers_pattern'")));
+  EXPECT_THAT(refused("[0]", "null", "\".*q\""), HasSubstr("layers_to_transform [0] with target_modules"));
 }
 
 TEST_F(AdapterFiles, OfOtherKindsAreRefusedByName) {

@@ -20,6 +20,7 @@
 #include "accelerate/utils/error.hpp"
 #include "codes/kernels/exact.hpp"
 #include "codes/kernels/multiply.hpp"
+#include "codes/llm_int8.hpp"
 #include "message_of.hpp"
 
 namespace {
@@ -430,9 +431,10 @@ TEST(CodesKernels, PackingMovesBitsAndLosesNone) {
       auto data = torch::empty_like(w.data);
       kernels::unpack(*packed, 0, rows, data.mutable_data_ptr());
       EXPECT_TRUE(data.equal(w.data)) << codes::name(w.encoding) << rows;
-      if (packed->scales.defined())
+      if (packed->scales.defined()) {
         EXPECT_TRUE(kernels::unpacked_scales(*packed, 0, rows).equal(codes::plain_scales(w)))
             << codes::name(w.encoding);
+      }
       if (rows < 45) continue;
       const auto plain = w.data.view({rows, -1});
       for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 1}, {15, 2}, {7, 30}, {44, 1}, {20, 0}}) {
@@ -571,6 +573,30 @@ TEST(CodesKernels, SeveralThreadsComputeTheSame) {
   for (auto& y : found) threads.emplace_back([&] { y = codes::linear(x, w); });
   for (auto& thread : threads) thread.join();
   for (const auto& y : found) EXPECT_TRUE(y.equal(alone));
+}
+
+TEST(CodesKernels, TakeBiasesOfOtherTypes) {
+  torch::manual_seed(15);
+  const auto w = random_codes(Encoding::nf4, 48, 64);
+  const auto x = torch::randn({3, 64}, at::kHalf), bias = torch::randn({48});
+  const auto expected = torch::linear(x.to(at::kFloat), codes::decode(w, at::kFloat), bias);
+  for (const bool exact : {false, true})
+    for (const bool trains : {false, true}) {
+      const auto b = bias.clone().set_requires_grad(trains);
+      const auto y = codes::linear(x, w, b, {.exact = exact});
+      EXPECT_EQ(y.scalar_type(), at::kHalf);
+      EXPECT_LT(relative_error(y.detach().to(at::kFloat), expected), 0.03) << exact << trains;
+      if (!trains) continue;
+      y.sum().backward();
+      EXPECT_TRUE(torch::equal(b.grad(), torch::full({48}, 3.0)));
+    }
+}
+
+TEST(CodesKernels, SumsOfNothingAreZero) {
+  const auto w = codes::encode(torch::empty({8, 0}), {.encoding = Encoding::int8_rowwise});
+  const auto bias = torch::randn({8});
+  EXPECT_TRUE(torch::equal(codes::llm_int8_linear(torch::empty({4, 0}), w, {}, 6), torch::zeros({4, 8})));
+  EXPECT_TRUE(torch::equal(codes::llm_int8_linear(torch::empty({4, 0}), w, bias, 6), bias.expand({4, 8})));
 }
 
 TEST(CodesKernels, SayWhatDoesNotFit) {

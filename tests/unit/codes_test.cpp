@@ -5,6 +5,8 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <ctime>
+#include <functional>
 #include <limits>
 #include <set>
 #include <string>
@@ -15,6 +17,7 @@
 #include "accelerate/formats/gguf.hpp"
 #include "accelerate/formats/safetensors.hpp"
 #include "accelerate/utils/error.hpp"
+#include "codes/blockwise.hpp"
 #include "codes/decode_by_operators.hpp"
 #include "codes/k_blocks.hpp"
 #include "message_of.hpp"
@@ -269,6 +272,60 @@ TEST(CodesOfTheKFamily, HoldOddTensors) {
   }
 }
 
+/// fp32 has no inverse of what is less than 2.9e-39: such blocks count as zeros.
+TEST(Codes, OfHardlyAnythingAreZero) {
+  auto values = torch::zeros({3, 64});
+  for (int64_t row = 0; row < 3; ++row) values[row][5] = 9e-40 * static_cast<double>(row + 1);
+  for (const codes::EncodeOptions& how :
+       {codes::EncodeOptions{.encoding = Encoding::nf4, .double_quantize = true},
+        codes::EncodeOptions{.encoding = Encoding::nf4}, codes::EncodeOptions{.encoding = Encoding::int8_rowwise}})
+    EXPECT_LT(codes::decode(codes::encode(values, how), at::kFloat).abs().max().item<double>(), 1e-37);
+  for (const auto map : {codes::Map::dynamic, codes::Map::dynamic_unsigned}) {
+    auto made = torch::full({192}, 77, at::kByte), by_operators = torch::full({192}, 77, at::kByte);
+    auto scales = torch::full({3}, 7.0), other_scales = torch::full({3}, 7.0);
+    codes::encode_blockwise(values.view({-1}), map, 64, codes::Search::nearest, {made, scales});
+    codes::encode_by_operators(values.view({-1}), map, 64, {by_operators, other_scales});
+    EXPECT_TRUE(torch::equal(scales, torch::zeros({3}))) << scales;
+    EXPECT_TRUE(torch::equal(other_scales, scales));
+    EXPECT_TRUE(torch::equal(made, torch::zeros({192}, at::kByte)));
+    EXPECT_TRUE(torch::equal(made, by_operators));
+  }
+}
+
+/// Of the processor time that it takes, another thread has a part; which no other program changes.
+TEST(Codes, AreMadeAndDecodedByAllThreads) {
+  torch::manual_seed(16);
+  const int before = at::get_num_threads();
+  at::set_num_threads(2);
+  const auto values = torch::randn({1024, 4096});
+  const auto share_of_this_thread = [](const std::function<void()>& work) {
+    const auto now = [](clockid_t clock) {
+      timespec time{};
+      clock_gettime(clock, &time);
+      return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+    };
+    work();  // buffers, tables
+    const double all = now(CLOCK_PROCESS_CPUTIME_ID), mine = now(CLOCK_THREAD_CPUTIME_ID);
+    for (int i = 0; i < 3; ++i) work();
+    const double own = now(CLOCK_THREAD_CPUTIME_ID) - mine;
+    return own / (now(CLOCK_PROCESS_CPUTIME_ID) - all);
+  };
+  for (const auto encoding : {Encoding::nf4, Encoding::int8_rowwise, Encoding::q4_0, Encoding::q4_k}) {
+    codes::Codes made;
+    EXPECT_LT(share_of_this_thread([&] { made = codes::encode(values, {.encoding = encoding}); }), 0.8)
+        << codes::name(encoding);
+    const auto to = torch::empty_like(values);
+    EXPECT_LT(share_of_this_thread([&] { codes::decode_into(made, to.view({-1})); }), 0.8) << codes::name(encoding);
+  }
+  codes::Blockwise blocks{torch::empty({1024 * 4096}, at::kByte), torch::empty({16384})};
+  const auto flat = values.view({-1});
+  EXPECT_LT(share_of_this_thread(
+                [&] { codes::encode_blockwise(flat, codes::Map::dynamic, 256, codes::Search::nearest, blocks); }),
+            0.8);
+  EXPECT_LT(share_of_this_thread([&] { codes::decode_blockwise(blocks, codes::Map::dynamic, 256); }), 0.8);
+  at::set_num_threads(before);
+}
+
 TEST(Codes, HaveNamesBothWays) {
   for (size_t i = 0; i < codes::kEncodings; ++i) {
     const auto encoding = static_cast<Encoding>(i);
@@ -302,6 +359,15 @@ TEST(Codes, ThatCantBeAreRefusedWithTheReason) {
   EXPECT_THAT(says(torch::ones({0, 64}), {.double_quantize = true}), HasSubstr("empty"));
   EXPECT_THAT(says(torch::ones({1, 64}), {.encoding = Encoding::q8_0, .double_quantize = true}),
               HasSubstr("double_quantize"));
+}
+
+TEST(Codes, OfTheLargestShapeAreNoOverflow) {
+  const Codes made{.encoding = Encoding::nf4,
+                   .shape = {std::numeric_limits<int64_t>::max()},
+                   .data = torch::zeros({1, 1}, at::kByte),
+                   .scales = torch::zeros({1}),
+                   .block_size = 64};
+  EXPECT_THAT(support::message_of<ShapeError>([&] { codes::check(made, "w"); }), HasSubstr("[4611686018427387904, 1]"));
 }
 
 TEST(Codes, WhosePartsDoNotFitAreRefusedByName) {

@@ -19,5 +19,6 @@ for line in open(sys.argv[1]):
         configured = transformers.AutoConfig.for_model(**config)
         model = (getattr(transformers, name)._from_config if name else transformers.AutoModel.from_config)(configured)
     total, (largest, names) = calculate_maximum_sizes(model)
-    lines.append(json.dumps({"sizes": compute_module_sizes(model), "total": total, "largest": largest, "names": names, "class": type(model).__name__}))
+    lines.append(json.dumps({"sizes": compute_module_sizes(model), "total": total, "largest": largest, "names": names, "class": type(model).__name__,
+                             "in_fp32": sorted(model._keep_in_fp32_modules | model._keep_in_fp32_modules_strict)}))
 open(sys.argv[2], "w").write("\n".join(lines) + "\n")

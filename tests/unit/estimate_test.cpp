@@ -23,6 +23,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using testing::AllOf;
 using testing::ElementsAre;
+using testing::EndsWith;
 using testing::HasSubstr;
 
 template <class F> std::string message_of(F&& f) { return support::message_of<accelerate::Error>(f); }
@@ -76,6 +77,7 @@ TEST(Architectures, AreWhatTransformersBuilds) {
     EXPECT_EQ(json(largest.bytes), expected["largest"]) << config;
     EXPECT_EQ(json(largest.names), expected["names"]) << config;
     EXPECT_EQ(model.tree.class_name, expected["class"]) << config;
+    EXPECT_EQ(json(model.keep_in_fp32_modules), expected["in_fp32"]) << config;
   }
   EXPECT_EQ(count, 36);
 }
@@ -83,7 +85,11 @@ TEST(Architectures, AreWhatTransformersBuilds) {
 TEST(Architectures, UnknownOnesAndDamagedConfigsAreErrors) {
   using accelerate::describe_architecture;
   EXPECT_THAT(message_of([] { describe_architecture(R"({"model_type": "gtp2"})"); }),
-              AllOf(HasSubstr("'gtp2' is not known"), HasSubstr("did you mean 'gpt2'")));
+              AllOf(HasSubstr("'gtp2' is not known"), HasSubstr("did you mean 'gpt2'"), EndsWith(".")));
+  const auto dir = folder("unknown_config");
+  write(dir / "config.json", R"({"model_type": "gtp2"})");
+  EXPECT_THAT(message_of([&] { accelerate::find_model(dir.string()); }),
+              AllOf(HasSubstr("'gtp2' is not known"), HasSubstr(". For another one give the file or folder")));
   EXPECT_THAT(message_of([] { describe_architecture("{}"); }), HasSubstr("no \"model_type\""));
   EXPECT_THAT(message_of([] { describe_architecture(R"({"model_type": "gpt2", )"); }), HasSubstr("not a JSON object"));
   EXPECT_THAT(message_of([] { describe_architecture(R"({"model_type": "gpt2", "n_embd": "768"})"); }),
@@ -103,6 +109,14 @@ TEST(Architectures, UnknownOnesAndDamagedConfigsAreErrors) {
               HasSubstr("different lengths"));
   EXPECT_THAT(message_of([] { describe_architecture(R"({"model_type": "bert"})", "BertForSomething"); }),
               AllOf(HasSubstr("BertForSomething"), HasSubstr("expected BertModel")));
+}
+
+TEST(Architectures, SayWhatTransformersKeepsInFp32) {
+  const auto kept = [](const std::string& config) {
+    return accelerate::describe_architecture(config).keep_in_fp32_modules;
+  };
+  EXPECT_THAT(kept(R"({"model_type": "t5"})"), ElementsAre("wo"));
+  EXPECT_THAT(kept(R"({"model_type": "llama"})"), testing::IsEmpty());
 }
 
 TEST(BuiltInModels, AllOfThemAreBuiltAndHaveDifferentNames) {
@@ -143,6 +157,87 @@ TEST(FindModel, ReadsTheHeadersOfWeightsOfAnUnknownArchitecture) {
     EXPECT_EQ(model.source, (dir / "model.safetensors").string());
     EXPECT_EQ(accelerate::calculate_maximum_sizes(model.tree).largest_layer.names, std::vector<std::string>{"a"});
   }
+}
+
+const std::string kSmallLlama =
+    R"({"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, )"
+    R"("num_attention_heads": 4, "vocab_size": 10)";
+
+/// Weights of which one is in few bits: 1306 bytes in a layer, and 640 of others.
+std::string few_bits(const std::string& encoding) {
+  const std::string weight = "model.layers.0.mlp.up_proj.weight";
+  return header_file({{weight, entry("U8", {1024, 1})},
+                      {weight + ".absmax", entry("F32", {32})},
+                      {weight + ".quant_map", entry("F32", {16})},
+                      {weight + ".quant_state.bitsandbytes__" + encoding, entry("U8", {90})},
+                      {"model.embed_tokens.weight", entry("F16", {10, 32})}});
+}
+
+TEST(FindModel, SaysWhatIsStoredInFewBits) {
+  const auto dir = folder("few_bits");
+  write(dir / "model.safetensors", few_bits("nf4"));
+  const auto stored = [&](const fs::path& path) { return accelerate::find_model(path.string()).stored; };
+  for (const char* config :
+       {"", R"(, "quantization_config": null)", R"(, "quantization_config": {"load_in_4bit": true})",
+        R"(, "quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": true})",
+        R"(, "quantization_config": {"load_in_4bit": true, "bnb_4bit_quant_type": "fp4", "load_in_8bit": null})"}) {
+    write(dir / "config.json", kSmallLlama + config + "}");
+    const auto found = stored(dir);
+    ASSERT_TRUE(found) << config;
+    EXPECT_EQ(found->encoding, "nf4") << "by the codes, whatever the config says: " << config;
+    EXPECT_EQ(found->total, 1946);
+    EXPECT_EQ(found->largest_layer, 1306);
+  }
+  fs::remove(dir / "config.json");
+  for (const auto& path : {dir, dir / "model.safetensors"}) {
+    const auto found = stored(path);
+    ASSERT_TRUE(found) << path;
+    EXPECT_EQ(found->encoding, "nf4");
+    EXPECT_EQ(found->total, 1946);
+  }
+  write(dir / "config.json", kSmallLlama + "}");
+  write(dir / "model.safetensors", few_bits("af4"));
+  EXPECT_THAT(message_of([&] { stored(dir); }),
+              HasSubstr("'model.layers.0.mlp.up_proj.weight' in bitsandbytes' form: its type is 'af4', expected nf4"));
+  write(dir / "model.safetensors", header_file({{"model.layers.0.mlp.up_proj.weight", entry("I8", {64, 32})},
+                                                {"model.layers.0.mlp.up_proj.SCB", entry("F32", {64})}}));
+  EXPECT_EQ(stored(dir)->encoding, "int8");
+  EXPECT_EQ(stored(dir)->largest_layer, 64 * 32 + 4 * 64);
+}
+
+TEST(FindModel, WhatIsNotStoredInFewBitsHasNoSuchSize) {
+  const auto dir = folder("no_codes");
+  const std::string nf4 = R"(, "quantization_config": {"load_in_4bit": true, "bnb_4bit_quant_type": "nf4"})";
+  write(dir / "config.json", kSmallLlama + nf4 + "}");
+  write(dir / "model.safetensors", header_file({{"model.embed_tokens.weight", entry("F16", {10, 32})}}));
+  EXPECT_FALSE(accelerate::find_model(dir.string()).stored) << "that comes when it is loaded";
+  write(dir / "model.safetensors", "version https://git-lfs.github.com/spec/v1\n");
+  EXPECT_THAT(message_of([&] { accelerate::find_model(dir.string()); }), HasSubstr("model.safetensors"));
+  write(dir / "config.json", kSmallLlama + "}");
+  EXPECT_FALSE(accelerate::find_model(dir.string()).stored) << "the architecture's sizes need no weights";
+}
+
+TEST(FindModel, RefusesAQuantizationConfigThatCantBeRead) {
+  const auto dir = folder("foreign");
+  write(dir / "model.safetensors", few_bits("nf4"));
+  const auto error = [&](const std::string& quantization) {
+    write(dir / "config.json", kSmallLlama + R"(, "quantization_config": )" + quantization + "}");
+    return message_of([&] { accelerate::find_model(dir.string()); });
+  };
+  EXPECT_THAT(error(R"({"quant_method": "gptq", "bits": 4})"),
+              AllOf(HasSubstr("quant_method is \"gptq\", expected \"bitsandbytes\""), HasSubstr("before it was")));
+  EXPECT_THAT(error(R"({"quant_method": "unfinished_save"})"), HasSubstr("Save the model again"));
+  EXPECT_THAT(error(R"({"load_in_4bit": true, "bnb_4bit_quant_type": "nf3"})"),
+              HasSubstr("bnb_4bit_quant_type = \"nf3\", expected \"fp4\" or \"nf4\""));
+  EXPECT_THAT(error(R"({"load_in_4bit": true, "load_in_8bit": true})"),
+              HasSubstr("load_in_8bit = true and load_in_4bit = true, expected one of them"));
+  EXPECT_THAT(error(R"({"quant_method": "bitsandbytes"})"), HasSubstr("load_in_8bit = false and load_in_4bit = false"));
+  EXPECT_THAT(error(R"({"load_in_4bit": 1})"), HasSubstr("load_in_4bit is 1, expected true or false"));
+  EXPECT_THAT(error(R"({})"), HasSubstr("quantization_config: found {}, expected what bitsandbytes"));
+  EXPECT_THAT(error(R"("foo")"), HasSubstr("quantization_config: found \"foo\""));
+  fs::remove(dir / "model.safetensors");
+  write(dir / "config.json", kSmallLlama + R"(, "quantization_config": {"quant_method": "gptq"}})");
+  EXPECT_GT(accelerate::find_model(dir.string()).tree.numel(), 0) << "it is about weights, of which there are none";
 }
 
 TEST(FindModel, ReadsAllFilesOfAnIndexAndMissesNone) {

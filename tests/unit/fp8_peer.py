@@ -15,7 +15,8 @@ def delayed_steps(amaxes, algorithm, length, margin, interval, largest):
     """One tensor's scale and history after each of the updates."""
     f = np.float32
     scale, history = f(1), [f(0)] * length
-    for update, amax in enumerate(amaxes):
+    updates = 0  # those that have seen something
+    for amax in amaxes:
         history[0] = f(amax)
         last = history[0]
         amax_used = f(0)
@@ -27,11 +28,12 @@ def delayed_steps(amaxes, algorithm, length, margin, interval, largest):
             history = [f(0)] + moved[1:]
         if algorithm == "most_recent":
             amax_used = last
-        if update % interval == 0 and math.isfinite(amax_used) and amax_used > 0:
+        if updates % interval == 0 and math.isfinite(amax_used) and amax_used > 0:
             with np.errstate(over="ignore"):
                 scale = f(f(largest) * f(2.0 ** -margin)) / f(amax_used)
             if math.isinf(scale):
                 scale = np.finfo(f).max
+        updates += last != 0
         yield scale, list(history)
 
 

@@ -237,6 +237,36 @@ TEST(DelayedScaling, UsesInOnePassGiveTheLargest) {
   EXPECT_EQ(histories.scale_of(0)[2].item<float>(), 1);
 }
 
+// Another model's turn is no update of this one.
+TEST(DelayedScaling, AnIntervalCountsUpdatesThatHaveSeenSomething) {
+  for (const int64_t others : {0, 1, 2}) {
+    fp8::Histories histories({4, 0, 2, AmaxComputeAlgo::most_recent, 448}, 1, 2);
+    int64_t reductions = 0;
+    const fp8::AmaxReduction counted = [&](at::Tensor&) { ++reductions; };
+    std::vector<float> scales;
+    for (const float amax : {7.0f, 14.0f, 28.0f, 56.0f}) {
+      for (int64_t i = 0; i < others; ++i) histories.update(counted);
+      histories.record(0, 0, torch::tensor(amax));
+      histories.update(counted);
+      scales.push_back(histories.scale_of(0)[0].item<float>());
+    }
+    EXPECT_THAT(scales, ElementsAre(64, 64, 16, 16)) << others;
+    EXPECT_EQ(histories.updates(), 4);
+    EXPECT_EQ(reductions, 4 * (others + 1)) << "ranks always meet";
+    EXPECT_TRUE(histories.history_of(0).select(1, 0).equal(torch::tensor({0.0f, 14.0f, 28.0f, 56.0f})));
+  }
+}
+
+// Seen on another rank only.
+TEST(DelayedScaling, AnUpdateOfAnyRankCounts) {
+  fp8::Histories histories({4, 0, 2, AmaxComputeAlgo::most_recent, 448}, 1, 2);
+  histories.update([](at::Tensor& bits) { bits.copy_(torch::tensor({7.0f, 0.0f}).view(at::kInt)); });
+  EXPECT_EQ(histories.updates(), 1);
+  EXPECT_EQ(histories.scale_of(0)[0].item<float>(), 64);
+  histories.set_updates(5);
+  EXPECT_EQ(histories.updates(), 5);
+}
+
 // ---- products
 
 /// Numbers by way of 8 bits, as at:: operators write it down: codes' values, and 1 / scale.
@@ -510,6 +540,19 @@ std::vector<at::Tensor> gradients_of(FP8Recipe recipe, bool recomputed) {
   return result;
 }
 
+TEST(FP8, LeavesOperatorsThatWriteWhereTheyAreTold) {
+  Net net = make_net();
+  FP8Training training({}, net);
+  const torch::NoGradGuard no_grad;
+  const auto x = torch::randn({16, 32});
+  const auto expected = torch::mm(x, net->in->weight.t());
+  auto to = torch::full_like(expected, 7.0);
+  FP8Scope scope(training);
+  at::mm_out(to, x, net->in->weight.t());
+  scope.finish();
+  EXPECT_TRUE(torch::equal(to, expected));
+}
+
 TEST(FP8, RecomputationUsesTheScalesOfTheFirstRun) {
   for (const auto& recipe : {FP8Recipe{.amax_history_len = 3}, FP8Recipe{.use_current_scaling = true},
                              FP8Recipe{.use_mxfp8_block_scaling = true}}) {
@@ -669,7 +712,8 @@ TEST(FP8, InnerDimensionsThatAreNotPaddedAreRefused) {
   run(true, 5);
   run(false, 32);
   EXPECT_THAT(support::message_of<ConfigError>([&] { run(false, 5); }),
-              AllOf(HasSubstr("'conv'"), HasSubstr("5 rows"), HasSubstr("pad_inner_dim")));
+              AllOf(HasSubstr("'conv'"), HasSubstr("5 rows"), HasSubstr("AORecipeKwargs::pad_inner_dim"),
+                    HasSubstr("Float8LinearConfig::pad_inner_dim")));
 }
 
 TEST(FP8, MicroBatchesShareTheWeightsCodes) {

@@ -1,6 +1,8 @@
 /// Generation against transformers, and alone.
 
 #include <fstream>
+#include <limits>
+#include <memory>
 #include <set>
 
 #include <gmock/gmock.h>
@@ -27,6 +29,7 @@ using namespace accelerate::models;
 using accelerate::ConfigError;
 using nlohmann::json;
 using support::scratch;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -94,6 +97,60 @@ TEST(Generate, PaddingIsNoRepetition) {
   EXPECT_THAT(row(generate(three_before_four, ids, config), 0), ElementsAre(3, 2, 4));
   EXPECT_THAT(row(generate(three_before_four, ids, config, {.attention_mask = torch::tensor({{0, 1}}, at::kLong)}), 0),
               ElementsAre(3, 2, 3));
+}
+
+/// Gives the third token's logits as they are, and sensible ones before.
+CausalForward third_logits(const torch::Tensor& third) {
+  return [third, calls = std::make_shared<int>(0)](const torch::Tensor& ids, const torch::Tensor&, const torch::Tensor&,
+                                                   KeyValueCache* cache, int64_t) {
+    const auto kv = torch::zeros({ids.size(0), 1, ids.size(1), 2});
+    cache->update(0, kv, kv);
+    return (++*calls == 3 ? third : torch::tensor({0.F, 1.F, 2.F, 3.F})).expand({ids.size(0), 1, 4});
+  };
+}
+
+TEST(Generate, LogitsThatAreNoNumbersAreAnError) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNan = std::numeric_limits<float>::quiet_NaN();
+  const auto ids = torch::zeros({1, 2}, at::kLong);
+  for (const auto& third : {torch::full({4}, kNan), torch::tensor({0.F, kNan, 1.F, 0.F}),
+                            torch::tensor({0.F, kInfinity, 1.F, 0.F}), torch::full({4}, -kInfinity)})
+    for (const int64_t beams : {1, 2})
+      for (const bool sample : {false, true})
+        EXPECT_THAT(support::message_of<accelerate::CheckpointError>([&] {
+                      generate(third_logits(third), ids,
+                               {.max_new_tokens = 5, .do_sample = sample, .num_beams = beams});
+                    }),
+                    AllOf(HasSubstr("generate: the logits of new token 3 are no finite numbers"),
+                          HasSubstr("weights may be damaged"), HasSubstr("compute in float32 or bfloat16")))
+            << third << beams << " beams, drawn: " << sample;
+  for (const bool sample : {false, true})
+    EXPECT_EQ(generate(third_logits(torch::tensor({-kInfinity, 1.F, 2.F, -kInfinity})), ids,
+                       {.max_new_tokens = 5, .do_sample = sample})
+                  .size(1),
+              7)
+        << "words may be forbidden";
+  EXPECT_THAT(support::message_of<ConfigError>([&] {
+                generate(third_logits(torch::zeros({4})), ids,
+                         {.max_new_tokens = 5, .do_sample = true, .temperature = 1e-45});
+              }),
+              HasSubstr("the model's logits of new token 1 are finite numbers, but not its scores with temperature "))
+      << "not the model's fault";
+}
+
+TEST(Generate, WhatComesAfterTheEndOfARowMayBeNoNumber) {
+  const CausalForward none_after_zero = [](const torch::Tensor& ids, const torch::Tensor&, const torch::Tensor&,
+                                           KeyValueCache* cache, int64_t) {
+    const auto kv = torch::zeros({ids.size(0), 1, ids.size(1), 2});
+    cache->update(0, kv, kv);
+    const auto last = ids.slice(1, -1);
+    return torch::one_hot((last + 1) % 10, 10)
+        .to(at::kFloat)
+        .masked_fill((last == 0).unsqueeze(2), std::numeric_limits<float>::quiet_NaN());
+  };
+  const auto result = generate(none_after_zero, torch::tensor({{1, 2}, {4, 5}}, at::kLong),
+                               {.max_new_tokens = 5, .eos_token_id = {4, 9}, .pad_token_id = 0});
+  EXPECT_THAT(row(result, 0), ElementsAre(1, 2, 3, 4, 0, 0));
+  EXPECT_THAT(row(result, 1), ElementsAre(4, 5, 6, 7, 8, 9));
 }
 
 TEST(Generate, CallbackSeesTokensAndCanStop) {

@@ -53,7 +53,7 @@ struct Writer {
   }
 };
 
-constexpr uint32_t kF32 = 0, kQ8 = 8, kU32 = 4, kText = 8, kArray = 9;
+constexpr uint32_t kF32 = 0, kQ8 = 8, kU32 = 4, kText = 8, kArray = 9, kU64 = 10;
 
 Writer small() {
   Writer file;
@@ -147,6 +147,35 @@ TEST(Gguf, SaysWhatIsWrongWithAFile) {
               HasSubstr("two tensors of the name 't'"));
   EXPECT_THAT(error_of(Writer().head(0, 1).text("general.alignment").number(kU32).number<uint32_t>(0)),
               HasSubstr("expected a power of two"));
+}
+
+/// Of LLaMA with one number in its metadata, which may be any.
+Writer llama(const std::string& key, uint64_t value) {
+  return Writer()
+      .head(1, 2)
+      .text("general.architecture")
+      .number(kText)
+      .text("llama")
+      .text("llama." + key)
+      .number(kU64)
+      .number(value);
+}
+
+TEST(Gguf, NumbersOfExpertsAndHeadsAreComparedWithTheTensor) {
+  const auto experts = [](uint64_t count, uint64_t size, size_t bytes) {
+    return llama("expert_count", count).tensor("blk.0.ffn_gate_exps.weight", {size, size, count}, kF32, 0).data(bytes);
+  };
+  EXPECT_THAT(GgufFile(save("experts.gguf", experts(2, 1, 8).bytes)).names(),
+              ElementsAre("model.layers.0.block_sparse_moe.experts.0.w1.weight",
+                          "model.layers.0.block_sparse_moe.experts.1.w1.weight"));
+  EXPECT_THAT(error_of(experts(2, 0, 0)),
+              HasSubstr("tensor 'blk.0.ffn_gate_exps.weight' has the shape [2, 0, 0], expected 1 to 65536 experts"))
+      << "names without bytes, of which a few bytes could ask for any number";
+  EXPECT_THAT(error_of(experts(65537, 1, 4 * 65537)), HasSubstr("[65537, 1, 1], expected 1 to 65536 experts"));
+  EXPECT_THAT(error_of(experts(0, 0, 0)), HasSubstr("expected 1 to 65536 experts"));
+  for (const uint64_t heads : {uint64_t{4}, uint64_t{1} << 62, (uint64_t{1} << 63) - 1})
+    EXPECT_THAT(error_of(llama("attention.head_count", heads).tensor("blk.0.attn_q.weight", {4, 6}, kF32, 0).data(96)),
+                HasSubstr("expected an even number of rows for each of the " + std::to_string(heads) + " heads"));
 }
 
 TEST(Gguf, LongListsComeWhenTheyAreAskedFor) {

@@ -260,6 +260,24 @@ TEST(LaunchOptions, ContradictionsAreNamed) {
   EXPECT_THAT(error({.command = {"x"}, .mixed_precision = "bf17"}), HasSubstr("Did you mean 'bf16'?"));
   EXPECT_THAT(error({.command = {"x"}, .main_process_port = 70000}), HasSubstr("70000"));
   EXPECT_THAT(error({.command = {"x"}, .tee = "4"}), HasSubstr("--tee"));
+  for (const auto& [name, value] : {std::pair("fp8_interval", "0"),
+                                    {"fp8_interval", "-2"},
+                                    {"fp8_amax_history_len", "0"},
+                                    {"fp8_amax_history_len", "-5"}}) {
+    EXPECT_THAT(error({.command = {"x"}, .mixed_precision = "fp8", .settings = {{name, value}}}),
+                HasSubstr("--" + std::string(name) + " is " + value + ", expected at least 1"));
+    EXPECT_THAT(error({.command = {"x"}, .settings = {{name, value}}}), "(no error)") << "has no effect there";
+  }
+}
+
+TEST(LaunchOptions, Fp8SettingsOfABackEndThatNobodyNamedAreRemarked) {
+  const Job job = job_of({.command = {"x"},
+                          .mixed_precision = "fp8",
+                          .settings = {{"fp8_margin", "3"}, {"fp8_pad_inner_dim", "false"}, {"fp8_opt_level", "O1"}}},
+                         Host());
+  EXPECT_THAT(job.settings.remarks(),
+              ElementsAre("--fp8_margin has no effect unless the program chooses te; give --fp8_backend te",
+                          "--fp8_opt_level has no effect unless the program chooses msamp; give --fp8_backend msamp"));
 }
 
 TEST(LaunchOptions, AnExplicitDefaultIsAWord) {

@@ -242,7 +242,7 @@ TEST(Zoo, ErrorsNameWhatIsWrong) {
   EXPECT_THAT(error(R"({"model_type":"opt","architectures":["OPTForSequenceClassification"]})"),
               HasSubstr("architectures is \"OPTForSequenceClassification\", expected OPTForCausalLM"));
   EXPECT_THAT(error(kT5.json),
-              HasSubstr("T5ForConditionalGeneration is no causal language model; use AutoModelForSeq2SeqLM."));
+              HasSubstr("': T5ForConditionalGeneration is no causal language model; use AutoModelForSeq2SeqLM."));
   EXPECT_THAT(error(kBert.json), HasSubstr("use AutoModel."));
   EXPECT_THAT(error(R"({"model_type":"gptj","n_embd":10,"n_head":4})"),
               HasSubstr("n_head is 4, expected a divisor of n_embd, which is 10"));

@@ -16,7 +16,7 @@ namespace accelerate {
 
 /// What weights in few bits take as they lie in their files, scales included.
 struct StoredSizes {
-  std::string encoding;  ///< "nf4", "int8", another library's method, or of a .gguf file what most bytes are, "Q4_1"
+  std::string encoding;  ///< "nf4", "int8", "fp4 and int8" of both, or of a .gguf file what most bytes are, "Q4_1"
   double largest_layer = 0, total = 0;  ///< bytes
 };
 
@@ -27,7 +27,9 @@ struct ModelDescription {
   std::string source;   ///< the file that it was read from, or "built in"
   ModuleTree tree;
   std::vector<std::string> no_split_module_classes;  ///< the library's own for this class
-  /// Of .gguf files with blocks, and of folders whose config.json has a quantization_config beside safetensors.
+  /// Names of modules that transformers never has in few bits (its `_keep_in_fp32_modules`): "wo" of T5.
+  std::vector<std::string> keep_in_fp32_modules;
+  /// Of .gguf files with blocks, and of safetensors with codes of bitsandbytes, by what their headers name.
   std::optional<StoredSizes> stored;
 };
 
@@ -49,8 +51,8 @@ ACCELERATE_API ModelDescription describe_architecture(const std::string& config,
 /// fp32, as one built from a config has; all its tensors are parameters, buffers too; and only TorchScript says of
 /// which classes its modules are.
 /// @param library  "transformers", "timm" or "" for whichever it is
-/// @throws ConfigError for a name that is neither, with the nearest built-in one, and for a model of another library;
-/// CheckpointError for damaged files.
+/// @throws ConfigError for a name that is neither, with the nearest built-in one, for a model of another library, and
+/// for weights beside a quantization_config that is damaged or another library's; CheckpointError for damaged files.
 ACCELERATE_API ModelDescription find_model(const std::string& model, const std::string& library = "");
 
 /// The names of the built-in configs.

@@ -97,9 +97,10 @@ struct LoadAndQuantizeOptions {
 /// Quantizes the linear layers of a model while it is loaded.
 /// @param weights_location  as check_state_dict(): safetensors, torch.save's, sharded, or a .gguf file. Weights that it
 /// has in few bits already (saved by bitsandbytes, or GGUF's blocks) stay as they are. Empty: the model has its
-/// weights, which are replaced.
+/// weights, which are replaced after all of them have been looked at.
 /// @throws ConfigError for a configuration that is not valid, for a folder whose config.json names another quant_method
-/// (gptq, awq …), and for weights that can't be encoded (NaN), by name;
+/// (gptq, awq …), and for weights that can't be encoded (NaN, what fp16 can't hold with
+/// load_in_8bit, what is in few bits already), by name;
 /// otherwise as load_checkpoint_and_dispatch()
 ACCELERATE_API DispatchedModel load_and_quantize_model(const ModelRef& model, const BnbQuantizationConfig& config,
                                                        const std::filesystem::path& weights_location = {},
@@ -126,8 +127,10 @@ ACCELERATE_API std::map<std::string, at::Tensor> quantized_state_dict(const Mode
 /// if there is none; its other fields stay), so that transformers and load_and_quantize_model() load the folder. Each
 /// file is replaced when its new one is whole. Who is killed in between leaves a config.json with all its fields whose
 /// quant_method, "unfinished_save", is refused by from_json() and by transformers.
-/// @param config  with which the model was loaded
-/// @throws as quantized_state_dict() and save_safetensors()
+/// @param config  with which the weights were encoded; modules that keep_in_fp32_modules kept are among those that the
+/// folder says to skip
+/// @throws ConfigError for a model without codes, or with other ones than `config` says; otherwise as
+/// quantized_state_dict() and save_safetensors()
 ACCELERATE_API void save_quantized_model(const ModelRef& model, const BnbQuantizationConfig& config,
                                          const std::filesystem::path& folder);
 

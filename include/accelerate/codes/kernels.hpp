@@ -22,16 +22,18 @@ struct LinearOptions {
   double outlier_threshold = 0;
 };
 
-/// y = x w^T + bias for a weight in few bits, for codes on the CPU with AVX-512 (VNNI), AVX2 or neither, as the
-/// processor has it and ATEN_CPU_CAPABILITY allows. At the first product, codes are copied in the order of products
-/// (packed_bytes()); q2_k and q3_k, and nf4 and fp4 whose blocks go on from row to row, have none and are always exact.
+/// y = x w^T + bias for a weight in few bits, for codes on the CPU with AVX-512 (VNNI) or AVX2, as the processor
+/// has it and ATEN_CPU_CAPABILITY allows; with neither, products are exact. At the first product, codes are copied in
+/// the order of products (packed_bytes()); q2_k and q3_k, and nf4 and fp4 whose blocks go on from row to row, have none
+/// and are always exact.
 ///
 /// On another device, where codes::to() brought the weight, all products are exact: sums of decoded weights times x, in
 /// fp32 up to 8 rows of x on NVIDIA's GPUs (a kernel that decodes nothing to memory), else as at::linear's.
 ///
 /// Where a gradient is wanted for x or the bias it is computed exactly, forwards and backwards. The weight has none.
 /// @param x  [.., K], fp32, fp16 or bf16. @param w  [N, K]. @param bias  [N] or none
-/// @return  [.., N] of x's dtype. Rows of x that have a NaN or an infinite number become NaN.
+/// @return  [.., N] of x's dtype. Rows of x that have a NaN or an infinite number become NaN, but for
+/// infinite ones in columns that outlier_threshold leaves as they are.
 /// @throws ShapeError for sizes that don't fit; ConfigError for another device or dtype, or outliers of another
 /// encoding
 ACCELERATE_API at::Tensor linear(const at::Tensor& x, const Codes& w,

@@ -60,12 +60,19 @@ struct ACCELERATE_API Adam8bitOptions : AdamW8bitOptions {
 /// arXiv:2110.02861; arithmetic to the bit, and files, as bitsandbytes 0.50.
 class ACCELERATE_API AdamW8bit : public torch::optim::Optimizer, public OwnStateDict {
  public:
-  /// @throws ConfigError for options out of range, for parameters in fp64, and for a paging_folder without `paged` or
-  /// that is none; ResourceError, here or in the first step, where no file can be made in it or the disk is full.
+  /// Options of a group act where they differ from AdamW8bitOptions' defaults (an Adam8bitOptions' weight_decay of 0
+  /// does); the rest is taken from `defaults`. So LibTorch's own optimizers do it.
+  /// @throws ConfigError for options out of range or of another class, for parameters in fp64, and for a paging_folder
+  /// without `paged` or that is none; ResourceError, here or in the first step, where no file can be made in it or the
+  /// disk is full.
   explicit AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                      const AdamW8bitOptions& defaults = AdamW8bitOptions());
   explicit AdamW8bit(std::vector<at::Tensor> params, const AdamW8bitOptions& defaults = AdamW8bitOptions())
       : AdamW8bit({torch::optim::OptimizerParamGroup(std::move(params))}, defaults) {}
+
+  /// Takes the place of Optimizer's, which knows the options of LibTorch's classes only. @throws as the constructor,
+  /// and adds nothing then.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// @throws ConfigError for a sparse gradient, before anything is changed.
   at::Tensor step(LossClosure closure = nullptr) override;
@@ -76,7 +83,7 @@ class ACCELERATE_API AdamW8bit : public torch::optim::Optimizer, public OwnState
   c10::IValue state_dict() const override;
   /// Also reads the layout without the inner dict, of older versions. States of bitsandbytes that we have no
   /// counterpart for are refused by name: those of block_wise=False ("max1", …), percentile_clipping ("gnorm_vec"),
-  /// max_unorm ("unorm_vec"), and maps other than the dynamic ones.
+  /// max_unorm ("unorm_vec"), and maps other than the dynamic ones. So are options out of range and negative steps.
   void load_state_dict(const c10::IValue& state) override;
   void map_state(const std::function<at::Tensor(const at::Tensor&)>& f) override;
 

@@ -90,7 +90,8 @@ class ACCELERATE_API AcceleratedOptimizer {
     return optimizer().state();
   }
   torch::optim::OptimizerOptions& defaults() const { return optimizer().defaults(); }
-  void add_param_group(const torch::optim::OptimizerParamGroup& group) const { optimizer().add_param_group(group); }
+  /// With the options that the group has, also of optimizers that LibTorch does not know.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group) const;
   const std::shared_ptr<optim::GradScaler>& scaler() const;
 
   /// Python's layout: {'state': {0: {'step': …, 'exp_avg': …}}, 'param_groups': [{'lr': …, 'params': [0, 1]}]}. Tensors

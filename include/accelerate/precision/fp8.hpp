@@ -53,7 +53,8 @@ struct FP8Recipe {
   // te
   /// Scales are 2^margin smaller than the last amax asks for. Delayed scaling only.
   int64_t margin = 0;
-  /// Scales are worked out at every so many updates; histories roll at each. Delayed scaling only. At least 1.
+  /// Scales are worked out at every so many updates, of which one that has seen nothing is none; histories roll at
+  /// each. Delayed scaling only. At least 1.
   int64_t interval = 1;
   FP8Format fp8_format = FP8Format::hybrid;
   /// Entries of the amax history, at least 1.

@@ -89,7 +89,8 @@ struct MSAMPRecipeKwargs {
   std::optional<std::string> opt_level;
 };
 
-/// Deprecated: TERecipeKwargs or MSAMPRecipeKwargs by `backend`.
+/// Deprecated: TERecipeKwargs or MSAMPRecipeKwargs by `backend`. A field of the other one that says something is an
+/// error.
 struct FP8RecipeKwargs {
   // As in TERecipeKwargs.
   std::optional<bool> use_autocast_during_eval;

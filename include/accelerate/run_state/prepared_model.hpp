@@ -29,6 +29,7 @@ struct PreparedModel {
   std::optional<at::ScalarType> input_dtype;   ///< floating-point inputs are converted to it
   std::optional<at::ScalarType> output_dtype;  ///< floating-point results are, instead of to fp32 under autocast
   std::shared_ptr<FP8Training> fp8 = {};       ///< null: no product in 8 bits
+  std::shared_ptr<const void> owner = {};      ///< of the weights: what dispatching returned, if that was prepared
   int64_t fp8_codes_of = -1;                   ///< which values of the weights the codes are of that micro-steps share
 };
 

@@ -109,14 +109,13 @@ ModelDescription describe_architecture(const std::string& text, const std::strin
       if ((std::string_view(k.library) == "timm") == timm) models.emplace_back(k.model_type);
     const auto nearest = nearest_name(type, known_architectures());
     raise<ConfigError>(
-        "{}{}. Known are: {}. For another one give the file or folder with its weights: then sizes are read from their "
-        "header.",
+        "{}{}. Known are: {}.",
         type.empty() ? "the config has no \"model_type\"" : fmt::format("the architecture '{}' is not known", type),
         nearest ? fmt::format(" (did you mean '{}'?)", *nearest) : "", fmt::join(models, ", "));
   }
   for (const auto& [alias, key] : known->aliases) config.rename(alias, key);
   const std::string family = known->family;
-  auto [tree, no_split] = known->build(config, family);
+  auto [tree, no_split, in_fp32] = known->build(config, family);
   if (config.find("_no_split_modules")) no_split = config.texts("_no_split_modules");
   if (!class_name.empty() && class_name != tree.class_name) {
     const std::string with = *known->body ? family + known->head_class : "";
@@ -125,7 +124,10 @@ ModelDescription describe_architecture(const std::string& text, const std::strin
                          with.empty() ? "" : " or " + with);
     tree = with_head(std::move(tree), *known, class_name);
   }
-  return {.library = known->library, .tree = std::move(tree), .no_split_module_classes = std::move(no_split)};
+  return {.library = known->library,
+          .tree = std::move(tree),
+          .no_split_module_classes = std::move(no_split),
+          .keep_in_fp32_modules = std::move(in_fp32)};
 }
 
 }  // namespace accelerate

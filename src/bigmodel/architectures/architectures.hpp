@@ -12,6 +12,7 @@ namespace accelerate::bigmodel {
 struct Architecture {
   ModuleTree tree;
   std::vector<std::string> no_split_module_classes;
+  std::vector<std::string> keep_in_fp32_modules = {};
 };
 
 /// What differs within a family: the prefix of its class names, "Bert" or "Roberta", and what the config leaves out.

@@ -44,7 +44,7 @@ Architecture t5(const Config& config, const std::string& family) {
                       stack("decoder", config.count("num_decoder_layers", layers), true)});
   for (const char* name : {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"})
     tie(tree, name, "shared.weight");
-  return {std::move(tree), {family + "Block"}};
+  return {std::move(tree), {family + "Block"}, {"wo"}};
 }
 
 }  // namespace accelerate::bigmodel

@@ -79,7 +79,8 @@ constexpr InstructionSet kInstructions = instructions<Avx512>("avx512");
 
 const InstructionSet* avx512_instructions() {
   static const bool there = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+                            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                            __builtin_cpu_supports("avx512vnni");
   return there ? &kInstructions : nullptr;
 }
 

@@ -18,6 +18,7 @@
 #include "codes/decoder.hpp"
 #include "codes/kernels/packed_cache.hpp"
 #include "utils/parallel.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::codes::kernels {
 namespace {
@@ -143,7 +144,18 @@ at::Tensor product(const at::Tensor& x, const Codes& w, const Bias& bias, bool b
 
 }  // namespace
 
-at::Tensor exact_linear(const at::Tensor& x, const Codes& w, const Bias& bias) { return product(x, w, bias, false); }
+void check_product(const at::Tensor& x, const Codes& w, const Bias& bias) {
+  if (x.dim() == 0 || x.size(-1) != w.columns())
+    raise<ShapeError>("codes::linear: x has the shape {}, and the weight [{}, {}]; expected [.., {}].", x.sizes(),
+                      w.rows(), w.columns(), w.columns());
+  if (has_bias(bias) && (bias->dim() != 1 || bias->size(0) != w.rows()))
+    raise<ShapeError>("codes::linear: the bias has the shape {}, expected [{}].", bias->sizes(), w.rows());
+}
+
+at::Tensor exact_linear(const at::Tensor& x, const Codes& w, const Bias& bias) {
+  check_product(x, w, bias);
+  return product(x, w, has_bias(bias) ? Bias(bias->to(x.scalar_type())) : Bias(), false);
+}
 
 at::Tensor exact_linear_back(const at::Tensor& g, const Codes& w) { return product(g, w, {}, true); }
 

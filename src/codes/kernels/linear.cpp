@@ -51,11 +51,7 @@ void check_arguments(const at::Tensor& x, const Codes& w, const Bias& bias, cons
   check(w, "codes::linear: the weight");
   if (w.shape.size() != 2)
     raise<ShapeError>("codes::linear: the weight has {} dimensions, expected [N, K].", w.shape.size());
-  if (x.dim() == 0 || x.size(-1) != w.columns())
-    raise<ShapeError>("codes::linear: x has the shape {}, and the weight [{}, {}]; expected [.., {}].", x.sizes(),
-                      w.rows(), w.columns(), w.columns());
-  if (has(bias) && (bias->dim() != 1 || bias->size(0) != w.rows()))
-    raise<ShapeError>("codes::linear: the bias has the shape {}, expected [{}].", bias->sizes(), w.rows());
+  kernels::check_product(x, w, bias);
   if (has(bias) && bias->device() != w.device())
     raise<ConfigError>("codes::linear: the bias is on {}, expected {}, where the weight is.", bias->device().str(),
                        w.device().str());
@@ -79,7 +75,8 @@ at::Tensor linear(const at::Tensor& x, const Codes& w, const std::optional<at::T
     return kernels::frozen_linear(x, bias, c10::make_intrusive<HeldCodes>(w),
                                   [&] { return kernels::exact_linear(x, w, bias); });
   const at::NoGradGuard no_grad;
-  const auto packed = options.exact || !x.is_cpu() ? nullptr : kernels::packed_of(w);
+  const auto packed =
+      options.exact || !x.is_cpu() || !kernels::has_fast_instructions() ? nullptr : kernels::packed_of(w);
   if (!packed) return kernels::exact_linear(x, w, bias);
   return options.outlier_threshold > 0 ? linear_with_outliers(x, w, *packed, bias, options.outlier_threshold)
                                        : fast_linear(x, *packed, bias);

@@ -12,6 +12,7 @@
 #include <ATen/ops/empty.h>
 
 #include "utils/parallel.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::codes::kernels {
 
@@ -146,6 +147,7 @@ void RoundedRow::multiply(const Packed& weight, int64_t begin, int64_t end, floa
 }
 
 at::Tensor multiply_whole(const InstructionSet& instructions, const at::Tensor& x, const Packed& packed) {
+  if (!x.is_contiguous()) throw InternalError("multiply_whole: x is not contiguous");
   at::Tensor y = at::empty({x.size(0), packed.n}, x.options().dtype(at::kFloat));
   if (y.numel() == 0) return y;
   const int64_t rows = x.size(0), k = packed.k;

@@ -60,14 +60,14 @@ uint32_t turn_fifth_bits_back(uint32_t turned) {
 /// Of 32 columns in 16 bytes: bitsandbytes has neighbours in one byte, the even one above; GGUF and we the columns j
 /// and j + 16, the first one below.
 void nibbles_from_neighbours(const Byte* from, Byte* to) {
-  for (int i = 0; i < 8; ++i) {
+  for (int64_t i = 0; i < 8; ++i) {
     const Byte first = from[i], second = from[i + 8];
     to[2 * i] = static_cast<Byte>(first >> 4 | (second & 0xF0));
     to[2 * i + 1] = static_cast<Byte>((first & 15) | second << 4);
   }
 }
 void neighbours_from_nibbles(const Byte* from, Byte* to) {
-  for (int i = 0; i < 8; ++i) {
+  for (int64_t i = 0; i < 8; ++i) {
     const Byte even = from[2 * i], odd = from[2 * i + 1];
     to[i] = static_cast<Byte>(even << 4 | (odd & 15));
     to[i + 8] = static_cast<Byte>((even & 0xF0) | odd >> 4);
@@ -79,7 +79,7 @@ struct Range {
   int64_t begin, end;
 };
 struct AllRows {
-  static constexpr int64_t begin = 0, end = kGroup;
+  static constexpr int64_t begin = 0, end = kGroup;  // NOLINT(readability-identifier-naming): those of a Range
 };
 
 /// Moves a section of `bytes` of each row to where it lies in a group, or back.
@@ -291,9 +291,10 @@ at::Tensor columns_of_bytes(const Packed& packed, const at::Tensor& columns) {
   const auto* const wanted = indices.const_data_ptr<int64_t>();
   auto* const to = values.mutable_data_ptr<float>();
   for (int64_t n = 0; n < packed.n; ++n)
-    for (int64_t i = 0; i < count; ++i)
-      to[n * count + i] =
-          from[n / kGroup * packed.codes.size(1) + wanted[i] / 4 * 4 * kGroup + n % kGroup * 4 + wanted[i] % 4];
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t group = n / kGroup, quad = wanted[i] / 4;
+      to[n * count + i] = from[group * packed.codes.size(1) + (quad * kGroup + n % kGroup) * 4 + wanted[i] % 4];
+    }
   return values;
 }
 

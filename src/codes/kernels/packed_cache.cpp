@@ -102,7 +102,7 @@ void drop_packed(const Codes& codes) {
 int64_t packed_bytes(const Codes& codes) {
   if (!codes.packed) return 0;
   const MutexLock lock(codes.packed->mutex);
-  const auto& packed = codes.packed->packed;
+  const kernels::Packed* const packed = codes.packed->packed.get();
   if (!packed) return 0;
   return packed->codes.numel() + (packed->scales.defined() ? packed->scales.numel() * 4 : 0);
 }

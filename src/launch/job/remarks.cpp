@@ -25,20 +25,24 @@ void Settings::remark() {
   unused("megatron_lm_config", on("use_megatron_lm") && launcher_ == Launcher::torchrun, "--use_megatron_lm");
   unused("parallelism_config", on("use_parallelism_config"), "--use_parallelism_config");
   unused("fp8_config", text("mixed_precision") == "fp8", "--mixed_precision fp8");
-  // Without a back end a program chooses: Python's by what is installed.
+  // Without a back end a program chooses: Python's by what is installed, C++'s torchao's.
   std::string backend = text("fp8_backend");
   std::transform(backend.begin(), backend.end(), backend.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (text("mixed_precision") == "fp8" && !backend.empty()) {
+  if (text("mixed_precision") == "fp8") {
     const auto only = [&](const char* owner, std::initializer_list<const char*> names) {
-      for (const char* name : names)
-        if (backend != owner && source(name) == Source::flag)
-          remarks_.push_back(fmt::format("{} has no effect with --fp8_backend {}, but with {}",
-                                         flag_of(option_called(name)), backend, owner));
+      for (const char* name : names) {
+        if (backend == owner || source(name) != Source::flag) continue;
+        const std::string flag = flag_of(option_called(name));
+        remarks_.push_back(
+            backend.empty()
+                ? fmt::format("{0} has no effect unless the program chooses {1}; give --fp8_backend {1}", flag, owner)
+                : fmt::format("{} has no effect with --fp8_backend {}, but with {}", flag, backend, owner));
+      }
     };
     only("te", {"fp8_use_autocast_during_eval", "fp8_margin", "fp8_interval", "fp8_format", "fp8_amax_history_len",
                 "fp8_amax_compute_algo", "fp8_override_linear_precision"});
-    only("ao", {"fp8_enable_fsdp_float8_all_gather", "fp8_pad_inner_dim"});
+    if (!backend.empty()) only("ao", {"fp8_enable_fsdp_float8_all_gather", "fp8_pad_inner_dim"});
     only("msamp", {"fp8_opt_level"});
   }
   if (launcher_ != Launcher::deepspeed)

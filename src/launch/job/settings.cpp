@@ -212,6 +212,11 @@ void Settings::fill_in(const Host& host) {
     config::parse_value(dynamo, backend, "dynamo_backend");
   entries_["mixed_precision"].value = config::parse_value(option_called("mixed_precision"),
                                                           in_small_letters(text("mixed_precision")), "mixed_precision");
+  // What each rank would refuse.
+  if (text("mixed_precision") == "fp8")
+    for (const char* name : {"fp8_interval", "fp8_amax_history_len"})
+      require(integer(name).value_or(1) >= 1, "{} is {}, expected at least 1: every process would refuse it",
+              flag_of(option_called(name)), text(name));
 
   if (sagemaker) launcher_ = Launcher::sagemaker;
   else if (on("cpu")) launcher_ = Launcher::simple;

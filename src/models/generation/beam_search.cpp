@@ -30,13 +30,18 @@ struct Candidates {
   Tensor scores, indices;  ///< [B, count] on the CPU; indices are beam * V + token
 };
 
-Candidates best(const Tensor& scores, int64_t count, const GenerationConfig& config,
-                const std::optional<at::Generator>& generator) {
+/// @param logits  of new token `new_tokens` + 1, where `scores` come from
+Candidates best(const Tensor& scores, int64_t count, const Tensor& logits, int64_t new_tokens,
+                const GenerationConfig& config, const std::optional<at::Generator>& generator) {
   if (!config.do_sample) {
     const auto [values, indices] = scores.topk(count, 1);
-    return {values.cpu(), indices.cpu()};
+    const auto on_host = values.cpu();
+    expect_finite(on_host.select(1, 0), logits, new_tokens, config);
+    return {on_host, indices.cpu()};
   }
-  const auto indices = at::multinomial(scores.softmax(-1), count, /*replacement=*/false, generator);
+  const auto probabilities = scores.softmax(-1);
+  expect_finite(probabilities.select(1, 0), logits, new_tokens, config);
+  const auto indices = at::multinomial(probabilities, count, /*replacement=*/false, generator);
   return {scores.gather(1, indices).cpu(), indices.cpu()};
 }
 
@@ -79,8 +84,8 @@ Tensor beam_search(Decoder& decoder, const Tensor& input_ids, const Tensor& atte
       for (int64_t b = 0; b < beams; ++b)
         sums.data_ptr<float>()[r * beams + b] = state[static_cast<size_t>(r)].running[static_cast<size_t>(b)].score;
     const auto candidates =
-        best((scores.view({rows, beams, vocabulary}) + sums.to(scores.device()).unsqueeze(2)).flatten(1), count, config,
-             generator);
+        best((scores.view({rows, beams, vocabulary}) + sums.to(scores.device()).unsqueeze(2)).flatten(1), count, logits,
+             length - prompt, config, generator);
     std::vector<int64_t> parents, last;
     bool all_end = true, any_improvable = false, all_full = true;
     for (int64_t r = 0; r < rows; ++r) {

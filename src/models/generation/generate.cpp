@@ -127,10 +127,14 @@ Tensor generate(const CausalForward& forward, const Tensor& input_ids, const Gen
   auto next = input_ids;
   int64_t length = prompt;
   while (length < max_length) {
-    const auto scores = process_scores(decoder.step(next), tokens.narrow(1, 0, length), length - prompt, config);
-    auto chosen = config.do_sample
-                      ? at::multinomial(scores.softmax(-1), 1, /*replacement=*/false, options.generator).squeeze(1)
-                      : scores.argmax(-1);
+    const auto logits = decoder.step(next);
+    auto scores = process_scores(logits, tokens.narrow(1, 0, length), length - prompt, config);
+    if (config.do_sample) scores = scores.softmax(-1);                       // of which all are NaN where one can't be
+    const auto likeliest = config.do_sample ? Tensor() : scores.argmax(-1);  // NaN, if there is one
+    const auto best = config.do_sample ? scores.select(1, 0) : scores.gather(1, likeliest.unsqueeze(1)).squeeze(1);
+    expect_finite(can_end ? best.masked_fill(ended, 0) : best, logits, length - prompt, config);
+    auto chosen =
+        config.do_sample ? at::multinomial(scores, 1, /*replacement=*/false, options.generator).squeeze(1) : likeliest;
     if (can_end) chosen = chosen.masked_fill(ended, padding);
     if (!config.eos_token_id.empty()) ended |= is_any_of(chosen, config.eos_token_id);
     tokens.select(1, length++).copy_(chosen);

@@ -1,8 +1,12 @@
 #include "models/generation/logits.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include <torch/torch.h>
+
+#include "utils/raise.hpp"
 
 namespace accelerate::models {
 
@@ -37,6 +41,24 @@ Tensor process_scores(Tensor scores, const Tensor& tokens, int64_t new_tokens, c
   if (config.top_k > 0) scores = keep_top_k(scores, config.top_k);
   if (config.top_p < 1) scores = keep_top_p(scores, config.top_p);
   return scores;
+}
+
+void expect_finite(const Tensor& found, const Tensor& logits, int64_t new_tokens, const GenerationConfig& config) {
+  const auto values = found.to(at::kCPU, at::kFloat).contiguous();
+  const auto* begin = values.const_data_ptr<float>();
+  if (std::all_of(begin, begin + values.numel(), [](float value) { return std::isfinite(value); })) return;
+  if (logits.amax(-1).isfinite().all().item<bool>())
+    raise<ConfigError>(
+        "generate: the model's logits of new token {} are finite numbers, but not its scores with temperature {}, "
+        "repetition_penalty {} and min_new_tokens {}, expected some that are. Set the first two nearer to 1, or "
+        "do_sample = false for the likeliest tokens.",
+        new_tokens + 1, config.temperature, config.repetition_penalty, config.min_new_tokens);
+  const auto count = [](const Tensor& which) { return which.sum().item<int64_t>(); };
+  raise<CheckpointError>(
+      "generate: the logits of new token {} are no finite numbers ({} of {} are NaN, {} infinite), so that no token is "
+      "the likeliest. The weights may be damaged, or numbers overflow in a dtype such as float16: look for NaN in the "
+      "checkpoint, or compute in float32 or bfloat16.",
+      new_tokens + 1, count(logits.isnan()), logits.numel(), count(logits.isinf()));
 }
 
 }  // namespace accelerate::models

@@ -17,6 +17,14 @@ ACCELERATE_API at::Tensor penalize_repetition(const at::Tensor& scores, const at
 ACCELERATE_API at::Tensor keep_top_k(const at::Tensor& scores, int64_t k);
 ACCELERATE_API at::Tensor keep_top_p(const at::Tensor& scores, double p);
 
+/// Without numbers there is no likeliest token, and the first one of the vocabulary is no answer.
+/// @param found  [B]: the best score of each row, or another number that is NaN where one of the row's is none
+/// @param logits  [B, V], of which `found` comes @param new_tokens  that there are already
+/// @throws CheckpointError naming the token where `found` is not finite; ConfigError if the logits are, so that a
+/// setting has made it so
+void expect_finite(const at::Tensor& found, const at::Tensor& logits, int64_t new_tokens,
+                   const GenerationConfig& config);
+
 /// The prompts with -1 where the mask hides them: what is not seen is not repeated either.
 at::Tensor without_padding(const at::Tensor& input_ids, const at::Tensor& attention_mask);
 

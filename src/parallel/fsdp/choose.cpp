@@ -54,7 +54,7 @@ class Sharding final : public ChosenEngine {
     // Results come back as fp32, sharded or not, unless the program itself asks for another type.
     plugin_.mixed_precision_policy->output_dtype.reset();
   }
-  void gather_in_fp8(std::vector<std::string> weights) override { fp8_weights_ = std::move(weights); }
+  void gather_in_fp8(const std::vector<std::string>& weights) override { fp8_weights_ = weights; }
   bool places_models() const override { return true; }
 
   /// Also in evaluation mode: a teacher that is never trained may be too large to be whole everywhere.

@@ -86,9 +86,9 @@ using CodeBytes = std::vector<std::pair<residency::EncodedWeight*, at::Tensor>>;
 struct PartKind {
   at::ScalarType dtype;
   bool trained;
-  bool fp8;    ///< gathered in 8 bits
-  bool codes;  ///< bytes of weights in few bits
-  auto operator<=>(const PartKind&) const = default;
+  bool fp8;                                           ///< gathered in 8 bits
+  bool codes;                                         ///< bytes of weights in few bits
+  auto operator<=>(const PartKind&) const = default;  // NOLINT(modernize-use-nullptr): version 14 sees a 0 in it
 };
 
 /// The unit's tensors in groups of one dtype that are all trained or all frozen, and travel alike. Codes are sharded as

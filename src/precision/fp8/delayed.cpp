@@ -28,7 +28,8 @@ Histories::Histories(const Rule& rule, int64_t weights, int64_t width)
     : rule_(rule),
       width_(width),
       scales_(at::ones({weights * width}, at::kFloat)),
-      history_(at::zeros({rule.length, weights * width}, at::kFloat)) {}
+      history_(at::zeros({rule.length, weights * width}, at::kFloat)),
+      updates_(at::zeros({}, at::kLong)) {}
 
 void Histories::record(int64_t weight, int64_t tensor, const at::Tensor& amax) {
   at::Tensor slot = history_.select(0, 0).select(0, weight * width_ + tensor);
@@ -57,17 +58,23 @@ void Histories::update(const AmaxReduction& reduction) {
   const at::Tensor amax =
       rule_.algorithm == AmaxComputeAlgo::most_recent ? last : without_nan(at::cat({past, newest})).amax(0);
   history_ = at::where(seen, rolled, history_);
-  if (updates_++ % rule_.interval != 0) return;
+  // Where nothing was seen at all, on any rank, another model has computed. All stays on the device: nobody waits.
+  const at::Tensor due = updates_.remainder(rule_.interval).eq(0);
+  updates_.add_(seen.any());
   const float target = rule_.largest * std::exp2(-static_cast<float>(rule_.margin));
   const at::Tensor scale = at::full_like(amax, target).div_(amax).clamp_max_(std::numeric_limits<float>::max());
-  scales_ = at::where(seen.logical_and(amax.isfinite()).logical_and_(amax.gt(0)), scale, scales_);
+  const at::Tensor changed = seen.logical_and(amax.isfinite()).logical_and_(amax.gt(0)).logical_and_(due);
+  scales_ = at::where(changed, scale, scales_);
 }
 
 void Histories::to(const at::Device& device) {
   if (scales_.device() == device) return;
   scales_ = scales_.to(device);
   history_ = history_.to(device);
+  updates_ = updates_.to(device);
 }
+
+int64_t Histories::updates() const { return updates_.item<int64_t>(); }
 
 at::Tensor Histories::scale_of(int64_t weight) const {
   return scales_.narrow(0, weight * width_, width_).to(at::kCPU).clone();
@@ -89,6 +96,6 @@ void Histories::set(int64_t weight, const at::Tensor& scale, const at::Tensor& h
   recorded_ = recorded_ || history.select(0, 0).ne(0).any().item<bool>();
 }
 
-void Histories::set_updates(int64_t updates) { updates_ = updates; }
+void Histories::set_updates(int64_t updates) { updates_.fill_(updates); }
 
 }  // namespace accelerate::fp8

@@ -31,9 +31,11 @@ class Histories {
   void record(int64_t weight, int64_t tensor, const at::Tensor& amax);
   bool has_recorded() const { return recorded_; }
 
-  /// Rolls histories and works out scales. Collective with a reduction.
+  /// Rolls histories and works out scales. Collective with a reduction; without effect where no rank has recorded
+  /// anything but zeros.
   void update(const AmaxReduction& reduction);
-  int64_t updates() const { return updates_; }
+  /// Those that had an effect.
+  int64_t updates() const;
 
   void to(const at::Device& device);
   /// The state of one weight, on the CPU.
@@ -45,9 +47,10 @@ class Histories {
 
  private:
   Rule rule_;
-  int64_t width_, updates_ = 0;
+  int64_t width_;
   at::Tensor scales_;   ///< [columns]
   at::Tensor history_;  ///< [length, columns]; row 0 is since the last update, then the oldest to the newest
+  at::Tensor updates_;  ///< int64, where the others are
   bool recorded_ = false;
 };
 

@@ -3,12 +3,9 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/graph_task.h>
-
-#include <string_view>
-#include <unordered_map>
 
 #include "residency/member.hpp"
+#include "residency/products.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::fp8 {
@@ -18,34 +15,6 @@ using residency::kKey;
 using residency::Link;
 using residency::Member;
 using residency::OperatorCall;
-
-constexpr size_t kNone = ~size_t{0};
-
-/// Which arguments of an operator are what.
-struct Places {
-  size_t x, weight, bias;
-  bool rows;  ///< each row of the weight gives an output, as linear's; else each column
-};
-
-const Places* places_of(const std::string& name) {
-  static const std::unordered_map<std::string_view, Places> places{
-      {"aten::linear", {0, 1, 2, true}},  {"accelerate_models::row_product", {0, 1, 2, true}},
-      {"aten::mm", {0, 1, kNone, false}}, {"aten::matmul", {0, 1, kNone, false}},
-      {"aten::addmm", {1, 2, 0, false}},
-  };
-  const auto found = places.find(name);
-  return found == places.end() ? nullptr : &found->second;
-}
-
-/// Backward multiplies by weights, too, with the same operators; recomputed forwards run there with gradients on.
-bool within_backward() { return torch::autograd::get_current_graph_task_id() != -1 && !at::GradMode::is_enabled(); }
-
-bool has_other_factors(const OperatorCall& call) {
-  for (const char* factor : {"alpha", "beta"})
-    if (const auto i = call.schema.argumentIndexWithName(factor))
-      if (call.arguments()[static_cast<size_t>(*i)].toScalar().toDouble() != 1) return true;
-  return false;
-}
 
 bool computes_with(const at::Tensor& x, const at::Tensor& w) {
   const auto type = x.scalar_type();
@@ -67,18 +36,18 @@ bool Products::handle(OperatorCall& call, residency::Next next) {
     auto* handler = residency::process_handler(Link::codes);
     return handler && handler->handle(call, next);
   };
-  const Places* places = places_of(call.name());
-  if (!places) return others();
+  const auto* const places = residency::product_places(call.name());
+  if (!places || call.facts.writes != 0) return others();  // those with out= have these names, too
   const at::Tensor operand = call.arguments()[places->weight].toTensor();
   const auto found = pass_.core->find(operand);
-  if (!found || within_backward()) return others();
+  if (!found || residency::within_backward()) return others();
   at::Tensor x = call.arguments()[places->x].toTensor();
-  const at::Tensor bias = places->bias == kNone
+  const at::Tensor bias = places->bias == residency::kNoArgument
                               ? at::Tensor()
                               : call.arguments()[places->bias].toOptional<at::Tensor>().value_or(at::Tensor());
   Member* member = Member::of(operand);
   if (found->weight->slot < 0 || !computes_with(x, operand) || (bias.defined() && bias.dim() != 1) ||
-      has_other_factors(call) || (member && member->encoded())) {
+      residency::has_other_factors(call) || (member && member->encoded())) {
     ++pass_.core->counts.high_products;
     return others();
   }
@@ -88,7 +57,8 @@ bool Products::handle(OperatorCall& call, residency::Next next) {
       operand.requires_grad())
     raise<ConfigError>(
         "{} with '{}': the input has {} rows, expected a multiple of 16, over which the weight's gradient sums; set "
-        "AORecipe's pad_inner_dim to true, or choose another size of batches",
+        "AORecipeKwargs::pad_inner_dim (of its config: Float8LinearConfig::pad_inner_dim) to true, or choose another "
+        "size of batches",
         call.name(), found->weight->name, rows);
   if (member) call.pins.add(member->unit(), /*writes=*/false);
   if (bias.defined())

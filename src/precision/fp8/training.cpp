@@ -39,7 +39,8 @@ std::vector<Candidate> candidates_of(const ModelRef& model) {
   for (const auto& [name, tensor] : model.parameters()) names.emplace(tensor.unsafeGetTensorImpl(), name);
   std::vector<Candidate> candidates;
   for (const Submodule& module : model.submodules())
-    for (const auto& [name, tensor] : module.parameters) {
+    for (const auto& [name, parameter] : module.parameters) {
+      const auto& tensor = parameter;  // which a lambda may capture
       if (!tensor.defined() || tensor.dim() != 2) continue;
       const bool embeds = module.class_name == "Embedding" || module.class_name == "EmbeddingBag";
       const auto same = [&](const Candidate& one) { return one.weight.is_same(tensor); };

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "accelerate/model/model_ref.hpp"
+#include "accelerate/utils/export.hpp"
+
+/// What checkpoints have besides a model's weights, and nobody misses.
+namespace accelerate::bigmodel {
+
+/// What files of old models hold and every program works out by itself: masks, frequencies, positions. transformers
+/// ignores them, too.
+bool is_worked_out(const std::string& name);
+
+/// Whether there is something besides the model's weights, nothing but that and a head that is a copy of the embeddings
+/// it is tied to; and the model's weights are all there.
+ACCELERATE_API bool has_left_over_only(const ModelRef& model, const std::filesystem::path& checkpoint);
+
+}  // namespace accelerate::bigmodel
