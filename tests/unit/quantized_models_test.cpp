@@ -74,9 +74,9 @@ TEST(QuantizedModels, TakeInputsOfAnyStrides) {
     Pair net;
     const auto model = load_and_quantize_model(net, config);
     const torch::NoGradGuard no_grad;
-    for (const at::Tensor& x : {torch::randn({64, 3}).t(), torch::randn({1, 64, 5}).transpose(1, 2),
-                                torch::randn({2, 64, 5}).transpose(1, 2), torch::randn({6, 128}).slice(1, 0, 128, 2),
-                                torch::randn({64}).expand({4, 64})}) {
+    for (const at::Tensor& x :
+         {torch::randn({64, 3}).t(), torch::randn({1, 64, 5}).transpose(1, 2), torch::randn({2, 64, 5}).transpose(1, 2),
+          torch::randn({6, 128}).slice(1, 0, 128, 2), torch::randn({64}).expand({4, 64})}) {
       EXPECT_LT(relative(net->a(x), net->a(x.contiguous())), 1e-6) << x.sizes() << " " << x.strides();
       EXPECT_LT(relative(net->a(x), torch::linear(x, net->a->weight.clone(), net->a->bias)), kRounded) << x.sizes();
     }
@@ -209,7 +209,8 @@ TEST(QuantizedModels, MayBeLoadedAgainAfterAFileWasRefused) {
   Pair net, other;
   EXPECT_THAT(message_of([&] { (void)load_and_quantize_model(net, four_bits(), scratch("bad.safetensors")); }),
               HasSubstr("'b.weight'"));
-  const auto model = load_and_quantize_model(net, four_bits(), file), same = load_and_quantize_model(other, four_bits(), file);
+  const auto model = load_and_quantize_model(net, four_bits(), file),
+             same = load_and_quantize_model(other, four_bits(), file);
   const auto x = torch::randn({2, 64});
   EXPECT_TRUE(torch::equal(model(x), same(x)));
 }
