@@ -72,8 +72,10 @@ class CodeNames {
  public:
   void look(const std::string& name) {
     if (name == "SCB" || name.ends_with(".SCB")) weights_.emplace("int8", name);
-    else if (const size_t state = name.rfind(kState); state != std::string::npos)
-      weights_.emplace(name.substr(state + kState.size()), name.substr(0, state));
+    // By the last character of kState, as there may be 200,000 names.
+    const size_t begin = name.rfind('_') + 1;
+    if (begin < kState.size() || name.compare(begin - kState.size(), kState.size(), kState) != 0) return;
+    weights_.emplace(name.substr(begin), name.substr(0, begin - kState.size()));
   }
   bool empty() const { return weights_.empty(); }
   /// "nf4", or "fp4 and int8"

@@ -27,6 +27,8 @@ template <class... Args>
 
 using NamedInfo = std::pair<const std::string, SafetensorsInfo>;
 
+constexpr uint64_t kLeastBytesOfATensor = 64;  ///< of a header, that a tensor takes at least, about
+
 /// A name in a message.
 std::string cut(const std::string& name) { return name.size() <= 200 ? name : name.substr(0, 197) + "..."; }
 
@@ -53,24 +55,32 @@ void parse_header(std::string_view text, const std::string& file,
   if (!problem.empty()) fail(file, "the header {}. The file is damaged or of another format.", problem);
 }
 
-int64_t as_count(const json& value, const std::string& what, const std::string& file) {
+/// What a message is about. A text only where there is one to say: there may be 200,000.
+struct Subject {
+  const std::string& name;
+  const char* part = "";
+  std::string text() const { return "tensor '" + cut(name) + "'" + part; }
+};
+
+int64_t as_count(const json& value, const Subject& what, const std::string& file) {
   if (!value.is_number_integer())
-    fail(file, "{} holds {}, which is not an integer that fits in 64 bits.", what, show_json(value));
-  if (!value.is_number_unsigned()) fail(file, "{} holds the negative number {}.", what, show_json(value));
+    fail(file, "{} holds {}, which is not an integer that fits in 64 bits.", what.text(), show_json(value));
+  if (!value.is_number_unsigned()) fail(file, "{} holds the negative number {}.", what.text(), show_json(value));
   const auto count = value.get<uint64_t>();
   if (count > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-    fail(file, "{} holds {}, which is larger than 2^63 - 1.", what, show_json(value));
+    fail(file, "{} holds {}, which is larger than 2^63 - 1.", what.text(), show_json(value));
   return static_cast<int64_t>(count);
 }
 
-const json& field(const json& entry, const char* key, const std::string& what, const std::string& file) {
+const json& field(const json& entry, const char* key, const Subject& what, const std::string& file) {
   const auto found = entry.find(key);
-  if (found == entry.end()) fail(file, "{} has no field '{}'; needed are dtype, shape and data_offsets.", what, key);
+  if (found == entry.end())
+    fail(file, "{} has no field '{}'; needed are dtype, shape and data_offsets.", what.text(), key);
   return *found;
 }
 
 /// Bytes that the shape needs, with every step checked.
-int64_t byte_size(const SafetensorsInfo& info, const SafetensorsElement& dtype, const std::string& what,
+int64_t byte_size(const SafetensorsInfo& info, const SafetensorsElement& dtype, const Subject& what,
                   const std::string& file) {
   int64_t elements = 1;
   int64_t bits = 0;
@@ -83,48 +93,51 @@ int64_t byte_size(const SafetensorsInfo& info, const SafetensorsElement& dtype, 
   }
   overflow = overflow || __builtin_mul_overflow(elements, dtype.bits, &bits);
   if (overflow)
-    fail(file, "{} has shape {} of {}, whose size in bytes overflows 64 bits. The header is damaged.", what, info.shape,
-         info.dtype);
+    fail(file, "{} has shape {} of {}, whose size in bytes overflows 64 bits. The header is damaged.", what.text(),
+         info.shape, info.dtype);
   if (empty) return 0;
   if (bits % 8 != 0)
-    fail(file, "{} has shape {} of {}, which does not end on a whole byte.", what, info.shape, info.dtype);
+    fail(file, "{} has shape {} of {}, which does not end on a whole byte.", what.text(), info.shape, info.dtype);
   return bits / 8;
 }
 
-SafetensorsInfo parse_entry(const json& entry, const std::string& what, const std::string& file) {
+SafetensorsInfo parse_entry(const json& entry, const Subject& what, const std::string& file) {
   if (!entry.is_object())
-    fail(file, "{} is described by {}, expected an object with dtype, shape and data_offsets.", what, show_json(entry));
+    fail(file, "{} is described by {}, expected an object with dtype, shape and data_offsets.", what.text(),
+         show_json(entry));
   SafetensorsInfo info;
   const auto& dtype = field(entry, "dtype", what, file);
-  if (!dtype.is_string()) fail(file, "{} has the dtype {}, expected a name such as \"F32\".", what, show_json(dtype));
+  if (!dtype.is_string())
+    fail(file, "{} has the dtype {}, expected a name such as \"F32\".", what.text(), show_json(dtype));
   info.dtype = dtype.get<std::string>();
   const auto* row = find_element(info.dtype);
   if (!row)
-    fail(file, "{} has the unknown dtype {}. The file may come from a newer writer; convert it to a known dtype.", what,
-         show_json(dtype));
+    fail(file, "{} has the unknown dtype {}. The file may come from a newer writer; convert it to a known dtype.",
+         what.text(), show_json(dtype));
 
   const auto& shape = field(entry, "shape", what, file);
-  if (!shape.is_array()) fail(file, "{} has the shape {}, expected a list of sizes.", what, show_json(shape));
+  if (!shape.is_array()) fail(file, "{} has the shape {}, expected a list of sizes.", what.text(), show_json(shape));
   constexpr size_t kMostDimensions = 64;  // PyTorch's limit
   if (shape.size() > kMostDimensions)
-    fail(file, "{} has a shape of {} dimensions, expected at most {}. The header is damaged.", what, shape.size(),
-         kMostDimensions);
+    fail(file, "{} has a shape of {} dimensions, expected at most {}. The header is damaged.", what.text(),
+         shape.size(), kMostDimensions);
   info.shape.reserve(shape.size());
-  for (const auto& size : shape) info.shape.push_back(as_count(size, what + ": its shape", file));
+  for (const auto& size : shape) info.shape.push_back(as_count(size, Subject{what.name, ": its shape"}, file));
 
   const auto& offsets = field(entry, "data_offsets", what, file);
   if (!offsets.is_array() || offsets.size() != 2)
-    fail(file, "{} has the data_offsets {}, expected two integers: begin and end.", what, show_json(offsets));
-  info.begin = as_count(offsets[0], what + ": its data_offsets", file);
-  info.end = as_count(offsets[1], what + ": its data_offsets", file);
-  if (info.begin > info.end) fail(file, "{} begins at byte {}, after its end at {}.", what, info.begin, info.end);
+    fail(file, "{} has the data_offsets {}, expected two integers: begin and end.", what.text(), show_json(offsets));
+  info.begin = as_count(offsets[0], Subject{what.name, ": its data_offsets"}, file);
+  info.end = as_count(offsets[1], Subject{what.name, ": its data_offsets"}, file);
+  if (info.begin > info.end)
+    fail(file, "{} begins at byte {}, after its end at {}.", what.text(), info.begin, info.end);
 
   const int64_t needed = byte_size(info, *row, what, file);
   if (info.end - info.begin != needed)
     fail(file,
          "{} covers the bytes {}, which are {}, but shape {} of {} needs {}. The header is damaged or its writer is at "
          "fault.",
-         what, show_range(info), info.end - info.begin, info.shape, info.dtype, needed);
+         what.text(), show_range(info), info.end - info.begin, info.shape, info.dtype, needed);
   return info;
 }
 
@@ -201,6 +214,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view bytes, int64_t file_
 
   SafetensorsHeader header;
   header.data_begin = kLengthBytes + static_cast<int64_t>(length);
+  header.tensors.reserve(static_cast<size_t>(length / kLeastBytesOfATensor));
   std::vector<const NamedInfo*> tensors;
   bool has_metadata = false;
   const auto add = [&](const std::string& name, const json& entry) {
@@ -208,7 +222,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view bytes, int64_t file_
       header.metadata = parse_metadata(entry, file);
       return !std::exchange(has_metadata, true);
     }
-    const auto [added, fresh] = header.tensors.emplace(name, parse_entry(entry, "tensor '" + cut(name) + "'", file));
+    const auto [added, fresh] = header.tensors.emplace(name, parse_entry(entry, {name}, file));
     if (fresh) tensors.push_back(&*added);
     return fresh;
   };
@@ -217,6 +231,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view bytes, int64_t file_
     return std::tie(a->second.begin, a->second.end, a->first) < std::tie(b->second.begin, b->second.end, b->first);
   });
   check_coverage(tensors, file_bytes - header.data_begin, file);
+  header.names.reserve(tensors.size());
   for (const auto* tensor : tensors) header.names.push_back(tensor->first);
   return header;
 }
