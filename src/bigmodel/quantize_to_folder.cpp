@@ -136,8 +136,8 @@ bool is_of_a_result(const std::string& name) {
       "config.json",         "generation_config.json",  "tokenizer.json", "tokenizer_config.json",
       "chat_template.jinja", "special_tokens_map.json", "vocab.json",     "merges.txt",
       "added_tokens.json",   "tokenizer.model"};
-  return std::ranges::find(kNames, std::string_view(name)) != kNames.end() || name.ends_with(".safetensors") ||
-         name.ends_with(".safetensors.index.json");
+  return std::ranges::find(kNames, std::string_view(name)) != kNames.end() ||
+         (name.starts_with("model") && name.ends_with(".safetensors")) || name.ends_with(".safetensors.index.json");
 }
 
 /// @throws ConfigError if something in a folder that is to be replaced is no part of such a folder

@@ -637,6 +637,10 @@ TEST(QuantizeFiles, NothingOfTheUsersIsReplaced) {
   std::ofstream(out / "1_Pooling/mine.json") << "{}";
   EXPECT_THAT(refused(model, out), HasSubstr("will not have: 1_Pooling/mine.json, a, b, c, d and 2 more"));
   EXPECT_EQ(text_of(out / "notes.txt"), "mine");
+  for (const char* name : {"notes.txt", "a", "b", "c", "d", "e", "1_Pooling/mine.json"}) fs::remove(out / name);
+  std::ofstream(out / "adapter_model.safetensors") << "weights that were trained beside them";
+  EXPECT_THAT(refused(model, out), HasSubstr("will not have: adapter_model.safetensors."));
+  EXPECT_TRUE(fs::exists(out / "adapter_model.safetensors"));
   EXPECT_THAT(refused(model, ""), HasSubstr("found ''"));
   // A result within what it is made of is no part of its next version.
   for (int round = 0; round < 2; ++round) quantize_files(model, model / "nf4", {.to = "nf4", .overwrite = true});
