@@ -167,8 +167,9 @@ def copy_tree(copy, faults):
 
 def build(copy, binaries, jobs):
     if not (copy / "build/release/build.ninja").exists():
-        subprocess.run(["cmake", "--preset", "release"], cwd=copy, check=True)
-    command = ["cmake", "--build", "--preset", "release", "-j", str(jobs), "--target", *sorted(binaries)]
+        configure = 'source scripts/common.sh && find_torch && cmake --preset release -DTorch_DIR="$torch_dir"'
+        subprocess.run(["bash", "-c", configure], cwd=copy, check=True)
+    command = ["cmake", "--build", "--preset", "release", "-j", str(jobs), "--target", *sorted(binaries), "--", "-k", "0"]
     subprocess.run(command, cwd=copy, check=True)
 
 

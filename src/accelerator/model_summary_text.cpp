@@ -18,11 +18,11 @@ std::string count(int64_t value) {
 }
 
 std::string size(int64_t bytes) {
-  constexpr std::array units = {"B", "KiB", "MiB", "GiB", "TiB"};
+  constexpr std::array kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   auto value = static_cast<double>(bytes);
   size_t unit = 0;
-  while (value >= 1000 && unit + 1 < units.size()) value /= 1024, ++unit;
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, units[unit]);
+  while (value >= 1000 && unit + 1 < kUnits.size()) value /= 1024, ++unit;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
 /// "float32"

@@ -527,7 +527,7 @@ at::Tensor rounded(const at::Tensor& value, at::ScalarType dtype, bool to_half, 
 /// @throws ConfigError for values without codes: with what encoding said about them, unless rounding has made them so
 void refuse_values(const std::string& name, const at::Tensor& value, at::ScalarType dtype, bool to_half,
                    const std::string& problem) {
-  const double most = at::abs(value).max().item<double>();
+  const auto most = at::abs(value).max().item<double>();
   if (!std::isfinite(most)) raise<ConfigError>("load_and_quantize_model: '{}': {}", name, problem);
   raise<ConfigError>(
       "load_and_quantize_model: '{}': found a value of magnitude {}, expected what {} holds, to which weights are "

@@ -201,7 +201,7 @@ ACCELERATE_INLINE Block fit_with_least(const float* from, const Ranges& ranges) 
   if (unit == 0) return best;
   Line lines[Groups];
   Line most;
-  for (int g = 0; g < Groups; ++g) {
+  for (int64_t g = 0; g < Groups; ++g) {
     lines[g] = fit_line<kSize, Last>(x + g * kSize, ranges);
     most = {std::max(most.scale, lines[g].scale), std::max(most.least, lines[g].least)};
   }
@@ -213,7 +213,7 @@ ACCELERATE_INLINE Block fit_with_least(const float* from, const Ranges& ranges) 
     const Line held{static_cast<float>(now.scale) / unit, static_cast<float>(now.least) / unit};
     now.error = 0;
     float aa = 0, ab = 0, bb = 0, ax = 0, bx = 0;  // sums over all elements x = scale * a - least * b
-    for (int g = 0; g < Groups; ++g) {
+    for (int64_t g = 0; g < Groups; ++g) {
       const float* y = x + g * kSize;
       const auto rule_of = [&](int scale, int least) __attribute__((always_inline)) {
         const float inverse = inverse_of(held.scale * static_cast<float>(scale));
@@ -285,7 +285,7 @@ template <int Half, int LastScale> ACCELERATE_INLINE Block fit_without_least(con
   const float unit = to_units(from, x);
   if (unit == 0) return best;
   float fits[kGroups], most = 0;
-  for (int g = 0; g < kGroups; ++g) {
+  for (int64_t g = 0; g < kGroups; ++g) {
     fits[g] = fit_scale<kSize, Half>(x + g * kSize, ranges);
     if (std::abs(fits[g]) > std::abs(most)) most = fits[g];
   }
@@ -296,7 +296,7 @@ template <int Half, int LastScale> ACCELERATE_INLINE Block fit_without_least(con
     const float held = static_cast<float>(now.scale) / unit;
     now.error = 0;
     float aa = 0, ax = 0;  // sums over all elements x = scale * a
-    for (int g = 0; g < kGroups; ++g) {
+    for (int64_t g = 0; g < kGroups; ++g) {
       const float* y = x + g * kSize;
       const auto rule_of = [&](int scale) __attribute__((always_inline)) {
         return Rule{inverse_of(held * static_cast<float>(scale)), 0, -Half, Half - 1};

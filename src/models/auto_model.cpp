@@ -100,7 +100,7 @@ Architecture loaded(const fs::path& folder, const AutoLoadOptions& options, Load
 
 /// Without namespaces.
 std::string class_of(const torch::nn::Module& module) {
-  const std::string name = module.name();
+  const std::string& name = module.name();
   return name.substr(name.rfind(':') + 1);  // all of it where there are none
 }
 

@@ -70,12 +70,13 @@ std::vector<HeldTensor> parameters_of(const AcceleratedOptimizer& optimizer, con
 }
 
 /// What writes its state in its own words can't be cut into pieces, nor put together from them.
-[[noreturn]] void refuse_pieces(const AcceleratedOptimizer& optimizer, const char* operation) {
+[[noreturn]] void refuse_pieces(const AcceleratedOptimizer& accelerated, const char* operation) {
+  const torch::optim::Optimizer& optimizer = accelerated.optimizer();
   raise<ConfigError>(
       "{}: found an optimizer of class {}, whose state is of a layout of its own (AdamW8bit's codes come in blocks), "
       "expected one whose states are tensors like their parameters; save it by save_state without FSDP, or use "
       "torch::optim::AdamW",
-      operation, c10::demangle(typeid(optimizer.optimizer()).name()));
+      operation, c10::demangle(typeid(optimizer).name()));
 }
 
 /// One field of one parameter's state.

@@ -18,8 +18,6 @@
 #include "utils/environment.hpp"
 #include "utils/raise.hpp"
 
-extern char** environ;
-
 namespace accelerate {
 namespace {
 
@@ -185,7 +183,7 @@ void PythonChild::kill() {
 
 void PythonChild::drain() {
   char bytes[16384];
-  for (ssize_t got; (got = ::read(output_.get(), bytes, sizeof(bytes))) > 0;) {
+  for (ssize_t got = 0; (got = ::read(output_.get(), bytes, sizeof(bytes))) > 0;) {
     printed_.append(bytes, static_cast<size_t>(got));
     if (printed_.size() > 2 * kMostPrinted) printed_.erase(0, printed_.size() - kMostPrinted);
     // A flood must not keep us here: the deadline is the caller's to look at.

@@ -11,6 +11,8 @@
 #include "accelerate/optim/adam8bit.hpp"
 #include "accelerate/residency.hpp"
 #include "both_stores.hpp"
+#include "codes/kernels/multiply.hpp"
+#include "codes/kernels/packed_cache.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "residency/homes/encoded.hpp"
@@ -105,6 +107,17 @@ RANKS_TEST(AdapterRanks, RecomputedUnitsHaveThem, 2) {
   expect_trained_as_alone({.cpu = true, .fsdp_plugin = plugin});
 }
 
+// LibTorch's set_data() leaves nothing of what made an operator on the weight ask its adapter.
+RANKS_TEST(AdapterRanks, PrepareFindsThoseOfReplacedWeights, 1) {
+  Gpt expected = make_gpt(), gpt = make_gpt();
+  const auto expected_adapter = adapt(expected), adapter = adapt(gpt);
+  for (const auto& block : gpt->blocks) block->qkv->weight.set_data(block->qkv->weight.clone());
+  Accelerator accelerator({.cpu = true});
+  auto model = accelerator.prepare(gpt);
+  const torch::NoGradGuard no_grad;
+  EXPECT_TRUE(model(rows(0)).equal(expected(rows(0))));
+}
+
 RANKS_TEST(AdapterRanks, WhatIsShardedIsRefusedByName, 2) {
   Gpt gpt = make_gpt();
   Accelerator accelerator({.cpu = true, .fsdp_plugin = sharded()});
@@ -157,7 +170,13 @@ void expect_codes_trained_as_alone(const AcceleratorOptions& options, const BnbQ
     const auto codes = quantize(gpt, how);
     const auto adapter = adapt(gpt);
     auto optimizer = adamw(gpt);
+    const auto kept_once = [&] {
+      return codes::kernels::is_kept_once(residency::encoded_weight(gpt->blocks[0]->qkv->weight)->codes);
+    };
+    const bool once = kept_once();
+    EXPECT_EQ(once, how.load_in_8bit && codes::kernels::has_fast_instructions()) << "rows of 24 are no blocks of 64";
     auto [model, opt] = accelerator.prepare(gpt, optimizer);
+    if (!options.fsdp_plugin) EXPECT_EQ(kept_once(), once) << "rank 0's codes are held beside their packed form";
     if (resume) accelerator.load_state(folder);
     residency::reset_stats();
     for (int64_t step = first; step < last; ++step) {

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -144,6 +145,32 @@ RANKS_TEST(CommunicationHooks, RanksAgree, 3) {
       EXPECT_TRUE(all[0].equal(all[1]) && all[0].equal(all[2]));
     }
   }
+}
+
+// Results are those of matrices one by one; products are fewer, as the two of 64 x 48 make one.
+RANKS_TEST(CommunicationHooks, MatricesOfOneShapeAreMultipliedAtOnce, 2) {
+  static std::atomic<int64_t> products;
+  const auto handle = at::addGlobalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+        if (call.name() == std::string_view("aten::bmm")) ++products;
+        return nullptr;
+      }));
+  const auto products_of_a_step = [](bool batched) {
+    const PowerSGDOptions options{.start_powerSGD_iter = 2, .batch_tensors_with_same_shape = batched};
+    Accelerator accelerator({.cpu = true,
+                             .kwargs_handlers = {DistributedDataParallelKwargs{.comm_hook = Type::power_sgd,
+                                                                               .comm_state_option = options}}});
+    Recorded net;
+    auto model = accelerator.prepare(net);
+    for (int64_t step = 0; step < 3; ++step) {
+      products = 0;
+      run_step(accelerator, model, net, step);
+    }
+    return products.load();
+  };
+  EXPECT_EQ(products_of_a_step(false), 3 * 5) << "a left factor, a right one and their product for each matrix";
+  EXPECT_EQ(products_of_a_step(true), 3 * 4);
+  at::removeCallback(handle);
 }
 
 RANKS_TEST(CommunicationHooks, AResumedRunIsTheUninterruptedOneBitByBit, 2) {
@@ -289,7 +316,7 @@ TEST(CommunicationHookSettings, WhatCanNotWorkIsRefusedByName) {
 
 RANKS_TEST(CommunicationHookSettings, InitMethodSaysWhereRanksMeet, 2) {
   const std::string port = std::getenv("MASTER_PORT");
-  setenv("MASTER_PORT", "1", 1);  // where nobody listens
+  setenv("MASTER_PORT", "99999", 1);  // no port
   Accelerator accelerator(
       {.cpu = true, .kwargs_handlers = {InitProcessGroupKwargs{.init_method = "tcp://127.0.0.1:" + port}}});
   EXPECT_EQ(accelerator.gather(torch::full({1}, rank())).sum().item<int64_t>(), 1);

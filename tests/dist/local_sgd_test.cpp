@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <filesystem>
 
 #include "message_of.hpp"
 #include "ranks.hpp"
@@ -205,6 +206,22 @@ RANKS_TEST(LocalSgd, AResumedRunIsTheUninterruptedOneBitByBit, 2) {
     const auto expected = run(0, 10, 5), found = run(5, 10, -1);
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(found[i].equal(expected[i])) << i;
   }
+}
+
+// What is left of it in a folder that is used again would be refused there, as a run's that went on apart.
+RANKS_TEST(LocalSgd, ACheckpointAfterItHasNoneOfItsStates, 2) {
+  const std::filesystem::path folder = support::scratch_dir();
+  const auto own = folder / ("own_states_" + std::to_string(rank()) + ".bin");
+  Accelerator accelerator({.cpu = true});
+  auto net = net_of();
+  auto model = accelerator.prepare(net);
+  LocalSGD local_sgd(accelerator, model, 2);
+  accelerator.save_state(folder);
+  EXPECT_TRUE(std::filesystem::exists(own));
+  local_sgd.finish();
+  accelerator.save_state(folder);
+  EXPECT_FALSE(std::filesystem::exists(own));
+  accelerator.load_state(folder);
 }
 
 RANKS_TEST(LocalSgd, WhatCanNotWorkIsNamed, 2) {

@@ -327,7 +327,7 @@ file = "src/parallel/gradient_hook.cpp"
 F("DistributedDataParallelKwargs::comm_wrapper", file, "wire_of(«kwargs.comm_wrapper»));",
   "DDPCommunicationHookType::no", parity)
 F("DistributedDataParallelKwargs::communication_hook", file, "if («kwargs.communication_hook») return std::make_shared",
-  "false", hooks + "UsersHooksAverage")
+  "CommunicationHook()", hooks + "UsersHooksAverage")
 F("DistributedDataParallelKwargs::comm_state_option", file, "power_sgd_hook(«kwargs.comm_state_option»,",
   "PowerSGDOptions{}", parity)
 F("DistributedDataParallelKwargs::dim", file, "if («kwargs.dim != 0»)", "false", refused)
@@ -351,7 +351,8 @@ F("PowerSGDOptions::orthogonalization_epsilon", file, "batched_ ? 0 : «options_
   parity)
 F("PowerSGDOptions::random_seed", file, "random_(«options.random_seed»)", "0", parity)
 F("PowerSGDOptions::batch_tensors_with_same_shape", file,
-  "if («options_.batch_tensors_with_same_shape» && matrices.size() > 1)", "false", parity)
+  "if («options_.batch_tensors_with_same_shape» && matrices.size() > 1)", "false",
+  hooks + "MatricesOfOneShapeAreMultipliedAtOnce")
 F("PowerSGDOptions::compression_stats_logging_frequency", file,
   "iteration_ + «*options_.compression_stats_logging_frequency»;", "1000",
   hooks + "StatisticsAreWrittenAsOftenAsAskedFor")
@@ -467,6 +468,7 @@ F("StateDictConfig::rank0_only of optimizers", "src/run_state/optimizers.cpp",
   "in_pieces.empty() || «!config.rank0_only.value_or(true)»;", "false", u)
 F("StateDictConfig::offload_to_cpu", "src/run_state/models.cpp", ".copies = true, .on_host = «config.offload_to_cpu»}",
   "false", f + "StatesThatAreNotOffloadedStayOnTheDevice")
+F("StateDictConfig::offload_to_cpu", "src/run_state/models.cpp", "«config.offload_to_cpu» ? value.cpu() : value", "false")
 
 # ---- distributed checkpoints of the user's own dict
 file = "src/accelerator/distributed_checkpoint.cpp"
@@ -608,8 +610,8 @@ F("LoadAndQuantizeOptions::max_memory", file,
 F("LoadAndQuantizeOptions::strict", file, ".strict = «options.strict»", "true",
   q + "Files.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
 F("LoadAndQuantizeOptions::no_split_module_classes", file,
-  "«.no_split_module_classes = options.no_split_module_classes, .offload_folder» = options.offload_folder, .dtype",
-  ".offload_folder", q + "Files.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
+  ".no_split_module_classes = «options.no_split_module_classes», .offload_folder = options.offload_folder, .dtype",
+  "std::vector<std::string>()", q + "Files.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
 F("LoadAndQuantizeOptions::offload", file, ".strict = options.strict, .offload = «options.offload»}", "OffloadOptions{}",
   q + "Files.OfAllKindsGiveTheSameModelInMemoryAndOnDisk")
 F("EncodeOptions::encoding", "src/codes/encode.cpp", "Codes codes{.encoding = «options.encoding»,", "Encoding::nf4",
@@ -628,7 +630,8 @@ F("QuantizeFilesOptions::block_size", file, ".block_size = «block_size()»,", "
   q + "SaysWhatBecameOfEachTensor")
 F("QuantizeFilesOptions::double_quantize", file, ".double_quantize = «options_.double_quantize»}", "false",
   q + "BitsandbytesTransformersAndGgufReadThem")
-F("QuantizeFilesOptions::skip_modules", file, "if (!never && !is_among(module, «options_.skip_modules»)) return", "{}",
+F("QuantizeFilesOptions::skip_modules", file, "if (!never && !is_among(module, «options_.skip_modules»)) return",
+  "std::vector<std::string>()",
   q + "SaysWhatBecameOfEachTensor")
 F("QuantizeFilesOptions::compute_dtype", file, ".bnb_4bit_compute_dtype = «options_.compute_dtype.value_or(at::kFloat)»", "at::kFloat",
   q + "SaysWhatBecameOfEachTensor")
@@ -642,13 +645,15 @@ F("a head that shares the embeddings is named among what stays", "src/bigmodel/q
 F("the vocabulary of a .gguf file is written", file, "«for (const auto& [name, text] : files) write_file(folder / name, text);»",
   "", q + "AFolderBecomesAFileOfBlocksAndAFolderAgain")
 file = "src/bigmodel/quantize_to_gguf.cpp"
-F("QuantizeFilesOptions::skip_modules of blocks", file, "why_kept(tensor, is_skipped(tensor.name, «options.skip_modules»));", "{}",
+F("QuantizeFilesOptions::skip_modules of blocks", file, "why_kept(tensor, is_skipped(tensor.name, «options.skip_modules»));",
+  "std::vector<std::string>()",
   q + "BlocksOfAFile")
 F("QuantizeFilesOptions::skip_modules of blocks of a folder", file,
   "|| «std::ranges::any_of(target.parts, skipped)»", "false", q + "AFolderBecomesAFileOfBlocksAndAFolderAgain")
 F("QuantizeFilesOptions::measure_errors", file, "if («options.measure_errors») result.tensors[i].error", "false",
   q + "BlocksOfAFile")
-F("QuantizeFilesOptions::on_progress", file, "if («options.on_progress») options.on_progress(static_cast", "false",
+F("QuantizeFilesOptions::on_progress", file, "if («options.on_progress») options.on_progress(static_cast",
+  "std::function<void(int64_t, int64_t)>()",
   q + "WhatCantBeIsNamedAndLeavesNothing")
 F("rows of rotary projections are in llama.cpp's order", file, "if («target.rotary_heads == 0») return values;", "true",
   q + "AFolderBecomesAFileOfBlocksAndAFolderAgain")
@@ -1267,6 +1272,8 @@ F("the largest of all pieces is the infinity norm", file, "largest ? «Reduction
 file = "src/run_state/checkpoint_folders.cpp"
 F("load_state passes over what is not complete", file, "if («lacking.empty()») { if (!passed_over", "true",
   c + "CheckpointTest.ACheckpointThatLacksSomethingIsPassedOverByName")
+F("used folders lose what is not saved again", file, "kind == CheckpointKind::run ? «of_run» : of_distributed",
+  "of_distributed", "communication_hooks_tests LocalSgd.ACheckpointAfterItHasNoneOfItsStates")
 F("main_process_first", "src/state/partial_state.cpp", "return first_then_others(«is_main_process()»);",
   "!is_main_process()", r + "WhoAmIAndWhoGoesFirst")
 
@@ -1362,7 +1369,7 @@ F("ACCELERATE_LOG_RANK", "src/utils/log_output.cpp", "if («form.rank») payload
 F("LibTorch's warnings in the log", file, "if («typeid(present) == typeid(c10::WarningHandler)»)", "false",
   l + "WarningsOfLibTorchAndOfTheLibraryGoTheSameWay")
 d = "debugging_tests "
-F("release_memory gives memory back", "src/utils/memory.cpp", "«give_freed_memory_back()»;", "0",
+F("release_memory gives memory back", "src/utils/memory.cpp", "«give_freed_memory_back();»", "",
   d + "Memory.ReleasedObjectsAreEmptyAndTheirMemoryIsGivenBack")
 g = "generate_cli_tests Generate.KeepsLittleBesideTheWeightsAfterALongPrompt"
 F("programs give pages of loading back", "programs/generate.cpp", "«accelerate::give_loading_pages_back();»", "", g)
@@ -1472,10 +1479,10 @@ F("kernels of GPUs: many rows are for others", file, "«x.numel() / columns > kM
 file = "src/codes/kernels/packed_cache.cpp"
 F("keep_once: the memory of the codes goes", file, "«cache.data = cache.scales = at::Tensor();»", "",
   k + "CodesThatAreKeptOnceAreTheSameInEitherOrder")
-F("keep_once: the pages of a file go", file, "«if (cache.in_file)»", "if (false)",
+F("keep_once: the pages of a file go", file, "if («cache.in_file») give_pages_back", "false",
   k + "PagesOfAFileGoWhenItsCodesArePacked")
-F("drop_packed of codes that are kept once", file, "«const Codes plain = once ? unpacked(codes) : Codes();»",
-  "const Codes plain;", k + "CodesThatAreKeptOnceAreTheSameInEitherOrder")
+F("drop_packed of codes that are kept once", file, "const Codes plain = «once ? unpacked(codes) : Codes()»;",
+  "Codes()", k + "CodesThatAreKeptOnceAreTheSameInEitherOrder")
 F("one row goes through layers directly", "src/models/llama.cpp", "if («context.row && forward_row(hidden, context)»)",
   "false", "llama_tests Llama.OneRowGoesThroughLayersDirectlyUnlessSomebodyWatchesOperators")
 F("a profile sees operators of one row", "src/models/direct_rows.cpp", "«!at::hasCallbacks()»", "true",
@@ -1484,6 +1491,8 @@ F("a profile sees operators of one row", "src/models/direct_rows.cpp", "«!at::h
 r = "adapters_ranks_tests CodesRanks."
 F("replicas take rank 0's codes", "src/parallel/ddp.cpp", "«agree_on_codes(impl_->parameters);»", "",
   r + "ReplicasTakeThoseOfRank0")
+F("codes of rank 0 are kept once where others were", "src/parallel/frozen_codes.cpp",
+  "«if (once) codes::keep_once(weight.codes);»", "", r + "ReplicasTakeThoseOfRank0")
 F("ranks compare encodings", "src/parallel/verify_parameters.cpp",
   "if (const auto* weight = «residency::encoded_weight(tensor)»)", "static_cast<residency::EncodedWeight*>(nullptr)",
   r + "OtherEncodingsAreRefusedByName")
@@ -1496,7 +1505,7 @@ F("a stage gives up others' codes", "src/parallel/pipeline/pipeline.cpp",
 F("checkpoints leave frozen codes out", "src/run_state/models.cpp",
   "return «residency::encoded_weight(tensor) != nullptr»;", "false", r + "CheckpointsLeaveThemOut")
 F("a state has values in the place of codes", "src/run_state/models.cpp",
-  "if (is_left_out(tensor)) «value = value.clone()»;", "static_cast<void>(0)", r + "TheyAreSharded")
+  "if («is_left_out(tensor)») value = value.clone();", "false", r + "TheyAreSharded")
 F("a checkpoint's frozen weights are compared", "src/run_state/models.cpp",
   "if (residency::encoded_weight(target) && «!at::equal(target, value.to(target.options()))»)", "false",
   r + "ACheckpointOfOtherWeightsIsRefused")
@@ -1600,8 +1609,8 @@ F("what an adapter adds is not written down to run again", "src/adapters/lora_ha
   "outer_(residency::exchange_thread_handler(Link::recompute, «nullptr»))",
   "residency::thread_handler(Link::recompute)", "adapters_ranks_tests AdapterRanks.RecomputedUnitsHaveThem")
 F("adapters are renewed by prepare", "src/accelerator/accelerator.cpp", "«detail::watch_all_again();»", "",
-  "adapters_ranks_tests AdapterRanks.ShardedModelsTrainThem")
-F("adapters move with their model", "src/adapters/lora.cpp", "«detail::watch(*layer);\n  }\n};»", "}};",
+  "adapters_ranks_tests AdapterRanks.PrepareFindsThoseOfReplacedWeights")
+F("adapters move with their model", "src/adapters/lora.cpp", "layer->weight.set_data(layer->weight.to(where...)); «detail::watch(*layer);»", "",
   a + "MoveWithTheirModel")
 F("zoo's kernels without autograd get the adapter's gradient", "src/adapters/lora_handler.cpp",
   "if («!call.name().starts_with(\"accelerate_models::\")») return;", "true",
@@ -1693,7 +1702,7 @@ F("AORecipeKwargs::module_filter_func", file, "«recipe.module_filter_func = fp8
 F("Float8LinearConfig::pad_inner_dim", file, "recipe.pad_inner_dim = «config.pad_inner_dim»;", "true",
   t + "PadsWhereItMay")
 F("MSAMPRecipeKwargs::opt_level", file, '«*fp8.msamp.opt_level == "O1"» ?', "false", s + "EachFieldReachesTheRecipe")
-F("one fp8 recipe", file, "if («given») raise<ConfigError>( \"Accelerator: kwargs_handlers holds {} and {},", "false",
+F("one fp8 recipe", file, "if («given») raise<ConfigError>( \"Accelerator: kwargs_handlers holds {} and {},", "nullptr",
   s + "WhatContradictsIsRefused")
 file = "src/run_state/fp8_states.cpp"
 F("fp8's scales in checkpoints", "src/run_state/run_state.cpp", "«save_fp8_states(run, folder);»", "",
@@ -1711,4 +1720,4 @@ F("FP8RecipeKwargs::backend", file, "if («!kwargs.backend»)", "true", "conform
 F("FP8RecipeKwargs::opt_level", file, "if («!kwargs.opt_level»)", "true", "conformance_tests fp8_kwargs")
 for field in ("pad_inner_dim", "enable_fsdp_float8_all_gather"):
   F("AORecipeKwargs::" + field, file, f"if («!kwargs.{field}»)", "true", "conformance_tests fp8_kwargs")
-F("AORecipeKwargs::config", file, "if («kwargs.config») {", "false", t + "EachSettingChangesTheRun")
+F("AORecipeKwargs::config", file, "if («kwargs.config») {", "std::optional<Float8LinearConfig>()", t + "EachSettingChangesTheRun")

@@ -181,7 +181,9 @@ TEST(Codes, AreAsNearAsTheirNumberOfBitsAllows) {
   };
   EXPECT_LT(error({.encoding = Encoding::int8_rowwise}), 0.00868 * 1.02);
   EXPECT_LT(error({.encoding = Encoding::nf4}), 0.0920 * 1.02);
-  EXPECT_LT(error({.encoding = Encoding::nf4, .block_size = 256}), 0.0987 * 1.02);
+  const double of_larger_blocks = error({.encoding = Encoding::nf4, .block_size = 256});
+  EXPECT_LT(of_larger_blocks, 0.0987 * 1.02);
+  EXPECT_GT(of_larger_blocks, 0.0920 * 1.02);
   EXPECT_LT(error({.encoding = Encoding::nf4, .double_quantize = true}), 0.0920 * 1.02);
   EXPECT_LT(error({.encoding = Encoding::fp4}), 0.1219 * 1.02);
   EXPECT_LT(error({.encoding = Encoding::q8_0}), 0.006);

@@ -54,9 +54,11 @@ using accelerate::models::LlamaConfig;
 using accelerate::models::LlamaForCausalLM;
 using accelerate::models::Weights;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
 fs::path scratch(const std::string& name) { return fs::path(support::scratch_dir()) / name; }
@@ -718,6 +720,8 @@ TEST(QuantizeConfig, ScalesBlocksAndStorageAreAsTheySay) {
   EXPECT_TRUE(state.at("first.weight.absmax").equal(expected.scales));
   EXPECT_TRUE(state.at("first.weight.nested_absmax").equal(expected.nested->absmax));
   accelerate::save_quantized_model(net, config, scratch("stored"));
+  const auto stored = accelerate::load_safetensors(scratch("stored") / "model.safetensors");
+  EXPECT_EQ(stored.at("first.weight").scalar_type(), at::kBFloat16);
   auto again = empty_net();
   const auto loaded = load_and_quantize_model(again, config, scratch("stored"));
   const auto x = torch::randn({3, 64});
@@ -739,6 +743,7 @@ TEST(QuantizeConfig, ComputesInTheDtypeThatItSays) {
   config.bnb_4bit_compute_dtype = at::kBFloat16;
   config.torch_dtype = at::kFloat;
   const auto model = load_and_quantize_model(net, config);
+  EXPECT_EQ(net->first->bias.scalar_type(), at::kFloat);
   const torch::NoGradGuard no_grad;
   const auto y = net->first->forward(x);
   EXPECT_EQ(y.scalar_type(), at::kFloat);
@@ -843,6 +848,11 @@ TEST(QuantizeFiles, OfAllKindsGiveTheSameModelInMemoryAndOnDisk) {
                                 .max_memory = accelerate::MaxMemory{{"cpu", "60KB"}},
                                 .offload_folder = scratch("codes")});
   EXPECT_EQ(map, (accelerate::DeviceMap{{"", "cpu"}}));
+  const auto in_parts = loads(file, {.device_map = "auto",
+                                     .no_split_module_classes = {"Linear"},
+                                     .max_memory = accelerate::MaxMemory{{"cpu", "8KB"}},
+                                     .offload_folder = scratch("codes")});
+  EXPECT_THAT(in_parts, Contains(Pair(testing::_, accelerate::Place("disk"))));
   EXPECT_THAT(message_of([&] { loads(file, {.device_map = "auto", .no_split_module_classes = {"Block"}}); }),
               HasSubstr("'Block'"));
   EXPECT_THAT(message_of([&] {

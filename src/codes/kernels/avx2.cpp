@@ -94,7 +94,7 @@ struct Avx2 {
     float largest = 0, undefined = 0;
     for (int i = 0; i < 8; ++i) largest = lanes[i] > largest ? lanes[i] : largest, undefined += lanes[i + 8];
     const __m256 inverse = _mm256_set1_ps(largest > kSmallest && undefined == 0 ? 127 / largest : 0);
-    for (int half = 0; half < 2; ++half) {
+    for (int64_t half = 0; half < 2; ++half) {
       const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * half), inverse)),
                     b = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 16 * half + 8), inverse));
       // The packing instructions work within halves of a register: words are put in order between them.

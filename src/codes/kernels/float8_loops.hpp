@@ -31,11 +31,11 @@ template <class Format, bool kCodes, bool kValues>
 uint32_t encode_each(const float* from, int64_t count, float scale, uint8_t* codes, float* values) {
   constexpr int kShift = 23 - Format::kMantissa;
   constexpr uint32_t kRebias = static_cast<uint32_t>(127 - Format::kBias) << Format::kMantissa;
-  constexpr uint32_t kLargest = std::bit_cast<uint32_t>(Format::kLargest);
+  constexpr auto kLargest = std::bit_cast<uint32_t>(Format::kLargest);
   constexpr uint32_t kSmallestNormal = static_cast<uint32_t>(128 - Format::kBias) << 23;
   // Numbers below that have one distance from each other, which fp32 has around this number: adding it rounds.
   constexpr uint32_t kGridBits = static_cast<uint32_t>(128 - Format::kBias + kShift) << 23;
-  constexpr float kGrid = std::bit_cast<float>(kGridBits);
+  constexpr auto kGrid = std::bit_cast<float>(kGridBits);
   uint32_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
     const float x = from[i];
@@ -69,7 +69,7 @@ uint32_t encode_loop(const float* from, int64_t count, float scale, uint8_t* cod
 template <class Format> void decode_loop(const uint8_t* codes, int64_t count, float factor, float* values) {
   constexpr int kShift = 23 - Format::kMantissa;
   constexpr uint32_t kRebias = static_cast<uint32_t>(127 - Format::kBias) << 23;
-  constexpr float kStep = std::bit_cast<float>(static_cast<uint32_t>(128 - Format::kBias - Format::kMantissa) << 23);
+  constexpr auto kStep = std::bit_cast<float>(static_cast<uint32_t>(128 - Format::kBias - Format::kMantissa) << 23);
   for (int64_t i = 0; i < count; ++i) {
     const uint32_t code = codes[i], magnitude = code & 0x7f;
     const float on_grid = static_cast<float>(static_cast<int32_t>(magnitude)) * kStep;

@@ -22,7 +22,7 @@ using Byte = unsigned char;
 
 constexpr float kSmallest = 1e-30F;  ///< Inputs up to this count as 0: 127 divided by them might be endless.
 
-template <class V> typename V::Bytes line(const Byte* lines, int index, int64_t row) {
+template <class V> typename V::Bytes line(const Byte* lines, int64_t index, int64_t row) {
   return V::load(lines + 64 * index + 4 * row);
 }
 
@@ -141,7 +141,7 @@ template <class V> struct SixBits {
         : scale(V::halves(block + 2 * row)), least(V::negative(V::halves(block + 32 + 2 * row))) {}
   };
   static void scales(const Byte* block, const Head& head, int64_t row, int part, Part<V, 1>& to) {
-    const auto at = [&](int i) { return V::load_small(block + 64 + 16 * i + row); };
+    const auto at = [&](int64_t i) { return V::load_small(block + 64 + 16 * i + row); };
     const bool plain = part < 4;  // otherwise the upper two bits lie with the plain ones
     const auto scale =
         plain ? V::bits(at(part), 63) : V::either(V::bits(at(part + 4), 15), V::bits(V::right(at(part - 4), 2), 48));
@@ -186,9 +186,9 @@ template <class V> struct Q6_K {
       const auto upper = line<V>(high, 8 * (part / 4) + i, row);
       to.codes[i] = V::either(lower, V::left(V::bits(V::right(upper, part % 4 * 2), 3), 4));
     }
-    for (int half = 0; half < 2; ++half)
+    for (int64_t half = 0; half < 2; ++half)
       to.scale[half] =
-          V::times(head.scale, V::to_signed_floats(V::load_small(block + 3072 + 16 * (2 * part + half) + row)));
+          V::times(head.scale, V::to_signed_floats(V::load_small(block + 3072 + 32 * int64_t{part} + 16 * half + row)));
   }
 };
 
@@ -282,20 +282,21 @@ template <class V, class F, int kTile> void tile(const Product& p, int64_t group
           const signed char* const x = p.inputs + place * kPart;
           const auto input_scale = V::all(p.input_scales[place]);
           ACCELERATE_UNROLL
-          for (int s = 0; s < F::kSums; ++s) {
+          for (int64_t s = 0; s < F::kSums; ++s) {
             auto sum = V::zero();
             if constexpr (F::kTable) {
               // Side by side: each four of x is loaded once for both.
               auto lower_sum = V::zero();
               ACCELERATE_UNROLL
-              for (int i = 0; i < 8; ++i) {
+              for (int64_t i = 0; i < 8; ++i) {
                 sum = dot<V, F>(sum, part.codes[i], x + 4 * i);
                 lower_sum = dot<V, F>(lower_sum, fine[i], x + 4 * i);
               }
               sum = V::sum(V::times_128(sum), lower_sum);
             } else {
               ACCELERATE_UNROLL
-              for (int i = 0; i < 8 / F::kSums; ++i) sum = dot<V, F>(sum, part.codes[s * 4 + i], x + 4 * (s * 4 + i));
+              for (int64_t i = 0; i < 8 / F::kSums; ++i)
+                sum = dot<V, F>(sum, part.codes[s * 4 + i], x + 4 * (s * 4 + i));
             }
             const auto input_sum = V::all(p.input_sums[place * F::kSums + s]);
             if constexpr (F::kLeast) {
@@ -336,7 +337,7 @@ template <class V, int kTile, int kGroups> void whole_tile(const Product& p, int
       // Row by row of x within: each step would wait for the one before it in its sum.
       const signed char* const x = p.inputs + first * p.k + at * kPart;
       ACCELERATE_UNROLL
-      for (int i = 0; i < 8; ++i) {
+      for (int64_t i = 0; i < 8; ++i) {
         typename V::Bytes codes[kGroups];
         for (int g = 0; g < kGroups; ++g) codes[g] = V::wide(line<V>(block + g * p.group_bytes, i, row));
         ACCELERATE_UNROLL
