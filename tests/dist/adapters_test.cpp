@@ -112,7 +112,7 @@ RANKS_TEST(AdapterRanks, PrepareFindsThoseOfReplacedWeights, 1) {
   Gpt expected = make_gpt(), gpt = make_gpt();
   const auto expected_adapter = adapt(expected), adapter = adapt(gpt);
   for (const auto& block : gpt->blocks) block->qkv->weight.set_data(block->qkv->weight.clone());
-  Accelerator accelerator({.cpu = true});
+  Accelerator accelerator({.device_placement = false, .cpu = true});  // moving the model would find them, too
   auto model = accelerator.prepare(gpt);
   const torch::NoGradGuard no_grad;
   EXPECT_TRUE(model(rows(0)).equal(expected(rows(0))));
