@@ -316,7 +316,8 @@ TEST_F(SageMaker, AnExecutableComesWithAStartScript) {
   start_aws();
   const auto program =
       write("bin/trainer",
-            "#!/bin/sh\necho \"rank $RANK of $WORLD_SIZE at $MASTER_ADDR: $*\"\n[ \"$RANK\" != 3 ] || exit 7\n");
+            "#!/bin/sh\necho \"rank $RANK of $WORLD_SIZE at $MASTER_ADDR: $*\"\n: > \"said$RANK\"\n"
+            "[ \"$RANK\" != 3 ] || { until [ -e said2 ]; do sleep 0.05; done; exit 7; }\n");  // ends the other one
   ::chmod(program.c_str(), 0755);
   write("bin/large", "is not sent");
   ASSERT_EQ(run({"bin/trainer", "--fast", "a b", "it's \xc3\xa9"}).exit_code, 0);
