@@ -169,7 +169,9 @@ def build(copy, binaries, jobs):
     if not (copy / "build/release/build.ninja").exists():
         configure = 'source scripts/common.sh && find_torch && cmake --preset release -DTorch_DIR="$torch_dir"'
         subprocess.run(["bash", "-c", configure], cwd=copy, check=True)
-    command = ["cmake", "--build", "--preset", "release", "-j", str(jobs), "--target", *sorted(binaries), "--", "-k", "0"]
+    # All that does not compile is named, as a fault alone may be at fault.
+    command = ["cmake", "--build", "--preset", "release", "-j", str(jobs), "--target", *sorted(binaries),
+               "--", "-k", "0"]
     subprocess.run(command, cwd=copy, check=True)
 
 

@@ -468,7 +468,8 @@ F("StateDictConfig::rank0_only of optimizers", "src/run_state/optimizers.cpp",
   "in_pieces.empty() || «!config.rank0_only.value_or(true)»;", "false", u)
 F("StateDictConfig::offload_to_cpu", "src/run_state/models.cpp", ".copies = true, .on_host = «config.offload_to_cpu»}",
   "false", f + "StatesThatAreNotOffloadedStayOnTheDevice")
-F("StateDictConfig::offload_to_cpu", "src/run_state/models.cpp", "«config.offload_to_cpu» ? value.cpu() : value", "false")
+F("StateDictConfig::offload_to_cpu", "src/run_state/models.cpp", "«config.offload_to_cpu» ? value.cpu() : value",
+  "false")
 
 # ---- distributed checkpoints of the user's own dict
 file = "src/accelerator/distributed_checkpoint.cpp"
@@ -1610,7 +1611,8 @@ F("what an adapter adds is not written down to run again", "src/adapters/lora_ha
   "residency::thread_handler(Link::recompute)", "adapters_ranks_tests AdapterRanks.RecomputedUnitsHaveThem")
 F("adapters are renewed by prepare", "src/accelerator/accelerator.cpp", "«detail::watch_all_again();»", "",
   "adapters_ranks_tests AdapterRanks.PrepareFindsThoseOfReplacedWeights")
-F("adapters move with their model", "src/adapters/lora.cpp", "layer->weight.set_data(layer->weight.to(where...)); «detail::watch(*layer);»", "",
+F("adapters move with their model", "src/adapters/lora.cpp",
+  "layer->weight.set_data(layer->weight.to(where...)); «detail::watch(*layer);»", "",
   a + "MoveWithTheirModel")
 F("zoo's kernels without autograd get the adapter's gradient", "src/adapters/lora_handler.cpp",
   "if («!call.name().starts_with(\"accelerate_models::\")») return;", "true",
@@ -1702,8 +1704,8 @@ F("AORecipeKwargs::module_filter_func", file, "«recipe.module_filter_func = fp8
 F("Float8LinearConfig::pad_inner_dim", file, "recipe.pad_inner_dim = «config.pad_inner_dim»;", "true",
   t + "PadsWhereItMay")
 F("MSAMPRecipeKwargs::opt_level", file, '«*fp8.msamp.opt_level == "O1"» ?', "false", s + "EachFieldReachesTheRecipe")
-F("one fp8 recipe", file, "if («given») raise<ConfigError>( \"Accelerator: kwargs_handlers holds {} and {},", "nullptr",
-  s + "WhatContradictsIsRefused")
+F("one fp8 recipe", file, "if («given») raise<ConfigError>( \"Accelerator: kwargs_handlers holds {} and {},",
+  "nullptr", s + "WhatContradictsIsRefused")
 file = "src/run_state/fp8_states.cpp"
 F("fp8's scales in checkpoints", "src/run_state/run_state.cpp", "«save_fp8_states(run, folder);»", "",
   t + "ResumesToTheBit", c + "ThatIsDamagedIsRefused")
@@ -1720,4 +1722,5 @@ F("FP8RecipeKwargs::backend", file, "if («!kwargs.backend»)", "true", "conform
 F("FP8RecipeKwargs::opt_level", file, "if («!kwargs.opt_level»)", "true", "conformance_tests fp8_kwargs")
 for field in ("pad_inner_dim", "enable_fsdp_float8_all_gather"):
   F("AORecipeKwargs::" + field, file, f"if («!kwargs.{field}»)", "true", "conformance_tests fp8_kwargs")
-F("AORecipeKwargs::config", file, "if («kwargs.config») {", "std::optional<Float8LinearConfig>()", t + "EachSettingChangesTheRun")
+F("AORecipeKwargs::config", file, "if («kwargs.config») {", "std::optional<Float8LinearConfig>()",
+  t + "EachSettingChangesTheRun")
