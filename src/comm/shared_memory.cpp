@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "accelerate/comm.hpp"
+#include "accelerate/utils/error.hpp"
 #include "comm/group.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
@@ -117,14 +118,103 @@ std::shared_ptr<SharedMemory> SharedMemory::create(const std::shared_ptr<Group>&
 
 SharedMemory::~SharedMemory() { ::munmap(base_, length_); }
 
-void SharedMemory::barrier(const char* operation) {
-  const uint64_t mine = ++barriers_;
-  arrivals()[group_->rank()].count.store(mine, std::memory_order_release);
+namespace {
+
+template <size_t N> void set_text(char (&to)[N], const char* text) {
+  std::strncpy(to, text, N - 1);
+  to[N - 1] = '\0';
+}
+
+}  // namespace
+
+/// Looks whether all ranks wait, each in a place where nobody of the others is, and goes on waiting: then nobody can
+/// help anybody. Counts looks, never time, so that a rank that was stopped is not taken for one that waits.
+class SharedMemory::Deadlock {
+ public:
+  explicit Deadlock(SharedMemory& memory) : memory_(memory) {}
+
+  /// Once a poll. @return what to tell people, once it is sure
+  std::string look() {
+    const int64_t ranks = memory_.group_->world_size();
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      if (memory_.arrivals()[rank].stuck.load(std::memory_order_acquire)) return text();
+    if (++polls_ % kEvery != 0) return {};
+    std::vector<uint64_t> places, polls;
+    bool all_wait = true;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      places.push_back(memory_.arrivals()[rank].place.load(std::memory_order_acquire));
+      polls.push_back(memory_.arrivals()[rank].polls.load(std::memory_order_relaxed));
+      all_wait &= places.back() != 0;
+    }
+    if (!all_wait || places != places_) {
+      places_ = std::move(places), polls_then_ = std::move(polls);
+      return {};
+    }
+    for (size_t rank = 0; rank < polls.size(); ++rank)
+      if (polls[rank] - polls_then_[rank] < kSure) return {};
+    memory_.arrivals()[memory_.group_->rank()].stuck.store(true, std::memory_order_release);  // all hear of it at once
+    return text();
+  }
+
+ private:
+  std::string text() const {
+    const int64_t ranks = memory_.group_->world_size();
+    std::string text = "no rank can go on:";
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      text += (rank ? ", rank " : " rank ") + std::to_string(memory_.group_->global_ranks()[static_cast<size_t>(rank)]) +
+              " waits in '" + memory_.arrivals()[rank].waits_for + "'";
+    return text + "; all ranks must run the same forwards, backwards and steps in the same order: look for control "
+                  "flow that depends on the rank or on its data";
+  }
+
+  // A poll that has waited for some time comes 50 us after the last one, or later.
+  static constexpr uint64_t kEvery = 1000, kSure = 20000;
+  SharedMemory& memory_;
+  uint64_t polls_ = 0;
+  std::vector<uint64_t> places_, polls_then_;
+};
+
+void SharedMemory::wait(const char* operation, const std::function<bool()>& done) {
+  Arrival& mine = arrivals()[group_->rank()];
+  set_text(mine.waits_for, operation);
+  mine.place.store(++waits_, std::memory_order_release);
+  struct Leave {
+    std::atomic<uint64_t>& place;
+    ~Leave() { place.store(0, std::memory_order_release); }
+  } const leave{mine.place};
+  Deadlock deadlock(*this);
   group_->wait_until(operation, [&] {
+    if (done()) return true;
+    mine.polls.fetch_add(1, std::memory_order_relaxed);
+    if (const std::string text = deadlock.look(); !text.empty())
+      throw CommError(std::string(operation) + ": " + text);
+    return false;
+  });
+}
+
+bool SharedMemory::meet(const char* operation, bool mine) {
+  const uint64_t number = ++meetings_;
+  const auto said_by = [&](int64_t rank) -> Arrival::Meeting& { return arrivals()[rank].meetings[number % 2]; };
+  said_by(group_->rank()).flag.store(mine, std::memory_order_relaxed);
+  set_text(said_by(group_->rank()).operation, operation);
+  arrivals()[group_->rank()].count.store(number, std::memory_order_release);
+  wait(operation, [&] {
     for (int64_t rank = 0; rank < group_->world_size(); ++rank)
-      if (arrivals()[rank].count.load(std::memory_order_acquire) < mine) return false;
+      if (arrivals()[rank].count.load(std::memory_order_acquire) < number) return false;
     return true;
   });
+  bool any = false, same = true;
+  for (int64_t rank = 0; rank < group_->world_size(); ++rank) {
+    any |= said_by(rank).flag.load(std::memory_order_relaxed);
+    same &= std::strcmp(said_by(rank).operation, said_by(0).operation) == 0;
+  }
+  if (same) return any;
+  std::string text = std::string(operation) + ": ranks have come to one meeting from different places:";
+  for (int64_t rank = 0; rank < group_->world_size(); ++rank)
+    text += (rank ? ", rank " : " rank ") + std::to_string(group_->global_ranks()[static_cast<size_t>(rank)]) +
+            " from '" + said_by(rank).operation + "'";
+  throw CommError(text + "; all ranks must run the same forwards, backwards and steps in the same order: look for "
+                         "control flow that depends on the rank or on its data");
 }
 
 }  // namespace accelerate::comm

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -29,13 +30,28 @@ class SharedMemory {
   char* data() const { return base_ + kHeader; }
 
   /// Waits for all ranks, microseconds after the last one has come. Collective. @throws CommError as every wait of the
-  /// group.
-  void barrier(const char* operation);
+  /// group, and on all ranks when they come for different operations.
+  void barrier(const char* operation) { meet(operation, false); }
+  /// The same. @return whether `mine` is true on any rank
+  bool meet(const char* operation, bool mine);
+  /// Polls `done`, for which peers do something meanwhile; `done` may do its own share. @throws CommError as every wait
+  /// of the group, and on all ranks when each waits for something else.
+  void wait(const char* operation, const std::function<bool()>& done);
 
  private:
-  static constexpr size_t kHeader = 4096;
+  static constexpr size_t kHeader = 4 * 4096;
+  /// What a rank tells the others. Of meetings two in turn, because a fast rank may have come to the next one before a
+  /// slow one has looked at this.
   struct alignas(64) Arrival {
-    std::atomic<uint64_t> count;
+    struct Meeting {
+      std::atomic<bool> flag;
+      char operation[31];
+    };
+    std::atomic<uint64_t> count;  ///< of meetings; set last
+    Meeting meetings[2];
+    std::atomic<uint64_t> place, polls;  ///< of waits: which one (0: in none), and how often it has looked
+    std::atomic<bool> stuck;  ///< it has seen that nobody can go on
+    char waits_for[32];
   };
   SharedMemory(std::shared_ptr<Group> group, char* base, size_t length)
       : group_(std::move(group)), base_(base), length_(length) {}
@@ -44,7 +60,8 @@ class SharedMemory {
   std::shared_ptr<Group> group_;
   char* base_;
   size_t length_;
-  uint64_t barriers_ = 0;
+  class Deadlock;
+  uint64_t meetings_ = 0, waits_ = 0;
 };
 
 }  // namespace accelerate::comm

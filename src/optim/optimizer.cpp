@@ -113,14 +113,31 @@ AcceleratedOptimizer::AcceleratedOptimizer(torch::optim::Optimizer& optimizer, b
 at::Tensor AcceleratedOptimizer::step(const LossClosure& closure) const {
   Impl& self = *impl_;
   if (!self.gradients.sync_gradients()) return {};
-  for (const auto& [owner, hooks] : self.hooks) hooks.before();
-  at::Tensor loss = self.step_now(closure);
-  for (const auto& [owner, hooks] : self.hooks) hooks.after();
+  look();
+  at::Tensor loss;
+  const bool scaled = self.scaler && self.scaler->is_enabled();
+  // What computes anew, with all ranks, does so before parameters are about to change.
+  const bool first = closure && !scaled && optim::is_element_wise(*self.optimizer);
+  if (first) {
+    at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  for (const auto& [owner, hooks] : self.hooks)
+    if (hooks.before) hooks.before();
+  if (first) self.step_now(nullptr);
+  else loss = self.step_now(closure);
+  for (const auto& [owner, hooks] : self.hooks)
+    if (hooks.after) hooks.after();
   counts::add(self.step_was_skipped ? counts::Count::steps_skipped : counts::Count::optimizer_steps);
   if (!self.step_was_skipped) report_optimizer_step(++self.steps, self.optimizer.get());
   if (self.step_was_skipped) warn_of_skipped_steps(++self.skipped, *self.scaler);
   else self.skipped = 0;
   return loss;
+}
+
+void AcceleratedOptimizer::look() const {
+  for (const auto& [owner, hooks] : impl_->hooks)
+    if (hooks.look) hooks.look();
 }
 
 void AcceleratedOptimizer::set_step_hooks(const void* owner, StepHooks hooks) const {
@@ -147,14 +164,9 @@ at::Tensor AcceleratedOptimizer::Impl::step_now(const LossClosure& closure) {
     return {};
   }
   if (!self.fused) return optimizer.step(closure);
-  at::Tensor loss;
-  if (closure) {
-    at::AutoGradMode enable_grad(true);
-    loss = closure();
-  }
   if (self.prepare_fused()) self.fused->run(std::nullopt);
   else optimizer.step();
-  return loss;
+  return {};
 }
 
 void AcceleratedOptimizer::zero_grad(bool set_to_none) const {
@@ -162,13 +174,16 @@ void AcceleratedOptimizer::zero_grad(bool set_to_none) const {
   // LibTorch's own zero_grad detaches gradients first, which those that are views of DDP's buckets refuse.
   for (auto& group : impl_->optimizer->param_groups()) {
     for (auto& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
-      if (set_to_none) {
-        parameter.mutable_grad().reset();
-      } else {
-        if (!parameter.grad().is_view()) parameter.mutable_grad().detach_();
-        parameter.mutable_grad().zero_();
+      if (parameter.grad().defined()) {
+        if (set_to_none) {
+          parameter.mutable_grad().reset();
+        } else {
+          if (!parameter.grad().is_view()) parameter.mutable_grad().detach_();
+          parameter.mutable_grad().zero_();
+        }
       }
+      for (const auto& [owner, hooks] : impl_->hooks)
+        if (hooks.cleared) hooks.cleared(parameter);
     }
   }
   if (impl_->scaler) impl_->scaler->forget(*impl_->optimizer);
@@ -180,6 +195,7 @@ torch::optim::Optimizer& AcceleratedOptimizer::optimizer() const { return *impl_
 void AcceleratedOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& group) const {
   if (auto* const own = dynamic_cast<optim::AdamW8bit*>(&optimizer())) own->add_param_group(group);
   else optimizer().add_param_group(group);
+  look();
 }
 const std::shared_ptr<optim::GradScaler>& AcceleratedOptimizer::scaler() const { return impl_->scaler; }
 c10::IValue AcceleratedOptimizer::state_dict() const { return optim::optimizer_state_dict(*impl_->optimizer); }

@@ -12,6 +12,7 @@
 #include <typeinfo>
 #include <unordered_map>
 
+#include "accelerate/optim/element_wise.hpp"
 #include "accelerate/optim/own_state_dict.hpp"
 #include "optim/ivalue_access.hpp"
 #include "utils/raise.hpp"
@@ -205,6 +206,13 @@ template <class D> void check_fixed(DictReader& reader) {
 }
 
 }  // namespace
+
+bool is_element_wise(const torch::optim::Optimizer& optimizer) {
+  const auto& type = typeid(optimizer);
+  for (const auto* known : {&typeid(Adam), &typeid(AdamW), &typeid(SGD), &typeid(Adagrad), &typeid(RMSprop)})
+    if (type == *known) return true;
+  return dynamic_cast<const ElementWise*>(&optimizer) != nullptr;
+}
 
 bool has_own_state_dict(const Optimizer& optimizer) { return dynamic_cast<const OwnStateDict*>(&optimizer); }
 

@@ -13,6 +13,8 @@ namespace accelerate::optim {
 c10::IValue optimizer_state_dict(torch::optim::Optimizer& optimizer);
 /// Takes it over. @throws CheckpointError, having changed nothing.
 void load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const c10::IValue& state);
+/// One of LibTorch's that are known to be, or an ElementWise.
+bool is_element_wise(const torch::optim::Optimizer& optimizer);
 /// An OwnStateDict: what it holds is for nobody to look into.
 bool has_own_state_dict(const torch::optim::Optimizer& optimizer);
 /// What it would hold of a parameter of the group before the first step, by Python's names: {"step": 0, "exp_avg":

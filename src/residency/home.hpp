@@ -31,7 +31,7 @@ class Home {
   /// Starts to fill `flat`; null when it is filled already. `flat` stays alive until the transfer has been waited for.
   virtual std::unique_ptr<Transfer> fetch(const at::Tensor& flat) = 0;
 
-  /// Takes the values back: somebody wrote into `flat`. Blocks.
+  /// Takes the values back: somebody wrote into `flat`, an operator or code that goes around them. Blocks.
   virtual void store(const at::Tensor& flat) = 0;
 
   /// `flat` is about to go, and will be wanted again before its values change: a home may keep what makes the next
@@ -48,6 +48,22 @@ class Home {
 
   /// How many processes a mapped home's bytes are shared by: each counts its share.
   virtual int64_t sharers() const { return 1; }
+  /// Of bytes that are shared and may change: the elements whose values this process decides. None may change what the
+  /// others compute with, so who writes gets a copy of its own, see Residency::share_again(). Empty: nothing of that.
+  struct Stretch {
+    int64_t begin = 0, length = 0;
+  };
+  virtual Stretch own() const { return {}; }
+
+  /// Set for a home that keeps values of its own, in this dtype, beside the flat storage (a shard, masters): what an
+  /// operator writes reaches them at once, in their precision. The flat storage is then never stored for an operator.
+  virtual std::optional<at::ScalarType> keeps() const { return std::nullopt; }
+  /// `values`, of that dtype, are elements of the flat storage from `begin` on: those that are kept here become exact.
+  virtual void refine(int64_t begin, const at::Tensor& values) const { static_cast<void>(begin), static_cast<void>(values); }
+  /// An operator has left these values.
+  virtual void take(int64_t begin, const at::Tensor& values) { static_cast<void>(begin), static_cast<void>(values); }
+  /// Another number when what is kept has changed, by whomever: a flat storage that was filled before is out of date.
+  virtual int64_t version() const { return 0; }
 
   /// Whether fetch() is a collective, so that all ranks must touch units in one order.
   virtual bool collective() const { return false; }

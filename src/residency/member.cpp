@@ -7,6 +7,7 @@
 
 #include "accelerate/utils/error.hpp"
 #include "residency/replaced.hpp"
+#include "residency/unit.hpp"
 
 namespace accelerate::residency {
 namespace {
@@ -38,6 +39,7 @@ void allow_access(c10::StorageImpl&) {}
 }  // namespace
 
 std::string Member::absent_text() const {
+  if (part_.absent) return part_.absent(name_);
   return "parameter '" + name_ +
          "' is not resident: its data was asked for outside of an operator (data_ptr(), torch::save, accessors) while "
          "its bytes are elsewhere; use residency::summon(module) around such code, with writeback = false where it is "
@@ -45,14 +47,18 @@ std::string Member::absent_text() const {
          "few bits";
 }
 
-Member::Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType dtype, const at::Device& device,
-               int64_t offset, bool faults)
+Home& Member::home() const { return *part_.home; }
+
+Member::Member(Unit& unit, Part& part, std::string name, at::Tensor tensor, int64_t offset, bool faults)
     : unit_(unit),
+      part_(part),
       name_(std::move(name)),
       tensor_(std::move(tensor)),
       offset_(offset),
       numel_(tensor_.numel()),
-      bytes_before_(static_cast<size_t>(offset) * c10::elementSize(dtype)) {
+      bytes_before_(static_cast<size_t>(offset) * c10::elementSize(part.dtype)) {
+  const auto dtype = part.dtype;
+  const auto device = part.device;
   const size_t bytes = static_cast<size_t>(numel_) * c10::elementSize(dtype);
   storage_ = make_storage(bytes, pointer(nullptr, this, device));
   refuse_access(*storage_, absent_text());
@@ -69,9 +75,10 @@ Member::Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType d
 
 Member::~Member() {
   close();
-  refuse_access(*storage_, "parameter '" + name_ +
-                               "' is not resident any more: what Accelerator::prepare or dispatch made of its model "
-                               "has been destroyed; keep that while the module is in use");
+  refuse_access(*storage_, part_.absent ? part_.absent(name_)
+                                        : "parameter '" + name_ +
+                                              "' is not resident any more: what Accelerator::prepare or dispatch made "
+                                              "of its model has been destroyed; keep that while the module is in use");
   storage_->_mutable_data_ptr_no_checks() = at::DataPtr(nullptr, storage_->device());
 }
 

@@ -9,7 +9,9 @@
 
 namespace accelerate::residency {
 
+class Home;
 class Unit;
+struct Part;
 struct EncodedWeight;
 
 /// The key that members carry, so that every operator on them, and on views of them, comes by the fallback first.
@@ -27,8 +29,7 @@ class Member {
  public:
   /// Takes the tensor over: its storage is replaced by an absent one. `dtype` is what it has from now on; a leaf must
   /// not have been used in a graph yet.
-  Member(Unit& unit, std::string name, at::Tensor tensor, at::ScalarType dtype, const at::Device& device,
-         int64_t offset, bool faults);
+  Member(Unit& unit, Part& part, std::string name, at::Tensor tensor, int64_t offset, bool faults);
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
   /// What still refers to the storage meets an error that says so.
@@ -38,6 +39,8 @@ class Member {
   static Member* of(const at::Tensor& tensor);
 
   Unit& unit() const { return unit_; }
+  const Part& part() const { return part_; }
+  Home& home() const;
   const std::string& name() const { return name_; }
   const at::Tensor& tensor() const { return tensor_; }
   int64_t numel() const { return numel_; }
@@ -46,23 +49,32 @@ class Member {
   /// Its bytes are codes, and these are they; null for others.
   EncodedWeight* encoded() const { return encoded_; }
   void set_encoded(EncodedWeight* encoded) { encoded_ = encoded; }
+  /// It is no parameter, but what this process decides of a flat storage that others compute with.
+  bool is_stretch() const { return is_stretch_; }
+  void set_stretch() { is_stretch_ = true; }
   /// The module still holds this tensor with this storage (module->to(...) replaces it).
   bool intact() const;
 
   /// `base`: the flat storage's first byte; null on the meta device.
   void open(void* base);
   void close();
+  /// Its bytes lie elsewhere from now on.
+  void move(void* base) {
+    open_ = false;
+    open(base);
+  }
 
  private:
   std::string absent_text() const;
 
   Unit& unit_;
+  Part& part_;
   std::string name_;
   at::Tensor tensor_;
   int64_t offset_, numel_;
   size_t bytes_before_;  ///< offset in bytes
   c10::intrusive_ptr<c10::StorageImpl> storage_;
-  bool open_ = false;
+  bool open_ = false, is_stretch_ = false;
   EncodedWeight* encoded_ = nullptr;
 };
 

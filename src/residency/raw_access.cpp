@@ -21,7 +21,8 @@ void RawAccess::add(const Member& member) {
   const bool compares = writes_ == Writes::found && !unit.fixed();
   const bool readable = member.tensor().is_cpu();
   if (std::find(units_.begin(), units_.end(), &unit) == units_.end()) {
-    unit.owner().pin(unit, /*writes=*/compares && !readable);
+    if (writes_ == Writes::found) unit.owner().pin(unit, /*writes=*/compares && !readable);
+    else unit.owner().begin_raw_access(unit, writes_ == Writes::stored);
     units_.push_back(&unit);
   }
   if (compares && readable) watched_.emplace_back(&member, hash_of_bytes(member.tensor()));

@@ -54,16 +54,25 @@ Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool 
     part.dtype = spec.dtype;
     part.device = spec.device;
     part.home = std::move(spec.home);
+    part.absent = spec.absent;
     if (auto mapped = part.home->mapped()) part.mapped = std::move(*mapped);
     all_mapped &= part.mapped.defined();
   }
-  // Bytes that are always there need no fault, except to show that nothing depends on that.
+  // Bytes that are always there need no fault, except to show that nothing depends on that, or where writes to them are
+  // more than that.
   unit->fixed_ = all_mapped && !paranoid_flag();
-  for (size_t p = 0; p < parts.size(); ++p)
+  unit->writes_through_ = std::all_of(unit->parts_.begin(), unit->parts_.end(), [](const Part& part) {
+    return part.home->keeps() || part.home->own().length > 0;
+  });
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const Home& home = *unit->parts_[p].home;
+    const bool faults = !unit->fixed_ || home.keeps() || home.own().length > 0 || across_devices();
     for (size_t i = 0; i < parts[p].members.size(); ++i)
-      unit->parts_[p].members.push_back(
-          std::make_unique<Member>(*unit, parts[p].members[i].first, parts[p].members[i].second, parts[p].dtype,
-                                   parts[p].device, parts[p].layout.offsets[i], !unit->fixed_ || across_devices()));
+      unit->parts_[p].members.push_back(std::make_unique<Member>(*unit, unit->parts_[p], parts[p].members[i].first,
+                                                                 parts[p].members[i].second,
+                                                                 parts[p].layout.offsets[i], faults));
+    if (parts[p].stretch_is_last) unit->parts_[p].members.back()->set_stretch();
+  }
   for (const auto& part : unit->parts_)
     for (const auto& member : part.members) member->set_encoded(part.home->encoded());
   units_.push_back(std::move(unit));
@@ -82,6 +91,7 @@ void Residency::pin(Unit& unit, bool writes) {
   ++unit.pins_;
   try {
     if (&unit != current_) arrive(unit);
+    if (unit.state_ == State::resident && unit.pins_ == 1 && out_of_date(unit)) drop(unit);
     if (unit.state_ != State::resident) {
       if (unit.state_ == State::absent) {
         counters().faults.fetch_add(1, std::memory_order_relaxed);
@@ -93,11 +103,108 @@ void Residency::pin(Unit& unit, bool writes) {
       look_ahead(policy_.prefetch);
       finish(unit);
     }
+    if (writes) make_private(unit);
   } catch (...) {
     --unit.pins_;
     throw;
   }
-  unit.dirty_ |= writes;
+  unit.dirty_ |= writes && !unit.writes_through_;
+}
+
+/// What its homes keep has changed since it was filled.
+bool Residency::out_of_date(const Unit& unit) const {
+  return !unit.fixed_ && !unit.private_ &&
+         std::any_of(unit.parts_.begin(), unit.parts_.end(),
+                     [](const Part& part) { return part.home->version() != part.version; });
+}
+
+/// Before something writes: others compute with these bytes.
+void Residency::make_private(Unit& unit, bool of_ours_too) {
+  if (unit.private_ || writing_together_) return;
+  const PlainTensors plain;
+  for (auto& part : unit.parts_) {
+    if (!part.mapped.defined() || (part.home->own().length == 0 && !of_ours_too)) continue;
+    at::Tensor copy = buffers_.take(part.numel, part.dtype, part.device);
+    copy.copy_(part.mapped);
+    counters().add_resident(part.bytes() - part.resident_bytes());
+    part.flat = std::move(copy);
+    for (auto& member : part.members) member->move(part.flat.mutable_data_ptr());
+    unit.private_ = true;
+  }
+}
+
+void Residency::share(Unit& unit, bool keep) {
+  if (!unit.private_) return;
+  const PlainTensors plain;
+  for (auto& part : unit.parts_) {
+    if (!part.mapped.defined() || part.flat.is_same(part.mapped)) continue;
+    if (const auto [begin, length] = part.home->own(); keep)
+      part.mapped.narrow(0, begin, length).copy_(part.flat.narrow(0, begin, length));
+    counters().add_resident(part.resident_bytes() - part.bytes());
+    buffers_.give(std::exchange(part.flat, part.mapped));
+    for (auto& member : part.members) member->move(part.flat.mutable_data_ptr());
+  }
+  unit.private_ = false;
+}
+
+bool Residency::has_private() const {
+  const MutexLock lock(mutex_);
+  return std::any_of(units_.begin(), units_.end(), [](const auto& unit) { return unit->private_; });
+}
+
+void Residency::share_again() {
+  const MutexLock lock(mutex_);
+  for (auto& unit : units_) share(*unit, /*keep=*/true);
+}
+
+void Residency::note_up_to_date() {
+  const MutexLock lock(mutex_);
+  for (auto& unit : units_) {
+    unit->pieces_written_ = false;
+    for (auto& part : unit->parts_)
+      if (unit->fixed_) part.version = part.home->version();
+  }
+}
+
+void Residency::note_piece_write(Unit& unit) {
+  const MutexLock lock(mutex_);
+  unit.pieces_written_ = !writing_together_;
+}
+
+void Residency::bring_up_to_date(const Unit& unit) {
+  {
+    const MutexLock lock(mutex_);
+    if (!unit.fixed_ || writing_together_ || !publish_) return;
+    const bool behind = std::any_of(unit.parts_.begin(), unit.parts_.end(),
+                                    [](const Part& part) { return part.home->version() != part.version; });
+    if (!behind && !unit.pieces_written_) return;
+  }
+  publish_();
+}
+
+void Residency::write_together(bool on) {
+  const MutexLock lock(mutex_);
+  writing_together_ = on;
+}
+
+void Residency::wrote(const Member& member, const at::Tensor& values) {
+  const MutexLock lock(mutex_);
+  const PlainTensors plain;
+  Part& part = *std::find_if(member.unit().parts_.begin(), member.unit().parts_.end(),
+                             [&](const Part& one) { return &one == &member.part(); });
+  at::Tensor stretch = part.flat.narrow(0, member.offset(), member.numel());
+  if (values.defined()) stretch.copy_(values);
+  part.home->take(member.offset(), values.defined() ? values : stretch);
+  part.version = part.home->version();
+}
+
+at::Tensor Residency::exact(const Member& member) const {
+  const MutexLock lock(mutex_);
+  const PlainTensors plain;
+  const Part& part = member.part();
+  at::Tensor values = part.flat.narrow(0, member.offset(), member.numel()).to(*part.home->keeps(), false, /*copy=*/true);
+  part.home->refine(member.offset(), values);
+  return values;
 }
 
 /// The program goes on from the current unit to another one.
@@ -234,6 +341,7 @@ void Residency::finish(Unit& unit) {
   }
   for (auto& part : unit.parts_) {
     part.transfer.reset();
+    part.version = part.home->version();
     for (auto& member : part.members) member->open(part.flat.mutable_data_ptr());
   }
   unit.state_ = State::resident;
@@ -241,7 +349,7 @@ void Residency::finish(Unit& unit) {
 
 void Residency::drop(Unit& unit) {
   PlainTensors plain;
-  if (unit.fixed_) return;
+  if (unit.fixed_ || unit.private_) return;
   if (unit.state_ == State::fetching) finish(unit);
   if (unit.state_ == State::absent) return;
   const trace::Span evicts(trace::Kind::unit_evict, unit.name_, unit.bytes());
@@ -280,10 +388,31 @@ void Residency::unpin(Unit& unit) {
   if (--unit.pins_ == 0 && paranoid_flag().load(std::memory_order_relaxed)) try_drop(unit);
 }
 
+void Residency::begin_raw_access(Unit& unit, bool writeback) {
+  bring_up_to_date(unit);
+  pin(unit, /*writes=*/false);
+  const MutexLock lock(mutex_);
+  const bool was_private = unit.private_;
+  make_private(unit, /*of_ours_too=*/!writeback);
+  if (!was_private || writeback) return;
+  for (auto& part : unit.parts_) part.before = part.flat.clone();  // what operators wrote stays
+}
+
 void Residency::end_raw_access(Unit& unit, bool writeback) {
   const MutexLock lock(mutex_);
-  unit.dirty_ = writeback;
-  if (--unit.pins_ == 0) try_drop(unit);
+  const PlainTensors plain;
+  if (!unit.fixed_ && !unit.private_) {
+    unit.dirty_ = writeback;
+    if (--unit.pins_ == 0) try_drop(unit);
+    return;
+  }
+  --unit.pins_;
+  bool stays_private = writeback;
+  for (auto& part : unit.parts_) {
+    if (writeback) part.home->store(part.flat), part.version = part.home->version();
+    else if (part.before.defined()) part.flat.copy_(part.before), part.before.reset(), stays_private = true;
+  }
+  if (!stays_private) share(unit, /*keep=*/false);
 }
 
 void Residency::evict(Unit& unit) {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -62,9 +63,32 @@ class Residency {
   /// then.
   void pin(Unit& unit, bool writes);
   void unpin(Unit& unit);
-  /// Unpins a unit whose bytes were reached without operators, and makes it absent: what was changed is stored, or
-  /// lost.
+  /// Pins a unit whose bytes are to be reached without operators.
+  void begin_raw_access(Unit& unit, bool writeback);
+  /// Unpins it, and makes it absent: what was changed is stored, or lost.
   void end_raw_access(Unit& unit, bool writeback);
+
+  // Bytes that other processes compute with. Who writes, by operators or around them, gets a copy of its own.
+  bool has_private() const;
+  /// What this process decides of its copies goes to where all see it, and the copies end. The caller has seen to it
+  /// that nobody computes meanwhile.
+  void share_again();
+  /// What brings up to date what all ranks see, once each has written to its own pieces, or to the masters of shared
+  /// images; collective. It ends with note_up_to_date().
+  void set_publisher(std::function<void()> publish) { publish_ = std::move(publish); }
+  void note_up_to_date();
+  /// Before an operator reads a unit whose bytes are always there.
+  void bring_up_to_date(const Unit& unit);
+  /// A rank has written to its own stretch.
+  void note_piece_write(Unit& unit);
+  /// From here on writes go to the shared bytes: everyone writes to its own stretch only.
+  void write_together(bool on);
+
+  // Members whose home keeps values of its own, while their unit is pinned.
+  /// Its elements in the home's dtype, those that the home keeps as exact as they are there.
+  at::Tensor exact(const Member& member) const;
+  /// An operator has written to the member. @param values  instead of it, if defined: what exact() gave, changed
+  void wrote(const Member& member, const at::Tensor& values = {});
 
   /// Fetches what the trace expects next (BACKWARD_POST; otherwise each touch does it).
   void prefetch_next();
@@ -91,11 +115,15 @@ class Residency {
   void start(Unit& unit) ACCELERATE_REQUIRES(mutex_);
   void finish(Unit& unit) ACCELERATE_REQUIRES(mutex_);
   void drop(Unit& unit) ACCELERATE_REQUIRES(mutex_);
+  bool out_of_date(const Unit& unit) const ACCELERATE_REQUIRES(mutex_);
+  void make_private(Unit& unit, bool of_ours_too = false) ACCELERATE_REQUIRES(mutex_);
+  void share(Unit& unit, bool keep) ACCELERATE_REQUIRES(mutex_);
   void try_drop(Unit& unit) ACCELERATE_REQUIRES(mutex_);
   void arrive(Unit& unit) ACCELERATE_REQUIRES(mutex_);
   void make_room(int64_t bytes) ACCELERATE_REQUIRES(mutex_);
   void look_ahead(int64_t units) ACCELERATE_REQUIRES(mutex_);
 
+  std::function<void()> publish_;
   std::optional<ProcessHandler> devices_;     ///< of a model across devices
   std::optional<ProcessHandler> encoded_;     ///< of weights in few bits
   std::vector<std::unique_ptr<Unit>> units_;  ///< all there before anybody touches one
@@ -107,6 +135,7 @@ class Residency {
   int64_t outstanding_ ACCELERATE_GUARDED_BY(mutex_) = 0;  ///< units in state fetching
   int64_t present_bytes_ ACCELERATE_GUARDED_BY(mutex_) = 0;
   int64_t clock_ ACCELERATE_GUARDED_BY(mutex_) = 0;  ///< touches
+  bool writing_together_ ACCELERATE_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace accelerate::residency

@@ -1,21 +1,34 @@
 #include "residency/touch.hpp"
 
+#include <algorithm>
+
 #include "residency/member.hpp"
 #include "residency/residency.hpp"
+#include "residency/writes.hpp"
 
 namespace accelerate::residency {
 namespace {
 
 struct Touch final : Handler {
-  bool handle(OperatorCall& call, Next) override {
+  bool handle(OperatorCall& call, Next next) override {
     if (!call.facts.needs_bytes) return false;
+    Written written;
     call.for_each_tensor([&](const at::Tensor& tensor, size_t i) {
       Member* member = Member::of(tensor);
       if (!member) return;
-      call.pins.add(member->unit(), call.writes(i));
-      if (!call.unit_device && member->unit().owner().across_devices()) call.unit_device = tensor.device();
+      const bool writes = call.writes(i);
+      Unit& unit = member->unit();
+      if (!call.unit_device && unit.owner().across_devices()) call.unit_device = tensor.device();
+      if (unit.fixed() && !member->is_stretch()) unit.owner().bring_up_to_date(unit);
+      if (unit.fixed() && !writes) return;  // always there
+      if (writes && member->is_stretch()) unit.owner().note_piece_write(unit);
+      call.pins.add(unit, writes);
+      if (writes && member->home().keeps() && std::find(written.begin(), written.end(), member) == written.end())
+        written.push_back(member);
     });
-    return false;
+    if (written.empty()) return false;
+    carry_out_writes(call, next, written);
+    return true;
   }
 };
 

@@ -33,10 +33,14 @@ struct PartSpec {
   at::ScalarType dtype = at::kFloat;  ///< compute dtype of the flat storage
   at::Device device = at::kCPU;
   std::unique_ptr<Home> home;
+  /// What code that asks for absent bytes is told, by the member's name; null: as of parameters.
+  std::string (*absent)(const std::string& name) = nullptr;
+  bool stretch_is_last = false;  ///< of the members: no parameter, but home->own()
 };
 
 /// One flat storage of one dtype, with the members that lie in it.
 struct Part {
+  std::string (*absent)(const std::string& name) = nullptr;
   std::vector<std::unique_ptr<Member>> members;
   int64_t numel = 0;
   at::ScalarType dtype = at::kFloat;
@@ -45,6 +49,8 @@ struct Part {
   at::Tensor mapped;  ///< defined: the bytes are always there
   at::Tensor flat;    ///< defined while fetching and resident
   std::unique_ptr<Transfer> transfer;
+  int64_t version = 0;  ///< the home's, when the flat storage was filled
+  at::Tensor before;    ///< while raw writes are to be lost: what a private copy holds
 
   int64_t bytes() const { return numel * static_cast<int64_t>(c10::elementSize(dtype)); }
   /// What this process has to hold for it while it is present.
@@ -68,6 +74,8 @@ class Unit {
   bool keep() const { return keep_; }
   /// Its bytes never go.
   bool fixed() const { return fixed_; }
+  /// Of bytes that other processes compute with, this one has a copy, because it has written to it.
+  bool is_private() const { return private_; }
   const std::vector<Part>& parts() const { return parts_; }
   State state() const { return state_; }
   int64_t bytes() const;
@@ -78,7 +86,10 @@ class Unit {
   int32_t index_;
   std::string name_;
   bool keep_;
-  bool fixed_ = false;  ///< its bytes are always there and its members don't fault
+  bool fixed_ = false;  ///< its bytes are always there
+  bool private_ = false;
+  bool pieces_written_ = false;  ///< by ranks, each its own: nobody has seen the others' yet
+  bool writes_through_ = false;  ///< what operators write reaches its homes at once
   std::vector<Part> parts_;
   State state_ = State::absent;
   int64_t pins_ = 0;

@@ -11,6 +11,7 @@
 
 #include "accelerate/comm.hpp"
 #include "formats/dcp/box.hpp"
+#include "residency/member.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
 
@@ -39,10 +40,19 @@ Holders holders_of(const RunState& run) {
   return all;
 }
 
-c10::IValue gradients_of(const std::map<std::string, at::Tensor>& holders) {
+/// What a parameter shows as its gradient is its piece's.
+bool is_of_piece(const at::Tensor& gradient, const std::map<std::string, at::Tensor>& pieces, const std::string& name) {
+  if (residency::Member::of(gradient)) return true;
+  const auto piece = pieces.find(name);
+  return piece != pieces.end() && piece->second.grad().defined() && gradient.is_alias_of(piece->second.grad());
+}
+
+c10::IValue gradients_of(const std::map<std::string, at::Tensor>& holders,
+                         const std::map<std::string, at::Tensor>& pieces = {}) {
   std::map<std::string, at::Tensor> gradients;
   for (const auto& [name, holder] : holders)
-    if (holder.grad().defined()) gradients.emplace(name, holder.grad().detach().cpu());
+    if (holder.grad().defined() && !is_of_piece(holder.grad(), pieces, name))
+      gradients.emplace(name, holder.grad().detach().cpu());
   return checkpointing::to_dict(gradients);
 }
 
@@ -112,7 +122,7 @@ void save_accumulation(const RunState& run, const fs::path& folder, int64_t num_
   state.insert("num_steps", num_steps);
   state.insert("num_processes", comm::world_size());
   state.insert("num_items", run.num_items);
-  state.insert("gradients", gradients_of(holders.whole));
+  state.insert("gradients", gradients_of(holders.whole, holders.pieces));
   state.insert("piece_gradients", gradients_of(holders.pieces));
   checkpointing::save_object(state, gradients_file(folder, comm::rank()));
 }

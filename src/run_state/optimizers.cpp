@@ -43,6 +43,12 @@ std::vector<HeldTensor> parameters_of(const AcceleratedOptimizer& optimizer, con
   std::unordered_map<const at::TensorImpl*, std::pair<size_t, HeldTensor>> known;
   for (size_t i = 0; i < models.size(); ++i)
     for (auto& holding : holdings_of(*models[i])) {
+      // What is not element-wise steps on whole parameters.
+      if (holding.in_pieces()) {
+        HeldTensor whole = holding;
+        whole.piece = at::Tensor();
+        known.try_emplace(holding.tensor.unsafeGetTensorImpl(), i, std::move(whole));
+      }
       const auto* held = holding.held().unsafeGetTensorImpl();
       known.try_emplace(held, i, std::move(holding));
     }

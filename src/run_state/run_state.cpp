@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
+#include <string>
 #include <typeinfo>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "accelerate/comm.hpp"
 #include "accelerate/precision/fp8.hpp"
@@ -84,22 +87,63 @@ void give_pieces(const PieceOfParameter& pieces, torch::optim::Optimizer& optimi
     }
 }
 
+/// What steps on whole parameters is told to, once per class: it takes their memory.
+void tell_of_whole_parameters(const torch::optim::Optimizer& optimizer) {
+  static std::set<std::string> told;
+  const std::string name = c10::demangle(typeid(optimizer).name());
+  if (comm::rank() != 0 || !told.insert(name).second) return;
+  logs::warn("accelerate.run_state",
+             "prepare: an optimizer of class {} is not known to work element by element, so it steps on whole "
+             "parameters of the sharded model, and holds whole states on each rank. If it does, derive it from "
+             "accelerate::optim::ElementWise, too: then each rank holds its piece.",
+             name);
+}
+
+/// Looks whether the optimizer lists parameters of which the engine has pieces, and gives it these. Not collective.
+void look_for_whole(parallel::Engine& engine, const std::unordered_set<const at::TensorImpl*>& sharded,
+                    torch::optim::Optimizer& optimizer) {
+  const auto& groups = optimizer.param_groups();
+  const bool any = std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
+    return std::any_of(group.params().begin(), group.params().end(), [&](const at::Tensor& parameter) {
+      return sharded.contains(parameter.unsafeGetTensorImpl());
+    });
+  });
+  if (!any) return;
+  if (!optim::is_element_wise(optimizer) && !optim::has_own_state_dict(optimizer))
+    return tell_of_whole_parameters(optimizer);
+  PieceOfParameter pieces;
+  for (auto& holding : engine.pieces()) pieces.emplace(holding.tensor.unsafeGetTensorImpl(), holding);
+  give_pieces(pieces, optimizer);
+}
+
 }  // namespace
 
 void give_pieces_to_optimizers(const RunState& run) {
   for (const auto& engine : run.engines()) {
-    PieceOfParameter pieces;
-    for (auto& holding : engine->pieces()) pieces.emplace(holding.tensor.unsafeGetTensorImpl(), holding);
+    const auto sharded = std::make_shared<std::unordered_set<const at::TensorImpl*>>();
+    if (engine->holds_pieces())
+      for (const auto& holding : engine->pieces()) sharded->insert(holding.tensor.unsafeGetTensorImpl());
     for (const auto& optimizer : run.optimizers) {
-      if (engine->holds_pieces()) give_pieces(pieces, optimizer.optimizer());
       // An optimizer does not keep the engine: its hooks on the parameters end with the prepared model.
-      const auto tell = [told = std::weak_ptr(engine)](void (parallel::Engine::*what)()) {
+      const auto told = std::weak_ptr(engine);
+      const auto tell = [told](void (parallel::Engine::*what)()) {
         return [told, what] {
           if (const auto here = told.lock()) ((*here).*what)();
         };
       };
-      optimizer.set_step_hooks(
-          engine.get(), {.before = tell(&parallel::Engine::before_step), .after = tell(&parallel::Engine::after_step)});
+      AcceleratedOptimizer::StepHooks hooks;
+      hooks.look = [told, sharded, &bare = optimizer.optimizer()] {
+        if (const auto here = told.lock()) look_for_whole(*here, *sharded, bare);
+      };
+      hooks.cleared = [told](const at::Tensor& parameter) {
+        if (const auto here = told.lock()) here->clear_gradient(parameter);
+      };
+      hooks.look();
+      // Who steps on whole parameters writes to them as any operator does.
+      const bool whole = engine->holds_pieces() && !optim::is_element_wise(optimizer.optimizer());
+      hooks.before = tell(whole ? &parallel::Engine::settle_gradients : &parallel::Engine::before_step);
+      if (!whole) hooks.after = tell(&parallel::Engine::after_step);
+      optimizer.set_step_hooks(engine.get(), std::move(hooks));
     }
   }
 }

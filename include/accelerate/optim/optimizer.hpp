@@ -76,10 +76,15 @@ class ACCELERATE_API AcceleratedOptimizer {
   /// The last `step` ran on the fused kernels.
   bool step_was_fused() const;
 
-  /// Called around each step that really happens, for engines whose parameters are shared with other ranks. One pair
-  /// per `owner`; setting it again replaces it.
+  /// For engines whose parameters are shared with other ranks; each may be left out. One set per `owner`; setting it
+  /// again replaces it.
   struct StepHooks {
+    /// Around each step that really happens.
     std::function<void()> before, after;
+    /// The groups may list other parameters than before.
+    std::function<void()> look = nullptr;
+    /// zero_grad() has cleared the gradient of a parameter.
+    std::function<void(const at::Tensor&)> cleared = nullptr;
   };
   void set_step_hooks(const void* owner, StepHooks hooks) const;
 
@@ -108,6 +113,7 @@ class ACCELERATE_API AcceleratedOptimizer {
   friend bool operator==(const AcceleratedOptimizer& a, const AcceleratedOptimizer& b) { return a.impl_ == b.impl_; }
 
  private:
+  void look() const;
   struct Impl;
   std::shared_ptr<Impl> impl_;
 };

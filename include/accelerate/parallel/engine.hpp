@@ -117,8 +117,10 @@ class ACCELERATE_API Engine {
 
   /// The tensors of which it holds pieces, in the order in which gather_each() makes them whole. Not collective.
   virtual std::vector<Holding> pieces() const { return {}; }
-  /// The gradient of a parameter among pieces(); nothing for other tensors. Not collective.
+  /// The gradient of a parameter among pieces(), or of such a piece; nothing for other tensors. Not collective.
   virtual std::optional<PieceGradient> gradient(const at::Tensor& parameter) const;
+  /// Somebody has cleared the gradient of what is held of a parameter (Holding::held()). Not collective.
+  virtual void clear_gradient(const at::Tensor& held) { static_cast<void>(held); }
   /// Whether ranks hold different pieces at all, the same on all ranks: then norms are of all ranks' together. Not
   /// collective.
   virtual bool holds_pieces() const { return false; }

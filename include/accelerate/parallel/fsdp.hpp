@@ -20,9 +20,9 @@
 namespace accelerate::parallel {
 
 /// Knows a model only by its tensors. The constructor is collective: all ranks bring the same parameters in the same
-/// order (rank 0's values where the plugin asks for sync_module_states); it takes them over. Afterwards a parameter's
-/// `grad` is undefined after a synchronising backward: the averaged gradient belongs to the shards, which is what
-/// optimizers step on.
+/// order (rank 0's values where the plugin asks for sync_module_states); it takes them over. Afterwards parameters, and
+/// their gradients after a backward that averaged, are whole to every operator: reading them is collective, what is
+/// written acts once, on this rank's piece at once. Optimizers step on the pieces.
 /// @throws ShapeError naming the first parameter whose name, shape or dtype differs between ranks, CommError,
 /// ResourceError. Source: arXiv:2304.11277 (FSDP), arXiv:1910.02054 (ZeRO).
 class ACCELERATE_API FullyShardedDataParallel final : public Engine {
@@ -62,6 +62,7 @@ class ACCELERATE_API FullyShardedDataParallel final : public Engine {
 
   std::vector<Holding> pieces() const override;
   std::optional<PieceGradient> gradient(const at::Tensor& parameter) const override;
+  void clear_gradient(const at::Tensor& held) override;
   bool holds_pieces() const override { return true; }
   /// Only the first replica gathers, unless `everywhere`.
   void gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,

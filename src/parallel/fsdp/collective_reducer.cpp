@@ -29,17 +29,26 @@ class LocalReducer final : public GradientReducer {
     // In the order of the parameter's bytes, which need not be the order of its indices.
     const auto type =
         options_.keep_low_precision ? options_.reduce_dtype.value_or(gradient.scalar_type()) : shard.scalar_type();
-    const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1}).to(shard.device(), type);
+    const at::Tensor flat = gradient.as_strided({gradient.numel()}, {1}).to(shard.device(), type).variable_data();
     if (options_.keep_low_precision && type != shard.scalar_type()) counts::add(counts::Count::low_precision_gradients);
     if (shard.grad().defined()) shard.mutable_grad().add_(flat);
     else shard.mutable_grad() = flat;
-    return ++arrived_[part.index] == part.members.size();
+    auto& arrived = arrived_[part.index];
+    arrived.resize(part.members.size());
+    arrived[member.index] = 1;
+    return std::count(arrived.begin(), arrived.end(), 1) == static_cast<int64_t>(part.members.size());
   }
-  void finish() override { std::fill(arrived_.begin(), arrived_.end(), 0); }
+  bool came(const ShardedMember& member) const override {
+    const auto& arrived = arrived_[member.part];
+    return member.index < arrived.size() && arrived[member.index];
+  }
+  void finish() override {
+    for (auto& arrived : arrived_) arrived.clear();
+  }
 
  private:
   ReducerOptions options_;
-  std::vector<size_t> arrived_;
+  std::vector<std::vector<char>> arrived_;  ///< by part and member
 };
 
 class CollectiveReducer final : public GradientReducer {
@@ -52,7 +61,7 @@ class CollectiveReducer final : public GradientReducer {
         states_(parts.size()) {
     // Gradients come from the last unit to the first; the real order is learnt in the first backward.
     for (size_t i = parts.size(); i-- > 0;)
-      if (parts[i].trained) order_.push_back(i);
+      if (parts[i].trainable) order_.push_back(i);
   }
 
   bool take(ShardedPart& part, ShardedMember& member, const at::Tensor& gradient) override {
@@ -67,19 +76,25 @@ class CollectiveReducer final : public GradientReducer {
     advance();
     return true;
   }
+  bool came(const ShardedMember& member) const override { return states_[member.part].gradient.came(member.index); }
 
   void finish() override {
     at::NoGradGuard no_grad;
+    std::vector<size_t> trained;
     int64_t members = 0;
-    for (size_t i : order_) members += static_cast<int64_t>(parts_[i].members.size());
+    for (size_t i : order_) {
+      if (!parts_[i].trained) continue;
+      trained.push_back(i);
+      members += static_cast<int64_t>(parts_[i].members.size());
+    }
     if (members == 0) return;
     at::Tensor present = at::zeros({members}, at::kInt);
     auto* flags = present.data_ptr<int32_t>();
-    for (size_t i : order_)
+    for (size_t i : trained)
       for (size_t m = 0; m < parts_[i].members.size(); ++m) *flags++ = states_[i].gradient.came(m);
     // Where a rank has no gradient it sends zeros, of whole parts too: others may have sent theirs already, and all
     // must send the same in the same order.
-    for (size_t i : order_)
+    for (size_t i : trained)
       if (!states_[i].gradient.complete()) complete(i);
     advance();
     while (!running_.empty()) collect();
@@ -89,10 +104,10 @@ class CollectiveReducer final : public GradientReducer {
     common = common.cpu();
     const auto* common_flags = common.data_ptr<int32_t>();
     std::vector<std::vector<char>> used(parts_.size());
-    for (size_t i : order_)
+    for (size_t i : trained)
       for (size_t m = 0; m < parts_[i].members.size(); ++m) used[i].push_back(static_cast<char>(*common_flags++ != 0));
     if (replicas_ && !apart_) replicas_->finish(used);
-    for (size_t i : order_) {
+    for (size_t i : trained) {
       give(parts_[i], states_[i].result, used[i]);
       states_[i] = {};
     }
@@ -129,6 +144,7 @@ class CollectiveReducer final : public GradientReducer {
   void advance() {
     for (; next_ < order_.size(); ++next_) {
       const size_t index = order_[next_];
+      if (!parts_[index].trained) continue;
       State& state = states_[index];
       if (!state.gradient.complete()) return;
       if (group_->world_size() == 1) {
@@ -137,7 +153,7 @@ class CollectiveReducer final : public GradientReducer {
         continue;
       }
       at::Tensor flat = state.gradient.flat();
-      auto [before, after] = divisors(flat.scalar_type());
+      const double before = divisors(flat.scalar_type()).first;
       if (before != 1) flat.div_(before);
       const int64_t length = parts_[index].numel() / group_->world_size();
       const meta_memory::Purpose shard(MemoryUse::gradients);
@@ -151,13 +167,13 @@ class CollectiveReducer final : public GradientReducer {
   }
 
   /// Half-precision sums must not overflow, so part of the division comes first (PyTorch's rule); else all of it comes
-  /// last, on the small result.
-  std::pair<int64_t, int64_t> divisors(at::ScalarType dtype) const {
+  /// last, on the small result. Together they are the number of ranks, whatever that is.
+  std::pair<double, double> divisors(at::ScalarType dtype) const {
     const int64_t world = group_->world_size();
-    if (dtype != at::kHalf && dtype != at::kBFloat16) return {1, world};
+    if (dtype != at::kHalf && dtype != at::kBFloat16) return {1.0, static_cast<double>(world)};
     int64_t factor = 1;
     while (world % factor == 0 && world / factor > factor) factor *= 2;
-    return {factor, world / factor};
+    return {static_cast<double>(factor), static_cast<double>(world) / static_cast<double>(factor)};
   }
 
   /// At most two whole gradients wait for their turn on the wire.

@@ -4,6 +4,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <map>
@@ -21,6 +22,7 @@
 #include "parallel/fsdp/mesh.hpp"
 #include "parallel/fsdp/shard_store.hpp"
 #include "parallel/fsdp/sharded_part.hpp"
+#include "parallel/fsdp/whole_gradients.hpp"
 #include "parallel/fsdp/wrap_policy.hpp"
 #include "parallel/replica_average.hpp"
 #include "parallel/stretch.hpp"
@@ -78,6 +80,8 @@ void count_from_rank0(const at::Tensor& value) {
 }
 
 bool is_low_precision(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
+/// What ranks can average, however they are connected.
+bool is_trainable(at::ScalarType type) { return is_low_precision(type) || type == at::kFloat || type == at::kDouble; }
 
 /// Weights in few bits, and the bytes that are sharded for each.
 using CodeBytes = std::vector<std::pair<residency::EncodedWeight*, at::Tensor>>;
@@ -124,7 +128,10 @@ struct FullyShardedDataParallel::Impl {
   CodeBytes code_bytes;  ///< members of `parts` that are no parameters of the model
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<GradientReducer> reducer;
+  std::unique_ptr<WholeGradients> gradients;                            ///< what grad() of the parameters is
+  std::unordered_map<const at::TensorImpl*, BeforeGradient> before_gradient;  ///< by the module's parameter
   std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of;  ///< by the module's parameter; of `parts`
+  std::unordered_map<const at::TensorImpl*, ShardedMember*> member_of_piece;
   std::set<std::string> fp8_weights;                                    ///< names of what travels as fp8
   std::vector<std::string>
       full_precision;  ///< paths of modules that compute in their own dtype (batch norms): their buffers do too
@@ -133,6 +140,8 @@ struct FullyShardedDataParallel::Impl {
   bool apart = false;            ///< gradients are averaged within this rank's replica only
   bool backward_is_due = false;  ///< peers wait for what this rank gives to the reduction, if only for nothing
   bool took_part = false;        ///< in the latest backward
+  bool announced = false;        ///< somebody calls after_backward()
+  bool ends_itself = false;      ///< nobody does: the backward that runs has been told to do what that does
 
   /// Decides where everything will lie, before anything moves.
   std::vector<std::pair<WrapUnit, std::vector<size_t>>> plan(const ModelRef& model, const at::Device& device) {
@@ -144,6 +153,7 @@ struct FullyShardedDataParallel::Impl {
         ShardedPart part;
         part.index = parts.size();
         part.trained = kind.trained;
+        part.trainable = kind.trained || (!kind.codes && is_trainable(kind.dtype));
         part.fp8 = kind.fp8;
         part.codes = kind.codes;
         std::vector<at::Tensor> tensors;
@@ -238,6 +248,7 @@ struct FullyShardedDataParallel::Impl {
     else
       place_deferred(model, device,
                      [&](const ShardedMember& member, const at::Tensor& value) { place(member, value); });
+    units->write_together(true);  // until all have placed theirs
     for (const auto& [unit, indices] : planned) {
       std::vector<residency::PartSpec> specs;
       for (const size_t index : indices) {
@@ -251,11 +262,19 @@ struct FullyShardedDataParallel::Impl {
         spec.dtype = part.compute_dtype;
         spec.device = device;
         spec.home = store->home(part, unit.path.empty() ? "(root)" : unit.path);
+        if (store->pieces_in_unit(part)) {
+          spec.members.emplace_back("(this rank's stretch)", part.master);
+          spec.layout.offsets.push_back(mesh.rank() * part.master.numel());
+          spec.stretch_is_last = true;
+        }
         specs.push_back(std::move(spec));
       }
       // From here on the whole parameters of this unit are gone.
       residency::Unit& added = units->add(unit.path, std::move(specs), /*keep=*/unit.path.empty());
-      for (const size_t index : indices) parts[index].unit = &added;
+      for (const size_t index : indices) {
+        parts[index].unit = &added;
+        if (store->pieces_in_unit(parts[index])) parts[index].cut(mesh.rank(), mesh.ranks());
+      }
       counts::add(Count::units);
       if (unit.full_precision) counts::add(Count::full_precision_units);
     }
@@ -268,8 +287,13 @@ struct FullyShardedDataParallel::Impl {
     // Ranks of one replica may bring different values and make one model of them; replicas must be equal.
     if (mesh.replicate && !from_rank0)
       for (auto& part : parts) part.master.copy_(mesh.replicate->broadcast(part.master.to(device), 0));
-    store->publish();
+    units->write_together(false);
+    store->publish(*units);
+    units->set_publisher([this] { store->refresh(*units); });
     reducer = store->make_reducer();
+    gradients = std::make_unique<WholeGradients>(parts, mesh);
+    for (auto& part : parts)
+      for (auto& member : part.members) member_of_piece[member.shard.unsafeGetTensorImpl()] = &member;
   }
 
   /// What is not sharded: buffers, and the parameters of ignored modules.
@@ -312,17 +336,47 @@ struct FullyShardedDataParallel::Impl {
     const auto found = member_of.find(parameter.unsafeGetTensorImpl());
     return found == member_of.end() ? nullptr : found->second;
   }
+  /// Of a parameter, or of a piece.
+  ShardedMember* find_either(const at::Tensor& tensor) const {
+    if (auto* const member = find(tensor)) return member;
+    const auto found = member_of_piece.find(tensor.unsafeGetTensorImpl());
+    return found == member_of_piece.end() ? nullptr : found->second;
+  }
 
   bool has_codes(const residency::Unit& unit) const {
     return std::any_of(parts.begin(), parts.end(),
                        [&](const ShardedPart& part) { return part.codes && part.unit == &unit; });
   }
 
+  /// Parameters may have been frozen or set free since the last forward.
+  void see_what_is_trained() {
+    for (auto& part : parts) {
+      if (!part.trainable) continue;
+      bool any = false;
+      for (auto& member : part.members) {
+        const bool trained = member.tensor.requires_grad();
+        any |= trained;
+        if (member.shard.requires_grad() != trained) member.shard.requires_grad_(trained);
+      }
+      if (any || !backward_is_due) part.trained = any;
+    }
+  }
+
   void take_gradient(ShardedMember& member) {
     took_part = true;
-    if (!sync) return;
+    if (member.tensor.requires_grad())
+      before_gradient.try_emplace(member.tensor.unsafeGetTensorImpl(), member.tensor,
+                                  [this, &member] { gradients->make_way(member); });
     backward_is_due = true;
+    if (!sync) return gradients->note_local(member);
+    if (!announced && !std::exchange(ends_itself, true))
+      torch::autograd::Engine::get_default_engine().queue_callback([this] {
+        ends_itself = false;
+        finish_backward();
+      });
+    if (reducer->came(member)) reducer->finish();  // of a backward before this one, after which nobody has called us
     ShardedPart& part = parts[member.part];
+    part.trained = true;
     const at::Tensor gradient = std::exchange(member.tensor.mutable_grad(), at::Tensor());
     if (!reducer->take(part, member, gradient)) return;
     // Gradients go through codes after the last adapter's gradient is there: such units go when the next one comes.
@@ -334,15 +388,31 @@ struct FullyShardedDataParallel::Impl {
     if (!backward_is_due || !sync) return;
     const auto finish = [&] {
       // What accumulated without synchronisation and got nothing in this backward.
-      for (auto& part : parts)
-        for (auto& member : part.members)
-          if (member.tensor.grad().defined()) take_gradient(member);
+      for (auto& part : parts) {
+        if (!part.trainable) continue;
+        for (auto& member : part.members) {
+          gradients->settle(member, /*left=*/true);
+          if (member.tensor.grad().defined() && !gradients->shows(member)) take_gradient(member);
+        }
+      }
       reducer->finish();
     };
+    const bool was_announced = std::exchange(announced, true);  // this is the end
     if (group) group->guard("backward", finish);
     else finish();
+    announced = was_announced;
     backward_is_due = false;
     units->release();
+    gradients->show();
+  }
+
+  /// All that is to be averaged is, and what the program did to grad() is done to the pieces.
+  void settle() {
+    finish_backward();
+    for (auto& part : parts) {
+      if (!part.trainable) continue;
+      for (auto& member : part.members) gradients->settle(member, /*left=*/!sync);
+    }
   }
 };
 
@@ -382,7 +452,7 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
         residency::UnitCheckpointOptions{.offload = plugin.activation_checkpointing_offload.value_or(false)});
   }
   for (auto& part : self.parts) {
-    if (!part.trained) continue;
+    if (!part.trainable) continue;
     for (auto& member : part.members)
       GradientTaker::attach(member.tensor,
                             [impl = impl_.get(), &member](const at::Tensor&) { impl->take_gradient(member); });
@@ -402,6 +472,10 @@ void FullyShardedDataParallel::before_forward() {
                       "not be shared with the other ranks. Move and convert the module before prepare()");
   Policy policy = self.phases.forward;
   policy.keep_for_backward = self.phases.keep_for_backward && c10::GradMode::is_enabled();
+  self.announced = self.ends_itself = false;
+  if (c10::GradMode::is_enabled()) self.see_what_is_trained();
+  self.gradients->release();
+  self.store->refresh(*self.units);
   self.units->set_policy(policy);
   if (self.checkpoints && c10::GradMode::is_enabled()) self.checkpoints->begin();
   counts::add(Count::forwards_sharded);
@@ -422,9 +496,15 @@ void FullyShardedDataParallel::leave_forward() noexcept {
   if (impl_->checkpoints) impl_->checkpoints->end();
 }
 
-void FullyShardedDataParallel::before_backward(const at::Tensor&) { impl_->took_part = false; }
+void FullyShardedDataParallel::before_backward(const at::Tensor&) {
+  impl_->took_part = false;
+  impl_->announced = true;
+}
 bool FullyShardedDataParallel::took_part() const { return impl_->took_part; }
-void FullyShardedDataParallel::after_backward() { impl_->finish_backward(); }
+void FullyShardedDataParallel::after_backward() {
+  impl_->finish_backward();
+  impl_->announced = false;
+}
 
 bool FullyShardedDataParallel::require_backward_grad_sync() const { return impl_->sync; }
 void FullyShardedDataParallel::set_require_backward_grad_sync(bool value) { impl_->sync = value; }
@@ -442,9 +522,15 @@ at::Tensor FullyShardedDataParallel::local_shard(const at::Tensor& parameter) co
 }
 
 std::optional<PieceGradient> FullyShardedDataParallel::gradient(const at::Tensor& parameter) const {
-  const at::Tensor shard = local_shard(parameter);
-  if (!shard.defined()) return std::nullopt;
-  return PieceGradient{.value = shard.grad(), .primary = impl_->apart || replica() == 0};
+  auto* const member = impl_->find_either(parameter);
+  if (!member) return std::nullopt;
+  if (impl_->parts[member->part].trainable)
+    impl_->gradients->settle(*member, /*left=*/impl_->backward_is_due || !impl_->sync);
+  return PieceGradient{.value = member->shard.grad(), .primary = impl_->apart || replica() == 0};
+}
+
+void FullyShardedDataParallel::clear_gradient(const at::Tensor& held) {
+  if (auto* const member = impl_->find_either(held)) impl_->gradients->clear(*member);
 }
 
 std::optional<at::ScalarType> FullyShardedDataParallel::input_dtype() const {
@@ -474,18 +560,21 @@ void FullyShardedDataParallel::average_replicas(const std::vector<at::Tensor>& t
   average_in_place(*impl_->mesh.replicate, tensors);
 }
 
-void FullyShardedDataParallel::resume_accumulation() { impl_->backward_is_due = true; }
+void FullyShardedDataParallel::resume_accumulation() {
+  impl_->gradients->start_anew();
+  impl_->backward_is_due = true;
+}
 // Of forwards that no backward went through, too.
-void FullyShardedDataParallel::settle_gradients() { impl_->finish_backward(); }
+void FullyShardedDataParallel::settle_gradients() { impl_->settle(); }
 
 void FullyShardedDataParallel::before_step() {
   settle_gradients();
-  impl_->store->before_step();
+  impl_->store->before_step(*impl_->units);
 }
 
 void FullyShardedDataParallel::after_step() {
   impl_->units->release();
-  impl_->store->publish();
+  impl_->store->publish(*impl_->units);
 }
 
 void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::function<void(const Whole&)>& take,

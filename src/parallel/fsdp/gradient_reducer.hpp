@@ -13,14 +13,16 @@
 
 namespace accelerate::parallel {
 
-/// Averages gradients over ranks, each rank getting its stretch. One backward at a time: take() as gradients come, then
-/// finish().
+/// Averages gradients over ranks, each rank getting its stretch. One backward at a time: take() as gradients come, each
+/// once, then finish(). Parts that are not trained (ShardedPart::trained, the same on all ranks) are left out.
 class GradientReducer {
  public:
   virtual ~GradientReducer() = default;
   /// The whole gradient of one member; when all of a part are there its reduction starts. @return whether the part is
   /// complete now.
   virtual bool take(ShardedPart& part, ShardedMember& member, const at::Tensor& gradient) = 0;
+  /// Whether the member's gradient has been taken since the last finish().
+  virtual bool came(const ShardedMember& member) const = 0;
   /// Parts that are not complete are reduced with zeros for what is missing; then the shards' gradients are set or
   /// added to. Members without a gradient on any rank are left alone. Collective.
   virtual void finish() = 0;

@@ -12,10 +12,10 @@
 namespace accelerate::parallel {
 
 Replicas::Replicas(const std::vector<ShardedPart>& parts, std::shared_ptr<comm::Group> group)
-    : group_(std::move(group)), gradients_(parts.size()), exchange_(parts.size()) {
+    : parts_(parts), group_(std::move(group)), gradients_(parts.size()), exchange_(parts.size()) {
   if (comm::SharedMemory::create(group_, 1)) shared_ = std::make_unique<comm::SharedAllReduce>(group_);
   for (size_t p = parts.size(); p-- > 0;)
-    if (parts[p].trained) order_.push_back(p);
+    if (parts[p].trainable) order_.push_back(p);
 }
 
 void Replicas::add(size_t part, at::Tensor gradient) {
@@ -28,6 +28,7 @@ void Replicas::add(size_t part, at::Tensor gradient) {
 void Replicas::advance() {
   for (; next_ < order_.size(); ++next_) {
     at::Tensor& gradient = gradients_[order_[next_]];
+    if (!parts_[order_[next_]].trained) continue;
     if (!gradient.defined()) return;
     if (shared_) {
       const size_t p = order_[next_];
@@ -48,16 +49,18 @@ void Replicas::finish(std::vector<std::vector<char>>& used) {
   advance();
   for (const auto& future : std::exchange(running_, {})) group_->wait("backward", *future);
   int64_t members = 0;
-  for (const size_t p : order_) members += static_cast<int64_t>(used[p].size());
+  std::vector<size_t> trained;
+  for (const size_t p : order_)
+    if (parts_[p].trained) trained.push_back(p), members += static_cast<int64_t>(used[p].size());
   at::Tensor flags = at::zeros({members}, at::kInt);
   auto* flag = flags.mutable_data_ptr<int32_t>();
-  for (const size_t p : order_)
+  for (const size_t p : trained)
     for (const char one : used[p]) *flag++ = one != 0;
   flags = flags.to(group_->device());
   group_->all_reduce_(flags, Reduction::max);
   flags = flags.cpu();
   const auto* common = flags.const_data_ptr<int32_t>();
-  for (const size_t p : order_)
+  for (const size_t p : trained)
     for (char& one : used[p]) one = static_cast<char>(*common++ != 0);
   for (auto& gradient : gradients_) gradient.reset();
   next_ = 0;

@@ -34,9 +34,10 @@ class Replicas {
  private:
   void advance();
 
+  const std::vector<ShardedPart>& parts_;
   std::shared_ptr<comm::Group> group_;
   std::unique_ptr<comm::SharedAllReduce> shared_;  ///< null: replicas on several hosts
-  std::vector<size_t> order_;                      ///< trained parts; backward reaches the last ones first
+  std::vector<size_t> order_;                      ///< parts that may be trained; backward reaches the last ones first
   size_t next_ = 0;                                ///< in order_
   std::vector<at::Tensor> gradients_;
   std::vector<at::Tensor> exchange_;  ///< per part: memory that stays with shared_, which gradients don't

@@ -6,10 +6,14 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "accelerate/codes/float8.hpp"
 #include "comm/group.hpp"
 #include "residency/homes/host.hpp"
 #include "residency/homes/shard.hpp"
+#include "residency/residency.hpp"
 #include "utils/counts.hpp"
 #include "utils/meta_memory.hpp"
 
@@ -57,12 +61,20 @@ class GatheredStore final : public ShardStore {
     return residency::shard_home(part.master, mesh_.shard, mesh_.near, name, std::move(wire));
   }
   std::unique_ptr<GradientReducer> make_reducer() override { return collective_reducer(parts_, mesh_, options_); }
-  void publish() override { work_out_scales(); }
+  void refresh(residency::Residency&) override {
+    if (std::any_of(parts_.begin(), parts_.end(), [&](const ShardedPart& part) {
+          return part.fp8 && part.master._version() != scaled_[part.index];
+        }))
+      work_out_scales();
+  }
+  void publish(residency::Residency&) override { work_out_scales(); }
 
  private:
   /// Of what travels as fp8: by the largest value that any rank holds of a weight.
   void work_out_scales() {
     const at::NoGradGuard no_grad;
+    scaled_.resize(parts_.size());
+    for (const auto& part : parts_) scaled_[part.index] = part.fp8 ? part.master._version() : 0;
     std::vector<at::Tensor> largest;
     for (const auto& part : parts_)
       for (const auto& member : part.members)
@@ -87,6 +99,7 @@ class GatheredStore final : public ShardStore {
   at::Device device_;
   CPUOffload offload_;
   ReducerOptions options_;
+  std::vector<int64_t> scaled_;  ///< per part: the version of its master whose scales these are
 };
 
 /// One process, or a whole model on each rank: the flat storage is the only shard.
@@ -122,16 +135,26 @@ class LocalStore final : public ShardStore {
             : at::empty({part.numel()}, at::TensorOptions().dtype(part.compute_dtype).device(device_));
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
-    return offloads() ? residency::host_home(part.master, worker_) : residency::memory_home(computed_[part.index]);
+    if (offloads()) return residency::host_home(part.master, worker_);
+    const at::Tensor& computed = computed_[part.index];
+    return computed.is_same(part.master) ? residency::memory_home(computed)
+                                         : residency::image_home(computed, part.master);
   }
   std::unique_ptr<GradientReducer> make_reducer() override {
     return mesh_.replicate ? collective_reducer(parts_, mesh_, options_) : local_reducer(parts_, options_);
   }
-  void publish() override {
+  void refresh(residency::Residency& units) override { publish(units); }
+  void publish(residency::Residency& units) override {
     at::NoGradGuard no_grad;
     if (offloads()) return;
-    for (const auto& part : parts_)
-      if (auto& computed = computed_[part.index]; !computed.is_same(part.master)) computed.copy_(part.master);
+    published_.resize(parts_.size(), -1);
+    for (const auto& part : parts_) {
+      auto& computed = computed_[part.index];
+      const int64_t version = part.master._version();
+      if (computed.is_same(part.master) || std::exchange(published_[part.index], version) == version) continue;
+      computed.copy_(part.master);
+    }
+    units.note_up_to_date();
   }
 
  private:
@@ -144,6 +167,7 @@ class LocalStore final : public ShardStore {
   ReducerOptions options_;
   std::shared_ptr<residency::Worker> worker_;
   std::vector<at::Tensor> computed_;  ///< per part: master itself, or its image in the compute dtype
+  std::vector<int64_t> published_;    ///< per part: which version of its master the image is of
 };
 
 }  // namespace

@@ -12,6 +12,10 @@
 #include "parallel/fsdp/sharded_part.hpp"
 #include "residency/home.hpp"
 
+namespace accelerate::residency {
+class Residency;
+}
+
 namespace accelerate::parallel {
 
 /// Where the shards of a model lie, and how they get to the other ranks of the mesh's shard group, which is what
@@ -23,10 +27,14 @@ class ShardStore {
   virtual void allocate(ShardedPart& part) = 0;
   virtual std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string& name) = 0;
   virtual std::unique_ptr<GradientReducer> make_reducer() = 0;
+  /// Whether part.master is to be a member of the part's unit: the same bytes as the flat storage's.
+  virtual bool pieces_in_unit(const ShardedPart& part) const { return static_cast<void>(part), false; }
+  /// What was written to parameters or pieces since the last step: everybody computes with it from here on. Collective.
+  virtual void refresh(residency::Residency& units) { static_cast<void>(units); }
   /// Before the shards change: nobody reads them any more. Collective.
-  virtual void before_step() {}
+  virtual void before_step(residency::Residency& units) { static_cast<void>(units); }
   /// After they changed: everybody reads the new values. Collective.
-  virtual void publish() {}
+  virtual void publish(residency::Residency& units) { static_cast<void>(units); }
 };
 
 /// Ranks of one host share their memory, whole models don't move, all others gather through c10d. Collective.

@@ -18,14 +18,15 @@ void ShardedPart::cut(int64_t rank, int64_t world) {
     member.at = from - first;
     member.begin = from - member.offset;
     member.shard = master.narrow(0, member.at, to - from).detach();
-    if (trained) member.shard.requires_grad_();
+    if (member.tensor.requires_grad()) member.shard.requires_grad_();
   }
 }
 
 void ShardedPart::add_to_gradients(const at::Tensor& stretch, const std::vector<char>& used) {
   for (auto& member : members) {
     if (!used[member.index]) continue;
-    const at::Tensor mine = member.piece_in(stretch);
+    // Not a view for autograd: LibTorch's zero_grad() detaches gradients in place.
+    const at::Tensor mine = member.piece_in(stretch).variable_data();
     if (member.shard.grad().defined()) member.shard.mutable_grad().add_(mine);
     else member.shard.mutable_grad() = mine;
   }

@@ -37,7 +37,8 @@ struct ShardedPart {
   residency::Unit* unit = nullptr;
   std::vector<ShardedMember> members;
   residency::Layout layout;
-  bool trained = false;
+  bool trained = false;                       ///< some member requires a gradient, or has one
+  bool trainable = false;                     ///< members may be trained, if they are not now
   bool codes = false;                         ///< of weights in few bits: their bytes in place of parameters, frozen
   at::ScalarType master_dtype = at::kFloat;   ///< of the shards, of what the optimizer sees
   at::ScalarType compute_dtype = at::kFloat;  ///< of the flat storage

@@ -17,7 +17,8 @@
 #include "comm/shared_memory.hpp"
 #include "parallel/fsdp/replicas.hpp"
 #include "parallel/fsdp/shard_store.hpp"
-#include "residency/homes/host.hpp"
+#include "residency/homes/kept.hpp"
+#include "residency/residency.hpp"
 #include "utils/counts.hpp"
 #include "utils/trace.hpp"
 
@@ -51,24 +52,28 @@ struct Plan {
     };
     announcements = reserve(2 * static_cast<size_t>(world) * parts.size() * sizeof(Announcement));
     consumed = reserve(static_cast<size_t>(world) * parts.size() * sizeof(Consumed));
-    size_t largest = 0, all = 0;
+    size_t largest = 0, all = 0, largest_now = 0, all_now = 0;  // of what may be trained, and is trained
     for (const auto& part : parts) {
       computed.push_back(reserve(static_cast<size_t>(part.numel()) * c10::elementSize(part.compute_dtype)));
       members.push_back(member_count);
       dedicated.push_back(all);
-      if (!part.trained) continue;
+      if (!part.trainable) continue;
       member_count += part.members.size();
       const size_t bytes =
           whole_lines(static_cast<size_t>(part.numel()) * c10::elementSize(reduce_dtype.value_or(part.compute_dtype)));
       largest = std::max(largest, bytes);
       all += bytes;
+      if (!part.trained) continue;
+      largest_now = std::max(largest_now, bytes);
+      all_now += bytes;
     }
     // One can be filled while the last one is read; many small ones need not wait for each other.
-    recycled = std::min(std::max(2 * largest, size_t{8} << 20), all);
+    const auto in_use = [](size_t largest, size_t all) { return std::min(std::max(2 * largest, size_t{8} << 20), all); };
+    recycled = in_use(largest, all);
     for (auto& place : dedicated) place += recycled;
     used = reserve(2 * static_cast<size_t>(world) * member_count);
     waiting = reserve(static_cast<size_t>(world) * sizeof(Waiting));
-    likely = size + static_cast<size_t>(world) * recycled;
+    likely = size + static_cast<size_t>(world) * in_use(largest_now, all_now);
     room = recycled + all;
     rooms = reserve(static_cast<size_t>(world) * room);
   }
@@ -78,7 +83,7 @@ struct Plan {
   size_t parts, size = 0;
   size_t announcements = 0, consumed = 0, used = 0, waiting = 0, rooms = 0;  ///< offsets
   std::vector<size_t> computed, members;  ///< per part: offset of its parameters; its first member among all
-  size_t member_count = 0;                ///< of trained parts
+  size_t member_count = 0;                ///< of parts that may be trained
   /// Each rank has a room for its gradients. The first bytes are used again and again; behind them each part has a
   /// place of its own, of which memory is taken only when a part must go there.
   size_t room = 0, recycled = 0;
@@ -121,14 +126,12 @@ class SharedReducer final : public GradientReducer {
         mapping_(std::move(mapping)),
         options_(options),
         used_(parts.size()),
-        states_(parts.size()) {
-    for (size_t p = 0; p < parts.size(); ++p)
-      if (parts[p].trained) trained_.push_back(p);
-    waiting_ = trained_;
-  }
+        states_(parts.size()),
+        rounds_(parts.size()) {}
 
   bool take(ShardedPart& part, ShardedMember& member, const at::Tensor& gradient) override {
     at::NoGradGuard no_grad;
+    join(part.index);
     FlatGradient& whole = states_[part.index].whole;
     if (!whole.begun()) whole.begin(part, allocate(part.index));
     if (!whole.take(member, gradient)) return false;
@@ -137,15 +140,19 @@ class SharedReducer final : public GradientReducer {
     return true;
   }
 
+  bool came(const ShardedMember& member) const override { return states_[member.part].whole.came(member.index); }
+
   void finish() override {
     at::NoGradGuard no_grad;
+    for (const auto& part : parts_)
+      if (part.trained) join(part.index);
     for (const size_t p : trained_) {
       State& state = states_[p];
       if (state.announced) continue;
       if (state.whole.begun()) state.whole.fill(parts_[p]);
       announce(p);
     }
-    group_->wait_until("reduction of gradients", [&] { return progress(); });
+    mapping_->memory->wait("reduction of gradients", [&] { return progress(); });
     if (replicas_ && !apart_) {
       replicas_->finish(used_);
       for (const size_t p : trained_) give(p);
@@ -155,20 +162,28 @@ class SharedReducer final : public GradientReducer {
       next.gradient = std::move(state.gradient);
       state = std::move(next);
     }
-    waiting_ = trained_;
+    for (const size_t p : trained_) ++rounds_[p];
+    trained_.clear();
     ++generation_;
   }
 
  private:
+  /// This backward is about the part, too.
+  void join(size_t p) {
+    if (std::exchange(states_[p].joined, true)) return;
+    trained_.push_back(p);
+    waiting_.push_back(p);
+  }
+
   struct State {
     FlatGradient whole;  ///< in this rank's room
     int64_t offset = kNothing;
-    bool announced = false;
+    bool joined = false, announced = false;
     at::Tensor gradient;  ///< this rank's stretch of the average; its memory is used again when nobody else holds it
   };
   struct Slot {
     size_t part, begin, end;  ///< of the room
-    uint64_t generation;
+    uint64_t generation, round;
   };
   enum class Counted { all, open };
 
@@ -180,7 +195,7 @@ class SharedReducer final : public GradientReducer {
     const size_t bytes = Plan::whole_lines(static_cast<size_t>(parts_[p].numel()) * c10::elementSize(type));
     const size_t begin = find_room(p, bytes);
     const auto later = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) { return slot.begin > begin; });
-    slots_.insert(later, {.part = p, .begin = begin, .end = begin + bytes, .generation = generation_});
+    slots_.insert(later, {.part = p, .begin = begin, .end = begin + bytes, .generation = generation_, .round = rounds_[p] + 1});
     states_[p].offset = static_cast<int64_t>(begin);
     return at::from_blob(mapping_->room(group_->rank()) + begin, {parts_[p].numel()}, at::TensorOptions().dtype(type));
   }
@@ -196,7 +211,7 @@ class SharedReducer final : public GradientReducer {
       auto& waits = mapping_->waits_for_room(group_->rank());
       waits.store(true, std::memory_order_release);
       int polls = 0;
-      group_->wait_until("room for gradients", [&] {
+      mapping_->memory->wait("room for gradients", [&] {
         progress();  // the peers may be waiting for us in turn
         return (begin = gap(bytes, Counted::all)) || (peer_waits_for_room() && ++polls > kPolls);
       });
@@ -206,7 +221,7 @@ class SharedReducer final : public GradientReducer {
     // What lies in that place is of the last backward, of which every rank has announced everything: nobody needs us to
     // read it.
     const auto taken = [&](const Slot& slot) { return slot.begin == mapping_->plan.dedicated[p]; };
-    group_->wait_until("room for gradients", [&] {
+    mapping_->memory->wait("room for gradients", [&] {
       forget_what_was_read();
       return std::none_of(slots_.begin(), slots_.end(), taken);
     });
@@ -230,7 +245,7 @@ class SharedReducer final : public GradientReducer {
         std::remove_if(slots_.begin(), slots_.end(),
                        [&](const Slot& slot) {
                          return mapping_->consumed(group_->rank(), slot.part).load(std::memory_order_acquire) >=
-                                slot.generation * static_cast<uint64_t>(group_->world_size());
+                                slot.round * static_cast<uint64_t>(group_->world_size());
                        }),
         slots_.end());
   }
@@ -314,24 +329,39 @@ class SharedReducer final : public GradientReducer {
   ReducerOptions options_;
   std::vector<std::vector<char>> used_;  ///< per part and member: somebody has a gradient for it
   std::vector<State> states_;
-  std::vector<size_t> trained_, waiting_;  ///< parts; those not reduced in this backward
+  std::vector<size_t> trained_, waiting_;  ///< parts of this backward; those that are not reduced yet
   std::vector<Slot> slots_;                ///< of the room that somebody has yet to fill or to read, by their begin
   uint64_t generation_ = 1;
+  std::vector<uint64_t> rounds_;  ///< per part: backwards that were about it, the same on all ranks
 };
 
 /// Parameters that several ranks see at once: each counts its share of the bytes.
 class SharedHome final : public residency::Home {
  public:
-  SharedHome(at::Tensor flat, int64_t sharers) : flat_(std::move(flat)), sharers_(sharers) {}
+  /// @param own     what this rank decides of it; empty where nothing ever changes
+  /// @param master  own(), if it is kept elsewhere and in another dtype; else undefined
+  SharedHome(at::Tensor flat, int64_t sharers, const Stretch& own, const at::Tensor& master)
+      : flat_(std::move(flat)), sharers_(sharers), own_(own) {
+    if (master.defined()) kept_.emplace(master, own.begin);
+  }
   std::unique_ptr<residency::Transfer> fetch(const at::Tensor&) override { return nullptr; }
-  void store(const at::Tensor&) override {}
+  void store(const at::Tensor& flat) override {
+    if (kept_) kept_->take_back(flat);
+  }
   std::optional<at::Tensor> mapped() override { return flat_; }
   residency::Place place() const override { return residency::Place::shards; }
   int64_t sharers() const override { return sharers_; }
+  Stretch own() const override { return own_; }
+  std::optional<at::ScalarType> keeps() const override { return kept_ ? std::optional(kept_->dtype()) : std::nullopt; }
+  void refine(int64_t begin, const at::Tensor& values) const override { kept_->refine(begin, values); }
+  void take(int64_t begin, const at::Tensor& values) override { kept_->take(begin, values); }
+  int64_t version() const override { return kept_ ? kept_->version() : 0; }
 
  private:
   at::Tensor flat_;
   int64_t sharers_;
+  Stretch own_;
+  std::optional<residency::Kept> kept_;
 };
 
 class SharedMemoryStore final : public ShardStore {
@@ -343,7 +373,8 @@ class SharedMemoryStore final : public ShardStore {
         group_(mesh.shard),
         mapping_(std::move(mapping)),
         options_(options),
-        computed_(parts.size()) {
+        computed_(parts.size()),
+        published_(parts.size()) {
     for (size_t p = 0; p < parts.size(); ++p)  // views keep the mapping alive
       computed_[p] = at::from_blob(
           mapping_->at(mapping_->plan.computed[p]), {parts[p].numel()}, [mapping = mapping_](void*) {},
@@ -352,31 +383,60 @@ class SharedMemoryStore final : public ShardStore {
 
   void allocate(ShardedPart& part) override {
     const at::Tensor stretch = own(part);
-    part.master = part.compute_dtype == part.master_dtype
-                      ? stretch
-                      : at::zeros(stretch.sizes(), stretch.options().dtype(part.master_dtype));
+    part.master = is_image(part) ? at::zeros(stretch.sizes(), stretch.options().dtype(part.master_dtype))
+                                 : stretch.variable_data();
   }
   std::unique_ptr<residency::Home> home(ShardedPart& part, const std::string&) override {
     counts::add(counts::Count::units_shared);
-    return std::make_unique<SharedHome>(computed_[part.index], group_->world_size());
+    const auto [begin, length] = stretch_of(part);
+    const auto own = part.codes ? residency::Home::Stretch{} : residency::Home::Stretch{begin, length};
+    return std::make_unique<SharedHome>(computed_[part.index], group_->world_size(), own,
+                                        is_image(part) ? part.master : at::Tensor());
   }
+  /// Pieces lie in what all see, so writes to them are as those to the parameters.
+  bool pieces_in_unit(const ShardedPart& part) const override { return !part.codes && !is_image(part); }
   std::unique_ptr<GradientReducer> make_reducer() override {
     return std::make_unique<SharedReducer>(parts_, mesh_, mapping_, options_);
   }
-  /// All have computed with the old values.
-  void before_step() override { mapping_->memory->barrier("optimizer step"); }
-  void publish() override {
-    at::NoGradGuard no_grad;
-    for (auto& part : parts_)
-      if (part.compute_dtype != part.master_dtype) own(part).copy_(part.master);
+  void refresh(residency::Residency& units) override {
+    bool changed = units.has_private();
+    for (const auto& part : parts_) changed |= is_image(part) && part.master._version() != published_[part.index];
+    if (!mapping_->memory->meet("forward", changed)) return;
+    units.share_again();
+    publish_images();
+    units.note_up_to_date();
+    mapping_->memory->barrier("forward");
+  }
+  void before_step(residency::Residency& units) override {
+    mapping_->memory->barrier("optimizer step");  // all have computed with the old values
+    units.share_again();
+    units.write_together(true);
+  }
+  void publish(residency::Residency& units) override {
+    units.write_together(false);
+    publish_images();
+    units.note_up_to_date();
     mapping_->memory->barrier("optimizer step");
   }
 
  private:
+  static bool is_image(const ShardedPart& part) { return part.compute_dtype != part.master_dtype; }
+  residency::Home::Stretch stretch_of(const ShardedPart& part) const {
+    const int64_t length = part.numel() / group_->world_size();
+    return {.begin = group_->rank() * length, .length = length};
+  }
   /// This rank's stretch of the flat storage.
   at::Tensor own(const ShardedPart& part) const {
-    const int64_t length = part.numel() / group_->world_size();
-    return computed_[part.index].narrow(0, group_->rank() * length, length);
+    const auto [begin, length] = stretch_of(part);
+    return computed_[part.index].narrow(0, begin, length);
+  }
+  void publish_images() {
+    at::NoGradGuard no_grad;
+    for (auto& part : parts_) {
+      if (!is_image(part)) continue;
+      own(part).copy_(part.master);
+      published_[part.index] = part.master._version();
+    }
   }
 
   std::vector<ShardedPart>& parts_;
@@ -385,6 +445,7 @@ class SharedMemoryStore final : public ShardStore {
   std::shared_ptr<Mapping> mapping_;
   ReducerOptions options_;
   std::vector<at::Tensor> computed_;  ///< per part: the whole flat storage
+  std::vector<int64_t> published_;    ///< per part that is an image: which version of its master
 };
 
 }  // namespace
@@ -392,7 +453,7 @@ class SharedMemoryStore final : public ShardStore {
 std::unique_ptr<ShardStore> shared_memory_store(std::vector<ShardedPart>& parts, const Mesh& mesh,
                                                 const ReducerOptions& options) {
   for (const auto& part : parts)
-    if (part.trained && !comm::can_average(options.reduce_dtype.value_or(part.compute_dtype))) return nullptr;
+    if (part.trainable && !comm::can_average(options.reduce_dtype.value_or(part.compute_dtype))) return nullptr;
   Plan plan(parts, mesh.ranks(), options.reduce_dtype);
   auto memory = comm::SharedMemory::create(mesh.shard, plan.size, plan.likely);
   if (!memory) return nullptr;

@@ -1,5 +1,7 @@
 #include "residency/homes/host.hpp"
 
+#include "residency/homes/kept.hpp"
+
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -43,7 +45,7 @@ class HostHome final : public Home {
   }
 
   void store(const at::Tensor& flat) override {
-    if (!flat.is_meta()) master_.copy_(flat);
+    if (!flat.is_meta()) Kept(master_, 0).take_back(flat);
   }
   Place place() const override { return Place::host; }
 
@@ -51,6 +53,23 @@ class HostHome final : public Home {
   at::Tensor master_;
   std::shared_ptr<Worker> worker_;
   std::optional<c10::Stream> stream_;
+};
+
+/// Plain memory that is the image of masters in another dtype.
+class ImageHome final : public Home {
+ public:
+  ImageHome(at::Tensor flat, const at::Tensor& master) : flat_(std::move(flat)), kept_(master, 0) {}
+  std::unique_ptr<Transfer> fetch(const at::Tensor&) override { return nullptr; }
+  void store(const at::Tensor& flat) override { kept_.take_back(flat); }
+  std::optional<at::Tensor> mapped() override { return flat_; }
+  std::optional<at::ScalarType> keeps() const override { return kept_.dtype(); }
+  void refine(int64_t begin, const at::Tensor& values) const override { kept_.refine(begin, values); }
+  void take(int64_t begin, const at::Tensor& values) override { kept_.take(begin, values); }
+  int64_t version() const override { return kept_.version(); }
+
+ private:
+  at::Tensor flat_;
+  Kept kept_;
 };
 
 class MemoryHome final : public Home {
@@ -70,6 +89,9 @@ class MemoryHome final : public Home {
 
 std::unique_ptr<Home> host_home(at::Tensor master, std::shared_ptr<Worker> worker) {
   return std::make_unique<HostHome>(std::move(master), std::move(worker));
+}
+std::unique_ptr<Home> image_home(at::Tensor flat, const at::Tensor& master) {
+  return std::make_unique<ImageHome>(std::move(flat), master);
 }
 std::unique_ptr<Home> memory_home(at::Tensor flat, Place place) {
   return std::make_unique<MemoryHome>(std::move(flat), place);

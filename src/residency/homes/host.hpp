@@ -17,4 +17,8 @@ std::unique_ptr<Home> host_home(at::Tensor master, std::shared_ptr<Worker> worke
 /// @param place  Place::file for a file that is mapped
 std::unique_ptr<Home> memory_home(at::Tensor flat, Place place = Place::memory);
 
+/// Memory that is the flat storage itself, in the compute dtype of `master`, which has all of its elements in another
+/// one: what operators write reaches that at once. Who changes the master sees to the image.
+std::unique_ptr<Home> image_home(at::Tensor flat, const at::Tensor& master);
+
 }  // namespace accelerate::residency

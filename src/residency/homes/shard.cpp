@@ -2,8 +2,6 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/eq.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -15,6 +13,7 @@
 #include "accelerate/comm.hpp"
 #include "comm/group.hpp"
 #include "residency/counters.hpp"
+#include "residency/homes/kept.hpp"
 #include "utils/meta_memory.hpp"
 #include "utils/raise.hpp"
 
@@ -80,6 +79,7 @@ class ShardHome final : public Home {
   ShardHome(at::Tensor shard, std::shared_ptr<comm::Group> group, std::shared_ptr<comm::Group> near, std::string name,
             std::optional<Float8Wire> wire)
       : shard_(std::move(shard)),
+        kept_(shard_, group->rank() * shard_.numel()),
         group_(std::move(group)),
         near_(std::move(near)),
         name_(std::move(name)),
@@ -123,14 +123,20 @@ class ShardHome final : public Home {
 
   void store(const at::Tensor& flat) override {
     forget();
-    const at::Tensor mine = flat.narrow(0, group_->rank() * shard_.numel(), shard_.numel());
-    at::Tensor shard = shard_.detach();
-    if (shard.scalar_type() == flat.scalar_type() && !wire_) return void(shard.copy_(mine));
-    // What nobody changed keeps the precision that the cast took from it.
-    at::Tensor came = shard.to(mine.options());
-    if (wire_) decode(*wire_, as_codes(shard.to(mine.device())), group_->rank() * shard_.numel(), came = came.clone());
-    shard.copy_(at::where(at::eq(mine, came), shard.to(mine.device()), mine.to(shard.scalar_type())));
+    if (!wire_) return kept_.take_back(flat);
+    const int64_t begin = group_->rank() * shard_.numel();
+    const at::Tensor came = at::empty({shard_.numel()}, flat.options());
+    decode(*wire_, as_codes(shard_.detach().to(flat.device())), begin, came);
+    kept_.take_back(flat, came);
   }
+
+  std::optional<at::ScalarType> keeps() const override { return kept_.dtype(); }
+  void refine(int64_t begin, const at::Tensor& values) const override { kept_.refine(begin, values); }
+  void take(int64_t begin, const at::Tensor& values) override {
+    forget();
+    kept_.take(begin, values);
+  }
+  int64_t version() const override { return kept_.version(); }
 
   bool collective() const override { return true; }
   Place place() const override { return Place::shards; }
@@ -160,6 +166,7 @@ class ShardHome final : public Home {
   }
 
   at::Tensor shard_;
+  Kept kept_;
   std::shared_ptr<comm::Group> group_, near_;
   at::Tensor left_;  ///< by keep_for_backward(): this rank's stretch among near_
   std::string name_;

@@ -1,0 +1,204 @@
+#include "parallel/fsdp/whole_gradients.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/group.hpp"
+#include "parallel/stretch.hpp"
+#include "residency/home.hpp"
+#include "residency/residency.hpp"
+
+namespace accelerate::parallel {
+namespace {
+
+at::ScalarType dtype_of(const ShardedPart& part) {
+  for (const auto& member : part.members)
+    if (member.shard.grad().defined()) return member.shard.grad().scalar_type();
+  return part.master_dtype;
+}
+
+std::string absent_text(const std::string& name) {
+  return "the gradient of '" + name +
+         "' is not resident: the parameter is sharded, and the gradient's data was asked for outside of an operator "
+         "(data_ptr(), torch::save, accessors), or after zero_grad() or the next backward had put an end to it; take "
+         "clone() of it while it is there, on all ranks";
+}
+
+/// The gradients of one part's pieces.
+class GradientHome final : public residency::Home {
+ public:
+  GradientHome(ShardedPart& part, std::shared_ptr<comm::Group> group, at::ScalarType dtype)
+      : part_(part), group_(std::move(group)), dtype_(dtype) {}
+
+  std::unique_ptr<residency::Transfer> fetch(const at::Tensor& flat) override {
+    at::Tensor stretch = at::zeros({part_.numel() / group_->world_size()}, flat.options());
+    for (const auto& member : part_.members)
+      if (const at::Tensor& piece = member.shard.grad(); piece.defined() && piece.numel() > 0)
+        member.piece_in(stretch).copy_(piece);
+    at::Tensor(flat).copy_(group_->all_gather(stretch, "all_gather of gradients"));
+    return nullptr;
+  }
+  void store(const at::Tensor& flat) override {
+    for (const auto& member : part_.members) take(member.offset, flat.narrow(0, member.offset, member.tensor.numel()));
+  }
+  bool collective() const override { return true; }
+  residency::Place place() const override { return residency::Place::shards; }
+  std::optional<at::ScalarType> keeps() const override { return dtype_; }
+  void take(int64_t begin, const at::Tensor& values) override {
+    for (auto& member : part_.members) {
+      if (member.offset != begin || member.tensor.numel() != values.numel()) continue;
+      if (!member.shard.grad().defined() || member.shard.numel() == 0) continue;
+      member.shard.mutable_grad().copy_(values.narrow(0, member.begin, member.shard.numel()));
+    }
+  }
+  /// Clipping and unscaling change the pieces' gradients by themselves.
+  int64_t version() const override {
+    int64_t sum = 0;
+    for (const auto& member : part_.members)
+      if (const at::Tensor& piece = member.shard.grad(); piece.defined())
+        sum += 1 + static_cast<int64_t>(piece._version()) + reinterpret_cast<int64_t>(piece.unsafeGetTensorImpl());
+    return sum;
+  }
+
+ private:
+  ShardedPart& part_;
+  std::shared_ptr<comm::Group> group_;
+  at::ScalarType dtype_;
+};
+
+/// Of the sizes and strides, and without a byte.
+at::Tensor shape_of(const at::Tensor& parameter, const at::TensorOptions& options) {
+  at::Tensor shape = at::empty({0}, options);
+  shape.unsafeGetTensorImpl()->set_sizes_and_strides(parameter.sizes(), parameter.strides());
+  return shape;
+}
+
+}  // namespace
+
+WholeGradients::WholeGradients(std::vector<ShardedPart>& parts, const Mesh& mesh)
+    : parts_(parts), mesh_(mesh), states_(parts.size()), residencies_(parts.size()) {
+  for (const auto& part : parts) states_[part.index].resize(part.members.size());
+}
+
+WholeGradients::~WholeGradients() {
+  for (auto& part : parts_)
+    for (auto& member : part.members)
+      if (state(member).shows == Shows::whole) member.tensor.mutable_grad().reset();
+}
+
+bool WholeGradients::is_held(const ShardedPart& part) const {
+  constexpr size_t kOwners = 2, kStorages = 2;  // the state and the member; the tensor's and the member's
+  return std::any_of(states_[part.index].begin(), states_[part.index].end(), [](const State& state) {
+    return state.whole.defined() &&
+           (state.whole.use_count() > kOwners + (state.shows == Shows::whole ? 1 : 0) ||
+            state.whole.unsafeGetTensorImpl()->unsafe_storage().use_count() > kStorages);
+  });
+}
+
+void WholeGradients::make(ShardedPart& part) {
+  const auto dtype = dtype_of(part);
+  auto& states = states_[part.index];
+  auto& residency = residencies_[part.index];
+  if (residency && residency->units().front()->parts().front().dtype == dtype && !is_held(part)) return;
+  for (auto& state : states) state.whole.reset();
+  residency = std::make_unique<residency::Residency>(
+      residency::Policy{.prefetch = 0, .outstanding = 1, .evict_after_use = true});
+  residency::PartSpec spec;
+  spec.layout = part.layout;
+  spec.dtype = dtype;
+  spec.device = part.members.front().tensor.device();
+  spec.home = std::make_unique<GradientHome>(part, mesh_.shard, dtype);
+  spec.absent = absent_text;
+  for (auto& member : part.members) {
+    at::Tensor& whole = states[member.index].whole;
+    whole = shape_of(member.tensor, at::TensorOptions().dtype(dtype).device(spec.device));
+    spec.members.emplace_back(member.name, whole);
+  }
+  std::vector<residency::PartSpec> specs;
+  specs.push_back(std::move(spec));
+  residency->add("gradients of " + std::string(part.unit_name()), std::move(specs));
+}
+
+void WholeGradients::show() {
+  const at::NoGradGuard no_grad;
+  for (auto& part : parts_) {
+    if (!part.trained || part.members.front().tensor.is_meta()) continue;
+    const bool any = std::any_of(part.members.begin(), part.members.end(),
+                                 [](const ShardedMember& member) { return member.shard.grad().defined(); });
+    if (!any) continue;
+    if (mesh_.ranks() > 1) make(part);
+    for (auto& member : part.members) {
+      const at::Tensor& piece = member.shard.grad();
+      State& now = state(member);
+      if (!piece.defined() || (member.tensor.grad().defined() && now.shows != Shows::whole)) continue;
+      // Alone the piece is the whole, in the order of the parameter's bytes.
+      if (mesh_.ranks() == 1)
+        now.whole = piece.detach()
+                        .as_strided(member.tensor.sizes(), member.tensor.strides(), piece.storage_offset())
+                        .variable_data();
+      now.shows = Shows::whole;
+      member.tensor.mutable_grad() = now.whole;
+    }
+  }
+}
+
+void WholeGradients::settle(ShardedMember& member, bool left) {
+  const at::NoGradGuard no_grad;
+  State& was = state(member);
+  at::Tensor& now = member.tensor.mutable_grad();
+  if (shows(member)) return;
+  if (!now.defined()) {
+    if (was.shows != Shows::nothing) member.shard.mutable_grad().reset();
+    was.shows = Shows::nothing;
+  } else if (was.shows == Shows::whole || !left) {
+    const at::Tensor given = std::exchange(now, at::Tensor());
+    was.shows = Shows::nothing;
+    const int64_t length = member.shard.numel();
+    const at::Tensor mine =
+        stretch_of(member.tensor, given.to(member.tensor.device()), length > 0 ? member.begin : 0, length);
+    member.shard.mutable_grad() = mine.to(member.shard.device(), member.shard.scalar_type(), false, /*copy=*/true);
+  }
+}
+
+bool WholeGradients::shows(const ShardedMember& member) const {
+  return state(member).shows == Shows::whole && member.tensor.grad().is_same(state(member).whole);
+}
+
+void WholeGradients::make_way(ShardedMember& member) {
+  settle(member, /*left=*/true);
+  State& was = state(member);
+  if (was.shows != Shows::whole) return;
+  member.tensor.mutable_grad().reset();
+  was.shows = Shows::nothing;
+}
+
+void WholeGradients::start_anew() {
+  for (auto& part : parts_)
+    for (auto& member : part.members) {
+      if (shows(member)) member.tensor.mutable_grad().reset();
+      state(member).shows = member.tensor.grad().defined() ? Shows::local : Shows::nothing;
+    }
+}
+
+void WholeGradients::note_local(const ShardedMember& member) { state(member).shows = Shows::local; }
+
+void WholeGradients::release() {
+  for (auto& residency : residencies_)
+    if (residency) residency->release();
+}
+
+void WholeGradients::clear(ShardedMember& member) {
+  State& was = state(member);
+  if (was.shows == Shows::nothing) return;
+  at::Tensor& now = member.tensor.mutable_grad();
+  if (!now.defined()) member.shard.mutable_grad().reset();
+  if (member.shard.grad().defined() && shows(member)) return;  // it was filled with zeros
+  now.reset();
+  was.shows = Shows::nothing;
+}
+
+}  // namespace accelerate::parallel

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "parallel/fsdp/mesh.hpp"
+#include "parallel/fsdp/sharded_part.hpp"
+
+namespace accelerate::residency {
+class Residency;
+}
+
+namespace accelerate::parallel {
+
+/// What `grad()` of a sharded model's parameters is: after a backward that averaged, a tensor of the parameter's sizes
+/// that is whole to every operator, as the parameter is. Reading it gathers the part's pieces, which all ranks do
+/// together; what is written to it reaches this rank's piece at once; clearing or replacing it clears or replaces the
+/// piece's gradient, which is what optimizers step on.
+class WholeGradients {
+ public:
+  WholeGradients(std::vector<ShardedPart>& parts, const Mesh& mesh);
+  ~WholeGradients();
+
+  /// Every piece's gradient shows as its parameter's. Not collective.
+  void show();
+  /// Takes what the program has made of grad() since then to the piece: it was cleared, or replaced by another tensor.
+  /// @param left  what stands there without having been shown waits to be averaged: it stays
+  void settle(ShardedMember& member, bool left);
+  /// Whether grad() is what was shown.
+  bool shows(const ShardedMember& member) const;
+  /// Right before backward adds to grad(): what is shown goes, and the piece keeps it.
+  void make_way(ShardedMember& member);
+  /// grad() and the pieces' gradients were set from outside: what stands in grad() has not been averaged.
+  void start_anew();
+  /// Backward has added to grad() without averaging.
+  void note_local(const ShardedMember& member);
+  /// What was gathered for readers is given back.
+  void release();
+  /// Nothing is shown any more of a member whose piece's gradient somebody has cleared, nor what waits to be averaged.
+  void clear(ShardedMember& member);
+
+ private:
+  enum class Shows { nothing, whole, local };
+  struct State {
+    Shows shows = Shows::nothing;
+    at::Tensor whole;  ///< what is shown while shows == whole; used again
+  };
+  State& state(const ShardedMember& member) { return states_[member.part][member.index]; }
+  const State& state(const ShardedMember& member) const { return states_[member.part][member.index]; }
+  /// The tensors to show of a part, made when they are first needed.
+  void make(ShardedPart& part);
+  /// Somebody else holds what has been shown, and would see another gradient in it.
+  bool is_held(const ShardedPart& part) const;
+
+  std::vector<ShardedPart>& parts_;
+  Mesh mesh_;
+  std::vector<std::vector<State>> states_;                         ///< by part and member
+  std::vector<std::unique_ptr<residency::Residency>> residencies_;  ///< by part
+};
+
+}  // namespace accelerate::parallel

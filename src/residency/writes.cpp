@@ -1,0 +1,65 @@
+#include "residency/writes.hpp"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "residency/member.hpp"
+#include "residency/residency.hpp"
+
+namespace accelerate::residency {
+namespace {
+
+/// A member of less precision than its home keeps, and what the operator writes to in its place.
+struct Wide {
+  const Member* member;
+  at::Tensor values;  ///< 1-D
+};
+
+bool is_wide(const Member& member) { return *member.home().keeps() != member.part().dtype; }
+
+/// Autograd wants to see the operator on the tensors themselves: it refuses writes to leaves, or records them.
+bool records(const OperatorCall& call) {
+  if (!at::GradMode::is_enabled()) return false;
+  bool any = false;
+  call.for_each_tensor([&](const at::Tensor& tensor, size_t) { any |= tensor.requires_grad(); });
+  return any;
+}
+
+}  // namespace
+
+void carry_out_writes(OperatorCall& call, const Next& next, const Written& written) {
+  std::vector<Wide> wide;
+  if (!records(call))
+    for (Member* member : written)
+      if (is_wide(*member)) wide.push_back({member, member->unit().owner().exact(*member)});
+  const auto in_place_of = [&](const Member* member) {
+    return std::find_if(wide.begin(), wide.end(), [&](const Wide& one) { return one.member == member; });
+  };
+  if (wide.empty()) {
+    next();
+  } else {
+    const std::vector<c10::IValue> originals(call.arguments().begin(), call.arguments().end());
+    call.map_tensors([&](const at::Tensor& tensor) {
+      const auto found = in_place_of(Member::of(tensor));
+      return found == wide.end() ? tensor
+                                 : found->values.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+    });
+    next();
+    call.put_back(originals);
+    // Who saved such a tensor for backward must hear of it.
+    for (size_t i = 0; i < originals.size(); ++i)
+      if (call.writes(i))
+        for_each_tensor(originals[i], [&](const at::Tensor& tensor) {
+          if (in_place_of(Member::of(tensor)) != wide.end()) tensor.unsafeGetTensorImpl()->bump_version();
+        });
+  }
+  for (Member* member : written) {
+    const auto found = in_place_of(member);
+    member->unit().owner().wrote(*member, found == wide.end() ? at::Tensor() : found->values);
+  }
+}
+
+}  // namespace accelerate::residency

@@ -1,0 +1,450 @@
+/// What programs do to parameters and gradients of a sharded model outside of forward, backward and step: each acts as
+/// on whole parameters, once, on any number of ranks, however they are connected. In C++ the names from before prepare()
+/// stay in scope, so programs use these, too.
+
+#include <gtest/gtest.h>
+
+#include "accelerate/accelerate.hpp"
+#include "accelerate/optim/element_wise.hpp"
+#include "accelerate/residency.hpp"
+#include "both_stores.hpp"
+#include "message_of.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+using namespace accelerate;
+namespace nn = torch::nn;
+using torch::indexing::Slice;
+
+constexpr int64_t kRows = 60;  // of a batch: the numbers of ranks divide it
+constexpr double kRate = 0.5;
+
+nn::Sequential make_model() {
+  torch::manual_seed(5);
+  return nn::Sequential(nn::Linear(8, 16), nn::Tanh(), nn::Linear(16, 16), nn::Tanh(), nn::Linear(16, 4));
+}
+
+/// One process with plain LibTorch, or a rank of ours: programs see the same names.
+struct Side {
+  nn::Sequential model;
+  torch::optim::Optimizer* bare;  ///< the name from before prepare()
+  std::function<at::Tensor()> loss;
+  std::function<void(const at::Tensor&)> backward;
+  std::function<void()> step, zero_grad;
+  std::function<void(const std::vector<at::Tensor>&)> add_group;
+  std::function<void(const torch::optim::Optimizer::LossClosure&)> step_with;
+  bool ours = false;
+
+  void train() const {
+    backward(loss());
+    step();
+    zero_grad();
+  }
+  nn::SequentialImpl& module() const { return *model.ptr(); }
+  std::vector<at::Tensor> parameters() const { return model->parameters(); }
+};
+using Program = std::function<void(const Side&)>;
+using MakeOptimizer = std::function<std::shared_ptr<torch::optim::Optimizer>(const nn::Sequential&)>;
+
+std::shared_ptr<torch::optim::Optimizer> make_sgd(const nn::Sequential& model) {
+  return std::make_shared<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(kRate));
+}
+std::shared_ptr<torch::optim::Optimizer> make_momentum(const nn::Sequential& model) {
+  return std::make_shared<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
+}
+
+struct Batches {
+  int64_t next = 0;
+  std::pair<at::Tensor, at::Tensor> operator()() {
+    const auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(70 + next++));
+    const auto x = torch::randn({kRows, 8}, generator, torch::kFloat);
+    return {x, x.index({Slice(), Slice(0, 4)}).cos()};
+  }
+};
+
+std::vector<at::Tensor> run_plain(const Program& program, const MakeOptimizer& make_optimizer) {
+  auto model = make_model();
+  const auto optimizer = make_optimizer(model);
+  Batches batches;
+  program({.model = model,
+           .bare = optimizer.get(),
+           .loss =
+               [&] {
+                 const auto [x, y] = batches();
+                 return torch::mse_loss(model->forward(x), y);
+               },
+           .backward = [](const at::Tensor& loss) { loss.backward({}, true); },
+           .step = [&] { optimizer->step(); },
+           .zero_grad = [&] { optimizer->zero_grad(); },
+           .add_group = [&](const auto& parameters) { optimizer->add_param_group({parameters}); },
+           .step_with = [&](const auto& closure) { optimizer->step(closure); }});
+  std::vector<at::Tensor> values;
+  for (const auto& parameter : model->parameters()) values.push_back(parameter.detach().clone());
+  return values;
+}
+
+FullyShardedDataParallelPlugin plugin_of(const std::string& kind) {
+  FullyShardedDataParallelPlugin plugin{.fsdp_version = 2,
+                                        .auto_wrap_policy = AutoWrapPolicy::size_based_wrap,
+                                        .min_num_params = 100};
+  if (kind == "keeps") plugin.reshard_after_forward = false;
+  if (kind == "bf16")
+    plugin.mixed_precision_policy = MixedPrecision{.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
+  if (kind == "whole") {
+    plugin.fsdp_version = 1;
+    plugin.sharding_strategy = ShardingStrategy::no_shard;
+  }
+  return plugin;
+}
+
+void compare(const std::string& what, const Program& program, const std::string& kind = "shards",
+             const MakeOptimizer& make_optimizer = make_sgd, double tolerance = 2e-6) {
+  const auto expected = run_plain(program, make_optimizer);
+  support::on_both_stores([&](const std::string& store) {
+    Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of(kind)});
+    auto model = make_model();
+    const auto optimizer = make_optimizer(model);
+    auto [m, opt] = accelerator.prepare(model, optimizer);
+    Batches batches;
+    const int64_t share = kRows / accelerator.num_processes();
+    program({.model = model,
+             .bare = optimizer.get(),
+             .loss =
+                 [&] {
+                   const auto [x, y] = batches();
+                   const auto mine = [&](const at::Tensor& all) {
+                     return all.narrow(0, accelerator.process_index() * share, share);
+                   };
+                   return torch::mse_loss(m(mine(x)), mine(y));
+                 },
+             .backward = [&](const at::Tensor& loss) { accelerator.backward(loss, {.retain_graph = true}); },
+             .step = [&] { opt.step(); },
+             .zero_grad = [&] { opt.zero_grad(); },
+             .add_group = [&](const auto& parameters) { opt.add_param_group({parameters}); },
+             .step_with = [&](const auto& closure) { opt.step(closure); },
+             .ours = true});
+    const auto state = accelerator.get_state_dict(m);
+    const auto names = model->named_parameters();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const auto where = what + ", " + kind + ", " + store + ", " + names[i].key();
+      const at::Tensor seen = names[i].value().detach().to(torch::kFloat);
+      EXPECT_LE((seen - expected[i]).abs().max().item<double>(), kind == "bf16" ? 2e-2 : tolerance) << where;
+      if (accelerator.is_main_process())
+        EXPECT_LE((state.at(names[i].key()) - expected[i]).abs().max().item<double>(), tolerance) << where << " saved";
+    }
+  });
+}
+
+/// In place, without a graph.
+void write(const Side& side, const std::function<void(at::Tensor&)>& f) {
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : side.parameters()) f(parameter);
+}
+
+RANKS_TEST(FsdpWhole, WritesToParametersActOnce, 1, 2, 3, 5) {
+  for (const std::string kind : {"shards", "keeps"}) {
+    compare("before the first step", [](const Side& side) {
+      write(side, [](at::Tensor& p) { p.mul_(0.5); });
+      side.train();
+    }, kind);
+    compare("between backward and step", [](const Side& side) {
+      side.backward(side.loss());
+      write(side, [](at::Tensor& p) { p.add_(0.01); });
+      side.step(), side.zero_grad();
+      side.train();
+    }, kind);
+    compare("after the step", [](const Side& side) {
+      side.train();
+      write(side, [](at::Tensor& p) { p.copy_(torch::full_like(p, 0.125)); });
+    }, kind);
+    compare("in a loop", [](const Side& side) {
+      for (int i = 0; i < 4; ++i) {
+        side.train();
+        write(side, [](at::Tensor& p) { p.mul_(0.99).clamp_(-0.2, 0.2); });
+      }
+    }, kind);
+    compare("that read first", [](const Side& side) {
+      side.train();
+      write(side, [](at::Tensor& p) { p.div_(p.norm()), p.add_(p.mean()); });
+      side.train();
+    }, kind);
+    compare("through data() and views", [](const Side& side) {
+      write(side, [](at::Tensor& p) { p.data().mul_(0.9), p.view({-1}).narrow(0, 1, p.numel() - 1).add_(0.1); });
+      side.train();
+    }, kind);
+    compare("an average in their place while evaluating", [](const Side& side) {
+      std::vector<at::Tensor> average, before;
+      write(side, [&](at::Tensor& p) { average.push_back(p.clone()); });
+      for (int i = 0; i < 3; ++i) {
+        side.train();
+        size_t at = 0;
+        write(side, [&](at::Tensor& p) { average[at++].mul_(0.5).add_(p, 0.5); });
+      }
+      size_t at = 0;
+      write(side, [&](at::Tensor& p) { before.push_back(p.clone()), p.copy_(average[at++]); });
+      side.train();
+      at = 0;
+      write(side, [&](at::Tensor& p) { p.copy_(before[at++]); });
+    }, kind);
+  }
+}
+
+RANKS_TEST(FsdpWhole, SummonedWritesActAndAreLostWhenAskedTo, 1, 2, 3) {
+  for (const std::string kind : {"shards", "whole"}) {
+    const auto fill = [](const Side& side, float value, bool keep) {
+      std::optional<residency::Summon> here;
+      if (side.ours) here = residency::summon(side.model, {.writeback = keep});
+      if (!side.ours && !keep) return;
+      for (auto& p : side.parameters()) std::fill_n(p.data_ptr<float>(), p.numel(), value);
+    };
+    compare("raw writes", [&](const Side& side) {
+      side.train();
+      fill(side, 0.25, true);
+      side.train();
+    }, kind);
+    compare("raw writes at the end", [&](const Side& side) {
+      side.train();
+      fill(side, 0.25, true);
+    }, kind);
+    compare("raw writes that are lost", [&](const Side& side) {
+      write(side, [](at::Tensor& p) { p.mul_(0.5); });
+      fill(side, 7, false);
+      side.train();
+      fill(side, 7, false);
+    }, kind);
+  }
+}
+
+RANKS_TEST(FsdpWhole, WritesReachMastersInTheirPrecision, 1, 2, 3) {
+  // A factor that bf16 can't tell from 1.
+  compare("many small factors", [](const Side& side) {
+    for (int i = 0; i < 50; ++i) write(side, [](at::Tensor& p) { p.mul_(0.9995); });
+  }, "bf16");
+  compare("copies", [](const Side& side) {
+    write(side, [](at::Tensor& p) { p.copy_(torch::linspace(0, 0.3, p.numel()).view(p.sizes())); });
+  }, "bf16");
+  compare("summoned", [](const Side& side) {
+    const auto here = side.ours ? std::optional(residency::summon(side.model)) : std::nullopt;
+    write(side, [](at::Tensor& p) { p.fill_(0.75); });
+  }, "bf16");
+  // One step in bf16 has errors of its own; what was written before and after must be there beside them.
+  compare("around a step", [](const Side& side) {
+    write(side, [](at::Tensor& p) { p.mul_(0.5); });
+    side.train();
+    write(side, [](at::Tensor& p) { p.mul_(0.5); });
+  }, "bf16", make_sgd, 4e-3);
+}
+
+RANKS_TEST(FsdpWhole, GradientsAreWholeBetweenBackwardAndStep, 1, 2, 3, 5) {
+  for (const std::string kind : {"shards", "whole"}) {
+    compare("scaled", [](const Side& side) {
+      side.backward(side.loss());
+      for (auto& p : side.parameters()) {
+        EXPECT_EQ(p.grad().sizes(), p.sizes());
+        p.mutable_grad().mul_(0.25);
+      }
+      side.step(), side.zero_grad();
+      side.train();
+    }, kind);
+    compare("a step by hand", [](const Side& side) {
+      for (int i = 0; i < 3; ++i) {
+        side.backward(side.loss());
+        write(side, [](at::Tensor& p) { p.sub_(0.3 * p.grad()); });
+        side.module().zero_grad();
+      }
+    }, kind);
+    compare("LibTorch's clipping", [](const Side& side) {
+      for (int i = 0; i < 3; ++i) {
+        side.backward(side.loss());
+        EXPECT_GT(nn::utils::clip_grad_norm_(side.parameters(), 0.05), 0.05);
+        side.step(), side.zero_grad();
+      }
+    }, kind);
+    compare("the module's zero_grad", [](const Side& side) {
+      for (int i = 0; i < 4; ++i) {
+        side.module().zero_grad();
+        side.backward(side.loss());
+        side.step();
+      }
+    }, kind);
+    compare("the module's zero_grad, between forward and backward", [](const Side& side) {
+      for (int i = 0; i < 3; ++i) {
+        const auto loss = side.loss();
+        side.module().zero_grad();
+        side.backward(loss);
+        side.step();
+      }
+    }, kind);
+    compare("cleared one by one", [](const Side& side) {
+      for (int i = 0; i < 3; ++i) {
+        for (auto& p : side.parameters()) p.mutable_grad() = at::Tensor();
+        side.backward(side.loss());
+        side.step();
+      }
+    }, kind);
+    compare("replaced", [](const Side& side) {
+      side.backward(side.loss());
+      for (auto& p : side.parameters()) p.mutable_grad() = (p.grad() * 0.5 + p.detach() * 0.1).detach();
+      side.step(), side.zero_grad();
+      side.train();
+    }, kind);
+    compare("several backwards", [](const Side& side) {
+      const auto loss = side.loss();
+      side.backward(loss);
+      side.backward(loss * 0.5);
+      side.backward(side.loss());
+      side.step(), side.zero_grad();
+    }, kind);
+    compare("LibTorch's own backward, twice", [](const Side& side) {
+      const auto loss = side.loss();
+      loss.backward({}, true);
+      loss.backward();
+      EXPECT_GT(side.parameters().front().grad().abs().sum().item<double>(), 0);
+      side.step(), side.zero_grad();
+      side.train();
+    }, kind);
+  }
+}
+
+RANKS_TEST(FsdpWhole, OptimizersFromBeforeAndAfterPrepareAct, 1, 2, 3, 5) {
+  compare("the bare one", [](const Side& side) {
+    for (int i = 0; i < 3; ++i) {
+      side.backward(side.loss());
+      side.bare->step();
+      side.bare->zero_grad();
+    }
+  }, "shards", make_momentum);
+  compare("made later", [](const Side& side) {
+    torch::optim::SGD late(side.parameters(), torch::optim::SGDOptions(0.2).momentum(0.9));
+    for (int i = 0; i < 3; ++i) {
+      late.zero_grad();
+      side.backward(side.loss());
+      late.step();
+    }
+  });
+  const auto first_layer = [](const nn::Sequential& model) {
+    return std::make_shared<torch::optim::SGD>(model->ptr(0)->parameters(), torch::optim::SGDOptions(kRate));
+  };
+  for (const bool bare : {false, true})
+    compare(bare ? "a group, by the bare name" : "a group", [bare](const Side& side) {
+      side.train();
+      const auto others = side.model->ptr(2)->parameters();
+      if (bare) side.bare->add_param_group({others});
+      else side.add_group(others);
+      side.train(), side.train();
+    }, "shards", first_layer);
+  compare("LBFGS", [](const Side& side) {
+    std::optional<at::Tensor> fixed;
+    Batches batches;
+    for (int i = 0; i < 2; ++i)
+      side.step_with([&] {
+        side.zero_grad();
+        const auto loss = side.loss();
+        side.backward(loss);
+        return loss.detach();
+      });
+  }, "shards", [](const nn::Sequential& model) {
+    return std::make_shared<torch::optim::LBFGS>(model->parameters(),
+                                                 torch::optim::LBFGSOptions(0.05).max_iter(3).history_size(3));
+  }, 2e-5);
+}
+
+/// Divides by the norm of a parameter's whole gradient: not element by element.
+class Normalised : public torch::optim::Optimizer {
+ public:
+  explicit Normalised(const std::vector<at::Tensor>& parameters)
+      : Optimizer({torch::optim::OptimizerParamGroup(parameters)}, std::make_unique<torch::optim::SGDOptions>(kRate)) {}
+  at::Tensor step(LossClosure = nullptr) override {
+    const torch::NoGradGuard no_grad;
+    for (auto& group : param_groups())
+      for (auto& p : group.params())
+        if (p.grad().defined()) p.add_(p.grad() / p.grad().norm(), -0.1);
+    return {};
+  }
+};
+/// Changes what it steps on outside of step(), too.
+class Restless : public Normalised, public optim::ElementWise {
+ public:
+  using Normalised::Normalised;
+  at::Tensor step(LossClosure = nullptr) override {
+    const torch::NoGradGuard no_grad;
+    for (auto& p : param_groups()[0].params())
+      if (p.grad().defined()) p.add_(p.grad(), -kRate);
+    return {};
+  }
+  void shrink() {
+    const torch::NoGradGuard no_grad;
+    for (auto& p : param_groups()[0].params()) p.mul_(0.5);
+  }
+};
+
+RANKS_TEST(FsdpWhole, ForeignOptimizersAct, 1, 2, 3) {
+  compare("norms", [](const Side& side) { side.train(), side.train(); }, "shards",
+          [](const nn::Sequential& model) { return std::make_shared<Normalised>(model->parameters()); });
+  compare("between steps", [](const Side& side) {
+    for (int i = 0; i < 3; ++i) {
+      side.train();
+      dynamic_cast<Restless&>(*side.bare).shrink();
+      const torch::NoGradGuard no_grad;
+      EXPECT_GT(side.loss().item<double>(), 0);
+    }
+  }, "shards", [](const nn::Sequential& model) { return std::make_shared<Restless>(model->parameters()); });
+}
+
+RANKS_TEST(FsdpWhole, WhatIsFreedTrainsAndWhatIsFrozenStays, 1, 2, 3) {
+  const auto set = [](const Side& side, int64_t layer, bool trained) {
+    for (auto& p : side.model->ptr(static_cast<size_t>(layer))->parameters()) p.set_requires_grad(trained);
+  };
+  const auto frozen_from_the_start = [](const nn::Sequential& model) {
+    for (auto& p : model->ptr(0)->parameters()) p.set_requires_grad(false);
+    for (auto& p : model->ptr(2)->parameters()) p.set_requires_grad(false);
+    return make_sgd(model);
+  };
+  compare("freed", [&](const Side& side) {
+    side.train(), side.train();
+    set(side, 0, true), set(side, 2, true);
+    side.train(), side.train();
+  }, "shards", frozen_from_the_start);
+  compare("frozen", [&](const Side& side) {
+    side.train();
+    set(side, 2, false);
+    side.train(), side.train();
+    set(side, 2, true);
+    side.train();
+  });
+}
+
+RANKS_TEST(FsdpWhole, AGradientThatIsOverSaysSo, 2) {
+  support::on_both_stores([](const std::string& store) {
+    Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of("shards")});
+    auto model = make_model();
+    auto m = accelerator.prepare(model);
+    accelerator.backward(m(torch::ones({2, 8})).sum());
+    const at::Tensor held = model->parameters().front().grad();
+    const at::Tensor copy = held.clone();
+    model->zero_grad();
+    accelerator.backward(m(torch::ones({2, 8})).sum() * 2);
+    EXPECT_TRUE(model->parameters().front().grad().allclose(copy * 2)) << store;
+    EXPECT_NE(support::message_of<std::exception>([&] { held.sum(); }).find("clone()"), std::string::npos) << store;
+  });
+}
+
+RANKS_TEST(FsdpWhole, RanksThatPartWaysAreNamed, 2, 3) {
+  Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of("shards")});
+  auto model = make_model();
+  auto m = accelerator.prepare(model);
+  const auto run = [&] {
+    if (accelerator.is_main_process()) {
+      const torch::NoGradGuard no_grad;
+      m(torch::ones({2, 8}));
+    }
+    accelerator.backward(m(torch::ones({2, 8})).sum());
+    m(torch::ones({2, 8}));
+  };
+  const std::string message = support::message_of<CommError>(run);
+  EXPECT_NE(message.find("forward"), std::string::npos) << message;
+  EXPECT_NE(message.find("reduction of gradients"), std::string::npos) << message;
+}
+
+}  // namespace
