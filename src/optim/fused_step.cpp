@@ -151,6 +151,8 @@ template <class Kernel> class FusedStepOf : public FusedStep {
     for (auto& bucket : buckets_) {
       Kernel::run(bucket, static_cast<const Options&>(optimizer_.param_groups()[bucket.group].options()),
                   grad_scale ? std::optional(grad_scale->to(bucket.device)) : std::nullopt);
+      // LibTorch's fused kernels don't say that they have written; homes of images, and autograd, want to know.
+      for (const at::Tensor& parameter : bucket.params) parameter.unsafeGetTensorImpl()->bump_version();
       bucket.grads.clear();  // backward reuses a gradient's memory only if nobody else holds it
       outdated |= Kernel::lists_outdated(bucket);
     }

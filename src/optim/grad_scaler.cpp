@@ -78,6 +78,7 @@ void GradScaler::check_and_unscale(torch::optim::Optimizer& optimizer, PerOptimi
     at::Tensor found_here = fp32_scalar(0, grads[0].device());
     // Gradients of offloaded parameters are on the host, which must not read the scale before it is there.
     at::_amp_foreach_non_finite_check_and_unscale_(grads, found_here, inverse_scale.to(grads[0].device()));
+    for (const at::Tensor& grad : grads) grad.unsafeGetTensorImpl()->bump_version();  // the kernel leaves that out
     found_inf = at::maximum(found_inf, found_here.to(found_inf.device()));
   }
   // Were one rank to skip alone, the ranks' parameters would drift apart unnoticed.

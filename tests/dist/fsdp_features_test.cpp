@@ -11,6 +11,7 @@
 
 #include "accelerate/accelerate.hpp"
 #include "both_stores.hpp"
+#include "fsdp_of.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 
@@ -81,8 +82,9 @@ RANKS_TEST(FsdpFeatures, AccumulatesWithoutSynchronisation, 1, 2, 3) {
       if (step % 3 == 2) reference.step(), reference.zero_grad();
       auto scope = accelerator.accumulate(m);
       accelerator.backward(loss_of(m(mine(rows(step)))));
-      // Whole gradients stay on each rank until they are shared.
-      EXPECT_EQ(net->second->weight.grad().defined(), !accelerator.sync_gradients()) << what;
+      // Whole gradients stay on each rank until they are shared; then each holds its piece of the average.
+      EXPECT_EQ(support::fsdp_of(m)->local_shard(net->second->weight).grad().defined(), accelerator.sync_gradients())
+          << what;
       opt.step(), opt.zero_grad();
     }
     EXPECT_LT(distance(accelerator, m, plain), 1e-5) << what;
@@ -288,16 +290,9 @@ RANKS_TEST(FsdpFeatures, MistakesAreNamed, 2) {
   on_both_stores([](const std::string&) {
     Accelerator accelerator({.cpu = true, .fsdp_plugin = every_linear()});
     Net net;
-    torch::optim::LBFGS stepped(net->parameters(), 0.1);  // its history can't be cut into pieces
-    stepped.step([&] {
-      stepped.zero_grad();
-      auto loss = loss_of(net->forward(rows(0)));
-      loss.backward();
-      return loss;
-    });
-    stepped.zero_grad();
-    EXPECT_THAT(support::message_of<ConfigError>([&] { accelerator.prepare(net, stepped); }),
-                HasSubstr("expected one that has not stepped"));
+    optim::AdamW8bit blocks(net->parameters());  // its codes can't be cut into pieces
+    EXPECT_THAT(support::message_of<ConfigError>([&] { accelerator.prepare(net, blocks); }),
+                HasSubstr("can't be saved and loaded in pieces"));
     AcceleratorState::reset();
     Accelerator another({.cpu = true, .fsdp_plugin = every_linear()});
     Net moved;

@@ -339,7 +339,7 @@ RANKS_TEST(FsdpOptions, AGradientThatOnlyPeersHaveIsReducedWhereItsUnitComputes,
   const std::vector<at::Tensor> weights = {torch::zeros({4, 4}).requires_grad_(), torch::zeros({4}).requires_grad_()};
   std::vector<parallel::ShardedPart> parts(1);
   auto& part = parts[0];
-  part.trained = true;
+  part.trained = part.trainable = true;
   part.layout = residency::lay_out(weights, 2);
   for (size_t i = 0; i < weights.size(); ++i)
     part.members.push_back(

@@ -377,7 +377,7 @@ struct FullyShardedDataParallel::Impl {
     if (reducer->came(member)) reducer->finish();  // of a backward before this one, after which nobody has called us
     ShardedPart& part = parts[member.part];
     part.trained = true;
-    const at::Tensor gradient = std::exchange(member.tensor.mutable_grad(), at::Tensor());
+    const at::Tensor gradient = gradients->take(member);
     if (!reducer->take(part, member, gradient)) return;
     // Gradients go through codes after the last adapter's gradient is there: such units go when the next one comes.
     if (!part.unit->keep() && !has_codes(*part.unit)) units->evict(*part.unit);

@@ -143,16 +143,21 @@ class LocalStore final : public ShardStore {
   std::unique_ptr<GradientReducer> make_reducer() override {
     return mesh_.replicate ? collective_reducer(parts_, mesh_, options_) : local_reducer(parts_, options_);
   }
-  void refresh(residency::Residency& units) override { publish(units); }
+  void refresh(residency::Residency& units) override {
+    if (offloads()) return;
+    const auto is_behind = [&](const ShardedPart& part) {
+      return !computed_[part.index].is_same(part.master) && part.master._version() != published_[part.index];
+    };
+    if (std::any_of(parts_.begin(), parts_.end(), is_behind)) publish(units);
+  }
   void publish(residency::Residency& units) override {
     at::NoGradGuard no_grad;
     if (offloads()) return;
-    published_.resize(parts_.size(), -1);
+    published_.resize(parts_.size());
     for (const auto& part : parts_) {
       auto& computed = computed_[part.index];
-      const int64_t version = part.master._version();
-      if (computed.is_same(part.master) || std::exchange(published_[part.index], version) == version) continue;
-      computed.copy_(part.master);
+      if (!computed.is_same(part.master)) computed.copy_(part.master);
+      published_[part.index] = part.master._version();
     }
     units.note_up_to_date();
   }

@@ -186,6 +186,11 @@ void WholeGradients::start_anew() {
 
 void WholeGradients::note_local(const ShardedMember& member) { state(member).shows = Shows::local; }
 
+at::Tensor WholeGradients::take(ShardedMember& member) {
+  state(member).shows = Shows::nothing;
+  return std::exchange(member.tensor.mutable_grad(), at::Tensor());
+}
+
 void WholeGradients::release() {
   for (auto& residency : residencies_)
     if (residency) residency->release();

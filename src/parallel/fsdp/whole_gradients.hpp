@@ -37,6 +37,8 @@ class WholeGradients {
   void start_anew();
   /// Backward has added to grad() without averaging.
   void note_local(const ShardedMember& member);
+  /// What stands in grad() is to be averaged, and leaves.
+  at::Tensor take(ShardedMember& member);
   /// What was gathered for readers is given back.
   void release();
   /// Nothing is shown any more of a member whose piece's gradient somebody has cleared, nor what waits to be averaged.
