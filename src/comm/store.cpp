@@ -28,14 +28,16 @@ GuardedPort guard(uint16_t port) {
       port, why);
 }
 
-/// Rank 0's store behind a guard, which goes with it.
-class GuardedStore : public c10d::PrefixStore {
+/// A base, so that it goes after the store that listens behind it.
+struct Guard {
+  const GuardedPort guarded;
+};
+
+/// Rank 0's store behind a guard.
+class GuardedStore : private Guard, public c10d::PrefixStore {
  public:
   GuardedStore(const std::string& prefix, c10::intrusive_ptr<c10d::Store> store, GuardedPort guarded)
-      : c10d::PrefixStore(prefix, std::move(store)), guarded_(std::move(guarded)) {}
-
- private:
-  const GuardedPort guarded_;
+      : Guard{std::move(guarded)}, c10d::PrefixStore(prefix, std::move(store)) {}
 };
 
 /// How many groups this process has joined: as many as its peers, when the next one begins.

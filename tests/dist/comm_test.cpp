@@ -551,30 +551,45 @@ TEST(Comm, OnSeveralMachinesGlooTakesTheWayToTheMaster) {
   EXPECT_THAT(listening_at(), testing::Contains(outside));
 }
 
-// Whoever may write there can end the job, by a word that a rank has failed.
+// Whoever may write there can end the job, by a word that a rank has failed. The job is an ordinary user's, who may
+// give the kernel fewer orders than root.
 RANKS_TEST(Comm, OtherUsersOfTheMachineCannotWriteToTheStore, 2) {
-  const PartialState state;
-  if (rank() == 1 && ::getuid() == 0) {  // only root can be somebody else
-    const pid_t stranger = ::fork();
-    if (stranger == 0) {
-      if (::setuid(65534) != 0) ::_exit(1);
-      int status = 0;
-      for (const char* address : {"127.0.0.1", "127.0.0.2"}) {  // the guard, and what it stands before
-        const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-        sockaddr_in place{};
-        place.sin_family = AF_INET;
-        place.sin_port = htons(static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT"))));
-        ::inet_pton(AF_INET, address, &place.sin_addr);
-        const timeval limit{2, 0};
-        ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-        char byte = 0;
-        if (::connect(fd, reinterpret_cast<const sockaddr*>(&place), sizeof(place)) != 0) continue;
-        const int64_t hello = 0;  // anything; the store would wait for more
-        ::send(fd, &hello, sizeof(hello), MSG_NOSIGNAL);
-        if (::recv(fd, &byte, 1, 0) > 0 || errno == EAGAIN) status = 2;
-      }
-      ::_exit(status);
+  if (::getuid() != 0) {
+    const PartialState state;  // only root can be somebody else
+    return state.wait_for_everyone();
+  }
+  const auto becomes = [](uid_t user) {
+    return ::setresgid(user, user, user) == 0 && ::setresuid(user, user, user) == 0;
+  };
+  int turn[2];
+  ASSERT_EQ(::pipe(turn), 0);
+  const pid_t stranger = rank() == 1 ? ::fork() : -1;
+  if (stranger == 0) {
+    char byte = 0;
+    if (!becomes(65534) || ::read(turn[0], &byte, 1) != 1) ::_exit(1);
+    int status = 0;
+    // The guard, which hangs up, and what it stands before, at which a first caller may wait for an answer.
+    for (const char* address : {"127.0.0.1", "127.0.0.2", "127.0.0.2"}) {
+      const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+      sockaddr_in place{};
+      place.sin_family = AF_INET;
+      place.sin_port = htons(static_cast<uint16_t>(std::atoi(std::getenv("MASTER_PORT"))));
+      ::inet_pton(AF_INET, address, &place.sin_addr);
+      const timeval limit{2, 0};
+      ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+      ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+      if (::connect(fd, reinterpret_cast<const sockaddr*>(&place), sizeof(place)) != 0) continue;
+      // c10d's greeting, and the question how many keys there are.
+      const std::string question = std::string("\0\xce\xf7\x85\x3c", 5) + "\7";
+      ::send(fd, question.data(), question.size(), MSG_NOSIGNAL);
+      if (::recv(fd, &byte, 1, 0) > 0) status = 2;
     }
+    ::_exit(status);
+  }
+  ASSERT_TRUE(becomes(54321));
+  const PartialState state;
+  if (rank() == 1) {
+    ASSERT_EQ(::write(turn[1], "!", 1), 1);
     int status = 0;
     EXPECT_EQ(::waitpid(stranger, &status, 0), stranger);
     EXPECT_EQ(status, 0);

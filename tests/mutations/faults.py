@@ -1387,6 +1387,10 @@ F("in_order waits for the launcher", "src/logging/logger.cpp", "say(); «logs::w
   c + "LoggingLaunched.InOrderIsTheOrderAtTheEndOfTheLauncher")
 F("SIGUSR2 spares what has no handler", "src/launch/supervise/supervisor.cpp", "if («handles(pid, SIGUSR2)»)", "true",
   c + "HangReportLaunched.WhatHasNoHandlerIsSpared")
+F("strangers are led away from the store", "src/utils/network/guarded_port.cpp",
+  "const bool ruled = «admit_only(result.way_->strangers, result.way_->source_port)»;", "false",
+  "network_tests RootAndOthers/GuardedPortOf.OtherUsersGetNoWordToTheServer/user",
+  "network_tests GuardedPort.LetsThisUserThroughAndNobodyReachesTheServerOtherwise")
 F("the monitor's key", "src/launch/monitor/monitor.cpp", "asked = «keyboard_->read().find('h') != std::string::npos»;",
   "false", c + "HangReportLaunched.AKeyOfTheMonitorAsks")
 F("the terminal's modes outlive the launcher", "src/launch/system/warden.cpp", "if («has_modes») ::tcsetattr", "false",

@@ -44,14 +44,19 @@ int64_t port_of(const Fd& fd) {
   return ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 ? ntohs(own.sin_port) : 0;
 }
 
-/// Packets from another source port than this are as if they had never come. The filter sees the header of TCP, whose
-/// first half word is that port.
-void admit_only(const Fd& listening, int64_t source_port) {
-  sock_filter program[] = {BPF_STMT(BPF_LD | BPF_H | BPF_ABS, 0),
+/// Chooses between the first two sockets of a group (SO_REUSEPORT): connections from another source port than this get
+/// to the first. Looks at the header of IP, before which nothing but the usual length and so no option may stand, and
+/// at the half word after it, which is that port.
+bool admit_only(const Fd& first, int64_t source_port) {
+  const auto ip = static_cast<uint32_t>(SKF_NET_OFF);
+  sock_filter program[] = {BPF_STMT(BPF_LD | BPF_B | BPF_ABS, ip),
+                           BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x45, 0, 3),
+                           BPF_STMT(BPF_LD | BPF_H | BPF_ABS, ip + 20),
                            BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(source_port), 0, 1),
-                           BPF_STMT(BPF_RET | BPF_K, 0xffffffff), BPF_STMT(BPF_RET | BPF_K, 0)};
-  const sock_fprog filter{static_cast<uint16_t>(std::size(program)), program};
-  ::setsockopt(listening.get(), SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof(filter));
+                           BPF_STMT(BPF_RET | BPF_K, 1),
+                           BPF_STMT(BPF_RET | BPF_K, 0)};
+  const sock_fprog choice{static_cast<uint16_t>(std::size(program)), program};
+  return ::setsockopt(first.get(), SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF, &choice, sizeof(choice)) == 0;
 }
 
 /// A connection takes two descriptors here and one of the server's, and the usual limit is 1024. No more than is of
@@ -69,13 +74,26 @@ void say_exhausted() {
              stderr);
 }
 
+void say_unguarded() {
+  std::fprintf(stderr,
+               "this kernel can't tell connections apart (%s): every user of this machine gets to this job's store\n",
+               std::strerror(errno));
+}
+
+/// At an address that several sockets may share, all of this user.
+Fd shared_socket(const sockaddr_in& where) {
+  Fd fd = new_socket();
+  return set(fd, SO_REUSEADDR) && set(fd, SO_REUSEPORT) && bind_to(fd, where) ? std::move(fd) : Fd();
+}
+
 constexpr int kBacklog = 2048;
 
 }  // namespace
 
 /// Several sockets of one user may share a port (SO_REUSEPORT), each with an address of its own; nobody else's may.
 struct GuardedPort::Way {
-  Fd holder;  ///< of the source port, at all addresses
+  Fd holder;     ///< of the source port, at all addresses
+  Fd strangers;  ///< at the server's address: who comes from another port gets here, where nobody ever answers
   int64_t source_port = 0;
   sockaddr_in server{};
   std::atomic<uint32_t> connections = 0;
@@ -112,13 +130,17 @@ std::optional<GuardedPort> GuardedPort::open(int64_t port, std::string& why) {
     return fails();
   result.port_ = port_of(outside);
   for (uint32_t i = 1;; ++i) {
-    result.listening_ = new_socket();
     result.way_->server = place(INADDR_LOOPBACK + i, result.port_);
-    if (set(result.listening_, SO_REUSEADDR) && bind_to(result.listening_, result.way_->server)) break;
+    result.way_->strangers = shared_socket(result.way_->server);
+    if (result.way_->strangers) break;
     if (i == 100) return fails();
   }
-  admit_only(result.listening_, result.way_->source_port);
-  if (::listen(result.listening_.get(), kBacklog) != 0) return fails();
+  // Never without the rule: it is there before the first of them listens, and before there is a second to choose.
+  const bool ruled = admit_only(result.way_->strangers, result.way_->source_port);
+  if (!ruled) say_unguarded();
+  if (ruled && ::listen(result.way_->strangers.get(), 0) != 0) return fails();
+  result.listening_ = shared_socket(result.way_->server);
+  if (!result.listening_ || ::listen(result.listening_.get(), kBacklog) != 0) return fails();
   try {
     result.relay_ = std::make_unique<Relay>(outside.release(),
                                             Relay::Ends{.admit = admit_own,

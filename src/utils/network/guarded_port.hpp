@@ -12,13 +12,14 @@ namespace accelerate {
 /// A port of 127.0.0.1 before a server that believes whoever connects: only this user's processes (and root's) get to
 /// it.
 ///
-/// The server listens at the same port of another loopback address, where a filter of the kernel's admits one source
-/// port only. That port is held here, so that no other user can have it, and a Relay, which asks the kernel who
-/// connects, carries from it.
+/// The server listens at the same port of another loopback address. There a second socket listens, too, and a rule that
+/// every user may give to sockets of his own (SO_ATTACH_REUSEPORT_CBPF; filters of TCP are root's alone on new kernels)
+/// leads connections to it from all source ports but one. That one is held here, so that no other user can have it, and
+/// a Relay, which asks the kernel who connects, carries from it.
 class GuardedPort {
  public:
-  /// Listens. Where the kernel has no filters for sockets (it is not Linux but acts so), every process of this machine
-  /// gets to the server. Who else is let in says admit_own().
+  /// Listens. Where the kernel knows no such rules (it is not Linux but acts so), every process of this machine gets to
+  /// the server, and a line on stderr says so. Who else is let in says admit_own().
   /// @param port  0: one that is free
   /// @return nothing, with the system's reason in `why`, when the port is busy or no socket can be had
   static std::optional<GuardedPort> open(int64_t port, std::string& why);
