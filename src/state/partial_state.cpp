@@ -8,6 +8,7 @@
 #include "accelerate/state.hpp"
 #include "comm/backends/backend.hpp"
 #include "comm/group.hpp"
+#include "state/lines_at_once.hpp"
 #include "utils/device_types.hpp"
 #include "utils/environment.hpp"
 #include "utils/hang_report.hpp"
@@ -174,6 +175,7 @@ PartialState::PartialState(const PartialStateOptions& options) {
     return;
   }
   logs::check_settings();
+  show_lines_at_once();
   auto fresh = std::make_shared<Shared>();
   const auto& pretence = options.pretence;
   Identity id = pretence ? Identity{.rank = pretence->process_index,

@@ -637,6 +637,33 @@ TEST_F(Launch, OneProcessHasTheTerminalToItself) {
   EXPECT_THAT(result.out, HasSubstr("read typed"));
 }
 
+// Debuggers, prompts and colours; the others have nobody to talk to.
+TEST_F(Launch, TheFirstOfSeveralProcessesHasTheTerminal) {
+  const std::string terminals = "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo three terminals of $RANK; ";
+  Program program(with_launch(shells(2, terminals + "[ $RANK = 0 ] || exec sleep 1; read line; echo read $line", {"-q"})),
+                  kTerminal);
+  ASSERT_TRUE(program.wait_for("three terminals of 0"));
+  program.type("typed\n");
+  const auto result = program.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out, HasSubstr("read typed"));
+  EXPECT_THAT(result.out, Not(HasSubstr("terminals of 1")));
+}
+
+TEST_F(Launch, PythonOfSeveralProcessesHoldsNothingBack) {
+  const auto command = [](int ranks) {
+    auto words = with_launch(
+        shells(ranks, "echo unbuffered ${PYTHONUNBUFFERED:-no}, lines ${ACCELERATE_LAUNCH_LINES:-no}", {"-q"}));
+    words.insert(words.begin(), {"/usr/bin/env", "-u", "PYTHONUNBUFFERED"});
+    return words;
+  };
+  EXPECT_EQ(Program(command(1)).wait().out, "unbuffered no, lines 1\n");
+  EXPECT_EQ(Program(command(2)).wait().out, "unbuffered 1, lines 1\nunbuffered 1, lines 1\n");
+  EXPECT_THAT(Program(command(1), kTerminal).wait().out, HasSubstr("unbuffered no, lines no"));
+  const auto own = launch(shells(2, "echo ${PYTHONUNBUFFERED:-empty}", {"-q"}), {.env = {"PYTHONUNBUFFERED="}});
+  EXPECT_EQ(own.out, "empty\nempty\n");
+}
+
 TEST_F(Launch, CtrlCOnTheTerminal) {
   for (int n : {1, 2}) {
     fs::remove(pids());
@@ -650,8 +677,10 @@ TEST_F(Launch, CtrlCOnTheTerminal) {
 }
 
 TEST_F(Launch, RanksLearnTheWidthOfTheTerminal) {
-  Program program(with_launch(shells(2, "echo columns ${ACCELERATE_LAUNCH_COLUMNS:-none}")), kTerminal);
-  EXPECT_TRUE(program.wait_for("columns 80\r\ncolumns 80"));
+  Program program(with_launch(shells(2, "echo columns ${ACCELERATE_LAUNCH_COLUMNS:-none} of $RANK")), kTerminal);
+  const auto out = program.wait().out;
+  EXPECT_THAT(out, HasSubstr("columns 80 of 1"));
+  EXPECT_THAT(out, HasSubstr("columns none of 0"));  // it has the terminal itself
   EXPECT_EQ(sorted_lines(launch(shells(2, "echo columns ${ACCELERATE_LAUNCH_COLUMNS:-none}", {"-q"})).out).front(),
             "columns none");
 }

@@ -1,5 +1,9 @@
-// A rank for the tests of logging through the launcher: log_rank in_order | flood | hang
+// A rank for the tests of logging through the launcher: log_rank in_order | flood | hang | killed_early | killed_late
+#include <signal.h>
+
 #include <chrono>
+#include <cstdio>
+#include <iostream>
 #include <string>
 #include <thread>
 
@@ -15,8 +19,20 @@ extern "C" __attribute__((noinline)) void busy_with_something_else() {
 
 int main(int, char** arguments) {
   using namespace accelerate;
+  const std::string what = arguments[1];
+  if (what == "killed_late") std::ios_base::sync_with_stdio(false);
+  if (what == "killed_early") {
+    std::printf("by printf\n");
+    std::cout << "by cout " << 1 << "\n";
+    ::raise(SIGKILL);
+  }
   const PartialState state;
-  const std::string what = arguments[1], rank = std::to_string(state.process_index());
+  if (what == "killed_late") {
+    std::printf("by printf\n");
+    std::cout << "by cout " << 2 << "\n";
+    ::raise(SIGKILL);
+  }
+  const std::string rank = std::to_string(state.process_index());
   const auto logger = get_logger("job", "INFO");
   if (what == "in_order") {
     for (int round = 0; round < 50; ++round)

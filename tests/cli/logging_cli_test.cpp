@@ -67,6 +67,19 @@ TEST(LoggingLaunched, JsonStaysJson) {
   for (size_t i = 0; i < lines.size(); ++i) EXPECT_EQ(nlohmann::json::parse(lines[i])["rank"], i % 2) << lines[i];
 }
 
+// Nothing runs in a process that is killed, so what its C library has kept back is gone.
+TEST(OutputLaunched, IsNotLostByAKill) {
+  for (const std::string when : {"killed_early", "killed_late"}) {
+    Program program(launching({"-q", "--num_processes", "1"}, when));
+    const auto result = program.wait();
+    EXPECT_EQ(result.exit_code, 128 + SIGKILL) << result.err;
+    EXPECT_EQ(result.out, std::string("by printf\nby cout ") + (when == "killed_early" ? "1\n" : "2\n")) << when;
+  }
+  const auto ranks = Program(launching({"-q", "--num_processes", "2"}, "killed_early")).wait();
+  EXPECT_THAT(ranks.out, HasSubstr("by printf\n"));
+  EXPECT_THAT(ranks.out, HasSubstr("by cout 1\n"));
+}
+
 void expect_reports(const std::string& text) {
   EXPECT_THAT(text, AllOf(ContainsRegex("rank 0: group of all 2 ranks: collective [0-9]+ \\([a-z_]+\\), inside since "),
                           ContainsRegex("rank 1: group of all 2 ranks: collective [0-9]+ \\([a-z_]+\\), ended, and"),

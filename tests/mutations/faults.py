@@ -1387,6 +1387,13 @@ F("in_order waits for the launcher", "src/logging/logger.cpp", "say(); «logs::w
   c + "LoggingLaunched.InOrderIsTheOrderAtTheEndOfTheLauncher")
 F("SIGUSR2 spares what has no handler", "src/launch/supervise/supervisor.cpp", "if («handles(pid, SIGUSR2)»)", "true",
   c + "HangReportLaunched.WhatHasNoHandlerIsSpared")
+F("stdout is buffered by lines under the launcher", "src/state/lines_at_once.cpp",
+  "if («lines_are_wanted()») std::setvbuf", "false", "logging_cli_tests OutputLaunched.IsNotLostByAKill")
+F("std::cout apart from stdout is not kept back", "src/state/lines_at_once.cpp",
+  "if («lines_are_wanted()» && !dynamic_cast", "false", "logging_cli_tests OutputLaunched.IsNotLostByAKill")
+F("the first of several ranks has the terminal", "src/launch/supervise/supervisor.cpp",
+  "return interactive_ && «local_rank == 0»;", "false",
+  "launch_cli_tests Launch.TheFirstOfSeveralProcessesHasTheTerminal")
 F("strangers are led away from the store", "src/utils/network/guarded_port.cpp",
   "const bool ruled = «admit_only(result.way_->strangers, result.way_->source_port)»;", "false",
   "network_tests RootAndOthers/GuardedPortOf.OtherUsersGetNoWordToTheServer/user",

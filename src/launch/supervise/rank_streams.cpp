@@ -45,7 +45,7 @@ std::string end_of(const std::filesystem::path& file, std::streamoff bytes) {
 RankStreams::RankStreams(const Job& job, const LogFiles& logs, bool watched)
     : job_(job),
       logs_(logs),
-      direct_(!watched && job.local_world_size == 1 && job.remote.empty()),
+      direct_(!watched && job.remote.empty()),
       out_(STDOUT_FILENO),
       err_(STDERR_FILENO),
       errors_(same_file(STDOUT_FILENO, STDERR_FILENO) ? &out_ : &err_) {}
@@ -54,11 +54,17 @@ RankStreams::Ends RankStreams::connect(int64_t local_rank) {
   return {connect(local_rank, kStdout), connect(local_rank, kStderr)};
 }
 
+/// A terminal is the first rank's, so that colours, prompts and debuggers are as they are without a launcher.
+bool RankStreams::is_direct(int64_t local_rank, Streams kind) const {
+  return direct_ && (job_.local_world_size == 1 ||
+                     (local_rank == 0 && ::isatty(kind == kStdout ? STDOUT_FILENO : STDERR_FILENO)));
+}
+
 Fd RankStreams::connect(int64_t local_rank, Streams kind) {
   const RankLogs& logs = logs_.of(local_rank);
   const auto& file = kind == kStdout ? logs.stdout_file : logs.stderr_file;
   if (!(kind == kStdout ? logs.stdout_on_terminal : logs.stderr_on_terminal)) return open_log(file);
-  if (direct_ && file.empty()) return {};
+  if (is_direct(local_rank, kind) && file.empty()) return {};
   Pipe pipe = make_pipe();
   passing_.push_back({local_rank, kind,
                       LineForwarder(std::move(pipe.read),

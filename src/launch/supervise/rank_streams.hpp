@@ -22,7 +22,7 @@ struct Job;
 /// The launcher's two output streams and, on their way there, those of the ranks.
 ///
 /// A rank's stream goes to a log file, or through a pipe to be forwarded in whole lines, or is the launcher's own: that
-/// only where there is one rank and nobody wants to see what it writes.
+/// only for the one rank or, where it is a terminal, the first; and when nobody wants to see what it writes.
 class RankStreams {
  public:
   /// @param watched  somebody wants to see the last lines of each rank
@@ -58,6 +58,7 @@ class RankStreams {
 
  private:
   Fd connect(int64_t local_rank, Streams kind);
+  bool is_direct(int64_t local_rank, Streams kind) const;
 
   /// A stream that passes through here.
   struct Passing {
@@ -67,7 +68,7 @@ class RankStreams {
   };
   const Job& job_;
   const LogFiles& logs_;
-  const bool direct_;  ///< the one rank writes to the launcher's own streams
+  const bool direct_;  ///< a rank may write to the launcher's own streams
   Sink out_, err_;
   Sink* const errors_;
   std::deque<Passing> passing_;

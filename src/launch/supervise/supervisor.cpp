@@ -44,9 +44,8 @@ class Supervisor {
         job_(s.job),
         monitor_(s.monitor),
         // The monitor needs the last lines of a rank, and the lower part of the terminal.
-        interactive_(!monitor_ && job_.local_world_size == 1 && job_.remote.empty() && ::isatty(STDIN_FILENO) &&
-                     s.logs.folder().empty()),
-        signals_(wanted_signals(interactive_, monitor_)),
+        interactive_(!monitor_ && job_.remote.empty() && s.first_input.empty() && ::isatty(STDIN_FILENO)),
+        signals_(wanted_signals(interactive_ && job_.local_world_size == 1, monitor_)),
         streams_(job_, s.logs, /*watched=*/monitor_ != nullptr),
         warden_(static_cast<size_t>(job_.local_world_size),
                 monitor_ && monitor_->divides(streams_.errors().fd()) ? streams_.errors().fd() : -1,
@@ -93,9 +92,10 @@ class Supervisor {
   /// How often ranks are looked at where SIGCHLD may not come, see other_threads_.
   static constexpr std::chrono::milliseconds kLook{50};
 
-  static std::vector<int> wanted_signals(bool interactive, const Monitor* monitor) {
+  /// @param all_interactive  the terminal stops all ranks together with us
+  static std::vector<int> wanted_signals(bool all_interactive, const Monitor* monitor) {
     std::vector<int> wanted{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
-    if (!interactive) wanted.push_back(SIGTSTP);  // the terminal stops an interactive rank together with us
+    if (!all_interactive) wanted.push_back(SIGTSTP);
     if (monitor) wanted.push_back(SIGWINCH);
     return wanted;
   }
@@ -116,14 +116,14 @@ class Supervisor {
 
   void start(int64_t local_rank) {
     const auto& command = s_.commands[s_.commands.size() == 1 ? 0 : static_cast<size_t>(local_rank)];
-    SpawnOptions spawning{.command = command, .environment = {}, .own_group = !interactive_};
+    SpawnOptions spawning{.command = command, .environment = {}, .own_group = !shares_terminal(local_rank)};
     auto& record = outcome_.ranks[static_cast<size_t>(local_rank)];
     const auto streams = streams_.connect(local_rank);
     spawning.out = streams.out.get();
     spawning.err = streams.err.get();
     const Fd input = input_for(local_rank);
     spawning.in = input.get();
-    spawning.environment = merged(s_.host, environment_of(local_rank, static_cast<bool>(streams.err)));
+    spawning.environment = merged(s_.host, environment_of(local_rank, streams));
     spawning.cpus = cores_.of(local_rank);
     record.rank = job_.rank(local_rank);
     record.local_rank = local_rank;
@@ -141,13 +141,13 @@ class Supervisor {
       tethers_.push_back(std::move(tether.write));
       return std::move(tether.read);
     }
-    if (!interactive_ && (local_rank > 0 || ::isatty(STDIN_FILENO)))
+    if (local_rank > 0 || (!interactive_ && ::isatty(STDIN_FILENO)))
       return Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     return {};
   }
 
-  /// @param forwards_errors  the rank's standard error is not the launcher's own
-  std::map<std::string, std::string> environment_of(int64_t local_rank, bool forwards_errors) const {
+  /// @param streams  what the rank has in the place of the launcher's own
+  std::map<std::string, std::string> environment_of(int64_t local_rank, const RankStreams::Ends& streams) const {
     const RankLogs& logs = s_.logs.of(local_rank);
     std::map<std::string, std::string> environment;
     if (job_.starts_ranks()) environment = build_environment(job_, s_.host, local_rank);
@@ -155,9 +155,15 @@ class Supervisor {
     if (monitor_ && job_.starts_ranks()) environment[kStepFileVariable] = monitor_->step_file(local_rank);
     // A rank sees a pipe where the user sees a terminal: tell it how wide a progress bar may be.
     winsize size{};
-    if (forwards_errors && logs.stderr_on_terminal && ::isatty(STDERR_FILENO) &&
+    if (streams.err && logs.stderr_on_terminal && ::isatty(STDERR_FILENO) &&
         ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0)
       environment["ACCELERATE_LAUNCH_COLUMNS"] = std::to_string(size.ws_col ? size.ws_col : 80);
+    // Nor does it write lines one by one, as to a terminal: what a pipe or a file is to get is kept until it is much.
+    if (job_.starts_ranks() && (streams.out || !::isatty(STDOUT_FILENO))) {
+      environment["ACCELERATE_LAUNCH_LINES"] = "1";  // read by the library (state/lines_at_once)
+      if (job_.distributed() && !s_.host.environment.contains("PYTHONUNBUFFERED"))
+        environment["PYTHONUNBUFFERED"] = "1";
+    }
     return environment;
   }
 
@@ -202,16 +208,21 @@ class Supervisor {
 
   // ---------------------------------------------------------------- stopping ranks
 
+  /// The first rank of this machine, where there is somebody to talk to it.
+  bool shares_terminal(int64_t local_rank) const { return interactive_ && local_rank == 0; }
+
   /// What kill(2) takes to reach a rank and all that it started. An interactive rank stays in our group, which is the
   /// terminal's foreground.
-  pid_t target(const RankRecord& rank) const { return interactive_ ? rank.pid : -rank.pid; }
+  pid_t target(const RankRecord& rank) const { return shares_terminal(rank.local_rank) ? rank.pid : -rank.pid; }
 
-  void send(int signal) {
+  /// @param told  the terminal has sent it to our group, and so to an interactive rank
+  void send(int signal, bool told = false) {
     // A remote launcher stops when its input ends, and its shell returns when it has stopped. A shell without input is
     // stopped itself, which the launcher notices.
     if (!s_.first_input.empty() && signal != SIGKILL) return tethers_.clear();
     for (const auto& rank : outcome_.ranks) {
-      if (rank.pid <= 0 || (interactive_ && rank.end)) continue;
+      const bool interactive = shares_terminal(rank.local_rank);
+      if (rank.pid <= 0 || (interactive && (told || rank.end))) continue;
       ::kill(target(rank), signal);
       if (signal != SIGSTOP && signal != SIGKILL) ::kill(target(rank), SIGCONT);  // a stopped rank would not notice
     }
@@ -231,9 +242,8 @@ class Supervisor {
     }
   }
 
-  /// @param signal  0: they have been sent one by somebody else
-  void ask(int signal) {
-    if (signal) send(signal);
+  void ask(int signal, bool told = false) {
+    send(signal, told);
     clock_.asked(now_);
   }
 
@@ -291,7 +301,7 @@ class Supervisor {
     for (const auto& rank : outcome_.ranks) {
       if (rank.pid <= 0 || rank.end) continue;
       bool heard = false;
-      for (const pid_t pid : interactive_ ? std::vector{rank.pid} : members_of(rank.pid))
+      for (const pid_t pid : shares_terminal(rank.local_rank) ? std::vector{rank.pid} : members_of(rank.pid))
         if (handles(pid, SIGUSR2)) heard |= ::kill(pid, SIGUSR2) == 0;
       if (!heard) deaf.push_back(fmt::format("{} (process {})", rank.rank, rank.pid));
     }
@@ -324,7 +334,7 @@ class Supervisor {
       return kill_now();
     if (outcome_.stop_signal) return;
     outcome_.stop_signal = signal;
-    if (!clock_.has_asked()) ask(interactive_ && from_terminal ? 0 : signal);  // else a rank failed, and they were told
+    if (!clock_.has_asked()) ask(signal, from_terminal);  // else a rank failed, and they were told
   }
 
   /// Looks which ranks have ended, without reaping them: their numbers stay reserved until the end.
@@ -351,7 +361,7 @@ class Supervisor {
   const Supervision& s_;
   const Job& job_;
   Monitor* const monitor_;
-  const bool interactive_;  ///< the one rank of this machine shares the user's terminal
+  const bool interactive_;  ///< the first rank of this machine shares the user's terminal
   Signals signals_;
   /// A thread of the program that called launch() does not block SIGCHLD, so the kernel may give the signal to it,
   /// which ignores it.
