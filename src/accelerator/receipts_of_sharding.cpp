@@ -1,6 +1,9 @@
 /// Receipts of FullyShardedDataParallelPlugin and ParallelismConfig.
 
+#include <strings.h>
+
 #include "accelerator/receipts.hpp"
+#include "utils/environment.hpp"
 
 namespace accelerate::receipts {
 namespace {
@@ -56,6 +59,14 @@ Deed sharding_strategy(const Facts& f) {
   return acted("{}: {}", to_string(effective_strategy(*f.sharding)), shares(f));
 }
 Deed reshard_after_forward(const Facts& f) {
+  if (f.sharding && f.sharding->fsdp_version == 1) {
+    // The launcher makes a strategy that stands there the other setting.
+    const auto given = environment::text("FSDP_RESHARD_AFTER_FORWARD");
+    const char* strategy = to_string(effective_strategy(*f.sharding));
+    if (f.sharding->reshard_after_forward || (given && ::strcasecmp(given->c_str(), strategy) == 0))
+      return sharding_strategy(f);
+    return nothing("in version 1 it is a strategy, and another is in force: {}", strategy);
+  }
   if (const auto none = no_gathering(f)) return *none;
   if (f[Count::units] == 1) return nothing("all parameters are in one unit, which stays; auto_wrap_policy makes more");
   return acted("units were gathered {} and given back {}", counted(f.fetches, "time", "times"),

@@ -377,7 +377,8 @@ constexpr Option kFsdp[] = {
      .kind = text,
      .fallback = "true",
      .value = "true|false|NAME",
-     .help = "Version 2: give up whole parameters between forward and backward; or a strategy of version 1",
+     .help = "Version 2: give up whole parameters between forward and backward. Version 1: a strategy here is "
+             "--fsdp_sharding_strategy",
      .section = "fsdp_config",
      .variable = "FSDP_RESHARD_AFTER_FORWARD",
      .form = Form::lower},

@@ -215,7 +215,7 @@ void ask_fsdp(Questions& q, Value& config) {
       1;
   section["fsdp_version"] = version;
   if (version == 1)
-    section["fsdp_reshard_after_forward"] =
+    section["fsdp_sharding_strategy"] =
         q.choice("What should be sharded",
                  {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"}, "FULL_SHARD");
   else

@@ -279,7 +279,7 @@ TEST_F(Commands, QuestionsOfEveryKind) {
        {"deepspeed_config_file: ds.json", "zero3_init_flag: false"}},
       {"FSDP 1",
        "0\n4\n1\nno\nno\nno\nyes\n0\nFULL_SHARD\nno\n1\n1000\n0\n0\nno\nyes\nno\nyes\nno\n2\nno\n",
-       {"fsdp_version: 1", "fsdp_reshard_after_forward: FULL_SHARD", "fsdp_min_num_params: 1000",
+       {"fsdp_version: 1", "fsdp_sharding_strategy: FULL_SHARD", "fsdp_min_num_params: 1000",
         "fsdp_backward_prefetch: BACKWARD_PRE", "fsdp_sync_module_states: true"}},
       {"parallelism",
        "0\n4\n1\nno\nno\nno\nyes\n1\nyes\nno\n2\n0\nyes\nno\nyes\n1\n2\n1\n2\nalltoall\n4\nno\n",
@@ -533,6 +533,27 @@ TEST_F(Commands, WhatTheDocumentationCallsSettingsIsRead) {
                    "--dry_run", "/bin/true"})
                   .out,
               HasSubstr("FSDP_BACKWARD_PREFETCH=BACKWARD_POST\n"));
+}
+
+// The reference's questions write it under a name that nobody reads in version 1.
+TEST_F(Commands, TheStrategyOfFsdp1ActsUnderBothNames) {
+  const auto plan = [&](const std::string& section, std::vector<std::string> options = {}) {
+    const auto file = write("fsdp.yaml", "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n" + section);
+    options.insert(options.begin(), {"launch", "--config_file", file});
+    options.insert(options.end(), {"--dry_run", "/bin/true"});
+    return run(options);
+  };
+  const auto strategy = [](const std::string& name) { return HasSubstr("FSDP_SHARDING_STRATEGY=" + name + "\n"); };
+  const std::string one = "  fsdp_reshard_after_forward: SHARD_GRAD_OP\n";
+  EXPECT_THAT(plan(one).out, strategy("SHARD_GRAD_OP"));
+  EXPECT_THAT(plan(one).err, Not(HasSubstr("different strategies")));
+  const auto both = plan(one + "  fsdp_sharding_strategy: NO_SHARD\n");
+  EXPECT_THAT(both.out, strategy("NO_SHARD"));
+  EXPECT_THAT(both.err, HasSubstr("different strategies, which in version 1 are one setting: NO_SHARD counts"));
+  const auto flag = plan("  fsdp_sharding_strategy: NO_SHARD\n", {"--fsdp_reshard_after_forward", "hybrid_shard"});
+  EXPECT_THAT(flag.out, strategy("hybrid_shard"));
+  EXPECT_THAT(flag.err, HasSubstr("hybrid_shard counts"));
+  EXPECT_THAT(plan("  fsdp_version: 2\n  fsdp_reshard_after_forward: false\n").out, strategy("FULL_SHARD"));
 }
 
 TEST_F(Commands, WhatCantWorkHereIsAnError) {

@@ -129,7 +129,8 @@ struct FullyShardedDataParallelPlugin {
   /// until backward, which then gathers among these (a rank holds an n-th of the model meanwhile). It must divide the
   /// ranks that the model is split over; 1 is false. With shared memory nothing is given back, and it changes nothing.
   /// (Numbers: our extension, as torch's fully_shard.) Version 1: another way to write sharding_strategy.
-  /// FSDP_RESHARD_AFTER_FORWARD, else true; in version 1 the environment's is not read.
+  /// FSDP_RESHARD_AFTER_FORWARD, else true; in version 1 the environment's is not read, and `accelerate launch` hands a
+  /// strategy that it finds there on as FSDP_SHARDING_STRATEGY.
   std::optional<std::variant<bool, int64_t, ShardingStrategy>> reshard_after_forward;
   /// For replicas of a sharded model: dp_replicate_size times dp_shard_size ranks; either follows from the other.
   /// Neighbouring ranks hold one replica. Version 1: for the hybrid strategies, whose default is one replica per

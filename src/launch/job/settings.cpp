@@ -19,6 +19,8 @@ using config::Value;
 constexpr const char* kParadigms[] = {"multi_gpu",     "tpu",      "tpu_use_cluster",
                                       "use_deepspeed", "use_fsdp", "use_megatron_lm"};
 
+constexpr const char* kStrategies[] = {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"};
+
 std::string in_small_letters(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -223,10 +225,29 @@ void Settings::fill_in(const Host& host) {
   else if (on("use_deepspeed")) launcher_ = Launcher::deepspeed;
   else if (on("use_fsdp") || on("use_megatron_lm") || on("multi_gpu")) launcher_ = Launcher::torchrun;
   else if (on("tpu")) launcher_ = Launcher::tpu;
+  name_strategy();
   require(launcher_ != Launcher::torchrun || !on("use_fsdp") || !on("fsdp_cpu_ram_efficient_loading") ||
               on("fsdp_sync_module_states"),
           "fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: only one process reads the weights, so the "
           "others must take them from it");
+}
+
+/// Version 1 has its strategy from fsdp_sharding_strategy; the reference's questions write it as
+/// fsdp_reshard_after_forward, where nobody reads it.
+void Settings::name_strategy() {
+  if (!on("use_fsdp") || text("fsdp_version") != "1") return;
+  const std::string given = in_small_letters(text("fsdp_reshard_after_forward"));
+  if (std::find(std::begin(kStrategies), std::end(kStrategies), given) == std::end(kStrategies)) return;
+  const Source source = this->source("fsdp_reshard_after_forward"), other = this->source("fsdp_sharding_strategy");
+  const bool differs = other != Source::fallback && in_small_letters(text("fsdp_sharding_strategy")) != given;
+  // Of two of one source the reference takes the one that it reads.
+  if (other == Source::fallback || source > other)
+    entries_["fsdp_sharding_strategy"] = {(*this)["fsdp_reshard_after_forward"], source};
+  if (differs)
+    remarks_.push_back(
+        fmt::format("fsdp_reshard_after_forward and fsdp_sharding_strategy name different strategies, "
+                    "which in version 1 are one setting: {} counts",
+                    text("fsdp_sharding_strategy")));
 }
 
 void Settings::choose_threads(const Host& host) {

@@ -79,6 +79,7 @@ class Settings {
   void take_file(const std::filesystem::path& path);
   void check_flags() const;
   void fill_in(const Host& host);
+  void name_strategy();
   void choose_threads(const Host& host);
   void remark();  // remarks.cpp
 
