@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <string_view>
+#include <utility>
 
 #include "accelerate/config.hpp"
 #include "utils/raise.hpp"
@@ -123,7 +125,17 @@ class Reader {
     std::vector<std::string> names{"--help"};
     for (const auto* option : options_of(table_, false))
       for (const auto& known : option->spellings()) names.push_back(known);
-    const auto nearest = accelerate::nearest_name(spelling, names);
+    // What torchrun and others call it is no slip of a letter.
+    constexpr std::pair<std::string_view, const char*> kCalledElsewhere[] = {
+        {"nproc_per_node", "--num_processes"}, {"nproc", "--num_processes"},     {"num_proc", "--num_processes"},
+        {"num_procs", "--num_processes"},      {"num_gpus", "--num_processes"},  {"np", "--num_processes"},
+        {"nnodes", "--num_machines"},          {"num_nodes", "--num_machines"},  {"node_rank", "--machine_rank"},
+        {"master_addr", "--main_process_ip"},  {"master_port", "--main_process_port"}};
+    std::string plain = spelling.substr(std::min(spelling.find_first_not_of('-'), spelling.size()));
+    std::replace(plain.begin(), plain.end(), '-', '_');
+    auto nearest = accelerate::nearest_name(spelling, names);
+    for (const auto& [theirs, ours] : kCalledElsewhere)
+      if (plain == theirs && find(ours)) nearest = ours;
     raise<ConfigError>(
         "there is no option '{}'. {}", spelling,
         nearest ? fmt::format("Did you mean '{}'?", *nearest) : fmt::format("See `accelerate {} --help`", table_.name));

@@ -24,6 +24,7 @@
 #include <accelerate/utils/progress.hpp>
 
 #include "utils/error_text.hpp"
+#include "utils/program_help.hpp"
 #include "utils/raise.hpp"
 
 namespace command {
@@ -136,6 +137,7 @@ inline void flush_output() {
 /// main() of `accelerate <name>`. @param about  words before the options @param run  gets all words
 inline int main_of(const char* name, size_t about, int argc, char** argv,
                    const std::function<int(const std::vector<std::string>&)>& run) {
+  show_help_if_asked(argc, argv, name);
   const std::vector<std::string> words(argv + 1, argv + argc);
   if (words.size() < about || (words.size() - about) % 2 != 0)
     return std::fprintf(stderr, "accelerate-%s is a part of `accelerate %s`; see `accelerate %s --help`\n", name, name,

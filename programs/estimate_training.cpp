@@ -15,6 +15,7 @@
 #include "blocks.hpp"
 #include "utils/error_text.hpp"
 #include "utils/json.hpp"
+#include "utils/program_help.hpp"
 #include "utils/read_file.hpp"
 
 namespace {
@@ -354,6 +355,7 @@ class Quiet final : public c10::WarningHandler {
 }  // namespace
 
 int main(int argc, char** argv) {
+  command::show_help_if_asked(argc, argv, "estimate-memory");
   Quiet quiet;
   const c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   try {

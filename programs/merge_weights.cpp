@@ -7,8 +7,10 @@
 #include "accelerate/checkpoint.hpp"
 #include "accelerate/utils/error.hpp"
 #include "utils/error_text.hpp"
+#include "utils/program_help.hpp"
 
 int main(int argc, char** argv) {
+  command::show_help_if_asked(argc, argv, "merge-weights");
   const std::vector<std::string> words(argv + 1, argv + argc);
   accelerate::MergeFsdpWeightsOptions options;
   std::vector<std::string> folders;

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <numeric>
 
+#include "utils/program_help.hpp"
+
 namespace {
 
 using accelerate::Accelerator;
@@ -234,7 +236,8 @@ int test(Accelerator& accelerator) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  command::show_help_if_asked(argc, argv, "test");
   try {
     Accelerator accelerator;
     const int failed = test(accelerator);

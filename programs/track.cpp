@@ -14,6 +14,7 @@
 #include "trackers/json_lines.hpp"
 #include "utils/error_text.hpp"
 #include "utils/json.hpp"
+#include "utils/program_help.hpp"
 #include "utils/raise.hpp"
 
 namespace {
@@ -86,6 +87,7 @@ class Replay {
 }  // namespace
 
 int main(int argc, char** argv) {
+  command::show_help_if_asked(argc, argv, "track replay");
   std::map<std::string, std::string> options;
   for (int place = 2; place + 1 < argc; place += 2) options[std::string(argv[place]).substr(2)] = argv[place + 1];
   if (argc < 2 || options["to"].empty())

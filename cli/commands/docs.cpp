@@ -79,7 +79,8 @@ void markdown() {
       "`$HF_HOME/accelerate/default_config.yaml`, else from `$XDG_CACHE_HOME/huggingface/accelerate/` or "
       "`~/.cache/huggingface/accelerate/`; with `--cpu` only from `--config_file`. They are those of\n"
       "Hugging Face Accelerate, in both directions. A flag that has no effect together with the others is named on "
-      "stderr; an unknown key or flag is an error that names the nearest one.\n\n"
+      "stderr, and so is a key of a section that nobody reads; an unknown flag, or key at the top of a file, is an "
+      "error that names the nearest one.\n\n"
       "Variables are what started processes find, and what the launcher reads where the flag is not given.\n\n");
   for (const auto& table : command_tables()) {
     std::printf("## accelerate %s\n\n%s: `%s`\n\n", table.name, table.summary, cell(table.usage).c_str());

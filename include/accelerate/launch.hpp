@@ -78,7 +78,7 @@ struct LaunchOptions {
 /// process groups have ended.
 ///
 /// Blocking. With one rank on this machine the rank has the terminal to itself (so progress bars and colours work);
-/// with several, their lines are forwarded whole and rank 0 alone keeps standard input (unless that is a terminal).
+/// with several, their lines are forwarded whole and the first alone keeps standard input and the terminal.
 /// When a rank fails, the others get SIGTERM, then after `grace` SIGKILL, and a report on stderr names the one that
 /// failed first. SIGINT, SIGTERM and SIGHUP go to all ranks, with the same grace; a second SIGINT kills at once;
 /// SIGUSR1 is passed on, and so is SIGUSR2, to processes that have a handler for it: ranks that use the library say

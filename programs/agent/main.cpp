@@ -18,6 +18,7 @@
 #include "launch/machines/messages.hpp"
 #include "utils/json.hpp"
 #include "utils/loading_pages.hpp"
+#include "utils/program_help.hpp"
 #include "utils/raise.hpp"
 
 namespace accelerate::agent {
@@ -469,4 +470,7 @@ int main_program() {
 }  // namespace
 }  // namespace accelerate::agent
 
-int main() { return accelerate::agent::main_program(); }
+int main(int argc, char** argv) {
+  command::say_part_of_if_asked(argc, argv, "accelerate-agent meets the agents of other machines.");
+  return accelerate::agent::main_program();
+}

@@ -12,6 +12,7 @@
 #include "sagemaker/local_mode.hpp"
 #include "sagemaker/role.hpp"
 #include "utils/json.hpp"
+#include "utils/program_help.hpp"
 #include "utils/raise.hpp"
 
 extern char** environ;
@@ -181,7 +182,8 @@ int run() {
 }  // namespace
 }  // namespace sagemaker
 
-int main() {
+int main(int argc, char** argv) {
+  command::say_part_of_if_asked(argc, argv, "accelerate-sagemaker sends jobs to Amazon SageMaker and follows them.");
   try {
     return sagemaker::run();
   } catch (const accelerate::Error& error) {

@@ -23,6 +23,12 @@
 namespace accelerate {
 namespace {
 
+/// Files for DeepSpeed may say auto there: what the program says.
+std::optional<int64_t> steps_of_the_environment() {
+  constexpr const char* kName = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS";
+  return environment::text(kName) == "auto" ? std::nullopt : environment::integer({kName});
+}
+
 GradientAccumulationPlugin accumulation_of(const AcceleratorOptions& options) {
   if (options.gradient_accumulation_plugin) {
     if (options.gradient_accumulation_steps != 1)
@@ -32,8 +38,7 @@ GradientAccumulationPlugin accumulation_of(const AcceleratorOptions& options) {
           options.gradient_accumulation_steps);
     return *options.gradient_accumulation_plugin;
   }
-  return {.num_steps = environment::integer({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS"})
-                           .value_or(options.gradient_accumulation_steps)};
+  return {.num_steps = steps_of_the_environment().value_or(options.gradient_accumulation_steps)};
 }
 
 /// What all Accelerators of a process share about their engine.

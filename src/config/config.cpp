@@ -46,7 +46,7 @@ void update_config(const fs::path& file) { config::save_config(config::load_conf
 std::vector<std::string> convert_config_to_fsdp2(const fs::path& file, const fs::path& output) {
   std::vector<std::string> notes;
   const auto converted = config::to_fsdp2(config::read_config(file), notes);
-  config::save_config(converted, output);
+  config::write_config(converted, output);
   return notes;
 }
 

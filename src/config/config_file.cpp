@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <set>
 #include <sstream>
 
 #include "accelerate/config.hpp"
@@ -60,34 +59,23 @@ std::string list(const std::vector<std::string>& words) {
   return text;
 }
 
-[[noreturn]] void unknown_keys(const std::string& file, const std::string& where,
-                               const std::vector<std::string>& unknown, const std::vector<std::string>& known) {
+[[noreturn]] void unknown_keys(const std::string& file, const std::vector<std::string>& unknown,
+                               const std::vector<std::string>& known) {
   std::string hints;
   for (const auto& key : unknown)
     if (const auto nearest = nearest_name(key, known)) hints += " Did you mean '" + *nearest + "' for '" + key + "'?";
   raise<ConfigError>(
-      "the config file {} has unknown keys{}: {}.{} Correct or remove them, or update this program if a newer one "
+      "the config file {} has unknown keys: {}.{} Correct or remove them, or update this program if a newer one "
       "wrote the file",
-      file, where, list(unknown), hints);
+      file, list(unknown), hints);
 }
 
-/// Gives the keys of a section their full names ("backend" in fp8_config is fp8_backend).
+/// A section as it is, unknown keys too: what is read of it is for who reads it.
 Value complete_section(const std::string& section, const Value& given, const std::string& file) {
   if (given.is_null()) return Value::object();
   if (!given.is_object())
     raise<ConfigError>("the config file {}: '{}' is not a group of keys and values", file, section);
-  std::set<std::string> known;
-  for (const auto& group : launch_table().groups)
-    for (const auto& option : group.options)
-      if (option.section && option.section == section) known.insert(option.name);
-  Value result = Value::object();
-  std::vector<std::string> unknown;
-  for (const auto& [key, value] : given.items()) {
-    if (known.contains(setting_name(section, key))) result[key] = value;
-    else unknown.push_back(key);
-  }
-  if (!unknown.empty()) unknown_keys(file, " in '" + section + "'", unknown, {known.begin(), known.end()});
-  return result;
+  return given;
 }
 
 void check_choice(const Value& config, const char* key, std::span<const Option> options, const std::string& file) {
@@ -106,6 +94,23 @@ std::string setting_name(const std::string& section, const std::string& key) {
                              : section == "dynamo_config" ? "dynamo_"
                                                           : "";
   return key.starts_with(prefix) ? key : prefix + key;
+}
+
+const Option* option_of(const std::string& section, const std::string& key) {
+  const std::string name = setting_name(section, key);
+  for (const auto& group : launch_table().groups)
+    for (const auto& option : group.options)
+      if (option.section && option.section == section && option.kind != Kind::unset && name == option.name)
+        return &option;
+  return nullptr;
+}
+
+std::optional<std::string> nearest_key(const std::string& section, const std::string& key) {
+  std::vector<std::string> known;
+  for (const auto& group : launch_table().groups)
+    for (const auto& option : group.options)
+      if (option.section && option.section == section) known.emplace_back(option.name);
+  return nearest_name(setting_name(section, key), known);
 }
 
 fs::path default_config_file(const Environment& environment) {
@@ -169,7 +174,7 @@ Value complete_config(Value given, const std::string& file) {
   if (!unknown.empty()) {
     for (const auto& [key, value] : config.items()) known.push_back(key);
     std::sort(unknown.begin(), unknown.end());
-    unknown_keys(file, "", unknown, known);
+    unknown_keys(file, unknown, known);
   }
   if (cluster) {
     for (const char* section : kSections) config[section] = complete_section(section, config[section], file);
@@ -195,8 +200,9 @@ Value without_empty(const Value& config) {
   return result;
 }
 
-void save_config(const Value& config, const fs::path& file) {
-  const Value written = without_empty(config);
+void save_config(const Value& config, const fs::path& file) { write_config(without_empty(config), file); }
+
+void write_config(const Value& written, const fs::path& file) {
   const std::string text = file.extension() == ".json" ? write_json(written) : write_yaml(written);
   std::error_code error;
   if (file.has_parent_path()) fs::create_directories(file.parent_path(), error);

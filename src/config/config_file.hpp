@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@ std::filesystem::path default_config_file(const Environment& environment);
 /// A file's settings: every key that such a file can have, with the default or null for what it leaves out. Old
 /// spellings are understood.
 /// @throws ConfigError when it can't be read, is not YAML (or JSON, by its name), lacks distributed_type, or has keys
-/// that don't exist.
+/// that don't exist at the top. Those of sections stay, as files of other programs and versions have them.
 Value load_config(const std::filesystem::path& file);
 
 /// As load_config, for text that has been parsed already.
@@ -30,6 +31,9 @@ bool is_sagemaker(const Value& config);
 /// What is written of a config: keys without a value and empty sections are left out.
 Value without_empty(const Value& config);
 
+/// As save_config, with all that is there: keys without a value and empty sections too.
+void write_config(const Value& config, const std::filesystem::path& file);
+
 /// Writes JSON if the name ends in .json, else YAML; a file appears complete or not at all. Creates the folder.
 void save_config(const Value& config, const std::filesystem::path& file);
 
@@ -38,6 +42,11 @@ Value basic_config(const std::string& mixed_precision, int64_t accelerators);
 
 /// The setting that a key of a section means: "backend" in fp8_config is fp8_backend.
 std::string setting_name(const std::string& section, const std::string& key);
+
+/// The row of the table that a key of a section means; null when none does.
+const Option* option_of(const std::string& section, const std::string& key);
+/// What a key of a section that means nothing was probably meant to be.
+std::optional<std::string> nearest_key(const std::string& section, const std::string& key);
 
 /// Reads a file into JSON without looking at its keys.
 Value read_config(const std::filesystem::path& file);

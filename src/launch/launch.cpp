@@ -62,7 +62,7 @@ void print_plan(const Job& job, const Host& host) {
               names[static_cast<int>(job.settings.launcher())], static_cast<long long>(job.local_world_size),
               static_cast<long long>(job.world_size), static_cast<long long>(job.machine_rank),
               static_cast<long long>(job.num_machines));
-  if (job.needs_port())
+  if (job.needs_port() || job.place)
     std::printf("meeting at %s:%s\n", job.main_ip.c_str(),
                 job.main_port ? std::to_string(job.main_port).c_str() : "a free port");
   if (job.starter == Job::Starter::hostfile) {
@@ -84,12 +84,22 @@ void open_standard_streams() {
     }
 }
 
+/// Two jobs with one config file, which names the port: nobody but their own ranks needs to know it.
+std::string take_other_port(Job& job) {
+  const int64_t busy = job.main_port;
+  job.main_port = choose_port();
+  return fmt::format("the port {} is in use, probably by another training run: the processes meet at {}", busy,
+                     job.main_port);
+}
+
 /// Ranks of this machine alone, or one program that starts ranks: again and again while restarts are left.
 int launch_here(Job& job, const Host& host, Monitor* monitor) {
   const bool any_port = job.main_port == 0;
+  const bool alone = job.num_machines == 1 && job.starter == Job::Starter::launcher;
   for (;; ++job.attempt) {
     if (job.needs_port()) {
       if (any_port) job.main_port = choose_port();
+      else if (alone && is_port_busy(job.main_port)) say(job, take_other_port(job));
       else if (job.machine_rank == 0) require_free_port(job.main_port);
     }
     if (job.starter == Job::Starter::deepspeed && job.attempt == 0)
@@ -123,6 +133,7 @@ int launch(const LaunchOptions& options) {
   Job job = make_job(request_of(options), host);
   if (!token.empty()) job.rendezvous.token = token;
   for (const auto& remark : job.settings.remarks()) say(job, remark);
+  for (const auto& remark : job.remarks) say(job, remark);
   const Launcher launcher = job.settings.launcher();
   if (launcher == Launcher::sagemaker) return launch_on_sagemaker(job, host);
   if (job.settings.on("dry_run")) return print_plan(job, host), 0;

@@ -152,10 +152,12 @@ TEST(Cli, MistakesAreExplained) {
 }
 
 TEST_F(Launch, ProgramsThatCannotRun) {
-  const auto text = write("notes", "just text\n");
-  auto result = launch({text});
-  EXPECT_EQ(result.exit_code, 64);
-  EXPECT_THAT(result.err, HasSubstr("chmod +x"));
+  Result result;
+  for (const std::string bytes : {"#!/bin/sh\necho\n", "\177ELF\1"}) {
+    result = launch({write("notes", bytes + std::string(1, bytes[0] == '#' ? '\n' : '\0'))});
+    EXPECT_EQ(result.exit_code, 64);
+    EXPECT_THAT(result.err, HasSubstr("chmod +x"));
+  }
   result = launch({write("garbage", "\x01\x02\x03", true)});
   EXPECT_EQ(result.exit_code, 71);
   EXPECT_THAT(result.err, HasSubstr("#!interpreter"));
@@ -165,6 +167,26 @@ TEST_F(Launch, ProgramsThatCannotRun) {
   write("training", "#!/bin/sh\n", true);
   result = launch({"./trainin"}, {.env = {}, .input = "", .terminal = false, .read_output = true, .folder = folder});
   EXPECT_THAT(result.err, HasSubstr("Did you mean './training'?"));
+}
+
+TEST_F(Launch, TextThatIsNotExecutableIsForPython) {
+  EXPECT_EQ(launch({"-q", write("train", "print('ran')\n")}).out, "ran\n");
+  EXPECT_EQ(launch({"-q", write("shell", "#!/bin/sh\necho shell\n", true)}).out, "shell\n");
+}
+
+// As cron, systemd and containers call it, which activate nothing.
+TEST_F(Launch, PythonOfTheEnvironmentInWhichTheLauncherLies) {
+  fs::create_directories(folder / "venv/bin");
+  write("venv/pyvenv.cfg", "");
+  write("venv/bin/python", "#!/bin/sh\necho that of the environment\n", true);
+  for (const bool linked : {true, false}) {
+    const fs::path own = folder / "venv/bin/accelerate";
+    fs::remove(own);
+    if (linked) fs::create_symlink(accelerate(), own);
+    else fs::copy_file(accelerate(), own);
+    const auto out = Program({own, "launch", "-q", write("s.py", "print('another')\n")}).wait().out;
+    EXPECT_EQ(out, "that of the environment\n") << linked;
+  }
 }
 
 TEST_F(Launch, ArgumentsAfterTheProgramAreItsOwn) {
@@ -231,7 +253,7 @@ TEST_F(Launch, InputGoesToRankZero) {
 
 // ---------------------------------------------------------------- ports
 
-TEST_F(Launch, FreePortIsChosenAndBusyOneReported) {
+TEST_F(Launch, FreePortIsChosenAlsoForABusyOne) {
   std::vector<std::string> ports;
   for (const auto& options : {std::vector<std::string>{"-q"}, {"-q", "--main_process_port", "0"}}) {
     const auto out = sorted_lines(launch(shells(2, "echo $MASTER_PORT", options)).out);
@@ -250,11 +272,13 @@ TEST_F(Launch, FreePortIsChosenAndBusyOneReported) {
   socklen_t length = sizeof(address);
   ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
   const auto port = std::to_string(ntohs(address.sin_port));
-  const auto result = launch(shells(2, "echo started", {"--main_process_port", port}));
+  const auto result =
+      launch(shells(2, "[ $MASTER_PORT != " + port + " ] && echo not " + port, {"--main_process_port", port}));
   ::close(fd);
-  EXPECT_EQ(result.exit_code, 71);
-  EXPECT_THAT(result.err, HasSubstr("--main_process_port " + port + ": the port is already in use"));
-  EXPECT_THAT(result.out, Not(HasSubstr("started")));
+  // Two jobs with one config file.
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("the port " + port + " is in use"));
+  EXPECT_EQ(result.out, "not " + port + "\nnot " + port + "\n");
   EXPECT_EQ(launch(shells(2, "echo $MASTER_PORT", {"-q", "--main_process_port", port})).out, port + "\n" + port + "\n");
 }
 
@@ -307,8 +331,42 @@ TEST_F(Launch, LogFilesHaveTorchrunsLayout) {
   EXPECT_EQ(content(run / "0/stderr.log"), "err 0\n");
   EXPECT_EQ(content(run / "1/stdout.log"), "out 1\n");
   EXPECT_EQ(content(run / "1/stderr.log"), "err 1\n");
-  EXPECT_EQ(result.out, "[rank0]:out 0\n");  // rank 1's is redirected
-  EXPECT_EQ(sorted_lines(result.err), (std::vector<std::string>{"[rank0]:err 0", "[rank1]:err 1"}));
+  EXPECT_EQ(result.out, "[default0]:out 0\n");  // rank 1's is redirected
+  EXPECT_EQ(sorted_lines(result.err), (std::vector<std::string>{"[default0]:err 0", "[default1]:err 1"}));
+}
+
+TEST_F(Launch, LinesAreMarkedAsTorchrunDoes) {
+  const auto lines_of = [&](const std::string& tee, std::vector<std::string> env = {}) {
+    const auto result = launch(shells(1, "echo out; echo err >&2", {"-q", "--log_dir", folder / "logs", "--tee", tee,
+                                                                    "--role", "trainer"}),
+                               {.env = std::move(env)});
+    return std::pair(result.out, result.err);
+  };
+  EXPECT_EQ(lines_of("1"), std::pair(std::string("[trainer0]:out\n"), std::string("err\n")));
+  EXPECT_EQ(lines_of("2"), std::pair(std::string("out\n"), std::string("[trainer0]:err\n")));
+  EXPECT_EQ(lines_of("1", {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=<${role_name} $rank/${local_rank} $$ $x> "}).first,
+            "<trainer 0/0 $ $x> out\n");
+}
+
+// Each rank of mpirun's would else start as many again, in a job of its own.
+TEST_F(Launch, InsideMpirunALauncherIsOneRank) {
+  bool found = false;
+  for (const char* mpirun : {"mpirun.openmpi", "mpirun.mpich"}) {
+    const std::string there = Program({"/bin/sh", "-c", std::string("command -v ") + mpirun}).wait().out;
+    if (there.empty()) continue;
+    found = true;
+    const auto file = write("c.yaml", "distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\nnum_machines: 1\n");
+    const auto result = Program({"/usr/bin/env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+                                 "OMPI_MCA_rmaps_base_oversubscribe=1", mpirun, "-n", "2", accelerate(), "launch",
+                                 "--config_file", file, "/bin/sh", "-c",
+                                 "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE at $MASTER_PORT"})
+                            .wait();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(sorted_lines(result.out),
+              (std::vector<std::string>{"0 of 2, 0 of 2 at 29500", "1 of 2, 1 of 2 at 29500"}))
+        << mpirun;
+  }
+  if (!found) GTEST_SKIP() << "no mpirun here";
 }
 
 TEST_F(Launch, LogFolderAloneKeepsACopy) {

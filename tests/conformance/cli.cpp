@@ -235,6 +235,9 @@ json found_for(const Row& row, const std::string& config_file) {
   }();
   const std::string launcher = name_of(job.settings.launcher());
   json result{{"launcher", launcher}, {"cmd", nullptr}, {"torchrun", nullptr}};
+  // torchrun's rows have their number in nproc_per_node; the reference's other launchers start one process.
+  if (launcher == "simple" && job.starter == Job::Starter::launcher && job.local_world_size > 1)
+    result["processes"] = job.local_world_size;
   if (launcher == "simple") result["cmd"] = command_of(job, host, row.expect.value("cmd", json()));
   if (job.starter == Job::Starter::deepspeed) {
     result["cmd"] = deepspeed_words(job.settings, job.main_port ? job.main_port : 29500);
@@ -245,7 +248,7 @@ json found_for(const Row& row, const std::string& config_file) {
   for (const auto& [name, value] : build_environment(job, host, 0)) {
     const bool unchanged = host.environment.contains(name) && host.environment.at(name) == value;
     const bool torchruns = launcher != "simple" && name.starts_with("MASTER_");
-    if (!unchanged && !torchruns && !(job.distributed() && kWorkers.contains(name)) && name != "PYTHONPATH")
+    if (!unchanged && !torchruns && !(job.tells_ranks() && kWorkers.contains(name)) && name != "PYTHONPATH")
       env[name] = value;
   }
   result["env"] = env;
@@ -285,6 +288,15 @@ bool has_foreign_keys(const json& config) {
 /// Why a row that is not equal is right nevertheless; "" if there is no reason.
 std::string reason(const Row& row, json found, const std::function<json(const json& config)>& again) {
   const json& expected = row.expect;
+  // Beside this everything must be equal.
+  if (found.value("processes", 1) > 1) {
+    json one = found;
+    one.erase("processes");
+    if (one == expected || !reason(row, one, again).empty())
+      return "several processes on the CPU without mpirun, asked for by --num_processes or a file for MULTI_CPU, are "
+             "started; the reference starts one";
+    return "";
+  }
   if (found.contains("error")) {
     const std::string error = found["error"];
     if (error.find("can't be shared equally") != std::string::npos)

@@ -38,6 +38,14 @@ void Report::check(const json& row, bool passed, const std::function<std::string
   });
 }
 
+void Report::guarded(const json& row, const std::function<void()>& checks) {
+  try {
+    checks();
+  } catch (const std::exception& error) {
+    check(false, [&] { return "this row could not be run: " + row.dump() + "\n    " + error.what(); });
+  }
+}
+
 void Report::differs(const json& row, const std::string& reason) {
   const std::string name = name_of(row);
   const auto listed = listed_.find(name);

@@ -30,6 +30,8 @@ class Report {
   void check(bool passed, const std::function<std::string()>& detail);
   /// One row of a file of which some differ. It fails, too, if it passes though it is listed as one that differs.
   void check(const json& row, bool passed, const std::function<std::string()>& detail);
+  /// What checks a row: where it throws, the row has failed, and those after it are checked all the same.
+  void guarded(const json& row, const std::function<void()>& checks);
   /// One row where the reference is wrong and we gave the right answer. It fails unless it is listed with this reason,
   /// and where the list is complete.
   void differs(const json& row, const std::string& reason);

@@ -1394,9 +1394,27 @@ F("std::cout apart from stdout is not kept back", "src/state/lines_at_once.cpp",
 F("the first of several ranks has the terminal", "src/launch/supervise/supervisor.cpp",
   "return interactive_ && «local_rank == 0»;", "false",
   "launch_cli_tests Launch.TheFirstOfSeveralProcessesHasTheTerminal")
+F("launch: a file for one process starts one", "src/launch/job/job.cpp",
+  "if («is_for_one_process(job)» && job.world_size > 1)", "false",
+  "launch_tests LaunchEnvironment.NumbersInFilesForOneProcessStartOne")
+F("launch: a rank of mpirun's is one process", "src/launch/job/settings.cpp", "place_ = «place_in_mpi(host)»;",
+  "std::optional<Place>()", "launch_tests LaunchEnvironment.InsideMpirunALauncherTakesItsRanksPlace")
+F("launch: one process is told its rank", "src/launch/job/job.hpp", "return distributed() || «(starter == Starter::launcher && (launcher == Launcher::torchrun || launcher == Launcher::deepspeed))»;",
+  "false", "launch_tests LaunchEnvironment.OneProcessOfTorchrunsKindIsToldItsRank")
+F("launch: sections of other engines have no say", "src/launch/job/settings.cpp",
+  "if («uses_section(section)») take_section", "true",
+  "commands_tests Commands.SectionsOfConfigFilesMayHoldWhatNobodyReads")
+F("launch: a busy port gives way", "src/launch/launch.cpp", "else if («alone && is_port_busy(job.main_port)») say",
+  "false", "launch_cli_tests Launch.FreePortIsChosenAlsoForABusyOne")
+F("launch: --tee marks lines of its streams", "src/launch/supervise/rank_streams.cpp",
+  ".prefix = «logs.marked & kind» ?", "false", "launch_cli_tests Launch.LinesAreMarkedAsTorchrunDoes")
+F("launch: torchrun's words in --rdzv_conf", "src/launch/job/settings.cpp", "if («key == word») take", "false",
+  "commands_tests Commands.TorchrunsWordsInRdzvConf")
+F("launch: the strategy of FSDP 1 under its other name", "src/launch/job/settings.cpp",
+  "if («other == Source::fallback || source > other»)", "false",
+  "commands_tests Commands.TheStrategyOfFsdp1ActsUnderBothNames")
 F("strangers are led away from the store", "src/utils/network/guarded_port.cpp",
   "const bool ruled = «admit_only(result.way_->strangers, result.way_->source_port)»;", "false",
-  "network_tests RootAndOthers/GuardedPortOf.OtherUsersGetNoWordToTheServer/user",
   "network_tests GuardedPort.LetsThisUserThroughAndNobodyReachesTheServerOtherwise")
 F("the monitor's key", "src/launch/monitor/monitor.cpp", "asked = «keyboard_->read().find('h') != std::string::npos»;",
   "false", c + "HangReportLaunched.AKeyOfTheMonitorAsks")

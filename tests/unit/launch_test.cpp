@@ -45,6 +45,7 @@ namespace fs = std::filesystem;
 using namespace accelerate;
 using namespace accelerate::launcher;
 using nlohmann::json;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Pair;
@@ -140,10 +141,94 @@ TEST(Slurm, LaunchersOfAStepAreItsMachines) {
   const Job alone = job_of({.command = {"x"}, .num_machines = 1}, host);
   EXPECT_EQ(alone.num_machines, 1);
   EXPECT_EQ(build_environment(alone, host, 0).at("WORLD_SIZE"), "1");  // or the program would wait for the other tasks
-  host.environment["SLURM_GTIDS"] = "2,3";
-  EXPECT_THAT(message_of([&] { job_of(options, host); }), HasSubstr("--ntasks-per-node=1"));
+  host.environment["SLURM_GTIDS"] = "2,3";  // two on this machine: ranks, each of which is one process
+  const Job rank = job_of(options, host);
+  EXPECT_EQ(std::tuple(rank.num_machines, rank.world_size, rank.local_world_size, rank.main_ip, rank.main_port),
+            std::tuple(1, 4, 1, "n1", 15030));
+  const auto env = build_environment(rank, host, 0);
+  EXPECT_EQ(std::tuple(env.at("RANK"), env.at("LOCAL_RANK"), env.at("LOCAL_WORLD_SIZE")), std::tuple("3", "0", "2"));
   host.environment["WORLD_SIZE"] = "4";  // a rank of somebody's job that launches something itself
   EXPECT_EQ(job_of(options, host).num_machines, 1);
+}
+
+// A launcher that is one of N must not become N times N processes.
+TEST(LaunchEnvironment, InsideMpirunALauncherTakesItsRanksPlace) {
+  using Variables = std::map<std::string, std::string>;
+  const Variables open_mpi{{"OMPI_COMM_WORLD_RANK", "5"},
+                           {"OMPI_COMM_WORLD_SIZE", "8"},
+                           {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                           {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+  const Variables hydra{{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "4"}};
+  for (const auto& variables : {open_mpi, hydra}) {
+    const Host host{.physical_cores = 8, .environment = variables};
+    for (const bool fsdp : {false, true}) {
+      LaunchOptions options{.command = {"x"}, .num_processes = 8, .main_process_ip = "10.0.0.1"};
+      if (fsdp) options.settings = {{"use_fsdp", "true"}};
+      const Job job = job_of(options, host);
+      EXPECT_EQ(job.local_world_size, 1);
+      EXPECT_FALSE(job.needs_port());
+      const auto env = build_environment(job, host, 0);
+      for (const auto& [name, value] : Variables{{"RANK", "5"},
+                                                 {"WORLD_SIZE", "8"},
+                                                 {"LOCAL_RANK", "1"},
+                                                 {"LOCAL_WORLD_SIZE", "4"},
+                                                 {"MASTER_ADDR", "10.0.0.1"},
+                                                 {"MASTER_PORT", "29500"}})
+        EXPECT_EQ(env.at(name), value) << name;
+    }
+    EXPECT_FALSE(job_of({.command = {"x"}, .num_machines = 1}, host).place);  // a job of its own
+    EXPECT_EQ(job_of({.command = {"x"},
+                      .num_processes = 16,
+                      .num_machines = 8,
+                      .machine_rank = 5,
+                      .main_process_ip = "10.0.0.1",
+                      .main_process_port = 77},
+                     host)
+                  .local_world_size,
+              2);  // a launcher for each machine
+    Host first = host;
+    first.environment[variables.begin()->first.starts_with("O") ? "OMPI_COMM_WORLD_RANK" : "PMI_RANK"] = "0";
+    EXPECT_THAT(job_of({.command = {"x"}, .num_processes = 2}, first).settings.remarks(),
+                ElementsAre(AllOf(HasSubstr("has started 8 launchers: each starts one process"),
+                                  HasSubstr("num_processes, which is 2, has no effect"))));
+    Host inner = host;
+    inner.environment["WORLD_SIZE"] = "8";  // a rank that launches something itself
+    EXPECT_FALSE(job_of({.command = {"x"}}, inner).place);
+  }
+}
+
+TEST(LaunchEnvironment, NumbersInFilesForOneProcessStartOne) {
+  const fs::path file = fs::path(support::scratch_dir()) / "one.yaml";
+  const auto ranks = [&](const std::string& type, bool cpu, std::optional<int64_t> flag = {}) {
+    std::ofstream(file) << "distributed_type: " << type << "\nnum_processes: 8\n";
+    LaunchOptions options{.command = {"x"}, .config_file = file};
+    if (cpu) options.cpu = true;
+    if (flag) options.num_processes = *flag;
+    return job_of(options, Host{.physical_cores = 8, .environment = {}, .accelerators = 8}).local_world_size;
+  };
+  EXPECT_EQ(ranks("'NO'", false), 1);
+  EXPECT_EQ(ranks("MULTI_GPU", true), 1);
+  EXPECT_EQ(ranks("MULTI_GPU", false), 8);
+  EXPECT_EQ(ranks("MULTI_CPU", false), 8);
+  EXPECT_EQ(ranks("'NO'", false, 3), 3);
+  const Host gpus{.physical_cores = 8, .environment = {}, .accelerators = 8};
+  LaunchOptions cpu{.command = {"x"}};
+  cpu.cpu = true;
+  EXPECT_EQ(job_of(cpu, gpus).local_world_size, 1);
+}
+
+// Python's FSDP and DeepSpeed look for LOCAL_RANK.
+TEST(LaunchEnvironment, OneProcessOfTorchrunsKindIsToldItsRank) {
+  const Host host;
+  LaunchOptions options{.command = {"x"}, .num_processes = 1};
+  EXPECT_FALSE(build_environment(job_of(options, host), host, 0).contains("RANK"));
+  options.settings = {{"use_fsdp", "true"}};
+  const Job job = job_of(options, host);
+  EXPECT_TRUE(job.needs_port());
+  const auto env = build_environment(job, host, 0);
+  for (const auto& [name, value] : std::map<std::string, std::string>{
+           {"RANK", "0"}, {"LOCAL_RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "127.0.0.1"}})
+    EXPECT_EQ(env.at(name), value) << name;
 }
 
 TEST(LaunchEnvironment, AccumulationStepsArePassedOn) {

@@ -48,6 +48,7 @@ struct Option {
   const char* variable = nullptr;  ///< of started processes, and read by the launcher where the flag isn't given
   Form form = Form::none;
   bool required = false;
+  bool takes_auto = false;     ///< config files and variables may say "auto": whoever uses it decides
   const char* bare = nullptr;  ///< what the flag alone means, where its value is optional (and attached by '=')
 
   /// Every spelling, each also with '-' for '_': "--num_processes", "--num-processes".

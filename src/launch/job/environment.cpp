@@ -178,12 +178,13 @@ std::map<std::string, std::string> protocol(const Settings& settings, const Host
 std::map<std::string, std::string> build_environment(const Job& job, const Host& host, int64_t local_rank) {
   Variables env = protocol(job.settings, host);
   add_receipts(env, job);
-  if (!job.distributed()) {
+  if (!job.tells_ranks()) {
     // Alone, though srun has started other launchers: the program must not take their tasks for its peers.
     if (job.starter == Job::Starter::launcher && host.number("SLURM_STEP_NUM_TASKS").value_or(1) > 1)
       env.insert({{"WORLD_SIZE", "1"}, {"RANK", "0"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}});
-    if (job.starter == Job::Starter::mpirun && job.settings.num_processes() > 1)
-      env.insert({{"MASTER_ADDR", job.main_ip}, {"MASTER_PORT", std::to_string(job.main_port)}});
+    // Also for one process of which a file says that it is several: it may start the others itself.
+    if (job.settings.launcher() == Launcher::simple && job.settings.num_processes() > 1)
+      env.insert({{"MASTER_ADDR", job.main_ip}, {"MASTER_PORT", std::to_string(job.main_port ? job.main_port : 29500)}});
     return env;
   }
   const auto rank = std::to_string(job.rank(local_rank));
@@ -191,9 +192,9 @@ std::map<std::string, std::string> build_environment(const Job& job, const Host&
   env.insert({{"MASTER_ADDR", job.main_ip},
               {"MASTER_PORT", std::to_string(job.main_port)},
               {"RANK", rank},
-              {"LOCAL_RANK", std::to_string(local_rank)},
+              {"LOCAL_RANK", std::to_string(job.place ? job.place->local_rank : local_rank)},
               {"WORLD_SIZE", world_size},
-              {"LOCAL_WORLD_SIZE", std::to_string(job.local_world_size)},
+              {"LOCAL_WORLD_SIZE", std::to_string(job.place ? job.place->local_world_size : job.local_world_size)},
               {"GROUP_RANK", std::to_string(job.machine_rank)},
               {"GROUP_WORLD_SIZE", std::to_string(job.num_machines)},
               {"ROLE_NAME", job.settings.text("role")},

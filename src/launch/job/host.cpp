@@ -1,6 +1,7 @@
 #include "launch/job/host.hpp"
 
 #include <sched.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,6 +41,10 @@ Host Host::current() {
     const std::string_view text(*entry);
     if (const size_t equals = text.find('='); equals != std::string_view::npos)
       host.environment.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  if (const auto* called = reinterpret_cast<const char*>(::getauxval(AT_EXECFN))) {
+    std::error_code ignored;
+    host.folder = std::filesystem::absolute(called, ignored).parent_path();
   }
   host.accelerators = count_accelerators();
   if (const auto* type = devices::present("/")) host.device_type = type->name;

@@ -127,9 +127,28 @@ void check_several_machines(const Job& job, bool c10d) {
           job.world_size, job.num_machines, job.num_machines);
 }
 
+/// One process in a job of another launcher's, which knows where the others are.
+void plan_place(Job& job, const Place& place) {
+  job.place = place;
+  job.world_size = place.world_size;
+  job.local_world_size = 1;
+  job.max_restarts = 0;  // the others would not start again
+  job.main_ip = place.address;
+  job.main_port = place.port;
+}
+
+/// Kinds of training of one process: there a number in a file, or of GPUs, is no wish for several.
+bool is_for_one_process(const Job& job) {
+  const Settings& s = job.settings;
+  return s.launcher() == Launcher::simple && s.source("num_processes") != Source::flag &&
+         s.text("distributed_type") != "MULTI_CPU" && job.num_machines == 1 && !s.integer("processes_per_machine") &&
+         s.text("mpirun_hostfile").empty() && s.text("hostfile").empty();
+}
+
 /// Ranks, on this machine alone or on several that meet.
 void plan_ranks(Job& job) {
   const Settings& s = job.settings;
+  if (const auto& place = s.place()) return plan_place(job, *place);
   const std::string backend = s.text("rdzv_backend");
   const bool c10d = backend == "c10d";
   require(
@@ -137,12 +156,22 @@ void plan_ranks(Job& job) {
       "--rdzv_backend is '{}', expected static or c10d: the others need servers that this launcher has no client for",
       backend);
   job.rendezvous = parse_rendezvous_conf(s.text("rdzv_conf"), !c10d);
+  for (const auto& key : job.rendezvous.unused) job.remarks.push_back(key);
   // As the reference: where it starts several machines through torchrun's protocol, the port has a default.
   const int64_t usual = job.num_machines > 1 && s.launcher() != Launcher::simple ? 29500 : 0;
   job.main_port = s.integer("main_process_port").value_or(usual);
   require(job.main_port >= 0 && job.main_port <= 65535,
           "--main_process_port is {}, expected 1 to 65535, or 0 for any free one", job.main_port);
   job.world_size = std::max<int64_t>(1, s.num_processes());
+  if (is_for_one_process(job) && job.world_size > 1) {
+    if (s.source("num_processes") == Source::file)
+      job.remarks.push_back(
+          fmt::format("the config file {} says {} processes, and what it is for ({}) has one, which is started; "
+                      "--num_processes {} starts them all",
+                      job.config_file.string(), job.world_size,
+                      s.on("cpu") ? "--cpu" : "distributed_type " + s.text("distributed_type"), job.world_size));
+    job.world_size = 1;
+  }
   constexpr int64_t kMostRanks = 1'000'000, kMostHere = 16'384;  // more would fill the memory before they fail
   require(job.world_size <= kMostRanks && s.num_processes() >= 0 && job.num_machines <= kMostRanks,
           "--num_processes is {} on {} machines, expected at most {} of each", s.num_processes(), job.num_machines,

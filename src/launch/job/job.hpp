@@ -30,6 +30,7 @@ struct Job {
   int64_t main_port = 0;       ///< 0 until launch() has chosen one
   RendezvousConf rendezvous;   ///< how several machines meet
   std::optional<Round> round;  ///< with several machines: this one's place, once they have met
+  std::optional<Place> place;  ///< of the one process that is started, in another launcher's job
 
   /// Who starts the ranks: this launcher, or one process of another program that it starts instead of them.
   enum class Starter { launcher, mpirun, deepspeed, hostfile, xla, pod } starter = Starter::launcher;
@@ -38,25 +39,34 @@ struct Job {
   std::vector<std::string> pod_workers;  ///< with pod: those to be reached one by one; empty: all by one command
 
   std::chrono::milliseconds monitor_interval{100};  ///< after a failure, for the others to end by themselves
-  std::chrono::milliseconds grace{10000};           ///< from asking ranks to stop to killing them
+  std::chrono::milliseconds grace{30000};           ///< from asking ranks to stop to killing them
   /// Where the main process leaves its receipts; empty: nobody asked for them.
   std::filesystem::path receipts_file;
   int64_t max_restarts = 0;
   int64_t attempt = 0;  ///< how often the ranks have been started before
+  std::vector<std::string> remarks;  ///< beside those of the settings: what has no effect, a line each
   std::string run_id;   ///< names the log folder; also TORCHELASTIC_RUN_ID
 
   bool quiet() const { return settings.on("quiet"); }
   bool distributed() const { return world_size > 1 || round; }
+  /// Whether processes are told of their ranks, as torchrun does also of a single one: Python's FSDP and DeepSpeed look
+  /// for that.
+  bool tells_ranks() const {
+    const auto launcher = settings.launcher();
+    return distributed() ||
+           (starter == Starter::launcher && (launcher == Launcher::torchrun || launcher == Launcher::deepspeed));
+  }
   /// Machines that must meet before their ranks start.
   bool needs_agent() const { return num_machines > 1 && starter == Starter::launcher; }
   bool needs_port() const {
-    return starter != Starter::xla && starter != Starter::pod && (distributed() || starter != Starter::launcher);
+    return starter != Starter::xla && starter != Starter::pod && !place &&
+           (tells_ranks() || starter != Starter::launcher);
   }
   /// Whether what this launcher starts are the ranks, or another program that will start them here; else they are
   /// launchers on other machines.
   bool starts_ranks() const { return starter != Starter::hostfile && starter != Starter::pod; }
   int64_t rank(int64_t local_rank) const {
-    return (round ? round->first_rank : machine_rank * local_world_size) + local_rank;
+    return (round ? round->first_rank : place ? place->rank : machine_rank * local_world_size) + local_rank;
   }
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <cmath>
 #include <vector>
 
 #include "accelerate/config.hpp"
@@ -28,15 +30,34 @@ std::string flag_of(const config::Option& option) {
   return option.name;
 }
 
+namespace {
+
+/// A whole number that is written as another: YAML's 1e8 is text, and 1.0e+8 a fraction.
+std::optional<int64_t> whole_number_in(const std::string& text) {
+  constexpr double kExact = 9007199254740992;  // 2^53
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || std::floor(value) != value ||
+      std::fabs(value) > kExact)
+    return std::nullopt;
+  return static_cast<int64_t>(value);
+}
+
+}  // namespace
+
 Value from_file(const config::Option& option, const Value& value, const std::string& file) {
   const std::string where = fmt::format("the config file {}: '{}'", file, option.name);
   if (value.is_null() ||
       (value.is_string() && (option.kind == Kind::integer || option.kind == Kind::number) && value == ""))
     return nullptr;
+  if (option.takes_auto && value == "auto") return value;
   switch (option.kind) {
-    case Kind::integer:
-      if (!whole_number(value)) return config::parse_value(option, config::python_text(value), where);
-      return value;
+    case Kind::integer: {
+      if (whole_number(value)) return value;
+      const std::string text = config::python_text(value);
+      if (const auto whole = whole_number_in(text)) return *whole;
+      return config::parse_value(option, text, where);
+    }
     case Kind::number:
       if (!value.is_number()) return config::parse_value(option, config::python_text(value), where);
       return value;
@@ -67,6 +88,7 @@ Value from_file(const config::Option& option, const Value& value, const std::str
 
 Value from_environment(const config::Option& option, std::string text) {
   const std::string where = fmt::format("the environment variable {}", option.variable);
+  if (option.takes_auto && text == "auto") return text;
   if (option.kind == Kind::truth) return config::str_to_bool(text, where);
   if (option.choices) {
     const auto choices = option.choice_list();

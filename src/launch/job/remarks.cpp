@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "launch/job/option_values.hpp"
+#include "launch/job/rendezvous.hpp"
 #include "launch/job/settings.hpp"
 
 namespace accelerate::launcher {
@@ -95,7 +96,11 @@ void Settings::remark() {
   for (const std::string name : {"monitor_seconds", "monitor_peak_flops"})
     if (source(name) == Source::flag && !integer("monitor_port") && !on("monitor"))
       remarks_.push_back(fmt::format("--{} has no effect without --monitor or --monitor_port", name));
-  if (source("rdzv_conf") == Source::flag && num_machines() == 1)
+  const auto entries = rendezvous_entries(text("rdzv_conf"));
+  const bool waits = std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
+    return entry.first.find("timeout") != std::string::npos || entry.first.find("keep_alive") != std::string::npos;
+  });
+  if (waits && source("rdzv_conf") == Source::flag && num_machines() == 1)
     remarks_.emplace_back(
         "--rdzv_conf has no effect on one machine, where nobody needs to be waited for; how long the ranks wait for "
         "each other is InitProcessGroupKwargs.timeout in the program");

@@ -48,7 +48,8 @@ std::string read_token(const std::string& file) {
   return token;
 }
 
-void check_key(const std::string& key, bool is_static) {
+/// Why a key has no effect; "" when it has. torchrun takes any, and what belongs to other launchers or versions.
+std::string remark_on(const std::string& key, bool is_static) {
   std::vector<std::string> known{"token",
                                  "token_file",
                                  "local_addr",
@@ -59,17 +60,25 @@ void check_key(const std::string& key, bool is_static) {
                                  "keep_alive_interval",
                                  "keep_alive_max_attempt",
                                  "read_timeout",
-                                 "timeout"};
+                                 "timeout",
+                                 kEndpointKey};
+  for (const auto& [name, setting] : kTorchrunKeys) known.emplace_back(name);
   if (is_static) known.insert(known.end(), {"rank"});
   else known.insert(known.end(), {"last_call_timeout", "is_host", "store_type"});
-  if (std::find(known.begin(), known.end(), key) != known.end()) return;
+  if (std::find(known.begin(), known.end(), key) != known.end()) return "";
   const auto nearest = nearest_name(key, known);
-  raise<ConfigError>("--rdzv_conf has the key '{}'{} With --rdzv_backend {} the keys are {}", key,
+  return fmt::format("'{}' in --rdzv_conf has no effect{}: with --rdzv_backend {} the keys are {}", key,
                      nearest ? fmt::format(", did you mean '{}'?", *nearest) : "", is_static ? "static" : "c10d",
                      fmt::join(known, ", "));
 }
 
+bool is_setting(const std::string& key) {
+  return key == kEndpointKey || std::any_of(std::begin(kTorchrunKeys), std::end(kTorchrunKeys),
+                                            [&](const auto& pair) { return key == pair.first; });
+}
+
 void set(RendezvousConf& conf, const std::string& key, const std::string& value) {
+  if (is_setting(key)) return;  // the settings have it
   if (key == "join_timeout" || key == "timeout") conf.join_timeout = read_time(key, value);
   else if (key == "last_call_timeout")
     conf.last_call_timeout = milliseconds(std::llround(read_number(key, value) * 1000));
@@ -93,17 +102,24 @@ void set(RendezvousConf& conf, const std::string& key, const std::string& value)
 
 }  // namespace
 
-RendezvousConf parse_rendezvous_conf(const std::string& text, bool is_static) {
-  RendezvousConf conf;
-  if (is_static) conf.join_timeout = std::chrono::seconds(900);
+std::vector<std::pair<std::string, std::string>> rendezvous_entries(const std::string& text) {
+  std::vector<std::pair<std::string, std::string>> result;
   std::istringstream entries(text);
   for (std::string entry; std::getline(entries, entry, ',');) {
     const size_t equals = entry.find('=');
     require(equals != std::string::npos && equals != 0 && equals + 1 != entry.size(),
             "--rdzv_conf has '{}', expected key=value", entry);
-    const std::string key = entry.substr(0, equals);
-    check_key(key, is_static);
-    set(conf, key, entry.substr(equals + 1));
+    result.emplace_back(entry.substr(0, equals), entry.substr(equals + 1));
+  }
+  return result;
+}
+
+RendezvousConf parse_rendezvous_conf(const std::string& text, bool is_static) {
+  RendezvousConf conf;
+  if (is_static) conf.join_timeout = std::chrono::seconds(900);
+  for (const auto& [key, value] : rendezvous_entries(text)) {
+    if (auto remark = remark_on(key, is_static); remark.empty()) set(conf, key, value);
+    else conf.unused.push_back(std::move(remark));
   }
   return conf;
 }

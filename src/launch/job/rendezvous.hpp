@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace accelerate::launcher {
 
@@ -23,9 +25,20 @@ struct RendezvousConf {
   std::string token;            ///< the shared secret, itself or from token_file
   std::string local_addr;  ///< how the others reach this machine; empty: the address from which it reaches the host
   std::string bind;        ///< on which address the host listens; empty: on --main_process_ip's
+  std::vector<std::string> unused;  ///< keys without effect, a remark each
 };
 
-/// @throws ConfigError for keys that are not known (naming the nearest) and values that can't be.
+/// Torchrun's own words for settings that have flags here; they count where the flag's setting is not given.
+constexpr std::pair<const char*, const char*> kTorchrunKeys[] = {{"rdzv_backend", "rdzv_backend"},
+                                                                 {"node_rank", "machine_rank"},
+                                                                 {"max_restarts", "max_restarts"},
+                                                                 {"monitor_interval", "monitor_interval"}};
+constexpr const char* kEndpointKey = "rdzv_endpoint";
+
+/// The entries of such a text in their order. @throws ConfigError where one is not key=value
+std::vector<std::pair<std::string, std::string>> rendezvous_entries(const std::string& text);
+
+/// @throws ConfigError for values that can't be.
 RendezvousConf parse_rendezvous_conf(const std::string& text, bool is_static);
 
 /// This machine's place in a round of a job on several machines; what ranks find in their environment.

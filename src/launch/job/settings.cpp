@@ -6,6 +6,7 @@
 #include "config/config_file.hpp"
 #include "launch/job/host.hpp"
 #include "launch/job/option_values.hpp"
+#include "launch/job/rendezvous.hpp"
 #include "launch/job/require.hpp"
 #include "utils/slurm.hpp"
 
@@ -38,6 +39,8 @@ Settings::Settings(const LaunchRequest& request, const Host& host) {
   take_environment(host);
   take_slurm(host);
   if (!request.config_file.empty()) take_file(request.config_file);
+  take_rdzv_conf();
+  take_place(host);
   fill_in(host);
   choose_threads(host);
   remark();
@@ -130,17 +133,61 @@ void Settings::take_slurm(const Host& host) {
   if (!task || task->world_size < 2 || !text("hostfile").empty()) return;
   if (source("num_machines") > Source::file && num_machines() != task->world_size)
     return;  // somebody has another plan, such as jobs of one machine each
-  require(
-      task->local_world_size == 1,
-      "srun has started {} launchers on this machine (Slurm's step {} has {} tasks). A launcher starts the processes "
-      "of its machine itself: give srun --ntasks-per-node=1. Or let srun start the program without a launcher, or "
-      "say that these are jobs of their own with --num_machines 1",
-      task->local_world_size, task->step, task->world_size);
+  if (task->local_world_size > 1) return;  // ranks, not machines: take_place()
   set("num_machines", task->world_size, Source::environment);
   set("machine_rank", task->rank, Source::environment);
   set("main_process_ip", task->address, Source::environment);
   set("main_process_port", task->port, Source::environment);
   slurm_step_ = task->step;
+}
+
+/// People give there what they would give torchrun itself.
+void Settings::take_rdzv_conf() {
+  const auto take = [this](const std::string& key, const std::string& name, const std::string& text) {
+    const std::string where = fmt::format("--rdzv_conf {}", key);
+    const Value value = config::parse_value(option_called(name), text, where);
+    const bool open = source(name) == Source::fallback;
+    // Who has numbered the machines means a fixed set of them, as the reference starts it.
+    if (name == "rdzv_backend" ? open && (*this)["machine_rank"].is_null() : open)
+      entries_[name] = {value, source("rdzv_conf")};
+    else if ((*this)[name] != value)
+      remarks_.push_back(fmt::format("'{}' in --rdzv_conf has no effect: {} is {}", key,
+                                     flag_of(option_called(name)), this->text(name)));
+  };
+  for (const auto& [key, value] : rendezvous_entries(text("rdzv_conf"))) {
+    for (const auto& [word, name] : kTorchrunKeys)
+      if (key == word) take(key, name, value);
+    if (key != kEndpointKey) continue;
+    const size_t colon = value.rfind(':');
+    take(key, "main_process_ip", value.substr(0, colon));
+    if (colon != std::string::npos) take(key, "main_process_port", value.substr(colon + 1));
+  }
+}
+
+/// Ranks of another launcher's are one process each, or N of them would become N times N.
+void Settings::take_place(const Host& host) {
+  if (host.environment.contains("WORLD_SIZE") || !text("hostfile").empty()) return;
+  // Somebody has another plan: these are machines, or (by a flag) jobs of their own.
+  if (num_machines() > 1 || source("num_machines") > Source::file) return;
+  place_ = place_in_mpi(host);
+  const auto task = slurm::this_task([&](const char* name) { return host.variable(name); });
+  if (!place_ && task && task->world_size > 1)
+    place_ = {.launcher = "srun", .rank = task->rank, .world_size = task->world_size, .local_rank = task->local_rank,
+              .local_world_size = task->local_world_size, .address = task->address, .port = task->port};
+  if (!place_) return;
+  if (const auto address = host.variable("MASTER_ADDR")) place_->address = *address;
+  if (const auto port = host.number("MASTER_PORT")) place_->port = *port;
+  if (const std::string address = text("main_process_ip"); !address.empty()) place_->address = address;
+  if (const auto port = integer("main_process_port"); port.value_or(0) > 0) place_->port = *port;
+  if (place_->rank > 0) return;
+  const auto asked = integer("num_processes");
+  remarks_.push_back(fmt::format(
+      "{} has started {} launchers: each starts one process, and these meet at {}:{}{}. Jobs of their own are they with "
+      "--num_machines 1",
+      place_->launcher, place_->world_size, place_->address, place_->port,
+      source("num_processes") > Source::fallback && asked && *asked != place_->world_size
+          ? fmt::format("; num_processes, which is {}, has no effect", *asked)
+          : ""));
 }
 
 void Settings::take_file(const std::filesystem::path& path) {
@@ -149,29 +196,56 @@ void Settings::take_file(const std::filesystem::path& path) {
   if (config::is_sagemaker(file_)) {
     for (const char* name : {"mixed_precision", "debug", "num_machines", "gpu_ids", "distributed_type"})
       if (!file_[name].is_null()) set(name, file_[name], Source::file);
-    if (file_["dynamo_config"].is_object())
-      for (const auto& [key, value] : file_["dynamo_config"].items()) {
-        const std::string name = config::setting_name("dynamo_config", key);
-        set(name, from_file(option_called(name), value, file_name_), Source::file);
-      }
+    if (file_["dynamo_config"].is_object()) take_section("dynamo_config", file_["dynamo_config"]);
     return;
   }
-  for (const auto& [key, value] : file_.items()) {
-    if (value.is_object()) {
-      for (const auto& [inner, setting] : value.items()) {
-        const std::string name = config::setting_name(key, inner);
-        set(name, from_file(option_called(name), setting, file_name_), Source::file);
-      }
-    } else if (Value converted = from_file(
-                   option_called(key),
-                   value.is_string() ? Value(without_minimum(key, value, Source::file,
-                                                             fmt::format("the config file {}: '{}'", file_name_, key)))
-                                     : value,
-                   file_name_);
-               !converted.is_null()) {
-      set(key, std::move(converted), Source::file);
-    }
+  for (const auto& [key, value] : file_.items())
+    if (!value.is_object())
+      if (Value converted = from_file(
+              option_called(key),
+              value.is_string() ? Value(without_minimum(key, value, Source::file,
+                                                        fmt::format("the config file {}: '{}'", file_name_, key)))
+                                : value,
+              file_name_);
+          !converted.is_null())
+        set(key, std::move(converted), Source::file);
+  choose_paradigm();
+  // What is left over of an engine that the job does not use has no say, and may be nonsense.
+  for (const auto& [section, content] : file_.items()) {
+    if (!content.is_object() || content.empty()) continue;
+    if (uses_section(section)) take_section(section, content);
+    else
+      remarks_.push_back(fmt::format("'{}' in the config file {} has no effect: this job does not use it", section,
+                                     file_name_));
   }
+}
+
+void Settings::take_section(const std::string& section, const Value& content) {
+  for (const auto& [key, value] : content.items()) {
+    if (const auto* option = config::option_of(section, key)) {
+      if (Value converted = from_file(*option, value, file_name_); !converted.is_null())
+        set(option->name, std::move(converted), Source::file);
+      continue;
+    }
+    const auto nearest = config::nearest_key(section, key);
+    remarks_.push_back(fmt::format("'{}' in {} of the config file {} has no effect: there is no such setting{}", key,
+                                   section, file_name_,
+                                   nearest ? fmt::format(". Did you mean '{}'?", *nearest) : ""));
+  }
+}
+
+bool Settings::uses_section(const std::string& section) const {
+  const std::pair<const char*, const char*> engines[] = {{"deepspeed_config", "use_deepspeed"},
+                                                         {"fsdp_config", "use_fsdp"},
+                                                         {"megatron_lm_config", "use_megatron_lm"},
+                                                         {"parallelism_config", "use_parallelism_config"}};
+  for (const auto& [name, engine] : engines)
+    if (section == name) return on(engine) && !on("cpu");
+  return section != "fp8_config" || in_small_letters(text("mixed_precision")) == "fp8";
+}
+
+/// The file's kind of training, unless a flag or a variable says another.
+void Settings::choose_paradigm() {
   const bool chosen = std::any_of(std::begin(kParadigms), std::end(kParadigms),
                                   [&](const char* name) { return source(name) > Source::file && on(name); });
   const std::string type = text("distributed_type");
@@ -187,7 +261,7 @@ void Settings::take_file(const std::filesystem::path& path) {
 void Settings::fill_in(const Host& host) {
   const bool sagemaker = !file_.is_null() && config::is_sagemaker(file_);
   if (!file_.is_null()) {
-    require(num_processes() != -1, "the config file {} leaves the number of processes open: give --num_processes",
+    require(num_processes() != -1 || place_, "the config file {} leaves the number of processes open: give --num_processes",
             file_name_);
     if ((*this)["gpu_ids"].is_null()) set("gpu_ids", "all", Source::file);
   } else {

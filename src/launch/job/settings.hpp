@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "config/value.hpp"
+#include "launch/job/place.hpp"
 #include "utils/device_types.hpp"
 
 namespace accelerate::launcher {
@@ -62,6 +63,8 @@ class Settings {
   const devices::DeviceType& device_type() const { return *device_type_; }
   bool computes_on_cpu() const { return on("cpu") || on("use_cpu"); }
   int64_t threads_per_process() const { return threads_; }
+  /// What another launcher has made of this one: a rank of its job. It starts this one process.
+  const std::optional<Place>& place() const { return place_; }
   bool threads_chosen() const { return threads_chosen_; }  ///< by us: neither a flag nor the environment said how many
 
  private:
@@ -76,7 +79,12 @@ class Settings {
   void take_flags(const GivenSettings& given);
   void take_environment(const Host& host);
   void take_slurm(const Host& host);
+  void take_rdzv_conf();
+  void take_place(const Host& host);
   void take_file(const std::filesystem::path& path);
+  void take_section(const std::string& section, const config::Value& content);
+  void choose_paradigm();
+  bool uses_section(const std::string& section) const;
   void check_flags() const;
   void fill_in(const Host& host);
   void name_strategy();
@@ -90,6 +98,7 @@ class Settings {
   const devices::DeviceType* device_type_ = nullptr;
   std::vector<std::string> remarks_;
   std::optional<int64_t> min_machines_;
+  std::optional<Place> place_;
   std::string slurm_step_;  // the step whose tasks are this job's launchers
   int64_t threads_ = 1;
   bool threads_chosen_ = false;

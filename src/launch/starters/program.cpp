@@ -1,6 +1,8 @@
 #include "launch/starters/program.hpp"
 
 #include <filesystem>
+#include <fstream>
+#include <string_view>
 
 #include "accelerate/config.hpp"
 #include "launch/job/environment.hpp"
@@ -28,12 +30,27 @@ fs::path find_python(const Host& host) {
             *python);
     return path;
   }
+  // VENV/bin/accelerate is called by its path where nobody activates environments: by cron, systemd, in containers.
+  for (const char* mark : {"pyvenv.cfg", "conda-meta"})
+    if (std::error_code ignored; !host.folder.empty() && fs::exists(host.folder.parent_path() / mark, ignored))
+      if (const fs::path path = host.folder / "python"; is_executable(path)) return path;
   if (const auto environment = host.variable("VIRTUAL_ENV"))
     if (const fs::path path = fs::path(*environment) / "bin/python"; is_executable(path)) return path;
   for (const char* name : {"python3", "python"})
     if (const auto path = host.find_in_path(name); !path.empty()) return path;
   raise<ConfigError>(
       "no Python was found: neither python3 nor python is in PATH. Install it or set PYTHON to its path");
+}
+
+/// Whether Python may run it though it has another ending: text, and not for another interpreter.
+bool may_be_python(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  char bytes[4096];
+  in.read(bytes, sizeof(bytes));
+  const std::string_view begin(bytes, static_cast<size_t>(in.gcount()));
+  const std::string_view first = begin.substr(0, begin.find('\n'));
+  return begin.find('\0') == std::string_view::npos &&
+         (!first.starts_with("#!") || first.find("python") != std::string_view::npos);
 }
 
 std::string nearest_file(const fs::path& missing) {
@@ -92,8 +109,8 @@ std::vector<std::string> command_line(const Job& job, const Host& host) {
   }
   const auto run_by_python = [&] {
     result.push_back(find_python(host));
-    if (job.local_world_size > 1 || job.starter == Job::Starter::mpirun)
-      result.emplace_back("-u");  // its output goes through a pipe, where Python would hold it back
+    if (job.tells_ranks() || job.starter == Job::Starter::mpirun)
+      result.emplace_back("-u");  // as torchrun does: in a pipe or a file Python would hold its output back
   };
   if (job.settings.on("module")) {
     run_by_python();
@@ -102,7 +119,8 @@ std::vector<std::string> command_line(const Job& job, const Host& host) {
     return result;
   }
   const fs::path program = find_program(job.command, host);
-  if (program.extension() == ".py" && !job.settings.on("no_python")) {
+  const bool script = program.extension() == ".py" || (!is_executable(program) && may_be_python(program));
+  if (script && !job.settings.on("no_python")) {
     run_by_python();
     result.push_back(program);
   } else {

@@ -37,8 +37,8 @@ LogFiles::LogFiles(const Job& job) : ranks_(static_cast<size_t>(job.local_world_
   const auto any = [](const std::vector<int>& streams) {
     return std::any_of(streams.begin(), streams.end(), [](int s) { return s != kNoStream; });
   };
-  const bool prefix = any(tee);
-  const bool logs = prefix || any(redirects) || !log_dir.empty();
+  const auto shown = tee;  // after a mark of their rank
+  const bool logs = any(tee) || any(redirects) || !log_dir.empty();
   // A folder for logs without a word on which streams: a copy of everything.
   if (!log_dir.empty() && !any(tee) && !any(redirects)) std::fill(tee.begin(), tee.end(), kStdout | kStderr);
   try {
@@ -53,7 +53,7 @@ LogFiles::LogFiles(const Job& job) : ranks_(static_cast<size_t>(job.local_world_
       create_own_folders(folder_.parent_path(), below);
       const fs::path folder = folder_.parent_path() / below;
       rank.error_file = folder / "error.json";
-      rank.prefix = prefix;
+      rank.marked = shown[i];
       const int files = tee[i] | redirects[i];
       const int hidden = redirects[i] & ~tee[i];
       if (files & kStdout) rank.stdout_file = folder / "stdout.log";

@@ -15,7 +15,7 @@ struct Job;
 struct RankLogs {
   std::filesystem::path stdout_file, stderr_file;
   bool stdout_on_terminal = true, stderr_on_terminal = true;
-  bool prefix = false;               ///< lines on the terminal start with "[rank0]:"
+  int marked = 0;                    ///< streams (kStdout, kStderr) whose lines on the terminal begin with their rank
   std::filesystem::path error_file;  ///< where the rank may leave JSON on why it failed (TORCHELASTIC_ERROR_FILE)
 };
 

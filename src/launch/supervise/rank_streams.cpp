@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <string_view>
+#include <utility>
 
 #include "launch/job/job.hpp"
 #include "utils/raise.hpp"
@@ -32,6 +35,34 @@ Fd open_log(const std::filesystem::path& file) {
         file.string());
   if (!fd) raise<LaunchError>("the log file {} can't be opened: {}", file.string(), std::strerror(errno));
   return fd;
+}
+
+/// As torchrun marks lines; a pattern of its own is one of Python's string.Template.
+std::string mark_of(const Job& job, int64_t local_rank) {
+  const std::string role = job.settings.text("role"), here = std::to_string(local_rank);
+  const char* pattern = std::getenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE");
+  if (!pattern) return fmt::format("[{}{}]:", role, here);
+  const std::pair<const char*, std::string> words[] = {
+      {"role_name", role}, {"local_rank", here}, {"rank", std::to_string(job.rank(local_rank))}};
+  std::string result;
+  for (std::string_view rest = pattern; !rest.empty();) {
+    const size_t dollar = std::min(rest.find('$'), rest.size());
+    result += rest.substr(0, dollar);
+    rest.remove_prefix(dollar);
+    if (rest.empty()) break;
+    size_t taken = rest.starts_with("$$") ? 2 : 1;
+    std::string text = "$";
+    for (const auto& [name, value] : words) {
+      const std::string plain = fmt::format("${}", name), braced = fmt::format("${{{}}}", name);
+      const bool in_braces = rest.starts_with(braced);
+      if (taken > 1 || (!in_braces && !rest.starts_with(plain))) continue;
+      text = value;
+      taken = in_braces ? braced.size() : plain.size();
+    }
+    result += text;
+    rest.remove_prefix(taken);
+  }
+  return result;
 }
 
 std::string end_of(const std::filesystem::path& file, std::streamoff bytes) {
@@ -69,7 +100,7 @@ Fd RankStreams::connect(int64_t local_rank, Streams kind) {
   passing_.push_back({local_rank, kind,
                       LineForwarder(std::move(pipe.read),
                                     {.sink = kind == kStdout ? &out_ : errors_,
-                                     .prefix = logs.prefix ? fmt::format("[rank{}]:", job_.rank(local_rank)) : "",
+                                     .prefix = logs.marked & kind ? mark_of(job_, local_rank) : "",
                                      .log = file.empty() ? Fd() : open_log(file),
                                      .log_name = file.string()})});
   return std::move(pipe.write);

@@ -161,7 +161,7 @@ class Supervisor {
     // Nor does it write lines one by one, as to a terminal: what a pipe or a file is to get is kept until it is much.
     if (job_.starts_ranks() && (streams.out || !::isatty(STDOUT_FILENO))) {
       environment["ACCELERATE_LAUNCH_LINES"] = "1";  // read by the library (state/lines_at_once)
-      if (job_.distributed() && !s_.host.environment.contains("PYTHONUNBUFFERED"))
+      if (job_.tells_ranks() && !s_.host.environment.contains("PYTHONUNBUFFERED"))
         environment["PYTHONUNBUFFERED"] = "1";
     }
     return environment;

@@ -58,6 +58,8 @@ int64_t choose_port() {
   return port;
 }
 
+bool is_port_busy(int64_t port) { return try_port(port) == EADDRINUSE; }
+
 void require_free_port(int64_t port) {
   const int error = try_port(port);
   if (error == 0) return;

@@ -9,6 +9,9 @@ namespace accelerate::launcher {
 /// opening it.
 int64_t choose_port();
 
+/// Whether somebody has it.
+bool is_port_busy(int64_t port);
+
 /// @throws LaunchError if somebody listens at `port` on this machine, or if we may not.
 void require_free_port(int64_t port);
 

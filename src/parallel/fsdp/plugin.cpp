@@ -304,8 +304,14 @@ FullyShardedDataParallelPlugin resolve(FullyShardedDataParallelPlugin plugin) {
 
   if (!plugin.activation_checkpointing)
     plugin.activation_checkpointing = flag_or_false("FSDP_ACTIVATION_CHECKPOINTING");
-  if (!plugin.activation_checkpointing_offload)
-    plugin.activation_checkpointing_offload = flag_or_false("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD");
+  if (!plugin.activation_checkpointing_offload) {
+    const bool asked = flag_or_false("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD");
+    // Files and launchers share it with other programs; what the program itself sets has to fit together.
+    if (asked && !*plugin.activation_checkpointing)
+      warn("activation_checkpointing_offload (FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD) has no effect without "
+           "activation_checkpointing.");
+    plugin.activation_checkpointing_offload = asked && *plugin.activation_checkpointing;
+  }
   if (*plugin.activation_checkpointing_offload && !*plugin.activation_checkpointing)
     refuse_fsdp(
         "activation_checkpointing_offload is true, but activation_checkpointing, whose inputs it would move to the "
