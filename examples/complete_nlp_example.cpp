@@ -86,9 +86,9 @@ void train(examples::Arguments args) {
     checkpoints.after_epoch(epoch);
   }
 
-  accelerator.wait_for_everyone();
+  const auto weights = accelerator.get_state_dict(m);  // on all ranks: each may hold a part
   accelerator.on_main_process([&] {
-    accelerator.unwrap_model(m)->save_pretrained(options.output_dir);
+    accelerator.unwrap_model(m)->save_pretrained(options.output_dir, weights);
     tokenizer.save_pretrained(options.output_dir);
   });
   accelerator.print("after", progress.steps, "steps the model is in", options.output_dir.string());

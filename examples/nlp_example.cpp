@@ -69,9 +69,9 @@ void train(examples::Arguments args) {
                       "held-out pairs");
   }
 
-  accelerator.wait_for_everyone();
+  const auto weights = accelerator.get_state_dict(m);  // on all ranks: each may hold a part
   accelerator.on_main_process([&] {
-    accelerator.unwrap_model(m)->save_pretrained(output_dir);
+    accelerator.unwrap_model(m)->save_pretrained(output_dir, weights);
     tokenizer.save_pretrained(output_dir);
   });
   accelerator.print("The model is in", output_dir, "(Python: AutoModelForSequenceClassification.from_pretrained)");

@@ -3,6 +3,7 @@
 /// What commands share whose launcher has checked their options against its table: it starts them with what they are
 /// about, and pairs of an option and its text.
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -103,16 +104,17 @@ struct Interrupted {
   std::string outcome = "nothing was written";
 };
 
-/// Draws on a terminal only.
+/// A bar on a terminal, and lines in the log of what takes longer than a moment.
 class Bar {
  public:
   Bar(std::string description, std::string unit, std::chrono::milliseconds delay = {})
       : description_(std::move(description)), unit_(std::move(unit)), delay_(delay) {}
   void show(int64_t done, int64_t all) {
-    if (!::isatty(STDERR_FILENO)) return;
+    constexpr std::chrono::milliseconds kMoment{5000};
+    const auto delay = ::isatty(STDERR_FILENO) ? delay_ : std::max(delay_, kMoment);
     if (!bar_)
       bar_.emplace(accelerate::ProgressBarOptions{
-          .total = all, .description = description_, .unit = unit_, .delay = delay_, .enabled = true});
+          .total = all, .description = description_, .unit = unit_, .delay = delay, .enabled = true});
     bar_->update(done - bar_->count());
   }
   void finish(int64_t all) {

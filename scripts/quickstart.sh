@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
 # Two processes fine-tune a BERT on sentence pairs: installs what is missing, builds, fetches weights and data, trains.
 #
-#   scripts/quickstart.sh [arguments of nlp_example ...]
+#   scripts/quickstart.sh [--full] [arguments of nlp_example ...]
 #
+# Trains for about a minute on a quarter of the pairs; --full takes all of them.
 # What it builds can be installed afterwards: cmake --install build/release --prefix DIR
 # Run it as often as you like: what is there already is not done again. scripts/common.sh lists the environment variables.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+pairs=(--train_size 960 --eval_size 240) minutes="about a minute"
+if [ "${1:-}" = --full ]; then
+  shift
+  pairs=() minutes="up to 5 minutes"
+fi
 
 bin=build/release/bin
 out=build/nlp_example_output
@@ -25,8 +32,8 @@ data=${deps#"$root"/}/data
 # With more than two cores each process gets its part of them.
 threads=$(( $(cores) / 2 > 1 ? $(cores) / 2 : 1 ))
 run=("$bin/accelerate" launch --num_processes 2 --num_cpu_threads_per_process "$threads"
-     "$bin/nlp_example" --model "$data/minilm" --pairs "$data/pairs.tsv" --output_dir "$out" "$@")
-step 5/5 "training (up to 5 minutes on 2 cores)"
+     "$bin/nlp_example" --model "$data/minilm" --pairs "$data/pairs.tsv" --output_dir "$out" "${pairs[@]}" "$@")
+step 5/5 "training ($minutes on 2 cores)"
 printf '+ %s\n\n' "${run[*]}"
 "${run[@]}"
 
@@ -37,7 +44,8 @@ The fine-tuned model lies in $out: config.json, vocabulary and model.safetensors
 Next:
   $bin/accelerate launch --help    what the launcher can do
   examples/nlp_example.cpp                       the program that just ran
-  scripts/quickstart.sh --epochs 2               the same with other settings; most of the time goes into training now
+  scripts/quickstart.sh --full                   the same on all pairs
+  scripts/quickstart.sh --epochs 2               with other settings
   cmake --install build/release --prefix DIR     the library and the programs, for your own projects
   scripts/test.sh                                builds and runs all tests
 END

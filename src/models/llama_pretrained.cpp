@@ -48,12 +48,14 @@ LlamaForCausalLM LlamaForCausalLM::from_pretrained(const fs::path& folder, const
   return model;
 }
 
-void LlamaModelImpl::save_pretrained(const fs::path& folder) const {
-  save_folder(*this, folder,
+void LlamaModelImpl::save_pretrained(const fs::path& folder) const { save_pretrained(folder, named_weights(*this)); }
+void LlamaModelImpl::save_pretrained(const fs::path& folder, const std::map<std::string, at::Tensor>& weights) const {
+  save_folder(*this, weights, folder,
               [&](const std::string& dtype) { return to_json(config_, config_.family() + "Model", dtype); });
 }
-void LlamaForCausalLMImpl::save_pretrained(const fs::path& folder) const {
-  save_folder(*this, folder,
+void LlamaForCausalLMImpl::save_pretrained(const fs::path& folder) const { save_pretrained(folder, named_weights(*this)); }
+void LlamaForCausalLMImpl::save_pretrained(const fs::path& folder, const std::map<std::string, at::Tensor>& weights) const {
+  save_folder(*this, weights, folder,
               [&](const std::string& dtype) { return to_json(config_, config_.family() + "ForCausalLM", dtype); });
 }
 

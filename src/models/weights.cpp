@@ -195,9 +195,31 @@ LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::pat
   return report;
 }
 
-void save_folder(const torch::nn::Module& module, const std::filesystem::path& folder,
-                 const std::function<std::string(const std::string&)>& config) {
-  const auto weights = named_weights(module);
+namespace {
+
+/// Files that lack a weight would be read as ones whose weight is to be drawn anew.
+void check_all_of(const torch::nn::Module& module, const std::map<std::string, at::Tensor>& weights) {
+  if (weights.empty())
+    raise<CheckpointError>(
+        "save_pretrained: there are no weights. Of a sharded model rank 0 has what get_state_dict() gives, which all "
+        "ranks call: save on the main process");
+  const auto own = named_weights(module);
+  for (const auto& [name, tensor] : own) {
+    const auto found = weights.find(name);
+    if (found == weights.end()) raise<CheckpointError>("save_pretrained: the weights have no '{}'", name);
+    if (found->second.sizes() != tensor.sizes())
+      raise<CheckpointError>("save_pretrained: '{}' has the shape {}, expected {}", name, found->second.sizes(),
+                             tensor.sizes());
+  }
+  for (const auto& [name, tensor] : weights)
+    if (!own.contains(name)) raise<CheckpointError>("save_pretrained: this model has no '{}'", name);
+}
+
+}  // namespace
+
+void save_folder(const torch::nn::Module& module, const std::map<std::string, at::Tensor>& weights,
+                 const std::filesystem::path& folder, const std::function<std::string(const std::string&)>& config) {
+  check_all_of(module, weights);
   const auto dtype = weights.begin()->second.scalar_type();
   create_folder(folder);
   // transformers refuses weights that do not say for which framework they are.

@@ -41,9 +41,10 @@ LoadReport load_pretrained(torch::nn::Module& module, const std::filesystem::pat
 std::map<std::string, at::Tensor> named_weights(const torch::nn::Module& module);
 
 /// Writes model.safetensors and config.json into a folder that is created where it is missing. @param config  The
-/// latter's text, for the weights' dtype (e.g. "float32").
+/// latter's text, for the weights' dtype (e.g. "float32"). @param weights  all of the module's, its own or others
 /// @throws CheckpointError, ResourceError
-void save_folder(const torch::nn::Module& module, const std::filesystem::path& folder,
+void save_folder(const torch::nn::Module& module, const std::map<std::string, at::Tensor>& weights,
+                 const std::filesystem::path& folder,
                  const std::function<std::string(const std::string& dtype)>& config);
 
 }  // namespace accelerate::models

@@ -42,9 +42,9 @@ std::string Member::absent_text() const {
   if (part_.absent) return part_.absent(name_);
   return "parameter '" + name_ +
          "' is not resident: its data was asked for outside of an operator (data_ptr(), torch::save, accessors) while "
-         "its bytes are elsewhere; use residency::summon(module) around such code, with writeback = false where it is "
-         "in "
-         "few bits";
+         "its bytes are elsewhere; save a prepared model by accelerator.save_model(), or what "
+         "accelerator.get_state_dict() gives rank 0 (all ranks call either); put residency::summon(module) around other "
+         "such code, with writeback = false where it is in few bits";
 }
 
 Home& Member::home() const { return *part_.home; }

@@ -48,7 +48,8 @@ struct ProgressBar::Impl {
   bool enabled = false, terminal = false, closed = false;
   int64_t count = 0;
   std::string postfix;
-  Clock::time_point begin = Clock::now(), drawn{};
+  Clock::time_point begin = Clock::now(), drawn{}, said = begin;
+  int64_t tenths = 0;  // of the way, when a line was last written
 
   std::string line(int64_t width) const {
     const double elapsed = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -72,6 +73,7 @@ struct ProgressBar::Impl {
            std::string(static_cast<size_t>(room - full), ' ') + "|" + tail;
   }
 
+  void say();
   bool too_soon() const { return Clock::now() - begin < options.delay; }
 
   void draw(bool always) {
@@ -83,6 +85,19 @@ struct ProgressBar::Impl {
     std::fflush(stderr);
   }
 };
+
+/// Where nothing can be drawn over: a log gets a line each tenth of the way, and when nothing was said for long.
+void ProgressBar::Impl::say() {
+  constexpr auto kSilence = std::chrono::seconds(30);
+  if (!enabled || closed || terminal || too_soon()) return;
+  const int64_t total = options.total.value_or(0), now_at = total > 0 ? count * 10 / total : 0;
+  const auto now = Clock::now();
+  if (total > 0 && count >= total) return;  // close() writes the last one
+  if ((now_at <= tenths && now - said < kSilence) || now - said < 10 * options.min_interval) return;
+  said = now;
+  tenths = now_at;
+  std::fprintf(stderr, "%s\n", line(80).c_str());
+}
 
 ProgressBar::ProgressBar(ProgressBarOptions options) : impl_(std::make_unique<Impl>()) {
   impl_->options = std::move(options);
@@ -98,6 +113,7 @@ ProgressBar::~ProgressBar() { close(); }
 void ProgressBar::update(int64_t steps) {
   impl_->count += steps;
   impl_->draw(false);
+  impl_->say();
 }
 void ProgressBar::set_description(const std::string& text) { impl_->options.description = text; }
 void ProgressBar::set_postfix(const std::string& text) { impl_->postfix = text; }

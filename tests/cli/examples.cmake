@@ -3,7 +3,7 @@
 if(ACCELERATE_EXAMPLES)
   # example_test(name OUTCOME regex [DATA] [ARGS text] [CASE name]): in ARGS, $data is the folder of the data and $scratch an empty one; $run starts it once more.
   function(example_test name)
-    cmake_parse_arguments(ARG "DATA" "OUTCOME;ARGS;CASE" "" ${ARGN})
+    cmake_parse_arguments(ARG "DATA;SHARDED" "OUTCOME;ARGS;CASE" "" ${ARGN})
     set(test example.${name})
     if(ARG_CASE)
       string(APPEND test .${ARG_CASE})
@@ -12,6 +12,9 @@ if(ACCELERATE_EXAMPLES)
     if(ARG_DATA)
       string(APPEND script "data=$ACCELERATE_TEST_DATA && { test -n \"$data\" || { echo 'skipped: ACCELERATE_TEST_DATA is not set (scripts/test.sh sets it)'; exit; }; } && ")
     endif()
+    if(ARG_SHARDED)  # by sockets, so that each rank has its part only
+      string(APPEND script "export ACCELERATE_USE_FSDP=true ACCELERATE_SHARED_MEMORY=0 && ")
+    endif()
     string(APPEND script "run='$<TARGET_FILE:accelerate_cli> launch --cpu --num_processes 2 --main_process_port 0 $<TARGET_FILE:${name}>' && $run ${ARG_ARGS} && echo ended well")
     add_test(NAME ${test} COMMAND sh -c "${script}")
     set_tests_properties(${test} PROPERTIES LABELS examples TIMEOUT 240 PASS_REGULAR_EXPRESSION "${ARG_OUTCOME}.*ended well" SKIP_REGULAR_EXPRESSION "skipped: ")
@@ -19,6 +22,8 @@ if(ACCELERATE_EXAMPLES)
 
   example_test(training_loop OUTCOME "accuracy (1|0\\.9[0-9]*) on 512 samples")
   example_test(nlp_example DATA ARGS "--model $data/minilm --pairs $data/pairs.tsv --train_size 32 --eval_size 18 --output_dir $scratch" OUTCOME "f1 [01].* on 18 held-out pairs")
+  example_test(nlp_example SHARDED CASE sharded DATA ARGS "--model $data/minilm --pairs $data/pairs.tsv --train_size 16 --eval_size 10 --output_dir $scratch && ls $scratch" OUTCOME "f1 [01].* on 10 held-out pairs.*config\\.json.*model\\.safetensors")
+  example_test(torchscript_model SHARDED CASE sharded ARGS "--file $scratch/moons.pt" OUTCOME "the saved program gives the same answer")
   example_test(cv_example DATA ARGS "--data $data/mnist_5k.csv --epochs 1 --held_out 250" OUTCOME "epoch 1 accuracy 0\\.9[0-9]* on 250 held-out digits")
   # Everything on, and once more from a checkpoint: in the middle of an epoch and of an accumulation group, or between epochs.
   function(complete_example_test name checkpoints checkpoint flags outcome)

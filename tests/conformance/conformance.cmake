@@ -3,7 +3,8 @@ file(GLOB conformance_sources CONFIGURE_DEPENDS ${TEST_DIR}/*.cpp)
 add_executable(conformance_tests ${conformance_sources} ${PROJECT_SOURCE_DIR}/cli/arguments.cpp)
 target_link_libraries(conformance_tests PRIVATE accelerate_test_main accelerate accelerate_launch nlohmann_json::nlohmann_json)
 target_compile_definitions(conformance_tests PRIVATE
-  CONFORMANCE_CASES="${TEST_DIR}/cases" CONFORMANCE_DIFFERING="${TEST_DIR}/differing")
+  CONFORMANCE_CASES="${TEST_DIR}/cases" CONFORMANCE_DIFFERING="${TEST_DIR}/differing"
+  CONFORMANCE_PAGE="${PROJECT_SOURCE_DIR}/docs/differences.md")
 accelerate_use_pch(conformance_tests quick)
 file(GLOB conformance_cases CONFIGURE_DEPENDS ${TEST_DIR}/cases/*.json)
 foreach(case ${conformance_cases})

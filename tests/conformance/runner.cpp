@@ -46,8 +46,23 @@ void Report::guarded(const json& row, const std::function<void()>& checks) {
   }
 }
 
+namespace {
+
+/// docs/differences.md, where users read of each difference.
+bool is_documented(const std::string& reason) {
+  static const std::string page = [] {
+    std::ifstream in(CONFORMANCE_PAGE);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  }();
+  return page.find("\n| " + reason + " |") != std::string::npos;
+}
+
+}  // namespace
+
 void Report::differs(const json& row, const std::string& reason) {
   const std::string name = name_of(row);
+  if (!is_documented(reason))
+    check(false, [&] { return "docs/differences.md has no row for this: " + reason + "\n    " + name; });
   const auto listed = listed_.find(name);
   met_.insert(name);
   found_[name] = reason;

@@ -178,6 +178,25 @@ TEST(BertConfig, DamagedFilesAreRefused) {
       HasSubstr("can't open"));
 }
 
+// Of a sharded model the weights come from elsewhere.
+TEST(Bert, OtherWeightsAreSavedInPlaceOfItsOwn) {
+  const auto folder = scratch("given");
+  const auto refusal = [](auto&& save) { return support::message_of<accelerate::CheckpointError>(save); };
+  const BertModel model(tiny()), other(tiny());
+  std::map<std::string, torch::Tensor> weights;
+  for (const auto& entry : other->named_parameters()) weights[entry.key()] = entry.value();
+  for (const auto& entry : other->named_buffers()) weights[entry.key()] = entry.value();
+  model->save_pretrained(folder, weights);
+  const auto read = BertModel::from_pretrained(folder);
+  for (const auto& entry : read->named_parameters()) EXPECT_TRUE(entry.value().equal(weights.at(entry.key())));
+  auto fewer = weights;
+  fewer.erase(fewer.begin());
+  EXPECT_THAT(refusal([&] { model->save_pretrained(folder, fewer); }), HasSubstr("the weights have no '"));
+  weights.begin()->second = torch::zeros({1});
+  EXPECT_THAT(refusal([&] { model->save_pretrained(folder, weights); }), HasSubstr("has the shape [1], expected"));
+  EXPECT_THAT(refusal([&] { model->save_pretrained(folder, {}); }), HasSubstr("save on the main process"));
+}
+
 TEST(BertConfig, UnknownFieldsSurviveSaving) {
   const auto folder = scratch("config_fields");
   BertForSequenceClassification(tiny())->save_pretrained(folder);

@@ -196,6 +196,15 @@ TEST(Progress, OneLineAtTheEndWhereThereIsNoTerminal) {
 
   testing::internal::CaptureStderr();
   {
+    ProgressBar log({.total = 40, .min_interval = {}, .enabled = true});
+    for (int i = 0; i < 40; ++i) log.update();
+  }
+  const auto tenths = testing::internal::GetCapturedStderr();  // at 10 %, 20 %, ... and the last one
+  EXPECT_EQ(std::count(tenths.begin(), tenths.end(), '\n'), 10) << tenths;
+  EXPECT_THAT(tenths, testing::AllOf(HasSubstr(" 10%|"), HasSubstr(" 90%|"), HasSubstr("40/40")));
+
+  testing::internal::CaptureStderr();
+  {
     ProgressBar off({.total = 4, .enabled = false});
     off.update(4);
   }

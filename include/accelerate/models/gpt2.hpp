@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -74,6 +75,10 @@ class ACCELERATE_API GPT2ModelImpl : public torch::nn::Cloneable<GPT2ModelImpl> 
   const torch::nn::Embedding& wte() const { return wte_; }
   /// Writes config.json and model.safetensors; creates the folder. @throws CheckpointError, ResourceError
   void save_pretrained(const std::filesystem::path& folder) const;
+  /// The same of these weights, by the model's own names: what Accelerator::get_state_dict() gives rank 0 of a model that
+  /// is sharded, whose own are elsewhere. @throws CheckpointError where one is missing, has another shape or belongs to
+  /// another model
+  void save_pretrained(const std::filesystem::path& folder, const std::map<std::string, at::Tensor>& weights) const;
 
  private:
   GPT2Config config_;
@@ -112,6 +117,7 @@ class ACCELERATE_API GPT2LMHeadModelImpl : public torch::nn::Cloneable<GPT2LMHea
   std::optional<int64_t> max_positions() const { return config_.n_positions; }
   /// As GPT2ModelImpl::save_pretrained.
   void save_pretrained(const std::filesystem::path& folder) const;
+  void save_pretrained(const std::filesystem::path& folder, const std::map<std::string, at::Tensor>& weights) const;
 
  private:
   GPT2Config config_;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -136,6 +137,10 @@ class ACCELERATE_API LlamaModelImpl : public torch::nn::Cloneable<LlamaModelImpl
   const torch::nn::Embedding& embed_tokens() const { return embed_tokens_; }
   /// Writes config.json and model.safetensors; creates the folder. @throws CheckpointError, ResourceError
   void save_pretrained(const std::filesystem::path& folder) const;
+  /// The same of these weights, by the model's own names: what Accelerator::get_state_dict() gives rank 0 of a model that
+  /// is sharded, whose own are elsewhere. @throws CheckpointError where one is missing, has another shape or belongs to
+  /// another model
+  void save_pretrained(const std::filesystem::path& folder, const std::map<std::string, at::Tensor>& weights) const;
 
  private:
   LlamaConfig config_;
@@ -176,6 +181,7 @@ class ACCELERATE_API LlamaForCausalLMImpl : public torch::nn::Cloneable<LlamaFor
   std::optional<int64_t> max_positions() const;
   /// As LlamaModelImpl::save_pretrained.
   void save_pretrained(const std::filesystem::path& folder) const;
+  void save_pretrained(const std::filesystem::path& folder, const std::map<std::string, at::Tensor>& weights) const;
 
  private:
   LlamaConfig config_;

@@ -15,10 +15,10 @@ struct ProgressBarOptions {
   std::optional<int64_t> total;  ///< unset: counts without a bar
   std::string description;       ///< in front of the bar
   std::string unit = "it";
-  std::chrono::milliseconds min_interval{100};  ///< between two drawings
+  std::chrono::milliseconds min_interval{100};  ///< between two drawings; ten times that between two lines in a log
   std::chrono::milliseconds delay{0};           ///< before the first one; what is done by then draws nothing at all
-  /// Unset: draws on the main process of each machine only, a bar on a terminal and, elsewhere, just one line at the
-  /// end.
+  /// Unset: draws on the main process of each machine only, a bar on a terminal and, elsewhere, a line each 10 % of the
+  /// way, one each 30 s where that takes longer, and one at the end.
   std::optional<bool> enabled;
 };
 
