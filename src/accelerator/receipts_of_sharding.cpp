@@ -62,8 +62,8 @@ Deed reshard_after_forward(const Facts& f) {
   if (f.sharding && f.sharding->fsdp_version == 1) {
     // The launcher makes a strategy that stands there the other setting.
     const auto given = environment::text("FSDP_RESHARD_AFTER_FORWARD");
-    const char* strategy = to_string(effective_strategy(*f.sharding));
-    if (f.sharding->reshard_after_forward || (given && ::strcasecmp(given->c_str(), strategy) == 0))
+    const std::string strategy = to_string(effective_strategy(*f.sharding));
+    if (f.sharding->reshard_after_forward || (given && ::strcasecmp(given->c_str(), strategy.c_str()) == 0))
       return sharding_strategy(f);
     return nothing("in version 1 it is a strategy, and another is in force: {}", strategy);
   }

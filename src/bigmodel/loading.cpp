@@ -17,6 +17,8 @@
 #include "codes/bitsandbytes.hpp"
 #include "formats/index_file.hpp"
 #include "formats/torch_dtypes.hpp"
+#include "residency/member.hpp"
+#include "residency/residency.hpp"
 #include "utils/huge_pages.hpp"
 #include "utils/read_file.hpp"
 
@@ -347,8 +349,46 @@ LoadPlan plan_loading(const char* caller, const ModelRef& model, const fs::path&
   return plan;
 }
 
+namespace {
+
+/// Models that are sharded take values where their shards lie, each rank what it keeps. All ranks load the same files.
+class ShardedTargets {
+ public:
+  explicit ShardedTargets(const LoadPlan& plan) {
+    for (const auto& target : plan.targets) {
+      const auto* member = residency::Member::of(target.tensor);
+      if (!target.stored || !member || !member->unit().owner().change().begin) continue;
+      auto& owner = member->unit().owner();
+      if (std::find(owners_.begin(), owners_.end(), &owner) == owners_.end()) owners_.push_back(&owner);
+    }
+    for (auto* owner : owners_) owner->change().begin();
+  }
+  /// @return false: it is no such target
+  bool take(const LoadTarget& target) const {
+    const auto* member = residency::Member::of(target.tensor);
+    if (!member || !member->unit().owner().change().begin) return false;
+    member->unit().owner().assign(*member, target.stored->second.read_whole());
+    return true;
+  }
+  void finish() const {
+    for (auto* owner : owners_) owner->change().end();
+  }
+
+ private:
+  std::vector<residency::Residency*> owners_;
+};
+
+/// It has bytes, as many as it will have and where it will have them.
+bool is_in_place(const at::Tensor& target, const at::Tensor& value) {
+  return !target.is_meta() && !is_deferred(target) && target.scalar_type() == value.scalar_type() &&
+         target.device() == value.device();
+}
+
+}  // namespace
+
 void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& leave_alone) {
   const c10::NoGradGuard no_grad;
+  const ShardedTargets sharded(plan);
   const auto& folder = plan.options.offload_folder;
   OffloadIndex offloaded;
   if (!folder.empty()) {
@@ -359,9 +399,15 @@ void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& le
                              error.message());
   }
   for (const auto& planned : plan.targets) {
-    if (!planned.stored || leave_alone(planned)) continue;
+    if (!planned.stored || leave_alone(planned) || sharded.take(planned)) continue;
     at::Tensor target = planned.tensor;
     auto value = planned.stored->second.read_whole();
+    // What else has the tensor in hand, an engine that averages its gradient for example, goes on having it.
+    if (!planned.place && is_in_place(target, value) && planned.dtype == value.scalar_type()) {
+      target.copy_(value);
+      if (plan.checkpoint.mapped) give_pages_back(value.mutable_data_ptr(), static_cast<int64_t>(value.nbytes()));
+      continue;
+    }
     if (plan.on_disk(planned)) {
       if (!plan.checkpoint.mapped || value.scalar_type() != planned.dtype) {
         const auto& name = planned.names.front();
@@ -381,6 +427,7 @@ void load(const LoadPlan& plan, const std::function<bool(const LoadTarget&)>& le
     }
     replace_values(target, value);
   }
+  sharded.finish();
   save_offload_index(offloaded, folder);
 }
 

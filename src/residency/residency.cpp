@@ -1,5 +1,6 @@
 #include "residency/residency.hpp"
 
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -157,6 +158,24 @@ void Residency::share_again() {
   for (auto& unit : units_) share(*unit, /*keep=*/true);
 }
 
+void Residency::assign(const Member& member, const at::Tensor& value) {
+  const MutexLock lock(mutex_);
+  const PlainTensors plain;
+  const at::Tensor& like = member.tensor();
+  at::Tensor ordered = value;
+  if (!like.is_non_overlapping_and_dense()) ordered = value.contiguous();
+  else if (value.strides() != like.strides())
+    ordered = at::empty_strided(like.sizes(), like.strides(), value.options()).copy_(value);
+  ordered = ordered.as_strided({ordered.numel()}, {1});  // in the order of the member's bytes
+  Part& part = member.unit().parts_[static_cast<size_t>(&member.part() - member.unit().parts_.data())];
+  if (part.home->keeps()) return part.home->take(member.offset(), ordered);
+  auto [begin, length] = part.home->own();
+  if (length == 0) length = part.numel;
+  const int64_t from = std::max(begin, member.offset());
+  const int64_t to = std::min(begin + length, member.offset() + member.numel());
+  if (from < to) part.mapped.narrow(0, from, to - from).copy_(ordered.narrow(0, from - member.offset(), to - from));
+}
+
 void Residency::note_up_to_date() {
   const MutexLock lock(mutex_);
   for (auto& unit : units_) {
@@ -190,8 +209,7 @@ void Residency::write_together(bool on) {
 void Residency::wrote(const Member& member, const at::Tensor& values) {
   const MutexLock lock(mutex_);
   const PlainTensors plain;
-  Part& part = *std::find_if(member.unit().parts_.begin(), member.unit().parts_.end(),
-                             [&](const Part& one) { return &one == &member.part(); });
+  Part& part = member.unit().parts_[static_cast<size_t>(&member.part() - member.unit().parts_.data())];
   at::Tensor stretch = part.flat.narrow(0, member.offset(), member.numel());
   if (values.defined()) stretch.copy_(values);
   part.home->take(member.offset(), values.defined() ? values : stretch);

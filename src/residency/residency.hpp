@@ -81,6 +81,14 @@ class Residency {
   void bring_up_to_date(const Unit& unit);
   /// A rank has written to its own stretch.
   void note_piece_write(Unit& unit);
+  /// For those who give members other values than operators do, all ranks together.
+  struct Change {
+    std::function<void()> begin, end;  ///< collective
+  };
+  void set_change(Change change) { change_ = std::move(change); }
+  const Change& change() const { return change_; }
+  /// Between the two: the member's home keeps what it keeps of `value`, which has the member's sizes and any dtype.
+  void assign(const Member& member, const at::Tensor& value);
   /// From here on writes go to the shared bytes: everyone writes to its own stretch only.
   void write_together(bool on);
 
@@ -124,6 +132,7 @@ class Residency {
   void look_ahead(int64_t units) ACCELERATE_REQUIRES(mutex_);
 
   std::function<void()> publish_;
+  Change change_;
   std::optional<ProcessHandler> devices_;     ///< of a model across devices
   std::optional<ProcessHandler> encoded_;     ///< of weights in few bits
   std::vector<std::unique_ptr<Unit>> units_;  ///< all there before anybody touches one

@@ -415,6 +415,28 @@ RANKS_TEST(FsdpWhole, WhatIsFreedTrainsAndWhatIsFrozenStays, 1, 2, 3) {
   });
 }
 
+RANKS_TEST(FsdpWhole, WeightsOfAFileAreLoadedIntoThePreparedModel, 1, 2, 3) {
+  const std::string file = support::scratch_dir() + "/model.safetensors";
+  const auto trained = run_plain([](const Side& side) { side.train(), side.train(); }, make_sgd);
+  std::map<std::string, at::Tensor> tensors;
+  const auto names = make_model()->named_parameters();
+  for (size_t i = 0; i < trained.size(); ++i) tensors[names[i].key()] = trained[i];
+  if (support::rank() == 0) save_safetensors(file, tensors);
+  const PartialState state({.cpu = true});
+  state.wait_for_everyone();
+  for (const std::string kind : {"shards", "bf16"})
+    compare("a file", [&](const Side& side) {
+      write(side, [](at::Tensor& p) { p.mul_(3); });
+      if (side.ours) {
+        load_checkpoint_in_model(side.model, file);
+      } else {
+        size_t at = 0;
+        write(side, [&](at::Tensor& p) { p.copy_(trained[at++]); });
+      }
+      if (kind == "shards") side.train();
+    }, kind);
+}
+
 RANKS_TEST(FsdpWhole, AGradientThatIsOverSaysSo, 2) {
   support::on_both_stores([](const std::string& store) {
     Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of("shards")});

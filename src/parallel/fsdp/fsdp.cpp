@@ -290,6 +290,12 @@ struct FullyShardedDataParallel::Impl {
     units->write_together(false);
     store->publish(*units);
     units->set_publisher([this] { store->refresh(*units); });
+    units->set_change({.begin = [this] { store->before_step(*units); },
+                       .end =
+                           [this] {
+                             units->release();
+                             store->publish(*units);
+                           }});
     reducer = store->make_reducer();
     gradients = std::make_unique<WholeGradients>(parts, mesh);
     for (auto& part : parts)
