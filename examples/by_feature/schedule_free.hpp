@@ -24,7 +24,7 @@ struct ScheduleFreeOptions {
 /// Three sequences: z takes plain steps, x is the average of z, and gradients are taken at y between them. Parameters
 /// are y while training and x for evaluation and in checkpoints: call train() and eval() as you do on the model. Holds
 /// z and squared gradients, like AdamW; x is computed from y and z.
-class AdamWScheduleFree : public torch::optim::Optimizer {
+class AdamWScheduleFree : public torch::optim::Optimizer, public accelerate::optim::ElementWise {
  public:
   explicit AdamWScheduleFree(std::vector<torch::Tensor> parameters, const ScheduleFreeOptions& options = {})
       : Optimizer({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::make_unique<GroupOptions>(options)) {

@@ -207,6 +207,30 @@ template <class D> void check_fixed(DictReader& reader) {
 
 }  // namespace
 
+namespace {
+
+/// A piece's state.
+template <class State> struct PieceState final : State {
+  explicit PieceState(const State& state) : State(state) {}
+  std::unique_ptr<OptimizerParamState> clone() const override { return std::make_unique<PieceState>(*this); }
+  void serialize(torch::serialize::OutputArchive&) const override {
+    throw ConfigError(
+        "torch::save: the optimizer's parameters are sharded, so that this rank holds a piece of each state, expected "
+        "whole ones; use accelerator.save_state(), or accelerator.get_optimizer_state_dict(), on all ranks");
+  }
+};
+
+}  // namespace
+
+void refuse_torch_save(Optimizer& optimizer, const std::function<bool(const void*)>& is_piece) {
+  with_description(optimizer, [&]<class D>() {
+    using State = typename D::State;
+    for (auto& [parameter, state] : optimizer.state())
+      if (typeid(*state) == typeid(State) && is_piece(parameter))
+        state = std::make_unique<PieceState<State>>(static_cast<const State&>(*state));
+  });
+}
+
 bool is_element_wise(const torch::optim::Optimizer& optimizer) {
   const auto& type = typeid(optimizer);
   for (const auto* known : {&typeid(Adam), &typeid(AdamW), &typeid(SGD), &typeid(Adagrad), &typeid(RMSprop)})

@@ -100,7 +100,7 @@ void tell_of_whole_parameters(const torch::optim::Optimizer& optimizer) {
 }
 
 /// Looks whether the optimizer lists parameters of which the engine has pieces, and gives it these. Not collective.
-void look_for_whole(parallel::Engine& engine, const std::unordered_set<const at::TensorImpl*>& sharded,
+void look_for_whole(parallel::Engine& engine, const std::unordered_set<const void*>& sharded,
                     torch::optim::Optimizer& optimizer) {
   const auto& groups = optimizer.param_groups();
   const bool any = std::any_of(groups.begin(), groups.end(), [&](const auto& group) {
@@ -119,10 +119,14 @@ void look_for_whole(parallel::Engine& engine, const std::unordered_set<const at:
 }  // namespace
 
 void give_pieces_to_optimizers(const RunState& run) {
+  using Tensors = std::unordered_set<const void*>;
   for (const auto& engine : run.engines()) {
-    const auto sharded = std::make_shared<std::unordered_set<const at::TensorImpl*>>();
+    const auto sharded = std::make_shared<Tensors>(), pieces = std::make_shared<Tensors>();
     if (engine->holds_pieces())
-      for (const auto& holding : engine->pieces()) sharded->insert(holding.tensor.unsafeGetTensorImpl());
+      for (const auto& holding : engine->pieces()) {
+        sharded->insert(holding.tensor.unsafeGetTensorImpl());
+        if (holding.piece.numel() != holding.tensor.numel()) pieces->insert(holding.piece.unsafeGetTensorImpl());
+      }
     for (const auto& optimizer : run.optimizers) {
       // An optimizer does not keep the engine: its hooks on the parameters end with the prepared model.
       const auto told = std::weak_ptr(engine);
@@ -142,7 +146,12 @@ void give_pieces_to_optimizers(const RunState& run) {
       // Who steps on whole parameters writes to them as any operator does.
       const bool whole = engine->holds_pieces() && !optim::is_element_wise(optimizer.optimizer());
       hooks.before = tell(whole ? &parallel::Engine::settle_gradients : &parallel::Engine::before_step);
-      if (!whole) hooks.after = tell(&parallel::Engine::after_step);
+      if (!whole)
+        hooks.after = [told, pieces, &bare = optimizer.optimizer()] {
+          if (const auto here = told.lock()) here->after_step();
+          if (!pieces->empty())
+            optim::refuse_torch_save(bare, [&](const void* parameter) { return pieces->contains(parameter); });
+        };
       optimizer.set_step_hooks(engine.get(), std::move(hooks));
     }
   }

@@ -437,6 +437,48 @@ RANKS_TEST(FsdpWhole, WeightsOfAFileAreLoadedIntoThePreparedModel, 1, 2, 3) {
     }, kind);
 }
 
+RANKS_TEST(FsdpWhole, LibTorchsSaveOfAnOptimizerInPiecesIsRefused, 1, 2) {
+  support::on_both_stores([](const std::string& store) {
+    Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of("shards")});
+    auto model = make_model();
+    torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.1));
+    auto [m, opt] = accelerator.prepare(model, optimizer);
+    for (int i = 0; i < 3; ++i) accelerator.backward(m(torch::ones({2, 8})).sum()), opt.step(), opt.zero_grad();
+    std::stringstream out;
+    const auto save = [&] { torch::save(optimizer, out); };
+    if (accelerator.num_processes() == 1) return save();  // whole
+    EXPECT_NE(support::message_of<ConfigError>(save).find("save_state"), std::string::npos) << store;
+  });
+}
+
+RANKS_TEST(FsdpWhole, BatchNormComputesInFullPrecisionInBothVersions, 1, 2) {
+  for (const int64_t version : {1, 2})
+    support::on_both_stores([&](const std::string& store) {
+      auto plugin = plugin_of("shards");
+      plugin.fsdp_version = version;
+      Accelerator accelerator({.mixed_precision = "bf16", .cpu = true, .fsdp_plugin = plugin});
+      torch::manual_seed(1);
+      nn::Sequential model(nn::Linear(8, 16), nn::BatchNorm1d(16), nn::Linear(16, 4));
+      auto m = accelerator.prepare(model);
+      accelerator.backward(m(torch::randn({12, 8})).square().mean());
+      EXPECT_EQ(model->ptr(1)->named_parameters()["weight"].scalar_type(), torch::kFloat) << store;
+      EXPECT_EQ(model->ptr(1)->named_buffers()["running_var"].scalar_type(), torch::kFloat) << store;
+      EXPECT_TRUE(model->ptr(1)->named_buffers()["running_var"].isfinite().all().item<bool>()) << store;
+    });
+}
+
+RANKS_TEST(FsdpWhole, OneRankThatGathersAloneIsNamed, 2, 3) {
+  Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of("shards")});
+  auto model = make_model();
+  auto m = accelerator.prepare(model);
+  const std::string message = support::message_of<CommError>([&] {
+    if (accelerator.is_main_process()) accelerator.get_state_dict(m);
+    m(torch::ones({2, 8}));
+  });
+  EXPECT_NE(message.find("gathering a state dict"), std::string::npos) << message;
+  EXPECT_NE(message.find("forward"), std::string::npos) << message;
+}
+
 RANKS_TEST(FsdpWhole, AGradientThatIsOverSaysSo, 2) {
   support::on_both_stores([](const std::string& store) {
     Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of("shards")});

@@ -102,8 +102,8 @@ struct MixedPrecision {
   std::optional<bool> cast_forward_inputs;
   /// The same for version 1.
   bool cast_root_forward_inputs = true;
-  /// Classes of modules that become units of their own and compute in full precision. Unset: the batch norms in version
-  /// 1, none in 2.
+  /// Classes of modules that become units of their own and compute in full precision. Unset: the batch norms. Only
+  /// version 1 lets choose.
   std::optional<std::vector<std::string>> module_classes_to_ignore;
 };
 

@@ -297,7 +297,7 @@ struct FullyShardedDataParallel::Impl {
                              store->publish(*units);
                            }});
     reducer = store->make_reducer();
-    gradients = std::make_unique<WholeGradients>(parts, mesh);
+    gradients = std::make_unique<WholeGradients>(parts, mesh, [this] { store->meet("reading a gradient"); });
     for (auto& part : parts)
       for (auto& member : part.members) member_of_piece[member.shard.unsafeGetTensorImpl()] = &member;
   }
@@ -587,6 +587,7 @@ void FullyShardedDataParallel::gather_each(const PieceOf& piece_of, const std::f
                                            bool everywhere) const {
   const Impl& self = *impl_;
   if (!everywhere && replica() != 0) return;
+  self.store->meet("gathering a state dict");
   at::NoGradGuard no_grad;
   for (const auto& part : self.parts) {
     if (part.codes) continue;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "accelerate/config.hpp"
+#include "parallel/fsdp/wrap_policy.hpp"
 #include "utils/environment.hpp"
 #include "utils/log.hpp"
 #include "utils/raise.hpp"
@@ -137,7 +138,7 @@ MixedPrecision resolve(MixedPrecision policy, int64_t version) {
         "converts the model's inputs, and x.to(...) in a forward those of a module");
   if (!policy.cast_forward_inputs) policy.cast_forward_inputs = version == 2;
   if (version == 1 && !policy.module_classes_to_ignore)
-    policy.module_classes_to_ignore = {{"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}};
+    policy.module_classes_to_ignore = batch_norm_classes();
   return policy;
 }
 

@@ -398,6 +398,7 @@ class SharedMemoryStore final : public ShardStore {
   std::unique_ptr<GradientReducer> make_reducer() override {
     return std::make_unique<SharedReducer>(parts_, mesh_, mapping_, options_);
   }
+  void meet(const char* operation) override { mapping_->memory->barrier(operation); }
   void refresh(residency::Residency& units) override {
     bool changed = units.has_private();
     for (const auto& part : parts_) changed |= is_image(part) && part.master._version() != published_[part.index];

@@ -31,10 +31,11 @@ std::string absent_text(const std::string& name) {
 /// The gradients of one part's pieces.
 class GradientHome final : public residency::Home {
  public:
-  GradientHome(ShardedPart& part, std::shared_ptr<comm::Group> group, at::ScalarType dtype)
-      : part_(part), group_(std::move(group)), dtype_(dtype) {}
+  GradientHome(ShardedPart& part, std::shared_ptr<comm::Group> group, std::function<void()> meet, at::ScalarType dtype)
+      : part_(part), group_(std::move(group)), meet_(std::move(meet)), dtype_(dtype) {}
 
   std::unique_ptr<residency::Transfer> fetch(const at::Tensor& flat) override {
+    meet_();
     at::Tensor stretch = at::zeros({part_.numel() / group_->world_size()}, flat.options());
     for (const auto& member : part_.members)
       if (const at::Tensor& piece = member.shard.grad(); piece.defined() && piece.numel() > 0)
@@ -67,6 +68,7 @@ class GradientHome final : public residency::Home {
  private:
   ShardedPart& part_;
   std::shared_ptr<comm::Group> group_;
+  std::function<void()> meet_;
   at::ScalarType dtype_;
 };
 
@@ -79,8 +81,8 @@ at::Tensor shape_of(const at::Tensor& parameter, const at::TensorOptions& option
 
 }  // namespace
 
-WholeGradients::WholeGradients(std::vector<ShardedPart>& parts, const Mesh& mesh)
-    : parts_(parts), mesh_(mesh), states_(parts.size()), residencies_(parts.size()) {
+WholeGradients::WholeGradients(std::vector<ShardedPart>& parts, const Mesh& mesh, std::function<void()> meet)
+    : parts_(parts), mesh_(mesh), meet_(std::move(meet)), states_(parts.size()), residencies_(parts.size()) {
   for (const auto& part : parts) states_[part.index].resize(part.members.size());
 }
 
@@ -111,7 +113,7 @@ void WholeGradients::make(ShardedPart& part) {
   spec.layout = part.layout;
   spec.dtype = dtype;
   spec.device = part.members.front().tensor.device();
-  spec.home = std::make_unique<GradientHome>(part, mesh_.shard, dtype);
+  spec.home = std::make_unique<GradientHome>(part, mesh_.shard, meet_, dtype);
   spec.absent = absent_text;
   for (auto& member : part.members) {
     at::Tensor& whole = states[member.index].whole;

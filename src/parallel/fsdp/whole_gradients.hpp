@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -21,7 +22,8 @@ namespace accelerate::parallel {
 /// piece's gradient, which is what optimizers step on.
 class WholeGradients {
  public:
-  WholeGradients(std::vector<ShardedPart>& parts, const Mesh& mesh);
+  /// @param meet  before pieces are gathered, by all ranks
+  WholeGradients(std::vector<ShardedPart>& parts, const Mesh& mesh, std::function<void()> meet);
   ~WholeGradients();
 
   /// Every piece's gradient shows as its parameter's. Not collective.
@@ -59,6 +61,7 @@ class WholeGradients {
 
   std::vector<ShardedPart>& parts_;
   Mesh mesh_;
+  std::function<void()> meet_;
   std::vector<std::vector<State>> states_;                         ///< by part and member
   std::vector<std::unique_ptr<residency::Residency>> residencies_;  ///< by part
 };

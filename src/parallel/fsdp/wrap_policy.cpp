@@ -181,8 +181,10 @@ class Tree {
 
   std::vector<std::string> full_precision_classes() const {
     const auto& precision = plugin_.mixed_precision_policy;
-    return precision ? precision->module_classes_to_ignore.value_or(std::vector<std::string>{})
-                     : std::vector<std::string>{};
+    if (!precision) return {};
+    // Version 2 leaves it to us: its own in PyTorch fails in the first batch norm whose input is of another dtype.
+    return precision->module_classes_to_ignore.value_or(precision->param_dtype ? batch_norm_classes()
+                                                                               : std::vector<std::string>{});
   }
 
   /// PyTorch's recursion, from the leaves up. Classes that keep full precision are wrapped whatever the policy says,
@@ -216,8 +218,10 @@ class Tree {
 
   /// The reference's rule for version 2.
   void wrap_all_above(int64_t least) {
+    const auto exempt = full_precision_classes();
     for (size_t i = 1; i < modules_.size(); ++i)
-      if (!ignored_.contains(modules_[i].identity) && !is_container(modules_[i]) && numel_of(i) > least)
+      if (!ignored_.contains(modules_[i].identity) && !is_container(modules_[i]) &&
+          (numel_of(i) > least || is_one_of(modules_[i], exempt)))
         wrapped_.insert(modules_[i].identity);
   }
 

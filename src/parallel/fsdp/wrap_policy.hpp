@@ -18,6 +18,11 @@ struct WrapUnit {
   bool full_precision = false;
 };
 
+/// Classes that compute in full precision where nobody chose others.
+inline std::vector<std::string> batch_norm_classes() {
+  return {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"};
+}
+
 /// Dotted names of the modules, in the order of registration, that the resolved plugin's policy makes units; the root,
 /// which always is one, is not listed.
 ///
