@@ -62,6 +62,7 @@ Unit& Residency::add(const std::string& name, std::vector<PartSpec> parts, bool 
   // Bytes that are always there need no fault, except to show that nothing depends on that, or where writes to them are
   // more than that.
   unit->fixed_ = all_mapped && !paranoid_flag();
+  for (const auto& part : unit->parts_) unit->has_image_ |= unit->fixed_ && part.home->keeps().has_value();
   unit->writes_through_ = std::all_of(unit->parts_.begin(), unit->parts_.end(), [](const Part& part) {
     return part.home->keeps() || part.home->own().length > 0;
   });
@@ -121,7 +122,7 @@ bool Residency::out_of_date(const Unit& unit) const {
 
 /// Before something writes: others compute with these bytes.
 void Residency::make_private(Unit& unit, bool of_ours_too) {
-  if (unit.private_ || writing_together_) return;
+  if (unit.private_ || writes_together()) return;
   const PlainTensors plain;
   for (auto& part : unit.parts_) {
     if (!part.mapped.defined() || (part.home->own().length == 0 && !of_ours_too)) continue;
@@ -187,23 +188,19 @@ void Residency::note_up_to_date() {
 
 void Residency::note_piece_write(Unit& unit) {
   const MutexLock lock(mutex_);
-  unit.pieces_written_ = !writing_together_;
+  unit.pieces_written_ = !writes_together();
 }
 
 void Residency::bring_up_to_date(const Unit& unit) {
+  if (!unit.has_image_ && !unit.pieces_written_.load(std::memory_order_relaxed)) return;
   {
     const MutexLock lock(mutex_);
-    if (!unit.fixed_ || writing_together_ || !publish_) return;
+    if (!unit.fixed_ || writes_together() || !publish_) return;
     const bool behind = std::any_of(unit.parts_.begin(), unit.parts_.end(),
                                     [](const Part& part) { return part.home->version() != part.version; });
     if (!behind && !unit.pieces_written_) return;
   }
   publish_();
-}
-
-void Residency::write_together(bool on) {
-  const MutexLock lock(mutex_);
-  writing_together_ = on;
 }
 
 void Residency::wrote(const Member& member, const at::Tensor& values) {

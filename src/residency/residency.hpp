@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -90,7 +91,8 @@ class Residency {
   /// Between the two: the member's home keeps what it keeps of `value`, which has the member's sizes and any dtype.
   void assign(const Member& member, const at::Tensor& value);
   /// From here on writes go to the shared bytes: everyone writes to its own stretch only.
-  void write_together(bool on);
+  void write_together(bool on) { writing_together_.store(on, std::memory_order_relaxed); }
+  bool writes_together() const { return writing_together_.load(std::memory_order_relaxed); }
 
   // Members whose home keeps values of its own, while their unit is pinned.
   /// Its elements in the home's dtype, those that the home keeps as exact as they are there.
@@ -133,6 +135,7 @@ class Residency {
 
   std::function<void()> publish_;
   Change change_;
+  std::atomic<bool> writing_together_{false};
   std::optional<ProcessHandler> devices_;     ///< of a model across devices
   std::optional<ProcessHandler> encoded_;     ///< of weights in few bits
   std::vector<std::unique_ptr<Unit>> units_;  ///< all there before anybody touches one
@@ -144,7 +147,6 @@ class Residency {
   int64_t outstanding_ ACCELERATE_GUARDED_BY(mutex_) = 0;  ///< units in state fetching
   int64_t present_bytes_ ACCELERATE_GUARDED_BY(mutex_) = 0;
   int64_t clock_ ACCELERATE_GUARDED_BY(mutex_) = 0;  ///< touches
-  bool writing_together_ ACCELERATE_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace accelerate::residency

@@ -20,7 +20,7 @@ struct Touch final : Handler {
       Unit& unit = member->unit();
       if (!call.unit_device && unit.owner().across_devices()) call.unit_device = tensor.device();
       if (unit.fixed() && !member->is_stretch()) unit.owner().bring_up_to_date(unit);
-      if (unit.fixed() && !writes) return;  // always there
+      if (unit.fixed() && (!writes || unit.owner().writes_together())) return;  // always there
       if (writes && member->is_stretch()) unit.owner().note_piece_write(unit);
       call.pins.add(unit, writes);
       if (writes && member->home().keeps() && std::find(written.begin(), written.end(), member) == written.end())

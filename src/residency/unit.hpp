@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -88,7 +89,8 @@ class Unit {
   bool keep_;
   bool fixed_ = false;  ///< its bytes are always there
   bool private_ = false;
-  bool pieces_written_ = false;  ///< by ranks, each its own: nobody has seen the others' yet
+  std::atomic<bool> pieces_written_{false};  ///< by ranks, each its own: nobody has seen the others' yet
+  bool has_image_ = false;                   ///< of masters in another dtype, whose bytes are always there
   bool writes_through_ = false;  ///< what operators write reaches its homes at once
   std::vector<Part> parts_;
   State state_ = State::absent;

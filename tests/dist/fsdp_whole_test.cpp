@@ -479,6 +479,17 @@ RANKS_TEST(FsdpWhole, OneRankThatGathersAloneIsNamed, 2, 3) {
   EXPECT_NE(message.find("forward"), std::string::npos) << message;
 }
 
+RANKS_TEST(FsdpWhole, ModulesThatTwoModelsShareAreNamed, 1, 2) {
+  support::on_both_stores([](const std::string& store) {
+    Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of("shards")});
+    nn::Linear body(8, 16);
+    nn::Sequential first(body), second(body, nn::Linear(16, 2));
+    auto m = accelerator.prepare(first);
+    const auto message = support::message_of<ConfigError>([&] { accelerator.prepare(second); });
+    EXPECT_NE(message.find("belongs to a model that is sharded already"), std::string::npos) << store << message;
+  });
+}
+
 RANKS_TEST(FsdpWhole, AGradientThatIsOverSaysSo, 2) {
   support::on_both_stores([](const std::string& store) {
     Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of("shards")});

@@ -30,8 +30,10 @@
 #include "residency/activations/unit_checkpoints.hpp"
 #include "residency/deferred/materialize.hpp"
 #include "residency/homes/encoded.hpp"
+#include "residency/member.hpp"
 #include "residency/residency.hpp"
 #include "utils/counts.hpp"
+#include "utils/raise.hpp"
 
 namespace accelerate::parallel {
 namespace {
@@ -433,6 +435,12 @@ FullyShardedDataParallel::FullyShardedDataParallel(const ModelRef& model, const 
   self.mesh = make_mesh(plugin, self.group);
   self.phases = phases_of(plugin);
   self.phases.keep_for_backward = self.mesh.near != nullptr;
+  for (const auto& [name, parameter] : model.parameters())
+    if (const auto* member = residency::Member::of(parameter); member && member->unit().owner().change().begin)
+      raise<ConfigError>(
+          "prepare: parameter '{}' belongs to a model that is sharded already, expected one that no other prepared "
+          "model has: a shard has one owner. Prepare one module that holds both models, and call its parts",
+          name);
   // Buffers travel only where rank 0's are taken.
   verify_parameters(starts_from_rank0(plugin) ? model.state() : model.parameters());
   if (plugin.param_init_fn)
