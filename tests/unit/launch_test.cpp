@@ -231,6 +231,28 @@ TEST(LaunchEnvironment, OneProcessOfTorchrunsKindIsToldItsRank) {
     EXPECT_EQ(env.at(name), value) << name;
 }
 
+// Operators of clusters start one launcher in each container and tell it where the others are.
+TEST(LaunchEnvironment, TorchrunsVariablesAct) {
+  const Host host{.physical_cores = 8,
+                  .environment = {{"PET_NNODES", "2"},
+                                  {"PET_NODE_RANK", "1"},
+                                  {"PET_MASTER_ADDR", "job-master-0"},
+                                  {"PET_MASTER_PORT", "23456"},
+                                  {"PET_MAX_RESTARTS", "3"},
+                                  {"PET_NPROC_PER_NODE", "auto"},
+                                  {"PET_REDIRECTS", "3"}}};
+  const Job job = job_of({.command = {"x"}, .num_processes = 4, .settings = {{"use_fsdp", "true"}}}, host);
+  EXPECT_EQ(std::tuple(job.num_machines, job.machine_rank, job.local_world_size, job.main_ip, job.main_port),
+            std::tuple(2, 1, 4, "job-master-0", 23456));
+  EXPECT_EQ(job.max_restarts, 3);
+  EXPECT_EQ(job.settings.text("redirects"), "3");
+  const Job flags = job_of(
+      {.command = {"x"}, .num_processes = 4, .num_machines = 1, .max_restarts = 0, .settings = {{"use_fsdp", "true"}}},
+      host);
+  EXPECT_EQ(std::tuple(flags.num_machines, flags.local_world_size, flags.max_restarts), std::tuple(1, 4, 0));
+  EXPECT_EQ(job_of({.command = {"x"}, .cpu = true}, host).num_machines, 1);  // no launcher of torchrun's kind
+}
+
 TEST(LaunchEnvironment, AccumulationStepsArePassedOn) {
   const Host host;
   const auto env = build_environment(job_of({.command = {"x"}, .gradient_accumulation_steps = 4}, host), host, 0);

@@ -42,6 +42,7 @@ Settings::Settings(const LaunchRequest& request, const Host& host) {
   take_rdzv_conf();
   take_place(host);
   fill_in(host);
+  take_torchrun_variables(host);
   choose_threads(host);
   remark();
 }
@@ -132,7 +133,7 @@ void Settings::take_slurm(const Host& host) {
   const auto task = slurm::this_task([&](const char* name) { return host.variable(name); });
   if (!task || task->world_size < 2 || !text("hostfile").empty()) return;
   if (source("num_machines") > Source::file && num_machines() != task->world_size)
-    return;  // somebody has another plan, such as jobs of one machine each
+    return;                                // somebody has another plan, such as jobs of one machine each
   if (task->local_world_size > 1) return;  // ranks, not machines: take_place()
   set("num_machines", task->world_size, Source::environment);
   set("machine_rank", task->rank, Source::environment);
@@ -151,8 +152,8 @@ void Settings::take_rdzv_conf() {
     if (name == "rdzv_backend" ? open && (*this)["machine_rank"].is_null() : open)
       entries_[name] = {value, source("rdzv_conf")};
     else if ((*this)[name] != value)
-      remarks_.push_back(fmt::format("'{}' in --rdzv_conf has no effect: {} is {}", key,
-                                     flag_of(option_called(name)), this->text(name)));
+      remarks_.push_back(fmt::format("'{}' in --rdzv_conf has no effect: {} is {}", key, flag_of(option_called(name)),
+                                     this->text(name)));
   };
   for (const auto& [key, value] : rendezvous_entries(text("rdzv_conf"))) {
     for (const auto& [word, name] : kTorchrunKeys)
@@ -172,8 +173,13 @@ void Settings::take_place(const Host& host) {
   place_ = place_in_mpi(host);
   const auto task = slurm::this_task([&](const char* name) { return host.variable(name); });
   if (!place_ && task && task->world_size > 1)
-    place_ = {.launcher = "srun", .rank = task->rank, .world_size = task->world_size, .local_rank = task->local_rank,
-              .local_world_size = task->local_world_size, .address = task->address, .port = task->port};
+    place_ = {.launcher = "srun",
+              .rank = task->rank,
+              .world_size = task->world_size,
+              .local_rank = task->local_rank,
+              .local_world_size = task->local_world_size,
+              .address = task->address,
+              .port = task->port};
   if (!place_) return;
   if (const auto address = host.variable("MASTER_ADDR")) place_->address = *address;
   if (const auto port = host.number("MASTER_PORT")) place_->port = *port;
@@ -181,13 +187,14 @@ void Settings::take_place(const Host& host) {
   if (const auto port = integer("main_process_port"); port.value_or(0) > 0) place_->port = *port;
   if (place_->rank > 0) return;
   const auto asked = integer("num_processes");
-  remarks_.push_back(fmt::format(
-      "{} has started {} launchers: each starts one process, and these meet at {}:{}{}. Jobs of their own are they with "
-      "--num_machines 1",
-      place_->launcher, place_->world_size, place_->address, place_->port,
-      source("num_processes") > Source::fallback && asked && *asked != place_->world_size
-          ? fmt::format("; num_processes, which is {}, has no effect", *asked)
-          : ""));
+  remarks_.push_back(
+      fmt::format("{} has started {} launchers: each starts one process, and these meet at {}:{}{}. Jobs of their own "
+                  "are they with "
+                  "--num_machines 1",
+                  place_->launcher, place_->world_size, place_->address, place_->port,
+                  source("num_processes") > Source::fallback && asked && *asked != place_->world_size
+                      ? fmt::format("; num_processes, which is {}, has no effect", *asked)
+                      : ""));
 }
 
 void Settings::take_file(const std::filesystem::path& path) {
@@ -215,8 +222,8 @@ void Settings::take_file(const std::filesystem::path& path) {
     if (!content.is_object() || content.empty()) continue;
     if (uses_section(section)) take_section(section, content);
     else
-      remarks_.push_back(fmt::format("'{}' in the config file {} has no effect: this job does not use it", section,
-                                     file_name_));
+      remarks_.push_back(
+          fmt::format("'{}' in the config file {} has no effect: this job does not use it", section, file_name_));
   }
 }
 
@@ -229,8 +236,7 @@ void Settings::take_section(const std::string& section, const Value& content) {
     }
     const auto nearest = config::nearest_key(section, key);
     remarks_.push_back(fmt::format("'{}' in {} of the config file {} has no effect: there is no such setting{}", key,
-                                   section, file_name_,
-                                   nearest ? fmt::format(". Did you mean '{}'?", *nearest) : ""));
+                                   section, file_name_, nearest ? fmt::format(". Did you mean '{}'?", *nearest) : ""));
   }
 }
 
@@ -261,8 +267,8 @@ void Settings::choose_paradigm() {
 void Settings::fill_in(const Host& host) {
   const bool sagemaker = !file_.is_null() && config::is_sagemaker(file_);
   if (!file_.is_null()) {
-    require(num_processes() != -1 || place_, "the config file {} leaves the number of processes open: give --num_processes",
-            file_name_);
+    require(num_processes() != -1 || place_,
+            "the config file {} leaves the number of processes open: give --num_processes", file_name_);
     if ((*this)["gpu_ids"].is_null()) set("gpu_ids", "all", Source::file);
   } else {
     if ((*this)["num_processes"].is_null())
@@ -304,6 +310,47 @@ void Settings::fill_in(const Host& host) {
               on("fsdp_sync_module_states"),
           "fsdp_cpu_ram_efficient_loading needs fsdp_sync_module_states: only one process reads the weights, so the "
           "others must take them from it");
+}
+
+/// torchrun reads its options from PET_<NAME>, too (operators of clusters set them); flags and files are stronger.
+void Settings::take_torchrun_variables(const Host& host) {
+  if (launcher_ != Launcher::torchrun && launcher_ != Launcher::deepspeed) return;
+  const auto take = [&](const char* variable, const std::string& name, Source weaker) {
+    const auto text = host.variable(variable);
+    if (!text || source(name) > weaker) return;
+    const std::string where = fmt::format("the environment variable {}", variable);
+    const std::string plain = without_minimum(name, *text, Source::environment, where);
+    set(name, config::parse_value(option_called(name), plain, where), Source::environment);
+  };
+  for (const auto& [variable, name] : {std::pair("PET_MAX_RESTARTS", "max_restarts"),
+                                       {"PET_MONITOR_INTERVAL", "monitor_interval"},
+                                       {"PET_TEE", "tee"},
+                                       {"PET_REDIRECTS", "redirects"},
+                                       {"PET_LOG_DIR", "log_dir"},
+                                       {"PET_ROLE", "role"},
+                                       {"PET_RDZV_CONF", "rdzv_conf"}})
+    take(variable, name, Source::fallback);
+  const auto here = host.number("PET_NPROC_PER_NODE");  // or a word: gpu, auto
+  if (here && source("num_processes") == Source::fallback) set("num_processes", *here, Source::environment);
+  const auto machines = host.variable("PET_NNODES");
+  if (!machines || *machines == "1" || num_machines() > 1 || source("num_machines") > Source::file) return;
+  take("PET_NNODES", "num_machines", Source::file);
+  take("PET_NODE_RANK", "machine_rank", Source::file);  // which each file has
+  take("PET_RDZV_BACKEND", "rdzv_backend", Source::file);
+  take("PET_MASTER_ADDR", "main_process_ip", Source::fallback);
+  take("PET_MASTER_PORT", "main_process_port", Source::fallback);
+  if (const auto place = host.variable("PET_RDZV_ENDPOINT"); place && text("main_process_ip").empty()) {
+    const size_t colon = place->rfind(':');
+    set("main_process_ip", place->substr(0, colon), Source::environment);
+    if (colon != std::string::npos)
+      set("main_process_port",
+          config::parse_value(option_called("main_process_port"), place->substr(colon + 1), "PET_RDZV_ENDPOINT"),
+          Source::environment);
+  }
+  // torchrun's numbers are those of a machine.
+  const int64_t each = std::max<int64_t>(1, num_processes());
+  entries_["processes_per_machine"] = {each, Source::environment};
+  entries_["num_processes"].value = each * num_machines();
 }
 
 /// Version 1 has its strategy from fsdp_sharding_strategy; the reference's questions write it as

@@ -80,6 +80,7 @@ class Settings {
   void take_environment(const Host& host);
   void take_slurm(const Host& host);
   void take_rdzv_conf();
+  void take_torchrun_variables(const Host& host);
   void take_place(const Host& host);
   void take_file(const std::filesystem::path& path);
   void take_section(const std::string& section, const config::Value& content);
