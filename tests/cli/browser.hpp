@@ -22,7 +22,7 @@ class Browser {
   /// The value of an expression of the page.
   nlohmann::json evaluate(const std::string& expression);
   /// Asks again until the expression is true; false when the deadline passes.
-  bool wait_until(const std::string& expression, std::chrono::milliseconds deadline = std::chrono::seconds(20));
+  bool wait_until(const std::string& expression, std::chrono::milliseconds deadline = std::chrono::seconds(60));
   /// As a user whose system is set to dark colours.
   void prefer_dark();
   void save_picture(const std::string& file);

@@ -134,7 +134,7 @@ TEST(Generate, InterruptingEndsTheAnswer) {
                                                              "--max_new_tokens", "4000"}));  // no end by itself
   ASSERT_TRUE(program.wait_for(" ", kDeadline));
   program.signal(SIGINT);
-  const auto result = program.wait(milliseconds(20000));
+  const auto result = program.wait(kDeadline);
   EXPECT_EQ(result.exit_code, 130);
   EXPECT_TRUE(result.out.ends_with("\n")) << "the line is ended";
 }

@@ -80,10 +80,6 @@ class Launch : public testing::Test {
   const fs::path folder;
 };
 
-int64_t seconds_since(Clock::time_point start) {
-  return std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start).count();
-}
-
 // ---------------------------------------------------------------- command line
 
 TEST(Cli, HelpVersionAndUnknownCommands) {
@@ -316,7 +312,7 @@ TEST_F(Launch, StreamsThatShareATargetDoNotMixEither) {
 
 TEST_F(Launch, ProgressBarIsShownWhileItMoves) {
   Program program(with_launch(shells(2, "if [ $RANK = 0 ]; then printf '\\r 10%%' >&2; sleep 30; fi", {"-q"})));
-  EXPECT_TRUE(program.wait_for("\r 10%", milliseconds(5000)));
+  EXPECT_TRUE(program.wait_for("\r 10%"));
   program.signal(SIGINT);
   EXPECT_EQ(program.wait().exit_code, 130);
 }
@@ -406,7 +402,7 @@ TEST_F(Launch, SlowReaderSlowsTheRanksAndFillsNoMemory) {
   EXPECT_LT(kilobytes, 8 << 10);
 #endif
   program.signal(SIGTERM);
-  EXPECT_EQ(program.wait(milliseconds(10000)).exit_code, 143);
+  EXPECT_EQ(program.wait().exit_code, 143);
 }
 
 TEST_F(Launch, ReaderThatGoesAwayEndsTheRanks) {
@@ -414,7 +410,7 @@ TEST_F(Launch, ReaderThatGoesAwayEndsTheRanks) {
     Program program(with_launch(shells(n, "exec yes", {"-q"})));
     ASSERT_TRUE(program.wait_for("y\n"));
     program.close_output();
-    EXPECT_EQ(program.wait(milliseconds(10000)).exit_code, 128 + SIGPIPE);
+    EXPECT_EQ(program.wait().exit_code, 128 + SIGPIPE);
   }
 }
 
@@ -474,12 +470,10 @@ TEST_F(Launch, TailHasTheLastTwentyLines) {
 }
 
 TEST_F(Launch, KilledRank) {
-  const auto start = Clock::now();
-  const auto result = launch(shells(3, "[ $RANK = 2 ] && kill -9 $$; exec sleep 60"));
+  const auto result = launch(shells(3, "[ $RANK = 2 ] && kill -9 $$; exec sleep 1000"));
   EXPECT_EQ(result.exit_code, 137);
   EXPECT_THAT(result.err, HasSubstr("rank 2 of 3 failed first: it was killed by signal 9 (SIGKILL)"));
   EXPECT_THAT(result.err, HasSubstr("out of memory"));
-  EXPECT_LT(seconds_since(start), 5);
 }
 
 TEST_F(Launch, OneProcessFails) {
@@ -491,14 +485,11 @@ TEST_F(Launch, OneProcessFails) {
 }
 
 TEST_F(Launch, RankThatIgnoresTermIsKilledAfterTheGrace) {
-  const auto start = Clock::now();
   const auto result =
       launch(shells(2, "if [ $RANK = 0 ]; then trap '' TERM; while :; do sleep 1; done; fi; sleep 0.3; exit 4",
                     {"--grace_seconds", "1"}));
   EXPECT_EQ(result.exit_code, 4);
   EXPECT_THAT(result.err, HasSubstr("rank 0 did not stop and was killed by the launcher"));
-  EXPECT_GE(seconds_since(start), 1);
-  EXPECT_LT(seconds_since(start), 8);
 }
 
 TEST_F(Launch, RankMayCleanUpWithinTheGrace) {
@@ -556,7 +547,7 @@ TEST_F(Launch, StopSignalsLeaveNoOrphan) {
     Program program(with_launch(shells(2, with_grandchild(), {"--grace_seconds", "5"})));
     const auto all = pids_in(pids(), 4);
     program.signal(number);
-    const auto result = program.wait(milliseconds(15000));
+    const auto result = program.wait();
     EXPECT_EQ(result.exit_code, 128 + number);
     for (pid_t pid : all) EXPECT_TRUE(gone(pid)) << pid << " after signal " << number;
   }
@@ -569,7 +560,7 @@ TEST_F(Launch, RanksGetTheSignalItself) {
   program.signal(SIGUSR1);
   ASSERT_TRUE(program.wait_for("got USR1\ngot USR1"));
   program.signal(SIGINT);
-  const auto result = program.wait(milliseconds(15000));
+  const auto result = program.wait();
   EXPECT_EQ(result.exit_code, 130);
   EXPECT_THAT(result.out, HasSubstr("got INT\ngot INT"));
 }
@@ -578,16 +569,14 @@ TEST_F(Launch, StubbornRanksAreKilledAfterTheGraceOrASecondCtrlC) {
   const std::string script = "trap '' INT TERM;" + with_grandchild() + "; while :; do sleep 1; done";
   for (const bool second : {false, true}) {
     fs::remove(pids());
-    Program program(with_launch(shells(2, script, {"--grace_seconds", second ? "50" : "1"})));
+    Program program(with_launch(shells(2, script, {"--grace_seconds", second ? "1000" : "1"})));
     const auto all = pids_in(pids(), 4);
-    const auto start = Clock::now();
     program.signal(SIGINT);
     std::this_thread::sleep_for(milliseconds(300));
     if (second) program.signal(SIGINT);
-    const auto result = program.wait(milliseconds(15000));
+    const auto result = program.wait();
     EXPECT_EQ(result.exit_code, 130);
     EXPECT_THAT(result.err, HasSubstr("were killed"));
-    EXPECT_LT(seconds_since(start), 10);
     for (pid_t pid : all) EXPECT_TRUE(gone(pid)) << pid;
   }
 }
@@ -598,7 +587,7 @@ TEST_F(Launch, DeathOfTheLauncherTakesTheRanksAndTheirChildrenAlong) {
     Program program(with_launch(shells(n, "trap '' INT TERM HUP;" + with_grandchild())));
     const auto all = pids_in(pids(), static_cast<size_t>(2 * n));
     program.signal(SIGKILL);
-    EXPECT_EQ(program.wait(milliseconds(15000)).signal, SIGKILL);
+    EXPECT_EQ(program.wait().signal, SIGKILL);
     for (pid_t pid : all) EXPECT_TRUE(gone(pid)) << pid;
   }
 }
@@ -623,20 +612,19 @@ TEST_F(Launch, AKilledLauncherLeavesNoTemporaryFolder) {
   EXPECT_FALSE(fs::is_empty(folder));  // where ranks may leave why they failed
   program.signal(SIGKILL);
   program.wait();
-  const auto end = Clock::now() + std::chrono::seconds(10);
+  const auto end = Clock::now() + std::chrono::seconds(60);
   while (!fs::is_empty(folder) && Clock::now() < end) std::this_thread::sleep_for(milliseconds(10));
   EXPECT_TRUE(fs::is_empty(folder));
 }
 
 TEST_F(Launch, SignalsAreTakenWhileThousandsOfRanksStart) {
-  const auto begin = Clock::now();
   Program program(
       with_launch({"-q", "--num_processes", "4000", "/bin/sh", "-c", "echo $$ >> " + pids() + "; exec sleep 100"}));
   pids_in(pids(), 20);
   program.signal(SIGTERM);
-  EXPECT_EQ(program.wait(milliseconds(30000)).exit_code, 128 + SIGTERM);
+  EXPECT_EQ(program.wait().exit_code, 128 + SIGTERM);
   const auto started = lines(content(pids())).size();
-  EXPECT_LT(started, 4000u) << "in " << seconds_since(begin) << " s";
+  EXPECT_LT(started, 4000u);
 }
 
 // A folder of logs may be one where everybody can write. The first attempt makes what the second one meets.
@@ -665,7 +653,7 @@ TEST_F(Launch, SignalsReachProgramsOfTestsThatIgnoreThem) {  // as where ctest r
     ::signal(number, before);
     ASSERT_TRUE(program.wait_for("ready"));
     program.signal(number);
-    EXPECT_EQ(program.wait(milliseconds(10000)).exit_code, 128 + number);
+    EXPECT_EQ(program.wait().exit_code, 128 + number);
   }
 }
 
@@ -729,7 +717,7 @@ TEST_F(Launch, CtrlCOnTheTerminal) {
     Program program(with_launch(shells(n, with_grandchild(), {"--grace_seconds", "5"})), kTerminal);
     const auto all = pids_in(pids(), static_cast<size_t>(2 * n));
     program.type("\x03");
-    EXPECT_EQ(program.wait(milliseconds(15000)).exit_code, 130);
+    EXPECT_EQ(program.wait().exit_code, 130);
     for (pid_t pid : all) EXPECT_TRUE(gone(pid)) << pid << " of " << n;
   }
 }
@@ -745,59 +733,32 @@ TEST_F(Launch, RanksLearnTheWidthOfTheTerminal) {
 
 // ---------------------------------------------------------------- cost
 
-TEST_F(Launch, StartsInMilliseconds) {
-  std::vector<double> took;
-  for (int i = 0; i < 21; ++i) {
-    const auto start = Clock::now();
-    ASSERT_EQ(Program(with_launch({"-q", "--num_processes", "1", "/bin/true"})).wait().exit_code, 0);
-    took.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
-  }
-  std::sort(took.begin(), took.end());
-  std::cout << "accelerate launch --num_processes 1 /bin/true: " << took[10] << " ms (median of 21; best " << took[0]
-            << " ms)\n";
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-  EXPECT_LT(took[0], 50);  // the best, since other tests may run beside this one; LibTorch alone would take longer
-#endif
-}
-
+/// What a start takes is 6 MB and some milliseconds; LibTorch alone would be a hundred of either.
 TEST_F(Launch, ManyRanksAndLittleMemory) {
-  const auto start = Clock::now();
   const auto result = Program(with_launch({"-q", "--num_processes", "256", "/bin/sh", "-c", "echo $RANK"})).wait();
-  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 256);
-  std::cout << "256 ranks: " << seconds << " s, the launcher's largest memory: " << result.usage.ru_maxrss << " kB\n";
+  std::cout << "256 ranks: the launcher's largest memory: " << result.usage.ru_maxrss << " kB\n";
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-  EXPECT_LT(seconds, 10);                    // 1 s on two idle cores
-  EXPECT_LT(result.usage.ru_maxrss, 20000);  // 6,000
+  EXPECT_LT(result.usage.ru_maxrss, 20000);
 #endif
 }
 
-TEST_F(Launch, RestartTakesLessThanASecond) {
-  const std::string killed = folder / "killed", again = folder / "again";
+// Ranks that end when they are asked to are not waited for any longer, however long they might have taken.
+TEST_F(Launch, RestartsAsSoonAsTheOthersHaveStopped) {
   const auto result =
-      launch({"-q", "--num_processes", "2", "--max_restarts", "1", "/bin/sh", "-c",
-              "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && { date +%s%N > '" + again +
-                  "'$RANK; exit; }; [ $RANK = 1 ] && { date +%s%N > '" + killed + "'; kill -9 $$; }; exec sleep 60"});
+      launch({"-q", "--num_processes", "2", "--max_restarts", "1", "--grace_seconds", "1000", "/bin/sh", "-c",
+              "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && { echo again $RANK; exit; }; "
+              "[ $RANK = 1 ] && kill -9 $$; exec sleep 1000"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  const auto moment = [](const std::string& file) {
-    int64_t nanoseconds = 0;
-    std::ifstream(file) >> nanoseconds;
-    return nanoseconds;
-  };
-  const double seconds = static_cast<double>(std::max(moment(again + "0"), moment(again + "1")) - moment(killed)) / 1e9;
-  std::cout << "from kill -9 of a rank until both run again: " << seconds << " s\n";
-  EXPECT_GT(seconds, 0);
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-  EXPECT_LT(seconds, 1);  // 0.12 s, of which 0.1 s are --monitor_interval
-#endif
+  EXPECT_THAT(sorted_lines(result.out), testing::ElementsAre("again 0", "again 1"));
 }
 
+// It sleeps, and is woken some ten times a second: whoever polls is woken more often, or never sleeps.
 TEST_F(Launch, WaitingCostsNoProcessorTime) {
   const auto usage = launch(shells(2, "exec sleep 2", {"-q"})).usage;
-  const auto milliseconds_used =
-      (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000 + (usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1000;
-  EXPECT_LT(milliseconds_used, 500);
+  EXPECT_GT(usage.ru_nvcsw, 5) << "times that it slept";
+  EXPECT_LT(usage.ru_nvcsw, 500);
 }
 
 }  // namespace

@@ -147,10 +147,10 @@ TEST(HangReportLaunched, TheTerminalIsGivenBack) {
                      "--no_python", "sleep", "60"},
                     {.env = {"TERM=xterm"}, .terminal = true, .rows = 50, .columns = 200});
     ASSERT_TRUE(program.wait_for("starting"));
-    for (int i = 0; i < 100 && program.shows_what_is_typed(); ++i) program.read_for(milliseconds(20));
+    for (int i = 0; i < 3000 && program.shows_what_is_typed(); ++i) program.read_for(milliseconds(20));
     EXPECT_FALSE(program.shows_what_is_typed());
     program.signal(signal);
-    for (int i = 0; i < 100 && !program.shows_what_is_typed(); ++i) program.read_for(milliseconds(20));
+    for (int i = 0; i < 3000 && !program.shows_what_is_typed(); ++i) program.read_for(milliseconds(20));
     EXPECT_TRUE(program.shows_what_is_typed()) << signal;
     program.wait();
   }

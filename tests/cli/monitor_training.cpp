@@ -1,8 +1,8 @@
 // Trains something tiny for the monitor's tests, in one of these ways:
 //   (no argument)  ten seconds at about 20 steps a second, with two optimizers, of which one steps at every second
 //   batch itself         the same, and reports another number of steps by itself averaged       tokens are counted;
-//   each batch takes 10 ms to read, and rank 1 takes 30 ms before its backward, for
-//                  which rank 0 waits
+//   each batch takes 10 ms to read, and rank 1 takes 100 ms before its backward,
+//                  for which rank 0 waits
 //   sharded        the same with FSDP
 //   figures        steps, tokens and operations are what the program says
 #include <torch/torch.h>
@@ -69,7 +69,7 @@ void waits(bool sharded) {
                                                  accelerate::data::DataLoader(SlowRows(), {.batch_size = 4}));
   for (const auto& batch : loader) {
     auto loss = model(batch.data).pow(2).mean();
-    if (accelerator.process_index() == 1) std::this_thread::sleep_for(milliseconds(30));
+    if (accelerator.process_index() == 1) std::this_thread::sleep_for(milliseconds(100));
     accelerator.backward(loss, batch.data.numel());
     optimizer.step();
     optimizer.zero_grad();

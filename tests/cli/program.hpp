@@ -43,7 +43,7 @@ class Program {
   bool shows_what_is_typed() const;          ///< the terminal, and gives it on line by line
   void close_output();                       ///< the reader of its stdout goes away
   /// Reads until stdout or stderr contains `text`; false when the deadline passes or the program ends first.
-  bool wait_for(const std::string& text, milliseconds deadline = milliseconds(20000));
+  bool wait_for(const std::string& text, milliseconds deadline = milliseconds(60000));
   /// Reads what comes in that time.
   void read_for(milliseconds time);
   /// What it has written to the terminal, or to stdout, so far.
@@ -67,7 +67,7 @@ std::string accelerate();
 Result launch(const std::vector<std::string>& arguments, const Program::Options& options = {});
 
 /// True as soon as the process is gone or a zombie; false if it still runs when the deadline passes.
-bool gone(pid_t pid, milliseconds deadline = milliseconds(5000));
+bool gone(pid_t pid, milliseconds deadline = milliseconds(60000));
 
 /// The numbers written in a file, waiting until there are `count`.
 std::vector<pid_t> pids_in(const std::string& file, size_t count);

@@ -373,7 +373,7 @@ TEST_F(SageMaker, CtrlCEndsTheFollowingAndNotTheJob) {
   Program program({accelerate(), "launch", "--config_file", "sm.json", "proj/train.py"}, options());
   ASSERT_TRUE(program.wait_for("Training - Training image download completed"));
   ::kill(-program.pid(), SIGINT);  // as a terminal does: to the launcher and what it started
-  const auto result = program.wait(milliseconds(10000));
+  const auto result = program.wait();
   EXPECT_EQ(result.exit_code, 130) << result.err;
   EXPECT_THAT(result.err,
               AllOf(HasSubstr("goes on without being followed"),

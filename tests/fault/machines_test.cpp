@@ -160,23 +160,20 @@ TEST_F(Machines, LogFoldersHaveAnAttemptForEachStart) {
 
 // ---------------------------------------------------------------- ranks that die
 
-TEST_F(Machines, KilledRankStartsAllMachinesAgainWithinASecond) {
-  const std::string script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && { date +%s%N >> " + file("again") +
+// As soon as the others have stopped, whatever time they would have had for it.
+TEST_F(Machines, KilledRankStartsAllMachinesAgain) {
+  const std::string script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && { echo x >> " + file("again") +
                              "; exit 0; }; echo x >> " + file("started") + "; if [ $RANK = 3 ]; then while [ $(cat " +
-                             file("started") + " | wc -l) -lt 4 ]; do sleep 0.05; done; date +%s%N > " +
-                             file("killed") + "; kill -9 $$; fi; sleep 100";
-  const auto options = kTwo + std::vector<std::string>{"--max_restarts", "1"};
+                             file("started") +
+                             " | wc -l) -lt 4 ]; do sleep 0.05; done; kill -9 $$; fi; exec sleep 1000";
+  const auto options = kTwo + std::vector<std::string>{"--max_restarts", "1", "--grace_seconds", "1000"};
   auto a = machine(0, script, options), b = machine(1, script, options);
   const auto first = a->wait(kLong), second = b->wait(kLong);
   EXPECT_EQ(first.exit_code, 0) << first.err;
   EXPECT_EQ(second.exit_code, 0) << second.err;
   EXPECT_THAT(first.err, HasSubstr("ranks were stopped: a rank failed on machine 1"));
   EXPECT_THAT(second.err, HasSubstr("rank 3 of 4 failed first: it was killed by signal 9"));
-  const auto again = sorted_lines(content(file("again")));
-  ASSERT_EQ(again.size(), 4u);
-  const double seconds = static_cast<double>(std::stoll(again.back()) - std::stoll(content(file("killed")))) / 1e9;
-  std::cout << "from kill -9 of a rank until all four ranks on two machines run again: " << seconds << " s\n";
-  EXPECT_LT(seconds, 10);  // 0.4 s on an idle machine; this limit is for busy ones
+  EXPECT_EQ(sorted_lines(content(file("again"))).size(), 4u);
 }
 
 TEST_F(Machines, WithoutRestartsAllLaunchersReturnTheFailedRanksCode) {
@@ -244,14 +241,12 @@ TEST_F(Machines, KilledAgentTakesItsRanksAlongAndIsMissedByTheOthers) {
   const auto all = pids_in(file("pids"), 8);
   const auto agents = children_of(b->pid(), "accelerate-agen");
   ASSERT_EQ(agents.size(), 1u);
-  const auto start = Clock::now();
   ::kill(agents.front(), SIGKILL);
   const auto second = b->wait(kLong), first = a->wait(kLong);
   EXPECT_EQ(second.exit_code, 71) << second.err;
   EXPECT_THAT(second.err, HasSubstr("accelerate-agent, which keeps the connection to the other machines, has died"));
   EXPECT_EQ(first.exit_code, 69) << first.err;
   EXPECT_THAT(first.err, HasSubstr("was lost"));
-  EXPECT_LT(Clock::now() - start, kLong);
   for (const pid_t pid : all) EXPECT_TRUE(gone(pid)) << pid;
 }
 
@@ -618,7 +613,7 @@ TEST_F(Machines, LauncherThatIsKilledWhileItWaitsLeavesNoAgent) {
     ASSERT_EQ(agents.size(), 1u);
     program->signal(SIGKILL);
     program->wait(kLong);
-    EXPECT_TRUE(gone(agents.front(), milliseconds(20000))) << rank;
+    EXPECT_TRUE(gone(agents.front())) << rank;
   }
 }
 
@@ -717,7 +712,7 @@ TEST_F(Hostfile, EverythingEndsWithTheStarter) {
     program->signal(number);
     const auto result = program->wait(kLong);
     EXPECT_EQ(number == SIGINT ? result.exit_code : 128 + result.signal, 128 + number) << result.err;
-    for (const pid_t pid : all) EXPECT_TRUE(gone(pid, milliseconds(30000))) << pid << " after " << number;
+    for (const pid_t pid : all) EXPECT_TRUE(gone(pid)) << pid << " after " << number;
   }
 }
 
@@ -762,7 +757,7 @@ class Sshd : public Hostfile {
     program->signal(number);
     const auto result = program->wait(kLong);
     EXPECT_EQ(number == SIGKILL ? 128 + result.signal : result.exit_code, 128 + number) << result.err;
-    for (const pid_t pid : all) EXPECT_TRUE(gone(pid, milliseconds(30000))) << pid << " after " << number;
+    for (const pid_t pid : all) EXPECT_TRUE(gone(pid)) << pid << " after " << number;
   }
 
  private:

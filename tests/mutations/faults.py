@@ -1141,7 +1141,7 @@ file = "src/trackers/tracker_queue.cpp"
 F("TrackerQueue::Limits::records", file, "«shared_->entries.size() >= shared_->limits.records»", "false",
   q + "OneThatHangsHoldsNobodyAndWhatHasNoRoomGoesToAFile")
 F("TrackerQueue flushes", file, "lock.unlock(); «shared.flush();» lock.lock(); shared.flushed = written;", "",
-  q + "WhatIsLoggedIsFlushedSoonWithoutBeingAsked")
+  q + "WhatIsLoggedIsFlushedWithoutBeingAsked")
 F("TrackerQueue flushes", file, "++written; «if (Clock::now() - shared.last_flush <= shared.limits.delay) continue;»", "continue;")
 F("TrackerQueue keeps what is not flushed", file, "if (taken) «shared.unflushed.push_back(entry);»", "",
   q + "WhatIsNotFlushedIsNotTaken")

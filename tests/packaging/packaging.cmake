@@ -3,11 +3,12 @@ add_test(NAME structure COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scrip
 add_test(NAME structure.receipts COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_receipts.py)
 add_test(NAME structure.inputs COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_inputs.py)
 add_test(NAME structure.clocks COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_clocks.py)
+add_test(NAME structure.times COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_times.py)
 add_test(NAME format COMMAND ${PROJECT_SOURCE_DIR}/scripts/format.sh --check)
 # Every option is in a test, and the faults that prove these tests (scripts/mutate.py, which takes an hour) fit the sources.
 add_test(NAME structure.options COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_options.py)
 add_test(NAME structure.mutations COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/mutate.py --check)
-set_tests_properties(structure structure.receipts structure.inputs structure.options structure.mutations format PROPERTIES LABELS packaging TIMEOUT 60)
+set_tests_properties(structure structure.receipts structure.inputs structure.clocks structure.times structure.options structure.mutations format PROPERTIES LABELS packaging TIMEOUT 60)
 set_tests_properties(format PROPERTIES SKIP_RETURN_CODE 77)
 # The files that only builds for NVIDIA's GPUs have; CI gets the headers for it (scripts/test.sh).
 add_test(NAME structure.cuda COMMAND ${PROJECT_SOURCE_DIR}/scripts/cuda_build.sh --syntax)

@@ -1,4 +1,3 @@
-#include <ctime>
 #include <fstream>
 #include <iterator>
 
@@ -10,6 +9,7 @@
 #include "accelerate/models/bert.hpp"
 #include "accelerate/models/wordpiece.hpp"
 #include "accelerate/utils/error.hpp"
+#include "deadline.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "scratch.hpp"
@@ -168,11 +168,12 @@ TEST(BertConfig, DamagedFilesAreRefused) {
                 HasSubstr("config.json': num_labels is " + number + ", expected 1 to 1000000"));
   EXPECT_THAT(load(R"({"num_hidden_layers":1000000000000})"), HasSubstr("expected at most 10000"));
   std::string names;
-  for (int i = 0; i < 200'000; ++i) names += (i ? ",\"" : "\"") + std::to_string(i) + "\":\"x\"";
+  for (int i = 0; i < 500'000; ++i) names += (i ? ",\"" : "\"") + std::to_string(i) + "\":\"x\"";
   write(folder / "config.json", "{\"id2label\":{" + names + "}}");
-  const auto before = std::clock();
-  EXPECT_EQ(BertConfig::from_pretrained(folder).labels.size(), 200'000u);
-  EXPECT_LT(std::clock() - before, 5 * CLOCKS_PER_SEC);
+  {
+    const support::Deadline deadline;  // a search for each label takes longer
+    EXPECT_EQ(BertConfig::from_pretrained(folder).labels.size(), 500'000u);
+  }
   EXPECT_THAT(
       support::message_of<accelerate::CheckpointError>([] { BertConfig::from_pretrained(scratch("no_such_folder")); }),
       HasSubstr("can't open"));

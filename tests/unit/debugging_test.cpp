@@ -232,7 +232,7 @@ class Reports {
   ~Reports() { set_log_sink({}); }
   std::vector<std::string> wait_for(size_t count) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::seconds(20), [&] { return texts_.size() >= count; });
+    changed_.wait_for(lock, std::chrono::seconds(60), [&] { return texts_.size() >= count; });
     return texts_;
   }
 
@@ -313,7 +313,7 @@ RANKS_TEST(HangReportRanks, SaysWhichCollectiveARankIsIn, 2) {
   Reports reports;
   if (state.process_index() == 0) {
     std::thread([] {
-      ASSERT_TRUE(support::heard("rank 1 computes", 1, std::chrono::seconds(20)));
+      ASSERT_TRUE(support::heard("rank 1 computes", 1, std::chrono::seconds(60)));
       std::this_thread::sleep_for(std::chrono::milliseconds(300));
       ::kill(::getpid(), SIGUSR2);
     }).detach();

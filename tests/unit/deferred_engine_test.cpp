@@ -2,7 +2,6 @@
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
-#include <chrono>
 #include <fstream>
 #include <thread>
 
@@ -547,20 +546,17 @@ TEST(MaterializeEach, AnErrorOfTheCallbackEndsIt) {
   expect_same(eager, module);
 }
 
-TEST(DeferredSize, EightyBillionParametersInNoTime) {
+TEST(DeferredSize, EightyBillionParametersInFiftyMegabytes) {
   std::vector<nn::Linear> layers;
   layers.reserve(500);
   const int64_t before = resident_bytes();
-  const auto start = std::chrono::steady_clock::now();
   {
     auto scope = init_empty_weights();
     for (int i = 0; i < 500; ++i) layers.emplace_back(12800, 12800);
   }
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   const int64_t bytes = resident_bytes() - before;
-  std::printf("%.1f billion parameters in %.1f ms, %.1f MB, %.1f KB a tensor\n", 500 * 12800.0 * 12801 / 1e9,
-              took.count() * 1e3, bytes / 1e6, bytes / 1e3 / 1000);
-  EXPECT_LT(took.count(), 2);
+  std::printf("%.1f billion parameters in %.1f MB, %.1f KB a tensor\n", 500 * 12800.0 * 12801 / 1e9, bytes / 1e6,
+              bytes / 1e3 / 1000);
   EXPECT_LT(bytes, 50'000'000);
 }
 

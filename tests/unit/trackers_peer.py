@@ -1,6 +1,6 @@
 """Reads what trackers wrote, with the real readers.
 
-killed FOLDER    what a program left that was killed while it logged 100,000 values
+killed FOLDER N  what a program left that was killed after it had logged N values
 compare FOLDER   a run that went to our TensorBoard tracker and to JSON lines: gives the lines to torch's SummaryWriter and
                  compares the events of both
 """
@@ -21,18 +21,12 @@ def events_of(folder):
         yield from LegacyEventFileLoader(str(path)).Load()
 
 
-def killed(folder):
-    end = float((folder / "killed").read_text())
-    seen = [(e.step, e.wall_time) for e in events_of(folder / "tb") if e.HasField("summary")]
+def killed(folder, count):
+    seen = [e.step for e in events_of(folder / "tb") if e.HasField("summary")]
     lines = (folder / "lines" / "log.jsonl").read_text().split("\n")
-    logged = [json.loads(line) for line in lines[:-1]]
-    rows = [(line["step"], line["time"]) for line in logged if line["kind"] == "log"]
-    for name, records in (("tensorboard", seen), ("jsonl", rows)):
-        steps = [step for step, _ in records]
-        assert steps == list(range(len(steps))), f"{name}: some are missing in the middle"
-        assert end - records[-1][1] < 1, f"{name}: the last {end - records[-1][1]} seconds are lost, of {len(steps)}"
-        assert end - records[0][1] > 2, f"{name}: all was logged in the last second: the test shows nothing"
-        print(name, len(steps), "of 100000, the last", end - records[-1][1], "seconds before")
+    rows = [line["step"] for line in map(json.loads, lines[:-1]) if line["kind"] == "log"]
+    for name, steps in (("tensorboard", seen), ("jsonl", rows)):
+        assert steps == list(range(count)), f"{name}: {len(steps)} of {count} are there"
     assert not list(folder.glob("unsent*")), "the queue ran over"
 
 
@@ -150,4 +144,4 @@ def compare(folder):
     print(json.dumps(yaml.safe_load((run / "hparams.yml").read_text()), sort_keys=True))
 
 
-{"killed": killed, "compare": compare}[sys.argv[1]](pathlib.Path(sys.argv[2]))
+{"killed": killed, "compare": compare}[sys.argv[1]](pathlib.Path(sys.argv[2]), *map(int, sys.argv[3:]))
