@@ -43,13 +43,17 @@ endif()
 # accelerate_use_pch(target kind): LibTorch's headers, precompiled once per kind.
 #   engine  what most of the library's files with models or collectives include anyway: 10 s a file instead of 20 s.
 #   torch   all of <torch/torch.h>, for models and benchmarks.
-#   quick   the same at -O1, which compiles in half the time: for programs, tests and examples, whose work is done by the libraries that they link.
+#   quick   the same at -O1, which compiles in half the time: for programs, tests and examples, whose work is done by the libraries that they link. In unity
+#           builds, where one change compiles most of a target anyway, <accelerate/accelerate.hpp>, too: 9 s a source that includes it instead of 14 s.
 # GCC refuses a precompiled header that was made with other options, hence one per kind.
 #
 # In unity builds only what several sources share pays: the models are one source there, which begins with <torch/torch.h>.
 set(ACCELERATE_PCH_engine <ATen/ATen.h> <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/nn/module.h>)
 set(ACCELERATE_PCH_torch <torch/torch.h>)
 set(ACCELERATE_PCH_quick <torch/torch.h>)
+if(CMAKE_UNITY_BUILD)
+  list(APPEND ACCELERATE_PCH_quick <accelerate/accelerate.hpp>)
+endif()
 function(accelerate_use_pch target kind)
   if(kind STREQUAL "quick")
     target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
@@ -62,6 +66,7 @@ function(accelerate_use_pch target kind)
       target_link_libraries(${pch} PRIVATE torch $<BUILD_INTERFACE:accelerate_c10d>)
       if(kind STREQUAL "quick")
         target_compile_options(${pch} PRIVATE $<$<CONFIG:Release>:-O1>)
+        target_include_directories(${pch} PRIVATE ${PROJECT_SOURCE_DIR}/include)
       endif()
       target_precompile_headers(${pch} PRIVATE ${ACCELERATE_PCH_${kind}})
     endif()

@@ -33,7 +33,6 @@ void run(accelerate_examples::Arguments args) {
   // 1. A model of any size is built at once: its parameters have shapes, and a note of how to initialise them, but no
   // bytes.
   accelerate::Accelerator accelerator({.fsdp_plugin = accelerate::FullyShardedDataParallelPlugin{
-                                           .sharding_strategy = accelerate::ShardingStrategy::full_shard,
                                            .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
                                            .transformer_cls_names_to_wrap = {{"LlamaDecoderLayer"}}}});
   {

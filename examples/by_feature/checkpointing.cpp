@@ -4,6 +4,7 @@
 #include <accelerate/accelerate.hpp>
 
 #include <filesystem>
+#include <map>
 
 #include "../arguments.hpp"
 #include "moons.hpp"
@@ -17,7 +18,7 @@ struct Progress {  // anything that should survive: numbers, strings, containers
 };
 
 struct Outcome {
-  std::vector<torch::Tensor> weights;
+  std::map<std::string, torch::Tensor> weights;  // of a sharded model on the main process
   Progress progress;
 };
 
@@ -56,7 +57,7 @@ Outcome run(const std::filesystem::path& project_dir, int64_t epochs, int64_t sa
       if (++progress.steps % save_every == 0 && resume_from.empty())
         accelerator.print("saved", accelerator.save_state().string());
     }
-  return {network->parameters(), progress};
+  return {accelerator.get_state_dict(model), progress};
 }
 
 void train(examples::Arguments args) {
@@ -77,7 +78,7 @@ void train(examples::Arguments args) {
           project_dir / "checkpoints" / ("checkpoint_" + std::to_string(*std::min_element(kept.begin(), kept.end()))));
 
   bool same = whole.progress.losses == resumed.progress.losses;
-  for (size_t i = 0; i < whole.weights.size(); ++i) same = same && whole.weights[i].equal(resumed.weights[i]);
+  for (const auto& [name, weight] : whole.weights) same = same && weight.equal(resumed.weights.at(name));
   state.print("kept " + std::to_string(kept.size()) + " checkpoints; the resumed run ends with " +
               (same ? "the same weights" : "OTHER weights"));
   if (!same) throw accelerate::CheckpointError("checkpointing: the resumed run differs from the uninterrupted one");

@@ -95,7 +95,6 @@ void run(accelerate_examples::Arguments args) {
 
   accelerate::Accelerator accelerator({.split_batches = true,
                                        .fsdp_plugin = accelerate::FullyShardedDataParallelPlugin{
-                                           .sharding_strategy = accelerate::ShardingStrategy::full_shard,
                                            .backward_prefetch = accelerate::BackwardPrefetch::backward_pre,
                                            .auto_wrap_policy = accelerate::AutoWrapPolicy::transformer_based_wrap,
                                            .transformer_cls_names_to_wrap = {{gpt ? "GPT2Block" : "BertLayer"}}}});

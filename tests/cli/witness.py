@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Runs an example as a witness: on one process, then on two, whole (DDP) and sharded (--use_fsdp), which meet in shared
+memory and through sockets, each of these twice. What it prints has to match OUTCOME, a regular expression, and the
+numbers in its groups have to be
+  the same to the letter   in both runs of a kind,
+  the same to --tolerance  in all kinds (relative: the engines add in different orders),
+  the same to --near       as those of one process (absolute; the global batch is another one there, unless --alone says so).
+An example that can't be sharded ends with a named error then: --refused is its text, which every rank must have said."""
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+TRANSPORTS = {"shared memory": "1", "sockets": "0"}
+
+
+class Witness:
+    def __init__(self, options):
+        self.options, self.problems, self.runs = options, [], 0
+
+    def run(self, label, processes, flags, environment, words):
+        """@return the numbers of OUTCOME's groups, or None"""
+        scratch = tempfile.mkdtemp(prefix="witness-")
+        try:
+            words = [word.replace("$scratch", scratch).replace("$data", self.options.data or "") for word in words]
+            command = [f"{self.options.bin}/accelerate", "launch", *(flags or ["--cpu"]), "--num_processes", str(processes),
+                       "--main_process_port", "0", f"{self.options.bin}/{self.options.example}", *words]
+            self.runs += 1
+            result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+                                    env=os.environ | {"ACCELERATE_USE_CPU": "true"} | environment, cwd=self.options.source)
+        finally:
+            shutil.rmtree(scratch)
+        said = f"--- {label}: {' '.join(command)}\nexit code {result.returncode}\n{result.stdout}{result.stderr}"
+        if flags and self.options.refused:
+            if result.returncode == 0 or self.options.refused not in result.stderr:
+                self.problems.append(f"{said}\nexpected an error with '{self.options.refused}'")
+            return None
+        found = re.search(self.options.outcome, result.stdout + result.stderr, re.DOTALL)
+        if result.returncode or not found:
+            self.problems.append(f"{said}\nexpected {self.options.outcome}")
+            return None
+        print(f"{label}: {' '.join(found.groups())}", flush=True)
+        return found.groups()
+
+    def compare(self, what, ours, theirs, equal):
+        if ours and theirs and not all(equal(a, b) for a, b in zip(ours, theirs)):
+            self.problems.append(f"{what}: {ours}, expected {theirs}")
+
+    def close(self, a, b):
+        return abs(float(a) - float(b)) <= self.options.tolerance * max(abs(float(a)), abs(float(b)))
+
+    def near(self, a, b):
+        return abs(float(a) - float(b)) <= self.options.near
+
+    def testify(self):
+        words = self.options.words
+        alone = self.run("one process", 1, [], {}, self.options.alone.split() if self.options.alone else words)
+        first = None
+        layouts = {"whole": []} | {"sharded" + more: ["--use_fsdp", *more.split()] for more in ["", *self.options.sharded]}
+        for layout, flags in layouts.items():
+            for transport, shared in TRANSPORTS.items():
+                label = f"{layout}, {transport}"
+                once = self.run(label, 2, flags, {"ACCELERATE_SHARED_MEMORY": shared}, words)
+                if flags and self.options.refused:
+                    continue
+                again = self.run(label, 2, flags, {"ACCELERATE_SHARED_MEMORY": shared}, words)
+                first = first or once
+                self.compare(f"{label}, the second time", again, once, lambda a, b: a == b)
+                self.compare(f"{label}, beside the first kind", once, first, self.close)
+        self.compare("two processes, beside one", first, alone, self.near)
+        print("\n".join(self.problems) or f"{self.options.example}: {self.runs} runs, a witness each")
+        return bool(self.problems)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", required=True)
+    parser.add_argument("--source", required=True)
+    parser.add_argument("--outcome", required=True)
+    parser.add_argument("--alone", default="", help="arguments on one process, where they differ")
+    parser.add_argument("--sharded", action="append", default=[], help="flags of a further sharded kind")
+    parser.add_argument("--refused", default="")
+    parser.add_argument("--tolerance", type=float, default=1e-4)
+    parser.add_argument("--near", type=float, default=0.02)
+    parser.add_argument("--needs_data", action="store_true")
+    parser.add_argument("example")
+    parser.add_argument("words", nargs="*")
+    options = parser.parse_args()
+    options.data = os.environ.get("ACCELERATE_TEST_DATA")
+    if options.needs_data and not options.data:
+        print("skipped: ACCELERATE_TEST_DATA is not set (scripts/test.sh sets it)")
+        return 0
+    return Witness(options).testify()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
