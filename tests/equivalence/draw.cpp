@@ -1,0 +1,259 @@
+#include <algorithm>
+#include <vector>
+
+#include "case.hpp"
+#include "layouts.hpp"
+#include "models.hpp"
+#include "optimizers.hpp"
+#include "random.hpp"
+
+namespace equivalence {
+namespace {
+
+/// Writes the program: iterations of a few common forms, with something unusual here and there.
+class Author {
+ public:
+  Author(Random& random, const Case& what, const Wish& wish)
+      : random_(random), what_(what), layout_(layout_named(what["layout"])), plain_(wish.plain) {}
+
+  std::vector<Operation> write() {
+    for (int64_t left = random_.between(2, 4); left > 0; --left) {
+      iteration();
+      if (random_.chance(0.3)) look();
+    }
+    if (random_.chance(0.5)) forward();  // what the last step left is what the next forward sees
+    return std::move(program_);
+  }
+
+ private:
+  void add(const std::string& verb, std::map<std::string, std::string> values = {}) {
+    program_.push_back({verb, std::move(values)});
+  }
+
+  void forward() {
+    std::map<std::string, std::string> values{{"data", std::to_string(random_.between(1, 99))},
+                                              {"rows", std::to_string(random_.between(1, 4))}};
+    if (random_.chance(0.2)) values["ragged"] = "1";
+    if (what_["model"] == "branches" && layout_.finds_unused && random_.chance(0.6))
+      values["part"] = std::to_string(random_.between(1, 2));
+    add("forward", values);
+    unusual(0.04);
+  }
+  void backward(std::map<std::string, std::string> values = {}) {
+    if (what_["precision"] == "fp16" && random_.chance(0.15))
+      values["burst"] = std::to_string(random_.below(what_.integer("ranks")));
+    add("backward", std::move(values));
+    unusual(0.08);
+  }
+  void clip() {
+    if (random_.chance(0.6)) return;
+    if (random_.chance(0.75)) {
+      std::map<std::string, std::string> values{{"limit", random_.of({"0.02", "0.1", "1", "100"})}};
+      if (random_.chance(0.2)) values["kind"] = random_.of({"1", "inf"});
+      add("clip_norm", values);
+    }
+    else add("clip_value", {{"limit", random_.of({"0.001", "0.01", "0.1"})}});
+  }
+  void step() {
+    clip();
+    add("step");
+    unusual(0.08);
+    add("zero_grad", random_.chance(0.15) ? std::map<std::string, std::string>{{"zeros", "1"}}
+                                          : std::map<std::string, std::string>{});
+    unusual(0.06);
+  }
+
+  void iteration() {
+    const int64_t micro_steps = what_.integer("accumulation");
+    const int64_t form = random_.below(micro_steps > 1 ? 10 : 7);
+    if (form >= 5) {
+      for (int64_t i = 0; i < std::max<int64_t>(micro_steps, 1); ++i) {
+        add("accumulate");
+        forward();
+        backward();
+        step();
+        add("end");
+        unusual(0.03);
+      }
+      return;
+    }
+    switch (form) {
+      case 0:  // by hand
+        for (int64_t i = random_.between(1, 2); i > 0; --i) {
+          add("no_sync");
+          forward();
+          backward();
+          add("end");
+        }
+        if (random_.chance(0.8)) {
+          forward();
+          backward();
+        }
+        break;
+      case 1:
+        forward();
+        forward();
+        backward({{"all", "1"}});
+        break;
+      case 2:
+        forward();
+        backward({{"keep", "1"}});
+        backward();
+        break;
+      case 3:
+        for (int64_t i = random_.between(2, 3); i > 0; --i) {
+          forward();
+          backward();
+        }
+        break;
+      default:
+        forward();
+        backward();
+    }
+    step();
+  }
+
+  void look() {
+    switch (random_.below(4)) {
+      case 0:
+        return add("read");
+      case 1:
+        return add("state_dict");
+      default:
+        return add("evaluate", {{"data", std::to_string(random_.between(1, 99))},
+                                {"rows", "2"},
+                                {"how", random_.of({"none", "gather", "sum", "mean"})}});
+    }
+  }
+
+  void unusual(double probability) {
+    if (!random_.chance(probability)) return;
+    const int64_t kind = random_.below(plain_ ? 4 : 20);
+    if (kind == 0) return add("zero_grad");
+    if (kind == 1) return add("set_rate", {{"factor", random_.of({"0.5", "2", "0.1"})}});
+    if (kind < 4) return look();
+    if (kind < 9) return names_from_before();
+    if (kind < 14) return write_parameters();
+    if (kind < 16) return add(random_.of({"freeze", "unfreeze"}), {{"index", std::to_string(random_.below(4))}});
+    if (kind < 19) return files();
+    loops();
+  }
+
+  /// What LibTorch itself offers, which stays in scope when a model is prepared.
+  void names_from_before() {
+    const std::string verb = random_.of({"module_zero_grad", "grad_none", "bare_step", "bare_zero_grad", "torch_clip",
+                                         "read_grad", "hand_step", "scale_grad"});
+    if (verb == "torch_clip") return add(verb, {{"limit", random_.of({"0.02", "0.1", "1"})}});
+    if (verb == "hand_step") return add(verb, {{"rate", "0.1"}});
+    if (verb == "scale_grad") return add(verb, {{"factor", random_.of({"0.5", "3"})}});
+    add(verb);
+  }
+
+  void write_parameters() {
+    if (random_.chance(0.3)) {
+      add("ema", {{"decay", "0.9"}});
+      if (random_.chance(0.3)) return;
+      iteration();
+      add("ema", {{"decay", "0.9"}});
+      add("ema_swap");
+      look();
+      return add("ema_swap");
+    }
+    std::map<std::string, std::string> values{
+        {"kind", random_.of({"mul", "add", "copy", "lerp", "zero", "fill", "clamp", "constant", "row", "index", "scaled",
+                             "own_copy"})},
+        {"value", random_.of({"0.9", "0.5", "0.1"})},
+        {"data", std::to_string(random_.between(1, 99))}};
+    if (random_.chance(0.5)) values["index"] = std::to_string(random_.below(6));
+    add(random_.chance(0.25) ? "summon" : "write", values);
+  }
+
+  void files() {
+    if (what_.integer("withheld") != 0) return add("add_group");
+    const std::string name = random_.of({"a", "b"});
+    switch (random_.below(3)) {
+      case 0:
+        add("save", {{"name", name}});
+        iteration();
+        return add("load", {{"name", name}});
+      case 1:
+        add("save_model", {{"name", name}});
+        iteration();
+        return add("load_model", {{"name", name}});
+      default: {
+        std::vector<std::string> others;
+        for (const auto& layout : layouts())
+          if (std::find(layout.ranks.begin(), layout.ranks.end(), what_.integer("ranks")) != layout.ranks.end() &&
+              layout.param_dtype + layout.reduce_dtype + layout.wire_dtype == "" && layout.finds_unused == layout_.finds_unused)
+            others.push_back(layout.name);
+        if (others.empty()) return;
+        add("reload", {{"layout", random_.of(others)}});
+      }
+    }
+  }
+
+  /// Loops that the library has a hand in.
+  void loops() {
+    const std::string data = std::to_string(random_.between(100, 199));
+    if (random_.chance(0.1)) return add("leave_out", {{"data", data}, {"rank", std::to_string(random_.below(6))}});
+    // Where there is one replica only, LocalSGD is refused, and so is a join where models are sharded.
+    const bool refused = random_.chance(0.05), several = layout_.ranks_of_replica(2) < 2 || layout_.shard_ranks != 0;
+    if (random_.chance(0.5) && (several || refused))
+      return add("local_sgd", {{"data", data}, {"every", random_.of({"1", "2", "3"})}, {"steps", random_.of({"3", "4"})}});
+    if (!layout_.sharded || refused) add("join", {{"data", data}, {"steps", random_.of({"21", "132", "20", "333"})}});
+  }
+
+  Random& random_;
+  const Case& what_;
+  const Layout& layout_;
+  const bool plain_;
+  std::vector<Operation> program_;
+};
+
+bool is_mixed(const Layout& layout) {
+  return !layout.param_dtype.empty() || !layout.reduce_dtype.empty() || !layout.wire_dtype.empty();
+}
+
+}  // namespace
+
+Case draw(uint64_t seed, const Wish& wish) {
+  Random random(seed);
+  Case what = simplest();
+  auto& s = what.settings;
+  s["seed"] = std::to_string(random.between(1, 1000000));
+  const auto choose = [&](const char* name, const std::string& value) {
+    const auto wished = wish.settings.find(name);
+    s[name] = wished == wish.settings.end() ? value : wished->second;
+  };
+  // What people use most as often as all the rest of its kind.
+  std::vector<std::string> names;
+  for (const auto& layout : layouts())
+    if (layout.name.starts_with(random.chance(0.5) ? "fsdp" : "ddp") || layout.name == "one") names.push_back(layout.name);
+  const std::string any = random.of(names);
+  choose("layout", random.chance(0.4) ? random.of({"ddp", "fsdp2"}) : any);
+  const auto& possible = layout_named(s["layout"]).ranks;
+  const int64_t common = random.chance(0.6) ? random.between(2, 3) : random.of(possible);
+  const bool fits = std::find(possible.begin(), possible.end(), common) != possible.end();
+  choose("ranks", std::to_string(fits ? common : possible.front()));
+  choose("transport", random.of({"memory", "sockets"}));
+  choose("model", random.chance(0.3) ? "mlp" : random.of(model_names()));
+  choose("precision", random.of({"no", "no", "bf16", "fp16"}));
+  const bool mixed = s["precision"] != "no" || is_mixed(layout_named(s["layout"]));
+  choose("dtype", mixed ? "f32" : random.of({"f64", "f64", "f32"}));
+  // Half precision has no complex numbers, and rounds where a batch norm's or an optimizer's noise shows.
+  if (mixed && (s["model"] == "complex" || s["model"] == "conv")) choose("model", "mlp");
+  choose("optimizer", random.of({"sgd", "sgd", "momentum", "adamw", "adagrad", "sgd+adamw", "foreign"}));
+  choose("rate", random.of({"0.1", "0.3"}));
+  choose("accumulation", random.of({"1", "1", "2", "3"}));
+  const bool in_full = wish.plain || random.chance(0.75);
+  choose("withheld", in_full || random.chance(0.6) ? "0" : random.of({"1", "2"}));
+  choose("prepare", in_full || s["precision"] == "fp16" || s["withheld"] != "0"
+                        ? "together"
+                        : random.of({"together", "late", "late_prepared", "never"}));
+  choose("recompute", random.chance(0.9) || s["layout"] == "fsdp2_recompute" ? "0" : "1");
+  if (s["dtype"] == "f32" && !layout_named(s["layout"]).sharded && random.chance(0.1)) choose("optimizer", "adamw8bit");
+  what.program = Author(random, what, wish).write();
+  return what;
+}
+
+}  // namespace equivalence

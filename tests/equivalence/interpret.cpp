@@ -1,0 +1,159 @@
+#include "machine.hpp"
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+namespace equivalence {
+namespace {
+
+/// Where a program stands, as far as it decides which operations make sense: what makes none is left out by both
+/// machines, so that any part of a program is a program. No tensors.
+class Flow {
+ public:
+  Flow(const Case& what, Machine& machine)
+      : machine_(machine),
+        scaled_(what["precision"] == "fp16"),
+        unprepared_(what["prepare"] == "never" || what["prepare"] == "late"),
+        accumulation_(what.integer("accumulation")),
+        withheld_(what.integer("withheld") != 0) {}
+
+  bool admits(const Operation& operation) {
+    const auto& verb = operation.verb;
+    if (verb == "accumulate" || verb == "no_sync") return begin(verb);
+    if (verb == "end") return end();
+    if (verb == "forward") return forwards_ < 3 && ++forwards_ > 0;
+    if (verb == "backward") return backward(operation);
+    if (verb == "step" || verb == "zero_grad") {
+      // While gradients accumulate these are called, too, and do nothing.
+      const std::string which = operation.word("which", "all");
+      // A bare step takes gradients as they are.
+      if (unprepared_ && (unsynchronised_ || forwards_ > 0)) return false;
+      if (verb == "step") {
+        // Loss scaling wants a loss, and gradients that were not stepped on already.
+        if (scaled_ && gate_ && (!scaled_once_ || stepped_.contains(which) || stepped_.contains("all") ||
+                                 (which == "all" && !stepped_.empty())))
+          return false;
+        if (!gate_) return true;
+        forget_graphs();
+        unsynchronised_ = false;
+        if (scaled_) stepped_.insert(which);
+      } else if (gate_) {
+        if (which == "all") stepped_.clear();
+        else stepped_.erase(which);
+        if (which == "all" && !withheld_) unsynchronised_ = has_gradients_ = false;
+      }
+      return true;
+    }
+    if (verb == "clip_norm" || verb == "clip_value") {
+      if (!gate_ || !stepped_.empty() || (scaled_ && !scaled_once_)) return false;
+      unsynchronised_ = false;
+      return true;
+    }
+    if (verb == "save" || verb == "load" || verb == "reload" || verb == "save_model" || verb == "load_model") {
+      const std::string name = operation.word("name", "a") + (verb.ends_with("_model") ? " weights" : "");
+      if (verb.starts_with("load") && !saved_.contains(name)) return false;
+      // Files have no gradients between accumulation groups.
+      if (forwards_ > 0 || has_gradients_ || !scopes_.empty() || steps_ % accumulation_ != 0) return false;
+      if (verb.starts_with("save")) saved_.insert(name);
+      if (verb == "reload") gate_ = true;
+      return true;
+    }
+    if (verb == "join" || verb == "local_sgd" || verb == "leave_out") {
+      if (forwards_ > 0 || has_gradients_ || !scopes_.empty() || !gate_ || unprepared_ ||
+          (verb == "local_sgd" && scaled_))
+        return false;
+      scaled_once_ = true;
+      return true;
+    }
+    if (verb == "add_group") return std::exchange(withheld_, false) && !unprepared_;
+    if (kOnGradients.contains(verb)) {
+      // LibTorch's own names know nothing of gradients that are to be averaged later, nor of scales.
+      if (unsynchronised_ || scaled_ || forwards_ > 0) return false;
+      if (verb == "grad_none" || verb == "module_zero_grad") has_gradients_ = false;
+      return true;
+    }
+    if (kWriting.contains(verb)) return forwards_ == 0;
+    if (kReading.contains(verb)) return true;
+    throw std::runtime_error("case: unknown operation " + verb);
+  }
+
+ private:
+  bool begin(const std::string& verb) {
+    forget_graphs();
+    if (is_in("no_sync") || is_in(verb)) {
+      scopes_.push_back("none");
+      return false;
+    }
+    scopes_.push_back(verb);
+    if (verb == "accumulate") gate_ = ++steps_ % accumulation_ == 0;
+    return true;
+  }
+  bool end() {
+    if (scopes_.empty()) return false;
+    const bool real = scopes_.back() != "none";
+    scopes_.pop_back();
+    if (real) forget_graphs();
+    return real;
+  }
+  bool backward(const Operation& operation) {
+    if (forwards_ == 0 || !stepped_.empty()) return false;
+    if (operation.integer("keep") == 0) forwards_ -= operation.integer("all") != 0 ? forwards_ : 1;
+    scaled_once_ = has_gradients_ = true;
+    unsynchronised_ = is_in("no_sync") || (is_in("accumulate") && !gate_);
+    return true;
+  }
+  bool is_in(const std::string& scope) const { return std::find(scopes_.begin(), scopes_.end(), scope) != scopes_.end(); }
+  /// A step changes what graphs of earlier forwards have saved, and a scope is for forwards with their backwards.
+  void forget_graphs() {
+    forwards_ = 0;
+    machine_.forget_graphs();
+  }
+
+  static inline const std::set<std::string> kOnGradients = {"module_zero_grad", "grad_none", "bare_step",
+                                                            "bare_zero_grad",   "torch_clip", "read_grad", "hand_step",
+                                                            "scale_grad"};
+  static inline const std::set<std::string> kWriting = {"write", "summon", "ema", "ema_swap", "freeze", "unfreeze"};
+  static inline const std::set<std::string> kReading = {"evaluate", "read", "state_dict", "set_rate"};
+
+  Machine& machine_;
+  const bool scaled_, unprepared_;
+  const int64_t accumulation_;
+  bool withheld_;  ///< some parameters are in no optimizer
+  std::vector<std::string> scopes_;
+  int64_t forwards_ = 0;         ///< whose graphs are kept
+  int64_t steps_ = 0;            ///< of accumulate
+  bool gate_ = true;             ///< GradientState::sync_gradients()
+  bool unsynchronised_ = false;  ///< some gradients are each rank's own
+  bool has_gradients_ = false;   ///< some parameter may have one
+  std::set<std::string> saved_;
+  bool scaled_once_ = false;     ///< there was a loss
+  std::set<std::string> stepped_;  ///< with loss scaling: optimizers that have, on the gradients that are there
+};
+
+}  // namespace
+
+void interpret(const Case& what, Machine& machine) {
+  Flow flow(what, machine);
+  auto program = what.program;
+  // Open scopes are closed, and all is looked at in two ways.
+  for (int i = 0; i < 4; ++i) program.push_back({"end", {}});
+  program.push_back({"read", {}});
+  program.push_back({"state_dict", {}});
+  program.push_back({"evaluate", {{"data", "999"}, {"rows", "2"}}});
+  for (const auto& operation : program) {
+    if (flow.admits(operation)) machine.run(operation);
+    ++machine.at;
+  }
+}
+
+at::Tensor observable(const at::Tensor& tensor) {
+  at::NoGradGuard no_grad;
+  at::Tensor value = tensor.detach();
+  if (value.is_complex()) return value.to(at::kComplexDouble).cpu().contiguous().clone();
+  if (at::isIntegralType(value.scalar_type(), true)) return value.to(at::kLong).cpu().contiguous().clone();
+  return value.to(at::kDouble).cpu().contiguous().clone();
+}
+
+}  // namespace equivalence

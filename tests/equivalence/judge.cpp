@@ -1,0 +1,185 @@
+#include "judge.hpp"
+
+#include <ATen/ATen.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "layouts.hpp"
+#include "reference.hpp"
+
+namespace equivalence {
+namespace {
+
+/// How far values may be from the reference's, as a part of the largest of the tensor.
+double tolerance_of(const Case& what) {
+  const Layout& layout = layout_named(what["layout"]);
+  const auto any = [&](const char* type) {
+    return what["precision"] == type || what["dtype"] == type || layout.param_dtype == type ||
+           layout.reduce_dtype == type || layout.wire_dtype == type;
+  };
+  if (what["optimizer"] == "adamw8bit") return 2e-2;
+  if (any("bf16")) return 3e-2;
+  if (any("fp16")) return 1e-2;
+  return what["dtype"] == "f64" ? 1e-8 : 2e-4;
+}
+
+std::string shown(const at::Tensor& value) {
+  std::ostringstream text;
+  const at::Tensor flat = value.flatten();
+  text << value.sizes() << " {";
+  for (int64_t i = 0; i < std::min<int64_t>(flat.numel(), 6); ++i) {
+    if (i > 0) text << ", ";
+    if (flat.is_complex()) text << flat[i].item<c10::complex<double>>();
+    else text << flat[i].item<double>();
+  }
+  text << (flat.numel() > 6 ? ", …}" : "}");
+  return text.str();
+}
+
+/// Empty where they are near enough.
+std::string difference(const at::Tensor& found, const at::Tensor& expected, double tolerance) {
+  if (found.sizes() != expected.sizes()) return "of another shape";
+  if (found.scalar_type() != expected.scalar_type()) return "of another type";
+  if (expected.numel() == 0) return "";
+  if (at::equal(found.isnan(), expected.isnan()) && expected.isnan().all().item<bool>()) return "";
+  const double largest = expected.abs().max().item<double>(), off = (found - expected).abs().max().item<double>();
+  if (off <= tolerance * (largest + 1e-3)) return "";
+  std::ostringstream text;
+  text << "off by " << off << " of " << largest;
+  return text.str();
+}
+
+std::string where(const Case& what, int64_t operation) {
+  const auto index = static_cast<size_t>(operation);
+  std::string text = "after operation " + std::to_string(operation + 1);
+  if (index >= what.program.size()) return "at the end";
+  return text + " (" + what.program[index].verb + ")";
+}
+
+std::string first_of(const std::string& name) { return name.substr(0, name.find('.')); }
+
+/// Compares what a rank saw, as far as it came.
+Verdict compare(const Case& what, int64_t rank, const RankReport& report, const std::vector<Observation>& expected) {
+  const double tolerance = tolerance_of(what);
+  for (size_t i = 0; i < report.seen.size(); ++i) {
+    const Observation& found = report.seen[i];
+    if (i >= expected.size() || expected[i].name != found.name || expected[i].operation != found.operation)
+      return {"other things seen", "rank " + std::to_string(rank) + " has " + found.name + " " +
+                                       where(what, found.operation) + ", expected " +
+                                       (i < expected.size() ? expected[i].name + " " + where(what, expected[i].operation)
+                                                            : std::string("nothing more"))};
+    const std::string off = difference(found.value, expected[i].value, tolerance);
+    if (off.empty()) continue;
+    return {"numbers: " + first_of(found.name),
+            "rank " + std::to_string(rank) + ", " + where(what, found.operation) + ": " + found.name + " is " + off +
+                "\n  found    " + shown(found.value) + "\n  expected " + shown(expected[i].value)};
+  }
+  if (report.finished && report.seen.size() < expected.size())
+    return {"other things seen", "rank " + std::to_string(rank) + " lacks " + expected[report.seen.size()].name + " " +
+                                     where(what, expected[report.seen.size()].operation)};
+  return {};
+}
+
+bool listed(const Case& what, const RankReport& rank, const std::vector<Refusal>& refusals) {
+  const std::string text = to_text(what);
+  for (const auto& refusal : refusals) {
+    bool applies = refusal.error == rank.error && rank.error_text.find(refusal.text) != std::string::npos;
+    for (const auto& part : refusal.where) applies &= text.find(part) != std::string::npos;
+    if (applies) return true;
+  }
+  return false;
+}
+
+std::string all_errors(const Report& report) {
+  std::string text;
+  for (size_t rank = 0; rank < report.size(); ++rank) {
+    const auto& own = report[rank];
+    text += "  rank " + std::to_string(rank) + ": " +
+            (own.finished ? "finished" : own.error.empty() ? "no error" : own.error + ": " + own.error_text.substr(0, 600)) +
+            (own.end.empty() ? "" : " (" + own.end + ")") + "\n";
+  }
+  return text;
+}
+
+/// Of the first error that is not about another rank's.
+std::string gist(const Report& report) {
+  std::string chosen;
+  for (const auto& own : report) {
+    if (own.error.empty()) continue;
+    std::string text = own.error + " " + own.error_text.substr(0, 60);
+    std::erase_if(text, [](char c) { return c >= '0' && c <= '9'; });
+    if (chosen.empty() || own.error != "CommError") chosen = text;
+  }
+  return chosen.substr(0, chosen.find('\n'));
+}
+
+}  // namespace
+
+std::vector<Refusal> read_refusals(const std::string& page) {
+  std::vector<Refusal> refusals;
+  std::ifstream in(page);
+  bool inside = false;
+  for (std::string line; std::getline(in, line);) {
+    if (line.find("<!-- refusals -->") != std::string::npos) inside = true;
+    if (!inside || !line.starts_with("| ") || line.starts_with("| what") || line.starts_with("|--")) continue;
+    std::vector<std::string> cells;
+    std::istringstream text(line.substr(1));
+    for (std::string cell; std::getline(text, cell, '|');) {
+      std::erase(cell, '`');
+      const auto begin = cell.find_first_not_of(' '), end = cell.find_last_not_of(' ');
+      cells.push_back(begin == std::string::npos ? "" : cell.substr(begin, end - begin + 1));
+    }
+    if (cells.size() < 4) continue;
+    Refusal refusal{{}, cells[2], cells[3]};
+    std::istringstream parts(cells[1]);
+    for (std::string part; std::getline(parts, part, ',');) refusal.where.push_back(part.substr(part.find_first_not_of(' ')));
+    refusals.push_back(refusal);
+  }
+  return refusals;
+}
+
+Verdict judge(const Case& what, const Report& report, const std::vector<Refusal>& refusals) {
+  std::vector<std::vector<Observation>> expected(report.size());
+  std::string failure;
+  try {
+    const auto reference =
+        make_reference(what, [&](int64_t rank, Observation seen) { expected[static_cast<size_t>(rank)].push_back(std::move(seen)); });
+    interpret(what, *reference);
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  for (size_t rank = 0; rank < report.size(); ++rank)
+    if (const Verdict verdict = compare(what, static_cast<int64_t>(rank), report[rank], expected[rank]);
+        verdict.failed() && (failure.empty() || verdict.kind != "other things seen"))
+      return {verdict.kind, verdict.text + "\n" + all_errors(report)};
+  // On all ranks the same to the bit, where one process has the same.
+  for (size_t rank = 1; rank < report.size(); ++rank)
+    for (size_t i = 0; i < std::min(report[0].seen.size(), report[rank].seen.size()); ++i) {
+      const auto &one = report[0].seen[i], &other = report[rank].seen[i];
+      if (!one.name.starts_with("param.") || i >= expected[0].size() || i >= expected[rank].size() || !at::equal(expected[0][i].value, expected[rank][i].value)) continue;
+      if (!at::equal(one.value, other.value) && !one.value.isnan().any().item<bool>())
+        return {"ranks differ: param", "rank " + std::to_string(rank) + " has not rank 0's bits of " + one.name + " " +
+                                           where(what, one.operation)};
+    }
+  bool finished = true, ended_well = true, errors = true, foreign = false, killed = false;
+  for (const auto& own : report) {
+    finished &= own.finished;
+    ended_well &= own.end.empty();
+    errors &= !own.error.empty();
+    foreign |= own.error == "foreign";
+    killed |= own.end.starts_with("killed");
+  }
+  if (killed) return {finished ? "does not end" : "hang", all_errors(report)};
+  if (finished && ended_well && failure.empty()) return {};
+  if (finished && !failure.empty()) return {"reference", "the reference has failed: " + failure};
+  if (finished) return {"end", all_errors(report)};
+  if (!ended_well && !errors) return {"crash", all_errors(report)};
+  if (!errors) return {"not on all ranks", all_errors(report)};
+  if (!failure.empty()) return {"refused", "also by LibTorch alone: " + failure};
+  for (const auto& own : report)
+    if (listed(what, own, refusals) && !foreign) return {"refused", own.error_text};
+  return {"refusal: " + gist(report), all_errors(report)};
+}
+
+}  // namespace equivalence

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "job.hpp"
+
+namespace equivalence {
+
+/// A line of the table of refusals in docs/equivalence.md.
+struct Refusal {
+  std::vector<std::string> where;  ///< each of these stands in the case's file
+  std::string error;               ///< its class
+  std::string text;                ///< a part of what it says
+};
+std::vector<Refusal> read_refusals(const std::string& page);
+
+struct Verdict {
+  /// "" where all is right, "refused" as the table says; else what is wrong in a word or two, the same for failures
+  /// that are likely to have one cause.
+  std::string kind;
+  std::string text;
+  bool failed() const { return !kind.empty() && kind != "refused"; }
+};
+
+/// Compares a run with the reference, which it computes.
+Verdict judge(const Case& what, const Report& report, const std::vector<Refusal>& refusals);
+
+}  // namespace equivalence

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "case.hpp"
+
+/// Two machines run programs: the reference, all ranks in one process, and ours, one rank of a job.
+namespace equivalence {
+
+/// What was seen after the operation of that number (the program's size: at the end).
+struct Observation {
+  int64_t operation = 0;
+  std::string name;
+  at::Tensor value;  ///< on the host, of doubles, complex doubles or longs
+};
+
+using Observe = std::function<void(int64_t rank, Observation)>;
+
+class Machine {
+ public:
+  virtual ~Machine() = default;
+  /// Does it. Only what Flow admits comes here.
+  virtual void run(const Operation& operation) = 0;
+  /// No backward goes through the forwards so far any more.
+  virtual void forget_graphs() = 0;
+  /// Where the program stands, for what is observed from here on.
+  int64_t at = 0;
+};
+
+/// Runs the program; at the end parameters, states and one more loss are looked at.
+void interpret(const Case& what, Machine& machine);
+
+/// As both machines keep and compare it.
+at::Tensor observable(const at::Tensor& tensor);
+
+/// `join steps=312`: a digit for each rank, over and over.
+inline int64_t steps_in_join(const Operation& operation, int64_t rank) {
+  const std::string digits = operation.word("steps", "21");
+  return digits[static_cast<size_t>(rank) % digits.size()] - '0';
+}
+
+/// Of the batch that a rank reads.
+inline uint64_t batch_seed(int64_t data, int64_t rank) { return static_cast<uint64_t>(data) * 1000 + static_cast<uint64_t>(rank); }
+
+}  // namespace equivalence

@@ -1,0 +1,613 @@
+#include "reference.hpp"
+
+#include <ATen/autocast_mode.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "layouts.hpp"
+#include "models.hpp"
+#include "optimizers.hpp"
+#include "writes.hpp"
+
+namespace equivalence {
+namespace {
+
+/// Autocast as LibTorch has it, for one forward.
+class Autocast {
+ public:
+  explicit Autocast(const std::string& precision) : on_(precision != "no") {
+    if (!on_) return;
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, precision == "bf16" ? at::kBFloat16 : at::kHalf);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (!on_) return;
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  bool on_;
+};
+
+/// Of what rank holds. Gradients of `net` are averages (where nothing is sharded: with what this rank has added since);
+/// a sharded one computes with a copy in the dtype for that, whose gradients are this rank's own.
+struct Replica {
+  std::shared_ptr<Net> net, computing;
+  std::vector<at::Tensor> parameters, computed;  ///< theirs, each once; the same where nothing is sharded
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers;
+  std::vector<at::Tensor> losses;  ///< of forwards that a backward may go through
+  MovingAverage average;
+};
+
+std::optional<at::ScalarType> type_named(const std::string& name) {
+  if (name == "bf16") return at::kBFloat16;
+  if (name == "fp16") return at::kHalf;
+  if (name == "f32") return at::kFloat;
+  return std::nullopt;
+}
+
+at::Tensor rounded(const at::Tensor& tensor, const std::optional<at::ScalarType>& type) {
+  return type && tensor.is_floating_point() ? tensor.to(*type).to(tensor.scalar_type()) : tensor;
+}
+
+bool all_finite(const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& parameter : group.params())
+      if (parameter.grad().defined() && !parameter.grad().isfinite().all().item<bool>()) return false;
+  return true;
+}
+
+/// LibTorch has none in C++. Gradients are kept divided by it, so only when it changes matters.
+struct Scale {
+  double value = 1024;
+  int64_t successes = 0;
+  bool stepped = false, overflow = false;  ///< since the last loss
+
+  void update() {
+    if (overflow) value *= 0.5, successes = 0;
+    else if (stepped && ++successes == 2) value *= 2, successes = 0;
+    stepped = overflow = false;
+  }
+};
+
+double norm_of(const std::vector<at::Tensor>& parameters, double kind) {
+  std::vector<at::Tensor> elements{at::zeros({1}, at::kDouble)};
+  for (const auto& parameter : parameters)
+    if (parameter.grad().defined()) elements.push_back(parameter.grad().abs().to(at::kDouble).flatten());
+  return at::linalg_vector_norm(at::cat(elements), kind).item<double>();
+}
+
+class Reference final : public Machine {
+ public:
+  Reference(const Case& what, Observe observe)
+      : case_(what), layout_(&layout_named(what["layout"])), observe_(std::move(observe)) {
+    const bool precise = what["dtype"] == "f64" && what["precision"] == "no";
+    for (int64_t rank = 0; rank < what.integer("ranks"); ++rank) {
+      Replica replica;
+      replica.net = make_model(what["model"], static_cast<uint64_t>(what.integer("seed")), what["dtype"]);
+      replica.parameters = tensors_of(*replica.net);
+      share_out(replica);
+      auto trained = replica.parameters;
+      trained.resize(trained.size() - static_cast<size_t>(what.integer("withheld")));
+      replica.optimizers = make_optimizers(what["optimizer"], trained, std::stod(what["rate"]), precise);
+      replicas_.push_back(std::move(replica));
+    }
+  }
+
+  void forget_graphs() override {
+    for (auto& replica : replicas_) replica.losses.clear();
+  }
+
+  void run(const Operation& operation) override {
+    const auto& verb = operation.verb;
+    if (verb == "accumulate") {
+      gate_ = ++steps_ % case_.integer("accumulation") == 0;
+      scopes_.push_back(gate_);
+    } else if (verb == "no_sync") {
+      scopes_.push_back(false);
+    } else if (verb == "end") {
+      scopes_.pop_back();
+    } else if (verb == "forward") {
+      forward(operation);
+    } else if (verb == "backward") {
+      backward(operation);
+    } else if (verb == "step") {
+      step(operation);
+    } else if (verb == "bare_step") {
+      for (auto& replica : replicas_)
+        for (auto& optimizer : replica.optimizers) optimizer->step();
+    } else if (verb == "zero_grad") {
+      if (!gate_) return;
+      for (auto& replica : replicas_)
+        each_optimizer(replica, operation, [&](auto& optimizer) { zero_grad(replica, optimizer, operation.integer("zeros") == 0); });
+    } else if (verb == "bare_zero_grad") {
+      for (auto& replica : replicas_)
+        for (auto& optimizer : replica.optimizers) optimizer->zero_grad();
+    } else if (verb == "module_zero_grad") {
+      for (auto& replica : replicas_) {
+        replica.net->zero_grad();
+        replica.computing->zero_grad();
+      }
+    } else if (verb == "grad_none") {
+      for (auto& replica : replicas_)
+        for (auto* all : {&replica.parameters, &replica.computed})
+          for (auto& parameter : *all) parameter.mutable_grad().reset();
+    } else if (verb == "clip_norm") {
+      clip_norm(operation.number("limit"), operation.number("kind", 2));
+    } else if (verb == "clip_value") {
+      settle();
+      at::NoGradGuard no_grad;
+      for (auto& replica : replicas_)
+        for (auto& parameter : replica.parameters)
+          if (parameter.grad().defined() && !parameter.is_complex())
+            parameter.mutable_grad().clamp_(-operation.number("limit"), operation.number("limit"));
+    } else if (verb == "torch_clip") {
+      each([&](int64_t rank, Replica& replica) {
+        const double norm = torch::nn::utils::clip_grad_norm_(replica.net->parameters(), operation.number("limit"));
+        see(rank, "norm", at::scalar_tensor(norm, at::kDouble));
+      });
+    } else if (verb == "read_grad") {
+      each([&](int64_t rank, Replica& replica) {
+        for (const auto& [name, parameter] : parameters_of(*replica.net))
+          if (parameter.grad().defined()) see(rank, "grad." + name, parameter.grad());
+      });
+    } else if (verb == "hand_step") {
+      for (auto& replica : replicas_) hand_step(replica.parameters, operation.number("rate"));
+    } else if (verb == "scale_grad") {
+      for (auto& replica : replicas_) scale_gradients(replica.parameters, operation.number("factor"));
+    } else if (verb == "freeze" || verb == "unfreeze") {
+      for (auto& replica : replicas_) {
+        set_trained(replica.parameters, operation);
+        set_trained(replica.computed, operation);
+      }
+    } else if (verb == "add_group") {
+      for (auto& replica : replicas_) {
+        const auto count = replica.parameters.size(), held = count - static_cast<size_t>(case_.integer("withheld"));
+        replica.optimizers[0]->add_param_group(
+            std::vector<at::Tensor>(replica.parameters.begin() + static_cast<std::ptrdiff_t>(held), replica.parameters.end()));
+      }
+    } else if (verb == "save" || verb == "save_model") {
+      save(verb + operation.word("name", "a"), verb == "save");
+    } else if (verb == "load" || verb == "load_model") {
+      load((verb == "load" ? "save" : "save_model") + operation.word("name", "a"));
+    } else if (verb == "reload") {
+      save("reload", true);
+      load("reload");
+      gate_ = true;
+      steps_ = 0;
+      layout_ = &layout_named(operation.word("layout", layout_->name));
+      buffers_may_differ_ = true;
+      for (auto& replica : replicas_) share_out(replica);
+    } else if (verb == "join") {
+      join(operation);
+    } else if (verb == "local_sgd") {
+      local_sgd(operation);
+    } else if (verb == "leave_out") {
+      throw std::runtime_error("a rank leaves a backward out");
+    } else if (verb == "write" || verb == "summon") {
+      for (auto& replica : replicas_) write_parameters(replica.parameters, operation);
+    } else if (verb == "ema") {
+      for (auto& replica : replicas_) replica.average.update(replica.parameters, operation.number("decay"));
+    } else if (verb == "ema_swap") {
+      for (auto& replica : replicas_) replica.average.swap(replica.parameters);
+    } else if (verb == "set_rate") {
+      each([&](int64_t rank, Replica& replica) {
+        each_optimizer(replica, operation, [&](auto& optimizer) {
+          for (auto& group : optimizer.param_groups())
+            group.options().set_lr(group.options().get_lr() * operation.number("factor"));
+          see(rank, "rate", at::scalar_tensor(optimizer.param_groups()[0].options().get_lr(), at::kDouble));
+        });
+      });
+    } else if (verb == "read") {
+      each([&](int64_t rank, Replica& replica) {
+        for (const auto& [name, parameter] : parameters_of(*replica.net)) see(rank, "param." + name, parameter);
+        for (const auto& item : replica.net->named_buffers()) see(rank, "buffer." + item.key(), item.value());
+      });
+    } else if (verb == "state_dict") {
+      each([&](int64_t rank, Replica& replica) {
+        if (layout_->sharded && rank > 0) return;
+        for (const auto& item : replica.net->named_parameters()) see(rank, "state." + item.key(), item.value());
+        for (const auto& item : replica.net->named_buffers()) see(rank, "state." + item.key(), item.value());
+      });
+    } else if (verb == "evaluate") {
+      evaluate(operation);
+    } else {
+      throw std::runtime_error("reference: unknown operation " + verb);
+    }
+  }
+
+ private:
+  template <class F> void each(F&& f) {
+    for (size_t rank = 0; rank < replicas_.size(); ++rank) f(static_cast<int64_t>(rank), replicas_[rank]);
+  }
+  template <class F> static void each_optimizer(Replica& replica, const Operation& operation, F&& f) {
+    const std::string which = operation.word("which", "all");
+    const auto count = static_cast<int64_t>(replica.optimizers.size());
+    for (int64_t i = 0; i < count; ++i)
+      if (which == "all" || std::stoll(which) % count == i) f(*replica.optimizers[static_cast<size_t>(i)]);
+  }
+  void see(int64_t rank, const std::string& name, const at::Tensor& value) {
+    observe_(rank, {at, name, observable(value)});
+  }
+
+  /// Whether a backward averages over the ranks.
+  bool synchronises() const {
+    for (const bool scope : scopes_)
+      if (!scope) return false;
+    return true;
+  }
+
+  void copy_buffers(size_t from) {
+    at::NoGradGuard no_grad;
+    const auto first = replicas_[from].net->named_buffers();
+    for (auto& replica : replicas_)
+      for (auto& item : replica.net->named_buffers()) item.value().copy_(first[item.key()]);
+  }
+  void share_buffers(bool training) {
+    // As PyTorch: a forward takes rank 0's buffers if the one before it averaged.
+    if (layout_->buffers_from_rank0 && buffers_may_differ_) copy_buffers(0);
+    buffers_may_differ_ = training && synchronises();
+    announced_ |= buffers_may_differ_;
+  }
+
+  /// What a sharded model computes with.
+  void share_out(Replica& replica) {
+    replica.computing = replica.net;
+    replica.computed = replica.parameters;
+    if (!layout_->sharded) return;
+    replica.computing = make_model(case_["model"], 1, case_["dtype"]);
+    replica.computed = tensors_of(*replica.computing);
+    at::NoGradGuard no_grad;
+    const auto type = type_named(layout_->param_dtype.empty() ? case_["precision"] : layout_->param_dtype);
+    const bool keeps_norms = layout_->converts_buffers;
+    if (type)
+      for (const auto& [name, parameter] : parameters_of(*replica.computing))
+        if (parameter.is_floating_point() && !(keeps_norms && name.starts_with("norm")))
+          at::Tensor(parameter).set_data(parameter.to(*type));
+    auto buffers = replica.computing->named_buffers();
+    for (auto& item : replica.net->named_buffers()) {
+      if (type && layout_->converts_buffers && item.value().is_floating_point() && !item.key().starts_with("norm"))
+        item.value().set_data(item.value().to(*type));
+      buffers[item.key()].set_data(item.value());
+    }
+  }
+  /// Only where something has changed: graphs hold the old values.
+  void refresh(Replica& replica) const {
+    if (!layout_->sharded) return;
+    at::NoGradGuard no_grad;
+    for (size_t i = 0; i < replica.computed.size(); ++i) {
+      at::Tensor& computed = replica.computed[i];
+      const at::Tensor value = replica.parameters[i].to(computed.scalar_type());
+      if (!at::equal(computed, value)) computed.copy_(value);
+    }
+  }
+
+  at::Tensor call(Replica& replica, at::Tensor batch) {
+    refresh(replica);
+    const auto type = type_named(layout_->param_dtype.empty() ? case_["precision"] : layout_->param_dtype);
+    if (layout_->sharded && type && batch.is_floating_point()) batch = batch.to(*type);
+    const Autocast autocast(case_["precision"]);
+    const at::Tensor output = replica.computing->forward(batch);
+    return case_["precision"] == "no" || !output.is_floating_point() ? output : output.to(at::kFloat);
+  }
+
+  at::Tensor batch(const Replica& replica, const Operation& operation, int64_t rank) const {
+    return batch_of(*replica.net, operation.integer("rows", 2) + rank * operation.integer("ragged"),
+                    batch_seed(operation.integer("data"), rank));
+  }
+
+  void forward(const Operation& operation) {
+    share_buffers(true);
+    each([&](int64_t rank, Replica& replica) {
+      replica.computing->part = operation.integer("part");
+      const at::Tensor input = batch(replica, operation, rank), output = call(replica, input);
+      see(rank, "output", output);
+      replica.losses.push_back(loss_of(*replica.net, output, input));
+    });
+  }
+
+  void backward(const Operation& operation) {
+    scale_.update();
+    const double scale = scaled_ ? scale_.value : 1.0;
+    each([&](int64_t rank, Replica& replica) {
+      at::Tensor loss = replica.losses.back();
+      if (operation.integer("all") != 0) {
+        loss = replica.losses[0];
+        for (size_t i = 1; i < replica.losses.size(); ++i) loss = loss + replica.losses[i];
+      }
+      if (operation.integer("burst", -1) == rank) loss = loss * 1e30;
+      const bool keep = operation.integer("keep") != 0;
+      const auto before = set_aside(replica.computed);
+      (loss / static_cast<double>(case_.integer("accumulation")) * scale).backward({}, keep);
+      put_back(replica.computed, before, scale);
+      if (!keep) {
+        if (operation.integer("all") != 0) replica.losses.clear();
+        else replica.losses.pop_back();
+      }
+    });
+    if (!synchronises()) {
+      unsettled_ = true;
+      return;
+    }
+    average();
+    // A second backward of one forward counts as one whose forward nobody has announced; then buffers are shared after
+    // it, in place of before.
+    if (!std::exchange(announced_, false) && layout_->buffers_from_rank0) copy_buffers(0);
+  }
+
+  /// Gradients are kept without the loss's scale, whatever it was when they came.
+  std::vector<at::Tensor> set_aside(std::vector<at::Tensor>& parameters) const {
+    std::vector<at::Tensor> before;
+    for (auto& parameter : parameters)
+      if (scaled_) before.push_back(std::exchange(parameter.mutable_grad(), at::Tensor()));
+    return before;
+  }
+  void put_back(std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& before, double scale) const {
+    at::NoGradGuard no_grad;
+    for (size_t i = 0; i < before.size(); ++i) {
+      at::Tensor& gradient = parameters[i].mutable_grad();
+      if (gradient.defined()) gradient = gradient / scale;
+      if (before[i].defined()) gradient = gradient.defined() ? gradient + before[i] : before[i];
+    }
+  }
+
+  /// What each rank has added up becomes the average. What was averaged before is the same on all, and stays.
+  void average() {
+    const auto all = static_cast<int64_t>(replicas_.size());
+    unsettled_ = false;
+    for (int64_t first = 0; first < all; first += together_ > 0 ? together_ : all)
+      average(static_cast<size_t>(first), static_cast<size_t>(together_ > 0 ? first + together_ : all));
+  }
+  /// Of the ranks begin … end - 1.
+  void average(size_t begin, size_t end) {
+    at::NoGradGuard no_grad;
+    const auto type = type_named(!layout_->wire_dtype.empty()     ? layout_->wire_dtype
+                                 : !layout_->reduce_dtype.empty() ? layout_->reduce_dtype
+                                 : layout_->sharded               ? case_["precision"]
+                                                                 : "");
+    for (size_t p = 0; p < replicas_[0].parameters.size(); ++p) {
+      at::Tensor sum;
+      for (size_t rank = begin; rank < end; ++rank) {
+        const auto& replica = replicas_[rank];
+        if (!replica.computed[p].grad().defined()) continue;
+        const at::Tensor gradient = rounded(replica.computed[p].grad(), type);
+        const at::Tensor wide = gradient.is_complex() ? gradient : gradient.to(at::kDouble);
+        sum = sum.defined() ? sum + wide : wide.clone();
+      }
+      if (!sum.defined()) continue;
+      const at::Tensor average =
+          rounded(sum / static_cast<double>(end - begin), type).to(replicas_[0].parameters[p].scalar_type());
+      for (size_t rank = begin; rank < end; ++rank) {
+        auto& replica = replicas_[rank];
+        at::Tensor& gradient = replica.parameters[p].mutable_grad();
+        if (!layout_->sharded) {
+          gradient = average.clone();
+          continue;
+        }
+        gradient = gradient.defined() ? gradient + average : average.clone();
+        replica.computed[p].mutable_grad().reset();
+      }
+    }
+  }
+  void settle() {
+    if (unsettled_) average();
+  }
+
+  void zero_grad(Replica& replica, torch::optim::Optimizer& optimizer, bool to_none) const {
+    for (auto& group : optimizer.param_groups())
+      for (auto& parameter : group.params())
+        for (size_t i = 0; i < replica.parameters.size(); ++i)
+          if (replica.parameters[i].is_same(parameter) && layout_->sharded) replica.computed[i].mutable_grad().reset();
+    optimizer.zero_grad(to_none);
+  }
+
+  void step(const Operation& operation) {
+    if (!gate_) return;
+    if (case_["prepare"] == "together" || case_["prepare"] == "late_prepared") settle();
+    each([&](int64_t rank, Replica& replica) {
+      each_optimizer(replica, operation, [&](auto& optimizer) {
+        const bool skipped = scaled_ && !all_finite(optimizer);
+        scale_.stepped = true;
+        scale_.overflow |= skipped;
+        if (!skipped) optimizer.step();
+        if (scaled_) see(rank, "skipped", at::scalar_tensor(skipped, at::kDouble));
+      });
+      if (!scaled_) return;
+      Scale next = scale_;
+      next.update();
+      see(rank, "scale", at::scalar_tensor(next.value, at::kDouble));
+    });
+  }
+
+  void clip_norm(double limit, double kind) {
+    settle();
+    at::NoGradGuard no_grad;
+    each([&](int64_t rank, Replica& replica) {
+      const double norm = norm_of(replica.parameters, kind);
+      see(rank, "norm", at::scalar_tensor(norm, at::kDouble));
+      const double factor = std::min(1.0, limit / (norm + 1e-6));
+      for (auto& parameter : replica.parameters)
+        if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
+    });
+  }
+
+  // ---- files: what rank 0 has, of buffers too
+
+  struct Saved {
+    std::vector<at::Tensor> parameters, buffers;
+    std::vector<std::string> optimizers;
+    Scale scale;
+  };
+
+  void save(const std::string& name, bool all) {
+    Saved saved;
+    for (const auto& parameter : replicas_[0].parameters) saved.parameters.push_back(parameter.detach().clone());
+    for (const auto& buffer : replicas_[0].net->buffers()) saved.buffers.push_back(buffer.clone());
+    for (const auto& optimizer : replicas_[0].optimizers) {
+      if (!all) break;
+      std::ostringstream text;
+      torch::save(*optimizer, text);
+      saved.optimizers.push_back(text.str());
+    }
+    saved.scale = scale_;
+    saved.scale.update();
+    saved_[name] = std::move(saved);
+  }
+
+  void load(const std::string& name) {
+    at::NoGradGuard no_grad;
+    const Saved& saved = saved_.at(name);
+    for (auto& replica : replicas_) {
+      for (size_t i = 0; i < saved.parameters.size(); ++i) replica.parameters[i].copy_(saved.parameters[i]);
+      const auto buffers = replica.net->buffers();
+      for (size_t i = 0; i < buffers.size(); ++i) at::Tensor(buffers[i]).copy_(saved.buffers[i]);
+      for (size_t i = 0; i < saved.optimizers.size(); ++i) {
+        std::istringstream text(saved.optimizers[i]);
+        torch::load(*replica.optimizers[i], text);
+      }
+    }
+    if (!saved.optimizers.empty()) scale_ = saved.scale;
+  }
+
+  // ---- loops that the library runs
+
+  /// Each rank takes as many steps as its digit says. Averages are over all ranks, those that have ended included, whose
+  /// gradients count as zeros and whose optimizers stand still; at the end all have the model of the rank that stopped
+  /// last.
+  void join(const Operation& operation) {
+    const auto ranks = static_cast<int64_t>(replicas_.size());
+    const auto steps_of = [&](int64_t rank) { return steps_in_join(operation, rank); };
+    int64_t longest = 0, last = 0;
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      if (steps_of(rank) >= longest) longest = steps_of(rank), last = rank;
+    for (int64_t n = 0; n < longest; ++n) {
+      scale_.update();
+      int64_t highest = 0;
+      for (int64_t rank = 0; rank < ranks; ++rank)
+        if (steps_of(rank) > n) highest = rank;
+      if (layout_->buffers_from_rank0 && buffers_may_differ_) copy_buffers(static_cast<size_t>(highest));
+      buffers_may_differ_ = true;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        if (steps_of(rank) <= n) continue;
+        auto& replica = replicas_[static_cast<size_t>(rank)];
+        replica.computing->part = 0;
+        const at::Tensor input = batch_of(*replica.net, 2, batch_seed(operation.integer("data") + n, rank));
+        const at::Tensor output = call(replica, input), loss = loss_of(*replica.net, output, input);
+        see(rank, "output", output);
+        const double scale = scaled_ ? scale_.value : 1.0;
+        const auto before = set_aside(replica.computed);
+        (loss / static_cast<double>(case_.integer("accumulation")) * scale).backward();
+        put_back(replica.computed, before, scale);
+      }
+      average();
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        auto& replica = replicas_[static_cast<size_t>(rank)];
+        for (auto& optimizer : replica.optimizers) {
+          if (steps_of(rank) > n) {
+            const bool skipped = scaled_ && !all_finite(*optimizer);
+            scale_.stepped = true;
+            scale_.overflow |= skipped;
+            if (!skipped) optimizer->step();
+          }
+          zero_grad(replica, *optimizer, true);
+        }
+      }
+    }
+    at::NoGradGuard no_grad;
+    for (auto& replica : replicas_)
+      for (size_t p = 0; p < replica.parameters.size(); ++p)
+        replica.parameters[p].copy_(replicas_[static_cast<size_t>(last)].parameters[p]);
+    copy_buffers(static_cast<size_t>(last));
+  }
+
+  /// Replicas train apart, and what is trained becomes their average now and then, and at the end.
+  void local_sgd(const Operation& operation) {
+    const int64_t ranks = case_.integer("ranks"), every = operation.integer("every", 2);
+    const bool apart = ranks > 1;
+    if (apart) together_ = layout_->ranks_of_replica(ranks);
+    if (layout_->sharded && together_ == ranks && apart)
+      throw std::runtime_error("LocalSGD with one replica that all ranks hold together");
+    buffers_may_differ_ = !apart;
+    for (int64_t n = 1; n <= operation.integer("steps", 3); ++n) {
+      if (!apart && layout_->buffers_from_rank0) copy_buffers(0);
+      each([&](int64_t rank, Replica& replica) {
+        replica.computing->part = 0;
+        const at::Tensor input = batch_of(*replica.net, 2, batch_seed(operation.integer("data") + n, rank));
+        const at::Tensor output = call(replica, input), loss = loss_of(*replica.net, output, input);
+        see(rank, "output", output);
+        (loss / static_cast<double>(case_.integer("accumulation"))).backward();
+      });
+      average();
+      for (auto& replica : replicas_)
+        for (auto& optimizer : replica.optimizers) {
+          optimizer->step();
+          zero_grad(replica, *optimizer, true);
+        }
+      if (n % every == 0) average_parameters();
+    }
+    average_parameters();
+    together_ = 0;
+    buffers_may_differ_ = true;
+  }
+  void average_parameters() {
+    at::NoGradGuard no_grad;
+    for (size_t p = 0; p < replicas_[0].parameters.size(); ++p) {
+      if (!replicas_[0].parameters[p].requires_grad()) continue;
+      at::Tensor sum = replicas_[0].parameters[p].clone();
+      for (size_t rank = 1; rank < replicas_.size(); ++rank) sum += replicas_[rank].parameters[p];
+      for (auto& replica : replicas_) replica.parameters[p].copy_(sum / static_cast<double>(replicas_.size()));
+    }
+  }
+
+  void evaluate(const Operation& operation) {
+    const at::NoGradGuard no_grad;
+    share_buffers(false);
+    std::vector<at::Tensor> outputs;
+    each([&](int64_t rank, Replica& replica) {
+      replica.computing->eval();
+      replica.computing->part = 0;
+      outputs.push_back(call(replica, batch(replica, operation, rank)));
+      replica.computing->train();
+    });
+    const at::Tensor all = at::stack(outputs);
+    const std::string how = operation.word("how", "none");
+    each([&](int64_t rank, Replica&) {
+      if (how == "gather") see(rank, "gathered", at::cat(outputs));
+      else if (how == "sum") see(rank, "sum", all.sum(0));
+      else if (how == "mean") see(rank, "mean", all.mean(0));
+      else see(rank, "evaluated", outputs[static_cast<size_t>(rank)]);
+    });
+  }
+
+  const Case case_;
+  const Layout* layout_;
+  const Observe observe_;
+  std::vector<Replica> replicas_;
+  std::map<std::string, Saved> saved_;
+  int64_t together_ = 0;      ///< ranks whose gradients are averaged; 0: all
+  std::vector<bool> scopes_;  ///< those that are open, and whether each lets gradients be averaged
+  const bool scaled_ = case_["precision"] == "fp16";
+  Scale scale_;
+  int64_t steps_ = 0;         ///< of accumulate
+  bool gate_ = true;          ///< whether step and zero_grad act
+  bool unsettled_ = false;    ///< some gradients are each rank's own
+  bool buffers_may_differ_ = true;
+  bool announced_ = false;  ///< a forward says that a backward which averages will come
+};
+
+}  // namespace
+
+std::unique_ptr<Machine> make_reference(const Case& what, Observe observe) {
+  return std::make_unique<Reference>(what, std::move(observe));
+}
+
+}  // namespace equivalence

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <torch/torch.h>
+
+#include "case.hpp"
+
+namespace equivalence {
+
+/// `write kind=… value=… index=…`: in-place operators on all parameters, or on one of them, as programs write them.
+void write_parameters(const std::vector<at::Tensor>& parameters, const Operation& operation);
+
+/// An average of the parameters that a program keeps, and changes places with.
+class MovingAverage {
+ public:
+  void update(const std::vector<at::Tensor>& parameters, double decay);
+  void swap(const std::vector<at::Tensor>& parameters);
+
+ private:
+  std::vector<at::Tensor> averages_;
+};
+
+/// p.grad() *= factor
+void scale_gradients(const std::vector<at::Tensor>& parameters, double factor);
+
+/// `freeze index=…`, `unfreeze index=…`: one parameter of those that compute gradients, or of those that don't.
+void set_trained(const std::vector<at::Tensor>& parameters, const Operation& operation);
+
+/// A step by hand.
+void hand_step(const std::vector<at::Tensor>& parameters, double rate);
+
+}  // namespace equivalence
