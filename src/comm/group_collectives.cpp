@@ -99,13 +99,20 @@ c10::intrusive_ptr<c10::ivalue::Future> Group::reduce_scatter_async(at::Tensor o
   // gets its pieces instead, and adds them in the order of the ranks.
   at::Tensor pieces = at::empty_like(input);
   return run_async(
-      kName, input, output, [&] { return compat::all_to_all_single(*impl_->process_group, pieces, input); },
+      kName, input, output,
+      [&] {
+        at::Tensor to = as_bytes(pieces), from = as_bytes(input);  // of any type, complex ones among them
+        return compat::all_to_all_single(*impl_->process_group, to, from);
+      },
       [output, pieces, input, world = world_size()]() mutable {
         at::NoGradGuard no_grad;
         const auto rows = pieces.view({world, -1});
-        const at::Tensor& sum = output;
-        sum.copy_(rows[0]);
+        // As in shared memory: half precision is rounded once.
+        const bool low = output.scalar_type() == at::kHalf || output.scalar_type() == at::kBFloat16;
+        at::Tensor sum = low ? rows[0].to(at::kFloat) : output;
+        if (!low) sum.copy_(rows[0]);
         for (int64_t rank = 1; rank < world; ++rank) sum.add_(rows[rank]);
+        if (low) output.copy_(sum);
       });
 }
 

@@ -181,8 +181,11 @@ void Residency::note_up_to_date() {
   const MutexLock lock(mutex_);
   for (auto& unit : units_) {
     unit->pieces_written_ = false;
-    for (auto& part : unit->parts_)
-      if (unit->fixed_) part.version = part.home->version();
+    for (auto& part : unit->parts_) {
+      if (!unit->fixed_) continue;
+      part.version = part.home->version();
+      for (auto& member : part.members) member->set_behind(false);
+    }
   }
 }
 
@@ -191,19 +194,20 @@ void Residency::note_piece_write(Unit& unit) {
   unit.pieces_written_ = !writes_together();
 }
 
-void Residency::bring_up_to_date(const Unit& unit) {
-  if (!unit.has_image_ && !unit.pieces_written_.load(std::memory_order_relaxed)) return;
+void Residency::bring_up_to_date(Unit& unit, const Member& member) {
+  if (!unit.has_image_ && !member.is_behind() && !unit.pieces_written_.load(std::memory_order_relaxed)) return;
+  if (!unit.fixed_) return evict(unit);  // it is fetched anew
   {
     const MutexLock lock(mutex_);
-    if (!unit.fixed_ || writes_together() || !publish_) return;
-    const bool behind = std::any_of(unit.parts_.begin(), unit.parts_.end(),
+    if (writes_together() || !publish_) return;
+    const bool behind = member.is_behind() || std::any_of(unit.parts_.begin(), unit.parts_.end(),
                                     [](const Part& part) { return part.home->version() != part.version; });
     if (!behind && !unit.pieces_written_) return;
   }
   publish_();
 }
 
-void Residency::wrote(const Member& member, const at::Tensor& values) {
+void Residency::wrote(Member& member, const at::Tensor& values) {
   const MutexLock lock(mutex_);
   const PlainTensors plain;
   Part& part = member.unit().parts_[static_cast<size_t>(&member.part() - member.unit().parts_.data())];
@@ -211,6 +215,8 @@ void Residency::wrote(const Member& member, const at::Tensor& values) {
   if (values.defined()) stretch.copy_(values);
   part.home->take(member.offset(), values.defined() ? values : stretch);
   part.version = part.home->version();
+  // Each rank has the exact values of its own stretch only.
+  if (values.defined() && (part.home->collective() || part.home->sharers() > 1)) member.set_behind(true);
 }
 
 at::Tensor Residency::exact(const Member& member) const {
@@ -357,7 +363,10 @@ void Residency::finish(Unit& unit) {
   for (auto& part : unit.parts_) {
     part.transfer.reset();
     part.version = part.home->version();
-    for (auto& member : part.members) member->open(part.flat.mutable_data_ptr());
+    for (auto& member : part.members) {
+      member->open(part.flat.mutable_data_ptr());
+      member->set_behind(false);
+    }
   }
   unit.state_ = State::resident;
 }
@@ -404,7 +413,8 @@ void Residency::unpin(Unit& unit) {
 }
 
 void Residency::begin_raw_access(Unit& unit, bool writeback) {
-  bring_up_to_date(unit);
+  for (const auto& part : unit.parts_)
+    for (const auto& member : part.members) bring_up_to_date(unit, *member);
   pin(unit, /*writes=*/false);
   const MutexLock lock(mutex_);
   const bool was_private = unit.private_;

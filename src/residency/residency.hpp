@@ -78,8 +78,8 @@ class Residency {
   /// images; collective. It ends with note_up_to_date().
   void set_publisher(std::function<void()> publish) { publish_ = std::move(publish); }
   void note_up_to_date();
-  /// Before an operator reads a unit whose bytes are always there.
-  void bring_up_to_date(const Unit& unit);
+  /// Before an operator touches the member.
+  void bring_up_to_date(Unit& unit, const Member& member);
   /// A rank has written to its own stretch.
   void note_piece_write(Unit& unit);
   /// For those who give members other values than operators do, all ranks together.
@@ -98,7 +98,7 @@ class Residency {
   /// Its elements in the home's dtype, those that the home keeps as exact as they are there.
   at::Tensor exact(const Member& member) const;
   /// An operator has written to the member. @param values  instead of it, if defined: what exact() gave, changed
-  void wrote(const Member& member, const at::Tensor& values = {});
+  void wrote(Member& member, const at::Tensor& values = {});
 
   /// Fetches what the trace expects next (BACKWARD_POST; otherwise each touch does it).
   void prefetch_next();

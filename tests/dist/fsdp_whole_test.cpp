@@ -127,6 +127,8 @@ void compare(const std::string& what, const Program& program, const std::string&
     const auto state = accelerator.get_state_dict(m);
     const auto names = model->named_parameters();
     for (size_t i = 0; i < expected.size(); ++i) {
+      const at::Tensor as_rank_0 = broadcast(names[i].value().detach().clone());
+      EXPECT_TRUE(torch::equal(as_rank_0, names[i].value().detach())) << what << store << ", ranks differ";
       const auto where = what + ", " + kind + ", " + store + ", " + names[i].key();
       const at::Tensor seen = names[i].value().detach().to(torch::kFloat);
       EXPECT_LE((seen - expected[i]).abs().max().item<double>(), kind == "bf16" ? 2e-2 : tolerance) << where;

@@ -416,10 +416,12 @@ struct FullyShardedDataParallel::Impl {
 
   /// All that is to be averaged is, and what the program did to grad() is done to the pieces.
   void settle() {
+    const bool synced = std::exchange(sync, true);  // a step within no_sync is a step of all ranks, too
     finish_backward();
+    sync = synced;
     for (auto& part : parts) {
       if (!part.trainable) continue;
-      for (auto& member : part.members) gradients->settle(member, /*left=*/!sync);
+      for (auto& member : part.members) gradients->settle(member, /*left=*/false);
     }
   }
 };

@@ -404,7 +404,7 @@ class SharedMemoryStore final : public ShardStore {
     for (const auto& part : parts_) changed |= is_image(part) && part.master._version() != published_[part.index];
     if (!mapping_->memory->meet("forward", changed)) return;
     units.share_again();
-    publish_images();
+    publish_images(/*only_changed=*/true);
     units.note_up_to_date();
     mapping_->memory->barrier("forward");
   }
@@ -415,7 +415,7 @@ class SharedMemoryStore final : public ShardStore {
   }
   void publish(residency::Residency& units) override {
     units.write_together(false);
-    publish_images();
+    publish_images(/*only_changed=*/false);
     units.note_up_to_date();
     mapping_->memory->barrier("optimizer step");
   }
@@ -431,10 +431,11 @@ class SharedMemoryStore final : public ShardStore {
     const auto [begin, length] = stretch_of(part);
     return computed_[part.index].narrow(0, begin, length);
   }
-  void publish_images() {
+  /// @param only_changed  as tensors tell
+  void publish_images(bool only_changed) {
     at::NoGradGuard no_grad;
     for (auto& part : parts_) {
-      if (!is_image(part)) continue;
+      if (!is_image(part) || (only_changed && part.master._version() == published_[part.index])) continue;
       own(part).copy_(part.master);
       published_[part.index] = part.master._version();
     }
