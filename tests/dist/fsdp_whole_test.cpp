@@ -492,6 +492,45 @@ RANKS_TEST(FsdpWhole, ModulesThatTwoModelsShareAreNamed, 1, 2) {
   });
 }
 
+/// A weight of ones, whose gradient is 1 + rank on each rank.
+struct ByRankImpl : nn::Module {
+  ByRankImpl() { weight = register_parameter("weight", torch::ones({24})); }
+  at::Tensor forward(const at::Tensor& scale) { return (weight * scale).sum(); }
+  at::Tensor weight;
+};
+TORCH_MODULE(ByRank);
+
+RANKS_TEST(FsdpWhole, HalfPrecisionIsAveragedOnAnyNumberOfRanks, 1, 2, 3, 5, 6, 7) {
+  const int64_t world = support::world_size();
+  std::map<std::string, FullyShardedDataParallelPlugin> plugins;
+  for (const auto type : {torch::kBFloat16, torch::kHalf, torch::kFloat}) {
+    const std::string name = c10::toString(type);
+    plugins[name].mixed_precision_policy = MixedPrecision{.param_dtype = type, .reduce_dtype = type};
+    plugins[name + " on the wire"].mixed_precision_policy = MixedPrecision{.reduce_dtype = type};
+    plugins[name + " kept"].mixed_precision_policy =
+        MixedPrecision{.param_dtype = type, .reduce_dtype = type, .keep_low_precision_grads = true};
+    plugins[name + " replicas"].mixed_precision_policy = MixedPrecision{.reduce_dtype = type};
+    if (world % 2 == 0 || world % 3 == 0)
+      plugins[name + " replicas"].dp_replicate_size = world % 3 == 0 ? 3 : 2;
+  }
+  for (auto& [name, plugin] : plugins) {
+    plugin.fsdp_version = name.ends_with("kept") ? 1 : 2;
+    if (name.ends_with("kept")) plugin.sharding_strategy = ShardingStrategy::full_shard;
+    if (world > 3 && name.starts_with("Float")) continue;  // the same on any number
+    support::on_both_stores([&, &name = name, &plugin = plugin](const std::string& store) {
+      Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin});
+      ByRank model;
+      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(1.0));
+      auto [m, opt] = accelerator.prepare(model, optimizer);
+      accelerator.backward(m(torch::full({}, static_cast<double>(1 + support::rank()))));
+      opt.step();
+      const double average = static_cast<double>(world + 1) / 2;
+      const at::Tensor moved = 1 - model->weight.detach().to(torch::kFloat);
+      EXPECT_LE((moved - average).abs().max().item<double>(), average / 128) << name << ", " << store;
+    });
+  }
+}
+
 RANKS_TEST(FsdpWhole, AGradientThatIsOverSaysSo, 2) {
   support::on_both_stores([](const std::string& store) {
     Accelerator accelerator({.cpu = true, .fsdp_plugin = plugin_of("shards")});

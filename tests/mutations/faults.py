@@ -427,6 +427,45 @@ F("CPUOffload::offload_params alone", file, "return «offload_.offload_params» 
 F("FullyShardedDataParallelPlugin::cpu_offload", file,
   "device_(device), offload_(«plugin.cpu_offload.value_or(CPUOffload())»), options_(reducer_options(plugin)) {}",
   "CPUOffload()", f + "OffloadedShardsLieOnTheHost")
+w = "fsdp_whole_tests FsdpWhole."
+file = "src/parallel/fsdp/collective_reducer.cpp"
+F("FSDP's average in half precision, on any number of ranks", file,
+  "«static_cast<double>(world) / static_cast<double>(factor)»", "static_cast<double>(world / factor)",
+  w + "HalfPrecisionIsAveragedOnAnyNumberOfRanks")
+file = "src/parallel/fsdp/whole_gradients.cpp"
+F("grad() of sharded parameters", file, "if («!part.trained» || part.members.front().tensor.is_meta()) continue;", "true",
+  w + "GradientsAreWholeBetweenBackwardAndStep")
+F("grad() of sharded parameters, cleared", file,
+  "if (was.shows != Shows::nothing) «member.shard.mutable_grad().reset();»", ";",
+  w + "GradientsAreWholeBetweenBackwardAndStep")
+F("grad() of sharded parameters, written to", file,
+  "member.shard.mutable_grad().copy_(«values.narrow(0, member.begin, member.shard.numel())»);", "member.shard.grad()",
+  w + "GradientsAreWholeBetweenBackwardAndStep")
+F("grad() of sharded parameters, kept by the program", file, "dtype == dtype && «!is_held(part)») return;", "true",
+  w + "AGradientThatIsOverSaysSo")
+file = "src/residency/residency.cpp"
+F("writes to bytes that ranks share, by operators", file, "if (writes) «make_private(unit);»", ";",
+  w + "WritesToParametersActOnce")
+F("writes to bytes that ranks share, around operators", file, "«make_private(unit, /*of_ours_too=*/!writeback);»", ";",
+  w + "SummonedWritesActAndAreLostWhenAskedTo")
+F("writes to what homes keep", file,
+  "«part.home->take(member.offset(), values.defined() ? values : stretch);»", ";",
+  w + "WritesToParametersActOnce", w + "WritesReachMastersInTheirPrecision")
+F("writes in the precision of masters", file, "«part.home->refine(member.offset(), values);»", ";",
+  w + "WritesReachMastersInTheirPrecision")
+F("writes to this rank's pieces, seen by others", file, "«unit.pieces_written_ = !writes_together();»", ";",
+  w + "OptimizersFromBeforeAndAfterPrepareAct")
+file = "src/bigmodel/loading.cpp"
+F("load_checkpoint_in_model of sharded models", file,
+  "«member->unit().owner().assign(*member, target.stored->second.read_whole());»", ";",
+  w + "WeightsOfAFileAreLoadedIntoThePreparedModel")
+file = "src/optim/optimizer_state.cpp"
+F("ElementWise", file, "«if (type == *known) return true;»\n  return dynamic_cast", "static_cast<void>(known);",
+  w + "LibTorchsSaveOfAnOptimizerInPiecesIsRefused")
+file = "src/comm/shared_memory.cpp"
+F("meetings from different places", file, "if («same») return any;", "true", w + "OneRankThatGathersAloneIsNamed")
+F("waits from which nobody returns", file, "if («!all_wait» || places != places_) {", "true",
+  w + "RanksThatPartWaysAreNamed")
 file = "src/parallel/fsdp/wrap_policy.cpp"
 F("FullyShardedDataParallelPlugin::ignored_modules", file, "if («!plugin_.ignored_modules») return;", "true",
   f + "NoShardObeysTheOtherOptions")
@@ -438,7 +477,8 @@ F("FullyShardedDataParallelPlugin::transformer_cls_names_to_wrap", file,
 F("FullyShardedDataParallelPlugin::min_num_params", file, "const int64_t least = «plugin_.min_num_params.value_or(0)»;",
   "int64_t{0}", "fsdp_plugin_tests FsdpWrap.BertIsWrappedAsPyTorchAndTheReferenceDo")
 F("MixedPrecision::module_classes_to_ignore", file,
-  "«precision->module_classes_to_ignore.value_or(std::vector<std::string>{})»", "std::vector<std::string>{}",
+  "«precision->module_classes_to_ignore.value_or(precision->param_dtype ? batch_norm_classes() "
+  ": std::vector<std::string>{})»", "std::vector<std::string>{}",
   "fsdp_plugin_tests FsdpWrap.BatchNormsComputeInFullPrecisionOfTheirOwn")
 file = "src/parallel/fsdp/plugin.cpp"
 F("FullyShardedDataParallelPlugin::fsdp_version", file, "const int64_t version = «*plugin.fsdp_version»;", "int64_t{1}",
