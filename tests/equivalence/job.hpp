@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <string>
 #include <vector>
 
@@ -21,9 +20,9 @@ struct RankReport {
 /// One case in all its ranks.
 using Report = std::vector<RankReport>;
 
-/// Runs cases that have one number of ranks, one after the other in the same processes, as many jobs at a time as said.
-/// A case that failed ends its processes; those behind it come in new ones.
-std::vector<Report> run_cases(const std::vector<Case>& cases, std::chrono::seconds limit);
+/// Runs cases that have one number of ranks, one after the other in the same processes. A case that failed ends its
+/// processes; those behind it come in new ones.
+std::vector<Report> run_cases(const std::vector<Case>& cases);
 
 /// What the processes of such a job do: argument is the folder that run_cases gave them. @return the exit status
 int run_rank(const std::string& folder);

@@ -5,14 +5,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <future>
-#include <iostream>
 #include <map>
 #include <optional>
-#include <set>
-#include <thread>
 
 #include "judge.hpp"
 #include "layouts.hpp"
@@ -26,11 +23,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kUsage = R"(usage: equivalence [options] [FILE or FOLDER of cases ...]
-Without files: cases drawn from seeds, FROM, FROM + 1, ...
+Runs the cases of the files, then, with --count, --minutes or no files, cases drawn from seeds, FROM, FROM + 1, ...
 
   --from N|TEXT    the first seed, or a text to make it of (default: 1)
   --count N        so many seeds
-  --minutes M      until so much time has passed
+  --minutes M      until so much time has passed; also ACCELERATE_EQUIVALENCE_MINUTES
   --set NAME=VALUE a setting of all cases, e.g. layout=fsdp2
   --plain          nothing done to parameters and gradients by other names than Accelerator's
   --show           print the cases instead of running them
@@ -113,7 +110,7 @@ class Fuzzer {
   void run(const std::vector<Named>& named) {
     std::vector<Case> cases;
     for (const auto& [name, what] : named) cases.push_back(what);
-    const auto reports = run_cases(cases, std::chrono::seconds(60 + 4 * cases.size()));
+    const auto reports = run_cases(cases);
     for (size_t i = 0; i < named.size() && !done(); ++i) {
       const Verdict verdict = judge(cases[i], reports[i], refusals_);
       ++counts_[verdict.kind.empty() ? "right" : verdict.failed() ? "failed" : "refused"];
@@ -136,17 +133,22 @@ class Fuzzer {
 
  private:
   void failed(const Named& named, const Verdict& verdict, const Report& report) {
-    auto& of_kind = failures_[verdict.kind];
+    auto& of_kind = failures_[verdict.kind + " (" + named.what["layout"].substr(0, 4) + ")"];
     of_kind.push_back(named.name);
     std::printf("FAILED %s: %s\n%s\n", named.name.c_str(), verdict.kind.c_str(), verdict.text.c_str());
     if (verdict.kind == "crash" || verdict.kind == "end")
       for (const auto& own : report) std::printf("%s\n", own.output.substr(0, 3000).c_str());
-    // One of a kind is enough to look at, and shrinking takes as long as a hundred cases.
+    // One of a kind is enough to look at.
     Case small = named.what;
     if (options_.shrink && of_kind.size() == 1) {
+      const auto fails = [&](const std::vector<Case>& cases) {
+        std::vector<bool> all;
+        for (const auto& one : verdicts_of(cases)) all.push_back(one.kind == verdict.kind);
+        return all;
+      };
       const bool waits = verdict.kind == "hang" || verdict.kind == "does not end";
-      small = shrink(small, [&](const Case& one) { return again(one).kind == verdict.kind; }, waits ? 20 : 200);
-      std::printf("shrunk:\n%s%s\n", to_text(small).c_str(), again(small).text.c_str());
+      small = shrink(small, fails, waits ? 8 : 40);
+      std::printf("shrunk:\n%s%s\n", to_text(small).c_str(), verdicts_of({small})[0].text.c_str());
     }
     if (options_.files.empty() && of_kind.size() <= 3) {
       std::filesystem::create_directories(options_.keep);
@@ -154,8 +156,19 @@ class Fuzzer {
     }
     std::fflush(stdout);
   }
-  Verdict again(const Case& what) const {
-    return judge(what, run_cases({what}, std::chrono::seconds(45))[0], refusals_);
+
+  /// Of cases with any numbers of ranks.
+  std::vector<Verdict> verdicts_of(const std::vector<Case>& cases) const {
+    std::map<int64_t, std::vector<size_t>> by_ranks;
+    for (size_t i = 0; i < cases.size(); ++i) by_ranks[cases[i].integer("ranks")].push_back(i);
+    std::vector<Verdict> verdicts(cases.size());
+    for (const auto& [ranks, indices] : by_ranks) {
+      std::vector<Case> same;
+      for (const size_t i : indices) same.push_back(cases[i]);
+      const auto reports = run_cases(same);
+      for (size_t i = 0; i < indices.size(); ++i) verdicts[indices[i]] = judge(same[i], reports[i], refusals_);
+    }
+    return verdicts;
   }
 
   const Options& options_;
@@ -166,8 +179,8 @@ class Fuzzer {
 
 int fuzz(const Options& options) {
   Fuzzer fuzzer(options);
-  // Jobs of several cases, as starting ranks costs more than most cases.
-  constexpr size_t kCases = 8;
+  // Starting ranks costs as much as some ten cases.
+  constexpr size_t kCases = 32;
   std::map<int64_t, std::vector<Named>> waiting;
   const auto take = [&](const Named& named) {
     if (options.show) {
@@ -180,9 +193,14 @@ int fuzz(const Options& options) {
     fuzzer.run(same);
     same.clear();
   };
-  if (!options.files.empty()) {
-    for (const auto& file : files_of(options.files)) take({file, read(file)});
-  } else {
+  const auto finish = [&] {
+    for (auto& [ranks, same] : waiting)
+      if (!same.empty() && !fuzzer.done()) fuzzer.run(same);
+    waiting.clear();
+  };
+  for (const auto& file : files_of(options.files)) take({file, read(file)});
+  finish();
+  if (options.files.empty() || options.minutes || options.count) {
     std::printf("equivalence: seeds from %lu on\n", static_cast<unsigned long>(options.from));
     std::fflush(stdout);
     const auto begin = Clock::now();
@@ -197,9 +215,8 @@ int fuzz(const Options& options) {
       take({std::to_string(seed), what});
       take({std::to_string(seed) + "-sgd", with_plain_sgd(what)});
     }
+    finish();
   }
-  for (auto& [ranks, same] : waiting)
-    if (!same.empty() && !fuzzer.done()) fuzzer.run(same);
   return options.show ? 0 : fuzzer.end();
 }
 
@@ -207,7 +224,9 @@ int run(int argc, char** argv) {
   at::set_num_threads(1);
   const std::vector<std::string> words(argv + 1, argv + argc);
   if (words.size() == 2 && words[0] == "--rank") return run_rank(words[1]);
-  const auto options = parse_options(words);
+  auto options = parse_options(words);
+  if (options && !options->minutes && !options->count)
+    if (const char* minutes = std::getenv("ACCELERATE_EQUIVALENCE_MINUTES")) options->minutes = std::stod(minutes);
   if (!options) {
     std::fputs(kUsage, stderr);
     return 64;

@@ -1,14 +1,18 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <vector>
 
 #include "case.hpp"
 
 namespace equivalence {
 
+/// Which of some cases fail in the way that matters. Several at once, as starting processes costs more than they do.
+using Fails = std::function<std::vector<bool>(const std::vector<Case>&)>;
+
 /// The smallest case found that still fails: without operations that do not matter, with simpler settings.
-/// @param fails     whether a case fails in the same way
-/// @param attempts  how many cases may be tried
-Case shrink(Case what, const std::function<bool(const Case&)>& fails, int64_t attempts);
+/// @param rounds  how often `fails` may be asked
+Case shrink(Case what, const Fails& fails, int64_t rounds);
 
 }  // namespace equivalence
