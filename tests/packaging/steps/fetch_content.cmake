@@ -1,5 +1,5 @@
-# A user's project that takes the library in as a part of itself. The launcher's library is built and a program linked with it; of the other, which
-# takes minutes to build and is the same code, the README's program is compiled against its target.
+# A user's project that takes the library in as a part of itself. It is the code that the tests' own build compiles, so a part shows that it compiles there, too: a
+# module of the launcher's library, and programs against both libraries' targets. How these are linked is looked at, and done by the packages' test.
 include(${HERE}/steps/run.cmake)
 set(work ${BUILD_DIR}/fetch_content)
 file(REMOVE_RECURSE ${work})
@@ -13,5 +13,8 @@ file(GLOB_RECURSE module RELATIVE ${work} ${work}/unity_launch_cxx.cxx)
 if(NOT module)
   message(FATAL_ERROR "in a folder src, the sources of each module are not compiled as one")
 endif()
-run("building" ${CMAKE_COMMAND} --build ${work} --target launch_consumer consumer_objects)
-run("the program with the launcher" ${work}/launch_consumer)
+file(GLOB_RECURSE module RELATIVE ${work} ${work}/unity_timeline_cxx.cxx)
+string(REPLACE "/Unity/unity_timeline_cxx.cxx" "/Unity/unity_timeline_cxx.cxx.o" module "${module}")
+run("building" ${CMAKE_COMMAND} --build ${work} --target ${module} launch_objects consumer_objects)
+run("what building the rest would do" ${CMAKE_COMMAND} --build ${work} --target launch_consumer -- -n -v)
+require("${output}" "launch_consumer [^\n]*libaccelerate_launch\\.a" "the command that links the program with the launcher")
